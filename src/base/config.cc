@@ -1,0 +1,224 @@
+#include "base/config.h"
+
+#include <algorithm>
+#include <sstream>
+#include <toml++/toml.h>
+
+namespace assay {
+namespace {
+
+template <class... F>
+struct overloaded : F... {
+  using F::operator()...;
+};
+
+std::string toml_string(const std::string& text) {
+  std::ostringstream out;
+  out << toml::value<std::string>(text);
+  return out.str();
+}
+std::string number(double value) {
+  std::string text = fmt::format("{}", value);  // the shortest that reads back exactly
+  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
+}
+
+template <class T>
+bool assign(const toml::node& node, T& out) {
+  if (const auto value = node.value<T>(); value && (node.is_number() || !std::is_arithmetic_v<T> || node.is_boolean())) {
+    if constexpr (std::is_same_v<T, double>) {
+      if (!node.is_number()) return false;
+    } else if constexpr (std::is_same_v<T, int64_t>) {
+      if (!node.is_integer()) return false;
+    } else if constexpr (std::is_same_v<T, bool>) {
+      if (!node.is_boolean()) return false;
+    }
+    out = *value;
+    return true;
+  }
+  return false;
+}
+template <class T>
+bool assign(const toml::node& node, std::vector<T>& out) {
+  if (!node.is_array()) return false;
+  std::vector<T> values;
+  for (const toml::node& element : *node.as_array())
+    if (!assign(element, values.emplace_back())) return false;
+  out = std::move(values);
+  return true;
+}
+
+void merge_into(toml::table& base, const toml::table& over) {
+  for (const auto& [key, node] : over) {
+    toml::node* old = base.get(key);
+    if (old && old->is_table() && node.is_table())
+      merge_into(*old->as_table(), *node.as_table());
+    else
+      base.insert_or_assign(key, node);
+  }
+}
+
+std::string describe(const Fields& fields) {
+  std::vector<std::string> words;
+  for (const Field& field : fields) words.push_back(fmt::format("{} ({})", field.name, field.type()));
+  return join(words);
+}
+
+}  // namespace
+
+std::string Field::type() const {
+  return std::visit<std::string>(overloaded{[](bool*) { return "true or false"; }, [](int64_t*) { return "integer"; },
+                               [](double*) { return "number"; }, [](std::string*) { return "string"; },
+                               [](std::vector<std::string>*) { return "list of strings"; },
+                               [](std::vector<int64_t>*) { return "list of integers"; },
+                               [](std::vector<double>*) { return "list of numbers"; }},
+                    value);
+}
+
+std::string Field::toml() const {
+  const auto list = [](const auto& values, auto&& show) {
+    std::vector<std::string> words;
+    for (const auto& v : values) words.push_back(show(v));
+    return "[" + join(words) + "]";
+  };
+  return std::visit<std::string>(overloaded{[](bool* v) -> std::string { return *v ? "true" : "false"; },
+                               [](int64_t* v) { return std::to_string(*v); }, [](double* v) { return number(*v); },
+                               [](std::string* v) { return toml_string(*v); },
+                               [&](std::vector<std::string>* v) { return list(*v, toml_string); },
+                               [&](std::vector<int64_t>* v) { return list(*v, [](int64_t i) { return std::to_string(i); }); },
+                               [&](std::vector<double>* v) { return list(*v, number); }},
+                    value);
+}
+
+std::string to_toml(const Fields& fields) {
+  std::string out;
+  for (const Field& field : fields) out += field.name + " = " + field.toml() + "\n";
+  return out;
+}
+
+struct ConfigNode::Document {
+  toml::table root;
+  std::string source;
+};
+
+namespace {
+toml::table* as_table(void* table) { return static_cast<toml::table*>(table); }
+std::string toml_text(const toml::node& node) {
+  std::ostringstream out;
+  node.visit([&](const auto& value) { out << value; });
+  return out.str();
+}
+std::string position(const std::string& source, const toml::source_region& region) {
+  return region.begin ? fmt::format("{}:{}:{}", source, region.begin.line, region.begin.column) : source;
+}
+}  // namespace
+
+ConfigNode::ConfigNode(std::shared_ptr<Document> document, void* table, std::string name)
+    : document_(std::move(document)), table_(table), name_(std::move(name)) {}
+
+ConfigNode ConfigNode::parse(std::string_view text, const std::string& source) {
+  auto document = std::make_shared<Document>();
+  document->source = source;
+  try {
+    document->root = toml::parse(text, source);
+  } catch (const toml::parse_error& error) {
+    fail("{}: {}. Nothing was changed.", position(source, error.source()), error.description());
+  }
+  toml::table* root = &document->root;
+  return ConfigNode(std::move(document), root, "");
+}
+
+ConfigNode ConfigNode::read_file(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  if (!in || std::filesystem::is_directory(file) || !(text << in.rdbuf()))
+    fail("{}: cannot be read as a TOML file ({})", file.string(),
+         std::filesystem::exists(file) ? "not a readable, non-empty file" : "no such file");
+  return parse(text.str(), file.string());
+}
+
+void ConfigNode::set(std::string_view assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == std::string_view::npos || equals == 0)
+    fail("--set {}: expected KEY=VALUE, for example train.steps=100", assignment);
+  const std::string key(assignment.substr(0, equals)), value(assignment.substr(equals + 1));
+  toml::table parsed;
+  try {
+    parsed = toml::parse(fmt::format("{} = {}", key, value));
+  } catch (const toml::parse_error&) {
+    try {
+      parsed = toml::parse(fmt::format("{} = {}", key, toml_string(value)));
+    } catch (const toml::parse_error& error) {
+      fail("--set {}: {}", assignment, error.description());
+    }
+  }
+  merge_into(*as_table(table_), parsed);
+}
+
+bool ConfigNode::has(const std::string& key) const { return table_ && as_table(table_)->contains(key); }
+bool ConfigNode::is_table(const std::string& key) const { return has(key) && as_table(table_)->get(key)->is_table(); }
+
+std::vector<std::string> ConfigNode::keys() const {
+  std::vector<std::string> out;
+  if (table_)
+    for (const auto& [key, node] : *as_table(table_)) out.emplace_back(key.str());
+  return out;
+}
+
+std::string ConfigNode::value(const std::string& key) const {
+  if (!has(key)) return "";
+  const toml::node* node = as_table(table_)->get(key);
+  if (const toml::array* array = node->as_array()) {
+    std::vector<std::string> words;  // toml++ breaks long arrays into lines
+    for (const toml::node& element : *array) words.push_back(toml_text(element));
+    return "[" + join(words) + "]";
+  }
+  return toml_text(*node);
+}
+
+std::string ConfigNode::where(const std::string& key) const {
+  return has(key) ? position(document_->source, as_table(table_)->get(key)->source()) : document_->source;
+}
+
+ConfigNode ConfigNode::child(const std::string& key) const {
+  const std::string name = name_.empty() ? key : name_ + "." + key;
+  if (!has(key)) return ConfigNode(document_, nullptr, name);
+  toml::node* node = as_table(table_)->get(key);
+  if (!node->is_table()) fail("{}: '{}' must be a table. Nothing was changed.", where(key), name);
+  return ConfigNode(document_, node->as_table(), name);
+}
+
+void ConfigNode::read(const Fields& fields, const std::vector<std::string>& also) const {
+  if (!table_) return;
+  for (const auto& [key_view, node] : *as_table(table_)) {
+    const std::string key(key_view.str());
+    const auto place = [&] { return name_.empty() ? std::string("the top level") : name_; };
+    const auto field = std::ranges::find(fields, key, &Field::name);
+    if (field == fields.end()) {
+      if (std::ranges::find(also, key) != also.end()) continue;
+      std::vector<std::string> names = also;
+      for (const Field& f : fields) names.push_back(f.name);
+      fail("{}: unknown key '{}' in {}{}\n  {} takes {}{}{}. Nothing was changed.", where(key), key, place(),
+           did_you_mean(key, names), place(), describe(fields), fields.empty() || also.empty() ? "" : ", ", join(also));
+    }
+    if (!std::visit([&](auto* out) { return assign(node, *out); }, field->value))
+      fail("{}: '{}' in {} must be {} {}. Nothing was changed.", where(key), key, place(),
+           std::string("aeiou").find(field->type()[0]) == std::string::npos ? "a" : "an", field->type());
+  }
+}
+
+ConfigNode ConfigNode::merged(const ConfigNode& over) const {
+  auto document = std::make_shared<Document>();
+  document->source = over.table_ ? over.document_->source : document_->source;
+  if (table_) document->root = *as_table(table_);
+  if (over.table_) merge_into(document->root, *as_table(over.table_));
+  toml::table* root = &document->root;
+  return ConfigNode(std::move(document), root, over.name_.empty() ? name_ : over.name_);
+}
+
+std::string ConfigNode::toml() const {
+  std::ostringstream out;
+  if (table_) out << *as_table(table_) << "\n";
+  return out.str();
+}
+
+}  // namespace assay

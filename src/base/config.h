@@ -1,0 +1,81 @@
+#pragma once
+// Typed configuration. A struct lists its fields once; that list serves parsing, errors on unknown keys, the expanded
+// record of a run, `assay describe` and the documentation.
+//
+//   struct Config {
+//     int64_t num_heads = 4;
+//     void fields(auto&& field) { field("num_heads", num_heads, "divides d_model"); }
+//   };
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+
+namespace assay {
+
+struct Field {
+  using Value = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int64_t>*,
+                             std::vector<double>*>;
+  std::string name;
+  Value value;
+  std::string doc;
+
+  std::string type() const;  // "integer", "list of strings", …
+  std::string toml() const;  // the value as TOML, doubles in their shortest exact form
+};
+using Fields = std::vector<Field>;
+
+// The fields of a config struct, in the order it lists them; they point into `config`.
+template <class Config>
+Fields fields_of(Config& config) {
+  Fields fields;
+  config.fields([&](std::string_view name, auto& value, std::string_view doc = "") {
+    fields.push_back({std::string(name), &value, std::string(doc)});
+  });
+  return fields;
+}
+
+std::string to_toml(const Fields& fields);  // one "name = value" line a field
+
+// A table of a TOML file that knows its place in it. Copies share one document.
+class ConfigNode {
+ public:
+  // Throws BadInput with file, line and column.
+  static ConfigNode read_file(const std::filesystem::path& file);
+  static ConfigNode parse(std::string_view text, const std::string& source = "text");
+
+  // Applies "a.b=value" (the value is TOML; a bare word is taken as a string). Throws BadInput.
+  void set(std::string_view assignment);
+
+  bool has(const std::string& key) const;
+  bool is_table(const std::string& key) const;
+  std::vector<std::string> keys() const;
+  ConfigNode child(const std::string& key) const;  // the table under `key`; empty when absent. BadInput when no table
+  // Fills the fields that are present. BadInput, with the nearest name, on a key that is neither a field nor in `also`
+  // and on a value of another type; integers are accepted where doubles are expected.
+  void read(const Fields& fields, const std::vector<std::string>& also = {}) const;
+  template <class Config>
+  void read(Config& config, const std::vector<std::string>& also = {}) const {
+    read(fields_of(config), also);
+  }
+  // This table with the keys of `over` laid over it, tables merged recursively.
+  ConfigNode merged(const ConfigNode& over) const;
+  std::string value(const std::string& key) const;  // what stands under `key`, as TOML on one line; "" when absent
+  std::string where(const std::string& key) const;  // "plans/demo.toml:9:16"
+  const std::string& name() const { return name_; } // "model.hybrid", "" at the root
+  std::string toml() const;
+
+ private:
+  struct Document;
+  ConfigNode(std::shared_ptr<Document> document, void* table, std::string name);
+  std::shared_ptr<Document> document_;
+  void* table_;  // toml::table*, owned by the document; null when absent
+  std::string name_;
+};
+
+}  // namespace assay

@@ -1,0 +1,38 @@
+#include "base/error.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace assay {
+namespace {
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substitute = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string did_you_mean(std::string_view name, std::span<const std::string> candidates) {
+  const auto nearest = std::min_element(candidates.begin(), candidates.end(), [&](auto& a, auto& b) {
+    return edit_distance(name, a) < edit_distance(name, b);
+  });
+  if (nearest == candidates.end() || edit_distance(name, *nearest) > std::max<size_t>(2, name.size() / 3)) return "";
+  return fmt::format("; did you mean '{}'?", *nearest);
+}
+
+std::string join(std::span<const std::string> words, std::string_view separator) {
+  return fmt::format("{}", fmt::join(words.begin(), words.end(), separator));
+}
+
+}  // namespace assay

@@ -1,0 +1,150 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace assay {
+namespace {
+
+[[noreturn]] void system_error(const char* what, const fs::path& path) {
+  const int code = errno;
+  fail<Error>("{}: {}: {}", path.string(), what, std::strerror(code));
+}
+
+void sync_folder(const fs::path& folder) {
+  const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (descriptor < 0) return;
+  ::fsync(descriptor);
+  ::close(descriptor);
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(fs::path path)
+    : path_(std::move(path)), temporary_(path_.string() + ".tmp" + std::to_string(::getpid())),
+      file_(std::fopen(temporary_.c_str(), "wb")) {
+  if (!file_) system_error("cannot be written", temporary_);
+}
+
+AtomicFile::~AtomicFile() {
+  if (!file_) return;
+  std::fclose(file_);
+  ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(const void* data, size_t bytes) {
+  if (std::fwrite(data, 1, bytes, file_) != bytes) system_error("cannot be written (the old file is untouched)", path_);
+}
+
+void AtomicFile::commit() {
+  if (std::fflush(file_) || ::fsync(::fileno(file_))) system_error("cannot be written (the old file is untouched)", path_);
+  std::fclose(std::exchange(file_, nullptr));
+  if (::rename(temporary_.c_str(), path_.c_str())) {
+    const int code = errno;
+    ::unlink(temporary_.c_str());
+    errno = code;
+    system_error("cannot be replaced", path_);
+  }
+  sync_folder(path_.parent_path());
+}
+
+void write_file(const fs::path& path, std::string_view text) {
+  AtomicFile file(path);
+  file.write(text);
+  file.commit();
+}
+
+std::string read_file(const fs::path& path) {
+  const MappedFile file(path);
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+void make_folder(const fs::path& path) {
+  std::error_code code;
+  fs::create_directories(path, code);
+  if (code || !fs::is_directory(path)) fail<Error>("{}: folder cannot be made: {}", path.string(), code.message());
+}
+
+void publish_folder(const fs::path& temporary, const fs::path& path) {
+  if (::rename(temporary.c_str(), path.c_str())) system_error("finished folder cannot be moved into place", path);
+  sync_folder(path.parent_path());
+}
+
+MappedFile::MappedFile(const fs::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  struct stat status;
+  if (descriptor < 0 || ::fstat(descriptor, &status) || !S_ISREG(status.st_mode)) {
+    const int code = descriptor < 0 ? errno : EISDIR;
+    if (descriptor >= 0) ::close(descriptor);
+    fail("{}: cannot be read: {}", path.string(), code == EISDIR ? "not a regular file" : std::strerror(code));
+  }
+  size_ = size_t(status.st_size);
+  void* data = size_ ? ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0) : nullptr;
+  ::close(descriptor);
+  if (data == MAP_FAILED) system_error("cannot be mapped", path);
+  data_ = static_cast<const std::byte*>(data);
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+FolderLock::FolderLock(const fs::path& folder) {
+  const fs::path path = folder / ".lock";
+  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (descriptor_ < 0) system_error("cannot be written", path);
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB)) {
+    char holder[32] = {};
+    if (::pread(descriptor_, holder, sizeof holder - 1, 0) <= 0) std::strcpy(holder, "unknown");
+    ::close(descriptor_);
+    fail("{}: in use by process {}; nothing was changed. Wait for it, or choose another folder.", folder.string(), holder);
+  }
+  const std::string self = std::to_string(::getpid());
+  if (::ftruncate(descriptor_, 0) || ::pwrite(descriptor_, self.data(), self.size(), 0) < 0)
+    system_error("cannot be written", path);
+}
+
+FolderLock::~FolderLock() { ::close(descriptor_); }
+
+namespace {
+class Digest {
+ public:
+  Digest() : context_(EVP_MD_CTX_new()) { EVP_DigestInit_ex(context_, EVP_sha256(), nullptr); }
+  ~Digest() { EVP_MD_CTX_free(context_); }
+  Digest(const Digest&) = delete;
+  void update(std::span<const std::byte> bytes) { EVP_DigestUpdate(context_, bytes.data(), bytes.size()); }
+  std::string hex() {
+    unsigned char digest[32];
+    EVP_DigestFinal_ex(context_, digest, nullptr);
+    std::string out;
+    for (const unsigned char byte : digest) out += fmt::format("{:02x}", byte);
+    return out;
+  }
+
+ private:
+  EVP_MD_CTX* context_;
+};
+}  // namespace
+
+std::string sha256(std::span<const std::byte> bytes) {
+  Digest digest;
+  digest.update(bytes);
+  return digest.hex();
+}
+std::string sha256(std::string_view text) { return sha256(std::as_bytes(std::span(text))); }
+std::string sha256_of_file(const fs::path& path) { return sha256(MappedFile(path).bytes()); }
+
+}  // namespace assay

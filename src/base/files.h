@@ -1,0 +1,67 @@
+#pragma once
+// Files that are whole or absent: written beside their place, synced, then renamed into it.
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace assay {
+
+namespace fs = std::filesystem;
+
+// Buffered writing to a temporary file next to `path`; commit() syncs and renames it into place. Without commit() the
+// temporary file is removed and `path` keeps what it held. Throws Error with the path and the system's reason.
+class AtomicFile {
+ public:
+  explicit AtomicFile(fs::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  void write(const void* data, size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  void commit();
+
+ private:
+  fs::path path_, temporary_;
+  std::FILE* file_;
+};
+
+void write_file(const fs::path& path, std::string_view text);  // atomically
+std::string read_file(const fs::path& path);                   // whole; BadInput when it cannot be read
+// Makes a folder and its parents; Error with the system's reason.
+void make_folder(const fs::path& path);
+// Renames a finished folder into place and syncs the parent, so that it is there whole or not at all.
+void publish_folder(const fs::path& temporary, const fs::path& path);
+
+// A read-only memory map of a whole file. BadInput when it cannot be opened.
+class MappedFile {
+ public:
+  explicit MappedFile(const fs::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Holds a folder for one process; a second taker gets BadInput that names the holder's process id. Released by the
+// kernel when the process ends, however it ends.
+class FolderLock {
+ public:
+  explicit FolderLock(const fs::path& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+std::string sha256(std::span<const std::byte> bytes);  // 64 hexadecimal digits
+std::string sha256(std::string_view text);
+std::string sha256_of_file(const fs::path& path);
+
+}  // namespace assay

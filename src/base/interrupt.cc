@@ -1,0 +1,28 @@
+#include "base/interrupt.h"
+
+#include <csignal>
+
+#include "base/error.h"
+
+namespace assay {
+namespace {
+
+volatile std::sig_atomic_t seen = 0;
+
+void note(int signal) {
+  seen = 1;
+  std::signal(signal, SIG_DFL);
+}
+
+}  // namespace
+
+void catch_interrupts() {
+  std::signal(SIGINT, note);
+  std::signal(SIGTERM, note);
+}
+bool interrupted() { return seen; }
+void check_interrupt() {
+  if (seen) throw Interrupted("interrupted; nothing was left behind");
+}
+
+}  // namespace assay

@@ -1,0 +1,46 @@
+#pragma once
+// The safetensors format: u64 length, JSON header padded with spaces to 8 bytes, then the data. Ranges lie in order,
+// without holes, and end where the file ends; anything else is refused with the reason.
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+
+namespace assay {
+
+struct TensorEntry {
+  std::string name, dtype;     // dtype as the format names it: F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;  // little-endian, row-major; points into the file or the caller's memory
+};
+size_t dtype_bytes(const std::string& dtype);  // 8 for F64; BadInput for a name the format does not have
+
+class Safetensors {
+ public:
+  explicit Safetensors(const fs::path& file);  // maps it; BadInput when it breaks the format
+  const std::vector<TensorEntry>& tensors() const { return tensors_; }  // in the order of the data
+  bool has(const std::string& name) const { return index_.contains(name); }
+  const TensorEntry& at(const std::string& name) const;  // BadInput with the nearest name
+  template <class T>
+  std::span<const T> values(const std::string& name) const {  // the caller knows the dtype
+    const auto bytes = at(name).bytes;
+    return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+
+ private:
+  std::string path_;
+  MappedFile file_;
+  std::vector<TensorEntry> tensors_;
+  std::map<std::string, size_t> index_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// Writes atomically, tensors in the order given.
+void write_safetensors(const fs::path& file, const std::vector<TensorEntry>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace assay
