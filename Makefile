@@ -1,0 +1,50 @@
+# make demo, make test: set up what is missing, build, run. Quick the second time. Variables:
+#   CUDA=1|0        compile the CUDA kernels or not; unset: where a GPU is seen (and always by `make test` where nvcc is)
+#   PYTHON=/path    a Python that has torch 2.11.0, used instead of .venv's download
+#   PRESET=debug    another preset of CMakePresets.json: asan-ubsan, tsan
+PRESET  ?= release
+JOBS    ?= $(shell nproc)
+BUILD   := $(if $(filter release,$(PRESET)),build,build-$(patsubst asan-ubsan,asan,$(PRESET)))
+BIN     := $(CURDIR)/.venv/bin
+CMAKE   := $(BIN)/cmake
+NVCC    := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+CUDA    ?= $(if $(NVCC),$(if $(filter test bundle bench,$(MAKECMDGOALS)),1,$(if $(wildcard /dev/nvidia0),1,0)),0)
+PLAN    ?= plans/demo.toml
+STUDY   ?= study/demo
+export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
+export CUDACXX := $(NVCC)
+
+.PHONY: all setup build demo test fast bundle clean help
+all: build
+
+help:
+	@sed -n '1,5p' Makefile; echo "targets: setup build demo test fast bundle clean"
+
+setup: .venv/ready
+
+.venv/ready: tools/setup tools/requirements.txt
+	@PYTHON="$(PYTHON)" tools/setup
+
+build: .venv/ready
+	@echo "== build ($(PRESET), CUDA kernels: $(if $(filter 1,$(CUDA)),yes,no))"
+	@PATH="$(BIN):$$PATH" $(CMAKE) --preset $(PRESET) -DASSAY_CUDA=$(CUDA) $(if $(PYTHON),-DASSAY_PYTHON=$(PYTHON)) --log-level=WARNING >/dev/null
+	@PATH="$(BIN):$$PATH" $(CMAKE) --build $(BUILD) -j $(JOBS) $(if $(TARGET),--target $(TARGET))
+
+demo: TARGET = assay_cli
+demo: build
+	@echo "== demo: $(PLAN) into $(STUDY)"
+	@$(BUILD)/assay run $(PLAN) -o $(STUDY)
+
+test: build
+	@echo "== test"
+	@$(BIN)/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+fast: build
+	@$(BIN)/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) -LE "slow|cuda"
+
+bundle: TARGET = all
+bundle: build
+	@tools/bundle $(BUILD)
+
+clean:
+	rm -rf build build-*

@@ -1,0 +1,31 @@
+# torch from a Python wheel, as an imported target. The wheel's own Caffe2Config.cmake stops where no CUDA toolkit is found.
+set(ASSAY_TORCH_VERSION 2.11.0)
+execute_process(COMMAND ${ASSAY_PYTHON} -c "import importlib.util, os, importlib.metadata as m; print(os.path.dirname(importlib.util.find_spec('torch').origin)); print(m.version('torch'))"
+                OUTPUT_VARIABLE found RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(failed)
+  message(FATAL_ERROR "${ASSAY_PYTHON} has no torch; run `make` (it installs torch ${ASSAY_TORCH_VERSION}) or set ASSAY_PYTHON")
+endif()
+string(REPLACE "\n" ";" found "${found}")
+list(GET found 0 TORCH_DIR)
+list(GET found 1 TORCH_VERSION)
+if(NOT TORCH_VERSION MATCHES "^2\\.11\\.0")
+  message(FATAL_ERROR "torch ${TORCH_VERSION} found in ${TORCH_DIR}; this project is pinned to ${ASSAY_TORCH_VERSION}")
+endif()
+message(STATUS "torch ${TORCH_VERSION}: ${TORCH_DIR}")
+
+add_library(torch INTERFACE)
+# Searched last: the wheel brings headers of other libraries (fmt among them) in versions of its own.
+target_compile_options(torch INTERFACE "SHELL:-idirafter ${TORCH_DIR}/include/torch/csrc/api/include"
+                                       "SHELL:-idirafter ${TORCH_DIR}/include")
+target_link_directories(torch INTERFACE ${TORCH_DIR}/lib)
+set(torch_libraries -ltorch_cpu -lc10 -l:libgomp.so.1)
+if(EXISTS ${TORCH_DIR}/lib/libtorch_cuda.so)   # linked though nothing refers to it: it registers the CUDA backend when loaded
+  list(APPEND torch_libraries -Wl,--no-as-needed -ltorch_cuda -lc10_cuda -Wl,--as-needed)
+endif()
+target_link_libraries(torch INTERFACE ${torch_libraries})
+target_link_options(torch INTERFACE -Wl,-rpath,${TORCH_DIR}/lib -Wl,--allow-shlib-undefined)
+
+# One precompiled torch header, shared by every torch layer and test.
+add_library(torch_pch OBJECT ${ASSAY_EMPTY})
+target_link_libraries(torch_pch PRIVATE torch)
+target_precompile_headers(torch_pch PRIVATE <torch/torch.h> <nlohmann/json.hpp>)
