@@ -1,0 +1,94 @@
+// assay tokenizer train | encode | decode
+#include "data/tokenizer.h"
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/command.h"
+
+namespace assay::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  std::string model;
+  int64_t vocab_size = 0, max_sentences = 1'000'000;
+};
+
+void train(const Options& options) {
+  const data::TokenizerTraining training{.inputs = {options.files.begin(), options.files.end()},
+                                         .vocab_size = options.vocab_size,
+                                         .max_sentences = options.max_sentences};
+  data::train_tokenizer(training, options.model);
+  const data::Tokenizer tokenizer{fs::path(options.model)};
+  print({{"model", options.model}, {"vocab_size", tokenizer.vocab_size()}, {"sha256", tokenizer.sha256()}},
+        fmt::format("{}: {} pieces, sha256 {}\n", options.model, tokenizer.vocab_size(), tokenizer.sha256()));
+}
+
+// Answers each line of standard input with answer(line): a line of text, or all answers as one JSON list.
+void answer_lines(auto&& answer, auto&& as_text) {
+  auto answers = nlohmann::json::array();
+  for (std::string line; std::getline(std::cin, line);) {
+    auto reply = answer(line);
+    if (json_wanted()) answers.push_back(std::move(reply));
+    else fmt::print("{}\n", as_text(reply));
+  }
+  print(answers, "");
+}
+
+void encode(const Options& options) {
+  const data::Tokenizer tokenizer{fs::path(options.model)};
+  answer_lines([&](const std::string& line) { return tokenizer.encode(line); },
+               [](const std::vector<int32_t>& ids) { return fmt::format("{}", fmt::join(ids, " ")); });
+}
+
+std::vector<int32_t> parse_ids(const std::string& line) {
+  std::vector<int32_t> ids;
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    size_t used = 0;
+    int id = -1;
+    try {
+      id = std::stoi(word, &used);
+    } catch (const std::exception&) {
+    }
+    if (used != word.size()) fail("'{}' is no token id; integers separated by spaces were expected", word);
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+void decode(const Options& options) {
+  const data::Tokenizer tokenizer{fs::path(options.model)};
+  answer_lines([&](const std::string& line) { return tokenizer.decode(parse_ids(line)); },
+               [](const std::string& text) { return text; });
+}
+
+void add(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* tokenizer = app.add_subcommand("tokenizer", "SentencePiece tokenizers: train, encode, decode");
+  tokenizer->require_subcommand(1);
+
+  CLI::App* command =
+      subcommand(*tokenizer, "train", "learn a BPE model (byte fallback, digits split, no normalisation)");
+  command->add_option("FILE", options->files, "JSON Lines or text, plain, .zst or .gz; folders are searched")
+      ->required();
+  command->add_option("--vocab", options->vocab_size, "pieces, the 256 bytes and 3 control pieces included")
+      ->required();
+  command->add_option("-o,--output", options->model, "the model file to write")->required();
+  command->add_option("--max-sentences", options->max_sentences, "lines in the sample")->capture_default_str();
+  command->callback([=] { train(*options); });
+
+  command = subcommand(*tokenizer, "encode", "lines of text on standard input to lines of ids");
+  command->add_option("MODEL", options->model, "SentencePiece model")->required();
+  command->callback([=] { encode(*options); });
+
+  command = subcommand(*tokenizer, "decode", "lines of ids on standard input to text");
+  command->add_option("MODEL", options->model, "SentencePiece model")->required();
+  command->callback([=] { decode(*options); });
+}
+[[maybe_unused]] const bool registered = commands().add("tokenizer", add);
+
+}  // namespace
+}  // namespace assay::cli

@@ -1,0 +1,149 @@
+#include "data/overlap.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/progress.h"
+
+namespace assay::data {
+namespace {
+
+constexpr size_t kAtATime = 16u << 20;  // test hashes held at a time, 16 bytes each
+
+uint64_t mixed(uint64_t x) {  // splitmix64's finaliser
+  x = (x + 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// use(hash) for each n-gram of the document, the separator left out. Cyclic polynomials [Cohen 1997].
+void for_each_ngram(const Tokens& tokens, int64_t n, auto&& use) {
+  uint64_t hash = 0;
+  for (int64_t i = 0; i + 1 < tokens.size(); ++i) {
+    hash = std::rotl(hash, 1) ^ mixed(uint64_t(tokens[i]));
+    if (i >= n) hash ^= std::rotl(mixed(uint64_t(tokens[i - n])), int(n % 64));
+    if (i + 1 >= n) use(mixed(hash));
+  }
+}
+
+uint64_t document_hash(const Tokens& tokens) {
+  uint64_t hash = mixed(uint64_t(tokens.size()));
+  for (int64_t i = 0; i + 1 < tokens.size(); ++i) hash = mixed(hash ^ uint64_t(tokens[i]));
+  return hash;
+}
+
+// A set of hashes that remembers which of them were met.
+class Watch {
+ public:
+  void add(uint64_t hash) { wanted_.push_back(hash); }
+  bool full() const { return wanted_.size() >= kAtATime; }
+  void seal() {
+    std::sort(wanted_.begin(), wanted_.end());
+    wanted_.erase(std::unique(wanted_.begin(), wanted_.end()), wanted_.end());
+    met_.assign(wanted_.size(), 0);
+    maybe_.assign(size_t{1} << 22, 0);
+    for (const uint64_t hash : wanted_) maybe_[filter_word(hash)] |= filter_bit(hash);
+  }
+  void meet(uint64_t hash) {  // most training hashes stop at the filter
+    if (!(maybe_[filter_word(hash)] & filter_bit(hash))) return;
+    if (const size_t at = find(hash); at < wanted_.size()) met_[at] = 1;
+  }
+  bool was_met(uint64_t hash) const { return met_[find(hash)]; }
+
+ private:
+  static size_t filter_word(uint64_t hash) { return hash >> 42; }
+  static uint64_t filter_bit(uint64_t hash) { return uint64_t{1} << (hash & 63); }
+  size_t find(uint64_t hash) const {
+    const auto at = std::lower_bound(wanted_.begin(), wanted_.end(), hash);
+    return at != wanted_.end() && *at == hash ? size_t(at - wanted_.begin()) : wanted_.size();
+  }
+  std::vector<uint64_t> wanted_, maybe_;
+  std::vector<uint8_t> met_;
+};
+
+struct Part {
+  size_t domain;  // position in the result
+  const Documents* documents;
+};
+// A run of test documents: documents begin … end − 1 of a part.
+struct Range {
+  size_t part;
+  int64_t begin, end;
+};
+
+std::vector<Part> parts_of(const TokenStore& store, const std::string& split, std::vector<DomainOverlap>& domains) {
+  std::vector<Part> parts;
+  for (const std::string& domain : store.domains())
+    if (store.has(domain, split)) {
+      parts.push_back({parts.size(), &store.documents(domain, split)});
+      domains.push_back({domain});
+    }
+  if (parts.empty()) fail("{}: no domain has a split '{}'", store.folder().string(), split);
+  return parts;
+}
+
+// Test documents whose hashes fit in one Watch, from `part`, `document` on.
+std::vector<Range> fill(Watch& watch, const std::vector<Part>& parts, size_t& part, int64_t& document, int64_t n) {
+  std::vector<Range> ranges;
+  for (; part < parts.size(); ++part, document = 0) {
+    const int64_t begin = document, count = parts[part].documents->size();
+    for (; document < count && !watch.full(); ++document) {
+      const Tokens tokens = parts[part].documents->document(document);
+      watch.add(document_hash(tokens));
+      for_each_ngram(tokens, n, [&](uint64_t hash) { watch.add(hash); });
+    }
+    ranges.push_back({part, begin, document});
+    if (document < count) break;
+  }
+  watch.seal();
+  return ranges;
+}
+
+void search(Watch& watch, const std::vector<Part>& training, int64_t n, Progress& progress) {
+  for (const Part& part : training)
+    for (int64_t i = 0; i < part.documents->size(); ++i) {
+      check_interrupt();
+      progress.show(fmt::format("overlap: domain {} of {}, document {} of {}", part.domain + 1, training.size(), i + 1,
+                                part.documents->size()));
+      const Tokens tokens = part.documents->document(i);
+      watch.meet(document_hash(tokens));
+      for_each_ngram(tokens, n, [&](uint64_t hash) { watch.meet(hash); });
+    }
+}
+
+void count(const Watch& watch, const std::vector<Part>& parts, const std::vector<Range>& ranges, int64_t n,
+           std::vector<DomainOverlap>& out) {
+  for (const Range& range : ranges)
+    for (int64_t i = range.begin; i < range.end; ++i) {
+      const Tokens tokens = parts[range.part].documents->document(i);
+      DomainOverlap& domain = out[parts[range.part].domain];
+      ++domain.documents, domain.duplicates += watch.was_met(document_hash(tokens));
+      for_each_ngram(tokens, n, [&](uint64_t hash) { ++domain.ngrams, domain.shared += watch.was_met(hash); });
+    }
+}
+
+}  // namespace
+
+std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test, const OverlapOptions& options) {
+  if (options.n < 1) fail("n-grams of {} tokens; at least 1 was expected", options.n);
+  if (train.tokenizer().sha256 != test.tokenizer().sha256 || train.tokenizer().kind != test.tokenizer().kind)
+    fail("{} and {} were written with different tokenizers, so their tokens cannot be compared",
+         train.folder().string(), test.folder().string());
+  std::vector<DomainOverlap> result, ignored;
+  const auto tests = parts_of(test, options.test_split, result);
+  const auto training = parts_of(train, options.train_split, ignored);
+  Progress progress;
+  size_t part = 0;
+  int64_t document = 0;
+  while (part < tests.size()) {
+    Watch watch;
+    const auto ranges = fill(watch, tests, part, document, options.n);
+    search(watch, training, options.n, progress);
+    count(watch, tests, ranges, options.n, result);
+  }
+  return result;
+}
+
+}  // namespace assay::data

@@ -1,0 +1,34 @@
+#pragma once
+// From text files to a token store: one thread reads and decompresses, all cores parse and tokenise, one writes in the
+// order of the input. The store does not depend on the number of threads. Memory is bounded whatever the input.
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/files.h"
+
+namespace assay::data {
+
+struct PrepareOptions {
+  std::vector<fs::path> inputs;  // files and folders, as data/reader.h reads them
+  fs::path store, tokenizer;     // to write; the SentencePiece model
+  // The domain of a document: the NAME of the first glob that matches its file (whole path or file name); else what
+  // `field` says, SlimPajama's set names shortened (RedPajamaCommonCrawl → cc, …, RedPajamaStackExchange → stack).
+  std::vector<std::pair<std::string, std::string>> domains = {};  // NAME, GLOB
+  std::string field = {};        // "": meta.redpajama_set_name, where only those seven count
+  double valid_fraction = 0.01;  // of the training documents go to split valid, chosen by a hash of their text
+  int threads = 0;               // that tokenise; 0: one a core
+  bool overwrite = false;        // replaces a token store that is there
+};
+
+// The split that a path announces: a part of the file name between dots, else the nearest folder, called train, valid,
+// validation or test; "train" without one.
+std::string split_of(const fs::path& file);
+
+// Writes the store and returns the report that its manifest keeps: "sources" (counts of each file, and what was left
+// out of it) and "total". BadInput for wrong options, an unreadable or corrupt file, or no document at all; Interrupted
+// on Ctrl-C. Then nothing is left behind.
+nlohmann::json prepare(const PrepareOptions& options);
+
+}  // namespace assay::data

@@ -1,0 +1,178 @@
+#include "data/reader.h"
+
+#include <simdjson.h>
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "base/error.h"
+
+namespace assay::data {
+namespace {
+
+constexpr size_t kBlock = 1 << 20;          // bytes asked of the source at a time
+constexpr size_t kLongestLine = 32u << 20;  // bounds memory whatever the input
+
+bool is_blank(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); });
+}
+
+bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
+
+void add_folder(const fs::path& folder, std::vector<fs::path>& files) {
+  std::vector<fs::path> found;
+  std::error_code code;
+  fs::recursive_directory_iterator walk(folder, code), end;
+  for (; !code && walk != end; walk.increment(code)) {
+    if (is_hidden(walk->path()) && walk->is_directory()) walk.disable_recursion_pending();
+    if (!is_hidden(walk->path()) && walk->is_regular_file()) found.push_back(walk->path());
+  }
+  if (code) fail("{}: cannot be searched: {}", folder.string(), code.message());
+  if (found.empty()) fail("{}: the folder holds no file", folder.string());
+  std::sort(found.begin(), found.end());
+  files.insert(files.end(), found.begin(), found.end());
+}
+
+}  // namespace
+
+std::vector<fs::path> input_files(const std::vector<fs::path>& paths) {
+  std::vector<fs::path> files;
+  for (const fs::path& path : paths) {
+    if (!fs::exists(path)) fail("{}: no such file or folder", path.string());
+    if (fs::is_directory(path)) add_folder(path, files);
+    else files.push_back(path);
+  }
+  return files;
+}
+
+bool is_json_lines(const fs::path& file) {
+  fs::path name = file.filename();
+  const bool compressed = name.extension() == ".zst" || name.extension() == ".gz";
+  if (compressed) name = name.stem();
+  const auto suffix = name.extension();
+  return suffix == ".jsonl" || suffix == ".json" || suffix == ".ndjson" || (compressed && suffix != ".txt");
+}
+
+ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {
+  documents += other.documents, bytes += other.bytes, broken_lines += other.broken_lines;
+  invalid_utf8 += other.invalid_utf8, empty += other.empty, too_long += other.too_long;
+  unknown_domain += other.unknown_domain;
+  return *this;
+}
+
+std::string ReadCounts::left_out() const {
+  std::vector<std::string> parts;
+  auto part = [&](int64_t count, const char* what) {
+    if (count) parts.push_back(fmt::format("{} {}", count, what));
+  };
+  part(broken_lines, "broken lines"), part(invalid_utf8, "with invalid UTF-8"), part(empty, "empty");
+  part(too_long, "longer than 32 MiB"), part(unknown_domain, "of no known domain");
+  return join(parts);
+}
+
+BlockReader::BlockReader(const fs::path& file) : file_(file), json_(is_json_lines(file)), source_(open_bytes(file)) {}
+
+// Appends kBlock bytes to rest_, fewer at the end of the file.
+void BlockReader::fill() try {
+  size_t size = rest_.size();
+  const size_t wanted = size + kBlock;
+  rest_.resize(wanted);
+  while (size < wanted && !ended_) {
+    const size_t count = source_->read(rest_.data() + size, wanted - size);
+    size += count, ended_ = count == 0;
+  }
+  rest_.resize(size);
+} catch (const BadInput& error) {
+  fail("{}: line {} or after it: {}; nothing was kept", file_.string(), line_, error.what());
+}
+
+// Reads on until rest_ holds a whole line or document. Returns where the last one ends; 0 at the end of the file or
+// when the next one is too long.
+size_t BlockReader::whole() {
+  size_t end = json_ ? rest_.rfind('\n') + 1 : 0;
+  while (end == 0 && !ended_ && rest_.size() <= kLongestLine) {
+    fill();
+    end = json_ ? rest_.rfind('\n') + 1 : 0;
+  }
+  return end == 0 && ended_ && rest_.size() <= kLongestLine ? rest_.size() : end;
+}
+
+// Drops the line or document that begins in rest_.
+void BlockReader::skip() {
+  ++too_long_;
+  size_t newline;
+  while ((newline = json_ ? rest_.find('\n') : std::string::npos) == std::string::npos) {
+    rest_.clear();
+    if (ended_) return;
+    fill();
+  }
+  rest_.erase(0, newline + 1);
+  ++line_;
+}
+
+bool BlockReader::next(Block& block) {
+  size_t end;
+  while ((end = whole()) == 0) {
+    if (rest_.empty()) return false;
+    skip();
+  }
+  block.json = json_, block.first_line = line_;
+  block.text.clear();
+  block.text.reserve(end + simdjson::SIMDJSON_PADDING);
+  block.text.assign(rest_, 0, end);
+  rest_.erase(0, end);
+  line_ += std::count(block.text.begin(), block.text.end(), '\n');
+  return true;
+}
+
+struct DocumentParser::Parser {
+  std::vector<std::string> field;  // its levels
+  simdjson::dom::parser json;
+};
+
+DocumentParser::DocumentParser(std::string field) : parser_(std::make_unique<Parser>()) {
+  for (size_t dot; (dot = field.find('.')) != std::string::npos; field.erase(0, dot + 1))
+    parser_->field.push_back(field.substr(0, dot));
+  parser_->field.push_back(field);
+}
+DocumentParser::~DocumentParser() = default;
+
+std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, ReadCounts& counts) {
+  while (!lines.rest.empty()) {
+    const size_t end = block.json ? std::min(lines.rest.find('\n'), lines.rest.size()) : lines.rest.size();
+    std::string_view line = lines.rest.substr(0, end);
+    const int64_t number = lines.line++;
+    lines.rest.remove_prefix(std::min(end + 1, lines.rest.size()));
+    if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);  // byte order mark
+    if (block.json && is_blank(line)) continue;
+    const size_t room = size_t(block.text.data() + block.text.capacity() - line.data());
+    if (block.json) {
+      if (auto document = parse_line(line, room, number, counts)) return document;
+    } else if (!simdjson::validate_utf8(line.data(), line.size())) {
+      ++counts.invalid_utf8;
+    } else if (is_blank(line)) {
+      ++counts.empty;
+    } else {
+      return Document{line, "", number};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t room, int64_t number,
+                                                   ReadCounts& counts) {
+  simdjson::dom::element root;
+  const bool padded = room >= line.size() + simdjson::SIMDJSON_PADDING;
+  const auto error = parser_->json.parse(line.data(), line.size(), !padded).get(root);
+  std::string_view text, domain;
+  if (error == simdjson::UTF8_ERROR) return ++counts.invalid_utf8, std::nullopt;
+  if (error || root["text"].get_string().get(text)) return ++counts.broken_lines, std::nullopt;
+  if (is_blank(text)) return ++counts.empty, std::nullopt;
+  simdjson::dom::element at = root;
+  const bool found = std::all_of(parser_->field.begin(), parser_->field.end(),
+                                 [&](const std::string& level) { return !at[level].get(at); });
+  if (!found || at.get_string().get(domain)) domain = "";
+  return Document{text, domain, number};
+}
+
+}  // namespace assay::data

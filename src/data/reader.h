@@ -1,0 +1,90 @@
+#pragma once
+// Corpora: JSON Lines (.jsonl, .json; one object a line with "text") and text files (a file a document), each plain,
+// .zst or .gz. A file is read in blocks of whole lines by one thread; blocks are taken apart by many.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/files.h"
+#include "data/bytes.h"
+
+namespace assay::data {
+
+// The files that the paths name; folders are searched (hidden files left out), their files in order of name. BadInput
+// when a path does not exist or a folder holds no file.
+std::vector<fs::path> input_files(const std::vector<fs::path>& paths);
+bool is_json_lines(const fs::path& file);  // by its name; the others are text
+
+struct Block {
+  std::string text;  // whole lines, or one whole document; room for simdjson's padding is reserved
+  int64_t first_line = 1;
+  bool json = true;
+};
+
+// What was found, and what was left out and why. Nothing here is fatal.
+struct ReadCounts {
+  int64_t documents = 0, bytes = 0;  // bytes: UTF-8 bytes of text
+  int64_t broken_lines = 0, invalid_utf8 = 0, empty = 0, too_long = 0, unknown_domain = 0;
+  void fields(auto&& field) {
+    field("documents", documents), field("bytes", bytes), field("broken_lines", broken_lines);
+    field("invalid_utf8", invalid_utf8), field("empty", empty), field("too_long", too_long);
+    field("unknown_domain", unknown_domain);
+  }
+  ReadCounts& operator+=(const ReadCounts& other);
+  std::string left_out() const;  // "3 broken lines, 1 empty", "" when nothing was
+};
+
+// Blocks of one file, in order. Lines and documents of more than 32 MiB are skipped and counted.
+class BlockReader {
+ public:
+  explicit BlockReader(const fs::path& file);  // BadInput when it cannot be opened
+  bool next(Block& block);  // false at the end. BadInput with file and line when the file is cut off or corrupt
+  size_t consumed() const { return source_->consumed(); }
+  int64_t too_long() const { return too_long_; }
+
+ private:
+  void fill();
+  size_t whole();
+  void skip();
+  fs::path file_;
+  bool json_;
+  std::unique_ptr<ByteSource> source_;
+  std::string rest_;  // read and not yet given out
+  int64_t line_ = 1, too_long_ = 0;
+  bool ended_ = false;
+};
+
+struct Document {
+  std::string_view text;    // valid UTF-8, holds something other than white space
+  std::string_view domain;  // what the field says, "" without it
+  int64_t line;
+};
+
+// Takes blocks apart. One a thread; what a Document points to lives until the next call.
+class DocumentParser {
+ public:
+  // `field`: where a JSON document names its domain, with dots between levels ("meta.redpajama_set_name").
+  explicit DocumentParser(std::string field);
+  ~DocumentParser();
+  // Calls use(document) for each good document of the block, counts the others. Does not count documents and bytes.
+  template <class Use>
+  void parse(const Block& block, ReadCounts& counts, Use&& use) {
+    Lines lines{block.text, block.first_line};
+    while (auto document = next(block, lines, counts)) use(*document);
+  }
+
+ private:
+  struct Lines {
+    std::string_view rest;
+    int64_t line;
+  };
+  std::optional<Document> next(const Block& block, Lines& lines, ReadCounts& counts);
+  std::optional<Document> parse_line(std::string_view line, size_t room, int64_t number, ReadCounts& counts);
+  struct Parser;
+  std::unique_ptr<Parser> parser_;
+};
+
+}  // namespace assay::data

@@ -1,0 +1,191 @@
+#include "data/store_writer.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/error.h"
+
+namespace assay::data {
+namespace {
+
+constexpr int64_t kU16Vocabulary = 65500;
+constexpr size_t kMostParts = 192;  // three open files each
+
+// A buffered file in the temporary folder.
+class Output {
+ public:
+  explicit Output(fs::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "w+b")) { check(file_); }
+  ~Output() {
+    if (file_) std::fclose(file_);
+  }
+  Output(const Output&) = delete;
+  void write(const void* data, size_t bytes) { check(std::fwrite(data, 1, bytes, file_) == bytes); }
+  template <class T>
+  void value(T value) {
+    write(&value, sizeof value);
+  }
+  std::FILE* rewound() {
+    check(std::fflush(file_) == 0);
+    std::rewind(file_);
+    return file_;
+  }
+  void close() {
+    const bool done = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
+    check(done);
+    std::fclose(std::exchange(file_, nullptr));
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  void check(bool done) const {
+    if (!done) fail<Error>("{}: cannot be written: {}; nothing was left behind", path_.string(), std::strerror(errno));
+  }
+  fs::path path_;
+  std::FILE* file_;
+};
+
+// Calls use(length) for every i32 of the file.
+void for_each_length(Output& lengths, auto&& use) {
+  std::FILE* file = lengths.rewound();
+  for (int32_t length; std::fread(&length, sizeof length, 1, file) == 1;) use(length);
+}
+
+bool is_token_store(const fs::path& folder) {
+  return fs::is_directory(folder) && (fs::exists(folder / "manifest.json") || fs::is_empty(folder));
+}
+
+void check_name(const std::string& kind, const std::string& name) {
+  for (const char c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-')
+      fail("{} name '{}': letters, digits, '_' and '-' are allowed", kind, name);
+  if (name.empty()) fail("{} name is empty", kind);
+}
+
+}  // namespace
+
+class StoreWriter::Part {
+ public:
+  Part(const fs::path& stem, bool narrow)
+      : stem_(stem),
+        narrow_(narrow),
+        bin_(stem.string() + ".bin"),
+        bytes_(stem.string() + ".bytes"),
+        lengths_(stem.string() + ".lengths") {}
+
+  void add(std::span<const int32_t> tokens, int64_t bytes) {
+    narrow_ ? write<uint16_t>(tokens) : write<int32_t>(tokens);
+    bytes_.value(bytes);
+    lengths_.value(int32_t(tokens.size()));
+    documents += 1, this->tokens += int64_t(tokens.size()), text_bytes += bytes;
+  }
+  nlohmann::json finish() {
+    write_index();
+    bin_.close(), bytes_.close(), lengths_.close();
+    fs::remove(lengths_.path());
+    nlohmann::json files;
+    for (const char* suffix : {"bin", "idx", "bytes"}) {
+      const fs::path file = stem_.string() + "." + suffix;
+      files[suffix] = {{"size", int64_t(fs::file_size(file))}, {"sha256", sha256_of_file(file)}};
+    }
+    return {{"documents", documents},
+            {"tokens", tokens},
+            {"bytes", text_bytes},
+            {"dtype", narrow_ ? "u16" : "i32"},
+            {"files", files}};
+  }
+
+ private:
+  template <class T>
+  void write(std::span<const int32_t> tokens) {
+    std::vector<T> narrow(tokens.begin(), tokens.end());
+    bin_.write(narrow.data(), narrow.size() * sizeof(T));
+  }
+  void write_index() {
+    Output idx(stem_.string() + ".idx");
+    idx.write("MMIDIDX\0\0", 9);
+    idx.value(uint64_t{1}), idx.value(uint8_t(narrow_ ? 8 : 4));
+    idx.value(uint64_t(documents)), idx.value(uint64_t(documents + 1));
+    for_each_length(lengths_, [&](int32_t length) { idx.value(length); });
+    int64_t offset = 0;
+    for_each_length(lengths_,
+                    [&](int32_t length) { idx.value(offset), offset += int64_t{length} * (narrow_ ? 2 : 4); });
+    for (int64_t i = 0; i <= documents; ++i) idx.value(i);
+    idx.close();
+  }
+  fs::path stem_;
+  bool narrow_;
+  Output bin_, bytes_, lengths_;
+  int64_t documents = 0, tokens = 0, text_bytes = 0;
+};
+
+StoreWriter::StoreWriter(fs::path folder, TokenizerInfo tokenizer, bool overwrite)
+    : folder_(std::move(folder)), tokenizer_(std::move(tokenizer)) {
+  if (!folder_.has_filename()) folder_ = folder_.parent_path();
+  if (fs::exists(folder_) && !overwrite)
+    fail("{}: exists; nothing was changed. Choose another place or give --overwrite.", folder_.string());
+  if (fs::exists(folder_) && !is_token_store(folder_))
+    fail("{}: exists and is no token store; it was left as it is", folder_.string());
+  temporary_ = folder_.string() + ".tmp" + std::to_string(::getpid());
+  make_folder(temporary_);
+}
+
+StoreWriter::~StoreWriter() {
+  parts_.clear();
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+StoreWriter::Part& StoreWriter::part(const std::string& domain, const std::string& split) {
+  auto& part = parts_[{domain, split}];
+  if (part) return *part;
+  check_name("domain", domain), check_name("split", split);
+  if (parts_.size() > kMostParts)
+    fail("more than {} domains and splits: is the field that names the domain the right one?", kMostParts);
+  part = std::make_unique<Part>(temporary_ / (domain + "." + split), tokenizer_.vocab_size < kU16Vocabulary);
+  return *part;
+}
+
+void StoreWriter::add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens,
+                      int64_t bytes) {
+  if (tokens.size() >= size_t(std::numeric_limits<int32_t>::max()))
+    fail("a document of {} tokens; the layout ends at 2^31", tokens.size());
+  std::vector<int32_t> ended(tokens.begin(), tokens.end());
+  ended.push_back(int32_t(tokenizer_.separator));
+  part(domain, split).add(ended, bytes);
+  tokens_ += int64_t(ended.size());
+}
+
+void StoreWriter::set_tokenizer_file(std::string_view contents) {
+  write_file(temporary_ / "tokenizer.model", contents);
+}
+
+nlohmann::json StoreWriter::manifest() {
+  nlohmann::json parts = nlohmann::json::array();
+  for (auto& [name, part] : parts_) {
+    nlohmann::json entry = part->finish();
+    entry["domain"] = name.first, entry["split"] = name.second;
+    parts.push_back(std::move(entry));
+  }
+  nlohmann::json out = {{"format", "assay token store"}, {"version", 1}, {"parts", parts}};
+  out["tokenizer"] = {{"kind", tokenizer_.kind},
+                      {"sha256", tokenizer_.sha256},
+                      {"vocab_size", tokenizer_.vocab_size},
+                      {"separator", tokenizer_.separator}};
+  out.update(notes_);
+  return out;
+}
+
+void StoreWriter::commit() {
+  write_file(temporary_ / "manifest.json", manifest().dump(1) + "\n");
+  const fs::path old = folder_.string() + ".old" + std::to_string(::getpid());
+  if (fs::exists(folder_)) publish_folder(folder_, old);
+  publish_folder(temporary_, folder_);
+  fs::remove_all(old);
+}
+
+}  // namespace assay::data

@@ -1,0 +1,41 @@
+#pragma once
+// Writing a token store (data/token_store.h has the layout).
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "data/token_store.h"
+
+namespace assay::data {
+
+// Writes a store into a temporary folder beside its place; commit() publishes it whole. Without commit() nothing is
+// left. Memory does not grow with the number of documents.
+class StoreWriter {
+ public:
+  // BadInput when `folder` exists, unless `overwrite` and it is a token store (or empty).
+  StoreWriter(fs::path folder, TokenizerInfo tokenizer, bool overwrite = false);
+  ~StoreWriter();
+  StoreWriter(const StoreWriter&) = delete;
+
+  // One document. The separator is appended here. Names of domains: letters, digits, '_', '-'.
+  void add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens, int64_t bytes);
+  void set_tokenizer_file(std::string_view contents);
+  void note(const std::string& key, nlohmann::json value) { notes_[key] = std::move(value); }  // kept in the manifest
+  int64_t tokens() const { return tokens_; }
+  void commit();
+
+ private:
+  class Part;
+  Part& part(const std::string& domain, const std::string& split);
+  nlohmann::json manifest();
+  fs::path folder_, temporary_;
+  TokenizerInfo tokenizer_;
+  nlohmann::json notes_ = nlohmann::json::object();
+  std::map<std::pair<std::string, std::string>, std::unique_ptr<Part>> parts_;
+  int64_t tokens_ = 0;
+};
+
+}  // namespace assay::data

@@ -1,0 +1,214 @@
+#include "data/token_store.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace assay::data {
+namespace {
+
+constexpr int64_t kHeader = 9 + 8 + 1 + 8 + 8;
+
+template <class T>
+T load(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+fs::path with_suffix(const fs::path& stem, const char* suffix) { return stem.string() + suffix; }
+
+// Names become file names: no separators, no dots.
+std::string stem_name(const nlohmann::json& part) {
+  return part.at("domain").get<std::string>() + "." + part.at("split").get<std::string>();
+}
+
+TokenizerInfo read_tokenizer(const nlohmann::json& manifest) {
+  const auto& tokenizer = manifest.at("tokenizer");
+  return {tokenizer.at("kind"), tokenizer.at("sha256"), tokenizer.at("vocab_size"), tokenizer.at("separator")};
+}
+
+nlohmann::json read_manifest(const fs::path& folder) {
+  const fs::path file = folder / "manifest.json";
+  if (!fs::is_directory(folder))
+    fail("{}: no such folder; a token store was expected (assay data prepare writes one)", folder.string());
+  if (!fs::exists(file)) fail("{}: not a token store: it has no manifest.json", folder.string());
+  auto manifest = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  if (!manifest.is_object() || manifest.value("format", nlohmann::json()) != "assay token store")
+    fail("{}: not the manifest of a token store", file.string());
+  if (manifest.value("version", nlohmann::json()) != 1)
+    fail("{}: written by another version of the format; this program reads version 1", file.string());
+  return manifest;
+}
+
+}  // namespace
+
+int64_t Tokens::operator[](int64_t i) const {
+  return width_ == 2 ? int64_t{load<uint16_t>(data_ + 2 * i)} : int64_t{load<int32_t>(data_ + 4 * i)};
+}
+
+void Tokens::copy(int64_t begin, int64_t count, int64_t* out) const {
+  for (int64_t i = 0; i < count; ++i) out[i] = (*this)[begin + i];
+}
+
+Documents::Documents(const fs::path& stem)
+    : stem_(stem), bin_(with_suffix(stem, ".bin")), idx_(with_suffix(stem, ".idx")) {
+  const auto idx = idx_.bytes();
+  const std::string name = with_suffix(stem, ".idx").string();
+  if (int64_t(idx.size()) < kHeader || std::memcmp(idx.data(), "MMIDIDX\0\0", 9))
+    fail("{}: not an index in Megatron's layout (wrong first bytes)", name);
+  if (const auto version = load<uint64_t>(idx.data() + 9); version != 1)
+    fail("{}: index version {}, expected 1", name, version);
+  const int code = load<uint8_t>(idx.data() + 17);
+  if (code != 4 && code != 8) fail("{}: dtype code {}, expected 4 (i32) or 8 (u16)", name, code);
+  width_ = code == 8 ? 2 : 4;
+  sequences_ = load<int64_t>(idx.data() + 18);
+  const auto indices = load<int64_t>(idx.data() + 26);
+  const int64_t room = int64_t(idx.size()) - kHeader;
+  if (sequences_ < 0 || indices < 1 || sequences_ > room / 12 || indices > room / 8 ||
+      12 * sequences_ + 8 * indices != room)
+    fail(
+        "{}: {} bytes do not hold the {} sequences and {} document indices it announces; the file is cut off or "
+        "damaged",
+        name, idx.size(), sequences_, indices);
+  documents_ = indices - 1;
+  const int64_t end = sequences_ ? load<int64_t>(idx.data() + kHeader + 12 * sequences_ - 8) +
+                                       width_ * load<int32_t>(idx.data() + kHeader + 4 * (sequences_ - 1))
+                                 : 0;
+  if (end != int64_t(bin_.bytes().size()) || index(0) != 0 || index(documents_) != sequences_)
+    fail("{}: the index describes {} bytes of tokens, the .bin file has {}; one of them is cut off or damaged", name,
+         end, bin_.bytes().size());
+  if (!fs::exists(with_suffix(stem, ".bytes"))) return;
+  bytes_.emplace(with_suffix(stem, ".bytes"));
+  if (int64_t(bytes_->bytes().size()) != 8 * documents_)
+    fail("{}.bytes: {} bytes, expected 8 for each of {} documents", stem.string(), bytes_->bytes().size(), documents_);
+}
+
+int64_t Documents::offset(int64_t sequence) const {
+  const int64_t size = int64_t(bin_.bytes().size());
+  if (sequence == sequences_) return size;
+  const auto at = load<int64_t>(idx_.bytes().data() + kHeader + 4 * sequences_ + 8 * sequence);
+  if (at < 0 || at > size || at % width_)
+    fail("{}.idx: sequence {} begins at byte {} of {}", stem_.string(), sequence, at, size);
+  return at;
+}
+
+int64_t Documents::index(int64_t document) const {
+  const auto first = load<int64_t>(idx_.bytes().data() + kHeader + 12 * sequences_ + 8 * document);
+  if (first < 0 || first > sequences_)
+    fail("{}.idx: document {} begins at sequence {} of {}", stem_.string(), document, first, sequences_);
+  return first;
+}
+
+int64_t Documents::begin(int64_t i) const { return offset(index(i)) / width_; }
+
+Tokens Documents::document(int64_t i) const {
+  if (i < 0 || i >= documents_) fail<Error>("{}: document {} of {}", stem_.string(), i, documents_);
+  const int64_t from = begin(i), to = begin(i + 1);
+  if (to < from) fail("{}.idx: document {} ends before it begins", stem_.string(), i);
+  return {bin_.bytes().data() + from * width_, to - from, width_};
+}
+
+Tokens Documents::stream() const { return {bin_.bytes().data(), int64_t(bin_.bytes().size()) / width_, width_}; }
+
+int64_t Documents::bytes(int64_t i) const {
+  if (!bytes_) fail("{}.bytes: missing, so bits per byte are unknown", stem_.string());
+  return load<int64_t>(bytes_->bytes().data() + 8 * i);
+}
+
+int64_t Documents::bytes() const {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < documents_; ++i) sum += bytes(i);
+  return sum;
+}
+
+void Documents::read(int64_t offset, int64_t count, int64_t* out) const {
+  const Tokens all = stream();
+  if (offset < 0 || count < 0 || offset + count > all.size())
+    fail<Error>("{}: tokens {} … {} asked of {}", stem_.string(), offset, offset + count - 1, all.size());
+  all.copy(offset, count, out);
+}
+
+void Documents::verify(int64_t vocabulary) const {
+  const std::byte* lengths = idx_.bytes().data() + kHeader;
+  for (int64_t i = 0; i < sequences_; ++i)
+    if (offset(i + 1) - offset(i) != width_ * int64_t{load<int32_t>(lengths + 4 * i)})
+      fail("{}.idx: length and offsets of sequence {} disagree", stem_.string(), i);
+  for (int64_t i = 0; i < documents_; ++i)
+    if (document(i).size() < 1) fail("{}.idx: document {} is empty", stem_.string(), i);
+  const Tokens all = stream();
+  for (int64_t i = 0; i < all.size(); ++i)
+    if (all[i] < 0 || all[i] >= vocabulary)
+      fail("{}.bin: token {} is {}, outside the vocabulary of {}", stem_.string(), i, all[i], vocabulary);
+}
+
+TokenStore::TokenStore(const fs::path& folder) : folder_(folder), manifest_(read_manifest(folder)) {
+  try {
+    tokenizer_ = read_tokenizer(manifest_);
+    for (const auto& part : manifest_.at("parts")) {
+      const std::string name = stem_name(part);
+      if (name.find('/') != std::string::npos) fail("{}/manifest.json: '{}' is no file name", folder.string(), name);
+      auto documents = std::make_unique<Documents>(folder / name);
+      if (documents->tokens() != part.at("tokens").get<int64_t>() ||
+          documents->size() != part.at("documents").get<int64_t>())
+        fail("{}: {} tokens in {} documents, but the manifest says {} in {}", (folder / name).string(),
+             documents->tokens(), documents->size(), part.at("tokens").get<int64_t>(),
+             part.at("documents").get<int64_t>());
+      documents_[part.at("domain")][part.at("split")] = std::move(documents);
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail("{}/manifest.json: {}", folder.string(), error.what());
+  }
+}
+
+std::vector<std::string> TokenStore::domains() const {
+  std::vector<std::string> names;
+  for (const auto& [name, splits] : documents_) names.push_back(name);
+  return names;
+}
+
+std::vector<std::string> TokenStore::splits(const std::string& domain) const {
+  std::vector<std::string> names;
+  if (const auto found = documents_.find(domain); found != documents_.end())
+    for (const auto& [name, documents] : found->second) names.push_back(name);
+  return names;
+}
+
+bool TokenStore::has(const std::string& domain, const std::string& split) const {
+  const auto found = documents_.find(domain);
+  return found != documents_.end() && found->second.contains(split);
+}
+
+const Documents& TokenStore::documents(const std::string& domain, const std::string& split) const {
+  if (has(domain, split)) return *documents_.at(domain).at(split);
+  const auto known = documents_.contains(domain) ? splits(domain) : domains();
+  fail("{}: no {} '{}'{}{}\n  There are: {}.", folder_.string(), documents_.contains(domain) ? "split" : "domain",
+       documents_.contains(domain) ? split : domain, documents_.contains(domain) ? " of domain " + domain : "",
+       did_you_mean(documents_.contains(domain) ? split : domain, known), join(known));
+}
+
+std::string TokenStore::fingerprint() const {
+  std::string content =
+      fmt::format("{} {} {} {}\n", tokenizer_.kind, tokenizer_.sha256, tokenizer_.vocab_size, tokenizer_.separator);
+  for (const auto& part : manifest_.at("parts"))
+    for (const auto& [suffix, file] : part.at("files").items())
+      content += fmt::format("{}.{} {} {}\n", stem_name(part), suffix, file.at("size").get<int64_t>(),
+                             file.at("sha256").get<std::string>());
+  return sha256(content);
+}
+
+void TokenStore::verify() const {
+  auto check = [&](const std::string& name, const std::string& expected) {
+    if (sha256_of_file(folder_ / name) != expected)
+      fail("{}: its contents changed since it was written (sha256 differs from the manifest's)",
+           (folder_ / name).string());
+  };
+  if (tokenizer_.kind != "none") check("tokenizer.model", tokenizer_.sha256);
+  for (const auto& part : manifest_.at("parts")) {
+    for (const auto& [suffix, file] : part.at("files").items())
+      check(stem_name(part) + "." + suffix, file.at("sha256"));
+    documents(part.at("domain"), part.at("split")).verify(vocab_size());
+  }
+}
+
+}  // namespace assay::data

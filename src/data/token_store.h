@@ -1,0 +1,99 @@
+#pragma once
+// The token store: a folder with tokens of named domains and splits, memory-mapped for reading.
+//
+//   manifest.json               format, tokenizer, sizes and sha256 of every file, sources
+//   tokenizer.model             the SentencePiece model, absent when the tokens are synthetic
+//   <domain>.<split>.bin/.idx   Megatron's layout, little-endian. One sequence a document, each ends with the
+//   separator.
+//       .idx  "MMIDIDX\0\0", u64 1, u8 dtype (4 i32, 8 u16), u64 sequences, u64 documents, i32 lengths[sequences],
+//             i64 byte offsets[sequences], i64 document indices[documents] (first 0, last = sequences)
+//       .bin  token ids back to back, u16 when the vocabulary is below 65,500, else i32
+//   <domain>.<split>.bytes      i64 a document: UTF-8 bytes of its text (for bits per byte)
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+
+namespace assay::data {
+
+// Token ids of u16 or i32 in mapped memory.
+class Tokens {
+ public:
+  Tokens(const std::byte* data, int64_t size, int width) : data_(data), size_(size), width_(width) {}
+  int64_t size() const { return size_; }
+  int64_t operator[](int64_t i) const;
+  void copy(int64_t begin, int64_t count, int64_t* out) const;
+
+ private:
+  const std::byte* data_;
+  int64_t size_;
+  int width_;  // bytes a token
+};
+
+// The documents of one domain and split. Opening checks magic, version and that all sizes agree; BadInput otherwise.
+class Documents {
+ public:
+  // `stem`: the path without .bin/.idx/.bytes. The .bytes file may be absent (files that Megatron wrote).
+  explicit Documents(const fs::path& stem);
+
+  int64_t size() const { return documents_; }
+  int64_t tokens() const { return stream().size(); }  // of all documents, separators included
+  Tokens document(int64_t i) const;                   // its last token is the separator
+  int64_t begin(int64_t i) const;                     // where document i begins in the stream; begin(size()) = tokens()
+  bool has_bytes() const { return bytes_.has_value(); }
+  int64_t bytes(int64_t i) const;                                // UTF-8 bytes of the text of document i
+  int64_t bytes() const;                                         // of all documents
+  Tokens stream() const;                                         // all documents back to back
+  void read(int64_t offset, int64_t count, int64_t* out) const;  // tokens offset … offset + count − 1 of the stream
+  void verify(int64_t vocabulary) const;  // offsets, lengths and ids, all of them; BadInput at the first that is wrong
+
+ private:
+  int64_t offset(int64_t sequence) const;  // in bytes; offset(sequences) = size of .bin
+  int64_t index(int64_t document) const;   // its first sequence
+  fs::path stem_;
+  MappedFile bin_, idx_;
+  std::optional<MappedFile> bytes_;
+  int width_ = 0;
+  int64_t sequences_ = 0, documents_ = 0;
+};
+
+struct TokenizerInfo {
+  std::string kind;    // "sentencepiece" or "none"
+  std::string sha256;  // of the model file, "" for "none"
+  int64_t vocab_size = 0, separator = 0;
+};
+
+class TokenStore {
+ public:
+  explicit TokenStore(const fs::path& folder);  // BadInput when it is no store or a file is missing or truncated
+
+  const fs::path& folder() const { return folder_; }
+  const TokenizerInfo& tokenizer() const { return tokenizer_; }
+  fs::path tokenizer_file() const { return folder_ / "tokenizer.model"; }  // there unless the kind is "none"
+  int64_t vocab_size() const { return tokenizer_.vocab_size; }
+  int64_t separator() const { return tokenizer_.separator; }
+
+  std::vector<std::string> domains() const;  // in alphabetical order
+  std::vector<std::string> splits(const std::string& domain) const;
+  bool has(const std::string& domain, const std::string& split) const;
+  // BadInput with the nearest name. The reference lives as long as the store.
+  const Documents& documents(const std::string& domain, const std::string& split) const;
+
+  const nlohmann::json& manifest() const { return manifest_; }
+  std::string fingerprint() const;  // sha256 of what identifies the data: tokenizer and contents, not paths or dates
+  void verify() const;              // reads everything: checksums, offsets, ids; BadInput names the file
+
+ private:
+  fs::path folder_;
+  nlohmann::json manifest_;
+  TokenizerInfo tokenizer_;
+  std::map<std::string, std::map<std::string, std::unique_ptr<Documents>>> documents_;
+};
+
+}  // namespace assay::data

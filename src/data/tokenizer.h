@@ -1,0 +1,48 @@
+#pragma once
+// SentencePiece tokenizers: text to ids and back.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/files.h"
+
+namespace assay::data {
+
+class Tokenizer {
+ public:
+  explicit Tokenizer(const fs::path& model);  // BadInput when the file is no SentencePiece model
+  static Tokenizer from_contents(std::string contents, const std::string& name);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+
+  // Ids without bos and eos. The text is UTF-8 and may hold U+0000; "<s>" in it is ordinary text. Thread-safe.
+  std::vector<int32_t> encode(std::string_view text) const;
+  std::string decode(std::span<const int32_t> ids) const;  // BadInput for an id outside the vocabulary
+  int64_t vocab_size() const;
+  int64_t separator() const;  // eos; BadInput when the model has none
+  int64_t bos() const;        // −1 when the model has none
+  std::string piece(int32_t id) const;
+  int32_t id_of(std::string_view piece) const;  // of unk when there is no such piece
+  const std::string& sha256() const;            // of the model file
+  const std::string& contents() const;          // of the model file
+
+ private:
+  struct Model;
+  explicit Tokenizer(std::unique_ptr<Model> model);
+  std::unique_ptr<Model> model_;
+};
+
+struct TokenizerTraining {
+  std::vector<fs::path> inputs;       // files and folders, as data/reader.h reads them
+  int64_t vocab_size = 0;             // with the 256 bytes and the 3 control pieces
+  int64_t max_sentences = 1'000'000;  // lines of text in the sample, drawn evenly from all
+  int64_t seed = 0;                   // of the sample
+};
+// Trains a BPE model (byte fallback, digits split, no normalisation, dummy prefix, white space kept; unk 0, bos 1,
+// eos 2) and writes it atomically. Deterministic. BadInput when the text is too small for the vocabulary.
+void train_tokenizer(const TokenizerTraining& training, const fs::path& model);
+
+}  // namespace assay::data
