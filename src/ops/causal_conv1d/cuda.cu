@@ -1,0 +1,261 @@
+// A thread owns kVector neighbouring channels over a tile of time and walks it once, the last inputs in registers. So x is
+// read once (and K − 1 steps more a tile), in pieces of kVector channels, and y written once.
+#include <algorithm>
+#include <initializer_list>
+
+#include "ops/causal_conv1d/kernel.h"
+#include "ops/cuda.cuh"
+
+namespace assay::ops::cuda {
+namespace {
+
+constexpr int kThreads = 128, kForwardTile = 64, kBackwardTile = 64, kAhead = 4, kMaxWidth = 8;
+
+template <class T, int kVector>
+struct alignas(sizeof(T) * kVector) Pack {
+  T value[kVector];
+};
+
+template <class T>
+__device__ T sigmoid(T x) {
+  return 1 / (1 + exp(-x));
+}
+__device__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+
+// kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the oldest inputs are then 0.
+template <class T, int kWidth, int kVector>
+struct Channels {
+  using R = Real<T>;
+  using P = Pack<T, kVector>;
+  const CausalConv1dForward& p;
+  int64_t b, d;
+  R weight[kWidth][kVector], bias[kVector];
+
+  __device__ Channels(const CausalConv1dForward& p, int64_t b, int64_t d) : p(p), b(b), d(d) {
+    for (int v = 0; v < kVector; ++v) {
+      bias[v] = p.bias ? static_cast<const R*>(p.bias)[d + v] : R(0);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const int64_t i = j - (kWidth - p.width);
+        weight[j][v] = i >= 0 ? static_cast<const R*>(p.weight)[(d + v) * p.width + i] : R(0);
+      }
+    }
+  }
+  __device__ P* at(const View& view, int64_t t) const {
+    return reinterpret_cast<P*>(static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride + d);
+  }
+  __device__ void load(R (&out)[kVector], const View& view, int64_t t) const {
+    const P pack = t >= 0 && t < p.time ? *at(view, t) : P{};
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) out[v] = real(pack.value[v]);
+  }
+  __device__ void store(const View& view, int64_t t, const R (&in)[kVector]) const {
+    P pack;
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) pack.value[v] = stored<T>(in[v]);
+    *at(view, t) = pack;
+  }
+  // Index in a [B, Dm, K − 1] state of what channel d + v held at time t, t counted from the state's end.
+  __device__ int64_t state(int v, int64_t t) const { return (b * p.channels + d + v) * (p.width - 1) + p.width - 1 + t; }
+  // x, also before the sequence.
+  __device__ void input(R (&out)[kVector], int64_t t) const {
+    load(out, p.x, t);
+    if (t < 0 && t > -p.width && p.initial_state)
+      for (int v = 0; v < kVector; ++v) out[v] = static_cast<const R*>(p.initial_state)[state(v, t)];
+  }
+  __device__ R convolve(const R (&x)[kWidth][kVector], int v) const {
+    R sum = bias[v];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += weight[j][v] * x[j][v];
+    return sum;
+  }
+};
+
+template <int kWidth, int kVector, class R>
+__device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+#pragma unroll
+    for (int j = 0; j + 1 < kWidth; ++j) window[j][v] = window[j + 1][v];
+    window[kWidth - 1][v] = x[v];
+  }
+}
+
+template <class T, int kWidth, int kVector>
+__global__ void __launch_bounds__(kThreads) forward_kernel(CausalConv1dForward p) {
+  using R = Real<T>;
+  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kForwardTile);
+  const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
+  if (job >= vectors * tiles * p.batch) return;
+  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector);
+  const int64_t begin = tile * kForwardTile, end = min(begin + kForwardTile, p.time);
+
+  R window[kWidth][kVector] = {};
+  for (int64_t t = begin - (kWidth - 1); t < begin; ++t) {
+    R x[kVector];
+    c.input(x, t);
+    push(window, x);
+  }
+  for (int64_t t = begin; t < end; t += kAhead) {
+    R x[kAhead][kVector];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) c.load(x[i], p.x, t + i);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      push(window, x[i]);
+      R y[kVector];
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        y[v] = c.convolve(window, v);
+        if (p.silu) y[v] *= sigmoid(y[v]);
+      }
+      if (t + i < end) c.store(p.y, t + i, y);
+    }
+  }
+  if (end < p.time) return;
+  for (int64_t t = -(p.width - 1); t < 0; ++t) {
+    R x[kVector];
+    c.input(x, p.time + t);
+    for (int v = 0; v < kVector; ++v) static_cast<R*>(p.final_state)[c.state(v, t)] = x[v];
+  }
+}
+
+// A tile yields dx of its own steps, for which it needs d pre of K − 1 steps more, and its part of dweight and dbias.
+template <class T, int kWidth, int kVector>
+__global__ void __launch_bounds__(kThreads) backward_kernel(CausalConv1dBackward q, Real<T>* part_dweight, Real<T>* part_dbias) {
+  using R = Real<T>;
+  const CausalConv1dForward& p = q.forward;
+  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kBackwardTile);
+  const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
+  if (job >= vectors * tiles * p.batch) return;
+  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector);
+  const int64_t begin = tile * kBackwardTile, end = min(begin + kBackwardTile, p.time);
+
+  R window[kWidth][kVector] = {}, dpre[kWidth][kVector] = {}, dweight[kWidth][kVector] = {}, dbias[kVector] = {};
+  for (int64_t t = begin - (kWidth - 1); t < begin; ++t) {
+    R x[kVector];
+    c.input(x, t);
+    push(window, x);
+  }
+  for (int64_t first = begin; first < end + kWidth - 1; first += kAhead) {
+    R x[kAhead][kVector], dy[kAhead][kVector];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) c.load(x[i], p.x, first + i), c.load(dy[i], q.dy, first + i);  // 0 from p.time on
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int64_t t = first + i, s = t - (kWidth - 1);
+      push(window, x[i]);
+      R d[kVector], dx[kVector];
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        d[v] = dy[i][v];
+        if (p.silu) {
+          const R pre = c.convolve(window, v), gate = sigmoid(pre);
+          d[v] *= gate * (1 + pre * (1 - gate));
+        }
+        const R own = t < end ? d[v] : R(0);
+        dbias[v] += own;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) dweight[j][v] += own * window[j][v];
+      }
+      push(dpre, d);
+      if (s >= end || s <= -p.width || (s < begin && begin > 0)) continue;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        dx[v] = 0;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) dx[v] += c.weight[j][v] * dpre[kWidth - 1 - j][v];
+        if (q.dfinal_state && s - p.time > -p.width) dx[v] += static_cast<const R*>(q.dfinal_state)[c.state(v, s - p.time)];
+        if (s < 0 && q.dinitial_state) static_cast<R*>(q.dinitial_state)[c.state(v, s)] = dx[v];
+      }
+      if (s >= 0) c.store(q.dx, s, dx);
+    }
+  }
+  const int64_t row = (c.b * tiles + tile) * p.channels + c.d;
+  for (int v = 0; v < kVector; ++v) {
+    part_dbias[row + v] = dbias[v];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j)
+      if (j >= kWidth - p.width) part_dweight[(row + v) * p.width + j - (kWidth - p.width)] = dweight[j][v];
+  }
+}
+
+int64_t rows(const CausalConv1dForward& p) { return p.batch * ceil_div(p.time, kBackwardTile); }
+
+template <class R>
+struct Scratch {
+  R *dweight, *dbias;
+  Scratch(const CausalConv1dForward& p, Arena& arena)
+      : dweight(arena.take<R>(rows(p) * p.channels * p.width)), dbias(arena.take<R>(rows(p) * p.channels)) {}
+};
+
+void check(const CausalConv1dForward& p) {
+  if (p.width < 1 || p.width > kMaxWidth)
+    throw Unsupported("causal_conv1d on CUDA takes a width of 1 to 8, not " + std::to_string(p.width));
+}
+
+bool aligned(std::initializer_list<View> views, int64_t channels, size_t element, int64_t vector) {
+  return channels % vector == 0 && std::all_of(views.begin(), views.end(), [&](const View& v) {
+           return reinterpret_cast<uintptr_t>(v.data) % (element * vector) == 0 && v.batch_stride % vector == 0 &&
+                  v.time_stride % vector == 0;
+         });
+}
+
+// f(an integral constant of kWidth, one of kVector): kVector elements are `bytes` wide where that is aligned, else 1.
+template <class T, int kBytes, class F>
+void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, F&& f) {
+  constexpr int kVector = kBytes / sizeof(T);
+  auto with_width = [&](auto vector) {
+    if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector);
+    else f(std::integral_constant<int, 8>{}, vector);
+  };
+  if (aligned(views, p.channels, sizeof(T), kVector)) with_width(std::integral_constant<int, kVector>{});
+  else with_width(std::integral_constant<int, 1>{});
+}
+
+unsigned blocks(const CausalConv1dForward& p, int64_t vector, int64_t tile) {
+  return unsigned(ceil_div(p.channels / vector * ceil_div(p.time, tile) * p.batch, kThreads));
+}
+
+}  // namespace
+
+size_t workspace_bytes(const CausalConv1dBackward& q) {
+  return with_type(q.forward.dtype, [&](auto type) {
+    Arena arena;
+    Scratch<Real<decltype(type)>>(q.forward, arena);
+    return arena.used;
+  });
+}
+
+void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
+  check(p);
+  with_type(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_shape<T, 16>(p, {p.x, p.y}, [&](auto width, auto vector) {
+      forward_kernel<T, width(), vector()>
+          <<<blocks(p, vector(), kForwardTile), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    });
+  });
+  check_launch("causal_conv1d forward");
+}
+
+void causal_conv1d(const CausalConv1dBackward& q, void* workspace, Stream raw_stream) {
+  const CausalConv1dForward& p = q.forward;
+  const auto stream = static_cast<cudaStream_t>(raw_stream);
+  check(p);
+  with_type(p.dtype, [&](auto type) {
+    using T = decltype(type);
+    using R = Real<T>;
+    Arena arena{static_cast<char*>(workspace)};
+    const Scratch<R> scratch(p, arena);
+    with_shape<T, 8>(p, {p.x, q.dy, q.dx}, [&](auto width, auto vector) {
+      backward_kernel<T, width(), vector()>
+          <<<blocks(p, vector(), kBackwardTile), kThreads, 0, stream>>>(q, scratch.dweight, scratch.dbias);
+    });
+    check_launch("causal_conv1d backward");
+    sum_rows(scratch.dweight, q.dweight, rows(p), p.channels * p.width, stream);
+    if (q.dbias) sum_rows(scratch.dbias, q.dbias, rows(p), p.channels, stream);
+  });
+}
+
+}  // namespace assay::ops::cuda

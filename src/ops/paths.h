@@ -1,0 +1,25 @@
+#pragma once
+// Which path every operator takes on every device, and why: `assay doctor` lists it and results are stored with it.
+#include <string>
+#include <vector>
+
+namespace assay::ops {
+
+struct OpPath {
+  std::string op, device, path;  // "selective_scan", "cuda", "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
+  int numerics = 1;                // raised when an operator's results change: statistics never mix versions
+};
+std::vector<OpPath> op_paths();  // by op, then device
+
+#ifdef ASSAY_CUDA
+constexpr bool kCudaKernels = true;
+#else
+constexpr bool kCudaKernels = false;  // built without nvcc: on CUDA tensors an op is composed from tensor arithmetic
+#endif
+
+// For the file that defines an op: `const bool registered = register_kernels("selective_scan");` when it has a kernel for
+// the CPU and one for CUDA; register_composed when it is tensor arithmetic everywhere.
+bool register_kernels(const std::string& op);
+bool register_composed(const std::string& op);
+
+}  // namespace assay::ops

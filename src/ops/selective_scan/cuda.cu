@@ -1,0 +1,56 @@
+// Which kernel takes which call.
+#include <algorithm>
+#include <string>
+
+#include "ops/selective_scan/cuda_any.cuh"
+#include "ops/selective_scan/cuda_n16.cuh"
+
+namespace assay::ops::cuda {
+namespace {
+
+bool takes_n16(const SelectiveScanForward& p) {
+  const auto strides = {p.u.time_stride, p.delta.time_stride, p.z.time_stride, p.B.time_stride, p.C.time_stride};
+  return p.state_size == n16::kStates && p.dtype != DType::f64 && std::max(strides) <= n16::kMaxStride;
+}
+
+void check(const SelectiveScanForward& p) {
+  if (p.state_size < 1 || p.state_size > 32 * any::kMaxPerLane)
+    throw Unsupported("selective_scan on CUDA takes a state_size of 1 to 256, not " + std::to_string(p.state_size));
+}
+
+}  // namespace
+
+int64_t chunk_size(const SelectiveScanForward& p) { return takes_n16(p) ? n16::chunk_size(p) : any::kChunk; }
+
+size_t workspace_bytes(const SelectiveScanForward& p) {
+  if (!takes_n16(p)) return 0;
+  Arena arena;
+  n16::ForwardScratch(n16::Plan(p), arena);
+  return arena.used;
+}
+
+size_t workspace_bytes(const SelectiveScanBackward& q) {
+  Arena arena;
+  if (takes_n16(q.forward)) n16::BackwardScratch(n16::Plan(q.forward), arena);
+  else with_type(q.forward.dtype, [&](auto type) { any::Scratch<Real<decltype(type)>>(q.forward, arena); });
+  return arena.used;
+}
+
+void selective_scan(const SelectiveScanForward& p, void* workspace, Stream raw_stream) {
+  const auto stream = static_cast<cudaStream_t>(raw_stream);
+  check(p);
+  if (!takes_n16(p)) with_type(p.dtype, [&](auto type) { any::forward<decltype(type)>(p, stream); });
+  else if (p.dtype == DType::bf16) n16::forward<bf16>(p, workspace, stream);
+  else n16::forward<float>(p, workspace, stream);
+}
+
+void selective_scan(const SelectiveScanBackward& q, void* workspace, Stream raw_stream) {
+  const auto stream = static_cast<cudaStream_t>(raw_stream);
+  check(q.forward);
+  if (!takes_n16(q.forward))
+    with_type(q.forward.dtype, [&](auto type) { any::backward<decltype(type)>(q, workspace, stream); });
+  else if (q.forward.dtype == DType::bf16) n16::backward<bf16>(q, workspace, stream);
+  else n16::backward<float>(q, workspace, stream);
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,184 @@
+// Vector arithmetic of the CPU kernels. Compiled once a Highway target, so the include guard toggles.
+#if defined(ASSAY_OPS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ASSAY_OPS_SIMD_INL_H_
+#undef ASSAY_OPS_SIMD_INL_H_
+#else
+#define ASSAY_OPS_SIMD_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "ops/kernel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace assay::ops::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class R>
+using Lanes = hn::ScalableTag<R>;
+template <class R>
+using Vec = hn::Vec<Lanes<R>>;
+template <class R>
+constexpr int64_t kLanes = hn::MaxLanes(Lanes<R>());
+// A tile of channels is what one task walks through time: four vectors, enough independent chains to hide latencies.
+constexpr int64_t kTileVectors = 4;
+template <class R>
+constexpr int64_t kTile = kTileVectors * kLanes<R>;
+
+template <class R>
+HWY_INLINE Vec<R> set(double x) {
+  return hn::Set(Lanes<R>(), static_cast<R>(x));
+}
+
+// 2^x. Adding 1.5·2^mantissa rounds x and leaves its integer part in the low bits, which become the exponent; the
+// fraction in [−½, ½] goes through a polynomial: for float one fitted to the least relative error (1.1e-7), for double
+// Taylor's (4e-18). x is held where the result is normal; NaN stays NaN: x86's max and min return their second operand.
+HWY_INLINE Vec<float> exp2(Vec<float> x) {
+  using R = float;
+  const Lanes<R> d;
+  const hn::RebindToSigned<Lanes<R>> di;
+  x = hn::Min(set<R>(127), hn::Max(set<R>(-126), x));
+  const Vec<R> magic = set<R>(12582912), shifted = hn::Add(x, magic), f = hn::Sub(x, hn::Sub(shifted, magic));
+  Vec<R> p = hn::MulAdd(f, set<R>(0.0013264727), set<R>(0.009671513));
+  p = hn::MulAdd(f, p, set<R>(0.055507336));
+  p = hn::MulAdd(f, p, set<R>(0.24022242));
+  p = hn::MulAdd(f, p, set<R>(0.693147));
+  p = hn::MulAdd(f, p, set<R>(1));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+}
+HWY_INLINE Vec<double> exp2(Vec<double> x) {
+  using R = double;
+  const Lanes<R> d;
+  const hn::RebindToSigned<Lanes<R>> di;
+  constexpr double kLn2 = 0.693147180559945309;
+  x = hn::Min(set<R>(1023), hn::Max(set<R>(-1022), x));
+  const Vec<R> magic = set<R>(6755399441055744), shifted = hn::Add(x, magic), f = hn::Sub(x, hn::Sub(shifted, magic));
+  const Vec<R> g = hn::Mul(f, set<R>(kLn2));
+  Vec<R> p = set<R>(1);
+  for (int k = 13; k > 0; --k) p = hn::MulAdd(hn::Mul(g, set<R>(1.0 / k)), p, set<R>(1));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<52>(hn::BitCast(di, shifted))));
+}
+
+constexpr double kLog2E = 1.44269504088896341;
+template <class V, class R = hn::TFromV<V>>
+HWY_INLINE V sigmoid(V x) {
+  return hn::Div(set<R>(1), hn::Add(set<R>(1), exp2(hn::Mul(x, set<R>(-kLog2E)))));
+}
+template <class V, class R = hn::TFromV<V>>
+HWY_INLINE V silu(V x) {
+  return hn::Mul(x, sigmoid(x));
+}
+template <class V, class R = hn::TFromV<V>>
+HWY_INLINE V silu_slope(V x, V sigmoid) {  // σ + x σ (1 − σ)
+  return hn::MulAdd(hn::Mul(x, sigmoid), hn::Sub(set<R>(1), sigmoid), sigmoid);
+}
+// ln(1 + x) for 0 ≤ x ≤ 1 as 2 artanh(s), s = x / (2 + x) ≤ ⅓: a series in s² that keeps its relative accuracy near 0.
+template <class V, class R = hn::TFromV<V>>
+HWY_INLINE V log1p(V x) {
+  constexpr int kLast = sizeof(R) == 4 ? 7 : 16;  // the first term left out is below 2⁻²⁹ and 2⁻⁵⁸ of the sum
+  const V s = hn::Div(x, hn::Add(x, set<R>(2))), square = hn::Mul(s, s);
+  V sum = set<R>(2.0 / (2 * kLast + 1));
+  for (int k = kLast - 1; k >= 0; --k) sum = hn::MulAdd(sum, square, set<R>(2.0 / (2 * k + 1)));
+  return hn::Mul(s, sum);
+}
+template <class V, class R = hn::TFromV<V>>
+HWY_INLINE V softplus(V x) {
+  const V tail = log1p(exp2(hn::Mul(hn::Abs(x), set<R>(-kLog2E))));
+  return hn::IfThenElse(hn::Gt(x, set<R>(20)), x, hn::Add(hn::Max(hn::Zero(Lanes<R>()), x), tail));
+}
+template <class V, class R = hn::TFromV<V>>
+HWY_INLINE V softplus_slope(V x) {
+  return hn::IfThenElse(hn::Gt(x, set<R>(20)), set<R>(1), sigmoid(x));
+}
+
+template <class R>
+HWY_INLINE Vec<R> load(const R* at) {
+  return hn::Load(Lanes<R>(), at);
+}
+template <class R>
+HWY_INLINE void store(Vec<R> v, R* at) {
+  hn::Store(v, Lanes<R>(), at);
+}
+template <class R>
+HWY_INLINE R sum(Vec<R> v) {
+  return hn::GetLane(hn::SumOfLanes(Lanes<R>(), v));
+}
+// out[i] = f(i-th vector) over `size` numbers, a multiple of the lanes.
+template <class R, class F>
+HWY_INLINE void fill(R* out, int64_t size, F f) {
+  for (int64_t i = 0; i < size; i += kLanes<R>) store<R>(f(i), out + i);
+}
+
+// Element (batch, time, offset) of a sequence tensor, and its row of `n` numbers to and from the arithmetic's type.
+// Reading pads with zeros to `padded`, so that the loops over a tile need no tail.
+inline std::byte* element(const View& view, DType dtype, int64_t b, int64_t t, int64_t offset) {
+  const int64_t bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+  return static_cast<std::byte*>(view.data) + (b * view.batch_stride + t * view.time_stride + offset) * bytes;
+}
+// Rows of a tile lie far apart, where the hardware does not fetch ahead by itself.
+constexpr int64_t kReadAhead = 8;
+inline void prefetch_row(const std::byte* row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);
+}
+template <class R>
+void read_row(const std::byte* row, DType dtype, int64_t n, int64_t padded, R* out) {
+  if (dtype == DType::bf16) {
+    const auto* bits = reinterpret_cast<const uint16_t*>(row);
+    for (int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(uint32_t{bits[i]} << 16);
+  } else {
+    std::memcpy(out, row, n * sizeof(R));
+  }
+  std::fill(out + n, out + padded, R(0));
+}
+inline uint16_t round_to_bf16(float x) {  // to nearest, ties to even
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if (x != x) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+template <class R>
+void write_row(const R* row, DType dtype, int64_t n, std::byte* out) {
+  if (dtype == DType::bf16) {
+    auto* bits = reinterpret_cast<uint16_t*>(out);
+    for (int64_t i = 0; i < n; ++i) bits[i] = round_to_bf16(static_cast<float>(row[i]));
+  } else {
+    std::memcpy(out, row, n * sizeof(R));
+  }
+}
+
+// Hands out 64-byte aligned pieces of a workspace; without memory it only counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* memory) : memory_(memory) {}
+  template <class R>
+  R* take(int64_t count) {
+    const size_t at = used_;
+    used_ += (count * sizeof(R) + 63) / 64 * 64;
+    return memory_ ? reinterpret_cast<R*>(memory_ + at) : nullptr;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* memory_;
+  size_t used_ = 0;
+};
+
+// out[i] = Σ_part parts[part · size + i], for every i in [0, size).
+template <class R>
+void add_up(const R* parts, int64_t count, int64_t size, void* out, const ParallelFor& parallel) {
+  if (!out) return;
+  parallel(size, 32768, [=](int64_t begin, int64_t end) HWY_ATTR {
+    R* sums = static_cast<R*>(out);
+    std::copy(parts + begin, parts + end, sums + begin);
+    for (int64_t part = 1; part < count; ++part)
+      for (int64_t i = begin; i < end; ++i) sums[i] += parts[part * size + i];
+  });
+}
+
+}  // namespace assay::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

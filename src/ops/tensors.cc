@@ -1,0 +1,63 @@
+#include "ops/tensors.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace assay::ops {
+
+void check_dims(const char* op, const char* argument, const at::Tensor& tensor, int64_t dims, const char* meaning) {
+  TORCH_CHECK_VALUE(tensor.dim() == dims && tensor.numel() > 0, op, ": ", argument, " has shape ", tensor.sizes(),
+                    ", expected ", meaning, ", none of them 0");
+}
+
+void check_shape(const char* op, const char* argument, const at::Tensor& tensor, at::IntArrayRef shape,
+                 const char* meaning) {
+  TORCH_CHECK_VALUE(tensor.sizes() == shape, op, ": ", argument, " has shape ", tensor.sizes(), ", expected ", meaning,
+                    " = ", shape);
+}
+
+void check_like(const char* op, const char* argument, const at::Tensor& tensor, const at::Tensor& like) {
+  TORCH_CHECK_VALUE(at::isFloatingType(tensor.scalar_type()), op, ": ", argument, " holds ", tensor.scalar_type(),
+                    ", expected floating-point numbers");
+  TORCH_CHECK_VALUE(tensor.device() == like.device(), op, ": ", argument, " is on ", tensor.device(),
+                    ", but the first argument is on ", like.device());
+}
+
+at::ScalarType sequence_dtype(std::initializer_list<at::Tensor> tensors) {
+  at::ScalarType dtype = at::kBFloat16;
+  for (const at::Tensor& tensor : tensors)
+    if (tensor.defined()) dtype = at::promote_types(dtype, tensor.scalar_type());  // bfloat16 with float16 is float32
+  return dtype;
+}
+at::ScalarType real_dtype(at::ScalarType sequence) { return sequence == at::kDouble ? at::kDouble : at::kFloat; }
+DType kernel_dtype(at::ScalarType sequence) {
+  return sequence == at::kDouble ? DType::f64 : sequence == at::kFloat ? DType::f32 : DType::bf16;
+}
+
+at::Tensor sequence(const OptionalTensor& tensor, at::ScalarType dtype) {
+  if (!tensor || !tensor->defined()) return {};
+  const at::Tensor cast = tensor->to(dtype);
+  int64_t stride = 1;
+  for (int64_t i = cast.dim() - 1; i >= 2; stride *= cast.size(i--))
+    if (cast.size(i) > 1 && cast.stride(i) != stride) return cast.contiguous();
+  return cast;
+}
+at::Tensor parameter(const OptionalTensor& tensor, at::ScalarType dtype) {
+  if (!tensor || !tensor->defined()) return {};
+  return tensor->to(dtype).contiguous();
+}
+
+View view(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};
+}
+void* data(const at::Tensor& tensor) { return tensor.defined() ? tensor.data_ptr() : nullptr; }
+
+Stream current_stream(const at::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
+at::Tensor workspace(size_t bytes, const at::Device& device) {
+  return at::empty({int64_t(bytes)}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+}  // namespace assay::ops
