@@ -1,0 +1,47 @@
+// Feed-forward layers, position by position: a plain one with GELU, and gated ones.            [Shazeer 2020, eq. 6]
+//   gelu: W₂ gelu(W₁ x)        geglu, swiglu: W₂ (act(G x) ⊙ U x)
+#include <torch/torch.h>
+
+#include "nn/layers.h"
+#include "nn/mixer.h"
+
+namespace assay::nn {
+namespace {
+
+at::Tensor gelu(const at::Tensor& x) { return at::gelu(x, "tanh"); }
+
+template <at::Tensor (*activation)(const at::Tensor&), bool gated>
+struct FeedForward final : Mixer {
+  struct Config {
+    int64_t d_ff = 0;
+    bool bias = false;
+    void fields(auto&& field) {
+      field("d_ff", d_ff, gated ? "hidden width; 0: 8/3 d_model, rounded up to 64" : "hidden width; 0: 4 d_model");
+      field("bias", bias, "biases on the projections");
+    }
+  };
+
+  FeedForward(Config c, int64_t d_model) {
+    const int64_t hidden = c.d_ff > 0 ? c.d_ff : gated ? (d_model * 8 / 3 + 63) / 64 * 64 : 4 * d_model;
+    in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, gated ? 2 * hidden : hidden, c.bias));
+    out_proj = register_module("out_proj", std::make_shared<Linear>(hidden, d_model, c.bias));
+  }
+
+  at::Tensor forward(const at::Tensor& x, State&) override {
+    const at::Tensor h = in_proj->forward(x);
+    if constexpr (!gated) return out_proj->forward(activation(h));
+    const auto parts = h.chunk(2, -1);
+    return out_proj->forward(activation(parts[0]) * parts[1]);
+  }
+
+  double mixing_flops(int64_t) const override { return 0; }
+
+  std::shared_ptr<Linear> in_proj, out_proj;
+};
+
+const RegisterChannelMixer<FeedForward<gelu, false>> plain("gelu", "W₂ gelu(W₁ x)", {{}, {.d_ff = 24, .bias = true}});
+const RegisterChannelMixer<FeedForward<gelu, true>> geglu("geglu", "W₂ (gelu(G x) ⊙ U x) [Shazeer 2020]", {{}});
+const RegisterChannelMixer<FeedForward<at::silu, true>> swiglu("swiglu", "W₂ (silu(G x) ⊙ U x) [Shazeer 2020]", {{}, {.d_ff = 40}});
+
+}  // namespace
+}  // namespace assay::nn

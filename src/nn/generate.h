@@ -1,0 +1,28 @@
+#pragma once
+// Sampling from a language model, one token at a time from its state.
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "nn/language_model.h"
+
+namespace assay::nn {
+
+struct Sampling {
+  double temperature = 1;  // 0: always the likeliest token, the lowest id among equals
+  int64_t top_k = 0;       // only the k likeliest; 0: all
+  double top_p = 1;        // then only the likeliest that together hold this share of what is left
+};
+void check(const Sampling& sampling);  // BadInput names the value
+
+// The token that `uniform` in [0, 1) picks. A pure function; Error when a logit is NaN or none is finite.
+int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform);
+
+// prompts [B, T ≥ 1] → the tokens that follow each, at most max_tokens; a sequence ends behind its `stop` (−1: none).
+// What row b becomes depends on its prompt and seeds[b] only, not on the rest of the batch (up to the rounding of the
+// logits). `progress` is called with the number of tokens made so far.
+std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts, int64_t max_tokens,
+                                           const Sampling& sampling, std::span<const uint64_t> seeds, int64_t stop = -1,
+                                           const std::function<void(int64_t)>& progress = {});
+
+}  // namespace assay::nn

@@ -1,0 +1,94 @@
+#pragma once
+// Families of models in Hugging Face's layout: what their settings and tensors are called here. A file a family.
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/registry.h"
+#include "nn/language_model.h"
+
+namespace assay::nn::hugging_face {
+
+// config.json. Messages name the file and the key.
+class Settings {
+ public:
+  Settings(nlohmann::json values, std::string where) : values_(std::move(values)), where_(std::move(where)) {}
+  template <class T>
+  T get(const std::string& key) const {
+    if (!has(key)) fail("{}: '{}' is missing. Nothing was written.", where_, key);
+    const nlohmann::json& value = values_.at(key);
+    if constexpr (std::is_same_v<T, bool>) check(key, value.is_boolean(), "true or false");
+    else if constexpr (std::is_integral_v<T>) check(key, value.is_number_integer(), "an integer");
+    else if constexpr (std::is_floating_point_v<T>) check(key, value.is_number(), "a number");
+    else if constexpr (std::is_same_v<T, std::string>) check(key, value.is_string(), "a string");
+    return value.get<T>();
+  }
+  template <class T>
+  T get(const std::string& key, T absent) const {
+    return has(key) ? get<T>(key) : absent;
+  }
+  // Only these values are understood; absent or null will do too. BadInput names key and value.
+  void expect(const std::string& key, const std::vector<nlohmann::json>& understood) const;
+  bool has(const std::string& key) const { return values_.contains(key) && !values_.at(key).is_null(); }
+  Settings child(const std::string& key) const;  // the object under `key`; empty when absent
+
+ private:
+  void check(const std::string& key, bool right, const char* expected) const {
+    if (!right) fail("{}: '{}' is {}, expected {}. Nothing was written.", where_, key, values_.at(key).dump(), expected);
+  }
+  nlohmann::json values_;
+  std::string where_;
+};
+
+enum class Layout { same, transposed, unsqueezed };  // theirs: as ours; [in, out]; [rows, 1, columns]
+
+struct Part {
+  std::string name;  // theirs
+  int64_t share = 1;  // of the rows of ours
+  Layout layout = Layout::same;
+};
+// Our tensor is theirs, brought into our layout and stacked by rows in this order.
+struct Rule {
+  std::string ours;
+  std::vector<Part> theirs;
+};
+
+// Values of [model] with every default written out, by dotted key.
+class Expanded {
+ public:
+  explicit Expanded(const ModelSpec& spec) : model_(ConfigNode::parse(spec.toml()).child("model")) {}
+  std::string text(const std::string& key) const;  // as TOML; "" when absent
+  template <class T>
+  T get(const std::string& key) const {
+    T value{};
+    const auto [table, name] = find(key);
+    table.read(Fields{{name, &value, ""}}, table.keys());
+    return value;
+  }
+
+ private:
+  std::pair<ConfigNode, std::string> find(const std::string& key) const;
+  ConfigNode model_;
+};
+
+struct Requirement {
+  std::string key;                    // of Expanded
+  std::vector<std::string> accepted;  // as TOML
+};
+
+struct Family {
+  std::string prefix;                  // of all names but the head's; files of the bare model leave it out
+  std::vector<std::string> left_out;   // endings of tensors that hold no parameters
+  std::vector<Requirement> requires_;  // what a model must be to have this layout
+  std::string (*toml)(const Settings&);            // [model] and its tables; BadInput for what is not understood
+  nlohmann::json (*config)(const Expanded&);       // what transformers reads
+  std::vector<Rule> (*rules)(const Expanded&);
+};
+Registry<Family>& families();
+
+struct AttentionShape {
+  int64_t heads, kv_heads, head_dim;
+};
+AttentionShape attention_shape(const Expanded& model);
+
+}  // namespace assay::nn::hugging_face

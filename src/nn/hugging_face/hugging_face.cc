@@ -1,0 +1,252 @@
+#include <torch/torch.h>
+
+#include "nn/hugging_face/hugging_face.h"
+
+#include <set>
+
+#include "nn/hugging_face/family.h"
+
+namespace assay::nn {
+namespace hugging_face {
+
+Registry<Family>& families() {
+  static Registry<Family> registry("Hugging Face model_type");
+  return registry;
+}
+
+void Settings::expect(const std::string& key, const std::vector<nlohmann::json>& understood) const {
+  if (!has(key) || std::ranges::find(understood, values_.at(key)) != understood.end()) return;
+  std::vector<std::string> words;
+  for (const auto& value : understood) words.push_back(value.dump());
+  fail("{}: '{}' = {} is not supported{}{}. Nothing was written.", where_, key, values_.at(key).dump(),
+       words.empty() ? "" : "; expected ", join(words, " or "));
+}
+
+Settings Settings::child(const std::string& key) const {
+  if (has(key)) check(key, values_.at(key).is_object(), "an object");
+  return {has(key) ? values_.at(key) : nlohmann::json::object(), where_ + ": " + key};
+}
+
+std::pair<ConfigNode, std::string> Expanded::find(const std::string& key) const {
+  const size_t dot = key.find('.');
+  return dot == std::string::npos ? std::pair(model_, key) : std::pair(model_.child(key.substr(0, dot)), key.substr(dot + 1));
+}
+
+std::string Expanded::text(const std::string& key) const {
+  const auto [table, name] = find(key);
+  return table.value(name);
+}
+
+AttentionShape attention_shape(const Expanded& m) {
+  AttentionShape shape{m.get<int64_t>("attention.num_heads"), m.get<int64_t>("attention.num_kv_heads"), m.get<int64_t>("attention.head_dim")};
+  if (shape.heads < 1 || shape.kv_heads < 0 || shape.head_dim < 0)
+    fail("model.attention: num_heads = {}, num_kv_heads = {}, head_dim = {} must be positive", shape.heads, shape.kv_heads, shape.head_dim);
+  if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
+  if (shape.head_dim == 0) shape.head_dim = m.get<int64_t>("d_model") / shape.heads;
+  return shape;
+}
+
+namespace {
+
+// "" when the model has the family's layout, else the first reason why not.
+std::string misfit(const Family& family, const Expanded& model) {
+  for (const auto& [key, accepted] : family.requires_)
+    if (std::ranges::find(accepted, model.text(key)) == accepted.end())
+      return fmt::format("model.{} = {} must be {}", key, model.text(key), join(accepted, " or "));
+  try {
+    family.config(model);
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "";
+}
+
+const std::string family_of(const ModelSpec& spec) {
+  const Expanded model(spec);
+  std::string reasons;
+  for (const std::string& name : families().names()) {
+    const std::string reason = misfit(families().at(name), model);
+    if (reason.empty()) return name;
+    reasons += fmt::format("\n  {}: {}", name, reason);
+  }
+  fail("no Hugging Face layout that is known here fits this model:{}\nNothing was written.", reasons);
+}
+
+at::Tensor to_our_layout(const at::Tensor& theirs, Layout layout) {
+  if (layout == Layout::transposed) return theirs.t();
+  return layout == Layout::unsqueezed ? theirs.squeeze(1) : theirs;
+}
+
+at::Tensor to_their_layout(const at::Tensor& ours, Layout layout) {
+  if (layout == Layout::transposed) return ours.t();
+  return layout == Layout::unsqueezed ? ours.unsqueeze(1) : ours;
+}
+
+int64_t total_share(const Rule& rule) {
+  int64_t total = 0;
+  for (const Part& part : rule.theirs) total += part.share;
+  return total;
+}
+
+// Their tensors by the names of the whole model, without what holds no parameters.
+std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedTensors& theirs, const std::string& where) {
+  const bool bare = std::ranges::none_of(theirs, [&](const auto& t) { return t.first.starts_with(family.prefix); });
+  std::map<std::string, at::Tensor> found;
+  for (const auto& [name, tensor] : theirs) {
+    if (std::ranges::any_of(family.left_out, [&](const auto& ending) { return name.ends_with(ending); })) continue;
+    const std::string whole = bare && name != "lm_head.weight" ? family.prefix + name : name;
+    if (!found.emplace(whole, tensor).second) fail("{}: tensor '{}' stands there twice", where, whole);
+  }
+  return found;
+}
+
+class Taken {
+ public:
+  Taken(std::map<std::string, at::Tensor> tensors, std::string where) : tensors_(std::move(tensors)), where_(std::move(where)) {}
+
+  at::Tensor take(const Rule& rule) {
+    std::vector<at::Tensor> parts;
+    int64_t rows = 0;
+    for (const Part& part : rule.theirs) rows += parts.emplace_back(take(part)).size(0);
+    for (size_t i = 0; i < parts.size(); ++i)
+      if (parts[i].size(0) * total_share(rule) != rows * rule.theirs[i].share || parts[i].sizes().slice(1) != parts[0].sizes().slice(1))
+        fail("{}: tensor '{}' is {}, which does not fit config.json and the tensors beside it", where_, rule.theirs[i].name, shape(parts[i]));
+    return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
+  }
+
+  // A tied head may be stored again; it must then be the embedding.
+  void drop_tied_head(const at::Tensor& embedding) {
+    const auto head = tensors_.find("lm_head.weight");
+    if (head == tensors_.end() || taken_.contains(head->first)) return;
+    if (!at::equal(head->second, embedding))
+      fail("{}: 'lm_head.weight' differs from the embedding that config.json ties it to (tie_word_embeddings)", where_);
+    taken_.insert(head->first);
+  }
+
+  void expect_all_taken() const {
+    for (const auto& [name, tensor] : tensors_)
+      if (!taken_.contains(name)) fail("{}: unknown tensor '{}' {}; the model of config.json has none of that name", where_, name, shape(tensor));
+  }
+
+ private:
+  static std::string shape(const at::Tensor& x) { return fmt::format("[{}]", fmt::join(x.sizes(), ", ")); }
+
+  at::Tensor take(const Part& part) {
+    const auto found = tensors_.find(part.name);
+    if (found == tensors_.end()) {
+      std::vector<std::string> names;
+      for (const auto& [name, tensor] : tensors_) names.push_back(name);
+      fail("{}: tensor '{}' is missing{}", where_, part.name, did_you_mean(part.name, names));
+    }
+    const at::Tensor& x = found->second;
+    const bool right = part.layout == Layout::unsqueezed ? x.dim() == 3 && x.size(1) == 1
+                       : part.layout == Layout::transposed ? x.dim() == 2
+                                                           : x.dim() == 1 || x.dim() == 2;
+    if (!right) fail("{}: tensor '{}' has the shape {}, which is not that of its family", where_, part.name, shape(x));
+    taken_.insert(part.name);
+    return to_our_layout(x, part.layout);
+  }
+
+  std::map<std::string, at::Tensor> tensors_;
+  std::string where_;
+  std::set<std::string> taken_;
+};
+
+nlohmann::json read_json(const fs::path& file) {
+  nlohmann::json values = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  if (!values.is_object()) fail("{}: is no JSON object. Nothing was written.", file.string());
+  return values;
+}
+
+NamedTensors load_shards(const fs::path& index) {
+  std::set<std::string> files;
+  const nlohmann::json map = read_json(index).value("weight_map", nlohmann::json());
+  for (const auto& [name, file] : map.items()) {
+    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>())
+      fail("{}: '{}' lies in {}, which is no file name", index.string(), name, file.dump());
+    files.insert(file.get<std::string>());
+  }
+  NamedTensors tensors;
+  for (const std::string& file : files)
+    for (auto& tensor : load_tensors(index.parent_path() / file)) tensors.push_back(std::move(tensor));
+  return tensors;
+}
+
+NamedTensors load_weights(const fs::path& folder) {
+  const fs::path whole = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
+  if (fs::exists(whole)) return load_tensors(whole);
+  if (fs::exists(index)) return load_shards(index);
+  fail("{}: holds neither model.safetensors nor model.safetensors.index.json (weights in PyTorch's .bin files must be converted first). "
+       "Nothing was written.", folder.string());
+}
+
+}  // namespace
+}  // namespace hugging_face
+
+using namespace hugging_face;
+
+ModelSpec hugging_face_spec(const fs::path& folder) {
+  const fs::path file = folder / "config.json";
+  const Settings settings(read_json(file), file.string());
+  const Family& family = families().at(settings.get<std::string>("model_type"));
+  settings.expect("quantization_config", {});
+  return ModelSpec::read(ConfigNode::parse(family.toml(settings), file.string()).child("model"));
+}
+
+nlohmann::json hugging_face_config(const ModelSpec& spec) {
+  const std::string name = family_of(spec);
+  nlohmann::json config = families().at(name).config(Expanded(spec));
+  config["model_type"] = name, config["vocab_size"] = spec.config.vocab_size, config["dtype"] = "float32";
+  config["bos_token_id"] = config["eos_token_id"] = config["pad_token_id"] = nullptr;
+  return config;
+}
+
+NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs, const std::string& where) {
+  const Family& family = families().at(family_of(spec));
+  if (spec.config.num_layers > int64_t(theirs.size()))
+    fail("{}: holds {} tensors, too few for the {} layers of config.json", where, theirs.size(), spec.config.num_layers);
+  Taken tensors(whole_names(family, theirs, where), where);
+  NamedTensors ours;
+  for (const Rule& rule : family.rules(Expanded(spec))) ours.emplace_back(rule.ours, tensors.take(rule));
+  const at::Tensor& embedding = ours.front().second;
+  if (spec.config.tie_embeddings) tensors.drop_tied_head(embedding);
+  tensors.expect_all_taken();
+  if (embedding.sizes() != at::IntArrayRef{spec.config.vocab_size, spec.config.d_model})
+    fail("{}: the embedding is [{}], but config.json asks for [{}, {}]", where, fmt::join(embedding.sizes(), ", "), spec.config.vocab_size,
+         spec.config.d_model);
+  return ours;
+}
+
+NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours) {
+  const std::map<std::string, at::Tensor> found(ours.begin(), ours.end());
+  NamedTensors theirs;
+  for (const Rule& rule : families().at(family_of(spec)).rules(Expanded(spec))) {
+    const at::Tensor& whole = found.at(rule.ours);
+    int64_t begin = 0;
+    for (const Part& part : rule.theirs) {
+      const int64_t rows = whole.size(0) / total_share(rule) * part.share;
+      theirs.emplace_back(part.name, to_their_layout(whole.narrow(0, begin, rows), part.layout).contiguous());
+      begin += rows;
+    }
+  }
+  return theirs;
+}
+
+std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder) {
+  const ModelSpec spec = hugging_face_spec(folder);
+  const NamedTensors tensors = from_hugging_face(spec, load_weights(folder), folder.string());
+  auto model = std::make_shared<LanguageModel>(spec);
+  copy_tensors(tensors, named_parameters_of(*model), folder.string());
+  return model;
+}
+
+void write_hugging_face(const fs::path& folder, const LanguageModel& model, const nlohmann::json& settings) {
+  nlohmann::json config = hugging_face_config(model.spec);
+  config.update(settings);
+  const NamedTensors tensors = to_hugging_face(model.spec, named_parameters_of(model));
+  make_folder(folder);
+  save_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+  write_file(folder / "config.json", config.dump(2) + "\n");
+}
+
+}  // namespace assay::nn

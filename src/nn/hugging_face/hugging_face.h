@@ -1,0 +1,25 @@
+#pragma once
+// Models in Hugging Face's layout: a folder with config.json and model.safetensors (or its shards). Families: gpt2, llama,
+// mamba; a file a family lies beside this one.
+#include <nlohmann/json_fwd.hpp>
+#include <memory>
+
+#include "nn/language_model.h"
+#include "nn/tensors.h"
+
+namespace assay::nn {
+
+// The model that a folder's config.json describes. BadInput names each setting that is not understood.
+ModelSpec hugging_face_spec(const fs::path& folder);
+// config.json as transformers reads it. BadInput, with the reason for each family, when none has this layout.
+nlohmann::json hugging_face_config(const ModelSpec& spec);
+
+// Renames and lays out anything that has a model's names and shapes: weights, gradients, moments. Exact both ways.
+NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs, const std::string& where);
+NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours);
+
+std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder);
+// Writes config.json and model.safetensors. `settings` are laid over config.json (ids of special tokens).
+void write_hugging_face(const fs::path& folder, const LanguageModel& model, const nlohmann::json& settings);
+
+}  // namespace assay::nn

@@ -1,0 +1,196 @@
+#include "nn/language_model.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "base/random.h"
+#include "nn/lm_loss.h"
+#include "nn/recompute.h"
+
+namespace assay::nn {
+namespace {
+
+void check(const ConfigNode& model, const ModelConfig& c) {
+  const auto need = [&](bool good, const char* key, const std::string& expected) {
+    if (!good) fail("{}: model.{} must be {}. Nothing was changed.", model.where(key), key, expected);
+  };
+  need(c.vocab_size >= 0, "vocab_size", "positive, or 0 for that of the data");
+  need(c.d_model > 0, "d_model", "positive");
+  need(c.num_layers > 0, "num_layers", "positive");
+  need(!c.pattern.empty(), "pattern", "a list of at least one mixer");
+  need(c.norm == "rmsnorm" || c.norm == "layernorm", "norm", "rmsnorm or layernorm");
+  need(c.norm_eps > 0, "norm_eps", "positive");
+  need(c.positions == "none" || c.positions == "learned", "positions", "none or learned");
+  need(c.max_positions >= 0, "max_positions", "positive, or 0 for the sequence length of the training");
+}
+
+std::vector<std::string> parts_of(const ModelConfig& config) {
+  std::vector<std::string> parts;
+  for (const std::string& name : config.pattern)
+    if (std::ranges::find(parts, name) == parts.end()) parts.push_back(name);
+  if (config.channel_mixer != "none") parts.push_back(config.channel_mixer);
+  return parts;
+}
+
+const MixerEntry& entry(const std::string& part) {
+  return mixers().contains(part) ? mixers().at(part) : channel_mixers().at(part);
+}
+
+}  // namespace
+
+ModelSpec ModelSpec::read(const ConfigNode& model) {
+  std::vector<std::string> tables = mixers().names();
+  for (const std::string& name : channel_mixers().names()) tables.push_back(name);
+  ModelSpec spec{{}, model};
+  model.read(spec.config, tables);
+  check(model, spec.config);
+  for (const std::string& name : spec.config.pattern) mixers().at(name);
+  if (spec.config.channel_mixer != "none") channel_mixers().at(spec.config.channel_mixer);
+  const auto parts = parts_of(spec.config);
+  for (const std::string& table : tables)
+    if (model.has(table) && std::ranges::find(parts, table) == parts.end())
+      fail("{}: a table for '{}', which is not a part of this model ({}). Nothing was changed.", model.where(table), table, join(parts));
+  for (const std::string& part : parts) entry(part).expand(model.child(part));  // throws on unknown keys
+  return spec;
+}
+
+std::string ModelSpec::toml() const {
+  ModelConfig c = config;
+  std::string out = "[model]\n" + to_toml(fields_of(c));
+  for (const std::string& part : parts_of(config)) out += "\n[model." + part + "]\n" + entry(part).expand(tables.child(part));
+  return out;
+}
+
+int64_t ModelState::bytes() const {
+  int64_t total = 0;
+  for (const State& state : layers) total += state.bytes();
+  return total;
+}
+
+Layer::Layer(const ModelSpec& spec, const std::string& name) {
+  const ModelConfig& c = spec.config;
+  mixer_norm = register_module("mixer_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
+  mixer = register_module("mixer", mixers().at(name).make(spec.tables.child(name), c.d_model));
+  if (c.channel_mixer == "none") return;
+  channel_norm = register_module("channel_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
+  channel_mixer = register_module("channel_mixer", channel_mixers().at(c.channel_mixer).make(spec.tables.child(c.channel_mixer), c.d_model));
+}
+
+at::Tensor Layer::forward(at::Tensor x, State& state) {
+  const bool one_token = x.size(1) == 1 && !x.requires_grad();
+  const at::Tensor h = mixer_norm->forward(x);
+  x = x + (one_token ? mixer->step(h.squeeze(1), state).unsqueeze(1) : mixer->forward(h, state));
+  return channel_mixer ? x + channel_mixer->forward(channel_norm->forward(x), state) : x;
+}
+
+LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
+  const ModelConfig& c = spec.config;
+  if (c.vocab_size < 1) fail("model.vocab_size = {} must be positive", c.vocab_size);
+  if (c.positions == "learned" && c.max_positions < 1) fail("model.positions = learned needs model.max_positions");
+  embedding = register_parameter("embedding", torch::zeros({c.vocab_size, c.d_model}));
+  if (c.positions == "learned") positions = register_parameter("positions", torch::zeros({c.max_positions, c.d_model}));
+  for (int64_t i = 0; i < c.num_layers; ++i)
+    layers.push_back(register_module("layers_" + std::to_string(i),
+                                     std::make_shared<Layer>(spec, c.pattern[size_t(i) % c.pattern.size()])));
+  norm = register_module("norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
+  if (!c.tie_embeddings) head = register_module("head", std::make_shared<Linear>(c.d_model, c.vocab_size, false));
+}
+
+const at::Tensor& LanguageModel::head_weight() const { return head ? head->weight : embedding; }
+
+at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
+  const int64_t time = tokens.size(1);
+  state.layers.resize(layers.size());
+  at::Tensor x = at::embedding(embedding, tokens);
+  if (positions.defined()) {
+    if (state.position + time > positions.size(0))
+      fail("position {} is beyond model.max_positions = {}", state.position + time, positions.size(0));
+    x = x + positions.slice(0, state.position, state.position + time);
+  }
+  x = x.to(compute_dtype == at::kFloat ? embedding.scalar_type() : compute_dtype);
+  if (watch) watch(-1, x);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (recompute_activations && at::GradMode::is_enabled())
+      x = recomputed([layer = layers[i]](const at::Tensor& input) { State fresh; return layer->forward(input, fresh); }, x);
+    else
+      x = layers[i]->forward(x, state.layers[i]);
+    if (watch) watch(int64_t(i), x);
+  }
+  state.position += time;
+  return norm->forward(x);
+}
+
+at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
+  const at::Tensor h = hidden(tokens, state);
+  return at::linear(h, head_weight().to(h.scalar_type()));
+}
+
+at::Tensor LanguageModel::loss(const at::Tensor& tokens) {
+  ModelState state;
+  const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
+  return lm_loss(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten());
+}
+
+at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {
+  const at::NoGradGuard no_grad;
+  ModelState state;
+  const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
+  return lm_token_losses(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten()).view({tokens.size(0), -1});
+}
+
+void LanguageModel::initialise(uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  const double residual = 0.02 / std::sqrt(2.0 * double(layers.size()));  // projections back into the stream [GPT-2, §2.3]
+  const auto generator = [&](const std::string& name) {
+    return at::make_generator<at::CPUGeneratorImpl>(Random(seed, "initialise " + name).next());
+  };
+  const auto fill = [&](const std::string& name, at::Tensor parameter) {
+    if (parameter.dim() < 2) return;
+    parameter.normal_(0, name.ends_with("out_proj.weight") ? residual : 0.02, generator(name));
+  };
+  for (auto& item : named_parameters()) {
+    const std::string& name = item.key();
+    at::Tensor parameter = item.value();
+    const size_t mixer = name.find(".mixer.");
+    const bool done = mixer != std::string::npos &&
+                      layers[std::stoul(name.substr(7))]->mixer->initialise(name.substr(mixer + 7), parameter, generator(name));
+    if (!done && !name.ends_with("A_log")) fill(name, parameter);
+  }
+}
+
+double LanguageModel::forward_flops(int64_t time) {
+  double flops = 2.0 * double(head_weight().numel());
+  for (const auto& layer : layers) {
+    for (const auto& item : layer->named_parameters())
+      if (item.key().ends_with("proj.weight") || item.key().ends_with("qkv.weight")) flops += 2.0 * double(item.value().numel());
+    flops += layer->mixer->mixing_flops(time);
+  }
+  return flops;
+}
+
+int64_t LanguageModel::parameter_count() {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : parameters()) count += parameter.numel();
+  return count;
+}
+
+int64_t LanguageModel::state_bytes(int64_t time) {
+  const at::NoGradGuard no_grad;
+  const auto bytes = [&](int64_t length) {
+    int64_t total = 0;
+    for (const auto& layer : layers) {
+      State state;
+      layer->mixer->forward(at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype)), state);
+      total += state.bytes();
+    }
+    return total;
+  };
+  constexpr int64_t counted = 1024;  // beyond it a state grows by as much a token as it did there, or not at all
+  if (time <= counted) return bytes(time);
+  const int64_t last = bytes(counted);
+  return last + (last - bytes(counted - 1)) * (time - counted);
+}
+
+}  // namespace assay::nn

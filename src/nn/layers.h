@@ -1,0 +1,41 @@
+#pragma once
+// Parts that mixers and models share. Parameters are kept in fp32 (or fp64); each layer computes in the dtype of its
+// input, so a model runs in bf16 by being fed bf16, and its parameters are the master weights.
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+
+namespace assay::nn {
+
+// y = x Wᵀ + b; weight [out, in], bias [out] or absent.
+struct Linear : torch::nn::Module {
+  Linear(int64_t in, int64_t out, bool with_bias);
+  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor weight, bias;
+};
+
+// "rmsnorm": x / sqrt(mean x² + eps) ⊙ weight. "layernorm": (x − mean) / sqrt(var + eps) ⊙ weight + bias. Last dimension.
+struct Norm : torch::nn::Module {
+  Norm(const std::string& kind, int64_t size, double eps);
+  at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor weight, bias;
+  double eps;
+};
+
+// Rotary position embedding on the two halves of a head.                                   [RoFormer, eq. 34]
+//   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ),  θ = position · base^(−2i/D)
+// x [B, T, H, D]; the first of the T positions is `offset`.
+class Rotary {
+ public:
+  Rotary(int64_t head_dim, double base) : head_dim_(head_dim), base_(base) {}
+  at::Tensor operator()(const at::Tensor& x, int64_t offset) const;
+
+ private:
+  int64_t head_dim_;
+  double base_;
+  mutable at::Tensor cos_, sin_;  // [positions seen so far, D/2], of the last device and dtype used
+};
+
+}  // namespace assay::nn

@@ -1,0 +1,79 @@
+#include "nn/lm_loss.h"
+
+#include <torch/torch.h>
+
+namespace assay::nn {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+// Rows of logits at a time: enough to keep the matrix unit busy, few enough to stay in cache (CPU) or spare memory (GPU).
+int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
+  const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
+  return std::max<int64_t>(64, elements / vocabulary);
+}
+
+Tensor log_probabilities(const Tensor& hidden, const Tensor& weight) {
+  const Tensor logits = at::linear(hidden, weight);
+  if (logits.is_cuda() && logits.scalar_type() == at::kBFloat16) return at::_log_softmax(logits, 1, false).to(at::kFloat);
+  return at::log_softmax(logits, 1, logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+struct LmLoss : torch::autograd::Function<LmLoss> {
+  static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& master, const Tensor& targets) {
+    const Tensor weight = master.to(hidden.scalar_type());
+    const int64_t count = hidden.size(0), rows = rows_at_once(hidden, weight.size(0));
+    Tensor loss = at::zeros({}, hidden.options().dtype(at::promote_types(hidden.scalar_type(), at::kFloat)));
+    Tensor dhidden = at::empty_like(hidden), dweight = at::zeros_like(master);
+    for (int64_t begin = 0; begin < count; begin += rows) {
+      const int64_t end = std::min(begin + rows, count);
+      const Tensor h = hidden.slice(0, begin, end), target = targets.slice(0, begin, end).unsqueeze(1);
+      Tensor p = log_probabilities(h, weight);
+      loss -= p.gather(1, target).sum();
+      p.exp_().scatter_add_(1, target, at::full_like(target, -1, p.options())).div_(double(count));
+      const Tensor dlogits = p.to(h.scalar_type());
+      Tensor dh = dhidden.slice(0, begin, end);
+      at::mm_out(dh, dlogits, weight);
+      accumulate(dweight, dlogits, h);
+    }
+    context->save_for_backward({dhidden, dweight});
+    return loss / double(count);
+  }
+
+  // dweight += dlogitsᵀ h, summed in the precision of the master weights.
+  static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h) {
+    if (dweight.scalar_type() == h.scalar_type())
+      dweight.addmm_(dlogits.t(), h);
+    else
+      dweight += at::mm(dlogits.t(), h);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradient) {
+    const auto saved = context->get_saved_variables();
+    const auto scaled = [&](const Tensor& x) { return x * gradient[0].to(x.scalar_type()); };
+    return {scaled(saved[0]), scaled(saved[1]), Variable()};
+  }
+};
+
+}  // namespace
+
+Tensor lm_loss(const Tensor& hidden, const Tensor& weight, const Tensor& targets) {
+  return LmLoss::apply(hidden, weight, targets);
+}
+
+Tensor lm_token_losses(const Tensor& hidden, const Tensor& master, const Tensor& targets) {
+  const at::NoGradGuard no_grad;
+  const Tensor weight = master.to(hidden.scalar_type());
+  const int64_t rows = rows_at_once(hidden, weight.size(0));
+  std::vector<Tensor> losses;
+  for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
+    const auto part = [&](const Tensor& x) { return x.slice(0, begin, std::min(begin + rows, hidden.size(0))); };
+    losses.push_back(-log_probabilities(part(hidden), weight).gather(1, part(targets).unsqueeze(1)).squeeze(1));
+  }
+  return at::cat(losses);
+}
+
+}  // namespace assay::nn

@@ -1,0 +1,88 @@
+#pragma once
+// A sequence mixer: the part of an architecture that moves information between positions.
+//
+// One law for every mixer: wherever a sequence is cut, the output is the same. forward() takes a piece of any length and
+// the state left by the pieces before it; step() is its fast special case for one token. One piece is the parallel form,
+// pieces of C the chunked form, pieces of one token decoding. tests/nn/mixer_forms_test.cc proves it for every entry.
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/config.h"
+#include "base/registry.h"
+
+namespace assay::nn {
+
+// What a mixer carries from one piece to the next, by name. Empty at the start of a sequence.
+class State {
+ public:
+  std::optional<at::Tensor> find(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? std::nullopt : std::optional(found->second);
+  }
+  at::Tensor& operator[](const std::string& name) { return tensors_[name]; }
+  const std::map<std::string, at::Tensor>& tensors() const { return tensors_; }
+  int64_t bytes() const;  // counted from the tensors, not declared
+
+ private:
+  std::map<std::string, at::Tensor> tensors_;
+};
+
+struct Mixer : torch::nn::Module {
+  // x [B, T, d_model], any T ≥ 1 → [B, T, d_model], dtype of x. Reads the state and replaces it.
+  virtual at::Tensor forward(const at::Tensor& x, State& state) = 0;
+  // x [B, d_model] → [B, d_model]; the same function for one token.
+  virtual at::Tensor step(const at::Tensor& x, State& state) { return forward(x.unsqueeze(1), state).squeeze(1); }
+  // Forward FLOPs a token at sequence length `time`, beyond those of the Linear layers (which the model counts).
+  virtual double mixing_flops(int64_t time) const = 0;
+  // Sets a parameter that the model's rule (N(0, 0.02) for matrices, constructor's value for the rest) does not suit.
+  virtual bool initialise(const std::string& /*name*/, at::Tensor& /*parameter*/, at::Generator) { return false; }
+};
+
+struct MixerEntry {
+  std::shared_ptr<Mixer> (*make)(const ConfigNode& table, int64_t d_model);
+  Fields (*fields)();                         // with the defaults; for `assay describe`
+  std::string (*expand)(const ConfigNode&);   // the table with every default written out, as TOML
+  std::string about;                          // formula and source
+  std::vector<std::string> examples;          // the small configs it is tested as, as TOML
+};
+Registry<MixerEntry>& mixers();          // sequence mixers, one file each in mixers/
+Registry<MixerEntry>& channel_mixers();  // feed-forward layers, in channel_mixers/
+
+// const RegisterMixer<Retention> registered("retention", "S_t = γ S_{t−1} + k_t v_tᵀ [RetNet, eq. 5–7]", {{}, {.num_heads = 3}});
+template <class M, Registry<MixerEntry>& (*registry)() = mixers>
+struct RegisterMixer {
+  using Config = typename M::Config;
+  RegisterMixer(const std::string& name, std::string about, std::vector<Config> tested_as) {
+    MixerEntry entry;
+    entry.make = [](const ConfigNode& table, int64_t d_model) -> std::shared_ptr<Mixer> {
+      return std::make_shared<M>(read(table), d_model);
+    };
+    entry.fields = [] {
+      static Config defaults;
+      return fields_of(defaults);
+    };
+    entry.expand = [](const ConfigNode& table) {
+      Config config = read(table);
+      return to_toml(fields_of(config));
+    };
+    entry.about = std::move(about);
+    for (Config& config : tested_as) entry.examples.push_back(to_toml(fields_of(config)));
+    registry().add(name, std::move(entry));
+  }
+  static Config read(const ConfigNode& table) {
+    Config config;
+    table.read(config);
+    return config;
+  }
+};
+template <class M>
+using RegisterChannelMixer = RegisterMixer<M, channel_mixers>;
+
+}  // namespace assay::nn

@@ -1,0 +1,72 @@
+#include <torch/torch.h>
+
+#include "nn/model_files.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "nn/hugging_face/hugging_face.h"
+
+namespace assay::nn {
+namespace {
+
+OpenModel read_model(const fs::path& config, const fs::path& weights) {
+  const NamedTensors tensors = load_tensors(weights);
+  auto model = std::make_shared<LanguageModel>(ModelSpec::read(ConfigNode::read_file(config).child("model")));
+  copy_tensors(tensors, named_parameters_of(*model), weights.string());
+  return {std::move(model), weights, {}};
+}
+
+// Beside the model, or in the store that the run was trained on.
+fs::path find_tokenizer(const fs::path& folder) {
+  if (fs::exists(folder / "tokenizer.model")) return folder / "tokenizer.model";
+  if (!fs::exists(folder / "run.json")) return {};
+  const auto run = nlohmann::json::parse(read_file(folder / "run.json"), nullptr, /*allow_exceptions=*/false);
+  if (!run.is_object() || !run.contains("data_folder") || !run["data_folder"].is_string()) return {};
+  const fs::path store = run["data_folder"].get<std::string>();
+  return fs::exists(store / "tokenizer.model") ? store / "tokenizer.model" : fs::path();
+}
+
+}  // namespace
+
+std::map<int64_t, fs::path> checkpoints(const fs::path& run) {
+  std::map<int64_t, fs::path> found;
+  if (!fs::is_directory(run / "checkpoints")) return found;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step-") && name.size() > 5 && name.size() < 24 && std::all_of(name.begin() + 5, name.end(), isdigit))
+      found[std::stoll(name.substr(5))] = entry.path();
+  }
+  return found;
+}
+
+OpenModel open_model(const fs::path& path) {
+  const auto open = [](const fs::path& home, const fs::path& weights) {
+    OpenModel opened = read_model(home / "config.toml", weights);
+    opened.tokenizer = find_tokenizer(home);
+    return opened;
+  };
+  const auto found = checkpoints(path);
+  if (!found.empty()) return open(path, found.rbegin()->second / "model.safetensors");
+  if (fs::exists(path / "config.toml") && fs::exists(path / "model.safetensors")) return open(path, path / "model.safetensors");
+  if (fs::exists(path / "config.json")) return {read_hugging_face(path), path / "model.safetensors", find_tokenizer(path)};
+  const fs::path run = fs::absolute(path / "").parent_path().parent_path().parent_path();
+  if (fs::exists(path / "model.safetensors") && fs::exists(run / "config.toml")) return open(run, path / "model.safetensors");
+  if (fs::exists(path / "config.toml")) fail("{}: a run without a checkpoint; train it first", path.string());
+  if (!fs::exists(path)) fail("{}: no such model", path.string());
+  fail("{}: is no model. Expected a run (config.toml, checkpoints/), a checkpoint of one, an imported model (config.toml, "
+       "model.safetensors) or a Hugging Face folder (config.json, model.safetensors)", path.string());
+}
+
+void save_model(const fs::path& folder, const LanguageModel& model, const fs::path& tokenizer) {
+  if (fs::exists(folder)) fail("{}: is there already; choose another folder. Nothing was written.", folder.string());
+  const fs::path temporary = folder.string() + ".writing";
+  fs::remove_all(temporary);
+  make_folder(temporary);
+  write_file(temporary / "config.toml", model.spec.toml());
+  save_tensors(temporary / "model.safetensors", named_parameters_of(model));
+  if (!tokenizer.empty()) fs::copy_file(tokenizer, temporary / "tokenizer.model");
+  publish_folder(temporary, folder);
+}
+
+}  // namespace assay::nn

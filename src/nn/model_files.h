@@ -1,0 +1,26 @@
+#pragma once
+// Trained models on disk, whatever wrote them.
+#include <map>
+#include <memory>
+
+#include "nn/language_model.h"
+#include "nn/tensors.h"
+
+namespace assay::nn {
+
+struct OpenModel {
+  std::shared_ptr<LanguageModel> model;  // on the CPU, in fp32
+  fs::path weights;                      // the file they were read from
+  fs::path tokenizer;                    // the SentencePiece model that belongs to it; empty when none is found
+};
+// `path`: a run (its newest checkpoint), RUN/checkpoints/step-N, an imported model, or a Hugging Face folder.
+// BadInput says what was looked for.
+OpenModel open_model(const fs::path& path);
+
+// An imported model: {config.toml, model.safetensors, tokenizer.model if there is one}. The folder appears whole.
+// BadInput when it is there already.
+void save_model(const fs::path& folder, const LanguageModel& model, const fs::path& tokenizer);
+
+std::map<int64_t, fs::path> checkpoints(const fs::path& run);  // by step
+
+}  // namespace assay::nn
