@@ -1,0 +1,79 @@
+#include "train/checkpoint.h"
+
+#include <torch/torch.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace assay::train {
+namespace {
+
+using Json = nlohmann::json;
+
+nn::NamedTensors parameters(const nn::LanguageModel& model) {
+  nn::NamedTensors out;
+  for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value());
+  return out;
+}
+
+std::map<int64_t, fs::path> checkpoints(const fs::path& run) {
+  std::map<int64_t, fs::path> found;
+  if (!fs::is_directory(run / "checkpoints")) return found;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos && name.size() > 5)
+      found[std::stoll(name.substr(5))] = entry.path();
+  }
+  return found;
+}
+
+// Every double as its shortest exact text: JSON then reads back the same bits.
+template <class Visit>
+void visit(auto& p, Visit&& field) {
+  field("step", p.step), field("interval_loss", p.interval_loss), field("interval_steps", p.interval_steps);
+  field("evaluation_loss", p.evaluation_loss), field("evaluation_steps", p.evaluation_steps);
+  field("mean_loss", p.mean_loss), field("seconds", p.seconds);
+}
+
+}  // namespace
+
+void save_checkpoint(const fs::path& run, const nn::LanguageModel& model, const AdamW& optimizer, const Progressed& progressed) {
+  const fs::path folder = run / "checkpoints" / fmt::format("step-{}", progressed.step);
+  if (fs::exists(folder)) return;  // the same step of the same run: the same bytes
+  const fs::path temporary = run / "checkpoints" / "writing";
+  fs::remove_all(temporary);
+  make_folder(temporary);
+  nn::save_tensors(temporary / "model.safetensors", parameters(model));
+  nn::save_tensors(temporary / "optimizer.safetensors", optimizer.moments());
+  Json state;
+  visit(progressed, [&](const char* name, const auto& value) { state[name] = value; });
+  write_file(temporary / "state.json", state.dump(1) + "\n");
+  publish_folder(temporary, folder);
+}
+
+Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, AdamW& optimizer) {
+  Progressed progressed;
+  try {
+    const Json state = Json::parse(read_file(folder / "state.json"));
+    visit(progressed, [&](const char* name, auto& value) { state.at(name).get_to(value); });
+  } catch (const Json::exception& error) {
+    fail("{}: broken checkpoint: {}", (folder / "state.json").string(), error.what());
+  }
+  nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), parameters(model), (folder / "model.safetensors").string());
+  nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(), (folder / "optimizer.safetensors").string());
+  return progressed;
+}
+
+std::optional<fs::path> newest_checkpoint(const fs::path& run) {
+  const auto found = checkpoints(run);
+  return found.empty() ? std::nullopt : std::optional(found.rbegin()->second);
+}
+
+void prune_checkpoints(const fs::path& run, const std::vector<int64_t>& keep_steps) {
+  const auto found = checkpoints(run);
+  size_t left = found.size();
+  for (const auto& [step, folder] : found)
+    if (left-- > 2 && std::ranges::find(keep_steps, step) == keep_steps.end()) fs::remove_all(folder);
+}
+
+}  // namespace assay::train

@@ -1,0 +1,63 @@
+#pragma once
+// What [train] holds. Every run records it with all defaults written out.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+
+namespace assay::train {
+
+struct TrainConfig {
+  int64_t steps = 0, tokens = 0;
+  int64_t batch_size = 8, micro_batch_size = 0, sequence_length = 256;
+  double learning_rate = 1e-3;
+  int64_t warmup_steps = 0;
+  std::string schedule = "linear";
+  double final_learning_rate = 0, decay_fraction = 0.2;
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, clip = 1;
+  int64_t seed = 0;
+  std::vector<std::string> domains, eval_sets;
+  std::vector<double> weights;
+  int64_t eval_every = 0, eval_tokens = 0, checkpoint_every = 0, log_every = 0;
+  std::vector<int64_t> keep_steps;
+  std::string precision = "auto";
+  bool recompute_activations = false;
+  double spike = 3;
+  void fields(auto&& field) {
+    field("steps", steps, "optimizer steps; give steps or tokens");
+    field("tokens", tokens, "training tokens, rounded up to whole steps");
+    field("batch_size", batch_size, "sequences a step");
+    field("micro_batch_size", micro_batch_size, "sequences at once; gradients are summed over a step; 0: batch_size");
+    field("sequence_length", sequence_length, "tokens a sequence");
+    field("learning_rate", learning_rate, "peak");
+    field("warmup_steps", warmup_steps, "linear from 0");
+    field("schedule", schedule, "after the warm-up: linear, cosine, wsd (constant, then linear decay) or constant");
+    field("final_learning_rate", final_learning_rate, "at the last step, as a share of the peak");
+    field("decay_fraction", decay_fraction, "wsd: share of the steps that decay");
+    field("beta1", beta1, "AdamW"), field("beta2", beta2, "AdamW"), field("epsilon", epsilon, "AdamW");
+    field("weight_decay", weight_decay, "decoupled, on weight matrices only");
+    field("clip", clip, "largest norm of the gradient; 0: none");
+    field("seed", seed, "of weights and data order");
+    field("domains", domains, "trained on; empty: all of the store");
+    field("weights", weights, "of the domains; empty: by their tokens");
+    field("eval_sets", eval_sets, "DOMAIN.SPLIT; empty: valid of the trained domains, test of all");
+    field("eval_every", eval_every, "steps; 0: twenty times a run");
+    field("eval_tokens", eval_tokens, "a set and evaluation; 0: so many that evaluation takes about 3 % of the run");
+    field("checkpoint_every", checkpoint_every, "steps; 0: ten times a run");
+    field("log_every", log_every, "steps a line of metrics.jsonl; 0: two hundred lines a run");
+    field("keep_steps", keep_steps, "checkpoints that are never removed; the newest two always stay");
+    field("precision", precision, "bf16, fp32, fp64 or auto (bf16 on CUDA, fp32 on CPU); weights and moments stay fp32");
+    field("recompute_activations", recompute_activations, "less memory, a third more time");
+    field("spike", spike, "nats above the running mean of the loss that stop a run; 0: never");
+  }
+
+  // Checks ranges and fills what follows from the rest (steps, intervals). BadInput names the key and its place.
+  void complete(const ConfigNode& table);
+  int64_t tokens_per_step() const { return batch_size * sequence_length; }
+};
+
+// Learning rate of step 0 … steps − 1.
+double learning_rate_at(const TrainConfig& config, int64_t step);
+
+}  // namespace assay::train

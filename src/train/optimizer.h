@@ -1,0 +1,31 @@
+#pragma once
+// AdamW with decoupled weight decay [Loshchilov & Hutter 2019, Alg. 2] on the model's fp32 parameters.
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "nn/language_model.h"
+#include "nn/tensors.h"
+#include "train/config.h"
+
+namespace assay::train {
+
+class AdamW {
+ public:
+  AdamW(nn::LanguageModel& model, const TrainConfig& config);
+  // Clips the gradients to `clip` in norm, updates, clears them. Returns the norm before clipping, a scalar on the
+  // device. A gradient that is not finite changes nothing.
+  at::Tensor step(double learning_rate, int64_t step);
+  nn::NamedTensors moments() const;  // "<parameter>.exp_avg", "<parameter>.exp_avg_sq"
+
+ private:
+  struct Group {
+    std::vector<at::Tensor> parameters, averages, squares;
+    double weight_decay;
+  };
+  std::vector<Group> groups_;                // with decay: weight matrices and embeddings; without: all else
+  std::vector<std::vector<std::string>> group_names_;
+  double beta1_, beta2_, epsilon_, clip_;
+};
+
+}  // namespace assay::train

@@ -1,0 +1,307 @@
+#include "train/trainer.h"
+
+#include <torch/torch.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "base/version.h"
+#include "data/sampler.h"
+#include "data/token_store.h"
+#include "eval/held_out.h"
+#include "ops/paths.h"
+#include "train/checkpoint.h"
+#include "train/device.h"
+#include "train/metrics.h"
+#include "train/optimizer.h"
+
+namespace assay::train {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+at::ScalarType compute_dtype(const std::string& precision, c10::Device device) {
+  if (precision == "bf16" || (precision == "auto" && device.is_cuda())) return at::kBFloat16;
+  return precision == "fp64" ? at::kDouble : at::kFloat;
+}
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  return text;
+}
+
+class Run {
+ public:
+  Run(const RunConfig& run_config, const TrainOptions& options)
+      : config(run_config), c(config.train), folder(options.run), device(choose_device(options.device)), store(options.store),
+        sampler(store, {c.domains, c.weights, c.sequence_length, uint64_t(c.seed), "train"}),
+        model(std::make_shared<nn::LanguageModel>(config.model)) {
+    model->compute_dtype = compute_dtype(c.precision, device);
+    model->recompute_activations = c.recompute_activations;
+    model->initialise(uint64_t(c.seed));
+    model->to(device, model->compute_dtype == at::kDouble ? at::kDouble : at::kFloat);
+    optimizer.emplace(*model, c);
+    flops_per_token = model->forward_flops(c.sequence_length);
+  }
+
+  Json describe() const {
+    Json paths = Json::object(), numerics = Json::object();
+    for (const ops::OpPath& path : ops::op_paths())
+      if (path.device == (device.is_cuda() ? "cuda" : "cpu")) paths[path.op] = path.path, numerics[path.op] = path.numerics;
+    return {{"parameters", model->parameter_count()},
+            {"flops_per_token", flops_per_token},
+            {"state_bytes", {{"2048", model->state_bytes(2048)}, {"102400", model->state_bytes(102400)}}},
+            {"device", device_name(device)},
+            {"torch", TORCH_VERSION},
+            {"assay", version()},
+            {"commit", commit()},
+            {"paths", paths},
+            {"numerics", numerics},
+            {"data", store.fingerprint()},
+            {"data_folder", fs::absolute(store.folder()).string()},
+            {"started", now_utc()},
+            {"key", sha256(config.toml() + store.fingerprint() + numerics.dump())}};
+  }
+
+  // Forward and backward of one step; leaves the gradients. → the mean loss, a scalar on the device.
+  at::Tensor gradients(int64_t step) {
+    at::Tensor batch = at::empty({c.batch_size, c.sequence_length + 1}, at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
+    sampler.batch(step, c.batch_size, batch.data_ptr<int64_t>());
+    batch = batch.to(device, /*non_blocking=*/true);
+    at::Tensor total = at::zeros({}, at::TensorOptions().device(device).dtype(at::promote_types(model->compute_dtype, at::kFloat)));
+    const double parts = double(c.batch_size / c.micro_batch_size);
+    for (const at::Tensor& part : batch.split(c.micro_batch_size)) {
+      const at::Tensor loss = model->loss(part) / parts;
+      loss.backward();
+      total += loss.detach();
+    }
+    return total;
+  }
+
+  // Runs the step's forward again and names the first place that is not finite.
+  std::string first_nonfinite(int64_t step) {
+    const at::NoGradGuard no_grad;
+    std::string place;
+    model->watch = [&](int64_t layer, const at::Tensor& x) {
+      if (place.empty() && !at::isfinite(x).all().item<bool>())
+        place = layer < 0 ? "the embedding" : fmt::format("layer {} ({})", layer, config.model.config.pattern[size_t(layer) % config.model.config.pattern.size()]);
+    };
+    gradients_watch(step);
+    model->watch = nullptr;
+    for (const auto& item : model->named_parameters())
+      if (!at::isfinite(item.value()).all().item<bool>()) return place + ", weight " + item.key();
+    return place.empty() ? "the gradient" : place;
+  }
+  void gradients_watch(int64_t step) {
+    std::vector<int64_t> tokens(size_t(c.batch_size * (c.sequence_length + 1)));
+    sampler.batch(step, c.batch_size, tokens.data());
+    const at::Tensor batch = at::tensor(tokens).view({c.batch_size, -1}).to(device);
+    for (const at::Tensor& part : batch.split(c.micro_batch_size)) {
+      nn::ModelState state;
+      model->hidden(part.slice(1, 0, -1), state);
+    }
+  }
+
+  std::string last_good() const {
+    const auto newest = newest_checkpoint(folder);
+    return newest ? "the last good checkpoint is " + newest->string() : "there is no checkpoint before it";
+  }
+
+  void check(int64_t step, double loss, double norm) {
+    if (!std::isfinite(loss) || !std::isfinite(norm))
+      fail<Error>("step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. Lower learning_rate, or raise warmup_steps.", step,
+                  loss, norm, first_nonfinite(step), last_good());
+    if (c.spike > 0 && step > std::max<int64_t>(c.warmup_steps, 50) && loss > state.mean_loss + c.spike)
+      fail<Error>("step {}: the loss jumped to {:.3f} from a running mean of {:.3f} (train.spike = {}); every value is finite; {}.", step, loss,
+                  state.mean_loss, c.spike, last_good());
+    state.mean_loss = step == 0 ? loss : 0.98 * state.mean_loss + 0.02 * loss;
+  }
+
+  void evaluate(Metrics& metrics) {
+    const Clock::time_point start = Clock::now();
+    const eval::Losses losses = held_out->run(*model);
+    make_folder(folder / "evaluations");
+    write_losses(folder / "evaluations" / fmt::format("step-{}.safetensors", state.step), losses);
+    Json line = {{"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"evaluation", to_json(losses)},
+                 {"train_loss", state.evaluation_steps ? Json(state.evaluation_loss / double(state.evaluation_steps)) : Json()},
+                 {"seconds", since(start)}};
+    metrics.line(line);
+    state.evaluation_loss = 0, state.evaluation_steps = 0;
+  }
+
+  void save() {
+    save_checkpoint(folder, *model, *optimizer, state);
+    prune_checkpoints(folder, c.keep_steps);
+  }
+
+  const RunConfig config;
+  const TrainConfig& c;
+  fs::path folder;
+  c10::Device device;
+  data::TokenStore store;
+  data::Sampler sampler;
+  std::shared_ptr<nn::LanguageModel> model;
+  std::optional<AdamW> optimizer;
+  std::optional<eval::HeldOut> held_out;
+  Progressed state;
+  double flops_per_token = 0;
+};
+
+// Claims the folder for this config, or refuses.
+void open_folder(const RunConfig& config, const TrainOptions& options) {
+  const fs::path file = options.run / "config.toml";
+  if (!fs::exists(file)) {
+    write_file(file, config.toml());
+  } else if (!options.resume) {
+    fail("{}: holds a run already; give --resume to go on with it, or another folder. Nothing was changed.", options.run.string());
+  } else if (read_file(file) != config.toml()) {
+    fail("{}: holds a run of another configuration (see config.toml there); nothing was changed. Choose another folder, or give the same "
+         "settings.", options.run.string());
+  }
+}
+
+Json train_steps(Run& run, Metrics& metrics) {
+  const TrainConfig& c = run.c;
+  const double tokens_per_step = double(c.tokens_per_step()), peak = peak_flops(run.device);
+  Progress progress;
+  Clock::time_point start = Clock::now(), interval = start;
+  double seconds_before = run.state.seconds, paused = 0;  // evaluation and saving do not count as training
+  std::vector<double> rates;
+  double loss = 0;
+  const auto pause = [&](auto&& work) {
+    const Clock::time_point from = Clock::now();
+    work();
+    paused += since(from);
+    interval += Clock::now() - from;
+  };
+  if (run.state.step == 0) pause([&] { run.evaluate(metrics); });
+  while (run.state.step < c.steps) {
+    const int64_t step = run.state.step;
+    const at::Tensor loss_now = run.gradients(step);
+    const double rate = learning_rate_at(c, step);
+    const at::Tensor norm_now = run.optimizer->step(rate, step);
+    const at::Tensor both = at::stack({loss_now.to(at::kDouble), norm_now.to(at::kDouble)}).cpu();
+    loss = both[0].item<double>();
+    run.check(step, loss, both[1].item<double>());
+    Progressed& s = run.state;
+    ++s.step, ++s.interval_steps, ++s.evaluation_steps;
+    s.interval_loss += loss, s.evaluation_loss += loss;
+    s.seconds = seconds_before + since(start) - paused;
+    const double speed = double(s.interval_steps) * tokens_per_step / std::max(1e-9, since(interval));
+    progress.show(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps, loss, Progress::count(speed),
+                              300 * run.flops_per_token * speed / peak,
+                              Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
+    if (s.step % c.log_every == 0 || s.step == c.steps) {
+      metrics.line({{"step", s.step}, {"tokens", s.step * c.tokens_per_step()}, {"loss", s.interval_loss / double(s.interval_steps)},
+                    {"learning_rate", rate}, {"grad_norm", both[1].item<double>()}, {"tokens_per_second", speed},
+                    {"mfu", 3 * run.flops_per_token * speed / peak}, {"seconds", s.seconds}, {"memory_bytes", peak_memory_bytes(run.device)}});
+      rates.push_back(speed);
+      s.interval_loss = 0, s.interval_steps = 0, interval = Clock::now();
+    }
+    if (s.step % c.eval_every == 0 || s.step == c.steps) pause([&] { run.evaluate(metrics); });
+    if (s.step % c.checkpoint_every == 0 || s.step == c.steps) pause([&] { run.save(); });
+    if (interrupted() && s.step < c.steps) {
+      run.save();
+      throw Interrupted(fmt::format("interrupted after step {}; saved in {}. Go on with --resume.", s.step, run.folder.string()));
+    }
+  }
+  std::ranges::nth_element(rates, rates.begin() + std::ptrdiff_t(rates.size() / 2));
+  return {{"steps", run.state.step}, {"tokens", run.state.step * c.tokens_per_step()}, {"seconds", run.state.seconds},
+          {"tokens_per_second", rates.empty() ? 0.0 : rates[rates.size() / 2]}, {"peak_memory_bytes", peak_memory_bytes(run.device)},
+          {"final_loss", loss}, {"evaluation_and_saving_seconds", paused}};
+}
+
+[[noreturn]] void explain_memory(const TrainConfig& c, const std::string& what) {
+  fail<Error>("out of memory: {}\n  Lower train.micro_batch_size (now {}), give train.recompute_activations = true, or lower "
+              "train.sequence_length (now {}).", what.substr(0, what.find('\n')), c.micro_batch_size, c.sequence_length);
+}
+
+template <class Work>
+Json with_memory_advice(const TrainConfig& c, Work&& work) {
+  try {
+    return work();
+  } catch (const c10::OutOfMemoryError& error) {
+    explain_memory(c, error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    explain_memory(c, "the CPU has no more");
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    if (what.find("not enough memory") == std::string::npos && what.find("can't allocate memory") == std::string::npos) throw;
+    explain_memory(c, what);
+  }
+}
+
+}  // namespace
+
+std::string RunConfig::toml() const {
+  TrainConfig t = train;
+  return model.toml() + "\n[train]\n" + to_toml(fields_of(t));
+}
+
+RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) {
+  file.read(Fields{}, {"model", "train"});
+  RunConfig config{nn::ModelSpec::read(file.child("model")), {}};
+  const ConfigNode table = file.child("train");
+  table.read(config.train);
+  config.train.complete(table);
+  const data::TokenStore store(store_folder);
+  nn::ModelConfig& model = config.model.config;
+  if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
+  if (model.vocab_size < store.vocab_size())
+    fail("{}: model.vocab_size = {} is below the store's {} ({})", table.where("vocab_size"), model.vocab_size, store.vocab_size(), store_folder.string());
+  if (model.positions == "learned" && model.max_positions == 0) model.max_positions = config.train.sequence_length;
+  if (config.train.domains.empty())
+    for (const std::string& domain : store.domains())
+      if (store.has(domain, "train")) config.train.domains.push_back(domain);
+  for (const std::string& domain : config.train.domains) store.documents(domain, "train");
+  if (config.train.eval_sets.empty()) config.train.eval_sets = eval::default_sets(store, config.train.domains);
+  for (const std::string& set : config.train.eval_sets) store.documents(set.substr(0, set.rfind('.')), set.substr(set.rfind('.') + 1));
+  if (config.train.eval_tokens == 0) {  // a forward is a third of a step: 3 % of the run's time over its evaluations
+    const double evaluations = double(config.train.steps) / double(config.train.eval_every) + 1;
+    const double sets = double(std::max<size_t>(1, config.train.eval_sets.size()));
+    config.train.eval_tokens = std::max<int64_t>(config.train.sequence_length, int64_t(0.09 * double(config.train.tokens) / evaluations / sets));
+  }
+  return config;
+}
+
+Json train(const RunConfig& config, const TrainOptions& options) {
+  make_folder(options.run);
+  const FolderLock lock(options.run);
+  open_folder(config, options);
+  if (fs::exists(options.run / "done.json")) return Json::parse(read_file(options.run / "done.json"));
+  return with_memory_advice(config.train, [&] {
+    Run run(config, options);
+    const TrainConfig& c = run.c;
+    write_file(options.run / "run.json", run.describe().dump(1) + "\n");
+    run.held_out.emplace(run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
+                                                           c.micro_batch_size * c.sequence_length});
+    if (const auto newest = newest_checkpoint(options.run)) run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
+    Metrics metrics(options.run, run.state.step);
+    const Json done = train_steps(run, metrics);
+    write_file(options.run / "done.json", done.dump(1) + "\n");
+    return done;
+  });
+}
+
+Json describe_run(const RunConfig& config, const TrainOptions& options) {
+  return with_memory_advice(config.train, [&] {
+    Run run(config, options);
+    const auto step = [&] { return run.gradients(0).item<double>() + run.optimizer->step(0, 0).item<double>(); };
+    step();
+    const Clock::time_point start = Clock::now();
+    step();
+    Json out = run.describe();
+    out["steps"] = run.c.steps, out["tokens"] = run.c.tokens;
+    out["estimated_seconds"] = since(start) * double(run.c.steps);
+    return out;
+  });
+}
+
+}  // namespace assay::train

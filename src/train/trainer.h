@@ -1,0 +1,34 @@
+#pragma once
+// One run: a model, a store, a folder. Bit for bit the same however often it is interrupted, killed and resumed.
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+#include "nn/language_model.h"
+#include "train/config.h"
+
+namespace assay::train {
+
+// The [model] and [train] of a run, complete: every default that the data decides is filled in.
+struct RunConfig {
+  nn::ModelSpec model;
+  TrainConfig train;
+  std::string toml() const;  // config.toml of the run
+};
+// BadInput with place and nearest name.
+RunConfig read_run_config(const ConfigNode& file, const fs::path& store);
+
+struct TrainOptions {
+  fs::path store, run;
+  std::string device = "auto";
+  bool resume = false;
+};
+// Trains to the end and writes the run folder (docs/runs.md). Throws Interrupted (saved), Error (diverged, out of memory,
+// disk full) with the last good checkpoint, BadInput with nothing changed.
+nlohmann::json train(const RunConfig& config, const TrainOptions& options);
+// {"parameters", "flops_per_token", "state_bytes", "tokens", "steps", "estimated_seconds"}, from building the model on
+// the device and timing two steps.
+nlohmann::json describe_run(const RunConfig& config, const TrainOptions& options);
+
+}  // namespace assay::train
