@@ -1,0 +1,29 @@
+#pragma once
+// A subcommand adds itself: one file, one registration, no list. It has no logic of its own beyond naming options,
+// calling a layer and printing what came back.
+//
+//   void add(CLI::App& app) {
+//     auto options = std::make_shared<Options>();
+//     CLI::App* command = subcommand(app, "doctor", "what this machine offers");
+//     command->add_option("--device", options->device, "cpu or cuda");
+//     command->callback([=] { run(*options); });
+//   }
+//   const bool registered = commands().add("doctor", add);
+#include <CLI/CLI.hpp>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "base/registry.h"
+
+namespace assay::cli {
+
+using AddCommand = void (*)(CLI::App&);
+Registry<AddCommand>& commands();
+
+// A subcommand of `app` with --json: one JSON document on standard output, everything else on standard error.
+CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what);
+
+bool json_wanted();                         // was --json given?
+void print(const nlohmann::json& document, const std::string& text);  // the document with --json, else the text
+
+}  // namespace assay::cli

@@ -1,0 +1,20 @@
+#pragma once
+// The figures of a report, made from what a study found.
+#include "report/analysis.h"
+#include "report/figures.h"
+
+namespace assay::report {
+
+struct FigureGroup {
+  std::string title, note;
+  std::vector<Figure> figures;
+};
+
+// Pre-training loss against test loss, per domain and in the mean, with the identity line; one group a kind of loss.
+FigureGroup scatter_plots(const Setting& setting, Kind kind);
+// Δ with its interval, per domain and in the mean; one figure a kind of loss.
+FigureGroup forest_plots(const Setting& setting);
+// Losses over training tokens.
+FigureGroup training_curves(const Setting& setting);
+
+}  // namespace assay::report

@@ -1,0 +1,114 @@
+#include "report/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/progress.h"
+#include "report/svg.h"
+
+namespace assay::report {
+namespace {
+
+std::string bytes(double value) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; value /= 1024) ++unit;
+  return fmt::format("{:.{}f} {}", value, unit == 0 || value >= 100 ? 0 : 1, units[unit]);
+}
+
+std::string signed_number(double value) {
+  const std::string digits = fmt::format("{:.3f}", std::abs(value));
+  return (value < 0 ? "−" : "+") + digits;
+}
+
+std::string show(double value, Format format) {
+  if (!std::isfinite(value)) return "–";
+  switch (format) {
+    case Format::change: return signed_number(value);
+    case Format::ratio: return fmt::format("{:.2f}", value);
+    case Format::count: return Progress::count(value);
+    case Format::bytes: return bytes(value);
+    case Format::seconds: return Progress::duration(value);
+    case Format::percent: return fmt::format("{:.2f} %", value);
+    default: return fmt::format("{:.3f}", value);
+  }
+}
+
+std::string show(const stats::Interval& interval, Format format) {
+  if (!std::isfinite(interval.low) || !std::isfinite(interval.high)) return show(interval.estimate, format);
+  return fmt::format("{} [{}, {}]", show(interval.estimate, format), show(interval.low, format), show(interval.high, format));
+}
+
+bool in_page(const Table& table, size_t column) {
+  const auto empty = [&](auto& row) {
+    const auto* text = std::get_if<std::string>(&row[column]);
+    return text && text->empty();
+  };
+  return table.columns[column].shown && !std::ranges::all_of(table.rows, empty);
+}
+
+bool is_interval(const Table& table, size_t column) {
+  return std::ranges::any_of(table.rows, [&](auto& row) { return std::holds_alternative<stats::Interval>(row[column]); });
+}
+
+std::string csv(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return out + "\"";
+}
+std::string csv(double value) { return std::isfinite(value) ? fmt::format("{}", value) : ""; }
+
+std::string csv_cell(const Cell& cell, bool interval) {
+  if (const auto* text = std::get_if<std::string>(&cell)) return csv(*text) + (interval ? ",," : "");
+  if (const auto* value = std::get_if<double>(&cell)) return csv(*value) + (interval ? ",," : "");
+  const auto& i = std::get<stats::Interval>(cell);
+  return csv(i.estimate) + "," + csv(i.low) + "," + csv(i.high);
+}
+
+}  // namespace
+
+std::string show(const Cell& cell, Format format) {
+  if (const auto* value = std::get_if<double>(&cell)) return show(*value, format);
+  if (const auto* interval = std::get_if<stats::Interval>(&cell)) return show(*interval, format);
+  const auto& text = std::get<std::string>(cell);
+  return format == Format::code && text.size() > 12 ? text.substr(0, 12) + "…" : text;
+}
+
+std::string to_csv(const Table& table) {
+  std::string out;
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    const std::string name = table.columns[c].name;
+    out += (c ? "," : "") + csv(name) + (is_interval(table, c) ? "," + csv(name + " low") + "," + csv(name + " high") : "");
+  }
+  out += "\n";
+  for (const auto& row : table.rows) {
+    for (size_t c = 0; c < row.size(); ++c) out += (c ? "," : "") + csv_cell(row[c], is_interval(table, c));
+    out += "\n";
+  }
+  return out;
+}
+
+std::string to_html(const Table& table) {
+  std::string out = "<div class=\"scroll\"><table>\n<thead><tr>";
+  const auto css = [&](size_t c) { return table.columns[c].format <= Format::code ? "" : " class=\"n\""; };
+  for (size_t c = 0; c < table.columns.size(); ++c)
+    if (in_page(table, c)) out += fmt::format("<th{}>{}</th>", css(c), escape(table.columns[c].name));
+  out += "</tr></thead>\n<tbody>\n";
+  for (const auto& row : table.rows) {
+    out += "<tr>";
+    for (size_t c = 0; c < row.size(); ++c) {
+      if (!in_page(table, c)) continue;
+      const char* tag = c == 0 ? "th" : "td";
+      const auto* whole = std::get_if<std::string>(&row[c]);
+      const std::string hint = table.columns[c].format == Format::code && whole ? fmt::format(" title=\"{}\"", escape(*whole)) : "";
+      out += fmt::format("<{}{}{}>{}</{}>", tag, css(c), hint, escape(show(row[c], table.columns[c].format)), tag);
+    }
+    out += "</tr>\n";
+  }
+  return out + "</tbody></table></div>\n";
+}
+
+}  // namespace assay::report

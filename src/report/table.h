@@ -1,0 +1,43 @@
+#pragma once
+// A table as data, written twice: as HTML for people and as CSV, with every digit, for programs.
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "stats/degradation.h"
+
+namespace assay::report {
+
+enum class Format {
+  text,
+  code,      // an identifier: shortened in the page, whole in the CSV
+  loss,      // 3.912; an interval: 0.120 [0.081, 0.163]
+  change,    // the same with its sign
+  ratio,     // 1.07
+  count,     // 12.3M
+  bytes,     // 1.2 GiB
+  seconds,   // 3:07
+  percent,   // 4.2 %
+};
+
+struct Column {
+  std::string name;
+  Format format = Format::text;
+  bool shown = true;  // in the page; false: CSV only
+};
+using Cell = std::variant<std::string, double, stats::Interval>;  // NaN: nothing to show
+
+struct Table {
+  std::string id, title, note;  // id: the name of the CSV file
+  std::vector<Column> columns;
+  std::vector<std::vector<Cell>> rows;
+  bool shown = true;  // in the page; false: CSV only
+};
+
+std::string show(const Cell& cell, Format format);
+// The page leaves out columns of text that are empty throughout.
+// A column of intervals becomes three: NAME, NAME low, NAME high.
+std::string to_csv(const Table& table);
+std::string to_html(const Table& table);
+
+}  // namespace assay::report

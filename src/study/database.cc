@@ -1,0 +1,89 @@
+#include "study/database.h"
+
+#include <sqlite3.h>
+
+#include <memory>
+
+#include "base/error.h"
+
+namespace assay::study {
+namespace {
+
+using Statement = std::unique_ptr<sqlite3_stmt, decltype(&sqlite3_finalize)>;
+
+int bind(sqlite3_stmt* statement, int index, const Json& value) {
+  if (value.is_null()) return sqlite3_bind_null(statement, index);
+  if (value.is_boolean()) return sqlite3_bind_int64(statement, index, value.get<bool>());
+  if (value.is_number_integer()) return sqlite3_bind_int64(statement, index, value.get<int64_t>());
+  if (value.is_number()) return sqlite3_bind_double(statement, index, value.get<double>());
+  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  return sqlite3_bind_text(statement, index, text.data(), int(text.size()), SQLITE_TRANSIENT);
+}
+
+Json column(sqlite3_stmt* statement, int index) {
+  switch (sqlite3_column_type(statement, index)) {
+    case SQLITE_INTEGER: return sqlite3_column_int64(statement, index);
+    case SQLITE_FLOAT: return sqlite3_column_double(statement, index);
+    case SQLITE_NULL: return nullptr;
+    default: return reinterpret_cast<const char*>(sqlite3_column_text(statement, index));
+  }
+}
+
+}  // namespace
+
+Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
+  const int flags = mode == Mode::read ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+  if (sqlite3_open_v2(path_.c_str(), &handle_, flags, nullptr) != SQLITE_OK) {
+    const std::string reason = sqlite3_errmsg(handle_);
+    sqlite3_close(std::exchange(handle_, nullptr));
+    fail<Error>("{}: {}", path_, reason);
+  }
+  try {
+    sqlite3_busy_timeout(handle_, 10'000);
+    if (mode == Mode::write) execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON");
+  } catch (...) {
+    sqlite3_close(handle_);
+    throw;
+  }
+}
+
+Database::~Database() { sqlite3_close(handle_); }
+
+void Database::raise(const std::string& sql) const {
+  fail<Error>("{}: {} (in: {})", path_, sqlite3_errmsg(handle_), sql.substr(0, 80));
+}
+
+void Database::execute(const std::string& sql) {
+  if (sqlite3_exec(handle_, sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) raise(sql);
+}
+
+std::vector<Json> Database::query(const std::string& sql, const std::vector<Json>& values) {
+  sqlite3_stmt* raw = nullptr;
+  if (sqlite3_prepare_v2(handle_, sql.c_str(), int(sql.size()), &raw, nullptr) != SQLITE_OK) raise(sql);
+  const Statement statement(raw, sqlite3_finalize);
+  for (size_t i = 0; i < values.size(); ++i)
+    if (bind(raw, int(i) + 1, values[i]) != SQLITE_OK) raise(sql);
+  std::vector<Json> rows;
+  int code;
+  while ((code = sqlite3_step(raw)) == SQLITE_ROW) {
+    Json& row = rows.emplace_back(Json::object());
+    for (int i = 0; i < sqlite3_column_count(raw); ++i) row[sqlite3_column_name(raw, i)] = column(raw, i);
+  }
+  if (code != SQLITE_DONE) raise(sql);
+  return rows;
+}
+
+Transaction::~Transaction() {
+  if (!open_) return;
+  try {
+    database_.execute("ROLLBACK");
+  } catch (const Error&) {  // SQLite rolls back by itself after some errors
+  }
+}
+
+void Transaction::commit() {
+  database_.execute("COMMIT");
+  open_ = false;
+}
+
+}  // namespace assay::study

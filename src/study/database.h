@@ -1,0 +1,45 @@
+#pragma once
+// SQLite, as rows of JSON. Errors name the file and carry SQLite's reason.
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/files.h"
+
+struct sqlite3;
+
+namespace assay::study {
+
+using Json = nlohmann::json;
+
+class Database {
+ public:
+  enum class Mode { read, write };
+  // `write` makes the file when it is absent and uses a write-ahead log, so that readers never wait for the writer.
+  Database(const fs::path& file, Mode mode);
+  ~Database();
+  Database(const Database&) = delete;
+
+  void execute(const std::string& sql);  // one or more statements without values
+  // One statement, `values` bound to its ?s in order (null, number, text; true and false are 1 and 0). Each row an object.
+  std::vector<Json> query(const std::string& sql, const std::vector<Json>& values = {});
+
+ private:
+  [[noreturn]] void raise(const std::string& sql) const;
+  std::string path_;
+  sqlite3* handle_ = nullptr;
+};
+
+// Everything between construction and commit() happens, or nothing.
+class Transaction {
+ public:
+  explicit Transaction(Database& database) : database_(database) { database_.execute("BEGIN IMMEDIATE"); }
+  ~Transaction();
+  void commit();
+
+ private:
+  Database& database_;
+  bool open_ = true;
+};
+
+}  // namespace assay::study

@@ -1,0 +1,205 @@
+#include "study/plan.h"
+
+#include <algorithm>
+#include <ranges>
+#include <regex>
+
+namespace assay::study {
+namespace {
+
+struct Head {
+  std::string reference;
+  std::vector<std::string> models;
+  std::vector<int64_t> seeds = {1};
+  void fields(auto&& field) { field("reference", reference), field("models", models), field("seeds", seeds); }
+};
+struct ModelHead {
+  std::string base;
+  std::vector<int64_t> seeds;
+  void fields(auto&& field) { field("base", base), field("seeds", seeds); }
+};
+
+std::vector<fs::path> preset_folders(const fs::path& plan) {
+  std::error_code none;
+  const fs::path program = fs::read_symlink("/proc/self/exe", none).parent_path();
+  return {plan.parent_path() / "models", "plans/models", program / "plans/models", program / "../plans/models"};
+}
+
+std::vector<std::string> presets(const std::vector<fs::path>& folders) {
+  std::vector<std::string> names;
+  for (const fs::path& folder : folders)
+    if (std::error_code none; fs::is_directory(folder, none))
+      for (const auto& entry : fs::directory_iterator(folder))
+        if (entry.path().extension() == ".toml") names.push_back(entry.path().stem().string());
+  std::ranges::sort(names);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+ConfigNode read_preset(const std::string& name, const std::string& where, const ConfigNode& tables, const fs::path& plan) {
+  const auto folders = preset_folders(plan);
+  for (const fs::path& folder : folders)
+    if (fs::exists(folder / (name + ".toml"))) return ConfigNode::read_file(folder / (name + ".toml")).child("model");
+  auto names = presets(folders);
+  const std::string there = join(names);
+  std::ranges::copy(tables.keys(), std::back_inserter(names));
+  fail("{}: unknown model '{}'{}\n  Presets: {}. A [model.{}] table with a base defines one. Nothing was run.", where, name,
+       did_you_mean(name, names), there.empty() ? "none found" : there, name);
+}
+
+void check_name(const std::string& name, const std::string& where) {
+  static const std::regex allowed("[A-Za-z0-9_+.-]+");
+  if (!std::regex_match(name, allowed) || name[0] == '.')
+    fail("{}: '{}' cannot name a folder; use letters, digits, '_', '+', '-' and '.'. Nothing was run.", where, name);
+}
+
+Model read_model(const std::string& name, const ConfigNode& root, const Head& head, const fs::path& file) {
+  check_name(name, root.where("models"));
+  const ConfigNode tables = root.child("model"), own = tables.child(name);
+  ModelHead mine{.base = name, .seeds = head.seeds};
+  auto keys = own.keys();
+  own.read(mine, keys);  // what else stands here belongs to the model; the program that builds it checks that
+  const std::string where = own.has("base") ? own.where("base") : tables.has(name) ? tables.where(name) : root.where("models");
+  return {name, mine.seeds, {read_preset(mine.base, where, tables, file), root.child("size"), own}};
+}
+
+// Where the last layer that has `key` has it; without one, the first layer's place.
+std::string place(const std::vector<ConfigNode>& layers, const std::string& key) {
+  const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& layer) { return layer.has(key); });
+  return last == layers.rend() ? layers.front().where(key) : last->where(key);
+}
+
+void check_setting(const Setting& setting) {
+  const auto refuse = [](const std::string& where, const std::string& what) { fail("{}: {}. Nothing was run.", where, what); };
+  const DataSetting& data = setting.data;
+  if (data.train.empty())
+    refuse(place(setting.data_layers, "train"), "data.train names no domain; expected, for example, train = [\"cc\", \"c4\"]");
+  if (data.sequence_length < 1)
+    refuse(place(setting.data_layers, "sequence_length"), "data.sequence_length must be given and at least 1");
+  for (const std::string& domain : data.out_of_domain)
+    if (std::ranges::count(data.train, domain))
+      refuse(place(setting.data_layers, "out_of_domain"), fmt::format("'{}' is both trained on and out of domain", domain));
+  for (const ConfigNode& layer : setting.train_layers)
+    for (const char* key : {"seed", "domains", "sequence_length", "eval_sets"})
+      if (layer.has(key)) refuse(layer.where(key), fmt::format("'{}' in train is decided by the plan's seeds and data", key));
+}
+
+Setting read_setting(const std::string& name, const ConfigNode& root, const ConfigNode& own) {
+  own.read(Fields{}, {"data", "train"});
+  Setting setting{name, {}, {root.child("data"), own.child("data")}, {root.child("train"), own.child("train")}};
+  for (const ConfigNode& layer : setting.data_layers) layer.read(setting.data, {"synthetic"});
+  check_setting(setting);
+  return setting;
+}
+
+std::vector<Setting> read_settings(const ConfigNode& root) {
+  const ConfigNode tables = root.child("setting");
+  if (tables.keys().empty()) return {read_setting("", root, tables)};
+  std::vector<Setting> settings;
+  for (const std::string& name : tables.keys()) {
+    check_name(name, tables.where(name));
+    settings.push_back(read_setting(name, root, tables.child(name)));
+  }
+  return settings;
+}
+
+void check_head(const Head& head, const ConfigNode& root) {
+  if (head.models.empty()) fail("{}: models is empty; name at least the reference. Nothing was run.", root.where("models"));
+  if (head.seeds.empty()) fail("{}: seeds is empty. Nothing was run.", root.where("seeds"));
+  if (!std::ranges::count(head.models, head.reference))
+    fail("{}: the reference '{}' is not among the models{}\n  models = [{}]. Nothing was run.", root.where("reference"),
+         head.reference, did_you_mean(head.reference, head.models), join(head.models));
+  for (const std::string& name : root.child("model").keys())
+    if (!std::ranges::count(head.models, name))
+      fail("{}: [model.{}] is not among the models{}\n  models = [{}]. Nothing was run.", root.child("model").where(name),
+           name, did_you_mean(name, head.models), join(head.models));
+}
+
+// One table made of layers. A key keeps the place of the last layer that has it.
+class Composer {
+ public:
+  void line(const std::string& text, const std::string& place) {
+    composed.text += text + "\n";
+    composed.places.push_back(place);
+  }
+  void table(const std::string& name, const std::vector<ConfigNode>& layers, const std::vector<std::string>& skip = {}) {
+    line("[" + name + "]", "");
+    std::vector<std::string> tables;
+    for (const std::string& key : keys_of(layers)) {
+      if (std::ranges::count(skip, key)) continue;
+      const ConfigNode& last = *std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& l) { return l.has(key); });
+      if (last.is_table(key))
+        tables.push_back(key);
+      else
+        line(renamed(key) + " = " + last.value(key), last.where(key));
+    }
+    for (const std::string& key : tables) {
+      std::vector<ConfigNode> parts;
+      for (const ConfigNode& layer : layers)
+        if (layer.is_table(key)) parts.push_back(layer.child(key));
+      table(name + "." + key, parts);
+    }
+  }
+  Composed composed;
+
+ private:
+  static std::string renamed(const std::string& key) { return key == "batch" ? "batch_size" : key; }
+  static std::vector<std::string> keys_of(const std::vector<ConfigNode>& layers) {
+    std::vector<std::string> keys;
+    for (const ConfigNode& layer : layers)
+      for (const std::string& key : layer.keys())
+        if (!std::ranges::count(keys, key)) keys.push_back(key);
+    return keys;
+  }
+};
+
+std::vector<std::string> quoted(const std::vector<std::string>& words, const std::string& suffix = "") {
+  std::vector<std::string> out;
+  for (const std::string& word : words) out.push_back('"' + word + suffix + '"');
+  return out;
+}
+
+// What the plan decides in a run's [train].
+ConfigNode decided(const DataSetting& data, int64_t seed) {
+  auto sets = quoted(data.train, "." + data.held_out);
+  std::ranges::copy(quoted(data.out_of_domain, "." + data.held_out), std::back_inserter(sets));
+  return ConfigNode::parse(fmt::format("seed = {}\nsequence_length = {}\ndomains = [{}]\neval_sets = [{}]\n", seed,
+                                       data.sequence_length, join(quoted(data.train)), join(sets)),
+                           "data and seeds of the plan");
+}
+
+}  // namespace
+
+Plan read_plan(const fs::path& file) {
+  const ConfigNode root = ConfigNode::read_file(file);
+  Head head;
+  root.read(head, {"data", "train", "size", "model", "setting"});
+  check_head(head, root);
+  Plan plan{file.stem().string(), read_file(file), head.reference, read_settings(root), {}};
+  for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));
+  return plan;
+}
+
+Composed compose(const Model& model, const Setting& setting, int64_t seed) {
+  Composer composer;
+  composer.table("model", model.layers, {"base", "seeds"});
+  std::vector<ConfigNode> train = setting.train_layers;
+  train.push_back(decided(setting.data, seed));
+  composer.table("train", train);
+  return std::move(composer.composed);
+}
+
+std::string translate(const std::string& message, const fs::path& file, const Composed& composed, const std::string& model) {
+  const size_t at = message.find(file.string() + ":");
+  if (at == std::string::npos) return message;
+  size_t end = at + file.string().size() + 1;
+  const size_t line = std::strtoul(message.c_str() + end, nullptr, 10);
+  if (line < 1 || line > composed.places.size() || composed.places[line - 1].empty()) return message;
+  end = std::min(message.find_first_not_of("0123456789:", end), message.size());
+  std::string rest = message.substr(std::min(message.find_first_not_of(" ", end), message.size()));
+  rest = std::regex_replace(rest, std::regex("(in |\n  )model\\b"), "$1model." + model);
+  rest = std::regex_replace(rest, std::regex("Nothing was changed"), "Nothing was run");
+  return message.substr(0, at) + composed.places[line - 1] + ": " + rest;
+}
+
+}  // namespace assay::study

@@ -1,0 +1,71 @@
+#pragma once
+// A plan is a question in TOML: models × seeds × settings, and the reference that every Δ is measured against.
+//
+//   reference = "transformer++"
+//   models    = ["transformer++", "window"]     # presets (models/*.toml), or [model.NAME] tables below
+//   seeds     = [1, 2, 3]
+//   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"], out_of_domain = ["arxiv"],
+//                 sequence_length = 512, held_out = "test" }
+//   train     = { tokens = 20_000_000, batch = 64, … }   # every key of a run's [train]
+//   size      = { d_model = 256, num_layers = 4 }        # laid over [model] of every model
+//   [model.twin]                                         # laid over its base, after `size`
+//   base = "transformer++"
+//   seeds = [11, 12, 13]
+//   [setting.long]                                       # one or many; each is laid over `data` and `train`
+//   data = { sequence_length = 2048 }
+//
+// With an empty out_of_domain (the mixed-domain setting) models are compared on held-out text of the training domains.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/config.h"
+#include "base/files.h"
+
+namespace assay::study {
+
+struct DataSetting {
+  std::string store;                              // folder; "" when given by --data or synthetic
+  std::vector<std::string> train, out_of_domain;  // domains
+  int64_t sequence_length = 0;
+  std::string held_out = "test";  // the split that losses are measured on
+  void fields(auto&& field) {
+    field("store", store), field("train", train), field("out_of_domain", out_of_domain);
+    field("sequence_length", sequence_length), field("held_out", held_out);
+  }
+};
+
+// A run's MODEL.toml, composed of layers, that remembers where each of its lines was written.
+struct Composed {
+  std::string text;
+  std::vector<std::string> places;  // [lines]: "plans/demo.toml:9:16"
+};
+
+struct Setting {
+  std::string name;  // "" when the plan has only one
+  DataSetting data;
+  std::vector<ConfigNode> data_layers, train_layers;  // the plan's, then the setting's
+};
+struct Model {
+  std::string name;
+  std::vector<int64_t> seeds;
+  std::vector<ConfigNode> layers;  // of [model], the later over the earlier
+};
+struct Plan {
+  std::string name, text, reference;
+  std::vector<Setting> settings;
+  std::vector<Model> models;
+};
+
+// Reads and checks everything that the plan itself decides. BadInput with position and nearest name; nothing is run.
+// A preset NAME is models/NAME.toml beside the plan, else plans/models/NAME.toml here or beside the program.
+Plan read_plan(const fs::path& file);
+
+// The configuration of one run.
+Composed compose(const Model& model, const Setting& setting, int64_t seed);
+
+// An error about line L of a composed file, told in terms of the plan.
+std::string translate(const std::string& message, const fs::path& composed_file, const Composed& composed,
+                      const std::string& model);
+
+}  // namespace assay::study

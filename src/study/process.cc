@@ -1,0 +1,73 @@
+#include "study/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace assay::study {
+namespace {
+
+int open_log(const fs::path& file) {
+  const int descriptor = ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (descriptor < 0) fail<Error>("{}: cannot be written: {}", file.string(), std::strerror(errno));
+  return descriptor;
+}
+
+Ending decode(int status) {
+  const bool signal = WIFSIGNALED(status);
+  const int code = signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  return {code, signal || code > 130};  // a shell in between reports a signal as 128 + number
+}
+
+}  // namespace
+
+std::string Ending::text() const {
+  return killed ? fmt::format("killed by signal {} ({})", code - 128, strsignal(code - 128)) : fmt::format("exit code {}", code);
+}
+
+// fork and exec, not posix_spawn: only code between the two can ask for a signal at the parent's death.
+pid_t start(const Command& command) {
+  const int output = open_log(command.output), errors = command.errors.empty() ? output : open_log(command.errors);
+  std::vector<char*> arguments;
+  for (const std::string& argument : command.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t parent = ::getpid(), child = ::fork();
+  if (child == 0) {
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(1);
+    ::signal(SIGINT, SIG_DFL), ::signal(SIGTERM, SIG_DFL);
+    ::dup2(::open("/dev/null", O_RDONLY), 0), ::dup2(output, 1), ::dup2(errors, 2);
+    ::execv(arguments[0], arguments.data());
+    ::dprintf(2, "%s: cannot be run: %s\n", arguments[0], std::strerror(errno));
+    ::_exit(1);
+  }
+  const int code = errno;
+  ::close(output);
+  if (errors != output) ::close(errors);
+  if (child < 0) fail<Error>("{}: cannot be started: {}", command.arguments[0], std::strerror(code));
+  return child;
+}
+
+bool ended(pid_t child, Ending& ending) {
+  int status = 0;
+  const pid_t result = ::waitpid(child, &status, WNOHANG);
+  if (result == child) ending = decode(status);
+  return result == child;
+}
+
+Ending wait(pid_t child) {
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return decode(status);
+}
+
+}  // namespace assay::study

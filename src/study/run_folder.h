@@ -1,0 +1,17 @@
+#pragma once
+// What a run leaves in its folder, read while it goes on.
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+
+namespace assay::study {
+
+// The newest training line of metrics.jsonl; an empty object when there is none.
+nlohmann::json last_training_line(const fs::path& folder);
+std::string last_line(const fs::path& file);  // the last line that is not empty, or "no output"
+std::string summary(const fs::path& folder);  // of done.json: "loss 3.912, 12.3k tokens/s, 0:42"
+// Waits until no process holds the folder. True when there is a checkpoint to resume from; otherwise clears what a
+// killed run left, except its log.
+bool begin_or_resume(const fs::path& folder);
+
+}  // namespace assay::study
