@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/build.h"
 #include "base/version.h"
 #include "cli/command.h"
 #include "nn/mixer.h"

@@ -20,20 +20,22 @@ std::string line(const study::PlannedRun& run) {
   const Json& e = run.estimate;
   const double tokens = e.value("tokens", 0.0), flops = 3 * tokens * e.value("flops_per_token", 0.0);
   const bool timed = e.contains("estimated_seconds") && e["estimated_seconds"].is_number();
-  return fmt::format("{:<32} {:>10} {:>10} {:>10.2e} {:>8} {:>9}\n", run.name, Progress::count(e.value("parameters", 0.0)),
-                     Progress::count(tokens), flops, e.value("steps", int64_t{0}),
-                     timed ? Progress::duration(e["estimated_seconds"]) : "?");
+  return fmt::format("{:<32} {:>10} {:>10} {:>10.2e} {:>8} {:>9}\n", run.name,
+                     Progress::count(e.value("parameters", 0.0)), Progress::count(tokens), flops,
+                     e.value("steps", int64_t{0}), timed ? Progress::duration(e["estimated_seconds"]) : "?");
 }
 
 void show_dry_run(const study::StudyOptions& options) {
-  std::string text = fmt::format("{:<32} {:>10} {:>10} {:>10} {:>8} {:>9}\n", "run", "parameters", "tokens", "FLOPs", "steps", "time");
+  std::string text =
+      fmt::format("{:<32} {:>10} {:>10} {:>10} {:>8} {:>9}\n", "run", "parameters", "tokens", "FLOPs", "steps", "time");
   Json runs = Json::array();
   double seconds = 0;
   for (const study::PlannedRun& run : study::dry_run(options)) {
     text += line(run);
     Json row = run.estimate;
     row["name"] = run.name, row["key"] = run.key, row["config"] = run.config.string();
-    if (row.contains("estimated_seconds") && row["estimated_seconds"].is_number()) seconds += row["estimated_seconds"].get<double>();
+    if (row.contains("estimated_seconds") && row["estimated_seconds"].is_number())
+      seconds += row["estimated_seconds"].get<double>();
     runs.push_back(std::move(row));
   }
   text += fmt::format("{} runs, {} one after another. Nothing was trained.\n", runs.size(),
@@ -46,8 +48,10 @@ void run(const Options& options) {
   const study::Outcome outcome = study::run_plan(options.study);
   const std::string page = outcome.done > 0 ? report::write_report(options.study.study).string() : "";
   if (!outcome.failures.empty()) {
-    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.", outcome.failures.size(), outcome.planned);
-    for (const auto& failure : outcome.failures) text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason, failure.log.string());
+    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.", outcome.failures.size(),
+                                   outcome.planned);
+    for (const auto& failure : outcome.failures)
+      text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason, failure.log.string());
     if (!page.empty()) text += fmt::format("\n  The report of the others: {}", page);
     throw Error(text);
   }
@@ -57,17 +61,21 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "run", "run a plan (models x seeds x settings) and report; resumable at any point");
+  CLI::App* command =
+      subcommand(app, "run", "run a plan (models x seeds x settings) and report; resumable at any point");
   command->add_option("PLAN", options->study.plan, "the plan, a TOML file")->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
-  command->add_option("--jobs", options->study.jobs, "runs at a time (default: one a device)")->check(CLI::Range(1, 1024));
-  command->add_option("--devices", options->study.devices, "cpu, cuda:0,cuda:1, ...: handed out in turn")->delimiter(',');
+  command->add_option("--jobs", options->study.jobs, "runs at a time (default: one a device)")
+      ->check(CLI::Range(1, 1024));
+  command->add_option("--devices", options->study.devices, "cpu, cuda:0,cuda:1, ...: handed out in turn")
+      ->delimiter(',');
   command->add_option("--threads", options->study.threads, "CPU threads of each run (default: the cores shared out)")
       ->check(CLI::Range(1, 4096));
   command->add_flag("--dry-run", options->dry_run, "print runs, parameters, FLOPs and time; train nothing");
   command->callback([=] {
-    if (command->count("--jobs") == 0) options->study.jobs = std::max<int64_t>(1, int64_t(options->study.devices.size()));
+    if (command->count("--jobs") == 0)
+      options->study.jobs = std::max<int64_t>(1, int64_t(options->study.devices.size()));
     run(*options);
   });
 }

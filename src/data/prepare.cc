@@ -108,7 +108,7 @@ class Preparation {
       state->parser.parse(in.block, out.counts, [&](const Document& document) {
         const std::string domain = domain_of(in.file, document);
         if (domain.empty()) return void(++out.counts.unknown_domain);
-        state->encoder.encode(document.text, state->ids);
+        if (!state->encoder.encode(document.text, state->ids)) return void(++out.counts.too_long);
         out.tokens.insert(out.tokens.end(), state->ids.begin(), state->ids.end());
         out.documents.push_back(
             {domain, split(in.file, document.text), int64_t(state->ids.size()), int64_t(document.text.size())});

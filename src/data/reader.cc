@@ -66,7 +66,7 @@ std::string ReadCounts::left_out() const {
     if (count) parts.push_back(fmt::format("{} {}", count, what));
   };
   part(broken_lines, "broken lines"), part(invalid_utf8, "with invalid UTF-8"), part(empty, "empty");
-  part(too_long, "longer than 32 MiB"), part(unknown_domain, "of no known domain");
+  part(too_long, "too long (32 MiB, or 2 MiB without a space)"), part(unknown_domain, "of no known domain");
   return join(parts);
 }
 

@@ -1,5 +1,6 @@
 #include "data/store_writer.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -34,11 +35,7 @@ class Output {
     std::rewind(file_);
     return file_;
   }
-  void close() {
-    const bool done = std::fflush(file_) == 0 && ::fsync(::fileno(file_)) == 0;
-    check(done);
-    std::fclose(std::exchange(file_, nullptr));
-  }
+  void close() { check(std::fclose(std::exchange(file_, nullptr)) == 0); }
   const fs::path& path() const { return path_; }
 
  private:
@@ -53,6 +50,15 @@ class Output {
 void for_each_length(Output& lengths, auto&& use) {
   std::FILE* file = lengths.rewound();
   for (int32_t length; std::fread(&length, sizeof length, 1, file) == 1;) use(length);
+}
+
+// One call for all files of a folder: fsync for each would cost a disk turn a file.
+void sync_files(const fs::path& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  const bool done = descriptor >= 0 && ::syncfs(descriptor) == 0;
+  const int code = errno;
+  if (descriptor >= 0) ::close(descriptor);
+  if (!done) fail<Error>("{}: cannot be written: {}; nothing was left behind", folder.string(), std::strerror(code));
 }
 
 bool is_token_store(const fs::path& folder) {
@@ -182,6 +188,7 @@ nlohmann::json StoreWriter::manifest() {
 
 void StoreWriter::commit() {
   write_file(temporary_ / "manifest.json", manifest().dump(1) + "\n");
+  sync_files(temporary_);
   const fs::path old = folder_.string() + ".old" + std::to_string(::getpid());
   if (fs::exists(folder_)) publish_folder(folder_, old);
   publish_folder(temporary_, folder_);

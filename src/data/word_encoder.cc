@@ -7,6 +7,7 @@ namespace {
 
 constexpr std::string_view kSpace = "▁";  // U+2581, what SentencePiece makes of a space
 constexpr size_t kLongestWord = 48;       // bytes; longer ones seldom come again
+constexpr size_t kMostAtOnce = 2 << 20;   // bytes given to the library
 constexpr size_t kMostWords = 1 << 18;    // about 40 MB
 
 bool keeps_words_apart(const std::string& piece) {
@@ -43,27 +44,31 @@ size_t space_at(std::string_view text, size_t i) {
 
 WordEncoder::WordEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer), by_word_(exact_by_word(tokenizer)) {}
 
-void WordEncoder::encode(std::string_view text, std::vector<int32_t>& ids) {
+bool WordEncoder::encode(std::string_view text, std::vector<int32_t>& ids) {
   ids.clear();
-  if (text.empty()) return;
-  if (!by_word_) return void(ids = tokenizer_.encode(text));
+  if (text.empty()) return true;
+  if (!by_word_) return text.size() <= kMostAtOnce && (ids = tokenizer_.encode(text), true);
   // A word here is what follows a ▁ (the first one follows the dummy prefix), or begins with a newline.
   size_t begin = 0;
-  bool in_run = true;  // only spaces since `begin`
-  for (size_t i = 0; i < text.size();) {
+  bool in_run = true, good = true;  // in_run: only spaces since `begin`
+  for (size_t i = 0; i < text.size() && good;) {
     const size_t space = space_at(text, i);
-    if (text[i] == '\n' || (space && !in_run)) append_word(text.substr(begin, i - begin), ids), begin = i + space;
+    if (text[i] == '\n' || (space && !in_run))
+      good = append_word(text.substr(begin, i - begin), ids), begin = i + space;
     in_run = space;
     i += space ? space : 1;
   }
-  append_word(text.substr(begin), ids);
+  good = good && append_word(text.substr(begin), ids);
+  if (!good) ids.clear();
+  return good;
 }
 
-void WordEncoder::append_word(std::string_view word, std::vector<int32_t>& ids) {
+bool WordEncoder::append_word(std::string_view word, std::vector<int32_t>& ids) {
+  if (word.size() > kMostAtOnce) return false;
   if (word.size() > kLongestWord) {
     const auto encoded = encode_word(word);
     ids.insert(ids.end(), encoded.begin(), encoded.end());
-    return;
+    return true;
   }
   auto found = words_.find(word);
   if (found == words_.end()) {
@@ -71,6 +76,7 @@ void WordEncoder::append_word(std::string_view word, std::vector<int32_t>& ids) 
     found = words_.emplace(std::string(word), encode_word(word)).first;
   }
   ids.insert(ids.end(), found->second.begin(), found->second.end());
+  return true;
 }
 
 std::vector<int32_t> WordEncoder::encode_word(std::string_view word) const {

@@ -21,15 +21,17 @@ namespace assay::data {
 
 class WordEncoder {
  public:
-  explicit WordEncoder(const Tokenizer& tokenizer);               // which must outlive it; one encoder a thread
-  void encode(std::string_view text, std::vector<int32_t>& ids);  // valid UTF-8; replaces what ids held
+  explicit WordEncoder(const Tokenizer& tokenizer);  // which must outlive it; one encoder a thread
+  // Text in valid UTF-8; replaces what ids held. False, and no ids, when 2 MiB follow each other without a place to
+  // cut: the library takes 130 bytes of memory for each of them.
+  bool encode(std::string_view text, std::vector<int32_t>& ids);
   bool by_word() const { return by_word_; }
 
  private:
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
-  void append_word(std::string_view word, std::vector<int32_t>& ids);
+  bool append_word(std::string_view word, std::vector<int32_t>& ids);
   std::vector<int32_t> encode_word(std::string_view word) const;
 
   const Tokenizer& tokenizer_;

@@ -11,22 +11,25 @@
 namespace assay::nn {
 namespace {
 
-// Token ids by falling logit, equal ones by id: all of them, or the k likeliest.
-std::vector<int64_t> ranked(std::span<const float> logits, int64_t k) {
+// Token ids that may be drawn: all in order of id when nothing is cut, else the likeliest first, equal ones by id.
+std::vector<int64_t> candidates(std::span<const float> logits, const Sampling& s) {
   std::vector<int64_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
-  const auto count = k > 0 ? std::min<int64_t>(k, ids.size()) : int64_t(ids.size());
+  if (s.top_k == 0 && s.top_p == 1) return ids;
+  const auto count = s.top_k > 0 ? std::min<int64_t>(s.top_k, ids.size()) : int64_t(ids.size());
   const auto likelier = [&](int64_t a, int64_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
   std::ranges::partial_sort(ids, ids.begin() + count, likelier);
   ids.resize(count);
   return ids;
 }
 
+double sum(const std::vector<double>& weights) { return std::accumulate(weights.begin(), weights.end(), 0.0); }
+
 // Where the running sum of `weights` first exceeds `target`.
 size_t reach(const std::vector<double>& weights, double target) {
-  double sum = 0;
+  double running = 0;
   for (size_t i = 0; i + 1 < weights.size(); ++i)
-    if ((sum += weights[i]) > target) return i;
+    if ((running += weights[i]) > target) return i;
   return weights.size() - 1;
 }
 
@@ -45,11 +48,11 @@ int64_t sample(std::span<const float> logits, const Sampling& s, double uniform)
   const float largest = *std::ranges::max_element(logits);
   if (!std::isfinite(largest)) fail<Error>("the model's largest logit is {}", largest);
   if (s.temperature == 0) return std::ranges::max_element(logits) - logits.begin();
-  std::vector<int64_t> ids = ranked(logits, s.top_k);
+  const std::vector<int64_t> ids = candidates(logits, s);
   std::vector<double> weights;
   for (const int64_t id : ids) weights.push_back(std::exp((double(logits[id]) - largest) / s.temperature));
-  if (s.top_p < 1) weights.resize(reach(weights, s.top_p * std::reduce(weights.begin(), weights.end())) + 1);
-  return ids[reach(weights, uniform * std::reduce(weights.begin(), weights.end()))];
+  if (s.top_p < 1) weights.resize(reach(weights, s.top_p * sum(weights)) + 1);
+  return ids[reach(weights, uniform * sum(weights))];
 }
 
 std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts, int64_t max_tokens,

@@ -3,6 +3,7 @@
 #include "nn/model_files.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "nn/hugging_face/hugging_face.h"
@@ -25,6 +26,17 @@ fs::path find_tokenizer(const fs::path& folder) {
   if (!run.is_object() || !run.contains("data_folder") || !run["data_folder"].is_string()) return {};
   const fs::path store = run["data_folder"].get<std::string>();
   return fs::exists(store / "tokenizer.model") ? store / "tokenizer.model" : fs::path();
+}
+
+void write_new(fs::path folder, const fs::path& tokenizer, const std::function<void(const fs::path&)>& write) {
+  if (folder.filename().empty()) folder = folder.parent_path();  // "out/"
+  if (fs::exists(folder)) fail("{}: is there already; choose another folder. Nothing was written.", folder.string());
+  const fs::path temporary = folder.string() + ".writing";
+  fs::remove_all(temporary);
+  make_folder(temporary);
+  write(temporary);
+  if (!tokenizer.empty()) write_file(temporary / "tokenizer.model", read_file(tokenizer));
+  publish_folder(temporary, folder);
 }
 
 }  // namespace
@@ -58,15 +70,16 @@ OpenModel open_model(const fs::path& path) {
        "model.safetensors) or a Hugging Face folder (config.json, model.safetensors)", path.string());
 }
 
-void save_model(const fs::path& folder, const LanguageModel& model, const fs::path& tokenizer) {
-  if (fs::exists(folder)) fail("{}: is there already; choose another folder. Nothing was written.", folder.string());
-  const fs::path temporary = folder.string() + ".writing";
-  fs::remove_all(temporary);
-  make_folder(temporary);
-  write_file(temporary / "config.toml", model.spec.toml());
-  save_tensors(temporary / "model.safetensors", named_parameters_of(model));
-  if (!tokenizer.empty()) fs::copy_file(tokenizer, temporary / "tokenizer.model");
-  publish_folder(temporary, folder);
+void save_model(const fs::path& folder, const OpenModel& opened) {
+  write_new(folder, opened.tokenizer, [&](const fs::path& to) {
+    write_file(to / "config.toml", opened.model->spec.toml());
+    save_tensors(to / "model.safetensors", named_parameters_of(*opened.model));
+  });
+}
+
+void export_model(const fs::path& folder, const OpenModel& opened, const nlohmann::json& settings) {
+  hugging_face_config(opened.model->spec);  // refuses before anything is written
+  write_new(folder, opened.tokenizer, [&](const fs::path& to) { write_hugging_face(to, *opened.model, settings); });
 }
 
 }  // namespace assay::nn

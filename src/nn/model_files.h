@@ -2,6 +2,7 @@
 // Trained models on disk, whatever wrote them.
 #include <map>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 
 #include "nn/language_model.h"
 #include "nn/tensors.h"
@@ -17,9 +18,10 @@ struct OpenModel {
 // BadInput says what was looked for.
 OpenModel open_model(const fs::path& path);
 
-// An imported model: {config.toml, model.safetensors, tokenizer.model if there is one}. The folder appears whole.
-// BadInput when it is there already.
-void save_model(const fs::path& folder, const LanguageModel& model, const fs::path& tokenizer);
+// Writes an imported model, {config.toml, model.safetensors, tokenizer.model if there is one}, or a Hugging Face folder,
+// {config.json, model.safetensors, tokenizer.model}. The folder appears whole; BadInput when it is there already.
+void save_model(const fs::path& folder, const OpenModel& model);
+void export_model(const fs::path& folder, const OpenModel& model, const nlohmann::json& settings);
 
 std::map<int64_t, fs::path> checkpoints(const fs::path& run);  // by step
 

@@ -48,6 +48,14 @@ inline void check_launch(const char* what) {
     throw Error(std::string(what) + ": the kernel could not be launched: " + cudaGetErrorString(error));
 }
 
+// A launch with more shared memory than the 48 KB that every kernel may have.
+template <class... Parameters, class... Arguments>
+void launch_shared(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t bytes, cudaStream_t stream,
+                   const Arguments&... arguments) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+  kernel<<<blocks, threads, bytes, stream>>>(arguments...);
+}
+
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Hands out pieces of a workspace, each aligned to 256 bytes. With a null base it only counts.

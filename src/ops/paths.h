@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "base/build.h"
+
 namespace assay::ops {
 
 struct OpPath {

@@ -10,7 +10,6 @@
 #include <bit>
 #include <cstring>
 
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "ops/kernel.h"
 
@@ -120,9 +119,10 @@ inline std::byte* element(const View& view, DType dtype, int64_t b, int64_t t, i
   return static_cast<std::byte*>(view.data) + (b * view.batch_stride + t * view.time_stride + offset) * bytes;
 }
 // Rows of a tile lie far apart, where the hardware does not fetch ahead by itself.
-constexpr int64_t kReadAhead = 8;
-inline void prefetch_row(const std::byte* row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);
+constexpr int64_t kRowsAhead = 8;
+template <int kWrite>  // 1 when the row will be written
+void prefetch_row(const std::byte* row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, kWrite);
 }
 template <class R>
 void read_row(const std::byte* row, DType dtype, int64_t n, int64_t padded, R* out) {

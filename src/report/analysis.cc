@@ -41,12 +41,13 @@ std::vector<double> doubles(const Safetensors& file, const std::string& name) {
     for (const double value : file.values<double>(name)) out.push_back(value);
   else if (tensor.dtype == "I64")
     for (const int64_t value : file.values<int64_t>(name)) out.push_back(double(value));
-  else
-    fail("losses of documents are F64 and their tokens I64, but '{}' is {}", name, tensor.dtype);
+  else fail("losses of documents are F64 and their tokens I64, but '{}' is {}", name, tensor.dtype);
   return out;
 }
 
-bool usable(const Evaluation& e, Kind kind) { return std::isfinite(e.pretraining_loss(kind)) && std::isfinite(e.test_loss); }
+bool usable(const Evaluation& e, Kind kind) {
+  return std::isfinite(e.pretraining_loss(kind)) && std::isfinite(e.test_loss);
+}
 
 stats::Run curve(const Run& run, const Setting& setting, Kind kind, const fs::path& study) {
   stats::Run out{run.seed, {}};
@@ -93,7 +94,9 @@ double warmup_tokens(const Setting& setting) {
     for (const Run& run : a.runs) {
       int64_t warmup_steps = 0, batch_size = 0, sequence_length = 0;
       const ConfigNode train = ConfigNode::parse(run.row["config"].get<std::string>()).child("train");
-      train.read({{"warmup_steps", &warmup_steps, ""}, {"batch_size", &batch_size, ""}, {"sequence_length", &sequence_length, ""}},
+      train.read({{"warmup_steps", &warmup_steps, ""},
+                  {"batch_size", &batch_size, ""},
+                  {"sequence_length", &sequence_length, ""}},
                  train.keys());
       most = std::max(most, double(warmup_steps * batch_size * sequence_length));
     }
@@ -101,7 +104,8 @@ double warmup_tokens(const Setting& setting) {
 }
 
 // Mean loss over the test domains in each of equal parts of the range, mean over runs.
-std::vector<double> means_in_parts(const Architecture& a, Kind kind, const stats::Runs& runs, stats::Range range, double after) {
+std::vector<double> means_in_parts(const Architecture& a, Kind kind, const stats::Runs& runs, stats::Range range,
+                                   double after) {
   std::vector<double> out(kParts, 0.0);
   for (size_t r = 0; r < runs.size(); ++r) {
     std::vector<double> losses;
@@ -117,8 +121,9 @@ std::vector<double> means_in_parts(const Architecture& a, Kind kind, const stats
   return out;
 }
 
-std::vector<std::pair<double, double>> profile(const Architecture& a, const stats::Runs& runs, const Architecture& reference,
-                                               const stats::Runs& reference_runs, const Comparison& c, double after) {
+std::vector<std::pair<double, double>> profile(const Architecture& a, const stats::Runs& runs,
+                                               const Architecture& reference, const stats::Runs& reference_runs,
+                                               const Comparison& c, double after) {
   if (!c.degradation.problem.empty()) return {};
   const stats::Range range{c.degradation.loss_low, c.degradation.loss_high};
   const auto of_a = means_in_parts(a, c.kind, runs, range, after);
@@ -160,7 +165,8 @@ void add_run(Setting& setting, const Json& row, study::Store& store) {
     found = setting.architectures.end() - 1;
   }
   found->runs.push_back(read_run(row, setting, store));
-  if (found->runs.back().evaluations.empty()) fail("run {} holds no evaluation; nothing can be reported of it", row["name"].get<std::string>());
+  if (found->runs.back().evaluations.empty())
+    fail("run {} holds no evaluation; nothing can be reported of it", row["name"].get<std::string>());
 }
 
 Setting read_setting(const Json& json) {
@@ -193,7 +199,8 @@ const char* name(Kind kind) { return kind == Kind::held_out ? "held-out" : "trai
 
 Study analyse(const fs::path& folder) {
   if (!fs::exists(folder / "study.sqlite"))
-    fail("{}: holds no study (no study.sqlite); `assay run PLAN.toml -o {}` makes one", folder.string(), folder.string());
+    fail("{}: holds no study (no study.sqlite); `assay run PLAN.toml -o {}` makes one", folder.string(),
+         folder.string());
   study::Store store(folder, study::Database::Mode::read);
   Study out;
   out.plan = store.plan();

@@ -46,17 +46,17 @@ struct Architecture {
   std::string name;
   int style;  // 0 the reference, then 1, 2, …: colour and symbol in every figure
   std::vector<Run> runs;
-  std::vector<Comparison> comparisons;   // with the reference; none for itself
-  std::vector<std::string> warnings;     // what should make a reader doubt the comparison
+  std::vector<Comparison> comparisons;  // with the reference; none for itself
+  std::vector<std::string> warnings;    // what should make a reader doubt the comparison
 };
 
 struct Setting {
-  std::string name;                             // "" when the study has one
-  std::vector<std::string> train, test;         // domains; test = train in the mixed-domain setting
-  std::string split;                            // of held-out text
-  bool mixed;                                   // nothing is out of domain
-  std::vector<Kind> kinds;                      // the first is the one that answers
-  std::vector<Architecture> architectures;      // the reference first; those with a finished run
+  std::string name;                         // "" when the study has one
+  std::vector<std::string> train, test;     // domains; test = train in the mixed-domain setting
+  std::string split;                        // of held-out text
+  bool mixed;                               // nothing is out of domain
+  std::vector<Kind> kinds;                  // the first is the one that answers
+  std::vector<Architecture> architectures;  // the reference first; those with a finished run
   const Architecture& reference() const { return architectures.front(); }
 };
 
@@ -64,7 +64,7 @@ struct Study {
   std::string name, reference;
   Json plan;
   std::vector<Setting> settings;
-  std::vector<Json> runs;        // every planned run's row
+  std::vector<Json> runs;  // every planned run's row
 };
 
 Study analyse(const fs::path& folder);

@@ -23,12 +23,12 @@ std::string main_sentence(const Comparison& c, const Setting& setting) {
   const stats::Degradation& d = c.degradation;
   if (!d.problem.empty()) return "no answer: " + d.problem + ".";
   const Verdict v = verdict(d);
-  const char* what = v == Verdict::none       ? "no difference found"
-                     : setting.mixed          ? (v == Verdict::degraded ? "higher held-out loss" : "lower held-out loss")
+  const char* what = v == Verdict::none ? "no difference found"
+                     : setting.mixed    ? (v == Verdict::degraded ? "higher held-out loss" : "lower held-out loss")
                      : v == Verdict::degraded ? "degraded"
                                               : "better than the reference";
-  return fmt::format("{}{}Δ = {} nats a token at equal {} loss.{}", what, v == Verdict::none ? ": " : ", ", nats(d.average),
-                     name(c.kind), v == Verdict::none ? "" : extreme(d));
+  return fmt::format("{}{}Δ = {} nats a token at equal {} loss.{}", what, v == Verdict::none ? ": " : ", ",
+                     nats(d.average), name(c.kind), v == Verdict::none ? "" : extreme(d));
 }
 
 std::string other_sentence(const Comparison& first, const Comparison& other) {
@@ -41,8 +41,8 @@ std::string other_sentence(const Comparison& first, const Comparison& other) {
 
 std::string speed_sentence(const Comparison& c) {
   if (!c.convergence.problem.empty()) return "";
-  return fmt::format(" It needs {} times the reference's tokens to reach a {} loss of {:.3f}.", show(c.convergence.ratio, Format::ratio),
-                     name(c.kind), c.convergence.loss);
+  return fmt::format(" It needs {} times the reference's tokens to reach a {} loss of {:.3f}.",
+                     show(c.convergence.ratio, Format::ratio), name(c.kind), c.convergence.loss);
 }
 
 }  // namespace
@@ -54,10 +54,14 @@ Verdict verdict(const stats::Degradation& d) {
 
 const char* word(Verdict verdict) {
   switch (verdict) {
-    case Verdict::degraded: return "degraded";
-    case Verdict::better: return "better";
-    case Verdict::none: return "no difference found";
-    default: return "no answer";
+    case Verdict::degraded:
+      return "degraded";
+    case Verdict::better:
+      return "better";
+    case Verdict::none:
+      return "no difference found";
+    default:
+      return "no answer";
   }
 }
 
@@ -71,26 +75,30 @@ std::string answer(const Architecture& a, const Setting& setting) {
 
 std::string question(const Setting& setting) {
   if (setting.mixed)
-    return fmt::format("Trained on {} and tested on held-out text of the same domains (split {}): at equal training loss, does an "
-                       "architecture reach the same held-out loss?",
-                       join(setting.train), setting.split);
-  return fmt::format("Trained on {} and tested on {} (split {}), which were never seen in training: at equal pre-training loss, is the "
-                     "loss there higher than the reference's?",
-                     join(setting.train), join(setting.test), setting.split);
+    return fmt::format(
+        "Trained on {} and tested on held-out text of the same domains (split {}): at equal training loss, does an "
+        "architecture reach the same held-out loss?",
+        join(setting.train), setting.split);
+  return fmt::format(
+      "Trained on {} and tested on {} (split {}), which were never seen in training: at equal pre-training loss, is "
+      "the "
+      "loss there higher than the reference's?",
+      join(setting.train), join(setting.test), setting.split);
 }
 
 std::vector<std::string> cautions(const Setting& setting, const Study& study) {
   std::vector<std::string> out;
   for (const Architecture& a : setting.architectures)
-    if (!a.comparisons.empty() && a.comparisons[0].degradation.problem.empty() && a.comparisons[0].degradation.seed_freedom == 0) {
+    if (!a.comparisons.empty() && a.comparisons[0].degradation.problem.empty() &&
+        a.comparisons[0].degradation.seed_freedom == 0) {
       out.push_back("No architecture has two seeds: the intervals count documents only, and are too narrow.");
       break;
     }
   for (const Json& row : study.runs)
     if (row["setting"] == setting.name && row["status"] != "done") {
       const std::string reason = row.value("reason", "");
-      out.push_back(fmt::format("Run {} is missing ({}{}).", row["name"].get<std::string>(), row["status"].get<std::string>(),
-                                reason.empty() ? "" : ": " + reason));
+      out.push_back(fmt::format("Run {} is missing ({}{}).", row["name"].get<std::string>(),
+                                row["status"].get<std::string>(), reason.empty() ? "" : ": " + reason));
     }
   return out;
 }

@@ -8,7 +8,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array kColours = {"#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195"};
+constexpr std::array kColours = {"#000000", "#0072B2", "#D55E00", "#009E73",
+                                 "#CC79A7", "#E69F00", "#56B4E9", "#7A5195"};
 constexpr std::array kSymbols = {"circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "x"};
 
 Json numbers(const std::vector<double>& values) {
@@ -25,19 +26,22 @@ Json marker_sizes(const Series& series) {
 }
 
 Json trace(const Series& series) {
-  Json out = {{"type", "scatter"},
-              {"mode", series.line ? series.marker > 0 ? "lines+markers" : "lines" : "markers"},
-              {"name", series.name},
-              {"x", numbers(series.x)},
-              {"y", numbers(series.y)},
-              {"line", {{"color", colour(series.style)}, {"width", 1.5}}},
-              {"marker", {{"color", colour(series.style)}, {"symbol", plotly_symbol(series.style)}, {"size", marker_sizes(series)}}},
-              {"hovertemplate", "%{x:.4g}, %{y:.4g}<extra>" + series.name + "</extra>"}};
+  Json out = {
+      {"type", "scatter"},
+      {"mode", series.line ? series.marker > 0 ? "lines+markers" : "lines" : "markers"},
+      {"name", series.name},
+      {"x", numbers(series.x)},
+      {"y", numbers(series.y)},
+      {"line", {{"color", colour(series.style)}, {"width", 1.5}}},
+      {"marker",
+       {{"color", colour(series.style)}, {"symbol", plotly_symbol(series.style)}, {"size", marker_sizes(series)}}},
+      {"hovertemplate", "%{x:.4g}, %{y:.4g}<extra>" + series.name + "</extra>"}};
   if (series.low.empty()) return out;
   Json plus = Json::array(), minus = Json::array();
   for (size_t i = 0; i < series.x.size(); ++i)
     plus.push_back(series.high[i] - series.x[i]), minus.push_back(series.x[i] - series.low[i]);
-  out["error_x"] = {{"type", "data"}, {"symmetric", false}, {"array", plus}, {"arrayminus", minus}, {"thickness", 1.8}, {"width", 4}};
+  out["error_x"] = {{"type", "data"},      {"symmetric", false}, {"array", plus},
+                    {"arrayminus", minus}, {"thickness", 1.8},   {"width", 4}};
   out["hovertemplate"] = "%{x:.3f}<extra>" + series.name + "</extra>";
   return out;
 }
@@ -46,8 +50,15 @@ Json axis(const Figure& figure, bool vertical) {
   const Axis& axis = vertical ? figure.y : figure.x;
   auto [low, high] = shown_range(figure, vertical);
   if (axis.log) low = std::log10(low), high = std::log10(high);
-  Json out = {{"title", {{"text", axis.title}, {"standoff", 8}, {"font", {{"size", 13}}}}}, {"range", {low, high}}, {"automargin", true}, {"zeroline", false},
-              {"gridcolor", "#e5e5e5"}, {"linecolor", "#444444"}, {"ticks", "outside"}, {"tickcolor", "#444444"}, {"nticks", 7}};
+  Json out = {{"title", {{"text", axis.title}, {"standoff", 8}, {"font", {{"size", 13}}}}},
+              {"range", {low, high}},
+              {"automargin", true},
+              {"zeroline", false},
+              {"gridcolor", "#e5e5e5"},
+              {"linecolor", "#444444"},
+              {"ticks", "outside"},
+              {"tickcolor", "#444444"},
+              {"nticks", 7}};
   if (axis.log) out["type"] = "log", out["dtick"] = 1;
   if (!axis.ticks.empty()) {
     out["tickmode"] = "array";
@@ -57,7 +68,12 @@ Json axis(const Figure& figure, bool vertical) {
 }
 
 Json dashed(double x0, double y0, double x1, double y1) {
-  return {{"type", "line"}, {"x0", x0}, {"y0", y0}, {"x1", x1}, {"y1", y1}, {"layer", "below"},
+  return {{"type", "line"},
+          {"x0", x0},
+          {"y0", y0},
+          {"x1", x1},
+          {"y1", y1},
+          {"layer", "below"},
           {"line", {{"color", "#777777"}, {"width", 1.2}, {"dash", "dash"}}}};
 }
 
@@ -82,6 +98,8 @@ std::pair<double, double> shown_range(const Figure& figure, bool vertical) {
   if (const auto& line = vertical ? figure.horizontal : figure.vertical) see(*line);
   if (low > high) low = axis.log ? 1 : 0, high = axis.log ? 10 : 1;
   if (axis.log) return {low / std::pow(high / low + 0.1, 0.04), high * std::pow(high / low + 0.1, 0.04)};
+  const double missing = std::max(0.0, axis.least - (high - low)) / 2;
+  low -= missing, high += missing;
   const double margin = high > low ? 0.05 * (high - low) : 0.5;
   return {low - margin, high + margin};
 }
@@ -106,11 +124,19 @@ Json to_plotly(const Figure& figure) {
   }
   return {{"data", data},
           {"layout",
-           {{"title", {{"text", "<b>" + figure.title + "</b>"}, {"x", 0.02}, {"xanchor", "left"}, {"font", {{"size", 15}}}}},
-            {"height", figure.height}, {"autosize", true}, {"showlegend", false}, {"hovermode", "closest"}, {"shapes", shapes},
+           {{"title",
+             {{"text", "<b>" + figure.title + "</b>"}, {"x", 0.02}, {"xanchor", "left"}, {"font", {{"size", 15}}}}},
+            {"height", figure.height},
+            {"autosize", true},
+            {"showlegend", false},
+            {"hovermode", "closest"},
+            {"shapes", shapes},
             {"font", {{"family", "system-ui, sans-serif"}, {"size", 13}, {"color", "#222222"}}},
-            {"margin", {{"l", 52}, {"r", 12}, {"t", 40}, {"b", 46}}}, {"paper_bgcolor", "#ffffff"}, {"plot_bgcolor", "#ffffff"},
-            {"xaxis", axis(figure, false)}, {"yaxis", axis(figure, true)}}}};
+            {"margin", {{"l", 52}, {"r", 12}, {"t", 40}, {"b", 46}}},
+            {"paper_bgcolor", "#ffffff"},
+            {"plot_bgcolor", "#ffffff"},
+            {"xaxis", axis(figure, false)},
+            {"yaxis", axis(figure, true)}}}};
 }
 
 }  // namespace assay::report

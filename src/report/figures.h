@@ -14,24 +14,25 @@ struct Series {
   std::vector<double> x, y;       // points that are not finite are left out
   std::vector<double> low, high;  // ends of an error bar along x; empty for none
   bool line = true;
-  double marker = 3;              // radius in pixels; the last point of a line is drawn larger
+  double marker = 3;  // radius in pixels; the last point of a line is drawn larger
 };
 
 struct Axis {
   std::string title;
   bool log = false;
-  std::optional<std::pair<double, double>> range;  // (from, to), from > to turns it over; none: what the data span
+  std::optional<std::pair<double, double>> range;     // (from, to), from > to turns it over; none: what the data span
   std::vector<std::pair<double, std::string>> ticks;  // empty: round numbers
+  double least = 0;  // shows at least this span, so that noise does not fill the figure
 };
 
 struct Figure {
   std::string id, title;  // id: the name of the SVG file
   Axis x, y;
   std::vector<Series> series = {};
-  bool identity = false;             // the line y = x
-  std::optional<double> vertical = {};  // a line at this x
+  bool identity = false;                  // the line y = x
+  std::optional<double> vertical = {};    // a line at this x
   std::optional<double> horizontal = {};  // a line at this y
-  int height = 340;                  // pixels
+  int height = 340;                       // pixels
 };
 
 const char* colour(int style);  // Okabe and Ito's palette, told apart by colour-blind readers too

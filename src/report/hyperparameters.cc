@@ -40,15 +40,20 @@ std::string thousands(int64_t number) {
   return digits;
 }
 
-std::string id(const Setting& setting, const char* name) { return setting.name.empty() ? name : setting.name + "-" + name; }
+std::string id(const Setting& setting, const char* name) {
+  return setting.name.empty() ? name : setting.name + "-" + name;
+}
 
 }  // namespace
 
 Table differing_table(const Setting& setting) {
-  Table table{id(setting, "hyperparameters-differing"), "Hyper-parameters in which the models differ",
-              "A difference other than the sequence mixer (block, norm, width, parameters, state) may explain a result: a matched control "
+  Table table{id(setting, "hyperparameters-differing"),
+              "Hyper-parameters in which the models differ",
+              "A difference other than the sequence mixer (block, norm, width, parameters, state) may explain a "
+              "result: a matched control "
               "is a [model.NAME] table in the plan.",
-              {{"hyper-parameter"}}, {}};
+              {{"hyper-parameter"}},
+              {}};
   const Configurations all(setting);
   std::vector<Cell> seeds = {std::string("seeds")}, parameters = {std::string("parameters")};
   for (const Architecture& a : setting.architectures) {
@@ -70,7 +75,11 @@ Table differing_table(const Setting& setting) {
 }
 
 Table common_table(const Setting& setting) {
-  Table table{id(setting, "hyperparameters-common"), "Hyper-parameters that all models share", "", {{"hyper-parameter"}, {"value"}}, {}};
+  Table table{id(setting, "hyperparameters-common"),
+              "Hyper-parameters that all models share",
+              "",
+              {{"hyper-parameter"}, {"value"}},
+              {}};
   const Configurations all(setting);
   for (const std::string& name : all.order)
     if (!all.differs(name)) table.rows.push_back({name, all.models[0].at(name)});

@@ -51,53 +51,61 @@ for (const element of document.querySelectorAll('.plot')) {
 std::string legend(const Setting& setting) {
   std::string out = "<div class=\"legend\">";
   for (const Architecture& a : setting.architectures)
-    out += fmt::format("<span><svg width=\"16\" height=\"16\" aria-hidden=\"true\">{}</svg>{}{}</span>", symbol(a.style, 8, 8, 5.5),
-                       escape(a.name), a.style == 0 ? " (reference)" : "");
+    out += fmt::format("<span><svg width=\"16\" height=\"16\" aria-hidden=\"true\">{}</svg>{}{}</span>",
+                       symbol(a.style, 8, 8, 5.5), escape(a.name), a.style == 0 ? " (reference)" : "");
   return out + "</div>\n";
 }
 
 std::string plot(const Figure& figure) {
   std::string data = to_plotly(figure).dump(), safe;
   for (const char c : data) safe += c == '<' ? "\\u003c" : std::string(1, c);  // no tag can end the script early
-  return fmt::format("<div class=\"plot\" id=\"{0}\" role=\"img\" aria-label=\"{1}\"></div>"
-                     "<script type=\"application/json\" id=\"{0}-data\">{2}</script>\n",
-                     escape(figure.id), escape(figure.title), safe);
+  return fmt::format(
+      "<div class=\"plot\" id=\"{0}\" role=\"img\" aria-label=\"{1}\"></div>"
+      "<script type=\"application/json\" id=\"{0}-data\">{2}</script>\n",
+      escape(figure.id), escape(figure.title), safe);
 }
 
 std::string svg_links(const FigureGroup& group) {
   std::string out;
   for (const Figure& figure : group.figures)
-    out += fmt::format("{}<a href=\"figures/{}.svg\">{}</a>", out.empty() ? "SVG: " : ", ", escape(figure.id), escape(figure.title));
+    out += fmt::format("{}<a href=\"figures/{}.svg\">{}</a>", out.empty() ? "SVG: " : ", ", escape(figure.id),
+                       escape(figure.title));
   return out;
 }
 
 std::string html(const FigureGroup& group, const Setting& setting) {
   if (group.figures.empty()) return "";
-  std::string out = fmt::format("<h3>{}</h3>\n<p class=\"note\">{} {}.</p>\n{}<div class=\"grid{}\">\n", escape(group.title),
-                                escape(group.note), svg_links(group), legend(setting), group.figures.size() % 3 == 0 ? "" : " wide");
+  std::string out =
+      fmt::format("<h3>{}</h3>\n<p class=\"note\">{} {}.</p>\n{}<div class=\"grid{}\">\n", escape(group.title),
+                  escape(group.note), svg_links(group), legend(setting), group.figures.size() % 3 == 0 ? "" : " wide");
   for (const Figure& figure : group.figures) out += "<div class=\"panel\">" + plot(figure) + "</div>\n";
   return out + "</div>\n";
 }
 
 std::string html(const Table& table) {
   if (table.rows.empty()) return "";
-  return fmt::format("<h3>{}</h3>\n<p class=\"note\">{} <a href=\"tables/{}.csv\">CSV</a></p>\n{}", escape(table.title), escape(table.note),
-                     escape(table.id), to_html(table));
+  return fmt::format("<h3>{}</h3>\n<p class=\"note\">{} <a href=\"tables/{}.csv\">CSV</a></p>\n{}", escape(table.title),
+                     escape(table.note), escape(table.id), to_html(table));
 }
 
 std::string folded(const Table& table) {
   if (table.rows.empty()) return "";
-  return fmt::format("<details><summary>{}</summary>\n<p class=\"note\"><a href=\"tables/{}.csv\">CSV</a></p>\n{}</details>\n", escape(table.title),
-                     escape(table.id), to_html(table));
+  return fmt::format(
+      "<details><summary>{}</summary>\n<p class=\"note\"><a href=\"tables/{}.csv\">CSV</a></p>\n{}</details>\n",
+      escape(table.title), escape(table.id), to_html(table));
 }
 
 const char* css(const Architecture& a) {
   if (a.comparisons.empty()) return "unknown";
   switch (verdict(a.comparisons[0].degradation)) {
-    case Verdict::degraded: return "degraded";
-    case Verdict::better: return "better";
-    case Verdict::none: return "none";
-    default: return "unknown";
+    case Verdict::degraded:
+      return "degraded";
+    case Verdict::better:
+      return "better";
+    case Verdict::none:
+      return "none";
+    default:
+      return "unknown";
   }
 }
 
@@ -106,7 +114,8 @@ std::string answers(const Setting& setting) {
   for (const Architecture& a : setting.architectures) {
     if (a.style == 0) continue;
     out += fmt::format("<li class=\"{}\"><b>{}</b>: {}", css(a), escape(a.name), escape(answer(a, setting)));
-    for (const std::string& warning : a.warnings) out += fmt::format("<span class=\"warning\">Warning: {}</span>", escape(warning));
+    for (const std::string& warning : a.warnings)
+      out += fmt::format("<span class=\"warning\">Warning: {}</span>", escape(warning));
     out += "</li>\n";
   }
   return out + "</ul>\n";
@@ -116,12 +125,14 @@ std::string opening(const Setting& setting, const Study& study) {
   std::string out;
   if (!setting.name.empty()) out += fmt::format("<h2>{}</h2>\n", escape(setting.name));
   out += fmt::format("<p>{} Reference: <b>{}</b>.</p>\n", escape(question(setting)), escape(study.reference));
-  for (const std::string& caution : cautions(setting, study)) out += fmt::format("<p class=\"caution\">{}</p>\n", escape(caution));
+  for (const std::string& caution : cautions(setting, study))
+    out += fmt::format("<p class=\"caution\">{}</p>\n", escape(caution));
   return out + answers(setting);
 }
 
 std::string body(const Section& s, bool many) {
-  std::string out = many ? fmt::format("<h2>{}: the evidence</h2>\n", escape(s.setting->name)) : "<h2>The evidence</h2>\n";
+  std::string out =
+      many ? fmt::format("<h2>{}: the evidence</h2>\n", escape(s.setting->name)) : "<h2>The evidence</h2>\n";
   out += html(s.losses);
   for (const FigureGroup& group : s.figures) out += html(group, *s.setting);
   for (const Table* table : {&s.degradation, &s.convergence, &s.slices, &s.speed, &s.differing}) out += html(*table);
@@ -133,12 +144,14 @@ std::string body(const Section& s, bool many) {
 std::string page(const Study& study, const std::vector<Section>& sections, const Table& runs) {
   std::string out = fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
-      "content=\"width=device-width, initial-scale=1\">\n<title>{0}</title>\n<style>{1}</style>\n</head>\n<body>\n<main>\n<h1>Study {0}</h1>\n",
+      "content=\"width=device-width, "
+      "initial-scale=1\">\n<title>{0}</title>\n<style>{1}</style>\n</head>\n<body>\n<main>\n<h1>Study {0}</h1>\n",
       escape(study.name), kStyle);
   for (const Section& section : sections) out += opening(*section.setting, study);
   for (const Section& section : sections) out += body(section, sections.size() > 1);
   out += "<h2>Provenance</h2>\n" + html(runs);
-  out += fmt::format("<details><summary>The plan</summary><pre>{}</pre></details>\n", escape(study.plan["text"].get<std::string>()));
+  out += fmt::format("<details><summary>The plan</summary><pre>{}</pre></details>\n",
+                     escape(study.plan["text"].get<std::string>()));
   out += fmt::format("<p class=\"note\">Made by Assay {}.</p>\n</main>\n<script>", escape(version()));
   out += plotly_js();
   return out + "</script>\n<script>" + kScript + "</script>\n</body>\n</html>\n";

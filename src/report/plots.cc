@@ -8,7 +8,11 @@
 namespace assay::report {
 namespace {
 
-std::string id(const Setting& setting, const std::string& name) { return setting.name.empty() ? name : setting.name + "-" + name; }
+constexpr double kLeastDifference = 0.04;  // nats
+
+std::string id(const Setting& setting, const std::string& name) {
+  return setting.name.empty() ? name : setting.name + "-" + name;
+}
 
 // One line a run; `get_x` and `get_y` read an evaluation.
 template <class X, class Y>
@@ -18,7 +22,8 @@ std::vector<Series> lines(const Setting& setting, X&& get_x, Y&& get_y) {
     for (const Run& run : a.runs) {
       Series series{a.name, a.style, {}, {}, {}, {}};
       for (const Evaluation& e : run.evaluations)
-        if (std::isfinite(get_x(e)) && std::isfinite(get_y(e))) series.x.push_back(get_x(e)), series.y.push_back(get_y(e));
+        if (std::isfinite(get_x(e)) && std::isfinite(get_y(e)))
+          series.x.push_back(get_x(e)), series.y.push_back(get_y(e));
       out.push_back(std::move(series));
     }
   return out;
@@ -41,14 +46,20 @@ void focus(Figure& figure) {
   figure.y.range = {bottom - 0.06 * (top - bottom), top + 0.06 * (top - bottom)};
 }
 
-std::string axis_title(Kind kind) { return kind == Kind::held_out ? "held-out loss, training domains (nats)" : "training loss (nats)"; }
+std::string axis_title(Kind kind) {
+  return kind == Kind::held_out ? "held-out loss, training domains (nats)" : "training loss (nats)";
+}
 
 Figure scatter(const Setting& setting, Kind kind, const std::string& domain) {
   const bool mean = domain.empty();
-  Figure figure{id(setting, fmt::format("{}-{}", name(kind), mean ? "mean" : domain)), mean ? "mean of the domains" : domain,
-                {axis_title(kind), false, {}, {}}, {setting.mixed ? "held-out loss (nats)" : "loss out of domain (nats)", false, {}, {}}, {}};
-  figure.series = lines(setting, [&](const Evaluation& e) { return e.pretraining_loss(kind); },
-                        [&](const Evaluation& e) { return mean ? e.test_loss : e.test_losses.at(domain); });
+  Figure figure{id(setting, fmt::format("{}-{}", name(kind), mean ? "mean" : domain)),
+                mean ? "mean of the domains" : domain,
+                {axis_title(kind), false, {}, {}},
+                {setting.mixed ? "held-out loss (nats)" : "loss out of domain (nats)", false, {}, {}},
+                {}};
+  figure.series = lines(
+      setting, [&](const Evaluation& e) { return e.pretraining_loss(kind); },
+      [&](const Evaluation& e) { return mean ? e.test_loss : e.test_losses.at(domain); });
   figure.identity = true;
   focus(figure);
   return figure;
@@ -56,8 +67,11 @@ Figure scatter(const Setting& setting, Kind kind, const std::string& domain) {
 
 // Rows from the top: an architecture with its mean, then its domains, then the next architecture.
 Figure forest(const Setting& setting, Kind kind) {
-  Figure figure{id(setting, fmt::format("delta-{}", name(kind))), fmt::format("Δ at equal {} loss", name(kind)),
-                {"Δ, nats a token (right: worse)", false, {}, {}}, {}, {}};
+  Figure figure{id(setting, fmt::format("delta-{}", name(kind))),
+                fmt::format("Δ at equal {} loss", name(kind)),
+                {"Δ, nats a token (right: worse)", false, {}, {}},
+                {},
+                {}};
   double row = 0;
   for (const Architecture& a : setting.architectures)
     for (const Comparison& c : a.comparisons) {
@@ -76,13 +90,16 @@ Figure forest(const Setting& setting, Kind kind) {
     }
   figure.y.range = {row - 0.1, -0.6};
   figure.vertical = 0;
+  figure.x.least = kLeastDifference;
   figure.height = 110 + int(24 * row);
   return figure;
 }
 
 // What Δ is the mean of.
 Figure difference(const Setting& setting, Kind kind) {
-  Figure figure{id(setting, fmt::format("difference-{}", name(kind))), "difference to the reference", {axis_title(kind), false, {}, {}},
+  Figure figure{id(setting, fmt::format("difference-{}", name(kind))),
+                "difference to the reference",
+                {axis_title(kind), false, {}, {}},
                 {setting.mixed ? "held-out loss − reference's" : "loss out of domain − reference's", false, {}, {}}};
   for (const Architecture& a : setting.architectures)
     for (const Comparison& c : a.comparisons) {
@@ -93,12 +110,15 @@ Figure difference(const Setting& setting, Kind kind) {
       figure.series.push_back(std::move(series));
     }
   figure.horizontal = 0;
+  figure.y.least = kLeastDifference;
   return figure;
 }
 
-Figure curve(const Setting& setting, const std::string& file, const std::string& title, double (*get)(const Evaluation&)) {
+Figure curve(const Setting& setting, const std::string& file, const std::string& title,
+             double (*get)(const Evaluation&)) {
   Figure figure{id(setting, file), title, {"training tokens", false, {}, {}}, {"loss (nats)", false, {}, {}}, {}};
-  figure.series = lines(setting, [](const Evaluation& e) { return e.tokens; }, get);
+  figure.series = lines(
+      setting, [](const Evaluation& e) { return e.tokens; }, get);
   double last = 0, bottom = INFINITY, top = -INFINITY;
   for (Series& series : figure.series) {
     series.marker = 0;
@@ -116,11 +136,14 @@ Figure curve(const Setting& setting, const std::string& file, const std::string&
 }  // namespace
 
 FigureGroup scatter_plots(const Setting& setting, Kind kind) {
-  FigureGroup group{setting.mixed ? "Held-out loss against training loss" : fmt::format("Loss out of domain against {} loss", name(kind)),
-                    "Training runs from the upper right to the lower left; one line a seed, a point an evaluation, the last one larger. "
-                    "At equal pre-training loss, the higher line generalises worse. Dashed: the identity, loss there = loss here. "
-                    "The first figure is the vertical distance to the reference, mean over domains and seeds: Δ is its mean.",
-                    {}};
+  FigureGroup group{
+      setting.mixed ? "Held-out loss against training loss"
+                    : fmt::format("Loss out of domain against {} loss", name(kind)),
+      "Training runs from the upper right to the lower left; one line a seed, a point an evaluation, the last one "
+      "larger. "
+      "At equal pre-training loss, the higher line generalises worse. Dashed: the identity, loss there = loss here. "
+      "The first figure is the vertical distance to the reference, mean over domains and seeds: Δ is its mean.",
+      {}};
   if (setting.test.size() > 1) group.figures.push_back(scatter(setting, kind, ""));
   for (const std::string& domain : setting.test) group.figures.push_back(scatter(setting, kind, domain));
   if (Figure figure = difference(setting, kind); !figure.series.empty())
@@ -129,8 +152,10 @@ FigureGroup scatter_plots(const Setting& setting, Kind kind) {
 }
 
 FigureGroup forest_plots(const Setting& setting) {
-  FigureGroup group{"Degradation", "Points are estimates, bars 95 % intervals over seeds and test documents. The first row of each "
-                                   "architecture is the mean of the domains below it.", {}};
+  FigureGroup group{"Degradation",
+                    "Points are estimates, bars 95 % intervals over seeds and test documents. The first row of each "
+                    "architecture is the mean of the domains below it.",
+                    {}};
   for (const Kind kind : setting.kinds)
     if (Figure figure = forest(setting, kind); !figure.series.empty()) group.figures.push_back(std::move(figure));
   return group;
@@ -138,10 +163,13 @@ FigureGroup forest_plots(const Setting& setting) {
 
 FigureGroup training_curves(const Setting& setting) {
   FigureGroup group{"Training curves", "One line a seed. Training loss is the mean since the evaluation before.", {}};
-  group.figures.push_back(curve(setting, "curve-training", "training loss", [](const Evaluation& e) { return e.training_loss; }));
-  group.figures.push_back(curve(setting, "curve-held-out", "held-out loss of the training domains", [](const Evaluation& e) { return e.held_out_loss; }));
+  group.figures.push_back(
+      curve(setting, "curve-training", "training loss", [](const Evaluation& e) { return e.training_loss; }));
+  group.figures.push_back(curve(setting, "curve-held-out", "held-out loss of the training domains",
+                                [](const Evaluation& e) { return e.held_out_loss; }));
   if (!setting.mixed)
-    group.figures.push_back(curve(setting, "curve-out-of-domain", "loss out of domain, mean", [](const Evaluation& e) { return e.test_loss; }));
+    group.figures.push_back(curve(setting, "curve-out-of-domain", "loss out of domain, mean",
+                                  [](const Evaluation& e) { return e.test_loss; }));
   return group;
 }
 

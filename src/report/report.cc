@@ -11,8 +11,15 @@ namespace assay::report {
 namespace {
 
 Section section_of(const Setting& setting) {
-  Section out{&setting, {}, loss_table(setting), degradation_table(setting), convergence_table(setting), slice_table(setting),
-              speed_table(setting), differing_table(setting), common_table(setting)};
+  Section out{&setting,
+              {},
+              loss_table(setting),
+              degradation_table(setting),
+              convergence_table(setting),
+              slice_table(setting),
+              speed_table(setting),
+              differing_table(setting),
+              common_table(setting)};
   out.figures.push_back(forest_plots(setting));
   for (const Kind kind : setting.kinds) out.figures.push_back(scatter_plots(setting, kind));
   out.figures.push_back(training_curves(setting));
@@ -26,7 +33,8 @@ void write_table(const fs::path& study, const Table& table) {
 void write_files(const fs::path& study, const Section& s) {
   for (const FigureGroup& group : s.figures)
     for (const Figure& figure : group.figures) write_file(study / "figures" / (figure.id + ".svg"), to_svg(figure));
-  for (const Table* table : {&s.losses, &s.degradation, &s.convergence, &s.slices, &s.speed, &s.differing, &s.common}) write_table(study, *table);
+  for (const Table* table : {&s.losses, &s.degradation, &s.convergence, &s.slices, &s.speed, &s.differing, &s.common})
+    write_table(study, *table);
   write_table(study, slice_detail_table(*s.setting));
   write_table(study, evaluation_table(*s.setting));
 }
@@ -39,7 +47,8 @@ fs::path write_report(const fs::path& folder) {
   for (const Setting& setting : study.settings)
     if (!setting.architectures.empty()) sections.push_back(section_of(setting));
   if (sections.empty())
-    fail("{}: none of its {} runs is finished; nothing to report yet. `assay run` finishes them.", folder.string(), study.runs.size());
+    fail("{}: none of its {} runs is finished; nothing to report yet. `assay run` finishes them.", folder.string(),
+         study.runs.size());
   make_folder(folder / "figures"), make_folder(folder / "tables");
   for (const Section& section : sections) write_files(folder, section);
   const Table runs = run_table(study);

@@ -22,7 +22,8 @@ double mean_of(const Architecture& a, const std::string& set, const std::string&
   double sum = 0;
   int64_t count = 0;
   for (const Run& run : a.runs) {
-    const Json value = last_set(run, set).value("slices", Json::object()).value(slice, Json::object()).value(key, Json());
+    const Json value =
+        last_set(run, set).value("slices", Json::object()).value(slice, Json::object()).value(key, Json());
     if (value.is_number() && std::isfinite(value.get<double>())) sum += value.get<double>(), ++count;
   }
   return count ? sum / double(count) : kNone;
@@ -92,13 +93,15 @@ std::vector<std::string> slice_warnings(const Architecture& a, const Setting& se
     const double difference = last_loss(a, domain) - last_loss(reference, domain);
     const auto warn = [&](double part, const char* what) {
       if (std::abs(difference) > 0.01 && part / difference > 0.5)
-        out.push_back(fmt::format("On {}, {} carry {:.0f} % of the last evaluation's difference of {:+.3f} nats: it may be about "
-                                  "formatting, not capability. Look at the other slices.",
-                                  domain, what, std::min(100.0, 100 * part / difference), difference));
+        out.push_back(
+            fmt::format("On {}, {} carry {:.0f} % of the last evaluation's difference of {:+.3f} nats: it may be about "
+                        "formatting, not capability. Look at the other slices.",
+                        domain, what, std::min(100.0, 100 * part / difference), difference));
     };
     const double tokens = mean_over(a.runs, [&](const Run& run) { return last_set(run, set).value("tokens", 0.0); });
     const double share = mean_of(a, set, "unseen", "tokens") / tokens;
-    warn(share * (mean_of(a, set, "unseen", "loss") - mean_of(reference, set, "unseen", "loss")), "tokens never seen in training");
+    warn(share * (mean_of(a, set, "unseen", "loss") - mean_of(reference, set, "unseen", "loss")),
+         "tokens never seen in training");
     warn(12 * (mean_of(a, set, kAbove, "share") - mean_of(reference, set, kAbove, "share")), "tokens above 12 nats");
   }
   return out;

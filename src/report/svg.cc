@@ -77,8 +77,11 @@ class Scale {
 class Drawing {
  public:
   explicit Drawing(const Figure& figure)
-      : figure_(figure), left_(left_margin(figure)), bottom_(std::max(380.0, double(figure.height) + 40) - kBottom),
-        x_(figure, false, left_, kWidth - kRight), y_(figure, true, bottom_, kTop) {}
+      : figure_(figure),
+        left_(left_margin(figure)),
+        bottom_(std::max(380.0, double(figure.height) + 40) - kBottom),
+        x_(figure, false, left_, kWidth - kRight),
+        y_(figure, true, bottom_, kTop) {}
 
   std::string text() {
     axes();
@@ -88,7 +91,8 @@ class Drawing {
     body_ += "</g>\n";
     const double height = legend();
     return fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" font-family=\"Helvetica, Arial, "
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
+        "font-family=\"Helvetica, Arial, "
         "sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
         "<clipPath id=\"plot\"><rect x=\"{2}\" y=\"{3}\" width=\"{4}\" height=\"{5}\"/></clipPath>\n{6}</svg>\n",
         kWidth, height, left_, kTop, kWidth - kRight - left_, bottom_ - kTop, body_);
@@ -96,11 +100,13 @@ class Drawing {
 
  private:
   void line(double x1, double y1, double x2, double y2, const char* colour, double width, const char* more = "") {
-    body_ += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"{}\" {}/>\n", x1, y1,
-                         x2, y2, colour, width, more);
+    body_ += fmt::format(
+        "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"{}\" {}/>\n", x1,
+        y1, x2, y2, colour, width, more);
   }
   void label(double x, double y, const char* anchor, const std::string& text, const char* more = "") {
-    body_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more, escape(text));
+    body_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more,
+                         escape(text));
   }
 
   void axes() {
@@ -117,7 +123,8 @@ class Drawing {
     label(left_, 24, "start", figure_.title, "font-size=\"15\" font-weight=\"bold\"");
     label((left_ + kWidth - kRight) / 2, bottom_ + 40, "middle", figure_.x.title);
     if (!figure_.y.title.empty())
-      label(0, 0, "middle", figure_.y.title, fmt::format("transform=\"translate(18 {:.1f}) rotate(-90)\"", (kTop + bottom_) / 2).c_str());
+      label(0, 0, "middle", figure_.y.title,
+            fmt::format("transform=\"translate(18 {:.1f}) rotate(-90)\"", (kTop + bottom_) / 2).c_str());
   }
 
   void guides() {
@@ -125,7 +132,8 @@ class Drawing {
     if (figure_.vertical) line(x_(*figure_.vertical), kTop, x_(*figure_.vertical), bottom_, "#222", 1.2);
     if (figure_.horizontal) line(left_, y_(*figure_.horizontal), kWidth - kRight, y_(*figure_.horizontal), "#222", 1.2);
     if (!figure_.identity) return;
-    const double low = std::min(x_.range().first, y_.range().first), high = std::max(x_.range().second, y_.range().second);
+    const double low = std::min(x_.range().first, y_.range().first),
+                 high = std::max(x_.range().second, y_.range().second);
     line(x_(low), y_(low), x_(high), y_(high), "#777", 1.2, dashes);
   }
 
@@ -135,10 +143,12 @@ class Drawing {
     for (size_t i = 0; i < series.x.size(); ++i)
       if (std::isfinite(series.x[i]) && std::isfinite(series.y[i]))
         path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x_(series.x[i]), y_(series.y[i]));
-    if (series.line) body_ += fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\"/>\n", path, paint);
+    if (series.line)
+      body_ += fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\"/>\n", path, paint);
     for (size_t i = 0; i < series.x.size(); ++i) {
       if (!x_.inside(series.x[i]) || !y_.inside(series.y[i])) continue;
-      if (!series.low.empty()) line(x_(series.low[i]), y_(series.y[i]), x_(series.high[i]), y_(series.y[i]), paint.c_str(), 1.8);
+      if (!series.low.empty())
+        line(x_(series.low[i]), y_(series.y[i]), x_(series.high[i]), y_(series.y[i]), paint.c_str(), 1.8);
       const double radius = series.line && i + 1 == series.x.size() ? std::max(4.5, series.marker) : series.marker;
       if (radius > 0) body_ += symbol(series.style, x_(series.x[i]), y_(series.y[i]), radius);
     }
@@ -192,10 +202,31 @@ std::string symbol(int style, double x, double y, double r) {
   if (name == "triangle-up") return polygon({{0, -1.15}, {1.1, .8}, {-1.1, .8}});
   if (name == "triangle-down") return polygon({{0, 1.15}, {1.1, -.8}, {-1.1, -.8}});
   if (name == "cross")
-    return polygon({{-.4, -1.1}, {.4, -1.1}, {.4, -.4}, {1.1, -.4}, {1.1, .4}, {.4, .4}, {.4, 1.1}, {-.4, 1.1}, {-.4, .4}, {-1.1, .4},
-                    {-1.1, -.4}, {-.4, -.4}});
+    return polygon({{-.4, -1.1},
+                    {.4, -1.1},
+                    {.4, -.4},
+                    {1.1, -.4},
+                    {1.1, .4},
+                    {.4, .4},
+                    {.4, 1.1},
+                    {-.4, 1.1},
+                    {-.4, .4},
+                    {-1.1, .4},
+                    {-1.1, -.4},
+                    {-.4, -.4}});
   if (name == "x")
-    return polygon({{-1, -.5}, {-.5, -1}, {0, -.5}, {.5, -1}, {1, -.5}, {.5, 0}, {1, .5}, {.5, 1}, {0, .5}, {-.5, 1}, {-1, .5}, {-.5, 0}});
+    return polygon({{-1, -.5},
+                    {-.5, -1},
+                    {0, -.5},
+                    {.5, -1},
+                    {1, -.5},
+                    {.5, 0},
+                    {1, .5},
+                    {.5, 1},
+                    {0, .5},
+                    {-.5, 1},
+                    {-1, .5},
+                    {-.5, 0}});
   if (name == "star") {
     std::vector<std::pair<double, double>> points;
     for (int i = 0; i < 10; ++i)

@@ -26,19 +26,27 @@ std::string signed_number(double value) {
 std::string show(double value, Format format) {
   if (!std::isfinite(value)) return "–";
   switch (format) {
-    case Format::change: return signed_number(value);
-    case Format::ratio: return fmt::format("{:.2f}", value);
-    case Format::count: return Progress::count(value);
-    case Format::bytes: return bytes(value);
-    case Format::seconds: return Progress::duration(value);
-    case Format::percent: return fmt::format("{:.2f} %", value);
-    default: return fmt::format("{:.3f}", value);
+    case Format::change:
+      return signed_number(value);
+    case Format::ratio:
+      return fmt::format("{:.2f}", value);
+    case Format::count:
+      return Progress::count(value);
+    case Format::bytes:
+      return bytes(value);
+    case Format::seconds:
+      return Progress::duration(value);
+    case Format::percent:
+      return fmt::format("{:.2f} %", value);
+    default:
+      return fmt::format("{:.3f}", value);
   }
 }
 
 std::string show(const stats::Interval& interval, Format format) {
   if (!std::isfinite(interval.low) || !std::isfinite(interval.high)) return show(interval.estimate, format);
-  return fmt::format("{} [{}, {}]", show(interval.estimate, format), show(interval.low, format), show(interval.high, format));
+  return fmt::format("{} [{}, {}]", show(interval.estimate, format), show(interval.low, format),
+                     show(interval.high, format));
 }
 
 bool in_page(const Table& table, size_t column) {
@@ -50,7 +58,8 @@ bool in_page(const Table& table, size_t column) {
 }
 
 bool is_interval(const Table& table, size_t column) {
-  return std::ranges::any_of(table.rows, [&](auto& row) { return std::holds_alternative<stats::Interval>(row[column]); });
+  return std::ranges::any_of(table.rows,
+                             [&](auto& row) { return std::holds_alternative<stats::Interval>(row[column]); });
 }
 
 std::string csv(const std::string& text) {
@@ -81,7 +90,8 @@ std::string to_csv(const Table& table) {
   std::string out;
   for (size_t c = 0; c < table.columns.size(); ++c) {
     const std::string name = table.columns[c].name;
-    out += (c ? "," : "") + csv(name) + (is_interval(table, c) ? "," + csv(name + " low") + "," + csv(name + " high") : "");
+    out += (c ? "," : "") + csv(name) +
+           (is_interval(table, c) ? "," + csv(name + " low") + "," + csv(name + " high") : "");
   }
   out += "\n";
   for (const auto& row : table.rows) {
@@ -103,7 +113,8 @@ std::string to_html(const Table& table) {
       if (!in_page(table, c)) continue;
       const char* tag = c == 0 ? "th" : "td";
       const auto* whole = std::get_if<std::string>(&row[c]);
-      const std::string hint = table.columns[c].format == Format::code && whole ? fmt::format(" title=\"{}\"", escape(*whole)) : "";
+      const std::string hint =
+          table.columns[c].format == Format::code && whole ? fmt::format(" title=\"{}\"", escape(*whole)) : "";
       out += fmt::format("<{}{}{}>{}</{}>", tag, css(c), hint, escape(show(row[c], table.columns[c].format)), tag);
     }
     out += "</tr>\n";

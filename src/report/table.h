@@ -10,14 +10,14 @@ namespace assay::report {
 
 enum class Format {
   text,
-  code,      // an identifier: shortened in the page, whole in the CSV
-  loss,      // 3.912; an interval: 0.120 [0.081, 0.163]
-  change,    // the same with its sign
-  ratio,     // 1.07
-  count,     // 12.3M
-  bytes,     // 1.2 GiB
-  seconds,   // 3:07
-  percent,   // 4.2 %
+  code,     // an identifier: shortened in the page, whole in the CSV
+  loss,     // 3.912; an interval: 0.120 [0.081, 0.163]
+  change,   // the same with its sign
+  ratio,    // 1.07
+  count,    // 12.3M
+  bytes,    // 1.2 GiB
+  seconds,  // 3:07
+  percent,  // 4.2 %
 };
 
 struct Column {

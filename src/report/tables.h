@@ -8,12 +8,12 @@ namespace assay::report {
 Table loss_table(const Setting& setting);         // at the end of training, mean and spread over seeds
 Table degradation_table(const Setting& setting);  // Δ, by kind of pre-training loss and by domain
 Table convergence_table(const Setting& setting);
-Table slice_table(const Setting& setting);           // the reference's loss, the others' difference to it
-Table slice_detail_table(const Setting& setting);    // by run and domain, for the CSV
+Table slice_table(const Setting& setting);         // the reference's loss, the others' difference to it
+Table slice_detail_table(const Setting& setting);  // by run and domain, for the CSV
 Table speed_table(const Setting& setting);
-Table differing_table(const Setting& setting);  // size, and every hyper-parameter in which the models differ
-Table common_table(const Setting& setting);     // every other hyper-parameter
-Table run_table(const Study& study);            // where each number comes from
-Table evaluation_table(const Setting& setting); // every evaluation of every run, for the CSV
+Table differing_table(const Setting& setting);   // size, and every hyper-parameter in which the models differ
+Table common_table(const Setting& setting);      // every other hyper-parameter
+Table run_table(const Study& study);             // where each number comes from
+Table evaluation_table(const Setting& setting);  // every evaluation of every run, for the CSV
 
 }  // namespace assay::report

@@ -22,10 +22,14 @@ int bind(sqlite3_stmt* statement, int index, const Json& value) {
 
 Json column(sqlite3_stmt* statement, int index) {
   switch (sqlite3_column_type(statement, index)) {
-    case SQLITE_INTEGER: return sqlite3_column_int64(statement, index);
-    case SQLITE_FLOAT: return sqlite3_column_double(statement, index);
-    case SQLITE_NULL: return nullptr;
-    default: return reinterpret_cast<const char*>(sqlite3_column_text(statement, index));
+    case SQLITE_INTEGER:
+      return sqlite3_column_int64(statement, index);
+    case SQLITE_FLOAT:
+      return sqlite3_column_double(statement, index);
+    case SQLITE_NULL:
+      return nullptr;
+    default:
+      return reinterpret_cast<const char*>(sqlite3_column_text(statement, index));
   }
 }
 
@@ -40,7 +44,8 @@ Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
   }
   try {
     sqlite3_busy_timeout(handle_, 10'000);
-    if (mode == Mode::write) execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON");
+    if (mode == Mode::write)
+      execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON");
   } catch (...) {
     sqlite3_close(handle_);
     throw;

@@ -21,7 +21,8 @@ class Database {
   Database(const Database&) = delete;
 
   void execute(const std::string& sql);  // one or more statements without values
-  // One statement, `values` bound to its ?s in order (null, number, text; true and false are 1 and 0). Each row an object.
+  // One statement, `values` bound to its ?s in order (null, number, text; true and false are 1 and 0). Each row an
+  // object.
   std::vector<Json> query(const std::string& sql, const std::vector<Json>& values = {});
 
  private:

@@ -36,15 +36,16 @@ std::vector<std::string> presets(const std::vector<fs::path>& folders) {
   return names;
 }
 
-ConfigNode read_preset(const std::string& name, const std::string& where, const ConfigNode& tables, const fs::path& plan) {
+ConfigNode read_preset(const std::string& name, const std::string& where, const ConfigNode& tables,
+                       const fs::path& plan) {
   const auto folders = preset_folders(plan);
   for (const fs::path& folder : folders)
     if (fs::exists(folder / (name + ".toml"))) return ConfigNode::read_file(folder / (name + ".toml")).child("model");
   auto names = presets(folders);
   const std::string there = join(names);
   std::ranges::copy(tables.keys(), std::back_inserter(names));
-  fail("{}: unknown model '{}'{}\n  Presets: {}. A [model.{}] table with a base defines one. Nothing was run.", where, name,
-       did_you_mean(name, names), there.empty() ? "none found" : there, name);
+  fail("{}: unknown model '{}'{}\n  Presets: {}. A [model.{}] table with a base defines one. Nothing was run.", where,
+       name, did_you_mean(name, names), there.empty() ? "none found" : there, name);
 }
 
 void check_name(const std::string& name, const std::string& where) {
@@ -59,29 +60,40 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   ModelHead mine{.base = name, .seeds = head.seeds};
   auto keys = own.keys();
   own.read(mine, keys);  // what else stands here belongs to the model; the program that builds it checks that
-  const std::string where = own.has("base") ? own.where("base") : tables.has(name) ? tables.where(name) : root.where("models");
-  return {name, mine.seeds, {read_preset(mine.base, where, tables, file), root.child("size"), own}};
+  const std::string where = own.has("base")    ? own.where("base")
+                            : tables.has(name) ? tables.where(name)
+                                               : root.where("models");
+  const ConfigNode preset = read_preset(mine.base, where, tables, file), size = root.child("size");
+  Model model{name, mine.seeds, {preset, size, own}, {}};
+  for (const std::string& key : size.keys())
+    if (size.is_table(key) && !preset.has(key) && !own.has(key)) model.absent.push_back(key);
+  return model;
 }
 
 // Where the last layer that has `key` has it; without one, the first layer's place.
 std::string place(const std::vector<ConfigNode>& layers, const std::string& key) {
-  const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& layer) { return layer.has(key); });
-  return last == layers.rend() ? layers.front().where(key) : last->where(key);
+  const ConfigNode* last = last_with(layers, key);
+  return (last ? *last : layers.front()).where(key);
 }
 
 void check_setting(const Setting& setting) {
-  const auto refuse = [](const std::string& where, const std::string& what) { fail("{}: {}. Nothing was run.", where, what); };
+  const auto refuse = [](const std::string& where, const std::string& what) {
+    fail("{}: {}. Nothing was run.", where, what);
+  };
   const DataSetting& data = setting.data;
   if (data.train.empty())
-    refuse(place(setting.data_layers, "train"), "data.train names no domain; expected, for example, train = [\"cc\", \"c4\"]");
+    refuse(place(setting.data_layers, "train"),
+           "data.train names no domain; expected, for example, train = [\"cc\", \"c4\"]");
   if (data.sequence_length < 1)
     refuse(place(setting.data_layers, "sequence_length"), "data.sequence_length must be given and at least 1");
   for (const std::string& domain : data.out_of_domain)
     if (std::ranges::count(data.train, domain))
-      refuse(place(setting.data_layers, "out_of_domain"), fmt::format("'{}' is both trained on and out of domain", domain));
+      refuse(place(setting.data_layers, "out_of_domain"),
+             fmt::format("'{}' is both trained on and out of domain", domain));
   for (const ConfigNode& layer : setting.train_layers)
     for (const char* key : {"seed", "domains", "sequence_length", "eval_sets"})
-      if (layer.has(key)) refuse(layer.where(key), fmt::format("'{}' in train is decided by the plan's seeds and data", key));
+      if (layer.has(key))
+        refuse(layer.where(key), fmt::format("'{}' in train is decided by the plan's seeds and data", key));
 }
 
 Setting read_setting(const std::string& name, const ConfigNode& root, const ConfigNode& own) {
@@ -104,15 +116,16 @@ std::vector<Setting> read_settings(const ConfigNode& root) {
 }
 
 void check_head(const Head& head, const ConfigNode& root) {
-  if (head.models.empty()) fail("{}: models is empty; name at least the reference. Nothing was run.", root.where("models"));
+  if (head.models.empty())
+    fail("{}: models is empty; name at least the reference. Nothing was run.", root.where("models"));
   if (head.seeds.empty()) fail("{}: seeds is empty. Nothing was run.", root.where("seeds"));
   if (!std::ranges::count(head.models, head.reference))
     fail("{}: the reference '{}' is not among the models{}\n  models = [{}]. Nothing was run.", root.where("reference"),
          head.reference, did_you_mean(head.reference, head.models), join(head.models));
   for (const std::string& name : root.child("model").keys())
     if (!std::ranges::count(head.models, name))
-      fail("{}: [model.{}] is not among the models{}\n  models = [{}]. Nothing was run.", root.child("model").where(name),
-           name, did_you_mean(name, head.models), join(head.models));
+      fail("{}: [model.{}] is not among the models{}\n  models = [{}]. Nothing was run.",
+           root.child("model").where(name), name, did_you_mean(name, head.models), join(head.models));
 }
 
 // One table made of layers. A key keeps the place of the last layer that has it.
@@ -122,22 +135,21 @@ class Composer {
     composed.text += text + "\n";
     composed.places.push_back(place);
   }
-  void table(const std::string& name, const std::vector<ConfigNode>& layers, const std::vector<std::string>& skip = {}) {
-    line("[" + name + "]", "");
+  void table(const std::string& name, const std::string& place, const std::vector<ConfigNode>& layers,
+             const std::vector<std::string>& skip = {}) {
+    line("[" + name + "]", place);
     std::vector<std::string> tables;
     for (const std::string& key : keys_of(layers)) {
       if (std::ranges::count(skip, key)) continue;
-      const ConfigNode& last = *std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& l) { return l.has(key); });
-      if (last.is_table(key))
-        tables.push_back(key);
-      else
-        line(renamed(key) + " = " + last.value(key), last.where(key));
+      const ConfigNode& last = *last_with(layers, key);
+      if (last.is_table(key)) tables.push_back(key);
+      else line(renamed(key) + " = " + last.value(key), last.where(key));
     }
     for (const std::string& key : tables) {
       std::vector<ConfigNode> parts;
       for (const ConfigNode& layer : layers)
         if (layer.is_table(key)) parts.push_back(layer.child(key));
-      table(name + "." + key, parts);
+      table(name + "." + key, last_with(layers, key)->where(key), parts);
     }
   }
   Composed composed;
@@ -170,6 +182,11 @@ ConfigNode decided(const DataSetting& data, int64_t seed) {
 
 }  // namespace
 
+const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::string& key) {
+  const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& layer) { return layer.has(key); });
+  return last == layers.rend() ? nullptr : &*last;
+}
+
 Plan read_plan(const fs::path& file) {
   const ConfigNode root = ConfigNode::read_file(file);
   Head head;
@@ -182,14 +199,17 @@ Plan read_plan(const fs::path& file) {
 
 Composed compose(const Model& model, const Setting& setting, int64_t seed) {
   Composer composer;
-  composer.table("model", model.layers, {"base", "seeds"});
+  std::vector<std::string> skip = model.absent;
+  skip.insert(skip.end(), {"base", "seeds"});
+  composer.table("model", model.layers.back().where(""), model.layers, skip);
   std::vector<ConfigNode> train = setting.train_layers;
   train.push_back(decided(setting.data, seed));
-  composer.table("train", train);
+  composer.table("train", train.front().where(""), train);
   return std::move(composer.composed);
 }
 
-std::string translate(const std::string& message, const fs::path& file, const Composed& composed, const std::string& model) {
+std::string translate(const std::string& message, const fs::path& file, const Composed& composed,
+                      const std::string& model) {
   const size_t at = message.find(file.string() + ":");
   if (at == std::string::npos) return message;
   size_t end = at + file.string().size() + 1;

@@ -7,7 +7,9 @@
 //   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"], out_of_domain = ["arxiv"],
 //                 sequence_length = 512, held_out = "test" }
 //   train     = { tokens = 20_000_000, batch = 64, … }   # every key of a run's [train]
-//   size      = { d_model = 256, num_layers = 4 }        # laid over [model] of every model
+//   size      = { d_model = 256, attention = { num_heads = 4 } }  # laid over [model] of every model; a table, over
+//   those
+//                                                                 # that have it
 //   [model.twin]                                         # laid over its base, after `size`
 //   base = "transformer++"
 //   seeds = [11, 12, 13]
@@ -35,6 +37,9 @@ struct DataSetting {
   }
 };
 
+// The last of the layers that has `key`; null for none.
+const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::string& key);
+
 // A run's MODEL.toml, composed of layers, that remembers where each of its lines was written.
 struct Composed {
   std::string text;
@@ -49,7 +54,8 @@ struct Setting {
 struct Model {
   std::string name;
   std::vector<int64_t> seeds;
-  std::vector<ConfigNode> layers;  // of [model], the later over the earlier
+  std::vector<ConfigNode> layers;   // of [model], the later over the earlier
+  std::vector<std::string> absent;  // tables of `size` that the model does not have
 };
 struct Plan {
   std::string name, text, reference;

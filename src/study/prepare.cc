@@ -12,17 +12,9 @@
 namespace assay::study {
 namespace {
 
-// The later layer that says anything about `key`, if any.
-const ConfigNode* layer_with(const Setting& setting, const std::string& key) {
-  const auto& layers = setting.data_layers;
-  const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& layer) { return layer.has(key); });
-  return last == layers.rend() ? nullptr : &*last;
-}
-
 fs::path synthetic_store(const ConfigNode& layer, const fs::path& study) {
   data::SyntheticOptions options;
-  if (layer.is_table("synthetic"))
-    layer.child("synthetic").read(options);
+  if (layer.is_table("synthetic")) layer.child("synthetic").read(options);
   else if (layer.value("synthetic") != "true")
     fail("{}: data.synthetic must be true or a table of its options. Nothing was run.", layer.where("synthetic"));
   const fs::path folder = study / "data" / ("synthetic." + sha256(to_toml(fields_of(options))).substr(0, 8));
@@ -34,11 +26,13 @@ fs::path synthetic_store(const ConfigNode& layer, const fs::path& study) {
 }
 
 fs::path store_folder(const Setting& setting, const StudyOptions& options) {
-  if (const ConfigNode* layer = layer_with(setting, "synthetic")) return synthetic_store(*layer, options.study);
+  if (const ConfigNode* layer = last_with(setting.data_layers, "synthetic"))
+    return synthetic_store(*layer, options.study);
   const std::string folder = options.data.empty() ? setting.data.store : options.data;
   if (folder.empty())
-    fail("the plan names no data: give --data STORE, data.store or data.synthetic. `assay data prepare` makes a store "
-         "from text. Nothing was run.");
+    fail(
+        "the plan names no data: give --data STORE, data.store or data.synthetic. `assay data prepare` makes a store "
+        "from text. Nothing was run.");
   return fs::canonical(fs::exists(folder) ? fs::path(folder) : data::TokenStore(folder).folder());
 }
 
@@ -46,9 +40,10 @@ void check_domains(const Setting& setting, const data::TokenStore& store) {
   const auto check = [&](const char* key, const std::string& domain, const std::string& split) {
     if (store.has(domain, split)) return;
     const auto domains = store.domains();
-    const ConfigNode* layer = layer_with(setting, key);
-    fail("{}: {} has no '{}' split of domain '{}'{}\n  Its domains: {}. Nothing was run.", layer ? layer->where(key) : key,
-         store.folder().string(), split, domain, did_you_mean(domain, domains), join(domains));
+    const ConfigNode* layer = last_with(setting.data_layers, key);
+    fail("{}: {} has no '{}' split of domain '{}'{}\n  Its domains: {}. Nothing was run.",
+         layer ? layer->where(key) : key, store.folder().string(), split, domain, did_you_mean(domain, domains),
+         join(domains));
   };
   for (const std::string& domain : setting.data.train) {
     check("train", domain, "train");
@@ -69,15 +64,16 @@ Json estimate(const fs::path& config, const Composed& composed, const fs::path& 
               const StudyOptions& options) {
   const fs::path output = config.string() + ".out", errors = config.string() + ".err";
   fs::remove(output), fs::remove(errors);
-  Command command{{trainer(options), "train", config, "--data", data, "-o", config.string() + ".run", "--set", "train.seed=0",
-                   "--dry-run", "--json"},
+  Command command{{trainer(options), "train", config, "--data", data, "-o", config.string() + ".run", "--set",
+                   "train.seed=0", "--dry-run", "--json"},
                   output,
                   errors};
   if (!options.devices.empty()) command.arguments.insert(command.arguments.end(), {"--device", options.devices[0]});
   const Ending ending = wait(start(command));
   check_interrupt();
   if (ending.code == kBadInput) fail("{}", translate(complaint(output, errors), config, composed, model));
-  if (ending.code != 0) fail<Error>("{}: the trainer cannot build it ({}): {}", model, ending.text(), complaint(output, errors));
+  if (ending.code != 0)
+    fail<Error>("{}: the trainer cannot build it ({}): {}", model, ending.text(), complaint(output, errors));
   const Json answer = Json::parse(read_file(output), nullptr, false);
   if (!answer.is_object()) fail<Error>("{}: the trainer's answer is no JSON object; see {}", model, output.string());
   fs::remove(output), fs::remove(errors);

@@ -29,7 +29,8 @@ Ending decode(int status) {
 }  // namespace
 
 std::string Ending::text() const {
-  return killed ? fmt::format("killed by signal {} ({})", code - 128, strsignal(code - 128)) : fmt::format("exit code {}", code);
+  return killed ? fmt::format("killed by signal {} ({})", code - 128, strsignal(code - 128))
+                : fmt::format("exit code {}", code);
 }
 
 // fork and exec, not posix_spawn: only code between the two can ask for a signal at the parent's death.

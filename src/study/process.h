@@ -17,8 +17,8 @@ struct Command {
 pid_t start(const Command& command);
 
 struct Ending {
-  int code = 0;      // exit code, or 128 + the signal
-  bool killed = false;  // by a signal
+  int code = 0;              // exit code, or 128 + the signal
+  bool killed = false;       // by a signal
   std::string text() const;  // "exit code 1", "killed by signal 9 (Killed)"
 };
 // Has it ended? Does not wait.

@@ -45,7 +45,8 @@ bool has_checkpoint(const fs::path& folder) {
 Json last_training_line(const fs::path& folder) {
   std::string text = tail(folder / "metrics.jsonl", 1 << 16);
   while (!text.empty()) {
-    const size_t end = text.find_last_not_of('\n'), begin = end == std::string::npos ? end : text.find_last_of('\n', end);
+    const size_t end = text.find_last_not_of('\n'),
+                 begin = end == std::string::npos ? end : text.find_last_of('\n', end);
     const std::string line = text.substr(begin == std::string::npos ? 0 : begin + 1);
     Json json = Json::parse(line, nullptr, false);
     if (json.is_object() && json.contains("loss")) return json;
@@ -64,7 +65,8 @@ std::string summary(const fs::path& folder) {
   const Json done = Json::parse(read_file(folder / "done.json"), nullptr, false);
   if (!done.is_object()) return "";
   return fmt::format("loss {:.3f}, {} tokens/s, {}", done.value("final_loss", 0.0),
-                     Progress::count(done.value("tokens_per_second", 0.0)), Progress::duration(done.value("seconds", 0.0)));
+                     Progress::count(done.value("tokens_per_second", 0.0)),
+                     Progress::duration(done.value("seconds", 0.0)));
 }
 
 bool begin_or_resume(const fs::path& folder) {

@@ -78,7 +78,8 @@ class Runner {
     const size_t slot = free_slots_.front();
     free_slots_.pop_front();
     Command command{{trainer(options_), "train", run.config, "--data", run.data, "-o", folder}, folder / "log.txt", {}};
-    if (const int64_t threads = threads_of_a_run()) command.arguments.insert(command.arguments.end(), {"--threads", std::to_string(threads)});
+    if (const int64_t threads = threads_of_a_run())
+      command.arguments.insert(command.arguments.end(), {"--threads", std::to_string(threads)});
     if (resume) command.arguments.push_back("--resume");
     if (!options_.devices.empty())
       command.arguments.insert(command.arguments.end(), {"--device", options_.devices[slot % options_.devices.size()]});
@@ -108,7 +109,8 @@ class Runner {
 
   void conclude(const Running& over, const Ending& ending) {
     if (ending.code == 0) return finish(over);
-    if (stopping_ && (ending.killed || ending.code == kInterrupted)) return store_.set_status(over.run.key, "interrupted");
+    if (stopping_ && (ending.killed || ending.code == kInterrupted))
+      return store_.set_status(over.run.key, "interrupted");
     if (ending.killed && over.restarts < kRestarts) {
       progress_.log(fmt::format("{}: {}; resuming it", over.run.name, ending.text()));
       return queue_.push_front({over.run, over.restarts + 1});
@@ -124,7 +126,8 @@ class Runner {
     }
     ++outcome_.done;
     work_done_ += work(over.run, over.run.estimate.value("tokens", 0.0) - over.tokens_before);
-    progress_.log(fmt::format("{}/{} done: {}, {}", outcome_.done, outcome_.planned, over.run.name, summary(over.folder)));
+    progress_.log(
+        fmt::format("{}/{} done: {}, {}", outcome_.done, outcome_.planned, over.run.name, summary(over.folder)));
   }
 
   void give_up(const Running& over, const std::string& reason) {
@@ -155,9 +158,10 @@ class Runner {
     }
     if (running_.size() > 3) parts.push_back(fmt::format("{} more", running_.size() - 3));
     const double seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
-    const std::string left = work_now > 0 && !stopping_
-                                 ? Progress::duration(seconds * std::max(0.0, work_left_ - work_now) / work_now) + " left"
-                                 : "";
+    const std::string left =
+        work_now > 0 && !stopping_
+            ? Progress::duration(seconds * std::max(0.0, work_left_ - work_now) / work_now) + " left"
+            : "";
     return fmt::format("{}/{} done  {}  {}", outcome_.done, outcome_.planned, join(parts, "  "), left);
   }
 
@@ -167,7 +171,9 @@ class Runner {
                        running.run.estimate.value("steps", int64_t{0}), line.value("loss", 0.0),
                        Progress::count(line.value("tokens_per_second", 0.0)));
   }
-  static double work(const PlannedRun& run, double tokens) { return tokens * run.estimate.value("flops_per_token", 1.0); }
+  static double work(const PlannedRun& run, double tokens) {
+    return tokens * run.estimate.value("flops_per_token", 1.0);
+  }
 
   const StudyOptions& options_;
   Store& store_;

@@ -44,7 +44,10 @@ Json settings_json(const Plan& plan) {
 Json plan_json(const Plan& plan) {
   Json models = Json::array();
   for (const Model& model : plan.models) models.push_back(model.name);
-  return {{"name", plan.name}, {"reference", plan.reference}, {"text", plan.text}, {"settings", settings_json(plan)},
+  return {{"name", plan.name},
+          {"reference", plan.reference},
+          {"text", plan.text},
+          {"settings", settings_json(plan)},
           {"models", models}};
 }
 
@@ -60,10 +63,11 @@ void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
   database_.execute("UPDATE runs SET position = NULL");
   int64_t position = 0;
   for (const PlannedRun& run : runs)
-    database_.query("INSERT INTO runs (key, position, name, setting, model, seed, status, folder, estimate, config) "
-                    "VALUES (?, ?, ?, ?, ?, ?, 'planned', ?, ?, ?) ON CONFLICT (key) DO UPDATE SET position = excluded.position",
-                    {run.key, position++, run.name, run.setting, run.model, run.seed, run.folder("").string(),
-                     run.estimate.dump(), read_file(run.config)});
+    database_.query(
+        "INSERT INTO runs (key, position, name, setting, model, seed, status, folder, estimate, config) "
+        "VALUES (?, ?, ?, ?, ?, ?, 'planned', ?, ?, ?) ON CONFLICT (key) DO UPDATE SET position = excluded.position",
+        {run.key, position++, run.name, run.setting, run.model, run.seed, run.folder("").string(), run.estimate.dump(),
+         read_file(run.config)});
   transaction.commit();
 }
 
@@ -100,8 +104,7 @@ void Store::take_metrics(const std::string& key, const fs::path& folder) {
       const std::string losses = fs::path("evaluations") / fmt::format("step-{}.safetensors", step);
       if (json.contains("evaluation"))
         database_.query("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)", {key, step, line, losses});
-      else
-        database_.query("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", {key, step, line});
+      else database_.query("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", {key, step, line});
     } catch (const Json::exception& error) {
       fail("{}:{}: not a line of metrics: {}", file.string(), number, error.what());
     }

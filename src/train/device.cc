@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "base/build.h"
 #include "base/error.h"
 #ifdef ASSAY_CUDA
 #include <ATen/cuda/CUDAContext.h>

@@ -62,7 +62,7 @@ template <class R>
 void read_rows(const CausalConv1dForward& p, const View& view, const Tile& tile, int64_t t0, int64_t steps, R* rows) {
   for (int64_t i = 0; i < steps; ++i) {
     const std::byte* row = element(view, p.dtype, tile.batch, t0 + i, tile.first);
-    prefetch_row(element(view, p.dtype, tile.batch, t0 + i + kReadAhead, tile.first), tile.width * sizeof(R));
+    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
     read_row(row, p.dtype, tile.width, kTile<R>, rows + i * kTile<R>);
   }
 }
@@ -102,8 +102,10 @@ void forward_tile(const CausalConv1dForward& p, const Tile& tile, Scratch<R>& s)
     read_rows(p, p.x, tile, t0, steps, s.xe + (K - 1) * kTile<R>);
     convolve(steps, K, s);
     if (p.silu) fill(s.out, steps * kTile<R>, [&](int64_t i) HWY_ATTR { return silu(load(s.out + i)); });
-    for (int64_t i = 0; i < steps; ++i)
+    for (int64_t i = 0; i < steps; ++i) {
+      prefetch_row<1>(element(p.y, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
       write_row(s.out + i * kTile<R>, p.dtype, tile.width, element(p.y, p.dtype, tile.batch, t0 + i, tile.first));
+    }
     keep_last(s.xe, steps, K);
   }
   for (int64_t j = 0; j < K - 1; ++j)

@@ -102,7 +102,7 @@ void read_rows(const SelectiveScanForward& p, const View& view, const Tile& tile
   if (!view) return;
   for (int64_t i = 0; i < steps; ++i) {
     const std::byte* row = element(view, p.dtype, tile.batch, t0 + i, tile.first);
-    prefetch_row(element(view, p.dtype, tile.batch, t0 + i + kReadAhead, tile.first), tile.width * sizeof(R));
+    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
     read_row(row, p.dtype, tile.width, kTile<R>, rows + i * kTile<R>);
   }
 }
@@ -110,8 +110,7 @@ template <class R>
 void write_rows(const SelectiveScanForward& p, const R* rows, const Tile& tile, int64_t t0, int64_t steps,
                 const View& view) {
   for (int64_t i = 0; i < steps; ++i) {
-    const std::byte* ahead = element(view, p.dtype, tile.batch, t0 + i + kReadAhead, tile.first);
-    for (int64_t k = 0; k < tile.width * (int64_t)sizeof(R); k += 64) __builtin_prefetch(ahead + k, 1);
+    prefetch_row<1>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
     write_row(rows + i * kTile<R>, p.dtype, tile.width, element(view, p.dtype, tile.batch, t0 + i, tile.first));
   }
 }
@@ -153,7 +152,7 @@ HWY_NOINLINE void scan_chunk(int64_t steps, int64_t N, const Scratch<R>& s) {
     }
     R* from = kKeep ? s.states + t * N * kTile<R> : s.state;
     R* to = kKeep ? from + N * kTile<R> : s.state;
-    R* decays = s.decays + t * N * kTile<R>;
+    R* decays = kKeep ? s.decays + t * N * kTile<R> : nullptr;
     for (int64_t n = 0; n < N; ++n) {
       const Vec<R> B = set<R>(s.B[t * N + n]), C = set<R>(s.C[t * N + n]);
       for (int64_t v = 0; v < kTileVectors; ++v) {

@@ -1,0 +1,86 @@
+// assay generate --model MODEL [--prompt TEXT | --tokens 1,2,3]
+#include <torch/torch.h>
+
+#include "nn/generate.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "cli/command.h"
+#include "cli/model.h"
+
+namespace assay::cli {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  ModelOptions model;
+  std::string prompt;
+  std::vector<int64_t> tokens;
+  int64_t max_tokens = 100, samples = 1;
+  uint64_t seed = 0;
+  nn::Sampling sampling;
+};
+
+// Without words to begin with, a document begins: behind a separator.
+std::vector<int64_t> prompt_tokens(const Options& options, const TrainedModel& model) {
+  std::vector<int64_t> tokens = options.tokens;
+  if (tokens.empty() && !options.prompt.empty()) tokens = model.encode(options.prompt);
+  if (tokens.empty()) tokens = {model.need_tokenizer().separator()};
+  model.check_tokens(tokens);
+  return tokens;
+}
+
+json describe(const TrainedModel& model, const std::vector<int64_t>& prompt, const std::vector<int64_t>& made, uint64_t seed) {
+  json sample = {{"seed", seed}, {"tokens", made}};
+  if (!model.tokenizer) return sample;
+  std::vector<int32_t> all(prompt.begin(), prompt.end());
+  all.insert(all.end(), made.begin(), made.end());
+  std::erase(all, int32_t(model.tokenizer->separator()));
+  sample["text"] = model.tokenizer->decode(all);
+  return sample;
+}
+
+void run(const Options& options) {
+  nn::check(options.sampling);
+  if (options.samples < 1) fail("--samples {}: at least 1 is needed", options.samples);
+  TrainedModel model(options.model);
+  const std::vector<int64_t> prompt = prompt_tokens(options, model);
+  std::vector<uint64_t> seeds;
+  for (int64_t i = 0; i < options.samples; ++i) seeds.push_back(options.seed + uint64_t(i));
+  const at::Tensor prompts = model.to_device(at::tensor(prompt, at::kLong).expand({options.samples, -1}));
+  Progress progress;
+  const auto made = nn::generate(*model.model, prompts, options.max_tokens, options.sampling, seeds,
+                                 model.tokenizer ? model.tokenizer->separator() : -1, [&](int64_t count) {
+                                   check_interrupt();
+                                   progress.show(fmt::format("{}/{} tokens", count, options.max_tokens));
+                                 });
+  json samples = json::array();
+  std::string text;
+  for (size_t i = 0; i < made.size(); ++i) {
+    samples.push_back(describe(model, prompt, made[i], seeds[i]));
+    text += model.tokenizer ? samples.back()["text"].get<std::string>() + "\n" : fmt::format("{}\n", fmt::join(made[i], " "));
+  }
+  print({{"prompt_tokens", prompt}, {"samples", samples}}, text);
+}
+
+void add(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = subcommand(app, "generate", "text or tokens from a trained model");
+  add_model_options(*command, o->model);
+  auto* prompt = command->add_option("--prompt", o->prompt, "text to go on with; without it a document begins");
+  command->add_option("--tokens", o->tokens, "the same as token ids: 1,2,3")->delimiter(',')->excludes(prompt);
+  command->add_option("--max-tokens", o->max_tokens, "it ends earlier where the model ends the document")->capture_default_str();
+  command->add_option("--temperature", o->sampling.temperature, "0: always the likeliest token")->capture_default_str();
+  command->add_option("--top-k", o->sampling.top_k, "draw among the k likeliest; 0: all")->capture_default_str();
+  command->add_option("--top-p", o->sampling.top_p, "draw among the likeliest that hold this share")->capture_default_str();
+  command->add_option("--seed", o->seed, "the same seed draws the same tokens")->capture_default_str();
+  command->add_option("--samples", o->samples, "sample i has the seed --seed + i")->capture_default_str();
+  command->callback([o] { run(*o); });
+}
+[[maybe_unused]] const bool registered = commands().add("generate", add);
+
+}  // namespace
+}  // namespace assay::cli

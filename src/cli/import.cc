@@ -1,0 +1,38 @@
+// assay import DIR -o MODEL
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/progress.h"
+#include "cli/command.h"
+#include "nn/model_files.h"
+
+namespace assay::cli {
+namespace {
+
+struct Options {
+  std::string folder, output, tokenizer;
+};
+
+void run(const Options& options) {
+  nn::OpenModel opened = nn::open_model(options.folder);
+  if (!options.tokenizer.empty()) opened.tokenizer = options.tokenizer;
+  nn::save_model(options.output, opened);
+  const int64_t parameters = opened.model->parameter_count();
+  print({{"model", options.output}, {"parameters", parameters}, {"tokenizer", !opened.tokenizer.empty()}},
+        fmt::format("{}: {} parameters, {} tokenizer\n", options.output, Progress::count(double(parameters)),
+                    opened.tokenizer.empty() ? "without a" : "with its"));
+}
+
+void add(CLI::App& app) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = subcommand(app, "import", "a model in Hugging Face's layout (gpt2, llama, mamba) to one of ours");
+  command->add_option("DIR", options->folder, "folder with config.json and model.safetensors")->required();
+  command->add_option("-o,--output", options->output, "the folder to write")->required();
+  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model to put beside it; default: tokenizer.model of DIR");
+  command->callback([options] { run(*options); });
+}
+[[maybe_unused]] const bool registered = commands().add("import", add);
+
+}  // namespace
+}  // namespace assay::cli

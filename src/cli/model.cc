@@ -1,0 +1,48 @@
+#include <torch/torch.h>
+
+#include "cli/model.h"
+
+#include "nn/model_files.h"
+#include "train/device.h"
+
+namespace assay::cli {
+
+void add_model_options(CLI::App& command, ModelOptions& o) {
+  command.add_option("--model", o.model, "a run, a checkpoint of one, an imported model, or a Hugging Face folder")->required();
+  command.add_option("--tokenizer", o.tokenizer, "SentencePiece model; default: the one that lies with the model or its data");
+  command.add_option("--device", o.device, "auto, cpu, cuda, cuda:N")->capture_default_str();
+  command.add_option("--precision", o.precision, "fp32, bf16 or fp64")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
+  command.add_option("--threads", o.threads, "CPU threads; 0: all");
+}
+
+TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
+  if (o.threads > 0) at::set_num_threads(o.threads);
+  const c10::Device device = train::choose_device(o.device);
+  nn::OpenModel opened = nn::open_model(o.model);
+  model = std::move(opened.model);
+  model->to(device, o.precision == "fp64" ? at::kDouble : at::kFloat);
+  model->compute_dtype = o.precision == "bf16" ? at::kBFloat16 : at::kFloat;
+  const fs::path file = o.tokenizer.empty() ? opened.tokenizer : fs::path(o.tokenizer);
+  if (!file.empty()) tokenizer.emplace(file);
+}
+
+const data::Tokenizer& TrainedModel::need_tokenizer() const {
+  if (!tokenizer) fail("{}: no tokenizer lies with this model or its data; give one with --tokenizer, or token ids", path);
+  return *tokenizer;
+}
+
+void TrainedModel::check_tokens(const std::vector<int64_t>& tokens) const {
+  if (tokens.empty()) fail("the list of tokens is empty; at least one is needed");
+  const int64_t vocabulary = model->spec.config.vocab_size;
+  for (const int64_t token : tokens)
+    if (token < 0 || token >= vocabulary) fail("token {} is outside the model's vocabulary of {}", token, vocabulary);
+}
+
+std::vector<int64_t> TrainedModel::encode(const std::string& text) const {
+  const std::vector<int32_t> ids = need_tokenizer().encode(text);
+  return {ids.begin(), ids.end()};
+}
+
+at::Tensor TrainedModel::to_device(const at::Tensor& tokens) const { return tokens.to(model->embedding.device()); }
+
+}  // namespace assay::cli

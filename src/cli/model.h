@@ -1,0 +1,32 @@
+#pragma once
+// A trained model as the commands take it: --model, its device, its tokenizer.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "nn/language_model.h"
+
+namespace assay::cli {
+
+struct ModelOptions {
+  std::string model, tokenizer, device = "auto", precision = "fp32";
+  int threads = 0;
+};
+void add_model_options(CLI::App& command, ModelOptions& options);
+
+struct TrainedModel {
+  explicit TrainedModel(const ModelOptions& options);
+  const data::Tokenizer& need_tokenizer() const;          // BadInput, with the way out, when there is none
+  void check_tokens(const std::vector<int64_t>& tokens) const;  // BadInput when empty or outside the vocabulary
+  std::vector<int64_t> encode(const std::string& text) const;
+  at::Tensor to_device(const at::Tensor& tokens) const;
+
+  std::shared_ptr<nn::LanguageModel> model;
+  std::optional<data::Tokenizer> tokenizer;
+  std::string path;
+};
+
+}  // namespace assay::cli

@@ -1,0 +1,63 @@
+#pragma once
+// What the tests of the data layer share: a folder that goes away, golden files, error messages.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/error.h"
+#include "base/files.h"
+
+namespace assay::data {
+
+class Folder {
+ public:
+  Folder()
+      : path_(fs::temp_directory_path() /
+              ("assay_data_test" + std::to_string(::getpid()) + "_" + std::to_string(count()++))) {
+    make_folder(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+  const fs::path& path() const { return path_; }
+  fs::path write(const std::string& name, std::string_view contents) const {
+    make_folder((path_ / name).parent_path());
+    write_file(path_ / name, contents);
+    return path_ / name;
+  }
+  int64_t entries() const { return std::distance(fs::directory_iterator(path_), fs::directory_iterator()); }
+
+ private:
+  static int& count() {
+    static int number = 0;
+    return number;
+  }
+  fs::path path_;
+};
+
+// Data that is not part of the project: $ASSAY_SHARED, or the folder beside the checkout.
+inline fs::path shared_file(const std::string& name) {
+  const char* folder = std::getenv("ASSAY_SHARED");
+  return (folder ? fs::path(folder) : fs::path(ASSAY_SOURCE_DIR) / ".." / "shared") / name;
+}
+
+#define ASSAY_NEEDS_FILE(file) \
+  if (!fs::exists(file))       \
+  GTEST_SKIP() << (file).string() << " is not here; ASSAY_SHARED names the folder that holds golden/"
+
+// The message of the E that `action` throws.
+template <class E = BadInput>
+std::string message_of(auto&& action) {
+  try {
+    action();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+#define EXPECT_MESSAGE(action, part) \
+  EXPECT_NE(message_of([&] { action; }).find(part), std::string::npos) << message_of([&] { action; })
+
+}  // namespace assay::data

@@ -1,0 +1,101 @@
+#include "data/overlap.h"
+
+#include "base/random.h"
+#include "data/store_writer.h"
+#include "folder.h"
+
+namespace assay::data {
+namespace {
+
+using Texts = std::vector<std::pair<std::string, std::vector<int32_t>>>;  // "domain.split", tokens
+
+fs::path store_of(const fs::path& path, const Texts& texts, const TokenizerInfo& tokenizer = {"none", "", 60'000, 0}) {
+  StoreWriter writer(path, tokenizer);
+  for (const auto& [name, tokens] : texts) {
+    const size_t dot = name.find('.');
+    writer.add(name.substr(0, dot), name.substr(dot + 1), tokens, int64_t(tokens.size()));
+  }
+  writer.commit();
+  return path;
+}
+
+std::vector<int32_t> random_tokens(uint64_t seed, size_t size) {
+  Random random(seed, "tokens");
+  std::vector<int32_t> tokens(size);
+  for (int32_t& token : tokens) token = int32_t(1 + random.below(50'000));
+  return tokens;
+}
+
+std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST(Overlap, CountsDocumentsAndNgrams) {
+  const Folder folder;
+  const auto a = random_tokens(1, 100), b = random_tokens(2, 100), c = random_tokens(3, 100);
+  const std::vector<int32_t> piece(a.begin() + 40, a.begin() + 60);  // 20 tokens hold 8 13-grams
+  const TokenStore store(store_of(folder / "s", {{"web.train", a},
+                                                 {"code.train", b},
+                                                 {"web.test", a},                 // a duplicate
+                                                 {"web.test", joined(c, piece)},  // takes 8 n-grams over
+                                                 {"book.test", c},
+                                                 {"book.test", random_tokens(4, 12)}}));  // shorter than an n-gram
+  const auto result = overlap(store, store);
+  ASSERT_EQ(result.size(), 2u);
+  EXPECT_EQ(result[0].domain, "book");
+  EXPECT_EQ(result[0].documents, 2);
+  EXPECT_EQ(result[0].duplicates, 0);
+  EXPECT_EQ(result[0].ngrams, 88);
+  EXPECT_EQ(result[0].shared, 0);
+  EXPECT_EQ(result[1].documents, 2);
+  EXPECT_EQ(result[1].duplicates, 1);
+  EXPECT_EQ(result[1].ngrams, 88 + 108);
+  EXPECT_EQ(result[1].shared, 88 + 8);
+}
+
+TEST(Overlap, FindsNgramsOfAnyLength) {
+  const Folder folder;
+  const auto a = random_tokens(1, 200);
+  const TokenStore store(store_of(
+      folder / "s", {{"web.train", a}, {"web.test", joined(random_tokens(2, 100), {a.begin() + 3, a.begin() + 103})}}));
+  for (const int64_t n : {1, 2, 63, 64, 65, 100}) {
+    const auto result = overlap(store, store, {.n = n});
+    EXPECT_EQ(result[0].ngrams, 200 - n + 1) << n;
+    EXPECT_GE(result[0].shared, 100 - n + 1) << n;
+    if (n > 1) EXPECT_EQ(result[0].shared, 100 - n + 1) << n;
+  }
+}
+
+TEST(Overlap, DoesNotJoinDocuments) {
+  const Folder folder;
+  const auto a = random_tokens(1, 20);
+  const TokenStore store(store_of(
+      folder / "s",
+      {{"web.train", {a.begin(), a.begin() + 10}}, {"web.train", {a.begin() + 10, a.end()}}, {"web.test", a}}));
+  EXPECT_EQ(overlap(store, store)[0].shared, 0);
+  EXPECT_EQ(overlap(store, store, {.n = 10})[0].shared, 2);
+}
+
+TEST(Overlap, OrderOfTokensMatters) {
+  const Folder folder;
+  const TokenStore store(
+      store_of(folder / "s", {{"web.train", {1, 2, 3, 3}}, {"web.test", {2, 1, 3, 3}}, {"web.test", {3, 3, 1, 2}}}));
+  EXPECT_EQ(overlap(store, store, {.n = 4})[0].shared, 0);
+  EXPECT_EQ(overlap(store, store, {.n = 2})[0].shared, 3);
+}
+
+TEST(Overlap, ComparesTwoStoresOfOneTokenizer) {
+  const Folder folder;
+  const auto a = random_tokens(1, 50);
+  const TokenStore train(store_of(folder / "train", {{"web.train", a}})),
+      test(store_of(folder / "test", {{"blog.valid", a}}));
+  EXPECT_EQ(overlap(train, test, {.test_split = "valid"})[0].duplicates, 1);
+  EXPECT_MESSAGE(overlap(train, test), "no domain has a split 'test'");
+  const TokenStore other(store_of(folder / "other", {{"web.test", a}}, {"none", "abc", 60'000, 0}));
+  EXPECT_MESSAGE(overlap(train, other), "different tokenizers");
+  EXPECT_MESSAGE(overlap(train, test, {.n = 0}), "n-grams of 0 tokens");
+}
+
+}  // namespace
+}  // namespace assay::data

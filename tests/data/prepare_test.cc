@@ -1,0 +1,219 @@
+#include "data/prepare.h"
+
+#include <csignal>
+
+#include "base/interrupt.h"
+#include "base/random.h"
+#include "compressed.h"
+#include "data/pipeline.h"
+#include "data/token_store.h"
+#include "data/tokenizer.h"
+#include "folder.h"
+
+namespace assay::data {
+namespace {
+
+using nlohmann::json;
+
+std::string document(const std::string& text, const std::string& set) {
+  return json{{"text", text}, {"meta", {{"redpajama_set_name", set}}}}.dump() + "\n";
+}
+
+std::string prose(uint64_t seed, uint64_t words) {
+  Random random(seed, "prose");
+  std::string text;
+  for (uint64_t i = 0; i < words; ++i)
+    text += (i % 13 ? " " : "\n") + std::string(1 + random.below(7), char('a' + random.below(26)));
+  return text;
+}
+
+// A small trained model, made once.
+const fs::path& tokenizer_file() {
+  static const Folder folder;
+  static const fs::path file = [] {
+    folder.write("a.txt", prose(0, 5000));
+    train_tokenizer({.inputs = {folder / "a.txt"}, .vocab_size = 400}, folder / "m.model");
+    return folder / "m.model";
+  }();
+  return file;
+}
+
+PrepareOptions options_for(const Folder& folder, std::vector<fs::path> inputs) {
+  return {.inputs = std::move(inputs), .store = folder / "store", .tokenizer = tokenizer_file()};
+}
+
+TEST(Prepare, WritesEveryDocumentWithItsSeparator) {
+  const Folder folder;
+  const std::string first = "Hello, world!\n  two  spaces", second = "汉字 and 😀";
+  const fs::path input = folder.write(
+      "x.test.jsonl.zst", zstd(document(first, "RedPajamaCommonCrawl") + document(second, "RedPajamaBook")));
+  const json report = prepare(options_for(folder, {input}));
+  const TokenStore store(folder / "store");
+  const Tokenizer tokenizer(tokenizer_file());
+  EXPECT_EQ(store.domains(), (std::vector<std::string>{"book", "cc"}));
+  const Documents& cc = store.documents("cc", "test");
+  std::vector<int64_t> ids(size_t(cc.tokens()));
+  cc.read(0, cc.tokens(), ids.data());
+  auto expected = tokenizer.encode(first);
+  expected.push_back(2);
+  EXPECT_EQ(ids, std::vector<int64_t>(expected.begin(), expected.end()));
+  EXPECT_EQ(cc.bytes(0), int64_t(first.size()));
+  EXPECT_EQ(store.documents("book", "test").bytes(), int64_t(second.size()));
+  EXPECT_EQ(store.separator(), 2);
+  EXPECT_EQ(store.tokenizer().sha256, tokenizer.sha256());
+  EXPECT_EQ(Tokenizer(store.tokenizer_file()).sha256(), tokenizer.sha256());
+  EXPECT_EQ(report.at("total").at("documents"), 2);
+  EXPECT_EQ(store.manifest().at("sources").at(0).at("documents"), 2);
+  store.verify();
+}
+
+TEST(Prepare, IsTheSameForAnyNumberOfThreads) {
+  const Folder folder;
+  std::vector<fs::path> inputs;
+  for (uint64_t file = 0; file < 3; ++file) {
+    std::string text;
+    for (uint64_t i = 0; i < 400; ++i)
+      text += document(prose(1000 * file + i, 20 + 10 * i), i % 3 ? "RedPajamaC4" : "RedPajamaGithub");
+    inputs.push_back(folder.write("part" + std::to_string(file) + ".jsonl", text));
+  }
+  std::string fingerprint;
+  for (const int threads : {1, 2, 7}) {
+    auto options = options_for(folder, inputs);
+    options.threads = threads, options.overwrite = true, options.valid_fraction = 0.1;
+    prepare(options);
+    const TokenStore store(folder / "store");
+    if (fingerprint.empty()) fingerprint = store.fingerprint();
+    EXPECT_EQ(store.fingerprint(), fingerprint) << threads << " threads";
+    EXPECT_EQ(store.documents("c4", "train").size() + store.documents("c4", "valid").size(), 798)
+        << threads << " threads";
+  }
+}
+
+TEST(Prepare, ShortensTheSevenSetNamesAndCountsOthers) {
+  const Folder folder;
+  std::string text;
+  for (const char* name : {"CommonCrawl", "C4", "Wikipedia", "Book", "ArXiv", "Github", "StackExchange"})
+    text += document("text", std::string("RedPajama") + name);
+  text += document("text", "Unheard") + "{\"text\": \"no set\"}\n{broken\n{\"text\": \"\"}\n{\"text\": \"\xff\"}\n";
+  auto options = options_for(folder, {folder.write("a.jsonl", text)});
+  options.valid_fraction = 0;
+  const json report = prepare(options);
+  EXPECT_EQ(TokenStore(folder / "store").domains(),
+            (std::vector<std::string>{"arxiv", "book", "c4", "cc", "github", "stack", "wiki"}));
+  const json& source = report.at("sources").at(0);
+  EXPECT_EQ(source.at("documents"), 7);
+  EXPECT_EQ(source.at("unknown_domain"), 2);
+  EXPECT_EQ(source.at("broken_lines"), 1);
+  EXPECT_EQ(source.at("empty"), 1);
+  EXPECT_EQ(source.at("invalid_utf8"), 1);
+  EXPECT_EQ(source.at("left_out"), "1 broken lines, 1 with invalid UTF-8, 1 empty, 2 of no known domain");
+}
+
+TEST(Prepare, TakesTheDomainFromAFieldOrTheFileName) {
+  const Folder folder;
+  folder.write("in/a.test.jsonl", "{\"text\": \"t\", \"source\": \"my blog\"}\n");
+  folder.write("in/test/poems/one.txt", "a poem");
+  auto options = options_for(folder, {folder / "in"});
+  options.field = "source", options.domains = {{"poems", "*/poems/*"}};
+  prepare(options);
+  EXPECT_EQ(TokenStore(folder / "store").domains(), (std::vector<std::string>{"my_blog", "poems"}));
+}
+
+TEST(Prepare, MovesAShareOfTheTrainingDocumentsByTheirContent) {
+  const Folder folder;
+  std::string text, test;
+  for (uint64_t i = 0; i < 2000; ++i) text += document(prose(i, 3), "RedPajamaC4");
+  for (uint64_t i = 0; i < 50; ++i) test += document(prose(i, 3), "RedPajamaC4");
+  auto options = options_for(folder, {folder.write("a.jsonl", text), folder.write("a.test.jsonl", test)});
+  options.valid_fraction = 0.2;
+  prepare(options);
+  const TokenStore store(folder / "store");
+  EXPECT_NEAR(double(store.documents("c4", "valid").size()), 400, 4 * std::sqrt(2000 * 0.2 * 0.8));
+  EXPECT_EQ(store.documents("c4", "test").size(), 50);
+}
+
+TEST(Prepare, FindsTheSplitInThePath) {
+  EXPECT_EQ(split_of("cc.train.jsonl.zst"), "train");
+  EXPECT_EQ(split_of("/data/cc.test.jsonl"), "test");
+  EXPECT_EQ(split_of("SlimPajama/validation/chunk1/example_holdout_0.jsonl.zst"), "valid");
+  EXPECT_EQ(split_of("test/train/a.jsonl"), "train");
+  EXPECT_EQ(split_of("test/a.valid.jsonl"), "valid");
+  EXPECT_EQ(split_of("contest/attest.jsonl"), "train");
+}
+
+TEST(Prepare, LeavesNothingBehindWhenAFileIsUnreadable) {
+  const Folder folder, out;
+  const std::string bytes = zstd(document(prose(1, 3000), "RedPajamaC4"));
+  const fs::path good = folder.write("a.jsonl.zst", bytes),
+                 cut = folder.write("b.jsonl.zst", bytes.substr(0, bytes.size() / 2));
+  auto options = options_for(out, {good, cut});
+  EXPECT_MESSAGE(prepare(options), "b.jsonl.zst: line 1 or after it: the zstd stream is cut off");
+  EXPECT_EQ(out.entries(), 0);
+  options.inputs = {good, folder / "missing.jsonl"};
+  EXPECT_MESSAGE(prepare(options), "missing.jsonl: no such file");
+  EXPECT_EQ(out.entries(), 0);
+}
+
+TEST(Prepare, RefusesBeforeItStarts) {
+  const Folder folder, out;
+  const fs::path input = folder.write("a.jsonl", document("text", "RedPajamaC4"));
+  auto options = options_for(out, {input});
+  options.valid_fraction = 1;
+  EXPECT_MESSAGE(prepare(options), "valid_fraction is 1");
+  options = options_for(out, {folder.write("none.jsonl", document("text", "Unheard"))});
+  EXPECT_MESSAGE(prepare(options), "--domain NAME=GLOB");
+  options = options_for(out, {folder.write("empty.jsonl", "")});
+  EXPECT_MESSAGE(prepare(options), "no document was found");
+  options.tokenizer = input;
+  EXPECT_MESSAGE(prepare(options), "not a SentencePiece model");
+  EXPECT_EQ(out.entries(), 0);
+  prepare(options_for(out, {input}));
+  EXPECT_MESSAGE(prepare(options_for(out, {input})), "--overwrite");
+}
+
+TEST(Prepare, CtrlCLeavesNothingBehind) {
+  const Folder folder, out;
+  const fs::path input = folder.write("a.jsonl", document(prose(1, 1000), "RedPajamaC4"));
+  EXPECT_EXIT(
+      {
+        catch_interrupts();
+        std::raise(SIGINT);
+        const auto message = message_of<Interrupted>([&] { prepare(options_for(out, {input})); });
+        std::exit(message.find("nothing was left behind") != std::string::npos && out.entries() == 0 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+using Numbers = Pipeline<int, int>;
+
+Numbers::Stages doubling(int count, std::vector<int>& seen) {
+  return {[count, n = 0](int& in) mutable { return in = n, n++ < count; }, [](const int&) { return int64_t{1}; },
+          [] { return [](int& in, int& out) { out = 2 * in; }; }, [&seen](int& out) { seen.push_back(out); }, [] {}};
+}
+
+TEST(Pipeline, KeepsTheOrderInABoundedQueue) {
+  for (const int workers : {1, 4}) {
+    std::vector<int> seen;
+    Numbers pipeline(doubling(2000, seen), workers, 3);
+    pipeline.run();
+    ASSERT_EQ(seen.size(), 2000u);
+    for (int i = 0; i < 2000; ++i) EXPECT_EQ(seen[size_t(i)], 2 * i);
+  }
+}
+
+TEST(Pipeline, PassesOnWhatAnyStageThrows) {
+  auto boom = [](int at, int n) {
+    if (n == at) throw BadInput("boom");
+  };
+  for (const int stage : {0, 1, 2}) {
+    std::vector<int> seen;
+    auto stages = doubling(1000, seen);
+    if (stage == 0) stages.produce = [&, n = 0](int& in) mutable { return boom(50, n), in = n++, true; };
+    if (stage == 1) stages.make_work = [&] { return [&](int& in, int&) { boom(50, in); }; };
+    if (stage == 2) stages.consume = [&](int& out) { boom(50, out); };
+    EXPECT_THROW(Numbers(stages, 2, 5).run(), BadInput) << "stage " << stage;
+  }
+}
+
+}  // namespace
+}  // namespace assay::data

@@ -1,0 +1,155 @@
+#include "data/reader.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/random.h"
+#include "compressed.h"
+#include "folder.h"
+
+namespace assay::data {
+namespace {
+
+struct Found {
+  std::vector<std::string> texts, domains;
+  std::vector<int64_t> lines;
+  ReadCounts counts;
+};
+
+Found read_all(const fs::path& file, const std::string& field = "meta.redpajama_set_name") {
+  Found found;
+  BlockReader reader(file);
+  DocumentParser parser(field);
+  for (Block block; reader.next(block);)
+    parser.parse(block, found.counts, [&](const Document& document) {
+      found.texts.emplace_back(document.text), found.domains.emplace_back(document.domain),
+          found.lines.push_back(document.line);
+    });
+  found.counts.too_long += reader.too_long();
+  return found;
+}
+
+std::string line(const std::string& text, const std::string& set = "RedPajamaC4") {
+  return nlohmann::json{{"text", text}, {"meta", {{"redpajama_set_name", set}}}}.dump() + "\n";
+}
+
+// Random printable text, so that it compresses badly and spans many blocks.
+std::string noise(size_t size, uint64_t seed) {
+  Random random(seed, "noise");
+  std::string text;
+  while (text.size() < size) text += char('!' + random.below(90));
+  return text;
+}
+
+TEST(Reader, ReadsPlainZstdAndGzipAlike) {
+  const Folder folder;
+  std::string text;
+  std::vector<std::string> expected;
+  for (uint64_t i = 0; i < 300; ++i) expected.push_back(noise(1 + 97 * i, i)), text += line(expected.back());
+  const auto plain = read_all(folder.write("a.jsonl", text));
+  EXPECT_EQ(plain.texts, expected);
+  EXPECT_EQ(plain.lines.back(), 300);
+  EXPECT_EQ(plain.domains[7], "RedPajamaC4");
+  EXPECT_EQ(read_all(folder.write("a.jsonl.zst", zstd(text))).texts, expected);
+  EXPECT_EQ(read_all(folder.write("long.jsonl.zst", zstd(text, 27))).texts, expected);
+  EXPECT_EQ(read_all(folder.write("longest.jsonl.zst", zstd(text, 30))).texts, expected);
+  EXPECT_EQ(read_all(folder.write("a.jsonl.gz", gzip(text))).texts, expected);
+  const size_t half = text.size() / 2;  // frames and members that follow each other, cut inside a line
+  EXPECT_EQ(read_all(folder.write("two.jsonl.zst", zstd(text.substr(0, half)) + zstd(text.substr(half)))).texts,
+            expected);
+  EXPECT_EQ(read_all(folder.write("two.jsonl.gz", gzip(text.substr(0, half)) + gzip(text.substr(half)))).texts,
+            expected);
+}
+
+TEST(Reader, CutOffStreamsAreNamedWithFileAndLine) {
+  const Folder folder;
+  std::string text;
+  for (uint64_t i = 0; i < 3000; ++i) text += line(noise(1000, i));
+  for (const auto& [name, bytes] : {std::pair{"a.jsonl.zst", zstd(text)}, std::pair{"a.jsonl.gz", gzip(text)}})
+    for (const double share : {0.1, 0.5, 0.999}) {
+      const fs::path file = folder.write(name, bytes.substr(0, size_t(share * double(bytes.size()))));
+      EXPECT_MESSAGE(read_all(file), "stream is cut off") << name << " " << share;
+      EXPECT_MESSAGE(read_all(file), std::string(name) + ": line ") << name << " " << share;
+    }
+}
+
+TEST(Reader, CorruptStreamsAreRefused) {
+  const Folder folder;
+  std::string text;
+  for (uint64_t i = 0; i < 100; ++i) text += line(noise(1000, i));
+  for (auto [name, bytes] : {std::pair{"a.jsonl.zst", zstd(text)}, std::pair{"a.jsonl.gz", gzip(text)}}) {
+    bytes.replace(bytes.size() / 2, 64, noise(64, 1));
+    EXPECT_THROW(read_all(folder.write(name, bytes)), BadInput) << name;
+    EXPECT_MESSAGE(read_all(folder.write(name, noise(5000, 2))), "stream is corrupt");
+  }
+}
+
+TEST(Reader, CountsWhatIsLeftOut) {
+  const Folder folder;
+  const auto found = read_all(
+      folder.write("a.jsonl", line("good") + "{\"text\": \"cut off\n" + "\n" + line("") + line(" \n\t ") +
+                                  "{\"text\": \"\xff\xfe\"}\n" + "{\"txt\": \"no text\"}\n" + "{\"text\": 3}\n" +
+                                  "[1]\n" + "{\"text\": \"no set\"}\n" + "{\"text\": \"last\", \"meta\": 5}"));
+  EXPECT_EQ(found.texts, (std::vector<std::string>{"good", "no set", "last"}));
+  EXPECT_EQ(found.domains, (std::vector<std::string>{"RedPajamaC4", "", ""}));
+  EXPECT_EQ(found.lines, (std::vector<int64_t>{1, 10, 11}));
+  EXPECT_EQ(found.counts.broken_lines, 4);
+  EXPECT_EQ(found.counts.invalid_utf8, 1);
+  EXPECT_EQ(found.counts.empty, 2);
+}
+
+TEST(Reader, KeepsEveryCharacter) {
+  const Folder folder;
+  const std::string text("nul \0 tab \t quote \" \xe6\xb1\x89 \xf0\x9f\x98\x80 \r\n", 34);
+  EXPECT_EQ(read_all(folder.write("a.jsonl", "\xEF\xBB\xBF" + line(text))).texts, std::vector<std::string>{text});
+  EXPECT_EQ(read_all(folder.write("a.txt", text)).texts, std::vector<std::string>{text});
+}
+
+TEST(Reader, TakesATextFileAsADocument) {
+  const Folder folder;
+  const std::string text = noise(3 << 20, 1) + "\n\n" + noise(100, 2) + "\n";
+  EXPECT_EQ(read_all(folder.write("a.txt", text)).texts, std::vector<std::string>{text});
+  EXPECT_EQ(read_all(folder.write("a.txt.zst", zstd(text))).texts, std::vector<std::string>{text});
+  EXPECT_EQ(read_all(folder.write("b.txt", "\xff")).counts.invalid_utf8, 1);
+  EXPECT_EQ(read_all(folder.write("c.txt", "")).texts.size(), 0u);
+}
+
+TEST(Reader, SkipsLinesThatMemoryCannotHold) {
+  const Folder folder;
+  const std::string huge(40 << 20, 'x');
+  const auto found = read_all(folder.write("a.jsonl", line("before") + line(huge) + line("after")));
+  EXPECT_EQ(found.texts, (std::vector<std::string>{"before", "after"}));
+  EXPECT_EQ(found.lines, (std::vector<int64_t>{1, 3}));
+  EXPECT_EQ(found.counts.too_long, 1);
+  EXPECT_EQ(read_all(folder.write("b.jsonl.zst", zstd(line("before") + huge))).counts.too_long, 1);
+  EXPECT_EQ(read_all(folder.write("c.txt", huge)).counts.too_long, 1);
+}
+
+TEST(Reader, ReadsTheDomainFromAnyField) {
+  const Folder folder;
+  const fs::path file =
+      folder.write("a.jsonl", "{\"source\": \"blog\", \"a\": {\"b\": {\"c\": \"deep\"}}, \"text\": \"t\"}\n");
+  EXPECT_EQ(read_all(file, "source").domains, std::vector<std::string>{"blog"});
+  EXPECT_EQ(read_all(file, "a.b.c").domains, std::vector<std::string>{"deep"});
+  EXPECT_EQ(read_all(file, "a.b").domains, std::vector<std::string>{""});
+  EXPECT_EQ(read_all(file, "none").domains, std::vector<std::string>{""});
+}
+
+TEST(Reader, FindsFilesInFolders) {
+  const Folder folder;
+  folder.write("in/b/z.jsonl", ""), folder.write("in/b/a.txt", ""), folder.write("in/.git/x", ""),
+      folder.write("in/.hidden", ""), folder.write("one", "");
+  EXPECT_EQ(input_files({folder / "one", folder / "in"}),
+            (std::vector<fs::path>{folder / "one", folder / "in/b/a.txt", folder / "in/b/z.jsonl"}));
+  EXPECT_MESSAGE(input_files({folder / "two"}), "no such file or folder");
+  make_folder(folder / "empty");
+  EXPECT_MESSAGE(input_files({folder / "empty"}), "holds no file");
+}
+
+TEST(Reader, KnowsJsonLinesByName) {
+  for (const char* name : {"a.jsonl", "a.json", "a.jsonl.zst", "a.json.gz", "example_train_0.zst", "a.gz"})
+    EXPECT_TRUE(is_json_lines(name)) << name;
+  for (const char* name : {"a.txt", "a.txt.zst", "README.md", "notes"}) EXPECT_FALSE(is_json_lines(name)) << name;
+}
+
+}  // namespace
+}  // namespace assay::data

@@ -1,0 +1,190 @@
+#include "data/token_store.h"
+
+#include <cstring>
+
+#include "data/store_writer.h"
+#include "folder.h"
+
+namespace assay::data {
+namespace {
+
+const TokenizerInfo kNone{"none", "", 300, 0};
+
+fs::path small_store(const Folder& folder, int64_t vocabulary = 300) {
+  StoreWriter writer(folder / "store", {"none", "", vocabulary, 0});
+  writer.add("web", "train", std::vector<int32_t>{5, 6, 299}, 11);
+  writer.add("web", "train", std::vector<int32_t>{}, 0);
+  writer.add("web", "train", std::vector<int32_t>{7}, 2);
+  writer.add("code", "test", std::vector<int32_t>{1, 2}, 4);
+  writer.commit();
+  return folder / "store";
+}
+
+template <class T>
+void put(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void replace(const fs::path& file, size_t at, std::string_view bytes) {
+  std::string contents = read_file(file);
+  contents.replace(at, bytes.size(), bytes);
+  write_file(file, contents);
+}
+
+TEST(TokenStore, GivesBackWhatWasWritten) {
+  const Folder folder;
+  const TokenStore store(small_store(folder));
+  EXPECT_EQ(store.domains(), (std::vector<std::string>{"code", "web"}));
+  EXPECT_EQ(store.splits("web"), std::vector<std::string>{"train"});
+  EXPECT_FALSE(store.has("web", "test"));
+  const Documents& web = store.documents("web", "train");
+  ASSERT_EQ(web.size(), 3);
+  EXPECT_EQ(web.tokens(), 7);
+  EXPECT_EQ(web.bytes(), 13);
+  EXPECT_EQ(web.bytes(2), 2);
+  std::vector<int64_t> all(7);
+  web.read(0, 7, all.data());
+  EXPECT_EQ(all, (std::vector<int64_t>{5, 6, 299, 0, 0, 7, 0}));
+  EXPECT_EQ(web.document(0).size(), 4);
+  EXPECT_EQ(web.document(1).size(), 1);
+  EXPECT_EQ(web.document(2)[0], 7);
+  EXPECT_EQ(web.begin(2), 5);
+  store.verify();
+  EXPECT_EQ(folder.entries(), 1);
+}
+
+TEST(TokenStore, IsMegatronsLayoutByteByByte) {
+  const Folder folder;
+  const fs::path store = small_store(folder);
+  std::string idx("MMIDIDX\0\0", 9);
+  put<uint64_t>(idx, 1), put<uint8_t>(idx, 8), put<uint64_t>(idx, 3), put<uint64_t>(idx, 4);
+  for (const int32_t length : {4, 1, 2}) put(idx, length);
+  for (const int64_t offset : {0, 8, 10}) put(idx, offset);
+  for (const int64_t first : {0, 1, 2, 3}) put(idx, first);
+  EXPECT_EQ(read_file(store / "web.train.idx"), idx);
+  std::string bin;
+  for (const uint16_t token : {5, 6, 299, 0, 0, 7, 0}) put(bin, token);
+  EXPECT_EQ(read_file(store / "web.train.bin"), bin);
+}
+
+TEST(TokenStore, UsesFourBytesFromAVocabularyOf65500) {
+  const Folder folder;
+  const fs::path store = small_store(folder, 65500);
+  EXPECT_EQ(read_file(store / "web.train.idx")[17], 4);
+  EXPECT_EQ(fs::file_size(store / "web.train.bin"), 28u);
+  EXPECT_EQ(TokenStore(store).documents("web", "train").document(0)[2], 299);
+}
+
+TEST(TokenStore, ReadsFilesOfMegatronWithSeveralSequencesADocument) {
+  const Folder folder;
+  std::string idx("MMIDIDX\0\0", 9), bin;
+  put<uint64_t>(idx, 1), put<uint8_t>(idx, 4), put<uint64_t>(idx, 3), put<uint64_t>(idx, 3);
+  for (const int32_t length : {2, 1, 3}) put(idx, length);
+  for (const int64_t offset : {0, 8, 12}) put(idx, offset);
+  for (const int64_t first : {0, 2, 3}) put(idx, first);
+  for (const int32_t token : {10, 11, 12, 20, 21, 22}) put(bin, token);
+  folder.write("a.bin", bin), folder.write("a.idx", idx);
+  const Documents documents(folder / "a");
+  ASSERT_EQ(documents.size(), 2);
+  EXPECT_EQ(documents.document(0).size(), 3);
+  EXPECT_EQ(documents.document(1)[0], 20);
+  EXPECT_FALSE(documents.has_bytes());
+}
+
+TEST(TokenStore, FingerprintIsOfTheContent) {
+  const Folder a, b, c;
+  const auto first = TokenStore(small_store(a)).fingerprint();
+  EXPECT_EQ(first, TokenStore(small_store(b)).fingerprint());
+  EXPECT_NE(first, TokenStore(small_store(c, 301)).fingerprint());
+}
+
+TEST(TokenStore, RefusesDamagedFiles) {
+  const Folder folder;
+  const fs::path store = small_store(folder), idx = store / "web.train.idx", bin = store / "web.train.bin";
+  const std::string good_idx = read_file(idx), good_bin = read_file(bin);
+  auto expect = [&](const char* part) {
+    EXPECT_MESSAGE(TokenStore{store}, part);
+    write_file(idx, good_idx), write_file(bin, good_bin);
+  };
+  write_file(idx, good_idx.substr(0, 20)), expect("wrong first bytes");
+  write_file(idx, good_idx.substr(0, good_idx.size() - 8)), expect("cut off or damaged");
+  write_file(bin, good_bin.substr(0, 6)), expect("cut off or damaged");
+  replace(idx, 0, "X"), expect("wrong first bytes");
+  replace(idx, 9, "\2"), expect("index version 2");
+  replace(idx, 17, "\6"), expect("dtype code 6");
+  replace(idx, 18, "\xff\xff\xff\xff\xff\xff\xff\x7f"), expect("cut off or damaged");
+  replace(idx, 26, std::string_view("\0\0\0\0\0\0\0\0", 8)), expect("cut off or damaged");
+  fs::remove(bin), expect("web.train.bin");
+  write_file(store / "web.train.bytes", "12345"), expect("expected 8 for each");
+}
+
+TEST(TokenStore, NeverReadsOutsideItsFilesWhateverTheOffsetsSay) {
+  const Folder folder;
+  const fs::path store = small_store(folder);
+  replace(store / "web.train.idx", 34 + 12 + 8, "\xff\xff\xff\xff\xff\xff\xff\x7f");
+  const TokenStore opened(store);
+  EXPECT_MESSAGE((void)opened.documents("web", "train").document(1), "begins at byte");
+  EXPECT_THROW(opened.verify(), BadInput);
+}
+
+TEST(TokenStore, VerifySeesAChangedByte) {
+  const Folder folder;
+  const fs::path store = small_store(folder);
+  replace(store / "web.train.bin", 0, "\x04");
+  EXPECT_MESSAGE(TokenStore(store).verify(), "its contents changed");
+}
+
+TEST(TokenStore, SaysWhatIsNoStore) {
+  const Folder folder;
+  EXPECT_MESSAGE(TokenStore(folder / "missing"), "no such folder");
+  EXPECT_MESSAGE(TokenStore(folder.path()), "it has no manifest.json");
+  for (const char* text :
+       {"", "{", "[]", "{\"format\":\"other\"}", "\xff\xfe", "{\"format\":\"assay token store\",\"version\":1}",
+        "{\"format\":\"assay token store\",\"version\":1,\"tokenizer\":3,\"parts\":[{}]}"}) {
+    folder.write("manifest.json", text);
+    EXPECT_THROW(TokenStore{folder.path()}, BadInput) << text;
+  }
+}
+
+TEST(TokenStore, NamesTheNearestDomain) {
+  const Folder folder;
+  const TokenStore store(small_store(folder));
+  EXPECT_MESSAGE(store.documents("wob", "train"), "did you mean 'web'?");
+  EXPECT_MESSAGE(store.documents("web", "tain"), "did you mean 'train'?");
+}
+
+TEST(StoreWriter, LeavesNothingWithoutCommit) {
+  const Folder folder;
+  {
+    StoreWriter writer(folder / "store", kNone);
+    writer.add("web", "train", std::vector<int32_t>{1}, 1);
+  }
+  EXPECT_EQ(folder.entries(), 0);
+}
+
+TEST(StoreWriter, OverwritesOnlyAStoreAndOnlyWhenTold) {
+  const Folder folder;
+  const fs::path store = small_store(folder);
+  EXPECT_MESSAGE(StoreWriter(store, kNone), "--overwrite");
+  {
+    StoreWriter writer(store, kNone, /*overwrite=*/true);
+    writer.add("new", "train", std::vector<int32_t>{1}, 1);
+    EXPECT_TRUE(TokenStore(store).has("web", "train"));
+    writer.commit();
+  }
+  EXPECT_EQ(TokenStore(store).domains(), std::vector<std::string>{"new"});
+  EXPECT_EQ(folder.entries(), 1);
+  folder.write("precious/thesis.txt", "text");
+  EXPECT_MESSAGE(StoreWriter(folder / "precious", kNone, true), "is no token store");
+}
+
+TEST(StoreWriter, RefusesNamesThatAreNoFileNames) {
+  const Folder folder;
+  StoreWriter writer(folder / "store", kNone);
+  const std::vector<int32_t> tokens{1};
+  for (const char* name : {"", "a/b", "a.b", "..", "a b"})
+    EXPECT_THROW(writer.add(name, "train", tokens, 1), BadInput) << name;
+}
+
+}  // namespace
+}  // namespace assay::data

@@ -1,0 +1,187 @@
+#include "data/tokenizer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/random.h"
+#include "data/model_proto.h"
+#include "data/word_encoder.h"
+#include "folder.h"
+
+namespace assay::data {
+namespace {
+
+using nlohmann::json;
+
+fs::path bpe2000() { return shared_file("golden/bpe2000.model"); }
+
+// $ASSAY_MIXTRAL_MODEL, or where the wheel mistral-common puts it in the project's environment.
+fs::path mixtral() {
+  if (const char* file = std::getenv("ASSAY_MIXTRAL_MODEL")) return file;
+  const fs::path libraries = fs::path(ASSAY_SOURCE_DIR) / ".venv" / "lib";
+  std::error_code none;
+  for (const auto& python : fs::directory_iterator(libraries, none)) {
+    const fs::path file = python.path() / "site-packages/mistral_common/data/tokenizer.model.v1";
+    if (fs::exists(file)) return file;
+  }
+  return libraries / "site-packages/mistral_common/data/tokenizer.model.v1";
+}
+
+void expect_golden(const fs::path& model, const char* cases_file) {
+  const Tokenizer tokenizer(model);
+  const json golden = json::parse(read_file(shared_file(cases_file)));
+  EXPECT_EQ(tokenizer.vocab_size(), golden.at("vocab_size"));
+  EXPECT_EQ(tokenizer.separator(), golden.at("eos"));
+  EXPECT_EQ(tokenizer.bos(), golden.at("bos"));
+  WordEncoder by_word(tokenizer);
+  EXPECT_TRUE(by_word.by_word());
+  std::vector<int32_t> ids;
+  ASSERT_GT(golden.at("cases").size(), 20u);
+  for (const json& item : golden.at("cases")) {
+    const auto text = item.at("text").get<std::string>();
+    const auto expected = item.at("ids").get<std::vector<int32_t>>();
+    EXPECT_EQ(tokenizer.encode(text), expected) << item;
+    EXPECT_EQ(tokenizer.decode(expected), item.at("decoded").get<std::string>()) << item;
+    by_word.encode(text, ids);
+    EXPECT_EQ(ids, expected) << item;
+  }
+}
+
+TEST(Tokenizer, Bpe2000EqualsSentencePiece) {
+  ASSAY_NEEDS_FILE(bpe2000());
+  expect_golden(bpe2000(), "golden/bpe2000.cases.json");
+}
+
+TEST(Tokenizer, Mixtral32kEqualsSentencePiece) {
+  ASSAY_NEEDS_FILE(shared_file("golden/mixtral32k.cases.json"));
+  ASSAY_NEEDS_FILE(mixtral());
+  EXPECT_EQ(Tokenizer(mixtral()).sha256(), "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055");
+  expect_golden(mixtral(), "golden/mixtral32k.cases.json");
+}
+
+// Texts that press on the cuts: spaces, newlines, ▁ itself, digits, bytes, words of every length.
+std::string awkward_text(uint64_t seed) {
+  static const std::vector<std::string> parts = {" ",
+                                                 " ",
+                                                 "  ",
+                                                 "\n",
+                                                 "\n\n",
+                                                 "\t",
+                                                 "▁",
+                                                 "the",
+                                                 "The",
+                                                 "ing",
+                                                 "1",
+                                                 "2024",
+                                                 ".",
+                                                 ",",
+                                                 "(",
+                                                 "é",
+                                                 "汉",
+                                                 "😀",
+                                                 "<s>",
+                                                 "<0x0A>",
+                                                 std::string("\0", 1),
+                                                 "\r",
+                                                 "a",
+                                                 "e",
+                                                 "t",
+                                                 "supercalifragilistic",
+                                                 "\u00a0",
+                                                 "->"};
+  Random random(seed, "awkward text");
+  std::string text;
+  for (uint64_t i = random.below(60); i > 0; --i) text += parts[random.below(parts.size())];
+  return text;
+}
+
+void expect_words_equal_whole(const Tokenizer& tokenizer, int texts) {
+  WordEncoder by_word(tokenizer);
+  std::vector<int32_t> ids;
+  for (int seed = 0; seed < texts; ++seed) {
+    const std::string text = awkward_text(uint64_t(seed));
+    by_word.encode(text, ids);
+    ASSERT_EQ(ids, tokenizer.encode(text)) << "seed " << seed << ": " << json(text);
+  }
+}
+
+TEST(WordEncoder, EqualsTheLibraryOnAwkwardText) {
+  ASSAY_NEEDS_FILE(bpe2000());
+  expect_words_equal_whole(Tokenizer(bpe2000()), 3000);
+  if (fs::exists(mixtral())) expect_words_equal_whole(Tokenizer(mixtral()), 3000);
+}
+
+TEST(WordEncoder, RefusesWhatMemoryCannotHold) {
+  ASSAY_NEEDS_FILE(bpe2000());
+  const Tokenizer tokenizer(bpe2000());
+  WordEncoder by_word(tokenizer);
+  std::vector<int32_t> ids;
+  const std::string word(1 << 20, 'x');
+  EXPECT_TRUE(by_word.encode(word + " " + word + "\n" + word, ids));
+  EXPECT_FALSE(by_word.encode("a " + word + word + "x", ids));
+  EXPECT_TRUE(ids.empty());
+}
+
+// A training text with words, runs of spaces and digits that a small model can learn from.
+std::string training_text() {
+  const std::vector<std::string> words = {"sequence", "model", "learning", "the",  "of",   "capability",
+                                          "domain",   "and",   "2024",     "état", "x = 1"};
+  Random random(1, "training text");
+  std::string text;
+  for (int line = 0; line < 400; ++line) {
+    for (int word = 0; word < 12; ++word) text += words[random.below(words.size())] + (random.below(9) ? " " : "   ");
+    text += '\n';
+  }
+  return text;
+}
+
+TEST(Tokenizer, TrainsDeterministicallyAsAsked) {
+  const Folder folder;
+  const fs::path text = folder.write("a.txt", training_text());
+  train_tokenizer({.inputs = {text}, .vocab_size = 350}, folder / "one.model");
+  train_tokenizer({.inputs = {text}, .vocab_size = 350}, folder / "two.model");
+  const Tokenizer tokenizer(folder / "one.model");
+  EXPECT_EQ(tokenizer.sha256(), Tokenizer(folder / "two.model").sha256());
+  EXPECT_EQ(tokenizer.vocab_size(), 350);
+  EXPECT_EQ(tokenizer.piece(0), "<unk>");
+  EXPECT_EQ(tokenizer.bos(), 1);
+  EXPECT_EQ(tokenizer.separator(), 2);
+  const ModelProto proto = parse_model_proto(tokenizer.contents());
+  EXPECT_TRUE(proto.bpe && proto.byte_fallback && proto.dummy_prefix && proto.escapes);
+  EXPECT_FALSE(proto.normalises || proto.removes_whitespace || proto.whitespace_as_suffix);
+  EXPECT_LT(tokenizer.encode("the model of the domain").size(), 12u);
+  EXPECT_EQ(tokenizer.encode("2024").size(), 5u);  // ▁ and four digits
+  for (const std::string& kept :
+       {std::string("  two  spaces "), std::string("tab\tnew\nline"), std::string("ﬁ Ａ é 汉\0z", 17)})
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(kept)), kept);
+  expect_words_equal_whole(tokenizer, 1000);
+}
+
+TEST(Tokenizer, TrainsOnASample) {
+  const Folder folder;
+  const fs::path text = folder.write("a.txt", training_text());
+  train_tokenizer({.inputs = {text}, .vocab_size = 300, .max_sentences = 50}, folder / "a.model");
+  EXPECT_EQ(Tokenizer(folder / "a.model").vocab_size(), 300);
+}
+
+TEST(Tokenizer, SaysWhatIsWrong) {
+  const Folder folder;
+  EXPECT_MESSAGE(Tokenizer(folder / "missing"), "missing: cannot be read");
+  EXPECT_MESSAGE(Tokenizer(folder.write("empty", "")), "not a SentencePiece model");
+  EXPECT_MESSAGE(Tokenizer(folder.write("text", "hello, world")), "not a SentencePiece model");
+  const fs::path text = folder.write("a.txt", "a b c");
+  EXPECT_MESSAGE(train_tokenizer({.inputs = {text}, .vocab_size = 5000}, folder / "m"), "cannot be learned");
+  EXPECT_MESSAGE(train_tokenizer({.inputs = {text}, .vocab_size = 10}, folder / "m"), "260 … 1000000 was expected");
+  EXPECT_MESSAGE(train_tokenizer({.inputs = {folder.write("b.txt", " \n")}, .vocab_size = 300}, folder / "m"),
+                 "no text was found");
+  EXPECT_FALSE(fs::exists(folder / "m"));
+}
+
+TEST(Tokenizer, RefusesIdsOutsideTheVocabulary) {
+  ASSAY_NEEDS_FILE(bpe2000());
+  const Tokenizer tokenizer(bpe2000());
+  EXPECT_MESSAGE(tokenizer.decode(std::vector<int32_t>{1999, 2000}), "token 2000 is outside the vocabulary of 2000");
+  EXPECT_THROW(tokenizer.decode(std::vector<int32_t>{-1}), BadInput);
+}
+
+}  // namespace
+}  // namespace assay::data

@@ -1,0 +1,107 @@
+// Drawing tokens, and decoding from the state.
+#include <torch/torch.h>
+
+#include "nn/generate.h"
+
+#include <cmath>
+
+#include "testing.h"
+
+namespace assay::nn {
+namespace {
+
+const char* const kModel =
+    "[model]\nvocab_size = 40\nd_model = 24\nnum_layers = 3\npattern = [\"attention\", \"mamba1\", \"attention\"]\n[model.attention]\nnum_heads = 3\nwindow = 6\n";
+
+TEST(Sample, ZeroTemperatureTakesTheLikeliest) {
+  const std::vector<float> logits = {0, 3, -1, 3, 2};
+  EXPECT_EQ(sample(logits, {.temperature = 0}, 0.99), 1);
+}
+
+TEST(Sample, DrawsEachTokenWithItsProbability) {
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+  const auto shares = [&](const Sampling& sampling) {
+    std::vector<double> share(4, 0);
+    constexpr int count = 20000;
+    for (int i = 0; i < count; ++i) share[size_t(sample(logits, sampling, (i + 0.5) / count))] += 1.0 / count;
+    return share;
+  };
+  const auto expect = [&](const Sampling& sampling, const std::vector<double>& wanted) {
+    const auto found = shares(sampling);
+    for (size_t i = 0; i < 4; ++i)
+      EXPECT_NEAR(found[i], wanted[i], 2e-4) << "token " << i << ", T " << sampling.temperature << ", k " << sampling.top_k << ", p " << sampling.top_p;
+  };
+  expect({}, {0.1, 0.4, 0.2, 0.3});
+  expect({.temperature = 0.5}, {0.01 / 0.3, 0.16 / 0.3, 0.04 / 0.3, 0.09 / 0.3});
+  expect({.top_k = 2}, {0, 4.0 / 7, 0, 3.0 / 7});
+  expect({.top_k = 9}, {0.1, 0.4, 0.2, 0.3});
+  expect({.top_p = 0.65}, {0, 4.0 / 7, 0, 3.0 / 7});
+  expect({.top_p = 0.75}, {0, 4.0 / 9, 2.0 / 9, 3.0 / 9});
+  expect({.top_p = 1e-9}, {0, 1, 0, 0});
+  expect({.top_k = 3, .top_p = 0.75}, {0, 4.0 / 7, 0, 3.0 / 7});  // the share is of the three that top_k left
+}
+
+TEST(Sample, RefusesWhatIsNotANumber) {
+  EXPECT_THROW(sample(std::vector<float>{0, NAN}, {}, 0.5), Error);
+  EXPECT_THROW(sample(std::vector<float>{-INFINITY, -INFINITY}, {}, 0.5), Error);
+  EXPECT_EQ(sample(std::vector<float>{-INFINITY, 0}, {}, 0.0), 1);
+  for (const Sampling& wrong : {Sampling{.temperature = -1}, Sampling{.temperature = NAN}, Sampling{.top_k = -1}, Sampling{.top_p = 0}, Sampling{.top_p = 1.5}})
+    EXPECT_THROW(check(wrong), BadInput);
+}
+
+// The same draws with the whole sequence run again for every token.
+std::vector<int64_t> without_state(LanguageModel& model, const at::Tensor& prompt, int64_t count) {
+  const at::NoGradGuard no_grad;
+  at::Tensor tokens = prompt;
+  for (int64_t i = 0; i < count; ++i) {
+    ModelState state;
+    tokens = at::cat({tokens, model.logits(tokens, state).slice(1, -1).argmax(-1)}, 1);
+  }
+  const at::Tensor made = tokens.slice(1, prompt.size(1)).squeeze(0).contiguous();
+  return {made.data_ptr<int64_t>(), made.data_ptr<int64_t>() + made.numel()};
+}
+
+TEST(Generate, CachedDecodingEqualsRunningTheWholeSequence) {
+  const auto model = random_model(kModel);
+  for (const int64_t length : {1, 5, 17}) {
+    const at::Tensor prompt = random_tokens(1, length, 40, "prompt");
+    EXPECT_EQ(generate(*model, prompt, 30, {.temperature = 0}, std::vector<uint64_t>{0}).front(), without_state(*model, prompt, 30)) << "prompt of " << length;
+  }
+}
+
+TEST(Generate, DependsOnPromptAndSeedAlone) {
+  const auto model = random_model(kModel);
+  const at::Tensor prompts = random_tokens(3, 9, 40, "prompts");
+  const auto together = generate(*model, prompts, 20, {}, std::vector<uint64_t>{5, 6, 5});
+  for (int64_t b = 0; b < 3; ++b)
+    EXPECT_EQ(generate(*model, prompts.slice(0, b, b + 1), 20, {}, std::vector<uint64_t>{b == 1 ? 6u : 5u}).front(), together[size_t(b)]) << "row " << b;
+  const at::Tensor one = prompts.slice(0, 0, 1);
+  EXPECT_NE(generate(*model, one, 20, {}, std::vector<uint64_t>{6}).front(), together[0]);
+  EXPECT_EQ(generate(*model, one, 12, {}, std::vector<uint64_t>{5}).front(), std::vector<int64_t>(together[0].begin(), together[0].begin() + 12));
+}
+
+TEST(Generate, StopsBehindTheStopToken) {
+  const auto model = random_model(kModel);
+  const at::Tensor prompts = random_tokens(2, 4, 40, "stop");
+  const std::vector<uint64_t> seeds = {1, 2};
+  const auto all = generate(*model, prompts, 60, {}, seeds);
+  const int64_t stop = all[0][7];
+  const auto stopped = generate(*model, prompts, 60, {}, seeds, stop);
+  for (size_t b = 0; b < 2; ++b) {
+    auto end = std::ranges::find(all[b], stop);
+    if (end != all[b].end()) ++end;
+    EXPECT_EQ(stopped[b], std::vector<int64_t>(all[b].begin(), end)) << "row " << b;
+  }
+  EXPECT_TRUE(generate(*model, prompts, 0, {}, seeds)[0].empty());
+}
+
+TEST(Generate, RefusesMoreThanTheModelsPositions) {
+  const auto model = random_model("[model]\nvocab_size = 10\nd_model = 8\npositions = \"learned\"\nmax_positions = 12\n");
+  const at::Tensor prompt = random_tokens(1, 5, 10, "positions");
+  const std::vector<uint64_t> seed = {0};
+  EXPECT_EQ(generate(*model, prompt, 7, {}, seed)[0].size(), 7u);
+  EXPECT_THROW(generate(*model, prompt, 8, {}, seed), BadInput);
+}
+
+}  // namespace
+}  // namespace assay::nn

@@ -1,0 +1,261 @@
+// Models that transformers wrote: what they compute, their gradients, how they train, and the way back.
+#include <torch/torch.h>
+
+#include "nn/hugging_face/hugging_face.h"
+
+#include <nlohmann/json.hpp>
+
+#include "nn/model_files.h"
+#include "testing.h"
+
+namespace assay::nn {
+namespace {
+
+struct Golden {
+  std::string name;
+  double logits, gradients, training;  // what another float64 implementation reached against the reference in float32
+};
+
+struct HuggingFace : testing::TestWithParam<Golden> {
+  void SetUp() override {
+    folder = shared_folder() / "golden" / GetParam().name;
+    if (!fs::exists(folder)) GTEST_SKIP() << "no golden data at " << folder << " (set ASSAY_SHARED)";
+    for (auto& [name, tensor] : load_tensors(folder / "reference.safetensors")) reference[name] = tensor;
+  }
+  std::shared_ptr<LanguageModel> model(at::ScalarType dtype) const {
+    auto model = read_hugging_face(folder);
+    model->to(dtype);
+    return model;
+  }
+  fs::path folder;
+  std::map<std::string, at::Tensor> reference;
+};
+
+
+NamedTensors gradients(LanguageModel& model, const at::Tensor& tokens) {
+  model.zero_grad();
+  model.loss(tokens).backward();
+  NamedTensors out;
+  for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value().grad());
+  return to_hugging_face(model.spec, out);
+}
+
+// The loss before each of ten AdamW steps and after the last.
+at::Tensor training_losses(LanguageModel& model, const at::Tensor& tokens) {
+  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).eps(1e-8).weight_decay(0));
+  std::vector<double> losses;
+  for (int step = 0; step <= 10; ++step) {
+    optimizer.zero_grad();
+    const at::Tensor loss = model.loss(tokens);
+    losses.push_back(loss.item<double>());
+    loss.backward();
+    optimizer.step();
+  }
+  return at::tensor(losses, at::kDouble);
+}
+
+TEST_P(HuggingFace, ComputesWhatTransformersComputes) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const double slack = dtype == at::kFloat ? 10 : 1.05;  // the table has one digit
+    const auto m = model(dtype);
+    const at::Tensor tokens = reference.at("in.tokens");
+    ModelState state;
+    EXPECT_LE(largest_error(m->logits(tokens, state), reference.at("out.logits")), slack * GetParam().logits);
+    EXPECT_LE(largest_error(m->token_losses(tokens), reference.at("out.token_loss")), slack * GetParam().logits);
+    EXPECT_LE(largest_error(m->loss(tokens), reference.at("out.loss")), slack * GetParam().logits);
+  }
+}
+
+TEST_P(HuggingFace, HasItsGradients) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const double slack = dtype == at::kFloat ? 10 : 1.05;
+    const auto m = model(dtype);
+    const NamedTensors found = gradients(*m, reference.at("in.tokens"));
+    size_t expected = 0;
+    for (const auto& [name, tensor] : reference) expected += name.starts_with("grad.");
+    EXPECT_EQ(found.size(), expected);
+    for (const auto& [name, gradient] : found) {
+      ASSERT_TRUE(reference.contains("grad." + name)) << name;
+      EXPECT_LE(largest_error(gradient, reference.at("grad." + name)), slack * GetParam().gradients) << name;
+    }
+  }
+}
+
+TEST_P(HuggingFace, TrainsAlike) {
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const auto m = model(dtype);
+    const double slack = dtype == at::kFloat ? 10 : 1.5;
+    EXPECT_LE(largest_error(training_losses(*m, reference.at("in.tokens")), reference.at("out.train_losses")), slack * GetParam().training);
+  }
+}
+
+TEST_P(HuggingFace, ExportsWhatItImported) {
+  const fs::path out = fs::path(testing::TempDir()) / ("export_" + GetParam().name), ours = out.string() + "_ours";
+  for (const auto& old : {out, ours}) fs::remove_all(old);
+  save_model(ours, open_model(folder));
+  export_model(out, open_model(ours), {});
+  const Safetensors written(out / "model.safetensors"), source(folder / "model.safetensors");
+  ASSERT_EQ(written.tensors().size(), source.tensors().size());
+  for (const TensorEntry& tensor : source.tensors()) {
+    const TensorEntry& copy = written.at(tensor.name);
+    EXPECT_EQ(copy.shape, tensor.shape) << tensor.name;
+    EXPECT_TRUE(std::ranges::equal(copy.bytes, tensor.bytes)) << tensor.name;
+  }
+  const auto config = nlohmann::json::parse(read_file(out / "config.json")), original = nlohmann::json::parse(read_file(folder / "config.json"));
+  for (const auto& [key, value] : config.items())
+    if (original.contains(key) && !key.ends_with("_token_id")) EXPECT_EQ(value, original[key]) << key;
+  EXPECT_EQ(hugging_face_spec(out).toml(), hugging_face_spec(folder).toml());
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, HuggingFace,
+                         testing::Values(Golden{"hf_gpt2", 4e-7, 8e-7, 1e-7}, Golden{"hf_llama_mha", 1e-6, 1e-6, 6e-8},
+                                         Golden{"hf_llama_gqa", 7e-7, 1e-6, 1e-7}, Golden{"hf_mamba", 9e-7, 3e-6, 1e-7}),
+                         [](const auto& info) { return info.param.name; });
+
+// ---- What has no golden data: layouts, refusals. ----
+
+const char* const kLlama = R"({"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+  "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 20, "rms_norm_eps": 1.25e-6, "attention_bias": true, "mlp_bias": true,
+  "rope_theta": 500000.0, "tie_word_embeddings": true})";
+
+struct HuggingFaceFolder : testing::Test {
+  HuggingFaceFolder() : folder(fs::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(folder);
+    make_folder(folder);
+    config = nlohmann::json::parse(kLlama);
+  }
+  void write_config() { write_file(folder / "config.json", config.dump()); }
+  // A model of `config`, its weights random, in the folder.
+  std::shared_ptr<LanguageModel> write() {
+    write_config();
+    auto model = std::make_shared<LanguageModel>(hugging_face_spec(folder));
+    const at::NoGradGuard no_grad;
+    at::Generator noise = generator("weights");
+    for (auto& parameter : model->parameters()) parameter.copy_(at::randn(parameter.sizes(), noise));
+    tensors = to_hugging_face(model->spec, named_parameters_of(*model));
+    save_tensors(folder / "model.safetensors", tensors);
+    return model;
+  }
+  void expect_refused(const std::string& words) {
+    try {
+      read_hugging_face(folder);
+      ADD_FAILURE() << "was accepted; expected a message with: " << words;
+    } catch (const BadInput& error) {
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+  }
+  void expect_equals(const LanguageModel& model) {
+    const NamedTensors wanted = named_parameters_of(model), found = named_parameters_of(*read_hugging_face(folder));
+    ASSERT_EQ(found.size(), wanted.size());
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(found[i].second, wanted[i].second)) << wanted[i].first;
+  }
+  fs::path folder;
+  nlohmann::json config;
+  NamedTensors tensors;
+};
+
+TEST_F(HuggingFaceFolder, BiasesAndTheOlderRopeThetaAreRead) {
+  expect_equals(*write());
+  const ConfigNode model = ConfigNode::parse(hugging_face_spec(folder).toml()).child("model");
+  EXPECT_EQ(model.child("attention").value("rope_base"), "500000.0");
+  EXPECT_EQ(model.value("norm_eps"), "1.25e-06");
+  EXPECT_EQ(model.child("attention").value("bias"), "true");
+}
+
+TEST_F(HuggingFaceFolder, ShardsAreRead) {
+  const auto model = write();
+  fs::remove(folder / "model.safetensors");
+  nlohmann::json map;
+  NamedTensors halves[2];
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    halves[i % 2].push_back(tensors[i]);
+    map[tensors[i].first] = fmt::format("model-{}.safetensors", i % 2);
+  }
+  for (int i : {0, 1}) save_tensors(folder / fmt::format("model-{}.safetensors", i), halves[i]);
+  write_file(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
+  expect_equals(*model);
+  map[tensors[0].first] = "../elsewhere.safetensors";
+  write_file(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
+  expect_refused("no file name");
+}
+
+TEST_F(HuggingFaceFolder, NamesOfTheBareModelBuffersAndARepeatedTiedHeadAreRead) {
+  const auto model = write();
+  NamedTensors bare = {{"layers.0.self_attn.rotary_emb.inv_freq", at::ones(2)}, {"lm_head.weight", tensors[0].second}};
+  ASSERT_EQ(tensors[0].first, "model.embed_tokens.weight");
+  for (const auto& [name, tensor] : tensors) bare.emplace_back(name.substr(6), tensor);
+  save_tensors(folder / "model.safetensors", bare);
+  expect_equals(*model);
+  bare[1].second = tensors[0].second + 1;
+  save_tensors(folder / "model.safetensors", bare);
+  expect_refused("lm_head.weight");
+}
+
+TEST_F(HuggingFaceFolder, BrokenTensorsAreRefusedByName) {
+  write();
+  const auto broken = [&](const std::string& name, auto&& change) {
+    NamedTensors changed;
+    for (const auto& [n, tensor] : tensors)
+      if (n != name) changed.emplace_back(n, tensor);
+      else change(changed, tensor);
+    save_tensors(folder / "model.safetensors", changed);
+    expect_refused(name);
+  };
+  broken("model.layers.1.self_attn.k_proj.weight", [](auto&, const auto&) {});
+  broken("model.layers.0.self_attn.k_proj.weight", [](auto& out, const auto& x) { out.emplace_back("model.layers.0.self_attn.k_proj.weight", x.slice(0, 1)); });
+  broken("model.layers.0.mlp.up_proj.weight", [](auto& out, const auto& x) { out.emplace_back("model.layers.0.mlp.up_proj.weight", x.slice(1, 1)); });
+  broken("model.norm.weight", [](auto& out, const auto& x) {
+    out.emplace_back("model.norm.weight", x);
+    out.emplace_back("model.norm.weight_scale", x);
+  });
+  save_tensors(folder / "model.safetensors", tensors);
+  config["vocab_size"] = int64_t{1} << 40;  // refused before such a model is made
+  write_config();
+  expect_refused("embedding");
+  config["vocab_size"] = 11, config["num_hidden_layers"] = 1'000'000'000;
+  write_config();
+  expect_refused("layers");
+  fs::remove(folder / "model.safetensors");
+  expect_refused("model.safetensors.index.json");
+}
+
+TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
+  write();
+  const std::vector<std::pair<std::string, nlohmann::json>> wrong = {
+      {"model_type", "lama"}, {"hidden_act", "relu"}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+      {"rope_parameters", {{"rope_type", "llama3"}}}, {"hidden_size", nullptr}, {"hidden_size", "12"}, {"num_hidden_layers", 0},
+      {"num_attention_heads", 0}, {"num_key_value_heads", -3}, {"intermediate_size", 2.5}, {"tie_word_embeddings", "yes"},
+      {"quantization_config", {{"bits", 4}}}};
+  for (const auto& [key, value] : wrong) {
+    config = nlohmann::json::parse(kLlama);
+    config[key] = value;
+    write_config();
+    SCOPED_TRACE(config[key].dump());
+    expect_refused(key == "num_hidden_layers" ? "num_layers" : key == "num_attention_heads" ? "num_heads" : key == "num_key_value_heads" ? "num_kv_heads" : key);
+  }
+  for (const char* text : {"", "[1, 2]", "{\"model_type\": "}) {
+    write_file(folder / "config.json", text);
+    expect_refused("config.json");
+  }
+  config = {{"model_type", "mamba"}, {"vocab_size", 8}, {"hidden_size", 4}, {"num_hidden_layers", 1}, {"use_bias", true}};
+  write_config();
+  expect_refused("use_bias");
+}
+
+TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
+  const auto model = make_model("[model]\nvocab_size = 8\nd_model = 8\n[model.attention]\nwindow = 4\n");
+  try {
+    hugging_face_config(model->spec);
+    FAIL() << "a window has no place in these layouts";
+  } catch (const BadInput& error) {
+    const std::string what = error.what();
+    for (const char* words : {"gpt2: model.channel_mixer", "llama: model.attention.window = 4", "mamba: model.pattern"})
+      EXPECT_NE(what.find(words), std::string::npos) << what;
+  }
+}
+
+}  // namespace
+}  // namespace assay::nn

@@ -1,0 +1,87 @@
+// The law of every mixer: wherever a sequence is cut, the output is the same. One piece is the parallel form, pieces of C
+// the chunked form, pieces of one token decoding. Causality follows: a piece never sees what comes later.
+#include <torch/torch.h>
+
+#include "testing.h"
+
+namespace assay::nn {
+namespace {
+
+constexpr int64_t kBatch = 2, kTime = 97, kModel = 48;  // 97 is prime: no chunk size divides it
+
+struct Example {
+  std::string name, mixer, table;
+  bool channel;
+  // In float64, every parameter off its starting value, so that no part is without effect.
+  std::shared_ptr<Mixer> make() const {
+    const MixerEntry& entry = (channel ? channel_mixers() : mixers()).at(mixer);
+    const auto made = entry.make(ConfigNode::parse(table), kModel);
+    const at::NoGradGuard no_grad;
+    made->to(at::kDouble);
+    at::Generator noise = generator(name);
+    for (auto& item : made->named_parameters()) {
+      at::Tensor& parameter = item.value();
+      if (made->initialise(item.key(), parameter, noise)) continue;
+      const double size = parameter.dim() > 1 ? 1 / std::sqrt(double(parameter.size(-1))) : 0.3;
+      parameter.add_(at::randn(parameter.sizes(), noise, parameter.options()), size);
+    }
+    return made;
+  }
+};
+
+std::vector<Example> examples() {
+  std::vector<Example> out;
+  for (const bool channel : {false, true}) {
+    const auto& registry = channel ? channel_mixers() : mixers();
+    for (const std::string& name : registry.names()) {
+      int number = 0;
+      for (const std::string& table : registry.at(name).examples) out.push_back({name + "_" + std::to_string(number++), name, table, channel});
+    }
+  }
+  return out;
+}
+
+struct MixerForms : testing::TestWithParam<Example> {
+  MixerForms() : mixer(GetParam().make()), x(at::randn({kBatch, kTime, kModel}, generator("x"), at::kDouble)) {}
+  at::Tensor run(int64_t piece, bool steps) {
+    State state;
+    std::vector<at::Tensor> y;
+    for (const at::Tensor& part : x.split(piece, /*dim=*/1))
+      y.push_back(steps ? mixer->step(part.squeeze(1), state).unsqueeze(1) : mixer->forward(part, state));
+    return at::cat(y, 1);
+  }
+  // Of Σ c ⊙ y: by x, then by each parameter.
+  std::vector<at::Tensor> gradients(int64_t piece) {
+    std::vector<at::Tensor> inputs = {x.requires_grad_()};
+    for (const at::Tensor& parameter : mixer->parameters()) inputs.push_back(parameter);
+    const at::Tensor y = run(piece, false), c = at::randn(y.sizes(), generator("cotangent"), y.options());
+    return torch::autograd::grad({(c * y).sum()}, inputs);
+  }
+  std::shared_ptr<Mixer> mixer;
+  at::Tensor x;
+};
+
+TEST_P(MixerForms, AreOneFunction) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor whole = run(kTime, false);
+  ASSERT_EQ(whole.sizes(), x.sizes());
+  EXPECT_LE(relative_error(run(1, true), whole), 1e-12) << "step by step; " << GetParam().table;
+  for (const int64_t piece : {1, 16, 31}) EXPECT_LE(relative_error(run(piece, false), whole), 1e-12) << "pieces of " << piece << "; " << GetParam().table;
+}
+
+TEST_P(MixerForms, HaveOneGradient) {
+  const auto whole = gradients(kTime);
+  std::vector<std::string> names = {"x"};
+  for (const auto& item : mixer->named_parameters()) names.push_back(item.key());
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_GT(whole[i].norm().item<double>(), 1e-6) << names[i] << " has no effect; " << GetParam().table;
+  for (const int64_t piece : {1, 16, 31}) {
+    const auto cut = gradients(piece);
+    for (size_t i = 0; i < cut.size(); ++i)
+      EXPECT_LE(relative_error(cut[i], whole[i]), 1e-12) << names[i] << ", pieces of " << piece << "; " << GetParam().table;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(examples()), [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace assay::nn

@@ -1,0 +1,51 @@
+#pragma once
+// What the tests of nn share. Include <torch/torch.h> first.
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "base/files.h"
+#include "base/random.h"
+#include "nn/language_model.h"
+
+namespace assay::nn {
+
+// ‖a − b‖ / ‖b‖
+inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
+  return ((x - y).norm() / y.norm().clamp_min(1e-300)).item<double>();
+}
+// max |a − b| / max |b|
+inline double largest_error(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
+  return ((x - y).abs().max() / y.abs().max()).item<double>();
+}
+
+// Golden data lies outside the project; a test without it is skipped.
+inline fs::path shared_folder() {
+  const char* given = std::getenv("ASSAY_SHARED");
+  return given ? fs::path(given) : fs::path(ASSAY_SOURCE_DIR) / ".." / "shared";
+}
+
+inline at::Generator generator(const std::string& name) { return at::make_generator<at::CPUGeneratorImpl>(purpose(name)); }
+
+inline std::shared_ptr<LanguageModel> make_model(const std::string& toml) {
+  return std::make_shared<LanguageModel>(ModelSpec::read(ConfigNode::parse(toml).child("model")));
+}
+// The same with random weights, in float64.
+inline std::shared_ptr<LanguageModel> random_model(const std::string& toml, uint64_t seed = 1) {
+  auto model = make_model(toml);
+  model->initialise(seed);
+  const at::NoGradGuard no_grad;
+  at::Generator noise = generator(toml);
+  for (auto& parameter : model->parameters()) parameter.add_(at::randn(parameter.sizes(), noise), 0.1);
+  model->to(at::kDouble);
+  return model;
+}
+inline at::Tensor random_tokens(int64_t batch, int64_t time, int64_t vocabulary, const std::string& name) {
+  return at::randint(0, vocabulary, {batch, time}, generator(name), at::kLong);
+}
+
+}  // namespace assay::nn

@@ -1,0 +1,400 @@
+// Both CUDA kernels against float64 arithmetic on the CPU. Everything that they write is poisoned with NaN first, with a
+// margin between rows that has to stay as it is; errors are those of the worst row.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "ops/causal_conv1d/kernel.h"
+#include "ops/cuda.cuh"
+#include "ops/selective_scan/kernel.h"
+
+namespace assay::ops {
+namespace {
+
+using Numbers = std::vector<double>;
+
+void must(cudaError_t error) {
+  if (error != cudaSuccess) throw Error(std::string("CUDA: ") + cudaGetErrorString(error));
+}
+
+bool gpu_is_seen() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+// Memory of the GPU, NaN all over.
+struct Memory {
+  void* data = nullptr;
+  size_t size;
+  explicit Memory(size_t size) : size(size) {
+    must(cudaMalloc(&data, std::max<size_t>(size, 1)));
+    must(cudaMemset(data, 0xff, size));
+  }
+  Memory(const Memory&) = delete;
+  ~Memory() { cudaFree(data); }
+  std::vector<unsigned char> bytes() const {
+    std::vector<unsigned char> out(size);
+    must(cudaMemcpy(out.data(), data, size, cudaMemcpyDeviceToHost));
+    return out;
+  }
+};
+
+size_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+DType real_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+double tolerance(DType dtype) { return dtype == DType::f64 ? 1e-10 : dtype == DType::f32 ? 1e-5 : 1e-2; }
+
+double get(DType dtype, const unsigned char* from) {
+  return cuda::with_type(dtype, [&](auto x) {
+    std::memcpy(&x, from, sizeof x);
+    return double(cuda::real(x));
+  });
+}
+void put(DType dtype, unsigned char* to, double value) {
+  cuda::with_type(dtype, [&](auto x) {
+    x = cuda::stored<decltype(x)>(cuda::Real<decltype(x)>(value));
+    std::memcpy(to, &x, sizeof x);
+  });
+}
+
+// [batch, time, width] on the GPU, `offset` elements into its memory, `margin` elements between the rows.
+struct Sequence {
+  DType dtype;
+  int64_t batch, time, width, offset, time_stride, batch_stride;
+  Memory memory;
+  Sequence(DType dtype, int64_t batch, int64_t time, int64_t width, int64_t offset, int64_t margin)
+      : dtype(dtype), batch(batch), time(time), width(width), offset(offset), time_stride(width + margin),
+        batch_stride(time * (width + margin) + margin), memory((offset + batch * batch_stride) * size_of(dtype)) {}
+  size_t byte(int64_t b, int64_t t, int64_t i) const {
+    return (offset + b * batch_stride + t * time_stride + i) * size_of(dtype);
+  }
+  View view() const { return {static_cast<char*>(memory.data) + byte(0, 0, 0), batch_stride, time_stride}; }
+  // Writes `values` and gives them back as they were rounded.
+  Numbers set(Numbers values) {
+    std::vector<unsigned char> bytes = memory.bytes();
+    for_each([&](size_t i, size_t at) { put(dtype, &bytes[at], values[i]), values[i] = get(dtype, &bytes[at]); });
+    must(cudaMemcpy(memory.data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+    return values;
+  }
+  Numbers values() const {
+    std::vector<unsigned char> bytes = memory.bytes();
+    Numbers out(batch * time * width);
+    for_each([&](size_t i, size_t at) { out[i] = get(dtype, &bytes[at]); });
+    for_each([&](size_t, size_t at) { std::memset(&bytes[at], 0xff, size_of(dtype)); });
+    for (unsigned char byte : bytes) EXPECT_EQ(byte, 0xff) << "written outside the rows";
+    return out;
+  }
+  void for_each(auto&& f) const {
+    for (int64_t b = 0, n = 0; b < batch; ++b)
+      for (int64_t t = 0; t < time; ++t)
+        for (int64_t i = 0; i < width; ++i) f(size_t(n++), byte(b, t, i));
+  }
+};
+
+struct Array : Sequence {  // contiguous
+  Array(DType dtype, int64_t size) : Sequence(dtype, 1, 1, size, 0, 0) {}
+  void* data() const { return memory.data; }
+};
+
+// The largest ‖row − reference row‖ / ‖reference row‖.
+double worst_row(const Numbers& got, const Numbers& reference, int64_t width) {
+  EXPECT_EQ(got.size(), reference.size());
+  double worst = 0;
+  for (size_t row = 0; row < reference.size(); row += width) {
+    double difference = 0, norm = 0;
+    for (size_t i = row; i < row + width; ++i)
+      difference += (got[i] - reference[i]) * (got[i] - reference[i]), norm += reference[i] * reference[i];
+    const double error = std::sqrt(difference / std::max(norm, 1e-300));
+    if (!(error <= worst)) worst = error;  // NaN too
+    if (std::isnan(worst)) return worst;
+  }
+  return worst;
+}
+
+struct Random {
+  std::mt19937_64 engine;
+  Numbers normal(int64_t count, double mean = 0, double deviation = 1) {
+    std::normal_distribution<double> draw(mean, deviation);
+    Numbers out(count);
+    for (double& x : out) x = draw(engine);
+    return out;
+  }
+  Numbers uniform(int64_t count, double low, double high) {
+    std::uniform_real_distribution<double> draw(low, high);
+    Numbers out(count);
+    for (double& x : out) x = draw(engine);
+    return out;
+  }
+};
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+// ---------------------------------------------------------------------------------------------- selective scan
+
+struct ScanCase {
+  DType dtype;
+  int64_t batch, time, channels, groups, state_size;
+  bool optional = true;     // D, z, delta_bias, softplus, initial_state, dfinal_state
+  int64_t margin = 0, offset = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const ScanCase& c) {
+  return out << (c.dtype == DType::f64 ? "f64" : c.dtype == DType::f32 ? "f32" : "bf16") << " B" << c.batch << " T" << c.time
+             << " D" << c.channels << " G" << c.groups << " N" << c.state_size << (c.optional ? " all" : " bare") << " margin "
+             << c.margin << " offset " << c.offset;
+}
+
+struct ScanNumbers {  // the inputs as the kernel sees them, then what comes out
+  Numbers u, delta, B, C, z, A, D, bias, initial, dy, dfinal;
+  Numbers y, final, du, ddelta, dz, dB, dC, dA, dD, dbias, dinitial;
+};
+
+void reference(const ScanCase& c, ScanNumbers& x) {
+  const int64_t N = c.state_size, width = c.channels / c.groups, rows = c.batch * c.time;
+  x.y.assign(rows * c.channels, 0), x.du = x.ddelta = x.dz = x.y;
+  x.dB.assign(rows * c.groups * N, 0), x.dC = x.dB;
+  x.final.assign(c.batch * c.channels * N, 0), x.dinitial = x.final;
+  x.dA.assign(c.channels * N, 0), x.dD.assign(c.channels, 0), x.dbias = x.dD;
+  Numbers states((c.time + 1) * N), G(N);
+  for (int64_t b = 0; b < c.batch; ++b)
+    for (int64_t d = 0; d < c.channels; ++d) {
+      const int64_t state = (b * c.channels + d) * N;
+      const double D = c.optional ? x.D[d] : 0;
+      auto step = [&](int64_t i) {
+        const double raw = x.delta[i] + (c.optional ? x.bias[d] : 0);
+        return c.optional ? (raw > 20 ? raw : std::log1p(std::exp(raw))) : raw;
+      };
+      for (int64_t n = 0; n < N; ++n) states[n] = c.optional ? x.initial[state + n] : 0;
+      for (int64_t t = 0; t < c.time; ++t) {
+        const int64_t i = (b * c.time + t) * c.channels + d, j = ((b * c.time + t) * c.groups + d / width) * N;
+        double y = D * x.u[i];
+        for (int64_t n = 0; n < N; ++n) {
+          states[(t + 1) * N + n] = std::exp(step(i) * x.A[d * N + n]) * states[t * N + n] + step(i) * x.u[i] * x.B[j + n];
+          y += states[(t + 1) * N + n] * x.C[j + n];
+        }
+        x.y[i] = c.optional ? y * x.z[i] * sigmoid(x.z[i]) : y;
+        if (c.optional) x.dz[i] = x.dy[i] * y * sigmoid(x.z[i]) * (1 + x.z[i] * (1 - sigmoid(x.z[i])));
+      }
+      for (int64_t n = 0; n < N; ++n)
+        x.final[state + n] = states[c.time * N + n], G[n] = c.optional ? x.dfinal[state + n] : 0;
+      for (int64_t t = c.time - 1; t >= 0; --t) {
+        const int64_t i = (b * c.time + t) * c.channels + d, j = ((b * c.time + t) * c.groups + d / width) * N;
+        const double dout = c.optional ? x.dy[i] * x.z[i] * sigmoid(x.z[i]) : x.dy[i];
+        double dstep = 0;
+        x.du[i] = D * dout, x.dD[d] += dout * x.u[i];
+        for (int64_t n = 0; n < N; ++n) {
+          const double a = std::exp(step(i) * x.A[d * N + n]), before = states[t * N + n];
+          G[n] += dout * x.C[j + n];
+          x.dC[j + n] += dout * states[(t + 1) * N + n];
+          x.dB[j + n] += G[n] * step(i) * x.u[i];
+          x.du[i] += G[n] * step(i) * x.B[j + n];
+          dstep += G[n] * (a * before * x.A[d * N + n] + x.u[i] * x.B[j + n]);
+          x.dA[d * N + n] += G[n] * a * before * step(i);
+          G[n] *= a;
+        }
+        x.ddelta[i] = c.optional ? dstep * sigmoid(x.delta[i] + x.bias[d]) : dstep;
+        x.dbias[d] += x.ddelta[i];
+      }
+      for (int64_t n = 0; n < N; ++n) x.dinitial[state + n] = G[n];
+    }
+}
+
+class CudaScan : public testing::TestWithParam<ScanCase> {};
+
+TEST_P(CudaScan, EqualsFloat64AndItself) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  const ScanCase c = GetParam();
+  const int64_t B = c.batch, T = c.time, M = c.channels, N = c.state_size, GN = c.groups * N;
+  const DType real = real_of(c.dtype);
+  Random random{std::mt19937_64(7)};
+  auto sequence = [&](int64_t width) { return Sequence(c.dtype, B, T, width, c.offset, c.margin); };
+  Sequence u = sequence(M), delta = sequence(M), in_B = sequence(GN), in_C = sequence(GN), z = sequence(M), y = sequence(M);
+  Sequence dy = sequence(M), du = sequence(M), ddelta = sequence(M), dz = sequence(M);
+  Array A(real, M * N), D(real, M), bias(real, M), initial(real, B * M * N), final(real, B * M * N), dfinal(real, B * M * N);
+  Array dB(real, B * T * GN), dC(real, B * T * GN), dA(real, M * N), dD(real, M), dbias(real, M), dinitial(real, B * M * N);
+  ScanNumbers x;
+  // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
+  x.u = u.set(random.normal(B * T * M, 1)), x.B = in_B.set(random.normal(B * T * GN, 1));
+  x.C = in_C.set(random.normal(B * T * GN, 1));
+  x.delta = delta.set(c.optional ? random.normal(B * T * M, -1, 1.5) : random.uniform(B * T * M, 0.001, 0.2));
+  x.z = z.set(random.normal(B * T * M, 1)), x.dy = dy.set(random.normal(B * T * M, 1));
+  x.A = A.set(random.uniform(M * N, -double(std::min<int64_t>(N, 16)), -0.05)), x.D = D.set(random.normal(M));
+  x.bias = bias.set(random.normal(M, -1, 1)), x.initial = initial.set(random.normal(B * M * N));
+  x.dfinal = dfinal.set(random.normal(B * M * N));
+  reference(c, x);
+
+  auto maybe = [&](const Sequence& s) { return c.optional ? s.view() : View{}; };
+  auto maybe_data = [&](const Array& s) { return c.optional ? s.data() : nullptr; };
+  SelectiveScanForward p{.dtype = c.dtype, .batch = B, .time = T, .channels = M, .groups = c.groups, .state_size = N,
+                         .delta_softplus = c.optional, .u = u.view(), .delta = delta.view(), .B = in_B.view(),
+                         .C = in_C.view(), .z = maybe(z), .A = A.data(), .D = maybe_data(D), .delta_bias = maybe_data(bias),
+                         .initial_state = maybe_data(initial), .y = y.view(), .final_state = final.data(),
+                         .chunk_states = nullptr};
+  Memory forward_scratch(cuda::workspace_bytes(p));
+  Array chunk_states(real, B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N);
+  cuda::selective_scan(p, forward_scratch.data, nullptr);
+  const double limit = tolerance(c.dtype);
+  EXPECT_LE(worst_row(y.values(), x.y, M), limit) << "y without chunk_states";
+  must(cudaMemset(y.memory.data, 0xff, y.memory.size));
+  p.chunk_states = chunk_states.data();
+  cuda::selective_scan(p, forward_scratch.data, nullptr);
+  EXPECT_LE(worst_row(y.values(), x.y, M), limit) << "y";
+  EXPECT_LE(worst_row(final.values(), x.final, N), limit) << "final_state";
+
+  SelectiveScanBackward q{.forward = p, .dy = dy.view(), .dfinal_state = maybe_data(dfinal), .du = du.view(),
+                          .ddelta = ddelta.view(), .dz = maybe(dz), .dB = dB.data(), .dC = dC.data(), .dA = dA.data(),
+                          .dD = maybe_data(dD), .ddelta_bias = maybe_data(dbias), .dinitial_state = maybe_data(dinitial)};
+  Memory scratch(cuda::workspace_bytes(q));
+  std::vector<std::vector<unsigned char>> first;
+  for (int run = 0; run < 2; ++run) {
+    cuda::selective_scan(q, scratch.data, nullptr);
+    must(cudaDeviceSynchronize());
+    std::vector<std::vector<unsigned char>> bytes;
+    for (const Sequence* s : {&du, &ddelta, &dz, static_cast<Sequence*>(&dB), static_cast<Sequence*>(&dC),
+                              static_cast<Sequence*>(&dA), static_cast<Sequence*>(&dD), static_cast<Sequence*>(&dbias),
+                              static_cast<Sequence*>(&dinitial)})
+      bytes.push_back(s->memory.bytes());
+    if (run == 0) first = bytes;
+    else EXPECT_EQ(first, bytes) << "two runs differ";
+  }
+  EXPECT_LE(worst_row(du.values(), x.du, M), limit) << "du";
+  EXPECT_LE(worst_row(ddelta.values(), x.ddelta, M), limit) << "ddelta";
+  EXPECT_LE(worst_row(dB.values(), x.dB, GN), limit) << "dB";
+  EXPECT_LE(worst_row(dC.values(), x.dC, GN), limit) << "dC";
+  EXPECT_LE(worst_row(dA.values(), x.dA, N), limit) << "dA";
+  if (!c.optional) return;
+  EXPECT_LE(worst_row(dz.values(), x.dz, M), limit) << "dz";
+  EXPECT_LE(worst_row(dD.values(), x.dD, M), limit) << "dD";
+  EXPECT_LE(worst_row(dbias.values(), x.dbias, M), limit) << "ddelta_bias";
+  EXPECT_LE(worst_row(dinitial.values(), x.dinitial, N), limit) << "dinitial_state";
+}
+
+std::vector<ScanCase> scan_cases() {
+  std::vector<ScanCase> cases;
+  for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    for (int64_t time : {1, 15, 16, 17, 31, 32, 33, 67, 300}) cases.push_back({dtype, 2, time, 160, 1, 16});
+    cases.push_back({dtype, 1, 70, 8, 1, 16, false});
+    cases.push_back({dtype, 2, 45, 129, 3, 16, true, 3, 1});
+    cases.push_back({dtype, 2, 45, 129, 3, 16, false, 8, 0});
+    cases.push_back({dtype, 8, 384, 64, 64, 16});   // chunks of 64
+    cases.push_back({dtype, 8, 1501, 64, 64, 16});  // chunks of 256, the last one short
+    for (int64_t state_size : {1, 5, 32, 33, 64, 256}) cases.push_back({dtype, 2, 37, 20, 2, state_size, true, 1, 1});
+    cases.push_back({dtype, 2, 50, 144, 1, 16, true, 8, 8});  // rows apart, still aligned
+    cases.push_back({dtype, 1, 70, 40, 1, 24, false});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaScan, testing::ValuesIn(scan_cases()));
+
+TEST(CudaScanShapes, RefusesAStateTooLarge) {
+  const SelectiveScanForward p{.dtype = DType::f32, .batch = 1, .time = 1, .channels = 1, .groups = 1, .state_size = 257};
+  EXPECT_THROW(cuda::selective_scan(p, nullptr, nullptr), Unsupported);
+}
+
+// ---------------------------------------------------------------------------------------------- causal convolution
+
+struct ConvCase {
+  DType dtype;
+  int64_t batch, time, channels, width;
+  bool optional = true;  // bias, silu, initial_state, dfinal_state
+  int64_t margin = 0, offset = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const ConvCase& c) {
+  return out << (c.dtype == DType::f64 ? "f64" : c.dtype == DType::f32 ? "f32" : "bf16") << " B" << c.batch << " T" << c.time
+             << " D" << c.channels << " K" << c.width << (c.optional ? " all" : " bare") << " margin " << c.margin << " offset "
+             << c.offset;
+}
+
+struct ConvNumbers {
+  Numbers x, weight, bias, initial, dy, dfinal, y, final, dx, dweight, dbias, dinitial;
+};
+
+void reference(const ConvCase& c, ConvNumbers& n) {
+  const int64_t K = c.width, M = c.channels, before = K - 1;
+  n.y.assign(c.batch * c.time * M, 0), n.dx = n.y;
+  n.final.assign(c.batch * M * before, 0), n.dinitial = n.final;
+  n.dweight.assign(M * K, 0), n.dbias.assign(M, 0);
+  for (int64_t b = 0; b < c.batch; ++b)
+    for (int64_t d = 0; d < M; ++d) {
+      Numbers x(before + c.time), dx(before + c.time);  // from the first input of initial_state on
+      for (int64_t i = 0; i < before; ++i) x[i] = c.optional ? n.initial[(b * M + d) * before + i] : 0;
+      for (int64_t t = 0; t < c.time; ++t) x[before + t] = n.x[(b * c.time + t) * M + d];
+      for (int64_t t = 0; t < c.time; ++t) {
+        double pre = c.optional ? n.bias[d] : 0;
+        for (int64_t j = 0; j < K; ++j) pre += n.weight[d * K + j] * x[t + j];
+        const int64_t i = (b * c.time + t) * M + d;
+        const double gate = sigmoid(pre), dpre = c.optional ? n.dy[i] * gate * (1 + pre * (1 - gate)) : n.dy[i];
+        n.y[i] = c.optional ? pre * gate : pre;
+        n.dbias[d] += dpre;
+        for (int64_t j = 0; j < K; ++j) n.dweight[d * K + j] += dpre * x[t + j], dx[t + j] += dpre * n.weight[d * K + j];
+      }
+      for (int64_t i = 0; i < before; ++i) {
+        n.final[(b * M + d) * before + i] = x[c.time + i];
+        if (c.optional) dx[c.time + i] += n.dfinal[(b * M + d) * before + i];
+      }
+      for (int64_t i = 0; i < before; ++i) n.dinitial[(b * M + d) * before + i] = dx[i];
+      for (int64_t t = 0; t < c.time; ++t) n.dx[(b * c.time + t) * M + d] = dx[before + t];
+    }
+}
+
+class CudaConv : public testing::TestWithParam<ConvCase> {};
+
+TEST_P(CudaConv, EqualsFloat64AndItself) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  const ConvCase c = GetParam();
+  const int64_t B = c.batch, T = c.time, M = c.channels, K = c.width, before = K - 1;
+  const DType real = real_of(c.dtype);
+  Random random{std::mt19937_64(11)};
+  auto sequence = [&] { return Sequence(c.dtype, B, T, M, c.offset, c.margin); };
+  Sequence in = sequence(), y = sequence(), dy = sequence(), dx = sequence();
+  Array weight(real, M * K), bias(real, M), initial(real, B * M * before), final(real, B * M * before);
+  Array dfinal(real, B * M * before), dweight(real, M * K), dbias(real, M), dinitial(real, B * M * before);
+  ConvNumbers x;
+  x.x = in.set(random.normal(B * T * M)), x.dy = dy.set(random.normal(B * T * M));
+  x.weight = weight.set(random.normal(M * K, 0, 0.5)), x.bias = bias.set(random.normal(M));
+  x.initial = initial.set(random.normal(B * M * before)), x.dfinal = dfinal.set(random.normal(B * M * before));
+  reference(c, x);
+
+  auto maybe = [&](const Array& a) { return c.optional ? a.data() : nullptr; };
+  const CausalConv1dForward p{.dtype = c.dtype, .batch = B, .time = T, .channels = M, .width = K, .silu = c.optional,
+                              .x = in.view(), .weight = weight.data(), .bias = maybe(bias), .initial_state = maybe(initial),
+                              .y = y.view(), .final_state = final.data()};
+  cuda::causal_conv1d(p, nullptr);
+  const double limit = tolerance(c.dtype);
+  EXPECT_LE(worst_row(y.values(), x.y, M), limit) << "y";
+  if (K > 1) EXPECT_LE(worst_row(final.values(), x.final, M * before), limit) << "final_state";
+
+  const CausalConv1dBackward q{.forward = p, .dy = dy.view(), .dfinal_state = maybe(dfinal), .dx = dx.view(),
+                               .dweight = dweight.data(), .dbias = maybe(dbias), .dinitial_state = maybe(dinitial)};
+  Memory scratch(cuda::workspace_bytes(q));
+  Numbers dweights;
+  for (int run = 0; run < 2; ++run) {
+    cuda::causal_conv1d(q, scratch.data, nullptr);
+    must(cudaDeviceSynchronize());
+    if (run == 0) dweights = dweight.values();
+    else EXPECT_EQ(dweights, dweight.values()) << "two runs differ";
+  }
+  EXPECT_LE(worst_row(dx.values(), x.dx, M), limit) << "dx";
+  EXPECT_LE(worst_row(dweight.values(), x.dweight, K), limit) << "dweight";
+  if (!c.optional) return;
+  EXPECT_LE(worst_row(dbias.values(), x.dbias, M), limit) << "dbias";
+  if (K > 1) EXPECT_LE(worst_row(dinitial.values(), x.dinitial, M * before), limit) << "dinitial_state";
+}
+
+std::vector<ConvCase> conv_cases() {
+  std::vector<ConvCase> cases;
+  for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    for (int64_t width = 1; width <= 8; ++width) cases.push_back({dtype, 2, 131, 24, width, width % 2 == 0});
+    for (int64_t time : {1, 2, 3, 63, 64, 65, 67}) cases.push_back({dtype, 2, time, 136, 4});
+    cases.push_back({dtype, 2, 66, 24, 4, true, 8, 8});  // rows apart, still aligned
+    cases.push_back({dtype, 3, 66, 13, 4, true, 1, 1});
+    cases.push_back({dtype, 2, 3, 8, 8});
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaConv, testing::ValuesIn(conv_cases()));
+
+}  // namespace
+}  // namespace assay::ops

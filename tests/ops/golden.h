@@ -1,0 +1,39 @@
+#pragma once
+// Golden files as tensors, and the error that tests of operators bound. Other people's numbers live outside the project,
+// in the folder ASSAY_SHARED (default: shared/ beside the checkout).
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+
+#include "base/safetensors.h"
+
+namespace assay::ops {
+
+inline std::filesystem::path golden_file(const std::string& name) {
+  const char* shared = std::getenv("ASSAY_SHARED");
+  return (shared ? std::filesystem::path(shared) : std::filesystem::path(ASSAY_SOURCE_DIR) / "../shared") / "golden" /
+         (name + ".safetensors");
+}
+
+// Every tensor of the file, float64.
+inline std::map<std::string, at::Tensor> read_golden(const std::filesystem::path& file) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const Safetensors stored(file); const TensorEntry& entry : stored.tensors()) {
+    const auto dtype = entry.dtype == "F64" ? at::kDouble : entry.dtype == "F32" ? at::kFloat : at::kLong;
+    void* bytes = const_cast<std::byte*>(entry.bytes.data());
+    tensors[entry.name] = at::from_blob(bytes, entry.shape, dtype).clone().to(at::kDouble);
+  }
+  return tensors;
+}
+
+// max over rows (the last dimension) of ‖actual − expected‖ / ‖expected‖; infinite when anything is not finite.
+inline double worst_row_error(const at::Tensor& actual, const at::Tensor& expected) {
+  if (!actual.defined() || actual.sizes() != expected.sizes()) return std::numeric_limits<double>::infinity();
+  const auto difference = (actual.to(at::kDouble) - expected.to(at::kDouble)).norm(2, -1);
+  const auto error = at::where(difference == 0, at::zeros_like(difference), difference / expected.to(at::kDouble).norm(2, -1));
+  return error.numel() == 0 ? 0 : error.nan_to_num(INFINITY, INFINITY).max().item<double>();
+}
+
+}  // namespace assay::ops

@@ -1,0 +1,224 @@
+// The operator against its naive twin, the golden files, itself cut in two, and wrong arguments.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "ops/golden.h"
+#include "ops/paths.h"
+#include "ops/selective_scan/selective_scan.h"
+
+namespace assay::ops {
+namespace {
+
+using Optional = std::optional<at::Tensor>;
+
+struct Arguments {
+  at::Tensor u, delta, A, B, C;
+  Optional D, z, delta_bias;
+  bool delta_softplus = true;
+  Optional initial_state;
+
+  std::map<std::string, at::Tensor> tensors() const {
+    std::map<std::string, at::Tensor> all{{"u", u}, {"delta", delta}, {"A", A}, {"B", B}, {"C", C}};
+    for (const auto& [name, tensor] : {std::pair{"D", D}, {"z", z}, {"delta_bias", delta_bias}, {"initial_state", initial_state}})
+      if (tensor) all[name] = *tensor;
+    return all;
+  }
+};
+auto run(const Arguments& a) {
+  return selective_scan(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus, a.initial_state);
+}
+auto run_reference(const Arguments& a) {
+  return selective_scan_reference(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus, a.initial_state);
+}
+
+Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t groups, int64_t N,
+                           at::ScalarType dtype = at::kDouble, at::ScalarType real = at::kDouble) {
+  torch::manual_seed(7);
+  auto normal = [](at::IntArrayRef shape, at::ScalarType type) {
+    return at::randn(shape, at::kDouble).to(type).requires_grad_();
+  };
+  Arguments a{normal({batch, time, channels}, dtype), normal({batch, time, channels}, dtype),
+              (-at::rand({channels, N}, at::kDouble) - 0.1).to(real).requires_grad_(),
+              normal({batch, time, groups, N}, dtype), normal({batch, time, groups, N}, dtype)};
+  a.D = normal({channels}, real), a.z = normal({batch, time, channels}, dtype), a.delta_bias = normal({channels}, real);
+  a.initial_state = normal({batch, channels, N}, real);
+  return a;
+}
+
+// Gradients of Σ weights ⊙ y + Σ state_weights ⊙ final_state by name; an undefined weight leaves that output out.
+std::map<std::string, at::Tensor> gradients(const Arguments& a, const std::tuple<at::Tensor, at::Tensor>& out,
+                                            const at::Tensor& weights, const at::Tensor& state_weights) {
+  at::Tensor loss = at::zeros({}, at::kDouble);
+  if (weights.defined()) loss = loss + (std::get<0>(out).to(at::kDouble) * weights).sum();
+  if (state_weights.defined()) loss = loss + (std::get<1>(out).to(at::kDouble) * state_weights).sum();
+  std::vector<at::Tensor> inputs;
+  const auto named = a.tensors();
+  for (const auto& [name, tensor] : named) inputs.push_back(tensor);
+  const auto grads = torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true, false, /*allow_unused=*/true);
+  std::map<std::string, at::Tensor> result;
+  for (size_t i = 0; const auto& [name, tensor] : named) {
+    result[name] = grads[i].defined() ? grads[i] : at::zeros_like(tensor);
+    EXPECT_EQ(result[name].scalar_type(), tensor.scalar_type()) << name;
+    ++i;
+  }
+  return result;
+}
+
+void expect_equal_to_reference(const Arguments& a, double tolerance, const at::Tensor& weights,
+                               const at::Tensor& state_weights) {
+  Arguments exact = a;  // the twin in double on the same numbers
+  for (at::Tensor* t : {&exact.u, &exact.delta, &exact.A, &exact.B, &exact.C}) *t = t->detach().to(at::kDouble).requires_grad_();
+  for (Optional* t : {&exact.D, &exact.z, &exact.delta_bias, &exact.initial_state})
+    if (*t) *t = (*t)->detach().to(at::kDouble).requires_grad_();
+  const auto out = run(a), expected = run_reference(exact);
+  EXPECT_LE(worst_row_error(std::get<0>(out), std::get<0>(expected)), tolerance);
+  EXPECT_LE(worst_row_error(std::get<1>(out), std::get<1>(expected)), tolerance);
+  const auto actual = gradients(a, out, weights, state_weights);
+  for (const auto& [name, gradient] : gradients(exact, expected, weights, state_weights))
+    EXPECT_LE(worst_row_error(actual.at(name), gradient), tolerance) << "gradient of " << name;
+}
+
+TEST(SelectiveScanOp, EqualsItsReference) {
+  for (const auto& [time, channels, groups, N] : {std::tuple{1, 12, 1, 4}, {65, 20, 1, 8}, {67, 24, 2, 16}, {130, 24, 2, 100}}) {
+    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " G " << groups << " N " << N << " seed 7");
+    const Arguments a = random_arguments(2, time, channels, groups, N);
+    const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
+    expect_equal_to_reference(a, 1e-12, weights, state_weights);
+    expect_equal_to_reference(a, 1e-12, weights, {});
+    expect_equal_to_reference(a, 1e-12, {}, state_weights);
+  }
+}
+
+TEST(SelectiveScanOp, OptionalArgumentsMayBeAbsent) {
+  Arguments a = random_arguments(2, 66, 20, 2, 8);
+  a.D = a.z = a.delta_bias = a.initial_state = std::nullopt;
+  a.delta_softplus = false;
+  a.delta = a.delta.detach().abs().requires_grad_();
+  expect_equal_to_reference(a, 1e-12, at::randn_like(a.u), {});
+}
+
+TEST(SelectiveScanOp, SingleAndMixedPrecision) {
+  const Arguments single = random_arguments(2, 67, 24, 2, 16, at::kFloat, at::kFloat);
+  expect_equal_to_reference(single, 1e-5, at::randn_like(single.u, at::kDouble), {});
+  const Arguments mixed = random_arguments(2, 67, 24, 2, 16, at::kBFloat16, at::kFloat);
+  // Weights that bf16 holds: the gradient of a bf16 output is bf16.
+  const at::Tensor weights = at::randn_like(mixed.u).to(at::kDouble);
+  expect_equal_to_reference(mixed, 1e-2, weights, {});
+  EXPECT_EQ(std::get<0>(run(mixed)).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(std::get<1>(run(mixed)).scalar_type(), at::kFloat);
+}
+
+// B, C as slices of one projection, u and z as halves of another: read where they lie.
+TEST(SelectiveScanOp, ReadsSlices) {
+  const int64_t batch = 2, time = 67, channels = 24, N = 16;
+  Arguments a = random_arguments(batch, time, channels, 1, N);
+  const at::Tensor wide = at::randn({batch, time, 5 + 2 * N}, at::kDouble);
+  const at::Tensor halves = at::randn({batch, time, 2 * channels}, at::kDouble);
+  a.B = wide.narrow(2, 5, N).unflatten(2, {1, N}).detach().requires_grad_();
+  a.C = wide.narrow(2, 5 + N, N).unflatten(2, {1, N}).detach().requires_grad_();
+  a.u = halves.narrow(2, 0, channels).detach().requires_grad_();
+  a.z = halves.narrow(2, channels, channels).detach().requires_grad_();
+  a.delta = at::randn({batch, channels, time}, at::kDouble).transpose(1, 2).detach().requires_grad_();
+  expect_equal_to_reference(a, 1e-12, at::randn({batch, time, channels}, at::kDouble), at::randn_like(*a.initial_state));
+}
+
+TEST(SelectiveScanOp, MayBeCutAnywhere) {
+  const Arguments a = random_arguments(2, 130, 20, 2, 8);
+  const auto whole = run(a);
+  const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
+  const auto expected = gradients(a, whole, weights, state_weights);
+  for (const int64_t cut : {1, 64, 65, 129}) {
+    Arguments first = a, second = a;
+    for (auto member : {&Arguments::u, &Arguments::delta, &Arguments::B, &Arguments::C})
+      first.*member = (a.*member).narrow(1, 0, cut), second.*member = (a.*member).narrow(1, cut, 130 - cut);
+    first.z = a.z->narrow(1, 0, cut), second.z = a.z->narrow(1, cut, 130 - cut);
+    const auto [y, state] = run(first);
+    second.initial_state = state;
+    const auto [rest, last] = run(second);
+    const std::tuple joined{at::cat({y, rest}, 1), last};
+    EXPECT_LE(worst_row_error(std::get<0>(joined), std::get<0>(whole)), 1e-12) << "cut at " << cut;
+    for (const auto& [name, gradient] : gradients(a, joined, weights, state_weights))
+      EXPECT_LE(worst_row_error(gradient, expected.at(name)), 1e-11) << "gradient of " << name << ", cut at " << cut;
+  }
+}
+
+TEST(SelectiveScanOp, WithoutGradientGivesTheSameBits) {
+  const Arguments a = random_arguments(2, 67, 24, 2, 16, at::kFloat, at::kFloat);
+  const auto with = run(a);
+  const torch::NoGradGuard guard;
+  const auto without = run(a);
+  EXPECT_TRUE(at::equal(std::get<0>(with), std::get<0>(without)));
+  EXPECT_TRUE(at::equal(std::get<1>(with), std::get<1>(without)));
+  EXPECT_FALSE(std::get<0>(without).requires_grad());
+}
+
+// The files hold [B, Dm, T], and B, C as [B, N, T] or [B, G, N, T].
+TEST(SelectiveScanOp, EqualsTheGoldenFiles) {
+  for (const std::string name : {"selective_scan_T128", "selective_scan_T65", "selective_scan_T65_groups", "selective_scan_T67_plain"}) {
+    SCOPED_TRACE(name);
+    if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+    auto golden = read_golden(golden_file(name));
+    auto time_first = [](const at::Tensor& t) { return t.dim() == 4 ? t.permute({0, 3, 1, 2}) : t.transpose(1, 2); };
+    for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}}) {
+      std::map<std::string, at::Tensor> in;
+      for (const std::string x : {"u", "delta", "z", "A", "B", "C", "D", "delta_bias"})
+        if (golden.contains("in." + x)) in[x] = golden["in." + x].clone().to(dtype).detach().requires_grad_();
+      auto rows = [&](const std::string& x) -> Optional { return in.contains(x) ? Optional(time_first(in[x])) : Optional(); };
+      auto grouped = [&](const std::string& x) { return in[x].dim() == 3 ? rows(x)->unsqueeze(2) : *rows(x); };
+      auto plain = [&](const std::string& x) { return in.contains(x) ? Optional(in[x]) : Optional(); };
+      const auto [y, state] = selective_scan(*rows("u"), *rows("delta"), in["A"], grouped("B"), grouped("C"), plain("D"),
+                                             rows("z"), plain("delta_bias"), in.contains("delta_bias"));
+      EXPECT_LE(worst_row_error(y, time_first(golden["out.y"])), tolerance);
+      EXPECT_LE(worst_row_error(state, golden["out.state"]), tolerance);
+      (y * time_first(golden["cot.y"]).to(dtype)).sum().backward();
+      for (const auto& [x, tensor] : in)
+        EXPECT_LE(worst_row_error(tensor.grad(), golden["grad." + x]), tolerance) << "gradient of " << x << " " << dtype;
+    }
+  }
+}
+
+std::string message_of(const Arguments& a) {
+  try {
+    run(a);
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+TEST(SelectiveScanOp, NamesTheWrongArgument) {
+  const Arguments good = random_arguments(2, 5, 12, 2, 4);
+  auto with = [&](auto change) {
+    Arguments bad = good;
+    change(bad);
+    return message_of(bad);
+  };
+  using A = Arguments&;
+  EXPECT_EQ(message_of(good), "no error");
+  EXPECT_EQ(with([](A a) { a.delta = a.delta.narrow(1, 0, 4); }),
+            "selective_scan: delta has shape [2, 4, 12], expected [B, T, Dm] = [2, 5, 12]");
+  EXPECT_THAT(with([](A a) { a.u = a.u[0]; }), testing::HasSubstr("u has shape"));
+  EXPECT_THAT(with([](A a) { a.u = a.u.narrow(1, 0, 0); }), testing::HasSubstr("u has shape"));
+  EXPECT_THAT(with([](A a) { a.A = a.A.narrow(0, 0, 11); }), testing::HasSubstr("A has shape"));
+  EXPECT_THAT(with([](A a) { a.A = at::ones({12, 300}); }), testing::HasSubstr("at most 256"));
+  EXPECT_THAT(with([](A a) { a.B = a.B.narrow(3, 0, 3); }), testing::HasSubstr("B has shape"));
+  EXPECT_THAT(with([](A a) { a.B = a.C = at::ones({2, 5, 5, 4}, at::kDouble); }), testing::HasSubstr("B has 5 groups"));
+  EXPECT_THAT(with([](A a) { a.C = a.C.narrow(2, 0, 1); }), testing::HasSubstr("C has shape"));
+  EXPECT_THAT(with([](A a) { a.D = a.A; }), testing::HasSubstr("D has shape"));
+  EXPECT_THAT(with([](A a) { a.z = a.z->unsqueeze(0); }), testing::HasSubstr("z has shape"));
+  EXPECT_THAT(with([](A a) { a.delta_bias = a.A; }), testing::HasSubstr("delta_bias has shape"));
+  EXPECT_THAT(with([](A a) { a.initial_state = a.A; }), testing::HasSubstr("initial_state has shape"));
+  EXPECT_THAT(with([](A a) { a.z = a.z->to(at::kInt); }), testing::HasSubstr("z holds Int"));
+  EXPECT_THAT(with([](A a) { a.C = a.C.to(at::kMeta); }), testing::HasSubstr("C is on meta"));
+}
+
+TEST(SelectiveScanOp, SaysWhichPathItTakes) {
+  std::map<std::string, std::string> paths;
+  for (const OpPath& path : op_paths()) paths[path.op + " " + path.device] = path.path;
+  EXPECT_THAT(paths["selective_scan cpu"], testing::StartsWith("cpu kernel (Highway "));
+  EXPECT_THAT(paths["selective_scan cuda"], testing::AnyOf("cuda kernel sm_90a", testing::HasSubstr("built without CUDA")));
+}
+
+}  // namespace
+}  // namespace assay::ops

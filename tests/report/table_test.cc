@@ -1,0 +1,78 @@
+#include "report/table.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "report/figures.h"
+#include "report/svg.h"
+
+namespace assay::report {
+namespace {
+
+const Table kTable{"t",
+                   "T",
+                   "",
+                   {{"name"}, {"loss", Format::loss}, {"Δ", Format::change}, {"empty"}},
+                   {{std::string("a,\"b\""), 3.14159, stats::Interval{-0.12345, -0.2, 0.01}, std::string()},
+                    {std::string("<c>"), NAN, NAN, std::string()}}};
+
+TEST(Table, CsvKeepsEveryDigitAndQuotes) {
+  EXPECT_EQ(to_csv(kTable), "name,loss,Δ,Δ low,Δ high,empty\n\"a,\"\"b\"\"\",3.14159,-0.12345,-0.2,0.01,\n<c>,,,,,\n");
+}
+
+TEST(Table, HtmlEscapesRoundsAndLeavesOutEmptyColumns) {
+  const std::string html = to_html(kTable);
+  for (const char* part :
+       {"<th>a,&quot;b&quot;</th>", "3.142", "−0.123 [−0.200, +0.010]", "&lt;c&gt;", "<td class=\"n\">–</td>"})
+    EXPECT_NE(html.find(part), std::string::npos) << part << " is not in " << html;
+  EXPECT_EQ(html.find("empty"), std::string::npos);
+}
+
+TEST(Table, Formats) {
+  EXPECT_EQ(show(1536.0, Format::bytes), "1.5 KiB");
+  EXPECT_EQ(show(12'300'000.0, Format::count), "12.30M");
+  EXPECT_EQ(show(187.0, Format::seconds), "3:07");
+  EXPECT_EQ(show(std::string(64, 'a'), Format::code), std::string(12, 'a') + "…");
+}
+
+Figure figure() {
+  Figure out{"f", "a < b", {"x", false, {}, {}}, {"y", false, {}, {}}};
+  out.series = {{"one", 0, {1, 2, NAN, 4}, {2, 3, 4, 5}, {}, {}},
+                {"two", 1, {1, 2}, {3, 4}, {0.5, 1.5}, {1.5, 2.5}, false, 4}};
+  return out;
+}
+
+TEST(Figure, RangeCoversDataAndErrorBars) {
+  const auto [low, high] = shown_range(figure(), false);
+  EXPECT_LT(low, 0.5);
+  EXPECT_GT(high, 4);
+  Figure logarithmic = figure();
+  logarithmic.x.log = true;
+  EXPECT_GT(shown_range(logarithmic, false).first, 0);
+}
+
+TEST(Figure, PlotlyGetsErrorBarsGapsAndTheIdentityLine) {
+  Figure f = figure();
+  f.identity = true;
+  const auto json = to_plotly(f);
+  EXPECT_TRUE(json["data"][0]["x"][2].is_null());
+  EXPECT_DOUBLE_EQ(json["data"][1]["error_x"]["array"][0], 0.5);
+  EXPECT_EQ(json["layout"]["shapes"].size(), 1u);
+  EXPECT_EQ(json["layout"]["shapes"][0]["x0"], json["layout"]["shapes"][0]["y0"]);
+}
+
+TEST(Figure, SvgIsEscapedAndHasALegend) {
+  const std::string svg = to_svg(figure());
+  EXPECT_NE(svg.find("a &lt; b"), std::string::npos);
+  EXPECT_NE(svg.find(">two</text>"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  Figure flat = figure();
+  flat.series = {{"one", 0, {1, 1}, {2, 2}, {}, {}}};
+  EXPECT_EQ(to_svg(flat).find("nan"), std::string::npos) << "a single point needs a range, too";
+  flat.series.clear();
+  EXPECT_NE(to_svg(flat).find("</svg>"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace assay::report

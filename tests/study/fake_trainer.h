@@ -1,0 +1,89 @@
+#pragma once
+// A study's folder, plan and a shell script in the place of the trainer: it obeys the trainer's command line and leaves
+// a run's files, without a model.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "base/files.h"
+#include "study/runner.h"
+
+namespace assay::study {
+
+// What the script does is decided by FAKE: "" trains; "kill" leaves a checkpoint and dies by SIGKILL unless resumed;
+// "kill-always"; "fail" ends with 1 for models named window; "slow" saves and ends with 130 on SIGINT.
+inline constexpr const char* kTrainer = R"(#!/bin/sh
+config=$2; shift 2
+while [ $# -gt 0 ]; do case $1 in
+  -o) out=$2; shift 2;; --dry-run) dry=1; shift;; --resume) resume=1; shift;; --set|--data|--device|--threads) shift 2;; *) shift;; esac; done
+if [ "$dry" ]; then
+  line=$(grep -n '^chunk_sise' "$config" | cut -d: -f1)
+  if [ "$line" ]; then
+    echo "{\"error\": \"$config:$line:1: unknown key 'chunk_sise' in model.attention; did you mean 'chunk_size'? Nothing was changed.\"}"
+    exit 2
+  fi
+  key=$(grep -v '^seed' "$config" | cksum)
+  echo "{\"parameters\": 1000, \"flops_per_token\": 2000, \"tokens\": 4000, \"steps\": 10, \"estimated_seconds\": 1.5, \"key\": \"$key\"}"
+  exit 0
+fi
+echo "$out ${resume:-0}" >> "$FAKE_LOG"
+mkdir -p "$out/evaluations"
+metric() { echo "{\"step\": $1, \"tokens\": $(($1 * 400)), \"loss\": 4.0, \"tokens_per_second\": 100.0}" >> "$out/metrics.jsonl"; }
+case "$FAKE:$out:$resume" in
+  kill:*:|kill-always:*) mkdir -p "$out/checkpoints/step-5"; metric 5; kill -9 $$;;
+  fail:*window*) echo "assay: the loss is NaN at step 3" >&2; exit 1;;
+  slow:*) trap 'mkdir -p "$out/checkpoints/step-5"; exit 130' INT; metric 5; i=0; while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
+esac
+metric 10
+echo '{"step": 10, "tokens": 4000, "train_loss": 4.0, "evaluation": {"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}}' >> "$out/metrics.jsonl"
+cp "$config" "$out/config.toml"
+echo '{"parameters": 1000, "numerics": {}}' > "$out/run.json"
+echo '{"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0, "final_loss": 4.0}' > "$out/done.json"
+)";
+
+class FakeStudy : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder = fs::temp_directory_path() / fmt::format("assay-study-{}", ::getpid());
+    fs::remove_all(folder);
+    make_folder(folder / "models");
+    write_file(folder / "trainer", kTrainer);
+    fs::permissions(folder / "trainer", fs::perms::owner_all);
+    write_file(folder / "models/full.toml",
+               "[model]\nd_model = 8\npattern = [\"attention\"]\n[model.attention]\nnum_heads = 2\n");
+    write_file(folder / "models/window.toml", "[model]\nd_model = 8\n[model.attention]\nwindow = 4\n");
+    ::setenv("FAKE_LOG", (folder / "starts").c_str(), 1);
+    ::setenv("FAKE", "", 1);
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  static constexpr const char* kPlan = R"(reference = "full"
+models = ["full", "window"]
+seeds = [1, 2]
+data = { synthetic = { documents = 4, held_out = 2, document_length = 64 }, train = ["known_a"], out_of_domain = ["fresh_a"], sequence_length = 16 }
+train = { tokens = 4000, batch = 4 }
+)";
+  StudyOptions options(const std::string& plan = kPlan) {
+    write_file(folder / "plan.toml", plan);
+    StudyOptions out;
+    out.plan = folder / "plan.toml", out.study = folder / "study", out.program = folder / "trainer", out.jobs = 2;
+    return out;
+  }
+  std::string starts() { return fs::exists(folder / "starts") ? read_file(folder / "starts") : ""; }
+  int64_t count(const std::string& text, char c) { return std::count(text.begin(), text.end(), c); }
+
+  fs::path folder;
+};
+
+template <class Call>
+std::string message(Call&& call) {
+  try {
+    call();
+    return "no error";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace assay::study

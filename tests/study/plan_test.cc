@@ -1,0 +1,77 @@
+#include "study/plan.h"
+
+#include "fake_trainer.h"
+
+namespace assay::study {
+namespace {
+
+class PlanErrors : public FakeStudy {
+ protected:
+  std::string error(const std::string& plan) {
+    const StudyOptions study = options(plan);
+    return message([&] { dry_run(study); });
+  }
+  // The plan with `from` replaced by `to`.
+  std::string with(const std::string& from, const std::string& to) {
+    std::string plan = kPlan;
+    return plan.replace(plan.find(from), from.size(), to);
+  }
+  void expect(const std::string& plan, const std::vector<std::string>& parts) {
+    const std::string text = error(plan);
+    for (const std::string& part : parts)
+      EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+    EXPECT_EQ(starts(), "");
+  }
+};
+
+TEST_F(PlanErrors, NameThePositionAndTheNearestKey) {
+  expect(with("seeds", "sedes"), {"plan.toml:3:", "unknown key 'sedes'", "did you mean 'seeds'?"});
+  expect(with("sequence_length", "sequence_lenght"), {"plan.toml:4:", "did you mean 'sequence_length'?"});
+  expect(with("held_out", "held_uot"), {"plan.toml:4:", "did you mean 'held_out'?"});
+  expect(std::string(kPlan) + "[setting.x]\ntrian = {}\n", {"plan.toml:7:", "did you mean 'train'?"});
+}
+
+TEST_F(PlanErrors, NameUnknownModelsAndDomains) {
+  expect(with("\"window\"", "\"windwo\""), {"plan.toml:2:", "unknown model 'windwo'", "did you mean 'window'?"});
+  expect(with("\"fresh_a\"", "\"fresh_q\""), {"plan.toml:4:", "'fresh_q'", "did you mean 'fresh_"});
+  expect(with("reference = \"full\"", "reference = \"ful\""),
+         {"plan.toml:1:", "not among the models", "did you mean 'full'?"});
+  expect(std::string(kPlan) + "[model.twin]\nbase = \"full\"\n",
+         {"plan.toml:6:", "[model.twin] is not among the models"});
+}
+
+TEST_F(PlanErrors, RefuseWhatContradicts) {
+  expect(with("[\"fresh_a\"]", "['known_a']"), {"plan.toml:4:", "both trained on and out of domain"});
+  expect(with("tokens = 4000", "tokens = 4000, seed = 3"), {"plan.toml:5:", "'seed' in train is decided by the plan"});
+  expect(with("seeds = [1, 2]", "seeds = [1, 1]"), {"full.seed-1 and full.seed-1 are the same run"});
+  expect(with("[1, 2]", "[1, \"b\"]"), {"plan.toml:3:", "must be a list of integers"});
+  expect("reference = ", {"plan.toml:1:"});
+}
+
+TEST_F(PlanErrors, OfTheTrainerAreToldInTermsOfThePlan) {
+  const std::string plan = with("[\"full\", \"window\"]", "[\"full\", \"mine\"]") +
+                           "[model.mine]\nbase = \"full\"\nattention = { num_heads = 4, chunk_sise = 3 }\n";
+  expect(plan, {"plan.toml:8:", "unknown key 'chunk_sise' in model.mine.attention; did you mean 'chunk_size'?",
+                "Nothing was run."});
+}
+
+TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
+  const auto plan = std::string(kPlan) +
+                    "size = { d_model = 64, num_layers = 3, attention = { num_heads = 4 }, mamba1 = { expand = 3 } "
+                    "}\n[model.window]\nseeds = [7]\nattention = { window = 16 }\n";
+  const auto runs = dry_run(options(plan));
+  ASSERT_EQ(runs.size(), 3u);
+  EXPECT_EQ(runs[2].name, "window.seed-7");
+  const ConfigNode config = ConfigNode::read_file(runs[2].config);
+  EXPECT_EQ(config.child("model").value("d_model"), "64");
+  EXPECT_EQ(config.child("model").child("attention").value("window"), "16");
+  EXPECT_EQ(config.child("model").child("attention").value("num_heads"), "4");
+  EXPECT_FALSE(config.child("model").has("mamba1")) << "a table of size is for the models that have it";
+  EXPECT_FALSE(config.child("model").has("seeds"));
+  EXPECT_EQ(config.child("train").value("batch_size"), "4");
+  EXPECT_EQ(config.child("train").value("seed"), "7");
+  EXPECT_EQ(config.child("train").value("domains"), "['known_a']") << read_file(runs[2].config);
+}
+
+}  // namespace
+}  // namespace assay::study

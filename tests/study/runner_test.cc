@@ -1,0 +1,137 @@
+#include "study/runner.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <thread>
+
+#include "base/interrupt.h"
+#include "fake_trainer.h"
+
+namespace assay::study {
+namespace {
+
+using Runner = FakeStudy;
+
+TEST_F(Runner, RunsEveryModelAndSeedOnce) {
+  const Outcome first = run_plan(options());
+  EXPECT_EQ(first.planned, 4);
+  EXPECT_EQ(first.done, 4);
+  EXPECT_EQ(count(starts(), '\n'), 4);
+  const Outcome second = run_plan(options());
+  EXPECT_EQ(second.done_before, 4);
+  EXPECT_EQ(count(starts(), '\n'), 4) << "a finished run was repeated";
+}
+
+TEST_F(Runner, RunsOnlyWhatAnEditedPlanAdds) {
+  run_plan(options());
+  std::string plan = kPlan;
+  plan.replace(plan.find("[1, 2]"), 6, "[3, 1, 2]");
+  EXPECT_EQ(run_plan(options(plan)).done_before, 4);
+  EXPECT_EQ(count(starts(), '\n'), 6);
+  plan.replace(plan.find("4000"), 4, "8000");  // another budget: other runs, beside the old ones
+  EXPECT_EQ(run_plan(options(plan)).done_before, 0);
+  EXPECT_EQ(Store(folder / "study").planned_runs().size(), 6u);
+}
+
+TEST_F(Runner, StoresWhatRunsLeave) {
+  run_plan(options());
+  Store store(folder / "study", Database::Mode::read);
+  const auto runs = store.planned_runs();
+  ASSERT_EQ(runs.size(), 4u);
+  EXPECT_EQ(runs[0]["name"], "full.seed-1");
+  EXPECT_EQ(runs[3]["model"], "window");
+  EXPECT_EQ(runs[0]["status"], "done");
+  EXPECT_EQ(runs[0]["outcome"]["final_loss"], 4.0);
+  EXPECT_EQ(store.metrics(runs[0]["key"]).back()["step"], 10);
+  const auto evaluations = store.evaluations(runs[0]["key"]);
+  ASSERT_EQ(evaluations.size(), 1u);
+  EXPECT_EQ(evaluations[0]["evaluation"]["a.test"]["loss"], 4.1);
+  EXPECT_EQ(evaluations[0]["file"], "evaluations/step-10.safetensors");
+}
+
+TEST_F(Runner, ResumesARunThatWasKilled) {
+  ::setenv("FAKE", "kill", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_EQ(outcome.done, 4);
+  EXPECT_EQ(count(starts(), '\n'), 8);
+  EXPECT_NE(starts().find(" 1\n"), std::string::npos) << "it was not resumed: " << starts();
+}
+
+TEST_F(Runner, GivesUpARunThatIsKilledAgainAndAgain) {
+  ::setenv("FAKE", "kill-always", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_EQ(outcome.done, 0);
+  ASSERT_EQ(outcome.failures.size(), 4u);
+  EXPECT_NE(outcome.failures[0].reason.find("killed by signal 9"), std::string::npos) << outcome.failures[0].reason;
+  EXPECT_EQ(count(starts(), '\n'), 12) << "each is restarted twice";
+}
+
+TEST_F(Runner, OneFailureDoesNotStopTheOthers) {
+  ::setenv("FAKE", "fail", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_EQ(outcome.done, 2);
+  ASSERT_EQ(outcome.failures.size(), 2u);
+  EXPECT_NE(outcome.failures[0].reason.find("the loss is NaN at step 3"), std::string::npos)
+      << outcome.failures[0].reason;
+  EXPECT_TRUE(fs::exists(outcome.failures[0].log));
+  ::setenv("FAKE", "", 1);
+  EXPECT_EQ(run_plan(options()).done, 4) << "failed runs are tried again";
+}
+
+TEST_F(Runner, TakesARunThatEndedWhileNoRunnerWatched) {
+  run_plan(options());
+  fs::remove(folder / "study/study.sqlite");
+  EXPECT_EQ(run_plan(options()).done_before, 4);
+}
+
+TEST_F(Runner, RefusesAStudyThatAnotherProcessWorksOn) {
+  make_folder(folder / "study");
+  const FolderLock lock(folder / "study");
+  EXPECT_NE(message([&] { run_plan(options()); }).find("in use by process"), std::string::npos);
+}
+
+TEST_F(Runner, DryRunTrainsNothing) {
+  const auto runs = dry_run(options());
+  ASSERT_EQ(runs.size(), 4u);
+  EXPECT_EQ(runs[0].estimate["parameters"], 1000);
+  EXPECT_EQ(starts(), "");
+  EXPECT_FALSE(fs::exists(folder / "study/study.sqlite"));
+}
+
+TEST_F(Runner, SettingsMultiplyTheRuns) {
+  const auto runs =
+      dry_run(options(std::string(kPlan) + "[setting.short]\ntrain = { tokens = 400 }\n[setting.long]\n"));
+  ASSERT_EQ(runs.size(), 8u);
+  EXPECT_NE(read_file(runs[0].config), read_file(runs[4].config));
+}
+
+// Ctrl-C reaches the runs once, they save, and the study goes on later.
+TEST_F(Runner, InterruptSavesAndTheSameCommandContinues) {
+  ::setenv("FAKE", "slow", 1);
+  const StudyOptions study = options();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    catch_interrupts();
+    try {
+      run_plan(study);
+    } catch (const Error& error) {
+      ::_exit(error.exit_code);
+    }
+    ::_exit(0);
+  }
+  for (int tries = 0; tries < 300 && count(starts(), '\n') < 2; ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ::kill(child, SIGINT);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), kInterrupted);
+  EXPECT_EQ(Store(folder / "study").planned_runs()[0]["status"], "interrupted");
+  ::setenv("FAKE", "", 1);
+  EXPECT_EQ(run_plan(study).done, 4);
+  EXPECT_NE(starts().find(" 1\n"), std::string::npos) << "nothing was resumed: " << starts();
+}
+
+}  // namespace
+}  // namespace assay::study
