@@ -1,9 +1,10 @@
-// assay data prepare | synth | info | overlap | verify
+// assay data prepare | synth | adopt | info | overlap | verify
 #include <nlohmann/json.hpp>
 
 #include "base/config.h"
 #include "base/progress.h"
 #include "cli/command.h"
+#include "data/adopt.h"
 #include "data/overlap.h"
 #include "data/prepare.h"
 #include "data/synthetic.h"
@@ -96,6 +97,15 @@ void synth(const Options& options) {
   print(info, text + "\n");
 }
 
+void adopt(const Options& options) {
+  data::adopt({.files = {options.files.begin(), options.files.end()},
+               .tokenizer = options.tokenizer,
+               .store = options.store,
+               .overwrite = options.overwrite});
+  const json info = describe(data::TokenStore(options.store));
+  print(info, as_table(info));
+}
+
 void info(const Options& options) {
   const json info = describe(data::TokenStore(options.store));
   print(info, as_table(info));
@@ -139,7 +149,8 @@ void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
   command->add_option("--tokenizer", options->tokenizer, "SentencePiece model")->required();
   command->add_option("-o,--output", options->store, "the store to write")->required();
   command->add_option("--domain", options->domains, "NAME=GLOB: files that match are of this domain (may be repeated)")
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   command->add_option("--field", options->prepare.field,
                       "where a document names its domain, dots between levels [meta.redpajama_set_name]");
   command
@@ -162,6 +173,15 @@ void add_synth(CLI::App& data, std::shared_ptr<Options> options) {
   command->callback([=] { synth(*options); });
 }
 
+void add_adopt(CLI::App& data, std::shared_ptr<Options> options) {
+  CLI::App* command = subcommand(data, "adopt", "a token store of .bin/.idx files that Megatron-LM wrote");
+  command->add_option("FILE.idx", options->files, "DOMAIN.SPLIT.idx, its .bin beside it")->required();
+  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model that they were written with")->required();
+  command->add_option("-o,--output", options->store, "the store to write")->required();
+  command->add_flag("--overwrite", options->overwrite, "replace a token store that is there");
+  command->callback([=] { adopt(*options); });
+}
+
 void add_overlap(CLI::App& data, std::shared_ptr<Options> options) {
   CLI::App* command = subcommand(data, "overlap", "share of test n-grams and documents that occur in train");
   command->add_option("STORE_A", options->store, "holds the training text")->required();
@@ -174,10 +194,11 @@ void add_overlap(CLI::App& data, std::shared_ptr<Options> options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* data = app.add_subcommand("data", "token stores: prepare, synth, info, overlap, verify");
+  CLI::App* data = app.add_subcommand("data", "token stores: prepare, synth, adopt, info, overlap, verify");
   data->require_subcommand(1);
   add_prepare(*data, options);
   add_synth(*data, options);
+  add_adopt(*data, options);
   add_overlap(*data, options);
   CLI::App* command = subcommand(*data, "info", "what a store holds");
   command->add_option("STORE", options->store)->required();

@@ -8,7 +8,7 @@ namespace {
 constexpr std::string_view kSpace = "▁";  // U+2581, what SentencePiece makes of a space
 constexpr size_t kLongestWord = 48;       // bytes; longer ones seldom come again
 constexpr size_t kMostAtOnce = 2 << 20;   // bytes given to the library
-constexpr size_t kMostWords = 1 << 18;    // about 40 MB
+constexpr size_t kSlots = 1 << 19;        // of the memory, at most half of them used; 24 bytes each
 
 bool keeps_words_apart(const std::string& piece) {
   bool other = false;  // a character other than ▁ was seen
@@ -42,7 +42,8 @@ size_t space_at(std::string_view text, size_t i) {
 
 }  // namespace
 
-WordEncoder::WordEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer), by_word_(exact_by_word(tokenizer)) {}
+WordEncoder::WordEncoder(const Tokenizer& tokenizer)
+    : tokenizer_(tokenizer), by_word_(exact_by_word(tokenizer)), space_id_(tokenizer.id_of(kSpace)) {}
 
 bool WordEncoder::encode(std::string_view text, std::vector<int32_t>& ids) {
   ids.clear();
@@ -65,25 +66,43 @@ bool WordEncoder::encode(std::string_view text, std::vector<int32_t>& ids) {
 
 bool WordEncoder::append_word(std::string_view word, std::vector<int32_t>& ids) {
   if (word.size() > kMostAtOnce) return false;
-  if (word.size() > kLongestWord) {
-    const auto encoded = encode_word(word);
-    ids.insert(ids.end(), encoded.begin(), encoded.end());
-    return true;
-  }
-  auto found = words_.find(word);
-  if (found == words_.end()) {
-    if (words_.size() >= kMostWords) words_.clear();
-    found = words_.emplace(std::string(word), encode_word(word)).first;
-  }
-  ids.insert(ids.end(), found->second.begin(), found->second.end());
+  if (word.empty()) return ids.push_back(space_id_), true;
+  if (const auto known = memory_.find(word)) return ids.insert(ids.end(), known->begin(), known->end()), true;
+  const auto encoded = encode_word(word);
+  ids.insert(ids.end(), encoded.begin(), encoded.end());
+  if (word.size() <= kLongestWord) memory_.add(word, encoded);
   return true;
 }
 
 std::vector<int32_t> WordEncoder::encode_word(std::string_view word) const {
-  if (word.empty()) return {tokenizer_.id_of(kSpace)};
   auto ids = tokenizer_.encode(word);
   if (word[0] == '\n') ids.erase(ids.begin());
   return ids;
+}
+
+// Where the word is, or the free entry where it belongs.
+size_t WordEncoder::Memory::slot(std::string_view word, size_t hash) const {
+  size_t at = hash & (kSlots - 1);
+  for (; entries_[at].word_size; at = (at + 1) & (kSlots - 1)) {
+    const Entry& entry = entries_[at];
+    if (entry.hash == hash && std::string_view(words_).substr(entry.word, entry.word_size) == word) break;
+  }
+  return at;
+}
+
+std::optional<std::span<const int32_t>> WordEncoder::Memory::find(std::string_view word) const {
+  if (entries_.empty()) return std::nullopt;
+  const Entry& entry = entries_[slot(word, std::hash<std::string_view>()(word))];
+  if (!entry.word_size) return std::nullopt;
+  return std::span(ids_).subspan(entry.ids, entry.ids_size);
+}
+
+void WordEncoder::Memory::add(std::string_view word, std::span<const int32_t> ids) {
+  if (entries_.empty() || used_ >= kSlots / 2) entries_.assign(kSlots, {}), words_.clear(), ids_.clear(), used_ = 0;
+  const size_t hash = std::hash<std::string_view>()(word);
+  entries_[slot(word, hash)] = {hash, uint32_t(words_.size()), uint32_t(word.size()), uint32_t(ids_.size()),
+                                uint32_t(ids.size())};
+  words_ += word, ids_.insert(ids_.end(), ids.begin(), ids.end()), ++used_;
 }
 
 }  // namespace assay::data

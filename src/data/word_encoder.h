@@ -10,9 +10,10 @@
 // no normalisation, a dummy prefix, white space kept, ▁ in the vocabulary. Where one fails, the library encodes whole
 // texts.
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "data/tokenizer.h"
@@ -28,15 +29,30 @@ class WordEncoder {
   bool by_word() const { return by_word_; }
 
  private:
-  struct Hash : std::hash<std::string_view> {
-    using is_transparent = void;
+  // Words and their ids: a hash table with open addressing over two arenas.
+  class Memory {
+   public:
+    std::optional<std::span<const int32_t>> find(std::string_view word) const;
+    void add(std::string_view word, std::span<const int32_t> ids);  // forgets all when it is full
+
+   private:
+    struct Entry {
+      size_t hash;
+      uint32_t word, word_size, ids, ids_size;  // positions in the arenas; word_size 0: free
+    };
+    size_t slot(std::string_view word, size_t hash) const;
+    std::vector<Entry> entries_;
+    std::string words_;
+    std::vector<int32_t> ids_;
+    size_t used_ = 0;
   };
   bool append_word(std::string_view word, std::vector<int32_t>& ids);
   std::vector<int32_t> encode_word(std::string_view word) const;
 
   const Tokenizer& tokenizer_;
   bool by_word_;
-  std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> words_;
+  int32_t space_id_;
+  Memory memory_;
 };
 
 }  // namespace assay::data

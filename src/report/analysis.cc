@@ -28,7 +28,7 @@ double mean_loss(const Json& sets, const std::vector<std::string>& domains, cons
 
 Evaluation read_evaluation(const Json& line, const Setting& setting) {
   Evaluation out{line.at("step"), number(line, "tokens"), number(line, "train_loss"), 0, 0, {}, line.at("evaluation")};
-  out.held_out_loss = mean_loss(out.sets, setting.train, setting.split);
+  out.held_out_loss = mean_loss(out.sets, setting.train, setting.held_out);
   out.test_loss = mean_loss(out.sets, setting.test, setting.split);
   for (const std::string& domain : setting.test) out.test_losses[domain] = mean_loss(out.sets, {domain}, setting.split);
   return out;
@@ -170,9 +170,9 @@ void add_run(Setting& setting, const Json& row, study::Store& store) {
 }
 
 Setting read_setting(const Json& json) {
-  Setting setting{json["name"], json["train"], json["out_of_domain"], json["held_out"], false, {}, {}};
+  Setting setting{json["name"], json["train"], json["out_of_domain"], json["held_out"], json["test"], false, {}, {}};
   setting.mixed = setting.test.empty();
-  if (setting.mixed) setting.test = setting.train;
+  if (setting.mixed) setting.test = setting.train, setting.split = setting.held_out;
   setting.kinds = setting.mixed ? std::vector{Kind::training} : std::vector{Kind::held_out, Kind::training};
   return setting;
 }

@@ -78,7 +78,7 @@ std::string question(const Setting& setting) {
     return fmt::format(
         "Trained on {} and tested on held-out text of the same domains (split {}): at equal training loss, does an "
         "architecture reach the same held-out loss?",
-        join(setting.train), setting.split);
+        join(setting.train), setting.held_out);
   return fmt::format(
       "Trained on {} and tested on {} (split {}), which were never seen in training: at equal pre-training loss, is "
       "the "

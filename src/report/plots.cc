@@ -60,6 +60,8 @@ Figure scatter(const Setting& setting, Kind kind, const std::string& domain) {
   figure.series = lines(
       setting, [&](const Evaluation& e) { return e.pretraining_loss(kind); },
       [&](const Evaluation& e) { return mean ? e.test_loss : e.test_losses.at(domain); });
+  if (kind == Kind::training)
+    for (Series& series : figure.series) series.line = false;  // noise from step to step would draw a tangle
   figure.identity = true;
   focus(figure);
   return figure;
@@ -139,10 +141,12 @@ FigureGroup scatter_plots(const Setting& setting, Kind kind) {
   FigureGroup group{
       setting.mixed ? "Held-out loss against training loss"
                     : fmt::format("Loss out of domain against {} loss", name(kind)),
-      "Training runs from the upper right to the lower left; one line a seed, a point an evaluation, the last one "
-      "larger. "
-      "At equal pre-training loss, the higher line generalises worse. Dashed: the identity, loss there = loss here. "
-      "The first figure is the vertical distance to the reference, mean over domains and seeds: Δ is its mean.",
+      std::string("Training runs from the upper right to the lower left; ") +
+          (kind == Kind::held_out ? "one line a seed, a point an evaluation, the last one larger. "
+                                  : "a point an evaluation, no lines, as training loss is noisy from step to step. ") +
+          "At equal pre-training loss, the higher line generalises worse. Dashed: the identity, loss there = loss "
+          "here. "
+          "The first figure is the vertical distance to the reference, mean over domains and seeds: Δ is its mean.",
       {}};
   if (setting.test.size() > 1) group.figures.push_back(scatter(setting, kind, ""));
   for (const std::string& domain : setting.test) group.figures.push_back(scatter(setting, kind, domain));

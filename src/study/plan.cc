@@ -174,7 +174,7 @@ std::vector<std::string> quoted(const std::vector<std::string>& words, const std
 // What the plan decides in a run's [train].
 ConfigNode decided(const DataSetting& data, int64_t seed) {
   auto sets = quoted(data.train, "." + data.held_out);
-  std::ranges::copy(quoted(data.out_of_domain, "." + data.held_out), std::back_inserter(sets));
+  std::ranges::copy(quoted(data.out_of_domain, "." + data.test), std::back_inserter(sets));
   return ConfigNode::parse(fmt::format("seed = {}\nsequence_length = {}\ndomains = [{}]\neval_sets = [{}]\n", seed,
                                        data.sequence_length, join(quoted(data.train)), join(sets)),
                            "data and seeds of the plan");

@@ -5,7 +5,7 @@
 //   models    = ["transformer++", "window"]     # presets (models/*.toml), or [model.NAME] tables below
 //   seeds     = [1, 2, 3]
 //   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"], out_of_domain = ["arxiv"],
-//                 sequence_length = 512, held_out = "test" }
+//                 sequence_length = 512, held_out = "valid", test = "test" }
 //   train     = { tokens = 20_000_000, batch = 64, … }   # every key of a run's [train]
 //   size      = { d_model = 256, attention = { num_heads = 4 } }  # laid over [model] of every model; a table, over
 //   those
@@ -30,10 +30,11 @@ struct DataSetting {
   std::string store;                              // folder; "" when given by --data or synthetic
   std::vector<std::string> train, out_of_domain;  // domains
   int64_t sequence_length = 0;
-  std::string held_out = "test";  // the split that losses are measured on
+  std::string held_out = "valid";  // split of the training domains: held-out text of what was trained on
+  std::string test = "test";       // split of the other domains
   void fields(auto&& field) {
     field("store", store), field("train", train), field("out_of_domain", out_of_domain);
-    field("sequence_length", sequence_length), field("held_out", held_out);
+    field("sequence_length", sequence_length), field("held_out", held_out), field("test", test);
   }
 };
 

@@ -49,7 +49,7 @@ void check_domains(const Setting& setting, const data::TokenStore& store) {
     check("train", domain, "train");
     check("train", domain, setting.data.held_out);
   }
-  for (const std::string& domain : setting.data.out_of_domain) check("out_of_domain", domain, setting.data.held_out);
+  for (const std::string& domain : setting.data.out_of_domain) check("out_of_domain", domain, setting.data.test);
 }
 
 std::string complaint(const fs::path& output, const fs::path& errors) {

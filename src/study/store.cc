@@ -37,6 +37,7 @@ Json settings_json(const Plan& plan) {
                    {"train", setting.data.train},
                    {"out_of_domain", setting.data.out_of_domain},
                    {"held_out", setting.data.held_out},
+                   {"test", setting.data.test},
                    {"sequence_length", setting.data.sequence_length}});
   return out;
 }

@@ -5,6 +5,7 @@
 #include "base/interrupt.h"
 #include "base/random.h"
 #include "compressed.h"
+#include "data/adopt.h"
 #include "data/pipeline.h"
 #include "data/token_store.h"
 #include "data/tokenizer.h"
@@ -179,9 +180,25 @@ TEST(Prepare, CtrlCLeavesNothingBehind) {
         catch_interrupts();
         std::raise(SIGINT);
         const auto message = message_of<Interrupted>([&] { prepare(options_for(out, {input})); });
-        std::exit(message.find("nothing was left behind") != std::string::npos && out.entries() == 0 ? 0 : 1);
+        ::_exit(  // not exit: static folders belong to the parent
+            message.find("nothing was left behind") != std::string::npos && out.entries() == 0 ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+TEST(Adopt, GivesTheStoreThatPrepareWrote) {
+  const Folder folder;
+  const std::string text =
+      document("Hello, world!\n  two  spaces", "RedPajamaC4") + document("more text", "RedPajamaC4");
+  prepare(options_for(folder, {folder.write("x.test.jsonl", text)}));
+  const AdoptOptions options{
+      .files = {folder / "store/c4.test.idx"}, .tokenizer = tokenizer_file(), .store = folder / "adopted"};
+  adopt(options);
+  EXPECT_EQ(TokenStore(folder / "adopted").fingerprint(), TokenStore(folder / "store").fingerprint());
+  EXPECT_MESSAGE(adopt(options), "--overwrite");
+  AdoptOptions wrong = options;
+  wrong.files = {folder / "store/c4.test.bin"}, wrong.overwrite = true;
+  EXPECT_MESSAGE(adopt(wrong), "the .idx file");
 }
 
 using Numbers = Pipeline<int, int>;

@@ -9,6 +9,8 @@
 namespace assay::data {
 namespace {
 
+using namespace std::string_literals;
+
 struct Found {
   std::vector<std::string> texts, domains;
   std::vector<int64_t> lines;
@@ -99,7 +101,7 @@ TEST(Reader, CountsWhatIsLeftOut) {
 
 TEST(Reader, KeepsEveryCharacter) {
   const Folder folder;
-  const std::string text("nul \0 tab \t quote \" \xe6\xb1\x89 \xf0\x9f\x98\x80 \r\n", 34);
+  const std::string text = "nul \0 tab \t quote \" 汉 😀 \r\n"s;
   EXPECT_EQ(read_all(folder.write("a.jsonl", "\xEF\xBB\xBF" + line(text))).texts, std::vector<std::string>{text});
   EXPECT_EQ(read_all(folder.write("a.txt", text)).texts, std::vector<std::string>{text});
 }

@@ -11,6 +11,7 @@ namespace assay::data {
 namespace {
 
 using nlohmann::json;
+using namespace std::string_literals;
 
 fs::path bpe2000() { return shared_file("golden/bpe2000.model"); }
 
@@ -60,34 +61,10 @@ TEST(Tokenizer, Mixtral32kEqualsSentencePiece) {
 
 // Texts that press on the cuts: spaces, newlines, ▁ itself, digits, bytes, words of every length.
 std::string awkward_text(uint64_t seed) {
-  static const std::vector<std::string> parts = {" ",
-                                                 " ",
-                                                 "  ",
-                                                 "\n",
-                                                 "\n\n",
-                                                 "\t",
-                                                 "▁",
-                                                 "the",
-                                                 "The",
-                                                 "ing",
-                                                 "1",
-                                                 "2024",
-                                                 ".",
-                                                 ",",
-                                                 "(",
-                                                 "é",
-                                                 "汉",
-                                                 "😀",
-                                                 "<s>",
-                                                 "<0x0A>",
-                                                 std::string("\0", 1),
-                                                 "\r",
-                                                 "a",
-                                                 "e",
-                                                 "t",
-                                                 "supercalifragilistic",
-                                                 "\u00a0",
-                                                 "->"};
+  static const std::vector<std::string> parts = {
+      " ",      " ", "  ", "\n", "\n\n", "\t",  "▁",      "the", "The", "ing", "1", "2024", ".",
+      ",",      "(", "é",  "汉", "😀",    "<s>", "<0x0A>", "\0"s, "\r",  "a",   "e", "t",    "supercalifragilistic",
+      "\u00a0", "->"};
   Random random(seed, "awkward text");
   std::string text;
   for (uint64_t i = random.below(60); i > 0; --i) text += parts[random.below(parts.size())];
@@ -150,8 +127,7 @@ TEST(Tokenizer, TrainsDeterministicallyAsAsked) {
   EXPECT_FALSE(proto.normalises || proto.removes_whitespace || proto.whitespace_as_suffix);
   EXPECT_LT(tokenizer.encode("the model of the domain").size(), 12u);
   EXPECT_EQ(tokenizer.encode("2024").size(), 5u);  // ▁ and four digits
-  for (const std::string& kept :
-       {std::string("  two  spaces "), std::string("tab\tnew\nline"), std::string("ﬁ Ａ é 汉\0z", 17)})
+  for (const std::string& kept : {"  two  spaces "s, "tab\tnew\nline"s, "ﬁ Ａ é 汉\0z"s})
     EXPECT_EQ(tokenizer.decode(tokenizer.encode(kept)), kept);
   expect_words_equal_whole(tokenizer, 1000);
 }

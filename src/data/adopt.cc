@@ -1,0 +1,49 @@
+#include "data/adopt.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "data/prepare.h"
+#include "data/store_writer.h"
+#include "data/tokenizer.h"
+
+namespace assay::data {
+namespace {
+
+std::string domain_of(const fs::path& file) {
+  std::string name = file.filename().string();
+  name.resize(name.find('.'));
+  return name;
+}
+
+std::vector<int32_t> without_separator(const Tokens& document, int64_t separator) {
+  int64_t size = document.size();
+  if (size && document[size - 1] == separator) --size;
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < size; ++i) tokens.push_back(int32_t(document[i]));
+  return tokens;
+}
+
+}  // namespace
+
+void adopt(const AdoptOptions& options) {
+  const Tokenizer tokenizer(options.tokenizer);
+  StoreWriter writer(options.store,
+                     {"sentencepiece", tokenizer.sha256(), tokenizer.vocab_size(), tokenizer.separator()},
+                     options.overwrite);
+  for (const fs::path& file : options.files) {
+    if (file.extension() != ".idx") fail("{}: the .idx file of a pair .bin/.idx was expected", file.string());
+    const Documents documents(fs::path(file).replace_extension());
+    documents.verify(tokenizer.vocab_size());
+    for (int64_t i = 0; i < documents.size(); ++i) {
+      check_interrupt();
+      const auto tokens = without_separator(documents.document(i), tokenizer.separator());
+      writer.add(domain_of(file), split_of(file), tokens, int64_t(tokenizer.decode(tokens).size()));
+    }
+  }
+  writer.set_tokenizer_file(tokenizer.contents());
+  writer.commit();
+}
+
+}  // namespace assay::data
