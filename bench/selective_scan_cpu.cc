@@ -23,7 +23,8 @@ struct Problem {
   Floats u, delta, z, B, C, A, D, bias, dy;
   Floats y, state, chunk_states, du, ddelta, dz, dB, dC, dA, dD, dbias;
 
-  Problem(int64_t batch, int64_t time, int64_t channels, int64_t N) : batch(batch), time(time), channels(channels), N(N) {
+  Problem(int64_t batch, int64_t time, int64_t channels, int64_t N)
+      : batch(batch), time(time), channels(channels), N(N) {
     const int64_t rows = batch * time * channels, BC = batch * time * N;
     auto normal = [](Floats& x, int64_t size, float mean) {
       Random random(1, "bench", size);

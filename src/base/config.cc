@@ -1,6 +1,7 @@
 #include "base/config.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <toml++/toml.h>
 
@@ -12,11 +13,8 @@ struct overloaded : F... {
   using F::operator()...;
 };
 
-std::string toml_string(const std::string& text) {
-  std::ostringstream out;
-  out << toml::value<std::string>(text);
-  return out.str();
-}
+// JSON's strings are TOML's basic strings.
+std::string toml_string(const std::string& text) { return nlohmann::json(text).dump(); }
 std::string number(double value) {
   std::string text = fmt::format("{}", value);  // the shortest that reads back exactly
   return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
@@ -103,6 +101,7 @@ struct ConfigNode::Document {
 namespace {
 toml::table* as_table(void* table) { return static_cast<toml::table*>(table); }
 std::string toml_text(const toml::node& node) {
+  if (const auto text = node.value_exact<std::string>()) return toml_string(*text);
   std::ostringstream out;
   node.visit([&](const auto& value) { out << value; });
   return out.str();

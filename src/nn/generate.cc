@@ -73,7 +73,7 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
     const int64_t vocabulary = logits.size(1);
     next = at::zeros({batch, 1}, at::kLong);
     for (int64_t b = 0; b < batch; ++b) {
-      const int64_t token = sample({logits.const_data_ptr<float>() + b * vocabulary, size_t(vocabulary)}, sampling, uniform(seeds[b], length + made));
+      const int64_t token = sample({logits.data_ptr<float>() + b * vocabulary, size_t(vocabulary)}, sampling, uniform(seeds[b], length + made));
       next[b][0] = token;
       if (!ended[b]) out[b].push_back(token);
       ended[b] = ended[b] || token == stop;

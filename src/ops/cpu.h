@@ -3,5 +3,6 @@
 #include <string>
 
 namespace assay::ops {
-std::string cpu_target();  // Highway's name of it: "AVX3" (AVX-512), "AVX2", "EMU128" (no vector instructions asked for)
+std::string
+cpu_target();  // Highway's name of it: "AVX3" (AVX-512), "AVX2", "EMU128" (no vector instructions asked for)
 }

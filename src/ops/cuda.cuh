@@ -36,9 +36,12 @@ __host__ __device__ inline T stored(Real<T> x) {
 template <class F>
 decltype(auto) with_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
-    default: return f(bf16{});
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    default:
+      return f(bf16{});
   }
 }
 

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <exception>
 
-// at::parallel_for is an inline function that wants -fopenmp, and clang would then link a second OpenMP runtime. torch's
-// pool is libgomp's, so its entry points are called as a compiler would.
+// at::parallel_for is an inline function that wants -fopenmp, and clang would then link a second OpenMP runtime.
+// torch's pool is libgomp's, so its entry points are called as a compiler would.
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 int omp_get_num_threads();

@@ -6,11 +6,12 @@
 #define ASSAY_OPS_SIMD_INL_H_
 #endif
 
+#include <hwy/highway.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-#include "hwy/highway.h"
 #include "ops/kernel.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,7 +27,7 @@ constexpr int64_t kLanes = hn::MaxLanes(Lanes<R>());
 // A tile of channels is what one task walks through time: four vectors, enough independent chains to hide latencies.
 constexpr int64_t kTileVectors = 4;
 template <class R>
-constexpr int64_t kTile = kTileVectors * kLanes<R>;
+constexpr int64_t kTile = kTileVectors* kLanes<R>;
 
 template <class R>
 HWY_INLINE Vec<R> set(double x) {

@@ -30,7 +30,9 @@ at::Tensor sequence(const OptionalTensor& tensor, at::ScalarType dtype);
 at::Tensor parameter(const OptionalTensor& tensor, at::ScalarType dtype);
 
 // Between the two ways to say "absent": autograd functions take the first, structs of this folder hold the second.
-inline OptionalTensor optional(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor(); }
+inline OptionalTensor optional(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : OptionalTensor();
+}
 inline at::Tensor or_undefined(const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); }
 
 View view(const at::Tensor& tensor);   // [B, T, …]; absent when undefined

@@ -170,7 +170,7 @@ void add_run(Setting& setting, const Json& row, study::Store& store) {
 }
 
 Setting read_setting(const Json& json) {
-  Setting setting{json["name"], json["train"], json["out_of_domain"], json["held_out"], json["test"], false, {}, {}};
+  Setting setting{json["name"], json["train"], json["out_of_domain"], {}, json["held_out"], json["test"], false, {}, {}};
   setting.mixed = setting.test.empty();
   if (setting.mixed) setting.test = setting.train, setting.split = setting.held_out;
   setting.kinds = setting.mixed ? std::vector{Kind::training} : std::vector{Kind::held_out, Kind::training};
@@ -184,6 +184,17 @@ void order(Setting& setting, const Json& plan) {
   for (const Json& model : plan["models"]) styles[model] = model == plan["reference"] ? 0 : next++;
   for (Architecture& architecture : setting.architectures) architecture.style = styles[architecture.name];
   std::ranges::sort(setting.architectures, {}, &Architecture::style);
+}
+
+void leave_out_single_documents(Setting& setting, const Json& row, study::Store& store) {
+  const auto evaluations = store.evaluations(row["key"]);
+  if (evaluations.empty()) return;
+  const Json& sets = evaluations.front().at("evaluation");
+  const auto single = [&](const std::string& domain) {
+    return sets.value(domain + "." + setting.split, Json::object()).value("documents", 2) < 2;
+  };
+  std::ranges::copy_if(setting.test, std::back_inserter(setting.left_out), single);
+  std::erase_if(setting.test, single);
 }
 
 void compare_all(Setting& setting, const fs::path& study) {
@@ -207,8 +218,11 @@ Study analyse(const fs::path& folder) {
   out.name = out.plan["name"], out.reference = out.plan["reference"], out.runs = store.planned_runs();
   for (const Json& json : out.plan["settings"]) {
     Setting& setting = out.settings.emplace_back(read_setting(json));
-    for (const Json& row : out.runs)
-      if (row["setting"] == json["name"] && row["status"] == "done") add_run(setting, row, store);
+    for (const Json& row : out.runs) {
+      if (row["setting"] != json["name"] || row["status"] != "done") continue;
+      if (setting.architectures.empty()) leave_out_single_documents(setting, row, store);
+      add_run(setting, row, store);
+    }
     order(setting, out.plan);
     compare_all(setting, folder);
   }

@@ -53,6 +53,7 @@ struct Architecture {
 struct Setting {
   std::string name;                         // "" when the study has one
   std::vector<std::string> train, test;     // domains; test = train in the mixed-domain setting
+  std::vector<std::string> left_out;        // domains to test with fewer than two documents: nothing to resample
   std::string held_out, split;              // of the training domains; of the domains tested
   bool mixed;                               // nothing is out of domain
   std::vector<Kind> kinds;                  // the first is the one that answers

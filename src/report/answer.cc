@@ -94,6 +94,8 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
       out.push_back("No architecture has two seeds: the intervals count documents only, and are too narrow.");
       break;
     }
+  for (const std::string& domain : setting.left_out)
+    out.push_back(fmt::format("Domain {} is left out: its {} split has fewer than two documents.", domain, setting.split));
   for (const Json& row : study.runs)
     if (row["setting"] == setting.name && row["status"] != "done") {
       const std::string reason = row.value("reason", "");

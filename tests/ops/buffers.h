@@ -1,5 +1,7 @@
 #pragma once
 // Memory for tests of kernels: numbers as double on one side, in the kernel's type on the other.
+#include <hwy/targets.h>
+
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "base/random.h"
-#include "hwy/targets.h"
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -34,9 +35,13 @@ class Buffer {
 
  private:
   template <class T>
-  T* as() { return reinterpret_cast<T*>(memory_.data()); }
+  T* as() {
+    return reinterpret_cast<T*>(memory_.data());
+  }
   template <class T>
-  const T* as() const { return reinterpret_cast<const T*>(memory_.data()); }
+  const T* as() const {
+    return reinterpret_cast<const T*>(memory_.data());
+  }
   void set(size_t i, double x) {
     if (dtype_ == DType::f64) as<double>()[i] = x;
     else if (dtype_ == DType::f32) as<float>()[i] = float(x);
@@ -53,7 +58,8 @@ class Buffer {
 };
 
 // Normal numbers around `mean`, rounded to what `dtype` holds exactly.
-inline Numbers normal(uint64_t seed, const std::string& name, int64_t size, DType dtype, double mean = 0, double scale = 1) {
+inline Numbers normal(uint64_t seed, const std::string& name, int64_t size, DType dtype, double mean = 0,
+                      double scale = 1) {
   Random random(seed, name);
   Numbers out(size);
   for (double& x : out) {

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "ops/buffers.h"
-#include "ops/cpu.h"
 #include "ops/causal_conv1d/kernel.h"
+#include "ops/cpu.h"
 
 namespace assay::ops {
 namespace {
@@ -44,7 +44,9 @@ Tensors naive(const Shape& s, Tensors& in) {
     for (int64_t d = 0; d < s.channels; ++d) {
       auto row = [&](int64_t t) { return (b * s.time + t) * s.channels + d; };
       auto state = [&](int64_t i) { return (b * s.channels + d) * past + i; };
-      auto x = [&](int64_t t) { return t >= 0 ? in["x"][row(t)] : s.initial ? in["initial_state"][state(t + past)] : 0; };
+      auto x = [&](int64_t t) {
+        return t >= 0 ? in["x"][row(t)] : s.initial ? in["initial_state"][state(t + past)] : 0;
+      };
       auto add = [&](int64_t t, double gradient) {
         if (t >= 0) out["dx"][row(t)] += gradient;
         else if (s.initial) out["dinitial_state"][state(t + past)] += gradient;
@@ -97,8 +99,8 @@ Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
 
 int64_t row_length(const Shape& s, const std::string& name) {
   return name == "final_state" || name == "dinitial_state" ? s.channels * (s.width - 1)
-         : name == "dweight"                              ? s.width
-                                                          : s.channels;
+         : name == "dweight"                               ? s.width
+                                                           : s.channels;
 }
 
 class CausalConv1dKernel : public testing::TestWithParam<Shape> {};

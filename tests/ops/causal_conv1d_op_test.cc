@@ -11,8 +11,8 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 
-at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype = at::kDouble) {
-  return at::randn(shape, at::kDouble).to(dtype).requires_grad_();
+at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype = at::kDouble, at::Device device = at::kCPU) {
+  return at::randn(shape, at::kDouble).to(device, dtype).requires_grad_();
 }
 
 struct Arguments {
@@ -35,11 +35,12 @@ struct Arguments {
 };
 auto run(const Arguments& a) { return causal_conv1d(a.x, a.weight, a.bias, a.activation, a.initial_state); }
 
-Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t width, at::ScalarType dtype = at::kDouble,
-                           at::ScalarType real = at::kDouble) {
+Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t width,
+                           at::ScalarType dtype = at::kDouble, at::ScalarType real = at::kDouble,
+                           at::Device device = at::kCPU) {
   torch::manual_seed(7);
-  return {normal({batch, time, channels}, dtype), normal({channels, width}, real), normal({channels}, real), "silu",
-          normal({batch, channels, width - 1}, real)};
+  return {normal({batch, time, channels}, dtype, device), normal({channels, width}, real, device),
+          normal({channels}, real, device), "silu", normal({batch, channels, width - 1}, real, device)};
 }
 
 std::vector<at::Tensor> gradients(const Arguments& a, const std::tuple<at::Tensor, at::Tensor>& out,
@@ -51,11 +52,13 @@ std::vector<at::Tensor> gradients(const Arguments& a, const std::tuple<at::Tenso
 void expect_equal_to_reference(const Arguments& a, double tolerance) {
   const Arguments exact = a.exact();
   const auto out = run(a);
-  const auto expected = causal_conv1d_reference(exact.x, exact.weight, exact.bias, exact.activation, exact.initial_state);
+  const auto expected =
+      causal_conv1d_reference(exact.x, exact.weight, exact.bias, exact.activation, exact.initial_state);
   EXPECT_LE(worst_row_error(std::get<0>(out), std::get<0>(expected)), tolerance);
   EXPECT_LE(worst_row_error(std::get<1>(out), std::get<1>(expected)), tolerance);
   const at::Tensor weights = at::randn_like(a.x), state_weights = at::randn_like(std::get<1>(out));
-  const auto actual = gradients(a, out, weights, state_weights), want = gradients(exact, expected, weights, state_weights);
+  const auto actual = gradients(a, out, weights, state_weights),
+             want = gradients(exact, expected, weights, state_weights);
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_LE(worst_row_error(actual[i], want[i]), tolerance) << "gradient of tensor " << i;
     EXPECT_EQ(actual[i].scalar_type(), a.tensors()[i].scalar_type()) << "gradient of tensor " << i;
@@ -63,7 +66,8 @@ void expect_equal_to_reference(const Arguments& a, double tolerance) {
 }
 
 TEST(CausalConv1dOp, EqualsItsReference) {
-  for (const auto& [time, channels, width] : {std::tuple{1, 12, 4}, {65, 20, 3}, {67, 24, 4}, {3, 70, 8}, {40, 5, 32}}) {
+  for (const auto& [time, channels, width] :
+       {std::tuple{1, 12, 4}, {65, 20, 3}, {67, 24, 4}, {3, 70, 8}, {40, 5, 32}}) {
     SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " K " << width << " seed 7");
     Arguments a = random_arguments(2, time, channels, width);
     expect_equal_to_reference(a, 1e-12);
@@ -80,6 +84,13 @@ TEST(CausalConv1dOp, OtherPrecisionsAndSlices) {
   expect_equal_to_reference(a, 1e-12);
   a.x = normal({2, 24, 67}).detach().transpose(1, 2).requires_grad_();
   expect_equal_to_reference(a, 1e-12);
+}
+
+TEST(CausalConv1dOp, OnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kDouble, at::kDouble, at::kCUDA), 1e-12);
+  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kFloat, at::kFloat, at::kCUDA), 1e-5);
+  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kBFloat16, at::kFloat, at::kCUDA), 1e-2);
 }
 
 TEST(CausalConv1dOp, MayBeCutAnywhere) {

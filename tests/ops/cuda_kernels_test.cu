@@ -1,5 +1,5 @@
-// Both CUDA kernels against float64 arithmetic on the CPU. Everything that they write is poisoned with NaN first, with a
-// margin between rows that has to stay as it is; errors are those of the worst row.
+// Both CUDA kernels against float64 arithmetic on the CPU. Everything that they write is poisoned with NaN first, with
+// a margin between rows that has to stay as it is; errors are those of the worst row.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -64,8 +64,14 @@ struct Sequence {
   int64_t batch, time, width, offset, time_stride, batch_stride;
   Memory memory;
   Sequence(DType dtype, int64_t batch, int64_t time, int64_t width, int64_t offset, int64_t margin)
-      : dtype(dtype), batch(batch), time(time), width(width), offset(offset), time_stride(width + margin),
-        batch_stride(time * (width + margin) + margin), memory((offset + batch * batch_stride) * size_of(dtype)) {}
+      : dtype(dtype),
+        batch(batch),
+        time(time),
+        width(width),
+        offset(offset),
+        time_stride(width + margin),
+        batch_stride(time * (width + margin) + margin),
+        memory((offset + batch * batch_stride) * size_of(dtype)) {}
   size_t byte(int64_t b, int64_t t, int64_t i) const {
     return (offset + b * batch_stride + t * time_stride + i) * size_of(dtype);
   }
@@ -135,14 +141,16 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 struct ScanCase {
   DType dtype;
   int64_t batch, time, channels, groups, state_size;
-  bool optional = true;     // D, z, delta_bias, softplus, initial_state, dfinal_state
+  bool optional = true;  // D, z, delta_bias, softplus, initial_state, dfinal_state
   int64_t margin = 0, offset = 0;
 };
 
 std::ostream& operator<<(std::ostream& out, const ScanCase& c) {
-  return out << (c.dtype == DType::f64 ? "f64" : c.dtype == DType::f32 ? "f32" : "bf16") << " B" << c.batch << " T" << c.time
-             << " D" << c.channels << " G" << c.groups << " N" << c.state_size << (c.optional ? " all" : " bare") << " margin "
-             << c.margin << " offset " << c.offset;
+  return out << (c.dtype == DType::f64   ? "f64"
+                 : c.dtype == DType::f32 ? "f32"
+                                         : "bf16")
+             << " B" << c.batch << " T" << c.time << " D" << c.channels << " G" << c.groups << " N" << c.state_size
+             << (c.optional ? " all" : " bare") << " margin " << c.margin << " offset " << c.offset;
 }
 
 struct ScanNumbers {  // the inputs as the kernel sees them, then what comes out
@@ -170,7 +178,8 @@ void reference(const ScanCase& c, ScanNumbers& x) {
         const int64_t i = (b * c.time + t) * c.channels + d, j = ((b * c.time + t) * c.groups + d / width) * N;
         double y = D * x.u[i];
         for (int64_t n = 0; n < N; ++n) {
-          states[(t + 1) * N + n] = std::exp(step(i) * x.A[d * N + n]) * states[t * N + n] + step(i) * x.u[i] * x.B[j + n];
+          states[(t + 1) * N + n] =
+              std::exp(step(i) * x.A[d * N + n]) * states[t * N + n] + step(i) * x.u[i] * x.B[j + n];
           y += states[(t + 1) * N + n] * x.C[j + n];
         }
         x.y[i] = c.optional ? y * x.z[i] * sigmoid(x.z[i]) : y;
@@ -209,10 +218,13 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   const DType real = real_of(c.dtype);
   Random random{std::mt19937_64(7)};
   auto sequence = [&](int64_t width) { return Sequence(c.dtype, B, T, width, c.offset, c.margin); };
-  Sequence u = sequence(M), delta = sequence(M), in_B = sequence(GN), in_C = sequence(GN), z = sequence(M), y = sequence(M);
+  Sequence u = sequence(M), delta = sequence(M), in_B = sequence(GN), in_C = sequence(GN), z = sequence(M),
+           y = sequence(M);
   Sequence dy = sequence(M), du = sequence(M), ddelta = sequence(M), dz = sequence(M);
-  Array A(real, M * N), D(real, M), bias(real, M), initial(real, B * M * N), final(real, B * M * N), dfinal(real, B * M * N);
-  Array dB(real, B * T * GN), dC(real, B * T * GN), dA(real, M * N), dD(real, M), dbias(real, M), dinitial(real, B * M * N);
+  Array A(real, M * N), D(real, M), bias(real, M), initial(real, B * M * N), final(real, B * M * N),
+      dfinal(real, B * M * N);
+  Array dB(real, B * T * GN), dC(real, B * T * GN), dA(real, M * N), dD(real, M), dbias(real, M),
+      dinitial(real, B * M * N);
   ScanNumbers x;
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   x.u = u.set(random.normal(B * T * M, 1)), x.B = in_B.set(random.normal(B * T * GN, 1));
@@ -226,10 +238,24 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
 
   auto maybe = [&](const Sequence& s) { return c.optional ? s.view() : View{}; };
   auto maybe_data = [&](const Array& s) { return c.optional ? s.data() : nullptr; };
-  SelectiveScanForward p{.dtype = c.dtype, .batch = B, .time = T, .channels = M, .groups = c.groups, .state_size = N,
-                         .delta_softplus = c.optional, .u = u.view(), .delta = delta.view(), .B = in_B.view(),
-                         .C = in_C.view(), .z = maybe(z), .A = A.data(), .D = maybe_data(D), .delta_bias = maybe_data(bias),
-                         .initial_state = maybe_data(initial), .y = y.view(), .final_state = final.data(),
+  SelectiveScanForward p{.dtype = c.dtype,
+                         .batch = B,
+                         .time = T,
+                         .channels = M,
+                         .groups = c.groups,
+                         .state_size = N,
+                         .delta_softplus = c.optional,
+                         .u = u.view(),
+                         .delta = delta.view(),
+                         .B = in_B.view(),
+                         .C = in_C.view(),
+                         .z = maybe(z),
+                         .A = A.data(),
+                         .D = maybe_data(D),
+                         .delta_bias = maybe_data(bias),
+                         .initial_state = maybe_data(initial),
+                         .y = y.view(),
+                         .final_state = final.data(),
                          .chunk_states = nullptr};
   Memory forward_scratch(cuda::workspace_bytes(p));
   Array chunk_states(real, B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N);
@@ -242,18 +268,27 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   EXPECT_LE(worst_row(y.values(), x.y, M), limit) << "y";
   EXPECT_LE(worst_row(final.values(), x.final, N), limit) << "final_state";
 
-  SelectiveScanBackward q{.forward = p, .dy = dy.view(), .dfinal_state = maybe_data(dfinal), .du = du.view(),
-                          .ddelta = ddelta.view(), .dz = maybe(dz), .dB = dB.data(), .dC = dC.data(), .dA = dA.data(),
-                          .dD = maybe_data(dD), .ddelta_bias = maybe_data(dbias), .dinitial_state = maybe_data(dinitial)};
+  SelectiveScanBackward q{.forward = p,
+                          .dy = dy.view(),
+                          .dfinal_state = maybe_data(dfinal),
+                          .du = du.view(),
+                          .ddelta = ddelta.view(),
+                          .dz = maybe(dz),
+                          .dB = dB.data(),
+                          .dC = dC.data(),
+                          .dA = dA.data(),
+                          .dD = maybe_data(dD),
+                          .ddelta_bias = maybe_data(dbias),
+                          .dinitial_state = maybe_data(dinitial)};
   Memory scratch(cuda::workspace_bytes(q));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
     cuda::selective_scan(q, scratch.data, nullptr);
     must(cudaDeviceSynchronize());
     std::vector<std::vector<unsigned char>> bytes;
-    for (const Sequence* s : {&du, &ddelta, &dz, static_cast<Sequence*>(&dB), static_cast<Sequence*>(&dC),
-                              static_cast<Sequence*>(&dA), static_cast<Sequence*>(&dD), static_cast<Sequence*>(&dbias),
-                              static_cast<Sequence*>(&dinitial)})
+    for (const Sequence* s :
+         {&du, &ddelta, &dz, static_cast<Sequence*>(&dB), static_cast<Sequence*>(&dC), static_cast<Sequence*>(&dA),
+          static_cast<Sequence*>(&dD), static_cast<Sequence*>(&dbias), static_cast<Sequence*>(&dinitial)})
       bytes.push_back(s->memory.bytes());
     if (run == 0) first = bytes;
     else EXPECT_EQ(first, bytes) << "two runs differ";
@@ -277,8 +312,8 @@ std::vector<ScanCase> scan_cases() {
     cases.push_back({dtype, 1, 70, 8, 1, 16, false});
     cases.push_back({dtype, 2, 45, 129, 3, 16, true, 3, 1});
     cases.push_back({dtype, 2, 45, 129, 3, 16, false, 8, 0});
-    cases.push_back({dtype, 8, 384, 64, 64, 16});   // chunks of 64
-    cases.push_back({dtype, 8, 1501, 64, 64, 16});  // chunks of 256, the last one short
+    cases.push_back({dtype, 8, 384, 64, 64, 16});   // chunks of 128
+    cases.push_back({dtype, 8, 1501, 64, 64, 16});  // chunks of 512, the last one short
     for (int64_t state_size : {1, 5, 32, 33, 64, 256}) cases.push_back({dtype, 2, 37, 20, 2, state_size, true, 1, 1});
     cases.push_back({dtype, 2, 50, 144, 1, 16, true, 8, 8});  // rows apart, still aligned
     cases.push_back({dtype, 1, 70, 40, 1, 24, false});
@@ -288,7 +323,8 @@ std::vector<ScanCase> scan_cases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaScan, testing::ValuesIn(scan_cases()));
 
 TEST(CudaScanShapes, RefusesAStateTooLarge) {
-  const SelectiveScanForward p{.dtype = DType::f32, .batch = 1, .time = 1, .channels = 1, .groups = 1, .state_size = 257};
+  const SelectiveScanForward p{
+      .dtype = DType::f32, .batch = 1, .time = 1, .channels = 1, .groups = 1, .state_size = 257};
   EXPECT_THROW(cuda::selective_scan(p, nullptr, nullptr), Unsupported);
 }
 
@@ -302,9 +338,11 @@ struct ConvCase {
 };
 
 std::ostream& operator<<(std::ostream& out, const ConvCase& c) {
-  return out << (c.dtype == DType::f64 ? "f64" : c.dtype == DType::f32 ? "f32" : "bf16") << " B" << c.batch << " T" << c.time
-             << " D" << c.channels << " K" << c.width << (c.optional ? " all" : " bare") << " margin " << c.margin << " offset "
-             << c.offset;
+  return out << (c.dtype == DType::f64   ? "f64"
+                 : c.dtype == DType::f32 ? "f32"
+                                         : "bf16")
+             << " B" << c.batch << " T" << c.time << " D" << c.channels << " K" << c.width
+             << (c.optional ? " all" : " bare") << " margin " << c.margin << " offset " << c.offset;
 }
 
 struct ConvNumbers {
@@ -328,7 +366,8 @@ void reference(const ConvCase& c, ConvNumbers& n) {
         const double gate = sigmoid(pre), dpre = c.optional ? n.dy[i] * gate * (1 + pre * (1 - gate)) : n.dy[i];
         n.y[i] = c.optional ? pre * gate : pre;
         n.dbias[d] += dpre;
-        for (int64_t j = 0; j < K; ++j) n.dweight[d * K + j] += dpre * x[t + j], dx[t + j] += dpre * n.weight[d * K + j];
+        for (int64_t j = 0; j < K; ++j)
+          n.dweight[d * K + j] += dpre * x[t + j], dx[t + j] += dpre * n.weight[d * K + j];
       }
       for (int64_t i = 0; i < before; ++i) {
         n.final[(b * M + d) * before + i] = x[c.time + i];
@@ -358,16 +397,30 @@ TEST_P(CudaConv, EqualsFloat64AndItself) {
   reference(c, x);
 
   auto maybe = [&](const Array& a) { return c.optional ? a.data() : nullptr; };
-  const CausalConv1dForward p{.dtype = c.dtype, .batch = B, .time = T, .channels = M, .width = K, .silu = c.optional,
-                              .x = in.view(), .weight = weight.data(), .bias = maybe(bias), .initial_state = maybe(initial),
-                              .y = y.view(), .final_state = final.data()};
+  const CausalConv1dForward p{.dtype = c.dtype,
+                              .batch = B,
+                              .time = T,
+                              .channels = M,
+                              .width = K,
+                              .silu = c.optional,
+                              .x = in.view(),
+                              .weight = weight.data(),
+                              .bias = maybe(bias),
+                              .initial_state = maybe(initial),
+                              .y = y.view(),
+                              .final_state = final.data()};
   cuda::causal_conv1d(p, nullptr);
   const double limit = tolerance(c.dtype);
   EXPECT_LE(worst_row(y.values(), x.y, M), limit) << "y";
   if (K > 1) EXPECT_LE(worst_row(final.values(), x.final, M * before), limit) << "final_state";
 
-  const CausalConv1dBackward q{.forward = p, .dy = dy.view(), .dfinal_state = maybe(dfinal), .dx = dx.view(),
-                               .dweight = dweight.data(), .dbias = maybe(dbias), .dinitial_state = maybe(dinitial)};
+  const CausalConv1dBackward q{.forward = p,
+                               .dy = dy.view(),
+                               .dfinal_state = maybe(dfinal),
+                               .dx = dx.view(),
+                               .dweight = dweight.data(),
+                               .dbias = maybe(dbias),
+                               .dinitial_state = maybe(dinitial)};
   Memory scratch(cuda::workspace_bytes(q));
   Numbers dweights;
   for (int run = 0; run < 2; ++run) {

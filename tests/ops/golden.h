@@ -1,6 +1,6 @@
 #pragma once
-// Golden files as tensors, and the error that tests of operators bound. Other people's numbers live outside the project,
-// in the folder ASSAY_SHARED (default: shared/ beside the checkout).
+// Golden files as tensors, and the error that tests of operators bound. Other people's numbers live outside the
+// project, in the folder ASSAY_SHARED (default: shared/ beside the checkout).
 #include <torch/torch.h>
 
 #include <cstdlib>
@@ -32,7 +32,8 @@ inline std::map<std::string, at::Tensor> read_golden(const std::filesystem::path
 inline double worst_row_error(const at::Tensor& actual, const at::Tensor& expected) {
   if (!actual.defined() || actual.sizes() != expected.sizes()) return std::numeric_limits<double>::infinity();
   const auto difference = (actual.to(at::kDouble) - expected.to(at::kDouble)).norm(2, -1);
-  const auto error = at::where(difference == 0, at::zeros_like(difference), difference / expected.to(at::kDouble).norm(2, -1));
+  const auto error =
+      at::where(difference == 0, at::zeros_like(difference), difference / expected.to(at::kDouble).norm(2, -1));
   return error.numel() == 0 ? 0 : error.nan_to_num(INFINITY, INFINITY).max().item<double>();
 }
 

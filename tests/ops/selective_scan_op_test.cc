@@ -20,7 +20,8 @@ struct Arguments {
 
   std::map<std::string, at::Tensor> tensors() const {
     std::map<std::string, at::Tensor> all{{"u", u}, {"delta", delta}, {"A", A}, {"B", B}, {"C", C}};
-    for (const auto& [name, tensor] : {std::pair{"D", D}, {"z", z}, {"delta_bias", delta_bias}, {"initial_state", initial_state}})
+    for (const auto& [name, tensor] :
+         {std::pair{"D", D}, {"z", z}, {"delta_bias", delta_bias}, {"initial_state", initial_state}})
       if (tensor) all[name] = *tensor;
     return all;
   }
@@ -29,17 +30,19 @@ auto run(const Arguments& a) {
   return selective_scan(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus, a.initial_state);
 }
 auto run_reference(const Arguments& a) {
-  return selective_scan_reference(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus, a.initial_state);
+  return selective_scan_reference(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus,
+                                  a.initial_state);
 }
 
 Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t groups, int64_t N,
-                           at::ScalarType dtype = at::kDouble, at::ScalarType real = at::kDouble) {
+                           at::ScalarType dtype = at::kDouble, at::ScalarType real = at::kDouble,
+                           at::Device device = at::kCPU) {
   torch::manual_seed(7);
-  auto normal = [](at::IntArrayRef shape, at::ScalarType type) {
-    return at::randn(shape, at::kDouble).to(type).requires_grad_();
+  auto normal = [&](at::IntArrayRef shape, at::ScalarType type) {
+    return at::randn(shape, at::kDouble).to(device, type).requires_grad_();
   };
   Arguments a{normal({batch, time, channels}, dtype), normal({batch, time, channels}, dtype),
-              (-at::rand({channels, N}, at::kDouble) - 0.1).to(real).requires_grad_(),
+              (-at::rand({channels, N}, at::kDouble) - 0.1).to(device, real).requires_grad_(),
               normal({batch, time, groups, N}, dtype), normal({batch, time, groups, N}, dtype)};
   a.D = normal({channels}, real), a.z = normal({batch, time, channels}, dtype), a.delta_bias = normal({channels}, real);
   a.initial_state = normal({batch, channels, N}, real);
@@ -49,7 +52,7 @@ Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_
 // Gradients of Σ weights ⊙ y + Σ state_weights ⊙ final_state by name; an undefined weight leaves that output out.
 std::map<std::string, at::Tensor> gradients(const Arguments& a, const std::tuple<at::Tensor, at::Tensor>& out,
                                             const at::Tensor& weights, const at::Tensor& state_weights) {
-  at::Tensor loss = at::zeros({}, at::kDouble);
+  at::Tensor loss = at::zeros({}, a.u.options().dtype(at::kDouble));
   if (weights.defined()) loss = loss + (std::get<0>(out).to(at::kDouble) * weights).sum();
   if (state_weights.defined()) loss = loss + (std::get<1>(out).to(at::kDouble) * state_weights).sum();
   std::vector<at::Tensor> inputs;
@@ -68,7 +71,8 @@ std::map<std::string, at::Tensor> gradients(const Arguments& a, const std::tuple
 void expect_equal_to_reference(const Arguments& a, double tolerance, const at::Tensor& weights,
                                const at::Tensor& state_weights) {
   Arguments exact = a;  // the twin in double on the same numbers
-  for (at::Tensor* t : {&exact.u, &exact.delta, &exact.A, &exact.B, &exact.C}) *t = t->detach().to(at::kDouble).requires_grad_();
+  for (at::Tensor* t : {&exact.u, &exact.delta, &exact.A, &exact.B, &exact.C})
+    *t = t->detach().to(at::kDouble).requires_grad_();
   for (Optional* t : {&exact.D, &exact.z, &exact.delta_bias, &exact.initial_state})
     if (*t) *t = (*t)->detach().to(at::kDouble).requires_grad_();
   const auto out = run(a), expected = run_reference(exact);
@@ -80,8 +84,10 @@ void expect_equal_to_reference(const Arguments& a, double tolerance, const at::T
 }
 
 TEST(SelectiveScanOp, EqualsItsReference) {
-  for (const auto& [time, channels, groups, N] : {std::tuple{1, 12, 1, 4}, {65, 20, 1, 8}, {67, 24, 2, 16}, {130, 24, 2, 100}}) {
-    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " G " << groups << " N " << N << " seed 7");
+  for (const auto& [time, channels, groups, N] :
+       {std::tuple{1, 12, 1, 4}, {65, 20, 1, 8}, {67, 24, 2, 16}, {130, 24, 2, 100}}) {
+    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " G " << groups << " N " << N
+                                    << " seed 7");
     const Arguments a = random_arguments(2, time, channels, groups, N);
     const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
     expect_equal_to_reference(a, 1e-12, weights, state_weights);
@@ -109,6 +115,18 @@ TEST(SelectiveScanOp, SingleAndMixedPrecision) {
   EXPECT_EQ(std::get<1>(run(mixed)).scalar_type(), at::kFloat);
 }
 
+TEST(SelectiveScanOp, OnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const auto& [groups, N] : {std::pair{1, 16}, {2, 24}})
+    for (const auto& [dtype, real, tolerance] : {std::tuple{at::kDouble, at::kDouble, 1e-12},
+                                                 {at::kFloat, at::kFloat, 1e-5},
+                                                 {at::kBFloat16, at::kFloat, 1e-2}}) {
+      SCOPED_TRACE(testing::Message() << "G " << groups << " N " << N << " " << dtype << " seed 7");
+      const Arguments a = random_arguments(2, 131, 24, groups, N, dtype, real, at::kCUDA);
+      expect_equal_to_reference(a, tolerance, at::randn_like(a.u).to(at::kDouble), {});
+    }
+}
+
 // B, C as slices of one projection, u and z as halves of another: read where they lie.
 TEST(SelectiveScanOp, ReadsSlices) {
   const int64_t batch = 2, time = 67, channels = 24, N = 16;
@@ -120,7 +138,8 @@ TEST(SelectiveScanOp, ReadsSlices) {
   a.u = halves.narrow(2, 0, channels).detach().requires_grad_();
   a.z = halves.narrow(2, channels, channels).detach().requires_grad_();
   a.delta = at::randn({batch, channels, time}, at::kDouble).transpose(1, 2).detach().requires_grad_();
-  expect_equal_to_reference(a, 1e-12, at::randn({batch, time, channels}, at::kDouble), at::randn_like(*a.initial_state));
+  expect_equal_to_reference(a, 1e-12, at::randn({batch, time, channels}, at::kDouble),
+                            at::randn_like(*a.initial_state));
 }
 
 TEST(SelectiveScanOp, MayBeCutAnywhere) {
@@ -155,7 +174,8 @@ TEST(SelectiveScanOp, WithoutGradientGivesTheSameBits) {
 
 // The files hold [B, Dm, T], and B, C as [B, N, T] or [B, G, N, T].
 TEST(SelectiveScanOp, EqualsTheGoldenFiles) {
-  for (const std::string name : {"selective_scan_T128", "selective_scan_T65", "selective_scan_T65_groups", "selective_scan_T67_plain"}) {
+  for (const std::string name :
+       {"selective_scan_T128", "selective_scan_T65", "selective_scan_T65_groups", "selective_scan_T67_plain"}) {
     SCOPED_TRACE(name);
     if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
     auto golden = read_golden(golden_file(name));
@@ -164,16 +184,19 @@ TEST(SelectiveScanOp, EqualsTheGoldenFiles) {
       std::map<std::string, at::Tensor> in;
       for (const std::string x : {"u", "delta", "z", "A", "B", "C", "D", "delta_bias"})
         if (golden.contains("in." + x)) in[x] = golden["in." + x].clone().to(dtype).detach().requires_grad_();
-      auto rows = [&](const std::string& x) -> Optional { return in.contains(x) ? Optional(time_first(in[x])) : Optional(); };
+      auto rows = [&](const std::string& x) -> Optional {
+        return in.contains(x) ? Optional(time_first(in[x])) : Optional();
+      };
       auto grouped = [&](const std::string& x) { return in[x].dim() == 3 ? rows(x)->unsqueeze(2) : *rows(x); };
       auto plain = [&](const std::string& x) { return in.contains(x) ? Optional(in[x]) : Optional(); };
-      const auto [y, state] = selective_scan(*rows("u"), *rows("delta"), in["A"], grouped("B"), grouped("C"), plain("D"),
-                                             rows("z"), plain("delta_bias"), in.contains("delta_bias"));
+      const auto [y, state] = selective_scan(*rows("u"), *rows("delta"), in["A"], grouped("B"), grouped("C"),
+                                             plain("D"), rows("z"), plain("delta_bias"), in.contains("delta_bias"));
       EXPECT_LE(worst_row_error(y, time_first(golden["out.y"])), tolerance);
       EXPECT_LE(worst_row_error(state, golden["out.state"]), tolerance);
       (y * time_first(golden["cot.y"]).to(dtype)).sum().backward();
       for (const auto& [x, tensor] : in)
-        EXPECT_LE(worst_row_error(tensor.grad(), golden["grad." + x]), tolerance) << "gradient of " << x << " " << dtype;
+        EXPECT_LE(worst_row_error(tensor.grad(), golden["grad." + x]), tolerance)
+            << "gradient of " << x << " " << dtype;
     }
   }
 }
@@ -217,7 +240,8 @@ TEST(SelectiveScanOp, SaysWhichPathItTakes) {
   std::map<std::string, std::string> paths;
   for (const OpPath& path : op_paths()) paths[path.op + " " + path.device] = path.path;
   EXPECT_THAT(paths["selective_scan cpu"], testing::StartsWith("cpu kernel (Highway "));
-  EXPECT_THAT(paths["selective_scan cuda"], testing::AnyOf("cuda kernel sm_90a", testing::HasSubstr("built without CUDA")));
+  EXPECT_THAT(paths["selective_scan cuda"],
+              testing::AnyOf("cuda kernel sm_90a", testing::HasSubstr("built without CUDA")));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ class FakeStudyFolder {
   void write(const fs::path& study, const std::vector<std::string>& unfinished = {}) {
     make_folder(study / "configs");
     study::Plan plan{
-        "fake", "reference = \"full\"\n", "full", {{"", {"", train, out_of_domain, 512, "test"}, {}, {}}}, {}};
+        "fake", "reference = \"full\"\n", "full", {{"", {"", train, out_of_domain, 512}, {}, {}}}, {}};
     std::vector<study::PlannedRun> runs;
     for (const FakeModel& model : models) {
       plan.models.push_back({model.name, seeds, {}, {}});

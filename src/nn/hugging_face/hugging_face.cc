@@ -242,7 +242,7 @@ std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder) {
 
 void write_hugging_face(const fs::path& folder, const LanguageModel& model, const nlohmann::json& settings) {
   nlohmann::json config = hugging_face_config(model.spec);
-  config.update(settings);
+  if (!settings.is_null()) config.update(settings);
   const NamedTensors tensors = to_hugging_face(model.spec, named_parameters_of(model));
   make_folder(folder);
   save_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});

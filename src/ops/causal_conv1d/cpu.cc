@@ -6,13 +6,13 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/causal_conv1d/cpu.cc"
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include "hwy/foreach_target.h"
+#include <hwy/foreach_target.h>
 //
 #include "ops/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
-namespace {  // other operators have tiles and scratch of their own
+namespace {                                     // other operators have tiles and scratch of their own
 constexpr int64_t kBlock = 32, kMaxWidth = 32;  // steps at a time; the widest kernel
 
 struct Tile {
@@ -143,8 +143,7 @@ HWY_NOINLINE void correlate(int64_t steps, int64_t K, Scratch<R>& s) {
 
 // dxe_i for i in [i0, i0 + steps) goes where the input came from: initial_state, then x.
 template <class R>
-void write_input_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t i0, int64_t steps,
-                          Scratch<R>& s) {
+void write_input_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t i0, int64_t steps, Scratch<R>& s) {
   const CausalConv1dForward& p = q.forward;
   const int64_t past = p.width - 1;
   const R* dfinal = state_at<R>(q.dfinal_state, p, tile);
@@ -233,8 +232,7 @@ void convolve_forward(const CausalConv1dForward& p, const ParallelFor& parallel)
   p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
 }
 void convolve_backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
-                                : backward<float>(q, workspace, parallel);
+  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel) : backward<float>(q, workspace, parallel);
 }
 
 }  // namespace

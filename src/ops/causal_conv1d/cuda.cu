@@ -1,5 +1,5 @@
-// A thread owns kVector neighbouring channels over a tile of time and walks it once, the last inputs in registers. So x is
-// read once (and K − 1 steps more a tile), in pieces of kVector channels, and y written once.
+// A thread owns kVector neighbouring channels over a tile of time and walks it once, the last inputs in registers. So x
+// is read once (and K − 1 steps more a tile), in pieces of kVector channels, and y written once.
 #include <algorithm>
 #include <initializer_list>
 
@@ -9,7 +9,10 @@
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kThreads = 128, kForwardTile = 64, kBackwardTile = 64, kAhead = 4, kMaxWidth = 8;
+constexpr int kThreads = 128, kTile = 64, kMaxWidth = 8;
+constexpr int kAhead = 4;  // steps loaded together, while those before are worked on
+constexpr int kForwardBytes = 8,
+              kBackwardBytes = 4;  // of a thread's channels: more would leave fewer threads a register
 
 template <class T, int kVector>
 struct alignas(sizeof(T) * kVector) Pack {
@@ -28,10 +31,12 @@ struct Channels {
   using R = Real<T>;
   using P = Pack<T, kVector>;
   const CausalConv1dForward& p;
-  int64_t b, d;
+  int64_t b, d, begin;
+  int last;  // step of the sequence, counted from the tile's begin; no more than two tiles on
   R weight[kWidth][kVector], bias[kVector];
 
-  __device__ Channels(const CausalConv1dForward& p, int64_t b, int64_t d) : p(p), b(b), d(d) {
+  __device__ Channels(const CausalConv1dForward& p, int64_t b, int64_t d, int64_t begin)
+      : p(p), b(b), d(d), begin(begin), last(int(min(p.time - 1 - begin, int64_t{2 * kTile}))) {
     for (int v = 0; v < kVector; ++v) {
       bias[v] = p.bias ? static_cast<const R*>(p.bias)[d + v] : R(0);
 #pragma unroll
@@ -44,10 +49,11 @@ struct Channels {
   __device__ P* at(const View& view, int64_t t) const {
     return reinterpret_cast<P*>(static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride + d);
   }
-  __device__ void load(R (&out)[kVector], const View& view, int64_t t) const {
-    const P pack = t >= 0 && t < p.time ? *at(view, t) : P{};
+  // kAhead steps from begin + t on; steps after the last repeat it.
+  __device__ void fetch(P (&out)[kAhead], const View& view, int t) const {
+    const P* from = at(view, begin);
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) out[v] = real(pack.value[v]);
+    for (int i = 0; i < kAhead; ++i) out[i] = from[min(t + i, last) * (view.time_stride / kVector)];
   }
   __device__ void store(const View& view, int64_t t, const R (&in)[kVector]) const {
     P pack;
@@ -56,12 +62,17 @@ struct Channels {
     *at(view, t) = pack;
   }
   // Index in a [B, Dm, K − 1] state of what channel d + v held at time t, t counted from the state's end.
-  __device__ int64_t state(int v, int64_t t) const { return (b * p.channels + d + v) * (p.width - 1) + p.width - 1 + t; }
+  __device__ int64_t state(int v, int64_t t) const {
+    return (b * p.channels + d + v) * (p.width - 1) + p.width - 1 + t;
+  }
   // x, also before the sequence.
   __device__ void input(R (&out)[kVector], int64_t t) const {
-    load(out, p.x, t);
-    if (t < 0 && t > -p.width && p.initial_state)
-      for (int v = 0; v < kVector; ++v) out[v] = static_cast<const R*>(p.initial_state)[state(v, t)];
+    const P pack = t >= 0 ? *at(p.x, t) : P{};
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      out[v] = real(pack.value[v]);
+      if (t < 0 && t > -p.width && p.initial_state) out[v] = static_cast<const R*>(p.initial_state)[state(v, t)];
+    }
   }
   __device__ R convolve(const R (&x)[kWidth][kVector], int v) const {
     R sum = bias[v];
@@ -70,6 +81,12 @@ struct Channels {
     return sum;
   }
 };
+
+template <class T, int kVector>
+__device__ void unpack(Real<T> (&out)[kVector], const Pack<T, kVector>& pack) {
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) out[v] = real(pack.value[v]);
+}
 
 template <int kWidth, int kVector, class R>
 __device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
@@ -82,24 +99,30 @@ __device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
 }
 
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads) forward_kernel(CausalConv1dForward p) {
+__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3) forward_kernel(CausalConv1dForward p) {
   using R = Real<T>;
-  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kForwardTile);
+  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
   if (job >= vectors * tiles * p.batch) return;
-  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector);
-  const int64_t begin = tile * kForwardTile, end = min(begin + kForwardTile, p.time);
+  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector, tile * kTile);
+  const int64_t begin = tile * kTile;
+  const int steps = int(min(int64_t{kTile}, p.time - begin));
 
+  Pack<T, kVector> next[kAhead];
+  c.fetch(next, p.x, 0);
   R window[kWidth][kVector] = {};
-  for (int64_t t = begin - (kWidth - 1); t < begin; ++t) {
+#pragma unroll
+  for (int i = 1 - kWidth; i < 0; ++i) {
     R x[kVector];
-    c.input(x, t);
+    c.input(x, begin + i);
     push(window, x);
   }
-  for (int64_t t = begin; t < end; t += kAhead) {
+#pragma unroll 1
+  for (int t = 0; t < steps; t += kAhead) {
     R x[kAhead][kVector];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) c.load(x[i], p.x, t + i);
+    for (int i = 0; i < kAhead; ++i) unpack(x[i], next[i]);
+    c.fetch(next, p.x, t + kAhead);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       push(window, x[i]);
@@ -109,10 +132,10 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(CausalConv1dForward p
         y[v] = c.convolve(window, v);
         if (p.silu) y[v] *= sigmoid(y[v]);
       }
-      if (t + i < end) c.store(p.y, t + i, y);
+      if (t + i < steps) c.store(p.y, begin + t + i, y);
     }
   }
-  if (end < p.time) return;
+  if (begin + steps < p.time) return;
   for (int64_t t = -(p.width - 1); t < 0; ++t) {
     R x[kVector];
     c.input(x, p.time + t);
@@ -122,50 +145,59 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(CausalConv1dForward p
 
 // A tile yields dx of its own steps, for which it needs d pre of K − 1 steps more, and its part of dweight and dbias.
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads) backward_kernel(CausalConv1dBackward q, Real<T>* part_dweight, Real<T>* part_dbias) {
+__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
+    backward_kernel(CausalConv1dBackward q, Real<T>* part_dweight, Real<T>* part_dbias) {
   using R = Real<T>;
   const CausalConv1dForward& p = q.forward;
-  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kBackwardTile);
+  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
   if (job >= vectors * tiles * p.batch) return;
-  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector);
-  const int64_t begin = tile * kBackwardTile, end = min(begin + kBackwardTile, p.time);
+  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector, tile * kTile);
+  const int64_t begin = tile * kTile;
+  const int steps = int(min(int64_t{kTile}, p.time - begin));
 
   R window[kWidth][kVector] = {}, dpre[kWidth][kVector] = {}, dweight[kWidth][kVector] = {}, dbias[kVector] = {};
-  for (int64_t t = begin - (kWidth - 1); t < begin; ++t) {
+  Pack<T, kVector> next_x[kAhead], next_dy[kAhead];
+  c.fetch(next_x, p.x, 0), c.fetch(next_dy, q.dy, 0);
+#pragma unroll
+  for (int i = 1 - kWidth; i < 0; ++i) {
     R x[kVector];
-    c.input(x, t);
+    c.input(x, begin + i);
     push(window, x);
   }
-  for (int64_t first = begin; first < end + kWidth - 1; first += kAhead) {
+#pragma unroll 1
+  for (int first = 0; first < steps + kWidth - 1; first += kAhead) {
     R x[kAhead][kVector], dy[kAhead][kVector];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) c.load(x[i], p.x, first + i), c.load(dy[i], q.dy, first + i);  // 0 from p.time on
+    for (int i = 0; i < kAhead; ++i) unpack(x[i], next_x[i]), unpack(dy[i], next_dy[i]);
+    c.fetch(next_x, p.x, first + kAhead), c.fetch(next_dy, q.dy, first + kAhead);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int64_t t = first + i, s = t - (kWidth - 1);
+      const int t = first + i, before = t - (kWidth - 1);  // steps of pre and of dx, counted from begin
       push(window, x[i]);
       R d[kVector], dx[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
-        d[v] = dy[i][v];
+        d[v] = t <= c.last ? dy[i][v] : R(0);
         if (p.silu) {
           const R pre = c.convolve(window, v), gate = sigmoid(pre);
           d[v] *= gate * (1 + pre * (1 - gate));
         }
-        const R own = t < end ? d[v] : R(0);
+        const R own = t < steps ? d[v] : R(0);
         dbias[v] += own;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dweight[j][v] += own * window[j][v];
       }
       push(dpre, d);
-      if (s >= end || s <= -p.width || (s < begin && begin > 0)) continue;
+      if (before >= steps || (before < 0 && (begin > 0 || before <= -p.width))) continue;
+      const int64_t s = begin + before;
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         dx[v] = 0;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx[v] += c.weight[j][v] * dpre[kWidth - 1 - j][v];
-        if (q.dfinal_state && s - p.time > -p.width) dx[v] += static_cast<const R*>(q.dfinal_state)[c.state(v, s - p.time)];
+        if (q.dfinal_state && s - p.time > -p.width)
+          dx[v] += static_cast<const R*>(q.dfinal_state)[c.state(v, s - p.time)];
         if (s < 0 && q.dinitial_state) static_cast<R*>(q.dinitial_state)[c.state(v, s)] = dx[v];
       }
       if (s >= 0) c.store(q.dx, s, dx);
@@ -180,7 +212,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(CausalConv1dBackward
   }
 }
 
-int64_t rows(const CausalConv1dForward& p) { return p.batch * ceil_div(p.time, kBackwardTile); }
+int64_t rows(const CausalConv1dForward& p) { return p.batch * ceil_div(p.time, kTile); }
 
 template <class R>
 struct Scratch {
@@ -204,13 +236,14 @@ bool aligned(std::initializer_list<View> views, int64_t channels, size_t element
 // f(an integral constant of kWidth, one of kVector): kVector elements are `bytes` wide where that is aligned, else 1.
 template <class T, int kBytes, class F>
 void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, F&& f) {
-  constexpr int kVector = kBytes / sizeof(T);
+  constexpr int kVector = std::max<int>(1, kBytes / sizeof(T));
   auto with_width = [&](auto vector) {
     if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector);
     else f(std::integral_constant<int, 8>{}, vector);
   };
-  if (aligned(views, p.channels, sizeof(T), kVector)) with_width(std::integral_constant<int, kVector>{});
-  else with_width(std::integral_constant<int, 1>{});
+  if (kVector == 1 || aligned(views, p.channels, sizeof(T), kVector))
+    with_width(std::integral_constant<int, kVector>{});
+  else if constexpr (kVector > 1) with_width(std::integral_constant<int, 1>{});
 }
 
 unsigned blocks(const CausalConv1dForward& p, int64_t vector, int64_t tile) {
@@ -231,9 +264,9 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
   check(p);
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
-    with_shape<T, 16>(p, {p.x, p.y}, [&](auto width, auto vector) {
+    with_shape<T, kForwardBytes>(p, {p.x, p.y}, [&](auto width, auto vector) {
       forward_kernel<T, width(), vector()>
-          <<<blocks(p, vector(), kForwardTile), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+          <<<blocks(p, vector(), kTile), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
     });
   });
   check_launch("causal_conv1d forward");
@@ -248,9 +281,9 @@ void causal_conv1d(const CausalConv1dBackward& q, void* workspace, Stream raw_st
     using R = Real<T>;
     Arena arena{static_cast<char*>(workspace)};
     const Scratch<R> scratch(p, arena);
-    with_shape<T, 8>(p, {p.x, q.dy, q.dx}, [&](auto width, auto vector) {
+    with_shape<T, kBackwardBytes>(p, {p.x, q.dy, q.dx}, [&](auto width, auto vector) {
       backward_kernel<T, width(), vector()>
-          <<<blocks(p, vector(), kBackwardTile), kThreads, 0, stream>>>(q, scratch.dweight, scratch.dbias);
+          <<<blocks(p, vector(), kTile), kThreads, 0, stream>>>(q, scratch.dweight, scratch.dbias);
     });
     check_launch("causal_conv1d backward");
     sum_rows(scratch.dweight, q.dweight, rows(p), p.channels * p.width, stream);

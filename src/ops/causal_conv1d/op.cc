@@ -20,8 +20,8 @@ struct Inputs {
 };
 
 CausalConv1dForward describe(const Inputs& in) {
-  CausalConv1dForward p{kernel_dtype(in.x.scalar_type()), in.x.size(0), in.x.size(1), in.x.size(2), in.weight.size(1),
-                        in.silu};
+  CausalConv1dForward p{
+      kernel_dtype(in.x.scalar_type()), in.x.size(0), in.x.size(1), in.x.size(2), in.weight.size(1), in.silu};
   p.x = view(in.x), p.weight = data(in.weight), p.bias = data(in.bias), p.initial_state = data(in.initial_state);
   return p;
 }
@@ -69,7 +69,8 @@ struct CausalConv1d : torch::autograd::Function<CausalConv1d> {
     const Inputs in{s[0], s[1], s[2], s[3], ctx->saved_data["silu"].toBool()};
     auto like = [](const at::Tensor& t) { return t.defined() ? at::empty(t.sizes(), t.options()) : at::Tensor(); };
     auto dense = [](const at::Tensor& gradient) { return gradient.defined() ? gradient.contiguous() : gradient; };
-    const at::Tensor dy = gradients[0].defined() ? dense(gradients[0]) : at::zeros_like(in.x, at::MemoryFormat::Contiguous);
+    const at::Tensor dy =
+        gradients[0].defined() ? dense(gradients[0]) : at::zeros_like(in.x, at::MemoryFormat::Contiguous);
     const at::Tensor dfinal_state = dense(gradients[1]);
     const at::Tensor dx = like(in.x), dweight = like(in.weight), dbias = like(in.bias), dstate = like(in.initial_state);
     CausalConv1dBackward q{describe(in)};
@@ -89,7 +90,8 @@ void check(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& 
   TORCH_CHECK_VALUE(width <= most, kOp, ": weight has shape ", weight.sizes(), ", [Dm, K]; K may be at most ", most,
                     " on ", x.device());
   if (bias) check_shape(kOp, "bias", *bias, {channels}, "[Dm]");
-  if (initial_state) check_shape(kOp, "initial_state", *initial_state, {x.size(0), channels, width - 1}, "[B, Dm, K-1]");
+  if (initial_state)
+    check_shape(kOp, "initial_state", *initial_state, {x.size(0), channels, width - 1}, "[B, Dm, K-1]");
   TORCH_CHECK_VALUE(activation == "none" || activation == "silu", kOp, ": activation is '", activation,
                     "', expected 'none' or 'silu'");
   check_like(kOp, "x", x, x), check_like(kOp, "weight", weight, x);

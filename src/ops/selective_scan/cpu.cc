@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/selective_scan/cpu.cc"
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include "hwy/foreach_target.h"
+#include <hwy/foreach_target.h>
 //
 #include "ops/simd-inl.h"
 
@@ -45,10 +45,11 @@ struct Scratch {
   R *A, *state;                         // A · log₂e, S_t
   R *D, *bias;                          // [kTile]
   // Backward only.
-  R *dy, *g, *dinput, *dexponent, *out;  // rows: dy_t, gradient of S_t C_t + D u_t, of Δ_t u_t, Σ_n gradient of Δ_t A · A
-  R *dstate, *dA;                        // gradient of S_t as step t + 1 sees it; [N, kTile]
-  R *dD, *dbias;                         // [kTile]
-  R *states, *decays;                    // S_{t−1} [kChunk + 1, N, kTile] and exp(Δ_t A) [kChunk, N, kTile]
+  R *dy, *g, *dinput, *dexponent,
+      *out;            // rows: dy_t, gradient of S_t C_t + D u_t, of Δ_t u_t, Σ_n gradient of Δ_t A · A
+  R *dstate, *dA;      // gradient of S_t as step t + 1 sees it; [N, kTile]
+  R *dD, *dbias;       // [kTile]
+  R *states, *decays;  // S_{t−1} [kChunk + 1, N, kTile] and exp(Δ_t A) [kChunk, N, kTile]
 
   Scratch(Carver& carve, int64_t N, bool backward) {
     for (R** rows : {&u, &step, &delta, &input, &z, &y}) *rows = carve.take<R>(kChunk * kTile<R>);
@@ -134,9 +135,8 @@ void read_chunk(const SelectiveScanForward& p, const Tile& tile, int64_t t0, int
     read_row(element(p.C, p.dtype, tile.batch, t0 + i, tile.group * N), p.dtype, N, N, s.C + i * N);
   }
   fill(s.step, size, [&](int64_t i) HWY_ATTR { return hn::Add(load(s.step + i), load(s.bias + i % kTile<R>)); });
-  fill(s.delta, size, [&](int64_t i) HWY_ATTR {
-    return p.delta_softplus ? softplus(load(s.step + i)) : load(s.step + i);
-  });
+  fill(s.delta, size,
+       [&](int64_t i) HWY_ATTR { return p.delta_softplus ? softplus(load(s.step + i)) : load(s.step + i); });
   fill(s.input, size, [&](int64_t i) HWY_ATTR { return hn::Mul(load(s.delta + i), load(s.u + i)); });
 }
 

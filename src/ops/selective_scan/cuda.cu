@@ -1,5 +1,5 @@
 // Which kernel takes which call.
-#include <algorithm>
+#include <initializer_list>
 #include <string>
 
 #include "ops/selective_scan/cuda_any.cuh"
@@ -8,9 +8,13 @@
 namespace assay::ops::cuda {
 namespace {
 
-bool takes_n16(const SelectiveScanForward& p) {
-  const auto strides = {p.u.time_stride, p.delta.time_stride, p.z.time_stride, p.B.time_stride, p.C.time_stride};
-  return p.state_size == n16::kStates && p.dtype != DType::f64 && std::max(strides) <= n16::kMaxStride;
+bool takes_n16(const SelectiveScanForward& p) { return p.state_size == n16::kStates && p.dtype != DType::f64; }
+
+void check_strides(std::initializer_list<View> views) {
+  for (const View& v : views)
+    if (v.time_stride < 0 || v.time_stride > n16::kMaxStride)
+      throw Unsupported("selective_scan on CUDA takes a stride of time of 0 to 2^28 numbers, not " +
+                        std::to_string(v.time_stride));
 }
 
 void check(const SelectiveScanForward& p) {
@@ -39,6 +43,7 @@ size_t workspace_bytes(const SelectiveScanBackward& q) {
 void selective_scan(const SelectiveScanForward& p, void* workspace, Stream raw_stream) {
   const auto stream = static_cast<cudaStream_t>(raw_stream);
   check(p);
+  check_strides({p.u, p.delta, p.z, p.B, p.C, p.y});
   if (!takes_n16(p)) with_type(p.dtype, [&](auto type) { any::forward<decltype(type)>(p, stream); });
   else if (p.dtype == DType::bf16) n16::forward<bf16>(p, workspace, stream);
   else n16::forward<float>(p, workspace, stream);
@@ -47,6 +52,7 @@ void selective_scan(const SelectiveScanForward& p, void* workspace, Stream raw_s
 void selective_scan(const SelectiveScanBackward& q, void* workspace, Stream raw_stream) {
   const auto stream = static_cast<cudaStream_t>(raw_stream);
   check(q.forward);
+  check_strides({q.forward.u, q.forward.delta, q.forward.z, q.forward.B, q.forward.C, q.dy, q.du, q.ddelta, q.dz});
   if (!takes_n16(q.forward))
     with_type(q.forward.dtype, [&](auto type) { any::backward<decltype(type)>(q, workspace, stream); });
   else if (q.forward.dtype == DType::bf16) n16::backward<bf16>(q, workspace, stream);

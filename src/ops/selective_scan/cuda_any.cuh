@@ -109,15 +109,17 @@ struct Scratch {
         dbias(arena.take<R>(p.batch * p.channels)) {}
 };
 
-// A block takes kWarps channels of its group at a time, each warp one of them, all at the same t: so the block can add up
-// dB_t and dC_t over its channels before it goes one step back.
+// A block takes kWarps channels of its group at a time, each warp one of them, all at the same t: so the block can add
+// up dB_t and dC_t over its channels before it goes one step back.
 template <class T, int kPerLane>
-__global__ void __launch_bounds__(32 * kWarps) backward_kernel(SelectiveScanBackward q, Scratch<Real<T>> scratch, int sharers) {
+__global__ void __launch_bounds__(32 * kWarps)
+    backward_kernel(SelectiveScanBackward q, Scratch<Real<T>> scratch, int sharers) {
   using R = Real<T>;
   const SelectiveScanForward& p = q.forward;
   __shared__ R part_dB[kWarps][32 * kPerLane], part_dC[kWarps][32 * kPerLane];
   const int warp = threadIdx.x / 32;
-  const int64_t sharer = blockIdx.x % sharers, group = blockIdx.x / sharers % p.groups, b = blockIdx.x / sharers / p.groups;
+  const int64_t sharer = blockIdx.x % sharers, group = blockIdx.x / sharers % p.groups,
+                b = blockIdx.x / sharers / p.groups;
   const int64_t width = p.channels / p.groups, chunks = ceil_div(p.time, kChunk);
   R* const states = scratch.states + (int64_t{blockIdx.x} * kWarps + warp) * kChunk * p.state_size;
 
@@ -125,7 +127,8 @@ __global__ void __launch_bounds__(32 * kWarps) backward_kernel(SelectiveScanBack
     const bool idle = first + warp >= width;  // such a warp only helps to add up
     const Channel<T, kPerLane> c(p, b, group * width + (idle ? 0 : first + warp));
     R G[kPerLane], dA[kPerLane], dD = 0, dbias = 0;
-    for (int k = 0; k < kPerLane; ++k) G[k] = c.has(k) ? read_or_zero<R>(q.dfinal_state, c.index(1, 0, k)) : R(0), dA[k] = 0;
+    for (int k = 0; k < kPerLane; ++k)
+      G[k] = c.has(k) ? read_or_zero<R>(q.dfinal_state, c.index(1, 0, k)) : R(0), dA[k] = 0;
 
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
       const int64_t begin = chunk * kChunk, end = min(begin + kChunk, p.time);

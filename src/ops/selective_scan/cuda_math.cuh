@@ -15,7 +15,8 @@ __device__ inline float exp2_fast(float x) {
 __device__ inline float exp_fast(float x) { return exp2_fast(x * kLog2e); }
 __device__ inline float sigmoid(float x) { return __fdividef(1.f, 1.f + exp_fast(-x)); }
 
-// softplus(x) = x > 20 ? x : log1p(exp(x)). For bf16 log1p(e) is log(1 + e), or e − e²/2 where 1 + e loses e's last bits.
+// softplus(x) = x > 20 ? x : log1p(exp(x)). For bf16 log1p(e) is log(1 + e), or e − e²/2 where 1 + e loses e's last
+// bits.
 template <class T>
 __device__ float softplus(float x) {
   const float e = exp_fast(x);
@@ -31,9 +32,9 @@ __device__ float softplus_slope(float y) {
   else return -expm1f(-y);
 }
 
-// Sums over the 32 lanes of a warp by m16n8k8 matrix products with matrices of zeros and ones: a product sums over the four
-// lanes of a quad, and two more bring the eight quads side by side and sum over them. bf16 is content with tf32's 11 bits;
-// for fp32 a number goes in as the sum of two.
+// Sums over the 32 lanes of a warp by m16n8k8 matrix products with matrices of zeros and ones: a product sums over the
+// four lanes of a quad, and two more bring the eight quads side by side and sum over them. bf16 is content with tf32's
+// 11 bits; for fp32 a number goes in as the sum of two.
 template <class T>
 struct WarpSum {
   int quad = threadIdx.x % 32 / 4, within = threadIdx.x % 4;
@@ -68,7 +69,8 @@ struct WarpSum {
     return sizeof(T) == 2 ? x : __uint_as_float(__float_as_uint(x) & 0xffffe000u);
   }
   __device__ static void multiply(float (&c)[4], float a0, float a1, float a2, float a3, float b0, float b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)), "r"(__float_as_uint(a3)),
           "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));

@@ -8,10 +8,10 @@
 
 namespace assay::ops::cuda::n16 {
 
-constexpr int kSub = 8;        // steps whose states a thread of `gradients` holds in registers, kGroup states at a time
-constexpr int kGroup = 4;
-constexpr int kUnrolled = 8;   // steps
-constexpr int kCarried = 8;    // chunks
+constexpr int kSub = 8;  // steps whose states a thread of `gradients` holds in registers, kGroup states at a time
+constexpr int kGroup = 2;
+constexpr int kUnrolled = 8;  // steps
+constexpr int kCarried = 8;   // chunks
 
 struct ForwardScratch {
   float *starts, *steps;  // [B, chunks, Dm, N] where the caller keeps no chunk_states; [B, chunks, Dm] Σ Δ of a chunk
@@ -21,16 +21,25 @@ struct ForwardScratch {
 };
 
 struct BackwardScratch {
-  float *steps, *ends;       // [B, chunks, Dm] Σ Δ of a chunk; [B, chunks, Dm, N] gradient of the state after a chunk
-  float* subs;               // [B, chunks · chunk / kSub, N, Dm] state before each kSub steps
-  float *dB, *dC;            // [group_tiles, B, T, G, N]
-  float *dA, *dD, *dbias;    // [B, chunks, Dm, N], [B, chunks, Dm], [B, chunks, Dm]
+  float *steps, *ends;     // [B, chunks, Dm] Σ Δ of a chunk; [B, chunks, Dm, N] gradient of the state after a chunk
+  float* subs;             // [B, chunks · chunk / kSub, N, Dm] state before each kSub steps
+  float *dB, *dC;          // [group_tiles, B, T, G, N]
+  float *dA, *dD, *dbias;  // [B, chunks, Dm, N], [B, chunks, Dm], [B, chunks, Dm]
   BackwardScratch(const Plan& a, Arena& arena) {
-    const int64_t rows = a.p.batch * a.chunks * a.p.channels, sums = a.group_tiles * a.p.batch * a.p.time * a.p.groups * kStates;
+    const int64_t rows = a.p.batch * a.chunks * a.p.channels,
+                  sums = a.group_tiles * a.p.batch * a.p.time * a.p.groups * kStates;
     steps = arena.take<float>(rows), ends = arena.take<float>(rows * kStates);
     subs = arena.take<float>(rows * a.chunk / kSub * kStates);
     dB = arena.take<float>(sums), dC = arena.take<float>(sums);
     dA = arena.take<float>(rows * kStates), dD = arena.take<float>(rows), dbias = arena.take<float>(rows);
+  }
+  // Into L2 the states that the block needs for the tile from step t on: a line of 128 bytes a thread.
+  template <class T>
+  __device__ void prefetch(const Plan& a, const Lane<T>& lane, int t) const {
+    static_assert(kTile / kSub * kStates * kThreads * sizeof(float) == kThreads * 128);
+    const int line = threadIdx.x % (kThreads / 32), row = threadIdx.x / (kThreads / 32);
+    const float* states = sub(a, lane, t) - (lane.live ? threadIdx.x : 0) + row * a.p.channels;
+    if (line * 32 < lane.width) asm volatile("prefetch.global.L2 [%0];" ::"l"(states + line * 32));
   }
   // This channel's state before step t.
   template <class T>
@@ -135,15 +144,16 @@ __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, const float* 
     store_states(static_cast<float*>(a.p.final_state) + lane.row(1, 0) * kStates, S);
 }
 
-// The state again, from each chunk's start, and with it y for dz, and dC. H becomes the gradient of the chunk's first state
-// from the chunk's own outputs: Σ_t P_t C_t dout_t, P_t the product of the decays from the chunk's begin to t.
+// The state again, from each chunk's start, and with it y for dz, and dC. H becomes the gradient of the chunk's first
+// state from the chunk's own outputs: Σ_t P_t C_t dout_t, P_t the product of the decays from the chunk's begin to t.
 template <class T>
 struct LocalGradientsShared {
   typename Feed<T, 4>::Shared feed;
   Parts parts;
 };
 template <class T>
-__global__ void __launch_bounds__(kThreads, 3) local_gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
+__global__ void __launch_bounds__(kThreads, 3)
+    local_gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<LocalGradientsShared<T>*>(memory);
   const Lane<T> lane(a);
@@ -225,8 +235,8 @@ __global__ void __launch_bounds__(256) carry_gradients_kernel(Plan a, SelectiveS
   if (q.dinitial_state) static_cast<float*>(q.dinitial_state)[i] = carried;
 }
 
-// Backwards through a chunk, kSub steps at a time, kGroup states at a time: first forwards from the stored state, the decays
-// and what they keep of the state into registers, then back. G is the gradient of the state.
+// Backwards through a chunk, kSub steps at a time, kGroup states at a time: first forwards from the stored state, the
+// decays and what they keep of the state into registers, then back. G is the gradient of the state.
 template <class T>
 struct GradientsShared {
   typename Feed<T, 4>::Shared feed;
@@ -253,7 +263,10 @@ __global__ void __launch_bounds__(kThreads, 3) gradients_kernel(Plan a, Selectiv
   }
   for (int tile = last; tile >= 0; tile -= kTile) {
     feed.finish();
-    if (tile > 0) feed.start(tile - kTile);
+    if (tile > 0) {
+      feed.start(tile - kTile);
+      s.prefetch(a, lane, tile - kTile);
+    }
 #pragma unroll 1
     for (int sub = kTile - kSub; sub >= 0; sub -= kSub) {
       if (tile + sub >= lane.steps) continue;
@@ -272,7 +285,8 @@ __global__ void __launch_bounds__(kThreads, 3) gradients_kernel(Plan a, Selectiv
       float dB[4] = {};  // (kSub steps × 2 states) × pairs of states, spread over the warp
 #pragma unroll 1
       for (int first = 0; first < kStates; first += kGroup) {
-        float decay[kSub][kGroup], kept[kSub][kGroup], G[kGroup], rate[kGroup], sum[kGroup], product[kGroup / 2][2 * kSub];
+        float decay[kSub][kGroup], kept[kSub][kGroup], G[kGroup], rate[kGroup], sum[kGroup],
+            product[kGroup / 2][2 * kSub];
 #pragma unroll
         for (int k = 0; k < kGroup; ++k) {
           G[k] = shared.G[first + k][own], rate[k] = shared.rates[first + k][own], sum[k] = shared.dA[first + k][own];

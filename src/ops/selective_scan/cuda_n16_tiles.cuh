@@ -13,7 +13,7 @@ namespace assay::ops::cuda::n16 {
 constexpr int kStates = 16;
 constexpr int kThreads = 128;  // channels of a block
 constexpr int kWarps = kThreads / 32;
-constexpr int kTile = 16;      // steps that a block holds in shared memory, with as many on their way
+constexpr int kTile = 16;  // steps that a block holds in shared memory, with as many on their way
 constexpr int64_t kMaxChunk = 512;
 constexpr int64_t kMaxStride = int64_t{1} << 28;  // of time, in elements: in bytes it has to fit 32 bits
 
@@ -32,7 +32,10 @@ struct Plan {
   bool aligned = false;  // every row of a tile can be read 16 bytes at a time
 
   explicit Plan(const SelectiveScanForward& p)
-      : p(p), chunk(chunk_size(p)), chunks(ceil_div(p.time, chunk)), group_width(p.channels / p.groups),
+      : p(p),
+        chunk(chunk_size(p)),
+        chunks(ceil_div(p.time, chunk)),
+        group_width(p.channels / p.groups),
         group_tiles(ceil_div(group_width, kThreads)) {}
   Plan(const SelectiveScanForward& p, int64_t element, std::initializer_list<View> read) : Plan(p) {
     aligned = group_width * element % 16 == 0 && std::all_of(read.begin(), read.end(), [&](const View& v) {
@@ -51,8 +54,8 @@ struct Column {
   __device__ T& operator[](uint32_t t) const { return *reinterpret_cast<T*>(data + uint64_t{t} * stride); }
 };
 
-// What a thread owns: one channel of one chunk. A thread after the group's last channel is idle: it reads zeros for u, delta,
-// z and dy, and A and the like of another channel; so it adds nothing to a sum over channels. It writes nothing.
+// What a thread owns: one channel of one chunk. A thread after the group's last channel is idle: it reads zeros for u,
+// delta, z and dy, and A and the like of another channel; so it adds nothing to a sum over channels. It writes nothing.
 template <class T>
 struct Lane {
   const SelectiveScanForward& p;
@@ -134,7 +137,8 @@ struct Feed {
       if (views[k].data) copy(shared.tile[1 - here][k], views[k], t);
     asm volatile("cp.async.commit_group;");
     const int n = threadIdx.x % kStates;
-    const Column<T> B = lane.column(lane.p.B, lane.group * kStates + n), C = lane.column(lane.p.C, lane.group * kStates + n);
+    const Column<T> B = lane.column(lane.p.B, lane.group * kStates + n),
+                    C = lane.column(lane.p.C, lane.group * kStates + n);
 #pragma unroll
     for (int i = 0; i < kTile / kRows; ++i) {
       const int step = min(t + int(threadIdx.x) / kStates + i * kRows, lane.steps - 1);
@@ -163,7 +167,8 @@ struct Feed {
       const Column<T> in = lane.column(v, lane.d - (lane.live ? threadIdx.x : 0) + (size ? i : 0));
 #pragma unroll
       for (int row = 0; row < kTile; row += kThreads / kPieces)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(&to[row + first][i]))),
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                         uint32_t(__cvta_generic_to_shared(&to[row + first][i]))),
                      "l"(&in[min(t + row + first, lane.steps - 1)]), "r"(size)
                      : "memory");
     } else {

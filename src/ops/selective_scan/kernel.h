@@ -48,6 +48,7 @@ void selective_scan(const SelectiveScanBackward&, void* workspace, const Paralle
 
 // CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every time (no atomics).
 // `workspace` is 256-byte aligned. fp32, fp64, bf16 (fp32 states). Throws Error with CUDA's reason when a launch fails.
+// Throws Unsupported, before any launch, for state_size > 256 or a stride of time over 2^28 numbers.
 namespace cuda {
 int64_t chunk_size(const SelectiveScanForward&);  // steps between two stored states, chosen by shape; also for the backward
 size_t workspace_bytes(const SelectiveScanForward&);

@@ -20,8 +20,13 @@ struct Inputs {
 };
 
 SelectiveScanForward describe(const Inputs& in) {
-  SelectiveScanForward p{kernel_dtype(in.u.scalar_type()), in.u.size(0), in.u.size(1), in.u.size(2), in.B.size(2),
-                         in.A.size(1), in.delta_softplus};
+  SelectiveScanForward p{kernel_dtype(in.u.scalar_type()),
+                         in.u.size(0),
+                         in.u.size(1),
+                         in.u.size(2),
+                         in.B.size(2),
+                         in.A.size(1),
+                         in.delta_softplus};
   p.u = view(in.u), p.delta = view(in.delta), p.B = view(in.B), p.C = view(in.C), p.z = view(in.z);
   p.A = data(in.A), p.D = data(in.D), p.delta_bias = data(in.delta_bias), p.initial_state = data(in.initial_state);
   return p;
@@ -54,7 +59,8 @@ Outputs run(const Inputs& in, bool with_gradient) {
   SelectiveScanForward p = describe(in);
   const auto real = in.A.options();
   Outputs out{at::empty({p.batch, p.time, p.channels}, in.u.options()),
-              at::empty({p.batch, p.channels, p.state_size}, real), {}};
+              at::empty({p.batch, p.channels, p.state_size}, real),
+              {}};
   const int64_t chunk = chunk_size(p, in.u.device());
   if (with_gradient)
     out.chunk_states = at::empty({p.batch, (p.time + chunk - 1) / chunk, p.channels, p.state_size}, real);
@@ -68,11 +74,19 @@ using torch::autograd::variable_list;
 
 struct SelectiveScan : torch::autograd::Function<SelectiveScan> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A,
-                               const at::Tensor& B, const at::Tensor& C, const OptionalTensor& D, const OptionalTensor& z,
-                               const OptionalTensor& delta_bias, const OptionalTensor& initial_state,
-                               bool delta_softplus) {
-    const Inputs in{u, delta, A, B, C, or_undefined(D), or_undefined(z), or_undefined(delta_bias),
-                    or_undefined(initial_state), delta_softplus};
+                               const at::Tensor& B, const at::Tensor& C, const OptionalTensor& D,
+                               const OptionalTensor& z, const OptionalTensor& delta_bias,
+                               const OptionalTensor& initial_state, bool delta_softplus) {
+    const Inputs in{u,
+                    delta,
+                    A,
+                    B,
+                    C,
+                    or_undefined(D),
+                    or_undefined(z),
+                    or_undefined(delta_bias),
+                    or_undefined(initial_state),
+                    delta_softplus};
     const Outputs out = run(in, true);
     ctx->save_for_backward({u, delta, A, B, C, in.D, in.z, in.delta_bias, in.initial_state, out.chunk_states});
     ctx->saved_data["delta_softplus"] = delta_softplus;
@@ -87,7 +101,8 @@ struct SelectiveScan : torch::autograd::Function<SelectiveScan> {
       return tensor.defined() ? at::empty(tensor.sizes(), dtype.options()) : at::Tensor();
     };
     auto dense = [](const at::Tensor& gradient) { return gradient.defined() ? gradient.contiguous() : gradient; };
-    const at::Tensor dy = gradients[0].defined() ? dense(gradients[0]) : at::zeros_like(in.u, at::MemoryFormat::Contiguous);
+    const at::Tensor dy =
+        gradients[0].defined() ? dense(gradients[0]) : at::zeros_like(in.u, at::MemoryFormat::Contiguous);
     const at::Tensor dfinal_state = dense(gradients[1]);
     const at::Tensor du = like(in.u, in.u), ddelta = like(in.delta, in.u), dz = like(in.z, in.u);
     const at::Tensor dB = like(in.B, in.A), dC = like(in.C, in.A), dA = like(in.A, in.A), dD = like(in.D, in.A);
@@ -113,7 +128,8 @@ void check(const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, co
   const int64_t batch = u.size(0), time = u.size(1), channels = u.size(2), N = A.size(1), groups = B.size(2);
   check_shape(kOp, "delta", delta, u.sizes(), "[B, T, Dm]");
   check_shape(kOp, "A", A, {channels, N}, "[Dm, N]");
-  TORCH_CHECK_VALUE(N <= kMaxStateSize, kOp, ": A has shape ", A.sizes(), ", [Dm, N]; N may be at most ", kMaxStateSize);
+  TORCH_CHECK_VALUE(N <= kMaxStateSize, kOp, ": A has shape ", A.sizes(), ", [Dm, N]; N may be at most ",
+                    kMaxStateSize);
   check_shape(kOp, "B", B, {batch, time, groups, N}, "[B, T, G, N]");
   TORCH_CHECK_VALUE(channels % groups == 0, kOp, ": B has ", groups, " groups (its size 2), which do not divide the ",
                     channels, " channels of u");
@@ -123,8 +139,15 @@ void check(const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, co
   if (delta_bias) check_shape(kOp, "delta_bias", *delta_bias, {channels}, "[Dm]");
   if (initial_state) check_shape(kOp, "initial_state", *initial_state, {batch, channels, N}, "[B, Dm, N]");
   const std::pair<const char*, const at::Tensor*> all[] = {
-      {"u", &u}, {"delta", &delta}, {"A", &A}, {"B", &B}, {"C", &C}, {"D", D ? &*D : nullptr}, {"z", z ? &*z : nullptr},
-      {"delta_bias", delta_bias ? &*delta_bias : nullptr}, {"initial_state", initial_state ? &*initial_state : nullptr}};
+      {"u", &u},
+      {"delta", &delta},
+      {"A", &A},
+      {"B", &B},
+      {"C", &C},
+      {"D", D ? &*D : nullptr},
+      {"z", z ? &*z : nullptr},
+      {"delta_bias", delta_bias ? &*delta_bias : nullptr},
+      {"initial_state", initial_state ? &*initial_state : nullptr}};
   for (const auto& [name, tensor] : all)
     if (tensor) check_like(kOp, name, *tensor, u);
 }
@@ -146,9 +169,10 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(const at::Tensor& u, const at:
   if (!u.is_cpu() && !(u.is_cuda() && kCudaKernels))
     return selective_scan_reference(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state);
   const auto dtype = sequence_dtype({u, delta, B, C, or_undefined(z)}), real = real_dtype(dtype);
-  const Inputs in{sequence(u, dtype), sequence(delta, dtype), parameter(A, real), sequence(B, dtype),
-                  sequence(C, dtype), parameter(D, real), sequence(z, dtype), parameter(delta_bias, real),
-                  parameter(initial_state, real), delta_softplus};
+  const Inputs in{sequence(u, dtype), sequence(delta, dtype),      parameter(A, real),
+                  sequence(B, dtype), sequence(C, dtype),          parameter(D, real),
+                  sequence(z, dtype), parameter(delta_bias, real), parameter(initial_state, real),
+                  delta_softplus};
   if (!wants_gradient(in)) {
     const Outputs out = run(in, false);
     return {out.y.to(u.scalar_type()), out.final_state};
@@ -162,7 +186,8 @@ const bool registered_path = register_kernels(kOp);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, "
-      "Tensor? delta_bias=None, bool delta_softplus=False, Tensor? initial_state=None) -> (Tensor y, Tensor final_state)",
+      "Tensor? delta_bias=None, bool delta_softplus=False, Tensor? initial_state=None) -> (Tensor y, Tensor "
+      "final_state)",
       selective_scan);
 }
 
