@@ -102,6 +102,7 @@ namespace {
 toml::table* as_table(void* table) { return static_cast<toml::table*>(table); }
 std::string toml_text(const toml::node& node) {
   if (const auto text = node.value_exact<std::string>()) return toml_string(*text);
+  if (const auto value = node.value_exact<double>()) return number(*value);
   std::ostringstream out;
   node.visit([&](const auto& value) { out << value; });
   return out.str();

@@ -57,7 +57,7 @@ at::Tensor training_losses(LanguageModel& model, const at::Tensor& tokens) {
 TEST_P(HuggingFace, ComputesWhatTransformersComputes) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     SCOPED_TRACE(c10::toString(dtype));
-    const double slack = dtype == at::kFloat ? 10 : 1.05;  // the table has one digit
+    const double slack = dtype == at::kFloat ? 10 : 3;  // in float64 what is left is the rounding of the float32 reference
     const auto m = model(dtype);
     const at::Tensor tokens = reference.at("in.tokens");
     ModelState state;
@@ -70,7 +70,7 @@ TEST_P(HuggingFace, ComputesWhatTransformersComputes) {
 TEST_P(HuggingFace, HasItsGradients) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     SCOPED_TRACE(c10::toString(dtype));
-    const double slack = dtype == at::kFloat ? 10 : 1.05;
+    const double slack = dtype == at::kFloat ? 10 : 3;
     const auto m = model(dtype);
     const NamedTensors found = gradients(*m, reference.at("in.tokens"));
     size_t expected = 0;

@@ -41,7 +41,7 @@ TEST_F(PlanErrors, NameUnknownModelsAndDomains) {
 }
 
 TEST_F(PlanErrors, RefuseWhatContradicts) {
-  expect(with("[\"fresh_a\"]", "['known_a']"), {"plan.toml:4:", "both trained on and out of domain"});
+  expect(with("[\"fresh_a\"]", "[\"known_a\"]"), {"plan.toml:4:", "both trained on and out of domain"});
   expect(with("tokens = 4000", "tokens = 4000, seed = 3"), {"plan.toml:5:", "'seed' in train is decided by the plan"});
   expect(with("seeds = [1, 2]", "seeds = [1, 1]"), {"full.seed-1 and full.seed-1 are the same run"});
   expect(with("[1, 2]", "[1, \"b\"]"), {"plan.toml:3:", "must be a list of integers"});
@@ -70,7 +70,7 @@ TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   EXPECT_FALSE(config.child("model").has("seeds"));
   EXPECT_EQ(config.child("train").value("batch_size"), "4");
   EXPECT_EQ(config.child("train").value("seed"), "7");
-  EXPECT_EQ(config.child("train").value("domains"), "['known_a']") << read_file(runs[2].config);
+  EXPECT_EQ(config.child("train").value("domains"), "[\"known_a\"]") << read_file(runs[2].config);
 }
 
 }  // namespace

@@ -10,13 +10,12 @@ std::string toml(const Settings& s) {
   s.expect("scale_attn_by_inverse_layer_idx", {false});
   s.expect("scale_attn_weights", {true});
   s.expect("tie_word_embeddings", {true});
-  const auto width = s.get<int64_t>("n_embd");
   return fmt::format(
       "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\nchannel_mixer = \"gelu\"\n"
       "norm = \"layernorm\"\nnorm_eps = {}\npositions = \"learned\"\nmax_positions = {}\n"
       "[model.attention]\nnum_heads = {}\nposition = \"none\"\nbias = true\n[model.gelu]\nd_ff = {}\nbias = true\n",
-      s.get<int64_t>("vocab_size"), width, s.get<int64_t>("n_layer"), s.get<double>("layer_norm_epsilon", 1e-5),
-      s.get<int64_t>("n_positions", 1024), s.get<int64_t>("n_head"), s.get<int64_t>("n_inner", 4 * width));
+      s.get<int64_t>("vocab_size"), s.get<int64_t>("n_embd"), s.get<int64_t>("n_layer"), s.get<double>("layer_norm_epsilon", 1e-5),
+      s.get<int64_t>("n_positions", 1024), s.get<int64_t>("n_head"), s.get<int64_t>("n_inner", 0));
 }
 
 nlohmann::json config(const Expanded& m) {
@@ -32,7 +31,7 @@ nlohmann::json config(const Expanded& m) {
           {"layer_norm_epsilon", m.get<double>("norm_eps")},
           {"n_embd", width},
           {"n_head", shape.heads},
-          {"n_inner", hidden ? nlohmann::json(hidden) : nlohmann::json()},
+          {"n_inner", hidden && hidden != 4 * width ? nlohmann::json(hidden) : nlohmann::json()},
           {"n_layer", m.get<int64_t>("num_layers")},
           {"n_positions", m.get<int64_t>("max_positions")},
           {"tie_word_embeddings", true}};

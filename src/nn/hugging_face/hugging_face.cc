@@ -100,6 +100,14 @@ std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedT
   return found;
 }
 
+std::string shape(const at::Tensor& x) { return fmt::format("[{}]", fmt::join(x.sizes(), ", ")); }
+
+std::string names_and_shapes(const Rule& rule, const std::vector<at::Tensor>& parts) {
+  std::vector<std::string> words;
+  for (size_t i = 0; i < parts.size(); ++i) words.push_back(fmt::format("'{}' {}", rule.theirs[i].name, shape(parts[i])));
+  return join(words);
+}
+
 class Taken {
  public:
   Taken(std::map<std::string, at::Tensor> tensors, std::string where) : tensors_(std::move(tensors)), where_(std::move(where)) {}
@@ -110,7 +118,7 @@ class Taken {
     for (const Part& part : rule.theirs) rows += parts.emplace_back(take(part)).size(0);
     for (size_t i = 0; i < parts.size(); ++i)
       if (parts[i].size(0) * total_share(rule) != rows * rule.theirs[i].share || parts[i].sizes().slice(1) != parts[0].sizes().slice(1))
-        fail("{}: tensor '{}' is {}, which does not fit config.json and the tensors beside it", where_, rule.theirs[i].name, shape(parts[i]));
+        fail("{}: {} do not fit config.json and one another", where_, names_and_shapes(rule, parts));
     return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
   }
 
@@ -129,7 +137,6 @@ class Taken {
   }
 
  private:
-  static std::string shape(const at::Tensor& x) { return fmt::format("[{}]", fmt::join(x.sizes(), ", ")); }
 
   at::Tensor take(const Part& part) {
     const auto found = tensors_.find(part.name);
