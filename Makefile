@@ -33,7 +33,7 @@ build: .venv/ready
 demo: TARGET = assay_cli
 demo: build
 	@echo "== demo: $(PLAN) into $(STUDY)"
-	@$(BUILD)/assay run $(PLAN) -o $(STUDY)
+	@$(BUILD)/assay run $(PLAN) -o $(STUDY) --jobs $(JOBS)
 
 test: build
 	@echo "== test"
