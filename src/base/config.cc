@@ -1,6 +1,7 @@
 #include "base/config.h"
 
 #include <algorithm>
+#include <ranges>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <toml++/toml.h>
@@ -96,6 +97,7 @@ std::string to_toml(const Fields& fields) {
 struct ConfigNode::Document {
   toml::table root;
   std::string source;
+  std::vector<std::string> assignments;  // "train.steps=100", as set() took them
 };
 
 namespace {
@@ -152,6 +154,7 @@ void ConfigNode::set(std::string_view assignment) {
     }
   }
   merge_into(*as_table(table_), parsed);
+  document_->assignments.emplace_back(assignment);
 }
 
 bool ConfigNode::has(const std::string& key) const { return table_ && as_table(table_)->contains(key); }
@@ -176,6 +179,9 @@ std::string ConfigNode::value(const std::string& key) const {
 }
 
 std::string ConfigNode::where(const std::string& key) const {
+  const std::string assigned = (name_.empty() ? key : name_ + "." + key) + "=";
+  for (const std::string& assignment : document_->assignments | std::views::reverse)
+    if (assignment.starts_with(assigned)) return "--set " + assignment;
   return has(key) ? position(document_->source, as_table(table_)->get(key)->source()) : document_->source;
 }
 

@@ -21,7 +21,7 @@ std::map<int64_t, fs::path> checkpoints(const fs::path& run) {
   if (!fs::is_directory(run / "checkpoints")) return found;
   for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
     const std::string name = entry.path().filename();
-    if (name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos && name.size() > 5)
+    if (name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos && name.size() > 5 && name.size() < 24)
       found[std::stoll(name.substr(5))] = entry.path();
   }
   return found;
@@ -32,7 +32,7 @@ template <class Visit>
 void visit(auto& p, Visit&& field) {
   field("step", p.step), field("interval_loss", p.interval_loss), field("interval_steps", p.interval_steps);
   field("evaluation_loss", p.evaluation_loss), field("evaluation_steps", p.evaluation_steps);
-  field("mean_loss", p.mean_loss), field("seconds", p.seconds);
+  field("last_loss", p.last_loss), field("mean_loss", p.mean_loss), field("seconds", p.seconds);
 }
 
 }  // namespace
@@ -64,8 +64,9 @@ Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, Ada
   return progressed;
 }
 
-std::optional<fs::path> newest_checkpoint(const fs::path& run) {
-  const auto found = checkpoints(run);
+std::optional<fs::path> newest_checkpoint(const fs::path& run, int64_t last_step) {
+  auto found = checkpoints(run);
+  found.erase(found.upper_bound(last_step), found.end());
   return found.empty() ? std::nullopt : std::optional(found.rbegin()->second);
 }
 

@@ -109,24 +109,29 @@ class Run {
     }
   }
 
-  std::string last_good() const {
-    const auto newest = newest_checkpoint(folder);
-    return newest ? "the last good checkpoint is " + newest->string() : "there is no checkpoint before it";
+  // The checkpoint of the step that fails holds the very weights that fail.
+  std::string last_good(int64_t failing_step) const {
+    const auto good = newest_checkpoint(folder, failing_step - 1);
+    return good ? "the last good checkpoint is " + good->string() : "there is no checkpoint before it";
   }
 
   void check(int64_t step, double loss, double norm) {
     if (!std::isfinite(loss) || !std::isfinite(norm))
       fail<Error>("step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. Lower learning_rate, or raise warmup_steps.", step,
-                  loss, norm, first_nonfinite(step), last_good());
+                  loss, norm, first_nonfinite(step), last_good(step));
     if (c.spike > 0 && step > std::max<int64_t>(c.warmup_steps, 50) && loss > state.mean_loss + c.spike)
       fail<Error>("step {}: the loss jumped to {:.3f} from a running mean of {:.3f} (train.spike = {}); every value is finite; {}.", step, loss,
-                  state.mean_loss, c.spike, last_good());
+                  state.mean_loss, c.spike, last_good(step));
     state.mean_loss = step == 0 ? loss : 0.98 * state.mean_loss + 0.02 * loss;
   }
 
   void evaluate(Metrics& metrics) {
     const Clock::time_point start = Clock::now();
     const eval::Losses losses = held_out->run(*model);
+    for (const auto& [name, set] : losses)
+      if (!std::isfinite(set.total().nll))
+        fail<Error>("step {}: held-out loss {} on {}; first non-finite value in {}; {}. Lower learning_rate, or raise warmup_steps.", state.step,
+                    set.total().nll, name, first_nonfinite(state.step), last_good(state.step));
     make_folder(folder / "evaluations");
     write_losses(folder / "evaluations" / fmt::format("step-{}.safetensors", state.step), losses);
     Json line = {{"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"evaluation", to_json(losses)},
@@ -154,17 +159,19 @@ class Run {
   double flops_per_token = 0;
 };
 
-// Claims the folder for this config, or refuses.
-void open_folder(const RunConfig& config, const TrainOptions& options) {
-  const fs::path file = options.run / "config.toml";
-  if (!fs::exists(file)) {
-    write_file(file, config.toml());
-  } else if (!options.resume) {
-    fail("{}: holds a run already; give --resume to go on with it, or another folder. Nothing was changed.", options.run.string());
-  } else if (read_file(file) != config.toml()) {
+// Refuses a folder that holds another run.
+void check_folder(const RunConfig& config, const TrainOptions& options) {
+  const std::string folder = options.run.string();
+  if (!fs::exists(options.run / "config.toml")) return;
+  if (!options.resume) fail("{}: holds a run already; give --resume to go on with it, or another folder. Nothing was changed.", folder);
+  if (read_file(options.run / "config.toml") != config.toml())
     fail("{}: holds a run of another configuration (see config.toml there); nothing was changed. Choose another folder, or give the same "
-         "settings.", options.run.string());
-  }
+         "settings.", folder);
+  if (!fs::exists(options.run / "run.json")) return;
+  const Json run = Json::parse(read_file(options.run / "run.json"), nullptr, /*allow_exceptions=*/false);
+  if (!run.is_object() || run.value("data", Json()) != data::TokenStore(options.store).fingerprint())
+    fail("{}: holds a run on other data (see run.json there) than {}; nothing was changed. Choose another folder, or give the same store.",
+         folder, options.store.string());
 }
 
 Json train_steps(Run& run, Metrics& metrics) {
@@ -174,7 +181,6 @@ Json train_steps(Run& run, Metrics& metrics) {
   Clock::time_point start = Clock::now(), interval = start;
   double seconds_before = run.state.seconds, paused = 0;  // evaluation and saving do not count as training
   std::vector<double> rates;
-  double loss = 0;
   const auto pause = [&](auto&& work) {
     const Clock::time_point from = Clock::now();
     work();
@@ -188,11 +194,11 @@ Json train_steps(Run& run, Metrics& metrics) {
     const double rate = learning_rate_at(c, step);
     const at::Tensor norm_now = run.optimizer->step(rate, step);
     const at::Tensor both = at::stack({loss_now.to(at::kDouble), norm_now.to(at::kDouble)}).cpu();
-    loss = both[0].item<double>();
+    const double loss = both[0].item<double>();
     run.check(step, loss, both[1].item<double>());
     Progressed& s = run.state;
     ++s.step, ++s.interval_steps, ++s.evaluation_steps;
-    s.interval_loss += loss, s.evaluation_loss += loss;
+    s.interval_loss += loss, s.evaluation_loss += loss, s.last_loss = loss;
     s.seconds = seconds_before + since(start) - paused;
     const double speed = double(s.interval_steps) * tokens_per_step / std::max(1e-9, since(interval));
     progress.show(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps, loss, Progress::count(speed),
@@ -215,7 +221,7 @@ Json train_steps(Run& run, Metrics& metrics) {
   std::ranges::nth_element(rates, rates.begin() + std::ptrdiff_t(rates.size() / 2));
   return {{"steps", run.state.step}, {"tokens", run.state.step * c.tokens_per_step()}, {"seconds", run.state.seconds},
           {"tokens_per_second", rates.empty() ? 0.0 : rates[rates.size() / 2]}, {"peak_memory_bytes", peak_memory_bytes(run.device)},
-          {"final_loss", loss}, {"evaluation_and_saving_seconds", paused}};
+          {"final_loss", run.state.last_loss}, {"evaluation_and_saving_seconds", paused}};
 }
 
 [[noreturn]] void explain_memory(const TrainConfig& c, const std::string& what) {
@@ -255,7 +261,7 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
   nn::ModelConfig& model = config.model.config;
   if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
   if (model.vocab_size < store.vocab_size())
-    fail("{}: model.vocab_size = {} is below the store's {} ({})", table.where("vocab_size"), model.vocab_size, store.vocab_size(), store_folder.string());
+    fail("{}: model.vocab_size = {} is below the store's {} ({}). Nothing was changed.", file.child("model").where("vocab_size"), model.vocab_size, store.vocab_size(), store_folder.string());
   if (model.positions == "learned" && model.max_positions == 0) model.max_positions = config.train.sequence_length;
   if (config.train.domains.empty())
     for (const std::string& domain : store.domains())
@@ -274,11 +280,12 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
 Json train(const RunConfig& config, const TrainOptions& options) {
   make_folder(options.run);
   const FolderLock lock(options.run);
-  open_folder(config, options);
+  check_folder(config, options);
   if (fs::exists(options.run / "done.json")) return Json::parse(read_file(options.run / "done.json"));
   return with_memory_advice(config.train, [&] {
-    Run run(config, options);
+    Run run(config, options);  // refuses what does not fit before the folder is claimed
     const TrainConfig& c = run.c;
+    write_file(options.run / "config.toml", config.toml());
     write_file(options.run / "run.json", run.describe().dump(1) + "\n");
     run.held_out.emplace(run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
                                                            c.micro_batch_size * c.sequence_length});
