@@ -22,7 +22,7 @@ help:
 
 setup: .venv/ready
 
-.venv/ready: tools/setup tools/requirements.txt
+.venv/ready: tools/setup tools/requirements.txt tools/requirements-test.txt
 	@PYTHON="$(PYTHON)" tools/setup
 
 build: .venv/ready

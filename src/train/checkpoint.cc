@@ -35,6 +35,10 @@ void visit(auto& p, Visit&& field) {
   field("last_loss", p.last_loss), field("mean_loss", p.mean_loss), field("seconds", p.seconds);
 }
 
+[[noreturn]] void refuse(const fs::path& folder, const std::string& why) {
+  fail("{}\n  The checkpoint {} is broken; nothing was changed. Remove it to go on from the one before it.", why, folder.string());
+}
+
 }  // namespace
 
 void save_checkpoint(const fs::path& run, const nn::LanguageModel& model, const AdamW& optimizer, const Progressed& progressed) {
@@ -56,11 +60,13 @@ Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, Ada
   try {
     const Json state = Json::parse(read_file(folder / "state.json"));
     visit(progressed, [&](const char* name, auto& value) { state.at(name).get_to(value); });
+    nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), parameters(model), (folder / "model.safetensors").string());
+    nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(), (folder / "optimizer.safetensors").string());
   } catch (const Json::exception& error) {
-    fail("{}: broken checkpoint: {}", (folder / "state.json").string(), error.what());
+    refuse(folder, fmt::format("{}: {}", (folder / "state.json").string(), error.what()));
+  } catch (const BadInput& error) {
+    refuse(folder, error.what());
   }
-  nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), parameters(model), (folder / "model.safetensors").string());
-  nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(), (folder / "optimizer.safetensors").string());
   return progressed;
 }
 

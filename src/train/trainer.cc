@@ -283,13 +283,13 @@ Json train(const RunConfig& config, const TrainOptions& options) {
   check_folder(config, options);
   if (fs::exists(options.run / "done.json")) return Json::parse(read_file(options.run / "done.json"));
   return with_memory_advice(config.train, [&] {
-    Run run(config, options);  // refuses what does not fit before the folder is claimed
+    Run run(config, options);  // refuses what does not fit, as the next line does, before anything is written
     const TrainConfig& c = run.c;
+    if (const auto newest = newest_checkpoint(options.run)) run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
     write_file(options.run / "config.toml", config.toml());
     write_file(options.run / "run.json", run.describe().dump(1) + "\n");
     run.held_out.emplace(run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
                                                            c.micro_batch_size * c.sequence_length});
-    if (const auto newest = newest_checkpoint(options.run)) run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
     Metrics metrics(options.run, run.state.step);
     const Json done = train_steps(run, metrics);
     write_file(options.run / "done.json", done.dump(1) + "\n");

@@ -17,11 +17,6 @@ inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
   return ((x - y).norm() / y.norm().clamp_min(1e-300)).item<double>();
 }
-// max |a − b| / max |b|
-inline double largest_error(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
-  return ((x - y).abs().max() / y.abs().max()).item<double>();
-}
 
 // Golden data lies outside the project; a test without it is skipped.
 inline fs::path shared_folder() {

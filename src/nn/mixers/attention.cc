@@ -70,7 +70,8 @@ struct Attention final : Mixer {
   }
 
   static at::Tensor unit(const at::Tensor& x) {
-    return x * at::rsqrt(x.to(at::kFloat).square().sum(-1, true) + 1e-6).to(x.scalar_type());
+    const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
+    return x * at::rsqrt(wide.square().sum(-1, true) + 1e-6).to(x.scalar_type());
   }
 
   double mixing_flops(int64_t time) const override {
