@@ -31,7 +31,7 @@ TensorEntry read_entry(const std::string& where, const std::string& name, const 
   const std::string place = where + ": tensor '" + name + "'";
   if (offsets.size() != 2 || offsets[0] != end) fail("{}: its data does not start where the one before it ends", place);
   if (offsets[1] < offsets[0] || offsets[1] > data.size()) fail("{}: its data lies outside the file", place);
-  if (product(entry.shape, place) * dtype_bytes(entry.dtype) != offsets[1] - offsets[0])
+  if ((unsigned __int128)product(entry.shape, place) * dtype_bytes(entry.dtype, place) != offsets[1] - offsets[0])
     fail("{}: shape and dtype need another number of bytes than it has", place);
   entry.bytes = data.subspan(offsets[0], offsets[1] - offsets[0]);
   end = offsets[1];
@@ -40,12 +40,12 @@ TensorEntry read_entry(const std::string& where, const std::string& name, const 
 
 }  // namespace
 
-size_t dtype_bytes(const std::string& dtype) {
+size_t dtype_bytes(const std::string& dtype, const std::string& where) {
   static const std::map<std::string, size_t> sizes = {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4},
                                                       {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2}, {"U16", 2},
                                                       {"I8", 1}, {"U8", 1}, {"BOOL", 1}};
   const auto found = sizes.find(dtype);
-  if (found == sizes.end()) fail("safetensors has no dtype '{}'", dtype);
+  if (found == sizes.end()) fail("{}safetensors has no dtype '{}'", where.empty() ? "" : where + ": ", dtype);
   return found->second;
 }
 
@@ -76,8 +76,11 @@ Safetensors::Safetensors(const fs::path& file) : path_(file.string()), file_(fil
       index_[name] = tensors_.size() - 1;
     }
     if (end != data.size()) fail("{}: {} bytes of data belong to no tensor, or the file is cut short", path_, data.size() - end);
+  } catch (const Json::parse_error& error) {
+    fail("{}: broken safetensors header: no JSON from its byte {} on", path_, error.byte);
   } catch (const Json::exception& error) {
-    fail("{}: broken safetensors header: {}", path_, error.what());
+    const std::string what = error.what();  // begins with "[json.exception.…] "
+    fail("{}: broken safetensors header: {}", path_, what.substr(what.find(' ') + 1));
   }
 }
 

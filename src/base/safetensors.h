@@ -16,7 +16,7 @@ struct TensorEntry {
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  // little-endian, row-major; points into the file or the caller's memory
 };
-size_t dtype_bytes(const std::string& dtype);  // 8 for F64; BadInput for a name the format does not have
+size_t dtype_bytes(const std::string& dtype, const std::string& where = "");  // 8 for F64; BadInput, with `where`, for a name the format lacks
 
 class Safetensors {
  public:

@@ -4,6 +4,7 @@
 #include "nn/generate.h"
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/interrupt.h"
 #include "base/progress.h"
@@ -17,23 +18,29 @@ using nlohmann::json;
 
 struct Options {
   ModelOptions model;
-  std::string prompt;
-  std::vector<int64_t> tokens;
+  std::optional<std::string> prompt, tokens;
   int64_t max_tokens = 100, samples = 1;
   uint64_t seed = 0;
   nn::Sampling sampling;
 };
 
+std::vector<int64_t> parse_ids(const std::string& text) {
+  const json ids = json::parse("[" + text + "]", nullptr, /*allow_exceptions=*/false);
+  if (!ids.is_array() || !std::ranges::all_of(ids, [](const json& id) { return id.is_number_integer(); }))
+    fail("--tokens '{}': expected token ids separated by commas, such as 1,2,3", text);
+  return ids.get<std::vector<int64_t>>();
+}
+
 // Without words to begin with, a document begins: behind a separator.
 std::vector<int64_t> prompt_tokens(const Options& options, const TrainedModel& model) {
-  std::vector<int64_t> tokens = options.tokens;
-  if (tokens.empty() && !options.prompt.empty()) tokens = model.encode(options.prompt);
-  if (tokens.empty()) tokens = {model.need_tokenizer().separator()};
+  std::vector<int64_t> tokens = options.tokens ? parse_ids(*options.tokens) : model.encode(options.prompt.value_or(""));
+  if (tokens.empty() && !options.tokens) tokens = {model.need_tokenizer().separator()};
   model.check_tokens(tokens);
   return tokens;
 }
 
-json describe(const TrainedModel& model, const std::vector<int64_t>& prompt, const std::vector<int64_t>& made, uint64_t seed) {
+json describe(const TrainedModel& model, const std::vector<int64_t>& prompt, const std::vector<int64_t>& made,
+              uint64_t seed) {
   json sample = {{"seed", seed}, {"tokens", made}};
   if (!model.tokenizer) return sample;
   std::vector<int32_t> all(prompt.begin(), prompt.end());
@@ -61,7 +68,8 @@ void run(const Options& options) {
   std::string text;
   for (size_t i = 0; i < made.size(); ++i) {
     samples.push_back(describe(model, prompt, made[i], seeds[i]));
-    text += model.tokenizer ? samples.back()["text"].get<std::string>() + "\n" : fmt::format("{}\n", fmt::join(made[i], " "));
+    text += model.tokenizer ? samples.back()["text"].get<std::string>() + "\n"
+                            : fmt::format("{}\n", fmt::join(made[i], " "));
   }
   print({{"prompt_tokens", prompt}, {"samples", samples}}, text);
 }
@@ -71,11 +79,13 @@ void add(CLI::App& app) {
   CLI::App* command = subcommand(app, "generate", "text or tokens from a trained model");
   add_model_options(*command, o->model);
   auto* prompt = command->add_option("--prompt", o->prompt, "text to go on with; without it a document begins");
-  command->add_option("--tokens", o->tokens, "the same as token ids: 1,2,3")->delimiter(',')->excludes(prompt);
-  command->add_option("--max-tokens", o->max_tokens, "it ends earlier where the model ends the document")->capture_default_str();
+  command->add_option("--tokens", o->tokens, "the same as token ids: 1,2,3")->excludes(prompt);
+  command->add_option("--max-tokens", o->max_tokens, "it ends earlier where the model ends the document")
+      ->capture_default_str();
   command->add_option("--temperature", o->sampling.temperature, "0: always the likeliest token")->capture_default_str();
   command->add_option("--top-k", o->sampling.top_k, "draw among the k likeliest; 0: all")->capture_default_str();
-  command->add_option("--top-p", o->sampling.top_p, "draw among the likeliest that hold this share")->capture_default_str();
+  command->add_option("--top-p", o->sampling.top_p, "draw among the likeliest that hold this share")
+      ->capture_default_str();
   command->add_option("--seed", o->seed, "the same seed draws the same tokens")->capture_default_str();
   command->add_option("--samples", o->samples, "sample i has the seed --seed + i")->capture_default_str();
   command->callback([o] { run(*o); });

@@ -29,7 +29,8 @@ void add(CLI::App& app) {
   CLI::App* command = subcommand(app, "import", "a model in Hugging Face's layout (gpt2, llama, mamba) to one of ours");
   command->add_option("DIR", options->folder, "folder with config.json and model.safetensors")->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
-  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model to put beside it; default: tokenizer.model of DIR");
+  command->add_option("--tokenizer", options->tokenizer,
+                      "SentencePiece model to put beside it; default: tokenizer.model of DIR");
   command->callback([options] { run(*options); });
 }
 [[maybe_unused]] const bool registered = commands().add("import", add);

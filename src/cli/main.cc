@@ -26,6 +26,7 @@ int run(int argc, char** argv) {
   app.fallthrough(false);
   for (const std::string& name : commands().names()) commands().at(name)(app);
   try {
+    if (argc > 1 && argv[1][0] != '-') commands().at(argv[1]);  // names the nearest
     app.parse(argc, argv);
     return std::fflush(stdout) ? report(kFailed, "standard output cannot be written") : kDone;
   } catch (const CLI::ParseError& error) {

@@ -12,7 +12,7 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--tokenizer", o.tokenizer, "SentencePiece model; default: the one that lies with the model or its data");
   command.add_option("--device", o.device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command.add_option("--precision", o.precision, "fp32, bf16 or fp64")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
-  command.add_option("--threads", o.threads, "CPU threads; 0: all")->check(CLI::NonNegativeNumber);
+  command.add_option("--threads", o.threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
 }
 
 TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {

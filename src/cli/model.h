@@ -19,7 +19,7 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 
 struct TrainedModel {
   explicit TrainedModel(const ModelOptions& options);
-  const data::Tokenizer& need_tokenizer() const;          // BadInput, with the way out, when there is none
+  const data::Tokenizer& need_tokenizer() const;                // BadInput, with the way out, when there is none
   void check_tokens(const std::vector<int64_t>& tokens) const;  // BadInput when empty or outside the vocabulary
   std::vector<int64_t> encode(const std::string& text) const;
   at::Tensor to_device(const at::Tensor& tokens) const;

@@ -30,7 +30,8 @@ struct Line {
 
 Line parse(const std::string& text, const TrainedModel& model) {
   const json record = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!record.is_object()) fail("is no JSON object; expected {{\"id\": …, \"tokens\": […]}} or {{\"id\": …, \"text\": …}}");
+  if (!record.is_object())
+    fail("is no JSON object; expected {{\"id\": …, \"tokens\": […]}} or {{\"id\": …, \"text\": …}}");
   Line line{record.value("id", json()).dump(), {}, record.contains("text"), {}};
   if (line.from_text == record.contains("tokens")) fail("must have either 'tokens' or 'text'");
   const json& content = record[line.from_text ? "text" : "tokens"];
@@ -52,7 +53,8 @@ Line parse(const std::string& text, const TrainedModel& model) {
 // Padding behind a line's end changes nothing before it: every mixer is causal.
 void score(const std::vector<Line*>& lines, int64_t length, TrainedModel& model) {
   at::Tensor tokens = at::zeros({int64_t(lines.size()), length}, at::kLong);
-  for (size_t i = 0; i < lines.size(); ++i) tokens[int64_t(i)].slice(0, 0, int64_t(lines[i]->tokens.size())).copy_(at::tensor(lines[i]->tokens, at::kLong));
+  for (size_t i = 0; i < lines.size(); ++i)
+    tokens[int64_t(i)].slice(0, 0, int64_t(lines[i]->tokens.size())).copy_(at::tensor(lines[i]->tokens, at::kLong));
   const at::Tensor losses = model.model->token_losses(model.to_device(tokens)).to(at::kCPU, at::kFloat).contiguous();
   for (size_t i = 0; i < lines.size(); ++i) {
     const float* row = losses.data_ptr<float>() + int64_t(i) * (length - 1);
@@ -79,7 +81,8 @@ std::string as_json(const Line& line) {
   double nll = 0;
   std::string out = fmt::format("{{\"id\": {}, \"logprobs\": [null", line.id);
   for (const float logprob : line.logprobs) {
-    if (!std::isfinite(logprob)) fail<Error>("the model gives the log-probability {} in the line with id {}", logprob, line.id);
+    if (!std::isfinite(logprob))
+      fail<Error>("the model gives the log-probability {} in the line with id {}", logprob, line.id);
     out += fmt::format(", {}", logprob), nll -= logprob;
   }
   out += fmt::format("], \"nll\": {}", nll);
@@ -143,7 +146,9 @@ void add(CLI::App& app) {
   CLI::App* command = subcommand(app, "score", "log-probabilities of texts or tokens, as JSON Lines");
   add_model_options(*command, o->model);
   command->add_option("FILE", o->file, R"(lines {"id", "tokens": […]} or {"id", "text"}; default: standard input)");
-  command->add_option("--batch-tokens", o->batch_tokens, "tokens at once, padding included; lower it when memory runs out")->capture_default_str();
+  command
+      ->add_option("--batch-tokens", o->batch_tokens, "tokens at once, padding included; lower it when memory runs out")
+      ->capture_default_str();
   command->callback([o] { run(*o); });
 }
 [[maybe_unused]] const bool registered = commands().add("score", add);

@@ -38,13 +38,15 @@ double uniform(uint64_t seed, int64_t position) { return Random(seed, "generate"
 }  // namespace
 
 void check(const Sampling& s) {
-  if (!(s.temperature >= 0) || !std::isfinite(s.temperature)) fail("temperature = {} must be a finite number, 0 or more", s.temperature);
+  if (!(s.temperature >= 0) || !std::isfinite(s.temperature))
+    fail("temperature = {} must be a finite number, 0 or more", s.temperature);
   if (s.top_k < 0) fail("top_k = {} must be positive, or 0 for all tokens", s.top_k);
   if (!(s.top_p > 0 && s.top_p <= 1)) fail("top_p = {} must be above 0 and at most 1", s.top_p);
 }
 
 int64_t sample(std::span<const float> logits, const Sampling& s, double uniform) {
-  if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); })) fail<Error>("the model's logits are not numbers (NaN)");
+  if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); }))
+    fail<Error>("the model's logits are not numbers (NaN)");
   const float largest = *std::ranges::max_element(logits);
   if (!std::isfinite(largest)) fail<Error>("the model's largest logit is {}", largest);
   if (s.temperature == 0) return std::ranges::max_element(logits) - logits.begin();
@@ -69,11 +71,13 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
   at::Tensor next = prompts;
   for (int64_t made = 0; made < max_tokens && std::ranges::find(ended, false) != ended.end(); ++made) {
     const at::Tensor last = model.hidden(next, state).slice(1, -1);
-    const at::Tensor logits = at::linear(last, model.head_weight().to(last.scalar_type())).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
+    const at::Tensor logits =
+        at::linear(last, model.head_weight().to(last.scalar_type())).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
     const int64_t vocabulary = logits.size(1);
     next = at::zeros({batch, 1}, at::kLong);
     for (int64_t b = 0; b < batch; ++b) {
-      const int64_t token = sample({logits.data_ptr<float>() + b * vocabulary, size_t(vocabulary)}, sampling, uniform(seeds[b], length + made));
+      const int64_t token = sample({logits.data_ptr<float>() + b * vocabulary, size_t(vocabulary)}, sampling,
+                                   uniform(seeds[b], length + made));
       next[b][0] = token;
       if (!ended[b]) out[b].push_back(token);
       ended[b] = ended[b] || token == stop;

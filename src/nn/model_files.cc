@@ -46,7 +46,8 @@ std::map<int64_t, fs::path> checkpoints(const fs::path& run) {
   if (!fs::is_directory(run / "checkpoints")) return found;
   for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
     const std::string name = entry.path().filename();
-    if (name.starts_with("step-") && name.size() > 5 && name.size() < 24 && std::all_of(name.begin() + 5, name.end(), isdigit))
+    if (name.starts_with("step-") && name.size() > 5 && name.size() < 24 &&
+        std::all_of(name.begin() + 5, name.end(), isdigit))
       found[std::stoll(name.substr(5))] = entry.path();
   }
   return found;
@@ -60,14 +61,20 @@ OpenModel open_model(const fs::path& path) {
   };
   const auto found = checkpoints(path);
   if (!found.empty()) return open(path, found.rbegin()->second / "model.safetensors");
-  if (fs::exists(path / "config.toml") && fs::exists(path / "model.safetensors")) return open(path, path / "model.safetensors");
-  if (fs::exists(path / "config.json")) return {read_hugging_face(path), path / "model.safetensors", find_tokenizer(path)};
+  if (fs::exists(path / "config.toml") && fs::exists(path / "model.safetensors"))
+    return open(path, path / "model.safetensors");
+  if (fs::exists(path / "config.json"))
+    return {read_hugging_face(path), path / "model.safetensors", find_tokenizer(path)};
   const fs::path run = fs::absolute(path / "").parent_path().parent_path().parent_path();
-  if (fs::exists(path / "model.safetensors") && fs::exists(run / "config.toml")) return open(run, path / "model.safetensors");
+  if (fs::exists(path / "model.safetensors") && fs::exists(run / "config.toml"))
+    return open(run, path / "model.safetensors");
   if (fs::exists(path / "config.toml")) fail("{}: a run without a checkpoint; train it first", path.string());
   if (!fs::exists(path)) fail("{}: no such model", path.string());
-  fail("{}: is no model. Expected a run (config.toml, checkpoints/), a checkpoint of one, an imported model (config.toml, "
-       "model.safetensors) or a Hugging Face folder (config.json, model.safetensors)", path.string());
+  fail(
+      "{}: is no model. Expected a run (config.toml, checkpoints/), a checkpoint of one, an imported model "
+      "(config.toml, "
+      "model.safetensors) or a Hugging Face folder (config.json, model.safetensors)",
+      path.string());
 }
 
 void save_model(const fs::path& folder, const OpenModel& opened) {

@@ -18,8 +18,9 @@ struct OpenModel {
 // BadInput says what was looked for.
 OpenModel open_model(const fs::path& path);
 
-// Writes an imported model, {config.toml, model.safetensors, tokenizer.model if there is one}, or a Hugging Face folder,
-// {config.json, model.safetensors, tokenizer.model}. The folder appears whole; BadInput when it is there already.
+// Writes an imported model, {config.toml, model.safetensors, tokenizer.model if there is one}, or a Hugging Face
+// folder, {config.json, model.safetensors, tokenizer.model}. The folder appears whole; BadInput when it is there
+// already.
 void save_model(const fs::path& folder, const OpenModel& model);
 void export_model(const fs::path& folder, const OpenModel& model, const nlohmann::json& settings);
 

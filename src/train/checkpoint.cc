@@ -62,8 +62,8 @@ Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, Ada
     visit(progressed, [&](const char* name, auto& value) { state.at(name).get_to(value); });
     nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), parameters(model), (folder / "model.safetensors").string());
     nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(), (folder / "optimizer.safetensors").string());
-  } catch (const Json::exception& error) {
-    refuse(folder, fmt::format("{}: {}", (folder / "state.json").string(), error.what()));
+  } catch (const Json::exception&) {
+    refuse(folder, fmt::format("{}: is not the JSON of a checkpoint's state", (folder / "state.json").string()));
   } catch (const BadInput& error) {
     refuse(folder, error.what());
   }

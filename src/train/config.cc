@@ -18,9 +18,9 @@ void TrainConfig::complete(const ConfigNode& table) {
   need(batch_size > 0, "batch_size", "positive");
   need(sequence_length > 0, "sequence_length", "positive");
   need(sequence_length < (int64_t{1} << 31) && batch_size < (int64_t{1} << 31) / sequence_length, "batch_size", "below 2^31 tokens a step");
+  need(steps >= 0, "steps", "positive"), need(tokens >= 0, "tokens", "positive");
   need(steps < (int64_t{1} << 32) && tokens < (int64_t{1} << 62), "steps", "below 2^32, and train.tokens below 2^62");
   need((steps > 0) != (tokens > 0) || (steps > 0 && steps * tokens_per_step() == tokens), "steps", "given, or train.tokens, and not both");
-  need(steps >= 0 && tokens >= 0, "steps", "positive");
   if (steps == 0) steps = (tokens + tokens_per_step() - 1) / tokens_per_step();
   tokens = steps * tokens_per_step();
   if (micro_batch_size == 0) micro_batch_size = batch_size;

@@ -17,7 +17,7 @@ Metrics::Metrics(const fs::path& run, int64_t step) : path_(run / "metrics.jsonl
     std::istringstream lines(read_file(path_));
     for (std::string line; std::getline(lines, line);) {
       const Json record = Json::parse(line, nullptr, /*allow_exceptions=*/false);  // a killed run may leave half a line
-      if (record.is_object() && record.value("step", int64_t{0}) <= step) kept += line + "\n";
+      if (record.is_object() && record.contains("step") && record["step"].is_number() && record["step"] <= step) kept += line + "\n";
     }
   }
   write_file(path_, step > 0 ? kept : "");

@@ -11,7 +11,8 @@ namespace assay::nn {
 namespace {
 
 const char* const kModel =
-    "[model]\nvocab_size = 40\nd_model = 24\nnum_layers = 3\npattern = [\"attention\", \"mamba1\", \"attention\"]\n[model.attention]\nnum_heads = 3\nwindow = 6\n";
+    "[model]\nvocab_size = 40\nd_model = 24\nnum_layers = 3\npattern = [\"attention\", \"mamba1\", "
+    "\"attention\"]\n[model.attention]\nnum_heads = 3\nwindow = 6\n";
 
 TEST(Sample, ZeroTemperatureTakesTheLikeliest) {
   const std::vector<float> logits = {0, 3, -1, 3, 2};
@@ -29,7 +30,8 @@ TEST(Sample, DrawsEachTokenWithItsProbability) {
   const auto expect = [&](const Sampling& sampling, const std::vector<double>& wanted) {
     const auto found = shares(sampling);
     for (size_t i = 0; i < 4; ++i)
-      EXPECT_NEAR(found[i], wanted[i], 2e-4) << "token " << i << ", T " << sampling.temperature << ", k " << sampling.top_k << ", p " << sampling.top_p;
+      EXPECT_NEAR(found[i], wanted[i], 2e-4)
+          << "token " << i << ", T " << sampling.temperature << ", k " << sampling.top_k << ", p " << sampling.top_p;
   };
   expect({}, {0.1, 0.4, 0.2, 0.3});
   expect({.temperature = 0.5}, {0.01 / 0.3, 0.16 / 0.3, 0.04 / 0.3, 0.09 / 0.3});
@@ -45,7 +47,8 @@ TEST(Sample, RefusesWhatIsNotANumber) {
   EXPECT_THROW(sample(std::vector<float>{0, NAN}, {}, 0.5), Error);
   EXPECT_THROW(sample(std::vector<float>{-INFINITY, -INFINITY}, {}, 0.5), Error);
   EXPECT_EQ(sample(std::vector<float>{-INFINITY, 0}, {}, 0.0), 1);
-  for (const Sampling& wrong : {Sampling{.temperature = -1}, Sampling{.temperature = NAN}, Sampling{.top_k = -1}, Sampling{.top_p = 0}, Sampling{.top_p = 1.5}})
+  for (const Sampling& wrong : {Sampling{.temperature = -1}, Sampling{.temperature = NAN}, Sampling{.top_k = -1},
+                                Sampling{.top_p = 0}, Sampling{.top_p = 1.5}})
     EXPECT_THROW(check(wrong), BadInput);
 }
 
@@ -65,7 +68,9 @@ TEST(Generate, CachedDecodingEqualsRunningTheWholeSequence) {
   const auto model = random_model(kModel);
   for (const int64_t length : {1, 5, 17}) {
     const at::Tensor prompt = random_tokens(1, length, 40, "prompt");
-    EXPECT_EQ(generate(*model, prompt, 30, {.temperature = 0}, std::vector<uint64_t>{0}).front(), without_state(*model, prompt, 30)) << "prompt of " << length;
+    EXPECT_EQ(generate(*model, prompt, 30, {.temperature = 0}, std::vector<uint64_t>{0}).front(),
+              without_state(*model, prompt, 30))
+        << "prompt of " << length;
   }
 }
 
@@ -74,10 +79,13 @@ TEST(Generate, DependsOnPromptAndSeedAlone) {
   const at::Tensor prompts = random_tokens(3, 9, 40, "prompts");
   const auto together = generate(*model, prompts, 20, {}, std::vector<uint64_t>{5, 6, 5});
   for (int64_t b = 0; b < 3; ++b)
-    EXPECT_EQ(generate(*model, prompts.slice(0, b, b + 1), 20, {}, std::vector<uint64_t>{b == 1 ? 6u : 5u}).front(), together[size_t(b)]) << "row " << b;
+    EXPECT_EQ(generate(*model, prompts.slice(0, b, b + 1), 20, {}, std::vector<uint64_t>{b == 1 ? 6u : 5u}).front(),
+              together[size_t(b)])
+        << "row " << b;
   const at::Tensor one = prompts.slice(0, 0, 1);
   EXPECT_NE(generate(*model, one, 20, {}, std::vector<uint64_t>{6}).front(), together[0]);
-  EXPECT_EQ(generate(*model, one, 12, {}, std::vector<uint64_t>{5}).front(), std::vector<int64_t>(together[0].begin(), together[0].begin() + 12));
+  EXPECT_EQ(generate(*model, one, 12, {}, std::vector<uint64_t>{5}).front(),
+            std::vector<int64_t>(together[0].begin(), together[0].begin() + 12));
 }
 
 TEST(Generate, StopsBehindTheStopToken) {
@@ -96,7 +104,8 @@ TEST(Generate, StopsBehindTheStopToken) {
 }
 
 TEST(Generate, RefusesMoreThanTheModelsPositions) {
-  const auto model = random_model("[model]\nvocab_size = 10\nd_model = 8\npositions = \"learned\"\nmax_positions = 12\n");
+  const auto model =
+      random_model("[model]\nvocab_size = 10\nd_model = 8\npositions = \"learned\"\nmax_positions = 12\n");
   const at::Tensor prompt = random_tokens(1, 5, 10, "positions");
   const std::vector<uint64_t> seed = {0};
   EXPECT_EQ(generate(*model, prompt, 7, {}, seed)[0].size(), 7u);

@@ -34,7 +34,6 @@ struct HuggingFace : testing::TestWithParam<Golden> {
   std::map<std::string, at::Tensor> reference;
 };
 
-
 NamedTensors gradients(LanguageModel& model, const at::Tensor& tokens) {
   model.zero_grad();
   model.loss(tokens).backward();
@@ -45,7 +44,8 @@ NamedTensors gradients(LanguageModel& model, const at::Tensor& tokens) {
 
 // The loss before each of ten AdamW steps and after the last.
 at::Tensor training_losses(LanguageModel& model, const at::Tensor& tokens) {
-  torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).eps(1e-8).weight_decay(0));
+  torch::optim::AdamW optimizer(model.parameters(),
+                                torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).eps(1e-8).weight_decay(0));
   std::vector<double> losses;
   for (int step = 0; step <= 10; ++step) {
     optimizer.zero_grad();
@@ -91,7 +91,8 @@ TEST_P(HuggingFace, TrainsAlike) {
     SCOPED_TRACE(c10::toString(dtype));
     const auto m = model(dtype);
     const double slack = slack_of(dtype);
-    EXPECT_LE(relative_error(training_losses(*m, reference.at("in.tokens")), reference.at("out.train_losses")), slack * GetParam().training);
+    EXPECT_LE(relative_error(training_losses(*m, reference.at("in.tokens")), reference.at("out.train_losses")),
+              slack * GetParam().training);
   }
 }
 
@@ -107,7 +108,8 @@ TEST_P(HuggingFace, ExportsWhatItImported) {
     EXPECT_EQ(copy.shape, tensor.shape) << tensor.name;
     EXPECT_TRUE(std::ranges::equal(copy.bytes, tensor.bytes)) << tensor.name;
   }
-  const auto config = nlohmann::json::parse(read_file(out / "config.json")), original = nlohmann::json::parse(read_file(folder / "config.json"));
+  const auto config = nlohmann::json::parse(read_file(out / "config.json")),
+             original = nlohmann::json::parse(read_file(folder / "config.json"));
   for (const auto& [key, value] : config.items())
     if (original.contains(key) && !key.ends_with("_token_id")) EXPECT_EQ(value, original[key]) << key;
   EXPECT_EQ(hugging_face_spec(out).toml(), hugging_face_spec(folder).toml());
@@ -115,17 +117,20 @@ TEST_P(HuggingFace, ExportsWhatItImported) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, HuggingFace,
                          testing::Values(Golden{"hf_gpt2", 4e-7, 8e-7, 1e-7}, Golden{"hf_llama_mha", 1e-6, 1e-6, 6e-8},
-                                         Golden{"hf_llama_gqa", 7e-7, 1e-6, 1e-7}, Golden{"hf_mamba", 9e-7, 3e-6, 1e-7}),
+                                         Golden{"hf_llama_gqa", 7e-7, 1e-6, 1e-7},
+                                         Golden{"hf_mamba", 9e-7, 3e-6, 1e-7}),
                          [](const auto& info) { return info.param.name; });
 
 // ---- What has no golden data: layouts, refusals. ----
 
-const char* const kLlama = R"({"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
+const char* const kLlama =
+    R"({"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
   "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 20, "rms_norm_eps": 1.25e-6, "attention_bias": true, "mlp_bias": true,
   "rope_theta": 500000.0, "tie_word_embeddings": true})";
 
 struct HuggingFaceFolder : testing::Test {
-  HuggingFaceFolder() : folder(fs::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
+  HuggingFaceFolder()
+      : folder(fs::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
     fs::remove_all(folder);
     make_folder(folder);
     config = nlohmann::json::parse(kLlama);
@@ -153,7 +158,8 @@ struct HuggingFaceFolder : testing::Test {
   void expect_equals(const LanguageModel& model) {
     const NamedTensors wanted = named_parameters_of(model), found = named_parameters_of(*read_hugging_face(folder));
     ASSERT_EQ(found.size(), wanted.size());
-    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(found[i].second, wanted[i].second)) << wanted[i].first;
+    for (size_t i = 0; i < wanted.size(); ++i)
+      EXPECT_TRUE(at::equal(found[i].second, wanted[i].second)) << wanted[i].first;
   }
   fs::path folder;
   nlohmann::json config;
@@ -208,8 +214,10 @@ TEST_F(HuggingFaceFolder, BrokenTensorsAreRefusedByName) {
     expect_refused(name);
   };
   broken("model.layers.1.self_attn.k_proj.weight", [](auto&, const auto&) {});
-  broken("model.layers.0.self_attn.k_proj.weight", [](auto& out, const auto& x) { out.emplace_back("model.layers.0.self_attn.k_proj.weight", x.slice(0, 1)); });
-  broken("model.layers.0.mlp.up_proj.weight", [](auto& out, const auto& x) { out.emplace_back("model.layers.0.mlp.up_proj.weight", x.slice(1, 1)); });
+  broken("model.layers.0.self_attn.k_proj.weight",
+         [](auto& out, const auto& x) { out.emplace_back("model.layers.0.self_attn.k_proj.weight", x.slice(0, 1)); });
+  broken("model.layers.0.mlp.up_proj.weight",
+         [](auto& out, const auto& x) { out.emplace_back("model.layers.0.mlp.up_proj.weight", x.slice(1, 1)); });
   broken("model.norm.weight", [](auto& out, const auto& x) {
     out.emplace_back("model.norm.weight", x);
     out.emplace_back("model.norm.weight_scale", x);
@@ -228,22 +236,34 @@ TEST_F(HuggingFaceFolder, BrokenTensorsAreRefusedByName) {
 TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
   write();
   const std::vector<std::pair<std::string, nlohmann::json>> wrong = {
-      {"model_type", "lama"}, {"hidden_act", "relu"}, {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
-      {"rope_parameters", {{"rope_type", "llama3"}}}, {"hidden_size", nullptr}, {"hidden_size", "12"}, {"num_hidden_layers", 0},
-      {"num_attention_heads", 0}, {"num_key_value_heads", -3}, {"intermediate_size", 2.5}, {"tie_word_embeddings", "yes"},
+      {"model_type", "lama"},
+      {"hidden_act", "relu"},
+      {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+      {"rope_parameters", {{"rope_type", "llama3"}}},
+      {"hidden_size", nullptr},
+      {"hidden_size", "12"},
+      {"num_hidden_layers", 0},
+      {"num_attention_heads", 0},
+      {"num_key_value_heads", -3},
+      {"intermediate_size", 2.5},
+      {"tie_word_embeddings", "yes"},
       {"quantization_config", {{"bits", 4}}}};
   for (const auto& [key, value] : wrong) {
     config = nlohmann::json::parse(kLlama);
     config[key] = value;
     write_config();
     SCOPED_TRACE(config[key].dump());
-    expect_refused(key == "num_hidden_layers" ? "num_layers" : key == "num_attention_heads" ? "num_heads" : key == "num_key_value_heads" ? "num_kv_heads" : key);
+    expect_refused(key == "num_hidden_layers"     ? "num_layers"
+                   : key == "num_attention_heads" ? "num_heads"
+                   : key == "num_key_value_heads" ? "num_kv_heads"
+                                                  : key);
   }
   for (const char* text : {"", "[1, 2]", "{\"model_type\": "}) {
     write_file(folder / "config.json", text);
     expect_refused("config.json");
   }
-  config = {{"model_type", "mamba"}, {"vocab_size", 8}, {"hidden_size", 4}, {"num_hidden_layers", 1}, {"use_bias", true}};
+  config = {
+      {"model_type", "mamba"}, {"vocab_size", 8}, {"hidden_size", 4}, {"num_hidden_layers", 1}, {"use_bias", true}};
   write_config();
   expect_refused("use_bias");
 }

@@ -10,29 +10,40 @@
 namespace assay::nn {
 namespace {
 
-const char* const kTied = "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\"]\nchannel_mixer = \"geglu\"\n[model.attention]\nnum_heads = 3\n";
+const char* const kTied =
+    "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\"]\nchannel_mixer = "
+    "\"geglu\"\n[model.attention]\nnum_heads = 3\n";
 const char* const kUntied =
-    "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\", \"mamba1\"]\nchannel_mixer = \"gelu\"\nnorm = \"layernorm\"\n"
-    "positions = \"learned\"\nmax_positions = 40\ntie_embeddings = false\n[model.attention]\nnum_heads = 3\nwindow = 5\nbias = true\n[model.gelu]\nbias = true\n";
+    "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\", \"mamba1\"]\nchannel_mixer = \"gelu\"\nnorm = "
+    "\"layernorm\"\n"
+    "positions = \"learned\"\nmax_positions = 40\ntie_embeddings = false\n[model.attention]\nnum_heads = 3\nwindow = "
+    "5\nbias = true\n[model.gelu]\nbias = true\n";
 
 struct LanguageModels : testing::TestWithParam<const char*> {
   const at::Tensor tokens = random_tokens(3, 34, 50, "tokens");
 };
 
-std::vector<at::Tensor> gradients_of(const at::Tensor& loss, LanguageModel& model) { return torch::autograd::grad({loss}, model.parameters()); }
+std::vector<at::Tensor> gradients_of(const at::Tensor& loss, LanguageModel& model) {
+  return torch::autograd::grad({loss}, model.parameters());
+}
 
-void expect_equal_gradients(LanguageModel& model, const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& wanted, double tolerance) {
+void expect_equal_gradients(LanguageModel& model, const std::vector<at::Tensor>& found,
+                            const std::vector<at::Tensor>& wanted, double tolerance) {
   const auto names = named_parameters_of(model);
-  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_LE(relative_error(found[i], wanted[i]), tolerance) << names[i].first;
+  for (size_t i = 0; i < wanted.size(); ++i)
+    EXPECT_LE(relative_error(found[i], wanted[i]), tolerance) << names[i].first;
 }
 
 TEST_P(LanguageModels, LossIsTheCrossEntropyOfTheLogits) {
   const auto model = random_model(GetParam());
   ModelState state;
-  const at::Tensor logits = model->logits(tokens.slice(1, 0, -1), state).flatten(0, 1), targets = tokens.slice(1, 1).flatten();
+  const at::Tensor logits = model->logits(tokens.slice(1, 0, -1), state).flatten(0, 1),
+                   targets = tokens.slice(1, 1).flatten();
   const at::Tensor expected = at::cross_entropy_loss(logits, targets), loss = model->loss(tokens);
   EXPECT_LE(relative_error(loss, expected), 1e-13);
-  EXPECT_LE(relative_error(model->token_losses(tokens).flatten(), at::cross_entropy_loss(logits, targets, {}, at::Reduction::None)), 1e-13);
+  EXPECT_LE(relative_error(model->token_losses(tokens).flatten(),
+                           at::cross_entropy_loss(logits, targets, {}, at::Reduction::None)),
+            1e-13);
   expect_equal_gradients(*model, gradients_of(loss, *model), gradients_of(expected, *model), 1e-11);
 }
 
@@ -63,12 +74,14 @@ TEST_P(LanguageModels, ACutSequenceGivesTheSameLogits) {
   ModelState whole_state, state;
   const at::Tensor whole = model->logits(tokens, whole_state);
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& part : tokens.split_with_sizes({9, 1, 1, 16, 7}, 1)) parts.push_back(model->logits(part, state));
+  for (const at::Tensor& part : tokens.split_with_sizes({9, 1, 1, 16, 7}, 1))
+    parts.push_back(model->logits(part, state));
   EXPECT_LE(relative_error(at::cat(parts, 1), whole), 1e-12);
   EXPECT_EQ(state.position, tokens.size(1));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied), [](const auto& info) { return info.index ? "Untied" : "Tied"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied),
+                         [](const auto& info) { return info.index ? "Untied" : "Tied"; });
 
 // Every score written out, those outside the window minus infinity.
 at::Tensor masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale) {
@@ -76,7 +89,8 @@ at::Tensor masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const at::Tensor distance = at::arange(size - time, size).unsqueeze(1) - at::arange(size);
   const at::Tensor seen = (distance >= 0) & (distance < (window < 0 ? size : window));
   const at::Tensor scores = at::einsum("bthd,bshd->bhts", {q, k.repeat_interleave(group, 2)}) * scale;
-  return at::einsum("bhts,bshd->bthd", {scores.masked_fill(~seen, -INFINITY).softmax(-1), v.repeat_interleave(group, 2)});
+  return at::einsum("bhts,bshd->bthd",
+                    {scores.masked_fill(~seen, -INFINITY).softmax(-1), v.repeat_interleave(group, 2)});
 }
 
 TEST(Attention, EqualsTheMaskedDenseForm) {
@@ -101,7 +115,8 @@ TEST(Attention, EqualsTheMaskedDenseForm) {
 
 // A preset's parameters with 32,000 tokens: two small models tell what a layer and what all else hold.
 double preset_size(const std::string& name) {
-  const ConfigNode model = ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml")).child("model");
+  const ConfigNode model =
+      ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml")).child("model");
   ModelSpec spec = ModelSpec::read(model);
   spec.config.vocab_size = 32000, spec.config.max_positions = 2048;
   const int64_t layers = spec.config.num_layers;

@@ -1,5 +1,5 @@
-// The law of every mixer: wherever a sequence is cut, the output is the same. One piece is the parallel form, pieces of C
-// the chunked form, pieces of one token decoding. Causality follows: a piece never sees what comes later.
+// The law of every mixer: wherever a sequence is cut, the output is the same. One piece is the parallel form, pieces of
+// C the chunked form, pieces of one token decoding. Causality follows: a piece never sees what comes later.
 #include <torch/torch.h>
 
 #include "testing.h"
@@ -35,7 +35,8 @@ std::vector<Example> examples() {
     const auto& registry = channel ? channel_mixers() : mixers();
     for (const std::string& name : registry.names()) {
       int number = 0;
-      for (const std::string& table : registry.at(name).examples) out.push_back({name + "_" + std::to_string(number++), name, table, channel});
+      for (const std::string& table : registry.at(name).examples)
+        out.push_back({name + "_" + std::to_string(number++), name, table, channel});
     }
   }
   return out;
@@ -66,22 +67,26 @@ TEST_P(MixerForms, AreOneFunction) {
   const at::Tensor whole = run(kTime, false);
   ASSERT_EQ(whole.sizes(), x.sizes());
   EXPECT_LE(relative_error(run(1, true), whole), 1e-12) << "step by step; " << GetParam().table;
-  for (const int64_t piece : {1, 16, 31}) EXPECT_LE(relative_error(run(piece, false), whole), 1e-12) << "pieces of " << piece << "; " << GetParam().table;
+  for (const int64_t piece : {1, 16, 31})
+    EXPECT_LE(relative_error(run(piece, false), whole), 1e-12) << "pieces of " << piece << "; " << GetParam().table;
 }
 
 TEST_P(MixerForms, HaveOneGradient) {
   const auto whole = gradients(kTime);
   std::vector<std::string> names = {"x"};
   for (const auto& item : mixer->named_parameters()) names.push_back(item.key());
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_GT(whole[i].norm().item<double>(), 1e-6) << names[i] << " has no effect; " << GetParam().table;
+  for (size_t i = 0; i < whole.size(); ++i)
+    EXPECT_GT(whole[i].norm().item<double>(), 1e-6) << names[i] << " has no effect; " << GetParam().table;
   for (const int64_t piece : {1, 16, 31}) {
     const auto cut = gradients(piece);
     for (size_t i = 0; i < cut.size(); ++i)
-      EXPECT_LE(relative_error(cut[i], whole[i]), 1e-12) << names[i] << ", pieces of " << piece << "; " << GetParam().table;
+      EXPECT_LE(relative_error(cut[i], whole[i]), 1e-12)
+          << names[i] << ", pieces of " << piece << "; " << GetParam().table;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(examples()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(examples()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace assay::nn

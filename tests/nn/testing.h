@@ -24,7 +24,9 @@ inline fs::path shared_folder() {
   return given ? fs::path(given) : fs::path(ASSAY_SOURCE_DIR) / ".." / "shared";
 }
 
-inline at::Generator generator(const std::string& name) { return at::make_generator<at::CPUGeneratorImpl>(purpose(name)); }
+inline at::Generator generator(const std::string& name) {
+  return at::make_generator<at::CPUGeneratorImpl>(purpose(name));
+}
 
 inline std::shared_ptr<LanguageModel> make_model(const std::string& toml) {
   return std::make_shared<LanguageModel>(ModelSpec::read(ConfigNode::parse(toml).child("model")));

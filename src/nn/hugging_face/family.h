@@ -34,7 +34,8 @@ class Settings {
 
  private:
   void check(const std::string& key, bool right, const char* expected) const {
-    if (!right) fail("{}: '{}' is {}, expected {}. Nothing was written.", where_, key, values_.at(key).dump(), expected);
+    if (!right)
+      fail("{}: '{}' is {}, expected {}. Nothing was written.", where_, key, values_.at(key).dump(), expected);
   }
   nlohmann::json values_;
   std::string where_;
@@ -43,7 +44,7 @@ class Settings {
 enum class Layout { same, transposed, unsqueezed };  // theirs: as ours; [in, out]; [rows, 1, columns]
 
 struct Part {
-  std::string name;  // theirs
+  std::string name;   // theirs
   int64_t share = 1;  // of the rows of ours
   Layout layout = Layout::same;
 };
@@ -77,11 +78,11 @@ struct Requirement {
 };
 
 struct Family {
-  std::string prefix;                  // of all names but the head's; files of the bare model leave it out
-  std::vector<std::string> left_out;   // endings of tensors that hold no parameters
-  std::vector<Requirement> requires_;  // what a model must be to have this layout
-  std::string (*toml)(const Settings&);            // [model] and its tables; BadInput for what is not understood
-  nlohmann::json (*config)(const Expanded&);       // what transformers reads
+  std::string prefix;                         // of all names but the head's; files of the bare model leave it out
+  std::vector<std::string> left_out;          // endings of tensors that hold no parameters
+  std::vector<Requirement> requires_;         // what a model must be to have this layout
+  std::string (*toml)(const Settings&);       // [model] and its tables; BadInput for what is not understood
+  nlohmann::json (*config)(const Expanded&);  // what transformers reads
   std::vector<Rule> (*rules)(const Expanded&);
 };
 Registry<Family>& families();

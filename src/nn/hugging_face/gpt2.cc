@@ -14,8 +14,9 @@ std::string toml(const Settings& s) {
       "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\nchannel_mixer = \"gelu\"\n"
       "norm = \"layernorm\"\nnorm_eps = {}\npositions = \"learned\"\nmax_positions = {}\n"
       "[model.attention]\nnum_heads = {}\nposition = \"none\"\nbias = true\n[model.gelu]\nd_ff = {}\nbias = true\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("n_embd"), s.get<int64_t>("n_layer"), s.get<double>("layer_norm_epsilon", 1e-5),
-      s.get<int64_t>("n_positions", 1024), s.get<int64_t>("n_head"), s.get<int64_t>("n_inner", 0));
+      s.get<int64_t>("vocab_size"), s.get<int64_t>("n_embd"), s.get<int64_t>("n_layer"),
+      s.get<double>("layer_norm_epsilon", 1e-5), s.get<int64_t>("n_positions", 1024), s.get<int64_t>("n_head"),
+      s.get<int64_t>("n_inner", 0));
 }
 
 nlohmann::json config(const Expanded& m) {
@@ -56,22 +57,21 @@ std::vector<Rule> rules(const Expanded& m) {
   return out;
 }
 
-const bool registered = families().add(
-    "gpt2", {.prefix = "transformer.",
-             .left_out = {".attn.bias", ".attn.masked_bias"},
-             .requires_ = {{"pattern", {"[\"attention\"]"}},
-                           {"channel_mixer", {"\"gelu\""}},
-                           {"norm", {"\"layernorm\""}},
-                           {"positions", {"\"learned\""}},
-                           {"tie_embeddings", {"true"}},
-                           {"attention.window", {"-1"}},
-                           {"attention.position", {"\"none\""}},
-                           {"attention.qk_norm", {"false"}},
-                           {"attention.bias", {"true"}},
-                           {"gelu.bias", {"true"}}},
-             .toml = toml,
-             .config = config,
-             .rules = rules});
+const bool registered = families().add("gpt2", {.prefix = "transformer.",
+                                                .left_out = {".attn.bias", ".attn.masked_bias"},
+                                                .requires_ = {{"pattern", {"[\"attention\"]"}},
+                                                              {"channel_mixer", {"\"gelu\""}},
+                                                              {"norm", {"\"layernorm\""}},
+                                                              {"positions", {"\"learned\""}},
+                                                              {"tie_embeddings", {"true"}},
+                                                              {"attention.window", {"-1"}},
+                                                              {"attention.position", {"\"none\""}},
+                                                              {"attention.qk_norm", {"false"}},
+                                                              {"attention.bias", {"true"}},
+                                                              {"gelu.bias", {"true"}}},
+                                                .toml = toml,
+                                                .config = config,
+                                                .rules = rules});
 
 }  // namespace
 }  // namespace assay::nn::hugging_face

@@ -29,7 +29,8 @@ Settings Settings::child(const std::string& key) const {
 
 std::pair<ConfigNode, std::string> Expanded::find(const std::string& key) const {
   const size_t dot = key.find('.');
-  return dot == std::string::npos ? std::pair(model_, key) : std::pair(model_.child(key.substr(0, dot)), key.substr(dot + 1));
+  return dot == std::string::npos ? std::pair(model_, key)
+                                  : std::pair(model_.child(key.substr(0, dot)), key.substr(dot + 1));
 }
 
 std::string Expanded::text(const std::string& key) const {
@@ -38,9 +39,11 @@ std::string Expanded::text(const std::string& key) const {
 }
 
 AttentionShape attention_shape(const Expanded& m) {
-  AttentionShape shape{m.get<int64_t>("attention.num_heads"), m.get<int64_t>("attention.num_kv_heads"), m.get<int64_t>("attention.head_dim")};
+  AttentionShape shape{m.get<int64_t>("attention.num_heads"), m.get<int64_t>("attention.num_kv_heads"),
+                       m.get<int64_t>("attention.head_dim")};
   if (shape.heads < 1 || shape.kv_heads < 0 || shape.head_dim < 0)
-    fail("model.attention: num_heads = {}, num_kv_heads = {}, head_dim = {} must be positive", shape.heads, shape.kv_heads, shape.head_dim);
+    fail("model.attention: num_heads = {}, num_kv_heads = {}, head_dim = {} must be positive", shape.heads,
+         shape.kv_heads, shape.head_dim);
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
   if (shape.head_dim == 0) shape.head_dim = m.get<int64_t>("d_model") / shape.heads;
   return shape;
@@ -89,7 +92,8 @@ int64_t total_share(const Rule& rule) {
 }
 
 // Their tensors by the names of the whole model, without what holds no parameters.
-std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedTensors& theirs, const std::string& where) {
+std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedTensors& theirs,
+                                              const std::string& where) {
   const bool bare = std::ranges::none_of(theirs, [&](const auto& t) { return t.first.starts_with(family.prefix); });
   std::map<std::string, at::Tensor> found;
   for (const auto& [name, tensor] : theirs) {
@@ -104,20 +108,23 @@ std::string shape(const at::Tensor& x) { return fmt::format("[{}]", fmt::join(x.
 
 std::string names_and_shapes(const Rule& rule, const std::vector<at::Tensor>& parts) {
   std::vector<std::string> words;
-  for (size_t i = 0; i < parts.size(); ++i) words.push_back(fmt::format("'{}' {}", rule.theirs[i].name, shape(parts[i])));
+  for (size_t i = 0; i < parts.size(); ++i)
+    words.push_back(fmt::format("'{}' {}", rule.theirs[i].name, shape(parts[i])));
   return join(words);
 }
 
 class Taken {
  public:
-  Taken(std::map<std::string, at::Tensor> tensors, std::string where) : tensors_(std::move(tensors)), where_(std::move(where)) {}
+  Taken(std::map<std::string, at::Tensor> tensors, std::string where)
+      : tensors_(std::move(tensors)), where_(std::move(where)) {}
 
   at::Tensor take(const Rule& rule) {
     std::vector<at::Tensor> parts;
     int64_t rows = 0;
     for (const Part& part : rule.theirs) rows += parts.emplace_back(take(part)).size(0);
     for (size_t i = 0; i < parts.size(); ++i)
-      if (parts[i].size(0) * total_share(rule) != rows * rule.theirs[i].share || parts[i].sizes().slice(1) != parts[0].sizes().slice(1))
+      if (parts[i].size(0) * total_share(rule) != rows * rule.theirs[i].share ||
+          parts[i].sizes().slice(1) != parts[0].sizes().slice(1))
         fail("{}: {} do not fit config.json and one another", where_, names_and_shapes(rule, parts));
     return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
   }
@@ -133,11 +140,11 @@ class Taken {
 
   void expect_all_taken() const {
     for (const auto& [name, tensor] : tensors_)
-      if (!taken_.contains(name)) fail("{}: unknown tensor '{}' {}; the model of config.json has none of that name", where_, name, shape(tensor));
+      if (!taken_.contains(name))
+        fail("{}: unknown tensor '{}' {}; the model of config.json has none of that name", where_, name, shape(tensor));
   }
 
  private:
-
   at::Tensor take(const Part& part) {
     const auto found = tensors_.find(part.name);
     if (found == tensors_.end()) {
@@ -146,7 +153,7 @@ class Taken {
       fail("{}: tensor '{}' is missing{}", where_, part.name, did_you_mean(part.name, names));
     }
     const at::Tensor& x = found->second;
-    const bool right = part.layout == Layout::unsqueezed ? x.dim() == 3 && x.size(1) == 1
+    const bool right = part.layout == Layout::unsqueezed   ? x.dim() == 3 && x.size(1) == 1
                        : part.layout == Layout::transposed ? x.dim() == 2
                                                            : x.dim() == 1 || x.dim() == 2;
     if (!right) fail("{}: tensor '{}' has the shape {}, which is not that of its family", where_, part.name, shape(x));
@@ -183,8 +190,11 @@ NamedTensors load_weights(const fs::path& folder) {
   const fs::path whole = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
   if (fs::exists(whole)) return load_tensors(whole);
   if (fs::exists(index)) return load_shards(index);
-  fail("{}: holds neither model.safetensors nor model.safetensors.index.json (weights in PyTorch's .bin files must be converted first). "
-       "Nothing was written.", folder.string());
+  fail(
+      "{}: holds neither model.safetensors nor model.safetensors.index.json (weights in PyTorch's .bin files must be "
+      "converted first). "
+      "Nothing was written.",
+      folder.string());
 }
 
 }  // namespace
@@ -211,7 +221,8 @@ nlohmann::json hugging_face_config(const ModelSpec& spec) {
 NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs, const std::string& where) {
   const Family& family = families().at(family_of(spec));
   if (spec.config.num_layers > int64_t(theirs.size()))
-    fail("{}: holds {} tensors, too few for the {} layers of config.json", where, theirs.size(), spec.config.num_layers);
+    fail("{}: holds {} tensors, too few for the {} layers of config.json", where, theirs.size(),
+         spec.config.num_layers);
   Taken tensors(whole_names(family, theirs, where), where);
   NamedTensors ours;
   for (const Rule& rule : family.rules(Expanded(spec))) ours.emplace_back(rule.ours, tensors.take(rule));
@@ -219,8 +230,8 @@ NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs
   if (spec.config.tie_embeddings) tensors.drop_tied_head(embedding);
   tensors.expect_all_taken();
   if (embedding.sizes() != at::IntArrayRef{spec.config.vocab_size, spec.config.d_model})
-    fail("{}: the embedding is [{}], but config.json asks for [{}, {}]", where, fmt::join(embedding.sizes(), ", "), spec.config.vocab_size,
-         spec.config.d_model);
+    fail("{}: the embedding is [{}], but config.json asks for [{}, {}]", where, fmt::join(embedding.sizes(), ", "),
+         spec.config.vocab_size, spec.config.d_model);
   return ours;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Models in Hugging Face's layout: a folder with config.json and model.safetensors (or its shards). Families: gpt2, llama,
-// mamba; a file a family lies beside this one.
+// Models in Hugging Face's layout: a folder with config.json and model.safetensors (or its shards). Families: gpt2,
+// llama, mamba; a file a family lies beside this one.
 #include <nlohmann/json_fwd.hpp>
 #include <memory>
 

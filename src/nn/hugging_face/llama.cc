@@ -1,5 +1,5 @@
-// Llama: rotary positions on the two halves of a head, RMSNorm, a gated feed-forward layer, grouped key and value heads.
-// hidden_act "silu" is our swiglu, "gelu_pytorch_tanh" our geglu.
+// Llama: rotary positions on the two halves of a head, RMSNorm, a gated feed-forward layer, grouped key and value
+// heads. hidden_act "silu" is our swiglu, "gelu_pytorch_tanh" our geglu.
 #include "nn/hugging_face/family.h"
 
 namespace assay::nn::hugging_face {
@@ -23,11 +23,11 @@ std::string toml(const Settings& s) {
       "norm = \"rmsnorm\"\nnorm_eps = {}\nmax_positions = {}\ntie_embeddings = {}\n"
       "[model.attention]\nnum_heads = {}\nnum_kv_heads = {}\nhead_dim = {}\nrope_base = {}\nbias = {}\n"
       "[model.{}]\nd_ff = {}\nbias = {}\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), s.get<int64_t>("num_hidden_layers"), swiglu ? "swiglu" : "geglu",
-      s.get<double>("rms_norm_eps", 1e-6), s.get<int64_t>("max_position_embeddings", 2048), s.get<bool>("tie_word_embeddings", false),
-      heads, s.get<int64_t>("num_key_value_heads", heads), s.get<int64_t>("head_dim", 0), rope_base(s),
-      s.get<bool>("attention_bias", false), swiglu ? "swiglu" : "geglu", s.get<int64_t>("intermediate_size"),
-      s.get<bool>("mlp_bias", false));
+      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), s.get<int64_t>("num_hidden_layers"),
+      swiglu ? "swiglu" : "geglu", s.get<double>("rms_norm_eps", 1e-6), s.get<int64_t>("max_position_embeddings", 2048),
+      s.get<bool>("tie_word_embeddings", false), heads, s.get<int64_t>("num_key_value_heads", heads),
+      s.get<int64_t>("head_dim", 0), rope_base(s), s.get<bool>("attention_bias", false), swiglu ? "swiglu" : "geglu",
+      s.get<int64_t>("intermediate_size"), s.get<bool>("mlp_bias", false));
 }
 
 std::string channel_mixer(const Expanded& m) { return m.get<std::string>("channel_mixer"); }
@@ -35,7 +35,8 @@ std::string channel_mixer(const Expanded& m) { return m.get<std::string>("channe
 nlohmann::json config(const Expanded& m) {
   const AttentionShape shape = attention_shape(m);
   const std::string mixer = channel_mixer(m);
-  const auto width = m.get<int64_t>("d_model"), hidden = m.get<int64_t>(mixer + ".d_ff"), longest = m.get<int64_t>("max_positions");
+  const auto width = m.get<int64_t>("d_model"), hidden = m.get<int64_t>(mixer + ".d_ff"),
+             longest = m.get<int64_t>("max_positions");
   return {{"architectures", {"LlamaForCausalLM"}},
           {"attention_bias", m.get<bool>("attention.bias")},
           {"attention_dropout", 0.0},
@@ -64,7 +65,9 @@ std::vector<Rule> rules(const Expanded& m) {
       const std::string a = theirs + "self_attn.", f = theirs + "mlp.";
       if (mixer) {
         out.push_back({ours + "mixer.qkv." + kind,
-                       {{a + "q_proj." + kind, shape.heads}, {a + "k_proj." + kind, shape.kv_heads}, {a + "v_proj." + kind, shape.kv_heads}}});
+                       {{a + "q_proj." + kind, shape.heads},
+                        {a + "k_proj." + kind, shape.kv_heads},
+                        {a + "v_proj." + kind, shape.kv_heads}}});
         out.push_back({ours + "mixer.out_proj." + kind, {{a + "o_proj." + kind}}});
       }
       if (channel) {

@@ -16,13 +16,15 @@ std::string toml(const Settings& s) {
       "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba1\"]\nchannel_mixer = \"none\"\n"
       "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
       "[model.mamba1]\nstate_size = {}\nexpand = {}\nconv_width = {}\ndt_rank = {}\n",
-      s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"), s.get<double>("layer_norm_epsilon", 1e-5),
-      s.get<bool>("tie_word_embeddings", true), s.get<int64_t>("state_size", 16), expand, s.get<int64_t>("conv_kernel", 4),
+      s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"),
+      s.get<double>("layer_norm_epsilon", 1e-5), s.get<bool>("tie_word_embeddings", true),
+      s.get<int64_t>("state_size", 16), expand, s.get<int64_t>("conv_kernel", 4),
       automatic ? 0 : s.get<int64_t>("time_step_rank"));
 }
 
 nlohmann::json config(const Expanded& m) {
-  const auto width = m.get<int64_t>("d_model"), expand = m.get<int64_t>("mamba1.expand"), rank = m.get<int64_t>("mamba1.dt_rank");
+  const auto width = m.get<int64_t>("d_model"), expand = m.get<int64_t>("mamba1.expand"),
+             rank = m.get<int64_t>("mamba1.dt_rank");
   return {{"architectures", {"MambaForCausalLM"}},
           {"conv_kernel", m.get<int64_t>("mamba1.conv_width")},
           {"expand", expand},
@@ -40,7 +42,8 @@ nlohmann::json config(const Expanded& m) {
 }
 
 std::vector<Rule> rules(const Expanded& m) {
-  std::vector<Rule> out = {{"embedding", {{"backbone.embeddings.weight"}}}, {"norm.weight", {{"backbone.norm_f.weight"}}}};
+  std::vector<Rule> out = {{"embedding", {{"backbone.embeddings.weight"}}},
+                           {"norm.weight", {{"backbone.norm_f.weight"}}}};
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
     const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("backbone.layers.{}.", i);

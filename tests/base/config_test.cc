@@ -1,0 +1,103 @@
+// Configuration: what is read, and what is refused with place and nearest name.
+#include "base/config.h"
+
+#include "data/folder.h"
+
+namespace assay {
+namespace {
+
+using data::message_of;
+
+struct Sample {
+  bool flag = false;
+  int64_t count = 3;
+  double rate = 1e-3;
+  std::string name = "a";
+  std::vector<std::string> words;
+  std::vector<int64_t> sizes;
+  std::vector<double> weights;
+  void fields(auto&& field) {
+    field("flag", flag), field("count", count, "how many"), field("rate", rate), field("name", name);
+    field("words", words), field("sizes", sizes), field("weights", weights);
+  }
+};
+
+Sample read(const std::string& text) {
+  Sample sample;
+  ConfigNode::parse(text, "plan.toml").read(sample);
+  return sample;
+}
+
+TEST(Config, ReadsEveryType) {
+  const Sample s = read("flag = true\ncount = -7\nrate = 2\nname = 'é'\nwords = ['x', 'y']\nsizes = [1, 2]\nweights = [1, 0.5]\n");
+  EXPECT_TRUE(s.flag);
+  EXPECT_EQ(s.count, -7);
+  EXPECT_EQ(s.rate, 2.0);
+  EXPECT_EQ(s.name, "é");
+  EXPECT_EQ(s.words, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(s.sizes, (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(s.weights, (std::vector<double>{1, 0.5}));
+}
+
+TEST(Config, WhatIsWrittenReadsBackTheSame) {
+  Sample s = read("rate = 0.1\nname = \"tab\\t quote\\\" back\\\\ line\\n\"\nwords = ['a\"b', '']\nweights = [3.0000000000000004e-5, 1e300]\n");
+  const std::string text = to_toml(fields_of(s));
+  Sample again = read(text);
+  EXPECT_EQ(to_toml(fields_of(again)), text);
+  EXPECT_EQ(again.name, s.name);
+  EXPECT_EQ(again.words, s.words);
+  EXPECT_EQ(again.weights, s.weights);
+}
+
+TEST(Config, UnknownKeyGivesPlaceAndNearestName) {
+  const std::string message = message_of([] { read("flag = true\n  cuont = 3\n"); });
+  EXPECT_NE(message.find("plan.toml:2:"), std::string::npos) << message;
+  EXPECT_NE(message.find("unknown key 'cuont'"), std::string::npos) << message;
+  EXPECT_NE(message.find("did you mean 'count'?"), std::string::npos) << message;
+  EXPECT_EQ(message_of([] { read("zzzzzzzzz = 3\n"); }).find("did you mean"), std::string::npos);
+}
+
+TEST(Config, WrongTypesAreRefusedWithThePlace) {
+  for (const char* text : {"count = 1.5", "count = '1'", "count = true", "rate = 'fast'", "rate = true", "flag = 1", "name = 3",
+                           "words = 'x'", "words = ['x', 1]", "sizes = [1.5]", "weights = ['x']", "count = [1]", "[count]", "count = nan"}) {
+    const std::string message = message_of([&] { read(text); });
+    EXPECT_NE(message.find("plan.toml:1:"), std::string::npos) << text << ": " << message;
+    EXPECT_NE(message.find("must be a"), std::string::npos) << text << ": " << message;
+  }
+}
+
+TEST(Config, BrokenTextGivesThePlace) {
+  EXPECT_MESSAGE(ConfigNode::parse("a = 1\nb = [1,\n", "x.toml"), "x.toml:");
+  EXPECT_MESSAGE(ConfigNode::parse("a = 1\na = 2\n", "x.toml"), "x.toml:2:");
+  EXPECT_MESSAGE(ConfigNode::parse("\xff\xfe\x80", "x.toml"), "x.toml:1:1");
+  for (const char* text : {"[[[", "[", "=", ".=", "a=", "a.=1", "[a", "a={", "\"", "[[", "[a]]"})
+    EXPECT_MESSAGE(ConfigNode::parse(text, "x.toml"), "x.toml:1:");
+  EXPECT_MESSAGE(ConfigNode::parse("a=" + std::string(100000, '['), "x.toml"), "x.toml:1:");
+  EXPECT_MESSAGE(ConfigNode::read_file("/nowhere.toml"), "no such file");
+  EXPECT_MESSAGE(ConfigNode::read_file(fs::temp_directory_path()), "cannot be read");
+}
+
+TEST(Config, AssignmentsOverrideAndErrorsNameThem) {
+  ConfigNode root = ConfigNode::parse("[train]\ncount = 1\nname = 'a'\n", "m.toml");
+  root.set("train.count=5"), root.set("train.name=two words"), root.set("train.words=['p']");
+  Sample s;
+  root.child("train").read(s);
+  EXPECT_EQ(s.count, 5);
+  EXPECT_EQ(s.name, "two words");
+  EXPECT_EQ(s.words, std::vector<std::string>{"p"});
+  root.set("train.cuont=6");
+  EXPECT_MESSAGE(root.child("train").read(s), "--set train.cuont=6: unknown key 'cuont'");
+  for (const char* assignment : {"train.steps", "=3", "", "a b = 3", "a..b=3"})
+    EXPECT_MESSAGE(root.set(assignment), std::string("--set ") + assignment);
+}
+
+TEST(Config, MergedLaysTablesOverEachOther) {
+  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n"), over = ConfigNode::parse("b = 2\n[t]\ny = 3\n");
+  const ConfigNode merged = base.merged(over);
+  EXPECT_EQ(merged.value("a") + merged.value("b") + merged.child("t").value("x") + merged.child("t").value("y"), "1213");
+  EXPECT_EQ(base.child("t").value("y"), "2");
+  EXPECT_MESSAGE(base.child("a"), "a");
+}
+
+}  // namespace
+}  // namespace assay

@@ -1,0 +1,102 @@
+// Files are whole or absent; a folder belongs to one process.
+#include "base/files.h"
+
+#include <sys/wait.h>
+
+#include "data/folder.h"
+
+namespace assay {
+namespace {
+
+using data::Folder, data::message_of;
+
+TEST(AtomicFile, ReplacesAtCommitAndNotBefore) {
+  const Folder folder;
+  const fs::path path = folder.write("a", "old");
+  {
+    AtomicFile file(path);
+    file.write("new");
+    EXPECT_EQ(read_file(path), "old");
+    file.commit();
+  }
+  EXPECT_EQ(read_file(path), "new");
+  EXPECT_EQ(folder.entries(), 1);
+}
+
+TEST(AtomicFile, WithoutCommitNothingChanges) {
+  const Folder folder;
+  const fs::path path = folder.write("a", "old");
+  { AtomicFile(path).write("half of the ne"); }
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(folder.entries(), 1);
+}
+
+TEST(AtomicFile, FailureNamesThePathAndLeavesNothing) {
+  const Folder folder;
+  EXPECT_NE(message_of<Error>([&] { AtomicFile(folder / "no" / "a"); }).find("No such file"), std::string::npos);
+  fs::create_directories(folder / "taken" / "x");
+  const std::string message = message_of<Error>([&] { write_file(folder / "taken", "text"); });
+  EXPECT_NE(message.find("taken"), std::string::npos) << message;
+  EXPECT_TRUE(fs::exists(folder / "taken" / "x"));
+  EXPECT_EQ(folder.entries(), 1);
+}
+
+TEST(Folders, PublishedWholeOrRefused) {
+  const Folder folder;
+  folder.write("writing/a", "1"), folder.write("there/b", "2");
+  EXPECT_NE(message_of<Error>([&] { publish_folder(folder / "writing", folder / "there"); }).find("there"), std::string::npos);
+  EXPECT_EQ(read_file(folder / "there" / "b"), "2");
+  publish_folder(folder / "writing", folder / "done");
+  EXPECT_EQ(read_file(folder / "done" / "a"), "1");
+  EXPECT_FALSE(fs::exists(folder / "writing"));
+  folder.write("file", "");
+  EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file" / "below"); }).find("Not a directory"), std::string::npos);
+  EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file"); }).find("file"), std::string::npos);
+}
+
+TEST(MappedFile, ReadsWholeFilesAndRefusesOthers) {
+  const Folder folder;
+  EXPECT_EQ(read_file(folder.write("empty", "")), "");
+  EXPECT_EQ(read_file(folder.write("zeros", std::string(100'000, '\0'))), std::string(100'000, '\0'));
+  EXPECT_MESSAGE(read_file(folder / "missing"), "No such file");
+  EXPECT_MESSAGE(read_file(folder.path()), "not a regular file");
+  EXPECT_MESSAGE(read_file("/dev/null"), "not a regular file");
+}
+
+TEST(Sha256, PublishedVectors) {
+  const Folder folder;
+  EXPECT_EQ(sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(sha256_of_file(folder.write("abc", "abc")), sha256("abc"));
+}
+
+TEST(FolderLock, RefusesTheSecondAndNamesTheFirst) {
+  const Folder folder;
+  {
+    const FolderLock lock(folder.path());
+    EXPECT_MESSAGE(FolderLock(folder.path()), "in use by process " + std::to_string(::getpid()));
+  }
+  FolderLock(folder.path());
+}
+
+TEST(FolderLock, EndsWithTheProcessHoweverItEnds) {
+  const Folder folder;
+  int held[2];
+  ASSERT_EQ(::pipe(held), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const FolderLock lock(folder.path());
+    [[maybe_unused]] const auto written = ::write(held[1], "x", 1);
+    ::pause();
+  }
+  char byte;
+  ASSERT_EQ(::read(held[0], &byte, 1), 1);
+  EXPECT_MESSAGE(FolderLock(folder.path()), "in use by process " + std::to_string(child));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  FolderLock(folder.path());
+  ::close(held[0]), ::close(held[1]);
+}
+
+}  // namespace
+}  // namespace assay

@@ -1,0 +1,217 @@
+// Bad input as a hostile stranger gives it: exit code 2 (or 1 when the machine fails), one clear message, nothing lost.
+#include <sys/mount.h>
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+class BadInputs : public testing::Test {
+ protected:
+  void SetUp() override { synthesize(folder_); }
+
+  // Every part of `parts` stands in the message; what was there stays as it was, and with exit code 2 nothing is added.
+  void refuses(const std::string& arguments, int exit_code, const std::vector<std::string>& parts) {
+    SCOPED_TRACE("assay " + arguments);
+    const auto before = contents(folder_.path());
+    const Outcome outcome = run(folder_.path(), arguments);
+    check_message(outcome, exit_code, parts);
+    const auto after = contents(folder_.path());
+    for (const auto& [path, hash] : before) EXPECT_TRUE(after.contains(path) && after.at(path) == hash) << path << " changed";
+    if (exit_code == 2) EXPECT_EQ(after.size(), before.size()) << "something was left behind";
+  }
+  void check_message(const Outcome& outcome, int exit_code, const std::vector<std::string>& parts) {
+    EXPECT_EQ(outcome.exit_code, exit_code) << outcome.error;
+    const size_t message = outcome.error.rfind("assay: ");
+    ASSERT_NE(message, std::string::npos) << outcome.error;
+    EXPECT_LE(std::count(outcome.error.begin() + std::ptrdiff_t(message), outcome.error.end(), '\n'), 4) << outcome.error;
+    for (const std::string& part : parts) EXPECT_NE(outcome.error.find(part, message), std::string::npos) << part << " is not in\n" << outcome.error;
+    for (const char* never : {"terminate called", "Exception raised from", "frame #", "json.exception", "Segmentation", "AddressSanitizer"})
+      EXPECT_EQ(outcome.error.find(never), std::string::npos) << outcome.error;
+  }
+  std::string noise(size_t size) {
+    std::string bytes;
+    for (Random random(1, "noise"); bytes.size() < size;) bytes += char(random.next());
+    return bytes;
+  }
+  // A copy of the store with one file cut short.
+  void cut(const std::string& name, const std::string& file, uint64_t size) {
+    fs::copy(folder_ / "store", folder_ / name, fs::copy_options::recursive);
+    fs::resize_file(folder_ / name / file, size);
+  }
+  std::string on(const std::string& store) { return "train '" + kSmoke + "' -o run --data " + store; }
+
+  data::Folder folder_;
+};
+
+TEST_F(BadInputs, FilesThatAreMissingCutOffOrNoise) {
+  folder_.write("noise", noise(5000)), folder_.write("noise.zst", noise(5000)), folder_.write("empty", "");
+  cut("cut_bin", "known_a.train.bin", 15350), cut("cut_idx", "known_a.train.idx", 100), cut("cut_manifest", "manifest.json", 200);
+  cut("gone", "known_b.train.bin", 0), fs::remove(folder_ / "gone" / "known_b.train.bin");
+  refuses("train missing.toml --data store -o run", 2, {"missing.toml", "no such file"});
+  refuses("train noise --data store -o run", 2, {"noise:1:"});
+  refuses("train empty --data store -o run", 2, {"empty"});
+  refuses("train store --data store -o run", 2, {"store"});
+  refuses(on("missing"), 2, {"missing", "no such folder"});
+  refuses(on("noise"), 2, {"noise"});
+  refuses(on("cut_bin"), 2, {"known_a.train", "15360", "15350"});
+  refuses(on("cut_idx"), 2, {"known_a.train.idx", "100 bytes"});
+  refuses(on("cut_manifest"), 2, {"manifest.json"});
+  refuses(on("gone"), 2, {"known_b.train.bin", "No such file"});
+  refuses("data prepare noise.zst --tokenizer noise -o out", 2, {"noise", "SentencePiece"});
+  refuses("data info cut_bin", 2, {"known_a.train"});
+}
+
+TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
+  folder_.write("bad.toml", "[model]\nd_model = 32\nnum_layer = 2\n"), folder_.write("type.toml", "[model]\nd_model = 'wide'\n");
+  folder_.write("mixer.toml", "[model]\npattern = ['atention']\n[train]\nsteps = 1\n");
+  refuses("train bad.toml --data store -o run", 2, {"bad.toml:3:", "unknown key 'num_layer'", "did you mean 'num_layers'?"});
+  refuses("train type.toml --data store -o run", 2, {"type.toml:2:", "d_model", "integer"});
+  refuses("train mixer.toml --data store -o run", 2, {"atention", "did you mean 'attention'?"});
+  for (const auto& [set, parts] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {"train.stepz=3", {"--set train.stepz=3", "did you mean 'steps'?"}},
+           {"train.steps", {"--set train.steps", "KEY=VALUE"}},
+           {"train.learning_rate=fast", {"--set train.learning_rate=fast", "number"}},
+           {"train.tokens=100", {"train.steps", "not both"}},
+           {"train.steps=-4", {"train.steps", "positive"}},
+           {"train.steps=9223372036854775807", {"train.steps", "below"}},
+           {"train.sequence_length=4611686018427387904", {"tokens a step"}},
+           {"train.schedule=linaer", {"linaer", "did you mean 'linear'?"}},
+           {"train.micro_batch_size=3", {"micro_batch_size", "divisor"}},
+           {"train.learning_rate=nan", {"learning_rate", "finite"}},
+           {"modle.d_model=3", {"modle", "did you mean 'model'?"}},
+           {"model.d_model=33", {"num_heads", "33"}},
+           {"model.num_layers=0", {"num_layers", "positive"}},
+           {"model.vocab_size=17", {"--set model.vocab_size=17", "256"}},
+           {"train.domains=[\"know_a\"]", {"know_a", "did you mean 'known_a'?"}},
+           {"train.domains=[\"fresh_a\"]", {"fresh_a", "train"}},
+           {"train.eval_sets=[\"known_a.tset\"]", {"tset", "did you mean 'test'?"}},
+           {"train.weights=[1]", {"1 weights for 2 domains"}},
+           {"train.sequence_length=9000", {"known_a.train", "7680", "9001"}}})
+    refuses(fmt::format("{} --set '{}'", on("store"), set), 2, parts);
+}
+
+TEST_F(BadInputs, Options) {
+  refuses(on("store") + " --device gpu", 2, {"gpu", "cuda:N"});
+  refuses(on("store") + " --device cuda:99", 2, {"cuda:99"});
+  refuses(on("store") + " --threads=-1", 2, {"threads"});
+  refuses(on("store") + " --threads many", 2, {"threads", "many"});
+  refuses(on("store") + " --sed a=b", 2, {"--sed"});
+  refuses("trian", 2, {"unknown command 'trian'", "did you mean 'train'?"});
+  refuses("", 2, {"subcommand is required"});
+  refuses("list mixer", 2, {"mixer", "did you mean 'mixers'?"});
+  refuses("describe mixer atention", 2, {"did you mean 'attention'?"});
+}
+
+TEST_F(BadInputs, NoGpuIsSaidAndTheFolderStaysFree) {
+  if (run(folder_.path(), "doctor --json").out.find("\"gpus\": []") == std::string::npos) GTEST_SKIP() << "a GPU is seen here";
+  refuses(on("store") + " --device cuda", 2, {"no GPU is seen", "--device cpu"});
+  EXPECT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
+}
+
+TEST_F(BadInputs, ModelsThatAreNone) {
+  ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
+  folder_.write("lines", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n{\"id\": 2, \"tok\n"), folder_.write("good", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n");
+  folder_.write("far", "{\"id\": 1, \"tokens\": [1, 256]}\n"), folder_.write("text", "{\"id\": 1, \"text\": \"words\"}\n");
+  refuses("score --model run lines", 2, {"lines:2:", "JSON"});
+  refuses("score --model run far", 2, {"far:1:", "256"});
+  refuses("score --model run text", 2, {"tokenizer"});
+  refuses("score --model missing good", 2, {"missing"});
+  refuses("score --model store good", 2, {"store", "no model"});
+  const fs::path weights = folder_ / "run" / "checkpoints" / "step-1" / "model.safetensors";
+  const std::string whole = read_file(weights);
+  write_file(weights, whole.substr(0, whole.size() - 5));
+  refuses("score --model run good", 2, {"model.safetensors", "outside the file"});
+  write_file(weights, noise(5000));
+  refuses("score --model run good", 2, {"model.safetensors", "not a safetensors file"});
+  write_file(weights, std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + whole.substr(8));
+  refuses("score --model run good", 2, {"model.safetensors", "9223372036854775807"});
+  write_file(weights, whole);
+  EXPECT_EQ(run(folder_.path(), "score --model run good").exit_code, 0);
+}
+
+TEST_F(BadInputs, TokenizerOfAnotherVocabulary) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "line " + std::to_string(i) + " of a text about sequence models and their domains\n";
+  folder_.write("text.txt", text), folder_.write("lines", "{\"id\": 1, \"text\": \"sequence models and their domains\"}\n");
+  ASSERT_EQ(run(folder_.path(), "tokenizer train text.txt --vocab 320 -o t.model").exit_code, 0);
+  ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
+  refuses("score --model run --tokenizer t.model lines", 2, {"lines:1:", "outside the model's vocabulary of 256"});
+}
+
+TEST_F(BadInputs, ARunIsNeverOverwritten) {
+  const std::string long_run = train("run", "--set train.steps=100000 --set train.checkpoint_every=2 --set train.eval_every=100000 ");
+  {
+    Process first(folder_.path(), long_run);
+    ASSERT_TRUE(wait_until(first, [&] { return fs::exists(folder_ / "run" / "checkpoints" / "step-4"); }));
+    for (const char* resume : {"", "--resume"}) check_message(run(folder_.path(), long_run + resume), 2, {"in use by process"});
+    EXPECT_TRUE(first.running());
+    first.signal(SIGINT);
+    EXPECT_EQ(first.wait().exit_code, 130);
+  }
+  refuses(long_run, 2, {"holds a run already", "--resume"});
+  refuses(train("run", "--set train.steps=99999 --resume"), 2, {"another configuration"});
+  fs::rename(folder_ / "store", folder_ / "first_store");
+  synthesize(folder_, "--seed 9");
+  refuses(long_run + "--resume", 2, {"run on other data"});
+  fs::remove_all(folder_ / "store"), fs::rename(folder_ / "first_store", folder_ / "store");
+
+  std::vector<fs::path> checkpoints(fs::directory_iterator(folder_ / "run" / "checkpoints"), {});
+  const auto number = [](const fs::path& path) { return std::stoi(path.filename().string().substr(5)); };
+  const fs::path newest = *std::ranges::max_element(checkpoints, {}, number);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
+    for (const bool noisy : {false, true}) {
+      const std::string whole = read_file(newest / file);
+      write_file(newest / file, noisy ? noise(whole.size()) : whole.substr(0, whole.size() / 2));
+      refuses(long_run + "--resume", 2, {file, newest.filename(), "Remove it to go on from the one before it"});
+      write_file(newest / file, whole);
+    }
+}
+
+TEST_F(BadInputs, AFileInPlaceOfAFolder) {
+  folder_.write("file", "kept");
+  refuses("train '" + kSmoke + "' --data store -o file", 1, {"file", "Not a directory"});
+  refuses("train '" + kSmoke + "' --data store -o file/run", 1, {"file/run", "Not a directory"});
+  refuses("data synth -o file/store --documents 5 --held-out 2", 1, {"file"});
+  refuses("data synth -o store --documents 5 --held-out 2", 2, {"store", "--overwrite"});
+}
+
+TEST_F(BadInputs, AReadOnlyFolder) {
+  make_folder(folder_ / "locked");
+  const std::string path = folder_ / "locked";
+  const bool root = ::geteuid() == 0;
+  if (root ? std::system(("chattr +i '" + path + "' 2>/dev/null").c_str()) : ::chmod(path.c_str(), 0555))
+    GTEST_SKIP() << "the superuser writes everywhere and chattr +i does not work on " << path;
+  refuses("train '" + kSmoke + "' --data store -o locked/run", 1, {"locked/run"});
+  refuses("train '" + kSmoke + "' --data store -o locked", 1, {"locked"});
+  refuses("data synth -o locked/store --documents 5 --held-out 2", 1, {"locked/store"});
+  EXPECT_EQ(root ? std::system(("chattr -i '" + path + "'").c_str()) : ::chmod(path.c_str(), 0755), 0);
+}
+
+TEST_F(BadInputs, AFullDisk) {
+  make_folder(folder_ / "small");
+  const std::string path = folder_ / "small";
+  if (::mount("tmpfs", path.c_str(), "tmpfs", 0, "size=3m")) GTEST_SKIP() << "a file system of its own cannot be mounted here: " << std::strerror(errno);
+  const std::string arguments = train("small/run", "--set train.steps=60 --set train.checkpoint_every=3 ");
+  write_file(folder_ / "small" / "ballast", std::string(2'500'000, 'x'));  // leaves room for one checkpoint
+  check_message(run(folder_.path(), arguments), 1, {"No space left on device"});
+  EXPECT_TRUE(fs::exists(folder_ / "small" / "run" / "checkpoints" / "step-3" / "state.json"));
+  EXPECT_EQ(read_file(folder_ / "small" / "ballast").size(), 2'500'000u);
+  fs::remove(folder_ / "small" / "ballast");
+  const Outcome again = run(folder_.path(), arguments + "--resume");  // with room for it, the run goes on
+  EXPECT_EQ(again.exit_code, 0) << again.error;
+  check_message(run(folder_.path(), "data synth -o small/store"), 1, {"No space left on device"});
+  EXPECT_FALSE(fs::exists(folder_ / "small" / "store"));
+  EXPECT_EQ(::umount(path.c_str()), 0);
+}
+
+TEST_F(BadInputs, AFullStandardOutput) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  check_message(run(folder_.path(), "data info store >/dev/full"), 1, {"standard output cannot be written"});
+}
+
+}  // namespace
+}  // namespace assay::cli

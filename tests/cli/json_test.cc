@@ -1,0 +1,45 @@
+// --json: exactly one JSON document on standard output, whatever stands on standard error.
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+using nlohmann::json;
+
+json document(const data::Folder& folder, const std::string& arguments, int exit_code = 0) {
+  const Outcome outcome = run(folder.path(), arguments + " --json");
+  EXPECT_EQ(outcome.exit_code, exit_code) << arguments << "\n" << outcome.error;
+  const json parsed = json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);  // refuses a second document
+  EXPECT_FALSE(parsed.is_discarded()) << arguments << "\n" << outcome.out;
+  return parsed;
+}
+
+TEST(Json, OneDocumentFromEveryCommand) {
+  const data::Folder folder;
+  synthesize(folder);
+  EXPECT_FALSE(document(folder, "doctor").at("operators").empty());
+  const json mixers = document(folder, "list mixers");
+  EXPECT_NE(std::ranges::find(mixers, "attention"), mixers.end());
+  for (const char* kind : {"channel_mixers", "ops", "models", "plans"}) EXPECT_TRUE(document(folder, std::string("list ") + kind).is_array());
+  for (const std::string mixer : mixers) EXPECT_EQ(document(folder, "describe mixer " + mixer).at("name"), mixer);
+  EXPECT_EQ(document(folder, "data info store").at("parts").size(), 12u);
+  const json planned = document(folder, train("run", "--dry-run"));
+  EXPECT_GT(planned.at("parameters"), 0);
+  EXPECT_FALSE(fs::exists(folder / "run"));
+  EXPECT_EQ(document(folder, train("run")).at("steps"), 20);
+  EXPECT_EQ(document(folder, train("run", "--resume")).at("steps"), 20);
+  folder.write("lines", "{\"id\": 1, \"tokens\": [1, 2]}\n{\"id\": 2, \"tokens\": [3]}\n");
+  EXPECT_EQ(document(folder, "score --model run lines").size(), 2u);
+}
+
+TEST(Json, ErrorsAreOneDocumentToo) {
+  const data::Folder folder;
+  const json error = document(folder, "data info missing", 2);
+  EXPECT_EQ(error.at("exit_code"), 2);
+  EXPECT_NE(error.at("error").get<std::string>().find("missing"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace assay::cli

@@ -1,0 +1,162 @@
+// `assay import`, `export`, `score` and `generate` as a script uses them, on a model that the test writes itself.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/random.h"
+#include "base/safetensors.h"
+
+namespace assay {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kConfig =
+    R"({"model_type": "llama", "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16})";
+
+class ModelCommands : public testing::Test {
+ protected:
+  ModelCommands() : folder_(fs::temp_directory_path() / ("assay_cli_model" + std::to_string(::getpid()))) {
+    make_folder(folder_ / "hf");
+    write_file(folder_ / "hf" / "config.json", kConfig);
+    write_weights();
+  }
+  ~ModelCommands() override { fs::remove_all(folder_); }
+
+  void write_weights() {
+    const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes = {
+        {"model.embed_tokens.weight", {12, 8}},
+        {"lm_head.weight", {12, 8}},
+        {"model.norm.weight", {8}},
+        {"model.layers.0.input_layernorm.weight", {8}},
+        {"model.layers.0.post_attention_layernorm.weight", {8}},
+        {"model.layers.0.self_attn.q_proj.weight", {8, 8}},
+        {"model.layers.0.self_attn.k_proj.weight", {8, 8}},
+        {"model.layers.0.self_attn.v_proj.weight", {8, 8}},
+        {"model.layers.0.self_attn.o_proj.weight", {8, 8}},
+        {"model.layers.0.mlp.gate_proj.weight", {16, 8}},
+        {"model.layers.0.mlp.up_proj.weight", {16, 8}},
+        {"model.layers.0.mlp.down_proj.weight", {8, 16}}};
+    std::vector<std::vector<float>> values;
+    std::vector<TensorEntry> tensors;
+    for (const auto& [name, shape] : shapes) {
+      Random random(1, name);
+      auto& numbers = values.emplace_back(size_t(shape[0] * (shape.size() > 1 ? shape[1] : 1)));
+      for (float& x : numbers) x = float(random.normal());
+      tensors.push_back({name, "F32", shape, std::as_bytes(std::span(numbers))});
+    }
+    write_safetensors(folder_ / "hf" / "model.safetensors", tensors);
+  }
+
+  // Runs the program in the test's folder and expects its exit code; → standard output.
+  std::string run(int exit_code, const std::string& arguments) {
+    const std::string command = "cd '" + folder_.string() + "' && '" ASSAY_PROGRAM "' " + arguments + " 2>error";
+    std::FILE* pipe = ::popen(command.c_str(), "r");
+    std::string out;
+    for (int c; (c = std::fgetc(pipe)) != EOF;) out += char(c);
+    const int status = ::pclose(pipe);
+    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, exit_code) << arguments << "\n" << error();
+    return out;
+  }
+  std::vector<json> scores(const std::string& lines, const std::string& options = "", int exit_code = 0) {
+    write_file(folder_ / "lines", lines);
+    std::istringstream out(run(exit_code, "score --model hf lines " + options));
+    std::vector<json> found;
+    for (std::string line; std::getline(out, line);) found.push_back(json::parse(line));
+    return found;
+  }
+  std::vector<int64_t> generated(const std::string& options) {
+    return json::parse(run(0, "generate --model hf --max-tokens 15 --json " + options))["samples"][0]["tokens"];
+  }
+  void expect_error(const std::string& words) { EXPECT_NE(error().find(words), std::string::npos) << error(); }
+  std::string error() { return read_file(folder_ / "error"); }
+
+  fs::path folder_;
+};
+
+TEST_F(ModelCommands, ImportAndExportGiveBackEveryTensor) {
+  run(0, "import hf -o ours");
+  run(0, "export ours -o back/");
+  const Safetensors before(folder_ / "hf" / "model.safetensors"), after(folder_ / "back" / "model.safetensors");
+  ASSERT_EQ(after.tensors().size(), before.tensors().size());
+  for (const TensorEntry& tensor : before.tensors())
+    EXPECT_TRUE(std::ranges::equal(after.at(tensor.name).bytes, tensor.bytes)) << tensor.name;
+  run(2, "import hf -o ours");
+  expect_error("is there already");
+  write_file(folder_ / "hf" / "config.json", std::string(kConfig).insert(1, R"("rope_scaling": {"factor": 2}, )"));
+  run(2, "import hf -o other");
+  expect_error("rope_scaling");
+  EXPECT_FALSE(fs::exists(folder_ / "other"));
+}
+
+TEST_F(ModelCommands, ScoreKeepsTheOrderWhateverTheBatch) {
+  const std::string lines =
+      "{\"id\": \"a\", \"tokens\": [1, 2, 3, 4, 5]}\n{\"id\": [2], \"tokens\": [7]}\n\n{\"id\": null, \"tokens\": [1, "
+      "2, 3, 11, 0, 6, 9]}";
+  const auto found = scores(lines), alone = scores(lines, "--batch-tokens 1");
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[0]["id"], "a");
+  EXPECT_EQ(found[1]["id"], json::array({2}));
+  EXPECT_EQ(found[1]["logprobs"], json::array({nullptr}));
+  for (size_t i = 0; i < 3; ++i) {
+    double nll = 0;
+    EXPECT_TRUE(found[i]["logprobs"][0].is_null());
+    for (size_t t = 1; t < found[i]["logprobs"].size(); ++t) {
+      const double logprob = found[i]["logprobs"][t];
+      EXPECT_LT(logprob, 0);
+      EXPECT_NEAR(logprob, alone[i]["logprobs"][t].get<double>(), 1e-5);
+      nll -= logprob;
+    }
+    EXPECT_NEAR(found[i]["nll"].get<double>(), nll, 1e-5);
+  }
+  for (size_t t = 1; t < 3; ++t)  // the same tokens stand before them
+    EXPECT_NEAR(found[0]["logprobs"][t].get<double>(), found[2]["logprobs"][t].get<double>(), 1e-5);
+}
+
+TEST_F(ModelCommands, ScoreNamesTheBrokenLine) {
+  for (const char* line : {"{\"tokens\": [1, 2", "[1]", "{\"tokens\": []}", "{\"tokens\": [12]}", "{\"tokens\": [-1]}",
+                           "{\"tokens\": [1.5]}", "{\"tokens\": 3}", "{}", "{\"tokens\": [1], \"text\": \"a\"}",
+                           "{\"text\": \"no tokenizer\"}", "\xff\xfe"}) {
+    const auto found = scores(std::string("{\"tokens\": [1, 2]}\n\n") + line + "\n{\"tokens\": [1, 2]}\n", "", 2);
+    EXPECT_EQ(found.size(), 1u) << line;
+    expect_error("lines:3: ");
+  }
+  run(2, "score --model hf absent");
+  run(2, "score --model absent lines");
+}
+
+TEST_F(ModelCommands, GenerateIsAFunctionOfTheSeed) {
+  const auto one = generated("--tokens 1,2 --seed 4"), other = generated("--tokens 1,2 --seed 5");
+  EXPECT_EQ(one, generated("--tokens 1,2 --seed 4"));
+  EXPECT_NE(one, other);
+  EXPECT_EQ(one.size(), 15u);
+  const json both = json::parse(run(0, "generate --model hf --max-tokens 15 --tokens 1,2 --seed 4 --samples 2 --json"));
+  EXPECT_EQ(both["samples"][0]["tokens"], json(one));
+  EXPECT_EQ(both["samples"][1]["tokens"], json(other));
+  EXPECT_EQ(generated("--tokens 1,2 --temperature 0"), generated("--tokens 1,2 --top-k 1 --seed 9"));
+}
+
+TEST_F(ModelCommands, GenerateRefusesWhatItCannotStartFrom) {
+  const std::vector<std::pair<std::string, std::string>> wrong = {{"", "tokenizer"},
+                                                                  {"--prompt hello", "tokenizer"},
+                                                                  {"--tokens ''", "empty"},
+                                                                  {"--tokens 1,x", "1,2,3"},
+                                                                  {"--tokens 1,99", "vocabulary"},
+                                                                  {"--tokens 1 --top-p 0", "top_p"},
+                                                                  {"--tokens 1 --temperature nan", "temperature"},
+                                                                  {"--tokens 1 --max-tokens -1", "-1"},
+                                                                  {"--tokens 1 --samples 0", "samples"},
+                                                                  {"--tokens 1 --device cuda:99", "cuda:99"}};
+  for (const auto& [options, words] : wrong) {
+    run(2, "generate --model hf " + options);
+    expect_error(words);
+  }
+}
+
+}  // namespace
+}  // namespace assay
