@@ -18,7 +18,7 @@ export CUDACXX := $(NVCC)
 all: build
 
 help:
-	@sed -n '1,5p' Makefile; echo "targets: setup build demo test fast bundle clean"
+	@sed -n '1,4p' Makefile; echo "targets: setup build demo test fast bundle clean"
 
 setup: .venv/ready
 

@@ -1,5 +1,5 @@
 #pragma once
-// A trained model as the commands take it: --model, its device, its tokenizer.
+// A trained model as the commands take it: where it lies, its device, its tokenizer.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
@@ -15,7 +15,7 @@ struct ModelOptions {
   std::string model, tokenizer, device = "auto", precision = "fp32";
   int threads = 0;
 };
-void add_model_options(CLI::App& command, ModelOptions& options);
+void add_model_options(CLI::App& command, ModelOptions& options, const std::string& name = "--model");
 
 struct TrainedModel {
   explicit TrainedModel(const ModelOptions& options);
@@ -27,6 +27,7 @@ struct TrainedModel {
   std::shared_ptr<nn::LanguageModel> model;
   std::optional<data::Tokenizer> tokenizer;
   std::string path;
+  fs::path tokenizer_file, config;  // empty where there is none
 };
 
 }  // namespace assay::cli

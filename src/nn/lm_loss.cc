@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include "ops/cross_entropy/cross_entropy.h"
+
 namespace assay::nn {
 namespace {
 
@@ -16,12 +18,6 @@ int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   return std::max<int64_t>(64, elements / vocabulary);
 }
 
-Tensor log_probabilities(const Tensor& hidden, const Tensor& weight) {
-  const Tensor logits = at::linear(hidden, weight);
-  if (logits.is_cuda() && logits.scalar_type() == at::kBFloat16) return at::_log_softmax(logits, 1, false).to(at::kFloat);
-  return at::log_softmax(logits, 1, logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-}
-
 struct LmLoss : torch::autograd::Function<LmLoss> {
   static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& master, const Tensor& targets) {
     const Tensor weight = master.to(hidden.scalar_type());
@@ -30,11 +26,9 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
     Tensor dhidden = at::empty_like(hidden), dweight = at::zeros_like(master);
     for (int64_t begin = 0; begin < count; begin += rows) {
       const int64_t end = std::min(begin + rows, count);
-      const Tensor h = hidden.slice(0, begin, end), target = targets.slice(0, begin, end).unsqueeze(1);
-      Tensor p = log_probabilities(h, weight);
-      loss -= p.gather(1, target).sum();
-      p.exp_().scatter_add_(1, target, at::full_like(target, -1, p.options())).div_(double(count));
-      const Tensor dlogits = p.to(h.scalar_type());
+      const Tensor h = hidden.slice(0, begin, end), logits = at::linear(h, weight);
+      loss += ops::cross_entropy_(logits, targets.slice(0, begin, end), 1.0 / double(count)).sum();
+      const Tensor& dlogits = logits;  // in their place
       Tensor dh = dhidden.slice(0, begin, end);
       at::mm_out(dh, dlogits, weight);
       accumulate(dweight, dlogits, h);
@@ -71,7 +65,7 @@ Tensor lm_token_losses(const Tensor& hidden, const Tensor& master, const Tensor&
   std::vector<Tensor> losses;
   for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
     const auto part = [&](const Tensor& x) { return x.slice(0, begin, std::min(begin + rows, hidden.size(0))); };
-    losses.push_back(-log_probabilities(part(hidden), weight).gather(1, part(targets).unsqueeze(1)).squeeze(1));
+    losses.push_back(ops::cross_entropy(at::linear(part(hidden), weight), part(targets)));
   }
   return at::cat(losses);
 }

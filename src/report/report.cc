@@ -39,9 +39,7 @@ void write_files(const fs::path& study, const Section& s) {
   write_table(study, evaluation_table(*s.setting));
 }
 
-}  // namespace
-
-fs::path write_report(const fs::path& folder) {
+fs::path write(const fs::path& folder) {
   const Study study = analyse(folder);
   std::vector<Section> sections;
   for (const Setting& setting : study.settings)
@@ -55,6 +53,15 @@ fs::path write_report(const fs::path& folder) {
   write_table(folder, runs);
   write_file(folder / "report.html", page(study, sections, runs));
   return folder / "report.html";
+}
+}  // namespace
+
+fs::path write_report(const fs::path& folder) {
+  try {
+    return write(folder);
+  } catch (const Json::exception& error) {
+    fail("{}: not as this version of Assay writes studies ({}); run the plan again into another folder", folder.string(), error.what());
+  }
 }
 
 }  // namespace assay::report

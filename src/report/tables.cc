@@ -204,7 +204,7 @@ Table speed_table(const Setting& setting) {
       "Speed and memory",
       "Median over seeds. State: what one sequence carries from token to token when decoding (for attention, its "
       "cache). Runs that "
-      "shared a machine slowed each other: compare within one study, and use `assay bench` for claims about kernels.",
+      "shared a machine slowed each other: compare within one study, and use the benchmarks for claims about kernels.",
       {{"architecture"},
        {"tokens/s", Format::count},
        {"training time", Format::seconds},
