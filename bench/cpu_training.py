@@ -3,7 +3,7 @@
 Usage: cpu_training.py [--assay build/assay] [--threads 2] [--batch 4] [--steps 12]. Run it with the project's Python
 (.venv/bin/python), so that both sides use the same torch; it installs `transformers` there when it is missing. Prints a
 table: tokens per second of each side, and the ratio. The peer's Mamba takes its path in plain PyTorch, as it does
-wherever its own kernels are not installed.
+wherever its own kernels are not installed: about 20 s a sequence and step, whatever the batch, so it gets one.
 """
 import argparse
 import json
@@ -59,14 +59,15 @@ def peer_rate(name, args):
     model = peer_model(name).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     rates = []
-    for _ in range(3 if name == "mamba1" else args.steps):
-        tokens = torch.randint(VOCABULARY, (args.batch, TIME))
+    batch, steps = (1, 3) if name == "mamba1" else (args.batch, args.steps)
+    for _ in range(steps):
+        tokens = torch.randint(VOCABULARY, (batch, TIME))
         start = time.perf_counter()
         model(input_ids=tokens, labels=tokens).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        rates.append(args.batch * TIME / (time.perf_counter() - start))
+        rates.append(batch * TIME / (time.perf_counter() - start))
     return statistics.median(rates[1:]), sum(p.numel() for p in model.parameters())
 
 

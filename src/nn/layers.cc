@@ -29,15 +29,21 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
   return at::rms_norm(x, w.sizes(), w, eps);
 }
 
-at::Tensor Rotary::operator()(const at::Tensor& x, int64_t offset) const {
+std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t offset) const {
   const int64_t end = offset + x.size(1);
-  if (!cos_.defined() || cos_.size(0) < end || cos_.options().device() != x.device() || cos_.scalar_type() != x.scalar_type()) {
+  const auto real = at::promote_types(x.scalar_type(), at::kFloat);
+  if (!cos_.defined() || cos_.size(0) < end || cos_.device() != x.device() || cos_.scalar_type() != real) {
     const auto f64 = at::TensorOptions().dtype(at::kDouble);
     const at::Tensor frequency = at::pow(base_, -at::arange(0, head_dim_, 2, f64) / double(head_dim_));
     const at::Tensor angle = at::outer(at::arange(std::max<int64_t>(end, 256) * 5 / 4, f64), frequency);
-    cos_ = angle.cos().to(x.options()), sin_ = angle.sin().to(x.options());
+    cos_ = angle.cos().to(x.device(), real), sin_ = angle.sin().to(x.device(), real);
   }
-  const at::Tensor cos = cos_.slice(0, offset, end).unsqueeze(1), sin = sin_.slice(0, offset, end).unsqueeze(1);  // [T, 1, D/2]
+  return {cos_.slice(0, offset, end), sin_.slice(0, offset, end)};
+}
+
+at::Tensor Rotary::operator()(const at::Tensor& x, int64_t offset) const {
+  const auto [c, s] = angles(x, offset);
+  const at::Tensor cos = c.to(x.scalar_type()).unsqueeze(1), sin = s.to(x.scalar_type()).unsqueeze(1);  // [T, 1, D/2]
   const auto halves = x.chunk(2, -1);
   return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
 }

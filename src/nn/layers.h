@@ -31,6 +31,8 @@ class Rotary {
  public:
   Rotary(int64_t head_dim, double base) : head_dim_(head_dim), base_(base) {}
   at::Tensor operator()(const at::Tensor& x, int64_t offset) const;
+  // cos θ and sin θ, [T, D/2] each, on the device of x, fp32 (fp64 when x is): what the fused operators take.
+  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, int64_t offset) const;
 
  private:
   int64_t head_dim_;

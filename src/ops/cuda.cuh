@@ -32,6 +32,12 @@ __host__ __device__ inline T stored(Real<T> x) {
   else return x;
 }
 
+// Numbers that are read and written at once.
+template <class T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Pack {
+  T at[kWidth];
+};
+
 // f(T{}) for the type that `dtype` names.
 template <class F>
 decltype(auto) with_type(DType dtype, F&& f) {

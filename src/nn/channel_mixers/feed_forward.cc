@@ -4,14 +4,16 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
+#include "ops/glu/glu.h"
 
 namespace assay::nn {
 namespace {
 
-at::Tensor gelu(const at::Tensor& x) { return at::gelu(x, "tanh"); }
+enum Kind { kGelu, kGeglu, kSwiglu };
 
-template <at::Tensor (*activation)(const at::Tensor&), bool gated>
+template <Kind kind>
 struct FeedForward final : Mixer {
+  static constexpr bool gated = kind != kGelu;
   struct Config {
     int64_t d_ff = 0;
     bool bias = false;
@@ -29,9 +31,8 @@ struct FeedForward final : Mixer {
 
   at::Tensor forward(const at::Tensor& x, State&) override {
     const at::Tensor h = in_proj->forward(x);
-    if constexpr (!gated) return out_proj->forward(activation(h));
-    const auto parts = h.chunk(2, -1);
-    return out_proj->forward(activation(parts[0]) * parts[1]);
+    if (!gated) return out_proj->forward(at::gelu(h, "tanh"));
+    return out_proj->forward(ops::glu(h, kind == kGeglu ? "gelu" : "silu"));
   }
 
   double mixing_flops(int64_t) const override { return 0; }
@@ -39,9 +40,9 @@ struct FeedForward final : Mixer {
   std::shared_ptr<Linear> in_proj, out_proj;
 };
 
-const RegisterChannelMixer<FeedForward<gelu, false>> plain("gelu", "W₂ gelu(W₁ x)", {{}, {.d_ff = 24, .bias = true}});
-const RegisterChannelMixer<FeedForward<gelu, true>> geglu("geglu", "W₂ (gelu(G x) ⊙ U x) [Shazeer 2020]", {{}});
-const RegisterChannelMixer<FeedForward<at::silu, true>> swiglu("swiglu", "W₂ (silu(G x) ⊙ U x) [Shazeer 2020]", {{}, {.d_ff = 40}});
+const RegisterChannelMixer<FeedForward<kGelu>> plain("gelu", "W₂ gelu(W₁ x)", {{}, {.d_ff = 24, .bias = true}});
+const RegisterChannelMixer<FeedForward<kGeglu>> geglu("geglu", "W₂ (gelu(G x) ⊙ U x) [Shazeer 2020]", {{}});
+const RegisterChannelMixer<FeedForward<kSwiglu>> swiglu("swiglu", "W₂ (silu(G x) ⊙ U x) [Shazeer 2020]", {{}, {.d_ff = 40}});
 
 }  // namespace
 }  // namespace assay::nn

@@ -1,5 +1,5 @@
 // Softmax attention, full or over a window, with rotary or no positions and optional QK-norm.
-//   q, k, v = W x; q, k ← rotary(norm(q), norm(k)); out = W_o attention(q, k, v)              [Vaswani 2017; RoFormer]
+//   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)              [Vaswani 2017; RoFormer]
 // QK-norm: q, k divided by their length a head; the scale is learned a head, starting at √D.   [Henry 2020, eq. 6]
 #include <torch/torch.h>
 
@@ -8,6 +8,7 @@
 #include "nn/attention.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
+#include "ops/rotary_qkv/rotary_qkv.h"
 
 namespace assay::nn {
 namespace {
@@ -52,21 +53,30 @@ struct Attention final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
-    const auto parts = qkv->forward(x).unflatten(-1, {heads + 2 * kv_heads, config.head_dim}).split_with_sizes({heads, kv_heads, kv_heads}, 2);
-    at::Tensor q = parts[0], k = parts[1], v = parts[2];
     const int64_t position = state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
+    auto [q, k, v] = project(x, position);
     double softmax_scale = 1 / std::sqrt(double(config.head_dim));
     if (config.qk_norm) {
       q = unit(q) * scale.to(q.scalar_type()).unsqueeze(-1), k = unit(k);
       softmax_scale = 1;
     }
-    if (config.position == "rope") q = rotary(q, position), k = rotary(k, position);
     state["position"] = at::full({}, position + x.size(1), at::kLong);
     if (const auto past = state.find("k")) k = at::cat({*past, k}, 1), v = at::cat({*state.find("v"), v}, 1);
     const int64_t kept = config.window < 0 ? k.size(1) : std::min(k.size(1), config.window - 1);
     state["k"] = k.slice(1, k.size(1) - kept), state["v"] = v.slice(1, v.size(1) - kept);
     return out_proj->forward(causal_attention(q, k, v, config.window, softmax_scale).flatten(2));
+  }
+
+  // q [B, T, H, D], k and v [B, T, Hk, D]; the first of the T positions is `offset`.
+  std::array<at::Tensor, 3> project(const at::Tensor& x, int64_t offset) const {
+    const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
+    const at::Tensor all = qkv->forward(x).unflatten(-1, {heads + 2 * kv_heads, config.head_dim});
+    if (config.position == "rope") {
+      const auto [cos, sin] = rotary.angles(x, offset);
+      return ops::rotary_qkv(all, kv_heads, cos, sin);
+    }
+    const auto parts = all.split_with_sizes({heads, kv_heads, kv_heads}, 2);
+    return {parts[0], parts[1], parts[2]};
   }
 
   static at::Tensor unit(const at::Tensor& x) {

@@ -37,11 +37,6 @@ __device__ Running<R> over_block(Running<R> mine) {
 }
 
 template <class T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Pack {
-  T at[kWidth];
-};
-
-template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p) {
   using R = Real<T>;
   using Packed = Pack<T, kWidth>;

@@ -1,0 +1,97 @@
+// The gated linear unit on CUDA: one pass, 16 bytes of a half row a thread.
+#include "ops/cuda.cuh"
+#include "ops/glu/kernel.h"
+
+namespace assay::ops::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
+__device__ double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+
+template <class R>
+struct Gate {
+  R sigma, value, derivative;  // σ(c (x + a x³)), x σ, and the derivative of x σ
+  __device__ Gate(R x, R c, R a)
+      : sigma(sigmoid(c * x * (1 + a * x * x))), value(x * sigma), derivative(sigma + value * (1 - sigma) * c * (1 + 3 * a * x * x)) {}
+};
+
+// `pack` numbers of [rows, width], and where they lie in [rows, 2 width].
+struct Place {
+  int64_t half, gate, up;
+};
+template <int kWidth>
+__device__ Place place(int64_t pack, int64_t width) {
+  const int64_t row = pack / width, column = pack % width;  // in packs
+  return {pack, row * 2 * width + column, row * 2 * width + width + column};
+}
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads) glu_forward(Glu p, int64_t packs) {
+  using Packed = Pack<T, kWidth>;
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i >= packs) return;
+  const Place at = place<kWidth>(i, p.width / kWidth);
+  const auto* h = static_cast<const Packed*>(p.h);
+  Packed g = h[at.gate];
+  const Packed u = h[at.up];
+  for (int k = 0; k < kWidth; ++k) g.at[k] = stored<T>(Gate<Real<T>>(real(g.at[k]), p.c, p.a).value * real(u.at[k]));
+  static_cast<Packed*>(p.y)[at.half] = g;
+}
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads) glu_backward(GluBackward q, int64_t packs) {
+  using Packed = Pack<T, kWidth>;
+  const Glu& p = q.forward;
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i >= packs) return;
+  const Place at = place<kWidth>(i, p.width / kWidth);
+  const auto* h = static_cast<const Packed*>(p.h);
+  Packed g = h[at.gate], u = h[at.up];
+  const Packed dy = static_cast<const Packed*>(q.dy)[at.half];
+  for (int k = 0; k < kWidth; ++k) {
+    const Gate<Real<T>> gate(real(g.at[k]), p.c, p.a);
+    const Real<T> up = real(u.at[k]), d = real(dy.at[k]);
+    g.at[k] = stored<T>(d * up * gate.derivative), u.at[k] = stored<T>(d * gate.value);
+  }
+  auto* dh = static_cast<Packed*>(q.dh);
+  dh[at.gate] = g, dh[at.up] = u;
+}
+
+bool wide(const Glu& p, int64_t pack, std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers)
+    if (reinterpret_cast<uintptr_t>(pointer) % 16) return false;
+  return p.width % pack == 0;
+}
+
+}  // namespace
+
+void glu(const Glu& p, Stream stream) {
+  with_type(p.dtype, [&](auto x) {
+    using T = decltype(x);
+    constexpr int kWidth = 16 / sizeof(T);
+    const auto launch = [&](auto kernel, int64_t packs) {
+      kernel<<<unsigned(ceil_div(packs, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, packs);
+    };
+    const int64_t numbers = p.rows * p.width;
+    wide(p, kWidth, {p.h, p.y}) ? launch(glu_forward<T, kWidth>, numbers / kWidth) : launch(glu_forward<T, 1>, numbers);
+  });
+  check_launch("glu");
+}
+
+void glu(const GluBackward& q, Stream stream) {
+  const Glu& p = q.forward;
+  with_type(p.dtype, [&](auto x) {
+    using T = decltype(x);
+    constexpr int kWidth = 16 / sizeof(T);
+    const auto launch = [&](auto kernel, int64_t packs) {
+      kernel<<<unsigned(ceil_div(packs, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(q, packs);
+    };
+    const int64_t numbers = p.rows * p.width;
+    wide(p, kWidth, {p.h, q.dy, q.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth) : launch(glu_backward<T, 1>, numbers);
+  });
+  check_launch("glu backward");
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,65 @@
+// The gated linear unit: checks, and the autograd function around the kernels.
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "ops/glu/glu.h"
+#include "ops/glu/kernel.h"
+#include "ops/parallel.h"
+#include "ops/paths.h"
+#include "ops/tensors.h"
+
+namespace assay::ops {
+namespace {
+
+constexpr const char* kOp = "glu";
+
+Glu describe(const at::Tensor& h, bool silu) {
+  const int64_t width = h.size(-1) / 2;
+  const double c = silu ? 1 : 2 * std::sqrt(2 / M_PI), a = silu ? 0 : 0.044715;
+  return {kernel_dtype(h.scalar_type()), h.numel() / (2 * width), width, c, a, data(h), nullptr};
+}
+
+template <class Arguments>
+void launch(const Arguments& arguments, [[maybe_unused]] const at::Device& device) {
+#ifdef ASSAY_CUDA
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::glu(arguments, current_stream(device));
+  }
+#endif
+  cpu::glu(arguments, at_parallel_for());
+}
+
+struct GluFunction : torch::autograd::Function<GluFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& h, bool silu) {
+    auto shape = h.sizes().vec();
+    shape.back() /= 2;
+    const at::Tensor y = at::empty(shape, h.options());
+    Glu p = describe(h, silu);
+    p.y = data(y);
+    launch(p, h.device());
+    ctx->save_for_backward({h});
+    ctx->saved_data["silu"] = silu;
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, const torch::autograd::variable_list& gradients) {
+    const at::Tensor h = ctx->get_saved_variables()[0], dy = gradients[0].contiguous(), dh = at::empty_like(h);
+    launch(GluBackward{describe(h, ctx->saved_data["silu"].toBool()), data(dy), data(dh)}, h.device());
+    return {dh, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor glu(const at::Tensor& h, std::string_view activation) {
+  TORCH_CHECK_VALUE(h.dim() > 0 && h.size(-1) % 2 == 0 && h.numel() > 0, kOp, ": h has shape ", h.sizes(), ", expected [..., 2 F]");
+  TORCH_CHECK_VALUE(activation == "silu" || activation == "gelu", kOp, ": activation is '", activation, "', expected 'silu' or 'gelu'");
+  check_like(kOp, "h", h, h);
+  if (!h.is_cpu() && !(h.is_cuda() && kCudaKernels)) return glu_reference(h, activation);
+  return GluFunction::apply(parameter(h, sequence_dtype({h})), activation == "silu").to(h.scalar_type());
+}
+
+const bool registered_path = register_kernels(kOp);
+
+}  // namespace assay::ops

@@ -1,0 +1,25 @@
+#pragma once
+// Queries, keys and values out of one projection, queries and keys turned by their position on the way.  [RoFormer, eq. 34]
+//   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)        x₁, x₂: the halves of a head, θ[t, i]
+#include "ops/kernel.h"
+
+namespace assay::ops {
+
+struct RotaryQkv {
+  DType dtype;                            // of qkv, q, k, v. "real": f64 when dtype is f64, else f32
+  int64_t batch, time, heads, kv_heads;   // q has `heads`, k and v have `kv_heads`
+  int64_t head_dim;                       // even
+  bool backward;                          // true: q, k, v are gradients (in), qkv is theirs (out), turned back
+  void* qkv;                              // in  [B, T, heads + 2 kv_heads, D], contiguous as all here
+  void *q, *k, *v;                        // out [B, T, heads, D], [B, T, kv_heads, D] twice
+  const void *cos, *sin;                  // in  [T, D/2] real
+};
+
+namespace cpu {
+void rotary_qkv(const RotaryQkv&, const ParallelFor&);
+}
+namespace cuda {
+void rotary_qkv(const RotaryQkv&, Stream);
+}
+
+}  // namespace assay::ops

@@ -1,0 +1,72 @@
+// Rotary queries, keys and values: checks, and the autograd function around the kernel.
+#include <torch/torch.h>
+
+#include "ops/parallel.h"
+#include "ops/paths.h"
+#include "ops/rotary_qkv/kernel.h"
+#include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/tensors.h"
+
+namespace assay::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kOp = "rotary_qkv";
+
+void launch(const RotaryQkv& p, [[maybe_unused]] const at::Device& device) {
+#ifdef ASSAY_CUDA
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::rotary_qkv(p, current_stream(device));
+  }
+#endif
+  cpu::rotary_qkv(p, at_parallel_for());
+}
+
+// One description serves both directions: `backward` says which side is read.
+void turn(const at::Tensor& qkv, const variable_list& parts, const at::Tensor& cos, const at::Tensor& sin, bool backward) {
+  launch({kernel_dtype(qkv.scalar_type()), qkv.size(0), qkv.size(1), parts[0].size(2), parts[1].size(2), qkv.size(3), backward,
+          data(qkv), data(parts[0]), data(parts[1]), data(parts[2]), data(cos), data(sin)},
+         qkv.device());
+}
+
+struct RotaryQkvFunction : torch::autograd::Function<RotaryQkvFunction> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos, const at::Tensor& sin) {
+    const auto part = [&](int64_t heads) { return at::empty({qkv.size(0), qkv.size(1), heads, qkv.size(3)}, qkv.options()); };
+    variable_list parts = {part(qkv.size(2) - 2 * kv_heads), part(kv_heads), part(kv_heads)};
+    turn(qkv, parts, cos, sin, false);
+    ctx->save_for_backward({cos, sin});
+    return parts;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    variable_list parts;
+    for (const at::Tensor& gradient : gradients) parts.push_back(gradient.contiguous());
+    const at::Tensor& q = parts[0];
+    const at::Tensor dqkv = at::empty({q.size(0), q.size(1), q.size(2) + 2 * parts[1].size(2), q.size(3)}, q.options());
+    turn(dqkv, parts, saved[0], saved[1], true);
+    return {dqkv, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+std::array<at::Tensor, 3> rotary_qkv(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos, const at::Tensor& sin) {
+  check_dims(kOp, "qkv", qkv, 4, "[B, T, H + 2 Hk, D]");
+  const int64_t time = qkv.size(1), half = qkv.size(3) / 2;
+  TORCH_CHECK_VALUE(qkv.size(3) % 2 == 0, kOp, ": qkv has shape ", qkv.sizes(), "; D must be even");
+  TORCH_CHECK_VALUE(kv_heads > 0 && 2 * kv_heads < qkv.size(2), kOp, ": kv_heads = ", kv_heads, " does not fit qkv with ", qkv.size(2), " heads");
+  check_shape(kOp, "cos", cos, {time, half}, "[T, D/2]"), check_shape(kOp, "sin", sin, {time, half}, "[T, D/2]");
+  check_like(kOp, "qkv", qkv, qkv), check_like(kOp, "cos", cos, qkv), check_like(kOp, "sin", sin, qkv);
+  if (!qkv.is_cpu() && !(qkv.is_cuda() && kCudaKernels)) return rotary_qkv_reference(qkv, kv_heads, cos, sin);
+  const auto dtype = sequence_dtype({qkv}), real = real_dtype(dtype);
+  const auto parts = RotaryQkvFunction::apply(parameter(qkv, dtype), kv_heads, parameter(cos, real), parameter(sin, real));
+  const auto back = [&](const at::Tensor& x) { return x.to(qkv.scalar_type()); };
+  return {back(parts[0]), back(parts[1]), back(parts[2])};
+}
+
+const bool registered_path = register_kernels(kOp);
+
+}  // namespace assay::ops

@@ -1,0 +1,14 @@
+#pragma once
+// Queries, keys and values with rotary positions out of one projection, differentiable. Formula: kernel.h beside this file.
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+namespace assay::ops {
+
+// qkv [B, T, H + 2 Hk, D] (fp32, fp64, bf16; D even), cos and sin [T, D/2] (fp32, fp64 for fp64) → q [B, T, H, D],
+// k [B, T, Hk, D], v [B, T, Hk, D]; q and k are turned, v is copied.
+std::array<at::Tensor, 3> rotary_qkv(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos, const at::Tensor& sin);
+std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos, const at::Tensor& sin);
+
+}  // namespace assay::ops

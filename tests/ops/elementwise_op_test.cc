@@ -1,0 +1,92 @@
+// The fused element-wise operators against their definitions, output and gradient, in every dtype.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "ops/glu/glu.h"
+#include "ops/rotary_qkv/rotary_qkv.h"
+
+namespace assay::ops {
+namespace {
+
+double tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-6 : 1e-2; }
+
+// The largest ‖a_i − b_i‖ / ‖b_i‖ over rows of the last dimension.
+void expect_rows(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype, const char* what) {
+  ASSERT_EQ(a.sizes(), b.sizes()) << what;
+  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble), y = b.detach().to(at::kCPU, at::kDouble);
+  const double error = ((x - y).norm(2, -1) / y.norm(2, -1).clamp_min(1e-300)).max().item<double>();
+  EXPECT_LE(error, tolerance(dtype)) << what;
+}
+
+void expect_glu(at::IntArrayRef shape, const char* activation, at::ScalarType dtype, at::Device device) {
+  SCOPED_TRACE(c10::str(activation, " ", shape, " ", dtype, " on ", device));
+  torch::manual_seed(shape.back());
+  auto half = shape.vec();
+  half.back() /= 2;
+  const at::Tensor values = (torch::randn(shape, at::kDouble) * 3).to(dtype), dy = torch::randn(half, at::kDouble).to(dtype);
+  const at::Tensor h = values.to(device).detach().requires_grad_(), exact = values.to(at::kDouble).detach().requires_grad_();
+  const at::Tensor y = glu(h, activation), expected = glu_reference(exact, activation);
+  expect_rows(y, expected, dtype, "y");
+  expect_rows(torch::autograd::grad({y}, {h}, {dy.to(device)})[0], torch::autograd::grad({expected}, {exact}, {dy.to(at::kDouble)})[0], dtype, "dh");
+}
+void expect_glu_on(at::Device device) {
+  for (const char* activation : {"silu", "gelu"})
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      expect_glu({2}, activation, dtype, device);
+      expect_glu({3, 5, 14}, activation, dtype, device);
+      expect_glu({2, 7, 1792}, activation, dtype, device);
+      expect_glu({700, 48}, activation, dtype, device);
+    }
+}
+TEST(GluOp, EqualsItsDefinition) { expect_glu_on(at::kCPU); }
+TEST(GluOp, OnCudaEqualsItsDefinition) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_glu_on(at::kCUDA);
+}
+TEST(GluOp, BadArgumentsAreNamed) {
+  EXPECT_THROW(glu(torch::randn({3, 5}), "silu"), c10::ValueError);
+  EXPECT_THROW(glu(torch::randn({3, 4}), "relu"), c10::ValueError);
+  EXPECT_THROW(glu(torch::zeros({3, 4}, at::kLong), "silu"), c10::Error);
+}
+
+struct Heads {
+  int64_t batch, time, heads, kv_heads, head_dim;
+};
+void expect_rotary(const Heads& s, at::ScalarType dtype, at::Device device) {
+  SCOPED_TRACE(c10::str("B ", s.batch, " T ", s.time, " H ", s.heads, " Hk ", s.kv_heads, " D ", s.head_dim, " ", dtype, " on ", device));
+  torch::manual_seed(s.time);
+  const at::Tensor values = torch::randn({s.batch, s.time, s.heads + 2 * s.kv_heads, s.head_dim}, at::kDouble).to(dtype);
+  const at::Tensor angle = torch::rand({s.time, s.head_dim / 2}, at::kDouble) * 6;
+  const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor cos = angle.cos().to(real), sin = angle.sin().to(real);
+  const at::Tensor qkv = values.to(device).detach().requires_grad_(), exact = values.to(at::kDouble).detach().requires_grad_();
+  const auto parts = rotary_qkv(qkv, s.kv_heads, cos.to(device), sin.to(device));
+  const auto expected = rotary_qkv_reference(exact, s.kv_heads, cos.to(at::kDouble), sin.to(at::kDouble));
+  std::vector<at::Tensor> gradients, exact_gradients;
+  for (size_t i = 0; i < 3; ++i) {
+    expect_rows(parts[i], expected[i], dtype, i == 0 ? "q" : i == 1 ? "k" : "v");
+    gradients.push_back(torch::randn(expected[i].sizes(), at::kDouble).to(dtype).to(device));
+    exact_gradients.push_back(gradients.back().to(at::kCPU, at::kDouble));
+  }
+  expect_rows(torch::autograd::grad({parts[0], parts[1], parts[2]}, {qkv}, gradients)[0],
+              torch::autograd::grad({expected[0], expected[1], expected[2]}, {exact}, exact_gradients)[0], dtype, "dqkv");
+}
+void expect_rotary_on(at::Device device) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const Heads& s : {Heads{1, 1, 1, 1, 2}, {2, 5, 3, 1, 6}, {2, 67, 4, 2, 64}, {1, 130, 2, 2, 80}}) expect_rotary(s, dtype, device);
+}
+TEST(RotaryQkvOp, EqualsItsDefinition) { expect_rotary_on(at::kCPU); }
+TEST(RotaryQkvOp, OnCudaEqualsItsDefinition) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_rotary_on(at::kCUDA);
+}
+TEST(RotaryQkvOp, BadArgumentsAreNamed) {
+  const at::Tensor qkv = torch::randn({1, 3, 6, 4}), angle = torch::zeros({3, 2});
+  EXPECT_THROW(rotary_qkv(qkv, 3, angle, angle), c10::ValueError);
+  EXPECT_THROW(rotary_qkv(qkv, 0, angle, angle), c10::ValueError);
+  EXPECT_THROW(rotary_qkv(qkv, 2, angle.slice(0, 1), angle), c10::ValueError);
+  EXPECT_THROW(rotary_qkv(torch::randn({1, 3, 6, 5}), 2, angle, angle), c10::ValueError);
+}
+
+}  // namespace
+}  // namespace assay::ops
