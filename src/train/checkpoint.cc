@@ -2,30 +2,14 @@
 
 #include <torch/torch.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
+
+#include "nn/model_files.h"
 
 namespace assay::train {
 namespace {
 
 using Json = nlohmann::json;
-
-nn::NamedTensors parameters(const nn::LanguageModel& model) {
-  nn::NamedTensors out;
-  for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value());
-  return out;
-}
-
-std::map<int64_t, fs::path> checkpoints(const fs::path& run) {
-  std::map<int64_t, fs::path> found;
-  if (!fs::is_directory(run / "checkpoints")) return found;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == std::string::npos && name.size() > 5 && name.size() < 24)
-      found[std::stoll(name.substr(5))] = entry.path();
-  }
-  return found;
-}
 
 // Every double as its shortest exact text: JSON then reads back the same bits.
 template <class Visit>
@@ -47,7 +31,7 @@ void save_checkpoint(const fs::path& run, const nn::LanguageModel& model, const 
   const fs::path temporary = run / "checkpoints" / "writing";
   fs::remove_all(temporary);
   make_folder(temporary);
-  nn::save_tensors(temporary / "model.safetensors", parameters(model));
+  nn::save_tensors(temporary / "model.safetensors", nn::named_parameters_of(model));
   nn::save_tensors(temporary / "optimizer.safetensors", optimizer.moments());
   Json state;
   visit(progressed, [&](const char* name, const auto& value) { state[name] = value; });
@@ -60,7 +44,7 @@ Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, Ada
   try {
     const Json state = Json::parse(read_file(folder / "state.json"));
     visit(progressed, [&](const char* name, auto& value) { state.at(name).get_to(value); });
-    nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), parameters(model), (folder / "model.safetensors").string());
+    nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), nn::named_parameters_of(model), (folder / "model.safetensors").string());
     nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(), (folder / "optimizer.safetensors").string());
   } catch (const Json::exception&) {
     refuse(folder, fmt::format("{}: is not the JSON of a checkpoint's state", (folder / "state.json").string()));
@@ -71,13 +55,13 @@ Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, Ada
 }
 
 std::optional<fs::path> newest_checkpoint(const fs::path& run, int64_t last_step) {
-  auto found = checkpoints(run);
+  auto found = nn::checkpoints(run);
   found.erase(found.upper_bound(last_step), found.end());
   return found.empty() ? std::nullopt : std::optional(found.rbegin()->second);
 }
 
 void prune_checkpoints(const fs::path& run, const std::vector<int64_t>& keep_steps) {
-  const auto found = checkpoints(run);
+  const auto found = nn::checkpoints(run);
   size_t left = found.size();
   for (const auto& [step, folder] : found)
     if (left-- > 2 && std::ranges::find(keep_steps, step) == keep_steps.end()) fs::remove_all(folder);

@@ -37,7 +37,6 @@ void TrainConfig::complete(const ConfigNode& table) {
   need(eval_every >= 0, "eval_every", "0 or more"), need(eval_tokens >= 0, "eval_tokens", "0 or more");
   need(checkpoint_every >= 0, "checkpoint_every", "0 or more"), need(log_every >= 0, "log_every", "0 or more");
   if (eval_every == 0) eval_every = std::max<int64_t>(1, steps / 20);
-  if (checkpoint_every == 0) checkpoint_every = std::max<int64_t>(1, (steps + 9) / 10);
   if (log_every == 0) log_every = std::max<int64_t>(1, steps / 200);
 }
 

@@ -174,6 +174,20 @@ void check_folder(const RunConfig& config, const TrainOptions& options) {
          folder, options.store.string());
 }
 
+// When a checkpoint is due. Without a number of steps, the time that the last one took decides: no result depends on it.
+class Saving {
+ public:
+  explicit Saving(int64_t every) : every_(every) {}
+  bool due(int64_t step) const { return every_ > 0 ? step % every_ == 0 : Clock::now() >= next_; }
+  void took(double seconds) {
+    next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(30.0, 50 * seconds)));
+  }
+
+ private:
+  int64_t every_;
+  Clock::time_point next_ = Clock::now() + std::chrono::seconds(30);
+};
+
 Json train_steps(Run& run, Metrics& metrics) {
   const TrainConfig& c = run.c;
   const double tokens_per_step = double(c.tokens_per_step()), peak = peak_flops(run.device);
@@ -181,11 +195,14 @@ Json train_steps(Run& run, Metrics& metrics) {
   Clock::time_point start = Clock::now(), interval = start;
   double seconds_before = run.state.seconds, paused = 0;  // evaluation and saving do not count as training
   std::vector<double> rates;
+  Saving saving(c.checkpoint_every);
   const auto pause = [&](auto&& work) {
     const Clock::time_point from = Clock::now();
     work();
-    paused += since(from);
+    const double seconds = since(from);
+    paused += seconds;
     interval += Clock::now() - from;
+    return seconds;
   };
   if (run.state.step == 0) pause([&] { run.evaluate(metrics); });
   while (run.state.step < c.steps) {
@@ -212,7 +229,7 @@ Json train_steps(Run& run, Metrics& metrics) {
       s.interval_loss = 0, s.interval_steps = 0, interval = Clock::now();
     }
     if (s.step % c.eval_every == 0 || s.step == c.steps) pause([&] { run.evaluate(metrics); });
-    if (s.step % c.checkpoint_every == 0 || s.step == c.steps) pause([&] { run.save(); });
+    if (saving.due(s.step) || s.step == c.steps) saving.took(pause([&] { run.save(); }));
     if (interrupted() && s.step < c.steps) {
       run.save();
       throw Interrupted(fmt::format("interrupted after step {}; saved in {}. Go on with --resume.", s.step, run.folder.string()));
