@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 
 #include "base/error.h"
+#include "ops/linear/linear.h"
+#include "ops/rms_norm/rms_norm.h"
 
 namespace assay::nn {
 
@@ -11,7 +13,7 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias) : weight(register_parame
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return at::linear(x, weight.to(x.scalar_type()), bias.defined() ? bias.to(x.scalar_type()) : bias);
+  return ops::linear(x, weight.to(x.scalar_type()), bias.defined() ? bias.to(x.scalar_type()) : bias);
 }
 
 Norm::Norm(const std::string& kind, int64_t size, double eps)
@@ -24,9 +26,8 @@ Norm::Norm(const std::string& kind, int64_t size, double eps)
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
-  const at::Tensor w = weight.to(x.scalar_type());
-  if (bias.defined()) return at::layer_norm(x, w.sizes(), w, bias.to(x.scalar_type()), eps);
-  return at::rms_norm(x, w.sizes(), w, eps);
+  if (!bias.defined()) return ops::rms_norm(x, weight, eps);
+  return at::layer_norm(x, weight.sizes(), weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);
 }
 
 std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t offset) const {

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/linear/linear.h"
 
 namespace assay::nn {
 namespace {
@@ -26,11 +27,10 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
     Tensor dhidden = at::empty_like(hidden), dweight = at::zeros_like(master);
     for (int64_t begin = 0; begin < count; begin += rows) {
       const int64_t end = std::min(begin + rows, count);
-      const Tensor h = hidden.slice(0, begin, end), logits = at::linear(h, weight);
+      const Tensor h = hidden.slice(0, begin, end), logits = ops::product(h, weight);
       loss += ops::cross_entropy_(logits, targets.slice(0, begin, end), 1.0 / double(count)).sum();
       const Tensor& dlogits = logits;  // in their place
-      Tensor dh = dhidden.slice(0, begin, end);
-      at::mm_out(dh, dlogits, weight);
+      dhidden.slice(0, begin, end).copy_(ops::product(dlogits, weight.t()));
       accumulate(dweight, dlogits, h);
     }
     context->save_for_backward({dhidden, dweight});
@@ -65,7 +65,7 @@ Tensor lm_token_losses(const Tensor& hidden, const Tensor& master, const Tensor&
   std::vector<Tensor> losses;
   for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
     const auto part = [&](const Tensor& x) { return x.slice(0, begin, std::min(begin + rows, hidden.size(0))); };
-    losses.push_back(ops::cross_entropy(at::linear(part(hidden), weight), part(targets)));
+    losses.push_back(ops::cross_entropy(ops::product(part(hidden), weight), part(targets)));
   }
   return at::cat(losses);
 }

@@ -1,6 +1,7 @@
 #include "train/device.h"
 
 #include <torch/torch.h>
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <chrono>
@@ -16,13 +17,22 @@
 
 namespace assay::train {
 
+namespace {
+// Every step asks for the same tensors again: memory that goes back to the system in between comes zeroed, page by page.
+c10::Device cpu() {
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  return c10::Device("cpu");
+}
+}  // namespace
+
 c10::Device choose_device(const std::string& name) {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);  // cuBLAS is deterministic only with a workspace of its own
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
   const int64_t gpus = torch::cuda::is_available() ? int64_t(torch::cuda::device_count()) : 0;
-  if (name == "auto") return gpus ? c10::Device("cuda:0") : c10::Device("cpu");
-  if (name == "cpu") return c10::Device("cpu");
+  if (name == "auto") return gpus ? c10::Device("cuda:0") : cpu();
+  if (name == "cpu") return cpu();
   if (!name.starts_with("cuda")) fail("device '{}' is unknown; there are auto, cpu, cuda, cuda:N", name);
   const std::string number = name == "cuda" ? "0" : name.size() > 5 && name[4] == ':' ? name.substr(5) : "x";
   if (number.find_first_not_of("0123456789") != std::string::npos) fail("device '{}' is unknown; expected cuda or cuda:N", name);

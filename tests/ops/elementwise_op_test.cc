@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "ops/glu/glu.h"
+#include "ops/rms_norm/rms_norm.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
 
 namespace assay::ops {
@@ -47,6 +48,41 @@ TEST(GluOp, BadArgumentsAreNamed) {
   EXPECT_THROW(glu(torch::randn({3, 5}), "silu"), c10::ValueError);
   EXPECT_THROW(glu(torch::randn({3, 4}), "relu"), c10::ValueError);
   EXPECT_THROW(glu(torch::zeros({3, 4}, at::kLong), "silu"), c10::Error);
+}
+
+void expect_rms_norm(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  SCOPED_TRACE(c10::str(shape, " ", dtype, " on ", device));
+  torch::manual_seed(shape.back());
+  const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor values = torch::randn(shape, at::kDouble).to(dtype), dy = torch::randn(shape, at::kDouble).to(dtype);
+  const at::Tensor scales = (1 + torch::randn({shape.back()}, at::kDouble)).to(real);
+  const auto leaf = [](const at::Tensor& x, at::ScalarType type, at::Device where) { return x.to(where, type).detach().requires_grad_(); };
+  const at::Tensor x = leaf(values, dtype, device), weight = leaf(scales, real, device);
+  const at::Tensor exact = leaf(values, at::kDouble, at::kCPU), exact_weight = leaf(scales, at::kDouble, at::kCPU);
+  const at::Tensor y = rms_norm(x, weight, 1e-3), expected = rms_norm_reference(exact, exact_weight, 1e-3);
+  expect_rows(y, expected, dtype, "y");
+  const auto found = torch::autograd::grad({y}, {x, weight}, {dy.to(device)});
+  const auto wanted = torch::autograd::grad({expected}, {exact, exact_weight}, {dy.to(at::kDouble)});
+  expect_rows(found[0], wanted[0], dtype, "dx");
+  expect_rows(found[1], wanted[1], real, "dweight");
+}
+void expect_rms_norm_on(at::Device device) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    expect_rms_norm({3}, dtype, device);
+    expect_rms_norm({2, 65, 24}, dtype, device);
+    expect_rms_norm({1, 130, 77}, dtype, device);
+    expect_rms_norm({9000, 768}, dtype, device);
+    expect_rms_norm({3, 9001}, dtype, device);
+  }
+}
+TEST(RmsNormOp, EqualsItsDefinition) { expect_rms_norm_on(at::kCPU); }
+TEST(RmsNormOp, OnCudaEqualsItsDefinition) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_rms_norm_on(at::kCUDA);
+}
+TEST(RmsNormOp, BadArgumentsAreNamed) {
+  EXPECT_THROW(rms_norm(torch::randn({3, 5}), torch::ones({4}), 1e-5), c10::ValueError);
+  EXPECT_THROW(rms_norm(torch::randn({3, 0}), torch::ones({0}), 1e-5), c10::ValueError);
 }
 
 struct Heads {
