@@ -37,12 +37,12 @@ inline Qkv random_qkv(const Shape& s) {
           at::randn({s.batch, size, s.kv_heads, s.head_dim}, at::kDouble).to(at::kBFloat16).to(at::kDouble)};
 }
 
-// The worst row, where a row shorter than a tenth of their mean counts as that long: the terms of a gradient's row may
-// cancel to far less than each of them, and rounding goes with the terms.
+// The worst row, where a row counts as at least as long as their mean and 0.3: the terms of a gradient's row, which are
+// of order 1 here, may cancel to nothing, and rounding goes with the terms.
 inline double gradient_error(const at::Tensor& actual, const at::Tensor& expected) {
   if (actual.sizes() != expected.sizes()) return INFINITY;
   const at::Tensor size = expected.to(at::kDouble).norm(2, -1), error = (actual.to(at::kDouble) - expected).norm(2, -1);
-  const at::Tensor ratio = error / size.clamp_min(std::max(size.mean().item<double>() / 10, 1e-300));
+  const at::Tensor ratio = error / size.clamp_min(std::max(size.mean().item<double>(), 0.3));
   return ratio.nan_to_num(INFINITY, INFINITY).max().item<double>();
 }
 inline void expect_close(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,

@@ -27,17 +27,18 @@ struct Top1ChunkForward {
   Selection selection;
   bool forced;        // selected is given, not chosen; whatever is no candidate of its query counts as −1
   View q;             // in  [B, T, H, D]
-  View k, v;          // in  [B, T, Hk, D]
+  View k, v;          // in  [B, past + T, Hk, D]
   View out;           // out [B, T, H, D]; every element is written
   void* logsumexp;    // out [B, H, T] real, natural log
   int64_t* selected;  // out [B, H, T, top_k] r(t); in when forced (a chunk twice in one row is counted twice)
+  int64_t past = 0;   // positions of k, v before the first query: they have past + T, and query t stands at past + t
 };
 
 struct Top1ChunkBackward {
   Top1ChunkForward forward;  // as the forward left it: q, k, v, out, logsumexp and selected are read
   View dout;                 // in  [B, T, H, D]
   View dq;                   // out [B, T, H, D]
-  View dk, dv;               // out [B, T, Hk, D], summed over the heads that read them
+  View dk, dv;               // out [B, past + T, Hk, D], summed over the heads that read them
 };
 
 // One writer a row: the bits do not depend on the number of threads.
