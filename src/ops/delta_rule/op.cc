@@ -2,10 +2,33 @@
 #include <torch/torch.h>
 
 #include "ops/delta_rule/delta_rule.h"
-#include "ops/matrix_state/steps.h"
+#include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
+#include "ops/segments.h"
 
 namespace assay::ops {
+namespace {
+
+// g [B, T, H] or undefined for none.
+std::tuple<at::Tensor, at::Tensor> gated(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta, double scale,
+                                         const OptionalTensor& initial_state) {
+  const auto dtype = q.scalar_type(), real = real_dtype(sequence_dtype({q, k, v, g, beta}));
+  const Piece piece = [=, heads = shape.heads](const std::vector<at::Tensor>& s, const at::Tensor& state) {
+    auto of_heads = [&](const at::Tensor& x) { return with_heads(x.to(real), heads); };
+    const at::Tensor key = of_heads(s[1]), rate = s[4].to(real).unsqueeze(-1);
+    MatrixState steps{.q = of_heads(s[0]) * scale};
+    steps.decay = s[3].defined() ? at::exp(s[3].to(real)).unsqueeze(-1) : at::ones_like(rate);
+    steps.a = -rate * steps.decay * key, steps.b = key, steps.c = rate * of_heads(s[2]);
+    const auto [out, after] = chunked(steps, state, kChunkSize);
+    return std::tuple(out.to(dtype), after);
+  };
+  const at::Tensor state =
+      first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, q);
+  return in_segments(piece, {q, k, v, g, beta}, state, shape.time, segment_length(q));
+}
+
+}  // namespace
 
 std::tuple<at::Tensor, at::Tensor> delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                               const at::Tensor& beta, double scale,
@@ -13,7 +36,7 @@ std::tuple<at::Tensor, at::Tensor> delta_rule(const at::Tensor& q, const at::Ten
   const HeadShape shape = check_heads("delta_rule", "q", q, k, v);
   check_gate("delta_rule", "beta", beta, shape, q);
   check_state("delta_rule", initial_state, shape, q);
-  return gated_delta_rule_reference(q, k, v, at::zeros_like(beta), beta, scale, initial_state);
+  return gated(shape, q, k, v, {}, beta, scale, initial_state);
 }
 
 std::tuple<at::Tensor, at::Tensor> gated_delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -23,7 +46,7 @@ std::tuple<at::Tensor, at::Tensor> gated_delta_rule(const at::Tensor& q, const a
   check_gate("gated_delta_rule", "g", g, shape, q);
   check_gate("gated_delta_rule", "beta", beta, shape, q);
   check_state("gated_delta_rule", initial_state, shape, q);
-  return gated_delta_rule_reference(q, k, v, g, beta, scale, initial_state);
+  return gated(shape, q, k, v, g, beta, scale, initial_state);
 }
 
 std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& w, const at::Tensor& k,
@@ -34,7 +57,16 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
     check_gate("rwkv7", name, *tensor, shape, r, shape.key_dim);
   check_shape("rwkv7", "v", v, {shape.batch, shape.time, shape.heads, shape.value_dim}, "[B, T, H, V]");
   check_state("rwkv7", initial_state, shape, r);
-  return rwkv7_reference(r, w, k, v, a, b, scale, initial_state);
+  const auto dtype = r.scalar_type(), real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
+  const Piece piece = [=](const std::vector<at::Tensor>& s, const at::Tensor& state) {
+    MatrixState steps{.q = s[0].to(real) * scale, .k = s[2].to(real), .v = s[3].to(real)};
+    steps.decay = at::exp(s[1].to(real)), steps.a = s[4].to(real), steps.b = s[5].to(real);
+    const auto [out, after] = chunked(steps, state, kChunkSize);
+    return std::tuple(out.to(dtype), after);
+  };
+  const at::Tensor state =
+      first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, r);
+  return in_segments(piece, {r, w, k, v, a, b}, state, shape.time, segment_length(r));
 }
 
 const bool registered_paths =

@@ -2,11 +2,30 @@
 #include <torch/torch.h>
 
 #include "ops/linear_attention/linear_attention.h"
-#include "ops/matrix_state/steps.h"
+#include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
+#include "ops/segments.h"
 
 namespace assay::ops {
 namespace {
+
+// g: log decays [B, T, H, K or 1], [1, 1, H, K], or undefined for none; u [1, 1, H, K] or undefined.
+OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      const at::Tensor& g, const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
+  const auto dtype = q.scalar_type(), real = real_dtype(sequence_dtype({q, k, v, g}));
+  const Piece piece = [=, heads = shape.heads](const std::vector<at::Tensor>& s, const at::Tensor& state) {
+    auto of_heads = [&](const at::Tensor& x) { return with_heads(x.to(real), heads); };
+    MatrixState steps{.q = of_heads(s[0]) * scale, .k = of_heads(s[1]), .v = of_heads(s[2])};
+    steps.decay = s[3].defined() ? at::exp(s[3].to(real)) : at::ones({1, 1, 1, 1}, steps.q.options());
+    steps.decay = steps.decay.expand({steps.q.size(0), steps.q.size(1), heads, -1});
+    if (s[4].defined()) steps.u = s[4].to(real);
+    const auto [out, after] = chunked(steps, state, kChunkSize);
+    return std::tuple(out.to(dtype), after);
+  };
+  const at::Tensor state =
+      first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, q);
+  return in_segments(piece, {q, k, v, g, u}, state, shape.time, segment_length(q));
+}
 
 OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
                     const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
@@ -16,8 +35,8 @@ OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, co
   check_shape(op, "u", u, {shape.heads, shape.key_dim}, "[H, K]");
   check_like(op, "u", u, r);
   check_state(op, initial_state, shape, r);
-  return rwkv6_reference(r, k, v, w.expand({shape.batch, shape.time, shape.heads, shape.key_dim}), u, scale,
-                         initial_state);
+  return attend(shape, r, k, v, w.dim() == 2 ? w.unsqueeze(0).unsqueeze(0) : w, u.unsqueeze(0).unsqueeze(0), scale,
+                initial_state);
 }
 
 }  // namespace
@@ -26,8 +45,7 @@ OutputAndState linear_attention(const at::Tensor& q, const at::Tensor& k, const 
                                 const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads("linear_attention", "q", q, k, v);
   check_state("linear_attention", initial_state, shape, q);
-  return gla_reference(q, k, v, at::zeros({1, 1, 1, 1}, q.options()).expand({shape.batch, shape.time, shape.heads, 1}),
-                       scale, initial_state);
+  return attend(shape, q, k, v, {}, {}, scale, initial_state);
 }
 
 OutputAndState simple_gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
@@ -35,7 +53,7 @@ OutputAndState simple_gla(const at::Tensor& q, const at::Tensor& k, const at::Te
   const HeadShape shape = check_heads("simple_gla", "q", q, k, v);
   check_gate("simple_gla", "g", g, shape, q);
   check_state("simple_gla", initial_state, shape, q);
-  return gla_reference(q, k, v, g.unsqueeze(-1), scale, initial_state);
+  return attend(shape, q, k, v, g.unsqueeze(-1), {}, scale, initial_state);
 }
 
 OutputAndState gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& gk, double scale,
@@ -43,7 +61,7 @@ OutputAndState gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
   const HeadShape shape = check_heads("gla", "q", q, k, v);
   check_gate("gla", "gk", gk, shape, q, shape.key_dim);
   check_state("gla", initial_state, shape, q);
-  return gla_reference(q, k, v, gk, scale, initial_state);
+  return attend(shape, q, k, v, gk, {}, scale, initial_state);
 }
 
 OutputAndState rwkv5(const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
