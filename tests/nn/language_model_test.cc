@@ -1,9 +1,8 @@
-// The model around the mixers: loss, checkpointed activations, initialisation, window attention, sizes of the presets.
+// The model around the mixers: loss, checkpointed activations, initialisation, sizes of the presets.
 #include <torch/torch.h>
 
 #include "nn/language_model.h"
 
-#include "nn/attention.h"
 #include "nn/tensors.h"
 #include "testing.h"
 
@@ -82,36 +81,6 @@ TEST_P(LanguageModels, ACutSequenceGivesTheSameLogits) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied),
                          [](const auto& info) { return info.index ? "Untied" : "Tied"; });
-
-// Every score written out, those outside the window minus infinity.
-at::Tensor masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale) {
-  const int64_t time = q.size(1), size = k.size(1), group = q.size(2) / k.size(2);
-  const at::Tensor distance = at::arange(size - time, size).unsqueeze(1) - at::arange(size);
-  const at::Tensor seen = (distance >= 0) & (distance < (window < 0 ? size : window));
-  const at::Tensor scores = at::einsum("bthd,bshd->bhts", {q, k.repeat_interleave(group, 2)}) * scale;
-  return at::einsum("bhts,bshd->bthd",
-                    {scores.masked_fill(~seen, -INFINITY).softmax(-1), v.repeat_interleave(group, 2)});
-}
-
-TEST(Attention, EqualsTheMaskedDenseForm) {
-  for (const int64_t size : {1, 2, 37, 96})
-    for (const int64_t time : {int64_t{1}, std::min<int64_t>(size, 5), size})
-      for (const int64_t window : {-1, 1, 3, 16, 50})
-        for (const int64_t kv_heads : {1, 2, 4}) {
-          const auto random = [&](const char* name, int64_t length, int64_t heads) {
-            return at::randn({2, length, heads, 6}, generator(name), at::kDouble).requires_grad_();
-          };
-          const at::Tensor q = random("q", time, 4), k = random("k", size, kv_heads), v = random("v", size, kv_heads);
-          const at::Tensor out = causal_attention(q, k, v, window, 0.7), expected = masked(q, k, v, window, 0.7);
-          const at::Tensor c = at::randn(out.sizes(), generator("c"), at::kDouble);
-          const auto found = torch::autograd::grad({(c * out).sum()}, {q, k, v});
-          const auto wanted = torch::autograd::grad({(c * expected).sum()}, {q, k, v});
-          const auto where = fmt::format("time {} of {}, window {}, {} kv heads", time, size, window, kv_heads);
-          EXPECT_LE(relative_error(out, expected), 1e-12) << where;
-          for (size_t i = 0; i < 3; ++i)  // the gradient of q and k is 0 where one key is seen
-            EXPECT_LE((found[i] - wanted[i]).abs().max().item<double>(), 1e-12) << "qkv"[i] << ", " << where;
-        }
-}
 
 // A preset's parameters with 32,000 tokens: two small models tell what a layer and what all else hold.
 double preset_size(const std::string& name) {
