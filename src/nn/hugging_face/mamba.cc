@@ -50,8 +50,8 @@ std::vector<Rule> rules(const Expanded& m) {
     out.push_back({ours + "mixer_norm.weight", {{theirs + "norm.weight"}}});
     for (const char* same : {"A_log", "D", "in_proj.weight", "x_proj.weight", "dt_proj.weight", "out_proj.weight"})
       out.push_back({ours + "mixer." + same, {{theirs + "mixer." + same}}});
-    out.push_back({ours + "mixer.conv_weight", {{theirs + "mixer.conv1d.weight", 1, Layout::unsqueezed}}});
-    out.push_back({ours + "mixer.conv_bias", {{theirs + "mixer.conv1d.bias"}}});
+    out.push_back({ours + "mixer.conv.weight", {{theirs + "mixer.conv1d.weight", 1, Layout::unsqueezed}}});
+    out.push_back({ours + "mixer.conv.bias", {{theirs + "mixer.conv1d.bias"}}});
     out.push_back({ours + "mixer.dt_bias", {{theirs + "mixer.dt_proj.bias"}}});
   }
   return out;

@@ -1,13 +1,15 @@
-// Mamba-1's mixer: gated selective state space behind a short causal convolution.          [Gu & Dao 2023, Fig. 3, Alg. 2]
-//   x, z = W_in h;  x ← silu(conv(x));  δ, B, C = W_x x;  Δ = softplus(W_Δ δ + b);  out = W_out (scan(x, Δ, A, B, C, D) ⊙ silu(z))
+// Mamba-1's mixer: gated selective state space behind a short causal convolution.          [Gu & Dao 2023, Fig. 3, Alg.
+// 2]
+//   x, z = W_in h;  x ← silu(conv(x));  δ, B, C = W_x x;  Δ = softplus(W_Δ δ + b);  out = W_out (scan(x, Δ, A, B, C, D)
+//   ⊙ silu(z))
 // Initialisation as in state-spaces/mamba: A = −(1 … N), D = 1, softplus(b) log-uniform in [0.001, 0.1].
 #include <torch/torch.h>
 
 #include <cmath>
 
+#include "nn/initial_values.h"
 #include "nn/layers.h"
-#include "nn/mixer.h"
-#include "ops/causal_conv1d/causal_conv1d.h"
+#include "nn/short_conv.h"
 #include "ops/selective_scan/selective_scan.h"
 
 namespace assay::nn {
@@ -19,21 +21,20 @@ struct Mamba1 final : Mixer {
     void fields(auto&& field) {
       field("state_size", state_size, "N, states a channel");
       field("expand", expand, "inner channels over d_model");
-      field("conv_width", conv_width, "taps of the convolution");
+      field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("dt_rank", dt_rank, "rank of the step's projection; 0: d_model / 16, rounded up");
     }
   };
 
   Mamba1(Config c, int64_t d_model) : config(c), inner(c.expand * d_model) {
     if (c.state_size < 1 || c.state_size > 256) fail("mamba1: state_size = {} must be 1 to 256", c.state_size);
-    if (c.expand < 1 || c.conv_width < 1 || c.conv_width > 8) fail("mamba1: expand must be positive, conv_width 1 to 8");
+    if (c.expand < 1) fail("mamba1: expand = {} must be positive", c.expand);
     if (config.dt_rank <= 0) config.dt_rank = (d_model + 15) / 16;
     in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));
     x_proj = register_module("x_proj", std::make_shared<Linear>(inner, config.dt_rank + 2 * c.state_size, false));
     dt_proj = register_module("dt_proj", std::make_shared<Linear>(config.dt_rank, inner, false));
     out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
-    conv_weight = register_parameter("conv_weight", torch::zeros({inner, c.conv_width}));
-    conv_bias = register_parameter("conv_bias", torch::zeros({inner}));
+    conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, true));
     dt_bias = register_parameter("dt_bias", torch::zeros({inner}));
     A_log = register_parameter("A_log", torch::arange(1, c.state_size + 1, torch::kFloat).log().repeat({inner, 1}));
     D = register_parameter("D", torch::ones({inner}));
@@ -41,31 +42,28 @@ struct Mamba1 final : Mixer {
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
     const auto xz = in_proj->forward(h).chunk(2, -1);
-    at::Tensor x;
-    std::tie(x, state["conv"]) = ops::causal_conv1d(xz[0], conv_weight, conv_bias, "silu", state.find("conv"));
+    const at::Tensor x = conv->forward(xz[0], state);
     const int64_t n = config.state_size;
     const auto parts = x_proj->forward(x).split_with_sizes({config.dt_rank, n, n}, -1);
     at::Tensor y;
-    std::tie(y, state["ssm"]) = ops::selective_scan(x, dt_proj->forward(parts[0]), -A_log.exp(), parts[1].unsqueeze(2), parts[2].unsqueeze(2),
-                                                    D, xz[1], dt_bias, /*delta_softplus=*/true, state.find("ssm"));
+    std::tie(y, state["ssm"]) =
+        ops::selective_scan(x, dt_proj->forward(parts[0]), -A_log.exp(), parts[1].unsqueeze(2), parts[2].unsqueeze(2),
+                            D, xz[1], dt_bias, /*delta_softplus=*/true, state.find("ssm"));
     return out_proj->forward(y);
   }
 
-  double mixing_flops(int64_t) const override { return double(inner) * double(9 * config.state_size + 2 * config.conv_width); }
+  double mixing_flops(int64_t) const override {
+    return double(inner) * double(9 * config.state_size + 2 * config.conv_width);
+  }
 
   bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
-    if (name == "dt_bias") {
-      const at::Tensor u = at::empty_like(parameter, at::kDouble).uniform_(0, 1, generator);
-      const at::Tensor dt = at::exp(u * (std::log(0.1) - std::log(0.001)) + std::log(0.001));
-      parameter.copy_(dt + at::log(-at::expm1(-dt)));  // the inverse of softplus
-    } else if (name == "dt_proj.weight") {
+    if (name == "dt_proj.weight") {
       const double bound = 1 / std::sqrt(double(config.dt_rank));
       parameter.uniform_(-bound, bound, generator);
-    } else if (name == "conv_weight" || name == "conv_bias") {
-      const double bound = 1 / std::sqrt(double(config.conv_width));
-      parameter.uniform_(-bound, bound, generator);
+    } else if (name == "dt_bias") {
+      log_uniform_steps(parameter, generator);
     } else {
-      return false;
+      return conv->initialise(name, parameter, generator);
     }
     return true;
   }
@@ -73,7 +71,8 @@ struct Mamba1 final : Mixer {
   Config config;
   int64_t inner;
   std::shared_ptr<Linear> in_proj, x_proj, dt_proj, out_proj;
-  at::Tensor conv_weight, conv_bias, dt_bias, A_log, D;
+  std::shared_ptr<ShortConv> conv;
+  at::Tensor dt_bias, A_log, D;
 };
 
 const RegisterMixer<Mamba1> registered(
