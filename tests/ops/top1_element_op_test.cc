@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "ops/attention_arguments.h"
+#include "ops/top1_element/composed.h"
 #include "ops/top1_element/top1_element.h"
 
 namespace assay::ops {
@@ -60,6 +61,23 @@ TEST(Top1ElementOp, OnCudaEqualsItsReference) {
   for (const Shape& shape : {Shape{}, Shape{.time = 301}, Shape{.time = 31, .past = 70}})
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}})
       expect_equal_to_reference(random_qkv(shape), dtype, tolerance, 8, at::kCUDA);
+}
+
+// The path of devices without a kernel, here on the CPU.
+TEST(Top1ElementOp, ComposedEqualsItsReference) {
+  for (const Shape& shape : {Shape{}, Shape{.time = 300}, Shape{.time = 31, .past = 70}, Shape{.time = 1}}) {
+    SCOPED_TRACE(testing::Message() << shape);
+    const Qkv a = random_qkv(shape).as(at::kDouble);
+    const auto [expected, index] = top1_element_reference(a.q, a.k, a.v, 8);
+    const at::Tensor weights = at::randn_like(a.q);
+    const auto gradients = a.gradients(expected, weights);
+    const at::NoGradGuard no_grad;
+    const Top1ElementOutputs o = top1_element_composed(a.q, a.k, a.v, 8, true);
+    EXPECT_TRUE(at::equal(o.index, index));
+    EXPECT_LE(worst_row_error(o.out, expected), 1e-12);
+    const auto [dq, dk, dv] = top1_element_composed_backward(a.q, a.k, a.v, 8, o, weights);
+    expect_close({dq, dk, dv}, gradients, 1e-12);
+  }
 }
 
 TEST(Top1ElementOp, EqualsTheGoldenFiles) {

@@ -62,25 +62,6 @@ HWY_INLINE void consider(R score, int64_t chunk, int64_t known, int64_t top_k, R
   best[at] = score, selected[at] = chunk;
 }
 
-// max over [0, n), n > 0, after the rest of the last vector was set to −∞.
-template <class R>
-HWY_INLINE R largest_of(R* row, int64_t n) {
-  std::fill(row + n, row + padded<R>(n), R(-kInfinity));
-  Vec<R> top = load(row);
-  for (int64_t j = kLanes<R>; j < n; j += kLanes<R>) top = hn::Max(top, load(row + j));
-  return hn::GetLane(hn::MaxOfLanes(Lanes<R>(), top));
-}
-// row ← 2^(row − shift) over [0, n), 0 behind it up to a whole vector; returns the sum.
-template <class R>
-HWY_INLINE R exponentials(R* row, int64_t n, R shift) {
-  const Vec<R> by = hn::Set(Lanes<R>(), shift);
-  for (int64_t j = 0; j < n; j += kLanes<R>) store<R>(exp2(hn::Sub(load(row + j), by)), row + j);
-  std::fill(row + n, row + padded<R>(n), R(0));
-  Vec<R> total = load(row);
-  for (int64_t j = kLanes<R>; j < n; j += kLanes<R>) total = hn::Add(total, load(row + j));
-  return sum<R>(total);
-}
-
 template <class R>
 void mean_keys(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel) {
   const int64_t stride = padded<R>(p.candidates);
@@ -127,20 +108,12 @@ void select_exact(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, 
              p.width, s.scores, p.width, false);
       for (int64_t i = 0; i < rows; ++i) {
         R* row = s.scores + i * p.width;
-        const R top = largest_of(row, p.C), score = top + std::log2(exponentials(row, p.C, top));
+        const R top = largest_of(row, p.C);
+        exponentials(row, p.C, p.C, top);
+        const R score = top + std::log2(sum_of(row, p.C));
         consider(score, c, c, p.top_k, s.best + (i0 + i) * p.top_k, p.selected + p.row(b, h, begin + i0 + i) * p.top_k);
       }
     }
-}
-
-// Item i of B·H·chunks; neighbours pair an early chunk with a late one, so that equal parts are equal work.
-struct Place {
-  int64_t b, h, chunk;
-};
-template <class R>
-Place place(const Problem<R>& p, int64_t i) {
-  const int64_t at = i % p.chunks;
-  return {i / p.chunks / p.heads, i / p.chunks % p.heads, at % 2 ? p.chunks - 1 - at / 2 : at / 2};
 }
 
 template <class R>
@@ -166,17 +139,15 @@ void attend(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_
     R *row = s.scores + i * p.width, *out = s.out + i * p.depth, &largest = m.largest[index(i)], &sum = m.sum[index(i)];
     const R before = largest, found = largest_of(row, limit(i));
     largest = before < found ? found : before;
-    const R total = exponentials(row, limit(i), largest);
-    std::fill(row + padded<R>(limit(i)), row + padded<R>(count), R(0));
+    exponentials(row, limit(i), count, largest);
+    const R total = sum_of(row, limit(i));
     if (total != total) largest = total;  // maxima may pass over a NaN
     if (before == R(-kInfinity)) {
       std::fill_n(out, p.depth, R(0)), sum = total;
       continue;
     }
     const R shrink = std::exp2(before - largest);
-    const R* held = m.out + index(i) * p.depth;
-    for (int64_t d = 0; d < p.depth; d += kLanes<R>)
-      store<R>(hn::Mul(load(held + d), hn::Set(Lanes<R>(), shrink)), out + d);
+    scale_row(m.out + index(i) * p.depth, p.depth, shrink, out);
     sum = sum * shrink + total;
   }
   matmul(rows, p.depth, count, Left<R>{s.scores, p.width, 1}, s.values, p.depth, s.out, p.depth, true);
@@ -211,11 +182,8 @@ void local_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, in
     attend(p, m, s, rows, seen + rows - 1, m.keys.at(p, b, h / p.group, chunk), index,
            [&](int64_t i) { return seen + i; });
     for (int64_t i = 0; i < rows; ++i) {
-      R* out = s.out + i * p.depth;
       const R sum = m.sum[index(i)];
-      for (int64_t d = 0; d < p.depth; d += kLanes<R>)
-        store<R>(hn::Div(load(out + d), hn::Set(Lanes<R>(), sum)), out + d);
-      write_row(out, p.dtype, p.head_dim, element(p.out, p.dtype, b, t0 + i, h * p.head_dim));
+      write_scaled(p, p.out, b, t0 + i, h, R(1) / sum, s.out + i * p.depth);
       static_cast<R*>(p.logsumexp)[index(i)] = static_cast<R>((m.largest[index(i)] + std::log2(sum)) / kLog2E);
     }
   }

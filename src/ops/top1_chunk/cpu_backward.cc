@@ -75,20 +75,9 @@ void prepare_queries(const Top1ChunkBackward& call, const Problem<R>& p, const M
              const int64_t chunk = i % p.chunks, h = i / p.chunks % p.heads, b = i / p.chunks / p.heads;
              for (int64_t t = p.first_query(chunk); t < p.last_query(chunk); ++t) {
                read_scaled(p, p.out, b, t, h, R(1), s.q), read_scaled(p, call.dout, b, t, h, R(1), s.dout);
-               Vec<R> total = set<R>(0);
-               for (int64_t d = 0; d < p.depth; d += kLanes<R>)
-                 total = hn::MulAdd(load(s.q + d), load(s.dout + d), total);
-               m.delta[p.row(b, h, t)] = sum<R>(total);
+               m.delta[p.row(b, h, t)] = dot(s.q, s.dout, p.depth);
              }
            });
-}
-
-// row ← 2^(row − shift) over [0, n), 0 behind it up to `count`.
-template <class R>
-HWY_INLINE void probabilities(R* row, int64_t n, int64_t count, R shift) {
-  const Vec<R> by = hn::Set(Lanes<R>(), shift);
-  for (int64_t j = 0; j < n; j += kLanes<R>) store<R>(exp2(hn::Sub(load(row + j), by)), row + j);
-  std::fill(row + n, row + padded<R>(count), R(0));
 }
 
 // `rows` queries, s.q and s.dout, over the first limit(i) of `count` keys: adds to dk, dv and to s.dq.
@@ -100,7 +89,7 @@ void differentiate(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s,
   matmul(rows, columns, p.head_dim, Left<R>{s.dout, p.depth, 1}, target.values, p.width, s.dS, p.width, false);
   for (int64_t i = 0; i < rows; ++i) {
     R *P = s.P + i * p.width, *dS = s.dS + i * p.width;
-    probabilities(P, limit(i), count, R(static_cast<const R*>(p.logsumexp)[index(i)] * R(kLog2E)));
+    exponentials(P, limit(i), count, R(static_cast<const R*>(p.logsumexp)[index(i)] * R(kLog2E)));
     const Vec<R> delta = hn::Set(Lanes<R>(), m.delta[index(i)]);
     for (int64_t j = 0; j < columns; j += kLanes<R>)
       store<R>(hn::Mul(load(P + j), hn::Sub(load(dS + j), delta)), dS + j);
@@ -132,13 +121,6 @@ void remote_pass(const Top1ChunkBackward& call, const Problem<R>& p, const Memor
       for (int64_t i = 0; i < rows; ++i) std::copy_n(s.dq + i * p.depth, p.depth, m.dq + index(i) * p.depth);
     }
   }
-}
-
-template <class R>
-void write_scaled(const Problem<R>& p, const View& view, int64_t b, int64_t t, int64_t h, R factor, R* row) {
-  for (int64_t d = 0; d < p.depth; d += kLanes<R>)
-    store<R>(hn::Mul(load(row + d), hn::Set(Lanes<R>(), factor)), row + d);
-  write_row(row, p.dtype, p.head_dim, element(view, p.dtype, b, t, h * p.head_dim));
 }
 
 template <class R>
