@@ -7,8 +7,8 @@
 
 namespace assay::cli {
 
-void add_model_options(CLI::App& command, ModelOptions& o) {
-  command.add_option("--model", o.model, "a run, a checkpoint of one, an imported model, or a Hugging Face folder")->required();
+void add_model_options(CLI::App& command, ModelOptions& o, const std::string& name) {
+  command.add_option(name, o.model, "a run, a checkpoint of one, an imported model, or a Hugging Face folder")->required();
   command.add_option("--tokenizer", o.tokenizer, "SentencePiece model; default: the one that lies with the model or its data");
   command.add_option("--device", o.device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command.add_option("--precision", o.precision, "fp32, bf16 or fp64")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16", "fp64"}));

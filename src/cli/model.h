@@ -15,7 +15,7 @@ struct ModelOptions {
   std::string model, tokenizer, device = "auto", precision = "fp32";
   int threads = 0;
 };
-void add_model_options(CLI::App& command, ModelOptions& options);
+void add_model_options(CLI::App& command, ModelOptions& options, const std::string& name = "--model");
 
 struct TrainedModel {
   explicit TrainedModel(const ModelOptions& options);

@@ -1,0 +1,123 @@
+// assay eval loss RUN --data STORE, assay eval probe RUN --data STORE
+#include <torch/torch.h>
+
+#include "cli/command.h"
+
+#include <nlohmann/json.hpp>
+
+#include "cli/model.h"
+#include "data/token_store.h"
+#include "eval/held_out.h"
+#include "eval/probes.h"
+#include "train/config.h"
+#include "train/metrics.h"
+
+namespace assay::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Options {
+  ModelOptions model;
+  std::string data, split, set, documents;
+  int64_t length = 0, tokens = 0, sequences = 4;
+  eval::ProbeOptions probe;
+};
+
+std::string row(const std::string& name, const std::vector<std::string>& cells) {
+  std::string out = fmt::format("{:<20}", name);
+  for (const std::string& cell : cells) out += fmt::format(" {:>17}", cell);
+  return out + "\n";
+}
+std::string number(const Json& value) {
+  return value.is_number() && std::isfinite(value.get<double>()) ? fmt::format("{:.4f}", value.get<double>()) : "-";
+}
+
+// How the model was trained, as far as its data matter here; for a model without a run, the whole store.
+train::TrainConfig trained(const Options& o, const data::TokenStore& store) {
+  if (auto config = train::train_config_of(o.model.model)) return *config;
+  train::TrainConfig config;
+  for (const std::string& domain : store.domains())
+    if (store.has(domain, "train")) config.domains.push_back(domain);
+  config.eval_sets = eval::default_sets(store, config.domains);
+  return config;
+}
+
+std::vector<std::string> sets_of(const std::string& split, const data::TokenStore& store, const train::TrainConfig& config) {
+  if (split.empty() && !config.eval_sets.empty()) return config.eval_sets;
+  std::vector<std::string> sets;
+  for (const std::string& domain : store.domains())
+    if (store.has(domain, split)) sets.push_back(domain + "." + split);
+  if (sets.empty()) fail("{}: no domain has a split '{}' to evaluate", store.folder().string(), split);
+  return sets;
+}
+
+void show_losses(const Options& o) {
+  const TrainedModel model(o.model);
+  const data::TokenStore store(o.data);
+  const train::TrainConfig config = trained(o, store);
+  const int64_t length = o.length > 0 ? o.length : config.sequence_length;
+  const eval::HeldOut held_out(store, {sets_of(o.split, store, config), config.domains, length, o.tokens});
+  const eval::Losses losses = held_out.run(*model.model);
+  if (!o.documents.empty()) train::write_losses(o.documents, losses);
+  std::string text = row("", {"loss", "bits a byte", "tokens", "documents"});
+  for (const auto& [name, set] : losses)
+    text += row(name, {number(set.total().loss()), number(set.bits_per_byte()), std::to_string(set.total().tokens), std::to_string(set.nll.size())});
+  print({{"model", o.model.model}, {"data", store.fingerprint()}, {"sequence_length", length}, {"evaluation", train::to_json(losses)}}, text);
+}
+
+std::string entropies(const Json& heads) {
+  std::vector<std::string> out;
+  for (const Json& head : heads) out.push_back(number(head));
+  return join(out, " ");
+}
+
+void show_probe(const Options& o) {
+  const TrainedModel model(o.model);
+  const data::TokenStore store(o.data);
+  const train::TrainConfig config = trained(o, store);
+  const std::string set = o.set.empty() ? sets_of("", store, config).front() : o.set;
+  const int64_t length = o.length > 0 ? o.length : std::min(eval::kProbeLength, config.sequence_length);
+  const at::Tensor tokens = eval::probe_tokens(store, set, length, o.sequences);
+  Json found = eval::probe(*model.model, tokens, o.probe);
+  found["model"] = o.model.model, found["set"] = set;
+  std::string text = fmt::format("{} texts of {}, {} tokens each\n", tokens.size(0), set, tokens.size(1));
+  text += row("layer", {"visibility", "uniformity", "real relation", "attention entropy, by head"});
+  for (const Json& layer : found["layers"])
+    text += row(fmt::format("{} {}", layer["layer"].get<int64_t>(), layer["mixer"].get<std::string>()),
+                {number(layer["visibility"]), number(layer["uniformity"]), number(layer["real_relation"]), entropies(layer["attention_entropy"])});
+  const Json& mean = found["mean"];
+  text += row("mean", {number(mean["visibility"]), number(mean["uniformity"]), number(mean["real_relation"]), number(mean["attention_entropy"])});
+  print(found, text);
+}
+
+void add_common(CLI::App& command, Options& o) {
+  add_model_options(command, o.model, "RUN");
+  command.add_option("--data", o.data, "token store")->required();
+  command.add_option("--length", o.length, "tokens of context; default: the run's sequence_length")->check(CLI::PositiveNumber);
+}
+
+void add(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("eval", "a trained model measured: loss, probes of its mixers");
+  command->require_subcommand(1);
+  auto loss = std::make_shared<Options>();
+  CLI::App* losses = subcommand(*command, "loss", "held-out loss by domain, by document and in slices");
+  add_common(*losses, *loss);
+  losses->add_option("--split", loss->split, "of every domain that has it; default: the sets that the run was evaluated on");
+  losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")->check(CLI::NonNegativeNumber);
+  losses->add_option("--documents", loss->documents, "losses of single documents to this safetensors file");
+  losses->callback([loss] { show_losses(*loss); });
+  auto probe = std::make_shared<Options>();
+  CLI::App* probes = subcommand(*command, "probe", "what each layer's mixer does with earlier positions: how many reach a query, how evenly, by content or by place");
+  add_common(*probes, *probe);
+  probes->add_option("--set", probe->set, "DOMAIN.SPLIT; default: the first that the run was evaluated on");
+  probes->add_option("--sequences", probe->sequences, "texts, the longest of the set")->capture_default_str()->check(CLI::PositiveNumber);
+  probes->add_option("--queries", probe->probe.queries, "positions asked in each")->capture_default_str()->check(CLI::PositiveNumber);
+  probes->add_option("--cotangents", probe->probe.cotangents, "random directions a query")->capture_default_str()->check(CLI::PositiveNumber);
+  probes->add_option("--threshold", probe->probe.threshold, "of the largest influence, above which a position counts as seen")->capture_default_str();
+  probes->callback([probe] { show_probe(*probe); });
+}
+const bool registered = commands().add("eval", add);
+
+}  // namespace
+}  // namespace assay::cli
