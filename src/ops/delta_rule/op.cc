@@ -4,7 +4,6 @@
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
-#include "ops/segments.h"
 
 namespace assay::ops {
 namespace {
@@ -13,19 +12,21 @@ namespace {
 std::tuple<at::Tensor, at::Tensor> gated(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k,
                                          const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta, double scale,
                                          const OptionalTensor& initial_state) {
-  const auto dtype = q.scalar_type(), real = real_dtype(sequence_dtype({q, k, v, g, beta}));
-  const Piece piece = [=, heads = shape.heads](const std::vector<at::Tensor>& s, const at::Tensor& state) {
-    auto of_heads = [&](const at::Tensor& x) { return with_heads(x.to(real), heads); };
-    const at::Tensor key = of_heads(s[1]), rate = s[4].to(real).unsqueeze(-1);
-    MatrixState steps{.q = of_heads(s[0]) * scale};
-    steps.decay = s[3].defined() ? at::exp(s[3].to(real)).unsqueeze(-1) : at::ones_like(rate);
-    steps.a = -rate * steps.decay * key, steps.b = key, steps.c = rate * of_heads(s[2]);
-    const auto [out, after] = chunked(steps, state, kChunkSize);
-    return std::tuple(out.to(dtype), after);
+  const auto real = real_dtype(sequence_dtype({q, k, v, g, beta}));
+  const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
+    const at::Tensor rate = s[4].to(real).unsqueeze(-1);
+    const at::Tensor key = with_heads(s[1].to(real), rate.size(2)), value = with_heads(s[2].to(real), rate.size(2));
+    MatrixState steps{.low = Low::rank_one, .q = s[0].to(real) * scale, .a = -rate * key, .b = key, .c = rate * value};
+    if (s[3].defined()) {
+      steps.decay = at::exp(s[3].to(real)).unsqueeze(-1);
+      steps.a = steps.a * steps.decay;  // the rule reads the state behind its decay
+    }
+    return steps;
   };
   const at::Tensor state =
       first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, q);
-  return in_segments(piece, {q, k, v, g, beta}, state, shape.time, segment_length(q));
+  const auto [out, last] = recurrence(prepare, {q, k, v, g, beta}, state, shape.time);
+  return {out.to(q.scalar_type()), last};
 }
 
 }  // namespace
@@ -57,20 +58,24 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
     check_gate("rwkv7", name, *tensor, shape, r, shape.key_dim);
   check_shape("rwkv7", "v", v, {shape.batch, shape.time, shape.heads, shape.value_dim}, "[B, T, H, V]");
   check_state("rwkv7", initial_state, shape, r);
-  const auto dtype = r.scalar_type(), real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
-  const Piece piece = [=](const std::vector<at::Tensor>& s, const at::Tensor& state) {
-    MatrixState steps{.q = s[0].to(real) * scale, .k = s[2].to(real), .v = s[3].to(real)};
-    steps.decay = at::exp(s[1].to(real)), steps.a = s[4].to(real), steps.b = s[5].to(real);
-    const auto [out, after] = chunked(steps, state, kChunkSize);
-    return std::tuple(out.to(dtype), after);
+  const auto real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
+  const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
+    return MatrixState{.low = Low::rank_one,
+                       .q = s[0].to(real) * scale,
+                       .k = s[2].to(real),
+                       .v = s[3].to(real),
+                       .decay = at::exp(s[1].to(real)),
+                       .a = s[4].to(real),
+                       .b = s[5].to(real)};
   };
   const at::Tensor state =
       first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, r);
-  return in_segments(piece, {r, w, k, v, a, b}, state, shape.time, segment_length(r));
+  const auto [out, last] = recurrence(prepare, {r, w, k, v, a, b}, state, shape.time);
+  return {out.to(r.scalar_type()), last};
 }
 
 const bool registered_paths =
-    register_composed("delta_rule") && register_composed("gated_delta_rule") && register_composed("rwkv7");
+    register_matrix_state("delta_rule") && register_matrix_state("gated_delta_rule") && register_matrix_state("rwkv7");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, Tensor? initial_state=None) -> (Tensor out, "

@@ -4,7 +4,6 @@
 #include "ops/linear_attention/linear_attention.h"
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
-#include "ops/segments.h"
 
 namespace assay::ops {
 namespace {
@@ -12,19 +11,17 @@ namespace {
 // g: log decays [B, T, H, K or 1], [1, 1, H, K], or undefined for none; u [1, 1, H, K] or undefined.
 OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const at::Tensor& g, const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
-  const auto dtype = q.scalar_type(), real = real_dtype(sequence_dtype({q, k, v, g}));
-  const Piece piece = [=, heads = shape.heads](const std::vector<at::Tensor>& s, const at::Tensor& state) {
-    auto of_heads = [&](const at::Tensor& x) { return with_heads(x.to(real), heads); };
-    MatrixState steps{.q = of_heads(s[0]) * scale, .k = of_heads(s[1]), .v = of_heads(s[2])};
-    steps.decay = s[3].defined() ? at::exp(s[3].to(real)) : at::ones({1, 1, 1, 1}, steps.q.options());
-    steps.decay = steps.decay.expand({steps.q.size(0), steps.q.size(1), heads, -1});
-    if (s[4].defined()) steps.u = s[4].to(real);
-    const auto [out, after] = chunked(steps, state, kChunkSize);
-    return std::tuple(out.to(dtype), after);
+  const auto real = real_dtype(sequence_dtype({q, k, v, g}));
+  const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
+    MatrixState steps{.q = s[0].to(real) * scale, .k = s[1].to(real), .v = s[2].to(real)};
+    if (s[3].defined()) steps.decay = at::exp(s[3].to(real)).expand({s[0].size(0), s[0].size(1), -1, -1});
+    if (s[4].defined()) steps.u = s[4].to(real).squeeze(0).squeeze(0);
+    return steps;
   };
   const at::Tensor state =
       first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, q);
-  return in_segments(piece, {q, k, v, g, u}, state, shape.time, segment_length(q));
+  const auto [out, last] = recurrence(prepare, {q, k, v, g, u}, state, shape.time);
+  return {out.to(q.scalar_type()), last};
 }
 
 OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
@@ -75,8 +72,9 @@ OutputAndState rwkv6(const at::Tensor& r, const at::Tensor& k, const at::Tensor&
   return rwkv("rwkv6", r, k, v, w, u, scale, initial_state);
 }
 
-const bool registered_paths = register_composed("linear_attention") && register_composed("simple_gla") &&
-                              register_composed("gla") && register_composed("rwkv5") && register_composed("rwkv6");
+const bool registered_paths = register_matrix_state("linear_attention") && register_matrix_state("simple_gla") &&
+                              register_matrix_state("gla") && register_matrix_state("rwkv5") &&
+                              register_matrix_state("rwkv6");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "linear_attention(Tensor q, Tensor k, Tensor v, float scale, Tensor? initial_state=None) -> (Tensor out, Tensor "

@@ -8,9 +8,10 @@
 namespace assay::ops {
 namespace {
 
-// [B, T, H, D] to [B, n, H, C, D], the last chunk filled up with `filler`.
-at::Tensor in_chunks(const at::Tensor& x, int64_t chunk, double filler = 0) {
-  if (!x.defined()) return x;
+// [B, T, ·, D] to [B, n, H, C, D], the last chunk filled up with `filler`.
+at::Tensor in_chunks(const at::Tensor& of_groups, int64_t heads, int64_t chunk, double filler = 0) {
+  if (!of_groups.defined()) return of_groups;
+  const at::Tensor x = with_heads(of_groups, heads);
   const int64_t missing = (chunk - x.size(1) % chunk) % chunk;
   const at::Tensor whole = missing ? at::constant_pad_nd(x, {0, 0, 0, 0, 0, missing}, filler) : x;
   return whole.unflatten(1, {-1, chunk}).transpose(2, 3);
@@ -62,15 +63,15 @@ at::Tensor transposed(const at::Tensor& x) { return x.transpose(-1, -2); }
 
 }  // namespace
 
-int64_t segment_length(const at::Tensor& like) { return like.is_cuda() ? 4096 : 256; }
-
 std::tuple<at::Tensor, at::Tensor> chunked(const MatrixState& steps, const at::Tensor& state, int64_t chunk_size) {
-  const int64_t time = steps.q.size(1);
+  const int64_t time = steps.q.size(1), heads = state.size(1);
   const int64_t chunk = std::min(chunk_size, int64_t(std::bit_ceil(uint64_t(time))));
-  const bool writes = steps.k.defined(), delta = steps.a.defined();
-  const at::Tensor q = in_chunks(steps.q, chunk), k = in_chunks(steps.k, chunk), v = in_chunks(steps.v, chunk);
-  const at::Tensor a = in_chunks(steps.a, chunk), b = in_chunks(steps.b, chunk), c = in_chunks(steps.c, chunk);
-  const at::Tensor decay = in_chunks(steps.decay, chunk, 1);
+  const bool writes = steps.k.defined(), delta = steps.low == Low::rank_one;
+  auto split = [&](const at::Tensor& x) { return in_chunks(x, heads, chunk); };
+  const at::Tensor q = split(steps.q), k = split(steps.k), v = split(steps.v);
+  const at::Tensor a = split(steps.a), b = split(steps.b), c = split(steps.c);
+  const at::Tensor decay =
+      steps.decay.defined() ? in_chunks(steps.decay, heads, chunk, /*filler=*/1) : at::ones_like(q.narrow(-1, 0, 1));
 
   // Rows read the state before their step: q reads it through the step's decay, or as it is when u is there.
   std::vector<at::Tensor> rows{steps.u.defined() ? q : q * decay}, cols, diagonal;

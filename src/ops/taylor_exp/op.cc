@@ -1,8 +1,7 @@
 // assay::taylor_exp_attention: checks and registration.
 #include <torch/torch.h>
 
-#include "ops/matrix_state/steps.h"
-#include "ops/paths.h"
+#include "ops/matrix_state/matrix_state.h"
 #include "ops/taylor_exp/taylor_exp.h"
 
 namespace assay::ops {
@@ -21,10 +20,23 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
                 "[B, H, 1 + K + K(K+1)/2, V + 1]");
     check_like(kOp, "initial_state", *initial_state, q);
   }
-  return taylor_exp_attention_reference(q, k, v, scale, normalize, eps, initial_state);
+  const auto real = real_dtype(sequence_dtype({q, k, v}));
+  const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
+  const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
+    const at::Tensor value = s[2].to(real);
+    return MatrixState{.q = taylor_exp_features(s[0].to(real)) * weights,
+                       .k = taylor_exp_features(s[1].to(real)),
+                       .v = at::cat({value, at::ones_like(value.narrow(-1, 0, 1))}, -1)};
+  };
+  const at::Tensor state =
+      first_state(initial_state, {shape.batch, shape.heads, weights.size(0), shape.value_dim + 1}, real, q);
+  const auto [sums, last] = recurrence(prepare, {q, k, v}, state, shape.time);
+  at::Tensor out = sums.narrow(-1, 0, shape.value_dim);
+  if (normalize) out = out / (sums.narrow(-1, shape.value_dim, 1) + eps);
+  return {out.to(q.scalar_type()), last};
 }
 
-const bool registered_path = register_composed(kOp);
+const bool registered_path = register_matrix_state(kOp);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
