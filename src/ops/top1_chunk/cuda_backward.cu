@@ -2,6 +2,7 @@
 // those that chose the chunk or its own. A warp owns 16 keys; with keys as rows, the exponentials come out of the
 // tensor cores as the operands of dv and dk. dS goes through shared memory once, for dq.
 #include "ops/top1_chunk/cuda_passes.cuh"
+#include "ops/top1_chunk/cuda_wgmma.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
@@ -40,14 +41,14 @@ __global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward q, float* 
 // What a query brings beside its rows. `limit`: it reads the block's keys [0, limit).
 struct Facts {
   float logsumexp[kTile], delta[kTile];  // logsumexp in base 2; +inf: no such query
-  int limit[kTile];
+  int limit[kTile], time[kTile], head[kTile];
 };
 
 template <int D, int kKeys>
 struct Shared {
-  Tile<D> k, v;
-  Tile<kTile> ds;  // [keys, queries]
-  bf16* queries;   // rows of q, then of dout, of two stages
+  Panels<D, kKeys> k, v;
+  Panels<kTile, kKeys> ds;  // [keys, queries]
+  bf16* queries;            // rows of q, then of dout, of two stages
   Facts* two_facts;
   static constexpr size_t kBytes =
       (2 * kKeys + 4 * kTile) * D * sizeof(bf16) + kKeys * kTile * sizeof(bf16) + 2 * sizeof(Facts);
@@ -58,184 +59,232 @@ struct Shared {
     k.data = take(kKeys, D), v.data = take(kKeys, D), ds.data = take(kKeys, kTile);
     queries = take(4 * kTile, D), two_facts = reinterpret_cast<Facts*>(at);
   }
-  __device__ Tile<D> q(int stage) const { return {queries + 2 * stage * kTile * D}; }
-  __device__ Tile<D> dout(int stage) const { return {queries + (2 * stage + 1) * kTile * D}; }
+  __device__ Panels<D, kTile> q(int stage) const { return {queries + 2 * stage * kTile * D}; }
+  __device__ Panels<D, kTile> dout(int stage) const { return {queries + (2 * stage + 1) * kTile * D}; }
   __device__ Facts& facts(int stage) const { return two_facts[stage]; }
 };
 
 // The items that a block goes through, and the keys that it holds.
 struct Work {
   int b, kv, group, time;
-  int first_key, keys,
-      own;           // keys [first_key, first_key + keys) of the sequence; own: of the queries when local, else −1
-  int begin, end;    // item numbers: of `order`, or (local) 0 … group · own queries
-  const int* order;  // null: local
+  int first_key, keys;  // keys [first_key, first_key + keys) of the sequence
+  int begin, end;       // item numbers: of `order`, or (local) 0 … group · local_count
+  const int* order;     // null: local
   int local_begin, local_count;
   int64_t rows;  // of the key head's first item in logsumexp and delta
-  __device__ int item(int i) const { return order ? order[i] : i / local_count * time + local_begin + i % local_count; }
-  __device__ int limit(int item) const { return order ? keys : min(keys, item % time - first_key + 1); }
-  __device__ int head(int item) const { return kv * group + item / time; }
+  __device__ int item(int i) const {
+    if (order) return order[i];
+    return group == 1 ? local_begin + i : i / local_count * time + local_begin + i % local_count;
+  }
 };
 
+// The next 64 queries: their rows of q and dout, and their facts. Four lanes a row.
 template <int D, int kKeys>
 __device__ void fetch(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, const float* delta,
                       int first, int stage) {
-  for (int i = threadIdx.x; i < kTile * (D / 8); i += kKeys * 2) {
-    const int row = i / (D / 8), vector = i % (D / 8);
+#pragma unroll
+  for (int row = threadIdx.x / 4; row < kTile; row += kKeys / 2) {
     const bool wanted = first + row < work.end;
-    const int item = work.item(wanted ? first + row : work.begin), t = item % work.time, h = work.head(item);
-    copy_async(shared.q(stage).at(row, vector), row_of<D>(q.forward.q, work.b, t, h) + vector * 8, wanted);
-    copy_async(shared.dout(stage).at(row, vector), row_of<D>(q.dout, work.b, t, h) + vector * 8, wanted);
+    const int item = work.item(wanted ? first + row : work.begin), lane = threadIdx.x % 4;
+    const int g = work.group == 1 ? 0 : item / work.time, t = item - g * work.time, h = work.kv * work.group + g;
+    const bf16 *from_q = row_of<D>(q.forward.q, work.b, t, h), *from_dout = row_of<D>(q.dout, work.b, t, h);
+#pragma unroll
+    for (int vector = lane; vector < D / 8; vector += 4) {
+      copy_async(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
+      copy_async(shared.dout(stage).at(row, vector), from_dout + vector * 8, wanted);
+    }
+    if (lane > 0) continue;
+    Facts& facts = shared.facts(stage);
+    const float logsumexp = static_cast<const float*>(q.forward.logsumexp)[work.rows + item];
+    facts.logsumexp[row] = wanted ? logsumexp * kLog2e : INFINITY;
+    facts.delta[row] = wanted ? delta[work.rows + item] : 0;
+    facts.limit[row] = work.order ? work.keys : t - work.first_key + 1;
+    facts.time[row] = t, facts.head[row] = h;
   }
   commit_copies();
-  if (threadIdx.x < kTile) {
-    const int i = first + threadIdx.x;
-    const bool wanted = i < work.end;
-    const int item = work.item(wanted ? i : work.begin);
-    Facts& facts = shared.facts(stage);
-    facts.logsumexp[threadIdx.x] =
-        wanted ? static_cast<const float*>(q.forward.logsumexp)[work.rows + item] * kLog2e : INFINITY;
-    facts.delta[threadIdx.x] = wanted ? delta[work.rows + item] : 0;
-    facts.limit[threadIdx.x] = work.limit(item);
-  }
 }
 
-// A warp's 16 keys.
+// Sums of a warpgroup's 64 keys.
 template <int D, int kKeys>
 struct KeyGradients {
-  float dk[D / 32][4][4] = {}, dv[D / 32][4][4] = {};
+  float dk[D / 8][4] = {}, dv[D / 8][4] = {};
 
-  __device__ void add(const Shared<D, kKeys>& shared, int stage, float scale) {
-    const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16;
-    const Facts& facts = shared.facts(stage);
+  // Adds a tile of queries, a part at a time. Leaves dS in shared memory.
+  __device__ void add(const Shared<D, kKeys>& shared, int stage, float scale, bool all) {
 #pragma unroll 1
     for (int part = 0; part < kTile; part += kPart) {
-      float p[kPart / 8][4] = {}, ds[kPart / 8][4] = {};
-      products(p, shared.k, shared.q(stage), key, part);
-      products(ds, shared.v, shared.dout(stage), key, part);
-#pragma unroll
-      for (int n = 0; n < kPart / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int query = part + n * 8 + lane % 4 * 2 + e % 2;
-          const bool seen = key + lane / 4 + e / 2 * 8 < facts.limit[query];
-          p[n][e] = seen ? exp2_fast(p[n][e] * scale - facts.logsumexp[query]) : 0;
-          ds[n][e] = p[n][e] * (ds[n][e] - facts.delta[query]);
-        }
-      accumulate(dv, p, shared.dout(stage), part);
-      accumulate(dk, ds, shared.q(stage), part);
-#pragma unroll
-      for (int n = 0; n < kPart / 8; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-          reinterpret_cast<uint32_t*>(shared.ds.at(key + lane / 4 + half * 8, part / 8 + n))[lane % 4] =
-              pack(ds[n][2 * half], ds[n][2 * half + 1]);
+      float p[kPart / 8][4], ds[kPart / 8][4];
+      uint32_t weights[kPart / 16][4], gradients[kPart / 16][4];
+      begin_products();
+      scores(p, shared.k, shared.q(stage), part), commit_products();
+      scores(ds, shared.v, shared.dout(stage), part), commit_products();
+      wait_products<1>(), pin(p);
+      exponentials(p, shared.facts(stage), part, scale, all);
+      wait_products<0>(), pin(ds);
+      score_gradients(ds, p, shared.facts(stage), part);
+      pack_operand(weights, p), pack_operand(gradients, ds);
+      store(shared.ds, gradients, part);
+      begin_products();
+      accumulate(dv, weights, shared.dout(stage), part);
+      accumulate(dk, gradients, shared.q(stage), part);
+      commit_products(), wait_products<0>(), pin(dk), pin(dv);
     }
   }
-  // c [16 keys, queries] += rows of a · rows of b
-  static __device__ void products(float (&c)[kPart / 8][4], Tile<D> keys, Tile<D> queries, int key, int part) {
+  // s [keys, queries] = keys · queriesᵀ
+  static __device__ void scores(float (&s)[kPart / 8][4], Panels<D, kKeys> keys, Panels<D, kTile> queries, int part) {
+    const uint64_t a = uniform(keys.rows() + threadIdx.x / 128 * Panels<D, kKeys>::rows_at(64, 0));
+    const uint64_t b = uniform(queries.rows());
 #pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) {
-      uint32_t a[4];
-      load_a(a, keys, key, kk * 2);
+    for (int k = 0; k < D / 16; ++k)
+      product<kPart, false, false>(s, a + Panels<D, kKeys>::rows_at(0, k), b + Panels<D, kTile>::rows_at(part, k),
+                                   k > 0);
+  }
+  static __device__ void exponentials(float (&s)[kPart / 8][4], const Facts& facts, int part, float scale, bool all) {
+    const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4, query = part + lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < kPart / 16; ++n) {
-        uint32_t b[4];
-        load_b(b, queries, part + n * 16, kk * 2);
-        multiply_add(c[2 * n], c[2 * n + 1], a, b);
-      }
+    for (int n = 0; n < kPart / 8; ++n) {
+      const float2 logsumexp = *reinterpret_cast<const float2*>(facts.logsumexp + query + n * 8);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[n][e] = exp2_fast(fmaf(s[n][e], scale, -(e % 2 ? logsumexp.y : logsumexp.x)));
+    }
+    if (all) return;
+#pragma unroll
+    for (int n = 0; n < kPart / 8; ++n) {
+      const int2 limit = *reinterpret_cast<const int2*>(facts.limit + query + n * 8);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[n][e] = key + e / 2 * 8 < (e % 2 ? limit.y : limit.x) ? s[n][e] : 0;
     }
   }
-  // sum [16 keys, D] += weights [16 keys, queries] · rows
-  static __device__ void accumulate(float (&sum)[D / 32][4][4], const float (&weights)[kPart / 8][4], Tile<D> rows,
-                                    int part) {
+  // dP becomes dS / scale = P (dP − delta)
+  static __device__ void score_gradients(float (&s)[kPart / 8][4], const float (&p)[kPart / 8][4], const Facts& facts,
+                                         int part) {
 #pragma unroll
-    for (int n = 0; n < kPart / 16; ++n) {
-      const float(&left)[4] = weights[2 * n], (&right)[4] = weights[2 * n + 1];
-      const uint32_t a[4] = {pack(left[0], left[1]), pack(left[2], left[3]), pack(right[0], right[1]),
-                             pack(right[2], right[3])};
+    for (int n = 0; n < kPart / 8; ++n) {
+      const float2 delta = *reinterpret_cast<const float2*>(facts.delta + part + n * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
-      for (int d = 0; d < D / 16; ++d) {
-        uint32_t b[4];
-        load_b_transposed(b, rows, part + n * 16, d * 2);
-        multiply_add(sum[d / 2][d % 2 * 2], sum[d / 2][d % 2 * 2 + 1], a, b);
-      }
+      for (int e = 0; e < 4; ++e) s[n][e] = p[n][e] * (s[n][e] - (e % 2 ? delta.y : delta.x));
+    }
+  }
+  static __device__ void pack_operand(uint32_t (&a)[kPart / 16][4], const float (&s)[kPart / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) a[n / 2][n % 2 * 2 + half] = pack(s[n][2 * half], s[n][2 * half + 1]);
+  }
+  static __device__ void store(Panels<kTile, kKeys> ds, const uint32_t (&a)[kPart / 16][4], int part) {
+    const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < kPart / 8; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        reinterpret_cast<uint32_t*>(ds.at(key + half * 8, part / 8 + n))[lane % 4] = a[n / 2][n % 2 * 2 + half];
+  }
+  // sum [keys, D] += weights [keys, queries] · rows
+  static __device__ void accumulate(float (&sum)[D / 8][4], const uint32_t (&weights)[kPart / 16][4],
+                                    Panels<D, kTile> rows, int part) {
+    using P = Panels<D, kTile>;
+    const uint64_t b = uniform(rows.columns());
+#pragma unroll
+    for (int k = 0; k < kPart / 16; ++k) {
+      product<64, true>(sum, weights[k], b + P::columns_at(0, part / 16 + k));
+      if constexpr (D == 96) product<32, true, 8>(sum, weights[k], b + P::columns_at(64, part / 16 + k));
+      if constexpr (D == 128) product<64, true, 8>(sum, weights[k], b + P::columns_at(64, part / 16 + k));
     }
   }
 };
 
-// dq of a tile: dSᵀ · K, 16 queries × 32 columns a warp at a time. Adds to what is there, or writes.
-template <int D, int kKeys>
+// One row of sums, 32 columns from n-tile `first` on, to and from memory.
+template <int N>
+__device__ float (&columns32(float (&c)[N][4], int first))[4][4] {
+  return *reinterpret_cast<float(*)[4][4]>(&c[first]);
+}
+
+// dq [queries, kColumns from `column` on] of a tile: dSᵀ · K. Adds to what is there, or writes. Ends all products.
+template <int D, int kKeys, int kColumns>
 __device__ void query_gradients(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, int first,
-                                bool add) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int unit = threadIdx.x / 32; unit < kTile / 16 * (D / 32); unit += kKeys / 16) {
-    const int query = unit % (kTile / 16) * 16, column = unit / (kTile / 16) * 32;
-    if (first + query >= work.end) continue;
-    float dq[4][4] = {};
+                                int stage, int column, bool add) {
+  float dq[kColumns / 8][4];
+  const uint64_t a = uniform(shared.ds.columns());
+  const uint64_t b = uniform(shared.k.columns() + Panels<D, kKeys>::columns_at(column, 0));
+  begin_products();
 #pragma unroll
-    for (int kk = 0; kk < kKeys / 16; ++kk) {
-      uint32_t a[4], b[4];
-      load_a_transposed(a, shared.ds, kk * 16, query / 8);
+  for (int k = 0; k < kKeys / 16; ++k)
+    product<kColumns, true, true>(dq, a + Panels<kTile, kKeys>::columns_at(0, k),
+                                  b + Panels<D, kKeys>::columns_at(0, k), k > 0);
+  commit_products(), wait_products(), pin(dq);
+  const Facts& facts = shared.facts(stage);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        load_b_transposed(b, shared.k, kk * 16, column / 8 + n * 2);
-        multiply_add(dq[2 * n], dq[2 * n + 1], a, b);
-      }
-    }
+  for (int half = 0; half < 2; ++half) {
+    const int i = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
+    bf16* row = first + i < work.end ? row_of<D>(q.dq, work.b, facts.time[i], facts.head[i]) + column : nullptr;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int i = first + query + lane / 4 + half * 8;
-      const int item = work.item(min(i, work.end - 1));
-      bf16* row = i < work.end ? row_of<D>(q.dq, work.b, item % work.time, work.head(item)) + column : nullptr;
-      add_row32(dq, add ? row : nullptr, half, float(q.forward.scale), 1);
-      store_row32(row, dq, half, 1);
+    for (int d = 0; d < kColumns / 32; ++d) {
+      add_row32(columns32(dq, d * 4), add && row ? row + d * 32 : nullptr, half, float(q.forward.scale), 1);
+      store_row32(row ? row + d * 32 : nullptr, columns32(dq, d * 4), half, 1);
     }
   }
 }
 
+// Each warpgroup its columns.
 template <int D, int kKeys>
-__device__ void write_rows(const View& to, const Work& work, float (&sum)[D / 32][4][4], float factor, bool add) {
+__device__ void query_gradients(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, int first,
+                                int stage, bool add) {
+  const int warpgroup = threadIdx.x / 128;
+  if constexpr (kKeys == 128 && D == 64) {
+    query_gradients<D, kKeys, 32>(q, work, shared, first, stage, warpgroup * 32, add);
+  } else if constexpr (kKeys == 128 && D == 128) {
+    query_gradients<D, kKeys, 64>(q, work, shared, first, stage, warpgroup * 64, add);
+  } else if constexpr (kKeys == 128) {
+    if (warpgroup == 0) query_gradients<D, kKeys, 64>(q, work, shared, first, stage, 0, add);
+    else query_gradients<D, kKeys, 32>(q, work, shared, first, stage, 64, add);
+  } else {
+    query_gradients<D, kKeys, 64>(q, work, shared, first, stage, 0, add);
+    if constexpr (D > 64) query_gradients<D, kKeys, D - 64>(q, work, shared, first, stage, 64, add);
+  }
+}
+
+template <int D, int kKeys>
+__device__ void write_rows(const View& to, const Work& work, float (&sum)[D / 8][4], float factor, bool add) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int key = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
     bf16* row = key < work.keys ? row_of<D>(to, work.b, work.first_key + key, work.kv) : nullptr;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d) {
-      add_row32(sum[d], add && row ? row + d * 32 : nullptr, half, factor, 1);
-      store_row32(row ? row + d * 32 : nullptr, sum[d], half, 1);
+      add_row32(columns32(sum, d * 4), add && row ? row + d * 32 : nullptr, half, factor, 1);
+      store_row32(row ? row + d * 32 : nullptr, columns32(sum, d * 4), half, 1);
     }
   }
 }
 
 template <int D>
-__device__ void write_partial(float* to, const float (&sum)[D / 32][4][4], float factor) {
+__device__ void write_partial(float* to, const float (&sum)[D / 8][4], float factor) {
   const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
   for (int d = 0; d < D / 8; ++d)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       *reinterpret_cast<float2*>(to + (key + half * 8) * D + d * 8 + lane % 4 * 2) =
-          make_float2(sum[d / 4][d % 4][2 * half] * factor, sum[d / 4][d % 4][2 * half + 1] * factor);
+          make_float2(sum[d][2 * half] * factor, sum[d][2 * half + 1] * factor);
 }
 
 template <int D, int kKeys>
 __device__ void gradients(const Top1ChunkBackward& q, const Work& work, const float* delta, bool add_dq, bool add_dk,
                           float* partial) {
   const Shared<D, kKeys> shared;
-  copy_rows<D>(shared.k, q.forward.k, work.b, work.first_key, work.kv, work.keys, kKeys);
-  copy_rows<D>(shared.v, q.forward.v, work.b, work.first_key, work.kv, work.keys, kKeys);
+  copy_rows(shared.k, q.forward.k, work.b, work.first_key, work.kv, work.keys, kKeys);
+  copy_rows(shared.v, q.forward.v, work.b, work.first_key, work.kv, work.keys, kKeys);
   fetch<D, kKeys>(q, work, shared, delta, work.begin, 0);
   KeyGradients<D, kKeys> sums;
+  const bool all = work.order && work.keys == kKeys;
   for (int first = work.begin, stage = 0; first < work.end; first += kTile, stage ^= 1) {
-    const bool more = first + kTile < work.end;
-    if (more) fetch<D, kKeys>(q, work, shared, delta, first + kTile, stage ^ 1), wait_copies<1>();
-    else wait_copies<0>();
+    wait_copies<0>(), publish_shared();
     __syncthreads();
-    sums.add(shared, stage, float(q.forward.scale) * kLog2e);
+    if (first + kTile < work.end) fetch<D, kKeys>(q, work, shared, delta, first + kTile, stage ^ 1);
+    sums.add(shared, stage, float(q.forward.scale) * kLog2e, all);
+    publish_shared();
     __syncthreads();
-    query_gradients<D, kKeys>(q, work, shared, first, add_dq);
+    query_gradients<D, kKeys>(q, work, shared, first, stage, add_dq);
   }
   const float scale = float(q.forward.scale);
   if (partial) {
@@ -263,22 +312,20 @@ template <int D, int kKeys>
 __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
     remote_gradient_kernel(Top1ChunkBackward q, const float* delta, int key_offset, Lists lists, float* partial) {
   const Top1ChunkForward& p = q.forward;
-  const Segment segment = segment_of(lists, int(p.batch * p.kv_heads), blockIdx.x);
+  const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads;
+  const Segment segment = segment_of(lists, heads, blockIdx.x);
   if (segment.chunk < 0 || segment.begin == segment.end) return;
-  Work work{int(segment.head / p.kv_heads), int(segment.head % p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
+  Work work{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
   work.first_key = int(segment.chunk * p.chunk_size) + key_offset;
   work.keys = min(kKeys, int(p.chunk_size) - key_offset);
-  work.order = lists.order + int64_t{segment.head} * lists.items;
+  work.rows = int64_t{head} * lists.items, work.order = lists.order + work.rows;
   work.begin = segment.begin, work.end = segment.end;
-  work.rows = int64_t{segment.head} * lists.items;
   // Segments beyond a chunk's first are counted from 0 over all chunks.
-  const int64_t beyond = int64_t{segment.head} * (lists.segments - lists.chunks) +
-                         lists.first[int64_t{segment.head} * (lists.chunks + 1) + segment.chunk] - segment.chunk +
-                         segment.number - 1;
+  const int64_t beyond = int64_t{head} * (lists.segments - lists.chunks) + blockIdx.x / heads - segment.chunk - 1;
   gradients<D, kKeys>(q, work, delta, true, true, segment.number > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
 }
 
-// Adds the partial sums of a chunk's later segments to its dk and dv, in their order.
+// Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Four numbers a thread at a time.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
     join_kernel(Top1ChunkBackward q, int key_offset, Lists lists, const float* partial) {
@@ -289,12 +336,19 @@ __global__ void __launch_bounds__(256)
   if (count == 0) return;
   partial += (head * (lists.segments - lists.chunks) + first[0] - blockIdx.x) * 2 * kKeys * D;
   const int64_t t = blockIdx.x * p.chunk_size + key_offset;
-  for (int i = threadIdx.x; i < 2 * keys * D; i += 256) {
-    const int key = i / D % keys, column = i % D, which = i / (keys * D);
+  for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
+    const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);
     bf16* to = row_of<D>(which ? q.dv : q.dk, head / p.kv_heads, t + key, head % p.kv_heads) + column;
-    float sum = __bfloat162float(*to);
-    for (int s = 0; s < count; ++s) sum += partial[((int64_t{s} * 2 + which) * kKeys + key) * D + column];
-    *to = __float2bfloat16(sum);
+    uint2& pairs = *reinterpret_cast<uint2*>(to);
+    const float2 low = unpack(pairs.x), high = unpack(pairs.y);
+    float4 sum = make_float4(low.x, low.y, high.x, high.y);
+#pragma unroll 4
+    for (int s = 0; s < count; ++s) {
+      const float4 x =
+          *reinterpret_cast<const float4*>(partial + ((int64_t{s} * 2 + which) * kKeys + key) * D + column);
+      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+    pairs = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
   }
 }
 
@@ -316,7 +370,7 @@ void remote_blocks(const Top1ChunkBackward& q, const GradientScratch& scratch, c
   for (int offset = 0; offset < p.chunk_size; offset += kKeys) {
     launch_shared(remote_gradient_kernel<D, kKeys>, heads * lists.segments, kKeys * 2, Shared<D, kKeys>::kBytes, stream,
                   q, scratch.delta, offset, lists, scratch.partial);
-    join_kernel<D, kKeys><<<dim3(lists.chunks, heads), 256, 0, stream>>>(q, offset, lists, scratch.partial);
+    join_kernel<D, kKeys><<<dim3(lists.chunks, heads, 4), 256, 0, stream>>>(q, offset, lists, scratch.partial);
   }
 }
 

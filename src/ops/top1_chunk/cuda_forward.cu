@@ -1,11 +1,11 @@
-// The two passes of the forward: remote, a block a segment of a chunk's list of queries; local, a block a tile of a
-// chunk's own queries. A warp owns 16 queries; the chunk's keys and values lie in shared memory.
+// The two passes of the forward: remote, a block a segment of a chunk's list of queries; local, a block a chunk's own
+// queries. A warp goes through 16 queries at a time; the chunk's keys and values lie in shared memory.
 #include "ops/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kWarps = 8, kRows = 16, kKeys = 64;  // of a block, queries of a warp, keys of one step of the softmax
+constexpr int kWarps = 4, kRows = 16, kKeys = 64;  // of a block, queries of a warp, keys of one step of the softmax
 
 int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, kKeys) * kKeys); }
 
@@ -21,8 +21,8 @@ struct Shared {
   __device__ Tile<D> q(int stage) const { return {first_q.data + stage * kRows * D}; }
 };
 template <int D>
-size_t shared_bytes(const Top1ChunkForward& p, int warps) {
-  return 2 * (padded_chunk(p) + warps * kRows) * D * sizeof(bf16);
+size_t shared_bytes(const Top1ChunkForward& p) {
+  return 2 * (padded_chunk(p) + kWarps * kRows) * D * sizeof(bf16);
 }
 
 // What 16 queries have read so far: out = o / l, logsumexp = m + log₂ l (base 2). Lane's rows: lane/4 and + 8.
@@ -90,26 +90,60 @@ struct Softmax {
     }
   }
 
-  // Row i joined with what `out` and `logsumexp` hold of it, if `begun`, and written there; null: no such query.
-  __device__ void finish(int i, bf16* out, float* logsumexp, bool begun) {
+  // Row i joined with what `out` holds of it, whose logsumexp is `before` (base 2; −inf: nothing), and written there;
+  // null: no such query.
+  __device__ void finish(int i, bf16* out, float* logsumexp, float before) {
     float sum = l[i] + __shfl_xor_sync(~0u, l[i], 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    const float before = begun ? *logsumexp * kLog2e : -INFINITY;
     const float top = fmaxf(m[i], before), share = exp2_fast(before - top), mine = exp2_fast(m[i] - top);
     const float total = sum * mine + share;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d) {
-      add_row32(o[d], begun ? out + d * 32 : nullptr, i, mine, share);
+      add_row32(o[d], out && before > -INFINITY ? out + d * 32 : nullptr, i, mine, share);
       store_row32(out ? out + d * 32 : nullptr, o[d], i, 1 / total);
     }
     if (out && threadIdx.x % 4 == 0) *logsumexp = (top + log2f(total)) * kLn2;
   }
 };
 
+// The queries that a block goes through: items of `order`, or (null) those of the chunk itself, which see no later key.
+struct Work {
+  int b, kv, group, time, chunk;
+  int first_key, keys;  // keys [first_key, first_key + keys) of the sequence
+  int begin, end;
+  const int* order;
+  int head;      // of all queries when local
+  int64_t rows;  // of item 0 (local: of query 0) in logsumexp and selected
+  int ranks;     // `out` may hold what the queries read by these
+  __device__ int item(int i) const { return order ? order[i] : first_key + i; }
+  __device__ int limit(int i) const { return order ? keys : i + 1; }
+};
+struct Query {
+  int row, time, head;  // row: from work.rows on
+  __device__ Query(const Work& work, int i) : row(work.item(min(i, work.end - 1))), time(row), head(work.head) {
+    if (!work.order || work.group == 1) return;
+    time = row % work.time, head = work.kv * work.group + row / work.time;
+  }
+};
+
+// A warp's 16 queries from `first` on, to shared memory; `out` on its way.
 template <int D>
-__device__ void load_queries(uint32_t (&q)[D / 16][4], Tile<D> tile) {
+__device__ void fetch(Tile<D> to, const Top1ChunkForward& p, const Work& work, int first) {
+  const int lane = threadIdx.x % 32;
+  if (first < work.end) {
 #pragma unroll
-  for (int kk = 0; kk < D / 16; ++kk) load_a(q[kk], tile, 0, kk * 2);
+    for (int half = 0; half < 2; ++half) {
+      const int row = half * 8 + lane / 4;
+      const Query query(work, first + row);
+      const bf16* from = row_of<D>(p.q, work.b, query.time, query.head);
+#pragma unroll
+      for (int vector = lane % 4; vector < D / 8; vector += 4) copy_async(to.at(row, vector), from + vector * 8, true);
+      if (work.ranks > 0 && lane % 4 * 64 < D)
+        asm volatile(
+            "prefetch.global.L2 [%0];" ::"l"(row_of<D>(p.out, work.b, query.time, query.head) + lane % 4 * 64));
+    }
+  }
+  commit_copies();
 }
 
 // Whether a rank before `rank` chose a chunk for this row of `selected`.
@@ -120,99 +154,82 @@ __device__ bool has_earlier(const int64_t* selected, int rank, int own) {
 }
 
 template <int D>
-__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 2 : 1)
-    remote_kernel(Top1ChunkForward p, Lists lists, int rank, int padded) {
-  const int kv_heads = int(p.kv_heads), time = int(p.time), chunk = int(p.chunk_size);
-  const Segment work = segment_of(lists, int(p.batch) * kv_heads, blockIdx.x);
-  if (work.chunk < 0 || work.begin == work.end) return;
-  const int b = work.head / kv_heads, kv = work.head % kv_heads, group = int(p.heads) / kv_heads;
+__device__ void attend(const Top1ChunkForward& p, const Work& work, int padded) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Shared<D> shared(padded, warp);
-  const int* order = lists.order + int64_t{work.head} * lists.items;
-  const int64_t rows = int64_t{work.head} * lists.items;  // of this key head's first item in logsumexp
-  auto fetch = [&](Tile<D> to, int first) {
-    for (int i = lane; i < kRows * (D / 8) && first < work.end; i += 32) {
-      const int row = i / (D / 8), vector = i % (D / 8), item = order[min(first + row, work.end - 1)];
-      copy_async(to.at(row, vector), row_of<D>(p.q, b, item % time, kv * group + item / time) + vector * 8, true);
-    }
-    commit_copies();
-  };
   int first = work.begin + warp * kRows;
-  copy_rows<D>(shared.k, p.k, b, int64_t{work.chunk} * chunk, kv, chunk, padded);
-  copy_rows<D>(shared.v, p.v, b, int64_t{work.chunk} * chunk, kv, chunk, padded);
-  fetch(shared.q(0), first);
+  copy_rows(shared.k, p.k, work.b, work.first_key, work.kv, work.keys, padded);
+  copy_rows(shared.v, p.v, work.b, work.first_key, work.kv, work.keys, padded);
+  fetch<D>(shared.q(0), p, work, first);
   wait_copies<0>();
   __syncthreads();
   for (int stage = 0; first < work.end; first += kWarps * kRows, stage ^= 1) {
-    fetch(shared.q(stage ^ 1), first + kWarps * kRows);
+    fetch<D>(shared.q(stage ^ 1), p, work, first + kWarps * kRows);
     wait_copies<1>();
     __syncwarp();
-    uint32_t q[D / 16][4];
-    load_queries<D>(q, shared.q(stage));
-    Softmax<D> softmax;
-    softmax.attend(q, shared.k, shared.v, {chunk, chunk}, chunk, chunk, float(p.scale) * kLog2e);
+    const Query queries[2] = {{work, first + lane / 4}, {work, first + lane / 4 + 8}};
+    float* logsumexp[2];
+    float before[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int at = first + lane / 4 + i * 8;
-      const bool wanted = at < work.end;
-      const int item = order[min(at, work.end - 1)], t = item % time;
-      const bool begun = wanted && has_earlier(p.selected + (rows + item) * p.top_k, rank, t / chunk);
-      softmax.finish(i, wanted ? row_of<D>(p.out, b, t, kv * group + item / time) : nullptr,
-                     static_cast<float*>(p.logsumexp) + rows + item, begun);
+      const int64_t row = work.rows + queries[i].row;
+      logsumexp[i] = static_cast<float*>(p.logsumexp) + row;
+      const bool begun = has_earlier(p.selected + row * p.top_k, work.ranks, queries[i].time / work.chunk);
+      before[i] = begun ? *logsumexp[i] * kLog2e : -INFINITY;
+    }
+    uint32_t q[D / 16][4];
+#pragma unroll
+    for (int kk = 0; kk < D / 16; ++kk) load_a(q[kk], shared.q(stage), 0, kk * 2);
+    Softmax<D> softmax;
+    const int limit[2] = {work.limit(first + lane / 4), work.limit(first + lane / 4 + 8)};
+    softmax.attend(q, shared.k, shared.v, limit, work.limit(first), min(work.limit(first + kRows - 1), work.keys),
+                   float(p.scale) * kLog2e);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool wanted = first + lane / 4 + i * 8 < work.end;
+      softmax.finish(i, wanted ? row_of<D>(p.out, work.b, queries[i].time, queries[i].head) : nullptr, logsumexp[i],
+                     before[i]);
     }
     __syncwarp();
   }
 }
 
 template <int D>
-__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 2 : 1) local_kernel(Top1ChunkForward p, int padded) {
-  const int chunk = int(p.chunk_size), time = int(p.time), tile = blockDim.x / 2;  // 16 queries a warp
-  const int tiles = (chunk + tile - 1) / tile, b = blockIdx.y / int(p.heads), h = blockIdx.y % int(p.heads);
-  const int own = blockIdx.x / tiles, begin = own * chunk, end = min(begin + chunk, time);
-  const int first = begin + blockIdx.x % tiles * tile, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (first >= end) return;
-  const Shared<D> shared(padded, warp);
-  const int kv = h / int(p.heads / p.kv_heads), keys = min(first + tile, end) - begin;
-  const int key_rows = (keys + kKeys - 1) / kKeys * kKeys, mine = first + warp * kRows;
-  for (int i = lane; i < kRows * (D / 8); i += 32) {
-    const int row = i / (D / 8), vector = i % (D / 8);
-    copy_async(shared.q(0).at(row, vector), row_of<D>(p.q, b, min(mine + row, end - 1), h) + vector * 8, true);
-  }
-  copy_rows<D>(shared.k, p.k, b, begin, kv, keys, key_rows);
-  copy_rows<D>(shared.v, p.v, b, begin, kv, keys, key_rows);
-  commit_copies(), wait_copies<0>();
-  __syncthreads();
-  if (mine >= end) return;
-  uint32_t q[D / 16][4];
-  load_queries<D>(q, shared.q(0));
-  Softmax<D> softmax;
-  const int position = mine - begin, limit[2] = {position + lane / 4 + 1, position + lane / 4 + 9};
-  softmax.attend(q, shared.k, shared.v, limit, position + 1, min(position + kRows, keys), float(p.scale) * kLog2e);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int t = mine + lane / 4 + i * 8;
-    const bool wanted = t < end;
-    const int64_t row = int64_t{blockIdx.y} * time + min(t, end - 1);
-    const bool begun = wanted && has_earlier(p.selected + row * p.top_k, int(p.top_k), own);
-    softmax.finish(i, wanted ? row_of<D>(p.out, b, t, h) : nullptr, static_cast<float*>(p.logsumexp) + row, begun);
-  }
+__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
+    remote_kernel(Top1ChunkForward p, Lists lists, int rank, int padded) {
+  const int kv_heads = int(p.kv_heads), heads = int(p.batch) * kv_heads, head = blockIdx.x % heads;
+  const Segment segment = segment_of(lists, heads, blockIdx.x);
+  if (segment.chunk < 0 || segment.begin == segment.end) return;
+  Work work{head / kv_heads, head % kv_heads, int(p.heads) / kv_heads, int(p.time), int(p.chunk_size)};
+  work.first_key = segment.chunk * work.chunk, work.keys = work.chunk, work.begin = segment.begin,
+  work.end = segment.end;
+  work.head = work.kv, work.ranks = rank;
+  work.rows = int64_t{head} * lists.items, work.order = lists.order + work.rows;
+  attend<D>(p, work, padded);
+}
+
+template <int D>
+__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2) local_kernel(Top1ChunkForward p, int padded) {
+  const int heads = int(p.heads), group = heads / int(p.kv_heads), head = blockIdx.y % heads;
+  Work work{int(blockIdx.y) / heads, head / group, group, int(p.time), int(p.chunk_size)};
+  work.first_key = blockIdx.x * work.chunk, work.keys = min(work.chunk, work.time - work.first_key);
+  work.begin = 0, work.end = work.keys, work.order = nullptr, work.head = head, work.ranks = int(p.top_k);
+  work.rows = int64_t{blockIdx.y} * work.time;
+  attend<D>(p, work, padded);
 }
 
 template <int D>
 void remote_blocks(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream) {
   const unsigned blocks = unsigned(p.batch * p.kv_heads * lists.segments);
-  launch_shared(remote_kernel<D>, blocks, kWarps * 32, shared_bytes<D>(p, kWarps), stream, p, lists, rank,
-                padded_chunk(p));
+  launch_shared(remote_kernel<D>, blocks, kWarps * 32, shared_bytes<D>(p), stream, p, lists, rank, padded_chunk(p));
 }
 
 template <int D>
 void local_blocks(const Top1ChunkForward& p, cudaStream_t stream) {
-  const int warps = std::min<int>(kWarps, int(ceil_div(p.chunk_size, kRows)));
-  const size_t bytes = shared_bytes<D>(p, warps);
-  const int64_t tiles = ceil_div(p.time, p.chunk_size) * ceil_div(p.chunk_size, warps * kRows);
+  const size_t bytes = shared_bytes<D>(p);
   cudaFuncSetAttribute(local_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
-  local_kernel<D>
-      <<<dim3(unsigned(tiles), unsigned(p.batch * p.heads)), warps * 32, bytes, stream>>>(p, padded_chunk(p));
+  const dim3 blocks(unsigned(ceil_div(p.time, p.chunk_size)), unsigned(p.batch * p.heads));
+  local_kernel<D><<<blocks, kWarps * 32, bytes, stream>>>(p, padded_chunk(p));
 }
 
 }  // namespace

@@ -63,27 +63,28 @@ __device__ int2 block_scan(int2 x) {
   return x;
 }
 
-// begin and first from the lengths in begin; chunk. A block a key head.
+// begin and first from the lengths in begin; the table. A block a key head.
 __global__ void __launch_bounds__(kScanThreads) scan_kernel(Lists lists) {
   __shared__ int2 carry;
   int* begin = lists.begin + blockIdx.x * int64_t{lists.chunks + 1};
   int* first = lists.first + blockIdx.x * int64_t{lists.chunks + 1};
-  int* chunk = lists.chunk + blockIdx.x * int64_t{lists.segments};
+  Segment* table = lists.table + blockIdx.x * int64_t{lists.segments};
   if (threadIdx.x == 0) carry = int2{0, 0};
   __syncthreads();
   for (int c0 = 0; c0 < lists.chunks; c0 += kScanThreads) {
     const int c = c0 + threadIdx.x, length = c < lists.chunks ? begin[c] : 0;
     const int segments = c < lists.chunks ? max(1, (length + kSegment - 1) / kSegment) : 0;
     const int2 before = carry, upto = block_scan(int2{length, segments});
-    const int end = before.y + upto.y;
-    if (c < lists.chunks) begin[c] = before.x + upto.x - length, first[c] = end - segments;
-    for (int s = end - segments; s < end; ++s) chunk[s] = c;
+    const int end = before.y + upto.y, items_end = before.x + upto.x, items = items_end - length;
+    if (c < lists.chunks) begin[c] = items, first[c] = end - segments;
+    for (int s = 0; s < segments; ++s)
+      table[end - segments + s] = {c, s, items + s * kSegment, min(items_end, items + (s + 1) * kSegment)};
     __syncthreads();
     if (threadIdx.x == kScanThreads - 1) carry = int2{before.x + upto.x, end};
     __syncthreads();
   }
   if (threadIdx.x == 0) begin[lists.chunks] = carry.x, first[lists.chunks] = carry.y;
-  for (int s = carry.y + threadIdx.x; s < lists.segments; s += kScanThreads) chunk[s] = -1;
+  for (int s = carry.y + threadIdx.x; s < lists.segments; s += kScanThreads) table[s] = {-1};
 }
 
 // Each item to its place: behind those of lower chunks, of earlier runs, and of the same run before it. A warp a run.
@@ -120,13 +121,13 @@ __global__ void place_kernel(Top1ChunkForward p, Lists lists, int rank) {
 Lists::Lists(const Top1ChunkForward& p, Arena& arena)
     : items(int(p.heads / p.kv_heads * p.time)),
       chunks(int(ceil_div(p.time, p.chunk_size))),
-      run_length(int(ceil_div(std::max<int64_t>(1024, ceil_div(items, 256)), 32) * 32)),
+      run_length(int(ceil_div(std::max<int64_t>(512, ceil_div(items, 256)), 32) * 32)),
       segments(int(chunks + ceil_div(items, kSegment))) {
   runs = int(ceil_div(items, run_length));
   const int64_t heads = p.batch * p.kv_heads;
   order = arena.take<int>(heads * items);
   begin = arena.take<int>(heads * (chunks + 1)), first = arena.take<int>(heads * (chunks + 1));
-  chunk = arena.take<int>(heads * segments), counts = arena.take<int>(heads * runs * chunks);
+  table = arena.take<Segment>(heads * segments), counts = arena.take<int>(heads * runs * chunks);
 }
 
 void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream) {

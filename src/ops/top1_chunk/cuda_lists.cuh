@@ -8,28 +8,24 @@ namespace assay::ops::cuda::top1 {
 
 constexpr int kSegment = 512;
 
+// One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
+struct alignas(16) Segment {
+  int chunk, number, begin, end;  // chunk −1: nothing to do
+};
+
 struct Lists {
   int items, chunks, runs, run_length, segments;  // segments: at most so many per key head
   int* order;                                     // [B·Hk, items]        item numbers, sorted
   int* begin;                                     // [B·Hk, chunks + 1]   where each chunk's list begins in order
-  int* first;   // [B·Hk, chunks + 1]   its first segment; every chunk has one at least
-  int* chunk;   // [B·Hk, segments]     the chunk of each segment, −1 behind the last
-  int* counts;  // [B·Hk, runs, chunks] scratch
+  int* first;      // [B·Hk, chunks + 1]   its first segment; every chunk has one at least
+  int* chunk;      // [B·Hk, segments]     the chunk of each segment, −1 behind the last
+  Segment* table;  // [B·Hk, segments]
+  int* counts;     // [B·Hk, runs, chunks] scratch
   Lists(const Top1ChunkForward& p, Arena& arena);
 };
 
-// One block's part of a list: items order[begin …end) of `chunk`; number 0, 1, … within the chunk.
-struct Segment {
-  int head, chunk, number, begin, end;  // head: of B·Hk; chunk −1: nothing to do
-};
 __device__ inline Segment segment_of(const Lists& lists, int heads, unsigned block) {
-  const int head = block % heads, slot = block / heads;
-  Segment s{head, lists.chunk[int64_t{head} * lists.segments + slot]};
-  if (s.chunk < 0) return s;
-  const int* begin = lists.begin + int64_t{head} * (lists.chunks + 1) + s.chunk;
-  s.number = slot - lists.first[int64_t{head} * (lists.chunks + 1) + s.chunk];
-  s.begin = begin[0] + s.number * kSegment, s.end = min(begin[1], s.begin + kSegment);
-  return s;
+  return lists.table[int64_t{block % heads} * lists.segments + block / heads];
 }
 
 // Sorts by the choice of this rank.

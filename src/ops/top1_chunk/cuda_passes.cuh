@@ -6,9 +6,9 @@ namespace assay::ops::cuda::top1 {
 
 // Chooses: writes selected. cuda_select.cu
 struct SelectScratch {
-  bf16 *mean_high, *mean_low;  // [B·Hk, chunks, D]: their sum is the mean of the chunk's keys to 2^−17
-  float* key_norm;             // [B·Hk, chunks]: the longest key
-  float* previous;             // [B, H, T] the score of the rank before, when top_k > 1
+  bf16* columns;    // what queries are scored against, in the tiles that the scoring kernel takes: keys or means
+  float* key_norm;  // [B·Hk, chunks]: the longest key
+  float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
   SelectScratch(const Top1ChunkForward& p, Arena& arena);
 };
 void select_chunks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream);

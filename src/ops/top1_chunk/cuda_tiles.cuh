@@ -29,6 +29,7 @@ __device__ inline float2 unpack(uint32_t pair) { return __bfloat1622float2(reint
 template <int W>
 struct Tile {
   static_assert(W % 32 == 0);
+  static constexpr int kWidth = W;
   bf16* data;
   __device__ bf16* at(int row, int vector) const {
     const int turn = W % 64 == 0 ? row & 7 : (row >> 1) & 3;
@@ -101,9 +102,10 @@ __device__ bf16* row_of(const View& x, int64_t b, int64_t t, int64_t h) {
   return static_cast<bf16*>(x.data) + b * x.batch_stride + t * x.time_stride + h * D;
 }
 
-// Rows [first, first + count) of one head to the tile's first rows, zeros up to `padded`. By all threads of the block.
-template <int D>
-__device__ void copy_rows(Tile<D> to, const View& x, int64_t b, int64_t first, int64_t h, int count, int padded) {
+// Rows [first, first + count) of one head to a tile's first rows, zeros up to `padded`. By all threads of the block.
+template <class Layout>
+__device__ void copy_rows(Layout to, const View& x, int64_t b, int64_t first, int64_t h, int count, int padded) {
+  constexpr int D = Layout::kWidth;
   for (int i = threadIdx.x; i < padded * (D / 8); i += blockDim.x) {
     const int row = i / (D / 8), vector = i % (D / 8);
     copy_async(to.at(row, vector), row_of<D>(x, b, first + min(row, count - 1), h) + vector * 8, row < count);
