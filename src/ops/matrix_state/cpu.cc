@@ -191,17 +191,20 @@ HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R*
   out.to(s.out + t * kTile<R>);
 }
 
-// Σ over the lanes of each of Kp rows of one vector: pairs of neighbours are added until a vector holds one sum a row.
-template <class R>
-HWY_INLINE Vec<R> merge_rows(const R* rows, int64_t count) {
-  if (count == 1) return load(rows);
-  const Vec<R> low = merge_rows<R>(rows, count / 2), high = merge_rows<R>(rows + count / 2 * kLanes<R>, count / 2);
-  const Lanes<R> d;
-  return hn::Add(hn::ConcatEven(d, high, low), hn::ConcatOdd(d, high, low));
+// Σ over the lanes of each of kCount rows, a sum a lane: pairs of neighbours are added until a row is one number.
+template <class R, int64_t kCount>
+HWY_INLINE Vec<R> merge_rows(const R* rows) {
+  if constexpr (kCount == 1) {
+    return load(rows);
+  } else {
+    const Vec<R> low = merge_rows<R, kCount / 2>(rows);
+    const Vec<R> high = merge_rows<R, kCount / 2>(rows + kCount / 2 * kLanes<R>);
+    return hn::Add(hn::ConcatEven(Lanes<R>(), high, low), hn::ConcatOdd(Lanes<R>(), high, low));
+  }
 }
 template <class R>
 HWY_INLINE void sum_lanes(const R* lanes, int64_t Kp, R* sums) {
-  for (int64_t n = 0; n < Kp; n += kLanes<R>) store<R>(merge_rows<R>(lanes + n * kLanes<R>, kLanes<R>), sums + n);
+  for (int64_t n = 0; n < Kp; n += kLanes<R>) store<R>(merge_rows<R, kLanes<R>>(lanes + n * kLanes<R>), sums + n);
 }
 
 // The step backwards: dstate is dL/dS_t as later steps see it and becomes dL/dS_{t−1}. README.md derives it.
