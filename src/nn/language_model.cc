@@ -219,8 +219,9 @@ int64_t LanguageModel::state_bytes(int64_t time) {
     }
     return total;
   };
-  constexpr int64_t counted = 1024;  // beyond it a state grows by as much a token as it did there, or not at all
-  if (time <= counted) return bytes(time);
+  int64_t counted = 1024;  // beyond it a state grows by as much a token as it did there, or not at all
+  for (const auto& layer : layers) counted = std::min(counted, layer->mixer->max_time());
+  if (time <= counted || counted < 2) return bytes(std::min(time, counted));
   const int64_t last = bytes(counted);
   return last + (last - bytes(counted - 1)) * (time - counted);
 }

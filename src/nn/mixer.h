@@ -46,6 +46,8 @@ struct Mixer : torch::nn::Module {
   virtual at::Tensor step(const at::Tensor& x, State& state) { return forward(x.unsqueeze(1), state).squeeze(1); }
   // Forward FLOPs a token at sequence length `time`, beyond those of the Linear layers (which the model counts).
   virtual double mixing_flops(int64_t time) const = 0;
+  // The longest sequence that it can read.
+  virtual int64_t max_time() const { return INT64_MAX; }
   // For probes: softmax weights [B, H, T, T] of a whole sequence x [B, T, d_model]; undefined where there are none.
   virtual at::Tensor attention_weights(const at::Tensor& /*x*/) const { return {}; }
   // Sets a parameter that the model's rule (N(0, 0.02) for matrices, constructor's value for the rest) does not suit.

@@ -1,7 +1,7 @@
 // The model around the mixers: loss, checkpointed activations, initialisation, sizes of the presets.
-#include <torch/torch.h>
-
 #include "nn/language_model.h"
+
+#include <torch/torch.h>
 
 #include "nn/tensors.h"
 #include "testing.h"
@@ -17,6 +17,12 @@ const char* const kUntied =
     "\"layernorm\"\n"
     "positions = \"learned\"\nmax_positions = 40\ntie_embeddings = false\n[model.attention]\nnum_heads = 3\nwindow = "
     "5\nbias = true\n[model.gelu]\nbias = true\n";
+
+// Layers that hand on to later ones: the first and third are RWKV-7's.
+const char* const kHanding =
+    "[model]\nvocab_size = 50\nd_model = 24\nnum_layers = 3\npattern = [\"rwkv7\", \"gla\"]\nchannel_mixer = "
+    "\"rwkv7_channel_mix\"\nnorm = \"layernorm\"\nembedding_norm = true\n[model.rwkv7]\nnum_heads = 3\n"
+    "[model.gla]\nnum_heads = 2\n";
 
 struct LanguageModels : testing::TestWithParam<const char*> {
   const at::Tensor tokens = random_tokens(3, 34, 50, "tokens");
@@ -79,29 +85,53 @@ TEST_P(LanguageModels, ACutSequenceGivesTheSameLogits) {
   EXPECT_EQ(state.position, tokens.size(1));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied),
-                         [](const auto& info) { return info.index ? "Untied" : "Tied"; });
+std::string kind(size_t index) { return std::vector<std::string>{"Tied", "Untied", "Handing"}.at(index); }
+INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied, kHanding),
+                         [](const auto& info) { return kind(info.index); });
 
-// A preset's parameters with 32,000 tokens: two small models tell what a layer and what all else hold.
+TEST(AttentionConstants, EndWithTheirTable) {
+  const auto model = random_model(
+      "[model]\nvocab_size = 50\nd_model = 24\n[model.attention]\nnum_heads = 3\nconstants = \"keys\"\nmax_positions = "
+      "8\n");
+  EXPECT_EQ(model->token_losses(random_tokens(1, 9, 50, "tokens")).size(1), 8);
+  EXPECT_THROW(model->token_losses(random_tokens(1, 10, 50, "tokens")), BadInput);
+  EXPECT_EQ(model->state_bytes(800), 100 * model->state_bytes(8) - 99 * 2 * 8)
+      << "it grows as it did, but for `position`";
+}
+
+// A preset's parameters with 32,000 tokens: small models tell what the layers hold.
 double preset_size(const std::string& name) {
   const ConfigNode model =
       ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml")).child("model");
   ModelSpec spec = ModelSpec::read(model);
   spec.config.vocab_size = 32000, spec.config.max_positions = 2048;
-  const int64_t layers = spec.config.num_layers;
-  const auto size = [&](int64_t count) {
-    spec.config.num_layers = count;
+  const std::vector<std::string> pattern = spec.config.pattern;
+  const auto size = [&](const std::string& mixer, int64_t layers) {
+    spec.config.pattern = {mixer}, spec.config.num_layers = layers;
     return double(LanguageModel(spec).parameter_count());
   };
-  const double one = size(1), two = size(2);
-  return one + double(layers - 1) * (two - one);
+  std::map<std::string, double> of_layer;
+  for (const std::string& mixer : pattern)
+    if (!of_layer.contains(mixer)) of_layer[mixer] = size(mixer, 2) - size(mixer, 1);
+  double total = size(pattern.front(), 1);
+  for (int64_t i = 1; i < ModelSpec::read(model).config.num_layers; ++i)
+    total += of_layer[pattern[size_t(i) % pattern.size()]];
+  return total;
 }
 
 TEST(Presets, HaveThePapersSizes) {
-  for (const char* name : {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1"}) {
-    EXPECT_NEAR(preset_size(name) / 110e6, 1, 0.05) << name;  // Mamba-1 has 115M
+  for (const char* name : {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1", "mamba2"}) {
+    EXPECT_NEAR(preset_size(name) / 110e6, 1, 0.05) << name;  // Mamba-1 and Mamba-2 have 115M
     EXPECT_NEAR(preset_size(std::string(name) + "_1.3b") / 1.3e9, 1, 0.06) << name << "_1.3b";
   }
+}
+
+TEST(Presets, HaveTheSizesThatTheySay) {
+  const std::map<std::string, double> millions = {
+      {"gla", 110},        {"retnet", 110},         {"delta_net", 110},   {"llama", 110},      {"gated_delta_net", 124},
+      {"longhorn", 115},   {"rwkv5", 117},          {"rwkv6", 121},       {"rwkv7", 115},      {"based", 121},
+      {"rwkv7_long", 140}, {"attention_long", 134}, {"window_long", 134}, {"mamba2_long", 139}};
+  for (const auto& [name, size] : millions) EXPECT_NEAR(preset_size(name) / 1e6, size, 0.6) << name;
 }
 
 }  // namespace

@@ -128,6 +128,8 @@ struct Attention final : Mixer {
     return 4.0 * double(config.num_heads * config.head_dim) * (window - window * (window - 1) / (2.0 * double(time)));
   }
 
+  int64_t max_time() const override { return constant_keys() ? config.max_positions : INT64_MAX; }
+
   // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x of unit size.
   bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
     if (name != "keys" && name != "queries") return false;
