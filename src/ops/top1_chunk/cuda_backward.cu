@@ -38,9 +38,13 @@ __global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward q, float* 
   if (wanted && lane == 0) delta[(b * heads + h) * time + t] = sum;
 }
 
-// What a query brings beside its rows. `limit`: it reads the block's keys [0, limit).
+template <int kKeys>
+constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetches its part of
+
+// What a query brings beside its rows; zeros where there is none, which then adds nothing. `limit`: it reads the
+// block's keys [0, limit).
 struct Facts {
-  float logsumexp[kTile], delta[kTile];  // logsumexp in base 2; +inf: no such query
+  float logsumexp[kTile], delta[kTile];
   int limit[kTile], time[kTile], head[kTile];
 };
 
@@ -78,28 +82,31 @@ struct Work {
   }
 };
 
-// The next 64 queries: their rows of q and dout, and their facts. Four lanes a row.
+// 64 queries from `first` on: their rows of q and dout, and their facts. Four lanes a row. `item`: of the lane's rows;
+// then of those 64 further on, which are read here so that nobody waits for them then.
 template <int D, int kKeys>
 __device__ void fetch(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, const float* delta,
-                      int first, int stage) {
+                      int first, int stage, int (&item)[kRowsOf<kKeys>], bool add_dq) {
+  const int lane = threadIdx.x % 4;
 #pragma unroll
-  for (int row = threadIdx.x / 4; row < kTile; row += kKeys / 2) {
+  for (int i = 0; i < kRowsOf<kKeys>; ++i) {
+    const int row = threadIdx.x / 4 + i * kKeys / 2;
     const bool wanted = first + row < work.end;
-    const int item = work.item(wanted ? first + row : work.begin), lane = threadIdx.x % 4;
-    const int g = work.group == 1 ? 0 : item / work.time, t = item - g * work.time, h = work.kv * work.group + g;
+    const int g = work.group == 1 ? 0 : item[i] / work.time, t = item[i] - g * work.time, h = work.kv * work.group + g;
     const bf16 *from_q = row_of<D>(q.forward.q, work.b, t, h), *from_dout = row_of<D>(q.dout, work.b, t, h);
 #pragma unroll
     for (int vector = lane; vector < D / 8; vector += 4) {
       copy_async(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
       copy_async(shared.dout(stage).at(row, vector), from_dout + vector * 8, wanted);
     }
-    if (lane > 0) continue;
     Facts& facts = shared.facts(stage);
-    const float logsumexp = static_cast<const float*>(q.forward.logsumexp)[work.rows + item];
-    facts.logsumexp[row] = wanted ? logsumexp * kLog2e : INFINITY;
-    facts.delta[row] = wanted ? delta[work.rows + item] : 0;
-    facts.limit[row] = work.order ? work.keys : t - work.first_key + 1;
-    facts.time[row] = t, facts.head[row] = h;
+    const int64_t at = work.rows + item[i];
+    if (lane == 0) copy_async(facts.logsumexp + row, static_cast<const float*>(q.forward.logsumexp) + at, wanted);
+    if (lane == 1) copy_async(facts.delta + row, delta + at, wanted);
+    if (lane == 2) facts.limit[row] = work.order ? work.keys : t - work.first_key + 1;
+    if (lane == 3) facts.time[row] = t, facts.head[row] = h;
+    if (add_dq && lane * 64 < D) prefetch(row_of<D>(q.dq, work.b, t, h) + lane * 64);
+    item[i] = work.item(min(first + kTile + row, work.end - 1));
   }
   commit_copies();
 }
@@ -145,7 +152,8 @@ struct KeyGradients {
     for (int n = 0; n < kPart / 8; ++n) {
       const float2 logsumexp = *reinterpret_cast<const float2*>(facts.logsumexp + query + n * 8);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = exp2_fast(fmaf(s[n][e], scale, -(e % 2 ? logsumexp.y : logsumexp.x)));
+      for (int e = 0; e < 4; ++e)
+        s[n][e] = exp2_fast(fmaf(s[n][e], scale, -kLog2e * (e % 2 ? logsumexp.y : logsumexp.x)));
     }
     if (all) return;
 #pragma unroll
@@ -203,6 +211,17 @@ __device__ float (&columns32(float (&c)[N][4], int first))[4][4] {
 template <int D, int kKeys, int kColumns>
 __device__ void query_gradients(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, int first,
                                 int stage, int column, bool add) {
+  const Facts& facts = shared.facts(stage);
+  bf16* rows[2];
+  uint4 before[2][kColumns / 32];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
+    rows[half] = first + i < work.end ? row_of<D>(q.dq, work.b, facts.time[i], facts.head[i]) + column : nullptr;
+#pragma unroll
+    for (int d = 0; d < kColumns / 32; ++d)
+      before[half][d] = load_row32(add && rows[half] ? rows[half] + d * 32 : nullptr);
+  }
   float dq[kColumns / 8][4];
   const uint64_t a = uniform(shared.ds.columns());
   const uint64_t b = uniform(shared.k.columns() + Panels<D, kKeys>::columns_at(column, 0));
@@ -212,17 +231,13 @@ __device__ void query_gradients(const Top1ChunkBackward& q, const Work& work, co
     product<kColumns, true, true>(dq, a + Panels<kTile, kKeys>::columns_at(0, k),
                                   b + Panels<D, kKeys>::columns_at(0, k), k > 0);
   commit_products(), wait_products(), pin(dq);
-  const Facts& facts = shared.facts(stage);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    bf16* row = first + i < work.end ? row_of<D>(q.dq, work.b, facts.time[i], facts.head[i]) + column : nullptr;
+  for (int half = 0; half < 2; ++half)
 #pragma unroll
     for (int d = 0; d < kColumns / 32; ++d) {
-      add_row32(columns32(dq, d * 4), add && row ? row + d * 32 : nullptr, half, float(q.forward.scale), 1);
-      store_row32(row ? row + d * 32 : nullptr, columns32(dq, d * 4), half, 1);
+      add_row32(columns32(dq, d * 4), before[half][d], half, float(q.forward.scale), 1);
+      store_row32(rows[half] ? rows[half] + d * 32 : nullptr, columns32(dq, d * 4), half, 1);
     }
-  }
 }
 
 // Each warpgroup its columns.
@@ -251,7 +266,7 @@ __device__ void write_rows(const View& to, const Work& work, float (&sum)[D / 8]
     bf16* row = key < work.keys ? row_of<D>(to, work.b, work.first_key + key, work.kv) : nullptr;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d) {
-      add_row32(columns32(sum, d * 4), add && row ? row + d * 32 : nullptr, half, factor, 1);
+      add_row32(columns32(sum, d * 4), load_row32(add && row ? row + d * 32 : nullptr), half, factor, 1);
       store_row32(row ? row + d * 32 : nullptr, columns32(sum, d * 4), half, 1);
     }
   }
@@ -268,19 +283,32 @@ __device__ void write_partial(float* to, const float (&sum)[D / 8][4], float fac
           make_float2(sum[d][2 * half] * factor, sum[d][2 * half + 1] * factor);
 }
 
+// The rows of the block's keys, on their way to the L2 cache.
+template <int D>
+__device__ void prefetch_rows(const View& x, const Work& work) {
+  constexpr int kLines = (D + 63) / 64;
+  for (int i = threadIdx.x; i < work.keys * kLines; i += blockDim.x)
+    prefetch(row_of<D>(x, work.b, work.first_key + i / kLines, work.kv) + i % kLines * 64);
+}
+
 template <int D, int kKeys>
 __device__ void gradients(const Top1ChunkBackward& q, const Work& work, const float* delta, bool add_dq, bool add_dk,
                           float* partial) {
   const Shared<D, kKeys> shared;
   copy_rows(shared.k, q.forward.k, work.b, work.first_key, work.kv, work.keys, kKeys);
   copy_rows(shared.v, q.forward.v, work.b, work.first_key, work.kv, work.keys, kKeys);
-  fetch<D, kKeys>(q, work, shared, delta, work.begin, 0);
+  int item[kRowsOf<kKeys>];
+#pragma unroll
+  for (int i = 0; i < kRowsOf<kKeys>; ++i)
+    item[i] = work.item(min(work.begin + int(threadIdx.x) / 4 + i * kKeys / 2, work.end - 1));
+  fetch<D, kKeys>(q, work, shared, delta, work.begin, 0, item, add_dq);
+  if (add_dk && !partial) prefetch_rows<D>(q.dk, work), prefetch_rows<D>(q.dv, work);
   KeyGradients<D, kKeys> sums;
   const bool all = work.order && work.keys == kKeys;
   for (int first = work.begin, stage = 0; first < work.end; first += kTile, stage ^= 1) {
     wait_copies<0>(), publish_shared();
     __syncthreads();
-    if (first + kTile < work.end) fetch<D, kKeys>(q, work, shared, delta, first + kTile, stage ^ 1);
+    if (first + kTile < work.end) fetch<D, kKeys>(q, work, shared, delta, first + kTile, stage ^ 1, item, add_dq);
     sums.add(shared, stage, float(q.forward.scale) * kLog2e, all);
     publish_shared();
     __syncthreads();

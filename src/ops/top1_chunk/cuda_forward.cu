@@ -99,7 +99,7 @@ struct Softmax {
     const float total = sum * mine + share;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d) {
-      add_row32(o[d], out && before > -INFINITY ? out + d * 32 : nullptr, i, mine, share);
+      add_row32(o[d], load_row32(out && before > -INFINITY ? out + d * 32 : nullptr), i, mine, share);
       store_row32(out ? out + d * 32 : nullptr, o[d], i, 1 / total);
     }
     if (out && threadIdx.x % 4 == 0) *logsumexp = (top + log2f(total)) * kLn2;

@@ -102,6 +102,25 @@ struct Best {
     if (!kFirst) better = better && (x < previous[i] || (x == previous[i] && c > previous_chunk[i]));
     if (better) score[i] = x, chunk[i] = c;
   }
+  // Scores of chunks column + 8 n and + 1. kAll: each is a candidate.
+  template <bool kAll, int N>
+  __device__ void offer_tile(const float (&s)[N][4], int column) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int limit = own[i] - column, behind = previous_chunk[i] - column;
+      int at = -1;
+#pragma unroll
+      for (int c = 0; c < 2 * N; ++c) {
+        const float x = s[c / 2][2 * i + c % 2];
+        const int offset = c / 2 * 8 + c % 2;
+        bool better = x > score[i];
+        if (!kAll) better = better && offset < limit;
+        if (!kFirst) better = better && (x < previous[i] || (x == previous[i] && offset > behind));
+        score[i] = better ? x : score[i], at = better ? offset : at;
+      }
+      if (at >= 0) chunk[i] = column + at;
+    }
+  }
   // The best of the quad's lanes, in all of them.
   __device__ void join_quad() {
 #pragma unroll
@@ -220,7 +239,7 @@ struct ChunkSum {
 // Where things lie: the queries of each warpgroup, the tiles under way, their barriers.
 template <int D, int kTileRows>
 struct Shared {
-  static constexpr int kStages = kTileRows * D <= 8192 ? 4 : 3;
+  static constexpr int kStages = 3;
   bf16 *queries, *tiles;
   uint64_t* barriers;
   static constexpr size_t bytes(int groups) {
@@ -334,7 +353,7 @@ __device__ void score_block(Scratch shared, const bf16* from, int count, const T
 }
 
 template <int D, bool kFirst, int kGroups>
-__global__ void __launch_bounds__(kGroups * 128 + 32, 2)
+__global__ void __launch_bounds__(kGroups * 128 + 32, D == 64 ? 3 : 2)
     approx_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
   const Queries mine(p, kGroups * kRows);
   const Shared<D, 2 * kMeans> shared(kGroups);
@@ -345,14 +364,8 @@ __global__ void __launch_bounds__(kGroups * 128 + 32, 2)
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
     score_tiles<D, 2 * kMeans, kMeans>(shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
       const int column = tile * kMeans + first + threadIdx.x % 4 * 2;
-      const bool all = (tile + 1) * kMeans <= common;
-#pragma unroll
-      for (int n = 0; n < kMeans / 16; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int c = column + n * 8 + e % 2;
-          if (all || c < best.own[e / 2]) best.offer(e / 2, s[n][e], c);
-        }
+      if ((tile + 1) * kMeans <= common) best.template offer_tile<true>(s, column);
+      else best.template offer_tile<false>(s, column);
     });
     end_best(p, mine, best, scratch.previous, rank);
   });

@@ -91,6 +91,12 @@ __device__ inline void copy_async(bf16* to, const bf16* from, bool wanted) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from),
                "r"(wanted ? 16 : 0));
 }
+__device__ inline void copy_async(float* to, const float* from, bool wanted) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from),
+               "r"(wanted ? 4 : 0));
+}
+// On its way to the L2 cache.
+__device__ inline void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;"); }
 template <int kPending>
 __device__ void wait_copies() {
@@ -136,11 +142,12 @@ __device__ inline void store_row32(bf16* row, const float (&c)[4][4], int half, 
   transpose_quad(w);
   if (row) *reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8) = make_uint4(w[0], w[1], w[2], w[3]);
 }
-// c = c · factor + row · row_factor; a null row counts as zeros.
-__device__ inline void add_row32(float (&c)[4][4], const bf16* row, int half, float factor, float row_factor) {
-  uint4 v = make_uint4(0, 0, 0, 0);
-  if (row) v = *reinterpret_cast<const uint4*>(row + threadIdx.x % 4 * 8);
-  uint32_t w[4] = {v.x, v.y, v.z, v.w};
+// The lane's part of such a row, zeros of a null one; and c = c · factor + row · row_factor with it.
+__device__ inline uint4 load_row32(const bf16* row) {
+  return row ? *reinterpret_cast<const uint4*>(row + threadIdx.x % 4 * 8) : make_uint4(0, 0, 0, 0);
+}
+__device__ inline void add_row32(float (&c)[4][4], const uint4& row, int half, float factor, float row_factor) {
+  uint32_t w[4] = {row.x, row.y, row.z, row.w};
   transpose_quad(w);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
