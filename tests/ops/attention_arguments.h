@@ -52,6 +52,25 @@ inline void expect_close(const std::vector<at::Tensor>& actual, const std::vecto
                                                                              << "qkv"[i];
 }
 
+// While it lives, torch fills what it allocates and leaves uninitialised, outputs and workspaces, with NaN or all ones.
+class PoisonedMemory {
+ public:
+  PoisonedMemory() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true); }
+  ~PoisonedMemory() { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
+// The bits of what `call` returns with one thread and with two.
+template <class Call>
+void expect_same_bits_for_any_threads(const Call& call) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const std::vector<at::Tensor> one = call();
+  at::set_num_threads(2);
+  const std::vector<at::Tensor> two = call();
+  at::set_num_threads(threads);
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], two[i])) << "tensor " << i;
+}
+
 inline std::string error_of(const auto& call) {
   try {
     call();

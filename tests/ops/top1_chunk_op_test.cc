@@ -97,6 +97,8 @@ const std::vector<std::pair<Shape, int64_t>> kShapes = {  // and the chunk size
     {{.batch = 1, .time = 400, .heads = 2, .head_dim = 33}, 130}};
 
 TEST(Top1ChunkOp, EqualsItsReference) {
+  const PoisonedMemory poisoned;
+  ASSERT_TRUE(at::empty({3}, at::kFloat).isnan().all().item<bool>());
   for (const auto& [shape, chunk_size] : kShapes) {
     for (const std::string selection : {"exact", "approx"})
       for (const int64_t top_k : {1, 3})
@@ -188,6 +190,17 @@ TEST(Top1ChunkOp, MayBeCutAnywhere) {
       EXPECT_TRUE(at::equal(std::get<2>(run(piece, o)), selected.slice(2, cut))) << "cut at " << cut;
     }
   }
+}
+
+TEST(Top1ChunkOp, GivesTheSameBitsForAnyNumberOfThreads) {
+  const Qkv a = random_qkv({.time = 301}).as(at::kFloat);
+  for (const std::string selection : {"exact", "approx"})
+    expect_same_bits_for_any_threads([&] {
+      const auto [out, logsumexp, selected] = run(a, {16, 8, selection, 2});
+      auto all = a.gradients(out, at::ones_like(out));
+      all.insert(all.end(), {out.detach(), logsumexp, selected});
+      return all;
+    });
 }
 
 TEST(Top1ChunkOp, TiesGoToTheLowerChunk) {

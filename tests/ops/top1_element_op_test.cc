@@ -48,6 +48,7 @@ const std::vector<Shape> kShapes = {{.time = 1},
                                     {.time = 301, .head_dim = 5}};
 
 TEST(Top1ElementOp, EqualsItsReference) {
+  const PoisonedMemory poisoned;
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape);
     if (shape.head_dim > 1) expect_equal_to_reference(random_qkv(shape), at::kDouble, 1e-12, 8);
@@ -94,6 +95,16 @@ TEST(Top1ElementOp, EqualsTheGoldenFiles) {
                    tolerance);
     }
   }
+}
+
+TEST(Top1ElementOp, GivesTheSameBitsForAnyNumberOfThreads) {
+  const Qkv a = random_qkv({.time = 301}).as(at::kFloat);
+  expect_same_bits_for_any_threads([&] {
+    const auto [out, index] = top1_element(a.q, a.k, a.v, 8);
+    auto all = a.gradients(out, at::ones_like(out));
+    all.insert(all.end(), {out.detach(), index});
+    return all;
+  });
 }
 
 TEST(Top1ElementOp, EqualKeysGiveTheFirst) {
