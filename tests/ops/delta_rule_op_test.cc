@@ -98,6 +98,11 @@ TEST_P(DeltaRuleOps, SingleAndHalfPrecision) {
   EXPECT_EQ(state.scalar_type(), at::kFloat);
 }
 
+TEST_P(DeltaRuleOps, OnCudaEqualTheirTwins) {
+  expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()),
+                               random_arguments(GetParam(), {2, 131, 2, 16, 20}));
+}
+
 TEST_P(DeltaRuleOps, MayBeCutAnywhere) {
   expect_cut_anywhere(with_scale(GetParam()), random_arguments(GetParam(), {2, 131, 2, 6, 5}),
                       {"q", "k", "v", "g", "beta", "r", "w", "a", "b"}, {1, 63, 64, 65, 130}, 1e-11);

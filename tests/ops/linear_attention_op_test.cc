@@ -103,6 +103,11 @@ TEST_P(LinearAttentionOps, SingleAndHalfPrecision) {
   EXPECT_EQ(state.scalar_type(), at::kFloat);
 }
 
+TEST_P(LinearAttentionOps, OnCudaEqualTheirTwins) {
+  expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()),
+                               random_arguments(GetParam(), {2, 131, 4, 16, 20, 4, 2, 2}));
+}
+
 TEST_P(LinearAttentionOps, MayBeCutAnywhere) {
   expect_cut_anywhere(with_scale(GetParam()), random_arguments(GetParam(), {2, 131, 2, 6, 5}),
                       GetParam() == std::string("rwkv5") ? std::set<std::string>{"r", "k", "v"} : kSequences,

@@ -59,6 +59,10 @@ TEST_P(LonghornForms, SingleAndHalfPrecision) {
   EXPECT_EQ(state.scalar_type(), at::kFloat);
 }
 
+TEST_P(LonghornForms, OnCudaEqualsItsTwin) {
+  expect_equal_to_twin_on_cuda(with(GetParam()), twin(GetParam()), random_arguments(2, 67, 24, 16));
+}
+
 TEST_P(LonghornForms, MayBeCutAnywhere) {
   expect_cut_anywhere(with(GetParam()), random_arguments(2, 101, 7, 4), {"x", "dt", "k", "q", "z"}, {1, 32, 50, 100},
                       1e-12);

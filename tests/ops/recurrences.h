@@ -65,6 +65,17 @@ inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const
     expect_close(gradients(arguments, out, w, s), gradients(exact, expected, w, s), tolerance);
 }
 
+// The same on a GPU, where there is one, in every precision.
+inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twin, const Named& given) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
+    SCOPED_TRACE(dtype);
+    Named there;
+    for (const auto& [name, tensor] : given) there[name] = tensor.to(at::kCUDA, dtype);
+    expect_equal_to_twin(op, twin, there, tolerance);
+  }
+}
+
 // The sequences cut in two, the second with the first's state: one output, one set of gradients.
 inline void expect_cut_anywhere(const Operator& op, const Named& given, const std::set<std::string>& sequences,
                                 std::initializer_list<int64_t> cuts, double tolerance) {

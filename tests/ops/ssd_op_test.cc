@@ -60,6 +60,10 @@ TEST(SsdOp, SingleAndHalfPrecision) {
   EXPECT_EQ(state.scalar_type(), at::kFloat);
 }
 
+TEST(SsdOp, OnCudaEqualsItsTwin) {
+  expect_equal_to_twin_on_cuda(with(true), twin, random_arguments({2, 67, 4, 2, 16, 24}));
+}
+
 TEST(SsdOp, MayBeCutAnywhere) {
   expect_cut_anywhere(with(true), random_arguments({2, 131, 4, 2, 6, 5}), {"x", "dt", "B", "C", "z"}, {1, 64, 65, 130},
                       1e-12);

@@ -10,14 +10,20 @@ namespace assay::ops {
 at::Tensor taylor_exp_features(const at::Tensor& x) {
   const int64_t dim = x.size(-1);
   const at::Tensor pair = at::triu_indices(dim, dim, 0, x.options().dtype(at::kLong));
-  const at::Tensor squares = x.index_select(-1, pair[0]) * x.index_select(-1, pair[1]);
-  return at::cat({at::ones_like(x.narrow(-1, 0, 1)), x, squares}, -1);
+  const at::Tensor rows =
+      x.flatten(0, -2).t().contiguous();  // [K, n]: whole rows are picked and multiplied, not numbers
+  const at::Tensor squares = rows.index_select(0, pair[0]) * rows.index_select(0, pair[1]);
+  const at::Tensor features = at::cat({at::ones_like(rows.narrow(0, 0, 1)), rows, squares}).t().contiguous();
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = features.size(1);
+  return features.view(shape);
 }
 
 at::Tensor taylor_exp_weights(int64_t key_dim, double scale, const at::TensorOptions& options) {
   const at::Tensor pair = at::triu_indices(key_dim, key_dim, 0, options.dtype(at::kLong));
-  const at::Tensor squares = at::where(pair[0] == pair[1], scale * scale / 2, scale * scale).to(options.dtype());
-  return at::cat({at::ones({1}, options), at::full({key_dim}, scale, options), squares});
+  const at::Tensor once =
+      (pair[0] == pair[1]).to(options.dtype());  // x_i x_j stands for x_j x_i as well, x_i² for itself
+  return at::cat({at::ones({1}, options), at::full({key_dim}, scale, options), scale * scale * (1 - once / 2)});
 }
 
 std::tuple<at::Tensor, at::Tensor> taylor_exp_attention_reference(const at::Tensor& q, const at::Tensor& k,

@@ -21,7 +21,7 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
                                                         double scale, bool normalize, double eps,
                                                         const std::optional<at::Tensor>& initial_state = {});
 
-// x [..., K] → [..., F]: the features above, those of second order row by row of i ≤ j.
+// x [..., K], at least two dimensions → [..., F]: the features above, those of second order row by row of i ≤ j.
 at::Tensor taylor_exp_features(const at::Tensor& x);
 // The weights [F] that a query's features carry: φ(x)ᵀ (weights ⊙ φ(y)) = 1 + s + s²/2, s = scale · xᵀy.
 at::Tensor taylor_exp_weights(int64_t key_dim, double scale, const at::TensorOptions& options);
