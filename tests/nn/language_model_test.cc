@@ -120,7 +120,8 @@ double preset_size(const std::string& name) {
 }
 
 TEST(Presets, HaveThePapersSizes) {
-  for (const char* name : {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1", "mamba2"}) {
+  for (const char* name : {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1", "mamba2",
+                           "top1_element", "top1_chunk_exact", "top1_chunk_approx"}) {
     EXPECT_NEAR(preset_size(name) / 110e6, 1, 0.05) << name;  // Mamba-1 and Mamba-2 have 115M
     EXPECT_NEAR(preset_size(std::string(name) + "_1.3b") / 1.3e9, 1, 0.06) << name << "_1.3b";
   }
@@ -128,9 +129,11 @@ TEST(Presets, HaveThePapersSizes) {
 
 TEST(Presets, HaveTheSizesThatTheySay) {
   const std::map<std::string, double> millions = {
-      {"gla", 110},        {"retnet", 110},         {"delta_net", 110},   {"llama", 110},      {"gated_delta_net", 124},
-      {"longhorn", 115},   {"rwkv5", 117},          {"rwkv6", 121},       {"rwkv7", 115},      {"based", 121},
-      {"rwkv7_long", 140}, {"attention_long", 134}, {"window_long", 134}, {"mamba2_long", 139}};
+      {"moba", 110},           {"gla", 110},         {"retnet", 110},
+      {"delta_net", 110},      {"llama", 110},       {"gated_delta_net", 124},
+      {"longhorn", 115},       {"rwkv5", 117},       {"rwkv6", 121},
+      {"rwkv7", 115},          {"based", 121},       {"rwkv7_long", 140},
+      {"attention_long", 134}, {"window_long", 134}, {"mamba2_long", 139}};
   for (const auto& [name, size] : millions) EXPECT_NEAR(preset_size(name) / 1e6, size, 0.6) << name;
 }
 
