@@ -1,5 +1,6 @@
-// The recurrence on the CPU. A task walks one head's state, or one tile of its columns, through time: lanes are
-// columns, which never meet, so the forward needs no sum over lanes; the backward gathers those of 16 rows (AVX-512) at
+// The recurrence on the CPU. A task walks one head's state, or one tile of its
+// columns, through time: lanes are columns, which never meet, so the forward
+// needs no sum over lanes; the backward gathers those of 16 rows (AVX-512) at
 // a time.
 #include "ops/matrix_state/kernel.h"
 
@@ -17,7 +18,8 @@ using cpu::kStateChunk;
 constexpr int64_t kWorkers = 64;  // the most tasks that run at once, each with its scratch
 
 struct Tile {
-  int64_t batch, head, index, first, width;  // columns [first, first + width) of one head's state
+  int64_t batch, head, index, first,
+      width;  // columns [first, first + width) of one head's state
 };
 
 template <class R>
@@ -36,8 +38,9 @@ int64_t padded_keys(const MatrixStateForward& p) {
 
 enum Sum { kQ, kK, kA, kB, kDecay, kSums };  // what the backward sums over the columns
 
-// Scratch of one worker. Key rows are [kStateChunk, Kp], value rows [kStateChunk, kTile], states [K, kTile]; what lies
-// behind K and behind the tile's columns holds zeros. Names follow kernel.h.
+// Scratch of one worker. Key rows are [kStateChunk, Kp], value rows
+// [kStateChunk, kTile], states [K, kTile]; what lies behind K and behind the
+// tile's columns holds zeros. Names follow kernel.h.
 template <class R>
 struct Scratch {
   R *q, *k, *a, *b, *decay, *u;  // key rows; u is one
@@ -46,8 +49,10 @@ struct Scratch {
   R* state;
   // Backward only.
   R *dout, *dv, *dc, *de, *dstate;
-  R* states;        // S before each step and after the last: [kStateChunk + 1, K, kTile]
-  R* lanes[kSums];  // [Kp, lanes]: sums over columns that still stand in their lanes
+  R* states;        // S before each step and after the last: [kStateChunk + 1, K,
+                    // kTile]
+  R* lanes[kSums];  // [Kp, lanes]: sums over columns that still stand in their
+                    // lanes
   R* rows[kSums];   // key rows: gradients of q, k, a, b, decay
   R* du;            // [Kp]
 
@@ -71,7 +76,8 @@ size_t scratch_bytes(const MatrixStateForward& p, bool backward) {
   return count.used();
 }
 
-// The tile's columns of a state [K, V] in memory to [K, kTile] and back. No memory: zeros, or nothing is written.
+// The tile's columns of a state [K, V] in memory to [K, kTile] and back. No
+// memory: zeros, or nothing is written.
 template <class R>
 void read_state(const R* from, const MatrixStateForward& p, const Tile& tile, R* to) {
   for (int64_t k = 0; k < p.key_dim; ++k, to += kTile<R>) {
@@ -93,7 +99,8 @@ auto* state_at(Void* data, const MatrixStateForward& p, const Tile& tile, int64_
   return data ? static_cast<Real*>(data) + offset : nullptr;
 }
 
-// `steps` rows of `n` of `dim` numbers, from column `first`, each padded with zeros to `padded`. Absent: `filler`.
+// `steps` rows of `n` of `dim` numbers, from column `first`, each padded with
+// zeros to `padded`. Absent: `filler`.
 template <class R>
 void read_rows(const Heads& x, const MatrixStateForward& p, const Tile& tile, int64_t t0, int64_t steps, int64_t dim,
                int64_t first, int64_t n, int64_t padded, R filler, R* to) {
@@ -143,39 +150,40 @@ R dot(const R* x, const R* y, const R* z, int64_t padded) {
   return sum<R>(total);
 }
 
-// Four vectors: a row of a tile.
-template <class R>
+// The vectors of a tile's row that hold columns: 1, 2 or 4.
+template <class R, int64_t kVectors>
 struct Row {
-  Vec<R> v[kTileVectors];
+  Vec<R> v[kVectors];
   HWY_INLINE explicit Row(const R* at) {
-    for (int64_t i = 0; i < kTileVectors; ++i) v[i] = load(at + i * kLanes<R>);
+    for (int64_t i = 0; i < kVectors; ++i) v[i] = load(at + i * kLanes<R>);
   }
   HWY_INLINE void to(R* at) const {
-    for (int64_t i = 0; i < kTileVectors; ++i) store<R>(v[i], at + i * kLanes<R>);
+    for (int64_t i = 0; i < kVectors; ++i) store<R>(v[i], at + i * kLanes<R>);
   }
 };
 
-// One step from the state `from` to the state `to` (which may be the same), and its output.
-template <class R, Low kLow, bool kWrites, bool kBefore>
+// One step from the state `from` to the state `to` (which may be the same), and
+// its output.
+template <class R, int64_t kVectors, Low kLow, bool kWrites, bool kBefore>
 HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R* to, const Scratch<R>& s) {
   const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp, *decay = s.decay + t * Kp;
   const R* v = s.v + t * kTile<R>;
-  const Row<R> value(v), e(kLow == Low::none ? v : s.e + t * kTile<R>);
-  Row<R> w(v), out(v);
+  const Row<R, kVectors> value(v), e(kLow == Low::none ? v : s.e + t * kTile<R>);
+  Row<R, kVectors> w(v), out(v);
   for (auto& x : out.v) x = set<R>(0);
   if constexpr (kLow == Low::rank_one) {
-    Row<R> r(out);
+    Row<R, kVectors> r(out);
     for (int64_t n = 0; n < K; ++n)
-      for (int64_t j = 0; j < kTileVectors; ++j)
+      for (int64_t j = 0; j < kVectors; ++j)
         r.v[j] = hn::MulAdd(set<R>(a[n]), load(from + n * kTile<R> + j * kLanes<R>), r.v[j]);
-    const Row<R> c(s.c + t * kTile<R>);
-    for (int64_t j = 0; j < kTileVectors; ++j) w.v[j] = hn::MulAdd(e.v[j], r.v[j], c.v[j]);
+    const Row<R, kVectors> c(s.c + t * kTile<R>);
+    for (int64_t j = 0; j < kVectors; ++j) w.v[j] = hn::MulAdd(e.v[j], r.v[j], c.v[j]);
     r.to(s.r + t * kTile<R>), w.to(s.w + t * kTile<R>);
   }
   for (int64_t n = 0; n < K; ++n) {
     const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]), bn = set<R>(kLow == Low::rank_one ? b[n] : R(0));
     const Vec<R> an = set<R>(kLow == Low::diagonal ? a[n] : R(0)), dn = set<R>(decay[n]);
-    for (int64_t j = 0; j < kTileVectors; ++j) {
+    for (int64_t j = 0; j < kVectors; ++j) {
       const Vec<R> before = load(from + n * kTile<R> + j * kLanes<R>);
       Vec<R> state = hn::Mul(before, kLow == Low::diagonal ? hn::MulAdd(an, e.v[j], dn) : dn);
       if constexpr (kWrites) state = hn::MulAdd(kn, value.v[j], state);
@@ -186,12 +194,13 @@ HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R*
   }
   if constexpr (kBefore) {
     const Vec<R> bonus = set<R>(dot(q, k, s.u, Kp));
-    for (int64_t j = 0; j < kTileVectors; ++j) out.v[j] = hn::MulAdd(bonus, value.v[j], out.v[j]);
+    for (int64_t j = 0; j < kVectors; ++j) out.v[j] = hn::MulAdd(bonus, value.v[j], out.v[j]);
   }
   out.to(s.out + t * kTile<R>);
 }
 
-// Σ over the lanes of each of kCount rows, a sum a lane: pairs of neighbours are added until a row is one number.
+// Σ over the lanes of each of kCount rows, a sum a lane: pairs of neighbours
+// are added until a row is one number.
 template <class R, int64_t kCount>
 HWY_INLINE Vec<R> merge_rows(const R* rows) {
   if constexpr (kCount == 1) {
@@ -207,22 +216,24 @@ HWY_INLINE void sum_lanes(const R* lanes, int64_t Kp, R* sums) {
   for (int64_t n = 0; n < Kp; n += kLanes<R>) store<R>(merge_rows<R, kLanes<R>>(lanes + n * kLanes<R>), sums + n);
 }
 
-// The step backwards: dstate is dL/dS_t as later steps see it and becomes dL/dS_{t−1}. README.md derives it.
-template <class R, Low kLow, bool kWrites, bool kBefore>
+// The step backwards: dstate is dL/dS_t as later steps see it and becomes
+// dL/dS_{t−1}. README.md derives it.
+template <class R, int64_t kVectors, Low kLow, bool kWrites, bool kBefore>
 HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>& s) {
   const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp, *decay = s.decay + t * Kp;
   const R *before = s.states + t * K * kTile<R>, *after = before + K * kTile<R>;
   const int64_t row = t * kTile<R>;
-  const Row<R> dout(s.dout + row), v(s.v + row), w(kLow == Low::rank_one ? s.w + row : s.v + row);
-  const Row<R> e(kLow == Low::none ? s.v + row : s.e + row);
-  Row<R> dv(s.v + row), dw(s.v + row);  // dw: of c + e ⊙ r, or of e when diagonal
+  const Row<R, kVectors> dout(s.dout + row), v(s.v + row), w(kLow == Low::rank_one ? s.w + row : s.v + row);
+  const Row<R, kVectors> e(kLow == Low::none ? s.v + row : s.e + row);
+  Row<R, kVectors> dv(s.v + row),
+      dw(s.v + row);  // dw: of c + e ⊙ r, or of e when diagonal
   for (auto& x : dv.v) x = set<R>(0);
   for (auto& x : dw.v) x = set<R>(0);
   for (int64_t n = 0; n < K; ++n) {
     const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]), bn = set<R>(kLow == Low::rank_one ? b[n] : R(0));
     const Vec<R> an = set<R>(kLow == Low::diagonal ? a[n] : R(0)), dn = set<R>(decay[n]);
     Vec<R> dq = set<R>(0), dk = dq, db = dq, da = dq, ddecay = dq;
-    for (int64_t j = 0; j < kTileVectors; ++j) {
+    for (int64_t j = 0; j < kVectors; ++j) {
       const int64_t i = n * kTile<R> + j * kLanes<R>;
       const Vec<R> old = load(before + i), read = kBefore ? old : load(after + i);
       Vec<R> d = load(s.dstate + i);
@@ -248,12 +259,12 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
     if constexpr (kLow == Low::diagonal) store<R>(da, s.lanes[kA] + i);
   }
   if constexpr (kLow == Low::rank_one) {
-    const Row<R> r(s.r + row);
-    Row<R> dr(s.v + row), de(s.v + row);
-    for (int64_t j = 0; j < kTileVectors; ++j) dr.v[j] = hn::Mul(dw.v[j], e.v[j]), de.v[j] = hn::Mul(dw.v[j], r.v[j]);
+    const Row<R, kVectors> r(s.r + row);
+    Row<R, kVectors> dr(s.v + row), de(s.v + row);
+    for (int64_t j = 0; j < kVectors; ++j) dr.v[j] = hn::Mul(dw.v[j], e.v[j]), de.v[j] = hn::Mul(dw.v[j], r.v[j]);
     for (int64_t n = 0; n < K; ++n) {
       Vec<R> da = set<R>(0);
-      for (int64_t j = 0; j < kTileVectors; ++j) {
+      for (int64_t j = 0; j < kVectors; ++j) {
         const int64_t i = n * kTile<R> + j * kLanes<R>;
         da = hn::MulAdd(load(before + i), dr.v[j], da);
         store<R>(hn::MulAdd(set<R>(a[n]), dr.v[j], load(s.dstate + i)), s.dstate + i);
@@ -271,7 +282,7 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
   if constexpr (kBefore) {  // the term (Σ_n q_n u_n k_n) v
     const Vec<R> bonus = set<R>(dot(q, k, s.u, Kp));
     Vec<R> total = set<R>(0);
-    for (int64_t j = 0; j < kTileVectors; ++j) {
+    for (int64_t j = 0; j < kVectors; ++j) {
       total = hn::MulAdd(dout.v[j], v.v[j], total);
       dv.v[j] = hn::MulAdd(bonus, dout.v[j], dv.v[j]);
     }
@@ -286,33 +297,41 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
   if constexpr (kWrites) dv.to(s.dv + row);
 }
 
-// body<kLow, kWrites, kBefore> for the case of it that p is.
-template <class Body>
-void for_case(const MatrixStateForward& p, const Body& body) {
-  using std::false_type, std::true_type;
-  if (p.low == Low::diagonal) body(std::integral_constant<Low, Low::diagonal>(), true_type(), false_type());
-  else if (p.low == Low::rank_one && p.k) body(std::integral_constant<Low, Low::rank_one>(), true_type(), false_type());
-  else if (p.low == Low::rank_one) body(std::integral_constant<Low, Low::rank_one>(), false_type(), false_type());
-  else if (p.u) body(std::integral_constant<Low, Low::none>(), true_type(), true_type());
-  else body(std::integral_constant<Low, Low::none>(), true_type(), false_type());
+// body(vectors, low, writes, before), as constants, for the case of it that p
+// and a tile of `width` columns are.
+template <class R, class Body>
+void for_case(const MatrixStateForward& p, int64_t width, const Body& body) {
+  using std::false_type, std::integral_constant, std::true_type;
+  auto with = [&](auto vectors) HWY_ATTR {
+    if (p.low == Low::diagonal) body(vectors, integral_constant<Low, Low::diagonal>(), true_type(), false_type());
+    else if (p.low == Low::rank_one && p.k)
+      body(vectors, integral_constant<Low, Low::rank_one>(), true_type(), false_type());
+    else if (p.low == Low::rank_one) body(vectors, integral_constant<Low, Low::rank_one>(), false_type(), false_type());
+    else if (p.u) body(vectors, integral_constant<Low, Low::none>(), true_type(), true_type());
+    else body(vectors, integral_constant<Low, Low::none>(), true_type(), false_type());
+  };
+  if (width <= kLanes<R>) return with(integral_constant<int64_t, 1>());
+  if (width <= 2 * kLanes<R>) return with(integral_constant<int64_t, 2>());
+  with(integral_constant<int64_t, kTileVectors>());
 }
 
-// kKeep: every state stays in s.states, which begins with the one before the chunk.
+// kKeep: every state stays in s.states, which begins with the one before the
+// chunk.
 template <class R, bool kKeep>
-HWY_NOINLINE void forward_chunk(const MatrixStateForward& p, int64_t steps, const Scratch<R>& s) {
+HWY_NOINLINE void forward_chunk(const MatrixStateForward& p, int64_t width, int64_t steps, const Scratch<R>& s) {
   const int64_t K = p.key_dim, Kp = padded_keys<R>(p), size = K * kTile<R>;
-  for_case(p, [&](auto low, auto writes, auto before) HWY_ATTR {
+  for_case<R>(p, width, [&](auto vectors, auto low, auto writes, auto before) HWY_ATTR {
     for (int64_t t = 0; t < steps; ++t) {
       R* from = kKeep ? s.states + t * size : s.state;
-      forward_step<R, low(), writes(), before()>(t, K, Kp, from, kKeep ? from + size : from, s);
+      forward_step<R, vectors(), low(), writes(), before()>(t, K, Kp, from, kKeep ? from + size : from, s);
     }
   });
 }
 template <class R>
-HWY_NOINLINE void backward_chunk(const MatrixStateForward& p, int64_t steps, const Scratch<R>& s) {
+HWY_NOINLINE void backward_chunk(const MatrixStateForward& p, int64_t width, int64_t steps, const Scratch<R>& s) {
   const int64_t K = p.key_dim, Kp = padded_keys<R>(p);
-  for_case(p, [&](auto low, auto writes, auto before) HWY_ATTR {
-    for (int64_t t = steps - 1; t >= 0; --t) backward_step<R, low(), writes(), before()>(t, K, Kp, s);
+  for_case<R>(p, width, [&](auto vectors, auto low, auto writes, auto before) HWY_ATTR {
+    for (int64_t t = steps - 1; t >= 0; --t) backward_step<R, vectors(), low(), writes(), before()>(t, K, Kp, s);
   });
 }
 
@@ -331,13 +350,14 @@ void forward_tile(const MatrixStateForward& p, const Tile& tile, Scratch<R>& s) 
     const int64_t t0 = chunk * kStateChunk, steps = std::min(kStateChunk, p.time - t0);
     write_state(s.state, p, tile, state_at<R>(p.chunk_states, p, tile, chunks, chunk));
     read_chunk(p, tile, t0, steps, s);
-    forward_chunk<R, false>(p, steps, s);
+    forward_chunk<R, false>(p, tile.width, steps, s);
     write_values(s.out, p.out, p, tile, t0, steps);
   }
   write_state(s.state, p, tile, state_at<R>(p.final_state, p, tile));
 }
 
-// Where the tiles of a head put what is summed over its columns: the output itself when there is only one tile.
+// Where the tiles of a head put what is summed over its columns: the output
+// itself when there is only one tile.
 template <class R>
 struct Partials {
   void* sums[kSums] = {};  // [tiles, B, T, H, dim]
@@ -389,8 +409,8 @@ void backward_tile(const MatrixStateBackward& q, const Tile& tile, Scratch<R>& s
     read_chunk(p, tile, t0, steps, s);
     read_rows(dout, p, tile, t0, steps, p.value_dim, tile.first, tile.width, kTile<R>, R(0), s.dout);
     read_state(state_at<R>(static_cast<const void*>(p.chunk_states), p, tile, chunks, chunk), p, tile, s.states);
-    forward_chunk<R, true>(p, steps, s);
-    backward_chunk<R>(p, steps, s);
+    forward_chunk<R, true>(p, tile.width, steps, s);
+    backward_chunk<R>(p, tile.width, steps, s);
     write_values(s.dv, q.dv, p, tile, t0, steps);
     write_values(s.dc, q.dc, p, tile, t0, steps), write_values(s.de, q.de, p, tile, t0, steps);
     write_sums(p, tile, t0, steps, s, partials);
