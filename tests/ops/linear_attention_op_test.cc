@@ -126,6 +126,18 @@ TEST_P(LinearAttentionOps, ForgetEverythingAtMinusInfinity) {
   EXPECT_LE(worst_row_error(state, expected_state), 1e-5);
 }
 
+TEST_P(LinearAttentionOps, NanNeverReachesAnEarlierStep) {
+  const std::string op = GetParam();
+  Named a = random_arguments(op, {1, 70, 2, 4, 3}, at::kFloat);
+  const auto expected = std::get<0>(with_scale(op)(a));
+  a["k"][0][40][1].fill_(NAN);
+  const auto [out, state] = with_scale(op)(a);
+  EXPECT_TRUE(at::equal(out.narrow(1, 0, 40), expected.narrow(1, 0, 40)));
+  EXPECT_TRUE(at::equal(out.select(2, 0), expected.select(2, 0)));  // the other head
+  EXPECT_TRUE(out.select(2, 1).narrow(1, 40, 30).isnan().all().item<bool>());
+  EXPECT_TRUE(state.select(1, 1).isnan().all().item<bool>());
+}
+
 TEST(LinearAttentionOp, EqualsTheGoldenFiles) {
   expect_equal_to_golden("linear_attn_T128", with_scale("linear_attention", 0.25), "o");
   // Normalised by scale · q_t Σ_j k_j + 1e-10: a column of ones in v carries the sum.

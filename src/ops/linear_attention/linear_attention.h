@@ -11,8 +11,9 @@
 // largest, H; head h reads head ⌊h / (H/G)⌋ of a tensor with G. Gates and states have H. Returns out [B, T, H, V] in
 // the dtype of q and S_T in float32 (float64 when a sequence is). g, gk, w are log decays: not above 0, which is not
 // checked: a positive one grows the state, to infinity in the end, as the formula says; −∞ forgets everything before.
-// NaN reaches every output of its sequence and head that is not in an earlier chunk. Gradients for every tensor, also
-// through the state; ValueError naming the argument when shapes, dtypes or devices do not fit.
+// NaN may reach every output of its sequence and head but those of earlier chunks (on the CPU: of earlier steps).
+// Gradients for every tensor, also through the state; ValueError naming the argument when shapes, dtypes or devices do
+// not fit.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
