@@ -33,6 +33,7 @@ struct BackwardScratch {
 }  // namespace
 
 const char* why_unsupported(const Top1ChunkForward& p) {
+  if (p.past != 0) return "takes as many keys as queries";
   if (p.dtype != DType::bf16) return "takes bfloat16 only";
   if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return "takes a head_dim of 64, 96 or 128";
   if (p.chunk_size < 1 || p.chunk_size > kMaxChunk) return "takes a chunk_size of 1 to 256";

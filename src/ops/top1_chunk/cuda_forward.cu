@@ -146,9 +146,9 @@ __device__ void fetch(Tile<D> to, const Top1ChunkForward& p, const Work& work, i
   commit_copies();
 }
 
-// Whether a rank before `rank` chose a chunk for this row of `selected`.
-__device__ bool has_earlier(const int64_t* selected, int rank, int own) {
-  for (int r = 0; r < rank; ++r)
+// Whether one of the ranks [first, end) chose a chunk in this row of `selected`.
+__device__ bool has_choice(const int64_t* selected, int first, int end, int own) {
+  for (int r = first; r < end; ++r)
     if (valid_choice(selected[r], own) >= 0) return true;
   return false;
 }
@@ -168,14 +168,15 @@ __device__ void attend(const Top1ChunkForward& p, const Work& work, int padded) 
     wait_copies<1>();
     __syncwarp();
     const Query queries[2] = {{work, first + lane / 4}, {work, first + lane / 4 + 8}};
+    // Read early, whether it counts or not: nobody waits for it then.
     float* logsumexp[2];
-    float before[2];
+    float before[2] = {};
+    int64_t choice[2] = {-1, -1};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t row = work.rows + queries[i].row;
       logsumexp[i] = static_cast<float*>(p.logsumexp) + row;
-      const bool begun = has_earlier(p.selected + row * p.top_k, work.ranks, queries[i].time / work.chunk);
-      before[i] = begun ? *logsumexp[i] * kLog2e : -INFINITY;
+      if (work.ranks > 0) before[i] = *logsumexp[i], choice[i] = p.selected[row * p.top_k];
     }
     uint32_t q[D / 16][4];
 #pragma unroll
@@ -187,15 +188,18 @@ __device__ void attend(const Top1ChunkForward& p, const Work& work, int padded) 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool wanted = first + lane / 4 + i * 8 < work.end;
+      const int own = queries[i].time / work.chunk;
+      const int64_t* choices = p.selected + (work.rows + queries[i].row) * p.top_k;
+      const bool begun = valid_choice(choice[i], own) >= 0 || has_choice(choices, 1, work.ranks, own);
       softmax.finish(i, wanted ? row_of<D>(p.out, work.b, queries[i].time, queries[i].head) : nullptr, logsumexp[i],
-                     before[i]);
+                     begun ? before[i] * kLog2e : -INFINITY);
     }
     __syncwarp();
   }
 }
 
 template <int D>
-__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
+__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     remote_kernel(Top1ChunkForward p, Lists lists, int rank, int padded) {
   const int kv_heads = int(p.kv_heads), heads = int(p.batch) * kv_heads, head = blockIdx.x % heads;
   const Segment segment = segment_of(lists, heads, blockIdx.x);
@@ -209,7 +213,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
 }
 
 template <int D>
-__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2) local_kernel(Top1ChunkForward p, int padded) {
+__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2) local_kernel(Top1ChunkForward p, int padded) {
   const int heads = int(p.heads), group = heads / int(p.kv_heads), head = blockIdx.y % heads;
   Work work{int(blockIdx.y) / heads, head / group, group, int(p.time), int(p.chunk_size)};
   work.first_key = blockIdx.x * work.chunk, work.keys = min(work.chunk, work.time - work.first_key);

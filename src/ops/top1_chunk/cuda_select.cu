@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kRows = 64;         // queries of a warpgroup
 constexpr int kMeans = 64;        // chunks of a tile of means
-constexpr int kPolynomialOf = 4;  // one n-tile of so many takes its exponentials by polynomial
+constexpr int kPolynomialOf = 7;  // one exponential of so many is taken by polynomial
 constexpr float kBound = 100;     // of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
 
 // Keys of a tile: a chunk is one of them, or several of 128.
@@ -218,8 +218,7 @@ struct ChunkSum {
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        sums[e] +=
-            n % kPolynomialOf == kPolynomialOf - 1 ? exp2_by_polynomial(s[n][e], scale) : exp2_fast(s[n][e] * scale);
+        sums[e] += (n * 4 + e) % kPolynomialOf == 1 ? exp2_by_polynomial(s[n][e], scale) : exp2_fast(s[n][e] * scale);
     sum[0] = sums[0] + sums[1], sum[1] = sums[2] + sums[3];
   }
   // log₂ of the whole sum, in all lanes of the quad.
