@@ -1,10 +1,9 @@
 // assay eval loss RUN --data STORE, assay eval probe RUN --data STORE
 #include <torch/torch.h>
 
-#include "cli/command.h"
-
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "cli/model.h"
 #include "data/token_store.h"
 #include "eval/held_out.h"
@@ -43,7 +42,8 @@ train::TrainConfig trained(const Options& o, const data::TokenStore& store) {
   return config;
 }
 
-std::vector<std::string> sets_of(const std::string& split, const data::TokenStore& store, const train::TrainConfig& config) {
+std::vector<std::string> sets_of(const std::string& split, const data::TokenStore& store,
+                                 const train::TrainConfig& config) {
   if (split.empty() && !config.eval_sets.empty()) return config.eval_sets;
   std::vector<std::string> sets;
   for (const std::string& domain : store.domains())
@@ -62,8 +62,13 @@ void show_losses(const Options& o) {
   if (!o.documents.empty()) train::write_losses(o.documents, losses);
   std::string text = row("", {"loss", "bits a byte", "tokens", "documents"});
   for (const auto& [name, set] : losses)
-    text += row(name, {number(set.total().loss()), number(set.bits_per_byte()), std::to_string(set.total().tokens), std::to_string(set.nll.size())});
-  print({{"model", o.model.model}, {"data", store.fingerprint()}, {"sequence_length", length}, {"evaluation", train::to_json(losses)}}, text);
+    text += row(name, {number(set.total().loss()), number(set.bits_per_byte()), std::to_string(set.total().tokens),
+                       std::to_string(set.nll.size())});
+  print({{"model", o.model.model},
+         {"data", store.fingerprint()},
+         {"sequence_length", length},
+         {"evaluation", train::to_json(losses)}},
+        text);
 }
 
 std::string entropies(const Json& heads) {
@@ -85,16 +90,19 @@ void show_probe(const Options& o) {
   text += row("layer", {"visibility", "uniformity", "real relation", "attention entropy, by head"});
   for (const Json& layer : found["layers"])
     text += row(fmt::format("{} {}", layer["layer"].get<int64_t>(), layer["mixer"].get<std::string>()),
-                {number(layer["visibility"]), number(layer["uniformity"]), number(layer["real_relation"]), entropies(layer["attention_entropy"])});
+                {number(layer["visibility"]), number(layer["uniformity"]), number(layer["real_relation"]),
+                 entropies(layer["attention_entropy"])});
   const Json& mean = found["mean"];
-  text += row("mean", {number(mean["visibility"]), number(mean["uniformity"]), number(mean["real_relation"]), number(mean["attention_entropy"])});
+  text += row("mean", {number(mean["visibility"]), number(mean["uniformity"]), number(mean["real_relation"]),
+                       number(mean["attention_entropy"])});
   print(found, text);
 }
 
 void add_common(CLI::App& command, Options& o) {
   add_model_options(command, o.model, "RUN");
   command.add_option("--data", o.data, "token store")->required();
-  command.add_option("--length", o.length, "tokens of context; default: the run's sequence_length")->check(CLI::PositiveNumber);
+  command.add_option("--length", o.length, "tokens of context; default: the run's sequence_length")
+      ->check(CLI::PositiveNumber);
 }
 
 void add(CLI::App& app) {
@@ -103,18 +111,30 @@ void add(CLI::App& app) {
   auto loss = std::make_shared<Options>();
   CLI::App* losses = subcommand(*command, "loss", "held-out loss by domain, by document and in slices");
   add_common(*losses, *loss);
-  losses->add_option("--split", loss->split, "of every domain that has it; default: the sets that the run was evaluated on");
+  losses->add_option("--split", loss->split,
+                     "of every domain that has it; default: the sets that the run was evaluated on");
   losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")->check(CLI::NonNegativeNumber);
   losses->add_option("--documents", loss->documents, "losses of single documents to this safetensors file");
   losses->callback([loss] { show_losses(*loss); });
   auto probe = std::make_shared<Options>();
-  CLI::App* probes = subcommand(*command, "probe", "what each layer's mixer does with earlier positions: how many reach a query, how evenly, by content or by place");
+  CLI::App* probes = subcommand(*command, "probe",
+                                "what each layer's mixer does with earlier positions: how many reach a query, how "
+                                "evenly, by content or by place");
   add_common(*probes, *probe);
   probes->add_option("--set", probe->set, "DOMAIN.SPLIT; default: the first that the run was evaluated on");
-  probes->add_option("--sequences", probe->sequences, "texts, the longest of the set")->capture_default_str()->check(CLI::PositiveNumber);
-  probes->add_option("--queries", probe->probe.queries, "positions asked in each")->capture_default_str()->check(CLI::PositiveNumber);
-  probes->add_option("--cotangents", probe->probe.cotangents, "random directions a query")->capture_default_str()->check(CLI::PositiveNumber);
-  probes->add_option("--threshold", probe->probe.threshold, "of the largest influence, above which a position counts as seen")->capture_default_str();
+  probes->add_option("--sequences", probe->sequences, "texts, the longest of the set")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  probes->add_option("--queries", probe->probe.queries, "positions asked in each")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  probes->add_option("--cotangents", probe->probe.cotangents, "random directions a query")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  probes
+      ->add_option("--threshold", probe->probe.threshold,
+                   "of the largest influence, above which a position counts as seen")
+      ->capture_default_str();
   probes->callback([probe] { show_probe(*probe); });
 }
 const bool registered = commands().add("eval", add);

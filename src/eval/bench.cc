@@ -1,8 +1,7 @@
-#include <torch/torch.h>
-
 #include "eval/bench.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/torch.h>
 
 #include <chrono>
 #include <cmath>
@@ -34,7 +33,10 @@ std::vector<Form> forms(const AttentionBench& o) {
   const auto top1 = [=, chunk = o.chunk_size](const char* selection) {
     return [=](auto& q, auto& k, auto& v) { return std::get<0>(ops::top1_chunk(q, k, v, chunk, scale, selection)); };
   };
-  return {{"full", window(-1)}, {"window", window(o.window)}, {"top1_chunk approx", top1("approx")}, {"top1_chunk exact", top1("exact")}};
+  return {{"full", window(-1)},
+          {"window", window(o.window)},
+          {"top1_chunk approx", top1("approx")},
+          {"top1_chunk exact", top1("exact")}};
 }
 
 double seconds_of(c10::Device device, auto&& work) {
@@ -68,7 +70,9 @@ Json bench_attention(const AttentionBench& o, c10::Device device) {
   const auto options = at::TensorOptions().device(device).dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat);
   Json paths = Json::object(), rows = Json::array();
   for (const ops::OpPath& path : ops::op_paths())
-    if (path.device == (device.is_cuda() ? "cuda" : "cpu") && (path.op == "window_attention" || path.op == "top1_chunk")) paths[path.op] = path.path;
+    if (path.device == (device.is_cuda() ? "cuda" : "cpu") &&
+        (path.op == "window_attention" || path.op == "top1_chunk"))
+      paths[path.op] = path.path;
   for (const int64_t time : o.lengths) {
     std::vector<at::Tensor> qkv;
     const auto random = [&] { return at::randn({o.batch, time, o.heads, o.head_dim}, options); };
@@ -84,7 +88,10 @@ Json bench_attention(const AttentionBench& o, c10::Device device) {
       check_interrupt();
     }
     for (const Form& form : all)
-      rows.push_back({{"time", time}, {"form", form.name}, {"forward", median_after_first(form.forward)}, {"backward", median_after_first(form.backward)}});
+      rows.push_back({{"time", time},
+                      {"form", form.name},
+                      {"forward", median_after_first(form.forward)},
+                      {"backward", median_after_first(form.backward)}});
   }
   return {{"dtype", device.is_cuda() ? "bf16" : "fp32"}, {"paths", paths}, {"rows", rows}};
 }

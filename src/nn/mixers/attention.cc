@@ -3,8 +3,9 @@
 // ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores.           [Press 2022, §3]
 // QK-norm: q, k divided by their length a head; the scale is learned a head, starting at √D,    [Henry 2020, eq. 6]
 // or fixed at 1 / temperature.                                                                  [BC §3, Figure 4]
-// Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands there: no relation between
-// contents is left.                                                       [BC §3; Synthesizer, Tay 2021: random, factorised]
+// Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands there: no relation
+// between contents is left.                                                       [BC §3; Synthesizer, Tay 2021:
+// random, factorised]
 #include <torch/torch.h>
 
 #include <cmath>
@@ -34,21 +35,25 @@ struct Attention final : Mixer {
       field("rope_base", rope_base, "base of the rotary frequencies");
       field("qk_norm", qk_norm, "unit-length queries and keys, a learned scale per head");
       field("temperature", temperature, "with qk_norm: scores are q·k / temperature; 0: the learned scale");
-      field("constants", constants, "none, keys, or queries_and_keys: trained vectors of the position instead of projections");
+      field("constants", constants,
+            "none, keys, or queries_and_keys: trained vectors of the position instead of projections");
       field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
     }
   };
 
-  Attention(Config c, int64_t d_model) : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base), width(d_model) {
+  Attention(Config c, int64_t d_model)
+      : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base), width(d_model) {
     const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
     parts = {constant_queries() ? 0 : heads, constant_keys() ? 0 : kv_heads, kv_heads};
     qkv = register_module("qkv", std::make_shared<Linear>(d_model, (parts[0] + parts[1] + parts[2]) * D, config.bias));
     out_proj = register_module("out_proj", std::make_shared<Linear>(heads * D, d_model, config.bias));
     if (constant_queries()) queries = register_parameter("queries", torch::zeros({config.max_positions, heads, D}));
     if (constant_keys()) keys = register_parameter("keys", torch::zeros({config.max_positions, kv_heads, D}));
-    if (config.qk_norm && config.temperature == 0) scale = register_parameter("scale", torch::full({heads}, std::sqrt(double(D))));
-    if (config.position == "alibi") slopes = register_buffer("slopes", at::exp2(-8.0 * at::arange(1, heads + 1) / double(heads)));
+    if (config.qk_norm && config.temperature == 0)
+      scale = register_parameter("scale", torch::full({heads}, std::sqrt(double(D))));
+    if (config.position == "alibi")
+      slopes = register_buffer("slopes", at::exp2(-8.0 * at::arange(1, heads + 1) / double(heads)));
   }
 
   static Config expanded(Config c, int64_t d_model) {
@@ -58,11 +63,14 @@ struct Attention final : Mixer {
     if (c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads)
       fail("attention: num_kv_heads = {} must divide num_heads = {}", c.num_kv_heads, c.num_heads);
     if (c.head_dim == 0) c.head_dim = d_model / c.num_heads;
-    if (c.head_dim < 0 || (c.position == "rope" && c.head_dim % 2)) fail("attention: rope needs an even head_dim, got {}", c.head_dim);
-    if (c.window == 0 || c.window < -1) fail("attention: window = {} must be positive, or -1 for all positions", c.window);
+    if (c.head_dim < 0 || (c.position == "rope" && c.head_dim % 2))
+      fail("attention: rope needs an even head_dim, got {}", c.head_dim);
+    if (c.window == 0 || c.window < -1)
+      fail("attention: window = {} must be positive, or -1 for all positions", c.window);
     one_of("position", c.position, {"rope", "alibi", "none"});
     one_of("constants", c.constants, {"none", "keys", "queries_and_keys"});
-    if (!(c.temperature >= 0) || std::isinf(c.temperature)) fail("attention: temperature = {} must be positive, or 0 for the learned scale", c.temperature);
+    if (!(c.temperature >= 0) || std::isinf(c.temperature))
+      fail("attention: temperature = {} must be positive, or 0 for the learned scale", c.temperature);
     if (c.temperature > 0 && !c.qk_norm) fail("attention: temperature = {} needs qk_norm = true", c.temperature);
     if (c.constants != "none" && c.max_positions < 1)
       fail("attention: constants = '{}' needs max_positions, the longest sequence there will be", c.constants);
@@ -115,7 +123,8 @@ struct Attention final : Mixer {
   at::Tensor attention_weights(const at::Tensor& x) const override {
     const auto [q, k, v, softmax_scale] = project(x, 0);
     const at::Tensor positions = at::eye(x.size(1), k.options()).unsqueeze(1).expand({x.size(0), -1, k.size(2), -1});
-    return ops::window_attention_reference(q, k, positions, config.window, softmax_scale, slopes_or_none()).transpose(1, 2);
+    return ops::window_attention_reference(q, k, positions, config.window, softmax_scale, slopes_or_none())
+        .transpose(1, 2);
   }
 
   static at::Tensor unit(const at::Tensor& x) {
