@@ -1,97 +1,156 @@
-// assay eval loss RUN --data STORE
-#include "eval/held_out.h"
+// assay eval loss RUN --data STORE, assay eval probe RUN --data STORE
+#include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
 
-#include "base/config.h"
 #include "cli/command.h"
 #include "cli/model.h"
+#include "data/token_store.h"
+#include "eval/held_out.h"
+#include "eval/probes.h"
 #include "train/config.h"
 #include "train/metrics.h"
 
 namespace assay::cli {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 struct Options {
   ModelOptions model;
-  std::string store, split, output;
-  std::vector<std::string> sets;
-  int64_t sequence_length = 0, tokens = 0;
+  std::string data, split, set, documents;
+  int64_t length = 0, tokens = 0, sequences = 4;
+  eval::ProbeOptions probe;
 };
 
-// What a run was trained on; the defaults for a model that is no run.
-train::TrainConfig training_of(const TrainedModel& trained) {
+std::string row(const std::string& name, const std::vector<std::string>& cells) {
+  std::string out = fmt::format("{:<20}", name);
+  for (const std::string& cell : cells) out += fmt::format(" {:>17}", cell);
+  return out + "\n";
+}
+std::string number(const Json& value) {
+  return value.is_number() && std::isfinite(value.get<double>()) ? fmt::format("{:.4f}", value.get<double>()) : "-";
+}
+
+// How the model was trained, as far as its data matter here; for a model without a run, the whole store.
+train::TrainConfig trained(const Options& o, const data::TokenStore& store) {
+  if (auto config = train::train_config_of(o.model.model)) return *config;
   train::TrainConfig config;
-  if (trained.config.empty()) return config;
-  const ConfigNode file = ConfigNode::read_file(trained.config);
-  if (file.has("train")) file.child("train").read(config);
+  for (const std::string& domain : store.domains())
+    if (store.has(domain, "train")) config.domains.push_back(domain);
+  config.eval_sets = eval::default_sets(store, config.domains);
   return config;
 }
 
-void check_tokenizer(const TrainedModel& trained, const data::TokenStore& store) {
-  const int64_t vocabulary = trained.model->spec.config.vocab_size;
-  if (store.vocab_size() > vocabulary)
-    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(), store.vocab_size(), trained.path, vocabulary);
-  if (trained.tokenizer_file.empty() || store.tokenizer().sha256.empty()) return;
-  if (sha256_of_file(trained.tokenizer_file) != store.tokenizer().sha256)
-    fail("{}: its tokens were made with another tokenizer than that of {} ({})", store.folder().string(), trained.path,
-         trained.tokenizer_file.string());
-}
-
-std::vector<std::string> wanted_sets(const Options& o, const data::TokenStore& store, const std::vector<std::string>& trained) {
-  if (!o.sets.empty()) return o.sets;
-  if (o.split.empty()) return eval::default_sets(store, trained);
+std::vector<std::string> sets_of(const std::string& split, const data::TokenStore& store,
+                                 const train::TrainConfig& config) {
+  if (split.empty() && !config.eval_sets.empty()) return config.eval_sets;
   std::vector<std::string> sets;
   for (const std::string& domain : store.domains())
-    if (store.has(domain, o.split)) sets.push_back(domain + "." + o.split);
-  if (sets.empty()) fail("{}: no domain has the split '{}'", o.store, o.split);
+    if (store.has(domain, split)) sets.push_back(domain + "." + split);
+  if (sets.empty()) fail("{}: no domain has a split '{}' to evaluate", store.folder().string(), split);
   return sets;
 }
 
-std::string table(const json& losses) {
-  std::string out = fmt::format("{:<24} {:>9} {:>12} {:>10} {:>10}\n", "set", "documents", "tokens", "loss", "bits/byte");
-  for (const auto& [name, set] : losses.items())
-    out += fmt::format("{:<24} {:>9} {:>12} {:>10.4f} {:>10.4f}\n", name, set["documents"].get<int64_t>(),
-                       set["tokens"].get<int64_t>(), set["loss"].get<double>(), set["bits_per_byte"].get<double>());
-  return out;
+void check_tokens(const TrainedModel& model, const data::TokenStore& store) {
+  const int64_t vocabulary = model.model->spec.config.vocab_size;
+  if (store.vocab_size() > vocabulary)
+    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(), store.vocab_size(), model.path,
+         vocabulary);
+  if (model.tokenizer_file.empty() || store.tokenizer().sha256.empty()) return;
+  if (sha256_of_file(model.tokenizer_file) != store.tokenizer().sha256)
+    fail("{}: its tokens were made with another tokenizer than that of {} ({})", store.folder().string(), model.path,
+         model.tokenizer_file.string());
 }
 
-void run_loss(const Options& o) {
-  const data::TokenStore store(o.store);
-  TrainedModel trained(o.model);
-  check_tokenizer(trained, store);
-  const train::TrainConfig training = training_of(trained);
-  std::vector<std::string> domains;
-  for (const std::string& domain : training.domains)
-    if (store.has(domain, "train")) domains.push_back(domain);
-  const int64_t length = o.sequence_length > 0 ? o.sequence_length : training.sequence_length;
-  const eval::Losses losses = eval::HeldOut(store, {wanted_sets(o, store, domains), domains, length, o.tokens}).run(*trained.model);
-  if (!o.output.empty()) train::write_losses(o.output, losses);
-  const json result = train::to_json(losses);
-  print({{"model", trained.path}, {"data", store.fingerprint()}, {"sequence_length", length}, {"losses", result}}, table(result));
+void show_losses(const Options& o) {
+  const TrainedModel model(o.model);
+  const data::TokenStore store(o.data);
+  check_tokens(model, store);
+  const train::TrainConfig config = trained(o, store);
+  const int64_t length = o.length > 0 ? o.length : config.sequence_length;
+  const eval::HeldOut held_out(store, {sets_of(o.split, store, config), config.domains, length, o.tokens});
+  const eval::Losses losses = held_out.run(*model.model);
+  if (!o.documents.empty()) train::write_losses(o.documents, losses);
+  std::string text = row("", {"loss", "bits a byte", "tokens", "documents"});
+  for (const auto& [name, set] : losses)
+    text += row(name, {number(set.total().loss()), number(set.bits_per_byte()), std::to_string(set.total().tokens),
+                       std::to_string(set.nll.size())});
+  print({{"model", o.model.model},
+         {"data", store.fingerprint()},
+         {"sequence_length", length},
+         {"evaluation", train::to_json(losses)}},
+        text);
 }
 
-void add_loss(CLI::App& eval) {
-  auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(eval, "loss", "held-out loss per domain, per document, and in slices (--json)");
-  add_model_options(*command, o->model, "RUN");
-  command->add_option("--data", o->store, "token store")->required();
-  auto* split = command->add_option("--split", o->split, "this split of every domain; default: valid of those trained on, test of all");
-  command->add_option("--sets", o->sets, "DOMAIN.SPLIT, separated by commas")->delimiter(',')->excludes(split);
-  command->add_option("--sequence-length", o->sequence_length, "context; default: the run's")->check(CLI::PositiveNumber);
-  command->add_option("--tokens", o->tokens, "predicted tokens a set, first pieces of all documents first; 0: all")->check(CLI::NonNegativeNumber);
-  command->add_option("-o,--output", o->output, "safetensors file for the losses of single documents");
-  command->callback([o] { run_loss(*o); });
+std::string entropies(const Json& heads) {
+  std::vector<std::string> out;
+  for (const Json& head : heads) out.push_back(number(head));
+  return join(out, " ");
+}
+
+void show_probe(const Options& o) {
+  const TrainedModel model(o.model);
+  const data::TokenStore store(o.data);
+  check_tokens(model, store);
+  const train::TrainConfig config = trained(o, store);
+  const std::string set = o.set.empty() ? sets_of("", store, config).front() : o.set;
+  const int64_t length = o.length > 0 ? o.length : std::min(eval::kProbeLength, config.sequence_length);
+  const at::Tensor tokens = eval::probe_tokens(store, set, length, o.sequences);
+  Json found = eval::probe(*model.model, tokens, o.probe);
+  found["model"] = o.model.model, found["set"] = set;
+  std::string text = fmt::format("{} texts of {}, {} tokens each\n", tokens.size(0), set, tokens.size(1));
+  text += row("layer", {"visibility", "uniformity", "real relation", "attention entropy, by head"});
+  for (const Json& layer : found["layers"])
+    text += row(fmt::format("{} {}", layer["layer"].get<int64_t>(), layer["mixer"].get<std::string>()),
+                {number(layer["visibility"]), number(layer["uniformity"]), number(layer["real_relation"]),
+                 entropies(layer["attention_entropy"])});
+  const Json& mean = found["mean"];
+  text += row("mean", {number(mean["visibility"]), number(mean["uniformity"]), number(mean["real_relation"]),
+                       number(mean["attention_entropy"])});
+  print(found, text);
+}
+
+void add_common(CLI::App& command, Options& o) {
+  add_model_options(command, o.model, "RUN");
+  command.add_option("--data", o.data, "token store")->required();
+  command.add_option("--length", o.length, "tokens of context; default: the run's sequence_length")
+      ->check(CLI::PositiveNumber);
 }
 
 void add(CLI::App& app) {
-  CLI::App* eval = app.add_subcommand("eval", "what a trained model does on held-out data: loss");
-  eval->require_subcommand(1);
-  add_loss(*eval);
+  CLI::App* command = app.add_subcommand("eval", "a trained model measured: loss, probes of its mixers");
+  command->require_subcommand(1);
+  auto loss = std::make_shared<Options>();
+  CLI::App* losses = subcommand(*command, "loss", "held-out loss by domain, by document and in slices");
+  add_common(*losses, *loss);
+  losses->add_option("--split", loss->split,
+                     "of every domain that has it; default: the sets that the run was evaluated on");
+  losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")->check(CLI::NonNegativeNumber);
+  losses->add_option("--documents", loss->documents, "losses of single documents to this safetensors file");
+  losses->callback([loss] { show_losses(*loss); });
+  auto probe = std::make_shared<Options>();
+  CLI::App* probes = subcommand(*command, "probe",
+                                "what each layer's mixer does with earlier positions: how many reach a query, how "
+                                "evenly, by content or by place");
+  add_common(*probes, *probe);
+  probes->add_option("--set", probe->set, "DOMAIN.SPLIT; default: the first that the run was evaluated on");
+  probes->add_option("--sequences", probe->sequences, "texts, the longest of the set")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  probes->add_option("--queries", probe->probe.queries, "positions asked in each")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  probes->add_option("--cotangents", probe->probe.cotangents, "random directions a query")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  probes
+      ->add_option("--threshold", probe->probe.threshold,
+                   "of the largest influence, above which a position counts as seen")
+      ->capture_default_str();
+  probes->callback([probe] { show_probe(*probe); });
 }
-[[maybe_unused]] const bool registered = commands().add("eval", add);
+const bool registered = commands().add("eval", add);
 
 }  // namespace
 }  // namespace assay::cli

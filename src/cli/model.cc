@@ -22,7 +22,6 @@ TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
   model = std::move(opened.model);
   model->to(device, o.precision == "fp64" ? at::kDouble : at::kFloat);
   model->compute_dtype = o.precision == "bf16" ? at::kBFloat16 : at::kFloat;
-  config = opened.config;
   tokenizer_file = o.tokenizer.empty() ? opened.tokenizer : fs::path(o.tokenizer);
   if (!tokenizer_file.empty()) tokenizer.emplace(tokenizer_file);
 }

@@ -27,7 +27,7 @@ struct TrainedModel {
   std::shared_ptr<nn::LanguageModel> model;
   std::optional<data::Tokenizer> tokenizer;
   std::string path;
-  fs::path tokenizer_file, config;  // empty where there is none
+  fs::path tokenizer_file;  // empty where there is none
 };
 
 }  // namespace assay::cli

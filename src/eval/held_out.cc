@@ -39,13 +39,13 @@ std::vector<uint8_t> frequency_classes(const data::TokenStore& store, const std:
 
 int position_slice(int64_t index) { return kPosition + (index >= 64) + (index >= 256) + (index >= 1024); }
 
+}  // namespace
+
 std::pair<std::string, std::string> domain_and_split(const std::string& set) {
   const size_t dot = set.rfind('.');
   if (dot == std::string::npos) fail("'{}' names no evaluation set; expected DOMAIN.SPLIT, for example arxiv.test", set);
   return {set.substr(0, dot), set.substr(dot + 1)};
 }
-
-}  // namespace
 
 Sum SetLosses::total() const {
   return {std::accumulate(nll.begin(), nll.end(), 0.0), std::accumulate(tokens.begin(), tokens.end(), int64_t{0})};

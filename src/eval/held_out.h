@@ -23,6 +23,9 @@ namespace assay::eval {
 inline constexpr std::array kSlices = {"frequent", "rare", "unseen", "repeated_bigram", "other", "position_0_64", "position_64_256",
                                        "position_256_1024", "position_1024_up", "above_12_nats"};
 
+// "arxiv.test" → arxiv, test. BadInput without a dot.
+std::pair<std::string, std::string> domain_and_split(const std::string& set);
+
 struct Sum {
   double nll = 0;      // nats
   int64_t tokens = 0;

@@ -20,7 +20,7 @@ void check(const ConfigNode& model, const ModelConfig& c) {
   need(c.d_model > 0, "d_model", "positive");
   need(c.num_layers > 0, "num_layers", "positive");
   need(!c.pattern.empty(), "pattern", "a list of at least one mixer");
-  need(c.norm == "rmsnorm" || c.norm == "layernorm", "norm", "rmsnorm or layernorm");
+  need(std::ranges::find(Norm::kinds(), c.norm) != Norm::kinds().end(), "norm", join(Norm::kinds(), " or "));
   need(c.norm_eps > 0, "norm_eps", "positive");
   need(c.positions == "none" || c.positions == "learned", "positions", "none or learned");
   need(c.max_positions >= 0, "max_positions", "positive, or 0 for the sequence length of the training");
@@ -51,7 +51,8 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   const auto parts = parts_of(spec.config);
   for (const std::string& table : tables)
     if (model.has(table) && std::ranges::find(parts, table) == parts.end())
-      fail("{}: a table for '{}', which is not a part of this model ({}). Nothing was changed.", model.where(table), table, join(parts));
+      fail("{}: a table for '{}', which is not a part of this model ({}). Nothing was changed.", model.where(table),
+           table, join(parts));
   for (const std::string& part : parts) entry(part).expand(model.child(part));  // throws on unknown keys
   return spec;
 }
@@ -59,7 +60,8 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
 std::string ModelSpec::toml() const {
   ModelConfig c = config;
   std::string out = "[model]\n" + to_toml(fields_of(c));
-  for (const std::string& part : parts_of(config)) out += "\n[model." + part + "]\n" + entry(part).expand(tables.child(part));
+  for (const std::string& part : parts_of(config))
+    out += "\n[model." + part + "]\n" + entry(part).expand(tables.child(part));
   return out;
 }
 
@@ -69,13 +71,20 @@ int64_t ModelState::bytes() const {
   return total;
 }
 
-Layer::Layer(const ModelSpec& spec, const std::string& name) {
+Layer::Layer(const ModelSpec& spec, int64_t index) {
   const ModelConfig& c = spec.config;
+  const auto name = [&](int64_t i) -> const std::string& { return c.pattern[size_t(i) % c.pattern.size()]; };
+  bool first = true;
+  for (int64_t i = 0; i < index; ++i) first = first && name(i) != name(index);
   mixer_norm = register_module("mixer_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
-  mixer = register_module("mixer", mixers().at(name).make(spec.tables.child(name), c.d_model));
+  mixer = register_module(
+      "mixer", mixers().at(name(index)).make(spec.tables.child(name(index)), {c.d_model, index, c.num_layers, first}));
   if (c.channel_mixer == "none") return;
   channel_norm = register_module("channel_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
-  channel_mixer = register_module("channel_mixer", channel_mixers().at(c.channel_mixer).make(spec.tables.child(c.channel_mixer), c.d_model));
+  channel_mixer = register_module(
+      "channel_mixer", channel_mixers()
+                           .at(c.channel_mixer)
+                           .make(spec.tables.child(c.channel_mixer), {c.d_model, index, c.num_layers, index == 0}));
 }
 
 at::Tensor Layer::forward(at::Tensor x, State& state) {
@@ -92,8 +101,9 @@ LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
   embedding = register_parameter("embedding", torch::zeros({c.vocab_size, c.d_model}));
   if (c.positions == "learned") positions = register_parameter("positions", torch::zeros({c.max_positions, c.d_model}));
   for (int64_t i = 0; i < c.num_layers; ++i)
-    layers.push_back(register_module("layers_" + std::to_string(i),
-                                     std::make_shared<Layer>(spec, c.pattern[size_t(i) % c.pattern.size()])));
+    layers.push_back(register_module("layers_" + std::to_string(i), std::make_shared<Layer>(spec, i)));
+  if (c.embedding_norm)
+    embedding_norm = register_module("embedding_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   norm = register_module("norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   if (!c.tie_embeddings) head = register_module("head", std::make_shared<Linear>(c.d_model, c.vocab_size, false));
 }
@@ -110,12 +120,24 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
     x = x + positions.slice(0, state.position, state.position + time);
   }
   x = x.to(compute_dtype == at::kFloat ? embedding.scalar_type() : compute_dtype);
+  if (embedding_norm) x = embedding_norm->forward(x);
   if (watch) watch(-1, x);
+  Handed handed;
   for (size_t i = 0; i < layers.size(); ++i) {
+    const auto run = [layer = layers[i]](const at::Tensor& input, State& state, Handed& from_before) {
+      state.handed.swap(from_before);
+      const at::Tensor output = layer->forward(input, state);
+      state.handed.swap(from_before);
+      return output;
+    };
     if (recompute_activations && at::GradMode::is_enabled())
-      x = recomputed([layer = layers[i]](const at::Tensor& input) { State fresh; return layer->forward(input, fresh); }, x);
-    else
-      x = layers[i]->forward(x, state.layers[i]);
+      x = recomputed(
+          [run](const at::Tensor& input, Handed& h) {
+            State fresh;
+            return run(input, fresh, h);
+          },
+          x, handed);
+    else x = run(x, state.layers[i], handed);
     if (watch) watch(int64_t(i), x);
   }
   state.position += time;
@@ -142,7 +164,8 @@ at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {
 
 void LanguageModel::initialise(uint64_t seed) {
   const at::NoGradGuard no_grad;
-  const double residual = 0.02 / std::sqrt(2.0 * double(layers.size()));  // projections back into the stream [GPT-2, §2.3]
+  const double residual =
+      0.02 / std::sqrt(2.0 * double(layers.size()));  // projections back into the stream [GPT-2, §2.3]
   const auto generator = [&](const std::string& name) {
     return at::make_generator<at::CPUGeneratorImpl>(Random(seed, "initialise " + name).next());
   };
@@ -150,21 +173,25 @@ void LanguageModel::initialise(uint64_t seed) {
     if (parameter.dim() < 2) return;
     parameter.normal_(0, name.ends_with("out_proj.weight") ? residual : 0.02, generator(name));
   };
-  for (auto& item : named_parameters()) {
-    const std::string& name = item.key();
-    at::Tensor parameter = item.value();
-    const size_t mixer = name.find(".mixer.");
-    const bool done = mixer != std::string::npos &&
-                      layers[std::stoul(name.substr(7))]->mixer->initialise(name.substr(mixer + 7), parameter, generator(name));
-    if (!done && !name.ends_with("A_log")) fill(name, parameter);
-  }
+  const auto by_its_part = [&](const std::string& name, at::Tensor& parameter) {
+    for (const std::string part : {".mixer.", ".channel_mixer."})
+      if (const size_t at = name.find(part); at != std::string::npos) {
+        Layer& layer = *layers[std::stoul(name.substr(std::string("layers_").size()))];
+        Mixer& owner = part == ".mixer." ? *layer.mixer : *layer.channel_mixer;
+        return owner.initialise(name.substr(at + part.size()), parameter, generator(name));
+      }
+    return false;
+  };
+  for (auto& item : named_parameters())
+    if (!by_its_part(item.key(), item.value()) && !item.key().ends_with("A_log")) fill(item.key(), item.value());
 }
 
 double LanguageModel::forward_flops(int64_t time) {
   double flops = 2.0 * double(head_weight().numel());
   for (const auto& layer : layers) {
     for (const auto& item : layer->named_parameters())
-      if (item.key().ends_with("proj.weight") || item.key().ends_with("qkv.weight")) flops += 2.0 * double(item.value().numel());
+      if (item.key().ends_with("proj.weight") || item.key().ends_with("qkv.weight"))
+        flops += 2.0 * double(item.value().numel());
     flops += layer->mixer->mixing_flops(time);
   }
   return flops;
@@ -180,15 +207,21 @@ int64_t LanguageModel::state_bytes(int64_t time) {
   const at::NoGradGuard no_grad;
   const auto bytes = [&](int64_t length) {
     int64_t total = 0;
+    Handed handed;
+    const at::Tensor x = at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype));
     for (const auto& layer : layers) {
       State state;
-      layer->mixer->forward(at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype)), state);
+      state.handed.swap(handed);
+      layer->mixer->forward(x, state);
+      if (layer->channel_mixer) layer->channel_mixer->forward(x.slice(1, 0, 1), state);  // its state has one size
+      state.handed.swap(handed);
       total += state.bytes();
     }
     return total;
   };
-  constexpr int64_t counted = 1024;  // beyond it a state grows by as much a token as it did there, or not at all
-  if (time <= counted) return bytes(time);
+  int64_t counted = 1024;  // beyond it a state grows by as much a token as it did there, or not at all
+  for (const auto& layer : layers) counted = std::min(counted, layer->mixer->max_time());
+  if (time <= counted || counted < 2) return bytes(std::min(time, counted));
   const int64_t last = bytes(counted);
   return last + (last - bytes(counted - 1)) * (time - counted);
 }

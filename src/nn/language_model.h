@@ -1,6 +1,7 @@
 #pragma once
 // A language model: embeddings, a pattern of layers, a head. Architectures are configurations of it, not code.
-//   x ← embed(tokens) (+ positions);   each layer: x ← x + mixer(norm x); x ← x + channel_mixer(norm x);   logits = W norm(x)
+//   x ← (norm) embed(tokens) (+ positions)     each layer: x ← x + mixer(norm x); x ← x + channel_mixer(norm x)
+//   logits = W norm(x)
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -18,6 +19,7 @@ struct ModelConfig {
   std::vector<std::string> pattern = {"attention"};
   std::string channel_mixer = "geglu", norm = "rmsnorm";
   double norm_eps = 1e-5;
+  bool embedding_norm = false;
   std::string positions = "none";
   int64_t max_positions = 0;
   bool tie_embeddings = true;
@@ -27,8 +29,9 @@ struct ModelConfig {
     field("num_layers", num_layers, "layers");
     field("pattern", pattern, "sequence mixers, repeated over the layers");
     field("channel_mixer", channel_mixer, "feed-forward layer after each mixer, or none");
-    field("norm", norm, "rmsnorm or layernorm");
+    field("norm", norm, "rmsnorm, layernorm or zero_centered_rmsnorm");
     field("norm_eps", norm_eps, "added to the variance");
+    field("embedding_norm", embedding_norm, "a norm behind the embedding too, as in RWKV");
     field("positions", positions, "learned or none (rotary positions belong to attention)");
     field("max_positions", max_positions, "learned positions; 0: the training's sequence_length");
     field("tie_embeddings", tie_embeddings, "the head uses the embedding's weight");
@@ -38,7 +41,7 @@ struct ModelConfig {
 // Everything that makes a model: its own fields and the tables of the parts its pattern names.
 struct ModelSpec {
   ModelConfig config;
-  ConfigNode tables;  // [model], with a table for each mixer and channel mixer
+  ConfigNode tables;                               // [model], with a table for each mixer and channel mixer
   static ModelSpec read(const ConfigNode& model);  // BadInput on unknown names, keys, types
   std::string toml() const;                        // [model] and its tables, every default expanded
 };
@@ -50,7 +53,7 @@ struct ModelState {
 };
 
 struct Layer : torch::nn::Module {
-  Layer(const ModelSpec& spec, const std::string& mixer_name);
+  Layer(const ModelSpec& spec, int64_t index);
   at::Tensor forward(at::Tensor x, State& state);
   std::shared_ptr<Norm> mixer_norm, channel_norm;
   std::shared_ptr<Mixer> mixer, channel_mixer;  // the last two null with channel_mixer = "none"
@@ -61,27 +64,28 @@ struct LanguageModel : torch::nn::Module {
 
   // tokens [B, T] i64 → [B, T, d_model] in compute_dtype, normalised, ready for the head. Reads and advances the state.
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
-  at::Tensor logits(const at::Tensor& tokens, ModelState& state);        // [B, T, V]
+  at::Tensor logits(const at::Tensor& tokens, ModelState& state);  // [B, T, V]
   // Mean of −ln p(tokens[:, 1:]) over a batch [B, T + 1]; scalar. Logits are made a few rows at a time.
   at::Tensor loss(const at::Tensor& tokens);
-  at::Tensor token_losses(const at::Tensor& tokens);                     // [B, T] f32, no gradient
+  at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
 
-  void initialise(uint64_t seed);          // a pure function of the seed and each parameter's name
-  double forward_flops(int64_t time);      // a token, at sequence length `time`
+  void initialise(uint64_t seed);      // a pure function of the seed and each parameter's name
+  double forward_flops(int64_t time);  // a token, at sequence length `time`
   int64_t parameter_count();
-  int64_t state_bytes(int64_t time);       // of one sequence after `time` tokens, counted from a run where it depends on time
+  int64_t state_bytes(
+      int64_t time);  // of one sequence after `time` tokens, counted from a run where it depends on time
   const at::Tensor& head_weight() const;
 
   ModelSpec spec;
   at::ScalarType compute_dtype = at::kFloat;
-  bool recompute_activations = false;      // activation checkpointing: a layer keeps its input only
+  bool recompute_activations = false;  // activation checkpointing: a layer keeps its input only
   // Called after the embedding (−1) and each layer with its output, for finding where values first leave the finite.
   std::function<void(int64_t layer, const at::Tensor& output)> watch;
 
-  at::Tensor embedding, positions;         // [V, d_model]; [max_positions, d_model]
+  at::Tensor embedding, positions;  // [V, d_model]; [max_positions, d_model]
   std::vector<std::shared_ptr<Layer>> layers;
-  std::shared_ptr<Norm> norm;
-  std::shared_ptr<Linear> head;            // null when tied
+  std::shared_ptr<Norm> embedding_norm, norm;  // the first null when not configured
+  std::shared_ptr<Linear> head;                // null when tied
 };
 
 }  // namespace assay::nn

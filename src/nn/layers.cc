@@ -8,7 +8,8 @@
 
 namespace assay::nn {
 
-Linear::Linear(int64_t in, int64_t out, bool with_bias) : weight(register_parameter("weight", torch::zeros({out, in}))) {
+Linear::Linear(int64_t in, int64_t out, bool with_bias)
+    : weight(register_parameter("weight", torch::zeros({out, in}))) {
   if (with_bias) bias = register_parameter("bias", torch::zeros({out}));
 }
 
@@ -16,18 +17,59 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
   return ops::linear(x, weight.to(x.scalar_type()), bias.defined() ? bias.to(x.scalar_type()) : bias);
 }
 
-Norm::Norm(const std::string& kind, int64_t size, double eps)
-    : weight(register_parameter("weight", torch::ones({size}))), eps(eps) {
-  if (kind == "layernorm")
-    bias = register_parameter("bias", torch::zeros({size}));
-  else if (kind != "rmsnorm")
-    fail("unknown norm '{}'{}; there are rmsnorm, layernorm", kind,
-         did_you_mean(kind, std::vector<std::string>{"rmsnorm", "layernorm"}));
+const std::vector<std::string>& Norm::kinds() {
+  static const std::vector<std::string> names = {"rmsnorm", "layernorm", "zero_centered_rmsnorm"};
+  return names;
+}
+
+Norm::Norm(const std::string& kind, int64_t size, double eps, int64_t groups)
+    : eps(eps), groups(groups), zero_centered(kind == "zero_centered_rmsnorm") {
+  if (std::ranges::find(kinds(), kind) == kinds().end())
+    fail("unknown norm '{}'{}; there are {}", kind, did_you_mean(kind, kinds()), join(kinds()));
+  if (groups < 1 || size % groups) fail("norm: {} groups do not divide {} channels", groups, size);
+  weight = register_parameter("weight", zero_centered ? torch::zeros({size}) : torch::ones({size}));
+  if (kind == "layernorm") bias = register_parameter("bias", torch::zeros({size}));
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
-  if (!bias.defined()) return ops::rms_norm(x, weight, eps);
-  return at::layer_norm(x, weight.sizes(), weight.to(x.scalar_type()), bias.to(x.scalar_type()), eps);
+  const at::Tensor master = zero_centered ? 1 + weight : weight, w = master.to(x.scalar_type());
+  const at::Tensor b = bias.defined() ? bias.to(x.scalar_type()) : bias;
+  if (groups == 1) return b.defined() ? at::layer_norm(x, w.sizes(), w, b, eps) : ops::rms_norm(x, master, eps);
+  const at::Tensor parts = x.unflatten(-1, {groups, -1});
+  const int64_t size = parts.size(-1);
+  const at::Tensor y =
+      (b.defined() ? at::layer_norm(parts, {size}, {}, {}, eps) : at::rms_norm(parts, {size}, {}, eps)).flatten(-2);
+  return b.defined() ? at::addcmul(b, y, w) : y * w;
+}
+
+LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)
+    : down_proj(register_module("down_proj", std::make_shared<Linear>(in, rank, false))),
+      up_proj(register_module("up_proj", std::make_shared<Linear>(rank, out, with_bias))),
+      activation(std::move(act)) {}
+
+at::Tensor LowRank::forward(const at::Tensor& x) const {
+  const at::Tensor h = down_proj->forward(x);
+  return up_proj->forward(activation == "tanh" ? h.tanh() : activation == "sigmoid" ? h.sigmoid() : h);
+}
+
+void one_of(const char* mixer, const char* field, const std::string& value, const std::vector<std::string>& names) {
+  if (std::ranges::find(names, value) == names.end())
+    fail("{}: {} = '{}' must be one of {}{}", mixer, field, value, join(names), did_you_mean(value, names));
+}
+
+at::Tensor wide(const at::Tensor& x) { return x.to(at::promote_types(x.scalar_type(), at::kFloat)); }
+
+at::Tensor unit_length(const at::Tensor& x) {
+  return x * at::rsqrt(wide(x).square().sum(-1, true) + 1e-6).to(x.scalar_type());
+}
+
+at::Tensor split_heads(const at::Tensor& x, int64_t num_heads) { return x.unflatten(-1, {num_heads, -1}); }
+
+int64_t head_width(const char* mixer, int64_t width, int64_t num_heads) {
+  if (num_heads < 1 || width < 1 || width % num_heads)
+    fail("{}: {} heads must be positive and divide a width of {} (d_model, or what expand makes of it)", mixer,
+         num_heads, width);
+  return width / num_heads;
 }
 
 std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t offset) const {

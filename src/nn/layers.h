@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace assay::nn {
 
@@ -16,13 +17,35 @@ struct Linear : torch::nn::Module {
   at::Tensor weight, bias;
 };
 
-// "rmsnorm": x / sqrt(mean x² + eps) ⊙ weight. "layernorm": (x − mean) / sqrt(var + eps) ⊙ weight + bias. Last dimension.
+// "rmsnorm": x / sqrt(mean x² + eps) ⊙ weight. "layernorm": (x − mean) / sqrt(var + eps) ⊙ weight + bias.
+// "zero_centered_rmsnorm": as rmsnorm with 1 + weight, so that weight decay pulls towards 1 [Qwen3-Next].
+// Over the last dimension [size], or over each of `groups` equal parts of it; weight and bias [size].
 struct Norm : torch::nn::Module {
-  Norm(const std::string& kind, int64_t size, double eps);
+  Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
+  static const std::vector<std::string>& kinds();
   at::Tensor weight, bias;
   double eps;
+  int64_t groups;
+  bool zero_centered;
 };
+
+// act(x W₁ᵀ) W₂ᵀ + b through `rank` channels; act "none", "tanh" or "sigmoid".                      [Hu et al. 2021]
+struct LowRank : torch::nn::Module {
+  LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string activation = "none");
+  at::Tensor forward(const at::Tensor& x) const;
+  std::shared_ptr<Linear> down_proj, up_proj;
+  std::string activation;
+};
+
+// BadInput with the nearest name unless `value` is one of `names`.
+void one_of(const char* mixer, const char* field, const std::string& value, const std::vector<std::string>& names);
+
+at::Tensor wide(const at::Tensor& x);                            // in float32 at least: for gates and decays
+at::Tensor unit_length(const at::Tensor& x);                     // x / sqrt(Σ x² + 1e-6) over the last dimension
+at::Tensor split_heads(const at::Tensor& x, int64_t num_heads);  // [B, T, H·D] → [B, T, H, D]
+// width / num_heads; BadInput that names the mixer unless num_heads is positive and divides a positive width.
+int64_t head_width(const char* mixer, int64_t width, int64_t num_heads);
 
 // Rotary position embedding on the two halves of a head.                                   [RoFormer, eq. 34]
 //   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ),  θ = position · base^(−2i/D)

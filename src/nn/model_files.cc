@@ -15,7 +15,7 @@ OpenModel read_model(const fs::path& config, const fs::path& weights) {
   const NamedTensors tensors = load_tensors(weights);
   auto model = std::make_shared<LanguageModel>(ModelSpec::read(ConfigNode::read_file(config).child("model")));
   copy_tensors(tensors, named_parameters_of(*model), weights.string());
-  return {std::move(model), weights, {}, config};
+  return {std::move(model), weights, {}};
 }
 
 // Beside the model, or in the store that the run was trained on.
@@ -64,7 +64,7 @@ OpenModel open_model(const fs::path& path) {
   if (fs::exists(path / "config.toml") && fs::exists(path / "model.safetensors"))
     return open(path, path / "model.safetensors");
   if (fs::exists(path / "config.json"))
-    return {read_hugging_face(path), path / "model.safetensors", find_tokenizer(path), {}};
+    return {read_hugging_face(path), path / "model.safetensors", find_tokenizer(path)};
   const fs::path run = fs::absolute(path / "").parent_path().parent_path().parent_path();
   if (fs::exists(path / "model.safetensors") && fs::exists(run / "config.toml"))
     return open(run, path / "model.safetensors");

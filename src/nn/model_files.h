@@ -13,7 +13,6 @@ struct OpenModel {
   std::shared_ptr<LanguageModel> model;  // on the CPU, in fp32
   fs::path weights;                      // the file they were read from
   fs::path tokenizer;                    // the SentencePiece model that belongs to it; empty when none is found
-  fs::path config;                       // its config.toml; empty for a Hugging Face folder
 };
 // `path`: a run (its newest checkpoint), RUN/checkpoints/step-N, an imported model, or a Hugging Face folder.
 // BadInput says what was looked for.

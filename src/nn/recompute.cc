@@ -5,7 +5,7 @@
 namespace assay::nn {
 namespace {
 
-using Body = std::function<at::Tensor(const at::Tensor&)>;
+using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Body b) : body(std::move(b)) {}
@@ -13,23 +13,46 @@ struct Holder : torch::CustomClassHolder {
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const Body& body) {
+  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* context, at::TensorList inputs,
+                                         const Body& body) {
     context->saved_data["body"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(body));
-    context->save_for_backward({x});
+    context->save_for_backward(inputs.vec());
     const at::NoGradGuard no_grad;
-    return body(x);
+    return body(inputs.vec());
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list gradient) {
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context,
+                                          std::vector<at::Tensor> gradients) {
     const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["body"].toCapsule());
     const at::AutoGradMode with_grad(true);
-    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
-    torch::autograd::backward({holder->body(x)}, {gradient[0]});
-    return {x.grad(), at::Tensor()};
+    std::vector<at::Tensor> inputs;
+    for (const at::Tensor& input : context->get_saved_variables()) inputs.push_back(input.detach().requires_grad_());
+    torch::autograd::backward(holder->body(inputs), gradients);
+    for (at::Tensor& input : inputs) input = input.grad();
+    inputs.emplace_back();  // of the body
+    return inputs;
   }
 };
 
 }  // namespace
 
-at::Tensor recomputed(const Body& layer, const at::Tensor& x) { return Recompute::apply(x, layer); }
+at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor&, Handed&)>& layer, const at::Tensor& x,
+                      Handed& handed) {
+  std::vector<at::Tensor> inputs = {x};
+  std::vector<std::string> before;
+  for (const auto& [name, tensor] : handed) before.push_back(name), inputs.push_back(tensor);
+  const auto after = std::make_shared<std::vector<std::string>>();
+  const Body body = [layer, before, after](const std::vector<at::Tensor>& in) {
+    Handed named;
+    for (size_t i = 0; i < before.size(); ++i) named[before[i]] = in[i + 1];
+    std::vector<at::Tensor> out = {layer(in[0], named)};
+    after->clear();
+    for (const auto& [name, tensor] : named) after->push_back(name), out.push_back(tensor);
+    return out;
+  };
+  const auto out = Recompute::apply(at::TensorList(inputs), body);
+  handed.clear();
+  for (size_t i = 0; i < after->size(); ++i) handed[(*after)[i]] = out[i + 1];
+  return out[0];
+}
 
 }  // namespace assay::nn

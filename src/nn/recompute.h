@@ -3,10 +3,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
+#include <string>
 
 namespace assay::nn {
 
-// layer(x) with the memory of x alone. The layer must be a pure function of x and of parameters that need gradients.
-at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor&)>& layer, const at::Tensor& x);
+using Handed = std::map<std::string, at::Tensor>;  // what layers hand on to later ones, by name
+
+// layer(x, handed) with the memory of its inputs alone. The layer must be a pure function of them and of parameters
+// that need gradients; it may read, add to and replace what is handed on.
+at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor& x, Handed& handed)>& layer, const at::Tensor& x,
+                      Handed& handed);
 
 }  // namespace assay::nn

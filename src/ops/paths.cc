@@ -6,24 +6,32 @@
 
 namespace assay::ops {
 namespace {
-std::map<std::string, bool>& has_kernels() {
-  static std::map<std::string, bool> ops;
+struct Paths {
+  std::string cpu, cuda;
+};
+std::map<std::string, Paths>& registered() {
+  static std::map<std::string, Paths> ops;
   return ops;
 }
-std::string kernel_path(const std::string& device) {
-  if (device == "cpu") return "cpu kernel (Highway " + cpu_target() + ")";
-  return kCudaKernels ? "cuda kernel sm_90a" : "composed from tensor arithmetic: built without CUDA";
-}
+constexpr const char* kComposed = "composed from tensor arithmetic";
 }  // namespace
 
-bool register_kernels(const std::string& op) { return has_kernels()[op] = true; }
-bool register_composed(const std::string& op) { return has_kernels().emplace(op, false).second; }
+bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda) {
+  return registered().emplace(op, Paths{cpu, cuda}).second;
+}
+std::string cpu_kernel_path() { return "cpu kernel (Highway " + cpu_target() + ")"; }
+bool register_kernels(const std::string& op) {
+  return register_paths(op, cpu_kernel_path(),
+                        kCudaKernels ? "cuda kernel sm_90a" : std::string(kComposed) + ": built without CUDA");
+}
+bool register_composed(const std::string& op) { return register_paths(op, kComposed, kComposed); }
 
 std::vector<OpPath> op_paths() {
   std::vector<OpPath> paths;
-  for (const auto& [op, kernels] : has_kernels())
-    for (const char* device : {"cpu", "cuda"})
-      paths.push_back({op, device, kernels ? kernel_path(device) : "composed from tensor arithmetic"});
+  for (const auto& [op, path] : registered()) {
+    paths.push_back({op, "cpu", path.cpu});
+    paths.push_back({op, "cuda", path.cuda});
+  }
   return paths;
 }
 

@@ -20,8 +20,10 @@ constexpr bool kCudaKernels = false;  // built without nvcc: on CUDA tensors an 
 #endif
 
 // For the file that defines an op: `const bool registered = register_kernels("selective_scan");` when it has a kernel for
-// the CPU and one for CUDA; register_composed when it is tensor arithmetic everywhere.
+// the CPU and one for CUDA; register_composed when it is tensor arithmetic everywhere; register_paths says each itself.
 bool register_kernels(const std::string& op);
 bool register_composed(const std::string& op);
+bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda);
+std::string cpu_kernel_path();  // "cpu kernel (Highway AVX3)"
 
 }  // namespace assay::ops

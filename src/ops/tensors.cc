@@ -23,6 +23,22 @@ void check_like(const char* op, const char* argument, const at::Tensor& tensor, 
                     ", but the first argument is on ", like.device());
 }
 
+void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  check_dims(op, "q", q, 4, "[B, T, H, D]");
+  check_dims(op, "k", k, 4, "[B, S, Hk, D]");
+  check_shape(op, "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)}, "[B, S, Hk, D]");
+  check_shape(op, "v", v, k.sizes(), "[B, S, Hk, D]");
+  TORCH_CHECK_VALUE(k.size(1) >= q.size(1), op, ": k has ", k.size(1), " positions (its size 1), fewer than the ",
+                    q.size(1), " queries of q");
+  TORCH_CHECK_VALUE(q.size(2) % k.size(2) == 0, op, ": k has ", k.size(2),
+                    " heads (its size 2), which do not divide the ", q.size(2), " heads of q");
+  for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
+    check_like(op, name, *tensor, q);
+    TORCH_CHECK_VALUE(tensor->scalar_type() != at::kHalf, op, ": ", name, " holds ", tensor->scalar_type(),
+                      ", expected float64, float32 or bfloat16");
+  }
+}
+
 at::ScalarType sequence_dtype(std::initializer_list<at::Tensor> tensors) {
   at::ScalarType dtype = at::kBFloat16;
   for (const at::Tensor& tensor : tensors)

@@ -18,6 +18,8 @@ void check_shape(const char* op, const char* argument, const at::Tensor& tensor,
                  const char* meaning);
 // Also: floating-point numbers on the device of `like`.
 void check_like(const char* op, const char* argument, const at::Tensor& tensor, const at::Tensor& like);
+// Of attention: q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T, Hk divides H; float64, float32 or bfloat16 on one device.
+void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 // The dtype that a kernel computes sequences in: what the defined ones promote to; float16 becomes float32.
 at::ScalarType sequence_dtype(std::initializer_list<at::Tensor> tensors);

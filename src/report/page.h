@@ -9,7 +9,7 @@ namespace assay::report {
 struct Section {  // of one setting
   const Setting* setting;
   std::vector<FigureGroup> figures;
-  Table losses, degradation, convergence, slices, speed, differing, common;
+  Table losses, degradation, convergence, slices, probes, speed, differing, common;
 };
 std::string page(const Study& study, const std::vector<Section>& sections, const Table& runs);
 

@@ -17,6 +17,7 @@ Section section_of(const Setting& setting) {
               degradation_table(setting),
               convergence_table(setting),
               slice_table(setting),
+              probe_table(setting),
               speed_table(setting),
               differing_table(setting),
               common_table(setting)};
@@ -33,7 +34,7 @@ void write_table(const fs::path& study, const Table& table) {
 void write_files(const fs::path& study, const Section& s) {
   for (const FigureGroup& group : s.figures)
     for (const Figure& figure : group.figures) write_file(study / "figures" / (figure.id + ".svg"), to_svg(figure));
-  for (const Table* table : {&s.losses, &s.degradation, &s.convergence, &s.slices, &s.speed, &s.differing, &s.common})
+  for (const Table* table : {&s.losses, &s.degradation, &s.convergence, &s.slices, &s.probes, &s.speed, &s.differing, &s.common})
     write_table(study, *table);
   write_table(study, slice_detail_table(*s.setting));
   write_table(study, evaluation_table(*s.setting));

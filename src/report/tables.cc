@@ -227,6 +227,42 @@ Table speed_table(const Setting& setting) {
   return table;
 }
 
+Table probe_table(const Setting& setting) {
+  Table table{id(setting, "probes"),
+              "What the mixers do with earlier positions",
+              "Measured on held-out text at the end of training, mean over layers and queries, median over seeds. Visibility: share of "
+              "the earlier positions whose input moves a query's output (by more than a thousandth of what the strongest "
+              "does). Real relation: whether that influence goes with the content (1) or stays with the position (0) when "
+              "neighbours change places. Uniformity: entropy of the influence; 1: all earlier positions alike, 0: one. "
+              "Best layer: the layer that sees most. Attention entropy: of the softmax weights, where there are any.",
+              {{"architecture"},
+               {"visibility", Format::loss},
+               {"best layer", Format::loss},
+               {"real relation", Format::loss},
+               {"uniformity", Format::loss},
+               {"attention entropy", Format::loss}},
+              {}};
+  for (const Architecture& a : setting.architectures) {
+    const auto over_runs = [&](auto get) {
+      return median_over(a.runs, [&](const Run& run) {
+        const Json& outcome = run.row["outcome"];
+        return outcome.contains("probes") ? get(outcome["probes"]) : kNone;
+      });
+    };
+    const auto mean = [&](const char* key) {
+      return over_runs([&](const Json& probes) { return number(probes.value("mean", Json::object()), key); });
+    };
+    const double best = over_runs([](const Json& probes) {
+      double most = kNone;
+      for (const Json& layer : probes.value("layers", Json::array())) most = std::fmax(most, number(layer, "visibility"));
+      return most;
+    });
+    if (std::isfinite(mean("visibility")))
+      table.rows.push_back({a.name, mean("visibility"), best, mean("real_relation"), mean("uniformity"), mean("attention_entropy")});
+  }
+  return table;
+}
+
 Table run_table(const Study& study) {
   Table table{"runs",
               "Where each number comes from",

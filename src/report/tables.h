@@ -11,6 +11,7 @@ Table convergence_table(const Setting& setting);
 Table slice_table(const Setting& setting);         // the reference's loss, the others' difference to it
 Table slice_detail_table(const Setting& setting);  // by run and domain, for the CSV
 Table speed_table(const Setting& setting);
+Table probe_table(const Setting& setting);       // what the mixers do with earlier positions; empty without probes
 Table differing_table(const Setting& setting);   // size, and every hyper-parameter in which the models differ
 Table common_table(const Setting& setting);      // every other hyper-parameter
 Table run_table(const Study& study);             // where each number comes from

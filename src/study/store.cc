@@ -82,7 +82,9 @@ void Store::set_status(const std::string& key, const std::string& status, const 
 }
 
 void Store::take(const std::string& key, const fs::path& folder) {
-  const Json provenance = parse_file(folder / "run.json"), outcome = parse_file(folder / "done.json");
+  const Json provenance = parse_file(folder / "run.json");
+  Json outcome = parse_file(folder / "done.json");
+  if (fs::exists(folder / "probes.json")) outcome["probes"] = parse_file(folder / "probes.json");
   const std::string config = read_file(folder / "config.toml");
   Transaction transaction(database_);
   take_metrics(key, folder);

@@ -40,6 +40,19 @@ void TrainConfig::complete(const ConfigNode& table) {
   if (log_every == 0) log_every = std::max<int64_t>(1, steps / 200);
 }
 
+std::optional<TrainConfig> train_config_of(const std::filesystem::path& model) {
+  const auto run = std::filesystem::absolute(model / "").parent_path().parent_path().parent_path();
+  for (const auto& folder : {model, run}) {
+    if (!std::filesystem::exists(folder / "config.toml")) continue;
+    const ConfigNode file = ConfigNode::read_file(folder / "config.toml");
+    if (!file.has("train")) continue;
+    TrainConfig config;
+    file.child("train").read(config);
+    return config;
+  }
+  return std::nullopt;
+}
+
 double learning_rate_at(const TrainConfig& c, int64_t step) {
   if (step < c.warmup_steps) return c.learning_rate * double(step + 1) / double(c.warmup_steps);
   const auto decayed = [&](double done) {  // done: 0 … 1 of the decay

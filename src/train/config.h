@@ -1,6 +1,8 @@
 #pragma once
 // What [train] holds. Every run records it with all defaults written out.
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +58,10 @@ struct TrainConfig {
   void complete(const ConfigNode& table);
   int64_t tokens_per_step() const { return batch_size * sequence_length; }
 };
+
+// The [train] that a model was trained with, from the config.toml of its run: `model` is a run or a checkpoint of one.
+// Nothing for other models.
+std::optional<TrainConfig> train_config_of(const std::filesystem::path& model);
 
 // Learning rate of step 0 … steps − 1.
 double learning_rate_at(const TrainConfig& config, int64_t step);

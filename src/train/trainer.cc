@@ -11,6 +11,7 @@
 #include "data/sampler.h"
 #include "data/token_store.h"
 #include "eval/held_out.h"
+#include "eval/probes.h"
 #include "ops/paths.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
@@ -139,6 +140,17 @@ class Run {
                  {"seconds", since(start)}};
     metrics.line(line);
     state.evaluation_loss = 0, state.evaluation_steps = 0;
+  }
+
+  // probes.json: what the mixers came to do with earlier positions of held-out text, if there is any to ask about.
+  void write_probes() {
+    if (c.eval_sets.empty()) return;
+    const std::string set = c.eval_sets.front();
+    const at::Tensor tokens = eval::probe_tokens(store, set, std::min(eval::kProbeLength, c.sequence_length), 4);
+    if (tokens.size(1) < eval::kProbeLeast) return;
+    Json found = eval::probe(*model, tokens);
+    found["step"] = state.step, found["set"] = set;
+    write_file(folder / "probes.json", found.dump(1) + "\n");
   }
 
   void save() {
@@ -309,6 +321,7 @@ Json train(const RunConfig& config, const TrainOptions& options) {
                                                            c.micro_batch_size * c.sequence_length});
     Metrics metrics(options.run, run.state.step);
     const Json done = train_steps(run, metrics);
+    run.write_probes();
     write_file(options.run / "done.json", done.dump(1) + "\n");
     return done;
   });

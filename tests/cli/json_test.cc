@@ -32,7 +32,7 @@ TEST(Json, OneDocumentFromEveryCommand) {
   EXPECT_EQ(document(folder, train("run", "--resume")).at("steps"), 20);
   folder.write("lines", "{\"id\": 1, \"tokens\": [1, 2]}\n{\"id\": 2, \"tokens\": [3]}\n");
   EXPECT_EQ(document(folder, "score --model run lines").size(), 2u);
-  EXPECT_GT(document(folder, "eval loss run --data store").at("losses").at("known_a.test").at("tokens"), 0);
+  EXPECT_GT(document(folder, "eval loss run --data store").at("evaluation").at("known_a.test").at("tokens"), 0);
 }
 
 TEST(Json, ErrorsAreOneDocumentToo) {

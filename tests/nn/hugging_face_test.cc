@@ -1,7 +1,7 @@
 // Models that transformers wrote: what they compute, their gradients, how they train, and the way back.
-#include <torch/torch.h>
-
 #include "nn/hugging_face/hugging_face.h"
+
+#include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
 
@@ -117,8 +117,9 @@ TEST_P(HuggingFace, ExportsWhatItImported) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, HuggingFace,
                          testing::Values(Golden{"hf_gpt2", 4e-7, 8e-7, 1e-7}, Golden{"hf_llama_mha", 1e-6, 1e-6, 6e-8},
-                                         Golden{"hf_llama_gqa", 7e-7, 1e-6, 1e-7},
-                                         Golden{"hf_mamba", 9e-7, 3e-6, 1e-7}),
+                                         Golden{"hf_llama_gqa", 7e-7, 1e-6, 1e-7}, Golden{"hf_mamba", 9e-7, 3e-6, 1e-7},
+                                         Golden{"hf_mamba2", 7e-7, 1e-6, 1e-7},
+                                         Golden{"hf_gated_deltanet", 2e-6, 4e-6, 5e-7}),
                          [](const auto& info) { return info.param.name; });
 
 // ---- What has no golden data: layouts, refusals. ----

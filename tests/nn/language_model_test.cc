@@ -1,9 +1,8 @@
-// The model around the mixers: loss, checkpointed activations, initialisation, window attention, sizes of the presets.
-#include <torch/torch.h>
-
+// The model around the mixers: loss, checkpointed activations, initialisation, sizes of the presets.
 #include "nn/language_model.h"
 
-#include "nn/attention.h"
+#include <torch/torch.h>
+
 #include "nn/tensors.h"
 #include "testing.h"
 
@@ -18,6 +17,12 @@ const char* const kUntied =
     "\"layernorm\"\n"
     "positions = \"learned\"\nmax_positions = 40\ntie_embeddings = false\n[model.attention]\nnum_heads = 3\nwindow = "
     "5\nbias = true\n[model.gelu]\nbias = true\n";
+
+// Layers that hand on to later ones: the first and third are RWKV-7's.
+const char* const kHanding =
+    "[model]\nvocab_size = 50\nd_model = 24\nnum_layers = 3\npattern = [\"rwkv7\", \"gla\"]\nchannel_mixer = "
+    "\"rwkv7_channel_mix\"\nnorm = \"layernorm\"\nembedding_norm = true\n[model.rwkv7]\nnum_heads = 3\n"
+    "[model.gla]\nnum_heads = 2\n";
 
 struct LanguageModels : testing::TestWithParam<const char*> {
   const at::Tensor tokens = random_tokens(3, 34, 50, "tokens");
@@ -80,59 +85,56 @@ TEST_P(LanguageModels, ACutSequenceGivesTheSameLogits) {
   EXPECT_EQ(state.position, tokens.size(1));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied),
-                         [](const auto& info) { return info.index ? "Untied" : "Tied"; });
+std::string kind(size_t index) { return std::vector<std::string>{"Tied", "Untied", "Handing"}.at(index); }
+INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied, kHanding),
+                         [](const auto& info) { return kind(info.index); });
 
-// Every score written out, those outside the window minus infinity.
-at::Tensor masked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale) {
-  const int64_t time = q.size(1), size = k.size(1), group = q.size(2) / k.size(2);
-  const at::Tensor distance = at::arange(size - time, size).unsqueeze(1) - at::arange(size);
-  const at::Tensor seen = (distance >= 0) & (distance < (window < 0 ? size : window));
-  const at::Tensor scores = at::einsum("bthd,bshd->bhts", {q, k.repeat_interleave(group, 2)}) * scale;
-  return at::einsum("bhts,bshd->bthd",
-                    {scores.masked_fill(~seen, -INFINITY).softmax(-1), v.repeat_interleave(group, 2)});
+TEST(AttentionConstants, EndWithTheirTable) {
+  const auto model = random_model(
+      "[model]\nvocab_size = 50\nd_model = 24\n[model.attention]\nnum_heads = 3\nconstants = \"keys\"\nmax_positions = "
+      "8\n");
+  EXPECT_EQ(model->token_losses(random_tokens(1, 9, 50, "tokens")).size(1), 8);
+  EXPECT_THROW(model->token_losses(random_tokens(1, 10, 50, "tokens")), BadInput);
+  EXPECT_EQ(model->state_bytes(800), 100 * model->state_bytes(8) - 99 * 2 * 8)
+      << "it grows as it did, but for `position`";
 }
 
-TEST(Attention, EqualsTheMaskedDenseForm) {
-  for (const int64_t size : {1, 2, 37, 96})
-    for (const int64_t time : {int64_t{1}, std::min<int64_t>(size, 5), size})
-      for (const int64_t window : {-1, 1, 3, 16, 50})
-        for (const int64_t kv_heads : {1, 2, 4}) {
-          const auto random = [&](const char* name, int64_t length, int64_t heads) {
-            return at::randn({2, length, heads, 6}, generator(name), at::kDouble).requires_grad_();
-          };
-          const at::Tensor q = random("q", time, 4), k = random("k", size, kv_heads), v = random("v", size, kv_heads);
-          const at::Tensor out = causal_attention(q, k, v, window, 0.7), expected = masked(q, k, v, window, 0.7);
-          const at::Tensor c = at::randn(out.sizes(), generator("c"), at::kDouble);
-          const auto found = torch::autograd::grad({(c * out).sum()}, {q, k, v});
-          const auto wanted = torch::autograd::grad({(c * expected).sum()}, {q, k, v});
-          const auto where = fmt::format("time {} of {}, window {}, {} kv heads", time, size, window, kv_heads);
-          EXPECT_LE(relative_error(out, expected), 1e-12) << where;
-          for (size_t i = 0; i < 3; ++i)  // the gradient of q and k is 0 where one key is seen
-            EXPECT_LE((found[i] - wanted[i]).abs().max().item<double>(), 1e-12) << "qkv"[i] << ", " << where;
-        }
-}
-
-// A preset's parameters with 32,000 tokens: two small models tell what a layer and what all else hold.
+// A preset's parameters with 32,000 tokens: small models tell what the layers hold.
 double preset_size(const std::string& name) {
   const ConfigNode model =
       ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml")).child("model");
   ModelSpec spec = ModelSpec::read(model);
   spec.config.vocab_size = 32000, spec.config.max_positions = 2048;
-  const int64_t layers = spec.config.num_layers;
-  const auto size = [&](int64_t count) {
-    spec.config.num_layers = count;
+  const std::vector<std::string> pattern = spec.config.pattern;
+  const auto size = [&](const std::string& mixer, int64_t layers) {
+    spec.config.pattern = {mixer}, spec.config.num_layers = layers;
     return double(LanguageModel(spec).parameter_count());
   };
-  const double one = size(1), two = size(2);
-  return one + double(layers - 1) * (two - one);
+  std::map<std::string, double> of_layer;
+  for (const std::string& mixer : pattern)
+    if (!of_layer.contains(mixer)) of_layer[mixer] = size(mixer, 2) - size(mixer, 1);
+  double total = size(pattern.front(), 1);
+  for (int64_t i = 1; i < ModelSpec::read(model).config.num_layers; ++i)
+    total += of_layer[pattern[size_t(i) % pattern.size()]];
+  return total;
 }
 
 TEST(Presets, HaveThePapersSizes) {
-  for (const char* name : {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1"}) {
-    EXPECT_NEAR(preset_size(name) / 110e6, 1, 0.05) << name;  // Mamba-1 has 115M
+  for (const char* name : {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1", "mamba2",
+                           "top1_element", "top1_chunk_exact", "top1_chunk_approx"}) {
+    EXPECT_NEAR(preset_size(name) / 110e6, 1, 0.05) << name;  // Mamba-1 and Mamba-2 have 115M
     EXPECT_NEAR(preset_size(std::string(name) + "_1.3b") / 1.3e9, 1, 0.06) << name << "_1.3b";
   }
+}
+
+TEST(Presets, HaveTheSizesThatTheySay) {
+  const std::map<std::string, double> millions = {
+      {"moba", 110},           {"gla", 110},         {"retnet", 110},
+      {"delta_net", 110},      {"llama", 110},       {"gated_delta_net", 124},
+      {"longhorn", 115},       {"rwkv5", 117},       {"rwkv6", 121},
+      {"rwkv7", 115},          {"based", 121},       {"rwkv7_long", 140},
+      {"attention_long", 134}, {"window_long", 134}, {"mamba2_long", 139}};
+  for (const auto& [name, size] : millions) EXPECT_NEAR(preset_size(name) / 1e6, size, 0.6) << name;
 }
 
 }  // namespace

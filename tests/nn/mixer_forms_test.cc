@@ -21,7 +21,7 @@ struct Example {
     at::Generator noise = generator(name);
     for (auto& item : made->named_parameters()) {
       at::Tensor& parameter = item.value();
-      if (made->initialise(item.key(), parameter, noise)) continue;
+      made->initialise(item.key(), parameter, noise);
       const double size = parameter.dim() > 1 ? 1 / std::sqrt(double(parameter.size(-1))) : 0.3;
       parameter.add_(at::randn(parameter.sizes(), noise, parameter.options()), size);
     }

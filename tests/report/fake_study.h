@@ -96,6 +96,11 @@ class FakeStudyFolder {
                                           {"peak_memory_bytes", 3'221'225'472},
                                           {"final_loss", 3.3}}
                                          .dump());
+    if (model.name == "mamba1") return;  // a run without probes
+    const Json mean{{"visibility", model.name == "window" ? 0.25 : 0.75}, {"uniformity", 0.5}, {"real_relation", 0.875}};
+    Json layer = mean;
+    layer["visibility"] = 0.9375;
+    write_file(folder / "probes.json", Json{{"mean", mean}, {"layers", {mean, layer}}}.dump());
   }
 
   std::string split(const std::string& domain) const { return std::ranges::count(train, domain) ? ".valid" : ".test"; }

@@ -73,7 +73,7 @@ TEST_F(Report, PageAnswersOnTopAndOpensOffline) {
 TEST_F(Report, WritesEveryTableAndFigure) {
   fake.write(folder);
   write_report(folder);
-  for (const char* table : {"losses", "degradation", "convergence", "slices", "slices-by-run", "speed",
+  for (const char* table : {"losses", "degradation", "convergence", "slices", "slices-by-run", "probes", "speed",
                             "hyperparameters-differing", "hyperparameters-common", "evaluations", "runs"})
     EXPECT_TRUE(fs::exists(folder / "tables" / fmt::format("{}.csv", table))) << table;
   const std::string csv = read_file(folder / "tables/degradation.csv");
@@ -81,6 +81,9 @@ TEST_F(Report, WritesEveryTableAndFigure) {
   EXPECT_TRUE(contains(csv, "\nwindow,held-out loss,0.1")) << csv;
   EXPECT_TRUE(contains(read_file(folder / "tables/hyperparameters-differing.csv"), "model.num_layers,8,8,8,16"));
   EXPECT_FALSE(contains(read_file(folder / "tables/hyperparameters-common.csv"), "num_layers"));
+  const std::string probes = read_file(folder / "tables/probes.csv");
+  EXPECT_TRUE(contains(probes, "\nwindow,0.25,0.9375,0.875,0.5,")) << probes;
+  EXPECT_FALSE(contains(probes, "mamba1")) << "it has none";
   EXPECT_TRUE(contains(read_file(folder / "tables/runs.csv"), "window.seed-2,done,"));
   for (const char* figure :
        {"held-out-mean", "training-stack", "delta-training", "difference-held-out", "curve-training"})

@@ -41,12 +41,18 @@ class Settings {
   std::string where_;
 };
 
-enum class Layout { same, transposed, unsqueezed };  // theirs: as ours; [in, out]; [rows, 1, columns]
+// How theirs stands to ours: as ours; [in, out]; [rows, 1, columns]; [columns] of one row of ours; [1, 1, n] of our
+// [n].
+enum class Layout { same, transposed, unsqueezed, row, flattened };
 
 struct Part {
   std::string name;   // theirs
   int64_t share = 1;  // of the rows of ours
   Layout layout = Layout::same;
+  // When not empty: theirs is `groups` blocks of rows, each with sections of these sizes; ours has section after
+  // section.
+  std::vector<int64_t> sections = {};
+  int64_t groups = 1;
 };
 // Our tensor is theirs, brought into our layout and stacked by rows in this order.
 struct Rule {
@@ -91,5 +97,14 @@ struct AttentionShape {
   int64_t heads, kv_heads, head_dim;
 };
 AttentionShape attention_shape(const Expanded& model);
+
+struct DeltaShape {
+  int64_t heads, key_heads, key_dim, value_dim;  // of one head
+};
+DeltaShape delta_shape(const Expanded& model);  // of gated_delta_net, with its defaults
+
+int64_t gated_width(const Expanded& model, const std::string& channel_mixer);  // d_ff of swiglu or geglu
+// channel_mixer of layer `ours` from `theirs`mlp.{gate,up,down}_proj.
+void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs);
 
 }  // namespace assay::nn::hugging_face

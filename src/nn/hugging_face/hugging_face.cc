@@ -1,6 +1,6 @@
-#include <torch/torch.h>
-
 #include "nn/hugging_face/hugging_face.h"
+
+#include <torch/torch.h>
 
 #include <set>
 
@@ -49,6 +49,29 @@ AttentionShape attention_shape(const Expanded& m) {
   return shape;
 }
 
+DeltaShape delta_shape(const Expanded& m) {
+  const auto get = [&](const std::string& name) { return m.get<int64_t>("gated_delta_net." + name); };
+  DeltaShape shape{get("num_heads"), get("num_key_heads"), get("head_dim"), get("value_head_dim")};
+  if (shape.key_heads == 0) shape.key_heads = shape.heads;
+  if (shape.heads < 1 || shape.key_heads < 1 || shape.heads % shape.key_heads || shape.key_dim < 0 ||
+      shape.value_dim < 0)
+    fail("model.gated_delta_net: num_heads = {} and num_key_heads = {} do not fit", shape.heads, shape.key_heads);
+  if (shape.key_dim == 0) shape.key_dim = 3 * m.get<int64_t>("d_model") / 4 / shape.heads;
+  if (shape.value_dim == 0) shape.value_dim = 2 * shape.key_dim;
+  return shape;
+}
+
+int64_t gated_width(const Expanded& m, const std::string& channel_mixer) {
+  const auto hidden = m.get<int64_t>(channel_mixer + ".d_ff");
+  return hidden > 0 ? hidden : (m.get<int64_t>("d_model") * 8 / 3 + 63) / 64 * 64;
+}
+
+void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
+  rules.push_back(
+      {ours + "channel_mixer.in_proj.weight", {{theirs + "mlp.gate_proj.weight"}, {theirs + "mlp.up_proj.weight"}}});
+  rules.push_back({ours + "channel_mixer.out_proj.weight", {{theirs + "mlp.down_proj.weight"}}});
+}
+
 namespace {
 
 // "" when the model has the family's layout, else the first reason why not.
@@ -64,25 +87,96 @@ std::string misfit(const Family& family, const Expanded& model) {
   return "";
 }
 
-const std::string family_of(const ModelSpec& spec) {
+// Those whose layout the model has; at least one.
+std::vector<std::string> families_of(const ModelSpec& spec) {
   const Expanded model(spec);
+  std::vector<std::string> fitting;
   std::string reasons;
   for (const std::string& name : families().names()) {
     const std::string reason = misfit(families().at(name), model);
-    if (reason.empty()) return name;
+    if (reason.empty()) fitting.push_back(name);
     reasons += fmt::format("\n  {}: {}", name, reason);
   }
-  fail("no Hugging Face layout that is known here fits this model:{}\nNothing was written.", reasons);
+  if (fitting.empty())
+    fail("no Hugging Face layout that is known here fits this model:{}\nNothing was written.", reasons);
+  return fitting;
+}
+
+// The first, which is written; of several, the one whose names stand in `theirs`.
+const Family& family_of(const ModelSpec& spec, const NamedTensors& theirs = {}) {
+  const auto fitting = families_of(spec);
+  if (fitting.size() == 1) return families().at(fitting.front());
+  const auto theirs_has = [&](const std::string& name) {
+    return std::ranges::any_of(theirs, [&](const auto& t) { return t.first == name; });
+  };
+  for (const std::string& name : fitting) {
+    const Family& family = families().at(name);
+    const std::string first = family.rules(Expanded(spec)).front().theirs.front().name;
+    if (theirs_has(first) || theirs_has(first.substr(family.prefix.size()))) return family;
+  }
+  return families().at(fitting.front());
 }
 
 at::Tensor to_our_layout(const at::Tensor& theirs, Layout layout) {
-  if (layout == Layout::transposed) return theirs.t();
-  return layout == Layout::unsqueezed ? theirs.squeeze(1) : theirs;
+  switch (layout) {
+    case Layout::transposed:
+      return theirs.t();
+    case Layout::unsqueezed:
+      return theirs.squeeze(1);
+    case Layout::row:
+      return theirs.unsqueeze(0);
+    case Layout::flattened:
+      return theirs.flatten();
+    default:
+      return theirs;
+  }
 }
 
 at::Tensor to_their_layout(const at::Tensor& ours, Layout layout) {
-  if (layout == Layout::transposed) return ours.t();
-  return layout == Layout::unsqueezed ? ours.unsqueeze(1) : ours;
+  switch (layout) {
+    case Layout::transposed:
+      return ours.t();
+    case Layout::unsqueezed:
+      return ours.unsqueeze(1);
+    case Layout::row:
+      return ours.squeeze(0);
+    case Layout::flattened:
+      return ours.view({1, 1, -1});
+    default:
+      return ours;
+  }
+}
+
+bool has_layout(const at::Tensor& theirs, Layout layout) {
+  switch (layout) {
+    case Layout::transposed:
+      return theirs.dim() == 2;
+    case Layout::unsqueezed:
+      return theirs.dim() == 3 && theirs.size(1) == 1;
+    case Layout::row:
+      return theirs.dim() == 1;
+    case Layout::flattened:
+      return theirs.dim() == 3 && theirs.size(0) == 1 && theirs.size(1) == 1;
+    default:
+      return theirs.dim() >= 1 && theirs.dim() <= 3;
+  }
+}
+
+// Their rows, group by group, to ours, section by section; and back.
+at::Tensor by_section(const at::Tensor& theirs, const Part& part) {
+  std::vector<at::Tensor> sections;
+  for (const at::Tensor& s : theirs.unflatten(0, {part.groups, -1}).split_with_sizes(part.sections, 1))
+    sections.push_back(s.flatten(0, 1));
+  return at::cat(sections);
+}
+at::Tensor by_group(const at::Tensor& ours, const Part& part) {
+  std::vector<at::Tensor> sections;
+  int64_t begin = 0;
+  for (const int64_t size : part.sections) {
+    sections.push_back(ours.narrow(0, begin, size * part.groups).unflatten(0, {part.groups, size}));
+    begin += size * part.groups;
+  }
+  return at::cat(sections, 1).flatten(0, 1);
 }
 
 int64_t total_share(const Rule& rule) {
@@ -153,12 +247,12 @@ class Taken {
       fail("{}: tensor '{}' is missing{}", where_, part.name, did_you_mean(part.name, names));
     }
     const at::Tensor& x = found->second;
-    const bool right = part.layout == Layout::unsqueezed   ? x.dim() == 3 && x.size(1) == 1
-                       : part.layout == Layout::transposed ? x.dim() == 2
-                                                           : x.dim() == 1 || x.dim() == 2;
-    if (!right) fail("{}: tensor '{}' has the shape {}, which is not that of its family", where_, part.name, shape(x));
+    int64_t rows = 0;
+    for (const int64_t size : part.sections) rows += size * part.groups;
+    if (!has_layout(x, part.layout) || (rows > 0 && x.size(0) != rows))
+      fail("{}: tensor '{}' has the shape {}, which is not that of its family", where_, part.name, shape(x));
     taken_.insert(part.name);
-    return to_our_layout(x, part.layout);
+    return part.sections.empty() ? to_our_layout(x, part.layout) : by_section(x, part);
   }
 
   std::map<std::string, at::Tensor> tensors_;
@@ -211,7 +305,7 @@ ModelSpec hugging_face_spec(const fs::path& folder) {
 }
 
 nlohmann::json hugging_face_config(const ModelSpec& spec) {
-  const std::string name = family_of(spec);
+  const std::string name = families_of(spec).front();
   nlohmann::json config = families().at(name).config(Expanded(spec));
   config["model_type"] = name, config["vocab_size"] = spec.config.vocab_size, config["dtype"] = "float32";
   config["bos_token_id"] = config["eos_token_id"] = config["pad_token_id"] = nullptr;
@@ -219,10 +313,10 @@ nlohmann::json hugging_face_config(const ModelSpec& spec) {
 }
 
 NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs, const std::string& where) {
-  const Family& family = families().at(family_of(spec));
   if (spec.config.num_layers > int64_t(theirs.size()))
     fail("{}: holds {} tensors, too few for the {} layers of config.json", where, theirs.size(),
          spec.config.num_layers);
+  const Family& family = family_of(spec, theirs);
   Taken tensors(whole_names(family, theirs, where), where);
   NamedTensors ours;
   for (const Rule& rule : family.rules(Expanded(spec))) ours.emplace_back(rule.ours, tensors.take(rule));
@@ -238,12 +332,15 @@ NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs
 NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours) {
   const std::map<std::string, at::Tensor> found(ours.begin(), ours.end());
   NamedTensors theirs;
-  for (const Rule& rule : families().at(family_of(spec)).rules(Expanded(spec))) {
+  for (const Rule& rule : family_of(spec).rules(Expanded(spec))) {
     const at::Tensor& whole = found.at(rule.ours);
     int64_t begin = 0;
     for (const Part& part : rule.theirs) {
       const int64_t rows = whole.size(0) / total_share(rule) * part.share;
-      theirs.emplace_back(part.name, to_their_layout(whole.narrow(0, begin, rows), part.layout).contiguous());
+      const at::Tensor ours_part = whole.narrow(0, begin, rows);
+      theirs.emplace_back(
+          part.name,
+          (part.sections.empty() ? to_their_layout(ours_part, part.layout) : by_group(ours_part, part)).contiguous());
       begin += rows;
     }
   }

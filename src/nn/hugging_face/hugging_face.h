@@ -1,8 +1,8 @@
 #pragma once
-// Models in Hugging Face's layout: a folder with config.json and model.safetensors (or its shards). Families: gpt2,
-// llama, mamba; a file a family lies beside this one.
-#include <nlohmann/json_fwd.hpp>
+// Models in Hugging Face's layout: a folder with config.json and model.safetensors (or its shards). The families
+// register themselves in files beside this one; where two have a model's layout, the first by name is written.
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 
 #include "nn/language_model.h"
 #include "nn/tensors.h"

@@ -1,10 +1,39 @@
-// Mamba-1 blocks without feed-forward layers.
+// Mamba-1 and Mamba-2 blocks without feed-forward layers.
 #include "nn/hugging_face/family.h"
 
 namespace assay::nn::hugging_face {
 namespace {
 
-std::string toml(const Settings& s) {
+// `same`: tensors of a mixer that have one name here and there.
+std::vector<Rule> model_rules(const Expanded& m, std::vector<std::string> same) {
+  std::vector<Rule> out = {{"embedding", {{"backbone.embeddings.weight"}}},
+                           {"norm.weight", {{"backbone.norm_f.weight"}}}};
+  if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
+  for (const char* both : {"A_log", "D", "in_proj.weight", "out_proj.weight"}) same.push_back(both);
+  for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
+    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("backbone.layers.{}.", i);
+    out.push_back({ours + "mixer_norm.weight", {{theirs + "norm.weight"}}});
+    for (const std::string& name : same) out.push_back({ours + "mixer." + name, {{theirs + "mixer." + name}}});
+    out.push_back({ours + "mixer.conv.weight", {{theirs + "mixer.conv1d.weight", 1, Layout::unsqueezed}}});
+    out.push_back({ours + "mixer.conv.bias", {{theirs + "mixer.conv1d.bias"}}});
+  }
+  return out;
+}
+
+std::vector<Requirement> requirements(const std::string& mixer, std::vector<Requirement> more) {
+  for (const Requirement& each : std::vector<Requirement>{{"pattern", {"[\"" + mixer + "\"]"}},
+                                                          {"channel_mixer", {"\"none\""}},
+                                                          {"norm", {"\"rmsnorm\""}},
+                                                          {"embedding_norm", {"false"}},
+                                                          {"positions", {"\"none\""}},
+                                                          {mixer + ".decay", {"\"full\""}}})
+    more.push_back(each);
+  return more;
+}
+
+// ---- mamba ----
+
+std::string mamba_toml(const Settings& s) {
   s.expect("hidden_act", {"silu", "swish"});
   s.expect("use_bias", {false});
   s.expect("use_conv_bias", {true});
@@ -22,7 +51,8 @@ std::string toml(const Settings& s) {
       automatic ? 0 : s.get<int64_t>("time_step_rank"));
 }
 
-nlohmann::json config(const Expanded& m) {
+nlohmann::json mamba_config(const Expanded& m) {
+  if (m.get<int64_t>("mamba1.conv_width") == 0) fail("model.mamba1.conv_width must be positive");
   const auto width = m.get<int64_t>("d_model"), expand = m.get<int64_t>("mamba1.expand"),
              rank = m.get<int64_t>("mamba1.dt_rank");
   return {{"architectures", {"MambaForCausalLM"}},
@@ -41,31 +71,76 @@ nlohmann::json config(const Expanded& m) {
           {"use_conv_bias", true}};
 }
 
-std::vector<Rule> rules(const Expanded& m) {
-  std::vector<Rule> out = {{"embedding", {{"backbone.embeddings.weight"}}},
-                           {"norm.weight", {{"backbone.norm_f.weight"}}}};
-  if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
-  for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("backbone.layers.{}.", i);
-    out.push_back({ours + "mixer_norm.weight", {{theirs + "norm.weight"}}});
-    for (const char* same : {"A_log", "D", "in_proj.weight", "x_proj.weight", "dt_proj.weight", "out_proj.weight"})
-      out.push_back({ours + "mixer." + same, {{theirs + "mixer." + same}}});
-    out.push_back({ours + "mixer.conv_weight", {{theirs + "mixer.conv1d.weight", 1, Layout::unsqueezed}}});
-    out.push_back({ours + "mixer.conv_bias", {{theirs + "mixer.conv1d.bias"}}});
-    out.push_back({ours + "mixer.dt_bias", {{theirs + "mixer.dt_proj.bias"}}});
-  }
+std::vector<Rule> mamba_rules(const Expanded& m) {
+  auto out = model_rules(m, {"x_proj.weight", "dt_proj.weight"});
+  for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i)
+    out.push_back(
+        {fmt::format("layers_{}.mixer.dt_bias", i), {{fmt::format("backbone.layers.{}.mixer.dt_proj.bias", i)}}});
   return out;
 }
 
-const bool registered = families().add("mamba", {.prefix = "backbone.",
-                                                 .left_out = {},
-                                                 .requires_ = {{"pattern", {"[\"mamba1\"]"}},
-                                                               {"channel_mixer", {"\"none\""}},
-                                                               {"norm", {"\"rmsnorm\""}},
-                                                               {"positions", {"\"none\""}}},
-                                                 .toml = toml,
-                                                 .config = config,
-                                                 .rules = rules});
+const bool mamba = families().add("mamba", {.prefix = "backbone.",
+                                            .left_out = {},
+                                            .requires_ = requirements("mamba1", {}),
+                                            .toml = mamba_toml,
+                                            .config = mamba_config,
+                                            .rules = mamba_rules});
+
+// ---- mamba2 ----
+
+const nlohmann::json kNoLimit = {0.0, {{"__float__", "Infinity"}}};  // as transformers writes [0, ∞]
+
+std::string mamba2_toml(const Settings& s) {
+  s.expect("hidden_act", {"silu", "swish"});
+  s.expect("use_bias", {false});
+  s.expect("use_conv_bias", {true});
+  s.expect("rms_norm", {true});
+  s.expect("time_step_limit", {kNoLimit});
+  const auto width = s.get<int64_t>("hidden_size"), expand = s.get<int64_t>("expand", 2),
+             head_dim = s.get<int64_t>("head_dim", 64);
+  s.expect("num_heads", {expand * width / std::max<int64_t>(head_dim, 1)});
+  const auto eps = s.get<double>("layer_norm_epsilon", 1e-5);
+  return fmt::format(
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba2\"]\nchannel_mixer = \"none\"\n"
+      "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
+      "[model.mamba2]\nstate_size = {}\nexpand = {}\nhead_dim = {}\nnum_groups = {}\nconv_width = {}\nnorm_eps = {}\n",
+      s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"), eps,
+      s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("state_size", 128), expand, head_dim,
+      s.get<int64_t>("n_groups", 8), s.get<int64_t>("conv_kernel", 4), eps);
+}
+
+nlohmann::json mamba2_config(const Expanded& m) {
+  const auto width = m.get<int64_t>("d_model"), expand = m.get<int64_t>("mamba2.expand"),
+             head_dim = m.get<int64_t>("mamba2.head_dim");
+  if (m.get<int64_t>("mamba2.conv_width") == 0) fail("model.mamba2.conv_width must be positive");
+  if (m.get<double>("mamba2.norm_eps") != m.get<double>("norm_eps"))
+    fail("model.mamba2.norm_eps must be model.norm_eps");
+  return {{"architectures", {"Mamba2ForCausalLM"}},
+          {"conv_kernel", m.get<int64_t>("mamba2.conv_width")},
+          {"expand", expand},
+          {"head_dim", head_dim},
+          {"hidden_act", "silu"},
+          {"hidden_size", width},
+          {"layer_norm_epsilon", m.get<double>("norm_eps")},
+          {"n_groups", m.get<int64_t>("mamba2.num_groups")},
+          {"num_heads", expand * width / std::max<int64_t>(head_dim, 1)},
+          {"num_hidden_layers", m.get<int64_t>("num_layers")},
+          {"residual_in_fp32", true},
+          {"state_size", m.get<int64_t>("mamba2.state_size")},
+          {"tie_word_embeddings", m.get<bool>("tie_embeddings")},
+          {"time_step_limit", kNoLimit},
+          {"use_bias", false},
+          {"use_conv_bias", true}};
+}
+
+const bool mamba2 = families().add("mamba2", {.prefix = "backbone.",
+                                              .left_out = {},
+                                              .requires_ = requirements("mamba2", {{"mamba2.norm", {"true"}}}),
+                                              .toml = mamba2_toml,
+                                              .config = mamba2_config,
+                                              .rules = [](const Expanded& m) {
+                                                return model_rules(m, {"dt_bias", "norm.weight"});
+                                              }});
 
 }  // namespace
 }  // namespace assay::nn::hugging_face

@@ -1,14 +1,19 @@
-// Softmax attention, full or over a window, with rotary or no positions and optional QK-norm.
+// Softmax attention, full or over a window, with positions, QK-norm and the ablations that take its parts away.
 //   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)              [Vaswani 2017; RoFormer]
-// QK-norm: q, k divided by their length a head; the scale is learned a head, starting at √D.   [Henry 2020, eq. 6]
+// ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores.           [Press 2022, §3]
+// QK-norm: q, k divided by their length a head; the scale is learned a head, starting at √D,    [Henry 2020, eq. 6]
+// or fixed at 1 / temperature.                                                                  [BC §3, Figure 4]
+// Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands there: no relation
+// between contents is left.                                                       [BC §3; Synthesizer, Tay 2021:
+// random, factorised]
 #include <torch/torch.h>
 
 #include <cmath>
 
-#include "nn/attention.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/window_attention/window_attention.h"
 
 namespace assay::nn {
 namespace {
@@ -19,24 +24,37 @@ struct Attention final : Mixer {
     std::string position = "rope";
     double rope_base = 10000;
     bool qk_norm = false, bias = false;
+    double temperature = 0;
+    std::string constants = "none";
+    int64_t max_positions = 0;
     void fields(auto&& field) {
       field("num_heads", num_heads, "query heads");
       field("num_kv_heads", num_kv_heads, "key and value heads; divides num_heads; 0: num_heads");
       field("head_dim", head_dim, "0: d_model / num_heads");
       field("window", window, "positions seen, the own one included; -1: all");
-      field("position", position, "rope or none");
+      field("position", position, "rope, alibi or none");
       field("rope_base", rope_base, "base of the rotary frequencies");
       field("qk_norm", qk_norm, "unit-length queries and keys, a learned scale per head");
+      field("temperature", temperature, "with qk_norm: scores are q·k / temperature; 0: the learned scale");
+      field("constants", constants,
+            "none, keys, or queries_and_keys: trained vectors of the position instead of projections");
+      field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
     }
   };
 
-  Attention(Config c, int64_t d_model) : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base) {
-    const int64_t inner = config.num_heads * config.head_dim, kv = config.num_kv_heads * config.head_dim;
-    qkv = register_module("qkv", std::make_shared<Linear>(d_model, inner + 2 * kv, config.bias));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, config.bias));
-    if (config.qk_norm)
-      scale = register_parameter("scale", torch::full({config.num_heads}, std::sqrt(double(config.head_dim))));
+  Attention(Config c, int64_t d_model)
+      : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base), width(d_model) {
+    const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
+    parts = {constant_queries() ? 0 : heads, constant_keys() ? 0 : kv_heads, kv_heads};
+    qkv = register_module("qkv", std::make_shared<Linear>(d_model, (parts[0] + parts[1] + parts[2]) * D, config.bias));
+    out_proj = register_module("out_proj", std::make_shared<Linear>(heads * D, d_model, config.bias));
+    if (constant_queries()) queries = register_parameter("queries", torch::zeros({config.max_positions, heads, D}));
+    if (constant_keys()) keys = register_parameter("keys", torch::zeros({config.max_positions, kv_heads, D}));
+    if (config.qk_norm && config.temperature == 0)
+      scale = register_parameter("scale", torch::full({heads}, std::sqrt(double(D))));
+    if (config.position == "alibi")
+      slopes = register_buffer("slopes", at::exp2(-8.0 * at::arange(1, heads + 1) / double(heads)));
   }
 
   static Config expanded(Config c, int64_t d_model) {
@@ -46,42 +64,74 @@ struct Attention final : Mixer {
     if (c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads)
       fail("attention: num_kv_heads = {} must divide num_heads = {}", c.num_kv_heads, c.num_heads);
     if (c.head_dim == 0) c.head_dim = d_model / c.num_heads;
-    if (c.head_dim < 0 || (c.position == "rope" && c.head_dim % 2)) fail("attention: rope needs an even head_dim, got {}", c.head_dim);
-    if (c.window == 0 || c.window < -1) fail("attention: window = {} must be positive, or -1 for all positions", c.window);
-    if (c.position != "rope" && c.position != "none") fail("attention: position = '{}' must be rope or none", c.position);
+    if (c.head_dim < 0 || (c.position == "rope" && c.head_dim % 2))
+      fail("attention: rope needs an even head_dim, got {}", c.head_dim);
+    if (c.window == 0 || c.window < -1)
+      fail("attention: window = {} must be positive, or -1 for all positions", c.window);
+    one_of("attention", "position", c.position, {"rope", "alibi", "none"});
+    one_of("attention", "constants", c.constants, {"none", "keys", "queries_and_keys"});
+    if (!(c.temperature >= 0) || std::isinf(c.temperature))
+      fail("attention: temperature = {} must be positive, or 0 for the learned scale", c.temperature);
+    if (c.temperature > 0 && !c.qk_norm) fail("attention: temperature = {} needs qk_norm = true", c.temperature);
+    if (c.constants != "none" && c.max_positions < 1)
+      fail("attention: constants = '{}' needs max_positions, the longest sequence there will be", c.constants);
     return c;
   }
 
-  at::Tensor forward(const at::Tensor& x, State& state) override {
-    const int64_t position = state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    auto [q, k, v] = project(x, position);
+  bool constant_keys() const { return config.constants != "none"; }
+  bool constant_queries() const { return config.constants == "queries_and_keys"; }
+
+  // Queries, keys and values of a piece that begins at `position`, as attention takes them; softmax_scale besides.
+  struct Projected {
+    at::Tensor q, k, v;  // [B, T, H or Hkv, D]
+    double softmax_scale;
+  };
+  Projected project(const at::Tensor& x, int64_t position) const {
+    auto [q, k, v] = turned(x, position);
     double softmax_scale = 1 / std::sqrt(double(config.head_dim));
     if (config.qk_norm) {
-      q = unit(q) * scale.to(q.scalar_type()).unsqueeze(-1), k = unit(k);
-      softmax_scale = 1;
+      q = unit_length(q), k = unit_length(k);
+      if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
+      softmax_scale = scale.defined() ? 1 : 1 / config.temperature;
     }
+    return {q, k, v, softmax_scale};
+  }
+  // The same before norm and scale.
+  std::array<at::Tensor, 3> turned(const at::Tensor& x, int64_t position) const {
+    const at::Tensor all = qkv->forward(x).unflatten(-1, {-1, config.head_dim});
+    if (config.position == "rope" && !constant_keys()) {
+      const auto [cos, sin] = rotary.angles(x, position);
+      return ops::rotary_qkv(all, config.num_kv_heads, cos, sin);
+    }
+    const auto projected = all.split_with_sizes(parts, 2);
+    at::Tensor q = constant_queries() ? constants(queries, x, position) : projected[0];
+    at::Tensor k = constant_keys() ? constants(keys, x, position) : projected[1];
+    if (config.position == "rope") q = rotary(q, position), k = rotary(k, position);
+    return {q, k, projected[2]};
+  }
+  at::Tensor constants(const at::Tensor& table, const at::Tensor& x, int64_t position) const {
+    const int64_t end = position + x.size(1);
+    if (end > config.max_positions)
+      fail("attention: position {} is beyond max_positions = {} of its constants", end - 1, config.max_positions);
+    return table.slice(0, position, end).to(x.scalar_type()).unsqueeze(0).expand({x.size(0), -1, -1, -1});
+  }
+  std::optional<at::Tensor> slopes_or_none() const { return slopes.defined() ? std::optional(slopes) : std::nullopt; }
+
+  at::Tensor forward(const at::Tensor& x, State& state) override {
+    const int64_t position = state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
+    auto [q, k, v, softmax_scale] = project(x, position);
     state["position"] = at::full({}, position + x.size(1), at::kLong);
     if (const auto past = state.find("k")) k = at::cat({*past, k}, 1), v = at::cat({*state.find("v"), v}, 1);
     const int64_t kept = config.window < 0 ? k.size(1) : std::min(k.size(1), config.window - 1);
     state["k"] = k.slice(1, k.size(1) - kept), state["v"] = v.slice(1, v.size(1) - kept);
-    return out_proj->forward(causal_attention(q, k, v, config.window, softmax_scale).flatten(2));
+    return out_proj->forward(ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none()).flatten(2));
   }
 
-  // q [B, T, H, D], k and v [B, T, Hk, D]; the first of the T positions is `offset`.
-  std::array<at::Tensor, 3> project(const at::Tensor& x, int64_t offset) const {
-    const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
-    const at::Tensor all = qkv->forward(x).unflatten(-1, {heads + 2 * kv_heads, config.head_dim});
-    if (config.position == "rope") {
-      const auto [cos, sin] = rotary.angles(x, offset);
-      return ops::rotary_qkv(all, kv_heads, cos, sin);
-    }
-    const auto parts = all.split_with_sizes({heads, kv_heads, kv_heads}, 2);
-    return {parts[0], parts[1], parts[2]};
-  }
-
-  static at::Tensor unit(const at::Tensor& x) {
-    const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
-    return x * at::rsqrt(wide.square().sum(-1, true) + 1e-6).to(x.scalar_type());
+  at::Tensor attention_weights(const at::Tensor& x) const override {
+    const auto [q, k, v, softmax_scale] = project(x, 0);
+    const at::Tensor positions = at::eye(x.size(1), k.options()).unsqueeze(1).expand({x.size(0), -1, k.size(2), -1});
+    return ops::window_attention_reference(q, k, positions, config.window, softmax_scale, slopes_or_none())
+        .transpose(1, 2);
   }
 
   double mixing_flops(int64_t time) const override {
@@ -89,15 +139,34 @@ struct Attention final : Mixer {
     return 4.0 * double(config.num_heads * config.head_dim) * (window - window * (window - 1) / (2.0 * double(time)));
   }
 
+  int64_t max_time() const override { return constant_keys() ? config.max_positions : INT64_MAX; }
+
+  // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x of unit size.
+  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+    if (name != "keys" && name != "queries") return false;
+    parameter.normal_(0, 0.02 * std::sqrt(double(width)), generator);
+    return true;
+  }
+
   Config config;
   Rotary rotary;
+  int64_t width;
+  std::vector<int64_t> parts;  // heads of q, k, v that are projected
   std::shared_ptr<Linear> qkv, out_proj;
-  at::Tensor scale;
+  at::Tensor scale, queries, keys, slopes;  // undefined when not configured
 };
 
 const RegisterMixer<Attention> registered(
     "attention", "out_t = Σ_j softmax_j(q_t·k_j/√D) v_j over j ≤ t, or the last `window` positions [Vaswani 2017]",
-    {{}, {.num_heads = 6, .num_kv_heads = 2}, {.window = 16}, {.window = 7, .position = "none"}, {.qk_norm = true, .bias = true}});
+    {{},
+     {.num_heads = 6, .num_kv_heads = 2},
+     {.window = 16},
+     {.window = 7, .position = "none"},
+     {.qk_norm = true, .bias = true},
+     {.num_heads = 6, .num_kv_heads = 3, .window = 30, .position = "alibi"},
+     {.qk_norm = true, .temperature = 0.1},
+     {.constants = "keys", .max_positions = 100},
+     {.num_kv_heads = 2, .position = "none", .constants = "queries_and_keys", .max_positions = 97}});
 
 }  // namespace
 }  // namespace assay::nn

@@ -1,13 +1,21 @@
-// Mamba-1's mixer: gated selective state space behind a short causal convolution.          [Gu & Dao 2023, Fig. 3, Alg. 2]
-//   x, z = W_in h;  x ← silu(conv(x));  δ, B, C = W_x x;  Δ = softplus(W_Δ δ + b);  out = W_out (scan(x, Δ, A, B, C, D) ⊙ silu(z))
-// Initialisation as in state-spaces/mamba: A = −(1 … N), D = 1, softplus(b) log-uniform in [0.001, 0.1].
+// Mamba-1's mixer: gated selective state space behind a short causal convolution.      [Gu & Dao 2023, Fig. 3, Alg. 2]
+//   x, z = W_in h     x ← silu(conv(x))     δ, B, C = W_x x     Δ = softplus(W_Δ δ + b)
+//   S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t x_t ⊗ B_t     y_t = S_t C_t + D x_t     out = W_out (y ⊙ silu(z))
+// Starting values as in state-spaces/mamba: A = −(1 … N), D = 1, softplus(b) log-uniform in [0.001, 0.1].
+//
+// Ablations: conv_width = 0: no convolution. decay [BC §3] = "one": every channel and state decays by exp(a mean Δ_t),
+// with one a, starting at −1; "none": no decay; in both, Δ still scales what is written. decay = "learnable"
+// [Liu et al. 2024, §5]: exp(−Δ_t ⊗ A_t), A_t = softplus(W_A x_t + b_A) [N], which begins at (1 … N); the paper writes
+// A_t = W_A x_t, and softplus keeps the state from growing.
 #include <torch/torch.h>
 
 #include <cmath>
 
+#include "nn/initial_values.h"
 #include "nn/layers.h"
-#include "nn/mixer.h"
-#include "ops/causal_conv1d/causal_conv1d.h"
+#include "nn/learned_decay.h"
+#include "nn/short_conv.h"
+#include "ops/linear_attention/linear_attention.h"
 #include "ops/selective_scan/selective_scan.h"
 
 namespace assay::nn {
@@ -16,69 +24,94 @@ namespace {
 struct Mamba1 final : Mixer {
   struct Config {
     int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
+    std::string decay = "full";
     void fields(auto&& field) {
       field("state_size", state_size, "N, states a channel");
       field("expand", expand, "inner channels over d_model");
-      field("conv_width", conv_width, "taps of the convolution");
+      field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("dt_rank", dt_rank, "rank of the step's projection; 0: d_model / 16, rounded up");
+      field("decay", decay, "full, one (shared by all channels and states), none, or learnable (read from the token)");
     }
   };
 
-  Mamba1(Config c, int64_t d_model) : config(c), inner(c.expand * d_model) {
-    if (c.state_size < 1 || c.state_size > 256) fail("mamba1: state_size = {} must be 1 to 256", c.state_size);
-    if (c.expand < 1 || c.conv_width < 1 || c.conv_width > 8) fail("mamba1: expand must be positive, conv_width 1 to 8");
+  Mamba1(const Config& c, int64_t d_model) : config(c), inner(c.expand * d_model), N(c.state_size) {
+    if (N < 1 || N > 256) fail("mamba1: state_size = {} must be 1 to 256", N);
+    if (c.expand < 1) fail("mamba1: expand = {} must be positive", c.expand);
+    one_of("mamba1", "decay", c.decay, {"full", "one", "none", "learnable"});
     if (config.dt_rank <= 0) config.dt_rank = (d_model + 15) / 16;
+    parts = {config.dt_rank, N, N};
+    if (c.decay == "learnable") parts.push_back(N);
     in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));
-    x_proj = register_module("x_proj", std::make_shared<Linear>(inner, config.dt_rank + 2 * c.state_size, false));
+    x_proj = register_module("x_proj",
+                             std::make_shared<Linear>(inner, config.dt_rank + N * int64_t(parts.size() - 1), false));
     dt_proj = register_module("dt_proj", std::make_shared<Linear>(config.dt_rank, inner, false));
     out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
-    conv_weight = register_parameter("conv_weight", torch::zeros({inner, c.conv_width}));
-    conv_bias = register_parameter("conv_bias", torch::zeros({inner}));
+    conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, true));
     dt_bias = register_parameter("dt_bias", torch::zeros({inner}));
-    A_log = register_parameter("A_log", torch::arange(1, c.state_size + 1, torch::kFloat).log().repeat({inner, 1}));
     D = register_parameter("D", torch::ones({inner}));
+    const at::Tensor count = torch::arange(1, N + 1, torch::kFloat);
+    if (c.decay == "full") A_log = register_parameter("A_log", count.log().repeat({inner, 1}));
+    if (c.decay == "one") A_log = register_parameter("A_log", torch::zeros({1}));
+    if (c.decay == "learnable") A_bias = register_parameter("A_bias", count + at::log(-at::expm1(-count)));
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
     const auto xz = in_proj->forward(h).chunk(2, -1);
-    at::Tensor x;
-    std::tie(x, state["conv"]) = ops::causal_conv1d(xz[0], conv_weight, conv_bias, "silu", state.find("conv"));
-    const int64_t n = config.state_size;
-    const auto parts = x_proj->forward(x).split_with_sizes({config.dt_rank, n, n}, -1);
+    const at::Tensor x = conv->forward(xz[0], state);
+    const auto part = x_proj->forward(x).split_with_sizes(parts, -1);
+    const at::Tensor dt = dt_proj->forward(part[0]);
     at::Tensor y;
-    std::tie(y, state["ssm"]) = ops::selective_scan(x, dt_proj->forward(parts[0]), -A_log.exp(), parts[1].unsqueeze(2), parts[2].unsqueeze(2),
-                                                    D, xz[1], dt_bias, /*delta_softplus=*/true, state.find("ssm"));
-    return out_proj->forward(y);
+    if (config.decay == "full") {
+      std::tie(y, state["ssm"]) = ops::selective_scan(x, dt, -A_log.exp(), part[1].unsqueeze(2), part[2].unsqueeze(2),
+                                                      D, xz[1], dt_bias, /*delta_softplus=*/true, state.find("ssm"));
+      return out_proj->forward(y);
+    }
+    const at::Tensor delta = at::softplus(wide(dt) + dt_bias);
+    if (config.decay == "learnable")
+      std::tie(y, state["ssm"]) =
+          learned_decay_scan(x, delta, at::softplus(wide(part[3]) + A_bias), part[1], part[2], state.find("ssm"));
+    else std::tie(y, state["ssm"]) = shared_decay(x, delta, part[1], part[2], state.find("ssm"));
+    return out_proj->forward((y + x * D.to(x.scalar_type())) * at::silu(xz[1]));
   }
 
-  double mixing_flops(int64_t) const override { return double(inner) * double(9 * config.state_size + 2 * config.conv_width); }
+  // All channels and states decay alike, or not at all: linear attention with one head.
+  std::tuple<at::Tensor, at::Tensor> shared_decay(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& B,
+                                                  const at::Tensor& C, const std::optional<at::Tensor>& before) const {
+    const at::Tensor q = C.unsqueeze(2), k = B.unsqueeze(2), v = (x * delta.to(x.scalar_type())).unsqueeze(2);
+    auto [y, after] = config.decay == "none" ? ops::linear_attention(q, k, v, 1, before)
+                                             : ops::simple_gla(q, k, v, -A_log.exp() * delta.mean(-1, true), 1, before);
+    return {y.squeeze(2), after};
+  }
+
+  double mixing_flops(int64_t) const override { return double(inner) * double(9 * N + 2 * config.conv_width); }
 
   bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
-    if (name == "dt_bias") {
-      const at::Tensor u = at::empty_like(parameter, at::kDouble).uniform_(0, 1, generator);
-      const at::Tensor dt = at::exp(u * (std::log(0.1) - std::log(0.001)) + std::log(0.001));
-      parameter.copy_(dt + at::log(-at::expm1(-dt)));  // the inverse of softplus
-    } else if (name == "dt_proj.weight") {
+    if (name == "dt_proj.weight") {
       const double bound = 1 / std::sqrt(double(config.dt_rank));
       parameter.uniform_(-bound, bound, generator);
-    } else if (name == "conv_weight" || name == "conv_bias") {
-      const double bound = 1 / std::sqrt(double(config.conv_width));
-      parameter.uniform_(-bound, bound, generator);
+    } else if (name == "dt_bias") {
+      log_uniform_steps(parameter, generator);
     } else {
-      return false;
+      return conv->initialise(name, parameter, generator);
     }
     return true;
   }
 
   Config config;
-  int64_t inner;
+  int64_t inner, N;
+  std::vector<int64_t> parts;  // of x_proj: δ, B, C and, where it is learnable, A
   std::shared_ptr<Linear> in_proj, x_proj, dt_proj, out_proj;
-  at::Tensor conv_weight, conv_bias, dt_bias, A_log, D;
+  std::shared_ptr<ShortConv> conv;
+  at::Tensor dt_bias, A_log, A_bias, D;
 };
 
 const RegisterMixer<Mamba1> registered(
     "mamba1", "S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t x_t ⊗ B_t, y_t = S_t C_t + D x_t, gated by silu(z_t) [Gu & Dao 2023]",
-    {{}, {.state_size = 5, .expand = 1, .conv_width = 2, .dt_rank = 3}});
+    {{},
+     {.state_size = 5, .expand = 1, .conv_width = 2, .dt_rank = 3},
+     {.state_size = 4, .decay = "one"},
+     {.state_size = 4, .conv_width = 0, .decay = "none"},
+     {.state_size = 6, .expand = 1, .decay = "learnable"}});
 
 }  // namespace
 }  // namespace assay::nn

@@ -1,0 +1,199 @@
+"""Recurrent operators on the CPU or a GPU beside a loop over time in plain PyTorch, forward and backward, fp32.
+
+Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--time 2048] [--repeat 3] [OP …]
+Run it with the project's Python (.venv/bin/python). Layers are those of d_model 768. Both sides are timed in turn, in
+this call; prints the medians in milliseconds and their ratio. On the CPU it is processor time, of one thread by default.
+"""
+import argparse
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+
+
+def scan(state, steps, step):
+    outputs = []
+    for t in range(steps):
+        state, out = step(t, state)
+        outputs.append(out)
+    return torch.stack(outputs, 1), state
+
+
+def read(state, q):
+    return (q.unsqueeze(-2) @ state).squeeze(-2)
+
+
+def outer(k, v):
+    return k.unsqueeze(-1) * v.unsqueeze(-2)
+
+
+def linear_loop(q, k, v, decay, state, scale=1.0):  # decay [B, T, H, K or 1]
+    q, k, v, decay = q.unbind(1), k.unbind(1), v.unbind(1), decay.unsqueeze(-1).unbind(1)
+
+    def step(t, S):
+        S = decay[t] * S + outer(k[t], v[t])
+        return S, scale * read(S, q[t])
+
+    return scan(state, len(q), step)
+
+
+def rwkv_loop(r, k, v, w, u, state):
+    r, k, v, decay = r.unbind(1), k.unbind(1), v.unbind(1), w.exp().unsqueeze(-1).unbind(1)
+
+    def step(t, S):
+        added = outer(k[t], v[t])
+        return decay[t] * S + added, read(S + u.unsqueeze(-1) * added, r[t])
+
+    return scan(state, len(r), step)
+
+
+def delta_loop(q, k, v, g, beta, state, scale):
+    q, k, v, beta = q.unbind(1), k.unbind(1), v.unbind(1), beta.unsqueeze(-1).unbind(1)
+    decay = g.exp()[..., None, None].unbind(1)
+
+    def step(t, S):
+        S = decay[t] * S
+        S = S + outer(k[t], beta[t] * (v[t] - read(S, k[t])))
+        return S, scale * read(S, q[t])
+
+    return scan(state, len(q), step)
+
+
+def rwkv7_loop(r, w, k, v, a, b, state):
+    r, k, v, a, b = (x.unbind(1) for x in (r, k, v, a, b))
+    decay = w.exp().unsqueeze(-1).unbind(1)
+
+    def step(t, S):
+        S = decay[t] * S + outer(b[t], read(S, a[t])) + outer(k[t], v[t])
+        return S, read(S, r[t])
+
+    return scan(state, len(r), step)
+
+
+def longhorn_loop(x, dt, k, q, state, exact):
+    rate = torch.sigmoid(dt)
+    rate = (rate / (1 + rate * k.square().sum(-1, keepdim=True))).unsqueeze(-1).unbind(1)
+    x, k, q = x.unsqueeze(-1).unbind(1), k.unsqueeze(-2).unbind(1), q.unsqueeze(-1).unbind(1)
+
+    def step(t, S):
+        held = (S @ k[t].transpose(1, 2)) * k[t] if exact else S * k[t].square()
+        S = S + rate[t] * (x[t] * k[t] - held)
+        return S, (S @ q[t]).squeeze(-1)
+
+    return scan(state, len(x), step)
+
+
+def cases(B, T, device):
+    """name → (operator, loop, tensors): the shapes of one layer of d_model 768."""
+    ops = torch.ops.assay
+
+    def normal(*shape):
+        return torch.randn(shape, device=device)
+
+    def unit(*shape):
+        return F.normalize(normal(*shape), dim=-1)
+
+    def decay(*shape):
+        return -0.2 * torch.rand(shape, device=device)
+
+    def zeros(*shape):
+        return torch.zeros(shape, device=device)
+
+    qkv = [normal(B, T, 12, 64) for _ in range(3)]
+    delta = [unit(B, T, 8, 96), unit(B, T, 8, 96), normal(B, T, 8, 96)]
+    kappa = unit(B, T, 12, 64)
+    state = zeros(B, 12, 64, 64)
+    ssd = [normal(B, T, 24, 64), normal(B, T, 24) - 4, decay(24) * 20, normal(B, T, 1, 128), normal(B, T, 1, 128)]
+
+    def ssd_loop(x, dt, A, B_, C):
+        step = F.softplus(dt)
+        return linear_loop(C.expand(-1, -1, 24, -1), B_.expand(-1, -1, 24, -1), step.unsqueeze(-1) * x,
+                           (step * A).exp().unsqueeze(-1), zeros(B, 24, 128, 64))
+
+    def taylor_loop(q, k, v):
+        def features(x):
+            return torch.cat([torch.ones_like(x[..., :1]), x, (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)], -1)
+        weights = torch.cat([torch.ones(1), torch.full((16,), 0.25), torch.full((256,), 0.03125)]).to(device)
+        sums = linear_loop(features(q) * weights, features(k), torch.cat([v, torch.ones_like(v[..., :1])], -1),
+                           torch.ones(B, T, 12, 1, device=device), zeros(B, 12, 273, 65))[0]
+        return sums[..., :-1] / (sums[..., -1:] + 1e-6), None
+
+    channels = [normal(B, T, 1536), normal(B, T, 1536) - 2, normal(B, T, 16), normal(B, T, 16)]
+    return {
+        "linear_attention": (lambda *x: ops.linear_attention(*x, scale=0.125),
+                             lambda *x: linear_loop(*x, torch.ones(B, T, 12, 1, device=device), state, 0.125), qkv),
+        "simple_gla": (lambda *x: ops.simple_gla(*x, scale=0.125),
+                       lambda q, k, v, g: linear_loop(q, k, v, g.exp().unsqueeze(-1), state, 0.125),
+                       qkv + [decay(B, T, 12)]),
+        "ssd": (lambda *x: ops.ssd(*x, dt_softplus=True), ssd_loop, ssd),
+        "gla": (lambda *x: ops.gla(*x, scale=0.125), lambda q, k, v, g: linear_loop(q, k, v, g.exp(), state, 0.125),
+                qkv + [decay(B, T, 12, 64)]),
+        "rwkv6": (lambda *x: ops.rwkv6(*x, scale=1.0), lambda *x: rwkv_loop(*x, state),
+                  qkv + [decay(B, T, 12, 64), normal(12, 64)]),
+        "delta_rule": (lambda *x: ops.delta_rule(*x, scale=0.1),
+                       lambda q, k, v, b: delta_loop(q, k, v, torch.zeros_like(b), b, zeros(B, 8, 96, 96), 0.1),
+                       delta + [torch.rand(B, T, 8, device=device)]),
+        "gated_delta_rule": (lambda *x: ops.gated_delta_rule(*x, scale=0.1),
+                             lambda *x: delta_loop(*x, zeros(B, 8, 96, 96), 0.1),
+                             delta + [decay(B, T, 8), torch.rand(B, T, 8, device=device)]),
+        "rwkv7": (lambda *x: ops.rwkv7(*x, scale=1.0), lambda *x: rwkv7_loop(*x, state),
+                  [qkv[0], decay(B, T, 12, 64), qkv[1], qkv[2], -kappa, kappa * torch.rand_like(kappa)]),
+        "longhorn": (ops.longhorn, lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), False), channels),
+        "longhorn_exact": (lambda *x: ops.longhorn(*x, exact=True),
+                           lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), True), channels),
+        "taylor_exp_attention": (lambda *x: ops.taylor_exp_attention(*x, scale=0.25, normalize=True, eps=1e-6),
+                                 taylor_loop, [normal(B, T, 12, 16), normal(B, T, 12, 16), normal(B, T, 12, 64)]),
+    }
+
+
+def timed(function, tensors, device):
+    """Milliseconds of the forward and of the backward."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+
+    def clock():
+        if device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    start = clock()
+    out = function(*leaves)[0]
+    middle = clock()
+    (out * torch.linspace(-1, 1, out.shape[-1], device=device)).sum().backward()
+    return 1e3 * (middle - start), 1e3 * (clock() - middle), out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ops", nargs="*")
+    parser.add_argument("--library", default="build/libassay.so")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--time", type=int, default=2048)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--no-loop", action="store_true", help="times the operator alone")
+    args = parser.parse_args()
+    torch.ops.load_library(args.library)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    print(f"B {args.batch} T {args.time}, {args.device}, {args.threads} threads, ms: forward + backward (median of {args.repeat})")
+    for name, (operator, loop, tensors) in cases(args.batch, args.time, args.device).items():
+        if args.ops and name not in args.ops:
+            continue
+        runs = {"operator": [], "loop": []}
+        for _ in range(args.repeat):
+            runs["operator"].append(timed(operator, tensors, args.device))
+            if not args.no_loop:
+                runs["loop"].append(timed(loop, tensors, args.device))
+        medians = {side: [statistics.median(run[i] for run in times) for i in (0, 1)] for side, times in runs.items() if times}
+        line = f"{name:22}" + "   ".join(f"{side} {f:8.1f} + {b:8.1f}" for side, (f, b) in medians.items())
+        if "loop" in medians:
+            error = (runs["operator"][0][2] - runs["loop"][0][2]).norm() / runs["loop"][0][2].norm()
+            line += f"   ratio {sum(medians['loop']) / sum(medians['operator']):6.1f}   difference {error:.1e}"
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

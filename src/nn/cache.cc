@@ -1,0 +1,42 @@
+#include "nn/cache.h"
+
+#include <torch/torch.h>
+
+namespace assay::nn {
+namespace {
+
+// The first `length` steps of the memory that x begins; no view in the eyes of autograd, so that x is its only owner.
+at::Tensor first_steps(const at::Tensor& x, int64_t length) {
+  const at::AutoDispatchBelowADInplaceOrView plain;
+  auto sizes = x.sizes().vec();
+  sizes[1] = length;
+  return x.as_strided(sizes, x.strides());
+}
+
+// Room behind x, in steps, when nobody else holds it: memory of ours begins with x, and one batch entry with its room
+// is a stride.
+int64_t room(const at::Tensor& x) {
+  if (x.use_count() > 1 || x.storage().use_count() > 1 || x.storage_offset() != 0 || x.stride(1) <= 0) return 0;
+  const int64_t held = int64_t(x.storage().nbytes()) / x.element_size() / x.stride(1) / x.size(0);
+  return x.stride(0) == held * x.stride(1) ? held - x.size(1) : 0;
+}
+
+}  // namespace
+
+at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
+  at::Tensor& held = state[name];
+  if (at::GradMode::is_enabled()) return held = held.defined() ? at::cat({held, x}, 1) : x;
+  const int64_t length = held.defined() ? held.size(1) : 0, total = length + x.size(1);
+  if (!held.defined() || room(held) < x.size(1)) {
+    auto sizes = x.sizes().vec();
+    sizes[1] = held.defined() ? 2 * total : total;
+    const at::Tensor memory = at::empty(sizes, x.options());
+    if (held.defined()) first_steps(memory, length).copy_(held);
+    held = first_steps(memory, length);
+  }
+  held = first_steps(held, total);
+  held.slice(1, length).copy_(x);
+  return held;
+}
+
+}  // namespace assay::nn

@@ -1,0 +1,14 @@
+#pragma once
+// Tensors of a state that grow by the tokens read.
+#include <string>
+
+#include "nn/mixer.h"
+
+namespace assay::nn {
+
+// Appends x [B, T, …] along time to what the state holds under `name`; returns all of it. Without gradients room is
+// kept for as much again, so a token costs its own bytes, not those of its past; a state that was copied grows apart
+// from its copy. With gradients everything is copied.
+at::Tensor append(State& state, const std::string& name, const at::Tensor& x);
+
+}  // namespace assay::nn

@@ -1,0 +1,71 @@
+// RWKV's channel mixes: a squared ReLU on a token mixed with the one before it.      [Peng et al. 2024; 2025]
+//   δ_t = x_{t−1} − x_t
+//   rwkv5_channel_mix    σ(R x^r) ⊙ W₂ relu(W₁ x^k)²     x^c = x + δ ⊙ (1 − mix_c)
+//   rwkv6_channel_mix    σ(R x^r) ⊙ W₂ relu(W₁ x^k)²     x^c = x + δ ⊙ mix_c
+//   rwkv7_channel_mix    W₂ relu(W₁ x^k)²                x^k = x + δ ⊙ mix_k
+// As RWKV-LM's training code has them, starting values included: W₁ orthogonal, R and W₂ zero.
+#include "nn/rwkv.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "nn/initial_values.h"
+#include "nn/layers.h"
+
+namespace assay::nn {
+namespace {
+
+template <int version>
+struct RwkvChannelMix final : Mixer {
+  static constexpr bool gated = version < 7;
+  struct Config {
+    int64_t d_ff = 0;
+    void fields(auto&& field) {
+      field("d_ff", d_ff, gated ? "hidden width; 0: 3.5 d_model, rounded down to 32" : "hidden width; 0: 4 d_model");
+    }
+  };
+
+  RwkvChannelMix(const Config& c, const Place& p) : place(p) {
+    const int64_t d = p.d_model, hidden = c.d_ff > 0 ? c.d_ff : gated ? d * 7 / 2 / 32 * 32 : 4 * d;
+    mix = register_parameter("mix", torch::zeros({gated ? 2 : 1, d}));
+    in_proj = register_module("in_proj", std::make_shared<Linear>(d, hidden, false));
+    if (gated) r_proj = register_module("r_proj", std::make_shared<Linear>(d, d, false));
+    out_proj = register_module("out_proj", std::make_shared<Linear>(hidden, d, false));
+  }
+
+  at::Tensor forward(const at::Tensor& x, State& state) override {
+    const at::Tensor delta = rwkv::step_back(x, state, "channel_shift"), weights = of_previous(mix.to(x.scalar_type()));
+    const at::Tensor y = out_proj->forward(in_proj->forward(at::addcmul(x, delta, weights[0])).relu().square());
+    return gated ? r_proj->forward(at::addcmul(x, delta, weights[1])).sigmoid() * y : y;
+  }
+
+  // What the token before gets, from the parameter and back.
+  static at::Tensor of_previous(const at::Tensor& weights) { return version == 5 ? 1 - weights : weights; }
+
+  double mixing_flops(int64_t) const override { return 0; }
+
+  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+    const double power = gated ? rwkv::height(place) : std::pow(rwkv::height(place), 4);
+    if (name == "mix") parameter.copy_(of_previous(1 - rwkv::fraction(place.d_model).pow(power)).expand_as(parameter));
+    else if (name == "in_proj.weight") orthogonal(parameter, 1, generator);
+    else parameter.zero_();
+    return true;
+  }
+
+  Place place;
+  std::shared_ptr<Linear> in_proj, r_proj, out_proj;
+  at::Tensor mix;  // [1 or 2, d], of k and r
+};
+
+const RegisterChannelMixer<RwkvChannelMix<5>> five(
+    "rwkv5_channel_mix", "σ(R x^r) ⊙ W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2024]",
+    {{}, {.d_ff = 40}});
+const RegisterChannelMixer<RwkvChannelMix<6>> six(
+    "rwkv6_channel_mix", "σ(R x^r) ⊙ W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2024]",
+    {{}, {.d_ff = 40}});
+const RegisterChannelMixer<RwkvChannelMix<7>> seven(
+    "rwkv7_channel_mix", "W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2025]", {{}, {.d_ff = 40}});
+
+}  // namespace
+}  // namespace assay::nn

@@ -1,0 +1,97 @@
+// Qwen3-Next where every layer is a gated delta net and every feed-forward layer is dense.
+#include "nn/hugging_face/family.h"
+
+namespace assay::nn::hugging_face {
+namespace {
+
+// Every layer's kind must be written out and linear; absent, transformers makes each fourth an attention layer.
+void expect_linear_layers(const Settings& s, int64_t layers) {
+  const auto kinds = s.get<nlohmann::json>("layer_types");
+  const auto linear = [](const nlohmann::json& kind) { return kind == "linear_attention"; };
+  if (!kinds.is_array() || int64_t(kinds.size()) != layers || !std::ranges::all_of(kinds, linear))
+    s.expect("layer_types", {"linear_attention in every layer"});
+}
+
+std::string toml(const Settings& s) {
+  s.expect("hidden_act", {"silu"});
+  s.expect("num_experts", {0});
+  const auto layers = s.get<int64_t>("num_hidden_layers");
+  expect_linear_layers(s, layers);
+  const auto eps = s.get<double>("rms_norm_eps", 1e-6);
+  return fmt::format(
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"gated_delta_net\"]\nchannel_mixer = "
+      "\"swiglu\"\nnorm = \"zero_centered_rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
+      "[model.gated_delta_net]\nnum_heads = {}\nnum_key_heads = {}\nhead_dim = {}\nvalue_head_dim = {}\nconv_width = "
+      "{}\nnorm_eps = {}\n[model.swiglu]\nd_ff = {}\n",
+      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), layers, eps,
+      s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("linear_num_value_heads"),
+      s.get<int64_t>("linear_num_key_heads"), s.get<int64_t>("linear_key_head_dim"),
+      s.get<int64_t>("linear_value_head_dim"), s.get<int64_t>("linear_conv_kernel_dim", 4), eps,
+      s.get<int64_t>("intermediate_size"));
+}
+
+nlohmann::json config(const Expanded& m) {
+  const DeltaShape shape = delta_shape(m);
+  const auto layers = m.get<int64_t>("num_layers");
+  if (m.get<double>("gated_delta_net.norm_eps") != m.get<double>("norm_eps"))
+    fail("model.gated_delta_net.norm_eps must be model.norm_eps");
+  std::vector<int64_t> dense;
+  for (int64_t i = 0; i < layers; ++i) dense.push_back(i);
+  return {{"architectures", {"Qwen3NextForCausalLM"}},
+          {"decoder_sparse_step", 1},
+          {"hidden_act", "silu"},
+          {"hidden_size", m.get<int64_t>("d_model")},
+          {"intermediate_size", gated_width(m, "swiglu")},
+          {"layer_types", std::vector<std::string>(size_t(layers), "linear_attention")},
+          {"linear_conv_kernel_dim", m.get<int64_t>("gated_delta_net.conv_width")},
+          {"linear_key_head_dim", shape.key_dim},
+          {"linear_num_key_heads", shape.key_heads},
+          {"linear_num_value_heads", shape.heads},
+          {"linear_value_head_dim", shape.value_dim},
+          {"mlp_only_layers", dense},
+          {"num_experts", 0},
+          {"num_hidden_layers", layers},
+          {"rms_norm_eps", m.get<double>("norm_eps")},
+          {"tie_word_embeddings", m.get<bool>("tie_embeddings")}};
+}
+
+std::vector<Rule> rules(const Expanded& m) {
+  const DeltaShape shape = delta_shape(m);
+  const int64_t shared = shape.heads / shape.key_heads, values = shared * shape.value_dim;  // of one key head
+  std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}}, {"norm.weight", {{"model.norm.weight"}}}};
+  if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
+  for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
+    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("model.layers.{}.", i),
+                      a = theirs + "linear_attn.";
+    out.push_back({ours + "mixer_norm.weight", {{theirs + "input_layernorm.weight"}}});
+    out.push_back({ours + "channel_norm.weight", {{theirs + "post_attention_layernorm.weight"}}});
+    out.push_back({ours + "mixer.qkvz_proj.weight",
+                   {{a + "in_proj_qkvz.weight",
+                     1,
+                     Layout::same,
+                     {shape.key_dim, shape.key_dim, values, values},
+                     shape.key_heads}}});
+    out.push_back({ours + "mixer.ba_proj.weight",
+                   {{a + "in_proj_ba.weight", 1, Layout::same, {shared, shared}, shape.key_heads}}});
+    out.push_back({ours + "mixer.conv.weight", {{a + "conv1d.weight", 1, Layout::unsqueezed}}});
+    for (const char* same : {"A_log", "dt_bias", "norm.weight", "out_proj.weight"})
+      out.push_back({ours + "mixer." + same, {{a + same}}});
+    add_gated_mlp(out, ours, theirs);
+  }
+  return out;
+}
+
+const bool registered = families().add("qwen3_next", {.prefix = "model.",
+                                                      .left_out = {},
+                                                      .requires_ = {{"pattern", {"[\"gated_delta_net\"]"}},
+                                                                    {"channel_mixer", {"\"swiglu\""}},
+                                                                    {"swiglu.bias", {"false"}},
+                                                                    {"norm", {"\"zero_centered_rmsnorm\""}},
+                                                                    {"embedding_norm", {"false"}},
+                                                                    {"positions", {"\"none\""}}},
+                                                      .toml = toml,
+                                                      .config = config,
+                                                      .rules = rules});
+
+}  // namespace
+}  // namespace assay::nn::hugging_face

@@ -1,0 +1,95 @@
+// Gated DeltaNet: the delta rule on a state that decays first.                        [Yang et al. 2025, eq. 10]
+//   q, k, v = silu(conv(W x)), q and k of unit length     β = σ(W_β x)     g = −exp(A_log) softplus(W_a x + b)
+//   S' = exp(g_t) S_{t−1}     S_t = S' + k_t β_t (v_t − S'ᵀ k_t)ᵀ          y_t = S_tᵀ q_t / √K
+//   out = W_o (RMSNorm_head(y) ⊙ silu(W_z x))
+// As flash-linear-attention and Qwen3-Next have it: each value head has a β and g; several may share a key head.
+// Starting values as there: exp(A_log) uniform in [0, 16], softplus(b) log-uniform in [0.001, 0.1].
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "nn/initial_values.h"
+#include "nn/layers.h"
+#include "nn/short_conv.h"
+#include "ops/delta_rule/delta_rule.h"
+
+namespace assay::nn {
+namespace {
+
+struct GatedDeltaNet final : Mixer {
+  struct Config {
+    int64_t num_heads = 4, num_key_heads = 0, head_dim = 0, value_head_dim = 0, conv_width = 4;
+    double norm_eps = 1e-5;
+    void fields(auto&& field) {
+      field("num_heads", num_heads, "heads of the values, and of the state");
+      field("num_key_heads", num_key_heads, "heads of queries and keys; divides num_heads; 0: num_heads");
+      field("head_dim", head_dim, "of queries and keys; 0: 3/4 d_model / num_heads");
+      field("value_head_dim", value_head_dim, "of the values; 0: 2 head_dim");
+      field("conv_width", conv_width, "taps of the convolution; 0: none");
+      field("norm_eps", norm_eps, "of the norm of each head");
+    }
+  };
+
+  static Config expanded(Config c, int64_t d_model) {
+    if (c.num_key_heads == 0) c.num_key_heads = c.num_heads;
+    if (c.head_dim == 0) c.head_dim = head_width("gated_delta_net", 3 * d_model / 4, c.num_heads);
+    if (c.value_head_dim == 0) c.value_head_dim = 2 * c.head_dim;
+    head_width("gated_delta_net", c.num_heads, c.num_key_heads);
+    if (c.head_dim < 1 || c.value_head_dim < 1) fail("gated_delta_net: head_dim and value_head_dim must be positive");
+    return c;
+  }
+
+  GatedDeltaNet(const Config& c, int64_t d_model)
+      : config(expanded(c, d_model)),
+        K(config.num_key_heads * config.head_dim),
+        V(config.num_heads * config.value_head_dim) {
+    qkvz_proj = register_module("qkvz_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
+    ba_proj = register_module("ba_proj", std::make_shared<Linear>(d_model, 2 * config.num_heads, false));
+    conv = register_module("conv", std::make_shared<ShortConv>(2 * K + V, config.conv_width, false));
+    norm = register_module("norm", std::make_shared<Norm>("rmsnorm", config.value_head_dim, config.norm_eps));
+    out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
+    A_log = register_parameter("A_log", torch::zeros({config.num_heads}));
+    dt_bias = register_parameter("dt_bias", torch::zeros({config.num_heads}));
+  }
+
+  at::Tensor forward(const at::Tensor& x, State& state) override {
+    const auto qkv_z = qkvz_proj->forward(x).split_with_sizes({2 * K + V, V}, -1);
+    const auto part = conv->forward(qkv_z[0], state).split_with_sizes({K, K, V}, -1);
+    const auto keys = [&](const at::Tensor& t) { return unit_length(split_heads(t, config.num_key_heads)); };
+    const auto ba = wide(ba_proj->forward(x)).chunk(2, -1);
+    const at::Tensor g = -A_log.exp() * at::softplus(ba[1] + dt_bias);
+    at::Tensor y;
+    std::tie(y, state["S"]) =
+        ops::gated_delta_rule(keys(part[0]), keys(part[1]), split_heads(part[2], config.num_heads), g, ba[0].sigmoid(),
+                              1 / std::sqrt(double(config.head_dim)), state.find("S"));
+    return out_proj->forward(norm->forward(y).flatten(2) * at::silu(qkv_z[1]));
+  }
+
+  double mixing_flops(int64_t) const override {
+    return 7.0 * double(config.head_dim * V) + double(2 * config.conv_width * (2 * K + V));
+  }
+  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+    if (name == "A_log") log_of_uniform(parameter, 0, 16, generator);
+    else if (name == "dt_bias") log_uniform_steps(parameter, generator);
+    else return conv->initialise(name, parameter, generator);
+    return true;
+  }
+
+  Config config;
+  int64_t K, V;  // of all heads
+  std::shared_ptr<Linear> qkvz_proj, ba_proj, out_proj;
+  std::shared_ptr<ShortConv> conv;
+  std::shared_ptr<Norm> norm;
+  at::Tensor A_log, dt_bias;
+};
+
+const RegisterMixer<GatedDeltaNet> registered(
+    "gated_delta_net",
+    "S' = exp(g_t) S_{t−1}, S_t = S' + k_t β_t (v_t − S'ᵀ k_t)ᵀ, y_t = S_tᵀ q_t / √K, gated by silu(z_t) [Yang et al. "
+    "2025]",
+    {{},
+     {.num_heads = 6, .num_key_heads = 2, .head_dim = 5, .value_head_dim = 7, .conv_width = 2},
+     {.num_heads = 3, .conv_width = 0}});
+
+}  // namespace
+}  // namespace assay::nn

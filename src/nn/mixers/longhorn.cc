@@ -1,0 +1,83 @@
+// Longhorn's mixer: each channel's state is the closed-form answer of an online regression, in Mamba's block.
+//   x, z = W_in h     x ← silu(conv(x))     r, k, q = W_x x     β = σ(W_β r + b)     ε = β / (1 + β kᵀk)
+//   S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t        y_t = S_t q_t + D ⊙ x_t     [Liu et al. 2024, Alg. 1]
+//   out = W_out (y ⊙ silu(z))
+// As the official code has it, β comes through a low rank (the paper: a full matrix). scalar_beta: one β for all
+// channels. exact: S_t = S_{t−1} (I − ε_t k_t k_tᵀ) + …, before the diagonal approximation. b starts at 0: β near ½.
+#include "ops/longhorn/longhorn.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "nn/layers.h"
+#include "nn/short_conv.h"
+
+namespace assay::nn {
+namespace {
+
+struct Longhorn final : Mixer {
+  struct Config {
+    int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
+    bool scalar_beta = false, exact = false;
+    void fields(auto&& field) {
+      field("state_size", state_size, "N, states a channel");
+      field("expand", expand, "inner channels over d_model");
+      field("conv_width", conv_width, "taps of the convolution; 0: none");
+      field("dt_rank", dt_rank, "rank of the projection to β; 0: d_model / 16, rounded up");
+      field("scalar_beta", scalar_beta, "one β for all channels");
+      field("exact", exact, "the update before its diagonal approximation");
+    }
+  };
+
+  Longhorn(const Config& c, int64_t d_model) : config(c), inner(c.expand * d_model) {
+    if (c.state_size < 1 || c.expand < 1) fail("longhorn: state_size and expand must be positive");
+    if (config.dt_rank <= 0) config.dt_rank = (d_model + 15) / 16;
+    const int64_t betas = c.scalar_beta ? 1 : inner;
+    in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));
+    conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, true));
+    x_proj = register_module("x_proj", std::make_shared<Linear>(inner, config.dt_rank + 2 * c.state_size, false));
+    dt_proj = register_module("dt_proj", std::make_shared<Linear>(config.dt_rank, betas, false));
+    out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
+    dt_bias = register_parameter("dt_bias", torch::zeros({betas}));
+    D = register_parameter("D", torch::ones({inner}));
+  }
+
+  at::Tensor forward(const at::Tensor& h, State& state) override {
+    const auto xz = in_proj->forward(h).chunk(2, -1);
+    const at::Tensor x = conv->forward(xz[0], state);
+    const auto part = x_proj->forward(x).split_with_sizes({config.dt_rank, config.state_size, config.state_size}, -1);
+    at::Tensor y;
+    std::tie(y, state["S"]) =
+        ops::longhorn(x, dt_proj->forward(part[0]), part[1], part[2], D, xz[1], dt_bias, config.exact, state.find("S"));
+    return out_proj->forward(y);
+  }
+
+  double mixing_flops(int64_t) const override {
+    return double(inner) * double(8 * config.state_size + 2 * config.conv_width);
+  }
+
+  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+    if (name != "dt_proj.weight") return conv->initialise(name, parameter, generator);
+    const double bound = 1 / std::sqrt(double(config.dt_rank));
+    parameter.uniform_(-bound, bound, generator);
+    return true;
+  }
+
+  Config config;
+  int64_t inner;
+  std::shared_ptr<Linear> in_proj, x_proj, dt_proj, out_proj;
+  std::shared_ptr<ShortConv> conv;
+  at::Tensor dt_bias, D;
+};
+
+const RegisterMixer<Longhorn> registered(
+    "longhorn",
+    "S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t, ε = β / (1 + β kᵀk), y_t = S_t q_t + D x_t, gated [Liu et "
+    "al. 2024]",
+    {{},
+     {.state_size = 5, .expand = 1, .conv_width = 2, .dt_rank = 3, .scalar_beta = true},
+     {.state_size = 6, .exact = true}});
+
+}  // namespace
+}  // namespace assay::nn

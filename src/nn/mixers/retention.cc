@@ -1,0 +1,71 @@
+// Retention: linear attention whose state decays by one constant per head.      [RetNet, Sun et al. 2023, eq. 5–8]
+//   S_t = γ_h S_{t−1} + k_t v_tᵀ     y_t = S_tᵀ q_t / √K     γ_h = 1 − 2^(−5−h)     q, k rotated by their position
+//   out = W_o (RMSNorm_head(y) ⊙ silu(W_g x))
+// As flash-linear-attention has it: the norm carries a weight; the rotation decays nothing (the paper's xPos does).
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "nn/layers.h"
+#include "nn/mixer.h"
+#include "ops/linear_attention/linear_attention.h"
+
+namespace assay::nn {
+namespace {
+
+struct Retention final : Mixer {
+  struct Config {
+    int64_t num_heads = 4;
+    double expand_v = 2, rope_base = 10000, norm_eps = 1e-5;
+    void fields(auto&& field) {
+      field("num_heads", num_heads, "heads; divides d_model into even parts");
+      field("expand_v", expand_v, "width of the values over d_model");
+      field("rope_base", rope_base, "base of the rotary frequencies");
+      field("norm_eps", norm_eps, "of the norm of each head");
+    }
+  };
+
+  Retention(const Config& c, int64_t d_model)
+      : config(c),
+        K(d_model),
+        V(std::llround(c.expand_v * double(d_model))),
+        rotary(head_width("retention", K, c.num_heads), c.rope_base) {
+    if (K / c.num_heads % 2)
+      fail("retention: heads of {} channels cannot be rotated; they must be even", K / c.num_heads);
+    qkvg_proj = register_module("qkvg_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
+    norm =
+        register_module("norm", std::make_shared<Norm>("rmsnorm", head_width("retention", V, c.num_heads), c.norm_eps));
+    out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
+    log_decay = register_buffer("log_decay", at::log1p(-at::exp2(-5 - at::arange(c.num_heads, at::kDouble))));
+  }
+
+  at::Tensor forward(const at::Tensor& x, State& state) override {
+    const int64_t position = state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
+    state["position"] = at::full({}, position + x.size(1), at::kLong);
+    const auto part = qkvg_proj->forward(x).split_with_sizes({K, K, V, V}, -1);
+    const auto rotated = [&](const at::Tensor& t) { return rotary(split_heads(t, config.num_heads), position); };
+    const at::Tensor g = log_decay.to(wide(x).scalar_type()).expand({x.size(0), x.size(1), config.num_heads});
+    at::Tensor y;
+    std::tie(y, state["S"]) =
+        ops::simple_gla(rotated(part[0]), rotated(part[1]), split_heads(part[2], config.num_heads), g,
+                        std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
+    return out_proj->forward(norm->forward(y).flatten(2) * at::silu(part[3]));
+  }
+
+  double mixing_flops(int64_t) const override { return 5.0 * double(K * V) / double(config.num_heads); }
+
+  Config config;
+  int64_t K, V;  // of all heads
+  Rotary rotary;
+  std::shared_ptr<Linear> qkvg_proj, out_proj;
+  std::shared_ptr<Norm> norm;
+  at::Tensor log_decay;  // ln γ [H]
+};
+
+const RegisterMixer<Retention> registered(
+    "retention",
+    "S_t = γ_h S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t / √K, γ_h = 1 − 2^(−5−h), q and k rotated [RetNet, Sun et al. 2023]",
+    {{}, {.num_heads = 3, .expand_v = 1, .rope_base = 500}});
+
+}  // namespace
+}  // namespace assay::nn

@@ -1,0 +1,93 @@
+// RWKV-6's time mix (Finch): linear attention with a decay for every key channel and token, and a bonus for the
+// present token.                                                                     [Peng et al. 2024, §4.2]
+//   δ_t = x_{t−1} − x_t     m = tanh((x + δ ⊙ mix_x) M₁), in five parts
+//   x^c = x + δ ⊙ (mix_c + m_c M₂^c)  for c in w, k, v, r, g
+//   r, k, v, g = W x^r, W x^k, W x^v, W x^g     ln w = −exp(w₀ + tanh(x^w W₁) W₂)
+//   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t     S_t = diag(w_t) S_{t−1} + k_t v_tᵀ
+//   out = W_o (LayerNorm_head(y) ⊙ silu(g))
+// As RWKV-LM's training code (x060) has it, starting values included.
+#include <torch/torch.h>
+
+#include "nn/layers.h"
+#include "nn/rwkv.h"
+#include "ops/linear_attention/linear_attention.h"
+
+namespace assay::nn {
+namespace {
+
+struct Rwkv6 final : Mixer {
+  struct Config {
+    int64_t num_heads = 0, mix_rank = 32, decay_rank = 64;
+    double norm_eps = 64e-5;
+    void fields(auto&& field) {
+      field("num_heads", num_heads, "0: heads of 64 channels");
+      field("mix_rank", mix_rank, "rank of each of the five mixes");
+      field("decay_rank", decay_rank, "rank of the decay");
+      field("norm_eps", norm_eps, "of the norm of each head");
+    }
+  };
+
+  Rwkv6(const Config& c, const Place& p) : config(c), place(p) {
+    const int64_t d = p.d_model;
+    if (config.num_heads == 0) config.num_heads = d / 64;
+    head_dim = head_width("rwkv6", d, config.num_heads);
+    if (c.mix_rank < 1 || c.decay_rank < 1) fail("rwkv6: mix_rank and decay_rank must be positive");
+    mix_x = register_parameter("mix_x", torch::zeros({d}));
+    mix = register_parameter("mix", torch::zeros({5, d}));
+    mix_proj = register_module("mix_proj", std::make_shared<Linear>(d, 5 * c.mix_rank, false));
+    mix_up = register_parameter("mix_up", torch::zeros({5, c.mix_rank, d}));
+    const auto linear = [&](const char* name) { return register_module(name, std::make_shared<Linear>(d, d, false)); };
+    r_proj = linear("r_proj"), k_proj = linear("k_proj"), v_proj = linear("v_proj"), g_proj = linear("g_proj"),
+    out_proj = linear("out_proj");
+    decay = register_module("decay", std::make_shared<LowRank>(d, c.decay_rank, d, true, "tanh"));
+    bonus = register_parameter("bonus", torch::zeros({config.num_heads, head_dim}));
+    norm = register_module("norm", std::make_shared<Norm>("layernorm", d, c.norm_eps, config.num_heads));
+  }
+
+  at::Tensor forward(const at::Tensor& x, State& state) override {
+    const at::Tensor delta = rwkv::step_back(x, state, "shift");
+    const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
+    const at::Tensor m = split_heads(mix_proj->forward(at::addcmul(x, delta, mix_x.to(x.scalar_type()))).tanh(), 5);
+    const at::Tensor weights =
+        at::einsum("btcr,crd->cbtd", {m, mix_up.to(x.scalar_type())}) + mix.to(x.scalar_type()).view({5, 1, 1, -1});
+    const auto mixed = [&](int64_t i) { return at::addcmul(x, delta, weights[i]); };
+    at::Tensor y;
+    std::tie(y, state["S"]) =
+        ops::rwkv6(heads(r_proj->forward(mixed(3))), heads(k_proj->forward(mixed(1))), heads(v_proj->forward(mixed(2))),
+                   heads(-wide(decay->forward(mixed(0))).exp()), bonus, 1, state.find("S"));
+    return out_proj->forward(norm->forward(y.flatten(2)) * at::silu(g_proj->forward(mixed(4))));
+  }
+
+  double mixing_flops(int64_t) const override {
+    return double(place.d_model) * double(7 * head_dim + 10 * config.mix_rank);
+  }
+
+  bool initialise(const std::string& name, at::Tensor& p, at::Generator generator) override {
+    const at::Tensor i = rwkv::fraction(place.d_model), whole = i.pow(rwkv::height(place)),
+                     half = i.pow(0.5 * rwkv::height(place));
+    if (name == "mix_x") p.copy_(1 - whole);
+    else if (name == "mix") p.copy_(1 - at::stack({whole, whole, whole + 0.3 * rwkv::depth(place), half, half}));
+    else if (name == "mix_proj.weight" || name == "decay.down_proj.weight") p.zero_();
+    else if (name == "mix_up" || name == "decay.up_proj.weight") p.uniform_(-0.01, 0.01, generator);
+    else if (name == "decay.up_proj.bias") p.copy_(rwkv::decay_start(place));
+    else if (name == "bonus") p.copy_(rwkv::bonus_start(place).view_as(p));
+    else return rwkv::initialise_time_mix(name, p, place, generator);
+    return true;
+  }
+
+  Config config;
+  Place place;
+  int64_t head_dim;
+  std::shared_ptr<Linear> mix_proj, r_proj, k_proj, v_proj, g_proj, out_proj;
+  std::shared_ptr<LowRank> decay;
+  std::shared_ptr<Norm> norm;
+  at::Tensor mix_x, mix, mix_up, bonus;  // [d]; [5, d] and [5, rank, d], of w, k, v, r, g; u [H, N]
+};
+
+const RegisterMixer<Rwkv6> registered(
+    "rwkv6",
+    "S_t = diag(w_t) S_{t−1} + k_t v_tᵀ, y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t, w from the token [Peng et al. 2024]",
+    {{.num_heads = 3}, {.num_heads = 4, .mix_rank = 3, .decay_rank = 5}});
+
+}  // namespace
+}  // namespace assay::nn

@@ -1,0 +1,20 @@
+#pragma once
+// The short causal convolution along time that recurrent mixers put before their recurrence.          [H3; Mamba]
+//   y_t = silu(Σ_j w_j ⊙ x_{t−K+1+j} + b)     depthwise, K taps, zeros before the start; K = 0: silu alone
+#include "nn/mixer.h"
+
+namespace assay::nn {
+
+struct ShortConv : torch::nn::Module {
+  // width 0 to 8; activation "silu" or "none"
+  ShortConv(int64_t channels, int64_t width, bool with_bias, std::string activation = "silu");
+  // x [B, T, channels] → the same; reads and replaces state["conv"], the last K − 1 inputs [B, channels, K − 1].
+  at::Tensor forward(const at::Tensor& x, State& state) const;
+  // For Mixer::initialise: conv.weight and conv.bias uniform in ±1/√K, as torch's Conv1d does. True when it was one.
+  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator) const;
+
+  at::Tensor weight, bias;  // [channels, K], [channels]; undefined where there is none
+  std::string activation;
+};
+
+}  // namespace assay::nn

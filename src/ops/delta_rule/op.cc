@@ -1,0 +1,94 @@
+// assay::delta_rule, gated_delta_rule, rwkv7: checks and registration.
+#include <torch/torch.h>
+
+#include "ops/delta_rule/delta_rule.h"
+#include "ops/matrix_state/matrix_state.h"
+#include "ops/paths.h"
+
+namespace assay::ops {
+namespace {
+
+// g [B, T, H] or undefined for none.
+std::tuple<at::Tensor, at::Tensor> gated(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k,
+                                         const at::Tensor& v, const at::Tensor& g, const at::Tensor& beta, double scale,
+                                         const OptionalTensor& initial_state) {
+  const auto real = real_dtype(sequence_dtype({q, k, v, g, beta}));
+  const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
+    const at::Tensor rate = s[4].to(real).unsqueeze(-1);
+    const at::Tensor key = with_heads(s[1].to(real), rate.size(2)), value = with_heads(s[2].to(real), rate.size(2));
+    MatrixState steps{.low = Low::rank_one, .q = s[0].to(real) * scale, .a = -rate * key, .b = key, .c = rate * value};
+    if (s[3].defined()) {
+      steps.decay = at::exp(s[3].to(real)).unsqueeze(-1);
+      steps.a = steps.a * steps.decay;  // the rule reads the state behind its decay
+    }
+    return steps;
+  };
+  const at::Tensor state =
+      first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, q);
+  const auto [out, last] = recurrence(prepare, {q, k, v, g, beta}, state, shape.time);
+  return {out.to(q.scalar_type()), last};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                              const at::Tensor& beta, double scale,
+                                              const OptionalTensor& initial_state) {
+  const HeadShape shape = check_heads("delta_rule", "q", q, k, v);
+  check_gate("delta_rule", "beta", beta, shape, q);
+  check_state("delta_rule", initial_state, shape, q);
+  return gated(shape, q, k, v, {}, beta, scale, initial_state);
+}
+
+std::tuple<at::Tensor, at::Tensor> gated_delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                    const at::Tensor& g, const at::Tensor& beta, double scale,
+                                                    const OptionalTensor& initial_state) {
+  const HeadShape shape = check_heads("gated_delta_rule", "q", q, k, v);
+  check_gate("gated_delta_rule", "g", g, shape, q);
+  check_gate("gated_delta_rule", "beta", beta, shape, q);
+  check_state("gated_delta_rule", initial_state, shape, q);
+  return gated(shape, q, k, v, g, beta, scale, initial_state);
+}
+
+std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& w, const at::Tensor& k,
+                                         const at::Tensor& v, const at::Tensor& a, const at::Tensor& b, double scale,
+                                         const OptionalTensor& initial_state) {
+  const HeadShape shape = check_heads("rwkv7", "r", r, k, v);
+  for (const auto& [name, tensor] : {std::pair("r", &r), {"w", &w}, {"k", &k}, {"a", &a}, {"b", &b}})
+    check_gate("rwkv7", name, *tensor, shape, r, shape.key_dim);
+  check_shape("rwkv7", "v", v, {shape.batch, shape.time, shape.heads, shape.value_dim}, "[B, T, H, V]");
+  check_state("rwkv7", initial_state, shape, r);
+  const auto real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
+  const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
+    return MatrixState{.low = Low::rank_one,
+                       .q = s[0].to(real) * scale,
+                       .k = s[2].to(real),
+                       .v = s[3].to(real),
+                       .decay = at::exp(s[1].to(real)),
+                       .a = s[4].to(real),
+                       .b = s[5].to(real)};
+  };
+  const at::Tensor state =
+      first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, r);
+  const auto [out, last] = recurrence(prepare, {r, w, k, v, a, b}, state, shape.time);
+  return {out.to(r.scalar_type()), last};
+}
+
+const bool registered_paths =
+    register_matrix_state("delta_rule") && register_matrix_state("gated_delta_rule") && register_matrix_state("rwkv7");
+TORCH_LIBRARY_FRAGMENT(assay, m) {
+  m.def(
+      "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, Tensor? initial_state=None) -> (Tensor out, "
+      "Tensor final_state)",
+      delta_rule);
+  m.def(
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor? initial_state=None) "
+      "-> (Tensor out, Tensor final_state)",
+      gated_delta_rule);
+  m.def(
+      "rwkv7(Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, float scale, Tensor? initial_state=None) -> "
+      "(Tensor out, Tensor final_state)",
+      rwkv7);
+}
+
+}  // namespace assay::ops

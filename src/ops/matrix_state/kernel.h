@@ -1,0 +1,59 @@
+#pragma once
+// The recurrence of matrix_state.h on raw memory, one step after another, the state in the first cache.
+//   r_t   = S_{t−1}ᵀ a_t                                                                       [B, T, H, V]
+//   S_t   = diag(decay_t) S_{t−1} + k_t v_tᵀ + b_t (c_t + e_t ⊙ r_t)ᵀ                          [B, H, K, V]
+//           …                                + (a_t e_tᵀ) ⊙ S_{t−1}      Low::diagonal, in place of b (c + e ⊙ r)ᵀ
+//   out_t = S_tᵀ q_t,   or  (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ q_t  when u is there                 [B, T, H, V]
+// Longhorn is Low::diagonal, and with Low::rank_one exact; everything else has e = 1. Gradient, times: README.md.
+//
+// The forward stores the state at the start of each kChunk steps; the backward computes the states between again.
+#include "ops/kernel.h"
+
+namespace assay::ops {
+
+enum class Low { none, rank_one, diagonal };
+
+// [B, T, G, D], the last two contiguous; head h reads ⌊h / (H/G)⌋. Strides may be 0. data == nullptr: absent.
+struct Heads {
+  View rows;
+  int64_t heads = 1;
+  explicit operator bool() const { return bool(rows); }
+};
+
+struct MatrixStateForward {
+  DType dtype;  // of everything: f32 or f64
+  Low low;
+  int64_t batch, time, heads, key_dim, value_dim, decay_dim;  // decay_dim: 1 or key_dim
+  Heads q, k;                                                 // in  [B, T, ·, K]; k, v, absent: 0
+  Heads v;                                                    // in  [B, T, ·, V]
+  Heads decay;                                                // in  [B, T, H, decay_dim]; absent: 1
+  Heads a, b;                                                 // in  [B, T, H, K]
+  Heads c, e;                                                 // in  [B, T, H, V]; absent: 0 and 1
+  const void* u;                                              // in  [H, K] or null
+  const void* initial_state;                                  // in  [B, H, K, V]
+  void* out;                                                  // out [B, T, H, V]
+  void* final_state;                                          // out [B, H, K, V]
+  void* chunk_states;  // out [B, num_chunks, H, K, V], the state before each chunk; null when no gradient is wanted
+};
+
+struct MatrixStateBackward {
+  MatrixStateForward forward;  // the inputs as they were; out and final_state are not read; chunk_states is
+  const void* dout;            // in  [B, T, H, V]
+  const void* dfinal_state;    // in  [B, H, K, V] or null
+  void *dq, *dk, *da, *db;     // out [B, T, H, K], by head even where heads share an input; null where absent
+  void* ddecay;                // out [B, T, H, decay_dim] or null
+  void *dv, *dc, *de;          // out [B, T, H, V] or null
+  void* du;                    // out [H, K] or null
+  void* dinitial_state;        // out [B, H, K, V]
+};
+
+// Highway, run-time dispatch. The bits do not depend on the number of threads.
+namespace cpu {
+constexpr int64_t kStateChunk = 32;
+size_t workspace_bytes(const MatrixStateForward&);
+size_t workspace_bytes(const MatrixStateBackward&);
+void matrix_state(const MatrixStateForward&, void* workspace, const ParallelFor&);
+void matrix_state(const MatrixStateBackward&, void* workspace, const ParallelFor&);
+}  // namespace cpu
+
+}  // namespace assay::ops

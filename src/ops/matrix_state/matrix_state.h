@@ -1,0 +1,41 @@
+#pragma once
+// The recurrence behind every operator whose state is a matrix per head.
+//   S_t   = diag(decay_t) S_{t−1} + k_t v_tᵀ + b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ                 [B, H, K, V]
+//           …                                + (a_t e_tᵀ) ⊙ S_{t−1}     Low::diagonal, in place of b (c + e ⊙ Sᵀa)ᵀ
+//   out_t = S_tᵀ q_t,   or  (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ q_t  when u is there                 [B, T, H, V]
+// docs/operators.md says which operator is which case of it; README.md derives the ways to compute it.
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ops/matrix_state/kernel.h"
+#include "ops/matrix_state/steps.h"
+
+namespace assay::ops {
+
+// All of one dtype, float32 or float64; those with fewer heads than H are shared as steps.h says.
+struct MatrixState {
+  Low low = Low::none;
+  at::Tensor q;      // [B, T, ·, K]
+  at::Tensor k, v;   // [B, T, ·, K], [B, T, ·, V]; undefined: nothing is written but by b
+  at::Tensor decay;  // [B, T, H, K] or [B, T, H, 1]; in [0, 1] for a state that does not grow, 0 is exact; undefined: 1
+  at::Tensor a, b;   // [B, T, ·, K]; b undefined when diagonal
+  at::Tensor c, e;   // [B, T, ·, V]; undefined: 0 and 1
+  at::Tensor u;      // [H, K]
+};
+// From the op's own arguments to the recurrence's, for any piece of time; in differentiable tensor arithmetic.
+using Prepare = std::function<MatrixState(const std::vector<at::Tensor>& arguments)>;
+
+// out [B, T, H, V] and the state after the last step, in the dtype of `initial_state` [B, H, K, V]. `arguments` as
+// in_segments takes them. On the CPU the kernel; elsewhere `chunked` in segments, which has no Low::diagonal and no e.
+std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
+                                              const at::Tensor& initial_state, int64_t time, int64_t chunk_size = 64);
+bool register_matrix_state(const std::string& op);  // the paths that recurrence() takes
+
+// By chunks of up to chunk_size, a power of two, as batched matrix products; any device; through autograd.
+std::tuple<at::Tensor, at::Tensor> chunked(const MatrixState& steps, const at::Tensor& state, int64_t chunk_size);
+
+}  // namespace assay::ops

@@ -1,0 +1,154 @@
+// The recurrence as an autograd function around the kernel, and the choice of the path.
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "ops/matrix_state/matrix_state.h"
+#include "ops/parallel.h"
+#include "ops/paths.h"
+#include "ops/segments.h"
+
+namespace assay::ops {
+namespace {
+
+// Steps that batched products work on at once: tensors of about 2²⁴ numbers fill a GPU.
+int64_t segment_length(const at::Tensor& state) {
+  const int64_t step = state.size(0) * state.size(1) * std::max(state.size(2), state.size(3));
+  return std::clamp<int64_t>((int64_t(1) << 24) / step, 64, 4096) / 64 * 64;
+}
+
+Heads heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
+
+MatrixStateForward describe(const MatrixState& s, const at::Tensor& state) {
+  MatrixStateForward p{kernel_dtype(state.scalar_type()), s.low};
+  p.batch = state.size(0), p.time = s.q.size(1), p.heads = state.size(1);
+  p.key_dim = state.size(2), p.value_dim = state.size(3), p.decay_dim = s.decay.defined() ? s.decay.size(3) : 1;
+  p.q = heads(s.q), p.k = heads(s.k), p.v = heads(s.v), p.decay = heads(s.decay);
+  p.a = heads(s.a), p.b = heads(s.b), p.c = heads(s.c), p.e = heads(s.e);
+  p.u = data(s.u), p.initial_state = data(state);
+  return p;
+}
+
+template <class Work>  // MatrixStateForward or …Backward
+void launch(const Work& work) {
+  cpu::matrix_state(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(), at_parallel_for());
+}
+
+struct Outputs {
+  at::Tensor out, final_state, chunk_states;
+};
+Outputs run(const MatrixState& steps, const at::Tensor& state, bool with_gradient) {
+  MatrixStateForward p = describe(steps, state);
+  Outputs outputs{at::empty({p.batch, p.time, p.heads, p.value_dim}, state.options()), at::empty_like(state), {}};
+  const int64_t chunks = (p.time + cpu::kStateChunk - 1) / cpu::kStateChunk;
+  if (with_gradient)
+    outputs.chunk_states = at::empty({p.batch, chunks, p.heads, p.key_dim, p.value_dim}, state.options());
+  p.out = data(outputs.out), p.final_state = data(outputs.final_state), p.chunk_states = data(outputs.chunk_states);
+  launch(p);
+  return outputs;
+}
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Recurrence : torch::autograd::Function<Recurrence> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const OptionalTensor& k,
+                               const OptionalTensor& v, const OptionalTensor& decay, const OptionalTensor& a,
+                               const OptionalTensor& b, const OptionalTensor& c, const OptionalTensor& e,
+                               const OptionalTensor& u, const at::Tensor& state, int64_t low) {
+    const MatrixState s{Low(low),
+                        q,
+                        or_undefined(k),
+                        or_undefined(v),
+                        or_undefined(decay),
+                        or_undefined(a),
+                        or_undefined(b),
+                        or_undefined(c),
+                        or_undefined(e),
+                        or_undefined(u)};
+    const Outputs outputs = run(s, state, true);
+    ctx->save_for_backward({q, s.k, s.v, s.decay, s.a, s.b, s.c, s.e, s.u, state, outputs.chunk_states});
+    ctx->saved_data["low"] = low;
+    ctx->set_materialize_grads(false);
+    return {outputs.out, outputs.final_state};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const variable_list saved = ctx->get_saved_variables();
+    const MatrixState s{Low(ctx->saved_data["low"].toInt()),
+                        saved[0],
+                        saved[1],
+                        saved[2],
+                        saved[3],
+                        saved[4],
+                        saved[5],
+                        saved[6],
+                        saved[7],
+                        saved[8]};
+    const at::Tensor& state = saved[9];
+    MatrixStateBackward work{describe(s, state)};
+    const MatrixStateForward& p = work.forward;
+    auto by_head = [&](const at::Tensor& x) {
+      return x.defined() ? at::empty({p.batch, p.time, p.heads, x.size(3)}, state.options()) : at::Tensor();
+    };
+    const at::Tensor dq = by_head(s.q), dk = by_head(s.k), dv = by_head(s.v), ddecay = by_head(s.decay);
+    const at::Tensor da = by_head(s.a), db = by_head(s.b), dc = by_head(s.c), de = by_head(s.e);
+    const at::Tensor du = s.u.defined() ? at::empty_like(s.u) : at::Tensor(), dstate = at::empty_like(state);
+    const at::Tensor dout = gradients[0].defined()
+                                ? gradients[0].contiguous()
+                                : at::zeros({p.batch, p.time, p.heads, p.value_dim}, state.options());
+    const at::Tensor dfinal = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
+    work.forward.chunk_states = data(saved[10]), work.dout = data(dout), work.dfinal_state = data(dfinal);
+    work.dq = data(dq), work.dk = data(dk), work.dv = data(dv), work.ddecay = data(ddecay), work.da = data(da);
+    work.db = data(db), work.dc = data(dc), work.de = data(de), work.du = data(du), work.dinitial_state = data(dstate);
+    launch(work);
+    return {shared(dq, s.q), shared(dk, s.k), shared(dv, s.v), ddecay, shared(da, s.a),
+            shared(db, s.b), shared(dc, s.c), shared(de, s.e), du,     dstate,
+            at::Tensor()};
+  }
+
+  // The gradient of a head that several read is the sum of theirs.
+  static at::Tensor shared(const at::Tensor& gradient, const at::Tensor& input) {
+    if (!input.defined() || gradient.size(2) == input.size(2)) return gradient;
+    return gradient.unflatten(2, {input.size(2), -1}).sum(3);
+  }
+};
+
+bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
+  bool wants = state.requires_grad();
+  for (const at::Tensor* x : {&s.q, &s.k, &s.v, &s.decay, &s.a, &s.b, &s.c, &s.e, &s.u})
+    wants |= x->defined() && x->requires_grad();
+  return wants && at::GradMode::is_enabled();
+}
+
+std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& initial_state) {
+  const auto dtype = initial_state.scalar_type();
+  for (at::Tensor* x : {&s.q, &s.k, &s.v, &s.decay, &s.a, &s.b, &s.c, &s.e}) *x = sequence(optional(*x), dtype);
+  s.u = parameter(optional(s.u), dtype);
+  const at::Tensor state = initial_state.contiguous();
+  if (!wants_gradient(s, state)) {
+    const Outputs outputs = run(s, state, false);
+    return {outputs.out, outputs.final_state};
+  }
+  const variable_list out =
+      Recurrence::apply(s.q, optional(s.k), optional(s.v), optional(s.decay), optional(s.a), optional(s.b),
+                        optional(s.c), optional(s.e), optional(s.u), state, int64_t(s.low));
+  return {out[0], out[1]};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
+                                              const at::Tensor& initial_state, int64_t time, int64_t chunk_size) {
+  if (initial_state.is_cpu()) return by_kernel(prepare(arguments), initial_state);
+  const Piece piece = [=](const std::vector<at::Tensor>& part, const at::Tensor& state) {
+    return chunked(prepare(part), state, chunk_size);
+  };
+  return in_segments(piece, arguments, initial_state, time, segment_length(initial_state));
+}
+
+bool register_matrix_state(const std::string& op) {
+  return register_paths(op, cpu_kernel_path(), "composed of batched products");
+}
+
+}  // namespace assay::ops

@@ -1,0 +1,47 @@
+// assay::taylor_exp_attention: checks and registration.
+#include <torch/torch.h>
+
+#include "ops/matrix_state/matrix_state.h"
+#include "ops/taylor_exp/taylor_exp.h"
+
+namespace assay::ops {
+
+namespace {
+constexpr const char* kOp = "taylor_exp_attention";
+}
+
+std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                        double scale, bool normalize, double eps,
+                                                        const OptionalTensor& initial_state) {
+  const HeadShape shape = check_heads(kOp, "q", q, k, v);
+  if (initial_state) {
+    const int64_t features = 1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2;
+    check_shape(kOp, "initial_state", *initial_state, {shape.batch, shape.heads, features, shape.value_dim + 1},
+                "[B, H, 1 + K + K(K+1)/2, V + 1]");
+    check_like(kOp, "initial_state", *initial_state, q);
+  }
+  const auto real = real_dtype(sequence_dtype({q, k, v}));
+  const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
+  const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
+    const at::Tensor value = s[2].to(real);
+    return MatrixState{.q = taylor_exp_features(s[0].to(real)) * weights,
+                       .k = taylor_exp_features(s[1].to(real)),
+                       .v = at::cat({value, at::ones_like(value.narrow(-1, 0, 1))}, -1)};
+  };
+  const at::Tensor state =
+      first_state(initial_state, {shape.batch, shape.heads, weights.size(0), shape.value_dim + 1}, real, q);
+  const auto [sums, last] = recurrence(prepare, {q, k, v}, state, shape.time);
+  at::Tensor out = sums.narrow(-1, 0, shape.value_dim);
+  if (normalize) out = out / (sums.narrow(-1, shape.value_dim, 1) + eps);
+  return {out.to(q.scalar_type()), last};
+}
+
+const bool registered_path = register_matrix_state(kOp);
+TORCH_LIBRARY_FRAGMENT(assay, m) {
+  m.def(
+      "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
+      "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
+      taylor_exp_attention);
+}
+
+}  // namespace assay::ops

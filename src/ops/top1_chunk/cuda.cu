@@ -1,0 +1,88 @@
+// Which calls the kernels take, and their steps.
+#include <initializer_list>
+#include <string>
+
+#include "ops/top1_chunk/cuda_passes.cuh"
+
+namespace assay::ops::cuda {
+namespace {
+
+using namespace top1;
+
+constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;  // the sort counts the chunks in shared memory
+
+bool aligned(const View& x) {
+  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.batch_stride % 8 == 0 && x.time_stride % 8 == 0;
+}
+
+void check(const Top1ChunkForward& p) {
+  if (const char* reason = why_unsupported(p)) throw Unsupported(std::string("top1_chunk on CUDA ") + reason);
+}
+
+struct ForwardScratch {
+  Lists lists;
+  SelectScratch select;
+  ForwardScratch(const Top1ChunkForward& p, Arena& arena) : lists(p, arena), select(p, arena) {}
+};
+struct BackwardScratch {
+  Lists lists;
+  GradientScratch gradients;
+  BackwardScratch(const Top1ChunkBackward& q, Arena& arena) : lists(q.forward, arena), gradients(q, lists, arena) {}
+};
+
+}  // namespace
+
+const char* why_unsupported(const Top1ChunkForward& p) {
+  if (p.past != 0) return "takes as many keys as queries";
+  if (p.dtype != DType::bf16) return "takes bfloat16 only";
+  if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return "takes a head_dim of 64, 96 or 128";
+  if (p.chunk_size < 1 || p.chunk_size > kMaxChunk) return "takes a chunk_size of 1 to 256";
+  if (ceil_div(p.time, p.chunk_size) > kMaxChunks) return "takes 50,000 chunks at most";
+  if (p.selection == Selection::shortlist && !p.forced) return "has no shortlist";
+  if (p.heads / p.kv_heads * p.time >= int64_t{1} << 30) return "takes fewer than 2^30 queries a key head";
+  for (const View& x : {p.q, p.k, p.v, p.out})
+    if (!aligned(x)) return "takes rows that begin at multiples of 16 bytes";
+  return nullptr;
+}
+
+size_t workspace_bytes(const Top1ChunkForward& p) {
+  Arena arena;
+  ForwardScratch(p, arena);
+  return arena.used;
+}
+size_t workspace_bytes(const Top1ChunkBackward& q) {
+  Arena arena;
+  BackwardScratch(q, arena);
+  return arena.used;
+}
+
+void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
+  check(p);
+  const auto stream = static_cast<cudaStream_t>(raw_stream);
+  Arena arena{static_cast<char*>(workspace)};
+  const ForwardScratch scratch(p, arena);
+  if (!p.forced) select_chunks(p, scratch.select, stream);
+  for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
+    sort_queries(p, scratch.lists, rank, stream);
+    remote_pass(p, scratch.lists, rank, stream);
+  }
+  local_pass(p, stream);
+}
+
+void top1_chunk(const Top1ChunkBackward& q, void* workspace, Stream raw_stream) {
+  const Top1ChunkForward& p = q.forward;
+  check(p);
+  for (const View& x : {q.dout, q.dq, q.dk, q.dv})
+    if (!aligned(x)) throw Unsupported("top1_chunk on CUDA takes rows that begin at multiples of 16 bytes");
+  const auto stream = static_cast<cudaStream_t>(raw_stream);
+  Arena arena{static_cast<char*>(workspace)};
+  const BackwardScratch scratch(q, arena);
+  delta_pass(q, scratch.gradients, stream);
+  local_gradients(q, scratch.gradients, stream);
+  for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
+    sort_queries(p, scratch.lists, rank, stream);
+    remote_gradients(q, scratch.gradients, scratch.lists, rank, stream);
+  }
+}
+
+}  // namespace assay::ops::cuda

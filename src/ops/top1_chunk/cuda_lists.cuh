@@ -1,0 +1,34 @@
+#pragma once
+// Queries sorted by the chunk that they chose: a stable counting sort, without atomics that decide an order.
+// The queries of the G heads that share a key head are one sequence of items, item = g·T + t, so that everything below
+// is once per (batch, key head). Each list is cut into segments of at most kSegment items: the work of a block.
+#include "ops/top1_chunk/cuda_tiles.cuh"
+
+namespace assay::ops::cuda::top1 {
+
+constexpr int kSegment = 512;
+
+// One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
+struct alignas(16) Segment {
+  int chunk, number, begin, end;  // chunk −1: nothing to do
+};
+
+struct Lists {
+  int items, chunks, runs, run_length, segments;  // segments: at most so many per key head
+  int* order;                                     // [B·Hk, items]        item numbers, sorted
+  int* begin;                                     // [B·Hk, chunks + 1]   where each chunk's list begins in order
+  int* first;      // [B·Hk, chunks + 1]   its first segment; every chunk has one at least
+  int* chunk;      // [B·Hk, segments]     the chunk of each segment, −1 behind the last
+  Segment* table;  // [B·Hk, segments]
+  int* counts;     // [B·Hk, runs, chunks] scratch
+  Lists(const Top1ChunkForward& p, Arena& arena);
+};
+
+__device__ inline Segment segment_of(const Lists& lists, int heads, unsigned block) {
+  return lists.table[int64_t{block % heads} * lists.segments + block / heads];
+}
+
+// Sorts by the choice of this rank.
+void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);
+
+}  // namespace assay::ops::cuda::top1

@@ -1,0 +1,31 @@
+#pragma once
+// The steps of a call, in the order in which they are enqueued; each is a file of its own.
+#include "ops/top1_chunk/cuda_lists.cuh"
+
+namespace assay::ops::cuda::top1 {
+
+// Chooses: writes selected. cuda_select.cu
+struct SelectScratch {
+  bf16* columns;    // what queries are scored against, in the tiles that the scoring kernel takes: keys or means
+  float* key_norm;  // [B·Hk, chunks]: the longest key
+  float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
+  SelectScratch(const Top1ChunkForward& p, Arena& arena);
+};
+void select_chunks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream);
+
+// out and logsumexp of what the queries read in the chunk of this rank, joined with the ranks before. cuda_forward.cu
+void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);
+// The same of each query's own chunk, joined with all ranks: out and logsumexp are final.
+void local_pass(const Top1ChunkForward& p, cudaStream_t stream);
+
+// The gradients. cuda_backward.cu
+struct GradientScratch {
+  float* delta;    // [B, H, T] dout · out
+  float* partial;  // [B·Hk, segments beyond a chunk's first, 2, keys of a block, D]: dk, dv
+  GradientScratch(const Top1ChunkBackward& q, const Lists& lists, Arena& arena);
+};
+void delta_pass(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream);
+void local_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream);  // writes
+void remote_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, int rank,
+                      cudaStream_t stream);  // adds
+}  // namespace assay::ops::cuda::top1

@@ -1,0 +1,454 @@
+// The choice of chunks. A first kernel lays the columns that queries are scored against out in tiles, each a piece of
+// memory that the copy engine brings in at once: the keys of a chunk (exact), or the means of 64 chunks (approx), each
+// as the sum of two bf16, to 2^−17. The second scores tiles of queries against them and keeps the best of each query.
+// The next best (top_k > 1) is found by going through all of them again.
+#include "ops/top1_chunk/cuda_passes.cuh"
+#include "ops/top1_chunk/cuda_wgmma.cuh"
+
+namespace assay::ops::cuda::top1 {
+namespace {
+
+constexpr int kRows = 64;         // queries of a warpgroup
+constexpr int kMeans = 64;        // chunks of a tile of means
+constexpr int kPolynomialOf = 7;  // one exponential of so many is taken by polynomial
+constexpr float kBound = 100;     // of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+
+// Keys of a tile: a chunk is one of them, or several of 128.
+int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
+int tiles_per_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, tile_keys(p))); }
+bool scores_means(const Top1ChunkForward& p) { return p.selection == Selection::approx; }
+int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
+int64_t tiles_per_head(const Top1ChunkForward& p) {
+  return scores_means(p) ? ceil_div(all_chunks(p), kMeans) : all_chunks(p) * tiles_per_chunk(p);
+}
+
+__device__ void square_add(float& sum, const uint4& x) {
+  for (uint32_t pair : {x.x, x.y, x.z, x.w}) {
+    const float2 u = unpack(pair);
+    sum += u.x * u.x + u.y * u.y;
+  }
+}
+
+// Keys into tiles, and the longest of each chunk. A block a chunk.
+template <int D, int kKeys>
+__global__ void __launch_bounds__(256) pack_keys_kernel(Top1ChunkForward p, SelectScratch s, int tiles) {
+  constexpr int kVectors = D / 8, kLanes = kVectors <= 8 ? 8 : 16;  // lanes of a row, a power of 2
+  __shared__ float longest[256 / kLanes];
+  const int chunk = int(p.chunk_size), lane = threadIdx.x % kLanes, first_row = threadIdx.x / kLanes;
+  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
+  const int64_t first = blockIdx.x * int64_t{chunk};
+  if (first + chunk > p.time) return;  // a partial chunk is nobody's candidate
+  bf16* to = s.columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
+  float longest_here = 0;
+#pragma unroll 4
+  for (int row = first_row; row - first_row < chunk; row += 256 / kLanes) {
+    float square = 0;
+    if (lane < kVectors && row < chunk) {
+      const uint4 x = *reinterpret_cast<const uint4*>(row_of<D>(p.k, b, first + row, kv) + lane * 8);
+      *reinterpret_cast<uint4*>(Panels<D, kKeys>{to + row / kKeys * kKeys * D}.at(row % kKeys, lane)) = x;
+      square_add(square, x);
+    }
+    for (int step = 1; step < kLanes; step *= 2) square += __shfl_xor_sync(~0u, square, step);
+    longest_here = fmaxf(longest_here, isnan(square) ? INFINITY : square);
+  }
+  if (lane == 0) longest[first_row] = longest_here;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (float x : longest) longest_here = fmaxf(longest_here, x);
+  s.key_norm[blockIdx.y * int64_t{gridDim.x} + blockIdx.x] = sqrtf(longest_here) * 1.001f;
+}
+
+// The means of chunks into tiles: 64 of them rounded to bf16, then what rounding left. A block a chunk.
+template <int D>
+__global__ void __launch_bounds__(256) mean_kernel(Top1ChunkForward p, SelectScratch s, int tiles) {
+  constexpr int kVectors = D / 8, kStreams = 256 / kVectors;
+  __shared__ float sums[kStreams][D];
+  const int chunk = int(p.chunk_size), vector = threadIdx.x % kVectors, stream = threadIdx.x / kVectors;
+  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
+  const int64_t first = blockIdx.x * int64_t{chunk};
+  if (first + chunk > p.time) return;
+  float sum[8] = {};
+#pragma unroll 4
+  for (int i = stream; i < chunk && stream < kStreams; i += kStreams) {
+    const uint4 x = *reinterpret_cast<const uint4*>(row_of<D>(p.k, b, first + i, kv) + vector * 8);
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 u = unpack(xs[e]);
+      sum[2 * e] += u.x, sum[2 * e + 1] += u.y;
+    }
+  }
+  if (stream < kStreams)
+    for (int e = 0; e < 8; ++e) sums[stream][vector * 8 + e] = sum[e];
+  __syncthreads();
+  if (threadIdx.x >= D) return;
+  float mean = 0;
+  for (int i = 0; i < kStreams; ++i) mean += sums[i][threadIdx.x];
+  mean /= float(chunk);
+  const bf16 high = __float2bfloat16(mean);
+  const Panels<D, kMeans> tile{s.columns + (blockIdx.y * int64_t{tiles} + blockIdx.x / kMeans) * 2 * kMeans * D};
+  bf16* to = tile.at(blockIdx.x % kMeans, threadIdx.x / 8) + threadIdx.x % 8;
+  to[0] = high, to[kMeans * D] = __float2bfloat16(mean - __bfloat162float(high));
+}
+
+// The best candidate so far of a lane's two rows. Candidates are offered in rising order; the first of equals stays.
+// After rank 0 only those count that come behind (score, chunk) of the rank before.
+template <bool kFirst>
+struct Best {
+  float score[2] = {-INFINITY, -INFINITY}, previous[2];
+  int chunk[2], previous_chunk[2], own[2];
+  __device__ void offer(int i, float x, int c) {
+    bool better = x > score[i];
+    if (!kFirst) better = better && (x < previous[i] || (x == previous[i] && c > previous_chunk[i]));
+    if (better) score[i] = x, chunk[i] = c;
+  }
+  // Scores of chunks column + 8 n and + 1. kAll: each is a candidate.
+  template <bool kAll, int N>
+  __device__ void offer_tile(const float (&s)[N][4], int column) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int limit = own[i] - column, behind = previous_chunk[i] - column;
+      int at = -1;
+#pragma unroll
+      for (int c = 0; c < 2 * N; ++c) {
+        const float x = s[c / 2][2 * i + c % 2];
+        const int offset = c / 2 * 8 + c % 2;
+        bool better = x > score[i];
+        if (!kAll) better = better && offset < limit;
+        if (!kFirst) better = better && (x < previous[i] || (x == previous[i] && offset > behind));
+        score[i] = better ? x : score[i], at = better ? offset : at;
+      }
+      if (at >= 0) chunk[i] = column + at;
+    }
+  }
+  // The best of the quad's lanes, in all of them.
+  __device__ void join_quad() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int step = 1; step <= 2; step *= 2) {
+        const float x = __shfl_xor_sync(~0u, score[i], step);
+        const int c = __shfl_xor_sync(~0u, chunk[i], step);
+        if (x > score[i] || (x == score[i] && c < chunk[i])) score[i] = x, chunk[i] = c;
+      }
+  }
+};
+
+// A block's queries, some of one head; heaviest blocks first.
+struct Queries {
+  int b, h, kv, first, count, candidates;  // candidates: chunks before the last query's own
+  int64_t rows;                            // [B, H, T] of the first
+  __device__ Queries(const Top1ChunkForward& p, int tile_rows) {
+    const int heads = int(p.heads), time = int(p.time);
+    b = int(blockIdx.x % (p.batch * heads)) / heads, h = blockIdx.x % heads, kv = h / (heads / int(p.kv_heads));
+    const int tiles = (time + tile_rows - 1) / tile_rows, tile = tiles - 1 - int(blockIdx.x / (p.batch * heads));
+    first = tile * tile_rows, count = min(tile_rows, time - first);
+    candidates = (first + count - 1) / int(p.chunk_size);
+    rows = (int64_t{b} * heads + h) * time + first;
+  }
+  // Row i of the lane, 0 or 1.
+  __device__ static int row(int i) { return threadIdx.x / 32 * 16 + i * 8 + threadIdx.x % 32 / 4; }
+};
+
+template <bool kFirst>
+__device__ Best<kFirst> begin_best(const Top1ChunkForward& p, const Queries& mine, const float* previous, int rank) {
+  Best<kFirst> best;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = min(mine.row(i), mine.count - 1);
+    best.own[i] = (mine.first + row) / int(p.chunk_size);
+    best.chunk[i] = rank < best.own[i] ? rank : -1;  // for want of a better one: scores may be NaN or −inf
+    if (kFirst) continue;
+    best.previous[i] = previous[mine.rows + row];
+    best.previous_chunk[i] = int(p.selected[(mine.rows + row) * p.top_k + rank - 1]);
+  }
+  return best;
+}
+
+template <bool kFirst>
+__device__ void end_best(const Top1ChunkForward& p, const Queries& mine, Best<kFirst> best, float* previous, int rank) {
+  best.join_quad();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = mine.row(i);
+    if (threadIdx.x % 4 || row >= mine.count) continue;
+    p.selected[(mine.rows + row) * p.top_k + rank] = best.chunk[i];
+    if (p.top_k > 1) previous[mine.rows + row] = best.score[i];
+  }
+}
+
+// 2^(s · scale), at most kBound in size, without the special-function unit, which is what the exact choice waits for:
+// to 7.5e-5 of itself (minimax on [−½, ½]).
+__device__ float exp2_by_polynomial(float s, float scale) {
+  constexpr float kRound = 12582912;  // 1.5 · 2^23: adding it rounds to an integer, which its low bits hold
+  constexpr float kC0 = 0.99992807f, kC1 = 0.69326099f, kC2 = 0.24261112f, kC3 = 0.05517167f;
+  const float whole = fmaf(s, scale, kRound), part = fmaf(s, scale, kRound - whole);
+  const float power = fmaf(fmaf(fmaf(kC3, part, kC2), part, kC1), part, kC0);
+  return __int_as_float(__float_as_int(power) + (__float_as_int(whole) << 23));
+}
+
+// Σ exp2(scale · q·k) of a chunk's keys, for a lane's two rows and its own columns. Bounded: no score can overflow and
+// no sum vanish, so that the maximum need not be known; else the sum is relative to 2^top.
+template <bool kBounded>
+struct ChunkSum {
+  float sum[2] = {}, top[2] = {-INFINITY, -INFINITY};
+  // The tile's columns [0, limit) count.
+  template <int N>
+  __device__ void add(const float (&s)[N][4], float scale, int limit) {
+    const int column = threadIdx.x % 4 * 2;
+    if (kBounded && limit >= 8 * N) return add_all(s, scale);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      auto score = [&](int i) { return s[i / 2][row * 2 + i % 2] * scale; };
+      auto counts = [&](int i) { return column + i / 2 * 8 + i % 2 < limit; };
+      if (!kBounded) {
+        float high = top[row];
+#pragma unroll
+        for (int i = 0; i < 2 * N; ++i) high = counts(i) ? fmaxf(high, score(i)) : high;
+        sum[row] *= high == top[row] ? 1 : exp2_fast(top[row] - high), top[row] = high;
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * N; ++i) sum[row] += counts(i) ? exp2_fast(score(i) - (kBounded ? 0 : top[row])) : 0;
+    }
+  }
+  template <int N>
+  __device__ void add_all(const float (&s)[N][4], float scale) {
+    float sums[4] = {sum[0], 0, sum[1], 0};
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        sums[e] += (n * 4 + e) % kPolynomialOf == 1 ? exp2_by_polynomial(s[n][e], scale) : exp2_fast(s[n][e] * scale);
+    sum[0] = sums[0] + sums[1], sum[1] = sums[2] + sums[3];
+  }
+  // log₂ of the whole sum, in all lanes of the quad.
+  __device__ float finish(int row) const {
+    float high = top[row], total = sum[row];
+    if (!kBounded) {
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+      total *= high == top[row] ? 1 : exp2_fast(top[row] - high);
+    }
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    return kBounded ? __log2f(total) : high + __log2f(total);
+  }
+};
+
+// Where things lie: the queries of each warpgroup, the tiles under way, their barriers.
+template <int D, int kTileRows>
+struct Shared {
+  static constexpr int kStages = 3;
+  bf16 *queries, *tiles;
+  uint64_t* barriers;
+  static constexpr size_t bytes(int groups) {
+    return (groups * kRows * D + kStages * kTileRows * D) * sizeof(bf16) + 2 * kStages * sizeof(uint64_t) + 16;
+  }
+  __device__ explicit Shared(int groups) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    queries = reinterpret_cast<bf16*>(memory), tiles = queries + groups * kRows * D;
+    barriers = reinterpret_cast<uint64_t*>(tiles + kStages * kTileRows * D);
+  }
+  __device__ Panels<D, kRows> group() const { return {queries + threadIdx.x / 128 * kRows * D}; }
+  __device__ bf16* tile(int stage) const { return tiles + stage * kTileRows * D; }
+  __device__ Barrier full(int stage) const { return {barriers + stage}; }
+  __device__ Barrier empty(int stage) const { return {barriers + kStages + stage}; }
+};
+
+// The last warp: brings the tiles in, one after the other.
+template <int D, int kTileRows>
+__device__ void bring_tiles(const Shared<D, kTileRows>& shared, const bf16* from, int count) {
+  if (threadIdx.x % 32) return;
+  constexpr int kStages = Shared<D, kTileRows>::kStages, kBytes = kTileRows * D * sizeof(bf16);
+  for (int i = 0; i < count; ++i) {
+    const int stage = i % kStages;
+    shared.empty(stage).wait(i / kStages % 2 ^ 1);
+    shared.full(stage).arrive_and_expect(kBytes);
+    copy_bulk(shared.tile(stage), from + int64_t{i} * kTileRows * D, kBytes, shared.full(stage));
+  }
+}
+
+// Scores the warpgroup's queries against tile after tile, half a tile at a time: use(scores, tile number, first
+// column). The tensor cores are one half ahead. A tile's column is the sum of kTileRows / kColumns rows of it.
+template <int D, int kTileRows, int kColumns, class Use>
+__device__ void score_tiles(const Shared<D, kTileRows>& shared, int count, Use&& use) {
+  constexpr int kStages = Shared<D, kTileRows>::kStages, kHalf = kColumns / 2;
+  using Columns = Panels<D, kColumns>;
+  const uint64_t q = uniform(shared.group().rows()), tiles = uniform(Columns{shared.tile(0)}.rows());
+  auto issue = [&](float(&s)[kHalf / 8][4], int stage, int column) {
+    const uint64_t tile = tiles + uint64_t(stage * (kTileRows * D / 8));
+    begin_products();
+#pragma unroll
+    for (int part = 0; part < kTileRows / kColumns; ++part)
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k)
+        product<kHalf, false, false>(s, q + Panels<D, kRows>::rows_at(0, k),
+                                     tile + part * (kColumns * D / 8) + Columns::rows_at(column, k), part + k > 0);
+    commit_products();
+  };
+  if (count == 0) return;
+  float left[kHalf / 8][4], right[kHalf / 8][4];
+  shared.full(0).wait(0);
+  issue(left, 0, 0), wait_products(), pin(left);
+  // No branch around products, none under way at the end of a turn: the compiler would wait for each. Behind the last
+  // tile its left half is scored in vain.
+  for (int i = 0, stage = 0, phase = 0; i < count; ++i) {
+    issue(right, stage, kHalf);
+    use(left, i, 0);
+    wait_products(), pin(right);
+    if (threadIdx.x % 32 == 0) shared.empty(stage).arrive();
+    if (i + 1 < count) {
+      if (++stage == kStages) stage = 0, phase ^= 1;
+      shared.full(stage).wait(phase);
+    }
+    issue(left, stage, 0);
+    use(right, i, kHalf);
+    wait_products(), pin(left);
+  }
+}
+
+// The queries of a warpgroup to shared memory.
+template <int D>
+__device__ void copy_queries(Panels<D, kRows> to, const Top1ChunkForward& p, const Queries& mine) {
+  const int first = threadIdx.x / 128 * kRows;
+  for (int i = threadIdx.x % 128; i < kRows * (D / 8); i += 128) {
+    const int row = i / (D / 8), vector = i % (D / 8), t = mine.first + min(first + row, mine.count - 1);
+    copy_async(to.at(row, vector), row_of<D>(p.q, mine.b, t, mine.h) + vector * 8, true);
+  }
+  commit_copies(), wait_copies<0>(), publish_shared();
+}
+
+// The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
+template <int D>
+__device__ float score_bound(Panels<D, kRows> q, float scale, const float* key_norm, int candidates) {
+  __shared__ float queries[16], keys[16];  // a warp
+  float query = 0, key = 0;
+  for (int j = 0; j < D / 8; ++j) square_add(query, *reinterpret_cast<const uint4*>(q.at(threadIdx.x % kRows, j)));
+  if (isnan(query)) query = INFINITY;
+  for (int c = threadIdx.x % 128; c < candidates; c += 128) key = fmaxf(key, key_norm[c]);
+  for (int step = 16; step > 0; step /= 2) {
+    query = fmaxf(query, __shfl_xor_sync(~0u, query, step));
+    key = fmaxf(key, __shfl_xor_sync(~0u, key, step));
+  }
+  const int warp = threadIdx.x / 32, first = warp / 4 * 4;
+  queries[warp] = query, keys[warp] = key;
+  sync_group(1 + warp / 4);
+  for (int i = first; i < first + 4; ++i) query = fmaxf(query, queries[i]), key = fmaxf(key, keys[i]);
+  return fabsf(scale) * sqrtf(query) * 1.001f * key;
+}
+
+template <int D, bool kFirst, int kGroups, class Scratch, class Consume>
+__device__ void score_block(Scratch shared, const bf16* from, int count, const Top1ChunkForward& p, const Queries& mine,
+                            Consume&& consume) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Scratch::kStages; ++i) shared.full(i).init(1), shared.empty(i).init(kGroups * 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x >= kGroups * 128) return bring_tiles(shared, from, count);
+  copy_queries<D>(shared.group(), p, mine);
+  sync_group(1 + threadIdx.x / 128);
+  consume();
+}
+
+template <int D, bool kFirst, int kGroups>
+__global__ void __launch_bounds__(kGroups * 128 + 32, D == 64 ? 3 : 2)
+    approx_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
+  const Queries mine(p, kGroups * kRows);
+  const Shared<D, 2 * kMeans> shared(kGroups);
+  const int count = (mine.candidates + kMeans - 1) / kMeans;
+  const bf16* from = scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
+  score_block<D, kFirst, kGroups>(shared, from, count, p, mine, [&] {
+    Best<kFirst> best = begin_best<kFirst>(p, mine, scratch.previous, rank);
+    const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
+    score_tiles<D, 2 * kMeans, kMeans>(shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
+      const int column = tile * kMeans + first + threadIdx.x % 4 * 2;
+      if ((tile + 1) * kMeans <= common) best.template offer_tile<true>(s, column);
+      else best.template offer_tile<false>(s, column);
+    });
+    end_best(p, mine, best, scratch.previous, rank);
+  });
+}
+
+template <int D, bool kFirst, bool kBounded, int kKeys, class Scratch>
+__device__ void exact(const Scratch& shared, const Top1ChunkForward& p, const SelectScratch& scratch,
+                      const Queries& mine, int rank) {
+  const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys;
+  const float scale = float(p.scale) * kLog2e;
+  Best<kFirst> best = begin_best<kFirst>(p, mine, scratch.previous, rank);
+  ChunkSum<kBounded> sum;
+  int candidate = 0, step = 0;
+  score_tiles<D, kKeys, kKeys>(shared, mine.candidates * steps, [&](const float(&s)[kKeys / 16][4], int, int first) {
+    sum.add(s, scale, chunk - step * kKeys - first);
+    if (first == 0 || ++step < steps) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float x = sum.finish(i);
+      if (candidate < best.own[i]) best.offer(i, x, candidate);
+    }
+    sum = {}, step = 0, ++candidate;
+  });
+  end_best(p, mine, best, scratch.previous, rank);
+}
+
+template <int D, bool kFirst, int kGroups, int kKeys>
+__global__ void __launch_bounds__(kGroups * 128 + 32, 1)
+    exact_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
+  const Queries mine(p, kGroups * kRows);
+  const Shared<D, kKeys> shared(kGroups);
+  const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
+  const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys;
+  score_block<D, kFirst, kGroups>(
+      shared, scratch.columns + head * tiles * kKeys * D, mine.candidates * steps, p, mine, [&] {
+        const float* norms = scratch.key_norm + head * (tiles / steps);
+        if (score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms, mine.candidates) <= kBound)
+          exact<D, kFirst, true, kKeys>(shared, p, scratch, mine, rank);
+        else exact<D, kFirst, false, kKeys>(shared, p, scratch, mine, rank);
+      });
+}
+
+constexpr int kApproxGroups = 2, kExactGroups = 4;
+
+template <int D>
+void approx_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+  const int tiles = int(tiles_per_head(p));
+  const unsigned blocks = unsigned(ceil_div(p.time, kApproxGroups * kRows) * p.batch * p.heads);
+  const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
+  mean_kernel<D><<<chunks, 256, 0, stream>>>(p, scratch, tiles);
+  for (int rank = 0; rank < p.top_k; ++rank)
+    launch_shared(rank == 0 ? approx_kernel<D, true, kApproxGroups> : approx_kernel<D, false, kApproxGroups>, blocks,
+                  kApproxGroups * 128 + 32, Shared<D, 2 * kMeans>::bytes(kApproxGroups), stream, p, scratch, tiles,
+                  rank);
+}
+
+template <int D, int kKeys>
+void exact_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+  const int tiles = int(tiles_per_head(p));
+  const unsigned blocks = unsigned(ceil_div(p.time, kExactGroups * kRows) * p.batch * p.heads);
+  const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
+  pack_keys_kernel<D, kKeys><<<chunks, 256, 0, stream>>>(p, scratch, tiles_per_chunk(p));
+  for (int rank = 0; rank < p.top_k; ++rank)
+    launch_shared(rank == 0 ? exact_kernel<D, true, kExactGroups, kKeys> : exact_kernel<D, false, kExactGroups, kKeys>,
+                  blocks, kExactGroups * 128 + 32, Shared<D, kKeys>::bytes(kExactGroups), stream, p, scratch, tiles,
+                  rank);
+}
+
+}  // namespace
+
+SelectScratch::SelectScratch(const Top1ChunkForward& p, Arena& arena) {
+  const int64_t heads = p.batch * p.kv_heads, rows = scores_means(p) ? 2 * kMeans : tile_keys(p);
+  columns = arena.take<bf16>(p.forced ? 0 : heads * tiles_per_head(p) * rows * p.head_dim);
+  key_norm = arena.take<float>(heads * all_chunks(p));
+  previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
+}
+
+void select_chunks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+  with_head_dim(p.head_dim, [&](auto d) {
+    if (scores_means(p)) approx_blocks<d()>(p, scratch, stream);
+    else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);
+    else exact_blocks<d(), 128>(p, scratch, stream);
+  });
+  check_launch("top1_chunk: selection");
+}
+
+}  // namespace assay::ops::cuda::top1

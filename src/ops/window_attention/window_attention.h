@@ -1,0 +1,25 @@
+#pragma once
+// Causal softmax attention over a window, differentiable. Formula and source: kernel.h beside this file.
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace assay::ops {
+
+// q [B, T, H, D]; k, v [B, S, Hkv, D] with S ≥ T: the queries are the last T of the S positions; Hkv divides H, and
+// head h reads k and v of head ⌊h Hkv/H⌋. window: positions seen, the own one included; −1: all. alibi_slopes [H] or
+// absent. → out [B, T, H, D] in the dtype of q. Gradients for every tensor; ValueError naming the argument when shapes
+// or values do not fit. Memory is O(T), time O(T·window).
+at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale,
+                            const std::optional<at::Tensor>& alibi_slopes = {});
+
+// The same from tensor arithmetic, every score written out: defines what is right; any device. Nothing is checked.
+at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+                                      double scale, const std::optional<at::Tensor>& alibi_slopes = {});
+
+// The same from tensor arithmetic, a block of queries at a time and computed again in the backward: memory O(T), any
+// device. What CUDA runs where no fused kernel serves. Nothing is checked; window is positive.
+at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+                                    double scale, const std::optional<at::Tensor>& alibi_slopes = {});
+
+}  // namespace assay::ops

@@ -1,0 +1,62 @@
+// assay eval: the numbers of a run, measured again.
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Eval : testing::Test {
+  void SetUp() override {
+    synthesize(folder);
+    const Outcome trained = run(folder.path(), train("run"));
+    ASSERT_EQ(trained.exit_code, 0) << trained.error;
+  }
+  Json json(const std::string& arguments) {
+    const Outcome outcome = run(folder.path(), arguments + " --threads 1 --device cpu --json");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return Json::parse(outcome.out);
+  }
+  data::Folder folder;
+};
+
+TEST_F(Eval, LossIsWhatTheTrainerFoundAtTheEnd) {
+  std::istringstream lines(read_file(folder / "run/metrics.jsonl"));
+  Json last;
+  for (std::string line; std::getline(lines, line);)
+    if (Json json = Json::parse(line); json.contains("evaluation")) last = json["evaluation"];
+  const Json found = json("eval loss run --data store --tokens 4096 --documents losses.safetensors")["evaluation"];
+  ASSERT_EQ(found.size(), last.size());
+  for (const auto& [set, losses] : last.items()) {
+    EXPECT_EQ(found[set]["tokens"], losses["tokens"]) << set;
+    EXPECT_NEAR(found[set]["loss"].get<double>(), losses["loss"].get<double>(), 1e-6) << set;
+  }
+  EXPECT_TRUE(fs::exists(folder / "losses.safetensors"));
+  for (const auto& [set, losses] : json("eval loss run --data store --split test")["evaluation"].items())
+    EXPECT_TRUE(set.ends_with(".test")) << set;
+}
+
+TEST_F(Eval, ProbeIsWhatTheTrainerWrote) {
+  const Json written = Json::parse(read_file(folder / "run/probes.json")), found = json("eval probe run --data store");
+  EXPECT_EQ(found["layers"], written["layers"]);
+  EXPECT_EQ(found["set"], written["set"]);
+  ASSERT_EQ(found["layers"].size(), 2u);
+  EXPECT_NE(json("eval probe run/checkpoints/step-10 --data store")["layers"], written["layers"])
+      << "an earlier checkpoint";
+}
+
+TEST_F(Eval, WrongNamesAreRefused) {
+  for (const auto& [arguments, part] :
+       {std::pair{"eval loss run --data store --split nope", "no domain has a split 'nope'"},
+        {"eval probe run --data store --set nowhere", "names no evaluation set"},
+        {"eval loss missing --data store", "no such model"}}) {
+    const Outcome outcome = run(folder.path(), arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_NE(outcome.error.find(part), std::string::npos) << outcome.error;
+  }
+}
+
+}  // namespace
+}  // namespace assay::cli

@@ -1,0 +1,98 @@
+// RWKV-5, 6 and 7 against RWKV-LM: logits, loss, every gradient, states, read from files under its names.
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/safetensors.h"
+#include "nn/hugging_face/hugging_face.h"
+#include "testing.h"
+
+namespace assay::nn {
+namespace {
+
+struct RwkvGolden : testing::TestWithParam<std::pair<const char*, const char*>> {
+  void SetUp() override {
+    const fs::path file = shared_folder() / "golden" / (std::string(GetParam().first) + ".safetensors");
+    if (!fs::exists(file)) GTEST_SKIP() << "no golden data at " << file << " (set ASSAY_SHARED)";
+    for (auto& [name, tensor] : load_tensors(file)) golden[name] = tensor;
+    metadata = Safetensors(file).metadata();
+    folder = fs::path(testing::TempDir()) / GetParam().first;
+    fs::remove_all(folder);
+    make_folder(folder);
+    write_file(folder / "config.json", config().dump());
+    save_tensors(folder / "model.safetensors", starting_with("param."));
+  }
+  nlohmann::json config() const {
+    nlohmann::json out = {{"model_type", GetParam().second}};
+    for (const auto& [key, value] : metadata)
+      if (key != "op") out[key.starts_with("lora_") ? "d_" + key.substr(5) + "_lora" : key] = std::stoll(value);
+    return out;
+  }
+  // RWKV-LM's demo gives each block a first norm and uses that of block 0 only.
+  NamedTensors starting_with(const std::string& prefix) const {
+    NamedTensors out;
+    for (const auto& [name, tensor] : golden)
+      if (name.starts_with(prefix) &&
+          (name.find(".ln0.") == std::string::npos || name.find("blocks.0.") != std::string::npos))
+        out.emplace_back(name.substr(prefix.size()), tensor);
+    return out;
+  }
+  std::shared_ptr<LanguageModel> model(at::ScalarType dtype) const {
+    auto model = read_hugging_face(folder);
+    model->to(dtype);
+    return model;
+  }
+  std::map<std::string, at::Tensor> golden;
+  std::map<std::string, std::string> metadata;
+  fs::path folder;
+};
+
+TEST_P(RwkvGolden, LogitsLossAndStates) {
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const double tolerance = dtype == at::kDouble ? 1e-11 : 1e-5;
+    const auto m = model(dtype);
+    ModelState state;
+    EXPECT_LE(relative_error(m->logits(golden.at("in.tokens"), state), golden.at("out.logits")), tolerance);
+    EXPECT_LE(relative_error(m->loss(golden.at("in.tokens")), golden.at("out.loss")), tolerance);
+    for (size_t i = 0; i < state.layers.size(); ++i) {
+      at::Tensor S = state.layers[i].tensors().at("S");  // ours is [B, H, key, value]
+      if (m->spec.config.pattern.front() == "rwkv7") S = S.transpose(2, 3);
+      EXPECT_LE(relative_error(S, golden.at(fmt::format("out.state.blocks.{}", i))), tolerance) << "layer " << i;
+    }
+  }
+}
+
+TEST_P(RwkvGolden, Gradients) {
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    SCOPED_TRACE(c10::toString(dtype));
+    const double tolerance = dtype == at::kDouble ? 1e-11 : 1e-4;
+    const auto m = model(dtype);
+    m->loss(golden.at("in.tokens")).backward();
+    const NamedTensors expected = from_hugging_face(m->spec, starting_with("grad.param."), "golden gradients");
+    size_t compared = 0;
+    for (const auto& [name, gradient] : expected) {
+      EXPECT_LE(relative_error(m->named_parameters()[name].grad(), gradient), tolerance) << name;
+      ++compared;
+    }
+    EXPECT_EQ(compared, m->parameters().size());
+  }
+}
+
+TEST_P(RwkvGolden, TheWayBack) {
+  const auto m = model(at::kFloat);
+  const NamedTensors back = from_hugging_face(m->spec, to_hugging_face(m->spec, named_parameters_of(*m)), "export");
+  for (const auto& [name, tensor] : back) EXPECT_TRUE(at::equal(tensor, m->named_parameters()[name])) << name;
+  EXPECT_EQ(back.size(), m->parameters().size());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, RwkvGolden,
+                         testing::Values(std::pair("rwkv5_model_T65", "rwkv_lm_x052"),
+                                         std::pair("rwkv6_model_T65", "rwkv_lm_x060"),
+                                         std::pair("rwkv7_model_T64", "rwkv_lm_x070"),
+                                         std::pair("rwkv7_model_T65", "rwkv_lm_x070")),
+                         [](const auto& info) { return info.param.first; });
+
+}  // namespace
+}  // namespace assay::nn

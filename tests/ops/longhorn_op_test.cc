@@ -1,0 +1,115 @@
+// longhorn, diagonal and exact, against its naive twin, golden files, and itself cut in two.
+#include <gmock/gmock.h>
+
+#include "ops/delta_rule/delta_rule.h"
+#include "ops/longhorn/longhorn.h"
+#include "ops/recurrences.h"
+
+namespace assay::ops {
+namespace {
+
+Operator with(bool exact) {
+  return [=](Named a) {
+    return longhorn(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), exact,
+                    find(a, "initial_state"));
+  };
+}
+Operator twin(bool exact) {
+  return [=](Named a) {
+    return longhorn_reference(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), exact,
+                              find(a, "initial_state"));
+  };
+}
+
+Named random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t N, bool scalar = false,
+                       at::ScalarType dtype = at::kDouble) {
+  torch::manual_seed(7);
+  const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const int64_t rates = scalar ? 1 : channels;
+  auto normal = [&](at::IntArrayRef shape, at::ScalarType type) { return at::randn(shape, at::kDouble).to(type); };
+  return {{"x", normal({batch, time, channels}, dtype)},
+          {"dt", normal({batch, time, rates}, dtype)},
+          {"k", normal({batch, time, N}, dtype)},
+          {"q", normal({batch, time, N}, dtype)},
+          {"D", normal({channels}, real)},
+          {"z", normal({batch, time, channels}, dtype)},
+          {"dt_bias", normal({rates}, real)},
+          {"initial_state", normal({batch, channels, N}, real)}};
+}
+
+struct LonghornForms : testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(, LonghornForms, testing::Bool(), [](auto& i) { return i.param ? "exact" : "diagonal"; });
+
+TEST_P(LonghornForms, EqualsItsTwin) {
+  for (const auto& [batch, time, channels, N, scalar] :
+       {std::tuple{2, 1, 3, 4, false}, {2, 33, 20, 5, true}, {1, 65, 70, 16, false}, {2, 101, 9, 8, false}}) {
+    SCOPED_TRACE(testing::Message() << "B " << batch << " T " << time << " Dm " << channels << " N " << N << " scalar "
+                                    << scalar << " seed 7");
+    expect_equal_to_twin(with(GetParam()), twin(GetParam()), random_arguments(batch, time, channels, N, scalar), 1e-12);
+  }
+}
+
+TEST_P(LonghornForms, SingleAndHalfPrecision) {
+  const Named single = random_arguments(2, 67, 24, 16, false, at::kFloat);
+  expect_equal_to_twin(with(GetParam()), twin(GetParam()), single, 1e-5);
+  const Named half = random_arguments(2, 67, 24, 16, false, at::kBFloat16);
+  expect_equal_to_twin(with(GetParam()), twin(GetParam()), half, 1e-2);
+  const auto [y, state] = with(GetParam())(half);
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(state.scalar_type(), at::kFloat);
+}
+
+TEST_P(LonghornForms, OnCudaEqualsItsTwin) {
+  expect_equal_to_twin_on_cuda(with(GetParam()), twin(GetParam()), random_arguments(2, 67, 24, 16));
+}
+
+TEST_P(LonghornForms, MayBeCutAnywhere) {
+  expect_cut_anywhere(with(GetParam()), random_arguments(2, 101, 7, 4), {"x", "dt", "k", "q", "z"}, {1, 32, 50, 100},
+                      1e-12);
+}
+
+// The files hold [B, C, T].
+TEST(LonghornOp, EqualsTheGoldenFiles) {
+  auto time_second = [](bool exact) {
+    return [=](Named a) -> Outputs {
+      for (const std::string name : {"x", "dt", "k", "q", "z"})
+        if (a.contains(name)) a[name] = a[name].transpose(1, 2);
+      const auto [y, state] = with(exact)(a);
+      return {y.transpose(1, 2), state};
+    };
+  };
+  for (const auto& name :
+       {"longhorn_T128", "longhorn_T65", "longhorn_T65_large_k", "longhorn_T65_plain", "longhorn_scalar_T65"})
+    expect_equal_to_golden(name, time_second(false), "y");
+  for (const auto& name : {"longhorn_exact_T128", "longhorn_exact_T65"})
+    expect_equal_to_golden(name, time_second(true), "y");
+}
+
+TEST(LonghornOp, ExactWithOneRateIsADeltaRuleOfOneHead) {
+  Named a = random_arguments(2, 50, 12, 5, /*scalar=*/true);
+  const auto [y, state] = longhorn(a["x"], a["dt"], a["k"], a["q"], {}, {}, {}, true, a["initial_state"]);
+  const at::Tensor beta = at::sigmoid(a["dt"]), epsilon = beta / (1 + beta * a["k"].square().sum(-1, true));
+  const auto [same, same_state] = delta_rule(a["q"].unsqueeze(2), a["k"].unsqueeze(2), a["x"].unsqueeze(2), epsilon, 1,
+                                             a["initial_state"].transpose(1, 2).unsqueeze(1));
+  EXPECT_LE(worst_row_error(same.squeeze(2), y), 1e-12);
+  EXPECT_LE(worst_row_error(same_state.squeeze(1).transpose(1, 2), state), 1e-12);
+}
+
+TEST_P(LonghornForms, NamesTheWrongArgument) {
+  const Named good = random_arguments(2, 5, 4, 3);
+  auto changed = [&](const std::string& name, auto change) {
+    Named bad = good;
+    bad[name] = change(bad[name]);
+    return message_of(with(GetParam()), bad);
+  };
+  EXPECT_EQ(message_of(with(GetParam()), good), "no error");
+  for (const auto& [name, tensor] : good) {
+    EXPECT_THAT(changed(name, [](auto t) { return t.unsqueeze(0); }), testing::HasSubstr(name + " has shape"));
+    EXPECT_THAT(changed(name, [](auto t) { return t.to(at::kInt); }), testing::HasSubstr(name + " holds Int"));
+  }
+  EXPECT_THAT(changed("dt", [](auto t) { return t.narrow(2, 0, 3); }), testing::HasSubstr("dt has shape"));
+  EXPECT_THAT(changed("x", [](auto t) { return t.narrow(1, 0, 0); }), testing::HasSubstr("x has shape"));
+}
+
+}  // namespace
+}  // namespace assay::ops

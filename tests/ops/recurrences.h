@@ -1,0 +1,141 @@
+#pragma once
+// What every operator with a state must hold, as functions that a test calls with the operator, its arguments by name
+// and, for the comparison, its naive twin.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <set>
+#include <tuple>
+
+#include "ops/golden.h"
+
+namespace assay::ops {
+
+using Named = std::map<std::string, at::Tensor>;
+using Outputs = std::tuple<at::Tensor, at::Tensor>;
+using Operator = std::function<Outputs(Named)>;
+
+inline std::optional<at::Tensor> find(const Named& arguments, const std::string& name) {
+  const auto found = arguments.find(name);
+  return found == arguments.end() ? std::nullopt : std::optional(found->second);
+}
+
+inline Named leaves(const Named& arguments, at::ScalarType dtype, bool as_they_are = false) {
+  Named result;
+  for (const auto& [name, tensor] : arguments)
+    result[name] = (as_they_are ? tensor.detach() : tensor.detach().to(dtype)).clone().requires_grad_();
+  return result;
+}
+
+// Gradients of Σ weights ⊙ out + Σ state_weights ⊙ state by name; an undefined weight leaves that output out.
+inline Named gradients(const Named& arguments, const Outputs& out, const at::Tensor& weights,
+                       const at::Tensor& state_weights) {
+  at::Tensor loss = at::zeros({}, std::get<1>(out).options().dtype(at::kDouble));
+  if (weights.defined()) loss = loss + (std::get<0>(out).to(at::kDouble) * weights).sum();
+  if (state_weights.defined()) loss = loss + (std::get<1>(out).to(at::kDouble) * state_weights).sum();
+  std::vector<at::Tensor> inputs;
+  for (const auto& [name, tensor] : arguments) inputs.push_back(tensor);
+  const auto grads = torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true, false, /*allow_unused=*/true);
+  Named result;
+  for (size_t i = 0; const auto& [name, tensor] : arguments) {
+    result[name] = grads[i].defined() ? grads[i] : at::zeros_like(tensor);
+    EXPECT_EQ(result[name].scalar_type(), tensor.scalar_type()) << name;
+    ++i;
+  }
+  return result;
+}
+
+// The gradients of steps long forgotten are sums of numbers far larger than themselves: a row counts at least a
+// hundredth of the largest.
+inline void expect_close(const Named& actual, const Named& expected, double tolerance) {
+  for (const auto& [name, tensor] : expected)
+    EXPECT_LE(worst_row_error(actual.at(name), tensor, 0.01), tolerance) << "gradient of " << name;
+}
+
+// Output, state and every gradient against the twin in float64 on the same numbers.
+inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const Named& given, double tolerance) {
+  const Named arguments = leaves(given, at::kDouble, true), exact = leaves(given, at::kDouble);
+  const Outputs out = op(arguments), expected = twin(exact);
+  EXPECT_LE(worst_row_error(std::get<0>(out), std::get<0>(expected)), tolerance);
+  EXPECT_LE(worst_row_error(std::get<1>(out), std::get<1>(expected)), tolerance);
+  const at::Tensor weights = at::randn_like(std::get<0>(out)).to(at::kDouble);  // numbers that the output's dtype holds
+  const at::Tensor state_weights = at::randn_like(std::get<1>(out)).to(at::kDouble);
+  for (const auto& [w, s] : {std::pair(weights, state_weights), {weights, at::Tensor()}, {at::Tensor(), state_weights}})
+    expect_close(gradients(arguments, out, w, s), gradients(exact, expected, w, s), tolerance);
+}
+
+// The same on a GPU, where there is one, in every precision.
+inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twin, const Named& given) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
+    SCOPED_TRACE(dtype);
+    Named there;
+    for (const auto& [name, tensor] : given) there[name] = tensor.to(at::kCUDA, dtype);
+    expect_equal_to_twin(op, twin, there, tolerance);
+  }
+}
+
+// The sequences cut in two, the second with the first's state: one output, one set of gradients.
+inline void expect_cut_anywhere(const Operator& op, const Named& given, const std::set<std::string>& sequences,
+                                std::initializer_list<int64_t> cuts, double tolerance) {
+  const Named arguments = leaves(given, at::kDouble);
+  const Outputs whole = op(arguments);
+  const int64_t time = std::get<0>(whole).size(1);
+  const at::Tensor weights = at::randn_like(std::get<0>(whole)), state_weights = at::randn_like(std::get<1>(whole));
+  const Named expected = gradients(arguments, whole, weights, state_weights);
+  for (const int64_t cut : cuts) {
+    SCOPED_TRACE(testing::Message() << "cut at " << cut);
+    Named first = arguments, second = arguments;
+    for (const auto& name : sequences)
+      if (arguments.contains(name)) {
+        first[name] = arguments.at(name).narrow(1, 0, cut);
+        second[name] = arguments.at(name).narrow(1, cut, time - cut);
+      }
+    const auto [out, state] = op(first);
+    second["initial_state"] = state;
+    const auto [rest, last] = op(second);
+    const Outputs joined{at::cat({out, rest}, 1), last};
+    EXPECT_LE(worst_row_error(std::get<0>(joined), std::get<0>(whole)), tolerance);
+    EXPECT_LE(worst_row_error(last, std::get<1>(whole)), tolerance);
+    expect_close(gradients(arguments, joined, weights, state_weights), expected, tolerance);
+  }
+}
+
+// A golden file whose in.* are the arguments; `output` names the first output, out.state is the second where it stands.
+// Files that hold the gradient through the state too (grad_with_state.*) are held to it.
+inline void expect_equal_to_golden(const std::string& name, const Operator& op, const std::string& output,
+                                   double single = 1e-5) {
+  SCOPED_TRACE(name);
+  if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+  const Named golden = read_golden(golden_file(name));
+  auto part = [&](const std::string& prefix) {
+    Named found;
+    for (const auto& [key, tensor] : golden)
+      if (key.starts_with(prefix)) found[key.substr(prefix.size())] = tensor;
+    return found;
+  };
+  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, single}}) {
+    SCOPED_TRACE(dtype);
+    const Named arguments = leaves(part("in."), dtype);
+    const Outputs out = op(arguments);
+    EXPECT_LE(worst_row_error(std::get<0>(out), golden.at("out." + output)), tolerance);
+    if (golden.contains("out.state")) EXPECT_LE(worst_row_error(std::get<1>(out), golden.at("out.state")), tolerance);
+    expect_close(gradients(arguments, out, golden.at("cot." + output), {}), part("grad."), tolerance);
+    if (golden.contains("cot.state"))
+      expect_close(gradients(arguments, out, golden.at("cot." + output), golden.at("cot.state")),
+                   part("grad_with_state."), tolerance);
+  }
+}
+
+// What the operator says about bad arguments; "no error" when it takes them.
+inline std::string message_of(const Operator& op, const Named& arguments) {
+  try {
+    op(arguments);
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+}  // namespace assay::ops

@@ -1,0 +1,312 @@
+// The operator against its naive twin, the golden files, and wrong arguments. Selection is discontinuous, so it is
+// tested in two halves: outputs and gradients with the choice forced, and the choice itself by how much worse than the
+// best it is, which rounding bounds.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "ops/attention_arguments.h"
+#include "ops/top1_chunk/top1_chunk.h"
+
+namespace assay::ops {
+namespace {
+
+struct Options {
+  int64_t chunk_size = 16;
+  double scale = 8;
+  std::string selection = "exact";
+  int64_t top_k = 1;
+};
+using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+Result run(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {}) {
+  return top1_chunk(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected);
+}
+Result run_reference(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {}) {
+  return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected);
+}
+
+// Scores of the full chunks by the definition, −∞ where a chunk is no candidate: [B, H, T, chunks], float64.
+at::Tensor chunk_scores(const Qkv& exact, const Options& o) {
+  const at::NoGradGuard no_grad;
+  const int64_t size = exact.k.size(1), time = exact.q.size(1), C = o.chunk_size, chunks = size / C;
+  const at::Tensor q = exact.q.transpose(1, 2), k = exact.k.transpose(1, 2)
+                                                        .repeat_interleave(exact.q.size(2) / exact.k.size(2), 1)
+                                                        .slice(2, 0, chunks * C);
+  const at::Tensor score = o.selection == "approx"
+                               ? q.matmul(k.unflatten(2, {chunks, C}).mean(3).mT())
+                               : (o.scale * q.matmul(k.mT())).unflatten(3, {chunks, C}).logsumexp(-1);
+  const at::Tensor own = at::arange(size - time, size).floor_divide(C).unsqueeze(1);
+  return score.masked_fill(at::arange(chunks) >= own, -INFINITY);
+}
+
+// A score of unit vectors in `dtype` is off by at most this: D products and sums, C terms of a logarithm.
+double rounding_bound(at::ScalarType dtype, const Options& o, int64_t head_dim) {
+  const double step = dtype == at::kDouble ? 1.1e-16 : 6e-8, terms = double(head_dim + o.chunk_size);
+  return 4 * step * terms * (o.selection == "approx" ? 1 : std::abs(o.scale) + 1);
+}
+
+// The i-th choice scores as the i-th best candidate does, no chunk is chosen twice, and −1 stands where none is left.
+void expect_best(const at::Tensor& selected, const at::Tensor& scores, double bound) {
+  const int64_t candidates = scores.size(-1), top_k = selected.size(-1);
+  const at::Tensor padded = at::constant_pad_nd(scores, {0, top_k}, -INFINITY);  // index −1 reads one of these
+  const at::Tensor best = std::get<0>(padded.sort(-1, /*descending=*/true)).slice(-1, 0, top_k);
+  const at::Tensor found = padded.gather(-1, at::where(selected < 0, candidates, selected));
+  EXPECT_TRUE(at::equal(found.isinf(), best.isinf()));
+  EXPECT_LE((best - found).nan_to_num(0).abs().max().item<double>(), bound);
+  const at::Tensor sorted = std::get<0>(selected.sort(-1));
+  EXPECT_FALSE(((sorted.diff() == 0) & (sorted.slice(-1, 1) >= 0)).any().item<bool>()) << "a chunk chosen twice";
+}
+
+void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarType dtype, double tolerance,
+                               at::Device device = at::kCPU) {
+  SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " " << o.selection << " "
+                                  << dtype);
+  const Qkv arguments = random_qkv(shape), a = arguments.as(dtype, device), exact = arguments.as(at::kDouble);
+  const auto [out, logsumexp, selected] = run(a, o);
+  expect_best(selected.cpu(), chunk_scores(exact, o), rounding_bound(dtype, o, shape.head_dim));
+  EXPECT_EQ(out.scalar_type(), dtype);
+  EXPECT_FALSE(logsumexp.requires_grad() || selected.requires_grad());
+  const auto [expected, expected_logsumexp, forced] = run_reference(exact, o, selected.cpu());
+  EXPECT_TRUE(at::equal(forced, selected.cpu()));
+  EXPECT_LE(worst_row_error(out.cpu(), expected), tolerance);
+  EXPECT_LE((logsumexp.cpu() - expected_logsumexp).abs().max().item<double>(), 10 * std::min(tolerance, 1e-5));
+  const at::Tensor weights = at::randn_like(exact.q).to(at::kBFloat16);
+  const auto gradients = a.gradients(out, weights);
+  // The kernel's δ is dout · out of an out rounded to bfloat16: rows of few keys, whose terms cancel, feel it.
+  const bool rounded = dtype == at::kBFloat16 && device.is_cuda();
+  expect_close(gradients, exact.gradients(expected, weights), rounded ? 5e-2 : tolerance);
+  const auto [again, same, choice] = run(a, o, selected);
+  EXPECT_TRUE(at::equal(again, out) && at::equal(same, logsumexp) && at::equal(choice, selected))
+      << "the choice forced";
+  EXPECT_TRUE(at::equal(gradients[1], a.gradients(again, weights)[1]));
+}
+
+const std::vector<std::pair<Shape, int64_t>> kShapes = {  // and the chunk size
+    {{.time = 1}, 16},
+    {{.time = 15}, 16},
+    {{.time = 16}, 16},
+    {{.time = 17}, 16},
+    {{.time = 101, .kv_heads = 4}, 16},
+    {{.time = 130, .heads = 3, .kv_heads = 1, .head_dim = 64}, 32},
+    {{.batch = 1, .time = 65, .head_dim = 3}, 1},
+    {{.time = 70, .head_dim = 7}, 9},
+    {{.time = 37, .past = 60}, 16},
+    {{.time = 1, .past = 64}, 16},
+    {{.time = 20, .past = 77, .kv_heads = 1}, 200},
+    {{.batch = 1, .time = 400, .heads = 2, .head_dim = 33}, 130}};
+
+TEST(Top1ChunkOp, EqualsItsReference) {
+  const PoisonedMemory poisoned;
+  ASSERT_TRUE(at::empty({3}, at::kFloat).isnan().all().item<bool>());
+  for (const auto& [shape, chunk_size] : kShapes) {
+    for (const std::string selection : {"exact", "approx"})
+      for (const int64_t top_k : {1, 3})
+        expect_equal_to_reference(shape, {chunk_size, 8, selection, top_k}, at::kDouble, 1e-12);
+    if (chunk_size == 1) continue;  // a softmax of two: its gradient cancels below what single precision holds
+    expect_equal_to_reference(shape, {chunk_size, 8, "exact", 3}, at::kFloat, 1e-5);
+    expect_equal_to_reference(shape, {chunk_size, 8, "approx", 1}, at::kFloat, 1e-5);
+  }
+  expect_equal_to_reference({.time = 101}, {16, 8, "exact", 2}, at::kBFloat16, 1e-2);
+  expect_equal_to_reference({.time = 101}, {16, 8, "approx", 1}, at::kBFloat16, 1e-2);
+}
+
+TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const std::string selection : {"exact", "approx"})
+    for (const int64_t top_k : {1, 3})
+      for (const auto& [shape, chunk_size] : {std::pair{Shape{.time = 1, .head_dim = 64}, 64},
+                                              {Shape{.time = 300, .head_dim = 64}, 64},
+                                              {Shape{.time = 700, .head_dim = 96}, 128},
+                                              {Shape{}, 16},
+                                              {Shape{.time = 37, .past = 60}, 16}})
+        for (const auto& [dtype, tolerance] :
+             {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
+          expect_equal_to_reference(shape, {chunk_size, 8, selection, top_k}, dtype, tolerance, at::kCUDA);
+}
+
+struct Golden {
+  const char* name;
+  Options options;
+};
+const Golden kGolden[] = {{"top1_chunk_approx_T101_C16", {16, 10, "approx"}},
+                          {"top1_chunk_approx_T128_C32", {32, 8, "approx"}},
+                          {"top1_chunk_exact_T101_C16", {16, 10}},
+                          {"top1_chunk_exact_T128_C32", {32, 8}},
+                          {"top1_chunk_exact_T65_C16_unnorm", {16, 1 / std::sqrt(24.0)}},
+                          {"top1_chunk_short_T13_C16", {16, 8}},
+                          {"top2_chunk_exact_T130_C16", {16, 8, "exact", 2}},
+                          {"top3_chunk_approx_T130_C16", {16, 8, "approx", 3}}};
+
+TEST(Top1ChunkOp, EqualsTheGoldenFiles) {
+  for (const auto& [name, options] : kGolden) {
+    SCOPED_TRACE(name);
+    if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+    auto golden = read_golden(golden_file(name));
+    if (std::string(name).ends_with("unnorm")) ASSERT_NEAR(options.scale, 0.204124, 1e-6);
+    for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}}) {
+      const Qkv a = Qkv{golden["in.q"], golden["in.k"], golden["in.v"]}.as(dtype);
+      const auto [out, logsumexp, selected] = run(a, options);
+      EXPECT_TRUE(at::equal(selected, golden["out.remote"].to(at::kLong))) << dtype;
+      EXPECT_LE(worst_row_error(out, golden["out.o"]), tolerance) << dtype;
+      EXPECT_LE((logsumexp - golden["out.lse"]).abs().max().item<double>(), tolerance) << dtype;
+      expect_close(a.gradients(out, golden["cot.o"]), {golden["grad.q"], golden["grad.k"], golden["grad.v"]},
+                   tolerance);
+    }
+  }
+}
+
+// MoBA counts the own chunk among its top_k and ranks by q · mean(k). Its sequences lie back to back.
+TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
+  for (const auto& [name, chunk_size, moba_top_k] :
+       {std::tuple{"moba_T128_C32_k2", 32, 2}, {"moba_T65x2_C16_k3", 16, 3}, {"moba_varlen_C16_k2", 16, 2}}) {
+    SCOPED_TRACE(name);
+    if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+    auto golden = read_golden(golden_file(name));
+    const at::Tensor ends = golden["in.cu_seqlens"].to(at::kLong);
+    for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}})
+      for (int64_t i = 0; i + 1 < ends.size(0); ++i) {
+        const int64_t begin = ends[i].item<int64_t>(), end = ends[i + 1].item<int64_t>();
+        auto part = [&](const char* of) { return golden[of].slice(0, begin, end).unsqueeze(0); };
+        const Qkv a = Qkv{part("in.q"), part("in.k"), part("in.v")}.as(dtype);
+        const auto [out, logsumexp, selected] =
+            run(a, {chunk_size, 1 / std::sqrt(double(a.q.size(3))), "approx", moba_top_k - 1});
+        EXPECT_TRUE(at::equal(selected[0], golden["out.remote"].to(at::kLong).slice(1, begin, end)));
+        EXPECT_LE(worst_row_error(out, part("out.o")), tolerance) << dtype;
+        expect_close(a.gradients(out, part("cot.o")), {part("grad.q"), part("grad.k"), part("grad.v")}, tolerance);
+      }
+  }
+}
+
+TEST(Top1ChunkOp, MayBeCutAnywhere) {
+  const Qkv a = random_qkv({.time = 67});
+  for (const std::string selection : {"exact", "approx"}) {
+    const Options o{16, 8, selection, 2};
+    const auto [whole, logsumexp, selected] = run(a, o);
+    for (const int64_t cut : {1, 16, 33, 66}) {
+      const Qkv piece{a.q.slice(1, cut), a.k, a.v},
+          first{a.q.slice(1, 0, cut), a.k.slice(1, 0, cut), a.v.slice(1, 0, cut)};
+      EXPECT_LE(worst_row_error(at::cat({std::get<0>(run(first, o)), std::get<0>(run(piece, o))}, 1), whole), 1e-12);
+      EXPECT_TRUE(at::equal(std::get<2>(run(piece, o)), selected.slice(2, cut))) << "cut at " << cut;
+    }
+  }
+}
+
+TEST(Top1ChunkOp, GivesTheSameBitsForAnyNumberOfThreads) {
+  const Qkv a = random_qkv({.time = 301}).as(at::kFloat);
+  for (const std::string selection : {"exact", "approx"})
+    expect_same_bits_for_any_threads([&] {
+      const auto [out, logsumexp, selected] = run(a, {16, 8, selection, 2});
+      auto all = a.gradients(out, at::ones_like(out));
+      all.insert(all.end(), {out.detach(), logsumexp, selected});
+      return all;
+    });
+}
+
+TEST(Top1ChunkOp, TiesGoToTheLowerChunk) {
+  const Qkv a = random_qkv({.time = 100});
+  for (const std::string selection : {"exact", "approx"})
+    for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+      const Qkv same = Qkv{a.q, at::ones_like(a.k), a.v}.as(dtype);
+      const at::Tensor selected = std::get<2>(run(same, {16, 1, selection, 3}));
+      const at::Tensor own = at::arange(100).floor_divide(16).unsqueeze(1), slots = at::arange(3);
+      EXPECT_TRUE(at::equal(selected, at::where(slots < own, slots, -1).expand_as(selected))) << selection << dtype;
+    }
+}
+
+TEST(Top1ChunkOp, ForcedChoices) {
+  const Qkv arguments = random_qkv({.time = 101}), exact = arguments.as(at::kDouble), single = arguments.as(at::kFloat);
+  const Options o{16, 8, "exact", 3};
+  const at::Tensor any = at::randint(-3, 12, {2, 4, 101, 3}, at::kLong);  // some are no candidates, some stand twice
+  const auto [expected, logsumexp, kept] = run_reference(exact, o, any);
+  const at::Tensor own = at::arange(101).floor_divide(16).unsqueeze(1);
+  EXPECT_TRUE(at::equal(kept, at::where((any >= 0) & (any < own), any, -1)));
+  const at::Tensor weights = at::randn_like(exact.q);
+  for (const auto& [a, tolerance] : {std::pair{exact, 1e-12}, {single, 1e-5}}) {
+    const auto [out, lse, selected] = run(a, o, any);
+    EXPECT_TRUE(at::equal(selected, kept));
+    EXPECT_LE(worst_row_error(out, expected), tolerance);
+    expect_close(a.gradients(out, weights), exact.gradients(expected, weights), tolerance);
+  }
+}
+
+TEST(Top1ChunkOp, LargeScalesStayFinite) {
+  for (const double scale : {100.0, 1e4}) {
+    const Qkv a = random_qkv({.time = 100}).as(at::kFloat);
+    const auto [out, logsumexp, selected] = run(a, {16, scale});
+    EXPECT_TRUE(at::isfinite(out).all().item<bool>() && at::isfinite(logsumexp).all().item<bool>());
+    for (const at::Tensor& gradient : a.gradients(out, at::ones_like(out)))
+      EXPECT_TRUE(at::isfinite(gradient).all().item<bool>());
+  }
+}
+
+TEST(Top1ChunkOp, NanGivesNanRows) {
+  for (const std::string selection : {"exact", "approx"}) {
+    Qkv a = random_qkv({.time = 70});
+    a.q.select(1, 40).fill_(NAN);
+    const auto [out, logsumexp, selected] = run(a, {16, 8, selection});
+    EXPECT_TRUE(out.select(1, 40).isnan().all().item<bool>());
+    EXPECT_FALSE(at::cat({out.slice(1, 0, 40), out.slice(1, 41)}, 1).isnan().any().item<bool>());
+    a = random_qkv({.time = 70});
+    a.k.select(1, 3).fill_(NAN);  // its chunk counts as the best of every later query
+    EXPECT_TRUE(std::get<0>(run(a, {16, 8, selection})).slice(1, 3).isnan().all().item<bool>());
+  }
+}
+
+TEST(Top1ChunkOp, GradientsEqualFiniteDifferences) {
+  const Options o{4, 3, "exact", 2};
+  const Qkv a = random_qkv({.batch = 1, .time = 13, .heads = 2, .kv_heads = 1, .head_dim = 3}).as(at::kDouble);
+  const auto [out, logsumexp, selected] = run(a, o);
+  const at::Tensor weights = at::randn_like(out);
+  const auto gradients = a.gradients(out, weights);
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < 3; ++i) {
+    at::Tensor flat = (i == 0 ? a.q : i == 1 ? a.k : a.v).view(-1);
+    for (int64_t j = 0; j < flat.size(0); ++j) {
+      auto loss_at = [&](double step) {
+        flat[j] += step;
+        const double loss = (std::get<0>(run(a, o, selected)) * weights).sum().item<double>();
+        flat[j] -= step;
+        return loss;
+      };
+      EXPECT_NEAR(gradients[i].reshape(-1)[j].item<double>(), (loss_at(1e-5) - loss_at(-1e-5)) / 2e-5, 1e-7)
+          << "qkv"[i] << j;
+    }
+  }
+}
+
+TEST(Top1ChunkOp, NamesTheWrongArgument) {
+  auto message = [](auto change) {
+    Qkv a = random_qkv({.time = 5});
+    Options o;
+    std::optional<at::Tensor> selected;
+    change(a, o, selected);
+    return error_of([&] { run(a, o, selected); });
+  };
+  using A = Qkv&;
+  using O = Options&;
+  using S = std::optional<at::Tensor>&;
+  using testing::HasSubstr;
+  EXPECT_EQ(message([](A, O, S) {}), "no error");
+  EXPECT_THAT(message([](A a, O, S) { a.v = a.v.narrow(1, 0, 4); }),
+              HasSubstr("top1_chunk: v has shape [2, 4, 2, 20]"));
+  EXPECT_THAT(message([](A a, O, S) { a.q = a.q[0]; }), HasSubstr("q has shape"));
+  EXPECT_THAT(message([](A a, O, S) { a.k = a.k.narrow(3, 0, 4); }), HasSubstr("k has shape"));
+  EXPECT_THAT(message([](A a, O, S) { a.k = a.k.narrow(1, 0, 0); }), HasSubstr("k has shape"));
+  EXPECT_THAT(message([](A a, O, S) { a.q = at::cat({a.q, a.q}, 1); }), HasSubstr("k has 5 positions"));
+  EXPECT_THAT(message([](A a, O, S) { a.q = a.q.narrow(2, 0, 3); }), HasSubstr("k has 2 heads"));
+  EXPECT_THAT(message([](A a, O, S) { a.q = a.q.to(at::kHalf); }), HasSubstr("q holds Half"));
+  EXPECT_THAT(message([](A a, O, S) { a.v = a.v.to(at::kLong); }), HasSubstr("v holds Long"));
+  EXPECT_THAT(message([](A, O o, S) { o.chunk_size = 0; }), HasSubstr("chunk_size is 0, expected 1 or more"));
+  EXPECT_THAT(message([](A, O o, S) { o.top_k = 0; }), HasSubstr("top_k is 0"));
+  EXPECT_THAT(message([](A, O o, S) { o.scale = INFINITY; }), HasSubstr("scale is inf"));
+  EXPECT_THAT(message([](A, O o, S) { o.selection = "aprox"; }), HasSubstr("selection is 'aprox'"));
+  EXPECT_THAT(message([](A, O, S s) {
+                s = at::zeros({2, 4, 5}, at::kLong);
+              }),
+              HasSubstr("selected has shape [2, 4, 5]"));
+  EXPECT_THAT(message([](A, O, S s) { s = at::zeros({2, 4, 5, 1}, at::kInt); }), HasSubstr("selected holds Int"));
+}
+
+}  // namespace
+}  // namespace assay::ops

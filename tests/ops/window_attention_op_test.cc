@@ -1,0 +1,251 @@
+// The operator against its definition, on every path and instruction set of this machine; finite differences; windows,
+// heads, slopes; wrong arguments.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+#include <torch/torch.h>
+
+#include "ops/buffers.h"
+#include "ops/golden.h"
+#include "ops/window_attention/kernel.h"
+#include "ops/window_attention/window_attention.h"
+
+namespace assay::ops {
+namespace {
+
+using Optional = std::optional<at::Tensor>;
+
+struct Arguments {
+  at::Tensor q, k, v;
+  int64_t window;
+  double scale;
+  Optional slopes;
+
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> all{q, k, v};
+    if (slopes) all.push_back(*slopes);
+    return all;
+  }
+  Arguments exact() const {  // in float64 on the CPU
+    const auto copy = [](const at::Tensor& t) { return t.detach().to(at::kCPU, at::kDouble).requires_grad_(); };
+    return {copy(q), copy(k), copy(v), window, scale, slopes ? Optional(copy(*slopes)) : slopes};
+  }
+};
+
+struct Shape {
+  int64_t time, keys, heads, kv_heads, head_dim, window;
+  bool alibi = false;
+};
+std::ostream& operator<<(std::ostream& out, const Shape& s) {
+  return out << "T " << s.time << " of " << s.keys << ", H " << s.heads << ", Hkv " << s.kv_heads << ", D "
+             << s.head_dim << ", window " << s.window << (s.alibi ? ", ALiBi" : "") << ", seed 7";
+}
+
+Arguments random_arguments(const Shape& s, at::ScalarType dtype = at::kDouble, at::Device device = at::kCPU) {
+  torch::manual_seed(7);
+  const auto normal = [&](at::IntArrayRef shape) {
+    return at::randn(shape, at::kDouble).to(device, dtype).requires_grad_();
+  };
+  Arguments a{normal({2, s.time, s.heads, s.head_dim}),    normal({2, s.keys, s.kv_heads, s.head_dim}),
+              normal({2, s.keys, s.kv_heads, s.head_dim}), s.window,
+              0.7 / std::sqrt(double(s.head_dim)),         {}};
+  if (s.alibi)
+    a.slopes = at::exp2(-8.0 * at::arange(1, s.heads + 1, at::kDouble) / double(s.heads)).to(device).requires_grad_();
+  return a;
+}
+
+at::Tensor run(const Arguments& a) { return window_attention(a.q, a.k, a.v, a.window, a.scale, a.slopes); }
+at::Tensor run_blocked(const Arguments& a) {
+  return window_attention_blocked(a.q, a.k, a.v, a.window < 0 ? a.k.size(1) : a.window, a.scale, a.slopes);
+}
+
+// The worst row, like worst_row_error, but rows below 1 are measured against 1: where one key takes nearly all the
+// weight, the gradients of q and k are small differences of terms of that size.
+double error(const at::Tensor& actual, const at::Tensor& expected) {
+  const at::Tensor x = actual.detach().to(at::kCPU, at::kDouble), y = expected.detach();
+  const at::Tensor rows = (x - y).norm(2, -1) / y.norm(2, -1).clamp_min(1);
+  return rows.nan_to_num(INFINITY, INFINITY).max().item<double>();
+}
+
+template <class Run>
+void expect_equal_to_reference(Run&& form, const Arguments& a, double tolerance) {
+  const Arguments exact = a.exact();
+  const at::Tensor out = form(a);
+  const at::Tensor expected =
+      window_attention_reference(exact.q, exact.k, exact.v, exact.window, exact.scale, exact.slopes);
+  EXPECT_EQ(out.scalar_type(), a.q.scalar_type());
+  EXPECT_LE(error(out, expected), tolerance);
+  const at::Tensor weights = at::randn(out.sizes(), at::kDouble);
+  const auto actual = torch::autograd::grad({(out * weights.to(out.options())).sum()}, a.tensors());
+  const auto want =
+      torch::autograd::grad({(expected * weights.to(out.scalar_type()).to(at::kDouble)).sum()}, exact.tensors());
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_LE(error(actual[i], want[i]), tolerance) << "gradient of tensor " << i;
+    EXPECT_EQ(actual[i].scalar_type(), a.tensors()[i].scalar_type()) << "gradient of tensor " << i;
+  }
+}
+
+const std::vector<Shape> kShapes = {
+    {1, 1, 1, 1, 1, -1},       {1, 1, 2, 1, 8, 3, true},   {65, 65, 4, 2, 24, -1, true}, {101, 101, 3, 3, 17, 1},
+    {101, 101, 6, 2, 16, 7},   {64, 64, 2, 2, 64, 64},     {63, 63, 2, 1, 5, 500},       {130, 130, 2, 2, 40, 65, true},
+    {1, 97, 4, 1, 16, -1},     {1, 97, 4, 4, 16, 5, true}, {31, 97, 4, 2, 8, -1},        {31, 97, 4, 2, 8, 40, true},
+    {257, 257, 1, 1, 80, 130}, {70, 200, 2, 2, 12, 100},
+};
+
+TEST(WindowAttentionOp, EqualsItsReference) {
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(testing::Message() << shape);
+    expect_equal_to_reference(run, random_arguments(shape), 1e-12);
+    expect_equal_to_reference(run_blocked, random_arguments(shape), 1e-12);
+  }
+}
+
+TEST(WindowAttentionOp, OtherPrecisionsAndSlices) {
+  const Shape shape{101, 130, 4, 2, 24, 33, true};
+  expect_equal_to_reference(run, random_arguments(shape, at::kFloat), 1e-5);
+  expect_equal_to_reference(run, random_arguments(shape, at::kBFloat16), 1e-2);
+  expect_equal_to_reference(run_blocked, random_arguments(shape, at::kFloat), 1e-5);
+  Arguments a = random_arguments({67, 67, 4, 4, 24, 9});
+  const at::Tensor qkv = at::randn({2, 67, 12, 24}, at::kDouble);  // parts of one projection
+  const auto parts = qkv.split(4, 2);
+  a.q = parts[0].detach().requires_grad_(), a.k = parts[1].detach().requires_grad_(),
+  a.v = parts[2].detach().requires_grad_();
+  expect_equal_to_reference(run, a, 1e-12);
+  a.v = at::randn({2, 4, 67, 24}, at::kDouble).transpose(1, 2).requires_grad_();
+  expect_equal_to_reference(run, a, 1e-12);
+}
+
+TEST(WindowAttentionOp, OnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const Shape& shape : kShapes) {
+    SCOPED_TRACE(testing::Message() << shape);
+    expect_equal_to_reference(run, random_arguments(shape, at::kDouble, at::kCUDA), 1e-12);
+    expect_equal_to_reference(run, random_arguments(shape, at::kFloat, at::kCUDA), 1e-5);
+    expect_equal_to_reference(run, random_arguments(shape, at::kBFloat16, at::kCUDA), 2e-2);
+  }
+}
+
+TEST(WindowAttentionOp, GradientsAreFiniteDifferences) {
+  Arguments a = random_arguments({5, 7, 2, 1, 3, 4, true});
+  const at::Tensor weights = at::randn({2, 5, 2, 3}, at::kDouble);
+  const auto loss = [&] { return (run(a) * weights).sum(); };
+  const auto gradients = torch::autograd::grad({loss()}, a.tensors());
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    double* numbers = a.tensors()[i].data_ptr<double>();
+    for (int64_t n = 0; n < gradients[i].numel(); ++n) {
+      const double before = numbers[n], step = 1e-5;
+      numbers[n] = before + step;
+      const double above = loss().item<double>();
+      numbers[n] = before - step;
+      const double below = loss().item<double>();
+      numbers[n] = before;
+      EXPECT_NEAR(gradients[i].flatten()[n].item<double>(), (above - below) / (2 * step), 1e-8)
+          << "tensor " << i << ", " << n;
+    }
+  }
+}
+
+// Large scores of either sign, and keys far below the maximum, overflow nothing.
+TEST(WindowAttentionOp, LargeScoresStayFinite) {
+  Arguments a = random_arguments({97, 97, 2, 2, 8, 30}, at::kFloat);
+  for (const double factor : {40.0, -40.0}) {
+    a.scale = factor;
+    const Arguments exact = a.exact();
+    const at::Tensor out = run(a), want = window_attention_reference(exact.q, exact.k, exact.v, a.window, a.scale);
+    EXPECT_LE(error(out, want), 1e-3) << "scores are of size 10³, rounded to 10⁻⁴";
+    for (const at::Tensor& gradient : torch::autograd::grad({out.sum()}, a.tensors()))
+      EXPECT_TRUE(at::isfinite(gradient).all().item<bool>());
+  }
+}
+
+struct Kernel {
+  at::Tensor out, dq, dk, dv, dslopes;
+};
+Kernel run_kernel(const Arguments& a, const at::Tensor& dout, int threads) {
+  const auto poisoned = [](const at::Tensor& like) { return at::full_like(like.detach(), NAN); };
+  Kernel r{poisoned(a.q), poisoned(a.q), poisoned(a.k), poisoned(a.v), poisoned(*a.slopes)};
+  at::Tensor logsumexp = at::full({a.q.size(0), a.q.size(2), a.q.size(1)}, NAN, a.q.options().requires_grad(false));
+  const auto view = [](const at::Tensor& t) { return View{t.data_ptr(), t.stride(0), t.stride(1)}; };
+  const WindowAttentionForward p{a.q.scalar_type() == at::kDouble ? DType::f64 : DType::f32,
+                                 a.q.size(0),
+                                 a.q.size(1),
+                                 a.k.size(1),
+                                 a.q.size(2),
+                                 a.k.size(2),
+                                 a.q.size(3),
+                                 a.window,
+                                 a.scale,
+                                 view(a.q),
+                                 view(a.k),
+                                 view(a.v),
+                                 a.slopes->data_ptr(),
+                                 view(r.out),
+                                 logsumexp.data_ptr()};
+  Workspace forward(cpu::workspace_bytes(p));
+  cpu::window_attention(p, forward.data(), pool(threads));
+  const WindowAttentionBackward q{p, view(dout), view(r.dq), r.dk.data_ptr(), r.dv.data_ptr(), r.dslopes.data_ptr()};
+  Workspace backward(cpu::workspace_bytes(q));
+  cpu::window_attention(q, backward.data(), pool(threads));
+  return r;
+}
+
+TEST(WindowAttentionKernel, EveryInstructionSetAndTheSameBitsForAnyNumberOfThreads) {
+  for (const int64_t target : targets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    for (const auto dtype : {at::kDouble, at::kFloat}) {
+      SCOPED_TRACE(testing::Message() << hwy::TargetName(target) << " " << dtype);
+      Arguments a = random_arguments({101, 133, 6, 2, 20, 45, true}, dtype);
+      a.slopes = a.slopes->detach().to(dtype).requires_grad_();
+      expect_equal_to_reference(run, a, dtype == at::kDouble ? 1e-12 : 1e-5);
+      const at::Tensor dout = at::randn_like(a.q);
+      const Kernel one = run_kernel(a, dout, 1), three = run_kernel(a, dout, 3);
+      EXPECT_TRUE(at::equal(one.out, three.out));
+      for (const auto part : {&Kernel::dq, &Kernel::dk, &Kernel::dv, &Kernel::dslopes})
+        EXPECT_TRUE(at::equal(one.*part, three.*part));
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+TEST(WindowAttentionOp, MayBeCutAnywhere) {
+  const Arguments a = random_arguments({67, 67, 4, 2, 8, 20, true});
+  const at::Tensor whole = run(a);
+  for (const int64_t cut : {1, 2, 33, 66}) {
+    Arguments second = a;
+    second.q = a.q.narrow(1, cut, 67 - cut);
+    EXPECT_LE(worst_row_error(run(second), whole.narrow(1, cut, 67 - cut)), 1e-12) << "cut at " << cut;
+  }
+}
+
+TEST(WindowAttentionOp, NamesTheWrongArgument) {
+  const auto message = [](auto change) -> std::string {
+    Arguments a = random_arguments({5, 7, 4, 2, 6, 3, true});
+    change(a);
+    try {
+      run(a);
+    } catch (const c10::ValueError& error) {
+      return error.what_without_backtrace();
+    }
+    return "no error";
+  };
+  using A = Arguments&;
+  EXPECT_EQ(message([](A) {}), "no error");
+  EXPECT_THAT(message([](A a) { a.q = a.q[0]; }), testing::HasSubstr("q has shape"));
+  EXPECT_THAT(message([](A a) { a.q = a.q.narrow(3, 0, 5); }),
+              testing::HasSubstr("k has shape [2, 7, 2, 6], expected"));
+  EXPECT_THAT(message([](A a) { a.k = a.k.narrow(1, 0, 4), a.v = a.k; }),
+              testing::HasSubstr("k has 4 positions (its size 1), fewer than the 5 queries of q"));
+  EXPECT_THAT(message([](A a) { a.q = a.q.narrow(2, 0, 3); }), testing::HasSubstr("do not divide the 3 heads of q"));
+  EXPECT_THAT(message([](A a) { a.v = a.v.narrow(1, 0, 6); }), testing::HasSubstr("v has shape"));
+  EXPECT_THAT(message([](A a) { a.slopes = a.slopes->narrow(0, 0, 2); }), testing::HasSubstr("alibi_slopes has shape"));
+  EXPECT_THAT(message([](A a) { a.window = 0; }),
+              testing::HasSubstr("window is 0, expected at least 1, or -1 for all"));
+  EXPECT_THAT(message([](A a) { a.scale = NAN; }), testing::HasSubstr("scale is nan"));
+  EXPECT_THAT(message([](A a) { a.k = a.k.to(at::kLong); }), testing::HasSubstr("k holds Long"));
+}
+
+}  // namespace
+}  // namespace assay::ops
