@@ -67,18 +67,14 @@ struct Attention final : Mixer {
       fail("attention: rope needs an even head_dim, got {}", c.head_dim);
     if (c.window == 0 || c.window < -1)
       fail("attention: window = {} must be positive, or -1 for all positions", c.window);
-    one_of("position", c.position, {"rope", "alibi", "none"});
-    one_of("constants", c.constants, {"none", "keys", "queries_and_keys"});
+    one_of("attention", "position", c.position, {"rope", "alibi", "none"});
+    one_of("attention", "constants", c.constants, {"none", "keys", "queries_and_keys"});
     if (!(c.temperature >= 0) || std::isinf(c.temperature))
       fail("attention: temperature = {} must be positive, or 0 for the learned scale", c.temperature);
     if (c.temperature > 0 && !c.qk_norm) fail("attention: temperature = {} needs qk_norm = true", c.temperature);
     if (c.constants != "none" && c.max_positions < 1)
       fail("attention: constants = '{}' needs max_positions, the longest sequence there will be", c.constants);
     return c;
-  }
-  static void one_of(const char* field, const std::string& value, const std::vector<std::string>& names) {
-    if (std::ranges::find(names, value) == names.end())
-      fail("attention: {} = '{}' must be one of {}{}", field, value, join(names), did_you_mean(value, names));
   }
 
   bool constant_keys() const { return config.constants != "none"; }
@@ -95,7 +91,7 @@ struct Attention final : Mixer {
     at::Tensor k = constant_keys() ? constants(keys, x, position) : projected[1];
     double softmax_scale = 1 / std::sqrt(double(config.head_dim));
     if (config.qk_norm) {
-      q = unit(q), k = unit(k);
+      q = unit_length(q), k = unit_length(k);
       if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
       softmax_scale = scale.defined() ? 1 : 1 / config.temperature;
     }
@@ -125,11 +121,6 @@ struct Attention final : Mixer {
     const at::Tensor positions = at::eye(x.size(1), k.options()).unsqueeze(1).expand({x.size(0), -1, k.size(2), -1});
     return ops::window_attention_reference(q, k, positions, config.window, softmax_scale, slopes_or_none())
         .transpose(1, 2);
-  }
-
-  static at::Tensor unit(const at::Tensor& x) {
-    const at::Tensor wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
-    return x * at::rsqrt(wide.square().sum(-1, true) + 1e-6).to(x.scalar_type());
   }
 
   double mixing_flops(int64_t time) const override {
