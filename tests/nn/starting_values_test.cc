@@ -29,6 +29,14 @@ TEST(StartingValues, StepsAreLogUniform) {
   EXPECT_NEAR(step.log().std().item<double>(), std::log(100) / std::sqrt(12), 0.03);
 }
 
+TEST(StartingValues, TheEmbeddingIsAsWideAsItIsTold) {
+  const auto model =
+      make_model("[model]\nvocab_size = 500\nd_model = 64\nembedding_std = 6e-5\ntie_embeddings = false\n");
+  model->initialise(1);
+  EXPECT_NEAR(model->embedding.std().item<double>(), 6e-5, 1e-6);
+  EXPECT_NEAR(model->head_weight().std().item<double>(), 0.02, 3e-4);
+}
+
 TEST(StartingValues, Rwkv7sAreThoseOfItsTrainingCode) {
   const auto model = make_model(
       "[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv7\"]\nchannel_mixer = "
