@@ -31,7 +31,7 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "export", "a model to Hugging Face's layout (gpt2, llama, mamba)");
+  CLI::App* command = subcommand(app, "export", "a model to Hugging Face's layout");
   command->add_option("MODEL", options->model, "a run, a checkpoint of one, or an imported model")->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
   command->callback([options] { run(*options); });

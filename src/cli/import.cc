@@ -26,7 +26,7 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "import", "a model in Hugging Face's layout (gpt2, llama, mamba) to one of ours");
+  CLI::App* command = subcommand(app, "import", "a model in Hugging Face's layout to one of ours");
   command->add_option("DIR", options->folder, "folder with config.json and model.safetensors")->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
   command->add_option("--tokenizer", options->tokenizer,

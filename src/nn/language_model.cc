@@ -22,6 +22,7 @@ void check(const ConfigNode& model, const ModelConfig& c) {
   need(!c.pattern.empty(), "pattern", "a list of at least one mixer");
   need(std::ranges::find(Norm::kinds(), c.norm) != Norm::kinds().end(), "norm", join(Norm::kinds(), " or "));
   need(c.norm_eps > 0, "norm_eps", "positive");
+  need(c.embedding_std > 0, "embedding_std", "positive");
   need(c.positions == "none" || c.positions == "learned", "positions", "none or learned");
   need(c.max_positions >= 0, "max_positions", "positive, or 0 for the sequence length of the training");
 }
@@ -171,7 +172,10 @@ void LanguageModel::initialise(uint64_t seed) {
   };
   const auto fill = [&](const std::string& name, at::Tensor parameter) {
     if (parameter.dim() < 2) return;
-    parameter.normal_(0, name.ends_with("out_proj.weight") ? residual : 0.02, generator(name));
+    const double deviation = name == "embedding"                 ? spec.config.embedding_std
+                             : name.ends_with("out_proj.weight") ? residual
+                                                                 : 0.02;
+    parameter.normal_(0, deviation, generator(name));
   };
   const auto by_its_part = [&](const std::string& name, at::Tensor& parameter) {
     for (const std::string part : {".mixer.", ".channel_mixer."})

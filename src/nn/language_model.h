@@ -20,6 +20,7 @@ struct ModelConfig {
   std::string channel_mixer = "geglu", norm = "rmsnorm";
   double norm_eps = 1e-5;
   bool embedding_norm = false;
+  double embedding_std = 0.02;
   std::string positions = "none";
   int64_t max_positions = 0;
   bool tie_embeddings = true;
@@ -32,6 +33,7 @@ struct ModelConfig {
     field("norm", norm, "rmsnorm, layernorm or zero_centered_rmsnorm");
     field("norm_eps", norm_eps, "added to the variance");
     field("embedding_norm", embedding_norm, "a norm behind the embedding too, as in RWKV");
+    field("embedding_std", embedding_std, "standard deviation of the embedding's starting values");
     field("positions", positions, "learned or none (rotary positions belong to attention)");
     field("max_positions", max_positions, "learned positions; 0: the training's sequence_length");
     field("tie_embeddings", tie_embeddings, "the head uses the embedding's weight");

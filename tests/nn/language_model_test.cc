@@ -104,7 +104,7 @@ double preset_size(const std::string& name) {
   const ConfigNode model =
       ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml")).child("model");
   ModelSpec spec = ModelSpec::read(model);
-  spec.config.vocab_size = 32000, spec.config.max_positions = 2048;
+  spec.config.vocab_size = 1, spec.config.max_positions = 2048;
   const std::vector<std::string> pattern = spec.config.pattern;
   const auto size = [&](const std::string& mixer, int64_t layers) {
     spec.config.pattern = {mixer}, spec.config.num_layers = layers;
@@ -113,7 +113,8 @@ double preset_size(const std::string& name) {
   std::map<std::string, double> of_layer;
   for (const std::string& mixer : pattern)
     if (!of_layer.contains(mixer)) of_layer[mixer] = size(mixer, 2) - size(mixer, 1);
-  double total = size(pattern.front(), 1);
+  const double tokens = 31999.0 * double(spec.config.d_model) * (spec.config.tie_embeddings ? 1 : 2);
+  double total = tokens + size(pattern.front(), 1);
   for (int64_t i = 1; i < ModelSpec::read(model).config.num_layers; ++i)
     total += of_layer[pattern[size_t(i) % pattern.size()]];
   return total;

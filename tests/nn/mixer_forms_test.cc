@@ -85,6 +85,20 @@ TEST_P(MixerForms, HaveOneGradient) {
   }
 }
 
+// In bf16 the median position counts: where a mixer selects, rounding may change a choice.
+TEST_P(MixerForms, ComputeInTheDtypeOfTheirInput) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor expected = run(kTime, false);
+  mixer->to(at::kFloat);
+  for (const auto& [dtype, tolerance] : {std::pair(at::kFloat, 1e-5), {at::kBFloat16, 0.05}}) {
+    State state;
+    const at::Tensor y = mixer->forward(x.to(dtype), state);
+    EXPECT_EQ(y.scalar_type(), dtype);
+    const at::Tensor error = (y.to(at::kDouble) - expected).norm(2, -1) / expected.norm(2, -1);
+    EXPECT_LE(error.median().item<double>(), tolerance) << c10::toString(dtype) << "; " << GetParam().table;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(examples()),
                          [](const auto& info) { return info.param.name; });
 

@@ -1,0 +1,89 @@
+// Starting values: those of the architectures' training code, checked by their own properties.
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "nn/initial_values.h"
+#include "testing.h"
+
+namespace assay::nn {
+namespace {
+
+TEST(StartingValues, OrthogonalMatricesKeepLengths) {
+  for (const auto& [rows, columns] : {std::pair(40, 40), {24, 60}, {60, 24}}) {
+    at::Tensor w = at::zeros({rows, columns}, at::kDouble);
+    orthogonal(w, 0.1, generator("orthogonal"));
+    const at::Tensor square = rows < columns ? at::matmul(w, w.t()) : at::matmul(w.t(), w);
+    EXPECT_LE(relative_error(square, 0.01 * at::eye(std::min(rows, columns), at::kDouble)), 1e-12)
+        << rows << " x " << columns;
+  }
+}
+
+TEST(StartingValues, StepsAreLogUniform) {
+  at::Tensor bias = at::zeros({20000});
+  log_uniform_steps(bias, generator("steps"));
+  const at::Tensor step = at::softplus(bias);
+  EXPECT_GE(step.min().item<double>(), 0.001 * (1 - 1e-4));
+  EXPECT_LE(step.max().item<double>(), 0.1 * (1 + 1e-4));
+  EXPECT_NEAR(step.log().mean().item<double>(), std::log(0.01), 0.03);  // σ/√n = 0.009
+  EXPECT_NEAR(step.log().std().item<double>(), std::log(100) / std::sqrt(12), 0.03);
+}
+
+TEST(StartingValues, TheEmbeddingIsAsWideAsItIsTold) {
+  const auto model =
+      make_model("[model]\nvocab_size = 500\nd_model = 64\nembedding_std = 6e-5\ntie_embeddings = false\n");
+  model->initialise(1);
+  EXPECT_NEAR(model->embedding.std().item<double>(), 6e-5, 1e-6);
+  EXPECT_NEAR(model->head_weight().std().item<double>(), 0.02, 3e-4);
+}
+
+TEST(StartingValues, Rwkv7sAreThoseOfItsTrainingCode) {
+  const auto model = make_model(
+      "[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv7\"]\nchannel_mixer = "
+      "\"rwkv7_channel_mix\"\n");
+  model->initialise(1);
+  const auto all = model->named_parameters();
+  const auto value = [&](const std::string& name, std::vector<int64_t> at) {
+    at::Tensor x = all[name];
+    for (const int64_t i : at) x = x[i];
+    return x.item<double>();
+  };
+  // Layer 1 of 3: depth 1/2, height 2/3; channel 33 of 128 is number 33 of its head of 64.
+  EXPECT_NEAR(value("layers_1.mixer.mix", {1, 33}), 1 - std::pow(33.0 / 128, 0.9 * 2 / 3), 1e-6) << "x_w";
+  EXPECT_NEAR(value("layers_1.mixer.mix", {5, 33}), 1 - std::pow(33.0 / 128, 0.2 * 2 / 3), 1e-6) << "x_g";
+  const double curve = (33 - 31.5) / 31.5, zigzag = curve * std::abs(curve), line = 33.0 / 127 - 0.5;
+  EXPECT_NEAR(value("layers_1.mixer.decay.up_proj.bias", {33}),
+              -6 + 6 * std::pow(33.0 / 127, 1 + std::pow(0.5, 0.3)) + 0.5 + 2.5 * zigzag, 1e-5);
+  EXPECT_NEAR(value("layers_1.mixer.rate.up_proj.bias", {33}), -0.19 + 0.3 * zigzag + 0.4 * line, 1e-6);
+  EXPECT_NEAR(value("layers_1.mixer.value_mix.up_proj.bias", {33}), 0.73 - 0.4 * line, 1e-6);
+  EXPECT_NEAR(value("layers_1.mixer.k_k", {33}), 0.71 - 0.1 * line, 1e-6);
+  EXPECT_NEAR(value("layers_1.mixer.norm.weight", {5}), std::pow(2.0 / 3, 0.7), 1e-6);
+  EXPECT_NEAR(value("layers_1.channel_mixer.mix", {0, 33}), 1 - std::pow(33.0 / 128, std::pow(2.0 / 3, 4)), 1e-6);
+  EXPECT_EQ(all["layers_1.mixer.out_proj.weight"].abs().max().item<double>(), 0);
+  EXPECT_FALSE(all.contains("layers_0.mixer.value_mix.up_proj.bias")) << "the first layer has nothing to mix with";
+}
+
+TEST(StartingValues, Rwkv6sAndRwkv5sAreThoseOfTheirTrainingCode) {
+  for (const std::string version : {"5", "6"}) {
+    const auto model = make_model(
+        fmt::format("[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv{0}\"]\nchannel_mixer = "
+                    "\"rwkv{0}_channel_mix\"\n",
+                    version));
+    model->initialise(1);
+    const auto all = model->named_parameters();
+    const auto given = [&](double x) { return version == "5" ? x : 1 - x; };
+    const at::Tensor mix = all["layers_1.mixer.mix"],
+                     decay = all[version == "5" ? "layers_1.mixer.decay" : "layers_1.mixer.decay.up_proj.bias"];
+    const int64_t v = version == "5" ? 1 : 2;
+    EXPECT_NEAR(mix[v][33].item<double>(), given(std::pow(33.0 / 128, 2.0 / 3) + 0.3 * 0.5), 1e-6) << version;
+    EXPECT_NEAR(decay.flatten()[33].item<double>(), -6 + 5 * std::pow(33.0 / 127, 0.7 + 1.3 * 0.5), 1e-5) << version;
+    EXPECT_NEAR(all["layers_1.mixer.bonus"].flatten()[33].item<double>(), 0.5 * (1 - 33.0 / 127) + 0.1 * ((34 % 3) - 1),
+                1e-6)
+        << version;
+    EXPECT_NEAR(all["layers_1.channel_mixer.mix"][1][33].item<double>(), given(std::pow(33.0 / 128, 2.0 / 3)), 1e-6)
+        << version;
+  }
+}
+
+}  // namespace
+}  // namespace assay::nn
