@@ -1,6 +1,7 @@
-"""Recurrent operators on the CPU or a GPU beside a loop over time in plain PyTorch, forward and backward, fp32.
+"""Recurrent operators on the CPU or a GPU beside a loop over time in plain PyTorch, forward and backward.
 
-Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--time 2048] [--repeat 3] [OP …]
+Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--time 2048] [--repeat 3]
+       [--dtype float32] [--no-loop] [OP …]
 Run it with the project's Python (.venv/bin/python). Layers are those of d_model 768. Both sides are timed in turn, in
 this call; prints the medians in milliseconds and their ratio. On the CPU it is processor time, of one thread by default.
 """
@@ -160,7 +161,7 @@ def timed(function, tensors, device):
     start = clock()
     out = function(*leaves)[0]
     middle = clock()
-    (out * torch.linspace(-1, 1, out.shape[-1], device=device)).sum().backward()
+    (out * torch.linspace(-1, 1, out.shape[-1], device=device, dtype=out.dtype)).sum().backward()
     return 1e3 * (middle - start), 1e3 * (clock() - middle), out
 
 
@@ -173,22 +174,24 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--time", type=int, default=2048)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16, of all tensors")
     parser.add_argument("--no-loop", action="store_true", help="times the operator alone")
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    print(f"B {args.batch} T {args.time}, {args.device}, {args.threads} threads, ms: forward + backward (median of {args.repeat})")
+    print(f"B {args.batch} T {args.time}, {args.device}, {args.dtype}, {args.threads} threads, ms: forward + backward (median of {args.repeat})")
     for name, (operator, loop, tensors) in cases(args.batch, args.time, args.device).items():
         if args.ops and name not in args.ops:
             continue
+        tensors = [x.to(getattr(torch, args.dtype)) for x in tensors]
         runs = {"operator": [], "loop": []}
         for _ in range(args.repeat):
             runs["operator"].append(timed(operator, tensors, args.device))
             if not args.no_loop:
                 runs["loop"].append(timed(loop, tensors, args.device))
         medians = {side: [statistics.median(run[i] for run in times) for i in (0, 1)] for side, times in runs.items() if times}
-        line = f"{name:22}" + "   ".join(f"{side} {f:8.1f} + {b:8.1f}" for side, (f, b) in medians.items())
+        line = f"{name:22}" + "   ".join(f"{side} {f:8.2f} + {b:8.2f}" for side, (f, b) in medians.items())
         if "loop" in medians:
             error = (runs["operator"][0][2] - runs["loop"][0][2]).norm() / runs["loop"][0][2].norm()
             line += f"   ratio {sum(medians['loop']) / sum(medians['operator']):6.1f}   difference {error:.1e}"

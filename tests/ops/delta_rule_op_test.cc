@@ -103,6 +103,23 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwins) {
                                random_arguments(GetParam(), {2, 131, 2, 16, 20}));
 }
 
+TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
+  const int64_t shared = GetParam() == std::string("rwkv7") ? 4 : 2;
+  for (const Shape& shape : {Shape{2, 50, 2, 64, 32},
+                             {1, 70, 4, 64, 64, shared},
+                             {1, 33, 2, 128, 80},
+                             {2, 16, 2, 96, 96},
+                             {1, 1, 1, 256, 16},
+                             {1, 520, 2, 64, 32}}) {  // in two segments
+    SCOPED_TRACE(shape);
+    Named a = random_arguments(GetParam(), shape);
+    if (shape.time > 500)  // so that something of the first steps is left
+      for (const auto& [name, factor] : {std::pair{"g", 0.05}, {"w", 0.05}, {"beta", 0.1}, {"b", 0.1}})
+        if (a.contains(name)) a[name] = a[name] * factor;
+    expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, /*only_bf16=*/true);
+  }
+}
+
 TEST_P(DeltaRuleOps, MayBeCutAnywhere) {
   expect_cut_anywhere(with_scale(GetParam()), random_arguments(GetParam(), {2, 131, 2, 6, 5}),
                       {"q", "k", "v", "g", "beta", "r", "w", "a", "b"}, {1, 63, 64, 65, 130}, 1e-11);

@@ -78,7 +78,7 @@ TEST_P(MatrixStateKinds, KernelAndProductsAreOneFunction) {
 }
 
 TEST_P(MatrixStateKinds, ProductsInSinglePrecision) {
-  Named given = named(random_arguments(131, 2, 16, 20));
+  Named given = named(random_arguments(131, 4, 16, 20));
   for (auto& [name, tensor] : given) tensor = tensor.to(at::kFloat);
   expect_equal_to_twin(products(GetParam(), 64, 128), kernel(GetParam()), given, 1e-5);
 }

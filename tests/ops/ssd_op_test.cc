@@ -61,7 +61,8 @@ TEST(SsdOp, SingleAndHalfPrecision) {
 }
 
 TEST(SsdOp, OnCudaEqualsItsTwin) {
-  expect_equal_to_twin_on_cuda(with(true), twin, random_arguments({2, 67, 4, 2, 16, 24}));
+  for (const Shape& shape : {Shape{2, 67, 4, 2, 16, 24}, {2, 67, 4, 2, 64, 128}})  // bf16: the second on tensor cores
+    expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape));
 }
 
 TEST(SsdOp, MayBeCutAnywhere) {

@@ -14,13 +14,8 @@ std::tuple<at::Tensor, at::Tensor> gated(const HeadShape& shape, const at::Tenso
                                          const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({q, k, v, g, beta}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
-    const at::Tensor rate = s[4].to(real).unsqueeze(-1);
-    const at::Tensor key = with_heads(s[1].to(real), rate.size(2)), value = with_heads(s[2].to(real), rate.size(2));
-    MatrixState steps{.low = Low::rank_one, .q = s[0].to(real) * scale, .a = -rate * key, .b = key, .c = rate * value};
-    if (s[3].defined()) {
-      steps.decay = at::exp(s[3].to(real)).unsqueeze(-1);
-      steps.a = steps.a * steps.decay;  // the rule reads the state behind its decay
-    }
+    MatrixState steps{.scale = scale, .q = s[0], .k = s[1], .v = s[2], .beta = s[4].unsqueeze(-1)};
+    if (s[3].defined()) steps.log_decay = s[3].unsqueeze(-1);
     return steps;
   };
   const at::Tensor state =
@@ -60,13 +55,8 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
   check_state("rwkv7", initial_state, shape, r);
   const auto real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
-    return MatrixState{.low = Low::rank_one,
-                       .q = s[0].to(real) * scale,
-                       .k = s[2].to(real),
-                       .v = s[3].to(real),
-                       .decay = at::exp(s[1].to(real)),
-                       .a = s[4].to(real),
-                       .b = s[5].to(real)};
+    return MatrixState{
+        .low = Low::rank_one, .scale = scale, .q = s[0], .k = s[2], .v = s[3], .log_decay = s[1], .a = s[4], .b = s[5]};
   };
   const at::Tensor state =
       first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, r);

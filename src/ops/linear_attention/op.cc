@@ -13,9 +13,12 @@ OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Ten
                       const at::Tensor& g, const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({q, k, v, g}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
-    MatrixState steps{.q = s[0].to(real) * scale, .k = s[1].to(real), .v = s[2].to(real)};
-    if (s[3].defined()) steps.decay = at::exp(s[3].to(real)).expand({s[0].size(0), s[0].size(1), -1, -1});
-    if (s[4].defined()) steps.u = s[4].to(real).squeeze(0).squeeze(0);
+    MatrixState steps{.scale = scale, .q = s[0], .k = s[1], .v = s[2]};
+    if (s[3].defined()) {  // one for all steps: its gradient is a long sum
+      const at::Tensor g = s[3].size(1) == s[0].size(1) ? s[3] : s[3].to(real);
+      steps.log_decay = g.expand({s[0].size(0), s[0].size(1), -1, -1});
+    }
+    if (s[4].defined()) steps.u = s[4].squeeze(0).squeeze(0);
     return steps;
   };
   const at::Tensor state =

@@ -56,4 +56,51 @@ void matrix_state(const MatrixStateForward&, void* workspace, const ParallelFor&
 void matrix_state(const MatrixStateBackward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 
+// On CUDA: chunks of 16 steps as products of bf16 operands on tensor cores, states and sums in fp32.
+enum class Rule {
+  linear,  // nothing of low rank; u may be there
+  delta,   // a = −β decay k, b = k, c = β v, and no k vᵀ: the (gated) delta rule
+  pair,    // k vᵀ and b (Sᵀ a)ᵀ
+};
+
+struct ChunkedForward {
+  Rule rule;
+  int64_t batch, time, heads, key_dim, value_dim;
+  float scale;                 // of q
+  Heads q, k, v;               // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
+  Heads a, b;                  // in  [B, T, ·, K]  bf16, Rule::pair
+  Heads beta;                  // in  [B, T, H, 1]  fp32, Rule::delta
+  Heads log_decay;             // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
+  DType decay_dtype;           //     f32 or bf16
+  int64_t decay_dim;           //     1 or key_dim
+  const float* u;              // in  [H, K] or null
+  const float* initial_state;  // in  [B, H, K, V] or null
+  void* out;                   // out [B, T, H, V]  bf16
+  float* final_state;          // out [B, H, K, V]
+  void* chunks;                // out, chunk_bytes(): what the backward needs where `keeps`, else scratch
+  bool keeps;
+};
+
+struct ChunkedBackward {
+  ChunkedForward forward;     // as it was; out and final_state are not read
+  Heads dout;                 // in  [B, T, H, V]  bf16
+  const float* dfinal_state;  // in  [B, H, K, V] or null
+  void *dq, *dk, *dv;         // out [B, T, H, ·]  bf16, by head even where heads share an input
+  void *da, *db;              // out [B, T, H, K]  bf16, Rule::pair
+  float* dbeta;               // out [B, T, H], Rule::delta
+  void* dlog_decay;           // out [B, T, H, decay_dim] in decay_dtype, or null
+  float* du;                  // out [B, ⌈T/16⌉, H, K]: parts of its sum; or null
+  float* dinitial_state;      // out [B, H, K, V]
+};
+
+namespace cuda {
+constexpr int kChunkSteps = 16;
+bool serves(int64_t key_dim, int64_t value_dim);
+size_t chunk_bytes(const ChunkedForward&);
+size_t workspace_bytes(const ChunkedForward&);
+size_t workspace_bytes(const ChunkedBackward&);
+void matrix_state(const ChunkedForward&, void* workspace, Stream);
+void matrix_state(const ChunkedBackward&, void* workspace, Stream);
+}  // namespace cuda
+
 }  // namespace assay::ops

@@ -16,26 +16,38 @@
 
 namespace assay::ops {
 
-// All of one dtype, float32 or float64; those with fewer heads than H are shared as steps.h says.
+// As an op has them, in any floating-point dtype; those with fewer heads than H are shared as steps.h says.
 struct MatrixState {
   Low low = Low::none;
+  double scale = 1;  // of q
   at::Tensor q;      // [B, T, ·, K]
   at::Tensor k, v;   // [B, T, ·, K], [B, T, ·, V]; undefined: nothing is written but by b
-  at::Tensor decay;  // [B, T, H, K] or [B, T, H, 1]; in [0, 1] for a state that does not grow, 0 is exact; undefined: 1
-  at::Tensor a, b;   // [B, T, ·, K]; b undefined when diagonal
-  at::Tensor c, e;   // [B, T, ·, V]; undefined: 0 and 1
-  at::Tensor u;      // [H, K]
+  at::Tensor log_decay;  // [B, T, H, K] or [B, T, H, 1]; ≤ 0 for a state that does not grow, −∞ is exact; undefined: 0
+  at::Tensor a, b;       // [B, T, ·, K]; b undefined when diagonal
+  at::Tensor c, e;       // [B, T, ·, V]; undefined: 0 and 1
+  at::Tensor u;          // [H, K]
+  at::Tensor beta;   // [B, T, H, 1]: the delta rule of k and v, in place of k vᵀ: a = −β decay k, b = k, c = β v
+  at::Tensor decay;  // in place of log_decay
 };
+// The recurrence's own terms: q scaled, `decay`, no `log_decay` and no `beta`; all in `real`.
+MatrixState expanded(const MatrixState& steps, at::ScalarType real);
+
 // From the op's own arguments to the recurrence's, for any piece of time; in differentiable tensor arithmetic.
 using Prepare = std::function<MatrixState(const std::vector<at::Tensor>& arguments)>;
 
 // out [B, T, H, V] and the state after the last step, in the dtype of `initial_state` [B, H, K, V]. `arguments` as
-// in_segments takes them. On the CPU the kernel; elsewhere `chunked` in segments, which has no Low::diagonal and no e.
+// in_segments takes them. On the CPU the kernel; on CUDA the tensor cores' where they serve, else `chunked` in
+// segments, which has no Low::diagonal and no e. bf16 sequences may give `out` in bf16.
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
                                               const at::Tensor& initial_state, int64_t time, int64_t chunk_size = 64);
 bool register_matrix_state(const std::string& op);  // the paths that recurrence() takes
 
-// By chunks of up to chunk_size, a power of two, as batched matrix products; any device; through autograd.
+// The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state, key and value dimensions that they know.
+bool on_tensor_cores(const MatrixState& steps, const at::Tensor& state);
+std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& steps, const at::Tensor& state);
+
+// Of expanded steps, by chunks of up to chunk_size, a power of two, as batched matrix products; any device; through
+// autograd.
 std::tuple<at::Tensor, at::Tensor> chunked(const MatrixState& steps, const at::Tensor& state, int64_t chunk_size);
 
 }  // namespace assay::ops

@@ -56,16 +56,16 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
                                const OptionalTensor& v, const OptionalTensor& decay, const OptionalTensor& a,
                                const OptionalTensor& b, const OptionalTensor& c, const OptionalTensor& e,
                                const OptionalTensor& u, const at::Tensor& state, int64_t low) {
-    const MatrixState s{Low(low),
-                        q,
-                        or_undefined(k),
-                        or_undefined(v),
-                        or_undefined(decay),
-                        or_undefined(a),
-                        or_undefined(b),
-                        or_undefined(c),
-                        or_undefined(e),
-                        or_undefined(u)};
+    const MatrixState s{.low = Low(low),
+                        .q = q,
+                        .k = or_undefined(k),
+                        .v = or_undefined(v),
+                        .a = or_undefined(a),
+                        .b = or_undefined(b),
+                        .c = or_undefined(c),
+                        .e = or_undefined(e),
+                        .u = or_undefined(u),
+                        .decay = or_undefined(decay)};
     const Outputs outputs = run(s, state, true);
     ctx->save_for_backward({q, s.k, s.v, s.decay, s.a, s.b, s.c, s.e, s.u, state, outputs.chunk_states});
     ctx->saved_data["low"] = low;
@@ -75,16 +75,16 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list saved = ctx->get_saved_variables();
-    const MatrixState s{Low(ctx->saved_data["low"].toInt()),
-                        saved[0],
-                        saved[1],
-                        saved[2],
-                        saved[3],
-                        saved[4],
-                        saved[5],
-                        saved[6],
-                        saved[7],
-                        saved[8]};
+    const MatrixState s{.low = Low(ctx->saved_data["low"].toInt()),
+                        .q = saved[0],
+                        .k = saved[1],
+                        .v = saved[2],
+                        .a = saved[4],
+                        .b = saved[5],
+                        .c = saved[6],
+                        .e = saved[7],
+                        .u = saved[8],
+                        .decay = saved[3]};
     const at::Tensor& state = saved[9];
     MatrixStateBackward work{describe(s, state)};
     const MatrixStateForward& p = work.forward;
@@ -123,6 +123,7 @@ bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
 
 std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& initial_state) {
   const auto dtype = initial_state.scalar_type();
+  s = expanded(s, dtype);
   for (at::Tensor* x : {&s.q, &s.k, &s.v, &s.decay, &s.a, &s.b, &s.c, &s.e}) *x = sequence(optional(*x), dtype);
   s.u = parameter(optional(s.u), dtype);
   const at::Tensor state = initial_state.contiguous();
@@ -138,17 +139,35 @@ std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& in
 
 }  // namespace
 
+MatrixState expanded(const MatrixState& steps, at::ScalarType real) {
+  MatrixState s = steps;
+  for (at::Tensor* x : {&s.q, &s.k, &s.v, &s.log_decay, &s.a, &s.b, &s.c, &s.e, &s.u, &s.beta, &s.decay})
+    if (x->defined()) *x = x->to(real);
+  if (s.scale != 1) s.q = s.q * s.scale, s.scale = 1;
+  if (s.log_decay.defined()) s.decay = at::exp(s.log_decay), s.log_decay = at::Tensor();
+  if (!s.beta.defined()) return s;
+  s.low = Low::rank_one, s.b = with_heads(s.k, s.beta.size(2)), s.c = s.beta * with_heads(s.v, s.beta.size(2));
+  s.a = -s.beta * s.b;
+  if (s.decay.defined()) s.a = s.a * s.decay;  // the rule reads the state behind its decay
+  s.k = s.v = s.beta = at::Tensor();
+  return s;
+}
+
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
                                               const at::Tensor& initial_state, int64_t time, int64_t chunk_size) {
   if (initial_state.is_cpu()) return by_kernel(prepare(arguments), initial_state);
+  if (const MatrixState steps = prepare(arguments); on_tensor_cores(steps, initial_state))
+    return by_tensor_cores(steps, initial_state);
   const Piece piece = [=](const std::vector<at::Tensor>& part, const at::Tensor& state) {
-    return chunked(prepare(part), state, chunk_size);
+    return chunked(expanded(prepare(part), state.scalar_type()), state, chunk_size);
   };
   return in_segments(piece, arguments, initial_state, time, segment_length(initial_state));
 }
 
 bool register_matrix_state(const std::string& op) {
-  return register_paths(op, cpu_kernel_path(), "composed of batched products");
+  const std::string composed = "composed of batched products";
+  const std::string kernel = "tensor cores sm_90a (bf16; key sizes 64, 96, 128, 256), else ";
+  return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel + composed : composed);
 }
 
 }  // namespace assay::ops

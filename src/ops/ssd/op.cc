@@ -48,10 +48,8 @@ std::tuple<at::Tensor, at::Tensor> ssd(const at::Tensor& x, const at::Tensor& dt
     at::Tensor delta = s[1].to(real);
     if (s[5].defined()) delta = delta + s[5].to(real);
     if (dt_softplus) delta = at::softplus(delta);
-    return MatrixState{.q = s[4].to(real),
-                       .k = s[3].to(real),
-                       .v = delta.unsqueeze(-1) * s[0],
-                       .decay = at::exp(delta * s[2].to(real)).unsqueeze(-1)};
+    return MatrixState{
+        .q = s[4], .k = s[3], .v = delta.unsqueeze(-1) * s[0], .log_decay = (delta * s[2].to(real)).unsqueeze(-1)};
   };
   auto every_step = [](const at::Tensor& parameter) { return parameter.unsqueeze(0).unsqueeze(0); };
   const at::Tensor state = first_state(initial_state, {x.size(0), x.size(2), x.size(3), B.size(3)}, real, x);

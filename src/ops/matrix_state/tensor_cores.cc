@@ -1,0 +1,148 @@
+// The recurrence on tensor cores as an autograd function.
+#include <torch/torch.h>
+
+#include "ops/matrix_state/matrix_state.h"
+#include "ops/paths.h"
+
+namespace assay::ops {
+
+#ifndef ASSAY_CUDA
+bool on_tensor_cores(const MatrixState&, const at::Tensor&) { return false; }
+std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState&, const at::Tensor&) {
+  TORCH_CHECK(false, "built without CUDA kernels");
+}
+#else
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What the kernel reads, in this order; undefined where absent.
+enum Input { kQ, kK, kV, kA, kB, kBeta, kLogDecay, kU, kState, kInputs };
+using Inputs = std::array<at::Tensor, kInputs>;
+
+Heads heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
+
+ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
+  const at::Tensor& state = in[kState];
+  ChunkedForward p{.rule = rule, .scale = float(scale)};
+  p.batch = state.size(0), p.time = in[kQ].size(1), p.heads = state.size(1);
+  p.key_dim = state.size(2), p.value_dim = state.size(3);
+  p.q = heads(in[kQ]), p.k = heads(in[kK]), p.v = heads(in[kV]), p.a = heads(in[kA]), p.b = heads(in[kB]);
+  p.beta = heads(in[kBeta]), p.log_decay = heads(in[kLogDecay]);
+  if (const at::Tensor& g = in[kLogDecay]; g.defined())
+    p.decay_dtype = kernel_dtype(g.scalar_type()), p.decay_dim = g.size(3);
+  p.u = static_cast<const float*>(data(in[kU])), p.initial_state = static_cast<const float*>(data(state));
+  return p;
+}
+
+// The gradient of a head that several read is the sum of theirs.
+at::Tensor shared(const at::Tensor& gradient, const at::Tensor& input) {
+  if (!gradient.defined() || gradient.size(2) == input.size(2)) return gradient;
+  return gradient.unflatten(2, {input.size(2), -1}).sum(3);
+}
+
+struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const OptionalTensor& a, const OptionalTensor& b, const OptionalTensor& beta,
+                               const OptionalTensor& log_decay, const OptionalTensor& u, const at::Tensor& state,
+                               int64_t rule, double scale, bool keeps) {
+    const Inputs in{
+        q, k, v, or_undefined(a), or_undefined(b), or_undefined(beta), or_undefined(log_decay), or_undefined(u), state};
+    const c10::DeviceGuard guard(q.device());
+    ChunkedForward p = describe(in, Rule(rule), scale);
+    p.keeps = keeps;
+    const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, q.options());
+    const at::Tensor final_state = at::empty_like(state);
+    const at::Tensor chunks = workspace(cuda::chunk_bytes(p), q.device());
+    p.out = data(out), p.final_state = static_cast<float*>(data(final_state)), p.chunks = data(chunks);
+    const at::Tensor scratch = workspace(cuda::workspace_bytes(p), q.device());
+    cuda::matrix_state(p, data(scratch), current_stream(q.device()));
+    if (keeps) {
+      variable_list saved(in.begin(), in.end());
+      saved.push_back(chunks);
+      ctx->save_for_backward(saved);
+    }
+    ctx->saved_data["rule"] = rule, ctx->saved_data["scale"] = scale;
+    ctx->set_materialize_grads(false);
+    return {out, final_state};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const variable_list saved = ctx->get_saved_variables();
+    Inputs in;
+    std::copy_n(saved.begin(), kInputs, in.begin());
+    const Rule rule = Rule(ctx->saved_data["rule"].toInt());
+    const c10::DeviceGuard guard(in[kQ].device());
+    ChunkedBackward work{describe(in, rule, ctx->saved_data["scale"].toDouble())};
+    ChunkedForward& p = work.forward;
+    p.keeps = true, p.chunks = data(saved[kInputs]);
+
+    Inputs out;  // by head
+    auto by_head = [&](Input i) {
+      if (in[i].defined()) out[i] = at::empty({p.batch, p.time, p.heads, in[i].size(3)}, in[i].options());
+      return data(out[i]);
+    };
+    const at::Tensor dout = gradients[0].defined()
+                                ? gradients[0].contiguous()
+                                : at::zeros({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
+    const at::Tensor dfinal = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
+    const int64_t chunks = (p.time + cuda::kChunkSteps - 1) / cuda::kChunkSteps;
+    at::Tensor du;
+    if (in[kU].defined()) du = at::empty({p.batch * chunks, p.heads, p.key_dim}, in[kU].options());
+    out[kState] = at::empty_like(in[kState]);
+    work.dout = heads(dout), work.dfinal_state = static_cast<const float*>(data(dfinal));
+    work.dq = by_head(kQ), work.dk = by_head(kK), work.dv = by_head(kV), work.da = by_head(kA), work.db = by_head(kB);
+    work.dbeta = static_cast<float*>(by_head(kBeta)), work.dlog_decay = by_head(kLogDecay);
+    work.du = static_cast<float*>(data(du)), work.dinitial_state = static_cast<float*>(data(out[kState]));
+    const at::Tensor scratch = workspace(cuda::workspace_bytes(work), dout.device());
+    cuda::matrix_state(work, data(scratch), current_stream(dout.device()));
+
+    for (const Input i : {kQ, kK, kV, kA, kB}) out[i] = shared(out[i], in[i]);
+    if (du.defined()) out[kU] = du.sum(0);
+    variable_list result(out.begin(), out.end());
+    result.resize(kInputs + 3);  // rule, scale and keeps have none
+    return result;
+  }
+};
+
+// As the kernel reads it: bf16, rows of whole 16 bytes.
+at::Tensor rows(const at::Tensor& x) {
+  if (!x.defined()) return x;
+  const at::Tensor y = sequence(x, at::kBFloat16);
+  const bool aligned =
+      y.stride(0) % 8 == 0 && y.stride(1) % 8 == 0 && reinterpret_cast<uintptr_t>(y.data_ptr()) % 16 == 0;
+  return aligned ? y : y.clone(at::MemoryFormat::Contiguous);
+}
+at::Tensor gate(const at::Tensor& x) {
+  if (!x.defined()) return x;
+  return sequence(x, x.size(3) > 1 && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat);
+}
+
+}  // namespace
+
+bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
+  if (state.scalar_type() != at::kFloat || s.q.scalar_type() != at::kBFloat16) return false;
+  if (!cuda::serves(state.size(2), state.size(3)) || !s.k.defined()) return false;
+  if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
+  return s.low == Low::none ? !(s.u.defined() && s.beta.defined()) : s.low == Low::rank_one && !s.u.defined();
+}
+
+std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {
+  const Rule rule = s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
+  const std::array in{rows(s.q), rows(s.k), rows(s.v), rows(s.a), rows(s.b)};
+  const at::Tensor beta = sequence(optional(s.beta), at::kFloat), g = gate(s.log_decay);
+  const at::Tensor u = parameter(optional(s.u), at::kFloat), first = state.contiguous();
+  bool keeps = false;
+  for (const at::Tensor* x : {&in[0], &in[1], &in[2], &in[3], &in[4], &beta, &g, &u, &first})
+    keeps |= x->defined() && x->requires_grad();
+  keeps &= at::GradMode::is_enabled();
+  const variable_list out = ByTensorCores::apply(in[0], in[1], in[2], optional(in[3]), optional(in[4]), optional(beta),
+                                                 optional(g), optional(u), first, int64_t(rule), s.scale, keeps);
+  return {out[0], out[1]};
+}
+
+#endif
+
+}  // namespace assay::ops
