@@ -34,8 +34,8 @@ TEST_F(Eval, LossIsWhatTheTrainerFoundAtTheEnd) {
     EXPECT_NEAR(found[set]["loss"].get<double>(), losses["loss"].get<double>(), 1e-6) << set;
   }
   EXPECT_TRUE(fs::exists(folder / "losses.safetensors"));
-  for (const auto& [set, losses] : json("eval loss run --data store --split test")["evaluation"].items())
-    EXPECT_TRUE(set.ends_with(".test")) << set;
+  const Json of_test = json("eval loss run --data store --split test")["evaluation"];
+  for (const auto& [set, losses] : of_test.items()) EXPECT_TRUE(set.ends_with(".test")) << set;
 }
 
 TEST_F(Eval, ProbeIsWhatTheTrainerWrote) {
