@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "nn/mixer.h"
 #include "ops/paths.h"
+#include "study/plan.h"
 #include "train/config.h"
 #include "nn/language_model.h"
 #include "train/device.h"
@@ -59,15 +60,8 @@ std::vector<std::string> listed(const std::string& kind) {
       if (std::ranges::find(names, path.op) == names.end()) names.push_back(path.op);
     return names;
   }
-  if (kind == "models" || kind == "plans") {
-    std::vector<std::string> names;
-    const std::filesystem::path folder = kind == "models" ? "plans/models" : "plans";
-    if (std::filesystem::is_directory(folder))
-      for (const auto& entry : std::filesystem::directory_iterator(folder))
-        if (entry.path().extension() == ".toml") names.push_back(entry.path().stem());
-    std::ranges::sort(names);
-    return names;
-  }
+  if (kind == "models") return study::names_of_plans("models");
+  if (kind == "plans") return study::names_of_plans("");
   const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops", "models", "plans"};
   fail("unknown kind '{}'{}; there are {}", kind, did_you_mean(kind, kinds), join(kinds));
 }

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <map>
 
 #include "base/random.h"
 #include "nn/lm_loss.h"
@@ -212,22 +213,27 @@ int64_t LanguageModel::state_bytes(int64_t time) {
   const auto bytes = [&](int64_t length) {
     int64_t total = 0;
     Handed handed;
+    std::map<std::string, int64_t> known;  // layers of one mixer are configured alike
     const at::Tensor x = at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype));
-    for (const auto& layer : layers) {
-      State state;
-      state.handed.swap(handed);
-      layer->mixer->forward(x, state);
-      if (layer->channel_mixer) layer->channel_mixer->forward(x.slice(1, 0, 1), state);  // its state has one size
-      state.handed.swap(handed);
-      total += state.bytes();
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const auto [entry, fresh] = known.emplace(spec.config.pattern[i % spec.config.pattern.size()], 0);
+      if (fresh) {
+        State state;
+        state.handed.swap(handed);
+        layers[i]->mixer->forward(x, state);
+        if (layers[i]->channel_mixer) layers[i]->channel_mixer->forward(x.slice(1, 0, 1), state);  // one size
+        state.handed.swap(handed);
+        entry->second = state.bytes();
+      }
+      total += entry->second;
     }
     return total;
   };
-  int64_t counted = 1024;  // beyond it a state grows by as much a token as it did there, or not at all
-  for (const auto& layer : layers) counted = std::min(counted, layer->mixer->max_time());
-  if (time <= counted || counted < 2) return bytes(std::min(time, counted));
-  const int64_t last = bytes(counted);
-  return last + (last - bytes(counted - 1)) * (time - counted);
+  int64_t period = 1024;  // a multiple of the usual chunk sizes
+  for (const auto& layer : layers) period = std::min(period, layer->mixer->max_time() / 2);
+  if (time <= 2 * period || period < 1) return bytes(std::min(time, std::max<int64_t>(1, 2 * period)));
+  const int64_t first = period + time % period, before = bytes(first);
+  return before + (bytes(first + period) - before) * ((time - first) / period);
 }
 
 }  // namespace assay::nn

@@ -1,5 +1,5 @@
 #pragma once
-// A table as data, written twice: as HTML for people and as CSV, with every digit, for programs.
+// A table as data, written as HTML or text for people and as CSV, with every digit, for programs.
 #include <string>
 #include <variant>
 #include <vector>
@@ -39,5 +39,6 @@ std::string show(const Cell& cell, Format format);
 // A column of intervals becomes three: NAME, NAME low, NAME high.
 std::string to_csv(const Table& table);
 std::string to_html(const Table& table);
+std::string to_text(const Table& table);  // columns aligned, for a terminal
 
 }  // namespace assay::report

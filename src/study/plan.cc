@@ -19,13 +19,19 @@ struct ModelHead {
   void fields(auto&& field) { field("base", base), field("seeds", seeds); }
 };
 
-std::vector<fs::path> preset_folders(const fs::path& plan) {
+fs::path program_folder() {
   std::error_code none;
-  const fs::path program = fs::read_symlink("/proc/self/exe", none).parent_path();
-  return {plan.parent_path() / "models", "plans/models", program / "plans/models", program / "../plans/models"};
+  return fs::read_symlink("/proc/self/exe", none).parent_path();
+}
+std::vector<fs::path> plan_folders() { return {"plans", program_folder() / "plans", program_folder() / "../plans"}; }
+std::vector<fs::path> preset_folders(const fs::path& plan) {
+  std::vector<fs::path> folders;
+  if (!plan.empty()) folders.push_back(plan.parent_path() / "models");
+  for (const fs::path& folder : plan_folders()) folders.push_back(folder / "models");
+  return folders;
 }
 
-std::vector<std::string> presets(const std::vector<fs::path>& folders) {
+std::vector<std::string> names_in(const std::vector<fs::path>& folders) {
   std::vector<std::string> names;
   for (const fs::path& folder : folders)
     if (std::error_code none; fs::is_directory(folder, none))
@@ -34,18 +40,6 @@ std::vector<std::string> presets(const std::vector<fs::path>& folders) {
   std::ranges::sort(names);
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
-}
-
-ConfigNode read_preset(const std::string& name, const std::string& where, const ConfigNode& tables,
-                       const fs::path& plan) {
-  const auto folders = preset_folders(plan);
-  for (const fs::path& folder : folders)
-    if (fs::exists(folder / (name + ".toml"))) return ConfigNode::read_file(folder / (name + ".toml")).child("model");
-  auto names = presets(folders);
-  const std::string there = join(names);
-  std::ranges::copy(tables.keys(), std::back_inserter(names));
-  fail("{}: unknown model '{}'{}\n  Presets: {}. A [model.{}] table with a base defines one. Nothing was run.", where,
-       name, did_you_mean(name, names), there.empty() ? "none found" : there, name);
 }
 
 void check_name(const std::string& name, const std::string& where) {
@@ -63,7 +57,8 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   const std::string where = own.has("base")    ? own.where("base")
                             : tables.has(name) ? tables.where(name)
                                                : root.where("models");
-  const ConfigNode preset = read_preset(mine.base, where, tables, file), size = root.child("size");
+  const ConfigNode preset = ConfigNode::read_file(preset_file(mine.base, where, file, tables.keys())).child("model");
+  const ConfigNode size = root.child("size");
   Model model{name, mine.seeds, {preset, size, own}, {}};
   for (const std::string& key : size.keys())
     if (size.is_table(key) && !preset.has(key) && !own.has(key)) model.absent.push_back(key);
@@ -181,6 +176,26 @@ ConfigNode decided(const DataSetting& data, int64_t seed) {
 }
 
 }  // namespace
+
+fs::path preset_file(const std::string& name, const std::string& where, const fs::path& plan,
+                     const std::vector<std::string>& also) {
+  const auto folders = preset_folders(plan);
+  for (const fs::path& folder : folders)
+    if (fs::exists(folder / (name + ".toml"))) return folder / (name + ".toml");
+  auto names = names_in(folders);
+  const std::string there = names.empty() ? "none found" : join(names);
+  std::ranges::copy(also, std::back_inserter(names));
+  fail("{}unknown model '{}'{}\n  Presets: {}.{} Nothing was run.", where.empty() ? "" : where + ": ", name,
+       did_you_mean(name, names), there,
+       plan.empty() ? " A file is named with its .toml."
+                    : fmt::format(" A [model.{}] table with a base defines one.", name));
+}
+
+std::vector<std::string> names_of_plans(const std::string& subfolder) {
+  std::vector<fs::path> folders = plan_folders();
+  for (fs::path& folder : folders) folder /= subfolder;
+  return names_in(folders);
+}
 
 const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::string& key) {
   const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& layer) { return layer.has(key); });

@@ -26,11 +26,6 @@ using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-at::ScalarType compute_dtype(const std::string& precision, c10::Device device) {
-  if (precision == "bf16" || (precision == "auto" && device.is_cuda())) return at::kBFloat16;
-  return precision == "fp64" ? at::kDouble : at::kFloat;
-}
-
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
   char text[32];
