@@ -181,27 +181,7 @@ struct Device {
 
 Numbers directions(Random& random, const Case& c, int64_t heads) {
   Numbers x = random.normal(c.batch * c.time * heads * c.head_dim);
-  for (size_t i = 0; c.unit && i < x.size(); i += c.head_dim) {
-    double square = 0;
-    for (int64_t d = 0; d < c.head_dim; ++d) square += x[i + d] * x[i + d];
-    for (int64_t d = 0; d < c.head_dim; ++d) x[i + d] /= std::sqrt(square);
-  }
-  return x;
-}
-
-// The largest (‖row − reference row‖ − slack) / ‖reference row‖.
-double worst_beyond(const Numbers& got, const Numbers& reference, const Numbers& slack) {
-  const size_t width = reference.size() / slack.size();
-  double worst = 0;
-  for (size_t row = 0; row < slack.size(); ++row) {
-    double difference = 0, norm = 0;
-    for (size_t i = row * width; i < (row + 1) * width; ++i)
-      difference += (got[i] - reference[i]) * (got[i] - reference[i]), norm += reference[i] * reference[i];
-    const double error = (std::sqrt(difference) - slack[row]) / std::max(std::sqrt(norm), 1e-300);
-    if (!(error <= worst)) worst = error;  // NaN too
-    if (std::isnan(worst)) return worst;
-  }
-  return worst;
+  return c.unit ? unit_rows(std::move(x), c.head_dim) : x;
 }
 
 // Any numbers: candidates or not, a chunk twice, all of them the first one.
