@@ -26,7 +26,7 @@ fs::path program_folder() {
 std::vector<fs::path> plan_folders() { return {"plans", program_folder() / "plans", program_folder() / "../plans"}; }
 std::vector<fs::path> preset_folders(const fs::path& plan) {
   std::vector<fs::path> folders;
-  if (!plan.empty()) folders.push_back(plan.parent_path() / "models");
+  if (!plan.empty()) folders = {plan.parent_path() / "models", plan.parent_path() / "../models"};
   for (const fs::path& folder : plan_folders()) folders.push_back(folder / "models");
   return folders;
 }
@@ -63,6 +63,19 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   for (const std::string& key : size.keys())
     if (size.is_table(key) && !preset.has(key) && !own.has(key)) model.absent.push_back(key);
   return model;
+}
+
+// A table of `size` is for the models that have it; one that none has is a slip.
+void check_size(const ConfigNode& size, const std::vector<Model>& models) {
+  std::vector<std::string> tables;
+  for (const Model& model : models)
+    for (const ConfigNode& layer : {model.layers.front(), model.layers.back()})
+      for (const std::string& key : layer.keys())
+        if (layer.is_table(key) && !std::ranges::count(tables, key)) tables.push_back(key);
+  for (const std::string& key : size.keys())
+    if (size.is_table(key) && !std::ranges::count(tables, key))
+      fail("{}: no model of the plan has a table '{}'{}\n  They have: {}. Nothing was run.", size.where(key), key,
+           did_you_mean(key, tables), join(tables));
 }
 
 // Where the last layer that has `key` has it; without one, the first layer's place.
@@ -209,6 +222,7 @@ Plan read_plan(const fs::path& file) {
   check_head(head, root);
   Plan plan{file.stem().string(), read_file(file), head.reference, read_settings(root), {}};
   for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));
+  check_size(root.child("size"), plan.models);
   return plan;
 }
 
@@ -226,7 +240,7 @@ Composed compose(const Model& model, const Setting& setting, int64_t seed) {
 std::string translate(const std::string& message, const fs::path& file, const Composed& composed,
                       const std::string& model) {
   const size_t at = message.find(file.string() + ":");
-  if (at == std::string::npos) return message;
+  if (at == std::string::npos) return fmt::format("model.{}: {}. Nothing was run.", model, message);
   size_t end = at + file.string().size() + 1;
   const size_t line = std::strtoul(message.c_str() + end, nullptr, 10);
   if (line < 1 || line > composed.places.size() || composed.places[line - 1].empty()) return message;

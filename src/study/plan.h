@@ -64,7 +64,7 @@ struct Plan {
   std::vector<Model> models;
 };
 
-// A preset's file: NAME.toml in models/ beside the plan, when there is one, else in plans/models/ here or beside the
+// A preset's file: NAME.toml in models/ beside the plan or beside its folder, else in plans/models/ here or beside the
 // program. BadInput at `where` with the nearest of those there are and of `also`.
 fs::path preset_file(const std::string& name, const std::string& where = "", const fs::path& plan = {},
                      const std::vector<std::string>& also = {});
