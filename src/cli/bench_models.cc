@@ -59,7 +59,7 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
   report::Table table{"models", "", "", {{"model"}}, {}, true};
   const auto column = [&](const std::string& name, Format format) { table.columns.push_back({name, format}); };
   const auto with_ratio = [&](const std::string& name, Format format) {
-    column(name, format), column("×", Format::ratio);
+    column(name, format), column("×", Format::factor);
   };
   with_ratio("parameters", Format::count);
   for (const int64_t length : o.bench.state_lengths) with_ratio(fmt::format("state at {}", length), Format::bytes);

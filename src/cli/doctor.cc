@@ -41,6 +41,12 @@ struct Described {
   Fields fields;
 };
 
+// A preset with every default written out.
+void describe_model(const std::string& name) {
+  const std::string toml = nn::ModelSpec::read(ConfigNode::read_file(study::preset_file(name)).child("model")).toml();
+  print({{"kind", "model"}, {"name", name}, {"toml", toml}}, toml);
+}
+
 Described described(const std::string& kind, const std::string& name) {
   if (kind == "mixer") return {nn::mixers().at(name).about, nn::mixers().at(name).fields()};
   if (kind == "channel_mixer") return {nn::channel_mixers().at(name).about, nn::channel_mixers().at(name).fields()};
@@ -48,7 +54,7 @@ Described described(const std::string& kind, const std::string& name) {
   static train::TrainConfig train;
   if (kind == "table" && name == "model") return {"a language model: a pattern of layers", fields_of(model)};
   if (kind == "table" && name == "train") return {"how it is trained", fields_of(train)};
-  fail("nothing to describe under {} '{}'; there are mixer NAME, channel_mixer NAME, table model, table train", kind, name);
+  fail("nothing to describe under {} '{}'; there are mixer NAME, channel_mixer NAME, model NAME, table model, table train", kind, name);
 }
 
 std::vector<std::string> listed(const std::string& kind) {
@@ -61,12 +67,17 @@ std::vector<std::string> listed(const std::string& kind) {
     return names;
   }
   if (kind == "models") return study::names_of_plans("models");
-  if (kind == "plans") return study::names_of_plans("");
+  if (kind == "plans") {
+    std::vector<std::string> names = study::names_of_plans("");
+    for (const std::string& name : study::names_of_plans("ablations")) names.push_back("ablations/" + name);
+    return names;
+  }
   const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops", "models", "plans"};
   fail("unknown kind '{}'{}; there are {}", kind, did_you_mean(kind, kinds), join(kinds));
 }
 
 void describe(const std::string& kind, const std::string& name) {
+  if (kind == "model") return describe_model(name);
   const Described what = described(kind, name);
   Json fields = Json::array();
   std::string text = fmt::format("{} {}: {}\n", kind, name, what.about);
@@ -89,7 +100,7 @@ void add_list(CLI::App& app) {
 void add_describe(CLI::App& app) {
   auto words = std::make_shared<std::pair<std::string, std::string>>();
   CLI::App* command = subcommand(app, "describe", "fields, types, defaults and the paper's equation");
-  command->add_option("kind", words->first, "mixer, channel_mixer or table")->required();
+  command->add_option("kind", words->first, "mixer, channel_mixer, model or table")->required();
   command->add_option("name", words->second, "its name")->required();
   command->callback([words] { describe(words->first, words->second); });
 }

@@ -28,6 +28,14 @@ void check(const ConfigNode& model, const ModelConfig& c) {
   need(c.max_positions >= 0, "max_positions", "positive, or 0 for the sequence length of the training");
 }
 
+void check_known(const Registry<MixerEntry>& registry, const std::string& name, const std::string& where) {
+  try {
+    registry.at(name);
+  } catch (const BadInput& error) {
+    fail("{}: {} Nothing was changed.", where, error.what());
+  }
+}
+
 std::vector<std::string> parts_of(const ModelConfig& config) {
   std::vector<std::string> parts;
   for (const std::string& name : config.pattern)
@@ -48,8 +56,9 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   ModelSpec spec{{}, model};
   model.read(spec.config, tables);
   check(model, spec.config);
-  for (const std::string& name : spec.config.pattern) mixers().at(name);
-  if (spec.config.channel_mixer != "none") channel_mixers().at(spec.config.channel_mixer);
+  for (const std::string& name : spec.config.pattern) check_known(mixers(), name, model.where("pattern"));
+  if (spec.config.channel_mixer != "none")
+    check_known(channel_mixers(), spec.config.channel_mixer, model.where("channel_mixer"));
   const auto parts = parts_of(spec.config);
   for (const std::string& table : tables)
     if (model.has(table) && std::ranges::find(parts, table) == parts.end())

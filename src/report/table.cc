@@ -30,6 +30,8 @@ std::string show(double value, Format format) {
       return signed_number(value);
     case Format::ratio:
       return fmt::format("{:.2f}", value);
+    case Format::factor:
+      return fmt::format("{:.3g}", value);
     case Format::count:
       return Progress::count(value);
     case Format::bytes:

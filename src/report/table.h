@@ -14,6 +14,7 @@ enum class Format {
   loss,     // 3.912; an interval: 0.120 [0.081, 0.163]
   change,   // the same with its sign
   ratio,    // 1.07
+  factor,   // 1.07, 0.000375
   count,    // 12.3M
   bytes,    // 1.2 GiB
   seconds,  // 3:07
