@@ -27,7 +27,12 @@ View unit(Buffers& buffers, int64_t B, int64_t T, int64_t H, int64_t D) {
   return x;
 }
 
-void attention(const Machine& machine, Selection selection, int64_t B, int64_t T, int64_t H, int64_t D, int64_t C) {
+const char* name_of(Selection selection) {
+  return selection == Selection::exact ? "exact" : selection == Selection::approx ? "approx" : "shortlist";
+}
+
+void attention(const Machine& machine, Selection selection, int64_t B, int64_t T, int64_t H, int64_t D, int64_t C,
+               int64_t shortlist = 16, int64_t rank = 7) {
   Buffers buffers;
   Top1ChunkForward p{.dtype = DType::bf16,
                      .batch = B,
@@ -39,18 +44,21 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
                      .top_k = 1,
                      .scale = 10,
                      .selection = selection};
+  if (selection == Selection::shortlist) p.shortlist = shortlist, p.rank = rank;
   p.q = unit(buffers, B, T, H, D), p.k = unit(buffers, B, T, H, D), p.v = buffers.sequence(B, T, H * D);
   p.out = buffers.sequence(B, T, H * D), p.logsumexp = buffers.raw(B * H * T * 4);
   p.selected = static_cast<int64_t*>(buffers.raw(B * H * T * 8));
   Top1ChunkBackward q{.forward = p, .dout = buffers.sequence(B, T, H * D)};
   q.dq = buffers.sequence(B, T, H * D), q.dk = buffers.sequence(B, T, H * D), q.dv = buffers.sequence(B, T, H * D);
   void *forward = buffers.raw(cuda::workspace_bytes(p)), *backward = buffers.raw(cuda::workspace_bytes(q));
-  const char* name = selection == Selection::exact ? "exact" : selection == Selection::approx ? "approx" : "shortlist";
-  std::printf("top1_chunk %s bf16, B %ld, T %ld, H %ld, D %ld, C %ld: workspace %.0f + %.0f MB\n", name, long(B),
-              long(T), long(H), long(D), long(C), cuda::workspace_bytes(p) * 1e-6, cuda::workspace_bytes(q) * 1e-6);
+  std::printf("top1_chunk %s bf16, B %ld, T %ld, H %ld, D %ld, C %ld", name_of(selection), long(B), long(T), long(H),
+              long(D), long(C));
+  if (p.shortlist) std::printf(", shortlist %ld, rank %ld", long(shortlist), long(rank));
+  std::printf(": workspace %.0f + %.0f MB\n", cuda::workspace_bytes(p) * 1e-6, cuda::workspace_bytes(q) * 1e-6);
   const double numbers = double(B) * T * H * D, read = 1.5 * B * T * H * C;
-  const double scored = selection == Selection::exact ? 0.5 * B * H * T * (T - C) : 0;
-  const double scores = selection == Selection::exact ? scored : 0.5 * B * H * T * (T / C - 1);
+  const double pairs = 0.5 * B * H * T * (T / C - 1);  // of a query and a candidate
+  const double scored = selection == Selection::exact ? pairs * C : double(B) * H * T * p.shortlist * C;
+  const double scores = scored + (selection == Selection::exact ? 0 : pairs * (1 + p.rank));
   auto floor = [&](double bytes, double flops, double exponentials) {
     return std::max(
         {bytes / machine.bytes_per_ms, flops / machine.bf16_flops_per_ms, exponentials / machine.exponentials_per_ms});
@@ -71,9 +79,43 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
   row("forward + backward", both_ms, forward_floor + backward_floor);
 }
 
+// One token behind a cache of T, of two layers in turn. The floor: what is read, at the bandwidth of a copy.
+void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int64_t H, int64_t D, int64_t C) {
+  Buffers buffers;
+  Top1ChunkForward layers[2];
+  for (Top1ChunkForward& p : layers) {
+    p = {.dtype = DType::bf16,
+         .batch = B,
+         .time = 1,
+         .heads = H,
+         .kv_heads = H,
+         .head_dim = D,
+         .chunk_size = C,
+         .top_k = 1,
+         .scale = 10,
+         .selection = selection,
+         .past = T - 1};
+    if (selection == Selection::shortlist) p.shortlist = 16, p.rank = 7;
+    p.q = unit(buffers, B, 1, H, D), p.k = unit(buffers, B, T, H, D), p.v = buffers.sequence(B, T, H * D);
+    const int64_t row = H * (1 + p.rank) * D;
+    p.summaries = {buffers.random<float>(B * (T / C) * row, -0.1f, 0.1f), T / C * row, row};
+    p.out = buffers.sequence(B, 1, H * D), p.logsumexp = buffers.raw(B * H * 4);
+    p.selected = static_cast<int64_t*>(buffers.raw(B * H * 8));
+  }
+  const Top1ChunkForward& p = layers[0];
+  const double keys = double((T - 1) % C + 1 + C), summaries = double(T / C) * (1 + p.rank) * 4;
+  const double chosen = selection == Selection::exact ? T * 2.0 : summaries + p.shortlist * C * 2.0;
+  int turn = 0;
+  const double ms = median_ms([&] { cuda::top1_chunk_step(layers[turn++ % 2], nullptr); });
+  must(cudaDeviceSynchronize());
+  std::printf("top1_chunk %s bf16, one step: B %ld, T %ld, H %ld, D %ld, C %ld\n", name_of(selection), long(B), long(T),
+              long(H), long(D), long(C));
+  row("step", ms, double(B) * H * D * (keys * 4 + chosen) / machine.bytes_per_ms);
+}
+
 }  // namespace
 
-// Arguments: [approx|exact …]; all by default.
+// Arguments: [approx|exact|shortlist|short|step …]; all by default.
 int main(int argc, char** argv) {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no GPU is seen: nothing was timed"), 0;
@@ -83,6 +125,15 @@ int main(int argc, char** argv) {
   };
   if (wanted("approx")) attention(machine, Selection::approx, 1, 102400, 12, 64, 128);
   if (wanted("exact")) attention(machine, Selection::exact, 1, 102400, 12, 64, 128);
+  if (wanted("shortlist")) {
+    for (const auto& [shortlist, rank] : {std::pair{16, 7}, {16, 3}, {8, 7}, {4, 3}})
+      attention(machine, Selection::shortlist, 1, 102400, 12, 64, 128, shortlist, rank);
+  }
+  if (wanted("step"))
+    for (const Selection selection : {Selection::approx, Selection::shortlist, Selection::exact}) {
+      step(machine, selection, 64, 50000, 12, 64, 128);
+      step(machine, selection, 1, 50000, 12, 64, 128);
+    }
   if (wanted("short")) {
     attention(machine, Selection::approx, 16, 2048, 12, 64, 128);
     attention(machine, Selection::exact, 16, 2048, 12, 64, 128);

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/bench_models.h"
 #include "cli/command.h"
 #include "train/device.h"
 
@@ -39,8 +40,9 @@ void run(const Options& o) {
 }
 
 void add(CLI::App& app) {
-  CLI::App* bench = app.add_subcommand("bench", "operators timed side by side on this machine");
+  CLI::App* bench = app.add_subcommand("bench", "operators, or whole models, side by side on this machine");
   bench->require_subcommand(1);
+  add_bench_models(*bench);
   auto o = std::make_shared<Options>();
   CLI::App* command =
       subcommand(*bench, "attention", "full, window and Top-1 Chunk attention, forward and backward, over the length");

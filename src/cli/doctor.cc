@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "nn/mixer.h"
 #include "ops/paths.h"
+#include "study/plan.h"
 #include "train/config.h"
 #include "nn/language_model.h"
 #include "train/device.h"
@@ -40,6 +41,12 @@ struct Described {
   Fields fields;
 };
 
+// A preset with every default written out.
+void describe_model(const std::string& name) {
+  const std::string toml = nn::ModelSpec::read(ConfigNode::read_file(study::preset_file(name)).child("model")).toml();
+  print({{"kind", "model"}, {"name", name}, {"toml", toml}}, toml);
+}
+
 Described described(const std::string& kind, const std::string& name) {
   if (kind == "mixer") return {nn::mixers().at(name).about, nn::mixers().at(name).fields()};
   if (kind == "channel_mixer") return {nn::channel_mixers().at(name).about, nn::channel_mixers().at(name).fields()};
@@ -47,7 +54,7 @@ Described described(const std::string& kind, const std::string& name) {
   static train::TrainConfig train;
   if (kind == "table" && name == "model") return {"a language model: a pattern of layers", fields_of(model)};
   if (kind == "table" && name == "train") return {"how it is trained", fields_of(train)};
-  fail("nothing to describe under {} '{}'; there are mixer NAME, channel_mixer NAME, table model, table train", kind, name);
+  fail("nothing to describe under {} '{}'; there are mixer NAME, channel_mixer NAME, model NAME, table model, table train", kind, name);
 }
 
 std::vector<std::string> listed(const std::string& kind) {
@@ -59,13 +66,10 @@ std::vector<std::string> listed(const std::string& kind) {
       if (std::ranges::find(names, path.op) == names.end()) names.push_back(path.op);
     return names;
   }
-  if (kind == "models" || kind == "plans") {
-    std::vector<std::string> names;
-    const std::filesystem::path folder = kind == "models" ? "plans/models" : "plans";
-    if (std::filesystem::is_directory(folder))
-      for (const auto& entry : std::filesystem::directory_iterator(folder))
-        if (entry.path().extension() == ".toml") names.push_back(entry.path().stem());
-    std::ranges::sort(names);
+  if (kind == "models") return study::names_of_plans("models");
+  if (kind == "plans") {
+    std::vector<std::string> names = study::names_of_plans("");
+    for (const std::string& name : study::names_of_plans("ablations")) names.push_back("ablations/" + name);
     return names;
   }
   const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops", "models", "plans"};
@@ -73,6 +77,7 @@ std::vector<std::string> listed(const std::string& kind) {
 }
 
 void describe(const std::string& kind, const std::string& name) {
+  if (kind == "model") return describe_model(name);
   const Described what = described(kind, name);
   Json fields = Json::array();
   std::string text = fmt::format("{} {}: {}\n", kind, name, what.about);
@@ -95,7 +100,7 @@ void add_list(CLI::App& app) {
 void add_describe(CLI::App& app) {
   auto words = std::make_shared<std::pair<std::string, std::string>>();
   CLI::App* command = subcommand(app, "describe", "fields, types, defaults and the paper's equation");
-  command->add_option("kind", words->first, "mixer, channel_mixer or table")->required();
+  command->add_option("kind", words->first, "mixer, channel_mixer, model or table")->required();
   command->add_option("name", words->second, "its name")->required();
   command->callback([words] { describe(words->first, words->second); });
 }

@@ -1,4 +1,5 @@
 // The program: parses the command line, runs one subcommand, turns errors into one message and an exit code.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -19,6 +20,15 @@ int report(int code, const std::string& message) {
   return code;
 }
 
+// A command that has commands of its own names the nearest, too.
+void check_subcommand(CLI::App& command, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : command.get_subcommands([](CLI::App*) { return true; })) names.push_back(sub->get_name());
+  if (names.empty() || word.starts_with('-') || std::ranges::count(names, word)) return;
+  fail("{} takes one of {}{}{}", command.get_name(), join(names), word.empty() ? "" : "; there is no '" + word + "'",
+       did_you_mean(word, names));
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Assay: does this architecture keep the base capabilities of a Transformer?", "assay"};
   app.set_version_flag("--version", version());
@@ -26,7 +36,10 @@ int run(int argc, char** argv) {
   app.fallthrough(false);
   for (const std::string& name : commands().names()) commands().at(name)(app);
   try {
-    if (argc > 1 && argv[1][0] != '-') commands().at(argv[1]);  // names the nearest
+    if (argc > 1 && argv[1][0] != '-') {
+      commands().at(argv[1]);  // names the nearest
+      check_subcommand(*app.get_subcommand(argv[1]), argc > 2 ? argv[2] : "");
+    }
     app.parse(argc, argv);
     return std::fflush(stdout) ? report(kFailed, "standard output cannot be written") : kDone;
   } catch (const CLI::ParseError& error) {

@@ -4,6 +4,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "report/report.h"
+#include "report/table.h"
 #include "study/runner.h"
 
 namespace assay::cli {
@@ -16,18 +17,21 @@ struct Options {
   bool dry_run = false;
 };
 
+// With the figures that controls are matched by: parameters, and what a sequence of 100k tokens leaves as state.
+constexpr const char* kLine = "{:<32} {:>10} {:>12} {:>10} {:>10} {:>8} {:>9}\n";
+
 std::string line(const study::PlannedRun& run) {
   const Json& e = run.estimate;
   const double tokens = e.value("tokens", 0.0), flops = 3 * tokens * e.value("flops_per_token", 0.0);
   const bool timed = e.contains("estimated_seconds") && e["estimated_seconds"].is_number();
-  return fmt::format("{:<32} {:>10} {:>10} {:>10.2e} {:>8} {:>9}\n", run.name,
-                     Progress::count(e.value("parameters", 0.0)), Progress::count(tokens), flops,
+  const double state = e.value("state_bytes", Json::object()).value("102400", 0.0);
+  return fmt::format(kLine, run.name, Progress::count(e.value("parameters", 0.0)),
+                     report::show(state, report::Format::bytes), Progress::count(tokens), fmt::format("{:.2e}", flops),
                      e.value("steps", int64_t{0}), timed ? Progress::duration(e["estimated_seconds"]) : "?");
 }
 
 void show_dry_run(const study::StudyOptions& options) {
-  std::string text =
-      fmt::format("{:<32} {:>10} {:>10} {:>10} {:>8} {:>9}\n", "run", "parameters", "tokens", "FLOPs", "steps", "time");
+  std::string text = fmt::format(kLine, "run", "parameters", "state, 100k", "tokens", "FLOPs", "steps", "time");
   Json runs = Json::array();
   double seconds = 0;
   for (const study::PlannedRun& run : study::dry_run(options)) {

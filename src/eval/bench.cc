@@ -11,6 +11,7 @@
 #include "base/interrupt.h"
 #include "ops/paths.h"
 #include "ops/top1_chunk/top1_chunk.h"
+#include "ops/top1_element/top1_element.h"
 #include "ops/window_attention/window_attention.h"
 
 namespace assay::eval {
@@ -36,7 +37,9 @@ std::vector<Form> forms(const AttentionBench& o) {
   return {{"full", window(-1)},
           {"window", window(o.window)},
           {"top1_chunk approx", top1("approx")},
-          {"top1_chunk exact", top1("exact")}};
+          {"top1_chunk exact", top1("exact")},
+          {"top1_chunk shortlist", top1("shortlist")},
+          {"top1_element", [=](auto& q, auto& k, auto& v) { return std::get<0>(ops::top1_element(q, k, v, scale)); }}};
 }
 
 double seconds_of(c10::Device device, auto&& work) {
@@ -71,7 +74,7 @@ Json bench_attention(const AttentionBench& o, c10::Device device) {
   Json paths = Json::object(), rows = Json::array();
   for (const ops::OpPath& path : ops::op_paths())
     if (path.device == (device.is_cuda() ? "cuda" : "cpu") &&
-        (path.op == "window_attention" || path.op == "top1_chunk"))
+        (path.op == "window_attention" || path.op == "top1_chunk" || path.op == "top1_element"))
       paths[path.op] = path.path;
   for (const int64_t time : o.lengths) {
     std::vector<at::Tensor> qkv;

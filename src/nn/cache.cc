@@ -39,4 +39,9 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
   return held;
 }
 
+int64_t length_of(const State& state, const std::string& name) {
+  const auto held = state.find(name);
+  return held ? held->size(1) : 0;
+}
+
 }  // namespace assay::nn

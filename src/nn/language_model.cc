@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <map>
 
 #include "base/random.h"
 #include "nn/lm_loss.h"
@@ -27,6 +28,14 @@ void check(const ConfigNode& model, const ModelConfig& c) {
   need(c.max_positions >= 0, "max_positions", "positive, or 0 for the sequence length of the training");
 }
 
+void check_known(const Registry<MixerEntry>& registry, const std::string& name, const std::string& where) {
+  try {
+    registry.at(name);
+  } catch (const BadInput& error) {
+    fail("{}: {} Nothing was changed.", where, error.what());
+  }
+}
+
 std::vector<std::string> parts_of(const ModelConfig& config) {
   std::vector<std::string> parts;
   for (const std::string& name : config.pattern)
@@ -47,8 +56,9 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   ModelSpec spec{{}, model};
   model.read(spec.config, tables);
   check(model, spec.config);
-  for (const std::string& name : spec.config.pattern) mixers().at(name);
-  if (spec.config.channel_mixer != "none") channel_mixers().at(spec.config.channel_mixer);
+  for (const std::string& name : spec.config.pattern) check_known(mixers(), name, model.where("pattern"));
+  if (spec.config.channel_mixer != "none")
+    check_known(channel_mixers(), spec.config.channel_mixer, model.where("channel_mixer"));
   const auto parts = parts_of(spec.config);
   for (const std::string& table : tables)
     if (model.has(table) && std::ranges::find(parts, table) == parts.end())
@@ -212,22 +222,27 @@ int64_t LanguageModel::state_bytes(int64_t time) {
   const auto bytes = [&](int64_t length) {
     int64_t total = 0;
     Handed handed;
+    std::map<std::string, int64_t> known;  // layers of one mixer are configured alike
     const at::Tensor x = at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype));
-    for (const auto& layer : layers) {
-      State state;
-      state.handed.swap(handed);
-      layer->mixer->forward(x, state);
-      if (layer->channel_mixer) layer->channel_mixer->forward(x.slice(1, 0, 1), state);  // its state has one size
-      state.handed.swap(handed);
-      total += state.bytes();
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const auto [entry, fresh] = known.emplace(spec.config.pattern[i % spec.config.pattern.size()], 0);
+      if (fresh) {
+        State state;
+        state.handed.swap(handed);
+        layers[i]->mixer->forward(x, state);
+        if (layers[i]->channel_mixer) layers[i]->channel_mixer->forward(x.slice(1, 0, 1), state);  // one size
+        state.handed.swap(handed);
+        entry->second = state.bytes();
+      }
+      total += entry->second;
     }
     return total;
   };
-  int64_t counted = 1024;  // beyond it a state grows by as much a token as it did there, or not at all
-  for (const auto& layer : layers) counted = std::min(counted, layer->mixer->max_time());
-  if (time <= counted || counted < 2) return bytes(std::min(time, counted));
-  const int64_t last = bytes(counted);
-  return last + (last - bytes(counted - 1)) * (time - counted);
+  int64_t period = 1024;  // a multiple of the usual chunk sizes
+  for (const auto& layer : layers) period = std::min(period, layer->mixer->max_time() / 2);
+  if (time <= 2 * period || period < 1) return bytes(std::min(time, std::max<int64_t>(1, 2 * period)));
+  const int64_t first = period + time % period, before = bytes(first);
+  return before + (bytes(first + period) - before) * ((time - first) / period);
 }
 
 }  // namespace assay::nn

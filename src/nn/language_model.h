@@ -74,8 +74,10 @@ struct LanguageModel : torch::nn::Module {
   void initialise(uint64_t seed);      // a pure function of the seed and each parameter's name
   double forward_flops(int64_t time);  // a token, at sequence length `time`
   int64_t parameter_count();
-  int64_t state_bytes(
-      int64_t time);  // of one sequence after `time` tokens, counted from a run where it depends on time
+  // Of one sequence after `time` tokens, counted from the tensors of runs of up to 3,071. Beyond those a state is taken to
+  // grow by as much every 1,024 tokens as it did there, or not at all: exact for caches of keys, means of chunks that
+  // divide 1,024, windows of up to 1,024 positions, and recurrences. (A window of more positions is counted as if it went on growing.)
+  int64_t state_bytes(int64_t time);
   const at::Tensor& head_weight() const;
 
   ModelSpec spec;

@@ -3,7 +3,15 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "ops/called.h"
+
 namespace assay::ops {
+namespace {
+thread_local CalledOps* recorder = nullptr;
+}  // namespace
+
+CalledOps::CalledOps() { recorder = this; }
+CalledOps::~CalledOps() { recorder = nullptr; }
 
 void check_dims(const char* op, const char* argument, const at::Tensor& tensor, int64_t dims, const char* meaning) {
   TORCH_CHECK_VALUE(tensor.dim() == dims && tensor.numel() > 0, op, ": ", argument, " has shape ", tensor.sizes(),
@@ -17,6 +25,7 @@ void check_shape(const char* op, const char* argument, const at::Tensor& tensor,
 }
 
 void check_like(const char* op, const char* argument, const at::Tensor& tensor, const at::Tensor& like) {
+  if (recorder) recorder->names.insert(op);
   TORCH_CHECK_VALUE(at::isFloatingType(tensor.scalar_type()), op, ": ", argument, " holds ", tensor.scalar_type(),
                     ", expected floating-point numbers");
   TORCH_CHECK_VALUE(tensor.device() == like.device(), op, ": ", argument, " is on ", tensor.device(),

@@ -30,6 +30,8 @@ std::string show(double value, Format format) {
       return signed_number(value);
     case Format::ratio:
       return fmt::format("{:.2f}", value);
+    case Format::factor:
+      return fmt::format("{:.3g}", value);
     case Format::count:
       return Progress::count(value);
     case Format::bytes:
@@ -77,6 +79,10 @@ std::string csv_cell(const Cell& cell, bool interval) {
   return csv(i.estimate) + "," + csv(i.low) + "," + csv(i.high);
 }
 
+size_t letters(const std::string& utf8) {
+  return size_t(std::ranges::count_if(utf8, [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
 }  // namespace
 
 std::string show(const Cell& cell, Format format) {
@@ -120,6 +126,32 @@ std::string to_html(const Table& table) {
     out += "</tr>\n";
   }
   return out + "</tbody></table></div>\n";
+}
+
+std::string to_text(const Table& table) {
+  std::vector<std::vector<std::string>> lines(table.rows.size() + 1);
+  std::vector<size_t> columns;
+  for (size_t c = 0; c < table.columns.size(); ++c)
+    if (in_page(table, c)) columns.push_back(c);
+  for (const size_t c : columns) {
+    lines[0].push_back(table.columns[c].name);
+    for (size_t r = 0; r < table.rows.size(); ++r)
+      lines[r + 1].push_back(show(table.rows[r][c], table.columns[c].format));
+  }
+  std::string out;
+  std::vector<size_t> widths(columns.size(), 0);
+  for (const auto& line : lines)
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], letters(line[i]));
+  for (const auto& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); ++i) {
+      const std::string padding(widths[i] - letters(line[i]), ' ');
+      text +=
+          (i ? "  " : "") + (table.columns[columns[i]].format <= Format::code ? line[i] + padding : padding + line[i]);
+    }
+    out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
 }
 
 }  // namespace assay::report

@@ -1,5 +1,5 @@
 #pragma once
-// A table as data, written twice: as HTML for people and as CSV, with every digit, for programs.
+// A table as data, written as HTML or text for people and as CSV, with every digit, for programs.
 #include <string>
 #include <variant>
 #include <vector>
@@ -14,6 +14,7 @@ enum class Format {
   loss,     // 3.912; an interval: 0.120 [0.081, 0.163]
   change,   // the same with its sign
   ratio,    // 1.07
+  factor,   // 1.07, 0.000375
   count,    // 12.3M
   bytes,    // 1.2 GiB
   seconds,  // 3:07
@@ -39,5 +40,6 @@ std::string show(const Cell& cell, Format format);
 // A column of intervals becomes three: NAME, NAME low, NAME high.
 std::string to_csv(const Table& table);
 std::string to_html(const Table& table);
+std::string to_text(const Table& table);  // columns aligned, for a terminal
 
 }  // namespace assay::report

@@ -19,13 +19,19 @@ struct ModelHead {
   void fields(auto&& field) { field("base", base), field("seeds", seeds); }
 };
 
-std::vector<fs::path> preset_folders(const fs::path& plan) {
+fs::path program_folder() {
   std::error_code none;
-  const fs::path program = fs::read_symlink("/proc/self/exe", none).parent_path();
-  return {plan.parent_path() / "models", "plans/models", program / "plans/models", program / "../plans/models"};
+  return fs::read_symlink("/proc/self/exe", none).parent_path();
+}
+std::vector<fs::path> plan_folders() { return {"plans", program_folder() / "plans", program_folder() / "../plans"}; }
+std::vector<fs::path> preset_folders(const fs::path& plan) {
+  std::vector<fs::path> folders;
+  if (!plan.empty()) folders = {plan.parent_path() / "models", plan.parent_path() / "../models"};
+  for (const fs::path& folder : plan_folders()) folders.push_back(folder / "models");
+  return folders;
 }
 
-std::vector<std::string> presets(const std::vector<fs::path>& folders) {
+std::vector<std::string> names_in(const std::vector<fs::path>& folders) {
   std::vector<std::string> names;
   for (const fs::path& folder : folders)
     if (std::error_code none; fs::is_directory(folder, none))
@@ -34,18 +40,6 @@ std::vector<std::string> presets(const std::vector<fs::path>& folders) {
   std::ranges::sort(names);
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
-}
-
-ConfigNode read_preset(const std::string& name, const std::string& where, const ConfigNode& tables,
-                       const fs::path& plan) {
-  const auto folders = preset_folders(plan);
-  for (const fs::path& folder : folders)
-    if (fs::exists(folder / (name + ".toml"))) return ConfigNode::read_file(folder / (name + ".toml")).child("model");
-  auto names = presets(folders);
-  const std::string there = join(names);
-  std::ranges::copy(tables.keys(), std::back_inserter(names));
-  fail("{}: unknown model '{}'{}\n  Presets: {}. A [model.{}] table with a base defines one. Nothing was run.", where,
-       name, did_you_mean(name, names), there.empty() ? "none found" : there, name);
 }
 
 void check_name(const std::string& name, const std::string& where) {
@@ -63,11 +57,25 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   const std::string where = own.has("base")    ? own.where("base")
                             : tables.has(name) ? tables.where(name)
                                                : root.where("models");
-  const ConfigNode preset = read_preset(mine.base, where, tables, file), size = root.child("size");
+  const ConfigNode preset = ConfigNode::read_file(preset_file(mine.base, where, file, tables.keys())).child("model");
+  const ConfigNode size = root.child("size");
   Model model{name, mine.seeds, {preset, size, own}, {}};
   for (const std::string& key : size.keys())
     if (size.is_table(key) && !preset.has(key) && !own.has(key)) model.absent.push_back(key);
   return model;
+}
+
+// A table of `size` is for the models that have it; one that none has is a slip.
+void check_size(const ConfigNode& size, const std::vector<Model>& models) {
+  std::vector<std::string> tables;
+  for (const Model& model : models)
+    for (const ConfigNode& layer : {model.layers.front(), model.layers.back()})
+      for (const std::string& key : layer.keys())
+        if (layer.is_table(key) && !std::ranges::count(tables, key)) tables.push_back(key);
+  for (const std::string& key : size.keys())
+    if (size.is_table(key) && !std::ranges::count(tables, key))
+      fail("{}: no model of the plan has a table '{}'{}\n  They have: {}. Nothing was run.", size.where(key), key,
+           did_you_mean(key, tables), join(tables));
 }
 
 // Where the last layer that has `key` has it; without one, the first layer's place.
@@ -182,6 +190,26 @@ ConfigNode decided(const DataSetting& data, int64_t seed) {
 
 }  // namespace
 
+fs::path preset_file(const std::string& name, const std::string& where, const fs::path& plan,
+                     const std::vector<std::string>& also) {
+  const auto folders = preset_folders(plan);
+  for (const fs::path& folder : folders)
+    if (fs::exists(folder / (name + ".toml"))) return folder / (name + ".toml");
+  auto names = names_in(folders);
+  const std::string there = names.empty() ? "none found" : join(names);
+  std::ranges::copy(also, std::back_inserter(names));
+  fail("{}unknown model '{}'{}\n  Presets: {}.{} Nothing was run.", where.empty() ? "" : where + ": ", name,
+       did_you_mean(name, names), there,
+       plan.empty() ? " A file is named with its .toml."
+                    : fmt::format(" A [model.{}] table with a base defines one.", name));
+}
+
+std::vector<std::string> names_of_plans(const std::string& subfolder) {
+  std::vector<fs::path> folders = plan_folders();
+  for (fs::path& folder : folders) folder /= subfolder;
+  return names_in(folders);
+}
+
 const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::string& key) {
   const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& layer) { return layer.has(key); });
   return last == layers.rend() ? nullptr : &*last;
@@ -194,6 +222,7 @@ Plan read_plan(const fs::path& file) {
   check_head(head, root);
   Plan plan{file.stem().string(), read_file(file), head.reference, read_settings(root), {}};
   for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));
+  check_size(root.child("size"), plan.models);
   return plan;
 }
 
@@ -211,7 +240,7 @@ Composed compose(const Model& model, const Setting& setting, int64_t seed) {
 std::string translate(const std::string& message, const fs::path& file, const Composed& composed,
                       const std::string& model) {
   const size_t at = message.find(file.string() + ":");
-  if (at == std::string::npos) return message;
+  if (at == std::string::npos) return fmt::format("model.{}: {}. Nothing was run.", model, message);
   size_t end = at + file.string().size() + 1;
   const size_t line = std::strtoul(message.c_str() + end, nullptr, 10);
   if (line < 1 || line > composed.places.size() || composed.places[line - 1].empty()) return message;

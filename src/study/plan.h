@@ -64,8 +64,14 @@ struct Plan {
   std::vector<Model> models;
 };
 
+// A preset's file: NAME.toml in models/ beside the plan or beside its folder, else in plans/models/ here or beside the
+// program. BadInput at `where` with the nearest of those there are and of `also`.
+fs::path preset_file(const std::string& name, const std::string& where = "", const fs::path& plan = {},
+                     const std::vector<std::string>& also = {});
+// Names of the TOML files in plans/SUBFOLDER, here or else beside the program: presets in "models", plans in "".
+std::vector<std::string> names_of_plans(const std::string& subfolder);
+
 // Reads and checks everything that the plan itself decides. BadInput with position and nearest name; nothing is run.
-// A preset NAME is models/NAME.toml beside the plan, else plans/models/NAME.toml here or beside the program.
 Plan read_plan(const fs::path& file);
 
 // The configuration of one run.

@@ -65,6 +65,11 @@ std::string device_name(c10::Device device) {
   return fmt::format("CPU, {} threads", at::get_num_threads());
 }
 
+at::ScalarType compute_dtype(const std::string& precision, c10::Device device) {
+  if (precision == "bf16" || (precision == "auto" && device.is_cuda())) return at::kBFloat16;
+  return precision == "fp64" ? at::kDouble : at::kFloat;
+}
+
 double peak_flops(c10::Device device) {
   const std::string name = device_name(device);
   if (name.find("H100") != std::string::npos || name.find("H200") != std::string::npos) return 989e12;

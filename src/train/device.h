@@ -1,6 +1,7 @@
 #pragma once
 // The processor a run uses, and what it can do.
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@ std::vector<std::string> gpu_names();            // empty where none is seen
 std::string torch_version();
 void use_threads(int threads);                   // of the CPU; 0: all
 std::string device_name(c10::Device device);     // "NVIDIA H200", or the CPU's model and threads
+// What "bf16", "fp32", "fp64" and "auto" (bf16 on CUDA, else fp32) compute in.
+at::ScalarType compute_dtype(const std::string& precision, c10::Device device);
 // Peak FLOP/s that utilisation is measured against: the data sheet's dense bf16 figure for GPUs that are known, else the
 // rate of a matrix product timed here.
 double peak_flops(c10::Device device);

@@ -26,11 +26,6 @@ using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-at::ScalarType compute_dtype(const std::string& precision, c10::Device device) {
-  if (precision == "bf16" || (precision == "auto" && device.is_cuda())) return at::kBFloat16;
-  return precision == "fp64" ? at::kDouble : at::kFloat;
-}
-
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
   char text[32];
@@ -71,13 +66,15 @@ class Run {
             {"key", sha256(config.toml() + store.fingerprint() + numerics.dump())}};
   }
 
-  // Forward and backward of one step; leaves the gradients. → the mean loss, a scalar on the device.
-  at::Tensor gradients(int64_t step) {
-    at::Tensor batch = at::empty({c.batch_size, c.sequence_length + 1}, at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
-    sampler.batch(step, c.batch_size, batch.data_ptr<int64_t>());
+  at::Tensor gradients(int64_t step) { return gradients(step, c.batch_size); }
+  // Forward and backward of one step, or of its first sequences; leaves the gradients. → the mean loss, a scalar on the
+  // device.
+  at::Tensor gradients(int64_t step, int64_t sequences) {
+    at::Tensor batch = at::empty({sequences, c.sequence_length + 1}, at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
+    sampler.batch(step, sequences, batch.data_ptr<int64_t>());
     batch = batch.to(device, /*non_blocking=*/true);
     at::Tensor total = at::zeros({}, at::TensorOptions().device(device).dtype(at::promote_types(model->compute_dtype, at::kFloat)));
-    const double parts = double(c.batch_size / c.micro_batch_size);
+    const double parts = double((sequences + c.micro_batch_size - 1) / c.micro_batch_size);
     for (const at::Tensor& part : batch.split(c.micro_batch_size)) {
       const at::Tensor loss = model->loss(part) / parts;
       loss.backward();
@@ -330,7 +327,10 @@ Json train(const RunConfig& config, const TrainOptions& options) {
 Json describe_run(const RunConfig& config, const TrainOptions& options) {
   return with_memory_advice(config.train, [&] {
     Run run(config, options);
-    const auto step = [&] { return run.gradients(0).item<double>() + run.optimizer->step(0, 0).item<double>(); };
+    // As many sequences of a step as the device could do in a second, at its peak: on a CPU a step may take minutes.
+    const double peak_seconds = 3 * run.flops_per_token * double(run.c.sequence_length) / peak_flops(run.device);
+    const int64_t sequences = std::clamp<int64_t>(int64_t(std::min(1e9, 1 / peak_seconds)), 1, run.c.batch_size);
+    const auto step = [&] { return run.gradients(0, sequences).item<double>() + run.optimizer->step(0, 0).item<double>(); };
     double fastest = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 4; ++i) {  // the first warms up
       const Clock::time_point start = Clock::now();
@@ -339,7 +339,7 @@ Json describe_run(const RunConfig& config, const TrainOptions& options) {
     }
     Json out = run.describe();
     out["steps"] = run.c.steps, out["tokens"] = run.c.tokens;
-    out["estimated_seconds"] = fastest * double(run.c.steps);
+    out["estimated_seconds"] = fastest * double(run.c.steps) * double(run.c.batch_size) / double(sequences);
     return out;
   });
 }

@@ -28,7 +28,7 @@ struct TrainOptions {
 // disk full) with the last good checkpoint, BadInput with nothing changed.
 nlohmann::json train(const RunConfig& config, const TrainOptions& options);
 // {"parameters", "flops_per_token", "state_bytes", "tokens", "steps", "estimated_seconds"}, from building the model on
-// the device and the fastest of a few steps.
+// the device and the fastest of a few steps, or parts of steps where one would take long.
 nlohmann::json describe_run(const RunConfig& config, const TrainOptions& options);
 
 }  // namespace assay::train

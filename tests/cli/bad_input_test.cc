@@ -104,6 +104,9 @@ TEST_F(BadInputs, Options) {
   refuses("", 2, {"subcommand is required"});
   refuses("list mixer", 2, {"mixer", "did you mean 'mixers'?"});
   refuses("describe mixer atention", 2, {"did you mean 'attention'?"});
+  refuses("describe model transfomer++", 2, {"did you mean 'transformer++'?"});
+  refuses("bench atention", 2, {"bench takes one of", "no 'atention'; did you mean 'attention'?"});
+  refuses("data", 2, {"data takes one of prepare, synth"});
 }
 
 TEST_F(BadInputs, NoGpuIsSaidAndTheFolderStaysFree) {

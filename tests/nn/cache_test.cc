@@ -25,6 +25,22 @@ TEST(Cache, EqualsConcatenationAndSeldomCopies) {
   EXPECT_EQ(state.bytes(), x.numel() * 8);
 }
 
+// A token costs its own bytes, not those of its past, in every mixer that keeps what it read.
+TEST(Cache, MixersKeepTheirMemoryFromStepToStep) {
+  const at::NoGradGuard no_grad;
+  for (const std::string name : {"attention", "top1_element", "top1_chunk"}) {
+    const auto mixer = mixers().at(name).make(ConfigNode::parse(""), 32);
+    const at::Tensor x = at::randn({2, 100, 32}, generator(name));
+    State state;
+    mixer->forward(x.slice(1, 0, 50), state);
+    mixer->step(x.select(1, 50), state);  // makes room
+    const void *keys = state["k"].data_ptr(), *values = state["v"].data_ptr();
+    for (int64_t t = 51; t < 100; ++t) mixer->step(x.select(1, t), state);
+    EXPECT_TRUE(state["k"].data_ptr() == keys && state["v"].data_ptr() == values) << name;
+    EXPECT_EQ(state["k"].size(1), 100) << name;
+  }
+}
+
 TEST(Cache, ACopyGrowsApart) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = tokens(40);

@@ -99,6 +99,25 @@ TEST(AttentionConstants, EndWithTheirTable) {
       << "it grows as it did, but for `position`";
 }
 
+// What is said of a long sequence is what a run of that length leaves, for every mixer: caches, chunk means, windows.
+TEST(StateBytes, AreThoseOfARun) {
+  constexpr int64_t length = 3227;
+  for (const std::string& mixer : mixers().names())
+    for (const std::string& table : mixers().at(mixer).examples) {
+      ModelSpec spec = ModelSpec::read(ConfigNode::parse("vocab_size = 10\nd_model = 48\nnum_layers = 2\npattern = ['" + mixer +
+                                                         "']\n[" + mixer + "]\n" + table));
+      LanguageModel model(spec);
+      const int64_t time = std::min(length, model.layers[0]->mixer->max_time());
+      model.compute_dtype = at::kBFloat16;
+      const at::NoGradGuard no_grad;
+      ModelState state;
+      model.hidden(random_tokens(1, time, 10, "state bytes"), state);
+      // A chunk that does not divide 1,024 may be counted a mean too many.
+      const double chunk_mean = table.find("chunk_size = 10\n") == std::string::npos ? 0 : 1e-3;
+      EXPECT_NEAR(double(model.state_bytes(time)) / double(state.bytes()), 1, chunk_mean) << mixer << "\n" << table;
+    }
+}
+
 // A preset's parameters with 32,000 tokens: small models tell what the layers hold.
 double preset_size(const std::string& name) {
   const ConfigNode model =

@@ -116,6 +116,31 @@ inline double worst_row(const Numbers& got, const Numbers& reference, int64_t wi
   return worst;
 }
 
+// The largest (‖row − reference row‖ − its slack) / ‖reference row‖.
+inline double worst_beyond(const Numbers& got, const Numbers& reference, const Numbers& slack) {
+  const size_t width = reference.size() / slack.size();
+  double worst = 0;
+  for (size_t row = 0; row < slack.size(); ++row) {
+    double difference = 0, norm = 0;
+    for (size_t i = row * width; i < (row + 1) * width; ++i)
+      difference += (got[i] - reference[i]) * (got[i] - reference[i]), norm += reference[i] * reference[i];
+    const double error = (std::sqrt(difference) - slack[row]) / std::max(std::sqrt(norm), 1e-300);
+    if (!(error <= worst)) worst = error;  // NaN too
+    if (std::isnan(worst)) return worst;
+  }
+  return worst;
+}
+
+// Each row of `width` numbers at length 1.
+inline Numbers unit_rows(Numbers x, int64_t width) {
+  for (size_t i = 0; i < x.size(); i += width) {
+    double square = 0;
+    for (int64_t d = 0; d < width; ++d) square += x[i + d] * x[i + d];
+    for (int64_t d = 0; d < width; ++d) x[i + d] /= std::sqrt(square);
+  }
+  return x;
+}
+
 struct Random {
   std::mt19937_64 engine;
   Numbers normal(int64_t count, double mean = 0, double deviation = 1) {

@@ -16,13 +16,17 @@ struct Case {
   bool unit = true;  // q and k of length 1; else about √D, with scale / D
   int64_t top_k = 1, margin = 0;
   bool forced = false, popular = false;  // popular: most queries choose the first chunk
+  int64_t shortlist = 0, rank = 0;       // of all chunks: the choice is Exact's, but for rounding
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << "B" << c.batch << " T" << c.time << " H" << c.heads << "/" << c.kv_heads << " D" << c.head_dim << " C"
-             << c.chunk_size << (c.selection == Selection::exact ? " exact" : " approx") << " k" << c.top_k << " scale "
-             << c.scale << (c.unit ? " unit" : "") << (c.forced ? " forced" : "") << (c.popular ? " popular" : "")
-             << " margin " << c.margin;
+             << c.chunk_size
+             << (c.selection == Selection::exact    ? " exact"
+                 : c.selection == Selection::approx ? " approx"
+                                                    : " shortlist")
+             << " k" << c.top_k << " scale " << c.scale << (c.unit ? " unit" : "") << (c.forced ? " forced" : "")
+             << (c.popular ? " popular" : "") << " margin " << c.margin;
 }
 
 // Everything in float64; sequences [B, T, heads, D], logsumexp [B, H, T].
@@ -175,33 +179,15 @@ struct Device {
             .v = v.view(),
             .out = out.view(),
             .logsumexp = logsumexp.data(),
-            .selected = static_cast<int64_t*>(selected.data)};
+            .selected = static_cast<int64_t*>(selected.data),
+            .shortlist = c.shortlist,
+            .rank = c.rank};
   }
 };
 
 Numbers directions(Random& random, const Case& c, int64_t heads) {
   Numbers x = random.normal(c.batch * c.time * heads * c.head_dim);
-  for (size_t i = 0; c.unit && i < x.size(); i += c.head_dim) {
-    double square = 0;
-    for (int64_t d = 0; d < c.head_dim; ++d) square += x[i + d] * x[i + d];
-    for (int64_t d = 0; d < c.head_dim; ++d) x[i + d] /= std::sqrt(square);
-  }
-  return x;
-}
-
-// The largest (‖row − reference row‖ − slack) / ‖reference row‖.
-double worst_beyond(const Numbers& got, const Numbers& reference, const Numbers& slack) {
-  const size_t width = reference.size() / slack.size();
-  double worst = 0;
-  for (size_t row = 0; row < slack.size(); ++row) {
-    double difference = 0, norm = 0;
-    for (size_t i = row * width; i < (row + 1) * width; ++i)
-      difference += (got[i] - reference[i]) * (got[i] - reference[i]), norm += reference[i] * reference[i];
-    const double error = (std::sqrt(difference) - slack[row]) / std::max(std::sqrt(norm), 1e-300);
-    if (!(error <= worst)) worst = error;  // NaN too
-    if (std::isnan(worst)) return worst;
-  }
-  return worst;
+  return c.unit ? unit_rows(std::move(x), c.head_dim) : x;
 }
 
 // Any numbers: candidates or not, a chunk twice, all of them the first one.
@@ -279,6 +265,20 @@ std::vector<Case> cases() {
     out.push_back({1, 1501, 2, 2, 128, chunk_size, exact, 10, true, 2, 0, true, true});
   }
   out.push_back({2, 500, 4, 4, 96, 32, approx, 10, true, 2, 16, true});
+  const auto listed = [&](Case c, int64_t rank, int64_t size = 32) {
+    c.selection = shortlist, c.shortlist = size, c.rank = rank;
+    out.push_back(c);
+  };
+  for (int64_t time : {1, 64, 65, 129, 700}) listed({1, time, 2, 2, 64, 64}, 7);
+  for (int64_t head_dim : {64, 96, 128})
+    for (int64_t chunk_size : {64, 128, 256})
+      listed({2, 901, 2, 1, head_dim, chunk_size}, chunk_size == 64 ? 3 : 5, 15);
+  for (int64_t chunk_size : {33, 72, 200}) listed({1, 450, 2, 2, 64, chunk_size}, 1);
+  for (int64_t rank : {0, 2}) listed({1, 300, 1, 1, 128, 10}, rank, 30);
+  listed({2, 333, 6, 2, 64, 64, approx, 10, true, 1, 8}, 3, 8);
+  listed({1, 500, 2, 1, 128, 64, approx, 10, true, 3}, 7, 8);
+  listed({1, 700, 2, 2, 64, 64, approx, 100, false}, 7, 12);
+  listed({1, 700, 2, 2, 64, 64, approx, -3, false}, 7, 12);
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, Top1ChunkCuda, testing::ValuesIn(cases()));

@@ -16,14 +16,19 @@ struct Options {
   double scale = 8;
   std::string selection = "exact";
   int64_t top_k = 1;
+  int64_t shortlist = 4, rank = 3;  // so short that some choices are not Exact's
 };
+const std::vector<std::string> kSelections = {"exact", "approx", "shortlist"};
 using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-Result run(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {}) {
-  return top1_chunk(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected);
+Result run(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {},
+           const std::optional<at::Tensor>& summaries = {}) {
+  return top1_chunk(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected, o.shortlist, o.rank,
+                    summaries);
 }
 Result run_reference(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {}) {
-  return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected);
+  return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected, o.shortlist,
+                              o.rank);
 }
 
 // Scores of the full chunks by the definition, −∞ where a chunk is no candidate: [B, H, T, chunks], float64.
@@ -58,13 +63,20 @@ void expect_best(const at::Tensor& selected, const at::Tensor& scores, double bo
   EXPECT_FALSE(((sorted.diff() == 0) & (sorted.slice(-1, 1) >= 0)).any().item<bool>()) << "a chunk chosen twice";
 }
 
+// A shortlist is a choice before the choice: where rounding moves its end, another chunk is chosen.
+void expect_listed(const at::Tensor& selected, const Qkv& exact, const Options& o, at::ScalarType dtype) {
+  const at::Tensor expected = std::get<2>(run_reference(exact, o));
+  EXPECT_GE((selected == expected).to(at::kDouble).mean().item<double>(), dtype == at::kDouble ? 1 : 0.995);
+}
+
 void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarType dtype, double tolerance,
                                at::Device device = at::kCPU) {
   SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " " << o.selection << " "
                                   << dtype);
   const Qkv arguments = random_qkv(shape), a = arguments.as(dtype, device), exact = arguments.as(at::kDouble);
   const auto [out, logsumexp, selected] = run(a, o);
-  expect_best(selected.cpu(), chunk_scores(exact, o), rounding_bound(dtype, o, shape.head_dim));
+  if (o.selection == "shortlist") expect_listed(selected.cpu(), exact, o, dtype);
+  else expect_best(selected.cpu(), chunk_scores(exact, o), rounding_bound(dtype, o, shape.head_dim));
   EXPECT_EQ(out.scalar_type(), dtype);
   EXPECT_FALSE(logsumexp.requires_grad() || selected.requires_grad());
   const auto [expected, expected_logsumexp, forced] = run_reference(exact, o, selected.cpu());
@@ -93,6 +105,8 @@ const std::vector<std::pair<Shape, int64_t>> kShapes = {  // and the chunk size
     {{.time = 70, .head_dim = 7}, 9},
     {{.time = 37, .past = 60}, 16},
     {{.time = 1, .past = 64}, 16},
+    {{.time = 3, .past = 98, .heads = 3, .kv_heads = 1, .head_dim = 33}, 16},
+    {{.time = 16, .past = 85, .head_dim = 64}, 5},
     {{.time = 20, .past = 77, .kv_heads = 1}, 200},
     {{.batch = 1, .time = 400, .heads = 2, .head_dim = 33}, 130}};
 
@@ -100,12 +114,13 @@ TEST(Top1ChunkOp, EqualsItsReference) {
   const PoisonedMemory poisoned;
   ASSERT_TRUE(at::empty({3}, at::kFloat).isnan().all().item<bool>());
   for (const auto& [shape, chunk_size] : kShapes) {
-    for (const std::string selection : {"exact", "approx"})
+    for (const std::string& selection : kSelections)
       for (const int64_t top_k : {1, 3})
         expect_equal_to_reference(shape, {chunk_size, 8, selection, top_k}, at::kDouble, 1e-12);
     if (chunk_size == 1) continue;  // a softmax of two: its gradient cancels below what single precision holds
     expect_equal_to_reference(shape, {chunk_size, 8, "exact", 3}, at::kFloat, 1e-5);
     expect_equal_to_reference(shape, {chunk_size, 8, "approx", 1}, at::kFloat, 1e-5);
+    expect_equal_to_reference(shape, {chunk_size, 8, "shortlist", 2}, at::kFloat, 1e-5);
   }
   expect_equal_to_reference({.time = 101}, {16, 8, "exact", 2}, at::kBFloat16, 1e-2);
   expect_equal_to_reference({.time = 101}, {16, 8, "approx", 1}, at::kBFloat16, 1e-2);
@@ -113,7 +128,7 @@ TEST(Top1ChunkOp, EqualsItsReference) {
 
 TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  for (const std::string selection : {"exact", "approx"})
+  for (const std::string& selection : kSelections)
     for (const int64_t top_k : {1, 3})
       for (const auto& [shape, chunk_size] : {std::pair{Shape{.time = 1, .head_dim = 64}, 64},
                                               {Shape{.time = 300, .head_dim = 64}, 64},
@@ -180,7 +195,7 @@ TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
 
 TEST(Top1ChunkOp, MayBeCutAnywhere) {
   const Qkv a = random_qkv({.time = 67});
-  for (const std::string selection : {"exact", "approx"}) {
+  for (const std::string& selection : kSelections) {
     const Options o{16, 8, selection, 2};
     const auto [whole, logsumexp, selected] = run(a, o);
     for (const int64_t cut : {1, 16, 33, 66}) {
@@ -192,9 +207,88 @@ TEST(Top1ChunkOp, MayBeCutAnywhere) {
   }
 }
 
+// Few queries of a long cache, which is part of a larger tensor, with summaries that their owner keeps.
+void expect_steps_equal_reference(const Shape& shape, const Options& o, at::ScalarType dtype, double tolerance,
+                                  at::Device device) {
+  SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " " << o.selection << " "
+                                  << dtype << " " << device);
+  const at::NoGradGuard no_grad;
+  const int64_t size = shape.past + shape.time;
+  const Qkv exact = random_qkv(shape);
+  auto cache = [&](const at::Tensor& x) {
+    const at::Tensor memory = at::full({x.size(0), size + 7, x.size(2), x.size(3)}, NAN, x.options().dtype(dtype));
+    memory.slice(1, 0, size).copy_(x);
+    return memory.to(device).slice(1, 0, size);
+  };
+  const Qkv a{exact.q.to(device, dtype), cache(exact.k), cache(exact.v)};
+  const at::Tensor kept = chunk_summaries(at::cat({exact.k, exact.k.slice(1, 0, o.chunk_size)}, 1), o.chunk_size,
+                                          o.selection == "shortlist" ? o.rank : 0)
+                              .to(device, dtype == at::kDouble ? at::kDouble : at::kFloat);
+  const auto [out, logsumexp, selected] = run(a, o, {}, kept);
+  const auto [expected, expected_logsumexp, choice] = run_reference(exact, o);
+  EXPECT_EQ(out.scalar_type(), dtype);
+  EXPECT_TRUE(at::equal(selected.cpu(), choice));
+  EXPECT_LE(worst_row_error(out.cpu(), expected), tolerance);
+  EXPECT_LE((logsumexp.cpu() - expected_logsumexp).abs().max().item<double>(), 10 * std::min(tolerance, 1e-5));
+  EXPECT_TRUE(at::equal(std::get<0>(run(a, o, selected)), out)) << "the choice forced";
+  EXPECT_TRUE(at::equal(std::get<2>(run(a, o)), selected)) << "summaries computed";
+}
+
+void expect_steps(at::Device device) {
+  const PoisonedMemory poisoned;
+  for (const std::string& selection : kSelections)
+    for (const int64_t top_k : {1, 3})
+      for (const auto& [shape, chunk_size] : {std::pair{Shape{.time = 1, .past = 300, .head_dim = 64}, 16},
+                                              {Shape{.time = 1, .past = 5, .head_dim = 64}, 16},
+                                              {Shape{.time = 5, .past = 250, .heads = 6, .head_dim = 96}, 33},
+                                              {Shape{.batch = 1, .time = 2, .past = 1100, .head_dim = 128}, 1},
+                                              {Shape{.time = 3, .past = 509, .head_dim = 128}, 128}})
+        for (const auto& [dtype, tolerance] :
+             {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
+          expect_steps_equal_reference(shape, {chunk_size, 8, selection, top_k}, dtype, tolerance, device);
+}
+TEST(Top1ChunkOp, StepsEqualTheReference) { expect_steps(at::kCPU); }
+TEST(Top1ChunkOp, StepsOnCudaEqualTheReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_steps(at::kCUDA);
+}
+
+TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
+  const Qkv a = random_qkv({.time = 150});
+  for (const int64_t rank : {0, 3}) {
+    const Options all{16, 8, "shortlist", 2, 9, rank}, exact{16, 8, "exact", 2};
+    EXPECT_TRUE(at::equal(std::get<2>(run(a, all)), std::get<2>(run(a, exact))));
+  }
+  EXPECT_FALSE(at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})), std::get<2>(run(a, {16, 8}))));
+  EXPECT_TRUE(at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})), std::get<2>(run(a, {16, 8, "approx"}))));
+}
+
+// The covariance A from below: A − Σ u uᵀ has no negative eigenvalue, and falls with the rank.
+TEST(ChunkSummaries, AreMeanAndAxes) {
+  const at::Tensor k = random_qkv({.time = 105, .head_dim = 8}).k;
+  const at::Tensor keys = k.slice(1, 0, 96).unflatten(1, {6, 16}).transpose(2, 3), mean = keys.mean(3, true);
+  const at::Tensor x = keys - mean, covariance = x.mT().matmul(x) / 16;
+  double before = INFINITY;
+  for (const int64_t rank : {0, 1, 3, 5}) {
+    const at::Tensor s = chunk_summaries(k, 16, rank);
+    ASSERT_EQ(s.sizes(), (at::IntArrayRef{2, 6, 2, 1 + rank, 8}));
+    EXPECT_LE((s.slice(3, 0, 1) - mean).abs().max().item<double>(), 1e-15);
+    const at::Tensor u = s.slice(3, 1), left = covariance - u.mT().matmul(u);
+    EXPECT_GE(at::linalg_eigvalsh(left).min().item<double>(), -1e-11) << "rank " << rank;
+    EXPECT_LT(left.norm().item<double>(), 0.9 * before) << "rank " << rank;
+    before = left.norm().item<double>();
+    EXPECT_LE((chunk_summaries(k.to(at::kFloat), 16, rank) - s).abs().max().item<double>(), 2e-4) << "rank " << rank;
+  }
+  const at::Tensor same = chunk_summaries(at::ones({1, 32, 1, 8}), 16, 2);
+  EXPECT_TRUE(same.slice(3, 1).eq(0).all().item<bool>() && same.slice(3, 0, 1).eq(1).all().item<bool>());
+  EXPECT_EQ(chunk_summaries(k, 200, 3).sizes(), (at::IntArrayRef{2, 0, 2, 4, 8}));
+  EXPECT_THAT(error_of([&] { chunk_summaries(k, 0); }), testing::HasSubstr("chunk_size is 0"));
+  EXPECT_THAT(error_of([&] { chunk_summaries(k, 16, -1); }), testing::HasSubstr("rank is -1"));
+}
+
 TEST(Top1ChunkOp, GivesTheSameBitsForAnyNumberOfThreads) {
   const Qkv a = random_qkv({.time = 301}).as(at::kFloat);
-  for (const std::string selection : {"exact", "approx"})
+  for (const std::string& selection : kSelections)
     expect_same_bits_for_any_threads([&] {
       const auto [out, logsumexp, selected] = run(a, {16, 8, selection, 2});
       auto all = a.gradients(out, at::ones_like(out));
@@ -205,7 +299,7 @@ TEST(Top1ChunkOp, GivesTheSameBitsForAnyNumberOfThreads) {
 
 TEST(Top1ChunkOp, TiesGoToTheLowerChunk) {
   const Qkv a = random_qkv({.time = 100});
-  for (const std::string selection : {"exact", "approx"})
+  for (const std::string& selection : kSelections)
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
       const Qkv same = Qkv{a.q, at::ones_like(a.k), a.v}.as(dtype);
       const at::Tensor selected = std::get<2>(run(same, {16, 1, selection, 3}));
@@ -241,7 +335,7 @@ TEST(Top1ChunkOp, LargeScalesStayFinite) {
 }
 
 TEST(Top1ChunkOp, NanGivesNanRows) {
-  for (const std::string selection : {"exact", "approx"}) {
+  for (const std::string& selection : kSelections) {
     Qkv a = random_qkv({.time = 70});
     a.q.select(1, 40).fill_(NAN);
     const auto [out, logsumexp, selected] = run(a, {16, 8, selection});
@@ -301,11 +395,19 @@ TEST(Top1ChunkOp, NamesTheWrongArgument) {
   EXPECT_THAT(message([](A, O o, S) { o.top_k = 0; }), HasSubstr("top_k is 0"));
   EXPECT_THAT(message([](A, O o, S) { o.scale = INFINITY; }), HasSubstr("scale is inf"));
   EXPECT_THAT(message([](A, O o, S) { o.selection = "aprox"; }), HasSubstr("selection is 'aprox'"));
+  EXPECT_THAT(message([](A, O o, S) { o.selection = "shortlist", o.top_k = 5; }),
+              HasSubstr("shortlist is 4, expected top_k = 5 or more"));
+  EXPECT_THAT(message([](A, O o, S) { o.selection = "shortlist", o.rank = -1; }), HasSubstr("rank is -1"));
   EXPECT_THAT(message([](A, O, S s) {
                 s = at::zeros({2, 4, 5}, at::kLong);
               }),
               HasSubstr("selected has shape [2, 4, 5]"));
   EXPECT_THAT(message([](A, O, S s) { s = at::zeros({2, 4, 5, 1}, at::kInt); }), HasSubstr("selected holds Int"));
+  const Qkv a = random_qkv({.time = 40});
+  EXPECT_THAT(error_of([&] {
+                run(a, {16, 8, "approx"}, {}, at::zeros({2, 1, 2, 1, 20}));
+              }),
+              HasSubstr("summaries has shape [2, 1, 2, 1, 20]"));
 }
 
 }  // namespace

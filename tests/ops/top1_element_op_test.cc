@@ -59,9 +59,30 @@ TEST(Top1ElementOp, EqualsItsReference) {
 
 TEST(Top1ElementOp, OnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const PoisonedMemory poisoned;
   for (const Shape& shape : {Shape{}, Shape{.time = 301}, Shape{.time = 31, .past = 70}})
-    for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}})
+    for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
       expect_equal_to_reference(random_qkv(shape), dtype, tolerance, 8, at::kCUDA);
+  for (int64_t head_dim : {64, 96, 128})  // these have a kernel
+    for (Shape shape : {Shape{}, Shape{.time = 1}, Shape{.time = 301}, Shape{.time = 31, .past = 170, .kv_heads = 1}}) {
+      shape.head_dim = head_dim;
+      SCOPED_TRACE(testing::Message() << shape);
+      expect_equal_to_reference(random_qkv(shape), at::kBFloat16, 1e-2, 8, at::kCUDA);
+    }
+}
+
+// Sequences that are parts of wider rows, and a gradient that is one number everywhere, are read as they lie.
+TEST(Top1ElementOp, OnCudaReadsRowsApart) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const Qkv a = random_qkv({.time = 200, .kv_heads = 4, .head_dim = 64}).as(at::kBFloat16, at::kCUDA);
+  const at::Tensor fused = at::stack({a.q, a.k, a.v}, 2).detach().requires_grad_();
+  const auto gradient_of = [](const at::Tensor& out, const at::Tensor& by) {
+    return torch::autograd::grad({out.sum()}, {by})[0];
+  };
+  const at::Tensor out = std::get<0>(top1_element(a.q, a.k, a.v, 8));
+  const at::Tensor apart = std::get<0>(top1_element(fused.select(2, 0), fused.select(2, 1), fused.select(2, 2), 8));
+  EXPECT_TRUE(at::equal(out, apart));
+  EXPECT_TRUE(at::equal(gradient_of(apart, fused).select(2, 2), gradient_of(out, a.v)));
 }
 
 // The path of devices without a kernel, here on the CPU.

@@ -48,6 +48,11 @@ TEST_F(PlanErrors, RefuseWhatContradicts) {
   expect("reference = ", {"plan.toml:1:"});
 }
 
+TEST_F(PlanErrors, RefuseATableOfSizeThatNoModelHas) {
+  expect(std::string(kPlan) + "size = { atention = { num_heads = 4 } }\n",
+         {"plan.toml:6:", "no model of the plan has a table 'atention'; did you mean 'attention'?", "Nothing was run."});
+}
+
 TEST_F(PlanErrors, OfTheTrainerAreToldInTermsOfThePlan) {
   const std::string plan = with("[\"full\", \"window\"]", "[\"full\", \"mine\"]") +
                            "[model.mine]\nbase = \"full\"\nattention = { num_heads = 4, chunk_sise = 3 }\n";
@@ -58,7 +63,7 @@ TEST_F(PlanErrors, OfTheTrainerAreToldInTermsOfThePlan) {
 TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   const auto plan = std::string(kPlan) +
                     "size = { d_model = 64, num_layers = 3, attention = { num_heads = 4 }, mamba1 = { expand = 3 } "
-                    "}\n[model.window]\nseeds = [7]\nattention = { window = 16 }\n";
+                    "}\n[model.window]\nseeds = [7]\nattention = { window = 16 }\nmamba1 = { state_size = 4 }\n";
   const auto runs = dry_run(options(plan));
   ASSERT_EQ(runs.size(), 3u);
   EXPECT_EQ(runs[2].name, "window.seed-7");
@@ -66,7 +71,9 @@ TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   EXPECT_EQ(config.child("model").value("d_model"), "64");
   EXPECT_EQ(config.child("model").child("attention").value("window"), "16");
   EXPECT_EQ(config.child("model").child("attention").value("num_heads"), "4");
-  EXPECT_FALSE(config.child("model").has("mamba1")) << "a table of size is for the models that have it";
+  EXPECT_EQ(config.child("model").child("mamba1").value("expand"), "3");
+  EXPECT_FALSE(ConfigNode::read_file(runs[0].config).child("model").has("mamba1"))
+      << "a table of size is for the models that have it";
   EXPECT_FALSE(config.child("model").has("seeds"));
   EXPECT_EQ(config.child("train").value("batch_size"), "4");
   EXPECT_EQ(config.child("train").value("seed"), "7");

@@ -1,5 +1,6 @@
 // Softmax attention, full or over a window, with positions, QK-norm and the ablations that take its parts away.
-//   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)              [Vaswani 2017; RoFormer]
+//   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)              [Vaswani 2017;
+//   RoFormer]
 // ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores.           [Press 2022, §3]
 // QK-norm: q, k divided by their length a head; the scale is learned a head, starting at √D,    [Henry 2020, eq. 6]
 // or fixed at 1 / temperature.                                                                  [BC §3, Figure 4]
@@ -10,6 +11,7 @@
 
 #include <cmath>
 
+#include "nn/cache.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
@@ -121,10 +123,16 @@ struct Attention final : Mixer {
     const int64_t position = state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
     auto [q, k, v, softmax_scale] = project(x, position);
     state["position"] = at::full({}, position + x.size(1), at::kLong);
-    if (const auto past = state.find("k")) k = at::cat({*past, k}, 1), v = at::cat({*state.find("v"), v}, 1);
-    const int64_t kept = config.window < 0 ? k.size(1) : std::min(k.size(1), config.window - 1);
-    state["k"] = k.slice(1, k.size(1) - kept), state["v"] = v.slice(1, v.size(1) - kept);
+    if (config.window < 0) k = append(state, "k", k), v = append(state, "v", v);
+    else keep_window(k, v, state);
     return out_proj->forward(ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none()).flatten(2));
+  }
+
+  // Puts what the state holds before k and v, and keeps what the next position sees.
+  void keep_window(at::Tensor& k, at::Tensor& v, State& state) const {
+    if (const auto past = state.find("k")) k = at::cat({*past, k}, 1), v = at::cat({*state.find("v"), v}, 1);
+    const int64_t first = k.size(1) - std::min(k.size(1), config.window - 1);
+    state["k"] = k.slice(1, first), state["v"] = v.slice(1, first);
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {

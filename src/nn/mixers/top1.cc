@@ -3,7 +3,8 @@
 //   v)
 // top1_element: the value of the position with the largest softmax weight, straight-through gradient.
 // top1_chunk: one softmax over the own chunk and the top_k best earlier chunks, which the exact or the approximate
-// score chooses. A step of the approximate one reads the means of the chunks and at most (1 + top_k) chunk_size keys.
+// score chooses, or the exact one among a shortlist. A step of approx and shortlist reads the summaries of the chunks,
+// which are kept, and at most (1 + top_k) chunk_size keys and those of the shortlist.
 // MoBA is top1_chunk without QK-norm, approx, scale 1/√D; its top-k counts the own chunk and is ours plus 1. [MoBA,
 // §2.2]
 #include <torch/torch.h>
@@ -64,8 +65,7 @@ struct Top1 : Mixer {
     const auto parts = split_heads(qkv->forward(x), heads.num_heads + 2 * heads.num_kv_heads)
                            .split_with_sizes({heads.num_heads, heads.num_kv_heads, heads.num_kv_heads}, 2);
     at::Tensor q = parts[0], k = parts[1];
-    const auto past = state.find("k");
-    const int64_t position = past ? past->size(1) : 0;
+    const int64_t position = length_of(state, "k");
     if (heads.qk_norm) q = unit_length(q) * scale.to(q.scalar_type()).unsqueeze(-1), k = unit_length(k);
     if (heads.position == "rope") q = rotary(q, position), k = rotary(k, position);
     return {q, append(state, "k", k), append(state, "v", parts[2]),
@@ -95,91 +95,57 @@ struct Top1Element final : Top1 {
 
 struct Top1Chunk final : Top1 {
   struct Config : HeadsConfig {
-    int64_t chunk_size = 128, top_k = 1;
+    int64_t chunk_size = 128, top_k = 1, shortlist = 16, rank = 7;
     std::string selection = "exact";
     void fields(auto&& field) {
       HeadsConfig::fields(field);
       field("chunk_size", chunk_size, "positions of a chunk");
-      field("selection", selection, "exact: the largest share of full attention; approx: the largest q·mean(k)");
+      field("selection", selection,
+            "exact: the largest share of full attention; approx: the largest q·mean(k); shortlist: exact among a few");
       field("top_k", top_k, "earlier chunks that a query reads beside its own");
+      field("shortlist", shortlist, "of the shortlist: chunks whose exact score is computed");
+      field("rank", rank, "of the shortlist: axes of a chunk's keys in the cheap score");
     }
   };
 
   Top1Chunk(Config c, int64_t d_model) : Top1("top1_chunk", c, d_model), config(c) {
     if (c.chunk_size < 1) fail("top1_chunk: chunk_size = {} must be positive", c.chunk_size);
     if (c.top_k < 1) fail("top1_chunk: top_k = {} must be positive", c.top_k);
-    one_of("top1_chunk", "selection", c.selection, {"exact", "approx"});
+    if (c.shortlist < c.top_k) fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
+    if (c.rank < 0) fail("top1_chunk: rank = {} must not be negative", c.rank);
+    one_of("top1_chunk", "selection", c.selection, {"exact", "approx", "shortlist"});
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto [q, k, v, softmax_scale] = project(x, state);
-    if (approx()) append_means(k, state);
-    const auto out = ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k);
+    const auto out = ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, {},
+                                     config.shortlist, config.rank, summaries(k, state));
     return out_proj->forward(std::get<0>(out).flatten(2));
   }
 
-  // Reads the own chunk and the chosen ones; beyond them, all keys when exact and the means when not.
-  at::Tensor step(const at::Tensor& x, State& state) override {
-    const auto [q, k, v, softmax_scale] = project(x.unsqueeze(1), state);
-    if (approx()) append_means(k, state);
-    const int64_t begin = (k.size(1) - 1) / config.chunk_size * config.chunk_size;  // of the own chunk
-    at::Tensor keys = to_query_heads(k.slice(1, begin)), values = to_query_heads(v.slice(1, begin));
-    if (begin > 0) {
-      const at::Tensor chosen = choose(q.squeeze(1), k, softmax_scale, state);
-      keys = at::cat({gather(k, chosen), keys}, 2), values = at::cat({gather(v, chosen), values}, 2);
-    }
-    const at::Tensor out =
-        at::scaled_dot_product_attention(q.transpose(1, 2), keys, values, {}, 0.0, false, softmax_scale);
-    return out_proj->forward(out.flatten(1));
+  int64_t rank() const { return config.selection == "shortlist" ? config.rank : 0; }
+
+  // Of the chunks full so far, those that this piece filled joining the state; none to read, or kept under gradients.
+  std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
+    if (config.selection == "exact" || at::GradMode::is_enabled()) return {};
+    const int64_t known = length_of(state, "summaries"), full = k.size(1) / config.chunk_size;
+    if (full > known)
+      append(state, "summaries",
+             ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
+    return state.find("summaries");
   }
 
-  bool approx() const { return config.selection == "approx"; }
-  int64_t group() const { return heads.num_heads / heads.num_kv_heads; }
-  at::Tensor to_query_heads(const at::Tensor& x) const {  // [B, L, Hk, D] → [B, H, L, D]
-    return x.transpose(1, 2).repeat_interleave(group(), 1);
-  }
-  at::Tensor in_chunks(const at::Tensor& x, int64_t first, int64_t last) const {  // [B, last − first, C, Hk, D]
-    return x.slice(1, first * config.chunk_size, last * config.chunk_size)
-        .unflatten(1, {last - first, config.chunk_size});
-  }
-
-  // The means of the chunks that this piece filled join the state: [B, full chunks, Hk, D].
-  void append_means(const at::Tensor& k, State& state) const {
-    const at::NoGradGuard no_grad;
-    const auto past = state.find("mean");
-    const int64_t known = past ? past->size(1) : 0, full = k.size(1) / config.chunk_size;
-    if (full > known) append(state, "mean", wide(in_chunks(k, known, full)).mean(2));
-  }
-
-  // The chunks that the newest position reads beside its own, [B, H, at most top_k]; q [B, H, D].
-  at::Tensor choose(const at::Tensor& q, const at::Tensor& k, double softmax_scale, const State& state) const {
-    const at::NoGradGuard no_grad;
-    const int64_t candidates = (k.size(1) - 1) / config.chunk_size;
-    const at::Tensor query = wide(q).unsqueeze(2);  // [B, H, 1, D]
-    const auto scores = [&](const at::Tensor& keys) { return query.matmul(to_query_heads(keys).mT()).squeeze(2); };
-    const at::Tensor score = approx() ? scores(state.find("mean")->slice(1, 0, candidates))
-                                      : (softmax_scale * scores(wide(k.slice(1, 0, candidates * config.chunk_size))))
-                                            .unflatten(2, {candidates, config.chunk_size})
-                                            .logsumexp(-1);  // [B, H, candidates]
-    return std::get<1>(score.sort(/*stable=*/true, -1, /*descending=*/true)).slice(-1, 0, config.top_k);
-  }
-
-  // The chosen chunks of each head, [B, H, top_k · C, D].
-  at::Tensor gather(const at::Tensor& x, const at::Tensor& chosen) const {
-    const auto options = chosen.options();
-    const at::Tensor batch = at::arange(x.size(0), options).view({-1, 1, 1});
-    const at::Tensor head = at::arange(heads.num_heads, options).floor_divide(group()).view({1, -1, 1});
-    const at::Tensor chunks = in_chunks(x, 0, x.size(1) / config.chunk_size).transpose(2, 3);  // [B, chunks, Hk, C, D]
-    return chunks.index({batch, chosen, head}).flatten(2, 3);
-  }
-
-  // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, an approximate one its mean.
+  // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, a cheap one its summary.
   double mixing_flops(int64_t time) const override {
     double read = 0, scored = 0;
     for (int64_t begin = 0; begin < time; begin += config.chunk_size) {
       const int64_t count = std::min(config.chunk_size, time - begin), candidates = begin / config.chunk_size;
+      const int64_t exactly = config.selection == "exact"       ? candidates
+                              : config.selection == "shortlist" ? std::min(config.shortlist, candidates)
+                                                                : 0;
       read += double(count) * (double(count + 1) / 2 + double(std::min(config.top_k, candidates) * config.chunk_size));
-      scored += double(count) * double(candidates) * (approx() ? 1 : double(config.chunk_size));
+      scored += double(count) * double(exactly * config.chunk_size);
+      if (config.selection != "exact") scored += double(count) * double(candidates * (1 + rank()));
     }
     return double(heads.num_heads * heads.head_dim) * (4 * read + 2 * scored) / double(time);
   }
@@ -195,6 +161,7 @@ Top1Chunk::Config chunk_example(int64_t chunk_size, std::string selection, int64
   Top1Chunk::Config c;
   static_cast<HeadsConfig&>(c) = heads;
   c.chunk_size = chunk_size, c.selection = std::move(selection), c.top_k = top_k;
+  if (c.selection == "shortlist") c.shortlist = top_k + 1, c.rank = 2;  // some candidates are not on it
   return c;
 }
 const RegisterMixer<Top1Chunk> chunk(
@@ -204,6 +171,7 @@ const RegisterMixer<Top1Chunk> chunk(
      chunk_example(16, "exact", 1, {.num_heads = 6, .num_kv_heads = 2}),
      chunk_example(16, "approx", 1),
      chunk_example(7, "exact", 2, {.position = "none", .bias = true}),
+     chunk_example(8, "shortlist", 2, {.num_heads = 6, .num_kv_heads = 3}),
      chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});  // MoBA with top-k 4
 
 }  // namespace

@@ -56,6 +56,24 @@ void sort_queries(const Problem<R>& p, const Lists<R>& lists, const ParallelFor&
   });
 }
 
+// Keeps the top_k best scores of a query, best first; `known` of them so far. A NaN is best, equal ones stay in order.
+template <class R>
+HWY_INLINE void consider(R score, int64_t chunk, int64_t known, int64_t top_k, R* best, int64_t* selected) {
+  auto better = [](R a, R b) { return !(a <= b) && b == b; };
+  int64_t at = std::min(known, top_k);
+  if (at == top_k && !better(score, best[--at])) return;
+  for (; at > 0 && better(score, best[at - 1]); --at) best[at] = best[at - 1], selected[at] = selected[at - 1];
+  best[at] = score, selected[at] = chunk;
+}
+
+// log₂ Σ_j 2^x_j of `count` numbers, which are overwritten.
+template <class R>
+HWY_INLINE R logsumexp2(R* row, int64_t count) {
+  const R top = largest_of(row, count);
+  exponentials(row, count, count, top);
+  return top + std::log2(sum_of(row, count));
+}
+
 }  // namespace
 }  // namespace assay::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

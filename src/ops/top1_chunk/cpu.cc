@@ -22,25 +22,31 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 template <class R>
 struct Scratch {
   R *q, *scores, *out, *values, *best;
+  R *squares, *gathered, *cheap;  // of the shortlist, as is
+  int64_t* listed;                // [kRows, shortlist]
   Scratch(Carver& carve, const Problem<R>& p)
       : q(carve.take<R>((p.C + kRows) * p.depth)),
         scores(carve.take<R>(kRows * std::max(p.width, padded<R>(p.candidates)))),
         out(carve.take<R>(kRows * p.depth)),
         values(carve.take<R>(p.C * p.depth)),
-        best(carve.take<R>(p.C * p.top_k)) {}
+        best(carve.take<R>(p.C * p.top_k)),
+        squares(carve.take<R>(p.shortlist ? kRows * padded<R>(p.candidates) : 0)),
+        gathered(carve.take<R>(p.shortlist ? kRows * p.depth : 0)),
+        cheap(carve.take<R>(p.shortlist)),
+        listed(carve.take<int64_t>(kRows * p.shortlist)) {}
 };
 
 template <class R>
 struct Memory {
   Columns<R> keys;
-  R* means;  // [B, Hk, D, candidates in whole vectors]
+  R* means;  // [B, Hk, 1 + rank, D, candidates in whole vectors]
   Lists<R> lists;
   R *out, *largest, *sum;  // [B, H, T, depth], [B, H, T] twice
   std::byte* scratch;      // kWorkers times scratch_bytes
   size_t scratch_bytes;
   Memory(Carver& carve, const Problem<R>& p)
       : keys(carve, p),
-        means(carve.take<R>(p.batch * p.kv_heads * p.head_dim * padded<R>(p.candidates))),
+        means(carve.take<R>(p.batch * p.kv_heads * (1 + p.rank) * p.head_dim * padded<R>(p.candidates))),
         lists(carve, p),
         out(carve.take<R>(p.batch * p.heads * p.time * p.depth)),
         largest(carve.take<R>(p.batch * p.heads * p.time)),
@@ -51,16 +57,6 @@ struct Memory {
     scratch = carve.take<std::byte>(std::min(kWorkers, p.batch * p.heads * p.chunks) * scratch_bytes);
   }
 };
-
-// Keeps the top_k best scores of a query, best first; `known` of them so far. A NaN is best, equal ones stay in order.
-template <class R>
-HWY_INLINE void consider(R score, int64_t chunk, int64_t known, int64_t top_k, R* best, int64_t* selected) {
-  auto better = [](R a, R b) { return !(a <= b) && b == b; };
-  int64_t at = std::min(known, top_k);
-  if (at == top_k && !better(score, best[--at])) return;
-  for (; at > 0 && better(score, best[at - 1]); --at) best[at] = best[at - 1], selected[at] = selected[at - 1];
-  best[at] = score, selected[at] = chunk;
-}
 
 template <class R>
 void mean_keys(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel) {
@@ -96,6 +92,71 @@ void select_approx(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s,
   }
 }
 
+// Summaries with their rows as columns, to m.means.
+template <class R>
+void pack_summaries(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel) {
+  const int64_t rows = p.kv_heads * (1 + p.rank), stride = padded<R>(p.candidates);
+  parallel(p.batch * rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t c = 0; c < p.candidates; ++c) {
+        const R* row = static_cast<const R*>(p.summaries.data) + i / rows * p.summaries.batch_stride +
+                       c * p.summaries.time_stride + i % rows * p.head_dim;
+        for (int64_t d = 0; d < p.head_dim; ++d) m.means[(i * p.head_dim + d) * stride + c] = row[d];
+      }
+  });
+}
+
+// The shortlists of `rows` queries s.q, in rising order, to s.listed.
+template <class R>
+void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t rows, int64_t b, int64_t h,
+                 int64_t chunk) {
+  const int64_t stride = padded<R>(p.candidates), columns = padded<R>(chunk);
+  const R* means = m.means + (b * p.kv_heads + h / p.group) * (1 + p.rank) * p.head_dim * stride;
+  for (int64_t r = 0; r <= p.rank; ++r) {
+    R* out = r == 0 ? s.scores : s.squares;
+    matmul(rows, columns, p.head_dim, Left<R>{s.q, p.depth, 1}, means + r * p.head_dim * stride, stride, out, stride,
+           false);
+    for (int64_t i = 0; i < rows && r > 0; ++i)
+      for (int64_t c = 0; c < columns; c += kLanes<R>) {
+        const Vec<R> x = load(s.squares + i * stride + c), half = set<R>(0.5 / kLog2E);
+        R* score = s.scores + i * stride + c;
+        store<R>(hn::MulAdd(hn::Mul(half, x), x, load(score)), score);
+      }
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    int64_t* listed = s.listed + i * p.shortlist;
+    for (int64_t c = 0; c < chunk; ++c) consider(s.scores[i * stride + c], c, c, p.shortlist, s.cheap, listed);
+    std::sort(listed, listed + std::min(chunk, p.shortlist));
+  }
+}
+
+// The exact scores of listed chunks; a chunk's keys meet all queries of a block that list it at once.
+template <class R>
+void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h,
+                      int64_t chunk) {
+  const int64_t begin = p.first_query(chunk), end = p.last_query(chunk), count = std::min(chunk, p.shortlist);
+  for (int64_t t0 = begin; t0 < end; t0 += kRows) {
+    const int64_t rows = std::min(kRows, end - t0);
+    for (int64_t i = 0; i < rows; ++i) read_scaled(p, p.q, b, t0 + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
+    list_chunks(p, m, s, rows, b, h, chunk);
+    int64_t next[kRows] = {}, who[kRows];
+    for (int64_t c = 0; c < chunk; ++c) {
+      int64_t found = 0;
+      for (int64_t i = 0; i < rows; ++i)
+        if (next[i] < count && s.listed[i * p.shortlist + next[i]] == c)
+          std::copy_n(s.q + i * p.depth, p.depth, s.gathered + found * p.depth), who[found++] = i;
+      if (found == 0) continue;
+      matmul(found, p.width, p.head_dim, Left<R>{s.gathered, p.depth, 1}, m.keys.at(p, b, h / p.group, c), p.width,
+             s.scores, p.width, false);
+      for (int64_t n = 0; n < found; ++n) {
+        const int64_t i = who[n];
+        consider(logsumexp2(s.scores + n * p.width, p.C), c, next[i]++, p.top_k, s.best + i * p.top_k,
+                 p.selected + p.row(b, h, t0 + i) * p.top_k);
+      }
+    }
+  }
+}
+
 // log₂ Σ_j 2^(q·k_j), for the queries of a chunk against each earlier chunk, whose keys stay in cache meanwhile.
 template <class R>
 void select_exact(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk) {
@@ -107,10 +168,7 @@ void select_exact(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, 
       matmul(rows, p.width, p.head_dim, Left<R>{s.q + i0 * p.depth, p.depth, 1}, m.keys.at(p, b, h / p.group, c),
              p.width, s.scores, p.width, false);
       for (int64_t i = 0; i < rows; ++i) {
-        R* row = s.scores + i * p.width;
-        const R top = largest_of(row, p.C);
-        exponentials(row, p.C, p.C, top);
-        const R score = top + std::log2(sum_of(row, p.C));
+        const R score = logsumexp2(s.scores + i * p.width, p.C);
         consider(score, c, c, p.top_k, s.best + (i0 + i) * p.top_k, p.selected + p.row(b, h, begin + i0 + i) * p.top_k);
       }
     }
@@ -120,13 +178,16 @@ template <class R>
 void select(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel) {
   std::fill_n(p.selected, p.batch * p.heads * p.time * p.top_k, int64_t{-1});
   if (p.selection == Selection::approx) mean_keys(p, m, parallel);
-  for_each(
-      p.batch * p.heads * p.chunks, m.scratch, m.scratch_bytes, parallel, [&](int64_t i, std::byte* memory) HWY_ATTR {
-        Carver carve(memory);
-        const Scratch<R> s(carve, p);
-        const auto [b, h, chunk] = place(p, i);
-        p.selection == Selection::approx ? select_approx(p, m, s, b, h, chunk) : select_exact(p, m, s, b, h, chunk);
-      });
+  if (p.selection == Selection::shortlist) pack_summaries(p, m, parallel);
+  for_each(p.batch * p.heads * p.chunks, m.scratch, m.scratch_bytes, parallel,
+           [&](int64_t i, std::byte* memory) HWY_ATTR {
+             Carver carve(memory);
+             const Scratch<R> s(carve, p);
+             const auto [b, h, chunk] = place(p, i);
+             if (p.selection == Selection::approx) select_approx(p, m, s, b, h, chunk);
+             else if (p.selection == Selection::exact) select_exact(p, m, s, b, h, chunk);
+             else select_shortlist(p, m, s, b, h, chunk);
+           });
 }
 
 // One more softmax block for the queries s.q: `rows` of them read the first limit(i) of `count` keys, and the query in

@@ -1,5 +1,6 @@
 // Which calls the kernels take, and their steps.
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 #include "ops/top1_chunk/cuda_passes.cuh"
@@ -10,6 +11,7 @@ namespace {
 using namespace top1;
 
 constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;  // the sort counts the chunks in shared memory
+constexpr int64_t kMaxShortlist = 32, kMaxRank = 7;
 
 bool aligned(const View& x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.batch_stride % 8 == 0 && x.time_stride % 8 == 0;
@@ -21,8 +23,13 @@ void check(const Top1ChunkForward& p) {
 
 struct ForwardScratch {
   Lists lists;
-  SelectScratch select;
-  ForwardScratch(const Top1ChunkForward& p, Arena& arena) : lists(p, arena), select(p, arena) {}
+  std::optional<SelectScratch> select;
+  std::optional<ShortlistScratch> shortlist;
+  ForwardScratch(const Top1ChunkForward& p, Arena& arena) : lists(p, arena) {
+    if (p.forced) return;
+    if (p.selection == Selection::shortlist) shortlist.emplace(p, arena);
+    else select.emplace(p, arena);
+  }
 };
 struct BackwardScratch {
   Lists lists;
@@ -38,8 +45,11 @@ const char* why_unsupported(const Top1ChunkForward& p) {
   if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return "takes a head_dim of 64, 96 or 128";
   if (p.chunk_size < 1 || p.chunk_size > kMaxChunk) return "takes a chunk_size of 1 to 256";
   if (ceil_div(p.time, p.chunk_size) > kMaxChunks) return "takes 50,000 chunks at most";
-  if (p.selection == Selection::shortlist && !p.forced) return "has no shortlist";
-  if (p.heads / p.kv_heads * p.time >= int64_t{1} << 30) return "takes fewer than 2^30 queries a key head";
+  const bool listed = p.selection == Selection::shortlist && !p.forced;
+  if (listed && (p.shortlist > kMaxShortlist || p.rank > kMaxRank))
+    return "takes a shortlist of 32 and a rank of 7 at most";
+  if (p.heads / p.kv_heads * p.time * (listed ? p.shortlist : 1) >= int64_t{1} << 30)
+    return "takes fewer than 2^30 queries a key head, times the shortlist";
   for (const View& x : {p.q, p.k, p.v, p.out})
     if (!aligned(x)) return "takes rows that begin at multiples of 16 bytes";
   return nullptr;
@@ -61,7 +71,8 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
   const auto stream = static_cast<cudaStream_t>(raw_stream);
   Arena arena{static_cast<char*>(workspace)};
   const ForwardScratch scratch(p, arena);
-  if (!p.forced) select_chunks(p, scratch.select, stream);
+  if (scratch.select) select_chunks(p, *scratch.select, stream);
+  if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);
     remote_pass(p, scratch.lists, rank, stream);

@@ -2,13 +2,11 @@
 // memory that the copy engine brings in at once: the keys of a chunk (exact), or the means of 64 chunks (approx), each
 // as the sum of two bf16, to 2^−17. The second scores tiles of queries against them and keeps the best of each query.
 // The next best (top_k > 1) is found by going through all of them again.
-#include "ops/top1_chunk/cuda_passes.cuh"
-#include "ops/top1_chunk/cuda_wgmma.cuh"
+#include "ops/top1_chunk/cuda_scores.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kRows = 64;         // queries of a warpgroup
 constexpr int kMeans = 64;        // chunks of a tile of means
 constexpr int kPolynomialOf = 7;  // one exponential of so many is taken by polynomial
 constexpr float kBound = 100;     // of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
@@ -134,22 +132,6 @@ struct Best {
   }
 };
 
-// A block's queries, some of one head; heaviest blocks first.
-struct Queries {
-  int b, h, kv, first, count, candidates;  // candidates: chunks before the last query's own
-  int64_t rows;                            // [B, H, T] of the first
-  __device__ Queries(const Top1ChunkForward& p, int tile_rows) {
-    const int heads = int(p.heads), time = int(p.time);
-    b = int(blockIdx.x % (p.batch * heads)) / heads, h = blockIdx.x % heads, kv = h / (heads / int(p.kv_heads));
-    const int tiles = (time + tile_rows - 1) / tile_rows, tile = tiles - 1 - int(blockIdx.x / (p.batch * heads));
-    first = tile * tile_rows, count = min(tile_rows, time - first);
-    candidates = (first + count - 1) / int(p.chunk_size);
-    rows = (int64_t{b} * heads + h) * time + first;
-  }
-  // Row i of the lane, 0 or 1.
-  __device__ static int row(int i) { return threadIdx.x / 32 * 16 + i * 8 + threadIdx.x % 32 / 4; }
-};
-
 template <bool kFirst>
 __device__ Best<kFirst> begin_best(const Top1ChunkForward& p, const Queries& mine, const float* previous, int rank) {
   Best<kFirst> best;
@@ -235,89 +217,6 @@ struct ChunkSum {
   }
 };
 
-// Where things lie: the queries of each warpgroup, the tiles under way, their barriers.
-template <int D, int kTileRows>
-struct Shared {
-  static constexpr int kStages = 3;
-  bf16 *queries, *tiles;
-  uint64_t* barriers;
-  static constexpr size_t bytes(int groups) {
-    return (groups * kRows * D + kStages * kTileRows * D) * sizeof(bf16) + 2 * kStages * sizeof(uint64_t) + 16;
-  }
-  __device__ explicit Shared(int groups) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    queries = reinterpret_cast<bf16*>(memory), tiles = queries + groups * kRows * D;
-    barriers = reinterpret_cast<uint64_t*>(tiles + kStages * kTileRows * D);
-  }
-  __device__ Panels<D, kRows> group() const { return {queries + threadIdx.x / 128 * kRows * D}; }
-  __device__ bf16* tile(int stage) const { return tiles + stage * kTileRows * D; }
-  __device__ Barrier full(int stage) const { return {barriers + stage}; }
-  __device__ Barrier empty(int stage) const { return {barriers + kStages + stage}; }
-};
-
-// The last warp: brings the tiles in, one after the other.
-template <int D, int kTileRows>
-__device__ void bring_tiles(const Shared<D, kTileRows>& shared, const bf16* from, int count) {
-  if (threadIdx.x % 32) return;
-  constexpr int kStages = Shared<D, kTileRows>::kStages, kBytes = kTileRows * D * sizeof(bf16);
-  for (int i = 0; i < count; ++i) {
-    const int stage = i % kStages;
-    shared.empty(stage).wait(i / kStages % 2 ^ 1);
-    shared.full(stage).arrive_and_expect(kBytes);
-    copy_bulk(shared.tile(stage), from + int64_t{i} * kTileRows * D, kBytes, shared.full(stage));
-  }
-}
-
-// Scores the warpgroup's queries against tile after tile, half a tile at a time: use(scores, tile number, first
-// column). The tensor cores are one half ahead. A tile's column is the sum of kTileRows / kColumns rows of it.
-template <int D, int kTileRows, int kColumns, class Use>
-__device__ void score_tiles(const Shared<D, kTileRows>& shared, int count, Use&& use) {
-  constexpr int kStages = Shared<D, kTileRows>::kStages, kHalf = kColumns / 2;
-  using Columns = Panels<D, kColumns>;
-  const uint64_t q = uniform(shared.group().rows()), tiles = uniform(Columns{shared.tile(0)}.rows());
-  auto issue = [&](float(&s)[kHalf / 8][4], int stage, int column) {
-    const uint64_t tile = tiles + uint64_t(stage * (kTileRows * D / 8));
-    begin_products();
-#pragma unroll
-    for (int part = 0; part < kTileRows / kColumns; ++part)
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-        product<kHalf, false, false>(s, q + Panels<D, kRows>::rows_at(0, k),
-                                     tile + part * (kColumns * D / 8) + Columns::rows_at(column, k), part + k > 0);
-    commit_products();
-  };
-  if (count == 0) return;
-  float left[kHalf / 8][4], right[kHalf / 8][4];
-  shared.full(0).wait(0);
-  issue(left, 0, 0), wait_products(), pin(left);
-  // No branch around products, none under way at the end of a turn: the compiler would wait for each. Behind the last
-  // tile its left half is scored in vain.
-  for (int i = 0, stage = 0, phase = 0; i < count; ++i) {
-    issue(right, stage, kHalf);
-    use(left, i, 0);
-    wait_products(), pin(right);
-    if (threadIdx.x % 32 == 0) shared.empty(stage).arrive();
-    if (i + 1 < count) {
-      if (++stage == kStages) stage = 0, phase ^= 1;
-      shared.full(stage).wait(phase);
-    }
-    issue(left, stage, 0);
-    use(right, i, kHalf);
-    wait_products(), pin(left);
-  }
-}
-
-// The queries of a warpgroup to shared memory.
-template <int D>
-__device__ void copy_queries(Panels<D, kRows> to, const Top1ChunkForward& p, const Queries& mine) {
-  const int first = threadIdx.x / 128 * kRows;
-  for (int i = threadIdx.x % 128; i < kRows * (D / 8); i += 128) {
-    const int row = i / (D / 8), vector = i % (D / 8), t = mine.first + min(first + row, mine.count - 1);
-    copy_async(to.at(row, vector), row_of<D>(p.q, mine.b, t, mine.h) + vector * 8, true);
-  }
-  commit_copies(), wait_copies<0>(), publish_shared();
-}
-
 // The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
 template <int D>
 __device__ float score_bound(Panels<D, kRows> q, float scale, const float* key_norm, int candidates) {
@@ -337,20 +236,6 @@ __device__ float score_bound(Panels<D, kRows> q, float scale, const float* key_n
   return fabsf(scale) * sqrtf(query) * 1.001f * key;
 }
 
-template <int D, bool kFirst, int kGroups, class Scratch, class Consume>
-__device__ void score_block(Scratch shared, const bf16* from, int count, const Top1ChunkForward& p, const Queries& mine,
-                            Consume&& consume) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Scratch::kStages; ++i) shared.full(i).init(1), shared.empty(i).init(kGroups * 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __syncthreads();
-  if (threadIdx.x >= kGroups * 128) return bring_tiles(shared, from, count);
-  copy_queries<D>(shared.group(), p, mine);
-  sync_group(1 + threadIdx.x / 128);
-  consume();
-}
-
 template <int D, bool kFirst, int kGroups>
 __global__ void __launch_bounds__(kGroups * 128 + 32, D == 64 ? 3 : 2)
     approx_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
@@ -358,7 +243,7 @@ __global__ void __launch_bounds__(kGroups * 128 + 32, D == 64 ? 3 : 2)
   const Shared<D, 2 * kMeans> shared(kGroups);
   const int count = (mine.candidates + kMeans - 1) / kMeans;
   const bf16* from = scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
-  score_block<D, kFirst, kGroups>(shared, from, count, p, mine, [&] {
+  score_block<D, kGroups>(shared, from, count, p, mine, [&] {
     Best<kFirst> best = begin_best<kFirst>(p, mine, scratch.previous, rank);
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
     score_tiles<D, 2 * kMeans, kMeans>(shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
@@ -398,13 +283,12 @@ __global__ void __launch_bounds__(kGroups * 128 + 32, 1)
   const Shared<D, kKeys> shared(kGroups);
   const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
   const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys;
-  score_block<D, kFirst, kGroups>(
-      shared, scratch.columns + head * tiles * kKeys * D, mine.candidates * steps, p, mine, [&] {
-        const float* norms = scratch.key_norm + head * (tiles / steps);
-        if (score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms, mine.candidates) <= kBound)
-          exact<D, kFirst, true, kKeys>(shared, p, scratch, mine, rank);
-        else exact<D, kFirst, false, kKeys>(shared, p, scratch, mine, rank);
-      });
+  score_block<D, kGroups>(shared, scratch.columns + head * tiles * kKeys * D, mine.candidates * steps, p, mine, [&] {
+    const float* norms = scratch.key_norm + head * (tiles / steps);
+    if (score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms, mine.candidates) <= kBound)
+      exact<D, kFirst, true, kKeys>(shared, p, scratch, mine, rank);
+    else exact<D, kFirst, false, kKeys>(shared, p, scratch, mine, rank);
+  });
 }
 
 constexpr int kApproxGroups = 2, kExactGroups = 4;
@@ -437,7 +321,7 @@ void exact_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaS
 
 SelectScratch::SelectScratch(const Top1ChunkForward& p, Arena& arena) {
   const int64_t heads = p.batch * p.kv_heads, rows = scores_means(p) ? 2 * kMeans : tile_keys(p);
-  columns = arena.take<bf16>(p.forced ? 0 : heads * tiles_per_head(p) * rows * p.head_dim);
+  columns = arena.take<bf16>(heads * tiles_per_head(p) * rows * p.head_dim);
   key_norm = arena.take<float>(heads * all_chunks(p));
   previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
 }

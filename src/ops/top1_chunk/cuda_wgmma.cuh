@@ -95,18 +95,18 @@ __device__ void product(float (&c)[kTiles][4], uint64_t a, uint64_t b, bool keep
 }
 // The same with A, row-major, in registers.
 template <int N, bool kTransposeB, int kFirst = 0, int kTiles>
-__device__ void product(float (&c)[kTiles][4], const uint32_t (&a)[4], uint64_t b) {
+__device__ void product(float (&c)[kTiles][4], const uint32_t (&a)[4], uint64_t b, bool keep = true) {
   if constexpr (N == 32) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" ASSAY_16
-                 "}, {%16, %17, %18, %19}, %20, 1, 1, 1, %21;"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" ASSAY_16
+                 "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22;}"
                  : ASSAY_SUM16(c, kFirst)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransposeB)));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(keep)), "n"(int(kTransposeB)));
   } else {
     static_assert(N == 64);
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" ASSAY_32
-                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" ASSAY_32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;}"
                  : ASSAY_SUM16(c, kFirst), ASSAY_SUM16(c, kFirst + 4)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransposeB)));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(keep)), "n"(int(kTransposeB)));
   }
 }
 #undef ASSAY_SUM4

@@ -3,7 +3,11 @@
 //   candidates of t: the chunks c < ⌊t/C⌋, all of them full
 //   score(t, c)   = log Σ_{j in chunk c} exp(s·q_t·k_j)              (Selection::exact)
 //                   q_t · mean_{j in chunk c} k_j                    (Selection::approx)
-//                   the exact score where a cheap one puts c among a few candidates, else none  (Selection::shortlist)
+//                   the exact score of the `shortlist` candidates of largest cheap score, none of others
+//                                                                    (Selection::shortlist)
+//   cheap(t, c)   = s·q_t·μ_c + ½ s² Σ_i (q_t·u_ci)², to second order log mean exp: μ_c the mean of the chunk's keys
+//   and
+//                   Σ_i u_ci u_ciᵀ a lower bound of rank `rank` of their covariance (README.md)
 //   r(t)          = the top_k best candidates by falling score, −1 where there are fewer; ties: the lower chunk
 //   N(t)          = {j ≤ t in the chunk of t} ∪ {j in a chunk of r(t)}
 //   logsumexp_t   = log Σ_{j in N(t)} exp(s·q_t·k_j)
@@ -32,6 +36,8 @@ struct Top1ChunkForward {
   void* logsumexp;    // out [B, H, T] real, natural log
   int64_t* selected;  // out [B, H, T, top_k] r(t); in when forced (a chunk twice in one row is counted twice)
   int64_t past = 0;   // positions of k, v before the first query: they have past + T, and query t stands at past + t
+  int64_t shortlist = 0, rank = 0;  // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
+  View summaries;  // in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 … u_c,rank. Read where a function says so
 };
 
 struct Top1ChunkBackward {
@@ -41,12 +47,17 @@ struct Top1ChunkBackward {
   View dk, dv;               // out [B, past + T, Hk, D], summed over the heads that read them
 };
 
-// One writer a row: the bits do not depend on the number of threads.
+// One writer a row: the bits do not depend on the number of threads. The shortlist reads `summaries`.
 namespace cpu {
 size_t workspace_bytes(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, const ParallelFor&);
+
+// The same forward for few queries with a long past (decoding): a query at a time, which reads the summaries (exact:
+// the keys before it) and the chunks chosen, and nothing else. Approx and the shortlist read `summaries`.
+size_t step_workspace_bytes(const Top1ChunkForward&);
+void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 
 // CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every time.
@@ -58,6 +69,10 @@ size_t workspace_bytes(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, Stream);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
+
+// As cpu::top1_chunk_step; any dtype. One launch, a block a query and head.
+const char* why_no_step(const Top1ChunkForward&);
+void top1_chunk_step(const Top1ChunkForward&, Stream);
 }  // namespace cuda
 
 }  // namespace assay::ops

@@ -16,12 +16,21 @@ constexpr const char* kComposed = "composed from tensor arithmetic";
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// As the kernels want them; selected is undefined unless it is forced.
-struct Inputs {
-  at::Tensor q, k, v, selected;
-  int64_t chunk_size, top_k;
+constexpr int64_t kFewQueries = 16;  // with a past, on the CPU: each on its own rather than keys packed for all
+
+enum class Path { kernel, step, composed };
+
+struct Settings {
+  int64_t chunk_size, top_k, shortlist, rank;
   double scale;
   Selection selection;
+  Path path = Path::kernel;
+};
+
+// As the kernels want them; selected is undefined unless it is forced, summaries unless they are read.
+struct Inputs : Settings {
+  at::Tensor q, k, v, selected, summaries;
+  int64_t past() const { return k.size(1) - q.size(1); }
 };
 
 struct Outputs {
@@ -31,23 +40,30 @@ struct Outputs {
 Top1ChunkForward describe(const Inputs& in, const Outputs& outputs) {
   Top1ChunkForward p{};
   p.dtype = kernel_dtype(in.q.scalar_type());
-  p.batch = in.q.size(0), p.time = in.q.size(1), p.past = in.k.size(1) - p.time;
+  p.batch = in.q.size(0), p.time = in.q.size(1), p.past = in.past();
   p.heads = in.q.size(2), p.kv_heads = in.k.size(2), p.head_dim = in.q.size(3);
   p.chunk_size = in.chunk_size, p.top_k = in.top_k, p.scale = in.scale, p.selection = in.selection;
-  p.forced = in.selected.defined();
+  p.shortlist = in.selection == Selection::shortlist ? in.shortlist : 0;
+  p.rank = in.selection == Selection::shortlist ? in.rank : 0;
+  p.forced = in.selected.defined(), p.summaries = view(in.summaries);
   p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.out = view(outputs.out);
   p.logsumexp = data(outputs.logsumexp), p.selected = static_cast<int64_t*>(data(outputs.selected));
   return p;
 }
 
-// Null when a kernel takes this call, else why not.
-const char* why_composed(const Inputs& in) {
-  if (in.q.is_cpu()) return nullptr;
+// The path, and why it is composed if it is.
+std::pair<Path, const char*> path_of(const Inputs& in, bool gradients) {
+  if (in.q.is_cpu()) return {in.past() > 0 && in.q.size(1) <= kFewQueries ? Path::step : Path::kernel, nullptr};
 #ifdef ASSAY_CUDA
-  if (in.q.is_cuda())
-    return in.k.size(1) > in.q.size(1) ? "takes as many keys as queries" : cuda::why_unsupported(describe(in, {}));
+  if (in.q.is_cuda()) {
+    const Top1ChunkForward call = describe(in, {});
+    const char *reason = cuda::why_unsupported(call), *no_step = cuda::why_no_step(call);
+    if (!reason) return {Path::kernel, nullptr};
+    if (!gradients && !no_step) return {Path::step, nullptr};
+    return {Path::composed, gradients ? reason : no_step};
+  }
 #endif
-  return "was not built";
+  return {Path::composed, "was not built"};
 }
 
 template <class Work>  // Top1ChunkForward or …Backward
@@ -61,6 +77,15 @@ void launch(const Work& work, const at::Device& device) {
 #endif
   cpu::top1_chunk(work, workspace(cpu::workspace_bytes(work), device).data_ptr(), at_parallel_for());
 }
+void launch_step(const Top1ChunkForward& work, const at::Device& device) {
+#ifdef ASSAY_CUDA
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::top1_chunk_step(work, current_stream(device));
+  }
+#endif
+  cpu::top1_chunk_step(work, workspace(cpu::step_workspace_bytes(work), device).data_ptr(), at_parallel_for());
+}
 
 Outputs run(const Inputs& in) {
   const int64_t batch = in.q.size(0), time = in.q.size(1), heads = in.q.size(2);
@@ -68,55 +93,72 @@ Outputs run(const Inputs& in) {
   const Outputs out{
       at::empty(in.q.sizes(), options), at::empty({batch, heads, time}, options.dtype(real_dtype(in.q.scalar_type()))),
       in.selected.defined() ? in.selected : at::empty({batch, heads, time, in.top_k}, options.dtype(at::kLong))};
-  launch(describe(in, out), in.q.device());
+  in.path == Path::step ? launch_step(describe(in, out), in.q.device()) : launch(describe(in, out), in.q.device());
   return out;
 }
 
 struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const OptionalTensor& selected, int64_t chunk_size, int64_t top_k, double scale,
-                               int64_t selection) {
-    const Inputs in{q, k, v, or_undefined(selected), chunk_size, top_k, scale, Selection(selection)};
-    const Outputs out = run(in);
+                               const OptionalTensor& selected, const OptionalTensor& summaries, Settings settings) {
+    const Outputs out = run({settings, q, k, v, or_undefined(selected), or_undefined(summaries)});
     ctx->save_for_backward({q, k, v, out.out, out.logsumexp, out.selected});
-    ctx->saved_data["chunk_size"] = chunk_size, ctx->saved_data["scale"] = scale;
+    ctx->saved_data["chunk_size"] = settings.chunk_size, ctx->saved_data["scale"] = settings.scale;
     ctx->mark_non_differentiable({out.logsumexp, out.selected});
     return {out.out, out.logsumexp, out.selected};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list s = ctx->get_saved_variables();
-    const Inputs in{s[0],
-                    s[1],
-                    s[2],
-                    s[5],
-                    ctx->saved_data["chunk_size"].toInt(),
-                    s[5].size(3),
-                    ctx->saved_data["scale"].toDouble(),
-                    Selection::exact};
+    const Settings settings{.chunk_size = ctx->saved_data["chunk_size"].toInt(),
+                            .top_k = s[5].size(3),
+                            .shortlist = 0,
+                            .rank = 0,
+                            .scale = ctx->saved_data["scale"].toDouble(),
+                            .selection = Selection::exact};
+    const Inputs in{settings, s[0], s[1], s[2], s[5], {}};
     const at::Tensor dout = sequence(gradients[0], in.q.scalar_type());
     const at::Tensor dq = at::empty(in.q.sizes(), in.q.options());
     const at::Tensor dk = at::empty(in.k.sizes(), in.k.options()), dv = at::empty_like(dk);
     launch(Top1ChunkBackward{describe(in, {s[3], s[4], s[5]}), view(dout), view(dq), view(dk), view(dv)},
            in.q.device());
-    return {dq, dk, dv, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dq, dk, dv, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
+void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t chunks, int64_t rank) {
+  if (summaries.dim() == 5) chunks = std::max(chunks, summaries.size(1));
+  check_shape(kOp, "summaries", summaries, {k.size(0), chunks, k.size(2), 1 + rank, k.size(3)},
+              "[B, ⌊S / chunk_size⌋, Hk, 1 + rank, D]");
+  check_like(kOp, "summaries", summaries, k);
+}
+
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
-           std::string_view selection, int64_t top_k, const OptionalTensor& selected) {
+           std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist, int64_t rank,
+           const OptionalTensor& summaries) {
   check_attention(kOp, q, k, v);
   TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected 1 or more");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
-  TORCH_CHECK_VALUE(selection != "shortlist", kOp,
-                    ": selection 'shortlist' is not offered; there are 'exact', 'approx'");
-  TORCH_CHECK_VALUE(selection == "exact" || selection == "approx", kOp, ": selection is '", selection,
-                    "', expected 'exact' or 'approx'");
+  TORCH_CHECK_VALUE(selection == "exact" || selection == "approx" || selection == "shortlist", kOp, ": selection is '",
+                    selection, "', expected 'exact', 'approx' or 'shortlist'");
   TORCH_CHECK_VALUE(top_k >= 1, kOp, ": top_k is ", top_k, ", expected 1 or more");
+  const bool listed = selection == "shortlist";
+  TORCH_CHECK_VALUE(!listed || shortlist >= top_k, kOp, ": shortlist is ", shortlist, ", expected top_k = ", top_k,
+                    " or more");
+  TORCH_CHECK_VALUE(!listed || rank >= 0, kOp, ": rank is ", rank, ", expected 0 or more");
+  if (summaries) check_summaries(*summaries, k, k.size(1) / chunk_size, listed ? rank : 0);
   if (!selected) return;
   check_shape(kOp, "selected", *selected, {q.size(0), q.size(2), q.size(1), top_k}, "[B, H, T, top_k]");
   TORCH_CHECK_VALUE(selected->scalar_type() == at::kLong && selected->device() == q.device(), kOp, ": selected holds ",
                     selected->scalar_type(), " on ", selected->device(), ", expected Long on ", q.device());
+}
+
+Selection selection_named(std::string_view name) {
+  return name == "exact" ? Selection::exact : name == "approx" ? Selection::approx : Selection::shortlist;
+}
+
+bool reads_summaries(const Inputs& in) {
+  if (in.selection == Selection::exact) return false;
+  return in.path == Path::step || (in.q.is_cpu() && in.selection == Selection::shortlist);
 }
 
 // What is no candidate of its query becomes −1.
@@ -129,37 +171,42 @@ at::Tensor candidates_of(const at::Tensor& selected, int64_t past, int64_t chunk
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                           int64_t chunk_size, double scale, std::string_view selection,
-                                                          int64_t top_k, const OptionalTensor& selected) {
-  check(q, k, v, chunk_size, scale, selection, top_k, selected);
+                                                          int64_t top_k, const OptionalTensor& selected,
+                                                          int64_t shortlist, int64_t rank,
+                                                          const OptionalTensor& summaries) {
+  check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
+  const bool gradients = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
+  Inputs in{{chunk_size, top_k, shortlist, rank, scale, selection_named(selection)}, q, k, v, {}, {}};
   auto dtype = sequence_dtype({q, k, v});
-  if (q.is_cpu()) dtype = real_dtype(dtype);  // the backward's δ needs out unrounded; the CPU computes in float anyway
-  const Inputs in{sequence(q, dtype),
-                  sequence(k, dtype),
-                  sequence(v, dtype),
-                  selected ? candidates_of(*selected, k.size(1) - q.size(1), chunk_size) : at::Tensor(),
-                  chunk_size,
-                  top_k,
-                  scale,
-                  selection == "exact" ? Selection::exact : Selection::approx};
-  if (const char* reason = why_composed(in)) {
+  // The CPU's backward needs out unrounded for δ, and computes in float anyway.
+  if (q.is_cpu() && (gradients || path_of(in, gradients).first == Path::kernel)) dtype = real_dtype(dtype);
+  in.q = sequence(q, dtype), in.k = sequence(k, dtype), in.v = sequence(v, dtype);
+  if (selected) in.selected = candidates_of(*selected, in.past(), chunk_size);
+  const auto [path, reason] = path_of(in, gradients);
+  if (path == Path::composed) {
     TORCH_WARN_ONCE(kOp, " is ", kComposed, ": the kernel for ", q.device(), " ", reason);
-    return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected);
+    return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
   }
-  const auto out =
-      Top1Chunk::apply(in.q, in.k, in.v, optional(in.selected), chunk_size, top_k, scale, int64_t(in.selection));
+  in.path = path;
+  if (!selected && reads_summaries(in))
+    in.summaries = summaries ? sequence(*summaries, real_dtype(dtype))
+                             : chunk_summaries(in.k, chunk_size, in.selection == Selection::approx ? 0 : rank);
+  const auto out = Top1Chunk::apply(in.q, in.k, in.v, optional(in.selected), optional(in.summaries), Settings(in));
   return {out[0].to(q.scalar_type()), out[1], out[2]};
 }
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, a chunk_size "
-                               "up to 256 and as many keys as queries; else ") +
+                               "up to 256 and as many keys as queries; without gradients a query at a time for any "
+                               "dtype and past; else ") +
                        kComposed
                  : std::string(kComposed) + ": built without CUDA");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str selection='exact', int top_k=1, "
-      "Tensor? selected=None) -> (Tensor out, Tensor logsumexp, Tensor selected)",
+      "Tensor? selected=None, int shortlist=16, int rank=7, Tensor? summaries=None) -> (Tensor out, Tensor logsumexp, "
+      "Tensor selected)",
       top1_chunk);
 }
 

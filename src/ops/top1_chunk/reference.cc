@@ -8,19 +8,44 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The top_k best of the chunks before the own one, [B, H, T, top_k]; logits [B, H, T, S], own [T, 1].
-at::Tensor choose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& logits, const at::Tensor& own,
-                  int64_t chunk_size, bool exact, int64_t top_k) {
+// What the choice goes by, beside the queries and keys [B, H, ·, D].
+struct Choice {
+  std::string_view selection;
+  int64_t chunk_size, top_k, shortlist;
+  double scale;
+};
+
+// Scores of the full chunks, [B, H, T, chunks], from logits [B, H, T, S].
+at::Tensor exact_scores(const at::Tensor& logits, const Choice& c) {
+  const int64_t chunks = logits.size(3) / c.chunk_size;
+  return logits.narrow(3, 0, chunks * c.chunk_size).unflatten(3, {chunks, c.chunk_size}).logsumexp(-1);
+}
+// summaries [B, H, chunks, 1 + rank, D].
+at::Tensor first_order(const at::Tensor& q, const at::Tensor& summaries) {
+  return q.matmul(summaries.select(3, 0).mT());
+}
+at::Tensor second_order(const at::Tensor& q, const at::Tensor& summaries, double scale) {
+  const at::Tensor along = at::einsum("bhtd,bhcrd->bhtcr", {q, summaries.slice(3, 1)});
+  return scale * first_order(q, summaries) + 0.5 * scale * scale * along.square().sum(-1);
+}
+// The chunks by falling score, those at or behind `own` [T, 1] last.
+at::Tensor ranked(const at::Tensor& score, const at::Tensor& own) {
+  const at::Tensor candidates = score.masked_fill(at::arange(score.size(-1), own.options()) >= own, -kInfinity);
+  return std::get<1>(candidates.sort(/*stable=*/true, -1, /*descending=*/true));
+}
+
+// The top_k best of the chunks before the own one, [B, H, T, top_k].
+at::Tensor choose(const at::Tensor& q, const at::Tensor& summaries, const at::Tensor& logits, const at::Tensor& own,
+                  const Choice& c) {
   const at::NoGradGuard no_grad;
-  const int64_t chunks = k.size(2) / chunk_size;  // full ones
-  const auto in_chunks = [&](const at::Tensor& x, int64_t dim) {
-    return x.narrow(dim, 0, chunks * chunk_size).unflatten(dim, {chunks, chunk_size});
-  };
-  const at::Tensor score = exact ? in_chunks(logits, 3).logsumexp(-1) : q.matmul(in_chunks(k, 2).mean(3).mT());
-  const at::Tensor candidates = score.masked_fill(at::arange(chunks, own.options()) >= own, -kInfinity);
-  const at::Tensor ranked = std::get<1>(candidates.sort(/*stable=*/true, -1, /*descending=*/true)).slice(-1, 0, top_k);
-  const at::Tensor padded = at::constant_pad_nd(ranked, {0, top_k - ranked.size(-1)}, -1);
-  return padded.masked_fill(at::arange(top_k, own.options()) >= own, -1);
+  at::Tensor score = c.selection == "approx" ? first_order(q, summaries) : exact_scores(logits, c);
+  if (c.selection == "shortlist") {
+    const at::Tensor listed = ranked(second_order(q, summaries, c.scale), own).slice(-1, 0, c.shortlist);
+    score = score.masked_fill(at::zeros_like(score).scatter(-1, listed, 1) == 0, -kInfinity);
+  }
+  const at::Tensor best = ranked(score, own).slice(-1, 0, c.top_k);
+  const at::Tensor padded = at::constant_pad_nd(best, {0, c.top_k - best.size(-1)}, -1);
+  return padded.masked_fill(at::arange(c.top_k, own.options()) >= own, -1);
 }
 
 }  // namespace
@@ -28,7 +53,9 @@ at::Tensor choose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& lo
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(const at::Tensor& q, const at::Tensor& k,
                                                                     const at::Tensor& v, int64_t chunk_size,
                                                                     double scale, std::string_view selection,
-                                                                    int64_t top_k, const OptionalTensor& selected) {
+                                                                    int64_t top_k, const OptionalTensor& selected,
+                                                                    int64_t shortlist, int64_t rank,
+                                                                    const OptionalTensor& summaries) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
   const int64_t time = q.size(1), size = k.size(1), group = q.size(2) / k.size(2);
   const auto heads_first = [&](const at::Tensor& x) { return x.to(real).transpose(1, 2); };
@@ -39,8 +66,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(const at::Te
   const at::Tensor t = positions.slice(0, size - time).unsqueeze(1), own = chunk.slice(0, size - time).unsqueeze(1);
 
   const at::Tensor logits = scale * queries.matmul(keys.mT());
-  const at::Tensor remote = selected ? selected->masked_fill((*selected < 0) | (*selected >= own), -1)
-                                     : choose(queries, keys, logits, own, chunk_size, selection == "exact", top_k);
+  const Choice choice{selection, chunk_size, top_k, shortlist, scale};
+  const auto chosen = [&] {
+    if (selection == "exact") return choose(queries, {}, logits, own, choice);
+    const at::Tensor all = summaries ? *summaries : chunk_summaries(k, chunk_size, selection == "approx" ? 0 : rank);
+    return choose(queries, all.to(real).slice(1, 0, size / chunk_size).transpose(1, 2).repeat_interleave(group, 1),
+                  logits, own, choice);
+  };
+  const at::Tensor remote = selected ? selected->masked_fill((*selected < 0) | (*selected >= own), -1) : chosen();
   at::Tensor times_read = ((chunk == own) & (positions <= t)).to(at::kLong).expand_as(logits);
   for (const at::Tensor& slot : remote.unbind(-1)) times_read = times_read + (slot.unsqueeze(-1) == chunk);
   const at::Tensor read = at::where(times_read > 0, logits + times_read.to(real).log(), -kInfinity);

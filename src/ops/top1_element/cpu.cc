@@ -91,8 +91,8 @@ void finish_query(const Problem<R>& p, const ForwardScratch<R>& s, const Place& 
   read_row(value, p.dtype, p.head_dim, p.depth, s.q);
   const R sum = s.sum[i];
   write_scaled(p, p.out, at.b, t, at.h, sum == sum ? R(1) : sum, s.q);
-  static_cast<R*>(p.logsumexp)[row] = static_cast<R>((s.largest[i] + std::log2(sum)) / kLog2E);
   if (!p.soft) return;
+  static_cast<R*>(p.logsumexp)[row] = static_cast<R>((s.largest[i] + std::log2(sum)) / kLog2E);
   scale_row(s.soft + i * p.depth, p.depth, R(1) / sum, s.q);
   std::copy_n(s.q, p.head_dim, static_cast<R*>(p.soft) + row * p.head_dim);
 }

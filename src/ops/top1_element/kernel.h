@@ -21,8 +21,8 @@ struct Top1ElementForward {
   double scale;               // s
   View q, k, v;               // in  [B, T, H, D], [B, past + T, Hk, D]
   View out;                   // out [B, T, H, D]; every element is written
-  void* logsumexp = nullptr;  // out [B, H, T] real, natural log
-  void* soft = nullptr;       // out [B, H, T, D] real; null when no gradient is wanted
+  void* logsumexp = nullptr;  // out [B, H, T] real, natural log; both null when no gradient is wanted
+  void* soft = nullptr;       // out [B, H, T, D] real
   int64_t* index = nullptr;   // out [B, H, T]
 };
 
@@ -40,5 +40,16 @@ size_t workspace_bytes(const Top1ElementBackward&);
 void top1_element(const Top1ElementForward&, void* workspace, const ParallelFor&);
 void top1_element(const Top1ElementBackward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
+
+// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every time.
+// `workspace` is 256-byte aligned.
+namespace cuda {
+// Null: the kernels take it. Else the reason, and they throw Unsupported.
+const char* why_unsupported(const Top1ElementForward&);
+size_t workspace_bytes(const Top1ElementForward&);
+size_t workspace_bytes(const Top1ElementBackward&);
+void top1_element(const Top1ElementForward&, void* workspace, Stream);
+void top1_element(const Top1ElementBackward&, void* workspace, Stream);
+}  // namespace cuda
 
 }  // namespace assay::ops

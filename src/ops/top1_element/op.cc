@@ -12,6 +12,7 @@ namespace assay::ops {
 namespace {
 
 constexpr const char* kOp = "top1_element";
+constexpr const char* kComposed = "composed from tensor arithmetic, in blocks of queries: O(T) memory";
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -31,20 +32,39 @@ Top1ElementForward describe(const Inputs& in, const Top1ElementOutputs& o) {
   return p;
 }
 
+// Null when a kernel takes this call, else why not.
+const char* why_composed(const Inputs& in) {
+  if (in.q.is_cpu()) return nullptr;
+#ifdef ASSAY_CUDA
+  if (in.q.is_cuda()) return cuda::why_unsupported(describe(in, {}));
+#endif
+  return "was not built";
+}
+
 template <class Work>  // Top1ElementForward or …Backward
-void launch(const Work& work) {
-  cpu::top1_element(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(), at_parallel_for());
+void launch(const Work& work, const at::Device& device) {
+#ifdef ASSAY_CUDA
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    const at::Tensor scratch = workspace(cuda::workspace_bytes(work), device);
+    return cuda::top1_element(work, scratch.data_ptr(), current_stream(device));
+  }
+#endif
+  cpu::top1_element(work, workspace(cpu::workspace_bytes(work), device).data_ptr(), at_parallel_for());
 }
 
 Top1ElementOutputs run(const Inputs& in, bool with_gradient) {
-  if (!in.q.is_cpu()) return top1_element_composed(in.q, in.k, in.v, in.scale, with_gradient);
+  if (const char* reason = why_composed(in)) {
+    TORCH_WARN_ONCE(kOp, " is ", kComposed, "; the kernel for ", in.q.device(), " ", reason);
+    return top1_element_composed(in.q, in.k, in.v, in.scale, with_gradient);
+  }
   const int64_t batch = in.q.size(0), time = in.q.size(1), heads = in.q.size(2);
   const auto real = in.q.options().dtype(real_dtype(in.q.scalar_type()));
+  const auto wanted = [&](at::IntArrayRef sizes) { return with_gradient ? at::empty(sizes, real) : at::Tensor(); };
   const Top1ElementOutputs o{at::empty(in.q.sizes(), in.q.options()),
-                             at::empty({batch, heads, time}, real.dtype(at::kLong)),
-                             at::empty({batch, heads, time}, real),
-                             with_gradient ? at::empty({batch, heads, time, in.q.size(3)}, real) : at::Tensor()};
-  launch(describe(in, o));
+                             at::empty({batch, heads, time}, real.dtype(at::kLong)), wanted({batch, heads, time}),
+                             wanted({batch, heads, time, in.q.size(3)})};
+  launch(describe(in, o), in.q.device());
   return o;
 }
 
@@ -63,13 +83,13 @@ struct Top1Element : torch::autograd::Function<Top1Element> {
     const Inputs in{s[0], s[1], s[2], ctx->saved_data["scale"].toDouble()};
     const Top1ElementOutputs o{{}, s[3], s[4], s[5]};
     const at::Tensor dout = sequence(gradients[0], in.q.scalar_type());
-    if (!in.q.is_cpu()) {
+    if (why_composed(in)) {
       const auto [dq, dk, dv] = top1_element_composed_backward(in.q, in.k, in.v, in.scale, o, dout);
       return {dq, dk, dv, at::Tensor()};
     }
     const at::Tensor dq = at::empty(in.q.sizes(), in.q.options());
     const at::Tensor dk = at::empty(in.k.sizes(), in.k.options()), dv = at::empty_like(dk);
-    launch(Top1ElementBackward{describe(in, o), view(dout), view(dq), view(dk), view(dv)});
+    launch(Top1ElementBackward{describe(in, o), view(dout), view(dq), view(dk), view(dv)}, in.q.device());
     return {dq, dk, dv, at::Tensor()};
   }
 };
@@ -90,8 +110,10 @@ std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::T
   return {out[0].to(q.scalar_type()), out[1]};
 }
 
-const bool registered_path =
-    register_paths(kOp, cpu_kernel_path(), "composed from tensor arithmetic, in blocks of queries: O(T) memory");
+const bool registered_path = register_paths(
+    kOp, cpu_kernel_path(),
+    kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; else ") + kComposed
+                 : std::string(kComposed) + "; built without CUDA");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def("top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)", top1_element);
 }

@@ -1,0 +1,160 @@
+// assay bench models [MODEL…]
+#include "cli/bench_models.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "cli/command.h"
+#include "nn/language_model.h"
+#include "report/table.h"
+#include "study/model_table.h"
+#include "study/plan.h"
+#include "train/device.h"
+#include "train/model_bench.h"
+
+namespace assay::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Options {
+  std::vector<std::string> models;
+  train::ModelBench bench;
+  std::string device = "auto", reference, csv;
+  int threads = 0;
+};
+
+// The [model] of a preset or, when the name ends in .toml, of a file.
+ConfigNode model_table(const std::string& name) {
+  return ConfigNode::read_file(name.ends_with(".toml") ? fs::path(name) : study::preset_file(name)).child("model");
+}
+
+Json row_of(const std::string& name, const Options& o, c10::Device device) {
+  Json row = train::bench_model(model_table(name), o.bench, device);
+  row["model"] = name;
+  return row;
+}
+
+// The options again, for the process of one model.
+std::vector<std::string> arguments(const Options& o) {
+  std::vector<std::string> out = {"--device", o.device, "--precision", o.bench.precision};
+  const auto add = [&](const char* name, auto value) { out.insert(out.end(), {name, fmt::format("{}", value)}); };
+  add("--batch", o.bench.batch), add("--time", o.bench.time), add("--vocab", o.bench.vocabulary);
+  add("--steps", o.bench.steps), add("--largest", o.bench.largest), add("--threads", o.threads);
+  add("--state-at", fmt::format("{}", fmt::join(o.bench.state_lengths, ",")));
+  if (o.bench.recompute_activations) out.push_back("--recompute");
+  return out;
+}
+
+double number(const Json& value) { return value.is_number() ? value.get<double>() : NAN; }
+double state_of(const Json& row, int64_t length) {
+  const Json bytes = row.value("state_bytes", Json::object());
+  return number(bytes.value(std::to_string(length), Json()));
+}
+
+// Beside each figure that a control must match, its ratio to the reference's.
+report::Table table_of(const Json& rows, const Json& reference, const Options& o) {
+  using report::Format;
+  report::Table table{"models", "", "", {{"model"}}, {}, true};
+  const auto column = [&](const std::string& name, Format format) { table.columns.push_back({name, format}); };
+  const auto with_ratio = [&](const std::string& name, Format format) {
+    column(name, format), column("×", Format::factor);
+  };
+  with_ratio("parameters", Format::count);
+  for (const int64_t length : o.bench.state_lengths) with_ratio(fmt::format("state at {}", length), Format::bytes);
+  with_ratio("FLOPs/token", Format::count), with_ratio("tokens/s", Format::count), column("memory", Format::bytes);
+  column("", Format::text);
+  for (const Json& row : rows) {
+    std::vector<report::Cell> cells = {row["model"].get<std::string>()};
+    const auto compared = [&](double mine, double theirs) { cells.insert(cells.end(), {mine, mine / theirs}); };
+    const auto field = [&](const char* key) {
+      compared(number(row.value(key, Json())), number(reference.value(key, Json())));
+    };
+    field("parameters");
+    for (const int64_t length : o.bench.state_lengths) compared(state_of(row, length), state_of(reference, length));
+    field("flops_per_token"), field("tokens_per_second");
+    cells.push_back(number(row.value("peak_memory_bytes", Json())));
+    cells.push_back(row.value("failure", std::string()));
+    table.rows.push_back(std::move(cells));
+  }
+  return table;
+}
+
+// "selective_scan: cpu kernel (Highway AVX3); mamba1, mamba1_1.3b"
+std::string operators_of(const Json& rows) {
+  std::map<std::string, std::vector<std::string>> users;
+  for (const Json& row : rows) {
+    const Json operators = row.value("operators", Json::object());
+    for (const auto& [op, path] : operators.items())
+      users[fmt::format("{}: {}", op, path.get<std::string>())].push_back(row["model"]);
+  }
+  std::string text;
+  for (const auto& [path, models] : users) text += fmt::format("  {}\n    in {}\n", path, join(models));
+  return text;
+}
+
+std::string reference_of(const Options& o) {
+  if (!o.reference.empty()) return o.reference;
+  return std::ranges::count(o.models, "transformer++") ? "transformer++" : o.models.front();
+}
+
+void run(Options o) {
+  if (o.models.empty()) o.models = study::names_of_plans("models");
+  if (o.models.empty()) fail("no presets are seen in plans/models; name files: assay bench models my.toml");
+  for (const std::string& model : o.models) nn::ModelSpec::read(model_table(model));  // before the first is measured
+  const std::string reference = reference_of(o);
+  if (!std::ranges::count(o.models, reference))
+    fail("--reference '{}' is not among the models{}", reference, did_you_mean(reference, o.models));
+  train::use_threads(o.threads);
+  const c10::Device device = train::choose_device(o.device);
+  const Json rows = o.models.size() == 1
+                        ? Json::array({row_of(o.models[0], o, device)})
+                        : study::model_rows(fs::read_symlink("/proc/self/exe"), o.models, arguments(o));
+  const Json& base = *std::ranges::find(rows, Json(reference), [](const Json& row) { return row["model"]; });
+  const report::Table table = table_of(rows, base, o);
+  if (!o.csv.empty()) write_file(o.csv, report::to_csv(table));
+  const std::string dtype = c10::toString(train::compute_dtype(o.bench.precision, device));
+  print({{"device", train::device_name(device)},
+         {"batch", o.bench.batch},
+         {"time", o.bench.time},
+         {"precision", dtype},
+         {"reference", reference},
+         {"rows", rows}},
+        fmt::format("{}, {}, B {}, T {}; × {}\n{}operators\n{}", train::device_name(device), dtype, o.bench.batch,
+                    o.bench.time, reference, report::to_text(table), operators_of(rows)));
+}
+
+}  // namespace
+
+void add_bench_models(CLI::App& bench) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = subcommand(
+      bench, "models", "parameters, state, FLOPs, speed of a training step and operators' paths, a row a model");
+  command->add_option("MODEL", o->models, "presets (assay list models) or files (mine.toml); default: all presets");
+  command->add_option("--reference", o->reference, "what × compares with; default: transformer++, else the first");
+  const auto count = [&](const char* name, int64_t& value, const char* what) {
+    command->add_option(name, value, what)->capture_default_str()->check(CLI::PositiveNumber);
+  };
+  count("--batch", o->bench.batch, "sequences a step");
+  count("--time", o->bench.time, "tokens a sequence, T");
+  count("--vocab", o->bench.vocabulary, "of models that name none");
+  count("--largest", o->bench.largest, "parameters of a model that is timed; larger ones are only counted");
+  command->add_option("--steps", o->bench.steps, "timed, after one that warms up; 0: count only")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--state-at", o->bench.state_lengths, "tokens after which the state is counted")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--precision", o->bench.precision, "auto (bf16 on CUDA, else fp32), bf16, fp32 or fp64")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "bf16", "fp32", "fp64"}));
+  command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
+  command->add_option("--csv", o->csv, "the table with every digit, to this file");
+  command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
+  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
+  command->callback([o] { run(*o); });
+}
+
+}  // namespace assay::cli

@@ -1,0 +1,392 @@
+// The choice by shortlist: summaries of the chunks into tiles, each query's best chunks by cheap score, exact scores of
+// these, the best of them. Pairs of a query and a listed chunk are sorted by chunk, as queries are for the passes, so
+// that a chunk's keys are brought in once a segment: slot i of head h is a head of its own, [B, H · shortlist, T].
+#include "ops/top1_chunk/cuda_scores.cuh"
+
+namespace assay::ops::cuda::top1 {
+namespace {
+
+constexpr int kTileRows = 128;  // of a tile of summaries
+constexpr int kGroups = 2;      // warpgroups of queries
+constexpr int kKept = 8;        // best chunks that each of a row's four lanes keeps
+constexpr float kLargest = 3e38f;
+
+// A chunk has kParts rows, its mean and axes; rows of eight chunks make kParts n-tiles, so that a lane holds all of a
+// chunk's products.
+template <int kParts>
+struct Layout {
+  static constexpr int kChunks = kTileRows / kParts;  // of a tile
+  __device__ static int row(int chunk, int part) { return (chunk % kChunks / 8 * kParts + part) * 8 + chunk % 8; }
+};
+
+// out[i][d] = Σ_j y[j][i] k_j[d] / C of rows k_j in shared memory, for i < count; y null: Σ k_j / C.
+template <int D, int kAxes>
+__device__ void weighted_sums(float (*out)[D], const bf16* keys, const float (*y)[8], int chunk, int count) {
+  constexpr int kStreams = 128 / D;
+  __shared__ float partial[kStreams][kAxes][D];
+  const int d = threadIdx.x % D, stream = threadIdx.x / D;
+  float sum[kAxes] = {};
+  for (int j = stream; j < chunk && stream < kStreams; j += kStreams) {
+    const float x = real(keys[j * (D + 8) + d]);
+#pragma unroll
+    for (int i = 0; i < kAxes; ++i) sum[i] += y ? y[j][i] * x : x;
+  }
+  if (stream < kStreams)
+    for (int i = 0; i < kAxes; ++i) partial[stream][i][d] = sum[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < count * D; i += 128) {
+    float total = 0;
+    for (int s = 0; s < kStreams; ++s) total += partial[s][i / D][i % D];
+    out[i / D][i % D] = total / float(chunk);
+  }
+  __syncthreads();
+}
+
+__device__ float warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+template <int D>
+__device__ float warp_dot(const float* a, const float* b) {
+  float sum = 0;
+  for (int d = threadIdx.x % 32; d < D; d += 32) sum += a[d] * b[d];
+  return warp_sum(sum);
+}
+
+// y[j][i] = (k_j − mean) · axis_i
+template <int D, int kAxes>
+__device__ void along_axes(float (*y)[8], const bf16* keys, const float* mean, const float (*axis)[D], int chunk) {
+  __shared__ float middle[kAxes];
+  for (int i = threadIdx.x / 32; i < kAxes; i += 4) {
+    const float x = warp_dot<D>(mean, axis[i]);
+    if (threadIdx.x % 32 == 0) middle[i] = x;
+  }
+  __syncthreads();
+  for (int j = threadIdx.x; j < chunk; j += 128) {
+    float sum[kAxes] = {};
+    for (int vector = 0; vector < D / 8; ++vector) {
+      const uint4 x = *reinterpret_cast<const uint4*>(keys + j * (D + 8) + vector * 8);
+      const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 u = unpack(xs[e]);
+#pragma unroll
+        for (int i = 0; i < kAxes; ++i)
+          sum[i] += u.x * axis[i][vector * 8 + 2 * e] + u.y * axis[i][vector * 8 + 2 * e + 1];
+      }
+    }
+    for (int i = 0; i < kAxes; ++i) y[j][i] = sum[i] - middle[i];
+  }
+  __syncthreads();
+}
+
+template <int D>
+size_t summary_bytes(const Top1ChunkForward& p) {
+  return p.chunk_size * ((D + 8) * sizeof(bf16) + 8 * sizeof(float));
+}
+
+// Means and axes as chunk_summaries of the operator has them, into tiles. A block a chunk.
+template <int D, int kParts>
+__global__ void __launch_bounds__(128) summary_kernel(Top1ChunkForward p, bf16* columns, int tiles) {
+  constexpr int kAxes = kParts - 1;
+  constexpr float kTiny = 1e-6f;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ float mean[1][D], s[kAxes][D], w[kAxes][D];
+  const int chunk = int(p.chunk_size), rank = int(p.rank), c = blockIdx.x;
+  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
+  bf16* keys = reinterpret_cast<bf16*>(memory);
+  float(*y)[8] = reinterpret_cast<float(*)[8]>(keys + chunk * (D + 8));
+  if ((c + 1) * int64_t{chunk} > p.time) return;  // a partial chunk is nobody's candidate
+  for (int i = threadIdx.x; i < chunk * (D / 8); i += 128)
+    *reinterpret_cast<uint4*>(keys + i / (D / 8) * (D + 8) + i % (D / 8) * 8) =
+        *reinterpret_cast<const uint4*>(row_of<D>(p.k, b, c * int64_t{chunk} + i / (D / 8), kv) + i % (D / 8) * 8);
+  __syncthreads();
+  weighted_sums<D, 1>(mean, keys, nullptr, chunk, 1);
+  for (int i = threadIdx.x; i < kAxes * D; i += 128)
+    s[i / D][i % D] = i / D < rank ? real(keys[i / D * chunk / rank * (D + 8) + i % D]) - mean[0][i % D] : 0;
+  __syncthreads();
+  along_axes<D, kAxes>(y, keys, mean[0], s, chunk);
+  weighted_sums<D, kAxes>(s, keys, y, chunk, kAxes);
+  for (int i = threadIdx.x / 32; i < kAxes; i += 4) {
+    const float scale = rsqrtf(fmaxf(warp_dot<D>(s[i], s[i]), 1e-30f));
+    for (int d = threadIdx.x % 32; d < D; d += 32) s[i][d] *= scale;
+  }
+  __syncthreads();
+  along_axes<D, kAxes>(y, keys, mean[0], s, chunk);
+  weighted_sums<D, kAxes>(w, keys, y, chunk, kAxes);
+  if (threadIdx.x < 32)
+    for (int i = 0; i < kAxes; ++i) {  // w_i becomes u_i
+      const float all = warp_dot<D>(w[i], s[i]);
+      for (int before = 0; before < i; ++before) {
+        const float part = warp_dot<D>(w[before], s[i]);
+        for (int d = threadIdx.x; d < D; d += 32) w[i][d] -= part * w[before][d];
+        __syncwarp();
+      }
+      const float left = warp_dot<D>(w[i], s[i]), factor = left > kTiny * all ? rsqrtf(fmaxf(left, 1e-30f)) : 0;
+      for (int d = threadIdx.x; d < D; d += 32) w[i][d] = factor > 0 ? w[i][d] * factor : 0;
+      __syncwarp();
+    }
+  __syncthreads();
+  const Panels<D, kTileRows> tile{columns +
+                                  (blockIdx.y * int64_t{tiles} + c / Layout<kParts>::kChunks) * kTileRows * D};
+  for (int i = threadIdx.x; i < kParts * D; i += 128) {
+    const int part = i / D, d = i % D;
+    tile.at(Layout<kParts>::row(c, part), d / 8)[d % 8] = __float2bfloat16(part == 0 ? mean[0][d] : w[part - 1][d]);
+  }
+}
+
+// A score whose low bits say which chunk it is of, so that it sorts by itself; of equal ones the lower chunk is larger.
+struct Keyed {
+  uint32_t mask;
+  __device__ float key(float x, int chunk) const {
+    x = !(x < kLargest) ? kLargest : fmaxf(x, -kLargest);  // NaN is the best
+    const uint32_t bits = __float_as_uint(x);
+    return __uint_as_float((bits & ~mask) | (uint32_t(chunk) ^ (~uint32_t(int(bits) >> 31) & mask)));
+  }
+  __device__ int chunk(float key) const {
+    const uint32_t bits = __float_as_uint(key);
+    return key == -INFINITY ? -1 : int((bits ^ ~uint32_t(int(bits) >> 31)) & mask);
+  }
+};
+
+__device__ void insert(float (&list)[kKept], float x) {
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const float larger = fmaxf(list[i], x);
+    x = fminf(list[i], x), list[i] = larger;
+  }
+}
+
+// The largest of the quad's lists, which leaves its list; in all four lanes.
+__device__ float take_largest(float (&list)[kKept]) {
+  float x = fmaxf(list[0], __shfl_xor_sync(~0u, list[0], 1));
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+  const bool mine = list[0] == x;
+#pragma unroll
+  for (int i = 0; i + 1 < kKept; ++i) list[i] = mine ? list[i + 1] : list[i];
+  if (mine) list[kKept - 1] = -INFINITY;
+  return x;
+}
+
+template <int D, int kParts>
+__global__ void __launch_bounds__(kGroups * 128 + 32, D == 128 ? 1 : 2)
+    list_kernel(Top1ChunkForward p, ShortlistScratch scratch, int tiles, Keyed keyed) {
+  using L = Layout<kParts>;
+  const Queries mine(p, kGroups * kRows);
+  const Shared<D, kTileRows> shared(kGroups);
+  const int count = (mine.candidates + L::kChunks - 1) / L::kChunks;
+  const bf16* from = scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
+  score_block<D, kGroups>(shared, from, count, p, mine, [&] {
+    float list[2][kKept];
+    int own[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      own[i] = (mine.first + min(mine.row(i), mine.count - 1)) / int(p.chunk_size);
+#pragma unroll
+      for (int n = 0; n < kKept; ++n) list[i][n] = -INFINITY;
+    }
+    const float scale = float(p.scale), half = 0.5f * scale * scale;
+    score_tiles<D, kTileRows, kTileRows>(shared, count, [&](const float(&s)[8][4], int tile, int first) {
+      const int chunk = tile * L::kChunks + first / kParts + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int group = 0; group < 8 / kParts; ++group)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float squares = 0;
+#pragma unroll
+          for (int part = 1; part < kParts; ++part) {
+            const float x = s[group * kParts + part][e];
+            squares = fmaf(x, x, squares);
+          }
+          const int c = chunk + group * 8 + e % 2;
+          const float x = fmaf(half, squares, scale * s[group * kParts][e]);
+          insert(list[e / 2], c < own[e / 2] ? keyed.key(x, c) : -INFINITY);
+        }
+    });
+    int64_t* out = scratch.listed + (mine.rows - mine.first) * p.shortlist + mine.first;
+    for (int slot = 0; slot < p.shortlist; ++slot)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int chunk = keyed.chunk(take_largest(list[i]));
+        if (threadIdx.x % 4 == 0 && mine.row(i) < mine.count) out[slot * p.time + mine.row(i)] = chunk;
+      }
+  });
+}
+
+constexpr int kWarps = 4, kWarpRows = 16, kKeys = 64;  // of a block of pairs, queries of a warp, keys of one step
+
+int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, kKeys) * kKeys); }
+template <int D>
+size_t pair_bytes(const Top1ChunkForward& p) {
+  return (padded_chunk(p) + 2 * kWarps * kWarpRows) * D * sizeof(bf16);
+}
+
+// log₂ Σ exp2 of a chunk's logits, running over its keys: a lane's two rows and its own columns.
+struct Running {
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  __device__ void add(float (&s)[kKeys / 8][4], float scale, int limit) {
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float largest = top[i];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int e = 2 * i; e < 2 * i + 2; ++e) {
+          s[n][e] = limit >= kKeys || column + n * 8 + e % 2 < limit ? s[n][e] * scale : -INFINITY;
+          largest = fmaxf(largest, s[n][e]);
+        }
+      float total = largest > top[i] ? sum[i] * exp2_fast(top[i] - largest) : sum[i];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int e = 2 * i; e < 2 * i + 2; ++e) total += exp2_fast(s[n][e] - largest);
+      // Columns behind the chunk may be all that a lane has.
+      top[i] = largest, sum[i] = largest == -INFINITY && !isnan(s[0][2 * i]) ? 0 : total;
+    }
+  }
+  __device__ float finish(int i) const {
+    float largest = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    float total = top[i] == largest ? sum[i] : sum[i] * exp2_fast(top[i] - largest);
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    return largest + log2f(total);
+  }
+};
+
+template <int D>
+__device__ void fetch_queries(Tile<D> to, const Top1ChunkForward& p, const int* order, int b, int kv, int first,
+                              int end) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2 && first < end; ++half) {
+    const int row = half * 8 + lane / 4, item = order[min(first + row, end - 1)];
+    const int h = kv * int(p.heads / p.kv_heads) + item / int(p.time) / int(p.shortlist);
+    const bf16* from = row_of<D>(p.q, b, item % int(p.time), h);
+#pragma unroll
+    for (int vector = lane % 4; vector < D / 8; vector += 4) copy_async(to.at(row, vector), from + vector * 8, true);
+  }
+  commit_copies();
+}
+
+// Exact scores of the pairs of a segment: a warp takes 16 at a time, the next 16 on their way.
+template <int D>
+__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 5 : 3)
+    pair_kernel(Top1ChunkForward p, ShortlistScratch scratch, int padded) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Lists& lists = scratch.lists;
+  const int kv_heads = int(p.kv_heads), heads = int(p.batch) * kv_heads, head = blockIdx.x % heads;
+  const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size), warp = threadIdx.x / 32;
+  const Segment segment = segment_of(lists, heads, blockIdx.x);
+  if (segment.chunk < 0 || segment.begin == segment.end) return;
+  const Tile<D> keys{reinterpret_cast<bf16*>(memory)};
+  auto queries = [&](int stage) { return Tile<D>{keys.data + (padded + (warp * 2 + stage) * kWarpRows) * D}; };
+  const int64_t rows = int64_t{head} * lists.items;
+  const int* order = lists.order + rows;
+  int first = segment.begin + warp * kWarpRows;
+  copy_rows(keys, p.k, b, segment.chunk * int64_t{chunk}, kv, chunk, padded);
+  fetch_queries(queries(0), p, order, b, kv, first, segment.end);
+  wait_copies<0>();
+  __syncthreads();
+  for (int stage = 0; first < segment.end; first += kWarps * kWarpRows, stage ^= 1) {
+    fetch_queries(queries(stage ^ 1), p, order, b, kv, first + kWarps * kWarpRows, segment.end);
+    wait_copies<1>();
+    __syncwarp();
+    uint32_t q[D / 16][4];
+#pragma unroll
+    for (int kk = 0; kk < D / 16; ++kk) load_a(q[kk], queries(stage), 0, kk * 2);
+    Running running;
+    for (int key = 0; key < chunk; key += kKeys) {
+      float s[kKeys / 8][4] = {};
+#pragma unroll
+      for (int kk = 0; kk < D / 16; ++kk)
+#pragma unroll
+        for (int n = 0; n < kKeys / 16; ++n) {
+          uint32_t k[4];
+          load_b(k, keys, key + n * 16, kk * 2);
+          multiply_add(s[2 * n], s[2 * n + 1], q[kk], k);
+        }
+      running.add(s, float(p.scale) * kLog2e, chunk - key);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float score = running.finish(i);
+      const int at = first + threadIdx.x % 32 / 4 + i * 8;
+      if (threadIdx.x % 4 == 0 && at < segment.end) scratch.scores[rows + order[at]] = score;
+    }
+    __syncwarp();
+  }
+}
+
+// The top_k best of each query's shortlist. A thread a query.
+__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistScratch scratch) {
+  const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
+  if (row >= p.batch * p.heads * p.time) return;
+  const int64_t first = row / p.time * p.shortlist * p.time + row % p.time;
+  float before = INFINITY;
+  int before_chunk = -1;
+  for (int rank = 0; rank < p.top_k; ++rank) {
+    float best = -INFINITY;
+    int best_chunk = -1;
+#pragma unroll 4
+    for (int slot = 0; slot < p.shortlist; ++slot) {
+      const int chunk = int(scratch.listed[first + slot * p.time]);
+      float x = chunk < 0 ? -INFINITY : scratch.scores[first + slot * p.time];
+      if (isnan(x)) x = INFINITY;
+      const bool left = chunk >= 0 && (x < before || (x == before && chunk > before_chunk));
+      const bool better = best_chunk < 0 || x > best || (x == best && chunk < best_chunk);
+      if (left && better) best = x, best_chunk = chunk;
+    }
+    p.selected[row * p.top_k + rank] = best_chunk;
+    before = best, before_chunk = best_chunk < 0 ? INT_MAX : best_chunk;
+  }
+}
+
+int parts(const Top1ChunkForward& p) { return p.rank <= 3 ? 4 : 8; }
+int64_t tiles_per_head(const Top1ChunkForward& p) {
+  return ceil_div(ceil_div(p.time, p.chunk_size), kTileRows / parts(p));
+}
+// Slot i of head h as a head of its own.
+Top1ChunkForward pairs_of(const Top1ChunkForward& p, const ShortlistScratch& scratch) {
+  Top1ChunkForward pairs = p;
+  pairs.heads = p.heads * p.shortlist, pairs.top_k = 1, pairs.selected = scratch.listed;
+  return pairs;
+}
+
+template <int D, int kParts>
+void list_chunks(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
+  const int64_t chunks = ceil_div(p.time, p.chunk_size);
+  const int tiles = int(tiles_per_head(p)), bytes = int(summary_bytes<D>(p));
+  Keyed keyed{1};
+  while (int64_t{keyed.mask} < chunks) keyed.mask = keyed.mask * 2 + 1;
+  cudaFuncSetAttribute(summary_kernel<D, kParts>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  summary_kernel<D, kParts>
+      <<<dim3(unsigned(chunks), unsigned(p.batch * p.kv_heads)), 128, bytes, stream>>>(p, scratch.columns, tiles);
+  launch_shared(list_kernel<D, kParts>, unsigned(ceil_div(p.time, kGroups * kRows) * p.batch * p.heads),
+                kGroups * 128 + 32, Shared<D, kTileRows>::bytes(kGroups), stream, p, scratch, tiles, keyed);
+}
+
+}  // namespace
+
+ShortlistScratch::ShortlistScratch(const Top1ChunkForward& p, Arena& arena)
+    : columns(arena.take<bf16>(p.batch * p.kv_heads * tiles_per_head(p) * kTileRows * p.head_dim)),
+      listed(arena.take<int64_t>(p.batch * p.heads * p.shortlist * p.time)),
+      scores(arena.take<float>(p.batch * p.heads * p.shortlist * p.time)),
+      lists(pairs_of(p, *this), arena) {}
+
+void select_shortlist(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
+  with_head_dim(p.head_dim, [&](auto d) {
+    if (parts(p) == 4) list_chunks<d(), 4>(p, scratch, stream);
+    else list_chunks<d(), 8>(p, scratch, stream);
+    if (p.time > p.chunk_size) {
+      sort_queries(pairs_of(p, scratch), scratch.lists, 0, stream);
+      launch_shared(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.lists.segments), kWarps * 32,
+                    pair_bytes<d()>(p), stream, p, scratch, padded_chunk(p));
+    }
+  });
+  pick_kernel<<<unsigned(ceil_div(p.batch * p.heads * p.time, 256)), 256, 0, stream>>>(p, scratch);
+  check_launch("top1_chunk: shortlist");
+}
+
+}  // namespace assay::ops::cuda::top1

@@ -1,0 +1,331 @@
+// Few queries with a long past: a block a query and head. Scores of all candidates, a tile of chunks at a time, of
+// which the best are kept; then the keys and the values of the chunks read. Nothing is read twice but the shortlist's
+// keys.
+#include "ops/top1_chunk/cuda_tiles.cuh"
+
+namespace assay::ops::cuda {
+namespace top1 {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kTile = 1024;      // chunks scored before the best of them are found
+constexpr int kMaxKept = 64;     // of top_k and shortlist
+constexpr int kMaxRead = 16384;  // keys of a query
+
+__device__ float power(float x) { return exp2_fast(x); }
+__device__ double power(double x) { return exp2(x); }
+
+// Rows of D numbers of type T, each read by kLanes neighbouring lanes, 16 bytes at a time.
+template <class T, int D>
+struct Rows {
+  using R = Real<T>;
+  static constexpr int kWidth = 16 / sizeof(T), kVectors = D / kWidth, kLanes = kVectors % 8 ? 4 : 8,
+                       kEach = kVectors / kLanes, kGroups = 32 / kLanes;  // groups of lanes a warp
+  using Vector = Pack<T, kWidth>;
+  struct Row {
+    Vector at[kEach];
+  };
+  R q[kEach][kWidth];  // the lane's part of the query
+
+  __device__ static int lane() { return threadIdx.x % kLanes; }
+  __device__ static int group() { return threadIdx.x % 32 / kLanes; }
+  __device__ static int offset(int i) { return (i * kLanes + lane()) * kWidth; }
+  __device__ explicit Rows(const R* query) {
+    for (int i = 0; i < kEach; ++i)
+      for (int e = 0; e < kWidth; ++e) q[i][e] = query[offset(i) + e];
+  }
+  __device__ static Row load(const T* row) {
+    Row x;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x.at[i] = *reinterpret_cast<const Vector*>(row + offset(i));
+    return x;
+  }
+  // In all lanes of the group.
+  __device__ R dot(const Row& x) const {
+    R sum = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sum += q[i][e] * real(x.at[i].at[e]);
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    return sum;
+  }
+};
+
+// f(i, row i) for i = first, first + step, … below `count`, four rows under way at once; row(i) points to row i. All
+// lanes of a warp go along, with i ≥ count when theirs is done.
+template <class Reader, class At, class F>
+__device__ void each_row(int first, int step, int count, const At& row, const F& f) {
+  constexpr int kAtOnce = 4;
+  for (int base = 0; base < count; base += kAtOnce * step) {
+    typename Reader::Row x[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) x[u] = Reader::load(row(min(base + u * step + first, count - 1)));
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) f(base + u * step + first, x[u]);
+  }
+}
+
+template <class R>
+struct Shared {
+  R scores[kTile + kMaxKept], part[kWarps];
+  int ids[kTile + kMaxKept], part_at[kWarps], kept[kMaxKept];
+};
+
+template <class R>
+__device__ bool better(R a, int id_a, R b, int id_b) {
+  return a > b || (a == b && id_a < id_b);
+}
+
+// The `n` best of the first `count` scores, best first, ties to the lower number: ids to `kept` (−1: none left), and
+// scores and ids to the front.
+template <class R>
+__device__ void keep_best(Shared<R>& s, int count, int n) {
+  R kept_score = 0;  // of rank threadIdx.x
+  __syncthreads();
+  for (int rank = 0; rank < n; ++rank) {
+    R score = -INFINITY;
+    int id = INT_MAX, at = -1;
+    for (int i = threadIdx.x; i < count; i += kThreads)
+      if (better(s.scores[i], s.ids[i], score, id)) score = s.scores[i], id = s.ids[i], at = i;
+    for (int step = 16; step > 0; step /= 2) {
+      const R other = __shfl_xor_sync(~0u, score, step);
+      const int other_id = __shfl_xor_sync(~0u, id, step), other_at = __shfl_xor_sync(~0u, at, step);
+      if (better(other, other_id, score, id)) score = other, id = other_id, at = other_at;
+    }
+    if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = score, s.part_at[threadIdx.x / 32] = at;
+    __syncthreads();
+    score = -INFINITY, id = INT_MAX, at = -1;
+    for (int w = 0; w < kWarps; ++w)
+      if (s.part_at[w] >= 0 && better(s.part[w], s.ids[s.part_at[w]], score, id))
+        score = s.part[w], at = s.part_at[w], id = s.ids[at];
+    __syncthreads();
+    if (threadIdx.x == rank) kept_score = score;
+    if (threadIdx.x == 0) {
+      s.kept[rank] = at < 0 ? -1 : id;
+      if (at >= 0) s.scores[at] = -INFINITY, s.ids[at] = INT_MAX;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < n) {
+    const int id = s.kept[threadIdx.x];
+    s.scores[threadIdx.x] = id < 0 ? R(-INFINITY) : kept_score, s.ids[threadIdx.x] = id < 0 ? INT_MAX : id;
+  }
+  __syncthreads();
+}
+
+template <class R>
+__device__ void put_score(Shared<R>& s, int at, int id, R score) {
+  s.scores[at] = isnan(score) ? R(INFINITY) : score, s.ids[at] = id;  // NaN counts as the best
+}
+
+// Σ over the block, or the largest; in all threads.
+template <class R, class F>
+__device__ R reduce(Shared<R>& s, R x, const F& f) {
+  for (int step = 16; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = s.part[0];
+  for (int w = 1; w < kWarps; ++w) x = f(x, s.part[w]);
+  return x;
+}
+
+template <class T, int D>
+struct Step {
+  using R = Real<T>;
+  using Keys = Rows<T, D>;
+  using Summaries = Rows<R, D>;
+  const Top1ChunkForward& p;
+  Shared<R>& s;
+  const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
+  int b, kv, chunk, own, last;
+
+  __device__ const T* row(const View& x, int64_t time) const {
+    return static_cast<const T*>(x.data) + b * x.batch_stride + time * x.time_stride + kv * D;
+  }
+  __device__ const R* summary(int64_t c, int i) const {
+    return static_cast<const R*>(p.summaries.data) + b * p.summaries.batch_stride + c * p.summaries.time_stride +
+           (int64_t(kv) * (1 + p.rank) + i) * D;
+  }
+
+  // Scores of `count` chunks id(i), to the places from `at` on.
+  template <class Id>
+  __device__ void score_exactly(int count, int at, const Id& id) const {
+    const Keys keys(query);
+    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
+      R top = -INFINITY, sum = 0;
+      each_row<Keys>(
+          Keys::group(), Keys::kGroups, chunk, [&](int j) { return row(p.k, int64_t(id(i)) * chunk + j); },
+          [&](int j, const typename Keys::Row& x) {
+            const R score = keys.dot(x);
+            if (j >= chunk) return;
+            const R larger = score > top ? score : top;
+            sum = sum * (larger > top ? power(top - larger) : R(1)) + power(score - larger), top = larger;
+          });
+      R all = top;
+      for (int step = Keys::kLanes; step < 32; step *= 2) all = fmax(all, __shfl_xor_sync(~0u, all, step));
+      sum *= top > -INFINITY ? power(top - all) : R(sum == sum ? 0 : NAN);
+      for (int step = Keys::kLanes; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (threadIdx.x % 32 == 0) put_score<R>(s, at + i, id(i), all + log2(sum));
+    }
+  }
+  // The same by summary: a group of lanes a chunk.
+  __device__ void score_cheaply(int count, int at, int first) const {
+    const Summaries rows(query);
+    const int group = threadIdx.x / Summaries::kLanes, groups = kThreads / Summaries::kLanes;
+    if (p.rank == 0)
+      return each_row<Summaries>(
+          group, groups, count, [&](int i) { return summary(first + i, 0); },
+          [&](int i, const typename Summaries::Row& x) {
+            const R score = rows.dot(x);
+            if (Summaries::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
+          });
+    for (int base = 0; base < count; base += groups) {
+      const int i = base + group;
+      R score = 0;
+      each_row<Summaries>(
+          0, 1, int(p.rank) + 1, [&](int r) { return summary(first + min(i, count - 1), r); },
+          [&](int r, const typename Summaries::Row& x) {
+            const R y = rows.dot(x);
+            if (r <= p.rank) score += r == 0 ? y : R(0.5 * 0.6931471805599453) * y * y;
+          });
+      if (Summaries::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
+    }
+  }
+
+  // The chunks read beside the own one, to s.kept.
+  __device__ void choose() const {
+    const bool exact = p.selection == Selection::exact, listed = p.selection == Selection::shortlist;
+    const int n = int(listed ? p.shortlist : p.top_k);
+    for (int first = 0; first < own; first += kTile) {
+      const int count = min(kTile, own - first), held = first == 0 ? 0 : n;
+      if (exact) score_exactly(count, held, [&](int i) { return first + i; });
+      else score_cheaply(count, held, first);
+      keep_best(s, held + count, n);
+    }
+    if (!listed) return;
+    const int count = min(n, own);
+    score_exactly(count, 0, [&](int i) { return s.kept[i]; });
+    keep_best(s, count, int(p.top_k));
+  }
+
+  // Number i of the keys read stands at position:
+  __device__ int64_t position(int i, int before) const {
+    return i < before ? int64_t(s.ids[i / chunk]) * chunk + i % chunk : int64_t(own) * chunk + (i - before);
+  }
+};
+
+template <class T, int D>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
+                                            : sizeof(T) == 4 ? 4
+                                                             : 2) step_kernel(Top1ChunkForward p) {
+  using R = Real<T>;
+  using Keys = Rows<T, D>;
+  __shared__ Shared<R> s;
+  __shared__ R query[D], gathered[kWarps][D];
+  extern __shared__ double memory[];
+  R* logits = reinterpret_cast<R*>(memory);
+  const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
+            b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)), chunk = int(p.chunk_size);
+  const int64_t last = p.past + t, row = (int64_t{b} * heads + h) * p.time + t;
+  const Step<T, D> step{p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk)};
+  const R scale = R(p.scale * 1.4426950408889634);
+  const bool by_mean = p.selection == Selection::approx && !p.forced;
+  if (threadIdx.x < D) {
+    const T* q = static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
+    query[threadIdx.x] = real(q[threadIdx.x]) * (by_mean ? R(1) : scale);
+  }
+  if (threadIdx.x < p.top_k) s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
+  __syncthreads();
+  if (!p.forced) step.choose();
+  __syncthreads();
+  // The chunks that count, without gaps, in s.ids.
+  int chunks = 0;
+  for (int i = 0; i < p.top_k; ++i)
+    if (valid_choice(s.kept[i], step.own) >= 0) {
+      if (threadIdx.x == 0) s.ids[chunks] = s.kept[i];
+      ++chunks;
+    }
+  if (!p.forced && threadIdx.x < p.top_k) p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
+  if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
+  __syncthreads();
+  const int before = chunks * chunk, count = before + step.last + 1;
+  const int group = threadIdx.x / Keys::kLanes, groups = kThreads / Keys::kLanes;
+  {
+    const Keys keys(query);
+    each_row<Keys>(
+        group, groups, count, [&](int i) { return step.row(p.k, step.position(i, before)); },
+        [&](int i, const typename Keys::Row& x) {
+          const R score = keys.dot(x);
+          if (Keys::lane() == 0 && i < count) logits[i] = score;
+        });
+  }
+  __syncthreads();
+  R top = -INFINITY, sum = 0;
+  for (int i = threadIdx.x; i < count; i += kThreads) top = fmax(top, logits[i]);
+  top = reduce(s, top, [](R x, R y) { return fmax(x, y); });
+  for (int i = threadIdx.x; i < count; i += kThreads) sum += logits[i] = power(logits[i] - top);
+  sum = reduce(s, sum, [](R x, R y) { return x + y; });
+  R out[Keys::kEach][Keys::kWidth] = {};
+  each_row<Keys>(
+      group, groups, count, [&](int i) { return step.row(p.v, step.position(i, before)); },
+      [&](int i, const typename Keys::Row& x) {
+        const R weight = i < count ? logits[i] : R(0);
+#pragma unroll
+        for (int n = 0; n < Keys::kEach; ++n)
+#pragma unroll
+          for (int e = 0; e < Keys::kWidth; ++e) out[n][e] += i < count ? weight * real(x.at[n].at[e]) : R(0);
+      });
+#pragma unroll
+  for (int n = 0; n < Keys::kEach; ++n)
+#pragma unroll
+    for (int e = 0; e < Keys::kWidth; ++e) {
+      for (int lanes = Keys::kLanes; lanes < 32; lanes *= 2) out[n][e] += __shfl_xor_sync(~0u, out[n][e], lanes);
+      if (Keys::group() == 0) gathered[threadIdx.x / 32][Keys::offset(n) + e] = out[n][e];
+    }
+  __syncthreads();
+  if (threadIdx.x < D) {
+    R total = 0;
+    for (int w = 0; w < kWarps; ++w) total += gathered[w][threadIdx.x];
+    T* to = static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
+    to[threadIdx.x] = stored<T>(total / sum);
+  }
+  if (threadIdx.x == 0) static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(0.6931471805599453);
+}
+
+template <class T, int D>
+void launch(const Top1ChunkForward& p, cudaStream_t stream) {
+  const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
+  launch_shared(step_kernel<T, D>, unsigned(p.batch * p.time * p.heads), kThreads, bytes, stream, p);
+}
+
+bool apart(const View& x, DType dtype) {  // rows begin at multiples of 16 bytes
+  const int64_t each = dtype == DType::f64 ? 2 : dtype == DType::f32 ? 4 : 8;
+  return reinterpret_cast<uintptr_t>(x.data) % 16 || x.batch_stride % each || x.time_stride % each;
+}
+
+}  // namespace
+}  // namespace top1
+
+const char* why_no_step(const Top1ChunkForward& p) {
+  if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return "takes a head_dim of 64, 96 or 128";
+  if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept) return "takes a top_k and a shortlist of 64 at most";
+  if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads 16,384 keys a query at most";
+  if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
+  for (const View& x : {p.k, p.v})
+    if (top1::apart(x, p.dtype)) return "takes rows that begin at multiples of 16 bytes";
+  return nullptr;
+}
+
+void top1_chunk_step(const Top1ChunkForward& p, Stream raw_stream) {
+  if (const char* reason = why_no_step(p)) throw Unsupported(std::string("top1_chunk on CUDA ") + reason);
+  const auto stream = static_cast<cudaStream_t>(raw_stream);
+  with_type(p.dtype, [&](auto zero) {
+    top1::with_head_dim(p.head_dim, [&](auto d) { top1::launch<decltype(zero), d()>(p, stream); });
+  });
+  check_launch("top1_chunk: step");
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,56 @@
+#include <torch/torch.h>
+
+#include "ops/tensors.h"
+#include "ops/top1_chunk/top1_chunk.h"
+
+namespace assay::ops {
+namespace {
+
+constexpr double kTiny = 1e-6;  // of an axis: what rounding leaves of one that depends on those before
+
+at::Tensor unit(const at::Tensor& x) { return x / x.norm(2, -1, true).clamp_min(1e-30); }
+
+// Axes u_i [..., rank, D] with Σ u_i u_iᵀ ≤ A = xᵀx / C, equal to it on the span of `start`: a factor of
+// A S (Sᵀ A S)⁻¹ Sᵀ A, a row of S at a time. x [..., C, D].
+at::Tensor axes(const at::Tensor& x, const at::Tensor& start) {
+  const double count = double(x.size(-2));
+  const auto times_covariance = [&](const at::Tensor& s) { return s.matmul(x.mT()).matmul(x) / count; };
+  const at::Tensor s = unit(times_covariance(start)), w = times_covariance(s);
+  std::vector<at::Tensor> u;
+  for (int64_t i = 0; i < start.size(-2); ++i) {
+    const auto dot = [&](const at::Tensor& a) { return (a * s.select(-2, i)).sum(-1, true); };
+    at::Tensor v = w.select(-2, i);
+    const at::Tensor all = dot(v);
+    for (const at::Tensor& before : u) v = v - dot(before) * before;
+    const at::Tensor left = dot(v);
+    u.push_back(at::where(left > kTiny * all, v * left.clamp_min(1e-30).rsqrt(), 0));
+  }
+  return at::stack(u, -2);
+}
+
+}  // namespace
+
+at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank) {
+  constexpr const char* kOp = "chunk_summaries";
+  check_dims(kOp, "k", k, 4, "[B, S, Hk, D]");
+  check_like(kOp, "k", k, k);
+  TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected 1 or more");
+  TORCH_CHECK_VALUE(rank >= 0, kOp, ": rank is ", rank, ", expected 0 or more");
+  const at::NoGradGuard no_grad;
+  const int64_t chunks = k.size(1) / chunk_size;
+  const at::Tensor keys = k.slice(1, 0, chunks * chunk_size)
+                              .to(real_dtype(sequence_dtype({k})))
+                              .unflatten(1, {chunks, chunk_size})
+                              .transpose(2, 3);  // [B, chunks, Hk, C, D]
+  const at::Tensor mean = keys.mean(3, true);
+  if (rank == 0 || chunks == 0) return mean.expand({-1, -1, -1, 1 + rank, -1}).contiguous();
+  const at::Tensor x = keys - mean;
+  const at::Tensor at = (at::arange(rank, k.options().dtype(at::kLong)) * chunk_size).floor_divide(rank);
+  return at::cat({mean, axes(x, x.index_select(3, at))}, 3);
+}
+
+TORCH_LIBRARY_FRAGMENT(assay, m) {
+  m.def("chunk_summaries(Tensor k, int chunk_size, int rank=0) -> Tensor summaries", chunk_summaries);
+}
+
+}  // namespace assay::ops

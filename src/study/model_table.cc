@@ -1,0 +1,61 @@
+#include "study/model_table.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "study/process.h"
+
+namespace assay::study {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Folder {
+  Folder() : path(fs::temp_directory_path() / fmt::format("assay_bench.{}", ::getpid())) { make_folder(path); }
+  ~Folder() { fs::remove_all(path); }
+  const fs::path path;
+};
+
+Ending wait_politely(pid_t child) {
+  Ending ending;
+  while (!ended(child, ending)) {
+    ::usleep(50'000);
+    if (interrupted()) ::kill(child, SIGTERM);
+  }
+  check_interrupt();
+  return ending;
+}
+
+std::string why(const Ending& ending, const Json& answer) {
+  if (answer.is_object() && answer.contains("error")) return answer["error"];
+  return ending.text() + (ending.code == 128 + SIGKILL ? ", as when memory runs out" : "");
+}
+
+Json row_of(const fs::path& program, const std::string& model, const std::vector<std::string>& arguments) {
+  const Folder folder;
+  Command command{{program, "bench", "models", model, "--json"}, folder.path / "out", folder.path / "errors"};
+  command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());
+  const Ending ending = wait_politely(start(command));
+  const Json answer = Json::parse(read_file(command.output), nullptr, /*allow_exceptions=*/false);
+  if (ending.code == 0 && answer.is_object()) return answer["rows"][0];
+  return {{"model", model}, {"failure", why(ending, answer)}};
+}
+
+}  // namespace
+
+Json model_rows(const fs::path& program, const std::vector<std::string>& models,
+                const std::vector<std::string>& arguments) {
+  Json rows = Json::array();
+  Progress progress;
+  for (const std::string& model : models) {
+    progress.show(fmt::format("{}/{} {}", rows.size() + 1, models.size(), model));
+    rows.push_back(row_of(program, model, arguments));
+  }
+  return rows;
+}
+
+}  // namespace assay::study

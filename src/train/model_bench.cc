@@ -1,0 +1,114 @@
+#include "train/model_bench.h"
+
+#include <torch/torch.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "nn/language_model.h"
+#include "ops/called.h"
+#include "ops/paths.h"
+#include "train/device.h"
+#include "train/optimizer.h"
+
+namespace assay::train {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+nn::ModelSpec complete(const ConfigNode& model, const ModelBench& o) {
+  nn::ModelSpec spec = nn::ModelSpec::read(model);
+  if (spec.config.vocab_size == 0) spec.config.vocab_size = o.vocabulary;
+  if (spec.config.positions == "learned" && spec.config.max_positions == 0) spec.config.max_positions = o.time;
+  return spec;
+}
+
+Json paths_of(const std::set<std::string>& operators, c10::Device device) {
+  Json paths = Json::object();
+  for (const ops::OpPath& path : ops::op_paths())
+    if (path.device == (device.is_cuda() ? "cuda" : "cpu") && operators.contains(path.op)) paths[path.op] = path.path;
+  return paths;
+}
+
+std::string memory_ran_out(const std::string& why) {
+  const std::string what = why.substr(0, why.find('\n'));
+  for (const char* sign : {"not enough memory", "can't allocate memory", "out of memory"})
+    if (what.find(sign) != std::string::npos) return "out of memory: " + what;
+  return what;
+}
+
+// "" when the work was done, else why not.
+std::string failure_of(auto&& work) {
+  try {
+    work();
+    return "";
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const c10::Error& error) {
+    return memory_ran_out(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
+  model.initialise(0);
+  AdamW optimizer(model, {});
+  const at::Tensor tokens = at::randint(model.spec.config.vocab_size, {o.batch, o.time + 1}, at::kLong).to(device);
+  Progress progress;
+  std::vector<double> seconds;
+  for (int64_t step = 0; step <= o.steps; ++step) {
+    check_interrupt();
+    progress.show(fmt::format("step {}/{}", step, o.steps));
+    const Clock::time_point start = Clock::now();
+    model.loss(tokens).backward();
+    optimizer.step(1e-4, step).item<float>();  // waits for the device
+    if (step > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  std::ranges::sort(seconds);
+  const double median = seconds[seconds.size() / 2];
+  row["seconds_per_step"] = median, row["tokens_per_second"] = double(o.batch * o.time) / median;
+  row["peak_memory_bytes"] = peak_memory_bytes(device);
+}
+
+void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
+  const ops::CalledOps called;
+  row["parameters"] = model.parameter_count();
+  row["flops_per_token"] = model.forward_flops(o.time);
+  for (const int64_t length : o.state_lengths) row["state_bytes"][std::to_string(length)] = model.state_bytes(length);
+  row["operators"] = paths_of(called.names, device);
+}
+
+std::string why_not_timed(const Json& row, const ModelBench& o) {
+  if (o.steps == 0) return "not timed";
+  if (row["parameters"] <= o.largest) return "";
+  return fmt::format("not timed: more than {} parameters", Progress::count(double(o.largest)));
+}
+
+}  // namespace
+
+Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device device) {
+  Json row = {{"parameters", nullptr},       {"flops_per_token", nullptr},  {"state_bytes", Json::object()},
+              {"operators", Json::object()}, {"seconds_per_step", nullptr}, {"tokens_per_second", nullptr},
+              {"peak_memory_bytes", nullptr}};
+  const nn::ModelSpec spec = complete(table, o);
+  row["d_model"] = spec.config.d_model, row["num_layers"] = spec.config.num_layers;
+  row["failure"] = failure_of([&] {
+    nn::LanguageModel model(spec);
+    model.compute_dtype = compute_dtype(o.precision, device);
+    model.recompute_activations = o.recompute_activations;
+    model.to(device, model.compute_dtype == at::kDouble ? at::kDouble : at::kFloat);
+    count(model, o, device, row);
+    const std::string untimed = why_not_timed(row, o);
+    if (untimed.empty()) time_steps(model, o, device, row);
+    else fail<Error>("{}", untimed);
+  });
+  return row;
+}
+
+}  // namespace assay::train

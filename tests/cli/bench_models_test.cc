@@ -1,0 +1,101 @@
+// `assay bench models`: a row a model, from one command; what fails is a row too.
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+using nlohmann::json;
+
+class BenchModels : public testing::Test {
+ protected:
+  BenchModels() {
+    model("full", "pattern = ['attention']\n[model.attention]\nnum_heads = 2\n");
+    model("window", "pattern = ['attention']\n[model.attention]\nnum_heads = 2\nwindow = 8\n");
+    model("scan", "pattern = ['mamba1']\nchannel_mixer = 'none'\n");
+  }
+  void model(const std::string& name, const std::string& rest) {
+    folder_.write(name + ".toml", "[model]\nd_model = 32\nnum_layers = 2\n" + rest);
+  }
+  Outcome bench(const std::string& arguments) {
+    return run(folder_.path(), "bench models --device cpu --threads 1 --vocab 50 --time 24 " + arguments);
+  }
+  json rows(const std::string& arguments) {
+    const Outcome outcome = bench(arguments + " --json");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return json::parse(outcome.out).at("rows");
+  }
+  data::Folder folder_;
+};
+
+TEST_F(BenchModels, CountsAndTimesEach) {
+  const json found = rows("full.toml window.toml scan.toml --steps 2 --state-at 24,100000");
+  ASSERT_EQ(found.size(), 3u);
+  for (const json& row : found) {
+    EXPECT_EQ(row.at("failure"), "") << row;
+    EXPECT_GT(row.at("tokens_per_second"), 0) << row;
+    EXPECT_GT(row.at("peak_memory_bytes"), 0) << row;
+  }
+  const auto state = [&](int i, const char* length) { return found[i].at("state_bytes").at(length).get<int64_t>(); };
+  constexpr int64_t position = 8, pair = 2 * 32 * 4;  // a key and a value of 32 numbers, in each of two layers
+  EXPECT_EQ(state(0, "24"), 2 * (24 * pair + position));
+  EXPECT_EQ(state(0, "100000"), 2 * (100000 * pair + position));
+  EXPECT_EQ(state(1, "100000"), 2 * (7 * pair + position));
+  EXPECT_EQ(state(2, "24"), state(2, "100000"));
+  EXPECT_EQ(state(2, "24"), 2 * 4 * (64 * 16 + 64 * 3))
+      << "Mamba's state of 16 a channel, and three inputs of its convolution";
+  EXPECT_EQ(found[0].at("operators").at("window_attention"), found[1].at("operators").at("window_attention"));
+  EXPECT_EQ(found[2].at("operators").count("window_attention"), 0u);
+  EXPECT_EQ(found[2].at("operators").at("selective_scan").get<std::string>().substr(0, 10), "cpu kernel");
+  // Projections: 2 (3·32·32 + 32·32) a layer, with the head and the feed-forward; attention: 4·32·(24 + 1) / 2.
+  const int64_t d_ff =
+      (found[0].at("parameters").get<int64_t>() - 50 * 32 - 32 - 2 * (4 * 32 * 32 + 2 * 32)) / (2 * 3 * 32);
+  EXPECT_EQ(found[0].at("flops_per_token"),
+            2. * 50 * 32 + 2 * (2. * 4 * 32 * 32 + 2. * 3 * 32 * d_ff + 4. * 32 * 25 / 2));
+}
+
+TEST_F(BenchModels, WhatFailsIsARow) {
+  model("short", "pattern = ['attention']\n[model.attention]\nnum_heads = 2\nconstants = 'keys'\nmax_positions = 9\n");
+  model("huge", "pattern = ['attention']\nvocab_size = 4000000000000\n[model.attention]\nnum_heads = 2\n");
+  const json found = rows("full.toml short.toml huge.toml scan.toml --steps 1");
+  ASSERT_EQ(found.size(), 4u);
+  EXPECT_EQ(found[0].at("failure"), "");
+  EXPECT_NE(found[1].at("failure").get<std::string>().find("max_positions = 9"), std::string::npos) << found[1];
+  EXPECT_GT(found[1].at("parameters"), 0) << "counted before it failed";
+  EXPECT_NE(found[2].at("failure").get<std::string>().find("out of memory"), std::string::npos) << found[2];
+  EXPECT_EQ(found[3].at("failure"), "");
+}
+
+TEST_F(BenchModels, LargeModelsAreCountedOnly) {
+  const json found = rows("full.toml --largest 1000");
+  EXPECT_TRUE(found[0].at("tokens_per_second").is_null());
+  EXPECT_EQ(found[0].at("failure"), "not timed: more than 1.0k parameters");
+  EXPECT_GT(found[0].at("parameters"), 1000);
+}
+
+TEST_F(BenchModels, ComparesWithAReference) {
+  const Outcome outcome = bench("full.toml scan.toml --steps 0 --reference scan.toml --csv table.csv");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  EXPECT_NE(outcome.out.find("× scan.toml"), std::string::npos) << outcome.out;
+  const std::string csv = read_file(folder_ / "table.csv");
+  EXPECT_EQ(std::ranges::count(csv, '\n'), 3) << csv;
+  EXPECT_NE(csv.find("\nscan.toml,"), std::string::npos) << csv;
+  EXPECT_NE(csv.find(",1,"), std::string::npos) << csv;
+}
+
+TEST_F(BenchModels, RefusesBadNamesBeforeTheFirst) {
+  for (const auto& [arguments, part] : std::vector<std::pair<std::string, std::string>>{
+           {"transformr++", "did you mean 'transformer++'?"},
+           {"full.toml missing.toml", "missing.toml: cannot be read as a TOML file (no such file)"},
+           {"full.toml --reference scan.toml", "'scan.toml' is not among the models"},
+           {"full.toml --precision fp8", "--precision"},
+           {"full.toml --time 0", "--time"}}) {
+    const Outcome outcome = bench(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments << "\n" << outcome.error;
+    EXPECT_NE(outcome.error.find(part), std::string::npos) << outcome.error;
+  }
+}
+
+}  // namespace
+}  // namespace assay::cli
