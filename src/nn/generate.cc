@@ -63,7 +63,8 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
   const at::NoGradGuard no_grad;
   const int64_t batch = prompts.size(0), length = prompts.size(1);
   const int64_t longest = model.positions.defined() ? model.positions.size(0) : std::numeric_limits<int64_t>::max();
-  if (max_tokens < 0 || max_tokens > longest - length)
+  if (max_tokens < 0) fail("max_tokens = {} must be 0 or more", max_tokens);
+  if (max_tokens > longest - length)
     fail("a prompt of {} tokens and {} to follow do not fit the model's {} positions", length, max_tokens, longest);
   std::vector<std::vector<int64_t>> out(batch);
   std::vector<bool> ended(batch, false);

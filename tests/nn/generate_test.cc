@@ -110,6 +110,7 @@ TEST(Generate, RefusesMoreThanTheModelsPositions) {
   const std::vector<uint64_t> seed = {0};
   EXPECT_EQ(generate(*model, prompt, 7, {}, seed)[0].size(), 7u);
   EXPECT_THROW(generate(*model, prompt, 8, {}, seed), BadInput);
+  EXPECT_THROW(generate(*model, prompt, -1, {}, seed), BadInput);
 }
 
 }  // namespace

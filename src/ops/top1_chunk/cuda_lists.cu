@@ -118,10 +118,10 @@ __global__ void place_kernel(Top1ChunkForward p, Lists lists, int rank) {
 
 }  // namespace
 
-Lists::Lists(const Top1ChunkForward& p, Arena& arena)
+Lists::Lists(const Top1ChunkForward& p, Arena& arena, int most_runs)
     : items(int(p.heads / p.kv_heads * p.time)),
       chunks(int(ceil_div(p.time, p.chunk_size))),
-      run_length(int(ceil_div(std::max<int64_t>(512, ceil_div(items, 256)), 32) * 32)),
+      run_length(int(ceil_div(std::max<int64_t>(512, ceil_div(items, most_runs)), 32) * 32)),
       segments(int(chunks + ceil_div(items, kSegment))) {
   runs = int(ceil_div(items, run_length));
   const int64_t heads = p.batch * p.kv_heads;

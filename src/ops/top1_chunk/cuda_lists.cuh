@@ -21,7 +21,7 @@ struct Lists {
   int* chunk;      // [B·Hk, segments]     the chunk of each segment, −1 behind the last
   Segment* table;  // [B·Hk, segments]
   int* counts;     // [B·Hk, runs, chunks] scratch
-  Lists(const Top1ChunkForward& p, Arena& arena);
+  Lists(const Top1ChunkForward& p, Arena& arena, int most_runs = 256);
 };
 
 __device__ inline Segment segment_of(const Lists& lists, int heads, unsigned block) {

@@ -10,6 +10,7 @@ constexpr int kTileRows = 128;  // of a tile of summaries
 constexpr int kGroups = 2;      // warpgroups of queries
 constexpr int kKept = 8;        // best chunks that each of a row's four lanes keeps
 constexpr float kLargest = 3e38f;
+constexpr int kPairRuns = 1024;  // of the sort: shortlist times as many items as queries
 
 // A chunk has kParts rows, its mean and axes; rows of eight chunks make kParts n-tiles, so that a lane holds all of a
 // chunk's products.
@@ -19,6 +20,8 @@ struct Layout {
   __device__ static int row(int chunk, int part) { return (chunk % kChunks / 8 * kParts + part) * 8 + chunk % 8; }
 };
 
+using Row8 = Pack<float, 8>;
+
 // out[i][d] = Σ_j y[j][i] k_j[d] / C of rows k_j in shared memory, for i < count; y null: Σ k_j / C.
 template <int D, int kAxes>
 __device__ void weighted_sums(float (*out)[D], const bf16* keys, const float (*y)[8], int chunk, int count) {
@@ -26,10 +29,12 @@ __device__ void weighted_sums(float (*out)[D], const bf16* keys, const float (*y
   __shared__ float partial[kStreams][kAxes][D];
   const int d = threadIdx.x % D, stream = threadIdx.x / D;
   float sum[kAxes] = {};
+#pragma unroll 4
   for (int j = stream; j < chunk && stream < kStreams; j += kStreams) {
     const float x = real(keys[j * (D + 8) + d]);
+    const Row8 weights = y ? *reinterpret_cast<const Row8*>(y[j]) : Row8{};
 #pragma unroll
-    for (int i = 0; i < kAxes; ++i) sum[i] += y ? y[j][i] * x : x;
+    for (int i = 0; i < kAxes; ++i) sum[i] += y ? weights.at[i] * x : x;
   }
   if (stream < kStreams)
     for (int i = 0; i < kAxes; ++i) partial[stream][i][d] = sum[i];
@@ -66,13 +71,12 @@ __device__ void along_axes(float (*y)[8], const bf16* keys, const float* mean, c
     float sum[kAxes] = {};
     for (int vector = 0; vector < D / 8; ++vector) {
       const uint4 x = *reinterpret_cast<const uint4*>(keys + j * (D + 8) + vector * 8);
-      const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+      const float2 u[4] = {unpack(x.x), unpack(x.y), unpack(x.z), unpack(x.w)};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 u = unpack(xs[e]);
+      for (int i = 0; i < kAxes; ++i) {
+        const Row8 along = *reinterpret_cast<const Row8*>(axis[i] + vector * 8);
 #pragma unroll
-        for (int i = 0; i < kAxes; ++i)
-          sum[i] += u.x * axis[i][vector * 8 + 2 * e] + u.y * axis[i][vector * 8 + 2 * e + 1];
+        for (int e = 0; e < 4; ++e) sum[i] += u[e].x * along.at[2 * e] + u[e].y * along.at[2 * e + 1];
       }
     }
     for (int i = 0; i < kAxes; ++i) y[j][i] = sum[i] - middle[i];
@@ -91,7 +95,7 @@ __global__ void __launch_bounds__(128) summary_kernel(Top1ChunkForward p, bf16* 
   constexpr int kAxes = kParts - 1;
   constexpr float kTiny = 1e-6f;
   extern __shared__ __align__(1024) unsigned char memory[];
-  __shared__ float mean[1][D], s[kAxes][D], w[kAxes][D];
+  __shared__ __align__(32) float mean[1][D], s[kAxes][D], w[kAxes][D];
   const int chunk = int(p.chunk_size), rank = int(p.rank), c = blockIdx.x;
   const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
   bf16* keys = reinterpret_cast<bf16*>(memory);
@@ -213,7 +217,8 @@ __global__ void __launch_bounds__(kGroups * 128 + 32, D == 128 ? 1 : 2)
   });
 }
 
-constexpr int kWarps = 4, kWarpRows = 16, kKeys = 64;  // of a block of pairs, queries of a warp, keys of one step
+// Pairs: a warp takes kTiles tiles of 16 queries at a time, which share what it reads of the keys.
+constexpr int kWarps = 4, kTiles = 2, kWarpRows = 16 * kTiles, kKeys = 32;  // kKeys: of one step
 
 int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, kKeys) * kKeys); }
 template <int D>
@@ -223,35 +228,36 @@ size_t pair_bytes(const Top1ChunkForward& p) {
 
 // log₂ Σ exp2 of a chunk's logits, running over its keys: a lane's two rows and its own columns.
 struct Running {
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-  __device__ void add(float (&s)[kKeys / 8][4], float scale, int limit) {
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // the largest product, and the sum relative to it
+  // sign: of the scale. Products behind `limit` do not count.
+  __device__ void add(float (&s)[kKeys / 8][4], float scale, float sign, int limit) {
     const int column = threadIdx.x % 4 * 2;
+    if (limit < kKeys)
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] = column + n * 8 + e % 2 < limit ? s[n][e] : -INFINITY * sign;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = top[i];
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int e = 2 * i; e < 2 * i + 2; ++e) {
-          s[n][e] = limit >= kKeys || column + n * 8 + e % 2 < limit ? s[n][e] * scale : -INFINITY;
-          largest = fmaxf(largest, s[n][e]);
-        }
-      float total = largest > top[i] ? sum[i] * exp2_fast(top[i] - largest) : sum[i];
+      for (int n = 0; n < kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(s[n][2 * i] * sign, s[n][2 * i + 1] * sign));
+      const float size = scale * sign, shift = largest > -INFINITY ? largest * size : 0;
+      float total = sum[i] * exp2_fast(top[i] > -INFINITY ? top[i] * size - shift : 0);
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int e = 2 * i; e < 2 * i + 2; ++e) total += exp2_fast(s[n][e] - largest);
-      // Columns behind the chunk may be all that a lane has.
-      top[i] = largest, sum[i] = largest == -INFINITY && !isnan(s[0][2 * i]) ? 0 : total;
+        total += exp2_fast(fmaf(s[n][2 * i], scale, -shift)) + exp2_fast(fmaf(s[n][2 * i + 1], scale, -shift));
+      top[i] = largest, sum[i] = total;
     }
   }
-  __device__ float finish(int i) const {
+  // The score, in all lanes of the row.
+  __device__ float finish(int i, float size) const {
     float largest = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    float total = top[i] == largest ? sum[i] : sum[i] * exp2_fast(top[i] - largest);
+    float total = top[i] > -INFINITY ? sum[i] * exp2_fast((top[i] - largest) * size) : sum[i];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
-    return largest + log2f(total);
+    return (largest > -INFINITY ? largest * size : 0) + log2f(total);
   }
 };
 
@@ -260,8 +266,8 @@ __device__ void fetch_queries(Tile<D> to, const Top1ChunkForward& p, const int* 
                               int end) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int half = 0; half < 2 && first < end; ++half) {
-    const int row = half * 8 + lane / 4, item = order[min(first + row, end - 1)];
+  for (int part = 0; part < kWarpRows / 8 && first < end; ++part) {
+    const int row = part * 8 + lane / 4, item = order[min(first + row, end - 1)];
     const int h = kv * int(p.heads / p.kv_heads) + item / int(p.time) / int(p.shortlist);
     const bf16* from = row_of<D>(p.q, b, item % int(p.time), h);
 #pragma unroll
@@ -270,9 +276,24 @@ __device__ void fetch_queries(Tile<D> to, const Top1ChunkForward& p, const int* 
   commit_copies();
 }
 
-// Exact scores of the pairs of a segment: a warp takes 16 at a time, the next 16 on their way.
+// Products of the tiles of queries with kKeys keys from `key` on.
 template <int D>
-__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 5 : 3)
+__device__ void score_keys(float (&s)[kTiles][kKeys / 8][4], const uint32_t (&q)[kTiles][D / 16][4], Tile<D> keys,
+                           int key) {
+#pragma unroll
+  for (int kk = 0; kk < D / 16; ++kk)
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n) {
+      uint32_t k[4];
+      load_b(k, keys, key + n * 16, kk * 2);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) multiply_add(s[tile][2 * n], s[tile][2 * n + 1], q[tile][kk], k);
+    }
+}
+
+// Exact scores of the pairs of a segment: a warp takes kWarpRows at a time, the next on their way.
+template <int D>
+__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
     pair_kernel(Top1ChunkForward p, ShortlistScratch scratch, int padded) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Lists& lists = scratch.lists;
@@ -284,6 +305,8 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 5 : 3)
   auto queries = [&](int stage) { return Tile<D>{keys.data + (padded + (warp * 2 + stage) * kWarpRows) * D}; };
   const int64_t rows = int64_t{head} * lists.items;
   const int* order = lists.order + rows;
+  // Of 0 a number that makes every score 0 and leaves what does not count at −∞.
+  const float scale = p.scale == 0 ? 1e-30f : float(p.scale) * kLog2e, sign = p.scale < 0 ? -1 : 1;
   int first = segment.begin + warp * kWarpRows;
   copy_rows(keys, p.k, b, segment.chunk * int64_t{chunk}, kv, chunk, padded);
   fetch_queries(queries(0), p, order, b, kv, first, segment.end);
@@ -293,25 +316,21 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 5 : 3)
     fetch_queries(queries(stage ^ 1), p, order, b, kv, first + kWarps * kWarpRows, segment.end);
     wait_copies<1>();
     __syncwarp();
-    uint32_t q[D / 16][4];
+    uint32_t q[kTiles][D / 16][4];
 #pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) load_a(q[kk], queries(stage), 0, kk * 2);
-    Running running;
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int kk = 0; kk < D / 16; ++kk) load_a(q[tile][kk], queries(stage), tile * 16, kk * 2);
+    Running running[kTiles];
     for (int key = 0; key < chunk; key += kKeys) {
-      float s[kKeys / 8][4] = {};
+      float s[kTiles][kKeys / 8][4] = {};
+      score_keys(s, q, keys, key);
 #pragma unroll
-      for (int kk = 0; kk < D / 16; ++kk)
-#pragma unroll
-        for (int n = 0; n < kKeys / 16; ++n) {
-          uint32_t k[4];
-          load_b(k, keys, key + n * 16, kk * 2);
-          multiply_add(s[2 * n], s[2 * n + 1], q[kk], k);
-        }
-      running.add(s, float(p.scale) * kLog2e, chunk - key);
+      for (int tile = 0; tile < kTiles; ++tile) running[tile].add(s[tile], scale, sign, chunk - key);
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float score = running.finish(i);
+    for (int i = 0; i < kWarpRows / 8; ++i) {
+      const float score = running[i / 2].finish(i % 2, scale * sign);
       const int at = first + threadIdx.x % 32 / 4 + i * 8;
       if (threadIdx.x % 4 == 0 && at < segment.end) scratch.scores[rows + order[at]] = score;
     }
@@ -373,7 +392,7 @@ ShortlistScratch::ShortlistScratch(const Top1ChunkForward& p, Arena& arena)
     : columns(arena.take<bf16>(p.batch * p.kv_heads * tiles_per_head(p) * kTileRows * p.head_dim)),
       listed(arena.take<int64_t>(p.batch * p.heads * p.shortlist * p.time)),
       scores(arena.take<float>(p.batch * p.heads * p.shortlist * p.time)),
-      lists(pairs_of(p, *this), arena) {}
+      lists(pairs_of(p, *this), arena, kPairRuns) {}
 
 void select_shortlist(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
   with_head_dim(p.head_dim, [&](auto d) {

@@ -211,6 +211,13 @@ struct Step {
     keep_best(s, count, int(p.top_k));
   }
 
+  // Rows [first, first + count) of x are on their way to the second cache: nobody has to wait for them long.
+  __device__ void send_for(const View& x, int64_t first, int count) const {
+    constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
+    for (int i = threadIdx.x; i < count * kLines; i += kThreads)
+      prefetch(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
+  }
+
   // Number i of the keys read stands at position:
   __device__ int64_t position(int i, int before) const {
     return i < before ? int64_t(s.ids[i / chunk]) * chunk + i % chunk : int64_t(own) * chunk + (i - before);
@@ -237,6 +244,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
     const T* q = static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
     query[threadIdx.x] = real(q[threadIdx.x]) * (by_mean ? R(1) : scale);
   }
+  step.send_for(p.k, last / chunk * chunk, step.last + 1), step.send_for(p.v, last / chunk * chunk, step.last + 1);
   if (threadIdx.x < p.top_k) s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
   __syncthreads();
   if (!p.forced) step.choose();
@@ -246,6 +254,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
   for (int i = 0; i < p.top_k; ++i)
     if (valid_choice(s.kept[i], step.own) >= 0) {
       if (threadIdx.x == 0) s.ids[chunks] = s.kept[i];
+      step.send_for(p.v, int64_t(s.kept[i]) * chunk, chunk);
       ++chunks;
     }
   if (!p.forced && threadIdx.x < p.top_k) p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
@@ -316,6 +325,8 @@ const char* why_no_step(const Top1ChunkForward& p) {
   if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
   for (const View& x : {p.k, p.v})
     if (top1::apart(x, p.dtype)) return "takes rows that begin at multiples of 16 bytes";
+  if (top1::apart(p.summaries, p.dtype == DType::f64 ? DType::f64 : DType::f32))
+    return "takes summaries that begin at multiples of 16 bytes";
   return nullptr;
 }
 
