@@ -4,6 +4,8 @@
 //   4. for each slot, a task a chunk: the queries that chose it read its keys; each has one such chunk, so one writer
 //   5. a task a chunk: its own queries read it up to themselves and finish
 // Between passes a query holds out unnormalised, the largest logit seen, and the sum of exponentials relative to it.
+#include <utility>
+
 #include "ops/top1_chunk/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,7 +25,7 @@ template <class R>
 struct Scratch {
   R *q, *scores, *out, *values, *best;
   R *squares, *gathered, *cheap;  // of the shortlist, as is
-  int64_t* listed;                // [kRows, shortlist]
+  int64_t *listed, *next;         // [C, shortlist], [C] entries of it that are done
   Scratch(Carver& carve, const Problem<R>& p)
       : q(carve.take<R>((p.C + kRows) * p.depth)),
         scores(carve.take<R>(kRows * std::max(p.width, padded<R>(p.candidates)))),
@@ -33,7 +35,8 @@ struct Scratch {
         squares(carve.take<R>(p.shortlist ? kRows * padded<R>(p.candidates) : 0)),
         gathered(carve.take<R>(p.shortlist ? kRows * p.depth : 0)),
         cheap(carve.take<R>(p.shortlist)),
-        listed(carve.take<int64_t>(kRows * p.shortlist)) {}
+        listed(carve.take<int64_t>(p.C * p.shortlist)),
+        next(carve.take<int64_t>(p.shortlist ? p.C : 0)) {}
 };
 
 template <class R>
@@ -106,15 +109,16 @@ void pack_summaries(const Problem<R>& p, const Memory<R>& m, const ParallelFor& 
   });
 }
 
-// The shortlists of `rows` queries s.q, in rising order, to s.listed.
+// The shortlists of queries [first, first + rows) of s.q, in rising order, to s.listed.
 template <class R>
-void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t rows, int64_t b, int64_t h,
-                 int64_t chunk) {
+void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t first, int64_t rows, int64_t b,
+                 int64_t h, int64_t chunk) {
   const int64_t stride = padded<R>(p.candidates), columns = padded<R>(chunk);
-  const R* means = m.means + (b * p.kv_heads + h / p.group) * (1 + p.rank) * p.head_dim * stride;
+  const R *means = m.means + (b * p.kv_heads + h / p.group) * (1 + p.rank) * p.head_dim * stride,
+          *q = s.q + first * p.depth;
   for (int64_t r = 0; r <= p.rank; ++r) {
     R* out = r == 0 ? s.scores : s.squares;
-    matmul(rows, columns, p.head_dim, Left<R>{s.q, p.depth, 1}, means + r * p.head_dim * stride, stride, out, stride,
+    matmul(rows, columns, p.head_dim, Left<R>{q, p.depth, 1}, means + r * p.head_dim * stride, stride, out, stride,
            false);
     for (int64_t i = 0; i < rows && r > 0; ++i)
       for (int64_t c = 0; c < columns; c += kLanes<R>) {
@@ -124,36 +128,43 @@ void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, i
       }
   }
   for (int64_t i = 0; i < rows; ++i) {
-    int64_t* listed = s.listed + i * p.shortlist;
+    int64_t* listed = s.listed + (first + i) * p.shortlist;
     for (int64_t c = 0; c < chunk; ++c) consider(s.scores[i * stride + c], c, c, p.shortlist, s.cheap, listed);
     std::sort(listed, listed + std::min(chunk, p.shortlist));
   }
 }
 
-// The exact scores of listed chunks; a chunk's keys meet all queries of a block that list it at once.
+// Exact scores of chunk c for the `count` queries `who` of s.q, which list it.
+template <class R>
+void score_listed(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk,
+                  int64_t c, int64_t count, const int64_t* who) {
+  matmul(count, p.width, p.head_dim, Left<R>{s.gathered, p.depth, 1}, m.keys.at(p, b, h / p.group, c), p.width,
+         s.scores, p.width, false);
+  for (int64_t n = 0; n < count; ++n) {
+    const int64_t i = who[n], row = p.row(b, h, p.first_query(chunk) + i);
+    consider(logsumexp2(s.scores + n * p.width, p.C), c, s.next[i]++, p.top_k, s.best + i * p.top_k,
+             p.selected + row * p.top_k);
+  }
+}
+
+// A listed chunk's keys meet all queries of the own chunk that list it.
 template <class R>
 void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h,
                       int64_t chunk) {
-  const int64_t begin = p.first_query(chunk), end = p.last_query(chunk), count = std::min(chunk, p.shortlist);
-  for (int64_t t0 = begin; t0 < end; t0 += kRows) {
-    const int64_t rows = std::min(kRows, end - t0);
-    for (int64_t i = 0; i < rows; ++i) read_scaled(p, p.q, b, t0 + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
-    list_chunks(p, m, s, rows, b, h, chunk);
-    int64_t next[kRows] = {}, who[kRows];
-    for (int64_t c = 0; c < chunk; ++c) {
-      int64_t found = 0;
-      for (int64_t i = 0; i < rows; ++i)
-        if (next[i] < count && s.listed[i * p.shortlist + next[i]] == c)
-          std::copy_n(s.q + i * p.depth, p.depth, s.gathered + found * p.depth), who[found++] = i;
-      if (found == 0) continue;
-      matmul(found, p.width, p.head_dim, Left<R>{s.gathered, p.depth, 1}, m.keys.at(p, b, h / p.group, c), p.width,
-             s.scores, p.width, false);
-      for (int64_t n = 0; n < found; ++n) {
-        const int64_t i = who[n];
-        consider(logsumexp2(s.scores + n * p.width, p.C), c, next[i]++, p.top_k, s.best + i * p.top_k,
-                 p.selected + p.row(b, h, t0 + i) * p.top_k);
-      }
+  const int64_t begin = p.first_query(chunk), count = p.last_query(chunk) - begin;
+  for (int64_t i = 0; i < count; ++i) {
+    read_scaled(p, p.q, b, begin + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
+    s.next[i] = 0;
+  }
+  for (int64_t i = 0; i < count; i += kRows) list_chunks(p, m, s, i, std::min(kRows, count - i), b, h, chunk);
+  for (int64_t c = 0; c < chunk; ++c) {
+    int64_t found = 0, who[kRows];
+    for (int64_t i = 0; i < count; ++i) {
+      if (s.next[i] == p.shortlist || s.listed[i * p.shortlist + s.next[i]] != c) continue;
+      std::copy_n(s.q + i * p.depth, p.depth, s.gathered + found * p.depth), who[found++] = i;
+      if (found == kRows) score_listed(p, m, s, b, h, chunk, c, std::exchange(found, 0), who);
     }
+    if (found > 0) score_listed(p, m, s, b, h, chunk, c, found, who);
   }
 }
 

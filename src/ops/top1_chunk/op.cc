@@ -43,7 +43,8 @@ Top1ChunkForward describe(const Inputs& in, const Outputs& outputs) {
   p.batch = in.q.size(0), p.time = in.q.size(1), p.past = in.past();
   p.heads = in.q.size(2), p.kv_heads = in.k.size(2), p.head_dim = in.q.size(3);
   p.chunk_size = in.chunk_size, p.top_k = in.top_k, p.scale = in.scale, p.selection = in.selection;
-  p.shortlist = in.selection == Selection::shortlist ? in.shortlist : 0;
+  const int64_t chunks = std::max<int64_t>(1, in.k.size(1) / in.chunk_size);  // a longer list holds no more
+  p.shortlist = in.selection == Selection::shortlist ? std::min(in.shortlist, chunks) : 0;
   p.rank = in.selection == Selection::shortlist ? in.rank : 0;
   p.forced = in.selected.defined(), p.summaries = view(in.summaries);
   p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.out = view(outputs.out);
