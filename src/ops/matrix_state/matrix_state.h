@@ -40,6 +40,9 @@ using Prepare = std::function<MatrixState(const std::vector<at::Tensor>& argumen
 // segments, which has no Low::diagonal and no e. bf16 sequences may give `out` in bf16.
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
                                               const at::Tensor& initial_state, int64_t time, int64_t chunk_size = 64);
+Heads heads(const at::Tensor& x);  // [B, T, G, D]; absent when undefined
+// The gradient [B, T, H, D] of an input whose heads several heads share: for each of its heads the sum of theirs.
+at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input);
 bool register_matrix_state(const std::string& op);  // the paths that recurrence() takes
 
 // The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state, key and value dimensions that they know.

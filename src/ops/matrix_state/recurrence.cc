@@ -17,8 +17,6 @@ int64_t segment_length(const at::Tensor& state) {
   return std::clamp<int64_t>((int64_t(1) << 24) / step, 64, 4096) / 64 * 64;
 }
 
-Heads heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
-
 MatrixStateForward describe(const MatrixState& s, const at::Tensor& state) {
   MatrixStateForward p{kernel_dtype(state.scalar_type()), s.low};
   p.batch = state.size(0), p.time = s.q.size(1), p.heads = state.size(1);
@@ -102,15 +100,17 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
     work.dq = data(dq), work.dk = data(dk), work.dv = data(dv), work.ddecay = data(ddecay), work.da = data(da);
     work.db = data(db), work.dc = data(dc), work.de = data(de), work.du = data(du), work.dinitial_state = data(dstate);
     launch(work);
-    return {shared(dq, s.q), shared(dk, s.k), shared(dv, s.v), ddecay, shared(da, s.a),
-            shared(db, s.b), shared(dc, s.c), shared(de, s.e), du,     dstate,
+    return {sum_of_sharers(dq, s.q),
+            sum_of_sharers(dk, s.k),
+            sum_of_sharers(dv, s.v),
+            ddecay,
+            sum_of_sharers(da, s.a),
+            sum_of_sharers(db, s.b),
+            sum_of_sharers(dc, s.c),
+            sum_of_sharers(de, s.e),
+            du,
+            dstate,
             at::Tensor()};
-  }
-
-  // The gradient of a head that several read is the sum of theirs.
-  static at::Tensor shared(const at::Tensor& gradient, const at::Tensor& input) {
-    if (!input.defined() || gradient.size(2) == input.size(2)) return gradient;
-    return gradient.unflatten(2, {input.size(2), -1}).sum(3);
   }
 };
 
@@ -138,6 +138,13 @@ std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& in
 }
 
 }  // namespace
+
+Heads heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
+
+at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input) {
+  if (!gradient.defined() || gradient.size(2) == input.size(2)) return gradient;
+  return gradient.unflatten(2, {input.size(2), -1}).sum(3);
+}
 
 MatrixState expanded(const MatrixState& steps, at::ScalarType real) {
   MatrixState s = steps;

@@ -22,8 +22,6 @@ using torch::autograd::variable_list;
 enum Input { kQ, kK, kV, kA, kB, kBeta, kLogDecay, kU, kState, kInputs };
 using Inputs = std::array<at::Tensor, kInputs>;
 
-Heads heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
-
 ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
   const at::Tensor& state = in[kState];
   ChunkedForward p{.rule = rule, .scale = float(scale)};
@@ -35,12 +33,6 @@ ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
     p.decay_dtype = kernel_dtype(g.scalar_type()), p.decay_dim = g.size(3);
   p.u = static_cast<const float*>(data(in[kU])), p.initial_state = static_cast<const float*>(data(state));
   return p;
-}
-
-// The gradient of a head that several read is the sum of theirs.
-at::Tensor shared(const at::Tensor& gradient, const at::Tensor& input) {
-  if (!gradient.defined() || gradient.size(2) == input.size(2)) return gradient;
-  return gradient.unflatten(2, {input.size(2), -1}).sum(3);
 }
 
 struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
@@ -99,7 +91,7 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     const at::Tensor scratch = workspace(cuda::workspace_bytes(work), dout.device());
     cuda::matrix_state(work, data(scratch), current_stream(dout.device()));
 
-    for (const Input i : {kQ, kK, kV, kA, kB}) out[i] = shared(out[i], in[i]);
+    for (const Input i : {kQ, kK, kV, kA, kB}) out[i] = sum_of_sharers(out[i], in[i]);
     if (du.defined()) out[kU] = du.sum(0);
     variable_list result(out.begin(), out.end());
     result.resize(kInputs + 3);  // rule, scale and keeps have none
