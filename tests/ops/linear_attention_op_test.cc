@@ -105,8 +105,9 @@ TEST_P(LinearAttentionOps, SingleAndHalfPrecision) {
 
 TEST_P(LinearAttentionOps, OnCudaEqualTheirTwins) {
   // rwkv5's decays are the same at every step: a rounding of exp(w) in float32 counts T times.
+  const int64_t time = GetParam() == std::string("rwkv5") ? 67 : 131;
   expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()),
-                               random_arguments(GetParam(), {2, 67, 4, 16, 20, 4, 2, 2}));
+                               random_arguments(GetParam(), {2, time, 4, 16, 20, 4, 2, 2}));
 }
 
 TEST_P(LinearAttentionOps, OnCudaEqualTheirTwinsOnTensorCores) {

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   float du = 0, dkey[kRule == Rule::delta ? kSteps : 1];
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
-    const float k = real(s.k[j * kK + n]), b = kRule == Rule::pair ? real(s.b[j * kK + n]) : k;  // of the rule's own
+    const float k = real(s.k[j * kK + n]), b = kRule == Rule::pair ? real(s.b[j * kK + n]) : k;  // delta: its key is b
     float dk = 0, db = 0;
     if constexpr (kWrites<kRule>) dk = s.products[1][j][n];
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
