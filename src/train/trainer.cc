@@ -332,7 +332,8 @@ Json describe_run(const RunConfig& config, const TrainOptions& options) {
     const int64_t sequences = std::clamp<int64_t>(int64_t(std::min(1e9, 1 / peak_seconds)), 1, run.c.batch_size);
     const auto step = [&] { return run.gradients(0, sequences).item<double>() + run.optimizer->step(0, 0).item<double>(); };
     double fastest = std::numeric_limits<double>::infinity();
-    for (int i = 0; i < 4; ++i) {  // the first warms up
+    const Clock::time_point begin = Clock::now();
+    for (int i = 0; i < 4 && since(begin) < 5; ++i) {  // the first warms up
       const Clock::time_point start = Clock::now();
       step();
       fastest = std::min(fastest, since(start));

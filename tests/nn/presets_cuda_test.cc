@@ -1,0 +1,90 @@
+// The law of every mixer at the size of its preset, in bf16 on a GPU, where kernels run that the small float64 examples
+// do not reach: two layers of each preset, whole and cut, output and gradient, against float64.
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "testing.h"
+
+namespace assay::nn {
+namespace {
+
+constexpr int64_t kBatch = 2, kTime = 389, kVocabulary = 64;  // 389 is prime
+
+std::vector<std::string> presets() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models")) {
+    const std::string name = entry.path().stem();
+    if (!name.ends_with("_1.3b") && !name.ends_with("_long")) names.push_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+struct PresetsOnCuda : testing::TestWithParam<std::string> {
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    const fs::path file = fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (GetParam() + ".toml");
+    ModelSpec spec = ModelSpec::read(ConfigNode::read_file(file).child("model"));
+    spec.config.vocab_size = kVocabulary, spec.config.max_positions = kTime;
+    spec.config.num_layers = std::max<int64_t>(2, spec.config.pattern.size());
+    model = std::make_shared<LanguageModel>(spec);
+    model->initialise(1);
+    model->to(at::kCUDA);
+    tokens = random_tokens(kBatch, kTime, kVocabulary, GetParam()).to(at::kCUDA);
+    cotangent = at::randn({kBatch, kTime, spec.config.d_model}, generator("cotangent")).to(at::kCUDA);
+  }
+  // `steps`: as many tokens at the end go one by one.
+  at::Tensor hidden(at::ScalarType dtype, int64_t piece, int64_t steps = 0) {
+    model->compute_dtype = dtype;
+    ModelState state;
+    std::vector<at::Tensor> out;
+    for (const at::Tensor& part : tokens.narrow(1, 0, kTime - steps).split(piece, 1))
+      out.push_back(model->hidden(part, state));
+    for (int64_t t = kTime - steps; t < kTime; ++t) out.push_back(model->hidden(tokens.narrow(1, t, 1), state));
+    return at::cat(out, 1);
+  }
+  std::vector<at::Tensor> gradients(at::ScalarType dtype, int64_t piece) {
+    const at::Tensor y = hidden(dtype, piece);
+    return torch::autograd::grad({(cotangent.to(y.scalar_type()) * y).sum()}, model->parameters(), {}, {}, false, true);
+  }
+  std::shared_ptr<LanguageModel> model;
+  at::Tensor tokens, cotangent;
+};
+
+// Where a mixer selects, rounding may change a choice: the median position counts.
+TEST_P(PresetsOnCuda, AreOneFunctionInBfloat16) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor whole = hidden(at::kBFloat16, kTime), chunks = hidden(at::kBFloat16, 64),
+                   steps = hidden(at::kBFloat16, 101, 40);
+  model->to(at::kDouble);
+  const at::Tensor expected = hidden(at::kDouble, kTime);
+  for (const auto& [name, y] :
+       {std::pair("whole", whole), {"pieces of 64", chunks}, {"pieces of 101, then steps", steps}}) {
+    const at::Tensor error = (y.to(at::kDouble) - expected).norm(2, -1) / expected.norm(2, -1);
+    EXPECT_LE(error.median().item<double>(), 0.03) << name;
+    EXPECT_LE(error.narrow(1, kTime - 40, 40).median().item<double>(), 0.03) << name << ", at the end";
+  }
+}
+
+TEST_P(PresetsOnCuda, HaveOneGradientInBfloat16) {
+  const auto whole = gradients(at::kBFloat16, kTime), chunks = gradients(at::kBFloat16, 101);
+  model->to(at::kDouble);
+  const auto expected = gradients(at::kDouble, kTime);
+  const auto named = model->named_parameters();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!expected[i].defined()) continue;
+    EXPECT_LE(relative_error(whole[i], expected[i]), 0.1) << named[i].key();
+    EXPECT_LE(relative_error(chunks[i], expected[i]), 0.1) << named[i].key() << ", pieces of 101";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PresetsOnCuda, testing::ValuesIn(presets()), [](const auto& info) {
+  std::string name = info.param;
+  std::ranges::replace_if(
+      name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); }, '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace assay::nn
