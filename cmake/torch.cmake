@@ -30,8 +30,8 @@ add_library(torch_pch OBJECT ${ASSAY_EMPTY})
 target_link_libraries(torch_pch PRIVATE torch)
 target_precompile_headers(torch_pch PRIVATE <torch/torch.h> <nlohmann/json.hpp>)
 
-function(assay_reuse_torch_pch program)
+function(assay_reuse_pch program header)
   set_target_properties(${program} PROPERTIES POSITION_INDEPENDENT_CODE OFF)  # not -fPIE: the header was precompiled with
   target_compile_options(${program} PRIVATE -fPIC)                            # -fPIC
-  target_precompile_headers(${program} REUSE_FROM torch_pch)
+  target_precompile_headers(${program} REUSE_FROM ${header})
 endfunction()
