@@ -1,7 +1,7 @@
-// assay generate --model MODEL [--prompt TEXT | --tokens 1,2,3]
-#include <torch/torch.h>
-
+// assay generate --model MODEL [--prompt TEXT | --tokens 1,2,3] [--state FILE] [--save-state FILE]
 #include "nn/generate.h"
+
+#include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/model.h"
+#include "nn/saved_state.h"
 
 namespace assay::cli {
 namespace {
@@ -19,6 +20,7 @@ using nlohmann::json;
 struct Options {
   ModelOptions model;
   std::optional<std::string> prompt, tokens;
+  std::string state, save_state;
   int64_t max_tokens = 100, samples = 1;
   uint64_t seed = 0;
   nn::Sampling sampling;
@@ -31,12 +33,23 @@ std::vector<int64_t> parse_ids(const std::string& text) {
   return ids.get<std::vector<int64_t>>();
 }
 
-// Without words to begin with, a document begins: behind a separator.
+// Without words and without a past, a document begins: behind a separator.
 std::vector<int64_t> prompt_tokens(const Options& options, const TrainedModel& model) {
+  const bool goes_on = !options.state.empty();
+  if (goes_on && !options.tokens && !options.prompt) return {};
   std::vector<int64_t> tokens = options.tokens ? parse_ids(*options.tokens) : model.encode(options.prompt.value_or(""));
   if (tokens.empty() && !options.tokens) tokens = {model.need_tokenizer().separator()};
   model.check_tokens(tokens);
   return tokens;
+}
+
+// The saved generation, or none yet, and the prompt behind it.
+nn::Generation beginning(const Options& options, const TrainedModel& model) {
+  nn::Generation begun;
+  if (!options.state.empty()) begun = nn::load_generation(options.state, *model.model, options.samples);
+  const std::vector<int64_t> prompt = prompt_tokens(options, model);
+  begun.tokens.insert(begun.tokens.end(), prompt.begin(), prompt.end());
+  return begun;
 }
 
 json describe(const TrainedModel& model, const std::vector<int64_t>& prompt, const std::vector<int64_t>& made,
@@ -53,23 +66,34 @@ json describe(const TrainedModel& model, const std::vector<int64_t>& prompt, con
 void run(const Options& options) {
   nn::check(options.sampling);
   if (options.samples < 1) fail("--samples {}: at least 1 is needed", options.samples);
+  if (!options.save_state.empty() && options.samples > 1)
+    fail("--save-state keeps one sample, not {}", options.samples);
   TrainedModel model(options.model);
-  const std::vector<int64_t> prompt = prompt_tokens(options, model);
+  nn::Generation begun = beginning(options, model);
+  const std::vector<int64_t> prompt = begun.tokens;
   std::vector<uint64_t> seeds;
   for (int64_t i = 0; i < options.samples; ++i) seeds.push_back(options.seed + uint64_t(i));
-  const at::Tensor prompts = model.to_device(at::tensor(prompt, at::kLong).expand({options.samples, -1}));
+  const at::Tensor unread = at::tensor(prompt, at::kLong).slice(0, begun.state.position);
+  const at::Tensor prompts = model.to_device(unread.expand({options.samples, -1}));
   Progress progress;
-  const auto made = nn::generate(*model.model, prompts, options.max_tokens, options.sampling, seeds,
-                                 model.tokenizer ? model.tokenizer->separator() : -1, [&](int64_t count) {
-                                   check_interrupt();
-                                   progress.show(fmt::format("{}/{} tokens", count, options.max_tokens));
-                                 });
+  const auto made = nn::generate(
+      *model.model, prompts, options.max_tokens, options.sampling, seeds,
+      model.tokenizer ? model.tokenizer->separator() : -1,
+      [&](int64_t count) {
+        check_interrupt();
+        progress.show(fmt::format("{}/{} tokens", count, options.max_tokens));
+      },
+      &begun.state);
   json samples = json::array();
   std::string text;
   for (size_t i = 0; i < made.size(); ++i) {
     samples.push_back(describe(model, prompt, made[i], seeds[i]));
     text += model.tokenizer ? samples.back()["text"].get<std::string>() + "\n"
                             : fmt::format("{}\n", fmt::join(made[i], " "));
+  }
+  if (!options.save_state.empty()) {
+    begun.tokens.insert(begun.tokens.end(), made[0].begin(), made[0].end());
+    nn::save_generation(options.save_state, *model.model, begun);
   }
   print({{"prompt_tokens", prompt}, {"samples", samples}}, text);
 }
@@ -80,6 +104,8 @@ void add(CLI::App& app) {
   add_model_options(*command, o->model);
   auto* prompt = command->add_option("--prompt", o->prompt, "text to go on with; without it a document begins");
   command->add_option("--tokens", o->tokens, "the same as token ids: 1,2,3")->excludes(prompt);
+  command->add_option("--state", o->state, "a saved generation to go on from; the prompt, if any, follows it");
+  command->add_option("--save-state", o->save_state, "where to keep the tokens and the model's state behind them");
   command->add_option("--max-tokens", o->max_tokens, "it ends earlier where the model ends the document")
       ->capture_default_str();
   command->add_option("--temperature", o->sampling.temperature, "0: always the likeliest token")->capture_default_str();

@@ -1,6 +1,6 @@
-#include <torch/torch.h>
-
 #include "nn/generate.h"
+
+#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -59,16 +59,17 @@ int64_t sample(std::span<const float> logits, const Sampling& s, double uniform)
 
 std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts, int64_t max_tokens,
                                            const Sampling& sampling, std::span<const uint64_t> seeds, int64_t stop,
-                                           const std::function<void(int64_t)>& progress) {
+                                           const std::function<void(int64_t)>& progress, ModelState* given) {
   const at::NoGradGuard no_grad;
-  const int64_t batch = prompts.size(0), length = prompts.size(1);
+  ModelState fresh;
+  ModelState& state = given ? *given : fresh;
+  const int64_t batch = prompts.size(0), length = state.position + prompts.size(1);
   const int64_t longest = model.positions.defined() ? model.positions.size(0) : std::numeric_limits<int64_t>::max();
   if (max_tokens < 0) fail("max_tokens = {} must be 0 or more", max_tokens);
   if (max_tokens > longest - length)
     fail("a prompt of {} tokens and {} to follow do not fit the model's {} positions", length, max_tokens, longest);
   std::vector<std::vector<int64_t>> out(batch);
   std::vector<bool> ended(batch, false);
-  ModelState state;
   at::Tensor next = prompts;
   for (int64_t made = 0; made < max_tokens && std::ranges::find(ended, false) != ended.end(); ++made) {
     const at::Tensor last = model.hidden(next, state).slice(1, -1);

@@ -141,6 +141,17 @@ TEST_F(ModelCommands, GenerateIsAFunctionOfTheSeed) {
   EXPECT_EQ(generated("--tokens 1,2 --temperature 0"), generated("--tokens 1,2 --top-k 1 --seed 9"));
 }
 
+TEST_F(ModelCommands, GenerateGoesOnFromASavedState) {
+  const auto whole = generated("--tokens 1,2 --seed 4");
+  run(0, "generate --model hf --max-tokens 6 --tokens 1,2 --seed 4 --save-state half");
+  const json rest = json::parse(run(0, "generate --model hf --max-tokens 9 --seed 4 --state half --json"));
+  EXPECT_EQ(rest["prompt_tokens"].size(), 8u);
+  EXPECT_EQ(rest["samples"][0]["tokens"], json(std::vector<int64_t>(whole.begin() + 6, whole.end())));
+  run(2, "generate --model hf --state hf/config.json");
+  run(2, "generate --model hf --state half --precision bf16");
+  expect_error("Float");
+}
+
 TEST_F(ModelCommands, GenerateRefusesWhatItCannotStartFrom) {
   const std::vector<std::pair<std::string, std::string>> wrong = {{"", "tokenizer"},
                                                                   {"--prompt hello", "tokenizer"},

@@ -1,10 +1,13 @@
 // Drawing tokens, and decoding from the state.
-#include <torch/torch.h>
-
 #include "nn/generate.h"
+
+#include <torch/torch.h>
 
 #include <cmath>
 
+#include "data/folder.h"
+#include "nn/saved_state.h"
+#include "nn/tensors.h"
 #include "testing.h"
 
 namespace assay::nn {
@@ -111,6 +114,43 @@ TEST(Generate, RefusesMoreThanTheModelsPositions) {
   EXPECT_EQ(generate(*model, prompt, 7, {}, seed)[0].size(), 7u);
   EXPECT_THROW(generate(*model, prompt, 8, {}, seed), BadInput);
   EXPECT_THROW(generate(*model, prompt, -1, {}, seed), BadInput);
+}
+
+// A generation saved in the middle and taken up again draws what an uninterrupted one draws, for every mixer.
+TEST(Generate, GoesOnFromASavedState) {
+  const data::Folder folder;
+  for (const std::string& mixer : mixers().names()) {
+    const std::string table = mixers().at(mixer).examples.front();
+    const auto model = random_model(
+        fmt::format("[model]\nvocab_size = 40\nd_model = 48\npattern = [\"{0}\"]\n[model.{0}]\n{1}", mixer, table));
+    model->compute_dtype = at::kDouble;
+    const at::Tensor prompt = random_tokens(1, 5, 40, "prompt");
+    const std::vector<uint64_t> seed = {3};
+    const auto whole = generate(*model, prompt, 24, {}, seed).front();
+    Generation begun{{prompt.data_ptr<int64_t>(), prompt.data_ptr<int64_t>() + 5}, {}};
+    const auto first = generate(*model, prompt, 10, {}, seed, -1, {}, &begun.state).front();
+    begun.tokens.insert(begun.tokens.end(), first.begin(), first.end());
+    save_generation(folder / "saved", *model, begun);
+    Generation again = load_generation(folder / "saved", *model, 2);
+    ASSERT_EQ(again.tokens, begun.tokens);
+    ASSERT_EQ(again.state.position, 14);
+    const at::Tensor unread = at::tensor(again.tokens, at::kLong).slice(0, again.state.position).expand({2, -1});
+    const auto rest = generate(*model, unread, 14, {}, std::vector<uint64_t>{4, 3}, -1, {}, &again.state);
+    EXPECT_EQ(rest[1], std::vector<int64_t>(whole.begin() + 10, whole.end())) << mixer;
+    EXPECT_NE(rest[0], rest[1]) << mixer;
+  }
+}
+
+TEST(Generate, ASavedStateBelongsToItsModel) {
+  const data::Folder folder;
+  const auto model = random_model(kModel), other = random_model(kModel, 2);
+  save_generation(folder / "saved", *model, {{1, 2}, {}});
+  EXPECT_EQ(load_generation(folder / "saved", *model).tokens, (std::vector<int64_t>{1, 2}));
+  EXPECT_THROW(load_generation(folder / "saved", *other), BadInput);
+  model->compute_dtype = at::kBFloat16;
+  EXPECT_THROW(load_generation(folder / "saved", *model), BadInput);
+  save_tensors(folder / "else", {{"x", at::zeros({2})}});
+  EXPECT_THROW(load_generation(folder / "else", *model), BadInput);
 }
 
 }  // namespace

@@ -1,0 +1,64 @@
+#include "nn/saved_state.h"
+
+#include <torch/torch.h>
+
+#include "nn/tensors.h"
+
+namespace assay::nn {
+namespace {
+
+// Of the configuration and the beginning of every weight: training changes all of them.
+std::string fingerprint(const LanguageModel& model) {
+  std::string text = model.spec.toml();
+  for (const auto& [name, weight] : named_parameters_of(model)) {
+    const at::Tensor begin = weight.detach().flatten().slice(0, 0, 256).to(at::kCPU, at::kFloat).contiguous();
+    text += name + std::string(static_cast<const char*>(begin.data_ptr()), size_t(begin.nbytes()));
+  }
+  return sha256(text);
+}
+
+// Integers count positions and lie on the CPU; the rest has the batch in front.
+at::Tensor placed(const at::Tensor& t, const LanguageModel& model, int64_t batch) {
+  if (t.dim() == 0) return t;
+  std::vector<int64_t> shape = t.sizes().vec();
+  shape[0] = batch;
+  return t.expand(shape).to(model.embedding.device()).contiguous();
+}
+
+}  // namespace
+
+void save_generation(const fs::path& file, const LanguageModel& model, const Generation& generation) {
+  NamedTensors tensors = {{"tokens", at::tensor(generation.tokens, at::kLong)}};
+  for (size_t i = 0; i < generation.state.layers.size(); ++i)
+    for (const auto& [name, tensor] : generation.state.layers[i].tensors())
+      tensors.emplace_back(fmt::format("layers.{}.{}", i, name), tensor);
+  save_tensors(file, tensors,
+               {{"model", fingerprint(model)},
+                {"dtype", c10::toString(model.compute_dtype)},
+                {"position", std::to_string(generation.state.position)}});
+}
+
+Generation load_generation(const fs::path& file, const LanguageModel& model, int64_t batch) {
+  const Safetensors in(file);
+  const auto& said = in.metadata();
+  if (!in.has("tokens") || !said.contains("model") || !said.contains("dtype") || !said.contains("position"))
+    fail("{}: not a saved generation", file.string());
+  if (said.at("model") != fingerprint(model))
+    fail("{}: saved from another model, or from other weights of it", file.string());
+  if (said.at("dtype") != c10::toString(model.compute_dtype))
+    fail("{}: saved by a model that computed in {}, not in {}", file.string(), said.at("dtype"),
+         c10::toString(model.compute_dtype));
+  const auto tokens = in.values<int64_t>("tokens");
+  Generation out{{tokens.begin(), tokens.end()}, {}};
+  out.state.position = std::stoll(said.at("position"));
+  if (out.state.position > 0) out.state.layers.resize(size_t(model.spec.config.num_layers));
+  for (const TensorEntry& entry : in.tensors()) {
+    if (entry.name == "tokens") continue;
+    const size_t dot = entry.name.find('.', 7);
+    out.state.layers.at(std::stoul(entry.name.substr(7)))[entry.name.substr(dot + 1)] =
+        placed(to_tensor(entry), model, batch);
+  }
+  return out;
+}
+
+}  // namespace assay::nn
