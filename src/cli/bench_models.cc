@@ -43,6 +43,7 @@ std::vector<std::string> arguments(const Options& o) {
   add("--batch", o.bench.batch), add("--time", o.bench.time), add("--vocab", o.bench.vocabulary);
   add("--steps", o.bench.steps), add("--largest", o.bench.largest), add("--threads", o.threads);
   add("--state-at", fmt::format("{}", fmt::join(o.bench.state_lengths, ",")));
+  add("--full-attention", o.bench.full_attention);
   if (o.bench.recompute_activations) out.push_back("--recompute");
   return out;
 }
@@ -150,6 +151,11 @@ void add_bench_models(CLI::App& bench) {
   command->add_option("--precision", o->bench.precision, "auto (bf16 on CUDA, else fp32), bf16, fp32 or fp64")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "bf16", "fp32", "fp64"}));
+  command
+      ->add_option("--full-attention", o->bench.full_attention,
+                   "which of torch's kernels serve it on CUDA: as in training, torch's choice among all, or this one")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"deterministic", "torch", "cudnn", "flash-2"}));
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
   command->add_option("--csv", o->csv, "the table with every digit, to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();

@@ -10,6 +10,7 @@
 #include "nn/language_model.h"
 #include "ops/called.h"
 #include "ops/paths.h"
+#include "ops/window_attention/window_attention.h"
 #include "train/device.h"
 #include "train/optimizer.h"
 
@@ -99,6 +100,7 @@ Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device devic
   const nn::ModelSpec spec = complete(table, o);
   row["d_model"] = spec.config.d_model, row["num_layers"] = spec.config.num_layers;
   row["failure"] = failure_of([&] {
+    ops::choose_full_attention(o.full_attention);
     nn::LanguageModel model(spec);
     model.compute_dtype = compute_dtype(o.precision, device);
     model.recompute_activations = o.recompute_activations;

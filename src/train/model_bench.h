@@ -16,6 +16,7 @@ struct ModelBench {
   int64_t largest = 200'000'000;                         // parameters of a model that is timed
   std::vector<int64_t> state_lengths = {2048, 100'000};  // tokens
   std::string precision = "auto";
+  std::string full_attention = "deterministic";  // ops::choose_full_attention
   bool recompute_activations = false;
 };
 
