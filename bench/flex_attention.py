@@ -12,6 +12,7 @@ import statistics
 import time
 
 import torch
+import torch._functorch.config
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
@@ -43,7 +44,7 @@ def seconds(device, calls, work):
     return (time.perf_counter() - start) / calls
 
 
-def row(args, length, attention):
+def timed(args, length, attention):
     cuda = args.device.startswith("cuda")
     options = {"device": args.device, "dtype": torch.bfloat16 if cuda else torch.float32}
     q, k, v, dout = (torch.randn(args.batch, length, args.heads, args.head_dim, **options) for _ in range(4))
@@ -66,7 +67,17 @@ def row(args, length, attention):
             continue
         calls = max(1, min(20, int(0.02 / sum(times[-1]))))
     medians = [statistics.median(side) for side in zip(*times[1:])]
-    return {"time": length, "form": f"FlexAttention {args.window}", "forward": medians[0], "backward": medians[1]}, made[0]
+    return {"forward": medians[0], "backward": medians[1]}
+
+
+def rows(args):
+    attention = torch.compile(flex_attention) if args.device.startswith("cuda") else flex_attention
+    for length in map(int, args.lengths.split(",")):
+        try:
+            times = timed(args, length, attention)
+        except RuntimeError as error:
+            times = {"failure": str(error).splitlines()[0]}
+        yield {"time": length, "form": f"FlexAttention {args.window}", **times}
 
 
 def main():
@@ -80,8 +91,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=1)
     args = parser.parse_args()
     torch.manual_seed(0)
-    attention = torch.compile(flex_attention) if args.device.startswith("cuda") else flex_attention
-    print(json.dumps({"torch": torch.__version__, "rows": [row(args, int(n), attention)[0] for n in args.lengths.split(",")]}))
+    torch._functorch.config.donated_buffer = False  # backwards are timed several in a row, on one forward
+    print(json.dumps({"torch": torch.__version__, "rows": list(rows(args))}))
 
 
 if __name__ == "__main__":

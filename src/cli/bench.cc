@@ -25,12 +25,27 @@ double total(const Json& row) {
   return row.contains("failure") ? NAN : row["forward"].get<double>() + row["backward"].get<double>();
 }
 
-// The rows of --beside behind those measured here, lengths together.
-void join_rows(Json& rows, const fs::path& beside) {
-  const Json theirs = Json::parse(read_file(beside), nullptr, /*allow_exceptions=*/false);
-  if (!theirs.is_object() || !theirs.contains("rows")) fail("{}: expected {{\"rows\": […]}}", beside.string());
-  for (const Json& row : theirs["rows"]) rows.push_back(row);
-  std::ranges::stable_sort(rows.get_ref<Json::array_t&>(), {},
+bool is_row(const Json& row) {
+  const auto number = [&](const char* key) { return row.contains(key) && row[key].is_number(); };
+  const auto text = [&](const char* key) { return row.contains(key) && row[key].is_string(); };
+  return row.is_object() && number("time") && text("form") &&
+         (text("failure") || (number("forward") && number("backward")));
+}
+
+Json rows_beside(const fs::path& file) {
+  const Json theirs = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  if (!theirs.is_object() || !theirs.contains("rows") || !std::ranges::all_of(theirs["rows"], is_row))
+    fail(
+        "{}: expected {{\"rows\": [{{\"time\", \"form\", \"forward\", \"backward\"}}, …]}}, as --json prints. Nothing "
+        "was timed.",
+        file.string());
+  return theirs["rows"];
+}
+
+// Lengths together, ours before theirs.
+void join_rows(Json& ours, const Json& theirs) {
+  for (const Json& row : theirs) ours.push_back(row);
+  std::ranges::stable_sort(ours.get_ref<Json::array_t&>(), {},
                            [](const Json& row) { return row["time"].get<int64_t>(); });
 }
 
@@ -74,8 +89,9 @@ report::Figure figure_of(const Json& rows, const std::string& title) {
 void run(const Options& o) {
   train::use_threads(o.threads);
   const c10::Device device = train::choose_device(o.device);
+  const Json beside = o.beside.empty() ? Json::array() : rows_beside(o.beside);
   Json found = eval::bench_attention(o.bench, device);
-  if (!o.beside.empty()) join_rows(found["rows"], o.beside);
+  join_rows(found["rows"], beside);
   found["device"] = train::device_name(device), found["batch"] = o.bench.batch, found["heads"] = o.bench.heads;
   found["head_dim"] = o.bench.head_dim, found["window"] = o.bench.window, found["chunk_size"] = o.bench.chunk_size;
   const std::string shape =

@@ -64,8 +64,8 @@ double seconds_of(c10::Device device, int calls, auto&& work) {
 
 double last(const Form& form) { return form.forward.back() + form.backward.back(); }
 
-void round(Form& form, const std::vector<at::Tensor>& qkv, const at::Tensor& dout) {
-  if (!form.failure.empty()) return;
+void round(Form& form, const std::vector<at::Tensor>& qkv, const at::Tensor& dout, double limit) {
+  if (!form.failure.empty() || (form.forward.size() > 1 && last(form) > limit)) return;
   at::Tensor out;
   const auto forward = [&] { out = form.run(qkv[0], qkv[1], qkv[2]); };
   const auto backward = [&] { torch::autograd::grad({out}, qkv, {dout}, /*retain_graph=*/true); };
@@ -109,7 +109,7 @@ Json rows_of(int64_t time, const AttentionBench& o, const at::TensorOptions& opt
   const Clock::time_point start = Clock::now();
   for (int rounds = 0; rounds < 4 || std::chrono::duration<double>(Clock::now() - start).count() < o.seconds;
        ++rounds) {
-    for (Form& form : all) round(form, qkv, dout);
+    for (Form& form : all) round(form, qkv, dout, o.limit);
     check_interrupt();
   }
   Json rows = Json::array();

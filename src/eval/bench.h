@@ -11,7 +11,7 @@ struct AttentionBench {
   std::vector<int64_t> lengths = {1024, 4096, 16384};  // T
   int64_t batch = 1, heads = 12, head_dim = 64, window = 256, chunk_size = 128;
   double seconds = 1;  // spent on each length, at least
-  double limit = 10;   // seconds; a form whose forward and backward take longer is left out at the lengths that follow
+  double limit = 10;   // seconds; a form that takes longer is timed once, and left out at the lengths that follow
 };
 
 // Full attention (as training has it; on CUDA also cuDNN's and FlashAttention-2's, which need not give the same bits
