@@ -1,11 +1,15 @@
 """Recurrent operators on the CPU or a GPU beside a loop over time in plain PyTorch, forward and backward.
 
-Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--time 2048] [--repeat 3]
-       [--dtype float32] [--no-loop] [OP …]
+Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--batch 1] [--time 2048] [--repeat 3]
+       [--dtype float32] [--no-loop] [--step] [OP …]
 Run it with the project's Python (.venv/bin/python). Layers are those of d_model 768. Both sides are timed in turn, in
 this call; prints the medians in milliseconds and their ratio. On the CPU it is processor time, of one thread by default.
+
+--step times one decoding step instead, behind a state, beside the state read once and written once at the rate of a large
+copy. The step runs over more layers than a cache holds; on CUDA as a captured graph, so that launches cost nothing.
 """
 import argparse
+import functools
 import statistics
 import time
 
@@ -40,6 +44,7 @@ def linear_loop(q, k, v, decay, state, scale=1.0):  # decay [B, T, H, K or 1]
 
 
 def rwkv_loop(r, k, v, w, u, state):
+    w = w.expand_as(k)
     r, k, v, decay = r.unbind(1), k.unbind(1), v.unbind(1), w.exp().unsqueeze(-1).unbind(1)
 
     def step(t, S):
@@ -72,6 +77,18 @@ def rwkv7_loop(r, w, k, v, a, b, state):
     return scan(state, len(r), step)
 
 
+def scan_loop(x, dt, A, B, C, state):
+    dt = F.softplus(dt)
+    decay, added = (dt.unsqueeze(-1) * A).exp().unbind(1), ((dt * x).unsqueeze(-1) * B).unbind(1)
+    C = C.squeeze(2).unsqueeze(-1).unbind(1)
+
+    def step(t, S):
+        S = decay[t] * S + added[t]
+        return S, (S @ C[t]).squeeze(-1)
+
+    return scan(state, len(C), step)
+
+
 def longhorn_loop(x, dt, k, q, state, exact):
     rate = torch.sigmoid(dt)
     rate = (rate / (1 + rate * k.square().sum(-1, keepdim=True))).unsqueeze(-1).unbind(1)
@@ -87,7 +104,7 @@ def longhorn_loop(x, dt, k, q, state, exact):
 
 def cases(B, T, device):
     """name → (operator, loop, tensors): the shapes of one layer of d_model 768."""
-    ops = torch.ops.assay
+    ops, partial = torch.ops.assay, functools.partial
 
     def normal(*shape):
         return torch.randn(shape, device=device)
@@ -121,29 +138,34 @@ def cases(B, T, device):
         return sums[..., :-1] / (sums[..., -1:] + 1e-6), None
 
     channels = [normal(B, T, 1536), normal(B, T, 1536) - 2, normal(B, T, 16), normal(B, T, 16)]
+    steps = [*channels[:2], -torch.rand(1536, 16, device=device) - 0.1, *(x.unsqueeze(2) for x in channels[2:])]
     return {
-        "linear_attention": (lambda *x: ops.linear_attention(*x, scale=0.125),
+        "selective_scan": (partial(ops.selective_scan, delta_softplus=True),
+                           lambda *x: scan_loop(*x, zeros(B, 1536, 16)), steps),
+        "linear_attention": (partial(ops.linear_attention, scale=0.125),
                              lambda *x: linear_loop(*x, torch.ones(B, T, 12, 1, device=device), state, 0.125), qkv),
-        "simple_gla": (lambda *x: ops.simple_gla(*x, scale=0.125),
+        "simple_gla": (partial(ops.simple_gla, scale=0.125),
                        lambda q, k, v, g: linear_loop(q, k, v, g.exp().unsqueeze(-1), state, 0.125),
                        qkv + [decay(B, T, 12)]),
-        "ssd": (lambda *x: ops.ssd(*x, dt_softplus=True), ssd_loop, ssd),
-        "gla": (lambda *x: ops.gla(*x, scale=0.125), lambda q, k, v, g: linear_loop(q, k, v, g.exp(), state, 0.125),
+        "ssd": (partial(ops.ssd, dt_softplus=True), ssd_loop, ssd),
+        "gla": (partial(ops.gla, scale=0.125), lambda q, k, v, g: linear_loop(q, k, v, g.exp(), state, 0.125),
                 qkv + [decay(B, T, 12, 64)]),
-        "rwkv6": (lambda *x: ops.rwkv6(*x, scale=1.0), lambda *x: rwkv_loop(*x, state),
+        "rwkv6": (partial(ops.rwkv6, scale=1.0), lambda *x: rwkv_loop(*x, state),
                   qkv + [decay(B, T, 12, 64), normal(12, 64)]),
-        "delta_rule": (lambda *x: ops.delta_rule(*x, scale=0.1),
+        "rwkv5": (partial(ops.rwkv5, scale=1.0), lambda *x: rwkv_loop(*x, state),
+                  qkv + [decay(12, 64), normal(12, 64)]),
+        "delta_rule": (partial(ops.delta_rule, scale=0.1),
                        lambda q, k, v, b: delta_loop(q, k, v, torch.zeros_like(b), b, zeros(B, 8, 96, 96), 0.1),
                        delta + [torch.rand(B, T, 8, device=device)]),
-        "gated_delta_rule": (lambda *x: ops.gated_delta_rule(*x, scale=0.1),
+        "gated_delta_rule": (partial(ops.gated_delta_rule, scale=0.1),
                              lambda *x: delta_loop(*x, zeros(B, 8, 96, 96), 0.1),
                              delta + [decay(B, T, 8), torch.rand(B, T, 8, device=device)]),
-        "rwkv7": (lambda *x: ops.rwkv7(*x, scale=1.0), lambda *x: rwkv7_loop(*x, state),
+        "rwkv7": (partial(ops.rwkv7, scale=1.0), lambda *x: rwkv7_loop(*x, state),
                   [qkv[0], decay(B, T, 12, 64), qkv[1], qkv[2], -kappa, kappa * torch.rand_like(kappa)]),
         "longhorn": (ops.longhorn, lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), False), channels),
-        "longhorn_exact": (lambda *x: ops.longhorn(*x, exact=True),
+        "longhorn_exact": (partial(ops.longhorn, exact=True),
                            lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), True), channels),
-        "taylor_exp_attention": (lambda *x: ops.taylor_exp_attention(*x, scale=0.25, normalize=True, eps=1e-6),
+        "taylor_exp_attention": (partial(ops.taylor_exp_attention, scale=0.25, normalize=True, eps=1e-6),
                                  taylor_loop, [normal(B, T, 12, 16), normal(B, T, 12, 16), normal(B, T, 12, 64)]),
     }
 
@@ -165,6 +187,60 @@ def timed(function, tensors, device):
     return 1e3 * (middle - start), 1e3 * (clock() - middle), out
 
 
+def seconds_of(work, device, repeats, calls=1):
+    """Median seconds of a call, of several in a row."""
+    def clock():
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    times = []
+    for _ in range(repeats):
+        start = clock()
+        for _ in range(calls):
+            work()
+        times.append((clock() - start) / calls)
+    return statistics.median(times)
+
+
+def rate_of_copy(device):
+    """Bytes read plus bytes written a second."""
+    source = torch.ones(2 ** 27 if device == "cpu" else 2 ** 30, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    return 2 * source.nbytes / seconds_of(lambda: copy.copy_(source), device, repeats=5, calls=10)
+
+
+def captured(work, device):
+    work()
+    if device == "cpu":
+        return work
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def print_steps(args):
+    rate = rate_of_copy(args.device)
+    print(f"a decoding step, B {args.batch}, {args.device}, {args.dtype}; copy {rate / 1e12:.3f} TB/s; µs a layer: step, state "
+          "read and written, their ratio")
+    for name, (operator, _, tensors) in cases(args.batch, 1, args.device).items():
+        if args.ops and name not in args.ops:
+            continue
+        tensors = [x.to(getattr(torch, args.dtype)) for x in tensors]
+        with torch.no_grad():
+            state = operator(*tensors)[1]
+            layers = max(2, 2 ** 28 // state.nbytes)
+            states, after = [0.1 * torch.randn_like(state) for _ in range(layers)], []
+
+            def work():
+                after[:] = [operator(*tensors, initial_state=state) for state in states]
+            seconds = seconds_of(captured(work, args.device), args.device, args.repeat) / layers
+        floor = 2 * state.nbytes / rate
+        print(f"{name:22} {1e6 * seconds:9.1f} {1e6 * floor:9.1f} {seconds / floor:6.2f}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ops", nargs="*")
@@ -176,10 +252,13 @@ def main():
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16, of all tensors")
     parser.add_argument("--no-loop", action="store_true", help="times the operator alone")
+    parser.add_argument("--step", action="store_true", help="times a decoding step")
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    if args.step:
+        return print_steps(args)
     print(f"B {args.batch} T {args.time}, {args.device}, {args.dtype}, {args.threads} threads, ms: forward + backward (median of {args.repeat})")
     for name, (operator, loop, tensors) in cases(args.batch, args.time, args.device).items():
         if args.ops and name not in args.ops:

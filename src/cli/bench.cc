@@ -1,10 +1,13 @@
 // assay bench SUBJECT
 #include "eval/bench.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "cli/bench_models.h"
 #include "cli/command.h"
+#include "report/svg.h"
 #include "train/device.h"
 
 namespace assay::cli {
@@ -14,29 +17,91 @@ using Json = nlohmann::json;
 
 struct Options {
   eval::AttentionBench bench;
-  std::string device = "auto";
+  std::string device = "auto", beside, svg;
   int threads = 0;
 };
+
+double total(const Json& row) {
+  return row.contains("failure") ? NAN : row["forward"].get<double>() + row["backward"].get<double>();
+}
+
+bool is_row(const Json& row) {
+  const auto number = [&](const char* key) { return row.contains(key) && row[key].is_number(); };
+  const auto text = [&](const char* key) { return row.contains(key) && row[key].is_string(); };
+  return row.is_object() && number("time") && text("form") &&
+         (text("failure") || (number("forward") && number("backward")));
+}
+
+Json rows_beside(const fs::path& file) {
+  const Json theirs = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  if (!theirs.is_object() || !theirs.contains("rows") || !std::ranges::all_of(theirs["rows"], is_row))
+    fail(
+        "{}: expected {{\"rows\": [{{\"time\", \"form\", \"forward\", \"backward\"}}, …]}}, as --json prints. Nothing "
+        "was timed.",
+        file.string());
+  return theirs["rows"];
+}
+
+// Lengths together, ours before theirs.
+void join_rows(Json& ours, const Json& theirs) {
+  for (const Json& row : theirs) ours.push_back(row);
+  std::ranges::stable_sort(ours.get_ref<Json::array_t&>(), {},
+                           [](const Json& row) { return row["time"].get<int64_t>(); });
+}
+
+std::string text_of(const Json& rows) {
+  std::string text =
+      fmt::format("{:>8}  {:<22} {:>12} {:>12} {:>14}\n", "T", "", "forward ms", "backward ms", "full / this");
+  std::map<int64_t, double> full;  // the fastest of them
+  for (const Json& row : rows)
+    if (row["form"].get<std::string>().starts_with("full") && !row.contains("failure")) {
+      const double seconds = total(row);
+      double& best = full.try_emplace(row["time"], seconds).first->second;
+      best = std::min(best, seconds);
+    }
+  for (const Json& row : rows) {
+    text += fmt::format("{:>8}  {:<22} ", row["time"].get<int64_t>(), row["form"].get<std::string>());
+    if (row.contains("failure")) {
+      text += row["failure"].get<std::string>() + "\n";
+      continue;
+    }
+    const auto best = full.find(row["time"]);
+    text += fmt::format("{:>12.3f} {:>12.3f} {:>14}\n", 1e3 * row["forward"].get<double>(),
+                        1e3 * row["backward"].get<double>(),
+                        best == full.end() ? "–" : fmt::format("{:.2f}", best->second / total(row)));
+  }
+  return text;
+}
+
+report::Figure figure_of(const Json& rows, const std::string& title) {
+  report::Figure figure{"attention", title, {"positions, T", true}, {"forward + backward, ms", true}};
+  figure.height = 480;
+  for (const Json& row : rows) {
+    const std::string form = row["form"];
+    auto series = std::ranges::find(figure.series, form, &report::Series::name);
+    if (series == figure.series.end())
+      series = figure.series.insert(series, {.name = form, .style = int(figure.series.size())});
+    series->x.push_back(row["time"]), series->y.push_back(1e3 * total(row));
+  }
+  return figure;
+}
 
 void run(const Options& o) {
   train::use_threads(o.threads);
   const c10::Device device = train::choose_device(o.device);
+  const Json beside = o.beside.empty() ? Json::array() : rows_beside(o.beside);
   Json found = eval::bench_attention(o.bench, device);
+  join_rows(found["rows"], beside);
   found["device"] = train::device_name(device), found["batch"] = o.bench.batch, found["heads"] = o.bench.heads;
   found["head_dim"] = o.bench.head_dim, found["window"] = o.bench.window, found["chunk_size"] = o.bench.chunk_size;
-  std::string text = fmt::format("{}, {}, B {}, H {}, D {}, window {}, chunk {}\n", found["device"].get<std::string>(),
-                                 found["dtype"].get<std::string>(), o.bench.batch, o.bench.heads, o.bench.head_dim,
-                                 o.bench.window, o.bench.chunk_size);
+  const std::string shape =
+      fmt::format("{}, {}, B {}, H {}, D {}, window {}, chunk {}", found["device"].get<std::string>(),
+                  found["dtype"].get<std::string>(), o.bench.batch, o.bench.heads, o.bench.head_dim, o.bench.window,
+                  o.bench.chunk_size);
+  if (!o.svg.empty()) write_file(o.svg, report::to_svg(figure_of(found["rows"], shape)));
+  std::string text = shape + "\n";
   for (const auto& [op, path] : found["paths"].items()) text += fmt::format("{}: {}\n", op, path.get<std::string>());
-  text += fmt::format("{:>8}  {:<18} {:>12} {:>12} {:>14}\n", "T", "", "forward ms", "backward ms", "full / this");
-  double full = 0;
-  for (const Json& row : found["rows"]) {
-    const double forward = row["forward"], backward = row["backward"];
-    if (row["form"] == "full") full = forward + backward;
-    text += fmt::format("{:>8}  {:<18} {:>12.3f} {:>12.3f} {:>14.2f}\n", row["time"].get<int64_t>(),
-                        row["form"].get<std::string>(), 1e3 * forward, 1e3 * backward, full / (forward + backward));
-  }
-  print(found, text);
+  print(found, text + text_of(found["rows"]));
 }
 
 void add(CLI::App& app) {
@@ -45,7 +110,7 @@ void add(CLI::App& app) {
   add_bench_models(*bench);
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(*bench, "attention", "full, window and Top-1 Chunk attention, forward and backward, over the length");
+      subcommand(*bench, "attention", "full, window and Top-1 attention, forward and backward, over the length");
   command->add_option("--lengths", o->bench.lengths, "of the sequence, T")
       ->delimiter(',')
       ->capture_default_str()
@@ -66,6 +131,12 @@ void add(CLI::App& app) {
   command->add_option("--seconds", o->bench.seconds, "spent on each length, at least")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--limit", o->bench.limit, "seconds; what takes longer is left out at the lengths that follow")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->add_option("--beside", o->beside, "rows of another program, such as bench/flex_attention.py prints")
+      ->check(CLI::ExistingFile);
+  command->add_option("--svg", o->svg, "a picture of time over length, to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
   command->callback([o] { run(*o); });

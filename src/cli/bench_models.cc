@@ -43,6 +43,8 @@ std::vector<std::string> arguments(const Options& o) {
   add("--batch", o.bench.batch), add("--time", o.bench.time), add("--vocab", o.bench.vocabulary);
   add("--steps", o.bench.steps), add("--largest", o.bench.largest), add("--threads", o.threads);
   add("--state-at", fmt::format("{}", fmt::join(o.bench.state_lengths, ",")));
+  add("--full-attention", o.bench.full_attention);
+  add("--decode", o.bench.decode);
   if (o.bench.recompute_activations) out.push_back("--recompute");
   return out;
 }
@@ -64,6 +66,7 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
   with_ratio("parameters", Format::count);
   for (const int64_t length : o.bench.state_lengths) with_ratio(fmt::format("state at {}", length), Format::bytes);
   with_ratio("FLOPs/token", Format::count), with_ratio("tokens/s", Format::count), column("memory", Format::bytes);
+  if (o.bench.decode > 0) column("decoding step, µs", Format::count), column("its bytes moved, µs", Format::count);
   column("", Format::text);
   for (const Json& row : rows) {
     std::vector<report::Cell> cells = {row["model"].get<std::string>()};
@@ -75,6 +78,11 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
     for (const int64_t length : o.bench.state_lengths) compared(state_of(row, length), state_of(reference, length));
     field("flops_per_token"), field("tokens_per_second");
     cells.push_back(number(row.value("peak_memory_bytes", Json())));
+    if (o.bench.decode > 0) {
+      const Json decode = row.value("decode", Json::object());
+      const auto of = [&](const char* key) { return number(decode.value(key, Json())); };
+      cells.insert(cells.end(), {1e6 * of("seconds"), 1e6 * of("bytes") / of("bytes_per_second")});
+    }
     cells.push_back(row.value("failure", std::string()));
     table.rows.push_back(std::move(cells));
   }
@@ -143,6 +151,9 @@ void add_bench_models(CLI::App& bench) {
   command->add_option("--steps", o->bench.steps, "timed, after one that warms up; 0: count only")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--decode", o->bench.decode, "sequences of a decoding step that is timed too; 0: none")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--state-at", o->bench.state_lengths, "tokens after which the state is counted")
       ->delimiter(',')
       ->capture_default_str()
@@ -150,6 +161,11 @@ void add_bench_models(CLI::App& bench) {
   command->add_option("--precision", o->bench.precision, "auto (bf16 on CUDA, else fp32), bf16, fp32 or fp64")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "bf16", "fp32", "fp64"}));
+  command
+      ->add_option("--full-attention", o->bench.full_attention,
+                   "which of torch's kernels serve it on CUDA: as in training, torch's choice among all, or this one")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"deterministic", "torch", "cudnn", "flash-2"}));
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
   command->add_option("--csv", o->csv, "the table with every digit, to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();

@@ -8,8 +8,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array kColours = {"#000000", "#0072B2", "#D55E00", "#009E73",
-                                 "#CC79A7", "#E69F00", "#56B4E9", "#7A5195"};
+constexpr std::array kColours = {"#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7",
+                                 "#E69F00", "#56B4E9", "#7A5195", "#8C8C8C"};
 constexpr std::array kSymbols = {"circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "x"};
 
 Json numbers(const std::vector<double>& values) {

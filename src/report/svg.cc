@@ -43,7 +43,8 @@ Ticks decade_ticks(double low, double high) {
   for (double decade = std::pow(10, std::floor(std::log10(low))); decade <= high; decade *= 10)
     for (const double factor : {1, 2, 5})
       if (decade * factor >= low && decade * factor <= high && (few || factor == 1))
-        out.emplace_back(decade * factor, fmt::format("{:.3g}", decade * factor));
+        out.emplace_back(decade * factor,
+                         decade < 1e4 ? fmt::format("{:g}", decade * factor) : tick_text(decade * factor, 0));
   return out;
 }
 

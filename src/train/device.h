@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,5 +22,12 @@ at::ScalarType compute_dtype(const std::string& precision, c10::Device device);
 // rate of a matrix product timed here.
 double peak_flops(c10::Device device);
 int64_t peak_memory_bytes(c10::Device device);   // most memory in use so far: allocated on the GPU, resident on the CPU
+// `work` without the time of its launches: on CUDA a captured graph, replayed on the current stream and so asynchronous;
+// elsewhere `work` itself. It must not wait for the device. Runs it twice.
+std::function<void()> captured(c10::Device device, const std::function<void()>& work);
+// Median seconds of a call.
+double seconds_a_call(c10::Device device, const std::function<void()>& call);
+// Bytes read plus bytes written in a second, of a large copy timed here.
+double copy_rate(c10::Device device);
 
 }  // namespace assay::train

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/interrupt.h"
@@ -10,6 +11,7 @@
 #include "nn/language_model.h"
 #include "ops/called.h"
 #include "ops/paths.h"
+#include "ops/window_attention/window_attention.h"
 #include "train/device.h"
 #include "train/optimizer.h"
 
@@ -22,7 +24,8 @@ using Clock = std::chrono::steady_clock;
 nn::ModelSpec complete(const ConfigNode& model, const ModelBench& o) {
   nn::ModelSpec spec = nn::ModelSpec::read(model);
   if (spec.config.vocab_size == 0) spec.config.vocab_size = o.vocabulary;
-  if (spec.config.positions == "learned" && spec.config.max_positions == 0) spec.config.max_positions = o.time;
+  if (spec.config.positions == "learned" && spec.config.max_positions == 0)
+    spec.config.max_positions = o.time + (o.decode > 0 ? 64 : 0);
   return spec;
 }
 
@@ -57,7 +60,6 @@ std::string failure_of(auto&& work) {
 }
 
 void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
-  model.initialise(0);
   AdamW optimizer(model, {});
   const at::Tensor tokens = at::randint(model.spec.config.vocab_size, {o.batch, o.time + 1}, at::kLong).to(device);
   Progress progress;
@@ -76,6 +78,42 @@ void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device devic
   row["peak_memory_bytes"] = peak_memory_bytes(device);
 }
 
+std::map<std::pair<size_t, std::string>, at::Tensor> tensors_of(const nn::ModelState& state) {
+  std::map<std::pair<size_t, std::string>, at::Tensor> out;
+  for (size_t i = 0; i < state.layers.size(); ++i)
+    for (const auto& [name, tensor] : state.layers[i].tensors()) out[{i, name}] = tensor;
+  return out;
+}
+
+// What one step reads of the state, all of it, and what it writes anew: tensors that do not stay in their place. The
+// state is not held by anyone else meanwhile, as a cache would then be copied.
+double bytes_moved(nn::ModelState& state, auto&& step) {
+  std::map<std::pair<size_t, std::string>, const void*> places;
+  for (const auto& [name, tensor] : tensors_of(state)) places[name] = tensor.data_ptr();
+  int64_t bytes = state.bytes();
+  step();
+  for (const auto& [name, tensor] : tensors_of(state))
+    if (places[name] != tensor.data_ptr()) bytes += int64_t(tensor.nbytes());
+  return double(bytes);
+}
+
+// A captured step is the same step again and again: it reads the state that it met, whose memory nothing asks for
+// meanwhile. Elsewhere every call goes on by a token.
+void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor tokens = at::randint(model.spec.config.vocab_size, {o.decode, o.time + 1}, at::kLong).to(device);
+  nn::ModelState state;
+  model.hidden(tokens.slice(1, 0, o.time), state);
+  const at::Tensor last = tokens.slice(1, o.time);
+  const auto step = [&] { model.logits(last, state); };
+  step();  // caches have room behind it
+  const double weights = double(model.parameter_count()) * double(c10::elementSize(model.compute_dtype));
+  const double bytes = weights + bytes_moved(state, step);
+  row["decode"] = {{"seconds", seconds_a_call(device, captured(device, step))},
+                   {"bytes", bytes},
+                   {"bytes_per_second", copy_rate(device)}};
+}
+
 void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   const ops::CalledOps called;
   row["parameters"] = model.parameter_count();
@@ -85,7 +123,7 @@ void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Js
 }
 
 std::string why_not_timed(const Json& row, const ModelBench& o) {
-  if (o.steps == 0) return "not timed";
+  if (o.steps == 0 && o.decode == 0) return "not timed";
   if (row["parameters"] <= o.largest) return "";
   return fmt::format("not timed: more than {} parameters", Progress::count(double(o.largest)));
 }
@@ -99,14 +137,17 @@ Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device devic
   const nn::ModelSpec spec = complete(table, o);
   row["d_model"] = spec.config.d_model, row["num_layers"] = spec.config.num_layers;
   row["failure"] = failure_of([&] {
+    ops::choose_full_attention(o.full_attention);
     nn::LanguageModel model(spec);
     model.compute_dtype = compute_dtype(o.precision, device);
     model.recompute_activations = o.recompute_activations;
     model.to(device, model.compute_dtype == at::kDouble ? at::kDouble : at::kFloat);
     count(model, o, device, row);
     const std::string untimed = why_not_timed(row, o);
-    if (untimed.empty()) time_steps(model, o, device, row);
-    else fail<Error>("{}", untimed);
+    if (!untimed.empty()) fail<Error>("{}", untimed);
+    model.initialise(0);
+    if (o.steps > 0) time_steps(model, o, device, row);
+    if (o.decode > 0) time_decoding(model, o, device, row);
   });
   return row;
 }

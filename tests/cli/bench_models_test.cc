@@ -97,5 +97,18 @@ TEST_F(BenchModels, RefusesBadNamesBeforeTheFirst) {
   }
 }
 
+TEST_F(BenchModels, TimesADecodingStepBesideWhatItMoves) {
+  const json found = rows("full.toml scan.toml --steps 0 --decode 3 --state-at 25");
+  const auto weights = [&](int i) { return 4 * found[i].at("parameters").get<double>(); };
+  const auto state = [&](int i) { return 3 * found[i].at("state_bytes").at("25").get<double>(); };
+  for (const json& row : found) {
+    EXPECT_EQ(row.at("failure"), "") << row;
+    EXPECT_GT(row.at("decode").at("seconds"), 0) << row;
+    EXPECT_GT(row.at("decode").at("bytes_per_second"), 1e6) << row;
+  }
+  EXPECT_NEAR(found[0].at("decode").at("bytes").get<double>(), weights(0) + state(0), 100);  // a cache stays in its place
+  EXPECT_NEAR(found[1].at("decode").at("bytes").get<double>(), weights(1) + 2 * state(1), 100);  // a recurrent state does not
+}
+
 }  // namespace
 }  // namespace assay::cli

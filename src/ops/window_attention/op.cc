@@ -117,6 +117,16 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
   return out.to(q.scalar_type());
 }
 
+void choose_full_attention(const std::string& kernel) {
+  at::Context& context = at::globalContext();
+  const bool any = kernel == "deterministic" || kernel == "torch";
+  TORCH_CHECK_VALUE(any || kernel == "cudnn" || kernel == "flash-2", "full attention by '", kernel,
+                    "' is unknown; there are deterministic, torch, cudnn, flash-2");
+  context.setDeterministicAlgorithms(kernel == "deterministic", /*warn_only=*/false);
+  context.setSDPUseCuDNN(any || kernel == "cudnn"), context.setSDPUseFlash(any || kernel == "flash-2");
+  context.setSDPUseMemEfficient(any), context.setSDPUseMath(any);
+}
+
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     "torch's FlashAttention-2 (or what its scaled_dot_product_attention prefers, when all positions are seen) in bf16 "

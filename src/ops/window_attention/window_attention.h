@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 
 namespace assay::ops {
 
@@ -21,5 +22,10 @@ at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, 
 // device. What CUDA runs where no fused kernel serves. Nothing is checked; window is positive.
 at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
                                     double scale, const std::optional<at::Tensor>& alibi_slopes = {});
+
+// Which of torch's kernels serve full attention on CUDA from now on, in the whole process: "deterministic" (torch's
+// choice among those that give the same bits twice, as in training), "torch" (its choice among all), "cudnn" or
+// "flash-2" (that one or an error). Where it is not "deterministic", no other operation of torch is held to it either.
+void choose_full_attention(const std::string& kernel);
 
 }  // namespace assay::ops

@@ -1,0 +1,64 @@
+// `assay bench attention`: a row a form and length; what is slow is left out of longer sequences; other programs' rows
+// join.
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct BenchAttention : testing::Test {
+  Outcome bench(const std::string& arguments) {
+    return run(folder_.path(),
+               "bench attention --device cpu --threads 1 --heads 2 --head-dim 8 --window 8 --chunk-size 8 "
+               "--seconds 0 " +
+                   arguments);
+  }
+  Json rows(const std::string& arguments) {
+    const Outcome outcome = bench(arguments + " --json");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return Json::parse(outcome.out)["rows"];
+  }
+  data::Folder folder_;
+};
+
+TEST_F(BenchAttention, TimesEveryFormAtEveryLength) {
+  const Json found = rows("--lengths 24,40");
+  ASSERT_EQ(found.size(), 12);
+  for (const Json& row : found) {
+    EXPECT_FALSE(row.contains("failure")) << row;
+    EXPECT_GT(row["forward"], 0) << row;
+    EXPECT_GT(row["backward"], 0) << row;
+  }
+  EXPECT_EQ(found[0]["time"], 24);
+  EXPECT_EQ(found[6]["time"], 40);
+}
+
+TEST_F(BenchAttention, LeavesOutWhatIsSlowWhereSequencesGetLonger) {
+  EXPECT_EQ(rows("--lengths 24,40 --limit 1e-9").size(), 6);  // all of them at 24, none at 40
+}
+
+TEST_F(BenchAttention, SetsRowsOfAnotherProgramBesideItsOwn) {
+  write_file(folder_.path() / "beside.json",
+             R"({"rows": [{"time": 24, "form": "theirs", "forward": 1.5, "backward": 2.5},
+                          {"time": 24, "form": "broken", "failure": "no such kernel"}]})");
+  const Outcome outcome = bench("--lengths 24,40 --beside beside.json --svg growth.svg");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  EXPECT_LT(outcome.out.find("1500.000     2500.000"), outcome.out.find("      40  full")) << outcome.out;
+  EXPECT_NE(outcome.out.find("no such kernel"), std::string::npos) << outcome.out;
+  EXPECT_NE(read_file(folder_.path() / "growth.svg").find(">theirs<"), std::string::npos);
+}
+
+TEST_F(BenchAttention, RefusesRowsThatAreNone) {
+  for (const char* text : {"[1, 2]", "{\"rows\": [{\"time\": 24}]}", "{"}) {
+    write_file(folder_.path() / "beside.json", text);
+    const Outcome outcome = bench("--lengths 24 --beside beside.json");
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_NE(outcome.error.find("beside.json: expected {\"rows\""), std::string::npos) << outcome.error;
+  }
+}
+
+}  // namespace
+}  // namespace assay::cli
