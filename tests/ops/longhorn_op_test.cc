@@ -60,7 +60,37 @@ TEST_P(LonghornForms, SingleAndHalfPrecision) {
 }
 
 TEST_P(LonghornForms, OnCudaEqualsItsTwin) {
-  expect_equal_to_twin_on_cuda(with(GetParam()), twin(GetParam()), random_arguments(2, 67, 24, 16));
+  for (const auto& [batch, time, channels, N, scalar] : {std::tuple{2, 67, 24, 16, false},
+                                                         {1, 1, 24, 16, false},
+                                                         {2, 33, 20, 5, true},
+                                                         {1, 131, 72, 40, false},
+                                                         {1, 40, 24, 70, false}}) {
+    SCOPED_TRACE(testing::Message() << "B " << batch << " T " << time << " Dm " << channels << " N " << N << " scalar "
+                                    << scalar << " seed 7");
+    expect_equal_to_twin_on_cuda(with(GetParam()), twin(GetParam()),
+                                 random_arguments(batch, time, channels, N, scalar));
+  }
+}
+
+TEST_P(LonghornForms, OnCudaMayBeCutAnywhere) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  Named there;
+  for (const auto& [name, tensor] : random_arguments(2, 101, 24, 16)) there[name] = tensor.to(at::kCUDA, at::kFloat);
+  const auto in_two = [&](int64_t cut) {
+    Named first = there, second = there;
+    for (const auto& name : {"x", "dt", "k", "q", "z"})
+      first[name] = there[name].narrow(1, 0, cut), second[name] = there[name].narrow(1, cut, 101 - cut);
+    const auto [out, state] = with(GetParam())(first);
+    second["initial_state"] = state;
+    const auto [rest, last] = with(GetParam())(second);
+    return Outputs{at::cat({out, rest}, 1), last};
+  };
+  const auto [whole, last] = with(GetParam())(there);
+  for (const int64_t cut : {1, 32, 50, 100}) {
+    const auto [out, state] = in_two(cut);
+    EXPECT_LE(worst_row_error(out, whole), 1e-5) << "cut at " << cut;
+    EXPECT_LE(worst_row_error(state, last), 1e-5) << "cut at " << cut;
+  }
 }
 
 TEST_P(LonghornForms, MayBeCutAnywhere) {

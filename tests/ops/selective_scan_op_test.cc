@@ -49,6 +49,13 @@ Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_
   return a;
 }
 
+// The same with A [B, T, N], read from the token.
+Arguments with_token_decay(Arguments a) {
+  at::Tensor like = a.B.detach().squeeze(2).to(a.A.scalar_type());
+  a.A = (-at::rand_like(like) - 0.1).requires_grad_();
+  return a;
+}
+
 // Gradients of Σ weights ⊙ y + Σ state_weights ⊙ final_state by name; an undefined weight leaves that output out.
 std::map<std::string, at::Tensor> gradients(const Arguments& a, const std::tuple<at::Tensor, at::Tensor>& out,
                                             const at::Tensor& weights, const at::Tensor& state_weights) {
@@ -94,6 +101,36 @@ TEST(SelectiveScanOp, EqualsItsReference) {
     expect_equal_to_reference(a, 1e-12, weights, {});
     expect_equal_to_reference(a, 1e-12, {}, state_weights);
   }
+}
+
+TEST(SelectiveScanOp, WithTheTokensDecayEqualsItsReference) {
+  for (const auto& [time, channels, N] : {std::tuple{1, 12, 4}, {64, 7, 5}, {65, 20, 8}, {130, 24, 16}}) {
+    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " N " << N << " seed 7");
+    const Arguments a = with_token_decay(random_arguments(2, time, channels, 1, N));
+    const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
+    expect_equal_to_reference(a, 1e-12, weights, state_weights);
+    expect_equal_to_reference(a, 1e-12, {}, state_weights);
+  }
+  Arguments bare = with_token_decay(random_arguments(2, 66, 20, 1, 8));
+  bare.D = bare.z = bare.delta_bias = bare.initial_state = std::nullopt;
+  bare.delta_softplus = false;
+  bare.delta = bare.delta.detach().abs().requires_grad_();
+  expect_equal_to_reference(bare, 1e-12, at::randn_like(bare.u), {});
+  const Arguments single = with_token_decay(random_arguments(2, 67, 24, 1, 16, at::kFloat, at::kFloat));
+  expect_equal_to_reference(single, 1e-5, at::randn_like(single.u, at::kDouble), {});
+}
+
+TEST(SelectiveScanOp, WithTheTokensDecayOnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const auto& [time, N] : {std::pair{1, 16}, {131, 16}, {131, 24}, {33, 70}})
+    for (const auto& [dtype, real, tolerance] : {std::tuple{at::kDouble, at::kDouble, 1e-12},
+                                                 {at::kFloat, at::kFloat, 1e-5},
+                                                 {at::kBFloat16, at::kFloat, 1e-2}}) {
+      SCOPED_TRACE(testing::Message() << "T " << time << " N " << N << " " << dtype << " seed 7");
+      const Arguments a = with_token_decay(random_arguments(2, time, 24, 1, N, dtype, real, at::kCUDA));
+      expect_equal_to_reference(a, tolerance, at::randn_like(a.u).to(at::kDouble),
+                                at::randn_like(*a.initial_state).to(at::kDouble));
+    }
 }
 
 TEST(SelectiveScanOp, OptionalArgumentsMayBeAbsent) {
@@ -142,8 +179,7 @@ TEST(SelectiveScanOp, ReadsSlices) {
                             at::randn_like(*a.initial_state));
 }
 
-TEST(SelectiveScanOp, MayBeCutAnywhere) {
-  const Arguments a = random_arguments(2, 130, 20, 2, 8);
+void expect_cut_anywhere(const Arguments& a) {
   const auto whole = run(a);
   const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
   const auto expected = gradients(a, whole, weights, state_weights);
@@ -152,6 +188,7 @@ TEST(SelectiveScanOp, MayBeCutAnywhere) {
     for (auto member : {&Arguments::u, &Arguments::delta, &Arguments::B, &Arguments::C})
       first.*member = (a.*member).narrow(1, 0, cut), second.*member = (a.*member).narrow(1, cut, 130 - cut);
     first.z = a.z->narrow(1, 0, cut), second.z = a.z->narrow(1, cut, 130 - cut);
+    if (a.A.dim() == 3) first.A = a.A.narrow(1, 0, cut), second.A = a.A.narrow(1, cut, 130 - cut);
     const auto [y, state] = run(first);
     second.initial_state = state;
     const auto [rest, last] = run(second);
@@ -160,6 +197,11 @@ TEST(SelectiveScanOp, MayBeCutAnywhere) {
     for (const auto& [name, gradient] : gradients(a, joined, weights, state_weights))
       EXPECT_LE(worst_row_error(gradient, expected.at(name)), 1e-11) << "gradient of " << name << ", cut at " << cut;
   }
+}
+
+TEST(SelectiveScanOp, MayBeCutAnywhere) {
+  expect_cut_anywhere(random_arguments(2, 130, 20, 2, 8));
+  expect_cut_anywhere(with_token_decay(random_arguments(2, 130, 20, 1, 8)));
 }
 
 TEST(SelectiveScanOp, WithoutGradientGivesTheSameBits) {
@@ -225,6 +267,8 @@ TEST(SelectiveScanOp, NamesTheWrongArgument) {
   EXPECT_THAT(with([](A a) { a.u = a.u.narrow(1, 0, 0); }), testing::HasSubstr("u has shape"));
   EXPECT_THAT(with([](A a) { a.A = a.A.narrow(0, 0, 11); }), testing::HasSubstr("A has shape"));
   EXPECT_THAT(with([](A a) { a.A = at::ones({12, 300}); }), testing::HasSubstr("at most 256"));
+  EXPECT_THAT(with([](A a) { a.A = at::ones({2, 6, 4}, at::kDouble); }), testing::HasSubstr("[B, T, N] = [2, 5, 4]"));
+  EXPECT_THAT(with([](A a) { a.A = at::ones({2, 5, 4}, at::kDouble); }), testing::HasSubstr("B has 2 groups"));
   EXPECT_THAT(with([](A a) { a.B = a.B.narrow(3, 0, 3); }), testing::HasSubstr("B has shape"));
   EXPECT_THAT(with([](A a) { a.B = a.C = at::ones({2, 5, 5, 4}, at::kDouble); }), testing::HasSubstr("B has 5 groups"));
   EXPECT_THAT(with([](A a) { a.C = a.C.narrow(2, 0, 1); }), testing::HasSubstr("C has shape"));
@@ -241,7 +285,8 @@ TEST(SelectiveScanOp, SaysWhichPathItTakes) {
   for (const OpPath& path : op_paths()) paths[path.op + " " + path.device] = path.path;
   EXPECT_THAT(paths["selective_scan cpu"], testing::StartsWith("cpu kernel (Highway "));
   EXPECT_THAT(paths["selective_scan cuda"],
-              testing::AnyOf("cuda kernel sm_90a", testing::HasSubstr("built without CUDA")));
+              testing::AnyOf(testing::StartsWith("cuda kernel sm_90a; A [B, T, N]: cuda kernel sm_90a"),
+                             testing::HasSubstr("built without CUDA")));
 }
 
 }  // namespace

@@ -13,7 +13,6 @@
 
 #include "nn/initial_values.h"
 #include "nn/layers.h"
-#include "nn/learned_decay.h"
 #include "nn/short_conv.h"
 #include "ops/linear_attention/linear_attention.h"
 #include "ops/selective_scan/selective_scan.h"
@@ -61,16 +60,14 @@ struct Mamba1 final : Mixer {
     const auto part = x_proj->forward(x).split_with_sizes(parts, -1);
     const at::Tensor dt = dt_proj->forward(part[0]);
     at::Tensor y;
-    if (config.decay == "full") {
-      std::tie(y, state["ssm"]) = ops::selective_scan(x, dt, -A_log.exp(), part[1].unsqueeze(2), part[2].unsqueeze(2),
-                                                      D, xz[1], dt_bias, /*delta_softplus=*/true, state.find("ssm"));
+    if (config.decay == "full" || config.decay == "learnable") {
+      const at::Tensor A = config.decay == "full" ? -A_log.exp() : -at::softplus(wide(part[3]) + A_bias);
+      std::tie(y, state["ssm"]) = ops::selective_scan(x, dt, A, part[1].unsqueeze(2), part[2].unsqueeze(2), D, xz[1],
+                                                      dt_bias, /*delta_softplus=*/true, state.find("ssm"));
       return out_proj->forward(y);
     }
     const at::Tensor delta = at::softplus(wide(dt) + dt_bias);
-    if (config.decay == "learnable")
-      std::tie(y, state["ssm"]) =
-          learned_decay_scan(x, delta, at::softplus(wide(part[3]) + A_bias), part[1], part[2], state.find("ssm"));
-    else std::tie(y, state["ssm"]) = shared_decay(x, delta, part[1], part[2], state.find("ssm"));
+    std::tie(y, state["ssm"]) = shared_decay(x, delta, part[1], part[2], state.find("ssm"));
     return out_proj->forward((y + x * D.to(x.scalar_type())) * at::silu(xz[1]));
   }
 

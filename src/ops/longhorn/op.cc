@@ -3,6 +3,8 @@
 
 #include "ops/longhorn/longhorn.h"
 #include "ops/matrix_state/matrix_state.h"
+#include "ops/paths.h"
+#include "ops/token_scan/token_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -54,6 +56,17 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
                                             const OptionalTensor& dt_bias, bool exact,
                                             const OptionalTensor& initial_state) {
   check(x, dt, k, q, D, z, dt_bias, initial_state);
+  const int64_t channels = x.size(2);
+  const TokenScan scan{.update = exact ? Update::exact : Update::diagonal,
+                       .x = x,
+                       .delta = dt.expand({-1, -1, channels}),
+                       .k = k,
+                       .q = q,
+                       .D = D,
+                       .z = z,
+                       .delta_bias = dt_bias ? OptionalTensor(dt_bias->expand({channels})) : OptionalTensor(),
+                       .initial_state = initial_state};
+  if (on_token_kernel(scan)) return by_token_kernel(scan);
   const auto real = real_dtype(sequence_dtype({x, dt, k, q, or_undefined(z)}));
   const bool columns = x.is_cpu();
   const at::Tensor in = x.to(real);  // once: the gradients of both its uses are added before they are rounded
@@ -74,7 +87,8 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
   return {y.to(x.scalar_type()), (columns ? last.squeeze(1).transpose(1, 2) : last.squeeze(-1)).contiguous()};
 }
 
-const bool registered_path = register_matrix_state(kOp);
+const bool registered_path =
+    register_paths(kOp, cpu_kernel_path(), token_kernel_path("composed of batched products"), /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "longhorn(Tensor x, Tensor dt, Tensor k, Tensor q, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "

@@ -15,6 +15,15 @@ __device__ inline float exp2_fast(float x) {
 __device__ inline float exp_fast(float x) { return exp2_fast(x * kLog2e); }
 __device__ inline float sigmoid(float x) { return __fdividef(1.f, 1.f + exp_fast(-x)); }
 
+// silu(z) and its derivative.
+struct Gate {
+  float value, slope;
+  __device__ explicit Gate(float z) {
+    const float s = sigmoid(z);
+    value = z * s, slope = s * (1 + z * (1 - s));
+  }
+};
+
 // softplus(x) = x > 20 ? x : log1p(exp(x)). For bf16 log1p(e) is log(1 + e), or e − e²/2 where 1 + e loses e's last
 // bits.
 template <class T>

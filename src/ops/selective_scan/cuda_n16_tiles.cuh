@@ -106,15 +106,6 @@ struct Lane {
   __device__ int64_t row(int64_t rows, int64_t i) const { return (b * rows + i) * p.channels + d; }
 };
 
-// silu(z) and its derivative.
-struct Gate {
-  float value, slope;
-  __device__ explicit Gate(float z) {
-    const float s = sigmoid(z);
-    value = z * s, slope = s * (1 + z * (1 - s));
-  }
-};
-
 // Brings tiles of B, C and of kCount [B, T, Dm] tensors into shared memory, one tile ahead of the work.
 template <class T, int kCount>
 struct Feed {

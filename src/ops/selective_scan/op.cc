@@ -6,6 +6,7 @@
 #include "ops/selective_scan/kernel.h"
 #include "ops/selective_scan/selective_scan.h"
 #include "ops/tensors.h"
+#include "ops/token_scan/token_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -123,16 +124,20 @@ void check(const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, co
            const OptionalTensor& D, const OptionalTensor& z, const OptionalTensor& delta_bias,
            const OptionalTensor& initial_state) {
   check_dims(kOp, "u", u, 3, "[B, T, Dm]");
-  check_dims(kOp, "A", A, 2, "[Dm, N]");
+  const bool by_token = A.dim() == 3;
+  if (!by_token) check_dims(kOp, "A", A, 2, "[Dm, N] or [B, T, N]");
   check_dims(kOp, "B", B, 4, "[B, T, G, N]");
-  const int64_t batch = u.size(0), time = u.size(1), channels = u.size(2), N = A.size(1), groups = B.size(2);
+  const int64_t batch = u.size(0), time = u.size(1), channels = u.size(2), N = A.size(-1), groups = B.size(2);
   check_shape(kOp, "delta", delta, u.sizes(), "[B, T, Dm]");
-  check_shape(kOp, "A", A, {channels, N}, "[Dm, N]");
-  TORCH_CHECK_VALUE(N <= kMaxStateSize, kOp, ": A has shape ", A.sizes(), ", [Dm, N]; N may be at most ",
+  if (by_token) check_shape(kOp, "A", A, {batch, time, N}, "[B, T, N]");
+  else check_shape(kOp, "A", A, {channels, N}, "[Dm, N]");
+  TORCH_CHECK_VALUE(N <= kMaxStateSize, kOp, ": A has shape ", A.sizes(), ", [Dm, N] or [B, T, N]; N may be at most ",
                     kMaxStateSize);
   check_shape(kOp, "B", B, {batch, time, groups, N}, "[B, T, G, N]");
   TORCH_CHECK_VALUE(channels % groups == 0, kOp, ": B has ", groups, " groups (its size 2), which do not divide the ",
                     channels, " channels of u");
+  TORCH_CHECK_VALUE(!by_token || groups == 1, kOp, ": B has ", groups,
+                    " groups (its size 2); where A is [B, T, N] it has 1");
   check_shape(kOp, "C", C, B.sizes(), "[B, T, G, N]");
   if (D) check_shape(kOp, "D", *D, {channels}, "[Dm]");
   if (z) check_shape(kOp, "z", *z, u.sizes(), "[B, T, Dm]");
@@ -166,6 +171,11 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(const at::Tensor& u, const at:
                                                   const OptionalTensor& z, const OptionalTensor& delta_bias,
                                                   bool delta_softplus, const OptionalTensor& initial_state) {
   check(u, delta, A, B, C, D, z, delta_bias, initial_state);
+  if (A.dim() == 3) {
+    const TokenScan scan{Update::decay, delta_softplus, u, delta, B.squeeze(2), C.squeeze(2), A, D, z,
+                         delta_bias,    initial_state};
+    return on_token_kernel(scan) ? by_token_kernel(scan) : by_prefixes(scan);
+  }
   if (!u.is_cpu() && !(u.is_cuda() && kCudaKernels))
     return selective_scan_reference(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state);
   const auto dtype = sequence_dtype({u, delta, B, C, or_undefined(z)}), real = real_dtype(dtype);
@@ -182,7 +192,11 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(const at::Tensor& u, const at:
   return {out[0].to(u.scalar_type()), out[1]};
 }
 
-const bool registered_path = register_kernels(kOp);
+const std::string composed = "composed from tensor arithmetic";
+const bool registered_path = register_paths(kOp, cpu_kernel_path() + "; A [B, T, N]: " + composed,
+                                            (kCudaKernels ? "cuda kernel sm_90a" : composed + ": built without CUDA") +
+                                                "; A [B, T, N]: " + token_kernel_path(composed),
+                                            /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, "

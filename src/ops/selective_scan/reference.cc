@@ -14,8 +14,9 @@ std::tuple<at::Tensor, at::Tensor> selective_scan_reference(const at::Tensor& u,
   const int64_t channels = u.size(2), channels_per_group = channels / B.size(2);
   at::Tensor step = delta.to(real);
   if (delta_bias) step = step + delta_bias->to(real);
-  if (delta_softplus) step = at::softplus(step);                      // [B, T, Dm]
-  const at::Tensor decay = at::exp(step.unsqueeze(-1) * A.to(real));  // [B, T, Dm, N]
+  if (delta_softplus) step = at::softplus(step);  // [B, T, Dm]
+  const at::Tensor rates = A.dim() == 3 ? A.unsqueeze(2) : A;
+  const at::Tensor decay = at::exp(step.unsqueeze(-1) * rates.to(real));  // [B, T, Dm, N]
   const at::Tensor input = (step * u.to(real)).unsqueeze(-1) * B.to(real).repeat_interleave(channels_per_group, 2);
   const auto decays = decay.unbind(1), inputs = input.unbind(1);
   const auto outputs = C.to(real).repeat_interleave(channels_per_group, 2).unbind(1);

@@ -1,0 +1,59 @@
+#pragma once
+// A scan whose state forgets what the token says: Longhorn, before and after its diagonal approximation, and Mamba-1
+// with A read from the token. Channels share k, q and rate; each has a step p and a state S [N] of its own.
+//   Update::decay     p_t = softplus(raw_t) or raw_t       S_t = exp(p_t ⊗ rate_t) ⊙ S_{t−1} + (p_t ⊙ x_t) ⊗ k_t
+//   Update::diagonal  p_t = β_t / (1 + β_t k_tᵀk_t)        S_t = (1 − p_t ⊗ k_t²) ⊙ S_{t−1} + (p_t ⊙ x_t) ⊗ k_t
+//   Update::exact     the same p_t; β_t = sigmoid(raw_t)   S_t = S_{t−1} + p_t ⊙ (x_t − S_{t−1} k_t) ⊗ k_t
+//   raw_t = delta_t + delta_bias                           S_{−1} = initial_state or 0
+//   y_t = (S_t q_t + D ⊙ x_t) ⊙ silu(z_t)                  z, D absent: no gate, no skip
+// [Gu & Dao 2023, Alg. 2; Liu et al. 2024, Alg. 1 and §5]
+//
+// The forward stores the state at the start of each chunk of chunk_size() steps; the backward recomputes from it.
+// Derivation, bytes, times: README.md. Callers: longhorn.h and selective_scan.h, through token_scan.h.
+#include "ops/kernel.h"
+
+namespace assay::ops {
+
+enum class Update { decay, diagonal, exact };
+constexpr int64_t kMaxTokenStates = 64;
+
+struct TokenScanForward {
+  DType dtype;  // f32 or bf16: of x, delta, k, q, z, y
+  Update update;
+  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxTokenStates
+  bool delta_softplus;                        // Update::decay
+  View x, delta;                              // in  [B, T, Dm]
+  View k, q;                                  // in  [B, T, N]
+  View rate;                                  // in  [B, T, N] float, ≤ 0; absent unless Update::decay
+  View z;                                     // in  [B, T, Dm] or absent
+  const float* D;                             // in  [Dm] or null
+  const float* delta_bias;                    // in  [Dm] or null
+  const float* initial_state;                 // in  [B, Dm, N] or null
+  View y;                                     // out [B, T, Dm]; every element is written
+  float* final_state;                         // out [B, Dm, N]
+  float* chunk_states;                        // out chunk_states() numbers; null when no gradient is wanted
+};
+
+struct TokenScanBackward {
+  TokenScanForward forward;   // the inputs as they were; y and final_state are not read; chunk_states is
+  View dy;                    // in  [B, T, Dm]
+  const float* dfinal_state;  // in  [B, Dm, N] or null
+  View dx, ddelta, dz;        // out [B, T, Dm]; dz absent without z
+  float *dk, *dq, *drate;     // out [B, T, N], contiguous; drate null unless Update::decay
+  float *dD, *ddelta_bias;    // out [Dm], summed over batch and time; may be null
+  float* dinitial_state;      // out [B, Dm, N] or null
+};
+
+// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every time (no atomics).
+// `workspace` and chunk_states are 256-byte aligned. Throws Error with CUDA's reason when a launch fails, Unsupported,
+// before any launch, for float64 or a larger state.
+namespace cuda {
+int64_t chunk_size(const TokenScanForward&);    // steps between two stored states, a multiple of 16
+int64_t chunk_states(const TokenScanForward&);  // numbers that `chunk_states` holds
+size_t workspace_bytes(const TokenScanForward&);
+size_t workspace_bytes(const TokenScanBackward&);
+void token_scan(const TokenScanForward&, void* workspace, Stream);
+void token_scan(const TokenScanBackward&, void* workspace, Stream);
+}  // namespace cuda
+
+}  // namespace assay::ops

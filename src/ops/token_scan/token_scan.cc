@@ -1,0 +1,173 @@
+// The autograd function around the CUDA kernels, and the composed form of Update::decay.
+#include "ops/token_scan/token_scan.h"
+
+#include <torch/torch.h>
+
+#include "ops/matrix_state/steps.h"
+#include "ops/paths.h"
+#include "ops/segments.h"
+
+namespace assay::ops {
+namespace {
+
+at::ScalarType dtype_of(const TokenScan& s) { return sequence_dtype({s.x, s.delta, s.k, s.q, or_undefined(s.z)}); }
+
+// h_t = decay_t ⊙ h_{t−1} + input_t along dimension 1, h_{−1} = first.                         [Hillis & Steele 1986]
+at::Tensor prefixes(at::Tensor decay, at::Tensor input, const at::Tensor& first) {
+  const int64_t time = decay.size(1);
+  for (int64_t reach = 1; reach < time; reach *= 2) {  // pairs now cover `reach` steps, then twice as many
+    const at::Tensor later = decay.slice(1, reach);
+    input = at::cat(
+        {input.slice(1, 0, reach), at::addcmul(input.slice(1, reach), later, input.slice(1, 0, time - reach))}, 1);
+    decay = at::cat({decay.slice(1, 0, reach), later * decay.slice(1, 0, time - reach)}, 1);
+  }
+  return at::addcmul(input, decay, first.unsqueeze(1));
+}
+
+}  // namespace
+
+bool on_token_kernel(const TokenScan& s) {
+  return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble && s.k.size(2) <= kMaxTokenStates;
+}
+
+std::string token_kernel_path(const std::string& otherwise) {
+  return kCudaKernels
+             ? "cuda kernel sm_90a (float32, bfloat16; N to " + std::to_string(kMaxTokenStates) + "), else " + otherwise
+             : otherwise;
+}
+
+std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan& s) {
+  const auto real = real_dtype(dtype_of(s));
+  const Piece piece = [real](const std::vector<at::Tensor>& part, const at::Tensor& state) {
+    const at::Tensor step = part[1], decay = at::exp(step.unsqueeze(-1) * part[4].to(real).unsqueeze(2));
+    const at::Tensor states = prefixes(decay, (step * part[0]).unsqueeze(-1) * part[2].to(real).unsqueeze(2), state);
+    return std::tuple(at::matmul(states, part[3].to(real).unsqueeze(-1)).squeeze(-1), states.select(1, -1));
+  };
+  const at::Tensor x = s.x.to(real);  // once: the gradients of both its uses are added before they are rounded
+  at::Tensor step = s.delta.to(real);
+  if (s.delta_bias) step = step + s.delta_bias->to(real);
+  if (s.delta_softplus) step = at::softplus(step);
+  auto [y, last] =
+      in_segments(piece, {x, step, s.k, s.q, s.rate},
+                  first_state(s.initial_state, {x.size(0), x.size(2), s.k.size(2)}, real, x), x.size(1), 64);
+  if (s.D) y = y + s.D->to(real) * x;
+  if (s.z) y = y * at::silu(s.z->to(real));
+  return {y.to(s.x.scalar_type()), last};
+}
+
+#ifdef ASSAY_CUDA
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+enum Input { kX, kDelta, kK, kQ, kRate, kD, kZ, kBias, kState, kInputs };
+using Inputs = std::array<at::Tensor, kInputs>;  // as the kernels want them; what is absent is undefined
+
+const float* floats(const at::Tensor& x) { return static_cast<const float*>(data(x)); }
+float* written(const at::Tensor& x) { return static_cast<float*>(data(x)); }
+
+TokenScanForward describe(const Inputs& in, Update update, bool delta_softplus) {
+  TokenScanForward p{kernel_dtype(in[kX].scalar_type()), update};
+  p.batch = in[kX].size(0), p.time = in[kX].size(1), p.channels = in[kX].size(2), p.state_size = in[kK].size(2);
+  p.delta_softplus = delta_softplus;
+  p.x = view(in[kX]), p.delta = view(in[kDelta]), p.k = view(in[kK]), p.q = view(in[kQ]), p.rate = view(in[kRate]);
+  p.z = view(in[kZ]), p.D = floats(in[kD]), p.delta_bias = floats(in[kBias]), p.initial_state = floats(in[kState]);
+  return p;
+}
+
+template <class Work>  // TokenScanForward or …Backward
+void launch(const Work& work, const at::Device& device) {
+  const c10::DeviceGuard guard(device);
+  const at::Tensor scratch = workspace(cuda::workspace_bytes(work), device);
+  cuda::token_scan(work, scratch.data_ptr(), current_stream(device));
+}
+
+struct ByTokenKernel : torch::autograd::Function<ByTokenKernel> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& delta, const at::Tensor& k,
+                               const at::Tensor& q, const OptionalTensor& rate, const OptionalTensor& D,
+                               const OptionalTensor& z, const OptionalTensor& delta_bias, const OptionalTensor& state,
+                               int64_t update, bool delta_softplus, bool keeps) {
+    const Inputs in{x,
+                    delta,
+                    k,
+                    q,
+                    or_undefined(rate),
+                    or_undefined(D),
+                    or_undefined(z),
+                    or_undefined(delta_bias),
+                    or_undefined(state)};
+    TokenScanForward p = describe(in, Update(update), delta_softplus);
+    const auto real = x.options().dtype(at::kFloat);
+    const at::Tensor y = at::empty(x.sizes(), x.options()), last = at::empty({p.batch, p.channels, p.state_size}, real);
+    at::Tensor chunk_states;
+    if (keeps) chunk_states = at::empty({cuda::chunk_states(p)}, real);
+    p.y = view(y), p.final_state = written(last), p.chunk_states = written(chunk_states);
+    launch(p, x.device());
+    if (keeps) {
+      variable_list saved(in.begin(), in.end());
+      saved.push_back(chunk_states);
+      ctx->save_for_backward(saved);
+    }
+    ctx->saved_data["update"] = update, ctx->saved_data["delta_softplus"] = delta_softplus;
+    ctx->set_materialize_grads(false);
+    return {y, last};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const variable_list saved = ctx->get_saved_variables();
+    Inputs in, out;
+    std::copy_n(saved.begin(), size_t{kInputs}, in.begin());
+    TokenScanBackward work{
+        describe(in, Update(ctx->saved_data["update"].toInt()), ctx->saved_data["delta_softplus"].toBool())};
+    work.forward.chunk_states = written(saved[kInputs]);
+    for (int i = 0; i < kInputs; ++i)
+      if (in[i].defined())  // sums over channels, batch or time in float32
+        out[i] = at::empty(in[i].sizes(), i == kK || i == kQ ? in[i].options().dtype(at::kFloat) : in[i].options());
+    const at::Tensor dy =
+        gradients[0].defined() ? gradients[0].contiguous() : at::zeros(in[kX].sizes(), in[kX].options());
+    const at::Tensor dlast = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
+    work.dy = view(dy), work.dfinal_state = floats(dlast);
+    work.dx = view(out[kX]), work.ddelta = view(out[kDelta]), work.dz = view(out[kZ]);
+    work.dk = written(out[kK]), work.dq = written(out[kQ]), work.drate = written(out[kRate]);
+    work.dD = written(out[kD]), work.ddelta_bias = written(out[kBias]), work.dinitial_state = written(out[kState]);
+    launch(work, dy.device());
+    for (const Input i : {kK, kQ}) out[i] = out[i].to(in[i].scalar_type());
+    variable_list result(out.begin(), out.end());
+    result.resize(kInputs + 3);  // update, delta_softplus and keeps have none
+    return result;
+  }
+};
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
+  const auto dtype = dtype_of(s);
+  const Inputs in{sequence(s.x, dtype),
+                  sequence(s.delta, dtype),
+                  sequence(s.k, dtype),
+                  sequence(s.q, dtype),
+                  sequence(s.rate, at::kFloat),
+                  parameter(s.D, at::kFloat),
+                  sequence(s.z, dtype),
+                  parameter(s.delta_bias, at::kFloat),
+                  parameter(s.initial_state, at::kFloat)};
+  bool keeps = false;
+  for (const at::Tensor& x : in) keeps |= x.defined() && x.requires_grad();
+  keeps &= at::GradMode::is_enabled();
+  const variable_list out =
+      ByTokenKernel::apply(in[kX], in[kDelta], in[kK], in[kQ], optional(in[kRate]), optional(in[kD]), optional(in[kZ]),
+                           optional(in[kBias]), optional(in[kState]), int64_t(s.update), s.delta_softplus, keeps);
+  return {out[0].to(s.x.scalar_type()), out[1]};
+}
+
+#else
+
+std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan&) {
+  throw Unsupported("token_scan: built without CUDA");
+}
+
+#endif
+
+}  // namespace assay::ops

@@ -1,0 +1,34 @@
+#pragma once
+// The scan of kernel.h beside this file on tensors, differentiable: what longhorn and selective_scan call.
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "ops/token_scan/kernel.h"
+
+namespace assay::ops {
+
+// As an op has them: x, delta, z [B, T, Dm]; k, q, rate [B, T, N]; D, delta_bias [Dm]; initial_state [B, Dm, N]; rate
+// is there in Update::decay alone, whose decay is exp(p ⊗ rate). Shapes are checked by the op.
+struct TokenScan {
+  Update update;
+  bool delta_softplus = false;
+  at::Tensor x, delta, k, q, rate;
+  std::optional<at::Tensor> D, z, delta_bias, initial_state;
+};
+
+// On CUDA, float32 or bfloat16, at most kMaxTokenStates states.
+bool on_token_kernel(const TokenScan&);
+// y [B, T, Dm] in the dtype of x, and the last state [B, Dm, N] in float32. Where on_token_kernel().
+std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan&);
+// Update::decay of tensor arithmetic, any device; the state is float64 where a sequence is. Pieces of 64 tokens, in
+// each a prefix over (decay, input) pairs in six doublings, computed again in the backward: no [T, Dm, N] stays in
+// memory.
+std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan&);
+
+// What `assay doctor` says of the CUDA path of an operator that is `otherwise` where the kernel does not serve.
+std::string token_kernel_path(const std::string& otherwise);
+
+}  // namespace assay::ops
