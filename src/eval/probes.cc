@@ -90,21 +90,26 @@ double mean_of(const Json& layers, const char* key) {
   return count ? sum / double(count) : kNone;
 }
 
-Json probe_layer(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed, const ProbeOptions& options) {
-  const Influence found = probe(mixer, x, options, handed);
+// Mean over sequences, one at a time: weights are [H, T, T].
+std::vector<double> entropy_by_head(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& options) {
   const at::NoGradGuard no_grad;
-  std::vector<double> entropies;  // mean over sequences, one at a time: weights are [H, T, T]
+  std::vector<double> mean;
   for (const at::Tensor& sequence : x.split(1)) {
     const at::Tensor weights = mixer.attention_weights(sequence);
     if (!weights.defined()) break;
     const auto heads = attention_entropy(weights, options);
-    entropies.resize(heads.size());
-    for (size_t h = 0; h < heads.size(); ++h) entropies[h] += heads[h] / double(x.size(0));
+    mean.resize(heads.size());
+    for (size_t h = 0; h < heads.size(); ++h) mean[h] += heads[h] / double(x.size(0));
   }
+  return mean;
+}
+
+Json probe_layer(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed, const ProbeOptions& options) {
+  const Influence found = probe(mixer, x, options, handed);
   return {{"visibility", found.visibility},
           {"uniformity", found.uniformity},
           {"real_relation", found.real_relation},
-          {"attention_entropy", entropies}};
+          {"attention_entropy", entropy_by_head(mixer, x, options)}};
 }
 
 // What each layer's mixer reads.
@@ -149,6 +154,20 @@ std::vector<double> attention_entropy(const at::Tensor& weights, const ProbeOpti
   const at::Tensor rows = entropy(weights.index_select(2, t).to(at::kDouble));  // [B, H, n]
   const at::Tensor mean = (rows / (t.to(at::kDouble) + 1).log()).mean(at::IntArrayRef{0, 2}).cpu();
   return {mean.data_ptr<double>(), mean.data_ptr<double>() + mean.numel()};
+}
+
+std::vector<std::vector<double>> attention_entropy(nn::LanguageModel& model, const at::Tensor& tokens,
+                                                   const ProbeOptions& options) {
+  const at::ScalarType compute_dtype = std::exchange(model.compute_dtype, at::kFloat);
+  const auto inputs = mixer_inputs(model, tokens.to(model.embedding.device()));
+  model.compute_dtype = compute_dtype;
+  std::vector<std::vector<double>> out;
+  bool any = false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    out.push_back(entropy_by_head(*model.layers[i]->mixer, inputs[i], options));
+    any = any || !out.back().empty();
+  }
+  return any ? out : std::vector<std::vector<double>>();
 }
 
 Json probe(nn::LanguageModel& model, const at::Tensor& tokens, const ProbeOptions& options) {

@@ -49,6 +49,12 @@ Influence probe(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& optio
 // one of t + 1.)
 std::vector<double> attention_entropy(const at::Tensor& weights, const ProbeOptions& options = {});
 
+// The same of a model that reads tokens [B, T], by layer, then by head; empty for a layer without softmax weights, and
+// at all where no layer has any.                                                                          [BC §3,
+// Figure 4]
+std::vector<std::vector<double>> attention_entropy(nn::LanguageModel& model, const at::Tensor& tokens,
+                                                   const ProbeOptions& options = {});
+
 // Every layer's mixer of a model on tokens [B, T], in the precision of its weights:
 // {"sequence_length", "sequences", "queries", "cotangents", "threshold",
 //  "layers": [{"layer", "mixer", "visibility", "uniformity", "real_relation", "attention_entropy": [by head]}, …],

@@ -27,10 +27,11 @@ double mean_loss(const Json& sets, const std::vector<std::string>& domains, cons
 }
 
 Evaluation read_evaluation(const Json& line, const Setting& setting) {
-  Evaluation out{line.at("step"), number(line, "tokens"), number(line, "train_loss"), 0, 0, {}, line.at("evaluation")};
+  Evaluation out{line.at("step"), number(line, "tokens"), number(line, "train_loss"), 0, 0, {}, line.at("evaluation"), {}};
   out.held_out_loss = mean_loss(out.sets, setting.train, setting.held_out);
   out.test_loss = mean_loss(out.sets, setting.test, setting.split);
   for (const std::string& domain : setting.test) out.test_losses[domain] = mean_loss(out.sets, {domain}, setting.split);
+  out.attention_entropy = line.value("attention_entropy", out.attention_entropy);
   return out;
 }
 

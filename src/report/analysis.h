@@ -25,6 +25,7 @@ struct Evaluation {
   double test_loss;                           // mean over the test domains
   std::map<std::string, double> test_losses;  // by test domain
   Json sets;                                  // {"cc.test": {"loss", "bits_per_byte", "slices", …}, …}
+  std::vector<std::vector<double>> attention_entropy;  // by layer and head; empty without softmax weights
   double pretraining_loss(Kind kind) const { return kind == Kind::training ? training_loss : held_out_loss; }
 };
 

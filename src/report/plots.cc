@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -135,6 +136,29 @@ Figure curve(const Setting& setting, const std::string& file, const std::string&
   return figure;
 }
 
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());  // NaN for none
+}
+
+double mean_entropy(const Evaluation& e) {
+  std::vector<double> all;
+  for (const auto& heads : e.attention_entropy) all.insert(all.end(), heads.begin(), heads.end());
+  return mean(all);
+}
+
+Figure entropy_by_layer(const Setting& setting) {
+  Figure figure{id(setting, "attention-entropy-by-layer"), "at the end, mean over heads", {"layer"}, {"entropy"}};
+  for (const Architecture& a : setting.architectures)
+    for (const Run& run : a.runs) {
+      Series series{a.name, a.style};
+      const auto& layers = run.evaluations.back().attention_entropy;
+      for (size_t i = 0; i < layers.size(); ++i)
+        if (!layers[i].empty()) series.x.push_back(double(i)), series.y.push_back(mean(layers[i]));
+      if (!series.x.empty()) figure.series.push_back(std::move(series));
+    }
+  return figure;
+}
+
 }  // namespace
 
 FigureGroup scatter_plots(const Setting& setting, Kind kind) {
@@ -174,6 +198,23 @@ FigureGroup training_curves(const Setting& setting) {
   if (!setting.mixed)
     group.figures.push_back(curve(setting, "curve-out-of-domain", "loss out of domain, mean",
                                   [](const Evaluation& e) { return e.test_loss; }));
+  return group;
+}
+
+FigureGroup entropy_plots(const Setting& setting) {
+  FigureGroup group{"Attention entropy",
+                    "Of the softmax weights of queries in the second half of held-out text, over ln of the positions "
+                    "they see: 1 is all positions "
+                    "alike, 0 is one of them. One line a seed; every layer and head at every evaluation: "
+                    "tables/attention-entropy.csv.",
+                    {}};
+  Figure along{id(setting, "attention-entropy"), "mean over layers and heads", {"training tokens"}, {"entropy"}};
+  along.series = lines(
+      setting, [](const Evaluation& e) { return e.tokens; }, mean_entropy);
+  std::erase_if(along.series, [](const Series& series) { return series.x.empty(); });
+  if (along.series.empty()) return group;
+  group.figures.push_back(std::move(along));
+  group.figures.push_back(entropy_by_layer(setting));
   return group;
 }
 

@@ -16,5 +16,7 @@ FigureGroup scatter_plots(const Setting& setting, Kind kind);
 FigureGroup forest_plots(const Setting& setting);
 // Losses over training tokens.
 FigureGroup training_curves(const Setting& setting);
+// Entropy of the softmax weights over training tokens, and by layer at the end; no figures where nothing has any.
+FigureGroup entropy_plots(const Setting& setting);
 
 }  // namespace assay::report

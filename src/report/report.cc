@@ -24,6 +24,7 @@ Section section_of(const Setting& setting) {
   out.figures.push_back(forest_plots(setting));
   for (const Kind kind : setting.kinds) out.figures.push_back(scatter_plots(setting, kind));
   out.figures.push_back(training_curves(setting));
+  if (FigureGroup entropy = entropy_plots(setting); !entropy.figures.empty()) out.figures.push_back(std::move(entropy));
   return out;
 }
 
@@ -38,6 +39,7 @@ void write_files(const fs::path& study, const Section& s) {
     write_table(study, *table);
   write_table(study, slice_detail_table(*s.setting));
   write_table(study, evaluation_table(*s.setting));
+  if (const Table entropy = entropy_table(*s.setting); !entropy.rows.empty()) write_table(study, entropy);
 }
 
 fs::path write(const fs::path& folder) {

@@ -228,20 +228,22 @@ Table speed_table(const Setting& setting) {
 }
 
 Table probe_table(const Setting& setting) {
-  Table table{id(setting, "probes"),
-              "What the mixers do with earlier positions",
-              "Measured on held-out text at the end of training, mean over layers and queries, median over seeds. Visibility: share of "
-              "the earlier positions whose input moves a query's output (by more than a thousandth of what the strongest "
-              "does). Real relation: whether that influence goes with the content (1) or stays with the position (0) when "
-              "neighbours change places. Uniformity: entropy of the influence; 1: all earlier positions alike, 0: one. "
-              "Best layer: the layer that sees most. Attention entropy: of the softmax weights, where there are any.",
-              {{"architecture"},
-               {"visibility", Format::loss},
-               {"best layer", Format::loss},
-               {"real relation", Format::loss},
-               {"uniformity", Format::loss},
-               {"attention entropy", Format::loss}},
-              {}};
+  Table table{
+      id(setting, "probes"),
+      "What the mixers do with earlier positions",
+      "Measured on held-out text at the end of training, mean over layers and queries, median over seeds. Visibility: "
+      "share of "
+      "the earlier positions whose input moves a query's output (by more than a thousandth of what the strongest "
+      "does). Real relation: whether that influence goes with the content (1) or stays with the position (0) when "
+      "neighbours change places. Uniformity: entropy of the influence; 1: all earlier positions alike, 0: one. "
+      "Best layer: the layer that sees most. Attention entropy: of the softmax weights, where there are any.",
+      {{"architecture"},
+       {"visibility", Format::loss},
+       {"best layer", Format::loss},
+       {"real relation", Format::loss},
+       {"uniformity", Format::loss},
+       {"attention entropy", Format::loss}},
+      {}};
   for (const Architecture& a : setting.architectures) {
     const auto over_runs = [&](auto get) {
       return median_over(a.runs, [&](const Run& run) {
@@ -254,11 +256,13 @@ Table probe_table(const Setting& setting) {
     };
     const double best = over_runs([](const Json& probes) {
       double most = kNone;
-      for (const Json& layer : probes.value("layers", Json::array())) most = std::fmax(most, number(layer, "visibility"));
+      for (const Json& layer : probes.value("layers", Json::array()))
+        most = std::fmax(most, number(layer, "visibility"));
       return most;
     });
     if (std::isfinite(mean("visibility")))
-      table.rows.push_back({a.name, mean("visibility"), best, mean("real_relation"), mean("uniformity"), mean("attention_entropy")});
+      table.rows.push_back(
+          {a.name, mean("visibility"), best, mean("real_relation"), mean("uniformity"), mean("attention_entropy")});
   }
   return table;
 }
@@ -318,6 +322,31 @@ Table evaluation_table(const Setting& setting) {
           table.rows.push_back({text(run.row, "name"), a.name, std::to_string(run.seed), std::to_string(e.step),
                                 e.tokens, e.training_loss, set, number(losses, "loss"), number(losses, "bits_per_byte"),
                                 number(losses, "tokens")});
+  return table;
+}
+
+Table entropy_table(const Setting& setting) {
+  Table table{id(setting, "attention-entropy"),
+              "",
+              "",
+              {{"run"},
+               {"architecture"},
+               {"seed"},
+               {"step"},
+               {"tokens", Format::count},
+               {"layer"},
+               {"head"},
+               {"entropy", Format::loss}},
+              {},
+              false};
+  for (const Architecture& a : setting.architectures)
+    for (const Run& run : a.runs)
+      for (const Evaluation& e : run.evaluations)
+        for (size_t layer = 0; layer < e.attention_entropy.size(); ++layer)
+          for (size_t head = 0; head < e.attention_entropy[layer].size(); ++head)
+            table.rows.push_back({text(run.row, "name"), a.name, std::to_string(run.seed), std::to_string(e.step),
+                                  e.tokens, std::to_string(layer), std::to_string(head),
+                                  e.attention_entropy[layer][head]});
   return table;
 }
 

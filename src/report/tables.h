@@ -16,5 +16,6 @@ Table differing_table(const Setting& setting);   // size, and every hyper-parame
 Table common_table(const Setting& setting);      // every other hyper-parameter
 Table run_table(const Study& study);             // where each number comes from
 Table evaluation_table(const Setting& setting);  // every evaluation of every run, for the CSV
+Table entropy_table(const Setting& setting);     // of attention, every layer and head of them, for the CSV
 
 }  // namespace assay::report

@@ -135,18 +135,26 @@ class Run {
     Json line = {{"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"evaluation", to_json(losses)},
                  {"train_loss", state.evaluation_steps ? Json(state.evaluation_loss / double(state.evaluation_steps)) : Json()},
                  {"seconds", since(start)}};
+    if (const at::Tensor tokens = probe_tokens(1); tokens.defined())
+      if (const auto entropy = eval::attention_entropy(*model, tokens); !entropy.empty()) line["attention_entropy"] = entropy;
     metrics.line(line);
     state.evaluation_loss = 0, state.evaluation_steps = 0;
   }
 
-  // probes.json: what the mixers came to do with earlier positions of held-out text, if there is any to ask about.
+  // Held-out text of the first set; undefined where there is none that is long enough to ask about.
+  at::Tensor probe_tokens(int64_t sequences) const {
+    if (c.eval_sets.empty()) return {};
+    const at::Tensor tokens =
+        eval::probe_tokens(store, c.eval_sets.front(), std::min(eval::kProbeLength, c.sequence_length), sequences);
+    return tokens.size(1) < eval::kProbeLeast ? at::Tensor() : tokens;
+  }
+
+  // probes.json: what the mixers came to do with earlier positions.
   void write_probes() {
-    if (c.eval_sets.empty()) return;
-    const std::string set = c.eval_sets.front();
-    const at::Tensor tokens = eval::probe_tokens(store, set, std::min(eval::kProbeLength, c.sequence_length), 4);
-    if (tokens.size(1) < eval::kProbeLeast) return;
+    const at::Tensor tokens = probe_tokens(4);
+    if (!tokens.defined()) return;
     Json found = eval::probe(*model, tokens);
-    found["step"] = state.step, found["set"] = set;
+    found["step"] = state.step, found["set"] = c.eval_sets.front();
     write_file(folder / "probes.json", found.dump(1) + "\n");
   }
 

@@ -170,6 +170,11 @@ TEST(Probes, AModelIsProbedLayerByLayer) {
                        found["layers"][2]["visibility"].get<double>()) /
                       3;
   EXPECT_NEAR(found["mean"]["visibility"].get<double>(), mean, 1e-12);
+  const auto entropy = attention_entropy(*model, nn::random_tokens(2, 32, 16, "tokens"));
+  ASSERT_EQ(entropy.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(nlohmann::json(entropy[i]), found["layers"][i]["attention_entropy"]) << i;
+  const auto recurrent = nn::random_model("[model]\nvocab_size = 16\nd_model = 16\npattern = ['mamba1']\n");
+  EXPECT_TRUE(attention_entropy(*recurrent, nn::random_tokens(1, 32, 16, "tokens")).empty());
 }
 
 TEST(Probes, TokensAreTheBeginningsOfTheLongestTexts) {

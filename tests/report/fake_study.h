@@ -116,6 +116,7 @@ class FakeStudyFolder {
               {"tokens", tokens},
               {"train_loss", k ? Json(held_out - 0.08) : Json()},
               {"evaluation", Json::object()}};
+    if (model.name != "mamba1") line["attention_entropy"] = {{0.5, 0.25}, {0.75, 0.5}};
     std::vector<std::vector<double>> nll, counts;
     std::vector<TensorEntry> tensors;
     const auto add = [&](const std::string& domain, double loss) {

@@ -7,6 +7,7 @@
 #include "fake_study.h"
 #include "report/analysis.h"
 #include "report/answer.h"
+#include "report/plots.h"
 
 namespace assay::report {
 namespace {
@@ -73,8 +74,9 @@ TEST_F(Report, PageAnswersOnTopAndOpensOffline) {
 TEST_F(Report, WritesEveryTableAndFigure) {
   fake.write(folder);
   write_report(folder);
-  for (const char* table : {"losses", "degradation", "convergence", "slices", "slices-by-run", "probes", "speed",
-                            "hyperparameters-differing", "hyperparameters-common", "evaluations", "runs"})
+  for (const char* table :
+       {"losses", "degradation", "convergence", "slices", "slices-by-run", "probes", "speed",
+        "hyperparameters-differing", "hyperparameters-common", "evaluations", "attention-entropy", "runs"})
     EXPECT_TRUE(fs::exists(folder / "tables" / fmt::format("{}.csv", table))) << table;
   const std::string csv = read_file(folder / "tables/degradation.csv");
   EXPECT_TRUE(contains(csv, "average,average low,average high")) << csv;
@@ -85,9 +87,22 @@ TEST_F(Report, WritesEveryTableAndFigure) {
   EXPECT_TRUE(contains(probes, "\nwindow,0.25,0.9375,0.875,0.5,")) << probes;
   EXPECT_FALSE(contains(probes, "mamba1")) << "it has none";
   EXPECT_TRUE(contains(read_file(folder / "tables/runs.csv"), "window.seed-2,done,"));
-  for (const char* figure :
-       {"held-out-mean", "training-stack", "delta-training", "difference-held-out", "curve-training"})
+  for (const char* figure : {"held-out-mean", "training-stack", "delta-training", "difference-held-out",
+                             "curve-training", "attention-entropy", "attention-entropy-by-layer"})
     EXPECT_TRUE(contains(read_file(folder / "figures" / fmt::format("{}.svg", figure)), "</svg>")) << figure;
+}
+
+TEST_F(Report, DrawsTheEntropyOfThoseThatHaveWeights) {
+  fake.write(folder);
+  const FigureGroup group = entropy_plots(analyse(folder).settings[0]);
+  ASSERT_EQ(group.figures.size(), 2u);
+  for (const Series& series : group.figures[0].series) {
+    EXPECT_NE(series.name, "mamba1");
+    EXPECT_EQ(series.y.back(), 0.5);
+  }
+  EXPECT_EQ(group.figures[1].series[0].y, (std::vector<double>{0.375, 0.625}));
+  write_report(folder);
+  EXPECT_TRUE(contains(read_file(folder / "tables/attention-entropy.csv"), ",1,0,0.75\n"));
 }
 
 TEST_F(Report, MixedDomainComparesHeldOutLossAtEqualTrainingLoss) {
