@@ -56,6 +56,7 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
                                             const OptionalTensor& dt_bias, bool exact,
                                             const OptionalTensor& initial_state) {
   check(x, dt, k, q, D, z, dt_bias, initial_state);
+  const auto real = real_dtype(sequence_dtype({x, dt, k, q, or_undefined(z)}));
   const int64_t channels = x.size(2);
   const TokenScan scan{.update = exact ? Update::exact : Update::diagonal,
                        .x = x,
@@ -63,11 +64,10 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
                        .k = k,
                        .q = q,
                        .D = D,
-                       .z = z,
-                       .delta_bias = dt_bias ? OptionalTensor(dt_bias->expand({channels})) : OptionalTensor(),
+                       .z = z,  // one bias for all channels: its gradient is summed before it is rounded
+                       .delta_bias = dt_bias ? OptionalTensor(dt_bias->to(real).expand({channels})) : dt_bias,
                        .initial_state = initial_state};
   if (on_token_kernel(scan)) return by_token_kernel(scan);
-  const auto real = real_dtype(sequence_dtype({x, dt, k, q, or_undefined(z)}));
   const bool columns = x.is_cpu();
   const at::Tensor in = x.to(real);  // once: the gradients of both its uses are added before they are rounded
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
