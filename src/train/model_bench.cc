@@ -122,9 +122,9 @@ void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Js
   row["operators"] = paths_of(called.names, device);
 }
 
-std::string why_not_timed(const Json& row, const ModelBench& o) {
+std::string why_not_timed(int64_t parameters, const ModelBench& o) {
   if (o.steps == 0 && o.decode == 0) return "not timed";
-  if (row["parameters"] <= o.largest) return "";
+  if (parameters <= o.largest) return "";
   return fmt::format("not timed: more than {} parameters", Progress::count(double(o.largest)));
 }
 
@@ -141,11 +141,11 @@ Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device devic
     nn::LanguageModel model(spec);
     model.compute_dtype = compute_dtype(o.precision, device);
     model.recompute_activations = o.recompute_activations;
+    const std::string untimed = why_not_timed(model.parameter_count(), o);
+    if (untimed.empty()) model.initialise(0);  // on the CPU, where its random numbers are made
     model.to(device, model.compute_dtype == at::kDouble ? at::kDouble : at::kFloat);
     count(model, o, device, row);
-    const std::string untimed = why_not_timed(row, o);
     if (!untimed.empty()) fail<Error>("{}", untimed);
-    model.initialise(0);
     if (o.steps > 0) time_steps(model, o, device, row);
     if (o.decode > 0) time_decoding(model, o, device, row);
   });
