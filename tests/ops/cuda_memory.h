@@ -101,6 +101,13 @@ struct Array : Sequence {  // contiguous
   void* data() const { return memory.data; }
 };
 
+// Σ x[i + n] y[j + n] over n < count.
+inline double dot(const Numbers& x, int64_t i, const Numbers& y, int64_t j, int64_t count) {
+  double sum = 0;
+  for (int64_t n = 0; n < count; ++n) sum += x[i + n] * y[j + n];
+  return sum;
+}
+
 // The largest ‖row − reference row‖ / ‖reference row‖.
 inline double worst_row(const Numbers& got, const Numbers& reference, int64_t width) {
   EXPECT_EQ(got.size(), reference.size());

@@ -44,9 +44,7 @@ struct Model {
   }
   int64_t row(int64_t b, int64_t h, int64_t t) const { return (b * c.heads + h) * c.time + t; }
   double dot(const Numbers& x, int64_t i, const Numbers& y, int64_t j) const {
-    double sum = 0;
-    for (int64_t d = 0; d < c.head_dim; ++d) sum += x[i + d] * y[j + d];
-    return sum;
+    return ops::dot(x, i, y, j, c.head_dim);
   }
   double scale() const { return c.unit ? c.scale : c.scale / double(c.head_dim); }
 

@@ -40,9 +40,7 @@ struct Model {
     return ((b * (c.past + c.time) + j) * c.kv_heads + h / (c.heads / c.kv_heads)) * c.head_dim;
   }
   double dot(const Numbers& x, int64_t i, const Numbers& y, int64_t j) const {
-    double sum = 0;
-    for (int64_t d = 0; d < c.head_dim; ++d) sum += x[i + d] * y[j + d];
-    return sum;
+    return ops::dot(x, i, y, j, c.head_dim);
   }
   double length(const Numbers& x, int64_t i) const { return std::sqrt(dot(x, i, x, i)); }
 

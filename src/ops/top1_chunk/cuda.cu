@@ -1,7 +1,5 @@
 // Which calls the kernels take, and their steps.
-#include <initializer_list>
 #include <optional>
-#include <string>
 
 #include "ops/top1_chunk/cuda_passes.cuh"
 
@@ -12,14 +10,6 @@ using namespace top1;
 
 constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;  // the sort counts the chunks in shared memory
 constexpr int64_t kMaxShortlist = 32, kMaxRank = 7;
-
-bool aligned(const View& x) {
-  return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.batch_stride % 8 == 0 && x.time_stride % 8 == 0;
-}
-
-void check(const Top1ChunkForward& p) {
-  if (const char* reason = why_unsupported(p)) throw Unsupported(std::string("top1_chunk on CUDA ") + reason);
-}
 
 struct ForwardScratch {
   Lists lists;
@@ -50,24 +40,14 @@ const char* why_unsupported(const Top1ChunkForward& p) {
     return "takes a shortlist of 32 and a rank of 7 at most";
   if (p.heads / p.kv_heads * p.time * (listed ? p.shortlist : 1) >= int64_t{1} << 30)
     return "takes fewer than 2^30 queries a key head, times the shortlist";
-  for (const View& x : {p.q, p.k, p.v, p.out})
-    if (!aligned(x)) return "takes rows that begin at multiples of 16 bytes";
-  return nullptr;
+  return why_unaligned({p.q, p.k, p.v, p.out});
 }
 
-size_t workspace_bytes(const Top1ChunkForward& p) {
-  Arena arena;
-  ForwardScratch(p, arena);
-  return arena.used;
-}
-size_t workspace_bytes(const Top1ChunkBackward& q) {
-  Arena arena;
-  BackwardScratch(q, arena);
-  return arena.used;
-}
+size_t workspace_bytes(const Top1ChunkForward& p) { return scratch_bytes<ForwardScratch>(p); }
+size_t workspace_bytes(const Top1ChunkBackward& q) { return scratch_bytes<BackwardScratch>(q); }
 
 void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
-  check(p);
+  check("top1_chunk", why_unsupported(p));
   const auto stream = static_cast<cudaStream_t>(raw_stream);
   Arena arena{static_cast<char*>(workspace)};
   const ForwardScratch scratch(p, arena);
@@ -82,17 +62,16 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
 
 void top1_chunk(const Top1ChunkBackward& q, void* workspace, Stream raw_stream) {
   const Top1ChunkForward& p = q.forward;
-  check(p);
-  for (const View& x : {q.dout, q.dq, q.dk, q.dv})
-    if (!aligned(x)) throw Unsupported("top1_chunk on CUDA takes rows that begin at multiples of 16 bytes");
+  check("top1_chunk", why_unsupported(p));
+  check("top1_chunk", why_unaligned({q.dout, q.dq, q.dk, q.dv}));
   const auto stream = static_cast<cudaStream_t>(raw_stream);
   Arena arena{static_cast<char*>(workspace)};
   const BackwardScratch scratch(q, arena);
   delta_pass(q, scratch.gradients, stream);
-  local_gradients(q, scratch.gradients, stream);
+  chunk_gradients(q, scratch.gradients, scratch.lists, true, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);
-    remote_gradients(q, scratch.gradients, scratch.lists, rank, stream);
+    chunk_gradients(q, scratch.gradients, scratch.lists, false, stream);
   }
 }
 

@@ -139,8 +139,8 @@ struct KeyGradients {
   }
   // s [keys, queries] = keys · queriesᵀ
   static __device__ void scores(float (&s)[kPart / 8][4], Panels<D, kKeys> keys, Panels<D, kTile> queries, int part) {
-    const uint64_t a = uniform(keys.rows() + threadIdx.x / 128 * Panels<D, kKeys>::rows_at(64, 0));
-    const uint64_t b = uniform(queries.rows());
+    const Descriptor a = uniform(keys.rows() + threadIdx.x / 128 * Panels<D, kKeys>::rows_at(64, 0));
+    const Descriptor b = uniform(queries.rows());
 #pragma unroll
     for (int k = 0; k < D / 16; ++k)
       product<kPart, false, false>(s, a + Panels<D, kKeys>::rows_at(0, k), b + Panels<D, kTile>::rows_at(part, k),
@@ -191,7 +191,7 @@ struct KeyGradients {
   static __device__ void accumulate(float (&sum)[D / 8][4], const uint32_t (&weights)[kPart / 16][4],
                                     Panels<D, kTile> rows, int part) {
     using P = Panels<D, kTile>;
-    const uint64_t b = uniform(rows.columns());
+    const Descriptor b = uniform(rows.columns());
 #pragma unroll
     for (int k = 0; k < kPart / 16; ++k) {
       product<64, true>(sum, weights[k], b + P::columns_at(0, part / 16 + k));
@@ -223,8 +223,8 @@ __device__ void query_gradients(const Top1ChunkBackward& q, const Work& work, co
       before[half][d] = load_row32(add && rows[half] ? rows[half] + d * 32 : nullptr);
   }
   float dq[kColumns / 8][4];
-  const uint64_t a = uniform(shared.ds.columns());
-  const uint64_t b = uniform(shared.k.columns() + Panels<D, kKeys>::columns_at(column, 0));
+  const Descriptor a = uniform(shared.ds.columns());
+  const Descriptor b = uniform(shared.k.columns() + Panels<D, kKeys>::columns_at(column, 0));
   begin_products();
 #pragma unroll
   for (int k = 0; k < kKeys / 16; ++k)
@@ -322,35 +322,27 @@ __device__ void gradients(const Top1ChunkBackward& q, const Work& work, const fl
   }
 }
 
+// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads of its lists.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
-    local_gradient_kernel(Top1ChunkBackward q, const float* delta, int key_offset) {
+    gradient_kernel(Top1ChunkBackward q, const float* delta, int key_offset, bool local, Lists lists, float* partial) {
   const Top1ChunkForward& p = q.forward;
-  Work work{int(blockIdx.y / p.kv_heads), int(blockIdx.y % p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
-  const int begin = int(blockIdx.x * p.chunk_size), end = min(begin + int(p.chunk_size), work.time);
-  work.first_key = begin + key_offset, work.keys = min(kKeys, end - work.first_key);
-  if (work.keys <= 0) return;
-  work.local_begin = work.first_key, work.local_count = end - work.first_key;
-  work.begin = 0, work.end = work.group * work.local_count;
-  work.rows = int64_t{blockIdx.y} * work.group * work.time;
-  gradients<D, kKeys>(q, work, delta, key_offset > 0, false, nullptr);
-}
-
-template <int D, int kKeys>
-__global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
-    remote_gradient_kernel(Top1ChunkBackward q, const float* delta, int key_offset, Lists lists, float* partial) {
-  const Top1ChunkForward& p = q.forward;
-  const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads;
-  const Segment segment = segment_of(lists, heads, blockIdx.x);
-  if (segment.chunk < 0 || segment.begin == segment.end) return;
+  const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads, number = blockIdx.x / heads;
   Work work{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
-  work.first_key = int(segment.chunk * p.chunk_size) + key_offset;
-  work.keys = min(kKeys, int(p.chunk_size) - key_offset);
-  work.rows = int64_t{head} * lists.items, work.order = lists.order + work.rows;
-  work.begin = segment.begin, work.end = segment.end;
+  work.rows = int64_t{head} * lists.items;
+  const Segment segment = local ? Segment{number, 0, 0, 1} : segment_of(lists, heads, blockIdx.x);
+  if (segment.chunk < 0 || segment.begin == segment.end) return;
+  work.first_key = segment.chunk * int(p.chunk_size) + key_offset;
+  const int chunk_end = min(work.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
+  work.keys = min(kKeys, chunk_end - work.first_key);
+  if (work.keys <= 0) return;
+  work.local_begin = work.first_key, work.local_count = chunk_end - work.first_key;
+  work.order = local ? nullptr : lists.order + work.rows;
+  work.begin = segment.begin, work.end = local ? work.group * work.local_count : segment.end;
   // Segments beyond a chunk's first are counted from 0 over all chunks.
-  const int64_t beyond = int64_t{head} * (lists.segments - lists.chunks) + blockIdx.x / heads - segment.chunk - 1;
-  gradients<D, kKeys>(q, work, delta, true, true, segment.number > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
+  const int64_t beyond = int64_t{head} * (lists.segments - lists.chunks) + number - segment.chunk - 1;
+  gradients<D, kKeys>(q, work, delta, !local || key_offset > 0, !local,
+                      segment.number > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
 }
 
 // Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Four numbers a thread at a time.
@@ -381,23 +373,13 @@ __global__ void __launch_bounds__(256)
 }
 
 template <int D, int kKeys>
-void local_blocks(const Top1ChunkBackward& q, const float* delta, cudaStream_t stream) {
-  const Top1ChunkForward& p = q.forward;
-  constexpr size_t kBytes = Shared<D, kKeys>::kBytes;
-  cudaFuncSetAttribute(local_gradient_kernel<D, kKeys>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(kBytes));
-  const dim3 blocks(unsigned(ceil_div(p.time, p.chunk_size)), unsigned(p.batch * p.kv_heads));
-  for (int offset = 0; offset < p.chunk_size; offset += kKeys)
-    local_gradient_kernel<D, kKeys><<<blocks, kKeys * 2, kBytes, stream>>>(q, delta, offset);
-}
-
-template <int D, int kKeys>
-void remote_blocks(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists,
-                   cudaStream_t stream) {
-  const Top1ChunkForward& p = q.forward;
-  const unsigned heads = unsigned(p.batch * p.kv_heads);
-  for (int offset = 0; offset < p.chunk_size; offset += kKeys) {
-    launch_shared(remote_gradient_kernel<D, kKeys>, heads * lists.segments, kKeys * 2, Shared<D, kKeys>::kBytes, stream,
-                  q, scratch.delta, offset, lists, scratch.partial);
+void gradient_blocks(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, bool local,
+                     cudaStream_t stream) {
+  const unsigned heads = unsigned(q.forward.batch * q.forward.kv_heads);
+  for (int offset = 0; offset < q.forward.chunk_size; offset += kKeys) {
+    launch_shared(gradient_kernel<D, kKeys>, heads * unsigned(local ? lists.chunks : lists.segments), kKeys * 2,
+                  Shared<D, kKeys>::kBytes, stream, q, scratch.delta, offset, local, lists, scratch.partial);
+    if (local) continue;
     join_kernel<D, kKeys><<<dim3(lists.chunks, heads, 4), 256, 0, stream>>>(q, offset, lists, scratch.partial);
   }
 }
@@ -425,14 +407,10 @@ void delta_pass(const Top1ChunkBackward& q, const GradientScratch& scratch, cuda
   with_head_dim(q.forward.head_dim, [&](auto d) { delta_kernel<d()><<<blocks, 256, 0, stream>>>(q, scratch.delta); });
   check_launch("top1_chunk: delta");
 }
-void local_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream) {
-  with_shape(q.forward, [&](auto d, auto keys) { local_blocks<d(), keys()>(q, scratch.delta, stream); });
-  check_launch("top1_chunk: local gradients");
-}
-void remote_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, int rank,
-                      cudaStream_t stream) {
-  with_shape(q.forward, [&](auto d, auto keys) { remote_blocks<d(), keys()>(q, scratch, lists, stream); });
-  check_launch("top1_chunk: remote gradients");
+void chunk_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, bool local,
+                     cudaStream_t stream) {
+  with_shape(q.forward, [&](auto d, auto keys) { gradient_blocks<d(), keys()>(q, scratch, lists, local, stream); });
+  check_launch("top1_chunk: gradients");
 }
 
 }  // namespace assay::ops::cuda::top1

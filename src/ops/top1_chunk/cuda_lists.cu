@@ -3,7 +3,7 @@
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kScanThreads = 1024, kAhead = 16;  // kAhead: loads in flight
+constexpr int kScanThreads = 1024, kSumWarps = 8, kAhead = 16;  // kAhead: loads in flight
 
 __device__ int choice_of(const Top1ChunkForward& p, const Lists& lists, int64_t head, int item, int rank) {
   const int own = int(item % unsigned(p.time)) / int(p.chunk_size);
@@ -28,24 +28,36 @@ __global__ void count_kernel(Top1ChunkForward p, Lists lists, int rank) {
     lists.counts[(head * lists.runs + run) * lists.chunks + c] = counters[c];
 }
 
-// counts becomes what earlier runs hold of the same chunk; the total goes to begin.
-__global__ void sum_runs_kernel(Lists lists) {
-  const int chunk = blockIdx.x * blockDim.x + threadIdx.x;
-  const int64_t head = blockIdx.y;
-  if (chunk >= lists.chunks) return;
-  int sum = 0;
-  int* counts = lists.counts + head * lists.runs * lists.chunks + chunk;
-  for (int first = 0; first < lists.runs; first += kAhead) {
-    int count[kAhead];  // all loads before the first store
+// f(run, count) of a chunk's runs [first, end), kAhead loads in flight.
+template <class F>
+__device__ void each_run(const int* counts, int chunks, int first, int end, const F& f) {
+  for (; first < end; first += kAhead) {
+    int count[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) count[i] = first + i < lists.runs ? counts[int64_t{first + i} * lists.chunks] : 0;
+    for (int i = 0; i < kAhead; ++i) count[i] = first + i < end ? counts[int64_t{first + i} * chunks] : 0;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i < lists.runs) counts[int64_t{first + i} * lists.chunks] = sum;
-      sum += count[i];
-    }
+    for (int i = 0; i < kAhead; ++i)
+      if (first + i < end) f(first + i, count[i]);
   }
-  lists.begin[head * (lists.chunks + 1) + chunk] = sum;
+}
+
+// counts becomes what earlier runs hold of the same chunk; the total goes to begin. A lane a chunk, a warp a part of
+// the runs.
+__global__ void __launch_bounds__(32 * kSumWarps) sum_runs_kernel(Lists lists) {
+  __shared__ int sums[kSumWarps][32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, chunk = blockIdx.x * 32 + lane;
+  const int64_t head = blockIdx.y;
+  const int part = (lists.runs + kSumWarps - 1) / kSumWarps, first = warp * part;
+  const int end = chunk < lists.chunks ? min(lists.runs, first + part) : 0;
+  int* counts = lists.counts + head * lists.runs * lists.chunks + chunk;
+  int sum = 0;
+  each_run(counts, lists.chunks, first, end, [&](int, int count) { sum += count; });
+  sums[warp][lane] = sum, sum = 0;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) sum += sums[w][lane];
+  each_run(counts, lists.chunks, first, end,
+           [&](int run, int count) { counts[int64_t{run} * lists.chunks] = sum, sum += count; });
+  if (warp == kSumWarps - 1 && chunk < lists.chunks) lists.begin[head * (lists.chunks + 1) + chunk] = sum;
 }
 
 // Σ over the threads up to this one.
@@ -136,7 +148,7 @@ void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaS
   cudaFuncSetAttribute(count_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   cudaFuncSetAttribute(place_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   count_kernel<<<dim3(lists.runs, heads), 32, bytes, stream>>>(p, lists, rank);
-  sum_runs_kernel<<<dim3(unsigned(ceil_div(lists.chunks, 32)), heads), 32, 0, stream>>>(lists);
+  sum_runs_kernel<<<dim3(unsigned(ceil_div(lists.chunks, 32)), heads), 32 * kSumWarps, 0, stream>>>(lists);
   scan_kernel<<<heads, kScanThreads, 0, stream>>>(lists);
   place_kernel<<<dim3(lists.runs, heads), 32, bytes, stream>>>(p, lists, rank);
   check_launch("top1_chunk: sort");

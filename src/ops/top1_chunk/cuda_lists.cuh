@@ -18,7 +18,6 @@ struct Lists {
   int* order;                                     // [B·Hk, items]        item numbers, sorted
   int* begin;                                     // [B·Hk, chunks + 1]   where each chunk's list begins in order
   int* first;      // [B·Hk, chunks + 1]   its first segment; every chunk has one at least
-  int* chunk;      // [B·Hk, segments]     the chunk of each segment, −1 behind the last
   Segment* table;  // [B·Hk, segments]
   int* counts;     // [B·Hk, runs, chunks] scratch
   Lists(const Top1ChunkForward& p, Arena& arena, int most_runs = 256);

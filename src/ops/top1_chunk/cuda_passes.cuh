@@ -35,7 +35,7 @@ struct GradientScratch {
   GradientScratch(const Top1ChunkBackward& q, const Lists& lists, Arena& arena);
 };
 void delta_pass(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream);
-void local_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream);  // writes
-void remote_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, int rank,
-                      cudaStream_t stream);  // adds
+// Of each query's own chunk (local; writes dq, dk and dv), or of the chunks that lists says (adds to them).
+void chunk_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, bool local,
+                     cudaStream_t stream);
 }  // namespace assay::ops::cuda::top1

@@ -62,9 +62,9 @@ template <int D, int kTileRows, int kColumns, class Use>
 __device__ void score_tiles(const Shared<D, kTileRows>& shared, int count, Use&& use) {
   constexpr int kStages = Shared<D, kTileRows>::kStages, kHalf = kColumns / 2;
   using Columns = Panels<D, kColumns>;
-  const uint64_t q = uniform(shared.group().rows()), tiles = uniform(Columns{shared.tile(0)}.rows());
+  const Descriptor q = uniform(shared.group().rows()), tiles = uniform(Columns{shared.tile(0)}.rows());
   auto issue = [&](float(&s)[kHalf / 8][4], int stage, int column) {
-    const uint64_t tile = tiles + uint64_t(stage * (kTileRows * D / 8));
+    const Descriptor tile = tiles + stage * (kTileRows * D / 8);
     begin_products();
 #pragma unroll
     for (int part = 0; part < kTileRows / kColumns; ++part)
@@ -78,11 +78,13 @@ __device__ void score_tiles(const Shared<D, kTileRows>& shared, int count, Use&&
   float left[kHalf / 8][4], right[kHalf / 8][4];
   shared.full(0).wait(0);
   issue(left, 0, 0), wait_products(), pin(left);
-  // No branch around products, none under way at the end of a turn: the compiler would wait for each. Behind the last
-  // tile its left half is scored in vain.
+  // No branch around products, none under way at the end of a turn: the compiler would wait for each. A branch around
+  // what is done meanwhile, never taken: it would else issue them in the midst of that, and wait for the last of them.
+  // Behind the last tile its left half is scored in vain.
+  const int never = __shfl_sync(~0u, -1, 0);
   for (int i = 0, stage = 0, phase = 0; i < count; ++i) {
     issue(right, stage, kHalf);
-    use(left, i, 0);
+    if (i != never) use(left, i, 0);
     wait_products(), pin(right);
     if (threadIdx.x % 32 == 0) shared.empty(stage).arrive();
     if (i + 1 < count) {
@@ -90,7 +92,7 @@ __device__ void score_tiles(const Shared<D, kTileRows>& shared, int count, Use&&
       shared.full(stage).wait(phase);
     }
     issue(left, stage, 0);
-    use(right, i, kHalf);
+    if (i != never) use(right, i, kHalf);
     wait_products(), pin(left);
   }
 }

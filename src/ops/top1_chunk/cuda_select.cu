@@ -7,9 +7,9 @@
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kMeans = 64;        // chunks of a tile of means
-constexpr int kPolynomialOf = 7;  // one exponential of so many is taken by polynomial
-constexpr float kBound = 100;     // of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+constexpr int kMeans = 64;       // chunks of a tile of means
+constexpr int kPolynomials = 3;  // of 32 exponentials, so many are taken by polynomial
+constexpr float kBound = 100;    // of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
 
 // Keys of a tile: a chunk is one of them, or several of 128.
 int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
@@ -89,75 +89,52 @@ __global__ void __launch_bounds__(256) mean_kernel(Top1ChunkForward p, SelectScr
   to[0] = high, to[kMeans * D] = __float2bfloat16(mean - __bfloat162float(high));
 }
 
-// The best candidate so far of a lane's two rows. Candidates are offered in rising order; the first of equals stays.
-// After rank 0 only those count that come behind (score, chunk) of the rank before.
-template <bool kFirst>
+// The best candidate so far of each row. After rank 0 only those count that come behind (score, chunk) of the rank
+// before. Candidates are offered in rising order; the first of equals stays.
 struct Best {
-  float score[2] = {-INFINITY, -INFINITY}, previous[2];
-  int chunk[2], previous_chunk[2], own[2];
-  __device__ void offer(int i, float x, int c) {
-    bool better = x > score[i];
-    if (!kFirst) better = better && (x < previous[i] || (x == previous[i] && c > previous_chunk[i]));
-    if (better) score[i] = x, chunk[i] = c;
+  float score = -INFINITY, previous;
+  int chunk, previous_chunk, own;
+  __device__ Best(const Top1ChunkForward& p, const Queries& mine, int i, const float* before, int rank) {
+    const int row = min(mine.row(i), mine.count - 1);
+    own = (mine.first + row) / int(p.chunk_size);
+    chunk = rank < own ? rank : -1;  // for want of a better one: scores may be NaN or −inf
+    previous = rank == 0 ? INFINITY : before[mine.rows + row];
+    previous_chunk = rank == 0 ? -1 : int(p.selected[(mine.rows + row) * p.top_k + rank - 1]);
   }
-  // Scores of chunks column + 8 n and + 1. kAll: each is a candidate.
-  template <bool kAll, int N>
-  __device__ void offer_tile(const float (&s)[N][4], int column) {
+  __device__ void offer(float x, int c) {
+    const bool left = x < previous || (x == previous && c > previous_chunk);
+    if (c < own && x > score && left) score = x, chunk = c;
+  }
+  // Scores of row i of the lane: of chunks column + 8 n and + 1. kFirst: of rank 0; kAll: each is a candidate.
+  template <bool kFirst, bool kAll, int N>
+  __device__ void offer_tile(const float (&s)[N][4], int i, int column) {
+    const int limit = own - column, behind = previous_chunk - column;
+    int at = -1;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int limit = own[i] - column, behind = previous_chunk[i] - column;
-      int at = -1;
-#pragma unroll
-      for (int c = 0; c < 2 * N; ++c) {
-        const float x = s[c / 2][2 * i + c % 2];
-        const int offset = c / 2 * 8 + c % 2;
-        bool better = x > score[i];
-        if (!kAll) better = better && offset < limit;
-        if (!kFirst) better = better && (x < previous[i] || (x == previous[i] && offset > behind));
-        score[i] = better ? x : score[i], at = better ? offset : at;
-      }
-      if (at >= 0) chunk[i] = column + at;
+    for (int c = 0; c < 2 * N; ++c) {
+      const float x = s[c / 2][2 * i + c % 2];
+      const int offset = c / 2 * 8 + c % 2;
+      bool better = x > score;
+      if (!kAll) better = better && offset < limit;
+      if (!kFirst) better = better && (x < previous || (x == previous && offset > behind));
+      score = better ? x : score, at = better ? offset : at;
     }
+    if (at >= 0) chunk = column + at;
   }
-  // The best of the quad's lanes, in all of them.
-  __device__ void join_quad() {
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-      for (int step = 1; step <= 2; step *= 2) {
-        const float x = __shfl_xor_sync(~0u, score[i], step);
-        const int c = __shfl_xor_sync(~0u, chunk[i], step);
-        if (x > score[i] || (x == score[i] && c < chunk[i])) score[i] = x, chunk[i] = c;
-      }
+  // The best of this and another lane, in both.
+  __device__ void join(int lane_step) {
+    const float x = __shfl_xor_sync(~0u, score, lane_step);
+    const int c = __shfl_xor_sync(~0u, chunk, lane_step);
+    if (x > score || (x == score && c < chunk)) score = x, chunk = c;
+  }
+  // Of row i of the lane.
+  __device__ void write(const Top1ChunkForward& p, const Queries& mine, int i, float* before, int rank) const {
+    const int row = mine.row(i);
+    if (row >= mine.count) return;
+    p.selected[(mine.rows + row) * p.top_k + rank] = chunk;
+    if (p.top_k > 1) before[mine.rows + row] = score;
   }
 };
-
-template <bool kFirst>
-__device__ Best<kFirst> begin_best(const Top1ChunkForward& p, const Queries& mine, const float* previous, int rank) {
-  Best<kFirst> best;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = min(mine.row(i), mine.count - 1);
-    best.own[i] = (mine.first + row) / int(p.chunk_size);
-    best.chunk[i] = rank < best.own[i] ? rank : -1;  // for want of a better one: scores may be NaN or −inf
-    if (kFirst) continue;
-    best.previous[i] = previous[mine.rows + row];
-    best.previous_chunk[i] = int(p.selected[(mine.rows + row) * p.top_k + rank - 1]);
-  }
-  return best;
-}
-
-template <bool kFirst>
-__device__ void end_best(const Top1ChunkForward& p, const Queries& mine, Best<kFirst> best, float* previous, int rank) {
-  best.join_quad();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = mine.row(i);
-    if (threadIdx.x % 4 || row >= mine.count) continue;
-    p.selected[(mine.rows + row) * p.top_k + rank] = best.chunk[i];
-    if (p.top_k > 1) previous[mine.rows + row] = best.score[i];
-  }
-}
 
 // 2^(s · scale), at most kBound in size, without the special-function unit, which is what the exact choice waits for:
 // to 7.5e-5 of itself (minimax on [−½, ½]).
@@ -173,47 +150,49 @@ __device__ float exp2_by_polynomial(float s, float scale) {
 // no sum vanish, so that the maximum need not be known; else the sum is relative to 2^top.
 template <bool kBounded>
 struct ChunkSum {
-  float sum[2] = {}, top[2] = {-INFINITY, -INFINITY};
-  // The tile's columns [0, limit) count.
+  float sum[2][2] = {}, top[2] = {-INFINITY, -INFINITY};
+  // Bounded: a tile all of whose columns count.
+  template <int N>
+  __device__ void add(const float (&s)[N][4], float scale) {
+#pragma unroll
+    for (int i = 0; i < 4 * N; ++i) {
+      const float x = s[i / 4][i % 4];
+      sum[i % 4 / 2][i % 2] +=
+          i * kPolynomials % 32 < kPolynomials ? exp2_by_polynomial(x, scale) : exp2_fast(x * scale);
+    }
+  }
+  // Not bounded: the tile's columns [0, limit) count.
   template <int N>
   __device__ void add(const float (&s)[N][4], float scale, int limit) {
     const int column = threadIdx.x % 4 * 2;
-    if (kBounded && limit >= 8 * N) return add_all(s, scale);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       auto score = [&](int i) { return s[i / 2][row * 2 + i % 2] * scale; };
       auto counts = [&](int i) { return column + i / 2 * 8 + i % 2 < limit; };
-      if (!kBounded) {
-        float high = top[row];
+      float high = top[row];
 #pragma unroll
-        for (int i = 0; i < 2 * N; ++i) high = counts(i) ? fmaxf(high, score(i)) : high;
-        sum[row] *= high == top[row] ? 1 : exp2_fast(top[row] - high), top[row] = high;
-      }
+      for (int i = 0; i < 2 * N; ++i) high = counts(i) ? fmaxf(high, score(i)) : high;
+      sum[row][0] *= high == top[row] ? 1 : exp2_fast(top[row] - high), top[row] = high;
 #pragma unroll
-      for (int i = 0; i < 2 * N; ++i) sum[row] += counts(i) ? exp2_fast(score(i) - (kBounded ? 0 : top[row])) : 0;
+      for (int i = 0; i < 2 * N; ++i) sum[row][0] += counts(i) ? exp2_fast(score(i) - top[row]) : 0;
     }
   }
-  template <int N>
-  __device__ void add_all(const float (&s)[N][4], float scale) {
-    float sums[4] = {sum[0], 0, sum[1], 0};
+  // What orders chunks, the whole sum or (not bounded) its log₂: even lanes that of row 0, odd lanes of row 1.
+  __device__ float finish() const {
+    float total[2], high[2];
 #pragma unroll
-    for (int n = 0; n < N; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        sums[e] += (n * 4 + e) % kPolynomialOf == 1 ? exp2_by_polynomial(s[n][e], scale) : exp2_fast(s[n][e] * scale);
-    sum[0] = sums[0] + sums[1], sum[1] = sums[2] + sums[3];
-  }
-  // log₂ of the whole sum, in all lanes of the quad.
-  __device__ float finish(int row) const {
-    float high = top[row], total = sum[row];
-    if (!kBounded) {
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
-      total *= high == top[row] ? 1 : exp2_fast(top[row] - high);
+    for (int i = 0; i < 2; ++i) {
+      total[i] = sum[i][0] + sum[i][1], high[i] = top[i];
+      if (kBounded) continue;
+      high[i] = fmaxf(high[i], __shfl_xor_sync(~0u, high[i], 1));
+      high[i] = fmaxf(high[i], __shfl_xor_sync(~0u, high[i], 2));
+      total[i] *= high[i] == top[i] ? 1 : exp2_fast(top[i] - high[i]);
     }
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    return kBounded ? __log2f(total) : high + __log2f(total);
+    const bool odd = threadIdx.x % 2;
+    float mine = odd ? total[1] : total[0];
+    mine += __shfl_xor_sync(~0u, odd ? total[0] : total[1], 1);
+    mine += __shfl_xor_sync(~0u, mine, 2);
+    return kBounded ? mine : (odd ? high[1] : high[0]) + __log2f(mine);
   }
 };
 
@@ -236,62 +215,69 @@ __device__ float score_bound(Panels<D, kRows> q, float scale, const float* key_n
   return fabsf(scale) * sqrtf(query) * 1.001f * key;
 }
 
-template <int D, bool kFirst, int kGroups>
-__global__ void __launch_bounds__(kGroups * 128 + 32, D == 64 ? 3 : 2)
+constexpr int kApproxGroups = 2, kExactGroups = 4;
+
+template <int D, bool kFirst>
+__global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
     approx_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
-  const Queries mine(p, kGroups * kRows);
-  const Shared<D, 2 * kMeans> shared(kGroups);
+  const Queries mine(p, kApproxGroups * kRows);
+  const Shared<D, 2 * kMeans> shared(kApproxGroups);
   const int count = (mine.candidates + kMeans - 1) / kMeans;
   const bf16* from = scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
-  score_block<D, kGroups>(shared, from, count, p, mine, [&] {
-    Best<kFirst> best = begin_best<kFirst>(p, mine, scratch.previous, rank);
+  score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
+    Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
     score_tiles<D, 2 * kMeans, kMeans>(shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
       const int column = tile * kMeans + first + threadIdx.x % 4 * 2;
-      if ((tile + 1) * kMeans <= common) best.template offer_tile<true>(s, column);
-      else best.template offer_tile<false>(s, column);
+      const auto offer = [&](auto all) {
+        constexpr bool kAll = decltype(all)::value;
+        best[0].template offer_tile<kFirst, kAll>(s, 0, column),
+            best[1].template offer_tile<kFirst, kAll>(s, 1, column);
+      };
+      if ((tile + 1) * kMeans <= common) offer(std::true_type{});
+      else offer(std::false_type{});
     });
-    end_best(p, mine, best, scratch.previous, rank);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      best[i].join(1), best[i].join(2);
+      if (threadIdx.x % 4 == 0) best[i].write(p, mine, i, scratch.previous, rank);
+    }
   });
 }
 
-template <int D, bool kFirst, bool kBounded, int kKeys, class Scratch>
-__device__ void exact(const Scratch& shared, const Top1ChunkForward& p, const SelectScratch& scratch,
+template <bool kBounded, int D, int kKeys>
+__device__ void exact(const Shared<D, kKeys>& shared, const Top1ChunkForward& p, const SelectScratch& scratch,
                       const Queries& mine, int rank) {
-  const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys;
-  const float scale = float(p.scale) * kLog2e;
-  Best<kFirst> best = begin_best<kFirst>(p, mine, scratch.previous, rank);
+  const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
+  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);  // in a register: an instruction has one constant
+  Best best(p, mine, row, scratch.previous, rank);
   ChunkSum<kBounded> sum;
   int candidate = 0, step = 0;
   score_tiles<D, kKeys, kKeys>(shared, mine.candidates * steps, [&](const float(&s)[kKeys / 16][4], int, int first) {
-    sum.add(s, scale, chunk - step * kKeys - first);
+    if constexpr (kBounded) sum.add(s, scale);
+    else sum.add(s, scale, chunk - step * kKeys - first);
     if (first == 0 || ++step < steps) return;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float x = sum.finish(i);
-      if (candidate < best.own[i]) best.offer(i, x, candidate);
-    }
+    best.offer(sum.finish(), candidate);
     sum = {}, step = 0, ++candidate;
   });
-  end_best(p, mine, best, scratch.previous, rank);
+  if (threadIdx.x % 4 < 2) best.write(p, mine, row, scratch.previous, rank);
 }
 
-template <int D, bool kFirst, int kGroups, int kKeys>
-__global__ void __launch_bounds__(kGroups * 128 + 32, 1)
+template <int D, int kKeys>
+__global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
     exact_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
-  const Queries mine(p, kGroups * kRows);
-  const Shared<D, kKeys> shared(kGroups);
+  const Queries mine(p, kExactGroups * kRows);
+  const Shared<D, kKeys> shared(kExactGroups);
   const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
-  const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys;
-  score_block<D, kGroups>(shared, scratch.columns + head * tiles * kKeys * D, mine.candidates * steps, p, mine, [&] {
+  const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys, count = mine.candidates * steps;
+  score_block<D, kExactGroups>(shared, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
     const float* norms = scratch.key_norm + head * (tiles / steps);
-    if (score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms, mine.candidates) <= kBound)
-      exact<D, kFirst, true, kKeys>(shared, p, scratch, mine, rank);
-    else exact<D, kFirst, false, kKeys>(shared, p, scratch, mine, rank);
+    const bool whole = p.chunk_size % kKeys == 0;  // every key of a tile counts
+    if (whole && score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms, mine.candidates) <= kBound)
+      exact<true>(shared, p, scratch, mine, rank);
+    else exact<false>(shared, p, scratch, mine, rank);
   });
 }
-
-constexpr int kApproxGroups = 2, kExactGroups = 4;
 
 template <int D>
 void approx_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
@@ -300,9 +286,8 @@ void approx_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cuda
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
   mean_kernel<D><<<chunks, 256, 0, stream>>>(p, scratch, tiles);
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_shared(rank == 0 ? approx_kernel<D, true, kApproxGroups> : approx_kernel<D, false, kApproxGroups>, blocks,
-                  kApproxGroups * 128 + 32, Shared<D, 2 * kMeans>::bytes(kApproxGroups), stream, p, scratch, tiles,
-                  rank);
+    launch_shared(rank == 0 ? approx_kernel<D, true> : approx_kernel<D, false>, blocks, kApproxGroups * 128 + 32,
+                  Shared<D, 2 * kMeans>::bytes(kApproxGroups), stream, p, scratch, tiles, rank);
 }
 
 template <int D, int kKeys>
@@ -312,9 +297,8 @@ void exact_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaS
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
   pack_keys_kernel<D, kKeys><<<chunks, 256, 0, stream>>>(p, scratch, tiles_per_chunk(p));
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_shared(rank == 0 ? exact_kernel<D, true, kExactGroups, kKeys> : exact_kernel<D, false, kExactGroups, kKeys>,
-                  blocks, kExactGroups * 128 + 32, Shared<D, kKeys>::bytes(kExactGroups), stream, p, scratch, tiles,
-                  rank);
+    launch_shared(exact_kernel<D, kKeys>, blocks, kExactGroups * 128 + 32, Shared<D, kKeys>::bytes(kExactGroups),
+                  stream, p, scratch, tiles, rank);
 }
 
 }  // namespace

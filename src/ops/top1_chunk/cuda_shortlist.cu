@@ -153,12 +153,22 @@ struct Keyed {
   }
 };
 
-__device__ void insert(float (&list)[kKept], float x) {
+// The larger of the two first.
+__device__ void order(float& a, float& b) {
+  const float larger = fmaxf(a, b);
+  b = fminf(a, b), a = larger;
+}
+// The best of a list and of four more: of each four and its opposite the larger, which first rise and then fall, or the
+// other way round; halved until they are in order.
+__device__ void insert(float (&list)[kKept], float (&x)[4]) {
+  order(x[0], x[1]), order(x[2], x[3]), order(x[0], x[2]), order(x[1], x[3]), order(x[1], x[2]);
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const float larger = fmaxf(list[i], x);
-    x = fminf(list[i], x), list[i] = larger;
-  }
+  for (int i = 0; i < 4; ++i) list[kKept - 1 - i] = fmaxf(list[kKept - 1 - i], x[i]);
+#pragma unroll
+  for (int step = kKept / 2; step > 0; step /= 2)
+#pragma unroll
+    for (int i = 0; i < kKept; ++i)
+      if (i % (2 * step) < step) order(list[i], list[i + step]);
 }
 
 // The largest of the quad's lists, which leaves its list; in all four lanes.
@@ -181,7 +191,7 @@ __global__ void __launch_bounds__(kGroups * 128 + 32, D == 128 ? 1 : 2)
   const int count = (mine.candidates + L::kChunks - 1) / L::kChunks;
   const bf16* from = scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
   score_block<D, kGroups>(shared, from, count, p, mine, [&] {
-    float list[2][kKept];
+    float list[2][kKept], found[2][4];  // found: scores of a tile's halves, until there are four
     int own[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -204,8 +214,9 @@ __global__ void __launch_bounds__(kGroups * 128 + 32, D == 128 ? 1 : 2)
           }
           const int c = chunk + group * 8 + e % 2;
           const float x = fmaf(half, squares, scale * s[group * kParts][e]);
-          insert(list[e / 2], c < own[e / 2] ? keyed.key(x, c) : -INFINITY);
+          found[e / 2][((kParts == 8 ? first > 0 : group) * 2) + e % 2] = c < own[e / 2] ? keyed.key(x, c) : -INFINITY;
         }
+      if (kParts == 4 || first > 0) insert(list[0], found[0]), insert(list[1], found[1]);
     });
     int64_t* out = scratch.listed + (mine.rows - mine.first) * p.shortlist + mine.first;
     for (int slot = 0; slot < p.shortlist; ++slot)
@@ -228,8 +239,9 @@ size_t pair_bytes(const Top1ChunkForward& p) {
 
 // log₂ Σ exp2 of a chunk's logits, running over its keys: a lane's two rows and its own columns.
 struct Running {
-  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // the largest product, and the sum relative to it
-  // sign: of the scale. Products behind `limit` do not count.
+  float top[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // a large product, and the sum relative to it
+  // sign: of the scale. Products behind `limit` do not count. kMaximum: top becomes the largest so far; else it stays.
+  template <bool kMaximum>
   __device__ void add(float (&s)[kKeys / 8][4], float scale, float sign, int limit) {
     const int column = threadIdx.x % 4 * 2;
     if (limit < kKeys)
@@ -239,41 +251,56 @@ struct Running {
         for (int e = 0; e < 4; ++e) s[n][e] = column + n * 8 + e % 2 < limit ? s[n][e] : -INFINITY * sign;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const float size = scale * sign;
       float largest = top[i];
+      if (kMaximum) {
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(s[n][2 * i] * sign, s[n][2 * i + 1] * sign));
-      const float size = scale * sign, shift = largest > -INFINITY ? largest * size : 0;
-      float total = sum[i] * exp2_fast(top[i] > -INFINITY ? top[i] * size - shift : 0);
+        for (int n = 0; n < kKeys / 8; ++n) largest = fmaxf(largest, fmaxf(s[n][2 * i] * sign, s[n][2 * i + 1] * sign));
+        sum[i] *= exp2_fast(top[i] > -INFINITY ? (top[i] - largest) * size : 0);
+      }
+      const float shift = largest > -INFINITY ? largest * size : 0;
+      float total[2] = {sum[i], 0};
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n)
-        total += exp2_fast(fmaf(s[n][2 * i], scale, -shift)) + exp2_fast(fmaf(s[n][2 * i + 1], scale, -shift));
-      top[i] = largest, sum[i] = total;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) total[e] += exp2_fast(fmaf(s[n][2 * i + e], scale, -shift));
+      top[i] = largest, sum[i] = total[0] + total[1];
     }
   }
-  // The score, in all lanes of the row.
-  __device__ float finish(int i, float size) const {
+  // Whether the first top did: the sums of a row's lanes can be brought together.
+  __device__ bool fits() const {
+    bool all = true;
+    for (int i = 0; i < 2; ++i) all = all && sum[i] < (top[i] > -INFINITY ? 0x1p60f : 0x1p-60f);
+    return all;
+  }
+  // The row's largest product and the sum relative to it, in all lanes of the row.
+  __device__ float2 join(int i, float size) const {
     float largest = fmaxf(top[i], __shfl_xor_sync(~0u, top[i], 1));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
     float total = top[i] > -INFINITY ? sum[i] * exp2_fast((top[i] - largest) * size) : sum[i];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
-    return (largest > -INFINITY ? largest * size : 0) + log2f(total);
+    return {largest, total};
   }
 };
 
+// Of a warp's rows a lane looks after one, lane / 4 of the eight in group lane % 4.
+static_assert(kWarpRows == 32);
+__device__ int lane_row() { return threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4; }
+
+// A warp's queries, of which the lane knows the item of its own row.
 template <int D>
-__device__ void fetch_queries(Tile<D> to, const Top1ChunkForward& p, const int* order, int b, int kv, int first,
-                              int end) {
-  const int lane = threadIdx.x % 32;
+__device__ void fetch_queries(Tile<D> to, const Top1ChunkForward& p, int b, int kv, int item) {
+  const int lane = threadIdx.x % 32, h = kv * int(p.heads / p.kv_heads) + item / int(p.time) / int(p.shortlist);
+  const bf16* mine = row_of<D>(p.q, b, item % int(p.time), h);
 #pragma unroll
-  for (int part = 0; part < kWarpRows / 8 && first < end; ++part) {
-    const int row = part * 8 + lane / 4, item = order[min(first + row, end - 1)];
-    const int h = kv * int(p.heads / p.kv_heads) + item / int(p.time) / int(p.shortlist);
-    const bf16* from = row_of<D>(p.q, b, item % int(p.time), h);
+  for (int part = 0; part < 4; ++part) {
+    const auto from = reinterpret_cast<const bf16*>(
+        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), lane / 4 * 4 + part));
 #pragma unroll
-    for (int vector = lane % 4; vector < D / 8; vector += 4) copy_async(to.at(row, vector), from + vector * 8, true);
+    for (int vector = lane % 4; vector < D / 8; vector += 4)
+      copy_async(to.at(part * 8 + lane / 4, vector), from + vector * 8, true);
   }
-  commit_copies();
 }
 
 // Products of the tiles of queries with kKeys keys from `key` on.
@@ -307,14 +334,18 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
   const int* order = lists.order + rows;
   // Of 0 a number that makes every score 0 and leaves what does not count at −∞.
   const float scale = p.scale == 0 ? 1e-30f : float(p.scale) * kLog2e, sign = p.scale < 0 ? -1 : 1;
+  constexpr int kStep = kWarps * kWarpRows;
   int first = segment.begin + warp * kWarpRows;
+  const auto item_of = [&](int first) { return order[min(first + lane_row(), segment.end - 1)]; };
+  int item = item_of(first), next = item_of(first + kStep);  // read long before they are needed
   copy_rows(keys, p.k, b, segment.chunk * int64_t{chunk}, kv, chunk, padded);
-  fetch_queries(queries(0), p, order, b, kv, first, segment.end);
-  wait_copies<0>();
+  fetch_queries(queries(0), p, b, kv, item);
+  commit_copies(), wait_copies<0>();
   __syncthreads();
-  for (int stage = 0; first < segment.end; first += kWarps * kWarpRows, stage ^= 1) {
-    fetch_queries(queries(stage ^ 1), p, order, b, kv, first + kWarps * kWarpRows, segment.end);
-    wait_copies<1>();
+  for (int stage = 0; first < segment.end; first += kStep, stage ^= 1) {
+    if (first + kStep < segment.end) fetch_queries(queries(stage ^ 1), p, b, kv, next);
+    const int later = item_of(first + 2 * kStep);
+    commit_copies(), wait_copies<1>();
     __syncwarp();
     uint32_t q[kTiles][D / 16][4];
 #pragma unroll
@@ -322,18 +353,28 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
 #pragma unroll
       for (int kk = 0; kk < D / 16; ++kk) load_a(q[tile][kk], queries(stage), tile * 16, kk * 2);
     Running running[kTiles];
-    for (int key = 0; key < chunk; key += kKeys) {
-      float s[kTiles][kKeys / 8][4] = {};
-      score_keys(s, q, keys, key);
+    // What is largest among the first keys will do for the others but in rare cases.
+    for (bool maximum = false;; maximum = true) {
+      for (int key = 0; key < chunk; key += kKeys) {
+        float s[kTiles][kKeys / 8][4] = {};
+        score_keys(s, q, keys, key);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) running[tile].add(s[tile], scale, sign, chunk - key);
+        for (int tile = 0; tile < kTiles; ++tile)
+          if (maximum || key == 0) running[tile].add<true>(s[tile], scale, sign, chunk - key);
+          else running[tile].add<false>(s[tile], scale, sign, chunk - key);
+      }
+      if (maximum || __all_sync(~0u, running[0].fits() && running[1].fits())) break;
+      running[0] = running[1] = {};
     }
+    float2 score;  // of the lane's row
 #pragma unroll
     for (int i = 0; i < kWarpRows / 8; ++i) {
-      const float score = running[i / 2].finish(i % 2, scale * sign);
-      const int at = first + threadIdx.x % 32 / 4 + i * 8;
-      if (threadIdx.x % 4 == 0 && at < segment.end) scratch.scores[rows + order[at]] = score;
+      const float2 x = running[i / 2].join(i % 2, scale * sign);
+      if (threadIdx.x % 4 == i) score = x;
     }
+    if (first + lane_row() < segment.end)
+      scratch.scores[rows + item] = (score.x > -INFINITY ? score.x * scale * sign : 0) + log2f(score.y);
+    item = next, next = later;
     __syncwarp();
   }
 }

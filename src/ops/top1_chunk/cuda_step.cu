@@ -53,11 +53,11 @@ struct Rows {
   }
 };
 
-// f(i, row i) for i = first, first + step, … below `count`, four rows under way at once; row(i) points to row i. All
-// lanes of a warp go along, with i ≥ count when theirs is done.
+// f(i, row i) for i = first, first + step, … below `count`, 128 bytes of a lane under way at once; row(i) points to row
+// i. All lanes of a warp go along, with i ≥ count when theirs is done.
 template <class Reader, class At, class F>
 __device__ void each_row(int first, int step, int count, const At& row, const F& f) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = Reader::kEach < 4 ? 8 / Reader::kEach : 2;
   for (int base = 0; base < count; base += kAtOnce * step) {
     typename Reader::Row x[kAtOnce];
 #pragma unroll
@@ -331,7 +331,7 @@ const char* why_no_step(const Top1ChunkForward& p) {
 }
 
 void top1_chunk_step(const Top1ChunkForward& p, Stream raw_stream) {
-  if (const char* reason = why_no_step(p)) throw Unsupported(std::string("top1_chunk on CUDA ") + reason);
+  top1::check("top1_chunk", why_no_step(p));
   const auto stream = static_cast<cudaStream_t>(raw_stream);
   with_type(p.dtype, [&](auto zero) {
     top1::with_head_dim(p.head_dim, [&](auto d) { top1::launch<decltype(zero), d()>(p, stream); });

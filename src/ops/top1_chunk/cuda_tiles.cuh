@@ -4,6 +4,7 @@
 //   A 16 × 16, row-major      lane's registers: rows lane/4 and +8, columns 2·(lane%4) and +8
 //   C 16 × 8                  c[0..1]: row lane/4, columns 2·(lane%4) and +1; c[2..3]: row + 8
 #include <cstdint>
+#include <initializer_list>
 
 #include "ops/cuda.cuh"
 #include "ops/top1_chunk/kernel.h"
@@ -159,6 +160,23 @@ __device__ inline void add_row32(float (&c)[4][4], const uint4& row, int half, f
 
 // A choice that counts: an earlier chunk than the query's own; else −1.
 __device__ inline int valid_choice(int64_t choice, int own) { return choice >= 0 && choice < own ? int(choice) : -1; }
+
+// Of a call: null or why it is not taken; the error that says so; what its Scratch(call, arena) takes of a workspace.
+inline const char* why_unaligned(std::initializer_list<View> all) {
+  for (const View& x : all)
+    if (reinterpret_cast<uintptr_t>(x.data) % 16 || x.batch_stride % 8 || x.time_stride % 8)
+      return "takes rows that begin at multiples of 16 bytes";
+  return nullptr;
+}
+inline void check(const char* operation, const char* why_not) {
+  if (why_not) throw Unsupported(std::string(operation) + " on CUDA " + why_not);
+}
+template <class Scratch, class Call>
+size_t scratch_bytes(const Call& call) {
+  Arena arena;
+  Scratch(call, arena);
+  return arena.used;
+}
 
 // f(std::integral_constant) for the head_dim that has kernels.
 template <class F>

@@ -11,6 +11,13 @@ namespace assay::ops::cuda::top1 {
 template <int D>
 constexpr int kPanel = D % 64 == 0 ? 64 : 32;  // W
 
+// What wgmma is told of an operand in shared memory: where it begins (in 16 bytes, which + moves), and how it lies.
+struct Descriptor {
+  uint32_t low, high;
+  __device__ Descriptor operator+(int step) const { return {low + step, high}; }
+  __device__ operator uint64_t() const { return uint64_t(high) << 32 | low; }
+};
+
 // [rows, D] in panels.
 template <int D, int kRows>
 struct Panels {
@@ -23,15 +30,14 @@ struct Panels {
   __device__ bf16* at(int row, int vector) const { return data + offset(row, vector); }
   __device__ uint32_t address(int row, int vector) const { return __cvta_generic_to_shared(at(row, vector)); }
 
-  static __device__ uint64_t descriptor(const bf16* from, int leading, int stride) {
-    const uint64_t address = __cvta_generic_to_shared(from);
-    return (address & 0x3ffff) >> 4 | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 |
-           uint64_t(W == 64 ? 1 : 2) << 62;
+  static __device__ Descriptor descriptor(const bf16* from, int leading, int stride) {
+    const uint32_t address = __cvta_generic_to_shared(from);
+    return {(address & 0x3ffff) >> 4 | uint32_t(leading >> 4) << 16, uint32_t(stride >> 4) | (W == 64 ? 1u : 2u) << 30};
   }
   // As an operand whose rows (A) or columns (B) are the tile's rows, summed over columns; and the transpose of that.
   // From row and column 0: add rows_at(row, k) or columns_at(column, k), k the step of 16 in the summed dimension.
-  __device__ uint64_t rows() const { return descriptor(data, 16, 16 * W); }
-  __device__ uint64_t columns() const { return descriptor(data, kRows * W * 2, 16 * W); }
+  __device__ Descriptor rows() const { return descriptor(data, 16, 16 * W); }
+  __device__ Descriptor columns() const { return descriptor(data, kRows * W * 2, 16 * W); }
   static constexpr __device__ int rows_at(int row, int k) {
     return (k * 16 / W * kRows * W + row * W + k * 16 % W) * 2 >> 4;
   }
@@ -40,8 +46,8 @@ struct Panels {
   }
 };
 
-// The same number, of which the compiler knows that the warp agrees on it.
-__device__ inline uint64_t uniform(uint64_t x) { return __shfl_sync(~0u, x, 0); }
+// The same, of which the compiler knows that the warp agrees on it.
+__device__ inline Descriptor uniform(Descriptor x) { return {__shfl_sync(~0u, x.low, 0), x.high}; }
 
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
