@@ -1,15 +1,20 @@
 """Recurrent operators on the CPU or a GPU beside a loop over time in plain PyTorch, forward and backward.
 
 Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--batch 1] [--time 2048] [--repeat 3]
-       [--dtype float32] [--no-loop] [--step] [OP …]
+       [--dtype float32] [--no-loop] [--peers] [--step] [OP …]
 Run it with the project's Python (.venv/bin/python). Layers are those of d_model 768. Both sides are timed in turn, in
 this call; prints the medians in milliseconds and their ratio. On the CPU it is processor time, of one thread by default.
+
+--peers times, as well, what `transformers` and flash-linear-attention (fla) have for the same in plain PyTorch, where they
+are installed (`pip install transformers flash-linear-attention`): their chunked forms, which run on a CPU too. They have
+none for gla, rwkv5, rwkv6 and Longhorn, beyond a loop like ours.
 
 --step times one decoding step instead, behind a state, beside the state read once and written once at the rate of a large
 copy. The step runs over more layers than a cache holds; on CUDA as a captured graph, so that launches cost nothing.
 """
 import argparse
 import functools
+import inspect
 import statistics
 import time
 
@@ -170,6 +175,43 @@ def cases(B, T, device):
     }
 
 
+def peers(B):
+    """operator → {whose form: function of the same tensors}."""
+    from fla.ops.based.naive import naive_chunk_based, naive_parallel_based
+    from fla.ops.delta_rule.naive import delta_rule_chunkwise
+    from fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule
+    from fla.ops.generalized_delta_rule.dplr.naive import dplr_chunkwise
+    from fla.ops.linear_attn.naive import naive_chunk_linear_attn
+    from fla.ops.simple_gla.naive import naive_chunk_simple_gla
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as dispatched
+    torch_chunk_gated_delta_rule = inspect.unwrap(dispatched)  # with fla installed it would call Triton
+
+    def heads_first(function, *sequences, **options):  # theirs are [B, H, T, …]
+        out = function(*(x.transpose(1, 2) for x in sequences), **options)
+        return (out if torch.is_tensor(out) else out[0]).transpose(1, 2), None
+
+    def as_tuple(out):
+        return (out, None) if torch.is_tensor(out) else (out[0], None)
+
+    def ssd(x, dt, A, B_, C):
+        step = F.softplus(dt)
+        return as_tuple(naive_chunk_simple_gla(C.expand(-1, -1, 24, -1), B_.expand(-1, -1, 24, -1),
+                                               step.unsqueeze(-1) * x, step * A, scale=1.0))
+
+    return {
+        "linear_attention": {"fla": lambda q, k, v: as_tuple(naive_chunk_linear_attn(q, k, v, scale=0.125))},
+        "simple_gla": {"fla": lambda *x: as_tuple(naive_chunk_simple_gla(*x, scale=0.125))},
+        "ssd": {"fla": ssd},
+        "delta_rule": {"fla": lambda *x: heads_first(delta_rule_chunkwise, *x)},
+        "gated_delta_rule": {
+            "fla": lambda *x: as_tuple(naive_chunk_gated_delta_rule(*x, scale=0.1)),
+            "transformers": lambda *x: as_tuple(torch_chunk_gated_delta_rule(*x))},
+        "rwkv7": {"fla": lambda r, w, k, v, a, b: heads_first(dplr_chunkwise, r, k, v, a, b, w)},
+        "taylor_exp_attention": {"fla": lambda *x: heads_first(naive_chunk_based, *x),
+                                 "fla, quadratic": lambda *x: heads_first(naive_parallel_based, *x)},
+    }
+
+
 def timed(function, tensors, device):
     """Milliseconds of the forward and of the backward."""
     leaves = [x.detach().requires_grad_() for x in tensors]
@@ -252,6 +294,7 @@ def main():
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16, of all tensors")
     parser.add_argument("--no-loop", action="store_true", help="times the operator alone")
+    parser.add_argument("--peers", action="store_true", help="times plain PyTorch of transformers and fla too")
     parser.add_argument("--step", action="store_true", help="times a decoding step")
     args = parser.parse_args()
     torch.ops.load_library(args.library)
@@ -260,21 +303,26 @@ def main():
     if args.step:
         return print_steps(args)
     print(f"B {args.batch} T {args.time}, {args.device}, {args.dtype}, {args.threads} threads, ms: forward + backward (median of {args.repeat})")
+    theirs = peers(args.batch) if args.peers else {}
     for name, (operator, loop, tensors) in cases(args.batch, args.time, args.device).items():
         if args.ops and name not in args.ops:
             continue
         tensors = [x.to(getattr(torch, args.dtype)) for x in tensors]
-        runs = {"operator": [], "loop": []}
+        sides = {"operator": operator, **({} if args.no_loop else {"loop": loop}), **theirs.get(name, {})}
+        runs = {side: [] for side in sides}
         for _ in range(args.repeat):
-            runs["operator"].append(timed(operator, tensors, args.device))
-            if not args.no_loop:
-                runs["loop"].append(timed(loop, tensors, args.device))
-        medians = {side: [statistics.median(run[i] for run in times) for i in (0, 1)] for side, times in runs.items() if times}
-        line = f"{name:22}" + "   ".join(f"{side} {f:8.2f} + {b:8.2f}" for side, (f, b) in medians.items())
-        if "loop" in medians:
-            error = (runs["operator"][0][2] - runs["loop"][0][2]).norm() / runs["loop"][0][2].norm()
-            line += f"   ratio {sum(medians['loop']) / sum(medians['operator']):6.1f}   difference {error:.1e}"
-        print(line, flush=True)
+            for side, function in sides.items():
+                runs[side].append(timed(function, tensors, args.device))
+        medians = {side: [statistics.median(run[i] for run in times) for i in (0, 1)] for side, times in runs.items()}
+        ours, (f, b) = runs["operator"][0][2], medians.pop("operator")
+        print(f"{name:22}{f:8.2f} + {b:8.2f}", end="")
+        for side, median in medians.items():
+            out = runs[side][0][2]
+            factor = (out * ours).sum() / (out * out).sum()  # theirs may scale by another constant
+            error = (ours - factor * out).norm() / ours.norm()
+            print(f"   {side} {median[0]:.2f} + {median[1]:.2f}, ratio {sum(median) / (f + b):.1f}, difference {error:.0e}",
+                  end="")
+        print(flush=True)
 
 
 if __name__ == "__main__":
