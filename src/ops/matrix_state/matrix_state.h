@@ -27,9 +27,11 @@ struct MatrixState {
   at::Tensor c, e;       // [B, T, ·, V]; undefined: 0 and 1
   at::Tensor u;          // [H, K]
   at::Tensor beta;   // [B, T, H, 1]: the delta rule of k and v, in place of k vᵀ: a = −β decay k, b = k, c = β v
+  at::Tensor rate;   // [B, T, H, 1]: rate k vᵀ is written
+  at::Tensor skip;   // [H]: out += skip v
   at::Tensor decay;  // in place of log_decay
 };
-// The recurrence's own terms: q scaled, `decay`, no `log_decay` and no `beta`; all in `real`.
+// The recurrence's own terms: q scaled, v times `rate`, `decay`, no `log_decay`, `beta` and `skip`; all in `real`.
 MatrixState expanded(const MatrixState& steps, at::ScalarType real);
 
 // From the op's own arguments to the recurrence's, for any piece of time; in differentiable tensor arithmetic.
