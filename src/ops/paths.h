@@ -8,8 +8,9 @@
 namespace assay::ops {
 
 struct OpPath {
-  std::string op, device, path;  // "selective_scan", "cuda", "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
-  int numerics = 1;                // raised when an operator's results change: statistics never mix versions
+  std::string op, device,
+      path;          // "selective_scan", "cuda", "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
+  int numerics = 1;  // raised when an operator's results change: statistics never mix versions
 };
 std::vector<OpPath> op_paths();  // by op, then device
 
@@ -19,11 +20,12 @@ constexpr bool kCudaKernels = true;
 constexpr bool kCudaKernels = false;  // built without nvcc: on CUDA tensors an op is composed from tensor arithmetic
 #endif
 
-// For the file that defines an op: `const bool registered = register_kernels("selective_scan");` when it has a kernel for
-// the CPU and one for CUDA; register_composed when it is tensor arithmetic everywhere; register_paths says each itself.
+// For the file that defines an op: `const bool registered = register_kernels("selective_scan");` when it has a kernel
+// for the CPU and one for CUDA; register_composed when it is tensor arithmetic everywhere; register_paths says each
+// itself.
 bool register_kernels(const std::string& op);
 bool register_composed(const std::string& op);
-bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda);
+bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda, int cuda_numerics = 1);
 std::string cpu_kernel_path();  // "cpu kernel (Highway AVX3)"
 
 }  // namespace assay::ops

@@ -114,6 +114,9 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
   }
 };
 
+Rule rule_of(const MatrixState& s) {
+  return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
+}
 // As the kernel reads it: bf16, rows of whole 16 bytes.
 at::Tensor rows(const at::Tensor& x) {
   if (!x.defined()) return x;
@@ -131,7 +134,7 @@ at::Tensor gate(const at::Tensor& x) {
 
 bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   if (state.scalar_type() != at::kFloat || s.q.scalar_type() != at::kBFloat16) return false;
-  if (!cuda::serves(state.size(2), state.size(3)) || !s.k.defined()) return false;
+  if (!s.k.defined() || !cuda::serves(rule_of(s), s.u.defined(), state.size(2), state.size(3))) return false;
   if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
   if (s.rate.defined() || s.skip.defined())
     return s.low == Low::none && !s.beta.defined() && !s.u.defined() && s.log_decay.defined() &&
@@ -140,7 +143,7 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
 }
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {
-  const Rule rule = s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
+  const Rule rule = rule_of(s);
   const std::array in{rows(s.q), rows(s.k), rows(s.v), rows(s.a), rows(s.b)};
   const at::Tensor beta = sequence(optional(s.rate.defined() ? s.rate : s.beta), at::kFloat), g = gate(s.log_decay);
   const at::Tensor u = parameter(optional(s.u), at::kFloat), skip = parameter(optional(s.skip), at::kFloat);
