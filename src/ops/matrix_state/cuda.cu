@@ -32,7 +32,7 @@ Scratch scratch(const ChunkedForward& p, void* memory, bool backwards) {
 
 bool serves(Rule rule, bool bonus, int64_t key_dim, int64_t value_dim) {
   const bool few = bonus || rule == Rule::pair;
-  return (key_dim == 64 || key_dim == 128 || (!few && (key_dim == 96 || key_dim == 256))) && value_dim % 16 == 0;
+  return (key_dim == 64 || (!few && (key_dim == 96 || key_dim == 128 || key_dim == 256))) && value_dim % 16 == 0;
 }
 bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::linear && p.decay_dim <= 1 && !p.u; }
 int64_t chunk_count(const ChunkedForward& p) {

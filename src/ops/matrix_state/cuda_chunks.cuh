@@ -157,7 +157,7 @@ void with_key_dim(int64_t K, F&& f) {
   else if (K == 128) f(Size<128>{});
   else f(Size<256>{});
 }
-// f(Case, Size) for what serves(): pairs and bonuses have two key dimensions.
+// f(Case, Size) for what serves(): pairs and bonuses have one key dimension.
 template <Rule kRule_, bool kBonus_>
 struct Case {
   static constexpr Rule kRule = kRule_;
@@ -166,10 +166,9 @@ struct Case {
 template <class F>
 void with_case(const ChunkedForward& p, F&& f) {
   auto all = [&](auto which) { with_key_dim(p.key_dim, [&](auto size) { f(which, size); }); };
-  auto few = [&](auto which) { p.key_dim == 64 ? f(which, Size<64>{}) : f(which, Size<128>{}); };
   if (p.rule == Rule::delta) all(Case<Rule::delta, false>{});
-  else if (p.rule == Rule::pair) few(Case<Rule::pair, false>{});
-  else if (p.u) few(Case<Rule::linear, true>{});
+  else if (p.rule == Rule::pair) f(Case<Rule::pair, false>{}, Size<64>{});
+  else if (p.u) f(Case<Rule::linear, true>{}, Size<64>{});
   else all(Case<Rule::linear, false>{});
 }
 

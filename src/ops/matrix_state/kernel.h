@@ -97,7 +97,7 @@ struct ChunkedBackward {
 
 namespace cuda {
 constexpr int kChunkSteps = 16, kScalarChunkSteps = 64;
-// Key sizes of 64, 96, 128 and 256, with u or a pair of low rank 64 and 128; value sizes that 16 divides.
+// Key sizes of 64, 96, 128 and 256, with u or a pair of low rank 64; value sizes that 16 divides.
 bool serves(Rule rule, bool bonus, int64_t key_dim, int64_t value_dim);
 // One decay a step and head, or none, and nothing of low rank: chunks of 64 steps that need no preparation.
 bool is_scalar(const ChunkedForward&);
