@@ -116,7 +116,9 @@ TEST_P(LinearAttentionOps, OnCudaEqualTheirTwinsOnTensorCores) {
                              {1, 33, 2, 128, 80},
                              {2, 16, 2, 96, 96},
                              {1, 1, 1, 256, 16},
-                             {1, 520, 2, 64, 32}}) {  // in two segments
+                             {1, 129, 6, 128, 80, 2, 1, 6},
+                             {1, 65, 4, 256, 128, 4, 2, 1},
+                             {1, 520, 2, 64, 32}}) {  // in segments
     SCOPED_TRACE(shape);
     Named a = random_arguments(GetParam(), shape);
     if (shape.time > 500)  // so that something of the first steps is left

@@ -1,51 +1,72 @@
 // The passes over chunks, one after the other.
 #include "ops/matrix_state/cuda_chunks.cuh"
+#include "ops/matrix_state/cuda_scalar.cuh"
 
 namespace assay::ops::cuda {
 namespace {
 
 cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
+// Of a backward; of a forward with scalar decays only `sums` and `pass`.
 struct Scratch {
-  bf16 *dstates, *dW;  // [chunks, V, K], [chunks, 16, V]
-  char* pass;
+  scalar::States states{};  // the states' gradients in `dafter`
+  bf16* dW = nullptr;       // [chunks, 16, V]
+  char* pass = nullptr;
   size_t bytes;
 };
-Scratch scratch(const ChunkedForward& p, void* memory) {
-  const int64_t count = p.batch * ceil_div(p.time, kChunkSteps) * p.heads;
+Scratch scratch(const ChunkedForward& p, void* memory, bool backwards) {
+  const int64_t count = chunk_count(p) * p.heads, state = backwards ? count * p.value_dim * p.key_dim : 0;
+  const bool by_scalars = is_scalar(p), low = p.rule != Rule::linear;
   Arena arena{static_cast<char*>(memory)};
-  Scratch s{};
-  s.dstates = arena.take<bf16>(count * p.value_dim * p.key_dim);
-  if (p.rule != Rule::linear) s.dW = arena.take<bf16>(count * kChunkSteps * p.value_dim);
-  s.pass = arena.take<char>(chunks::pass_bytes(p));
+  Scratch s;
+  s.states.sums = {arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0),
+                   arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0)};
+  s.states.before = arena.take<bf16>(by_scalars ? state : 0), s.states.dafter = arena.take<bf16>(state);
+  s.dW = arena.take<bf16>(backwards && low ? count * kChunkSteps * p.value_dim : 0);
+  s.pass = arena.take<char>(by_scalars ? scalar::pass_bytes(p) : chunks::pass_bytes(p));
   s.bytes = arena.used;
   return s;
 }
 
 }  // namespace
 
-bool serves(int64_t key_dim, int64_t value_dim) {
-  return (key_dim == 64 || key_dim == 96 || key_dim == 128 || key_dim == 256) && value_dim % 16 == 0;
+bool serves(Rule rule, bool bonus, int64_t key_dim, int64_t value_dim) {
+  const bool few = bonus || rule == Rule::pair;
+  return (key_dim == 64 || (!few && (key_dim == 96 || key_dim == 128 || key_dim == 256))) && value_dim % 16 == 0;
 }
-size_t chunk_bytes(const ChunkedForward& p) { return chunks::Layout(p, nullptr).bytes; }
-size_t workspace_bytes(const ChunkedBackward& q) { return scratch(q.forward, nullptr).bytes; }
+bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::linear && p.decay_dim <= 1 && !p.u; }
+int64_t chunk_count(const ChunkedForward& p) {
+  return p.batch * ceil_div(p.time, is_scalar(p) ? kScalarChunkSteps : kChunkSteps);
+}
+int64_t key_gradients(const ChunkedForward& p) { return is_scalar(p) ? p.heads / scalar::sharers(p) : p.heads; }
 
-size_t workspace_bytes(const ChunkedForward& p) { return chunks::pass_bytes(p); }
+size_t chunk_bytes(const ChunkedForward& p) {
+  return is_scalar(p) ? scalar::starts_bytes(p) : chunks::Layout(p, nullptr).bytes;
+}
+size_t workspace_bytes(const ChunkedForward& p) { return scratch(p, nullptr, false).bytes; }
+size_t workspace_bytes(const ChunkedBackward& q) { return scratch(q.forward, nullptr, true).bytes; }
 
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
+  const Scratch s = scratch(p, workspace, false);
+  if (is_scalar(p)) return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, on(stream));
   const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
   chunks::prepare(p, tiles, on(stream));
   chunks::pass(p, {false, tiles, p.v, p.initial_state, static_cast<bf16*>(p.out), p.final_state, tiles.before, tiles.W},
-               workspace, on(stream));
+               s.pass, on(stream));
 }
 
 void matrix_state(const ChunkedBackward& q, void* workspace, Stream stream) {
   const ChunkedForward& p = q.forward;
+  const Scratch s = scratch(p, workspace, true);
+  if (is_scalar(p)) {
+    scalar::backward(q, static_cast<const float*>(p.chunks), s.states, s.pass, on(stream));
+    return scalar::gradients(q, s.states, on(stream));
+  }
   const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
-  const Scratch s = scratch(p, workspace);
-  chunks::pass(p, {true, tiles, q.dout, q.dfinal_state, static_cast<bf16*>(q.dv), q.dinitial_state, s.dstates, s.dW},
+  chunks::pass(p,
+               {true, tiles, q.dout, q.dfinal_state, static_cast<bf16*>(q.dv), q.dinitial_state, s.states.dafter, s.dW},
                s.pass, on(stream));
-  chunks::gradients(q, tiles, s.dstates, s.dW, on(stream));
+  chunks::gradients(q, tiles, s.states.dafter, s.dW, on(stream));
 }
 
 }  // namespace assay::ops::cuda

@@ -157,15 +157,19 @@ void with_key_dim(int64_t K, F&& f) {
   else if (K == 128) f(Size<128>{});
   else f(Size<256>{});
 }
-template <Rule kRule>
-struct RuleIs {
-  static constexpr Rule value = kRule;
+// f(Case, Size) for what serves(): pairs and bonuses have one key dimension.
+template <Rule kRule_, bool kBonus_>
+struct Case {
+  static constexpr Rule kRule = kRule_;
+  static constexpr bool kBonus = kBonus_;
 };
 template <class F>
-void with_rule(Rule rule, F&& f) {
-  if (rule == Rule::linear) f(RuleIs<Rule::linear>{});
-  else if (rule == Rule::delta) f(RuleIs<Rule::delta>{});
-  else f(RuleIs<Rule::pair>{});
+void with_case(const ChunkedForward& p, F&& f) {
+  auto all = [&](auto which) { with_key_dim(p.key_dim, [&](auto size) { f(which, size); }); };
+  if (p.rule == Rule::delta) all(Case<Rule::delta, false>{});
+  else if (p.rule == Rule::pair) f(Case<Rule::pair, false>{}, Size<64>{});
+  else if (p.u) f(Case<Rule::linear, true>{}, Size<64>{});
+  else all(Case<Rule::linear, false>{});
 }
 
 }  // namespace assay::ops::cuda::chunks

@@ -315,16 +315,9 @@ void gradients(const ChunkedBackward& q, const Prepared& tiles, const bf16* dsta
                cudaStream_t stream) {
   const ChunkedForward& p = q.forward;
   const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
-  with_key_dim(p.key_dim, [&](auto size) {
-    with_rule(p.rule, [&](auto rule) {
-      auto run = [&](auto kernel) {
-        launch_shared(kernel, blocks, size.value, sizeof(Shared<rule.value, size.value>), stream, q, tiles, dstates,
-                      dW);
-      };
-      if constexpr (rule.value == Rule::linear)
-        if (p.u) return run(gradients_kernel<Rule::linear, size.value, true>);
-      run(gradients_kernel<rule.value, size.value, false>);
-    });
+  with_case(p, [&](auto which, auto size) {
+    launch_shared(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
+                  sizeof(Shared<which.kRule, size.value>), stream, q, tiles, dstates, dW);
   });
   check_launch("matrix_state, gradients");
 }

@@ -307,11 +307,9 @@ size_t pass_bytes(const ChunkedForward& p) { return Plan(p, nullptr).bytes; }
 void pass(const ChunkedForward& p, const Pass& work, void* workspace, cudaStream_t stream) {
   Plan plan(p, workspace);
   plan.task.pass = work;
-  with_key_dim(p.key_dim, [&](auto size) {
-    with_rule(p.rule, [&](auto rule) {
-      if (work.backwards) run<rule.value, size.value, true>(p, plan, stream);
-      else run<rule.value, size.value, false>(p, plan, stream);
-    });
+  with_case(p, [&](auto which, auto size) {
+    if (work.backwards) run<which.kRule, size.value, true>(p, plan, stream);
+    else run<which.kRule, size.value, false>(p, plan, stream);
   });
   check_launch("matrix_state, pass");
 }

@@ -229,13 +229,8 @@ __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward 
 
 void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream) {
   const unsigned blocks = unsigned(ceil_div(p.batch * ceil_div(p.time, kSteps) * p.heads, kWarps));
-  with_key_dim(p.key_dim, [&](auto size) {
-    with_rule(p.rule, [&](auto rule) {
-      constexpr Rule kRule = rule.value;
-      if constexpr (kRule == Rule::linear)
-        if (p.u) return prepare_kernel<kRule, size.value, true><<<blocks, 32 * kWarps, 0, stream>>>(p, tiles);
-      prepare_kernel<kRule, size.value, false><<<blocks, 32 * kWarps, 0, stream>>>(p, tiles);
-    });
+  with_case(p, [&](auto which, auto size) {
+    prepare_kernel<which.kRule, size.value, which.kBonus><<<blocks, 32 * kWarps, 0, stream>>>(p, tiles);
   });
   check_launch("matrix_state, prepare");
 }

@@ -66,14 +66,15 @@ enum class Rule {
 struct ChunkedForward {
   Rule rule;
   int64_t batch, time, heads, key_dim, value_dim;
-  float scale;                 // of q
-  Heads q, k, v;               // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
-  Heads a, b;                  // in  [B, T, ·, K]  bf16, Rule::pair
-  Heads beta;                  // in  [B, T, H, 1]  fp32, Rule::delta
-  Heads log_decay;             // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
-  DType decay_dtype;           //     f32 or bf16
-  int64_t decay_dim;           //     1 or key_dim
-  const float* u;              // in  [H, K] or null
+  float scale;        // of q
+  Heads q, k, v;      // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
+  Heads a, b;         // in  [B, T, ·, K]  bf16, Rule::pair
+  Heads beta;         // in  [B, T, H, 1]  fp32: of Rule::delta; of Rule::linear, which then writes β k vᵀ
+  Heads log_decay;    // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
+  DType decay_dtype;  //     f32 or bf16
+  int64_t decay_dim;  //     1 or key_dim
+  const float* u;     // in  [H, K] or null
+  const float* skip;  // in  [H] or null: out += skip v. It and the β of Rule::linear only where decays are scalar
   const float* initial_state;  // in  [B, H, K, V] or null
   void* out;                   // out [B, T, H, V]  bf16
   float* final_state;          // out [B, H, K, V]
@@ -85,17 +86,23 @@ struct ChunkedBackward {
   ChunkedForward forward;     // as it was; out and final_state are not read
   Heads dout;                 // in  [B, T, H, V]  bf16
   const float* dfinal_state;  // in  [B, H, K, V] or null
-  void *dq, *dk, *dv;         // out [B, T, H, ·]  bf16, by head even where heads share an input
+  void *dq, *dk;              // out [B, T, key_gradients(), K]  bf16: of so many parts of the heads, each for its own
+  void* dv;                   // out [B, T, H, V]  bf16, by head even where heads share it
   void *da, *db;              // out [B, T, H, K]  bf16, Rule::pair
-  float* dbeta;               // out [B, T, H], Rule::delta
+  float* dbeta;               // out [B, T, H], or null
   void* dlog_decay;           // out [B, T, H, decay_dim] in decay_dtype, or null
-  float* du;                  // out [B, ⌈T/16⌉, H, K]: parts of its sum; or null
+  float *du, *dskip;          // out [chunk_count(), H, K], [chunk_count(), H]: parts of their sums; or null
   float* dinitial_state;      // out [B, H, K, V]
 };
 
 namespace cuda {
-constexpr int kChunkSteps = 16;
-bool serves(int64_t key_dim, int64_t value_dim);
+constexpr int kChunkSteps = 16, kScalarChunkSteps = 64;
+// Key sizes of 64, 96, 128 and 256, with u or a pair of low rank 64; value sizes that 16 divides.
+bool serves(Rule rule, bool bonus, int64_t key_dim, int64_t value_dim);
+// One decay a step and head, or none, and nothing of low rank: chunks of 64 steps that need no preparation.
+bool is_scalar(const ChunkedForward&);
+int64_t chunk_count(const ChunkedForward&);    // of all sequences
+int64_t key_gradients(const ChunkedForward&);  // H, or a divisor of it where heads share q and k
 size_t chunk_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedBackward&);

@@ -27,9 +27,11 @@ struct MatrixState {
   at::Tensor c, e;       // [B, T, ·, V]; undefined: 0 and 1
   at::Tensor u;          // [H, K]
   at::Tensor beta;   // [B, T, H, 1]: the delta rule of k and v, in place of k vᵀ: a = −β decay k, b = k, c = β v
+  at::Tensor rate;   // [B, T, H, 1]: rate k vᵀ is written
+  at::Tensor skip;   // [H]: out += skip v
   at::Tensor decay;  // in place of log_decay
 };
-// The recurrence's own terms: q scaled, `decay`, no `log_decay` and no `beta`; all in `real`.
+// The recurrence's own terms: q scaled, v times `rate`, `decay`, no `log_decay`, `beta` and `skip`; all in `real`.
 MatrixState expanded(const MatrixState& steps, at::ScalarType real);
 
 // From the op's own arguments to the recurrence's, for any piece of time; in differentiable tensor arithmetic.
@@ -43,7 +45,7 @@ std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std:
 Heads heads(const at::Tensor& x);  // [B, T, G, D]; absent when undefined
 // The gradient [B, T, H, D] of an input whose heads several heads share: for each of its heads the sum of theirs.
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input);
-bool register_matrix_state(const std::string& op);  // the paths that recurrence() takes
+bool register_matrix_state(const std::string& op, int cuda_numerics = 1);  // the paths that recurrence() takes
 
 // The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state, key and value dimensions that they know.
 bool on_tensor_cores(const MatrixState& steps, const at::Tensor& state);

@@ -123,7 +123,6 @@ bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
 
 std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& initial_state) {
   const auto dtype = initial_state.scalar_type();
-  s = expanded(s, dtype);
   for (at::Tensor* x : {&s.q, &s.k, &s.v, &s.decay, &s.a, &s.b, &s.c, &s.e}) *x = sequence(optional(*x), dtype);
   s.u = parameter(optional(s.u), dtype);
   const at::Tensor state = initial_state.contiguous();
@@ -137,6 +136,15 @@ std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& in
   return {out[0], out[1]};
 }
 
+// `run` of the expanded steps, and what passes the state by.
+std::tuple<at::Tensor, at::Tensor> with_skip(MatrixState s, const at::Tensor& state, auto&& run) {
+  const auto real = state.scalar_type();
+  if (!s.skip.defined()) return run(expanded(s, real), state);
+  s.v = s.v.to(real);  // once: the gradients of both its uses are added before they are rounded
+  const auto [out, last] = run(expanded(s, real), state);
+  return {out + s.skip.to(real).unsqueeze(-1) * with_heads(s.v, s.skip.size(0)), last};
+}
+
 }  // namespace
 
 Heads heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
@@ -148,8 +156,10 @@ at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input) {
 
 MatrixState expanded(const MatrixState& steps, at::ScalarType real) {
   MatrixState s = steps;
-  for (at::Tensor* x : {&s.q, &s.k, &s.v, &s.log_decay, &s.a, &s.b, &s.c, &s.e, &s.u, &s.beta, &s.decay})
+  for (at::Tensor* x : {&s.q, &s.k, &s.v, &s.log_decay, &s.a, &s.b, &s.c, &s.e, &s.u, &s.beta, &s.rate, &s.decay})
     if (x->defined()) *x = x->to(real);
+  if (s.rate.defined()) s.v = s.rate * with_heads(s.v, s.rate.size(2));
+  s.rate = s.skip = at::Tensor();
   if (s.scale != 1) s.q = s.q * s.scale, s.scale = 1;
   if (s.log_decay.defined()) s.decay = at::exp(s.log_decay), s.log_decay = at::Tensor();
   if (!s.beta.defined()) return s;
@@ -162,19 +172,20 @@ MatrixState expanded(const MatrixState& steps, at::ScalarType real) {
 
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
                                               const at::Tensor& initial_state, int64_t time, int64_t chunk_size) {
-  if (initial_state.is_cpu()) return by_kernel(prepare(arguments), initial_state);
+  if (initial_state.is_cpu()) return with_skip(prepare(arguments), initial_state, by_kernel);
   if (const MatrixState steps = prepare(arguments); on_tensor_cores(steps, initial_state))
     return by_tensor_cores(steps, initial_state);
   const Piece piece = [=](const std::vector<at::Tensor>& part, const at::Tensor& state) {
-    return chunked(expanded(prepare(part), state.scalar_type()), state, chunk_size);
+    return with_skip(prepare(part), state,
+                     [&](const MatrixState& s, const at::Tensor& before) { return chunked(s, before, chunk_size); });
   };
   return in_segments(piece, arguments, initial_state, time, segment_length(initial_state));
 }
 
-bool register_matrix_state(const std::string& op) {
+bool register_matrix_state(const std::string& op, int cuda_numerics) {
   const std::string composed = "composed of batched products";
-  const std::string kernel = "tensor cores sm_90a (bf16; key sizes 64, 96, 128, 256), else ";
-  return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel + composed : composed);
+  const std::string kernel = "tensor cores sm_90a (bf16; key sizes 64 and, but for rwkv5 to 7, 96, 128, 256), else ";
+  return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel + composed : composed, cuda_numerics);
 }
 
 }  // namespace assay::ops

@@ -19,7 +19,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // What the kernel reads, in this order; undefined where absent.
-enum Input { kQ, kK, kV, kA, kB, kBeta, kLogDecay, kU, kState, kInputs };
+enum Input { kQ, kK, kV, kA, kB, kBeta, kLogDecay, kU, kSkip, kState, kInputs };
 using Inputs = std::array<at::Tensor, kInputs>;
 
 ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
@@ -31,17 +31,26 @@ ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
   p.beta = heads(in[kBeta]), p.log_decay = heads(in[kLogDecay]);
   if (const at::Tensor& g = in[kLogDecay]; g.defined())
     p.decay_dtype = kernel_dtype(g.scalar_type()), p.decay_dim = g.size(3);
-  p.u = static_cast<const float*>(data(in[kU])), p.initial_state = static_cast<const float*>(data(state));
+  p.u = static_cast<const float*>(data(in[kU])), p.skip = static_cast<const float*>(data(in[kSkip]));
+  p.initial_state = static_cast<const float*>(data(state));
   return p;
 }
 
 struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const OptionalTensor& a, const OptionalTensor& b, const OptionalTensor& beta,
-                               const OptionalTensor& log_decay, const OptionalTensor& u, const at::Tensor& state,
-                               int64_t rule, double scale, bool keeps) {
-    const Inputs in{
-        q, k, v, or_undefined(a), or_undefined(b), or_undefined(beta), or_undefined(log_decay), or_undefined(u), state};
+                               const OptionalTensor& log_decay, const OptionalTensor& u, const OptionalTensor& skip,
+                               const at::Tensor& state, int64_t rule, double scale, bool keeps) {
+    const Inputs in{q,
+                    k,
+                    v,
+                    or_undefined(a),
+                    or_undefined(b),
+                    or_undefined(beta),
+                    or_undefined(log_decay),
+                    or_undefined(u),
+                    or_undefined(skip),
+                    state};
     const c10::DeviceGuard guard(q.device());
     ChunkedForward p = describe(in, Rule(rule), scale);
     p.keeps = keeps;
@@ -71,34 +80,43 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     ChunkedForward& p = work.forward;
     p.keeps = true, p.chunks = data(saved[kInputs]);
 
-    Inputs out;  // by head
+    Inputs out;
     auto by_head = [&](Input i) {
-      if (in[i].defined()) out[i] = at::empty({p.batch, p.time, p.heads, in[i].size(3)}, in[i].options());
+      const int64_t heads = i == kQ || i == kK ? cuda::key_gradients(p) : p.heads;
+      if (in[i].defined()) out[i] = at::empty({p.batch, p.time, heads, in[i].size(3)}, in[i].options());
       return data(out[i]);
+    };
+    auto by_chunk = [&](Input i) {
+      if (!in[i].defined()) return static_cast<float*>(nullptr);
+      auto shape = in[i].sizes().vec();
+      shape.insert(shape.begin(), cuda::chunk_count(p));
+      out[i] = at::empty(shape, in[i].options());
+      return static_cast<float*>(data(out[i]));
     };
     const at::Tensor dout = gradients[0].defined()
                                 ? gradients[0].contiguous()
                                 : at::zeros({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
     const at::Tensor dfinal = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
-    const int64_t chunks = (p.time + cuda::kChunkSteps - 1) / cuda::kChunkSteps;
-    at::Tensor du;
-    if (in[kU].defined()) du = at::empty({p.batch * chunks, p.heads, p.key_dim}, in[kU].options());
     out[kState] = at::empty_like(in[kState]);
     work.dout = heads(dout), work.dfinal_state = static_cast<const float*>(data(dfinal));
     work.dq = by_head(kQ), work.dk = by_head(kK), work.dv = by_head(kV), work.da = by_head(kA), work.db = by_head(kB);
     work.dbeta = static_cast<float*>(by_head(kBeta)), work.dlog_decay = by_head(kLogDecay);
-    work.du = static_cast<float*>(data(du)), work.dinitial_state = static_cast<float*>(data(out[kState]));
+    work.du = by_chunk(kU), work.dskip = by_chunk(kSkip), work.dinitial_state = static_cast<float*>(data(out[kState]));
     const at::Tensor scratch = workspace(cuda::workspace_bytes(work), dout.device());
     cuda::matrix_state(work, data(scratch), current_stream(dout.device()));
 
     for (const Input i : {kQ, kK, kV, kA, kB}) out[i] = sum_of_sharers(out[i], in[i]);
-    if (du.defined()) out[kU] = du.sum(0);
+    for (const Input i : {kU, kSkip})
+      if (out[i].defined()) out[i] = out[i].sum(0);
     variable_list result(out.begin(), out.end());
     result.resize(kInputs + 3);  // rule, scale and keeps have none
     return result;
   }
 };
 
+Rule rule_of(const MatrixState& s) {
+  return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
+}
 // As the kernel reads it: bf16, rows of whole 16 bytes.
 at::Tensor rows(const at::Tensor& x) {
   if (!x.defined()) return x;
@@ -116,22 +134,27 @@ at::Tensor gate(const at::Tensor& x) {
 
 bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   if (state.scalar_type() != at::kFloat || s.q.scalar_type() != at::kBFloat16) return false;
-  if (!cuda::serves(state.size(2), state.size(3)) || !s.k.defined()) return false;
+  if (!s.k.defined() || !cuda::serves(rule_of(s), s.u.defined(), state.size(2), state.size(3))) return false;
   if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
+  if (s.rate.defined() || s.skip.defined())
+    return s.low == Low::none && !s.beta.defined() && !s.u.defined() && s.log_decay.defined() &&
+           s.log_decay.size(3) == 1;
   return s.low == Low::none ? !(s.u.defined() && s.beta.defined()) : s.low == Low::rank_one && !s.u.defined();
 }
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {
-  const Rule rule = s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
+  const Rule rule = rule_of(s);
   const std::array in{rows(s.q), rows(s.k), rows(s.v), rows(s.a), rows(s.b)};
-  const at::Tensor beta = sequence(optional(s.beta), at::kFloat), g = gate(s.log_decay);
-  const at::Tensor u = parameter(optional(s.u), at::kFloat), first = state.contiguous();
+  const at::Tensor beta = sequence(optional(s.rate.defined() ? s.rate : s.beta), at::kFloat), g = gate(s.log_decay);
+  const at::Tensor u = parameter(optional(s.u), at::kFloat), skip = parameter(optional(s.skip), at::kFloat);
+  const at::Tensor first = state.contiguous();
   bool keeps = false;
-  for (const at::Tensor* x : {&in[0], &in[1], &in[2], &in[3], &in[4], &beta, &g, &u, &first})
+  for (const at::Tensor* x : {&in[0], &in[1], &in[2], &in[3], &in[4], &beta, &g, &u, &skip, &first})
     keeps |= x->defined() && x->requires_grad();
   keeps &= at::GradMode::is_enabled();
-  const variable_list out = ByTensorCores::apply(in[0], in[1], in[2], optional(in[3]), optional(in[4]), optional(beta),
-                                                 optional(g), optional(u), first, int64_t(rule), s.scale, keeps);
+  const variable_list out =
+      ByTensorCores::apply(in[0], in[1], in[2], optional(in[3]), optional(in[4]), optional(beta), optional(g),
+                           optional(u), optional(skip), first, int64_t(rule), s.scale, keeps);
   return {out[0], out[1]};
 }
 

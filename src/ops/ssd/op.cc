@@ -43,24 +43,24 @@ std::tuple<at::Tensor, at::Tensor> ssd(const at::Tensor& x, const at::Tensor& dt
                                        const OptionalTensor& initial_state, int64_t chunk_size) {
   check(x, dt, A, B, C, D, z, dt_bias, initial_state, chunk_size);
   const auto real = real_dtype(sequence_dtype({x, dt, B, C, or_undefined(z)}));
-  const at::Tensor input = x.to(real);  // once: the gradients of both its uses are added before they are rounded
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     at::Tensor delta = s[1].to(real);
     if (s[5].defined()) delta = delta + s[5].to(real);
     if (dt_softplus) delta = at::softplus(delta);
-    return MatrixState{
-        .q = s[4], .k = s[3], .v = delta.unsqueeze(-1) * s[0], .log_decay = (delta * s[2].to(real)).unsqueeze(-1)};
+    MatrixState steps{.q = s[4], .k = s[3], .v = s[0], .log_decay = (delta * s[2].to(real)).unsqueeze(-1)};
+    steps.rate = delta.unsqueeze(-1);
+    if (s[6].defined()) steps.skip = s[6].flatten();
+    return steps;
   };
-  auto every_step = [](const at::Tensor& parameter) { return parameter.unsqueeze(0).unsqueeze(0); };
+  auto every_step = [](const OptionalTensor& x) { return x ? x->unsqueeze(0).unsqueeze(0) : at::Tensor(); };
   const at::Tensor state = first_state(initial_state, {x.size(0), x.size(2), x.size(3), B.size(3)}, real, x);
-  auto [y, last] = recurrence(prepare, {input, dt, every_step(A), B, C, dt_bias ? every_step(*dt_bias) : at::Tensor()},
+  auto [y, last] = recurrence(prepare, {x, dt, every_step(A), B, C, every_step(dt_bias), every_step(D)},
                               state.transpose(2, 3), x.size(1), int64_t(std::bit_ceil(uint64_t(chunk_size))));
-  if (D) y = y + D->to(real).unsqueeze(-1) * input;
   if (z) y = y * at::silu(z->to(real));
   return {y.to(x.scalar_type()), last.transpose(2, 3).contiguous()};
 }
 
-const bool registered_path = register_matrix_state(kOp);
+const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "ssd(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "
