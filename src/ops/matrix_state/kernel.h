@@ -107,6 +107,10 @@ size_t chunk_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedBackward&);
 void matrix_state(const ChunkedForward&, void* workspace, Stream);
+// The same without chunks, one step after another, `chunks` and `keeps` aside: for the few steps of decoding. Key sizes
+// to 256, value sizes that 4 divides; fp32 throughout.
+constexpr int kFewSteps = 8;
+void few_steps(const ChunkedForward&, Stream);
 void matrix_state(const ChunkedBackward&, void* workspace, Stream);
 }  // namespace cuda
 

@@ -36,6 +36,17 @@ ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
   return p;
 }
 
+// For decoding: nothing is kept, nothing prepared.
+std::tuple<at::Tensor, at::Tensor> by_few_steps(const Inputs& in, Rule rule, double scale) {
+  const c10::DeviceGuard guard(in[kQ].device());
+  ChunkedForward p = describe(in, rule, scale);
+  const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
+  const at::Tensor last = at::empty_like(in[kState]);
+  p.out = data(out), p.final_state = static_cast<float*>(data(last));
+  cuda::few_steps(p, current_stream(in[kQ].device()));
+  return {out, last};
+}
+
 struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const OptionalTensor& a, const OptionalTensor& b, const OptionalTensor& beta,
@@ -152,6 +163,8 @@ std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const a
   for (const at::Tensor* x : {&in[0], &in[1], &in[2], &in[3], &in[4], &beta, &g, &u, &skip, &first})
     keeps |= x->defined() && x->requires_grad();
   keeps &= at::GradMode::is_enabled();
+  if (!keeps && in[0].size(1) <= cuda::kFewSteps)
+    return by_few_steps({in[0], in[1], in[2], in[3], in[4], beta, g, u, skip, first}, rule, s.scale);
   const variable_list out =
       ByTensorCores::apply(in[0], in[1], in[2], optional(in[3]), optional(in[4]), optional(beta), optional(g),
                            optional(u), optional(skip), first, int64_t(rule), s.scale, keeps);
