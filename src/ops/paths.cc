@@ -8,7 +8,7 @@ namespace assay::ops {
 namespace {
 struct Paths {
   std::string cpu, cuda;
-  int cuda_numerics;
+  int cuda_numerics, cpu_numerics;
 };
 std::map<std::string, Paths>& registered() {
   static std::map<std::string, Paths> ops;
@@ -17,8 +17,9 @@ std::map<std::string, Paths>& registered() {
 constexpr const char* kComposed = "composed from tensor arithmetic";
 }  // namespace
 
-bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda, int cuda_numerics) {
-  return registered().emplace(op, Paths{cpu, cuda, cuda_numerics}).second;
+bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda, int cuda_numerics,
+                    int cpu_numerics) {
+  return registered().emplace(op, Paths{cpu, cuda, cuda_numerics, cpu_numerics}).second;
 }
 std::string cpu_kernel_path() { return "cpu kernel (Highway " + cpu_target() + ")"; }
 bool register_kernels(const std::string& op) {
@@ -30,7 +31,7 @@ bool register_composed(const std::string& op) { return register_paths(op, kCompo
 std::vector<OpPath> op_paths() {
   std::vector<OpPath> paths;
   for (const auto& [op, path] : registered()) {
-    paths.push_back({op, "cpu", path.cpu});
+    paths.push_back({op, "cpu", path.cpu, path.cpu_numerics});
     paths.push_back({op, "cuda", path.cuda, path.cuda_numerics});
   }
   return paths;

@@ -25,7 +25,8 @@ constexpr bool kCudaKernels = false;  // built without nvcc: on CUDA tensors an 
 // itself.
 bool register_kernels(const std::string& op);
 bool register_composed(const std::string& op);
-bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda, int cuda_numerics = 1);
+bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda, int cuda_numerics = 1,
+                    int cpu_numerics = 1);
 std::string cpu_kernel_path();  // "cpu kernel (Highway AVX3)"
 
 }  // namespace assay::ops

@@ -182,10 +182,11 @@ std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std:
   return in_segments(piece, arguments, initial_state, time, segment_length(initial_state));
 }
 
-bool register_matrix_state(const std::string& op, int cuda_numerics) {
+bool register_matrix_state(const std::string& op, int cuda_numerics, int cpu_numerics) {
   const std::string composed = "composed of batched products";
   const std::string kernel = "tensor cores sm_90a (bf16; key sizes 64 and, but for rwkv5 to 7, 96, 128, 256), else ";
-  return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel + composed : composed, cuda_numerics);
+  return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel + composed : composed, cuda_numerics,
+                        cpu_numerics);
 }
 
 }  // namespace assay::ops

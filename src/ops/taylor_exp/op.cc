@@ -2,13 +2,44 @@
 #include <torch/torch.h>
 
 #include "ops/matrix_state/matrix_state.h"
+#include "ops/parallel.h"
+#include "ops/taylor_exp/kernel.h"
 #include "ops/taylor_exp/taylor_exp.h"
+#include "ops/tensors.h"
 
 namespace assay::ops {
 
 namespace {
 constexpr const char* kOp = "taylor_exp_attention";
+
+struct FeaturesOnCpu : torch::autograd::Function<FeaturesOnCpu> {
+  static TaylorFeatures describe(const at::Tensor& x, const at::Tensor& weights) {
+    return {kernel_dtype(x.scalar_type()), x.numel() / x.size(-1), x.size(-1), data(x), data(weights)};
+  }
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weights) {
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape.back() = 1 + x.size(-1) + x.size(-1) * (x.size(-1) + 1) / 2;
+    const at::Tensor y = at::empty(shape, x.options());
+    cpu::taylor_features(describe(x, or_undefined(weights)), data(y), at_parallel_for());
+    ctx->save_for_backward({x, or_undefined(weights)});
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor dy = gradients[0].contiguous(), dx = at::empty_like(saved[0]);
+    cpu::taylor_features(describe(saved[0], saved[1]), data(dy), data(dx), at_parallel_for());
+    return {dx, at::Tensor()};
+  }
+};
+
+// weights ⊙ φ(x)
+at::Tensor features(const at::Tensor& x, const OptionalTensor& weights = {}) {
+  if (x.is_cpu()) return FeaturesOnCpu::apply(x.contiguous(), weights);
+  return weights ? taylor_exp_features(x) * *weights : taylor_exp_features(x);
 }
+
+}  // namespace
 
 std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                         double scale, bool normalize, double eps,
@@ -24,8 +55,8 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     const at::Tensor value = s[2].to(real);
-    return MatrixState{.q = taylor_exp_features(s[0].to(real)) * weights,
-                       .k = taylor_exp_features(s[1].to(real)),
+    return MatrixState{.q = features(s[0].to(real), weights),
+                       .k = features(s[1].to(real)),
                        .v = at::cat({value, at::ones_like(value.narrow(-1, 0, 1))}, -1)};
   };
   const at::Tensor state =
@@ -36,7 +67,7 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   return {out.to(q.scalar_type()), last};
 }
 
-const bool registered_path = register_matrix_state(kOp);
+const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
