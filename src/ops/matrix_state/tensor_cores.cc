@@ -158,7 +158,7 @@ std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const a
   const std::array in{rows(s.q), rows(s.k), rows(s.v), rows(s.a), rows(s.b)};
   const at::Tensor beta = sequence(optional(s.rate.defined() ? s.rate : s.beta), at::kFloat), g = gate(s.log_decay);
   const at::Tensor u = parameter(optional(s.u), at::kFloat), skip = parameter(optional(s.skip), at::kFloat);
-  const at::Tensor first = state.contiguous();
+  const at::Tensor first = reinterpret_cast<uintptr_t>(state.data_ptr()) % 16 ? state.clone() : state.contiguous();
   bool keeps = false;
   for (const at::Tensor* x : {&in[0], &in[1], &in[2], &in[3], &in[4], &beta, &g, &u, &skip, &first})
     keeps |= x->defined() && x->requires_grad();

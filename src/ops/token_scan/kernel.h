@@ -15,7 +15,7 @@
 namespace assay::ops {
 
 enum class Update { decay, diagonal, exact };
-constexpr int64_t kMaxTokenStates = 64;
+constexpr int64_t kMaxTokenStates = 64, kFewTokenSteps = 8;
 
 struct TokenScanForward {
   DType dtype;  // f32 or bf16: of x, delta, k, q, z, y
@@ -25,6 +25,7 @@ struct TokenScanForward {
   View x, delta;                              // in  [B, T, Dm]
   View k, q;                                  // in  [B, T, N]
   View rate;                                  // in  [B, T, N] float, ≤ 0; absent unless Update::decay
+  int64_t rate_channel_stride = 0;            //     of few_steps(): N for [Dm, N], with strides of 0 in `rate`
   View z;                                     // in  [B, T, Dm] or absent
   const float* D;                             // in  [Dm] or null
   const float* delta_bias;                    // in  [Dm] or null
@@ -53,6 +54,8 @@ int64_t chunk_states(const TokenScanForward&);  // numbers that `chunk_states` h
 size_t workspace_bytes(const TokenScanForward&);
 size_t workspace_bytes(const TokenScanBackward&);
 void token_scan(const TokenScanForward&, void* workspace, Stream);
+// The same one step after another, without chunk_states: for the few steps of decoding.
+void few_steps(const TokenScanForward&, Stream);
 void token_scan(const TokenScanBackward&, void* workspace, Stream);
 }  // namespace cuda
 

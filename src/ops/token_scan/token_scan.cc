@@ -30,6 +30,15 @@ bool on_token_kernel(const TokenScan& s) {
   return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble && s.k.size(2) <= kMaxTokenStates;
 }
 
+bool in_few_steps(const TokenScan& s) {
+  if (!on_token_kernel(s) || s.x.size(1) > kFewTokenSteps) return false;
+  if (!at::GradMode::is_enabled()) return true;
+  for (const at::Tensor& x : {s.x, s.delta, s.k, s.q, s.rate, or_undefined(s.D), or_undefined(s.z),
+                              or_undefined(s.delta_bias), or_undefined(s.initial_state)})
+    if (x.defined() && x.requires_grad()) return false;
+  return true;
+}
+
 std::string token_kernel_path(const std::string& otherwise) {
   return kCudaKernels
              ? "cuda kernel sm_90a (float32, bfloat16; N to " + std::to_string(kMaxTokenStates) + "), else " + otherwise
@@ -72,7 +81,10 @@ TokenScanForward describe(const Inputs& in, Update update, bool delta_softplus) 
   TokenScanForward p{kernel_dtype(in[kX].scalar_type()), update};
   p.batch = in[kX].size(0), p.time = in[kX].size(1), p.channels = in[kX].size(2), p.state_size = in[kK].size(2);
   p.delta_softplus = delta_softplus;
-  p.x = view(in[kX]), p.delta = view(in[kDelta]), p.k = view(in[kK]), p.q = view(in[kQ]), p.rate = view(in[kRate]);
+  p.x = view(in[kX]), p.delta = view(in[kDelta]), p.k = view(in[kK]), p.q = view(in[kQ]);
+  if (const at::Tensor& rate = in[kRate]; rate.defined() && rate.dim() == 2)
+    p.rate = {data(rate)}, p.rate_channel_stride = rate.size(1);
+  else p.rate = view(rate);
   p.z = view(in[kZ]), p.D = floats(in[kD]), p.delta_bias = floats(in[kBias]), p.initial_state = floats(in[kState]);
   return p;
 }
@@ -140,6 +152,16 @@ struct ByTokenKernel : torch::autograd::Function<ByTokenKernel> {
   }
 };
 
+std::tuple<at::Tensor, at::Tensor> few_steps(const Inputs& in, const TokenScan& s) {
+  const c10::DeviceGuard guard(in[kX].device());
+  TokenScanForward p = describe(in, s.update, s.delta_softplus);
+  const at::Tensor y = at::empty(in[kX].sizes(), in[kX].options());
+  const at::Tensor last = at::empty({p.batch, p.channels, p.state_size}, in[kX].options().dtype(at::kFloat));
+  p.y = view(y), p.final_state = written(last);
+  cuda::few_steps(p, current_stream(in[kX].device()));
+  return {y.to(s.x.scalar_type()), last};
+}
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
@@ -148,11 +170,12 @@ std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
                   sequence(s.delta, dtype),
                   sequence(s.k, dtype),
                   sequence(s.q, dtype),
-                  sequence(s.rate, at::kFloat),
+                  s.rate.defined() && s.rate.dim() == 2 ? parameter(s.rate, at::kFloat) : sequence(s.rate, at::kFloat),
                   parameter(s.D, at::kFloat),
                   sequence(s.z, dtype),
                   parameter(s.delta_bias, at::kFloat),
                   parameter(s.initial_state, at::kFloat)};
+  if (in_few_steps(s)) return few_steps(in, s);
   bool keeps = false;
   for (const at::Tensor& x : in) keeps |= x.defined() && x.requires_grad();
   keeps &= at::GradMode::is_enabled();

@@ -11,7 +11,8 @@
 namespace assay::ops {
 
 // As an op has them: x, delta, z [B, T, Dm]; k, q, rate [B, T, N]; D, delta_bias [Dm]; initial_state [B, Dm, N]; rate
-// is there in Update::decay alone, whose decay is exp(p ⊗ rate). Shapes are checked by the op.
+// is there in Update::decay alone, whose decay is exp(p ⊗ rate); for a few steps it may be [Dm, N], the decay
+// exp(p ⊙ rate). Shapes are checked by the op.
 struct TokenScan {
   Update update;
   bool delta_softplus = false;
@@ -21,6 +22,8 @@ struct TokenScan {
 
 // On CUDA, float32 or bfloat16, at most kMaxTokenStates states.
 bool on_token_kernel(const TokenScan&);
+// And few tokens, and no gradient is wanted: by_token_kernel() then takes one step after another.
+bool in_few_steps(const TokenScan&);
 // y [B, T, Dm] in the dtype of x, and the last state [B, Dm, N] in float32. Where on_token_kernel().
 std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan&);
 // Update::decay of tensor arithmetic, any device; the state is float64 where a sequence is. Pieces of 64 tokens, in
