@@ -13,7 +13,8 @@ PLAN    ?= plans/demo.toml
 STUDY   ?= study/demo
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 export CUDACXX := $(NVCC)
-export ASAN_OPTIONS ?= allocator_may_return_null=1   # too large an allocation is the program's to report
+# Too large an allocation is the program's to report, under AddressSanitizer too.
+export ASAN_OPTIONS ?= allocator_may_return_null=1
 
 .PHONY: all setup build demo test fast bundle clean help
 all: build
