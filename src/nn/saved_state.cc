@@ -38,7 +38,7 @@ void save_generation(const fs::path& file, const LanguageModel& model, const Gen
                 {"position", std::to_string(generation.state.position)}});
 }
 
-Generation load_generation(const fs::path& file, const LanguageModel& model, int64_t batch) {
+Generation load_generation(const fs::path& file, const LanguageModel& model, int64_t batch) try {
   const Safetensors in(file);
   const auto& said = in.metadata();
   if (!in.has("tokens") || !said.contains("model") || !said.contains("dtype") || !said.contains("position"))
@@ -58,7 +58,11 @@ Generation load_generation(const fs::path& file, const LanguageModel& model, int
     out.state.layers.at(std::stoul(entry.name.substr(7)))[entry.name.substr(dot + 1)] =
         placed(to_tensor(entry), model, batch);
   }
+  if (out.state.position < 0 || out.state.position >= int64_t(out.tokens.size()))
+    fail("{}: says that {} of its {} tokens were read", file.string(), out.state.position, out.tokens.size());
   return out;
+} catch (const std::logic_error&) {  // a name without a layer, a position that is no number
+  fail("{}: not a saved generation", file.string());
 }
 
 }  // namespace assay::nn

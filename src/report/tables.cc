@@ -299,55 +299,51 @@ Table run_table(const Study& study) {
   return table;
 }
 
-Table evaluation_table(const Setting& setting) {
-  Table table{id(setting, "evaluations"),
-              "",
-              "",
-              {{"run"},
-               {"architecture"},
-               {"seed"},
-               {"step"},
-               {"tokens", Format::count},
-               {"training loss", Format::loss},
-               {"set"},
-               {"loss", Format::loss},
-               {"bits a byte", Format::loss},
-               {"evaluated tokens", Format::count}},
-              {},
-              false};
+namespace {
+// A table for the CSV alone, with rows for every evaluation of every run: what names the evaluation, then `columns`.
+// `rows` gives the cells of these, a vector a row.
+template <class Rows>
+Table by_evaluation(const Setting& setting, const std::string& name, std::vector<Column> columns, Rows&& rows) {
+  Table table{
+      id(setting, name), "", "", {{"run"}, {"architecture"}, {"seed"}, {"step"}, {"tokens", Format::count}}, {}, false};
+  table.columns.insert(table.columns.end(), columns.begin(), columns.end());
   for (const Architecture& a : setting.architectures)
     for (const Run& run : a.runs)
       for (const Evaluation& e : run.evaluations)
-        for (const auto& [set, losses] : e.sets.items())
-          table.rows.push_back({text(run.row, "name"), a.name, std::to_string(run.seed), std::to_string(e.step),
-                                e.tokens, e.training_loss, set, number(losses, "loss"), number(losses, "bits_per_byte"),
-                                number(losses, "tokens")});
+        for (const std::vector<Cell>& cells : rows(e)) {
+          std::vector<Cell> row = {text(run.row, "name"), a.name, std::to_string(run.seed), std::to_string(e.step),
+                                   e.tokens};
+          row.insert(row.end(), cells.begin(), cells.end());
+          table.rows.push_back(std::move(row));
+        }
   return table;
+}
+}  // namespace
+
+Table evaluation_table(const Setting& setting) {
+  const std::vector<Column> columns = {{"training loss", Format::loss},
+                                       {"set"},
+                                       {"loss", Format::loss},
+                                       {"bits a byte", Format::loss},
+                                       {"evaluated tokens", Format::count}};
+  return by_evaluation(setting, "evaluations", columns, [](const Evaluation& e) {
+    std::vector<std::vector<Cell>> rows;
+    for (const auto& [set, losses] : e.sets.items())
+      rows.push_back(
+          {e.training_loss, set, number(losses, "loss"), number(losses, "bits_per_byte"), number(losses, "tokens")});
+    return rows;
+  });
 }
 
 Table entropy_table(const Setting& setting) {
-  Table table{id(setting, "attention-entropy"),
-              "",
-              "",
-              {{"run"},
-               {"architecture"},
-               {"seed"},
-               {"step"},
-               {"tokens", Format::count},
-               {"layer"},
-               {"head"},
-               {"entropy", Format::loss}},
-              {},
-              false};
-  for (const Architecture& a : setting.architectures)
-    for (const Run& run : a.runs)
-      for (const Evaluation& e : run.evaluations)
-        for (size_t layer = 0; layer < e.attention_entropy.size(); ++layer)
-          for (size_t head = 0; head < e.attention_entropy[layer].size(); ++head)
-            table.rows.push_back({text(run.row, "name"), a.name, std::to_string(run.seed), std::to_string(e.step),
-                                  e.tokens, std::to_string(layer), std::to_string(head),
-                                  e.attention_entropy[layer][head]});
-  return table;
+  const std::vector<Column> columns = {{"layer"}, {"head"}, {"entropy", Format::loss}};
+  return by_evaluation(setting, "attention-entropy", columns, [](const Evaluation& e) {
+    std::vector<std::vector<Cell>> rows;
+    for (size_t layer = 0; layer < e.attention_entropy.size(); ++layer)
+      for (size_t head = 0; head < e.attention_entropy[layer].size(); ++head)
+        rows.push_back({std::to_string(layer), std::to_string(head), e.attention_entropy[layer][head]});
+    return rows;
+  });
 }
 
 }  // namespace assay::report

@@ -149,6 +149,17 @@ TEST(Generate, ASavedStateBelongsToItsModel) {
   EXPECT_THROW(load_generation(folder / "saved", *other), BadInput);
   model->compute_dtype = at::kBFloat16;
   EXPECT_THROW(load_generation(folder / "saved", *model), BadInput);
+  const auto broken = [&](const std::string& name, const std::string& position) {
+    auto said = Safetensors(folder / "saved").metadata();
+    said["position"] = position;
+    save_tensors(folder / "broken", {{"tokens", at::tensor({1, 2}, at::kLong)}, {name, at::zeros({1, 2})}}, said);
+    return folder / "broken";
+  };
+  model->compute_dtype = at::kFloat;
+  EXPECT_EQ(load_generation(broken("layers.0.k", "1"), *model).state.position, 1);
+  for (const auto& [name, position] : {std::pair("layers.0.k", "x"), {"layers.0.k", "2"}, {"layers.0.k", "-1"}, {"layers.99.k", "1"},
+                                       {"layers.x.k", "1"}, {"k", "1"}})
+    EXPECT_THROW(load_generation(broken(name, position), *model), BadInput) << name << " " << position;
   save_tensors(folder / "else", {{"x", at::zeros({2})}});
   EXPECT_THROW(load_generation(folder / "else", *model), BadInput);
 }

@@ -12,6 +12,14 @@ namespace {
 
 at::ScalarType dtype_of(const TokenScan& s) { return sequence_dtype({s.x, s.delta, s.k, s.q, or_undefined(s.z)}); }
 
+bool wants_gradient(const TokenScan& s) {
+  bool wants = false;
+  for (const at::Tensor& x : {s.x, s.delta, s.k, s.q, s.rate, or_undefined(s.D), or_undefined(s.z),
+                              or_undefined(s.delta_bias), or_undefined(s.initial_state)})
+    wants |= x.defined() && x.requires_grad();
+  return wants && at::GradMode::is_enabled();
+}
+
 // h_t = decay_t ⊙ h_{t−1} + input_t along dimension 1, h_{−1} = first.                         [Hillis & Steele 1986]
 at::Tensor prefixes(at::Tensor decay, at::Tensor input, const at::Tensor& first) {
   const int64_t time = decay.size(1);
@@ -31,12 +39,7 @@ bool on_token_kernel(const TokenScan& s) {
 }
 
 bool in_few_steps(const TokenScan& s) {
-  if (!on_token_kernel(s) || s.x.size(1) > kFewTokenSteps) return false;
-  if (!at::GradMode::is_enabled()) return true;
-  for (const at::Tensor& x : {s.x, s.delta, s.k, s.q, s.rate, or_undefined(s.D), or_undefined(s.z),
-                              or_undefined(s.delta_bias), or_undefined(s.initial_state)})
-    if (x.defined() && x.requires_grad()) return false;
-  return true;
+  return on_token_kernel(s) && s.x.size(1) <= kFewTokenSteps && !wants_gradient(s);
 }
 
 std::string token_kernel_path(const std::string& otherwise) {
@@ -176,12 +179,9 @@ std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
                   parameter(s.delta_bias, at::kFloat),
                   parameter(s.initial_state, at::kFloat)};
   if (in_few_steps(s)) return few_steps(in, s);
-  bool keeps = false;
-  for (const at::Tensor& x : in) keeps |= x.defined() && x.requires_grad();
-  keeps &= at::GradMode::is_enabled();
-  const variable_list out =
-      ByTokenKernel::apply(in[kX], in[kDelta], in[kK], in[kQ], optional(in[kRate]), optional(in[kD]), optional(in[kZ]),
-                           optional(in[kBias]), optional(in[kState]), int64_t(s.update), s.delta_softplus, keeps);
+  const variable_list out = ByTokenKernel::apply(
+      in[kX], in[kDelta], in[kK], in[kQ], optional(in[kRate]), optional(in[kD]), optional(in[kZ]), optional(in[kBias]),
+      optional(in[kState]), int64_t(s.update), s.delta_softplus, wants_gradient(s));
   return {out[0].to(s.x.scalar_type()), out[1]};
 }
 
