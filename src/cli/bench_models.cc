@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/interrupt.h"
 #include "cli/command.h"
 #include "nn/language_model.h"
 #include "report/table.h"
@@ -131,6 +132,7 @@ void run(Options o) {
          {"rows", rows}},
         fmt::format("{}, {}, B {}, T {}; × {}\n{}operators\n{}", train::device_name(device), dtype, o.bench.batch,
                     o.bench.time, reference, report::to_text(table), operators_of(rows)));
+  check_interrupt();
 }
 
 }  // namespace

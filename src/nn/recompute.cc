@@ -2,23 +2,44 @@
 
 #include <torch/torch.h>
 
+#include <utility>
+
 namespace assay::nn {
 namespace {
 
 using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+// A layer and what its first run remembered.
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Body b) : body(std::move(b)) {}
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, bool repeated);
+
   Body body;
+  std::vector<at::Tensor> remembered;
+  size_t recalled = 0;
+  bool again = false;
 };
+
+thread_local Holder* running = nullptr;  // the backward of a GPU's work is on a thread of its own
+
+std::vector<at::Tensor> Holder::run(const std::vector<at::Tensor>& inputs, bool repeated) {
+  struct Running {
+    Holder* outer;
+    explicit Running(Holder* layer) : outer(std::exchange(running, layer)) {}
+    ~Running() { running = outer; }
+  } const scope(this);
+  again = repeated, recalled = 0;
+  return body(inputs);
+}
 
 struct Recompute : torch::autograd::Function<Recompute> {
   static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* context, at::TensorList inputs,
                                          const Body& body) {
-    context->saved_data["body"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(body));
+    const auto holder = c10::make_intrusive<Holder>(body);
+    context->saved_data["body"] = c10::IValue::make_capsule(holder);
     context->save_for_backward(inputs.vec());
     const at::NoGradGuard no_grad;
-    return body(inputs.vec());
+    return holder->run(inputs.vec(), false);
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context,
                                           std::vector<at::Tensor> gradients) {
@@ -26,7 +47,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const at::AutoGradMode with_grad(true);
     std::vector<at::Tensor> inputs;
     for (const at::Tensor& input : context->get_saved_variables()) inputs.push_back(input.detach().requires_grad_());
-    torch::autograd::backward(holder->body(inputs), gradients);
+    torch::autograd::backward(holder->run(inputs, true), gradients);
     for (at::Tensor& input : inputs) input = input.grad();
     inputs.emplace_back();  // of the body
     return inputs;
@@ -34,6 +55,15 @@ struct Recompute : torch::autograd::Function<Recompute> {
 };
 
 }  // namespace
+
+std::optional<at::Tensor> recalled() {
+  if (!running || !running->again) return {};
+  return running->remembered.at(running->recalled++);
+}
+
+void remember(const at::Tensor& found) {
+  if (running && !running->again) running->remembered.push_back(found.detach());
+}
 
 at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor&, Handed&)>& layer, const at::Tensor& x,
                       Handed& handed) {

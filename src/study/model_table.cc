@@ -26,16 +26,17 @@ Ending wait_politely(pid_t child) {
     ::usleep(50'000);
     if (interrupted()) ::kill(child, SIGTERM);
   }
-  check_interrupt();
   return ending;
 }
 
 std::string why(const Ending& ending, const Json& answer) {
+  if (interrupted()) return "interrupted";
   if (answer.is_object() && answer.contains("error")) return answer["error"];
   return ending.text() + (ending.code == 128 + SIGKILL ? ", as when memory runs out" : "");
 }
 
 Json row_of(const fs::path& program, const std::string& model, const std::vector<std::string>& arguments) {
+  if (interrupted()) return {{"model", model}, {"failure", "interrupted"}};
   const Folder folder;
   Command command{{program, "bench", "models", model, "--json"}, folder.path / "out", folder.path / "errors"};
   command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());

@@ -10,7 +10,7 @@
 namespace assay::study {
 
 // For each MODEL the first row that `program bench models MODEL --json arguments…` prints; for a process that fails,
-// {"model": MODEL, "failure": why}. Throws Interrupted.
+// {"model": MODEL, "failure": why}; after an interrupt for those that are left too.
 nlohmann::json model_rows(const fs::path& program, const std::vector<std::string>& models,
                           const std::vector<std::string>& arguments);
 

@@ -14,9 +14,11 @@ struct StudyOptions {
 };
 
 // Writes study/configs/*.toml, makes synthetic data under study/data, and asks the trainer (--dry-run) about each model
-// of each setting. BadInput, in terms of the plan, when it refuses one; nothing is run then.
+// of each setting, options.jobs at a time. BadInput, in terms of the plan, when it refuses one; nothing is run then.
 std::vector<PlannedRun> prepare(const Plan& plan, const StudyOptions& options);
 
 fs::path trainer(const StudyOptions& options);
+// Arguments that give the trainer its threads and its device, of the slot-th of options.jobs at a time.
+std::vector<std::string> placement(const StudyOptions& options, size_t slot);
 
 }  // namespace assay::study

@@ -78,19 +78,12 @@ class Runner {
     const size_t slot = free_slots_.front();
     free_slots_.pop_front();
     Command command{{trainer(options_), "train", run.config, "--data", run.data, "-o", folder}, folder / "log.txt", {}};
-    if (const int64_t threads = threads_of_a_run())
-      command.arguments.insert(command.arguments.end(), {"--threads", std::to_string(threads)});
     if (resume) command.arguments.push_back("--resume");
-    if (!options_.devices.empty())
-      command.arguments.insert(command.arguments.end(), {"--device", options_.devices[slot % options_.devices.size()]});
+    const auto place = placement(options_, slot);
+    command.arguments.insert(command.arguments.end(), place.begin(), place.end());
     store_.set_status(run.key, "running");
     const double before = last_training_line(folder).value("tokens", 0.0);
     running_.push_back({std::move(run), folder, start(command), slot, restarts, before});
-  }
-
-  int64_t threads_of_a_run() const {  // 0: all
-    if (options_.threads > 0 || options_.jobs <= 1) return options_.threads;
-    return std::max<int64_t>(1, int64_t(std::thread::hardware_concurrency()) / options_.jobs);
   }
 
   void reap() {

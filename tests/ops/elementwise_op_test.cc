@@ -88,28 +88,36 @@ TEST(RmsNormOp, BadArgumentsAreNamed) {
 struct Heads {
   int64_t batch, time, heads, kv_heads, head_dim;
 };
-void expect_rotary(const Heads& s, at::ScalarType dtype, at::Device device) {
-  SCOPED_TRACE(c10::str("B ", s.batch, " T ", s.time, " H ", s.heads, " Hk ", s.kv_heads, " D ", s.head_dim, " ", dtype, " on ", device));
+void expect_rotary(const Heads& s, bool norm, at::ScalarType dtype, at::Device device) {
+  SCOPED_TRACE(c10::str(norm ? "QK-norm " : "", "B ", s.batch, " T ", s.time, " H ", s.heads, " Hk ", s.kv_heads, " D ", s.head_dim, " ", dtype, " on ", device));
   torch::manual_seed(s.time);
   const at::Tensor values = torch::randn({s.batch, s.time, s.heads + 2 * s.kv_heads, s.head_dim}, at::kDouble).to(dtype);
   const at::Tensor angle = torch::rand({s.time, s.head_dim / 2}, at::kDouble) * 6;
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor cos = angle.cos().to(real), sin = angle.sin().to(real);
   const at::Tensor qkv = values.to(device).detach().requires_grad_(), exact = values.to(at::kDouble).detach().requires_grad_();
-  const auto parts = rotary_qkv(qkv, s.kv_heads, cos.to(device), sin.to(device));
-  const auto expected = rotary_qkv_reference(exact, s.kv_heads, cos.to(at::kDouble), sin.to(at::kDouble));
-  std::vector<at::Tensor> gradients, exact_gradients;
+  std::vector<at::Tensor> inputs = {qkv}, exact_inputs = {exact}, gradients, exact_gradients;
+  std::optional<at::Tensor> scale, exact_scale;
+  if (norm) {
+    scale = (1 + torch::rand({s.heads}, at::kDouble)).to(real).to(device).requires_grad_();
+    exact_scale = scale->detach().to(at::kCPU, at::kDouble).requires_grad_();
+    inputs.push_back(*scale), exact_inputs.push_back(*exact_scale);
+  }
+  const auto parts = rotary_qkv(qkv, s.kv_heads, cos.to(device), sin.to(device), scale);
+  const auto expected = rotary_qkv_reference(exact, s.kv_heads, cos.to(at::kDouble), sin.to(at::kDouble), exact_scale);
   for (size_t i = 0; i < 3; ++i) {
     expect_rows(parts[i], expected[i], dtype, i == 0 ? "q" : i == 1 ? "k" : "v");
     gradients.push_back(torch::randn(expected[i].sizes(), at::kDouble).to(dtype).to(device));
     exact_gradients.push_back(gradients.back().to(at::kCPU, at::kDouble));
   }
-  expect_rows(torch::autograd::grad({parts[0], parts[1], parts[2]}, {qkv}, gradients)[0],
-              torch::autograd::grad({expected[0], expected[1], expected[2]}, {exact}, exact_gradients)[0], dtype, "dqkv");
+  const auto found = torch::autograd::grad({parts[0], parts[1], parts[2]}, inputs, gradients);
+  const auto wanted = torch::autograd::grad({expected[0], expected[1], expected[2]}, exact_inputs, exact_gradients);
+  for (size_t i = 0; i < found.size(); ++i) expect_rows(found[i], wanted[i], dtype, i == 0 ? "dqkv" : "dscale");
 }
 void expect_rotary_on(at::Device device) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
-    for (const Heads& s : {Heads{1, 1, 1, 1, 2}, {2, 5, 3, 1, 6}, {2, 67, 4, 2, 64}, {1, 130, 2, 2, 80}}) expect_rotary(s, dtype, device);
+    for (const Heads& s : {Heads{1, 1, 1, 1, 2}, {2, 5, 3, 1, 6}, {2, 67, 4, 2, 64}, {1, 130, 2, 2, 80}, {1, 3, 2, 1, 640}})
+      for (const bool norm : {false, true}) expect_rotary(s, norm, dtype, device);
 }
 TEST(RotaryQkvOp, EqualsItsDefinition) { expect_rotary_on(at::kCPU); }
 TEST(RotaryQkvOp, OnCudaEqualsItsDefinition) {
@@ -122,6 +130,7 @@ TEST(RotaryQkvOp, BadArgumentsAreNamed) {
   EXPECT_THROW(rotary_qkv(qkv, 0, angle, angle), c10::ValueError);
   EXPECT_THROW(rotary_qkv(qkv, 2, angle.slice(0, 1), angle), c10::ValueError);
   EXPECT_THROW(rotary_qkv(torch::randn({1, 3, 6, 5}), 2, angle, angle), c10::ValueError);
+  EXPECT_THROW(rotary_qkv(qkv, 2, angle, angle, torch::ones({3})), c10::ValueError);
 }
 
 }  // namespace

@@ -89,27 +89,27 @@ struct Attention final : Mixer {
     double softmax_scale;
   };
   Projected project(const at::Tensor& x, int64_t position) const {
-    auto [q, k, v] = turned(x, position);
-    double softmax_scale = 1 / std::sqrt(double(config.head_dim));
-    if (config.qk_norm) {
-      q = unit_length(q), k = unit_length(k);
-      if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
-      softmax_scale = scale.defined() ? 1 : 1 / config.temperature;
-    }
-    return {q, k, v, softmax_scale};
-  }
-  // The same before norm and scale.
-  std::array<at::Tensor, 3> turned(const at::Tensor& x, int64_t position) const {
     const at::Tensor all = qkv->forward(x).unflatten(-1, {-1, config.head_dim});
+    const double softmax_scale = !config.qk_norm   ? 1 / std::sqrt(double(config.head_dim))
+                                 : scale.defined() ? 1
+                                                   : 1 / config.temperature;
     if (config.position == "rope" && !constant_keys()) {
       const auto [cos, sin] = rotary.angles(x, position);
-      return ops::rotary_qkv(all, config.num_kv_heads, cos, sin);
+      const auto [q, k, v] = ops::rotary_qkv(all, config.num_kv_heads, cos, sin, norm_scale(cos));
+      return {q, k, v, softmax_scale};
     }
     const auto projected = all.split_with_sizes(parts, 2);
     at::Tensor q = constant_queries() ? constants(queries, x, position) : projected[0];
     at::Tensor k = constant_keys() ? constants(keys, x, position) : projected[1];
     if (config.position == "rope") q = rotary(q, position), k = rotary(k, position);
-    return {q, k, projected[2]};
+    if (config.qk_norm) q = unit_length(q), k = unit_length(k);
+    if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
+    return {q, k, projected[2], softmax_scale};
+  }
+  // Of queries of unit length, [H]; none without QK-norm.
+  std::optional<at::Tensor> norm_scale(const at::Tensor& like) const {
+    if (!config.qk_norm) return {};
+    return scale.defined() ? scale : at::ones({config.num_heads}, like.options());
   }
   at::Tensor constants(const at::Tensor& table, const at::Tensor& x, int64_t position) const {
     const int64_t end = position + x.size(1);

@@ -14,6 +14,8 @@
 #include "nn/cache.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
+#include "nn/recompute.h"
+#include "ops/rotary_qkv/rotary_qkv.h"
 #include "ops/top1_chunk/top1_chunk.h"
 #include "ops/top1_element/top1_element.h"
 
@@ -62,14 +64,20 @@ struct Top1 : Mixer {
     double softmax_scale;
   };
   Projected project(const at::Tensor& x, State& state) const {
-    const auto parts = split_heads(qkv->forward(x), heads.num_heads + 2 * heads.num_kv_heads)
-                           .split_with_sizes({heads.num_heads, heads.num_kv_heads, heads.num_kv_heads}, 2);
-    at::Tensor q = parts[0], k = parts[1];
-    const int64_t position = length_of(state, "k");
-    if (heads.qk_norm) q = unit_length(q) * scale.to(q.scalar_type()).unsqueeze(-1), k = unit_length(k);
-    if (heads.position == "rope") q = rotary(q, position), k = rotary(k, position);
-    return {q, append(state, "k", k), append(state, "v", parts[2]),
-            heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
+    const auto [q, k, v] = placed(x, length_of(state, "k"));
+    return {q, append(state, "k", k), append(state, "v", v), heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
+  }
+  // Queries, keys and values of a piece that begins at `position`, with norm, scale and rotation.
+  std::array<at::Tensor, 3> placed(const at::Tensor& x, int64_t position) const {
+    const int64_t kv_heads = heads.num_kv_heads;
+    const at::Tensor all = split_heads(qkv->forward(x), heads.num_heads + 2 * kv_heads);
+    if (heads.position == "rope") {
+      const auto [cos, sin] = rotary.angles(x, position);
+      return ops::rotary_qkv(all, kv_heads, cos, sin, heads.qk_norm ? std::optional(scale) : std::nullopt);
+    }
+    const auto parts = all.split_with_sizes({heads.num_heads, kv_heads, kv_heads}, 2);
+    if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
+    return {unit_length(parts[0]) * scale.to(x.scalar_type()).unsqueeze(-1), unit_length(parts[1]), parts[2]};
   }
 
   HeadsConfig heads;
@@ -118,9 +126,11 @@ struct Top1Chunk final : Top1 {
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto [q, k, v, softmax_scale] = project(x, state);
-    const auto out = ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, {},
-                                     config.shortlist, config.rank, summaries(k, state));
-    return out_proj->forward(std::get<0>(out).flatten(2));
+    const auto [out, logsumexp, chosen] =
+        ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
+                        config.shortlist, config.rank, summaries(k, state));
+    remember(chosen);
+    return out_proj->forward(out.flatten(2));
   }
 
   int64_t rank() const { return config.selection == "shortlist" ? config.rank : 0; }

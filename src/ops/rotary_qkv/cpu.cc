@@ -6,6 +6,7 @@
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #include <hwy/foreach_target.h>
 //
+#include <cmath>
 #include <vector>
 
 #include "ops/simd-inl.h"
@@ -17,31 +18,64 @@ namespace {
 struct Head {
   std::byte *packed, *alone;  // in qkv; in q, k or v
   bool turned;
+  std::byte* normed;  // with QK-norm: in the qkv of the forward
+  int64_t query;      // its number among the queries' heads; −1 for a key's
 };
 inline Head head_at(const RotaryQkv& p, int64_t position, int64_t head) {
   const int64_t all = p.heads + 2 * p.kv_heads, D = p.head_dim;
-  std::byte* packed = element({p.qkv, 0, all * D}, p.dtype, 0, position, head * D);
-  const auto alone = [&](void* data, int64_t heads, int64_t h) { return element({data, 0, heads * D}, p.dtype, 0, position, h * D); };
-  if (head < p.heads) return {packed, alone(p.q, p.heads, head), true};
-  if (head < p.heads + p.kv_heads) return {packed, alone(p.k, p.kv_heads, head - p.heads), true};
-  return {packed, alone(p.v, p.kv_heads, head - p.heads - p.kv_heads), false};
+  const auto among = [&](void* data, int64_t heads, int64_t h) { return element({data, 0, heads * D}, p.dtype, 0, position, h * D); };
+  std::byte *packed = among(p.qkv, all, head), *normed = p.backward ? among(const_cast<void*>(p.normed), all, head) : packed;
+  if (!p.scale) normed = nullptr;
+  if (head < p.heads) return {packed, among(p.q, p.heads, head), true, normed, head};
+  if (head < p.heads + p.kv_heads) return {packed, among(p.k, p.kv_heads, head - p.heads), true, normed, -1};
+  return {packed, among(p.v, p.kv_heads, head - p.heads - p.kv_heads), false, nullptr, -1};
 }
 
-// The halves of a head, each padded to whole vectors, and the angles of its position.
+// The halves of a head, of what it was before QK-norm, and the angles of its position, each padded to whole vectors.
 template <class R>
 struct Scratch {
   int64_t half, padded;
   std::vector<R> numbers;
-  R *first, *second, *cos, *sin;
-  explicit Scratch(int64_t half) : half(half), padded((half + kLanes<R> - 1) / kLanes<R> * kLanes<R>), numbers(4 * padded + kLanes<R>) {
+  R *first, *second, *normed_first, *normed_second, *cos, *sin;
+  explicit Scratch(int64_t half) : half(half), padded((half + kLanes<R> - 1) / kLanes<R> * kLanes<R>), numbers(6 * padded + kLanes<R>) {
     const auto address = reinterpret_cast<uintptr_t>(numbers.data());
     first = numbers.data() + (-address % (kLanes<R> * sizeof(R))) / sizeof(R);
-    second = first + padded, cos = second + padded, sin = cos + padded;
+    second = first + padded, normed_first = second + padded, normed_second = normed_first + padded;
+    cos = normed_second + padded, sin = cos + padded;
   }
 };
 
+// Σ (a b + c d) over the halves.
 template <class R>
-void turn(const RotaryQkv& p, const Head& head, Scratch<R>& s) {
+R product(const Scratch<R>& s, const R* a, const R* b, const R* c, const R* d) {
+  Vec<R> total = set<R>(0);
+  for (int64_t i = 0; i < s.padded; i += kLanes<R>)
+    total = hn::MulAdd(load(a + i), load(b + i), hn::MulAdd(load(c + i), load(d + i), total));
+  return sum<R>(total);
+}
+
+// With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: x ← s x / n, or dx = s/n (g − x (x·g)/n²)
+// and ds = (x·g)/n.
+template <class R>
+void norm(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s) {
+  const bool query = head.query >= 0;
+  const R *x = s.normed_first, *y = s.normed_second;
+  const R inverse = 1 / std::sqrt(product(s, x, x, y, y) + R(kUnitLengthEps));
+  const R scale = inverse * (query ? static_cast<const R*>(p.scale)[head.query] : R(1));
+  R along = 0;
+  if (p.backward) {
+    const R slope = product<R>(s, x, s.first, y, s.second) * inverse;
+    along = slope * inverse;
+    if (query) static_cast<R*>(p.dscale)[position * p.heads + head.query] = slope;
+  }
+  for (int64_t i = 0; i < s.padded; i += kLanes<R>) {
+    store<R>(hn::Mul(set<R>(scale), hn::NegMulAdd(set<R>(along), load(x + i), load(s.first + i))), s.first + i);
+    store<R>(hn::Mul(set<R>(scale), hn::NegMulAdd(set<R>(along), load(y + i), load(s.second + i))), s.second + i);
+  }
+}
+
+template <class R>
+void turn(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s) {
   std::byte *from = p.backward ? head.alone : head.packed, *to = p.backward ? head.packed : head.alone;
   const int64_t bytes = s.half * (p.dtype == DType::bf16 ? 2 : int64_t{sizeof(R)});
   if (!head.turned) return void(std::memcpy(to, from, size_t(2 * bytes)));
@@ -50,6 +84,11 @@ void turn(const RotaryQkv& p, const Head& head, Scratch<R>& s) {
     const Vec<R> a = load(s.first + i), b = load(s.second + i), cos = load(s.cos + i), sin = load(s.sin + i);
     store<R>(hn::NegMulAdd(b, sin, hn::Mul(a, cos)), s.first + i);
     store<R>(hn::MulAdd(a, sin, hn::Mul(b, cos)), s.second + i);
+  }
+  if (head.normed) {
+    read_row(head.normed, p.dtype, s.half, s.padded, s.normed_first);
+    read_row(head.normed + bytes, p.dtype, s.half, s.padded, s.normed_second);
+    norm(p, head, position, s);
   }
   write_row(s.first, p.dtype, s.half, to), write_row(s.second, p.dtype, s.half, to + bytes);
 }
@@ -68,7 +107,7 @@ void over_positions(const RotaryQkv& p, const ParallelFor& parallel) {
     Scratch<R> s(p.head_dim / 2);
     for (int64_t position = begin; position < end; ++position) {
       read_angles(p, position % p.time, s);
-      for (int64_t head = 0; head < heads; ++head) turn(p, head_at(p, position, head), s);
+      for (int64_t head = 0; head < heads; ++head) turn(p, head_at(p, position, head), position, s);
     }
   });
 }

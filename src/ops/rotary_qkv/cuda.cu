@@ -1,4 +1,4 @@
-// Rotary queries, keys and values on CUDA: one pass, 16 bytes of each half of a head a thread.
+// Rotary queries, keys and values on CUDA: a few lanes a head, 16 bytes of each half a lane.
 #include "ops/cuda.cuh"
 #include "ops/rotary_qkv/kernel.h"
 
@@ -15,31 +15,81 @@ __device__ T* alone(const RotaryQkv& p, int64_t position, int64_t head) {
   return static_cast<T*>(head < p.kv_heads ? p.k : p.v) + (position * p.kv_heads + head % p.kv_heads) * p.head_dim;
 }
 
+__device__ float inverse_root(float x) { return rsqrtf(x); }
+__device__ double inverse_root(double x) { return 1 / sqrt(x); }
+
+// The sum over a group of lanes, a power of two.
+template <class R>
+__device__ R over_group(R x, int group) {
+  for (int step = group / 2; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// Both halves' numbers of a column, turned by the angle of the position, or back.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t tasks) {
+struct Turned {
   using R = Real<T>;
-  using Packed = Pack<T, kWidth>;
-  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, half = p.head_dim / 2, packs = half / kWidth;
-  if (i >= tasks) return;
-  const int64_t column = i % packs * kWidth, all = p.heads + 2 * p.kv_heads, head = i / packs % all, position = i / packs / all;
-  T *packed = static_cast<T*>(p.qkv) + (position * all + head) * p.head_dim + column, *single = alone<T>(p, position, head) + column;
-  T *from = p.backward ? single : packed, *to = p.backward ? packed : single;
-  Packed a = *reinterpret_cast<Packed*>(from), b = *reinterpret_cast<Packed*>(from + half);
-  if (head < p.heads + p.kv_heads) {
-    const int64_t angle = position % p.time * half + column;
+  R first[kWidth], second[kWidth];
+  __device__ Turned(const RotaryQkv& p, const T* from, int64_t angle, int64_t half, bool turn) {
+    const auto a = *reinterpret_cast<const Pack<T, kWidth>*>(from), b = *reinterpret_cast<const Pack<T, kWidth>*>(from + half);
     const R *cos = static_cast<const R*>(p.cos) + angle, *sin = static_cast<const R*>(p.sin) + angle;
     for (int k = 0; k < kWidth; ++k) {
-      const R x = real(a.at[k]), y = real(b.at[k]), c = cos[k], s = p.backward ? -sin[k] : sin[k];
-      a.at[k] = stored<T>(x * c - y * s), b.at[k] = stored<T>(y * c + x * s);
+      const R x = real(a.at[k]), y = real(b.at[k]), c = turn ? cos[k] : R(1), s = turn ? p.backward ? -sin[k] : sin[k] : R(0);
+      first[k] = x * c - y * s, second[k] = y * c + x * s;
     }
   }
-  *reinterpret_cast<Packed*>(to) = a, *reinterpret_cast<Packed*>(to + half) = b;
+};
+
+// A group of lanes a head; with QK-norm it is read twice, the second time from the first cache. With x the head, g its gradient
+// turned back, n = √(Σ x² + ε) and s the scale: dx = s/n (g − x (x·g)/n²), ds = (x·g)/n.
+template <class T, int kWidth, bool kNorm>
+__global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t tasks, int group) {
+  using R = Real<T>;
+  using Packed = Pack<T, kWidth>;
+  const int64_t half = p.head_dim / 2, all = p.heads + 2 * p.kv_heads, wanted = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / group;
+  const int64_t task = min(wanted, tasks - 1), head = task % all, position = task / all, angles = position % p.time * half;
+  const int lane = threadIdx.x % group;
+  T *packed = static_cast<T*>(p.qkv) + task * p.head_dim, *single = alone<T>(p, position, head);
+  const T *from = p.backward ? single : packed, *normed = p.backward ? static_cast<const T*>(p.normed) + task * p.head_dim : packed;
+  T* to = p.backward ? packed : single;
+  const bool turn = head < p.heads + p.kv_heads;
+  R scale = 1, along = 0;  // out = scale (turned − along x)
+  if (kNorm) {
+    R squares = 0, product = 0;
+    for (int64_t i = lane * kWidth; turn && i < half; i += group * kWidth) {
+      const Packed a = *reinterpret_cast<const Packed*>(normed + i), b = *reinterpret_cast<const Packed*>(normed + half + i);
+      for (int k = 0; k < kWidth; ++k) squares += real(a.at[k]) * real(a.at[k]) + real(b.at[k]) * real(b.at[k]);
+      if (!p.backward) continue;
+      const Turned<T, kWidth> g(p, from + i, angles + i, half, true);
+      for (int k = 0; k < kWidth; ++k) product += real(a.at[k]) * g.first[k] + real(b.at[k]) * g.second[k];
+    }
+    squares = over_group(squares, group), product = over_group(product, group);
+    if (turn) {
+      const R inverse = inverse_root(squares + R(kUnitLengthEps));
+      scale = inverse * (head < p.heads ? static_cast<const R*>(p.scale)[head] : R(1)), along = product * inverse * inverse;
+      if (p.backward && head < p.heads && lane == 0) static_cast<R*>(p.dscale)[position * p.heads + head] = product * inverse;
+    }
+  }
+  if (wanted >= tasks) return;
+  for (int64_t i = lane * kWidth; i < half; i += group * kWidth) {
+    Turned<T, kWidth> out(p, from + i, angles + i, half, turn);
+    Packed a, b;
+    if (kNorm && p.backward && turn) {
+      a = *reinterpret_cast<const Packed*>(normed + i), b = *reinterpret_cast<const Packed*>(normed + half + i);
+      for (int k = 0; k < kWidth; ++k) out.first[k] -= along * real(a.at[k]), out.second[k] -= along * real(b.at[k]);
+    }
+    for (int k = 0; k < kWidth; ++k) a.at[k] = stored<T>(out.first[k] * scale), b.at[k] = stored<T>(out.second[k] * scale);
+    *reinterpret_cast<Packed*>(to + i) = a, *reinterpret_cast<Packed*>(to + half + i) = b;
+  }
 }
 
 template <class T, int kWidth>
 void launch_rotary(const RotaryQkv& p, cudaStream_t stream) {
-  const int64_t tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads) * (p.head_dim / 2 / kWidth);
-  rotary_kernel<T, kWidth><<<unsigned(ceil_div(tasks, kThreads)), kThreads, 0, stream>>>(p, tasks);
+  const int64_t tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads), packs = p.head_dim / 2 / kWidth;
+  int group = 1;
+  while (group < packs && group < 32) group *= 2;
+  const auto kernel = p.scale ? rotary_kernel<T, kWidth, true> : rotary_kernel<T, kWidth, false>;
+  kernel<<<unsigned(ceil_div(tasks * group, kThreads)), kThreads, 0, stream>>>(p, tasks, group);
   check_launch("rotary_qkv");
 }
 
@@ -50,7 +100,7 @@ void rotary_qkv(const RotaryQkv& p, Stream stream) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
     bool wide = p.head_dim / 2 % kWidth == 0;
-    for (const void* pointer : {p.qkv, p.q, p.k, p.v}) wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+    for (const void* pointer : {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q), static_cast<const void*>(p.k), static_cast<const void*>(p.v), p.normed}) wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
     wide ? launch_rotary<T, kWidth>(p, static_cast<cudaStream_t>(stream)) : launch_rotary<T, 1>(p, static_cast<cudaStream_t>(stream));
   });
 }
