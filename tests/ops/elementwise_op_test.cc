@@ -24,11 +24,14 @@ void expect_glu(at::IntArrayRef shape, const char* activation, at::ScalarType dt
   torch::manual_seed(shape.back());
   auto half = shape.vec();
   half.back() /= 2;
-  const at::Tensor values = (torch::randn(shape, at::kDouble) * 3).to(dtype), dy = torch::randn(half, at::kDouble).to(dtype);
-  const at::Tensor h = values.to(device).detach().requires_grad_(), exact = values.to(at::kDouble).detach().requires_grad_();
+  const at::Tensor values = (torch::randn(shape, at::kDouble) * 3).to(dtype),
+                   dy = torch::randn(half, at::kDouble).to(dtype);
+  const at::Tensor h = values.to(device).detach().requires_grad_(),
+                   exact = values.to(at::kDouble).detach().requires_grad_();
   const at::Tensor y = glu(h, activation), expected = glu_reference(exact, activation);
   expect_rows(y, expected, dtype, "y");
-  expect_rows(torch::autograd::grad({y}, {h}, {dy.to(device)})[0], torch::autograd::grad({expected}, {exact}, {dy.to(at::kDouble)})[0], dtype, "dh");
+  expect_rows(torch::autograd::grad({y}, {h}, {dy.to(device)})[0],
+              torch::autograd::grad({expected}, {exact}, {dy.to(at::kDouble)})[0], dtype, "dh");
 }
 void expect_glu_on(at::Device device) {
   for (const char* activation : {"silu", "gelu"})
@@ -56,7 +59,9 @@ void expect_rms_norm(at::IntArrayRef shape, at::ScalarType dtype, at::Device dev
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor values = torch::randn(shape, at::kDouble).to(dtype), dy = torch::randn(shape, at::kDouble).to(dtype);
   const at::Tensor scales = (1 + torch::randn({shape.back()}, at::kDouble)).to(real);
-  const auto leaf = [](const at::Tensor& x, at::ScalarType type, at::Device where) { return x.to(where, type).detach().requires_grad_(); };
+  const auto leaf = [](const at::Tensor& x, at::ScalarType type, at::Device where) {
+    return x.to(where, type).detach().requires_grad_();
+  };
   const at::Tensor x = leaf(values, dtype, device), weight = leaf(scales, real, device);
   const at::Tensor exact = leaf(values, at::kDouble, at::kCPU), exact_weight = leaf(scales, at::kDouble, at::kCPU);
   const at::Tensor y = rms_norm(x, weight, 1e-3), expected = rms_norm_reference(exact, exact_weight, 1e-3);
@@ -89,13 +94,16 @@ struct Heads {
   int64_t batch, time, heads, kv_heads, head_dim;
 };
 void expect_rotary(const Heads& s, bool norm, at::ScalarType dtype, at::Device device) {
-  SCOPED_TRACE(c10::str(norm ? "QK-norm " : "", "B ", s.batch, " T ", s.time, " H ", s.heads, " Hk ", s.kv_heads, " D ", s.head_dim, " ", dtype, " on ", device));
+  SCOPED_TRACE(c10::str(norm ? "QK-norm " : "", "B ", s.batch, " T ", s.time, " H ", s.heads, " Hk ", s.kv_heads, " D ",
+                        s.head_dim, " ", dtype, " on ", device));
   torch::manual_seed(s.time);
-  const at::Tensor values = torch::randn({s.batch, s.time, s.heads + 2 * s.kv_heads, s.head_dim}, at::kDouble).to(dtype);
+  const at::Tensor values =
+      torch::randn({s.batch, s.time, s.heads + 2 * s.kv_heads, s.head_dim}, at::kDouble).to(dtype);
   const at::Tensor angle = torch::rand({s.time, s.head_dim / 2}, at::kDouble) * 6;
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor cos = angle.cos().to(real), sin = angle.sin().to(real);
-  const at::Tensor qkv = values.to(device).detach().requires_grad_(), exact = values.to(at::kDouble).detach().requires_grad_();
+  const at::Tensor qkv = values.to(device).detach().requires_grad_(),
+                   exact = values.to(at::kDouble).detach().requires_grad_();
   std::vector<at::Tensor> inputs = {qkv}, exact_inputs = {exact}, gradients, exact_gradients;
   std::optional<at::Tensor> scale, exact_scale;
   if (norm) {
@@ -116,7 +124,8 @@ void expect_rotary(const Heads& s, bool norm, at::ScalarType dtype, at::Device d
 }
 void expect_rotary_on(at::Device device) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
-    for (const Heads& s : {Heads{1, 1, 1, 1, 2}, {2, 5, 3, 1, 6}, {2, 67, 4, 2, 64}, {1, 130, 2, 2, 80}, {1, 3, 2, 1, 640}})
+    for (const Heads& s :
+         {Heads{1, 1, 1, 1, 2}, {2, 5, 3, 1, 6}, {2, 67, 4, 2, 64}, {1, 130, 2, 2, 80}, {1, 3, 2, 1, 640}})
       for (const bool norm : {false, true}) expect_rotary(s, norm, dtype, device);
 }
 TEST(RotaryQkvOp, EqualsItsDefinition) { expect_rotary_on(at::kCPU); }

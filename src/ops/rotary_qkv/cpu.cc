@@ -23,8 +23,11 @@ struct Head {
 };
 inline Head head_at(const RotaryQkv& p, int64_t position, int64_t head) {
   const int64_t all = p.heads + 2 * p.kv_heads, D = p.head_dim;
-  const auto among = [&](void* data, int64_t heads, int64_t h) { return element({data, 0, heads * D}, p.dtype, 0, position, h * D); };
-  std::byte *packed = among(p.qkv, all, head), *normed = p.backward ? among(const_cast<void*>(p.normed), all, head) : packed;
+  const auto among = [&](void* data, int64_t heads, int64_t h) {
+    return element({data, 0, heads * D}, p.dtype, 0, position, h * D);
+  };
+  std::byte *packed = among(p.qkv, all, head),
+            *normed = p.backward ? among(const_cast<void*>(p.normed), all, head) : packed;
   if (!p.scale) normed = nullptr;
   if (head < p.heads) return {packed, among(p.q, p.heads, head), true, normed, head};
   if (head < p.heads + p.kv_heads) return {packed, among(p.k, p.kv_heads, head - p.heads), true, normed, -1};
@@ -37,7 +40,8 @@ struct Scratch {
   int64_t half, padded;
   std::vector<R> numbers;
   R *first, *second, *normed_first, *normed_second, *cos, *sin;
-  explicit Scratch(int64_t half) : half(half), padded((half + kLanes<R> - 1) / kLanes<R> * kLanes<R>), numbers(6 * padded + kLanes<R>) {
+  explicit Scratch(int64_t half)
+      : half(half), padded((half + kLanes<R> - 1) / kLanes<R> * kLanes<R>), numbers(6 * padded + kLanes<R>) {
     const auto address = reinterpret_cast<uintptr_t>(numbers.data());
     first = numbers.data() + (-address % (kLanes<R> * sizeof(R))) / sizeof(R);
     second = first + padded, normed_first = second + padded, normed_second = normed_first + padded;
@@ -54,8 +58,8 @@ R product(const Scratch<R>& s, const R* a, const R* b, const R* c, const R* d) {
   return sum<R>(total);
 }
 
-// With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: x ← s x / n, or dx = s/n (g − x (x·g)/n²)
-// and ds = (x·g)/n.
+// With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: x ← s x / n, or dx = s/n (g − x
+// (x·g)/n²) and ds = (x·g)/n.
 template <class R>
 void norm(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s) {
   const bool query = head.query >= 0;
@@ -103,13 +107,14 @@ void read_angles(const RotaryQkv& p, int64_t t, Scratch<R>& s) {
 template <class R>
 void over_positions(const RotaryQkv& p, const ParallelFor& parallel) {
   const int64_t heads = p.heads + 2 * p.kv_heads;
-  parallel(p.batch * p.time, std::max<int64_t>(1, 16384 / (heads * p.head_dim)), [&](int64_t begin, int64_t end) HWY_ATTR {
-    Scratch<R> s(p.head_dim / 2);
-    for (int64_t position = begin; position < end; ++position) {
-      read_angles(p, position % p.time, s);
-      for (int64_t head = 0; head < heads; ++head) turn(p, head_at(p, position, head), position, s);
-    }
-  });
+  parallel(p.batch * p.time, std::max<int64_t>(1, 16384 / (heads * p.head_dim)),
+           [&](int64_t begin, int64_t end) HWY_ATTR {
+             Scratch<R> s(p.head_dim / 2);
+             for (int64_t position = begin; position < end; ++position) {
+               read_angles(p, position % p.time, s);
+               for (int64_t head = 0; head < heads; ++head) turn(p, head_at(p, position, head), position, s);
+             }
+           });
 }
 
 void turn_all(const RotaryQkv& p, const ParallelFor& parallel) {

@@ -31,33 +31,39 @@ struct Turned {
   using R = Real<T>;
   R first[kWidth], second[kWidth];
   __device__ Turned(const RotaryQkv& p, const T* from, int64_t angle, int64_t half, bool turn) {
-    const auto a = *reinterpret_cast<const Pack<T, kWidth>*>(from), b = *reinterpret_cast<const Pack<T, kWidth>*>(from + half);
+    const auto a = *reinterpret_cast<const Pack<T, kWidth>*>(from),
+               b = *reinterpret_cast<const Pack<T, kWidth>*>(from + half);
     const R *cos = static_cast<const R*>(p.cos) + angle, *sin = static_cast<const R*>(p.sin) + angle;
     for (int k = 0; k < kWidth; ++k) {
-      const R x = real(a.at[k]), y = real(b.at[k]), c = turn ? cos[k] : R(1), s = turn ? p.backward ? -sin[k] : sin[k] : R(0);
+      const R x = real(a.at[k]), y = real(b.at[k]), c = turn ? cos[k] : R(1),
+              s = turn ? p.backward ? -sin[k] : sin[k] : R(0);
       first[k] = x * c - y * s, second[k] = y * c + x * s;
     }
   }
 };
 
-// A group of lanes a head; with QK-norm it is read twice, the second time from the first cache. With x the head, g its gradient
-// turned back, n = √(Σ x² + ε) and s the scale: dx = s/n (g − x (x·g)/n²), ds = (x·g)/n.
+// A group of lanes a head; with QK-norm it is read twice, the second time from the first cache. With x the head, g its
+// gradient turned back, n = √(Σ x² + ε) and s the scale: dx = s/n (g − x (x·g)/n²), ds = (x·g)/n.
 template <class T, int kWidth, bool kNorm>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t tasks, int group) {
   using R = Real<T>;
   using Packed = Pack<T, kWidth>;
-  const int64_t half = p.head_dim / 2, all = p.heads + 2 * p.kv_heads, wanted = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / group;
-  const int64_t task = min(wanted, tasks - 1), head = task % all, position = task / all, angles = position % p.time * half;
+  const int64_t half = p.head_dim / 2, all = p.heads + 2 * p.kv_heads,
+                wanted = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / group;
+  const int64_t task = min(wanted, tasks - 1), head = task % all, position = task / all,
+                angles = position % p.time * half;
   const int lane = threadIdx.x % group;
   T *packed = static_cast<T*>(p.qkv) + task * p.head_dim, *single = alone<T>(p, position, head);
-  const T *from = p.backward ? single : packed, *normed = p.backward ? static_cast<const T*>(p.normed) + task * p.head_dim : packed;
+  const T *from = p.backward ? single : packed,
+          *normed = p.backward ? static_cast<const T*>(p.normed) + task * p.head_dim : packed;
   T* to = p.backward ? packed : single;
   const bool turn = head < p.heads + p.kv_heads;
   R scale = 1, along = 0;  // out = scale (turned − along x)
   if (kNorm) {
     R squares = 0, product = 0;
     for (int64_t i = lane * kWidth; turn && i < half; i += group * kWidth) {
-      const Packed a = *reinterpret_cast<const Packed*>(normed + i), b = *reinterpret_cast<const Packed*>(normed + half + i);
+      const Packed a = *reinterpret_cast<const Packed*>(normed + i),
+                   b = *reinterpret_cast<const Packed*>(normed + half + i);
       for (int k = 0; k < kWidth; ++k) squares += real(a.at[k]) * real(a.at[k]) + real(b.at[k]) * real(b.at[k]);
       if (!p.backward) continue;
       const Turned<T, kWidth> g(p, from + i, angles + i, half, true);
@@ -66,8 +72,10 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t t
     squares = over_group(squares, group), product = over_group(product, group);
     if (turn) {
       const R inverse = inverse_root(squares + R(kUnitLengthEps));
-      scale = inverse * (head < p.heads ? static_cast<const R*>(p.scale)[head] : R(1)), along = product * inverse * inverse;
-      if (p.backward && head < p.heads && lane == 0) static_cast<R*>(p.dscale)[position * p.heads + head] = product * inverse;
+      scale = inverse * (head < p.heads ? static_cast<const R*>(p.scale)[head] : R(1)),
+      along = product * inverse * inverse;
+      if (p.backward && head < p.heads && lane == 0)
+        static_cast<R*>(p.dscale)[position * p.heads + head] = product * inverse;
     }
   }
   if (wanted >= tasks) return;
@@ -78,7 +86,8 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t t
       a = *reinterpret_cast<const Packed*>(normed + i), b = *reinterpret_cast<const Packed*>(normed + half + i);
       for (int k = 0; k < kWidth; ++k) out.first[k] -= along * real(a.at[k]), out.second[k] -= along * real(b.at[k]);
     }
-    for (int k = 0; k < kWidth; ++k) a.at[k] = stored<T>(out.first[k] * scale), b.at[k] = stored<T>(out.second[k] * scale);
+    for (int k = 0; k < kWidth; ++k)
+      a.at[k] = stored<T>(out.first[k] * scale), b.at[k] = stored<T>(out.second[k] * scale);
     *reinterpret_cast<Packed*>(to + i) = a, *reinterpret_cast<Packed*>(to + half + i) = b;
   }
 }
@@ -100,8 +109,11 @@ void rotary_qkv(const RotaryQkv& p, Stream stream) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
     bool wide = p.head_dim / 2 % kWidth == 0;
-    for (const void* pointer : {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q), static_cast<const void*>(p.k), static_cast<const void*>(p.v), p.normed}) wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-    wide ? launch_rotary<T, kWidth>(p, static_cast<cudaStream_t>(stream)) : launch_rotary<T, 1>(p, static_cast<cudaStream_t>(stream));
+    for (const void* pointer : {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q),
+                                static_cast<const void*>(p.k), static_cast<const void*>(p.v), p.normed})
+      wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+    wide ? launch_rotary<T, kWidth>(p, static_cast<cudaStream_t>(stream))
+         : launch_rotary<T, 1>(p, static_cast<cudaStream_t>(stream));
   });
 }
 

@@ -5,8 +5,8 @@
 
 namespace assay::ops {
 
-std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos, const at::Tensor& sin,
-                                               const std::optional<at::Tensor>& scale) {
+std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos,
+                                               const at::Tensor& sin, const std::optional<at::Tensor>& scale) {
   const at::Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);  // [T, 1, D/2]
   const auto turned = [&](const at::Tensor& x) {
     const auto halves = x.chunk(2, -1);
