@@ -24,6 +24,7 @@ struct Options {
   train::ModelBench bench;
   std::string device = "auto", reference, csv;
   int threads = 0;
+  int64_t profile = 0;
 };
 
 // The [model] of a preset or, when the name ends in .toml, of a file.
@@ -47,6 +48,7 @@ std::vector<std::string> arguments(const Options& o) {
   add("--full-attention", o.bench.full_attention);
   add("--decode", o.bench.decode);
   if (o.bench.recompute_activations) out.push_back("--recompute");
+  if (o.profile > 0) add("--profile", o.profile);
   return out;
 }
 
@@ -103,6 +105,22 @@ std::string operators_of(const Json& rows) {
   return text;
 }
 
+// The parts of a model's step that take longest, a line each.
+std::string profile_of(const Json& row, int64_t lines) {
+  const Json parts = row.value("profile", Json::array());
+  double total = 0;
+  for (const Json& part : parts) total += part["seconds"].get<double>();
+  std::string text = fmt::format("{}, a step: {:.2f} ms\n", row["model"].get<std::string>(), 1e3 * total);
+  for (const Json& part : parts) {
+    if (lines-- == 0) break;
+    const double seconds = part["seconds"];
+    const std::string op = part["op"], kernel = part["kernel"];
+    text += fmt::format("  {:9.3f} ms {:5.1f} %  × {:<5} {}{}{:.100}\n", 1e3 * seconds, 100 * seconds / total,
+                        part["calls"].get<int64_t>(), op, op.empty() || kernel.empty() ? "" : ": ", kernel);
+  }
+  return text;
+}
+
 std::string reference_of(const Options& o) {
   if (!o.reference.empty()) return o.reference;
   return std::ranges::count(o.models, "transformer++") ? "transformer++" : o.models.front();
@@ -116,6 +134,7 @@ void run(Options o) {
   if (!std::ranges::count(o.models, reference))
     fail("--reference '{}' is not among the models{}", reference, did_you_mean(reference, o.models));
   train::use_threads(o.threads);
+  o.bench.profile = o.profile > 0;
   const c10::Device device = train::choose_device(o.device);
   const Json rows = o.models.size() == 1
                         ? Json::array({row_of(o.models[0], o, device)})
@@ -123,6 +142,9 @@ void run(Options o) {
   const Json& base = *std::ranges::find(rows, Json(reference), [](const Json& row) { return row["model"]; });
   const report::Table table = table_of(rows, base, o);
   if (!o.csv.empty()) write_file(o.csv, report::to_csv(table));
+  std::string profiles;
+  for (const Json& row : rows)
+    if (o.profile > 0 && row.contains("profile")) profiles += profile_of(row, o.profile);
   const std::string dtype = c10::toString(train::compute_dtype(o.bench.precision, device));
   print({{"device", train::device_name(device)},
          {"batch", o.bench.batch},
@@ -130,8 +152,8 @@ void run(Options o) {
          {"precision", dtype},
          {"reference", reference},
          {"rows", rows}},
-        fmt::format("{}, {}, B {}, T {}; × {}\n{}operators\n{}", train::device_name(device), dtype, o.bench.batch,
-                    o.bench.time, reference, report::to_text(table), operators_of(rows)));
+        fmt::format("{}, {}, B {}, T {}; × {}\n{}operators\n{}{}", train::device_name(device), dtype, o.bench.batch,
+                    o.bench.time, reference, report::to_text(table), operators_of(rows), profiles));
   check_interrupt();
 }
 
@@ -168,6 +190,10 @@ void add_bench_models(CLI::App& bench) {
                    "which of torch's kernels serve it on CUDA: as in training, torch's choice among all, or this one")
       ->capture_default_str()
       ->check(CLI::IsMember({"deterministic", "torch", "cudnn", "flash-2"}));
+  command
+      ->add_option("--profile", o->profile, "where one more step's time goes: so many lines a model, all with --json")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
   command->add_option("--csv", o->csv, "the table with every digit, to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();

@@ -6,10 +6,10 @@
 
 namespace assay::nn::rwkv {
 
-at::Tensor step_back(const at::Tensor& x, State& state, const std::string& name) {
-  const at::Tensor before = state.find(name).value_or(at::zeros_like(x.select(1, 0))).to(x.scalar_type());
+std::optional<at::Tensor> before(const at::Tensor& x, State& state, const std::string& name) {
+  auto previous = state.find(name);
   state[name] = x.select(1, -1);
-  return at::cat({before.unsqueeze(1), x.slice(1, 0, -1)}, 1) - x;
+  return previous;
 }
 
 at::Tensor fraction(int64_t count) { return at::arange(count, at::kDouble) / double(count); }

@@ -2,13 +2,15 @@
 // What the RWKV generations share: the token shift, and starting values that depend on channel and layer.   [RWKV-LM,
 // BlinkDL]
 #include <cmath>
+#include <optional>
 
 #include "nn/mixer.h"
 
 namespace assay::nn::rwkv {
 
-// x_{t−1} − x_t for x [B, T, d], x_{−1} = state[name] [B, d] or 0; leaves x_{T−1} there.
-at::Tensor step_back(const at::Tensor& x, State& state, const std::string& name);
+// x_{−1} = state[name] [B, d], none at the beginning; leaves x_{T−1} of x [B, T, d] there. As ops::token_shift takes
+// it.
+std::optional<at::Tensor> before(const at::Tensor& x, State& state, const std::string& name);
 
 // Channel i of `count`: i / count and i / (count − 1), float64.
 at::Tensor fraction(int64_t count);

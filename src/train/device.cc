@@ -97,6 +97,10 @@ int64_t peak_memory_bytes(c10::Device device) {
   return int64_t(usage.ru_maxrss) * 1024;
 }
 
+void synchronize(c10::Device device) {
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
+}
+
 std::function<void()> captured([[maybe_unused]] c10::Device device, const std::function<void()>& work) {
   work();
 #ifdef ASSAY_CUDA
@@ -116,7 +120,7 @@ std::function<void()> captured([[maybe_unused]] c10::Device device, const std::f
 double seconds_a_call(c10::Device device, const std::function<void()>& call) {
   constexpr int kInARow = 10;
   const auto now = [&] {
-    if (device.is_cuda()) torch::cuda::synchronize(device.index());
+    synchronize(device);
     return std::chrono::steady_clock::now();
   };
   std::vector<double> seconds;

@@ -22,6 +22,7 @@ at::ScalarType compute_dtype(const std::string& precision, c10::Device device);
 // rate of a matrix product timed here.
 double peak_flops(c10::Device device);
 int64_t peak_memory_bytes(c10::Device device);   // most memory in use so far: allocated on the GPU, resident on the CPU
+void synchronize(c10::Device device);            // waits for all work on it
 // `work` without the time of its launches: on CUDA a captured graph, replayed on the current stream and so asynchronous;
 // elsewhere `work` itself. It must not wait for the device. Runs it twice.
 std::function<void()> captured(c10::Device device, const std::function<void()>& work);

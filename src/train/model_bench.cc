@@ -14,6 +14,7 @@
 #include "ops/window_attention/window_attention.h"
 #include "train/device.h"
 #include "train/optimizer.h"
+#include "train/profile.h"
 
 namespace assay::train {
 namespace {
@@ -64,18 +65,25 @@ void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device devic
   const at::Tensor tokens = at::randint(model.spec.config.vocab_size, {o.batch, o.time + 1}, at::kLong).to(device);
   Progress progress;
   std::vector<double> seconds;
+  const auto work = [&](int64_t step) {
+    model.loss(tokens).backward();
+    optimizer.step(1e-4, step).item<float>();  // waits for the device
+  };
   for (int64_t step = 0; step <= o.steps; ++step) {
     check_interrupt();
     progress.show(fmt::format("step {}/{}", step, o.steps));
     const Clock::time_point start = Clock::now();
-    model.loss(tokens).backward();
-    optimizer.step(1e-4, step).item<float>();  // waits for the device
+    work(step);
     if (step > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
   }
   std::ranges::sort(seconds);
   const double median = seconds[seconds.size() / 2];
   row["seconds_per_step"] = median, row["tokens_per_second"] = double(o.batch * o.time) / median;
   row["peak_memory_bytes"] = peak_memory_bytes(device);
+  if (o.profile)
+    for (const TimeSpent& part : profile(device, [&] { work(o.steps + 1); }))
+      row["profile"].push_back(
+          {{"op", part.op}, {"kernel", part.kernel}, {"calls", part.calls}, {"seconds", part.seconds}});
 }
 
 std::map<std::pair<size_t, std::string>, at::Tensor> tensors_of(const nn::ModelState& state) {

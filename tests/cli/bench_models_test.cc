@@ -55,6 +55,23 @@ TEST_F(BenchModels, CountsAndTimesEach) {
             2. * 50 * 32 + 2 * (2. * 4 * 32 * 32 + 2. * 3 * 32 * d_ff + 4. * 32 * 25 / 2));
 }
 
+TEST_F(BenchModels, ProfilesAStep) {
+  const json row = rows("full.toml --steps 1 --profile 3").at(0), parts = row.at("profile");
+  double total = 0, products = 0;
+  for (const json& part : parts) {
+    EXPECT_GE(part.at("seconds"), 0) << part;
+    total += part.at("seconds").get<double>();
+    const std::string op = part.at("op");
+    if (op.ends_with("mm") || op.ends_with("mm_") || op.ends_with("linear_pointwise"))
+      products += part.at("calls").get<double>();
+  }
+  EXPECT_GE(products, 3 * (1 + 2 * 4)) << "forward and two gradients, of the head and of four layers in each of two";
+  EXPECT_LT(total, 3 * row.at("seconds_per_step").get<double>() + 0.5);
+  for (size_t i = 1; i < parts.size(); ++i) EXPECT_LE(parts[i].at("seconds"), parts[i - 1].at("seconds"));
+  const std::string text = bench("full.toml --steps 1 --profile 3").out;
+  EXPECT_NE(text.find("a step: "), std::string::npos) << text;
+}
+
 TEST_F(BenchModels, WhatFailsIsARow) {
   model("short", "pattern = ['attention']\n[model.attention]\nnum_heads = 2\nconstants = 'keys'\nmax_positions = 9\n");
   model("huge", "pattern = ['attention']\nvocab_size = 4000000000000\n[model.attention]\nnum_heads = 2\n");

@@ -5,6 +5,7 @@
 #include "ops/glu/glu.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/token_shift/token_shift.h"
 
 namespace assay::ops {
 namespace {
@@ -140,6 +141,65 @@ TEST(RotaryQkvOp, BadArgumentsAreNamed) {
   EXPECT_THROW(rotary_qkv(qkv, 2, angle.slice(0, 1), angle), c10::ValueError);
   EXPECT_THROW(rotary_qkv(torch::randn({1, 3, 6, 5}), 2, angle, angle), c10::ValueError);
   EXPECT_THROW(rotary_qkv(qkv, 2, angle, angle, torch::ones({3})), c10::ValueError);
+}
+
+struct Shifted {
+  int64_t batch, time, width, count;
+  bool before, own;
+};
+void expect_token_shift(const Shifted& s, at::ScalarType dtype, at::Device device) {
+  SCOPED_TRACE(c10::str("B ", s.batch, " T ", s.time, " D ", s.width, " n ", s.count, s.before ? " before" : "",
+                        s.own ? " own" : "", " ", dtype, " on ", device));
+  torch::manual_seed(s.time);
+  const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<at::Tensor> inputs, exact;  // x, mix, before, own…
+  const auto input = [&](at::IntArrayRef shape, at::ScalarType type) {
+    const at::Tensor values = torch::randn(shape, at::kDouble).to(type);
+    inputs.push_back(values.to(device).detach().requires_grad_());
+    exact.push_back(values.to(at::kDouble).detach().requires_grad_());
+  };
+  input({s.batch, s.time, s.width}, dtype), input({s.count, s.width}, real);
+  if (s.before) input({s.batch, s.width}, dtype);
+  for (int64_t i = 0; i < s.count && s.own; ++i) input({s.batch, s.time, s.width}, dtype);
+  const auto shift = [&](auto op, const std::vector<at::Tensor>& in) {
+    const auto own = in.begin() + 2 + s.before;
+    return op(in[0], s.before ? std::optional(in[2]) : std::nullopt, in[1], std::vector<at::Tensor>(own, in.end()));
+  };
+  const auto y = shift(token_shift, inputs), expected = shift(token_shift_reference, exact);
+  std::vector<at::Tensor> gradients, exact_gradients;
+  for (size_t i = 0; i < y.size(); ++i) {
+    expect_rows(y[i], expected[i], dtype, "y");
+    gradients.push_back(torch::randn(expected[i].sizes(), at::kDouble).to(dtype).to(device));
+    exact_gradients.push_back(gradients.back().to(at::kCPU, at::kDouble));
+  }
+  const auto found = torch::autograd::grad(y, inputs, gradients);
+  const auto wanted = torch::autograd::grad(expected, exact, exact_gradients);
+  const char* names[] = {"dx", "dmix", s.before ? "dbefore" : "down"};
+  for (size_t i = 0; i < found.size(); ++i) expect_rows(found[i], wanted[i], dtype, i < 3 ? names[i] : "down");
+}
+void expect_token_shift_on(at::Device device) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const Shifted& s : {Shifted{1, 1, 3, 1, false, false},
+                             {2, 1, 8, 6, true, false},
+                             {3, 32, 40, 5, true, true},
+                             {2, 33, 24, 6, false, false},
+                             {1, 101, 64, 2, true, false},
+                             {2, 70, 9, 4, false, true}})
+      expect_token_shift(s, dtype, device);
+}
+TEST(TokenShiftOp, EqualsItsDefinition) { expect_token_shift_on(at::kCPU); }
+TEST(TokenShiftOp, OnCudaEqualsItsDefinition) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_token_shift_on(at::kCUDA);
+}
+TEST(TokenShiftOp, BadArgumentsAreNamed) {
+  const at::Tensor x = torch::randn({2, 3, 4}), mix = torch::zeros({2, 4});
+  EXPECT_THROW(token_shift(x[0], {}, mix), c10::ValueError);
+  EXPECT_THROW(token_shift(x, {}, torch::zeros({2, 5})), c10::ValueError);
+  EXPECT_THROW(token_shift(x, {}, torch::zeros({7, 4})), c10::ValueError);
+  EXPECT_THROW(token_shift(x, torch::zeros({1, 4}), mix), c10::ValueError);
+  EXPECT_THROW(token_shift(x, {}, mix, {x}), c10::ValueError);
+  EXPECT_THROW(token_shift(x, {}, mix, {x, x[0]}), c10::ValueError);
 }
 
 }  // namespace

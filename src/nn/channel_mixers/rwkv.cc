@@ -12,6 +12,7 @@
 
 #include "nn/initial_values.h"
 #include "nn/layers.h"
+#include "ops/token_shift/token_shift.h"
 
 namespace assay::nn {
 namespace {
@@ -35,9 +36,9 @@ struct RwkvChannelMix final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const at::Tensor delta = rwkv::step_back(x, state, "channel_shift"), weights = of_previous(mix.to(x.scalar_type()));
-    const at::Tensor y = out_proj->forward(in_proj->forward(at::addcmul(x, delta, weights[0])).relu().square());
-    return gated ? r_proj->forward(at::addcmul(x, delta, weights[1])).sigmoid() * y : y;
+    const auto shifted = ops::token_shift(x, rwkv::before(x, state, "channel_shift"), of_previous(mix));
+    const at::Tensor y = out_proj->forward(in_proj->forward(shifted[0]).relu().square());
+    return gated ? r_proj->forward(shifted[1]).sigmoid() * y : y;
   }
 
   // What the token before gets, from the parameter and back.

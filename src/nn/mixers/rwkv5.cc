@@ -9,6 +9,7 @@
 #include "nn/layers.h"
 #include "nn/rwkv.h"
 #include "ops/linear_attention/linear_attention.h"
+#include "ops/token_shift/token_shift.h"
 
 namespace assay::nn {
 namespace {
@@ -37,14 +38,13 @@ struct Rwkv5 final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const at::Tensor delta = rwkv::step_back(x, state, "shift"), weights = 1 - mix.to(x.scalar_type());
-    const auto mixed = [&](int64_t i) { return at::addcmul(x, delta, weights[i]); };
+    const auto mixed = ops::token_shift(x, rwkv::before(x, state, "shift"), 1 - mix);
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::rwkv5(heads(r_proj->forward(mixed(2))), heads(k_proj->forward(mixed(0))), heads(v_proj->forward(mixed(1))),
+        ops::rwkv5(heads(r_proj->forward(mixed[2])), heads(k_proj->forward(mixed[0])), heads(v_proj->forward(mixed[1])),
                    -decay.exp(), bonus, 1.0 / 8, state.find("S"));
-    return out_proj->forward(norm->forward(y.flatten(2)) * at::silu(g_proj->forward(mixed(3))));
+    return out_proj->forward(norm->forward(y.flatten(2)) * at::silu(g_proj->forward(mixed[3])));
   }
 
   double mixing_flops(int64_t) const override { return 7.0 * double(place.d_model * head_dim); }

@@ -11,6 +11,7 @@
 #include "nn/layers.h"
 #include "nn/rwkv.h"
 #include "ops/linear_attention/linear_attention.h"
+#include "ops/token_shift/token_shift.h"
 
 namespace assay::nn {
 namespace {
@@ -45,17 +46,16 @@ struct Rwkv6 final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const at::Tensor delta = rwkv::step_back(x, state, "shift");
+    const auto before = rwkv::before(x, state, "shift");
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const at::Tensor m = split_heads(mix_proj->forward(at::addcmul(x, delta, mix_x.to(x.scalar_type()))).tanh(), 5);
-    const at::Tensor weights =
-        at::einsum("btcr,crd->cbtd", {m, mix_up.to(x.scalar_type())}) + mix.to(x.scalar_type()).view({5, 1, 1, -1});
-    const auto mixed = [&](int64_t i) { return at::addcmul(x, delta, weights[i]); };
+    const at::Tensor m = split_heads(mix_proj->forward(ops::token_shift(x, before, mix_x.unsqueeze(0))[0]).tanh(), 5);
+    const at::Tensor own = at::einsum("btcr,crd->cbtd", {m, mix_up.to(x.scalar_type())});
+    const auto mixed = ops::token_shift(x, before, mix, own.unbind());
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::rwkv6(heads(r_proj->forward(mixed(3))), heads(k_proj->forward(mixed(1))), heads(v_proj->forward(mixed(2))),
-                   heads(-wide(decay->forward(mixed(0))).exp()), bonus, 1, state.find("S"));
-    return out_proj->forward(norm->forward(y.flatten(2)) * at::silu(g_proj->forward(mixed(4))));
+        ops::rwkv6(heads(r_proj->forward(mixed[3])), heads(k_proj->forward(mixed[1])), heads(v_proj->forward(mixed[2])),
+                   heads(-wide(decay->forward(mixed[0])).exp()), bonus, 1, state.find("S"));
+    return out_proj->forward(norm->forward(y.flatten(2)) * at::silu(g_proj->forward(mixed[4])));
   }
 
   double mixing_flops(int64_t) const override {

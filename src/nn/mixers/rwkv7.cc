@@ -16,6 +16,7 @@
 #include "nn/layers.h"
 #include "nn/rwkv.h"
 #include "ops/delta_rule/delta_rule.h"
+#include "ops/token_shift/token_shift.h"
 
 namespace assay::nn {
 namespace {
@@ -65,19 +66,18 @@ struct Rwkv7 final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const at::Tensor delta = rwkv::step_back(x, state, "shift"), weights = mix.to(x.scalar_type());
-    const auto mixed = [&](int64_t i) { return at::addcmul(x, delta, weights[i]); };
+    const auto mixed = ops::token_shift(x, rwkv::before(x, state, "shift"), mix);
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
     const auto like = [&](const at::Tensor& parameter) { return parameter.to(x.scalar_type()); };
-    const at::Tensor r = heads(r_proj->forward(mixed(0))), v = heads(values(mixed(3), state));
-    const at::Tensor w = -std::exp(-0.5) * wide(decay->forward(mixed(1))).sigmoid();
-    const at::Tensor a = rate->forward(mixed(4)).sigmoid(), k_plain = k_proj->forward(mixed(2));
+    const at::Tensor r = heads(r_proj->forward(mixed[0])), v = heads(values(mixed[3], state));
+    const at::Tensor w = -std::exp(-0.5) * wide(decay->forward(mixed[1])).sigmoid();
+    const at::Tensor a = rate->forward(mixed[4]).sigmoid(), k_plain = k_proj->forward(mixed[2]);
     const at::Tensor removed = unit(heads(k_plain * like(k_k)));
     const at::Tensor k = heads(k_plain * (1 + (a - 1) * like(k_a)));
     at::Tensor y;
     std::tie(y, state["S"]) = ops::rwkv7(r, heads(w), k, v, -removed, removed * heads(a), 1, state.find("S"));
     y = norm->forward(y.flatten(2)) + ((r * k * like(r_k)).sum(-1, true) * v).flatten(2);
-    return out_proj->forward(y * gate->forward(mixed(5)));
+    return out_proj->forward(y * gate->forward(mixed[5]));
   }
 
   // The first such layer's own, handed on; the others' mixed with them.

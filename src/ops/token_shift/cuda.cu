@@ -1,0 +1,162 @@
+// The token shift on CUDA: 16 bytes of columns a thread. The backward walks a run of positions towards its begin, so
+// that each gradient is read once: position t + 1 hands down what it owes t. The gradient of the mixes stays in
+// registers meanwhile.
+#include "ops/cuda.cuh"
+#include "ops/token_shift/kernel.h"
+
+namespace assay::ops::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T, int kWidth>
+struct Columns {
+  using R = Real<T>;
+  R at[kWidth] = {};
+  __device__ static Columns load(const void* row) {
+    Columns out;
+    const auto pack = *static_cast<const Pack<T, kWidth>*>(row);
+    for (int k = 0; k < kWidth; ++k) out.at[k] = real(pack.at[k]);
+    return out;
+  }
+  __device__ void store(void* row) const {
+    Pack<T, kWidth> pack;
+    for (int k = 0; k < kWidth; ++k) pack.at[k] = stored<T>(at[k]);
+    *static_cast<Pack<T, kWidth>*>(row) = pack;
+  }
+};
+
+// The columns of one thread, in any of the tensors.
+template <class T, int kWidth>
+struct Place {
+  using Part = Columns<T, kWidth>;
+  using R = Real<T>;
+  const TokenShift& p;
+  int64_t sequence, column;
+
+  __device__ int64_t offset(int64_t t) const { return (sequence * p.time + t) * p.width + column; }
+  __device__ Part read(const void* tensor, int64_t t) const {
+    return Part::load(static_cast<const T*>(tensor) + offset(t));
+  }
+  __device__ Part x(int64_t t) const {  // from t = −1
+    if (t >= 0) return read(p.x, t);
+    return p.before ? Part::load(static_cast<const T*>(p.before) + sequence * p.width + column) : Part{};
+  }
+  __device__ Part weight(const Columns<R, kWidth>& mix, int i, int64_t t) const {
+    Part m;
+    for (int k = 0; k < kWidth; ++k) m.at[k] = mix.at[k];
+    if (!p.own[i]) return m;
+    const Part own = read(p.own[i], t);
+    for (int k = 0; k < kWidth; ++k) m.at[k] += own.at[k];
+    return m;
+  }
+  __device__ Columns<R, kWidth> mix(int i) const {
+    Columns<R, kWidth> out;
+    const R* row = static_cast<const R*>(p.mix) + i * p.width + column;
+    for (int k = 0; k < kWidth; ++k) out.at[k] = row[k];
+    return out;
+  }
+};
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift p) {
+  using Part = Columns<T, kWidth>;
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth, position = i / packs;
+  if (position >= p.batch * p.time) return;
+  const Place<T, kWidth> place{p, position / p.time, i % packs * kWidth};
+  const int64_t t = position % p.time;
+  const Part now = place.x(t), before = place.x(t - 1);
+  for (int j = 0; j < p.count; ++j) {
+    Part y = place.weight(place.mix(j), j, t);
+    for (int k = 0; k < kWidth; ++k) y.at[k] = now.at[k] + (before.at[k] - now.at[k]) * y.at[k];
+    y.store(static_cast<T*>(p.y[j]) + place.offset(t));
+  }
+}
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q, int64_t runs) {
+  using Part = Columns<T, kWidth>;
+  const TokenShift& p = q.forward;
+  const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth, run = thread / packs;
+  if (run >= p.batch * runs) return;
+  const Place<T, kWidth> place{p, run / runs, thread % packs * kWidth};
+  const int64_t begin = run % runs * kShiftRun, end = min(begin + kShiftRun, p.time);
+  Columns<Real<T>, kWidth> mix[kMostShifts], dmix[kMostShifts];
+  Part owed;  // by the position behind
+#pragma unroll
+  for (int i = 0; i < kMostShifts; ++i) {
+    if (i >= p.count) break;
+    mix[i] = place.mix(i);
+    if (end == p.time) continue;
+    const Part m = place.weight(mix[i], i, end), dy = place.read(q.dy[i], end);
+    for (int k = 0; k < kWidth; ++k) owed.at[k] += dy.at[k] * m.at[k];
+  }
+  Part now = place.x(end - 1);
+  for (int64_t t = end - 1; t >= begin; --t) {
+    const Part before = place.x(t - 1);
+    Part dx = owed;
+    owed = Part{};
+#pragma unroll
+    for (int i = 0; i < kMostShifts; ++i) {
+      if (i >= p.count) break;
+      const Part m = place.weight(mix[i], i, t), dy = place.read(q.dy[i], t);
+      Part down;
+      for (int k = 0; k < kWidth; ++k) {
+        const auto past = dy.at[k] * m.at[k];
+        dx.at[k] += dy.at[k] - past, owed.at[k] += past;
+        down.at[k] = dy.at[k] * (before.at[k] - now.at[k]);
+        dmix[i].at[k] += down.at[k];
+      }
+      if (q.down[i]) down.store(static_cast<T*>(q.down[i]) + place.offset(t));
+    }
+    dx.store(static_cast<T*>(q.dx) + place.offset(t));
+    now = before;
+  }
+#pragma unroll
+  for (int i = 0; i < kMostShifts; ++i) {
+    if (i >= p.count) break;
+    auto* row = static_cast<Real<T>*>(q.dmix) + (run * p.count + i) * p.width + place.column;
+    for (int k = 0; k < kWidth; ++k) row[k] = dmix[i].at[k];
+  }
+}
+
+bool aligned(const TokenShift& p, const void* const* more) {
+  const auto fits = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
+  bool all = fits(p.x) && fits(p.before);
+  for (int i = 0; i < p.count; ++i) all = all && fits(p.own[i]) && fits(more[i]);
+  return all;
+}
+
+// work(width as a constant): 16 bytes of columns a thread where they fit, else one number.
+template <class F>
+void with_width(const TokenShift& p, const void* const* more, F&& work) {
+  with_type(p.dtype, [&](auto x) {
+    using T = decltype(x);
+    constexpr int kWidth = 16 / sizeof(T);
+    if (p.width % kWidth == 0 && aligned(p, more)) work(x, std::integral_constant<int, kWidth>());
+    else work(x, std::integral_constant<int, 1>());
+  });
+}
+
+}  // namespace
+
+void token_shift(const TokenShift& p, Stream stream) {
+  with_width(p, p.y, [&](auto x, auto width) {
+    const int64_t threads = p.batch * p.time * (p.width / width());
+    forward_kernel<decltype(x), width()>
+        <<<unsigned(ceil_div(threads, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    check_launch("token_shift");
+  });
+}
+
+void token_shift(const TokenShiftBackward& q, Stream stream) {
+  const TokenShift& p = q.forward;
+  with_width(p, q.dy, [&](auto x, auto width) {
+    const int64_t runs = runs_of_sequence(p), threads = p.batch * runs * (p.width / width());
+    backward_kernel<decltype(x), width()>
+        <<<unsigned(ceil_div(threads, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(q, runs);
+    check_launch("token_shift backward");
+  });
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,21 @@
+#pragma once
+// Where the time of some work goes, by torch's profiler.
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace assay::train {
+
+// On CUDA a kernel and torch's operator that launched it ("" for kernels of this project), on the CPU an operator alone,
+// without the time of those that it calls.
+struct TimeSpent {
+  std::string op, kernel;
+  int64_t calls = 0;
+  double seconds = 0;  // of all calls
+};
+// Of one run of `work`, which should have run before; most time first.
+std::vector<TimeSpent> profile(c10::Device device, const std::function<void()>& work);
+
+}  // namespace assay::train
