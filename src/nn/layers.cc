@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "ops/linear/linear.h"
-#include "ops/rms_norm/rms_norm.h"
+#include "ops/norm/norm.h"
 
 namespace assay::nn {
 
@@ -32,14 +32,8 @@ Norm::Norm(const std::string& kind, int64_t size, double eps, int64_t groups)
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
-  const at::Tensor master = zero_centered ? 1 + weight : weight, w = master.to(x.scalar_type());
-  const at::Tensor b = bias.defined() ? bias.to(x.scalar_type()) : bias;
-  if (groups == 1) return b.defined() ? at::layer_norm(x, w.sizes(), w, b, eps) : ops::rms_norm(x, master, eps);
-  const at::Tensor parts = x.unflatten(-1, {groups, -1});
-  const int64_t size = parts.size(-1);
-  const at::Tensor y =
-      (b.defined() ? at::layer_norm(parts, {size}, {}, {}, eps) : at::rms_norm(parts, {size}, {}, eps)).flatten(-2);
-  return b.defined() ? at::addcmul(b, y, w) : y * w;
+  const at::Tensor w = zero_centered ? 1 + weight : weight;
+  return bias.defined() ? ops::layer_norm(x, w, bias, eps, groups) : ops::rms_norm(x, w, eps, groups);
 }
 
 LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "ops/glu/glu.h"
-#include "ops/rms_norm/rms_norm.h"
+#include "ops/norm/norm.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
 #include "ops/token_shift/token_shift.h"
 
@@ -54,41 +54,59 @@ TEST(GluOp, BadArgumentsAreNamed) {
   EXPECT_THROW(glu(torch::zeros({3, 4}, at::kLong), "silu"), c10::Error);
 }
 
-void expect_rms_norm(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
-  SCOPED_TRACE(c10::str(shape, " ", dtype, " on ", device));
+void expect_norm(at::IntArrayRef shape, int64_t groups, bool layer, at::ScalarType dtype, at::Device device) {
+  SCOPED_TRACE(c10::str(layer ? "layer norm " : "", shape, " in ", groups, " groups ", dtype, " on ", device));
   torch::manual_seed(shape.back());
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor values = torch::randn(shape, at::kDouble).to(dtype), dy = torch::randn(shape, at::kDouble).to(dtype);
-  const at::Tensor scales = (1 + torch::randn({shape.back()}, at::kDouble)).to(real);
-  const auto leaf = [](const at::Tensor& x, at::ScalarType type, at::Device where) {
-    return x.to(where, type).detach().requires_grad_();
+  const at::Tensor dy = torch::randn(shape, at::kDouble).to(dtype);
+  std::vector<at::Tensor> inputs, exact;  // x, weight, bias
+  const auto input = [&](const at::Tensor& values, at::ScalarType type) {
+    inputs.push_back(values.to(type).to(device).detach().requires_grad_());
+    exact.push_back(values.to(type).to(at::kDouble).detach().requires_grad_());
   };
-  const at::Tensor x = leaf(values, dtype, device), weight = leaf(scales, real, device);
-  const at::Tensor exact = leaf(values, at::kDouble, at::kCPU), exact_weight = leaf(scales, at::kDouble, at::kCPU);
-  const at::Tensor y = rms_norm(x, weight, 1e-3), expected = rms_norm_reference(exact, exact_weight, 1e-3);
+  input(torch::randn(shape, at::kDouble) + 0.5, dtype), input(1 + torch::randn({shape.back()}, at::kDouble), real);
+  if (layer) input(torch::randn({shape.back()}, at::kDouble), real);
+  const auto& in = inputs;
+  const at::Tensor y = layer ? layer_norm(in[0], in[1], in[2], 1e-3, groups) : rms_norm(in[0], in[1], 1e-3, groups);
+  const at::Tensor expected = layer ? layer_norm_reference(exact[0], exact[1], exact[2], 1e-3, groups)
+                                    : rms_norm_reference(exact[0], exact[1], 1e-3, groups);
   expect_rows(y, expected, dtype, "y");
-  const auto found = torch::autograd::grad({y}, {x, weight}, {dy.to(device)});
-  const auto wanted = torch::autograd::grad({expected}, {exact, exact_weight}, {dy.to(at::kDouble)});
-  expect_rows(found[0], wanted[0], dtype, "dx");
-  expect_rows(found[1], wanted[1], real, "dweight");
+  const auto found = torch::autograd::grad({y}, inputs, {dy.to(device)});
+  const auto wanted = torch::autograd::grad({expected}, exact, {dy.to(at::kDouble)});
+  const char* names[] = {"dx", "dweight", "dbias"};
+  for (size_t i = 0; i < found.size(); ++i) expect_rows(found[i], wanted[i], i == 0 ? dtype : real, names[i]);
 }
-void expect_rms_norm_on(at::Device device) {
-  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    expect_rms_norm({3}, dtype, device);
-    expect_rms_norm({2, 65, 24}, dtype, device);
-    expect_rms_norm({1, 130, 77}, dtype, device);
-    expect_rms_norm({9000, 768}, dtype, device);
-    expect_rms_norm({3, 9001}, dtype, device);
-  }
+void expect_norms_on(at::Device device) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const bool layer : {false, true}) {
+      expect_norm({5}, 1, layer, dtype, device);
+      expect_norm({2, 65, 24}, 1, layer, dtype, device);
+      expect_norm({1, 130, 77}, 1, layer, dtype, device);
+      expect_norm({9000, 768}, 1, layer, dtype, device);
+      expect_norm({3, 9001}, 1, layer, dtype, device);
+      expect_norm({2, 130, 192}, 3, layer, dtype, device);
+      expect_norm({3, 67, 35}, 5, layer, dtype, device);
+      expect_norm({7, 640}, 2, layer, dtype, device);
+    }
 }
-TEST(RmsNormOp, EqualsItsDefinition) { expect_rms_norm_on(at::kCPU); }
-TEST(RmsNormOp, OnCudaEqualsItsDefinition) {
+TEST(NormOps, EqualTheirDefinitions) { expect_norms_on(at::kCPU); }
+TEST(NormOps, OnCudaEqualTheirDefinitions) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  expect_rms_norm_on(at::kCUDA);
+  expect_norms_on(at::kCUDA);
 }
-TEST(RmsNormOp, BadArgumentsAreNamed) {
-  EXPECT_THROW(rms_norm(torch::randn({3, 5}), torch::ones({4}), 1e-5), c10::ValueError);
+TEST(NormOps, ReferencesAreTorchs) {
+  const at::Tensor x = torch::randn({3, 7, 12}, at::kDouble), w = torch::randn({12}, at::kDouble),
+                   b = torch::randn({12}, at::kDouble);
+  EXPECT_TRUE(at::allclose(layer_norm_reference(x, w, b, 1e-5), at::layer_norm(x, {12}, w, b, 1e-5), 1e-12, 1e-12));
+  EXPECT_TRUE(at::allclose(rms_norm_reference(x, w, 1e-5), at::rms_norm(x, {12}, w, 1e-5), 1e-12, 1e-12));
+}
+TEST(NormOps, BadArgumentsAreNamed) {
+  const at::Tensor x = torch::randn({3, 6}), w = torch::ones({6});
+  EXPECT_THROW(rms_norm(x, torch::ones({4}), 1e-5), c10::ValueError);
   EXPECT_THROW(rms_norm(torch::randn({3, 0}), torch::ones({0}), 1e-5), c10::ValueError);
+  EXPECT_THROW(rms_norm(x, w, 1e-5, 4), c10::ValueError);
+  EXPECT_THROW(rms_norm(x, w, 1e-5, 0), c10::ValueError);
+  EXPECT_THROW(layer_norm(x, w, torch::ones({4}), 1e-5), c10::ValueError);
 }
 
 struct Heads {
