@@ -99,7 +99,8 @@ void draw(Figure& figure, Models family, const std::string& name, Read&& read) {
     if (const Reading reading = read(*a)) {
       const auto [value, low, high] = *reading;
       const double x = place.at(value_of(*a, name));
-      line.x.push_back(x), line.y.push_back(value);
+      if (const auto size = number(value_of(*a, name)); !size || *size > 0)
+        line.x.push_back(x), line.y.push_back(value);
       points.push_back({a->name, a->style, {x}, {value}, {low}, {high}, false, 5, true});
     }
   if (points.size() < 2) return;
@@ -136,8 +137,8 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
 FigureGroup ablation_plots(const Setting& setting) {
   FigureGroup group{"One hyper-parameter at a time",
                     "Models that differ in nothing else are joined. Of Δ the bars are 95 % intervals, and 0 is the "
-                    "reference; of the entropy they are the range of the seeds. Numbers stand by their logarithm, 0 "
-                    "before and −1 behind them.",
+                    "reference; of the entropy they are the range of the seeds. Numbers stand by their logarithm; 0 "
+                    "before and −1 behind them mean something else (none, all, learned) and stand apart.",
                     {}};
   std::vector<std::string> names;
   for (const Architecture& a : setting.architectures)

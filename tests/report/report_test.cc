@@ -119,15 +119,17 @@ TEST_F(Report, DrawsModelsThatDifferInOneHyperparameterAlone) {
   ASSERT_EQ(group.figures.size(), 4u);
   const Figure& window = group.figures[2];
   EXPECT_EQ(window.id, "over-attention.window");
-  ASSERT_EQ(window.series.size(), 4u);                            // the line, and a point with its interval each
-  EXPECT_EQ(window.series[0].x, (std::vector<double>{6, 8, 9}));  // log2; −1 is all, behind the others
+  ASSERT_EQ(window.series.size(), 4u);                         // the line, and a point with its interval each
+  EXPECT_EQ(window.series[0].x, (std::vector<double>{6, 8}));  // log2
   EXPECT_NEAR(window.series[0].y[0], 0.3, 0.04);
-  EXPECT_EQ(window.series[0].y[2], 0);  // the reference
+  EXPECT_EQ(window.series[3].name, "full");
+  EXPECT_EQ(window.series[3].x, std::vector<double>{9});  // −1, all, stands apart behind the others
+  EXPECT_EQ(window.series[3].y, std::vector<double>{0});  // the reference
   EXPECT_EQ(window.series[1].name, "narrow");
   EXPECT_TRUE(window.series[1].upright && window.series[1].low[0] < window.series[0].y[0]);
   EXPECT_EQ(window.x.ticks, (std::vector<std::pair<double, std::string>>{{9, "-1"}, {8, "256"}, {6, "64"}}));
   EXPECT_EQ(group.figures[3].id, "over-attention.window-entropy");
-  EXPECT_EQ(group.figures[3].series[0].y, (std::vector<double>{0.5, 0.5, 0.5}));
+  EXPECT_EQ(group.figures[3].series[0].y, (std::vector<double>{0.5, 0.5}));
   EXPECT_EQ(group.figures[0].id, "over-attention.position");
   EXPECT_EQ(group.figures[0].series[0].x, (std::vector<double>{0, 1}));
   EXPECT_TRUE(contains(html(), "id=\"over-attention.window\""));
