@@ -36,8 +36,8 @@ std::vector<Models> families(const Setting& setting, const std::string& name) {
 }
 
 std::string value_of(const Architecture& a, const std::string& name) {
-  for (const auto& [key, value] : hyperparameters(a))
-    if (key == name) return value;
+  for (auto& [key, value] : hyperparameters(a))
+    if (key == name) return std::erase(value, '"'), value;
   return "";
 }
 
@@ -117,13 +117,15 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
   const std::string shown = name.substr(std::string("model.").size());
   const std::string file = (setting.name.empty() ? "" : setting.name + "-") + "over-" + shown;
   Axis x{shown};
-  for (const auto& [text, at] : places(values)) x.ticks.emplace_back(at, text);
-  Figure difference{file,
-                    fmt::format("Δ at equal {} loss over {}", report::name(setting.kinds.front()), shown),
-                    x,
-                    {"Δ, nats a token (up: worse)"}};
+  double first = INFINITY, last = -INFINITY;
+  for (const auto& [text, at] : places(values)) {
+    x.ticks.emplace_back(at, text);
+    first = std::min(first, at), last = std::max(last, at);
+  }
+  x.range = {first - 0.4, last + 0.4};  // room for the outer labels
+  Figure difference{file, "Δ over " + shown, x, {"Δ, nats a token (up: worse)"}};
   difference.horizontal = 0, difference.y.least = kLeastDifference;
-  Figure sharpness{file + "-entropy", "attention entropy at the end over " + shown, x, {"entropy"}};
+  Figure sharpness{file + "-entropy", "entropy over " + shown, x, {"attention entropy at the end"}};
   for (const Models& family : all) {
     draw(difference, family, name, [&](const Architecture& a) { return delta(a, setting); });
     draw(sharpness, family, name, entropy);
@@ -136,7 +138,8 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
 
 FigureGroup ablation_plots(const Setting& setting) {
   FigureGroup group{"One hyper-parameter at a time",
-                    "Models that differ in nothing else are joined. Of Δ the bars are 95 % intervals, and 0 is the "
+                    "Models that differ in nothing else are joined. Of Δ (at equal loss of the kind that answers) the "
+                    "bars are 95 % intervals, and 0 is the "
                     "reference; of the entropy they are the range of the seeds. Numbers stand by their logarithm; 0 "
                     "before and −1 behind them mean something else (none, all, learned) and stand apart.",
                     {}};

@@ -132,6 +132,7 @@ TEST_F(Report, DrawsModelsThatDifferInOneHyperparameterAlone) {
   EXPECT_EQ(group.figures[3].series[0].y, (std::vector<double>{0.5, 0.5}));
   EXPECT_EQ(group.figures[0].id, "over-attention.position");
   EXPECT_EQ(group.figures[0].series[0].x, (std::vector<double>{0, 1}));
+  EXPECT_EQ(group.figures[0].x.ticks[1].second, "rope");
   EXPECT_TRUE(contains(html(), "id=\"over-attention.window\""));
   EXPECT_TRUE(contains(read_file(folder / "figures/over-attention.window.svg"), ">256</text>"));
   EXPECT_GT(shown_range(window, true).second, window.series[1].high[0]);
