@@ -61,7 +61,7 @@ at::Tensor split_heads(const at::Tensor& x, int64_t num_heads) { return x.unflat
 
 int64_t head_width(const char* mixer, int64_t width, int64_t num_heads) {
   if (num_heads < 1 || width < 1 || width % num_heads)
-    fail("{}: {} heads must be positive and divide a width of {} (d_model, or what expand makes of it)", mixer,
+    fail("{}: num_heads = {} must be positive and divide {} channels (d_model, or what expand makes of it)", mixer,
          num_heads, width);
   return width / num_heads;
 }

@@ -1,6 +1,6 @@
-#include <torch/torch.h>
-
 #include "nn/model_files.h"
+
+#include <torch/torch.h>
 
 #include <algorithm>
 #include <functional>
@@ -84,9 +84,11 @@ void save_model(const fs::path& folder, const OpenModel& opened) {
   });
 }
 
-void export_model(const fs::path& folder, const OpenModel& opened, const nlohmann::json& settings) {
-  hugging_face_config(opened.model->spec);  // refuses before anything is written
-  write_new(folder, opened.tokenizer, [&](const fs::path& to) { write_hugging_face(to, *opened.model, settings); });
+void export_model(const fs::path& folder, const OpenModel& opened, const nlohmann::json& settings,
+                  const std::string& layout) {
+  hugging_face_config(opened.model->spec, layout);  // refuses before anything is written
+  write_new(folder, opened.tokenizer,
+            [&](const fs::path& to) { write_hugging_face(to, *opened.model, settings, layout); });
 }
 
 }  // namespace assay::nn

@@ -22,7 +22,8 @@ OpenModel open_model(const fs::path& path);
 // folder, {config.json, model.safetensors, tokenizer.model}. The folder appears whole; BadInput when it is there
 // already.
 void save_model(const fs::path& folder, const OpenModel& model);
-void export_model(const fs::path& folder, const OpenModel& model, const nlohmann::json& settings);
+void export_model(const fs::path& folder, const OpenModel& model, const nlohmann::json& settings,
+                  const std::string& layout = "");
 
 std::map<int64_t, fs::path> checkpoints(const fs::path& run);  // by step
 

@@ -27,7 +27,8 @@ double mean_loss(const Json& sets, const std::vector<std::string>& domains, cons
 }
 
 Evaluation read_evaluation(const Json& line, const Setting& setting) {
-  Evaluation out{line.at("step"), number(line, "tokens"), number(line, "train_loss"), 0, 0, {}, line.at("evaluation"), {}};
+  Evaluation out{
+      line.at("step"), number(line, "tokens"), number(line, "train_loss"), 0, 0, {}, line.at("evaluation"), {}};
   out.held_out_loss = mean_loss(out.sets, setting.train, setting.held_out);
   out.test_loss = mean_loss(out.sets, setting.test, setting.split);
   for (const std::string& domain : setting.test) out.test_losses[domain] = mean_loss(out.sets, {domain}, setting.split);
@@ -171,7 +172,8 @@ void add_run(Setting& setting, const Json& row, study::Store& store) {
 }
 
 Setting read_setting(const Json& json) {
-  Setting setting{json["name"], json["train"], json["out_of_domain"], {}, json["held_out"], json["test"], false, {}, {}};
+  Setting setting{
+      json["name"], json["train"], json["out_of_domain"], {}, json["held_out"], json["test"], false, {}, {}};
   setting.mixed = setting.test.empty();
   if (setting.mixed) setting.test = setting.train, setting.split = setting.held_out;
   setting.kinds = setting.mixed ? std::vector{Kind::training} : std::vector{Kind::held_out, Kind::training};
@@ -208,6 +210,13 @@ void compare_all(Setting& setting, const fs::path& study) {
 }  // namespace
 
 const char* name(Kind kind) { return kind == Kind::held_out ? "held-out" : "training"; }
+
+double mean_attention_entropy(const Evaluation& evaluation) {
+  double sum = 0, count = 0;
+  for (const auto& heads : evaluation.attention_entropy)
+    for (const double entropy : heads) sum += entropy, ++count;
+  return sum / count;
+}
 
 Study analyse(const fs::path& folder) {
   if (!fs::exists(folder / "study.sqlite"))

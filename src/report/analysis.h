@@ -19,12 +19,12 @@ const char* name(Kind kind);             // "held-out", "training"
 
 struct Evaluation {
   int64_t step;
-  double tokens;                              // seen so far
-  double training_loss;                       // mean since the evaluation before; NaN at the first
-  double held_out_loss;                       // mean over the training domains
-  double test_loss;                           // mean over the test domains
-  std::map<std::string, double> test_losses;  // by test domain
-  Json sets;                                  // {"cc.test": {"loss", "bits_per_byte", "slices", …}, …}
+  double tokens;                                       // seen so far
+  double training_loss;                                // mean since the evaluation before; NaN at the first
+  double held_out_loss;                                // mean over the training domains
+  double test_loss;                                    // mean over the test domains
+  std::map<std::string, double> test_losses;           // by test domain
+  Json sets;                                           // {"cc.test": {"loss", "bits_per_byte", "slices", …}, …}
   std::vector<std::vector<double>> attention_entropy;  // by layer and head; empty without softmax weights
   double pretraining_loss(Kind kind) const { return kind == Kind::training ? training_loss : held_out_loss; }
 };
@@ -70,6 +70,13 @@ struct Study {
 };
 
 Study analyse(const fs::path& folder);
+
+// Every hyper-parameter of an architecture and its value, ("model.d_model", "64"), in the order of its configuration;
+// without the seed.
+using Hyperparameters = std::vector<std::pair<std::string, std::string>>;
+Hyperparameters hyperparameters(const Architecture& architecture);
+// Mean over the layers and heads that have softmax weights; NaN without.
+double mean_attention_entropy(const Evaluation& evaluation);
 
 // Mean over runs; NaN for none.
 template <class Get>

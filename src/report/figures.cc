@@ -37,12 +37,13 @@ Json trace(const Series& series) {
        {{"color", colour(series.style)}, {"symbol", plotly_symbol(series.style)}, {"size", marker_sizes(series)}}},
       {"hovertemplate", "%{x:.4g}, %{y:.4g}<extra>" + series.name + "</extra>"}};
   if (series.low.empty()) return out;
+  const std::vector<double>& along = series.upright ? series.y : series.x;
   Json plus = Json::array(), minus = Json::array();
-  for (size_t i = 0; i < series.x.size(); ++i)
-    plus.push_back(series.high[i] - series.x[i]), minus.push_back(series.x[i] - series.low[i]);
-  out["error_x"] = {{"type", "data"},      {"symmetric", false}, {"array", plus},
-                    {"arrayminus", minus}, {"thickness", 1.8},   {"width", 4}};
-  out["hovertemplate"] = "%{x:.3f}<extra>" + series.name + "</extra>";
+  for (size_t i = 0; i < along.size(); ++i)
+    plus.push_back(series.high[i] - along[i]), minus.push_back(along[i] - series.low[i]);
+  out[series.upright ? "error_y" : "error_x"] = {{"type", "data"},      {"symmetric", false}, {"array", plus},
+                                                 {"arrayminus", minus}, {"thickness", 1.8},   {"width", 4}};
+  out["hovertemplate"] = (series.upright ? "%{y:.3f}<extra>" : "%{x:.3f}<extra>") + series.name + "</extra>";
   return out;
 }
 
@@ -91,7 +92,7 @@ std::pair<double, double> shown_range(const Figure& figure, bool vertical) {
   };
   for (const Series& series : figure.series) {
     for (const double value : vertical ? series.y : series.x) see(value);
-    if (!vertical)
+    if (vertical == series.upright)
       for (const auto* ends : {&series.low, &series.high})
         for (const double value : *ends) see(value);
   }

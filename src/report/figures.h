@@ -12,9 +12,10 @@ struct Series {
   std::string name;
   int style = 0;                  // 0: the reference (black circles), then one colour and symbol each
   std::vector<double> x, y;       // points that are not finite are left out
-  std::vector<double> low, high;  // ends of an error bar along x; empty for none
+  std::vector<double> low, high;  // ends of an error bar; empty for none
   bool line = true;
-  double marker = 3;  // radius in pixels; the last point of a line is drawn larger
+  double marker = 3;     // radius in pixels; the last point of a line is drawn larger
+  bool upright = false;  // the error bar stands along y, not x
 };
 
 struct Axis {

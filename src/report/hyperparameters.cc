@@ -10,15 +10,11 @@ namespace {
 
 using Values = std::map<std::string, std::string>;  // "model.d_model" → "64"
 
-void flatten(const ConfigNode& table, const std::string& prefix, Values& out, std::vector<std::string>& order) {
+void flatten(const ConfigNode& table, const std::string& prefix, Hyperparameters& out) {
   for (const std::string& key : table.keys()) {
     const std::string name = prefix.empty() ? key : prefix + "." + key;
-    if (table.is_table(key)) {
-      flatten(table.child(key), name, out, order);
-    } else if (name != "train.seed") {  // the table of runs has the seeds
-      out[name] = table.value(key);
-      if (!std::ranges::count(order, name)) order.push_back(name);
-    }
+    if (table.is_table(key)) flatten(table.child(key), name, out);
+    else if (name != "train.seed") out.emplace_back(name, table.value(key));  // the table of runs has the seeds
   }
 }
 
@@ -26,8 +22,13 @@ struct Configurations {
   std::vector<Values> models;
   std::vector<std::string> order;
   explicit Configurations(const Setting& setting) {
-    for (const Architecture& a : setting.architectures)
-      flatten(ConfigNode::parse(a.runs.front().row["config"].get<std::string>()), "", models.emplace_back(), order);
+    for (const Architecture& a : setting.architectures) {
+      Values& values = models.emplace_back();
+      for (const auto& [name, value] : hyperparameters(a)) {
+        values[name] = value;
+        if (!std::ranges::count(order, name)) order.push_back(name);
+      }
+    }
   }
   bool differs(const std::string& name) const {
     return std::ranges::any_of(models, [&](auto& m) { return !m.contains(name) || m.at(name) != models[0].at(name); });
@@ -45,6 +46,12 @@ std::string id(const Setting& setting, const char* name) {
 }
 
 }  // namespace
+
+Hyperparameters hyperparameters(const Architecture& architecture) {
+  Hyperparameters out;
+  flatten(ConfigNode::parse(architecture.runs.front().row["config"].get<std::string>()), "", out);
+  return out;
+}
 
 Table differing_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-differing"),

@@ -135,7 +135,8 @@ std::string body(const Section& s, bool many) {
       many ? fmt::format("<h2>{}: the evidence</h2>\n", escape(s.setting->name)) : "<h2>The evidence</h2>\n";
   out += html(s.losses);
   for (const FigureGroup& group : s.figures) out += html(group, *s.setting);
-  for (const Table* table : {&s.degradation, &s.convergence, &s.slices, &s.probes, &s.speed, &s.differing}) out += html(*table);
+  for (const Table* table : {&s.degradation, &s.convergence, &s.slices, &s.probes, &s.speed, &s.differing})
+    out += html(*table);
   return out + folded(s.common);
 }
 

@@ -140,12 +140,6 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());  // NaN for none
 }
 
-double mean_entropy(const Evaluation& e) {
-  std::vector<double> all;
-  for (const auto& heads : e.attention_entropy) all.insert(all.end(), heads.begin(), heads.end());
-  return mean(all);
-}
-
 Figure entropy_by_layer(const Setting& setting) {
   Figure figure{id(setting, "attention-entropy-by-layer"), "at the end, mean over heads", {"layer"}, {"entropy"}};
   for (const Architecture& a : setting.architectures)
@@ -210,7 +204,7 @@ FigureGroup entropy_plots(const Setting& setting) {
                     {}};
   Figure along{id(setting, "attention-entropy"), "mean over layers and heads", {"training tokens"}, {"entropy"}};
   along.series = lines(
-      setting, [](const Evaluation& e) { return e.tokens; }, mean_entropy);
+      setting, [](const Evaluation& e) { return e.tokens; }, mean_attention_entropy);
   std::erase_if(along.series, [](const Series& series) { return series.x.empty(); });
   if (along.series.empty()) return group;
   group.figures.push_back(std::move(along));

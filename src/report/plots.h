@@ -18,5 +18,7 @@ FigureGroup forest_plots(const Setting& setting);
 FigureGroup training_curves(const Setting& setting);
 // Entropy of the softmax weights over training tokens, and by layer at the end; no figures where nothing has any.
 FigureGroup entropy_plots(const Setting& setting);
+// Δ, and the entropy at the end, over each hyper-parameter of a model in which two or more differ and in nothing else.
+FigureGroup ablation_plots(const Setting& setting);
 
 }  // namespace assay::report

@@ -22,9 +22,10 @@ Section section_of(const Setting& setting) {
               differing_table(setting),
               common_table(setting)};
   out.figures.push_back(forest_plots(setting));
+  out.figures.push_back(ablation_plots(setting));
   for (const Kind kind : setting.kinds) out.figures.push_back(scatter_plots(setting, kind));
   out.figures.push_back(training_curves(setting));
-  if (FigureGroup entropy = entropy_plots(setting); !entropy.figures.empty()) out.figures.push_back(std::move(entropy));
+  out.figures.push_back(entropy_plots(setting));
   return out;
 }
 
@@ -35,7 +36,8 @@ void write_table(const fs::path& study, const Table& table) {
 void write_files(const fs::path& study, const Section& s) {
   for (const FigureGroup& group : s.figures)
     for (const Figure& figure : group.figures) write_file(study / "figures" / (figure.id + ".svg"), to_svg(figure));
-  for (const Table* table : {&s.losses, &s.degradation, &s.convergence, &s.slices, &s.probes, &s.speed, &s.differing, &s.common})
+  for (const Table* table :
+       {&s.losses, &s.degradation, &s.convergence, &s.slices, &s.probes, &s.speed, &s.differing, &s.common})
     write_table(study, *table);
   write_table(study, slice_detail_table(*s.setting));
   write_table(study, evaluation_table(*s.setting));
@@ -63,7 +65,8 @@ fs::path write_report(const fs::path& folder) {
   try {
     return write(folder);
   } catch (const Json::exception& error) {
-    fail("{}: not as this version of Assay writes studies ({}); run the plan again into another folder", folder.string(), error.what());
+    fail("{}: not as this version of Assay writes studies ({}); run the plan again into another folder",
+         folder.string(), error.what());
   }
 }
 

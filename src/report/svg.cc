@@ -148,7 +148,9 @@ class Drawing {
       body_ += fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\"/>\n", path, paint);
     for (size_t i = 0; i < series.x.size(); ++i) {
       if (!x_.inside(series.x[i]) || !y_.inside(series.y[i])) continue;
-      if (!series.low.empty())
+      if (!series.low.empty() && series.upright)
+        line(x_(series.x[i]), y_(series.low[i]), x_(series.x[i]), y_(series.high[i]), paint.c_str(), 1.8);
+      else if (!series.low.empty())
         line(x_(series.low[i]), y_(series.y[i]), x_(series.high[i]), y_(series.y[i]), paint.c_str(), 1.8);
       const double radius = series.line && i + 1 == series.x.size() ? std::max(4.5, series.marker) : series.marker;
       if (radius > 0) body_ += symbol(series.style, x_(series.x[i]), y_(series.y[i]), radius);

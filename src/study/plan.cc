@@ -48,6 +48,17 @@ void check_name(const std::string& name, const std::string& where) {
     fail("{}: '{}' cannot name a folder; use letters, digits, '_', '+', '-' and '.'. Nothing was run.", where, name);
 }
 
+// A pattern (or channel mixer) of its own leaves behind the base's tables of parts that it no longer names.
+bool left_behind(const std::string& table, const ConfigNode& preset, const ConfigNode& own) {
+  const auto dropped = [&](const char* field) {
+    const auto names = [&](const ConfigNode& layer) {
+      return layer.value(field).find('"' + table + '"') != std::string::npos;
+    };
+    return preset.has(field) && own.has(field) && names(preset) && !names(own);
+  };
+  return !own.has(table) && (dropped("pattern") || dropped("channel_mixer"));
+}
+
 Model read_model(const std::string& name, const ConfigNode& root, const Head& head, const fs::path& file) {
   check_name(name, root.where("models"));
   const ConfigNode tables = root.child("model"), own = tables.child(name);
@@ -62,6 +73,8 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   Model model{name, mine.seeds, {preset, size, own}, {}};
   for (const std::string& key : size.keys())
     if (size.is_table(key) && !preset.has(key) && !own.has(key)) model.absent.push_back(key);
+  for (const std::string& key : preset.keys())
+    if (preset.is_table(key) && left_behind(key, preset, own)) model.absent.push_back(key);
   return model;
 }
 

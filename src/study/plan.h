@@ -56,7 +56,7 @@ struct Model {
   std::string name;
   std::vector<int64_t> seeds;
   std::vector<ConfigNode> layers;   // of [model], the later over the earlier
-  std::vector<std::string> absent;  // tables of `size` that the model does not have
+  std::vector<std::string> absent;  // tables of `size` that the model does not have, and of its base that it left
 };
 struct Plan {
   std::string name, text, reference;

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
+#include <map>
 
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/linear_attention/linear_attention.h"
@@ -115,6 +117,29 @@ TEST_P(RecurrenceInput, AWrongStateIsNamed) {
 }
 
 TEST_P(RecurrenceInput, AnEmptySequenceIsRefused) { expect(error(0, {}), "none of them 0"); }
+
+TEST(RecurrenceInputs, AScaleThatIsNoNumberIsRefused) {
+  const at::Tensor q = random({B, 5, H, K}), v = random({B, 5, H, V}), u = random({H, K}), g = random({B, 5, H});
+  const std::map<std::string, std::function<void(double)>> calls = {
+      {"linear_attention", [&](double s) { linear_attention(q, q, v, s); }},
+      {"simple_gla", [&](double s) { simple_gla(q, q, v, g, s); }},
+      {"gla", [&](double s) { gla(q, q, v, q, s); }},
+      {"delta_rule", [&](double s) { delta_rule(q, q, v, g, s); }},
+      {"gated_delta_rule", [&](double s) { gated_delta_rule(q, q, v, g, g, s); }},
+      {"rwkv5", [&](double s) { rwkv5(q, q, v, u, u, s); }},
+      {"rwkv6", [&](double s) { rwkv6(q, q, v, q, u, s); }},
+      {"rwkv7", [&](double s) { rwkv7(q, q, q, v, q, q, s); }},
+      {"taylor_exp_attention", [&](double s) { taylor_exp_attention(q, q, v, s, true, 1e-6); }}};
+  for (const auto& [name, call] : calls) {
+    EXPECT_NO_THROW(call(0.5)) << name;
+    for (const double scale : {double(INFINITY), double(NAN)}) try {
+        call(scale);
+        ADD_FAILURE() << name << " took a scale of " << scale;
+      } catch (const c10::ValueError& error) {
+        EXPECT_EQ(std::string(error.what_without_backtrace()).find(name + ": scale is "), 0u) << error.what();
+      }
+  }
+}
 
 // A look at the values would stop a GPU: the state grows, as the formula says, and says so by its size.
 TEST_P(RecurrenceInput, DecaysAboveZeroGrow) {

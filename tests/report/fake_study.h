@@ -15,6 +15,7 @@ struct FakeModel {
   double degradation = 0;  // nats
   double speed = 1;        // tokens count this much
   double unseen = 0;       // nats more on tokens unseen in training, which are a tenth
+  std::string table = "";  // of its mixer, in its configuration
 };
 
 class FakeStudyFolder {
@@ -28,8 +29,7 @@ class FakeStudyFolder {
   // Writes the run folders and study.sqlite. Runs of models named in `unfinished` stay out.
   void write(const fs::path& study, const std::vector<std::string>& unfinished = {}) {
     make_folder(study / "configs");
-    study::Plan plan{
-        "fake", "reference = \"full\"\n", "full", {{"", {"", train, out_of_domain, 512}, {}, {}}}, {}};
+    study::Plan plan{"fake", "reference = \"full\"\n", "full", {{"", {"", train, out_of_domain, 512}, {}, {}}}, {}};
     std::vector<study::PlannedRun> runs;
     for (const FakeModel& model : models) {
       plan.models.push_back({model.name, seeds, {}, {}});
@@ -64,10 +64,10 @@ class FakeStudyFolder {
   }
   static std::string config(const FakeModel& model, int64_t seed) {
     return fmt::format(
-        "[model]\nd_model = 512\nnum_layers = {}\npattern = [\"{}\"]\n[train]\nseed = {}\nsteps = 2000\nbatch_size = "
+        "[model]\nd_model = 512\nnum_layers = {}\npattern = [\"{}\"]\n{}[train]\nseed = {}\nsteps = 2000\nbatch_size = "
         "32\n"
         "sequence_length = 512\nwarmup_steps = 10\nlearning_rate = 0.001\n",
-        model.name == "mamba1" ? 16 : 8, model.name == "mamba1" ? "mamba1" : "attention", seed);
+        model.name == "mamba1" ? 16 : 8, model.name == "mamba1" ? "mamba1" : "attention", model.table, seed);
   }
 
   void write_run(const fs::path& folder, const FakeModel& model, int64_t seed) {
@@ -97,7 +97,8 @@ class FakeStudyFolder {
                                           {"final_loss", 3.3}}
                                          .dump());
     if (model.name == "mamba1") return;  // a run without probes
-    const Json mean{{"visibility", model.name == "window" ? 0.25 : 0.75}, {"uniformity", 0.5}, {"real_relation", 0.875}};
+    const Json mean{
+        {"visibility", model.name == "window" ? 0.25 : 0.75}, {"uniformity", 0.5}, {"real_relation", 0.875}};
     Json layer = mean;
     layer["visibility"] = 0.9375;
     write_file(folder / "probes.json", Json{{"mean", mean}, {"layers", {mean, layer}}}.dump());
@@ -138,7 +139,8 @@ class FakeStudyFolder {
     for (const auto* names : {&train, &out_of_domain})
       for (const std::string& domain : *names) {
         tensors.push_back({domain + split(domain) + ".nll", "F64", {documents}, std::as_bytes(std::span(nll[i++]))});
-        tensors.push_back({domain + split(domain) + ".tokens", "I64", {documents}, std::as_bytes(std::span(tokens_of))});
+        tensors.push_back(
+            {domain + split(domain) + ".tokens", "I64", {documents}, std::as_bytes(std::span(tokens_of))});
         tensors.push_back({domain + split(domain) + ".bytes", "I64", {documents}, std::as_bytes(std::span(tokens_of))});
       }
     write_safetensors(folder / "evaluations" / fmt::format("step-{}.safetensors", k * 100), tensors);

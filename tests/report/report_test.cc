@@ -105,6 +105,39 @@ TEST_F(Report, DrawsTheEntropyOfThoseThatHaveWeights) {
   EXPECT_TRUE(contains(read_file(folder / "tables/attention-entropy.csv"), ",1,0,0.75\n"));
 }
 
+TEST_F(Report, DrawsModelsThatDifferInOneHyperparameterAlone) {
+  const auto attention = [](int window, const char* position) {
+    return fmt::format("[model.attention]\nwindow = {}\nposition = \"{}\"\n", window, position);
+  };
+  fake.models = {{"full", 0, 1, 0, attention(-1, "rope")},
+                 {"wide", 0.1, 1, 0, attention(256, "rope")},
+                 {"narrow", 0.3, 1, 0, attention(64, "rope")},
+                 {"narrow_none", 0.4, 1, 0, attention(64, "none")},
+                 {"mamba1", 0.05, 0.9}};  // differs in much
+  fake.write(folder);
+  const FigureGroup group = ablation_plots(analyse(folder).settings[0]);
+  ASSERT_EQ(group.figures.size(), 4u);
+  const Figure& window = group.figures[2];
+  EXPECT_EQ(window.id, "over-attention.window");
+  ASSERT_EQ(window.series.size(), 4u);                         // the line, and a point with its interval each
+  EXPECT_EQ(window.series[0].x, (std::vector<double>{6, 8}));  // log2
+  EXPECT_NEAR(window.series[0].y[0], 0.3, 0.04);
+  EXPECT_EQ(window.series[3].name, "full");
+  EXPECT_EQ(window.series[3].x, std::vector<double>{9});  // −1, all, stands apart behind the others
+  EXPECT_EQ(window.series[3].y, std::vector<double>{0});  // the reference
+  EXPECT_EQ(window.series[1].name, "narrow");
+  EXPECT_TRUE(window.series[1].upright && window.series[1].low[0] < window.series[0].y[0]);
+  EXPECT_EQ(window.x.ticks, (std::vector<std::pair<double, std::string>>{{9, "-1"}, {8, "256"}, {6, "64"}}));
+  EXPECT_EQ(group.figures[3].id, "over-attention.window-entropy");
+  EXPECT_EQ(group.figures[3].series[0].y, (std::vector<double>{0.5, 0.5}));
+  EXPECT_EQ(group.figures[0].id, "over-attention.position");
+  EXPECT_EQ(group.figures[0].series[0].x, (std::vector<double>{0, 1}));
+  EXPECT_EQ(group.figures[0].x.ticks[1].second, "rope");
+  EXPECT_TRUE(contains(html(), "id=\"over-attention.window\""));
+  EXPECT_TRUE(contains(read_file(folder / "figures/over-attention.window.svg"), ">256</text>"));
+  EXPECT_GT(shown_range(window, true).second, window.series[1].high[0]);
+}
+
 TEST_F(Report, MixedDomainComparesHeldOutLossAtEqualTrainingLoss) {
   fake.out_of_domain = {};
   fake.models[1].degradation = 0;

@@ -1,5 +1,7 @@
 #include "study/plan.h"
 
+#include <regex>
+
 #include "fake_trainer.h"
 
 namespace assay::study {
@@ -49,8 +51,9 @@ TEST_F(PlanErrors, RefuseWhatContradicts) {
 }
 
 TEST_F(PlanErrors, RefuseATableOfSizeThatNoModelHas) {
-  expect(std::string(kPlan) + "size = { atention = { num_heads = 4 } }\n",
-         {"plan.toml:6:", "no model of the plan has a table 'atention'; did you mean 'attention'?", "Nothing was run."});
+  expect(
+      std::string(kPlan) + "size = { atention = { num_heads = 4 } }\n",
+      {"plan.toml:6:", "no model of the plan has a table 'atention'; did you mean 'attention'?", "Nothing was run."});
 }
 
 TEST_F(PlanErrors, OfTheTrainerAreToldInTermsOfThePlan) {
@@ -78,6 +81,19 @@ TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   EXPECT_EQ(config.child("train").value("batch_size"), "4");
   EXPECT_EQ(config.child("train").value("seed"), "7");
   EXPECT_EQ(config.child("train").value("domains"), "[\"known_a\"]") << read_file(runs[2].config);
+}
+
+TEST_F(FakeStudy, APatternOfItsOwnLeavesItsBasesTablesBehind) {
+  const auto config_of = [&](const std::string& own) {
+    const auto plan = std::regex_replace(std::string(kPlan), std::regex("\"window\""), "\"mine\"") +
+                      "size = { attention = { num_heads = 4 } }\n[model.mine]\nbase = \"full\"\n" + own;
+    return ConfigNode::read_file(dry_run(options(plan))[2].config).child("model");
+  };
+  EXPECT_FALSE(config_of("pattern = [\"mamba1\"]\n").has("attention"));
+  EXPECT_EQ(config_of("pattern = [\"mamba1\", \"attention\"]\n").child("attention").value("num_heads"), "4");
+  EXPECT_TRUE(config_of("channel_mixer = \"swiglu\"\n").has("attention"));
+  EXPECT_TRUE(config_of("pattern = [\"mamba1\"]\nattention = { window = 2 }\n").has("attention"))
+      << "what it names itself is for the trainer to refuse";
 }
 
 }  // namespace

@@ -87,9 +87,14 @@ std::string misfit(const Family& family, const Expanded& model) {
   return "";
 }
 
-// Those whose layout the model has; at least one.
-std::vector<std::string> families_of(const ModelSpec& spec) {
+// Those whose layout the model has, at least one; `asked` alone when it is not empty.
+std::vector<std::string> families_of(const ModelSpec& spec, const std::string& asked = "") {
   const Expanded model(spec);
+  if (!asked.empty()) {
+    if (const std::string reason = misfit(families().at(asked), model); !reason.empty())
+      fail("the layout {} does not fit this model: {}. Nothing was written.", asked, reason);
+    return {asked};
+  }
   std::vector<std::string> fitting;
   std::string reasons;
   for (const std::string& name : families().names()) {
@@ -103,8 +108,8 @@ std::vector<std::string> families_of(const ModelSpec& spec) {
 }
 
 // The first, which is written; of several, the one whose names stand in `theirs`.
-const Family& family_of(const ModelSpec& spec, const NamedTensors& theirs = {}) {
-  const auto fitting = families_of(spec);
+const Family& family_of(const ModelSpec& spec, const NamedTensors& theirs, const std::string& asked = "") {
+  const auto fitting = families_of(spec, asked);
   if (fitting.size() == 1) return families().at(fitting.front());
   const auto theirs_has = [&](const std::string& name) {
     return std::ranges::any_of(theirs, [&](const auto& t) { return t.first == name; });
@@ -304,8 +309,8 @@ ModelSpec hugging_face_spec(const fs::path& folder) {
   return ModelSpec::read(ConfigNode::parse(family.toml(settings), file.string()).child("model"));
 }
 
-nlohmann::json hugging_face_config(const ModelSpec& spec) {
-  const std::string name = families_of(spec).front();
+nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& layout) {
+  const std::string name = families_of(spec, layout).front();
   nlohmann::json config = families().at(name).config(Expanded(spec));
   config["model_type"] = name, config["vocab_size"] = spec.config.vocab_size, config["dtype"] = "float32";
   config["bos_token_id"] = config["eos_token_id"] = config["pad_token_id"] = nullptr;
@@ -329,10 +334,10 @@ NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs
   return ours;
 }
 
-NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours) {
+NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours, const std::string& layout) {
   const std::map<std::string, at::Tensor> found(ours.begin(), ours.end());
   NamedTensors theirs;
-  for (const Rule& rule : family_of(spec).rules(Expanded(spec))) {
+  for (const Rule& rule : family_of(spec, {}, layout).rules(Expanded(spec))) {
     const at::Tensor& whole = found.at(rule.ours);
     int64_t begin = 0;
     for (const Part& part : rule.theirs) {
@@ -355,10 +360,11 @@ std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder) {
   return model;
 }
 
-void write_hugging_face(const fs::path& folder, const LanguageModel& model, const nlohmann::json& settings) {
-  nlohmann::json config = hugging_face_config(model.spec);
+void write_hugging_face(const fs::path& folder, const LanguageModel& model, const nlohmann::json& settings,
+                        const std::string& layout) {
+  nlohmann::json config = hugging_face_config(model.spec, layout);
   if (!settings.is_null()) config.update(settings);
-  const NamedTensors tensors = to_hugging_face(model.spec, named_parameters_of(model));
+  const NamedTensors tensors = to_hugging_face(model.spec, named_parameters_of(model), layout);
   make_folder(folder);
   save_tensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
   write_file(folder / "config.json", config.dump(2) + "\n");

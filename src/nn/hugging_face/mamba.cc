@@ -20,15 +20,12 @@ std::vector<Rule> model_rules(const Expanded& m, std::vector<std::string> same) 
   return out;
 }
 
-std::vector<Requirement> requirements(const std::string& mixer, std::vector<Requirement> more) {
-  for (const Requirement& each : std::vector<Requirement>{{"pattern", {"[\"" + mixer + "\"]"}},
-                                                          {"channel_mixer", {"\"none\""}},
-                                                          {"norm", {"\"rmsnorm\""}},
-                                                          {"embedding_norm", {"false"}},
-                                                          {"positions", {"\"none\""}},
-                                                          {mixer + ".decay", {"\"full\""}}})
-    more.push_back(each);
-  return more;
+std::vector<Requirement> requirements(const std::string& mixer, const std::vector<Requirement>& more) {
+  std::vector<Requirement> out = {
+      {"pattern", {"[\"" + mixer + "\"]"}}, {"channel_mixer", {"\"none\""}}, {"norm", {"\"rmsnorm\""}},
+      {"embedding_norm", {"false"}},        {"positions", {"\"none\""}},     {mixer + ".decay", {"\"full\""}}};
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
 }
 
 // ---- mamba ----

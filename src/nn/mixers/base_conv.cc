@@ -25,7 +25,8 @@ struct BaseConv final : Mixer {
 
   BaseConv(const Config& c, int64_t d_model) : config(c), inner(based() ? c.expand * d_model / 2 : d_model) {
     one_of("base_conv", "form", c.form, {"based", "zoology"});
-    if (inner < 1 || c.conv_width < 1) fail("base_conv: expand and conv_width must be positive");
+    if (inner < 1 || c.conv_width < 1)
+      fail("base_conv: expand = {} and conv_width = {} must be positive", c.expand, c.conv_width);
     conv = register_module("conv",
                            std::make_shared<ShortConv>(inner, c.conv_width, c.conv_bias, based() ? "silu" : "none"));
     in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, based() ? 2 * inner : inner, true));

@@ -34,7 +34,10 @@ struct GatedDeltaNet final : Mixer {
     if (c.num_key_heads == 0) c.num_key_heads = c.num_heads;
     if (c.head_dim == 0) c.head_dim = head_width("gated_delta_net", 3 * d_model / 4, c.num_heads);
     if (c.value_head_dim == 0) c.value_head_dim = 2 * c.head_dim;
-    head_width("gated_delta_net", c.num_heads, c.num_key_heads);
+    if (c.num_heads < 1) fail("gated_delta_net: num_heads = {} must be positive", c.num_heads);
+    if (c.num_key_heads < 1 || c.num_heads % c.num_key_heads)
+      fail("gated_delta_net: num_key_heads = {} must be positive and divide num_heads = {}", c.num_key_heads,
+           c.num_heads);
     if (c.head_dim < 1 || c.value_head_dim < 1) fail("gated_delta_net: head_dim and value_head_dim must be positive");
     return c;
   }

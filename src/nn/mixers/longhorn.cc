@@ -31,7 +31,8 @@ struct Longhorn final : Mixer {
   };
 
   Longhorn(const Config& c, int64_t d_model) : config(c), inner(c.expand * d_model) {
-    if (c.state_size < 1 || c.expand < 1) fail("longhorn: state_size and expand must be positive");
+    if (c.state_size < 1 || c.expand < 1)
+      fail("longhorn: state_size = {} and expand = {} must be positive", c.state_size, c.expand);
     if (config.dt_rank <= 0) config.dt_rank = (d_model + 15) / 16;
     const int64_t betas = c.scalar_beta ? 1 : inner;
     in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));

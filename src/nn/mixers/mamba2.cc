@@ -36,8 +36,12 @@ struct Mamba2 final : Mixer {
 
   Mamba2(const Config& c, int64_t d_model) : config(c), inner(c.expand * d_model), groups(c.num_groups * c.state_size) {
     if (c.state_size < 1) fail("mamba2: state_size = {} must be positive", c.state_size);
-    num_heads = head_width("mamba2", inner, c.head_dim);
-    head_width("mamba2", num_heads, c.num_groups);
+    if (c.expand < 1) fail("mamba2: expand = {} must be positive", c.expand);
+    if (c.head_dim < 1 || inner % c.head_dim)
+      fail("mamba2: head_dim = {} must be positive and divide expand · d_model = {}", c.head_dim, inner);
+    num_heads = inner / c.head_dim;
+    if (c.num_groups < 1 || num_heads % c.num_groups)
+      fail("mamba2: num_groups = {} must be positive and divide the {} heads", c.num_groups, num_heads);
     one_of("mamba2", "decay", c.decay, {"full", "one", "none"});
     in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner + 2 * groups + num_heads, false));
     conv = register_module("conv", std::make_shared<ShortConv>(inner + 2 * groups, c.conv_width, true));

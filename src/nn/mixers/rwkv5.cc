@@ -3,7 +3,8 @@
 //   δ_t = x_{t−1} − x_t     x^c = x + δ ⊙ (1 − mix_c)  for c in k, v, r, g     r, k, v, g = W x^r, W x^k, W x^v, W x^g
 //   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t     S_t = diag(w) S_{t−1} + k_t v_tᵀ     ln w = −exp(w₀)
 //   out = W_o (LayerNorm_head(y / 8) ⊙ silu(g))
-// As RWKV-LM's training code (x052) has it, starting values included.
+// As RWKV-LM's training code (x052) has it, starting values included; there w₀ learns at twice the rate, here as all
+// do.
 #include <torch/torch.h>
 
 #include "nn/layers.h"

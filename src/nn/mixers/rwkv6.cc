@@ -5,7 +5,8 @@
 //   r, k, v, g = W x^r, W x^k, W x^v, W x^g     ln w = −exp(w₀ + tanh(x^w W₁) W₂)
 //   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t     S_t = diag(w_t) S_{t−1} + k_t v_tᵀ
 //   out = W_o (LayerNorm_head(y) ⊙ silu(g))
-// As RWKV-LM's training code (x060) has it, starting values included.
+// As RWKV-LM's training code (x060) has it, starting values included; there w₀ learns at twice the rate, here as all
+// do.
 #include <torch/torch.h>
 
 #include "nn/layers.h"

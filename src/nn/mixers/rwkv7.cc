@@ -7,7 +7,7 @@
 //   S_t = diag(w_t) S_{t−1} − (κ_t ⊙ a_t)(S_{t−1}ᵀ κ_t)ᵀ + k_t v_tᵀ     y_t = S_tᵀ r_t
 //   out = W_o ((LayerNorm_head(y) + (Σ_head r ⊙ k ⊙ r_k) v) ⊙ g)
 // As RWKV-LM's training code (x070) has it, starting values included. Its first layer holds v₀, V₁, V₂ unused; ours
-// does not. v_first goes from layer to layer in State::handed.
+// does not; and there w₀ learns at twice the rate, here as all do. v_first goes from layer to layer in State::handed.
 #include <torch/torch.h>
 
 #include <cmath>

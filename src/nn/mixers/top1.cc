@@ -105,6 +105,7 @@ struct Top1Chunk final : Top1 {
   struct Config : HeadsConfig {
     int64_t chunk_size = 128, top_k = 1, shortlist = 16, rank = 7;
     std::string selection = "exact";
+    bool fall_back = false;
     void fields(auto&& field) {
       HeadsConfig::fields(field);
       field("chunk_size", chunk_size, "positions of a chunk");
@@ -113,6 +114,7 @@ struct Top1Chunk final : Top1 {
       field("top_k", top_k, "earlier chunks that a query reads beside its own");
       field("shortlist", shortlist, "of the shortlist: chunks whose exact score is computed");
       field("rank", rank, "of the shortlist: axes of a chunk's keys in the cheap score");
+      field("fall_back", fall_back, "of the shortlist: exact scores of all where no bound proves the choice");
     }
   };
 
@@ -122,13 +124,14 @@ struct Top1Chunk final : Top1 {
     if (c.shortlist < c.top_k) fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
     if (c.rank < 0) fail("top1_chunk: rank = {} must not be negative", c.rank);
     one_of("top1_chunk", "selection", c.selection, {"exact", "approx", "shortlist"});
+    if (c.fall_back && c.selection != "shortlist") fail("top1_chunk: fall_back needs selection = 'shortlist'");
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto [q, k, v, softmax_scale] = project(x, state);
     const auto [out, logsumexp, chosen] =
         ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
-                        config.shortlist, config.rank, summaries(k, state));
+                        config.shortlist, config.rank, summaries(k, state), config.fall_back);
     remember(chosen);
     return out_proj->forward(out.flatten(2));
   }
@@ -150,9 +153,9 @@ struct Top1Chunk final : Top1 {
     double read = 0, scored = 0;
     for (int64_t begin = 0; begin < time; begin += config.chunk_size) {
       const int64_t count = std::min(config.chunk_size, time - begin), candidates = begin / config.chunk_size;
-      const int64_t exactly = config.selection == "exact"       ? candidates
-                              : config.selection == "shortlist" ? std::min(config.shortlist, candidates)
-                                                                : 0;
+      const int64_t exactly = config.selection == "exact" || config.fall_back ? candidates
+                              : config.selection == "shortlist"               ? std::min(config.shortlist, candidates)
+                                                                              : 0;
       read += double(count) * (double(count + 1) / 2 + double(std::min(config.top_k, candidates) * config.chunk_size));
       scored += double(count) * double(exactly * config.chunk_size);
       if (config.selection != "exact") scored += double(count) * double(candidates * (1 + rank()));
@@ -174,6 +177,10 @@ Top1Chunk::Config chunk_example(int64_t chunk_size, std::string selection, int64
   if (c.selection == "shortlist") c.shortlist = top_k + 1, c.rank = 2;  // some candidates are not on it
   return c;
 }
+Top1Chunk::Config falling_back(Top1Chunk::Config c) {
+  c.fall_back = true;
+  return c;
+}
 const RegisterMixer<Top1Chunk> chunk(
     "top1_chunk",
     "softmax over the own chunk and the top_k earlier chunks with the largest Σ exp(q·k) or q·mean(k) [BC §5]",
@@ -182,6 +189,7 @@ const RegisterMixer<Top1Chunk> chunk(
      chunk_example(16, "approx", 1),
      chunk_example(7, "exact", 2, {.position = "none", .bias = true}),
      chunk_example(8, "shortlist", 2, {.num_heads = 6, .num_kv_heads = 3}),
+     falling_back(chunk_example(8, "shortlist", 1)),
      chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});  // MoBA with top-k 4
 
 }  // namespace

@@ -29,7 +29,7 @@ std::tuple<at::Tensor, at::Tensor> gated(const HeadShape& shape, const at::Tenso
 std::tuple<at::Tensor, at::Tensor> delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                               const at::Tensor& beta, double scale,
                                               const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads("delta_rule", "q", q, k, v);
+  const HeadShape shape = check_heads("delta_rule", "q", q, k, v, scale);
   check_gate("delta_rule", "beta", beta, shape, q);
   check_state("delta_rule", initial_state, shape, q);
   return gated(shape, q, k, v, {}, beta, scale, initial_state);
@@ -38,7 +38,7 @@ std::tuple<at::Tensor, at::Tensor> delta_rule(const at::Tensor& q, const at::Ten
 std::tuple<at::Tensor, at::Tensor> gated_delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                     const at::Tensor& g, const at::Tensor& beta, double scale,
                                                     const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads("gated_delta_rule", "q", q, k, v);
+  const HeadShape shape = check_heads("gated_delta_rule", "q", q, k, v, scale);
   check_gate("gated_delta_rule", "g", g, shape, q);
   check_gate("gated_delta_rule", "beta", beta, shape, q);
   check_state("gated_delta_rule", initial_state, shape, q);
@@ -48,7 +48,7 @@ std::tuple<at::Tensor, at::Tensor> gated_delta_rule(const at::Tensor& q, const a
 std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& w, const at::Tensor& k,
                                          const at::Tensor& v, const at::Tensor& a, const at::Tensor& b, double scale,
                                          const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads("rwkv7", "r", r, k, v);
+  const HeadShape shape = check_heads("rwkv7", "r", r, k, v, scale);
   for (const auto& [name, tensor] : {std::pair("r", &r), {"w", &w}, {"k", &k}, {"a", &a}, {"b", &b}})
     check_gate("rwkv7", name, *tensor, shape, r, shape.key_dim);
   check_shape("rwkv7", "v", v, {shape.batch, shape.time, shape.heads, shape.value_dim}, "[B, T, H, V]");

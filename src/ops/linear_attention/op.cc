@@ -29,7 +29,7 @@ OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Ten
 
 OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
                     const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads(op, "r", r, k, v);
+  const HeadShape shape = check_heads(op, "r", r, k, v, scale);
   if (w.dim() == 2) check_shape(op, "w", w, {shape.heads, shape.key_dim}, "[H, K]"), check_like(op, "w", w, r);
   else check_gate(op, "w", w, shape, r, shape.key_dim);
   check_shape(op, "u", u, {shape.heads, shape.key_dim}, "[H, K]");
@@ -43,14 +43,14 @@ OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, co
 
 OutputAndState linear_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
                                 const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads("linear_attention", "q", q, k, v);
+  const HeadShape shape = check_heads("linear_attention", "q", q, k, v, scale);
   check_state("linear_attention", initial_state, shape, q);
   return attend(shape, q, k, v, {}, {}, scale, initial_state);
 }
 
 OutputAndState simple_gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
                           double scale, const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads("simple_gla", "q", q, k, v);
+  const HeadShape shape = check_heads("simple_gla", "q", q, k, v, scale);
   check_gate("simple_gla", "g", g, shape, q);
   check_state("simple_gla", initial_state, shape, q);
   return attend(shape, q, k, v, g.unsqueeze(-1), {}, scale, initial_state);
@@ -58,7 +58,7 @@ OutputAndState simple_gla(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 OutputAndState gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& gk, double scale,
                    const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads("gla", "q", q, k, v);
+  const HeadShape shape = check_heads("gla", "q", q, k, v, scale);
   check_gate("gla", "gk", gk, shape, q, shape.key_dim);
   check_state("gla", initial_state, shape, q);
   return attend(shape, q, k, v, gk, {}, scale, initial_state);

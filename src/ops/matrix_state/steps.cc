@@ -3,11 +3,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace assay::ops {
 
-HeadShape check_heads(const char* op, const char* query, const at::Tensor& q, const at::Tensor& k,
-                      const at::Tensor& v) {
+HeadShape check_heads(const char* op, const char* query, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      double scale) {
   check_dims(op, query, q, 4, "[B, T, H, K]");
   check_dims(op, "k", k, 4, "[B, T, H, K]");
   check_dims(op, "v", v, 4, "[B, T, H, V]");
@@ -19,6 +20,7 @@ HeadShape check_heads(const char* op, const char* query, const at::Tensor& q, co
                       " heads (its size 2), which do not divide ", shape.heads);
     check_like(op, name, *tensor, q);
   }
+  TORCH_CHECK_VALUE(std::isfinite(scale), op, ": scale is ", scale, ", expected a finite number");
   return shape;
 }
 

@@ -16,8 +16,10 @@ struct HeadShape {
   int64_t batch, time, heads, key_dim, value_dim;
 };
 
-// ValueError naming the argument unless the shapes fit and the heads of each divide H. `query`: what the op calls q.
-HeadShape check_heads(const char* op, const char* query, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+// ValueError naming the argument unless the shapes fit, the heads of each divide H and `scale` is finite. `query`: what
+// the op calls q.
+HeadShape check_heads(const char* op, const char* query, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      double scale);
 // A gate [B, T, H, ·] or, with last = 0, [B, T, H]; and a state [B, H, K, V] when there is one.
 void check_gate(const char* op, const char* argument, const at::Tensor& gate, const HeadShape& shape,
                 const at::Tensor& like, int64_t last = 0);

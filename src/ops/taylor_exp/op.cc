@@ -44,7 +44,7 @@ at::Tensor features(const at::Tensor& x, const OptionalTensor& weights = {}) {
 std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                         double scale, bool normalize, double eps,
                                                         const OptionalTensor& initial_state) {
-  const HeadShape shape = check_heads(kOp, "q", q, k, v);
+  const HeadShape shape = check_heads(kOp, "q", q, k, v, scale);
   if (initial_state) {
     const int64_t features = 1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2;
     check_shape(kOp, "initial_state", *initial_state, {shape.batch, shape.heads, features, shape.value_dim + 1},

@@ -168,16 +168,31 @@ at::Tensor candidates_of(const at::Tensor& selected, int64_t past, int64_t chunk
   return selected.masked_fill((selected < 0) | (selected >= own.unsqueeze(1)), -1).contiguous();
 }
 
+// The shortlist's choice where it is proved, else Exact's.
+at::Tensor certain_choice(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Settings& s,
+                          const OptionalTensor& summaries) {
+  const at::NoGradGuard no_grad;
+  const auto choice = [&](std::string_view selection, const OptionalTensor& kept) {
+    return std::get<2>(top1_chunk(q, k, v, s.chunk_size, s.scale, selection, s.top_k, {}, s.shortlist, s.rank, kept));
+  };
+  if (q.size(1) < k.size(1) && q.size(1) <= kFewQueries) return choice("exact", {});
+  const at::Tensor listed = choice("shortlist", summaries);
+  const at::Tensor proved = top1_certified(q, k, listed, s.chunk_size, s.scale, s.shortlist);
+  return proved.all().item<bool>() ? listed : at::where(proved.unsqueeze(-1), listed, choice("exact", {}));
+}
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                           int64_t chunk_size, double scale, std::string_view selection,
                                                           int64_t top_k, const OptionalTensor& selected,
                                                           int64_t shortlist, int64_t rank,
-                                                          const OptionalTensor& summaries) {
+                                                          const OptionalTensor& summaries, bool fall_back) {
   check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
   const bool gradients = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
   Inputs in{{chunk_size, top_k, shortlist, rank, scale, selection_named(selection)}, q, k, v, {}, {}};
+  if (fall_back && !selected && in.selection == Selection::shortlist && k.size(1) / chunk_size > shortlist)
+    return top1_chunk(q, k, v, chunk_size, scale, "exact", top_k, certain_choice(q, k, v, in, summaries));
   auto dtype = sequence_dtype({q, k, v});
   // The CPU's backward needs out unrounded for δ, and computes in float anyway.
   if (q.is_cpu() && (gradients || path_of(in, gradients).first == Path::kernel)) dtype = real_dtype(dtype);
@@ -206,8 +221,8 @@ const bool registered_path = register_paths(
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str selection='exact', int top_k=1, "
-      "Tensor? selected=None, int shortlist=16, int rank=7, Tensor? summaries=None) -> (Tensor out, Tensor logsumexp, "
-      "Tensor selected)",
+      "Tensor? selected=None, int shortlist=16, int rank=7, Tensor? summaries=None, bool fall_back=False) -> (Tensor "
+      "out, Tensor logsumexp, Tensor selected)",
       top1_chunk);
 }
 

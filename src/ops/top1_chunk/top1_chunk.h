@@ -18,14 +18,25 @@ namespace assay::ops {
 // float64, float32, bfloat16. ValueError naming the argument when a shape, dtype or value does not fit. NaN in a query
 // gives a row of NaN; a chunk with a NaN score counts as the best.
 // Few queries of many positions (decoding) read the summaries, or (exact) all keys, and the chunks chosen.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                          int64_t chunk_size, double scale,
-                                                          std::string_view selection = "exact", int64_t top_k = 1,
-                                                          const std::optional<at::Tensor>& selected = {},
-                                                          int64_t shortlist = 16, int64_t rank = 7,
-                                                          const std::optional<at::Tensor>& summaries = {});
+// fall_back: with the shortlist, Exact's choice wherever top1_certified does not prove the shortlist's; few queries of
+// many positions take Exact's at once. Costs the shortlist's forward, the proof (which stops a GPU to look at its
+// outcome), Exact's forward unless all is proved, and one with the choice forced.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
+    std::string_view selection = "exact", int64_t top_k = 1, const std::optional<at::Tensor>& selected = {},
+    int64_t shortlist = 16, int64_t rank = 7, const std::optional<at::Tensor>& summaries = {}, bool fall_back = false);
 
-// The same from tensor arithmetic with [T, S] matrices: defines what is right; any device. Nothing is checked.
+// Of each query, whether its choice [B, H, T, top_k] by a shortlist of this length is certain to be Exact's, bool [B,
+// H, T]:
+//   it has no more than `shortlist` candidates, or no chunk c that was not chosen can score above one r that was:
+//   s q·μ_c + ½ (s ‖q‖ R_c)² ≤ s q·μ_r,   R_c = max_{j in c} ‖k_j − μ_c‖       (a margin for rounding added on the
+//   left)
+// since log mean_j exp(s q·k_j) is s q·μ at least (Jensen) and by Hoeffding's lemma half the square of half the range
+// of s q·k_j more at most. Tensor arithmetic in blocks of queries, O(T) memory.
+at::Tensor top1_certified(const at::Tensor& q, const at::Tensor& k, const at::Tensor& selected, int64_t chunk_size,
+                          double scale, int64_t shortlist = 16);
+
+// top1_chunk from tensor arithmetic with [T, S] matrices: defines what is right; any device. Nothing is checked.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection = "exact", int64_t top_k = 1, const std::optional<at::Tensor>& selected = {},
