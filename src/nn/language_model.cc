@@ -187,17 +187,25 @@ void LanguageModel::initialise(uint64_t seed) {
                                                                  : 0.02;
     parameter.normal_(0, deviation, generator(name));
   };
-  const auto by_its_part = [&](const std::string& name, at::Tensor& parameter) {
-    for (const std::string part : {".mixer.", ".channel_mixer."})
-      if (const size_t at = name.find(part); at != std::string::npos) {
-        Layer& layer = *layers[std::stoul(name.substr(std::string("layers_").size()))];
-        Mixer& owner = part == ".mixer." ? *layer.mixer : *layer.channel_mixer;
-        return owner.initialise(name.substr(at + part.size()), parameter, generator(name));
-      }
-    return false;
-  };
-  for (auto& item : named_parameters())
-    if (!by_its_part(item.key(), item.value()) && !item.key().ends_with("A_log")) fill(item.key(), item.value());
+  for (auto& item : named_parameters()) {
+    const auto [owner, own_name] = owner_of(item.key());
+    if (owner && owner->initialise(own_name, item.value(), generator(item.key()))) continue;
+    if (!item.key().ends_with("A_log")) fill(item.key(), item.value());
+  }
+}
+
+ParameterGroup LanguageModel::group(const std::string& name, const at::Tensor& parameter) const {
+  const auto [owner, own_name] = owner_of(name);
+  return owner ? owner->group(own_name, parameter) : default_group(name, parameter);
+}
+
+std::pair<Mixer*, std::string> LanguageModel::owner_of(const std::string& name) const {
+  for (const std::string part : {".mixer.", ".channel_mixer."})
+    if (const size_t at = name.find(part); at != std::string::npos) {
+      const Layer& layer = *layers[std::stoul(name.substr(std::string("layers_").size()))];
+      return {part == ".mixer." ? layer.mixer.get() : layer.channel_mixer.get(), name.substr(at + part.size())};
+    }
+  return {nullptr, name};
 }
 
 double LanguageModel::forward_flops(int64_t time) {

@@ -71,12 +71,14 @@ struct LanguageModel : torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens);
   at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
 
-  void initialise(uint64_t seed);      // a pure function of the seed and each parameter's name
+  void initialise(uint64_t seed);  // a pure function of the seed and each parameter's name
+  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const;  // of named_parameters()
   double forward_flops(int64_t time);  // a token, at sequence length `time`
   int64_t parameter_count();
-  // Of one sequence after `time` tokens, counted from the tensors of runs of up to 3,071. Beyond those a state is taken to
-  // grow by as much every 1,024 tokens as it did there, or not at all: exact for caches of keys, means of chunks that
-  // divide 1,024, windows of up to 1,024 positions, and recurrences. (A window of more positions is counted as if it went on growing.)
+  // Of one sequence after `time` tokens, counted from the tensors of runs of up to 3,071. Beyond those a state is taken
+  // to grow by as much every 1,024 tokens as it did there, or not at all: exact for caches of keys, means of chunks
+  // that divide 1,024, windows of up to 1,024 positions, and recurrences. (A window of more positions is counted as if
+  // it went on growing.)
   int64_t state_bytes(int64_t time);
   const at::Tensor& head_weight() const;
 
@@ -90,6 +92,10 @@ struct LanguageModel : torch::nn::Module {
   std::vector<std::shared_ptr<Layer>> layers;
   std::shared_ptr<Norm> embedding_norm, norm;  // the first null when not configured
   std::shared_ptr<Linear> head;                // null when tied
+
+ private:
+  // The mixer or channel mixer that has a parameter, and its name there; null and the name itself for the model's own.
+  std::pair<Mixer*, std::string> owner_of(const std::string& name) const;
 };
 
 }  // namespace assay::nn

@@ -39,6 +39,15 @@ class State {
   std::map<std::string, at::Tensor> tensors_;
 };
 
+// How training treats a parameter.
+struct ParameterGroup {
+  double learning_rate = 1;  // times the run's
+  bool weight_decay = false;
+  auto operator<=>(const ParameterGroup&) const = default;
+};
+// The rule where nothing else is said: weight matrices decay.
+ParameterGroup default_group(const std::string& name, const at::Tensor& parameter);
+
 struct Mixer : torch::nn::Module {
   // x [B, T, d_model], any T ≥ 1 → [B, T, d_model], dtype of x. Reads the state and replaces it.
   virtual at::Tensor forward(const at::Tensor& x, State& state) = 0;
@@ -52,6 +61,9 @@ struct Mixer : torch::nn::Module {
   virtual at::Tensor attention_weights(const at::Tensor& /*x*/) const { return {}; }
   // Sets a parameter that the model's rule (N(0, 0.02) for matrices, constructor's value for the rest) does not suit.
   virtual bool initialise(const std::string& /*name*/, at::Tensor& /*parameter*/, at::Generator) { return false; }
+  virtual ParameterGroup group(const std::string& name, const at::Tensor& parameter) const {
+    return default_group(name, parameter);
+  }
 };
 
 // Where a mixer stands in its model, for those whose starting values or parts depend on it; the others take d_model.

@@ -26,6 +26,13 @@ at::Tensor bonus_start(const Place& place) {
   return depth(place) * (1 - ramp(place.d_model)) + zigzag;
 }
 
+ParameterGroup time_mix_group(const std::string& name, const at::Tensor& parameter) {
+  if (name == "decay" || name == "decay.up_proj.bias") return {.learning_rate = 2};
+  const bool low_rank =
+      name.ends_with("down_proj.weight") || name.ends_with("up_proj.weight") || name == "mix_proj.weight";
+  return low_rank ? ParameterGroup() : default_group(name, parameter);
+}
+
 bool initialise_time_mix(const std::string& name, at::Tensor& parameter, const Place& place, at::Generator generator) {
   if (name == "norm.weight") parameter.fill_(std::pow(1 - height(place) + 1 / double(place.num_layers), 0.7));
   else if (name == "r_proj.weight" || name == "v_proj.weight") orthogonal(parameter, 1, generator);

@@ -27,6 +27,10 @@ int64_t default_rank(double factor, int64_t d_model);
 at::Tensor decay_start(const Place& place);
 at::Tensor bonus_start(const Place& place);
 
+// As the training code groups parameters: w₀ of the decay learns at twice the rate, the matrices of low-rank paths do
+// not decay.
+ParameterGroup time_mix_group(const std::string& name, const at::Tensor& parameter);
+
 // Of a time mix: the weight of the norm of each head, ((layer + 1) / layers)^0.7; orthogonal projections times 1 for r
 // and v, 0.1 for k and g, and 0 for the output. True when `name` was one of them.
 bool initialise_time_mix(const std::string& name, at::Tensor& parameter, const Place& place, at::Generator generator);

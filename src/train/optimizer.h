@@ -20,11 +20,11 @@ class AdamW {
 
  private:
   struct Group {
+    std::vector<std::string> names;
     std::vector<at::Tensor> parameters, averages, squares;
-    double weight_decay;
+    double learning_rate, weight_decay;  // the first times the run's
   };
-  std::vector<Group> groups_;                // with decay: weight matrices and embeddings; without: all else
-  std::vector<std::vector<std::string>> group_names_;
+  std::vector<Group> groups_;  // by what the model says of each parameter (LanguageModel::group)
   double beta1_, beta2_, epsilon_, clip_;
 };
 

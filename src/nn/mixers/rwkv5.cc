@@ -3,8 +3,7 @@
 //   δ_t = x_{t−1} − x_t     x^c = x + δ ⊙ (1 − mix_c)  for c in k, v, r, g     r, k, v, g = W x^r, W x^k, W x^v, W x^g
 //   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t     S_t = diag(w) S_{t−1} + k_t v_tᵀ     ln w = −exp(w₀)
 //   out = W_o (LayerNorm_head(y / 8) ⊙ silu(g))
-// As RWKV-LM's training code (x052) has it, starting values included; there w₀ learns at twice the rate, here as all
-// do.
+// As RWKV-LM's training code (x052) has it, starting values and parameter groups included.
 #include <torch/torch.h>
 
 #include "nn/layers.h"
@@ -58,6 +57,10 @@ struct Rwkv5 final : Mixer {
     else if (name == "bonus") p.copy_(rwkv::bonus_start(place).view_as(p));
     else return rwkv::initialise_time_mix(name, p, place, generator);
     return true;
+  }
+
+  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
+    return rwkv::time_mix_group(name, parameter);
   }
 
   Config config;

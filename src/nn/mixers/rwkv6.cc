@@ -5,8 +5,7 @@
 //   r, k, v, g = W x^r, W x^k, W x^v, W x^g     ln w = −exp(w₀ + tanh(x^w W₁) W₂)
 //   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t     S_t = diag(w_t) S_{t−1} + k_t v_tᵀ
 //   out = W_o (LayerNorm_head(y) ⊙ silu(g))
-// As RWKV-LM's training code (x060) has it, starting values included; there w₀ learns at twice the rate, here as all
-// do.
+// As RWKV-LM's training code (x060) has it, starting values and parameter groups included.
 #include <torch/torch.h>
 
 #include "nn/layers.h"
@@ -74,6 +73,10 @@ struct Rwkv6 final : Mixer {
     else if (name == "bonus") p.copy_(rwkv::bonus_start(place).view_as(p));
     else return rwkv::initialise_time_mix(name, p, place, generator);
     return true;
+  }
+
+  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
+    return rwkv::time_mix_group(name, parameter);
   }
 
   Config config;

@@ -6,8 +6,8 @@
 //   κ = k ⊙ k_k of unit length a head     k ← k ⊙ (1 + (a − 1) ⊙ k_a)
 //   S_t = diag(w_t) S_{t−1} − (κ_t ⊙ a_t)(S_{t−1}ᵀ κ_t)ᵀ + k_t v_tᵀ     y_t = S_tᵀ r_t
 //   out = W_o ((LayerNorm_head(y) + (Σ_head r ⊙ k ⊙ r_k) v) ⊙ g)
-// As RWKV-LM's training code (x070) has it, starting values included. Its first layer holds v₀, V₁, V₂ unused; ours
-// does not; and there w₀ learns at twice the rate, here as all do. v_first goes from layer to layer in State::handed.
+// As RWKV-LM's training code (x070) has it, starting values and parameter groups included. Its first layer holds v₀,
+// V₁, V₂ unused; ours does not. v_first goes from layer to layer in State::handed.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -113,6 +113,10 @@ struct Rwkv7 final : Mixer {
     else if (name.ends_with("up_proj.weight")) orthogonal(p, 0.1, generator);
     else return rwkv::initialise_time_mix(name, p, place, generator);
     return true;
+  }
+
+  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
+    return rwkv::time_mix_group(name, parameter);
   }
 
   Config config;
