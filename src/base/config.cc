@@ -28,7 +28,8 @@ std::string number(double value) {
 
 template <class T>
 bool assign(const toml::node& node, T& out) {
-  if (const auto value = node.value<T>(); value && (node.is_number() || !std::is_arithmetic_v<T> || node.is_boolean())) {
+  if (const auto value = node.value<T>();
+      value && (node.is_number() || !std::is_arithmetic_v<T> || node.is_boolean())) {
     if constexpr (std::is_same_v<T, double>) {
       if (!node.is_number()) return false;
     } else if constexpr (std::is_same_v<T, int64_t>) {
@@ -54,10 +55,8 @@ bool assign(const toml::node& node, std::vector<T>& out) {
 void merge_into(toml::table& base, const toml::table& over) {
   for (const auto& [key, node] : over) {
     toml::node* old = base.get(key);
-    if (old && old->is_table() && node.is_table())
-      merge_into(*old->as_table(), *node.as_table());
-    else
-      base.insert_or_assign(key, node);
+    if (old && old->is_table() && node.is_table()) merge_into(*old->as_table(), *node.as_table());
+    else base.insert_or_assign(key, node);
   }
 }
 
@@ -71,11 +70,11 @@ std::string describe(const Fields& fields) {
 
 std::string Field::type() const {
   return std::visit<std::string>(overloaded{[](bool*) { return "true or false"; }, [](int64_t*) { return "integer"; },
-                               [](double*) { return "number"; }, [](std::string*) { return "string"; },
-                               [](std::vector<std::string>*) { return "list of strings"; },
-                               [](std::vector<int64_t>*) { return "list of integers"; },
-                               [](std::vector<double>*) { return "list of numbers"; }},
-                    value);
+                                            [](double*) { return "number"; }, [](std::string*) { return "string"; },
+                                            [](std::vector<std::string>*) { return "list of strings"; },
+                                            [](std::vector<int64_t>*) { return "list of integers"; },
+                                            [](std::vector<double>*) { return "list of numbers"; }},
+                                 value);
 }
 
 std::string Field::toml() const {
@@ -84,13 +83,14 @@ std::string Field::toml() const {
     for (const auto& v : values) words.push_back(show(v));
     return "[" + join(words) + "]";
   };
-  return std::visit<std::string>(overloaded{[](bool* v) -> std::string { return *v ? "true" : "false"; },
-                               [](int64_t* v) { return std::to_string(*v); }, [](double* v) { return number(*v); },
-                               [](std::string* v) { return toml_string(*v); },
-                               [&](std::vector<std::string>* v) { return list(*v, toml_string); },
-                               [&](std::vector<int64_t>* v) { return list(*v, [](int64_t i) { return std::to_string(i); }); },
-                               [&](std::vector<double>* v) { return list(*v, number); }},
-                    value);
+  return std::visit<std::string>(
+      overloaded{[](bool* v) -> std::string { return *v ? "true" : "false"; },
+                 [](int64_t* v) { return std::to_string(*v); }, [](double* v) { return number(*v); },
+                 [](std::string* v) { return toml_string(*v); },
+                 [&](std::vector<std::string>* v) { return list(*v, toml_string); },
+                 [&](std::vector<int64_t>* v) { return list(*v, [](int64_t i) { return std::to_string(i); }); },
+                 [&](std::vector<double>* v) { return list(*v, number); }},
+      value);
 }
 
 std::string to_toml(const Fields& fields) {

@@ -65,9 +65,9 @@ class ConfigNode {
   }
   // This table with the keys of `over` laid over it, tables merged recursively.
   ConfigNode merged(const ConfigNode& over) const;
-  std::string value(const std::string& key) const;  // what stands under `key`, as TOML on one line; "" when absent
-  std::string where(const std::string& key) const;  // "plans/demo.toml:9:16"
-  const std::string& name() const { return name_; } // "model.hybrid", "" at the root
+  std::string value(const std::string& key) const;   // what stands under `key`, as TOML on one line; "" when absent
+  std::string where(const std::string& key) const;   // "plans/demo.toml:9:16"
+  const std::string& name() const { return name_; }  // "model.hybrid", "" at the root
   std::string toml() const;
 
  private:

@@ -31,7 +31,8 @@ void sync_folder(const fs::path& folder) {
 }  // namespace
 
 AtomicFile::AtomicFile(fs::path path)
-    : path_(std::move(path)), temporary_(path_.string() + ".tmp" + std::to_string(::getpid())),
+    : path_(std::move(path)),
+      temporary_(path_.string() + ".tmp" + std::to_string(::getpid())),
       file_(std::fopen(temporary_.c_str(), "wb")) {
   if (!file_) system_error("cannot be written", temporary_);
 }
@@ -47,7 +48,8 @@ void AtomicFile::write(const void* data, size_t bytes) {
 }
 
 void AtomicFile::commit() {
-  if (std::fflush(file_) || ::fsync(::fileno(file_))) system_error("cannot be written (the old file is untouched)", path_);
+  if (std::fflush(file_) || ::fsync(::fileno(file_)))
+    system_error("cannot be written (the old file is untouched)", path_);
   std::fclose(std::exchange(file_, nullptr));
   if (::rename(temporary_.c_str(), path_.c_str())) {
     const int code = errno;
@@ -110,7 +112,8 @@ FolderLock::FolderLock(const fs::path& folder) {
     char holder[32] = {};
     if (::pread(descriptor_, holder, sizeof holder - 1, 0) <= 0) std::strcpy(holder, "unknown");
     ::close(descriptor_);
-    fail("{}: in use by process {}; nothing was changed. Wait for it, or choose another folder.", folder.string(), holder);
+    fail("{}: in use by process {}; nothing was changed. Wait for it, or choose another folder.", folder.string(),
+         holder);
   }
   const std::string self = std::to_string(::getpid());
   if (::ftruncate(descriptor_, 0) || ::pwrite(descriptor_, self.data(), self.size(), 0) < 0)

@@ -3,8 +3,8 @@
 
 namespace assay {
 
-void catch_interrupts();   // installs the handlers; once, from main
-bool interrupted();        // has one arrived?
-void check_interrupt();    // throws Interrupted when one has, for work that has nothing to save
+void catch_interrupts();  // installs the handlers; once, from main
+bool interrupted();       // has one arrived?
+void check_interrupt();   // throws Interrupted when one has, for work that has nothing to save
 
 }  // namespace assay

@@ -14,7 +14,7 @@ class Progress {
   Progress(const Progress&) = delete;
   // Cheap to call often: a terminal is redrawn at most ten times a second.
   void show(const std::string& line);
-  void log(const std::string& line);     // a line that stays
+  void log(const std::string& line);            // a line that stays
   static std::string duration(double seconds);  // "3:07", "1:02:45"
   static std::string count(double number);      // "12.3k", "4.56M"
 

@@ -30,7 +30,8 @@ constexpr std::array<uint32_t, 4> philox(uint64_t key, uint64_t high, uint64_t l
 // The stream of numbers of one (seed, purpose, step). at(index) is random access; next() walks it.
 class Random {
  public:
-  Random(uint64_t seed, uint64_t purpose, uint64_t step = 0) : key_(seed ^ (purpose * 0x9E3779B97F4A7C15u)), step_(step) {}
+  Random(uint64_t seed, uint64_t purpose, uint64_t step = 0)
+      : key_(seed ^ (purpose * 0x9E3779B97F4A7C15u)), step_(step) {}
   Random(uint64_t seed, std::string_view name, uint64_t step = 0) : Random(seed, assay::purpose(name), step) {}
 
   uint64_t at(uint64_t index) const {
@@ -38,9 +39,9 @@ class Random {
     return (uint64_t{bits[1]} << 32) | bits[0];
   }
   uint64_t next() { return at(index_++); }
-  double uniform() { return double(next() >> 11) * 0x1p-53; }                            // [0, 1)
+  double uniform() { return double(next() >> 11) * 0x1p-53; }                                          // [0, 1)
   uint64_t below(uint64_t n) { return uint64_t((static_cast<unsigned __int128>(next()) * n) >> 64); }  // 0 … n − 1
-  double normal() {                                                                      // mean 0, variance 1; Box–Muller
+  double normal() {  // mean 0, variance 1; Box–Muller
     const double radius = std::sqrt(-2 * std::log1p(-uniform()));
     return radius * std::cos(2 * std::numbers::pi * uniform());
   }

@@ -41,9 +41,9 @@ TensorEntry read_entry(const std::string& where, const std::string& name, const 
 }  // namespace
 
 size_t dtype_bytes(const std::string& dtype, const std::string& where) {
-  static const std::map<std::string, size_t> sizes = {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4},
+  static const std::map<std::string, size_t> sizes = {{"F64", 8}, {"I64", 8}, {"U64", 8},  {"F32", 4}, {"I32", 4},
                                                       {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2}, {"U16", 2},
-                                                      {"I8", 1}, {"U8", 1}, {"BOOL", 1}};
+                                                      {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
   const auto found = sizes.find(dtype);
   if (found == sizes.end()) fail("{}safetensors has no dtype '{}'", where.empty() ? "" : where + ": ", dtype);
   return found->second;
@@ -65,17 +65,16 @@ Safetensors::Safetensors(const fs::path& file) : path_(file.string()), file_(fil
     using Range = std::array<uint64_t, 2>;
     std::vector<std::pair<Range, std::string>> order;
     for (const auto& [name, json] : header.items())
-      if (name == "__metadata__")
-        metadata_ = json.get<std::map<std::string, std::string>>();
-      else
-        order.emplace_back(json.at("data_offsets").get<Range>(), name);
+      if (name == "__metadata__") metadata_ = json.get<std::map<std::string, std::string>>();
+      else order.emplace_back(json.at("data_offsets").get<Range>(), name);
     std::ranges::sort(order);  // by begin, then end: an empty tensor comes before the one that starts where it lies
     uint64_t end = 0;
     for (const auto& name : order | std::views::values) {
       tensors_.push_back(read_entry(path_, name, header[name], end, data));
       index_[name] = tensors_.size() - 1;
     }
-    if (end != data.size()) fail("{}: {} bytes of data belong to no tensor, or the file is cut short", path_, data.size() - end);
+    if (end != data.size())
+      fail("{}: {} bytes of data belong to no tensor, or the file is cut short", path_, data.size() - end);
   } catch (const Json::parse_error& error) {
     fail("{}: broken safetensors header: no JSON from its byte {} on", path_, error.byte);
   } catch (const Json::exception& error) {

@@ -23,7 +23,7 @@ Registry<AddCommand>& commands();
 // A subcommand of `app` with --json: one JSON document on standard output, everything else on standard error.
 CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what);
 
-bool json_wanted();                         // was --json given?
+bool json_wanted();                                                   // was --json given?
 void print(const nlohmann::json& document, const std::string& text);  // the document with --json, else the text
 
 }  // namespace assay::cli

@@ -5,11 +5,11 @@
 #include "base/build.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "nn/language_model.h"
 #include "nn/mixer.h"
 #include "ops/paths.h"
 #include "study/plan.h"
 #include "train/config.h"
-#include "nn/language_model.h"
 #include "train/device.h"
 
 namespace assay::cli {
@@ -18,17 +18,23 @@ namespace {
 using Json = nlohmann::json;
 
 void doctor() {
-  Json report = {{"assay", version()}, {"commit", commit()}, {"torch", train::torch_version()}, {"cpu", train::device_name(c10::kCPU)},
-                 {"cores", std::thread::hardware_concurrency()}, {"gpus", train::gpu_names()}, {"operators", Json::array()}};
+  Json report = {{"assay", version()},
+                 {"commit", commit()},
+                 {"torch", train::torch_version()},
+                 {"cpu", train::device_name(c10::kCPU)},
+                 {"cores", std::thread::hardware_concurrency()},
+                 {"gpus", train::gpu_names()},
+                 {"operators", Json::array()}};
 #ifdef ASSAY_CUDA
   report["cuda_kernels"] = "compiled (sm_90a)";
 #else
   report["cuda_kernels"] = "not compiled: build with CUDA=1 make where nvcc is";
 #endif
-  std::string text = fmt::format("assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n", version(), commit(), train::torch_version(),
-                                 report["cpu"].get<std::string>(),
-                                 report["gpus"].empty() ? "none seen; everything runs on the CPU" : report["gpus"].dump(),
-                                 report["cuda_kernels"].get<std::string>());
+  std::string text =
+      fmt::format("assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n", version(), commit(),
+                  train::torch_version(), report["cpu"].get<std::string>(),
+                  report["gpus"].empty() ? "none seen; everything runs on the CPU" : report["gpus"].dump(),
+                  report["cuda_kernels"].get<std::string>());
   for (const ops::OpPath& path : ops::op_paths()) {
     report["operators"].push_back({{"op", path.op}, {"device", path.device}, {"path", path.path}});
     text += fmt::format("  {:<20} {:<5} {}\n", path.op, path.device, path.path);
@@ -54,7 +60,10 @@ Described described(const std::string& kind, const std::string& name) {
   static train::TrainConfig train;
   if (kind == "table" && name == "model") return {"a language model: a pattern of layers", fields_of(model)};
   if (kind == "table" && name == "train") return {"how it is trained", fields_of(train)};
-  fail("nothing to describe under {} '{}'; there are mixer NAME, channel_mixer NAME, model NAME, table model, table train", kind, name);
+  fail(
+      "nothing to describe under {} '{}'; there are mixer NAME, channel_mixer NAME, model NAME, table model, table "
+      "train",
+      kind, name);
 }
 
 std::vector<std::string> listed(const std::string& kind) {
@@ -88,7 +97,9 @@ void describe(const std::string& kind, const std::string& name) {
   print({{"kind", kind}, {"name", name}, {"about", what.about}, {"fields", fields}}, text);
 }
 
-void add_doctor(CLI::App& app) { subcommand(app, "doctor", "what this machine offers, and which path each operator takes")->callback(doctor); }
+void add_doctor(CLI::App& app) {
+  subcommand(app, "doctor", "what this machine offers, and which path each operator takes")->callback(doctor);
+}
 
 void add_list(CLI::App& app) {
   auto kind = std::make_shared<std::string>();

@@ -55,8 +55,8 @@ std::vector<std::string> sets_of(const std::string& split, const data::TokenStor
 void check_tokens(const TrainedModel& model, const data::TokenStore& store) {
   const int64_t vocabulary = model.model->spec.config.vocab_size;
   if (store.vocab_size() > vocabulary)
-    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(), store.vocab_size(), model.path,
-         vocabulary);
+    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(), store.vocab_size(),
+         model.path, vocabulary);
   if (model.tokenizer_file.empty() || store.tokenizer().sha256.empty()) return;
   if (sha256_of_file(model.tokenizer_file) != store.tokenizer().sha256)
     fail("{}: its tokens were made with another tokenizer than that of {} ({})", store.folder().string(), model.path,

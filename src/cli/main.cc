@@ -72,10 +72,8 @@ CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& 
 bool json_wanted() { return json_flag; }
 
 void print(const nlohmann::json& document, const std::string& text) {
-  if (json_flag)
-    fmt::print("{}\n", document.dump(2));
-  else
-    fmt::print("{}", text);
+  if (json_flag) fmt::print("{}\n", document.dump(2));
+  else fmt::print("{}", text);
 }
 
 }  // namespace assay::cli

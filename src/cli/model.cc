@@ -1,6 +1,6 @@
-#include <torch/torch.h>
-
 #include "cli/model.h"
+
+#include <torch/torch.h>
 
 #include "nn/model_files.h"
 #include "train/device.h"
@@ -8,10 +8,14 @@
 namespace assay::cli {
 
 void add_model_options(CLI::App& command, ModelOptions& o, const std::string& name) {
-  command.add_option(name, o.model, "a run, a checkpoint of one, an imported model, or a Hugging Face folder")->required();
-  command.add_option("--tokenizer", o.tokenizer, "SentencePiece model; default: the one that lies with the model or its data");
+  command.add_option(name, o.model, "a run, a checkpoint of one, an imported model, or a Hugging Face folder")
+      ->required();
+  command.add_option("--tokenizer", o.tokenizer,
+                     "SentencePiece model; default: the one that lies with the model or its data");
   command.add_option("--device", o.device, "auto, cpu, cuda, cuda:N")->capture_default_str();
-  command.add_option("--precision", o.precision, "fp32, bf16 or fp64")->capture_default_str()->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
+  command.add_option("--precision", o.precision, "fp32, bf16 or fp64")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
   command.add_option("--threads", o.threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
 }
 
@@ -27,7 +31,8 @@ TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
 }
 
 const data::Tokenizer& TrainedModel::need_tokenizer() const {
-  if (!tokenizer) fail("{}: no tokenizer lies with this model or its data; give one with --tokenizer, or token ids", path);
+  if (!tokenizer)
+    fail("{}: no tokenizer lies with this model or its data; give one with --tokenizer, or token ids", path);
   return *tokenizer;
 }
 

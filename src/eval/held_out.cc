@@ -43,7 +43,8 @@ int position_slice(int64_t index) { return kPosition + (index >= 64) + (index >=
 
 std::pair<std::string, std::string> domain_and_split(const std::string& set) {
   const size_t dot = set.rfind('.');
-  if (dot == std::string::npos) fail("'{}' names no evaluation set; expected DOMAIN.SPLIT, for example arxiv.test", set);
+  if (dot == std::string::npos)
+    fail("'{}' names no evaluation set; expected DOMAIN.SPLIT, for example arxiv.test", set);
   return {set.substr(0, dot), set.substr(dot + 1)};
 }
 
@@ -77,7 +78,8 @@ HeldOut::HeldOut(const data::TokenStore& store, const Options& options) : tokens
       predicted.back() += segment.length;
       const int64_t whole = documents.document(segment.document).size();
       if (documents.has_bytes())
-        set.document_bytes.back() = std::llround(double(documents.bytes(segment.document)) * double(predicted.back()) / double(whole));
+        set.document_bytes.back() =
+            std::llround(double(documents.bytes(segment.document)) * double(predicted.back()) / double(whole));
     }
     set.frequency.resize(set.tokens.size()), set.repeated.resize(set.tokens.size());
     for (const Row& row : set.rows) {
@@ -114,8 +116,10 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
     const size_t count = std::min(set.rows.size() - first, size_t(std::max<int64_t>(1, tokens_at_once_ / length)));
     at::Tensor batch = at::zeros({int64_t(count), length + 1}, at::kLong);
     for (size_t r = 0; r < count; ++r)  // shorter rows end in id 0; what a causal model says there is not read
-      std::copy_n(set.tokens.data() + set.rows[first + r].begin, set.rows[first + r].length + 1, batch[int64_t(r)].data_ptr<int64_t>());
-    const at::Tensor losses = model.token_losses(batch.to(model.embedding.device())).to(at::kCPU, at::kDouble).contiguous();
+      std::copy_n(set.tokens.data() + set.rows[first + r].begin, set.rows[first + r].length + 1,
+                  batch[int64_t(r)].data_ptr<int64_t>());
+    const at::Tensor losses =
+        model.token_losses(batch.to(model.embedding.device())).to(at::kCPU, at::kDouble).contiguous();
     for (size_t r = 0; r < count; ++r) {
       const Row& row = set.rows[first + r];
       const double* loss = losses[int64_t(r)].data_ptr<double>();
@@ -123,7 +127,9 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
         const size_t target = size_t(row.begin + 1 + i);
         out.nll[size_t(row.document)] += loss[i];
         ++out.tokens[size_t(row.document)];
-        const auto add = [&](int slice) { out.slices[size_t(slice)].nll += loss[i], ++out.slices[size_t(slice)].tokens; };
+        const auto add = [&](int slice) {
+          out.slices[size_t(slice)].nll += loss[i], ++out.slices[size_t(slice)].tokens;
+        };
         add(set.frequency[target]), add(set.repeated[target] ? kRepeated : kOther), add(position_slice(i));
         if (loss[i] > 12) add(kAbove);
       }

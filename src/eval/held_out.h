@@ -2,7 +2,8 @@
 // Held-out language-model loss: per domain, per document, and in slices that tell where a difference comes from.
 //
 // Slices of the predicted tokens ("targets"):
-//   frequent, rare, unseen     by counts in the pre-training domains: the commonest ids that make up 90 % of their tokens,
+//   frequent, rare, unseen     by counts in the pre-training domains: the commonest ids that make up 90 % of their
+//   tokens,
 //                              the other ids that occur, the ids that never do
 //   repeated_bigram, other     whether (previous token, target) stood earlier in the same context: associative recall
 //   position_A_B               index in the context, A ≤ index < B
@@ -20,24 +21,32 @@
 
 namespace assay::eval {
 
-inline constexpr std::array kSlices = {"frequent", "rare", "unseen", "repeated_bigram", "other", "position_0_64", "position_64_256",
-                                       "position_256_1024", "position_1024_up", "above_12_nats"};
+inline constexpr std::array kSlices = {"frequent",
+                                       "rare",
+                                       "unseen",
+                                       "repeated_bigram",
+                                       "other",
+                                       "position_0_64",
+                                       "position_64_256",
+                                       "position_256_1024",
+                                       "position_1024_up",
+                                       "above_12_nats"};
 
 // "arxiv.test" → arxiv, test. BadInput without a dot.
 std::pair<std::string, std::string> domain_and_split(const std::string& set);
 
 struct Sum {
-  double nll = 0;      // nats
+  double nll = 0;  // nats
   int64_t tokens = 0;
   double loss() const { return tokens ? nll / double(tokens) : 0; }
 };
 // One domain and split. A document counts with the tokens that were predicted; bytes are its bytes in that proportion.
 struct SetLosses {
-  std::vector<double> nll;              // [documents]
-  std::vector<int64_t> tokens, bytes;   // [documents]
+  std::vector<double> nll;             // [documents]
+  std::vector<int64_t> tokens, bytes;  // [documents]
   std::array<Sum, kSlices.size()> slices{};
   Sum total() const;
-  double bits_per_byte() const;         // 0 when the store has no byte counts
+  double bits_per_byte() const;  // 0 when the store has no byte counts
 };
 using Losses = std::map<std::string, SetLosses>;  // by "<domain>.<split>"
 
@@ -48,22 +57,22 @@ class HeldOut {
     std::vector<std::string> sets;           // "<domain>.<split>"
     std::vector<std::string> train_domains;  // whose train split defines frequent, rare, unseen
     int64_t sequence_length = 0;
-    int64_t max_tokens = 0;                  // a set; 0: all
-    int64_t tokens_at_once = 1 << 14;        // of a batch
+    int64_t max_tokens = 0;            // a set; 0: all
+    int64_t tokens_at_once = 1 << 14;  // of a batch
   };
   HeldOut(const data::TokenStore& store, const Options& options);
   Losses run(nn::LanguageModel& model) const;
-  int64_t tokens() const;                    // predicted in one run
+  int64_t tokens() const;  // predicted in one run
 
  private:
   struct Row {
-    int64_t begin, length, document;         // tokens begin … begin + length of `tokens`; the first is context
+    int64_t begin, length, document;  // tokens begin … begin + length of `tokens`; the first is context
   };
   struct Set {
     std::string name;
-    std::vector<Row> rows;                   // longest first
+    std::vector<Row> rows;  // longest first
     std::vector<int64_t> tokens;
-    std::vector<uint8_t> frequency, repeated;// of each token as a target
+    std::vector<uint8_t> frequency, repeated;  // of each token as a target
     std::vector<int64_t> document_bytes;
   };
   SetLosses run(nn::LanguageModel& model, const Set& set) const;

@@ -13,7 +13,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Rows of logits at a time: enough to keep the matrix unit busy, few enough to stay in cache (CPU) or spare memory (GPU).
+// Rows of logits at a time: enough to keep the matrix unit busy, few enough to stay in cache (CPU) or spare memory
+// (GPU).
 int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
   return std::max<int64_t>(64, elements / vocabulary);
@@ -39,10 +40,8 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
 
   // dweight += dlogitsᵀ h, summed in the precision of the master weights.
   static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h) {
-    if (dweight.scalar_type() == h.scalar_type())
-      dweight.addmm_(dlogits.t(), h);
-    else
-      dweight += at::mm(dlogits.t(), h);
+    if (dweight.scalar_type() == h.scalar_type()) dweight.addmm_(dlogits.t(), h);
+    else dweight += at::mm(dlogits.t(), h);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradient) {

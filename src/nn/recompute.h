@@ -16,8 +16,9 @@ using Handed = std::map<std::string, at::Tensor>;  // what layers hand on to lat
 at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor& x, Handed& handed)>& layer, const at::Tensor& x,
                       Handed& handed);
 
-// What the first run of a recomputed layer found without gradients, and the second need not find again (a choice): tensors
-// that the first gave to remember, in their order. Outside recomputed layers nothing is recalled and nothing remembered.
+// What the first run of a recomputed layer found without gradients, and the second need not find again (a choice):
+// tensors that the first gave to remember, in their order. Outside recomputed layers nothing is recalled and nothing
+// remembered.
 std::optional<at::Tensor> recalled();
 void remember(const at::Tensor& found);
 

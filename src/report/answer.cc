@@ -95,7 +95,8 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
       break;
     }
   for (const std::string& domain : setting.left_out)
-    out.push_back(fmt::format("Domain {} is left out: its {} split has fewer than two documents.", domain, setting.split));
+    out.push_back(
+        fmt::format("Domain {} is left out: its {} split has fewer than two documents.", domain, setting.split));
   for (const Json& row : study.runs)
     if (row["setting"] == setting.name && row["status"] != "done") {
       const std::string reason = row.value("reason", "");

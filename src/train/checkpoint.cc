@@ -20,12 +20,14 @@ void visit(auto& p, Visit&& field) {
 }
 
 [[noreturn]] void refuse(const fs::path& folder, const std::string& why) {
-  fail("{}\n  The checkpoint {} is broken; nothing was changed. Remove it to go on from the one before it.", why, folder.string());
+  fail("{}\n  The checkpoint {} is broken; nothing was changed. Remove it to go on from the one before it.", why,
+       folder.string());
 }
 
 }  // namespace
 
-void save_checkpoint(const fs::path& run, const nn::LanguageModel& model, const AdamW& optimizer, const Progressed& progressed) {
+void save_checkpoint(const fs::path& run, const nn::LanguageModel& model, const AdamW& optimizer,
+                     const Progressed& progressed) {
   const fs::path folder = run / "checkpoints" / fmt::format("step-{}", progressed.step);
   if (fs::exists(folder)) return;  // the same step of the same run: the same bytes
   const fs::path temporary = run / "checkpoints" / "writing";
@@ -44,8 +46,10 @@ Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, Ada
   try {
     const Json state = Json::parse(read_file(folder / "state.json"));
     visit(progressed, [&](const char* name, auto& value) { state.at(name).get_to(value); });
-    nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), nn::named_parameters_of(model), (folder / "model.safetensors").string());
-    nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(), (folder / "optimizer.safetensors").string());
+    nn::copy_tensors(nn::load_tensors(folder / "model.safetensors"), nn::named_parameters_of(model),
+                     (folder / "model.safetensors").string());
+    nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(),
+                     (folder / "optimizer.safetensors").string());
   } catch (const Json::exception&) {
     refuse(folder, fmt::format("{}: is not the JSON of a checkpoint's state", (folder / "state.json").string()));
   } catch (const BadInput& error) {

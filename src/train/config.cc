@@ -17,10 +17,12 @@ void TrainConfig::complete(const ConfigNode& table) {
   };
   need(batch_size > 0, "batch_size", "positive");
   need(sequence_length > 0, "sequence_length", "positive");
-  need(sequence_length < (int64_t{1} << 31) && batch_size < (int64_t{1} << 31) / sequence_length, "batch_size", "below 2^31 tokens a step");
+  need(sequence_length < (int64_t{1} << 31) && batch_size < (int64_t{1} << 31) / sequence_length, "batch_size",
+       "below 2^31 tokens a step");
   need(steps >= 0, "steps", "positive"), need(tokens >= 0, "tokens", "positive");
   need(steps < (int64_t{1} << 32) && tokens < (int64_t{1} << 62), "steps", "below 2^32, and train.tokens below 2^62");
-  need((steps > 0) != (tokens > 0) || (steps > 0 && steps * tokens_per_step() == tokens), "steps", "given, or train.tokens, and not both");
+  need((steps > 0) != (tokens > 0) || (steps > 0 && steps * tokens_per_step() == tokens), "steps",
+       "given, or train.tokens, and not both");
   if (steps == 0) steps = (tokens + tokens_per_step() - 1) / tokens_per_step();
   tokens = steps * tokens_per_step();
   if (micro_batch_size == 0) micro_batch_size = batch_size;
@@ -33,7 +35,8 @@ void TrainConfig::complete(const ConfigNode& table) {
   need(decay_fraction >= 0 && decay_fraction <= 1, "decay_fraction", "between 0 and 1");
   need(beta1 >= 0 && beta1 < 1, "beta1", "in [0, 1)"), need(beta2 >= 0 && beta2 < 1, "beta2", "in [0, 1)");
   need(epsilon > 0, "epsilon", "positive");
-  need(weight_decay >= 0, "weight_decay", "0 or more"), need(clip >= 0, "clip", "0 or more"), need(spike >= 0, "spike", "0 or more");
+  need(weight_decay >= 0, "weight_decay", "0 or more"), need(clip >= 0, "clip", "0 or more"),
+      need(spike >= 0, "spike", "0 or more");
   need(eval_every >= 0, "eval_every", "0 or more"), need(eval_tokens >= 0, "eval_tokens", "0 or more");
   need(checkpoint_every >= 0, "checkpoint_every", "0 or more"), need(log_every >= 0, "log_every", "0 or more");
   if (eval_every == 0) eval_every = std::max<int64_t>(1, steps / 20);
@@ -61,7 +64,8 @@ double learning_rate_at(const TrainConfig& c, int64_t step) {
   };
   const double span = double(std::max<int64_t>(1, c.steps - c.warmup_steps)), at = double(step - c.warmup_steps) / span;
   if (c.schedule == "constant") return c.learning_rate;
-  if (c.schedule == "wsd") return decayed(c.decay_fraction > 0 ? std::max(0.0, (at - 1 + c.decay_fraction) / c.decay_fraction) : 0);
+  if (c.schedule == "wsd")
+    return decayed(c.decay_fraction > 0 ? std::max(0.0, (at - 1 + c.decay_fraction) / c.decay_fraction) : 0);
   return decayed(std::min(1.0, at));
 }
 

@@ -46,10 +46,12 @@ struct TrainConfig {
     field("eval_sets", eval_sets, "DOMAIN.SPLIT; empty: valid of the trained domains, test of all");
     field("eval_every", eval_every, "steps; 0: twenty times a run");
     field("eval_tokens", eval_tokens, "a set and evaluation; 0: so many that evaluation takes about 3 % of the run");
-    field("checkpoint_every", checkpoint_every, "steps; 0: after half a minute, then so often that saving takes 2 % of the time");
+    field("checkpoint_every", checkpoint_every,
+          "steps; 0: after half a minute, then so often that saving takes 2 % of the time");
     field("log_every", log_every, "steps a line of metrics.jsonl; 0: two hundred lines a run");
     field("keep_steps", keep_steps, "checkpoints that are never removed; the newest two always stay");
-    field("precision", precision, "bf16, fp32, fp64 or auto (bf16 on CUDA, fp32 on CPU); weights and moments stay fp32");
+    field("precision", precision,
+          "bf16, fp32, fp64 or auto (bf16 on CUDA, fp32 on CPU); weights and moments stay fp32");
     field("recompute_activations", recompute_activations, "less memory, a third more time");
     field("spike", spike, "nats above the running mean of the loss that stop a run; 0: never");
   }

@@ -1,8 +1,8 @@
 #include "train/device.h"
 
-#include <torch/torch.h>
 #include <malloc.h>
 #include <sys/resource.h>
+#include <torch/torch.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -20,7 +20,8 @@
 namespace assay::train {
 
 namespace {
-// Every step asks for the same tensors again: memory that goes back to the system in between comes zeroed, page by page.
+// Every step asks for the same tensors again: memory that goes back to the system in between comes zeroed, page by
+// page.
 c10::Device cpu() {
   ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
@@ -37,7 +38,8 @@ c10::Device choose_device(const std::string& name) {
   if (name == "cpu") return cpu();
   if (!name.starts_with("cuda")) fail("device '{}' is unknown; there are auto, cpu, cuda, cuda:N", name);
   const std::string number = name == "cuda" ? "0" : name.size() > 5 && name[4] == ':' ? name.substr(5) : "x";
-  if (number.find_first_not_of("0123456789") != std::string::npos) fail("device '{}' is unknown; expected cuda or cuda:N", name);
+  if (number.find_first_not_of("0123456789") != std::string::npos)
+    fail("device '{}' is unknown; expected cuda or cuda:N", name);
   if (gpus == 0) fail("device '{}': no GPU is seen here (`assay doctor` says why); use --device cpu", name);
   if (std::stoll(number) >= gpus) fail("device '{}': there are {} GPUs, numbered from 0", name, gpus);
   return c10::Device(c10::kCUDA, c10::DeviceIndex(std::stoi(number)));
@@ -63,7 +65,8 @@ std::string device_name(c10::Device device) {
   if (device.is_cuda()) return "CUDA device";
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);)
-    if (line.starts_with("model name")) return fmt::format("{}, {} threads", line.substr(line.find(':') + 2), at::get_num_threads());
+    if (line.starts_with("model name"))
+      return fmt::format("{}, {} threads", line.substr(line.find(':') + 2), at::get_num_threads());
   return fmt::format("CPU, {} threads", at::get_num_threads());
 }
 
@@ -77,7 +80,8 @@ double peak_flops(c10::Device device) {
   if (name.find("H100") != std::string::npos || name.find("H200") != std::string::npos) return 989e12;
   if (name.find("A100") != std::string::npos) return 312e12;
   const int64_t size = device.is_cuda() ? 8192 : 1024;
-  const at::Tensor a = at::ones({size, size}, at::TensorOptions().device(device).dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat));
+  const at::Tensor a =
+      at::ones({size, size}, at::TensorOptions().device(device).dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat));
   double best = 1e9;
   for (int i = 0; i < 4; ++i) {
     const auto start = std::chrono::steady_clock::now();
@@ -89,8 +93,7 @@ double peak_flops(c10::Device device) {
 
 int64_t peak_memory_bytes(c10::Device device) {
 #ifdef ASSAY_CUDA
-  if (device.is_cuda())
-    return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
+  if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
 #endif
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -135,7 +138,8 @@ double seconds_a_call(c10::Device device, const std::function<void()>& call) {
 
 double copy_rate(c10::Device device) {
   const int64_t bytes = device.is_cuda() ? int64_t(1) << 30 : int64_t(1) << 27;
-  const at::Tensor from = at::ones({bytes}, at::TensorOptions().device(device).dtype(at::kByte)), to = at::empty_like(from);
+  const at::Tensor from = at::ones({bytes}, at::TensorOptions().device(device).dtype(at::kByte)),
+                   to = at::empty_like(from);
   return 2 * double(bytes) / seconds_a_call(device, [&] { to.copy_(from); });
 }
 

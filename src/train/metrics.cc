@@ -1,7 +1,6 @@
 #include "train/metrics.h"
 
 #include <nlohmann/json.hpp>
-
 #include <sstream>
 
 #include "base/error.h"
@@ -17,7 +16,8 @@ Metrics::Metrics(const fs::path& run, int64_t step) : path_(run / "metrics.jsonl
     std::istringstream lines(read_file(path_));
     for (std::string line; std::getline(lines, line);) {
       const Json record = Json::parse(line, nullptr, /*allow_exceptions=*/false);  // a killed run may leave half a line
-      if (record.is_object() && record.contains("step") && record["step"].is_number() && record["step"] <= step) kept += line + "\n";
+      if (record.is_object() && record.contains("step") && record["step"].is_number() && record["step"] <= step)
+        kept += line + "\n";
     }
   }
   write_file(path_, step > 0 ? kept : "");
@@ -40,10 +40,14 @@ Json to_json(const eval::Losses& losses) {
     const eval::Sum total = set.total();
     for (size_t s = 0; s < eval::kSlices.size(); ++s)
       if (set.slices[s].tokens)
-        slices[eval::kSlices[s]] = {{"loss", set.slices[s].loss()}, {"tokens", set.slices[s].tokens},
+        slices[eval::kSlices[s]] = {{"loss", set.slices[s].loss()},
+                                    {"tokens", set.slices[s].tokens},
                                     {"share", double(set.slices[s].tokens) / double(total.tokens)}};
-    out[name] = {{"loss", total.loss()}, {"bits_per_byte", set.bits_per_byte()}, {"tokens", total.tokens},
-                 {"documents", set.nll.size()}, {"slices", slices}};
+    out[name] = {{"loss", total.loss()},
+                 {"bits_per_byte", set.bits_per_byte()},
+                 {"tokens", total.tokens},
+                 {"documents", set.nll.size()},
+                 {"slices", slices}};
   }
   return out;
 }

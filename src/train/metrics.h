@@ -19,7 +19,8 @@ class Metrics {
   std::FILE* file_;
 };
 
-nlohmann::json to_json(const eval::Losses& losses);  // {"arxiv.test": {"loss", "bits_per_byte", "tokens", "documents", "slices"}}
+nlohmann::json to_json(
+    const eval::Losses& losses);  // {"arxiv.test": {"loss", "bits_per_byte", "tokens", "documents", "slices"}}
 // "<set>.nll" F64, "<set>.tokens" I64, "<set>.bytes" I64, a document an element.
 void write_losses(const fs::path& file, const eval::Losses& losses);
 

@@ -19,7 +19,7 @@ struct ModelBench {
   std::string precision = "auto";
   std::string full_attention = "deterministic";  // ops::choose_full_attention
   bool recompute_activations = false;
-  bool profile = false;                          // one step more, by operator and kernel
+  bool profile = false;  // one step more, by operator and kernel
 };
 
 // model: the [model] table.
@@ -33,8 +33,8 @@ struct ModelBench {
 // With `decode` also "decode", one step of so many sequences behind `time` tokens each: {"seconds" (on CUDA of a
 // captured graph), "bytes": the state before it, what of the state it wrote anew, and the weights in the model's
 // precision, "bytes_per_second" of a large copy}. With `profile` also "profile", of one training step, most time first:
-// [{"op", "kernel", "calls", "seconds"}, …] (train/profile.h). Memory that runs out, or a shape that an operator refuses, is a
-// "failure", with what was counted before. BadInput on a model that cannot be read.
+// [{"op", "kernel", "calls", "seconds"}, …] (train/profile.h). Memory that runs out, or a shape that an operator
+// refuses, is a "failure", with what was counted before. BadInput on a model that cannot be read.
 nlohmann::json bench_model(const ConfigNode& model, const ModelBench& options, c10::Device device);
 
 }  // namespace assay::train

@@ -8,8 +8,8 @@
 
 namespace assay::train {
 
-// On CUDA a kernel and torch's operator that launched it ("" for kernels of this project), on the CPU an operator alone,
-// without the time of those that it calls.
+// On CUDA a kernel and torch's operator that launched it ("" for kernels of this project), on the CPU an operator
+// alone, without the time of those that it calls.
 struct TimeSpent {
   std::string op, kernel;
   int64_t calls = 0;

@@ -36,7 +36,11 @@ std::string now_utc() {
 class Run {
  public:
   Run(const RunConfig& run_config, const TrainOptions& options)
-      : config(run_config), c(config.train), folder(options.run), device(choose_device(options.device)), store(options.store),
+      : config(run_config),
+        c(config.train),
+        folder(options.run),
+        device(choose_device(options.device)),
+        store(options.store),
         sampler(store, {c.domains, c.weights, c.sequence_length, uint64_t(c.seed), "train"}),
         model(std::make_shared<nn::LanguageModel>(config.model)) {
     model->compute_dtype = compute_dtype(c.precision, device);
@@ -50,7 +54,8 @@ class Run {
   Json describe() const {
     Json paths = Json::object(), numerics = Json::object();
     for (const ops::OpPath& path : ops::op_paths())
-      if (path.device == (device.is_cuda() ? "cuda" : "cpu")) paths[path.op] = path.path, numerics[path.op] = path.numerics;
+      if (path.device == (device.is_cuda() ? "cuda" : "cpu"))
+        paths[path.op] = path.path, numerics[path.op] = path.numerics;
     return {{"parameters", model->parameter_count()},
             {"flops_per_token", flops_per_token},
             {"state_bytes", {{"2048", model->state_bytes(2048)}, {"102400", model->state_bytes(102400)}}},
@@ -70,10 +75,12 @@ class Run {
   // Forward and backward of one step, or of its first sequences; leaves the gradients. → the mean loss, a scalar on the
   // device.
   at::Tensor gradients(int64_t step, int64_t sequences) {
-    at::Tensor batch = at::empty({sequences, c.sequence_length + 1}, at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
+    at::Tensor batch =
+        at::empty({sequences, c.sequence_length + 1}, at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
     sampler.batch(step, sequences, batch.data_ptr<int64_t>());
     batch = batch.to(device, /*non_blocking=*/true);
-    at::Tensor total = at::zeros({}, at::TensorOptions().device(device).dtype(at::promote_types(model->compute_dtype, at::kFloat)));
+    at::Tensor total =
+        at::zeros({}, at::TensorOptions().device(device).dtype(at::promote_types(model->compute_dtype, at::kFloat)));
     const double parts = double((sequences + c.micro_batch_size - 1) / c.micro_batch_size);
     for (const at::Tensor& part : batch.split(c.micro_batch_size)) {
       const at::Tensor loss = model->loss(part) / parts;
@@ -89,7 +96,10 @@ class Run {
     std::string place;
     model->watch = [&](int64_t layer, const at::Tensor& x) {
       if (place.empty() && !at::isfinite(x).all().item<bool>())
-        place = layer < 0 ? "the embedding" : fmt::format("layer {} ({})", layer, config.model.config.pattern[size_t(layer) % config.model.config.pattern.size()]);
+        place = layer < 0
+                    ? "the embedding"
+                    : fmt::format("layer {} ({})", layer,
+                                  config.model.config.pattern[size_t(layer) % config.model.config.pattern.size()]);
     };
     gradients_watch(step);
     model->watch = nullptr;
@@ -115,11 +125,15 @@ class Run {
 
   void check(int64_t step, double loss, double norm) {
     if (!std::isfinite(loss) || !std::isfinite(norm))
-      fail<Error>("step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. Lower learning_rate, or raise warmup_steps.", step,
-                  loss, norm, first_nonfinite(step), last_good(step));
+      fail<Error>(
+          "step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. Lower learning_rate, or raise "
+          "warmup_steps.",
+          step, loss, norm, first_nonfinite(step), last_good(step));
     if (c.spike > 0 && step > std::max<int64_t>(c.warmup_steps, 50) && loss > state.mean_loss + c.spike)
-      fail<Error>("step {}: the loss jumped to {:.3f} from a running mean of {:.3f} (train.spike = {}); every value is finite; {}.", step, loss,
-                  state.mean_loss, c.spike, last_good(step));
+      fail<Error>(
+          "step {}: the loss jumped to {:.3f} from a running mean of {:.3f} (train.spike = {}); every value is finite; "
+          "{}.",
+          step, loss, state.mean_loss, c.spike, last_good(step));
     state.mean_loss = step == 0 ? loss : 0.98 * state.mean_loss + 0.02 * loss;
   }
 
@@ -128,15 +142,21 @@ class Run {
     const eval::Losses losses = held_out->run(*model);
     for (const auto& [name, set] : losses)
       if (!std::isfinite(set.total().nll))
-        fail<Error>("step {}: held-out loss {} on {}; first non-finite value in {}; {}. Lower learning_rate, or raise warmup_steps.", state.step,
-                    set.total().nll, name, first_nonfinite(state.step), last_good(state.step));
+        fail<Error>(
+            "step {}: held-out loss {} on {}; first non-finite value in {}; {}. Lower learning_rate, or raise "
+            "warmup_steps.",
+            state.step, set.total().nll, name, first_nonfinite(state.step), last_good(state.step));
     make_folder(folder / "evaluations");
     write_losses(folder / "evaluations" / fmt::format("step-{}.safetensors", state.step), losses);
-    Json line = {{"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"evaluation", to_json(losses)},
-                 {"train_loss", state.evaluation_steps ? Json(state.evaluation_loss / double(state.evaluation_steps)) : Json()},
-                 {"seconds", since(start)}};
+    Json line = {
+        {"step", state.step},
+        {"tokens", state.step * c.tokens_per_step()},
+        {"evaluation", to_json(losses)},
+        {"train_loss", state.evaluation_steps ? Json(state.evaluation_loss / double(state.evaluation_steps)) : Json()},
+        {"seconds", since(start)}};
     if (const at::Tensor tokens = probe_tokens(1); tokens.defined())
-      if (const auto entropy = eval::attention_entropy(*model, tokens); !entropy.empty()) line["attention_entropy"] = entropy;
+      if (const auto entropy = eval::attention_entropy(*model, tokens); !entropy.empty())
+        line["attention_entropy"] = entropy;
     metrics.line(line);
     state.evaluation_loss = 0, state.evaluation_steps = 0;
   }
@@ -180,24 +200,32 @@ class Run {
 void check_folder(const RunConfig& config, const TrainOptions& options) {
   const std::string folder = options.run.string();
   if (!fs::exists(options.run / "config.toml")) return;
-  if (!options.resume) fail("{}: holds a run already; give --resume to go on with it, or another folder. Nothing was changed.", folder);
+  if (!options.resume)
+    fail("{}: holds a run already; give --resume to go on with it, or another folder. Nothing was changed.", folder);
   if (read_file(options.run / "config.toml") != config.toml())
-    fail("{}: holds a run of another configuration (see config.toml there); nothing was changed. Choose another folder, or give the same "
-         "settings.", folder);
+    fail(
+        "{}: holds a run of another configuration (see config.toml there); nothing was changed. Choose another folder, "
+        "or give the same "
+        "settings.",
+        folder);
   if (!fs::exists(options.run / "run.json")) return;
   const Json run = Json::parse(read_file(options.run / "run.json"), nullptr, /*allow_exceptions=*/false);
   if (!run.is_object() || run.value("data", Json()) != data::TokenStore(options.store).fingerprint())
-    fail("{}: holds a run on other data (see run.json there) than {}; nothing was changed. Choose another folder, or give the same store.",
-         folder, options.store.string());
+    fail(
+        "{}: holds a run on other data (see run.json there) than {}; nothing was changed. Choose another folder, or "
+        "give the same store.",
+        folder, options.store.string());
 }
 
-// When a checkpoint is due. Without a number of steps, the time that the last one took decides: no result depends on it.
+// When a checkpoint is due. Without a number of steps, the time that the last one took decides: no result depends on
+// it.
 class Saving {
  public:
   explicit Saving(int64_t every) : every_(every) {}
   bool due(int64_t step) const { return every_ > 0 ? step % every_ == 0 : Clock::now() >= next_; }
   void took(double seconds) {
-    next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(30.0, 50 * seconds)));
+    next_ = Clock::now() +
+            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(30.0, 50 * seconds)));
   }
 
  private:
@@ -235,13 +263,19 @@ Json train_steps(Run& run, Metrics& metrics) {
     s.interval_loss += loss, s.evaluation_loss += loss, s.last_loss = loss;
     s.seconds = seconds_before + since(start) - paused;
     const double speed = double(s.interval_steps) * tokens_per_step / std::max(1e-9, since(interval));
-    progress.show(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps, loss, Progress::count(speed),
-                              300 * run.flops_per_token * speed / peak,
+    progress.show(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps, loss,
+                              Progress::count(speed), 300 * run.flops_per_token * speed / peak,
                               Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
     if (s.step % c.log_every == 0 || s.step == c.steps) {
-      metrics.line({{"step", s.step}, {"tokens", s.step * c.tokens_per_step()}, {"loss", s.interval_loss / double(s.interval_steps)},
-                    {"learning_rate", rate}, {"grad_norm", both[1].item<double>()}, {"tokens_per_second", speed},
-                    {"mfu", 3 * run.flops_per_token * speed / peak}, {"seconds", s.seconds}, {"memory_bytes", peak_memory_bytes(run.device)}});
+      metrics.line({{"step", s.step},
+                    {"tokens", s.step * c.tokens_per_step()},
+                    {"loss", s.interval_loss / double(s.interval_steps)},
+                    {"learning_rate", rate},
+                    {"grad_norm", both[1].item<double>()},
+                    {"tokens_per_second", speed},
+                    {"mfu", 3 * run.flops_per_token * speed / peak},
+                    {"seconds", s.seconds},
+                    {"memory_bytes", peak_memory_bytes(run.device)}});
       rates.push_back(speed);
       s.interval_loss = 0, s.interval_steps = 0, interval = Clock::now();
     }
@@ -249,18 +283,25 @@ Json train_steps(Run& run, Metrics& metrics) {
     if (saving.due(s.step) || s.step == c.steps) saving.took(pause([&] { run.save(); }));
     if (interrupted() && s.step < c.steps) {
       run.save();
-      throw Interrupted(fmt::format("interrupted after step {}; saved in {}. Go on with --resume.", s.step, run.folder.string()));
+      throw Interrupted(
+          fmt::format("interrupted after step {}; saved in {}. Go on with --resume.", s.step, run.folder.string()));
     }
   }
   std::ranges::nth_element(rates, rates.begin() + std::ptrdiff_t(rates.size() / 2));
-  return {{"steps", run.state.step}, {"tokens", run.state.step * c.tokens_per_step()}, {"seconds", run.state.seconds},
-          {"tokens_per_second", rates.empty() ? 0.0 : rates[rates.size() / 2]}, {"peak_memory_bytes", peak_memory_bytes(run.device)},
-          {"final_loss", run.state.last_loss}, {"evaluation_and_saving_seconds", paused}};
+  return {{"steps", run.state.step},
+          {"tokens", run.state.step * c.tokens_per_step()},
+          {"seconds", run.state.seconds},
+          {"tokens_per_second", rates.empty() ? 0.0 : rates[rates.size() / 2]},
+          {"peak_memory_bytes", peak_memory_bytes(run.device)},
+          {"final_loss", run.state.last_loss},
+          {"evaluation_and_saving_seconds", paused}};
 }
 
 [[noreturn]] void explain_memory(const TrainConfig& c, const std::string& what) {
-  fail<Error>("out of memory: {}\n  Lower train.micro_batch_size (now {}), give train.recompute_activations = true, or lower "
-              "train.sequence_length (now {}).", what.substr(0, what.find('\n')), c.micro_batch_size, c.sequence_length);
+  fail<Error>(
+      "out of memory: {}\n  Lower train.micro_batch_size (now {}), give train.recompute_activations = true, or lower "
+      "train.sequence_length (now {}).",
+      what.substr(0, what.find('\n')), c.micro_batch_size, c.sequence_length);
 }
 
 template <class Work>
@@ -273,7 +314,8 @@ Json with_memory_advice(const TrainConfig& c, Work&& work) {
     explain_memory(c, "the CPU has no more");
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
-    if (what.find("not enough memory") == std::string::npos && what.find("can't allocate memory") == std::string::npos) throw;
+    if (what.find("not enough memory") == std::string::npos && what.find("can't allocate memory") == std::string::npos)
+      throw;
     explain_memory(c, what);
   }
 }
@@ -295,18 +337,21 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
   nn::ModelConfig& model = config.model.config;
   if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
   if (model.vocab_size < store.vocab_size())
-    fail("{}: model.vocab_size = {} is below the store's {} ({}). Nothing was changed.", file.child("model").where("vocab_size"), model.vocab_size, store.vocab_size(), store_folder.string());
+    fail("{}: model.vocab_size = {} is below the store's {} ({}). Nothing was changed.",
+         file.child("model").where("vocab_size"), model.vocab_size, store.vocab_size(), store_folder.string());
   if (model.positions == "learned" && model.max_positions == 0) model.max_positions = config.train.sequence_length;
   if (config.train.domains.empty())
     for (const std::string& domain : store.domains())
       if (store.has(domain, "train")) config.train.domains.push_back(domain);
   for (const std::string& domain : config.train.domains) store.documents(domain, "train");
   if (config.train.eval_sets.empty()) config.train.eval_sets = eval::default_sets(store, config.train.domains);
-  for (const std::string& set : config.train.eval_sets) store.documents(set.substr(0, set.rfind('.')), set.substr(set.rfind('.') + 1));
+  for (const std::string& set : config.train.eval_sets)
+    store.documents(set.substr(0, set.rfind('.')), set.substr(set.rfind('.') + 1));
   if (config.train.eval_tokens == 0) {  // a forward is a third of a step: 3 % of the run's time over its evaluations
     const double evaluations = double(config.train.steps) / double(config.train.eval_every) + 1;
     const double sets = double(std::max<size_t>(1, config.train.eval_sets.size()));
-    config.train.eval_tokens = std::max<int64_t>(config.train.sequence_length, int64_t(0.09 * double(config.train.tokens) / evaluations / sets));
+    config.train.eval_tokens = std::max<int64_t>(config.train.sequence_length,
+                                                 int64_t(0.09 * double(config.train.tokens) / evaluations / sets));
   }
   return config;
 }
@@ -319,7 +364,8 @@ Json train(const RunConfig& config, const TrainOptions& options) {
   return with_memory_advice(config.train, [&] {
     Run run(config, options);  // refuses what does not fit, as the next line does, before anything is written
     const TrainConfig& c = run.c;
-    if (const auto newest = newest_checkpoint(options.run)) run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
+    if (const auto newest = newest_checkpoint(options.run))
+      run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
     write_file(options.run / "config.toml", config.toml());
     write_file(options.run / "run.json", run.describe().dump(1) + "\n");
     run.held_out.emplace(run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
@@ -338,7 +384,9 @@ Json describe_run(const RunConfig& config, const TrainOptions& options) {
     // As many sequences of a step as the device could do in a second, at its peak: on a CPU a step may take minutes.
     const double peak_seconds = 3 * run.flops_per_token * double(run.c.sequence_length) / peak_flops(run.device);
     const int64_t sequences = std::clamp<int64_t>(int64_t(std::min(1e9, 1 / peak_seconds)), 1, run.c.batch_size);
-    const auto step = [&] { return run.gradients(0, sequences).item<double>() + run.optimizer->step(0, 0).item<double>(); };
+    const auto step = [&] {
+      return run.gradients(0, sequences).item<double>() + run.optimizer->step(0, 0).item<double>();
+    };
     double fastest = std::numeric_limits<double>::infinity();
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < 4 && since(begin) < 5; ++i) {  // the first warms up

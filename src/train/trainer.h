@@ -24,8 +24,8 @@ struct TrainOptions {
   std::string device = "auto";
   bool resume = false;
 };
-// Trains to the end and writes the run folder (docs/runs.md). Throws Interrupted (saved), Error (diverged, out of memory,
-// disk full) with the last good checkpoint, BadInput with nothing changed.
+// Trains to the end and writes the run folder (docs/runs.md). Throws Interrupted (saved), Error (diverged, out of
+// memory, disk full) with the last good checkpoint, BadInput with nothing changed.
 nlohmann::json train(const RunConfig& config, const TrainOptions& options);
 // {"parameters", "flops_per_token", "state_bytes", "tokens", "steps", "estimated_seconds"}, from building the model on
 // the device and the fastest of a few steps, or parts of steps where one would take long.

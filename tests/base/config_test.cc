@@ -29,7 +29,8 @@ Sample read(const std::string& text) {
 }
 
 TEST(Config, ReadsEveryType) {
-  const Sample s = read("flag = true\ncount = -7\nrate = 2\nname = 'é'\nwords = ['x', 'y']\nsizes = [1, 2]\nweights = [1, 0.5]\n");
+  const Sample s =
+      read("flag = true\ncount = -7\nrate = 2\nname = 'é'\nwords = ['x', 'y']\nsizes = [1, 2]\nweights = [1, 0.5]\n");
   EXPECT_TRUE(s.flag);
   EXPECT_EQ(s.count, -7);
   EXPECT_EQ(s.rate, 2.0);
@@ -40,7 +41,9 @@ TEST(Config, ReadsEveryType) {
 }
 
 TEST(Config, WhatIsWrittenReadsBackTheSame) {
-  Sample s = read("rate = 0.1\nname = \"tab\\t quote\\\" back\\\\ line\\n\"\nwords = ['a\"b', '']\nweights = [3.0000000000000004e-5, 1e300]\n");
+  Sample s = read(
+      "rate = 0.1\nname = \"tab\\t quote\\\" back\\\\ line\\n\"\nwords = ['a\"b', '']\nweights = "
+      "[3.0000000000000004e-5, 1e300]\n");
   const std::string text = to_toml(fields_of(s));
   Sample again = read(text);
   EXPECT_EQ(to_toml(fields_of(again)), text);
@@ -58,8 +61,9 @@ TEST(Config, UnknownKeyGivesPlaceAndNearestName) {
 }
 
 TEST(Config, WrongTypesAreRefusedWithThePlace) {
-  for (const char* text : {"count = 1.5", "count = '1'", "count = true", "rate = 'fast'", "rate = true", "flag = 1", "name = 3",
-                           "words = 'x'", "words = ['x', 1]", "sizes = [1.5]", "weights = ['x']", "count = [1]", "[count]", "count = nan"}) {
+  for (const char* text : {"count = 1.5", "count = '1'", "count = true", "rate = 'fast'", "rate = true", "flag = 1",
+                           "name = 3", "words = 'x'", "words = ['x', 1]", "sizes = [1.5]", "weights = ['x']",
+                           "count = [1]", "[count]", "count = nan"}) {
     const std::string message = message_of([&] { read(text); });
     EXPECT_NE(message.find("plan.toml:1:"), std::string::npos) << text << ": " << message;
     EXPECT_NE(message.find("must be a"), std::string::npos) << text << ": " << message;
@@ -92,9 +96,11 @@ TEST(Config, AssignmentsOverrideAndErrorsNameThem) {
 }
 
 TEST(Config, MergedLaysTablesOverEachOther) {
-  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n"), over = ConfigNode::parse("b = 2\n[t]\ny = 3\n");
+  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n"),
+                   over = ConfigNode::parse("b = 2\n[t]\ny = 3\n");
   const ConfigNode merged = base.merged(over);
-  EXPECT_EQ(merged.value("a") + merged.value("b") + merged.child("t").value("x") + merged.child("t").value("y"), "1213");
+  EXPECT_EQ(merged.value("a") + merged.value("b") + merged.child("t").value("x") + merged.child("t").value("y"),
+            "1213");
   EXPECT_EQ(base.child("t").value("y"), "2");
   EXPECT_MESSAGE(base.child("a"), "a");
 }

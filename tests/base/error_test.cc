@@ -21,7 +21,8 @@ TEST(Registry, RefusesUnknownAndRepeatedNames) {
   Registry<int> registry("mixer");
   registry.add("attention", 1), registry.add("mamba1", 2);
   EXPECT_EQ(registry.at("mamba1"), 2);
-  EXPECT_MESSAGE(registry.at("atention"), "unknown mixer 'atention'; did you mean 'attention'?\n  There are: attention, mamba1.");
+  EXPECT_MESSAGE(registry.at("atention"),
+                 "unknown mixer 'atention'; did you mean 'attention'?\n  There are: attention, mamba1.");
   EXPECT_NE(message_of<Error>([&] { registry.add("mamba1", 3); }).find("registered twice"), std::string::npos);
 }
 

@@ -44,13 +44,15 @@ TEST(AtomicFile, FailureNamesThePathAndLeavesNothing) {
 TEST(Folders, PublishedWholeOrRefused) {
   const Folder folder;
   folder.write("writing/a", "1"), folder.write("there/b", "2");
-  EXPECT_NE(message_of<Error>([&] { publish_folder(folder / "writing", folder / "there"); }).find("there"), std::string::npos);
+  EXPECT_NE(message_of<Error>([&] { publish_folder(folder / "writing", folder / "there"); }).find("there"),
+            std::string::npos);
   EXPECT_EQ(read_file(folder / "there" / "b"), "2");
   publish_folder(folder / "writing", folder / "done");
   EXPECT_EQ(read_file(folder / "done" / "a"), "1");
   EXPECT_FALSE(fs::exists(folder / "writing"));
   folder.write("file", "");
-  EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file" / "below"); }).find("Not a directory"), std::string::npos);
+  EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file" / "below"); }).find("Not a directory"),
+            std::string::npos);
   EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file"); }).find("file"), std::string::npos);
 }
 

@@ -15,16 +15,20 @@ std::string file_of(const std::string& header, size_t data, uint64_t length = UI
   if (length == UINT64_MAX) length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + std::string(data, '\1');
 }
-std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape, uint64_t begin, uint64_t end) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":[)" + std::to_string(begin) + "," +
-         std::to_string(end) + "]}";
+std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape, uint64_t begin,
+                   uint64_t end) {
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":[)" +
+         std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
 TEST(Safetensors, WhatIsWrittenReadsBack) {
   const Folder folder;
   const std::vector<float> a = {1, 2, 3, 4, 5, 6};
   const std::vector<int64_t> b = {-1};
-  write_safetensors(folder / "f", {{"z", "F32", {2, 3}, std::as_bytes(std::span(a))}, {"empty", "F32", {0, 5}, {}}, {"a é\"", "I64", {}, std::as_bytes(std::span(b))}},
+  write_safetensors(folder / "f",
+                    {{"z", "F32", {2, 3}, std::as_bytes(std::span(a))},
+                     {"empty", "F32", {0, 5}, {}},
+                     {"a é\"", "I64", {}, std::as_bytes(std::span(b))}},
                     {{"format", "pt"}});
   const Safetensors in(folder / "f");
   ASSERT_EQ(in.tensors().size(), 3u);
@@ -45,7 +49,8 @@ TEST(Safetensors, EveryTruncationIsRefused) {
   write_safetensors(folder / "f", {{"a", "F32", {4}, std::as_bytes(std::span(a))}});
   const std::string whole = read_file(folder / "f");
   for (size_t size = 0; size < whole.size(); ++size)
-    EXPECT_THROW(Safetensors(folder.write("cut", whole.substr(0, size))), BadInput) << size << " of " << whole.size() << " bytes";
+    EXPECT_THROW(Safetensors(folder.write("cut", whole.substr(0, size))), BadInput)
+        << size << " of " << whole.size() << " bytes";
 }
 
 TEST(Safetensors, BrokenFilesAreRefusedWithTheReason) {
@@ -66,20 +71,22 @@ TEST(Safetensors, BrokenFilesAreRefusedWithTheReason) {
   refuses(file_of("{\"a\":3}", 0), "broken safetensors header");
   refuses(file_of("{" + a + "}", 9), "belong to no tensor");
   refuses(file_of("{" + a + "}", 7), "outside the file");
-  refuses(file_of("{" + a + "," + tensor("b", "F32", "[1]", 12, 16) + "}", 16), "does not start where");                    // a hole
-  refuses(file_of("{" + a + "," + tensor("b", "F32", "[2]", 4, 12) + "}", 12), "does not start where");                     // an overlap
-  refuses(file_of("{" + a + "," + tensor("b", "F32", "[2]", 0, 8) + "}", 8), "does not start where");                       // twice the same bytes
+  refuses(file_of("{" + a + "," + tensor("b", "F32", "[1]", 12, 16) + "}", 16), "does not start where");  // a hole
+  refuses(file_of("{" + a + "," + tensor("b", "F32", "[2]", 4, 12) + "}", 12), "does not start where");   // an overlap
+  refuses(file_of("{" + a + "," + tensor("b", "F32", "[2]", 0, 8) + "}", 8),
+          "does not start where");  // twice the same bytes
   refuses(file_of("{" + tensor("a", "F32", "[3]", 0, 8) + "}", 8), "another number of bytes");
   refuses(file_of("{" + tensor("a", "F64", "[2]", 0, 8) + "}", 8), "another number of bytes");
   refuses(file_of("{" + tensor("a", "F33", "[2]", 0, 8) + "}", 8), "no dtype 'F33'");
   refuses(file_of("{" + tensor("a", "F32", "[-2]", 0, 8) + "}", 8), "negative");
   refuses(file_of("{" + tensor("a", "F32", "[4611686018427387904,4]", 0, 0) + "}", 0), "overflows");
-  refuses(file_of("{" + tensor("a", "F64", "[2305843009213693952]", 0, 0) + "}", 0), "another number of bytes");  // 2^61 · 8 wraps to 0
+  refuses(file_of("{" + tensor("a", "F64", "[2305843009213693952]", 0, 0) + "}", 0),
+          "another number of bytes");  // 2^61 · 8 wraps to 0
   refuses(file_of("{" + tensor("a", "F32", "[2]", 8, 0) + "}", 8), "does not start where");
   refuses(file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", 8), "header");
   refuses(file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,-8]}})", 8), "a");
   refuses(file_of(R"({"__metadata__":{"a":3}})", 0), "broken safetensors header");
-  refuses(file_of("{" + a + "," + tensor("a", "F32", "[2]", 8, 16) + "}", 16), "a");                                        // one name twice
+  refuses(file_of("{" + a + "," + tensor("a", "F32", "[2]", 8, 16) + "}", 16), "a");  // one name twice
   refuses(file_of(std::string(200'000, '['), 0), "safetensors");
 }
 

@@ -20,16 +20,20 @@ class BadInputs : public testing::Test {
     const Outcome outcome = run(folder_.path(), arguments);
     check_message(outcome, exit_code, parts);
     const auto after = contents(folder_.path());
-    for (const auto& [path, hash] : before) EXPECT_TRUE(after.contains(path) && after.at(path) == hash) << path << " changed";
+    for (const auto& [path, hash] : before)
+      EXPECT_TRUE(after.contains(path) && after.at(path) == hash) << path << " changed";
     if (exit_code == 2) EXPECT_EQ(after.size(), before.size()) << "something was left behind";
   }
   void check_message(const Outcome& outcome, int exit_code, const std::vector<std::string>& parts) {
     EXPECT_EQ(outcome.exit_code, exit_code) << outcome.error;
     const size_t message = outcome.error.rfind("assay: ");
     ASSERT_NE(message, std::string::npos) << outcome.error;
-    EXPECT_LE(std::count(outcome.error.begin() + std::ptrdiff_t(message), outcome.error.end(), '\n'), 4) << outcome.error;
-    for (const std::string& part : parts) EXPECT_NE(outcome.error.find(part, message), std::string::npos) << part << " is not in\n" << outcome.error;
-    for (const char* never : {"terminate called", "Exception raised from", "frame #", "json.exception", "Segmentation", "AddressSanitizer"})
+    EXPECT_LE(std::count(outcome.error.begin() + std::ptrdiff_t(message), outcome.error.end(), '\n'), 4)
+        << outcome.error;
+    for (const std::string& part : parts)
+      EXPECT_NE(outcome.error.find(part, message), std::string::npos) << part << " is not in\n" << outcome.error;
+    for (const char* never :
+         {"terminate called", "Exception raised from", "frame #", "json.exception", "Segmentation", "AddressSanitizer"})
       EXPECT_EQ(outcome.error.find(never), std::string::npos) << outcome.error;
   }
   std::string noise(size_t size) {
@@ -49,7 +53,8 @@ class BadInputs : public testing::Test {
 
 TEST_F(BadInputs, FilesThatAreMissingCutOffOrNoise) {
   folder_.write("noise", noise(5000)), folder_.write("noise.zst", noise(5000)), folder_.write("empty", "");
-  cut("cut_bin", "known_a.train.bin", 15350), cut("cut_idx", "known_a.train.idx", 100), cut("cut_manifest", "manifest.json", 200);
+  cut("cut_bin", "known_a.train.bin", 15350), cut("cut_idx", "known_a.train.idx", 100),
+      cut("cut_manifest", "manifest.json", 200);
   cut("gone", "known_b.train.bin", 0), fs::remove(folder_ / "gone" / "known_b.train.bin");
   refuses("train missing.toml --data store -o run", 2, {"missing.toml", "no such file"});
   refuses("train noise --data store -o run", 2, {"noise:1:"});
@@ -66,9 +71,11 @@ TEST_F(BadInputs, FilesThatAreMissingCutOffOrNoise) {
 }
 
 TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
-  folder_.write("bad.toml", "[model]\nd_model = 32\nnum_layer = 2\n"), folder_.write("type.toml", "[model]\nd_model = 'wide'\n");
+  folder_.write("bad.toml", "[model]\nd_model = 32\nnum_layer = 2\n"),
+      folder_.write("type.toml", "[model]\nd_model = 'wide'\n");
   folder_.write("mixer.toml", "[model]\npattern = ['atention']\n[train]\nsteps = 1\n");
-  refuses("train bad.toml --data store -o run", 2, {"bad.toml:3:", "unknown key 'num_layer'", "did you mean 'num_layers'?"});
+  refuses("train bad.toml --data store -o run", 2,
+          {"bad.toml:3:", "unknown key 'num_layer'", "did you mean 'num_layers'?"});
   refuses("train type.toml --data store -o run", 2, {"type.toml:2:", "d_model", "integer"});
   refuses("train mixer.toml --data store -o run", 2, {"atention", "did you mean 'attention'?"});
   for (const auto& [set, parts] : std::vector<std::pair<std::string, std::vector<std::string>>>{
@@ -110,15 +117,18 @@ TEST_F(BadInputs, Options) {
 }
 
 TEST_F(BadInputs, NoGpuIsSaidAndTheFolderStaysFree) {
-  if (run(folder_.path(), "doctor --json").out.find("\"gpus\": []") == std::string::npos) GTEST_SKIP() << "a GPU is seen here";
+  if (run(folder_.path(), "doctor --json").out.find("\"gpus\": []") == std::string::npos)
+    GTEST_SKIP() << "a GPU is seen here";
   refuses(on("store") + " --device cuda", 2, {"no GPU is seen", "--device cpu"});
   EXPECT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
 }
 
 TEST_F(BadInputs, ModelsThatAreNone) {
   ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
-  folder_.write("lines", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n{\"id\": 2, \"tok\n"), folder_.write("good", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n");
-  folder_.write("far", "{\"id\": 1, \"tokens\": [1, 256]}\n"), folder_.write("text", "{\"id\": 1, \"text\": \"words\"}\n");
+  folder_.write("lines", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n{\"id\": 2, \"tok\n"),
+      folder_.write("good", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n");
+  folder_.write("far", "{\"id\": 1, \"tokens\": [1, 256]}\n"),
+      folder_.write("text", "{\"id\": 1, \"text\": \"words\"}\n");
   refuses("score --model run lines", 2, {"lines:2:", "JSON"});
   refuses("score --model run far", 2, {"far:1:", "256"});
   refuses("score --model run text", 2, {"tokenizer"});
@@ -138,19 +148,23 @@ TEST_F(BadInputs, ModelsThatAreNone) {
 
 TEST_F(BadInputs, TokenizerOfAnotherVocabulary) {
   std::string text;
-  for (int i = 0; i < 300; ++i) text += "line " + std::to_string(i) + " of a text about sequence models and their domains\n";
-  folder_.write("text.txt", text), folder_.write("lines", "{\"id\": 1, \"text\": \"sequence models and their domains\"}\n");
+  for (int i = 0; i < 300; ++i)
+    text += "line " + std::to_string(i) + " of a text about sequence models and their domains\n";
+  folder_.write("text.txt", text),
+      folder_.write("lines", "{\"id\": 1, \"text\": \"sequence models and their domains\"}\n");
   ASSERT_EQ(run(folder_.path(), "tokenizer train text.txt --vocab 320 -o t.model").exit_code, 0);
   ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
   refuses("score --model run --tokenizer t.model lines", 2, {"lines:1:", "outside the model's vocabulary of 256"});
 }
 
 TEST_F(BadInputs, ARunIsNeverOverwritten) {
-  const std::string long_run = train("run", "--set train.steps=100000 --set train.checkpoint_every=2 --set train.eval_every=100000 ");
+  const std::string long_run =
+      train("run", "--set train.steps=100000 --set train.checkpoint_every=2 --set train.eval_every=100000 ");
   {
     Process first(folder_.path(), long_run);
     ASSERT_TRUE(wait_until(first, [&] { return fs::exists(folder_ / "run" / "checkpoints" / "step-4"); }));
-    for (const char* resume : {"", "--resume"}) check_message(run(folder_.path(), long_run + resume), 2, {"in use by process"});
+    for (const char* resume : {"", "--resume"})
+      check_message(run(folder_.path(), long_run + resume), 2, {"in use by process"});
     EXPECT_TRUE(first.running());
     first.signal(SIGINT);
     EXPECT_EQ(first.wait().exit_code, 130);
@@ -197,7 +211,8 @@ TEST_F(BadInputs, AReadOnlyFolder) {
 TEST_F(BadInputs, AFullDisk) {
   make_folder(folder_ / "small");
   const std::string path = folder_ / "small";
-  if (::mount("tmpfs", path.c_str(), "tmpfs", 0, "size=3m")) GTEST_SKIP() << "a file system of its own cannot be mounted here: " << std::strerror(errno);
+  if (::mount("tmpfs", path.c_str(), "tmpfs", 0, "size=3m"))
+    GTEST_SKIP() << "a file system of its own cannot be mounted here: " << std::strerror(errno);
   const std::string arguments = train("small/run", "--set train.steps=60 --set train.checkpoint_every=3 ");
   write_file(folder_ / "small" / "ballast", std::string(2'500'000, 'x'));  // leaves room for one checkpoint
   check_message(run(folder_.path(), arguments), 1, {"No space left on device"});

@@ -123,8 +123,10 @@ TEST_F(BenchModels, TimesADecodingStepBesideWhatItMoves) {
     EXPECT_GT(row.at("decode").at("seconds"), 0) << row;
     EXPECT_GT(row.at("decode").at("bytes_per_second"), 1e6) << row;
   }
-  EXPECT_NEAR(found[0].at("decode").at("bytes").get<double>(), weights(0) + state(0), 100);  // a cache stays in its place
-  EXPECT_NEAR(found[1].at("decode").at("bytes").get<double>(), weights(1) + 2 * state(1), 100);  // a recurrent state does not
+  EXPECT_NEAR(found[0].at("decode").at("bytes").get<double>(), weights(0) + state(0),
+              100);  // a cache stays in its place
+  EXPECT_NEAR(found[1].at("decode").at("bytes").get<double>(), weights(1) + 2 * state(1),
+              100);  // a recurrent state does not
 }
 
 }  // namespace

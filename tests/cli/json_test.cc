@@ -22,7 +22,8 @@ TEST(Json, OneDocumentFromEveryCommand) {
   EXPECT_FALSE(document(folder, "doctor").at("operators").empty());
   const json mixers = document(folder, "list mixers");
   EXPECT_NE(std::ranges::find(mixers, "attention"), mixers.end());
-  for (const char* kind : {"channel_mixers", "ops", "models", "plans"}) EXPECT_TRUE(document(folder, std::string("list ") + kind).is_array());
+  for (const char* kind : {"channel_mixers", "ops", "models", "plans"})
+    EXPECT_TRUE(document(folder, std::string("list ") + kind).is_array());
   for (const std::string mixer : mixers) EXPECT_EQ(document(folder, "describe mixer " + mixer).at("name"), mixer);
   EXPECT_EQ(document(folder, "data info store").at("parts").size(), 12u);
   const json planned = document(folder, train("run", "--dry-run"));

@@ -23,7 +23,8 @@ struct Outcome {
 class Process {
  public:
   // `arguments` as a shell reads them; runs in `folder`.
-  Process(const fs::path& folder, const std::string& arguments) : logs_(fs::temp_directory_path() / fmt::format("assay_process{}_{}", ::getpid(), count()++)) {
+  Process(const fs::path& folder, const std::string& arguments)
+      : logs_(fs::temp_directory_path() / fmt::format("assay_process{}_{}", ::getpid(), count()++)) {
     make_folder(logs_);
     const std::string command = fmt::format("cd '{}' && exec '{}' {}", folder.string(), ASSAY_PROGRAM, arguments);
     const std::string out = logs_ / "out", error = logs_ / "error";
@@ -48,7 +49,8 @@ class Process {
     int status = 0;
     ::waitpid(pid_, &status, 0);
     pid_ = 0;
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(logs_ / "out"), read_file(logs_ / "error")};
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(logs_ / "out"),
+            read_file(logs_ / "error")};
   }
 
  private:
@@ -77,13 +79,15 @@ bool wait_until(Process& process, auto&& condition) {
 inline std::map<std::string, std::string> contents(const fs::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder))
-    if (entry.is_regular_file() && entry.path().filename() != ".lock") files[fs::relative(entry.path(), folder)] = sha256_of_file(entry.path());
+    if (entry.is_regular_file() && entry.path().filename() != ".lock")
+      files[fs::relative(entry.path(), folder)] = sha256_of_file(entry.path());
   return files;
 }
 
 inline const std::string kSmoke = ASSAY_SOURCE_DIR "/plans/models/smoke.toml";
 inline void synthesize(const data::Folder& folder, const std::string& options = "") {
-  const Outcome made = run(folder.path(), "data synth -o store --documents 60 --held-out 4 --document-length 128 " + options);
+  const Outcome made =
+      run(folder.path(), "data synth -o store --documents 60 --held-out 4 --document-length 128 " + options);
   ASSERT_EQ(made.exit_code, 0) << made.error;
 }
 inline std::string train(const std::string& run, const std::string& more = "") {

@@ -21,7 +21,8 @@ std::vector<int> checkpoint_steps(const fs::path& run) {
   std::vector<int> steps;
   if (!fs::exists(run / "checkpoints")) return steps;
   for (const auto& entry : fs::directory_iterator(run / "checkpoints"))
-    if (entry.path().filename().string().starts_with("step-")) steps.push_back(std::stoi(entry.path().filename().string().substr(5)));
+    if (entry.path().filename().string().starts_with("step-"))
+      steps.push_back(std::stoi(entry.path().filename().string().substr(5)));
   std::ranges::sort(steps);
   return steps;
 }
@@ -55,9 +56,11 @@ class Resume : public testing::Test {
   }
   void expect_same(const std::string& name) {
     const auto expected = results(folder_ / "whole"), got = results(folder_ / name);
-    EXPECT_TRUE(expected.contains("checkpoints/step-60/model.safetensors") && expected.contains("checkpoints/step-60/optimizer.safetensors") &&
+    EXPECT_TRUE(expected.contains("checkpoints/step-60/model.safetensors") &&
+                expected.contains("checkpoints/step-60/optimizer.safetensors") &&
                 expected.contains("evaluations/step-60.safetensors"));
-    for (const auto& [path, content] : expected) EXPECT_TRUE(got.contains(path) && got.at(path) == content) << path << " differs";
+    for (const auto& [path, content] : expected)
+      EXPECT_TRUE(got.contains(path) && got.at(path) == content) << path << " differs";
     EXPECT_EQ(got.size(), expected.size());
   }
   data::Folder folder_;
@@ -67,7 +70,8 @@ TEST_F(Resume, SameSeedSameBytes) {
   ASSERT_EQ(run(folder_.path(), train("again", kSettings)).exit_code, 0);
   expect_same("again");
   ASSERT_EQ(run(folder_.path(), train("other", kSettings + "--set train.seed=1")).exit_code, 0);
-  EXPECT_NE(results(folder_ / "other").at("checkpoints/step-60/model.safetensors"), results(folder_ / "whole").at("checkpoints/step-60/model.safetensors"));
+  EXPECT_NE(results(folder_ / "other").at("checkpoints/step-60/model.safetensors"),
+            results(folder_ / "whole").at("checkpoints/step-60/model.safetensors"));
 }
 
 TEST_F(Resume, KilledTenTimesSameBytes) {
@@ -75,7 +79,7 @@ TEST_F(Resume, KilledTenTimesSameBytes) {
   SCOPED_TRACE(fmt::format("seed {}", seed));
   Random random(seed, "kills");
   const auto started = [&] {  // run.json is written anew each time, just before the steps
-    struct stat status{};
+    struct stat status {};
     ::stat((folder_ / "killed" / "run.json").c_str(), &status);
     return status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec;
   };
@@ -83,10 +87,13 @@ TEST_F(Resume, KilledTenTimesSameBytes) {
   for (int kills = 0; kills < 10; ++kills) {
     const auto before = started();
     Process process(folder_.path(), train("killed", kSettings + "--resume"));
-    if (kills > 0) ASSERT_TRUE(wait_until(process, [&] { return started() != before; })) << process.wait().error;  // the first dies anywhere
+    if (kills > 0)
+      ASSERT_TRUE(wait_until(process, [&] { return started() != before; }))
+          << process.wait().error;  // the first dies anywhere
     sleep_seconds(0.25 * random.uniform());
     process.signal(SIGKILL);
-    EXPECT_EQ(process.wait().exit_code, 128 + SIGKILL) << "the run was over before kill " << kills << "; reached " << reached;
+    EXPECT_EQ(process.wait().exit_code, 128 + SIGKILL)
+        << "the run was over before kill " << kills << "; reached " << reached;
     const auto steps = checkpoint_steps(folder_ / "killed");
     reached += fmt::format(" {}", steps.empty() ? 0 : steps.back());
   }
@@ -113,9 +120,11 @@ TEST_F(Resume, KilledAfterTheLastStep) {
 }
 
 TEST_F(Resume, AnAbsurdLearningRateStopsWithStepAndLayer) {
-  const Outcome outcome = run(folder_.path(), train("wild", kSettings + "--set train.learning_rate=1e6 --set train.warmup_steps=0"));
+  const Outcome outcome =
+      run(folder_.path(), train("wild", kSettings + "--set train.learning_rate=1e6 --set train.warmup_steps=0"));
   EXPECT_EQ(outcome.exit_code, 1);
-  for (const char* part : {"assay: step 1: loss", "first non-finite value in layer ", "there is no checkpoint before it", "Lower learning_rate"})
+  for (const char* part : {"assay: step 1: loss", "first non-finite value in layer ",
+                           "there is no checkpoint before it", "Lower learning_rate"})
     EXPECT_NE(outcome.error.find(part), std::string::npos) << part << "\n" << outcome.error;
   EXPECT_FALSE(fs::exists(folder_ / "wild" / "done.json"));
 }
@@ -139,8 +148,9 @@ TEST_F(Resume, WeightsThatOverflowStopWithLayerWeightAndLastGoodCheckpoint) {
   write_safetensors(file, tensors);
   const Outcome outcome = run(folder_.path(), train("broken", kSettings + "--resume"));
   EXPECT_EQ(outcome.exit_code, 1);
-  for (const std::string& part : {fmt::format("assay: step {}: ", steps.back()), std::string("layer 1 (mamba1), weight ") + victim->name,
-                                  fmt::format("the last good checkpoint is broken/checkpoints/step-{}", steps[steps.size() - 2])})
+  for (const std::string& part :
+       {fmt::format("assay: step {}: ", steps.back()), std::string("layer 1 (mamba1), weight ") + victim->name,
+        fmt::format("the last good checkpoint is broken/checkpoints/step-{}", steps[steps.size() - 2])})
     EXPECT_NE(outcome.error.find(part), std::string::npos) << part << "\n" << outcome.error;
 }
 

@@ -1,9 +1,10 @@
 // Held-out losses against direct cross-entropy, and slices counted by hand.
+#include "eval/held_out.h"
+
 #include <torch/torch.h>
 
 #include "data/folder.h"
 #include "data/store_writer.h"
-#include "eval/held_out.h"
 #include "nn/testing.h"
 
 namespace assay::eval {
@@ -22,12 +23,17 @@ void write_store(const fs::path& folder, const std::vector<Document>& train, con
   writer.commit();
 }
 const std::vector<Document> kTrain = {{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 3}};
-const std::vector<Document> kTest = {{1, 2, 1, 2, 1, 2, 3}, {4, 4, 4, 4, 4, 4}, {5}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
+const std::vector<Document> kTest = {
+    {1, 2, 1, 2, 1, 2, 3}, {4, 4, 4, 4, 4, 4}, {5}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
 
 std::shared_ptr<nn::LanguageModel> model() {
-  return nn::random_model("[model]\nvocab_size = 16\nd_model = 16\nnum_layers = 2\npattern = ['attention', 'mamba1']\n[model.attention]\nnum_heads = 2\n");
+  return nn::random_model(
+      "[model]\nvocab_size = 16\nd_model = 16\nnum_layers = 2\npattern = ['attention', "
+      "'mamba1']\n[model.attention]\nnum_heads = 2\n");
 }
-HeldOut::Options options(int64_t max_tokens = 0, int64_t at_once = 1 << 14) { return {{"a.test"}, {"a"}, kLength, max_tokens, at_once}; }
+HeldOut::Options options(int64_t max_tokens = 0, int64_t at_once = 1 << 14) {
+  return {{"a.test"}, {"a"}, kLength, max_tokens, at_once};
+}
 
 // −ln p of each token of `document` but none of what is before `begin`, read in pieces of kLength.
 std::vector<double> direct(nn::LanguageModel& model, Document document) {
@@ -70,7 +76,8 @@ TEST(HeldOut, BatchesChangeNothing) {
   write_store(folder / "s", kTrain, kTest);
   const data::TokenStore store(folder / "s");
   const auto m = model();
-  const SetLosses all = HeldOut(store, options()).run(*m).at("a.test"), one = HeldOut(store, options(0, 1)).run(*m).at("a.test");
+  const SetLosses all = HeldOut(store, options()).run(*m).at("a.test"),
+                  one = HeldOut(store, options(0, 1)).run(*m).at("a.test");
   for (size_t d = 0; d < all.nll.size(); ++d) EXPECT_NEAR(all.nll[d], one.nll[d], 1e-6) << "document " << d;
 }
 
@@ -95,17 +102,20 @@ TEST(HeldOut, SlicesSumToTheTotal) {
   }
 }
 
-// Train: id 1 ten times, 2 nine times, 3 and the separator once: 21 tokens, 90 % = 18.9. Commonest first, 1 (0 before it)
-// and 2 (10 before it) are frequent; 19 ≥ 18.9, so 0 and 3 are rare; all else is unseen.
+// Train: id 1 ten times, 2 nine times, 3 and the separator once: 21 tokens, 90 % = 18.9. Commonest first, 1 (0 before
+// it) and 2 (10 before it) are frequent; 19 ≥ 18.9, so 0 and 3 are rare; all else is unseen.
 TEST(HeldOut, SlicesCountedByHand) {
   const Folder folder;
   write_store(folder / "s", kTrain, kTest);
   const SetLosses losses = HeldOut(data::TokenStore(folder / "s"), options()).run(*model()).at("a.test");
-  const auto tokens = [&](const std::string& name) { return losses.slices[size_t(std::ranges::find(kSlices, name) - kSlices.begin())].tokens; };
+  const auto tokens = [&](const std::string& name) {
+    return losses.slices[size_t(std::ranges::find(kSlices, name) - kSlices.begin())].tokens;
+  };
   EXPECT_EQ(tokens("frequent"), 6 + 0 + 0 + 2);
-  EXPECT_EQ(tokens("rare"), 2 + 1 + 1 + 2);    // 3 and the separator of each document
+  EXPECT_EQ(tokens("rare"), 2 + 1 + 1 + 2);  // 3 and the separator of each document
   EXPECT_EQ(tokens("unseen"), 0 + 6 + 1 + 8);
-  // 0 | 1 2 1 2 1 repeats (1,2), (2,1);  1 | 2 3 0 nothing;  0 | 4 4 4 4 4 repeats (4,4) three times;  4 | 4 0 nothing;  the rest nothing
+  // 0 | 1 2 1 2 1 repeats (1,2), (2,1);  1 | 2 3 0 nothing;  0 | 4 4 4 4 4 repeats (4,4) three times;  4 | 4 0 nothing;
+  // the rest nothing
   EXPECT_EQ(tokens("repeated_bigram"), 2 + 3);
   EXPECT_EQ(tokens("position_0_64"), losses.total().tokens);
 }

@@ -157,8 +157,12 @@ TEST(Generate, ASavedStateBelongsToItsModel) {
   };
   model->compute_dtype = at::kFloat;
   EXPECT_EQ(load_generation(broken("layers.0.k", "1"), *model).state.position, 1);
-  for (const auto& [name, position] : {std::pair("layers.0.k", "x"), {"layers.0.k", "2"}, {"layers.0.k", "-1"}, {"layers.99.k", "1"},
-                                       {"layers.x.k", "1"}, {"k", "1"}})
+  for (const auto& [name, position] : {std::pair("layers.0.k", "x"),
+                                       {"layers.0.k", "2"},
+                                       {"layers.0.k", "-1"},
+                                       {"layers.99.k", "1"},
+                                       {"layers.x.k", "1"},
+                                       {"k", "1"}})
     EXPECT_THROW(load_generation(broken(name, position), *model), BadInput) << name << " " << position;
   save_tensors(folder / "else", {{"x", at::zeros({2})}});
   EXPECT_THROW(load_generation(folder / "else", *model), BadInput);

@@ -104,8 +104,8 @@ TEST(StateBytes, AreThoseOfARun) {
   constexpr int64_t length = 3227;
   for (const std::string& mixer : mixers().names())
     for (const std::string& table : mixers().at(mixer).examples) {
-      ModelSpec spec = ModelSpec::read(ConfigNode::parse("vocab_size = 10\nd_model = 48\nnum_layers = 1\npattern = ['" + mixer +
-                                                         "']\n[" + mixer + "]\n" + table));
+      ModelSpec spec = ModelSpec::read(ConfigNode::parse("vocab_size = 10\nd_model = 48\nnum_layers = 1\npattern = ['" +
+                                                         mixer + "']\n[" + mixer + "]\n" + table));
       LanguageModel model(spec);
       const int64_t time = std::min(length, model.layers[0]->mixer->max_time());
       model.compute_dtype = at::kBFloat16;

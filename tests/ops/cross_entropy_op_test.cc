@@ -24,7 +24,8 @@ void expect_right(const Case& c, at::ScalarType dtype, at::Device device, double
   at::Tensor logits = (torch::randn({c.rows, c.classes}, at::kDouble) * c.spread).to(dtype);
   const at::Tensor targets = torch::randint(c.classes, {c.rows}, at::kLong);
   const at::Tensor exact = logits.to(at::kDouble).detach().requires_grad_();
-  const at::Tensor expected = torch::nn::functional::cross_entropy(exact, targets, torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
+  const at::Tensor expected = torch::nn::functional::cross_entropy(
+      exact, targets, torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kNone));
   (expected.sum() * 0.25).backward();
   logits = logits.to(device);
   const at::Tensor on_device = targets.to(device), alone = cross_entropy(logits, on_device);

@@ -61,12 +61,14 @@ inline void expect_close(const Named& actual, const Named& expected, double tole
   for (const auto& [name, tensor] : expected) {
     double allowed = tolerance;
     if (tensor.is_cuda() && actual.at(name).scalar_type() == at::kBFloat16 && gates.contains(name)) allowed *= 2.5;
-    EXPECT_LE(worst_row_error(actual.at(name), tensor, tensor.is_cuda() ? mean_row(tensor) : 0.01), allowed) << "gradient of " << name;
+    EXPECT_LE(worst_row_error(actual.at(name), tensor, tensor.is_cuda() ? mean_row(tensor) : 0.01), allowed)
+        << "gradient of " << name;
   }
 }
 
-// Output, state and every gradient against the twin in float64 on the same numbers. Tensor cores round what they multiply to
-// bf16, which moves every row as much: rows of the output in bf16 on a GPU count at least half their root mean square.
+// Output, state and every gradient against the twin in float64 on the same numbers. Tensor cores round what they
+// multiply to bf16, which moves every row as much: rows of the output in bf16 on a GPU count at least half their root
+// mean square.
 inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const Named& given, double tolerance) {
   const Named arguments = leaves(given, at::kDouble, true), exact = leaves(given, at::kDouble);
   const Outputs out = op(arguments), expected = twin(exact);

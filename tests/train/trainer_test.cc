@@ -1,4 +1,7 @@
-// The trainer's arithmetic: accumulated gradients are the whole batch's, and a step's data is a pure function of the step.
+// The trainer's arithmetic: accumulated gradients are the whole batch's, and a step's data is a pure function of the
+// step.
+#include "train/trainer.h"
+
 #include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
@@ -6,10 +9,9 @@
 #include "data/folder.h"
 #include "data/sampler.h"
 #include "data/synthetic.h"
-#include "nn/testing.h"
 #include "nn/tensors.h"
+#include "nn/testing.h"
 #include "train/checkpoint.h"
-#include "train/trainer.h"
 
 namespace assay::train {
 namespace {
@@ -22,8 +24,13 @@ void synthesize(const fs::path& store) {
   data::synthesize(store, options);
 }
 RunConfig config(const fs::path& store, const std::string& settings) {
-  return read_run_config(ConfigNode::parse("[model]\nd_model = 16\npattern = ['attention', 'mamba1']\n[model.attention]\nnum_heads = 2\n[train]\n"
-                                           "batch_size = 6\nsequence_length = 24\neval_tokens = 100\n" + settings, "m.toml"), store);
+  return read_run_config(
+      ConfigNode::parse(
+          "[model]\nd_model = 16\npattern = ['attention', 'mamba1']\n[model.attention]\nnum_heads = 2\n[train]\n"
+          "batch_size = 6\nsequence_length = 24\neval_tokens = 100\n" +
+              settings,
+          "m.toml"),
+      store);
 }
 nn::NamedTensors weights(const Folder& folder, const std::string& run, int step) {
   return nn::load_tensors(folder / run / "checkpoints" / fmt::format("step-{}", step) / "model.safetensors");
@@ -40,7 +47,9 @@ TEST(Trainer, AccumulatedGradientsAreTheWholeBatchs) {
   for (const char* run : {"3", "2", "1"}) {
     const auto parts = weights(folder, run, 3);
     ASSERT_EQ(parts.size(), whole.size());
-    for (size_t i = 0; i < whole.size(); ++i) EXPECT_LE(nn::relative_error(parts[i].second, whole[i].second), 1e-10) << whole[i].first << ", micro_batch_size " << run;
+    for (size_t i = 0; i < whole.size(); ++i)
+      EXPECT_LE(nn::relative_error(parts[i].second, whole[i].second), 1e-10)
+          << whole[i].first << ", micro_batch_size " << run;
   }
 }
 
@@ -48,10 +57,13 @@ TEST(Trainer, RecomputedActivationsGiveTheSameWeights) {
   const Folder folder;
   synthesize(folder / "store");
   for (const char* recompute : {"false", "true"})
-    train(config(folder / "store", std::string("steps = 3\nprecision = 'fp64'\nepsilon = 1e-3\nrecompute_activations = ") + recompute + "\n"),
+    train(config(folder / "store",
+                 std::string("steps = 3\nprecision = 'fp64'\nepsilon = 1e-3\nrecompute_activations = ") + recompute +
+                     "\n"),
           {.store = folder / "store", .run = folder / recompute, .device = "cpu"});
   const auto kept = weights(folder, "false", 3), recomputed = weights(folder, "true", 3);
-  for (size_t i = 0; i < kept.size(); ++i) EXPECT_LE(nn::relative_error(recomputed[i].second, kept[i].second), 1e-12) << kept[i].first;
+  for (size_t i = 0; i < kept.size(); ++i)
+    EXPECT_LE(nn::relative_error(recomputed[i].second, kept[i].second), 1e-12) << kept[i].first;
 }
 
 TEST(Trainer, ABatchIsAPureFunctionOfTheStep) {
@@ -67,16 +79,19 @@ TEST(Trainer, ABatchIsAPureFunctionOfTheStep) {
   const data::Sampler walked(store, options);
   std::vector<std::vector<int64_t>> forward;
   for (int64_t step = 0; step < 60; ++step) forward.push_back(batch(walked, step));  // several epochs
-  for (int64_t step = 59; step >= 0; step -= 7) EXPECT_EQ(batch(data::Sampler(store, options), step), forward[size_t(step)]) << "step " << step;
+  for (int64_t step = 59; step >= 0; step -= 7)
+    EXPECT_EQ(batch(data::Sampler(store, options), step), forward[size_t(step)]) << "step " << step;
   EXPECT_NE(forward[0], forward[1]);
 }
 
 TEST(Trainer, CheckpointsKeepTheNewestTwoAndThoseNamed) {
   const Folder folder;
   synthesize(folder / "store");
-  train(config(folder / "store", "steps = 9\ncheckpoint_every = 2\nkeep_steps = [2, 5]\n"), {.store = folder / "store", .run = folder / "run", .device = "cpu"});
+  train(config(folder / "store", "steps = 9\ncheckpoint_every = 2\nkeep_steps = [2, 5]\n"),
+        {.store = folder / "store", .run = folder / "run", .device = "cpu"});
   std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder / "run" / "checkpoints")) names.insert(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(folder / "run" / "checkpoints"))
+    names.insert(entry.path().filename());
   EXPECT_EQ(names, (std::set<std::string>{"step-2", "step-8", "step-9"}));
   EXPECT_EQ(newest_checkpoint(folder / "run"), folder / "run" / "checkpoints" / "step-9");
   EXPECT_EQ(newest_checkpoint(folder / "run", 7), folder / "run" / "checkpoints" / "step-2");

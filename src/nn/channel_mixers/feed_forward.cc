@@ -42,7 +42,8 @@ struct FeedForward final : Mixer {
 
 const RegisterChannelMixer<FeedForward<kGelu>> plain("gelu", "W₂ gelu(W₁ x)", {{}, {.d_ff = 24, .bias = true}});
 const RegisterChannelMixer<FeedForward<kGeglu>> geglu("geglu", "W₂ (gelu(G x) ⊙ U x) [Shazeer 2020]", {{}});
-const RegisterChannelMixer<FeedForward<kSwiglu>> swiglu("swiglu", "W₂ (silu(G x) ⊙ U x) [Shazeer 2020]", {{}, {.d_ff = 40}});
+const RegisterChannelMixer<FeedForward<kSwiglu>> swiglu("swiglu", "W₂ (silu(G x) ⊙ U x) [Shazeer 2020]",
+                                                        {{}, {.d_ff = 40}});
 
 }  // namespace
 }  // namespace assay::nn

@@ -1,31 +1,31 @@
 #pragma once
 // Causal depthwise convolution over time, with the activation that follows it in Mamba's block.
 //   pre_t[d] = bias[d] + Σ_{j<K} weight[d, j] · x_{t−(K−1)+j}[d]        y = pre or silu(pre)            [B, T, Dm]
-// x before the sequence comes from initial_state (its last K − 1 inputs, oldest first), zero when absent; final_state is
-// the same for what follows. The backward recomputes pre.
+// x before the sequence comes from initial_state (its last K − 1 inputs, oldest first), zero when absent; final_state
+// is the same for what follows. The backward recomputes pre.
 #include "ops/kernel.h"
 
 namespace assay::ops {
 
 struct CausalConv1dForward {
-  DType dtype;                          // of x and y. "real": f64 when dtype is f64, else f32
-  int64_t batch, time, channels, width; // width K: 1 … 32 on CPU, 1 … 8 on CUDA
+  DType dtype;                           // of x and y. "real": f64 when dtype is f64, else f32
+  int64_t batch, time, channels, width;  // width K: 1 … 32 on CPU, 1 … 8 on CUDA
   bool silu;
-  View x;                               // in  [B, T, Dm]
-  const void* weight;                   // in  [Dm, K] real
-  const void* bias;                     // in  [Dm] real or null
-  const void* initial_state;            // in  [B, Dm, K−1] real or null
-  View y;                               // out [B, T, Dm]
-  void* final_state;                    // out [B, Dm, K−1] real
+  View x;                     // in  [B, T, Dm]
+  const void* weight;         // in  [Dm, K] real
+  const void* bias;           // in  [Dm] real or null
+  const void* initial_state;  // in  [B, Dm, K−1] real or null
+  View y;                     // out [B, T, Dm]
+  void* final_state;          // out [B, Dm, K−1] real
 };
 
 struct CausalConv1dBackward {
-  CausalConv1dForward forward;          // inputs as they were; y and final_state are not touched
-  View dy;                              // in  [B, T, Dm]
-  const void* dfinal_state;             // in  [B, Dm, K−1] real or null
-  View dx;                              // out [B, T, Dm]
-  void *dweight, *dbias;                // out [Dm, K], [Dm] real, summed over batch and time; dbias may be null
-  void* dinitial_state;                 // out [B, Dm, K−1] real or null
+  CausalConv1dForward forward;  // inputs as they were; y and final_state are not touched
+  View dy;                      // in  [B, T, Dm]
+  const void* dfinal_state;     // in  [B, Dm, K−1] real or null
+  View dx;                      // out [B, T, Dm]
+  void *dweight, *dbias;        // out [Dm, K], [Dm] real, summed over batch and time; dbias may be null
+  void* dinitial_state;         // out [B, Dm, K−1] real or null
 };
 
 namespace cpu {

@@ -6,10 +6,10 @@
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #include <hwy/foreach_target.h>
 //
+#include <hwy/aligned_allocator.h>
+
 #include <cmath>
 #include <limits>
-
-#include <hwy/aligned_allocator.h>
 
 #include "ops/simd-inl.h"
 
@@ -80,6 +80,8 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace assay::ops::cpu {
 HWY_EXPORT(run_cross_entropy);
-void cross_entropy(const CrossEntropy& p, const ParallelFor& parallel) { HWY_DYNAMIC_DISPATCH(run_cross_entropy)(p, parallel); }
+void cross_entropy(const CrossEntropy& p, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(run_cross_entropy)(p, parallel);
+}
 }  // namespace assay::ops::cpu
 #endif

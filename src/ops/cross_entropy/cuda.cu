@@ -81,7 +81,8 @@ void cross_entropy(const CrossEntropy& p, Stream stream) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
     const bool wide = p.classes % kWidth == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
-    wide ? launch_rows<T, kWidth>(p, static_cast<cudaStream_t>(stream)) : launch_rows<T, 1>(p, static_cast<cudaStream_t>(stream));
+    wide ? launch_rows<T, kWidth>(p, static_cast<cudaStream_t>(stream))
+         : launch_rows<T, 1>(p, static_cast<cudaStream_t>(stream));
   });
 }
 

@@ -33,8 +33,8 @@ void launch(const CrossEntropy& p, [[maybe_unused]] const at::Device& device) {
 at::Tensor from_kernel(const at::Tensor& logits, const at::Tensor& targets, bool gradient, double scale) {
   const at::Tensor dense = targets.contiguous();
   const at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(real_dtype(logits.scalar_type())));
-  launch({kernel_dtype(logits.scalar_type()), logits.size(0), logits.size(1), data(logits), dense.data_ptr<int64_t>(), data(losses),
-          gradient, scale},
+  launch({kernel_dtype(logits.scalar_type()), logits.size(0), logits.size(1), data(logits), dense.data_ptr<int64_t>(),
+          data(losses), gradient, scale},
          logits.device());
   return losses;
 }

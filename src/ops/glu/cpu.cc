@@ -36,7 +36,8 @@ void over_rows(const Glu& p, const ParallelFor& parallel, Body&& body) {
   parallel(p.rows, std::max<int64_t>(1, 16384 / p.width), [&](int64_t begin, int64_t end) HWY_ATTR {
     Stretch<R> s;
     for (int64_t row = begin; row < end; ++row)
-      for (int64_t first = 0; first < p.width; first += kStretch) body(s, row, first, std::min(kStretch, p.width - first));
+      for (int64_t first = 0; first < p.width; first += kStretch)
+        body(s, row, first, std::min(kStretch, p.width - first));
   });
 }
 std::byte* at(const void* data, const Glu& p, int64_t row_width, int64_t row, int64_t offset) {

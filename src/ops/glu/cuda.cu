@@ -14,7 +14,9 @@ template <class R>
 struct Gate {
   R sigma, value, derivative;  // σ(c (x + a x³)), x σ, and the derivative of x σ
   __device__ Gate(R x, R c, R a)
-      : sigma(sigmoid(c * x * (1 + a * x * x))), value(x * sigma), derivative(sigma + value * (1 - sigma) * c * (1 + 3 * a * x * x)) {}
+      : sigma(sigmoid(c * x * (1 + a * x * x))),
+        value(x * sigma),
+        derivative(sigma + value * (1 - sigma) * c * (1 + 3 * a * x * x)) {}
 };
 
 // `pack` numbers of [rows, width], and where they lie in [rows, 2 width].
@@ -89,7 +91,8 @@ void glu(const GluBackward& q, Stream stream) {
       kernel<<<unsigned(ceil_div(packs, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(q, packs);
     };
     const int64_t numbers = p.rows * p.width;
-    wide(p, kWidth, {p.h, q.dy, q.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth) : launch(glu_backward<T, 1>, numbers);
+    wide(p, kWidth, {p.h, q.dy, q.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth)
+                                       : launch(glu_backward<T, 1>, numbers);
   });
   check_launch("glu backward");
 }

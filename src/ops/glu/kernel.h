@@ -1,21 +1,22 @@
 #pragma once
 // Gated linear unit behind its projection, [GLU Variants, Shazeer 2020, eq. 6]: the two halves of a row,
-//   y = act(g) ⊙ u,   [g, u] = h          act(x) = x σ(c (x + a x³)):   SiLU: c = 1, a = 0;   GELU (tanh form): c = 2 √(2/π), a = 0.044715
+//   y = act(g) ⊙ u,   [g, u] = h          act(x) = x σ(c (x + a x³)):   SiLU: c = 1, a = 0;   GELU (tanh form): c = 2
+//   √(2/π), a = 0.044715
 #include "ops/kernel.h"
 
 namespace assay::ops {
 
 struct Glu {
-  DType dtype;            // of all; computed in f64 when it is f64, else in f32
-  int64_t rows, width;    // any
+  DType dtype;          // of all; computed in f64 when it is f64, else in f32
+  int64_t rows, width;  // any
   double c, a;
-  const void* h;          // in  [rows, 2 width]
-  void* y;                // out [rows, width]; backward: not touched
+  const void* h;  // in  [rows, 2 width]
+  void* y;        // out [rows, width]; backward: not touched
 };
 struct GluBackward {
-  Glu forward;            // h as it was
-  const void* dy;         // in  [rows, width]
-  void* dh;               // out [rows, 2 width]
+  Glu forward;     // h as it was
+  const void* dy;  // in  [rows, width]
+  void* dh;        // out [rows, 2 width]
 };
 
 namespace cpu {

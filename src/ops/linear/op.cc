@@ -1,6 +1,5 @@
-#include <torch/torch.h>
-
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/torch.h>
 
 #include "ops/linear/linear.h"
 #include "ops/tensors.h"
@@ -11,8 +10,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
-                                c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                std::string_view, c10::List<std::optional<at::Scalar>>,
+                                std::optional<std::string_view>);
 
 // Registered by torch where it was built with oneDNN.
 const auto* onednn() {
@@ -28,7 +28,8 @@ at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight, const Op
 }
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const OptionalTensor& bias) {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["bias"] = bias.has_value();
     return onednn_linear(x, weight, bias);
@@ -50,6 +51,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   return LinearFunction::apply(x.contiguous(), weight, optional(bias));
 }
 
-at::Tensor product(const at::Tensor& a, const at::Tensor& b) { return uses_onednn(a) ? onednn_linear(a, b, {}) : at::mm(a, b.t()); }
+at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  return uses_onednn(a) ? onednn_linear(a, b, {}) : at::mm(a, b.t());
+}
 
 }  // namespace assay::ops

@@ -110,8 +110,7 @@ __global__ void __launch_bounds__(32 * kWarps) backward_kernel(NormBackward q, R
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   R* mine = all + warp * own;
-  for (int64_t part = blockIdx.x * int64_t{warps} + warp; part < p.rows * p.groups;
-       part += int64_t{warps} * gridDim.x)
+  for (int64_t part = blockIdx.x * int64_t{warps} + warp; part < p.rows * p.groups; part += int64_t{warps} * gridDim.x)
     backward_part<T, kWidth, kCentred>(q, part, lane, mine, mine + size);  // a parameter is always the same lane's
   __syncthreads();
   for (int64_t i = threadIdx.x; i < own / size * numbers; i += blockDim.x) {

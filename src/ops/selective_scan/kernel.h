@@ -12,7 +12,7 @@
 namespace assay::ops {
 
 struct SelectiveScanForward {
-  DType dtype;                // of u, delta, B, C, z, y. "real" below: f64 when dtype is f64, else f32
+  DType dtype;  // of u, delta, B, C, z, y. "real" below: f64 when dtype is f64, else f32
   int64_t batch, time, channels, groups, state_size;  // time ≥ 1; groups divides channels; 1 ≤ state_size ≤ 256
   bool delta_softplus;
   View u, delta;              // in  [B, T, Dm]
@@ -24,7 +24,7 @@ struct SelectiveScanForward {
   const void* initial_state;  // in  [B, Dm, N] real or null
   View y;                     // out [B, T, Dm]; every element is written
   void* final_state;          // out [B, Dm, N] real
-  void* chunk_states;         // out [B, num_chunks, Dm, N] real: the state before each chunk; null when no gradient is wanted
+  void* chunk_states;  // out [B, num_chunks, Dm, N] real: the state before each chunk; null when no gradient is wanted
 };
 
 struct SelectiveScanBackward {
@@ -50,7 +50,8 @@ void selective_scan(const SelectiveScanBackward&, void* workspace, const Paralle
 // `workspace` is 256-byte aligned. fp32, fp64, bf16 (fp32 states). Throws Error with CUDA's reason when a launch fails.
 // Throws Unsupported, before any launch, for state_size > 256 or a stride of time over 2^28 numbers.
 namespace cuda {
-int64_t chunk_size(const SelectiveScanForward&);  // steps between two stored states, chosen by shape; also for the backward
+int64_t chunk_size(
+    const SelectiveScanForward&);  // steps between two stored states, chosen by shape; also for the backward
 size_t workspace_bytes(const SelectiveScanForward&);
 size_t workspace_bytes(const SelectiveScanBackward&);
 void selective_scan(const SelectiveScanForward&, void* workspace, Stream);
