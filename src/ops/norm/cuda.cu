@@ -29,8 +29,9 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   if (part >= p.rows * p.groups) return;
   const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + part * p.width);
   auto* y = reinterpret_cast<Packed*>(static_cast<T*>(p.y) + part * p.width);
-  const R *weight = static_cast<const R*>(p.weight) + part % p.groups * p.width,
-          *bias = static_cast<const R*>(p.bias) + part % p.groups * p.width;
+  const int64_t first = part % p.groups * p.width;
+  const R *weight = static_cast<const R*>(p.weight) + first,
+          *bias = kCentred ? static_cast<const R*>(p.bias) + first : nullptr;
   R mean = 0, squares = 0;
   if (kCentred) {
     for (int64_t i = lane; i < packs; i += 32) {
