@@ -6,17 +6,15 @@
 namespace assay::ops::cuda::steps {
 namespace {
 
-constexpr int kColumns = 16, kGroups = 8, kMaxWarps = 6;
+constexpr int kMaxWarps = 4;
+template <int K>
+constexpr int kColumns = K == 256 ? 16 : 32;  // of a warp
 
-struct alignas(16) Four {
-  float at[4] = {};
-  __device__ float& operator[](int i) { return at[i]; }
-};
-
-// Of all threads with the same columns, for each of them.
+// Of all threads with the same columns, every kSide-th of a warp, for each of them.
+template <int kSide>
 __device__ inline Four sum_over_rows(Four x) {
 #pragma unroll
-  for (int mask = 4; mask < 32; mask *= 2)
+  for (int mask = kSide; mask < 32; mask *= 2)
 #pragma unroll
     for (int n = 0; n < 4; ++n) x[n] += __shfl_xor_sync(~0u, x[n], mask);
   return x;
@@ -36,25 +34,22 @@ __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p
 }
 
 // Blocks on a multiprocessor: as many as keep its loads in flight, and their registers.
-constexpr int min_blocks(int K) { return K == 64 ? 4 : K == 96 ? 3 : K == 128 ? 2 : 1; }
+constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
 
 template <Rule kRule, bool kBonus, int K>
 __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kernel(ChunkedForward p) {
-  constexpr int kRows = K / kGroups;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / 4 * kRows;
+  constexpr int kSide = kColumns<K> / 4, kRows = K / (32 / kSide);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / kSide * kRows;
   const int64_t V = p.value_dim, head = blockIdx.x, tile = int64_t{blockIdx.y} * (blockDim.x / 32);
-  const int64_t column = (tile + warp) * kColumns + lane % 4 * 4, at = (head * K + first) * V + column;
+  const int64_t column = (tile + warp) * kColumns<K> + lane % kSide * 4, at = (head * K + first) * V + column;
   const auto b = unsigned(blockIdx.x) / unsigned(p.heads), h = unsigned(blockIdx.x) % unsigned(p.heads);
   let_the_next_start();
-  if (p.initial_state && threadIdx.x == 0 && gridDim.y == 1)
-    prefetch(p.initial_state + head * K * V, K * V * int64_t{sizeof(float)});
   wait_for_those_before();
-  if (column >= V) return;
-
+  const bool there = column < V;
   Four S[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (p.initial_state) S[i] = *reinterpret_cast<const Four*>(p.initial_state + at + i * V);
+    if (there && p.initial_state) S[i] = read_four(p.initial_state + at + i * V);
 
   for (int64_t t = 0; t < p.time; ++t) {
     auto row = [&](const Heads& x, int64_t width) { return chunks::row<bf16>(x, p.heads, b, t, h, width); };
@@ -66,7 +61,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kerne
     };
     Four v, r, out;
     float query[kRows], key[kRows], read[kRows], low[kRows], bonus[kRows], decay[kRows];
-    load_pack<4>(v.at, row(p.v, V) + column);
+    if (there) load_numbers(v.at, row(p.v, V), DType::bf16, column);
     keys(query, p.q), keys(key, p.k);
     if constexpr (kRule == Rule::pair) keys(read, p.a), keys(low, p.b);
     if constexpr (kBonus) load_numbers(bonus, p.u, p.u_dtype, int64_t{h} * K + first);
@@ -82,7 +77,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kerne
         if constexpr (kBonus) out[n] += query[i] * S[i][n] + bonus[i] * v[n];
       }
     }
-    if constexpr (kRule != Rule::linear) r = sum_over_rows(r);
+    if constexpr (kRule != Rule::linear) r = sum_over_rows<kSide>(r);
     if constexpr (kRule == Rule::delta)
 #pragma unroll
       for (int n = 0; n < 4; ++n) r[n] += beta * v[n];
@@ -95,15 +90,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kerne
         if constexpr (kRule != Rule::delta) S[i][n] += key[i] * v[n];
         if constexpr (!kBonus) out[n] += query[i] * S[i][n];
       }
-    out = sum_over_rows(out);
-    if (lane >= 4) continue;
+    out = sum_over_rows<kSide>(out);
+    if (lane >= kSide || !there) continue;
     Pack<bf16, 4> y;
 #pragma unroll
     for (int n = 0; n < 4; ++n) y.at[n] = __float2bfloat16(p.scale * out[n]);
     *reinterpret_cast<Pack<bf16, 4>*>(static_cast<bf16*>(p.out) + ((b * p.time + t) * p.heads + h) * V + column) = y;
   }
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) *reinterpret_cast<Four*>(p.final_state + at + i * V) = S[i];
+  for (int i = 0; i < kRows; ++i)
+    if (there) write_four(p.final_state + at + i * V, S[i]);
 }
 
 }  // namespace
@@ -111,11 +107,12 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kerne
 
 namespace assay::ops::cuda {
 void few_steps(const ChunkedForward& p, Stream stream) {
-  const int64_t tiles = ceil_div(p.value_dim, steps::kColumns), parts = ceil_div(tiles, steps::kMaxWarps);
-  const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
   chunks::with_case(p, [&](auto which, auto size) {
+    const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<decltype(size)::value>);
+    const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
+    const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
     launch_early(steps::few_steps_kernel<decltype(which)::kRule, decltype(which)::kBonus, decltype(size)::value>,
-                 blocks, unsigned(ceil_div(tiles, parts)) * 32, stream, p);
+                 blocks, unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
   });
   check_launch("matrix_state, a few steps");
 }

@@ -108,9 +108,9 @@ size_t chunk_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedBackward&);
 void matrix_state(const ChunkedForward&, void* workspace, Stream);
-// The same without chunks, one step after another, `chunks` and `keeps` aside: for the few steps of decoding. Computed in
-// fp32; β, log_decay and u are f32 or bf16, the last two (but for scalar decays) with 16-byte aligned rows. It has no
-// `skip` and no β of Rule::linear.
+// The same without chunks, one step after another, `chunks` and `keeps` aside: for the few steps of decoding. Computed
+// in fp32; β, log_decay and u are f32 or bf16, the last two (but for scalar decays) with 16-byte aligned rows. It has
+// no `skip` and no β of Rule::linear.
 constexpr int kFewSteps = 8;
 void few_steps(const ChunkedForward&, Stream);
 void matrix_state(const ChunkedBackward&, void* workspace, Stream);

@@ -3,6 +3,7 @@
 
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/parallel.h"
+#include "ops/paths.h"
 #include "ops/taylor_exp/kernel.h"
 #include "ops/taylor_exp/taylor_exp.h"
 #include "ops/tensors.h"
@@ -42,10 +43,12 @@ at::Tensor features(const at::Tensor& x, const OptionalTensor& weights = {}) {
 #ifdef ASSAY_CUDA
 bool in_few_steps(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const OptionalTensor& initial_state) {
-  const bool wants = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad() ||
-                                                    or_undefined(initial_state).requires_grad());
-  return q.is_cuda() && !wants && shape.time <= kFewTaylorSteps && shape.key_dim <= kMaxTaylorKey &&
-         shape.value_dim <= kMaxTaylorValue && sequence_dtype({q, k, v}) != at::kDouble;
+  const bool wants =
+      q.requires_grad() || k.requires_grad() || v.requires_grad() || (initial_state && initial_state->requires_grad());
+  const int64_t size = (1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2) * (shape.value_dim + 1);
+  return q.is_cuda() && !(wants && at::GradMode::is_enabled()) && size <= kMaxTaylorState &&
+         shape.time <= kFewTaylorSteps && shape.key_dim <= kMaxTaylorKey && shape.value_dim <= kMaxTaylorValue &&
+         sequence_dtype({q, k, v}) != at::kDouble;
 }
 
 std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k,
@@ -56,7 +59,8 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at
     return sequence(x, x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat);
   };
   const at::Tensor query = as_read(q), key = as_read(k), value = as_read(v);
-  const at::Tensor first = parameter(initial_state, at::kFloat);
+  at::Tensor first = parameter(initial_state, at::kFloat);
+  if (first.defined() && reinterpret_cast<uintptr_t>(first.data_ptr()) % 16) first = first.clone();
   const int64_t features = 1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2;
   const at::Tensor out = at::empty({shape.batch, shape.time, shape.heads, shape.value_dim}, query.options());
   const at::Tensor last =

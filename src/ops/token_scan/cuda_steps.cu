@@ -1,6 +1,7 @@
 // A few steps, one after another, as decoding takes them: the state is read once and written once. `kLanes` threads
 // have a channel, each 4 of its states; a warp has as many channels as its threads take in kLoads loads. What belongs
-// to a channel alone, one thread finds and hands round.
+// to a channel alone, one thread finds and hands round. Nothing absent is branched around: something else is loaded
+// there.
 #include "ops/cuda_steps.cuh"
 #include "ops/selective_scan/cuda_math.cuh"
 #include "ops/token_scan/kernel.h"
@@ -8,7 +9,8 @@
 namespace assay::ops::cuda::token {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 4, kRates = 4;                  // of a block; rates of channels that are fetched at once
+enum class Kind { channels, heads, diagonal, exact };  // whose decay is exp(p rate)
 
 // Σ over a channel's kLanes threads of v[i], for i < kValues; it comes to thread i kLanes / kValues and those behind
 // it.
@@ -29,111 +31,121 @@ __device__ inline float sum_over_channels(float (&v)[kValues]) {
   }
 }
 
-struct Four {
-  float at[4] = {};
-  __device__ float& operator[](int i) { return at[i]; }
-};
-// Numbers 0 to 3 of a row that ends behind `count`; in one load where `whole`.
-__device__ inline Four four(const void* row, DType dtype, int64_t first, int64_t count, bool whole) {
+// The row of step t of sequence b.
+__device__ inline const void* row(const TypedView& x, int64_t b, int64_t t) {
+  const int64_t at = b * x.batch_stride + t * x.time_stride;
+  return static_cast<const char*>(x.data) + at * (x.dtype == DType::bf16 ? 2 : 4);
+}
+__device__ inline float number(const TypedView& x, int64_t b, int64_t t, unsigned i) {
+  return cuda::number(row(x, b, t), x.dtype, i);
+}
+__device__ inline float or_0(const TypedView& x, const TypedView& otherwise, int64_t b, int64_t t, unsigned i) {
+  const float found = number(x.data ? x : otherwise, b, t, i);
+  return x.data ? found : 0.f;
+}
+// Numbers 0 to 3 of the row behind `first`, 0 from `count` on.
+template <bool kWhole>
+__device__ inline Four four(const void* row, DType dtype, int64_t first, int count) {
   Four x;
-  if (whole && dtype == DType::f32) load_pack<4>(x.at, static_cast<const float*>(row) + first);
-  else if (whole) load_pack<4>(x.at, static_cast<const bf16*>(row) + first);
+  if constexpr (kWhole) load_numbers(x.at, row, dtype, count > 0 ? first : 0);
   else
 #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      if (n < count) x[n] = number(row, dtype, first + n);
+    for (int n = 0; n < 4; ++n) x[n] = cuda::number(row, dtype, n < count ? first + n : 0);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) x[n] = n < count ? x[n] : 0.f;
   return x;
 }
 
-// The row of step t of sequence b; null where absent.
-__device__ inline const void* row(const TypedView& x, int64_t b, int64_t t) {
-  const int64_t at = b * x.batch_stride + t * x.time_stride;
-  if (!x.data) return nullptr;
-  return static_cast<const char*>(x.data) + at * (x.dtype == DType::bf16 ? 2 : 4);
-}
-__device__ inline float number_or_0(const TypedView& x, int64_t b, int64_t t, int64_t i) {
-  return x.data ? number(row(x, b, t), x.dtype, i) : 0.f;
-}
+// Of a multiprocessor, at once: so many that a small state needs one round of them.
+template <int kLanes, bool kWhole>
+constexpr int kBlocks = !kWhole       ? 2
+                        : kLanes < 8  ? 6
+                        : kLanes == 8 ? 5
+                                      : 4;
 
-// Blocks on a multiprocessor, so that their states fit its registers.
-constexpr int min_blocks(int lanes) { return lanes < 8 ? 6 : lanes == 8 ? 5 : lanes == 16 ? 3 : 4; }
-
-template <int kLanes, int kLoads>
-__global__ void __launch_bounds__(kWarps * 32, min_blocks(kLanes))
-    few_steps_kernel(TokenSteps p, unsigned tiles, bool whole, bool whole_rates) {
-  constexpr int kSide = 32 / kLanes, kChannels = kLoads * kSide, kOwners = kLanes / kLoads;  // side by side; of a warp
-  const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4;
-  const unsigned b = blockIdx.x / tiles * kWarps + threadIdx.x / 32, first = blockIdx.x % tiles * kChannels + side;
-  const int64_t N = p.state_size, states = (int64_t(b) * p.channels + blockIdx.x % tiles * kChannels) * N;
-  const bool there = b < p.batch;
+// kWhole: 4 divides N, and four numbers lie where one load takes them.
+template <Kind kKind, int kLanes, bool kWhole>
+__global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>) few_steps_kernel(TokenSteps p) {
+  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kSide = 32 / kLanes, kChannels = kLoads * kSide;
+  constexpr int kOwners = kLanes / kLoads;
+  const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4, N = int(p.state_size);
+  const int64_t b = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32;
+  const unsigned first = blockIdx.x * kChannels;
+  const int here = int(min(int64_t{kChannels}, p.channels - first)), count = N - n0;
+  const int64_t states = (b * p.channels + first) * N;
+  const float* before = p.initial_state ? p.initial_state + states : nullptr;
   let_the_next_start();
-  if (p.initial_state && there && lane == 0)
-    prefetch(p.initial_state + states,
-             min(int64_t{kChannels}, p.channels - blockIdx.x % tiles * kChannels) * N * int64_t{sizeof(float)});
   wait_for_those_before();
-  if (!there) return;
+  if (b >= p.batch) return;
 
   Four S[kLoads];
-  auto has = [&](int j) { return first + j * kSide < p.channels && n0 < N; };
-  auto state = [&](int j) { return states + (side + j * kSide) * N + n0; };
+  auto has = [&](int j) { return side + j * kSide < here && count > 0; };
+  auto state = [&](int j) { return (side + j * kSide) * N + n0; };
 #pragma unroll
   for (int j = 0; j < kLoads; ++j)
-    if (p.initial_state && has(j)) S[j] = four(p.initial_state, DType::f32, state(j), N - n0, whole);
+    if (before && has(j)) {
+      if constexpr (kWhole) S[j] = read_four(before + state(j));
+      else S[j] = four<false>(before, DType::f32, state(j), count);
+    }
 
   // The channel that this thread owns; with others, where there are more threads than channels.
-  const int own = lane % kLanes / kOwners;
-  const unsigned d = first + own * kSide, head = d / unsigned(p.head_dim),
-                 group = first / unsigned(p.channels / p.groups);
-  const bool live = d < p.channels;
-  const float bias = live ? number_or_0(p.delta_bias, 0, 0, head) : 0.f, D = live ? number_or_0(p.D, 0, 0, head) : 0.f;
+  const int own = lane % kLanes / kOwners * kSide + side;
+  const unsigned d = first + min(own, here - 1), head = kKind == Kind::heads ? d / unsigned(p.head_dim) : d;
+  const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
+  const float D = or_0(p.D, p.x, 0, 0, head), bias = or_0(p.delta_bias, p.x, 0, 0, head);
+  const float head_rate = kKind == Kind::heads ? kLog2e * number(p.rate, 0, 0, head) : 0.f;
   for (int64_t t = 0; t < p.time; ++t) {
-    Four k, q;
-    if (n0 < N) {
-      k = four(row(p.k, b, t), p.k.dtype, group * N + n0, N - n0, false);
-      q = four(row(p.q, b, t), p.q.dtype, group * N + n0, N - n0, false);
-    }
-    const float x = live ? number_or_0(p.x, b, t, d) : 0.f, z = live ? number_or_0(p.z, b, t, d) : 0.f;
-    const float raw = live ? number_or_0(p.delta, b, t, head) + bias : 0.f;
-    const void* rates = row(p.rate, b, t);
-    float step = p.delta_softplus ? softplus<float>(raw) : raw, input = x, decay = 1.f;
-    if (p.update == Update::decay) {
-      if (p.rate_of_heads && live) decay = exp_fast(step * number(rates, p.rate.dtype, head));
+    const float x = number(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d), raw = number(p.delta, b, t, head) + bias;
+    const Four k = four<kWhole>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
+    const Four q = four<kWhole>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
+    Four rates[kRates];
+    auto fetch_rates = [&](int j) {
+#pragma unroll
+      for (int i = 0; i < kRates && i < kLoads; ++i) {
+        const int channel = min(side + (j + i) * kSide, here - 1);
+        rates[i] = four<kWhole>(row(p.rate, b, t), p.rate.dtype, (first + channel) * p.rate_channel_stride + n0, count);
+      }
+    };
+    if constexpr (kKind == Kind::channels) fetch_rates(0);
+
+    float step, input = x, shared = 0, sums[kLoads] = {};  // shared: the decay of all, or what it is found from
+    if constexpr (kKind == Kind::channels || kKind == Kind::heads) {
+      step = p.delta_softplus ? softplus<float>(raw) : raw;
+      shared = kKind == Kind::heads ? exp2_fast(step * head_rate) : kLog2e * step;
     } else {
       float square[1] = {};
 #pragma unroll
       for (int n = 0; n < 4; ++n) square[0] += k[n] * k[n];
       const float beta = sigmoid(raw);
-      step = __fdividef(beta, 1 + beta * sum_over_channels<1, kLanes>(square));
+      shared = step = __fdividef(beta, 1 + beta * sum_over_channels<1, kLanes>(square));
     }
-    float sums[kLoads] = {};
-    if (p.update == Update::exact) {
+    if constexpr (kKind == Kind::exact) {
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
 #pragma unroll
         for (int n = 0; n < 4; ++n) sums[j] += k[n] * S[j][n];
       input = x - sum_over_channels<kLoads, kLanes>(sums);
     }
+    const float write = step * input;
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
-      const float written = __shfl_sync(~0u, step * input, j * kOwners, kLanes);
-      const float shared = __shfl_sync(~0u, p.rate_of_heads ? decay : step, j * kOwners, kLanes);
-      Four rate;
-      if (rates && !p.rate_of_heads && has(j))
-        rate = four(rates, p.rate.dtype, (first + j * kSide) * p.rate_channel_stride + n0, N - n0, whole_rates);
+      if constexpr (kKind == Kind::channels)
+        if (j > 0 && j % kRates == 0) fetch_rates(j);
+      const float written = __shfl_sync(~0u, write, j * kOwners, kLanes);
+      const float common = kKind == Kind::exact ? 1.f : __shfl_sync(~0u, shared, j * kOwners, kLanes);
       sums[j] = 0;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const float keep = p.rate_of_heads                ? shared
-                           : p.update == Update::decay    ? exp_fast(shared * rate[n])
-                           : p.update == Update::diagonal ? 1 - shared * k[n] * k[n]
-                                                          : 1.f;
+        const float keep = kKind == Kind::channels   ? exp2_fast(common * rates[j % kRates][n])
+                           : kKind == Kind::diagonal ? 1 - common * k[n] * k[n]
+                                                     : common;
         S[j][n] = keep * S[j][n] + written * k[n];
         sums[j] += S[j][n] * q[n];
       }
     }
     float y = sum_over_channels<kLoads, kLanes>(sums) + D * x;
-    if (!live || lane % kOwners > 0) continue;
-    if (p.z.data) y *= Gate(z).value;
+    if (own >= here || lane % kOwners > 0) continue;
+    y = p.z.data ? y * Gate(z).value : y;
     const int64_t at = b * p.y.batch_stride + t * p.y.time_stride + d;
     if (p.y.dtype == DType::bf16) static_cast<bf16*>(p.y.data)[at] = stored<bf16>(y);
     else static_cast<float*>(p.y.data)[at] = y;
@@ -141,25 +153,38 @@ __global__ void __launch_bounds__(kWarps * 32, min_blocks(kLanes))
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) {
     if (!has(j)) continue;
-    if (whole) *reinterpret_cast<Pack<float, 4>*>(p.final_state + state(j)) = {S[j][0], S[j][1], S[j][2], S[j][3]};
+    float* to = p.final_state + states + state(j);
+    if constexpr (kWhole) write_four(to, S[j]);
     else
 #pragma unroll
       for (int n = 0; n < 4; ++n)
-        if (n0 + n < N) p.final_state[state(j) + n] = S[j][n];
+        if (n < count) to[n] = S[j][n];
   }
 }
 
-bool aligned(const void* data, size_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
+bool in_fours(const TypedView& x, int64_t stride) {
+  return (x.batch_stride | x.time_stride | stride) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
+}
+bool whole(const TokenSteps& p) {
+  const bool state = p.state_size % 4 == 0 && reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0;
+  return state && in_fours(p.k, 0) && in_fours(p.q, 0) && (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
+}
 
-template <int kLanes>
+template <Kind kKind, int kLanes, bool kWhole = true>
 void launch(const TokenSteps& p, Stream stream) {
-  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kChannels = kLoads * 32 / kLanes;
-  const bool fours = p.state_size % 4 == 0;
-  const bool strides = (p.rate.batch_stride | p.rate.time_stride | p.rate_channel_stride) % 4 == 0;
-  const auto tiles = unsigned(ceil_div(p.channels, kChannels));
-  launch_early(few_steps_kernel<kLanes, kLoads>, tiles * unsigned(ceil_div(p.batch, kWarps)), kWarps * 32, stream, p,
-               tiles, fours && aligned(p.initial_state, 16),
-               fours && strides && aligned(p.rate.data, p.rate.dtype == DType::bf16 ? 8 : 16));
+  constexpr int kChannels = kLanes < 16 ? 32 : 512 / kLanes;
+  const dim3 blocks(unsigned(ceil_div(p.channels, kChannels)), unsigned(ceil_div(p.batch, kWarps)));
+  launch_early(few_steps_kernel<kKind, kLanes, kWhole>, blocks, kWarps * 32, 0, stream, p);
+}
+
+template <Kind kKind>
+void launch(const TokenSteps& p, Stream stream) {
+  if (!whole(p)) launch<kKind, 32, false>(p, stream);
+  else if (p.state_size <= 8) launch<kKind, 2>(p, stream);
+  else if (p.state_size <= 16) launch<kKind, 4>(p, stream);
+  else if (p.state_size <= 32) launch<kKind, 8>(p, stream);
+  else if (p.state_size <= 64) launch<kKind, 16>(p, stream);
+  else launch<kKind, 32>(p, stream);
 }
 
 }  // namespace
@@ -167,13 +192,11 @@ void launch(const TokenSteps& p, Stream stream) {
 
 namespace assay::ops::cuda {
 void few_steps(const TokenSteps& p, Stream stream) {
-  const int64_t N = p.state_size;
-  if (N <= 4) token::launch<1>(p, stream);
-  else if (N <= 8) token::launch<2>(p, stream);
-  else if (N <= 16) token::launch<4>(p, stream);
-  else if (N <= 32) token::launch<8>(p, stream);
-  else if (N <= 64) token::launch<16>(p, stream);
-  else token::launch<32>(p, stream);
+  using token::Kind;
+  if (p.update == Update::diagonal) token::launch<Kind::diagonal>(p, stream);
+  else if (p.update == Update::exact) token::launch<Kind::exact>(p, stream);
+  else if (p.rate_of_heads) token::launch<Kind::heads>(p, stream);
+  else token::launch<Kind::channels>(p, stream);
   check_launch("token_scan, a few steps");
 }
 }  // namespace assay::ops::cuda
