@@ -67,7 +67,7 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
                        .z = z,  // one bias for all channels: its gradient is summed before it is rounded
                        .delta_bias = dt_bias ? OptionalTensor(dt_bias->to(real).expand({channels})) : dt_bias,
                        .initial_state = initial_state};
-  if (on_token_kernel(scan)) return by_token_kernel(scan);
+  if (on_token_kernel(scan) || in_few_steps(scan)) return by_token_kernel(scan);
   const bool columns = x.is_cpu();
   const at::Tensor in = x.to(real);  // once: the gradients of both its uses are added before they are rounded
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {

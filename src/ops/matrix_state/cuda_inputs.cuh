@@ -48,7 +48,7 @@ struct Chunk {
     const float x = row<float>(p.beta, p.heads, batch, time(t), head, 1)[0];
     return t < steps ? x : 0;
   }
-  __device__ float bonus(int n) const { return p.u[head * kK + n]; }
+  __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
 
   template <int kWide>
   __device__ void store(bf16* tiles, int t, int n, const float (&x)[kWide]) const {

@@ -1,106 +1,105 @@
-// A few steps, one after another, as decoding takes them: the state is read once and written once. A block has 32
-// columns of a head's state; a thread 4 of them, of every 32nd row.
+// A few steps, one after another, as decoding takes them: the state is read once and written once. A warp has 16
+// columns of a head's state in registers and meets no other: a thread has 4 of them, of an eighth of the rows.
+#include "ops/cuda_steps.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::steps {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kColumns = 32, kGroups = kThreads / (kColumns / 4);
+constexpr int kMaxWarps = 4;
+template <int K>
+constexpr int kColumns = K == 256 ? 16 : 32;  // of a warp
 
-struct alignas(16) Four {
-  float at[4] = {};
-  __device__ float& operator[](int i) { return at[i]; }
-};
-
-__device__ inline float number(const void* row, DType dtype, int64_t i) {
-  return dtype == DType::bf16 ? real(static_cast<const bf16*>(row)[i]) : static_cast<const float*>(row)[i];
+// Of all threads with the same columns, every kSide-th of a warp, for each of them.
+template <int kSide>
+__device__ inline Four sum_over_rows(Four x) {
+#pragma unroll
+  for (int mask = kSide; mask < 32; mask *= 2)
+#pragma unroll
+    for (int n = 0; n < 4; ++n) x[n] += __shfl_xor_sync(~0u, x[n], mask);
+  return x;
 }
 
-// Of all threads with the same columns, in a fixed order. Whoever uses `parts` [warps, columns] again has met the block
-// in between.
-__device__ inline Four sum_over_rows(Four x, float (*parts)[kColumns]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = threadIdx.x % 8 * 4;
+template <int kRows>
+__device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p, const void* row, int64_t first) {
+  if (p.decay_dim > 1) {
+    load_numbers(decay, row, p.decay_dtype, first);
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    x[n] += __shfl_xor_sync(~0u, x[n], 8);
-    x[n] += __shfl_xor_sync(~0u, x[n], 16);
-    if (lane < 8) parts[warp][column + n] = x[n];
+    for (int i = 0; i < kRows; ++i) decay[i] = expf(decay[i]);
+  } else {
+    const float one = row ? expf(number(row, p.decay_dtype, 0)) : 1.f;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) decay[i] = one;
   }
-  __syncthreads();
-  Four sum;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w)
-#pragma unroll
-    for (int n = 0; n < 4; ++n) sum[n] += parts[w][column + n];
-  return sum;
 }
 
-template <int kRows>  // of a thread
-__global__ void __launch_bounds__(kThreads) few_steps_kernel(ChunkedForward p) {
-  __shared__ float parts[3][kWarps][kColumns];  // of r; of the outputs of even and odd steps
-  const int64_t tiles = ceil_div(p.value_dim, kColumns), head = blockIdx.x / tiles, b = head / p.heads,
-                h = head % p.heads;
-  const int64_t K = p.key_dim, V = p.value_dim, column = blockIdx.x % tiles * kColumns + threadIdx.x % 8 * 4;
-  const int group = threadIdx.x / 8;
+// Blocks on a multiprocessor: as many as keep its loads in flight, and their registers.
+constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
+
+template <Rule kRule, bool kBonus, int K>
+__global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kernel(ChunkedForward p) {
+  constexpr int kSide = kColumns<K> / 4, kRows = K / (32 / kSide);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / kSide * kRows;
+  const int64_t V = p.value_dim, head = blockIdx.x, tile = int64_t{blockIdx.y} * (blockDim.x / 32);
+  const int64_t column = (tile + warp) * kColumns<K> + lane % kSide * 4, at = (head * K + first) * V + column;
+  const auto b = unsigned(blockIdx.x) / unsigned(p.heads), h = unsigned(blockIdx.x) % unsigned(p.heads);
+  let_the_next_start();
+  wait_for_those_before();
   const bool there = column < V;
   Four S[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (const int64_t row = group + i * kGroups; there && row < K && p.initial_state)
-      S[i] = *reinterpret_cast<const Four*>(p.initial_state + (head * K + row) * V + column);
+    if (there && p.initial_state) S[i] = read_four(p.initial_state + at + i * V);
 
   for (int64_t t = 0; t < p.time; ++t) {
-    auto keys = [&](const Heads& x) { return x.rows.data ? chunks::row<bf16>(x, p.heads, b, t, h, K) : nullptr; };
-    const bf16 *q = keys(p.q), *k = keys(p.k), *a = keys(p.a), *low = p.rule == Rule::pair ? keys(p.b) : k;
-    const float beta = p.beta.rows.data ? *chunks::row<float>(p.beta, p.heads, b, t, h, 1) : 1.f;
-    const void* decays = !p.log_decay.rows.data ? nullptr
-                         : p.decay_dtype == DType::bf16
-                             ? static_cast<const void*>(chunks::row<bf16>(p.log_decay, p.heads, b, t, h, p.decay_dim))
-                             : chunks::row<float>(p.log_decay, p.heads, b, t, h, p.decay_dim);
+    auto row = [&](const Heads& x, int64_t width) { return chunks::row<bf16>(x, p.heads, b, t, h, width); };
+    auto keys = [&](float(&x)[kRows], const Heads& from) { load_numbers(x, row(from, K), DType::bf16, first); };
+    auto gate = [&](const Heads& x, DType dtype, int64_t width) -> const void* {
+      if (!x.rows.data) return nullptr;
+      return dtype == DType::bf16 ? static_cast<const void*>(row(x, width))
+                                  : chunks::row<float>(x, p.heads, b, t, h, width);
+    };
     Four v, r, out;
-    if (there)
-#pragma unroll
-      for (int n = 0; n < 4; ++n) v[n] = real(chunks::row<bf16>(p.v, p.heads, b, t, h, V)[column + n]);
-    float decay[kRows], key[kRows], query[kRows], back[kRows];  // `back` is multiplied by r
+    float query[kRows], key[kRows], read[kRows], low[kRows], bonus[kRows], decay[kRows];
+    if (there) load_numbers(v.at, row(p.v, V), DType::bf16, column);
+    keys(query, p.q), keys(key, p.k);
+    if constexpr (kRule == Rule::pair) keys(read, p.a), keys(low, p.b);
+    if constexpr (kBonus) load_numbers(bonus, p.u, p.u_dtype, int64_t{h} * K + first);
+    const float beta = kRule == Rule::delta ? number(gate(p.beta, p.beta_dtype, 1), p.beta_dtype, 0) : 1.f;
+    load_decay(decay, p, gate(p.log_decay, p.decay_dtype, p.decay_dim), first);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const int64_t row = group + i * kGroups;
-      const bool exists = row < K;
-      decay[i] = exists && decays ? expf(number(decays, p.decay_dtype, p.decay_dim > 1 ? row : 0)) : 1.f;
-      key[i] = exists ? real(k[row]) : 0.f, query[i] = exists ? real(q[row]) : 0.f;
-      back[i] = exists && p.rule != Rule::linear ? real(low[row]) : 0.f;
-      const float read = p.rule == Rule::delta ? -beta * decay[i] * key[i] : exists && a ? real(a[row]) : 0.f;
-      const float bonus = exists && p.u ? p.u[h * K + row] * key[i] * query[i] : 0.f;
+      if constexpr (kRule == Rule::delta) read[i] = -beta * decay[i] * key[i], low[i] = key[i];
+      if constexpr (kBonus) bonus[i] *= key[i] * query[i];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        r[n] += read * S[i][n];
-        if (p.u) out[n] += query[i] * S[i][n] + bonus * v[n];
+        if constexpr (kRule != Rule::linear) r[n] += read[i] * S[i][n];
+        if constexpr (kBonus) out[n] += query[i] * S[i][n] + bonus[i] * v[n];
       }
-      key[i] *= p.rule == Rule::linear ? beta : 1.f;
     }
-    if (p.rule != Rule::linear) r = sum_over_rows(r, parts[0]);
-    if (p.rule == Rule::delta)
+    if constexpr (kRule != Rule::linear) r = sum_over_rows<kSide>(r);
+    if constexpr (kRule == Rule::delta)
 #pragma unroll
       for (int n = 0; n < 4; ++n) r[n] += beta * v[n];
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        S[i][n] = decay[i] * S[i][n] + back[i] * r[n];
-        if (p.rule != Rule::delta) S[i][n] += key[i] * v[n];
-        if (!p.u) out[n] += query[i] * S[i][n];
+        S[i][n] *= decay[i];
+        if constexpr (kRule != Rule::linear) S[i][n] += low[i] * r[n];
+        if constexpr (kRule != Rule::delta) S[i][n] += key[i] * v[n];
+        if constexpr (!kBonus) out[n] += query[i] * S[i][n];
       }
-    out = sum_over_rows(out, parts[1 + t % 2]);
-    if (group > 0 || !there) continue;
+    out = sum_over_rows<kSide>(out);
+    if (lane >= kSide || !there) continue;
     Pack<bf16, 4> y;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) y.at[n] = __float2bfloat16(p.scale * out[n] + (p.skip ? p.skip[h] * v[n] : 0.f));
+    for (int n = 0; n < 4; ++n) y.at[n] = __float2bfloat16(p.scale * out[n]);
     *reinterpret_cast<Pack<bf16, 4>*>(static_cast<bf16*>(p.out) + ((b * p.time + t) * p.heads + h) * V + column) = y;
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (const int64_t row = group + i * kGroups; there && row < K)
-      *reinterpret_cast<Four*>(p.final_state + (head * K + row) * V + column) = S[i];
+    if (there) write_four(p.final_state + at + i * V, S[i]);
 }
 
 }  // namespace
@@ -108,11 +107,13 @@ __global__ void __launch_bounds__(kThreads) few_steps_kernel(ChunkedForward p) {
 
 namespace assay::ops::cuda {
 void few_steps(const ChunkedForward& p, Stream stream) {
-  const auto blocks = unsigned(p.batch * p.heads * ceil_div(p.value_dim, steps::kColumns));
-  auto run = [&](auto kernel) { kernel<<<blocks, steps::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p); };
-  if (p.key_dim <= 64) run(steps::few_steps_kernel<2>);
-  else if (p.key_dim <= 128) run(steps::few_steps_kernel<4>);
-  else run(steps::few_steps_kernel<8>);
+  chunks::with_case(p, [&](auto which, auto size) {
+    const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<decltype(size)::value>);
+    const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
+    const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
+    launch_early(steps::few_steps_kernel<decltype(which)::kRule, decltype(which)::kBonus, decltype(size)::value>,
+                 blocks, unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
+  });
   check_launch("matrix_state, a few steps");
 }
 }  // namespace assay::ops::cuda

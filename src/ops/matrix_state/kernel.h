@@ -69,11 +69,12 @@ struct ChunkedForward {
   float scale;        // of q
   Heads q, k, v;      // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
   Heads a, b;         // in  [B, T, ·, K]  bf16, Rule::pair
-  Heads beta;         // in  [B, T, H, 1]  fp32: of Rule::delta; of Rule::linear, which then writes β k vᵀ
+  Heads beta;         // in  [B, T, H, 1]  of Rule::delta; of Rule::linear, which then writes β k vᵀ
   Heads log_decay;    // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
-  DType decay_dtype;  //     f32 or bf16
+  DType decay_dtype;  //     f32 or, where decay_dim is key_dim, bf16
   int64_t decay_dim;  //     1 or key_dim
-  const float* u;     // in  [H, K] or null
+  const void* u;      // in  [H, K] or null
+  DType beta_dtype = DType::f32, u_dtype = DType::f32;
   const float* skip;  // in  [H] or null: out += skip v. It and the β of Rule::linear only where decays are scalar
   const float* initial_state;  // in  [B, H, K, V] or null
   void* out;                   // out [B, T, H, V]  bf16
@@ -107,8 +108,9 @@ size_t chunk_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedForward&);
 size_t workspace_bytes(const ChunkedBackward&);
 void matrix_state(const ChunkedForward&, void* workspace, Stream);
-// The same without chunks, one step after another, `chunks` and `keeps` aside: for the few steps of decoding. Key sizes
-// to 256, value sizes that 4 divides; fp32 throughout.
+// The same without chunks, one step after another, `chunks` and `keeps` aside: for the few steps of decoding. Computed
+// in fp32; β, log_decay and u are f32 or bf16, the last two (but for scalar decays) with 16-byte aligned rows. It has
+// no `skip` and no β of Rule::linear.
 constexpr int kFewSteps = 8;
 void few_steps(const ChunkedForward&, Stream);
 void matrix_state(const ChunkedBackward&, void* workspace, Stream);

@@ -31,20 +31,11 @@ ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
   p.beta = heads(in[kBeta]), p.log_decay = heads(in[kLogDecay]);
   if (const at::Tensor& g = in[kLogDecay]; g.defined())
     p.decay_dtype = kernel_dtype(g.scalar_type()), p.decay_dim = g.size(3);
-  p.u = static_cast<const float*>(data(in[kU])), p.skip = static_cast<const float*>(data(in[kSkip]));
+  for (const auto& [dtype, i] : {std::pair(&p.beta_dtype, kBeta), {&p.u_dtype, kU}})
+    if (in[i].defined()) *dtype = kernel_dtype(in[i].scalar_type());
+  p.u = data(in[kU]), p.skip = static_cast<const float*>(data(in[kSkip]));
   p.initial_state = static_cast<const float*>(data(state));
   return p;
-}
-
-// For decoding: nothing is kept, nothing prepared.
-std::tuple<at::Tensor, at::Tensor> by_few_steps(const Inputs& in, Rule rule, double scale) {
-  const c10::DeviceGuard guard(in[kQ].device());
-  ChunkedForward p = describe(in, rule, scale);
-  const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
-  const at::Tensor last = at::empty_like(in[kState]);
-  p.out = data(out), p.final_state = static_cast<float*>(data(last));
-  cuda::few_steps(p, current_stream(in[kQ].device()));
-  return {out, last};
 }
 
 struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
@@ -128,17 +119,45 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
 Rule rule_of(const MatrixState& s) {
   return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
 }
-// As the kernel reads it: bf16, rows of whole 16 bytes.
-at::Tensor rows(const at::Tensor& x) {
-  if (!x.defined()) return x;
-  const at::Tensor y = sequence(x, at::kBFloat16);
-  const bool aligned =
-      y.stride(0) % 8 == 0 && y.stride(1) % 8 == 0 && reinterpret_cast<uintptr_t>(y.data_ptr()) % 16 == 0;
-  return aligned ? y : y.clone(at::MemoryFormat::Contiguous);
+at::Tensor aligned(const at::Tensor& x) {  // rows of whole 16 bytes
+  auto whole = [&](int64_t i) { return x.size(i) == 1 || x.stride(i) * x.element_size() % 16 == 0; };
+  const bool fits = whole(0) && whole(1) && reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0;
+  return fits ? x : x.clone(at::MemoryFormat::Contiguous);
 }
-at::Tensor gate(const at::Tensor& x) {
-  if (!x.defined()) return x;
-  return sequence(x, x.size(3) > 1 && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat);
+at::Tensor whole(const at::Tensor& state) {
+  const at::Tensor x = state.contiguous();
+  return reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 ? x.clone() : x;
+}
+at::Tensor rows(const at::Tensor& x) { return x.defined() ? aligned(sequence(x, at::kBFloat16)) : x; }
+// Gates and parameters: float32, or bfloat16 as they are where that may be.
+at::ScalarType gate_dtype(const at::Tensor& x, bool may_be_half) {
+  return may_be_half && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
+}
+
+bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
+  bool wants = false;
+  for (const at::Tensor* x : {&s.q, &s.k, &s.v, &s.a, &s.b, &s.beta, &s.rate, &s.log_decay, &s.u, &s.skip, &state})
+    wants |= x->defined() && x->requires_grad();
+  return wants && at::GradMode::is_enabled();
+}
+
+// For decoding: nothing is kept, nothing prepared, nothing cast.
+std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::Tensor& state) {
+  const c10::DeviceGuard guard(state.device());
+  const auto gate = [](const at::Tensor& x) {
+    if (!x.defined()) return x;
+    const at::Tensor y = sequence(x, gate_dtype(x, true));
+    return y.size(3) > 1 ? aligned(y) : y;
+  };
+  const at::Tensor u = gate(s.u.defined() ? s.u.unsqueeze(0).unsqueeze(0) : s.u);
+  const Inputs in{rows(s.q),    rows(s.k),         rows(s.v), rows(s.a), rows(s.b),
+                  gate(s.beta), gate(s.log_decay), u,         {},        whole(state)};
+  ChunkedForward p = describe(in, rule_of(s), s.scale);
+  const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
+  const at::Tensor last = at::empty_like(in[kState]);
+  p.out = data(out), p.final_state = static_cast<float*>(data(last));
+  cuda::few_steps(p, current_stream(state.device()));
+  return {out, last};
 }
 
 }  // namespace
@@ -154,20 +173,15 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
 }
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {
-  const Rule rule = rule_of(s);
-  const std::array in{rows(s.q), rows(s.k), rows(s.v), rows(s.a), rows(s.b)};
-  const at::Tensor beta = sequence(optional(s.rate.defined() ? s.rate : s.beta), at::kFloat), g = gate(s.log_decay);
+  const bool keeps = wants_gradient(s, state), scalar = s.rate.defined() || s.skip.defined();
+  if (!keeps && !scalar && s.q.size(1) <= cuda::kFewSteps) return by_few_steps(s, state);
+  const at::Tensor beta = sequence(optional(s.rate.defined() ? s.rate : s.beta), at::kFloat);
+  const at::Tensor g =
+      s.log_decay.defined() ? sequence(s.log_decay, gate_dtype(s.log_decay, s.log_decay.size(3) > 1)) : s.log_decay;
   const at::Tensor u = parameter(optional(s.u), at::kFloat), skip = parameter(optional(s.skip), at::kFloat);
-  const at::Tensor first = reinterpret_cast<uintptr_t>(state.data_ptr()) % 16 ? state.clone() : state.contiguous();
-  bool keeps = false;
-  for (const at::Tensor* x : {&in[0], &in[1], &in[2], &in[3], &in[4], &beta, &g, &u, &skip, &first})
-    keeps |= x->defined() && x->requires_grad();
-  keeps &= at::GradMode::is_enabled();
-  if (!keeps && in[0].size(1) <= cuda::kFewSteps)
-    return by_few_steps({in[0], in[1], in[2], in[3], in[4], beta, g, u, skip, first}, rule, s.scale);
   const variable_list out =
-      ByTensorCores::apply(in[0], in[1], in[2], optional(in[3]), optional(in[4]), optional(beta), optional(g),
-                           optional(u), optional(skip), first, int64_t(rule), s.scale, keeps);
+      ByTensorCores::apply(rows(s.q), rows(s.k), rows(s.v), optional(rows(s.a)), optional(rows(s.b)), optional(beta),
+                           optional(g), optional(u), optional(skip), whole(state), int64_t(rule_of(s)), s.scale, keeps);
   return {out[0], out[1]};
 }
 

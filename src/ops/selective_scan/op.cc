@@ -171,11 +171,11 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(const at::Tensor& u, const at:
                                                   const OptionalTensor& z, const OptionalTensor& delta_bias,
                                                   bool delta_softplus, const OptionalTensor& initial_state) {
   check(u, delta, A, B, C, D, z, delta_bias, initial_state);
-  if (B.size(2) == 1) {
-    const TokenScan scan{Update::decay, delta_softplus, u, delta, B.squeeze(2), C.squeeze(2), A, D, z,
-                         delta_bias,    initial_state};
-    if (A.dim() == 3) return on_token_kernel(scan) ? by_token_kernel(scan) : by_prefixes(scan);
-    if (in_few_steps(scan)) return by_token_kernel(scan);
+  TokenScan scan{Update::decay, delta_softplus, u, delta, B, C, A, D, z, delta_bias, initial_state};
+  if (in_few_steps(scan)) return by_token_kernel(scan);
+  if (A.dim() == 3) {
+    scan.k = B.squeeze(2), scan.q = C.squeeze(2);
+    return on_token_kernel(scan) ? by_token_kernel(scan) : by_prefixes(scan);
   }
   if (!u.is_cpu() && !(u.is_cuda() && kCudaKernels))
     return selective_scan_reference(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state);

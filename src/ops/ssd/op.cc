@@ -5,6 +5,7 @@
 
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/ssd/ssd.h"
+#include "ops/token_scan/token_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -35,6 +36,19 @@ void check(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& A, const
     if (*tensor) check_like(kOp, name, **tensor, x);
 }
 
+// As Mamba-1's scan, of channels that share Δ and A by heads. Undefined but for the few steps of decoding on CUDA.
+std::tuple<at::Tensor, at::Tensor> by_few_steps(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& A,
+                                                const at::Tensor& B, const at::Tensor& C, const OptionalTensor& D,
+                                                const OptionalTensor& z, const OptionalTensor& dt_bias,
+                                                bool dt_softplus, const OptionalTensor& initial_state) {
+  if (!x.is_cuda() || x.size(1) > kFewTokenSteps) return {};
+  TokenScan scan{Update::decay, dt_softplus, x.flatten(2), dt, B, C, A, D, z, dt_bias, initial_state, x.size(3)};
+  if (z) scan.z = z->flatten(2);
+  if (!in_few_steps(scan)) return {};
+  const auto [y, last] = by_token_kernel(scan);
+  return {y.view(x.sizes()), last.view({x.size(0), x.size(2), x.size(3), B.size(3)})};
+}
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> ssd(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& A,
@@ -42,6 +56,9 @@ std::tuple<at::Tensor, at::Tensor> ssd(const at::Tensor& x, const at::Tensor& dt
                                        const OptionalTensor& z, const OptionalTensor& dt_bias, bool dt_softplus,
                                        const OptionalTensor& initial_state, int64_t chunk_size) {
   check(x, dt, A, B, C, D, z, dt_bias, initial_state, chunk_size);
+  if (auto steps = by_few_steps(x, dt, A, B, C, D, z, dt_bias, dt_softplus, initial_state);
+      std::get<0>(steps).defined())
+    return steps;
   const auto real = real_dtype(sequence_dtype({x, dt, B, C, or_undefined(z)}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     at::Tensor delta = s[1].to(real);

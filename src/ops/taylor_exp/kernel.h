@@ -2,7 +2,7 @@
 // The features of taylor_exp.h on raw memory, row by row, and their gradient:
 //   y = weights ⊙ (1, x_i, x_i x_j for i ≤ j)          dx_i = g_i + Σ_{j ≥ i} g_ij x_j + Σ_{j ≤ i} g_ji x_j,  g =
 //   weights ⊙ dy
-#include "ops/kernel.h"
+#include "ops/matrix_state/kernel.h"
 
 namespace assay::ops {
 
@@ -17,5 +17,22 @@ namespace cpu {
 void taylor_features(const TaylorFeatures&, void* y, const ParallelFor&);                   // out [rows, F]
 void taylor_features(const TaylorFeatures&, const void* dy, void* dx, const ParallelFor&);  // out [rows, K]
 }  // namespace cpu
+
+// A few steps of taylor_exp.h, as decoding takes them, in fp32: the state is read once and written once, no features
+// are written. CUDA, sm_90a: enqueues on `stream`, allocates nothing, gives the same bits every time.
+constexpr int64_t kFewTaylorSteps = 8, kMaxTaylorKey = 32, kMaxTaylorValue = 511, kMaxTaylorState = 51200;
+struct TaylorSteps {
+  int64_t batch, time, heads, key_dim, value_dim;  // time ≥ 1; sizes to the limits above, and F (V + 1)
+  float scale, eps;
+  bool normalize;
+  Heads q, k, v;                    // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
+  DType q_dtype, k_dtype, v_dtype;  //     f32 or bf16
+  const float* initial_state;       // in  [B, H, F, V + 1], 16-byte aligned as the final one is; or null
+  void* out;                        // out [B, T, H, V] in q_dtype
+  float* final_state;               // out [B, H, F, V + 1]
+};
+namespace cuda {
+void few_steps(const TaylorSteps&, Stream);
+}  // namespace cuda
 
 }  // namespace assay::ops

@@ -3,6 +3,7 @@
 
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/parallel.h"
+#include "ops/paths.h"
 #include "ops/taylor_exp/kernel.h"
 #include "ops/taylor_exp/taylor_exp.h"
 #include "ops/tensors.h"
@@ -39,6 +40,42 @@ at::Tensor features(const at::Tensor& x, const OptionalTensor& weights = {}) {
   return weights ? taylor_exp_features(x) * *weights : taylor_exp_features(x);
 }
 
+#ifdef ASSAY_CUDA
+bool in_few_steps(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const OptionalTensor& initial_state) {
+  const bool wants =
+      q.requires_grad() || k.requires_grad() || v.requires_grad() || (initial_state && initial_state->requires_grad());
+  const int64_t size = (1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2) * (shape.value_dim + 1);
+  return q.is_cuda() && !(wants && at::GradMode::is_enabled()) && size <= kMaxTaylorState &&
+         shape.time <= kFewTaylorSteps && shape.key_dim <= kMaxTaylorKey && shape.value_dim <= kMaxTaylorValue &&
+         sequence_dtype({q, k, v}) != at::kDouble;
+}
+
+std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k,
+                                                const at::Tensor& v, double scale, bool normalize, double eps,
+                                                const OptionalTensor& initial_state) {
+  const c10::DeviceGuard guard(q.device());
+  auto as_read = [](const at::Tensor& x) {
+    return sequence(x, x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat);
+  };
+  const at::Tensor query = as_read(q), key = as_read(k), value = as_read(v);
+  at::Tensor first = parameter(initial_state, at::kFloat);
+  if (first.defined() && reinterpret_cast<uintptr_t>(first.data_ptr()) % 16) first = first.clone();
+  const int64_t features = 1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2;
+  const at::Tensor out = at::empty({shape.batch, shape.time, shape.heads, shape.value_dim}, query.options());
+  const at::Tensor last =
+      at::empty({shape.batch, shape.heads, features, shape.value_dim + 1}, q.options().dtype(at::kFloat));
+  TaylorSteps p{shape.batch,     shape.time,   shape.heads, shape.key_dim,
+                shape.value_dim, float(scale), float(eps),  normalize};
+  p.q = heads(query), p.k = heads(key), p.v = heads(value), p.q_dtype = kernel_dtype(query.scalar_type());
+  p.k_dtype = kernel_dtype(key.scalar_type()), p.v_dtype = kernel_dtype(value.scalar_type());
+  p.initial_state = static_cast<const float*>(data(first));
+  p.out = data(out), p.final_state = static_cast<float*>(data(last));
+  cuda::few_steps(p, current_stream(q.device()));
+  return {out.to(q.scalar_type()), last};
+}
+#endif
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -51,6 +88,10 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
                 "[B, H, 1 + K + K(K+1)/2, V + 1]");
     check_like(kOp, "initial_state", *initial_state, q);
   }
+#ifdef ASSAY_CUDA
+  if (in_few_steps(shape, q, k, v, initial_state))
+    return by_few_steps(shape, q, k, v, scale, normalize, eps, initial_state);
+#endif
   const auto real = real_dtype(sequence_dtype({q, k, v}));
   const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {

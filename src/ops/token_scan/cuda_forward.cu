@@ -165,7 +165,6 @@ void check(const TokenScanForward& p) {
   if (p.state_size < 1 || p.state_size > kMaxTokenStates || p.dtype == DType::f64)
     throw Unsupported("token_scan on CUDA takes float32 or bfloat16 and a state_size of 1 to " +
                       std::to_string(kMaxTokenStates) + ", not " + std::to_string(p.state_size));
-  if (p.rate_channel_stride) throw Unsupported("token_scan on CUDA takes rates of channels for a few steps only");
 }
 
 }  // namespace token

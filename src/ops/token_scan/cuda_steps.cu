@@ -1,96 +1,202 @@
-// A few steps, one after another, as decoding takes them: the state is read once and written once. A thread has 4
-// states of a channel, neighbours the next.
-#include "ops/cuda.cuh"
+// A few steps, one after another, as decoding takes them: the state is read once and written once. `kLanes` threads
+// have a channel, each 4 of its states; a warp has as many channels as its threads take in kLoads loads. What belongs
+// to a channel alone, one thread finds and hands round. Nothing absent is branched around: something else is loaded
+// there.
+#include "ops/cuda_steps.cuh"
 #include "ops/selective_scan/cuda_math.cuh"
 #include "ops/token_scan/kernel.h"
 
 namespace assay::ops::cuda::token {
 namespace {
 
-constexpr int kBlock = 256;
+constexpr int kWarps = 4, kRates = 4;                  // of a block; rates of channels that are fetched at once
+enum class Kind { channels, heads, diagonal, exact };  // whose decay is exp(p rate)
 
-// Over the `lanes` threads of a channel, for each of them.
-__device__ inline float over_channel(float x, int lanes) {
-  for (int mask = lanes / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+// Σ over a channel's kLanes threads of v[i], for i < kValues; it comes to thread i kLanes / kValues and those behind
+// it.
+template <int kValues, int kLanes>
+__device__ inline float sum_over_channels(float (&v)[kValues]) {
+  if constexpr (kValues == 1) {
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) v[0] += __shfl_xor_sync(~0u, v[0], mask);
+    return v[0];
+  } else {
+    constexpr int kHalf = kValues / 2, kMask = kLanes / 2;
+    const bool upper = threadIdx.x & kMask;
+    float sums[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i)
+      sums[i] = (upper ? v[i + kHalf] : v[i]) + __shfl_xor_sync(~0u, upper ? v[i] : v[i + kHalf], kMask);
+    return sum_over_channels<kHalf, kMask>(sums);
+  }
+}
+
+// The row of step t of sequence b.
+__device__ inline const void* row(const TypedView& x, int64_t b, int64_t t) {
+  const int64_t at = b * x.batch_stride + t * x.time_stride;
+  return static_cast<const char*>(x.data) + at * (x.dtype == DType::bf16 ? 2 : 4);
+}
+__device__ inline float number(const TypedView& x, int64_t b, int64_t t, unsigned i) {
+  return cuda::number(row(x, b, t), x.dtype, i);
+}
+__device__ inline float or_0(const TypedView& x, const TypedView& otherwise, int64_t b, int64_t t, unsigned i) {
+  const float found = number(x.data ? x : otherwise, b, t, i);
+  return x.data ? found : 0.f;
+}
+// Numbers 0 to 3 of the row behind `first`, 0 from `count` on.
+template <bool kWhole>
+__device__ inline Four four(const void* row, DType dtype, int64_t first, int count) {
+  Four x;
+  if constexpr (kWhole) load_numbers(x.at, row, dtype, count > 0 ? first : 0);
+  else
+#pragma unroll
+    for (int n = 0; n < 4; ++n) x[n] = cuda::number(row, dtype, n < count ? first + n : 0);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) x[n] = n < count ? x[n] : 0.f;
   return x;
 }
 
-__device__ inline void load4(float (&x)[4], const float* in) {
-  const auto pack = *reinterpret_cast<const Pack<float, 4>*>(in);
+// Of a multiprocessor, at once: so many that a small state needs one round of them.
+template <int kLanes, bool kWhole>
+constexpr int kBlocks = !kWhole       ? 2
+                        : kLanes < 8  ? 6
+                        : kLanes == 8 ? 5
+                                      : 4;
+
+// kWhole: 4 divides N, and four numbers lie where one load takes them.
+template <Kind kKind, int kLanes, bool kWhole>
+__global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>) few_steps_kernel(TokenSteps p) {
+  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kSide = 32 / kLanes, kChannels = kLoads * kSide;
+  constexpr int kOwners = kLanes / kLoads;
+  const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4, N = int(p.state_size);
+  const int64_t b = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32;
+  const unsigned first = blockIdx.x * kChannels;
+  const int here = int(min(int64_t{kChannels}, p.channels - first)), count = N - n0;
+  const int64_t states = (b * p.channels + first) * N;
+  const float* before = p.initial_state ? p.initial_state + states : nullptr;
+  let_the_next_start();
+  wait_for_those_before();
+  if (b >= p.batch) return;
+
+  Four S[kLoads];
+  auto has = [&](int j) { return side + j * kSide < here && count > 0; };
+  auto state = [&](int j) { return (side + j * kSide) * N + n0; };
 #pragma unroll
-  for (int n = 0; n < 4; ++n) x[n] = pack.at[n];
+  for (int j = 0; j < kLoads; ++j)
+    if (before && has(j)) {
+      if constexpr (kWhole) S[j] = read_four(before + state(j));
+      else S[j] = four<false>(before, DType::f32, state(j), count);
+    }
+
+  // The channel that this thread owns; with others, where there are more threads than channels.
+  const int own = lane % kLanes / kOwners * kSide + side;
+  const unsigned d = first + min(own, here - 1), head = kKind == Kind::heads ? d / unsigned(p.head_dim) : d;
+  const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
+  const float D = or_0(p.D, p.x, 0, 0, head), bias = or_0(p.delta_bias, p.x, 0, 0, head);
+  const float head_rate = kKind == Kind::heads ? kLog2e * number(p.rate, 0, 0, head) : 0.f;
+  for (int64_t t = 0; t < p.time; ++t) {
+    const float x = number(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d), raw = number(p.delta, b, t, head) + bias;
+    const Four k = four<kWhole>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
+    const Four q = four<kWhole>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
+    Four rates[kRates];
+    auto fetch_rates = [&](int j) {
+#pragma unroll
+      for (int i = 0; i < kRates && i < kLoads; ++i) {
+        const int channel = min(side + (j + i) * kSide, here - 1);
+        rates[i] = four<kWhole>(row(p.rate, b, t), p.rate.dtype, (first + channel) * p.rate_channel_stride + n0, count);
+      }
+    };
+    if constexpr (kKind == Kind::channels) fetch_rates(0);
+
+    float step, input = x, shared = 0, sums[kLoads] = {};  // shared: the decay of all, or what it is found from
+    if constexpr (kKind == Kind::channels || kKind == Kind::heads) {
+      step = p.delta_softplus ? softplus<float>(raw) : raw;
+      shared = kKind == Kind::heads ? exp2_fast(step * head_rate) : kLog2e * step;
+    } else {
+      float square[1] = {};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) square[0] += k[n] * k[n];
+      const float beta = sigmoid(raw);
+      shared = step = __fdividef(beta, 1 + beta * sum_over_channels<1, kLanes>(square));
+    }
+    if constexpr (kKind == Kind::exact) {
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) sums[j] += k[n] * S[j][n];
+      input = x - sum_over_channels<kLoads, kLanes>(sums);
+    }
+    const float write = step * input;
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) {
+      if constexpr (kKind == Kind::channels)
+        if (j > 0 && j % kRates == 0) fetch_rates(j);
+      const float written = __shfl_sync(~0u, write, j * kOwners, kLanes);
+      const float common = kKind == Kind::exact ? 1.f : __shfl_sync(~0u, shared, j * kOwners, kLanes);
+      sums[j] = 0;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float keep = kKind == Kind::channels   ? exp2_fast(common * rates[j % kRates][n])
+                           : kKind == Kind::diagonal ? 1 - common * k[n] * k[n]
+                                                     : common;
+        S[j][n] = keep * S[j][n] + written * k[n];
+        sums[j] += S[j][n] * q[n];
+      }
+    }
+    float y = sum_over_channels<kLoads, kLanes>(sums) + D * x;
+    if (own >= here || lane % kOwners > 0) continue;
+    y = p.z.data ? y * Gate(z).value : y;
+    const int64_t at = b * p.y.batch_stride + t * p.y.time_stride + d;
+    if (p.y.dtype == DType::bf16) static_cast<bf16*>(p.y.data)[at] = stored<bf16>(y);
+    else static_cast<float*>(p.y.data)[at] = y;
+  }
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) {
+    if (!has(j)) continue;
+    float* to = p.final_state + states + state(j);
+    if constexpr (kWhole) write_four(to, S[j]);
+    else
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        if (n < count) to[n] = S[j][n];
+  }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kBlock) few_steps_kernel(TokenScanForward p, int lanes, bool whole) {
-  const int64_t i = blockIdx.x * int64_t{kBlock} + threadIdx.x, channel = i / lanes;
-  const bool live = channel < p.batch * p.channels;
-  const int64_t b = live ? channel / p.channels : 0, d = live ? channel % p.channels : 0;
-  const int n0 = int(i % lanes) * 4;
-  auto at = [&](const View& v, int64_t t) {
-    return static_cast<const T*>(v.data) + b * v.batch_stride + t * v.time_stride;
-  };
-  const float bias = p.delta_bias ? p.delta_bias[d] : 0.f, D = p.D ? p.D[d] : 0.f;
-  float S[4] = {};
-  auto state = [&](int n) { return (b * p.channels + d) * p.state_size + n0 + n; };
-  auto has = [&](int n) { return live && n0 + n < p.state_size; };
-  if (p.initial_state && whole && has(0)) load4(S, p.initial_state + state(0));
-#pragma unroll
-  for (int n = 0; n < 4; ++n)
-    if (p.initial_state && !whole && has(n)) S[n] = p.initial_state[state(n)];
+bool in_fours(const TypedView& x, int64_t stride) {
+  return (x.batch_stride | x.time_stride | stride) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
+}
+bool whole(const TokenSteps& p) {
+  const bool state = p.state_size % 4 == 0 && reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0;
+  return state && in_fours(p.k, 0) && in_fours(p.q, 0) && (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
+}
 
-  for (int64_t t = 0; t < p.time; ++t) {
-    const float x = real(at(p.x, t)[d]), raw = real(at(p.delta, t)[d]) + bias;
-    float k[4] = {}, q[4] = {}, rate[4] = {}, square = 0, held = 0, y = 0;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (!has(n)) continue;
-      k[n] = real(at(p.k, t)[n0 + n]), q[n] = real(at(p.q, t)[n0 + n]);
-      if (p.rate.data)
-        rate[n] = static_cast<const float*>(
-            p.rate.data)[b * p.rate.batch_stride + t * p.rate.time_stride + d * p.rate_channel_stride + n0 + n];
-      square += k[n] * k[n], held += k[n] * S[n];
-    }
-    float step = raw, input = x;
-    if (p.update == Update::decay) {
-      if (p.delta_softplus) step = softplus<T>(raw);
-    } else {
-      const float beta = sigmoid(raw);
-      step = __fdividef(beta, 1 + beta * over_channel(square, lanes));
-      if (p.update == Update::exact) input = x - over_channel(held, lanes);
-    }
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const float decay = p.update == Update::decay      ? exp_fast(step * rate[n])
-                          : p.update == Update::diagonal ? 1 - step * k[n] * k[n]
-                                                         : 1.f;
-      S[n] = decay * S[n] + step * input * k[n];
-      y += S[n] * q[n];
-    }
-    y = over_channel(y, lanes) + D * x;
-    if (!live || n0 > 0) continue;
-    if (p.z.data) y *= Gate(real(at(p.z, t)[d])).value;
-    (static_cast<T*>(p.y.data) + b * p.y.batch_stride + t * p.y.time_stride)[d] = stored<T>(y);
-  }
-  if (whole && has(0)) *reinterpret_cast<Pack<float, 4>*>(p.final_state + state(0)) = {S[0], S[1], S[2], S[3]};
-#pragma unroll
-  for (int n = 0; n < 4; ++n)
-    if (!whole && has(n)) p.final_state[state(n)] = S[n];
+template <Kind kKind, int kLanes, bool kWhole = true>
+void launch(const TokenSteps& p, Stream stream) {
+  constexpr int kChannels = kLanes < 16 ? 32 : 512 / kLanes;
+  const dim3 blocks(unsigned(ceil_div(p.channels, kChannels)), unsigned(ceil_div(p.batch, kWarps)));
+  launch_early(few_steps_kernel<kKind, kLanes, kWhole>, blocks, kWarps * 32, 0, stream, p);
+}
+
+template <Kind kKind>
+void launch(const TokenSteps& p, Stream stream) {
+  if (!whole(p)) launch<kKind, 32, false>(p, stream);
+  else if (p.state_size <= 8) launch<kKind, 2>(p, stream);
+  else if (p.state_size <= 16) launch<kKind, 4>(p, stream);
+  else if (p.state_size <= 32) launch<kKind, 8>(p, stream);
+  else if (p.state_size <= 64) launch<kKind, 16>(p, stream);
+  else launch<kKind, 32>(p, stream);
 }
 
 }  // namespace
 }  // namespace assay::ops::cuda::token
 
 namespace assay::ops::cuda {
-void few_steps(const TokenScanForward& p, Stream raw_stream) {
-  int lanes = 1;
-  while (4 * lanes < p.state_size) lanes *= 2;
-  const auto blocks = unsigned(ceil_div(p.batch * p.channels * lanes, token::kBlock));
-  // Four states in one load.
-  const bool whole = p.state_size % 4 == 0 && reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0;
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
-  if (p.dtype == DType::bf16) token::few_steps_kernel<bf16><<<blocks, token::kBlock, 0, stream>>>(p, lanes, whole);
-  else token::few_steps_kernel<float><<<blocks, token::kBlock, 0, stream>>>(p, lanes, whole);
+void few_steps(const TokenSteps& p, Stream stream) {
+  using token::Kind;
+  if (p.update == Update::diagonal) token::launch<Kind::diagonal>(p, stream);
+  else if (p.update == Update::exact) token::launch<Kind::exact>(p, stream);
+  else if (p.rate_of_heads) token::launch<Kind::heads>(p, stream);
+  else token::launch<Kind::channels>(p, stream);
   check_launch("token_scan, a few steps");
 }
 }  // namespace assay::ops::cuda

@@ -15,7 +15,31 @@
 namespace assay::ops {
 
 enum class Update { decay, diagonal, exact };
-constexpr int64_t kMaxTokenStates = 64, kFewTokenSteps = 8;
+constexpr int64_t kMaxTokenStates = 64;
+
+struct TypedView : View {
+  DType dtype = DType::f32;  // f32 or bf16
+};
+
+// A few steps, as decoding takes them, each sequence and parameter in a dtype of its own; no gradient. Here a head of
+// channels may share delta and one decay (SSD), and groups of channels k and q.
+constexpr int64_t kFewTokenSteps = 8, kMaxFewStates = 128;
+struct TokenSteps {
+  Update update;
+  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxFewStates
+  int64_t head_dim = 1, groups = 1;           // channels of a head; several groups: of multiples of 32 channels
+  bool delta_softplus;                        // Update::decay
+  TypedView x, z;                             // in  [B, T, Dm]; z may be absent
+  TypedView delta;                            // in  [B, T, Dm / head_dim]
+  TypedView k, q;                             // in  [B, T, groups, N]
+  TypedView rate;                             // in  [B, T, N], [Dm, N] or [Dm / head_dim]; absent unless Update::decay
+  int64_t rate_channel_stride = 0;            //     N of [Dm, N]
+  bool rate_of_heads = false;                 //     [Dm / head_dim]: one for all N
+  TypedView D, delta_bias;                    // in  [Dm / head_dim] or absent; strides of 0, as those of `rate`
+  const float* initial_state;                 // in  [B, Dm, N] or null
+  TypedView y;                                // out [B, T, Dm]
+  float* final_state;                         // out [B, Dm, N]
+};
 
 struct TokenScanForward {
   DType dtype;  // f32 or bf16: of x, delta, k, q, z, y
@@ -25,7 +49,6 @@ struct TokenScanForward {
   View x, delta;                              // in  [B, T, Dm]
   View k, q;                                  // in  [B, T, N]
   View rate;                                  // in  [B, T, N] float, ≤ 0; absent unless Update::decay
-  int64_t rate_channel_stride = 0;            //     of few_steps(): N for [Dm, N], with strides of 0 in `rate`
   View z;                                     // in  [B, T, Dm] or absent
   const float* D;                             // in  [Dm] or null
   const float* delta_bias;                    // in  [Dm] or null
@@ -54,8 +77,7 @@ int64_t chunk_states(const TokenScanForward&);  // numbers that `chunk_states` h
 size_t workspace_bytes(const TokenScanForward&);
 size_t workspace_bytes(const TokenScanBackward&);
 void token_scan(const TokenScanForward&, void* workspace, Stream);
-// The same one step after another, without chunk_states: for the few steps of decoding.
-void few_steps(const TokenScanForward&, Stream);
+void few_steps(const TokenSteps&, Stream);  // one after another
 void token_scan(const TokenScanBackward&, void* workspace, Stream);
 }  // namespace cuda
 

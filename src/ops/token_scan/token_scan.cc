@@ -39,7 +39,9 @@ bool on_token_kernel(const TokenScan& s) {
 }
 
 bool in_few_steps(const TokenScan& s) {
-  return on_token_kernel(s) && s.x.size(1) <= kFewTokenSteps && !wants_gradient(s);
+  const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1;
+  return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble && s.k.size(-1) <= kMaxFewStates &&
+         (groups == 1 || s.x.size(2) / groups % 32 == 0) && s.x.size(1) <= kFewTokenSteps && !wants_gradient(s);
 }
 
 std::string token_kernel_path(const std::string& otherwise) {
@@ -85,10 +87,8 @@ TokenScanForward describe(const Inputs& in, Update update, bool delta_softplus) 
   p.batch = in[kX].size(0), p.time = in[kX].size(1), p.channels = in[kX].size(2), p.state_size = in[kK].size(2);
   p.delta_softplus = delta_softplus;
   p.x = view(in[kX]), p.delta = view(in[kDelta]), p.k = view(in[kK]), p.q = view(in[kQ]);
-  if (const at::Tensor& rate = in[kRate]; rate.defined() && rate.dim() == 2)
-    p.rate = {data(rate)}, p.rate_channel_stride = rate.size(1);
-  else p.rate = view(rate);
-  p.z = view(in[kZ]), p.D = floats(in[kD]), p.delta_bias = floats(in[kBias]), p.initial_state = floats(in[kState]);
+  p.rate = view(in[kRate]), p.z = view(in[kZ]), p.D = floats(in[kD]), p.delta_bias = floats(in[kBias]),
+  p.initial_state = floats(in[kState]);
   return p;
 }
 
@@ -155,30 +155,56 @@ struct ByTokenKernel : torch::autograd::Function<ByTokenKernel> {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> few_steps(const Inputs& in, const TokenScan& s) {
-  const c10::DeviceGuard guard(in[kX].device());
-  TokenScanForward p = describe(in, s.update, s.delta_softplus);
-  const at::Tensor y = at::empty(in[kX].sizes(), in[kX].options());
-  const at::Tensor last = at::empty({p.batch, p.channels, p.state_size}, in[kX].options().dtype(at::kFloat));
-  p.y = view(y), p.final_state = written(last);
-  cuda::few_steps(p, current_stream(in[kX].device()));
+at::ScalarType read_as(const at::Tensor& x) { return x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat; }
+
+// Steps' arguments as their kernel reads them; `kept` holds what had to be copied.
+struct StepArguments {
+  std::vector<at::Tensor> kept;
+  TypedView of_sequence(const OptionalTensor& x) {
+    if (!x || !x->defined()) return {};
+    kept.push_back(sequence(x, read_as(*x)));
+    return {view(kept.back()), kernel_dtype(read_as(*x))};
+  }
+  TypedView of_parameter(const OptionalTensor& x) {
+    if (!x || !x->defined()) return {};
+    kept.push_back(parameter(x, read_as(*x)));
+    return {{data(kept.back())}, kernel_dtype(read_as(*x))};
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> few_steps(const TokenScan& s) {
+  const c10::DeviceGuard guard(s.x.device());
+  const bool by_head = s.rate.defined() && s.rate.dim() == 1, by_channel = s.rate.defined() && s.rate.dim() == 2;
+  const at::Tensor first = parameter(s.initial_state, at::kFloat);
+  StepArguments as_read;
+  TokenSteps p{.update = s.update, .batch = s.x.size(0), .time = s.x.size(1), .channels = s.x.size(2)};
+  p.state_size = s.k.size(-1), p.head_dim = s.head_dim, p.groups = s.k.dim() == 4 ? s.k.size(2) : 1;
+  p.delta_softplus = s.delta_softplus, p.x = as_read.of_sequence(s.x), p.delta = as_read.of_sequence(s.delta);
+  p.k = as_read.of_sequence(s.k), p.q = as_read.of_sequence(s.q), p.z = as_read.of_sequence(s.z);
+  p.rate = by_head || by_channel ? as_read.of_parameter(s.rate) : as_read.of_sequence(s.rate);
+  p.rate_channel_stride = by_channel ? p.state_size : 0, p.rate_of_heads = by_head;
+  p.D = as_read.of_parameter(s.D), p.delta_bias = as_read.of_parameter(s.delta_bias), p.initial_state = floats(first);
+  const at::Tensor y = at::empty(s.x.sizes(), s.x.options().dtype(read_as(s.x)));
+  const at::Tensor last = at::empty({p.batch, p.channels, p.state_size}, s.x.options().dtype(at::kFloat));
+  p.y = {view(y), p.x.dtype}, p.final_state = written(last);
+  cuda::few_steps(p, current_stream(s.x.device()));
   return {y.to(s.x.scalar_type()), last};
 }
 
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
+  if (in_few_steps(s)) return few_steps(s);
   const auto dtype = dtype_of(s);
   const Inputs in{sequence(s.x, dtype),
                   sequence(s.delta, dtype),
                   sequence(s.k, dtype),
                   sequence(s.q, dtype),
-                  s.rate.defined() && s.rate.dim() == 2 ? parameter(s.rate, at::kFloat) : sequence(s.rate, at::kFloat),
+                  sequence(s.rate, at::kFloat),
                   parameter(s.D, at::kFloat),
                   sequence(s.z, dtype),
                   parameter(s.delta_bias, at::kFloat),
                   parameter(s.initial_state, at::kFloat)};
-  if (in_few_steps(s)) return few_steps(in, s);
   const variable_list out = ByTokenKernel::apply(
       in[kX], in[kDelta], in[kK], in[kQ], optional(in[kRate]), optional(in[kD]), optional(in[kZ]), optional(in[kBias]),
       optional(in[kState]), int64_t(s.update), s.delta_softplus, wants_gradient(s));

@@ -11,20 +11,23 @@
 namespace assay::ops {
 
 // As an op has them: x, delta, z [B, T, Dm]; k, q, rate [B, T, N]; D, delta_bias [Dm]; initial_state [B, Dm, N]; rate
-// is there in Update::decay alone, whose decay is exp(p ⊗ rate); for a few steps it may be [Dm, N], the decay
-// exp(p ⊙ rate). Shapes are checked by the op.
+// is there in Update::decay alone, whose decay is exp(p ⊗ rate). Shapes are checked by the op.
+// For a few steps rate may be [Dm, N] or, of heads of `head_dim` channels, [H], the decay exp(p ⊙ rate), with delta
+// [B, T, H] and D, delta_bias [H]; k and q may be [B, T, G, N].
 struct TokenScan {
   Update update;
   bool delta_softplus = false;
   at::Tensor x, delta, k, q, rate;
   std::optional<at::Tensor> D, z, delta_bias, initial_state;
+  int64_t head_dim = 1;
 };
 
 // On CUDA, float32 or bfloat16, at most kMaxTokenStates states.
 bool on_token_kernel(const TokenScan&);
-// And few tokens, and no gradient is wanted: by_token_kernel() then takes one step after another.
+// The same with few tokens, at most kMaxFewStates states, and no gradient wanted: by_token_kernel() then takes one step
+// after another, in one kernel that reads every argument as it is.
 bool in_few_steps(const TokenScan&);
-// y [B, T, Dm] in the dtype of x, and the last state [B, Dm, N] in float32. Where on_token_kernel().
+// y [B, T, Dm] in the dtype of x, and the last state [B, Dm, N] in float32. Where on_token_kernel() or in_few_steps().
 std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan&);
 // Update::decay of tensor arithmetic, any device; the state is float64 where a sequence is. Pieces of 64 tokens, in
 // each a prefix over (decay, input) pairs in six doublings, computed again in the backward: no [T, Dm, N] stays in
