@@ -79,6 +79,21 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
   row("forward + backward", both_ms, forward_floor + backward_floor);
 }
 
+// What rounding leaves of each chunk's mean, and the rounded mean: rows 0 and 1 of its summary. A block a chunk.
+__global__ void mean_parts(View k, View summaries, int chunk, int heads, int width, int rank) {
+  const int chunks = int(summaries.batch_stride / summaries.time_stride), b = blockIdx.x / chunks,
+            c = blockIdx.x % chunks;
+  for (int i = threadIdx.x; i < heads * width; i += blockDim.x) {
+    const bf16* from = static_cast<const bf16*>(k.data) + b * k.batch_stride + int64_t{c} * chunk * k.time_stride + i;
+    float mean = 0;
+    for (int j = 0; j < chunk; ++j) mean += cuda::real(from[j * k.time_stride]) / float(chunk);
+    bf16* to = static_cast<bf16*>(summaries.data) + b * summaries.batch_stride + c * summaries.time_stride +
+               i / width * (2 + rank) * width + i % width;
+    const bf16 high = __float2bfloat16(mean);
+    to[0] = __float2bfloat16(mean - cuda::real(high)), to[width] = high;
+  }
+}
+
 // One token behind a cache of T, of two layers in turn. The floor: what is read, at the bandwidth of a copy.
 void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int64_t H, int64_t D, int64_t C) {
   Buffers buffers;
@@ -97,13 +112,14 @@ void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int
          .past = T - 1};
     if (selection == Selection::shortlist) p.shortlist = 16, p.rank = 7;
     p.q = unit(buffers, B, 1, H, D), p.k = unit(buffers, B, T, H, D), p.v = buffers.sequence(B, T, H * D);
-    const int64_t row = H * (1 + p.rank) * D;
-    p.summaries = {buffers.random<float>(B * (T / C) * row, -0.1f, 0.1f), T / C * row, row};
+    const int64_t row = H * (2 + p.rank) * D;
+    p.summaries = {buffers.random<bf16>(B * (T / C) * row, -0.1f, 0.1f), T / C * row, row};
+    mean_parts<<<unsigned(B * (T / C)), 256>>>(p.k, p.summaries, int(C), int(H), int(D), int(p.rank));
     p.out = buffers.sequence(B, 1, H * D), p.logsumexp = buffers.raw(B * H * 4);
     p.selected = static_cast<int64_t*>(buffers.raw(B * H * 8));
   }
   const Top1ChunkForward& p = layers[0];
-  const double keys = double((T - 1) % C + 1 + C), summaries = double(T / C) * (1 + p.rank) * 4;
+  const double keys = double((T - 1) % C + 1 + C), summaries = double(T / C) * (1 + p.rank) * 2;
   const double chosen = selection == Selection::exact ? T * 2.0 : summaries + p.shortlist * C * 2.0;
   int turn = 0;
   const double ms = median_ms([&] { cuda::top1_chunk_step(layers[turn++ % 2], nullptr); });

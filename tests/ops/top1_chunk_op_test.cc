@@ -221,9 +221,8 @@ void expect_steps_equal_reference(const Shape& shape, const Options& o, at::Scal
     return memory.to(device).slice(1, 0, size);
   };
   const Qkv a{exact.q.to(device, dtype), cache(exact.k), cache(exact.v)};
-  const at::Tensor kept = chunk_summaries(at::cat({exact.k, exact.k.slice(1, 0, o.chunk_size)}, 1), o.chunk_size,
-                                          o.selection == "shortlist" ? o.rank : 0)
-                              .to(device, dtype == at::kDouble ? at::kDouble : at::kFloat);
+  const at::Tensor more = at::cat({exact.k, exact.k.slice(1, 0, o.chunk_size)}, 1).to(dtype);
+  const at::Tensor kept = chunk_summaries(more, o.chunk_size, o.selection == "shortlist" ? o.rank : 0).to(device);
   const auto [out, logsumexp, selected] = run(a, o, {}, kept);
   const auto [expected, expected_logsumexp, choice] = run_reference(exact, o);
   EXPECT_EQ(out.scalar_type(), dtype);
@@ -279,6 +278,11 @@ TEST(ChunkSummaries, AreMeanAndAxes) {
     before = left.norm().item<double>();
     EXPECT_LE((chunk_summaries(k.to(at::kFloat), 16, rank) - s).abs().max().item<double>(), 2e-4) << "rank " << rank;
   }
+  const at::Tensor rounded = k.to(at::kBFloat16), parts = chunk_summaries(rounded, 16, 3);
+  ASSERT_EQ(parts.sizes(), (at::IntArrayRef{2, 6, 2, 5, 8}));
+  const at::Tensor whole = chunk_summaries(rounded.to(at::kFloat), 16, 3), joined = joined_summaries(parts);
+  EXPECT_TRUE(at::equal(parts.slice(3, 1), whole.to(at::kBFloat16)));
+  EXPECT_TRUE(((joined - whole).slice(3, 0, 1).abs() <= 0x1p-16 * whole.slice(3, 0, 1).abs()).all().item<bool>());
   const at::Tensor same = chunk_summaries(at::ones({1, 32, 1, 8}), 16, 2);
   EXPECT_TRUE(same.slice(3, 1).eq(0).all().item<bool>() && same.slice(3, 0, 1).eq(1).all().item<bool>());
   EXPECT_EQ(chunk_summaries(k, 200, 3).sizes(), (at::IntArrayRef{2, 0, 2, 4, 8}));

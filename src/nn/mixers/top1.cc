@@ -141,11 +141,11 @@ struct Top1Chunk final : Top1 {
   // Of the chunks full so far, those that this piece filled joining the state; none to read, or kept under gradients.
   std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
     if (config.selection == "exact" || at::GradMode::is_enabled()) return {};
-    const int64_t known = length_of(state, "summaries"), full = k.size(1) / config.chunk_size;
+    const std::string name = "chunk_summaries";
+    const int64_t known = length_of(state, name), full = k.size(1) / config.chunk_size;
     if (full > known)
-      append(state, "summaries",
-             ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
-    return state.find("summaries");
+      append(state, name, ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
+    return state.find(name);
   }
 
   // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, a cheap one its summary.

@@ -37,15 +37,17 @@ struct Step {
     read_row(element(view, p.dtype, b, time, h / p.group * p.head_dim), p.dtype, p.head_dim, p.depth, s.row);
     return dot(s.q, s.row, p.depth);
   }
-  // Row i of a chunk's summary, times the query.
+  // Row i of a chunk's summary, times the query; in bfloat16, row −1 is what rounding left of row 0.
   R with_summary(int64_t chunk, int64_t i) const {
-    constexpr DType real = sizeof(R) == 8 ? DType::f64 : DType::f32;
-    const int64_t offset = (h / p.group * (1 + p.rank) + i) * p.head_dim;
-    read_row(element(p.summaries, real, b, chunk, offset), real, p.head_dim, p.depth, s.row);
+    const int64_t parts = p.dtype == DType::bf16 ? 2 : 1;
+    const int64_t offset = (h / p.group * (parts + p.rank) + parts - 1 + i) * p.head_dim;
+    read_row(element(p.summaries, p.dtype, b, chunk, offset), p.dtype, p.head_dim, p.depth, s.row);
     return dot(s.q, s.row, p.depth);
   }
   // The mean as it ranks chunks by, whatever the scale, or the cheap score in powers of two.
-  R first_order(int64_t chunk) const { return with_summary(chunk, 0); }
+  R first_order(int64_t chunk) const {
+    return with_summary(chunk, 0) + (p.dtype == DType::bf16 ? with_summary(chunk, -1) : R(0));
+  }
   R second_order(int64_t chunk) const {
     R squares = 0;
     for (int64_t i = 1; i <= p.rank; ++i) {

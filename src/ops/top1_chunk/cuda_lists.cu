@@ -1,30 +1,48 @@
+#include <algorithm>
+
 #include "ops/top1_chunk/cuda_lists.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
 constexpr int kScanThreads = 1024, kSumWarps = 8, kAhead = 16;  // kAhead: loads in flight
+constexpr int kRunWarps = 16, kShortestRun = 512, kLongestRun = 16384;
 
-__device__ int choice_of(const Top1ChunkForward& p, const Lists& lists, int64_t head, int item, int rank) {
-  const int own = int(item % unsigned(p.time)) / int(p.chunk_size);
-  return valid_choice(p.selected[(head * lists.items + item) * p.top_k + rank], own);
-}
+// What items are sorted by: the choice of one rank, or the chunk of a pair. −1: none.
+struct QueryChoices {
+  static constexpr bool kInOrder = true;  // of equal choice the earlier item first: sums over a list have an order
+  const int64_t* selected;
+  int top_k, time, chunk_size;
+  __device__ int operator()(int64_t head_items, int item) const {
+    const int own = int(item % unsigned(time)) / chunk_size;
+    return valid_choice(selected[(head_items + item) * top_k], own);
+  }
+};
+struct PairChoices {
+  static constexpr bool kInOrder = false;
+  const uint16_t* chunks;
+  __device__ int operator()(int64_t head_items, int item) const {
+    const int chunk = chunks[head_items + item];
+    return chunk == kNoChunk ? -1 : chunk;
+  }
+};
 
-// How many items of a run chose each chunk. A warp a run.
-__global__ void count_kernel(Top1ChunkForward p, Lists lists, int rank) {
+// How many items of a run chose each chunk. A block a run.
+template <class Choices>
+__global__ void __launch_bounds__(32 * kRunWarps) count_kernel(Choices choices, Lists lists) {
   extern __shared__ int counters[];
-  const int lane = threadIdx.x, run = blockIdx.x;
+  const int run = blockIdx.x;
   const int64_t head = blockIdx.y;
-  for (int c = lane; c < lists.chunks; c += 32) counters[c] = 0;
-  __syncwarp();
+  for (int c = threadIdx.x; c < lists.chunks; c += blockDim.x) counters[c] = 0;
+  __syncthreads();
   const int end = min(lists.items, (run + 1) * lists.run_length);
 #pragma unroll 8
-  for (int item = run * lists.run_length + lane; item < end; item += 32) {
-    const int chunk = choice_of(p, lists, head, item, rank);
+  for (int item = run * lists.run_length + threadIdx.x; item < end; item += 32 * kRunWarps) {
+    const int chunk = choices(head * lists.items, item);
     if (chunk >= 0) atomicAdd(counters + chunk, 1);
   }
-  __syncwarp();
-  for (int c = lane; c < lists.chunks; c += 32)
+  __syncthreads();
+  for (int c = threadIdx.x; c < lists.chunks; c += blockDim.x)
     lists.counts[(head * lists.runs + run) * lists.chunks + c] = counters[c];
 }
 
@@ -99,33 +117,128 @@ __global__ void __launch_bounds__(kScanThreads) scan_kernel(Lists lists) {
   for (int s = carry.y + threadIdx.x; s < lists.segments; s += kScanThreads) table[s] = {-1};
 }
 
-// Each item to its place: behind those of lower chunks, of earlier runs, and of the same run before it. A warp a run.
-__global__ void place_kernel(Top1ChunkForward p, Lists lists, int rank) {
-  extern __shared__ int next[];
-  const int lane = threadIdx.x, run = blockIdx.x;
-  const int64_t head = blockIdx.y;
-  for (int c = lane; c < lists.chunks; c += 32)
-    next[c] = lists.begin[head * (lists.chunks + 1) + c] + lists.counts[(head * lists.runs + run) * lists.chunks + c];
-  __syncwarp();
-  const int end = min(lists.items, (run + 1) * lists.run_length);
-  for (int first = run * lists.run_length; first < end; first += 32 * kAhead) {
-    int choice[kAhead];
+// f(item, chunk, whether the lane counts, how many lanes before it have its chunk, how many have it) of a warp's items
+// [first, end), 32 at a time in their order.
+template <class Choices, class F>
+__device__ void each_item(const Choices& choices, int64_t head_items, int first, int end, const F& f) {
+  constexpr int kItems = 4;  // loads in flight
+  const int lane = threadIdx.x % 32;
+  for (; first < end; first += 32 * kItems) {
+    int choice[kItems];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
+    for (int i = 0; i < kItems; ++i) {
       const int item = first + i * 32 + lane;
-      choice[i] = item < end ? choice_of(p, lists, head, item, rank) : -1;
+      choice[i] = item < end ? choices(head_items, item) : -1;
     }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
+    for (int i = 0; i < kItems; ++i) {
+      if (first + i * 32 >= end) break;
       const unsigned same = __match_any_sync(~0u, choice[i]);
-      const int before = __popc(same & ((1u << lane) - 1));
-      const int place = choice[i] >= 0 ? next[choice[i]] + before : 0;
-      __syncwarp();
-      if (choice[i] >= 0) lists.order[head * lists.items + place] = first + i * 32 + lane;
-      if (choice[i] >= 0 && before + 1 == __popc(same)) next[choice[i]] = place + 1;
+      f(first + i * 32 + lane, choice[i], __popc(same & ((1u << lane) - 1)), __popc(same));
       __syncwarp();
     }
   }
+}
+
+// next[warp][chunk], how many items of a run each warp has of a chunk, becomes their place within the sorted run.
+__device__ void places_in_run(uint16_t* next, int warps, int chunks) {
+  const int each = (chunks + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each, end = min(chunks, first + each);
+  int sum = 0;
+  for (int c = first; c < end; ++c)
+    for (int w = 0; w < warps; ++w) sum += next[w * chunks + c];
+  int place = block_scan(int2{sum, 0}).x - sum;
+  for (int c = first; c < end; ++c)
+    for (int w = 0; w < warps; ++w) {
+      const int count = next[w * chunks + c];
+      next[w * chunks + c] = uint16_t(place), place += count;
+    }
+}
+
+// Adds one to a counter; what it was before. No counter reaches 2^16.
+__device__ int count_up(uint16_t* counters, int i) {
+  const uint32_t before = atomicAdd(reinterpret_cast<uint32_t*>(counters) + i / 2, i % 2 ? 0x10000u : 1u);
+  return i % 2 ? before >> 16 : before & 0xffff;
+}
+
+// Sorts the items [begin, end) into `sorted`, chunk << 16 | number in the run. counters[rows][chunks], zeros; the last
+// row becomes where each chunk ends.
+template <class Choices>
+__device__ void sort_run(uint32_t* sorted, uint16_t* counters, int rows, const Choices& choices, int64_t head_items,
+                         int begin, int end, int chunks) {
+  const auto put = [&](int place, int chunk, int item) {
+    sorted[place] = uint32_t(chunk) << 16 | uint32_t(item - begin);
+  };
+  if constexpr (Choices::kInOrder) {  // a warp a part of the run, and a row of counters
+    const int warp = threadIdx.x / 32, part = ((end - begin + 31) / 32 + rows - 1) / rows * 32;
+    const int first = begin + warp * part, last = min(end, first + part);
+    uint16_t* mine = counters + warp * chunks;
+    each_item(choices, head_items, first, last, [&](int, int chunk, int before, int count) {
+      if (chunk >= 0 && before == 0) mine[chunk] += count;
+    });
+    __syncthreads();
+    places_in_run(counters, rows, chunks);
+    __syncthreads();
+    each_item(choices, head_items, first, last, [&](int item, int chunk, int before, int count) {
+      const int place = chunk >= 0 ? mine[chunk] + before : 0;
+      __syncwarp();
+      if (chunk >= 0) put(place, chunk, item);
+      if (chunk >= 0 && before + 1 == count) mine[chunk] = uint16_t(place + 1);
+    });
+  } else {
+    const auto each = [&](const auto& f) {
+#pragma unroll 8
+      for (int item = begin + threadIdx.x; item < end; item += blockDim.x)
+        if (const int chunk = choices(head_items, item); chunk >= 0) f(item, chunk);
+    };
+    each([&](int, int chunk) { count_up(counters, chunk); });
+    __syncthreads();
+    places_in_run(counters, 1, chunks);
+    __syncthreads();
+    each([&](int item, int chunk) { put(count_up(counters, chunk), chunk, item); });
+  }
+}
+
+// Each item to its place: behind those of lower chunks, of earlier runs, and of the same run before it. A block a run,
+// which is sorted in shared memory first, so that neighbours are written together.
+template <class Choices>
+__global__ void __launch_bounds__(32 * kRunWarps) place_kernel(Choices choices, Lists lists) {
+  extern __shared__ uint32_t sorted[];
+  uint16_t* counters = reinterpret_cast<uint16_t*>(sorted + lists.run_length);
+  const int rows = Choices::kInOrder ? blockDim.x / 32 : 1, run = blockIdx.x, begin = run * lists.run_length;
+  const int64_t head = blockIdx.y, head_items = head * lists.items;
+  for (int i = threadIdx.x; i < rows * lists.chunks; i += blockDim.x) counters[i] = 0;
+  __syncthreads();
+  sort_run(sorted, counters, rows, choices, head_items, begin, min(lists.items, begin + lists.run_length),
+           lists.chunks);
+  __syncthreads();
+  const uint16_t* ends = counters + (rows - 1) * lists.chunks;
+  const int* of_run = lists.counts + (head * lists.runs + run) * lists.chunks;
+  const int* of_head = lists.begin + head * (lists.chunks + 1);
+  const int count = ends[lists.chunks - 1];
+#pragma unroll 4
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    const int chunk = sorted[i] >> 16, from = chunk > 0 ? ends[chunk - 1] : 0;
+    lists.order[head_items + __ldg(of_head + chunk) + __ldg(of_run + chunk) + i - from] =
+        begin + int(sorted[i] & 0xffff);
+  }
+}
+
+// Warps of a block that places, as many as have room for their counters.
+int place_warps(const Lists& lists) { return int(std::clamp<int64_t>(24 * 1024 / lists.chunks, 1, kRunWarps)); }
+
+template <class Choices>
+void sort(const Choices& choices, unsigned heads, const Lists& lists, cudaStream_t stream) {
+  const int warps = place_warps(lists), bytes = int(lists.chunks * sizeof(int));
+  const int rows = Choices::kInOrder ? warps : 1;
+  const int place_bytes = int(lists.run_length * sizeof(uint32_t) + (rows * lists.chunks + 1) * sizeof(uint16_t));
+  const dim3 runs(lists.runs, heads);
+  cudaFuncSetAttribute(count_kernel<Choices>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaFuncSetAttribute(place_kernel<Choices>, cudaFuncAttributeMaxDynamicSharedMemorySize, place_bytes);
+  count_kernel<<<runs, 32 * kRunWarps, bytes, stream>>>(choices, lists);
+  sum_runs_kernel<<<dim3(unsigned(ceil_div(lists.chunks, 32)), heads), 32 * kSumWarps, 0, stream>>>(lists);
+  scan_kernel<<<heads, kScanThreads, 0, stream>>>(lists);
+  place_kernel<<<runs, 32 * warps, place_bytes, stream>>>(choices, lists);
+  check_launch("top1_chunk: sort");
 }
 
 }  // namespace
@@ -133,7 +246,7 @@ __global__ void place_kernel(Top1ChunkForward p, Lists lists, int rank) {
 Lists::Lists(const Top1ChunkForward& p, Arena& arena, int most_runs)
     : items(int(p.heads / p.kv_heads * p.time)),
       chunks(int(ceil_div(p.time, p.chunk_size))),
-      run_length(int(ceil_div(std::max<int64_t>(512, ceil_div(items, most_runs)), 32) * 32)),
+      run_length(int(ceil_div(std::clamp<int64_t>(ceil_div(items, most_runs), kShortestRun, kLongestRun), 32) * 32)),
       segments(int(chunks + ceil_div(items, kSegment))) {
   runs = int(ceil_div(items, run_length));
   const int64_t heads = p.batch * p.kv_heads;
@@ -143,15 +256,11 @@ Lists::Lists(const Top1ChunkForward& p, Arena& arena, int most_runs)
 }
 
 void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream) {
-  const unsigned heads = unsigned(p.batch * p.kv_heads);
-  const size_t bytes = lists.chunks * sizeof(int);
-  cudaFuncSetAttribute(count_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
-  cudaFuncSetAttribute(place_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
-  count_kernel<<<dim3(lists.runs, heads), 32, bytes, stream>>>(p, lists, rank);
-  sum_runs_kernel<<<dim3(unsigned(ceil_div(lists.chunks, 32)), heads), 32 * kSumWarps, 0, stream>>>(lists);
-  scan_kernel<<<heads, kScanThreads, 0, stream>>>(lists);
-  place_kernel<<<dim3(lists.runs, heads), 32, bytes, stream>>>(p, lists, rank);
-  check_launch("top1_chunk: sort");
+  const QueryChoices choices{p.selected + rank, int(p.top_k), int(p.time), int(p.chunk_size)};
+  sort(choices, unsigned(p.batch * p.kv_heads), lists, stream);
+}
+void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks, cudaStream_t stream) {
+  sort(PairChoices{chunks}, unsigned(p.batch * p.kv_heads), lists, stream);
 }
 
 }  // namespace assay::ops::cuda::top1

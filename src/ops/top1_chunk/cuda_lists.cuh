@@ -20,14 +20,16 @@ struct Lists {
   int* first;      // [B·Hk, chunks + 1]   its first segment; every chunk has one at least
   Segment* table;  // [B·Hk, segments]
   int* counts;     // [B·Hk, runs, chunks] scratch
-  Lists(const Top1ChunkForward& p, Arena& arena, int most_runs = 256);
+  Lists(const Top1ChunkForward& p, Arena& arena, int most_runs = 32);
 };
 
 __device__ inline Segment segment_of(const Lists& lists, int heads, unsigned block) {
   return lists.table[int64_t{block % heads} * lists.segments + block / heads];
 }
 
-// Sorts by the choice of this rank.
+// Sorts by the choice of this rank; or pairs [B, H, shortlist, T], by the chunk of each, kNoChunk for none.
+constexpr uint16_t kNoChunk = 0xffff;
 void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);
+void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks, cudaStream_t stream);
 
 }  // namespace assay::ops::cuda::top1

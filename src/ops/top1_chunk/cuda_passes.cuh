@@ -13,15 +13,17 @@ struct SelectScratch {
 };
 void select_chunks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream);
 
-// The same by shortlist. cuda_shortlist.cu
+// The same by shortlist. cuda_shortlist.cu, cuda_pairs.cu
 struct ShortlistScratch {
-  bf16* columns;    // summaries in tiles
-  int64_t* listed;  // [B, H, shortlist, T] chunks, −1: none
-  float* scores;    // [B, H, shortlist, T] exact scores of these, in base 2
+  bf16* columns;     // summaries in tiles
+  uint16_t* listed;  // [B, H, shortlist, T] chunks, kNoChunk: none
+  float* scores;     // [B, H, shortlist, T] exact scores of these, in base 2
   Lists lists;
   ShortlistScratch(const Top1ChunkForward& p, Arena& arena);
 };
 void select_shortlist(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream);
+// Of the shortlists and of their pairs sorted by chunk.
+void pick_pairs(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream);
 
 // out and logsumexp of what the queries read in the chunk of this rank, joined with the ranks before. cuda_forward.cu
 void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);

@@ -7,10 +7,11 @@ namespace assay::ops::cuda {
 namespace top1 {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kTile = 1024;      // chunks scored before the best of them are found
-constexpr int kMaxKept = 64;     // of top_k and shortlist
-constexpr int kMaxRead = 16384;  // keys of a query
+constexpr int kMostThreads = 256, kMostWarps = kMostThreads / 32;  // of a block; fewer where blocks are many
+constexpr int kTile = 1024;                                        // chunks scored before the best of them are found
+constexpr int kMaxKept = 64;                                       // of top_k and shortlist
+constexpr int kMaxRead = 16384;                                    // keys of a query
+constexpr int kFewBlocks = 264;                                    // two a multiprocessor
 
 __device__ float power(float x) { return exp2_fast(x); }
 __device__ double power(double x) { return exp2(x); }
@@ -51,26 +52,44 @@ struct Rows {
     for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     return sum;
   }
+  // Of the lane's part.
+  __device__ static R square(const Row& x) {
+    R sum = 0;
+    for (int i = 0; i < kEach; ++i)
+      for (int e = 0; e < kWidth; ++e) sum += real(x.at[i].at[e]) * real(x.at[i].at[e]);
+    return sum;
+  }
+  __device__ R length() const {
+    R sum = 0;
+    for (int i = 0; i < kEach; ++i)
+      for (int e = 0; e < kWidth; ++e) sum += q[i][e] * q[i][e];
+    return sqrt(sum);
+  }
 };
 
 // f(i, row i) for i = first, first + step, … below `count`, 128 bytes of a lane under way at once; row(i) points to row
 // i. All lanes of a warp go along, with i ≥ count when theirs is done.
+template <class Reader, int kAtOnce, class At, class F>
+__device__ void some_rows(int first, int step, int count, const At& row, const F& f) {
+  typename Reader::Row x[kAtOnce];
+#pragma unroll
+  for (int u = 0; u < kAtOnce; ++u) x[u] = Reader::load(row(min(u * step + first, count - 1)));
+#pragma unroll
+  for (int u = 0; u < kAtOnce; ++u) f(u * step + first, x[u]);
+}
 template <class Reader, class At, class F>
 __device__ void each_row(int first, int step, int count, const At& row, const F& f) {
   constexpr int kAtOnce = Reader::kEach < 4 ? 8 / Reader::kEach : 2;
-  for (int base = 0; base < count; base += kAtOnce * step) {
-    typename Reader::Row x[kAtOnce];
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) x[u] = Reader::load(row(min(base + u * step + first, count - 1)));
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) f(base + u * step + first, x[u]);
-  }
+  for (int base = 0; base < count;)
+    if (kAtOnce <= 2 || count - base > 2 * step)
+      some_rows<Reader, kAtOnce>(base + first, step, count, row, f), base += kAtOnce * step;
+    else some_rows<Reader, 2>(base + first, step, count, row, f), base += 2 * step;
 }
 
 template <class R>
 struct Shared {
-  R scores[kTile + kMaxKept], part[kWarps];
-  int ids[kTile + kMaxKept], part_at[kWarps], kept[kMaxKept];
+  R scores[kTile + kMaxKept], part[kMostWarps], rest[kMostWarps];
+  int ids[kTile + kMaxKept], part_at[kMostWarps], kept[kMaxKept];
 };
 
 template <class R>
@@ -87,7 +106,7 @@ __device__ void keep_best(Shared<R>& s, int count, int n) {
   for (int rank = 0; rank < n; ++rank) {
     R score = -INFINITY;
     int id = INT_MAX, at = -1;
-    for (int i = threadIdx.x; i < count; i += kThreads)
+    for (int i = threadIdx.x; i < count; i += blockDim.x)
       if (better(s.scores[i], s.ids[i], score, id)) score = s.scores[i], id = s.ids[i], at = i;
     for (int step = 16; step > 0; step /= 2) {
       const R other = __shfl_xor_sync(~0u, score, step);
@@ -97,7 +116,7 @@ __device__ void keep_best(Shared<R>& s, int count, int n) {
     if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = score, s.part_at[threadIdx.x / 32] = at;
     __syncthreads();
     score = -INFINITY, id = INT_MAX, at = -1;
-    for (int w = 0; w < kWarps; ++w)
+    for (int w = 0; w < blockDim.x / 32; ++w)
       if (s.part_at[w] >= 0 && better(s.part[w], s.ids[s.part_at[w]], score, id))
         score = s.part[w], at = s.part_at[w], id = s.ids[at];
     __syncthreads();
@@ -128,7 +147,7 @@ __device__ R reduce(Shared<R>& s, R x, const F& f) {
   if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = x;
   __syncthreads();
   x = s.part[0];
-  for (int w = 1; w < kWarps; ++w) x = f(x, s.part[w]);
+  for (int w = 1; w < blockDim.x / 32; ++w) x = f(x, s.part[w]);
   return x;
 }
 
@@ -136,25 +155,34 @@ template <class T, int D>
 struct Step {
   using R = Real<T>;
   using Keys = Rows<T, D>;
-  using Summaries = Rows<R, D>;
+  static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // of a mean
   const Top1ChunkForward& p;
   Shared<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
   int b, kv, chunk, own, last;
+  float inverse;  // of chunk
 
   __device__ const T* row(const View& x, int64_t time) const {
     return static_cast<const T*>(x.data) + b * x.batch_stride + time * x.time_stride + kv * D;
   }
-  __device__ const R* summary(int64_t c, int i) const {
-    return static_cast<const R*>(p.summaries.data) + b * p.summaries.batch_stride + c * p.summaries.time_stride +
-           (int64_t(kv) * (1 + p.rank) + i) * D;
+  // Row i of a chunk's summary; −1: what rounding left of row 0.
+  __device__ const T* summary(int64_t c, int i) const {
+    return static_cast<const T*>(p.summaries.data) + b * p.summaries.batch_stride + c * p.summaries.time_stride +
+           (kv * (kParts + p.rank) + kParts - 1 + i) * D;
+  }
+
+  // Rows [first, first + count) of x are on their way to the second cache: nobody has to wait for them long.
+  __device__ void send_for(const View& x, int64_t first, int count) const {
+    constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
+    for (int i = threadIdx.x; i < count * kLines; i += blockDim.x)
+      prefetch(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
   }
 
   // Scores of `count` chunks id(i), to the places from `at` on.
   template <class Id>
   __device__ void score_exactly(int count, int at, const Id& id) const {
     const Keys keys(query);
-    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
+    for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
       R top = -INFINITY, sum = 0;
       each_row<Keys>(
           Keys::group(), Keys::kGroups, chunk, [&](int j) { return row(p.k, int64_t(id(i)) * chunk + j); },
@@ -171,37 +199,126 @@ struct Step {
       if (threadIdx.x % 32 == 0) put_score<R>(s, at + i, id(i), all + log2(sum));
     }
   }
-  // The same by summary: a group of lanes a chunk.
+  // The same by mean, the sum of its parts: a group of lanes a chunk.
+  __device__ void score_means(int count, int at, int first) const {
+    const Keys rows(query);
+    const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
+    const int shift = __ffs(groups) - 1;  // a power of two
+    const auto chunk_of = [&](int i) { return (i >> shift) / kParts * groups + group; };
+    R score = 0;
+    each_row<Keys>(
+        group, groups, (count + groups - 1) / groups * groups * kParts,
+        [&](int i) { return summary(first + min(chunk_of(i), count - 1), -((i >> shift) % kParts)); },
+        [&](int i, const typename Keys::Row& x) {
+          const bool last = (i >> shift) % kParts == kParts - 1;
+          score += rows.dot(x);
+          if (last && Keys::lane() == 0 && chunk_of(i) < count)
+            put_score<R>(s, at + chunk_of(i), first + chunk_of(i), score);
+          if (last) score = 0;
+        });
+  }
   __device__ void score_cheaply(int count, int at, int first) const {
-    const Summaries rows(query);
-    const int group = threadIdx.x / Summaries::kLanes, groups = kThreads / Summaries::kLanes;
-    if (p.rank == 0)
-      return each_row<Summaries>(
-          group, groups, count, [&](int i) { return summary(first + i, 0); },
-          [&](int i, const typename Summaries::Row& x) {
-            const R score = rows.dot(x);
-            if (Summaries::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
-          });
+    const Keys rows(query);
+    const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
     for (int base = 0; base < count; base += groups) {
       const int i = base + group;
       R score = 0;
-      each_row<Summaries>(
+      each_row<Keys>(
           0, 1, int(p.rank) + 1, [&](int r) { return summary(first + min(i, count - 1), r); },
-          [&](int r, const typename Summaries::Row& x) {
+          [&](int r, const typename Keys::Row& x) {
             const R y = rows.dot(x);
             if (r <= p.rank) score += r == 0 ? y : R(0.5 * 0.6931471805599453) * y * y;
           });
-      if (Summaries::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
+      if (Keys::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
     }
   }
 
+  // A chunk and its score, and the most that rounding of the means took from a score.
+  struct Best {
+    R score = -INFINITY, rest = 0;
+    int id = INT_MAX;
+    __device__ void offer(R x, int i) {
+      if (isnan(x)) x = INFINITY;
+      if (better(x, i, score, id)) score = x, id = i;
+    }
+  };
+  // The best of all warps, in all threads. s.part, … were read before.
+  __device__ Best of_block(Best best) const {
+    for (int step = Keys::kLanes; step < 32; step *= 2) {
+      best.offer(__shfl_xor_sync(~0u, best.score, step), __shfl_xor_sync(~0u, best.id, step));
+      best.rest = fmax(best.rest, __shfl_xor_sync(~0u, best.rest, step));
+    }
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) s.part[warp] = best.score, s.part_at[warp] = best.id, s.rest[warp] = best.rest;
+    __syncthreads();
+    for (int w = 0; w < blockDim.x / 32; ++w)
+      best.offer(s.part[w], s.part_at[w]), best.rest = fmax(best.rest, s.rest[w]);
+    return best;
+  }
+  // The best by the high parts of the means of `count` chunks, of which the scores go to s. `rest` is a bound on what
+  // the low parts, each 2^−8 of the high one or less, can add: Cauchy and Schwarz over each lane's part. What may be
+  // needed of the low parts is sent for.
+  __device__ Best best_by_high_parts(int count, int first, Best best) const {
+    const Keys rows(query);
+    R longest = 0;
+    each_row<Keys>(
+        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, count, [&](int i) { return summary(first + i, 0); },
+        [&](int i, const typename Keys::Row& x) {
+          const R score = rows.dot(x);
+          longest = fmax(longest, Keys::square(x));
+          if (i >= count) return;
+          best.offer(score, first + i);
+          if (Keys::lane() == 0) put_score<R>(s, i, first + i, score);
+        });
+    if (best.id != INT_MAX && Keys::lane() == 0) prefetch(summary(best.id, -1));
+    R rest = rows.length() * sqrt(longest) * R(1.01 / 256);
+    for (int step = Keys::kLanes / 2; step > 0; step /= 2) rest += __shfl_xor_sync(~0u, rest, step);
+    best.rest = fmax(best.rest, rest);
+    return of_block(best);
+  }
+  // The chunk of the largest mean score, to s.kept[0]. Low parts are read only of those that they may make the best.
+  __device__ void choose_one_by_mean() const {
+    const Keys rows(query);
+    const auto whole = [&](int id) {
+      return rows.dot(Keys::load(summary(id, 0))) + rows.dot(Keys::load(summary(id, -1)));
+    };
+    Best best;
+    for (int first = 0; first < own; first += kTile) {
+      const int count = min(kTile, own - first);
+      const Best before = best;
+      best = best_by_high_parts(count, first, best);
+      const R least = best.score - 2 * best.rest;
+      const auto near = [&](int i) { return !(s.scores[i] < least) && s.ids[i] != best.id; };
+      bool any = before.id != best.id && !(before.score < least) && before.id != INT_MAX;
+      for (int i = threadIdx.x; i < count; i += blockDim.x) any = any || near(i);
+      if (__syncthreads_or(any)) {
+        Best again;
+        again.rest = best.rest;
+        again.offer(whole(best.id), best.id);
+        if (before.id != INT_MAX) again.offer(whole(before.id), before.id);
+        for (int base = threadIdx.x / 32 * 32; base < count; base += blockDim.x) {
+          const int i = base + threadIdx.x % 32;
+          for (unsigned left = __ballot_sync(~0u, i < count && near(i)); left; left &= left - 1) {
+            const int id = s.ids[base + __ffs(left) - 1];
+            again.offer(whole(id), id);
+          }
+        }
+        best = of_block(again);
+      }
+      __syncthreads();
+    }
+    if (threadIdx.x == 0 && best.id != INT_MAX) s.kept[0] = best.id;
+  }
   // The chunks read beside the own one, to s.kept.
   __device__ void choose() const {
     const bool exact = p.selection == Selection::exact, listed = p.selection == Selection::shortlist;
     const int n = int(listed ? p.shortlist : p.top_k);
+    const bool by_mean = p.selection == Selection::approx;
+    if (by_mean && kParts == 2 && n == 1) return choose_one_by_mean();
     for (int first = 0; first < own; first += kTile) {
       const int count = min(kTile, own - first), held = first == 0 ? 0 : n;
       if (exact) score_exactly(count, held, [&](int i) { return first + i; });
+      else if (by_mean) score_means(count, held, first);
       else score_cheaply(count, held, first);
       keep_best(s, held + count, n);
     }
@@ -211,33 +328,26 @@ struct Step {
     keep_best(s, count, int(p.top_k));
   }
 
-  // Rows [first, first + count) of x are on their way to the second cache: nobody has to wait for them long.
-  __device__ void send_for(const View& x, int64_t first, int count) const {
-    constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
-    for (int i = threadIdx.x; i < count * kLines; i += kThreads)
-      prefetch(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
-  }
-
   // Number i of the keys read stands at position:
   __device__ int64_t position(int i, int before) const {
-    return i < before ? int64_t(s.ids[i / chunk]) * chunk + i % chunk : int64_t(own) * chunk + (i - before);
+    if (i >= before) return int64_t(own) * chunk + (i - before);
+    const int number = int((float(i) + 0.5f) * inverse);  // exact for kMaxRead keys
+    return int64_t(s.ids[number] - number) * chunk + i;
   }
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
-                                            : sizeof(T) == 4 ? 4
-                                                             : 2) step_kernel(Top1ChunkForward p) {
+__global__ void __launch_bounds__(kMostThreads, sizeof(T) == 2 ? 3 : 1) step_kernel(Top1ChunkForward p) {
   using R = Real<T>;
   using Keys = Rows<T, D>;
   __shared__ Shared<R> s;
-  __shared__ R query[D], gathered[kWarps][D];
+  __shared__ R query[D], gathered[kMostWarps][D];
   extern __shared__ double memory[];
   R* logits = reinterpret_cast<R*>(memory);
   const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
             b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)), chunk = int(p.chunk_size);
   const int64_t last = p.past + t, row = (int64_t{b} * heads + h) * p.time + t;
-  const Step<T, D> step{p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk)};
+  const Step<T, D> step{p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
   const R scale = R(p.scale * 1.4426950408889634);
   const bool by_mean = p.selection == Selection::approx && !p.forced;
   if (threadIdx.x < D) {
@@ -261,7 +371,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
   __syncthreads();
   const int before = chunks * chunk, count = before + step.last + 1;
-  const int group = threadIdx.x / Keys::kLanes, groups = kThreads / Keys::kLanes;
+  const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
   {
     const Keys keys(query);
     each_row<Keys>(
@@ -273,9 +383,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
   }
   __syncthreads();
   R top = -INFINITY, sum = 0;
-  for (int i = threadIdx.x; i < count; i += kThreads) top = fmax(top, logits[i]);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) top = fmax(top, logits[i]);
   top = reduce(s, top, [](R x, R y) { return fmax(x, y); });
-  for (int i = threadIdx.x; i < count; i += kThreads) sum += logits[i] = power(logits[i] - top);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += logits[i] = power(logits[i] - top);
   sum = reduce(s, sum, [](R x, R y) { return x + y; });
   R out[Keys::kEach][Keys::kWidth] = {};
   each_row<Keys>(
@@ -297,7 +407,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
   __syncthreads();
   if (threadIdx.x < D) {
     R total = 0;
-    for (int w = 0; w < kWarps; ++w) total += gathered[w][threadIdx.x];
+    for (int w = 0; w < blockDim.x / 32; ++w) total += gathered[w][threadIdx.x];
     T* to = static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
     to[threadIdx.x] = stored<T>(total / sum);
   }
@@ -307,7 +417,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2   ? 6
 template <class T, int D>
 void launch(const Top1ChunkForward& p, cudaStream_t stream) {
   const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
-  launch_shared(step_kernel<T, D>, unsigned(p.batch * p.time * p.heads), kThreads, bytes, stream, p);
+  const unsigned blocks = unsigned(p.batch * p.time * p.heads);
+  launch_shared(step_kernel<T, D>, blocks, blocks < kFewBlocks ? kMostThreads : 128, bytes, stream, p);
 }
 
 bool apart(const View& x, DType dtype) {  // rows begin at multiples of 16 bytes
@@ -323,10 +434,8 @@ const char* why_no_step(const Top1ChunkForward& p) {
   if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept) return "takes a top_k and a shortlist of 64 at most";
   if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads 16,384 keys a query at most";
   if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
-  for (const View& x : {p.k, p.v})
+  for (const View& x : {p.k, p.v, p.summaries})
     if (top1::apart(x, p.dtype)) return "takes rows that begin at multiples of 16 bytes";
-  if (top1::apart(p.summaries, p.dtype == DType::f64 ? DType::f64 : DType::f32))
-    return "takes summaries that begin at multiples of 16 bytes";
   return nullptr;
 }
 

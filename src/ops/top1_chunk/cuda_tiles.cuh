@@ -51,8 +51,8 @@ __device__ inline void load_transposed(uint32_t (&r)[4], uint32_t address) {
 }
 
 // A operand: 16 rows × 16 columns (two vectors) of the tile, or the transpose of 16 columns × 16 rows.
-template <int W>
-__device__ void load_a(uint32_t (&a)[4], Tile<W> tile, int row, int vector) {
+template <class Layout>
+__device__ void load_a(uint32_t (&a)[4], Layout tile, int row, int vector) {
   const int lane = threadIdx.x % 32;
   load_matrices(a, tile.address(row + lane % 16, vector + lane / 16));
 }
@@ -63,8 +63,8 @@ __device__ void load_a_transposed(uint32_t (&a)[4], Tile<W> tile, int row, int v
 }
 // B operands of two products side by side, 16 × 8 each: b[0..1] and b[2..3]. The tile holds B's columns as rows, or
 // (transposed) B itself.
-template <int W>
-__device__ void load_b(uint32_t (&b)[4], Tile<W> tile, int row, int vector) {
+template <class Layout>
+__device__ void load_b(uint32_t (&b)[4], Layout tile, int row, int vector) {
   const int lane = threadIdx.x % 32;
   load_matrices(b, tile.address(row + lane % 8 + lane / 16 * 8, vector + lane / 8 % 2));
 }

@@ -37,7 +37,9 @@ struct Top1ChunkForward {
   int64_t* selected;  // out [B, H, T, top_k] r(t); in when forced (a chunk twice in one row is counted twice)
   int64_t past = 0;   // positions of k, v before the first query: they have past + T, and query t stands at past + t
   int64_t shortlist = 0, rank = 0;  // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
-  View summaries;  // in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 … u_c,rank. Read where a function says so
+  // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 … u_c,rank. bf16: all in bf16,
+  // [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c before the rounded one.
+  View summaries;
 };
 
 struct Top1ChunkBackward {
@@ -70,7 +72,8 @@ size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, Stream);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
 
-// As cpu::top1_chunk_step; any dtype. One launch, a block a query and head.
+// As cpu::top1_chunk_step; any dtype. One launch, a block a query and head. Approx in bf16 ranks chunks by the sum of
+// both parts of μ, though it reads the small one only where that may decide.
 const char* why_no_step(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, Stream);
 }  // namespace cuda

@@ -128,8 +128,9 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
 
 void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t chunks, int64_t rank) {
   if (summaries.dim() == 5) chunks = std::max(chunks, summaries.size(1));
-  check_shape(kOp, "summaries", summaries, {k.size(0), chunks, k.size(2), 1 + rank, k.size(3)},
-              "[B, ⌊S / chunk_size⌋, Hk, 1 + rank, D]");
+  const bool parts = k.scalar_type() == at::kBFloat16;
+  check_shape(kOp, "summaries", summaries, {k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)},
+              parts ? "[B, ⌊S / chunk_size⌋, Hk, 2 + rank, D]" : "[B, ⌊S / chunk_size⌋, Hk, 1 + rank, D]");
   check_like(kOp, "summaries", summaries, k);
 }
 
@@ -160,6 +161,13 @@ Selection selection_named(std::string_view name) {
 bool reads_summaries(const Inputs& in) {
   if (in.selection == Selection::exact) return false;
   return in.path == Path::step || (in.q.is_cpu() && in.selection == Selection::shortlist);
+}
+
+// What chunk_summaries gave of k, as it would give them of keys in `dtype`.
+at::Tensor summaries_in(at::ScalarType dtype, const at::Tensor& summaries, const at::Tensor& k) {
+  const bool parts = k.scalar_type() == at::kBFloat16;
+  if (dtype == at::kBFloat16) return sequence(summaries, dtype);
+  return sequence(parts ? joined_summaries(summaries) : summaries, real_dtype(dtype));
 }
 
 // What is no candidate of its query becomes −1.
@@ -205,7 +213,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, c
   }
   in.path = path;
   if (!selected && reads_summaries(in))
-    in.summaries = summaries ? sequence(*summaries, real_dtype(dtype))
+    in.summaries = summaries ? summaries_in(dtype, *summaries, k)
                              : chunk_summaries(in.k, chunk_size, in.selection == Selection::approx ? 0 : rank);
   const auto out = Top1Chunk::apply(in.q, in.k, in.v, optional(in.selected), optional(in.summaries), Settings(in));
   return {out[0].to(q.scalar_type()), out[1], out[2]};
@@ -217,7 +225,8 @@ const bool registered_path = register_paths(
                                "up to 256 and as many keys as queries; without gradients a query at a time for any "
                                "dtype and past; else ") +
                        kComposed
-                 : std::string(kComposed) + ": built without CUDA");
+                 : std::string(kComposed) + ": built without CUDA",
+    /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str selection='exact', int top_k=1, "

@@ -69,7 +69,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(const at::Te
   const Choice choice{selection, chunk_size, top_k, shortlist, scale};
   const auto chosen = [&] {
     if (selection == "exact") return choose(queries, {}, logits, own, choice);
-    const at::Tensor all = summaries ? *summaries : chunk_summaries(k, chunk_size, selection == "approx" ? 0 : rank);
+    const at::Tensor kept = summaries ? *summaries : chunk_summaries(k, chunk_size, selection == "approx" ? 0 : rank);
+    const at::Tensor all = k.scalar_type() == at::kBFloat16 ? joined_summaries(kept) : kept;
     return choose(queries, all.to(real).slice(1, 0, size / chunk_size).transpose(1, 2).repeat_interleave(group, 1),
                   logits, own, choice);
   };

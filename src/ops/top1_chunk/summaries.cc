@@ -28,7 +28,18 @@ at::Tensor axes(const at::Tensor& x, const at::Tensor& start) {
   return at::stack(u, -2);
 }
 
+// In bfloat16, the mean as what rounding leaves of it and the rounded one. [B, chunks, Hk, 1 + rank, D].
+at::Tensor in_parts(const at::Tensor& summaries) {
+  const at::Tensor mean = summaries.slice(3, 0, 1), low = mean - mean.to(at::kBFloat16);
+  return at::cat({low, summaries}, 3).to(at::kBFloat16);
+}
+
 }  // namespace
+
+at::Tensor joined_summaries(const at::Tensor& parts) {
+  const at::Tensor x = parts.to(at::kFloat);
+  return at::cat({x.slice(3, 0, 1) + x.slice(3, 1, 2), x.slice(3, 2)}, 3);
+}
 
 at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank) {
   constexpr const char* kOp = "chunk_summaries";
@@ -42,11 +53,14 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank
                               .to(real_dtype(sequence_dtype({k})))
                               .unflatten(1, {chunks, chunk_size})
                               .transpose(2, 3);  // [B, chunks, Hk, C, D]
-  const at::Tensor mean = keys.mean(3, true);
-  if (rank == 0 || chunks == 0) return mean.expand({-1, -1, -1, 1 + rank, -1}).contiguous();
-  const at::Tensor x = keys - mean;
-  const at::Tensor at = (at::arange(rank, k.options().dtype(at::kLong)) * chunk_size).floor_divide(rank);
-  return at::cat({mean, axes(x, x.index_select(3, at))}, 3);
+  at::Tensor out = keys.mean(3, true);
+  if (chunks == 0) out = out.expand({-1, -1, -1, 1 + rank, -1});
+  else if (rank > 0) {
+    const at::Tensor x = keys - out;
+    const at::Tensor at = (at::arange(rank, k.options().dtype(at::kLong)) * chunk_size).floor_divide(rank);
+    out = at::cat({out, axes(x, x.index_select(3, at))}, 3);
+  }
+  return k.scalar_type() == at::kBFloat16 ? in_parts(out) : out.contiguous();
 }
 
 TORCH_LIBRARY_FRAGMENT(assay, m) {

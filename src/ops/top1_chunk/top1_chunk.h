@@ -46,6 +46,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
 // float32 (float64 for float64), no gradient. With A = mean (k − μ)(k − μ)ᵀ, x_i = k − μ at position ⌊i · chunk_size /
 // rank⌋ of the chunk, and the columns of S A x_i at unit length: Σ u_i u_iᵀ = A S (Sᵀ A S)⁻¹ Sᵀ A, Nyström's
 // approximation of A from below after one step of the power method; an axis that depends on those before it is 0.
+// Of bfloat16 keys in bfloat16, [B, …, Hk, 2 + rank, D]: μ less its rounded value, μ rounded, u_1, …, so that a step
+// can leave the first unread.
 at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank = 0);
+
+// Those of bfloat16 keys as those of float32: [B, chunks, Hk, 1 + rank, D].
+at::Tensor joined_summaries(const at::Tensor& parts);
 
 }  // namespace assay::ops
