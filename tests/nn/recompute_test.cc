@@ -1,0 +1,65 @@
+// Activation checkpointing: the second run of a layer takes what the first one remembered, and gradients stay what they
+// are.
+#include "nn/recompute.h"
+
+#include <torch/torch.h>
+
+#include "testing.h"
+
+namespace assay::nn {
+namespace {
+
+TEST(Recompute, TheSecondRunRecallsWhatTheFirstRemembered) {
+  int runs = 0;
+  std::vector<bool> again;
+  const auto layer = [&](const at::Tensor& x, Handed&) {
+    const auto first = recalled(), second = recalled();
+    again.push_back(first.has_value());
+    EXPECT_EQ(first.has_value(), second.has_value());
+    if (first) EXPECT_TRUE(first->item<int>() == 1 && second->item<int>() == 2);
+    remember(at::full({}, ++runs)), remember(at::full({}, ++runs));
+    return x * 3;
+  };
+  const at::Tensor x = torch::ones({2}, torch::requires_grad());
+  Handed handed;
+  recomputed(layer, x, handed).sum().backward();
+  EXPECT_EQ(again, (std::vector<bool>{false, true}));
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2}, 3.f)));
+}
+
+TEST(Recompute, OutsideOfItNothingIsRecalled) {
+  remember(at::ones({}));
+  EXPECT_FALSE(recalled());
+}
+
+TEST(Recompute, AnErrorLeavesNothingBehind) {
+  Handed handed;
+  const auto broken = [](const at::Tensor&, Handed&) -> at::Tensor {
+    remember(at::ones({}));
+    throw std::runtime_error("broken");
+  };
+  EXPECT_THROW(recomputed(broken, torch::ones({2}, torch::requires_grad()), handed), std::runtime_error);
+  EXPECT_FALSE(recalled());
+}
+
+// Choices of the first run: the gradients are the same to the last bit but for the order of sums.
+TEST(Recompute, Top1ChoosesOnce) {
+  const auto model = random_model(
+      "[model]\nvocab_size = 17\nd_model = 16\nnum_layers = 2\npattern = ['top1_chunk']\n"
+      "[model.top1_chunk]\nnum_heads = 2\nchunk_size = 4\nselection = 'exact'\n");
+  const at::Tensor tokens = random_tokens(2, 33, 17, "tokens");
+  const auto gradients = [&] {
+    model->zero_grad();
+    model->loss(tokens).backward();
+    std::vector<at::Tensor> out;
+    for (const at::Tensor& parameter : model->parameters()) out.push_back(parameter.grad().clone());
+    return out;
+  };
+  const auto kept = gradients();
+  model->recompute_activations = true;
+  const auto found = gradients();
+  for (size_t i = 0; i < kept.size(); ++i) EXPECT_LE(relative_error(found[i], kept[i]), 1e-13) << i;
+}
+
+}  // namespace
+}  // namespace assay::nn
