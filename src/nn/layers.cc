@@ -57,6 +57,10 @@ at::Tensor unit_length(const at::Tensor& x) {
   return x * at::rsqrt(wide(x).square().sum(-1, true) + 1e-6).to(x.scalar_type());
 }
 
+at::Tensor values_of_positions(const at::Tensor& k) {
+  return at::eye(k.size(1), k.options()).unsqueeze(1).expand({k.size(0), -1, k.size(2), -1});
+}
+
 at::Tensor split_heads(const at::Tensor& x, int64_t num_heads) { return x.unflatten(-1, {num_heads, -1}); }
 
 int64_t head_width(const char* mixer, int64_t width, int64_t num_heads) {

@@ -41,8 +41,11 @@ struct LowRank : torch::nn::Module {
 // BadInput with the nearest name unless `value` is one of `names`.
 void one_of(const char* mixer, const char* field, const std::string& value, const std::vector<std::string>& names);
 
-at::Tensor wide(const at::Tensor& x);                            // in float32 at least: for gates and decays
-at::Tensor unit_length(const at::Tensor& x);                     // x / sqrt(Σ x² + 1e-6) over the last dimension
+at::Tensor wide(const at::Tensor& x);         // in float32 at least: for gates and decays
+at::Tensor unit_length(const at::Tensor& x);  // x / sqrt(Σ x² + 1e-6) over the last dimension
+// Values [B, T, Hk, T] for keys k [B, T, Hk, D] whose attention's output is its weights: of position j the j-th unit
+// vector.
+at::Tensor values_of_positions(const at::Tensor& k);
 at::Tensor split_heads(const at::Tensor& x, int64_t num_heads);  // [B, T, H·D] → [B, T, H, D]
 // width / num_heads; BadInput that names the mixer unless num_heads is positive and divides a positive width.
 int64_t head_width(const char* mixer, int64_t width, int64_t num_heads);

@@ -99,6 +99,17 @@ TEST_P(MixerForms, ComputeInTheDtypeOfTheirInput) {
   }
 }
 
+// Where a mixer says what its weights are: a distribution over what came before, and none of what comes.
+TEST_P(MixerForms, AttentionWeightsAreADistribution) {
+  const at::Tensor weights = mixer->attention_weights(x);
+  if (!weights.defined()) return;
+  EXPECT_EQ(weights.dim(), 4);
+  EXPECT_EQ(weights.size(-1), kTime);
+  EXPECT_GE(weights.min().item<double>(), -1e-12);
+  EXPECT_LE(weights.triu(1).abs().max().item<double>(), 1e-12);
+  EXPECT_LE((weights.sum(-1) - 1).abs().max().item<double>(), 1e-12);
+}
+
 INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(examples()),
                          [](const auto& info) { return info.param.name; });
 

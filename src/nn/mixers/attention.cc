@@ -137,8 +137,7 @@ struct Attention final : Mixer {
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     const auto [q, k, v, softmax_scale] = project(x, 0);
-    const at::Tensor positions = at::eye(x.size(1), k.options()).unsqueeze(1).expand({x.size(0), -1, k.size(2), -1});
-    return ops::window_attention_reference(q, k, positions, config.window, softmax_scale, slopes_or_none())
+    return ops::window_attention_reference(q, k, values_of_positions(k), config.window, softmax_scale, slopes_or_none())
         .transpose(1, 2);
   }
 

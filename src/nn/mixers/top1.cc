@@ -95,6 +95,12 @@ struct Top1Element final : Top1 {
     return out_proj->forward(std::get<0>(ops::top1_element(q, k, v, softmax_scale)).flatten(2));
   }
 
+  at::Tensor attention_weights(const at::Tensor& x) const override {  // of the one position that is read
+    State none;
+    const auto [q, k, v, softmax_scale] = project(x, none);
+    return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale)).transpose(1, 2);
+  }
+
   // Scores, and the softmax's own output for the gradient.
   double mixing_flops(int64_t time) const override {
     return 4.0 * double(heads.num_heads * heads.head_dim) * double(time + 1) / 2;
@@ -134,6 +140,15 @@ struct Top1Chunk final : Top1 {
                         config.shortlist, config.rank, summaries(k, state), config.fall_back);
     remember(chosen);
     return out_proj->forward(out.flatten(2));
+  }
+
+  at::Tensor attention_weights(const at::Tensor& x) const override {
+    State none;
+    const auto [q, k, v, softmax_scale] = project(x, none);
+    const auto out = ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, softmax_scale,
+                                               config.fall_back ? "exact" : config.selection, config.top_k, {},
+                                               config.shortlist, config.rank);
+    return std::get<0>(out).transpose(1, 2);
   }
 
   int64_t rank() const { return config.selection == "shortlist" ? config.rank : 0; }
