@@ -73,51 +73,68 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift p) {
   }
 }
 
-template <class T, int kWidth>
+// kCount: the mixes, or more; all are loaded without a branch, so that the loads are in flight together, and those that
+// are none count as 0.
+template <class T, int kWidth, int kCount, bool kOwn>
 __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q, int64_t runs) {
   using Part = Columns<T, kWidth>;
+  using R = Real<T>;
   const TokenShift& p = q.forward;
   const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth, run = thread / packs;
   if (run >= p.batch * runs) return;
   const Place<T, kWidth> place{p, run / runs, thread % packs * kWidth};
   const int64_t begin = run % runs * kShiftRun, end = min(begin + kShiftRun, p.time);
-  Columns<Real<T>, kWidth> mix[kMostShifts], dmix[kMostShifts];
-  Part owed;  // by the position behind
+  Columns<R, kWidth> mix[kCount], dmix[kCount];
 #pragma unroll
-  for (int i = 0; i < kMostShifts; ++i) {
-    if (i >= p.count) break;
-    mix[i] = place.mix(i);
-    if (end == p.time) continue;
-    const Part m = place.weight(mix[i], i, end), dy = place.read(q.dy[i], end);
-    for (int k = 0; k < kWidth; ++k) owed.at[k] += dy.at[k] * m.at[k];
+  for (int i = 0; i < kCount; ++i)
+    if (i < p.count) mix[i] = place.mix(i);
+  Part dy[kCount], weight[kCount], owed;  // of a position; by the position behind
+  const auto load = [&](int64_t t) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int from = i < p.count ? i : 0;
+      dy[i] = place.read(q.dy[from], t);
+      if (kOwn) weight[i] = place.read(p.own[from], t);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      for (int k = 0; k < kWidth; ++k) {
+        dy[i].at[k] = i < p.count ? dy[i].at[k] : R(0);
+        weight[i].at[k] = mix[i].at[k] + (kOwn ? weight[i].at[k] : R(0));
+      }
+  };
+  if (end < p.time) {
+    load(end);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      for (int k = 0; k < kWidth; ++k) owed.at[k] += dy[i].at[k] * weight[i].at[k];
   }
   Part now = place.x(end - 1);
   for (int64_t t = end - 1; t >= begin; --t) {
     const Part before = place.x(t - 1);
+    load(t);
     Part dx = owed;
     owed = Part{};
 #pragma unroll
-    for (int i = 0; i < kMostShifts; ++i) {
-      if (i >= p.count) break;
-      const Part m = place.weight(mix[i], i, t), dy = place.read(q.dy[i], t);
+    for (int i = 0; i < kCount; ++i) {
       Part down;
       for (int k = 0; k < kWidth; ++k) {
-        const auto past = dy.at[k] * m.at[k];
-        dx.at[k] += dy.at[k] - past, owed.at[k] += past;
-        down.at[k] = dy.at[k] * (before.at[k] - now.at[k]);
+        const R past = dy[i].at[k] * weight[i].at[k];
+        dx.at[k] += dy[i].at[k] - past, owed.at[k] += past;
+        down.at[k] = dy[i].at[k] * (before.at[k] - now.at[k]);
         dmix[i].at[k] += down.at[k];
       }
-      if (q.down[i]) down.store(static_cast<T*>(q.down[i]) + place.offset(t));
+      if (kOwn && i < p.count) down.store(static_cast<T*>(q.down[i]) + place.offset(t));
     }
     dx.store(static_cast<T*>(q.dx) + place.offset(t));
     now = before;
   }
 #pragma unroll
-  for (int i = 0; i < kMostShifts; ++i) {
-    if (i >= p.count) break;
-    auto* row = static_cast<Real<T>*>(q.dmix) + (run * p.count + i) * p.width + place.column;
-    for (int k = 0; k < kWidth; ++k) row[k] = dmix[i].at[k];
-  }
+  for (int i = 0; i < kCount; ++i)
+    if (i < p.count) {
+      auto* row = static_cast<R*>(q.dmix) + (run * p.count + i) * p.width + place.column;
+      for (int k = 0; k < kWidth; ++k) row[k] = dmix[i].at[k];
+    }
 }
 
 bool aligned(const TokenShift& p, const void* const* more) {
@@ -153,8 +170,10 @@ void token_shift(const TokenShiftBackward& q, Stream stream) {
   const TokenShift& p = q.forward;
   with_width(p, q.dy, [&](auto x, auto width) {
     const int64_t runs = runs_of_sequence(p), threads = p.batch * runs * (p.width / width());
-    backward_kernel<decltype(x), width()>
-        <<<unsigned(ceil_div(threads, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(q, runs);
+    const auto kernel = p.own[0]       ? backward_kernel<decltype(x), width(), kMostShifts, true>
+                        : p.count <= 2 ? backward_kernel<decltype(x), width(), 2, false>
+                                       : backward_kernel<decltype(x), width(), kMostShifts, false>;
+    kernel<<<unsigned(ceil_div(threads, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(q, runs);
     check_launch("token_shift backward");
   });
 }
