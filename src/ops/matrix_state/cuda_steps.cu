@@ -1,5 +1,6 @@
-// A few steps, one after another, as decoding takes them: the state is read once and written once. A warp has 16
-// columns of a head's state in registers and meets no other: a thread has 4 of them, of an eighth of the rows.
+// A few steps, one after another, as decoding takes them: the state is read once and written once. A warp has 32
+// columns of a head's state in registers (16 of 256 rows) and meets no other: a thread has 4 of them, of a quarter (an
+// eighth) of the rows.
 #include "ops/cuda_steps.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
