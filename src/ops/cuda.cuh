@@ -32,6 +32,9 @@ __host__ __device__ inline T stored(Real<T> x) {
   else return x;
 }
 
+__device__ inline float inverse_root(float x) { return rsqrtf(x); }
+__device__ inline double inverse_root(double x) { return 1 / sqrt(x); }
+
 // Numbers that are read and written at once.
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Pack {

@@ -17,8 +17,6 @@ __device__ R over_warp(R x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
-__device__ float inverse_root(float x) { return rsqrtf(x); }
-__device__ double inverse_root(double x) { return 1 / sqrt(x); }
 
 template <class T, int kWidth, bool kCentred>
 __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {

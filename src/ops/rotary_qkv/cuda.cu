@@ -15,9 +15,6 @@ __device__ T* alone(const RotaryQkv& p, int64_t position, int64_t head) {
   return static_cast<T*>(head < p.kv_heads ? p.k : p.v) + (position * p.kv_heads + head % p.kv_heads) * p.head_dim;
 }
 
-__device__ float inverse_root(float x) { return rsqrtf(x); }
-__device__ double inverse_root(double x) { return 1 / sqrt(x); }
-
 // The sum over a group of lanes, a power of two.
 template <class R>
 __device__ R over_group(R x, int group) {

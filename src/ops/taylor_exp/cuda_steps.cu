@@ -1,9 +1,9 @@
 // A few steps, one after another, as decoding takes them. A block has a head's state in shared memory, where the copy
 // engine brings it as it lies: its rows are odd in length, so only the first and last numbers are no whole 16 bytes. A
 // thread has one of its columns, of every so manieth row.
+#include "ops/cuda_async.cuh"
 #include "ops/cuda_steps.cuh"
 #include "ops/taylor_exp/kernel.h"
-#include "ops/top1_chunk/cuda_wgmma.cuh"
 
 namespace assay::ops::cuda::taylor {
 namespace {
@@ -38,13 +38,10 @@ struct Span {
 };
 
 // The state's number i stands at `state`[i] in shared memory, as far beside 16 bytes as in the tensor.
-__device__ inline void fetch(float* state, const float* from, const Span& span, top1::Barrier barrier) {
+__device__ inline void fetch(float* state, const float* from, const Span& span, Barrier barrier) {
   if (threadIdx.x == 0) {
     barrier.arrive_and_expect(span.bytes());
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     uint32_t(__cvta_generic_to_shared(state + (span.first - span.begin)))),
-                 "l"(from + span.first), "r"(span.bytes()), "r"(barrier.address())
-                 : "memory");
+    copy_bulk(state + (span.first - span.begin), from + span.first, span.bytes(), barrier);
   }
   for (int64_t i = span.begin + threadIdx.x; i < span.first; i += blockDim.x) state[i - span.begin] = from[i];
   for (int64_t i = span.last + threadIdx.x; i < span.end; i += blockDim.x) state[i - span.begin] = from[i];
@@ -69,7 +66,7 @@ __global__ void __launch_bounds__(kMaxColumns, 3) few_steps_kernel(TaylorSteps p
   const int column = threadIdx.x % columns, group = threadIdx.x / columns;
   const Span span(blockIdx.x, int64_t{F} * columns);
   float *state = memory + span.begin % 4, *query = memory + F * columns + 4, *key = query + F, *parts = key + F;
-  const top1::Barrier barrier{&word};
+  const Barrier barrier{&word};
   let_the_next_start();
   if (threadIdx.x == 0) barrier.init(1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -1,9 +1,9 @@
 #pragma once
-// Products of a warpgroup (wgmma, bf16 operands, fp32 sums), whose operands lie in shared memory as panels, and the
-// barriers under which panels arrive.
+// Products of a warpgroup (wgmma, bf16 operands, fp32 sums), whose operands lie in shared memory as panels.
 //   A panel is [rows, W] bf16, a row 2·W bytes (W = 64 or 32), its 16-byte vectors permuted as wgmma's swizzle has
 //   them. A tile [rows, D] is D / W panels, one after the other.
 // Sums of a 64 × N product lie as n-tiles of 8 columns, c[n][0..3], in the order of mma.m16n8k16 with a warp's 16 rows.
+#include "ops/cuda_async.cuh"
 #include "ops/top1_chunk/cuda_tiles.cuh"
 
 namespace assay::ops::cuda::top1 {
@@ -120,36 +120,5 @@ __device__ void product(float (&c)[kTiles][4], const uint32_t (&a)[4], uint64_t 
 #undef ASSAY_16
 #undef ASSAY_32
 #undef ASSAY_64
-
-// A barrier in shared memory that counts arrivals and bytes.
-struct Barrier {
-  uint64_t* word;
-  __device__ uint32_t address() const { return __cvta_generic_to_shared(word); }
-  __device__ void init(int arrivals) const {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
-  }
-  __device__ void arrive() const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
-  }
-  __device__ void arrive_and_expect(uint32_t bytes) const {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
-  }
-  // Until the phase of this parity has ended.
-  __device__ void wait(uint32_t parity) const {
-    asm volatile(
-        "{.reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;}" ::"r"(address()),
-        "r"(parity)
-        : "memory");
-  }
-};
-// Contiguous bytes, a multiple of 16, by the copy engine; `barrier` counts them.
-__device__ inline void copy_bulk(bf16* to, const bf16* from, uint32_t bytes, Barrier barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   uint32_t(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(bytes), "r"(barrier.address())
-               : "memory");
-}
 
 }  // namespace assay::ops::cuda::top1
