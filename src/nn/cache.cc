@@ -25,7 +25,7 @@ int64_t room(const at::Tensor& x) {
 
 at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
   at::Tensor& held = state[name];
-  if (at::GradMode::is_enabled()) return held = held.defined() ? at::cat({held, x}, 1) : x;
+  if (at::GradMode::is_enabled() || state.last) return held = held.defined() ? at::cat({held, x}, 1) : x;
   const int64_t length = held.defined() ? held.size(1) : 0, total = length + x.size(1);
   if (!held.defined() || room(held) < x.size(1)) {
     auto sizes = x.sizes().vec();

@@ -124,6 +124,7 @@ const at::Tensor& LanguageModel::head_weight() const { return head ? head->weigh
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   const int64_t time = tokens.size(1);
   state.layers.resize(layers.size());
+  for (State& layer : state.layers) layer.last = state.last;
   at::Tensor x = at::embedding(embedding, tokens);
   if (positions.defined()) {
     if (state.position + time > positions.size(0))
@@ -145,6 +146,7 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
       x = recomputed(
           [run](const at::Tensor& input, Handed& h) {
             State fresh;
+            fresh.last = true;
             return run(input, fresh, h);
           },
           x, handed);
@@ -161,14 +163,14 @@ at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens) {
-  ModelState state;
+  ModelState state{.last = true};
   const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
   return lm_loss(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten());
 }
 
 at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {
   const at::NoGradGuard no_grad;
-  ModelState state;
+  ModelState state{.last = true};
   const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
   return lm_token_losses(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten()).view({tokens.size(0), -1});
 }

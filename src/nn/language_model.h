@@ -51,6 +51,7 @@ struct ModelSpec {
 struct ModelState {
   std::vector<State> layers;
   int64_t position = 0;
+  bool last = false;  // nothing follows: State::last
   int64_t bytes() const;
 };
 

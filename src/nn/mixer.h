@@ -34,6 +34,8 @@ class State {
   // What earlier layers hand on to later ones within one forward pass, by name (RWKV-7's first values). Not carried to
   // the next piece, and no part of the bytes.
   std::map<std::string, at::Tensor> handed;
+  // Nothing follows this piece (a whole sequence that is trained on or scored): what it leaves may be anything.
+  bool last = false;
 
  private:
   std::map<std::string, at::Tensor> tensors_;

@@ -47,8 +47,10 @@ struct MixerForms : testing::TestWithParam<Example> {
   at::Tensor run(int64_t piece, bool steps) {
     State state;
     std::vector<at::Tensor> y;
-    for (const at::Tensor& part : x.split(piece, /*dim=*/1))
+    for (const at::Tensor& part : x.split(piece, /*dim=*/1)) {
+      state.last = int64_t(y.size() + 1) * piece >= kTime;
       y.push_back(steps ? mixer->step(part.squeeze(1), state).unsqueeze(1) : mixer->forward(part, state));
+    }
     return at::cat(y, 1);
   }
   // Of Σ c ⊙ y: by x, then by each parameter.

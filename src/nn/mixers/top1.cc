@@ -153,11 +153,11 @@ struct Top1Chunk final : Top1 {
 
   int64_t rank() const { return config.selection == "shortlist" ? config.rank : 0; }
 
-  // Of the chunks full so far, those that this piece filled joining the state; none to read, or kept under gradients.
+  // Of the chunks full so far, those that this piece filled joining the state; none where nobody reads them later.
   std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
-    if (config.selection == "exact" || at::GradMode::is_enabled()) return {};
     const std::string name = "chunk_summaries";
     const int64_t known = length_of(state, name), full = k.size(1) / config.chunk_size;
+    if (config.selection == "exact" || at::GradMode::is_enabled() || (state.last && known == 0)) return {};
     if (full > known)
       append(state, name, ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
     return state.find(name);
