@@ -45,8 +45,8 @@ std::vector<Case> with_heads() {
   auto add = [&](const std::string& op, const Heads& s, auto arguments, const Operator& run) {
     cases.push_back({op + " K " + std::to_string(s.key_dim) + " V " + std::to_string(s.value_dim), arguments, run});
   };
-  const Heads small{3, 4, 64, 64}, apart{2, 2, 64, 112};
-  for (const Heads& s : {small, apart, Heads{2, 4, 96, 96, 2}, {1, 3, 128, 80, 1}, {1, 2, 256, 144}}) {
+  const Heads small{3, 4, 64, 64}, apart{2, 2, 64, 112}, odd{2, 3, 16, 20};
+  for (const Heads& s : {small, apart, Heads{2, 4, 96, 96, 2}, {1, 3, 128, 80, 1}, {1, 2, 256, 144}, odd}) {
     const std::vector<int64_t> gates{s.batch, 0, s.heads}, keys{s.batch, 0, s.heads, s.key_dim};
     auto of = [](std::vector<int64_t> shape, int64_t T) { return shape[1] = T, shape; };
     add(
@@ -83,7 +83,7 @@ std::vector<Case> with_heads() {
         },
         [](Named a) { return delta_rule(a["q"], a["k"], a["v"], a["beta"], 0.3, find(a, "initial_state")); });
   }
-  for (const Heads& s : {small, apart}) {
+  for (const Heads& s : {small, apart, odd}) {
     const int64_t B = s.batch, H = s.heads, K = s.key_dim;
     for (const bool same : {false, true})
       add(

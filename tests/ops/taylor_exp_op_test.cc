@@ -51,6 +51,7 @@ TEST(TaylorExpOp, SingleAndHalfPrecision) {
 
 TEST(TaylorExpOp, OnCudaEqualsItsTwin) {
   expect_equal_to_twin_on_cuda(with(0.4, true), twin(0.4, true), random_arguments(2, 67, 2, 8, 12, 2));
+  expect_equal_to_twin_on_cuda(with(0.25, true), twin(0.25, true), random_arguments(1, 210, 4, 16, 64, 2));
 }
 
 TEST(TaylorExpOp, MayBeCutAnywhere) {

@@ -75,8 +75,8 @@ OutputAndState rwkv6(const at::Tensor& r, const at::Tensor& k, const at::Tensor&
   return rwkv("rwkv6", r, k, v, w, u, scale, initial_state);
 }
 
-const bool registered_paths = register_matrix_state("linear_attention", /*cuda_numerics=*/2) &&
-                              register_matrix_state("simple_gla", /*cuda_numerics=*/2) &&
+const bool registered_paths = register_matrix_state("linear_attention", /*cuda_numerics=*/3) &&
+                              register_matrix_state("simple_gla", /*cuda_numerics=*/3) &&
                               register_matrix_state("gla") && register_matrix_state("rwkv5") &&
                               register_matrix_state("rwkv6");
 TORCH_LIBRARY_FRAGMENT(assay, m) {

@@ -30,9 +30,14 @@ Scratch scratch(const ChunkedForward& p, void* memory, bool backwards) {
 
 }  // namespace
 
-bool serves(Rule rule, bool bonus, int64_t key_dim, int64_t value_dim) {
-  const bool few = bonus || rule == Rule::pair;
-  return (key_dim == 64 || (!few && (key_dim == 96 || key_dim == 128 || key_dim == 256))) && value_dim % 16 == 0;
+int64_t key_size(Rule rule, bool bonus, int64_t key_dim) {
+  for (const int64_t size : {int64_t{64}, int64_t{96}, int64_t{128}, kLargestKey})
+    if (key_dim <= size) return size == 64 || !(bonus || rule == Rule::pair) ? size : 0;
+  return 0;
+}
+int64_t value_size(int64_t value_dim, bool few_steps) {
+  const int64_t step = few_steps || value_dim <= 64 || value_dim % 48 == 0 ? 16 : 64;
+  return ceil_div(value_dim, step) * step;
 }
 bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::linear && p.decay_dim <= 1 && !p.u; }
 int64_t chunk_count(const ChunkedForward& p) {

@@ -157,7 +157,7 @@ void with_key_dim(int64_t K, F&& f) {
   else if (K == 128) f(Size<128>{});
   else f(Size<256>{});
 }
-// f(Case, Size) for what serves(): pairs and bonuses have one key dimension.
+// f(Case, Size) for every key_size(): pairs and bonuses have one key dimension.
 template <Rule kRule_, bool kBonus_>
 struct Case {
   static constexpr Rule kRule = kRule_;

@@ -98,8 +98,11 @@ struct ChunkedBackward {
 
 namespace cuda {
 constexpr int kChunkSteps = 16, kScalarChunkSteps = 64;
-// Key sizes of 64, 96, 128 and 256, with u or a pair of low rank 64; value sizes that 16 divides.
-bool serves(Rule rule, bool bonus, int64_t key_dim, int64_t value_dim);
+// The kernels' key sizes are 64, 96, 128 and 256, with u or a pair of low rank 64: the least that holds key_dim, or 0.
+// Their value sizes are multiples of 16; blocks of whole sequences take 48 or 64 columns of more than 64 well.
+constexpr int64_t kLargestKey = 256;
+int64_t key_size(Rule rule, bool bonus, int64_t key_dim);
+int64_t value_size(int64_t value_dim, bool few_steps);
 // One decay a step and head, or none, and nothing of low rank: chunks of 64 steps that need no preparation.
 bool is_scalar(const ChunkedForward&);
 int64_t chunk_count(const ChunkedForward&);    // of all sequences

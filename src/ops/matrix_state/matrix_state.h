@@ -46,9 +46,9 @@ Heads heads(const at::Tensor& x);  // [B, T, G, D]; absent when undefined
 // The gradient [B, T, H, D] of an input whose heads several heads share: for each of its heads the sum of theirs.
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input);
 // The paths that recurrence() takes.
-bool register_matrix_state(const std::string& op, int cuda_numerics = 1, int cpu_numerics = 1);
+bool register_matrix_state(const std::string& op, int cuda_numerics = 2, int cpu_numerics = 1);
 
-// The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state, key and value dimensions that they know.
+// The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state; sizes between theirs are filled up with zeros.
 bool on_tensor_cores(const MatrixState& steps, const at::Tensor& state);
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& steps, const at::Tensor& state);
 

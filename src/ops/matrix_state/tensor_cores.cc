@@ -141,6 +141,20 @@ bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
   return wants && at::GradMode::is_enabled();
 }
 
+// In sizes that the kernels have: nothing is written to what is added, nor read from it.
+std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixState s, const at::Tensor& state, int64_t key_dim,
+                                                   int64_t value_dim) {
+  const auto enlarge = [](at::Tensor& x, int64_t size) {
+    if (x.defined()) x = at::constant_pad_nd(x, {0, size - x.size(-1)});
+  };
+  for (at::Tensor* x : {&s.q, &s.k, &s.a, &s.b, &s.u}) enlarge(*x, key_dim);
+  if (s.log_decay.defined() && s.log_decay.size(3) > 1) enlarge(s.log_decay, key_dim);
+  enlarge(s.v, value_dim);
+  const int64_t K = state.size(2), V = state.size(3);
+  const auto [out, last] = by_tensor_cores(s, at::constant_pad_nd(state, {0, value_dim - V, 0, key_dim - K}));
+  return {out.narrow(3, 0, V).contiguous(), last.narrow(2, 0, K).narrow(3, 0, V).contiguous()};
+}
+
 // For decoding: nothing is kept, nothing prepared, nothing cast.
 std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::Tensor& state) {
   const c10::DeviceGuard guard(state.device());
@@ -164,7 +178,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::
 
 bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   if (state.scalar_type() != at::kFloat || s.q.scalar_type() != at::kBFloat16) return false;
-  if (!s.k.defined() || !cuda::serves(rule_of(s), s.u.defined(), state.size(2), state.size(3))) return false;
+  if (!s.k.defined() || cuda::key_size(rule_of(s), s.u.defined(), state.size(2)) == 0) return false;
   if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
   if (s.rate.defined() || s.skip.defined())
     return s.low == Low::none && !s.beta.defined() && !s.u.defined() && s.log_decay.defined() &&
@@ -174,7 +188,11 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   const bool keeps = wants_gradient(s, state), scalar = s.rate.defined() || s.skip.defined();
-  if (!keeps && !scalar && s.q.size(1) <= cuda::kFewSteps) return by_few_steps(s, state);
+  const bool few = !keeps && !scalar && s.q.size(1) <= cuda::kFewSteps;
+  const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
+  const int64_t value_dim = cuda::value_size(state.size(3), few);
+  if (key_dim != state.size(2) || value_dim != state.size(3)) return by_larger_sizes(s, state, key_dim, value_dim);
+  if (few) return by_few_steps(s, state);
   const at::Tensor beta = sequence(optional(s.rate.defined() ? s.rate : s.beta), at::kFloat);
   const at::Tensor g =
       s.log_decay.defined() ? sequence(s.log_decay, gate_dtype(s.log_decay, s.log_decay.size(3) > 1)) : s.log_decay;

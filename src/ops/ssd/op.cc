@@ -77,7 +77,7 @@ std::tuple<at::Tensor, at::Tensor> ssd(const at::Tensor& x, const at::Tensor& dt
   return {y.to(x.scalar_type()), last.transpose(2, 3).contiguous()};
 }
 
-const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/2);
+const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/3);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "ssd(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "

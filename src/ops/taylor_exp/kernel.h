@@ -1,14 +1,16 @@
 #pragma once
 // The features of taylor_exp.h on raw memory, row by row, and their gradient:
-//   y = weights ⊙ (1, x_i, x_i x_j for i ≤ j)          dx_i = g_i + Σ_{j ≥ i} g_ij x_j + Σ_{j ≤ i} g_ji x_j,  g =
-//   weights ⊙ dy
+//   y = weights ⊙ (1, x_i, x_i x_j for i ≤ j)
+//   dx_i = g_i + Σ_{j ≥ i} g_ij x_j + Σ_{j ≤ i} g_ji x_j,  g = weights ⊙ dy
 #include "ops/matrix_state/kernel.h"
 
 namespace assay::ops {
 
+constexpr int64_t feature_count(int64_t key_dim) { return 1 + key_dim + key_dim * (key_dim + 1) / 2; }  // F
+
 struct TaylorFeatures {
-  DType dtype;            // of all; f32 or f64
-  int64_t rows, key_dim;  // K; F = 1 + K + K(K+1)/2
+  DType dtype;            // of all; f32 or f64, on CUDA also bf16 with weights in f32
+  int64_t rows, key_dim;  // K
   const void* x;          // in  [rows, K]
   const void* weights;    // in  [F], or null: 1
 };
@@ -17,6 +19,10 @@ namespace cpu {
 void taylor_features(const TaylorFeatures&, void* y, const ParallelFor&);                   // out [rows, F]
 void taylor_features(const TaylorFeatures&, const void* dy, void* dx, const ParallelFor&);  // out [rows, K]
 }  // namespace cpu
+namespace cuda {
+void taylor_features(const TaylorFeatures&, void* y, Stream);
+void taylor_features(const TaylorFeatures&, const void* dy, void* dx, Stream);
+}  // namespace cuda
 
 // A few steps of taylor_exp.h, as decoding takes them, in fp32: the state is read once and written once, no features
 // are written. CUDA, sm_90a: enqueues on `stream`, allocates nothing, gives the same bits every time.

@@ -13,15 +13,27 @@ namespace assay::ops {
 namespace {
 constexpr const char* kOp = "taylor_exp_attention";
 
-struct FeaturesOnCpu : torch::autograd::Function<FeaturesOnCpu> {
+// By the device's kernel.
+template <class... Pointers>
+void run(const TaylorFeatures& p, const at::Device& device, Pointers... pointers) {
+#ifdef ASSAY_CUDA
+  if (device.is_cuda()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::taylor_features(p, pointers..., current_stream(device));
+  }
+#endif
+  cpu::taylor_features(p, pointers..., at_parallel_for());
+}
+
+struct Features : torch::autograd::Function<Features> {
   static TaylorFeatures describe(const at::Tensor& x, const at::Tensor& weights) {
     return {kernel_dtype(x.scalar_type()), x.numel() / x.size(-1), x.size(-1), data(x), data(weights)};
   }
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weights) {
     std::vector<int64_t> shape = x.sizes().vec();
-    shape.back() = 1 + x.size(-1) + x.size(-1) * (x.size(-1) + 1) / 2;
+    shape.back() = feature_count(x.size(-1));
     const at::Tensor y = at::empty(shape, x.options());
-    cpu::taylor_features(describe(x, or_undefined(weights)), data(y), at_parallel_for());
+    run(describe(x, or_undefined(weights)), x.device(), data(y));
     ctx->save_for_backward({x, or_undefined(weights)});
     return y;
   }
@@ -29,14 +41,14 @@ struct FeaturesOnCpu : torch::autograd::Function<FeaturesOnCpu> {
                                                  const torch::autograd::variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor dy = gradients[0].contiguous(), dx = at::empty_like(saved[0]);
-    cpu::taylor_features(describe(saved[0], saved[1]), data(dy), data(dx), at_parallel_for());
+    run(describe(saved[0], saved[1]), dx.device(), static_cast<const void*>(data(dy)), data(dx));
     return {dx, at::Tensor()};
   }
 };
 
 // weights ⊙ φ(x)
 at::Tensor features(const at::Tensor& x, const OptionalTensor& weights = {}) {
-  if (x.is_cpu()) return FeaturesOnCpu::apply(x.contiguous(), weights);
+  if (x.is_cpu() || kCudaKernels) return Features::apply(x.contiguous(), weights);
   return weights ? taylor_exp_features(x) * *weights : taylor_exp_features(x);
 }
 
@@ -45,7 +57,7 @@ bool in_few_steps(const HeadShape& shape, const at::Tensor& q, const at::Tensor&
                   const OptionalTensor& initial_state) {
   const bool wants =
       q.requires_grad() || k.requires_grad() || v.requires_grad() || (initial_state && initial_state->requires_grad());
-  const int64_t size = (1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2) * (shape.value_dim + 1);
+  const int64_t size = feature_count(shape.key_dim) * (shape.value_dim + 1);
   return q.is_cuda() && !(wants && at::GradMode::is_enabled()) && size <= kMaxTaylorState &&
          shape.time <= kFewTaylorSteps && shape.key_dim <= kMaxTaylorKey && shape.value_dim <= kMaxTaylorValue &&
          sequence_dtype({q, k, v}) != at::kDouble;
@@ -61,10 +73,10 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at
   const at::Tensor query = as_read(q), key = as_read(k), value = as_read(v);
   at::Tensor first = parameter(initial_state, at::kFloat);
   if (first.defined() && reinterpret_cast<uintptr_t>(first.data_ptr()) % 16) first = first.clone();
-  const int64_t features = 1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2;
   const at::Tensor out = at::empty({shape.batch, shape.time, shape.heads, shape.value_dim}, query.options());
   const at::Tensor last =
-      at::empty({shape.batch, shape.heads, features, shape.value_dim + 1}, q.options().dtype(at::kFloat));
+      at::empty({shape.batch, shape.heads, feature_count(shape.key_dim), shape.value_dim + 1},
+                q.options().dtype(at::kFloat));
   TaylorSteps p{shape.batch,     shape.time,   shape.heads, shape.key_dim,
                 shape.value_dim, float(scale), float(eps),  normalize};
   p.q = heads(query), p.k = heads(key), p.v = heads(value), p.q_dtype = kernel_dtype(query.scalar_type());
@@ -82,9 +94,9 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
                                                         double scale, bool normalize, double eps,
                                                         const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads(kOp, "q", q, k, v, scale);
+  const int64_t F = feature_count(shape.key_dim);
   if (initial_state) {
-    const int64_t features = 1 + shape.key_dim + shape.key_dim * (shape.key_dim + 1) / 2;
-    check_shape(kOp, "initial_state", *initial_state, {shape.batch, shape.heads, features, shape.value_dim + 1},
+    check_shape(kOp, "initial_state", *initial_state, {shape.batch, shape.heads, F, shape.value_dim + 1},
                 "[B, H, 1 + K + K(K+1)/2, V + 1]");
     check_like(kOp, "initial_state", *initial_state, q);
   }
@@ -92,23 +104,26 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   if (in_few_steps(shape, q, k, v, initial_state))
     return by_few_steps(shape, q, k, v, scale, normalize, eps, initial_state);
 #endif
-  const auto real = real_dtype(sequence_dtype({q, k, v}));
+  const auto sequence = sequence_dtype({q, k, v}), real = real_dtype(sequence);
+  // In bf16 the sums of the tensor cores take a feature with its rounding, as they take every key's number.
+  const auto as = kCudaKernels && q.is_cuda() && F <= cuda::kLargestKey ? sequence : real;
   const at::Tensor weights = taylor_exp_weights(shape.key_dim, scale, q.options().dtype(real));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
-    const at::Tensor value = s[2].to(real);
-    return MatrixState{.q = features(s[0].to(real), weights),
-                       .k = features(s[1].to(real)),
+    const at::Tensor value = s[2].to(as);
+    return MatrixState{.q = features(s[0].to(as), weights),
+                       .k = features(s[1].to(as)),
                        .v = at::cat({value, at::ones_like(value.narrow(-1, 0, 1))}, -1)};
   };
   const at::Tensor state =
-      first_state(initial_state, {shape.batch, shape.heads, weights.size(0), shape.value_dim + 1}, real, q);
-  const auto [sums, last] = recurrence(prepare, {q, k, v}, state, shape.time);
+      first_state(initial_state, {shape.batch, shape.heads, F, shape.value_dim + 1}, real, q);
+  const auto [rounded, last] = recurrence(prepare, {q, k, v}, state, shape.time);
+  const at::Tensor sums = rounded.to(real);
   at::Tensor out = sums.narrow(-1, 0, shape.value_dim);
   if (normalize) out = out / (sums.narrow(-1, shape.value_dim, 1) + eps);
   return {out.to(q.scalar_type()), last};
 }
 
-const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/1, /*cpu_numerics=*/2);
+const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/2, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   m.def(
       "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
