@@ -9,7 +9,7 @@ constexpr int64_t kGrain = 64;  // rows
 
 template <class T>
 void forward(const TaylorFeatures& p, T* y, int64_t begin, int64_t end) {
-  const int64_t K = p.key_dim, F = 1 + K + K * (K + 1) / 2;
+  const int64_t K = p.key_dim, F = feature_count(K);
   const T* weights = static_cast<const T*>(p.weights);
   for (int64_t row = begin; row < end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * K;
@@ -25,7 +25,7 @@ void forward(const TaylorFeatures& p, T* y, int64_t begin, int64_t end) {
 
 template <class T>
 void backward(const TaylorFeatures& p, const T* dy, T* dx, int64_t begin, int64_t end) {
-  const int64_t K = p.key_dim, F = 1 + K + K * (K + 1) / 2;
+  const int64_t K = p.key_dim, F = feature_count(K);
   const T* weights = static_cast<const T*>(p.weights);
   std::vector<T> weighted(size_t(F), 1);
   for (int64_t row = begin; row < end; ++row) {

@@ -64,9 +64,8 @@ void taylor_features(const TaylorFeatures& p, void* y, Stream stream) {
 void taylor_features(const TaylorFeatures& p, const void* dy, void* dx, Stream stream) {
   with_type(p.dtype, [&](auto zero) {
     using T = decltype(zero);
-    features_backward<<<unsigned(ceil_div(p.rows, kRows)), kThreads, 0,
-                        static_cast<cudaStream_t>(stream)>>>(p, static_cast<const T*>(dy), static_cast<T*>(dx),
-                                                             int(feature_count(p.key_dim)));
+    features_backward<<<unsigned(ceil_div(p.rows, kRows)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        p, static_cast<const T*>(dy), static_cast<T*>(dx), int(feature_count(p.key_dim)));
   });
   check_launch("taylor_exp_attention: gradient of features");
 }

@@ -74,9 +74,8 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at
   at::Tensor first = parameter(initial_state, at::kFloat);
   if (first.defined() && reinterpret_cast<uintptr_t>(first.data_ptr()) % 16) first = first.clone();
   const at::Tensor out = at::empty({shape.batch, shape.time, shape.heads, shape.value_dim}, query.options());
-  const at::Tensor last =
-      at::empty({shape.batch, shape.heads, feature_count(shape.key_dim), shape.value_dim + 1},
-                q.options().dtype(at::kFloat));
+  const at::Tensor last = at::empty({shape.batch, shape.heads, feature_count(shape.key_dim), shape.value_dim + 1},
+                                    q.options().dtype(at::kFloat));
   TaylorSteps p{shape.batch,     shape.time,   shape.heads, shape.key_dim,
                 shape.value_dim, float(scale), float(eps),  normalize};
   p.q = heads(query), p.k = heads(key), p.v = heads(value), p.q_dtype = kernel_dtype(query.scalar_type());
@@ -114,8 +113,7 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
                        .k = features(s[1].to(as)),
                        .v = at::cat({value, at::ones_like(value.narrow(-1, 0, 1))}, -1)};
   };
-  const at::Tensor state =
-      first_state(initial_state, {shape.batch, shape.heads, F, shape.value_dim + 1}, real, q);
+  const at::Tensor state = first_state(initial_state, {shape.batch, shape.heads, F, shape.value_dim + 1}, real, q);
   const auto [rounded, last] = recurrence(prepare, {q, k, v}, state, shape.time);
   const at::Tensor sums = rounded.to(real);
   at::Tensor out = sums.narrow(-1, 0, shape.value_dim);
