@@ -7,7 +7,6 @@
 namespace assay::ops::cuda::scalar {
 namespace {
 
-constexpr int kStages = 2;
 constexpr int64_t kFill = 264;  // blocks that keep a GPU busy: two a multiprocessor
 constexpr int kSquares = 10;    // of 16 × 16, on and below the diagonal of a chunk's scores
 
@@ -58,6 +57,7 @@ struct Tiles {
 };
 template <int kK, bool kOutputs>
 struct Shared {
+  static constexpr int kStages = kK > 128 ? 1 : 2;  // for two blocks a multiprocessor
   Tiles<kK, kOutputs> stages[kStages];
   bf16 scores[kOutputs ? kLong * kTall : 8];
   float read[kLong], write[kLong];  // what scales a row that reads the state before the chunk, and one written to it
@@ -262,10 +262,10 @@ struct Walk {
     const float* from = task.starts ? task.starts + of_segment * size : nullptr;
     each(state, [&](float& x, int64_t at) { x = from ? from[at] : 0; });
     for (int64_t i = begin(); i < end(); ++i) {
-      const T& t = s.stages[(i - begin()) % kStages];
+      const T& t = s.stages[(i - begin()) % S::kStages];
       wait_copies<0>();
       __syncthreads();  // the chunk has arrived, and the one before it is no longer read
-      fetch(s.stages[(i - begin() + 1) % kStages], i + 1);
+      if (S::kStages > 1) fetch(s.stages[(i - begin() + 1) % S::kStages], i + 1);
       factors(t);
       if constexpr (kOutputs) scores(t);
       if (task.states) keep(state, i);
@@ -277,6 +277,9 @@ struct Walk {
       if constexpr (kOutputs) outputs(state, values, t, i);
       update(state, values, t);
       total += t.decays[kLong - 1];
+      if (S::kStages > 1) continue;
+      __syncthreads();
+      fetch(s.stages[0], i + 1);
     }
     if (task.each && first == 0 && threadIdx.x == 0) task.total[of_segment] = total;
     if (!task.last || (!task.each && segment + 1 < task.segments.count)) return;
