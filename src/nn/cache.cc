@@ -24,8 +24,12 @@ int64_t room(const at::Tensor& x) {
 }  // namespace
 
 at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
+  if (state.last) {
+    const auto past = state.find(name);
+    return past ? at::cat({*past, x}, 1) : x;
+  }
   at::Tensor& held = state[name];
-  if (at::GradMode::is_enabled() || state.last) return held = held.defined() ? at::cat({held, x}, 1) : x;
+  if (at::GradMode::is_enabled()) return held = held.defined() ? at::cat({held, x}, 1) : x;
   const int64_t length = held.defined() ? held.size(1) : 0, total = length + x.size(1);
   if (!held.defined() || room(held) < x.size(1)) {
     auto sizes = x.sizes().vec();

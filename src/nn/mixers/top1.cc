@@ -158,9 +158,8 @@ struct Top1Chunk final : Top1 {
     const std::string name = "chunk_summaries";
     const int64_t known = length_of(state, name), full = k.size(1) / config.chunk_size;
     if (config.selection == "exact" || at::GradMode::is_enabled() || (state.last && known == 0)) return {};
-    if (full > known)
-      append(state, name, ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
-    return state.find(name);
+    if (full == known) return state.find(name);
+    return append(state, name, ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
   }
 
   // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, a cheap one its summary.
