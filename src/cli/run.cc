@@ -70,6 +70,8 @@ void add(CLI::App& app) {
   command->add_option("PLAN", options->study.plan, "the plan, a TOML file")->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
+  command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'")
+      ->allow_extra_args(false);
   command->add_option("--jobs", options->study.jobs, "runs at a time (default: one a device)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--devices", options->study.devices, "cpu, cuda:0,cuda:1, ...: handed out in turn")

@@ -143,6 +143,7 @@ void check_head(const Head& head, const ConfigNode& root) {
   if (!std::ranges::count(head.models, head.reference))
     fail("{}: the reference '{}' is not among the models{}\n  models = [{}]. Nothing was run.", root.where("reference"),
          head.reference, did_you_mean(head.reference, head.models), join(head.models));
+  if (root.where("models").starts_with("--set ")) return;
   for (const std::string& name : root.child("model").keys())
     if (!std::ranges::count(head.models, name))
       fail("{}: [model.{}] is not among the models{}\n  models = [{}]. Nothing was run.",
@@ -228,12 +229,14 @@ const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::st
   return last == layers.rend() ? nullptr : &*last;
 }
 
-Plan read_plan(const fs::path& file) {
-  const ConfigNode root = ConfigNode::read_file(file);
+Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments) {
+  ConfigNode root = ConfigNode::read_file(file);
+  std::string text = read_file(file);
+  for (const std::string& assignment : assignments) root.set(assignment), text += "# --set " + assignment + "\n";
   Head head;
   root.read(head, {"data", "train", "size", "model", "setting"});
   check_head(head, root);
-  Plan plan{file.stem().string(), read_file(file), head.reference, read_settings(root), {}};
+  Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}};
   for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));
   check_size(root.child("size"), plan.models);
   return plan;

@@ -71,8 +71,9 @@ fs::path preset_file(const std::string& name, const std::string& where = "", con
 // Names of the TOML files in plans/SUBFOLDER, here or else beside the program: presets in "models", plans in "".
 std::vector<std::string> names_of_plans(const std::string& subfolder);
 
-// Reads and checks everything that the plan itself decides. BadInput with position and nearest name; nothing is run.
-Plan read_plan(const fs::path& file);
+// Reads and checks everything that the plan itself decides, assignments such as train.steps=100 laid over it (tables of
+// models that `models` then leaves out are passed over). BadInput with position and nearest name; nothing is run.
+Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments = {});
 
 // The configuration of one run.
 Composed compose(const Model& model, const Setting& setting, int64_t seed);

@@ -7,6 +7,7 @@ namespace assay::study {
 
 struct StudyOptions {
   fs::path plan, study;
+  std::vector<std::string> set;      // assignments over the plan's values: "train.steps=100"
   std::string data;                  // token store for every setting that names none; "" for none
   int64_t jobs = 1, threads = 0;     // runs at a time; threads of each, 0: the cores shared out
   std::vector<std::string> devices;  // handed out in turn; empty: the trainer's choice

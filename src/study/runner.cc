@@ -183,7 +183,7 @@ class Runner {
 }  // namespace
 
 Outcome run_plan(const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan);
+  const Plan plan = read_plan(options.plan, options.set);
   make_folder(options.study);
   const FolderLock lock(options.study);
   const auto runs = prepare(plan, options);
@@ -193,7 +193,7 @@ Outcome run_plan(const StudyOptions& options) {
 }
 
 std::vector<PlannedRun> dry_run(const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan);
+  const Plan plan = read_plan(options.plan, options.set);
   make_folder(options.study);
   const FolderLock lock(options.study);
   return prepare(plan, options);

@@ -63,6 +63,21 @@ TEST_F(PlanErrors, OfTheTrainerAreToldInTermsOfThePlan) {
                 "Nothing was run."});
 }
 
+TEST_F(PlanErrors, OfAssignmentsNameThem) {
+  StudyOptions study = options(kPlan);
+  study.set = {"sedes=[1]"};
+  EXPECT_NE(message([&] { dry_run(study); }).find("--set sedes=[1]: unknown key 'sedes'"), std::string::npos);
+}
+
+TEST_F(FakeStudy, AssignmentsLieOverThePlan) {
+  const StudyOptions study = options(std::string(kPlan) + "[model.window]\nbase = \"window\"\n");
+  const Plan plan = read_plan(study.plan, {"models=[\"full\"]", "seeds=[7]", "train.tokens=512"});
+  ASSERT_EQ(plan.models.size(), 1u);
+  EXPECT_EQ(plan.models[0].seeds, std::vector<int64_t>{7});
+  EXPECT_NE(compose(plan.models[0], plan.settings[0], 7).text.find("tokens = 512\n"), std::string::npos);
+  EXPECT_TRUE(plan.text.ends_with("# --set models=[\"full\"]\n# --set seeds=[7]\n# --set train.tokens=512\n"));
+}
+
 TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   const auto plan = std::string(kPlan) +
                     "size = { d_model = 64, num_layers = 3, attention = { num_heads = 4 }, mamba1 = { expand = 3 } "
