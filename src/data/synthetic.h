@@ -4,8 +4,8 @@
 // x_t = table[x_{t−1}]. In the training domains known_a, known_b a share `known` of the documents takes one of
 // `known_sets` sets, the others a fresh set; in fresh_a, fresh_b, fresh_c all sets are fresh. So a model can lower its
 // loss in two ways, by reading the set from the context or by knowing the sets, and only the first carries over.
-//   p(x_t | x_{t−1}, set) = (1 − bigram)·zipf(rank of x_t) + bigram·[x_t = table(x_{t−1})]       (the first: zipf
-//   alone)
+//   p(x_t | x_{t−1}, set) = (1 − bigram)·zipf(rank of x_t) + bigram·[x_t = table(x_{t−1})]
+//   p(x_0 | set) = zipf(rank of x_0)
 // Ids: 0 separates documents, content is 1 … vocabulary − 1. Bytes of a document = its tokens without the separator.
 #include <cstdint>
 #include <string>

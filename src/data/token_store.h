@@ -3,8 +3,7 @@
 //
 //   manifest.json               format, tokenizer, sizes and sha256 of every file, sources
 //   tokenizer.model             the SentencePiece model, absent when the tokens are synthetic
-//   <domain>.<split>.bin/.idx   Megatron's layout, little-endian. One sequence a document, each ends with the
-//   separator.
+//   <domain>.<split>.bin/.idx   Megatron's layout, little-endian. One sequence a document, a separator at its end.
 //       .idx  "MMIDIDX\0\0", u64 1, u8 dtype (4 i32, 8 u16), u64 sequences, u64 documents, i32 lengths[sequences],
 //             i64 byte offsets[sequences], i64 document indices[documents] (first 0, last = sequences)
 //       .bin  token ids back to back, u16 when the vocabulary is below 65,500, else i32

@@ -2,9 +2,8 @@
 // Held-out language-model loss: per domain, per document, and in slices that tell where a difference comes from.
 //
 // Slices of the predicted tokens ("targets"):
-//   frequent, rare, unseen     by counts in the pre-training domains: the commonest ids that make up 90 % of their
-//   tokens,
-//                              the other ids that occur, the ids that never do
+//   frequent, rare, unseen     by counts in the pre-training domains: the commonest ids, 90 % of their tokens; the
+//                              other ids that occur; the ids that never do
 //   repeated_bigram, other     whether (previous token, target) stood earlier in the same context: associative recall
 //   position_A_B               index in the context, A ≤ index < B
 //   above_12_nats              targets whose loss is above 12 nats

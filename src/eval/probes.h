@@ -1,7 +1,6 @@
 #pragma once
 // What a sequence mixer does with the positions before a query, measured on real inputs through autograd, so that every
-// architecture is asked the same questions.                                    [BC §3: three properties of full
-// attention]
+// architecture is asked the same questions.                                [BC §3: full attention's three properties]
 //
 //   J_{t,j}     = ∂y_t / ∂x_j       of one mixer, y = mixer(x), x [T, d_model] what the layer feeds it
 //   I_{t,j}     = ‖J_{t,j}‖_F       the influence of position j < t, estimated from a few random cotangents c:
@@ -10,8 +9,7 @@
 //
 //   visibility    share of the positions j < t with I_{t,j} > threshold · max_j I_{t,j}
 //   uniformity    −Σ_j w ln w / ln t                 1: all earlier positions alike, 0: one of them
-//   real relation Σ_t |w' − w|₁ / Σ_t |πw − w|₁      x': the contents of positions 2i and 2i + 1 < t swapped, for all
-//   i;
+//   real relation Σ_t |w' − w|₁ / Σ_t |πw − w|₁      x': positions 2i and 2i + 1 < t with their contents swapped, all i;
 //                 w' its influence; πw the old one with the same positions swapped. 1: the influence goes with the
 //                 content; 0: it stays with the position. In between: both count. (Above 1: the swap changes more than
 //                 who stands where.)

@@ -8,7 +8,8 @@ namespace assay::nn::rwkv {
 
 std::optional<at::Tensor> before(const at::Tensor& x, State& state, const std::string& name) {
   auto previous = state.find(name);
-  state[name] = x.select(1, -1);
+  const at::Tensor row = x.select(1, -1);
+  if (!state.last) state[name] = x.size(1) > 1 ? row.clone() : row;  // a row alone, not all of x
   return previous;
 }
 

@@ -49,7 +49,7 @@ __device__ inline float number(const void* row, DType dtype, int64_t i) {
   return __uint_as_float(high << 16 | (half ? 0 : low));
 }
 
-// kCount numbers from a place that 16 bytes divide; 8 do where 8 does not divide kCount and they are bf16.
+// kCount numbers from a place that 16 bytes divide, or 8 where 8 does not divide kCount.
 template <int kCount>
 __device__ inline void load_numbers(float (&x)[kCount], const void* row, DType dtype, int64_t first) {
   constexpr int kWords = kCount % 8 == 0 ? 4 : 2;  // of one load

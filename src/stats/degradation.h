@@ -1,7 +1,6 @@
 #pragma once
 // Degradation of base capability, with its uncertainty.                                                  [BC §2]
-//   Δ(a) = mean over the pre-training losses p that both reach of [ OOD loss of a at p − OOD loss of the reference at p
-//   ]
+//   Δ(a) = mean over the pre-training losses p that both reach of OOD loss of a at p − OOD loss of the reference at p
 //
 // Every run is reduced to one number, the mean of its curve over the shared range (curves.h); Δ is the difference of
 // the means over seeds. Its interval counts both levels at which a study samples: seeds, independent between

@@ -91,6 +91,9 @@ void check_size(const ConfigNode& size, const std::vector<Model>& models) {
            did_you_mean(key, tables), join(tables));
 }
 
+// Models were chosen on the command line: what the plan says of others has no meaning then.
+bool chosen(const ConfigNode& root) { return root.where("models").starts_with("--set "); }
+
 // Where the last layer that has `key` has it; without one, the first layer's place.
 std::string place(const std::vector<ConfigNode>& layers, const std::string& key) {
   const ConfigNode* last = last_with(layers, key);
@@ -143,7 +146,7 @@ void check_head(const Head& head, const ConfigNode& root) {
   if (!std::ranges::count(head.models, head.reference))
     fail("{}: the reference '{}' is not among the models{}\n  models = [{}]. Nothing was run.", root.where("reference"),
          head.reference, did_you_mean(head.reference, head.models), join(head.models));
-  if (root.where("models").starts_with("--set ")) return;
+  if (chosen(root)) return;
   for (const std::string& name : root.child("model").keys())
     if (!std::ranges::count(head.models, name))
       fail("{}: [model.{}] is not among the models{}\n  models = [{}]. Nothing was run.",
@@ -238,7 +241,7 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
   check_head(head, root);
   Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}};
   for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));
-  check_size(root.child("size"), plan.models);
+  if (!chosen(root)) check_size(root.child("size"), plan.models);
   return plan;
 }
 

@@ -8,8 +8,7 @@
 //                 sequence_length = 512, held_out = "valid", test = "test" }
 //   train     = { tokens = 20_000_000, batch = 64, … }   # every key of a run's [train]
 //   size      = { d_model = 256, attention = { num_heads = 4 } }  # laid over [model] of every model; a table, over
-//   those
-//                                                                 # that have it
+//                                                                 # those that have it
 //   [model.twin]                                         # laid over its base, after `size`
 //   base = "transformer++"
 //   seeds = [11, 12, 13]
@@ -71,8 +70,9 @@ fs::path preset_file(const std::string& name, const std::string& where = "", con
 // Names of the TOML files in plans/SUBFOLDER, here or else beside the program: presets in "models", plans in "".
 std::vector<std::string> names_of_plans(const std::string& subfolder);
 
-// Reads and checks everything that the plan itself decides, assignments such as train.steps=100 laid over it (tables of
-// models that `models` then leaves out are passed over). BadInput with position and nearest name; nothing is run.
+// Reads and checks everything that the plan itself decides, assignments such as train.steps=100 laid over it (where they
+// give `models`, tables of models left out, and those of `size` that no model has, are passed over). BadInput with
+// position and nearest name; nothing is run.
 Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments = {});
 
 // The configuration of one run.

@@ -42,8 +42,22 @@ TEST(Recompute, AnErrorLeavesNothingBehind) {
   EXPECT_FALSE(recalled());
 }
 
-// Choices of the first run: the gradients are the same to the last bit but for the order of sums.
 TEST(Recompute, Top1ChoosesOnce) {
+  const auto mixer = mixers().at("top1_chunk").make(ConfigNode::parse("num_heads = 2\nchunk_size = 4\n"), 16);
+  int runs = 0;
+  const auto layer = [&](const at::Tensor& x, Handed&) {
+    State none;
+    const at::Tensor y = mixer->forward(x, none);
+    if (++runs == 2) EXPECT_THROW(recalled(), std::out_of_range) << "the mixer has taken what it remembered";
+    return y;
+  };
+  const at::Tensor x = at::randn({2, 33, 16}, generator("x")).requires_grad_();
+  Handed handed;
+  recomputed(layer, x, handed).sum().backward();
+  EXPECT_EQ(runs, 2);
+}
+
+TEST(Recompute, GradientsStayWhatTheyAre) {
   const auto model = random_model(
       "[model]\nvocab_size = 17\nd_model = 16\nnum_layers = 2\npattern = ['top1_chunk']\n"
       "[model.top1_chunk]\nnum_heads = 2\nchunk_size = 4\nselection = 'exact'\n");

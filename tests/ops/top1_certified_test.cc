@@ -52,6 +52,19 @@ TEST(Top1Certified, NothingThatLosesIsProved) {
   EXPECT_FALSE((proved.slice(2, 2 * kChunk) & (chosen.slice(2, 2 * kChunk).squeeze(-1) >= 0)).any().item<bool>());
 }
 
+TEST(Top1Certified, DependsOnCandidatesAlone) {
+  const Qkv a = clustered({.time = 200}, 0);
+  const at::Tensor exact = std::get<2>(run(a, 8, "exact", 1));
+  const auto proved = [&](const at::Tensor& k, const at::Tensor& chosen) {
+    return top1_certified(a.q, k, chosen, kChunk, 8, /*shortlist=*/1).slice(2, 2 * kChunk, 150);
+  };
+  for (const int64_t none : {int64_t{-1}, int64_t{9999}, int64_t{12}})
+    EXPECT_FALSE(proved(a.k, at::full_like(exact, none)).any().item<bool>()) << none;
+  at::Tensor later = a.k.clone();
+  later.slice(1, 160) *= 1e6;
+  EXPECT_TRUE(at::equal(proved(later, exact), proved(a.k, exact)));
+}
+
 TEST(Top1Certified, TheRestFallsBackToExact) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
     for (const double spread : {0.05, 1.0}) {

@@ -70,7 +70,8 @@ TEST_F(PlanErrors, OfAssignmentsNameThem) {
 }
 
 TEST_F(FakeStudy, AssignmentsLieOverThePlan) {
-  const StudyOptions study = options(std::string(kPlan) + "[model.window]\nbase = \"window\"\n");
+  const std::string others = "size = { mamba1 = { expand = 1 } }\n[model.window]\nbase = \"window\"\n";
+  const StudyOptions study = options(kPlan + others);
   const Plan plan = read_plan(study.plan, {"models=[\"full\"]", "seeds=[7]", "train.tokens=512"});
   ASSERT_EQ(plan.models.size(), 1u);
   EXPECT_EQ(plan.models[0].seeds, std::vector<int64_t>{7});

@@ -1,12 +1,10 @@
 // Softmax attention, full or over a window, with positions, QK-norm and the ablations that take its parts away.
-//   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)              [Vaswani 2017;
-//   RoFormer]
+//   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)    [Vaswani 2017; RoFormer]
 // ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores.           [Press 2022, §3]
 // QK-norm: q, k divided by their length a head; the scale is learned a head, starting at √D,    [Henry 2020, eq. 6]
 // or fixed at 1 / temperature.                                                                  [BC §3, Figure 4]
 // Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands there: no relation
-// between contents is left.                                                       [BC §3; Synthesizer, Tay 2021:
-// random, factorised]
+// between contents is left.                                 [BC §3; Synthesizer, Tay 2021: random, factorised]
 #include <torch/torch.h>
 
 #include <cmath>
@@ -131,8 +129,10 @@ struct Attention final : Mixer {
   // Puts what the state holds before k and v, and keeps what the next position sees.
   void keep_window(at::Tensor& k, at::Tensor& v, State& state) const {
     if (const auto past = state.find("k")) k = at::cat({*past, k}, 1), v = at::cat({*state.find("v"), v}, 1);
-    const int64_t first = k.size(1) - std::min(k.size(1), config.window - 1);
+    if (state.last) return;
+    const int64_t kept = std::min(k.size(1), config.window - 1), first = k.size(1) - kept;
     state["k"] = k.slice(1, first), state["v"] = v.slice(1, first);
+    if (first > kept) state["k"] = state["k"].clone(), state["v"] = state["v"].clone();  // these rows alone
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {

@@ -1,12 +1,10 @@
 // Attention that reads the one place that matters most to a query, on unit-length queries and keys.        [BC §4, §5]
-//   q, k, v = W x;  q, k ← rotary(q/‖q‖, k/‖k‖);  q ← scale_h q, learned a head, starting at √D;  out = W_o read(q, k,
-//   v)
+//   q, k, v = W x    q, k ← rotary(q/‖q‖, k/‖k‖)    q ← scale_h q, learned a head from √D on    out = W_o read(q, k, v)
 // top1_element: the value of the position with the largest softmax weight, straight-through gradient.
 // top1_chunk: one softmax over the own chunk and the top_k best earlier chunks, which the exact or the approximate
 // score chooses, or the exact one among a shortlist. A step of approx and shortlist reads the summaries of the chunks,
 // which are kept, and at most (1 + top_k) chunk_size keys and those of the shortlist.
-// MoBA is top1_chunk without QK-norm, approx, scale 1/√D; its top-k counts the own chunk and is ours plus 1. [MoBA,
-// §2.2]
+// MoBA is top1_chunk without QK-norm, approx, scale 1/√D; its top-k counts the own chunk: ours plus 1. [MoBA, §2.2]
 #include <torch/torch.h>
 
 #include <cmath>

@@ -155,7 +155,7 @@ std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixState s, const at::Tens
   return {out.narrow(3, 0, V).contiguous(), last.narrow(2, 0, K).narrow(3, 0, V).contiguous()};
 }
 
-// For decoding: nothing is kept, nothing prepared, nothing cast.
+// For decoding: nothing is kept or prepared, and gates are read in their own dtype.
 std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::Tensor& state) {
   const c10::DeviceGuard guard(state.device());
   const auto gate = [](const at::Tensor& x) {

@@ -155,7 +155,9 @@ void norm(const NormBackward& q, void* workspace, Stream stream) {
     using R = Real<decltype(x)>;
     auto* sums = static_cast<R*>(workspace);
     const int64_t bytes = (p.bias ? 2 : 1) * places<width()>(p.groups * p.width) * int64_t(sizeof(R)), most = 200 << 10;
-    if (bytes > most) throw BadInput("norm: rows wider than 25,000 numbers have no gradient on CUDA");
+    if (bytes > most)
+      throw BadInput("norm: rows of " + std::to_string(p.groups * p.width) + " numbers have no gradient on CUDA: " +
+                     std::to_string(most / (bytes / places<width()>(p.groups * p.width))) + " at most");
     const int warps = int(std::min<int64_t>(kWarps, most / bytes));
     launch_shared(backward_kernel<decltype(x), width(), centred()>, unsigned(num_blocks(p)), 32u * unsigned(warps),
                   size_t(warps * bytes), static_cast<cudaStream_t>(stream), q, sums, warps);

@@ -21,8 +21,8 @@ struct NormBackward {
   Norm forward;
   const void* dy;     // in  [rows, groups, width]
   void* dx;           // out [rows, groups, width]
-  void* dparameters;  // out [1 or 2, groups, width] real, dweight and dbias; summed in an order that depends on
-};                    // the number of rows alone
+  void* dparameters;  // out [1 or 2, groups, width] real, dweight and dbias; their sums' order depends on `rows` alone
+};
 
 namespace cpu {
 size_t workspace_bytes(const NormBackward&);

@@ -1,9 +1,7 @@
 #pragma once
-// Queries, keys and values out of one projection, queries and keys turned by their position on the way.  [RoFormer, eq.
-// 34]
+// Queries, keys and values out of one projection, queries and keys turned by their position.       [RoFormer, eq. 34]
 //   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)        x₁, x₂: the halves of a head, θ[t, i]
-// With QK-norm they are of unit length besides, and q times its head's scale: x / sqrt(Σ x² + 1e-6).     [Henry 2020,
-// eq. 6]
+// With QK-norm they are of unit length besides, q times its head's scale: x / sqrt(Σ x² + 1e-6) [Henry 2020, eq. 6].
 #include "ops/kernel.h"
 
 namespace assay::ops {

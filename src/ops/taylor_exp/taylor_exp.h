@@ -3,13 +3,14 @@
 //   s_tj  = scale · q_tᵀ k_j            w_tj = 1 + s_tj + s_tj²/2   for j ≤ t
 //   out_t = Σ_j w_tj v_j / (Σ_j w_tj + eps)                         normalize; else without the division
 // w = φ(q)ᵀ φ(k) of finitely many features, so it is linear attention, with a state of fixed size:
-//   φ(x)  = (1, x_i, x_i x_j for i ≤ j)  [1 + K + K(K+1)/2]         the query's carry scale, and each product its
-//   weight S_t   = S_{t−1} + φ(k_t) (v_t, 1)ᵀ   [B, H, F, V + 1]           the last column holds the denominators,
-//   always kept
+//   φ(x)  = (1, x_i, x_i x_j for i ≤ j)         [F = 1 + K + K(K+1)/2]   the query's carry scale and weights
+//   S_t   = S_{t−1} + φ(k_t) (v_t, 1)ᵀ          [B, H, F, V + 1]         the last column: denominators, always kept
 //
-// q, k [B, T, ·, K], v [B, T, ·, V] and heads as in linear_attention.h; initial_state [B, H, F, V + 1]. w ≥ ½ always,
-// so the denominator is positive. Returns out [B, T, H, V] in the dtype of q and S_T in float32 (float64 when a
-// sequence is). NaN, gradients and errors as in linear_attention.h. Based's repository has eps 1e-12, others 1e-6.
+// q, k [B, T, ·, K], v [B, T, ·, V] and heads as in linear_attention.h; initial_state [B, H, F, V + 1]. w ≥ ½, so the
+// denominator is positive; where bf16 rounds the features (CUDA, more than 8 steps) each of the products that w sums is
+// off by 2^−8, and long queries and keys may bring a small w below 0. Returns out [B, T, H, V] in the dtype of q and S_T
+// in float32 (float64 when a sequence is). NaN, gradients and errors as in linear_attention.h. Based's repository has
+// eps 1e-12, others 1e-6.
 #include <ATen/core/Tensor.h>
 
 #include <optional>

@@ -28,10 +28,10 @@ at::Tensor certified_block(const at::Tensor& q, const at::Tensor& selected, cons
   const at::Tensor first = scale * q.matmul(chunks.mean.mT()), reach = scale * q.norm(2, -1, true) * chunks.radius;
   const at::Tensor none = at::arange(count, own.options()) >= own;
   const at::Tensor bound = (first + 0.5 * reach.square()).masked_fill(none, -INFINITY);
-  const at::Tensor index = at::where(selected < 0, count, selected);  // −1 reads a column of its own
-  const at::Tensor worst = at::constant_pad_nd(first, {0, 1}, INFINITY).gather(-1, index).amin(-1);
+  const at::Tensor index = at::where((selected < 0) | (selected >= own), count, selected);  // none: a column of its own
+  const at::Tensor worst = at::constant_pad_nd(first, {0, 1}, -INFINITY).gather(-1, index).amin(-1);
   const at::Tensor other = at::constant_pad_nd(bound, {0, 1}, -INFINITY).scatter(-1, index, -INFINITY).amax(-1);
-  return (own <= shortlist).squeeze(1) | (other + kRounding * (1 + first.abs().amax(-1)) <= worst);
+  return (own <= shortlist).squeeze(1) | (other + kRounding * (1 + first.masked_fill(none, 0).abs().amax(-1)) <= worst);
 }
 
 }  // namespace

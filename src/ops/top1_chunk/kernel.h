@@ -3,11 +3,9 @@
 //   candidates of t: the chunks c < ⌊t/C⌋, all of them full
 //   score(t, c)   = log Σ_{j in chunk c} exp(s·q_t·k_j)              (Selection::exact)
 //                   q_t · mean_{j in chunk c} k_j                    (Selection::approx)
-//                   the exact score of the `shortlist` candidates of largest cheap score, none of others
-//                                                                    (Selection::shortlist)
-//   cheap(t, c)   = s·q_t·μ_c + ½ s² Σ_i (q_t·u_ci)², to second order log mean exp: μ_c the mean of the chunk's keys
-//   and
-//                   Σ_i u_ci u_ciᵀ a lower bound of rank `rank` of their covariance (README.md)
+//                   the exact one of the `shortlist` candidates of largest cheap score   (Selection::shortlist)
+//   cheap(t, c)   = s·q_t·μ_c + ½ s² Σ_i (q_t·u_ci)², to second order log mean exp: μ_c the mean of the chunk's
+//                   keys, Σ_i u_ci u_ciᵀ a lower bound of rank `rank` of their covariance (README.md)
 //   r(t)          = the top_k best candidates by falling score, −1 where there are fewer; ties: the lower chunk
 //   N(t)          = {j ≤ t in the chunk of t} ∪ {j in a chunk of r(t)}
 //   logsumexp_t   = log Σ_{j in N(t)} exp(s·q_t·k_j)

@@ -26,13 +26,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     std::string_view selection = "exact", int64_t top_k = 1, const std::optional<at::Tensor>& selected = {},
     int64_t shortlist = 16, int64_t rank = 7, const std::optional<at::Tensor>& summaries = {}, bool fall_back = false);
 
-// Of each query, whether its choice [B, H, T, top_k] by a shortlist of this length is certain to be Exact's, bool [B,
-// H, T]:
+// Of each query, whether its choice `selected` [B, H, T, top_k] by a shortlist of this length is certain to be Exact's,
+// bool [B, H, T]:
 //   it has no more than `shortlist` candidates, or no chunk c that was not chosen can score above one r that was:
-//   s q·μ_c + ½ (s ‖q‖ R_c)² ≤ s q·μ_r,   R_c = max_{j in c} ‖k_j − μ_c‖       (a margin for rounding added on the
-//   left)
+//   s q·μ_c + ½ (s ‖q‖ R_c)² ≤ s q·μ_r,   R_c = max_{j in c} ‖k_j − μ_c‖
+// with a margin for rounding on the left,
 // since log mean_j exp(s q·k_j) is s q·μ at least (Jensen) and by Hoeffding's lemma half the square of half the range
-// of s q·k_j more at most. Tensor arithmetic in blocks of queries, O(T) memory.
+// of s q·k_j more at most. What is no candidate of its query proves nothing. Tensor arithmetic in blocks of queries,
+// O(T) memory.
 at::Tensor top1_certified(const at::Tensor& q, const at::Tensor& k, const at::Tensor& selected, int64_t chunk_size,
                           double scale, int64_t shortlist = 16);
 

@@ -1,13 +1,11 @@
 #pragma once
-// Causal softmax attention over a window.                                [Vaswani 2017, eq. 1; Child 2019; ALiBi, Press
-// 2022]
+// Causal softmax attention over a window.                          [Vaswani 2017, eq. 1; Child 2019; Press 2022: ALiBi]
 //   p           = t + S − T                              position of query t: the queries are the last T of S positions
 //   score_{t,j} = scale · q_t·k_j − slope_h · (p − j)    without slopes: slope_h = 0
 //   N(t)        = {j : p − window < j ≤ p}
 //   logsumexp_t = log Σ_{j ∈ N(t)} exp(score_{t,j})      out_t = Σ_{j ∈ N(t)} exp(score_{t,j} − logsumexp_t) v_j
 // Head h of q reads head ⌊h Hkv/H⌋ of k and v. The backward computes the scores again from logsumexp, so nothing of
-// size T·window is ever stored.                                               [Dao 2022, Alg. 1, 4]  Derivation, times:
-// README.md
+// size T·window is ever stored [Dao 2022, Alg. 1, 4]. Derivation and times: README.md.
 #include "ops/kernel.h"
 
 namespace assay::ops {
