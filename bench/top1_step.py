@@ -11,7 +11,7 @@ import time
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-HEADS, HEAD_DIM, CHUNK, SCALE, SHORTLIST, RANK = 12, 64, 128, 8.0, 16, 7
+HEADS, HEAD_DIM, CHUNK, SCALE, SHORTLIST, RANK, LAYERS = 12, 64, 128, 8.0, 16, 7, 2
 
 
 def layer(args, dtype):
@@ -63,14 +63,14 @@ def seconds_cuda(runs):
         run()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / 2
+    return begin.elapsed_time(end) / 1e3 / LAYERS
 
 
 def seconds_cpu(runs):
     start = time.perf_counter()
     for run in runs:
         run()
-    return (time.perf_counter() - start) / 2
+    return (time.perf_counter() - start) / LAYERS
 
 
 def main():
@@ -90,7 +90,7 @@ def main():
     calls |= {"cuDNN": full(SDPBackend.CUDNN_ATTENTION), "Flash-2": full(SDPBackend.FLASH_ATTENTION)} if cuda else {
         "torch": full(SDPBackend.FLASH_ATTENTION)}
     with torch.no_grad():
-        layers = [layer(args, torch.bfloat16 if cuda else torch.float32) for _ in range(2)]
+        layers = [layer(args, torch.bfloat16 if cuda else torch.float32) for _ in range(LAYERS)]
         runs = {}
         for name, call in calls.items():
             try:

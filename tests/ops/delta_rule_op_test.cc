@@ -100,7 +100,7 @@ TEST_P(DeltaRuleOps, SingleAndHalfPrecision) {
 
 TEST_P(DeltaRuleOps, OnCudaEqualTheirTwins) {
   expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()),
-                               random_arguments(GetParam(), {2, 131, 2, 16, 20}), {at::kDouble, at::kFloat});
+                               random_arguments(GetParam(), {2, 131, 2, 16, 20}));
 }
 
 TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
@@ -110,16 +110,13 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
                              {1, 33, 2, 128, 80},
                              {2, 16, 2, 96, 96},
                              {1, 1, 1, 256, 16},
-                             {2, 131, 2, 16, 20},
-                             {1, 70, 2, 40, 70},
                              {1, 520, 2, 64, 32}}) {  // in two segments
     SCOPED_TRACE(shape);
-    if (shape.key_dim < 40 && GetParam() == std::string("rwkv7")) continue;  // bf16's own rounding is 1 % there
     Named a = random_arguments(GetParam(), shape);
-    if (shape.time > 100)  // so that something of the first steps is left
+    if (shape.time > 500)  // so that something of the first steps is left
       for (const auto& [name, factor] : {std::pair{"g", 0.05}, {"w", 0.05}, {"beta", 0.1}, {"b", 0.1}})
         if (a.contains(name)) a[name] = a[name] * factor;
-    expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, {at::kBFloat16});
+    expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, /*only_bf16=*/true);
   }
 }
 

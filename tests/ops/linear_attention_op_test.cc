@@ -124,7 +124,7 @@ TEST_P(LinearAttentionOps, OnCudaEqualTheirTwinsOnTensorCores) {
     if (shape.time > 500)  // so that something of the first steps is left
       for (const auto& gate : {"g", "gk", "w"})
         if (a.contains(gate)) a[gate] = a[gate] * 0.05;
-    expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, {at::kBFloat16});
+    expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, /*only_bf16=*/true);
   }
 }
 

@@ -67,7 +67,7 @@ TEST(SsdOp, OnCudaEqualsItsTwin) {
 TEST(SsdOp, OnCudaTensorCoresEqualItsTwin) {
   for (const Shape& shape : {Shape{1, 1, 2, 1, 64, 64}, {2, 64, 3, 3, 32, 96}, {1, 330, 3, 1, 64, 128}}) {
     SCOPED_TRACE(shape);
-    expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape), {at::kBFloat16});
+    expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape), /*only_bf16=*/true);
   }
 }
 

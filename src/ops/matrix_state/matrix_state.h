@@ -48,7 +48,8 @@ at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input);
 // The paths that recurrence() takes.
 bool register_matrix_state(const std::string& op, int cuda_numerics = 2, int cpu_numerics = 1);
 
-// The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state; sizes between theirs are filled up with zeros.
+// The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state; sizes between theirs are filled up with zeros
+// (of delta rules for the few steps of decoding only).
 bool on_tensor_cores(const MatrixState& steps, const at::Tensor& state);
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& steps, const at::Tensor& state);
 
