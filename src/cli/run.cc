@@ -60,7 +60,8 @@ void run(const Options& options) {
     throw Error(text);
   }
   print({{"runs", outcome.planned}, {"done_before", outcome.done_before}, {"report", page}},
-        fmt::format("{} runs done ({} were done before). Report: {}\n", outcome.done, outcome.done_before, page));
+        fmt::format("{} runs done ({} were done before, {} of them elsewhere). Report: {}\n", outcome.done,
+                    outcome.done_before, outcome.reused, page));
 }
 
 void add(CLI::App& app) {
@@ -70,6 +71,10 @@ void add(CLI::App& app) {
   command->add_option("PLAN", options->study.plan, "the plan, a TOML file")->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
+  command
+      ->add_option("--reuse", options->study.reuse,
+                   "folder with records of finished runs, or a study: runs that are found there are not trained again")
+      ->allow_extra_args(false);
   command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'")
       ->allow_extra_args(false);
   command->add_option("--jobs", options->study.jobs, "runs at a time (default: one a device)")

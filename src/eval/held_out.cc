@@ -62,13 +62,14 @@ HeldOut::HeldOut(const data::TokenStore& store, const Options& options) : tokens
   for (const std::string& name : options.sets) {
     const auto [domain, split] = domain_and_split(name);
     const data::Documents& documents = store.documents(domain, split);
-    Set set{name, {}, {}, {}, {}, {}};
+    Set set{name, {}, {}, {}, {}, {}, {}};
     int64_t last = -1;
     std::vector<int64_t> predicted;
     for (const data::Segment& segment : held_out_segments(documents, options.max_tokens, options.sequence_length)) {
       if (segment.document != last) {
         last = segment.document;
         predicted.push_back(0);
+        set.documents.push_back(segment.document);
         set.document_bytes.push_back(documents.has_bytes() ? documents.bytes(segment.document) : 0);
       }
       const int64_t begin = int64_t(set.tokens.size()), document = int64_t(predicted.size()) - 1;
@@ -109,8 +110,13 @@ Losses HeldOut::run(nn::LanguageModel& model) const {
 }
 
 SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
-  const size_t documents = set.document_bytes.size();
-  SetLosses out{std::vector<double>(documents), std::vector<int64_t>(documents), set.document_bytes, {}};
+  const size_t documents = set.documents.size();
+  SetLosses out{.nll = std::vector<double>(documents),
+                .tokens = std::vector<int64_t>(documents),
+                .bytes = set.document_bytes,
+                .documents = set.documents,
+                .recall_nll = std::vector<double>(documents),
+                .recall_tokens = std::vector<int64_t>(documents)};
   for (size_t first = 0; first < set.rows.size();) {
     const int64_t length = set.rows[first].length;
     const size_t count = std::min(set.rows.size() - first, size_t(std::max<int64_t>(1, tokens_at_once_ / length)));
@@ -130,7 +136,13 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
         const auto add = [&](int slice) {
           out.slices[size_t(slice)].nll += loss[i], ++out.slices[size_t(slice)].tokens;
         };
-        add(set.frequency[target]), add(set.repeated[target] ? kRepeated : kOther), add(position_slice(i));
+        add(set.frequency[target]);
+        add(set.repeated[target] ? kRepeated : kOther);
+        add(position_slice(i));
+        if (set.repeated[target]) {
+          out.recall_nll[size_t(row.document)] += loss[i];
+          ++out.recall_tokens[size_t(row.document)];
+        }
         if (loss[i] > 12) add(kAbove);
       }
     }

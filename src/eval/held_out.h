@@ -40,9 +40,13 @@ struct Sum {
   double loss() const { return tokens ? nll / double(tokens) : 0; }
 };
 // One domain and split. A document counts with the tokens that were predicted; bytes are its bytes in that proportion.
+// All vectors have one element per document.
 struct SetLosses {
-  std::vector<double> nll;             // [documents]
-  std::vector<int64_t> tokens, bytes;  // [documents]
+  std::vector<double> nll;             // nats, summed over the predicted tokens
+  std::vector<int64_t> tokens, bytes;
+  std::vector<int64_t> documents;      // index of the document in its split of the store
+  std::vector<double> recall_nll;      // the part of nll on recall targets (slice repeated_bigram)
+  std::vector<int64_t> recall_tokens;  // the part of tokens that are recall targets
   std::array<Sum, kSlices.size()> slices{};
   Sum total() const;
   double bits_per_byte() const;  // 0 when the store has no byte counts
@@ -72,7 +76,7 @@ class HeldOut {
     std::vector<Row> rows;  // longest first
     std::vector<int64_t> tokens;
     std::vector<uint8_t> frequency, repeated;  // of each token as a target
-    std::vector<int64_t> document_bytes;
+    std::vector<int64_t> documents, document_bytes;
   };
   SetLosses run(nn::LanguageModel& model, const Set& set) const;
   std::vector<Set> sets_;

@@ -1,6 +1,7 @@
 #include "study/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <ranges>
 #include <regex>
 
@@ -10,13 +11,22 @@ namespace {
 struct Head {
   std::string reference;
   std::vector<std::string> models;
-  std::vector<int64_t> seeds = {1};
-  void fields(auto&& field) { field("reference", reference), field("models", models), field("seeds", seeds); }
+  std::vector<int64_t> seeds = {1}, tokens;
+  void fields(auto&& field) {
+    field("reference", reference);
+    field("models", models);
+    field("seeds", seeds);
+    field("tokens", tokens);
+  }
 };
 struct ModelHead {
   std::string base;
-  std::vector<int64_t> seeds;
-  void fields(auto&& field) { field("base", base), field("seeds", seeds); }
+  std::vector<int64_t> seeds, tokens;
+  void fields(auto&& field) {
+    field("base", base);
+    field("seeds", seeds);
+    field("tokens", tokens);
+  }
 };
 
 fs::path program_folder() {
@@ -59,18 +69,80 @@ bool left_behind(const std::string& table, const ConfigNode& preset, const Confi
   return !own.has(table) && (dropped("pattern") || dropped("channel_mixer"));
 }
 
+[[noreturn]] void refuse(const std::string& where, const std::string& what) {
+  fail("{}: {}. Nothing was run.", where, what);
+}
+
+// Keys of [train] that the plan decides elsewhere.
+void check_train(const ConfigNode& train) {
+  for (const char* key : {"seed", "domains", "sequence_length", "eval_sets"})
+    if (train.has(key))
+      refuse(train.where(key), fmt::format("'{}' in train is decided by the plan's seeds and data", key));
+}
+
+void check_budgets(const std::vector<int64_t>& tokens, const std::string& where) {
+  for (const int64_t budget : tokens)
+    if (budget < 1) refuse(where, fmt::format("tokens = {} is not a training budget; give positive numbers", budget));
+  if (!std::ranges::is_sorted(tokens, std::less_equal{}))
+    refuse(where, "the budgets in tokens must be distinct and in ascending order");
+}
+
+// A ladder that cannot carry a comparison is refused before anything is trained.
+Ladder read_ladder(const ConfigNode& root) {
+  const ConfigNode table = root.child("ladder");
+  Ladder ladder;
+  table.read(ladder);
+  check_budgets(ladder.tokens, table.where("tokens"));
+  if (ladder.tokens.size() < 2)
+    refuse(table.where("tokens"),
+           "a ladder needs at least two budgets, and three to five are usual, each twice the one before: "
+           "other models are compared between them");
+  if (ladder.seeds.size() < 2)
+    refuse(table.where("seeds"),
+           "a ladder needs at least two seeds, and four or more are usual: without them nothing is known of the "
+           "reference's own variation");
+  return ladder;
+}
+
+Tuning read_tuning(const ConfigNode& root) {
+  const ConfigNode table = root.child("tune");
+  Tuning tuning;
+  table.read(tuning);
+  for (const double rate : tuning.learning_rate)
+    if (!(rate > 0) || !std::isfinite(rate))
+      refuse(table.where("learning_rate"), fmt::format("a learning rate of {} is not a positive number", rate));
+  if (!std::ranges::is_sorted(tuning.learning_rate, std::less_equal{}))
+    refuse(table.where("learning_rate"), "the learning rates must be distinct and in ascending order");
+  if (tuning.learning_rate.size() < 2)
+    refuse(table.where("learning_rate"),
+           "tuning needs a grid of at least two learning rates, and three or more to bracket the best; for one fixed "
+           "rate, give train.learning_rate and no tune");
+  if (tuning.tokens < 1) refuse(table.where("tokens"), "tune.tokens must be given: the budget of the tuning runs");
+  if (tuning.seeds.empty()) refuse(table.where("seeds"), "tune.seeds is empty");
+  return tuning;
+}
+
 Model read_model(const std::string& name, const ConfigNode& root, const Head& head, const fs::path& file) {
   check_name(name, root.where("models"));
   const ConfigNode tables = root.child("model"), own = tables.child(name);
-  ModelHead mine{.base = name, .seeds = head.seeds};
+  ModelHead mine{.base = name, .seeds = head.seeds, .tokens = head.tokens};
+  if (name == head.reference && root.has("ladder")) {
+    const Ladder ladder = read_ladder(root);
+    mine.seeds = ladder.seeds;
+    mine.tokens = ladder.tokens;
+  }
   auto keys = own.keys();
   own.read(mine, keys);  // what else stands here belongs to the model; the program that builds it checks that
   const std::string where = own.has("base")    ? own.where("base")
                             : tables.has(name) ? tables.where(name)
                                                : root.where("models");
-  const ConfigNode preset = ConfigNode::read_file(preset_file(mine.base, where, file, tables.keys())).child("model");
+  const ConfigNode preset =
+      ConfigNode::read_file(preset_file(mine.base, where, file, tables.keys())).child("model");
   const ConfigNode size = root.child("size");
-  Model model{name, mine.seeds, {preset, size, own}, {}};
+  if (mine.seeds.empty()) refuse(own.where("seeds"), "seeds is empty");
+  check_budgets(mine.tokens, own.has("tokens") ? own.where("tokens") : root.where("tokens"));
+  Model model{name, mine.seeds, mine.tokens, {preset, size, own}, own.child("train"), {}};
+  check_train(model.train);
   for (const std::string& key : size.keys())
     if (size.is_table(key) && !preset.has(key) && !own.has(key)) model.absent.push_back(key);
   for (const std::string& key : preset.keys())
@@ -101,9 +173,6 @@ std::string place(const std::vector<ConfigNode>& layers, const std::string& key)
 }
 
 void check_setting(const Setting& setting) {
-  const auto refuse = [](const std::string& where, const std::string& what) {
-    fail("{}: {}. Nothing was run.", where, what);
-  };
   const DataSetting& data = setting.data;
   if (data.train.empty())
     refuse(place(setting.data_layers, "train"),
@@ -114,10 +183,7 @@ void check_setting(const Setting& setting) {
     if (std::ranges::count(data.train, domain))
       refuse(place(setting.data_layers, "out_of_domain"),
              fmt::format("'{}' is both trained on and out of domain", domain));
-  for (const ConfigNode& layer : setting.train_layers)
-    for (const char* key : {"seed", "domains", "sequence_length", "eval_sets"})
-      if (layer.has(key))
-        refuse(layer.where(key), fmt::format("'{}' in train is decided by the plan's seeds and data", key));
+  for (const ConfigNode& layer : setting.train_layers) check_train(layer);
 }
 
 Setting read_setting(const std::string& name, const ConfigNode& root, const ConfigNode& own) {
@@ -197,12 +263,21 @@ std::vector<std::string> quoted(const std::vector<std::string>& words, const std
 }
 
 // What the plan decides in a run's [train].
-ConfigNode decided(const DataSetting& data, int64_t seed) {
+ConfigNode decided(const DataSetting& data, const Variation& variation) {
   auto sets = quoted(data.train, "." + data.held_out);
   std::ranges::copy(quoted(data.out_of_domain, "." + data.test), std::back_inserter(sets));
-  return ConfigNode::parse(fmt::format("seed = {}\nsequence_length = {}\ndomains = [{}]\neval_sets = [{}]\n", seed,
-                                       data.sequence_length, join(quoted(data.train)), join(sets)),
-                           "data and seeds of the plan");
+  std::string text =
+      fmt::format("seed = {}\nsequence_length = {}\ndomains = [{}]\neval_sets = [{}]\n", variation.seed,
+                  data.sequence_length, join(quoted(data.train)), join(sets));
+  if (variation.tokens > 0) text += fmt::format("tokens = {}\n", variation.tokens);
+  if (variation.learning_rate > 0) text += fmt::format("learning_rate = {}\n", variation.learning_rate);
+  return ConfigNode::parse(text, "data, seeds and budgets of the plan");
+}
+
+std::vector<ConfigNode> train_layers(const Model& model, const Setting& setting) {
+  std::vector<ConfigNode> layers = setting.train_layers;
+  layers.push_back(model.train);
+  return layers;
 }
 
 }  // namespace
@@ -237,23 +312,40 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
   std::string text = read_file(file);
   for (const std::string& assignment : assignments) root.set(assignment), text += "# --set " + assignment + "\n";
   Head head;
-  root.read(head, {"data", "train", "size", "model", "setting"});
+  root.read(head, {"data", "train", "size", "model", "setting", "ladder", "tune"});
   check_head(head, root);
-  Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}};
+  Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}, {}, root.has("ladder")};
+  if (root.has("tune")) plan.tuning = read_tuning(root);
   for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));
   if (!chosen(root)) check_size(root.child("size"), plan.models);
   return plan;
 }
 
-Composed compose(const Model& model, const Setting& setting, int64_t seed) {
+Composed compose(const Model& model, const Setting& setting, const Variation& variation) {
   Composer composer;
   std::vector<std::string> skip = model.absent;
-  skip.insert(skip.end(), {"base", "seeds"});
+  skip.insert(skip.end(), {"base", "seeds", "tokens", "train"});
   composer.table("model", model.layers.back().where(""), model.layers, skip);
-  std::vector<ConfigNode> train = setting.train_layers;
-  train.push_back(decided(setting.data, seed));
-  composer.table("train", train.front().where(""), train);
+  std::vector<ConfigNode> train = train_layers(model, setting);
+  train.push_back(decided(setting.data, variation));
+  // A budget of the variation replaces the one that `train` gives.
+  const std::vector<std::string> replaced = variation.tokens > 0 ? std::vector<std::string>{"steps"}
+                                                                 : std::vector<std::string>{};
+  composer.table("train", train.front().where(""), train, replaced);
   return std::move(composer.composed);
+}
+
+double learning_rate_of(const Model& model, const Setting& setting) {
+  const auto layers = train_layers(model, setting);
+  const ConfigNode* layer = last_with(layers, "learning_rate");
+  if (!layer) return 0;
+  double rate = 0;
+  layer->read({{"learning_rate", &rate, ""}}, layer->keys());
+  return rate;
+}
+
+bool is_tuned(const Plan& plan, const Model& model) {
+  return plan.tuning && !model.train.has("learning_rate");
 }
 
 std::string translate(const std::string& message, const fs::path& file, const Composed& composed,

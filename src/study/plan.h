@@ -1,22 +1,31 @@
 #pragma once
-// A plan is a question in TOML: models × seeds × settings, and the reference that every Δ is measured against.
+// A plan is a question in TOML: models, seeds and training budgets, and the reference that every
+// difference is measured against.
 //
 //   reference = "transformer++"
-//   models    = ["transformer++", "window"]     # presets (models/*.toml), or [model.NAME] tables below
-//   seeds     = [1, 2, 3]
-//   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"], out_of_domain = ["arxiv"],
-//                 sequence_length = 512, held_out = "valid", test = "test" }
-//   train     = { tokens = 20_000_000, batch = 64, … }   # every key of a run's [train]
-//   size      = { d_model = 256, attention = { num_heads = 4 } }  # laid over [model] of every model; a table, over
-//                                                                 # those that have it
-//   [model.twin]                                         # laid over its base, after `size`
-//   base = "transformer++"
-//   seeds = [11, 12, 13]
-//   [setting.long]                                       # one or many; each is laid over `data` and `train`
+//   models    = ["transformer++", "window"]    # presets (models/*.toml), or [model.NAME] tables below
+//   seeds     = [1, 2]
+//   tokens    = [81_920_000, 163_840_000]      # budgets of every model but the reference
+//   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000, 163_840_000], seeds = [1, 2, 3, 4] }
+//   tune      = { learning_rate = [1e-3, 2e-3, 4e-3], tokens = 20_480_000 }
+//   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"],
+//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid", test = "test" }
+//   train     = { batch = 16, … }              # every key of a run's [train]
+//   size      = { d_model = 256, attention = { num_heads = 4 } }  # laid over [model] of every model; a
+//                                              # table in it, over the models that have that table
+//   [model.twin]                               # laid over its base, after `size`
+//   base   = "transformer++"
+//   seeds  = [11, 12]
+//   tokens = [163_840_000]
+//   train  = { learning_rate = 4e-3 }          # laid over `train`; a learning rate here is not tuned
+//   [setting.long]                             # one or many; each is laid over `data` and `train`
 //   data = { sequence_length = 2048 }
 //
-// With an empty out_of_domain (the mixed-domain setting) models are compared on held-out text of the training domains.
+// Without `tokens` and `ladder`, train.steps or train.tokens is the only budget.
+// With an empty out_of_domain (the mixed-domain setting) models are compared on held-out text of the
+// training domains.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,17 +60,53 @@ struct Setting {
   DataSetting data;
   std::vector<ConfigNode> data_layers, train_layers;  // the plan's, then the setting's
 };
+// `ladder`: the budgets of the reference, each trained through its complete schedule.
+struct Ladder {
+  std::vector<int64_t> tokens, seeds;
+  void fields(auto&& field) {
+    field("tokens", tokens);
+    field("seeds", seeds);
+  }
+};
+// `tune`: the learning rate of each model, chosen by held-out loss alone on runs of `tokens` tokens.
+struct Tuning {
+  std::vector<double> learning_rate;
+  int64_t tokens = 0;
+  std::vector<int64_t> seeds = {1};
+  bool check = false;
+  void fields(auto&& field) {
+    field("learning_rate", learning_rate);
+    field("tokens", tokens);
+    field("seeds", seeds);
+    field("check", check);
+  }
+};
 struct Model {
   std::string name;
   std::vector<int64_t> seeds;
+  std::vector<int64_t> tokens;      // budgets; empty: train.steps or train.tokens is the only one
   std::vector<ConfigNode> layers;   // of [model], the later over the earlier
+  ConfigNode train;                 // the model's own keys of [train]
   std::vector<std::string> absent;  // tables of `size` that the model does not have, and of its base that it left
 };
 struct Plan {
   std::string name, text, reference;
   std::vector<Setting> settings;
   std::vector<Model> models;
+  std::optional<Tuning> tuning;
+  bool has_ladder = false;
 };
+
+// What differs between the runs of one model in one setting.
+struct Variation {
+  int64_t seed = 0;
+  int64_t tokens = 0;        // the budget; 0: train.steps or train.tokens decides
+  double learning_rate = 0;  // 0: train.learning_rate decides
+};
+// The learning rate that `train` gives to the model in the setting; 0 when none does.
+double learning_rate_of(const Model& model, const Setting& setting);
+// Is the learning rate of the model chosen by tuning? Not when its own `train` has one.
+bool is_tuned(const Plan& plan, const Model& model);
 
 // A preset's file: NAME.toml in models/ beside the plan or beside its folder, else in plans/models/ here or beside the
 // program. BadInput at `where` with the nearest of those there are and of `also`.
@@ -76,7 +121,7 @@ std::vector<std::string> names_of_plans(const std::string& subfolder);
 Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments = {});
 
 // The configuration of one run.
-Composed compose(const Model& model, const Setting& setting, int64_t seed);
+Composed compose(const Model& model, const Setting& setting, const Variation& variation);
 
 // An error about line L of a composed file, told in terms of the plan.
 std::string translate(const std::string& message, const fs::path& composed_file, const Composed& composed,

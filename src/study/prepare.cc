@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <map>
 #include <memory>
@@ -58,6 +59,8 @@ void check_domains(const Setting& setting, const data::TokenStore& store) {
   for (const std::string& domain : setting.data.out_of_domain) check("out_of_domain", domain, setting.data.test);
 }
 
+std::string prefix(const Setting& setting) { return setting.name.empty() ? "" : setting.name + "."; }
+
 std::string complaint(const fs::path& output, const fs::path& errors) {
   const Json answer = Json::parse(read_file(output), nullptr, false);
   if (answer.is_object() && answer.contains("error")) return answer["error"];
@@ -65,17 +68,29 @@ std::string complaint(const fs::path& output, const fs::path& errors) {
   return text.empty() ? "the trainer said nothing" : text;
 }
 
-// One model in one setting, and the trainer at work on what it makes of it (seed 0).
+// The first run of a model: what the trainer is asked about.
+Variation first_variation(const Plan& plan, const Model& model) {
+  const bool tuned = is_tuned(plan, model);
+  return {.seed = 0,
+          .tokens = model.tokens.empty() ? (tuned ? plan.tuning->tokens : 0) : model.tokens.back(),
+          .learning_rate = tuned ? plan.tuning->learning_rate.front() : 0};
+}
+
+// One model in one setting, and the trainer at work on what it makes of it.
 class Question {
  public:
-  Question(const Model& model, const Setting& setting, fs::path store_folder, std::string fingerprint,
+  Question(const Plan& plan, const Model& model, const Setting& setting, const data::TokenStore& store,
            const StudyOptions& options, size_t slot)
-      : model_(model), setting_(setting), data_(std::move(store_folder)), fingerprint_(std::move(fingerprint)) {
-    for (const int64_t seed : model.seeds) runs_.push_back(planned(seed, options.study / "configs"));
-    output_ = runs_[0].config.string() + ".out", errors_ = runs_[0].config.string() + ".err";
-    fs::remove(output_), fs::remove(errors_);
-    Command command{{trainer(options), "train", runs_[0].config, "--data", data_, "-o",
-                     runs_[0].config.string() + ".run", "--set", "train.seed=0", "--dry-run", "--json"},
+      : candidate_{&model, &setting, store.folder(), store.fingerprint(), {}},
+        composed_(compose(model, setting, first_variation(plan, model))),
+        config_(options.study / "configs" / (prefix(setting) + model.name + ".question.toml")),
+        output_(config_.string() + ".out"),
+        errors_(config_.string() + ".err") {
+    write_file(config_, composed_.text);
+    fs::remove(output_);
+    fs::remove(errors_);
+    Command command{{trainer(options), "train", config_, "--data", candidate_.data, "-o", config_.string() + ".run",
+                     "--dry-run", "--json"},
                     output_,
                     errors_};
     const auto place = placement(options, slot);
@@ -84,53 +99,39 @@ class Question {
   }
   Question(const Question&) = delete;
   ~Question() {
-    if (child_ == 0) return;
-    ::kill(child_, SIGTERM);
-    wait(child_);
+    if (child_ != 0) {
+      ::kill(child_, SIGTERM);
+      wait(child_);
+    }
+    std::error_code none;
+    for (const fs::path& file : {config_, output_, errors_}) fs::remove(file, none);
   }
 
-  // Waits for the trainer. The runs of the model, once it has accepted them.
-  std::vector<PlannedRun> runs() {
-    const Json answer = this->answer();
-    for (PlannedRun& run : runs_) {
-      // The trainer's key holds every default and the numerics versions.
-      const std::string identity = answer.value("key", compose(model_, setting_, 0).text);
-      run.key = sha256(fmt::format("{}\n{}\n{}\n", identity, fingerprint_, run.seed));
-      run.estimate = answer;
-    }
-    return std::move(runs_);
+  // Waits for the trainer.
+  Candidate candidate() {
+    candidate_.answer = answer();
+    return std::move(candidate_);
   }
 
  private:
-  PlannedRun planned(int64_t seed, const fs::path& configs) const {
-    const std::string prefix = (setting_.name.empty() ? "" : setting_.name + ".") + model_.name;
-    PlannedRun run{"", fmt::format("{}.seed-{}", prefix, seed), setting_.name, model_.name, seed, {}, data_, {}};
-    run.config = configs / (run.name + ".toml");
-    write_file(run.config, compose(model_, setting_, seed).text);
-    return run;
-  }
-
   Json answer() {
     const Ending ending = wait(std::exchange(child_, 0));
     check_interrupt();
-    if (ending.code == kBadInput) {
-      const Composed composed = compose(model_, setting_, runs_[0].seed);
-      fail("{}", translate(complaint(output_, errors_), runs_[0].config, composed, model_.name));
-    }
+    const std::string& model = candidate_.model->name;
+    if (ending.code == kBadInput) fail("{}", translate(complaint(output_, errors_), config_, composed_, model));
     if (ending.code != 0)
-      fail<Error>("{}: the trainer cannot build it ({}): {}", model_.name, ending.text(), complaint(output_, errors_));
+      fail<Error>("{}: the trainer cannot build it ({}): {}", model, ending.text(), complaint(output_, errors_));
     const Json answer = Json::parse(read_file(output_), nullptr, false);
-    if (!answer.is_object())
-      fail<Error>("{}: the trainer's answer is no JSON object; see {}", model_.name, output_.string());
-    fs::remove(output_), fs::remove(errors_);
+    for (const char* key : {"identity", "tokens", "steps", "learning_rate"})
+      if (!answer.is_object() || !answer.contains(key))
+        fail<Error>("{}: the trainer's answer holds no '{}'; is {} of another version of Assay?", model, key,
+                    "the program");
     return answer;
   }
 
-  const Model& model_;
-  const Setting& setting_;
-  fs::path data_, output_, errors_;
-  std::string fingerprint_;
-  std::vector<PlannedRun> runs_;
+  Candidate candidate_;
+  Composed composed_;
+  fs::path config_, output_, errors_;
   pid_t child_ = 0;
 };
 
@@ -140,6 +141,43 @@ void check_distinct(const std::vector<PlannedRun>& runs, const Plan& plan) {
     if (const auto [other, fresh] = names.emplace(run.key, run.name); !fresh)
       fail("{}: {} and {} are the same run; give one of them other seeds ([model.{}] seeds = […]). Nothing was run.",
            plan.name, other->second, run.name, run.model);
+}
+
+// The run of a candidate; its configuration is written to study/configs.
+PlannedRun planned(const Candidate& c, const Variation& variation, const char* why, const std::string& label,
+                   const fs::path& study) {
+  PlannedRun run;
+  run.name = fmt::format("{}{}{}.seed-{}", prefix(*c.setting), c.model->name, label, variation.seed);
+  run.setting = c.setting->name;
+  run.model = c.model->name;
+  run.purpose = why;
+  run.seed = variation.seed;
+  run.data = c.data;
+  run.estimate = c.answer;
+  const double asked_tokens = c.answer["tokens"], asked_steps = c.answer["steps"];
+  const double per_step = asked_tokens / asked_steps;
+  const double steps = variation.tokens > 0 ? std::ceil(double(variation.tokens) / per_step) : asked_steps;
+  run.tokens = int64_t(steps * per_step);
+  run.learning_rate = variation.learning_rate > 0 ? variation.learning_rate : c.answer["learning_rate"].get<double>();
+  run.estimate["steps"] = int64_t(steps);
+  run.estimate["tokens"] = run.tokens;
+  if (c.answer.contains("estimated_seconds") && c.answer["estimated_seconds"].is_number())
+    run.estimate["estimated_seconds"] = c.answer["estimated_seconds"].get<double>() * steps / asked_steps;
+  // The identity holds every default and the numerics versions, and neither budget, rate nor seed.
+  run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n",
+                               c.answer["identity"].get<std::string>(), c.fingerprint, run.seed, int64_t(steps),
+                               run.learning_rate));
+  run.config = study / "configs" / (run.name + ".toml");
+  write_file(run.config, compose(*c.model, *c.setting, variation).text);
+  return run;
+}
+
+// ".82M"; empty for a model whose only budget is that of `train`.
+std::string budget_label(int64_t tokens) {
+  if (tokens == 0) return "";
+  const double n = double(tokens);
+  return n >= 1e9 ? fmt::format(".{:.3g}B", n / 1e9) : n >= 1e6 ? fmt::format(".{:.0f}M", n / 1e6)
+                                                     : fmt::format(".{:.0f}k", n / 1e3);
 }
 
 }  // namespace
@@ -159,13 +197,13 @@ std::vector<std::string> placement(const StudyOptions& options, size_t slot) {
   return arguments;
 }
 
-std::vector<PlannedRun> prepare(const Plan& plan, const StudyOptions& options) {
+std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options) {
   make_folder(options.study / "configs");
   const size_t jobs = size_t(std::max<int64_t>(1, options.jobs));
-  std::vector<PlannedRun> runs;
+  std::vector<Candidate> candidates;
   std::deque<std::unique_ptr<Question>> asked;
   const auto collect = [&] {
-    std::ranges::move(asked.front()->runs(), std::back_inserter(runs));
+    candidates.push_back(asked.front()->candidate());
     asked.pop_front();
   };
   Progress progress;
@@ -176,10 +214,46 @@ std::vector<PlannedRun> prepare(const Plan& plan, const StudyOptions& options) {
     for (const Model& model : plan.models) {
       if (asked.size() == jobs) collect();
       progress.show(fmt::format("checking {} {}", setting.name, model.name));
-      asked.push_back(std::make_unique<Question>(model, setting, store.folder(), store.fingerprint(), options, slot++));
+      asked.push_back(std::make_unique<Question>(plan, model, setting, store, options, slot++));
     }
   }
   while (!asked.empty()) collect();
+  return candidates;
+}
+
+std::vector<PlannedRun> tuning_runs(const Plan& plan, const std::vector<Candidate>& candidates,
+                                    const fs::path& study) {
+  std::vector<PlannedRun> runs;
+  for (const Candidate& c : candidates) {
+    if (!is_tuned(plan, *c.model)) continue;
+    for (const double rate : plan.tuning->learning_rate)
+      for (const int64_t seed : plan.tuning->seeds)
+        runs.push_back(planned(c, {.seed = seed, .tokens = plan.tuning->tokens, .learning_rate = rate},
+                               purpose::kTuning, fmt::format(".lr-{:g}", rate), study));
+  }
+  return runs;
+}
+
+std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate>& candidates, const Rates& rates,
+                                   const fs::path& study) {
+  std::vector<PlannedRun> runs, checks;
+  for (const Candidate& c : candidates) {
+    const bool tuned = is_tuned(plan, *c.model);
+    const auto found = rates.find({c.setting->name, c.model->name});
+    if (tuned && found == rates.end()) continue;
+    const double rate = tuned ? found->second : 0;
+    const std::vector<int64_t> budgets = c.model->tokens.empty() ? std::vector<int64_t>{0} : c.model->tokens;
+    for (const int64_t tokens : budgets)
+      for (const int64_t seed : c.model->seeds)
+        runs.push_back(planned(c, {.seed = seed, .tokens = tokens, .learning_rate = rate}, purpose::kStudy,
+                               budget_label(tokens), study));
+    if (!tuned || !plan.tuning->check || c.model->name == plan.reference) continue;
+    for (const auto& [factor, why] : {std::pair{0.5, purpose::kHalf}, {2.0, purpose::kDouble}})
+      for (const int64_t seed : c.model->seeds)
+        checks.push_back(planned(c, {.seed = seed, .tokens = budgets.back(), .learning_rate = factor * rate}, why,
+                                 fmt::format("{}.lr-{:g}", budget_label(budgets.back()), factor * rate), study));
+  }
+  runs.insert(runs.end(), checks.begin(), checks.end());
   check_distinct(runs, plan);
   return runs;
 }

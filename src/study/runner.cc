@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <limits>
+#include <map>
+#include <numeric>
 #include <thread>
 
 #include "base/interrupt.h"
@@ -18,6 +21,9 @@ namespace {
 constexpr int kRestarts = 2;
 using Clock = std::chrono::steady_clock;
 
+// Records by key, with where each was found.
+using Reusable = std::map<std::string, std::pair<Json, std::string>>;
+
 struct Running {
   PlannedRun run;
   fs::path folder;
@@ -29,8 +35,8 @@ struct Running {
 
 class Runner {
  public:
-  Runner(const StudyOptions& options, std::vector<PlannedRun> runs, Store& store)
-      : options_(options), store_(store), begun_(Clock::now()) {
+  Runner(const StudyOptions& options, std::vector<PlannedRun> runs, Store& store, const Reusable& reusable)
+      : options_(options), store_(store), reusable_(reusable), begun_(Clock::now()) {
     for (size_t slot = 0; slot < size_t(std::max<int64_t>(1, options.jobs)); ++slot) free_slots_.push_back(slot);
     outcome_.planned = int64_t(runs.size());
     for (PlannedRun& run : runs)
@@ -56,8 +62,14 @@ class Runner {
   bool done_before(const PlannedRun& run) {
     const fs::path folder = run.folder(options_.study);
     if (store_.status(run.key) != "done") {
-      if (!fs::exists(folder / "done.json")) return false;
-      store_.take(run.key, folder);  // it ended while no runner watched
+      if (fs::exists(folder / "done.json")) {
+        store_.take(run.key, folder);  // it ended while no runner watched
+      } else if (const auto found = reusable_.find(run.key); found != reusable_.end()) {
+        store_.take_record(run.key, found->second.first, found->second.second);
+        ++outcome_.reused;
+      } else {
+        return false;
+      }
     }
     ++outcome_.done, ++outcome_.done_before;
     return true;
@@ -170,6 +182,7 @@ class Runner {
 
   const StudyOptions& options_;
   Store& store_;
+  const Reusable& reusable_;
   Clock::time_point begun_, next_status_{};
   std::deque<std::pair<PlannedRun, int>> queue_;  // with the number of restarts so far
   std::deque<size_t> free_slots_;
@@ -180,23 +193,128 @@ class Runner {
   bool stopping_ = false;
 };
 
+Reusable reusable_runs(const StudyOptions& options) {
+  Reusable out;
+  for (const fs::path& folder : options.reuse)
+    for (auto& [key, record] : read_records(folder)) out[key] = {std::move(record), folder.string()};
+  return out;
+}
+
+void add(Outcome& total, const Outcome& part) {
+  total.planned += part.planned;
+  total.done += part.done;
+  total.done_before += part.done_before;
+  total.reused += part.reused;
+  total.failures.insert(total.failures.end(), part.failures.begin(), part.failures.end());
+}
+
+// Mean over the training domains of the loss at the end of a run.
+double held_out_loss(const Json& end, const Setting& setting) {
+  double sum = 0;
+  for (const std::string& domain : setting.data.train)
+    sum += end.at("sets").at(domain + "." + setting.data.held_out).at("loss").get<double>();
+  return sum / double(setting.data.train.size());
+}
+
+// The rate with the lowest mean held-out loss, for each model. A rate counts only when all of its runs have ended.
+Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, Store& store) {
+  std::map<std::pair<std::string, std::string>, std::map<double, std::vector<double>>> losses;
+  for (const PlannedRun& run : runs) {
+    const auto setting = std::ranges::find(plan.settings, run.setting, &Setting::name);
+    if (store.status(run.key) == "done")
+      losses[{run.setting, run.model}][run.learning_rate].push_back(held_out_loss(store.end(run.key), *setting));
+  }
+  Rates best;
+  for (const auto& [model, grid] : losses) {
+    double lowest = std::numeric_limits<double>::infinity();
+    for (const auto& [rate, found] : grid) {
+      if (found.size() < plan.tuning->seeds.size()) continue;
+      const double mean = std::accumulate(found.begin(), found.end(), 0.0) / double(found.size());
+      if (mean < lowest) {
+        lowest = mean;
+        best[model] = rate;
+      }
+    }
+  }
+  return best;
+}
+
+// Failed runs of a grid are no failure of the study while the model has a rate: a rate that diverges is an answer.
+void drop_tuning_failures(Outcome& outcome, const std::vector<PlannedRun>& runs, const Rates& rates) {
+  std::erase_if(outcome.failures, [&](const Failure& failure) {
+    const auto run = std::ranges::find(runs, failure.name, &PlannedRun::name);
+    return run != runs.end() && rates.contains({run->setting, run->model});
+  });
+}
+
 }  // namespace
 
 Outcome run_plan(const StudyOptions& options) {
   const Plan plan = read_plan(options.plan, options.set);
+  const Reusable reusable = reusable_runs(options);
   make_folder(options.study);
   const FolderLock lock(options.study);
-  const auto runs = prepare(plan, options);
+  const auto candidates = ask_trainer(plan, options);
   Store store(options.study);
-  store.set_plan(plan, runs);
-  return Runner(options, runs, store).run();
+  const auto tuning = tuning_runs(plan, candidates, options.study);
+  Outcome outcome;
+  Rates rates;
+  if (!tuning.empty()) {
+    store.set_plan(plan, tuning);
+    add(outcome, Runner(options, tuning, store, reusable).run());
+    rates = best_rates(plan, tuning, store);
+    drop_tuning_failures(outcome, tuning, rates);
+  }
+  const auto runs = study_runs(plan, candidates, rates, options.study);
+  std::vector<PlannedRun> all = tuning;
+  all.insert(all.end(), runs.begin(), runs.end());
+  store.set_plan(plan, all);
+  add(outcome, Runner(options, runs, store, reusable).run());
+  return outcome;
 }
 
 std::vector<PlannedRun> dry_run(const StudyOptions& options) {
   const Plan plan = read_plan(options.plan, options.set);
   make_folder(options.study);
   const FolderLock lock(options.study);
-  return prepare(plan, options);
+  const auto candidates = ask_trainer(plan, options);
+  auto runs = tuning_runs(plan, candidates, options.study);
+  Rates rates;
+  for (const PlannedRun& run : runs) rates.try_emplace({run.setting, run.model}, run.learning_rate);
+  const auto study = study_runs(plan, candidates, rates, options.study);
+  runs.insert(runs.end(), study.begin(), study.end());
+  return runs;
+}
+
+int64_t write_records(const fs::path& study, const fs::path& folder) {
+  Store store(study, Database::Mode::read);
+  Json plan = store.plan();
+  plan["runs"] = Json::array();
+  make_folder(folder);
+  int64_t written = 0;
+  for (const Json& run : store.planned_runs()) {
+    Json entry;
+    for (const char* key : {"key", "name", "setting", "model", "purpose", "seed", "tokens", "learning_rate", "status",
+                            "reason"})
+      entry[key] = run[key];
+    plan["runs"].push_back(entry);
+    if (run["status"] != "done") continue;
+    const std::string key = run["key"];
+    write_file(folder / fmt::format("{}.{}.json", run["name"].get<std::string>(), key.substr(0, 8)),
+               store.record(run).dump() + "\n");
+    ++written;
+  }
+  write_file(folder / "plan.json", plan.dump(1) + "\n");
+  return written;
+}
+
+void study_of_records(const fs::path& folder, const fs::path& study) {
+  if (!fs::exists(folder / "plan.json"))
+    fail("{}: holds neither a study (study.sqlite) nor records with their plan.json", folder.string());
+  const Records records = read_records(folder);
+  make_folder(study);
+  Store store(study);
+  store.set_records(parse_file(folder / "plan.json"), records, folder.string());
 }
 
 }  // namespace assay::study

@@ -10,7 +10,8 @@ struct Failure {
   fs::path log;
 };
 struct Outcome {
-  int64_t planned = 0, done = 0, done_before = 0;  // `done` includes those done before
+  // `done` includes those done before; `done_before` includes those reused from other studies.
+  int64_t planned = 0, done = 0, done_before = 0, reused = 0;
   std::vector<Failure> failures;
 };
 
@@ -18,7 +19,14 @@ struct Outcome {
 // Ctrl-C, when every run has saved. BadInput when another process works on the study.
 Outcome run_plan(const StudyOptions& options);
 
-// What run_plan would do. Makes synthetic data and writes the configurations, trains nothing.
+// What run_plan would do. Makes synthetic data and writes the configurations, trains nothing. The
+// runs of models whose learning rate is still to be tuned have the first rate of the grid.
 std::vector<PlannedRun> dry_run(const StudyOptions& options);
+
+// Writes the records of a study's finished runs and its plan into a folder, from which the study can be reported or its
+// runs reused. The number of records.
+int64_t write_records(const fs::path& study, const fs::path& folder);
+// Makes a study of such a folder, without runs of its own.
+void study_of_records(const fs::path& folder, const fs::path& study);
 
 }  // namespace assay::study

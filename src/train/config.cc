@@ -29,6 +29,10 @@ void TrainConfig::complete(const ConfigNode& table) {
   need(micro_batch_size > 0 && batch_size % micro_batch_size == 0, "micro_batch_size", "a divisor of batch_size");
   need(learning_rate >= 0 && std::isfinite(learning_rate), "learning_rate", "a finite number, 0 or more");
   need(warmup_steps >= 0, "warmup_steps", "0 or more");
+  need(warmup_fraction >= 0 && warmup_fraction < 1, "warmup_fraction", "at least 0 and below 1");
+  need(warmup_steps == 0 || warmup_fraction == 0 || warmup_steps == warmup_steps_of_fraction(), "warmup_fraction",
+       "left out when train.warmup_steps is given");
+  if (warmup_fraction > 0) warmup_steps = warmup_steps_of_fraction();
   one_of(schedule, "schedule", {"linear", "cosine", "wsd", "constant"});
   one_of(precision, "precision", {"auto", "bf16", "fp32", "fp64"});
   need(final_learning_rate >= 0 && final_learning_rate <= 1, "final_learning_rate", "between 0 and 1");
@@ -38,6 +42,7 @@ void TrainConfig::complete(const ConfigNode& table) {
   need(weight_decay >= 0, "weight_decay", "0 or more"), need(clip >= 0, "clip", "0 or more"),
       need(spike >= 0, "spike", "0 or more");
   need(eval_every >= 0, "eval_every", "0 or more"), need(eval_tokens >= 0, "eval_tokens", "0 or more");
+  need(end_tokens >= 0, "end_tokens", "0 or more");
   need(checkpoint_every >= 0, "checkpoint_every", "0 or more"), need(log_every >= 0, "log_every", "0 or more");
   if (eval_every == 0) eval_every = std::max<int64_t>(1, steps / 20);
   if (log_every == 0) log_every = std::max<int64_t>(1, steps / 200);

@@ -15,13 +15,14 @@ struct TrainConfig {
   int64_t batch_size = 8, micro_batch_size = 0, sequence_length = 256;
   double learning_rate = 1e-3;
   int64_t warmup_steps = 0;
+  double warmup_fraction = 0;
   std::string schedule = "linear";
   double final_learning_rate = 0, decay_fraction = 0.2;
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1, clip = 1;
   int64_t seed = 0;
   std::vector<std::string> domains, eval_sets;
   std::vector<double> weights;
-  int64_t eval_every = 0, eval_tokens = 0, checkpoint_every = 0, log_every = 0;
+  int64_t eval_every = 0, eval_tokens = 0, end_tokens = 0, checkpoint_every = 0, log_every = 0;
   std::vector<int64_t> keep_steps;
   std::string precision = "auto";
   bool recompute_activations = false;
@@ -34,6 +35,7 @@ struct TrainConfig {
     field("sequence_length", sequence_length, "tokens a sequence");
     field("learning_rate", learning_rate, "peak");
     field("warmup_steps", warmup_steps, "linear from 0");
+    field("warmup_fraction", warmup_fraction, "share of the steps; sets warmup_steps when that is 0");
     field("schedule", schedule, "after the warm-up: linear, cosine, wsd (constant, then linear decay) or constant");
     field("final_learning_rate", final_learning_rate, "at the last step, as a share of the peak");
     field("decay_fraction", decay_fraction, "wsd: share of the steps that decay");
@@ -46,6 +48,7 @@ struct TrainConfig {
     field("eval_sets", eval_sets, "DOMAIN.SPLIT; empty: valid of the trained domains, test of all");
     field("eval_every", eval_every, "steps; 0: twenty times a run");
     field("eval_tokens", eval_tokens, "a set and evaluation; 0: so many that evaluation takes about 3 % of the run");
+    field("end_tokens", end_tokens, "tokens per set in the evaluation at the end of the run; 0: all of them");
     field("checkpoint_every", checkpoint_every,
           "steps; 0: after half a minute, then so often that saving takes 2 % of the time");
     field("log_every", log_every, "steps a line of metrics.jsonl; 0: two hundred lines a run");
@@ -58,6 +61,7 @@ struct TrainConfig {
 
   // Checks ranges and fills what follows from the rest (steps, intervals). BadInput names the key and its place.
   void complete(const ConfigNode& table);
+  int64_t warmup_steps_of_fraction() const { return int64_t(warmup_fraction * double(steps)); }
   int64_t tokens_per_step() const { return batch_size * sequence_length; }
 };
 

@@ -30,7 +30,9 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
       all.push_back(parameter.grad());
     }
   const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(all))).to(at::kFloat);
-  const at::Tensor skip = at::isfinite(norm).logical_not().to(at::kFloat);
+  // Once a gradient was not finite, no later step changes a weight: the trainer reads the norm one step late.
+  const at::Tensor broken = at::isfinite(norm).logical_not().to(at::kFloat);
+  broken_ = broken_.defined() ? at::maximum(broken_, broken) : broken;
   const at::Tensor scale = clip_ > 0 ? at::clamp_min((norm + 1e-6) / clip_, 1) : at::ones_like(norm);
   for (Group& group : groups_) {
     std::vector<at::Tensor> gradients;
@@ -38,7 +40,7 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
     const std::vector<at::Tensor> steps(group.parameters.size(), at::full({}, double(step + 1), norm.options()));
     at::_fused_adamw_(group.parameters, gradients, group.averages, group.squares, {}, steps,
                       group.learning_rate * learning_rate, beta1_, beta2_, group.weight_decay, epsilon_,
-                      /*amsgrad=*/false, /*maximize=*/false, scale, skip);
+                      /*amsgrad=*/false, /*maximize=*/false, scale, broken_);
     for (at::Tensor& parameter : group.parameters) parameter.mutable_grad().reset();
   }
   return norm;

@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -10,6 +12,7 @@
 #include "base/version.h"
 #include "data/sampler.h"
 #include "data/token_store.h"
+#include "eval/end_losses.h"
 #include "eval/held_out.h"
 #include "eval/probes.h"
 #include "ops/paths.h"
@@ -68,6 +71,7 @@ class Run {
             {"data", store.fingerprint()},
             {"data_folder", fs::absolute(store.folder()).string()},
             {"started", now_utc()},
+            {"identity", sha256(config.identity() + numerics.dump())},
             {"key", sha256(config.toml() + store.fingerprint() + numerics.dump())}};
   }
 
@@ -161,6 +165,20 @@ class Run {
     state.evaluation_loss = 0, state.evaluation_steps = 0;
   }
 
+  // end.json: the losses that architectures are compared by, over more text than the evaluations along the run.
+  void evaluate_end() {
+    const eval::HeldOut all(store, {c.eval_sets, c.domains, c.sequence_length, c.end_tokens,
+                                    c.micro_batch_size * c.sequence_length});
+    const Json sets = eval::end_losses(all.run(*model), store);
+    for (const auto& [name, set] : sets.items())
+      if (!set["loss"].is_number() || !std::isfinite(set["loss"].get<double>()))
+        fail<Error>("the loss at the end of the run is not finite on {}; {}. Lower learning_rate, or raise "
+                    "warmup_steps.",
+                    name, last_good(state.step));
+    const Json end = {{"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"sets", sets}};
+    write_file(folder / "end.json", end.dump() + "\n");
+  }
+
   // Held-out text of the first set; undefined where there is none that is long enough to ask about.
   at::Tensor probe_tokens(int64_t sequences) const {
     if (c.eval_sets.empty()) return {};
@@ -233,6 +251,33 @@ class Saving {
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(30);
 };
 
+// The loss and the gradient norm of one step. They are read one step later, so that the host prepares the next step
+// while the device works on this one.
+class StepResult {
+ public:
+  // `loss` and `norm` are scalars on the device.
+  StepResult(int64_t step, double rate, const at::Tensor& loss, const at::Tensor& norm)
+      : step(step), learning_rate(rate) {
+    const at::Tensor both = at::stack({loss.to(at::kDouble), norm.to(at::kDouble)});
+    values_ = at::empty({2}, at::TensorOptions(at::kDouble).pinned_memory(both.is_cuda()));
+    values_.copy_(both, /*non_blocking=*/true);
+    if (!both.is_cuda()) return;
+    copied_.emplace(c10::DeviceType::CUDA);
+    copied_->record(c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(both.device()));
+  }
+  // Waits for the step. {loss, norm of the gradient}
+  std::pair<double, double> read() const {
+    if (copied_) copied_->synchronize();
+    return {values_[0].item<double>(), values_[1].item<double>()};
+  }
+  int64_t step;
+  double learning_rate;
+
+ private:
+  at::Tensor values_;
+  std::optional<c10::Event> copied_;
+};
+
 Json train_steps(Run& run, Metrics& metrics) {
   const TrainConfig& c = run.c;
   const double tokens_per_step = double(c.tokens_per_step()), peak = peak_flops(run.device);
@@ -250,38 +295,60 @@ Json train_steps(Run& run, Metrics& metrics) {
     return seconds;
   };
   if (run.state.step == 0) pause([&] { run.evaluate(metrics); });
+  std::optional<StepResult> pending;
+  double norm = 0;
+  // Checks the pending step and adds it to the means. Everything that is written needs this first.
+  const auto settle = [&] {
+    if (!pending) return;
+    const auto [loss, gradient_norm] = pending->read();
+    run.check(pending->step, loss, gradient_norm);
+    Progressed& s = run.state;
+    ++s.interval_steps;
+    ++s.evaluation_steps;
+    s.interval_loss += loss;
+    s.evaluation_loss += loss;
+    s.last_loss = loss;
+    norm = gradient_norm;
+    pending.reset();
+  };
   while (run.state.step < c.steps) {
-    const int64_t step = run.state.step;
+    Progressed& s = run.state;
+    const int64_t step = s.step;
     const at::Tensor loss_now = run.gradients(step);
     const double rate = learning_rate_at(c, step);
     const at::Tensor norm_now = run.optimizer->step(rate, step);
-    const at::Tensor both = at::stack({loss_now.to(at::kDouble), norm_now.to(at::kDouble)}).cpu();
-    const double loss = both[0].item<double>();
-    run.check(step, loss, both[1].item<double>());
-    Progressed& s = run.state;
-    ++s.step, ++s.interval_steps, ++s.evaluation_steps;
-    s.interval_loss += loss, s.evaluation_loss += loss, s.last_loss = loss;
+    settle();
+    pending.emplace(step, rate, loss_now, norm_now);
+    ++s.step;
+    const bool logs = s.step % c.log_every == 0 || s.step == c.steps;
+    const bool evaluates = s.step % c.eval_every == 0 || s.step == c.steps;
+    const bool saves = saving.due(s.step) || s.step == c.steps;
+    const bool stops = interrupted() && s.step < c.steps;
+    if (logs || evaluates || saves || stops) settle();
     s.seconds = seconds_before + since(start) - paused;
-    const double speed = double(s.interval_steps) * tokens_per_step / std::max(1e-9, since(interval));
-    progress.show(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps, loss,
-                              Progress::count(speed), 300 * run.flops_per_token * speed / peak,
+    const double interval_steps = double(s.interval_steps + (pending ? 1 : 0));
+    const double speed = interval_steps * tokens_per_step / std::max(1e-9, since(interval));
+    progress.show(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
+                              s.last_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
                               Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
-    if (s.step % c.log_every == 0 || s.step == c.steps) {
+    if (logs) {
       metrics.line({{"step", s.step},
                     {"tokens", s.step * c.tokens_per_step()},
                     {"loss", s.interval_loss / double(s.interval_steps)},
                     {"learning_rate", rate},
-                    {"grad_norm", both[1].item<double>()},
+                    {"grad_norm", norm},
                     {"tokens_per_second", speed},
                     {"mfu", 3 * run.flops_per_token * speed / peak},
                     {"seconds", s.seconds},
                     {"memory_bytes", peak_memory_bytes(run.device)}});
       rates.push_back(speed);
-      s.interval_loss = 0, s.interval_steps = 0, interval = Clock::now();
+      s.interval_loss = 0;
+      s.interval_steps = 0;
+      interval = Clock::now();
     }
-    if (s.step % c.eval_every == 0 || s.step == c.steps) pause([&] { run.evaluate(metrics); });
-    if (saving.due(s.step) || s.step == c.steps) saving.took(pause([&] { run.save(); }));
-    if (interrupted() && s.step < c.steps) {
+    if (evaluates) pause([&] { run.evaluate(metrics); });
+    if (saves) saving.took(pause([&] { run.save(); }));
+    if (stops) {
       run.save();
       throw Interrupted(
           fmt::format("interrupted after step {}; saved in {}. Go on with --resume.", s.step, run.folder.string()));
@@ -324,6 +391,16 @@ Json with_memory_advice(const TrainConfig& c, Work&& work) {
 
 std::string RunConfig::toml() const {
   TrainConfig t = train;
+  return model.toml() + "\n[train]\n" + to_toml(fields_of(t));
+}
+
+std::string RunConfig::identity() const {
+  TrainConfig t = train;
+  t.steps = t.tokens = t.seed = 0;
+  t.learning_rate = 0;
+  if (t.warmup_fraction > 0) t.warmup_steps = 0;
+  t.eval_every = t.eval_tokens = t.checkpoint_every = t.log_every = 0;
+  t.keep_steps.clear();
   return model.toml() + "\n[train]\n" + to_toml(fields_of(t));
 }
 
@@ -372,6 +449,7 @@ Json train(const RunConfig& config, const TrainOptions& options) {
                                                            c.micro_batch_size * c.sequence_length});
     Metrics metrics(options.run, run.state.step);
     const Json done = train_steps(run, metrics);
+    run.evaluate_end();
     run.write_probes();
     write_file(options.run / "done.json", done.dump(1) + "\n");
     return done;
@@ -395,7 +473,9 @@ Json describe_run(const RunConfig& config, const TrainOptions& options) {
       fastest = std::min(fastest, since(start));
     }
     Json out = run.describe();
-    out["steps"] = run.c.steps, out["tokens"] = run.c.tokens;
+    out["steps"] = run.c.steps;
+    out["tokens"] = run.c.tokens;
+    out["learning_rate"] = run.c.learning_rate;
     out["estimated_seconds"] = fastest * double(run.c.steps) * double(run.c.batch_size) / double(sequences);
     return out;
   });

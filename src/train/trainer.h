@@ -15,6 +15,9 @@ struct RunConfig {
   nn::ModelSpec model;
   TrainConfig train;
   std::string toml() const;  // config.toml of the run
+  // The same without seed, budget and learning rate, and without what only decides how often something is written. Runs
+  // with equal identities differ in nothing else.
+  std::string identity() const;
 };
 // BadInput with place and nearest name.
 RunConfig read_run_config(const ConfigNode& file, const fs::path& store);

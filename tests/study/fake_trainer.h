@@ -23,8 +23,11 @@ if [ "$dry" ]; then
     echo "{\"error\": \"$config:$line:1: unknown key 'chunk_sise' in model.attention; did you mean 'chunk_size'? Nothing was changed.\"}"
     exit 2
   fi
-  key=$(grep -v '^seed' "$config" | cksum)
-  echo "{\"parameters\": 1000, \"flops_per_token\": 2000, \"tokens\": 4000, \"steps\": 10, \"estimated_seconds\": 1.5, \"key\": \"$key\"}"
+  identity=$(grep -v -e '^seed' -e '^tokens' -e '^learning_rate' "$config" | cksum)
+  rate=$(sed -n 's/^learning_rate = //p' "$config")
+  tokens=$(sed -n 's/^tokens = //p' "$config")
+  tokens=${tokens:-4000}
+  echo "{\"parameters\": 1000, \"flops_per_token\": 2000, \"tokens\": $tokens, \"steps\": $((tokens / 400)), \"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5, \"identity\": \"$identity\"}"
   exit 0
 fi
 echo "$out ${resume:-0}" >> "$FAKE_LOG"
@@ -36,6 +39,13 @@ case "$FAKE:$out:$resume" in
   slow:*) trap 'mkdir -p "$out/checkpoints/step-5"; exit 130' INT; metric 5; i=0; while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
 esac
 metric 10
+# The held-out loss is lowest at a learning rate of 0.002.
+rate=$(sed -n 's/^learning_rate = //p' "$config")
+case "$FAKE:$rate" in
+  diverge:0.004) echo "assay: the loss is NaN at step 3" >&2; exit 1;;
+esac
+case "$rate" in 0.002) loss=3.9;; *) loss=4.0;; esac
+echo "{\"step\": 10, \"tokens\": 4000, \"sets\": {\"known_a.valid\": {\"loss\": $loss}, \"fresh_a.test\": {\"loss\": 4.1}}}" > "$out/end.json"
 echo '{"step": 10, "tokens": 4000, "train_loss": 4.0, "evaluation": {"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}}' >> "$out/metrics.jsonl"
 cp "$config" "$out/config.toml"
 echo '{"parameters": 1000, "numerics": {}}' > "$out/run.json"

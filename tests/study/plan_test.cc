@@ -75,8 +75,55 @@ TEST_F(FakeStudy, AssignmentsLieOverThePlan) {
   const Plan plan = read_plan(study.plan, {"models=[\"full\"]", "seeds=[7]", "train.tokens=512"});
   ASSERT_EQ(plan.models.size(), 1u);
   EXPECT_EQ(plan.models[0].seeds, std::vector<int64_t>{7});
-  EXPECT_NE(compose(plan.models[0], plan.settings[0], 7).text.find("tokens = 512\n"), std::string::npos);
+  EXPECT_NE(compose(plan.models[0], plan.settings[0], {.seed = 7}).text.find("tokens = 512\n"), std::string::npos);
   EXPECT_TRUE(plan.text.ends_with("# --set models=[\"full\"]\n# --set seeds=[7]\n# --set train.tokens=512\n"));
+}
+
+TEST_F(PlanErrors, LadderOfOneBudgetIsRefused) {
+  const std::string plan = kPlan;
+  expect(plan + "ladder = { tokens = [4000], seeds = [1, 2] }\n", {"plan.toml:6:", "at least two budgets"});
+  expect(plan + "ladder = { tokens = [4000, 8000], seeds = [1] }\n", {"plan.toml:6:", "at least two seeds"});
+  expect(plan + "ladder = { tokens = [8000, 4000], seeds = [1, 2] }\n", {"plan.toml:6:", "ascending order"});
+  expect(plan + "tokens = [-1]\n", {"plan.toml:6:", "tokens = -1 is not a training budget"});
+}
+
+TEST_F(PlanErrors, GridOfOneLearningRateIsRefused) {
+  const std::string plan = kPlan;
+  expect(plan + "tune = { learning_rate = [1e-3], tokens = 4000 }\n", {"plan.toml:6:", "at least two learning rates"});
+  expect(plan + "tune = { learning_rate = [1e-3, -2e-3], tokens = 4000 }\n",
+         {"plan.toml:6:", "-0.002 is not a positive number"});
+  expect(plan + "tune = { learning_rate = [1e-3, 2e-3] }\n", {"plan.toml:6:", "tune.tokens must be given"});
+}
+
+TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
+  const auto runs = dry_run(options(std::string(kPlan) +
+                                    "tokens = [8000]\nladder = { tokens = [4000, 8000], seeds = [5, 6, 7] }\n"));
+  ASSERT_EQ(runs.size(), 8u);
+  EXPECT_EQ(runs[0].name, "full.4k.seed-5");
+  EXPECT_EQ(runs[5].name, "full.8k.seed-7");
+  EXPECT_EQ(runs[7].name, "window.8k.seed-2");
+  EXPECT_EQ(runs[7].tokens, 8000);
+  EXPECT_EQ(runs[7].estimate["steps"], 20);
+  EXPECT_EQ(ConfigNode::read_file(runs[0].config).child("train").value("tokens"), "4000");
+}
+
+TEST_F(FakeStudy, EqualRunsOfDifferentPlansHaveEqualKeys) {
+  const auto ladder = dry_run(options(std::string(kPlan) + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n"));
+  const auto plain = dry_run(options(kPlan));
+  EXPECT_EQ(ladder[0].key, plain[0].key);
+  EXPECT_NE(ladder[2].key, plain[0].key) << "another budget is another run";
+}
+
+TEST_F(FakeStudy, TrainKeysOfAModelLieOverThePlans) {
+  const auto plan = std::string(kPlan) + "tune = { learning_rate = [1e-3, 2e-3], tokens = 4000 }\n" +
+                    "[model.window]\ntrain = { learning_rate = 5e-3, batch = 8 }\n";
+  const auto runs = dry_run(options(plan));
+  ASSERT_EQ(runs.size(), 6u) << "a model with its own learning rate is not tuned";
+  EXPECT_EQ(runs[0].purpose, purpose::kTuning);
+  EXPECT_EQ(runs[0].name, "full.lr-0.001.seed-1");
+  EXPECT_EQ(runs[5].model, "window");
+  EXPECT_EQ(runs[5].learning_rate, 5e-3);
+  EXPECT_EQ(ConfigNode::read_file(runs[5].config).child("train").value("batch_size"), "8");
 }
 
 TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {

@@ -106,6 +106,87 @@ TEST_F(Runner, SettingsMultiplyTheRuns) {
   EXPECT_NE(read_file(runs[0].config), read_file(runs[4].config));
 }
 
+constexpr const char* kTune = "tune = { learning_rate = [0.001, 0.002, 0.004], tokens = 4000 }\n";
+
+TEST_F(Runner, TuningChoosesTheRateOfTheLowestHeldOutLoss) {
+  const Outcome outcome = run_plan(options(std::string(kPlan) + kTune));
+  EXPECT_EQ(outcome.planned, 10);
+  EXPECT_EQ(outcome.done, 10);
+  for (const Json& run : Store(folder / "study").planned_runs())
+    if (run["purpose"] == purpose::kStudy) EXPECT_EQ(run["learning_rate"], 0.002) << run["name"];
+}
+
+TEST_F(Runner, DivergedRateOfAGridIsNotChosenAndNoFailure) {
+  ::setenv("FAKE", "diverge", 1);
+  const Outcome outcome = run_plan(options(std::string(kPlan) + kTune));
+  EXPECT_TRUE(outcome.failures.empty());
+  EXPECT_EQ(outcome.done, 8);
+}
+
+TEST_F(Runner, CheckRunsHalfAndTwiceTheRate) {
+  std::string tune = kTune;
+  tune.replace(tune.find(" }"), 2, ", check = true }");
+  const auto runs = (run_plan(options(std::string(kPlan) + tune)), Store(folder / "study").planned_runs());
+  ASSERT_EQ(runs.size(), 14u);
+  EXPECT_EQ(runs[10]["purpose"], purpose::kHalf);
+  EXPECT_EQ(runs[10]["learning_rate"], 0.001);
+  EXPECT_EQ(runs[13]["purpose"], purpose::kDouble);
+  EXPECT_EQ(runs[13]["model"], "window");
+}
+
+TEST_F(Runner, FinishedRunsOfAnotherFolderAreReused) {
+  run_plan(options());
+  EXPECT_EQ(write_records(folder / "study", folder / "records"), 4);
+  for (const char* source : {"study", "records"}) {
+    StudyOptions again = options();
+    again.study = folder / fmt::format("again-{}", source);
+    again.reuse = {folder / source};
+    const Outcome outcome = run_plan(again);
+    EXPECT_EQ(outcome.reused, 4) << source;
+    EXPECT_EQ(count(starts(), '\n'), 4) << "a finished run was repeated";
+    Store store(again.study);
+    const auto runs = store.planned_runs();
+    EXPECT_EQ(runs[0]["origin"], (folder / source).string());
+    EXPECT_EQ(store.end(runs[0]["key"])["sets"]["fresh_a.test"]["loss"], 4.1);
+    EXPECT_EQ(store.evaluations(runs[0]["key"])[0]["evaluation"]["a.test"]["loss"], 4.1);
+  }
+}
+
+TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records");
+  study_of_records(folder / "records", folder / "copy");
+  Store copy(folder / "copy", Database::Mode::read);
+  ASSERT_EQ(copy.planned_runs().size(), 4u);
+  EXPECT_EQ(copy.planned_runs()[2]["status"], "done");
+  EXPECT_EQ(copy.plan()["reference"], "full");
+  EXPECT_NE(message([&] { study_of_records(folder / "models", folder / "none"); }).find("holds neither a study"),
+            std::string::npos);
+}
+
+TEST_F(Runner, FolderWithoutRecordsIsRefusedForReuse) {
+  StudyOptions study = options();
+  study.reuse = {folder / "models"};
+  EXPECT_NE(message([&] { run_plan(study); }).find("holds no study.sqlite and no record of a run"), std::string::npos);
+  EXPECT_EQ(starts(), "");
+}
+
+TEST_F(Runner, StudyOfAnEarlierVersionIsRefused) {
+  make_folder(folder / "study");
+  Database(folder / "study/study.sqlite", Database::Mode::write).execute("CREATE TABLE runs (key TEXT)");
+  EXPECT_NE(message([&] { run_plan(options()); }).find("written by an earlier version of Assay"), std::string::npos);
+}
+
+TEST_F(Runner, RunWithoutEndLossesIsRefused) {
+  const auto runs = dry_run(options());
+  const fs::path run = runs[0].folder(folder / "study");
+  make_folder(run);
+  for (const char* file : {"run.json", "done.json"}) write_file(run / file, "{}");
+  write_file(run / "config.toml", "");
+  write_file(run / "metrics.jsonl", "");
+  EXPECT_NE(message([&] { run_plan(options()); }).find("holds no end.json"), std::string::npos);
+}
+
 // Ctrl-C reaches the runs once, they save, and the study goes on later.
 TEST_F(Runner, InterruptSavesAndTheSameCommandContinues) {
   ::setenv("FAKE", "slow", 1);
