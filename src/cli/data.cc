@@ -32,6 +32,7 @@ json describe(const data::TokenStore& store) {
       json part = {
           {"domain", domain}, {"split", split}, {"documents", documents.size()}, {"tokens", documents.tokens()}};
       part["bytes"] = documents.has_bytes() ? json(documents.bytes()) : json();
+      part["sources"] = documents.has_sources() ? json(documents.source_names().size()) : json();
       parts.push_back(std::move(part));
     }
   const data::TokenizerInfo& tokenizer = store.tokenizer();
@@ -46,16 +47,18 @@ json describe(const data::TokenStore& store) {
 }
 
 std::string as_table(const json& info) {
-  std::string text =
-      fmt::format("{}   tokenizer {} of {} pieces   fingerprint {:.16}\n{:<16} {:<8} {:>12} {:>16} {:>18} {:>12}\n",
-                  info["store"].get<std::string>(), info["tokenizer"]["kind"].get<std::string>(),
-                  info["tokenizer"]["vocab_size"].get<int64_t>(), info["fingerprint"].get<std::string>(), "domain",
-                  "split", "documents", "tokens", "bytes of text", "bytes/token");
+  std::string text = fmt::format(
+      "{}   tokenizer {} of {} pieces   fingerprint {:.16}\n"
+      "{:<16} {:<8} {:>12} {:>9} {:>16} {:>18} {:>12}\n",
+      info["store"].get<std::string>(), info["tokenizer"]["kind"].get<std::string>(),
+      info["tokenizer"]["vocab_size"].get<int64_t>(), info["fingerprint"].get<std::string>(), "domain", "split",
+      "documents", "sources", "tokens", "bytes of text", "bytes/token");
   for (const json& part : info["parts"]) {
     const auto tokens = part["tokens"].get<int64_t>();
     const bool known = !part["bytes"].is_null() && tokens;
-    text += fmt::format("{:<16} {:<8} {:>12} {:>16} {:>18} {:>12}\n", part["domain"].get<std::string>(),
-                        part["split"].get<std::string>(), part["documents"].get<int64_t>(), tokens,
+    text += fmt::format("{:<16} {:<8} {:>12} {:>9} {:>16} {:>18} {:>12}\n", part["domain"].get<std::string>(),
+                        part["split"].get<std::string>(), part["documents"].get<int64_t>(),
+                        part["sources"].is_null() ? "none" : part["sources"].dump(), tokens,
                         known ? part["bytes"].dump() : "unknown",
                         known ? fmt::format("{:.3f}", part["bytes"].get<double>() / double(tokens)) : "");
   }
@@ -153,6 +156,10 @@ void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
       ->allow_extra_args(false);
   command->add_option("--field", options->prepare.field,
                       "where a document names its domain, dots between levels [meta.redpajama_set_name]");
+  command
+      ->add_option("--source-field", options->prepare.source_field,
+                   "where a document names its source, dots between levels; '' keeps no sources")
+      ->capture_default_str();
   command
       ->add_option("--valid-fraction", options->prepare.valid_fraction,
                    "of the training documents, moved to split valid")

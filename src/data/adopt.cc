@@ -39,7 +39,9 @@ void adopt(const AdoptOptions& options) {
     for (int64_t i = 0; i < documents.size(); ++i) {
       check_interrupt();
       const auto tokens = without_separator(documents.document(i), tokenizer.separator());
-      writer.add(domain_of(file), split_of(file), tokens, int64_t(tokenizer.decode(tokens).size()));
+      const int64_t source = documents.source(i);
+      writer.add(domain_of(file), split_of(file), tokens, int64_t(tokenizer.decode(tokens).size()),
+                 source < 0 ? "" : documents.source_names()[size_t(source)]);
     }
   }
   writer.set_tokenizer_file(tokenizer.contents());

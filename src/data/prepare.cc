@@ -36,7 +36,7 @@ struct Input {
 // The documents of a block, tokenised.
 struct Output {
   struct Entry {
-    std::string domain, split;
+    std::string domain, split, source;
     int64_t tokens, bytes;
   };
   size_t file = 0;
@@ -97,12 +97,14 @@ class Preparation {
   // On each tokenising thread.
   std::function<void(Input&, Output&)> worker() {
     struct State {
-      State(const std::string& field, const Tokenizer& tokenizer) : parser(field), encoder(tokenizer) {}
+      State(const std::string& domain_field, const std::string& source_field, const Tokenizer& tokenizer)
+          : parser(domain_field, source_field), encoder(tokenizer) {}
       DocumentParser parser;
       WordEncoder encoder;
       std::vector<int32_t> ids;
     };
-    auto state = std::make_shared<State>(options_.field.empty() ? kSetField : options_.field, tokenizer_);
+    auto state =
+        std::make_shared<State>(options_.field.empty() ? kSetField : options_.field, options_.source_field, tokenizer_);
     return [this, state](Input& in, Output& out) {
       out.file = in.file;
       state->parser.parse(in.block, out.counts, [&](const Document& document) {
@@ -110,8 +112,8 @@ class Preparation {
         if (domain.empty()) return void(++out.counts.unknown_domain);
         if (!state->encoder.encode(document.text, state->ids)) return void(++out.counts.too_long);
         out.tokens.insert(out.tokens.end(), state->ids.begin(), state->ids.end());
-        out.documents.push_back(
-            {domain, split(in.file, document.text), int64_t(state->ids.size()), int64_t(document.text.size())});
+        out.documents.push_back({domain, split(in.file, document.text), std::string(document.source),
+                                 int64_t(state->ids.size()), int64_t(document.text.size())});
       });
     };
   }
@@ -136,7 +138,7 @@ class Preparation {
     ReadCounts& counts = counts_[out.file] += out.counts;
     for (const auto& document : out.documents) {
       writer_.add(document.domain, document.split, std::span(out.tokens).subspan(begin, size_t(document.tokens)),
-                  document.bytes);
+                  document.bytes, document.source);
       begin += size_t(document.tokens);
       ++counts.documents, counts.bytes += document.bytes, text_bytes_ += document.bytes;
     }

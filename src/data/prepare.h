@@ -16,7 +16,9 @@ struct PrepareOptions {
   // The domain of a document: the NAME of the first glob that matches its file (whole path or file name); else what
   // `field` says, SlimPajama's set names shortened (RedPajamaCommonCrawl → cc, …, RedPajamaStackExchange → stack).
   std::vector<std::pair<std::string, std::string>> domains = {};  // NAME, GLOB
-  std::string field = {};        // "": meta.redpajama_set_name, where only those seven count
+  std::string field = {};  // "": meta.redpajama_set_name, where only those seven count
+  // Where a document names its source: a string, dots between levels. "": sources are not kept.
+  std::string source_field = "meta.source";
   double valid_fraction = 0.01;  // of the training documents go to split valid, chosen by a hash of their text
   int threads = 0;               // that tokenise; 0: one a core
   bool overwrite = false;        // replaces a token store that is there

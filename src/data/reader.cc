@@ -125,15 +125,37 @@ bool BlockReader::next(Block& block) {
   return true;
 }
 
+namespace {
+
+// The levels of a field; none for "".
+std::vector<std::string> levels_of(std::string field) {
+  std::vector<std::string> levels;
+  if (field.empty()) return levels;
+  for (size_t dot; (dot = field.find('.')) != std::string::npos; field.erase(0, dot + 1))
+    levels.push_back(field.substr(0, dot));
+  levels.push_back(field);
+  return levels;
+}
+
+// The string that a document holds at a field, "" when there is none.
+std::string_view string_at(simdjson::dom::element at, const std::vector<std::string>& levels) {
+  const bool found = std::ranges::all_of(levels, [&](const std::string& level) { return !at[level].get(at); });
+  std::string_view text;
+  if (!found || levels.empty() || at.get_string().get(text)) return "";
+  return text;
+}
+
+}  // namespace
+
 struct DocumentParser::Parser {
-  std::vector<std::string> field;  // its levels
+  std::vector<std::string> domain, source;  // the levels of the fields
   simdjson::dom::parser json;
 };
 
-DocumentParser::DocumentParser(std::string field) : parser_(std::make_unique<Parser>()) {
-  for (size_t dot; (dot = field.find('.')) != std::string::npos; field.erase(0, dot + 1))
-    parser_->field.push_back(field.substr(0, dot));
-  parser_->field.push_back(field);
+DocumentParser::DocumentParser(const std::string& domain_field, const std::string& source_field)
+    : parser_(std::make_unique<Parser>()) {
+  parser_->domain = levels_of(domain_field);
+  parser_->source = levels_of(source_field);
 }
 DocumentParser::~DocumentParser() = default;
 
@@ -153,7 +175,7 @@ std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, R
     } else if (is_blank(line)) {
       ++counts.empty;
     } else {
-      return Document{line, "", number};
+      return Document{line, "", "", number};
     }
   }
   return std::nullopt;
@@ -164,15 +186,11 @@ std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t
   simdjson::dom::element root;
   const bool padded = room >= line.size() + simdjson::SIMDJSON_PADDING;
   const auto error = parser_->json.parse(line.data(), line.size(), !padded).get(root);
-  std::string_view text, domain;
+  std::string_view text;
   if (error == simdjson::UTF8_ERROR) return ++counts.invalid_utf8, std::nullopt;
   if (error || root["text"].get_string().get(text)) return ++counts.broken_lines, std::nullopt;
   if (is_blank(text)) return ++counts.empty, std::nullopt;
-  simdjson::dom::element at = root;
-  const bool found = std::all_of(parser_->field.begin(), parser_->field.end(),
-                                 [&](const std::string& level) { return !at[level].get(at); });
-  if (!found || at.get_string().get(domain)) domain = "";
-  return Document{text, domain, number};
+  return Document{text, string_at(root, parser_->domain), string_at(root, parser_->source), number};
 }
 
 }  // namespace assay::data

@@ -60,14 +60,16 @@ class BlockReader {
 struct Document {
   std::string_view text;    // valid UTF-8, holds something other than white space
   std::string_view domain;  // what the field says, "" without it
+  std::string_view source;  // what the field says, "" without it
   int64_t line;
 };
 
 // Takes blocks apart. One a thread; what a Document points to lives until the next call.
 class DocumentParser {
  public:
-  // `field`: where a JSON document names its domain, with dots between levels ("meta.redpajama_set_name").
-  explicit DocumentParser(std::string field);
+  // Where a JSON document names its domain and its source (both strings), with dots between levels
+  // ("meta.redpajama_set_name"). "": nowhere.
+  explicit DocumentParser(const std::string& domain_field, const std::string& source_field = "");
   ~DocumentParser();
   // Calls use(document) for each good document of the block, counts the others. Does not count documents and bytes.
   template <class Use>

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
@@ -15,7 +17,7 @@ namespace assay::data {
 namespace {
 
 constexpr int64_t kU16Vocabulary = 65500;
-constexpr size_t kMostParts = 192;  // three open files each
+constexpr size_t kMostParts = 192;  // four open files each; 1024 is a usual limit
 
 // A buffered file in the temporary folder.
 class Output {
@@ -44,6 +46,40 @@ class Output {
   }
   fs::path path_;
   std::FILE* file_;
+};
+
+// The source of every document. There are no files until a document names its source.
+class SourceOutput {
+ public:
+  explicit SourceOutput(fs::path stem) : stem_(std::move(stem)) {}
+  void add(std::string_view source) {
+    if (!source.empty() && !file_) open();
+    if (file_) file_->value(position(source));
+    else ++without_;
+  }
+  bool finish() {  // false when no document named a source
+    if (!file_) return false;
+    file_->close();
+    write_file(stem_.string() + ".sources.json", nlohmann::json(names_).dump(1) + "\n");
+    return true;
+  }
+
+ private:
+  void open() {
+    file_.emplace(stem_.string() + ".sources");
+    for (int64_t i = 0; i < without_; ++i) file_->value(int32_t{-1});
+  }
+  int32_t position(std::string_view source) {
+    if (source.empty()) return -1;
+    const auto [found, added] = positions_.try_emplace(std::string(source), int32_t(names_.size()));
+    if (added) names_.emplace_back(source);
+    return found->second;
+  }
+  fs::path stem_;
+  std::optional<Output> file_;
+  int64_t without_ = 0;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, int32_t> positions_;
 };
 
 // Calls use(length) for every i32 of the file.
@@ -81,20 +117,24 @@ class StoreWriter::Part {
         narrow_(narrow),
         bin_(stem.string() + ".bin"),
         bytes_(stem.string() + ".bytes"),
-        lengths_(stem.string() + ".lengths") {}
+        lengths_(stem.string() + ".lengths"),
+        sources_(stem) {}
 
-  void add(std::span<const int32_t> tokens, int64_t bytes) {
+  void add(std::span<const int32_t> tokens, int64_t bytes, std::string_view source) {
     narrow_ ? write<uint16_t>(tokens) : write<int32_t>(tokens);
     bytes_.value(bytes);
     lengths_.value(int32_t(tokens.size()));
+    sources_.add(source);
     documents += 1, this->tokens += int64_t(tokens.size()), text_bytes += bytes;
   }
   nlohmann::json finish() {
     write_index();
     bin_.close(), bytes_.close(), lengths_.close();
     fs::remove(lengths_.path());
+    std::vector<std::string> suffixes{"bin", "idx", "bytes"};
+    if (sources_.finish()) suffixes.insert(suffixes.end(), {"sources", "sources.json"});
     nlohmann::json files;
-    for (const char* suffix : {"bin", "idx", "bytes"}) {
+    for (const std::string& suffix : suffixes) {
       const fs::path file = stem_.string() + "." + suffix;
       files[suffix] = {{"size", int64_t(fs::file_size(file))}, {"sha256", sha256_of_file(file)}};
     }
@@ -126,6 +166,7 @@ class StoreWriter::Part {
   fs::path stem_;
   bool narrow_;
   Output bin_, bytes_, lengths_;
+  SourceOutput sources_;
   int64_t documents = 0, tokens = 0, text_bytes = 0;
 };
 
@@ -157,12 +198,12 @@ StoreWriter::Part& StoreWriter::part(const std::string& domain, const std::strin
 }
 
 void StoreWriter::add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens,
-                      int64_t bytes) {
+                      int64_t bytes, std::string_view source) {
   if (tokens.size() >= size_t(std::numeric_limits<int32_t>::max()))
     fail("a document of {} tokens; the layout ends at 2^31", tokens.size());
   std::vector<int32_t> ended(tokens.begin(), tokens.end());
   ended.push_back(int32_t(tokenizer_.separator));
-  part(domain, split).add(ended, bytes);
+  part(domain, split).add(ended, bytes, source);
   tokens_ += int64_t(ended.size());
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "data/token_store.h"
@@ -12,7 +13,7 @@
 namespace assay::data {
 
 // Writes a store into a temporary folder beside its place; commit() publishes it whole. Without commit() nothing is
-// left. Memory does not grow with the number of documents.
+// left. Memory grows with the number of different sources, not with the number of documents.
 class StoreWriter {
  public:
   // BadInput when `folder` exists, unless `overwrite` and it is a token store (or empty).
@@ -21,7 +22,9 @@ class StoreWriter {
   StoreWriter(const StoreWriter&) = delete;
 
   // One document. The separator is appended here. Names of domains: letters, digits, '_', '-'.
-  void add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens, int64_t bytes);
+  // `source`: what the document was taken from, "" when that is not known.
+  void add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens, int64_t bytes,
+           std::string_view source = {});
   void set_tokenizer_file(std::string_view contents);
   void note(const std::string& key, nlohmann::json value) { notes_[key] = std::move(value); }  // kept in the manifest
   int64_t tokens() const { return tokens_; }

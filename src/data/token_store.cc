@@ -1,5 +1,6 @@
 #include "data/token_store.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -78,10 +79,28 @@ Documents::Documents(const fs::path& stem)
   if (end != int64_t(bin_.bytes().size()) || index(0) != 0 || index(documents_) != sequences_)
     fail("{}: the index describes {} bytes of tokens, the .bin file has {}; one of them is cut off or damaged", name,
          end, bin_.bytes().size());
-  if (!fs::exists(with_suffix(stem, ".bytes"))) return;
-  bytes_.emplace(with_suffix(stem, ".bytes"));
+  open_bytes();
+  open_sources();
+}
+
+void Documents::open_bytes() {
+  const fs::path file = with_suffix(stem_, ".bytes");
+  if (!fs::exists(file)) return;
+  bytes_.emplace(file);
   if (int64_t(bytes_->bytes().size()) != 8 * documents_)
-    fail("{}.bytes: {} bytes, expected 8 for each of {} documents", stem.string(), bytes_->bytes().size(), documents_);
+    fail("{}: {} bytes, expected 8 for each of {} documents", file.string(), bytes_->bytes().size(), documents_);
+}
+
+void Documents::open_sources() {
+  const fs::path file = with_suffix(stem_, ".sources"), names = with_suffix(stem_, ".sources.json");
+  if (!fs::exists(file)) return;
+  sources_.emplace(file);
+  if (int64_t(sources_->bytes().size()) != 4 * documents_)
+    fail("{}: {} bytes, expected 4 for each of {} documents", file.string(), sources_->bytes().size(), documents_);
+  const auto list = nlohmann::json::parse(read_file(names), nullptr, /*allow_exceptions=*/false);
+  const bool strings = list.is_array() && std::ranges::all_of(list, [](const auto& name) { return name.is_string(); });
+  if (!strings) fail("{}: a JSON list of the names of the sources was expected", names.string());
+  source_names_ = list.get<std::vector<std::string>>();
 }
 
 int64_t Documents::offset(int64_t sequence) const {
@@ -122,11 +141,29 @@ int64_t Documents::bytes() const {
   return sum;
 }
 
+int64_t Documents::source(int64_t i) const {
+  if (i < 0 || i >= documents_) fail<Error>("{}: document {} of {}", stem_.string(), i, documents_);
+  if (!sources_) return -1;
+  const int64_t source = load<int32_t>(sources_->bytes().data() + 4 * i);
+  if (source < -1 || source >= int64_t(source_names_.size()))
+    fail("{}.sources: document {} has source {}, but {} sources have a name", stem_.string(), i, source,
+         source_names_.size());
+  return source;
+}
+
 void Documents::read(int64_t offset, int64_t count, int64_t* out) const {
   const Tokens all = stream();
   if (offset < 0 || count < 0 || offset + count > all.size())
     fail<Error>("{}: tokens {} … {} asked of {}", stem_.string(), offset, offset + count - 1, all.size());
   all.copy(offset, count, out);
+}
+
+void Documents::verify_sources() const {
+  for (int64_t i = 0; i < documents_; ++i) source(i);
+  auto names = source_names_;
+  std::ranges::sort(names);
+  if (const auto twice = std::ranges::adjacent_find(names); twice != names.end())
+    fail("{}.sources.json: the name '{}' is there twice", stem_.string(), *twice);
 }
 
 void Documents::verify(int64_t vocabulary) const {
@@ -136,6 +173,7 @@ void Documents::verify(int64_t vocabulary) const {
       fail("{}.idx: length and offsets of sequence {} disagree", stem_.string(), i);
   for (int64_t i = 0; i < documents_; ++i)
     if (document(i).size() < 1) fail("{}.idx: document {} is empty", stem_.string(), i);
+  verify_sources();
   const Tokens all = stream();
   for (int64_t i = 0; i < all.size(); ++i)
     if (all[i] < 0 || all[i] >= vocabulary)
@@ -154,6 +192,9 @@ TokenStore::TokenStore(const fs::path& folder) : folder_(folder), manifest_(read
         fail("{}: {} tokens in {} documents, but the manifest says {} in {}", (folder / name).string(),
              documents->tokens(), documents->size(), part.at("tokens").get<int64_t>(),
              part.at("documents").get<int64_t>());
+      if (documents->has_sources() != part.at("files").contains("sources"))
+        fail("{}.sources: {}", (folder / name).string(),
+             documents->has_sources() ? "it is not in the manifest" : "the manifest has it, but it is missing");
       documents_[part.at("domain")][part.at("split")] = std::move(documents);
     }
   } catch (const nlohmann::json::exception& error) {

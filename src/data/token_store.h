@@ -1,13 +1,19 @@
 #pragma once
 // The token store: a folder with tokens of named domains and splits, memory-mapped for reading.
 //
-//   manifest.json               format, tokenizer, sizes and sha256 of every file, sources
+//   manifest.json               format, tokenizer, sizes and sha256 of every file, input files
 //   tokenizer.model             the SentencePiece model, absent when the tokens are synthetic
 //   <domain>.<split>.bin/.idx   Megatron's layout, little-endian. One sequence a document, a separator at its end.
 //       .idx  "MMIDIDX\0\0", u64 1, u8 dtype (4 i32, 8 u16), u64 sequences, u64 documents, i32 lengths[sequences],
 //             i64 byte offsets[sequences], i64 document indices[documents] (first 0, last = sequences)
 //       .bin  token ids back to back, u16 when the vocabulary is below 65,500, else i32
 //   <domain>.<split>.bytes      i64 a document: UTF-8 bytes of its text (for bits per byte)
+//   <domain>.<split>.sources    optional: i32 per document, the position of its source in the list
+//                               of names, or -1 when the document names none
+//   <domain>.<split>.sources.json
+//                               the names: a JSON list of strings in the order of first occurrence
+// The source of a document is what it was taken from, for example a repository. Documents of one
+// source are not independent, so statistics cluster by it.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -38,7 +44,8 @@ class Tokens {
 // The documents of one domain and split. Opening checks magic, version and that all sizes agree; BadInput otherwise.
 class Documents {
  public:
-  // `stem`: the path without .bin/.idx/.bytes. The .bytes file may be absent (files that Megatron wrote).
+  // `stem`: the path without .bin/.idx/.bytes/.sources. The .bytes file may be absent (files that
+  // Megatron wrote), and so may .sources (no document names a source).
   explicit Documents(const fs::path& stem);
 
   int64_t size() const { return documents_; }
@@ -46,18 +53,27 @@ class Documents {
   Tokens document(int64_t i) const;                   // its last token is the separator
   int64_t begin(int64_t i) const;                     // where document i begins in the stream; begin(size()) = tokens()
   bool has_bytes() const { return bytes_.has_value(); }
-  int64_t bytes(int64_t i) const;                                // UTF-8 bytes of the text of document i
-  int64_t bytes() const;                                         // of all documents
+  int64_t bytes(int64_t i) const;  // UTF-8 bytes of the text of document i
+  int64_t bytes() const;           // of all documents
+  bool has_sources() const { return sources_.has_value(); }
+  // The position of the source of document i in source_names(), or -1 when it has none.
+  int64_t source(int64_t i) const;
+  const std::vector<std::string>& source_names() const { return source_names_; }
   Tokens stream() const;                                         // all documents back to back
   void read(int64_t offset, int64_t count, int64_t* out) const;  // tokens offset … offset + count − 1 of the stream
-  void verify(int64_t vocabulary) const;  // offsets, lengths and ids, all of them; BadInput at the first that is wrong
+  // Checks all offsets, lengths, ids and sources; BadInput at the first that is wrong.
+  void verify(int64_t vocabulary) const;
 
  private:
   int64_t offset(int64_t sequence) const;  // in bytes; offset(sequences) = size of .bin
   int64_t index(int64_t document) const;   // its first sequence
+  void open_bytes();
+  void open_sources();
+  void verify_sources() const;
   fs::path stem_;
   MappedFile bin_, idx_;
-  std::optional<MappedFile> bytes_;
+  std::optional<MappedFile> bytes_, sources_;
+  std::vector<std::string> source_names_;
   int width_ = 0;
   int64_t sequences_ = 0, documents_ = 0;
 };

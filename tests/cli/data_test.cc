@@ -60,13 +60,17 @@ std::string corpus() {
 TEST_F(DataCommands, FromTextToAVerifiedStore) {
   write("in/train/a.txt", corpus()), write("in/test/b.txt", corpus());
   write("in/c.test.jsonl",
-        "{\"text\": \"cut\n{\"text\": \"some code\", \"meta\": {\"redpajama_set_name\": \"RedPajamaGithub\"}}\n");
+        "{\"text\": \"cut\n{\"text\": \"some code\", \"meta\": {\"redpajama_set_name\": \"RedPajamaGithub\", "
+        "\"source\": \"owner/repository\"}}\n");
   EXPECT_EQ(run_json("tokenizer train in --vocab 320 -o m.model").at("vocab_size"), 320);
   const json report =
       run_json("data prepare --tokenizer m.model -o store --domain prose='*.txt' --valid-fraction 0 in");
   EXPECT_EQ(report.at("total").at("documents"), 3);
   EXPECT_EQ(report.at("total").at("broken_lines"), 1);
-  EXPECT_EQ(run_json("data info store").at("parts").size(), 3u);
+  const json parts = run_json("data info store").at("parts");
+  EXPECT_EQ(parts.size(), 3u);
+  EXPECT_EQ(parts.at(0).at("sources"), 1);
+  EXPECT_TRUE(parts.at(1).at("sources").is_null());
   EXPECT_EQ(run_json("data verify store").at("verified"), true);
   const json domains = run_json("data overlap store").at("domains");
   EXPECT_EQ(domains.at(1).at("domain"), "prose");

@@ -120,6 +120,69 @@ TEST(Prepare, TakesTheDomainFromAFieldOrTheFileName) {
   EXPECT_EQ(TokenStore(folder / "store").domains(), (std::vector<std::string>{"my_blog", "poems"}));
 }
 
+std::string document_of(const std::string& text, const json& source) {
+  json line = {{"text", text}, {"meta", {{"redpajama_set_name", "RedPajamaC4"}, {"source", source}}}};
+  return line.dump() + "\n";
+}
+
+std::vector<std::string> sources_of(const Documents& documents) {
+  std::vector<std::string> sources;
+  for (int64_t i = 0; i < documents.size(); ++i) {
+    const int64_t source = documents.source(i);
+    sources.push_back(source < 0 ? "" : documents.source_names()[size_t(source)]);
+  }
+  return sources;
+}
+
+TEST(Prepare, KeepsTheSourceOfEveryDocument) {
+  const Folder folder;
+  const std::string text = document("no source", "RedPajamaC4") + document_of("one", "owner/b") +
+                           document_of("two", "owner/a") + document_of("a number", 3) + document_of("empty", "") +
+                           document_of("three", "owner/b") + document_of("汉字", "所有者/库");
+  prepare(options_for(folder, {folder.write("x.test.jsonl", text), folder.write("y.test.txt", "text")}));
+  const TokenStore store(folder / "store");
+  EXPECT_EQ(sources_of(store.documents("c4", "test")),
+            (std::vector<std::string>{"", "owner/b", "owner/a", "", "", "owner/b", "所有者/库"}));
+  store.verify();
+}
+
+TEST(Prepare, ReadsTheSourceFromTheGivenField) {
+  const Folder folder;
+  std::string text = json{{"text", "t"}, {"repository", "r"}, {"meta", {{"source", "s"}}}}.dump() + "\n";
+  auto options = options_for(folder, {folder.write("x.test.jsonl", text)});
+  options.domains = {{"code", "*"}};
+  options.source_field = "repository";
+  options.overwrite = true;
+  prepare(options);
+  EXPECT_EQ(sources_of(TokenStore(folder / "store").documents("code", "test")), std::vector<std::string>{"r"});
+  options.source_field = "";
+  prepare(options);
+  EXPECT_FALSE(TokenStore(folder / "store").documents("code", "test").has_sources());
+}
+
+TEST(Prepare, SourcesAreTheSameForAnyNumberOfThreads) {
+  const Folder folder;
+  std::vector<fs::path> inputs;
+  for (uint64_t file = 0; file < 3; ++file) {
+    std::string text;
+    for (uint64_t i = 0; i < 400; ++i)
+      text += document_of(prose(1000 * file + i, 20 + 10 * i), "source " + std::to_string(i % 7 + file));
+    inputs.push_back(folder.write("part" + std::to_string(file) + ".jsonl", text));
+  }
+  std::vector<std::string> expected;
+  for (const int threads : {1, 2, 7}) {
+    auto options = options_for(folder, inputs);
+    options.threads = threads;
+    options.overwrite = true;
+    prepare(options);
+    const TokenStore store(folder / "store");
+    const auto sources = sources_of(store.documents("c4", "train"));
+    if (expected.empty()) expected = sources;
+    EXPECT_EQ(sources, expected) << threads << " threads";
+    EXPECT_EQ(store.documents("c4", "train").source_names().size(), 9u) << threads << " threads";
+  }
+}
+
 TEST(Prepare, MovesAShareOfTheTrainingDocumentsByTheirContent) {
   const Folder folder;
   std::string text, test;
@@ -184,6 +247,15 @@ TEST(Prepare, CtrlCLeavesNothingBehind) {
             message.find("nothing was left behind") != std::string::npos && out.entries() == 0 ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+TEST(Adopt, KeepsSources) {
+  const Folder folder;
+  prepare(options_for(folder, {folder.write("x.test.jsonl", document_of("one", "b") + document_of("two", "a"))}));
+  adopt({.files = {folder / "store/c4.test.idx"}, .tokenizer = tokenizer_file(), .store = folder / "adopted"});
+  const TokenStore adopted(folder / "adopted");
+  EXPECT_EQ(sources_of(adopted.documents("c4", "test")), (std::vector<std::string>{"b", "a"}));
+  EXPECT_EQ(adopted.fingerprint(), TokenStore(folder / "store").fingerprint());
 }
 
 TEST(Adopt, GivesTheStoreThatPrepareWrote) {

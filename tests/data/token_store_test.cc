@@ -153,6 +153,95 @@ TEST(TokenStore, NamesTheNearestDomain) {
   EXPECT_MESSAGE(store.documents("web", "tain"), "did you mean 'train'?");
 }
 
+// Domain a: documents of sources y, none, x, y; domain b: no document has a source.
+fs::path store_with_sources(const Folder& folder, const std::string& last = "y") {
+  StoreWriter writer(folder / "store", kNone);
+  const std::vector<int32_t> tokens{1, 2};
+  for (const std::string& source : {std::string(), std::string("y"), std::string(), std::string("x"), last})
+    writer.add("a", "test", tokens, 2, source);
+  writer.add("b", "test", tokens, 2);
+  writer.commit();
+  return folder / "store";
+}
+
+TEST(TokenStore, SourcesAreKeptInTheOrderOfFirstOccurrence) {
+  const Folder folder;
+  const TokenStore store(store_with_sources(folder));
+  const Documents& a = store.documents("a", "test");
+  ASSERT_TRUE(a.has_sources());
+  EXPECT_EQ(a.source_names(), (std::vector<std::string>{"y", "x"}));
+  std::vector<int64_t> sources;
+  for (int64_t i = 0; i < a.size(); ++i) sources.push_back(a.source(i));
+  EXPECT_EQ(sources, (std::vector<int64_t>{-1, 0, -1, 1, 0}));
+  EXPECT_THROW((void)a.source(5), Error);
+  store.verify();
+}
+
+TEST(TokenStore, DomainWithoutSourcesHasNoSourceFile) {
+  const Folder folder;
+  const fs::path path = store_with_sources(folder);
+  const TokenStore store(path);
+  EXPECT_FALSE(store.documents("b", "test").has_sources());
+  EXPECT_EQ(store.documents("b", "test").source(0), -1);
+  EXPECT_TRUE(store.documents("b", "test").source_names().empty());
+  EXPECT_FALSE(fs::exists(path / "b.test.sources"));
+  EXPECT_FALSE(store.manifest().at("parts").at(1).at("files").contains("sources"));
+}
+
+TEST(TokenStore, FingerprintOfAStoreWithoutSourcesIsThatOfEarlierVersions) {
+  const Folder folder;
+  EXPECT_EQ(TokenStore(small_store(folder)).fingerprint(),
+            "c634a7c213032b061ca6bb5eb997345b5333ba413c5b5a2d43592690df8386d7");
+}
+
+TEST(TokenStore, FingerprintCoversTheSources) {
+  const Folder first, same, other;
+  const auto fingerprint = TokenStore(store_with_sources(first)).fingerprint();
+  EXPECT_EQ(TokenStore(store_with_sources(same)).fingerprint(), fingerprint);
+  EXPECT_NE(TokenStore(store_with_sources(other, "x")).fingerprint(), fingerprint);
+}
+
+TEST(TokenStore, DamagedSourcesAreRejected) {
+  const Folder folder;
+  const fs::path store = store_with_sources(folder);
+  const fs::path sources = store / "a.test.sources", names = store / "a.test.sources.json";
+  const std::string good_sources = read_file(sources), good_names = read_file(names);
+  auto restore = [&] {
+    write_file(sources, good_sources);
+    write_file(names, good_names);
+  };
+  write_file(sources, good_sources.substr(0, 12));
+  EXPECT_MESSAGE(TokenStore{store}, "a.test.sources: 12 bytes, expected 4 for each of 5 documents");
+  restore();
+  for (const char* text : {"", "{}", "[1]", "[\"y\""}) {
+    write_file(names, text);
+    EXPECT_MESSAGE(TokenStore{store}, "a JSON list of the names of the sources was expected");
+  }
+  fs::remove(names);
+  EXPECT_MESSAGE(TokenStore{store}, "a.test.sources.json: cannot be read");
+  restore();
+  fs::remove(sources);
+  EXPECT_MESSAGE(TokenStore{store}, "a.test.sources: the manifest has it, but it is missing");
+  restore();
+  write_file(store / "b.test.sources", std::string(4, '\0'));
+  write_file(store / "b.test.sources.json", "[\"y\"]");
+  EXPECT_MESSAGE(TokenStore{store}, "b.test.sources: it is not in the manifest");
+}
+
+TEST(TokenStore, VerifyChecksTheSources) {
+  const Folder folder;
+  const fs::path store = store_with_sources(folder);
+  const Documents before(store / "a.test");
+  before.verify(300);
+  replace(store / "a.test.sources", 4, "\2");
+  EXPECT_MESSAGE(TokenStore(store).verify(), "a.test.sources: its contents changed");
+  EXPECT_MESSAGE(Documents(store / "a.test").verify(300), "document 1 has source 2, but 2 sources have a name");
+  EXPECT_MESSAGE((void)Documents(store / "a.test").source(1), "document 1 has source 2");
+  replace(store / "a.test.sources", 4, std::string_view("\0", 1));
+  write_file(store / "a.test.sources.json", "[\"y\", \"y\"]");
+  EXPECT_MESSAGE(Documents(store / "a.test").verify(300), "the name 'y' is there twice");
+}
+
 TEST(StoreWriter, LeavesNothingWithoutCommit) {
   const Folder folder;
   {
