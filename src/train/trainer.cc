@@ -56,6 +56,7 @@ class Run {
     for (const ops::OpPath& path : ops::op_paths())
       if (path.device == (device.is_cuda() ? "cuda" : "cpu"))
         paths[path.op] = path.path, numerics[path.op] = path.numerics;
+    for (const auto& [part, version] : model->numerics()) numerics[part] = version;
     return {{"parameters", model->parameter_count()},
             {"flops_per_token", flops_per_token},
             {"state_bytes", {{"2048", model->state_bytes(2048)}, {"102400", model->state_bytes(102400)}}},
