@@ -116,6 +116,13 @@ TEST(StartingValues, ProjectionsOfMambaAndLonghornAreUniform) {
   }
 }
 
+TEST(StartingValues, ShortConvolutionFollowsConvStd) {
+  for (const std::string mixer : {"delta_net", "gated_delta_net"}) {
+    expect_uniform(started(mixer, "conv.weight"), 0.5, mixer);
+    EXPECT_NEAR(started(mixer, "conv.weight", "conv_std = 0.02").std().item<double>(), 0.02, 2e-3) << mixer;
+  }
+}
+
 TEST(StartingValues, ChangedStartingValuesEnterTheNumericsOfTheModel) {
   const auto numerics = [](const std::string& pattern) {
     return make_model("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 2\npattern = [" + pattern + "]\n")
