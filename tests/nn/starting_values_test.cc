@@ -123,6 +123,25 @@ TEST(StartingValues, ShortConvolutionFollowsConvStd) {
   }
 }
 
+TEST(StartingValues, ScaleOfUnitQueriesStartsWhereToldAndLearnsFaster) {
+  for (const std::string mixer : {"attention", "top1_element", "top1_chunk"}) {
+    const auto model = [&](const std::string& table) {
+      return make_model(
+          fmt::format("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 1\npattern = [\"{0}\"]\n"
+                      "[model.{0}]\nqk_norm = true\n{1}",
+                      mixer, table));
+    };
+    const std::string scale = "layers_0.mixer.scale", matrix = "layers_0.mixer.qkv.weight";
+    const auto plain = model(""), told = model("initial_scale = 8.0\nscale_learning_rate = 1.0");
+    plain->initialise(1), told->initialise(1);
+    EXPECT_TRUE(plain->named_parameters()[scale].eq(20).all().item<bool>()) << mixer;
+    EXPECT_TRUE(told->named_parameters()[scale].eq(8).all().item<bool>()) << mixer;
+    EXPECT_EQ(plain->group(scale, plain->named_parameters()[scale]), (ParameterGroup{.learning_rate = 40})) << mixer;
+    EXPECT_EQ(told->group(scale, told->named_parameters()[scale]), ParameterGroup()) << mixer;
+    EXPECT_EQ(plain->group(matrix, plain->named_parameters()[matrix]), (ParameterGroup{.weight_decay = true})) << mixer;
+  }
+}
+
 TEST(StartingValues, ChangedStartingValuesEnterTheNumericsOfTheModel) {
   const auto numerics = [](const std::string& pattern) {
     return make_model("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 2\npattern = [" + pattern + "]\n")
