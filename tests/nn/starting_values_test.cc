@@ -100,7 +100,7 @@ at::Tensor started(const std::string& pattern, const std::string& name, const st
 // Uniform in ±bound: nothing beyond it, and the deviation of the uniform distribution.
 void expect_uniform(const at::Tensor& x, double bound, const std::string& what) {
   EXPECT_LE(x.abs().max().item<double>(), bound * (1 + 1e-6)) << what;
-  EXPECT_NEAR(x.std().item<double>() / (bound / std::sqrt(3)), 1, 0.05) << what;
+  EXPECT_NEAR(x.std().item<double>() / (bound / std::sqrt(3)), 1, 0.08) << what;
 }
 
 // state-spaces/mamba and Longhorn: torch's Linear, and out_proj smaller by the root of the residual branches.
@@ -119,7 +119,7 @@ TEST(StartingValues, ProjectionsOfMambaAndLonghornAreUniform) {
 TEST(StartingValues, ShortConvolutionFollowsConvStd) {
   for (const std::string mixer : {"delta_net", "gated_delta_net"}) {
     expect_uniform(started(mixer, "conv.weight"), 0.5, mixer);
-    EXPECT_NEAR(started(mixer, "conv.weight", "conv_std = 0.02").std().item<double>(), 0.02, 1.5e-3) << mixer;
+    EXPECT_NEAR(started(mixer, "conv.weight", "conv_std = 0.02").std().item<double>(), 0.02, 2e-3) << mixer;
   }
 }
 

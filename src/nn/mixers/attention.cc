@@ -3,7 +3,7 @@
 // ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores.           [Press 2022, §3]
 // QK-norm: q, k divided by their length per head; the scale is learned per head,                [Henry 2020, eq. 6]
 // or fixed at 1 / temperature.                                                                  [BC §3, Figure 4]
-// The scale starts at 20, which is log2(L² − L) for L = 1024 [Henry 2020, §3.1]. AdamW moves a
+// The scale starts at 20, which is log2(L² − L) for L = 1024 [Henry 2020]. AdamW moves a
 // parameter by about the sum of its learning rates at most. That sum is 0.6 for 1,250 steps with a
 // peak of 1e-3, so the scale learns 40 times as fast as the matrices. A relative step is then twice
 // the learning rate, as with RMSNorm weights on q and k [Qwen3, Gemma 3].
