@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -31,6 +32,7 @@ void sync_folder(const fs::path& folder) {
 
 constexpr const char* kTemporary = ".tmp";
 constexpr size_t kRandomDigits = 16;
+constexpr std::chrono::hours kAbandonedAfter(1);
 
 fs::path random_name(const fs::path& path) {
   uint64_t number;
@@ -51,7 +53,17 @@ bool is_at(const fs::path& path, int descriptor) {
   return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-// Removes temporary folders of `path` that no living process holds.
+// Whether nothing in the folder was written for a while.
+bool is_old(const fs::path& folder) {
+  const auto limit = fs::file_time_type::clock::now() - kAbandonedAfter;
+  if (fs::last_write_time(folder) > limit) return false;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.last_write_time() > limit) return false;
+  return true;
+}
+
+// Removes temporary folders of `path` that no living process holds. The lock alone does not tell:
+// some file systems keep locks to themselves on each host.
 void remove_abandoned_folders(const fs::path& path) {
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code ignored;
@@ -59,7 +71,7 @@ void remove_abandoned_folders(const fs::path& path) {
     if (!is_temporary_name(entry.path().filename().string(), path.filename().string())) continue;
     const int descriptor = ::open(entry.path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (descriptor < 0) continue;
-    if (!::flock(descriptor, LOCK_EX | LOCK_NB)) fs::remove_all(entry.path(), ignored);
+    if (!::flock(descriptor, LOCK_EX | LOCK_NB) && is_old(entry.path())) fs::remove_all(entry.path(), ignored);
     ::close(descriptor);
   }
 }
@@ -129,8 +141,8 @@ void exchange_folders(const fs::path& temporary, const fs::path& path) {
   sync_folder(path.parent_path());
 }
 
-// A folder that was made but is not locked yet looks abandoned to another process. So the lock comes
-// first, and then a look whether the folder is still there.
+// A folder that was made but is not locked yet looks abandoned to another process. So the lock
+// comes first, and then a look whether the folder is still there.
 TemporaryFolder::TemporaryFolder(const fs::path& path) {
   if (path.has_parent_path()) make_folder(path.parent_path());
   remove_abandoned_folders(path);

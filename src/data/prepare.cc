@@ -176,7 +176,8 @@ class Preparation {
       writer_.add(document.domain, document.split, std::span(out.tokens).subspan(begin, size_t(document.tokens)),
                   document.bytes, document.source);
       begin += size_t(document.tokens);
-      ++counts.documents, counts.bytes += document.bytes;
+      ++counts.documents;
+      counts.bytes += document.bytes;
       ++documents_[document.domain][document.split];
     }
     names_.insert(out.names.begin(), out.names.end());
@@ -185,7 +186,7 @@ class Preparation {
   void report_progress() {
     check_interrupt();
     if (tokens_encoded_ == 0) {
-      progress_.show(fmt::format("prepare: reads {} files of {:.1f} MB", files_.size(), double(total_) / 1e6));
+      progress_.show(fmt::format("prepare: reading {} files, {:.1f} MB", files_.size(), double(total_) / 1e6));
       return;
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();

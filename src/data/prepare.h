@@ -13,10 +13,11 @@ namespace assay::data {
 struct PrepareOptions {
   std::vector<fs::path> inputs;  // files and folders, as data/reader.h reads them
   fs::path store, tokenizer;     // to write; the SentencePiece model
-  // The domain of a document: the NAME of the first glob that matches its file (whole path or file name); else what
-  // `field` says, SlimPajama's set names shortened (RedPajamaCommonCrawl → cc, …, RedPajamaStackExchange → stack), in
-  // other names characters that are neither letters, digits nor '-' replaced by '_'. Names of more than 100 bytes are
-  // left out and counted as unknown.
+  // The domain of a document: the NAME of the first glob that matches its file (whole path or
+  // file name); else what `field` says, SlimPajama's set names shortened (RedPajamaCommonCrawl →
+  // cc, …, RedPajamaStackExchange → stack), in other names characters that are neither letters,
+  // digits nor '-' replaced by '_'. Names of more than 100 bytes are left out and counted as
+  // unknown.
   std::vector<std::pair<std::string, std::string>> domains = {};  // NAME, GLOB
   std::string field = {};  // "": meta.redpajama_set_name, where only those seven count
   // Where a document names its source: a string, dots between levels. "": sources are not kept.
@@ -30,11 +31,11 @@ struct PrepareOptions {
 // validation or test; "train" without one.
 std::string split_of(const fs::path& file);
 
-// Writes the store and returns the report that its manifest keeps: "sources" (the input files: counts
-// of each, and what was left out of it), "total", and "warnings" (sentences for the user; absent when
-// there are none): files of which every document was left out, names that became one domain, domains
-// without a valid split. BadInput for wrong options, an unreadable or corrupt file, or no document at
-// all; Interrupted on Ctrl-C. Then nothing is left behind.
+// Writes the store and returns the report that its manifest keeps: "sources" (the input files:
+// counts of each, and what was left out of it), "total", and "warnings" (sentences for the user;
+// absent when there are none): files of which every document was left out, names that became one
+// domain, domains without a valid split. BadInput for wrong options, an unreadable or corrupt
+// file, or no document at all; Interrupted on Ctrl-C. Then nothing is left behind.
 nlohmann::json prepare(const PrepareOptions& options);
 
 }  // namespace assay::data

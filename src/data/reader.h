@@ -77,8 +77,8 @@ class DocumentParser {
     Lines lines{block.text, block.first_line};
     while (auto document = next(block, lines, counts)) use(*document);
   }
-  // The fields of the current JSON document that hold a short string, with dots between levels, without
-  // "text". For messages; at most 20.
+  // The fields of the current JSON document that hold a short string, with dots between levels,
+  // without "text". For messages; at most 20.
   std::vector<std::string> string_fields() const;
 
  private:

@@ -16,15 +16,15 @@ namespace assay::data {
 // Names of domains and splits become parts of file names: letters and digits of any script, '_' and
 // '-', in valid UTF-8.
 constexpr int64_t kLongestPartName = 100;                                // bytes
-std::string as_part_name(std::string text);                              // other characters become '_'
-void check_part_name(const std::string& kind, const std::string& name);  // BadInput when it is not a name
+std::string as_part_name(std::string text);                              // other ASCII characters become '_'
+void check_part_name(const std::string& kind, const std::string& name);  // BadInput for others
 
 // Writes a store into a temporary folder beside its place; commit() publishes it whole. Without commit() nothing is
 // left. Memory grows with the number of different sources, not with the number of documents.
 class StoreWriter {
  public:
-  // BadInput when `folder` exists, unless `overwrite` and it is empty or a token store that holds no
-  // other file.
+  // BadInput when `folder` exists, unless `overwrite` and it is empty or a token store that holds
+  // no other file.
   StoreWriter(fs::path folder, TokenizerInfo tokenizer, bool overwrite = false);
   ~StoreWriter();
   StoreWriter(const StoreWriter&) = delete;

@@ -24,7 +24,8 @@ TokenizerInfo read_tokenizer(const nlohmann::json& manifest) {
   return {tokenizer.at("kind"), tokenizer.at("sha256"), tokenizer.at("vocab_size"), tokenizer.at("separator")};
 }
 
-// The library's message without its own name: "[json.exception.out_of_range.403] key 'files' not found".
+// The library's message without its own name: "[json.exception.out_of_range.403] key 'files' not
+// found".
 std::string what_is_wrong(const nlohmann::json::exception& error) {
   const std::string_view text = error.what();
   const size_t end = text.find("] ");

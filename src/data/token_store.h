@@ -63,8 +63,8 @@ class Documents {
   int64_t source(int64_t i) const;
   const std::vector<std::string>& source_names() const { return source_names_; }
   Tokens stream() const;  // all documents back to back
-  // Tokens offset … offset + count − 1 of the stream. BadInput with file and position for an id outside
-  // the vocabulary, so that ids may be used as indices.
+  // Tokens offset … offset + count − 1 of the stream. BadInput with file and position for an id
+  // outside the vocabulary, so that ids may be used as indices.
   void read(int64_t offset, int64_t count, int64_t* out) const;
   // Checks all offsets, lengths, ids and sources; BadInput at the first that is wrong.
   void verify(int64_t vocabulary) const;

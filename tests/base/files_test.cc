@@ -9,7 +9,7 @@
 namespace assay {
 namespace {
 
-using data::Folder, data::message_of;
+using data::Folder, data::make_old, data::message_of;
 
 TEST(AtomicFile, ReplacesAtCommitAndNotBefore) {
   const Folder folder;
@@ -56,12 +56,16 @@ TEST(AtomicFile, TwoWritersOfOneFileDoNotShareTheTemporaryFile) {
 
 TEST(TemporaryFolder, FolderOfADeadProcessIsRemovedAndAHeldOneIsKept) {
   const Folder folder;
-  const fs::path abandoned = folder / "store.tmp0123456789abcdef";
-  folder.write("store.tmp0123456789abcdef/web.train.bin", "1");
+  const fs::path abandoned = folder / "store.tmp0123456789abcdef", young = folder / "store.tmpfedcba9876543210";
+  folder.write("store.tmpfedcba9876543210/web.train.bin", "1");
+  make_old(folder.write("store.tmp0123456789abcdef/web.train.bin", "1"));
+  make_old(abandoned);
+  make_old(young);
   folder.write("store.tmp/mine", "2");
   folder.write("other.tmp0123456789abcdef/mine", "3");
   const TemporaryFolder held(folder / "store");
   EXPECT_FALSE(fs::exists(abandoned));
+  EXPECT_TRUE(fs::exists(young / "web.train.bin"));
   EXPECT_TRUE(fs::exists(folder / "store.tmp" / "mine"));
   EXPECT_TRUE(fs::exists(folder / "other.tmp0123456789abcdef" / "mine"));
   fs::path path;
@@ -69,6 +73,8 @@ TEST(TemporaryFolder, FolderOfADeadProcessIsRemovedAndAHeldOneIsKept) {
     const TemporaryFolder second(folder / "store");
     path = second.path();
     EXPECT_NE(held.path(), path);
+    make_old(held.path());
+    const TemporaryFolder third(folder / "store");
     EXPECT_TRUE(fs::exists(held.path()));
     EXPECT_TRUE(fs::exists(path));
   }

@@ -327,7 +327,8 @@ TEST(StoreWriter, TwoWritersOfOneStoreDoNotMix) {
 
 TEST(StoreWriter, LeftoverOfAKilledWriterIsRemoved) {
   const Folder folder;
-  folder.write("store.tmp00000000000000ff/web.train.bin", "1");
+  make_old(folder.write("store.tmp00000000000000ff/web.train.bin", "1"));
+  make_old(folder / "store.tmp00000000000000ff");
   small_store(folder);
   EXPECT_EQ(folder.entries(), 1);
 }
