@@ -15,9 +15,11 @@ namespace assay::data {
 
 // Names of domains and splits become parts of file names: letters and digits of any script, '_' and
 // '-', in valid UTF-8.
-constexpr int64_t kLongestPartName = 100;                                // bytes
-std::string as_part_name(std::string text);                              // other ASCII characters become '_'
-void check_part_name(const std::string& kind, const std::string& name);  // BadInput for others
+constexpr int64_t kLongestPartName = 100;  // bytes
+// Replaces other ASCII characters by '_'.
+std::string as_part_name(std::string text);
+// BadInput for a name that is not allowed; `kind` is "domain" or "split".
+void check_part_name(const std::string& kind, const std::string& name);
 
 // Writes a store into a temporary folder beside its place; commit() publishes it whole. Without commit() nothing is
 // left. Memory grows with the number of different sources, not with the number of documents.
