@@ -135,11 +135,16 @@ ConfigNode ConfigNode::parse(std::string_view text, const std::string& source) {
 }
 
 ConfigNode ConfigNode::read_file(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (!in || std::filesystem::is_directory(file) || !(text << in.rdbuf()))
+  const auto check = [&](bool good) {
+    if (good) return;
     fail("{}: cannot be read as a TOML file ({})", file.string(),
          std::filesystem::exists(file) ? "not a readable, non-empty file" : "no such file");
+  };
+  std::error_code ignored;
+  check(std::filesystem::is_regular_file(file, ignored));  // a FIFO would wait for ever
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  check(in && text << in.rdbuf());
   return parse(text.str(), file.string());
 }
 

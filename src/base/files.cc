@@ -4,10 +4,12 @@
 #include <openssl/evp.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -28,12 +30,58 @@ void sync_folder(const fs::path& folder) {
   ::close(descriptor);
 }
 
+constexpr const char* kTemporary = ".tmp";
+constexpr size_t kRandomDigits = 16;
+constexpr std::chrono::hours kAbandonedAfter(1);
+
+fs::path random_name(const fs::path& path) {
+  uint64_t number;
+  if (::getrandom(&number, sizeof number, 0) != sizeof number) system_error("no random name", path);
+  return path.string() + kTemporary + fmt::format("{:0{}x}", number, kRandomDigits);
+}
+
+bool is_temporary_name(const std::string& name, const std::string& of) {
+  const std::string begin = of + kTemporary;
+  if (!name.starts_with(begin) || name.size() != begin.size() + kRandomDigits) return false;
+  return name.find_first_not_of("0123456789abcdef", begin.size()) == std::string::npos;
+}
+
+// Whether `path` still names what the descriptor has open.
+bool is_at(const fs::path& path, int descriptor) {
+  struct stat opened, named;
+  if (::fstat(descriptor, &opened) || ::stat(path.c_str(), &named)) return false;
+  return opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
+// Whether nothing in the folder was written for a while.
+bool is_old(const fs::path& folder) {
+  const auto limit = fs::file_time_type::clock::now() - kAbandonedAfter;
+  if (fs::last_write_time(folder) > limit) return false;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.last_write_time() > limit) return false;
+  return true;
+}
+
+// Removes temporary folders of `path` that no living process holds. The lock alone does not tell:
+// some file systems keep locks to themselves on each host.
+void remove_abandoned_folders(const fs::path& path) {
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(parent, ignored)) {
+    if (!is_temporary_name(entry.path().filename().string(), path.filename().string())) continue;
+    const int descriptor = ::open(entry.path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (descriptor < 0) continue;
+    if (!::flock(descriptor, LOCK_EX | LOCK_NB) && is_old(entry.path())) fs::remove_all(entry.path(), ignored);
+    ::close(descriptor);
+  }
+}
+
 }  // namespace
 
-AtomicFile::AtomicFile(fs::path path)
-    : path_(std::move(path)),
-      temporary_(path_.string() + ".tmp" + std::to_string(::getpid())),
-      file_(std::fopen(temporary_.c_str(), "wb")) {
+AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), temporary_(random_name(path_)), file_(nullptr) {
+  const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor < 0) system_error("cannot be written", temporary_);
+  file_ = ::fdopen(descriptor, "wb");
   if (!file_) system_error("cannot be written", temporary_);
 }
 
@@ -82,8 +130,42 @@ void publish_folder(const fs::path& temporary, const fs::path& path) {
   sync_folder(path.parent_path());
 }
 
+void exchange_folders(const fs::path& temporary, const fs::path& path) {
+  if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE)) {
+    if (errno != EINVAL && errno != ENOSYS) system_error("finished folder cannot be moved into place", path);
+    const fs::path old = random_name(path);
+    publish_folder(path, old);
+    publish_folder(temporary, path);
+    publish_folder(old, temporary);
+  }
+  sync_folder(path.parent_path());
+}
+
+// A folder that was made but is not locked yet looks abandoned to another process. So the lock
+// comes first, and then a look whether the folder is still there.
+TemporaryFolder::TemporaryFolder(const fs::path& path) {
+  if (path.has_parent_path()) make_folder(path.parent_path());
+  remove_abandoned_folders(path);
+  for (;;) {
+    path_ = random_name(path);
+    if (::mkdir(path_.c_str(), 0777)) system_error("folder cannot be made", path_);
+    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (descriptor_ >= 0) ::flock(descriptor_, LOCK_EX);
+    if (descriptor_ >= 0 && is_at(path_, descriptor_)) return;
+    if (descriptor_ >= 0) ::close(descriptor_);
+    else if (errno != ENOENT) system_error("folder cannot be opened", path_);
+  }
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  ::close(descriptor_);
+}
+
+// O_NONBLOCK: opening a FIFO must not wait for a writer. It has no effect on regular files.
 MappedFile::MappedFile(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   struct stat status;
   if (descriptor < 0 || ::fstat(descriptor, &status) || !S_ISREG(status.st_mode)) {
     const int code = descriptor < 0 ? errno : EISDIR;

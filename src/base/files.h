@@ -11,8 +11,12 @@ namespace assay {
 
 namespace fs = std::filesystem;
 
-// Buffered writing to a temporary file next to `path`; commit() syncs and renames it into place. Without commit() the
-// temporary file is removed and `path` keeps what it held. Throws Error with the path and the system's reason.
+// Buffered writing to a temporary file next to `path`; commit() syncs and renames it into place.
+// Without commit() the temporary file is removed and `path` keeps what it held. The temporary
+// file is new and has a random name (path + ".tmp" + 16 hexadecimal digits), so two writers on
+// one volume never share it, not even from two containers. A process that is killed leaves it
+// behind. Nothing reads it, so it can be deleted. Throws Error with the path and the system's
+// reason.
 class AtomicFile {
  public:
   explicit AtomicFile(fs::path path);
@@ -34,7 +38,28 @@ void make_folder(const fs::path& path);
 // Renames a finished folder into place and syncs the parent, so that it is there whole or not at all.
 void publish_folder(const fs::path& temporary, const fs::path& path);
 
-// A read-only memory map of a whole file. BadInput when it cannot be opened.
+// Exchanges two folders in one step, so that `path` is there at every moment, and syncs the parent.
+// Without support by the file system the folder at `path` is moved away first.
+void exchange_folders(const fs::path& temporary, const fs::path& path);
+
+// A new folder next to `path` with a random name like that of AtomicFile. It is removed with this
+// object, unless it was published under another name. It is locked while this object lives. The
+// constructor also removes what killed processes left: temporary folders of `path` that are not
+// locked and in which nothing was written for an hour.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const fs::path& path);
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+  int descriptor_ = -1;
+};
+
+// A read-only memory map of a whole file. BadInput when it cannot be opened or is not a regular
+// file.
 class MappedFile {
  public:
   explicit MappedFile(const fs::path& path);

@@ -82,6 +82,8 @@ void prepare(Options options) {
       text +=
           fmt::format("{}: left out {}\n", source["file"].get<std::string>(), source["left_out"].get<std::string>());
   const double seconds = report["total"]["seconds"];
+  if (report.contains("warnings"))
+    for (const json& warning : report["warnings"]) text += "warning: " + warning.get<std::string>() + "\n";
   text += fmt::format("{} documents, {:.1f} MB of text in {:.1f} s ({:.1f} MB/s)\n",
                       report["total"]["documents"].get<int64_t>(), report["total"]["bytes"].get<double>() / 1e6,
                       seconds, report["total"]["bytes"].get<double>() / 1e6 / seconds);
@@ -164,7 +166,8 @@ void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
       ->add_option("--valid-fraction", options->prepare.valid_fraction,
                    "of the training documents, moved to split valid")
       ->capture_default_str();
-  command->add_option("--threads", options->prepare.threads, "that tokenise; 0: one a core")->capture_default_str();
+  command->add_option("--threads", options->prepare.threads, "that tokenise, at most 1024; 0: one per core")
+      ->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "replace a token store that is there");
   command->callback([=] { prepare(*options); });
 }

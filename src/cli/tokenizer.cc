@@ -16,14 +16,35 @@ struct Options {
   int64_t vocab_size = 0, max_sentences = 1'000'000;
 };
 
+std::vector<std::string> names_of(const std::vector<fs::path>& files) { return {files.begin(), files.end()}; }
+
+// One line per file, at most 20.
+std::string lines_of(const std::vector<fs::path>& files, const char* what) {
+  constexpr size_t kMost = 20;
+  std::string text;
+  for (size_t i = 0; i < std::min(files.size(), kMost); ++i) text += fmt::format("{} {}\n", what, files[i].string());
+  if (files.size() > kMost) text += fmt::format("{} {} more files\n", what, files.size() - kMost);
+  return text;
+}
+
 void train(const Options& options) {
   const data::TokenizerTraining training{.inputs = {options.files.begin(), options.files.end()},
                                          .vocab_size = options.vocab_size,
                                          .max_sentences = options.max_sentences};
-  data::train_tokenizer(training, options.model);
+  const data::TrainingFiles files = data::train_tokenizer(training, options.model);
   const data::Tokenizer tokenizer{fs::path(options.model)};
-  print({{"model", options.model}, {"vocab_size", tokenizer.vocab_size()}, {"sha256", tokenizer.sha256()}},
-        fmt::format("{}: {} pieces, sha256 {}\n", options.model, tokenizer.vocab_size(), tokenizer.sha256()));
+  std::string text =
+      fmt::format("{}: {} pieces, sha256 {}\n", options.model, tokenizer.vocab_size(), tokenizer.sha256());
+  text += lines_of(files.used, "learned from");
+  text += lines_of(files.left_out, "left out, of split valid or test:");
+  text += lines_of(files.held_out_used, "warning: the tokenizer learned from a file of split valid or test:");
+  print({{"model", options.model},
+         {"vocab_size", tokenizer.vocab_size()},
+         {"sha256", tokenizer.sha256()},
+         {"files", names_of(files.used)},
+         {"left_out", names_of(files.left_out)},
+         {"held_out_used", names_of(files.held_out_used)}},
+        text);
 }
 
 // Answers each line of standard input with answer(line): a line of text, or all answers as one JSON list.
@@ -72,7 +93,9 @@ void add(CLI::App& app) {
 
   CLI::App* command =
       subcommand(*tokenizer, "train", "learn a BPE model (byte fallback, digits split, no normalisation)");
-  command->add_option("FILE", options->files, "JSON Lines or text, plain, .zst or .gz; folders are searched")
+  command
+      ->add_option("FILE", options->files,
+                   "JSON Lines or text, plain, .zst or .gz; folders are searched for train files")
       ->required();
   command->add_option("--vocab", options->vocab_size, "pieces, the 256 bytes and 3 control pieces included")
       ->required();

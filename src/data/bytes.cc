@@ -1,5 +1,8 @@
 #include "data/bytes.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -15,10 +18,16 @@ namespace {
 
 class PlainSource final : public ByteSource {
  public:
-  explicit PlainSource(const fs::path& file)
-      : file_(fs::is_directory(file) ? nullptr : std::fopen(file.c_str(), "rb")) {
-    if (!file_)
-      fail("{}: cannot be read: {}", file.string(), fs::is_directory(file) ? "it is a folder" : std::strerror(errno));
+  explicit PlainSource(const fs::path& file) {
+    // O_NONBLOCK: opening a FIFO must not wait for a writer.
+    const int descriptor = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) fail("{}: cannot be read: {}", file.string(), std::strerror(errno));
+    struct stat status;
+    const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+    if (regular) file_ = ::fdopen(descriptor, "rb");
+    if (file_) return;
+    ::close(descriptor);
+    fail("{}: cannot be read: {}", file.string(), S_ISDIR(status.st_mode) ? "it is a folder" : "not a regular file");
   }
   ~PlainSource() override { std::fclose(file_); }
   size_t read(char* out, size_t capacity) override {
@@ -30,7 +39,7 @@ class PlainSource final : public ByteSource {
   size_t consumed() const override { return consumed_; }
 
  private:
-  std::FILE* file_;
+  std::FILE* file_ = nullptr;
   size_t consumed_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "base/error.h"
 #include "base/interrupt.h"
@@ -50,7 +51,13 @@ class Watch {
     if (!(maybe_[filter_word(hash)] & filter_bit(hash))) return;
     if (const size_t at = find(hash); at < wanted_.size()) met_[at] = 1;
   }
-  bool was_met(uint64_t hash) const { return met_[find(hash)]; }
+  // After the last meet(): the filter then holds only what was met, so most questions end there.
+  void finish() {
+    maybe_.assign(maybe_.size(), 0);
+    for (size_t i = 0; i < wanted_.size(); ++i)
+      if (met_[i]) maybe_[filter_word(wanted_[i])] |= filter_bit(wanted_[i]);
+  }
+  bool was_met(uint64_t hash) const { return (maybe_[filter_word(hash)] & filter_bit(hash)) && met_[find(hash)]; }
 
  private:
   static size_t filter_word(uint64_t hash) { return hash >> 42; }
@@ -73,14 +80,17 @@ struct Range {
   int64_t begin, end;
 };
 
-std::vector<Part> parts_of(const TokenStore& store, const std::string& split, std::vector<DomainOverlap>& domains) {
+// The domains that have the split.
+std::vector<std::string> domains_with(const TokenStore& store, const std::string& split) {
+  std::vector<std::string> domains = store.domains();
+  std::erase_if(domains, [&](const std::string& domain) { return !store.has(domain, split); });
+  if (domains.empty()) fail("{}: no domain has a split '{}'", store.folder().string(), split);
+  return domains;
+}
+
+std::vector<Part> parts_of(const TokenStore& store, const std::string& split, const std::vector<std::string>& domains) {
   std::vector<Part> parts;
-  for (const std::string& domain : store.domains())
-    if (store.has(domain, split)) {
-      parts.push_back({parts.size(), &store.documents(domain, split)});
-      domains.push_back({domain});
-    }
-  if (parts.empty()) fail("{}: no domain has a split '{}'", store.folder().string(), split);
+  for (const std::string& domain : domains) parts.push_back({parts.size(), &store.documents(domain, split)});
   return parts;
 }
 
@@ -101,12 +111,13 @@ std::vector<Range> fill(Watch& watch, const std::vector<Part>& parts, size_t& pa
   return ranges;
 }
 
-void search(Watch& watch, const std::vector<Part>& training, int64_t n, Progress& progress) {
+void search(Watch& watch, const std::vector<Part>& training, int64_t n, Progress* progress) {
   for (const Part& part : training)
     for (int64_t i = 0; i < part.documents->size(); ++i) {
       check_interrupt();
-      progress.show(fmt::format("overlap: domain {} of {}, document {} of {}", part.domain + 1, training.size(), i + 1,
-                                part.documents->size()));
+      if (progress)
+        progress->show(fmt::format("overlap: domain {} of {}, document {} of {}", part.domain + 1, training.size(),
+                                   i + 1, part.documents->size()));
       const Tokens tokens = part.documents->document(i);
       watch.meet(document_hash(tokens));
       for_each_ngram(tokens, n, [&](uint64_t hash) { watch.meet(hash); });
@@ -131,19 +142,29 @@ std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& te
   if (train.tokenizer().sha256 != test.tokenizer().sha256 || train.tokenizer().kind != test.tokenizer().kind)
     fail("{} and {} were written with different tokenizers, so their tokens cannot be compared",
          train.folder().string(), test.folder().string());
-  std::vector<DomainOverlap> result, ignored;
-  const auto tests = parts_of(test, options.test_split, result);
-  const auto training = parts_of(train, options.train_split, ignored);
-  Progress progress;
+  const auto test_domains = domains_with(test, options.test_split);
+  const auto train_domains =
+      options.train_domains.empty() ? domains_with(train, options.train_split) : options.train_domains;
+  const auto tests = parts_of(test, options.test_split, test_domains);
+  const auto training = parts_of(train, options.train_split, train_domains);
+  std::vector<DomainOverlap> result;
+  for (const std::string& domain : test_domains) result.push_back({domain});
+  std::optional<Progress> progress;
+  if (options.show_progress) progress.emplace();
   size_t part = 0;
   int64_t document = 0;
   while (part < tests.size()) {
     Watch watch;
     const auto ranges = fill(watch, tests, part, document, options.n);
-    search(watch, training, options.n, progress);
+    search(watch, training, options.n, progress ? &*progress : nullptr);
+    watch.finish();
     count(watch, tests, ranges, options.n, result);
   }
   return result;
+}
+
+std::vector<DomainOverlap> overlap(const TokenStore& store, const OverlapOptions& options) {
+  return overlap(store, store, options);
 }
 
 }  // namespace assay::data

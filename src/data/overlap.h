@@ -12,16 +12,23 @@ namespace assay::data {
 
 struct OverlapOptions {
   std::string train_split = "train", test_split = "test";
-  int64_t n = 13;  // tokens of an n-gram
+  int64_t n = 13;                               // tokens of an n-gram
+  std::vector<std::string> train_domains = {};  // empty: all domains that have the training split
+  bool show_progress = true;                    // on standard error
 };
 struct DomainOverlap {
   std::string domain;                     // of the test documents
   int64_t documents = 0, duplicates = 0;  // duplicates: test documents that occur in training
   int64_t ngrams = 0, shared = 0;  // shared: test n-grams, counted as often as they stand, that occur in training
+  double document_share() const { return documents ? double(duplicates) / double(documents) : 0; }
   double ngram_share() const { return ngrams ? double(shared) / double(ngrams) : 0; }
 };
-// One entry a domain of `test` that has the test split, against the training split of all domains of `train`. Memory is
-// bounded (test n-grams are taken 16 million at a time). BadInput when the tokenizers differ or a split is nowhere.
+// One entry per domain of `test` that has the test split, against the training split of the
+// domains of `train`. Memory is bounded: test n-grams are taken 16 million at a time. BadInput
+// when the tokenizers differ, a split is nowhere, or a training domain is unknown or has no
+// training split.
 std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test, const OverlapOptions& options = {});
+// Of one store, for a study: its test documents against what the study trains on.
+std::vector<DomainOverlap> overlap(const TokenStore& store, const OverlapOptions& options = {});
 
 }  // namespace assay::data

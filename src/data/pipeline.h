@@ -9,9 +9,12 @@
 #include <mutex>
 #include <optional>
 #include <queue>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "base/error.h"
 
 namespace assay::data {
 
@@ -25,15 +28,18 @@ class Pipeline {
     std::function<void(Out&)> consume;
     std::function<void()> idle;  // on the caller's thread, ten times a second and after each item; may throw
   };
-  // Items of at most `most_bytes` are under way at a time (one item may be larger).
+  // Items of at most `most_bytes` are under way at a time (one item may be larger). Error when the
+  // system does not start that many threads.
   Pipeline(Stages stages, int workers, int64_t most_bytes) : stages_(std::move(stages)), most_bytes_(most_bytes) {
-    threads_.emplace_back([this] { guarded([this] { produce(); }); });
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { guarded([this] { work(); }); });
+    try {
+      threads_.emplace_back([this] { guarded([this] { produce(); }); });
+      for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { guarded([this] { work(); }); });
+    } catch (const std::system_error& error) {
+      end_threads();
+      fail<Error>("{} threads cannot be started: {}; fewer may do (--threads)", workers + 1, error.code().message());
+    }
   }
-  ~Pipeline() {
-    stop(nullptr);
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~Pipeline() { end_threads(); }
   void run() {
     for (;;) {
       std::optional<Done> done = next_done();
@@ -56,6 +62,10 @@ class Pipeline {
   };
   void guarded(auto&& body) try { body(); } catch (...) {
     stop(std::current_exception());
+  }
+  void end_threads() {
+    stop(nullptr);
+    for (std::thread& thread : threads_) thread.join();
   }
   void stop(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "base/config.h"
@@ -21,6 +23,7 @@ namespace assay::data {
 namespace {
 
 constexpr int64_t kUnderWay = 96 << 20;  // bytes of text; their tokens and the parsers take about three times as much
+constexpr int kMostThreads = 1024;       // each takes tens of MB for the words that it remembers
 constexpr const char* kSetField = "meta.redpajama_set_name";
 
 const std::map<std::string, std::string, std::less<>> kSetNames = {
@@ -43,7 +46,32 @@ struct Output {
   std::vector<Entry> documents;
   std::vector<int32_t> tokens;  // of all documents back to back
   ReadCounts counts;
+  std::set<std::pair<std::string, std::string>> names;  // domain, what the field said
+  std::vector<std::string> fields_instead;              // that the first document without a domain has
 };
+
+bool is_split_name(const std::string& word) {
+  return word == "train" || word == "valid" || word == "validation" || word == "test";
+}
+
+// The nearest folder that is not named after a split, as the name of a domain.
+std::string domain_of_folder(const fs::path& file) {
+  for (fs::path folder = fs::absolute(file).lexically_normal().parent_path(); folder.has_relative_path();
+       folder = folder.parent_path())
+    if (const std::string name = folder.filename().string(); !is_split_name(name)) return as_part_name(name);
+  return "text";
+}
+
+// A glob that matches the files of the folder of `file`.
+std::string glob_of_folder(const fs::path& file) {
+  if (!file.has_parent_path()) return "*" + file.extension().string();
+  std::string glob;
+  for (const char c : file.parent_path().string()) {
+    if (std::string_view("*?[\\").find(c) != std::string_view::npos) glob += '\\';
+    glob += c;
+  }
+  return glob + "/*";
+}
 
 class Preparation {
  public:
@@ -54,6 +82,7 @@ class Preparation {
         tokenizer_(options.tokenizer),
         writer_(options.store, {"sentencepiece", tokenizer_.sha256(), tokenizer_.vocab_size(), tokenizer_.separator()},
                 options.overwrite) {
+    for (const auto& [name, glob] : options.domains) check_part_name("domain", name);
     for (const fs::path& file : files_) {
       splits_.push_back(split_of(file));
       given_domain_.push_back(domain_by_name(file));
@@ -108,22 +137,29 @@ class Preparation {
     return [this, state](Input& in, Output& out) {
       out.file = in.file;
       state->parser.parse(in.block, out.counts, [&](const Document& document) {
-        const std::string domain = domain_of(in.file, document);
-        if (domain.empty()) return void(++out.counts.unknown_domain);
-        if (!state->encoder.encode(document.text, state->ids)) return void(++out.counts.too_long);
+        const std::string domain = domain_of(in.file, document, out);
+        if (domain.empty()) {
+          if (out.counts.unknown_domain++ == 0) out.fields_instead = state->parser.string_fields();
+          return;
+        }
+        if (!state->encoder.encode(document.text, state->ids)) {
+          ++out.counts.too_long;
+          return;
+        }
+        tokens_encoded_ += int64_t(state->ids.size());
+        bytes_encoded_ += int64_t(document.text.size());
         out.tokens.insert(out.tokens.end(), state->ids.begin(), state->ids.end());
         out.documents.push_back({domain, split(in.file, document.text), std::string(document.source),
                                  int64_t(state->ids.size()), int64_t(document.text.size())});
       });
     };
   }
-  std::string domain_of(size_t file, const Document& document) const {
+  std::string domain_of(size_t file, const Document& document, Output& out) const {
     if (!given_domain_[file].empty()) return given_domain_[file];
     if (const auto found = kSetNames.find(document.domain); found != kSetNames.end()) return found->second;
-    if (options_.field.empty()) return "";
-    std::string name(document.domain);  // any name will do, but it becomes a file name
-    for (char& c : name)
-      if (!std::isalnum(static_cast<unsigned char>(c)) && c != '-') c = '_';
+    if (options_.field.empty() || int64_t(document.domain.size()) > kLongestPartName) return "";
+    std::string given(document.domain), name = as_part_name(given);
+    out.names.emplace(name, std::move(given));
     return name;
   }
   std::string split(size_t file, std::string_view text) const {
@@ -140,18 +176,74 @@ class Preparation {
       writer_.add(document.domain, document.split, std::span(out.tokens).subspan(begin, size_t(document.tokens)),
                   document.bytes, document.source);
       begin += size_t(document.tokens);
-      ++counts.documents, counts.bytes += document.bytes, text_bytes_ += document.bytes;
+      ++counts.documents;
+      counts.bytes += document.bytes;
+      ++documents_[document.domain][document.split];
     }
+    names_.insert(out.names.begin(), out.names.end());
+    if (fields_instead_.empty()) fields_instead_ = out.fields_instead;
   }
   void report_progress() {
     check_interrupt();
+    if (tokens_encoded_ == 0) {
+      progress_.show(fmt::format("prepare: reading {} files, {:.1f} MB", files_.size(), double(total_) / 1e6));
+      return;
+    }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     const double share = total_ ? double(consumed_) / double(total_) : 1;
     progress_.show(fmt::format("prepare {:5.1f} %   {} tokens   {:.1f} MB/s of text   {} left", 100 * share,
-                               Progress::count(double(writer_.tokens())),
-                               double(text_bytes_) / 1e6 / std::max(seconds, 1e-3),
+                               Progress::count(double(tokens_encoded_)),
+                               double(bytes_encoded_) / 1e6 / std::max(seconds, 1e-3),
                                share > 0 ? Progress::duration(seconds * (1 - share) / share) : "?"));
   }
+
+  // What names a domain instead: folders for text, fields for JSON.
+  std::string other_ways() const {
+    const std::string field = options_.field.empty() ? kSetField : options_.field;
+    std::string text = fmt::format("The domain is read from '{}'", field);
+    if (std::ranges::find(fields_instead_, field) != fields_instead_.end())
+      text += fmt::format(", where only SlimPajama's set names count; --field {} accepts every name", field);
+    else if (!fields_instead_.empty())
+      text += fmt::format(", which is missing (there are: {}{})", join(fields_instead_),
+                          did_you_mean(field, fields_instead_));
+    std::set<std::string> globs;
+    for (size_t i = 0; i < files_.size(); ++i)
+      if (counts_[i].unknown_domain && counts_[i].documents == 0)
+        globs.insert(fmt::format("--domain '{}={}'", domain_of_folder(files_[i]), glob_of_folder(files_[i])));
+    std::vector<std::string> first(globs.begin(),
+                                   std::next(globs.begin(), std::min<std::ptrdiff_t>(8, std::ssize(globs))));
+    if (globs.size() > first.size()) first.push_back("…");
+    text += ". Use --field with another field, or name domains after folders: " + join(first, " ");
+    return text;
+  }
+
+  std::vector<std::string> warnings() const {
+    std::vector<std::string> out;
+    std::vector<std::string> unused;
+    for (size_t i = 0; i < files_.size(); ++i)
+      if (counts_[i].unknown_domain && counts_[i].documents == 0) unused.push_back(files_[i].string());
+    if (!unused.empty())
+      out.push_back(fmt::format("{} of {} files were left out because no domain is known for them (the first: {}). {}",
+                                unused.size(), files_.size(), unused.front(), other_ways()));
+    std::map<std::string, std::vector<std::string>> names;
+    for (const auto& [domain, given] : names_) names[domain].push_back("'" + given + "'");
+    for (const auto& [domain, given] : names)
+      if (given.size() > 1)
+        out.push_back(
+            fmt::format("domain {} holds the documents of {} different names: {}", domain, given.size(), join(given)));
+    for (const auto& [domain, splits] : documents_)
+      if (splits.contains("train") && !splits.contains("valid") && options_.valid_fraction > 0)
+        out.push_back(
+            fmt::format("domain {} has no split valid, from which a study reads its held-out loss: by chance "
+                        "none of its {} training documents was chosen; --valid-fraction {:.2g} chooses about "
+                        "{}",
+                        domain, splits.at("train"), enough(splits.at("train")),
+                        std::llround(enough(splits.at("train")) * double(splits.at("train")))));
+    return out;
+  }
+  // The share that gives about ten documents, at most a half.
+  static double enough(int64_t documents) { return std::min(0.5, 10 / double(documents)); }
+
   nlohmann::json finish() {
     nlohmann::json sources = nlohmann::json::array();
     ReadCounts all;
@@ -166,12 +258,9 @@ class Preparation {
     if (all.documents == 0)
       fail("no document was found in {} files ({} lines or files were left out: {}); nothing was written.{}",
            files_.size(), all.broken_lines + all.invalid_utf8 + all.empty + all.too_long + all.unknown_domain,
-           all.left_out().empty() ? "none" : all.left_out(),
-           all.unknown_domain
-               ? fmt::format("\n  The domain is read from {}; --field or --domain NAME=GLOB names another way.",
-                             options_.field.empty() ? kSetField : options_.field)
-               : "");
+           all.left_out().empty() ? "none" : all.left_out(), all.unknown_domain ? "\n  " + other_ways() : "");
     nlohmann::json report = {{"sources", std::move(sources)}, {"valid_fraction", options_.valid_fraction}};
+    if (auto sentences = warnings(); !sentences.empty()) report["warnings"] = std::move(sentences);
     all.fields([&](const char* name, int64_t count) { report["total"][name] = count; });
     for (const auto& [key, value] : report.items()) writer_.note(key, value);
     writer_.set_tokenizer_file(tokenizer_.contents());
@@ -193,15 +282,18 @@ class Preparation {
   size_t at_ = 0, finished_files_ = 0, total_ = 0;
   std::optional<BlockReader> reader_;
   std::atomic<size_t> consumed_ = 0;
-  int64_t text_bytes_ = 0;
+  std::atomic<int64_t> tokens_encoded_ = 0, bytes_encoded_ = 0;
+  std::map<std::string, std::map<std::string, int64_t>> documents_;  // written, by domain and split
+  std::set<std::pair<std::string, std::string>> names_;              // domain, what the field said
+  std::vector<std::string> fields_instead_;
 };
 
 }  // namespace
 
 std::string split_of(const fs::path& file) {
   auto known = [](const std::string& word) -> std::string {
-    if (word == "validation") return "valid";
-    return word == "train" || word == "valid" || word == "test" ? word : "";
+    if (!is_split_name(word)) return "";
+    return word == "validation" ? "valid" : word;
   };
   std::string name = file.filename().string() + ".";
   for (size_t dot; (dot = name.find('.')) != std::string::npos; name.erase(0, dot + 1))
@@ -214,7 +306,8 @@ std::string split_of(const fs::path& file) {
 nlohmann::json prepare(const PrepareOptions& options) {
   if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
     fail("valid_fraction is {}; 0 … 1 was expected", options.valid_fraction);
-  if (options.threads < 0) fail("threads is {}; a positive number, or 0 for one a core, was expected", options.threads);
+  if (options.threads < 0 || options.threads > kMostThreads)
+    fail("threads is {}; 1 … {}, or 0 for one per core, was expected", options.threads, kMostThreads);
   return Preparation(options).run();
 }
 

@@ -13,14 +13,17 @@ namespace assay::data {
 struct PrepareOptions {
   std::vector<fs::path> inputs;  // files and folders, as data/reader.h reads them
   fs::path store, tokenizer;     // to write; the SentencePiece model
-  // The domain of a document: the NAME of the first glob that matches its file (whole path or file name); else what
-  // `field` says, SlimPajama's set names shortened (RedPajamaCommonCrawl → cc, …, RedPajamaStackExchange → stack).
+  // The domain of a document: the NAME of the first glob that matches its file (whole path or
+  // file name); else what `field` says, SlimPajama's set names shortened (RedPajamaCommonCrawl →
+  // cc, …, RedPajamaStackExchange → stack), in other names characters that are neither letters,
+  // digits nor '-' replaced by '_'. Names of more than 100 bytes are left out and counted as
+  // unknown.
   std::vector<std::pair<std::string, std::string>> domains = {};  // NAME, GLOB
   std::string field = {};  // "": meta.redpajama_set_name, where only those seven count
   // Where a document names its source: a string, dots between levels. "": sources are not kept.
   std::string source_field = "meta.source";
   double valid_fraction = 0.01;  // of the training documents go to split valid, chosen by a hash of their text
-  int threads = 0;               // that tokenise; 0: one a core
+  int threads = 0;               // that tokenise, at most 1024; 0: one a core
   bool overwrite = false;        // replaces a token store that is there
 };
 
@@ -28,9 +31,11 @@ struct PrepareOptions {
 // validation or test; "train" without one.
 std::string split_of(const fs::path& file);
 
-// Writes the store and returns the report that its manifest keeps: "sources" (counts of each file, and what was left
-// out of it) and "total". BadInput for wrong options, an unreadable or corrupt file, or no document at all; Interrupted
-// on Ctrl-C. Then nothing is left behind.
+// Writes the store and returns the report that its manifest keeps: "sources" (the input files:
+// counts of each, and what was left out of it), "total", and "warnings" (sentences for the user;
+// absent when there are none): files of which every document was left out, names that became one
+// domain, domains without a valid split. BadInput for wrong options, an unreadable or corrupt
+// file, or no document at all; Interrupted on Ctrl-C. Then nothing is left behind.
 nlohmann::json prepare(const PrepareOptions& options);
 
 }  // namespace assay::data

@@ -39,8 +39,12 @@ std::vector<fs::path> input_files(const std::vector<fs::path>& paths) {
   std::vector<fs::path> files;
   for (const fs::path& path : paths) {
     if (!fs::exists(path)) fail("{}: no such file or folder", path.string());
-    if (fs::is_directory(path)) add_folder(path, files);
-    else files.push_back(path);
+    if (fs::is_directory(path)) {
+      add_folder(path, files);
+      continue;
+    }
+    if (!fs::is_regular_file(path)) fail("{}: neither a regular file nor a folder", path.string());
+    files.push_back(path);
   }
   return files;
 }
@@ -137,6 +141,20 @@ std::vector<std::string> levels_of(std::string field) {
   return levels;
 }
 
+// Appends the fields of `at` that hold a short string; `path` names `at` and ends with a dot.
+void add_string_fields(simdjson::dom::element at, const std::string& path, std::vector<std::string>& fields) {
+  constexpr size_t kMost = 20, kDeepest = 200, kLongestValue = 200;  // kDeepest: bytes of a path
+  simdjson::dom::object object;
+  if (at.get_object().get(object) || path.size() > kDeepest) return;
+  for (const auto& [key, value] : object) {
+    const std::string name = path + std::string(key);
+    std::string_view text;
+    const bool is_string = !value.get_string().get(text);
+    if (is_string && text.size() <= kLongestValue && name != "text" && fields.size() < kMost) fields.push_back(name);
+    if (!is_string) add_string_fields(value, name + ".", fields);
+  }
+}
+
 // The string that a document holds at a field, "" when there is none.
 std::string_view string_at(simdjson::dom::element at, const std::vector<std::string>& levels) {
   const bool found = std::ranges::all_of(levels, [&](const std::string& level) { return !at[level].get(at); });
@@ -150,6 +168,7 @@ std::string_view string_at(simdjson::dom::element at, const std::vector<std::str
 struct DocumentParser::Parser {
   std::vector<std::string> domain, source;  // the levels of the fields
   simdjson::dom::parser json;
+  bool last_is_json = false;
 };
 
 DocumentParser::DocumentParser(const std::string& domain_field, const std::string& source_field)
@@ -159,6 +178,12 @@ DocumentParser::DocumentParser(const std::string& domain_field, const std::strin
 }
 DocumentParser::~DocumentParser() = default;
 
+std::vector<std::string> DocumentParser::string_fields() const {
+  std::vector<std::string> fields;
+  if (parser_->last_is_json) add_string_fields(parser_->json.doc.root(), "", fields);
+  return fields;
+}
+
 std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, ReadCounts& counts) {
   while (!lines.rest.empty()) {
     const size_t end = block.json ? std::min(lines.rest.find('\n'), lines.rest.size()) : lines.rest.size();
@@ -167,6 +192,7 @@ std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, R
     lines.rest.remove_prefix(std::min(end + 1, lines.rest.size()));
     if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);  // byte order mark
     if (block.json && is_blank(line)) continue;
+    parser_->last_is_json = block.json;
     const size_t room = size_t(block.text.data() + block.text.capacity() - line.data());
     if (block.json) {
       if (auto document = parse_line(line, room, number, counts)) return document;

@@ -14,7 +14,7 @@
 namespace assay::data {
 
 // The files that the paths name; folders are searched (hidden files left out), their files in order of name. BadInput
-// when a path does not exist or a folder holds no file.
+// when a path does not exist or is neither a file nor a folder, or when a folder holds no file.
 std::vector<fs::path> input_files(const std::vector<fs::path>& paths);
 bool is_json_lines(const fs::path& file);  // by its name; the others are text
 
@@ -77,6 +77,9 @@ class DocumentParser {
     Lines lines{block.text, block.first_line};
     while (auto document = next(block, lines, counts)) use(*document);
   }
+  // The fields of the current JSON document that hold a short string, with dots between levels,
+  // without "text". For messages; at most 20.
+  std::vector<std::string> string_fields() const;
 
  private:
   struct Lines {

@@ -127,9 +127,10 @@ std::vector<Segment> held_out_segments(const Documents& documents, int64_t max_t
 }
 
 void read_segment(const Documents& documents, int64_t separator, const Segment& segment, int64_t* tokens) {
-  const Tokens document = documents.document(segment.document);
-  tokens[0] = segment.begin ? document[segment.begin - 1] : separator;
-  document.copy(segment.begin, segment.length, tokens + 1);
+  const int64_t begin = documents.begin(segment.document) + segment.begin;
+  if (segment.begin) documents.read(begin - 1, 1, tokens);
+  else tokens[0] = separator;
+  documents.read(begin, segment.length, tokens + 1);
 }
 
 }  // namespace assay::data

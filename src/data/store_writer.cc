@@ -1,13 +1,16 @@
 #include "data/store_writer.h"
 
 #include <fcntl.h>
+#include <simdjson.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -97,18 +100,53 @@ void sync_files(const fs::path& folder) {
   if (!done) fail<Error>("{}: cannot be written: {}; nothing was left behind", folder.string(), std::strerror(code));
 }
 
-bool is_token_store(const fs::path& folder) {
-  return fs::is_directory(folder) && (fs::exists(folder / "manifest.json") || fs::is_empty(folder));
+// The files that a token store with this manifest may hold.
+std::set<std::string> files_of(const nlohmann::json& manifest) {
+  std::set<std::string> files{"manifest.json", "tokenizer.model"};
+  for (const auto& part : manifest.at("parts"))
+    for (const char* suffix : {"bin", "idx", "bytes", "sources", "sources.json"})
+      files.insert(
+          fmt::format("{}.{}.{}", part.at("domain").get<std::string>(), part.at("split").get<std::string>(), suffix));
+  return files;
 }
 
-void check_name(const std::string& kind, const std::string& name) {
-  for (const char c : name)
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-')
-      fail("{} name '{}': letters, digits, '_' and '-' are allowed", kind, name);
-  if (name.empty()) fail("{} name is empty", kind);
+// Why the folder must not be replaced, "" when it is empty or a token store and nothing else.
+std::string why_to_keep(const fs::path& folder) try {
+  if (!fs::is_directory(folder)) return "is not a folder";
+  if (fs::is_empty(folder)) return "";
+  if (!fs::exists(folder / "manifest.json")) return "is not a token store";
+  const auto manifest = nlohmann::json::parse(read_file(folder / "manifest.json"));
+  if (!manifest.is_object() || manifest.value("format", nlohmann::json()) != "assay token store")
+    return "is not a token store";
+  const auto own = files_of(manifest);
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (const std::string name = entry.path().filename().string(); !own.contains(name) || entry.is_directory())
+      return fmt::format("holds '{}', which is not part of a token store", name);
+  return "";
+} catch (const nlohmann::json::exception&) {
+  return "has a manifest.json that is not a token store's";
+}
+
+bool may_be_in_a_name(char c) {
+  const auto byte = static_cast<unsigned char>(c);
+  return byte >= 0x80 || std::isalnum(byte) || c == '_' || c == '-';
 }
 
 }  // namespace
+
+std::string as_part_name(std::string text) {
+  for (char& c : text)
+    if (!may_be_in_a_name(c)) c = '_';
+  return text;
+}
+
+void check_part_name(const std::string& kind, const std::string& name) {
+  if (name.empty()) fail("the name of a {} is empty", kind);
+  if (int64_t(name.size()) > kLongestPartName)
+    fail("the name of a {} has {} bytes; at most {} are allowed: '{:.40}…'", kind, name.size(), kLongestPartName, name);
+  if (!std::ranges::all_of(name, may_be_in_a_name) || !simdjson::validate_utf8(name))
+    fail("the name of the {} '{}' is not allowed: it may hold letters, digits, '_' and '-'", kind, name);
+}
 
 class StoreWriter::Part {
  public:
@@ -171,29 +209,29 @@ class StoreWriter::Part {
 };
 
 StoreWriter::StoreWriter(fs::path folder, TokenizerInfo tokenizer, bool overwrite)
-    : folder_(std::move(folder)), tokenizer_(std::move(tokenizer)) {
+    : folder_(std::move(folder)), overwrite_(overwrite), tokenizer_(std::move(tokenizer)) {
   if (!folder_.has_filename()) folder_ = folder_.parent_path();
-  if (fs::exists(folder_) && !overwrite)
-    fail("{}: exists; nothing was changed. Choose another place or give --overwrite.", folder_.string());
-  if (fs::exists(folder_) && !is_token_store(folder_))
-    fail("{}: exists and is no token store; it was left as it is", folder_.string());
-  temporary_ = folder_.string() + ".tmp" + std::to_string(::getpid());
-  make_folder(temporary_);
+  check_place();
+  temporary_.emplace(folder_);
 }
 
-StoreWriter::~StoreWriter() {
-  parts_.clear();
-  std::error_code ignored;
-  fs::remove_all(temporary_, ignored);
+StoreWriter::~StoreWriter() = default;
+
+void StoreWriter::check_place() const {
+  if (!fs::exists(folder_)) return;
+  if (!overwrite_) fail("{}: exists; nothing was changed. Choose another place or give --overwrite.", folder_.string());
+  if (const auto reason = why_to_keep(folder_); !reason.empty())
+    fail("{}: exists and {}; it was left as it is", folder_.string(), reason);
 }
 
 StoreWriter::Part& StoreWriter::part(const std::string& domain, const std::string& split) {
-  auto& part = parts_[{domain, split}];
-  if (part) return *part;
-  check_name("domain", domain), check_name("split", split);
-  if (parts_.size() > kMostParts)
+  if (const auto found = parts_.find({domain, split}); found != parts_.end()) return *found->second;
+  check_part_name("domain", domain);
+  check_part_name("split", split);
+  if (parts_.size() >= kMostParts)
     fail("more than {} domains and splits: is the field that names the domain the right one?", kMostParts);
-  part = std::make_unique<Part>(temporary_ / (domain + "." + split), tokenizer_.vocab_size < kU16Vocabulary);
+  auto& part = parts_[{domain, split}];
+  part = std::make_unique<Part>(temporary_->path() / (domain + "." + split), tokenizer_.vocab_size < kU16Vocabulary);
   return *part;
 }
 
@@ -208,7 +246,7 @@ void StoreWriter::add(const std::string& domain, const std::string& split, std::
 }
 
 void StoreWriter::set_tokenizer_file(std::string_view contents) {
-  write_file(temporary_ / "tokenizer.model", contents);
+  write_file(temporary_->path() / "tokenizer.model", contents);
 }
 
 nlohmann::json StoreWriter::manifest() {
@@ -228,12 +266,12 @@ nlohmann::json StoreWriter::manifest() {
 }
 
 void StoreWriter::commit() {
-  write_file(temporary_ / "manifest.json", manifest().dump(1) + "\n");
-  sync_files(temporary_);
-  const fs::path old = folder_.string() + ".old" + std::to_string(::getpid());
-  if (fs::exists(folder_)) publish_folder(folder_, old);
-  publish_folder(temporary_, folder_);
-  fs::remove_all(old);
+  write_file(temporary_->path() / "manifest.json", manifest().dump(1) + "\n");
+  sync_files(temporary_->path());
+  check_place();  // again: writing took time
+  if (fs::exists(folder_)) exchange_folders(temporary_->path(), folder_);
+  else publish_folder(temporary_->path(), folder_);
+  temporary_.reset();
 }
 
 }  // namespace assay::data

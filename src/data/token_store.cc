@@ -19,14 +19,17 @@ T load(const std::byte* at) {
 
 fs::path with_suffix(const fs::path& stem, const char* suffix) { return stem.string() + suffix; }
 
-// Names become file names: no separators, no dots.
-std::string stem_name(const nlohmann::json& part) {
-  return part.at("domain").get<std::string>() + "." + part.at("split").get<std::string>();
-}
-
 TokenizerInfo read_tokenizer(const nlohmann::json& manifest) {
   const auto& tokenizer = manifest.at("tokenizer");
   return {tokenizer.at("kind"), tokenizer.at("sha256"), tokenizer.at("vocab_size"), tokenizer.at("separator")};
+}
+
+// The library's message without its own name: "[json.exception.out_of_range.403] key 'files' not
+// found".
+std::string what_is_wrong(const nlohmann::json::exception& error) {
+  const std::string_view text = error.what();
+  const size_t end = text.find("] ");
+  return std::string(end == std::string_view::npos ? text : text.substr(end + 2));
 }
 
 nlohmann::json read_manifest(const fs::path& folder) {
@@ -52,8 +55,8 @@ void Tokens::copy(int64_t begin, int64_t count, int64_t* out) const {
   for (int64_t i = 0; i < count; ++i) out[i] = (*this)[begin + i];
 }
 
-Documents::Documents(const fs::path& stem)
-    : stem_(stem), bin_(with_suffix(stem, ".bin")), idx_(with_suffix(stem, ".idx")) {
+Documents::Documents(const fs::path& stem, int64_t vocabulary)
+    : stem_(stem), vocabulary_(vocabulary), bin_(with_suffix(stem, ".bin")), idx_(with_suffix(stem, ".idx")) {
   const auto idx = idx_.bytes();
   const std::string name = with_suffix(stem, ".idx").string();
   if (int64_t(idx.size()) < kHeader || std::memcmp(idx.data(), "MMIDIDX\0\0", 9))
@@ -74,7 +77,7 @@ Documents::Documents(const fs::path& stem)
         name, idx.size(), sequences_, indices);
   documents_ = indices - 1;
   const int64_t end = sequences_ ? load<int64_t>(idx.data() + kHeader + 12 * sequences_ - 8) +
-                                       width_ * load<int32_t>(idx.data() + kHeader + 4 * (sequences_ - 1))
+                                       int64_t{width_} * load<int32_t>(idx.data() + kHeader + 4 * (sequences_ - 1))
                                  : 0;
   if (end != int64_t(bin_.bytes().size()) || index(0) != 0 || index(documents_) != sequences_)
     fail("{}: the index describes {} bytes of tokens, the .bin file has {}; one of them is cut off or damaged", name,
@@ -156,6 +159,13 @@ void Documents::read(int64_t offset, int64_t count, int64_t* out) const {
   if (offset < 0 || count < 0 || offset + count > all.size())
     fail<Error>("{}: tokens {} … {} asked of {}", stem_.string(), offset, offset + count - 1, all.size());
   all.copy(offset, count, out);
+  for (int64_t i = 0; i < count; ++i)
+    if (out[i] < 0 || out[i] >= vocabulary_) fail_id(offset + i, out[i], vocabulary_);
+}
+
+void Documents::fail_id(int64_t token, int64_t id, int64_t vocabulary) const {
+  fail("{}.bin: token {} has id {}, but the vocabulary has {} ids; the file is damaged, or the manifest is not its own",
+       stem_.string(), token, id, vocabulary);
 }
 
 void Documents::verify_sources() const {
@@ -176,30 +186,45 @@ void Documents::verify(int64_t vocabulary) const {
   verify_sources();
   const Tokens all = stream();
   for (int64_t i = 0; i < all.size(); ++i)
-    if (all[i] < 0 || all[i] >= vocabulary)
-      fail("{}.bin: token {} is {}, outside the vocabulary of {}", stem_.string(), i, all[i], vocabulary);
+    if (all[i] < 0 || all[i] >= vocabulary) fail_id(i, all[i], vocabulary);
 }
 
 TokenStore::TokenStore(const fs::path& folder) : folder_(folder), manifest_(read_manifest(folder)) {
+  const std::string file = (folder / "manifest.json").string();
   try {
     tokenizer_ = read_tokenizer(manifest_);
-    for (const auto& part : manifest_.at("parts")) {
-      const std::string name = stem_name(part);
-      if (name.find('/') != std::string::npos) fail("{}/manifest.json: '{}' is no file name", folder.string(), name);
-      auto documents = std::make_unique<Documents>(folder / name);
-      if (documents->tokens() != part.at("tokens").get<int64_t>() ||
-          documents->size() != part.at("documents").get<int64_t>())
-        fail("{}: {} tokens in {} documents, but the manifest says {} in {}", (folder / name).string(),
-             documents->tokens(), documents->size(), part.at("tokens").get<int64_t>(),
-             part.at("documents").get<int64_t>());
-      if (documents->has_sources() != part.at("files").contains("sources"))
-        fail("{}.sources: {}", (folder / name).string(),
-             documents->has_sources() ? "it is not in the manifest" : "the manifest has it, but it is missing");
-      documents_[part.at("domain")][part.at("split")] = std::move(documents);
-    }
+    for (const auto& entry : manifest_.at("parts")) parts_.push_back(read_part(entry));
   } catch (const nlohmann::json::exception& error) {
-    fail("{}/manifest.json: {}", folder.string(), error.what());
+    fail("{}: {}", file, what_is_wrong(error));
   }
+  if (vocab_size() < 1 || vocab_size() > kAnyVocabulary)
+    fail("{}: vocab_size is {}; 1 … 2^31 was expected", file, vocab_size());
+  if (separator() < 0 || separator() >= vocab_size())
+    fail("{}: separator is {}; an id of the vocabulary of {} was expected", file, separator(), vocab_size());
+  for (const Part& part : parts_) open(part);
+}
+
+TokenStore::Part TokenStore::read_part(const nlohmann::json& entry) {
+  Part part{entry.at("domain"), entry.at("split"), entry.at("tokens"), entry.at("documents"), {}};
+  for (const auto& [suffix, file] : entry.at("files").items())
+    part.files[suffix] = {file.at("size").get<int64_t>(), file.at("sha256").get<std::string>()};
+  return part;
+}
+
+void TokenStore::open(const Part& part) {
+  const fs::path stem = folder_ / part.stem();
+  const auto is_path = [](const auto& file) { return file.first.find('/') != std::string::npos; };
+  if (part.stem().find('/') != std::string::npos || std::ranges::any_of(part.files, is_path))
+    fail("{}/manifest.json: '{}' or the name of one of its files is not a file name", folder_.string(), part.stem());
+  if (has(part.domain, part.split)) fail("{}/manifest.json: '{}' is there twice", folder_.string(), part.stem());
+  auto documents = std::make_unique<Documents>(stem, vocab_size());
+  if (documents->tokens() != part.tokens || documents->size() != part.documents)
+    fail("{}: {} tokens in {} documents, but the manifest says {} in {}", stem.string(), documents->tokens(),
+         documents->size(), part.tokens, part.documents);
+  if (documents->has_sources() != part.files.contains("sources"))
+    fail("{}.sources: {}", stem.string(),
+         documents->has_sources() ? "it is not in the manifest" : "the manifest has it, but it is missing");
+  documents_[part.domain][part.split] = std::move(documents);
 }
 
 std::vector<std::string> TokenStore::domains() const {
@@ -231,11 +256,10 @@ const Documents& TokenStore::documents(const std::string& domain, const std::str
 std::string TokenStore::fingerprint(const std::set<std::string>& parts) const {
   std::string content =
       fmt::format("{} {} {} {}\n", tokenizer_.kind, tokenizer_.sha256, tokenizer_.vocab_size, tokenizer_.separator);
-  for (const auto& part : manifest_.at("parts")) {
-    if (!parts.empty() && !parts.contains(stem_name(part))) continue;
-    for (const auto& [suffix, file] : part.at("files").items())
-      content += fmt::format("{}.{} {} {}\n", stem_name(part), suffix, file.at("size").get<int64_t>(),
-                             file.at("sha256").get<std::string>());
+  for (const Part& part : parts_) {
+    if (!parts.empty() && !parts.contains(part.stem())) continue;
+    for (const auto& [suffix, file] : part.files)
+      content += fmt::format("{}.{} {} {}\n", part.stem(), suffix, file.size, file.sha256);
   }
   return sha256(content);
 }
@@ -247,10 +271,9 @@ void TokenStore::verify() const {
            (folder_ / name).string());
   };
   if (tokenizer_.kind != "none") check("tokenizer.model", tokenizer_.sha256);
-  for (const auto& part : manifest_.at("parts")) {
-    for (const auto& [suffix, file] : part.at("files").items())
-      check(stem_name(part) + "." + suffix, file.at("sha256"));
-    documents(part.at("domain"), part.at("split")).verify(vocab_size());
+  for (const Part& part : parts_) {
+    for (const auto& [suffix, file] : part.files) check(part.stem() + "." + suffix, file.sha256);
+    documents(part.domain, part.split).verify(vocab_size());
   }
 }
 

@@ -28,7 +28,9 @@
 
 namespace assay::data {
 
-// Token ids of u16 or i32 in mapped memory.
+constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are i32
+
+// Token ids of u16 or i32 in mapped memory, as they are in the file. Documents::read() checks them.
 class Tokens {
  public:
   Tokens(const std::byte* data, int64_t size, int width) : data_(data), size_(size), width_(width) {}
@@ -46,8 +48,9 @@ class Tokens {
 class Documents {
  public:
   // `stem`: the path without .bin/.idx/.bytes/.sources. The .bytes file may be absent (files that
-  // Megatron wrote), and so may .sources (no document names a source).
-  explicit Documents(const fs::path& stem);
+  // Megatron wrote), and so may .sources (no document names a source). read() accepts ids below
+  // `vocabulary`.
+  explicit Documents(const fs::path& stem, int64_t vocabulary = kAnyVocabulary);
 
   int64_t size() const { return documents_; }
   int64_t tokens() const { return stream().size(); }  // of all documents, separators included
@@ -60,8 +63,10 @@ class Documents {
   // The position of the source of document i in source_names(), or -1 when it has none.
   int64_t source(int64_t i) const;
   const std::vector<std::string>& source_names() const { return source_names_; }
-  Tokens stream() const;                                         // all documents back to back
-  void read(int64_t offset, int64_t count, int64_t* out) const;  // tokens offset … offset + count − 1 of the stream
+  Tokens stream() const;  // all documents back to back
+  // Tokens offset … offset + count − 1 of the stream. BadInput with file and position for an id
+  // outside the vocabulary, so that ids may be used as indices.
+  void read(int64_t offset, int64_t count, int64_t* out) const;
   // Checks all offsets, lengths, ids and sources; BadInput at the first that is wrong.
   void verify(int64_t vocabulary) const;
 
@@ -71,7 +76,9 @@ class Documents {
   void open_bytes();
   void open_sources();
   void verify_sources() const;
+  [[noreturn]] void fail_id(int64_t token, int64_t id, int64_t vocabulary) const;
   fs::path stem_;
+  int64_t vocabulary_;
   MappedFile bin_, idx_;
   std::optional<MappedFile> bytes_, sources_;
   std::vector<std::string> source_names_;
@@ -108,8 +115,21 @@ class TokenStore {
   void verify() const;              // reads everything: checksums, offsets, ids; BadInput names the file
 
  private:
+  struct File {
+    int64_t size;
+    std::string sha256;
+  };
+  struct Part {
+    std::string domain, split;
+    int64_t tokens, documents;
+    std::map<std::string, File> files;  // by suffix
+    std::string stem() const { return domain + "." + split; }
+  };
+  static Part read_part(const nlohmann::json& entry);
+  void open(const Part& part);
   fs::path folder_;
   nlohmann::json manifest_;
+  std::vector<Part> parts_;
   TokenizerInfo tokenizer_;
   std::map<std::string, std::map<std::string, std::unique_ptr<Documents>>> documents_;
 };

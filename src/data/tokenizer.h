@@ -41,8 +41,19 @@ struct TokenizerTraining {
   int64_t max_sentences = 1'000'000;  // lines of text in the sample, drawn evenly from all
   int64_t seed = 0;                   // of the sample
 };
-// Trains a BPE model (byte fallback, digits split, no normalisation, dummy prefix, white space kept; unk 0, bos 1,
-// eos 2) and writes it atomically. Deterministic. BadInput when the text is too small for the vocabulary.
-void train_tokenizer(const TokenizerTraining& training, const fs::path& model);
+// The files of a training. Test text must not shape the tokenizer, so files found by searching a
+// folder are left out when their split is valid or test (split_of in data/prepare.h says so by
+// the name). Files that are named one by one are used, whatever their split.
+struct TrainingFiles {
+  std::vector<fs::path> used, left_out;
+  std::vector<fs::path> held_out_used;  // those of `used` whose split is valid or test
+};
+TrainingFiles training_files(const std::vector<fs::path>& inputs);
+
+// Trains a BPE model (byte fallback, digits split, no normalisation, dummy prefix, white space
+// kept; unk 0, bos 1, eos 2) and writes it atomically. Deterministic. Returns which files it
+// learned from. BadInput when the text is too small for the vocabulary, or every file is of split
+// valid or test.
+TrainingFiles train_tokenizer(const TokenizerTraining& training, const fs::path& model);
 
 }  // namespace assay::data

@@ -6,6 +6,7 @@
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "base/random.h"
+#include "data/prepare.h"
 #include "data/reader.h"
 #include "data/tokenizer.h"
 
@@ -81,15 +82,44 @@ std::unordered_map<std::string, std::string> settings(int64_t vocab_size) {
           {"minloglevel", "2"}};
 }
 
+// The library's message without the place in its source:
+// "INTERNAL: src/trainer_interface.cc(678) [(a) == (b)] Vocabulary size too high (5000). …"
+std::string without_source_position(std::string message) {
+  const size_t place = message.find(".cc(");
+  if (place == std::string::npos) return message;
+  if (const size_t end = message.find("] ", place); end != std::string::npos) return message.substr(end + 2);
+  const size_t end = message.find(") ", place);
+  return end == std::string::npos ? "the library gives no reason" : message.substr(end + 2);
+}
+
+bool is_held_out(const fs::path& file) { return split_of(file) != "train"; }
+
 }  // namespace
 
-void train_tokenizer(const TokenizerTraining& training, const fs::path& model) {
+TrainingFiles training_files(const std::vector<fs::path>& inputs) {
+  TrainingFiles files;
+  for (const fs::path& input : inputs)
+    for (const fs::path& file : input_files({input})) {
+      const bool held_out = is_held_out(file), searched = fs::is_directory(input);
+      if (held_out && !searched) files.held_out_used.push_back(file);
+      (held_out && searched ? files.left_out : files.used).push_back(file);
+    }
+  if (files.used.empty())
+    fail(
+        "all {} files are of split valid or test, from which a tokenizer should not learn; name the files themselves "
+        "to use them all the same",
+        files.left_out.size());
+  return files;
+}
+
+TrainingFiles train_tokenizer(const TokenizerTraining& training, const fs::path& model) {
   if (training.vocab_size < kFewest || training.vocab_size > 1'000'000)
     fail("a vocabulary of {}; {} … 1000000 was expected", training.vocab_size, kFewest);
   if (training.max_sentences < 1) fail("a sample of {} sentences; at least 1 was expected", training.max_sentences);
   Sample sample(training.max_sentences, training.seed);
   Progress progress;
-  for (const fs::path& file : input_files(training.inputs)) {
+  TrainingFiles files = training_files(training.inputs);
+  for (const fs::path& file : files.used) {
     progress.show("tokenizer train: reading " + file.string());
     add_file(file, sample);
   }
@@ -100,8 +130,9 @@ void train_tokenizer(const TokenizerTraining& training, const fs::path& model) {
   const auto status = sentencepiece::SentencePieceTrainer::Train(settings(training.vocab_size), &lines, &contents);
   if (!status.ok())
     fail("a vocabulary of {} cannot be learned from {} sentences: {}; nothing was written", training.vocab_size,
-         sample.lines().size(), status.ToString());
+         sample.lines().size(), without_source_position(status.message()));
   write_file(model, contents);
+  return files;
 }
 
 }  // namespace assay::data

@@ -16,11 +16,11 @@ enum Slice { kRepeated = 3, kOther, kPosition, kAbove = 9 };
 std::vector<uint8_t> frequency_classes(const data::TokenStore& store, const std::vector<std::string>& domains) {
   std::vector<int64_t> counts(size_t(store.vocab_size()), 0);
   for (const std::string& domain : domains) {
-    const data::Tokens stream = store.documents(domain, "train").stream();
+    const data::Documents& documents = store.documents(domain, "train");
     std::vector<int64_t> block(1 << 16);
-    for (int64_t begin = 0; begin < stream.size(); begin += int64_t(block.size())) {
-      const int64_t size = std::min<int64_t>(int64_t(block.size()), stream.size() - begin);
-      stream.copy(begin, size, block.data());
+    for (int64_t begin = 0; begin < documents.tokens(); begin += int64_t(block.size())) {
+      const int64_t size = std::min<int64_t>(int64_t(block.size()), documents.tokens() - begin);
+      documents.read(begin, size, block.data());  // rejects ids outside the vocabulary
       for (int64_t i = 0; i < size; ++i) ++counts[size_t(block[size_t(i)])];
     }
   }

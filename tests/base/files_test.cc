@@ -1,6 +1,7 @@
 // Files are whole or absent; a folder belongs to one process.
 #include "base/files.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "data/folder.h"
@@ -8,7 +9,7 @@
 namespace assay {
 namespace {
 
-using data::Folder, data::message_of;
+using data::Folder, data::make_old, data::message_of;
 
 TEST(AtomicFile, ReplacesAtCommitAndNotBefore) {
   const Folder folder;
@@ -41,6 +42,54 @@ TEST(AtomicFile, FailureNamesThePathAndLeavesNothing) {
   EXPECT_EQ(folder.entries(), 1);
 }
 
+TEST(AtomicFile, TwoWritersOfOneFileDoNotShareTheTemporaryFile) {
+  const Folder folder;
+  AtomicFile first(folder / "a"), second(folder / "a");
+  first.write("first");
+  second.write("second");
+  first.commit();
+  EXPECT_EQ(read_file(folder / "a"), "first");
+  second.commit();
+  EXPECT_EQ(read_file(folder / "a"), "second");
+  EXPECT_EQ(folder.entries(), 1);
+}
+
+TEST(TemporaryFolder, FolderOfADeadProcessIsRemovedAndAHeldOneIsKept) {
+  const Folder folder;
+  const fs::path abandoned = folder / "store.tmp0123456789abcdef", young = folder / "store.tmpfedcba9876543210";
+  folder.write("store.tmpfedcba9876543210/web.train.bin", "1");
+  make_old(folder.write("store.tmp0123456789abcdef/web.train.bin", "1"));
+  make_old(abandoned);
+  make_old(young);
+  folder.write("store.tmp/mine", "2");
+  folder.write("other.tmp0123456789abcdef/mine", "3");
+  const TemporaryFolder held(folder / "store");
+  EXPECT_FALSE(fs::exists(abandoned));
+  EXPECT_TRUE(fs::exists(young / "web.train.bin"));
+  EXPECT_TRUE(fs::exists(folder / "store.tmp" / "mine"));
+  EXPECT_TRUE(fs::exists(folder / "other.tmp0123456789abcdef" / "mine"));
+  fs::path path;
+  {
+    const TemporaryFolder second(folder / "store");
+    path = second.path();
+    EXPECT_NE(held.path(), path);
+    make_old(held.path());
+    const TemporaryFolder third(folder / "store");
+    EXPECT_TRUE(fs::exists(held.path()));
+    EXPECT_TRUE(fs::exists(path));
+  }
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(Folders, ExchangeLeavesTheOldFolderUnderTheTemporaryName) {
+  const Folder folder;
+  folder.write("writing/new", "1");
+  folder.write("there/old", "2");
+  exchange_folders(folder / "writing", folder / "there");
+  EXPECT_EQ(read_file(folder / "there" / "new"), "1");
+  EXPECT_EQ(read_file(folder / "writing" / "old"), "2");
+}
+
 TEST(Folders, PublishedWholeOrRefused) {
   const Folder folder;
   folder.write("writing/a", "1"), folder.write("there/b", "2");
@@ -63,6 +112,8 @@ TEST(MappedFile, ReadsWholeFilesAndRefusesOthers) {
   EXPECT_MESSAGE(read_file(folder / "missing"), "No such file");
   EXPECT_MESSAGE(read_file(folder.path()), "not a regular file");
   EXPECT_MESSAGE(read_file("/dev/null"), "not a regular file");
+  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
+  EXPECT_MESSAGE(read_file(folder / "fifo"), "not a regular file");
 }
 
 TEST(Sha256, PublishedVectors) {

@@ -37,6 +37,11 @@ class Folder {
   fs::path path_;
 };
 
+// Sets the time of the last change back by two hours.
+inline void make_old(const fs::path& path) {
+  fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(2));
+}
+
 // Data that is not part of the project: $ASSAY_SHARED, or the folder beside the checkout.
 inline fs::path shared_file(const std::string& name) {
   const char* folder = std::getenv("ASSAY_SHARED");

@@ -54,6 +54,22 @@ TEST(Overlap, CountsDocumentsAndNgrams) {
   EXPECT_EQ(result[1].shared, 88 + 8);
 }
 
+TEST(Overlap, OnlyTheGivenTrainingDomainsCount) {
+  const Folder folder;
+  const auto a = random_tokens(1, 100), b = random_tokens(2, 100);
+  const TokenStore store(
+      store_of(folder / "s", {{"web.train", a}, {"code.train", b}, {"web.test", a}, {"web.test", b}}));
+  const auto all = overlap(store);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].duplicates, 2);
+  EXPECT_EQ(all[0].document_share(), 1);
+  const auto limited = overlap(store, OverlapOptions{.train_domains = {"web"}, .show_progress = false});
+  EXPECT_EQ(limited[0].duplicates, 1);
+  EXPECT_EQ(limited[0].document_share(), 0.5);
+  EXPECT_EQ(limited[0].ngram_share(), 0.5);
+  EXPECT_MESSAGE(overlap(store, OverlapOptions{.train_domains = {"wob"}}), "did you mean 'web'?");
+}
+
 TEST(Overlap, FindsNgramsOfAnyLength) {
   const Folder folder;
   const auto a = random_tokens(1, 200);

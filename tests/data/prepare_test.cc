@@ -1,5 +1,7 @@
 #include "data/prepare.h"
 
+#include <sys/resource.h>
+
 #include <csignal>
 
 #include "base/interrupt.h"
@@ -196,6 +198,100 @@ TEST(Prepare, MovesAShareOfTheTrainingDocumentsByTheirContent) {
   EXPECT_EQ(store.documents("c4", "test").size(), 50);
 }
 
+TEST(Prepare, TextWithoutADomainGetsTheFoldersAsASuggestion) {
+  const Folder folder;
+  for (const char* name : {"in/train/a.txt", "in/test/b.txt", "in/test/my poems/c.txt"}) folder.write(name, "text");
+  const auto options = options_for(folder, {folder / "in"});
+  const std::string in = (folder / "in").string();
+  for (const std::string& domain :
+       {"in=" + in + "/train/*", "in=" + in + "/test/*", "my_poems=" + in + "/test/my poems/*"})
+    EXPECT_MESSAGE(prepare(options), "--domain '" + domain + "'");
+}
+
+TEST(Prepare, SuggestedDomainsAreAccepted) {
+  const Folder folder;
+  folder.write("in[1]/poems/train/a.txt", "text");
+  auto options = options_for(folder, {folder / "in[1]"});
+  const std::string message = message_of([&] { prepare(options); });
+  const size_t begin = message.find("'poems=") + 7;
+  options.domains = {{"poems", message.substr(begin, message.find('\'', begin) - begin)}};
+  prepare(options);
+  EXPECT_EQ(TokenStore(folder / "store").documents("poems", "train").size(), 1);
+}
+
+TEST(Prepare, WrongFieldListsTheFieldsThatArePresent) {
+  const Folder folder;
+  const json line = {{"text", "t"}, {"id", 3}, {"meta", {{"set", "a"}, {"more", {{"site", "b"}}}}}};
+  auto options = options_for(folder, {folder.write("a.jsonl", line.dump() + "\n")});
+  options.field = "meta.sets";
+  EXPECT_MESSAGE(prepare(options), "missing (there are: meta.more.site, meta.set; did you mean 'meta.set'?)");
+}
+
+std::vector<std::string> warnings_of(const json& report) {
+  return report.value("warnings", std::vector<std::string>());
+}
+
+TEST(Prepare, FilesWithoutADomainAreWarnedOf) {
+  const Folder folder;
+  const fs::path good = folder.write("a.test.jsonl", document("text", "RedPajamaC4"));
+  const auto warnings = warnings_of(prepare(options_for(folder, {good, folder.write("poems/b.txt", "text")})));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("1 of 2 files were left out"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("--domain 'poems="), std::string::npos) << warnings[0];
+}
+
+TEST(Prepare, TrainingDomainWithoutAValidSplitIsWarnedOf) {
+  const Folder folder;
+  auto options = options_for(folder, {folder.write("a.jsonl", document("text", "RedPajamaC4"))});
+  options.valid_fraction = 1e-9;
+  options.overwrite = true;
+  const auto warnings = warnings_of(prepare(options));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("domain c4 has no split valid"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("--valid-fraction 0.5"), std::string::npos) << warnings[0];
+  options.valid_fraction = 0;  // asked for
+  EXPECT_TRUE(warnings_of(prepare(options)).empty());
+}
+
+TEST(Prepare, DomainsInOtherScriptsStayApart) {
+  const Folder folder;
+  const std::string text = "{\"text\": \"a\", \"d\": \"日本\"}\n{\"text\": \"b\", \"d\": \"中国\"}\n";
+  auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
+  options.field = "d";
+  EXPECT_TRUE(warnings_of(prepare(options)).empty());
+  EXPECT_EQ(TokenStore(folder / "store").domains(), (std::vector<std::string>{"中国", "日本"}));
+}
+
+TEST(Prepare, DomainsThatBecomeOneAreWarnedOf) {
+  const Folder folder;
+  const std::string text = "{\"text\": \"a\", \"d\": \"my blog\"}\n{\"text\": \"b\", \"d\": \"my_blog\"}\n";
+  auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
+  options.field = "d";
+  EXPECT_EQ(warnings_of(prepare(options)),
+            std::vector<std::string>{"domain my_blog holds the documents of 2 different names: 'my blog', 'my_blog'"});
+}
+
+TEST(Prepare, OneLineWithALongDomainIsLeftOut) {
+  const Folder folder;
+  const std::string text = "{\"text\": \"a\", \"d\": \"web\"}\n{\"text\": \"b\", \"d\": \"" + std::string(300, 'x') +
+                           "\"}\n{\"text\": \"c\", \"d\": \"web\"}\n";
+  auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
+  options.field = "d";
+  const json report = prepare(options);
+  EXPECT_EQ(report.at("total").at("documents"), 2);
+  EXPECT_EQ(report.at("total").at("unknown_domain"), 1);
+}
+
+TEST(Prepare, ProgressDoesNotClaimZeroTokens) {
+  const Folder folder;
+  const auto options = options_for(folder, {folder.write("a.test.jsonl", document(prose(1, 100), "RedPajamaC4"))});
+  testing::internal::CaptureStderr();
+  prepare(options);
+  const std::string progress = testing::internal::GetCapturedStderr();
+  EXPECT_NE(progress.find("prepare"), std::string::npos) << progress;
+  EXPECT_EQ(progress.find(" 0 tokens"), std::string::npos) << progress;
+}
+
 TEST(Prepare, FindsTheSplitInThePath) {
   EXPECT_EQ(split_of("cc.train.jsonl.zst"), "train");
   EXPECT_EQ(split_of("/data/cc.test.jsonl"), "test");
@@ -224,8 +320,14 @@ TEST(Prepare, RefusesBeforeItStarts) {
   auto options = options_for(out, {input});
   options.valid_fraction = 1;
   EXPECT_MESSAGE(prepare(options), "valid_fraction is 1");
+  options.valid_fraction = 0;
+  options.threads = 1025;
+  EXPECT_MESSAGE(prepare(options), "threads is 1025; 1 … 1024");
+  options.threads = 0;
+  options.domains = {{"a b", "*"}};
+  EXPECT_MESSAGE(prepare(options), "the name of the domain 'a b' is not allowed");
   options = options_for(out, {folder.write("none.jsonl", document("text", "Unheard"))});
-  EXPECT_MESSAGE(prepare(options), "--domain NAME=GLOB");
+  EXPECT_MESSAGE(prepare(options), "--field meta.redpajama_set_name accepts every name");
   options = options_for(out, {folder.write("empty.jsonl", "")});
   EXPECT_MESSAGE(prepare(options), "no document was found");
   options.tokenizer = input;
@@ -288,6 +390,22 @@ TEST(Pipeline, KeepsTheOrderInABoundedQueue) {
     ASSERT_EQ(seen.size(), 2000u);
     for (int i = 0; i < 2000; ++i) EXPECT_EQ(seen[size_t(i)], 2 * i);
   }
+}
+
+TEST(Pipeline, ThreadsThatCannotBeStartedAreAnError) {
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+  GTEST_SKIP() << "the sanitizer needs the address space that this test takes away";
+#endif
+  EXPECT_EXIT(
+      {
+        rlimit memory;
+        memory.rlim_cur = memory.rlim_max = uint64_t{3} << 30;  // room for some stacks of 8 MB
+        ::setrlimit(RLIMIT_AS, &memory);
+        std::vector<int> seen;
+        const auto message = message_of<Error>([&] { Numbers(doubling(10, seen), 1000, 3).run(); });
+        ::_exit(message.find("1001 threads cannot be started") != std::string::npos ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST(Pipeline, PassesOnWhatAnyStageThrows) {

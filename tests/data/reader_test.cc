@@ -1,5 +1,7 @@
 #include "data/reader.h"
 
+#include <sys/stat.h>
+
 #include <nlohmann/json.hpp>
 
 #include "base/random.h"
@@ -28,6 +30,15 @@ Found read_all(const fs::path& file, const std::string& field = "meta.redpajama_
     });
   found.counts.too_long += reader.too_long();
   return found;
+}
+
+TEST(Reader, DevicesAndPipesAreRejected) {
+  const Folder folder;
+  const fs::path fifo = folder / "a.jsonl";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_MESSAGE(input_files({fifo}), "a.jsonl: neither a regular file nor a folder");
+  EXPECT_MESSAGE(input_files({"/dev/zero"}), "/dev/zero: neither a regular file nor a folder");
+  EXPECT_MESSAGE(BlockReader{fifo}, "a.jsonl: cannot be read: not a regular file");
 }
 
 std::string line(const std::string& text, const std::string& set = "RedPajamaC4") {

@@ -242,6 +242,117 @@ TEST(TokenStore, VerifyChecksTheSources) {
   EXPECT_MESSAGE(Documents(store / "a.test").verify(300), "the name 'y' is there twice");
 }
 
+// The store of small_store() with one string of its manifest replaced.
+fs::path with_manifest(const Folder& folder, const std::string& from, const std::string& to) {
+  const fs::path file = small_store(folder) / "manifest.json";
+  std::string text = read_file(file);
+  EXPECT_NE(text.find(from), std::string::npos) << from;
+  text.replace(text.find(from), from.size(), to);
+  write_file(file, text);
+  return folder / "store";
+}
+
+TEST(TokenStore, IdOutsideTheVocabularyIsRejectedWhenItIsRead) {
+  const Folder narrow, wide;
+  const TokenStore store(with_manifest(narrow, "\"vocab_size\": 300", "\"vocab_size\": 299"));
+  std::vector<int64_t> ids(7);
+  store.documents("web", "train").read(0, 2, ids.data());
+  EXPECT_MESSAGE(store.documents("web", "train").read(0, 7, ids.data()),
+                 "web.train.bin: token 2 has id 299, but the vocabulary has 299 ids");
+  EXPECT_MESSAGE(store.documents("web", "train").read(2, 1, ids.data()), "token 2 has id 299");
+  const fs::path negative = small_store(wide, 70'000);
+  replace(negative / "web.train.bin", 4, "\xff\xff\xff\xff");
+  const TokenStore changed(negative);
+  EXPECT_MESSAGE(changed.documents("web", "train").read(0, 7, ids.data()), "token 1 has id -1");
+}
+
+TEST(TokenStore, VocabularyAndSeparatorOutOfRangeAreRejected) {
+  for (const char* size : {"0", "-1", "2147483649", "18446744073709551615"}) {
+    const Folder folder;
+    const auto store = with_manifest(folder, "\"vocab_size\": 300", std::string("\"vocab_size\": ") + size);
+    EXPECT_MESSAGE(TokenStore{store}, "manifest.json: vocab_size is");
+  }
+  for (const char* separator : {"-1", "300", "1000000000"}) {
+    const Folder folder;
+    const auto store = with_manifest(folder, "\"separator\": 0", std::string("\"separator\": ") + separator);
+    EXPECT_MESSAGE(TokenStore{store}, "manifest.json: separator is");
+  }
+}
+
+TEST(TokenStore, IncompleteManifestIsRejectedWithItsPath) {
+  for (const char* key : {"files", "sha256", "size", "domain", "tokens", "separator"}) {
+    const Folder folder;
+    const auto store = with_manifest(folder, std::string("\"") + key + "\"", "\"other\"");
+    EXPECT_MESSAGE(TokenStore{store}, "manifest.json: key");
+    EXPECT_EQ(message_of([&] { TokenStore{store}; }).find("json.exception"), std::string::npos);
+  }
+  const Folder folder;
+  const auto store = with_manifest(folder, "\"split\": \"train\"", "\"split\": 7");
+  EXPECT_MESSAGE(TokenStore{store}, "manifest.json: type must be string");
+}
+
+TEST(TokenStore, DomainThatIsThereTwiceIsRejected) {
+  const Folder folder;
+  const fs::path store = small_store(folder);
+  auto manifest = nlohmann::json::parse(read_file(store / "manifest.json"));
+  manifest["parts"].push_back(manifest["parts"][0]);
+  write_file(store / "manifest.json", manifest.dump());
+  EXPECT_MESSAGE(TokenStore{store}, "'code.test' is there twice");
+}
+
+TEST(TokenStore, DocumentOfTwoGibibytesIsRead) {
+  const Folder folder;
+  std::string idx("MMIDIDX\0\0", 9);
+  put<uint64_t>(idx, 1), put<uint8_t>(idx, 8), put<uint64_t>(idx, 1), put<uint64_t>(idx, 2);
+  put<int32_t>(idx, 1 << 30), put<int64_t>(idx, 0), put<int64_t>(idx, 0), put<int64_t>(idx, 1);
+  folder.write("a.idx", idx);
+  fs::resize_file(folder.write("a.bin", ""), uint64_t{1} << 31);  // sparse
+  EXPECT_EQ(Documents(folder / "a").tokens(), int64_t{1} << 30);
+}
+
+TEST(StoreWriter, TwoWritersOfOneStoreDoNotMix) {
+  const Folder folder;
+  StoreWriter first(folder / "store", kNone), second(folder / "store", kNone);
+  for (int32_t i = 0; i < 100; ++i) {
+    first.add("web", "train", std::vector<int32_t>{1, i}, 2);
+    second.add("web", "train", std::vector<int32_t>{2, i}, 2);
+  }
+  first.commit();
+  EXPECT_MESSAGE(second.commit(), "--overwrite");
+  const TokenStore store(folder / "store");
+  store.verify();
+  EXPECT_EQ(store.documents("web", "train").size(), 100);
+  EXPECT_EQ(store.documents("web", "train").document(99)[0], 1);
+}
+
+TEST(StoreWriter, LeftoverOfAKilledWriterIsRemoved) {
+  const Folder folder;
+  make_old(folder.write("store.tmp00000000000000ff/web.train.bin", "1"));
+  make_old(folder / "store.tmp00000000000000ff");
+  small_store(folder);
+  EXPECT_EQ(folder.entries(), 1);
+}
+
+TEST(StoreWriter, FolderWithOtherFilesIsNotOverwritten) {
+  const Folder folder;
+  folder.write("app/manifest.json", "{\"name\": \"my app\"}");
+  folder.write("app/src/thesis.tex", "text");
+  EXPECT_MESSAGE(StoreWriter(folder / "app", kNone, true), "is not a token store");
+  folder.write("app/manifest.json", "{\"format\": \"assay token store\", \"parts\": [{}]}");
+  EXPECT_MESSAGE(StoreWriter(folder / "app", kNone, true), "has a manifest.json that is not a token store's");
+  const fs::path store = small_store(folder);
+  folder.write("store/notes.txt", "text");
+  EXPECT_MESSAGE(StoreWriter(store, kNone, true), "holds 'notes.txt', which is not part of a token store");
+  fs::remove(store / "notes.txt");
+  StoreWriter writer(store, kNone, true);
+  writer.add("new", "train", std::vector<int32_t>{1}, 1);
+  folder.write("store/notes.txt", "text");
+  EXPECT_MESSAGE(writer.commit(), "holds 'notes.txt'");
+  EXPECT_EQ(read_file(folder / "app" / "src" / "thesis.tex"), "text");
+  EXPECT_EQ(read_file(store / "notes.txt"), "text");
+  EXPECT_TRUE(TokenStore(store).has("web", "train"));
+}
+
 TEST(StoreWriter, LeavesNothingWithoutCommit) {
   const Folder folder;
   {
@@ -264,15 +375,19 @@ TEST(StoreWriter, OverwritesOnlyAStoreAndOnlyWhenTold) {
   EXPECT_EQ(TokenStore(store).domains(), std::vector<std::string>{"new"});
   EXPECT_EQ(folder.entries(), 1);
   folder.write("precious/thesis.txt", "text");
-  EXPECT_MESSAGE(StoreWriter(folder / "precious", kNone, true), "is no token store");
+  EXPECT_MESSAGE(StoreWriter(folder / "precious", kNone, true), "is not a token store");
 }
 
 TEST(StoreWriter, RefusesNamesThatAreNoFileNames) {
   const Folder folder;
   StoreWriter writer(folder / "store", kNone);
   const std::vector<int32_t> tokens{1};
-  for (const char* name : {"", "a/b", "a.b", "..", "a b"})
+  for (const std::string& name : {std::string(), std::string("a/b"), std::string("a.b"), std::string(".."),
+                                  std::string("a b"), std::string("\xff"), std::string(101, 'a')})
     EXPECT_THROW(writer.add(name, "train", tokens, 1), BadInput) << name;
+  writer.add("日本", "train", tokens, 1);
+  writer.commit();
+  EXPECT_TRUE(TokenStore(folder / "store").has("日本", "train"));
 }
 
 }  // namespace

@@ -139,6 +139,37 @@ TEST(Tokenizer, TrainsOnASample) {
   EXPECT_EQ(Tokenizer(folder / "a.model").vocab_size(), 300);
 }
 
+TEST(Tokenizer, TestFilesOfAFolderAreLeftOut) {
+  const Folder folder;
+  const fs::path train = folder.write("in/a.train.txt", training_text());
+  const fs::path test = folder.write("in/b.test.txt", "held out"), valid = folder.write("in/valid/c.txt", "held out");
+  const TrainingFiles files = train_tokenizer({.inputs = {folder / "in"}, .vocab_size = 300}, folder / "folder.model");
+  EXPECT_EQ(files.used, std::vector<fs::path>{train});
+  EXPECT_EQ(files.left_out, (std::vector<fs::path>{test, valid}));
+  EXPECT_TRUE(files.held_out_used.empty());
+  train_tokenizer({.inputs = {train}, .vocab_size = 300}, folder / "file.model");
+  EXPECT_EQ(sha256_of_file(folder / "folder.model"), sha256_of_file(folder / "file.model"));
+}
+
+TEST(Tokenizer, NamedTestFilesAreUsedAndReported) {
+  const Folder folder;
+  const fs::path test = folder.write("b.test.txt", training_text());
+  const TrainingFiles files = training_files({test});
+  EXPECT_EQ(files.used, std::vector<fs::path>{test});
+  EXPECT_EQ(files.held_out_used, std::vector<fs::path>{test});
+  EXPECT_MESSAGE(training_files({folder.path()}), "all 1 files are of split valid or test");
+}
+
+TEST(Tokenizer, MessageHoldsNoPlaceInTheLibrarysSource) {
+  const Folder folder;
+  const fs::path text = folder.write("a.txt", "a b c");
+  const std::string message =
+      message_of([&] { train_tokenizer({.inputs = {text}, .vocab_size = 5000}, folder / "m"); });
+  for (const char* never : {".cc", "INTERNAL", "trainer_spec", "["})
+    EXPECT_EQ(message.find(never), std::string::npos) << message;
+  EXPECT_NE(message.find("Vocabulary size too high"), std::string::npos) << message;
+}
+
 TEST(Tokenizer, SaysWhatIsWrong) {
   const Folder folder;
   EXPECT_MESSAGE(Tokenizer(folder / "missing"), "missing: cannot be read");

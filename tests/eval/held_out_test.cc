@@ -71,6 +71,17 @@ TEST(HeldOut, LossesAreTheDirectCrossEntropy) {
   EXPECT_NEAR(losses.bits_per_byte(), losses.total().nll / std::log(2.0) / (3 * 25), 1e-12);
 }
 
+TEST(HeldOut, TrainingIdOutsideTheVocabularyIsRejected) {
+  const Folder folder;
+  write_store(folder / "s", kTrain, kTest);
+  const fs::path file = folder / "s" / "a.train.bin";
+  std::string bytes = read_file(file);
+  bytes.replace(4, 2, "\xff\xff");
+  write_file(file, bytes);
+  const data::TokenStore store(folder / "s");
+  EXPECT_MESSAGE(HeldOut(store, options()), "a.train.bin: token 2 has id 65535, but the vocabulary has 16 ids");
+}
+
 TEST(HeldOut, BatchesChangeNothing) {
   const Folder folder;
   write_store(folder / "s", kTrain, kTest);
