@@ -31,7 +31,14 @@ std::vector<double> minus(std::vector<double> a, const std::vector<double>& b) {
 
 }  // namespace
 
-static constexpr int rung_pooling = 0;
+Contrast combine(const std::vector<Contrast>& contrasts, const std::vector<double>& weights) {
+  Contrast sum;
+  for (size_t j = 0; j < contrasts.size(); ++j) {
+    add(sum.on_loss, contrasts[j].on_loss, weights[j]);
+    add(sum.on_held_out, contrasts[j].on_held_out, weights[j]);
+  }
+  return sum;
+}
 
 Ends::Ends(const std::vector<Budget>& rungs) : rungs_(rungs.size()) {
   for (const auto& [name, losses] : rungs[0].runs[0].domains) {
@@ -182,12 +189,8 @@ Variance Ends::contender_variance(Measure measure) const {
 // The variance that a rung's seeds give to the contrast.
 Variance Ends::rung_variance(size_t rung, const Contrast& contrast, Measure measure) const {
   const double on_loss = contrast.on_loss[rung];
-  if (rung_pooling == 1 || seeds(rung) < 2) {
+  if (seeds(rung) < 2) {
     const Variance one = residual_variance(0, rungs_, measure);
-    return {one.value * on_loss * on_loss / double(seeds(rung)), one.freedom};
-  }
-  if (rung_pooling == 2) {
-    const Variance one = residual_variance(rung ? rung - 1 : 0, std::min(rung + 2, rungs_), measure);
     return {one.value * on_loss * on_loss / double(seeds(rung)), one.freedom};
   }
   std::vector<double> z;
@@ -243,9 +246,8 @@ Estimate Ends::estimate(const Contrast& contrast, Measure measure) const {
     const Variance variance = rung_variance(b, contrast, measure);
     estimate.freedom[b] = variance.freedom;
     estimate.reference_error += variance.value;
-    const size_t estimator = rung_pooling == 1 ? 0 : b;
     const double sign = contrast.on_loss[b] < 0 ? -1 : 1;
-    estimate.noise.seeds.push_back({b, estimator, sign * std::sqrt(variance.value)});
+    estimate.noise.seeds.push_back({b, b, sign * std::sqrt(variance.value)});
   }
   const Variance one = contender_variance(measure);
   estimate.freedom[rungs_] = one.freedom;

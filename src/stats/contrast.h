@@ -32,6 +32,8 @@ struct Measure {
 struct Contrast {
   std::vector<double> on_loss, on_held_out;  // by group
 };
+// sum_j weights[j] contrasts[j]
+Contrast combine(const std::vector<Contrast>& contrasts, const std::vector<double>& weights);
 
 struct Estimate {
   double value = 0;

@@ -214,25 +214,22 @@ struct Entry {
   std::optional<Estimate> delta;  // at the largest budget inside
 };
 
+// The slope of the regression line through the differences, over log2 of the tokens.
 Contrast trend_of(const Ends& ends, const Entry& entry, Measure measure) {
-  double centre = 0;
-  for (const size_t j : entry.inside) centre += std::log2(entry.budgets[j].tokens);
-  centre /= double(entry.inside.size());
-  double squares = 0;
-  for (const size_t j : entry.inside)
-    squares += std::pow(std::log2(entry.budgets[j].tokens) - centre, 2);
-  Contrast trend;
+  std::vector<Contrast> differences;
+  std::vector<double> doublings;
   for (const size_t j : entry.inside) {
-    const double weight = (std::log2(entry.budgets[j].tokens) - centre) / squares;
-    const Contrast one = ends.difference(entry.groups[j], measure);
-    trend.on_loss.resize(one.on_loss.size());
-    trend.on_held_out.resize(one.on_loss.size());
-    for (size_t g = 0; g < one.on_loss.size(); ++g) {
-      trend.on_loss[g] += weight * one.on_loss[g];
-      trend.on_held_out[g] += weight * one.on_held_out[g];
-    }
+    differences.push_back(ends.difference(entry.groups[j], measure));
+    doublings.push_back(std::log2(entry.budgets[j].tokens));
   }
-  return trend;
+  const double centre = mean(doublings);
+  double squares = 0;
+  for (double& x : doublings) {
+    x -= centre;
+    squares += x * x;
+  }
+  for (double& x : doublings) x /= squares;
+  return combine(differences, doublings);
 }
 
 std::string outside_problem(const std::vector<Budget>& ladder, const Span& span, double held_out) {

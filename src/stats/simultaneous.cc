@@ -10,7 +10,7 @@
 namespace assay::stats {
 namespace {
 
-constexpr size_t kDraws = 8192;
+constexpr size_t kDraws = 4096;
 
 // Quantiles of Student's t from a table over 1 / v, because a quantile is needed for every draw.
 class Quantiles {

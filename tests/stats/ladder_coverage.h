@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ladder_simulation.h"
 
 namespace assay::stats {
@@ -19,9 +21,10 @@ inline bool covers(const Interval& x, double truth) { return x.low <= truth && t
 
 inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies) {
   LadderCoverage found;
-  std::vector<double> bias(size_t(s.contenders));
-  std::vector<double> counted(size_t(s.contenders));
-  double intervals = 0, trends = 0;
+  std::vector<double> errors(size_t(s.contenders));
+  std::vector<double> counts(size_t(s.contenders));
+  double intervals = 0;
+  double trends = 0;
   for (int r = 0; r < studies; ++r) {
     const LadderStudy study(s, uint64_t(r));
     const LadderResult result = compare_ends(study.ladder, study.contenders);
@@ -33,17 +36,16 @@ inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies) {
       if (!one.has_delta) continue;
       const double rung = std::log2(one.tokens / LadderStudy::tokens_at(0));
       const double truth = LadderStudy::effect_at(s, a, rung);
-      bias[size_t(a)] += one.delta.estimate - truth;
-      ++counted[size_t(a)];
-      ++intervals;
+      errors[size_t(a)] += one.delta.estimate - truth;
+      counts[size_t(a)] += 1;
+      intervals += 1;
       found.single += covers(one.delta_single, truth);
-      found.domain +=
-          covers(one.domains.at("domain 0"), truth * LadderStudy::domain_factor(s, 0));
+      found.domain += covers(one.domains.at("domain 0"), truth * LadderStudy::domain_factor(s, 0));
       found.recall += covers(one.recall_part, truth / 2);
       found.half_width += (one.delta_single.high - one.delta_single.low) / 2;
       all = all && covers(one.delta, truth);
       if (!one.has_trend) continue;
-      ++trends;
+      trends += 1;
       found.trend += covers(one.trend, s.growth);
     }
     found.family += 100.0 / studies * all;
@@ -52,16 +54,32 @@ inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies) {
   found.domain *= 100 / intervals;
   found.recall *= 100 / intervals;
   found.half_width /= intervals;
-  found.trend *= 100 / trends;
-  for (int a = 0; a < s.contenders; ++a) {
-    const double one = bias[size_t(a)] / counted[size_t(a)];
-    found.bias += one / s.contenders;
-    found.worst_bias = std::max(found.worst_bias, std::abs(one));
+  found.trend *= 100 / std::max(1.0, trends);
+  for (size_t a = 0; a < errors.size(); ++a) {
+    const double bias = errors[a] / counts[a];
+    found.bias += bias / s.contenders;
+    found.worst_bias = std::max(found.worst_bias, std::abs(bias));
   }
-  fmt::print("| {:<46} | {:+.4f} / {:.4f} | {:5.1f} | {:5.1f} | {:5.1f} | {:5.1f} | {:5.1f} | {:.3f} | {:4.1f} |\n", s.name,
-             found.bias, found.worst_bias, found.single, found.family, found.domain, found.trend,
-             found.recall, found.half_width, found.outside);
+  fmt::print("| {} | {:+.4f} | {:.4f} | {:.1f} | {:.1f} | {:.1f} | {:.1f} | {:.1f} | {:.3f} |\n",
+             s.name, found.bias, found.worst_bias, found.single, found.family, found.domain,
+             found.trend, found.recall, found.half_width);
+  std::fflush(stdout);
   return found;
+}
+
+inline void print_coverage_header() {
+  fmt::print("| setting | bias | largest bias | single % | family % | domain % | trend % | "
+             "recall part % | half-width |\n|---|---|---|---|---|---|---|---|---|\n");
+}
+
+// `error` is what the number of studies leaves open, in points.
+inline void expect_nominal_ends(const LadderSetting& s, int studies, double error) {
+  const LadderCoverage found = ladder_coverage(s, studies);
+  EXPECT_LT(std::abs(found.bias), 0.005) << s.name;
+  for (const double share : {found.single, found.family, found.domain, found.trend}) {
+    EXPECT_GE(share, 93 - error) << s.name;
+    EXPECT_LE(share, 97 + error) << s.name;
+  }
 }
 
 }  // namespace assay::stats

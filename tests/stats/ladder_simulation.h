@@ -152,7 +152,7 @@ class LadderStudy {
     return end;
   }
 
- private:
+ protected:
   LadderSetting s;
   Random random;
 };
