@@ -13,6 +13,20 @@ constexpr std::array kTargets{Targets::all, Targets::recall, Targets::other};
 
 size_t index(Targets targets) { return size_t(targets); }
 
+// Degrees of freedom of a sum of squared residuals u_i whose variances are proportional to
+// w_i^1.5, where w_i is the share of cluster i in the tokens: v = (sum w^1.5)^2 / sum w^3 - 1.
+// The exponent is 1 for independent documents and 2 for clusters without differences inside;
+// real sources are between. This is n - 1 for clusters of one size.
+double cluster_freedom(const std::vector<double>& tokens) {
+  double variances = 0;
+  double squares = 0;
+  for (const double t : tokens) {
+    variances += std::pow(t, 1.5);
+    squares += t * t * t;
+  }
+  return std::max(1.0, variances * variances / squares - 1);
+}
+
 double total(const std::vector<double>& x) {
   double sum = 0;
   for (const double value : x) sum += value;
@@ -232,7 +246,8 @@ Variance Ends::documents(const Contrast& contrast, Measure measure,
                 luck(first, last, d, measure.targets);
     }
     influence.push_back(document_influence(y, tokens_[d]));
-    parts.push_back(document_variance(y, tokens_[d]));
+    const double value = document_variance(y, tokens_[d]).value;
+    parts.push_back({value, cluster_freedom(tokens_[d])});
   }
   const Variance all = sum(parts);
   return {std::max(0.0, all.value - shared), all.freedom};

@@ -29,7 +29,7 @@ class CurveStudy : public LadderStudy {
     const double effect = effect_at(s, 0, s.rungs - 1);
     for (int seed = 0; seed < s.seeds; ++seed)
       architecture.push_back(run(seed, s.speed, 1, effect, differences));
-    for (int other = 0; other < 3; ++other) {
+    for (int other = 0; other < 6; ++other) {
       others.emplace_back();
       for (int seed = 0; seed < s.seeds; ++seed)
         others.back().push_back(run(seed, s.speed, 1, 0, draw_differences()));

@@ -25,8 +25,8 @@ void without_documents(LadderSetting& s) {
 
 TEST(LadderCoverage, UsualStudyIsNominal) {
   print_coverage_header();
-  constexpr int kStudies = 120;
-  constexpr double kError = 5;
+  constexpr int kStudies = 250;
+  constexpr double kError = 3.5;
   expect_nominal_ends(setting("4 contenders, 2 seeds", [](auto&) {}), kStudies, kError);
   expect_nominal_ends(setting("no document noise", without_documents), kStudies, kError);
 }
@@ -88,6 +88,8 @@ TEST(LadderCoverageBeyondTheDesignSlow, IsWithinStatedLimits) {
 
 // The curve must follow a reference whose recall falls fast and one whose recall is settled.
 TEST(LadderBias, InterpolationIsAccurateBetweenAllRungs) {
+  fmt::print("| recall learned at | largest error, mature | any h | of straight lines |\n"
+             "|---|---|---|---|\n");
   LadderSetting s = setting("no noise", without_documents);
   s.seed_loss = 1e-4;
   s.seed_spread = 1e-4;
@@ -97,6 +99,7 @@ TEST(LadderBias, InterpolationIsAccurateBetweenAllRungs) {
     s.transition = transition;
     const LadderStudy study(s, 0);
     double worst = 0;
+    double worst_mature = 0;
     double worst_line = 0;
     for (double rung = 1; rung <= 4; rung += 0.05) {
       const double h = LadderStudy::held_out_at(rung);
@@ -115,18 +118,22 @@ TEST(LadderBias, InterpolationIsAccurateBetweenAllRungs) {
         }
         level += sum / tokens / double(s.sources.size());
       }
-      worst = std::max(worst, std::abs(ladder_loss(study.ladder, h) - truth - level));
+      const double error = std::abs(ladder_loss(study.ladder, h) - truth - level);
+      worst = std::max(worst, error);
       const size_t below = std::min<size_t>(3, size_t(rung));
       const double a = LadderStudy::held_out_at(double(below));
       const double b = LadderStudy::held_out_at(double(below) + 1);
+      const double fall = LadderStudy::recall_at(s, a) - LadderStudy::recall_at(s, b);
+      if (fall <= LadderOptions{}.maturity_fall) worst_mature = std::max(worst_mature, error);
       const double share = (h - a) / (b - a);
       const double line = (1 - share) * LadderStudy::reference_at(s, 0, a) +
                           share * LadderStudy::reference_at(s, 0, b);
       worst_line = std::max(worst_line, std::abs(line - LadderStudy::reference_at(s, 0, h)));
     }
-    fmt::print("recall learned at {:.1f}: largest error {:.4f}, of straight lines {:.4f}\n",
-               transition, worst, worst_line);
-    EXPECT_LT(worst, transition > 4 ? 0.005 : 0.03);
+    fmt::print("| {:.1f} | {:.4f} | {:.4f} | {:.4f} |\n", transition, worst_mature, worst,
+               worst_line);
+    EXPECT_LT(worst_mature, 0.005) << transition;
+    EXPECT_LT(worst, 0.03) << transition;
   }
 }
 
@@ -144,7 +151,8 @@ Compared compare(const std::string& name, const CurveSetting& setting, int studi
     std::vector<const Runs*> pool;
     for (const Runs& runs : study.others) pool.push_back(&runs);
     const Degradation along =
-        degradation(study.architecture, study.reference, {},
+        degradation(study.architecture, study.reference,
+                    {.after_tokens = 0.1 * LadderStudy::tokens_at(s.rungs - 1)},
                     pool_others ? Pool(pool) : Pool());
     EXPECT_EQ(along.problem, "") << name;
     const EndResult end = compare_ends(study.ladder, study.contenders).results[0];
@@ -168,7 +176,7 @@ TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
   CurveSetting usual;
   usual.ends.effect = 0.1;
   usual.ends.growth = 0;
-  usual.ends.transition = 4.2;
+  usual.ends.transition = 6;  // settled: every failure below has one cause
   usual.ends.document_spread = 0.05;
   usual.ends.reference_variance = 1;
   const auto run = [&](const std::string& name, const std::function<void(CurveSetting&)>& change,
@@ -198,8 +206,16 @@ TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
                               });
   EXPECT_GT(std::abs(anneal.old_bias), 0.01);
   const Compared unequal = run("reference variance 5, steadier architectures pooled",
-                               [](auto& c) { c.ends.reference_variance = 5; }, true);
-  EXPECT_LT(unequal.old_coverage, unequal.new_coverage);
+                               [](auto& c) {
+                                 c.ends.reference_variance = 5;
+                                 c.ends.rung_seeds = 3;
+                                 c.ends.seeds = 4;
+                                 c.ends.seed_spread = 0.02;
+                                 c.ends.seed_document = 0.02;
+                                 c.ends.document_spread = 0.02;
+                               },
+                               true);
+  EXPECT_LT(unequal.old_coverage, 91);
   const Compared sources = run("documents in sources, half of their variance", [](auto& c) {
     c.ends.document_spread = 0.3;
     c.ends.source_share = 0.5;
