@@ -74,9 +74,10 @@ size_t Ends::add(const Budget& budget, const std::string& name) {
 Ends::Run Ends::read(const End& end, const std::string& name) const {
   for (const auto& [domain, losses] : end.domains)
     if (std::ranges::find(names_, domain) == names_.end())
-      fail("seed {} of {} has the domain '{}', which the first rung of the ladder has not; "
-           "evaluate every run on the same domains",
-           end.seed, name, domain);
+      fail(
+          "seed {} of {} has the domain '{}', which the first rung of the ladder has not; "
+          "evaluate every run on the same domains",
+          end.seed, name, domain);
   Run run{end.held_out, {}};
   for (size_t d = 0; d < names_.size(); ++d) {
     const auto found = end.domains.find(names_[d]);
@@ -89,9 +90,10 @@ Ends::Run Ends::read(const End& end, const std::string& name) const {
     if (losses.tokens != tokens_[d] || losses.nll.size() != clusters ||
         losses.recall_tokens != recall_tokens_[d] || losses.recall_nll.size() != recall ||
         (recall != 0 && recall != clusters))
-      fail("seed {} of {}: the {} clusters of the domain '{}' are not the {} of the first rung's "
-           "first run; paired statistics need the same documents in the same order in every run",
-           end.seed, name, losses.tokens.size(), names_[d], clusters);
+      fail(
+          "seed {} of {}: the {} clusters of the domain '{}' are not the {} of the first rung's "
+          "first run; paired statistics need the same documents in the same order in every run",
+          end.seed, name, losses.tokens.size(), names_[d], clusters);
     Domain domain;
     domain.nll[index(Targets::all)] = losses.nll;
     domain.nll[index(Targets::recall)] = losses.recall_nll;

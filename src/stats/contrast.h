@@ -37,11 +37,11 @@ Contrast combine(const std::vector<Contrast>& contrasts, const std::vector<doubl
 
 struct Estimate {
   double value = 0;
-  Member noise;                                 // by source; see simultaneous.h
-  std::vector<double> freedom;                  // of every estimator in `noise`
-  double contender_error = 0;                   // standard errors
+  Member noise;                 // by source; see simultaneous.h
+  std::vector<double> freedom;  // of every estimator in `noise`
+  double contender_error = 0;   // standard errors
   double reference_error = 0;
-  std::vector<std::vector<double>> influence;   // [domain][cluster], of the document noise
+  std::vector<std::vector<double>> influence;  // [domain][cluster], of the document noise
 
   Variance seeds() const { return seed_variance(noise, freedom); }
 };

@@ -36,8 +36,7 @@ RungCurve::RungCurve(std::vector<double> held_out, const std::vector<double>& lo
     const auto secant = [&](size_t k) { return weighted_sum(secant_weights(held_out_, k), loss); };
     const double before = b > 0 ? secant(b - 1) : secant(0);
     const double after = b < last ? secant(b) : secant(last - 1);
-    if (slope <= 0 || before <= 0 || after <= 0)
-      slopes_[b] = Slope::zero;
+    if (slope <= 0 || before <= 0 || after <= 0) slopes_[b] = Slope::zero;
     else if (slope > 3 * std::min(before, after))
       slopes_[b] = before < after ? Slope::three_times_before : Slope::three_times_after;
   }
@@ -79,12 +78,14 @@ std::vector<double> RungCurve::parabola_weights(const std::vector<double>& rungs
 std::vector<double> RungCurve::slope_weights(const std::vector<double>& rungs, size_t rung) const {
   const size_t last = rungs.size() - 1;
   switch (slopes_[rung]) {
-    case Slope::zero: return std::vector<double>(rungs.size());
+    case Slope::zero:
+      return std::vector<double>(rungs.size());
     case Slope::three_times_before:
       return scaled(secant_weights(rungs, rung > 0 ? rung - 1 : 0), 3);
     case Slope::three_times_after:
       return scaled(secant_weights(rungs, std::min(rung, last - 1)), 3);
-    case Slope::parabola: break;
+    case Slope::parabola:
+      break;
   }
   return parabola_weights(rungs, rung);
 }

@@ -143,15 +143,16 @@ std::string immaturity(const std::vector<Budget>& ladder, const std::vector<doub
       millions(ladder[segment + 1].tokens), limit);
   for (size_t b = segment + 1; b <= last; ++b)
     if (!(fall(b) > limit))
-      return reason + fmt::format(" The reference is mature from {} on; train the contender until "
-                                  "its held-out loss is {:.3f} or less.",
-                                  millions(ladder[b].tokens), mean_held_out(ladder[b]));
+      return reason + fmt::format(
+                          " The reference is mature from {} on; train the contender until "
+                          "its held-out loss is {:.3f} or less.",
+                          millions(ladder[b].tokens), mean_held_out(ladder[b]));
   const double before = last > 0 ? fall(last - 1) : 2 * fall(last);
   const double shrink = std::clamp(fall(last) / std::max(before, 1e-9), 0.3, 0.9);
   const double doublings = std::ceil(std::log(limit / fall(last)) / std::log(shrink));
   const double tokens = ladder.back().tokens * std::exp2(std::clamp(doublings, 1.0, 20.0));
-  return reason + fmt::format(" Train the reference and the contender to about {}.",
-                              millions(tokens));
+  return reason +
+         fmt::format(" Train the reference and the contender to about {}.", millions(tokens));
 }
 
 Interval interval_of(const Estimate& e, double level, double factor = 1) {
@@ -174,36 +175,37 @@ double half_width_with(const Estimate& e, double own, double other, const Ladder
                        double factor) {
   const Variance seeds = e.seeds();
   const double more = std::min(own, other) == 1 ? std::sqrt(own * other) : std::min(own, other);
-  const Variance planned{e.contender_error * e.contender_error / own +
-                             e.reference_error * e.reference_error / other,
-                         seeds.freedom * more};
+  const Variance planned{
+      e.contender_error * e.contender_error / own + e.reference_error * e.reference_error / other,
+      seeds.freedom * more};
   return factor * interval(0, planned, e.noise.documents, options.level).high;
 }
 
 std::string what_settles(const Estimate& e, int64_t seeds, const LadderOptions& options,
                          double factor) {
   const double wanted = std::max(std::abs(e.value), options.margin - std::abs(e.value));
-  const std::string open =
-      fmt::format("The interval reaches across zero and beyond the margin of {:.3g} nats.",
-                  options.margin);
-  const double of_documents =
-      factor * interval(0, {0, 1}, e.noise.documents, options.level).high;
+  const std::string open = fmt::format(
+      "The interval reaches across zero and beyond the margin of {:.3g} nats.", options.margin);
+  const double of_documents = factor * interval(0, {0, 1}, e.noise.documents, options.level).high;
   if (of_documents >= wanted)
-    return open + fmt::format(" The documents alone leave an error of {:.3f} nats, so more seeds "
-                              "cannot settle it; evaluate on documents from more sources.",
-                              of_documents);
+    return open + fmt::format(
+                      " The documents alone leave an error of {:.3f} nats, so more seeds "
+                      "cannot settle it; evaluate on documents from more sources.",
+                      of_documents);
   for (double more = 1; more * double(seeds) <= kMostSeeds; more += 1 / double(seeds))
     if (more > 1 && half_width_with(e, more, 1, options, factor) < wanted)
-      return open + fmt::format(" About {:.0f} seeds of this model would settle it if the "
-                                "difference stays at {:+.3f}.",
-                                more * double(seeds), e.value);
+      return open + fmt::format(
+                        " About {:.0f} seeds of this model would settle it if the "
+                        "difference stays at {:+.3f}.",
+                        more * double(seeds), e.value);
   for (double more = 2; more <= kMostSeeds; ++more)
     if (half_width_with(e, more, more, options, factor) < wanted)
-      return open + fmt::format(" About {:.0f} times as many seeds of this model and of the "
-                                "reference would settle it if the difference stays at {:+.3f}.",
-                                more, e.value);
-  return open + fmt::format(" No practical number of seeds settles a difference of {:+.3f}.",
-                            e.value);
+      return open + fmt::format(
+                        " About {:.0f} times as many seeds of this model and of the "
+                        "reference would settle it if the difference stays at {:+.3f}.",
+                        more, e.value);
+  return open +
+         fmt::format(" No practical number of seeds settles a difference of {:+.3f}.", e.value);
 }
 
 // One contender with its groups among all ends.
@@ -234,12 +236,14 @@ Contrast trend_of(const Ends& ends, const Entry& entry, Measure measure) {
 
 std::string outside_problem(const std::vector<Budget>& ladder, const Span& span, double held_out) {
   if (held_out > span.high)
-    return fmt::format("The held-out loss {:.3f} is above the ladder's first rung ({:.3f}); "
-                       "train longer or add a smaller rung.",
-                       held_out, span.high);
-  return fmt::format("The held-out loss {:.3f} is below the ladder's last rung ({:.3f}); "
-                     "add a rung of the reference at about {}.",
-                     held_out, span.low, millions(tokens_to_reach(ladder, held_out)));
+    return fmt::format(
+        "The held-out loss {:.3f} is above the ladder's first rung ({:.3f}); "
+        "train longer or add a smaller rung.",
+        held_out, span.high);
+  return fmt::format(
+      "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}); "
+      "add a rung of the reference at about {}.",
+      held_out, span.low, millions(tokens_to_reach(ladder, held_out)));
 }
 
 // Correlations of the document noise of all members.
@@ -255,8 +259,8 @@ std::vector<std::vector<double>> document_link(const std::vector<const Estimate*
   std::vector<std::vector<double>> link(n, std::vector<double>(n));
   for (size_t a = 0; a < n; ++a)
     for (size_t b = 0; b < n; ++b) {
-      const double scale = std::sqrt(product(*estimates[a], *estimates[a]) *
-                                     product(*estimates[b], *estimates[b]));
+      const double scale =
+          std::sqrt(product(*estimates[a], *estimates[a]) * product(*estimates[b], *estimates[b]));
       link[a][b] = a == b ? 1 : scale > 0 ? product(*estimates[a], *estimates[b]) / scale : 0;
     }
   return link;
@@ -298,7 +302,7 @@ void describe(const std::vector<Budget>& ladder, const Ends& ends, Entry& entry,
   const Span span = held_out_span(ladder);
   for (size_t j = 0; j < entry.budgets.size(); ++j) {
     const size_t group = entry.groups[j];
-    BudgetResult budget{entry.budgets[j].tokens, ends.held_out(group), ends.loss(group), "", {},
+    BudgetResult budget{entry.budgets[j].tokens,   ends.held_out(group), ends.loss(group), "", {},
                         int64_t(ends.seeds(group))};
     if (span.holds(budget.held_out)) {
       entry.inside.push_back(j);
@@ -343,8 +347,7 @@ void describe(const std::vector<Budget>& ladder, const Ends& ends, Entry& entry,
 }  // namespace
 
 LadderResult compare_ends(const std::vector<Budget>& unordered,
-                          const std::vector<Contender>& contenders,
-                          const LadderOptions& options) {
+                          const std::vector<Contender>& contenders, const LadderOptions& options) {
   if (!(options.level > 0 && options.level < 1))
     fail("level is {}; expected a number between 0 and 1", options.level);
   if (!(options.margin >= 0)) fail("margin is {}; expected 0 or more", options.margin);
@@ -396,8 +399,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     if (!entries[a].delta) continue;
     EndResult& one = result.results[a];
     one.delta = interval_of(*entries[a].delta, options.level, result.critical);
-    one.reason = immaturity(ladder, result.recall, ends.curve(), one.held_out,
-                            options.maturity_fall);
+    one.reason =
+        immaturity(ladder, result.recall, ends.curve(), one.held_out, options.maturity_fall);
     if (one.reason.empty()) {
       one.verdict = verdict_of(one.delta, options.margin);
       if (one.verdict == Verdict::not_settled)
@@ -406,9 +409,9 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     }
     const size_t last = one.budgets.size() - 1;
     if (entries[a].inside.back() == last) continue;
-    const std::string larger = fmt::format(
-        "'{}' is compared at {}. At {}: {}", one.name, millions(one.tokens),
-        millions(one.budgets[last].tokens), one.budgets[last].problem);
+    const std::string larger =
+        fmt::format("'{}' is compared at {}. At {}: {}", one.name, millions(one.tokens),
+                    millions(one.budgets[last].tokens), one.budgets[last].problem);
     result.warnings.push_back(larger);
   }
   return result;

@@ -43,8 +43,8 @@ struct Contender {
 
 struct LadderOptions {
   double level = 0.95;
-  double margin = 0.03;         // nats per token; differences within it count as equivalent
-  double maturity_fall = 0.1;   // nats per recall target from one rung to the next
+  double margin = 0.03;        // nats per token; differences within it count as equivalent
+  double maturity_fall = 0.1;  // nats per recall target from one rung to the next
 };
 
 struct BudgetResult {

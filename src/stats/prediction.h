@@ -17,13 +17,13 @@ struct PredictionOptions {
   double below_tokens = 0;   // only the contenders' budgets below this are used
   double target_tokens = 0;  // the budget that is predicted
   double level = 0.9;
-  int64_t seeds = 2;         // of the run that is predicted
+  int64_t seeds = 2;  // of the run that is predicted
 };
 
 struct Prediction {
   std::string name;
-  std::string problem;        // why nothing is predicted; empty otherwise
-  int64_t budgets = 0;        // used; one means that no growth is assumed
+  std::string problem;  // why nothing is predicted; empty otherwise
+  int64_t budgets = 0;  // used; one means that no growth is assumed
   double target_tokens = 0;
   Interval delta{};
 };

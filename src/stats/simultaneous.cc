@@ -81,10 +81,8 @@ std::vector<std::vector<double>> cholesky(const std::vector<std::vector<double>>
     for (size_t j = 0; j <= i; ++j) {
       double rest = matrix[i][j];
       for (size_t k = 0; k < j; ++k) rest -= lower[i][k] * lower[j][k];
-      if (i == j)
-        lower[i][i] = std::sqrt(std::max(0.0, rest));
-      else
-        lower[i][j] = lower[j][j] > 1e-9 ? rest / lower[j][j] : 0;
+      if (i == j) lower[i][i] = std::sqrt(std::max(0.0, rest));
+      else lower[i][j] = lower[j][j] > 1e-9 ? rest / lower[j][j] : 0;
     }
   return lower;
 }

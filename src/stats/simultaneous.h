@@ -13,9 +13,9 @@ namespace assay::stats {
 
 // One independent source of noise in an estimate, for example the seeds of one rung.
 struct Noise {
-  size_t source;      // estimates with a common source move together
-  size_t estimator;   // variances with a common estimator are wrong together
-  double amplitude;   // standard deviation, signed
+  size_t source;     // estimates with a common source move together
+  size_t estimator;  // variances with a common estimator are wrong together
+  double amplitude;  // standard deviation, signed
 };
 struct Member {
   std::vector<Noise> seeds;

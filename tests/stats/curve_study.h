@@ -11,10 +11,10 @@ namespace assay::stats {
 
 struct CurveSetting {
   LadderSetting ends;
-  double power = 0;                          // Delta at share x is Delta_end x^power
-  double anneal_in = 0, anneal_out = 0;      // nats per token
-  bool trailing_loss = false;                // training loss, mean since the last evaluation
-  double noise = 0.005, correlation = 0.8;   // of evaluations along a run
+  double power = 0;                         // Delta at share x is Delta_end x^power
+  double anneal_in = 0, anneal_out = 0;     // nats per token
+  bool trailing_loss = false;               // training loss, mean since the last evaluation
+  double noise = 0.005, correlation = 0.8;  // of evaluations along a run
   int evaluations = 20;
 };
 

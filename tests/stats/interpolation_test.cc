@@ -63,8 +63,7 @@ TEST(RungCurve, DerivativesAgreeWithDifferences) {
     auto low = kHeldOut;
     high[b] += 1e-3;
     low[b] -= 1e-3;
-    const double slope =
-        (read({high, kLoss}, h, kLoss) - read({low, kLoss}, h, kLoss)) / 2e-3;
+    const double slope = (read({high, kLoss}, h, kLoss) - read({low, kLoss}, h, kLoss)) / 2e-3;
     EXPECT_NEAR(weighted_sum(reading.by_rung[b], kLoss), slope, 1e-3) << b;
   }
 }

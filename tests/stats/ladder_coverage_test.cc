@@ -1,5 +1,5 @@
 // What docs/statistics.md quotes. The tables are printed:
-//   build/test_stats --gtest_filter='LadderCoverage*:EstimatorsCompared*'
+//   build/test_stats --gtest_filter='LadderCoverage*:LadderBias*:EstimatorsCompared*:Prediction*'
 #include "ladder_coverage.h"
 
 #include <functional>
@@ -61,8 +61,7 @@ TEST(LadderCoverageSlow, IsNominal) {
 TEST(LadderCoverageBeyondTheDesignSlow, IsWithinStatedLimits) {
   print_coverage_header();
   constexpr int kStudies = 400;
-  const auto between = [&](double low, double high, const std::string& name,
-                           const Change& change) {
+  const auto between = [&](double low, double high, const std::string& name, const Change& change) {
     const LadderCoverage found = ladder_coverage(setting(name, change), kStudies);
     EXPECT_LT(std::abs(found.bias), 0.005) << name;
     EXPECT_GE(found.family, low) << name;
@@ -88,8 +87,9 @@ TEST(LadderCoverageBeyondTheDesignSlow, IsWithinStatedLimits) {
 
 // The curve must follow a reference whose recall falls fast and one whose recall is settled.
 TEST(LadderBias, InterpolationIsAccurateBetweenAllRungs) {
-  fmt::print("| recall learned at | largest error, mature | any h | of straight lines |\n"
-             "|---|---|---|---|\n");
+  fmt::print(
+      "| recall learned at | largest error, mature | any h | of straight lines |\n"
+      "|---|---|---|---|\n");
   LadderSetting s = setting("no noise", without_documents);
   s.seed_loss = 1e-4;
   s.seed_spread = 1e-4;
@@ -171,8 +171,9 @@ Compared compare(const std::string& name, const CurveSetting& setting, int studi
 // The estimator over the shared range must fail where docs/statistics.md says that it does.
 TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
   constexpr int kStudies = 150;
-  fmt::print("| setting | mean over the range: bias | coverage % | end of training: bias | "
-             "coverage % |\n|---|---|---|---|---|\n");
+  fmt::print(
+      "| setting | mean over the range: bias | coverage % | end of training: bias | "
+      "coverage % |\n|---|---|---|---|---|\n");
   CurveSetting usual;
   usual.ends.effect = 0.1;
   usual.ends.growth = 0;
@@ -199,22 +200,23 @@ TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
     c.ends.speed = -1;
   });
   EXPECT_GT(std::abs(slow.old_bias), 0.01);
-  const Compared anneal = run("annealing: 0.15 in domain, 0 out of domain, half as fast",
-                              [](auto& c) {
-                                c.anneal_in = 0.15;
-                                c.ends.speed = -1;
-                              });
+  const Compared anneal =
+      run("annealing: 0.15 in domain, 0 out of domain, half as fast", [](auto& c) {
+        c.anneal_in = 0.15;
+        c.ends.speed = -1;
+      });
   EXPECT_GT(std::abs(anneal.old_bias), 0.01);
-  const Compared unequal = run("reference variance 5, steadier architectures pooled",
-                               [](auto& c) {
-                                 c.ends.reference_variance = 5;
-                                 c.ends.rung_seeds = 3;
-                                 c.ends.seeds = 4;
-                                 c.ends.seed_spread = 0.02;
-                                 c.ends.seed_document = 0.02;
-                                 c.ends.document_spread = 0.02;
-                               },
-                               true);
+  const Compared unequal = run(
+      "reference variance 5, steadier architectures pooled",
+      [](auto& c) {
+        c.ends.reference_variance = 5;
+        c.ends.rung_seeds = 3;
+        c.ends.seeds = 4;
+        c.ends.seed_spread = 0.02;
+        c.ends.seed_document = 0.02;
+        c.ends.document_spread = 0.02;
+      },
+      true);
   EXPECT_LT(unequal.old_coverage, 91);
   const Compared sources = run("documents in sources, half of their variance", [](auto& c) {
     c.ends.document_spread = 0.3;

@@ -16,13 +16,13 @@ struct LadderSetting {
   std::string name;
   int rungs = 5, rung_seeds = 4;
   int contenders = 4, seeds = 2, budgets = 2;
-  double effect = 0.05;           // Delta_end of the first contender at the ladder's last budget
-  double growth = 0.02;           // of Delta_end per doubling of tokens
-  double speed = -0.3;            // doublings by which the first contender is ahead of the reference
-  double speed_step = 0.1;        // from one contender to the next
-  double transition = 3.6;        // held-out loss at which the reference learns to recall
-  double seed_loss = 0.015;       // spread of a run's held-out loss; o follows along the curve
-  double seed_spread = 0.012;     // spread of a run's residual, half of its variance common
+  double effect = 0.05;        // Delta_end of the first contender at the ladder's last budget
+  double growth = 0.02;        // of Delta_end per doubling of tokens
+  double speed = -0.3;         // doublings by which the first contender is ahead of the reference
+  double speed_step = 0.1;     // from one contender to the next
+  double transition = 3.6;     // held-out loss at which the reference learns to recall
+  double seed_loss = 0.015;    // spread of a run's held-out loss; o follows along the curve
+  double seed_spread = 0.012;  // spread of a run's residual, half of its variance common
   double reference_variance = 2;  // variance of the reference's residuals over the contenders'
   double first_rung_spread = 1;   // spread at the first rung over the spread at the last one
   std::vector<int> sources{13, 26, 62, 18};  // per domain
@@ -36,8 +36,8 @@ struct LadderSetting {
 struct Texts {
   std::vector<double> tokens;
   std::vector<size_t> source;
-  std::vector<double> level;   // per document, the same in every run
-  std::vector<double> steep;   // per document, change of the loss with the held-out loss
+  std::vector<double> level;  // per document, the same in every run
+  std::vector<double> steep;  // per document, change of the loss with the held-out loss
   size_t sources = 0;
 };
 
@@ -47,9 +47,8 @@ class LadderStudy {
       : s(setting), random(11, "ladder study", replication) {
     for (const int sources : s.sources) texts.push_back(draw_texts(size_t(sources)));
     for (int b = 0; b < s.rungs; ++b) {
-      const double spread =
-          std::sqrt(s.reference_variance) *
-          std::pow(s.first_rung_spread, 1 - double(b) / std::max(1, s.rungs - 1));
+      const double spread = std::sqrt(s.reference_variance) *
+                            std::pow(s.first_rung_spread, 1 - double(b) / std::max(1, s.rungs - 1));
       ladder.push_back({tokens_at(b), {}});
       for (int seed = 0; seed < s.rung_seeds; ++seed)
         ladder.back().runs.push_back(end(seed, held_out_at(b), spread, 0, {}));

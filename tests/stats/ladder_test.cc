@@ -143,7 +143,8 @@ TEST(Ladder, FasterContenderIsComparedAtASmallerBudget) {
   EXPECT_EQ(x.budgets[0].problem, "");
   EXPECT_TRUE(contains(x.budgets[1].problem, "add a rung of the reference at about 160M"))
       << x.budgets[1].problem;
-  EXPECT_TRUE(contains(result.warnings.back(), "is compared at 40M tokens")) << result.warnings.back();
+  EXPECT_TRUE(contains(result.warnings.back(), "is compared at 40M tokens"))
+      << result.warnings.back();
   EXPECT_FALSE(x.has_trend);
 }
 
@@ -277,9 +278,9 @@ TEST(Ladder, MoreContendersWidenTheSimultaneousInterval) {
   EXPECT_EQ(one.critical, 1);
   EXPECT_GT(two.critical, 1.02);
   const EndResult& first = two.results[0];
-  EXPECT_NEAR((first.delta.high - first.delta.low) /
-                  (first.delta_single.high - first.delta_single.low),
-              two.critical, 1e-9);
+  EXPECT_NEAR(
+      (first.delta.high - first.delta.low) / (first.delta_single.high - first.delta_single.low),
+      two.critical, 1e-9);
   EXPECT_EQ(two.critical, compare_ends(straight_ladder(), {x, y}).critical) << "deterministic";
 }
 
