@@ -1,5 +1,5 @@
 #pragma once
-// Degradation of base capability, with its uncertainty.                                                  [BC §2]
+// Degradation along training, the secondary number: the verdict of a study comes from ladder.h.          [BC §2]
 //   Δ(a) = mean over the pre-training losses p that both reach of OOD loss of a at p − OOD loss of the reference at p
 //
 // Every run is reduced to one number, the mean of its curve over the shared range (curves.h); Δ is the difference of
