@@ -33,15 +33,24 @@ Variance seed_variance_of_difference(const ByRun& runs) {
 
 double ratio(std::span<const double> y, std::span<const double> tokens) { return total(y) / total(tokens); }
 
-Variance document_variance(std::span<const double> y, std::span<const double> tokens) {
+std::vector<double> document_influence(std::span<const double> y, std::span<const double> tokens) {
   const double all = total(tokens), centre = total(y) / all;
   double concentration = 0;
   for (const double t : tokens) concentration += t / all * (t / all);
-  Variance variance{0, std::max(1.0, 1 / concentration - 1)};
+  std::vector<double> influence(y.size());
   for (size_t i = 0; i < y.size(); ++i) {
-    const double residual = (y[i] - centre * tokens[i]) / all;
-    if (tokens[i] > 0) variance.value += residual * residual / (1 - 2 * tokens[i] / all + concentration);
+    const double scale = 1 - 2 * tokens[i] / all + concentration;
+    if (tokens[i] > 0 && scale > 1e-12) influence[i] = (y[i] - centre * tokens[i]) / all / std::sqrt(scale);
   }
+  return influence;
+}
+
+Variance document_variance(std::span<const double> y, std::span<const double> tokens) {
+  const double all = total(tokens);
+  double concentration = 0;
+  for (const double t : tokens) concentration += t / all * (t / all);
+  Variance variance{0, std::max(1.0, 1 / concentration - 1)};
+  for (const double u : document_influence(y, tokens)) variance.value += u * u;
   return variance;
 }
 

@@ -29,6 +29,8 @@ Variance seed_variance_of_difference(const ByRun&);
 //   ν = max(1, 1 / Σ w_i² − 1)               the effective number of documents, less one
 double ratio(std::span<const double> y, std::span<const double> tokens);
 Variance document_variance(std::span<const double> y, std::span<const double> tokens);
+// u_i / √(1 − 2 w_i + Σ_j w_j²), whose squares add up to V. All zero when fewer than two documents have tokens.
+std::vector<double> document_influence(std::span<const double> y, std::span<const double> tokens);
 
 // The sum of independent variances of the same kind (Satterthwaite): ν = (Σ V)² / Σ (V² / ν).
 Variance sum(std::span<const Variance>);

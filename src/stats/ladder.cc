@@ -1,0 +1,427 @@
+#include "stats/ladder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "base/error.h"
+#include "stats/contrast.h"
+#include "stats/student.h"
+
+namespace assay::stats {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr size_t kFewClusters = 5;
+constexpr double kMostSeeds = 64;
+
+std::string millions(double tokens) {
+  if (tokens < 1e6) return fmt::format("{:.0f} tokens", tokens);
+  if (tokens < 1e9) return fmt::format("{:.3g}M tokens", tokens / 1e6);
+  return fmt::format("{:.3g}B tokens", tokens / 1e9);
+}
+
+std::vector<Budget> in_order(std::vector<Budget> budgets) {
+  std::ranges::sort(budgets, {}, &Budget::tokens);
+  return budgets;
+}
+
+// What makes a run unusable; empty when nothing does.
+std::string problem_of(const End& end) {
+  if (!std::isfinite(end.held_out)) return fmt::format("a held-out loss of {}", end.held_out);
+  for (const auto& [domain, losses] : end.domains)
+    for (const auto* values : {&losses.nll, &losses.recall_nll})
+      for (const double nll : *values)
+        if (!std::isfinite(nll)) return fmt::format("a loss of {} on domain '{}'", nll, domain);
+  return "";
+}
+
+std::string problem_of(const std::vector<Budget>& budgets, const std::string& name) {
+  for (size_t b = 0; b < budgets.size(); ++b) {
+    const std::string at = millions(budgets[b].tokens);
+    if (!(budgets[b].tokens > 0)) return fmt::format("A budget of {} is not above zero.", name);
+    if (b > 0 && budgets[b].tokens == budgets[b - 1].tokens)
+      return fmt::format("{} has the budget of {} twice; put its runs together.", name, at);
+    if (budgets[b].runs.empty())
+      return fmt::format("{} has no finished run at {}; train one.", name, at);
+    for (const End& end : budgets[b].runs)
+      if (const auto what = problem_of(end); !what.empty())
+        return fmt::format("Seed {} of {} at {} ends with {}; train it again or leave it out.",
+                           end.seed, name, at, what);
+  }
+  return "";
+}
+
+double mean_held_out(const Budget& budget) {
+  double sum = 0;
+  for (const End& end : budget.runs) sum += end.held_out;
+  return sum / double(budget.runs.size());
+}
+
+std::string problem_of(const std::vector<Budget>& ladder) {
+  if (ladder.size() < 2)
+    return fmt::format("The reference has {} rung; train it to the end at two or more budgets.",
+                       ladder.size());
+  if (const auto problem = problem_of(ladder, "the reference"); !problem.empty()) return problem;
+  if (std::ranges::none_of(ladder, [](const Budget& rung) { return rung.runs.size() > 1; }))
+    return "No rung of the reference has two seeds, so the error is unknown; "
+           "train two or more seeds at every budget.";
+  for (size_t b = 0; b + 1 < ladder.size(); ++b)
+    if (!(mean_held_out(ladder[b + 1]) < mean_held_out(ladder[b])))
+      return fmt::format(
+          "The reference's held-out loss does not fall from {} ({:.3f}) to {} ({:.3f}); "
+          "remove one of the two rungs or train more seeds.",
+          millions(ladder[b].tokens), mean_held_out(ladder[b]), millions(ladder[b + 1].tokens),
+          mean_held_out(ladder[b + 1]));
+  const auto& domains = ladder[0].runs[0].domains;
+  if (domains.empty()) return "The runs have no losses out of domain; evaluate them on one domain.";
+  for (const auto& [name, losses] : domains)
+    if (std::ranges::none_of(losses.tokens, [](double t) { return t > 0; }))
+      return fmt::format("The domain '{}' has no tokens to predict; give it longer documents.",
+                         name);
+  return "";
+}
+
+struct Span {
+  double low, high;
+  bool holds(double x) const { return low <= x && x <= high; }
+};
+
+Span held_out_span(const Budget& rung) {
+  const auto [low, high] = std::ranges::minmax_element(rung.runs, {}, &End::held_out);
+  return {low->held_out, high->held_out};
+}
+
+// The held-out losses that the reference's runs reach.
+Span held_out_span(const std::vector<Budget>& ladder) {
+  Span all = held_out_span(ladder[0]);
+  for (const Budget& rung : ladder) {
+    const Span one = held_out_span(rung);
+    all = {std::min(all.low, one.low), std::max(all.high, one.high)};
+  }
+  return all;
+}
+
+// Tokens at which the reference would reach a held-out loss below the ladder, rounded up to
+// doublings of the last rung. A line in log tokens through the last two rungs: optimistic.
+double tokens_to_reach(const std::vector<Budget>& ladder, double held_out) {
+  const Budget& top = ladder.back();
+  const Budget& before = ladder[ladder.size() - 2];
+  const double doublings = std::log2(top.tokens / before.tokens);
+  const double fall = (mean_held_out(before) - mean_held_out(top)) / doublings;
+  const double missing = (mean_held_out(top) - held_out) / fall;
+  return top.tokens * std::exp2(std::clamp(std::ceil(missing - 1e-6), 1.0, 20.0));
+}
+
+// Linear between neighbours in log tokens; NaN outside.
+double reference_loss_at(const std::vector<Budget>& ladder, const Ends& ends, double tokens) {
+  for (size_t b = 0; b < ladder.size(); ++b)
+    if (ladder[b].tokens == tokens) return ends.loss(b);
+  for (size_t b = 0; b + 1 < ladder.size(); ++b)
+    if (ladder[b].tokens < tokens && tokens < ladder[b + 1].tokens) {
+      const double share =
+          std::log(tokens / ladder[b].tokens) / std::log(ladder[b + 1].tokens / ladder[b].tokens);
+      return (1 - share) * ends.loss(b) + share * ends.loss(b + 1);
+    }
+  return kNaN;
+}
+
+// What the maturity gate says about held-out loss h; empty when the reference is mature there.
+std::string immaturity(const std::vector<Budget>& ladder, const std::vector<double>& recall,
+                       const RungCurve& curve, double held_out, double limit) {
+  size_t segment = curve.segment(held_out);
+  const size_t last = ladder.size() - 2;
+  // At a rung the question is whether the reference still learns to recall after it.
+  if (segment < last && held_out_span(ladder[segment + 1]).holds(held_out)) ++segment;
+  const auto fall = [&](size_t b) { return recall[b] - recall[b + 1]; };
+  if (!(fall(segment) > limit)) return "";
+  std::string reason = fmt::format(
+      "The reference still learns to recall at this held-out loss ({:.3f}): its loss on recall "
+      "targets falls by {:.2f} nats from {} to {}, and the limit is {:.2f}.",
+      held_out, fall(segment), millions(ladder[segment].tokens),
+      millions(ladder[segment + 1].tokens), limit);
+  for (size_t b = segment + 1; b <= last; ++b)
+    if (!(fall(b) > limit))
+      return reason + fmt::format(" The reference is mature from {} on; train the contender until "
+                                  "its held-out loss is {:.3f} or less.",
+                                  millions(ladder[b].tokens), mean_held_out(ladder[b]));
+  const double before = last > 0 ? fall(last - 1) : 2 * fall(last);
+  const double shrink = std::clamp(fall(last) / std::max(before, 1e-9), 0.3, 0.9);
+  const double doublings = std::ceil(std::log(limit / fall(last)) / std::log(shrink));
+  const double tokens = ladder.back().tokens * std::exp2(std::clamp(doublings, 1.0, 20.0));
+  return reason + fmt::format(" Train the reference and the contender to about {}.",
+                              millions(tokens));
+}
+
+Interval interval_of(const Estimate& e, double level, double factor = 1) {
+  Interval x = interval(e.value, e.seeds(), e.noise.documents, level);
+  x.low = e.value - factor * (e.value - x.low);
+  x.high = e.value + factor * (x.high - e.value);
+  return x;
+}
+
+Verdict verdict_of(const Interval& delta, double margin) {
+  if (delta.low >= -margin && delta.high <= margin) return Verdict::equivalent;
+  if (delta.low > 0) return Verdict::degraded;
+  if (delta.high < 0) return Verdict::better;
+  return Verdict::not_settled;
+}
+
+// The half-width of `delta` if contenders had `own` times and the reference `other` times as many
+// seeds. Degrees of freedom grow in proportion.
+double half_width_with(const Estimate& e, double own, double other, const LadderOptions& options,
+                       double factor) {
+  const Variance seeds = e.seeds();
+  const double more = std::min(own, other) == 1 ? std::sqrt(own * other) : std::min(own, other);
+  const Variance planned{e.contender_error * e.contender_error / own +
+                             e.reference_error * e.reference_error / other,
+                         seeds.freedom * more};
+  return factor * interval(0, planned, e.noise.documents, options.level).high;
+}
+
+std::string what_settles(const Estimate& e, int64_t seeds, const LadderOptions& options,
+                         double factor) {
+  const double wanted = std::max(std::abs(e.value), options.margin - std::abs(e.value));
+  const std::string open =
+      fmt::format("The interval reaches across zero and beyond the margin of {:.3g} nats.",
+                  options.margin);
+  const double of_documents =
+      factor * interval(0, {0, 1}, e.noise.documents, options.level).high;
+  if (of_documents >= wanted)
+    return open + fmt::format(" The documents alone leave an error of {:.3f} nats, so more seeds "
+                              "cannot settle it; evaluate on documents from more sources.",
+                              of_documents);
+  for (double more = 1; more * double(seeds) <= kMostSeeds; more += 1 / double(seeds))
+    if (more > 1 && half_width_with(e, more, 1, options, factor) < wanted)
+      return open + fmt::format(" About {:.0f} seeds of this model would settle it if the "
+                                "difference stays at {:+.3f}.",
+                                more * double(seeds), e.value);
+  for (double more = 2; more <= kMostSeeds; ++more)
+    if (half_width_with(e, more, more, options, factor) < wanted)
+      return open + fmt::format(" About {:.0f} times as many seeds of this model and of the "
+                                "reference would settle it if the difference stays at {:+.3f}.",
+                                more, e.value);
+  return open + fmt::format(" No practical number of seeds settles a difference of {:+.3f}.",
+                            e.value);
+}
+
+// One contender with its groups among all ends.
+struct Entry {
+  std::vector<Budget> budgets;
+  std::vector<size_t> groups;     // one per budget
+  std::vector<size_t> inside;     // indices of budgets that the ladder covers
+  std::optional<Estimate> delta;  // at the largest budget inside
+};
+
+// The slope of the regression line through the differences, over log2 of the tokens.
+Contrast trend_of(const Ends& ends, const Entry& entry, Measure measure) {
+  std::vector<Contrast> differences;
+  std::vector<double> doublings;
+  for (const size_t j : entry.inside) {
+    differences.push_back(ends.difference(entry.groups[j], measure));
+    doublings.push_back(std::log2(entry.budgets[j].tokens));
+  }
+  const double centre = mean(doublings);
+  double squares = 0;
+  for (double& x : doublings) {
+    x -= centre;
+    squares += x * x;
+  }
+  for (double& x : doublings) x /= squares;
+  return combine(differences, doublings);
+}
+
+std::string outside_problem(const std::vector<Budget>& ladder, const Span& span, double held_out) {
+  if (held_out > span.high)
+    return fmt::format("The held-out loss {:.3f} is above the ladder's first rung ({:.3f}); "
+                       "train longer or add a smaller rung.",
+                       held_out, span.high);
+  return fmt::format("The held-out loss {:.3f} is below the ladder's last rung ({:.3f}); "
+                     "add a rung of the reference at about {}.",
+                     held_out, span.low, millions(tokens_to_reach(ladder, held_out)));
+}
+
+// Correlations of the document noise of all members.
+std::vector<std::vector<double>> document_link(const std::vector<const Estimate*>& estimates) {
+  const auto product = [](const Estimate& a, const Estimate& b) {
+    double sum = 0;
+    for (size_t d = 0; d < a.influence.size(); ++d)
+      for (size_t c = 0; c < a.influence[d].size(); ++c)
+        sum += a.influence[d][c] * b.influence[d][c];
+    return sum;
+  };
+  const size_t n = estimates.size();
+  std::vector<std::vector<double>> link(n, std::vector<double>(n));
+  for (size_t a = 0; a < n; ++a)
+    for (size_t b = 0; b < n; ++b) {
+      const double scale = std::sqrt(product(*estimates[a], *estimates[a]) *
+                                     product(*estimates[b], *estimates[b]));
+      link[a][b] = a == b ? 1 : scale > 0 ? product(*estimates[a], *estimates[b]) / scale : 0;
+    }
+  return link;
+}
+
+void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
+                         LadderResult& result) {
+  for (size_t b = 0; b < ladder.size(); ++b)
+    if (ladder[b].runs.size() < 2)
+      result.warnings.push_back(
+          fmt::format("The rung of {} has one seed; its variance is taken from the other rungs.",
+                      millions(ladder[b].tokens)));
+  for (size_t b = 0; b + 1 < ladder.size(); ++b)
+    if (!(ends.loss(b + 1) < ends.loss(b)))
+      result.warnings.push_back(fmt::format(
+          "The reference's loss out of domain does not fall from {} to {}; the curve between these "
+          "rungs is uncertain.",
+          millions(ladder[b].tokens), millions(ladder[b + 1].tokens)));
+  for (size_t d = 0; d < ends.domains().size(); ++d)
+    if (ends.clusters(d) < 2)
+      result.warnings.push_back(
+          fmt::format("The domain '{}' has one source; the intervals hold for these texts only.",
+                      ends.domains()[d]));
+    else if (ends.clusters(d) < kFewClusters)
+      result.warnings.push_back(fmt::format(
+          "The domain '{}' has only {} sources; the intervals hold for these texts only.",
+          ends.domains()[d], ends.clusters(d)));
+  for (const double loss : result.recall)
+    if (std::isnan(loss)) {
+      result.warnings.push_back(
+          "The runs have no recall targets, so it is unknown whether the reference is mature.");
+      break;
+    }
+}
+
+// Fills in everything that does not depend on the other contenders.
+void describe(const std::vector<Budget>& ladder, const Ends& ends, Entry& entry,
+              const LadderOptions& options, EndResult& result) {
+  const Span span = held_out_span(ladder);
+  for (size_t j = 0; j < entry.budgets.size(); ++j) {
+    const size_t group = entry.groups[j];
+    BudgetResult budget{entry.budgets[j].tokens, ends.held_out(group), ends.loss(group), "", {},
+                        int64_t(ends.seeds(group))};
+    if (span.holds(budget.held_out)) {
+      entry.inside.push_back(j);
+      const Measure average;
+      const Estimate delta = ends.estimate(ends.difference(group, average), average);
+      budget.delta = interval_of(delta, options.level);
+    } else {
+      budget.problem = outside_problem(ladder, span, budget.held_out);
+      budget.delta = {kNaN, kNaN, kNaN};
+    }
+    result.budgets.push_back(budget);
+  }
+  if (entry.inside.empty()) {
+    result.reason = result.budgets.back().problem;
+    return;
+  }
+  const size_t judged = entry.inside.back();
+  const size_t group = entry.groups[judged];
+  const auto of = [&](Measure measure) {
+    return ends.estimate(ends.difference(group, measure), measure);
+  };
+  entry.delta = of({});
+  result.has_delta = true;
+  result.tokens = entry.budgets[judged].tokens;
+  result.held_out = ends.held_out(group);
+  result.final_loss = ends.loss(group);
+  result.reference_loss = reference_loss_at(ladder, ends, result.tokens);
+  result.delta_single = interval_of(*entry.delta, options.level);
+  for (size_t d = 0; d < ends.domains().size(); ++d)
+    result.domains[ends.domains()[d]] = interval_of(of({.domain = int(d)}), options.level);
+  result.recall_part = interval_of(of({.targets = Targets::recall}), options.level);
+  result.other_part = interval_of(of({.targets = Targets::other}), options.level);
+  result.seed_error = entry.delta->contender_error;
+  result.reference_error = entry.delta->reference_error;
+  result.document_error = std::sqrt(entry.delta->noise.documents.value);
+  result.seed_freedom = entry.delta->seeds().freedom;
+  if (entry.inside.size() < 2) return;
+  result.has_trend = true;
+  result.trend = interval_of(ends.estimate(trend_of(ends, entry, {}), {}), options.level);
+}
+
+}  // namespace
+
+LadderResult compare_ends(const std::vector<Budget>& unordered,
+                          const std::vector<Contender>& contenders,
+                          const LadderOptions& options) {
+  if (!(options.level > 0 && options.level < 1))
+    fail("level is {}; expected a number between 0 and 1", options.level);
+  if (!(options.margin >= 0)) fail("margin is {}; expected 0 or more", options.margin);
+  LadderResult result;
+  const std::vector<Budget> ladder = in_order(unordered);
+  result.problem = problem_of(ladder);
+  if (!result.problem.empty()) return result;
+
+  Ends ends(ladder);
+  for (size_t b = 0; b < ladder.size(); ++b) result.recall.push_back(ends.recall_loss(b));
+  const size_t rungs = ladder.size();
+  result.mature = result.recall[rungs - 2] - result.recall[rungs - 1] <= options.maturity_fall;
+  add_ladder_warnings(ladder, ends, result);
+
+  std::vector<Entry> entries;
+  for (const Contender& contender : contenders) {
+    Entry& entry = entries.emplace_back();
+    EndResult& one = result.results.emplace_back();
+    one.name = contender.name;
+    one.reference_loss = kNaN;
+    one.reason = contender.budgets.empty()
+                     ? fmt::format("'{}' has no finished run; train one.", contender.name)
+                     : problem_of(in_order(contender.budgets), "'" + contender.name + "'");
+    if (!one.reason.empty()) continue;
+    entry.budgets = in_order(contender.budgets);
+    for (const Budget& budget : entry.budgets)
+      entry.groups.push_back(ends.add(budget, contender.name));
+  }
+  if (ends.contender_groups() > 0 && ends.reference_joins())
+    result.warnings.push_back(fmt::format(
+        "The contenders have {:.0f} degrees of freedom between their seeds, which is too few; the "
+        "variance of the reference's seeds was added to theirs. Train two seeds of every model.",
+        ends.contender_freedom()));
+
+  Family family;
+  std::vector<const Estimate*> estimates;
+  for (size_t a = 0; a < entries.size(); ++a) {
+    if (entries[a].groups.empty()) continue;
+    describe(ladder, ends, entries[a], options, result.results[a]);
+    if (!entries[a].delta) continue;
+    estimates.push_back(&*entries[a].delta);
+    family.members.push_back(estimates.back()->noise);
+    family.freedom = estimates.back()->freedom;
+  }
+  family.document_link = document_link(estimates);
+  result.critical = simultaneous_factor(family, options.level);
+
+  for (size_t a = 0; a < entries.size(); ++a) {
+    if (!entries[a].delta) continue;
+    EndResult& one = result.results[a];
+    one.delta = interval_of(*entries[a].delta, options.level, result.critical);
+    one.reason = immaturity(ladder, result.recall, ends.curve(), one.held_out,
+                            options.maturity_fall);
+    if (one.reason.empty()) {
+      one.verdict = verdict_of(one.delta, options.margin);
+      if (one.verdict == Verdict::not_settled)
+        one.reason = what_settles(*entries[a].delta, one.budgets[entries[a].inside.back()].seeds,
+                                  options, result.critical);
+    }
+    const size_t last = one.budgets.size() - 1;
+    if (entries[a].inside.back() == last) continue;
+    const std::string larger = fmt::format(
+        "'{}' is compared at {}. At {}: {}", one.name, millions(one.tokens),
+        millions(one.budgets[last].tokens), one.budgets[last].problem);
+    result.warnings.push_back(larger);
+  }
+  return result;
+}
+
+double ladder_loss(const std::vector<Budget>& unordered, double held_out) {
+  const std::vector<Budget> ladder = in_order(unordered);
+  if (ladder.size() < 2 || !problem_of(ladder).empty()) return kNaN;
+  if (!held_out_span(ladder).holds(held_out)) return kNaN;
+  const Ends ends(ladder);
+  std::vector<double> losses;
+  for (size_t b = 0; b < ladder.size(); ++b) losses.push_back(ends.loss(b));
+  return weighted_sum(ends.curve().weights(held_out), losses);
+}
+
+}  // namespace assay::stats

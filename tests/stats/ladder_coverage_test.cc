@@ -1,0 +1,211 @@
+// What docs/statistics.md quotes. The tables are printed:
+//   build/test_stats --gtest_filter='LadderCoverage*:EstimatorsCompared*'
+#include "ladder_coverage.h"
+
+#include <functional>
+
+#include "curve_study.h"
+
+namespace assay::stats {
+namespace {
+
+using Change = std::function<void(LadderSetting&)>;
+
+LadderSetting setting(const std::string& name, const Change& change) {
+  LadderSetting s;
+  s.name = name;
+  change(s);
+  return s;
+}
+
+void without_documents(LadderSetting& s) {
+  s.document_spread = 0.01;
+  s.seed_document = 0.01;
+}
+
+TEST(LadderCoverage, UsualStudyIsNominal) {
+  print_coverage_header();
+  constexpr int kStudies = 120;
+  constexpr double kError = 5;
+  expect_nominal_ends(setting("4 contenders, 2 seeds", [](auto&) {}), kStudies, kError);
+  expect_nominal_ends(setting("no document noise", without_documents), kStudies, kError);
+}
+
+TEST(LadderCoverageSlow, IsNominal) {
+  print_coverage_header();
+  constexpr int kStudies = 500;
+  constexpr double kError = 1.5;
+  const auto check = [&](const std::string& name, const Change& change) {
+    expect_nominal_ends(setting(name, change), kStudies, kError);
+  };
+  check("4 contenders, 2 seeds, reference variance 2", [](auto&) {});
+  check("reference variance 1", [](auto& s) { s.reference_variance = 1; });
+  check("reference variance 5", [](auto& s) { s.reference_variance = 5; });
+  check("first rung 3 times as noisy", [](auto& s) { s.first_rung_spread = 3; });
+  check("no document noise", without_documents);
+  check("documents dominate", [](auto& s) { s.document_spread = 0.4; });
+  check("half of the document variance between sources", [](auto& s) { s.source_share = 0.5; });
+  check("1 contender, 3 seeds", [](auto& s) {
+    s.contenders = 1;
+    s.seeds = 3;
+  });
+  check("4 contenders, 3 seeds", [](auto& s) { s.seeds = 3; });
+  check("10 contenders, 2 seeds", [](auto& s) {
+    s.contenders = 10;
+    s.speed = -0.6;
+  });
+  check("no growth", [](auto& s) { s.growth = 0; });
+}
+
+// Conditions outside the design. The intervals are wider than they need to be, or too narrow.
+TEST(LadderCoverageBeyondTheDesignSlow, IsWithinStatedLimits) {
+  print_coverage_header();
+  constexpr int kStudies = 400;
+  const auto between = [&](double low, double high, const std::string& name,
+                           const Change& change) {
+    const LadderCoverage found = ladder_coverage(setting(name, change), kStudies);
+    EXPECT_LT(std::abs(found.bias), 0.005) << name;
+    EXPECT_GE(found.family, low) << name;
+    EXPECT_LE(found.family, high) << name;
+  };
+  between(91, 99.9, "1 contender, 2 seeds", [](auto& s) { s.contenders = 1; });
+  between(91, 99.9, "4 contenders, 1 seed", [](auto& s) { s.seeds = 1; });
+  between(90, 99.9, "2 seeds per rung", [](auto& s) { s.rung_seeds = 2; });
+  between(88, 99.9, "2 seeds per rung, no document noise", [](auto& s) {
+    without_documents(s);
+    s.rung_seeds = 2;
+  });
+  between(88, 99.9, "3 rungs", [](auto& s) {
+    s.rungs = 3;
+    s.transition = 4.2;
+  });
+  between(60, 99.9, "4 sources per domain, documents dominate", [](auto& s) {
+    s.sources = {4, 4, 4};
+    s.document_spread = 0.4;
+    s.source_share = 0.5;
+  });
+}
+
+// The curve must follow a reference whose recall falls fast and one whose recall is settled.
+TEST(LadderBias, InterpolationIsAccurateBetweenAllRungs) {
+  LadderSetting s = setting("no noise", without_documents);
+  s.seed_loss = 1e-4;
+  s.seed_spread = 1e-4;
+  s.document_spread = 0;
+  s.seed_document = 0;
+  for (const double transition : {4.2, 3.8, 3.6, 3.3}) {
+    s.transition = transition;
+    const LadderStudy study(s, 0);
+    double worst = 0;
+    double worst_line = 0;
+    for (double rung = 1; rung <= 4; rung += 0.05) {
+      const double h = LadderStudy::held_out_at(rung);
+      double truth = 0;
+      for (size_t d = 0; d < s.sources.size(); ++d)
+        truth += LadderStudy::reference_at(s, d, h) / double(s.sources.size());
+      // Levels and slopes of the documents are the same in every run and cancel in a difference.
+      double level = 0;
+      for (size_t d = 0; d < s.sources.size(); ++d) {
+        double sum = 0;
+        double tokens = 0;
+        for (size_t i = 0; i < study.texts[d].tokens.size(); ++i) {
+          const double steep = study.texts[d].steep[i] * (h - 3.3);
+          sum += study.texts[d].tokens[i] * (study.texts[d].level[i] + steep);
+          tokens += study.texts[d].tokens[i];
+        }
+        level += sum / tokens / double(s.sources.size());
+      }
+      worst = std::max(worst, std::abs(ladder_loss(study.ladder, h) - truth - level));
+      const size_t below = std::min<size_t>(3, size_t(rung));
+      const double a = LadderStudy::held_out_at(double(below));
+      const double b = LadderStudy::held_out_at(double(below) + 1);
+      const double share = (h - a) / (b - a);
+      const double line = (1 - share) * LadderStudy::reference_at(s, 0, a) +
+                          share * LadderStudy::reference_at(s, 0, b);
+      worst_line = std::max(worst_line, std::abs(line - LadderStudy::reference_at(s, 0, h)));
+    }
+    fmt::print("recall learned at {:.1f}: largest error {:.4f}, of straight lines {:.4f}\n",
+               transition, worst, worst_line);
+    EXPECT_LT(worst, transition > 4 ? 0.005 : 0.03);
+  }
+}
+
+struct Compared {
+  double old_bias = 0, old_coverage = 0, new_bias = 0, new_coverage = 0;
+};
+
+Compared compare(const std::string& name, const CurveSetting& setting, int studies,
+                 bool pool_others) {
+  Compared found;
+  const LadderSetting& s = setting.ends;
+  const double truth = LadderStudy::effect_at(s, 0, s.rungs - 1);
+  for (int r = 0; r < studies; ++r) {
+    const CurveStudy study(setting, uint64_t(r));
+    std::vector<const Runs*> pool;
+    for (const Runs& runs : study.others) pool.push_back(&runs);
+    const Degradation along =
+        degradation(study.architecture, study.reference, {},
+                    pool_others ? Pool(pool) : Pool());
+    EXPECT_EQ(along.problem, "") << name;
+    const EndResult end = compare_ends(study.ladder, study.contenders).results[0];
+    EXPECT_TRUE(end.has_delta) << name;
+    found.old_bias += (along.average.estimate - truth) / studies;
+    found.old_coverage += 100.0 / studies * covers(along.average, truth);
+    found.new_bias += (end.delta_single.estimate - truth) / studies;
+    found.new_coverage += 100.0 / studies * covers(end.delta_single, truth);
+  }
+  fmt::print("| {} | {:+.3f} | {:.0f} | {:+.3f} | {:.0f} |\n", name, found.old_bias,
+             found.old_coverage, found.new_bias, found.new_coverage);
+  std::fflush(stdout);
+  return found;
+}
+
+// The estimator over the shared range must fail where docs/statistics.md says that it does.
+TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
+  constexpr int kStudies = 150;
+  fmt::print("| setting | mean over the range: bias | coverage % | end of training: bias | "
+             "coverage % |\n|---|---|---|---|---|\n");
+  CurveSetting usual;
+  usual.ends.effect = 0.1;
+  usual.ends.growth = 0;
+  usual.ends.transition = 4.2;
+  usual.ends.document_spread = 0.05;
+  usual.ends.reference_variance = 1;
+  const auto run = [&](const std::string& name, const std::function<void(CurveSetting&)>& change,
+                       bool pool = false) {
+    CurveSetting setting = usual;
+    change(setting);
+    const Compared found = compare(name, setting, kStudies, pool);
+    EXPECT_LT(std::abs(found.new_bias), 0.005) << name;
+    EXPECT_GE(found.new_coverage, 89) << name;
+    return found;
+  };
+  const Compared constant = run("constant difference", [](auto&) {});
+  EXPECT_LT(std::abs(constant.old_bias), 0.01);
+  EXPECT_GE(constant.old_coverage, 89);
+  const Compared growing = run("difference grows as tokens^0.7", [](auto& c) { c.power = 0.7; });
+  EXPECT_LT(growing.old_bias, -0.03);
+  EXPECT_LT(growing.old_coverage, 60);
+  const Compared slow = run("trailing training loss, half as fast", [](auto& c) {
+    c.trailing_loss = true;
+    c.ends.speed = -1;
+  });
+  EXPECT_GT(std::abs(slow.old_bias), 0.01);
+  const Compared anneal = run("annealing: 0.15 in domain, 0 out of domain, half as fast",
+                              [](auto& c) {
+                                c.anneal_in = 0.15;
+                                c.ends.speed = -1;
+                              });
+  EXPECT_GT(std::abs(anneal.old_bias), 0.01);
+  const Compared unequal = run("reference variance 5, steadier architectures pooled",
+                               [](auto& c) { c.ends.reference_variance = 5; }, true);
+  EXPECT_LT(unequal.old_coverage, unequal.new_coverage);
+  const Compared sources = run("documents in sources, half of their variance", [](auto& c) {
+    c.ends.document_spread = 0.3;
+    c.ends.source_share = 0.5;
+  });
+  EXPECT_LT(sources.old_coverage, 90);
+}
+
+}  // namespace
+}  // namespace assay::stats

@@ -1,0 +1,294 @@
+#include "stats/ladder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "base/error.h"
+
+namespace assay::stats {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// A run whose four clusters of 100 targets have the given loss, 20 of them recall targets.
+End end(int64_t seed, double held_out, double loss, double recall = 2) {
+  EndLosses losses;
+  for (const double shift : {-0.02, 0.01, 0.03, -0.02}) {
+    losses.tokens.push_back(100);
+    losses.recall_tokens.push_back(20);
+    losses.nll.push_back(100 * (loss + shift));
+    losses.recall_nll.push_back(20 * recall);
+  }
+  return {seed, held_out, {{"arxiv", losses}, {"github", losses}}};
+}
+
+// Two seeds around (held_out, loss).
+Budget budget(double tokens, double held_out, double loss, double spread = 0.01,
+              double recall = 2) {
+  return {tokens,
+          {end(1, held_out - 0.01, loss - 0.01 + spread, recall),
+           end(2, held_out + 0.01, loss + 0.01 - spread, recall)}};
+}
+
+// f(h) = h + 0.5, so that every difference is known by hand.
+std::vector<Budget> straight_ladder(double spread = 0.01) {
+  return {budget(10e6, 4.0, 4.5, spread), budget(20e6, 3.6, 4.1, spread),
+          budget(40e6, 3.3, 3.8, spread), budget(80e6, 3.1, 3.6, spread)};
+}
+
+Contender contender(double held_out, double delta, double spread = 0.01, double tokens = 40e6) {
+  return {"x", {budget(tokens, held_out, held_out + 0.5 + delta, spread)}};
+}
+
+EndResult only(const LadderResult& result) {
+  EXPECT_EQ(result.problem, "");
+  EXPECT_EQ(result.results.size(), 1u);
+  return result.results.at(0);
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Ladder, StraightReferenceIsReadExactly) {
+  for (const double h : {4.0, 3.9, 3.45, 3.3, 3.15, 3.1})
+    EXPECT_NEAR(ladder_loss(straight_ladder(), h), h + 0.5, 1e-9) << h;
+  EXPECT_TRUE(std::isnan(ladder_loss(straight_ladder(), 3.0)));
+  EXPECT_TRUE(std::isnan(ladder_loss(straight_ladder(), 4.2)));
+  EXPECT_TRUE(std::isnan(ladder_loss({}, 3.3)));
+}
+
+TEST(Ladder, DifferenceIsTheLossAboveTheCurve) {
+  const EndResult x = only(compare_ends(straight_ladder(), {contender(3.4, 0.2)}));
+  ASSERT_TRUE(x.has_delta);
+  EXPECT_NEAR(x.delta.estimate, 0.2, 1e-9);
+  EXPECT_NEAR(x.domains.at("arxiv").estimate, 0.2, 1e-9);
+  EXPECT_NEAR(x.held_out, 3.4, 1e-12);
+  EXPECT_NEAR(x.final_loss, 4.1, 1e-12);
+  EXPECT_NEAR(x.reference_loss, 3.8, 1e-12);
+  EXPECT_EQ(x.tokens, 40e6);
+  EXPECT_EQ(x.verdict, Verdict::degraded) << x.delta.low << " " << x.delta.high;
+  EXPECT_EQ(x.reason, "");
+}
+
+TEST(Ladder, ResidualsAlongTheCurveAreNotCounted) {
+  // Spread 0: both seeds of every group lie on the reference's line, whatever their held-out loss.
+  const EndResult x = only(compare_ends(straight_ladder(0), {contender(3.3, 0.1, 0)}));
+  EXPECT_NEAR(x.seed_error, 0, 1e-9);
+  EXPECT_NEAR(x.reference_error, 0, 1e-6);
+}
+
+TEST(Ladder, PartsAddUp) {
+  Contender one = contender(3.4, 0.2);
+  for (End& run : one.budgets[0].runs)
+    for (auto& [name, losses] : run.domains)
+      for (double& nll : losses.recall_nll) nll += 7;
+  const EndResult x = only(compare_ends(straight_ladder(), {one}));
+  EXPECT_NEAR(x.recall_part.estimate, 0.07, 1e-9);
+  EXPECT_NEAR(x.recall_part.estimate + x.other_part.estimate, x.delta.estimate, 1e-12);
+  const double mean = (x.domains.at("arxiv").estimate + x.domains.at("github").estimate) / 2;
+  EXPECT_NEAR(mean, x.delta.estimate, 1e-12);
+}
+
+TEST(Ladder, SmallSignificantDifferenceIsEquivalent) {
+  const EndResult x = only(compare_ends(straight_ladder(0.0005), {contender(3.3, 0.01, 0.0005)}));
+  EXPECT_GT(x.delta.low, 0);
+  EXPECT_LT(x.delta.high, 0.03);
+  EXPECT_EQ(x.verdict, Verdict::equivalent);
+}
+
+TEST(Ladder, LowerLossIsBetter) {
+  const EndResult x = only(compare_ends(straight_ladder(), {contender(3.3, -0.2)}));
+  EXPECT_EQ(x.verdict, Verdict::better);
+}
+
+TEST(Ladder, WideIntervalIsNotSettledAndNamesSeeds) {
+  const EndResult x = only(compare_ends(straight_ladder(0.02), {contender(3.3, 0.05, 0.04)}));
+  EXPECT_EQ(x.verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(x.reason, "seeds of this model")) << x.reason;
+}
+
+TEST(Ladder, VerdictLimitedByDocumentsSaysSo) {
+  Contender one = contender(3.3, 0.05, 0.001);
+  for (End& run : one.budgets[0].runs)
+    for (auto& [name, losses] : run.domains) {
+      losses.nll[0] += 40;
+      losses.nll[1] -= 40;
+    }
+  const EndResult x = only(compare_ends(straight_ladder(0.001), {one}));
+  EXPECT_EQ(x.verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(x.reason, "documents from more sources")) << x.reason;
+}
+
+TEST(Ladder, FasterContenderIsComparedAtASmallerBudget) {
+  Contender one = contender(3.2, 0.2);
+  one.budgets.push_back(budget(80e6, 2.9, 3.6));
+  const LadderResult result = compare_ends(straight_ladder(), {one});
+  const EndResult x = only(result);
+  EXPECT_EQ(x.tokens, 40e6);
+  EXPECT_EQ(x.verdict, Verdict::degraded);
+  ASSERT_EQ(x.budgets.size(), 2u);
+  EXPECT_EQ(x.budgets[0].problem, "");
+  EXPECT_TRUE(contains(x.budgets[1].problem, "add a rung of the reference at about 160M"))
+      << x.budgets[1].problem;
+  EXPECT_TRUE(contains(result.warnings.back(), "is compared at 40M tokens")) << result.warnings.back();
+  EXPECT_FALSE(x.has_trend);
+}
+
+TEST(Ladder, ContenderOutsideTheLadderHasNoDifference) {
+  const EndResult slow = only(compare_ends(straight_ladder(), {contender(4.2, 0)}));
+  EXPECT_FALSE(slow.has_delta);
+  EXPECT_EQ(slow.verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(slow.reason, "train longer or add a smaller rung")) << slow.reason;
+  const EndResult fast = only(compare_ends(straight_ladder(), {contender(2.8, 0)}));
+  EXPECT_FALSE(fast.has_delta);
+  EXPECT_TRUE(contains(fast.reason, "320M tokens")) << fast.reason;
+}
+
+TEST(Ladder, TwinOfTheLastRungIsInside) {
+  const EndResult x = only(compare_ends(straight_ladder(), {contender(3.092, 0)}));
+  ASSERT_TRUE(x.has_delta);
+  EXPECT_NEAR(x.delta.estimate, 0, 1e-9);
+}
+
+TEST(Ladder, TrendIsTheSlopePerDoubling) {
+  Contender one = contender(3.8, 0.1, 0.01, 20e6);
+  one.budgets.push_back(budget(80e6, 3.2, 3.9));  // difference 0.2 after two doublings
+  const EndResult x = only(compare_ends(straight_ladder(), {one}));
+  ASSERT_TRUE(x.has_trend);
+  EXPECT_NEAR(x.trend.estimate, 0.05, 1e-9);
+  EXPECT_NEAR(x.delta.estimate, 0.2, 1e-9);
+}
+
+TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
+  auto ladder = straight_ladder();
+  const double recall[] = {4, 3, 1.9, 1.85};
+  for (size_t b = 0; b < ladder.size(); ++b)
+    for (End& run : ladder[b].runs)
+      for (auto& [name, losses] : run.domains)
+        for (double& nll : losses.recall_nll) nll = 20 * recall[b];
+  const LadderResult early = compare_ends(ladder, {contender(3.5, 0.3)});
+  EXPECT_TRUE(early.mature);
+  EXPECT_NEAR(early.recall.at(1), 3, 1e-12);
+  EXPECT_EQ(only(early).verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(only(early).reason, "falls by 1.10 nats from 20M tokens to 40M tokens"))
+      << only(early).reason;
+  EXPECT_TRUE(contains(only(early).reason, "mature from 40M tokens on"));
+  EXPECT_NEAR(only(early).delta.estimate, 0.3, 1e-9) << "the number is still given";
+  // Within the runs of the third rung the question is what the reference learns after it.
+  EXPECT_EQ(only(compare_ends(ladder, {contender(3.305, 0.3)})).verdict, Verdict::degraded);
+  EXPECT_EQ(only(compare_ends(ladder, {contender(3.2, 0.3)})).verdict, Verdict::degraded);
+  ladder.pop_back();
+  const LadderResult never = compare_ends(ladder, {contender(3.4, 0.3)});
+  EXPECT_FALSE(never.mature);
+  EXPECT_TRUE(contains(only(never).reason, "Train the reference and the contender to about"));
+}
+
+TEST(Ladder, ProblemsOfTheLadderAreNamed) {
+  const auto problem = [](std::vector<Budget> ladder) {
+    return compare_ends(ladder, {contender(3.3, 0)}).problem;
+  };
+  auto one_seed = straight_ladder();
+  for (Budget& rung : one_seed) rung.runs.resize(1);
+  EXPECT_TRUE(contains(problem(one_seed), "No rung of the reference has two seeds"));
+  EXPECT_TRUE(contains(problem({budget(1e6, 4, 5)}), "The reference has 1 rung"));
+  auto diverged = straight_ladder();
+  diverged[1].runs[0].held_out = kNaN;
+  EXPECT_EQ(problem(diverged),
+            "Seed 1 of the reference at 20M tokens ends with a held-out loss of nan; train it "
+            "again or leave it out.");
+  auto rising = straight_ladder();
+  rising[3] = budget(80e6, 3.4, 3.9);
+  EXPECT_TRUE(contains(problem(rising), "does not fall from 40M tokens (3.300) to 80M tokens"));
+  auto nothing = straight_ladder();
+  for (Budget& rung : nothing)
+    for (End& run : rung.runs) run.domains.clear();
+  EXPECT_TRUE(contains(problem(nothing), "no losses out of domain"));
+}
+
+TEST(Ladder, DivergedContenderDoesNotStopTheOthers) {
+  Contender bad = contender(3.3, 0.2);
+  bad.budgets[0].runs[1].domains.at("arxiv").nll[2] = kNaN;
+  const LadderResult result = compare_ends(straight_ladder(), {bad, contender(3.3, 0.2)});
+  EXPECT_EQ(result.problem, "");
+  EXPECT_FALSE(result.results[0].has_delta);
+  EXPECT_TRUE(contains(result.results[0].reason, "Seed 2 of 'x' at 40M tokens"));
+  EXPECT_TRUE(result.results[1].has_delta);
+}
+
+TEST(Ladder, RungWithOneSeedBorrowsTheVarianceAndWarns) {
+  auto ladder = straight_ladder();
+  ladder[2].runs = {end(1, 3.3, 3.8)};
+  const LadderResult result = compare_ends(ladder, {contender(3.3, 0.2)});
+  EXPECT_TRUE(contains(result.warnings.at(0), "The rung of 40M tokens has one seed"));
+  EXPECT_GT(only(result).reference_error, 0.005);
+}
+
+TEST(Ladder, ContendersWithOneSeedUseTheVarianceOfTheReference) {
+  Contender one = contender(3.3, 0.2);
+  one.budgets[0].runs.resize(1);
+  const LadderResult result = compare_ends(straight_ladder(), {one});
+  bool warned = false;
+  for (const auto& warning : result.warnings) warned |= contains(warning, "Train two seeds");
+  EXPECT_TRUE(warned);
+  EXPECT_GT(only(result).seed_error, 0.005);
+}
+
+TEST(Ladder, OtherClustersAreRefused) {
+  Contender other = contender(3.3, 0);
+  other.budgets[0].runs[1].domains.at("arxiv").tokens[0] = 99;
+  const auto compare = [](const Contender& c) {
+    return message_of([&] { compare_ends(straight_ladder(), {c}); });
+  };
+  EXPECT_TRUE(contains(compare(other), "seed 2 of 'x'")) << compare(other);
+  Contender missing = contender(3.3, 0);
+  missing.budgets[0].runs[0].domains.erase("github");
+  EXPECT_TRUE(contains(compare(missing), "no losses of the domain 'github'"));
+  Contender extra = contender(3.3, 0);
+  extra.budgets[0].runs[0].domains["book"];
+  EXPECT_TRUE(contains(compare(extra), "has the domain 'book'"));
+  EXPECT_THROW(compare_ends(straight_ladder(), {}, {.level = 95}), BadInput);
+}
+
+TEST(Ladder, OrderOfBudgetsDoesNotMatter) {
+  auto ladder = straight_ladder();
+  std::swap(ladder[0], ladder[3]);
+  const EndResult x = only(compare_ends(ladder, {contender(3.4, 0.2)}));
+  EXPECT_NEAR(x.delta.estimate, 0.2, 1e-9);
+}
+
+TEST(Ladder, MoreContendersWidenTheSimultaneousInterval) {
+  const Contender x = contender(3.3, 0.2);
+  const Contender y = contender(3.5, 0.1);
+  const LadderResult one = compare_ends(straight_ladder(), {x});
+  const LadderResult two = compare_ends(straight_ladder(), {x, y});
+  EXPECT_EQ(one.critical, 1);
+  EXPECT_GT(two.critical, 1.02);
+  const EndResult& first = two.results[0];
+  EXPECT_NEAR((first.delta.high - first.delta.low) /
+                  (first.delta_single.high - first.delta_single.low),
+              two.critical, 1e-9);
+  EXPECT_EQ(two.critical, compare_ends(straight_ladder(), {x, y}).critical) << "deterministic";
+}
+
+TEST(Ladder, NoContendersGivesTheMaturityOnly) {
+  const LadderResult result = compare_ends(straight_ladder(), {});
+  EXPECT_EQ(result.problem, "");
+  EXPECT_TRUE(result.results.empty());
+  EXPECT_EQ(result.recall.size(), 4u);
+}
+
+}  // namespace
+}  // namespace assay::stats
