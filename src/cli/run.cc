@@ -50,18 +50,24 @@ void show_dry_run(const study::StudyOptions& options) {
 void run(const Options& options) {
   if (options.dry_run) return show_dry_run(options.study);
   const study::Outcome outcome = study::run_plan(options.study);
-  const std::string page = outcome.done > 0 ? report::write_report(options.study.study).string() : "";
+  report::Written written{.verdicts = Json::array()};
+  if (outcome.done > 0) written = report::write_report(options.study.study);
+  const std::string page = written.page.string();
   if (!outcome.failures.empty()) {
-    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.", outcome.failures.size(),
-                                   outcome.planned);
+    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.",
+                                   outcome.failures.size(), outcome.planned);
     for (const auto& failure : outcome.failures)
-      text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason, failure.log.string());
-    if (!page.empty()) text += fmt::format("\n  The report of the others: {}", page);
+      text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason,
+                          failure.log.string());
+    if (!page.empty()) text += fmt::format("\n  The report of the other runs: {}", page);
     throw Error(text);
   }
-  print({{"runs", outcome.planned}, {"done_before", outcome.done_before}, {"report", page}},
-        fmt::format("{} runs done ({} were done before, {} of them elsewhere). Report: {}\n", outcome.done,
-                    outcome.done_before, outcome.reused, page));
+  print({{"report", page},
+         {"runs", outcome.planned},
+         {"done_before", outcome.done_before},
+         {"verdicts", written.verdicts}},
+        fmt::format("{} runs are done ({} were done before, {} of them elsewhere).\n{}Report: {}\n",
+                    outcome.done, outcome.done_before, outcome.reused, written.summary, page));
 }
 
 void add(CLI::App& app) {

@@ -171,9 +171,12 @@ Json Store::record(const Json& run) {
   const auto all = this->evaluations(run["key"]);
   Json slices = Json::object();
   if (!all.empty())
-    for (const auto& [set, found] : all.back()["evaluation"].items())
-      for (const auto& [slice, value] : found.value("slices", Json::object()).items())
-        slices[set][slice] = {std::round(value.value("loss", 0.0) * 1e4) / 1e4, value.value("tokens", int64_t{0})};
+    for (const auto& [set, found] : all.back()["evaluation"].items()) {
+      const Json of_set = found.value("slices", Json::object());
+      for (const auto& [slice, value] : of_set.items())
+        slices[set][slice] = {std::round(value.value("loss", 0.0) * 1e4) / 1e4,
+                              value.value("tokens", int64_t{0})};
+    }
   return {{"format", kRecordFormat},
           {"key", run["key"]},
           {"name", run["name"]},
