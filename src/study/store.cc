@@ -259,7 +259,8 @@ Records read_records(const fs::path& folder) {
     if (entry.path().extension() != ".json") continue;
     Json record = parse_file(entry.path());
     if (!record.is_object() || record.value("format", "") != kRecordFormat) continue;
-    out[record.at("key")] = std::move(record);
+    const std::string key = record.at("key");  // before the move: the right side comes first
+    out[key] = std::move(record);
   }
   if (out.empty())
     fail("{}: holds no study.sqlite and no record of a run (*.json of the format {}). Nothing was run.",
