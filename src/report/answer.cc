@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/progress.h"
 #include "report/table.h"
 
 namespace assay::report {
@@ -31,7 +30,7 @@ bool is_lowest(const Architecture& a, const Setting& setting) {
 std::string both_facts(const Architecture& a, const Setting& setting) {
   const double difference = a.end.final_loss - a.end.reference_loss;
   if (!a.end.has_delta || !std::isfinite(difference)) return "";
-  const std::string tokens = Progress::count(a.end.tokens);
+  const std::string tokens = show(a.end.tokens, Format::tokens);
   const char* where = setting.mixed ? "on held-out text" : "out of domain";
   if (a.end.verdict == Verdict::degraded && difference < 0)
     return fmt::format(

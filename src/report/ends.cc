@@ -6,8 +6,8 @@
 #include <map>
 
 #include "base/error.h"
-#include "base/progress.h"
 #include "report/analysis.h"
+#include "report/table.h"
 
 namespace assay::report {
 namespace {
@@ -215,7 +215,7 @@ void compare_ends(Setting& setting) {
   if (ladder.problem.empty()) return;
   if (ladder.budgets.size() < 2) {
     ladder.problem = fmt::format("The reference was trained at one budget ({} tokens) only.",
-                                 Progress::count(ladder.budgets[0].tokens));
+                                 show(ladder.budgets[0].tokens, Format::tokens));
     ladder.advice = ladder_advice(setting);
   }
   set_reason(setting, ladder.problem + (ladder.advice.empty() ? "" : " " + ladder.advice));

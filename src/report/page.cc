@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
 #include "base/version.h"
 #include "report/answer.h"
 #include "report/svg.h"
@@ -53,7 +54,8 @@ figcaption{text-align:right;padding:0 6px}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.32em .7em;border-bottom:1px solid var(--rule);text-align:left;vertical-align:middle;
 white-space:nowrap}
-td:last-child{white-space:normal;min-width:6em}
+td.long{white-space:normal;min-width:22em;overflow-wrap:anywhere}
+.cards th,.cards td{padding:.3em .45em}.cards thead th{font-size:.84rem}
 thead th{border-bottom:2px solid var(--ink);vertical-align:bottom;white-space:normal;min-width:4.2em}
 tbody th{font-weight:600;position:sticky;left:0;background:var(--paper)}
 td svg,th svg{display:block}.badge svg{display:inline}
@@ -67,7 +69,7 @@ svg .faint{stroke:var(--soft)}svg text.faint{stroke:none}svg .band{fill:var(--ba
 )";
 
 constexpr const char* kNarrow = R"(
-@media(max-width:760px){main{padding:6px 12px 40px}h1{font-size:1.35rem}
+@media screen and (max-width:760px){main{padding:6px 12px 40px}h1{font-size:1.35rem}
 tbody th{max-width:42vw;min-width:7em;white-space:normal;overflow-wrap:break-word}
 table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 .cards thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
@@ -78,7 +80,7 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 white-space:normal;align-items:center}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
-h2,h3{break-after:avoid}tr{break-inside:avoid}.scroll{overflow:visible}
+h2,h3,p.note{break-after:avoid}tr{break-inside:avoid}.scroll{overflow:visible}
 .grid,.grid.pairs{grid-template-columns:1fr 1fr}.grid.large{grid-template-columns:1fr}
 figure>svg{max-height:20cm}table{font-size:7.4pt}th,td{padding:.2em .4em;white-space:normal}
 .cards td svg,.cards th svg{max-width:150px;height:auto}thead{display:table-header-group}}
@@ -153,10 +155,16 @@ std::string facts(const Setting& setting) {
     if (a.style == 0) continue;
     const std::vector<std::string> all = sentences(a, setting);
     if (all.empty()) continue;
+    std::vector<std::string> findings, warnings;
+    for (const std::string& sentence : all) {
+      const bool is_warning = sentence.starts_with("Warning:");
+      (is_warning ? warnings : findings).push_back(sentence);
+    }
     out += fmt::format("<div class=\"facts\"><p><b>{}</b> ({})</p>", escape(a.name),
                        word(a.end.verdict));
-    for (const std::string& sentence : all)
-      out += fmt::format("<p>{}</p>", html_text(sentence));
+    out += fmt::format("<p>{}</p>", html_text(join(findings, " ")));
+    for (const std::string& warning : warnings)
+      out += fmt::format("<p>{}</p>", html_text(warning));
     out += "</div>\n";
   }
   return out;

@@ -66,8 +66,9 @@ void focus(Figure& figure) {
 
 Figure along_training(const Setting& setting, Kind kind) {
   const std::string loss = setting.test_name();
+  const char* title = setting.mixed ? "Held-out loss" : "Loss out of domain";
   Figure figure{.id = figure_id(setting, fmt::format("along-{}", name(kind))),
-                .title = fmt::format("{} against {} loss", loss, name(kind)),
+                .title = fmt::format("{} against {} loss", title, name(kind)),
                 .x = {.title = fmt::format("{} loss, nats per token", name(kind))},
                 .y = {.title = loss + ", nats per token"},
                 .identity = true};

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "base/progress.h"
 #include "report/plots.h"
 #include "report/table.h"
 
@@ -37,7 +36,7 @@ void add_ends(Figure& figure, const Architecture& a, const Setting& setting,
       ends.x.push_back(point.held_out);
       ends.y.push_back(point.loss);
       ends.tips.push_back(fmt::format("{}, {} tokens, seed {}: {} {:.3f}, {} {:.3f}", a.name,
-                                      Progress::count(double(tokens)), run.seed,
+                                      show(double(tokens), Format::tokens), run.seed,
                                       setting.pretraining_name(), point.held_out,
                                       setting.test_name(), point.loss));
     }
@@ -208,18 +207,20 @@ FigureGroup budget_plots(const Setting& setting) {
                 .horizontal = 0,
                 .band = setting.ladder.margin,
                 .width = 620};
+  const double middle = double(setting.architectures.size()) / 2;
   for (const Architecture& a : setting.architectures) {
     Series series{.name = a.name, .style = a.style, .marker = 4.5, .upright = true};
     for (const stats::BudgetResult& budget : a.end.budgets) {
       if (!budget.problem.empty()) continue;
-      series.x.push_back(budget.tokens);
+      // A little to the side, so that error bars do not cover each other.
+      series.x.push_back(budget.tokens * std::exp2(0.04 * (a.style - middle)));
       series.y.push_back(budget.delta.estimate);
       series.low.push_back(budget.delta.low);
       series.high.push_back(budget.delta.high);
       series.tips.push_back(fmt::format("{}, {} tokens: {}", a.name,
-                                        Progress::count(budget.tokens),
+                                        show(budget.tokens, Format::tokens),
                                         show(budget.delta, Format::change)));
-      const std::string tick = Progress::count(budget.tokens);
+      const std::string tick = show(budget.tokens, Format::tokens);
       const bool known = std::ranges::any_of(
           figure.x.ticks, [&](const auto& entry) { return entry.second == tick; });
       if (!known) figure.x.ticks.emplace_back(budget.tokens, tick);
@@ -250,6 +251,10 @@ FigureGroup tuning_plots(const Setting& setting) {
     Series chosen{.name = grid.model, .style = a->style, .line = false, .marker = 5.5};
     for (const Grid::Point& point : grid.points) {
       if (!std::isfinite(point.held_out_loss)) continue;
+      const std::string tick = fmt::format("{:g}", point.learning_rate);
+      const bool known = std::ranges::any_of(
+          figure.x.ticks, [&](const auto& entry) { return entry.second == tick; });
+      if (!known) figure.x.ticks.emplace_back(point.learning_rate, tick);
       line.x.push_back(point.learning_rate);
       line.y.push_back(point.held_out_loss);
       Series& to = point.chosen ? chosen : open;

@@ -10,7 +10,7 @@ namespace assay::report {
 namespace {
 
 constexpr double kRight = 16, kTop = 36, kBottom = 50, kLegendLine = 20;
-constexpr double kBarWidth = 230, kBarHeight = 26, kBarSide = 12;
+constexpr double kBarWidth = 216, kBarHeight = 26, kBarSide = 12;
 
 using Ticks = std::vector<std::pair<double, std::string>>;
 
@@ -120,7 +120,8 @@ class Drawing {
         "<clipPath id=\"clip-{9}\"><rect x=\"{2:.1f}\" y=\"{3:.1f}\" width=\"{4:.1f}\" "
         "height=\"{5:.1f}\"/></clipPath>\n{6}</svg>\n",
         figure_.width, height, left_, kTop, right_ - left_, bottom_ - kTop, body_,
-        escape(figure_.title), escape(description()), escape(figure_.id));
+        escape(plain_text(figure_.title)), escape(plain_text(description())),
+        escape(figure_.id));
   }
 
  private:
@@ -324,6 +325,8 @@ std::string escape(const std::string& text) {
   return out;
 }
 
+std::string plain_text(const std::string& text) { return replace_all(text, "Δ_end", "Δ end"); }
+
 std::string html_text(const std::string& text) {
   return replace_all(escape(text), "Δ_end", "Δ<sub>end</sub>");
 }
@@ -380,7 +383,7 @@ std::string interval_axis(const BarScale& scale) {
       "<svg aria-hidden=\"true\" viewBox=\"0 0 {0} 16\" width=\"{0}\" height=\"16\" "
       "font-size=\"11\" font-family=\"Helvetica, Arial, sans-serif\" fill=\"#222\">",
       kBarWidth);
-  for (const auto& [value, text] : round_ticks(scale.low, scale.high, 4)) {
+  for (const auto& [value, text] : round_ticks(scale.low, scale.high, 7)) {
     const std::string sign = value > 1e-12 ? "+" : "";
     out += fmt::format("<text x=\"{:.1f}\" y=\"12\" text-anchor=\"middle\">{}{}</text>",
                        bar_place(value, scale), sign, text);

@@ -11,6 +11,8 @@ namespace assay::report {
 std::string to_svg(const Figure& figure);
 std::string escape(const std::string& text);  // for XML and HTML
 // `text` escaped, with "Δ_end" as Δ and a subscript: as HTML, and as the content of an SVG <text>.
+// In plain_text, for attributes and tooltips, it is "Δ end".
+std::string plain_text(const std::string& text);
 std::string html_text(const std::string& text);
 std::string svg_text(const std::string& text);
 // The symbol of a style, as an SVG element centred at (x, y).

@@ -12,6 +12,8 @@
 namespace assay::report {
 namespace {
 
+constexpr size_t kLongText = 40;  // letters; a longer text may be broken into lines
+
 std::string bytes(double value) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
@@ -35,6 +37,11 @@ std::string show(double value, Format format) {
       return fmt::format("{:.3g}", value);
     case Format::count:
       return Progress::count(value);
+    case Format::tokens:
+      return value >= 1e9   ? fmt::format("{:.4g}B", value / 1e9)
+             : value >= 1e6 ? fmt::format("{:.4g}M", value / 1e6)
+             : value >= 1e3 ? fmt::format("{:.4g}k", value / 1e3)
+                            : fmt::format("{:.0f}", value);
     case Format::bytes:
       return bytes(value);
     case Format::seconds:
@@ -131,9 +138,10 @@ std::string html_cell(const Table& table, const std::vector<Cell>& row, size_t c
   std::string attributes;
   if (first) attributes += " scope=\"row\"";
   if (column.format > Format::code) attributes += " class=\"n\"";
+  else if (whole && whole->size() > kLongText) attributes += " class=\"long\"";
   if (table.cards)
     attributes += fmt::format(" role=\"{}\" data-label=\"{}\"", first ? "rowheader" : "cell",
-                              escape(column.name));
+                              escape(plain_text(column.name)));
   if (column.format == Format::code && whole)
     attributes += fmt::format(" title=\"{}\"", escape(*whole));
   const std::string content = rich ? rich->html : html_text(show(row[c], column.format));

@@ -17,6 +17,7 @@ enum class Format {
   ratio,    // 1.07
   factor,   // 1.07, 0.000375
   count,    // 12.3M
+  tokens,   // 40M: a budget
   bytes,    // 1.2 GiB
   seconds,  // 3:07
   percent,  // 4.2 %

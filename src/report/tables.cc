@@ -75,7 +75,7 @@ Table loss_table(const Setting& setting) {
     table.note +=
         " Held-out: mean over the training domains. Mean: over the domains out of domain.";
   table.columns = {{"architecture"},
-                   {"tokens", Format::count},
+                   {"tokens", Format::tokens},
                    {"seeds"},
                    {"training", Format::loss},
                    {"held-out", Format::loss}};
@@ -112,7 +112,7 @@ Table degradation_table(const Setting& setting) {
                       "dominates the range. It carries no verdict."};
   table.columns = {{"architecture"},
                    {"at equal"},
-                   {"tokens", Format::count},
+                   {"tokens", Format::tokens},
                    {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
   for (const char* name : {"loss from", "loss to"}) table.columns.push_back({name, Format::loss});
@@ -303,7 +303,7 @@ Table run_table(const Study& study) {
                    {"purpose"},
                    {"status"},
                    {"key", Format::code},
-                   {"tokens", Format::count},
+                   {"tokens", Format::tokens},
                    {"learning rate"},
                    {"steps"},
                    {"last training loss", Format::loss},

@@ -82,6 +82,12 @@ Cell delta_of(const stats::EndResult& end) {
   return end.has_delta ? Cell(end.delta) : Cell(kNone);
 }
 
+std::vector<Cell> reference_row(const Architecture& a) {
+  return {a.name, "reference", "",    kNone,
+          kNone,  kNone,       1.0,   double(a.tokens()),
+          tokens_per_second(a), state_bytes_at_100k(a)};
+}
+
 std::string rate(double learning_rate) { return fmt::format("{:g}", learning_rate); }
 
 }  // namespace
@@ -93,20 +99,20 @@ std::string table_id(const Setting& setting, const std::string& name) {
 Table verdict_table(const Setting& setting) {
   Table table{.id = table_id(setting, "verdicts"), .title = "Verdicts", .cards = true};
   const BarScale scale = bar_scale(setting);
-  const std::string difference =
-      setting.mixed ? "final held-out loss − reference" : "final loss out of domain − reference";
+  const std::string difference = "final loss − reference";
   table.columns = {{"architecture"},
                    {"verdict"},
                    {.name = "Δ_end, nats per token",
                     .filed = false,
                     .markup = "<br>" + interval_axis(scale)},
-                   {"Δ_end, simultaneous 95 %", Format::change},
+                   {"Δ_end with 95 % interval", Format::change},
                    {difference, Format::change},
                    {"trend per doubling", Format::change},
                    {"tokens needed, ×", Format::ratio},
-                   {"at tokens", Format::count},
+                   {"at tokens", Format::tokens},
                    {"tokens/s", Format::count},
                    {"state at 102,400 tokens", Format::bytes}};
+  if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
     const std::string bar =
@@ -125,10 +131,10 @@ Table domain_table(const Setting& setting) {
               .note = "Exploratory: each interval holds for itself (95 %), and no correction is "
                       "made for looking at several domains. The mean has the simultaneous "
                       "interval of the verdict."};
-  table.columns = {{"architecture"}, {"at tokens", Format::count}, {"mean", Format::change}};
+  table.columns = {{"architecture"}, {"at tokens", Format::tokens}, {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
   for (const char* error : {"error of its seeds", "error of the reference", "error of documents"})
-    table.columns.push_back({error, Format::loss});
+    table.columns.push_back({error, Format::loss, false});
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
     if (!end.has_delta) continue;
@@ -163,7 +169,7 @@ Table budget_table(const Setting& setting) {
               .note = "Each interval holds for itself (95 %). The verdict is about the largest "
                       "budget that the ladder covers."};
   table.columns = {{"architecture"},
-                   {"tokens", Format::count},
+                   {"tokens", Format::tokens},
                    {"seeds"},
                    {setting.pretraining_name(), Format::loss},
                    {setting.test_name(), Format::loss},
@@ -184,7 +190,7 @@ Table ladder_table(const Setting& setting) {
               .note = "The reference, trained to the end at each budget; means over the seeds. The "
                       "reference is mature when its loss on recall targets falls by at most 0.1 "
                       "nat from rung to rung."};
-  table.columns = {{"tokens", Format::count},
+  table.columns = {{"tokens", Format::tokens},
                    {"seeds"},
                    {setting.pretraining_name(), Format::loss},
                    {setting.test_name(), Format::loss}};
@@ -215,7 +221,7 @@ Table tuning_table(const Setting& setting) {
                       "tokens, mean over seeds. The rate with the lowest loss is used; losses out "
                       "of domain have no part in the choice."};
   table.columns = {{"architecture"},
-                   {"tokens", Format::count},
+                   {"tokens", Format::tokens},
                    {"learning rate"},
                    {"held-out loss", Format::loss},
                    {"runs that ended"},
@@ -243,7 +249,7 @@ Table check_table(const Setting& setting) {
                    {"Δ_end", Format::change},
                    {setting.pretraining_name(), Format::loss},
                    {setting.test_name(), Format::loss},
-                   {"reason"}};
+                   {.name = "reason", .shown = false}};
   for (const Architecture* a : contenders(setting)) {
     if (a->checks.empty()) continue;
     table.rows.push_back({a->name, rate(a->runs().front().row["learning_rate"].get<double>()),
