@@ -35,12 +35,13 @@ void run(const Options& options) {
          options.study.string());
   }
   const report::Written written = report::write_report(study);
-  Json document = {{"report", written.page.string()}, {"verdicts", written.verdicts}};
+  Json document = {{"report", written.page.string()},
+                   {"runs", written.runs},
+                   {"verdicts", written.verdicts}};
   std::string text = written.summary;
   if (!options.records.empty()) {
     const int64_t count = study::write_records(study, options.records);
     document["records"] = options.records.string();
-    document["runs"] = count;
     text += fmt::format("Records of {} runs: {}\n", count, options.records.string());
   }
   text += fmt::format("Report: {}\n", written.page.string());

@@ -63,7 +63,7 @@ void run(const Options& options) {
     throw Error(text);
   }
   print({{"report", page},
-         {"runs", outcome.planned},
+         {"runs", written.runs},
          {"done_before", outcome.done_before},
          {"verdicts", written.verdicts}},
         fmt::format("{} runs are done ({} were done before, {} of them elsewhere).\n{}Report: {}\n",
@@ -73,7 +73,8 @@ void run(const Options& options) {
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(app, "run", "run a plan (models x seeds x settings) and report; resumable at any point");
+      subcommand(app, "run", "run a plan (models x budgets x seeds x settings) and write its report; resumable at any "
+                              "point");
   command->add_option("PLAN", options->study.plan, "the plan, a TOML file")->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
@@ -83,11 +84,11 @@ void add(CLI::App& app) {
       ->allow_extra_args(false);
   command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'")
       ->allow_extra_args(false);
-  command->add_option("--jobs", options->study.jobs, "runs at a time (default: one a device)")
+  command->add_option("--jobs", options->study.jobs, "runs at a time (default: one per device)")
       ->check(CLI::Range(1, 1024));
-  command->add_option("--devices", options->study.devices, "cpu, cuda:0,cuda:1, ...: handed out in turn")
+  command->add_option("--devices", options->study.devices, "cpu, or cuda:0,cuda:1,...: the runs take turns on them")
       ->delimiter(',');
-  command->add_option("--threads", options->study.threads, "CPU threads of each run (default: the cores shared out)")
+  command->add_option("--threads", options->study.threads, "CPU threads of each run (default: the cores are divided among the runs)")
       ->check(CLI::Range(1, 4096));
   command->add_flag("--dry-run", options->dry_run, "print runs, parameters, FLOPs and time; train nothing");
   command->callback([=] {

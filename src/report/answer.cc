@@ -132,9 +132,9 @@ std::string legend_of_verdicts(const Setting& setting) {
   return fmt::format(
       "Δ_end is the {} at the end of training minus the loss that the reference has when it ends "
       "with the same {}, in nats per token. The interval is a 95 % confidence interval that holds "
-      "for all architectures of the table together. Degraded: the interval is above zero. Better: "
-      "it is below zero. Equivalent: all of it is within ±{:.2f} (the shaded band). Not settled: "
-      "none of these.",
+      "for all architectures of the table together. Equivalent: all of it is within ±{:.2f} (the "
+      "shaded band). Otherwise degraded: it is above zero; better: it is below zero; not settled: "
+      "it holds zero, or no interval could be computed.",
       setting.test_name(), setting.pretraining_name(), setting.ladder.margin);
 }
 

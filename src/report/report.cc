@@ -62,6 +62,7 @@ Written write(const fs::path& folder) {
   write_table(folder, runs);
   write_file(out.page, page(study, settings, runs));
   out.verdicts = verdicts(study);
+  out.runs = std::ranges::count_if(study.runs, [](const Json& row) { return row["status"] == "done"; });
   return out;
 }
 

@@ -9,6 +9,7 @@ namespace assay::report {
 
 struct Written {
   fs::path page;            // report.html
+  int64_t runs = 0;         // of the plan that are finished
   nlohmann::json verdicts;  // answer.h
   std::string summary;      // the verdicts as a table of text, and a line for each reason
 };

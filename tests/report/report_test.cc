@@ -334,6 +334,7 @@ TEST_F(Report, SummaryIsATableOfText) {
   fake.write(folder);
   const std::string summary = write_report(folder).summary;
   EXPECT_TRUE(contains(summary, "architecture  verdict")) << summary;
+  EXPECT_EQ(write_report(folder).runs, 16 + 3 * 8);
   EXPECT_TRUE(contains(summary, "\nwindow        degraded")) << summary;
   EXPECT_FALSE(contains(summary, "<"));
 }
