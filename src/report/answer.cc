@@ -140,7 +140,10 @@ std::string legend_of_verdicts(const Setting& setting) {
 
 std::vector<std::string> sentences(const Architecture& a, const Setting& setting) {
   std::vector<std::string> out;
-  if (a.end.verdict == Verdict::not_settled) out.push_back(a.end.reason);
+  // What holds for every architecture is among the cautions of the setting.
+  const std::string& shared = setting.ladder.problem;
+  const bool own = shared.empty() || !a.end.reason.starts_with(shared);
+  if (a.end.verdict == Verdict::not_settled && own) out.push_back(a.end.reason);
   for (const std::string& text : {both_facts(a, setting), largest_domain(a), trend(a),
                                   at_other_rates(a), tuning_warning(a, setting)})
     if (!text.empty()) out.push_back(text);

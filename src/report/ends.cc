@@ -62,12 +62,19 @@ std::string mixed_numerics(const std::vector<const Run*>& runs) {
   return "";
 }
 
+// "20_480_000".
+std::string toml_number(int64_t value) {
+  std::string digits = std::to_string(value);
+  for (auto at = int64_t(digits.size()) - 3; at > 0; at -= 3) digits.insert(size_t(at), "_");
+  return digits;
+}
+
 // The plan key that would give the study a ladder.
 std::string ladder_advice(const Setting& setting) {
   const double top = double(setting.reference().tokens());
   std::string rungs;
   for (const double share : {0.125, 0.25, 0.5, 1.0})
-    rungs += fmt::format("{}{}", rungs.empty() ? "" : ", ", int64_t(share * top));
+    rungs += (rungs.empty() ? "" : ", ") + toml_number(int64_t(share * top));
   return fmt::format(
       "Add `ladder = {{ tokens = [{}], seeds = [1, 2, 3, 4] }}` to the plan and run it again; "
       "finished runs are kept.",

@@ -80,7 +80,7 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 white-space:normal;align-items:center}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
-h2,h3,p.note{break-after:avoid}tr{break-inside:avoid}.scroll{overflow:visible}
+h2,h3,p.note{break-after:avoid}tr,p{break-inside:avoid}.scroll{overflow:visible}
 .grid,.grid.pairs{grid-template-columns:1fr 1fr}.grid.large{grid-template-columns:1fr}
 figure>svg{max-height:20cm}table{font-size:7.4pt}th,td{padding:.2em .4em;white-space:normal}
 .cards td svg,.cards th svg{max-width:150px;height:auto}thead{display:table-header-group}}

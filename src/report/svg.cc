@@ -383,7 +383,7 @@ std::string interval_axis(const BarScale& scale) {
       "<svg aria-hidden=\"true\" viewBox=\"0 0 {0} 16\" width=\"{0}\" height=\"16\" "
       "font-size=\"11\" font-family=\"Helvetica, Arial, sans-serif\" fill=\"#222\">",
       kBarWidth);
-  for (const auto& [value, text] : round_ticks(scale.low, scale.high, 7)) {
+  for (const auto& [value, text] : round_ticks(scale.low, scale.high, 6)) {
     const std::string sign = value > 1e-12 ? "+" : "";
     out += fmt::format("<text x=\"{:.1f}\" y=\"12\" text-anchor=\"middle\">{}{}</text>",
                        bar_place(value, scale), sign, text);

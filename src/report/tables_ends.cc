@@ -56,8 +56,8 @@ Rich badge(stats::Verdict verdict) {
 }
 
 BarScale bar_scale(const Setting& setting) {
-  BarScale scale{.low = -setting.ladder.margin,
-                 .high = setting.ladder.margin,
+  BarScale scale{.low = -3 * setting.ladder.margin,
+                 .high = 3 * setting.ladder.margin,
                  .margin = setting.ladder.margin};
   for (const Architecture* a : contenders(setting)) {
     if (!a->end.has_delta) continue;

@@ -110,8 +110,8 @@ TEST_F(Report, MissingLadderIsNotSettledWithAdvice) {
   const stats::EndResult& window = architecture(study, "window").end;
   EXPECT_EQ(window.verdict, Verdict::not_settled);
   EXPECT_TRUE(contains(window.reason, "The reference was trained at one budget (40M tokens)"));
-  EXPECT_TRUE(contains(window.reason, "Add `ladder = { tokens = [5000000, 10000000, 20000000, "
-                                      "40000000], seeds = [1, 2, 3, 4] }` to the plan"))
+  EXPECT_TRUE(contains(window.reason, "Add `ladder = { tokens = [5_000_000, 10_000_000, "
+                                      "20_000_000, 40_000_000], seeds = [1, 2, 3, 4] }` to the plan"))
       << window.reason;
   EXPECT_NEAR(window.final_loss - window.reference_loss, 0.12, 0.05);
   const std::string page = html();
