@@ -4,18 +4,64 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "study/runner.h"
 
 namespace assay::cli {
 namespace {
 
+using Json = nlohmann::json;
+
+struct Options {
+  fs::path study, output, records;
+};
+
+// A folder of records has the plan, but no study.sqlite.
+bool holds_records(const fs::path& folder) {
+  return fs::exists(folder / "plan.json") && !fs::exists(folder / "study.sqlite");
+}
+
+void run(const Options& options) {
+  fs::path study = options.study;
+  if (holds_records(options.study)) {
+    if (options.output.empty())
+      fail("{}: The folder holds records of runs and no study. Give a folder for the report with "
+           "-o OUT. Nothing was written.",
+           options.study.string());
+    study::study_of_records(options.study, options.output);
+    study = options.output;
+  } else if (!options.output.empty()) {
+    fail("{}: -o is for folders of records. The report of a study is written into its own folder. "
+         "Nothing was written.",
+         options.study.string());
+  }
+  const report::Written written = report::write_report(study);
+  Json document = {{"report", written.page.string()},
+                   {"runs", written.runs},
+                   {"verdicts", written.verdicts}};
+  std::string text = written.summary;
+  if (!options.records.empty()) {
+    const int64_t count = study::write_records(study, options.records);
+    document["records"] = options.records.string();
+    text += fmt::format("Records of {} runs: {}\n", count, options.records.string());
+  }
+  text += fmt::format("Report: {}\n", written.page.string());
+  print(document, text);
+}
+
 void add(CLI::App& app) {
-  auto study = std::make_shared<std::string>();
-  CLI::App* command = subcommand(app, "report", "rebuild a study's report.html, figures/*.svg and tables/*.csv");
-  command->add_option("STUDY", *study, "the study's folder")->required();
-  command->callback([=] {
-    const std::string page = report::write_report(*study).string();
-    print({{"report", page}}, fmt::format("Report: {}\n", page));
-  });
+  auto options = std::make_shared<Options>();
+  CLI::App* command = subcommand(
+      app, "report", "write the report of a study again: report.html, figures/*.svg, tables/*.csv");
+  command
+      ->add_option("STUDY", options->study,
+                   "folder of a study, or a folder of records written with --records")
+      ->required();
+  command->add_option("-o,--output", options->output,
+                      "folder for the report when STUDY is a folder of records");
+  command->add_option("--records", options->records,
+                      "also write a compact record of every finished run, and the plan, into this "
+                      "folder");
+  command->callback([=] { run(*options); });
 }
 
 const bool registered = commands().add("report", add);

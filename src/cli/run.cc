@@ -50,24 +50,31 @@ void show_dry_run(const study::StudyOptions& options) {
 void run(const Options& options) {
   if (options.dry_run) return show_dry_run(options.study);
   const study::Outcome outcome = study::run_plan(options.study);
-  const std::string page = outcome.done > 0 ? report::write_report(options.study.study).string() : "";
+  report::Written written{.verdicts = Json::array()};
+  if (outcome.done > 0) written = report::write_report(options.study.study);
+  const std::string page = written.page.string();
   if (!outcome.failures.empty()) {
-    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.", outcome.failures.size(),
-                                   outcome.planned);
+    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.",
+                                   outcome.failures.size(), outcome.planned);
     for (const auto& failure : outcome.failures)
-      text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason, failure.log.string());
-    if (!page.empty()) text += fmt::format("\n  The report of the others: {}", page);
+      text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason,
+                          failure.log.string());
+    if (!page.empty()) text += fmt::format("\n  The report of the other runs: {}", page);
     throw Error(text);
   }
-  print({{"runs", outcome.planned}, {"done_before", outcome.done_before}, {"report", page}},
-        fmt::format("{} runs done ({} were done before, {} of them elsewhere). Report: {}\n", outcome.done,
-                    outcome.done_before, outcome.reused, page));
+  print({{"report", page},
+         {"runs", written.runs},
+         {"done_before", outcome.done_before},
+         {"verdicts", written.verdicts}},
+        fmt::format("{} runs are done ({} were done before, {} of them elsewhere).\n{}Report: {}\n",
+                    outcome.done, outcome.done_before, outcome.reused, written.summary, page));
 }
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(app, "run", "run a plan (models x seeds x settings) and report; resumable at any point");
+      subcommand(app, "run", "run a plan (models x budgets x seeds x settings) and write its report; resumable at any "
+                              "point");
   command->add_option("PLAN", options->study.plan, "the plan, a TOML file")->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
@@ -77,11 +84,11 @@ void add(CLI::App& app) {
       ->allow_extra_args(false);
   command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'")
       ->allow_extra_args(false);
-  command->add_option("--jobs", options->study.jobs, "runs at a time (default: one a device)")
+  command->add_option("--jobs", options->study.jobs, "runs at a time (default: one per device)")
       ->check(CLI::Range(1, 1024));
-  command->add_option("--devices", options->study.devices, "cpu, cuda:0,cuda:1, ...: handed out in turn")
+  command->add_option("--devices", options->study.devices, "cpu, or cuda:0,cuda:1,...: the runs take turns on them")
       ->delimiter(',');
-  command->add_option("--threads", options->study.threads, "CPU threads of each run (default: the cores shared out)")
+  command->add_option("--threads", options->study.threads, "CPU threads of each run (default: the cores are divided among the runs)")
       ->check(CLI::Range(1, 4096));
   command->add_flag("--dry-run", options->dry_run, "print runs, parameters, FLOPs and time; train nothing");
   command->callback([=] {

@@ -1,4 +1,4 @@
-// Figures over one hyper-parameter at a time: models that differ in it alone stand on one line.
+// Figures over one hyper-parameter at a time: a line joins the models that differ in it alone.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -17,17 +17,26 @@ constexpr double kLeastDifference = 0.04;  // nats
 
 using Models = std::vector<const Architecture*>;
 
+// Hyper-parameters of the model itself. Those of training do not count: every model has a tuned
+// learning rate of its own.
+Hyperparameters of_model(const Architecture& a) {
+  Hyperparameters all = hyperparameters(a);
+  std::erase_if(all, [](const auto& pair) { return !pair.first.starts_with("model."); });
+  return all;
+}
+
 // Models that agree in everything but `name`, where their values differ.
 std::vector<Models> families(const Setting& setting, const std::string& name) {
   std::map<Hyperparameters, std::pair<Models, std::set<std::string>>> found;
   for (const Architecture& a : setting.architectures) {
-    Hyperparameters rest = hyperparameters(a);
+    Hyperparameters rest = of_model(a);
     const auto own = std::ranges::find(rest, name, [](const auto& pair) { return pair.first; });
     if (own == rest.end()) continue;
     const std::string value = own->second;
     rest.erase(own);
     auto& [models, values] = found[rest];
-    models.push_back(&a), values.insert(value);
+    models.push_back(&a);
+    values.insert(value);
   }
   std::vector<Models> out;
   for (const auto& [rest, family] : found)
@@ -36,8 +45,11 @@ std::vector<Models> families(const Setting& setting, const std::string& name) {
 }
 
 std::string value_of(const Architecture& a, const std::string& name) {
-  for (auto& [key, value] : hyperparameters(a))
-    if (key == name) return std::erase(value, '"'), value;
+  for (auto& [key, value] : of_model(a)) {
+    if (key != name) continue;
+    std::erase(value, '"');
+    return value;
+  }
   return "";
 }
 
@@ -47,15 +59,17 @@ std::optional<double> number(const std::string& text) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-// Where each value stands: numbers by their logarithm, 0 (none) one before the first, a number below 0 (all) one behind
-// the last; words in the order of the models.
+// The position of each value: numbers by their logarithm, 0 (none) before the first, a number below
+// 0 (all) after the last; words in the order of the models.
 std::map<std::string, double> places(const std::vector<std::string>& values) {
   std::map<std::string, double> out;
   const bool numbers = std::ranges::all_of(values, [](const auto& text) { return number(text).has_value(); });
   double low = INFINITY, high = -INFINITY;
   for (const std::string& text : values)
-    if (const auto value = number(text); value && *value > 0)
-      low = std::min(low, std::log2(*value)), high = std::max(high, std::log2(*value));
+    if (const auto value = number(text); value && *value > 0) {
+      low = std::min(low, std::log2(*value));
+      high = std::max(high, std::log2(*value));
+    }
   for (const std::string& text : values) {
     const auto value = number(text);
     if (!numbers) out.emplace(text, double(out.size()));
@@ -68,45 +82,58 @@ std::map<std::string, double> places(const std::vector<std::string>& values) {
 // [value, low, high] of a model, or none.
 using Reading = std::optional<std::array<double, 3>>;
 
-Reading delta(const Architecture& a, const Setting& setting) {
+Reading delta(const Architecture& a) {
   if (a.style == 0) return {{0, 0, 0}};
-  for (const Comparison& c : a.comparisons)
-    if (c.kind == setting.kinds.front() && c.degradation.problem.empty()) {
-      const stats::Interval& mean = c.degradation.average;
-      return {{mean.estimate, mean.low, mean.high}};
-    }
-  return {};
+  if (!a.end.has_delta) return {};
+  return {{a.end.delta.estimate, a.end.delta.low, a.end.delta.high}};
 }
 
 // The bar is the range of the seeds.
 Reading entropy(const Architecture& a) {
   double low = INFINITY, high = -INFINITY;
   const auto of = [](const Run& run) { return mean_attention_entropy(run.evaluations.back()); };
-  for (const Run& run : a.runs) low = std::min(low, of(run)), high = std::max(high, of(run));
-  const double mean = mean_over(a.runs, of);
+  for (const Run& run : a.runs()) {
+    low = std::min(low, of(run));
+    high = std::max(high, of(run));
+  }
+  const double mean = mean_over(a.runs(), of);
   return std::isfinite(mean) ? Reading{{mean, low, high}} : Reading{};
 }
 
 template <class Read>
 void draw(Figure& figure, Models family, const std::string& name, Read&& read) {
   std::map<std::string, double> place;
-  for (const auto& [at, text] : figure.x.ticks) place[text] = at;
+  for (const auto& [at, text] : figure.x.ticks) place[text == "all" ? "-1" : text] = at;
   std::ranges::sort(family, {},
                     [&](const Architecture* a) { return std::pair(place.at(value_of(*a, name)), a->style); });
-  Series line{family.front()->name, family.front()->style, {}, {}, {}, {}, true, 0};
+  Series line{.name = family.front()->name, .style = family.front()->style, .marker = 0};
   std::vector<Series> points;
-  for (const Architecture* a : family)
-    if (const Reading reading = read(*a)) {
-      const auto [value, low, high] = *reading;
-      const double x = place.at(value_of(*a, name));
-      if (const auto size = number(value_of(*a, name)); !size || *size > 0)
-        line.x.push_back(x), line.y.push_back(value);
-      points.push_back({a->name, a->style, {x}, {value}, {low}, {high}, false, 5, true});
+  for (const Architecture* a : family) {
+    const Reading reading = read(*a);
+    if (!reading) continue;
+    const auto [value, low, high] = *reading;
+    const double x = place.at(value_of(*a, name));
+    if (const auto size = number(value_of(*a, name)); !size || *size > 0) {
+      line.x.push_back(x);
+      line.y.push_back(value);
     }
+    points.push_back({.name = a->name,
+                      .style = a->style,
+                      .x = {x},
+                      .y = {value},
+                      .low = {low},
+                      .high = {high},
+                      .line = false,
+                      .marker = 5,
+                      .upright = true});
+  }
   if (points.size() < 2) return;
   figure.series.push_back(std::move(line));
   for (Series& point : points) figure.series.push_back(std::move(point));
 }
+
+// A window of -1 is no window.
+std::string shown_value(const std::string& text) { return text == "-1" ? "all" : text; }
 
 void add_figures(FigureGroup& group, const Setting& setting, const std::string& name) {
   const std::vector<Models> all = families(setting, name);
@@ -115,19 +142,27 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
   for (const Models& family : all)
     for (const Architecture* a : family) values.push_back(value_of(*a, name));
   const std::string shown = name.substr(std::string("model.").size());
-  const std::string file = (setting.name.empty() ? "" : setting.name + "-") + "over-" + shown;
-  Axis x{shown};
+  const std::string file = figure_id(setting, "over-" + shown);
+  Axis x{.title = shown};
   double first = INFINITY, last = -INFINITY;
   for (const auto& [text, at] : places(values)) {
-    x.ticks.emplace_back(at, text);
-    first = std::min(first, at), last = std::max(last, at);
+    x.ticks.emplace_back(at, shown_value(text));
+    first = std::min(first, at);
+    last = std::max(last, at);
   }
   x.range = {first - 0.4, last + 0.4};  // room for the outer labels
-  Figure difference{file, "Δ over " + shown, x, {"Δ, nats a token (up: worse)"}};
-  difference.horizontal = 0, difference.y.least = kLeastDifference;
-  Figure sharpness{file + "-entropy", "entropy over " + shown, x, {"attention entropy at the end"}};
+  Figure difference{.id = file,
+                    .title = "Δ_end over " + shown,
+                    .x = x,
+                    .y = {.title = "Δ_end, nats per token (up: worse)", .least = kLeastDifference},
+                    .horizontal = 0,
+                    .band = setting.ladder.margin};
+  Figure sharpness{.id = file + "-entropy",
+                   .title = "Attention entropy over " + shown,
+                   .x = x,
+                   .y = {.title = "attention entropy at the end"}};
   for (const Models& family : all) {
-    draw(difference, family, name, [&](const Architecture& a) { return delta(a, setting); });
+    draw(difference, family, name, delta);
     draw(sharpness, family, name, entropy);
   }
   for (Figure* figure : {&difference, &sharpness})
@@ -137,16 +172,16 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
 }  // namespace
 
 FigureGroup ablation_plots(const Setting& setting) {
-  FigureGroup group{"One hyper-parameter at a time",
-                    "Models that differ in nothing else are joined. Of Δ (at equal loss of the kind that answers) the "
-                    "bars are 95 % intervals, and 0 is the "
-                    "reference; of the entropy they are the range of the seeds. Numbers stand by their logarithm; 0 "
-                    "before and −1 behind them mean something else (none, all, learned) and stand apart.",
-                    {}};
+  FigureGroup group{
+      .title = "One hyper-parameter at a time",
+      .note = "A line joins models that differ in no other hyper-parameter of the model; learning "
+              "rates may differ, as each is tuned. Bars of Δ_end are simultaneous 95 % intervals, "
+              "and 0 is the reference; bars of the entropy are the range of the seeds. Numbers are "
+              "placed by their logarithm. 0 (none) and −1 (all) are placed apart."};
   std::vector<std::string> names;
   for (const Architecture& a : setting.architectures)
-    for (const auto& [name, value] : hyperparameters(a))
-      if (name.starts_with("model.") && !std::ranges::count(names, name)) names.push_back(name);
+    for (const auto& [name, value] : of_model(a))
+      if (!std::ranges::count(names, name)) names.push_back(name);
   for (const std::string& name : names) add_figures(group, setting, name);
   return group;
 }

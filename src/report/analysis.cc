@@ -5,8 +5,9 @@
 #include <numeric>
 
 #include "base/config.h"
-#include "base/safetensors.h"
+#include "base/error.h"
 #include "report/slices.h"
+#include "report/training_loss.h"
 #include "stats/curves.h"
 #include "study/store.h"
 
@@ -16,86 +17,150 @@ namespace {
 constexpr size_t kParts = 12;  // of a profile
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-double number(const Json& json, const std::string& key) {
-  return json.contains(key) && json[key].is_number() ? json[key].get<double>() : kNone;
-}
-
-double mean_loss(const Json& sets, const std::vector<std::string>& domains, const std::string& split) {
+double mean_of_sets(const Json& sets, const std::vector<std::string>& domains,
+                    const std::string& split, const char* key = "loss") {
   double sum = 0;
-  for (const std::string& domain : domains) sum += number(sets.value(domain + "." + split, Json::object()), "loss");
+  for (const std::string& domain : domains)
+    sum += number(sets.value(domain + "." + split, Json::object()), key);
   return domains.empty() ? kNone : sum / double(domains.size());
 }
 
 Evaluation read_evaluation(const Json& line, const Setting& setting) {
-  Evaluation out{
-      line.at("step"), number(line, "tokens"), number(line, "train_loss"), 0, 0, {}, line.at("evaluation"), {}};
-  out.held_out_loss = mean_loss(out.sets, setting.train, setting.held_out);
-  out.test_loss = mean_loss(out.sets, setting.test, setting.split);
-  for (const std::string& domain : setting.test) out.test_losses[domain] = mean_loss(out.sets, {domain}, setting.split);
+  Evaluation out{.step = line.at("step"),
+                 .tokens = number(line, "tokens"),
+                 .training_loss = kNone,
+                 .sets = line.at("evaluation")};
+  out.held_out_loss = mean_of_sets(out.sets, setting.train, setting.held_out);
+  out.test_loss = mean_of_sets(out.sets, setting.test, setting.split);
+  for (const std::string& domain : setting.test)
+    out.test_losses[domain] = mean_of_sets(out.sets, {domain}, setting.split);
   out.attention_entropy = line.value("attention_entropy", out.attention_entropy);
   return out;
 }
 
-std::vector<double> doubles(const Safetensors& file, const std::string& name) {
-  const TensorEntry& tensor = file.at(name);
-  std::vector<double> out;
-  if (tensor.dtype == "F64")
-    for (const double value : file.values<double>(name)) out.push_back(value);
-  else if (tensor.dtype == "I64")
-    for (const int64_t value : file.values<int64_t>(name)) out.push_back(double(value));
-  else fail("losses of documents are F64 and their tokens I64, but '{}' is {}", name, tensor.dtype);
-  return out;
+// Fits the training loss of each evaluation within one evaluation interval on either side; at the
+// end only the interval before is left.
+void fit_training_losses(std::vector<Evaluation>& evaluations,
+                         const std::vector<TrainingLine>& lines) {
+  for (size_t k = 1; k < evaluations.size(); ++k) {
+    const int64_t step = evaluations[k].step;
+    const bool last = k + 1 == evaluations.size();
+    const int64_t after = last ? step : evaluations[k + 1].step;
+    evaluations[k].training_loss =
+        training_loss_at(lines, step, evaluations[k - 1].step, after);
+  }
 }
+
+RunEnd read_end(const Json& row, const Setting& setting) {
+  const Json sets = row["end_losses"].value("sets", Json::object());
+  RunEnd end{.training_loss = kNone,
+             .held_out_loss = mean_of_sets(sets, setting.train, setting.held_out),
+             .test_loss = mean_of_sets(sets, setting.test, setting.split),
+             .bits_per_byte =
+                 mean_of_sets(sets, setting.test, setting.split, "bits_per_byte")};
+  for (const std::string& domain : setting.test)
+    end.test_losses[domain] = mean_of_sets(sets, {domain}, setting.split);
+  return end;
+}
+
+Run read_run(const Json& row, const Setting& setting, study::Store& store) {
+  Run run{.row = row,
+          .seed = row["seed"],
+          .tokens = row["tokens"],
+          .end = read_end(row, setting)};
+  std::vector<TrainingLine> lines;
+  for (const Json& line : store.metrics(row["key"]))
+    lines.push_back({.step = line.at("step"), .loss = number(line, "loss")});
+  for (const Json& line : store.evaluations(row["key"]))
+    run.evaluations.push_back(read_evaluation(line, setting));
+  if (run.evaluations.empty())
+    fail("The run {} holds no evaluation, so it cannot be reported.",
+         row["name"].get<std::string>());
+  fit_training_losses(run.evaluations, lines);
+  run.end.training_loss = run.evaluations.back().training_loss;
+  return run;
+}
+
+Architecture& architecture_of(Setting& setting, const std::string& model) {
+  const auto found = std::ranges::find(setting.architectures, model, &Architecture::name);
+  if (found != setting.architectures.end()) return *found;
+  return setting.architectures.emplace_back(Architecture{.name = model});
+}
+
+void read_runs(Setting& setting, const std::vector<Json>& rows, study::Store& store) {
+  for (const Json& row : rows) {
+    if (row["status"] != "done" || row["purpose"] == study::purpose::kTuning) continue;
+    Architecture& a = architecture_of(setting, row["model"]);
+    const bool of_study = row["purpose"] == study::purpose::kStudy;
+    std::vector<Run>& runs = of_study ? a.budgets[row["tokens"].get<int64_t>()]
+                                      : a.check_runs[row["purpose"].get<std::string>()];
+    runs.push_back(read_run(row, setting, store));
+  }
+  std::erase_if(setting.architectures, [](const Architecture& a) { return a.budgets.empty(); });
+}
+
+Setting read_setting(const Json& json) {
+  Setting setting{.name = json["name"],
+                  .train = json["train"],
+                  .test = json["out_of_domain"],
+                  .held_out = json["held_out"],
+                  .split = json["test"]};
+  setting.mixed = setting.test.empty();
+  if (setting.mixed) {
+    setting.test = setting.train;
+    setting.split = setting.held_out;
+  }
+  setting.kinds =
+      setting.mixed ? std::vector{Kind::training} : std::vector{Kind::held_out, Kind::training};
+  return setting;
+}
+
+// The reference first, each with a style of its own; the styles are the same in every setting.
+void order(Setting& setting, const Json& plan) {
+  int next = 1;
+  std::map<std::string, int> styles;
+  for (const Json& model : plan["models"]) {
+    const bool is_reference = model == plan["reference"];
+    styles[model] = is_reference ? 0 : next++;
+  }
+  for (Architecture& architecture : setting.architectures)
+    architecture.style = styles[architecture.name];
+  std::ranges::sort(setting.architectures, {}, &Architecture::style);
+}
+
+// ---- The secondary comparison, along training.
 
 bool usable(const Evaluation& e, Kind kind) {
   return std::isfinite(e.pretraining_loss(kind)) && std::isfinite(e.test_loss);
 }
 
-stats::Run curve(const Run& run, const Setting& setting, Kind kind, const fs::path& study) {
+// One "document" per domain: evaluations hold only the loss of a set, so intervals count seeds.
+stats::Run curve(const Run& run, const Setting& setting, Kind kind) {
   stats::Run out{run.seed, {}};
   for (const Evaluation& evaluation : run.evaluations) {
     if (!usable(evaluation, kind)) continue;
-    const Safetensors file(study / run.row["folder"].get<std::string>() / "evaluations" /
-                           fmt::format("step-{}.safetensors", evaluation.step));
     stats::Point point{evaluation.tokens, evaluation.pretraining_loss(kind), {}};
-    for (const std::string& domain : setting.test) {
-      const std::string prefix = domain + "." + setting.split;
-      point.out_of_domain[domain] = {doubles(file, prefix + ".nll"), doubles(file, prefix + ".tokens")};
-    }
+    for (const std::string& domain : setting.test)
+      point.out_of_domain[domain] = {.nll = {evaluation.test_losses.at(domain)}, .tokens = {1}};
     out.curve.push_back(std::move(point));
   }
   return out;
 }
 
-stats::Runs curves(const Architecture& architecture, const Setting& setting, Kind kind, const fs::path& study) {
+stats::Runs curves(const std::vector<Run>& runs, const Setting& setting, Kind kind) {
   stats::Runs out;
-  for (const Run& run : architecture.runs) out.push_back(curve(run, setting, kind, study));
+  for (const Run& run : runs) out.push_back(curve(run, setting, kind));
   return out;
 }
 
-// Why the numbers of these runs must not be compared: other data, or another version of an operation's numerics.
-std::string mixed_numerics(const Architecture& a, const Architecture& b) {
-  std::map<std::string, Json> seen;
-  for (const Architecture* architecture : {&a, &b})
-    for (const Run& run : architecture->runs) {
-      const Json& provenance = run.row["provenance"];
-      Json versions = provenance.value("numerics", Json::object());
-      versions["data"] = provenance.value("data", "");
-      for (const auto& [operation, version] : versions.items())
-        if (const auto [first, fresh] = seen.emplace(operation, version); !fresh && first->second != version)
-          return fmt::format("the runs differ in the version of {} ({} and {}); run the older ones again", operation,
-                             first->second.dump(), version.dump());
-    }
-  return "";
-}
-
-// Tokens of the warm-up: until then a loss says more of the schedule than of the architecture.
+// Tokens of the warm-up: until then the schedule decides the loss, not the architecture.
 double warmup_tokens(const Setting& setting) {
   double most = 0;
   for (const Architecture& a : setting.architectures)
-    for (const Run& run : a.runs) {
+    for (const Run* run : a.all_runs()) {
       int64_t warmup_steps = 0, batch_size = 0, sequence_length = 0;
-      const ConfigNode train = ConfigNode::parse(run.row["config"].get<std::string>()).child("train");
+      const ConfigNode train =
+          ConfigNode::parse(run->row["config"].get<std::string>()).child("train");
       train.read({{"warmup_steps", &warmup_steps, ""},
                   {"batch_size", &batch_size, ""},
                   {"sequence_length", &sequence_length, ""}},
@@ -106,135 +171,113 @@ double warmup_tokens(const Setting& setting) {
 }
 
 // Mean loss over the test domains in each of equal parts of the range, mean over runs.
-std::vector<double> means_in_parts(const Architecture& a, Kind kind, const stats::Runs& runs, stats::Range range,
-                                   double after) {
+std::vector<double> means_in_parts(const std::vector<Run>& from, Kind kind,
+                                   const stats::Runs& runs, stats::Range range, double after) {
   std::vector<double> out(kParts, 0.0);
   for (size_t r = 0; r < runs.size(); ++r) {
     std::vector<double> losses;
-    for (const Evaluation& e : a.runs[r].evaluations)
+    for (const Evaluation& e : from[r].evaluations)
       if (usable(e, kind)) losses.push_back(e.test_loss);
     const stats::Curve curve = stats::curve_of(runs[r], after);
+    const double width = range.width() / kParts;
     for (size_t part = 0; part < kParts; ++part) {
-      const double width = range.width() / kParts, low = range.low + double(part) * width;
-      const auto weights = stats::mean_weights(curve, losses.size(), {low, std::min(low + width, range.high)});
-      out[part] += std::inner_product(weights.begin(), weights.end(), losses.begin(), 0.0) / double(runs.size());
+      const double low = range.low + double(part) * width;
+      const auto weights = stats::mean_weights(curve, losses.size(),
+                                               {low, std::min(low + width, range.high)});
+      const double sum =
+          std::inner_product(weights.begin(), weights.end(), losses.begin(), 0.0);
+      out[part] += sum / double(runs.size());
     }
   }
   return out;
 }
 
-std::vector<std::pair<double, double>> profile(const Architecture& a, const stats::Runs& runs,
-                                               const Architecture& reference, const stats::Runs& reference_runs,
-                                               const Comparison& c, double after) {
-  if (!c.degradation.problem.empty()) return {};
-  const stats::Range range{c.degradation.loss_low, c.degradation.loss_high};
-  const auto of_a = means_in_parts(a, c.kind, runs, range, after);
-  const auto of_reference = means_in_parts(reference, c.kind, reference_runs, range, after);
-  std::vector<std::pair<double, double>> out;
+Comparison compare(const RunPair& pair, const Setting& setting, Kind kind, double after) {
+  Comparison out{.kind = kind};
+  if (!pair.first) {
+    out.degradation.problem = "The two models share no budget.";
+    out.convergence.problem = out.degradation.problem;
+    return out;
+  }
+  out.tokens = pair.first->front().tokens;
+  const stats::Runs own = curves(*pair.first, setting, kind);
+  const stats::Runs reference = curves(*pair.second, setting, kind);
+  const stats::Options options{.after_tokens = after};
+  out.degradation = stats::degradation(own, reference, options);
+  out.convergence = stats::convergence(own, reference, options);
+  if (!out.degradation.problem.empty()) return out;
+  const stats::Range range{out.degradation.loss_low, out.degradation.loss_high};
+  const auto of_own = means_in_parts(*pair.first, kind, own, range, after);
+  const auto of_reference = means_in_parts(*pair.second, kind, reference, range, after);
   for (size_t part = 0; part < kParts; ++part)
-    out.emplace_back(range.low + (double(part) + 0.5) * range.width() / kParts, of_a[part] - of_reference[part]);
+    out.profile.emplace_back(range.low + (double(part) + 0.5) * range.width() / kParts,
+                             of_own[part] - of_reference[part]);
   return out;
 }
 
-void compare_all(Setting& setting, Kind kind, const fs::path& study) {
-  std::vector<stats::Runs> runs;
-  for (const Architecture& a : setting.architectures) runs.push_back(curves(a, setting, kind, study));
-  std::vector<const stats::Runs*> pool;
-  for (const stats::Runs& one : runs) pool.push_back(&one);
-  const stats::Options options{.after_tokens = warmup_tokens(setting)};
-  for (size_t i = 1; i < runs.size(); ++i) {
-    Comparison out{kind, {}, {}, {}};
-    out.degradation.problem = out.convergence.problem = mixed_numerics(setting.architectures[i], setting.reference());
-    if (out.degradation.problem.empty()) {
-      out.degradation = stats::degradation(runs[i], runs[0], options, pool);
-      out.convergence = stats::convergence(runs[i], runs[0], options, pool);
-      out.profile = profile(setting.architectures[i], runs[i], setting.reference(), runs[0], out, options.after_tokens);
-    }
-    setting.architectures[i].comparisons.push_back(std::move(out));
+void compare_along_training(Setting& setting) {
+  const double after = warmup_tokens(setting);
+  for (Architecture& a : setting.architectures) {
+    if (a.style == 0 || !a.comparable) continue;
+    const RunPair pair = runs_of_equal_budget(a, setting.reference());
+    for (const Kind kind : setting.kinds)
+      a.comparisons.push_back(compare(pair, setting, kind, after));
+    a.warnings = slice_warnings(a, setting);
   }
-}
-
-Run read_run(const Json& row, const Setting& setting, study::Store& store) {
-  Run run{row, row["seed"], store.metrics(row["key"]), {}};
-  for (const Json& line : store.evaluations(row["key"])) run.evaluations.push_back(read_evaluation(line, setting));
-  return run;
-}
-
-void add_run(Setting& setting, const Json& row, study::Store& store) {
-  auto found = std::ranges::find(setting.architectures, row["model"].get<std::string>(), &Architecture::name);
-  if (found == setting.architectures.end()) {
-    setting.architectures.push_back({row["model"], 0, {}, {}, {}});
-    found = setting.architectures.end() - 1;
-  }
-  found->runs.push_back(read_run(row, setting, store));
-  if (found->runs.back().evaluations.empty())
-    fail("run {} holds no evaluation; nothing can be reported of it", row["name"].get<std::string>());
-}
-
-Setting read_setting(const Json& json) {
-  Setting setting{
-      json["name"], json["train"], json["out_of_domain"], {}, json["held_out"], json["test"], false, {}, {}};
-  setting.mixed = setting.test.empty();
-  if (setting.mixed) setting.test = setting.train, setting.split = setting.held_out;
-  setting.kinds = setting.mixed ? std::vector{Kind::training} : std::vector{Kind::held_out, Kind::training};
-  return setting;
-}
-
-// The reference first, each with a style of its own; the styles are the same in every setting.
-void order(Setting& setting, const Json& plan) {
-  int next = 1;
-  std::map<std::string, int> styles;
-  for (const Json& model : plan["models"]) styles[model] = model == plan["reference"] ? 0 : next++;
-  for (Architecture& architecture : setting.architectures) architecture.style = styles[architecture.name];
-  std::ranges::sort(setting.architectures, {}, &Architecture::style);
-}
-
-void leave_out_single_documents(Setting& setting, const Json& row, study::Store& store) {
-  const auto evaluations = store.evaluations(row["key"]);
-  if (evaluations.empty()) return;
-  const Json& sets = evaluations.front().at("evaluation");
-  const auto single = [&](const std::string& domain) {
-    return sets.value(domain + "." + setting.split, Json::object()).value("documents", 2) < 2;
-  };
-  std::ranges::copy_if(setting.test, std::back_inserter(setting.left_out), single);
-  std::erase_if(setting.test, single);
-}
-
-void compare_all(Setting& setting, const fs::path& study) {
-  if (setting.architectures.empty() || setting.reference().style != 0) return;
-  for (const Kind kind : setting.kinds) compare_all(setting, kind, study);
-  for (size_t i = 1; i < setting.architectures.size(); ++i)
-    setting.architectures[i].warnings = slice_warnings(setting.architectures[i], setting);
 }
 
 }  // namespace
 
 const char* name(Kind kind) { return kind == Kind::held_out ? "held-out" : "training"; }
 
+double number(const Json& json, const std::string& key) {
+  return json.contains(key) && json[key].is_number() ? json[key].get<double>() : kNone;
+}
+
+std::vector<const Run*> Architecture::all_runs() const {
+  std::vector<const Run*> out;
+  for (const auto& [tokens, runs] : budgets)
+    for (const Run& run : runs) out.push_back(&run);
+  return out;
+}
+
+RunPair runs_of_equal_budget(const Architecture& a, const Architecture& b) {
+  for (auto budget = a.budgets.rbegin(); budget != a.budgets.rend(); ++budget)
+    if (const auto found = b.budgets.find(budget->first); found != b.budgets.end())
+      return {&budget->second, &found->second};
+  return {nullptr, nullptr};
+}
+
 double mean_attention_entropy(const Evaluation& evaluation) {
   double sum = 0, count = 0;
   for (const auto& heads : evaluation.attention_entropy)
-    for (const double entropy : heads) sum += entropy, ++count;
+    for (const double entropy : heads) {
+      sum += entropy;
+      ++count;
+    }
   return sum / count;
 }
 
 Study analyse(const fs::path& folder) {
   if (!fs::exists(folder / "study.sqlite"))
-    fail("{}: holds no study (no study.sqlite); `assay run PLAN.toml -o {}` makes one", folder.string(),
-         folder.string());
+    fail("{}: The folder holds no study (no study.sqlite). `assay run PLAN.toml -o {}` makes one.",
+         folder.string(), folder.string());
   study::Store store(folder, study::Database::Mode::read);
   Study out;
   out.plan = store.plan();
-  out.name = out.plan["name"], out.reference = out.plan["reference"], out.runs = store.planned_runs();
+  out.name = out.plan["name"];
+  out.reference = out.plan["reference"];
+  out.runs = store.planned_runs();
   for (const Json& json : out.plan["settings"]) {
     Setting& setting = out.settings.emplace_back(read_setting(json));
-    for (const Json& row : out.runs) {
-      if (row["setting"] != json["name"] || row["status"] != "done") continue;
-      if (setting.architectures.empty()) leave_out_single_documents(setting, row, store);
-      add_run(setting, row, store);
-    }
+    std::vector<Json> rows;
+    for (const Json& row : out.runs)
+      if (row["setting"] == json["name"]) rows.push_back(row);
+    read_runs(setting, rows, store);
     order(setting, out.plan);
-    compare_all(setting, folder);
+    setting.grids = grids(setting, rows);
+    compare_ends(setting);
+    if (setting.has_reference()) compare_along_training(setting);
   }
   return out;
 }

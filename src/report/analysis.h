@@ -1,82 +1,122 @@
 #pragma once
-// What a study found: the runs of each architecture in each setting, and the statistics drawn from them.
+// The runs of a study by architecture and budget, and the comparisons with the reference.
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/files.h"
+#include "report/ends.h"
+#include "report/tuning.h"
 #include "stats/degradation.h"
 
 namespace assay::report {
 
 using Json = nlohmann::json;
 
-// The pre-training loss at which architectures are compared [spec of the study: both are reported].
-enum class Kind { held_out, training };  // held-out text of the training domains; the text trained on
+// The pre-training loss at which the secondary comparison along training is made.
+enum class Kind { held_out, training };  // held-out text of the training domains; the training text
 const char* name(Kind kind);             // "held-out", "training"
 
 struct Evaluation {
-  int64_t step;
-  double tokens;                                       // seen so far
-  double training_loss;                                // mean since the evaluation before; NaN at the first
-  double held_out_loss;                                // mean over the training domains
-  double test_loss;                                    // mean over the test domains
-  std::map<std::string, double> test_losses;           // by test domain
-  Json sets;                                           // {"cc.test": {"loss", "bits_per_byte", "slices", …}, …}
-  std::vector<std::vector<double>> attention_entropy;  // by layer and head; empty without softmax weights
-  double pretraining_loss(Kind kind) const { return kind == Kind::training ? training_loss : held_out_loss; }
+  int64_t step = 0;
+  double tokens = 0;                          // seen so far
+  double training_loss = 0;                   // centred on this step (training_loss.h); NaN at step 0
+  double held_out_loss = 0;                   // mean over the training domains
+  double test_loss = 0;                       // mean over the test domains
+  std::map<std::string, double> test_losses;  // by test domain
+  Json sets;                                  // {"cc.valid": {"loss", …}, …}
+  std::vector<std::vector<double>> attention_entropy;  // by layer and head; may be empty
+  double pretraining_loss(Kind kind) const {
+    return kind == Kind::training ? training_loss : held_out_loss;
+  }
+};
+
+// Losses at the end, over more text than the evaluations along training (eval/end_losses.h).
+struct RunEnd {
+  double training_loss = 0;
+  double held_out_loss = 0;
+  double test_loss = 0;
+  std::map<std::string, double> test_losses;
+  double bits_per_byte = 0;  // mean over the test domains
 };
 
 struct Run {
-  Json row;  // of the store: name, seed, key, folder, provenance, outcome, config (TOML)
-  int64_t seed;
-  std::vector<Json> metrics;
+  Json row;  // of the store
+  int64_t seed = 0;
+  int64_t tokens = 0;  // the budget
   std::vector<Evaluation> evaluations;
+  RunEnd end;
 };
 
+// The secondary measure: the mean difference over the range of pre-training loss that runs of
+// equal budget share.
 struct Comparison {
-  Kind kind;
+  Kind kind = Kind::held_out;
+  int64_t tokens = 0;  // the budget of both
   stats::Degradation degradation;
   stats::Convergence convergence;
-  std::vector<std::pair<double, double>> profile;  // (pre-training loss, difference there); Δ is its mean
+  std::vector<std::pair<double, double>> profile;  // (pre-training loss, difference there)
 };
 
 struct Architecture {
   std::string name;
-  int style;  // 0 the reference, then 1, 2, …: colour and symbol in every figure
-  std::vector<Run> runs;
-  std::vector<Comparison> comparisons;  // with the reference; none for itself
-  std::vector<std::string> warnings;    // what should make a reader doubt the comparison
+  int style = 0;  // 0 is the reference; 1, 2, … select colour and symbol in every figure
+  std::map<int64_t, std::vector<Run>> budgets;  // runs with the purpose "study", by tokens
+  bool comparable = true;  // false: other data or numerics versions than the reference
+  stats::EndResult end;                         // the primary comparison; not set for the reference
+  double tokens_ratio = 0;  // tokens over those of the reference at equal held-out loss, or NaN
+  std::map<std::string, std::vector<Run>> check_runs;  // by purpose: at other learning rates
+  std::vector<Check> checks;          // the primary comparison of check_runs
+  std::vector<Comparison> comparisons;
+  std::vector<std::string> warnings;  // reasons to doubt the comparison
+
+  // Of the largest budget.
+  const std::vector<Run>& runs() const { return budgets.rbegin()->second; }
+  int64_t tokens() const { return budgets.rbegin()->first; }
+  std::vector<const Run*> all_runs() const;
 };
 
 struct Setting {
   std::string name;                         // "" when the study has one
   std::vector<std::string> train, test;     // domains; test = train in the mixed-domain setting
-  std::vector<std::string> left_out;        // domains to test with fewer than two documents: nothing to resample
-  std::string held_out, split;              // of the training domains; of the domains tested
-  bool mixed;                               // nothing is out of domain
-  std::vector<Kind> kinds;                  // the first is the one that answers
+  std::string held_out, split;              // split of the training domains; of the test domains
+  bool mixed = false;                       // nothing is out of domain
+  std::vector<Kind> kinds;                  // of the secondary comparison
+  Ladder ladder;
+  std::vector<Grid> grids;                  // the learning rates that were tried, by model
   std::vector<Architecture> architectures;  // the reference first; those with a finished run
   const Architecture& reference() const { return architectures.front(); }
+  bool has_reference() const { return !architectures.empty() && reference().style == 0; }
+  std::string set(const std::string& domain) const { return domain + "." + split; }
+  // What the two losses of a comparison are called.
+  const char* pretraining_name() const { return mixed ? "training loss" : "held-out loss"; }
+  const char* test_name() const { return mixed ? "held-out loss" : "loss out of domain"; }
 };
 
 struct Study {
   std::string name, reference;
   Json plan;
   std::vector<Setting> settings;
-  std::vector<Json> runs;  // every planned run's row
+  std::vector<Json> runs;  // the row of every planned run
 };
 
 Study analyse(const fs::path& folder);
 
-// Every hyper-parameter of an architecture and its value, ("model.d_model", "64"), in the order of its configuration;
-// without the seed.
+// The runs of the largest budget that both have; empty where they share none.
+using RunPair = std::pair<const std::vector<Run>*, const std::vector<Run>*>;
+RunPair runs_of_equal_budget(const Architecture& a, const Architecture& b);
+
+// Every hyper-parameter of an architecture and its value, ("model.d_model", "64"), in the order of
+// its configuration; without the seed.
 using Hyperparameters = std::vector<std::pair<std::string, std::string>>;
 Hyperparameters hyperparameters(const Architecture& architecture);
 // Mean over the layers and heads that have softmax weights; NaN without.
 double mean_attention_entropy(const Evaluation& evaluation);
+// The number under `key`, NaN where there is none.
+double number(const Json& json, const std::string& key);
 
 // Mean over runs; NaN for none.
 template <class Get>

@@ -9,99 +9,187 @@
 namespace assay::report {
 namespace {
 
+using stats::Verdict;
+
+constexpr size_t kMostMissing = 5;  // runs that are named one by one
+
 std::string nats(const stats::Interval& interval) { return show(interval, Format::change); }
+std::string nats(double value) { return show(value, Format::change); }
 
-std::string extreme(const stats::Degradation& d) {
-  if (d.domains.size() < 2) return "";
-  const auto most = std::ranges::max_element(d.domains, {}, [&](auto& entry) {
-    return d.average.estimate < 0 ? -entry.second.estimate : entry.second.estimate;
+// Is the final loss of this architecture the lowest of all that were trained on as many tokens?
+bool is_lowest(const Architecture& a, const Setting& setting) {
+  return std::ranges::all_of(setting.architectures, [&](const Architecture& other) {
+    const auto found = other.budgets.find(int64_t(a.end.tokens));
+    if (&other == &a || found == other.budgets.end()) return true;
+    const double loss = mean_over(found->second, [](const Run& run) { return run.end.test_loss; });
+    return loss > a.end.final_loss;
   });
-  return fmt::format(" Largest on {}: {}.", most->first, nats(most->second));
 }
 
-std::string main_sentence(const Comparison& c, const Setting& setting) {
-  const stats::Degradation& d = c.degradation;
-  if (!d.problem.empty()) return "no answer: " + d.problem + ".";
-  const Verdict v = verdict(d);
-  const char* what = v == Verdict::none ? "no difference found"
-                     : setting.mixed    ? (v == Verdict::degraded ? "higher held-out loss" : "lower held-out loss")
-                     : v == Verdict::degraded ? "degraded"
-                                              : "better than the reference";
-  return fmt::format("{}{}Δ = {} nats a token at equal {} loss.{}", what, v == Verdict::none ? ": " : ", ",
-                     nats(d.average), name(c.kind), v == Verdict::none ? "" : extreme(d));
+// The verdict and the final loss may point in opposite directions. Both are facts.
+std::string both_facts(const Architecture& a, const Setting& setting) {
+  const double difference = a.end.final_loss - a.end.reference_loss;
+  if (!a.end.has_delta || !std::isfinite(difference)) return "";
+  const std::string tokens = show(a.end.tokens, Format::tokens);
+  const char* where = setting.mixed ? "on held-out text" : "out of domain";
+  if (a.end.verdict == Verdict::degraded && difference < 0)
+    return fmt::format(
+        "It has {} final loss {} at {} tokens ({} nats against the reference), and is still "
+        "degraded: its loss there is higher than its {} predicts.",
+        is_lowest(a, setting) ? "the lowest" : "a lower", where, tokens, nats(difference),
+        setting.pretraining_name());
+  if (a.end.verdict == Verdict::better && difference > 0)
+    return fmt::format(
+        "It has a higher final loss {} at {} tokens ({} nats against the reference), and is still "
+        "better: its loss there is lower than its {} predicts.",
+        where, tokens, nats(difference), setting.pretraining_name());
+  if (a.end.verdict == Verdict::equivalent && std::abs(difference) > setting.ladder.margin)
+    return fmt::format(
+        "Its final loss {} at {} tokens is {} than that of the reference ({} nats), and it is still "
+        "equivalent: it learned {} from the same tokens, and its loss there is what its {} "
+        "predicts.",
+        where, tokens, difference > 0 ? "higher" : "lower", nats(difference),
+        difference > 0 ? "less" : "more", setting.pretraining_name());
+  return "";
 }
 
-std::string other_sentence(const Comparison& first, const Comparison& other) {
-  const stats::Degradation& d = other.degradation;
-  if (!d.problem.empty()) return fmt::format(" At equal {} loss: no answer ({}).", name(other.kind), d.problem);
-  const bool differs = first.degradation.problem.empty() && verdict(d) != verdict(first.degradation);
-  return fmt::format(" At equal {} loss: Δ = {}{}.", name(other.kind), nats(d.average),
-                     differs ? fmt::format(" ({}: the two measures disagree)", word(verdict(d))) : "");
+std::string largest_domain(const Architecture& a) {
+  const stats::EndResult& end = a.end;
+  const bool points = end.verdict == Verdict::degraded || end.verdict == Verdict::better;
+  if (!points || end.domains.size() < 2) return "";
+  const double sign = end.delta.estimate < 0 ? -1 : 1;
+  const auto most = std::ranges::max_element(
+      end.domains, {}, [&](const auto& entry) { return sign * entry.second.estimate; });
+  return fmt::format("The difference is largest on {}: {}.", most->first, nats(most->second));
 }
 
-std::string speed_sentence(const Comparison& c) {
-  if (!c.convergence.problem.empty()) return "";
-  return fmt::format(" It needs {} times the reference's tokens to reach a {} loss of {:.3f}.",
-                     show(c.convergence.ratio, Format::ratio), name(c.kind), c.convergence.loss);
+std::string trend(const Architecture& a) {
+  if (!a.end.has_trend || !std::isfinite(a.end.trend.low)) return "";
+  if (a.end.trend.low > 0)
+    return fmt::format("Δ_end grows by {} nats per doubling of the tokens.", nats(a.end.trend));
+  if (a.end.trend.high < 0)
+    return fmt::format("Δ_end falls by {} nats per doubling of the tokens.", nats(a.end.trend));
+  return "";
 }
+
+std::string at_other_rates(const Architecture& a) {
+  std::vector<std::string> differing;
+  for (const Check& check : a.checks)
+    if (check.end.verdict != a.end.verdict)
+      differing.push_back(fmt::format("{} at {}", word(check.end.verdict), check.purpose));
+  if (a.checks.empty()) return "";
+  if (differing.empty()) return "The verdict is the same at half and at twice the learning rate.";
+  return fmt::format("The verdict depends on the learning rate: {}.", join(differing, ", "));
+}
+
+std::string tuning_warning(const Architecture& a, const Setting& setting) {
+  const auto grid = std::ranges::find(setting.grids, a.name, &Grid::model);
+  if (grid == setting.grids.end() || !grid->at_the_end()) return "";
+  return fmt::format(
+      "Warning: The chosen learning rate of {} is at the end of its grid, so a better one may lie "
+      "beyond.",
+      a.name);
+}
+
+std::string reference_warning(const Setting& setting) {
+  return setting.has_reference() ? tuning_warning(setting.reference(), setting) : "";
+}
+
+void add_missing_runs(std::vector<std::string>& out, const Setting& setting, const Study& study) {
+  size_t missing = 0;
+  for (const Json& row : study.runs) {
+    if (row["setting"] != setting.name || row["status"] == "done") continue;
+    if (row["purpose"] == "tuning") continue;  // the table of learning rates shows it
+    if (++missing > kMostMissing) continue;
+    const std::string reason = row.value("reason", "");
+    out.push_back(fmt::format("Run {} is missing ({}{}).", row["name"].get<std::string>(),
+                              row["status"].get<std::string>(),
+                              reason.empty() ? "" : ": " + reason));
+  }
+  if (missing > kMostMissing)
+    out.push_back(fmt::format("{} more runs are missing; the table of runs lists them.",
+                              missing - kMostMissing));
+}
+
+Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
 }  // namespace
-
-Verdict verdict(const stats::Degradation& d) {
-  if (!d.problem.empty()) return Verdict::unknown;
-  return d.average.low > 0 ? Verdict::degraded : d.average.high < 0 ? Verdict::better : Verdict::none;
-}
-
-const char* word(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::degraded:
-      return "degraded";
-    case Verdict::better:
-      return "better";
-    case Verdict::none:
-      return "no difference found";
-    default:
-      return "no answer";
-  }
-}
-
-std::string answer(const Architecture& a, const Setting& setting) {
-  if (a.comparisons.empty()) return "no answer: the reference has no finished run.";
-  const Comparison& first = a.comparisons.front();
-  std::string out = main_sentence(first, setting);
-  for (size_t i = 1; i < a.comparisons.size(); ++i) out += other_sentence(first, a.comparisons[i]);
-  return out + speed_sentence(first);
-}
 
 std::string question(const Setting& setting) {
   if (setting.mixed)
     return fmt::format(
-        "Trained on {} and tested on held-out text of the same domains (split {}): at equal training loss, does an "
-        "architecture reach the same held-out loss?",
+        "Trained on {} and tested on held-out text of the same domains (split {}). The question: at "
+        "equal training loss, does an architecture reach the same held-out loss as the reference?",
         join(setting.train), setting.held_out);
   return fmt::format(
-      "Trained on {} and tested on {} (split {}), which were never seen in training: at equal pre-training loss, is "
-      "the "
-      "loss there higher than the reference's?",
+      "Trained on {} and tested on {} (split {}), which were never seen in training. The question: "
+      "at equal held-out loss on the training domains, is the loss out of domain higher than that "
+      "of the reference?",
       join(setting.train), join(setting.test), setting.split);
+}
+
+std::string legend_of_verdicts(const Setting& setting) {
+  return fmt::format(
+      "Δ_end is the {} at the end of training minus the loss that the reference has when it ends "
+      "with the same {}, in nats per token. The interval is a 95 % confidence interval that holds "
+      "for all architectures of the table together. Equivalent: all of it is within ±{:.2f} (the "
+      "shaded band). Otherwise degraded: it is above zero; better: it is below zero; not settled: "
+      "it holds zero, or no interval could be computed. Final loss − reference: difference of the {} "
+      "at the same number of tokens. Tokens needed: tokens over those with which the reference "
+      "reaches the same {}; below 1 is faster.",
+      setting.test_name(), setting.pretraining_name(), setting.ladder.margin, setting.test_name(),
+      setting.pretraining_name());
+}
+
+std::vector<std::string> sentences(const Architecture& a, const Setting& setting) {
+  std::vector<std::string> out;
+  // What holds for every architecture is among the cautions of the setting.
+  const std::string& shared = setting.ladder.problem;
+  const bool own = shared.empty() || !a.end.reason.starts_with(shared);
+  if (a.end.verdict == Verdict::not_settled && own) out.push_back(a.end.reason);
+  for (const std::string& text : {both_facts(a, setting), largest_domain(a), trend(a),
+                                  at_other_rates(a), tuning_warning(a, setting)})
+    if (!text.empty()) out.push_back(text);
+  for (const std::string& warning : a.warnings) out.push_back("Warning: " + warning);
+  return out;
 }
 
 std::vector<std::string> cautions(const Setting& setting, const Study& study) {
   std::vector<std::string> out;
-  for (const Architecture& a : setting.architectures)
-    if (!a.comparisons.empty() && a.comparisons[0].degradation.problem.empty() &&
-        a.comparisons[0].degradation.seed_freedom == 0) {
-      out.push_back("No architecture has two seeds: the intervals count documents only, and are too narrow.");
-      break;
-    }
-  for (const std::string& domain : setting.left_out)
+  const Ladder& ladder = setting.ladder;
+  if (!ladder.problem.empty())
+    out.push_back("No verdict is possible. " + ladder.problem +
+                  (ladder.advice.empty() ? "" : " " + ladder.advice));
+  if (ladder.problem.empty() && !ladder.mature)
     out.push_back(
-        fmt::format("Domain {} is left out: its {} split has fewer than two documents.", domain, setting.split));
-  for (const Json& row : study.runs)
-    if (row["setting"] == setting.name && row["status"] != "done") {
-      const std::string reason = row.value("reason", "");
-      out.push_back(fmt::format("Run {} is missing ({}{}).", row["name"].get<std::string>(),
-                                row["status"].get<std::string>(), reason.empty() ? "" : ": " + reason));
+        "The reference still learns to recall at its last rung. A longer ladder may change the "
+        "verdicts.");
+  if (!ladder.clusters.empty() && !ladder.clustered_by_source)
+    out.push_back("The store names no sources of documents, so each document counts as independent: "
+                  "the intervals hold for these texts only.");
+  for (const std::string& warning : ladder.warnings) out.push_back(warning);
+  if (const std::string text = reference_warning(setting); !text.empty()) out.push_back(text);
+  add_missing_runs(out, setting, study);
+  return out;
+}
+
+Json verdicts(const Study& study) {
+  Json out = Json::array();
+  for (const Setting& setting : study.settings)
+    for (const Architecture& a : setting.architectures) {
+      if (a.style == 0) continue;
+      const stats::EndResult& end = a.end;
+      const bool has = end.has_delta;
+      out.push_back({{"setting", setting.name},
+                     {"model", a.name},
+                     {"verdict", word(end.verdict)},
+                     {"delta_end", has ? finite(end.delta.estimate) : Json()},
+                     {"interval", has ? Json{finite(end.delta.low), finite(end.delta.high)}
+                                      : Json{Json(), Json()}},
+                     {"final_loss", finite(end.final_loss)},
+                     {"reference_loss", finite(end.reference_loss)},
+                     {"trend", end.has_trend ? finite(end.trend.estimate) : Json()},
+                     {"reason", end.reason}});
     }
   return out;
 }

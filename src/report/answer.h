@@ -1,18 +1,22 @@
 #pragma once
-// What a study found, in sentences.
+// What a study found, in sentences and as JSON.
 #include "report/analysis.h"
 
 namespace assay::report {
 
-enum class Verdict { degraded, better, none, unknown };
-Verdict verdict(const stats::Degradation& degradation);  // from the interval of the average
-const char* word(Verdict verdict);                       // "degraded", "better", "no difference found", "no answer"
-
-// "degraded by Δ = 0.120 [0.081, 0.163] nats a token at equal held-out loss. Largest on arxiv: …"
-std::string answer(const Architecture& architecture, const Setting& setting);
 // What a setting measures: "Trained on cc, c4; tested on …".
 std::string question(const Setting& setting);
-// What limits every number of the setting: one seed, runs that are missing.
+// What the verdicts of a setting mean, and what an interval holds.
+std::string legend_of_verdicts(const Setting& setting);
+// Why it is not settled, facts next to the verdict, where the difference is largest, warnings.
+std::vector<std::string> sentences(const Architecture& architecture, const Setting& setting);
+// What limits every number of the setting: no ladder, few sources, runs that are missing.
 std::vector<std::string> cautions(const Setting& setting, const Study& study);
+
+// One object for each architecture but the reference, in each setting:
+//   {"setting", "model", "verdict": "degraded" | "better" | "equivalent" | "not settled",
+//    "delta_end", "interval": [low, high], "final_loss", "reference_loss", "trend", "reason"}
+// Numbers are null where there are none.
+Json verdicts(const Study& study);
 
 }  // namespace assay::report

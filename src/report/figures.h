@@ -1,6 +1,5 @@
 #pragma once
-// A figure as data, drawn twice: by Plotly in the page, and as an SVG file for a paper.
-#include <nlohmann/json.hpp>
+// A figure as data. svg.h draws it.
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,15 +14,17 @@ struct Series {
   std::vector<double> low, high;  // ends of an error bar; empty for none
   bool line = true;
   double marker = 3;     // radius in pixels; the last point of a line is drawn larger
-  bool upright = false;  // the error bar stands along y, not x
+  bool upright = false;  // the error bar runs along y, not x
+  bool hollow = false;   // symbols are drawn as outlines
+  std::vector<std::string> tips = {};  // tooltip of each point; empty: the name and both values
 };
 
 struct Axis {
   std::string title;
   bool log = false;
-  std::optional<std::pair<double, double>> range;     // (from, to), from > to turns it over; none: what the data span
+  std::optional<std::pair<double, double>> range;     // (from, to); from > to reverses the axis
   std::vector<std::pair<double, std::string>> ticks;  // empty: round numbers
-  double least = 0;  // shows at least this span, so that noise does not fill the figure
+  double least = 0;  // the axis shows at least this span, so that noise does not fill the figure
 };
 
 struct Figure {
@@ -33,14 +34,13 @@ struct Figure {
   bool identity = false;                  // the line y = x
   std::optional<double> vertical = {};    // a line at this x
   std::optional<double> horizontal = {};  // a line at this y
-  int height = 340;                       // pixels
+  double band = 0;   // half-width of the margin band around `vertical` or `horizontal`
+  int width = 480, height = 340;  // of the drawing without its legend, in pixels
 };
 
-const char* colour(int style);  // Okabe and Ito's palette, told apart by colour-blind readers too
-const char* plotly_symbol(int style);
-
-// {"data": […], "layout": {…}} for Plotly.newPlot, without a legend: the page has one for all.
-nlohmann::json to_plotly(const Figure& figure);
+const char* colour(int style);  // palette of Okabe and Ito, which colour-blind readers can tell apart
+enum class Shape { circle, square, diamond, triangle_up, cross, triangle_down, star, saltire };
+Shape shape(int style);
 
 // The range that the axis shows: its own, else the data's with a margin.
 std::pair<double, double> shown_range(const Figure& figure, bool vertical);

@@ -14,7 +14,7 @@ void flatten(const ConfigNode& table, const std::string& prefix, Hyperparameters
   for (const std::string& key : table.keys()) {
     const std::string name = prefix.empty() ? key : prefix + "." + key;
     if (table.is_table(key)) flatten(table.child(key), name, out);
-    else if (name != "train.seed") out.emplace_back(name, table.value(key));  // the table of runs has the seeds
+    else if (name != "train.seed" && name != "train.tokens" && name != "train.steps") out.emplace_back(name, table.value(key));  // in the table of runs
   }
 }
 
@@ -49,16 +49,15 @@ std::string id(const Setting& setting, const char* name) {
 
 Hyperparameters hyperparameters(const Architecture& architecture) {
   Hyperparameters out;
-  flatten(ConfigNode::parse(architecture.runs.front().row["config"].get<std::string>()), "", out);
+  flatten(ConfigNode::parse(architecture.runs().front().row["config"].get<std::string>()), "", out);
   return out;
 }
 
 Table differing_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-differing"),
               "Hyper-parameters in which the models differ",
-              "A difference other than the sequence mixer (block, norm, width, parameters, state) may explain a "
-              "result: a matched control "
-              "is a [model.NAME] table in the plan.",
+              "A difference other than the sequence mixer (block, norm, width, parameters, state) "
+              "may explain a result. A matched control is a [model.NAME] table in the plan.",
               {{"hyper-parameter"}},
               {}};
   const Configurations all(setting);
@@ -66,9 +65,9 @@ Table differing_table(const Setting& setting) {
   for (const Architecture& a : setting.architectures) {
     table.columns.push_back({a.name});
     std::string list;
-    for (const Run& run : a.runs) list += (list.empty() ? "" : ", ") + std::to_string(run.seed);
+    for (const Run& run : a.runs()) list += (list.empty() ? "" : ", ") + std::to_string(run.seed);
     seeds.push_back(list);
-    parameters.push_back(thousands(a.runs.front().row["provenance"].value("parameters", int64_t{0})));
+    parameters.push_back(thousands(a.runs().front().row["provenance"].value("parameters", int64_t{0})));
   }
   table.rows = {seeds, parameters};
   for (const std::string& name : all.order) {

@@ -1,16 +1,15 @@
 #pragma once
-// report.html: one file that opens without a network.
+// report.html: one file that opens without a network, on a phone, on paper and in dark mode.
 #include "report/analysis.h"
-#include "report/plots.h"
-#include "report/table.h"
+#include "report/contents.h"
 
 namespace assay::report {
 
-struct Section {  // of one setting
+struct SettingContents {
   const Setting* setting;
-  std::vector<FigureGroup> figures;
-  Table losses, degradation, convergence, slices, probes, speed, differing, common;
+  std::vector<Item> items;
 };
-std::string page(const Study& study, const std::vector<Section>& sections, const Table& runs);
+std::string page(const Study& study, const std::vector<SettingContents>& settings,
+                 const Table& runs);
 
 }  // namespace assay::report

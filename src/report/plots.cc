@@ -1,3 +1,4 @@
+// The figures of what happens along training.
 #include "report/plots.h"
 
 #include <algorithm>
@@ -5,208 +6,196 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/progress.h"
 
 namespace assay::report {
 namespace {
 
 constexpr double kLeastDifference = 0.04;  // nats
 
-std::string id(const Setting& setting, const std::string& name) {
-  return setting.name.empty() ? name : setting.name + "-" + name;
-}
-
-// One line a run; `get_x` and `get_y` read an evaluation.
+// One line per run; `get_x` and `get_y` read an evaluation.
 template <class X, class Y>
 std::vector<Series> lines(const Setting& setting, X&& get_x, Y&& get_y) {
   std::vector<Series> out;
   for (const Architecture& a : setting.architectures)
-    for (const Run& run : a.runs) {
-      Series series{a.name, a.style, {}, {}, {}, {}};
-      for (const Evaluation& e : run.evaluations)
-        if (std::isfinite(get_x(e)) && std::isfinite(get_y(e)))
-          series.x.push_back(get_x(e)), series.y.push_back(get_y(e));
+    for (const Run* run : a.all_runs()) {
+      Series series{.name = a.name, .style = a.style};
+      for (const Evaluation& e : run->evaluations) {
+        const double x = get_x(e), y = get_y(e);
+        if (!std::isfinite(x) || !std::isfinite(y)) continue;
+        series.x.push_back(x);
+        series.y.push_back(y);
+      }
       out.push_back(std::move(series));
     }
   return out;
 }
 
-// The later two thirds of every line: where architectures are told apart. The first losses of training would otherwise
-// fill the figure. The corner of the identity line that is nearest stays in sight.
+// A symbol at the end of every line tells architectures apart without colour.
+std::vector<Series> with_end_symbols(std::vector<Series> all) {
+  std::vector<Series> out;
+  for (Series& series : all) {
+    series.marker = 0;
+    Series end{.name = series.name, .style = series.style, .line = false, .marker = 4};
+    if (!series.x.empty()) {
+      end.x.push_back(series.x.back());
+      end.y.push_back(series.y.back());
+    }
+    out.push_back(std::move(series));
+    out.push_back(std::move(end));
+  }
+  return out;
+}
+
+// The later two thirds of every line, where architectures differ. The first losses of training
+// would otherwise fill the figure.
 void focus(Figure& figure) {
   double left = INFINITY, right = -INFINITY, bottom = INFINITY, top = -INFINITY;
   for (const Series& s : figure.series)
     for (size_t i = s.x.size() / 3; i < s.x.size(); ++i) {
-      left = std::min(left, s.x[i]), right = std::max(right, s.x[i]);
-      bottom = std::min(bottom, s.y[i]), top = std::max(top, s.y[i]);
+      left = std::min(left, s.x[i]);
+      right = std::max(right, s.x[i]);
+      bottom = std::min(bottom, s.y[i]);
+      top = std::max(top, s.y[i]);
     }
   if (!(left < right && bottom < top)) return;
-  const double margin = 0.06 * (right - left);
-  left -= margin, right += margin;
-  bottom = std::min(bottom, right - 0.2 * (right - left)), top = std::max(top, left + 0.2 * (right - left));
-  figure.x.range = {left, right};
-  figure.y.range = {bottom - 0.06 * (top - bottom), top + 0.06 * (top - bottom)};
+  const double side = 0.06 * (right - left), above = 0.06 * (top - bottom);
+  figure.x.range = {left - side, right + side};
+  figure.y.range = {bottom - above, top + above};
 }
 
-std::string axis_title(Kind kind) {
-  return kind == Kind::held_out ? "held-out loss, training domains (nats)" : "training loss (nats)";
-}
-
-Figure scatter(const Setting& setting, Kind kind, const std::string& domain) {
-  const bool mean = domain.empty();
-  Figure figure{id(setting, fmt::format("{}-{}", name(kind), mean ? "mean" : domain)),
-                mean ? "mean of the domains" : domain,
-                {axis_title(kind), false, {}, {}},
-                {setting.mixed ? "held-out loss (nats)" : "loss out of domain (nats)", false, {}, {}},
-                {}};
+Figure along_training(const Setting& setting, Kind kind) {
+  const std::string loss = setting.test_name();
+  const char* title = setting.mixed ? "Held-out loss" : "Loss out of domain";
+  Figure figure{.id = figure_id(setting, fmt::format("along-{}", name(kind))),
+                .title = fmt::format("{} against {} loss", title, name(kind)),
+                .x = {.title = fmt::format("{} loss, nats per token", name(kind))},
+                .y = {.title = loss + ", nats per token"},
+                .identity = true};
   figure.series = lines(
       setting, [&](const Evaluation& e) { return e.pretraining_loss(kind); },
-      [&](const Evaluation& e) { return mean ? e.test_loss : e.test_losses.at(domain); });
-  if (kind == Kind::training)
-    for (Series& series : figure.series) series.line = false;  // noise from step to step would draw a tangle
-  figure.identity = true;
+      [](const Evaluation& e) { return e.test_loss; });
   focus(figure);
+  figure.series = with_end_symbols(std::move(figure.series));
   return figure;
 }
 
-// Rows from the top: an architecture with its mean, then its domains, then the next architecture.
-Figure forest(const Setting& setting, Kind kind) {
-  Figure figure{id(setting, fmt::format("delta-{}", name(kind))),
-                fmt::format("Δ at equal {} loss", name(kind)),
-                {"Δ, nats a token (right: worse)", false, {}, {}},
-                {},
-                {}};
-  double row = 0;
-  for (const Architecture& a : setting.architectures)
-    for (const Comparison& c : a.comparisons) {
-      if (c.kind != kind || !c.degradation.problem.empty()) continue;
-      Series mean{a.name, a.style, {}, {}, {}, {}, false, 5.5}, domains{a.name, a.style, {}, {}, {}, {}, false, 3.5};
-      const auto add = [&](Series& series, const stats::Interval& interval, const std::string& label) {
-        series.x.push_back(interval.estimate), series.y.push_back(row);
-        series.low.push_back(interval.low), series.high.push_back(interval.high);
-        figure.y.ticks.emplace_back(row++, label);
-      };
-      add(mean, c.degradation.average, a.name);
-      if (c.degradation.domains.size() > 1)
-        for (const auto& [domain, interval] : c.degradation.domains) add(domains, interval, domain);
-      figure.series.push_back(std::move(mean)), figure.series.push_back(std::move(domains));
-      row += 0.6;
-    }
-  figure.y.range = {row - 0.1, -0.6};
-  figure.vertical = 0;
-  figure.x.least = kLeastDifference;
-  figure.height = 110 + int(24 * row);
-  return figure;
-}
-
-// What Δ is the mean of.
 Figure difference(const Setting& setting, Kind kind) {
-  Figure figure{id(setting, fmt::format("difference-{}", name(kind))),
-                "difference to the reference",
-                {axis_title(kind), false, {}, {}},
-                {setting.mixed ? "held-out loss − reference's" : "loss out of domain − reference's", false, {}, {}}};
+  Figure figure{.id = figure_id(setting, fmt::format("difference-{}", name(kind))),
+                .title = fmt::format("Difference at equal {} loss", name(kind)),
+                .x = {.title = fmt::format("{} loss, nats per token", name(kind))},
+                .y = {.title = std::string(setting.test_name()) + " − reference",
+                      .least = kLeastDifference},
+                .horizontal = 0};
   for (const Architecture& a : setting.architectures)
     for (const Comparison& c : a.comparisons) {
       if (c.kind != kind || c.profile.empty()) continue;
-      Series series{a.name, a.style, {}, {}, {}, {}};
-      for (auto point = c.profile.rbegin(); point != c.profile.rend(); ++point)
-        series.x.push_back(point->first), series.y.push_back(point->second);
+      Series series{.name = a.name, .style = a.style};
+      for (auto point = c.profile.rbegin(); point != c.profile.rend(); ++point) {
+        series.x.push_back(point->first);
+        series.y.push_back(point->second);
+      }
       figure.series.push_back(std::move(series));
     }
-  figure.horizontal = 0;
-  figure.y.least = kLeastDifference;
   return figure;
 }
 
 Figure curve(const Setting& setting, const std::string& file, const std::string& title,
              double (*get)(const Evaluation&)) {
-  Figure figure{id(setting, file), title, {"training tokens", false, {}, {}}, {"loss (nats)", false, {}, {}}, {}};
+  Figure figure{.id = figure_id(setting, file),
+                .title = title,
+                .x = {.title = "training tokens"},
+                .y = {.title = "loss, nats per token"}};
   figure.series = lines(
       setting, [](const Evaluation& e) { return e.tokens; }, get);
   double last = 0, bottom = INFINITY, top = -INFINITY;
-  for (Series& series : figure.series) {
-    series.marker = 0;
+  for (const Series& series : figure.series)
     for (size_t i = 0; i < series.x.size(); ++i) {
-      last = std::max(last, series.x[i]), bottom = std::min(bottom, series.y[i]);
-      if (i >= std::min(series.x.size() - 1, series.x.size() / 10)) top = std::max(top, series.y[i]);
+      last = std::max(last, series.x[i]);
+      bottom = std::min(bottom, series.y[i]);
+      if (i >= std::min(series.x.size() - 1, 1 + series.x.size() / 10))
+        top = std::max(top, series.y[i]);
     }
-  }
+  figure.series = with_end_symbols(std::move(figure.series));
   if (!(bottom < top)) return figure;
   figure.x.range = {0, last * 1.04};
   figure.y.range = {bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom)};
   return figure;
 }
 
+// NaN for none.
 double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());  // NaN for none
+  return std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
 }
 
 Figure entropy_by_layer(const Setting& setting) {
-  Figure figure{id(setting, "attention-entropy-by-layer"), "at the end, mean over heads", {"layer"}, {"entropy"}};
+  Figure figure{.id = figure_id(setting, "attention-entropy-by-layer"),
+                .title = "At the end, mean over heads",
+                .x = {.title = "layer"},
+                .y = {.title = "attention entropy"}};
+  size_t layers_shown = 0;
   for (const Architecture& a : setting.architectures)
-    for (const Run& run : a.runs) {
-      Series series{a.name, a.style};
+    for (const Run& run : a.runs()) {
+      Series series{.name = a.name, .style = a.style};
       const auto& layers = run.evaluations.back().attention_entropy;
-      for (size_t i = 0; i < layers.size(); ++i)
-        if (!layers[i].empty()) series.x.push_back(double(i)), series.y.push_back(mean(layers[i]));
+      for (size_t i = 0; i < layers.size(); ++i) {
+        if (layers[i].empty()) continue;
+        series.x.push_back(double(i));
+        series.y.push_back(mean(layers[i]));
+        layers_shown = std::max(layers_shown, i + 1);
+      }
       if (!series.x.empty()) figure.series.push_back(std::move(series));
     }
+  const size_t step = layers_shown / 12 + 1;
+  for (size_t i = 0; i < layers_shown; i += step)
+    figure.x.ticks.emplace_back(double(i), std::to_string(i));
   return figure;
 }
 
 }  // namespace
 
-FigureGroup scatter_plots(const Setting& setting, Kind kind) {
-  FigureGroup group{
-      setting.mixed ? "Held-out loss against training loss"
-                    : fmt::format("Loss out of domain against {} loss", name(kind)),
-      std::string("Training runs from the upper right to the lower left; ") +
-          (kind == Kind::held_out ? "one line a seed, a point an evaluation, the last one larger. "
-                                  : "a point an evaluation, no lines, as training loss is noisy from step to step. ") +
-          "At equal pre-training loss, the higher line generalises worse. Dashed: the identity, loss there = loss "
-          "here. "
-          "The first figure is the vertical distance to the reference, mean over domains and seeds: Δ is its mean.",
-      {}};
-  if (setting.test.size() > 1) group.figures.push_back(scatter(setting, kind, ""));
-  for (const std::string& domain : setting.test) group.figures.push_back(scatter(setting, kind, domain));
-  if (Figure figure = difference(setting, kind); !figure.series.empty())
-    group.figures.insert(group.figures.begin(), std::move(figure));
-  return group;
-}
-
-FigureGroup forest_plots(const Setting& setting) {
-  FigureGroup group{"Degradation",
-                    "Points are estimates, bars 95 % intervals over seeds and test documents. The first row of each "
-                    "architecture is the mean of the domains below it.",
-                    {}};
-  for (const Kind kind : setting.kinds)
-    if (Figure figure = forest(setting, kind); !figure.series.empty()) group.figures.push_back(std::move(figure));
-  return group;
-}
-
 FigureGroup training_curves(const Setting& setting) {
-  FigureGroup group{"Training curves", "One line a seed. Training loss is the mean since the evaluation before.", {}};
-  group.figures.push_back(
-      curve(setting, "curve-training", "training loss", [](const Evaluation& e) { return e.training_loss; }));
-  group.figures.push_back(curve(setting, "curve-held-out", "held-out loss of the training domains",
+  FigureGroup group{.title = "Curves along training",
+                    .note = "One line per run, at every budget; a symbol marks its end. The "
+                            "training loss is a local straight-line fit to the training steps. "
+                            "Points along a run have different learning rates, so they carry no "
+                            "verdict."};
+  group.figures.push_back(curve(setting, "curve-training", "Training loss",
+                                [](const Evaluation& e) { return e.training_loss; }));
+  group.figures.push_back(curve(setting, "curve-held-out", "Held-out loss, training domains",
                                 [](const Evaluation& e) { return e.held_out_loss; }));
   if (!setting.mixed)
-    group.figures.push_back(curve(setting, "curve-out-of-domain", "loss out of domain, mean",
+    group.figures.push_back(curve(setting, "curve-out-of-domain", "Loss out of domain, mean",
                                   [](const Evaluation& e) { return e.test_loss; }));
+  group.figures.push_back(along_training(setting, setting.kinds.front()));
+  return group;
+}
+
+FigureGroup difference_plots(const Setting& setting) {
+  FigureGroup group{.title = "Secondary: the difference along training",
+                    .note = "The mean of each line is the number in the table above. It has the "
+                            "same biases."};
+  for (const Kind kind : setting.kinds)
+    if (Figure figure = difference(setting, kind); !figure.series.empty())
+      group.figures.push_back(std::move(figure));
   return group;
 }
 
 FigureGroup entropy_plots(const Setting& setting) {
-  FigureGroup group{"Attention entropy",
-                    "Of the softmax weights of queries in the second half of held-out text, over ln of the positions "
-                    "they see: 1 is all positions "
-                    "alike, 0 is one of them. One line a seed; every layer and head at every evaluation: "
-                    "tables/attention-entropy.csv.",
-                    {}};
-  Figure along{id(setting, "attention-entropy"), "mean over layers and heads", {"training tokens"}, {"entropy"}};
+  FigureGroup group{.title = "Attention entropy",
+                    .note = "Of the softmax weights of queries in the second half of held-out text, "
+                            "divided by ln of the number of positions that they see: 1 is all "
+                            "positions alike, 0 is one position. One line per run; every layer and "
+                            "head at every evaluation is in tables/attention-entropy.csv."};
+  Figure along{.id = figure_id(setting, "attention-entropy"),
+               .title = "Mean over layers and heads",
+               .x = {.title = "training tokens"},
+               .y = {.title = "attention entropy"}};
   along.series = lines(
       setting, [](const Evaluation& e) { return e.tokens; }, mean_attention_entropy);
   std::erase_if(along.series, [](const Series& series) { return series.x.empty(); });
   if (along.series.empty()) return group;
+  along.series = with_end_symbols(std::move(along.series));
   group.figures.push_back(std::move(along));
   group.figures.push_back(entropy_by_layer(setting));
   return group;

@@ -1,5 +1,5 @@
 #pragma once
-// The figures of a report, made from what a study found.
+// The figures of a report.
 #include "report/analysis.h"
 #include "report/figures.h"
 
@@ -7,18 +7,28 @@ namespace assay::report {
 
 struct FigureGroup {
   std::string title, note;
-  std::vector<Figure> figures;
+  std::vector<Figure> figures = {};
+  bool large = false;  // the figures fill the width of the page
 };
 
-// Pre-training loss against test loss, per domain and in the mean, with the identity line; one group a kind of loss.
-FigureGroup scatter_plots(const Setting& setting, Kind kind);
-// Δ with its interval, per domain and in the mean; one figure a kind of loss.
-FigureGroup forest_plots(const Setting& setting);
-// Losses over training tokens.
+// The ends of runs against the ladder of the reference: the mean over domains, and each domain.
+FigureGroup ladder_plot(const Setting& setting);
+FigureGroup ladder_plots_by_domain(const Setting& setting);
+FigureGroup domain_forest(const Setting& setting);  // Δ_end by domain
+FigureGroup recall_forest(const Setting& setting);  // its parts on recall targets and on others
+FigureGroup budget_plots(const Setting& setting);   // Δ_end over the budget
+FigureGroup tuning_plots(const Setting& setting);   // held-out loss over the learning rate
+// Losses over training tokens, and along training against each other.
 FigureGroup training_curves(const Setting& setting);
-// Entropy of the softmax weights over training tokens, and by layer at the end; no figures where nothing has any.
+// What the secondary measure is the mean of.
+FigureGroup difference_plots(const Setting& setting);
+// Entropy of the softmax weights over training tokens, and by layer at the end; no figures where
+// no architecture has softmax weights.
 FigureGroup entropy_plots(const Setting& setting);
-// Δ, and the entropy at the end, over each hyper-parameter of a model in which two or more differ and in nothing else.
+// Δ_end, and the entropy at the end, over each hyper-parameter under [model] in which two or more
+// models differ and in nothing else.
 FigureGroup ablation_plots(const Setting& setting);
+
+std::string figure_id(const Setting& setting, const std::string& name);
 
 }  // namespace assay::report

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "report/answer.h"
 #include "report/page.h"
 #include "report/svg.h"
 #include "report/tables.h"
@@ -10,62 +11,69 @@
 namespace assay::report {
 namespace {
 
-Section section_of(const Setting& setting) {
-  Section out{&setting,
-              {},
-              loss_table(setting),
-              degradation_table(setting),
-              convergence_table(setting),
-              slice_table(setting),
-              probe_table(setting),
-              speed_table(setting),
-              differing_table(setting),
-              common_table(setting)};
-  out.figures.push_back(forest_plots(setting));
-  out.figures.push_back(ablation_plots(setting));
-  for (const Kind kind : setting.kinds) out.figures.push_back(scatter_plots(setting, kind));
-  out.figures.push_back(training_curves(setting));
-  out.figures.push_back(entropy_plots(setting));
-  return out;
-}
-
 void write_table(const fs::path& study, const Table& table) {
   write_file(study / "tables" / (table.id + ".csv"), to_csv(table));
 }
 
-void write_files(const fs::path& study, const Section& s) {
-  for (const FigureGroup& group : s.figures)
-    for (const Figure& figure : group.figures) write_file(study / "figures" / (figure.id + ".svg"), to_svg(figure));
-  for (const Table* table :
-       {&s.losses, &s.degradation, &s.convergence, &s.slices, &s.probes, &s.speed, &s.differing, &s.common})
-    write_table(study, *table);
-  write_table(study, slice_detail_table(*s.setting));
-  write_table(study, evaluation_table(*s.setting));
-  if (const Table entropy = entropy_table(*s.setting); !entropy.rows.empty()) write_table(study, entropy);
+void write_files(const fs::path& study, const std::vector<Item>& items) {
+  for (const Item& item : items) {
+    if (const auto* table = std::get_if<Table>(&item.content)) {
+      write_table(study, *table);
+      continue;
+    }
+    for (const Figure& figure : std::get<FigureGroup>(item.content).figures)
+      write_file(study / "figures" / (figure.id + ".svg"), to_svg(figure));
+  }
 }
 
-fs::path write(const fs::path& folder) {
+// The first columns of the table of verdicts, and why verdicts are open.
+std::string summary(const Setting& setting) {
+  Table table = verdict_table(setting);
+  for (size_t c = 7; c < table.columns.size(); ++c) table.columns[c].shown = false;
+  std::string out = setting.name.empty() ? "" : setting.name + "\n";
+  out += to_text(table);
+  if (!setting.ladder.problem.empty()) {
+    const std::string advice = setting.ladder.advice;
+    return out + setting.ladder.problem + (advice.empty() ? "" : " " + advice) + "\n";
+  }
+  for (const Architecture& a : setting.architectures)
+    if (a.style != 0 && !a.end.reason.empty())
+      out += fmt::format("{}: {}\n", a.name, a.end.reason);
+  return out;
+}
+
+Written write(const fs::path& folder) {
   const Study study = analyse(folder);
-  std::vector<Section> sections;
-  for (const Setting& setting : study.settings)
-    if (!setting.architectures.empty()) sections.push_back(section_of(setting));
-  if (sections.empty())
-    fail("{}: none of its {} runs is finished; nothing to report yet. `assay run` finishes them.", folder.string(),
-         study.runs.size());
-  make_folder(folder / "figures"), make_folder(folder / "tables");
-  for (const Section& section : sections) write_files(folder, section);
+  std::vector<SettingContents> settings;
+  Written out{.page = folder / "report.html"};
+  for (const Setting& setting : study.settings) {
+    if (setting.architectures.empty()) continue;
+    settings.push_back({&setting, contents(setting)});
+    out.summary += summary(setting);
+  }
+  if (settings.empty())
+    fail("{}: None of its {} runs is finished, so there is nothing to report yet. `assay run` "
+         "finishes them.",
+         folder.string(), study.runs.size());
+  make_folder(folder / "figures");
+  make_folder(folder / "tables");
+  for (const SettingContents& s : settings) write_files(folder, s.items);
   const Table runs = run_table(study);
   write_table(folder, runs);
-  write_file(folder / "report.html", page(study, sections, runs));
-  return folder / "report.html";
+  write_file(out.page, page(study, settings, runs));
+  out.verdicts = verdicts(study);
+  out.runs = std::ranges::count_if(study.runs, [](const Json& row) { return row["status"] == "done"; });
+  return out;
 }
+
 }  // namespace
 
-fs::path write_report(const fs::path& folder) {
+Written write_report(const fs::path& folder) {
   try {
     return write(folder);
   } catch (const Json::exception& error) {
-    fail("{}: not as this version of Assay writes studies ({}); run the plan again into another folder",
+    fail("{}: The study was not written by this version of Assay ({}). Run the plan again into "
+         "another folder.",
          folder.string(), error.what());
   }
 }

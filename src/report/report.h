@@ -1,11 +1,21 @@
 #pragma once
-// From study.sqlite and the runs' losses of single documents to report.html, figures/*.svg and tables/*.csv.
+// From study.sqlite to report.html, figures/*.svg and tables/*.csv.
+#include <nlohmann/json.hpp>
+#include <string>
+
 #include "base/files.h"
 
 namespace assay::report {
 
-// Writes them into the study's folder, each file whole or not at all, and returns the path of report.html. Finished
-// runs are enough; the others are named in it. BadInput when the folder holds no study or no run is finished.
-fs::path write_report(const fs::path& study);
+struct Written {
+  fs::path page;            // report.html
+  int64_t runs = 0;         // of the plan that are finished
+  nlohmann::json verdicts;  // answer.h
+  std::string summary;      // the verdicts as a table of text, and a line for each reason
+};
+
+// Writes them into the study's folder, each file whole or not at all. Finished runs are enough; the
+// page names the others. BadInput when the folder holds no study or no run is finished.
+Written write_report(const fs::path& study);
 
 }  // namespace assay::report

@@ -18,13 +18,16 @@ const Json& last_set(const Run& run, const std::string& set) {
 }
 
 // A number of a slice, mean over the runs that have it.
-double mean_of(const Architecture& a, const std::string& set, const std::string& slice, const char* key) {
+double mean_of(const std::vector<Run>& runs, const std::string& set, const std::string& slice,
+               const char* key) {
   double sum = 0;
   int64_t count = 0;
-  for (const Run& run : a.runs) {
-    const Json value =
-        last_set(run, set).value("slices", Json::object()).value(slice, Json::object()).value(key, Json());
-    if (value.is_number() && std::isfinite(value.get<double>())) sum += value.get<double>(), ++count;
+  for (const Run& run : runs) {
+    const Json slices = last_set(run, set).value("slices", Json::object());
+    const double value = number(slices.value(slice, Json::object()), key);
+    if (!std::isfinite(value)) continue;
+    sum += value;
+    ++count;
   }
   return count ? sum / double(count) : kNone;
 }
@@ -33,13 +36,18 @@ template <class Get>
 double mean_over_domains(const Setting& setting, Get&& get) {
   double sum = 0;
   int64_t count = 0;
-  for (const std::string& domain : setting.test)
-    if (const double value = get(domain + "." + setting.split); std::isfinite(value)) sum += value, ++count;
+  for (const std::string& domain : setting.test) {
+    const double value = get(setting.set(domain));
+    if (!std::isfinite(value)) continue;
+    sum += value;
+    ++count;
+  }
   return count ? sum / double(count) : kNone;
 }
 
-double last_loss(const Architecture& a, const std::string& domain) {
-  return mean_over(a.runs, [&](const Run& run) { return run.evaluations.back().test_losses.at(domain); });
+double last_loss(const std::vector<Run>& runs, const std::string& domain) {
+  return mean_over(
+      runs, [&](const Run& run) { return run.evaluations.back().test_losses.at(domain); });
 }
 
 // "position_64_256" after "position_8_16": by text, numbers by value.
@@ -65,9 +73,9 @@ bool natural(const std::string& a, const std::string& b) {
 std::vector<std::string> slice_names(const Setting& setting) {
   std::vector<std::string> names;
   for (const Architecture& a : setting.architectures)
-    for (const Run& run : a.runs)
+    for (const Run& run : a.runs())
       for (const std::string& domain : setting.test) {
-        const Json slices = last_set(run, domain + "." + setting.split).value("slices", Json::object());
+        const Json slices = last_set(run, setting.set(domain)).value("slices", Json::object());
         for (const auto& [slice, value] : slices.items())
           if (slice != kAbove && !std::ranges::count(names, slice)) names.push_back(slice);
       }
@@ -77,32 +85,38 @@ std::vector<std::string> slice_names(const Setting& setting) {
   return names;
 }
 
-double slice_loss(const Architecture& a, const Setting& setting, const std::string& slice) {
-  return mean_over_domains(setting, [&](const std::string& set) { return mean_of(a, set, slice, "loss"); });
+double slice_loss(const std::vector<Run>& runs, const Setting& setting, const std::string& slice) {
+  return mean_over_domains(
+      setting, [&](const std::string& set) { return mean_of(runs, set, slice, "loss"); });
 }
 
-double share_above_12_nats(const Architecture& a, const Setting& setting) {
-  return mean_over_domains(setting, [&](const std::string& set) { return 100 * mean_of(a, set, kAbove, "share"); });
+double share_above_12_nats(const std::vector<Run>& runs, const Setting& setting) {
+  return mean_over_domains(
+      setting, [&](const std::string& set) { return 100 * mean_of(runs, set, kAbove, "share"); });
 }
 
 std::vector<std::string> slice_warnings(const Architecture& a, const Setting& setting) {
   std::vector<std::string> out;
-  const Architecture& reference = setting.reference();
+  const auto [own, reference] = runs_of_equal_budget(a, setting.reference());
+  if (!own) return out;
   for (const std::string& domain : setting.test) {
-    const std::string set = domain + "." + setting.split;
-    const double difference = last_loss(a, domain) - last_loss(reference, domain);
+    const std::string set = setting.set(domain);
+    const double difference = last_loss(*own, domain) - last_loss(*reference, domain);
     const auto warn = [&](double part, const char* what) {
-      if (std::abs(difference) > 0.01 && part / difference > 0.5)
-        out.push_back(
-            fmt::format("On {}, {} carry {:.0f} % of the last evaluation's difference of {:+.3f} nats: it may be about "
-                        "formatting, not capability. Look at the other slices.",
-                        domain, what, std::min(100.0, 100 * part / difference), difference));
+      if (std::abs(difference) <= 0.01 || !(part / difference > 0.5)) return;
+      out.push_back(fmt::format(
+          "On {}, {} make up {:.0f} % of the difference of {:+.3f} nats at the last evaluation. It "
+          "may be about formatting and not about capability; the table of slices shows the rest.",
+          domain, what, std::min(100.0, 100 * part / difference), difference));
     };
-    const double tokens = mean_over(a.runs, [&](const Run& run) { return last_set(run, set).value("tokens", 0.0); });
-    const double share = mean_of(a, set, "unseen", "tokens") / tokens;
-    warn(share * (mean_of(a, set, "unseen", "loss") - mean_of(reference, set, "unseen", "loss")),
-         "tokens never seen in training");
-    warn(12 * (mean_of(a, set, kAbove, "share") - mean_of(reference, set, kAbove, "share")), "tokens above 12 nats");
+    const auto change = [&](const char* slice, const char* key) {
+      return mean_of(*own, set, slice, key) - mean_of(*reference, set, slice, key);
+    };
+    const double tokens =
+        mean_over(*own, [&](const Run& run) { return number(last_set(run, set), "tokens"); });
+    const double share = mean_of(*own, set, "unseen", "tokens") / tokens;
+    warn(share * change("unseen", "loss"), "tokens that were never seen in training");
+    warn(12 * change(kAbove, "share"), "tokens above 12 nats");
   }
   return out;
 }

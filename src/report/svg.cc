@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
 namespace assay::report {
 namespace {
 
-constexpr double kWidth = 640, kRight = 18, kTop = 40, kBottom = 52, kLegendLine = 20;
-constexpr int kLegendColumns = 3;
+constexpr double kRight = 16, kTop = 36, kBottom = 50, kLegendLine = 20;
+constexpr double kBarWidth = 216, kBarHeight = 26, kBarSide = 12;
 
 using Ticks = std::vector<std::pair<double, std::string>>;
 
@@ -17,18 +18,25 @@ std::string tick_text(double value, int digits) {
   if (std::abs(value) >= 1e9) return fmt::format("{:g}G", value / 1e9);
   if (std::abs(value) >= 1e6) return fmt::format("{:g}M", value / 1e6);
   if (std::abs(value) >= 1e4) return fmt::format("{:g}k", value / 1e3);
-  return fmt::format("{:.{}f}", value + 0.0, digits);
+  const std::string text = fmt::format("{:.{}f}", std::abs(value), digits);
+  return (value < 0 ? "−" : "") + text;
 }
 
-// Room for the longest label, about 7 pixels a letter.
+size_t letters(const std::string& utf8) {
+  return size_t(std::ranges::count_if(utf8, [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// Room for the longest label, about 7 pixels per letter.
 double left_margin(const Figure& figure) {
   size_t longest = 0;
-  for (const auto& [at, text] : figure.y.ticks) longest = std::max(longest, text.size());
-  return std::max(74.0, 20 + 7.0 * double(longest));
+  for (const auto& [at, text] : figure.y.ticks) longest = std::max(longest, letters(text));
+  return std::max(66.0, 20 + 7.0 * double(longest));
 }
 
-Ticks round_ticks(double low, double high) {
-  const double rough = (high - low) / 6, power = std::pow(10, std::floor(std::log10(rough))), ratio = rough / power;
+Ticks round_ticks(double low, double high, double wanted) {
+  const double rough = (high - low) / wanted;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  const double ratio = rough / power;
   const double step = power * (ratio <= 1 ? 1 : ratio <= 2 ? 2 : ratio <= 5 ? 5 : 10);
   const int digits = std::max(0, int(-std::floor(std::log10(step) + 1e-9)));
   Ticks out;
@@ -41,18 +49,22 @@ Ticks decade_ticks(double low, double high) {
   Ticks out;
   const bool few = std::log10(high / low) < 2.5;
   for (double decade = std::pow(10, std::floor(std::log10(low))); decade <= high; decade *= 10)
-    for (const double factor : {1, 2, 5})
-      if (decade * factor >= low && decade * factor <= high && (few || factor == 1))
-        out.emplace_back(decade * factor,
-                         decade < 1e4 ? fmt::format("{:g}", decade * factor) : tick_text(decade * factor, 0));
+    for (const double factor : {1, 2, 5}) {
+      const double value = decade * factor;
+      if (value < low || value > high || (!few && factor != 1)) continue;
+      out.emplace_back(value, decade < 1e4 ? fmt::format("{:g}", value) : tick_text(value, 0));
+    }
   return out;
 }
 
-// Where a value stands on the paper.
+// From a value to its position in the drawing.
 class Scale {
  public:
   Scale(const Figure& figure, bool vertical, double from, double to)
-      : axis_(vertical ? figure.y : figure.x), range_(shown_range(figure, vertical)), from_(from), to_(to) {}
+      : axis_(vertical ? figure.y : figure.x),
+        range_(shown_range(figure, vertical)),
+        from_(from),
+        to_(to) {}
   double operator()(double value) const {
     const double a = map(range_.first), b = map(range_.second);
     return from_ + (map(value) - a) / (b - a) * (to_ - from_);
@@ -64,7 +76,7 @@ class Scale {
   Ticks ticks() const {
     if (!axis_.ticks.empty()) return axis_.ticks;
     const auto [low, high] = std::minmax(range_.first, range_.second);
-    return axis_.log ? decade_ticks(low, high) : round_ticks(low, high);
+    return axis_.log ? decade_ticks(low, high) : round_ticks(low, high, 6);
   }
   std::pair<double, double> range() const { return range_; }
 
@@ -75,108 +87,228 @@ class Scale {
   double from_, to_;
 };
 
+std::string css(int style) { return fmt::format("s{}", style % 9); }
+
+std::string short_number(double value) {
+  if (std::abs(value) >= 1e4) return tick_text(value, 0);
+  return fmt::format("{:.4g}", value);
+}
+
 class Drawing {
  public:
   explicit Drawing(const Figure& figure)
       : figure_(figure),
         left_(left_margin(figure)),
-        bottom_(std::max(380.0, double(figure.height) + 40) - kBottom),
-        x_(figure, false, left_, kWidth - kRight),
+        right_(figure.width - kRight),
+        bottom_(double(figure.height) - kBottom),
+        x_(figure, false, left_, right_),
         y_(figure, true, bottom_, kTop) {}
 
   std::string text() {
     axes();
-    body_ += fmt::format("<g clip-path=\"url(#plot)\">\n");
+    body_ += fmt::format("<g clip-path=\"url(#clip-{})\">\n", escape(figure_.id));
     guides();
     for (const Series& series : figure_.series) draw(series);
     body_ += "</g>\n";
     const double height = legend();
     return fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
-        "font-family=\"Helvetica, Arial, "
-        "sans-serif\" font-size=\"13\" fill=\"#222\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
-        "<clipPath id=\"plot\"><rect x=\"{2}\" y=\"{3}\" width=\"{4}\" height=\"{5}\"/></clipPath>\n{6}</svg>\n",
-        kWidth, height, left_, kTop, kWidth - kRight - left_, bottom_ - kTop, body_);
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" id=\"{9}\" role=\"img\" "
+        "aria-labelledby=\"title-{9} desc-{9}\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
+        "height=\"{1}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\" "
+        "fill=\"#222\">\n<title id=\"title-{9}\">{7}</title>\n<desc id=\"desc-{9}\">{8}</desc>\n"
+        "<rect class=\"paper\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
+        "<clipPath id=\"clip-{9}\"><rect x=\"{2:.1f}\" y=\"{3:.1f}\" width=\"{4:.1f}\" "
+        "height=\"{5:.1f}\"/></clipPath>\n{6}</svg>\n",
+        figure_.width, height, left_, kTop, right_ - left_, bottom_ - kTop, body_,
+        escape(plain_text(figure_.title)), escape(plain_text(description())),
+        escape(figure_.id));
   }
 
  private:
-  void line(double x1, double y1, double x2, double y2, const char* colour, double width, const char* more = "") {
-    body_ += fmt::format(
-        "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"{}\" {}/>\n", x1,
-        y1, x2, y2, colour, width, more);
+  std::string description() const {
+    std::string out = fmt::format("Horizontal axis: {}.", figure_.x.title);
+    if (!figure_.y.title.empty()) out += fmt::format(" Vertical axis: {}.", figure_.y.title);
+    std::set<std::string> seen;
+    for (const Series& series : figure_.series) {
+      if (series.name.empty() || seen.contains(series.name)) continue;
+      out += seen.empty() ? " Shown: " : ", ";
+      out += series.name;
+      seen.insert(series.name);
+    }
+    return out + ".";
   }
-  void label(double x, double y, const char* anchor, const std::string& text, const char* more = "") {
-    body_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" {}>{}</text>\n", x, y, anchor, more,
-                         escape(text));
+
+  void line(double x1, double y1, double x2, double y2, const char* css_class,
+            const char* paint, double width, const char* more = "") {
+    body_ += fmt::format(
+        "<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" "
+        "stroke-width=\"{}\"{}/>\n",
+        css_class, x1, y1, x2, y2, paint, width, more);
+  }
+  void label(double x, double y, const char* anchor, const std::string& text,
+             const std::string& more = "") {
+    body_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y,
+                         anchor, more, svg_text(text));
   }
 
   void axes() {
     for (const auto& [value, text] : x_.ticks()) {
-      line(x_(value), kTop, x_(value), bottom_, "#e5e5e5", 1);
+      line(x_(value), kTop, x_(value), bottom_, "grid", "#e5e5e5", 1);
       label(x_(value), bottom_ + 18, "middle", text);
     }
     for (const auto& [value, text] : y_.ticks()) {
-      line(left_, y_(value), kWidth - kRight, y_(value), "#e5e5e5", 1);
-      label(left_ - 8, y_(value) + 4.5, "end", text);
+      const bool strong = text.ends_with('\t');  // the main row of a group
+      line(left_, y_(value), right_, y_(value), "grid", "#e5e5e5", 1);
+      label(left_ - 8, y_(value) + 4.5, "end", strong ? text.substr(0, text.size() - 1) : text,
+            strong ? " font-weight=\"bold\"" : "");
     }
-    line(left_, bottom_, kWidth - kRight, bottom_, "#444", 1);
-    line(left_, kTop, left_, bottom_, "#444", 1);
-    label(left_, 24, "start", figure_.title, "font-size=\"15\" font-weight=\"bold\"");
-    label((left_ + kWidth - kRight) / 2, bottom_ + 40, "middle", figure_.x.title);
+    line(left_, bottom_, right_, bottom_, "frame", "#444", 1);
+    line(left_, kTop, left_, bottom_, "frame", "#444", 1);
+    label(12, 22, "start", figure_.title, " font-size=\"15\" font-weight=\"bold\"");
+    label((left_ + right_) / 2, bottom_ + 40, "middle", figure_.x.title);
     if (!figure_.y.title.empty())
       label(0, 0, "middle", figure_.y.title,
-            fmt::format("transform=\"translate(18 {:.1f}) rotate(-90)\"", (kTop + bottom_) / 2).c_str());
+            fmt::format(" transform=\"translate(16 {:.1f}) rotate(-90)\"", (kTop + bottom_) / 2));
   }
 
   void guides() {
-    const char* dashes = "stroke-dasharray=\"6 4\"";
-    if (figure_.vertical) line(x_(*figure_.vertical), kTop, x_(*figure_.vertical), bottom_, "#222", 1.2);
-    if (figure_.horizontal) line(left_, y_(*figure_.horizontal), kWidth - kRight, y_(*figure_.horizontal), "#222", 1.2);
+    if (figure_.band > 0 && figure_.vertical)
+      band(x_(*figure_.vertical - figure_.band), kTop, x_(*figure_.vertical + figure_.band),
+           bottom_);
+    if (figure_.band > 0 && figure_.horizontal)
+      band(left_, y_(*figure_.horizontal + figure_.band), right_,
+           y_(*figure_.horizontal - figure_.band));
+    if (figure_.vertical)
+      line(x_(*figure_.vertical), kTop, x_(*figure_.vertical), bottom_, "frame", "#444", 1.4);
+    if (figure_.horizontal)
+      line(left_, y_(*figure_.horizontal), right_, y_(*figure_.horizontal), "frame", "#444", 1.4);
     if (!figure_.identity) return;
-    const double low = std::min(x_.range().first, y_.range().first),
-                 high = std::max(x_.range().second, y_.range().second);
-    line(x_(low), y_(low), x_(high), y_(high), "#777", 1.2, dashes);
+    const double low = std::min(x_.range().first, y_.range().first);
+    const double high = std::max(x_.range().second, y_.range().second);
+    if (y_.range().first > x_.range().second || y_.range().second < x_.range().first) {
+      const bool below = y_.range().first > x_.range().second;
+      label(right_ - 6, below ? bottom_ - 8 : kTop + 14, "end",
+            below ? "identity: below this range" : "identity: above this range",
+            " class=\"faint\" fill=\"#666\" font-size=\"11\"");
+      return;
+    }
+    line(x_(low), y_(low), x_(high), y_(high), "faint", "#777", 1.2,
+         " stroke-dasharray=\"6 4\"");
+  }
+  void band(double x1, double y1, double x2, double y2) {
+    body_ += fmt::format(
+        "<rect class=\"band\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+        "fill=\"#e8eef5\"/>\n",
+        x1, y1, x2 - x1, y2 - y1);
   }
 
   void draw(const Series& series) {
-    const std::string paint = colour(series.style);
+    const char* paint = colour(series.style);
+    const std::string css_class = css(series.style);
     std::string path;
     for (size_t i = 0; i < series.x.size(); ++i)
       if (std::isfinite(series.x[i]) && std::isfinite(series.y[i]))
-        path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x_(series.x[i]), y_(series.y[i]));
-    if (series.line)
-      body_ += fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\"/>\n", path, paint);
+        path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x_(series.x[i]),
+                            y_(series.y[i]));
+    if (series.line && !path.empty())
+      body_ += fmt::format(
+          "<path class=\"{}\" d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\">"
+          "<title>{}</title></path>\n",
+          css_class, path, paint, escape(series.name));
     for (size_t i = 0; i < series.x.size(); ++i) {
       if (!x_.inside(series.x[i]) || !y_.inside(series.y[i])) continue;
-      if (!series.low.empty() && series.upright)
-        line(x_(series.x[i]), y_(series.low[i]), x_(series.x[i]), y_(series.high[i]), paint.c_str(), 1.8);
-      else if (!series.low.empty())
-        line(x_(series.low[i]), y_(series.y[i]), x_(series.high[i]), y_(series.y[i]), paint.c_str(), 1.8);
-      const double radius = series.line && i + 1 == series.x.size() ? std::max(4.5, series.marker) : series.marker;
-      if (radius > 0) body_ += symbol(series.style, x_(series.x[i]), y_(series.y[i]), radius);
+      const double x = x_(series.x[i]), y = y_(series.y[i]);
+      if (!series.low.empty() && std::isfinite(series.low[i]) && std::isfinite(series.high[i])) {
+        if (series.upright)
+          line(x, y_(series.low[i]), x, y_(series.high[i]), css_class.c_str(), paint, 1.8);
+        else line(x_(series.low[i]), y, x_(series.high[i]), y, css_class.c_str(), paint, 1.8);
+      }
+      const bool last_of_line = series.line && i + 1 == series.x.size() && series.marker > 0;
+      const double radius = last_of_line ? std::max(4.5, series.marker) : series.marker;
+      if (radius > 0) body_ += symbol(series.style, x, y, radius, series.hollow, tip(series, i));
     }
   }
 
-  // Below the plot; returns the height of the whole.
+  std::string tip(const Series& series, size_t i) const {
+    if (i < series.tips.size()) return series.tips[i];
+    std::string out = fmt::format("{}: {}, {}", series.name, short_number(series.x[i]),
+                                  short_number(series.y[i]));
+    if (!series.low.empty() && std::isfinite(series.low[i]))
+      out = fmt::format("{}: {:.3f} [{:.3f}, {:.3f}]", series.name,
+                        series.upright ? series.y[i] : series.x[i], series.low[i],
+                        series.high[i]);
+    return out;
+  }
+
+  // Below the plot; returns the height of the drawing.
   double legend() {
+    std::vector<const Series*> entries;
     std::set<std::string> seen;
-    const double top = bottom_ + kBottom + 10, column = (kWidth - left_) / kLegendColumns;
+    size_t longest = 0;
     for (const Series& series : figure_.series) {
-      if (seen.contains(series.name)) continue;
-      const auto n = int(seen.size());
-      const double x = left_ + column * (n % kLegendColumns), y = top + kLegendLine * (n / kLegendColumns);
-      body_ += symbol(series.style, x + 6, y, 4.5);
-      label(x + 18, y + 4.5, "start", series.name);
-      seen.insert(series.name);
+      if (series.name.empty() || !seen.insert(series.name).second) continue;
+      entries.push_back(&series);
+      longest = std::max(longest, letters(series.name));
     }
-    return top + kLegendLine * double((seen.size() + kLegendColumns - 1) / kLegendColumns);
+    const double width = double(figure_.width) - 24;
+    const auto fit = size_t(width / (30 + 7.2 * double(longest)));
+    const size_t columns = std::clamp<size_t>(fit, 1, 4);
+    const double top = bottom_ + kBottom + 12;
+    for (size_t n = 0; n < entries.size(); ++n) {
+      const double x = 18 + width / double(columns) * double(n % columns);
+      const double y = top + kLegendLine * double(n / columns);
+      body_ += symbol(entries[n]->style, x, y, 4.5, entries[n]->hollow);
+      label(x + 12, y + 4.5, "start", entries[n]->name);
+    }
+    const size_t rows = (entries.size() + columns - 1) / columns;
+    return std::ceil(top + kLegendLine * double(rows) - (rows ? 4 : 12));
   }
 
   const Figure& figure_;
-  double left_, bottom_;
+  double left_, right_, bottom_;
   Scale x_, y_;
   std::string body_;
 };
+
+std::string replace_all(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+double bar_place(double value, const BarScale& scale) {
+  const double share = (value - scale.low) / (scale.high - scale.low);
+  return kBarSide + std::clamp(share, 0.0, 1.0) * (kBarWidth - 2 * kBarSide);
+}
+
+std::vector<std::pair<double, double>> outline(Shape shape) {
+  switch (shape) {
+    case Shape::square:
+      return {{-.9, -.9}, {.9, -.9}, {.9, .9}, {-.9, .9}};
+    case Shape::diamond:
+      return {{0, -1.25}, {1.25, 0}, {0, 1.25}, {-1.25, 0}};
+    case Shape::triangle_up:
+      return {{0, -1.15}, {1.1, .8}, {-1.1, .8}};
+    case Shape::triangle_down:
+      return {{0, 1.15}, {1.1, -.8}, {-1.1, -.8}};
+    case Shape::cross:
+      return {{-.4, -1.1}, {.4, -1.1}, {.4, -.4}, {1.1, -.4}, {1.1, .4},   {.4, .4},
+              {.4, 1.1},   {-.4, 1.1}, {-.4, .4}, {-1.1, .4}, {-1.1, -.4}, {-.4, -.4}};
+    case Shape::saltire:
+      return {{-1, -.5}, {-.5, -1}, {0, -.5}, {.5, -1}, {1, -.5}, {.5, 0},
+              {1, .5},   {.5, 1},   {0, .5},  {-.5, 1}, {-1, .5}, {-.5, 0}};
+    case Shape::star: {
+      std::vector<std::pair<double, double>> points;
+      for (int i = 0; i < 10; ++i) {
+        const double radius = i % 2 ? .55 : 1.3;
+        points.emplace_back(radius * std::sin(i * M_PI / 5), -radius * std::cos(i * M_PI / 5));
+      }
+      return points;
+    }
+    default:
+      return {};
+  }
+}
 
 }  // namespace
 
@@ -193,50 +325,70 @@ std::string escape(const std::string& text) {
   return out;
 }
 
-std::string symbol(int style, double x, double y, double r) {
-  const std::string name = plotly_symbol(style), fill = fmt::format("fill=\"{}\"", colour(style));
-  const auto polygon = [&](std::vector<std::pair<double, double>> points) {
-    std::string text;
-    for (const auto& [dx, dy] : points) text += fmt::format("{:.1f},{:.1f} ", x + r * dx, y + r * dy);
-    return fmt::format("<polygon points=\"{}\" {}/>\n", text, fill);
-  };
-  if (name == "square") return polygon({{-.9, -.9}, {.9, -.9}, {.9, .9}, {-.9, .9}});
-  if (name == "diamond") return polygon({{0, -1.25}, {1.25, 0}, {0, 1.25}, {-1.25, 0}});
-  if (name == "triangle-up") return polygon({{0, -1.15}, {1.1, .8}, {-1.1, .8}});
-  if (name == "triangle-down") return polygon({{0, 1.15}, {1.1, -.8}, {-1.1, -.8}});
-  if (name == "cross")
-    return polygon({{-.4, -1.1},
-                    {.4, -1.1},
-                    {.4, -.4},
-                    {1.1, -.4},
-                    {1.1, .4},
-                    {.4, .4},
-                    {.4, 1.1},
-                    {-.4, 1.1},
-                    {-.4, .4},
-                    {-1.1, .4},
-                    {-1.1, -.4},
-                    {-.4, -.4}});
-  if (name == "x")
-    return polygon({{-1, -.5},
-                    {-.5, -1},
-                    {0, -.5},
-                    {.5, -1},
-                    {1, -.5},
-                    {.5, 0},
-                    {1, .5},
-                    {.5, 1},
-                    {0, .5},
-                    {-.5, 1},
-                    {-1, .5},
-                    {-.5, 0}});
-  if (name == "star") {
-    std::vector<std::pair<double, double>> points;
-    for (int i = 0; i < 10; ++i)
-      points.emplace_back((i % 2 ? .55 : 1.3) * std::sin(i * M_PI / 5), -(i % 2 ? .55 : 1.3) * std::cos(i * M_PI / 5));
-    return polygon(points);
+std::string plain_text(const std::string& text) { return replace_all(text, "Δ_end", "Δ end"); }
+
+std::string html_text(const std::string& text) {
+  return replace_all(escape(text), "Δ_end", "Δ<sub>end</sub>");
+}
+
+std::string svg_text(const std::string& text) {
+  return replace_all(escape(text), "Δ_end",
+                     "Δ<tspan dy=\"3\" font-size=\"75%\">end</tspan><tspan dy=\"-3\">&#8203;</tspan>");
+}
+
+std::string symbol(int style, double x, double y, double r, bool hollow, const std::string& tip) {
+  const std::string title = tip.empty() ? "" : fmt::format("<title>{}</title>", escape(tip));
+  const std::string paint =
+      hollow ? fmt::format("class=\"{} hollow\" fill=\"#fff\" stroke=\"{}\" stroke-width=\"1.4\"",
+                           css(style), colour(style))
+             : fmt::format("class=\"{} solid\" fill=\"{}\"", css(style), colour(style));
+  const auto points = outline(shape(style));
+  const std::string end = tip.empty() ? "/>\n" : fmt::format(">{}", title);
+  if (points.empty())
+    return fmt::format("<circle {} cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\"{}{}", paint, x, y, r,
+                       end, tip.empty() ? "" : "</circle>\n");
+  std::string text;
+  for (const auto& [dx, dy] : points)
+    text += fmt::format("{}{:.1f},{:.1f}", text.empty() ? "" : " ", x + r * dx, y + r * dy);
+  return fmt::format("<polygon {} points=\"{}\"{}{}", paint, text, end,
+                     tip.empty() ? "" : "</polygon>\n");
+}
+
+std::string interval_bar(const stats::Interval& interval, const BarScale& scale, int style,
+                         const std::string& tip) {
+  const double middle = kBarHeight / 2;
+  const auto at = [&](double value) { return bar_place(value, scale); };
+  std::string out = fmt::format(
+      "<svg role=\"img\" aria-label=\"{0}\" viewBox=\"0 0 {1} {2}\" width=\"{1}\" height=\"{2}\">"
+      "<title>{0}</title>"
+      "<rect class=\"band\" x=\"{3:.1f}\" y=\"0\" width=\"{4:.1f}\" height=\"{2}\" "
+      "fill=\"#e8eef5\"/>"
+      "<line class=\"frame\" x1=\"{5:.1f}\" y1=\"0\" x2=\"{5:.1f}\" y2=\"{2}\" stroke=\"#444\" "
+      "stroke-width=\"1.4\"/>",
+      escape(tip), kBarWidth, kBarHeight, at(-scale.margin), at(scale.margin) - at(-scale.margin),
+      at(0));
+  if (std::isfinite(interval.low) && std::isfinite(interval.high)) {
+    out += fmt::format(
+        "<path class=\"{0}\" d=\"M{1:.1f} {3}H{2:.1f}M{1:.1f} {4}V{5}M{2:.1f} {4}V{5}\" "
+        "fill=\"none\" stroke=\"{6}\" stroke-width=\"2\"/>",
+        css(style), at(interval.low), at(interval.high), middle, middle - 5, middle + 5,
+        colour(style));
+    out += symbol(style, at(interval.estimate), middle, 5);
   }
-  return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\" {}/>\n", x, y, r, fill);
+  return out + "</svg>";
+}
+
+std::string interval_axis(const BarScale& scale) {
+  std::string out = fmt::format(
+      "<svg aria-hidden=\"true\" viewBox=\"0 0 {0} 16\" width=\"{0}\" height=\"16\" "
+      "font-size=\"11\" font-family=\"Helvetica, Arial, sans-serif\" fill=\"#222\">",
+      kBarWidth);
+  for (const auto& [value, text] : round_ticks(scale.low, scale.high, 6)) {
+    const std::string sign = value > 1e-12 ? "+" : "";
+    out += fmt::format("<text x=\"{:.1f}\" y=\"12\" text-anchor=\"middle\">{}{}</text>",
+                       bar_place(value, scale), sign, text);
+  }
+  return out + "</svg>";
 }
 
 }  // namespace assay::report

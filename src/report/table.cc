@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "base/progress.h"
 #include "report/svg.h"
 
 namespace assay::report {
 namespace {
+
+constexpr size_t kLongText = 40;  // letters; a longer text may be broken into lines
 
 std::string bytes(double value) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -34,6 +37,11 @@ std::string show(double value, Format format) {
       return fmt::format("{:.3g}", value);
     case Format::count:
       return Progress::count(value);
+    case Format::tokens:
+      return value >= 1e9   ? fmt::format("{:.4g}B", value / 1e9)
+             : value >= 1e6 ? fmt::format("{:.4g}M", value / 1e6)
+             : value >= 1e3 ? fmt::format("{:.4g}k", value / 1e3)
+                            : fmt::format("{:.0f}", value);
     case Format::bytes:
       return bytes(value);
     case Format::seconds:
@@ -51,12 +59,18 @@ std::string show(const stats::Interval& interval, Format format) {
                      show(interval.high, format));
 }
 
-bool in_page(const Table& table, size_t column) {
+bool is_empty(const Table& table, size_t column) {
   const auto empty = [&](auto& row) {
     const auto* text = std::get_if<std::string>(&row[column]);
     return text && text->empty();
   };
-  return table.columns[column].shown && !std::ranges::all_of(table.rows, empty);
+  return std::ranges::all_of(table.rows, empty);
+}
+bool in_page(const Table& table, size_t column) {
+  return table.columns[column].shown && !is_empty(table, column);
+}
+bool in_text(const Table& table, size_t column) {
+  return in_page(table, column) && table.columns[column].filed;
 }
 
 bool is_interval(const Table& table, size_t column) {
@@ -75,6 +89,7 @@ std::string csv(double value) { return std::isfinite(value) ? fmt::format("{}", 
 std::string csv_cell(const Cell& cell, bool interval) {
   if (const auto* text = std::get_if<std::string>(&cell)) return csv(*text) + (interval ? ",," : "");
   if (const auto* value = std::get_if<double>(&cell)) return csv(*value) + (interval ? ",," : "");
+  if (const auto* rich = std::get_if<Rich>(&cell)) return csv(rich->text);
   const auto& i = std::get<stats::Interval>(cell);
   return csv(i.estimate) + "," + csv(i.low) + "," + csv(i.high);
 }
@@ -88,41 +103,74 @@ size_t letters(const std::string& utf8) {
 std::string show(const Cell& cell, Format format) {
   if (const auto* value = std::get_if<double>(&cell)) return show(*value, format);
   if (const auto* interval = std::get_if<stats::Interval>(&cell)) return show(*interval, format);
+  if (const auto* rich = std::get_if<Rich>(&cell)) return rich->text;
   const auto& text = std::get<std::string>(cell);
   return format == Format::code && text.size() > 12 ? text.substr(0, 12) + "…" : text;
 }
 
 std::string to_csv(const Table& table) {
-  std::string out;
+  std::vector<std::string> header;
+  std::vector<size_t> columns;
   for (size_t c = 0; c < table.columns.size(); ++c) {
+    if (!table.columns[c].filed) continue;
+    columns.push_back(c);
     const std::string name = table.columns[c].name;
-    out += (c ? "," : "") + csv(name) +
-           (is_interval(table, c) ? "," + csv(name + " low") + "," + csv(name + " high") : "");
+    header.push_back(csv(name));
+    if (!is_interval(table, c)) continue;
+    header.push_back(csv(name + " low"));
+    header.push_back(csv(name + " high"));
   }
-  out += "\n";
+  std::string out = join(header, ",") + "\n";
   for (const auto& row : table.rows) {
-    for (size_t c = 0; c < row.size(); ++c) out += (c ? "," : "") + csv_cell(row[c], is_interval(table, c));
-    out += "\n";
+    std::vector<std::string> cells;
+    for (const size_t c : columns) cells.push_back(csv_cell(row[c], is_interval(table, c)));
+    out += join(cells, ",") + "\n";
   }
   return out;
 }
 
+namespace {
+
+std::string html_cell(const Table& table, const std::vector<Cell>& row, size_t c, bool first) {
+  const Column& column = table.columns[c];
+  const auto* whole = std::get_if<std::string>(&row[c]);
+  const auto* rich = std::get_if<Rich>(&row[c]);
+  std::string attributes;
+  if (first) attributes += " scope=\"row\"";
+  if (column.format > Format::code) attributes += " class=\"n\"";
+  else if (whole && whole->size() > kLongText) attributes += " class=\"long\"";
+  if (table.cards)
+    attributes += fmt::format(" role=\"{}\" data-label=\"{}\"", first ? "rowheader" : "cell",
+                              escape(plain_text(column.name)));
+  if (column.format == Format::code && whole)
+    attributes += fmt::format(" title=\"{}\"", escape(*whole));
+  const std::string content = rich ? rich->html : html_text(show(row[c], column.format));
+  const char* tag = first ? "th" : "td";
+  return fmt::format("<{}{}>{}</{}>", tag, attributes, content, tag);
+}
+
+}  // namespace
+
 std::string to_html(const Table& table) {
-  std::string out = "<div class=\"scroll\"><table>\n<thead><tr>";
-  const auto css = [&](size_t c) { return table.columns[c].format <= Format::code ? "" : " class=\"n\""; };
-  for (size_t c = 0; c < table.columns.size(); ++c)
-    if (in_page(table, c)) out += fmt::format("<th{}>{}</th>", css(c), escape(table.columns[c].name));
+  const char* role = table.cards ? " class=\"cards\" role=\"table\"" : "";
+  const char* row_role = table.cards ? " role=\"row\"" : "";
+  const char* header_role = table.cards ? " role=\"columnheader\"" : "";
+  std::string out = fmt::format(
+      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table{1}>\n"
+      "<caption class=\"hidden\">{0}</caption>\n<thead><tr{2}>",
+      escape(table.title), role, row_role);
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    if (!in_page(table, c)) continue;
+    const Column& column = table.columns[c];
+    out += fmt::format("<th scope=\"col\"{}{}>{}{}</th>", header_role,
+                       column.format > Format::code ? " class=\"n\"" : "",
+                       html_text(column.name), column.markup);
+  }
   out += "</tr></thead>\n<tbody>\n";
   for (const auto& row : table.rows) {
-    out += "<tr>";
-    for (size_t c = 0; c < row.size(); ++c) {
-      if (!in_page(table, c)) continue;
-      const char* tag = c == 0 ? "th" : "td";
-      const auto* whole = std::get_if<std::string>(&row[c]);
-      const std::string hint =
-          table.columns[c].format == Format::code && whole ? fmt::format(" title=\"{}\"", escape(*whole)) : "";
-      out += fmt::format("<{}{}{}>{}</{}>", tag, css(c), hint, escape(show(row[c], table.columns[c].format)), tag);
-    }
+    out += fmt::format("<tr{}>", row_role);
+    for (size_t c = 0; c < row.size(); ++c)
+      if (in_page(table, c)) out += html_cell(table, row, c, c == 0);
     out += "</tr>\n";
   }
   return out + "</tbody></table></div>\n";
@@ -132,7 +180,7 @@ std::string to_text(const Table& table) {
   std::vector<std::vector<std::string>> lines(table.rows.size() + 1);
   std::vector<size_t> columns;
   for (size_t c = 0; c < table.columns.size(); ++c)
-    if (in_page(table, c)) columns.push_back(c);
+    if (in_text(table, c)) columns.push_back(c);
   for (const size_t c : columns) {
     lines[0].push_back(table.columns[c].name);
     for (size_t r = 0; r < table.rows.size(); ++r)

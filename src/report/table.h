@@ -1,5 +1,6 @@
 #pragma once
 // A table as data, written as HTML or text for people and as CSV, with every digit, for programs.
+#include <limits>
 #include <string>
 #include <variant>
 #include <vector>
@@ -16,6 +17,7 @@ enum class Format {
   ratio,    // 1.07
   factor,   // 1.07, 0.000375
   count,    // 12.3M
+  tokens,   // 40M: a budget
   bytes,    // 1.2 GiB
   seconds,  // 3:07
   percent,  // 4.2 %
@@ -24,20 +26,27 @@ enum class Format {
 struct Column {
   std::string name;
   Format format = Format::text;
-  bool shown = true;  // in the page; false: CSV only
+  bool shown = true;        // in the page; false: CSV only
+  bool filed = true;        // in CSV and text; false: page only
+  std::string markup = {};  // HTML after the name, in the page only
 };
-using Cell = std::variant<std::string, double, stats::Interval>;  // NaN: nothing to show
+// A text with its own HTML in the page.
+struct Rich {
+  std::string text, html;
+};
+using Cell = std::variant<std::string, double, stats::Interval, Rich>;  // NaN: nothing to show
 
 struct Table {
   std::string id, title, note;  // id: the name of the CSV file
   std::vector<Column> columns;
-  std::vector<std::vector<Cell>> rows;
-  bool shown = true;  // in the page; false: CSV only
+  std::vector<std::vector<Cell>> rows = {};
+  bool shown = true;   // in the page; false: CSV only
+  bool cards = false;  // on a narrow screen, one block per row in place of a wide table
 };
 
 std::string show(const Cell& cell, Format format);
-// The page leaves out columns of text that are empty throughout.
-// A column of intervals becomes three: NAME, NAME low, NAME high.
+// The page leaves out columns of text that are empty throughout. In a CSV, a column of intervals becomes three:
+// NAME, NAME low, NAME high.
 std::string to_csv(const Table& table);
 std::string to_html(const Table& table);
 std::string to_text(const Table& table);  // columns aligned, for a terminal

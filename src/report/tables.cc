@@ -12,15 +12,12 @@ namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-double number(const Json& json, const std::string& key) {
-  return json.contains(key) && json[key].is_number() ? json[key].get<double>() : kNone;
-}
 std::string text(const Json& json, const std::string& key) {
   if (!json.contains(key) || json[key].is_null()) return "";
   return json[key].is_string() ? json[key].get<std::string>() : json[key].dump();
 }
 std::string id(const Setting& setting, const std::string& name) {
-  return setting.name.empty() ? name : setting.name + "-" + name;
+  return table_id(setting, name);
 }
 
 // "position 64–256" for position_64_256.
@@ -55,67 +52,82 @@ double spread_over(const std::vector<Run>& runs, Get&& get) {
                    double(runs.size() - 1));
 }
 
-double bits_per_byte(const Run& run, const Setting& setting) {
-  double sum = 0;
-  for (const std::string& domain : setting.test)
-    sum += number(run.evaluations.back().sets.value(domain + "." + setting.split, Json::object()), "bits_per_byte");
-  return sum / double(setting.test.size());
-}
-
 }  // namespace
 
+double tokens_per_second(const Architecture& a) {
+  return median_over(a.runs(), [](const Run& run) {
+    return number(run.row["outcome"], "tokens_per_second");
+  });
+}
+
+double state_bytes_at_100k(const Architecture& a) {
+  const Json& provenance = a.runs().front().row["provenance"];
+  return number(provenance.value("state_bytes", Json::object()), "102400");
+}
+
 Table loss_table(const Setting& setting) {
-  Table table{id(setting, "losses"),
-              "Loss at the end of training",
-              "Nats a token, mean over seeds, at the last evaluation. Architectures stand here at different "
-              "pre-training losses; Δ below "
-              "compares them at equal ones.",
-              {{"architecture"}, {"seeds"}, {"training", Format::loss}, {"held-out", Format::loss}},
-              {}};
+  Table table{.id = id(setting, "losses"),
+              .title = "Loss at the end of training",
+              .note = "Nats per token, mean over seeds, at the largest budget of each architecture. "
+                      "The architectures are at different pre-training losses here; Δ_end compares "
+                      "them at equal ones."};
   if (!setting.mixed)
-    table.note += " Held-out: mean over the training domains. Mean: over the domains out of distribution.";
+    table.note +=
+        " Held-out: mean over the training domains. Mean: over the domains out of domain.";
+  table.columns = {{"architecture"},
+                   {"tokens", Format::tokens},
+                   {"seeds"},
+                   {"training", Format::loss},
+                   {"held-out", Format::loss}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::loss});
   if (!setting.mixed) table.columns.push_back({"mean", Format::loss});
-  table.columns.push_back({"sd over seeds", Format::loss});
-  table.columns.push_back({"bits a byte", Format::loss});
+  table.columns.push_back({"standard deviation over seeds", Format::loss});
+  table.columns.push_back({"bits per byte", Format::loss});
   for (const Architecture& a : setting.architectures) {
-    const auto last = [&](auto get) {
-      return mean_over(a.runs, [&](const Run& run) { return get(run.evaluations.back()); });
+    const auto mean = [&](auto get) {
+      return mean_over(a.runs(), [&](const Run& run) { return get(run.end); });
     };
-    std::vector<Cell> row = {a.name, std::to_string(a.runs.size()), last([](auto& e) { return e.training_loss; }),
-                             last([](auto& e) { return e.held_out_loss; })};
+    std::vector<Cell> row = {a.name, double(a.tokens()), std::to_string(a.runs().size()),
+                             mean([](const RunEnd& e) { return e.training_loss; }),
+                             mean([](const RunEnd& e) { return e.held_out_loss; })};
     for (const std::string& domain : setting.test)
-      row.push_back(last([&](auto& e) { return e.test_losses.at(domain); }));
-    if (!setting.mixed) row.push_back(last([](auto& e) { return e.test_loss; }));
-    row.push_back(spread_over(a.runs, [](const Run& run) { return run.evaluations.back().test_loss; }));
-    row.push_back(mean_over(a.runs, [&](const Run& run) { return bits_per_byte(run, setting); }));
+      row.push_back(mean([&](const RunEnd& e) { return e.test_losses.at(domain); }));
+    if (!setting.mixed) row.push_back(mean([](const RunEnd& e) { return e.test_loss; }));
+    row.push_back(spread_over(a.runs(), [](const Run& run) { return run.end.test_loss; }));
+    row.push_back(mean([](const RunEnd& e) { return e.bits_per_byte; }));
     table.rows.push_back(std::move(row));
   }
   return table;
 }
 
 Table degradation_table(const Setting& setting) {
-  Table table{id(setting, "degradation"),
-              "Degradation Δ",
-              "Δ = mean, over the range of pre-training loss that both architectures reach, of (loss of the "
-              "architecture − loss of the "
-              "reference). Nats a token with 95 % interval, which counts seeds and test documents. Above 0: worse than "
-              "the reference. Loss from, "
-              "to: the shared range.",
-              {{"architecture"}, {"at equal"}, {"average", Format::change}},
-              {}};
+  Table table{.id = id(setting, "degradation"),
+              .title = "Secondary: mean difference along training",
+              .note = "Mean, over the range of pre-training loss that both architectures reach "
+                      "along training at the same budget, of (loss of the architecture − loss of "
+                      "the reference). Nats per token; the 95 % interval counts seeds only. This "
+                      "number is biased: the learning rates of the two models differ along the "
+                      "schedule, an architecture that learns faster is compared with a reference "
+                      "that is further along its schedule, and the first half of training "
+                      "dominates the range. It carries no verdict."};
+  table.columns = {{"architecture"},
+                   {"at equal"},
+                   {"tokens", Format::tokens},
+                   {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
-  for (const char* name : {"loss from", "to"}) table.columns.push_back({name, Format::loss});
-  for (const char* name : {"error from seeds", "error from documents"})
-    table.columns.push_back({name, Format::loss, false});
+  for (const char* name : {"loss from", "loss to"}) table.columns.push_back({name, Format::loss});
+  table.columns.push_back({"error of seeds", Format::loss, false});
   table.columns.push_back({"problem"});
   for (const Architecture& a : setting.architectures)
     for (const Comparison& c : a.comparisons) {
       const stats::Degradation& d = c.degradation;
       const bool good = d.problem.empty();
-      std::vector<Cell> row = {a.name, std::string(name(c.kind)) + " loss", good ? Cell(d.average) : Cell(kNone)};
-      for (const std::string& domain : setting.test) row.push_back(good ? Cell(d.domains.at(domain)) : Cell(kNone));
-      for (const double value : {d.loss_low, d.loss_high, d.seed_error, d.document_error})
+      std::vector<Cell> row = {a.name, std::string(name(c.kind)) + " loss",
+                               c.tokens > 0 ? double(c.tokens) : kNone,
+                               good ? Cell(d.average) : Cell(kNone)};
+      for (const std::string& domain : setting.test)
+        row.push_back(good ? Cell(d.domains.at(domain)) : Cell(kNone));
+      for (const double value : {d.loss_low, d.loss_high, d.seed_error})
         row.push_back(good ? value : kNone);
       row.push_back(d.problem);
       table.rows.push_back(std::move(row));
@@ -124,52 +136,61 @@ Table degradation_table(const Setting& setting) {
 }
 
 Table convergence_table(const Setting& setting) {
-  Table table{id(setting, "convergence"),
-              "Speed of convergence",
-              "Tokens needed to reach the lowest pre-training loss that every run of both reaches, and their ratio to "
-              "the reference's. "
-              "Below 1: faster.",
-              {{"architecture"},
-               {"loss of"},
-               {"loss reached", Format::loss},
-               {"tokens", Format::count},
-               {"ratio, ×", Format::ratio},
-               {"problem"}},
-              {}};
+  Table table{.id = id(setting, "convergence"),
+              .title = "Speed of convergence along training",
+              .note = "Tokens needed to reach the lowest pre-training loss that every run of both "
+                      "reaches at the same budget, and the ratio to those of the reference. Below "
+                      "1 is faster."};
+  table.columns = {{"architecture"},
+                   {"loss of"},
+                   {"loss reached", Format::loss},
+                   {"tokens", Format::count},
+                   {"ratio, ×", Format::ratio},
+                   {"problem"}};
   for (const Architecture& a : setting.architectures)
     for (const Comparison& c : a.comparisons) {
       const bool good = c.convergence.problem.empty();
-      table.rows.push_back({a.name, std::string(name(c.kind)) + " text", good ? c.convergence.loss : kNone,
+      table.rows.push_back({a.name, std::string(name(c.kind)) + " text",
+                            good ? c.convergence.loss : kNone,
                             good ? Cell(c.convergence.tokens) : Cell(kNone),
-                            good ? Cell(c.convergence.ratio) : Cell(kNone), c.convergence.problem});
+                            good ? Cell(c.convergence.ratio) : Cell(kNone),
+                            c.convergence.problem});
     }
   return table;
 }
 
 Table slice_table(const Setting& setting) {
-  Table table{id(setting, "slices"),
-              "Where the difference comes from",
-              "Test loss at the last evaluation by kind of target token, mean over domains and seeds: the reference's "
-              "loss, and the others' "
-              "difference to it (at the end of training, not at equal pre-training loss). Frequent, rare and unseen: "
-              "in the training "
-              "text. Repeated bigram: an earlier bigram of the context predicts the target; other: the rest.",
-              {{"slice"}},
-              {}};
-  for (const Architecture& a : setting.architectures)
-    table.columns.push_back({a.style == 0 ? a.name + ", loss" : a.name, a.style == 0 ? Format::loss : Format::change});
-  const auto add = [&](std::string slice, auto&& value) {
-    std::vector<Cell> row = {std::move(slice)};
-    for (const Architecture& a : setting.architectures)
-      row.push_back(a.style == 0 ? value(a)
-                                 : value(a) - (setting.reference().style == 0 ? value(setting.reference()) : kNone));
+  Table table{.id = id(setting, "slices"),
+              .title = "Loss by kind of target token",
+              .note = "Test loss at the last evaluation, mean over domains and seeds: the loss of "
+                      "the reference, and the difference of each other architecture to it at the "
+                      "largest budget that both have (at equal tokens, not at equal pre-training "
+                      "loss). Frequent, rare and unseen: in the training text. Repeated bigram: an "
+                      "earlier bigram of the context predicts the target; other: the rest."};
+  table.columns = {{"slice"}};
+  for (const Architecture& a : setting.architectures) {
+    const bool is_reference = a.style == 0;
+    table.columns.push_back({is_reference ? a.name + ", loss" : a.name,
+                             is_reference ? Format::loss : Format::change});
+  }
+  const auto add = [&](const std::string& slice, auto&& value) {
+    std::vector<Cell> row = {slice};
+    for (const Architecture& a : setting.architectures) {
+      if (a.style == 0) {
+        row.push_back(value(a.runs()));
+        continue;
+      }
+      const RunPair pair =
+          setting.has_reference() ? runs_of_equal_budget(a, setting.reference()) : RunPair{};
+      row.push_back(pair.first ? value(*pair.first) - value(*pair.second) : kNone);
+    }
     table.rows.push_back(std::move(row));
   };
-  for (const std::string& slice : slice_names(setting)) {
-    add(words(slice), [&](const Architecture& a) { return slice_loss(a, setting, slice); });
-  }
+  for (const std::string& slice : slice_names(setting))
+    add(words(slice), [&](const auto& runs) { return slice_loss(runs, setting, slice); });
   if (!table.rows.empty())
-    add("share above 12 nats, %", [&](const Architecture& a) { return share_above_12_nats(a, setting); });
+    add("share above 12 nats, %",
+        [&](const auto& runs) { return share_above_12_nats(runs, setting); });
   return table;
 }
 
@@ -188,65 +209,68 @@ Table slice_detail_table(const Setting& setting) {
               {},
               false};
   for (const Architecture& a : setting.architectures)
-    for (const Run& run : a.runs)
-      for (const auto& [set, losses] : run.evaluations.back().sets.items()) {
+    for (const Run* run : a.all_runs())
+      for (const auto& [set, losses] : run->evaluations.back().sets.items()) {
         const Json slices = losses.value("slices", Json::object());
         for (const auto& [slice, value] : slices.items())
-          table.rows.push_back({text(run.row, "name"), a.name, std::to_string(run.seed), set, slice,
-                                number(value, "loss"), number(value, "tokens"), number(value, "share")});
+          table.rows.push_back({text(run->row, "name"), a.name, std::to_string(run->seed), set,
+                                slice, number(value, "loss"), number(value, "tokens"),
+                                number(value, "share")});
       }
   return table;
 }
 
 Table speed_table(const Setting& setting) {
-  Table table{
-      id(setting, "speed"),
-      "Speed and memory",
-      "Median over seeds. State: what one sequence carries from token to token when decoding (for attention, its "
-      "cache). Runs that "
-      "shared a machine slowed each other: compare within one study, and use the benchmarks for claims about kernels.",
-      {{"architecture"},
-       {"tokens/s", Format::count},
-       {"training time", Format::seconds},
-       {"peak memory", Format::bytes},
-       {"parameters", Format::count},
-       {"forward FLOPs a token", Format::count},
-       {"state at 2,048 tokens", Format::bytes},
-       {"state at 102,400 tokens", Format::bytes},
-       {"device"}},
-      {}};
+  Table table{.id = id(setting, "speed"),
+              .title = "Speed and memory",
+              .note = "Median over the runs of the largest budget. State: the bytes that one "
+                      "sequence keeps from token to token when decoding (for attention, its "
+                      "cache). Runs that shared a machine slowed each other: compare within one "
+                      "study, and use the benchmarks for claims about kernels."};
+  table.columns = {{"architecture"},
+                   {"tokens/s", Format::count},
+                   {"training time", Format::seconds},
+                   {"peak memory", Format::bytes},
+                   {"parameters", Format::count},
+                   {"forward FLOPs per token", Format::count},
+                   {"state at 2,048 tokens", Format::bytes},
+                   {"state at 102,400 tokens", Format::bytes},
+                   {"device"}};
   for (const Architecture& a : setting.architectures) {
-    const Json &first = a.runs.front().row["provenance"], state = first.value("state_bytes", Json::object());
+    const Json& first = a.runs().front().row["provenance"];
+    const Json state = first.value("state_bytes", Json::object());
     const auto outcome = [&](const char* key) {
-      return median_over(a.runs, [&](const Run& run) { return number(run.row["outcome"], key); });
+      return median_over(a.runs(),
+                         [&](const Run& run) { return number(run.row["outcome"], key); });
     };
-    table.rows.push_back({a.name, outcome("tokens_per_second"), outcome("seconds"), outcome("peak_memory_bytes"),
-                          number(first, "parameters"), number(first, "flops_per_token"), number(state, "2048"),
-                          number(state, "102400"), text(first, "device")});
+    table.rows.push_back({a.name, tokens_per_second(a), outcome("seconds"),
+                          outcome("peak_memory_bytes"), number(first, "parameters"),
+                          number(first, "flops_per_token"), number(state, "2048"),
+                          state_bytes_at_100k(a), text(first, "device")});
   }
   return table;
 }
 
 Table probe_table(const Setting& setting) {
-  Table table{
-      id(setting, "probes"),
-      "What the mixers do with earlier positions",
-      "Measured on held-out text at the end of training, mean over layers and queries, median over seeds. Visibility: "
-      "share of "
-      "the earlier positions whose input moves a query's output (by more than a thousandth of what the strongest "
-      "does). Real relation: whether that influence goes with the content (1) or stays with the position (0) when "
-      "neighbours change places. Uniformity: entropy of the influence; 1: all earlier positions alike, 0: one. "
-      "Best layer: the layer that sees most. Attention entropy: of the softmax weights, where there are any.",
-      {{"architecture"},
-       {"visibility", Format::loss},
-       {"best layer", Format::loss},
-       {"real relation", Format::loss},
-       {"uniformity", Format::loss},
-       {"attention entropy", Format::loss}},
-      {}};
+  Table table{.id = id(setting, "probes"),
+              .title = "What the mixers do with earlier positions",
+              .note = "Measured on held-out text at the end of training, mean over layers and "
+                      "queries, median over seeds. Visibility: share of the earlier positions whose "
+                      "input changes the output of a query (by more than a thousandth of the "
+                      "largest change). Real relation: whether that influence goes with the "
+                      "content (1) or stays with the position (0) when neighbours change places. "
+                      "Uniformity: entropy of the influence; 1 is all earlier positions alike, 0 "
+                      "is one position. Best layer: the layer with the highest visibility. "
+                      "Attention entropy: of the softmax weights, where there are any."};
+  table.columns = {{"architecture"},
+                   {"visibility", Format::loss},
+                   {"best layer", Format::loss},
+                   {"real relation", Format::loss},
+                   {"uniformity", Format::loss},
+                   {"attention entropy", Format::loss}};
   for (const Architecture& a : setting.architectures) {
     const auto over_runs = [&](auto get) {
-      return median_over(a.runs, [&](const Run& run) {
+      return median_over(a.runs(), [&](const Run& run) {
         const Json& outcome = run.row["outcome"];
         return outcome.contains("probes") ? get(outcome["probes"]) : kNone;
       });
@@ -268,51 +292,61 @@ Table probe_table(const Setting& setting) {
 }
 
 Table run_table(const Study& study) {
-  Table table{"runs",
-              "Where each number comes from",
-              "One line a run. The content key covers configuration with all defaults, data, seed and numerics "
-              "versions; equal keys are "
-              "equal runs. Losses of every evaluation: tables/evaluations.csv; of every document: "
-              "evaluations/*.safetensors in the folder.",
-              {{"run"},
-               {"status"},
-               {"key", Format::code},
-               {"steps"},
-               {"final loss", Format::loss},
-               {"device"},
-               {"torch"},
-               {"assay"},
-               {"commit", Format::code},
-               {"data", Format::code},
-               {"kernel paths"},
-               {"numerics"},
-               {"started"},
-               {"folder"}},
-              {}};
+  Table table{.id = "runs",
+              .title = "Provenance of every number",
+              .note = "One row per run. The content key covers the configuration with all "
+                      "defaults, the data, the seed, the budget, the learning rate and the numerics "
+                      "versions: equal keys are equal runs. Found in: where the record of a run "
+                      "that was reused was found. Losses of every evaluation: "
+                      "tables/evaluations.csv."};
+  table.columns = {{"run"},
+                   {"purpose"},
+                   {"status"},
+                   {"key", Format::code},
+                   {"tokens", Format::tokens},
+                   {"learning rate"},
+                   {"steps"},
+                   {"last training loss", Format::loss},
+                   {"device"},
+                   {"torch"},
+                   {"assay"},
+                   {"commit", Format::code},
+                   {"data", Format::code},
+                   {"kernel paths"},
+                   {"numerics"},
+                   {"started"},
+                   {"folder"},
+                   {"found in"},
+                   {"reason"}};
   for (const Json& row : study.runs) {
-    const Json &p = row["provenance"], &o = row["outcome"];
-    table.rows.push_back({text(row, "name"), text(row, "status"), text(row, "key"), text(o, "steps"),
-                          number(o, "final_loss"), text(p, "device"), text(p, "torch"), text(p, "assay"),
-                          text(p, "commit"), text(p, "data"), pairs(p.value("paths", Json::object())),
-                          pairs(p.value("numerics", Json::object())), text(p, "started"), text(row, "folder")});
+    const Json& p = row["provenance"];
+    const Json& o = row["outcome"];
+    table.rows.push_back({text(row, "name"), text(row, "purpose"), text(row, "status"),
+                          text(row, "key"), number(row, "tokens"),
+                          fmt::format("{:g}", number(row, "learning_rate")), text(o, "steps"),
+                          number(o, "final_loss"), text(p, "device"), text(p, "torch"),
+                          text(p, "assay"), text(p, "commit"), text(p, "data"),
+                          pairs(p.value("paths", Json::object())),
+                          pairs(p.value("numerics", Json::object())), text(p, "started"),
+                          text(row, "folder"), text(row, "origin"), text(row, "reason")});
   }
   return table;
 }
 
 namespace {
 // A table for the CSV alone, with rows for every evaluation of every run: what names the evaluation, then `columns`.
-// `rows` gives the cells of these, a vector a row.
+// `rows` gives the cells of these, one vector per row.
 template <class Rows>
 Table by_evaluation(const Setting& setting, const std::string& name, std::vector<Column> columns, Rows&& rows) {
   Table table{
       id(setting, name), "", "", {{"run"}, {"architecture"}, {"seed"}, {"step"}, {"tokens", Format::count}}, {}, false};
   table.columns.insert(table.columns.end(), columns.begin(), columns.end());
   for (const Architecture& a : setting.architectures)
-    for (const Run& run : a.runs)
-      for (const Evaluation& e : run.evaluations)
+    for (const Run* run : a.all_runs())
+      for (const Evaluation& e : run->evaluations)
         for (const std::vector<Cell>& cells : rows(e)) {
-          std::vector<Cell> row = {text(run.row, "name"), a.name, std::to_string(run.seed), std::to_string(e.step),
-                                   e.tokens};
+          std::vector<Cell> row = {text(run->row, "name"), a.name, std::to_string(run->seed),
+                                   std::to_string(e.step), e.tokens};
           row.insert(row.end(), cells.begin(), cells.end());
           table.rows.push_back(std::move(row));
         }
@@ -324,7 +358,7 @@ Table evaluation_table(const Setting& setting) {
   const std::vector<Column> columns = {{"training loss", Format::loss},
                                        {"set"},
                                        {"loss", Format::loss},
-                                       {"bits a byte", Format::loss},
+                                       {"bits per byte", Format::loss},
                                        {"evaluated tokens", Format::count}};
   return by_evaluation(setting, "evaluations", columns, [](const Evaluation& e) {
     std::vector<std::vector<Cell>> rows;

@@ -5,17 +5,32 @@
 
 namespace assay::report {
 
-Table loss_table(const Setting& setting);         // at the end of training, mean and spread over seeds
-Table degradation_table(const Setting& setting);  // Δ, by kind of pre-training loss and by domain
+// The primary comparison, at the ends of runs.
+Table verdict_table(const Setting& setting);  // one row per architecture: the answer
+Table domain_table(const Setting& setting);   // Δ_end by domain
+Table recall_table(const Setting& setting);   // the parts of Δ_end on recall targets and others
+Table budget_table(const Setting& setting);   // Δ_end by budget
+Table ladder_table(const Setting& setting);   // the rungs of the reference
+Table tuning_table(const Setting& setting);   // every learning rate that was tried
+Table check_table(const Setting& setting);    // verdicts at half and twice the learning rate
+
+Table loss_table(const Setting& setting);         // at the end of training, mean and spread
+Table degradation_table(const Setting& setting);  // the secondary measure, along training
 Table convergence_table(const Setting& setting);
-Table slice_table(const Setting& setting);         // the reference's loss, the others' difference to it
+Table slice_table(const Setting& setting);         // losses by kind of target token
 Table slice_detail_table(const Setting& setting);  // by run and domain, for the CSV
 Table speed_table(const Setting& setting);
-Table probe_table(const Setting& setting);       // what the mixers do with earlier positions; empty without probes
-Table differing_table(const Setting& setting);   // size, and every hyper-parameter in which the models differ
+Table probe_table(const Setting& setting);       // what the mixers do with earlier positions
+Table differing_table(const Setting& setting);   // every hyper-parameter in which models differ
 Table common_table(const Setting& setting);      // every other hyper-parameter
-Table run_table(const Study& study);             // where each number comes from
+Table run_table(const Study& study);             // the provenance of each number
 Table evaluation_table(const Setting& setting);  // every evaluation of every run, for the CSV
-Table entropy_table(const Setting& setting);     // of attention, every layer and head of them, for the CSV
+Table entropy_table(const Setting& setting);     // of attention, by layer and head, for the CSV
+
+// Medians over the runs of the largest budget, for the table of verdicts.
+double tokens_per_second(const Architecture& architecture);
+double state_bytes_at_100k(const Architecture& architecture);
+
+std::string table_id(const Setting& setting, const std::string& name);
 
 }  // namespace assay::report

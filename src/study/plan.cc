@@ -117,7 +117,9 @@ Tuning read_tuning(const ConfigNode& root) {
     refuse(table.where("learning_rate"),
            "tuning needs a grid of at least two learning rates, and three or more to bracket the best; for one fixed "
            "rate, give train.learning_rate and no tune");
-  if (tuning.tokens < 1) refuse(table.where("tokens"), "tune.tokens must be given: the budget of the tuning runs");
+  if (tuning.tokens < 1)
+    refuse(table.where(table.has("tokens") ? "tokens" : "learning_rate"),
+           "tune.tokens must be given: the budget of the tuning runs");
   if (tuning.seeds.empty()) refuse(table.where("seeds"), "tune.seeds is empty");
   return tuning;
 }

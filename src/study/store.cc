@@ -171,9 +171,12 @@ Json Store::record(const Json& run) {
   const auto all = this->evaluations(run["key"]);
   Json slices = Json::object();
   if (!all.empty())
-    for (const auto& [set, found] : all.back()["evaluation"].items())
-      for (const auto& [slice, value] : found.value("slices", Json::object()).items())
-        slices[set][slice] = {std::round(value.value("loss", 0.0) * 1e4) / 1e4, value.value("tokens", int64_t{0})};
+    for (const auto& [set, found] : all.back()["evaluation"].items()) {
+      const Json of_set = found.value("slices", Json::object());
+      for (const auto& [slice, value] : of_set.items())
+        slices[set][slice] = {std::round(value.value("loss", 0.0) * 1e4) / 1e4,
+                              value.value("tokens", int64_t{0})};
+    }
   return {{"format", kRecordFormat},
           {"key", run["key"]},
           {"name", run["name"]},
@@ -256,7 +259,8 @@ Records read_records(const fs::path& folder) {
     if (entry.path().extension() != ".json") continue;
     Json record = parse_file(entry.path());
     if (!record.is_object() || record.value("format", "") != kRecordFormat) continue;
-    out[record.at("key")] = std::move(record);
+    const std::string key = record.at("key");  // before the move: the right side comes first
+    out[key] = std::move(record);
   }
   if (out.empty())
     fail("{}: holds no study.sqlite and no record of a run (*.json of the format {}). Nothing was run.",

@@ -1,9 +1,12 @@
 #pragma once
-// A finished study with known losses: the loss out of domain is the held-out loss + 1 + a constant of the architecture.
+// A finished study with known answers, written through the store. The loss out of domain that the
+// reference has at held-out loss h is h + 1; another model has h + 1 + its degradation.
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "base/random.h"
-#include "base/safetensors.h"
+#include "study/runner.h"
 #include "study/store.h"
 
 namespace assay::report {
@@ -12,8 +15,8 @@ using Json = nlohmann::json;
 
 struct FakeModel {
   std::string name;
-  double degradation = 0;  // nats
-  double speed = 1;        // tokens count this much
+  double degradation = 0;  // nats per token at equal held-out loss
+  double speed = 1;        // the model learns as if it had seen this many times the tokens
   double unseen = 0;       // nats more on tokens unseen in training, which are a tenth
   std::string table = "";  // of its mixer, in its configuration
 };
@@ -21,139 +24,221 @@ struct FakeModel {
 class FakeStudyFolder {
  public:
   std::vector<std::string> train = {"cc", "c4"}, out_of_domain = {"arxiv", "github", "stack"};
-  std::vector<FakeModel> models = {{"full"}, {"window", 0.12, 1.1}, {"twin"}, {"mamba1", 0.05, 0.9}};
-  std::vector<int64_t> seeds = {1, 2};
-  int64_t documents = 40, evaluations = 12;
-  std::map<std::string, int> numerics;  // version of selective_scan in the runs of a model; 1 where absent
+  std::vector<FakeModel> models = {{"full"}, {"window", 0.12, 1.1}, {"twin"}, {"mamba1", 0.2, 1.5}};
+  std::vector<int64_t> seeds = {1, 2, 3, 4};
+  std::vector<int64_t> budgets = {10'000'000, 20'000'000, 40'000'000, 80'000'000};  // the ladder
+  std::vector<int64_t> contender_budgets = {20'000'000, 40'000'000};
+  std::vector<double> rates;         // of the tuning grid; empty: nothing is tuned
+  double best_rate = 2e-3;
+  std::string diverging;             // model whose run at the largest rate fails
+  bool check = false;                // runs at half and twice the learning rate
+  bool has_sources = true;
+  double seed_spread = 0.004;        // standard deviation of the loss out of domain
+  int64_t clusters = 40, evaluations = 8;
+  std::map<std::string, int> numerics;  // version of selective_scan of a model; 1 where absent
 
-  // Writes the run folders and study.sqlite. Runs of models named in `unfinished` stay out.
+  // Writes the run folders and study.sqlite. Runs of models named in `unfinished` fail.
   void write(const fs::path& study, const std::vector<std::string>& unfinished = {}) {
     make_folder(study / "configs");
-    study::Plan plan{"fake", "reference = \"full\"\n", "full", {{"", {"", train, out_of_domain, 512}, {}, {}}}, {}};
-    std::vector<study::PlannedRun> runs;
-    for (const FakeModel& model : models) {
-      plan.models.push_back({model.name, seeds, {}, {}});
-      for (const int64_t seed : seeds) runs.push_back(planned(study, model, seed));
-    }
+    study::Plan plan{.name = "fake", .text = "reference = \"full\"\n", .reference = "full"};
+    study::Setting& setting = plan.settings.emplace_back();
+    setting.data.train = train;
+    setting.data.out_of_domain = out_of_domain;
+    setting.data.sequence_length = 512;
+    plan.has_ladder = budgets.size() > 1;
+    const ConfigNode nothing = ConfigNode::parse("");
+    for (const FakeModel& model : models)
+      plan.models.push_back({.name = model.name, .train = nothing});
+    plan_runs(study);
     study::Store store(study);
-    store.set_plan(plan, runs);
-    for (size_t i = 0; i < runs.size(); ++i) {
-      const FakeModel& model = models[i / seeds.size()];
-      if (std::count(unfinished.begin(), unfinished.end(), model.name)) {
-        store.set_status(runs[i].key, "failed", "exit code 1: the loss is NaN at step 3");
+    store.set_plan(plan, runs_);
+    for (const study::PlannedRun& run : runs_) {
+      const bool diverges = run.model == diverging && run.learning_rate == rates.back();
+      if (diverges || std::ranges::count(unfinished, run.model)) {
+        store.set_status(run.key, "failed", "exit code 1: the loss is NaN at step 3");
         continue;
       }
-      write_run(runs[i].folder(study), model, runs[i].seed);
-      store.take(runs[i].key, runs[i].folder(study));
+      write_run(run.folder(study), model_of(run), run);
+      store.take(run.key, run.folder(study));
     }
   }
 
  private:
-  study::PlannedRun planned(const fs::path& study, const FakeModel& model, int64_t seed) {
-    study::PlannedRun run{sha256(fmt::format("{} {}", model.name, seed)),
-                          fmt::format("{}.seed-{}", model.name, seed),
-                          "",
-                          model.name,
-                          seed,
-                          {},
-                          {},
-                          {{"tokens", 1e6}}};
-    run.config = study / "configs" / (run.name + ".toml");
-    write_file(run.config, config(model, seed));
-    return run;
-  }
-  static std::string config(const FakeModel& model, int64_t seed) {
-    return fmt::format(
-        "[model]\nd_model = 512\nnum_layers = {}\npattern = [\"{}\"]\n{}[train]\nseed = {}\nsteps = 2000\nbatch_size = "
-        "32\n"
-        "sequence_length = 512\nwarmup_steps = 10\nlearning_rate = 0.001\n",
-        model.name == "mamba1" ? 16 : 8, model.name == "mamba1" ? "mamba1" : "attention", model.table, seed);
+  std::vector<study::PlannedRun> runs_;
+
+  const FakeModel& model_of(const study::PlannedRun& run) const {
+    return *std::ranges::find(models, run.model, &FakeModel::name);
   }
 
-  void write_run(const fs::path& folder, const FakeModel& model, int64_t seed) {
-    make_folder(folder / "evaluations");
+  void plan_runs(const fs::path& study) {
+    runs_.clear();
+    for (const FakeModel& model : models)
+      for (const double rate : rates)
+        add(study, model, 1, budgets.front(), rate, study::purpose::kTuning);
+    const double rate = rates.empty() ? 1e-3 : best_rate;
+    for (const FakeModel& model : models) {
+      const bool is_reference = model.name == "full";
+      for (const int64_t tokens : is_reference ? budgets : contender_budgets)
+        for (const int64_t seed : seeds)
+          add(study, model, seed, tokens, rate, study::purpose::kStudy);
+      if (!check || is_reference) continue;
+      for (const auto& [factor, why] :
+           {std::pair{0.5, study::purpose::kHalf}, {2.0, study::purpose::kDouble}})
+        for (const int64_t seed : seeds)
+          add(study, model, seed, contender_budgets.back(), factor * rate, why);
+    }
+  }
+
+  void add(const fs::path& study, const FakeModel& model, int64_t seed, int64_t tokens, double rate,
+           const std::string& why) {
+    study::PlannedRun run{.key = sha256(fmt::format("{} {} {} {}", model.name, seed, tokens, rate)),
+                          .name = fmt::format("{}.{}M.lr-{:g}.seed-{}", model.name,
+                                              tokens / 1'000'000, rate, seed),
+                          .model = model.name,
+                          .purpose = why,
+                          .seed = seed,
+                          .tokens = tokens,
+                          .learning_rate = rate};
+    run.estimate = {{"tokens", tokens}};
+    run.config = study / "configs" / (run.name + ".toml");
+    write_file(run.config, config(model, run));
+    // A run of the grid that the study needs, too, is one run.
+    std::erase_if(runs_, [&](const study::PlannedRun& other) { return other.key == run.key; });
+    runs_.push_back(run);
+  }
+
+  static std::string config(const FakeModel& model, const study::PlannedRun& run) {
+    return fmt::format(
+        "[model]\nd_model = 512\nnum_layers = {}\npattern = [\"{}\"]\n{}[train]\nseed = {}\n"
+        "tokens = {}\nbatch_size = 32\nsequence_length = 512\nwarmup_steps = 10\n"
+        "learning_rate = {:g}\n",
+        model.name == "mamba1" ? 16 : 8, model.name == "mamba1" ? "mamba1" : "attention",
+        model.table, run.seed, run.tokens, run.learning_rate);
+  }
+
+  // How far a run has come when `tokens` of its budget are seen. A learning rate that is not the
+  // best one ends higher.
+  double held_out_loss(const FakeModel& model, const study::PlannedRun& run, double tokens) const {
+    const double seen = tokens * model.speed / 1e6;
+    const double detour = 0.3 * (1 - tokens / double(run.tokens));  // the rate is still high
+    const double off = rates.empty() ? 0 : std::log2(run.learning_rate / best_rate);
+    return 3 + 5 / (1 + std::sqrt(seen)) + detour + 0.05 * off * off;
+  }
+
+  void write_run(const fs::path& folder, const FakeModel& model, const study::PlannedRun& run) {
+    make_folder(folder);
+    const int64_t steps = run.tokens / (32 * 512);
     std::string lines;
-    for (int64_t k = 0; k <= evaluations; ++k) lines += evaluation(folder, model, seed, k).dump() + "\n";
+    for (int64_t k = 0; k <= 10 * evaluations; ++k) {
+      const double tokens = double(run.tokens) * double(k) / double(10 * evaluations);
+      const int64_t step = steps * k / (10 * evaluations);
+      const double training = held_out_loss(model, run, tokens) - 0.08;
+      if (k > 0) lines += Json{{"step", step}, {"tokens", tokens}, {"loss", training}}.dump() + "\n";
+      if (k % 10 == 0) lines += evaluation(model, run, tokens, step).dump() + "\n";
+    }
     write_file(folder / "metrics.jsonl", lines);
-    write_file(folder / "config.toml", config(model, seed));
-    write_file(folder / "run.json",
-               Json{{"parameters", 34'000'000},
-                    {"flops_per_token", 6.8e7},
-                    {"state_bytes", {{"2048", 1 << 24}, {"102400", 1 << 29}}},
-                    {"device", "cpu, 2 cores"},
-                    {"torch", "2.11.0"},
-                    {"assay", "0.1.0"},
-                    {"commit", "0123456789abcdef"},
-                    {"paths", {{"selective_scan", "cpu kernel"}}},
-                    {"data", sha256("data")},
-                    {"numerics", {{"selective_scan", numerics.contains(model.name) ? numerics.at(model.name) : 1}}},
-                    {"started", "2030-01-01T00:00:00Z"}}
-                   .dump());
-    write_file(folder / "done.json", Json{{"steps", 2000},
-                                          {"tokens", 32'768'000},
+    write_file(folder / "config.toml", config(model, run));
+    write_file(folder / "run.json", provenance(model).dump());
+    write_file(folder / "end.json", end(model, run, steps).dump());
+    write_file(folder / "done.json", Json{{"steps", steps},
+                                          {"tokens", run.tokens},
                                           {"seconds", 61.5},
                                           {"tokens_per_second", 532'800 * model.speed},
                                           {"peak_memory_bytes", 3'221'225'472},
                                           {"final_loss", 3.3}}
                                          .dump());
-    if (model.name == "mamba1") return;  // a run without probes
-    const Json mean{
-        {"visibility", model.name == "window" ? 0.25 : 0.75}, {"uniformity", 0.5}, {"real_relation", 0.875}};
+    if (model.name == "mamba1") return;  // runs without probes
+    const Json mean{{"visibility", model.name == "window" ? 0.25 : 0.75},
+                    {"uniformity", 0.5},
+                    {"real_relation", 0.875}};
     Json layer = mean;
     layer["visibility"] = 0.9375;
     write_file(folder / "probes.json", Json{{"mean", mean}, {"layers", {mean, layer}}}.dump());
   }
 
-  std::string split(const std::string& domain) const { return std::ranges::count(train, domain) ? ".valid" : ".test"; }
+  Json provenance(const FakeModel& model) const {
+    const int version = numerics.contains(model.name) ? numerics.at(model.name) : 1;
+    return {{"parameters", 34'000'000},
+            {"flops_per_token", 6.8e7},
+            {"state_bytes", {{"2048", 1 << 24}, {"102400", 1 << 29}}},
+            {"device", "cpu, 2 cores"},
+            {"torch", "2.11.0"},
+            {"assay", "0.1.0"},
+            {"commit", "0123456789abcdef"},
+            {"paths", {{"selective_scan", "cpu kernel"}}},
+            {"data", sha256("data")},
+            {"numerics", {{"selective_scan", version}}},
+            {"started", "2030-01-01T00:00:00Z"}};
+  }
 
-  // Training loss falls from about 9 to 3.4; a seed shifts the loss out of domain by its own 0.01.
-  Json evaluation(const fs::path& folder, const FakeModel& model, int64_t seed, int64_t k) {
-    Random random(uint64_t(seed), model.name, uint64_t(k));
-    const double tokens = double(k) / double(evaluations) * 32'768'000;
-    const double held_out =
-        3.4 + 5.6 * std::exp(-4.5 * std::pow(tokens * model.speed / 32'768'000, 0.55)) + 0.002 * random.normal();
-    const double shift = 0.01 * Random(uint64_t(seed), model.name).normal();
-    Json line{{"step", k * 100},
+  std::string set(const std::string& domain) const {
+    return domain + (std::ranges::count(train, domain) ? ".valid" : ".test");
+  }
+
+  // Loss of each set; the loss out of domain has noise of the seed.
+  std::map<std::string, double> losses(const FakeModel& model, const study::PlannedRun& run,
+                                       double tokens) const {
+    std::map<std::string, double> out;
+    const double held_out = held_out_loss(model, run, tokens);
+    Random random(uint64_t(run.seed), model.name, uint64_t(run.tokens));
+    const double noise = seed_spread * random.normal();
+    for (const std::string& domain : train) out[set(domain)] = held_out;
+    for (size_t i = 0; i < out_of_domain.size(); ++i) {
+      const double more = model.degradation + 0.1 * model.unseen;
+      out[set(out_of_domain[i])] =
+          held_out + 1 + 0.2 * (double(i) - 1) + more * (1 + 0.3 * (1 - double(i))) + noise;
+    }
+    return out;
+  }
+
+  Json evaluation(const FakeModel& model, const study::PlannedRun& run, double tokens,
+                  int64_t step) const {
+    Json line{{"step", step},
               {"tokens", tokens},
-              {"train_loss", k ? Json(held_out - 0.08) : Json()},
+              {"train_loss", nullptr},
               {"evaluation", Json::object()}};
     if (model.name != "mamba1") line["attention_entropy"] = {{0.5, 0.25}, {0.75, 0.5}};
-    std::vector<std::vector<double>> nll, counts;
-    std::vector<TensorEntry> tensors;
-    const auto add = [&](const std::string& domain, double loss) {
-      const std::string set = domain + split(domain);
-      double sum = 0;
-      auto& n = nll.emplace_back();
-      for (int64_t d = 0; d < documents; ++d) {
-        n.push_back(400 * (loss + 0.3 * Random(7, domain).at(uint64_t(d)) * 0x1p-64 - 0.15));
-        sum += n.back();
-      }
-      line["evaluation"][set] = sets(model, sum / (400.0 * double(documents)));
-    };
-    for (const std::string& domain : train) add(domain, held_out);
-    for (size_t i = 0; i < out_of_domain.size(); ++i)
-      add(out_of_domain[i], held_out + 1 + 0.2 * double(i) +
-                                (model.degradation + 0.1 * model.unseen) * (1 + 0.3 * (1 - double(i))) + shift);
-    std::vector<int64_t> tokens_of(size_t(documents), 400);
-    size_t i = 0;
-    for (const auto* names : {&train, &out_of_domain})
-      for (const std::string& domain : *names) {
-        tensors.push_back({domain + split(domain) + ".nll", "F64", {documents}, std::as_bytes(std::span(nll[i++]))});
-        tensors.push_back(
-            {domain + split(domain) + ".tokens", "I64", {documents}, std::as_bytes(std::span(tokens_of))});
-        tensors.push_back({domain + split(domain) + ".bytes", "I64", {documents}, std::as_bytes(std::span(tokens_of))});
-      }
-    write_safetensors(folder / "evaluations" / fmt::format("step-{}.safetensors", k * 100), tensors);
+    for (const auto& [name, loss] : losses(model, run, tokens))
+      line["evaluation"][name] = with_slices(model, loss);
     return line;
   }
 
-  Json sets(const FakeModel& model, double loss) {
-    const double n = 400.0 * double(documents);
-    const auto slice = [&](double l, double share) { return Json{{"loss", l}, {"tokens", share * n}}; };
+  Json end(const FakeModel& model, const study::PlannedRun& run, int64_t steps) const {
+    Json sets = Json::object();
+    for (const auto& [name, loss] : losses(model, run, double(run.tokens))) {
+      Json by_cluster = {{"documents", Json::array()}, {"tokens", Json::array()},
+                         {"nll", Json::array()},       {"recall_tokens", Json::array()},
+                         {"recall_nll", Json::array()}};
+      // The deviations of the clusters add up to zero.
+      for (int64_t c = 0; c < clusters; ++c) {
+        const double deviation = 0.2 * (double(c) / double(clusters - 1) - 0.5);
+        by_cluster["documents"].push_back(3);
+        by_cluster["tokens"].push_back(1000);
+        by_cluster["nll"].push_back(1000 * (loss + deviation));
+        by_cluster["recall_tokens"].push_back(200);
+        by_cluster["recall_nll"].push_back(200 * 1.9);
+        if (has_sources) by_cluster["names"].push_back(fmt::format("source {}", c));
+      }
+      sets[name] = {{"loss", loss},
+                    {"recall_loss", 1.9},
+                    {"bits_per_byte", loss * 0.4},
+                    {"tokens", 1000 * clusters},
+                    {"documents", 3 * clusters},
+                    {"clustered_by", has_sources ? "source" : "document"},
+                    {"clusters", by_cluster}};
+    }
+    return {{"step", steps}, {"tokens", run.tokens}, {"sets", sets}};
+  }
+
+  Json with_slices(const FakeModel& model, double loss) const {
+    const double n = 16'000;
+    const auto slice = [&](double l, double share) {
+      return Json{{"loss", l}, {"tokens", share * n}};
+    };
     return {{"loss", loss},
             {"bits_per_byte", loss * 0.4},
             {"tokens", n},
-            {"documents", documents},
+            {"documents", 40},
             {"slices",
              {{"frequent", slice(loss - 0.5, 0.6)},
               {"rare", slice(loss + 1, 0.3)},

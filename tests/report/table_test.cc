@@ -17,19 +17,19 @@ const Table kTable{"t",
                    {{std::string("a,\"b\""), 3.14159, stats::Interval{-0.12345, -0.2, 0.01}, std::string()},
                     {std::string("<c>"), NAN, NAN, std::string()}}};
 
-TEST(Table, CsvKeepsEveryDigitAndQuotes) {
+TEST(Table, CsvKeepsEveryDigitAndQuotesText) {
   EXPECT_EQ(to_csv(kTable), "name,loss,Δ,Δ low,Δ high,empty\n\"a,\"\"b\"\"\",3.14159,-0.12345,-0.2,0.01,\n<c>,,,,,\n");
 }
 
-TEST(Table, HtmlEscapesRoundsAndLeavesOutEmptyColumns) {
+TEST(Table, HtmlIsEscapedAndRoundedWithoutEmptyColumns) {
   const std::string html = to_html(kTable);
   for (const char* part :
-       {"<th>a,&quot;b&quot;</th>", "3.142", "−0.123 [−0.200, +0.010]", "&lt;c&gt;", "<td class=\"n\">–</td>"})
+       {"<th scope=\"row\">a,&quot;b&quot;</th>", "<caption class=\"hidden\">T</caption>", "3.142", "−0.123 [−0.200, +0.010]", "&lt;c&gt;", "<td class=\"n\">–</td>"})
     EXPECT_NE(html.find(part), std::string::npos) << part << " is not in " << html;
   EXPECT_EQ(html.find("empty"), std::string::npos);
 }
 
-TEST(Table, Formats) {
+TEST(Table, NumbersHaveUnits) {
   EXPECT_EQ(show(1536.0, Format::bytes), "1.5 KiB");
   EXPECT_EQ(show(12'300'000.0, Format::count), "12.30M");
   EXPECT_EQ(show(187.0, Format::seconds), "3:07");
@@ -52,14 +52,26 @@ TEST(Figure, RangeCoversDataAndErrorBars) {
   EXPECT_GT(shown_range(logarithmic, false).first, 0);
 }
 
-TEST(Figure, PlotlyGetsErrorBarsGapsAndTheIdentityLine) {
+TEST(Figure, SvgHasErrorBarsTooltipsAndTheIdentityLine) {
   Figure f = figure();
   f.identity = true;
-  const auto json = to_plotly(f);
-  EXPECT_TRUE(json["data"][0]["x"][2].is_null());
-  EXPECT_DOUBLE_EQ(json["data"][1]["error_x"]["array"][0], 0.5);
-  EXPECT_EQ(json["layout"]["shapes"].size(), 1u);
-  EXPECT_EQ(json["layout"]["shapes"][0]["x0"], json["layout"]["shapes"][0]["y0"]);
+  const std::string svg = to_svg(f);
+  EXPECT_NE(svg.find("<title>two: 1.000 [0.500, 1.500]</title>"), std::string::npos) << svg;
+  EXPECT_NE(svg.find("class=\"faint\" x1"), std::string::npos) << "the identity line";
+  f.y.range = {100, 101};
+  EXPECT_NE(to_svg(f).find("identity: below this range"), std::string::npos);
+}
+
+TEST(Figure, SubscriptOfDeltaIsDrawn) {
+  EXPECT_EQ(html_text("Δ_end < 0"), "Δ<sub>end</sub> &lt; 0");
+  EXPECT_NE(svg_text("Δ_end").find("<tspan"), std::string::npos);
+}
+
+TEST(Figure, PageStylesCanReplaceEveryColour) {
+  const std::string svg = to_svg(figure());
+  EXPECT_NE(svg.find("class=\"s1 solid\" fill=\"#0072B2\""), std::string::npos) << svg;
+  EXPECT_NE(svg.find("class=\"paper\""), std::string::npos);
+  EXPECT_EQ(svg.find("style="), std::string::npos) << "attributes give way to style sheets";
 }
 
 TEST(Figure, SvgIsEscapedAndHasALegend) {

@@ -1,0 +1,269 @@
+#include "report/ends.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "base/error.h"
+#include "report/analysis.h"
+#include "report/table.h"
+
+namespace assay::report {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// The losses of one set by cluster.
+stats::EndLosses losses_of(const Json& set) {
+  const Json& clusters = set.at("clusters");
+  return {.nll = clusters.at("nll"),
+          .recall_nll = clusters.value("recall_nll", std::vector<double>{}),
+          .tokens = clusters.at("tokens"),
+          .recall_tokens = clusters.value("recall_tokens", std::vector<double>{})};
+}
+
+stats::End end_of(const Run& run, const Setting& setting) {
+  const double held_out = setting.mixed ? run.end.training_loss : run.end.held_out_loss;
+  stats::End end{.seed = run.seed, .held_out = held_out};
+  const Json& sets = run.row["end_losses"].at("sets");
+  for (const std::string& domain : setting.test)
+    end.domains[domain] = losses_of(sets.at(setting.set(domain)));
+  return end;
+}
+
+std::vector<stats::Budget> budgets_of(const Architecture& a, const Setting& setting) {
+  std::vector<stats::Budget> out;
+  for (const auto& [tokens, runs] : a.budgets) {
+    stats::Budget& budget = out.emplace_back(stats::Budget{.tokens = double(tokens)});
+    for (const Run& run : runs) budget.runs.push_back(end_of(run, setting));
+  }
+  return out;
+}
+
+// Why the numbers of these runs must not be compared: other data, or another version of the
+// numerics of an operation. Empty when they may.
+std::string mixed_numerics(const std::vector<const Run*>& runs) {
+  std::map<std::string, Json> seen;
+  for (const Run* run : runs) {
+    const Json& provenance = run->row["provenance"];
+    Json versions = provenance.value("numerics", Json::object());
+    versions["data"] = provenance.value("data", "");
+    for (const auto& [operation, version] : versions.items()) {
+      const auto [first, fresh] = seen.emplace(operation, version);
+      if (fresh || first->second == version) continue;
+      if (operation == "data")
+        return "The runs were trained on different data. Run the older ones again.";
+      return fmt::format(
+          "The runs differ in the numerics version of {} ({} and {}). Run the older ones again.",
+          operation, first->second.dump(), version.dump());
+    }
+  }
+  return "";
+}
+
+// "20_480_000".
+std::string toml_number(int64_t value) {
+  std::string digits = std::to_string(value);
+  for (auto at = int64_t(digits.size()) - 3; at > 0; at -= 3) digits.insert(size_t(at), "_");
+  return digits;
+}
+
+// The plan key that would give the study a ladder.
+std::string ladder_advice(const Setting& setting) {
+  const double top = double(setting.reference().tokens());
+  std::string rungs;
+  for (const double share : {0.125, 0.25, 0.5, 1.0})
+    rungs += (rungs.empty() ? "" : ", ") + toml_number(int64_t(share * top));
+  return fmt::format(
+      "Add `ladder = {{ tokens = [{}], seeds = [1, 2, 3, 4] }}` to the plan and run it again; "
+      "finished runs are kept.",
+      rungs);
+}
+
+void describe_clusters(Setting& setting) {
+  const Run& run = setting.reference().runs().front();
+  const Json& sets = run.row["end_losses"].at("sets");
+  setting.ladder.clustered_by_source = true;
+  for (const std::string& domain : setting.test) {
+    const Json& set = sets.at(setting.set(domain));
+    setting.ladder.clusters.emplace_back(domain, set.at("clusters").at("tokens").size());
+    if (set.value("clustered_by", "document") != "source")
+      setting.ladder.clustered_by_source = false;
+  }
+}
+
+// Tokens after which the reference ends with this held-out loss, by interpolation of the rungs in
+// log tokens; NaN outside of them.
+double reference_tokens(const std::vector<stats::Budget>& ladder, double held_out) {
+  std::vector<std::pair<double, double>> rungs;  // (held-out loss, log tokens)
+  for (const stats::Budget& budget : ladder) {
+    double sum = 0;
+    for (const stats::End& end : budget.runs) sum += end.held_out;
+    rungs.emplace_back(sum / double(budget.runs.size()), std::log(budget.tokens));
+  }
+  for (size_t b = 0; b + 1 < rungs.size(); ++b) {
+    const auto [high, few] = rungs[b];
+    const auto [low, many] = rungs[b + 1];
+    if (held_out <= high && held_out >= low && high > low)
+      return std::exp(few + (many - few) * (high - held_out) / (high - low));
+  }
+  return kNone;
+}
+
+// What does not need the ladder, so that a verdict of "not settled" has numbers next to it.
+void set_final_losses(Architecture& a, const Setting& setting) {
+  stats::EndResult& end = a.end;
+  end.name = a.name;
+  end.tokens = double(a.tokens());
+  end.held_out = mean_over(a.runs(), [&](const Run& run) {
+    return setting.mixed ? run.end.training_loss : run.end.held_out_loss;
+  });
+  end.final_loss = mean_over(a.runs(), [](const Run& run) { return run.end.test_loss; });
+  end.reference_loss = kNone;
+  if (!setting.has_reference()) return;
+  const auto found = setting.reference().budgets.find(a.tokens());
+  if (found == setting.reference().budgets.end()) return;
+  end.reference_loss = mean_over(found->second, [](const Run& run) { return run.end.test_loss; });
+}
+
+struct Contenders {
+  std::vector<stats::Contender> list;
+  std::vector<stats::EndResult*> results;  // where each result goes
+};
+
+stats::LadderResult settle(Setting& setting, const Contenders& contenders) {
+  stats::LadderResult found = stats::compare_ends(setting.ladder.budgets, contenders.list,
+                                                  {.margin = setting.ladder.margin});
+  for (size_t i = 0; i < found.results.size(); ++i) {
+    stats::EndResult& to = *contenders.results[i];
+    const stats::EndResult before = to;
+    to = found.results[i];
+    if (to.has_delta) continue;
+    to.tokens = before.tokens;
+    to.held_out = before.held_out;
+    to.final_loss = before.final_loss;
+    to.reference_loss = before.reference_loss;
+  }
+  return found;
+}
+
+// The runs of one model at half and at twice its learning rate.
+void add_checks(Architecture& a, const Setting& setting, Contenders& contenders) {
+  for (const auto& [purpose, runs] : a.check_runs) {
+    a.checks.push_back(
+        {.purpose = purpose, .learning_rate = runs.front().row["learning_rate"].get<double>()});
+    stats::Budget budget{.tokens = double(runs.front().tokens)};
+    for (const Run& run : runs) budget.runs.push_back(end_of(run, setting));
+    contenders.list.push_back(
+        {.name = fmt::format("{} at {}", a.name, purpose), .budgets = {budget}});
+  }
+}
+
+void set_reason(Setting& setting, const std::string& reason) {
+  for (Architecture& a : setting.architectures)
+    if (a.style != 0 && a.end.reason.empty()) a.end.reason = reason;
+}
+
+void compare_with_ladder(Setting& setting) {
+  Contenders contenders, checks;
+  for (Architecture& a : setting.architectures) {
+    if (a.style == 0) continue;
+    std::vector<const Run*> both = setting.reference().all_runs();
+    const auto own = a.all_runs();
+    both.insert(both.end(), own.begin(), own.end());
+    a.end.reason = mixed_numerics(both);
+    a.comparable = a.end.reason.empty();
+    if (!a.comparable) continue;
+    contenders.list.push_back({.name = a.name, .budgets = budgets_of(a, setting)});
+    contenders.results.push_back(&a.end);
+    add_checks(a, setting, checks);
+  }
+  const stats::LadderResult found = settle(setting, contenders);
+  setting.ladder.problem = found.problem;
+  setting.ladder.warnings = found.warnings;
+  setting.ladder.critical = found.critical;
+  setting.ladder.mature = found.mature;
+  setting.ladder.recall = found.recall;
+  if (!found.problem.empty()) return;
+  for (Architecture& a : setting.architectures) {
+    for (Check& check : a.checks) checks.results.push_back(&check.end);
+    if (a.style == 0) continue;
+    a.tokens_ratio = a.end.tokens / reference_tokens(setting.ladder.budgets, a.end.held_out);
+  }
+  if (!checks.list.empty()) settle(setting, checks);
+}
+
+}  // namespace
+
+void compare_ends(Setting& setting) {
+  Ladder& ladder = setting.ladder;
+  for (Architecture& a : setting.architectures) {
+    set_final_losses(a, setting);
+    a.tokens_ratio = kNone;
+  }
+  if (setting.architectures.empty()) return;
+  if (!setting.has_reference()) {
+    ladder.problem = "The reference has no finished run.";
+    return set_reason(setting, ladder.problem);
+  }
+  describe_clusters(setting);
+  ladder.budgets = budgets_of(setting.reference(), setting);
+  ladder.problem = mixed_numerics(setting.reference().all_runs());
+  if (!ladder.problem.empty()) {
+    for (Architecture& a : setting.architectures) a.comparable = false;
+    return set_reason(setting, ladder.problem);
+  }
+  try {
+    compare_with_ladder(setting);
+  } catch (const BadInput& error) {
+    ladder.problem = error.what();
+  }
+  if (ladder.problem.empty()) return;
+  if (ladder.budgets.size() < 2) {
+    ladder.problem = fmt::format("The reference was trained at one budget ({} tokens) only.",
+                                 show(ladder.budgets[0].tokens, Format::tokens));
+    ladder.advice = ladder_advice(setting);
+  }
+  set_reason(setting, ladder.problem + (ladder.advice.empty() ? "" : " " + ladder.advice));
+}
+
+std::vector<stats::Budget> only_domain(const std::vector<stats::Budget>& budgets,
+                                       const std::string& domain) {
+  if (domain.empty()) return budgets;
+  std::vector<stats::Budget> out = budgets;
+  for (stats::Budget& budget : out)
+    for (stats::End& end : budget.runs)
+      std::erase_if(end.domains, [&](const auto& entry) { return entry.first != domain; });
+  return out;
+}
+
+double loss_of(const stats::End& end, const std::string& domain) {
+  double sum = 0, count = 0;
+  for (const auto& [name, losses] : end.domains) {
+    if (!domain.empty() && name != domain) continue;
+    double nll = 0, tokens = 0;
+    for (size_t c = 0; c < losses.nll.size(); ++c) {
+      nll += losses.nll[c];
+      tokens += losses.tokens[c];
+    }
+    sum += nll / tokens;
+    count += 1;
+  }
+  return sum / count;
+}
+
+const char* word(stats::Verdict verdict) {
+  switch (verdict) {
+    case stats::Verdict::degraded:
+      return "degraded";
+    case stats::Verdict::better:
+      return "better";
+    case stats::Verdict::equivalent:
+      return "equivalent";
+    default:
+      return "not settled";
+  }
+}
+
+}  // namespace assay::report

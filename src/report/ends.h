@@ -1,0 +1,47 @@
+#pragma once
+// The primary comparison: the ends of runs against the ladder of the reference (stats/ladder.h).
+// In the mixed-domain setting the held-out loss of the comparison is the training loss at the end,
+// and the domains are the held-out sets of the training domains.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stats/ladder.h"
+
+namespace assay::report {
+
+struct Setting;
+
+// The reference's side of the comparison.
+struct Ladder {
+  std::vector<stats::Budget> budgets;
+  std::string problem;                // why no architecture can be compared; empty otherwise
+  std::string advice;                 // what to add to the plan where there is a problem
+  std::vector<std::string> warnings;
+  double critical = 1;                // see stats::LadderResult
+  double margin = stats::LadderOptions{}.margin;
+  bool mature = false;
+  bool clustered_by_source = false;   // false: by document
+  std::vector<double> recall;         // by rung
+  std::vector<std::pair<std::string, size_t>> clusters;  // by domain
+};
+
+// One architecture at half or twice its learning rate.
+struct Check {
+  std::string purpose;
+  double learning_rate = 0;
+  stats::EndResult end;
+};
+
+// Sets setting.ladder, and `end`, `tokens_ratio` and `checks` of every architecture.
+void compare_ends(Setting& setting);
+
+// One domain of a ladder.
+std::vector<stats::Budget> only_domain(const std::vector<stats::Budget>& budgets,
+                                       const std::string& domain);
+// Loss of a run's end: one domain, or the mean over the domains when `domain` is empty.
+double loss_of(const stats::End& end, const std::string& domain = "");
+
+const char* word(stats::Verdict verdict);  // "degraded", "better", "equivalent", "not settled"
+
+}  // namespace assay::report

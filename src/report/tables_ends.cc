@@ -1,0 +1,266 @@
+// The tables of the primary comparison.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/progress.h"
+#include "report/svg.h"
+#include "report/tables.h"
+
+namespace assay::report {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr stats::Interval kNoInterval{kNone, kNone, kNone};
+
+std::vector<const Architecture*> contenders(const Setting& setting) {
+  std::vector<const Architecture*> out;
+  for (const Architecture& a : setting.architectures)
+    if (a.style != 0) out.push_back(&a);
+  return out;
+}
+
+const char* css_of(stats::Verdict verdict) {
+  switch (verdict) {
+    case stats::Verdict::degraded:
+      return "degraded";
+    case stats::Verdict::better:
+      return "better";
+    case stats::Verdict::equivalent:
+      return "equivalent";
+    default:
+      return "open";
+  }
+}
+// A mark of its own for each verdict, so that colour is not the only sign.
+const char* mark_of(stats::Verdict verdict) {
+  switch (verdict) {
+    case stats::Verdict::degraded:
+      return "M8 2L15 14H1Z";  // triangle that points up: a higher loss
+    case stats::Verdict::better:
+      return "M8 14L1 2H15Z";  // triangle that points down: a lower loss
+    case stats::Verdict::equivalent:
+      return "M2 4H14V7H2ZM2 9H14V12H2Z";  // equals sign
+    default:
+      return "M8 1A7 7 0 1 0 8 15A7 7 0 1 0 8 1ZM8 4A4 4 0 1 1 8 12A4 4 0 1 1 8 4Z";  // ring
+  }
+}
+
+Rich badge(stats::Verdict verdict) {
+  const char* text = word(verdict);
+  return {text, fmt::format("<span class=\"badge {}\"><svg aria-hidden=\"true\" width=\"13\" "
+                            "height=\"13\" viewBox=\"0 0 16 16\"><path fill-rule=\"evenodd\" "
+                            "d=\"{}\"/></svg>{}</span>",
+                            css_of(verdict), mark_of(verdict), text)};
+}
+
+BarScale bar_scale(const Setting& setting) {
+  BarScale scale{.low = -3 * setting.ladder.margin,
+                 .high = 3 * setting.ladder.margin,
+                 .margin = setting.ladder.margin};
+  for (const Architecture* a : contenders(setting)) {
+    if (!a->end.has_delta) continue;
+    // An interval of a few seeds may be much wider than all estimates; its bar is cut there.
+    const double most = 4 * std::abs(a->end.delta.estimate) + 4 * setting.ladder.margin;
+    scale.low = std::min(scale.low, std::max(a->end.delta.low, -most));
+    scale.high = std::max(scale.high, std::min(a->end.delta.high, most));
+  }
+  const double side = 0.06 * (scale.high - scale.low);
+  scale.low -= side;
+  scale.high += side;
+  return scale;
+}
+
+std::string bar_tip(const Architecture& a, const Setting& setting) {
+  if (!a.end.has_delta) return a.name + ": no Δ at the end of training";
+  return fmt::format("{}: {} nats per token; the margin is ±{:.2f}", a.name,
+                     show(a.end.delta, Format::change), setting.ladder.margin);
+}
+
+Cell delta_of(const stats::EndResult& end) {
+  return end.has_delta ? Cell(end.delta) : Cell(kNone);
+}
+
+std::vector<Cell> reference_row(const Architecture& a) {
+  return {a.name, "reference", "",    kNone,
+          kNone,  kNone,       1.0,   double(a.tokens()),
+          tokens_per_second(a), state_bytes_at_100k(a)};
+}
+
+std::string rate(double learning_rate) { return fmt::format("{:g}", learning_rate); }
+
+}  // namespace
+
+std::string table_id(const Setting& setting, const std::string& name) {
+  return setting.name.empty() ? name : setting.name + "-" + name;
+}
+
+Table verdict_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "verdicts"), .title = "Verdicts", .cards = true};
+  const BarScale scale = bar_scale(setting);
+  const std::string difference = "final loss − reference";
+  table.columns = {{"architecture"},
+                   {"verdict"},
+                   {.name = "Δ_end, nats per token",
+                    .filed = false,
+                    .markup = "<br>" + interval_axis(scale)},
+                   {"Δ_end with 95 % interval", Format::change},
+                   {difference, Format::change},
+                   {"trend per doubling", Format::change},
+                   {"tokens needed, ×", Format::ratio},
+                   {"at tokens", Format::tokens},
+                   {"tokens/s", Format::count},
+                   {"state at 102,400 tokens", Format::bytes}};
+  if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
+  for (const Architecture* a : contenders(setting)) {
+    const stats::EndResult& end = a->end;
+    const std::string bar =
+        interval_bar(end.has_delta ? end.delta : kNoInterval, scale, a->style, bar_tip(*a, setting));
+    table.rows.push_back({a->name, badge(end.verdict), Rich{"", bar}, delta_of(end),
+                          end.final_loss - end.reference_loss,
+                          end.has_trend ? end.trend.estimate : kNone, a->tokens_ratio, end.tokens,
+                          tokens_per_second(*a), state_bytes_at_100k(*a)});
+  }
+  return table;
+}
+
+Table domain_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "delta-by-domain"),
+              .title = "Δ_end by domain",
+              .note = "Exploratory: each interval holds for itself (95 %), and no correction is "
+                      "made for looking at several domains. The mean has the simultaneous "
+                      "interval of the verdict."};
+  table.columns = {{"architecture"}, {"at tokens", Format::tokens}, {"mean", Format::change}};
+  for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
+  for (const char* error : {"error of its seeds", "error of the reference", "error of documents"})
+    table.columns.push_back({error, Format::loss, false});
+  for (const Architecture* a : contenders(setting)) {
+    const stats::EndResult& end = a->end;
+    if (!end.has_delta) continue;
+    std::vector<Cell> row = {a->name, end.tokens, end.delta};
+    for (const std::string& domain : setting.test) row.push_back(end.domains.at(domain));
+    for (const double error : {end.seed_error, end.reference_error, end.document_error})
+      row.push_back(error);
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+Table recall_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "delta-by-recall"),
+              .title = "Recall targets and other targets",
+              .note = "Recall targets are tokens that a repeated bigram of the context predicts. "
+                      "The two parts add up to Δ_end: each is the difference summed over its "
+                      "targets, per token of all targets. Each interval holds for itself (95 %)."};
+  table.columns = {{"architecture"},
+                   {"Δ_end", Format::change},
+                   {"part on recall targets", Format::change},
+                   {"part on other targets", Format::change}};
+  for (const Architecture* a : contenders(setting))
+    if (a->end.has_delta)
+      table.rows.push_back({a->name, a->end.delta_single, a->end.recall_part, a->end.other_part});
+  return table;
+}
+
+Table budget_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "delta-by-budget"),
+              .title = "Δ_end by budget",
+              .note = "Each interval holds for itself (95 %). The verdict is about the largest "
+                      "budget that the ladder covers."};
+  table.columns = {{"architecture"},
+                   {"tokens", Format::tokens},
+                   {"seeds"},
+                   {setting.pretraining_name(), Format::loss},
+                   {setting.test_name(), Format::loss},
+                   {"Δ_end", Format::change},
+                   {"problem"}};
+  for (const Architecture* a : contenders(setting))
+    for (const stats::BudgetResult& budget : a->end.budgets)
+      table.rows.push_back({a->name, budget.tokens, std::to_string(budget.seeds), budget.held_out,
+                            budget.out_of_domain,
+                            budget.problem.empty() ? Cell(budget.delta) : Cell(kNone),
+                            budget.problem});
+  return table;
+}
+
+Table ladder_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "ladder"),
+              .title = "The ladder of the reference",
+              .note = "The reference, trained to the end at each budget; means over the seeds. The "
+                      "reference is mature when its loss on recall targets falls by at most 0.1 "
+                      "nat from rung to rung."};
+  table.columns = {{"tokens", Format::tokens},
+                   {"seeds"},
+                   {setting.pretraining_name(), Format::loss},
+                   {setting.test_name(), Format::loss}};
+  for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::loss});
+  table.columns.push_back({"loss on recall targets", Format::loss});
+  for (size_t b = 0; b < setting.ladder.budgets.size(); ++b) {
+    const stats::Budget& budget = setting.ladder.budgets[b];
+    const auto mean = [&](auto&& get) {
+      double sum = 0;
+      for (const stats::End& end : budget.runs) sum += get(end);
+      return sum / double(budget.runs.size());
+    };
+    std::vector<Cell> row = {budget.tokens, std::to_string(budget.runs.size()),
+                             mean([](const stats::End& end) { return end.held_out; }),
+                             mean([](const stats::End& end) { return loss_of(end); })};
+    for (const std::string& domain : setting.test)
+      row.push_back(mean([&](const stats::End& end) { return loss_of(end, domain); }));
+    row.push_back(b < setting.ladder.recall.size() ? setting.ladder.recall[b] : kNone);
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+Table tuning_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "learning-rates"),
+              .title = "Learning rates that were tried",
+              .note = "Held-out loss of the training domains at the end of a run with the given "
+                      "tokens, mean over seeds. The rate with the lowest loss is used; losses out "
+                      "of domain have no part in the choice."};
+  table.columns = {{"architecture"},
+                   {"tokens", Format::tokens},
+                   {"learning rate"},
+                   {"held-out loss", Format::loss},
+                   {"runs that ended"},
+                   {"choice"}};
+  for (const Grid& grid : setting.grids)
+    for (const Grid::Point& point : grid.points) {
+      std::string choice = point.chosen ? "chosen" : "";
+      if (point.chosen && grid.at_the_end()) choice += ", at the end of the grid";
+      table.rows.push_back({grid.model, double(grid.tokens), rate(point.learning_rate),
+                            point.held_out_loss, fmt::format("{} of {}", point.done, point.planned),
+                            choice});
+    }
+  return table;
+}
+
+Table check_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "learning-rate-checks"),
+              .title = "Verdicts at half and at twice the learning rate",
+              .note = "Compared with the same ladder. The intervals hold for all rows of this "
+                      "table together (95 %)."};
+  table.columns = {{"architecture"},
+                   {"learning rate"},
+                   {"which"},
+                   {"verdict"},
+                   {"Δ_end", Format::change},
+                   {setting.pretraining_name(), Format::loss},
+                   {setting.test_name(), Format::loss},
+                   {.name = "reason", .shown = false}};
+  for (const Architecture* a : contenders(setting)) {
+    if (a->checks.empty()) continue;
+    table.rows.push_back({a->name, rate(a->runs().front().row["learning_rate"].get<double>()),
+                          "the chosen rate", badge(a->end.verdict), delta_of(a->end),
+                          a->end.held_out, a->end.final_loss, ""});
+    for (const Check& check : a->checks)
+      table.rows.push_back({a->name, rate(check.learning_rate), check.purpose,
+                            badge(check.end.verdict), delta_of(check.end), check.end.held_out,
+                            check.end.final_loss, check.end.reason});
+  }
+  return table;
+}
+
+}  // namespace assay::report
