@@ -254,8 +254,8 @@ std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate
         checks.push_back(planned(c, {.seed = seed, .tokens = budgets.back(), .learning_rate = factor * rate}, why,
                                  fmt::format("{}.lr-{:g}", budget_label(budgets.back()), factor * rate), study));
   }
-  runs.insert(runs.end(), checks.begin(), checks.end());
   check_distinct(runs, plan);
+  runs.insert(runs.end(), checks.begin(), checks.end());
   return runs;
 }
 

@@ -242,7 +242,7 @@ void measure_overlap(const std::vector<Candidate>& candidates, Store& store) {
   }
 }
 
-// Each run once: a model and its twin are tuned by the same runs.
+// Each run once: a model and its twin are tuned by the same runs, and a rung may be a tuning run.
 std::vector<PlannedRun> distinct(const std::vector<PlannedRun>& runs) {
   std::vector<PlannedRun> out;
   std::set<std::string> keys;
@@ -296,16 +296,16 @@ Outcome run_plan(const StudyOptions& options) {
   Outcome outcome;
   Rates rates;
   if (!tuning.empty()) {
-    store.set_plan(plan, distinct(tuning));
+    store.set_plan(plan, tuning);
     add(outcome, Runner(options, distinct(tuning), store, reusable).run());
     rates = best_rates(plan, tuning, store);
     drop_tuning_failures(outcome, tuning, rates);
   }
   const auto runs = study_runs(plan, candidates, rates, options.study);
-  std::vector<PlannedRun> all = distinct(tuning);
+  std::vector<PlannedRun> all = tuning;
   all.insert(all.end(), runs.begin(), runs.end());
   store.set_plan(plan, all);
-  add(outcome, Runner(options, runs, store, reusable).run());
+  add(outcome, Runner(options, distinct(runs), store, reusable).run());
   return outcome;
 }
 
@@ -327,7 +327,7 @@ int64_t write_records(const fs::path& study, const fs::path& folder) {
   Json plan = store.plan();
   plan["runs"] = Json::array();
   make_folder(folder);
-  int64_t written = 0;
+  std::set<std::string> written;
   for (const Json& run : store.planned_runs()) {
     Json entry;
     for (const char* key : {"key", "name", "setting", "model", "purpose", "seed", "tokens", "learning_rate", "status",
@@ -338,12 +338,12 @@ int64_t write_records(const fs::path& study, const fs::path& folder) {
     if (const Json overlap = store.overlap(data); !overlap.is_null()) plan["overlaps"][data] = overlap;
     if (run["status"] != "done") continue;
     const std::string key = run["key"];
+    if (!written.insert(key).second) continue;
     write_file(folder / fmt::format("{}.{}.json", run["name"].get<std::string>(), key.substr(0, 8)),
                store.record(run).dump() + "\n");
-    ++written;
   }
   write_file(folder / "plan.json", plan.dump(1) + "\n");
-  return written;
+  return int64_t(written.size());
 }
 
 void study_of_records(const fs::path& folder, const fs::path& study) {

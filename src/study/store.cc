@@ -1,7 +1,5 @@
 #include "study/store.h"
 
-#include <algorithm>
-#include <cmath>
 #include <sstream>
 
 namespace assay::study {
@@ -10,10 +8,12 @@ namespace {
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS plan (id INTEGER PRIMARY KEY CHECK (id = 1), plan TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (
-  key TEXT PRIMARY KEY, position INTEGER, name TEXT NOT NULL, setting TEXT NOT NULL, model TEXT NOT NULL,
-  purpose TEXT NOT NULL, seed INTEGER NOT NULL, tokens INTEGER NOT NULL, learning_rate REAL NOT NULL,
+  key TEXT PRIMARY KEY, seed INTEGER NOT NULL, tokens INTEGER NOT NULL, learning_rate REAL NOT NULL,
   status TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', folder TEXT NOT NULL, origin TEXT NOT NULL DEFAULT '',
   estimate TEXT, config TEXT, provenance TEXT, outcome TEXT, end_losses TEXT);
+CREATE TABLE IF NOT EXISTS planned (
+  position INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(key), name TEXT NOT NULL, setting TEXT NOT NULL,
+  model TEXT NOT NULL, purpose TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS overlaps (data TEXT PRIMARY KEY, found TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS metrics (
   run TEXT NOT NULL REFERENCES runs(key), step INTEGER NOT NULL, line TEXT NOT NULL, PRIMARY KEY (run, step)) WITHOUT ROWID;
@@ -22,9 +22,9 @@ CREATE TABLE IF NOT EXISTS evaluations (
   PRIMARY KEY (run, step)) WITHOUT ROWID;
 PRAGMA user_version = 2;
 CREATE VIEW IF NOT EXISTS losses AS
-  SELECT r.name, r.setting, r.model, r.seed, e.step, e.line ->> '$.tokens' AS tokens, e.line ->> '$.train_loss' AS train_loss,
+  SELECT p.name, p.setting, p.model, r.seed, e.step, e.line ->> '$.tokens' AS tokens, e.line ->> '$.train_loss' AS train_loss,
          j.key AS data, j.value ->> '$.loss' AS loss, j.value ->> '$.bits_per_byte' AS bits_per_byte
-  FROM evaluations e JOIN runs r ON r.key = e.run, json_each(e.line, '$.evaluation') j;
+  FROM evaluations e JOIN runs r ON r.key = e.run JOIN planned p ON p.run = e.run, json_each(e.line, '$.evaluation') j;
 )";
 
 // The records of metrics.jsonl. BadInput names the line that is not JSON.
@@ -73,7 +73,6 @@ Json parse_file(const fs::path& file) {
 }
 
 constexpr int64_t kVersion = 2;
-constexpr const char* kRecordFormat = "assay-run-1";
 
 // BadInput for a study.sqlite that another version of Assay wrote.
 void check_version(Database& database, const fs::path& study) {
@@ -93,16 +92,17 @@ Store::Store(const fs::path& study, Database::Mode mode) : database_(study / "st
 void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
   Transaction transaction(database_);
   database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {plan_json(plan).dump()});
-  database_.execute("UPDATE runs SET position = NULL");
+  database_.execute("DELETE FROM planned");
   int64_t position = 0;
-  for (const PlannedRun& run : runs)
+  for (const PlannedRun& run : runs) {
     database_.query(
-        "INSERT INTO runs (key, position, name, setting, model, purpose, seed, tokens, learning_rate, status, folder, "
-        "estimate, config) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'planned', ?, ?, ?) "
-        "ON CONFLICT (key) DO UPDATE SET position = excluded.position, name = excluded.name, model = excluded.model, "
-        "setting = excluded.setting, purpose = excluded.purpose",
-        {run.key, position++, run.name, run.setting, run.model, run.purpose, run.seed, run.tokens, run.learning_rate,
-         run.folder("").string(), run.estimate.dump(), read_file(run.config)});
+        "INSERT INTO runs (key, seed, tokens, learning_rate, status, folder, estimate, config) "
+        "VALUES (?, ?, ?, ?, 'planned', ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+        {run.key, run.seed, run.tokens, run.learning_rate, run.folder("").string(), run.estimate.dump(),
+         read_file(run.config)});
+    database_.query("INSERT INTO planned VALUES (?, ?, ?, ?, ?, ?)",
+                    {position++, run.key, run.name, run.setting, run.model, run.purpose});
+  }
   transaction.commit();
 }
 
@@ -166,120 +166,6 @@ Json Store::end(const std::string& key) {
                                                          : Json::parse(rows[0]["end_losses"].get<std::string>());
 }
 
-Json Store::record(const Json& run) {
-  Json training = Json::array(), evaluations = Json::array();
-  for (const Json& line : metrics(run["key"]))
-    training.push_back({line.at("step"), std::round(line.at("loss").get<double>() * 1e4) / 1e4});
-  for (const Json& line : this->evaluations(run["key"])) {
-    Json losses = Json::object();
-    for (const auto& [set, found] : line.at("evaluation").items())
-      losses[set] = std::round(found.at("loss").get<double>() * 1e5) / 1e5;
-    Json entry = {{"step", line.at("step")}, {"tokens", line.at("tokens")}, {"losses", losses}};
-    if (line.contains("attention_entropy")) entry["attention_entropy"] = line["attention_entropy"];
-    evaluations.push_back(entry);
-  }
-  const auto all = this->evaluations(run["key"]);
-  Json slices = Json::object();
-  if (!all.empty())
-    for (const auto& [set, found] : all.back()["evaluation"].items()) {
-      const Json of_set = found.value("slices", Json::object());
-      for (const auto& [slice, value] : of_set.items())
-        slices[set][slice] = {std::round(value.value("loss", 0.0) * 1e4) / 1e4,
-                              value.value("tokens", int64_t{0})};
-    }
-  return {{"format", kRecordFormat},
-          {"key", run["key"]},
-          {"name", run["name"]},
-          {"model", run["model"]},
-          {"seed", run["seed"]},
-          {"tokens", run["tokens"]},
-          {"learning_rate", run["learning_rate"]},
-          {"config", run["config"]},
-          {"provenance", run["provenance"]},
-          {"outcome", run["outcome"]},
-          {"training", training},
-          {"evaluations", evaluations},
-          {"slices", slices},
-          {"end", end(run["key"])}};
-}
-
-void Store::take_record(const std::string& key, const Json& record, const std::string& origin) {
-  std::vector<Json> lines;
-  try {
-    for (const Json& pair : record.at("training")) lines.push_back({{"step", pair.at(0)}, {"loss", pair.at(1)}});
-    for (const Json& entry : record.at("evaluations")) {
-      Json line = {{"step", entry.at("step")}, {"tokens", entry.at("tokens")}, {"evaluation", Json::object()}};
-      for (const auto& [set, loss] : entry.at("losses").items()) line["evaluation"][set] = {{"loss", loss}};
-      if (entry.contains("attention_entropy")) line["attention_entropy"] = entry["attention_entropy"];
-      lines.push_back(line);
-    }
-    if (!lines.empty() && lines.back().contains("evaluation"))
-      for (const auto& [set, slices] : record.at("slices").items()) {
-        double tokens = 0;
-        for (const auto& [slice, value] : slices.items())
-          if (slice == "repeated_bigram" || slice == "other") tokens += value.at(1).get<double>();
-        for (const auto& [slice, value] : slices.items())
-          lines.back()["evaluation"][set]["slices"][slice] = {
-              {"loss", value.at(0)}, {"tokens", value.at(1)}, {"share", value.at(1).get<double>() / std::max(1.0, tokens)}};
-        lines.back()["evaluation"][set]["tokens"] = tokens;
-      }
-    Transaction transaction(database_);
-    insert_losses(key, lines, origin);
-    database_.query(
-        "UPDATE runs SET status = 'done', reason = '', origin = ?, config = ?, provenance = ?, outcome = ?, "
-        "end_losses = ? WHERE key = ?",
-        {origin, record.at("config").get<std::string>(), record.at("provenance").dump(), record.at("outcome").dump(),
-         record.at("end").dump(), key});
-    transaction.commit();
-  } catch (const Json::exception& error) {
-    fail("{}: not a record of a run: {}", origin, error.what());
-  }
-}
-
-void Store::set_records(const Json& plan, const Records& records, const std::string& origin) try {
-  Transaction transaction(database_);
-  database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {plan.dump()});
-  database_.execute("DELETE FROM metrics; DELETE FROM evaluations; DELETE FROM runs");
-  int64_t position = 0;
-  for (const Json& run : plan.at("runs"))
-    database_.query(
-        "INSERT INTO runs (key, position, name, setting, model, purpose, seed, tokens, learning_rate, status, reason, "
-        "folder) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        {run.at("key"), position++, run.at("name"), run.at("setting"), run.at("model"), run.at("purpose"),
-         run.at("seed"), run.at("tokens"), run.at("learning_rate"),
-         run.at("status") == "done" ? Json("missing") : run.at("status"), run.at("reason"), ""});
-  const Json overlaps = plan.value("overlaps", Json::object());
-  for (const auto& [data, found] : overlaps.items()) set_overlap(data, found);
-  transaction.commit();
-  for (const Json& run : plan.at("runs"))
-    if (const auto found = records.find(run.at("key")); found != records.end())
-      take_record(found->first, found->second, origin);
-} catch (const Json::exception& error) {
-  fail("{}: its plan.json is not that of a study: {}", origin, error.what());
-}
-
-Records read_records(const fs::path& folder) {
-  if (!fs::is_directory(folder)) fail("{}: is not a folder. Nothing was run.", folder.string());
-  Records out;
-  if (fs::exists(folder / "study.sqlite")) {
-    Store store(folder, Database::Mode::read);
-    for (const Json& run : store.planned_runs())
-      if (run["status"] == "done") out[run["key"]] = store.record(run);
-    return out;
-  }
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() != ".json") continue;
-    Json record = parse_file(entry.path());
-    if (!record.is_object() || record.value("format", "") != kRecordFormat) continue;
-    const std::string key = record.at("key");  // before the move: the right side comes first
-    out[key] = std::move(record);
-  }
-  if (out.empty())
-    fail("{}: holds no study.sqlite and no record of a run (*.json of the format {}). Nothing was run.",
-         folder.string(), kRecordFormat);
-  return out;
-}
-
 Json Store::plan() {
   const auto rows = database_.query("SELECT plan FROM plan");
   if (rows.empty()) fail("the study holds no plan yet; `assay run PLAN.toml -o STUDY` records one");
@@ -287,7 +173,7 @@ Json Store::plan() {
 }
 
 std::vector<Json> Store::planned_runs() {
-  auto rows = database_.query("SELECT * FROM runs WHERE position IS NOT NULL ORDER BY position");
+  auto rows = database_.query("SELECT * FROM planned JOIN runs ON key = run ORDER BY position");
   for (Json& row : rows)
     for (const char* column : {"estimate", "provenance", "outcome", "end_losses"})
       row[column] = row[column].is_null() ? Json::object() : Json::parse(row[column].get<std::string>());

@@ -67,7 +67,8 @@ class Store {
   void set_overlap(const std::string& data, const Json& found);
 
   Json plan();  // {"name","reference","text","settings":[{"name","train","out_of_domain",…}],"models":[…]}
-  // Rows of `runs` in the plan's order, JSON columns parsed; of every purpose.
+  // A row per planned run, in the plan's order, JSON columns parsed. A run that serves two purposes, such as a tuning
+  // run with the budget of a rung, has two rows with the same key.
   std::vector<Json> planned_runs();
   std::vector<Json> metrics(const std::string& key);  // training lines, in order
   std::vector<Json> evaluations(
