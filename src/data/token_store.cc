@@ -228,13 +228,15 @@ const Documents& TokenStore::documents(const std::string& domain, const std::str
        did_you_mean(documents_.contains(domain) ? split : domain, known), join(known));
 }
 
-std::string TokenStore::fingerprint() const {
+std::string TokenStore::fingerprint(const std::set<std::string>& parts) const {
   std::string content =
       fmt::format("{} {} {} {}\n", tokenizer_.kind, tokenizer_.sha256, tokenizer_.vocab_size, tokenizer_.separator);
-  for (const auto& part : manifest_.at("parts"))
+  for (const auto& part : manifest_.at("parts")) {
+    if (!parts.empty() && !parts.contains(stem_name(part))) continue;
     for (const auto& [suffix, file] : part.at("files").items())
       content += fmt::format("{}.{} {} {}\n", stem_name(part), suffix, file.at("size").get<int64_t>(),
                              file.at("sha256").get<std::string>());
+  }
   return sha256(content);
 }
 

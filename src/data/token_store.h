@@ -19,6 +19,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -101,7 +102,9 @@ class TokenStore {
   const Documents& documents(const std::string& domain, const std::string& split) const;
 
   const nlohmann::json& manifest() const { return manifest_; }
-  std::string fingerprint() const;  // sha256 of what identifies the data: tokenizer and contents, not paths or dates
+  // sha256 of what identifies the data: tokenizer and contents, not paths or dates. `parts` ("cc.train", "arxiv.test")
+  // restricts it to the files of these; empty: all of the store.
+  std::string fingerprint(const std::set<std::string>& parts = {}) const;
   void verify() const;              // reads everything: checksums, offsets, ids; BadInput names the file
 
  private:

@@ -16,6 +16,21 @@ void log_of_uniform(at::Tensor& parameter, double low, double high, at::Generato
   parameter.uniform_(low, high, generator).clamp_min_(1e-4).log_();
 }
 
+void uniform_by_width(at::Tensor& parameter, double gain, at::Generator generator) {
+  const double bound = gain / std::sqrt(double(parameter.size(1)));
+  parameter.uniform_(-bound, bound, generator);
+}
+
+bool mamba_projection(const std::string& name, at::Tensor& parameter, const Place& place, at::Generator generator) {
+  if (name == "in_proj.weight" || name == "x_proj.weight") {
+    uniform_by_width(parameter, 1, generator);
+    return true;
+  }
+  if (name != "out_proj.weight") return false;
+  uniform_by_width(parameter, 1 / std::sqrt(double(place.residuals_per_layer * place.num_layers)), generator);
+  return true;
+}
+
 void orthogonal(at::Tensor& parameter, double gain, at::Generator generator) {
   const int64_t rows = parameter.size(0), columns = parameter.size(1);
   const at::Tensor normal = at::randn({std::max(rows, columns), std::min(rows, columns)}, generator, at::kDouble);

@@ -88,8 +88,8 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
   bool first = true;
   for (int64_t i = 0; i < index; ++i) first = first && name(i) != name(index);
   mixer_norm = register_module("mixer_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
-  mixer = register_module(
-      "mixer", mixers().at(name(index)).make(spec.tables.child(name(index)), {c.d_model, index, c.num_layers, first}));
+  const Place place(c.d_model, index, c.num_layers, first, c.channel_mixer == "none" ? 1 : 2);
+  mixer = register_module("mixer", mixers().at(name(index)).make(spec.tables.child(name(index)), place));
   if (c.channel_mixer == "none") return;
   channel_norm = register_module("channel_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   channel_mixer = register_module(
@@ -199,6 +199,14 @@ void LanguageModel::initialise(uint64_t seed) {
 ParameterGroup LanguageModel::group(const std::string& name, const at::Tensor& parameter) const {
   const auto [owner, own_name] = owner_of(name);
   return owner ? owner->group(own_name, parameter) : default_group(name, parameter);
+}
+
+std::map<std::string, int> LanguageModel::numerics() const {
+  std::map<std::string, int> versions;
+  for (size_t i = 0; i < layers.size(); ++i)
+    if (const int version = layers[i]->mixer->numerics(); version > 1)
+      versions["mixer " + spec.config.pattern[i % spec.config.pattern.size()]] = version;
+  return versions;
 }
 
 std::pair<Mixer*, std::string> LanguageModel::owner_of(const std::string& name) const {

@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -74,7 +75,8 @@ struct LanguageModel : torch::nn::Module {
 
   void initialise(uint64_t seed);  // a pure function of the seed and each parameter's name
   ParameterGroup group(const std::string& name, const at::Tensor& parameter) const;  // of named_parameters()
-  double forward_flops(int64_t time);  // a token, at sequence length `time`
+  std::map<std::string, int> numerics() const;  // {"mixer mamba1": 2}: of mixers above version 1
+  double forward_flops(int64_t time);           // a token, at sequence length `time`
   int64_t parameter_count();
   // Of one sequence after `time` tokens, counted from the tensors of runs of up to 3,071. Beyond those a state is taken
   // to grow by as much every 1,024 tokens as it did there, or not at all: exact for caches of keys, means of chunks

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
+
 #include "base/error.h"
 #include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
@@ -49,6 +51,13 @@ at::Tensor LowRank::forward(const at::Tensor& x) const {
 void one_of(const char* mixer, const char* field, const std::string& value, const std::vector<std::string>& names) {
   if (std::ranges::find(names, value) == names.end())
     fail("{}: {} = '{}' must be one of {}{}", mixer, field, value, join(names), did_you_mean(value, names));
+}
+
+void check_scale(const char* mixer, double initial_scale, double learning_rate) {
+  if (!(initial_scale > 0) || std::isinf(initial_scale))
+    fail("{}: initial_scale = {} must be positive", mixer, initial_scale);
+  if (!(learning_rate >= 0) || std::isinf(learning_rate))
+    fail("{}: scale_learning_rate = {} must be positive, or 0 for a fixed scale", mixer, learning_rate);
 }
 
 at::Tensor wide(const at::Tensor& x) { return x.to(at::promote_types(x.scalar_type(), at::kFloat)); }

@@ -41,6 +41,9 @@ struct LowRank : torch::nn::Module {
 // BadInput with the nearest name unless `value` is one of `names`.
 void one_of(const char* mixer, const char* field, const std::string& value, const std::vector<std::string>& names);
 
+// BadInput unless QK-norm's scale can start at `initial_scale` and learn at `learning_rate` times the run's rate.
+void check_scale(const char* mixer, double initial_scale, double learning_rate);
+
 at::Tensor wide(const at::Tensor& x);         // in float32 at least: for gates and decays
 at::Tensor unit_length(const at::Tensor& x);  // x / sqrt(Σ x² + 1e-6) over the last dimension
 // Values [B, T, Hk, T] for keys k [B, T, Hk, D] whose attention's output is its weights: of position j the j-th unit

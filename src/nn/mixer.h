@@ -66,14 +66,18 @@ struct Mixer : torch::nn::Module {
   virtual ParameterGroup group(const std::string& name, const at::Tensor& parameter) const {
     return default_group(name, parameter);
   }
+  // Raised when starting values or parameter groups change without a field of the configuration.
+  // A run's key covers it.
+  virtual int numerics() const { return 1; }
 };
 
 // Where a mixer stands in its model, for those whose starting values or parts depend on it; the others take d_model.
 struct Place {
-  Place(int64_t width, int64_t index = 0, int64_t count = 1, bool is_first = true)
-      : d_model(width), layer(index), num_layers(count), first(is_first) {}
+  Place(int64_t width, int64_t index = 0, int64_t count = 1, bool is_first = true, int64_t residuals = 2)
+      : d_model(width), layer(index), num_layers(count), first(is_first), residuals_per_layer(residuals) {}
   int64_t d_model, layer, num_layers;
-  bool first;  // no earlier layer has the same mixer
+  bool first;                   // no earlier layer has the same mixer
+  int64_t residuals_per_layer;  // 1 where no channel mixer follows, otherwise 2
 };
 
 struct MixerEntry {

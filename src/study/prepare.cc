@@ -81,7 +81,7 @@ class Question {
  public:
   Question(const Plan& plan, const Model& model, const Setting& setting, const data::TokenStore& store,
            const StudyOptions& options, size_t slot)
-      : candidate_{&model, &setting, store.folder(), store.fingerprint(), {}},
+      : candidate_{&model, &setting, store.folder(), {}},
         composed_(compose(model, setting, first_variation(plan, model))),
         config_(options.study / "configs" / (prefix(setting) + model.name + ".question.toml")),
         output_(config_.string() + ".out"),
@@ -163,9 +163,10 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   run.estimate["tokens"] = run.tokens;
   if (c.answer.contains("estimated_seconds") && c.answer["estimated_seconds"].is_number())
     run.estimate["estimated_seconds"] = c.answer["estimated_seconds"].get<double>() * steps / asked_steps;
-  // The identity holds every default and the numerics versions, and neither budget, rate nor seed.
+  // The identity holds every default and the numerics versions, and neither budget, rate nor seed. `data` is the
+  // fingerprint of what the run reads.
   run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n",
-                               c.answer["identity"].get<std::string>(), c.fingerprint, run.seed, int64_t(steps),
+                               c.answer["identity"].get<std::string>(), c.answer.value("data", ""), run.seed, int64_t(steps),
                                run.learning_rate));
   run.config = study / "configs" / (run.name + ".toml");
   write_file(run.config, compose(*c.model, *c.setting, variation).text);

@@ -22,9 +22,8 @@ struct StudyOptions {
 struct Candidate {
   const Model* model;
   const Setting* setting;
-  fs::path data;            // token store
-  std::string fingerprint;  // of the store
-  Json answer;              // of `assay train --dry-run`
+  fs::path data;  // token store
+  Json answer;    // of `assay train --dry-run`
 };
 
 // Writes study/configs/*.toml, makes synthetic data under study/data, and asks the trainer (--dry-run) about each model

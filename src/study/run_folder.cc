@@ -63,9 +63,12 @@ std::string last_line(const fs::path& file) {
 
 std::string summary(const fs::path& folder) {
   const Json done = Json::parse(read_file(folder / "done.json"), nullptr, false);
-  if (!done.is_object()) return "";
-  return fmt::format("loss {:.3f}, {} tokens/s, {}", done.value("final_loss", 0.0),
-                     Progress::count(done.value("tokens_per_second", 0.0)),
+  const Json end = Json::parse(read_file(folder / "end.json"), nullptr, false);
+  if (!done.is_object() || !end.is_object()) return "";
+  std::string losses;
+  for (const auto& [set, found] : end.value("sets", Json::object()).items())
+    losses += fmt::format("{} {:.3f}, ", set, found.value("loss", 0.0));
+  return fmt::format("{}{} tokens/s, {}", losses, Progress::count(done.value("tokens_per_second", 0.0)),
                      Progress::duration(done.value("seconds", 0.0)));
 }
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "base/interrupt.h"
@@ -216,6 +217,15 @@ double held_out_loss(const Json& end, const Setting& setting) {
   return sum / double(setting.data.train.size());
 }
 
+// Each run once: a model and its twin are tuned by the same runs.
+std::vector<PlannedRun> distinct(const std::vector<PlannedRun>& runs) {
+  std::vector<PlannedRun> out;
+  std::set<std::string> keys;
+  for (const PlannedRun& run : runs)
+    if (keys.insert(run.key).second) out.push_back(run);
+  return out;
+}
+
 // The rate with the lowest mean held-out loss, for each model. A rate counts only when all of its runs have ended.
 Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, Store& store) {
   std::map<std::pair<std::string, std::string>, std::map<double, std::vector<double>>> losses;
@@ -260,13 +270,13 @@ Outcome run_plan(const StudyOptions& options) {
   Outcome outcome;
   Rates rates;
   if (!tuning.empty()) {
-    store.set_plan(plan, tuning);
-    add(outcome, Runner(options, tuning, store, reusable).run());
+    store.set_plan(plan, distinct(tuning));
+    add(outcome, Runner(options, distinct(tuning), store, reusable).run());
     rates = best_rates(plan, tuning, store);
     drop_tuning_failures(outcome, tuning, rates);
   }
   const auto runs = study_runs(plan, candidates, rates, options.study);
-  std::vector<PlannedRun> all = tuning;
+  std::vector<PlannedRun> all = distinct(tuning);
   all.insert(all.end(), runs.begin(), runs.end());
   store.set_plan(plan, all);
   add(outcome, Runner(options, runs, store, reusable).run());

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/interrupt.h"
 #include "base/progress.h"
@@ -36,6 +37,13 @@ std::string now_utc() {
   return text;
 }
 
+// The fingerprint of the parts of the store that a run reads. Other parts of the store do not change the run.
+std::string data_of(const data::TokenStore& store, const TrainConfig& c) {
+  std::set<std::string> parts(c.eval_sets.begin(), c.eval_sets.end());
+  for (const std::string& domain : c.domains) parts.insert(domain + ".train");
+  return store.fingerprint(parts);
+}
+
 class Run {
  public:
   Run(const RunConfig& run_config, const TrainOptions& options)
@@ -59,6 +67,7 @@ class Run {
     for (const ops::OpPath& path : ops::op_paths())
       if (path.device == (device.is_cuda() ? "cuda" : "cpu"))
         paths[path.op] = path.path, numerics[path.op] = path.numerics;
+    for (const auto& [part, version] : model->numerics()) numerics[part] = version;
     return {{"parameters", model->parameter_count()},
             {"flops_per_token", flops_per_token},
             {"state_bytes", {{"2048", model->state_bytes(2048)}, {"102400", model->state_bytes(102400)}}},
@@ -68,11 +77,11 @@ class Run {
             {"commit", commit()},
             {"paths", paths},
             {"numerics", numerics},
-            {"data", store.fingerprint()},
+            {"data", data_of(store, c)},
             {"data_folder", fs::absolute(store.folder()).string()},
             {"started", now_utc()},
             {"identity", sha256(config.identity() + numerics.dump())},
-            {"key", sha256(config.toml() + store.fingerprint() + numerics.dump())}};
+            {"key", sha256(config.toml() + data_of(store, c) + numerics.dump())}};
   }
 
   at::Tensor gradients(int64_t step) { return gradients(step, c.batch_size); }
@@ -228,7 +237,7 @@ void check_folder(const RunConfig& config, const TrainOptions& options) {
         folder);
   if (!fs::exists(options.run / "run.json")) return;
   const Json run = Json::parse(read_file(options.run / "run.json"), nullptr, /*allow_exceptions=*/false);
-  if (!run.is_object() || run.value("data", Json()) != data::TokenStore(options.store).fingerprint())
+  if (!run.is_object() || run.value("data", Json()) != data_of(data::TokenStore(options.store), config.train))
     fail(
         "{}: holds a run on other data (see run.json there) than {}; nothing was changed. Choose another folder, or "
         "give the same store.",

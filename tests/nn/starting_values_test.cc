@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <map>
 
 #include "nn/initial_values.h"
 #include "testing.h"
@@ -83,6 +84,71 @@ TEST(StartingValues, Rwkv6sAndRwkv5sAreThoseOfTheirTrainingCode) {
     EXPECT_NEAR(all["layers_1.channel_mixer.mix"][1][33].item<double>(), given(std::pow(33.0 / 128, 2.0 / 3)), 1e-6)
         << version;
   }
+}
+
+// A parameter of layer 1 of a model of `pattern`, d_model 64, four layers, started with seed 1.
+at::Tensor started(const std::string& pattern, const std::string& name, const std::string& table = "",
+                   const std::string& channel_mixer = "none") {
+  const auto model = make_model(
+      fmt::format("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 4\npattern = [\"{0}\"]\nchannel_mixer = "
+                  "\"{1}\"\n[model.{0}]\n{2}",
+                  pattern, channel_mixer, table));
+  model->initialise(1);
+  return model->named_parameters()["layers_1.mixer." + name].detach();
+}
+
+// Uniform in ±bound: nothing beyond it, and the deviation of the uniform distribution.
+void expect_uniform(const at::Tensor& x, double bound, const std::string& what) {
+  EXPECT_LE(x.abs().max().item<double>(), bound * (1 + 1e-6)) << what;
+  EXPECT_NEAR(x.std().item<double>() / (bound / std::sqrt(3)), 1, 0.08) << what;
+}
+
+// state-spaces/mamba and Longhorn: torch's Linear, and out_proj smaller by the root of the residual branches.
+TEST(StartingValues, ProjectionsOfMambaAndLonghornAreUniform) {
+  for (const std::string mixer : {"mamba1", "mamba2", "longhorn"}) {
+    const std::string table = mixer == "mamba2" ? "head_dim = 32" : "";
+    expect_uniform(started(mixer, "in_proj.weight", table), 1.0 / 8, mixer + " in_proj");
+    const double out = 1 / std::sqrt(128);
+    expect_uniform(started(mixer, "out_proj.weight", table), out / std::sqrt(4), mixer + " out_proj, one residual");
+    expect_uniform(started(mixer, "out_proj.weight", table, "swiglu"), out / std::sqrt(8),
+                   mixer + " out_proj, two residuals");
+    if (mixer != "mamba2") expect_uniform(started(mixer, "x_proj.weight"), out, mixer + " x_proj");
+  }
+}
+
+TEST(StartingValues, ShortConvolutionFollowsConvStd) {
+  for (const std::string mixer : {"delta_net", "gated_delta_net"}) {
+    expect_uniform(started(mixer, "conv.weight"), 0.5, mixer);
+    EXPECT_NEAR(started(mixer, "conv.weight", "conv_std = 0.02").std().item<double>(), 0.02, 2e-3) << mixer;
+  }
+}
+
+TEST(StartingValues, ScaleOfUnitQueriesStartsWhereToldAndLearnsFaster) {
+  for (const std::string mixer : {"attention", "top1_element", "top1_chunk"}) {
+    const auto model = [&](const std::string& table) {
+      return make_model(
+          fmt::format("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 1\npattern = [\"{0}\"]\n"
+                      "[model.{0}]\nqk_norm = true\n{1}",
+                      mixer, table));
+    };
+    const std::string scale = "layers_0.mixer.scale", matrix = "layers_0.mixer.qkv.weight";
+    const auto plain = model(""), told = model("initial_scale = 8.0\nscale_learning_rate = 1.0");
+    plain->initialise(1), told->initialise(1);
+    EXPECT_TRUE(plain->named_parameters()[scale].eq(20).all().item<bool>()) << mixer;
+    EXPECT_TRUE(told->named_parameters()[scale].eq(8).all().item<bool>()) << mixer;
+    EXPECT_EQ(plain->group(scale, plain->named_parameters()[scale]), (ParameterGroup{.learning_rate = 40})) << mixer;
+    EXPECT_EQ(told->group(scale, told->named_parameters()[scale]), ParameterGroup()) << mixer;
+    EXPECT_EQ(plain->group(matrix, plain->named_parameters()[matrix]), (ParameterGroup{.weight_decay = true})) << mixer;
+  }
+}
+
+TEST(StartingValues, ChangedStartingValuesEnterTheNumericsOfTheModel) {
+  const auto numerics = [](const std::string& pattern) {
+    return make_model("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 2\npattern = [" + pattern + "]\n")
+        ->numerics();
+  };
+  EXPECT_EQ(numerics("\"mamba1\", \"attention\""), (std::map<std::string, int>{{"mixer mamba1", 2}}));
+  EXPECT_TRUE(numerics("\"attention\"").empty());
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 // Softmax attention, full or over a window, with positions, QK-norm and the ablations that take its parts away.
 //   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)    [Vaswani 2017; RoFormer]
 // ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores.           [Press 2022, §3]
-// QK-norm: q, k divided by their length a head; the scale is learned a head, starting at √D,    [Henry 2020, eq. 6]
+// QK-norm: q, k divided by their length per head; the scale is learned per head,                [Henry 2020, eq. 6]
 // or fixed at 1 / temperature.                                                                  [BC §3, Figure 4]
+// The scale starts at 20, which is log2(L² − L) for L = 1024 [Henry 2020]. AdamW moves a
+// parameter by about the sum of its learning rates at most. That sum is 0.6 for 1,250 steps with a
+// peak of 1e-3, so the scale learns 40 times as fast as the matrices. A relative step is then twice
+// the learning rate, as with RMSNorm weights on q and k [Qwen3, Gemma 3].
 // Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands there: no relation
 // between contents is left.                                 [BC §3; Synthesizer, Tay 2021: random, factorised]
 #include <torch/torch.h>
@@ -24,7 +28,7 @@ struct Attention final : Mixer {
     std::string position = "rope";
     double rope_base = 10000;
     bool qk_norm = false, bias = false;
-    double temperature = 0;
+    double initial_scale = 20, scale_learning_rate = 40, temperature = 0;
     std::string constants = "none";
     int64_t max_positions = 0;
     void fields(auto&& field) {
@@ -35,6 +39,9 @@ struct Attention final : Mixer {
       field("position", position, "rope, alibi or none");
       field("rope_base", rope_base, "base of the rotary frequencies");
       field("qk_norm", qk_norm, "unit-length queries and keys, a learned scale per head");
+      field("initial_scale", initial_scale, "with qk_norm: where the learned scale starts");
+      field("scale_learning_rate", scale_learning_rate,
+            "with qk_norm: learning rate of the scale over that of the run");
       field("temperature", temperature, "with qk_norm: scores are q·k / temperature; 0: the learned scale");
       field("constants", constants,
             "none, keys, or queries_and_keys: trained vectors of the position instead of projections");
@@ -52,7 +59,7 @@ struct Attention final : Mixer {
     if (constant_queries()) queries = register_parameter("queries", torch::zeros({config.max_positions, heads, D}));
     if (constant_keys()) keys = register_parameter("keys", torch::zeros({config.max_positions, kv_heads, D}));
     if (config.qk_norm && config.temperature == 0)
-      scale = register_parameter("scale", torch::full({heads}, std::sqrt(double(D))));
+      scale = register_parameter("scale", torch::full({heads}, config.initial_scale));
     if (config.position == "alibi")
       slopes = register_buffer("slopes", at::exp2(-8.0 * at::arange(1, heads + 1) / double(heads)));
   }
@@ -70,6 +77,7 @@ struct Attention final : Mixer {
       fail("attention: window = {} must be positive, or -1 for all positions", c.window);
     one_of("attention", "position", c.position, {"rope", "alibi", "none"});
     one_of("attention", "constants", c.constants, {"none", "keys", "queries_and_keys"});
+    check_scale("attention", c.initial_scale, c.scale_learning_rate);
     if (!(c.temperature >= 0) || std::isinf(c.temperature))
       fail("attention: temperature = {} must be positive, or 0 for the learned scale", c.temperature);
     if (c.temperature > 0 && !c.qk_norm) fail("attention: temperature = {} needs qk_norm = true", c.temperature);
@@ -153,6 +161,11 @@ struct Attention final : Mixer {
     if (name != "keys" && name != "queries") return false;
     parameter.normal_(0, 0.02 * std::sqrt(double(width)), generator);
     return true;
+  }
+
+  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
+    return name == "scale" ? ParameterGroup{.learning_rate = config.scale_learning_rate}
+                           : default_group(name, parameter);
   }
 
   Config config;

@@ -1,7 +1,10 @@
 // DeltaNet: the state forgets what it held under a key before it stores the new value.     [Yang et al. 2024, §3]
 //   q, k, v = silu(conv(W x)), q and k of unit length     β = σ(W_β x)
 //   S_t = S_{t−1} + k_t β_t (v_t − S_{t−1}ᵀ k_t)ᵀ         y_t = S_tᵀ q_t / √K         out = W_o RMSNorm_head(y)
-// As flash-linear-attention has it: the convolution before the recurrence, no gate behind it.
+// As flash-linear-attention has it: the convolution before the recurrence, no gate after it.
+// That code starts its convolution from N(0, 0.02) and gives the norm eps 1e-6: conv_std = 0.02,
+// norm_eps = 1e-6. The two belong together: such a convolution makes the squared y about 4e-7 at the
+// start, and eps = 1e-5 would reduce the norm's output to a fifth.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -18,12 +21,14 @@ struct DeltaNet final : Mixer {
     int64_t num_heads = 4;
     double expand_k = 1, expand_v = 1;
     int64_t conv_width = 4;
-    double norm_eps = 1e-5;
+    double conv_std = 0, norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads");
       field("expand_k", expand_k, "width of the keys over d_model");
       field("expand_v", expand_v, "width of the values over d_model");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
+      field("conv_std", conv_std,
+            "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
       field("norm_eps", norm_eps, "of the norm of each head");
     }
   };
@@ -32,7 +37,7 @@ struct DeltaNet final : Mixer {
       : config(c), K(std::llround(c.expand_k * double(d_model))), V(std::llround(c.expand_v * double(d_model))) {
     head_width("delta_net", K, c.num_heads);
     qkv = register_module("qkv", std::make_shared<Linear>(d_model, 2 * K + V, false));
-    conv = register_module("conv", std::make_shared<ShortConv>(2 * K + V, c.conv_width, false));
+    conv = register_module("conv", std::make_shared<ShortConv>(2 * K + V, c.conv_width, false, "silu", c.conv_std));
     beta_proj = register_module("beta_proj", std::make_shared<Linear>(d_model, c.num_heads, false));
     norm =
         register_module("norm", std::make_shared<Norm>("rmsnorm", head_width("delta_net", V, c.num_heads), c.norm_eps));

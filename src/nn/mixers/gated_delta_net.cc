@@ -4,6 +4,8 @@
 //   out = W_o (RMSNorm_head(y) ⊙ silu(W_z x))
 // As flash-linear-attention and Qwen3-Next have it: each value head has a β and g; several may share a key head.
 // Starting values as there: exp(A_log) uniform in [0, 16], softplus(b) log-uniform in [0.001, 0.1].
+// The authors' own code (NVlabs) leaves the convolution at torch's values. flash-linear-attention
+// starts it from N(0, 0.02) and gives the norm eps 1e-6: conv_std = 0.02, norm_eps = 1e-6.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -19,13 +21,15 @@ namespace {
 struct GatedDeltaNet final : Mixer {
   struct Config {
     int64_t num_heads = 4, num_key_heads = 0, head_dim = 0, value_head_dim = 0, conv_width = 4;
-    double norm_eps = 1e-5;
+    double conv_std = 0, norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads of the values, and of the state");
       field("num_key_heads", num_key_heads, "heads of queries and keys; divides num_heads; 0: num_heads");
       field("head_dim", head_dim, "of queries and keys; 0: 3/4 d_model / num_heads");
       field("value_head_dim", value_head_dim, "of the values; 0: 2 head_dim");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
+      field("conv_std", conv_std,
+            "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
       field("norm_eps", norm_eps, "of the norm of each head");
     }
   };
@@ -48,7 +52,8 @@ struct GatedDeltaNet final : Mixer {
         V(config.num_heads * config.value_head_dim) {
     qkvz_proj = register_module("qkvz_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
     ba_proj = register_module("ba_proj", std::make_shared<Linear>(d_model, 2 * config.num_heads, false));
-    conv = register_module("conv", std::make_shared<ShortConv>(2 * K + V, config.conv_width, false));
+    conv = register_module("conv",
+                           std::make_shared<ShortConv>(2 * K + V, config.conv_width, false, "silu", config.conv_std));
     norm = register_module("norm", std::make_shared<Norm>("rmsnorm", config.value_head_dim, config.norm_eps));
     out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
     A_log = register_parameter("A_log", torch::zeros({config.num_heads}));

@@ -4,12 +4,14 @@
 //   out = W_out (y ⊙ silu(z))
 // As the official code has it, β comes through a low rank (the paper: a full matrix). scalar_beta: one β for all
 // channels. exact: S_t = S_{t−1} (I − ε_t k_t k_tᵀ) + …, before the diagonal approximation. b starts at 0: β near ½.
+// The matrices start as in Mamba.
 #include "ops/longhorn/longhorn.h"
 
 #include <torch/torch.h>
 
 #include <cmath>
 
+#include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
 
@@ -30,7 +32,8 @@ struct Longhorn final : Mixer {
     }
   };
 
-  Longhorn(const Config& c, int64_t d_model) : config(c), inner(c.expand * d_model) {
+  Longhorn(const Config& c, const Place& p) : place(p), config(c), inner(c.expand * p.d_model) {
+    const int64_t d_model = p.d_model;
     if (c.state_size < 1 || c.expand < 1)
       fail("longhorn: state_size = {} and expand = {} must be positive", c.state_size, c.expand);
     if (config.dt_rank <= 0) config.dt_rank = (d_model + 15) / 16;
@@ -59,12 +62,16 @@ struct Longhorn final : Mixer {
   }
 
   bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+    if (mamba_projection(name, parameter, place, generator)) return true;
     if (name != "dt_proj.weight") return conv->initialise(name, parameter, generator);
-    const double bound = 1 / std::sqrt(double(config.dt_rank));
-    parameter.uniform_(-bound, bound, generator);
+    uniform_by_width(parameter, 1, generator);
     return true;
   }
 
+  // 2: the projections start as in the official code. 1: N(0, 0.02), out_proj / √(2 num_layers).
+  int numerics() const override { return 2; }
+
+  Place place;
   Config config;
   int64_t inner;
   std::shared_ptr<Linear> in_proj, x_proj, dt_proj, out_proj;

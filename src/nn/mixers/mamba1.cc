@@ -1,7 +1,8 @@
 // Mamba-1's mixer: gated selective state space behind a short causal convolution.      [Gu & Dao 2023, Fig. 3, Alg. 2]
 //   x, z = W_in h     x ← silu(conv(x))     δ, B, C = W_x x     Δ = softplus(W_Δ δ + b)
 //   S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t x_t ⊗ B_t     y_t = S_t C_t + D x_t     out = W_out (y ⊙ silu(z))
-// Starting values as in state-spaces/mamba: A = −(1 … N), D = 1, softplus(b) log-uniform in [0.001, 0.1].
+// Starting values as in state-spaces/mamba: A = −(1 … N), D = 1, softplus(b) log-uniform in [0.001, 0.1], the matrices
+// as torch's Linear starts, W_out divided by √(residual branches).
 //
 // Ablations: conv_width = 0: no convolution. decay [BC §3] = "one": every channel and state decays by exp(a mean Δ_t),
 // with one a, starting at −1; "none": no decay; in both, Δ still scales what is written. decay = "learnable"
@@ -33,7 +34,8 @@ struct Mamba1 final : Mixer {
     }
   };
 
-  Mamba1(const Config& c, int64_t d_model) : config(c), inner(c.expand * d_model), N(c.state_size) {
+  Mamba1(const Config& c, const Place& p) : place(p), config(c), inner(c.expand * p.d_model), N(c.state_size) {
+    const int64_t d_model = p.d_model;
     if (N < 1 || N > 256) fail("mamba1: state_size = {} must be 1 to 256", N);
     if (c.expand < 1) fail("mamba1: expand = {} must be positive", c.expand);
     one_of("mamba1", "decay", c.decay, {"full", "one", "none", "learnable"});
@@ -83,9 +85,9 @@ struct Mamba1 final : Mixer {
   double mixing_flops(int64_t) const override { return double(inner) * double(9 * N + 2 * config.conv_width); }
 
   bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+    if (mamba_projection(name, parameter, place, generator)) return true;
     if (name == "dt_proj.weight") {
-      const double bound = 1 / std::sqrt(double(config.dt_rank));
-      parameter.uniform_(-bound, bound, generator);
+      uniform_by_width(parameter, 1, generator);
     } else if (name == "dt_bias") {
       log_uniform_steps(parameter, generator);
     } else {
@@ -94,6 +96,10 @@ struct Mamba1 final : Mixer {
     return true;
   }
 
+  // 2: the projections start as in the official code. 1: N(0, 0.02), out_proj / √(2 num_layers).
+  int numerics() const override { return 2; }
+
+  Place place;
   Config config;
   int64_t inner, N;
   std::vector<int64_t> parts;  // of x_proj: δ, B, C and, where it is learnable, A

@@ -1,7 +1,8 @@
 // Mamba-2's mixer: state space duality, a state that decays by one number a head.  [Dao & Gu 2024, §7, Fig. 6]
 //   z, xBC, dt = W_in h     x, B, C = silu(conv(xBC))     Δ = softplus(dt + b)
 //   S_t = exp(Δ_t A) S_{t−1} + Δ_t x_t B_tᵀ     y_t = S_t C_t + D x_t     out = W_out RMSNorm_group(y ⊙ silu(z))
-// Starting values as in state-spaces/mamba: −A uniform in [1, 16], D = 1, softplus(b) log-uniform in [0.001, 0.1].
+// Starting values as in state-spaces/mamba: −A uniform in [1, 16], D = 1, softplus(b) log-uniform in [0.001, 0.1], the
+// matrices as torch's Linear starts, W_out divided by √(residual branches).
 //
 // Ablations [BC §3]: decay = "one": every head decays by exp(A mean_h Δ_t), with one A; "none": no decay. In both, Δ
 // still scales what is written. conv_width = 0: no convolution. norm = false: no norm before W_out.
@@ -34,7 +35,9 @@ struct Mamba2 final : Mixer {
     }
   };
 
-  Mamba2(const Config& c, int64_t d_model) : config(c), inner(c.expand * d_model), groups(c.num_groups * c.state_size) {
+  Mamba2(const Config& c, const Place& p)
+      : place(p), config(c), inner(c.expand * p.d_model), groups(c.num_groups * c.state_size) {
+    const int64_t d_model = p.d_model;
     if (c.state_size < 1) fail("mamba2: state_size = {} must be positive", c.state_size);
     if (c.expand < 1) fail("mamba2: expand = {} must be positive", c.expand);
     if (c.head_dim < 1 || inner % c.head_dim)
@@ -84,12 +87,17 @@ struct Mamba2 final : Mixer {
   }
 
   bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+    if (mamba_projection(name, parameter, place, generator)) return true;
     if (name == "A_log") log_of_uniform(parameter, 1, 16, generator);
     else if (name == "dt_bias") log_uniform_steps(parameter, generator);
     else return conv->initialise(name, parameter, generator);
     return true;
   }
 
+  // 2: the projections start as in the official code. 1: N(0, 0.02), out_proj / √(2 num_layers).
+  int numerics() const override { return 2; }
+
+  Place place;
   Config config;
   int64_t inner, groups, num_heads;  // `groups`: channels of B, and of C
   std::shared_ptr<Linear> in_proj, out_proj;

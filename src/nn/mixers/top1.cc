@@ -1,5 +1,6 @@
 // Attention that reads the one place that matters most to a query, on unit-length queries and keys.        [BC §4, §5]
-//   q, k, v = W x    q, k ← rotary(q/‖q‖, k/‖k‖)    q ← scale_h q, learned a head from √D on    out = W_o read(q, k, v)
+//   q, k, v = W x    q, k ← rotary(q/‖q‖, k/‖k‖)    q ← scale_h q, learned per head    out = W_o read(q, k, v)
+// The scale starts and learns as in attention.cc.
 // top1_element: the value of the position with the largest softmax weight, straight-through gradient.
 // top1_chunk: one softmax over the own chunk and the top_k best earlier chunks, which the exact or the approximate
 // score chooses, or the exact one among a shortlist. A step of approx and shortlist reads the summaries of the chunks,
@@ -25,6 +26,7 @@ struct HeadsConfig {
   std::string position = "rope";
   double rope_base = 10000;
   bool qk_norm = true, bias = false;
+  double initial_scale = 20, scale_learning_rate = 40;
   void fields(auto&& field) {
     field("num_heads", num_heads, "query heads");
     field("num_kv_heads", num_kv_heads, "key and value heads; divides num_heads; 0: num_heads");
@@ -32,6 +34,8 @@ struct HeadsConfig {
     field("position", position, "rope or none");
     field("rope_base", rope_base, "base of the rotary frequencies");
     field("qk_norm", qk_norm, "unit-length queries and keys, a learned scale per head");
+    field("initial_scale", initial_scale, "with qk_norm: where the learned scale starts");
+    field("scale_learning_rate", scale_learning_rate, "with qk_norm: learning rate of the scale over that of the run");
     field("bias", bias, "biases on the projections");
   }
 };
@@ -43,7 +47,7 @@ struct Top1 : Mixer {
     const int64_t inner = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
     qkv = register_module("qkv", std::make_shared<Linear>(d_model, inner + 2 * kv, c.bias));
     out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, c.bias));
-    if (c.qk_norm) scale = register_parameter("scale", torch::full({c.num_heads}, std::sqrt(double(c.head_dim))));
+    if (c.qk_norm) scale = register_parameter("scale", torch::full({c.num_heads}, c.initial_scale));
   }
 
   static HeadsConfig& expanded(const char* name, HeadsConfig& c, int64_t d_model) {
@@ -52,6 +56,7 @@ struct Top1 : Mixer {
     if (c.num_heads < 1 || c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads)
       fail("{}: num_kv_heads = {} must divide num_heads = {}, both positive", name, c.num_kv_heads, c.num_heads);
     one_of(name, "position", c.position, {"rope", "none"});
+    check_scale(name, c.initial_scale, c.scale_learning_rate);
     if (c.head_dim < 1 || (c.position == "rope" && c.head_dim % 2))
       fail("{}: head_dim = {} must be positive, and even for rope", name, c.head_dim);
     return c;
@@ -76,6 +81,11 @@ struct Top1 : Mixer {
     const auto parts = all.split_with_sizes({heads.num_heads, kv_heads, kv_heads}, 2);
     if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
     return {unit_length(parts[0]) * scale.to(x.scalar_type()).unsqueeze(-1), unit_length(parts[1]), parts[2]};
+  }
+
+  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
+    return name == "scale" ? ParameterGroup{.learning_rate = heads.scale_learning_rate}
+                           : default_group(name, parameter);
   }
 
   HeadsConfig heads;
