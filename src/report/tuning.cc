@@ -24,22 +24,34 @@ double held_out_loss(const Json& row, const Setting& setting) {
 
 bool same_rate(double a, double b) { return std::abs(a - b) <= 1e-9 * std::max(a, b); }
 
-Grid grid_of(const std::string& model, const Setting& setting, const std::vector<Json>& rows) {
-  Grid grid{.model = model};
+// Budget and seeds of the grids. A run that the study needs, too, has another purpose, so they are
+// taken from the grids of all models.
+struct Tuned {
+  int64_t tokens = 0;
   std::set<int64_t> seeds;
+};
+
+Tuned tuned(const std::vector<Json>& rows) {
+  Tuned out;
+  for (const Json& row : rows) {
+    if (row["purpose"] != study::purpose::kTuning) continue;
+    out.tokens = row["tokens"];
+    out.seeds.insert(row["seed"].get<int64_t>());
+  }
+  return out;
+}
+
+Grid grid_of(const std::string& model, const Tuned& of, const Setting& setting,
+             const std::vector<Json>& rows) {
+  Grid grid{.model = model, .tokens = of.tokens};
   double used = 0;
+  std::map<double, std::vector<const Json*>> by_rate;
   for (const Json& row : rows) {
     if (row["model"] != model) continue;
-    if (row["purpose"] == study::purpose::kTuning) {
-      grid.tokens = row["tokens"];
-      seeds.insert(row["seed"].get<int64_t>());
-    }
     if (row["purpose"] == study::purpose::kStudy) used = row["learning_rate"];
-  }
-  std::map<double, std::vector<const Json*>> by_rate;
-  for (const Json& row : rows)
-    if (row["model"] == model && row["tokens"] == grid.tokens && seeds.contains(row["seed"]))
+    if (row["tokens"] == of.tokens && of.seeds.contains(row["seed"]))
       by_rate[row["learning_rate"]].push_back(&row);
+  }
   for (const auto& [rate, found] : by_rate) {
     Grid::Point point{.learning_rate = rate, .planned = int64_t(found.size())};
     double sum = 0;
@@ -62,14 +74,15 @@ bool Grid::at_the_end() const {
 }
 
 std::vector<Grid> grids(const Setting& setting, const std::vector<Json>& rows) {
-  std::vector<std::string> models;
+  std::vector<Grid> out;
+  const Tuned of = tuned(rows);
+  std::set<std::string> seen;
   for (const Json& row : rows) {
     const std::string model = row["model"];
-    if (row["purpose"] == study::purpose::kTuning && !std::ranges::count(models, model))
-      models.push_back(model);
+    if (!seen.insert(model).second) continue;
+    Grid grid = grid_of(model, of, setting, rows);
+    if (grid.points.size() > 1) out.push_back(std::move(grid));
   }
-  std::vector<Grid> out;
-  for (const std::string& model : models) out.push_back(grid_of(model, setting, rows));
   return out;
 }
 

@@ -269,6 +269,16 @@ TEST_F(Report, TuningTableMarksTheChosenRate) {
   EXPECT_FALSE(contains(html(), "is missing")) << "a rate that diverges is a result";
 }
 
+TEST_F(Report, GridThatTheStudySharesIsComplete) {
+  fake.rates = {1e-3, 2e-3, 4e-3};
+  fake.check = true;
+  fake.contender_budgets = {10'000'000};  // the budget of the grid
+  fake.write(folder);
+  const Study study = analyse(folder);
+  ASSERT_EQ(study.settings[0].grids.size(), 4u);
+  for (const Grid& grid : study.settings[0].grids) EXPECT_EQ(grid.points.size(), 3u) << grid.model;
+}
+
 TEST_F(Report, RateAtTheEndOfTheGridIsAWarning) {
   fake.rates = {1e-3, 2e-3};
   fake.write(folder);
