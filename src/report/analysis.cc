@@ -276,6 +276,9 @@ Study analyse(const fs::path& folder) {
     read_runs(setting, rows, store);
     order(setting, out.plan);
     setting.grids = grids(setting, rows);
+    for (const Json& row : rows)
+      if (setting.overlap.is_null())
+        setting.overlap = store.overlap(row["provenance"].value("data", ""));
     compare_ends(setting);
     if (setting.has_reference()) compare_along_training(setting);
   }

@@ -87,6 +87,7 @@ struct Setting {
   std::vector<Kind> kinds;                  // of the secondary comparison
   Ladder ladder;
   std::vector<Grid> grids;                  // the learning rates that were tried, by model
+  Json overlap;                             // of test and training text (Store::overlap)
   std::vector<Architecture> architectures;  // the reference first; those with a finished run
   const Architecture& reference() const { return architectures.front(); }
   bool has_reference() const { return !architectures.empty() && reference().style == 0; }

@@ -28,6 +28,7 @@ std::vector<Item> contents(const Setting& s) {
       {ends, budget_table(s)},
       {ends, budget_plots(s)},
       {ends, ladder_table(s)},
+      {ends, overlap_table(s)},
       {rates, tuning_table(s)},
       {rates, tuning_plots(s)},
       {rates, check_table(s)},

@@ -19,6 +19,7 @@ Table degradation_table(const Setting& setting);  // the secondary measure, alon
 Table convergence_table(const Setting& setting);
 Table slice_table(const Setting& setting);         // losses by kind of target token
 Table slice_detail_table(const Setting& setting);  // by run and domain, for the CSV
+Table overlap_table(const Setting& setting);       // of test and training text
 Table speed_table(const Setting& setting);
 Table probe_table(const Setting& setting);       // what the mixers do with earlier positions
 Table differing_table(const Setting& setting);   // every hyper-parameter in which models differ

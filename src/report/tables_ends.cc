@@ -263,4 +263,23 @@ Table check_table(const Setting& setting) {
   return table;
 }
 
+Table overlap_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "overlap"),
+              .title = "Does the test text occur in the training text?",
+              .note = "Duplicates: test documents whose tokens are all equal to those of a training "
+                      "document. Shared 13-grams: share of the sequences of 13 tokens of the test "
+                      "text that occur anywhere in the training text.",
+              .columns = {{"domain"},
+                          {"documents", Format::count},
+                          {"duplicates", Format::count},
+                          {"shared 13-grams", Format::percent}}};
+  for (const Json& row : setting.overlap) {
+    const double ngrams = row.value("ngrams", 0.0);
+    table.rows.push_back({row.value("domain", ""), row.value("documents", 0.0),
+                          row.value("duplicates", 0.0),
+                          ngrams > 0 ? 100 * row.value("shared", 0.0) / ngrams : kNone});
+  }
+  return table;
+}
+
 }  // namespace assay::report

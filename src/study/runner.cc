@@ -13,6 +13,7 @@
 
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "data/overlap.h"
 #include "study/process.h"
 #include "study/run_folder.h"
 
@@ -217,6 +218,30 @@ double held_out_loss(const Json& end, const Setting& setting) {
   return sum / double(setting.data.train.size());
 }
 
+// Measures for each setting, once per data, how much of the test text occurs in the training text.
+void measure_overlap(const std::vector<Candidate>& candidates, Store& store) {
+  Progress progress;
+  for (const Candidate& c : candidates) {
+    const std::string data = c.answer.value("data", "");
+    if (!store.overlap(data).is_null()) continue;
+    progress.show("comparing the test text with the training text");
+    const DataSetting& setting = c.setting->data;
+    const bool mixed = setting.out_of_domain.empty();
+    const auto found = data::overlap(data::TokenStore(c.data), {.test_split = mixed ? setting.held_out : setting.test,
+                                                                .train_domains = setting.train,
+                                                                .show_progress = false});
+    Json rows = Json::array();
+    for (const data::DomainOverlap& domain : found)
+      if (std::ranges::count(mixed ? setting.train : setting.out_of_domain, domain.domain))
+        rows.push_back({{"domain", domain.domain},
+                        {"documents", domain.documents},
+                        {"duplicates", domain.duplicates},
+                        {"ngrams", domain.ngrams},
+                        {"shared", domain.shared}});
+    store.set_overlap(data, rows);
+  }
+}
+
 // Each run once: a model and its twin are tuned by the same runs.
 std::vector<PlannedRun> distinct(const std::vector<PlannedRun>& runs) {
   std::vector<PlannedRun> out;
@@ -266,6 +291,7 @@ Outcome run_plan(const StudyOptions& options) {
   const FolderLock lock(options.study);
   const auto candidates = ask_trainer(plan, options);
   Store store(options.study);
+  measure_overlap(candidates, store);
   const auto tuning = tuning_runs(plan, candidates, options.study);
   Outcome outcome;
   Rates rates;
@@ -308,6 +334,8 @@ int64_t write_records(const fs::path& study, const fs::path& folder) {
                             "reason"})
       entry[key] = run[key];
     plan["runs"].push_back(entry);
+    const std::string data = run["provenance"].value("data", "");
+    if (const Json overlap = store.overlap(data); !overlap.is_null()) plan["overlaps"][data] = overlap;
     if (run["status"] != "done") continue;
     const std::string key = run["key"];
     write_file(folder / fmt::format("{}.{}.json", run["name"].get<std::string>(), key.substr(0, 8)),

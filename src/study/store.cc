@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS runs (
   purpose TEXT NOT NULL, seed INTEGER NOT NULL, tokens INTEGER NOT NULL, learning_rate REAL NOT NULL,
   status TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', folder TEXT NOT NULL, origin TEXT NOT NULL DEFAULT '',
   estimate TEXT, config TEXT, provenance TEXT, outcome TEXT, end_losses TEXT);
+CREATE TABLE IF NOT EXISTS overlaps (data TEXT PRIMARY KEY, found TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS metrics (
   run TEXT NOT NULL REFERENCES runs(key), step INTEGER NOT NULL, line TEXT NOT NULL, PRIMARY KEY (run, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evaluations (
@@ -150,6 +151,15 @@ void Store::insert_losses(const std::string& key, const std::vector<Json>& lines
     }
 }
 
+Json Store::overlap(const std::string& data) {
+  const auto rows = database_.query("SELECT found FROM overlaps WHERE data = ?", {data});
+  return rows.empty() ? Json() : Json::parse(rows[0]["found"].get<std::string>());
+}
+
+void Store::set_overlap(const std::string& data, const Json& found) {
+  database_.query("INSERT OR REPLACE INTO overlaps VALUES (?, ?)", {data, found.dump()});
+}
+
 Json Store::end(const std::string& key) {
   const auto rows = database_.query("SELECT end_losses FROM runs WHERE key = ?", {key});
   return rows.empty() || rows[0]["end_losses"].is_null() ? Json::object()
@@ -238,6 +248,8 @@ void Store::set_records(const Json& plan, const Records& records, const std::str
         {run.at("key"), position++, run.at("name"), run.at("setting"), run.at("model"), run.at("purpose"),
          run.at("seed"), run.at("tokens"), run.at("learning_rate"),
          run.at("status") == "done" ? Json("missing") : run.at("status"), run.at("reason"), ""});
+  const Json overlaps = plan.value("overlaps", Json::object());
+  for (const auto& [data, found] : overlaps.items()) set_overlap(data, found);
   transaction.commit();
   for (const Json& run : plan.at("runs"))
     if (const auto found = records.find(run.at("key")); found != records.end())

@@ -61,6 +61,10 @@ class Store {
   void set_records(const Json& plan, const Records& records, const std::string& origin);
   Json record(const Json& run);  // of a finished run, a row of planned_runs()
   Json end(const std::string& key);  // end.json of a finished run
+  // What the test text shares with the training text, for the data of that fingerprint: [{"domain",
+  // "documents", "duplicates", "ngrams", "shared"}, …]; null when it was not measured.
+  Json overlap(const std::string& data);
+  void set_overlap(const std::string& data, const Json& found);
 
   Json plan();  // {"name","reference","text","settings":[{"name","train","out_of_domain",…}],"models":[…]}
   // Rows of `runs` in the plan's order, JSON columns parsed; of every purpose.

@@ -57,7 +57,11 @@ TEST_F(Plans, AreAcceptedModelByModel) {
     const study::Plan plan = study::read_plan(entry.path());
     for (const study::Setting& setting : plan.settings)
       for (const study::Model& model : plan.models) {
-        const std::string text = study::compose(model, setting, model.seeds.at(0)).text;
+        const study::Variation variation{
+            .seed = model.seeds.at(0),
+            .tokens = model.tokens.empty() ? 0 : model.tokens.back(),
+            .learning_rate = study::is_tuned(plan, model) ? plan.tuning->learning_rate.at(0) : 0};
+        const std::string text = study::compose(model, setting, variation).text;
         const RunConfig config = read_run_config(ConfigNode::parse(text, model.name), folder_ / "store");
         reads(config.model, model.name);
       }
@@ -69,7 +73,7 @@ TEST_F(Plans, DryRunOfARealOne) {
   options.plan = kPlans / "pocket.toml", options.study = folder_ / "study", options.data = folder_ / "store";
   options.devices = {"cpu"}, options.program = ASSAY_PROGRAM;
   const auto runs = study::dry_run(options);
-  ASSERT_EQ(runs.size(), 8u);
+  ASSERT_EQ(runs.size(), 15u);
   for (const study::PlannedRun& run : runs) {
     EXPECT_NEAR(run.estimate.at("parameters").get<double>() / 0.85e6, 1, 0.2) << run.name;
     EXPECT_GT(run.estimate.at("estimated_seconds"), 0) << run.name;
