@@ -1,6 +1,6 @@
 #pragma once
 // Chunks of 64 steps whose decays are one number a step and head, or none: nothing is prepared but sums of log decays,
-// and q and k are read as they are, once for all heads that share them. Derivation: README.md, "One decay a head".
+// and q and k are read as they are, once for all heads that share them. Derivation: README.md, "One decay per step and head".
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::scalar {
