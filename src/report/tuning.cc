@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <set>
 
 #include "report/analysis.h"
 #include "study/store.h"
@@ -24,33 +23,16 @@ double held_out_loss(const Json& row, const Setting& setting) {
 
 bool same_rate(double a, double b) { return std::abs(a - b) <= 1e-9 * std::max(a, b); }
 
-// Budget and seeds of the grids. A run that the study needs, too, has another purpose, so they are
-// taken from the grids of all models.
-struct Tuned {
-  int64_t tokens = 0;
-  std::set<int64_t> seeds;
-};
-
-Tuned tuned(const std::vector<Json>& rows) {
-  Tuned out;
-  for (const Json& row : rows) {
-    if (row["purpose"] != study::purpose::kTuning) continue;
-    out.tokens = row["tokens"];
-    out.seeds.insert(row["seed"].get<int64_t>());
-  }
-  return out;
-}
-
-Grid grid_of(const std::string& model, const Tuned& of, const Setting& setting,
-             const std::vector<Json>& rows) {
-  Grid grid{.model = model, .tokens = of.tokens};
+Grid grid_of(const std::string& model, const Setting& setting, const std::vector<Json>& rows) {
+  Grid grid{.model = model};
   double used = 0;
   std::map<double, std::vector<const Json*>> by_rate;
   for (const Json& row : rows) {
     if (row["model"] != model) continue;
     if (row["purpose"] == study::purpose::kStudy) used = row["learning_rate"];
-    if (row["tokens"] == of.tokens && of.seeds.contains(row["seed"]))
-      by_rate[row["learning_rate"]].push_back(&row);
+    if (row["purpose"] != study::purpose::kTuning) continue;
+    grid.tokens = row["tokens"];
+    by_rate[row["learning_rate"]].push_back(&row);
   }
   for (const auto& [rate, found] : by_rate) {
     Grid::Point point{.learning_rate = rate, .planned = int64_t(found.size())};
@@ -74,15 +56,14 @@ bool Grid::at_the_end() const {
 }
 
 std::vector<Grid> grids(const Setting& setting, const std::vector<Json>& rows) {
-  std::vector<Grid> out;
-  const Tuned of = tuned(rows);
-  std::set<std::string> seen;
+  std::vector<std::string> models;
   for (const Json& row : rows) {
     const std::string model = row["model"];
-    if (!seen.insert(model).second) continue;
-    Grid grid = grid_of(model, of, setting, rows);
-    if (grid.points.size() > 1) out.push_back(std::move(grid));
+    if (row["purpose"] == study::purpose::kTuning && !std::ranges::count(models, model))
+      models.push_back(model);
   }
+  std::vector<Grid> out;
+  for (const std::string& model : models) out.push_back(grid_of(model, setting, rows));
   return out;
 }
 

@@ -102,8 +102,6 @@ class FakeStudyFolder {
     run.estimate = {{"tokens", tokens}};
     run.config = study / "configs" / (run.name + ".toml");
     write_file(run.config, config(model, run));
-    // A run of the grid that the study needs, too, is one run.
-    std::erase_if(runs_, [&](const study::PlannedRun& other) { return other.key == run.key; });
     runs_.push_back(run);
   }
 

@@ -127,13 +127,11 @@ TEST_F(Runner, CheckRunsHalfAndTwiceTheRate) {
   std::string tune = kTune;
   tune.replace(tune.find(" }"), 2, ", check = true }");
   const auto runs = (run_plan(options(std::string(kPlan) + tune)), Store(folder / "study").planned_runs());
-  // Two runs of the grid, four of the study and four checks. The other four runs of the grid are
-  // also runs of the study or checks, as the budget is the same.
-  ASSERT_EQ(runs.size(), 10u);
-  EXPECT_EQ(runs[6]["purpose"], purpose::kHalf);
-  EXPECT_EQ(runs[6]["learning_rate"], 0.001);
-  EXPECT_EQ(runs[9]["purpose"], purpose::kDouble);
-  EXPECT_EQ(runs[9]["model"], "window");
+  ASSERT_EQ(runs.size(), 14u);
+  EXPECT_EQ(runs[10]["purpose"], purpose::kHalf);
+  EXPECT_EQ(runs[10]["learning_rate"], 0.001);
+  EXPECT_EQ(runs[13]["purpose"], purpose::kDouble);
+  EXPECT_EQ(runs[13]["model"], "window");
 }
 
 TEST_F(Runner, FinishedRunsOfAnotherFolderAreReused) {
