@@ -60,6 +60,63 @@ void merge_into(toml::table& base, const toml::table& over) {
   }
 }
 
+// toml++ recurses along dotted keys without a limit, and a bare key with bytes outside ASCII, which
+// TOML forbids, reaches code of toml++ that its authors declared unreachable. Both are refused here
+// before toml++ sees them.
+class KeyScanner {
+ public:
+  KeyScanner(std::string_view text, const std::string& source) : text_(text), source_(source) {}
+
+  void check() {
+    if (text_.starts_with("\xef\xbb\xbf")) at_ = 3;  // a byte order mark
+    while (at_ < text_.size()) step();
+  }
+
+ private:
+  static constexpr int kDeepest = 16;
+
+  void step() {
+    const char c = text_[at_];
+    if (c == '#') return skip_comment();
+    if (c == '"' || c == '\'') return skip_string(c);
+    if (static_cast<unsigned char>(c) >= 0x80)
+      refuse("a character outside ASCII is allowed in strings and comments only");
+    if (c == '.') ++dots_;
+    if (std::string_view("\n=[]{},").find(c) != std::string_view::npos) dots_ = 0;
+    if (dots_ > kDeepest) refuse(fmt::format("a key has more than {} parts", kDeepest));
+    ++at_;
+  }
+  void skip_comment() { at_ = std::min(text_.find('\n', at_), text_.size()); }
+  // To the end of a string, or of the text when the string has none; toml++ reports that.
+  void skip_string(char quote) {
+    const std::string triple(3, quote);
+    const bool multi_line = text_.substr(at_).starts_with(triple);
+    const std::string end = multi_line ? triple : std::string(1, quote);
+    at_ += end.size();
+    while (at_ < text_.size() && !text_.substr(at_).starts_with(end)) {
+      if (!multi_line && text_[at_] == '\n') return;
+      at_ += quote == '"' && text_[at_] == '\\' ? 2 : 1;
+    }
+    at_ = std::min(at_ + end.size(), text_.size());
+  }
+  [[noreturn]] void refuse(const std::string& what) const {
+    const std::string_view before = text_.substr(0, at_);
+    const size_t line = size_t(std::ranges::count(before, '\n')) + 1;
+    const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0
+    fail("{}:{}:{}: {}. Nothing was changed.", source_, line, at_ - line_begin + 1, what);
+  }
+
+  std::string_view text_;
+  const std::string& source_;
+  size_t at_ = 0;
+  int dots_ = 0;
+};
+
+toml::table parse_toml(std::string_view text, const std::string& source) {
+  KeyScanner(text, source).check();
+  return toml::parse(text, source);
+}
+
 std::string describe(const Fields& fields) {
   std::vector<std::string> words;
   for (const Field& field : fields) words.push_back(fmt::format("{} ({})", field.name, field.type()));
@@ -126,7 +183,7 @@ ConfigNode ConfigNode::parse(std::string_view text, const std::string& source) {
   auto document = std::make_shared<Document>();
   document->source = source;
   try {
-    document->root = toml::parse(text, source);
+    document->root = parse_toml(text, source);
   } catch (const toml::parse_error& error) {
     fail("{}: {}. Nothing was changed.", position(source, error.source()), error.description());
   }
@@ -153,12 +210,13 @@ void ConfigNode::set(std::string_view assignment) {
   if (equals == std::string_view::npos || equals == 0)
     fail("--set {}: expected KEY=VALUE, for example train.steps=100", assignment);
   const std::string key(assignment.substr(0, equals)), value(assignment.substr(equals + 1));
+  const std::string source = fmt::format("--set {:.60}", assignment);
   toml::table parsed;
   try {
-    parsed = toml::parse(fmt::format("{} = {}", key, value));
-  } catch (const toml::parse_error&) {
+    parsed = parse_toml(fmt::format("{} = {}", key, value), source);
+  } catch (const std::runtime_error&) {  // a bare word is a string
     try {
-      parsed = toml::parse(fmt::format("{} = {}", key, toml_string(value)));
+      parsed = parse_toml(fmt::format("{} = {}", key, toml_string(value)), source);
     } catch (const toml::parse_error& error) {
       fail("--set {}: {}", assignment, error.description());
     }

@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <cerrno>
 #include <memory>
 
 #include "base/error.h"
@@ -55,6 +56,9 @@ Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
 Database::~Database() { sqlite3_close(handle_); }
 
 void Database::raise(const std::string& sql) const {
+  const int reason = sqlite3_system_errno(handle_);
+  if (sqlite3_errcode(handle_) == SQLITE_FULL || reason == ENOSPC || reason == EDQUOT)
+    fail<DiskFull>("{}: the disk is full", path_);
   fail<Error>("{}: {} (in: {})", path_, sqlite3_errmsg(handle_), sql.substr(0, 80));
 }
 

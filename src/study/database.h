@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/files.h"
 
 struct sqlite3;
@@ -11,6 +12,11 @@ struct sqlite3;
 namespace assay::study {
 
 using Json = nlohmann::json;
+
+// The disk, or the quota of the user, is full. The message says what to do.
+struct DiskFull : Error {
+  explicit DiskFull(const std::string& message) : Error(message) {}
+};
 
 class Database {
  public:

@@ -1,9 +1,11 @@
 #include "study/plan.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <ranges>
 #include <regex>
+#include <sstream>
 
 namespace assay::study {
 namespace {
@@ -33,7 +35,6 @@ fs::path program_folder() {
   std::error_code none;
   return fs::read_symlink("/proc/self/exe", none).parent_path();
 }
-std::vector<fs::path> plan_folders() { return {"plans", program_folder() / "plans", program_folder() / "../plans"}; }
 std::vector<fs::path> preset_folders(const fs::path& plan) {
   std::vector<fs::path> folders;
   if (!plan.empty()) folders = {plan.parent_path() / "models", plan.parent_path() / "../models"};
@@ -52,10 +53,27 @@ std::vector<std::string> names_in(const std::vector<fs::path>& folders) {
   return names;
 }
 
+// Does the first line with content begin a YAML document? "---" and "key:" begin no TOML document.
+bool looks_like_yaml(const fs::path& file) {
+  std::error_code none;
+  if (!fs::is_regular_file(file, none)) return false;
+  std::istringstream lines(read_file(file));
+  for (std::string line; std::getline(lines, line);) {
+    const size_t begin = line.find_first_not_of(" \t\r");
+    if (begin == std::string::npos || line[begin] == '#') continue;
+    if (line.starts_with("---")) return true;
+    const size_t end = line.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", begin);
+    return end != begin && end != std::string::npos && line[end] == ':';
+  }
+  return false;
+}
+
 void check_name(const std::string& name, const std::string& where) {
-  static const std::regex allowed("[A-Za-z0-9_+.-]+");
-  if (!std::regex_match(name, allowed) || name[0] == '.')
-    fail("{}: '{}' cannot name a folder; use letters, digits, '_', '+', '-' and '.'. Nothing was run.", where, name);
+  constexpr size_t kLongest = 200;
+  const auto allowed = [](unsigned char c) { return std::isalnum(c) || std::string_view("_+.-").find(char(c)) < 4; };
+  if (name.empty() || name.size() > kLongest || name[0] == '.' || !std::ranges::all_of(name, allowed))
+    fail("{}: '{:.{}}' cannot name a folder; use at most {} letters, digits, '_', '+', '-' and '.'. Nothing was run.",
+         where, name, kLongest, kLongest);
 }
 
 // A pattern (or channel mixer) of its own leaves behind the base's tables of parts that it no longer names.
@@ -207,14 +225,22 @@ std::vector<Setting> read_settings(const ConfigNode& root) {
   return settings;
 }
 
-void check_head(const Head& head, const ConfigNode& root) {
+void check_head(const Head& head, const ConfigNode& root, const fs::path& file) {
   if (head.models.empty())
     fail("{}: models is empty; name at least the reference. Nothing was run.", root.where("models"));
   if (head.seeds.empty()) fail("{}: seeds is empty. Nothing was run.", root.where("seeds"));
+  if (head.reference.empty())
+    fail("{}: the key 'reference' is missing; give one of the models, for example reference = \"{}\"\n  models = [{}]. "
+         "Nothing was run.",
+         root.where("reference"), head.models.front(), join(head.models));
   if (!std::ranges::count(head.models, head.reference))
     fail("{}: the reference '{}' is not among the models{}\n  models = [{}]. Nothing was run.", root.where("reference"),
          head.reference, did_you_mean(head.reference, head.models), join(head.models));
   if (chosen(root)) return;
+  for (const std::string& name : head.models) {  // before the name of a slip is suggested for a table
+    check_name(name, root.where("models"));
+    if (!root.child("model").has(name)) preset_file(name, root.where("models"), file, root.child("model").keys());
+  }
   for (const std::string& name : root.child("model").keys())
     if (!std::ranges::count(head.models, name))
       fail("{}: [model.{}] is not among the models{}\n  models = [{}]. Nothing was run.",
@@ -284,14 +310,28 @@ std::vector<ConfigNode> train_layers(const Model& model, const Setting& setting)
 
 }  // namespace
 
+std::vector<fs::path> plan_folders() { return {"plans", program_folder() / "plans", program_folder() / "../plans"}; }
+
+fs::path plan_file(const fs::path& name) {
+  std::error_code none;
+  if (fs::exists(name, none) || name.has_extension()) return name;
+  for (const fs::path& folder : plan_folders())
+    if (const fs::path file = (folder / name).string() + ".toml"; fs::exists(file, none)) return file;
+  std::vector<std::string> names = names_of_plans("");
+  for (const std::string& ablation : names_of_plans("ablations")) names.push_back("ablations/" + ablation);
+  fail("unknown plan '{}'{}\n  Plans: {}. A file is named with its .toml. Nothing was run.", name.string(),
+       did_you_mean(name.string(), names), names.empty() ? "none found" : join(names));
+}
+
 fs::path preset_file(const std::string& name, const std::string& where, const fs::path& plan,
                      const std::vector<std::string>& also) {
   const auto folders = preset_folders(plan);
   for (const fs::path& folder : folders)
-    if (fs::exists(folder / (name + ".toml"))) return folder / (name + ".toml");
+    if (std::error_code none; fs::exists(folder / (name + ".toml"), none)) return folder / (name + ".toml");
   auto names = names_in(folders);
   const std::string there = names.empty() ? "none found" : join(names);
   std::ranges::copy(also, std::back_inserter(names));
+  std::erase(names, name);  // a table of that name, without a base
   fail("{}unknown model '{}'{}\n  Presets: {}.{} Nothing was run.", where.empty() ? "" : where + ": ", name,
        did_you_mean(name, names), there,
        plan.empty() ? " A file is named with its .toml."
@@ -310,12 +350,16 @@ const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::st
 }
 
 Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments) {
+  if (looks_like_yaml(file))
+    fail("{}: looks like YAML, and plans are TOML: seeds = [1, 2] in the place of seeds: [1, 2]. `assay plan new` "
+         "writes a plan to begin with. Nothing was run.",
+         file.string());
   ConfigNode root = ConfigNode::read_file(file);
   std::string text = read_file(file);
   for (const std::string& assignment : assignments) root.set(assignment), text += "# --set " + assignment + "\n";
   Head head;
   root.read(head, {"data", "train", "size", "model", "setting", "ladder", "tune"});
-  check_head(head, root);
+  check_head(head, root, file);
   Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}, {}, root.has("ladder")};
   if (root.has("tune")) plan.tuning = read_tuning(root);
   for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));

@@ -112,6 +112,10 @@ bool is_tuned(const Plan& plan, const Model& model);
 // program. BadInput at `where` with the nearest of those there are and of `also`.
 fs::path preset_file(const std::string& name, const std::string& where = "", const fs::path& plan = {},
                      const std::vector<std::string>& also = {});
+// A plan's file: the file itself, or NAME.toml in plans/ here or beside the program. BadInput with the nearest name.
+fs::path plan_file(const fs::path& name);
+// The folders that are searched for plans and, in models/, for presets.
+std::vector<fs::path> plan_folders();
 // Names of the TOML files in plans/SUBFOLDER, here or else beside the program: presets in "models", plans in "".
 std::vector<std::string> names_of_plans(const std::string& subfolder);
 

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -89,13 +90,13 @@ class Question {
     write_file(config_, composed_.text);
     fs::remove(output_);
     fs::remove(errors_);
-    Command command{{trainer(options), "train", config_, "--data", candidate_.data, "-o", config_.string() + ".run",
-                     "--dry-run", "--json"},
-                    output_,
-                    errors_};
+    command_ = {{trainer(options), "train", config_, "--data", candidate_.data, "-o", config_.string() + ".run",
+                 "--dry-run", "--json"},
+                output_,
+                errors_};
     const auto place = placement(options, slot);
-    command.arguments.insert(command.arguments.end(), place.begin(), place.end());
-    child_ = start(command);
+    command_.arguments.insert(command_.arguments.end(), place.begin(), place.end());
+    child_ = start(command_);
   }
   Question(const Question&) = delete;
   ~Question() {
@@ -108,15 +109,33 @@ class Question {
   }
 
   // Waits for the trainer.
-  Candidate candidate() {
-    candidate_.answer = answer();
+  Candidate candidate(Progress& progress) {
+    candidate_.answer = answer(progress);
     return std::move(candidate_);
   }
 
  private:
-  Json answer() {
-    const Ending ending = wait(std::exchange(child_, 0));
+  Ending wait_for_child(Progress& progress) {
+    const auto begin = std::chrono::steady_clock::now();
+    Ending ending;
+    while (!ended(child_, ending)) {
+      check_interrupt();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+      progress.show(fmt::format("checking {}{}, {}", prefix(*candidate_.setting), candidate_.model->name,
+                                Progress::duration(passed.count())));
+    }
+    child_ = 0;
     check_interrupt();
+    return ending;
+  }
+  Json answer(Progress& progress) {
+    Ending ending = wait_for_child(progress);
+    for (int restarts = 0; ending.stopped_from_outside() && restarts < kRestarts; ++restarts) {
+      for (const fs::path& file : {output_, errors_}) fs::remove(file);
+      child_ = start(command_);
+      ending = wait_for_child(progress);
+    }
     const std::string& model = candidate_.model->name;
     if (ending.code == kBadInput) fail("{}", translate(complaint(output_, errors_), config_, composed_, model));
     if (ending.code != 0)
@@ -132,6 +151,7 @@ class Question {
   Candidate candidate_;
   Composed composed_;
   fs::path config_, output_, errors_;
+  Command command_;
   pid_t child_ = 0;
 };
 
@@ -203,18 +223,18 @@ std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options
   const size_t jobs = size_t(std::max<int64_t>(1, options.jobs));
   std::vector<Candidate> candidates;
   std::deque<std::unique_ptr<Question>> asked;
+  Progress progress;
   const auto collect = [&] {
-    candidates.push_back(asked.front()->candidate());
+    candidates.push_back(asked.front()->candidate(progress));
     asked.pop_front();
   };
-  Progress progress;
   size_t slot = 0;
   for (const Setting& setting : plan.settings) {
     const data::TokenStore store(store_folder(setting, options));
     check_domains(setting, store);
     for (const Model& model : plan.models) {
       if (asked.size() == jobs) collect();
-      progress.show(fmt::format("checking {} {}", setting.name, model.name));
+      progress.show(fmt::format("checking {}{}", prefix(setting), model.name));
       asked.push_back(std::make_unique<Question>(plan, model, setting, store, options, slot++));
     }
   }

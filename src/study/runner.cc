@@ -3,11 +3,15 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <map>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -20,7 +24,6 @@
 namespace assay::study {
 namespace {
 
-constexpr int kRestarts = 2;
 using Clock = std::chrono::steady_clock;
 
 // Records by key, with where each was found.
@@ -48,12 +51,21 @@ class Runner {
 
   Outcome run() {
     while (!running_.empty() || (!queue_.empty() && !stopping_)) {
-      if (interrupted() && !stopping_) stop();
-      if (!stopping_) fill();
-      reap();
+      try {
+        if (interrupted() && !stopping_) stop("interrupted");
+        if (!stopping_) fill();
+        reap();
+      } catch (const DiskFull& error) {  // every other run would fail, too
+        disk_full_ = error.what();
+        if (!stopping_) stop(disk_full_);
+      }
       if (Clock::now() >= next_status_) show_status();
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
+    if (!disk_full_.empty())
+      fail<DiskFull>("{}; the study was stopped after {} of {} runs.\n  Free space and give the same command again: "
+                     "it continues, and finished runs are kept.",
+                     disk_full_, outcome_.done, outcome_.planned);
     if (stopping_)
       fail<Interrupted>("interrupted: {} of {} runs done, the others saved. The same command continues them.",
                         outcome_.done, outcome_.planned);
@@ -116,18 +128,22 @@ class Runner {
 
   void conclude(const Running& over, const Ending& ending) {
     if (ending.code == 0) return finish(over);
-    if (stopping_ && (ending.killed || ending.code == kInterrupted))
-      return store_.set_status(over.run.key, "interrupted");
-    if (ending.killed && over.restarts < kRestarts) {
+    if (stopping_ && ending.stopped_from_outside()) return store_.set_status(over.run.key, "interrupted");
+    if (ending.stopped_from_outside() && over.restarts < kRestarts) {
       progress_.log(fmt::format("{}: {}; resuming it", over.run.name, ending.text()));
       return queue_.push_front({over.run, over.restarts + 1});
     }
-    give_up(over, fmt::format("{}: {}", ending.text(), last_line(over.folder / "log.txt")));
+    const std::string last = last_line(over.folder / "log.txt");
+    if (last.find(std::strerror(ENOSPC)) != std::string::npos)
+      fail<DiskFull>("{}: the disk is full", over.folder.string());
+    give_up(over, fmt::format("{}: {}", ending.text(), last));
   }
 
   void finish(const Running& over) {
     try {
       store_.take(over.run.key, over.folder);
+    } catch (const DiskFull&) {
+      throw;
     } catch (const Error& error) {
       return give_up(over, fmt::format("it ended well, but its results cannot be read: {}", error.what()));
     }
@@ -144,9 +160,9 @@ class Runner {
     progress_.log(fmt::format("failed: {}: {}", over.run.name, reason));
   }
 
-  void stop() {
+  void stop(const std::string& why) {
     stopping_ = true;
-    progress_.log(fmt::format("interrupted; {} runs are saving", running_.size()));
+    progress_.log(fmt::format("{}; {} runs are saving", why, running_.size()));
     for (const Running& running : running_) ::kill(running.child, SIGINT);
   }
 
@@ -193,6 +209,7 @@ class Runner {
   Progress progress_;
   double work_left_ = 0, work_done_ = 0;  // FLOPs: all that this call has to do; of runs that ended
   bool stopping_ = false;
+  std::string disk_full_;  // the message; "" while there is space
 };
 
 Reusable reusable_runs(const StudyOptions& options) {
@@ -282,17 +299,67 @@ void drop_tuning_failures(Outcome& outcome, const std::vector<PlannedRun>& runs,
   });
 }
 
+// What is new in a study's folder while a plan is checked. A plan that is refused leaves nothing of it
+// behind. Constructed before the folder is made, and destroyed while the folder is still locked.
+class NewFiles {
+ public:
+  explicit NewFiles(const fs::path& study) : study_(study), before_(entries()) {
+    for (fs::path folder = study; !folder.empty() && !fs::exists(folder); folder = folder.parent_path())
+      made_.push_back(folder);
+  }
+  NewFiles(const NewFiles&) = delete;
+  ~NewFiles() {
+    if (kept_) return;
+    std::error_code none;
+    for (const fs::path& entry : entries())
+      if (!before_.contains(entry)) fs::remove_all(entry, none);
+    for (const fs::path& folder : made_) fs::remove(folder, none);  // unless something else is there by now
+  }
+  void keep() { kept_ = true; }
+
+ private:
+  // What the study's folder and the two that a check writes into hold.
+  std::set<fs::path> entries() const {
+    std::set<fs::path> found;
+    std::error_code none;
+    for (const fs::path& folder : {study_, study_ / "configs", study_ / "data"})
+      for (const auto& entry : fs::directory_iterator(folder, none)) found.insert(entry.path());
+    return found;
+  }
+  fs::path study_;
+  std::set<fs::path> before_;
+  std::vector<fs::path> made_;  // the innermost first
+  bool kept_ = false;
+};
+
+// A study's folder while a plan is checked and run.
+class StudyFolder {
+ public:
+  explicit StudyFolder(const fs::path& study) {
+    auto files = std::make_unique<NewFiles>(study);
+    make_folder(study);
+    lock_.emplace(study);
+    files_ = std::move(files);
+  }
+  void keep() { files_->keep(); }  // the plan is accepted
+
+ private:
+  std::optional<FolderLock> lock_;
+  std::unique_ptr<NewFiles> files_;  // destroyed first
+};
+
 }  // namespace
 
 Outcome run_plan(const StudyOptions& options) {
   const Plan plan = read_plan(options.plan, options.set);
   const Reusable reusable = reusable_runs(options);
-  make_folder(options.study);
-  const FolderLock lock(options.study);
+  StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
   Store store(options.study);
   measure_overlap(candidates, store);
   const auto tuning = tuning_runs(plan, candidates, options.study);
+  if (tuning.empty()) study_runs(plan, candidates, {}, options.study);  // refuses equal runs
+  folder.keep();
   Outcome outcome;
   Rates rates;
   if (!tuning.empty()) {
@@ -311,14 +378,14 @@ Outcome run_plan(const StudyOptions& options) {
 
 std::vector<PlannedRun> dry_run(const StudyOptions& options) {
   const Plan plan = read_plan(options.plan, options.set);
-  make_folder(options.study);
-  const FolderLock lock(options.study);
+  StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
   auto runs = tuning_runs(plan, candidates, options.study);
   Rates rates;
   for (const PlannedRun& run : runs) rates.try_emplace({run.setting, run.model}, run.learning_rate);
   const auto study = study_runs(plan, candidates, rates, options.study);
   runs.insert(runs.end(), study.begin(), study.end());
+  folder.keep();
   return runs;
 }
 

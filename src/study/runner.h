@@ -15,7 +15,7 @@ struct Outcome {
   std::vector<Failure> failures;
 };
 
-// A run killed by a signal is resumed, twice at most. A failed run does not stop the others. Throws Interrupted after
+// A run that a signal killed, or made save and leave, is resumed, twice at most. A failed run does not stop the others. Throws Interrupted after
 // Ctrl-C, when every run has saved. BadInput when another process works on the study.
 Outcome run_plan(const StudyOptions& options);
 

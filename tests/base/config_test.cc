@@ -81,6 +81,33 @@ TEST(Config, BrokenTextGivesThePlace) {
   EXPECT_MESSAGE(ConfigNode::read_file(fs::temp_directory_path()), "cannot be read");
 }
 
+TEST(Config, DeepDottedKeyIsRefusedWithThePlace) {
+  std::string deep = "a";
+  for (int i = 0; i < 100'000; ++i) deep += ".a";
+  for (const std::string& text : {deep + " = 1\n", "[" + deep + "]\n", "x = {" + deep + " = 1}\n"})
+    EXPECT_NE(message_of([&] { read("count = 1\n" + text); }).find("plan.toml:2:"), std::string::npos);
+  ConfigNode node = ConfigNode::parse("", "plan.toml");
+  EXPECT_NE(message_of([&] { node.set(deep + "=1"); }).find("a key has more than 16 parts"), std::string::npos);
+  node.set("name=" + deep);
+  Sample sample;
+  node.read(sample);
+  EXPECT_EQ(sample.name, deep) << "a value that is no TOML is a string";
+}
+
+TEST(Config, CharacterOutsideAsciiIsRefusedInKeysOnly) {
+  EXPECT_NE(message_of([] { read("\xc2\xa7 = 1\n"); }).find("plan.toml:1:1: a character outside ASCII"),
+            std::string::npos);
+  EXPECT_EQ(read("name = '\xc2\xa7'  # \xc2\xa7\n").name, "\xc2\xa7");
+  EXPECT_EQ(read("\xef\xbb\xbfname = \"\"\"\n\xc2\xa7 \\\"\"\"\"\n").name, "\xc2\xa7 \"");
+  ConfigNode node = ConfigNode::parse("", "plan.toml");
+  node.set("name=\xc2\xa7");
+  node.set("words=['\xc2\xa7']");
+  Sample sample;
+  node.read(sample);
+  EXPECT_EQ(sample.name, "\xc2\xa7");
+  EXPECT_EQ(sample.words, std::vector<std::string>{"\xc2\xa7"});
+}
+
 TEST(Config, AssignmentsOverrideAndErrorsNameThem) {
   ConfigNode root = ConfigNode::parse("[train]\ncount = 1\nname = 'a'\n", "m.toml");
   root.set("train.count=5"), root.set("train.name=two words"), root.set("train.words=['p']");

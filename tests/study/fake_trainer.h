@@ -12,7 +12,8 @@
 namespace assay::study {
 
 // What the script does is decided by FAKE: "" trains; "kill" leaves a checkpoint and dies by SIGKILL unless resumed;
-// "kill-always"; "fail" ends with 1 for models named window; "slow" saves and ends with 130 on SIGINT.
+// "kill-always"; "terminated" saves and ends with 130 unless resumed; "kill-questions:N" dies by SIGKILL
+// the first N times that it is asked about a model; "full" finds a full disk; "fail" ends with 1 for models named window; "slow" saves and ends with 130 on SIGINT.
 inline constexpr const char* kTrainer = R"(#!/bin/sh
 config=$2; shift 2
 while [ $# -gt 0 ]; do case $1 in
@@ -23,6 +24,10 @@ if [ "$dry" ]; then
     echo "{\"error\": \"$config:$line:1: unknown key 'chunk_sise' in model.attention; did you mean 'chunk_size'? Nothing was changed.\"}"
     exit 2
   fi
+  case "$FAKE" in  # the first questions are stopped by a signal
+    kill-questions:*) echo question >> "$FAKE_LOG.questions"
+      if [ $(wc -l < "$FAKE_LOG.questions") -le "${FAKE#*:}" ]; then kill -9 $$; fi;;
+  esac
   identity=$(grep -v -e '^seed' -e '^tokens' -e '^learning_rate' "$config" | cksum)
   rate=$(sed -n 's/^learning_rate = //p' "$config")
   tokens=$(sed -n 's/^tokens = //p' "$config")
@@ -35,6 +40,8 @@ mkdir -p "$out/evaluations"
 metric() { echo "{\"step\": $1, \"tokens\": $(($1 * 400)), \"loss\": 4.0, \"tokens_per_second\": 100.0}" >> "$out/metrics.jsonl"; }
 case "$FAKE:$out:$resume" in
   kill:*:|kill-always:*) mkdir -p "$out/checkpoints/step-5"; metric 5; kill -9 $$;;
+  terminated:*:) mkdir -p "$out/checkpoints/step-5"; metric 5; exit 130;;
+  full:*) echo "assay: $out: cannot be written: No space left on device" >&2; exit 1;;
   fail:*window*) echo "assay: the loss is NaN at step 3" >&2; exit 1;;
   slow:*) trap 'mkdir -p "$out/checkpoints/step-5"; exit 130' INT; metric 5; i=0; while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
 esac

@@ -33,6 +33,12 @@ TEST_F(PlanErrors, NameThePositionAndTheNearestKey) {
   expect(std::string(kPlan) + "[setting.x]\ntrian = {}\n", {"plan.toml:7:", "did you mean 'train'?"});
 }
 
+TEST_F(PlanErrors, NameOf100000LettersIsRefused) {
+  const std::string name(100'000, 'a');
+  expect(with("\"window\"", "\"" + name + "\""), {"plan.toml:2:", "at most 200 letters"});
+  expect(std::string(kPlan) + "[setting." + name + "]\n", {"plan.toml:6:", "at most 200 letters"});
+}
+
 TEST_F(PlanErrors, NameUnknownModelsAndDomains) {
   expect(with("\"window\"", "\"windwo\""), {"plan.toml:2:", "unknown model 'windwo'", "did you mean 'window'?"});
   expect(with("\"fresh_a\"", "\"fresh_q\""), {"plan.toml:4:", "'fresh_q'", "did you mean 'fresh_"});
@@ -40,6 +46,32 @@ TEST_F(PlanErrors, NameUnknownModelsAndDomains) {
          {"plan.toml:1:", "not among the models", "did you mean 'full'?"});
   expect(std::string(kPlan) + "[model.twin]\nbase = \"full\"\n",
          {"plan.toml:6:", "[model.twin] is not among the models"});
+}
+
+TEST_F(PlanErrors, MissingReferenceIsNamed) {
+  expect(with("reference = \"full\"\n", ""), {"the key 'reference' is missing", "reference = \"full\""});
+}
+
+TEST_F(PlanErrors, SlipInModelsIsNotSuggestedToItsTable) {
+  const std::string table = "[model.window]\nattention = { window = 8 }\n";
+  expect(with("\"window\"", "\"windw\"") + table,
+         {"plan.toml:2:", "unknown model 'windw'", "did you mean 'window'?"});
+  const std::string own = error(with("\"window\"", "\"mine\"") + "[model.mine]\nd_model = 8\n");
+  EXPECT_NE(own.find("unknown model 'mine'"), std::string::npos) << own;
+  EXPECT_EQ(own.find("did you mean 'mine'"), std::string::npos) << own;
+}
+
+TEST_F(PlanErrors, YamlIsToldThatPlansAreToml) {
+  expect("# a plan\nreference: full\nmodels:\n  - full\n", {"looks like YAML", "plans are TOML"});
+  expect("---\nreference: full\n", {"looks like YAML"});
+}
+
+TEST(PlanFile, NameOfAPlanIsResolved) {
+  EXPECT_TRUE(plan_file("pocket").string().ends_with("/pocket.toml"));
+  EXPECT_TRUE(fs::exists(plan_file("ablations/chunks")));
+  EXPECT_EQ(plan_file("mine.toml").string(), "mine.toml");
+  EXPECT_NE(message([] { plan_file("poket"); }).find("unknown plan 'poket'; did you mean 'pocket'?"),
+            std::string::npos);
 }
 
 TEST_F(PlanErrors, RefuseWhatContradicts) {

@@ -58,6 +58,23 @@ TEST_F(Runner, ResumesARunThatWasKilled) {
   EXPECT_NE(starts().find(" 1\n"), std::string::npos) << "it was not resumed: " << starts();
 }
 
+TEST_F(Runner, ResumesARunThatSigtermEnded) {
+  ::setenv("FAKE", "terminated", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_EQ(outcome.done, 4);
+  EXPECT_NE(starts().find(" 1\n"), std::string::npos) << "it was not resumed: " << starts();
+}
+
+TEST_F(Runner, TrainerKilledWhileItIsAskedIsAskedAgain) {
+  StudyOptions study = options();
+  study.jobs = 1;
+  ::setenv("FAKE", "kill-questions:2", 1);
+  EXPECT_EQ(run_plan(study).done, 4);
+  fs::remove(folder / "starts.questions");
+  ::setenv("FAKE", "kill-questions:3", 1);
+  EXPECT_NE(message([&] { run_plan(study); }).find("killed by signal 9"), std::string::npos);
+}
+
 TEST_F(Runner, GivesUpARunThatIsKilledAgainAndAgain) {
   ::setenv("FAKE", "kill-always", 1);
   const Outcome outcome = run_plan(options());
@@ -65,6 +82,40 @@ TEST_F(Runner, GivesUpARunThatIsKilledAgainAndAgain) {
   ASSERT_EQ(outcome.failures.size(), 4u);
   EXPECT_NE(outcome.failures[0].reason.find("killed by signal 9"), std::string::npos) << outcome.failures[0].reason;
   EXPECT_EQ(count(starts(), '\n'), 12) << "each is restarted twice";
+}
+
+TEST_F(Runner, FullDiskStopsTheStudyAndSaysHowToContinue) {
+  ::setenv("FAKE", "full", 1);
+  StudyOptions study = options();
+  study.jobs = 1;
+  const std::string text = message([&] { run_plan(study); });
+  EXPECT_NE(text.find("the disk is full; the study was stopped after 0 of 4 runs"), std::string::npos) << text;
+  EXPECT_NE(text.find("Free space and give the same command again"), std::string::npos) << text;
+  EXPECT_EQ(count(starts(), '\n'), 1);
+  ::setenv("FAKE", "", 1);
+  EXPECT_EQ(run_plan(study).done, 4);
+}
+
+TEST_F(Runner, FullDatabaseIsReportedAsAFullDisk) {
+  Database database(folder / "small.sqlite", Database::Mode::write);
+  database.execute("CREATE TABLE t (x TEXT); PRAGMA max_page_count = 4");
+  EXPECT_THROW(database.query("INSERT INTO t VALUES (?)", {std::string(100'000, 'x')}), DiskFull);
+}
+
+TEST_F(Runner, RefusedPlanLeavesNothingBehind) {
+  std::string plan = kPlan;
+  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  StudyOptions study = options(plan);
+  study.study = folder / "new/study";
+  EXPECT_NE(message([&] { run_plan(study); }).find("are the same run"), std::string::npos);
+  EXPECT_NE(message([&] { dry_run(study); }).find("are the same run"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder / "new"));
+  make_folder(study.study / "configs");
+  write_file(study.study / "configs/mine.toml", "kept");
+  EXPECT_NE(message([&] { run_plan(study); }).find("are the same run"), std::string::npos);
+  std::vector<fs::path> left(fs::recursive_directory_iterator(study.study), {});
+  EXPECT_EQ(left.size(), 2u) << "the folder configs and the file mine.toml";
+  EXPECT_EQ(read_file(study.study / "configs/mine.toml"), "kept");
 }
 
 TEST_F(Runner, OneFailureDoesNotStopTheOthers) {
