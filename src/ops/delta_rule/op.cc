@@ -4,7 +4,6 @@
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
-#include "ops/register.h"
 
 namespace assay::ops {
 namespace {
@@ -68,18 +67,15 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
 const bool registered_paths =
     register_matrix_state("delta_rule") && register_matrix_state("gated_delta_rule") && register_matrix_state("rwkv7");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(
-      m,
+  m.def(
       "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, Tensor? initial_state=None) -> (Tensor out, "
       "Tensor final_state)",
       delta_rule);
-  register_operator(
-      m,
+  m.def(
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor? initial_state=None) "
       "-> (Tensor out, Tensor final_state)",
       gated_delta_rule);
-  register_operator(
-      m,
+  m.def(
       "rwkv7(Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, float scale, Tensor? initial_state=None) -> "
       "(Tensor out, Tensor final_state)",
       rwkv7);
