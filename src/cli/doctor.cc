@@ -70,10 +70,7 @@ std::vector<std::string> listed(const std::string& kind) {
   if (kind == "mixers") return nn::mixers().names();
   if (kind == "channel_mixers") return nn::channel_mixers().names();
   if (kind == "ops") {
-    std::vector<std::string> names;
-    for (const ops::OpPath& path : ops::op_paths())
-      if (std::ranges::find(names, path.op) == names.end()) names.push_back(path.op);
-    return names;
+    return ops::operator_names();
   }
   if (kind == "models") return study::names_of_plans("models");
   if (kind == "plans") {

@@ -13,6 +13,8 @@ struct OpPath {
   int numerics = 1;  // raised when an operator's results change: statistics never mix versions
 };
 std::vector<OpPath> op_paths();  // by op, then device
+// The public operators of torch.ops.assay, sorted. op_paths() has also what only the modules of Assay call.
+std::vector<std::string> operator_names();
 
 #ifdef ASSAY_CUDA
 constexpr bool kCudaKernels = true;

@@ -36,31 +36,34 @@ HWY_INLINE Vec<R> set(double x) {
 
 // 2^x. Adding 1.5·2^mantissa rounds x and leaves its integer part in the low bits, which become the exponent; the
 // fraction in [−½, ½] goes through a polynomial: for float one fitted to the least relative error (1.1e-7), for double
-// Taylor's (4e-18). x is held where the result is normal; NaN stays NaN: x86's max and min return their second operand.
-HWY_INLINE Vec<float> exp2(Vec<float> x) {
+// Taylor's (4e-18). x is clamped to where the result is normal. hn::Min and hn::Max may drop NaN, and
+// the integer part of NaN is arbitrary, so NaN is selected at the end.
+HWY_INLINE Vec<float> exp2(Vec<float> unclamped) {
   using R = float;
   const Lanes<R> d;
   const hn::RebindToSigned<Lanes<R>> di;
-  x = hn::Min(set<R>(127), hn::Max(set<R>(-126), x));
+  const Vec<R> x = hn::Min(set<R>(127), hn::Max(set<R>(-126), unclamped));
   const Vec<R> magic = set<R>(12582912), shifted = hn::Add(x, magic), f = hn::Sub(x, hn::Sub(shifted, magic));
   Vec<R> p = hn::MulAdd(f, set<R>(0.0013264727), set<R>(0.009671513));
   p = hn::MulAdd(f, p, set<R>(0.055507336));
   p = hn::MulAdd(f, p, set<R>(0.24022242));
   p = hn::MulAdd(f, p, set<R>(0.693147));
   p = hn::MulAdd(f, p, set<R>(1));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  const Vec<R> power = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  return hn::IfThenElse(hn::IsNaN(unclamped), unclamped, power);
 }
-HWY_INLINE Vec<double> exp2(Vec<double> x) {
+HWY_INLINE Vec<double> exp2(Vec<double> unclamped) {
   using R = double;
   const Lanes<R> d;
   const hn::RebindToSigned<Lanes<R>> di;
   constexpr double kLn2 = 0.693147180559945309;
-  x = hn::Min(set<R>(1023), hn::Max(set<R>(-1022), x));
+  const Vec<R> x = hn::Min(set<R>(1023), hn::Max(set<R>(-1022), unclamped));
   const Vec<R> magic = set<R>(6755399441055744), shifted = hn::Add(x, magic), f = hn::Sub(x, hn::Sub(shifted, magic));
   const Vec<R> g = hn::Mul(f, set<R>(kLn2));
   Vec<R> p = set<R>(1);
   for (int k = 13; k > 0; --k) p = hn::MulAdd(hn::Mul(g, set<R>(1.0 / k)), p, set<R>(1));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<52>(hn::BitCast(di, shifted))));
+  const Vec<R> power = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<52>(hn::BitCast(di, shifted))));
+  return hn::IfThenElse(hn::IsNaN(unclamped), unclamped, power);
 }
 
 constexpr double kLog2E = 1.44269504088896341;

@@ -24,12 +24,16 @@ void check_shape(const char* op, const char* argument, const at::Tensor& tensor,
                     " = ", shape);
 }
 
-void check_like(const char* op, const char* argument, const at::Tensor& tensor, const at::Tensor& like) {
+void check_like(const char* op, const char* argument, const at::Tensor& tensor, const char* like_name,
+                const at::Tensor& like) {
   if (recorder) recorder->names.insert(op);
   TORCH_CHECK_VALUE(at::isFloatingType(tensor.scalar_type()), op, ": ", argument, " holds ", tensor.scalar_type(),
                     ", expected floating-point numbers");
-  TORCH_CHECK_VALUE(tensor.device() == like.device(), op, ": ", argument, " is on ", tensor.device(),
-                    ", but the first argument is on ", like.device());
+  TORCH_CHECK_VALUE(tensor.device() == like.device(), op, ": ", argument, " is on ", tensor.device(), ", but ",
+                    like_name, " is on ", like.device());
+  TORCH_CHECK_VALUE((tensor.scalar_type() == at::kDouble) == (like.scalar_type() == at::kDouble), op, ": ", argument,
+                    " holds ", tensor.scalar_type(), ", but ", like_name, " holds ", like.scalar_type(),
+                    "; float64 is not mixed with other dtypes");
 }
 
 void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -42,7 +46,7 @@ void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, c
   TORCH_CHECK_VALUE(q.size(2) % k.size(2) == 0, op, ": k has ", k.size(2),
                     " heads (its size 2), which do not divide the ", q.size(2), " heads of q");
   for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
-    check_like(op, name, *tensor, q);
+    check_like(op, name, *tensor, "q", q);
     TORCH_CHECK_VALUE(tensor->scalar_type() != at::kHalf, op, ": ", name, " holds ", tensor->scalar_type(),
                       ", expected float64, float32 or bfloat16");
   }

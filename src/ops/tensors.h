@@ -16,8 +16,10 @@ using OptionalTensor = std::optional<at::Tensor>;
 void check_dims(const char* op, const char* argument, const at::Tensor& tensor, int64_t dims, const char* meaning);
 void check_shape(const char* op, const char* argument, const at::Tensor& tensor, at::IntArrayRef shape,
                  const char* meaning);
-// Also: floating-point numbers on the device of `like`.
-void check_like(const char* op, const char* argument, const at::Tensor& tensor, const at::Tensor& like);
+// Also: floating-point numbers on the device of the argument `like`. float64 is not mixed with other dtypes. The others
+// may be mixed, because parameters, gates and states are often float32 where sequences are bfloat16.
+void check_like(const char* op, const char* argument, const at::Tensor& tensor, const char* like_name,
+                const at::Tensor& like);
 // Of attention: q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T, Hk divides H; float64, float32 or bfloat16 on one device.
 void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 

@@ -1,7 +1,5 @@
 #pragma once
 // Memory for tests of kernels: numbers as double on one side, in the kernel's type on the other.
-#include <hwy/targets.h>
-
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -70,18 +68,21 @@ inline Numbers normal(uint64_t seed, const std::string& name, int64_t size, DTyp
   return out;
 }
 
-// max over rows of ‖actual − expected‖ / ‖expected‖; infinite when a number is missing or not finite.
-inline double worst_row_error(const Numbers& actual, const Numbers& expected, int64_t row) {
+// max over rows of ‖actual − expected‖ / ‖sizes‖; infinite when a number is missing or not finite.
+inline double worst_row_error(const Numbers& actual, const Numbers& expected, const Numbers& sizes, int64_t row) {
   if (actual.size() != expected.size()) return std::numeric_limits<double>::infinity();
   double worst = 0;
   for (size_t begin = 0; begin < expected.size(); begin += row) {
     double difference = 0, norm = 0;
     for (size_t i = begin; i < begin + row; ++i)
-      difference += std::pow(actual[i] - expected[i], 2), norm += std::pow(expected[i], 2);
+      difference += std::pow(actual[i] - expected[i], 2), norm += std::pow(sizes[i], 2);
     const double error = difference == 0 ? 0 : std::sqrt(difference / norm);
     worst = std::isfinite(error) ? std::max(worst, error) : std::numeric_limits<double>::infinity();
   }
   return worst;
+}
+inline double worst_row_error(const Numbers& actual, const Numbers& expected, int64_t row) {
+  return worst_row_error(actual, expected, expected, row);
 }
 
 // A pool of `threads` that cuts the work as evenly as it can, whatever the grain.
@@ -93,14 +94,6 @@ inline ParallelFor pool(int threads) {
         workers.emplace_back([&body, begin, end] { body(begin, end); });
     for (std::thread& worker : workers) worker.join();
   };
-}
-
-// The instruction sets of this machine that kernels are compiled for, as masks of one bit.
-inline std::vector<int64_t> targets() {
-  std::vector<int64_t> found;
-  for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_EMU128})
-    if (hwy::SupportedTargets() & target) found.push_back(target);
-  return found;
 }
 
 // Scratch, poisoned, on a 64-byte boundary.

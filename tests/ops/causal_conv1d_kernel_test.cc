@@ -6,6 +6,7 @@
 #include "ops/buffers.h"
 #include "ops/causal_conv1d/kernel.h"
 #include "ops/cpu.h"
+#include "ops/simd_target.h"
 
 namespace assay::ops {
 namespace {
@@ -149,8 +150,7 @@ TEST_P(CausalConv1dKernel, GradientsAreTheSlopes) {
 TEST(CausalConv1dKernelTargets, AllEqualThePlainLoops) {
   const Shape s{2, 67, 70, 4};
   for (const int64_t target : targets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    const SimdTarget only(target);
     for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
       Tensors x = random_inputs(s, 8, dtype);
       const Tensors expected = naive(s, x), actual = kernel(s, x, dtype);
@@ -159,8 +159,6 @@ TEST(CausalConv1dKernelTargets, AllEqualThePlainLoops) {
             << name << " " << name_of(dtype) << " " << cpu_target();
     }
   }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CausalConv1dKernel,

@@ -7,6 +7,7 @@
 
 #include "ops/buffers.h"
 #include "ops/golden.h"
+#include "ops/simd_target.h"
 #include "ops/window_attention/kernel.h"
 #include "ops/window_attention/window_attention.h"
 
@@ -192,8 +193,7 @@ Kernel run_kernel(const Arguments& a, const at::Tensor& dout, int threads) {
 
 TEST(WindowAttentionKernel, EveryInstructionSetAndTheSameBitsForAnyNumberOfThreads) {
   for (const int64_t target : targets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    const SimdTarget only(target);
     for (const auto dtype : {at::kDouble, at::kFloat}) {
       SCOPED_TRACE(testing::Message() << hwy::TargetName(target) << " " << dtype);
       Arguments a = random_arguments({101, 133, 6, 2, 20, 45, true}, dtype);
@@ -206,8 +206,6 @@ TEST(WindowAttentionKernel, EveryInstructionSetAndTheSameBitsForAnyNumberOfThrea
         EXPECT_TRUE(at::equal(one.*part, three.*part));
     }
   }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 TEST(WindowAttentionOp, MayBeCutAnywhere) {

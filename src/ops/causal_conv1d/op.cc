@@ -5,6 +5,7 @@
 #include "ops/causal_conv1d/kernel.h"
 #include "ops/parallel.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 #include "ops/tensors.h"
 
 namespace assay::ops {
@@ -94,9 +95,9 @@ void check(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& 
     check_shape(kOp, "initial_state", *initial_state, {x.size(0), channels, width - 1}, "[B, Dm, K-1]");
   TORCH_CHECK_VALUE(activation == "none" || activation == "silu", kOp, ": activation is '", activation,
                     "', expected 'none' or 'silu'");
-  check_like(kOp, "x", x, x), check_like(kOp, "weight", weight, x);
-  if (bias) check_like(kOp, "bias", *bias, x);
-  if (initial_state) check_like(kOp, "initial_state", *initial_state, x);
+  check_like(kOp, "x", x, "x", x), check_like(kOp, "weight", weight, "x", x);
+  if (bias) check_like(kOp, "bias", *bias, "x", x);
+  if (initial_state) check_like(kOp, "initial_state", *initial_state, "x", x);
 }
 
 }  // namespace
@@ -105,6 +106,11 @@ std::tuple<at::Tensor, at::Tensor> causal_conv1d(const at::Tensor& x, const at::
                                                  const OptionalTensor& bias, std::string_view activation,
                                                  const OptionalTensor& initial_state) {
   check(x, weight, bias, activation, initial_state);
+  if (x.is_meta()) {
+    const at::ScalarType real = real_dtype(sequence_dtype({x}));
+    return {at::empty(x.sizes(), x.options()),
+            at::empty({x.size(0), x.size(2), weight.size(1) - 1}, x.options().dtype(real))};
+  }
   if (!x.is_cpu() && !(x.is_cuda() && kCudaKernels))
     return causal_conv1d_reference(x, weight, bias, activation, initial_state);
   const auto dtype = sequence_dtype({x}), real = real_dtype(dtype);
@@ -115,7 +121,8 @@ std::tuple<at::Tensor, at::Tensor> causal_conv1d(const at::Tensor& x, const at::
 
 const bool registered_path = register_kernels(kOp);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, str activation='none', Tensor? initial_state=None) "
       "-> (Tensor y, Tensor final_state)",
       causal_conv1d);

@@ -4,6 +4,7 @@
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 
 namespace assay::ops {
 namespace {
@@ -67,15 +68,18 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
 const bool registered_paths =
     register_matrix_state("delta_rule") && register_matrix_state("gated_delta_rule") && register_matrix_state("rwkv7");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, Tensor? initial_state=None) -> (Tensor out, "
       "Tensor final_state)",
       delta_rule);
-  m.def(
+  register_operator(
+      m,
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor? initial_state=None) "
       "-> (Tensor out, Tensor final_state)",
       gated_delta_rule);
-  m.def(
+  register_operator(
+      m,
       "rwkv7(Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, float scale, Tensor? initial_state=None) -> "
       "(Tensor out, Tensor final_state)",
       rwkv7);

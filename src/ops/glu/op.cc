@@ -58,7 +58,7 @@ at::Tensor glu(const at::Tensor& h, std::string_view activation) {
                     ", expected [..., 2 F]");
   TORCH_CHECK_VALUE(activation == "silu" || activation == "gelu", kOp, ": activation is '", activation,
                     "', expected 'silu' or 'gelu'");
-  check_like(kOp, "h", h, h);
+  check_like(kOp, "h", h, "h", h);
   if (!h.is_cpu() && !(h.is_cuda() && kCudaKernels)) return glu_reference(h, activation);
   return GluFunction::apply(parameter(h, sequence_dtype({h})), activation == "silu").to(h.scalar_type());
 }

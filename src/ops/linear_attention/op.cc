@@ -4,6 +4,7 @@
 #include "ops/linear_attention/linear_attention.h"
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 
 namespace assay::ops {
 namespace {
@@ -30,10 +31,10 @@ OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Ten
 OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
                     const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads(op, "r", r, k, v, scale);
-  if (w.dim() == 2) check_shape(op, "w", w, {shape.heads, shape.key_dim}, "[H, K]"), check_like(op, "w", w, r);
+  if (w.dim() == 2) check_shape(op, "w", w, {shape.heads, shape.key_dim}, "[H, K]"), check_like(op, "w", w, "r", r);
   else check_gate(op, "w", w, shape, r, shape.key_dim);
   check_shape(op, "u", u, {shape.heads, shape.key_dim}, "[H, K]");
-  check_like(op, "u", u, r);
+  check_like(op, "u", u, "r", r);
   check_state(op, initial_state, shape, r);
   return attend(shape, r, k, v, w.dim() == 2 ? w.unsqueeze(0).unsqueeze(0) : w, u.unsqueeze(0).unsqueeze(0), scale,
                 initial_state);
@@ -80,23 +81,28 @@ const bool registered_paths = register_matrix_state("linear_attention", /*cuda_n
                               register_matrix_state("gla") && register_matrix_state("rwkv5") &&
                               register_matrix_state("rwkv6");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "linear_attention(Tensor q, Tensor k, Tensor v, float scale, Tensor? initial_state=None) -> (Tensor out, Tensor "
       "final_state)",
       linear_attention);
-  m.def(
+  register_operator(
+      m,
       "simple_gla(Tensor q, Tensor k, Tensor v, Tensor g, float scale, Tensor? initial_state=None) -> (Tensor out, "
       "Tensor final_state)",
       simple_gla);
-  m.def(
+  register_operator(
+      m,
       "gla(Tensor q, Tensor k, Tensor v, Tensor gk, float scale, Tensor? initial_state=None) -> (Tensor out, Tensor "
       "final_state)",
       gla);
-  m.def(
+  register_operator(
+      m,
       "rwkv5(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? initial_state=None) -> (Tensor "
       "out, Tensor final_state)",
       rwkv5);
-  m.def(
+  register_operator(
+      m,
       "rwkv6(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? initial_state=None) -> (Tensor "
       "out, Tensor final_state)",
       rwkv6);

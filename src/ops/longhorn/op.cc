@@ -4,6 +4,7 @@
 #include "ops/longhorn/longhorn.h"
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 #include "ops/token_scan/token_scan.h"
 
 namespace assay::ops {
@@ -26,10 +27,10 @@ void check(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& k, const
   if (dt_bias) check_shape(kOp, "dt_bias", *dt_bias, {rates}, "[channels of dt]");
   if (initial_state) check_shape(kOp, "initial_state", *initial_state, {batch, channels, N}, "[B, Dm, N]");
   for (const auto& [name, tensor] : {std::pair("x", x), {"dt", dt}, {"k", k}, {"q", q}})
-    check_like(kOp, name, tensor, x);
+    check_like(kOp, name, tensor, "x", x);
   for (const auto& [name, tensor] :
        {std::pair("D", &D), {"z", &z}, {"dt_bias", &dt_bias}, {"initial_state", &initial_state}})
-    if (*tensor) check_like(kOp, name, **tensor, x);
+    if (*tensor) check_like(kOp, name, **tensor, "x", x);
 }
 
 // One head whose columns are the channels: the kernel's lanes.                                     state [B, 1, N, Dm]
@@ -90,7 +91,8 @@ std::tuple<at::Tensor, at::Tensor> longhorn(const at::Tensor& x, const at::Tenso
 const bool registered_path =
     register_paths(kOp, cpu_kernel_path(), token_kernel_path("composed of batched products"), /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "longhorn(Tensor x, Tensor dt, Tensor k, Tensor q, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "
       "bool exact=False, Tensor? initial_state=None) -> (Tensor y, Tensor final_state)",
       longhorn);

@@ -38,7 +38,7 @@ MatrixState expanded(const MatrixState& steps, at::ScalarType real);
 using Prepare = std::function<MatrixState(const std::vector<at::Tensor>& arguments)>;
 
 // out [B, T, H, V] and the state after the last step, in the dtype of `initial_state` [B, H, K, V]. `arguments` as
-// in_segments takes them. On the CPU the kernel; on CUDA the tensor cores' where they serve, else `chunked` in
+// in_segments takes them. On the device "meta" empty results; on the CPU the kernel; on CUDA the tensor cores' where they serve, else `chunked` in
 // segments, which has no Low::diagonal and no e. bf16 sequences may give `out` in bf16.
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
                                               const at::Tensor& initial_state, int64_t time, int64_t chunk_size = 64);

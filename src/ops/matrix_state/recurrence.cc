@@ -172,6 +172,11 @@ MatrixState expanded(const MatrixState& steps, at::ScalarType real) {
 
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare, const std::vector<at::Tensor>& arguments,
                                               const at::Tensor& initial_state, int64_t time, int64_t chunk_size) {
+  if (initial_state.is_meta()) {
+    const int64_t batch = initial_state.size(0), heads = initial_state.size(1), values = initial_state.size(3);
+    const auto options = initial_state.options();
+    return {at::empty({batch, time, heads, values}, options), at::empty(initial_state.sizes(), options)};
+  }
   if (initial_state.is_cpu()) return with_skip(prepare(arguments), initial_state, by_kernel);
   if (const MatrixState steps = prepare(arguments); on_tensor_cores(steps, initial_state))
     return by_tensor_cores(steps, initial_state);

@@ -14,6 +14,7 @@ namespace assay::ops {
 // Of q, k [B, T, ·, K] and v [B, T, ·, V]; H is the largest number of heads among them.
 struct HeadShape {
   int64_t batch, time, heads, key_dim, value_dim;
+  const char* query;  // what the op calls q
 };
 
 // ValueError naming the argument unless the shapes fit, the heads of each divide H and `scale` is finite. `query`: what

@@ -82,8 +82,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
 void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, int64_t groups) {
   TORCH_CHECK_VALUE(x.dim() > 0 && x.numel() > 0, op, ": x has shape ", x.sizes(), ", expected [..., D]");
   check_shape(op, "weight", weight, {x.size(-1)}, "[D]");
-  check_like(op, "x", x, x), check_like(op, "weight", weight, x);
-  if (bias) check_shape(op, "bias", *bias, {x.size(-1)}, "[D]"), check_like(op, "bias", *bias, x);
+  check_like(op, "x", x, "x", x), check_like(op, "weight", weight, "x", x);
+  if (bias) check_shape(op, "bias", *bias, {x.size(-1)}, "[D]"), check_like(op, "bias", *bias, "x", x);
   TORCH_CHECK_VALUE(groups >= 1 && x.size(-1) % groups == 0, op, ": groups = ", groups,
                     " does not divide D = ", x.size(-1));
 }

@@ -76,9 +76,11 @@ std::array<at::Tensor, 3> rotary_qkv(const at::Tensor& qkv, int64_t kv_heads, co
   TORCH_CHECK_VALUE(kv_heads > 0 && 2 * kv_heads < qkv.size(2), kOp, ": kv_heads = ", kv_heads,
                     " does not fit qkv with ", qkv.size(2), " heads");
   check_shape(kOp, "cos", cos, {time, half}, "[T, D/2]"), check_shape(kOp, "sin", sin, {time, half}, "[T, D/2]");
-  check_like(kOp, "qkv", qkv, qkv), check_like(kOp, "cos", cos, qkv), check_like(kOp, "sin", sin, qkv);
+  check_like(kOp, "qkv", qkv, "qkv", qkv), check_like(kOp, "cos", cos, "qkv", qkv),
+      check_like(kOp, "sin", sin, "qkv", qkv);
   if (scale)
-    check_shape(kOp, "scale", *scale, {qkv.size(2) - 2 * kv_heads}, "[H]"), check_like(kOp, "scale", *scale, qkv);
+    check_shape(kOp, "scale", *scale, {qkv.size(2) - 2 * kv_heads}, "[H]"),
+        check_like(kOp, "scale", *scale, "qkv", qkv);
   if (!qkv.is_cpu() && !(qkv.is_cuda() && kCudaKernels)) return rotary_qkv_reference(qkv, kv_heads, cos, sin, scale);
   const auto dtype = sequence_dtype({qkv}), real = real_dtype(dtype);
   const auto parts = RotaryQkvFunction::apply(parameter(qkv, dtype), kv_heads, parameter(cos, real),

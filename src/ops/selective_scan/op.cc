@@ -3,6 +3,7 @@
 
 #include "ops/parallel.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 #include "ops/selective_scan/kernel.h"
 #include "ops/selective_scan/selective_scan.h"
 #include "ops/tensors.h"
@@ -154,7 +155,7 @@ void check(const at::Tensor& u, const at::Tensor& delta, const at::Tensor& A, co
       {"delta_bias", delta_bias ? &*delta_bias : nullptr},
       {"initial_state", initial_state ? &*initial_state : nullptr}};
   for (const auto& [name, tensor] : all)
-    if (tensor) check_like(kOp, name, *tensor, u);
+    if (tensor) check_like(kOp, name, *tensor, "u", u);
 }
 
 bool wants_gradient(const Inputs& in) {
@@ -171,6 +172,10 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(const at::Tensor& u, const at:
                                                   const OptionalTensor& z, const OptionalTensor& delta_bias,
                                                   bool delta_softplus, const OptionalTensor& initial_state) {
   check(u, delta, A, B, C, D, z, delta_bias, initial_state);
+  if (u.is_meta()) {
+    const auto state = u.options().dtype(real_dtype(sequence_dtype({u, delta, B, C, or_undefined(z)})));
+    return {at::empty(u.sizes(), u.options()), at::empty({u.size(0), u.size(2), A.size(-1)}, state)};
+  }
   TokenScan scan{Update::decay, delta_softplus, u, delta, B, C, A, D, z, delta_bias, initial_state};
   if (in_few_steps(scan)) return by_token_kernel(scan);
   if (A.dim() == 3) {
@@ -199,7 +204,8 @@ const bool registered_path = register_paths(kOp, cpu_kernel_path() + "; A [B, T,
                                                 "; A [B, T, N]: " + token_kernel_path(composed),
                                             /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, "
       "Tensor? delta_bias=None, bool delta_softplus=False, Tensor? initial_state=None) -> (Tensor y, Tensor "
       "final_state)",

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "ops/matrix_state/matrix_state.h"
+#include "ops/register.h"
 #include "ops/ssd/ssd.h"
 #include "ops/token_scan/token_scan.h"
 
@@ -30,10 +31,10 @@ void check(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& A, const
   if (initial_state) check_shape(kOp, "initial_state", *initial_state, {batch, heads, x.size(3), N}, "[B, H, P, N]");
   TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected at least 1");
   for (const auto& [name, tensor] : {std::pair("x", x), {"dt", dt}, {"A", A}, {"B", B}, {"C", C}})
-    check_like(kOp, name, tensor, x);
+    check_like(kOp, name, tensor, "x", x);
   for (const auto& [name, tensor] :
        {std::pair("D", &D), {"z", &z}, {"dt_bias", &dt_bias}, {"initial_state", &initial_state}})
-    if (*tensor) check_like(kOp, name, **tensor, x);
+    if (*tensor) check_like(kOp, name, **tensor, "x", x);
 }
 
 // As Mamba-1's scan, of channels that share Δ and A by heads. Undefined but for the few steps of decoding on CUDA.
@@ -79,7 +80,8 @@ std::tuple<at::Tensor, at::Tensor> ssd(const at::Tensor& x, const at::Tensor& dt
 
 const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/3);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "ssd(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "
       "bool dt_softplus=False, Tensor? initial_state=None, int chunk_size=64) -> (Tensor y, Tensor final_state)",
       ssd);

@@ -4,6 +4,7 @@
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/parallel.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 #include "ops/taylor_exp/kernel.h"
 #include "ops/taylor_exp/taylor_exp.h"
 #include "ops/tensors.h"
@@ -97,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   if (initial_state) {
     check_shape(kOp, "initial_state", *initial_state, {shape.batch, shape.heads, F, shape.value_dim + 1},
                 "[B, H, 1 + K + K(K+1)/2, V + 1]");
-    check_like(kOp, "initial_state", *initial_state, q);
+    check_like(kOp, "initial_state", *initial_state, "q", q);
   }
 #ifdef ASSAY_CUDA
   if (in_few_steps(shape, q, k, v, initial_state))
@@ -118,15 +119,15 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
   const at::Tensor sums = rounded.to(real);
   at::Tensor out = sums.narrow(-1, 0, shape.value_dim);
   if (normalize) out = out / (sums.narrow(-1, shape.value_dim, 1) + eps);
-  return {out.to(q.scalar_type()), last};
+  return {out.to(q.scalar_type()).contiguous(), last};  // without the column of normalisers
 }
 
 const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/2, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
-      "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
-      "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
-      taylor_exp_attention);
+  register_operator(m,
+                    "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
+                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
+                    taylor_exp_attention);
 }
 
 }  // namespace assay::ops

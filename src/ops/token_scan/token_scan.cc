@@ -66,7 +66,7 @@ std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan& s) {
                   first_state(s.initial_state, {x.size(0), x.size(2), s.k.size(2)}, real, x), x.size(1), 64);
   if (s.D) y = y + s.D->to(real) * x;
   if (s.z) y = y * at::silu(s.z->to(real));
-  return {y.to(s.x.scalar_type()), last};
+  return {y.to(s.x.scalar_type()), last.contiguous()};  // `last` alone, not as a part of all states
 }
 
 #ifdef ASSAY_CUDA

@@ -80,16 +80,16 @@ struct TokenShiftFunction : torch::autograd::Function<TokenShiftFunction> {
 void check(const at::Tensor& x, const OptionalTensor& before, const at::Tensor& mix,
            const std::vector<at::Tensor>& own) {
   check_dims(kOp, "x", x, 3, "[B, T, D]");
-  check_like(kOp, "x", x, x), check_like(kOp, "mix", mix, x);
+  check_like(kOp, "x", x, "x", x), check_like(kOp, "mix", mix, "x", x);
   if (before)
-    check_shape(kOp, "before", *before, {x.size(0), x.size(2)}, "[B, D]"), check_like(kOp, "before", *before, x);
+    check_shape(kOp, "before", *before, {x.size(0), x.size(2)}, "[B, D]"), check_like(kOp, "before", *before, "x", x);
   check_dims(kOp, "mix", mix, 2, "[n, D]");
   check_shape(kOp, "mix", mix, {mix.size(0), x.size(2)}, "[n, D]");
   TORCH_CHECK_VALUE(mix.size(0) <= kMostShifts, kOp, ": mix has ", mix.size(0), " rows, expected 1 to ", kMostShifts);
   TORCH_CHECK_VALUE(own.empty() || int64_t(own.size()) == mix.size(0), kOp, ": own has ", own.size(),
                     " tensors, expected ", mix.size(0));
   for (const at::Tensor& tensor : own)
-    check_shape(kOp, "own", tensor, x.sizes(), "[B, T, D]"), check_like(kOp, "own", tensor, x);
+    check_shape(kOp, "own", tensor, x.sizes(), "[B, T, D]"), check_like(kOp, "own", tensor, "x", x);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <torch/torch.h>
 
+#include "ops/register.h"
 #include "ops/tensors.h"
 #include "ops/top1_chunk/top1_chunk.h"
 
@@ -44,6 +45,7 @@ at::Tensor top1_certified(const at::Tensor& q, const at::Tensor& k, const at::Te
   check_shape(kOp, "selected", selected, {q.size(0), q.size(2), q.size(1), selected.size(3)}, "[B, H, T, top_k]");
   TORCH_CHECK_VALUE(selected.scalar_type() == at::kLong && selected.device() == q.device(), kOp, ": selected holds ",
                     selected.scalar_type(), " on ", selected.device(), ", expected Long on ", q.device());
+  if (q.is_meta()) return at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kBool));
   const at::NoGradGuard no_grad;
   const int64_t time = q.size(1), size = k.size(1), full = size / chunk_size;
   const auto real = real_dtype(sequence_dtype({q, k}));
@@ -60,7 +62,8 @@ at::Tensor top1_certified(const at::Tensor& q, const at::Tensor& k, const at::Te
 }
 
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "top1_certified(Tensor q, Tensor k, Tensor selected, int chunk_size, float scale, int shortlist=16) -> Tensor "
       "certified",
       top1_certified);

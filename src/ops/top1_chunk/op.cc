@@ -3,6 +3,7 @@
 
 #include "ops/parallel.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 #include "ops/tensors.h"
 #include "ops/top1_chunk/kernel.h"
 #include "ops/top1_chunk/top1_chunk.h"
@@ -131,7 +132,7 @@ void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t c
   const bool parts = k.scalar_type() == at::kBFloat16;
   check_shape(kOp, "summaries", summaries, {k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)},
               parts ? "[B, ⌊S / chunk_size⌋, Hk, 2 + rank, D]" : "[B, ⌊S / chunk_size⌋, Hk, 1 + rank, D]");
-  check_like(kOp, "summaries", summaries, k);
+  check_like(kOp, "summaries", summaries, "k", k);
 }
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
@@ -197,6 +198,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, c
                                                           int64_t shortlist, int64_t rank,
                                                           const OptionalTensor& summaries, bool fall_back) {
   check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
+  if (q.is_meta()) {
+    const int64_t batch = q.size(0), time = q.size(1), heads = q.size(2);
+    const at::ScalarType real = real_dtype(sequence_dtype({q, k, v}));
+    return {at::empty(q.sizes(), q.options()), at::empty({batch, heads, time}, q.options().dtype(real)),
+            at::empty({batch, heads, time, top_k}, q.options().dtype(at::kLong))};
+  }
   const bool gradients = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
   Inputs in{{chunk_size, top_k, shortlist, rank, scale, selection_named(selection)}, q, k, v, {}, {}};
   if (fall_back && !selected && in.selection == Selection::shortlist && k.size(1) / chunk_size > shortlist)
@@ -228,11 +235,12 @@ const bool registered_path = register_paths(
                  : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str selection='exact', int top_k=1, "
       "Tensor? selected=None, int shortlist=16, int rank=7, Tensor? summaries=None, bool fall_back=False) -> (Tensor "
       "out, Tensor logsumexp, Tensor selected)",
-      top1_chunk);
+      top1_chunk, {"logsumexp"});
 }
 
 }  // namespace assay::ops

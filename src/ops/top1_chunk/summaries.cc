@@ -1,10 +1,13 @@
 #include <torch/torch.h>
 
+#include "ops/register.h"
 #include "ops/tensors.h"
 #include "ops/top1_chunk/top1_chunk.h"
 
 namespace assay::ops {
 namespace {
+
+constexpr const char* kOp = "chunk_summaries";
 
 constexpr double kTiny = 1e-6;  // of an axis: what rounding leaves of one that depends on those before
 
@@ -42,13 +45,17 @@ at::Tensor joined_summaries(const at::Tensor& parts) {
 }
 
 at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank) {
-  constexpr const char* kOp = "chunk_summaries";
   check_dims(kOp, "k", k, 4, "[B, S, Hk, D]");
-  check_like(kOp, "k", k, k);
+  check_like(kOp, "k", k, "k", k);
   TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected 1 or more");
   TORCH_CHECK_VALUE(rank >= 0, kOp, ": rank is ", rank, ", expected 0 or more");
-  const at::NoGradGuard no_grad;
   const int64_t chunks = k.size(1) / chunk_size;
+  if (k.is_meta()) {
+    const bool parts = k.scalar_type() == at::kBFloat16;
+    const auto dtype = parts ? at::kBFloat16 : real_dtype(sequence_dtype({k}));
+    return at::empty({k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)}, k.options().dtype(dtype));
+  }
+  const at::NoGradGuard no_grad;
   const at::Tensor keys = k.slice(1, 0, chunks * chunk_size)
                               .to(real_dtype(sequence_dtype({k})))
                               .unflatten(1, {chunks, chunk_size})
@@ -64,7 +71,7 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank
 }
 
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def("chunk_summaries(Tensor k, int chunk_size, int rank=0) -> Tensor summaries", chunk_summaries);
+  register_operator(m, "chunk_summaries(Tensor k, int chunk_size, int rank=0) -> Tensor summaries", chunk_summaries);
 }
 
 }  // namespace assay::ops

@@ -3,6 +3,7 @@
 
 #include "ops/parallel.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 #include "ops/tensors.h"
 #include "ops/top1_element/composed.h"
 #include "ops/top1_element/kernel.h"
@@ -100,6 +101,9 @@ std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::T
                                                 double scale) {
   check_attention(kOp, q, k, v);
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
+  if (q.is_meta())
+    return {at::empty(q.sizes(), q.options()),
+            at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kLong))};
   const auto dtype = sequence_dtype({q, k, v});
   const Inputs in{sequence(q, dtype), sequence(k, dtype), sequence(v, dtype), scale};
   if (!at::GradMode::is_enabled() || !(q.requires_grad() || k.requires_grad() || v.requires_grad())) {
@@ -115,7 +119,8 @@ const bool registered_path = register_paths(
     kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; else ") + kComposed
                  : std::string(kComposed) + "; built without CUDA");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def("top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)", top1_element);
+  register_operator(m, "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",
+                    top1_element);
 }
 
 }  // namespace assay::ops

@@ -3,6 +3,7 @@
 
 #include "ops/parallel.h"
 #include "ops/paths.h"
+#include "ops/register.h"
 #include "ops/tensors.h"
 #include "ops/window_attention/kernel.h"
 #include "ops/window_attention/window_attention.h"
@@ -80,8 +81,8 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
   if (slopes) check_shape(kOp, "alibi_slopes", *slopes, {q.size(2)}, "[H]");
   TORCH_CHECK_VALUE(window == -1 || window > 0, kOp, ": window is ", window, ", expected at least 1, or -1 for all");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
-  check_like(kOp, "q", q, q), check_like(kOp, "k", k, q), check_like(kOp, "v", v, q);
-  if (slopes) check_like(kOp, "alibi_slopes", *slopes, q);
+  check_like(kOp, "q", q, "q", q), check_like(kOp, "k", k, "q", q), check_like(kOp, "v", v, "q", q);
+  if (slopes) check_like(kOp, "alibi_slopes", *slopes, "q", q);
 }
 
 // torch's fused kernels on CUDA: causal without a window through scaled_dot_product_attention, which picks the faster
@@ -106,6 +107,7 @@ bool fused_serves(const at::Tensor& q, at::ScalarType dtype, const OptionalTenso
 at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale,
                             const OptionalTensor& alibi_slopes) {
   check(q, k, v, window, scale, alibi_slopes);
+  if (q.is_meta()) return at::empty(q.sizes(), q.options());
   if (window < 0) window = k.size(1);
   const auto dtype = sequence_dtype({q, k, v});
   const at::Tensor qs = sequence(q, dtype), ks = sequence(k, dtype), vs = sequence(v, dtype);
@@ -132,7 +134,8 @@ const bool registered_path = register_paths(
     "torch's FlashAttention-2 (or what its scaled_dot_product_attention prefers, when all positions are seen) in bf16 "
     "without ALiBi, head_dim a multiple of 8 up to 256; else composed from tensor arithmetic in blocks");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  m.def(
+  register_operator(
+      m,
       "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, Tensor? alibi_slopes=None) -> Tensor "
       "out",
       window_attention);

@@ -1,0 +1,234 @@
+#include "ops/register.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "ops/paths.h"
+
+namespace assay::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using torch::jit::Stack;
+
+std::string backward_name(const std::string& name) { return "_" + name + "_backward"; }
+
+bool is_tensor(const c10::IValue& value) { return value.isTensor() && value.toTensor().defined(); }
+bool has_gradient(const c10::IValue& value) {
+  return is_tensor(value) && at::isFloatingType(value.toTensor().scalar_type());
+}
+
+// Tensors without data, and tensors that Python traces.
+bool is_traced(c10::DispatchKeySet keys) {
+  return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize) ||
+         keys.has_backend(c10::BackendComponent::MetaBit);
+}
+
+// A contiguous tensor on the device "meta" with the sizes and the dtype of x.
+at::Tensor stand_in(const at::Tensor& x) {
+  std::vector<int64_t> sizes;
+  for (const c10::SymInt& size : x.sym_sizes()) sizes.push_back(size.guard_int(__FILE__, __LINE__));
+  return at::empty(sizes, at::TensorOptions().dtype(x.scalar_type()).device(at::kMeta));
+}
+
+// The last `count` values of the stack, which are removed from it.
+Stack take(Stack* stack, size_t count) {
+  Stack values(stack->end() - count, stack->end());
+  stack->erase(stack->end() - count, stack->end());
+  return values;
+}
+
+// One call of an operator whose gradient is the operator _<name>_backward.
+struct Call : torch::CustomClassHolder {
+  Call(const c10::OperatorHandle& op, Stack values, const std::vector<std::string>& constants)
+      : op(op), arguments(std::move(values)), constant_results(constants) {}
+  c10::OperatorHandle op;
+  Stack arguments;  // those that hold tensors are empty
+  std::vector<std::string> constant_results;
+  std::vector<size_t> positions;  // of the tensors among the arguments
+
+  Stack with(at::TensorList tensors) const {
+    Stack values = arguments;
+    for (size_t i = 0; i < positions.size(); ++i) values[positions[i]] = tensors[i];
+    return values;
+  }
+};
+
+struct TracedOperator : torch::autograd::Function<TracedOperator> {
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Call>& call, at::TensorList tensors) {
+    Stack stack = call->with(tensors);
+    {
+      const at::AutoDispatchBelowADInplaceOrView guard;
+      call->op.callBoxed(stack);
+    }
+    variable_list results, constants;
+    for (size_t i = 0; i < stack.size(); ++i) {
+      results.push_back(stack[i].toTensor());
+      const std::string& name = call->op.schema().returns()[i].name();
+      const bool is_constant = std::ranges::find(call->constant_results, name) != call->constant_results.end();
+      if (is_constant || !has_gradient(stack[i])) constants.push_back(results.back());
+    }
+    ctx->mark_non_differentiable(constants);
+    ctx->save_for_backward(tensors.vec());
+    ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+    ctx->set_materialize_grads(false);
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto call = c10::static_intrusive_pointer_cast<Call>(ctx->saved_data["call"].toCapsule());
+    const variable_list tensors = ctx->get_saved_variables();
+    c10::List<std::optional<at::Tensor>> present;
+    for (const at::Tensor& gradient : gradients)
+      present.push_back(gradient.defined() ? std::optional(gradient) : std::nullopt);
+    Stack stack{present};
+    for (const c10::IValue& value : call->with(tensors)) stack.push_back(value);
+    const std::string name = call->op.schema().name();  // "assay::gla"
+    const size_t colons = name.find("::") + 2;
+    c10::Dispatcher::singleton()
+        .findSchemaOrThrow((name.substr(0, colons) + backward_name(name.substr(colons))).c_str(), "")
+        .callBoxed(stack);
+    const std::vector<at::Tensor> found = stack[0].toTensorVector();
+    variable_list result{at::Tensor()};
+    for (size_t next = 0; const at::Tensor& tensor : tensors)
+      result.push_back(has_gradient(tensor) ? found[next++] : at::Tensor());
+    return result;
+  }
+};
+
+class AutogradKernel : public c10::OperatorKernel {
+ public:
+  AutogradKernel(c10::KernelFunction function, std::vector<std::string> constant_results)
+      : function_(std::move(function)), constant_results_(std::move(constant_results)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    if (!is_traced(keys)) return function_.callBoxed(op, keys, stack);
+    const auto call = c10::make_intrusive<Call>(op, take(stack, op.schema().arguments().size()), constant_results_);
+    variable_list tensors;
+    for (size_t i = 0; i < call->arguments.size(); ++i) {
+      if (!is_tensor(call->arguments[i])) continue;
+      tensors.push_back(call->arguments[i].toTensor());
+      call->positions.push_back(i);
+      call->arguments[i] = c10::IValue();
+    }
+    for (const at::Tensor& result : TracedOperator::apply(call, at::TensorList(tensors))) stack->push_back(result);
+  }
+
+ private:
+  c10::KernelFunction function_;
+  std::vector<std::string> constant_results_;
+};
+
+class MetaKernel : public c10::OperatorKernel {
+ public:
+  explicit MetaKernel(c10::KernelFunction function) : function_(std::move(function)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    const at::NoGradGuard no_grad;
+    const size_t first = stack->size() - op.schema().arguments().size();
+    for (size_t i = first; i < stack->size(); ++i)
+      if (is_tensor((*stack)[i])) (*stack)[i] = stand_in((*stack)[i].toTensor());
+    function_.callBoxed(op, keys, stack);
+  }
+
+ private:
+  c10::KernelFunction function_;
+};
+
+// A new contiguous tensor with the numbers of x; zeros like `like` where x is undefined.
+at::Tensor fresh(const at::Tensor& x, const at::Tensor& like) {
+  if (!x.defined()) return at::zeros(like.sizes(), like.options());
+  return x.clone(at::MemoryFormat::Contiguous);
+}
+
+// (gradients of the results, arguments) -> the gradient of each floating-point argument.
+class BackwardKernel : public c10::OperatorKernel {
+ public:
+  explicit BackwardKernel(c10::KernelFunction function) : function_(std::move(function)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    Stack arguments = take(stack, op.schema().arguments().size());
+    const auto gradients = arguments[0].toOptionalTensorList();
+    arguments.erase(arguments.begin());
+    // The caller may have switched autograd off for this thread.
+    auto thread_keys = c10::impl::tls_local_dispatch_key_set();
+    thread_keys.excluded_ = thread_keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+    const c10::impl::ForceDispatchKeyGuard with_autograd(thread_keys);
+    const at::AutoGradMode with_gradient(true);
+    variable_list leaves;
+    for (c10::IValue& value : arguments) {
+      if (!is_tensor(value)) continue;
+      const at::Tensor tensor = value.toTensor().detach();
+      if (has_gradient(value)) leaves.push_back(tensor.requires_grad_());
+      value = tensor;
+    }
+    function_.callBoxed(op, keys, &arguments);
+    variable_list results, seeds;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      const std::optional<at::Tensor> gradient = gradients.get(i);
+      const at::Tensor result = arguments[i].toTensor();
+      if (!gradient || !gradient->defined() || !result.requires_grad()) continue;
+      results.push_back(result);
+      seeds.push_back(*gradient);
+    }
+    variable_list found(leaves.size());
+    if (!results.empty())
+      found = torch::autograd::grad(results, leaves, seeds, /*retain_graph=*/false, /*create_graph=*/false,
+                                    /*allow_unused=*/true);
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < leaves.size(); ++i) found[i] = fresh(found[i], leaves[i]);
+    stack->push_back(found);
+  }
+
+ private:
+  c10::KernelFunction function_;
+};
+
+class BackwardMetaKernel : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) const {
+    std::vector<at::Tensor> found;
+    for (const c10::IValue& value : take(stack, op.schema().arguments().size()))
+      if (has_gradient(value)) found.push_back(stand_in(value.toTensor()));
+    stack->push_back(found);
+  }
+};
+
+template <class Kernel, class... Arguments>
+torch::CppFunction boxed(c10::DispatchKey key, Arguments&&... arguments) {
+  return torch::dispatch(
+      key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::forward<Arguments>(arguments)...)));
+}
+
+}  // namespace
+
+void define_operator(torch::Library& library, const std::string& schema, const c10::KernelFunction& kernel,
+                     const std::vector<std::string>& constant_results) {
+  const size_t begin = schema.find('('), end = schema.find(") ->");
+  const std::string name = schema.substr(0, begin), backward = backward_name(name);
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  library.def(schema.c_str(), tags);
+  library.impl(name.c_str(), boxed<AutogradKernel>(c10::DispatchKey::Autograd, kernel, constant_results));
+  library.impl(name.c_str(), boxed<MetaKernel>(c10::DispatchKey::Meta, kernel));
+
+  const std::string arguments = schema.substr(begin + 1, end - begin - 1);
+  library.def((backward + "(Tensor?[] gradients, " + arguments + ") -> Tensor[]").c_str(), tags);
+  for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA})
+    library.impl(backward.c_str(), boxed<BackwardKernel>(key, kernel));
+  library.impl(backward.c_str(), boxed<BackwardMetaKernel>(c10::DispatchKey::Meta));
+}
+
+std::vector<std::string> operator_names() {
+  constexpr std::string_view prefix = "assay::";
+  std::vector<std::string> names;
+  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames())
+    if (op.name.starts_with(prefix) && op.name[prefix.size()] != '_') names.push_back(op.name.substr(prefix.size()));
+  std::ranges::sort(names);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+}  // namespace assay::ops
