@@ -50,8 +50,10 @@ Arguments random_arguments(const Shape& s, at::ScalarType dtype = at::kDouble, a
   Arguments a{normal({2, s.time, s.heads, s.head_dim}),    normal({2, s.keys, s.kv_heads, s.head_dim}),
               normal({2, s.keys, s.kv_heads, s.head_dim}), s.window,
               0.7 / std::sqrt(double(s.head_dim)),         {}};
-  if (s.alibi)
-    a.slopes = at::exp2(-8.0 * at::arange(1, s.heads + 1, at::kDouble) / double(s.heads)).to(device).requires_grad_();
+  if (s.alibi) {
+    const at::Tensor slopes = at::exp2(-8.0 * at::arange(1, s.heads + 1, at::kDouble) / double(s.heads));
+    a.slopes = slopes.to(device, dtype == at::kDouble ? at::kDouble : at::kFloat).requires_grad_();
+  }
   return a;
 }
 
