@@ -7,7 +7,11 @@
 #include <cstring>
 #include <random>
 
-#include "ops/cuda.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+
+
+
 
 namespace assay::ops {
 
@@ -46,12 +50,12 @@ inline double tolerance(DType dtype) { return dtype == DType::f64 ? 1e-10 : dtyp
 inline double get(DType dtype, const unsigned char* from) {
   return cuda::with_type(dtype, [&](auto x) {
     std::memcpy(&x, from, sizeof x);
-    return double(cuda::real(x));
+    return double(cuda::to_compute(x));
   });
 }
 inline void put(DType dtype, unsigned char* to, double value) {
   cuda::with_type(dtype, [&](auto x) {
-    x = cuda::stored<decltype(x)>(cuda::Real<decltype(x)>(value));
+    x = cuda::from_compute<decltype(x)>(cuda::Real<decltype(x)>(value));
     std::memcpy(to, &x, sizeof x);
   });
 }
@@ -156,7 +160,7 @@ struct Random {
     for (double& x : out) x = draw(engine);
     return out;
   }
-  Numbers uniform(int64_t count, double low, double high) {
+  Numbers warp_uniform(int64_t count, double low, double high) {
     std::uniform_real_distribution<double> draw(low, high);
     Numbers out(count);
     for (double& x : out) x = draw(engine);

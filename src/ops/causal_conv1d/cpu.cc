@@ -1,6 +1,8 @@
-// The causal convolution on the CPU. A task walks one tile of channels of one sequence through time in blocks that stay
-// in the first cache; lanes are channels. With xe = [initial_state; x], which is K − 1 steps longer than the sequence:
-//   pre_t = bias + Σ_j w_j xe_{t+j}     dxe_i = Σ_j w_j dpre_{i−j} + dfinal_state_{i−T}     dw_j = Σ_t dpre_t xe_{t+j}
+// The causal convolution on the CPU. A task walks one tile of channels of one sequence through time
+// in blocks that stay in the L1 cache; lanes are channels. With xe = [initial_state; x], which
+// is K − 1 steps longer than the sequence:
+//   pre_t = bias + Σ_j w_j xe_{t+j}
+//   dxe_i = Σ_j w_j dpre_{i−j} + dfinal_state_{i−T}     dw_j = Σ_t dpre_t xe_{t+j}
 #include "ops/causal_conv1d/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -12,7 +14,8 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
-namespace {                                     // other operators have tiles and scratch of their own
+// other operators have tiles and scratch of their own
+namespace {
 constexpr int64_t kBlock = 32, kMaxWidth = 32;  // steps at a time; the widest kernel
 
 struct Tile {
@@ -31,8 +34,10 @@ Tile tile_at(const CausalConv1dForward& p, int64_t i) {
 // Rows of kTile numbers; lanes behind the tile's channels hold zeros.
 template <class R>
 struct Scratch {
-  alignas(64) R xe[(kMaxWidth - 1 + kBlock) * kTile<R>];    // the block's inputs and the K − 1 before them
-  alignas(64) R dpre[(kMaxWidth - 1 + kBlock) * kTile<R>];  // gradients of pre, and the K − 1 before them
+  // the block's inputs and the K − 1 before them
+  alignas(64) R xe[(kMaxWidth - 1 + kBlock) * kTile<R>];
+  // gradients of pre, and the K − 1 before them
+  alignas(64) R dpre[(kMaxWidth - 1 + kBlock) * kTile<R>];
   alignas(64) R out[kBlock * kTile<R>];
   alignas(64) R weight[kMaxWidth * kTile<R>], dweight[kMaxWidth * kTile<R>];
   alignas(64) R bias[kTile<R>], dbias[kTile<R>], row[kTile<R>];
@@ -59,10 +64,12 @@ auto* state_at(Void* data, const CausalConv1dForward& p, const Tile& tile) {
   return data ? static_cast<Real*>(data) + offset : nullptr;
 }
 template <class R>
-void read_rows(const CausalConv1dForward& p, const View& view, const Tile& tile, int64_t t0, int64_t steps, R* rows) {
+void read_rows(const CausalConv1dForward& p, const View& view, const Tile& tile, int64_t t0,
+               int64_t steps, R* rows) {
   for (int64_t i = 0; i < steps; ++i) {
     const std::byte* row = element(view, p.dtype, tile.batch, t0 + i, tile.first);
-    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
+    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first),
+                    tile.width * sizeof(R));
     read_row(row, p.dtype, tile.width, kTile<R>, rows + i * kTile<R>);
   }
 }
@@ -88,7 +95,8 @@ HWY_NOINLINE void convolve(int64_t steps, int64_t K, Scratch<R>& s) {
     for (int64_t t = 0; t < steps; ++t) {
       Vec<R> pre = load(s.bias + v);
       for (int64_t j = 0; j < K; ++j)
-        pre = hn::MulAdd(load(s.weight + j * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), pre);
+        pre =
+            hn::MulAdd(load(s.weight + j * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), pre);
       store<R>(pre, s.out + t * kTile<R> + v);
     }
 }
@@ -101,10 +109,13 @@ void forward_tile(const CausalConv1dForward& p, const Tile& tile, Scratch<R>& s)
     const int64_t steps = std::min(kBlock, p.time - t0);
     read_rows(p, p.x, tile, t0, steps, s.xe + (K - 1) * kTile<R>);
     convolve(steps, K, s);
-    if (p.silu) fill(s.out, steps * kTile<R>, [&](int64_t i) HWY_ATTR { return silu(load(s.out + i)); });
+    if (p.silu)
+      fill(s.out, steps * kTile<R>, [&](int64_t i) HWY_ATTR { return silu(load(s.out + i)); });
     for (int64_t i = 0; i < steps; ++i) {
-      prefetch_row<1>(element(p.y, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
-      write_row(s.out + i * kTile<R>, p.dtype, tile.width, element(p.y, p.dtype, tile.batch, t0 + i, tile.first));
+      prefetch_row<1>(element(p.y, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first),
+                      tile.width * sizeof(R));
+      write_row(s.out + i * kTile<R>, p.dtype, tile.width,
+                element(p.y, p.dtype, tile.batch, t0 + i, tile.first));
     }
     keep_last(s.xe, steps, K);
   }
@@ -120,7 +131,8 @@ HWY_NOINLINE void weight_gradient(int64_t steps, int64_t K, Scratch<R>& s) {
     for (int64_t j = 0; j < K; ++j) {
       Vec<R> total = load(s.dweight + j * kTile<R> + v);
       for (int64_t t = 0; t < steps; ++t)
-        total = hn::MulAdd(load(dpre + t * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), total);
+        total =
+            hn::MulAdd(load(dpre + t * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), total);
       store<R>(total, s.dweight + j * kTile<R> + v);
     }
     Vec<R> total = load(s.dbias + v);
@@ -136,29 +148,35 @@ HWY_NOINLINE void correlate(int64_t steps, int64_t K, Scratch<R>& s) {
     for (int64_t i = 0; i < steps; ++i) {
       Vec<R> total = set<R>(0);
       for (int64_t j = 0; j < K; ++j)
-        total = hn::MulAdd(load(s.weight + j * kTile<R> + v), load(s.dpre + (K - 1 + i - j) * kTile<R> + v), total);
+        total = hn::MulAdd(load(s.weight + j * kTile<R> + v),
+                           load(s.dpre + (K - 1 + i - j) * kTile<R> + v), total);
       store<R>(total, s.out + i * kTile<R> + v);
     }
 }
 
 // dxe_i for i in [i0, i0 + steps) goes where the input came from: initial_state, then x.
 template <class R>
-void write_input_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t i0, int64_t steps, Scratch<R>& s) {
+void write_input_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t i0,
+                          int64_t steps, Scratch<R>& s) {
   const CausalConv1dForward& p = q.forward;
   const int64_t past = p.width - 1;
   const R* dfinal = state_at<R>(q.dfinal_state, p, tile);
   for (int64_t i = 0; i < steps; ++i) {
     R* row = s.out + i * kTile<R>;
     const int64_t at = i0 + i;
-    for (int64_t d = 0; dfinal && at >= p.time && d < tile.width; ++d) row[d] += dfinal[d * past + at - p.time];
+    for (int64_t d = 0; dfinal && at >= p.time && d < tile.width; ++d)
+      row[d] += dfinal[d * past + at - p.time];
     if (at < past) write_column(row, tile, past, at, state_at<R>(q.dinitial_state, p, tile));
-    else write_row(row, p.dtype, tile.width, element(q.dx, p.dtype, tile.batch, at - past, tile.first));
+    else
+      write_row(row, p.dtype, tile.width,
+                element(q.dx, p.dtype, tile.batch, at - past, tile.first));
   }
 }
 
 // dpre_t = dy_t, times silu'(pre_t); s.out holds pre.
 template <class R>
-void pre_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t t0, int64_t steps, Scratch<R>& s) {
+void pre_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t t0, int64_t steps,
+                  Scratch<R>& s) {
   R* dpre = s.dpre + (q.forward.width - 1) * kTile<R>;
   read_rows(q.forward, q.dy, tile, t0, steps, dpre);
   if (q.forward.silu)
@@ -169,7 +187,8 @@ void pre_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t t0, i
 }
 
 template <class R>
-void backward_tile(const CausalConv1dBackward& q, const Tile& tile, Scratch<R>& s, R* dweight, R* dbias) {
+void backward_tile(const CausalConv1dBackward& q, const Tile& tile, Scratch<R>& s, R* dweight,
+                   R* dbias) {
   const CausalConv1dForward& p = q.forward;
   const int64_t K = p.width;
   read_parameters(p, tile, s);
@@ -186,7 +205,8 @@ void backward_tile(const CausalConv1dBackward& q, const Tile& tile, Scratch<R>& 
     keep_last(s.xe, steps, K);
     keep_last(s.dpre, steps, K);
   }
-  std::fill(s.dpre + (K - 1) * kTile<R>, s.dpre + 2 * (K - 1) * kTile<R>, R(0));  // no output follows the last step
+  // no output follows the last step
+  std::fill(s.dpre + (K - 1) * kTile<R>, s.dpre + 2 * (K - 1) * kTile<R>, R(0));
   correlate(K - 1, K, s);
   write_input_gradient(q, tile, p.time, K - 1, s);
   for (int64_t j = 0; j < K; ++j) write_column(s.dweight + j * kTile<R>, tile, K, j, dweight);
@@ -201,7 +221,8 @@ void forward(const CausalConv1dForward& p, const ParallelFor& parallel) {
   });
 }
 
-// A sequence's own sums lie in the workspace, [B, Dm, K] and [B, Dm], and are added in order at the end.
+// A sequence's own sums lie in the workspace, [B, Dm, K] and [B, Dm], and are added in order
+// at the end.
 template <class R>
 void backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
   const CausalConv1dForward& p = q.forward;
@@ -231,8 +252,10 @@ size_t conv_bytes(const CausalConv1dBackward& q) {
 void convolve_forward(const CausalConv1dForward& p, const ParallelFor& parallel) {
   p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
 }
-void convolve_backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel) : backward<float>(q, workspace, parallel);
+void convolve_backward(const CausalConv1dBackward& q, void* workspace,
+                       const ParallelFor& parallel) {
+  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
+                                : backward<float>(q, workspace, parallel);
 }
 
 }  // namespace
@@ -246,7 +269,9 @@ HWY_EXPORT(convolve_forward);
 HWY_EXPORT(convolve_backward);
 
 namespace cpu {
-size_t workspace_bytes(const CausalConv1dBackward& q) { return HWY_DYNAMIC_DISPATCH(conv_bytes)(q); }
+size_t workspace_bytes(const CausalConv1dBackward& q) {
+  return HWY_DYNAMIC_DISPATCH(conv_bytes)(q);
+}
 void causal_conv1d(const CausalConv1dForward& p, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(convolve_forward)(p, parallel);
 }

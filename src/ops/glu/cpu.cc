@@ -70,7 +70,8 @@ void backward(const GluBackward& q, const ParallelFor& parallel) {
     for (int64_t i = 0; i < kStretch; i += kLanes<R>) {
       const Vec<R> x = load(s.gate + i), dy = load(s.y + i);
       const Gate<R> g(x, p.c, p.a);
-      const Vec<R> inner = hn::Mul(hn::Mul(x, set<R>(p.c)), hn::Mul(hn::Sub(set<R>(1), g.sigma), g.slope));
+      const Vec<R> inner =
+          hn::Mul(hn::Mul(x, set<R>(p.c)), hn::Mul(hn::Sub(set<R>(1), g.sigma), g.slope));
       const Vec<R> derivative = hn::MulAdd(g.sigma, inner, g.sigma);
       store<R>(hn::Mul(hn::Mul(dy, load(s.up + i)), derivative), s.gate + i);
       store<R>(hn::Mul(dy, hn::Mul(x, g.sigma)), s.up + i);
@@ -96,8 +97,12 @@ namespace assay::ops {
 HWY_EXPORT(glu_forward);
 HWY_EXPORT(glu_backward);
 namespace cpu {
-void glu(const Glu& p, const ParallelFor& parallel) { HWY_DYNAMIC_DISPATCH(glu_forward)(p, parallel); }
-void glu(const GluBackward& q, const ParallelFor& parallel) { HWY_DYNAMIC_DISPATCH(glu_backward)(q, parallel); }
+void glu(const Glu& p, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(glu_forward)(p, parallel);
+}
+void glu(const GluBackward& q, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(glu_backward)(q, parallel);
+}
 }  // namespace cpu
 }  // namespace assay::ops
 #endif

@@ -1,6 +1,8 @@
 #pragma once
-// The inputs of a chunk of 16 steps of one head, as the passes read them. Steps behind the end of a sequence keep the
-// state as it is and read and write nothing.
+// The inputs of a chunk of 16 steps of one head, as the passes read them. Steps behind the end of a
+// sequence keep the state as it is and read and write nothing.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/types.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
@@ -12,15 +14,19 @@ struct Chunk {
   int steps;  // of the 16 that are there
   __device__ Chunk(const ChunkedForward& parameters, int64_t i) : p(parameters), index(i) {
     const unsigned heads = p.heads, chunks = ceil_div(p.time, kSteps), row = unsigned(i) / heads;
-    head = unsigned(i) % heads, batch = row / chunks, start = int64_t(row % chunks) * kSteps;
+    head = unsigned(i) % heads;
+    batch = row / chunks;
+    start = int64_t(row % chunks) * kSteps;
     steps = int(p.time - start < kSteps ? p.time - start : kSteps);
   }
-  __device__ int64_t time(int t) const { return start + min(t, steps - 1); }  // loads without a branch
+  // loads without a branch
+  __device__ int64_t time(int t) const { return start + min(t, steps - 1); }
 
   template <int kWide>
-  __device__ Pack<bf16, kWide> vector(const Heads& x, int t, int n) const {
-    const auto from = *reinterpret_cast<const Pack<bf16, kWide>*>(row<bf16>(x, p.heads, batch, time(t), head, kK) + n);
-    return t < steps ? from : Pack<bf16, kWide>{};
+  __device__ Vec<bf16, kWide> vector(const Heads& x, int t, int n) const {
+    const auto from = *reinterpret_cast<const Vec<bf16, kWide>*>(
+        row<bf16>(x, p.heads, batch, time(t), head, kK) + n);
+    return t < steps ? from : Vec<bf16, kWide>{};
   }
   // Decays of the 16 steps.
   template <int kWide>
@@ -30,14 +36,15 @@ struct Chunk {
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
 #pragma unroll
-        for (int i = 0; i < kWide; ++i) logs[t][i] = log_decay(time(t), p.decay_dim == 1 ? 0 : n + i);
+        for (int i = 0; i < kWide; ++i)
+          logs[t][i] = log_decay(time(t), p.decay_dim == 1 ? 0 : n + i);
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
 #pragma unroll
         for (int i = 0; i < kWide; ++i) to[t][i] = t < steps ? __expf(logs[t][i]) : 1;
     };
     auto at = [&]<class T>(T, int64_t t, int n) {
-      return real(row<T>(p.log_decay, p.heads, batch, t, head, p.decay_dim)[n]);
+      return to_compute(row<T>(p.log_decay, p.heads, batch, t, head, p.decay_dim)[n]);
     };
     if (!p.log_decay.rows.data) fill([](int64_t, int) { return 0.f; });
     else if (p.decay_dtype == DType::f32) fill([&](int64_t t, int n) { return at(float{}, t, n); });
@@ -52,18 +59,18 @@ struct Chunk {
 
   template <int kWide>
   __device__ void store(bf16* tiles, int t, int n, const float (&x)[kWide]) const {
-    Pack<bf16, kWide> to;
+    Vec<bf16, kWide> to;
 #pragma unroll
     for (int i = 0; i < kWide; ++i) to.at[i] = __float2bfloat16(x[i]);
-    *reinterpret_cast<Pack<bf16, kWide>*>(tiles + (index * kSteps + t) * kK + n) = to;
+    *reinterpret_cast<Vec<bf16, kWide>*>(tiles + (index * kSteps + t) * kK + n) = to;
   }
 };
 
-// The 16 steps of kWide neighbouring channels. The delta rule's key is its b, and its a is −β decay k: it reads the
-// state behind the decay.
+// The 16 steps of kWide neighbouring channels. The delta rule's key is its b, and its a is −β decay
+// k: it reads the state behind the decay.
 template <Rule kRule, int kWide>
 struct Steps {
-  Pack<bf16, kWide> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
+  Vec<bf16, kWide> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
   float decay[kSteps][kWide], rate[kSteps], scale;
 
   template <int kK>
@@ -73,19 +80,24 @@ struct Steps {
     for (int t = 0; t < kSteps; ++t) {
       raw_q[t] = c.template vector<kWide>(c.p.q, t, n);
       if constexpr (kWrites<kRule>) raw_k[t] = c.template vector<kWide>(c.p.k, t, n);
-      if constexpr (kRule == Rule::delta) raw_b[t] = c.template vector<kWide>(c.p.k, t, n), rate[t] = c.rate(t);
-      if constexpr (kRule == Rule::pair)
-        raw_a[t] = c.template vector<kWide>(c.p.a, t, n), raw_b[t] = c.template vector<kWide>(c.p.b, t, n);
+      if constexpr (kRule == Rule::delta) {
+        raw_b[t] = c.template vector<kWide>(c.p.k, t, n);
+        rate[t] = c.rate(t);
+      }
+      if constexpr (kRule == Rule::pair) {
+        raw_a[t] = c.template vector<kWide>(c.p.a, t, n);
+        raw_b[t] = c.template vector<kWide>(c.p.b, t, n);
+      }
     }
     c.decays(n, decay);
   }
-  __device__ float q(int t, int i) const { return real(raw_q[t].at[i]) * scale; }
-  __device__ float k(int t, int i) const { return kWrites<kRule> ? real(raw_k[t].at[i]) : 0; }
-  __device__ float b(int t, int i) const { return kLow<kRule> ? real(raw_b[t].at[i]) : 0; }
+  __device__ float q(int t, int i) const { return to_compute(raw_q[t].at[i]) * scale; }
+  __device__ float k(int t, int i) const { return kWrites<kRule> ? to_compute(raw_k[t].at[i]) : 0; }
+  __device__ float b(int t, int i) const { return kLow<kRule> ? to_compute(raw_b[t].at[i]) : 0; }
   __device__ float a(int t, int i) const {
     if constexpr (kRule == Rule::linear) return 0;
-    else if constexpr (kRule == Rule::pair) return real(raw_a[t].at[i]);
-    else return -rate[t] * decay[t][i] * real(raw_b[t].at[i]);
+    else if constexpr (kRule == Rule::pair) return to_compute(raw_a[t].at[i]);
+    else return -rate[t] * decay[t][i] * to_compute(raw_b[t].at[i]);
   }
 };
 

@@ -1,4 +1,7 @@
-// What a chunk of 16 steps does to any state, for all chunks at once: a warp a chunk and head, its lanes along K.
+// What a chunk of 16 steps does to any state, for all chunks at once: a warp a chunk and head, its
+// lanes along K.
+#include "ops/cuda/fragment.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"
 
 namespace assay::ops::cuda::chunks {
@@ -17,15 +20,17 @@ struct Scratch {
 
 template <int kWide>
 __device__ void put(bf16* tile, int row, const float (&x)[kWide]) {
-  Pack<bf16, kWide> packed;
+  Vec<bf16, kWide> packed;
 #pragma unroll
   for (int i = 0; i < kWide; ++i) packed.at[i] = __float2bfloat16(x[i]);
-  *reinterpret_cast<Pack<bf16, kWide>*>(tile + row * Scratch<kWide>::kRow + threadIdx.x % 32 * kWide) = packed;
+  *reinterpret_cast<Vec<bf16, kWide>*>(tile + row * Scratch<kWide>::kRow +
+                                       threadIdx.x % 32 * kWide) = packed;
 }
 
-// The steps whose bit kHalf is set, as rows, against those before them in the same 2 kHalf steps, as columns: both with
-// the decays up to the border between them. Rows 0 … 7 are q, 8 … 15 a; columns k and b. Every factor is a product of
-// decays, and each pair of steps meets in one of the levels 8, 4, 2, 1.
+// The steps whose bit kHalf is set, as rows, against those before them in the same 2 kHalf steps,
+// as columns: both with the decays up to the border between them. Rows 0 … 7 are q, 8 … 15 a;
+// columns k and b. Every factor is a product of decays, and each pair of steps meets in one of the
+// levels 8, 4, 2, 1.
 template <int kHalf, Rule kRule, int kWide, bool kBonus>
 __device__ void level(const Steps<kRule, kWide>& s, Scratch<kWide>& m, float (&sums)[2][4]) {
   float product[kWide], x[kWide];
@@ -58,16 +63,20 @@ __device__ void level(const Steps<kRule, kWide>& s, Scratch<kWide>& m, float (&s
     }
     if (kWrites<kRule>) put(m.columns, column, x);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) x[i] = s.b(j, i) * product[i], product[i] *= s.decay[j][i];
+    for (int i = 0; i < kWide; ++i) {
+      x[i] = s.b(j, i) * product[i];
+      product[i] *= s.decay[j][i];
+    }
     if (kLow<kRule>) put(m.columns, 8 + column, x);
   }
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < 2 * kWide; ++k) {
     uint32_t a[4], b[4];
-    load_a(a, m.rows + k * 16, m.kRow), load_b_transposed(b, m.columns + k * 16, m.kRow);
-    if (kWrites<kRule>) mma(sums[0], a, b[0], b[1]);
-    if (kLow<kRule>) mma(sums[1], a, b[2], b[3]);
+    load_a_mk(a, PaddedTile<Scratch<kWide>::kRow>{m.rows + k * 16});
+    load_b_nk(b, PaddedTile<Scratch<kWide>::kRow>{m.columns + k * 16});
+    if (kWrites<kRule>) mma_m16n8k16(sums[0], a, b[0], b[1]);
+    if (kLow<kRule>) mma_m16n8k16(sums[1], a, b[2], b[3]);
   }
 }
 template <int kHalf, Rule kRule, int kWide>
@@ -79,7 +88,10 @@ __device__ void store_level(const float (&sums)[2][4], Scratch<kWide>& m) {
     if (r / kHalf != c / kHalf) continue;
     if (kWrites<kRule>) m.qk[t][j] = sums[0][e];
     if (kRule == Rule::pair) m.ak[t][j] = sums[0][2 + e];
-    if (kLow<kRule>) m.qb[t][j] = sums[1][e], m.ab[t][j] = sums[1][2 + e];
+    if (kLow<kRule>) {
+      m.qb[t][j] = sums[1][e];
+      m.ab[t][j] = sums[1][2 + e];
+    }
   }
 }
 
@@ -94,7 +106,7 @@ __device__ float own_scores(const Chunk<kRule, kK>& c, const Steps<kRule, kWide>
       if (kWrites<kRule>) v[t] += s.q(t, i) * s.k(t, i) * (kBonus ? c.bonus(n + i) : 1);
       if (kLow<kRule>) v[kSteps + t] += s.q(t, i) * s.b(t, i);
     }
-  return sum_over_lanes(v);
+  return transposed_sum<32>(v);
 }
 
 // The small matrices: lanes 0 … 15 the columns of Y and A, lanes 16 … 31 those of T and G.
@@ -115,8 +127,12 @@ __device__ void squares(const Chunk<kRule, kK>& c, Scratch<kWide>& m, const Prep
       for (int j = 0; j < t; ++j) x[t] += m.ab[t][j] * x[j];
 #pragma unroll
       for (int j = 0; j <= t; ++j) z += m.qb[t][j] * x[j];
-      (right ? tiles.T : tiles.Y)[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(x[t]);
-      if (right) m.T[t * kSquare + column] = __float2bfloat16(x[t]), m.G[t * kSquare + column] = __float2bfloat16(z);
+      (right ? tiles.T : tiles.Y)[(c.index * kSteps + t) * kSteps + column] =
+          __float2bfloat16(x[t]);
+      if (right) {
+        m.T[t * kSquare + column] = __float2bfloat16(x[t]);
+        m.G[t * kSquare + column] = __float2bfloat16(z);
+      }
     }
     if (!right || kLow<kRule>)
       (right ? tiles.G : tiles.A)[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(z);
@@ -128,21 +144,23 @@ template <int kWide>
 __device__ void mix_rows(Scratch<kWide>& m) {
   const int lane = threadIdx.x % 32;
   uint32_t T[4], G[4], b[4];
-  load_a(T, m.T, kSquare), load_a(G, m.G, kSquare);
+  load_a_mk(T, PaddedTile<kSquare>{m.T});
+  load_a_mk(G, PaddedTile<kSquare>{m.G});
 #pragma unroll
   for (int k = 0; k < 2 * kWide; ++k) {
-    load_b(b, m.rows + k * 16, m.kRow);
+    load_b_kn(b, PaddedTile<Scratch<kWide>::kRow>{m.rows + k * 16});
     __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = lane / 4 * m.kRow + k * 16 + half * 8 + lane % 4 * 2, below = at + 8 * m.kRow;
-      auto pair = [](bf16* x) -> __nv_bfloat162& { return *reinterpret_cast<__nv_bfloat162*>(x); };
-      const float2 q = __bfloat1622float2(pair(m.columns + at)), r = __bfloat1622float2(pair(m.columns + below));
+      const float2 q = load_bf16x2(m.columns + at), r = load_bf16x2(m.columns + below);
       float P[4] = {q.x, q.y, r.x, r.y}, R[4] = {};
-      mma(P, G, b[2 * half], b[2 * half + 1]), mma(R, T, b[2 * half], b[2 * half + 1]);
-      pair(m.columns + at) = __floats2bfloat162_rn(P[0], P[1]),
-                       pair(m.columns + below) = __floats2bfloat162_rn(P[2], P[3]);
-      pair(m.rows + at) = __floats2bfloat162_rn(R[0], R[1]), pair(m.rows + below) = __floats2bfloat162_rn(R[2], R[3]);
+      mma_m16n8k16(P, G, b[2 * half], b[2 * half + 1]);
+      mma_m16n8k16(R, T, b[2 * half], b[2 * half + 1]);
+      store_bf16x2(m.columns + at, P[0], P[1]);
+      store_bf16x2(m.columns + below, P[2], P[3]);
+      store_bf16x2(m.rows + at, R[0], R[1]);
+      store_bf16x2(m.rows + below, R[2], R[3]);
     }
   }
   __syncwarp();
@@ -150,8 +168,8 @@ __device__ void mix_rows(Scratch<kWide>& m) {
 
 // Rows that read the state before the chunk, columns decayed to its end, and the whole decay.
 template <Rule kRule, int kK, int kWide, bool kBonus>
-__device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kWide>& s, int n, Scratch<kWide>& m,
-                        const Prepared& tiles) {
+__device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kWide>& s, int n,
+                        Scratch<kWide>& m, const Prepared& tiles) {
   float product[kWide], x[kWide];
 #pragma unroll
   for (int i = 0; i < kWide; ++i) product[i] = 1;
@@ -171,14 +189,20 @@ __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kWide>& s,
     else c.template store<kWide>(tiles.P, t, n, x);
   }
 #pragma unroll
-  for (int i = 0; i < kWide; ++i) tiles.decay[c.index * kK + n + i] = product[i], product[i] = 1;
+  for (int i = 0; i < kWide; ++i) {
+    tiles.decay[c.index * kK + n + i] = product[i];
+    product[i] = 1;
+  }
 #pragma unroll
   for (int j = kSteps - 1; j >= 0; --j) {
 #pragma unroll
     for (int i = 0; i < kWide; ++i) x[i] = s.k(j, i) * product[i];
     if (kWrites<kRule>) c.template store<kWide>(tiles.K, j, n, x);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) x[i] = s.b(j, i) * product[i], product[i] *= s.decay[j][i];
+    for (int i = 0; i < kWide; ++i) {
+      x[i] = s.b(j, i) * product[i];
+      product[i] *= s.decay[j][i];
+    }
     if (kLow<kRule>) c.template store<kWide>(tiles.B, j, n, x);
   }
   if constexpr (kLow<kRule>) {
@@ -188,8 +212,10 @@ __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kWide>& s,
     for (int t = 0; t < kSteps; ++t) {
       const int from = t * m.kRow + threadIdx.x % 32 * kWide;
       const int64_t to = (c.index * kSteps + t) * kK + n;
-      *reinterpret_cast<Pack<bf16, kWide>*>(tiles.P + to) = *reinterpret_cast<Pack<bf16, kWide>*>(m.columns + from);
-      *reinterpret_cast<Pack<bf16, kWide>*>(tiles.R + to) = *reinterpret_cast<Pack<bf16, kWide>*>(m.rows + from);
+      *reinterpret_cast<Vec<bf16, kWide>*>(tiles.P + to) =
+          *reinterpret_cast<Vec<bf16, kWide>*>(m.columns + from);
+      *reinterpret_cast<Vec<bf16, kWide>*>(tiles.R + to) =
+          *reinterpret_cast<Vec<bf16, kWide>*>(m.rows + from);
     }
   }
 }
@@ -213,8 +239,10 @@ __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward 
     level<1, kRule, kWide, kBonus>(s, m, one);
     own += own_scores<kRule, kK, kWide, kBonus>(c, s, n);
   }
-  store_level<8, kRule>(eight, m), store_level<4, kRule>(four, m);
-  store_level<2, kRule>(two, m), store_level<1, kRule>(one, m);
+  store_level<8, kRule>(eight, m);
+  store_level<4, kRule>(four, m);
+  store_level<2, kRule>(two, m);
+  store_level<1, kRule>(one, m);
   (lane < 16 ? m.qk : m.qb)[lane % 16][lane % 16] = own;
   __syncwarp();
   squares(c, m, tiles);
@@ -230,7 +258,8 @@ __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward 
 void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream) {
   const unsigned blocks = unsigned(ceil_div(p.batch * ceil_div(p.time, kSteps) * p.heads, kWarps));
   with_case(p, [&](auto which, auto size) {
-    prepare_kernel<which.kRule, size.value, which.kBonus><<<blocks, 32 * kWarps, 0, stream>>>(p, tiles);
+    launch_kernel(prepare_kernel<which.kRule, size.value, which.kBonus>, blocks, 32 * kWarps, 0,
+                  stream, p, tiles);
   });
   check_launch("matrix_state, prepare");
 }

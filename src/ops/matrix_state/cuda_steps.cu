@@ -1,7 +1,7 @@
-// A few steps, one after another, as decoding takes them: the state is read once and written once. A warp has 32
-// columns of a head's state in registers (16 of 256 rows) and meets no other: a thread has 4 of them, of a quarter (an
-// eighth) of the rows.
-#include "ops/cuda_steps.cuh"
+// A few steps, one after another, as decoding takes them: the state is read once and written once.
+// A warp has 32 columns of a head's state in registers (16 of 256 rows) and meets no other: a
+// thread has 4 of them, of a quarter (an eighth) of the rows.
+#include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::steps {
@@ -13,22 +13,21 @@ constexpr int kColumns = K == 256 ? 16 : 32;  // of a warp
 
 // Of all threads with the same columns, every kSide-th of a warp, for each of them.
 template <int kSide>
-__device__ inline Four sum_over_rows(Four x) {
+__device__ inline Vec4 sum_over_rows(Vec4 x) {
 #pragma unroll
-  for (int mask = kSide; mask < 32; mask *= 2)
-#pragma unroll
-    for (int n = 0; n < 4; ++n) x[n] += __shfl_xor_sync(~0u, x[n], mask);
+  for (int n = 0; n < 4; ++n) x[n] = butterfly<kSide, 32>(x[n], Plus{});
   return x;
 }
 
 template <int kRows>
-__device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p, const void* row, int64_t first) {
+__device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p, const void* row,
+                                  int64_t first) {
   if (p.decay_dim > 1) {
-    load_numbers(decay, row, p.decay_dtype, first);
+    load_vec(decay, row, p.decay_dtype, first);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) decay[i] = expf(decay[i]);
   } else {
-    const float one = row ? expf(number(row, p.decay_dtype, 0)) : 1.f;
+    const float one = row ? expf(load_scalar(row, p.decay_dtype, 0)) : 1.f;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) decay[i] = one;
   }
@@ -38,39 +37,54 @@ __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p
 constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
 
 template <Rule kRule, bool kBonus, int K>
-__global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kernel(ChunkedForward p) {
+__global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
+    few_steps_kernel(ChunkedForward p) {
   constexpr int kSide = kColumns<K> / 4, kRows = K / (32 / kSide);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / kSide * kRows;
   const int64_t V = p.value_dim, head = blockIdx.x, tile = int64_t{blockIdx.y} * (blockDim.x / 32);
-  const int64_t column = (tile + warp) * kColumns<K> + lane % kSide * 4, at = (head * K + first) * V + column;
-  const auto b = unsigned(blockIdx.x) / unsigned(p.heads), h = unsigned(blockIdx.x) % unsigned(p.heads);
-  let_the_next_start();
-  wait_for_those_before();
+  const int64_t column = (tile + warp) * kColumns<K> + lane % kSide * 4,
+                at = (head * K + first) * V + column;
+  const auto b = unsigned(blockIdx.x) / unsigned(p.heads),
+             h = unsigned(blockIdx.x) % unsigned(p.heads);
+  griddep_launch_dependents();
+  griddep_wait();
   const bool there = column < V;
-  Four S[kRows];
+  Vec4 S[kRows] = {};
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (there && p.initial_state) S[i] = read_four(p.initial_state + at + i * V);
+    if (there && p.initial_state) S[i] = load_float4(p.initial_state + at + i * V);
 
   for (int64_t t = 0; t < p.time; ++t) {
-    auto row = [&](const Heads& x, int64_t width) { return chunks::row<bf16>(x, p.heads, b, t, h, width); };
-    auto keys = [&](float(&x)[kRows], const Heads& from) { load_numbers(x, row(from, K), DType::bf16, first); };
+    auto row = [&](const Heads& x, int64_t width) {
+      return chunks::row<bf16>(x, p.heads, b, t, h, width);
+    };
+    auto keys = [&](float(&x)[kRows], const Heads& from) {
+      load_vec(x, row(from, K), DType::bf16, first);
+    };
     auto gate = [&](const Heads& x, DType dtype, int64_t width) -> const void* {
       if (!x.rows.data) return nullptr;
       return dtype == DType::bf16 ? static_cast<const void*>(row(x, width))
                                   : chunks::row<float>(x, p.heads, b, t, h, width);
     };
-    Four v, r, out;
+    Vec4 v = {}, r = {}, out = {};
     float query[kRows], key[kRows], read[kRows], low[kRows], bonus[kRows], decay[kRows];
-    if (there) load_numbers(v.at, row(p.v, V), DType::bf16, column);
-    keys(query, p.q), keys(key, p.k);
-    if constexpr (kRule == Rule::pair) keys(read, p.a), keys(low, p.b);
-    if constexpr (kBonus) load_numbers(bonus, p.u, p.u_dtype, int64_t{h} * K + first);
-    const float beta = kRule == Rule::delta ? number(gate(p.beta, p.beta_dtype, 1), p.beta_dtype, 0) : 1.f;
+    if (there) load_vec(v.at, row(p.v, V), DType::bf16, column);
+    keys(query, p.q);
+    keys(key, p.k);
+    if constexpr (kRule == Rule::pair) {
+      keys(read, p.a);
+      keys(low, p.b);
+    }
+    if constexpr (kBonus) load_vec(bonus, p.u, p.u_dtype, int64_t{h} * K + first);
+    const float beta =
+        kRule == Rule::delta ? load_scalar(gate(p.beta, p.beta_dtype, 1), p.beta_dtype, 0) : 1.f;
     load_decay(decay, p, gate(p.log_decay, p.decay_dtype, p.decay_dim), first);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      if constexpr (kRule == Rule::delta) read[i] = -beta * decay[i] * key[i], low[i] = key[i];
+      if constexpr (kRule == Rule::delta) {
+        read[i] = -beta * decay[i] * key[i];
+        low[i] = key[i];
+      }
       if constexpr (kBonus) bonus[i] *= key[i] * query[i];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
@@ -93,14 +107,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) few_steps_kerne
       }
     out = sum_over_rows<kSide>(out);
     if (lane >= kSide || !there) continue;
-    Pack<bf16, 4> y;
+    Vec<bf16, 4> y;
 #pragma unroll
     for (int n = 0; n < 4; ++n) y.at[n] = __float2bfloat16(p.scale * out[n]);
-    *reinterpret_cast<Pack<bf16, 4>*>(static_cast<bf16*>(p.out) + ((b * p.time + t) * p.heads + h) * V + column) = y;
+    *reinterpret_cast<Vec<bf16, 4>*>(static_cast<bf16*>(p.out) +
+                                     ((b * p.time + t) * p.heads + h) * V + column) = y;
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
-    if (there) write_four(p.final_state + at + i * V, S[i]);
+    if (there) store_streaming(p.final_state + at + i * V, S[i]);
 }
 
 }  // namespace
@@ -112,8 +127,9 @@ void few_steps(const ChunkedForward& p, Stream stream) {
     const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<decltype(size)::value>);
     const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
     const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
-    launch_early(steps::few_steps_kernel<decltype(which)::kRule, decltype(which)::kBonus, decltype(size)::value>,
-                 blocks, unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
+    launch_pdl(steps::few_steps_kernel<decltype(which)::kRule, decltype(which)::kBonus,
+                                       decltype(size)::value>,
+               blocks, unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
   });
   check_launch("matrix_state, a few steps");
 }

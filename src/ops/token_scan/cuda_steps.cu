@@ -1,56 +1,39 @@
-// A few steps, one after another, as decoding takes them: the state is read once and written once. `kLanes` threads
-// have a channel, each 4 of its states; a warp has as many channels as its threads take in kLoads loads. What belongs
-// to a channel alone, one thread finds and hands round. Nothing absent is branched around: something else is loaded
-// there.
-#include "ops/cuda_steps.cuh"
-#include "ops/selective_scan/cuda_math.cuh"
+// A few steps, one after another, as decoding takes them: the state is read once and written once.
+// `kLanes` threads have a channel, each 4 of its states; a warp has as many channels as its threads
+// take in kLoads loads. What belongs to a channel alone, one thread finds and hands round. Nothing
+// absent is branched around: something else is loaded there.
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/token_scan/kernel.h"
 
 namespace assay::ops::cuda::token {
 namespace {
 
-constexpr int kWarps = 4, kRates = 4;                  // of a block; rates of channels that are fetched at once
+// of a block; rates of channels that are fetched at once
+constexpr int kWarps = 4, kRates = 4;
 enum class Kind { channels, heads, diagonal, exact };  // whose decay is exp(p rate)
-
-// Σ over a channel's kLanes threads of v[i], for i < kValues; it comes to thread i kLanes / kValues and those behind
-// it.
-template <int kValues, int kLanes>
-__device__ inline float sum_over_channels(float (&v)[kValues]) {
-  if constexpr (kValues == 1) {
-#pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) v[0] += __shfl_xor_sync(~0u, v[0], mask);
-    return v[0];
-  } else {
-    constexpr int kHalf = kValues / 2, kMask = kLanes / 2;
-    const bool upper = threadIdx.x & kMask;
-    float sums[kHalf];
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i)
-      sums[i] = (upper ? v[i + kHalf] : v[i]) + __shfl_xor_sync(~0u, upper ? v[i] : v[i + kHalf], kMask);
-    return sum_over_channels<kHalf, kMask>(sums);
-  }
-}
 
 // The row of step t of sequence b.
 __device__ inline const void* row(const TypedView& x, int64_t b, int64_t t) {
   const int64_t at = b * x.batch_stride + t * x.time_stride;
   return static_cast<const char*>(x.data) + at * (x.dtype == DType::bf16 ? 2 : 4);
 }
-__device__ inline float number(const TypedView& x, int64_t b, int64_t t, unsigned i) {
-  return cuda::number(row(x, b, t), x.dtype, i);
+__device__ inline float load_scalar(const TypedView& x, int64_t b, int64_t t, unsigned i) {
+  return cuda::load_scalar(row(x, b, t), x.dtype, i);
 }
-__device__ inline float or_0(const TypedView& x, const TypedView& otherwise, int64_t b, int64_t t, unsigned i) {
-  const float found = number(x.data ? x : otherwise, b, t, i);
+__device__ inline float or_0(const TypedView& x, const TypedView& otherwise, int64_t b, int64_t t,
+                             unsigned i) {
+  const float found = load_scalar(x.data ? x : otherwise, b, t, i);
   return x.data ? found : 0.f;
 }
 // Numbers 0 to 3 of the row behind `first`, 0 from `count` on.
 template <bool kWhole>
-__device__ inline Four four(const void* row, DType dtype, int64_t first, int count) {
-  Four x;
-  if constexpr (kWhole) load_numbers(x.at, row, dtype, count > 0 ? first : 0);
+__device__ inline Vec4 four(const void* row, DType dtype, int64_t first, int count) {
+  Vec4 x = {};
+  if constexpr (kWhole) load_vec(x.at, row, dtype, count > 0 ? first : 0);
   else
 #pragma unroll
-    for (int n = 0; n < 4; ++n) x[n] = cuda::number(row, dtype, n < count ? first + n : 0);
+    for (int n = 0; n < 4; ++n) x[n] = cuda::load_scalar(row, dtype, n < count ? first + n : 0);
 #pragma unroll
   for (int n = 0; n < 4; ++n) x[n] = n < count ? x[n] : 0.f;
   return x;
@@ -65,66 +48,72 @@ constexpr int kBlocks = !kWhole       ? 2
 
 // kWhole: 4 divides N, and four numbers lie where one load takes them.
 template <Kind kKind, int kLanes, bool kWhole>
-__global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>) few_steps_kernel(TokenSteps p) {
+__global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>)
+    few_steps_kernel(TokenSteps p) {
   constexpr int kLoads = kLanes < 16 ? kLanes : 16, kSide = 32 / kLanes, kChannels = kLoads * kSide;
   constexpr int kOwners = kLanes / kLoads;
-  const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4, N = int(p.state_size);
+  const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4,
+            N = int(p.state_size);
   const int64_t b = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32;
   const unsigned first = blockIdx.x * kChannels;
   const int here = int(min(int64_t{kChannels}, p.channels - first)), count = N - n0;
   const int64_t states = (b * p.channels + first) * N;
   const float* before = p.initial_state ? p.initial_state + states : nullptr;
-  let_the_next_start();
-  wait_for_those_before();
+  griddep_launch_dependents();
+  griddep_wait();
   if (b >= p.batch) return;
 
-  Four S[kLoads];
+  Vec4 S[kLoads] = {};
   auto has = [&](int j) { return side + j * kSide < here && count > 0; };
   auto state = [&](int j) { return (side + j * kSide) * N + n0; };
 #pragma unroll
   for (int j = 0; j < kLoads; ++j)
     if (before && has(j)) {
-      if constexpr (kWhole) S[j] = read_four(before + state(j));
+      if constexpr (kWhole) S[j] = load_float4(before + state(j));
       else S[j] = four<false>(before, DType::f32, state(j), count);
     }
 
   // The channel that this thread owns; with others, where there are more threads than channels.
   const int own = lane % kLanes / kOwners * kSide + side;
-  const unsigned d = first + min(own, here - 1), head = kKind == Kind::heads ? d / unsigned(p.head_dim) : d;
+  const unsigned d = first + min(own, here - 1),
+                 head = kKind == Kind::heads ? d / unsigned(p.head_dim) : d;
   const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
   const float D = or_0(p.D, p.x, 0, 0, head), bias = or_0(p.delta_bias, p.x, 0, 0, head);
-  const float head_rate = kKind == Kind::heads ? kLog2e * number(p.rate, 0, 0, head) : 0.f;
+  const float head_rate = kKind == Kind::heads ? kLog2e * load_scalar(p.rate, 0, 0, head) : 0.f;
   for (int64_t t = 0; t < p.time; ++t) {
-    const float x = number(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d), raw = number(p.delta, b, t, head) + bias;
-    const Four k = four<kWhole>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
-    const Four q = four<kWhole>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
-    Four rates[kRates];
+    const float x = load_scalar(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d),
+                raw = load_scalar(p.delta, b, t, head) + bias;
+    const Vec4 k = four<kWhole>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
+    const Vec4 q = four<kWhole>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
+    Vec4 rates[kRates] = {};
     auto fetch_rates = [&](int j) {
 #pragma unroll
       for (int i = 0; i < kRates && i < kLoads; ++i) {
         const int channel = min(side + (j + i) * kSide, here - 1);
-        rates[i] = four<kWhole>(row(p.rate, b, t), p.rate.dtype, (first + channel) * p.rate_channel_stride + n0, count);
+        rates[i] = four<kWhole>(row(p.rate, b, t), p.rate.dtype,
+                                (first + channel) * p.rate_channel_stride + n0, count);
       }
     };
     if constexpr (kKind == Kind::channels) fetch_rates(0);
 
-    float step, input = x, shared = 0, sums[kLoads] = {};  // shared: the decay of all, or what it is found from
+    // shared: the decay of all, or what it is found from
+    float step, input = x, shared = 0, sums[kLoads] = {};
     if constexpr (kKind == Kind::channels || kKind == Kind::heads) {
       step = p.delta_softplus ? softplus<float>(raw) : raw;
-      shared = kKind == Kind::heads ? exp2_fast(step * head_rate) : kLog2e * step;
+      shared = kKind == Kind::heads ? ex2_approx(step * head_rate) : kLog2e * step;
     } else {
       float square[1] = {};
 #pragma unroll
       for (int n = 0; n < 4; ++n) square[0] += k[n] * k[n];
-      const float beta = sigmoid(raw);
-      shared = step = __fdividef(beta, 1 + beta * sum_over_channels<1, kLanes>(square));
+      const float beta = sigmoid_approx(raw);
+      shared = step = __fdividef(beta, 1 + beta * transposed_sum<kLanes>(square));
     }
     if constexpr (kKind == Kind::exact) {
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
 #pragma unroll
         for (int n = 0; n < 4; ++n) sums[j] += k[n] * S[j][n];
-      input = x - sum_over_channels<kLoads, kLanes>(sums);
+      input = x - transposed_sum<kLanes>(sums);
     }
     const float write = step * input;
 #pragma unroll
@@ -132,29 +121,30 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>) few_step
       if constexpr (kKind == Kind::channels)
         if (j > 0 && j % kRates == 0) fetch_rates(j);
       const float written = __shfl_sync(~0u, write, j * kOwners, kLanes);
-      const float common = kKind == Kind::exact ? 1.f : __shfl_sync(~0u, shared, j * kOwners, kLanes);
+      const float common =
+          kKind == Kind::exact ? 1.f : __shfl_sync(~0u, shared, j * kOwners, kLanes);
       sums[j] = 0;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const float keep = kKind == Kind::channels   ? exp2_fast(common * rates[j % kRates][n])
+        const float keep = kKind == Kind::channels   ? ex2_approx(common * rates[j % kRates][n])
                            : kKind == Kind::diagonal ? 1 - common * k[n] * k[n]
                                                      : common;
         S[j][n] = keep * S[j][n] + written * k[n];
         sums[j] += S[j][n] * q[n];
       }
     }
-    float y = sum_over_channels<kLoads, kLanes>(sums) + D * x;
+    float y = transposed_sum<kLanes>(sums) + D * x;
     if (own >= here || lane % kOwners > 0) continue;
-    y = p.z.data ? y * Gate(z).value : y;
+    y = p.z.data ? y * SiluGate(z).value : y;
     const int64_t at = b * p.y.batch_stride + t * p.y.time_stride + d;
-    if (p.y.dtype == DType::bf16) static_cast<bf16*>(p.y.data)[at] = stored<bf16>(y);
+    if (p.y.dtype == DType::bf16) static_cast<bf16*>(p.y.data)[at] = from_compute<bf16>(y);
     else static_cast<float*>(p.y.data)[at] = y;
   }
 #pragma unroll
   for (int j = 0; j < kLoads; ++j) {
     if (!has(j)) continue;
     float* to = p.final_state + states + state(j);
-    if constexpr (kWhole) write_four(to, S[j]);
+    if constexpr (kWhole) store_streaming(to, S[j]);
     else
 #pragma unroll
       for (int n = 0; n < 4; ++n)
@@ -163,18 +153,21 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>) few_step
 }
 
 bool in_fours(const TypedView& x, int64_t stride) {
-  return (x.batch_stride | x.time_stride | stride) % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
+  return (x.batch_stride | x.time_stride | stride) % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
 }
 bool whole(const TokenSteps& p) {
-  const bool state = p.state_size % 4 == 0 && reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0;
-  return state && in_fours(p.k, 0) && in_fours(p.q, 0) && (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
+  const bool state =
+      p.state_size % 4 == 0 && reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0;
+  return state && in_fours(p.k, 0) && in_fours(p.q, 0) &&
+         (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
 }
 
 template <Kind kKind, int kLanes, bool kWhole = true>
 void launch(const TokenSteps& p, Stream stream) {
   constexpr int kChannels = kLanes < 16 ? 32 : 512 / kLanes;
   const dim3 blocks(unsigned(ceil_div(p.channels, kChannels)), unsigned(ceil_div(p.batch, kWarps)));
-  launch_early(few_steps_kernel<kKind, kLanes, kWhole>, blocks, kWarps * 32, 0, stream, p);
+  launch_pdl(few_steps_kernel<kKind, kLanes, kWhole>, blocks, kWarps * 32, 0, stream, p);
 }
 
 template <Kind kKind>

@@ -1,4 +1,5 @@
-// The token shift on the CPU: a task is a run of positions; its rows are read into the arithmetic's type, padded.
+// The token shift on the CPU: a task is a run of positions; its rows are read into the
+// arithmetic's type, padded.
 #include "ops/token_shift/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,7 +21,9 @@ template <class R>
 class Rows {
  public:
   Rows(const TokenShift& p, int64_t count)
-      : p_(p), padded((p.width + kLanes<R> - 1) / kLanes<R> * kLanes<R>), numbers_(count * padded + kLanes<R>) {
+      : p_(p),
+        padded((p.width + kLanes<R> - 1) / kLanes<R> * kLanes<R>),
+        numbers_(count * padded + kLanes<R>) {
     const auto address = reinterpret_cast<uintptr_t>(numbers_.data());
     next_ = numbers_.data() + (-address % (kLanes<R> * sizeof(R))) / sizeof(R);
   }
@@ -38,7 +41,8 @@ class Rows {
   void read_x(int64_t b, int64_t t, R* out) const {  // from t = −1
     if (t >= 0) return read(p_.x, b, t, out);
     if (!p_.before) return void(std::fill(out, out + padded, R(0)));
-    read_row(element({const_cast<void*>(p_.before), p_.width, 0}, p_.dtype, b, 0, 0), p_.dtype, p_.width, padded, out);
+    read_row(element({const_cast<void*>(p_.before), p_.width, 0}, p_.dtype, b, 0, 0), p_.dtype,
+             p_.width, padded, out);
   }
   // m_i of position t: the mix itself, or in `scratch` its sum with the position's own.
   const R* weight(int64_t i, int64_t b, int64_t t, const R* mix, R* scratch) const {
@@ -52,7 +56,8 @@ class Rows {
     std::vector<R*> out;
     for (int64_t i = 0; i < p_.count; ++i) {
       const R* row = static_cast<const R*>(p_.mix) + i * p_.width;
-      std::fill(std::copy(row, row + p_.width, out.emplace_back(take())), out.back() + padded, R(0));
+      std::fill(std::copy(row, row + p_.width, out.emplace_back(take())), out.back() + padded,
+                R(0));
     }
     return out;
   }
@@ -78,8 +83,9 @@ void forward(const TokenShift& p, int64_t b, int64_t begin, int64_t end) {
     rows.read_x(b, t, now);
     for (int64_t i = 0; i < p.count; ++i) {
       const R* m = rows.weight(i, b, t, mix[size_t(i)], scratch);
-      fill(y, rows.padded,
-           [&](int64_t j) { return hn::MulAdd(hn::Sub(load(before + j), load(now + j)), load(m + j), load(now + j)); });
+      fill(y, rows.padded, [&](int64_t j) {
+        return hn::MulAdd(hn::Sub(load(before + j), load(now + j)), load(m + j), load(now + j));
+      });
       rows.write(y, p.y[i], b, t);
     }
     std::swap(now, before);
@@ -93,14 +99,17 @@ void backward(const TokenShiftBackward& q, int64_t b, int64_t begin, int64_t end
   Rows<R> rows(p, 2 * p.count + 7);
   const auto mix = rows.mixes();
   std::vector<R*> sums;
-  for (int64_t i = 0; i < p.count; ++i) std::fill_n(sums.emplace_back(rows.take()), rows.padded, R(0));
-  R *now = rows.take(), *before = rows.take(), *scratch = rows.take(), *dy = rows.take(), *dx = rows.take();
+  for (int64_t i = 0; i < p.count; ++i)
+    std::fill_n(sums.emplace_back(rows.take()), rows.padded, R(0));
+  R *now = rows.take(), *before = rows.take(), *scratch = rows.take(), *dy = rows.take(),
+    *dx = rows.take();
   R *owed = rows.take(), *down = rows.take();
   std::fill_n(owed, rows.padded, R(0));
   for (int64_t i = 0; i < p.count && end < p.time; ++i) {
     const R* m = rows.weight(i, b, end, mix[size_t(i)], scratch);
     rows.read(q.dy[i], b, end, dy);
-    fill(owed, rows.padded, [&](int64_t j) { return hn::MulAdd(load(dy + j), load(m + j), load(owed + j)); });
+    fill(owed, rows.padded,
+         [&](int64_t j) { return hn::MulAdd(load(dy + j), load(m + j), load(owed + j)); });
   }
   rows.read_x(b, end - 1, now);
   for (int64_t t = end - 1; t >= begin; --t) {
@@ -131,12 +140,13 @@ void backward(const TokenShiftBackward& q, int64_t b, int64_t begin, int64_t end
 template <class Task>
 void over_runs(const TokenShift& p, const ParallelFor& parallel, const Task& task) {
   const int64_t runs = runs_of_sequence(p);
-  parallel(p.batch * runs, std::max<int64_t>(1, 65536 / (kShiftRun * p.width)), [&](int64_t first, int64_t last) {
-    for (int64_t run = first; run < last; ++run) {
-      const int64_t begin = run % runs * kShiftRun;
-      task(run / runs, begin, std::min(begin + kShiftRun, p.time), run);
-    }
-  });
+  parallel(p.batch * runs, std::max<int64_t>(1, 65536 / (kShiftRun * p.width)),
+           [&](int64_t first, int64_t last) {
+             for (int64_t run = first; run < last; ++run) {
+               const int64_t begin = run % runs * kShiftRun;
+               task(run / runs, begin, std::min(begin + kShiftRun, p.time), run);
+             }
+           });
 }
 
 void forward_all(const TokenShift& p, const ParallelFor& parallel) {
@@ -153,7 +163,8 @@ void backward_runs(const TokenShiftBackward& q, const ParallelFor& parallel) {
   });
 }
 void backward_all(const TokenShiftBackward& q, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward_runs<double>(q, parallel) : backward_runs<float>(q, parallel);
+  q.forward.dtype == DType::f64 ? backward_runs<double>(q, parallel)
+                                : backward_runs<float>(q, parallel);
 }
 
 }  // namespace
@@ -164,7 +175,9 @@ HWY_AFTER_NAMESPACE();
 namespace assay::ops::cpu {
 HWY_EXPORT(forward_all);
 HWY_EXPORT(backward_all);
-void token_shift(const TokenShift& p, const ParallelFor& parallel) { HWY_DYNAMIC_DISPATCH(forward_all)(p, parallel); }
+void token_shift(const TokenShift& p, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(forward_all)(p, parallel);
+}
 void token_shift(const TokenShiftBackward& q, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(backward_all)(q, parallel);
 }

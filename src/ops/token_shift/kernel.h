@@ -1,5 +1,6 @@
 #pragma once
-// A token mixed with the one before it, in several proportions at once.          [RWKV: Peng et al. 2024; 2025]
+// A token mixed with the one before it, in several proportions at once.
+// [RWKV: Peng et al. 2024; 2025]
 //   y_i[t] = x[t] + (x[t−1] − x[t]) ⊙ m_i[t]          m_i[t] = mix_i, or mix_i + own_i[t]
 #include "ops/kernel.h"
 
@@ -22,12 +23,16 @@ struct TokenShiftBackward {
   const void* dy[kMostShifts];  // in  [B, T, D]
   void* dx;                     // out [B, T, D]
   void* down[kMostShifts];      // out [B, T, D]; null where own is
-  void* dmix;                   // out [runs, count, D] real: what each run of positions adds to the gradient
+  // out [runs, count, D] real: what each run of positions adds to the gradient
+  void* dmix;
 };
 
-// A task, of the forward too, is a run of a sequence's positions, for all columns (CPU) or a few (CUDA).
+// A task, of the forward too, is a run of a sequence's positions, for all columns (CPU) or
+// a few (CUDA).
 constexpr int64_t kShiftRun = 32;
-inline int64_t runs_of_sequence(const TokenShift& p) { return (p.time + kShiftRun - 1) / kShiftRun; }
+inline int64_t runs_of_sequence(const TokenShift& p) {
+  return (p.time + kShiftRun - 1) / kShiftRun;
+}
 
 namespace cpu {
 void token_shift(const TokenShift&, const ParallelFor&);

@@ -1,4 +1,5 @@
-// Few queries with a long past on the CPU: a task a query and head, which reads rows of keys and values where they lie.
+// Few queries with a long past on the CPU: a task a query and head, which reads rows of keys and
+// values where they lie.
 #include "ops/top1_chunk/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -34,10 +35,12 @@ struct Step {
   int64_t b, h, t, own;
 
   R with(const View& view, int64_t time) const {
-    read_row(element(view, p.dtype, b, time, h / p.group * p.head_dim), p.dtype, p.head_dim, p.depth, s.row);
+    read_row(element(view, p.dtype, b, time, h / p.group * p.head_dim), p.dtype, p.head_dim,
+             p.depth, s.row);
     return dot(s.q, s.row, p.depth);
   }
-  // Row i of a chunk's summary, times the query; in bfloat16, row −1 is what rounding left of row 0.
+  // Row i of a chunk's summary, times the query; in bfloat16, row −1 is what rounding left
+  // of row 0.
   R with_summary(int64_t chunk, int64_t i) const {
     const int64_t parts = p.dtype == DType::bf16 ? 2 : 1;
     const int64_t offset = (h / p.group * (parts + p.rank) + parts - 1 + i) * p.head_dim;
@@ -65,13 +68,16 @@ struct Step {
     std::fill_n(selected, p.top_k, int64_t{-1});
     if (p.selection == Selection::shortlist) return choose_listed(selected);
     for (int64_t c = 0; c < own; ++c)
-      consider(p.selection == Selection::exact ? exact(c) : first_order(c), c, c, p.top_k, s.best, selected);
+      consider(p.selection == Selection::exact ? exact(c) : first_order(c), c, c, p.top_k, s.best,
+               selected);
   }
   void choose_listed(int64_t* selected) const {
-    for (int64_t c = 0; c < own; ++c) consider(second_order(c), c, c, p.shortlist, s.cheap, s.listed);
+    for (int64_t c = 0; c < own; ++c)
+      consider(second_order(c), c, c, p.shortlist, s.cheap, s.listed);
     const int64_t count = std::min(own, p.shortlist);
     std::sort(s.listed, s.listed + count);
-    for (int64_t i = 0; i < count; ++i) consider(exact(s.listed[i]), s.listed[i], i, p.top_k, s.best, selected);
+    for (int64_t i = 0; i < count; ++i)
+      consider(exact(s.listed[i]), s.listed[i], i, p.top_k, s.best, selected);
   }
 
   // f(position, number) for every key read.
@@ -79,25 +85,29 @@ struct Step {
   int64_t for_each_key(const int64_t* selected, const F& f) const {
     int64_t n = 0;
     for (int64_t slot = 0; slot < p.top_k; ++slot)
-      for (int64_t j = 0; j < p.C && selected[slot] >= 0 && selected[slot] < own; ++j) f(selected[slot] * p.C + j, n++);
+      for (int64_t j = 0; j < p.C && selected[slot] >= 0 && selected[slot] < own; ++j)
+        f(selected[slot] * p.C + j, n++);
     for (int64_t j = own * p.C; j <= p.past + t; ++j) f(j, n++);
     return n;
   }
   void attend(const int64_t* selected) const {
-    const int64_t n = for_each_key(selected, [&](int64_t j, int64_t i) { s.logits[i] = with(p.k, j); });
+    const int64_t n =
+        for_each_key(selected, [&](int64_t j, int64_t i) { s.logits[i] = with(p.k, j); });
     R top = largest_of(s.logits, n);
     exponentials(s.logits, n, n, top);
     const R total = sum_of(s.logits, n);
     if (total != total) top = total;  // maxima may pass over a NaN
     std::fill_n(s.out, p.depth, R(0));
     for_each_key(selected, [&](int64_t j, int64_t i) HWY_ATTR {
-      read_row(element(p.v, p.dtype, b, j, h / p.group * p.head_dim), p.dtype, p.head_dim, p.depth, s.row);
+      read_row(element(p.v, p.dtype, b, j, h / p.group * p.head_dim), p.dtype, p.head_dim, p.depth,
+               s.row);
       const Vec<R> weight = hn::Set(Lanes<R>(), s.logits[i]);
       for (int64_t d = 0; d < p.depth; d += kLanes<R>)
         store<R>(hn::MulAdd(weight, load(s.row + d), load(s.out + d)), s.out + d);
     });
     write_scaled(p, p.out, b, t, h, R(1) / total, s.out);
-    static_cast<R*>(p.logsumexp)[p.row(b, h, t)] = static_cast<R>((top + std::log2(total)) / kLog2E);
+    static_cast<R*>(p.logsumexp)[p.row(b, h, t)] =
+        static_cast<R>((top + std::log2(total)) / kLog2E);
   }
 };
 
@@ -132,7 +142,8 @@ size_t top1_chunk_step_bytes(const Top1ChunkForward& p) {
   return p.dtype == DType::f64 ? step_bytes_of<double>(p) : step_bytes_of<float>(p);
 }
 void top1_chunk_run_steps(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? steps<double>(p, workspace, parallel) : steps<float>(p, workspace, parallel);
+  p.dtype == DType::f64 ? steps<double>(p, workspace, parallel)
+                        : steps<float>(p, workspace, parallel);
 }
 
 }  // namespace
@@ -145,7 +156,9 @@ HWY_EXPORT(top1_chunk_step_bytes);
 HWY_EXPORT(top1_chunk_run_steps);
 
 namespace cpu {
-size_t step_workspace_bytes(const Top1ChunkForward& p) { return HWY_DYNAMIC_DISPATCH(top1_chunk_step_bytes)(p); }
+size_t step_workspace_bytes(const Top1ChunkForward& p) {
+  return HWY_DYNAMIC_DISPATCH(top1_chunk_step_bytes)(p);
+}
 void top1_chunk_step(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(top1_chunk_run_steps)(p, workspace, parallel);
 }
