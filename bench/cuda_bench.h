@@ -13,6 +13,7 @@
 
 
 
+
 namespace assay::ops {
 
 using cuda::bf16;

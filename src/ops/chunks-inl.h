@@ -85,7 +85,7 @@ void read_chunk(const P& p, const View& view, int64_t b, int64_t h, int64_t chun
 template <class R>
 struct Columns {
   template <class P>
-  Columns(Carver& carve, const P& p)
+  Columns(WorkspaceArena& carve, const P& p)
       : data(carve.take<R>(p.batch * p.kv_heads * p.chunks * p.head_dim * p.width)) {}
   template <class P>
   const R* at(const P& p, int64_t b, int64_t h, int64_t chunk) const {

@@ -164,23 +164,6 @@ void write_row(const R* row, DType dtype, int64_t n, std::byte* out) {
   }
 }
 
-// Hands out 64-byte aligned pieces of a workspace; without memory it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* memory) : memory_(memory) {}
-  template <class R>
-  R* take(int64_t count) {
-    const size_t at = used_;
-    used_ += (count * sizeof(R) + 63) / 64 * 64;
-    return memory_ ? reinterpret_cast<R*>(memory_ + at) : nullptr;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* memory_;
-  size_t used_ = 0;
-};
-
 // out[i] = Σ_part parts[part · size + i], for every i in [0, size).
 template <class R>
 void add_up(const R* parts, int64_t count, int64_t size, void* out, const ParallelFor& parallel) {

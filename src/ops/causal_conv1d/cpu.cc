@@ -156,30 +156,30 @@ HWY_NOINLINE void correlate(int64_t steps, int64_t K, Scratch<R>& s) {
 
 // dxe_i for i in [i0, i0 + steps) goes where the input came from: initial_state, then x.
 template <class R>
-void write_input_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t i0,
+void write_input_gradient(const CausalConv1dBackward& bwd, const Tile& tile, int64_t i0,
                           int64_t steps, Scratch<R>& s) {
-  const CausalConv1dForward& p = q.forward;
+  const CausalConv1dForward& p = bwd.forward;
   const int64_t past = p.width - 1;
-  const R* dfinal = state_at<R>(q.dfinal_state, p, tile);
+  const R* dfinal = state_at<R>(bwd.dfinal_state, p, tile);
   for (int64_t i = 0; i < steps; ++i) {
     R* row = s.out + i * kTile<R>;
     const int64_t at = i0 + i;
     for (int64_t d = 0; dfinal && at >= p.time && d < tile.width; ++d)
       row[d] += dfinal[d * past + at - p.time];
-    if (at < past) write_column(row, tile, past, at, state_at<R>(q.dinitial_state, p, tile));
+    if (at < past) write_column(row, tile, past, at, state_at<R>(bwd.dinitial_state, p, tile));
     else
       write_row(row, p.dtype, tile.width,
-                element(q.dx, p.dtype, tile.batch, at - past, tile.first));
+                element(bwd.dx, p.dtype, tile.batch, at - past, tile.first));
   }
 }
 
 // dpre_t = dy_t, times silu'(pre_t); s.out holds pre.
 template <class R>
-void pre_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t t0, int64_t steps,
+void pre_gradient(const CausalConv1dBackward& bwd, const Tile& tile, int64_t t0, int64_t steps,
                   Scratch<R>& s) {
-  R* dpre = s.dpre + (q.forward.width - 1) * kTile<R>;
-  read_rows(q.forward, q.dy, tile, t0, steps, dpre);
-  if (q.forward.silu)
+  R* dpre = s.dpre + (bwd.forward.width - 1) * kTile<R>;
+  read_rows(bwd.forward, bwd.dy, tile, t0, steps, dpre);
+  if (bwd.forward.silu)
     fill(dpre, steps * kTile<R>, [&](int64_t i) HWY_ATTR {
       const Vec<R> pre = load(s.out + i);
       return hn::Mul(load(dpre + i), silu_slope(pre, sigmoid(pre)));
@@ -187,9 +187,9 @@ void pre_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t t0, i
 }
 
 template <class R>
-void backward_tile(const CausalConv1dBackward& q, const Tile& tile, Scratch<R>& s, R* dweight,
+void backward_tile(const CausalConv1dBackward& bwd, const Tile& tile, Scratch<R>& s, R* dweight,
                    R* dbias) {
-  const CausalConv1dForward& p = q.forward;
+  const CausalConv1dForward& p = bwd.forward;
   const int64_t K = p.width;
   read_parameters(p, tile, s);
   for (R* sums : {s.dpre, s.dweight}) std::fill(sums, sums + K * kTile<R>, R(0));
@@ -198,17 +198,17 @@ void backward_tile(const CausalConv1dBackward& q, const Tile& tile, Scratch<R>& 
     const int64_t steps = std::min(kBlock, p.time - t0);
     read_rows(p, p.x, tile, t0, steps, s.xe + (K - 1) * kTile<R>);
     convolve(steps, K, s);
-    pre_gradient(q, tile, t0, steps, s);
+    pre_gradient(bwd, tile, t0, steps, s);
     weight_gradient(steps, K, s);
     correlate(steps, K, s);
-    write_input_gradient(q, tile, t0, steps, s);
+    write_input_gradient(bwd, tile, t0, steps, s);
     keep_last(s.xe, steps, K);
     keep_last(s.dpre, steps, K);
   }
   // no output follows the last step
   std::fill(s.dpre + (K - 1) * kTile<R>, s.dpre + 2 * (K - 1) * kTile<R>, R(0));
   correlate(K - 1, K, s);
-  write_input_gradient(q, tile, p.time, K - 1, s);
+  write_input_gradient(bwd, tile, p.time, K - 1, s);
   for (int64_t j = 0; j < K; ++j) write_column(s.dweight + j * kTile<R>, tile, K, j, dweight);
   std::copy_n(s.dbias, tile.width, dbias);
 }
@@ -224,9 +224,9 @@ void forward(const CausalConv1dForward& p, const ParallelFor& parallel) {
 // A sequence's own sums lie in the workspace, [B, Dm, K] and [B, Dm], and are added in order
 // at the end.
 template <class R>
-void backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
-  const CausalConv1dForward& p = q.forward;
-  Carver carve(static_cast<std::byte*>(workspace));
+void backward(const CausalConv1dBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const CausalConv1dForward& p = bwd.forward;
+  WorkspaceArena carve(workspace);
   R* dweight = carve.take<R>(p.batch * p.channels * p.width);
   R* dbias = carve.take<R>(p.batch * p.channels);
   parallel(num_tiles<R>(p), 1, [&](int64_t begin, int64_t end) HWY_ATTR {
@@ -234,16 +234,16 @@ void backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor&
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tile_at<R>(p, i);
       const int64_t row = tile.batch * p.channels + tile.first;
-      backward_tile(q, tile, s, dweight + row * p.width, dbias + row);
+      backward_tile(bwd, tile, s, dweight + row * p.width, dbias + row);
     }
   });
-  add_up(dweight, p.batch, p.channels * p.width, q.dweight, parallel);
-  add_up(dbias, p.batch, p.channels, q.dbias, parallel);
+  add_up(dweight, p.batch, p.channels * p.width, bwd.dweight, parallel);
+  add_up(dbias, p.batch, p.channels, bwd.dbias, parallel);
 }
 
-size_t conv_bytes(const CausalConv1dBackward& q) {
-  const CausalConv1dForward& p = q.forward;
-  Carver count(nullptr);
+size_t conv_bytes(const CausalConv1dBackward& bwd) {
+  const CausalConv1dForward& p = bwd.forward;
+  WorkspaceArena count;
   for (const int64_t columns : {p.width, int64_t{1}})
     p.dtype == DType::f64 ? (void)count.take<double>(p.batch * p.channels * columns)
                           : (void)count.take<float>(p.batch * p.channels * columns);
@@ -252,10 +252,10 @@ size_t conv_bytes(const CausalConv1dBackward& q) {
 void convolve_forward(const CausalConv1dForward& p, const ParallelFor& parallel) {
   p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
 }
-void convolve_backward(const CausalConv1dBackward& q, void* workspace,
+void convolve_backward(const CausalConv1dBackward& bwd, void* workspace,
                        const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
-                                : backward<float>(q, workspace, parallel);
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -269,14 +269,14 @@ HWY_EXPORT(convolve_forward);
 HWY_EXPORT(convolve_backward);
 
 namespace cpu {
-size_t workspace_bytes(const CausalConv1dBackward& q) {
-  return HWY_DYNAMIC_DISPATCH(conv_bytes)(q);
+size_t workspace_bytes(const CausalConv1dBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(conv_bytes)(bwd);
 }
 void causal_conv1d(const CausalConv1dForward& p, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(convolve_forward)(p, parallel);
 }
-void causal_conv1d(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(convolve_backward)(q, workspace, parallel);
+void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(convolve_backward)(bwd, workspace, parallel);
 }
 }  // namespace cpu
 }  // namespace assay::ops

@@ -145,9 +145,9 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
 // dweight and dbias.
 template <class T, int kWidth, int kVector>
 __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
-    backward_kernel(CausalConv1dBackward q, Real<T>* part_dweight, Real<T>* part_dbias) {
+    backward_kernel(CausalConv1dBackward bwd, Real<T>* part_dweight, Real<T>* part_dbias) {
   using R = Real<T>;
-  const CausalConv1dForward& p = q.forward;
+  const CausalConv1dForward& p = bwd.forward;
   const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
   if (job >= vectors * tiles * p.batch) return;
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
     dbias[kVector] = {};
   Vec<T, kVector> next_x[kAhead], next_dy[kAhead];
   c.fetch(next_x, p.x, 0);
-  c.fetch(next_dy, q.dy, 0);
+  c.fetch(next_dy, bwd.dy, 0);
 #pragma unroll
   for (int i = 1 - kWidth; i < 0; ++i) {
     R x[kVector];
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
       unpack(dy[i], next_dy[i]);
     }
     c.fetch(next_x, p.x, first + kAhead);
-    c.fetch(next_dy, q.dy, first + kAhead);
+    c.fetch(next_dy, bwd.dy, first + kAhead);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       // steps of pre and of dx, counted from begin
@@ -203,11 +203,11 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
         dx[v] = 0;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx[v] += c.weight[j][v] * dpre[kWidth - 1 - j][v];
-        if (q.dfinal_state && s - p.time > -p.width)
-          dx[v] += static_cast<const R*>(q.dfinal_state)[c.state(v, s - p.time)];
-        if (s < 0 && q.dinitial_state) static_cast<R*>(q.dinitial_state)[c.state(v, s)] = dx[v];
+        if (bwd.dfinal_state && s - p.time > -p.width)
+          dx[v] += static_cast<const R*>(bwd.dfinal_state)[c.state(v, s - p.time)];
+        if (s < 0 && bwd.dinitial_state) static_cast<R*>(bwd.dinitial_state)[c.state(v, s)] = dx[v];
       }
-      if (s >= 0) c.store(q.dx, s, dx);
+      if (s >= 0) c.store(bwd.dx, s, dx);
     }
   }
   const int64_t row = (c.b * tiles + tile) * p.channels + c.d;
@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
 int64_t rows(const CausalConv1dForward& p) { return p.batch * ceil_div(p.time, kTile); }
 
 template <class R>
-struct Scratch {
+struct BackwardWorkspace {
   R *dweight, *dbias;
-  Scratch(const CausalConv1dForward& p, WorkspaceArena& arena)
+  BackwardWorkspace(const CausalConv1dForward& p, WorkspaceArena& arena)
       : dweight(arena.take<R>(rows(p) * p.channels * p.width)),
         dbias(arena.take<R>(rows(p) * p.channels)) {}
 };
@@ -257,9 +257,9 @@ unsigned blocks(const CausalConv1dForward& p, int64_t vector, int64_t tile) {
 
 }  // namespace
 
-size_t workspace_bytes(const CausalConv1dBackward& q) {
-  return with_type(q.forward.dtype, [&](auto type) {
-    return workspace_size<Scratch<Real<decltype(type)>>>(q.forward);
+size_t workspace_bytes(const CausalConv1dBackward& bwd) {
+  return with_type(bwd.forward.dtype, [&](auto type) {
+    return workspace_size<BackwardWorkspace<Real<decltype(type)>>>(bwd.forward);
   });
 }
 
@@ -275,22 +275,22 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
   check_launch("causal_conv1d forward");
 }
 
-void causal_conv1d(const CausalConv1dBackward& q, void* workspace, Stream raw_stream) {
-  const CausalConv1dForward& p = q.forward;
+void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream raw_stream) {
+  const CausalConv1dForward& p = bwd.forward;
   const auto stream = cuda_stream(raw_stream);
   check(p);
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
     using R = Real<T>;
     WorkspaceArena arena(workspace);
-    const Scratch<R> scratch(p, arena);
-    with_shape<T, kBackwardBytes>(p, {p.x, q.dy, q.dx}, [&](auto width, auto vector) {
+    const BackwardWorkspace<R> scratch(p, arena);
+    with_shape<T, kBackwardBytes>(p, {p.x, bwd.dy, bwd.dx}, [&](auto width, auto vector) {
       launch_kernel(backward_kernel<T, width(), vector()>, blocks(p, vector(), kTile), kThreads, 0,
-                    stream, q, scratch.dweight, scratch.dbias);
+                    stream, bwd, scratch.dweight, scratch.dbias);
     });
     check_launch("causal_conv1d backward");
-    sum_rows(scratch.dweight, q.dweight, rows(p), p.channels * p.width, stream);
-    sum_rows(scratch.dbias, q.dbias, rows(p), p.channels, stream);
+    sum_rows(scratch.dweight, bwd.dweight, rows(p), p.channels * p.width, stream);
+    sum_rows(scratch.dbias, bwd.dbias, rows(p), p.channels, stream);
   });
 }
 

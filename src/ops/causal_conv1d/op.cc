@@ -43,15 +43,15 @@ void launch(const CausalConv1dForward& p, [[maybe_unused]] const at::Device& dev
 #endif
   cpu::causal_conv1d(p, at_parallel_for());
 }
-void launch(const CausalConv1dBackward& q, const at::Device& device) {
+void launch(const CausalConv1dBackward& bwd, const at::Device& device) {
 #ifdef ASSAY_CUDA
   if (device.is_cuda()) {
     const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(q), device);
-    return cuda::causal_conv1d(q, scratch.data_ptr(), current_stream(device));
+    const at::Tensor scratch = workspace(cuda::workspace_bytes(bwd), device);
+    return cuda::causal_conv1d(bwd, scratch.data_ptr(), current_stream(device));
   }
 #endif
-  cpu::causal_conv1d(q, workspace(cpu::workspace_bytes(q), device).data_ptr(), at_parallel_for());
+  cpu::causal_conv1d(bwd, workspace(cpu::workspace_bytes(bwd), device).data_ptr(), at_parallel_for());
 }
 
 using torch::autograd::AutogradContext;

@@ -25,6 +25,14 @@ __device__ T butterfly(T x, F f) {
   for (int step = kFirst; step < kEnd; step *= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
+// The same for several numbers; their shuffles are interleaved.
+template <int kFirst, int kEnd, int N>
+__device__ void butterfly_sum(float (&x)[N]) {
+#pragma unroll
+  for (int step = kFirst; step < kEnd; step *= 2)
+#pragma unroll
+    for (int n = 0; n < N; ++n) x[n] += __shfl_xor_sync(~0u, x[n], step);
+}
 template <class T>
 __device__ T quad_sum(T x) {
   return butterfly<1, 4>(x, Plus{});
@@ -33,20 +41,22 @@ template <class T>
 __device__ T quad_max(T x) {
   return butterfly<1, 4>(x, Max{});
 }
-// Over the first `lanes` lanes of each group of so many, a power of two, from the highest bit
-// to the lowest.
-template <class T, class F>
-__device__ T group_reduce(T x, int lanes, F f) {
-  for (int step = lanes / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
+// Over each group of kLanes lanes, a power of two, from the highest bit to the lowest.
+template <int kLanes, class T, class F>
+__device__ T group_reduce(T x, F f) {
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+// The same for a number of lanes that is not known when the kernel is compiled.
+template <class T>
+__device__ T group_sum(T x, int lanes) {
+  for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;
 }
 template <class T>
-__device__ T group_sum(T x, int lanes) {
-  return group_reduce(x, lanes, Plus{});
-}
-template <class T>
 __device__ T warp_sum(T x) {
-  return group_reduce(x, 32, Plus{});
+  return group_sum(x, 32);
 }
 
 // The sum of x over the lanes up to this one.
@@ -66,7 +76,7 @@ __device__ T warp_inclusive_scan(T x) {
 template <int kLanes, int kValues>
 __device__ float transposed_sum(float (&v)[kValues]) {
   if constexpr (kValues == 1) {
-    return group_sum(v[0], kLanes);
+    return group_reduce<kLanes>(v[0], Plus{});
   } else {
     constexpr int kHalf = kValues / 2, kMask = kLanes / 2;
     const bool upper = threadIdx.x & kMask;

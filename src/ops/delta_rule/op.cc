@@ -61,7 +61,7 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
   check_state("rwkv7", initial_state, shape, r);
   const auto real = real_dtype(sequence_dtype({r, w, k, v, a, b}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
-    return MatrixState{.low = Low::rank_one,
+    return MatrixState{.transition = Transition::rank_one,
                        .scale = scale,
                        .q = s[0],
                        .k = s[2],

@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
 #include "ops/delta_rule/delta_rule.h"
-#include "ops/matrix_state/steps.h"
+#include "ops/recurrence_reference.h"
 
 namespace assay::ops {
 

@@ -43,22 +43,22 @@ __global__ void __launch_bounds__(kThreads) glu_forward(Glu p, int64_t packs) {
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) glu_backward(GluBackward q, int64_t packs) {
+__global__ void __launch_bounds__(kThreads) glu_backward(GluBackward bwd, int64_t packs) {
   using Packed = Vec<T, kWidth>;
-  const Glu& p = q.forward;
+  const Glu& p = bwd.forward;
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= packs) return;
   const Place at = place<kWidth>(i, p.width / kWidth);
   const auto* h = static_cast<const Packed*>(p.h);
   Packed g = h[at.gate], u = h[at.up];
-  const Packed dy = static_cast<const Packed*>(q.dy)[at.half];
+  const Packed dy = static_cast<const Packed*>(bwd.dy)[at.half];
   for (int k = 0; k < kWidth; ++k) {
     const Gate<Real<T>> gate(to_compute(g.at[k]), p.c, p.a);
     const Real<T> up = to_compute(u.at[k]), d = to_compute(dy.at[k]);
     g.at[k] = from_compute<T>(d * up * gate.derivative);
     u.at[k] = from_compute<T>(d * gate.value);
   }
-  auto* dh = static_cast<Packed*>(q.dh);
+  auto* dh = static_cast<Packed*>(bwd.dh);
   dh[at.gate] = g;
   dh[at.up] = u;
 }
@@ -85,16 +85,16 @@ void glu(const Glu& p, Stream stream) {
   check_launch("glu");
 }
 
-void glu(const GluBackward& q, Stream stream) {
-  const Glu& p = q.forward;
+void glu(const GluBackward& bwd, Stream stream) {
+  const Glu& p = bwd.forward;
   with_type(p.dtype, [&](auto x) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
     const auto launch = [&](auto kernel, int64_t packs) {
-      launch_kernel(kernel, unsigned(ceil_div(packs, kThreads)), kThreads, 0, stream, q, packs);
+      launch_kernel(kernel, unsigned(ceil_div(packs, kThreads)), kThreads, 0, stream, bwd, packs);
     };
     const int64_t numbers = p.rows * p.width;
-    wide(p, kWidth, {p.h, q.dy, q.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth)
+    wide(p, kWidth, {p.h, bwd.dy, bwd.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth)
                                        : launch(glu_backward<T, 1>, numbers);
   });
   check_launch("glu backward");

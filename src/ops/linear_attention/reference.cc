@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
 #include "ops/linear_attention/linear_attention.h"
-#include "ops/matrix_state/steps.h"
+#include "ops/recurrence_reference.h"
 
 namespace assay::ops {
 

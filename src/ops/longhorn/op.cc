@@ -40,13 +40,13 @@ MatrixState by_columns(const at::Tensor& k, const at::Tensor& q, const at::Tenso
                        const at::Tensor& input, bool exact) {
   auto head = [](const at::Tensor& x) { return x.unsqueeze(2); };
   if (exact)
-    return {.low = Low::rank_one,
+    return {.transition = Transition::rank_one,
             .q = head(q),
             .a = head(k),
             .b = head(k),
             .c = head(input),
             .e = head(-epsilon)};
-  return {.low = Low::diagonal,
+  return {.transition = Transition::elementwise,
           .q = head(q),
           .k = head(k),
           .v = head(input),
@@ -59,7 +59,7 @@ MatrixState by_heads(const at::Tensor& k, const at::Tensor& q, const at::Tensor&
                      const at::Tensor& input, bool exact) {
   const at::Tensor key = k.unsqueeze(2), rate = epsilon.unsqueeze(-1), value = input.unsqueeze(-1);
   if (exact)
-    return {.low = Low::rank_one, .q = q.unsqueeze(2), .a = -rate * key, .b = key, .c = value};
+    return {.transition = Transition::rank_one, .q = q.unsqueeze(2), .a = -rate * key, .b = key, .c = value};
   return {.q = q.unsqueeze(2), .k = key, .v = value, .decay = 1 - rate * key.square()};
 }
 

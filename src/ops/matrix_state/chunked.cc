@@ -77,7 +77,7 @@ std::tuple<at::Tensor, at::Tensor> chunked(const MatrixState& steps, const at::T
                                            int64_t chunk_size) {
   const int64_t time = steps.q.size(1), heads = state.size(1);
   const int64_t chunk = std::min(chunk_size, int64_t(std::bit_ceil(uint64_t(time))));
-  const bool writes = steps.k.defined(), delta = steps.low == Low::rank_one;
+  const bool writes = steps.k.defined(), delta = steps.transition == Transition::rank_one;
   auto split = [&](const at::Tensor& x) { return in_chunks(x, heads, chunk); };
   const at::Tensor q = split(steps.q), k = split(steps.k), v = split(steps.v);
   const at::Tensor a = split(steps.a), b = split(steps.b), c = split(steps.c);

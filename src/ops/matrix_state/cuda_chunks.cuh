@@ -25,7 +25,7 @@ struct Layout {
   Layout(const ChunkedForward& p, void* memory)
       : count(p.batch * ceil_div(p.time, kSteps) * p.heads), K(p.key_dim), V(p.value_dim) {
     WorkspaceArena arena(memory);
-    const bool low = p.rule != Rule::linear, writes = p.rule != Rule::delta;
+    const bool low = p.rule != Rule::gla, writes = p.rule != Rule::delta;
     auto vectors = [&](bool present) {
       return present ? arena.take<bf16>(count * kSteps * K) : nullptr;
     };
@@ -50,7 +50,7 @@ struct Layout {
 
 // x of step t and head h. Rows behind the end of the sequence are not there.
 template <class T>
-__device__ inline const T* row(const Heads& x, int64_t heads, int64_t b, int64_t t, int64_t h,
+__device__ inline const T* row(const HeadView& x, int64_t heads, int64_t b, int64_t t, int64_t h,
                                int64_t width) {
   return static_cast<const T*>(x.rows.data) + b * x.rows.batch_stride + t * x.rows.time_stride +
          h / (heads / x.heads) * width;
@@ -66,7 +66,7 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
 }
 // What a rule has: a part of low rank, and k vᵀ.
 template <Rule kRule>
-constexpr bool kLow = kRule != Rule::linear;
+constexpr bool kLow = kRule != Rule::gla;
 template <Rule kRule>
 constexpr bool kWrites = kRule != Rule::delta;
 
@@ -77,7 +77,7 @@ void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream
 struct Pass {
   bool backwards;
   Prepared tiles;
-  Heads values;        // in  v, or dout
+  HeadView values;        // in  v, or dout
   const float* first;  // in  [B, H, K, V] the state to start from, or null for zeros
   bf16* out;           // out [B, T, H, V]
   float* last;         // out [B, H, K, V]
@@ -85,7 +85,7 @@ struct Pass {
 };
 size_t pass_bytes(const ChunkedForward& p);  // of its workspace
 void pass(const ChunkedForward& p, const Pass& pass, void* workspace, cudaStream_t stream);
-void gradients(const ChunkedBackward& q, const Prepared& tiles, const bf16* dstates, const bf16* dW,
+void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates, const bf16* dW,
                cudaStream_t stream);
 
 // f(std::integral_constant<int, K>) for the key dimensions that the kernels serve.
@@ -110,9 +110,9 @@ template <class F>
 void with_case(const ChunkedForward& p, F&& f) {
   auto all = [&](auto which) { with_key_dim(p.key_dim, [&](auto size) { f(which, size); }); };
   if (p.rule == Rule::delta) all(Case<Rule::delta, false>{});
-  else if (p.rule == Rule::pair) f(Case<Rule::pair, false>{}, Size<64>{});
-  else if (p.u) f(Case<Rule::linear, true>{}, Size<64>{});
-  else all(Case<Rule::linear, false>{});
+  else if (p.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
+  else if (p.u) f(Case<Rule::gla, true>{}, Size<64>{});
+  else all(Case<Rule::gla, false>{});
 }
 
 }  // namespace assay::ops::cuda::chunks

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kSquare = kSteps + 8;
 constexpr int kSlice = 64;  // columns of the state that are in shared memory at once
-constexpr int kWide = kSlice + 8;
+constexpr int kSliceStride = kSlice + 8;
 
 // Gradients of the scores of step t against step j.
 struct alignas(16) Score {
@@ -18,20 +18,20 @@ struct alignas(16) Score {
 };
 
 template <Rule kRule, int kK>
-struct Shared {
+struct GradientSmem {
   static constexpr int kRow = kK + 8, kWarps = kK / 32;
   struct Slice {
     bf16 before[kSlice * kRow], dafter[kSlice * kRow];  // the state and its gradient, transposed
-    bf16 dout[kSteps * kWide], values[kSteps * kWide];
-    bf16 W[kLow<kRule> ? kSteps * kWide : 8], dW[kLow<kRule> ? kSteps * kWide : 8],
-        dU[kLow<kRule> ? kSteps * kWide : 8];
+    bf16 dout[kSteps * kSliceStride], values[kSteps * kSliceStride];
+    bf16 W[kLow<kRule> ? kSteps * kSliceStride : 8], dW[kLow<kRule> ? kSteps * kSliceStride : 8],
+        dU[kLow<kRule> ? kSteps * kSliceStride : 8];
   };
   union {
     Slice slice;
     float products[kLow<kRule> ? 4 : 2][kSteps][kK];  // gradients of q̃, k̂, ã, b̂
   };
-  bf16 q[kSteps * kK], k[kSteps * kK], a[kRule == Rule::pair ? kSteps * kK : 8],
-      b[kRule == Rule::pair ? kSteps * kK : 8];
+  bf16 q[kSteps * kK], k[kSteps * kK], a[kRule == Rule::dplr ? kSteps * kK : 8],
+      b[kRule == Rule::dplr ? kSteps * kK : 8];
   bf16 T[kLow<kRule> ? kSteps * kSquare : 8], G[kLow<kRule> ? kSteps * kSquare : 8];
   Score scores[kSteps][kSteps];
   float sums[kWarps][32];
@@ -41,7 +41,7 @@ struct Shared {
 // of the scores.
 template <Rule kRule, int kK>
 struct Sums {
-  using S = Shared<kRule, kK>;
+  using S = GradientSmem<kRule, kK>;
   static constexpr int kProducts = kLow<kRule> ? 4 : 2, kCombinations = kLow<kRule> ? 4 : 1;
   static constexpr int kMine = (kCombinations + S::kWarps - 1) / S::kWarps;
   float products[kProducts][4][4] = {};  // 32 columns of each
@@ -56,15 +56,15 @@ struct Sums {
     const int lane = threadIdx.x % 32;
     for (int first = threadIdx.x / 32 * 16; first < columns; first += S::kWarps * 16) {
       float c[2][4] = {};
-      load_b_kn(b, PaddedTile<kWide>{s.slice.dW + first});
+      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dW + first});
       mma_m16n16k16(c[0], c[1], T, b);
-      load_b_kn(b, PaddedTile<kWide>{s.slice.dout + first});
+      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dout + first});
       mma_m16n16k16(c[0], c[1], G, b);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int below = 0; below < 2; ++below)
-          *reinterpret_cast<uint32_t*>(s.slice.dU + (lane / 4 + below * 8) * kWide + first +
+          *reinterpret_cast<uint32_t*>(s.slice.dU + (lane / 4 + below * 8) * kSliceStride + first +
                                        half * 8 + lane % 4 * 2) =
               pack_bf16x2(c[half][2 * below], c[half][2 * below + 1]);
     }
@@ -72,7 +72,7 @@ struct Sums {
 
   __device__ void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
     uint32_t a[4], b[4];
-    load_a_mk(a, PaddedTile<kWide>{rows + v});
+    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       load_b_kn(b, PaddedTile<S::kRow>{state + v * S::kRow + threadIdx.x / 32 * 32 + half * 16});
@@ -82,8 +82,8 @@ struct Sums {
   __device__ static void add_scores(float (&c)[2][4], const bf16* rows, const bf16* columns,
                                     int v) {
     uint32_t a[4], b[4];
-    load_a_mk(a, PaddedTile<kWide>{rows + v});
-    load_b_nk(b, PaddedTile<kWide>{columns + v});
+    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
+    load_b_nk(b, PaddedTile<kSliceStride>{columns + v});
     mma_m16n16k16(c[0], c[1], a, b);
   }
 
@@ -172,7 +172,7 @@ struct Channel {
 #pragma unroll
     for (int t = j + 1; t < kSteps; ++t) {
       const Score x = s.scores[t][j];
-      if (kRule == Rule::pair) da[t] += x.ak * ks[t - 1];
+      if (kRule == Rule::dplr) da[t] += x.ak * ks[t - 1];
       if (kLow<kRule>) {
         da[t] += x.ab * bs[t - 1];
         bs[t] = bs[t - 1] * decay[t];
@@ -191,7 +191,7 @@ struct Channel {
         dlog[t] += ks[t] * dk;
         dk *= decay[t];
         if (kBonus) dk += x.qk * q[t];
-        if (kRule == Rule::pair) dk += x.ak * a[t];
+        if (kRule == Rule::dplr) dk += x.ak * a[t];
       }
       if (kLow<kRule>) {
         db += x.qb * q[t];
@@ -219,22 +219,22 @@ __device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* sec
 
 template <Rule kRule, int kK, bool kBonus>
 __global__ void __launch_bounds__(kK, 384 / kK)
-    gradients_kernel(ChunkedBackward q, Prepared tiles, const bf16* dstates, const bf16* dW) {
-  using S = Shared<kRule, kK>;
+    gradients_kernel(ChunkedBackward bwd, Prepared tiles, const bf16* dstates, const bf16* dW) {
+  using S = GradientSmem<kRule, kK>;
   extern __shared__ __align__(16) char memory[];
   S& s = *reinterpret_cast<S*>(memory);
-  const ChunkedForward& p = q.forward;
+  const ChunkedForward& p = bwd.forward;
   const Chunk<kRule, kK> c(p, blockIdx.x);
   const int n = threadIdx.x;
   const int64_t V = p.value_dim;
 
-  auto input = [&](bf16* to, const Heads& x) {
+  auto input = [&](bf16* to, const HeadView& x) {
     copy_tile(to, kK, row<bf16>(x, p.heads, c.batch, c.start, c.head, kK), x.rows.time_stride,
               kSteps, kK, c.steps);
   };
   input(s.q, p.q);
   input(s.k, p.k);
-  if constexpr (kRule == Rule::pair) {
+  if constexpr (kRule == Rule::dplr) {
     input(s.a, p.a);
     input(s.b, p.b);
   }
@@ -252,15 +252,15 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     __syncthreads();
     copy_tile(x.before, S::kRow, tiles.before + state, kK, columns, kK);
     copy_tile(x.dafter, S::kRow, dstates + state, kK, columns, kK);
-    auto values = [&](bf16* to, const Heads& from) {
-      copy_tile(to, kWide, row<bf16>(from, p.heads, c.batch, c.start, c.head, V) + first,
+    auto values = [&](bf16* to, const HeadView& from) {
+      copy_tile(to, kSliceStride, row<bf16>(from, p.heads, c.batch, c.start, c.head, V) + first,
                 from.rows.time_stride, kSteps, columns, c.steps);
     };
-    values(x.dout, q.dout);
+    values(x.dout, bwd.dout);
     values(x.values, p.v);
     if constexpr (kLow<kRule>) {
-      copy_tile(x.W, kWide, tiles.W + low, V, kSteps, columns);
-      copy_tile(x.dW, kWide, dW + low, V, kSteps, columns);
+      copy_tile(x.W, kSliceStride, tiles.W + low, V, kSteps, columns);
+      copy_tile(x.dW, kSliceStride, dW + low, V, kSteps, columns);
       const int64_t square = c.index * kSteps * kSteps;
       if (first == 0) copy_tile(s.T, kSquare, tiles.T + square, kSteps, kSteps, kSteps);
       if (first == 0) copy_tile(s.G, kSquare, tiles.G + square, kSteps, kSteps, kSteps);
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   for (int t = 0; t < kSteps; ++t) {
     channel.q[t] = to_compute(s.q[t * kK + n]) * p.scale;
     channel.decay[t] = decay[t][0];
-    if constexpr (kRule == Rule::pair) channel.a[t] = to_compute(s.a[t * kK + n]);
+    if constexpr (kRule == Rule::dplr) channel.a[t] = to_compute(s.a[t * kK + n]);
     if constexpr (kRule == Rule::delta)
       channel.a[t] = -rate[t] * decay[t][0] * to_compute(s.k[t * kK + n]);
   }
@@ -298,60 +298,60 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   for (int j = 0; j < kSteps; ++j) {
     // delta: its key is b
     const float k = to_compute(s.k[j * kK + n]),
-                b = kRule == Rule::pair ? to_compute(s.b[j * kK + n]) : k;
+                b = kRule == Rule::dplr ? to_compute(s.b[j * kK + n]) : k;
     float dk = 0, db = 0;
     if constexpr (kWrites<kRule>) dk = s.products[1][j][n];
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
     channel.through_column(s, j, k, b, bonus, dk, db);
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
     if constexpr (kRule == Rule::delta) dkey[j] = db;
-    else put(q.dk, j, dk);
-    if constexpr (kRule == Rule::pair) put(q.db, j, db);
+    else put(bwd.dk, j, dk);
+    if constexpr (kRule == Rule::dplr) put(bwd.db, j, db);
   }
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
-    put(q.dq, t, channel.dq[t] * p.scale);
-    if constexpr (kRule == Rule::pair) put(q.da, t, channel.da[t]);
+    put(bwd.dq, t, channel.dq[t] * p.scale);
+    if constexpr (kRule == Rule::dplr) put(bwd.da, t, channel.da[t]);
   }
-  if constexpr (kBonus) q.du[c.index * kK + n] = du;
+  if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
 
   float v[32] = {};
   if constexpr (kRule == Rule::delta) {  // a = −β decay k
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      put(q.dk, t, dkey[t] - rate[t] * channel.decay[t] * channel.da[t]);
+      put(bwd.dk, t, dkey[t] - rate[t] * channel.decay[t] * channel.da[t]);
       v[t] = -channel.decay[t] * to_compute(s.k[t * kK + n]) * channel.da[t] +
              (n == 0 ? s.scores[t][t].ak : 0);
       channel.dlog[t] += channel.a[t] * channel.da[t];
     }
   }
-  const bool by_head = q.dlog_decay && p.decay_dim == 1;
-  if (q.dlog_decay && !by_head)
+  const bool by_head = bwd.dlog_decay && p.decay_dim == 1;
+  if (bwd.dlog_decay && !by_head)
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       if (t >= c.steps) break;
       const int64_t at = (first + t * p.heads) * kK + n;
-      if (p.decay_dtype == DType::f32) static_cast<float*>(q.dlog_decay)[at] = channel.dlog[t];
-      else static_cast<bf16*>(q.dlog_decay)[at] = __float2bfloat16(channel.dlog[t]);
+      if (p.decay_dtype == DType::f32) static_cast<float*>(bwd.dlog_decay)[at] = channel.dlog[t];
+      else static_cast<bf16*>(bwd.dlog_decay)[at] = __float2bfloat16(channel.dlog[t]);
     }
   if (by_head)
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) v[kSteps + t] = channel.dlog[t];
   if (kRule == Rule::delta || by_head)
-    sum_over_channels(s, v, q.dbeta ? q.dbeta + first : nullptr,
-                      by_head ? static_cast<float*>(q.dlog_decay) + first : nullptr, c.steps,
+    sum_over_channels(s, v, bwd.dbeta ? bwd.dbeta + first : nullptr,
+                      by_head ? static_cast<float*>(bwd.dlog_decay) + first : nullptr, c.steps,
                       p.heads);
 }
 
 }  // namespace
 
-void gradients(const ChunkedBackward& q, const Prepared& tiles, const bf16* dstates, const bf16* dW,
+void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates, const bf16* dW,
                cudaStream_t stream) {
-  const ChunkedForward& p = q.forward;
+  const ChunkedForward& p = bwd.forward;
   const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
   with_case(p, [&](auto which, auto size) {
     launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
-                  sizeof(Shared<which.kRule, size.value>), stream, q, tiles, dstates, dW);
+                  sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, tiles, dstates, dW);
   });
   check_launch("matrix_state, gradients");
 }

@@ -15,7 +15,7 @@ constexpr int kSquare = kSteps + 8;  // row strides with which ldmatrix meets ev
 constexpr int kMaxColumns = 64;      // of the state, a block
 
 // What the blocks of one launch do: segment by segment of a sequence, `columns` of the state each.
-struct Task {
+struct PassParams {
   Pass pass;
   int64_t segments, chunks;  // of a sequence; of a segment but the last
   int64_t columns, parts;    // of a block; blocks for all columns of the values
@@ -39,13 +39,13 @@ struct Stage {
   float decay[kK];
 };
 
-// kWhole: with outputs, from the states before the segments; else the segments alone.
-template <Rule kRule, int kK, bool kBackwards, bool kWhole>
-struct Walk {
+// kWithOutputs: with outputs, from the states before the segments; else the segments alone.
+template <Rule kRule, int kK, bool kBackwards, bool kWithOutputs>
+struct ChunkPass {
   using Tiles = Stage<kRule, kK>;
   static constexpr int kRow = Tiles::kRow;
   const ChunkedForward& p;
-  const Task& task;
+  const PassParams& task;
   int64_t batch, head, segment, chunks;  // chunks of the sequence
   int first;                             // column
   bool is_turn;                          // follows the unit matrix, not the values
@@ -66,15 +66,15 @@ struct Walk {
       auto squares = [&](bf16* tile, const bf16* of) {
         copy_tile(tile, kSquare, of + at * kSteps * kSteps, kSteps, kSteps, kSteps);
       };
-      if constexpr (kWhole || kBackwards) vectors(to.P, from.P);
-      if constexpr (kWhole) squares(to.A, from.A);
-      if constexpr (kWrites<kRule> && (kWhole || !kBackwards)) vectors(to.K, from.K);
+      if constexpr (kWithOutputs || kBackwards) vectors(to.P, from.P);
+      if constexpr (kWithOutputs) squares(to.A, from.A);
+      if constexpr (kWrites<kRule> && (kWithOutputs || !kBackwards)) vectors(to.K, from.K);
       if constexpr (kLow<kRule>) {
         vectors(to.R, from.R);
         vectors(to.B, from.B);
         squares(to.Y, from.Y);
       }
-      if (kWhole || !is_turn) {
+      if (kWithOutputs || !is_turn) {
         const bf16* values =
             row<bf16>(task.pass.values, p.heads, batch, start(i), head, p.value_dim) + first;
         copy_tile(to.values, kMaxColumns + 8, values, task.pass.values.rows.time_stride, kSteps,
@@ -144,7 +144,7 @@ struct Walk {
     uint32_t before[kK / 16][4], values[4], low[4];
 #pragma unroll
     for (int k = 0; k < kK / 16; ++k) pack_operand(before[k], state[2 * k], state[2 * k + 1]);
-    if (kWhole || !is_turn) load_a_km(values, PaddedTile<kMaxColumns + 8>{t.values + own});
+    if (kWithOutputs || !is_turn) load_a_km(values, PaddedTile<kMaxColumns + 8>{t.values + own});
     else values[0] = values[1] = values[2] = values[3] = 0;
 
     float W[2][4] = {}, out[2][4] = {};
@@ -164,7 +164,7 @@ struct Walk {
     if constexpr (kBackwards || kWrites<kRule>) write_state(state, values, kBackwards ? t.P : t.K);
     if constexpr (kLow<kRule>) write_state(state, low, kBackwards ? t.R : t.B);
 
-    if constexpr (!kWhole) return;
+    if constexpr (!kWithOutputs) return;
     square<!kBackwards>(out, values, t.A);
     if constexpr (!kBackwards || kWrites<kRule>) read_state(out, before, kBackwards ? t.K : t.P);
     if constexpr (kBackwards && kLow<kRule>) square<false>(out, low, t.Y);
@@ -198,9 +198,9 @@ struct Walk {
 #pragma unroll
     for (int k = 0; k < kK / 8; ++k) total[k][0] = total[k][1] = 1;
     const float* from =
-        kWhole && task.starts ? task.starts + of_segment * kK * p.value_dim : nullptr;
+        kWithOutputs && task.starts ? task.starts + of_segment * kK * p.value_dim : nullptr;
     each(state, p.value_dim,
-         [&](float& x, int at, bool unit) { x = from ? from[at] : !kWhole && is_turn && unit; });
+         [&](float& x, int at, bool unit) { x = from ? from[at] : !kWithOutputs && is_turn && unit; });
     for (int64_t i = begin(); i < end(); ++i) {
       const int64_t stage = i - begin();
       cp_async_wait_group<kStages - 2>();
@@ -208,14 +208,14 @@ struct Walk {
       fetch(stages[(stage + kStages - 1) % kStages], i + kStages - 1);
       const Tiles& t = stages[stage % kStages];
       chunk(state, t, i);
-      if constexpr (!kWhole && !kLow<kRule>)
+      if constexpr (!kWithOutputs && !kLow<kRule>)
 #pragma unroll
         for (int k = 0; k < kK / 8; ++k) {
           total[k][0] *= t.decay[k * 8 + threadIdx.x % 4 * 2];
           total[k][1] *= t.decay[k * 8 + threadIdx.x % 4 * 2 + 1];
         }
     }
-    if constexpr (kWhole) {
+    if constexpr (kWithOutputs) {
       if (segment + 1 < task.segments) return;
       float* to = task.pass.last + of_head * kK * p.value_dim;
       each(state, p.value_dim, [&](float x, int at, bool) { to[at] = x; });
@@ -232,14 +232,14 @@ struct Walk {
   }
 };
 
-template <Rule kRule, int kK, bool kBackwards, bool kWhole>
-__global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p, Task task) {
+template <Rule kRule, int kK, bool kBackwards, bool kWithOutputs>
+__global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p, PassParams task) {
   extern __shared__ __align__(16) char memory[];
-  const int64_t parts = task.parts + (!kWhole && kLow<kRule> ? kK / task.columns : 0);
+  const int64_t parts = task.parts + (!kWithOutputs && kLow<kRule> ? kK / task.columns : 0);
   const int64_t part = blockIdx.x % parts, segment = blockIdx.x / parts % task.segments;
   const int64_t head = blockIdx.x / parts / task.segments;
   const bool is_turn = part >= task.parts;
-  Walk<kRule, kK, kBackwards, kWhole>{p,
+  ChunkPass<kRule, kK, kBackwards, kWithOutputs>{p,
                                       task,
                                       head / p.heads,
                                       head % p.heads,
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p,
 
 // The state before each segment: S ← turn S + local. A block has 16 columns of one head's state.
 template <bool kDiagonal>
-__global__ void __launch_bounds__(256) carry_kernel(Task task, float* starts, int K, int V) {
+__global__ void __launch_bounds__(256) carry_kernel(PassParams task, float* starts, int K, int V) {
   extern __shared__ float state[];  // [K, 16], two of them
   const int64_t head = blockIdx.x / (V / 16);
   const int column = threadIdx.x % 16, v = blockIdx.x % (V / 16) * 16 + column;
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(256) carry_kernel(Task task, float* starts, in
 
 // How the sequences are cut, and the memory of the segments' states.
 struct Plan {
-  Task task{};
+  PassParams task{};
   float* starts = nullptr;
   size_t bytes;
   Plan(const ChunkedForward& p, void* memory) {
@@ -304,8 +304,8 @@ struct Plan {
     WorkspaceArena arena(memory);
     const int64_t cut = task.segments > 1 ? heads * task.segments : 0;
     task.local = arena.take<float>(cut * K * V);
-    task.turn = arena.take<float>(p.rule == Rule::linear ? 0 : cut * K * K);
-    task.total = arena.take<float>(p.rule == Rule::linear ? cut * K : 0);
+    task.turn = arena.take<float>(p.rule == Rule::gla ? 0 : cut * K * K);
+    task.total = arena.take<float>(p.rule == Rule::gla ? cut * K : 0);
     starts = arena.take<float>(cut * K * V);
     bytes = arena.used();
   }
@@ -313,7 +313,7 @@ struct Plan {
 
 template <Rule kRule, int kK, bool kBackwards>
 void run(const ChunkedForward& p, Plan plan, cudaStream_t stream) {
-  Task& task = plan.task;
+  PassParams& task = plan.task;
   const int64_t heads = p.batch * p.heads * task.segments;
   constexpr size_t bytes = kStages * sizeof(Stage<kRule, kK>);
   task.starts = task.pass.first;

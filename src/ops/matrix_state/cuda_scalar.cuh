@@ -10,14 +10,14 @@ namespace assay::ops::cuda::scalar {
 
 using namespace chunks;
 
-constexpr int kLong = kScalarChunkSteps;
+constexpr int kChunk = kScalarChunkSteps;
 constexpr int kColumns = 64;         // of the state, at once
-constexpr int kWide = kColumns + 8;  // row strides with which ldmatrix meets every bank once
-constexpr int kTall = kLong + 8;
+constexpr int kColumnStride = kColumns + 8;  // row strides with which ldmatrix meets every bank once
+constexpr int kChunkStride = kChunk + 8;
 // log₂ of a decay that is 0: two to this power is 0 in fp32, and no difference is NaN
-constexpr float kNothing = -160;
+constexpr float kLogDecayFloor = -160;
 
-inline int64_t chunks_of(const ChunkedForward& p) { return ceil_div(p.time, kLong); }
+inline int64_t chunks_of(const ChunkedForward& p) { return ceil_div(p.time, kChunk); }
 
 // Of every chunk (b, n, h), n the chunk of a sequence, [count, 64].
 struct Sums {
@@ -43,9 +43,9 @@ struct States {
   bf16 *before, *dafter;
   Sums sums;
 };
-void backward(const ChunkedBackward& q, const float* starts, const States& states, void* workspace,
+void backward(const ChunkedBackward& bwd, const float* starts, const States& states, void* workspace,
               cudaStream_t stream);
-void gradients(const ChunkedBackward& q, const States& states, cudaStream_t stream);
+void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
 
 }  // namespace assay::ops::cuda::scalar

@@ -16,14 +16,14 @@ template <int kK>
 struct Item {
   static constexpr int kRow = kK + 8;
   bf16 before[kColumns * kRow], dafter[kColumns * kRow];  // the state and its gradient, transposed
-  bf16 dout[kLong * kWide], values[kLong * kWide];
-  float decays[kLong], weights[kLong];
+  bf16 dout[kChunk * kColumnStride], values[kChunk * kColumnStride];
+  float decays[kChunk], weights[kChunk];
 };
 template <int kK>
-struct Shared {
+struct ScalarGradientSmem {
   static constexpr int kRow = Item<kK>::kRow, kStages = kK <= 128 ? 2 : 1;
-  bf16 q[kLong * kRow], k[kLong * kRow], mixed[kLong * kTall];  // mixed: gradients of q kᵀ
-  float by_row[2][kLong], by_column[4][kLong], written[2][kLong], own[kLong], direct[kLong],
+  bf16 q[kChunk * kRow], k[kChunk * kRow], mixed[kChunk * kChunkStride];  // mixed: gradients of q kᵀ
+  float by_row[2][kChunk], by_column[4][kChunk], written[2][kChunk], own[kChunk], direct[kChunk],
       whole[kWarps];
   Item<kK> items[kStages];
 };
@@ -31,7 +31,7 @@ struct Shared {
 // A warp has 16 rows, and half of the columns: of the scores 32, of q and k kK / 2.
 template <int kK>
 struct Gradients {
-  using S = Shared<kK>;
+  using S = ScalarGradientSmem<kK>;
   static constexpr int kRow = S::kRow, kPairs = kK / 32;
   const ChunkedBackward& g;
   const ChunkedForward& p;
@@ -46,14 +46,14 @@ struct Gradients {
   float early[2], late[2], weight[2];
 
   __device__ int64_t batch() const { return index / chunks; }
-  __device__ int64_t start() const { return index % chunks * kLong; }
+  __device__ int64_t start() const { return index % chunks * kChunk; }
   __device__ int row_of(int below) const { return down + below * 8 + lane / 4; }
   __device__ bool wants() const { return g.dlog_decay || g.dbeta || g.dskip; }
 
-  __device__ void fetch_rows(bf16* to, int stride, const Heads& x, int64_t head, int64_t dim,
+  __device__ void fetch_rows(bf16* to, int stride, const HeadView& x, int64_t head, int64_t dim,
                              int64_t from, int width) {
     const bf16* rows = row<bf16>(x, p.heads, batch(), start(), head, dim) + from;
-    for (int at = threadIdx.x; at < kLong * 8; at += blockDim.x) {
+    for (int at = threadIdx.x; at < kChunk * 8; at += blockDim.x) {
       const int y = at / 8, n = at % 8 * 8;
       const bool present = y < there && n < width;
       cp_async_16(to + y * stride + n, present ? rows + y * x.rows.time_stride + n : rows, present);
@@ -68,11 +68,11 @@ struct Gradients {
       cp_async_16(to.before + y * kRow + n, states.before + from, y < columns);
       cp_async_16(to.dafter + y * kRow + n, states.dafter + from, y < columns);
     }
-    fetch_rows(to.dout, kWide, g.dout, head, p.value_dim, first, columns);
-    fetch_rows(to.values, kWide, p.v, head, p.value_dim, first, columns);
+    fetch_rows(to.dout, kColumnStride, g.dout, head, p.value_dim, first, columns);
+    fetch_rows(to.values, kColumnStride, p.v, head, p.value_dim, first, columns);
     if (const int n = threadIdx.x % 16 * 4; threadIdx.x < 16)
-      cp_async_16(to.decays + n, states.sums.decays + at * kLong + n);
-    else if (threadIdx.x < 32) cp_async_16(to.weights + n, states.sums.weights + at * kLong + n);
+      cp_async_16(to.decays + n, states.sums.decays + at * kChunk + n);
+    else if (threadIdx.x < 32) cp_async_16(to.weights + n, states.sums.weights + at * kChunk + n);
   }
 
   __device__ void begin(const Item<kK>& x) {
@@ -81,7 +81,7 @@ struct Gradients {
     for (int i = 0; i < 2; ++i) {
       const float sum = x.decays[row_of(i)];
       early[i] = ex2_approx(sum) * p.scale;
-      late[i] = ex2_approx(x.decays[kLong - 1] - sum);
+      late[i] = ex2_approx(x.decays[kChunk - 1] - sum);
       weight[i] = x.weights[row_of(i)];
       read[i] = written[i] = 0;
     }
@@ -131,9 +131,9 @@ struct Gradients {
     uint32_t dout[4][4], values[4][4];
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      load_a_mk(dout[v], PaddedTile<kWide>{x.dout + down * kWide + v * 16});
-      load_a_mk(values[v], PaddedTile<kWide>{x.values + down * kWide + v * 16});
-      multiply(scores, dout[v], PaddedTile<kWide>{x.values + v * 16});
+      load_a_mk(dout[v], PaddedTile<kColumnStride>{x.dout + down * kColumnStride + v * 16});
+      load_a_mk(values[v], PaddedTile<kColumnStride>{x.values + down * kColumnStride + v * 16});
+      multiply(scores, dout[v], PaddedTile<kColumnStride>{x.values + v * 16});
     }
     through_state(dq, dout, x.before, early, s.q, read);
     const float ends[2]{late[0] * weight[0], late[1] * weight[1]};
@@ -176,16 +176,16 @@ struct Gradients {
             columns[n][e] += product;
           }
         }
-        *reinterpret_cast<uint32_t*>(s.mixed + t * kTall + j) = pack_bf16x2(mixed[0], mixed[1]);
+        *reinterpret_cast<uint32_t*>(s.mixed + t * kChunkStride + j) = pack_bf16x2(mixed[0], mixed[1]);
       }
     if (!wants()) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      rows[i] = quad_sum(rows[i]);
-      written[i] = quad_sum(written[i]);
+      float sums[2] = {rows[i], written[i]};
+      butterfly_sum<1, 4>(sums);
       if (lane % 4 == 0) {
-        s.by_row[half][row_of(i)] = rows[i];
-        s.written[half][row_of(i)] = written[i];
+        s.by_row[half][row_of(i)] = sums[0];
+        s.written[half][row_of(i)] = sums[1];
       }
     }
 #pragma unroll
@@ -201,10 +201,10 @@ struct Gradients {
   // dq += mixed k, dk += mixedᵀ q.
   __device__ void through_scores() {
 #pragma unroll
-    for (int j = 0; j < kLong; j += 16) {
+    for (int j = 0; j < kChunk; j += 16) {
       uint32_t a[4], b[4];
       if (j <= down) {
-        load_a_mk(a, PaddedTile<kTall>{s.mixed + down * kTall + j});
+        load_a_mk(a, PaddedTile<kChunkStride>{s.mixed + down * kChunkStride + j});
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
           load_b_kn(b, PaddedTile<kRow>{s.k + j * kRow + half * (kK / 2) + pair * 16});
@@ -212,7 +212,7 @@ struct Gradients {
         }
       }
       if (j >= down) {
-        load_a_km(a, PaddedTile<kTall>{s.mixed + j * kTall + down});
+        load_a_km(a, PaddedTile<kChunkStride>{s.mixed + j * kChunkStride + down});
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
           load_b_kn(b, PaddedTile<kRow>{s.q + j * kRow + half * (kK / 2) + pair * 16});
@@ -239,7 +239,7 @@ struct Gradients {
       direct += s.direct[t];
     }
     for (int i = 0; i < kWarps; ++i) through += s.whole[i];
-    through *= ex2_approx(x.decays[kLong - 1]);
+    through *= ex2_approx(x.decays[kChunk - 1]);
     float behind = falling[0] + falling[1], before = rising[0] + rising[1];
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -258,7 +258,7 @@ struct Gradients {
       const float sum = through + (e == 0 ? behind + first : behind - falling[0] + before);
       const int64_t at = (batch() * p.time + start() + t) * p.heads + head;
       if (t >= there) continue;
-      if (g.dlog_decay) static_cast<float*>(g.dlog_decay)[at] = decay < kNothing + 1 ? 0 : sum;
+      if (g.dlog_decay) static_cast<float*>(g.dlog_decay)[at] = decay < kLogDecayFloor + 1 ? 0 : sum;
       if (g.dbeta) g.dbeta[at] = weights[e];
     }
     if (g.dskip && lane == 0) g.dskip[index * p.heads + head] = direct;
@@ -283,9 +283,9 @@ struct Gradients {
       if (i < items) fetch(s.items[i % S::kStages], first_head + i / slices, i % slices * kColumns);
       cp_async_commit_group();
     };
-    auto fetch_keys = [&](bf16* to, const Heads& x) {
+    auto fetch_keys = [&](bf16* to, const HeadView& x) {
       copy_tile(to, kRow, row<bf16>(x, p.heads, batch(), start(), first_head, kK),
-                x.rows.time_stride, kLong, kK, there);
+                x.rows.time_stride, kChunk, kK, there);
     };
     fetch_keys(s.q, p.q);
     fetch_keys(s.k, p.k);
@@ -324,12 +324,12 @@ __global__ void __launch_bounds__(32 * kWarps, kK <= 64 ? 2 : 1)
     gradients_kernel(ChunkedBackward g, States states, int heads) {
   extern __shared__ __align__(16) char memory[];
   const ChunkedForward& p = g.forward;
-  const int64_t chunks = ceil_div(p.time, kLong), groups = p.heads / heads,
+  const int64_t chunks = ceil_div(p.time, kChunk), groups = p.heads / heads,
                 index = blockIdx.x / groups;
-  const int there = int(min(int64_t{kLong}, p.time - index % chunks * kLong));
+  const int there = int(min(int64_t{kChunk}, p.time - index % chunks * kChunk));
   Gradients<kK>{g,      p,     states,
                 chunks, index, int64_t(blockIdx.x % groups) * heads,
-                heads,  there, *reinterpret_cast<Shared<kK>*>(memory)}
+                heads,  there, *reinterpret_cast<ScalarGradientSmem<kK>*>(memory)}
       .run();
 }
 
@@ -344,15 +344,15 @@ int64_t sharers(const ChunkedForward& p) {
   return heads;
 }
 
-void gradients(const ChunkedBackward& q, const States& states, cudaStream_t stream) {
-  const ChunkedForward& p = q.forward;
+void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream) {
+  const ChunkedForward& p = bwd.forward;
   const int64_t heads = sharers(p), blocks = p.batch * chunks_of(p) * (p.heads / heads);
   with_key_dim(p.key_dim, [&](auto size) {
     constexpr int kK = size.value;
     const bool one = heads * ceil_div(p.value_dim, kColumns) == 1;
     launch_kernel(gradients_kernel<kK>, unsigned(blocks), 32 * kWarps,
-                  sizeof(Shared<kK>) - (one ? (Shared<kK>::kStages - 1) * sizeof(Item<kK>) : 0),
-                  stream, q, states, int(heads));
+                  sizeof(ScalarGradientSmem<kK>) - (one ? (ScalarGradientSmem<kK>::kStages - 1) * sizeof(Item<kK>) : 0),
+                  stream, bwd, states, int(heads));
   });
   check_launch("matrix_state, gradients");
 }

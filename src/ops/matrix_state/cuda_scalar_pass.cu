@@ -15,33 +15,33 @@ constexpr int kSquares = 10;  // of 16 × 16, on and below the diagonal of a chu
 // A warp a chunk and head, two steps a lane.
 __global__ void __launch_bounds__(256) sums_kernel(ChunkedForward p, Sums sums) {
   const int64_t index = blockIdx.x * int64_t{8} + threadIdx.x / 32,
-                chunks = ceil_div(p.time, kLong);
+                chunks = ceil_div(p.time, kChunk);
   if (index >= p.batch * chunks * p.heads) return;
   const int64_t h = index % p.heads, n = index / p.heads % chunks, b = index / p.heads / chunks;
   const int lane = threadIdx.x % 32;
   float decay[2], weight[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int64_t t = n * kLong + lane * 2 + e;
+    const int64_t t = n * kChunk + lane * 2 + e;
     decay[e] = 0;
     weight[e] = 1;
     if (t >= p.time) continue;
     if (p.log_decay.rows.data) decay[e] = row<float>(p.log_decay, p.heads, b, t, h, 1)[0] * kLog2e;
-    if (decay[e] < kNothing) decay[e] = kNothing;  // NaN stays
+    if (decay[e] < kLogDecayFloor) decay[e] = kLogDecayFloor;  // NaN stays
     if (p.beta.rows.data) weight[e] = row<float>(p.beta, p.heads, b, t, h, 1)[0];
   }
   const float before = warp_inclusive_scan(decay[0] + decay[1]);
   const float first = __shfl_up_sync(~0u, before, 1);
   decay[0] += lane > 0 ? first : 0;
-  reinterpret_cast<float2*>(sums.decays + index * kLong)[lane] = {decay[0], decay[0] + decay[1]};
-  reinterpret_cast<float2*>(sums.weights + index * kLong)[lane] = {weight[0], weight[1]};
+  reinterpret_cast<float2*>(sums.decays + index * kChunk)[lane] = {decay[0], decay[0] + decay[1]};
+  reinterpret_cast<float2*>(sums.weights + index * kChunk)[lane] = {weight[0], weight[1]};
 }
 
 // What the blocks of one launch do: segment by segment of a sequence, some columns of
 // the state each.
-struct Task {
+struct PassParams {
   bool backwards, each;          // `each`: segments end in `last` one by one, and start with zeros
-  Heads reader, writer, values;  // q, k, v; backwards k, q, dout
+  HeadView reader, writer, values;  // q, k, v; backwards k, q, dout
   Sums sums;
   Segments segments;
   const float* starts;  // in  [B, H, segments, K, V]; null: zeros
@@ -54,25 +54,25 @@ struct Task {
 template <int kK, bool kOutputs>
 struct Tiles {
   static constexpr int kRow = kK + 8;
-  bf16 reader[kOutputs ? kLong * kRow : 8], writer[kLong * kRow], values[kLong * kWide];
-  float decays[kLong], weights[kLong];
+  bf16 reader[kOutputs ? kChunk * kRow : 8], writer[kChunk * kRow], values[kChunk * kColumnStride];
+  float decays[kChunk], weights[kChunk];
 };
 template <int kK, bool kOutputs>
-struct Shared {
+struct ScalarPassSmem {
   static constexpr int kStages = kK > 128 ? 1 : 2;  // for two blocks a multiprocessor
   Tiles<kK, kOutputs> stages[kStages];
-  bf16 scores[kOutputs ? kLong * kTall : 8];
+  bf16 scores[kOutputs ? kChunk * kChunkStride : 8];
   // what scales a row that reads the state before the chunk, and one written to it
-  float read[kLong], write[kLong];
+  float read[kChunk], write[kChunk];
 };
 
 template <int kK, bool kOutputs>
-struct Walk {
+struct ChunkPass {
   using T = Tiles<kK, kOutputs>;
-  using S = Shared<kK, kOutputs>;
+  using S = ScalarPassSmem<kK, kOutputs>;
   static constexpr int kRow = T::kRow;
   const ChunkedForward& p;
-  const Task& task;
+  const PassParams& task;
   int64_t batch, head, segment, chunks;  // chunks of the sequence
   int first;                             // column
   S& s;
@@ -80,18 +80,18 @@ struct Walk {
   __device__ int64_t place(int64_t i) const { return task.backwards ? chunks - 1 - i : i; }
   __device__ int64_t index(int64_t i) const { return (batch * chunks + place(i)) * p.heads + head; }
   __device__ int steps(int64_t i) const {
-    return int(min(int64_t{kLong}, p.time - place(i) * kLong));
+    return int(min(int64_t{kChunk}, p.time - place(i) * kChunk));
   }
   __device__ int64_t begin() const { return segment * task.segments.chunks; }
   __device__ int64_t end() const { return min(chunks, begin() + task.segments.chunks); }
   // of the chunk
-  __device__ int step(int row) const { return task.backwards ? kLong - 1 - row : row; }
+  __device__ int step(int row) const { return task.backwards ? kChunk - 1 - row : row; }
 
-  __device__ void fetch_rows(bf16* to, int stride, const Heads& x, int64_t i, int64_t dim, int from,
+  __device__ void fetch_rows(bf16* to, int stride, const HeadView& x, int64_t i, int64_t dim, int from,
                              int width) const {
-    const bf16* rows = row<bf16>(x, p.heads, batch, place(i) * kLong, head, dim) + from;
+    const bf16* rows = row<bf16>(x, p.heads, batch, place(i) * kChunk, head, dim) + from;
     const int there = steps(i), pieces = width / 8;
-    for (int at = threadIdx.x; at < kLong * pieces; at += blockDim.x) {
+    for (int at = threadIdx.x; at < kChunk * pieces; at += blockDim.x) {
       const int y = at / pieces, n = at % pieces * 8, t = step(y);
       cp_async_16(to + y * stride + n, rows + min(t, there - 1) * x.rows.time_stride + n,
                   t < there);
@@ -101,19 +101,19 @@ struct Walk {
     if (i < end()) {
       if constexpr (kOutputs) fetch_rows(to.reader, kRow, task.reader, i, kK, 0, kK);
       fetch_rows(to.writer, kRow, task.writer, i, kK, 0, kK);
-      fetch_rows(to.values, kWide, task.values, i, p.value_dim, first, int(task.segments.columns));
-      for (int n = threadIdx.x * 4; n < 2 * kLong; n += blockDim.x * 4)
-        if (n < kLong) cp_async_16(to.decays + n, task.sums.decays + index(i) * kLong + n);
-        else cp_async_16(to.weights + n - kLong, task.sums.weights + index(i) * kLong + n - kLong);
+      fetch_rows(to.values, kColumnStride, task.values, i, p.value_dim, first, int(task.segments.columns));
+      for (int n = threadIdx.x * 4; n < 2 * kChunk; n += blockDim.x * 4)
+        if (n < kChunk) cp_async_16(to.decays + n, task.sums.decays + index(i) * kChunk + n);
+        else cp_async_16(to.weights + n - kChunk, task.sums.weights + index(i) * kChunk + n - kChunk);
     }
     cp_async_commit_group();
   }
 
   __device__ void factors(const T& t) const {
-    for (int y = threadIdx.x; y < kLong; y += blockDim.x) {
+    for (int y = threadIdx.x; y < kChunk; y += blockDim.x) {
       const float sum = t.decays[step(y)], weight = t.weights[step(y)];
       const float start = ex2_approx(sum) * p.scale,
-                  end = ex2_approx(t.decays[kLong - 1] - sum) * weight;
+                  end = ex2_approx(t.decays[kChunk - 1] - sum) * weight;
       s.read[y] = task.backwards ? end : start;
       s.write[y] = task.backwards ? start : end;
     }
@@ -158,7 +158,7 @@ struct Walk {
                          t.weights[early] * p.scale;
               if (y <= x + e) score[e] = y == x + e ? score[e] + skip : 0;
             }
-            *reinterpret_cast<uint32_t*>(s.scores + y * kTall + x) =
+            *reinterpret_cast<uint32_t*>(s.scores + y * kChunkStride + x) =
                 pack_bf16x2(score[0], score[1]);
           }
       }
@@ -193,7 +193,7 @@ struct Walk {
 #pragma unroll
       for (int n = j; n < 4; ++n) {
         uint32_t b[4];
-        load_b_nk(b, PaddedTile<kTall>{s.scores + n * 16 * kTall + j * 16});
+        load_b_nk(b, PaddedTile<kChunkStride>{s.scores + n * 16 * kChunkStride + j * 16});
         mma_m16n16k16(out[2 * n], out[2 * n + 1], values[j], b);
       }
     store(out, i);
@@ -202,7 +202,7 @@ struct Walk {
   __device__ void store(const float (&out)[8][4], int64_t i) const {
     const int lane = threadIdx.x % 32, there = steps(i);
     const bool odd = lane % 2;
-    bf16* to = task.out + ((batch * p.time + place(i) * kLong) * p.heads + head) * p.value_dim +
+    bf16* to = task.out + ((batch * p.time + place(i) * kChunk) * p.heads + head) * p.value_dim +
                first + threadIdx.x / 32 * 16 + odd * 8 + (lane & 2) * 2;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -246,7 +246,7 @@ struct Walk {
   }
   // state ← decay state + what the chunk writes.
   __device__ void update(float (&state)[kK / 8][4], uint32_t (&values)[4][4], const T& t) const {
-    const float total = ex2_approx(t.decays[kLong - 1]);
+    const float total = ex2_approx(t.decays[kChunk - 1]);
 #pragma unroll
     for (int k = 0; k < kK / 8; ++k)
 #pragma unroll
@@ -300,10 +300,10 @@ struct Walk {
       uint32_t values[4][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        load_a_km(values[j], PaddedTile<kWide>{t.values + j * 16 * kWide + threadIdx.x / 32 * 16});
+        load_a_km(values[j], PaddedTile<kColumnStride>{t.values + j * 16 * kColumnStride + threadIdx.x / 32 * 16});
       if constexpr (kOutputs) outputs(state, values, t, i);
       update(state, values, t);
-      total += t.decays[kLong - 1];
+      total += t.decays[kChunk - 1];
       if (S::kStages > 1) continue;
       __syncthreads();
       fetch(s.stages[0], i + 1);
@@ -317,18 +317,18 @@ struct Walk {
 
 template <int kK, bool kOutputs>
 __global__ void __launch_bounds__(kColumns * 2, kOutputs || kK > 128 ? 2 : 4)
-    pass_kernel(ChunkedForward p, Task task) {
+    pass_kernel(ChunkedForward p, PassParams task) {
   extern __shared__ __align__(16) char memory[];
   const int64_t part = blockIdx.x % task.segments.parts, rest = blockIdx.x / task.segments.parts;
   const int64_t segment = rest % task.segments.count, head = rest / task.segments.count;
-  Walk<kK, kOutputs>{p,
+  ChunkPass<kK, kOutputs>{p,
                      task,
                      head / p.heads,
                      head % p.heads,
                      segment,
-                     ceil_div(p.time, kLong),
+                     ceil_div(p.time, kChunk),
                      int(part * task.segments.columns),
-                     *reinterpret_cast<Shared<kK, kOutputs>*>(memory)}
+                     *reinterpret_cast<ScalarPassSmem<kK, kOutputs>*>(memory)}
       .run();
 }
 
@@ -348,20 +348,20 @@ __global__ void __launch_bounds__(256)
 }
 
 template <bool kOutputs>
-void launch(const ChunkedForward& p, const Task& task, cudaStream_t stream) {
+void launch(const ChunkedForward& p, const PassParams& task, cudaStream_t stream) {
   with_key_dim(p.key_dim, [&](auto size) {
     constexpr int kK = size.value;
     const int64_t blocks = p.batch * p.heads * task.segments.count * task.segments.parts;
     launch_kernel(pass_kernel<kK, kOutputs>, unsigned(blocks), unsigned(task.segments.columns * 2),
-                  sizeof(Shared<kK, kOutputs>), stream, p, task);
+                  sizeof(ScalarPassSmem<kK, kOutputs>), stream, p, task);
   });
   check_launch("matrix_state, pass");
 }
 
-struct Scratch {
+struct SegmentWorkspace {
   float *local, *total, *starts;
   size_t bytes;
-  Scratch(const ChunkedForward& p, void* memory) {
+  SegmentWorkspace(const ChunkedForward& p, void* memory) {
     const int64_t cut = Segments(p).count > 1 ? p.batch * p.heads * Segments(p).count : 0;
     WorkspaceArena arena(memory);
     local = arena.take<float>(cut * p.key_dim * p.value_dim);
@@ -373,8 +373,8 @@ struct Scratch {
 
 // Where there are several segments: what each makes of zeros, and from it the states
 // they start from.
-const float* find_starts(const ChunkedForward& p, Task task, const float* first, float* starts,
-                         const Scratch& scratch, cudaStream_t stream) {
+const float* find_starts(const ChunkedForward& p, PassParams task, const float* first, float* starts,
+                         const SegmentWorkspace& scratch, cudaStream_t stream) {
   if (task.segments.count == 1) return first;
   task.each = true;
   task.out = nullptr;
@@ -414,32 +414,32 @@ size_t starts_bytes(const ChunkedForward& p) {
              ? size_t(p.batch * p.heads * segments * p.key_dim * p.value_dim) * sizeof(float)
              : 0;
 }
-size_t pass_bytes(const ChunkedForward& p) { return Scratch(p, nullptr).bytes; }
+size_t pass_bytes(const ChunkedForward& p) { return SegmentWorkspace(p, nullptr).bytes; }
 
 void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
              cudaStream_t stream) {
   find_sums(p, sums, stream);
-  Task task{false, false, p.q, p.k, p.v, sums, Segments(p)};
-  task.starts = find_starts(p, task, p.initial_state, starts, Scratch(p, workspace), stream);
+  PassParams task{false, false, p.q, p.k, p.v, sums, Segments(p)};
+  task.starts = find_starts(p, task, p.initial_state, starts, SegmentWorkspace(p, workspace), stream);
   task.out = static_cast<bf16*>(p.out);
   task.last = p.final_state;
   launch<true>(p, task, stream);
 }
 
-void backward(const ChunkedBackward& q, const float* starts, const States& states, void* workspace,
+void backward(const ChunkedBackward& bwd, const float* starts, const States& states, void* workspace,
               cudaStream_t stream) {
-  const ChunkedForward& p = q.forward;
-  const Scratch scratch(p, workspace);
+  const ChunkedForward& p = bwd.forward;
+  const SegmentWorkspace scratch(p, workspace);
   find_sums(p, states.sums, stream);
-  Task again{false, false, p.q, p.k, p.v, states.sums, Segments(p)};
+  PassParams again{false, false, p.q, p.k, p.v, states.sums, Segments(p)};
   again.starts = again.segments.count > 1 ? starts : p.initial_state;
   again.states = states.before;
   launch<false>(p, again, stream);
-  Task task{true, false, p.k, p.q, q.dout, states.sums, Segments(p)};
-  task.starts = find_starts(p, task, q.dfinal_state, scratch.starts, scratch, stream);
-  task.out = static_cast<bf16*>(q.dv);
+  PassParams task{true, false, p.k, p.q, bwd.dout, states.sums, Segments(p)};
+  task.starts = find_starts(p, task, bwd.dfinal_state, scratch.starts, scratch, stream);
+  task.out = static_cast<bf16*>(bwd.dv);
   task.states = states.dafter;
-  task.last = q.dinitial_state;
+  task.last = bwd.dinitial_state;
   launch<true>(p, task, stream);
 }
 

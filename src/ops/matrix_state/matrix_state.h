@@ -1,7 +1,7 @@
 #pragma once
 // The recurrence behind every operator whose state is a matrix per head.
 //   S_t   = diag(decay_t) S_{t−1} + k_t v_tᵀ + b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ         [B, H, K, V]
-//           Low::diagonal: (a_t e_tᵀ) ⊙ S_{t−1} in place of b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ
+//           Transition::elementwise: (a_t e_tᵀ) ⊙ S_{t−1} in place of b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ
 //   out_t = S_tᵀ q_t,   or  (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ q_t  when u is there         [B, T, H, V]
 // docs/operators.md says which operator is which case of it; README.md derives the ways
 // to compute it.
@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "ops/matrix_state/kernel.h"
-#include "ops/matrix_state/steps.h"
+#include "ops/recurrence_reference.h"
 
 namespace assay::ops {
 
 // As an op has them, in any floating-point dtype; those with fewer heads than H are shared
 // as steps.h says.
 struct MatrixState {
-  Low low = Low::none;
+  Transition transition = Transition::diagonal;
   double scale = 1;  // of q
   at::Tensor q;      // [B, T, ·, K]
   at::Tensor k, v;   // [B, T, ·, K], [B, T, ·, V]; undefined: nothing is written but by b
@@ -44,14 +44,14 @@ MatrixState expanded(const MatrixState& steps, at::ScalarType real);
 using Prepare = std::function<MatrixState(const std::vector<at::Tensor>& arguments)>;
 
 // out [B, T, H, V] and the state after the last step, in the dtype of `initial_state` [B, H, K, V].
-// `arguments` as in_segments takes them. On the device "meta" empty results; on the CPU the kernel;
+// `arguments` as scan_with_recompute takes them. On the device "meta" empty results; on the CPU the kernel;
 // on CUDA the tensor cores' where they serve, else `chunked` in segments, which has no
-// Low::diagonal and no e. bf16 sequences may give `out` in bf16.
+// Transition::elementwise and no e. bf16 sequences may give `out` in bf16.
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare,
                                               const std::vector<at::Tensor>& arguments,
                                               const at::Tensor& initial_state, int64_t time,
                                               int64_t chunk_size = 64);
-Heads heads(const at::Tensor& x);  // [B, T, G, D]; absent when undefined
+HeadView heads(const at::Tensor& x);  // [B, T, G, D]; absent when undefined
 // The gradient [B, T, H, D] of an input whose heads several heads share: for each of its heads the
 // sum of theirs.
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input);

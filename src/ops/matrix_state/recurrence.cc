@@ -6,7 +6,7 @@
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/parallel.h"
 #include "ops/paths.h"
-#include "ops/segments.h"
+#include "ops/checkpointed_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -18,7 +18,7 @@ int64_t segment_length(const at::Tensor& state) {
 }
 
 MatrixStateForward describe(const MatrixState& s, const at::Tensor& state) {
-  MatrixStateForward p{kernel_dtype(state.scalar_type()), s.low};
+  MatrixStateForward p{kernel_dtype(state.scalar_type()), s.transition};
   p.batch = state.size(0);
   p.time = s.q.size(1);
   p.heads = state.size(1);
@@ -72,7 +72,7 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
                                const OptionalTensor& a, const OptionalTensor& b,
                                const OptionalTensor& c, const OptionalTensor& e,
                                const OptionalTensor& u, const at::Tensor& state, int64_t low) {
-    const MatrixState s{.low = Low(low),
+    const MatrixState s{.transition = Transition(low),
                         .q = q,
                         .k = or_undefined(k),
                         .v = or_undefined(v),
@@ -85,14 +85,14 @@ struct Recurrence : torch::autograd::Function<Recurrence> {
     const Outputs outputs = run(s, state, true);
     ctx->save_for_backward(
         {q, s.k, s.v, s.decay, s.a, s.b, s.c, s.e, s.u, state, outputs.chunk_states});
-    ctx->saved_data["low"] = low;
+    ctx->saved_data["transition"] = low;
     ctx->set_materialize_grads(false);
     return {outputs.out, outputs.final_state};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list saved = ctx->get_saved_variables();
-    const MatrixState s{.low = Low(ctx->saved_data["low"].toInt()),
+    const MatrixState s{.transition = Transition(ctx->saved_data["transition"].toInt()),
                         .q = saved[0],
                         .k = saved[1],
                         .v = saved[2],
@@ -166,7 +166,7 @@ std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& in
   }
   const variable_list out = Recurrence::apply(s.q, optional(s.k), optional(s.v), optional(s.decay),
                                               optional(s.a), optional(s.b), optional(s.c),
-                                              optional(s.e), optional(s.u), state, int64_t(s.low));
+                                              optional(s.e), optional(s.u), state, int64_t(s.transition));
   return {out[0], out[1]};
 }
 
@@ -181,7 +181,7 @@ std::tuple<at::Tensor, at::Tensor> with_skip(MatrixState s, const at::Tensor& st
 
 }  // namespace
 
-Heads heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
+HeadView heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
 
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input) {
   if (!gradient.defined() || gradient.size(2) == input.size(2)) return gradient;
@@ -204,7 +204,7 @@ MatrixState expanded(const MatrixState& steps, at::ScalarType real) {
     s.log_decay = at::Tensor();
   }
   if (!s.beta.defined()) return s;
-  s.low = Low::rank_one;
+  s.transition = Transition::rank_one;
   s.b = with_heads(s.k, s.beta.size(2));
   s.c = s.beta * with_heads(s.v, s.beta.size(2));
   s.a = -s.beta * s.b;
@@ -232,7 +232,7 @@ std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare,
       return chunked(s, before, chunk_size);
     });
   };
-  return in_segments(piece, arguments, initial_state, time, segment_length(initial_state));
+  return scan_with_recompute(piece, arguments, initial_state, time, segment_length(initial_state));
 }
 
 bool register_matrix_state(const std::string& op, int cuda_numerics, int cpu_numerics) {

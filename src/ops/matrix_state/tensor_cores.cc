@@ -144,7 +144,7 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
 };
 
 Rule rule_of(const MatrixState& s) {
-  return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
+  return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::dplr : Rule::gla;
 }
 at::Tensor aligned(const at::Tensor& x) {  // rows of whole 16 bytes
   auto whole = [&](int64_t i) {
@@ -173,9 +173,9 @@ bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
   return wants && at::GradMode::is_enabled();
 }
 
-// What few_steps takes.
+// What decode takes.
 bool is_few(const MatrixState& s, const at::Tensor& state) {
-  return !s.rate.defined() && !s.skip.defined() && s.q.size(1) <= cuda::kFewSteps &&
+  return !s.rate.defined() && !s.skip.defined() && s.q.size(1) <= cuda::kMaxDecodeSteps &&
          !wants_gradient(s, state);
 }
 
@@ -210,7 +210,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::
   const at::Tensor last = at::empty_like(in[kState]);
   p.out = data(out);
   p.final_state = static_cast<float*>(data(last));
-  cuda::few_steps(p, current_stream(state.device()));
+  cuda::decode(p, current_stream(state.device()));
   return {out, last};
 }
 
@@ -224,13 +224,13 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   // Over a whole sequence a delta rule's short keys stay in fp32: rounded to bf16 they cost 1.0
   // to 1.5 %.
   const bool fits = key_dim == state.size(2) && state.size(3) % 16 == 0;
-  if (!fits && rule_of(s) != Rule::linear && !is_few(s, state)) return false;
+  if (!fits && rule_of(s) != Rule::gla && !is_few(s, state)) return false;
   if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
   if (s.rate.defined() || s.skip.defined())
-    return s.low == Low::none && !s.beta.defined() && !s.u.defined() && s.log_decay.defined() &&
+    return s.transition == Transition::diagonal && !s.beta.defined() && !s.u.defined() && s.log_decay.defined() &&
            s.log_decay.size(3) == 1;
-  return s.low == Low::none ? !(s.u.defined() && s.beta.defined())
-                            : s.low == Low::rank_one && !s.u.defined();
+  return s.transition == Transition::diagonal ? !(s.u.defined() && s.beta.defined())
+                            : s.transition == Transition::rank_one && !s.u.defined();
 }
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {

@@ -95,13 +95,13 @@ void forward_part(const Norm& p, int64_t part, Parts<R>& r) {
 
 // dparameters: of the block, weights and then biases, [kinds, groups, padded].
 template <class R>
-void backward_part(const NormBackward& q, int64_t part, Parts<R>& r, R* dparameters) {
-  const Norm& p = q.forward;
+void backward_part(const NormBackward& bwd, int64_t part, Parts<R>& r, R* dparameters) {
+  const Norm& p = bwd.forward;
   const int64_t group = part % p.groups * r.padded;
   const R* weight = r.weight + group;
   R *dweight = dparameters + group, *dbias = dweight + p.groups * r.padded;
   r.read(p.x, part, r.x);
-  r.read(q.dy, part, r.dy);
+  r.read(bwd.dy, part, r.dy);
   if (p.bias) {
     r.centre(static_cast<const R*>(p.mean)[part]);
     fill<R>(dbias, r.padded,
@@ -118,7 +118,7 @@ void backward_part(const NormBackward& q, int64_t part, Parts<R>& r, R* dparamet
     store<R>(hn::MulAdd(hn::Mul(s, x), load(r.dy + i), load(dweight + i)), dweight + i);
     store<R>(hn::NegMulAdd(x, back, hn::Sub(hn::Mul(s, g(i)), level)), r.x + i);
   }
-  r.write(r.x, q.dx, part);
+  r.write(r.x, bwd.dx, part);
 }
 
 template <class R>
@@ -131,19 +131,19 @@ void forward(const Norm& p, const ParallelFor& parallel) {
 }
 
 template <class R>
-R* sums_of(const NormBackward& q, void* workspace, size_t* bytes = nullptr) {
-  const Norm& p = q.forward;
-  Carver carver(static_cast<std::byte*>(workspace));
+R* sums_of(const NormBackward& bwd, void* workspace, size_t* bytes = nullptr) {
+  const Norm& p = bwd.forward;
+  WorkspaceArena carver(workspace);
   R* sums = carver.take<R>(num_blocks(p) * num_kinds(p) * p.groups * padded_width<R>(p));
   if (bytes) *bytes = carver.used();
   return sums;
 }
 
 template <class R>
-void backward(const NormBackward& q, void* workspace, const ParallelFor& parallel) {
-  const Norm& p = q.forward;
+void backward(const NormBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const Norm& p = bwd.forward;
   const int64_t padded = padded_width<R>(p), size = num_kinds(p) * p.groups * padded;
-  R* sums = sums_of<R>(q, workspace);
+  R* sums = sums_of<R>(bwd, workspace);
   parallel(num_blocks(p), 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     Parts<R> r(p);
     for (int64_t block = begin; block < end; ++block) {
@@ -151,27 +151,27 @@ void backward(const NormBackward& q, void* workspace, const ParallelFor& paralle
       std::fill(mine, mine + size, R(0));
       const int64_t last = std::min(p.rows, (block + 1) * kBlockRows) * p.groups;
       for (int64_t part = block * kBlockRows * p.groups; part < last; ++part)
-        backward_part(q, part, r, mine);
+        backward_part(bwd, part, r, mine);
     }
   });
   for (int64_t block = 1; block < num_blocks(p); ++block)
     for (int64_t i = 0; i < size; ++i) sums[i] += sums[block * size + i];
   for (int64_t i = 0; i < num_kinds(p) * p.groups; ++i)
-    std::copy_n(sums + i * padded, p.width, static_cast<R*>(q.dparameters) + i * p.width);
+    std::copy_n(sums + i * padded, p.width, static_cast<R*>(bwd.dparameters) + i * p.width);
 }
 
-size_t norm_bytes(const NormBackward& q) {
+size_t norm_bytes(const NormBackward& bwd) {
   size_t bytes = 0;
-  q.forward.dtype == DType::f64 ? (void)sums_of<double>(q, nullptr, &bytes)
-                                : (void)sums_of<float>(q, nullptr, &bytes);
+  bwd.forward.dtype == DType::f64 ? (void)sums_of<double>(bwd, nullptr, &bytes)
+                                : (void)sums_of<float>(bwd, nullptr, &bytes);
   return bytes;
 }
 void norm_forward(const Norm& p, const ParallelFor& parallel) {
   p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
 }
-void norm_backward(const NormBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
-                                : backward<float>(q, workspace, parallel);
+void norm_backward(const NormBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -184,12 +184,12 @@ HWY_EXPORT(norm_bytes);
 HWY_EXPORT(norm_forward);
 HWY_EXPORT(norm_backward);
 namespace cpu {
-size_t workspace_bytes(const NormBackward& q) { return HWY_DYNAMIC_DISPATCH(norm_bytes)(q); }
+size_t workspace_bytes(const NormBackward& bwd) { return HWY_DYNAMIC_DISPATCH(norm_bytes)(bwd); }
 void norm(const Norm& p, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(norm_forward)(p, parallel);
 }
-void norm(const NormBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(norm_backward)(q, workspace, parallel);
+void norm(const NormBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(norm_backward)(bwd, workspace, parallel);
 }
 }  // namespace cpu
 }  // namespace assay::ops

@@ -66,15 +66,15 @@ __host__ __device__ int64_t places(int64_t numbers) {
 }
 
 template <class T, int kWidth, bool kCentred>
-__device__ void backward_part(const NormBackward& q, int64_t part, int lane, Real<T>* dweight,
+__device__ void backward_part(const NormBackward& bwd, int64_t part, int lane, Real<T>* dweight,
                               Real<T>* dbias) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
-  const Norm& p = q.forward;
+  const Norm& p = bwd.forward;
   const int64_t packs = p.width / kWidth, start = part * p.width, first = part % p.groups * packs;
   const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + start);
-  const auto* dy = reinterpret_cast<const Packed*>(static_cast<const T*>(q.dy) + start);
-  auto* dx = reinterpret_cast<Packed*>(static_cast<T*>(q.dx) + start);
+  const auto* dy = reinterpret_cast<const Packed*>(static_cast<const T*>(bwd.dy) + start);
+  auto* dx = reinterpret_cast<Packed*>(static_cast<T*>(bwd.dx) + start);
   const R* weight = static_cast<const R*>(p.weight) + first * kWidth;
   const R scale = static_cast<const R*>(p.scale)[part],
           mean = kCentred ? static_cast<const R*>(p.mean)[part] : R(0);
@@ -106,10 +106,10 @@ __device__ void backward_part(const NormBackward& q, int64_t part, int lane, Rea
 
 template <class T, int kWidth, bool kCentred>
 __global__ void __launch_bounds__(32 * kWarps)
-    backward_kernel(NormBackward q, Real<T>* sums, int warps) {
+    backward_kernel(NormBackward bwd, Real<T>* sums, int warps) {
   using R = Real<T>;
   extern __shared__ __align__(16) unsigned char shared[];
-  const Norm& p = q.forward;
+  const Norm& p = bwd.forward;
   const int64_t numbers = p.groups * p.width, size = places<kWidth>(numbers),
                 own = (kCentred ? 2 : 1) * size;
   R* all = reinterpret_cast<R*>(shared);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   for (int64_t part = blockIdx.x * int64_t{warps} + warp; part < p.rows * p.groups;
        part += int64_t{warps} * gridDim.x)
     // a parameter is always the same lane's
-    backward_part<T, kWidth, kCentred>(q, part, lane, mine, mine + size);
+    backward_part<T, kWidth, kCentred>(bwd, part, lane, mine, mine + size);
   __syncthreads();
   for (int64_t i = threadIdx.x; i < own / size * numbers; i += blockDim.x) {
     const int64_t column = i % numbers;
@@ -150,9 +150,9 @@ void with_case(const Norm& p, std::initializer_list<const void*> pointers, F&& f
 
 }  // namespace
 
-size_t workspace_bytes(const NormBackward& q) {
-  return size_t(num_blocks(q.forward) * num_parameters(q.forward)) *
-         (q.forward.dtype == DType::f64 ? 8 : 4);
+size_t workspace_bytes(const NormBackward& bwd) {
+  return size_t(num_blocks(bwd.forward) * num_parameters(bwd.forward)) *
+         (bwd.forward.dtype == DType::f64 ? 8 : 4);
 }
 
 void norm(const Norm& p, Stream stream) {
@@ -163,9 +163,9 @@ void norm(const Norm& p, Stream stream) {
   check_launch("norm");
 }
 
-void norm(const NormBackward& q, void* workspace, Stream stream) {
-  const Norm& p = q.forward;
-  with_case(p, {p.x, q.dy, q.dx}, [&](auto x, auto width, auto centred) {
+void norm(const NormBackward& bwd, void* workspace, Stream stream) {
+  const Norm& p = bwd.forward;
+  with_case(p, {p.x, bwd.dy, bwd.dx}, [&](auto x, auto width, auto centred) {
     using R = Real<decltype(x)>;
     auto* sums = static_cast<R*>(workspace);
     const int64_t bytes =
@@ -178,9 +178,9 @@ void norm(const NormBackward& q, void* workspace, Stream stream) {
                      " at most");
     const int warps = int(std::min<int64_t>(kWarps, most / bytes));
     launch_kernel(backward_kernel<decltype(x), width(), centred()>, unsigned(num_blocks(p)),
-                  32u * unsigned(warps), size_t(warps * bytes), stream, q, sums, warps);
+                  32u * unsigned(warps), size_t(warps * bytes), stream, bwd, sums, warps);
     check_launch("norm backward");
-    sum_rows(sums, q.dparameters, num_blocks(p), num_parameters(p), stream);
+    sum_rows(sums, bwd.dparameters, num_blocks(p), num_parameters(p), stream);
   });
 }
 

@@ -44,15 +44,15 @@ void launch(const Norm& p, [[maybe_unused]] const at::Device& device) {
 #endif
   cpu::norm(p, at_parallel_for());
 }
-void launch(const NormBackward& q, const at::Device& device) {
+void launch(const NormBackward& bwd, const at::Device& device) {
 #ifdef ASSAY_CUDA
   if (device.is_cuda()) {
     const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(q), device);
-    return cuda::norm(q, scratch.data_ptr(), current_stream(device));
+    const at::Tensor scratch = workspace(cuda::workspace_bytes(bwd), device);
+    return cuda::norm(bwd, scratch.data_ptr(), current_stream(device));
   }
 #endif
-  cpu::norm(q, workspace(cpu::workspace_bytes(q), device).data_ptr(), at_parallel_for());
+  cpu::norm(bwd, workspace(cpu::workspace_bytes(bwd), device).data_ptr(), at_parallel_for());
 }
 
 struct NormFunction : torch::autograd::Function<NormFunction> {

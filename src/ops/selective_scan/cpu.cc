@@ -55,7 +55,7 @@ struct Scratch {
   R *dD, *dbias;       // [kTile]
   R *states, *decays;  // S_{t−1} [kChunk + 1, N, kTile] and exp(Δ_t A) [kChunk, N, kTile]
 
-  Scratch(Carver& carve, int64_t N, bool backward) {
+  Scratch(WorkspaceArena& carve, int64_t N, bool backward) {
     for (R** rows : {&u, &step, &delta, &input, &z, &y}) *rows = carve.take<R>(kChunk * kTile<R>);
     for (R** rows : {&B, &C}) *rows = carve.take<R>(kChunk * N);
     for (R** matrix : {&A, &state}) *matrix = carve.take<R>(N * kTile<R>);
@@ -71,7 +71,7 @@ struct Scratch {
 
 template <class R>
 size_t scratch_bytes(int64_t N, bool backward) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   Scratch<R>(count, N, backward);
   return count.used();
 }
@@ -213,7 +213,7 @@ template <class R>
 struct Partials {
   R *dA, *dD, *dbias;  // [B, Dm, N], [B, Dm], [B, Dm]: over sequences
   R *dB, *dC;          // [tiles of a group, B, T, G, N]: over tiles
-  Partials(Carver& carve, const SelectiveScanForward& p) {
+  Partials(WorkspaceArena& carve, const SelectiveScanForward& p) {
     const int64_t rows = p.batch * p.channels, BC = p.batch * p.time * p.groups * p.state_size;
     dA = carve.take<R>(rows * p.state_size);
     dD = carve.take<R>(rows);
@@ -318,40 +318,40 @@ void delta_gradient(const SelectiveScanForward& p, int64_t steps, const Scratch<
 }
 
 template <class R>
-void backward_chunk(const SelectiveScanBackward& q, const Tile& tile, int64_t chunk, Scratch<R>& s,
+void backward_chunk(const SelectiveScanBackward& bwd, const Tile& tile, int64_t chunk, Scratch<R>& s,
                     R* dB, R* dC) {
-  const SelectiveScanForward& p = q.forward;
+  const SelectiveScanForward& p = bwd.forward;
   const int64_t N = p.state_size, chunks = (p.time + kChunk - 1) / kChunk, stride = p.groups * N;
   const int64_t t0 = chunk * kChunk, steps = std::min(kChunk, p.time - t0);
   read_chunk(p, tile, t0, steps, s);
-  read_rows(p, q.dy, tile, t0, steps, s.dy);
+  read_rows(p, bwd.dy, tile, t0, steps, s.dy);
   read_states(states_at<R>(static_cast<const void*>(p.chunk_states), p, tile, chunks, chunk), tile,
               N, s.states);
   scan_chunk<R, true>(steps, N, s);
   gate_gradient(p, steps, s);
-  if (p.z) write_rows(p, s.out, tile, t0, steps, q.dz);
+  if (p.z) write_rows(p, s.out, tile, t0, steps, bwd.dz);
   output_gradient(steps, N, s, dC + t0 * stride, stride);
   reverse_chunk(steps, N, s, dB + t0 * stride, stride);
   input_gradient(steps, s);
-  write_rows(p, s.out, tile, t0, steps, q.du);
+  write_rows(p, s.out, tile, t0, steps, bwd.du);
   delta_gradient(p, steps, s);
-  write_rows(p, s.out, tile, t0, steps, q.ddelta);
+  write_rows(p, s.out, tile, t0, steps, bwd.ddelta);
 }
 
 template <class R>
-void backward_tile(const SelectiveScanBackward& q, const Tile& tile, Scratch<R>& s,
+void backward_tile(const SelectiveScanBackward& bwd, const Tile& tile, Scratch<R>& s,
                    const Partials<R>& partials) {
-  const SelectiveScanForward& p = q.forward;
+  const SelectiveScanForward& p = bwd.forward;
   const int64_t N = p.state_size, row = tile.batch * p.channels + tile.first;
   const int64_t BC = ((tile.index * p.batch + tile.batch) * p.time * p.groups + tile.group) * N;
   read_parameters(p, tile, s);
-  read_states(states_at<R>(q.dfinal_state, p, tile), tile, N, s.dstate);
+  read_states(states_at<R>(bwd.dfinal_state, p, tile), tile, N, s.dstate);
   std::fill(s.dA, s.dA + N * kTile<R>, R(0));
   std::fill(s.dD, s.dD + kTile<R>, R(0));
   std::fill(s.dbias, s.dbias + kTile<R>, R(0));
   for (int64_t chunk = (p.time - 1) / kChunk; chunk >= 0; --chunk)
-    backward_chunk(q, tile, chunk, s, partials.dB + BC, partials.dC + BC);
-  write_states(s.dstate, tile, N, states_at<R>(q.dinitial_state, p, tile));
+    backward_chunk(bwd, tile, chunk, s, partials.dB + BC, partials.dC + BC);
+  write_states(s.dstate, tile, N, states_at<R>(bwd.dinitial_state, p, tile));
   write_states(s.dA, tile, N, partials.dA + row * N);
   std::copy_n(s.dD, tile.width, partials.dD + row);
   std::copy_n(s.dbias, tile.width, partials.dbias + row);
@@ -363,7 +363,7 @@ void for_each_tile(const SelectiveScanForward& p, bool backward, std::byte* scra
   const int64_t tiles = num_tiles<R>(p), workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     // nobody else begins here
-    Carver carve(scratch + begin * scratch_bytes<R>(p.state_size, backward));
+    WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p.state_size, backward));
     Scratch<R> s(carve, p.state_size, backward);
     for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i)
       body(tile_at<R>(p, i), s);
@@ -377,24 +377,24 @@ void forward(const SelectiveScanForward& p, void* workspace, const ParallelFor& 
 }
 
 template <class R>
-void backward(const SelectiveScanBackward& q, void* workspace, const ParallelFor& parallel) {
-  const SelectiveScanForward& p = q.forward;
-  Carver carve(static_cast<std::byte*>(workspace));
+void backward(const SelectiveScanBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const SelectiveScanForward& p = bwd.forward;
+  WorkspaceArena carve(workspace);
   const Partials<R> partials(carve, p);
   for_each_tile<R>(p, true, static_cast<std::byte*>(workspace) + carve.used(), parallel,
                    [&](const Tile& tile, Scratch<R>& s)
-                       HWY_ATTR { backward_tile(q, tile, s, partials); });
+                       HWY_ATTR { backward_tile(bwd, tile, s, partials); });
   const int64_t BC = p.batch * p.time * p.groups * p.state_size;
-  add_up(partials.dA, p.batch, p.channels * p.state_size, q.dA, parallel);
-  add_up(partials.dD, p.batch, p.channels, q.dD, parallel);
-  add_up(partials.dbias, p.batch, p.channels, q.ddelta_bias, parallel);
-  add_up(partials.dB, tiles_per_group<R>(p), BC, q.dB, parallel);
-  add_up(partials.dC, tiles_per_group<R>(p), BC, q.dC, parallel);
+  add_up(partials.dA, p.batch, p.channels * p.state_size, bwd.dA, parallel);
+  add_up(partials.dD, p.batch, p.channels, bwd.dD, parallel);
+  add_up(partials.dbias, p.batch, p.channels, bwd.ddelta_bias, parallel);
+  add_up(partials.dB, tiles_per_group<R>(p), BC, bwd.dB, parallel);
+  add_up(partials.dC, tiles_per_group<R>(p), BC, bwd.dC, parallel);
 }
 
 template <class R>
 size_t bytes(const SelectiveScanForward& p, bool backward) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   if (backward) Partials<R>(count, p);
   return count.used() +
          std::min(num_tiles<R>(p), kWorkers) * scratch_bytes<R>(p.state_size, backward);
@@ -407,9 +407,9 @@ void scan_forward(const SelectiveScanForward& p, void* workspace, const Parallel
   p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
                         : forward<float>(p, workspace, parallel);
 }
-void scan_backward(const SelectiveScanBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
-                                : backward<float>(q, workspace, parallel);
+void scan_backward(const SelectiveScanBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -426,14 +426,14 @@ namespace cpu {
 size_t workspace_bytes(const SelectiveScanForward& p) {
   return HWY_DYNAMIC_DISPATCH(scan_bytes)(p, false);
 }
-size_t workspace_bytes(const SelectiveScanBackward& q) {
-  return HWY_DYNAMIC_DISPATCH(scan_bytes)(q.forward, true);
+size_t workspace_bytes(const SelectiveScanBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(scan_bytes)(bwd.forward, true);
 }
 void selective_scan(const SelectiveScanForward& p, void* workspace, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(scan_forward)(p, workspace, parallel);
 }
-void selective_scan(const SelectiveScanBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(scan_backward)(q, workspace, parallel);
+void selective_scan(const SelectiveScanBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(scan_backward)(bwd, workspace, parallel);
 }
 }  // namespace cpu
 }  // namespace assay::ops

@@ -35,13 +35,13 @@ int64_t chunk_size(const SelectiveScanForward& p) {
 
 size_t workspace_bytes(const SelectiveScanForward& p) {
   if (!takes_n16(p)) return 0;
-  return workspace_size<n16::ForwardScratch>(n16::Plan(p));
+  return workspace_size<n16::ForwardWorkspace>(n16::Plan(p));
 }
 
-size_t workspace_bytes(const SelectiveScanBackward& q) {
-  if (takes_n16(q.forward)) return workspace_size<n16::BackwardScratch>(n16::Plan(q.forward));
-  return with_type(q.forward.dtype, [&](auto type) {
-    return workspace_size<any::Scratch<Real<decltype(type)>>>(q.forward);
+size_t workspace_bytes(const SelectiveScanBackward& bwd) {
+  if (takes_n16(bwd.forward)) return workspace_size<n16::BackwardWorkspace>(n16::Plan(bwd.forward));
+  return with_type(bwd.forward.dtype, [&](auto type) {
+    return workspace_size<any::GeneralWorkspace<Real<decltype(type)>>>(bwd.forward);
   });
 }
 
@@ -55,16 +55,16 @@ void selective_scan(const SelectiveScanForward& p, void* workspace, Stream raw_s
   else n16::forward<float>(p, workspace, stream);
 }
 
-void selective_scan(const SelectiveScanBackward& q, void* workspace, Stream raw_stream) {
+void selective_scan(const SelectiveScanBackward& bwd, void* workspace, Stream raw_stream) {
   const auto stream = cuda_stream(raw_stream);
-  check(q.forward);
-  check_strides({q.forward.u, q.forward.delta, q.forward.z, q.forward.B, q.forward.C, q.dy, q.du,
-                 q.ddelta, q.dz});
-  if (!takes_n16(q.forward))
-    with_type(q.forward.dtype,
-              [&](auto type) { any::backward<decltype(type)>(q, workspace, stream); });
-  else if (q.forward.dtype == DType::bf16) n16::backward<bf16>(q, workspace, stream);
-  else n16::backward<float>(q, workspace, stream);
+  check(bwd.forward);
+  check_strides({bwd.forward.u, bwd.forward.delta, bwd.forward.z, bwd.forward.B, bwd.forward.C, bwd.dy, bwd.du,
+                 bwd.ddelta, bwd.dz});
+  if (!takes_n16(bwd.forward))
+    with_type(bwd.forward.dtype,
+              [&](auto type) { any::backward<decltype(type)>(bwd, workspace, stream); });
+  else if (bwd.forward.dtype == DType::bf16) n16::backward<bf16>(bwd, workspace, stream);
+  else n16::backward<float>(bwd, workspace, stream);
 }
 
 }  // namespace assay::ops::cuda

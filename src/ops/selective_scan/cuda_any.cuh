@@ -101,9 +101,9 @@ inline int64_t sharers(const SelectiveScanForward& p) {
 }
 
 template <class R>
-struct Scratch {
+struct GeneralWorkspace {
   R *states, *dB, *dC, *dA, *dD, *dbias;
-  Scratch(const SelectiveScanForward& p, WorkspaceArena& arena)
+  GeneralWorkspace(const SelectiveScanForward& p, WorkspaceArena& arena)
       : states(arena.take<R>(sharers(p) * p.batch * p.groups * kWarps * kChunk * p.state_size)),
         dB(arena.take<R>(sharers(p) * p.batch * p.time * p.groups * p.state_size)),
         dC(arena.take<R>(sharers(p) * p.batch * p.time * p.groups * p.state_size)),
@@ -116,9 +116,9 @@ struct Scratch {
 // so the block can add up dB_t and dC_t over its channels before it goes one step back.
 template <class T, int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps)
-    backward_kernel(SelectiveScanBackward q, Scratch<Real<T>> scratch, int sharers) {
+    backward_kernel(SelectiveScanBackward bwd, GeneralWorkspace<Real<T>> scratch, int sharers) {
   using R = Real<T>;
-  const SelectiveScanForward& p = q.forward;
+  const SelectiveScanForward& p = bwd.forward;
   __shared__ R part_dB[kWarps][32 * kPerLane], part_dC[kWarps][32 * kPerLane];
   const int warp = threadIdx.x / 32;
   const int64_t sharer = blockIdx.x % sharers, group = blockIdx.x / sharers % p.groups,
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     const Channel<T, kPerLane> c(p, b, group * width + (idle ? 0 : first + warp));
     R G[kPerLane], dA[kPerLane], dD = 0, dbias = 0;
     for (int k = 0; k < kPerLane; ++k) {
-      G[k] = c.has(k) ? read_or_zero<R>(q.dfinal_state, c.index(1, 0, k)) : R(0);
+      G[k] = c.has(k) ? read_or_zero<R>(bwd.dfinal_state, c.index(1, 0, k)) : R(0);
       dA[k] = 0;
     }
 
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         }
       }
       for (int64_t t = end - 1; t >= begin; --t) {
-        const R step = c.step_size(t), u = c.u(t), dy = read<T>(q.dy, b, t, c.d);
+        const R step = c.step_size(t), u = c.u(t), dy = read<T>(bwd.dy, b, t, c.d);
         const R z = p.z.data ? read<T>(p.z, b, t, c.d) : R(0), sigmoid = 1 / (1 + exp(-z));
         const R dout = p.z.data ? dy * z * sigmoid : dy;
         R y = 0, dx = 0, dstep = 0;
@@ -173,10 +173,10 @@ __global__ void __launch_bounds__(32 * kWarps)
         dD += dout * u;
         dbias += draw;
         if (c.lane == 0 && !idle) {
-          *at<T>(q.du, b, t, c.d) = from_compute<T>(c.D * dout + step * dx);
-          *at<T>(q.ddelta, b, t, c.d) = from_compute<T>(draw);
+          *at<T>(bwd.du, b, t, c.d) = from_compute<T>(c.D * dout + step * dx);
+          *at<T>(bwd.ddelta, b, t, c.d) = from_compute<T>(draw);
           if (p.z.data)
-            *at<T>(q.dz, b, t, c.d) = from_compute<T>(dy * y * sigmoid * (1 + z * (1 - sigmoid)));
+            *at<T>(bwd.dz, b, t, c.d) = from_compute<T>(dy * y * sigmoid * (1 + z * (1 - sigmoid)));
         }
         __syncthreads();
         for (int n = threadIdx.x; n < p.state_size; n += 32 * kWarps) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int k = 0; k < kPerLane; ++k)
       if (c.has(k)) {
         scratch.dA[c.index(1, 0, k)] = dA[k];
-        if (q.dinitial_state) static_cast<R*>(q.dinitial_state)[c.index(1, 0, k)] = G[k];
+        if (bwd.dinitial_state) static_cast<R*>(bwd.dinitial_state)[c.index(1, 0, k)] = G[k];
       }
     if (c.lane == 0) {
       scratch.dD[b * p.channels + c.d] = dD;
@@ -216,24 +216,24 @@ void forward(const SelectiveScanForward& p, cudaStream_t stream) {
 }
 
 template <class T>
-void backward(const SelectiveScanBackward& q, void* workspace, cudaStream_t stream) {
+void backward(const SelectiveScanBackward& bwd, void* workspace, cudaStream_t stream) {
   using R = Real<T>;
-  const SelectiveScanForward& p = q.forward;
+  const SelectiveScanForward& p = bwd.forward;
   WorkspaceArena arena(workspace);
-  const Scratch<R> s(p, arena);
+  const GeneralWorkspace<R> s(p, arena);
   const auto blocks = unsigned(sharers(p) * p.batch * p.groups);
   if (p.state_size <= 32)
-    launch_kernel(backward_kernel<T, 1>, blocks, 32 * kWarps, 0, stream, q, s, int(sharers(p)));
+    launch_kernel(backward_kernel<T, 1>, blocks, 32 * kWarps, 0, stream, bwd, s, int(sharers(p)));
   else
-    launch_kernel(backward_kernel<T, kMaxPerLane>, blocks, 32 * kWarps, 0, stream, q, s,
+    launch_kernel(backward_kernel<T, kMaxPerLane>, blocks, 32 * kWarps, 0, stream, bwd, s,
                   int(sharers(p)));
   check_launch("selective_scan backward");
   const int64_t columns = p.batch * p.time * p.groups * p.state_size;
-  sum_rows(s.dB, q.dB, sharers(p), columns, stream);
-  sum_rows(s.dC, q.dC, sharers(p), columns, stream);
-  sum_rows(s.dA, q.dA, p.batch, p.channels * p.state_size, stream);
-  sum_rows(s.dD, q.dD, p.batch, p.channels, stream);
-  sum_rows(s.dbias, q.ddelta_bias, p.batch, p.channels, stream);
+  sum_rows(s.dB, bwd.dB, sharers(p), columns, stream);
+  sum_rows(s.dC, bwd.dC, sharers(p), columns, stream);
+  sum_rows(s.dA, bwd.dA, p.batch, p.channels * p.state_size, stream);
+  sum_rows(s.dD, bwd.dD, p.batch, p.channels, stream);
+  sum_rows(s.dbias, bwd.ddelta_bias, p.batch, p.channels, stream);
 }
 
 }  // namespace assay::ops::cuda::any

@@ -20,21 +20,21 @@ constexpr int kGroup = 2;
 constexpr int kUnrolled = 8;  // steps
 constexpr int kCarried = 8;   // chunks
 
-struct ForwardScratch {
+struct ForwardWorkspace {
   // [B, chunks, Dm, N] where the caller keeps no chunk_states; [B, chunks, Dm] Σ Δ of a chunk
   float *starts, *steps;
-  ForwardScratch(const Plan& a, WorkspaceArena& arena)
+  ForwardWorkspace(const Plan& a, WorkspaceArena& arena)
       : starts(arena.take<float>(a.p.batch * a.chunks * a.p.channels * kStates)),
         steps(arena.take<float>(a.p.batch * a.chunks * a.p.channels)) {}
 };
 
-struct BackwardScratch {
+struct BackwardWorkspace {
   // [B, chunks, Dm] Σ Δ of a chunk; [B, chunks, Dm, N] gradient of the state after a chunk
   float *steps, *ends;
   float* subs;             // [B, chunks · chunk / kSub, N, Dm] state before each kSub steps
   float *dB, *dC;          // [group_tiles, B, T, G, N]
   float *dA, *dD, *dbias;  // [B, chunks, Dm, N], [B, chunks, Dm], [B, chunks, Dm]
-  BackwardScratch(const Plan& a, WorkspaceArena& arena) {
+  BackwardWorkspace(const Plan& a, WorkspaceArena& arena) {
     const int64_t rows = a.p.batch * a.chunks * a.p.channels,
                   sums = a.group_tiles * a.p.batch * a.p.time * a.p.groups * kStates;
     steps = arena.take<float>(rows);
@@ -49,7 +49,7 @@ struct BackwardScratch {
   // Into L2 the states that the block needs for the tile from step t on: a line of 128
   // bytes a thread.
   template <class T>
-  __device__ void prefetch(const Plan& a, const Lane<T>& lane, int t) const {
+  __device__ void prefetch(const Plan& a, const LaneState<T>& lane, int t) const {
     static_assert(kTile / kSub * kStates * kThreads * sizeof(float) == kThreads * 128);
     const int line = threadIdx.x % (kThreads / 32), row = threadIdx.x / (kThreads / 32);
     const float* states = sub(a, lane, t) - (lane.live ? threadIdx.x : 0) + row * a.p.channels;
@@ -57,7 +57,7 @@ struct BackwardScratch {
   }
   // This channel's state before step t.
   template <class T>
-  __device__ float* sub(const Plan& a, const Lane<T>& lane, int t) const {
+  __device__ float* sub(const Plan& a, const LaneState<T>& lane, int t) const {
     return subs + (lane.b * a.chunks * a.chunk + lane.begin + t) / kSub * kStates * a.p.channels +
            lane.d;
   }
@@ -76,11 +76,11 @@ __device__ inline void store_states(float* out, const float (&S)[kStates]) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     local_states_kernel(Plan a, float* starts, float* sums) {
-  __shared__ typename Feed<T, 2>::Shared shared;
-  const Lane<T> lane(a);
+  __shared__ typename TileLoader<T, 2>::LoaderSmem shared;
+  const LaneState<T> lane(a);
   if (lane.chunk + 1 == a.chunks) return;
   const View views[] = {a.p.u, a.p.delta};
-  Feed<T, 2> feed{shared, lane, a.aligned, views};
+  TileLoader<T, 2> feed{shared, lane, a.aligned, views};
   feed.start(0);
   float S[kStates] = {}, A[kStates], sum = 0;
   lane.decay_rates(A);
@@ -132,10 +132,10 @@ __global__ void __launch_bounds__(256)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, const float* starts) {
-  __shared__ typename Feed<T, 3>::Shared shared;
-  const Lane<T> lane(a);
+  __shared__ typename TileLoader<T, 3>::LoaderSmem shared;
+  const LaneState<T> lane(a);
   const View views[] = {a.p.u, a.p.delta, a.p.z};
-  Feed<T, 3> feed{shared, lane, a.aligned, views};
+  TileLoader<T, 3> feed{shared, lane, a.aligned, views};
   feed.start(0);
   const Column<T> ys = lane.kept_column(a.p.y);
   const bool gated = a.p.z.data;
@@ -169,20 +169,20 @@ __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, const float* 
 // decays from the chunk's begin to t.
 template <class T>
 struct LocalGradientsShared {
-  typename Feed<T, 4>::Shared feed;
+  typename TileLoader<T, 4>::LoaderSmem feed;
   Parts parts;
 };
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3)
-    local_gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
+    local_gradients_kernel(Plan a, SelectiveScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<LocalGradientsShared<T>*>(memory);
-  const Lane<T> lane(a);
+  const LaneState<T> lane(a);
   const WarpSum<T> channels;
-  const View views[] = {a.p.u, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4> feed{shared.feed, lane, a.aligned, views};
+  const View views[] = {a.p.u, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4> feed{shared.feed, lane, a.aligned, views};
   feed.start(0);
-  const Column<T> dzs = lane.kept_column(q.dz);
+  const Column<T> dzs = lane.kept_column(bwd.dz);
   const bool gated = a.p.z.data;
   float S[kStates], A[kStates], P[kStates], H[kStates] = {}, sum = 0;
   load_states(
@@ -236,14 +236,14 @@ __global__ void __launch_bounds__(kThreads, 3)
 // A thread is a state here. ends[c], which holds H of chunk c, becomes the gradient of the state
 // after chunk c.
 __global__ void __launch_bounds__(256)
-    carry_gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
+    carry_gradients_kernel(Plan a, SelectiveScanBackward bwd, BackwardWorkspace s) {
   const int64_t states = a.p.channels * kStates, i = blockIdx.x * int64_t{256} + threadIdx.x;
   if (i >= a.p.batch * states) return;
   const int64_t b = i / states, state = i % states;
   const float A = static_cast<const float*>(a.p.A)[state] * kLog2e;
   float* G = s.ends + b * a.chunks * states + state;
   const float* sum = s.steps + b * a.chunks * a.p.channels + state / kStates;
-  float carried = q.dfinal_state ? static_cast<const float*>(q.dfinal_state)[i] : 0.f;
+  float carried = bwd.dfinal_state ? static_cast<const float*>(bwd.dfinal_state)[i] : 0.f;
   for (int64_t c = a.chunks - 1; c >= 0; c -= kCarried) {
     float added[kCarried], decay[kCarried];
 #pragma unroll
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(256)
       carried = decay[k] * carried + added[k];
     }
   }
-  if (q.dinitial_state) static_cast<float*>(q.dinitial_state)[i] = carried;
+  if (bwd.dinitial_state) static_cast<float*>(bwd.dinitial_state)[i] = carried;
 }
 
 // Backwards through a chunk, kSub steps at a time, kGroup states at a time: first forwards from the
@@ -265,23 +265,23 @@ __global__ void __launch_bounds__(256)
 // gradient of the state.
 template <class T>
 struct GradientsShared {
-  typename Feed<T, 4>::Shared feed;
+  typename TileLoader<T, 4>::LoaderSmem feed;
   Parts parts;
   // each thread its column
   float rates[kStates][kThreads], G[kStates][kThreads], dA[kStates][kThreads];
 };
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3)
-    gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
+    gradients_kernel(Plan a, SelectiveScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<GradientsShared<T>*>(memory);
-  const Lane<T> lane(a);
+  const LaneState<T> lane(a);
   const WarpSum<T> channels;
-  const View views[] = {a.p.u, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4> feed{shared.feed, lane, a.aligned, views};
+  const View views[] = {a.p.u, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4> feed{shared.feed, lane, a.aligned, views};
   const int last = (lane.steps - 1) / kTile * kTile, own = threadIdx.x;
   feed.start(last);
-  const Column<T> dus = lane.kept_column(q.du), ddeltas = lane.kept_column(q.ddelta);
+  const Column<T> dus = lane.kept_column(bwd.du), ddeltas = lane.kept_column(bwd.ddelta);
   const bool gated = a.p.z.data;
   float dD = 0, dbias = 0;
   for (int n = 0; n < kStates; ++n) {
@@ -384,7 +384,7 @@ template <class T>
 void forward(const SelectiveScanForward& p, void* workspace, cudaStream_t stream) {
   const Plan a(p, sizeof(T), {p.u, p.delta, p.z});
   WorkspaceArena arena(workspace);
-  const ForwardScratch s(a, arena);
+  const ForwardWorkspace s(a, arena);
   float* starts = p.chunk_states ? static_cast<float*>(p.chunk_states) : s.starts;
   if (a.chunks > 1)
     launch_kernel(local_states_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts, s.steps);
@@ -394,23 +394,23 @@ void forward(const SelectiveScanForward& p, void* workspace, cudaStream_t stream
 }
 
 template <class T>
-void backward(const SelectiveScanBackward& q, void* workspace, cudaStream_t stream) {
-  const SelectiveScanForward& p = q.forward;
-  const Plan a(p, sizeof(T), {p.u, p.delta, p.z, q.dy});
+void backward(const SelectiveScanBackward& bwd, void* workspace, cudaStream_t stream) {
+  const SelectiveScanForward& p = bwd.forward;
+  const Plan a(p, sizeof(T), {p.u, p.delta, p.z, bwd.dy});
   WorkspaceArena arena(workspace);
-  const BackwardScratch s(a, arena);
+  const BackwardWorkspace s(a, arena);
   launch_kernel(local_gradients_kernel<T>, a.blocks(), kThreads, sizeof(LocalGradientsShared<T>),
-                stream, a, q, s);
-  launch_kernel(carry_gradients_kernel, carry_blocks(a), 256, 0, stream, a, q, s);
-  launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a, q,
+                stream, a, bwd, s);
+  launch_kernel(carry_gradients_kernel, carry_blocks(a), 256, 0, stream, a, bwd, s);
+  launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a, bwd,
                 s);
   check_launch("selective_scan backward");
   const int64_t inputs = p.batch * p.time * p.groups * kStates, rows = p.batch * a.chunks;
-  sum_rows(s.dB, q.dB, a.group_tiles, inputs, stream);
-  sum_rows(s.dC, q.dC, a.group_tiles, inputs, stream);
-  sum_rows(s.dA, q.dA, rows, p.channels * kStates, stream);
-  sum_rows(s.dD, q.dD, rows, p.channels, stream);
-  sum_rows(s.dbias, q.ddelta_bias, rows, p.channels, stream);
+  sum_rows(s.dB, bwd.dB, a.group_tiles, inputs, stream);
+  sum_rows(s.dC, bwd.dC, a.group_tiles, inputs, stream);
+  sum_rows(s.dA, bwd.dA, rows, p.channels * kStates, stream);
+  sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
+  sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);
 }
 
 }  // namespace assay::ops::cuda::n16

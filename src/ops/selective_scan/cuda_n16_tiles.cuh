@@ -59,7 +59,7 @@ struct Column {
 // reads zeros for u, delta, z and dy, and A and the like of another channel; so it adds nothing to
 // a sum over channels. It writes nothing.
 template <class T>
-struct Lane {
+struct LaneState {
   const SelectiveScanForward& p;
   int64_t b, group, group_tile, chunk, d, begin;
   int steps, width;  // of the chunk that lie in the sequence; of the block that lie in the group
@@ -67,7 +67,7 @@ struct Lane {
   bool live;
   float bias, D;
 
-  __device__ explicit Lane(const Plan& a) : p(a.p) {
+  __device__ explicit LaneState(const Plan& a) : p(a.p) {
     int64_t i = blockIdx.x;
     group_tile = i % a.group_tiles;
     i /= a.group_tiles;
@@ -116,15 +116,15 @@ struct Lane {
 // Brings tiles of B, C and of kCount [B, T, Dm] tensors into shared memory, one tile ahead
 // of the work.
 template <class T, int kCount>
-struct Feed {
+struct TileLoader {
   static constexpr int kPiece = 16 / sizeof(T), kPieces = kThreads / kPiece,
                        kRows = kThreads / kStates;
-  struct Shared {
+  struct LoaderSmem {
     alignas(16) T tile[2][kCount][kTile][kThreads];
     alignas(16) float B[kTile][kStates], C[kTile][kStates];
   };
-  Shared& shared;
-  const Lane<T>& lane;
+  LoaderSmem& shared;
+  const LaneState<T>& lane;
   const bool aligned;
   const View (&views)[kCount];
   T next_B[kTile / kRows], next_C[kTile / kRows];
@@ -191,7 +191,7 @@ using Parts = float[kWarps][kTile][kStates + 1];
 
 // Their sum over the block's warps, into [group_tiles, B, T, G, N].
 template <class T>
-__device__ void store_parts(float* out, const Parts& parts, const Lane<T>& lane, int tile) {
+__device__ void store_parts(float* out, const Parts& parts, const LaneState<T>& lane, int tile) {
 #pragma unroll
   for (unsigned i = threadIdx.x; i < kTile * kStates; i += kThreads) {
     const unsigned t = i / kStates, n = i % kStates;

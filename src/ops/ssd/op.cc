@@ -47,7 +47,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const at::Tensor& x, const at::T
                                                 const OptionalTensor& z,
                                                 const OptionalTensor& dt_bias, bool dt_softplus,
                                                 const OptionalTensor& initial_state) {
-  if (!x.is_cuda() || x.size(1) > kFewTokenSteps) return {};
+  if (!x.is_cuda() || x.size(1) > kMaxTokenDecodeSteps) return {};
   TokenScan scan{Update::decay, dt_softplus,   x.flatten(2), dt, B, C, A, D, z,
                  dt_bias,       initial_state, x.size(3)};
   if (z) scan.z = z->flatten(2);

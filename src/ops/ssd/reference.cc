@@ -1,6 +1,6 @@
 #include <torch/torch.h>
 
-#include "ops/matrix_state/steps.h"
+#include "ops/recurrence_reference.h"
 #include "ops/ssd/ssd.h"
 
 namespace assay::ops {

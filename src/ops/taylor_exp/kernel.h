@@ -39,7 +39,7 @@ struct TaylorSteps {
   int64_t batch, time, heads, key_dim, value_dim;
   float scale, eps;
   bool normalize;
-  Heads q, k, v;                    // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
+  HeadView q, k, v;                    // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
   DType q_dtype, k_dtype, v_dtype;  //     f32 or bf16
   // in  [B, H, F, V + 1], 16-byte aligned as the final one is; or null
   const float* initial_state;
@@ -47,7 +47,7 @@ struct TaylorSteps {
   float* final_state;  // out [B, H, F, V + 1]
 };
 namespace cuda {
-void few_steps(const TaylorSteps&, Stream);
+void decode(const TaylorSteps&, Stream);
 }  // namespace cuda
 
 }  // namespace assay::ops

@@ -93,7 +93,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const HeadShape& shape, const at
   p.initial_state = static_cast<const float*>(data(first));
   p.out = data(out);
   p.final_state = static_cast<float*>(data(last));
-  cuda::few_steps(p, current_stream(q.device()));
+  cuda::decode(p, current_stream(q.device()));
   return {out.to(q.scalar_type()), last};
 }
 #endif

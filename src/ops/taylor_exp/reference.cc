@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/matrix_state/steps.h"
+#include "ops/recurrence_reference.h"
 #include "ops/taylor_exp/taylor_exp.h"
 
 namespace assay::ops {

@@ -10,12 +10,12 @@ namespace token {
 
 namespace {
 
-struct Scratch {
+struct BackwardWorkspace {
   float *tokens, *products, *ends;  // packed; decay of each chunk; gradient of the state after it
   float* subs;                      // [B, ⌈T / kSub⌉, Dm, states] state before each kSub steps
   float *dk, *dq, *drate;           // [tiles, B, T, states]
   float *dD, *dbias;                // [B, chunks, Dm]
-  Scratch(const Plan& a, WorkspaceArena& arena) {
+  BackwardWorkspace(const Plan& a, WorkspaceArena& arena) {
     const bool exact = a.p.update == Update::exact;
     const int64_t sums = a.tiles * a.p.batch * a.p.time * a.states, rows = a.p.batch * a.p.channels;
     tokens = arena.take<float>(a.token_numbers());
@@ -30,7 +30,7 @@ struct Scratch {
   }
   // This thread's states before step t of its stretch.
   template <int kLanes>
-  __device__ float* sub(const Lane<kLanes>& lane, int t) const {
+  __device__ float* sub(const LaneState<kLanes>& lane, int t) const {
     return subs + lane.states(ceil_div(lane.a.p.time, int64_t{kSub}), (lane.begin + t) / kSub);
   }
 };
@@ -41,9 +41,9 @@ template <int kLanes>
 struct Sums : Shape<kLanes> {
   static constexpr int kTileSize = kTile * Sums::kStates,
                        kBytes = kWarps * kTileSize * int(sizeof(float));
-  const Lane<kLanes>& lane;
+  const LaneState<kLanes>& lane;
   float* parts;  // [kWarps, kTile, kStates]
-  __device__ Sums(const Lane<kLanes>& lane, void* parts)
+  __device__ Sums(const LaneState<kLanes>& lane, void* parts)
       : lane(lane), parts(static_cast<float*>(parts)) {}
 
   template <int kLeft>
@@ -62,7 +62,7 @@ struct Sums : Shape<kLanes> {
     halve<4>(x, 16);
     halve<2>(x, 8);
     float* out =
-        parts + threadIdx.x / 32 * kTileSize + step * Sums::kStates + lane.part * kPer + first;
+        parts + threadIdx.x / 32 * kTileSize + step * Sums::kStates + lane.part * kPerLane + first;
     if constexpr (kLanes == 8) {
       out[0] = x[0];
       out[1] = x[1];
@@ -86,14 +86,14 @@ struct Sums : Shape<kLanes> {
 };
 
 template <class T, Update kUpdate, int kLanes>
-__global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackward q, Scratch s) {
+__global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
-  const Lane<kLanes> lane(a, false);
-  const View views[] = {a.p.x, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4, kLanes> feed(lane, views, s.tokens, memory);
-  const Sums<kLanes> sums(lane, memory + Feed<T, 4, kLanes>::kBytes);
+  const LaneState<kLanes> lane(a, false);
+  const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4, kLanes> feed(lane, views, s.tokens, memory);
+  const Sums<kLanes> sums(lane, memory + TileLoader<T, 4, kLanes>::kBytes);
   feed.start(0);
-  T* dz = lane.template at<T>(q.dz, 0);
+  T* dz = lane.template at<T>(bwd.dz, 0);
   const bool gated = a.p.z.data;
   Eight S = load(a.p.chunk_states + lane.states(a.chunks, lane.chunk)), P, H = {};
 #pragma unroll
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackw
       } else {
         const Eight k = token.k, rate = token.rate;
 #pragma unroll
-        for (int n = 0; n < kPer; ++n) {
+        for (int n = 0; n < kPerLane; ++n) {
           const float factor = decay<kUpdate>(step, rate[n]);
           S[n] = factor * S[n] + step * x * k[n];
           P[n] *= factor;
@@ -126,12 +126,12 @@ __global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackw
       }
       Eight product;
 #pragma unroll
-      for (int n = 0; n < kPer; ++n) product[n] = S[n] * dout;
+      for (int n = 0; n < kPerLane; ++n) product[n] = S[n] * dout;
       sums.add(i, product);
       if (gated) {
         const float out = lane.over_parts(dot(S, query)) + lane.D * x;
         if (lane.first && exists) *dz = from_compute<T>(dy * out * gate.slope);
-        dz += q.dz.time_stride;
+        dz += bwd.dz.time_stride;
       }
     }
     __syncthreads();
@@ -154,30 +154,30 @@ __device__ Asked step_back(Eight& G, const Eight& S, float step, float x, float 
   Asked out{};
   float through_write = 0, through_step = 0;
   if constexpr (kUpdate == Update::exact) {
-    through_write = Lane<kLanes>::over_parts(dot(G, k));  // the gradient of p (x − S k)
+    through_write = LaneState<kLanes>::over_parts(dot(G, k));  // the gradient of p (x − S k)
     out.dstep = through_write * rest;
     const float held = step * through_write, norm = -2 * out.dstep * step * step;
 #pragma unroll
-    for (int n = 0; n < kPer; ++n) {
+    for (int n = 0; n < kPerLane; ++n) {
       out.dk[n] = step * rest * G[n] - held * S[n] + norm * k[n];
       G[n] -= held * k[n];
     }
   } else {
     Eight factor, through;
 #pragma unroll
-    for (int n = 0; n < kPer; ++n) {
+    for (int n = 0; n < kPerLane; ++n) {
       factor[n] = decay<kUpdate>(step, rate[n]);
       through[n] = G[n] * S[n];                               // the gradient of the decay
       if (kUpdate == Update::decay) through[n] *= factor[n];  // of its exponent
       through_write += G[n] * k[n];
       through_step += through[n] * rate[n];
     }
-    through_write = Lane<kLanes>::over_parts(through_write);
-    through_step = Lane<kLanes>::over_parts(through_step);
+    through_write = LaneState<kLanes>::over_parts(through_write);
+    through_step = LaneState<kLanes>::over_parts(through_step);
     out.dstep = x * through_write + (kUpdate == Update::decay ? kLn2 : -1.f) * through_step;
     const float norm = -2 * out.dstep * step * step;
 #pragma unroll
-    for (int n = 0; n < kPer; ++n) {
+    for (int n = 0; n < kPerLane; ++n) {
       out.dk[n] = step * x * G[n];
       if (kUpdate == Update::decay) out.drate[n] = through[n] * step;
       // k² decays, and kᵀk shortens the step
@@ -191,23 +191,23 @@ __device__ Asked step_back(Eight& G, const Eight& S, float step, float x, float 
 
 template <class T, Update kUpdate, int kLanes>
 __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
-    gradients_kernel(Plan a, TokenScanBackward q, Scratch s) {
+    gradients_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
-  constexpr bool kWhole = kUpdate == Update::exact;
-  const Lane<kLanes> lane(a, kWhole);
-  const View views[] = {a.p.x, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4, kLanes> feed(lane, views, s.tokens, memory);
-  const Sums<kLanes> keys(lane, memory + Feed<T, 4, kLanes>::kBytes);
+  constexpr bool kSequential = kUpdate == Update::exact;
+  const LaneState<kLanes> lane(a, kSequential);
+  const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4, kLanes> feed(lane, views, s.tokens, memory);
+  const Sums<kLanes> keys(lane, memory + TileLoader<T, 4, kLanes>::kBytes);
   const Sums<kLanes> rates(lane,
                            keys.parts + (kUpdate == Update::decay ? kWarps * keys.kTileSize : 0));
   const int last = (lane.steps - 1) / kTile * kTile;
   feed.start(last);
-  T *dx = lane.template at<T>(q.dx, last + kTile - 1),
-    *ddelta = lane.template at<T>(q.ddelta, last + kTile - 1);
+  T *dx = lane.template at<T>(bwd.dx, last + kTile - 1),
+    *ddelta = lane.template at<T>(bwd.ddelta, last + kTile - 1);
   const bool gated = a.p.z.data;
   float dD = 0, dbias = 0;
   Eight G =
-      kWhole ? lane.read_state(q.dfinal_state) : load(s.ends + lane.states(a.chunks, lane.chunk));
+      kSequential ? lane.read_state(bwd.dfinal_state) : load(s.ends + lane.states(a.chunks, lane.chunk));
   Eight next = load(s.sub(lane, (lane.steps - 1) / kSub * kSub));
   if (!lane.live) G = next = {};
   for (int tile = last; tile >= 0; tile -= kTile) {
@@ -216,8 +216,8 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
 #pragma unroll 1
     for (int sub = kTile - kSub; sub >= 0; sub -= kSub) {
       if (tile + sub >= lane.steps) {
-        dx -= kSub * q.dx.time_stride;
-        ddelta -= kSub * q.ddelta.time_stride;
+        dx -= kSub * bwd.dx.time_stride;
+        ddelta -= kSub * bwd.ddelta.time_stride;
         continue;
       }
       Eight S[kSub];  // before each step
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
         const Token& token = feed.token(sub + i);
         const Eight query = token.q;
 #pragma unroll
-        for (int n = 0; n < kPer; ++n) G[n] += dout[i] * query[n];
+        for (int n = 0; n < kPerLane; ++n) G[n] += dout[i] * query[n];
         const Asked asked = step_back<kUpdate, kLanes>(G, S[i], step[i], feed.get(0, sub + i),
                                                        rest[i], token.k, token.rate);
         keys.add(sub + i, asked.dk);
@@ -264,18 +264,18 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
           *dx = from_compute<T>(dxs[i] + lane.D * dout[i]);
           *ddelta = from_compute<T>(draw);
         }
-        dx -= q.dx.time_stride;
-        ddelta -= q.ddelta.time_stride;
+        dx -= bwd.dx.time_stride;
+        ddelta -= bwd.ddelta.time_stride;
       }
     }
     __syncthreads();
     keys.write(s.dk, tile);
     if constexpr (kUpdate == Update::decay) rates.write(s.drate, tile);
   }
-  if (kWhole && q.dinitial_state) lane.write_state(q.dinitial_state, G);
+  if (kSequential && bwd.dinitial_state) lane.write_state(bwd.dinitial_state, G);
   if (!lane.first) return;
-  s.dD[lane.channels(kWhole ? 1 : a.chunks, lane.chunk)] = dD;
-  s.dbias[lane.channels(kWhole ? 1 : a.chunks, lane.chunk)] = dbias;
+  s.dD[lane.channels(kSequential ? 1 : a.chunks, lane.chunk)] = dD;
+  s.dbias[lane.channels(kSequential ? 1 : a.chunks, lane.chunk)] = dbias;
 }
 
 // out[row, n] = Σ_tile sums[tile, row, n], in the order of the tiles, n < N.
@@ -290,41 +290,41 @@ __global__ void __launch_bounds__(256) sum_tiles_kernel(Plan a, const float* sum
 }
 
 template <class T, Update kUpdate, int kLanes>
-void run(const Plan& a, const TokenScanBackward& q, const Scratch& s, cudaStream_t stream) {
-  constexpr bool kWhole = kUpdate == Update::exact;
-  constexpr int kBytes = Feed<T, 4, kLanes>::kBytes + Sums<kLanes>::kBytes;
-  launch_kernel(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a, q,
+void run(const Plan& a, const TokenScanBackward& bwd, const BackwardWorkspace& s, cudaStream_t stream) {
+  constexpr bool kSequential = kUpdate == Update::exact;
+  constexpr int kBytes = TileLoader<T, 4, kLanes>::kBytes + Sums<kLanes>::kBytes;
+  launch_kernel(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a, bwd,
                 s);
-  if (!kWhole) carry(a, s.ends, s.products, q.dfinal_state, q.dinitial_state, true, stream);
-  launch_kernel(gradients_kernel<T, kUpdate, kLanes>, a.blocks(kWhole), kThreads,
-                kBytes + (kUpdate == Update::decay ? Sums<kLanes>::kBytes : 0), stream, a, q, s);
+  if (!kSequential) carry(a, s.ends, s.products, bwd.dfinal_state, bwd.dinitial_state, true, stream);
+  launch_kernel(gradients_kernel<T, kUpdate, kLanes>, a.blocks(kSequential), kThreads,
+                kBytes + (kUpdate == Update::decay ? Sums<kLanes>::kBytes : 0), stream, a, bwd, s);
 }
 
 }  // namespace
 }  // namespace token
 
-size_t workspace_bytes(const TokenScanBackward& q) {
-  return workspace_size<token::Scratch>(token::Plan(q.forward));
+size_t workspace_bytes(const TokenScanBackward& bwd) {
+  return workspace_size<token::BackwardWorkspace>(token::Plan(bwd.forward));
 }
 
-void token_scan(const TokenScanBackward& q, void* workspace, Stream raw_stream) {
-  const TokenScanForward& p = q.forward;
+void token_scan(const TokenScanBackward& bwd, void* workspace, Stream raw_stream) {
+  const TokenScanForward& p = bwd.forward;
   token::check(p);
   const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
-  const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, q.dy});
-  const token::Scratch s(a, arena);
+  const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, bwd.dy});
+  const token::BackwardWorkspace s(a, arena);
   token::pack(a, s.tokens, stream);
   token::with_shape(p, [&]<class T>(T, auto update, auto lanes) {
-    token::run<T, update, lanes>(a, q, s, stream);
+    token::run<T, update, lanes>(a, bwd, s, stream);
   });
   const auto blocks = unsigned(ceil_div(p.batch * p.time * p.state_size, 256));
-  for (const auto& [sums, out] : {std::pair{s.dk, q.dk}, {s.dq, q.dq}, {s.drate, q.drate}})
+  for (const auto& [sums, out] : {std::pair{s.dk, bwd.dk}, {s.dq, bwd.dq}, {s.drate, bwd.drate}})
     if (out) launch_kernel(token::sum_tiles_kernel, blocks, 256, 0, stream, a, sums, out);
   check_launch("token_scan backward");
   const int64_t rows = p.batch * (p.update == Update::exact ? 1 : a.chunks);
-  sum_rows(s.dD, q.dD, rows, p.channels, stream);
-  sum_rows(s.dbias, q.ddelta_bias, rows, p.channels, stream);
+  sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
+  sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);
 }
 
 }  // namespace assay::ops::cuda

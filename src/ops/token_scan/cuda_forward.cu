@@ -10,10 +10,10 @@ namespace assay::ops::cuda {
 namespace token {
 namespace {
 
-struct Scratch {
+struct ForwardWorkspace {
   // packed; state before each chunk, where the caller keeps none; its decay
   float *tokens, *starts, *products;
-  Scratch(const Plan& a, WorkspaceArena& arena) {
+  ForwardWorkspace(const Plan& a, WorkspaceArena& arena) {
     tokens = arena.take<float>(a.token_numbers());
     starts = arena.take<float>(a.chunk_numbers());
     products = arena.take<float>(a.p.update == Update::exact ? 0 : a.chunk_numbers());
@@ -34,14 +34,14 @@ __global__ void __launch_bounds__(256) pack_kernel(Plan a, float* tokens) {
                                                                               a.p.q.data),
                                                                           a.p.q);
   const bool there = n < a.p.state_size;
-  Token& out = reinterpret_cast<Token*>(tokens)[i / kPer];
+  Token& out = reinterpret_cast<Token*>(tokens)[i / kPerLane];
   const float key = there ? to_compute(k[n]) : 0.f;
-  out.k[n % kPer] = key;
-  out.q[n % kPer] = there ? to_compute(q[n]) : 0.f;
-  out.rate[n % kPer] = !a.p.rate.data ? key * key
+  out.k[n % kPerLane] = key;
+  out.q[n % kPerLane] = there ? to_compute(q[n]) : 0.f;
+  out.rate[n % kPerLane] = !a.p.rate.data ? key * key
                        : there ? at(static_cast<const float*>(a.p.rate.data), a.p.rate)[n] * kLog2e
                                : 0.f;
-  if (n % kPer > 0) return;
+  if (n % kPerLane > 0) return;
   float square = 0;
   if (a.p.update != Update::decay)
     for (int m = 0; m < a.p.state_size; ++m) square += to_compute(k[m]) * to_compute(k[m]);
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(256) pack_kernel(Plan a, float* tokens) {
 
 // The state that each chunk but the last adds to what it was given, and the product of its decays.
 template <class T, Update kUpdate, int kLanes>
-__global__ void __launch_bounds__(kThreads) ends_kernel(Plan a, Scratch s, float* starts) {
+__global__ void __launch_bounds__(kThreads) ends_kernel(Plan a, ForwardWorkspace s, float* starts) {
   extern __shared__ __align__(16) char memory[];
-  const Lane<kLanes> lane(a, false);
+  const LaneState<kLanes> lane(a, false);
   if (lane.chunk + 1 == a.chunks) return;
   const View views[] = {a.p.x, a.p.delta};
-  Feed<T, 2, kLanes> feed(lane, views, s.tokens, memory);
+  TileLoader<T, 2, kLanes> feed(lane, views, s.tokens, memory);
   feed.start(0);
   Eight S = {}, P;
 #pragma unroll
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) ends_kernel(Plan a, Scratch s, float
       const float step = step_size<T, kUpdate>(a, raw, token.square, true);
       const Eight k = token.k, rate = token.rate;
 #pragma unroll
-      for (int n = 0; n < kPer; ++n) {
+      for (int n = 0; n < kPerLane; ++n) {
         const float factor = decay<kUpdate>(step, rate[n]);
         S[n] = factor * S[n] + step * x * k[n];
         P[n] *= factor;
@@ -88,19 +88,19 @@ template <class T, Update kUpdate, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     outputs_kernel(Plan a, const float* tokens, float* starts) {
   extern __shared__ __align__(16) char memory[];
-  constexpr bool kWhole = kUpdate == Update::exact;
-  const Lane<kLanes> lane(a, kWhole);
+  constexpr bool kSequential = kUpdate == Update::exact;
+  const LaneState<kLanes> lane(a, kSequential);
   const View views[] = {a.p.x, a.p.delta, a.p.z};
-  Feed<T, 3, kLanes> feed(lane, views, tokens, memory);
+  TileLoader<T, 3, kLanes> feed(lane, views, tokens, memory);
   feed.start(0);
   T* out = lane.template at<T>(a.p.y, 0);
   const bool gated = a.p.z.data;
-  Eight S = kWhole ? lane.read_state(a.p.initial_state)
+  Eight S = kSequential ? lane.read_state(a.p.initial_state)
                    : load(starts + lane.states(a.chunks, lane.chunk));
   for (int tile = 0; tile < lane.steps; tile += kTile) {
     feed.finish();
     feed.start(tile + kTile);
-    if (kWhole && a.p.chunk_states && lane.live && tile % a.chunk == 0)
+    if (kSequential && a.p.chunk_states && lane.live && tile % a.chunk == 0)
       store(starts + lane.states(a.chunks, tile / a.chunk), S);
 #pragma unroll 1
     // what does not wait for S first, what nobody waits for last
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  if (kWhole || lane.chunk + 1 == a.chunks) lane.write_state(a.p.final_state, S);
+  if (kSequential || lane.chunk + 1 == a.chunks) lane.write_state(a.p.final_state, S);
 }
 
 // A thread is a state here.
@@ -159,17 +159,17 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class T, Update kUpdate, int kLanes>
-void run(const Plan& a, const Scratch& s, cudaStream_t stream) {
-  constexpr bool kWhole = kUpdate == Update::exact;
+void run(const Plan& a, const ForwardWorkspace& s, cudaStream_t stream) {
+  constexpr bool kSequential = kUpdate == Update::exact;
   float* starts = a.p.chunk_states ? a.p.chunk_states : s.starts;
-  if constexpr (!kWhole) {
+  if constexpr (!kSequential) {
     if (a.chunks > 1)
       launch_kernel(ends_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads,
-                    Feed<T, 2, kLanes>::kBytes, stream, a, s, starts);
+                    TileLoader<T, 2, kLanes>::kBytes, stream, a, s, starts);
     carry(a, starts, s.products, a.p.initial_state, nullptr, false, stream);
   }
-  launch_kernel(outputs_kernel<T, kUpdate, kLanes>, a.blocks(kWhole), kThreads,
-                Feed<T, 3, kLanes>::kBytes, stream, a, static_cast<const float*>(s.tokens), starts);
+  launch_kernel(outputs_kernel<T, kUpdate, kLanes>, a.blocks(kSequential), kThreads,
+                TileLoader<T, 3, kLanes>::kBytes, stream, a, static_cast<const float*>(s.tokens), starts);
 }
 
 }  // namespace
@@ -197,14 +197,14 @@ void check(const TokenScanForward& p) {
 int64_t chunk_size(const TokenScanForward& p) { return token::Plan(p).chunk; }
 int64_t chunk_states(const TokenScanForward& p) { return token::Plan(p).chunk_numbers(); }
 size_t workspace_bytes(const TokenScanForward& p) {
-  return workspace_size<token::Scratch>(token::Plan(p));
+  return workspace_size<token::ForwardWorkspace>(token::Plan(p));
 }
 void token_scan(const TokenScanForward& p, void* workspace, Stream raw_stream) {
   token::check(p);
   const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
   const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z});
-  const token::Scratch s(a, arena);
+  const token::ForwardWorkspace s(a, arena);
   token::pack(a, s.tokens, stream);
   token::with_shape(
       p, [&]<class T>(T, auto update, auto lanes) { token::run<T, update, lanes>(a, s, stream); });

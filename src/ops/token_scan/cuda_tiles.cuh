@@ -1,5 +1,5 @@
 #pragma once
-// How the kernels cut the work, and how its pieces come into shared memory. A thread holds kPer
+// How the kernels cut the work, and how its pieces come into shared memory. A thread holds kPerLane
 // states of a channel, and kLanes threads side by side share the channel. Tokens are packed first:
 // what a thread reads of one lies together, in float32, zeros behind the last state, so that
 // nothing below asks where N ends or rows lie.
@@ -14,7 +14,7 @@
 
 namespace assay::ops::cuda::token {
 
-constexpr int kPer = 8;
+constexpr int kPerLane = 8;
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTile = 16;  // steps that a block holds in shared memory, with as many on their way
 constexpr int kSub = 8;    // steps whose states `gradients` holds in registers
@@ -23,7 +23,7 @@ constexpr int64_t kMaxChunk = 512;
 // How wide the kernels are made: 16 states, two threads a channel, or 64 and eight.
 template <int kLanes>
 struct Shape {
-  static constexpr int kStates = kPer * kLanes;     // those behind N are 0
+  static constexpr int kStates = kPerLane * kLanes;     // those behind N are 0
   static constexpr int kWidth = kThreads / kLanes;  // channels of a block
   static constexpr int kRow = kLanes * 28;          // numbers of a packed token
 };
@@ -36,7 +36,7 @@ struct Plan {
   int64_t tiles, chunk, chunks;  // blocks side by side; steps of a chunk
   bool aligned = false;          // every row of a tile can be read 16 bytes at a time
 
-  explicit Plan(const TokenScanForward& p) : p(p), states(kPer * lanes(p)) {
+  explicit Plan(const TokenScanForward& p) : p(p), states(kPerLane * lanes(p)) {
     tiles = ceil_div(p.channels, kThreads / lanes(p));
     // Longer chunks mean fewer states to store and carry; but there must be enough blocks to fill
     // the chip a few times.
@@ -69,14 +69,14 @@ void with_shape(const TokenScanForward& p, F&& f) {
   p.dtype == DType::bf16 ? with_update(bf16{}) : with_update(float{});
 }
 
-using Eight = Vec<float, kPer>;
+using Eight = Vec<float, kPerLane>;
 __device__ inline Eight load(const float* in) { return *reinterpret_cast<const Eight*>(in); }
 __device__ inline void store(float* out, const Eight& x) { *reinterpret_cast<Eight*>(out) = x; }
 
 __device__ inline float dot(const Eight& x, const Eight& y) {
   float sum[2] = {};
 #pragma unroll
-  for (int n = 0; n < kPer; ++n) sum[n % 2] += x[n] * y[n];
+  for (int n = 0; n < kPerLane; ++n) sum[n % 2] += x[n] * y[n];
   return sum[0] + sum[1];
 }
 
@@ -90,11 +90,11 @@ static_assert(sizeof(Token) == Shape<1>::kRow * sizeof(float));
 void check(const TokenScanForward& p);                // throws Unsupported
 void pack(const Plan&, float* tokens, cudaStream_t);  // [B, T, lanes] Token
 
-// What a thread owns: kPer states of one channel over a chunk, or over the whole sequence. A thread
+// What a thread owns: kPerLane states of one channel over a chunk, or over the whole sequence. A thread
 // after the last channel is idle: it reads zeros for x, delta, z and dy, so it adds nothing to a
 // sum over channels, and writes nothing.
 template <int kLanes>
-struct Lane : Shape<kLanes> {
+struct LaneState : Shape<kLanes> {
   const Plan& a;
   int64_t tile, chunk, b, d, begin;
   // of the chunk; of the channel's threads; of the block; channels that the block has
@@ -102,7 +102,7 @@ struct Lane : Shape<kLanes> {
   bool live, first;  // `first`: speaks for the channel
   float bias, D;
 
-  __device__ Lane(const Plan& a, bool whole) : a(a) {
+  __device__ LaneState(const Plan& a, bool whole) : a(a) {
     int64_t i = blockIdx.x;
     tile = i % a.tiles;
     i /= a.tiles;
@@ -110,10 +110,10 @@ struct Lane : Shape<kLanes> {
     b = whole ? i : i / a.chunks;
     part = threadIdx.x % kLanes;
     channel = threadIdx.x / kLanes;
-    width = int(min(a.p.channels - tile * Lane::kWidth, int64_t{Lane::kWidth}));
+    width = int(min(a.p.channels - tile * LaneState::kWidth, int64_t{LaneState::kWidth}));
     live = channel < width;
     first = live && part == 0;
-    d = tile * Lane::kWidth + (live ? channel : 0);
+    d = tile * LaneState::kWidth + (live ? channel : 0);
     begin = chunk * a.chunk;
     steps = int(whole ? a.p.time : min(a.chunk, a.p.time - begin));
     bias = a.p.delta_bias ? a.p.delta_bias[d] : 0.f;
@@ -121,7 +121,7 @@ struct Lane : Shape<kLanes> {
   }
   // Of this thread in [B, rows, Dm, states] and of its channel in [B, rows, Dm].
   __device__ int64_t states(int64_t rows, int64_t row) const {
-    return channels(rows, row) * Lane::kStates + part * kPer;
+    return channels(rows, row) * LaneState::kStates + part * kPerLane;
   }
   __device__ int64_t channels(int64_t rows, int64_t row) const {
     return (b * rows + row) * a.p.channels + d;
@@ -130,17 +130,17 @@ struct Lane : Shape<kLanes> {
   __device__ Eight read_state(const float* in) const {
     Eight S;
 #pragma unroll
-    for (int n = 0; n < kPer; ++n)
-      S[n] = in && part * kPer + n < a.p.state_size ? in[outer(n)] : 0.f;
+    for (int n = 0; n < kPerLane; ++n)
+      S[n] = in && part * kPerLane + n < a.p.state_size ? in[outer(n)] : 0.f;
     return S;
   }
   __device__ void write_state(float* out, const Eight& S) const {
 #pragma unroll
-    for (int n = 0; n < kPer; ++n)
-      if (live && part * kPer + n < a.p.state_size) out[outer(n)] = S[n];
+    for (int n = 0; n < kPerLane; ++n)
+      if (live && part * kPerLane + n < a.p.state_size) out[outer(n)] = S[n];
   }
   __device__ int64_t outer(int n) const {
-    return (b * a.p.channels + d) * a.p.state_size + part * kPer + n;
+    return (b * a.p.channels + d) * a.p.state_size + part * kPerLane + n;
   }
   // Step t of this channel.
   template <class T>
@@ -154,11 +154,11 @@ struct Lane : Shape<kLanes> {
 // Brings tiles of packed tokens and of kCount [B, T, Dm] tensors into shared memory, one tile ahead
 // of the work.
 template <class T, int kCount, int kLanes>
-struct Feed : Shape<kLanes> {
-  static constexpr int kPiece = 16 / sizeof(T), kTokens = kTile * Feed::kRow,
-                       kTileSize = kTile * Feed::kWidth;
+struct TileLoader : Shape<kLanes> {
+  static constexpr int kPiece = 16 / sizeof(T), kTokens = kTile * TileLoader::kRow,
+                       kTileSize = kTile * TileLoader::kWidth;
   static constexpr int kBytes = 2 * (kTokens * sizeof(float) + kCount * kTileSize * sizeof(T));
-  const Lane<kLanes>& lane;
+  const LaneState<kLanes>& lane;
   const View (&views)[kCount];
   const float* source;  // packed tokens of the chunk
   float* tokens;        // [2, kTile, kRow]
@@ -167,11 +167,11 @@ struct Feed : Shape<kLanes> {
   const Token* token_here = nullptr;
   const T* tile_here = nullptr;
 
-  __device__ Feed(const Lane<kLanes>& lane, const View (&views)[kCount], const float* packed,
+  __device__ TileLoader(const LaneState<kLanes>& lane, const View (&views)[kCount], const float* packed,
                   void* shared)
       : lane(lane),
         views(views),
-        source(packed + (lane.b * lane.a.p.time + lane.begin) * Feed::kRow),
+        source(packed + (lane.b * lane.a.p.time + lane.begin) * TileLoader::kRow),
         tokens(static_cast<float*>(shared)),
         tiles(reinterpret_cast<T*>(tokens + 2 * kTokens)) {}
 
@@ -179,8 +179,8 @@ struct Feed : Shape<kLanes> {
   // present one. Steps after the last hold finite numbers wherever the last step does.
   __device__ void start(int t) {
     t = min(t, lane.steps - 1);
-    const int last = (lane.steps - t) * Feed::kRow / 4 - 1;
-    const float* from = source + int64_t{t} * Feed::kRow;
+    const int last = (lane.steps - t) * TileLoader::kRow / 4 - 1;
+    const float* from = source + int64_t{t} * TileLoader::kRow;
 #pragma unroll 1
     for (int i = threadIdx.x; i < kTokens / 4; i += kThreads)
       cp_async_16(tokens + (1 - here) * kTokens + 4 * i, from + 4 * min(i, last));
@@ -199,7 +199,7 @@ struct Feed : Shape<kLanes> {
   }
   // The k-th tensor at step i of the tile, in this thread's channel.
   __device__ float get(int k, int i) const {
-    return to_compute(tile_here[(k * kTile + i) * Feed::kWidth]);
+    return to_compute(tile_here[(k * kTile + i) * TileLoader::kWidth]);
   }
   __device__ const Token& token(int i) const { return token_here[i * kLanes]; }
 
@@ -207,7 +207,7 @@ struct Feed : Shape<kLanes> {
   // Channels after the last are 0.
   __device__ void copy_rows(T* to, const View& v, int t) const {
     const T* from =
-        static_cast<const T*>(v.data) + lane.b * v.batch_stride + lane.tile * Feed::kWidth;
+        static_cast<const T*>(v.data) + lane.b * v.batch_stride + lane.tile * TileLoader::kWidth;
     const int64_t begin = lane.begin + t, last = lane.begin + lane.steps - 1;
     if (lane.a.aligned) copy_pieces<kPiece>(to, from, begin, last, v.time_stride);
     else copy_pieces<1>(to, from, begin, last, v.time_stride);
@@ -217,7 +217,7 @@ struct Feed : Shape<kLanes> {
                               int64_t stride) const {
 #pragma unroll 1
     for (int i = threadIdx.x * kSize; i < kTileSize; i += kThreads * kSize) {
-      const int row = i / Feed::kWidth, column = i % Feed::kWidth;
+      const int row = i / TileLoader::kWidth, column = i % TileLoader::kWidth;
       const bool there = column < lane.width;
       const T* at = from + min(begin + row, last) * stride + (there ? column : 0);
       if constexpr (kSize > 1) cp_async_16(to + i, at, there);
@@ -254,9 +254,9 @@ __device__ float decay(float step, float rate) {
 // x − S k before the step, which comes back.
 template <int kLanes>
 __device__ float advance_exact(Eight& S, float step, float x, const Eight& k) {
-  const float rest = x - Lane<kLanes>::over_parts(dot(S, k));
+  const float rest = x - LaneState<kLanes>::over_parts(dot(S, k));
 #pragma unroll
-  for (int n = 0; n < kPer; ++n) S[n] += step * rest * k[n];
+  for (int n = 0; n < kPerLane; ++n) S[n] += step * rest * k[n];
   return rest;
 }
 // One step of any update; x − S k of the exact one.
@@ -265,7 +265,7 @@ __device__ float advance(Eight& S, float step, float x, const Token& token) {
   if constexpr (kUpdate == Update::exact) return advance_exact<kLanes>(S, step, x, token.k);
   const Eight k = token.k, rate = token.rate;
 #pragma unroll
-  for (int n = 0; n < kPer; ++n) S[n] = decay<kUpdate>(step, rate[n]) * S[n] + step * x * k[n];
+  for (int n = 0; n < kPerLane; ++n) S[n] = decay<kUpdate>(step, rate[n]) * S[n] + step * x * k[n];
   return 0;
 }
 

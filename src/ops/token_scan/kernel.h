@@ -27,10 +27,10 @@ struct TypedView : View {
 // A few steps, as decoding takes them, each sequence and parameter in a dtype of its own; no
 // gradient. Here a head of channels may share delta and one decay (SSD), and groups of channels
 // k and q.
-constexpr int64_t kFewTokenSteps = 8, kMaxFewStates = 128;
+constexpr int64_t kMaxTokenDecodeSteps = 8, kMaxDecodeStates = 128;
 struct TokenSteps {
   Update update;
-  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxFewStates
+  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxDecodeStates
   // channels of a head; several groups: of multiples of 32 channels
   int64_t head_dim = 1, groups = 1;
   bool delta_softplus;  // Update::decay
@@ -87,7 +87,7 @@ int64_t chunk_states(const TokenScanForward&);  // numbers that `chunk_states` h
 size_t workspace_bytes(const TokenScanForward&);
 size_t workspace_bytes(const TokenScanBackward&);
 void token_scan(const TokenScanForward&, void* workspace, Stream);
-void few_steps(const TokenSteps&, Stream);  // one after another
+void decode(const TokenSteps&, Stream);  // one after another
 void token_scan(const TokenScanBackward&, void* workspace, Stream);
 }  // namespace cuda
 

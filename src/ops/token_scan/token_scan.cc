@@ -3,9 +3,9 @@
 
 #include <torch/torch.h>
 
-#include "ops/matrix_state/steps.h"
+#include "ops/recurrence_reference.h"
 #include "ops/paths.h"
-#include "ops/segments.h"
+#include "ops/checkpointed_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -46,8 +46,8 @@ bool on_token_kernel(const TokenScan& s) {
 bool in_few_steps(const TokenScan& s) {
   const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1;
   return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble &&
-         s.k.size(-1) <= kMaxFewStates && (groups == 1 || s.x.size(2) / groups % 32 == 0) &&
-         s.x.size(1) <= kFewTokenSteps && !wants_gradient(s);
+         s.k.size(-1) <= kMaxDecodeStates && (groups == 1 || s.x.size(2) / groups % 32 == 0) &&
+         s.x.size(1) <= kMaxTokenDecodeSteps && !wants_gradient(s);
 }
 
 std::string token_kernel_path(const std::string& otherwise) {
@@ -71,7 +71,7 @@ std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan& s) {
   at::Tensor step = s.delta.to(real);
   if (s.delta_bias) step = step + s.delta_bias->to(real);
   if (s.delta_softplus) step = at::softplus(step);
-  auto [y, last] = in_segments(
+  auto [y, last] = scan_with_recompute(
       piece, {x, step, s.k, s.q, s.rate},
       first_state(s.initial_state, {x.size(0), x.size(2), s.k.size(2)}, real, x), x.size(1), 64);
   if (s.D) y = y + s.D->to(real) * x;
@@ -207,7 +207,7 @@ struct StepArguments {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> few_steps(const TokenScan& s) {
+std::tuple<at::Tensor, at::Tensor> decode(const TokenScan& s) {
   const c10::DeviceGuard guard(s.x.device());
   const bool by_head = s.rate.defined() && s.rate.dim() == 1,
              by_channel = s.rate.defined() && s.rate.dim() == 2;
@@ -235,14 +235,14 @@ std::tuple<at::Tensor, at::Tensor> few_steps(const TokenScan& s) {
       at::empty({p.batch, p.channels, p.state_size}, s.x.options().dtype(at::kFloat));
   p.y = {view(y), p.x.dtype};
   p.final_state = written(last);
-  cuda::few_steps(p, current_stream(s.x.device()));
+  cuda::decode(p, current_stream(s.x.device()));
   return {y.to(s.x.scalar_type()), last};
 }
 
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
-  if (in_few_steps(s)) return few_steps(s);
+  if (in_few_steps(s)) return decode(s);
   const auto dtype = dtype_of(s);
   const Inputs in{sequence(s.x, dtype),
                   sequence(s.delta, dtype),

@@ -94,8 +94,8 @@ void forward(const TokenShift& p, int64_t b, int64_t begin, int64_t end) {
 
 // Towards the begin, so that each gradient is read once: position t + 1 hands down what it owes t.
 template <class R>
-void backward(const TokenShiftBackward& q, int64_t b, int64_t begin, int64_t end, R* dmix) {
-  const TokenShift& p = q.forward;
+void backward(const TokenShiftBackward& bwd, int64_t b, int64_t begin, int64_t end, R* dmix) {
+  const TokenShift& p = bwd.forward;
   Rows<R> rows(p, 2 * p.count + 7);
   const auto mix = rows.mixes();
   std::vector<R*> sums;
@@ -107,7 +107,7 @@ void backward(const TokenShiftBackward& q, int64_t b, int64_t begin, int64_t end
   std::fill_n(owed, rows.padded, R(0));
   for (int64_t i = 0; i < p.count && end < p.time; ++i) {
     const R* m = rows.weight(i, b, end, mix[size_t(i)], scratch);
-    rows.read(q.dy[i], b, end, dy);
+    rows.read(bwd.dy[i], b, end, dy);
     fill(owed, rows.padded,
          [&](int64_t j) { return hn::MulAdd(load(dy + j), load(m + j), load(owed + j)); });
   }
@@ -119,7 +119,7 @@ void backward(const TokenShiftBackward& q, int64_t b, int64_t begin, int64_t end
     for (int64_t i = 0; i < p.count; ++i) {
       const R* m = rows.weight(i, b, t, mix[size_t(i)], scratch);
       R* sum = sums[size_t(i)];
-      rows.read(q.dy[i], b, t, dy);
+      rows.read(bwd.dy[i], b, t, dy);
       for (int64_t j = 0; j < rows.padded; j += kLanes<R>) {
         const Vec<R> g = load(dy + j), past = hn::Mul(g, load(m + j));
         const Vec<R> own = hn::Mul(g, hn::Sub(load(before + j), load(now + j)));
@@ -128,9 +128,9 @@ void backward(const TokenShiftBackward& q, int64_t b, int64_t begin, int64_t end
         store<R>(hn::Add(load(sum + j), own), sum + j);
         store<R>(own, down + j);
       }
-      if (q.down[i]) rows.write(down, q.down[i], b, t);
+      if (bwd.down[i]) rows.write(down, bwd.down[i], b, t);
     }
-    rows.write(dx, q.dx, b, t);
+    rows.write(dx, bwd.dx, b, t);
     std::swap(now, before);
   }
   for (int64_t i = 0; i < p.count; ++i) std::copy_n(sums[size_t(i)], p.width, dmix + i * p.width);
@@ -156,15 +156,15 @@ void forward_all(const TokenShift& p, const ParallelFor& parallel) {
 }
 
 template <class R>
-void backward_runs(const TokenShiftBackward& q, const ParallelFor& parallel) {
-  const TokenShift& p = q.forward;
+void backward_runs(const TokenShiftBackward& bwd, const ParallelFor& parallel) {
+  const TokenShift& p = bwd.forward;
   over_runs(p, parallel, [&](int64_t b, int64_t begin, int64_t end, int64_t run) {
-    backward<R>(q, b, begin, end, static_cast<R*>(q.dmix) + run * p.count * p.width);
+    backward<R>(bwd, b, begin, end, static_cast<R*>(bwd.dmix) + run * p.count * p.width);
   });
 }
-void backward_all(const TokenShiftBackward& q, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward_runs<double>(q, parallel)
-                                : backward_runs<float>(q, parallel);
+void backward_all(const TokenShiftBackward& bwd, const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward_runs<double>(bwd, parallel)
+                                : backward_runs<float>(bwd, parallel);
 }
 
 }  // namespace
@@ -178,8 +178,8 @@ HWY_EXPORT(backward_all);
 void token_shift(const TokenShift& p, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(forward_all)(p, parallel);
 }
-void token_shift(const TokenShiftBackward& q, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(backward_all)(q, parallel);
+void token_shift(const TokenShiftBackward& bwd, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(backward_all)(bwd, parallel);
 }
 }  // namespace assay::ops::cpu
 #endif

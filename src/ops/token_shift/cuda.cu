@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift p) {
 // kCount: the mixes, or more; all are loaded without a branch, so that the loads are in flight
 // together, and those that are none count as 0.
 template <class T, int kWidth, int kCount, bool kOwn>
-__global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q, int64_t runs) {
+__global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward bwd, int64_t runs) {
   using Part = Columns<T, kWidth>;
   using R = Real<T>;
-  const TokenShift& p = q.forward;
+  const TokenShift& p = bwd.forward;
   const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth,
                 run = thread / packs;
   if (run >= p.batch * runs) return;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int from = i < p.count ? i : 0;
-      dy[i] = place.read(q.dy[from], t);
+      dy[i] = place.read(bwd.dy[from], t);
       if (kOwn) weight[i] = place.read(p.own[from], t);
     }
 #pragma unroll
@@ -129,15 +129,15 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q
         down.at[k] = dy[i].at[k] * (before.at[k] - now.at[k]);
         dmix[i].at[k] += down.at[k];
       }
-      if (kOwn && i < p.count) down.store(static_cast<T*>(q.down[i]) + place.offset(t));
+      if (kOwn && i < p.count) down.store(static_cast<T*>(bwd.down[i]) + place.offset(t));
     }
-    dx.store(static_cast<T*>(q.dx) + place.offset(t));
+    dx.store(static_cast<T*>(bwd.dx) + place.offset(t));
     now = before;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (i < p.count) {
-      auto* row = static_cast<R*>(q.dmix) + (run * p.count + i) * p.width + place.column;
+      auto* row = static_cast<R*>(bwd.dmix) + (run * p.count + i) * p.width + place.column;
       for (int k = 0; k < kWidth; ++k) row[k] = dmix[i].at[k];
     }
 }
@@ -173,14 +173,14 @@ void token_shift(const TokenShift& p, Stream stream) {
   });
 }
 
-void token_shift(const TokenShiftBackward& q, Stream stream) {
-  const TokenShift& p = q.forward;
-  with_width(p, q.dy, [&](auto x, auto width) {
+void token_shift(const TokenShiftBackward& bwd, Stream stream) {
+  const TokenShift& p = bwd.forward;
+  with_width(p, bwd.dy, [&](auto x, auto width) {
     const int64_t runs = runs_of_sequence(p), threads = p.batch * runs * (p.width / width());
-    const auto kernel = p.own[0]       ? backward_kernel<decltype(x), width(), kMostShifts, true>
+    const auto kernel = p.own[0]       ? backward_kernel<decltype(x), width(), kMaxShifts, true>
                         : p.count <= 2 ? backward_kernel<decltype(x), width(), 2, false>
-                                       : backward_kernel<decltype(x), width(), kMostShifts, false>;
-    launch_kernel(kernel, unsigned(ceil_div(threads, kThreads)), kThreads, 0, stream, q, runs);
+                                       : backward_kernel<decltype(x), width(), kMaxShifts, false>;
+    launch_kernel(kernel, unsigned(ceil_div(threads, kThreads)), kThreads, 0, stream, bwd, runs);
     check_launch("token_shift backward");
   });
 }

@@ -6,23 +6,23 @@
 
 namespace assay::ops {
 
-constexpr int kMostShifts = 6;
+constexpr int kMaxShifts = 6;
 
 struct TokenShift {
   DType dtype;                   // of x, before, own, y. "real": f64 when dtype is f64, else f32
   int64_t batch, time, width;    // any; all tensors contiguous
-  int64_t count;                 // of the y_i, up to kMostShifts
+  int64_t count;                 // of the y_i, up to kMaxShifts
   const void* x;                 // in  [B, T, D]
   const void* before;            // in  [B, D], x[−1]; null: 0
   const void* mix;               // in  [count, D] real
-  const void* own[kMostShifts];  // in  [B, T, D] each; null: absent, all or none
-  void* y[kMostShifts];          // out [B, T, D] each; backward: not touched
+  const void* own[kMaxShifts];  // in  [B, T, D] each; null: absent, all or none
+  void* y[kMaxShifts];          // out [B, T, D] each; backward: not touched
 };
 struct TokenShiftBackward {
   TokenShift forward;
-  const void* dy[kMostShifts];  // in  [B, T, D]
+  const void* dy[kMaxShifts];  // in  [B, T, D]
   void* dx;                     // out [B, T, D]
-  void* down[kMostShifts];      // out [B, T, D]; null where own is
+  void* down[kMaxShifts];      // out [B, T, D]; null where own is
   // out [runs, count, D] real: what each run of positions adds to the gradient
   void* dmix;
 };

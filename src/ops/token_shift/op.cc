@@ -98,8 +98,8 @@ void check(const at::Tensor& x, const OptionalTensor& before, const at::Tensor& 
   }
   check_dims(kOp, "mix", mix, 2, "[n, D]");
   check_shape(kOp, "mix", mix, {mix.size(0), x.size(2)}, "[n, D]");
-  TORCH_CHECK_VALUE(mix.size(0) <= kMostShifts, kOp, ": mix has ", mix.size(0),
-                    " rows, expected 1 to ", kMostShifts);
+  TORCH_CHECK_VALUE(mix.size(0) <= kMaxShifts, kOp, ": mix has ", mix.size(0),
+                    " rows, expected 1 to ", kMaxShifts);
   TORCH_CHECK_VALUE(own.empty() || int64_t(own.size()) == mix.size(0), kOp, ": own has ",
                     own.size(), " tensors, expected ", mix.size(0));
   for (const at::Tensor& tensor : own) {

@@ -25,7 +25,7 @@ struct Problem : Chunked<Top1ChunkForward, R> {
 // a counting sort.
 template <class R>
 struct Lists {
-  Lists(Carver& carve, const Problem<R>& p)
+  Lists(WorkspaceArena& carve, const Problem<R>& p)
       : order(carve.take<int32_t>(p.batch * p.heads * p.top_k * p.time)),
         begin(carve.take<int32_t>(p.batch * p.heads * p.top_k * (p.chunks + 1))) {}
   int32_t *order, *begin;  // [B, H, top_k, T], [B, H, top_k, candidates + 2]

@@ -28,7 +28,7 @@ struct Scratch {
   R *q, *scores, *out, *values, *best;
   R *squares, *gathered, *cheap;  // of the shortlist, as is
   int64_t *listed, *next;         // [C, shortlist], [C] entries of it that are done
-  Scratch(Carver& carve, const Problem<R>& p)
+  Scratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>((p.C + kRows) * p.depth)),
         scores(carve.take<R>(kRows * std::max(p.width, padded<R>(p.candidates)))),
         out(carve.take<R>(kRows * p.depth)),
@@ -49,7 +49,7 @@ struct Memory {
   R *out, *largest, *sum;  // [B, H, T, depth], [B, H, T] twice
   std::byte* scratch;      // kWorkers times scratch_bytes
   size_t scratch_bytes;
-  Memory(Carver& carve, const Problem<R>& p)
+  Memory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
         means(carve.take<R>(p.batch * p.kv_heads * (1 + p.rank) * p.head_dim *
                             padded<R>(p.candidates))),
@@ -57,7 +57,7 @@ struct Memory {
         out(carve.take<R>(p.batch * p.heads * p.time * p.depth)),
         largest(carve.take<R>(p.batch * p.heads * p.time)),
         sum(carve.take<R>(p.batch * p.heads * p.time)) {
-    Carver count(nullptr);
+    WorkspaceArena count;
     Scratch<R>(count, p);
     scratch_bytes = count.used();
     scratch =
@@ -70,7 +70,7 @@ void mean_keys(const Problem<R>& p, const Memory<R>& m, const ParallelFor& paral
   const int64_t stride = padded<R>(p.candidates);
   for_each(p.batch * p.kv_heads * p.candidates, m.scratch, m.scratch_bytes, parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
-             Carver carve(memory);
+             WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
              const int64_t chunk = i % p.candidates, h = i / p.candidates % p.kv_heads,
                            b = i / p.candidates / p.kv_heads;
@@ -210,7 +210,7 @@ void select(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel
   if (p.selection == Selection::shortlist) pack_summaries(p, m, parallel);
   for_each(p.batch * p.heads * p.chunks, m.scratch, m.scratch_bytes, parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
-             Carver carve(memory);
+             WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
              const auto [b, h, chunk] = place(p, i);
              if (p.selection == Selection::approx) select_approx(p, m, s, b, h, chunk);
@@ -294,7 +294,7 @@ void local_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, in
 template <class R>
 void forward(const Top1ChunkForward& call, void* workspace, const ParallelFor& parallel) {
   const Problem<R> p(call);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   Memory<R> m(carve, p);
   pack_columns(p, p.k, m.keys, m.scratch, m.scratch_bytes, parallel);
   if (!p.forced) select(p, m, parallel);
@@ -303,7 +303,7 @@ void forward(const Top1ChunkForward& call, void* workspace, const ParallelFor& p
   auto pass = [&](int64_t chunks, const auto& body) {
     for_each(p.batch * p.heads * chunks, m.scratch, m.scratch_bytes, parallel,
              [&](int64_t i, std::byte* memory) HWY_ATTR {
-               Carver scratch(memory);
+               WorkspaceArena scratch(memory);
                body(Scratch<R>(scratch, p), i / chunks / p.heads, i / chunks % p.heads, i % chunks);
              });
   };
@@ -316,7 +316,7 @@ void forward(const Top1ChunkForward& call, void* workspace, const ParallelFor& p
 
 template <class R>
 size_t bytes_of(const Top1ChunkForward& call) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   Memory<R>(count, Problem<R>(call));
   return count.used();
 }

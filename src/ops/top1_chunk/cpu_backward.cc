@@ -25,7 +25,7 @@ struct Scratch {
   R *q, *dout, *dq;  // [kRows, depth]
   R *P, *dS;         // [kRows, width]
   R* keys;           // [C, depth]
-  Scratch(Carver& carve, const Problem<R>& p)
+  Scratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(kRows * p.depth)),
         dout(carve.take<R>(kRows * p.depth)),
         dq(carve.take<R>(kRows * p.depth)),
@@ -44,7 +44,7 @@ struct Memory {
   R *dk, *dv;     // [B, Hk, chunks · C, depth]
   std::byte* scratch;
   size_t scratch_bytes;
-  Memory(Carver& carve, const Problem<R>& p)
+  Memory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
         values(carve, p),
         lists(carve, p),
@@ -52,7 +52,7 @@ struct Memory {
         dq(carve.take<R>(p.batch * p.heads * p.time * p.depth)),
         dk(carve.take<R>(p.batch * p.kv_heads * p.chunks * p.C * p.depth)),
         dv(carve.take<R>(p.batch * p.kv_heads * p.chunks * p.C * p.depth)) {
-    Carver count(nullptr);
+    WorkspaceArena count;
     Scratch<R>(count, p);
     scratch_bytes = count.used();
     scratch =
@@ -76,7 +76,7 @@ void prepare_queries(const Top1ChunkBackward& call, const Problem<R>& p, const M
   });
   for_each(p.batch * p.heads * p.chunks, m.scratch, m.scratch_bytes, parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
-             Carver carve(memory);
+             WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
              const int64_t chunk = i % p.chunks, h = i / p.chunks % p.heads,
                            b = i / p.chunks / p.heads;
@@ -162,7 +162,7 @@ void local_pass(const Top1ChunkBackward& call, const Problem<R>& p, const Memory
 template <class R>
 void backward(const Top1ChunkBackward& call, void* workspace, const ParallelFor& parallel) {
   const Problem<R> p(call.forward);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   Memory<R> m(carve, p);
   pack_columns(p, p.k, m.keys, m.scratch, m.scratch_bytes, parallel);
   pack_columns(p, p.v, m.values, m.scratch, m.scratch_bytes, parallel);
@@ -171,7 +171,7 @@ void backward(const Top1ChunkBackward& call, void* workspace, const ParallelFor&
   auto pass = [&](int64_t chunks, const auto& body) {
     for_each(p.batch * p.kv_heads * chunks, m.scratch, m.scratch_bytes, parallel,
              [&](int64_t i, std::byte* memory) HWY_ATTR {
-               Carver scratch(memory);
+               WorkspaceArena scratch(memory);
                const int64_t chunk = i % chunks, h = i / chunks % p.kv_heads,
                              b = i / chunks / p.kv_heads;
                const int64_t rows = ((b * p.kv_heads + h) * p.chunks + chunk) * p.C * p.depth;
@@ -192,18 +192,18 @@ void backward(const Top1ChunkBackward& call, void* workspace, const ParallelFor&
 
 template <class R>
 size_t bytes_of(const Top1ChunkBackward& call) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   Memory<R>(count, Problem<R>(call.forward));
   return count.used();
 }
 
-size_t top1_chunk_backward_bytes(const Top1ChunkBackward& q) {
-  return q.forward.dtype == DType::f64 ? bytes_of<double>(q) : bytes_of<float>(q);
+size_t top1_chunk_backward_bytes(const Top1ChunkBackward& bwd) {
+  return bwd.forward.dtype == DType::f64 ? bytes_of<double>(bwd) : bytes_of<float>(bwd);
 }
-void top1_chunk_run_backward(const Top1ChunkBackward& q, void* workspace,
+void top1_chunk_run_backward(const Top1ChunkBackward& bwd, void* workspace,
                              const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
-                                : backward<float>(q, workspace, parallel);
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -216,11 +216,11 @@ HWY_EXPORT(top1_chunk_backward_bytes);
 HWY_EXPORT(top1_chunk_run_backward);
 
 namespace cpu {
-size_t workspace_bytes(const Top1ChunkBackward& q) {
-  return HWY_DYNAMIC_DISPATCH(top1_chunk_backward_bytes)(q);
+size_t workspace_bytes(const Top1ChunkBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(top1_chunk_backward_bytes)(bwd);
 }
-void top1_chunk(const Top1ChunkBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(top1_chunk_run_backward)(q, workspace, parallel);
+void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(top1_chunk_run_backward)(bwd, workspace, parallel);
 }
 }  // namespace cpu
 }  // namespace assay::ops

@@ -17,7 +17,7 @@ template <class R>
 struct StepScratch {
   R *q, *row, *out, *logits, *best, *cheap;
   int64_t* listed;
-  StepScratch(Carver& carve, const Problem<R>& p)
+  StepScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(p.depth)),
         row(carve.take<R>(p.depth)),
         out(carve.take<R>(p.depth)),
@@ -114,11 +114,11 @@ struct Step {
 template <class R>
 void steps(const Top1ChunkForward& call, void* workspace, const ParallelFor& parallel) {
   const Problem<R> p(call);
-  Carver count(nullptr);
+  WorkspaceArena count;
   StepScratch<R>(count, p);
   for_each(p.batch * p.heads * p.time, static_cast<std::byte*>(workspace), count.used(), parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
-             Carver carve(memory);
+             WorkspaceArena carve(memory);
              const int64_t t = i % p.time, h = i / p.time % p.heads, b = i / p.time / p.heads;
              const Step<R> step{p, {carve, p}, b, h, t, (p.past + t) / p.C};
              const bool by_mean = p.selection == Selection::approx && !p.forced;
@@ -133,7 +133,7 @@ void steps(const Top1ChunkForward& call, void* workspace, const ParallelFor& par
 template <class R>
 size_t step_bytes_of(const Top1ChunkForward& call) {
   const Problem<R> p(call);
-  Carver count(nullptr);
+  WorkspaceArena count;
   StepScratch<R>(count, p);
   return std::min(kWorkers, p.batch * p.heads * p.time) * count.used();
 }

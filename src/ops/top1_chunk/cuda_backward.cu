@@ -17,14 +17,14 @@ int block_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128
 
 // delta = dout · out. A quad of lanes a row.
 template <int D>
-__global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward q, float* delta) {
-  const int heads = int(q.forward.heads), lane = threadIdx.x % 4;
-  const int64_t i = (blockIdx.x * int64_t{256} + threadIdx.x) / 4, time = q.forward.time;
-  const bool wanted = i < q.forward.batch * time * heads;
+__global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward bwd, float* delta) {
+  const int heads = int(bwd.forward.heads), lane = threadIdx.x % 4;
+  const int64_t i = (blockIdx.x * int64_t{256} + threadIdx.x) / 4, time = bwd.forward.time;
+  const bool wanted = i < bwd.forward.batch * time * heads;
   const int64_t b = i / (time * heads), t = i / heads % time, h = i % heads;
   float sum = 0;
   if (wanted) {
-    const bf16 *out = head_row<D>(q.forward.out, b, t, h), *dout = head_row<D>(q.dout, b, t, h);
+    const bf16 *out = head_row<D>(bwd.forward.out, b, t, h), *dout = head_row<D>(bwd.dout, b, t, h);
 #pragma unroll
     for (int j = 0; j < D / 32; ++j) {
       const uint4 x = reinterpret_cast<const uint4*>(out)[j * 4 + lane],
@@ -52,14 +52,14 @@ struct RowStats {
 };
 
 template <int D, int kKeys>
-struct Shared {
+struct BackwardSmem {
   WgmmaTile<D, kKeys> k, v;
   WgmmaTile<kTile, kKeys> ds;  // [keys, queries]
   bf16* queries;               // rows of q, then of dout, of two stages
   RowStats* two_stats;
   static constexpr size_t kBytes = (2 * kKeys + 4 * kTile) * D * sizeof(bf16) +
                                    kKeys * kTile * sizeof(bf16) + 2 * sizeof(RowStats);
-  __device__ Shared() {
+  __device__ BackwardSmem() {
     extern __shared__ __align__(1024) unsigned char memory[];
     bf16* at = reinterpret_cast<bf16*>(memory);
     auto take = [&](int rows, int width) { return at += rows * width, at - rows * width; };
@@ -77,7 +77,7 @@ struct Shared {
 };
 
 // The items that a block goes through, and the keys that it holds.
-struct Work {
+struct QueryRange {
   int b, kv, group, time;
   int first_key, keys;  // keys [first_key, first_key + keys) of the sequence
   int begin, end;       // item numbers: of `order`, or (local) 0 … group · local_count
@@ -94,36 +94,36 @@ struct Work {
 // `item`: of the lane's rows; then of those 64 further on, which are read here so that nobody
 // waits for them then.
 template <int D, int kKeys>
-__device__ void fetch(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared,
+__device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range, const BackwardSmem<D, kKeys>& shared,
                       const float* delta, int first, int stage, int (&item)[kRowsOf<kKeys>],
                       bool add_dq) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i) {
     const int row = threadIdx.x / 4 + i * kKeys / 2;
-    const bool wanted = first + row < work.end;
-    const int g = work.group == 1 ? 0 : item[i] / work.time, t = item[i] - g * work.time,
-              h = work.kv * work.group + g;
-    const bf16 *from_q = head_row<D>(q.forward.q, work.b, t, h),
-               *from_dout = head_row<D>(q.dout, work.b, t, h);
+    const bool wanted = first + row < range.end;
+    const int g = range.group == 1 ? 0 : item[i] / range.time, t = item[i] - g * range.time,
+              h = range.kv * range.group + g;
+    const bf16 *from_q = head_row<D>(bwd.forward.q, range.b, t, h),
+               *from_dout = head_row<D>(bwd.dout, range.b, t, h);
 #pragma unroll
     for (int vector = lane; vector < D / 8; vector += 4) {
       cp_async_16(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
       cp_async_16(shared.dout(stage).at(row, vector), from_dout + vector * 8, wanted);
     }
     RowStats& stats = shared.stats(stage);
-    const int64_t at = work.rows + item[i];
+    const int64_t at = range.rows + item[i];
     if (lane == 0)
-      cp_async_4(stats.logsumexp + row, static_cast<const float*>(q.forward.logsumexp) + at,
+      cp_async_4(stats.logsumexp + row, static_cast<const float*>(bwd.forward.logsumexp) + at,
                  wanted);
     if (lane == 1) cp_async_4(stats.delta + row, delta + at, wanted);
-    if (lane == 2) stats.limit[row] = work.order ? work.keys : t - work.first_key + 1;
+    if (lane == 2) stats.limit[row] = range.order ? range.keys : t - range.first_key + 1;
     if (lane == 3) {
       stats.time[row] = t;
       stats.head[row] = h;
     }
-    if (add_dq && lane * 64 < D) prefetch_l2(head_row<D>(q.dq, work.b, t, h) + lane * 64);
-    item[i] = work.item(min(first + kTile + row, work.end - 1));
+    if (add_dq && lane * 64 < D) prefetch_l2(head_row<D>(bwd.dq, range.b, t, h) + lane * 64);
+    item[i] = range.item(min(first + kTile + row, range.end - 1));
   }
   cp_async_commit_group();
 }
@@ -134,7 +134,7 @@ struct KeyGradients {
   float dk[D / 8][4] = {}, dv[D / 8][4] = {};
 
   // Adds a tile of queries, a part at a time. Leaves dS in shared memory.
-  __device__ void add(const Shared<D, kKeys>& shared, int stage, float scale, bool all) {
+  __device__ void add(const BackwardSmem<D, kKeys>& shared, int stage, float scale, bool all) {
 #pragma unroll 1
     for (int part = 0; part < kTile; part += kPart) {
       float p[kPart / 8][4], ds[kPart / 8][4];
@@ -224,8 +224,8 @@ struct KeyGradients {
 // dq [queries, kColumns from `column` on] of a tile: dSᵀ · K. Adds to what is there, or writes.
 // Ends all products.
 template <int D, int kKeys, int kColumns>
-__device__ void query_gradients(const Top1ChunkBackward& q, const Work& work,
-                                const Shared<D, kKeys>& shared, int first, int stage, int column,
+__device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
+                                const BackwardSmem<D, kKeys>& shared, int first, int stage, int column,
                                 bool add) {
   const RowStats& stats = shared.stats(stage);
   bf16* rows[2];
@@ -233,8 +233,8 @@ __device__ void query_gradients(const Top1ChunkBackward& q, const Work& work,
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    rows[half] = first + i < work.end
-                     ? head_row<D>(q.dq, work.b, stats.time[i], stats.head[i]) + column
+    rows[half] = first + i < range.end
+                     ? head_row<D>(bwd.dq, range.b, stats.time[i], stats.head[i]) + column
                      : nullptr;
 #pragma unroll
     for (int d = 0; d < kColumns / 32; ++d)
@@ -255,36 +255,36 @@ __device__ void query_gradients(const Top1ChunkBackward& q, const Work& work,
   for (int half = 0; half < 2; ++half)
 #pragma unroll
     for (int d = 0; d < kColumns / 32; ++d) {
-      add_row32(columns32(dq, d), before[half][d], half, float(q.forward.scale), 1);
+      add_row32(columns32(dq, d), before[half][d], half, float(bwd.forward.scale), 1);
       store_row32(rows[half] ? rows[half] + d * 32 : nullptr, columns32(dq, d), half, 1);
     }
 }
 
 // Each warpgroup its columns.
 template <int D, int kKeys>
-__device__ void query_gradients(const Top1ChunkBackward& q, const Work& work,
-                                const Shared<D, kKeys>& shared, int first, int stage, bool add) {
+__device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
+                                const BackwardSmem<D, kKeys>& shared, int first, int stage, bool add) {
   const int warpgroup = threadIdx.x / 128;
   if constexpr (kKeys == 128 && D == 64) {
-    query_gradients<D, kKeys, 32>(q, work, shared, first, stage, warpgroup * 32, add);
+    query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, warpgroup * 32, add);
   } else if constexpr (kKeys == 128 && D == 128) {
-    query_gradients<D, kKeys, 64>(q, work, shared, first, stage, warpgroup * 64, add);
+    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, warpgroup * 64, add);
   } else if constexpr (kKeys == 128) {
-    if (warpgroup == 0) query_gradients<D, kKeys, 64>(q, work, shared, first, stage, 0, add);
-    else query_gradients<D, kKeys, 32>(q, work, shared, first, stage, 64, add);
+    if (warpgroup == 0) query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
+    else query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, 64, add);
   } else {
-    query_gradients<D, kKeys, 64>(q, work, shared, first, stage, 0, add);
-    if constexpr (D > 64) query_gradients<D, kKeys, D - 64>(q, work, shared, first, stage, 64, add);
+    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
+    if constexpr (D > 64) query_gradients<D, kKeys, D - 64>(bwd, range, shared, first, stage, 64, add);
   }
 }
 
 template <int D, int kKeys>
-__device__ void write_rows(const View& to, const Work& work, float (&sum)[D / 8][4], float factor,
+__device__ void write_rows(const View& to, const QueryRange& range, float (&sum)[D / 8][4], float factor,
                            bool add) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int key = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    bf16* row = key < work.keys ? head_row<D>(to, work.b, work.first_key + key, work.kv) : nullptr;
+    bf16* row = key < range.keys ? head_row<D>(to, range.b, range.first_key + key, range.kv) : nullptr;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d) {
       add_row32(columns32(sum, d), load_row32(add && row ? row + d * 32 : nullptr), half, factor,
@@ -307,47 +307,47 @@ __device__ void write_partial(float* to, const float (&sum)[D / 8][4], float fac
 
 // The rows of the block's keys, on their way to the L2 cache.
 template <int D>
-__device__ void prefetch_rows(const View& x, const Work& work) {
+__device__ void prefetch_rows(const View& x, const QueryRange& range) {
   constexpr int kLines = (D + 63) / 64;
-  for (int i = threadIdx.x; i < work.keys * kLines; i += blockDim.x)
-    prefetch_l2(head_row<D>(x, work.b, work.first_key + i / kLines, work.kv) + i % kLines * 64);
+  for (int i = threadIdx.x; i < range.keys * kLines; i += blockDim.x)
+    prefetch_l2(head_row<D>(x, range.b, range.first_key + i / kLines, range.kv) + i % kLines * 64);
 }
 
 template <int D, int kKeys>
-__device__ void gradients(const Top1ChunkBackward& q, const Work& work, const float* delta,
+__device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range, const float* delta,
                           bool add_dq, bool add_dk, float* partial) {
-  const Shared<D, kKeys> shared;
-  copy_rows(shared.k, q.forward.k, work.b, work.first_key, work.kv, work.keys, kKeys);
-  copy_rows(shared.v, q.forward.v, work.b, work.first_key, work.kv, work.keys, kKeys);
+  const BackwardSmem<D, kKeys> shared;
+  copy_rows(shared.k, bwd.forward.k, range.b, range.first_key, range.kv, range.keys, kKeys);
+  copy_rows(shared.v, bwd.forward.v, range.b, range.first_key, range.kv, range.keys, kKeys);
   int item[kRowsOf<kKeys>];
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i)
-    item[i] = work.item(min(work.begin + int(threadIdx.x) / 4 + i * kKeys / 2, work.end - 1));
-  fetch<D, kKeys>(q, work, shared, delta, work.begin, 0, item, add_dq);
+    item[i] = range.item(min(range.begin + int(threadIdx.x) / 4 + i * kKeys / 2, range.end - 1));
+  fetch<D, kKeys>(bwd, range, shared, delta, range.begin, 0, item, add_dq);
   if (add_dk && !partial) {
-    prefetch_rows<D>(q.dk, work);
-    prefetch_rows<D>(q.dv, work);
+    prefetch_rows<D>(bwd.dk, range);
+    prefetch_rows<D>(bwd.dv, range);
   }
   KeyGradients<D, kKeys> sums;
-  const bool all = work.order && work.keys == kKeys;
-  for (int first = work.begin, stage = 0; first < work.end; first += kTile, stage ^= 1) {
+  const bool all = range.order && range.keys == kKeys;
+  for (int first = range.begin, stage = 0; first < range.end; first += kTile, stage ^= 1) {
     cp_async_wait_group<0>();
     fence_proxy_async();
     __syncthreads();
-    if (first + kTile < work.end)
-      fetch<D, kKeys>(q, work, shared, delta, first + kTile, stage ^ 1, item, add_dq);
-    sums.add(shared, stage, float(q.forward.scale) * kLog2e, all);
+    if (first + kTile < range.end)
+      fetch<D, kKeys>(bwd, range, shared, delta, first + kTile, stage ^ 1, item, add_dq);
+    sums.add(shared, stage, float(bwd.forward.scale) * kLog2e, all);
     fence_proxy_async();
     __syncthreads();
-    query_gradients<D, kKeys>(q, work, shared, first, stage, add_dq);
+    query_gradients<D, kKeys>(bwd, range, shared, first, stage, add_dq);
   }
-  const float scale = float(q.forward.scale);
+  const float scale = float(bwd.forward.scale);
   if (partial) {
     write_partial<D>(partial, sums.dk, scale);
     write_partial<D>(partial + kKeys * D, sums.dv, 1);
   } else {
-    write_rows<D, kKeys>(q.dk, work, sums.dk, scale, add_dk);
-    write_rows<D, kKeys>(q.dv, work, sums.dv, 1, add_dk);
+    write_rows<D, kKeys>(bwd.dk, range, sums.dk, scale, add_dk);
+    write_rows<D, kKeys>(bwd.dv, range, sums.dv, 1, add_dk);
   }
 }
 
@@ -355,28 +355,28 @@ __device__ void gradients(const Top1ChunkBackward& q, const Work& work, const fl
 // of its lists.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
-    gradient_kernel(Top1ChunkBackward q, const float* delta, int key_offset, bool local,
+    gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
                     Lists lists, float* partial) {
-  const Top1ChunkForward& p = q.forward;
+  const Top1ChunkForward& p = bwd.forward;
   const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads,
             number = blockIdx.x / heads;
-  Work work{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
-  work.rows = int64_t{head} * lists.items;
+  QueryRange range{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
+  range.rows = int64_t{head} * lists.items;
   const Segment segment = local ? Segment{number, 0, 0, 1} : segment_of(lists, heads, blockIdx.x);
   if (segment.chunk < 0 || segment.begin == segment.end) return;
-  work.first_key = segment.chunk * int(p.chunk_size) + key_offset;
-  const int chunk_end = min(work.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
-  work.keys = min(kKeys, chunk_end - work.first_key);
-  if (work.keys <= 0) return;
-  work.local_begin = work.first_key;
-  work.local_count = chunk_end - work.first_key;
-  work.order = local ? nullptr : lists.order + work.rows;
-  work.begin = segment.begin;
-  work.end = local ? work.group * work.local_count : segment.end;
+  range.first_key = segment.chunk * int(p.chunk_size) + key_offset;
+  const int chunk_end = min(range.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
+  range.keys = min(kKeys, chunk_end - range.first_key);
+  if (range.keys <= 0) return;
+  range.local_begin = range.first_key;
+  range.local_count = chunk_end - range.first_key;
+  range.order = local ? nullptr : lists.order + range.rows;
+  range.begin = segment.begin;
+  range.end = local ? range.group * range.local_count : segment.end;
   // Segments beyond a chunk's first are counted from 0 over all chunks.
   const int64_t beyond =
       int64_t{head} * (lists.segments - lists.chunks) + number - segment.chunk - 1;
-  gradients<D, kKeys>(q, work, delta, !local || key_offset > 0, !local,
+  gradients<D, kKeys>(bwd, range, delta, !local || key_offset > 0, !local,
                       segment.number > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
 }
 
@@ -384,8 +384,8 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
 // a thread at a time.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
-    join_kernel(Top1ChunkBackward q, int key_offset, Lists lists, const float* partial) {
-  const Top1ChunkForward& p = q.forward;
+    join_kernel(Top1ChunkBackward bwd, int key_offset, Lists lists, const float* partial) {
+  const Top1ChunkForward& p = bwd.forward;
   const int64_t head = blockIdx.y;
   const int* first = lists.first + head * (lists.chunks + 1) + blockIdx.x;
   const int count = first[1] - first[0] - 1, keys = min(kKeys, int(p.chunk_size) - key_offset);
@@ -395,7 +395,7 @@ __global__ void __launch_bounds__(256)
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
     const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);
     bf16* to =
-        head_row<D>(which ? q.dv : q.dk, head / p.kv_heads, t + key, head % p.kv_heads) + column;
+        head_row<D>(which ? bwd.dv : bwd.dk, head / p.kv_heads, t + key, head % p.kv_heads) + column;
     uint2& pairs = *reinterpret_cast<uint2*>(to);
     const float2 low = unpack_bf16x2(pairs.x), high = unpack_bf16x2(pairs.y);
     float4 sum = make_float4(low.x, low.y, high.x, high.y);
@@ -413,16 +413,16 @@ __global__ void __launch_bounds__(256)
 }
 
 template <int D, int kKeys>
-void gradient_blocks(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists,
+void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, const Lists& lists,
                      bool local, cudaStream_t stream) {
-  const unsigned heads = unsigned(q.forward.batch * q.forward.kv_heads);
-  for (int offset = 0; offset < q.forward.chunk_size; offset += kKeys) {
+  const unsigned heads = unsigned(bwd.forward.batch * bwd.forward.kv_heads);
+  for (int offset = 0; offset < bwd.forward.chunk_size; offset += kKeys) {
     launch_kernel(gradient_kernel<D, kKeys>,
                   heads * unsigned(local ? lists.chunks : lists.segments), kKeys * 2,
-                  Shared<D, kKeys>::kBytes, stream, q, scratch.delta, offset, local, lists,
+                  BackwardSmem<D, kKeys>::kBytes, stream, bwd, scratch.delta, offset, local, lists,
                   scratch.partial);
     if (local) continue;
-    launch_kernel(join_kernel<D, kKeys>, dim3(lists.chunks, heads, 4), 256, 0, stream, q, offset,
+    launch_kernel(join_kernel<D, kKeys>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd, offset,
                   lists, scratch.partial);
   }
 }
@@ -438,26 +438,26 @@ void with_shape(const Top1ChunkForward& p, F&& f) {
 
 }  // namespace
 
-GradientScratch::GradientScratch(const Top1ChunkBackward& q, const Lists& lists,
+GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
                                  WorkspaceArena& arena) {
-  const Top1ChunkForward& p = q.forward;
+  const Top1ChunkForward& p = bwd.forward;
   delta = arena.take<float>(p.batch * p.heads * p.time);
   const int64_t segments = p.batch * p.kv_heads * (lists.segments - lists.chunks);
   partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
 }
 
-void delta_pass(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream) {
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, cudaStream_t stream) {
   const unsigned blocks =
-      unsigned(ceil_div(q.forward.batch * q.forward.time * q.forward.heads, 64));
-  with_head_dim(q.forward.head_dim, [&](auto d) {
-    launch_kernel(delta_kernel<d()>, blocks, 256, 0, stream, q, scratch.delta);
+      unsigned(ceil_div(bwd.forward.batch * bwd.forward.time * bwd.forward.heads, 64));
+  with_head_dim(bwd.forward.head_dim, [&](auto d) {
+    launch_kernel(delta_kernel<d()>, blocks, 256, 0, stream, bwd, scratch.delta);
   });
   check_launch("top1_chunk: delta");
 }
-void chunk_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists,
+void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, const Lists& lists,
                      bool local, cudaStream_t stream) {
-  with_shape(q.forward, [&](auto d, auto keys) {
-    gradient_blocks<d(), keys()>(q, scratch, lists, local, stream);
+  with_shape(bwd.forward, [&](auto d, auto keys) {
+    gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
   });
   check_launch("top1_chunk: gradients");
 }

@@ -15,9 +15,9 @@ int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, 
 
 // Keys and values of a chunk, then two tiles of queries for each warp.
 template <int D>
-struct Shared {
+struct ForwardSmem {
   SwizzledTile<D> k, v, first_q;
-  __device__ Shared(int keys, int warp) {
+  __device__ ForwardSmem(int keys, int warp) {
     extern __shared__ __align__(1024) unsigned char memory[];
     k.data = reinterpret_cast<bf16*>(memory);
     v.data = k.data + keys * D;
@@ -89,7 +89,7 @@ struct Softmax : OnlineSoftmax {
 
 // The queries that a block goes through: items of `order`, or (null) those of the chunk itself,
 // which see no later key.
-struct Work {
+struct QueryRange {
   int b, kv, group, time, chunk;
   int first_key, keys;  // keys [first_key, first_key + keys) of the sequence
   int begin, end;
@@ -101,30 +101,30 @@ struct Work {
   __device__ int limit(int i) const { return order ? keys : i + 1; }
 };
 struct Query {
-  int row, time, head;  // row: from work.rows on
-  __device__ Query(const Work& work, int i)
-      : row(work.item(min(i, work.end - 1))), time(row), head(work.head) {
-    if (!work.order || work.group == 1) return;
-    time = row % work.time;
-    head = work.kv * work.group + row / work.time;
+  int row, time, head;  // row: from range.rows on
+  __device__ Query(const QueryRange& range, int i)
+      : row(range.item(min(i, range.end - 1))), time(row), head(range.head) {
+    if (!range.order || range.group == 1) return;
+    time = row % range.time;
+    head = range.kv * range.group + row / range.time;
   }
 };
 
 // A warp's 16 queries from `first` on, to shared memory; `out` on its way.
 template <int D>
-__device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const Work& work, int first) {
+__device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const QueryRange& range, int first) {
   const int lane = threadIdx.x % 32;
-  if (first < work.end) {
+  if (first < range.end) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = half * 8 + lane / 4;
-      const Query query(work, first + row);
-      const bf16* from = head_row<D>(p.q, work.b, query.time, query.head);
+      const Query query(range, first + row);
+      const bf16* from = head_row<D>(p.q, range.b, query.time, query.head);
 #pragma unroll
       for (int vector = lane % 4; vector < D / 8; vector += 4)
         cp_async_16(to.at(row, vector), from + vector * 8, true);
-      if (work.ranks > 0 && lane % 4 * 64 < D)
-        prefetch_l2(head_row<D>(p.out, work.b, query.time, query.head) + lane % 4 * 64);
+      if (range.ranks > 0 && lane % 4 * 64 < D)
+        prefetch_l2(head_row<D>(p.out, range.b, query.time, query.head) + lane % 4 * 64);
     }
   }
   cp_async_commit_group();
@@ -138,29 +138,29 @@ __device__ bool has_choice(const int64_t* selected, int first, int end, int own)
 }
 
 template <int D>
-__device__ void attend(const Top1ChunkForward& p, const Work& work, int padded) {
+__device__ void attend(const Top1ChunkForward& p, const QueryRange& range, int padded) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Shared<D> shared(padded, warp);
-  int first = work.begin + warp * kRows;
-  copy_rows(shared.k, p.k, work.b, work.first_key, work.kv, work.keys, padded);
-  copy_rows(shared.v, p.v, work.b, work.first_key, work.kv, work.keys, padded);
-  fetch<D>(shared.q(0), p, work, first);
+  const ForwardSmem<D> shared(padded, warp);
+  int first = range.begin + warp * kRows;
+  copy_rows(shared.k, p.k, range.b, range.first_key, range.kv, range.keys, padded);
+  copy_rows(shared.v, p.v, range.b, range.first_key, range.kv, range.keys, padded);
+  fetch<D>(shared.q(0), p, range, first);
   cp_async_wait_group<0>();
   __syncthreads();
-  for (int stage = 0; first < work.end; first += kWarps * kRows, stage ^= 1) {
-    fetch<D>(shared.q(stage ^ 1), p, work, first + kWarps * kRows);
+  for (int stage = 0; first < range.end; first += kWarps * kRows, stage ^= 1) {
+    fetch<D>(shared.q(stage ^ 1), p, range, first + kWarps * kRows);
     cp_async_wait_group<1>();
     __syncwarp();
-    const Query queries[2] = {{work, first + lane / 4}, {work, first + lane / 4 + 8}};
+    const Query queries[2] = {{range, first + lane / 4}, {range, first + lane / 4 + 8}};
     // Read early, whether it counts or not: nobody waits for it then.
     float* logsumexp[2];
     float before[2] = {};
     int64_t choice[2] = {-1, -1};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t row = work.rows + queries[i].row;
+      const int64_t row = range.rows + queries[i].row;
       logsumexp[i] = static_cast<float*>(p.logsumexp) + row;
-      if (work.ranks > 0) {
+      if (range.ranks > 0) {
         before[i] = *logsumexp[i];
         choice[i] = p.selected[row * p.top_k];
       }
@@ -169,18 +169,18 @@ __device__ void attend(const Top1ChunkForward& p, const Work& work, int padded) 
 #pragma unroll
     for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[kk], shared.q(stage), 0, kk * 2);
     Softmax<D> softmax;
-    const int limit[2] = {work.limit(first + lane / 4), work.limit(first + lane / 4 + 8)};
-    softmax.attend(q, shared.k, shared.v, limit, work.limit(first),
-                   min(work.limit(first + kRows - 1), work.keys), float(p.scale) * kLog2e);
+    const int limit[2] = {range.limit(first + lane / 4), range.limit(first + lane / 4 + 8)};
+    softmax.attend(q, shared.k, shared.v, limit, range.limit(first),
+                   min(range.limit(first + kRows - 1), range.keys), float(p.scale) * kLog2e);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const bool wanted = first + lane / 4 + i * 8 < work.end;
-      const int own = queries[i].time / work.chunk;
-      const int64_t* choices = p.selected + (work.rows + queries[i].row) * p.top_k;
+      const bool wanted = first + lane / 4 + i * 8 < range.end;
+      const int own = queries[i].time / range.chunk;
+      const int64_t* choices = p.selected + (range.rows + queries[i].row) * p.top_k;
       const bool begun =
-          valid_choice(choice[i], own) >= 0 || has_choice(choices, 1, work.ranks, own);
+          valid_choice(choice[i], own) >= 0 || has_choice(choices, 1, range.ranks, own);
       softmax.finish(
-          i, wanted ? head_row<D>(p.out, work.b, queries[i].time, queries[i].head) : nullptr,
+          i, wanted ? head_row<D>(p.out, range.b, queries[i].time, queries[i].head) : nullptr,
           logsumexp[i], begun ? before[i] * kLog2e : -INFINITY);
     }
     __syncwarp();
@@ -193,33 +193,33 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
   const int kv_heads = int(p.kv_heads), heads = int(p.batch) * kv_heads, head = blockIdx.x % heads;
   const Segment segment = segment_of(lists, heads, blockIdx.x);
   if (segment.chunk < 0 || segment.begin == segment.end) return;
-  Work work{head / kv_heads, head % kv_heads, int(p.heads) / kv_heads, int(p.time),
+  QueryRange range{head / kv_heads, head % kv_heads, int(p.heads) / kv_heads, int(p.time),
             int(p.chunk_size)};
-  work.first_key = segment.chunk * work.chunk;
-  work.keys = work.chunk;
-  work.begin = segment.begin;
-  work.end = segment.end;
-  work.head = work.kv;
-  work.ranks = rank;
-  work.rows = int64_t{head} * lists.items;
-  work.order = lists.order + work.rows;
-  attend<D>(p, work, padded);
+  range.first_key = segment.chunk * range.chunk;
+  range.keys = range.chunk;
+  range.begin = segment.begin;
+  range.end = segment.end;
+  range.head = range.kv;
+  range.ranks = rank;
+  range.rows = int64_t{head} * lists.items;
+  range.order = lists.order + range.rows;
+  attend<D>(p, range, padded);
 }
 
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     local_kernel(Top1ChunkForward p, int padded) {
   const int heads = int(p.heads), group = heads / int(p.kv_heads), head = blockIdx.y % heads;
-  Work work{int(blockIdx.y) / heads, head / group, group, int(p.time), int(p.chunk_size)};
-  work.first_key = blockIdx.x * work.chunk;
-  work.keys = min(work.chunk, work.time - work.first_key);
-  work.begin = 0;
-  work.end = work.keys;
-  work.order = nullptr;
-  work.head = head;
-  work.ranks = int(p.top_k);
-  work.rows = int64_t{blockIdx.y} * work.time;
-  attend<D>(p, work, padded);
+  QueryRange range{int(blockIdx.y) / heads, head / group, group, int(p.time), int(p.chunk_size)};
+  range.first_key = blockIdx.x * range.chunk;
+  range.keys = min(range.chunk, range.time - range.first_key);
+  range.begin = 0;
+  range.end = range.keys;
+  range.order = nullptr;
+  range.head = head;
+  range.ranks = int(p.top_k);
+  range.rows = int64_t{blockIdx.y} * range.time;
+  attend<D>(p, range, padded);
 }
 
 template <int D>

@@ -96,7 +96,7 @@ __device__ float2 sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<
 // its neighbours: the order of pairs does not matter.
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
-    pair_kernel(Top1ChunkForward p, ShortlistScratch scratch, Pairs pairs, int padded) {
+    pair_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, Pairs pairs, int padded) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Lists& lists = scratch.lists;
   // A head after the other: the queries of one fit into the second cache.
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
 }
 
 // The top_k best of each query's shortlist. A thread a query.
-__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistScratch scratch) {
+__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistWorkspace scratch) {
   const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
   if (row >= p.batch * p.heads * p.time) return;
   const int64_t first = row / p.time * p.shortlist * p.time + row % p.time;
@@ -177,14 +177,14 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, Shortlist
 }
 
 template <int D>
-void score_pairs(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
+void score_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream) {
   launch_kernel(pair_kernel<D>, unsigned(p.batch * p.kv_heads * scratch.lists.segments),
                 kWarps * 32, pair_bytes<D>(p), stream, p, scratch, Pairs(p), padded_chunk(p));
 }
 
 }  // namespace
 
-void pick_pairs(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
+void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream) {
   if (p.time > p.chunk_size)
     with_head_dim(p.head_dim, [&](auto d) { score_pairs<d()>(p, scratch, stream); });
   launch_kernel(pick_kernel, unsigned(ceil_div(p.batch * p.heads * p.time, 256)), 256, 0, stream, p,

@@ -32,7 +32,7 @@ struct QueryTile {
 
 // Where things lie: the queries of each warpgroup, the tiles under way, their barriers.
 template <int D, int kTileRows>
-struct Shared {
+struct ScoreSmem {
   static constexpr int kStages = 3;
   bf16 *queries, *tiles;
   Pipeline<kStages> pipeline;
@@ -40,7 +40,7 @@ struct Shared {
     return (groups * kRows * D + kStages * kTileRows * D) * sizeof(bf16) +
            Pipeline<kStages>::kBytes + 16;
   }
-  __device__ explicit Shared(int groups) {
+  __device__ explicit ScoreSmem(int groups) {
     extern __shared__ __align__(1024) unsigned char memory[];
     queries = reinterpret_cast<bf16*>(memory);
     tiles = queries + groups * kRows * D;
@@ -52,14 +52,14 @@ struct Shared {
 
 // The producer is the last warp. It copies tile after tile.
 template <int D, int kTileRows>
-__device__ void produce_tile(const Shared<D, kTileRows>& shared, const bf16* from, int i) {
-  constexpr int kStages = Shared<D, kTileRows>::kStages, kBytes = kTileRows * D * sizeof(bf16);
+__device__ void produce_tile(const ScoreSmem<D, kTileRows>& shared, const bf16* from, int i) {
+  constexpr int kStages = ScoreSmem<D, kTileRows>::kStages, kBytes = kTileRows * D * sizeof(bf16);
   const int stage = i % kStages;
   const Mbarrier full = shared.pipeline.producer_acquire(stage, i / kStages % 2, kBytes);
   cp_async_bulk(shared.tile(stage), from + int64_t{i} * kTileRows * D, kBytes, full);
 }
 template <int D, int kTileRows>
-__device__ void produce_tiles(const Shared<D, kTileRows>& shared, const bf16* from, int count) {
+__device__ void produce_tiles(const ScoreSmem<D, kTileRows>& shared, const bf16* from, int count) {
   if (threadIdx.x % 32) return;
   for (int i = 0; i < count; ++i) produce_tile(shared, from, i);
 }
@@ -68,8 +68,8 @@ __device__ void produce_tiles(const Shared<D, kTileRows>& shared, const bf16* fr
 // number, first column). The tensor cores are one half ahead. A tile's column is the sum of
 // kTileRows / kColumns rows of it.
 template <int D, int kTileRows, int kColumns, class Use>
-__device__ void score_tiles(const Shared<D, kTileRows>& shared, int count, Use&& use) {
-  constexpr int kStages = Shared<D, kTileRows>::kStages, kHalf = kColumns / 2;
+__device__ void score_tiles(const ScoreSmem<D, kTileRows>& shared, int count, Use&& use) {
+  constexpr int kStages = ScoreSmem<D, kTileRows>::kStages, kHalf = kColumns / 2;
   using Columns = WgmmaTile<D, kColumns>;
   const WgmmaDescriptor q = warp_uniform(shared.group().rows()),
                         tiles = warp_uniform(Columns{shared.tile(0)}.rows());

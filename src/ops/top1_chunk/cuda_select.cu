@@ -34,7 +34,7 @@ __device__ void square_add(float& sum, const uint4& x) {
 // Keys into tiles, and the longest of each chunk. A block a chunk.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
-    pack_keys_kernel(Top1ChunkForward p, SelectScratch s, int tiles) {
+    pack_keys_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
   constexpr int kVectors = D / 8, kLanes = kVectors <= 8 ? 8 : 16;  // lanes of a row, a power of 2
   __shared__ float longest[256 / kLanes];
   const int chunk = int(p.chunk_size), lane = threadIdx.x % kLanes,
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(256)
 // The means of chunks into tiles: 64 of them rounded to bf16, then what rounding left. A
 // block a chunk.
 template <int D>
-__global__ void __launch_bounds__(256) mean_kernel(Top1ChunkForward p, SelectScratch s, int tiles) {
+__global__ void __launch_bounds__(256) mean_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
   constexpr int kVectors = D / 8, kStreams = 256 / kVectors;
   __shared__ float sums[kStreams][D];
   const int chunk = int(p.chunk_size), vector = threadIdx.x % kVectors,
@@ -189,9 +189,9 @@ constexpr int kApproxGroups = 2, kExactGroups = 4;
 
 template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
-    approx_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
+    approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kApproxGroups * kRows);
-  const Shared<D, 2 * kMeans> shared(kApproxGroups);
+  const ScoreSmem<D, 2 * kMeans> shared(kApproxGroups);
   const int count = (mine.candidates + kMeans - 1) / kMeans;
   const bf16* from =
       scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
@@ -219,8 +219,8 @@ __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
 }
 
 template <bool kBounded, int D, int kKeys>
-__device__ void exact(const Shared<D, kKeys>& shared, const Top1ChunkForward& p,
-                      const SelectScratch& scratch, const QueryTile& mine, int rank) {
+__device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward& p,
+                      const SelectWorkspace& scratch, const QueryTile& mine, int rank) {
   const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
   // in a register: an instruction has one constant
   const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
@@ -242,9 +242,9 @@ __device__ void exact(const Shared<D, kKeys>& shared, const Top1ChunkForward& p,
 
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
-    exact_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
+    exact_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kExactGroups * kRows);
-  const Shared<D, kKeys> shared(kExactGroups);
+  const ScoreSmem<D, kKeys> shared(kExactGroups);
   const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
   const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys, count = mine.candidates * steps;
   score_block<D, kExactGroups>(
@@ -259,38 +259,38 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
 }
 
 template <int D>
-void approx_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
   const int tiles = int(tiles_per_head(p));
   const unsigned blocks = unsigned(ceil_div(p.time, kApproxGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
   launch_kernel(mean_kernel<D>, chunks, 256, 0, stream, p, scratch, tiles);
   for (int rank = 0; rank < p.top_k; ++rank)
     launch_kernel(rank == 0 ? approx_kernel<D, true> : approx_kernel<D, false>, blocks,
-                  kApproxGroups * 128 + 32, Shared<D, 2 * kMeans>::bytes(kApproxGroups), stream, p,
+                  kApproxGroups * 128 + 32, ScoreSmem<D, 2 * kMeans>::bytes(kApproxGroups), stream, p,
                   scratch, tiles, rank);
 }
 
 template <int D, int kKeys>
-void exact_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
   const int tiles = int(tiles_per_head(p));
   const unsigned blocks = unsigned(ceil_div(p.time, kExactGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
   launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch, tiles_per_chunk(p));
   for (int rank = 0; rank < p.top_k; ++rank)
     launch_kernel(exact_kernel<D, kKeys>, blocks, kExactGroups * 128 + 32,
-                  Shared<D, kKeys>::bytes(kExactGroups), stream, p, scratch, tiles, rank);
+                  ScoreSmem<D, kKeys>::bytes(kExactGroups), stream, p, scratch, tiles, rank);
 }
 
 }  // namespace
 
-SelectScratch::SelectScratch(const Top1ChunkForward& p, WorkspaceArena& arena) {
+SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) {
   const int64_t heads = p.batch * p.kv_heads, rows = scores_means(p) ? 2 * kMeans : tile_keys(p);
   columns = arena.take<bf16>(heads * tiles_per_head(p) * rows * p.head_dim);
   key_norm = arena.take<float>(heads * all_chunks(p));
   previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
 }
 
-void select_chunks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
   with_head_dim(p.head_dim, [&](auto d) {
     if (scores_means(p)) approx_blocks<d()>(p, scratch, stream);
     else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);

@@ -285,9 +285,9 @@ __device__ void key_scores(int (&found)[2][4], const float (&s)[8][4], const Key
 // half a tile each time. The queries stay in registers; while one warpgroup waits for its products,
 // others use theirs. A thread brings the tiles in.
 template <int D, class Use>
-__device__ void score_lists(const Shared<D, kTileRows>& shared, const bf16* from, int count,
+__device__ void score_lists(const ScoreSmem<D, kTileRows>& shared, const bf16* from, int count,
                             Use&& use) {
-  constexpr int kStages = Shared<D, kTileRows>::kStages, kHalf = kTileRows / 2;
+  constexpr int kStages = ScoreSmem<D, kTileRows>::kStages, kHalf = kTileRows / 2;
   using Columns = WgmmaTile<D, kTileRows>;
   const WgmmaDescriptor tiles = warp_uniform(Columns{shared.tile(0)}.rows());
   const auto produce = [&](int i) {
@@ -326,10 +326,10 @@ __device__ void score_lists(const Shared<D, kTileRows>& shared, const bf16* from
 
 template <int D, int kParts>
 __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
-    list_kernel(Top1ChunkForward p, ShortlistScratch scratch, int tiles, Keyed keyed) {
+    list_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, int tiles, Keyed keyed) {
   using L = Layout<kParts>;
   const QueryTile mine(p, kGroups * kRows);
-  const Shared<D, kTileRows> shared(kGroups);
+  const ScoreSmem<D, kTileRows> shared(kGroups);
   const int count = (mine.candidates + L::kChunks - 1) / L::kChunks;
   const bf16* from =
       scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
@@ -379,7 +379,7 @@ Top1ChunkForward pairs_of(Top1ChunkForward p) {
 }
 
 template <int D, int kParts>
-void list_chunks(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
+void list_chunks(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream) {
   const int64_t chunks = ceil_div(p.time, p.chunk_size);
   const int tiles = int(tiles_per_head(p)), bytes = int(padded_chunk(p) * D * sizeof(bf16));
   Keyed keyed{1};
@@ -388,18 +388,18 @@ void list_chunks(const Top1ChunkForward& p, const ShortlistScratch& scratch, cud
                 128, bytes, stream, p, scratch.columns, tiles, padded_chunk(p));
   launch_kernel(list_kernel<D, kParts>,
                 unsigned(ceil_div(p.time, kGroups * kRows) * p.batch * p.heads), kGroups * 128,
-                Shared<D, kTileRows>::bytes(kGroups), stream, p, scratch, tiles, keyed);
+                ScoreSmem<D, kTileRows>::bytes(kGroups), stream, p, scratch, tiles, keyed);
 }
 
 }  // namespace
 
-ShortlistScratch::ShortlistScratch(const Top1ChunkForward& p, WorkspaceArena& arena)
+ShortlistWorkspace::ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
     : columns(arena.take<bf16>(p.batch * p.kv_heads * tiles_per_head(p) * kTileRows * p.head_dim)),
       listed(arena.take<uint16_t>(p.batch * p.heads * p.shortlist * p.time)),
       scores(arena.take<float>(p.batch * p.heads * p.shortlist * p.time)),
       lists(pairs_of(p), arena, kPairRuns) {}
 
-void select_shortlist(const Top1ChunkForward& p, const ShortlistScratch& scratch,
+void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
                       cudaStream_t stream) {
   with_head_dim(p.head_dim, [&](auto d) {
     if (parts(p) == 4) list_chunks<d(), 4>(p, scratch, stream);

@@ -28,7 +28,7 @@ struct Problem : Chunked<Top1ElementForward, R> {
 template <class R>
 struct ForwardScratch {
   R *q, *soft, *scores, *values, *largest, *sum;
-  ForwardScratch(Carver& carve, const Problem<R>& p)
+  ForwardScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(p.C * p.depth)),
         soft(carve.take<R>(p.C * p.depth)),
         scores(carve.take<R>(kRows * p.width)),
@@ -39,8 +39,8 @@ struct ForwardScratch {
 
 // Counts, then gives out, `tasks` scratches of one kind.
 template <class Scratch, class P>
-std::pair<std::byte*, size_t> scratches(Carver& carve, const P& p, int64_t tasks) {
-  Carver count(nullptr);
+std::pair<std::byte*, size_t> scratches(WorkspaceArena& carve, const P& p, int64_t tasks) {
+  WorkspaceArena count;
   Scratch(count, p);
   return {carve.take<std::byte>(std::min(kWorkers, tasks) * count.used()), count.used()};
 }
@@ -49,7 +49,7 @@ template <class R>
 struct ForwardMemory {
   Columns<R> keys;
   std::pair<std::byte*, size_t> scratch;
-  ForwardMemory(Carver& carve, const Problem<R>& p)
+  ForwardMemory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
         scratch(scratches<ForwardScratch<R>>(carve, p, p.batch * p.heads * p.chunks)) {}
 };
@@ -110,13 +110,13 @@ void finish_query(const Problem<R>& p, const ForwardScratch<R>& s, const Place& 
 template <class R>
 void forward(const Top1ElementForward& call, void* workspace, const ParallelFor& parallel) {
   const Problem<R> p(call);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   ForwardMemory<R> m(carve, p);
   const auto [memory, bytes] = m.scratch;
   pack_columns(p, p.k, m.keys, memory, bytes, parallel);
   for_each(p.batch * p.heads * p.chunks, memory, bytes, parallel,
            [&](int64_t item, std::byte* own) HWY_ATTR {
-             Carver scratch(own);
+             WorkspaceArena scratch(own);
              const ForwardScratch<R> s(scratch, p);
              const Place at = place(p, item);
              const int64_t begin = p.first_query(at.chunk), count = p.last_query(at.chunk) - begin;
@@ -135,7 +135,7 @@ void forward(const Top1ElementForward& call, void* workspace, const ParallelFor&
 template <class R>
 struct BackwardScratch {
   R *q, *dout, *P, *dS, *keys, *row;
-  BackwardScratch(Carver& carve, const Problem<R>& p)
+  BackwardScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(kRows * p.depth)),
         dout(carve.take<R>(kRows * p.depth)),
         P(carve.take<R>(kRows * p.width)),
@@ -152,7 +152,7 @@ struct BackwardMemory {
   R *dq, *dk, *dv;  // [B, H, T, depth], [B, Hk, past + T, depth] twice
   R* delta;         // [B, H, T]: dout · soft
   std::pair<std::byte*, size_t> scratch;
-  BackwardMemory(Carver& carve, const Problem<R>& p)
+  BackwardMemory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
         values(carve, p),
         dq(carve.take<R>(p.batch * p.heads * p.time * p.depth)),
@@ -243,13 +243,13 @@ void differentiate_head(const Top1ElementBackward& call, const Problem<R>& p,
 template <class R>
 void backward(const Top1ElementBackward& call, void* workspace, const ParallelFor& parallel) {
   const Problem<R> p(call.forward);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   BackwardMemory<R> m(carve, p);
   const auto [memory, bytes] = m.scratch;
   pack_columns(p, p.k, m.keys, memory, bytes, parallel);
   pack_columns(p, p.v, m.values, memory, bytes, parallel);
   for_each(p.batch * p.kv_heads, memory, bytes, parallel, [&](int64_t i, std::byte* own) HWY_ATTR {
-    Carver scratch(own);
+    WorkspaceArena scratch(own);
     const int64_t row = i * p.size * p.depth;
     differentiate_head(call, p, m, BackwardScratch<R>(scratch, p),
                        Target<R>{i / p.kv_heads, i % p.kv_heads, m.dk + row, m.dv + row});
@@ -258,7 +258,7 @@ void backward(const Top1ElementBackward& call, void* workspace, const ParallelFo
 
 template <class R, template <class> class Memory>
 size_t bytes_of(const Top1ElementForward& call) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   Memory<R>(count, Problem<R>(call));
   return count.used();
 }
@@ -267,8 +267,8 @@ size_t element_forward_bytes(const Top1ElementForward& p) {
   return p.dtype == DType::f64 ? bytes_of<double, ForwardMemory>(p)
                                : bytes_of<float, ForwardMemory>(p);
 }
-size_t element_backward_bytes(const Top1ElementBackward& q) {
-  const Top1ElementForward& p = q.forward;
+size_t element_backward_bytes(const Top1ElementBackward& bwd) {
+  const Top1ElementForward& p = bwd.forward;
   return p.dtype == DType::f64 ? bytes_of<double, BackwardMemory>(p)
                                : bytes_of<float, BackwardMemory>(p);
 }
@@ -276,9 +276,9 @@ void element_forward(const Top1ElementForward& p, void* workspace, const Paralle
   p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
                         : forward<float>(p, workspace, parallel);
 }
-void element_backward(const Top1ElementBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
-                                : backward<float>(q, workspace, parallel);
+void element_backward(const Top1ElementBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -296,14 +296,14 @@ namespace cpu {
 size_t workspace_bytes(const Top1ElementForward& p) {
   return HWY_DYNAMIC_DISPATCH(element_forward_bytes)(p);
 }
-size_t workspace_bytes(const Top1ElementBackward& q) {
-  return HWY_DYNAMIC_DISPATCH(element_backward_bytes)(q);
+size_t workspace_bytes(const Top1ElementBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(element_backward_bytes)(bwd);
 }
 void top1_element(const Top1ElementForward& p, void* workspace, const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(element_forward)(p, workspace, parallel);
 }
-void top1_element(const Top1ElementBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(element_backward)(q, workspace, parallel);
+void top1_element(const Top1ElementBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  HWY_DYNAMIC_DISPATCH(element_backward)(bwd, workspace, parallel);
 }
 }  // namespace cpu
 }  // namespace assay::ops

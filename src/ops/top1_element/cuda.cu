@@ -7,11 +7,11 @@ namespace {
 
 using namespace element;
 
-struct BackwardScratch {
+struct BackwardWorkspace {
   Operands operands;
   Choices choices;
-  BackwardScratch(const Top1ElementBackward& q, WorkspaceArena& arena)
-      : operands(q, arena), choices(q.forward, arena) {}
+  BackwardWorkspace(const Top1ElementBackward& bwd, WorkspaceArena& arena)
+      : operands(bwd, arena), choices(bwd.forward, arena) {}
 };
 
 }  // namespace
@@ -26,7 +26,7 @@ const char* why_unsupported(const Top1ElementForward& p) {
 }
 
 size_t workspace_bytes(const Top1ElementForward& p) { return workspace_size<Operands>(p); }
-size_t workspace_bytes(const Top1ElementBackward& q) { return workspace_size<BackwardScratch>(q); }
+size_t workspace_bytes(const Top1ElementBackward& bwd) { return workspace_size<BackwardWorkspace>(bwd); }
 
 void top1_element(const Top1ElementForward& p, void* workspace, Stream raw_stream) {
   check("top1_element", why_unsupported(p));
@@ -37,16 +37,16 @@ void top1_element(const Top1ElementForward& p, void* workspace, Stream raw_strea
   choose(p, operands, stream);
 }
 
-void top1_element(const Top1ElementBackward& q, void* workspace, Stream raw_stream) {
-  check("top1_element", why_unsupported(q.forward));
-  check("top1_element", why_unaligned({q.dout, q.dq, q.dk, q.dv}));
+void top1_element(const Top1ElementBackward& bwd, void* workspace, Stream raw_stream) {
+  check("top1_element", why_unsupported(bwd.forward));
+  check("top1_element", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
   const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
-  const BackwardScratch scratch(q, arena);
-  pack_operands(q, scratch.operands, stream);
-  query_gradients(q, scratch.operands, stream);
-  key_gradients(q, scratch.operands, stream);
-  value_gradients(q, scratch.choices, stream);
+  const BackwardWorkspace scratch(bwd, arena);
+  pack_operands(bwd, scratch.operands, stream);
+  query_gradients(bwd, scratch.operands, stream);
+  key_gradients(bwd, scratch.operands, stream);
+  value_gradients(bwd, scratch.choices, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -155,10 +155,10 @@ __device__ void sum_parts(float (&sum)[D / 8][4], const Smem& smem, const Top1El
 
 template <int D>
 __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
-    query_kernel(Top1ElementBackward q, Operands m, float scale) {
+    query_kernel(Top1ElementBackward bwd, Operands m, float scale) {
   using Smem = StreamSmem<D, kPart, kGroups<D>, 2, 2>;
   const Smem smem;
-  const Top1ElementForward& p = q.forward;
+  const Top1ElementForward& p = bwd.forward;
   const RowRange mine(int(p.heads), int(p.time), Smem::kRows, true);
   const Parts parts = keys_of(p, mine);
   smem.init();
@@ -173,16 +173,16 @@ __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
     smem.consumer_registers();
     float sum[D / 8][4] = {};
     sum_parts<D, false>(sum, smem, p, m, mine, parts, scale);
-    write_rows<D>(q.dq, mine, sum, float(p.scale));
+    write_rows<D>(bwd.dq, mine, sum, float(p.scale));
   }
 }
 
 template <int D>
 __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
-    key_kernel(Top1ElementBackward q, Operands m, float scale) {
+    key_kernel(Top1ElementBackward bwd, Operands m, float scale) {
   using Smem = StreamSmem<D, kPart, kGroups<D>, 2, 2, true>;
   const Smem smem;
-  const Top1ElementForward& p = q.forward;
+  const Top1ElementForward& p = bwd.forward;
   const RowRange mine(int(p.kv_heads), int(p.past + p.time), Smem::kRows, false);
   const Parts parts = queries_of(p, mine);
   smem.init();
@@ -202,28 +202,28 @@ __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
     smem.consumer_registers();
     float sum[D / 8][4] = {};
     sum_parts<D, true>(sum, smem, p, m, mine, parts, scale);
-    write_rows<D>(q.dk, mine, sum, fabsf(float(p.scale)));
+    write_rows<D>(bwd.dk, mine, sum, fabsf(float(p.scale)));
   }
 }
 
 }  // namespace
 
-void query_gradients(const Top1ElementBackward& q, const Operands& m, cudaStream_t stream) {
-  const Top1ElementForward& p = q.forward;
+void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+  const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
     using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2>;
     const unsigned blocks = unsigned(ceil_div(p.time, Smem::kRows) * p.batch * p.heads);
-    launch_kernel(query_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, q, m,
+    launch_kernel(query_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, bwd, m,
                   exponent_scale(p));
   });
   check_launch("top1_element: gradients of queries");
 }
-void key_gradients(const Top1ElementBackward& q, const Operands& m, cudaStream_t stream) {
-  const Top1ElementForward& p = q.forward;
+void key_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+  const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
     using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2, true>;
     const unsigned blocks = unsigned(ceil_div(p.past + p.time, Smem::kRows) * p.batch * p.kv_heads);
-    launch_kernel(key_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, q, m,
+    launch_kernel(key_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, bwd, m,
                   exponent_scale(p));
   });
   check_launch("top1_element: gradients of keys");

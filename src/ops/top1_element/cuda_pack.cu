@@ -46,14 +46,14 @@ void pack_rows(const Top1ElementForward& p, const View& x, int64_t heads, int64_
 
 // logsumexp and delta of each query, rows of a head padded. A quad of lanes a query.
 template <int D>
-__global__ void __launch_bounds__(256) facts_kernel(Top1ElementBackward q, Operands m) {
-  const Top1ElementForward& p = q.forward;
+__global__ void __launch_bounds__(256) facts_kernel(Top1ElementBackward bwd, Operands m) {
+  const Top1ElementForward& p = bwd.forward;
   const int64_t head = blockIdx.y, t = blockIdx.x * int64_t{64} + threadIdx.x / 4;
   const int lane = threadIdx.x % 4;
   float delta = 0;
   if (t < p.time) {
     const float* soft = static_cast<const float*>(p.soft) + (head * p.time + t) * D;
-    const bf16* dout = head_row<D>(q.dout, head / p.heads, t, head % p.heads);
+    const bf16* dout = head_row<D>(bwd.dout, head / p.heads, t, head % p.heads);
 #pragma unroll
     for (int i = lane * 4; i < D; i += 16) {
       const float4 x = *reinterpret_cast<const float4*>(soft + i);

@@ -25,7 +25,7 @@ struct Operands {
   // [B·H, q.rows] in base 2; dout · soft. +inf and 0 behind the last query: it adds nothing
   float *logsumexp, *delta;
   explicit Operands(const Top1ElementForward& p, WorkspaceArena& arena);
-  explicit Operands(const Top1ElementBackward& q, WorkspaceArena& arena);
+  explicit Operands(const Top1ElementBackward& bwd, WorkspaceArena& arena);
 };
 // Scores are products of packed rows times this, powers of 2; never 0, so that −inf stays
 // what it is.
@@ -35,14 +35,14 @@ inline float exponent_scale(const Top1ElementForward& p) {
 
 // Fills the operands. cuda_pack.cu
 void pack_operands(const Top1ElementForward& p, const Operands& m, cudaStream_t stream);
-void pack_operands(const Top1ElementBackward& q, const Operands& m, cudaStream_t stream);
+void pack_operands(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream);
 
 // index and out; logsumexp and soft where they are wanted. cuda_forward.cu
 void choose(const Top1ElementForward& p, const Operands& m, cudaStream_t stream);
 
 // dq, dk. cuda_backward.cu
-void query_gradients(const Top1ElementBackward& q, const Operands& m, cudaStream_t stream);
-void key_gradients(const Top1ElementBackward& q, const Operands& m, cudaStream_t stream);
+void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream);
+void key_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream);
 
 // dv: queries sorted by the key that they chose, each key the sum of its queries. cuda_values.cu
 struct Choices {
@@ -55,6 +55,6 @@ struct Choices {
   size_t scratch_bytes;
   Choices(const Top1ElementForward& p, WorkspaceArena& arena);
 };
-void value_gradients(const Top1ElementBackward& q, const Choices& choices, cudaStream_t stream);
+void value_gradients(const Top1ElementBackward& bwd, const Choices& choices, cudaStream_t stream);
 
 }  // namespace assay::ops::cuda::element

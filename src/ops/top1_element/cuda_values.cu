@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(256) bounds_kernel(Choices c, int64_t queries)
 // A warp a key. Lanes hold 8 columns each; as many streams of rows as fit into a warp, joined
 // in their order.
 template <int D>
-__global__ void __launch_bounds__(256) sum_kernel(Top1ElementBackward q, Choices c, int64_t keys) {
+__global__ void __launch_bounds__(256) sum_kernel(Top1ElementBackward bwd, Choices c, int64_t keys) {
   constexpr int kVectors = D / 8, kStreams = 32 / kVectors;
-  const Top1ElementForward& p = q.forward;
+  const Top1ElementForward& p = bwd.forward;
   const int64_t key = blockIdx.x * int64_t{8} + threadIdx.x / 32, size = p.past + p.time;
   if (key >= keys) return;
   const int lane = threadIdx.x % 32, vector = lane % kVectors, stream = lane / kVectors;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(256) sum_kernel(Top1ElementBackward q, Choices
   for (uint32_t i = begin + stream; i < end; i += kStreams) {
     const uint32_t item = c.sorted_item[i], head = item / uint32_t(p.time),
                    t = item % uint32_t(p.time);
-    const bf16* row = head_row<D>(q.dout, head / uint32_t(p.heads), t, head % uint32_t(p.heads));
+    const bf16* row = head_row<D>(bwd.dout, head / uint32_t(p.heads), t, head % uint32_t(p.heads));
     const uint4 x = *reinterpret_cast<const uint4*>(row + vector * 8);
     const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(256) sum_kernel(Top1ElementBackward q, Choices
   }
   if (stream > 0) return;
   const int64_t head = key / size;
-  *reinterpret_cast<uint4*>(head_row<D>(q.dv, head / p.kv_heads, key % size, head % p.kv_heads) +
+  *reinterpret_cast<uint4*>(head_row<D>(bwd.dv, head / p.kv_heads, key % size, head % p.kv_heads) +
                             vector * 8) =
       make_uint4(pack_bf16x2(sum[0], sum[1]), pack_bf16x2(sum[2], sum[3]),
                  pack_bf16x2(sum[4], sum[5]), pack_bf16x2(sum[6], sum[7]));
@@ -89,8 +89,8 @@ Choices::Choices(const Top1ElementForward& p, WorkspaceArena& arena) {
   scratch = arena.take<char>(int64_t(scratch_bytes));
 }
 
-void value_gradients(const Top1ElementBackward& q, const Choices& c, cudaStream_t stream) {
-  const Top1ElementForward& p = q.forward;
+void value_gradients(const Top1ElementBackward& bwd, const Choices& c, cudaStream_t stream) {
+  const Top1ElementForward& p = bwd.forward;
   const int64_t queries = queries_of(p), keys = keys_of(p);
   launch_kernel(list_kernel, unsigned(ceil_div(queries, 256)), 256, 0, stream, p, c, queries);
   size_t bytes = c.scratch_bytes;
@@ -99,7 +99,7 @@ void value_gradients(const Top1ElementBackward& q, const Choices& c, cudaStream_
     cudaMemsetAsync(bound, 0, size_t(keys) * sizeof(uint32_t), stream);
   launch_kernel(bounds_kernel, unsigned(ceil_div(queries, 256)), 256, 0, stream, c, queries);
   with_head_dim(p.head_dim, [&](auto d) {
-    launch_kernel(sum_kernel<d()>, unsigned(ceil_div(keys, 8)), 256, 0, stream, q, c, keys);
+    launch_kernel(sum_kernel<d()>, unsigned(ceil_div(keys, 8)), 256, 0, stream, bwd, c, keys);
   });
   check_launch("top1_element: gradients of values");
 }

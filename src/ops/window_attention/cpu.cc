@@ -63,7 +63,7 @@ struct Scratch {
   R* row;                  // [dim]
 };
 template <class R>
-Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, Carver& carve) {
+Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, WorkspaceArena& carve) {
   Scratch<R> s{};
   s.dim = padded<R>(p.head_dim);
   for (R** columns : {&s.q_columns, &s.dout_columns}) *columns = carve.take<R>(p.head_dim * kBlock);
@@ -77,7 +77,7 @@ Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, Carver& 
 }
 template <class R>
 std::vector<Scratch<R>> take_scratches(const WindowAttentionForward& p, bool backward,
-                                       int64_t slots, Carver& carve) {
+                                       int64_t slots, WorkspaceArena& carve) {
   std::vector<Scratch<R>> out;
   for (int64_t i = 0; i < slots; ++i) out.push_back(take_scratch<R>(p, backward, carve));
   return out;
@@ -208,12 +208,12 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
 // What the backward needs of the block's queries. s.max: logsumexp to the base 2; s.sum:
 // rowsum(dO ⊙ O).
 template <class R>
-void read_queries(const WindowAttentionBackward& q, const Block& b, const Scratch<R>& s) {
-  const WindowAttentionForward& p = q.forward;
+void read_queries(const WindowAttentionBackward& bwd, const Block& b, const Scratch<R>& s) {
+  const WindowAttentionForward& p = bwd.forward;
   read_columns(p, p.q, b, s.row, s.q_columns);
-  read_columns(p, q.dout, b, s.row, s.dout_columns);
+  read_columns(p, bwd.dout, b, s.row, s.dout_columns);
   read_block(p, p.q, b.batch, b.head, b.first, b.rows, s.dim, s.q);
-  read_block(p, q.dout, b.batch, b.head, b.first, b.rows, s.dim, s.dout);
+  read_block(p, bwd.dout, b.batch, b.head, b.first, b.rows, s.dim, s.dout);
   read_block(p, p.out, b.batch, b.head, b.first, b.rows, s.dim, s.out);
   const R* logsumexp =
       static_cast<const R*>(p.logsumexp) + (b.batch * p.heads + b.head) * p.time + b.first;
@@ -272,34 +272,34 @@ void add_product(const WindowAttentionForward& p, const Block& b, int64_t key, i
 
 // → the gradient of the slope.
 template <class R>
-double backward_block(const WindowAttentionBackward& q, const Block& b, const Scratch<R>& s) {
-  const WindowAttentionForward& p = q.forward;
+double backward_block(const WindowAttentionBackward& bwd, const Block& b, const Scratch<R>& s) {
+  const WindowAttentionForward& p = bwd.forward;
   const int64_t width = padded<R>(b.rows);
   double dslope = 0;
-  read_queries(q, b, s);
+  read_queries(bwd, b, s);
   std::fill(s.dq, s.dq + kBlock * s.dim, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
     const int64_t keys = std::min(kBlock, b.key_end - key);
     read_tile(p, b, key, keys, s);
     scores(p, b, key, keys, width, s);
     score_gradients(p, b, key, keys, width, s);
-    if (q.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
-    add_product(p, b, key, keys, s.p, s.dout, 1, s, q.dv);
-    add_product(p, b, key, keys, s.ds, s.q, p.scale, s, q.dk);
+    if (bwd.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
+    add_product(p, b, key, keys, s.p, s.dout, 1, s, bwd.dv);
+    add_product(p, b, key, keys, s.ds, s.q, p.scale, s, bwd.dk);
     matmul<R>(b.rows, s.dim, keys, {s.ds, 1, kBlock}, s.k, s.dim, s.dq, s.dim, true);
   }
   std::fill(s.rescale, s.rescale + kBlock, R(p.scale));
   scale_rows(b.rows, s.dim, s.rescale, s.dq);
-  write_block(p, q.dq, b, s.dim, s.dq);
+  write_block(p, bwd.dq, b, s.dim, s.dq);
   return dslope;
 }
 
 // Every query that reads one head of k and v; `dslopes` [H] of this sequence.
 template <class R>
-void backward_head(const WindowAttentionBackward& q, int64_t batch, int64_t kv_head,
+void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv_head,
                    const Scratch<R>& s, double* dslopes) {
-  const WindowAttentionForward& p = q.forward;
-  for (void* gradient : {q.dk, q.dv})
+  const WindowAttentionForward& p = bwd.forward;
+  for (void* gradient : {bwd.dk, bwd.dv})
     for (int64_t j = 0; j < p.keys; ++j)
       std::fill_n(
           static_cast<R*>(gradient) + ((batch * p.keys + j) * p.kv_heads + kv_head) * p.head_dim,
@@ -308,7 +308,7 @@ void backward_head(const WindowAttentionBackward& q, int64_t batch, int64_t kv_h
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     dslopes[head] = 0;
     for (int64_t i = 0; i < num_blocks(p); ++i)
-      dslopes[head] += backward_block(q, block_at(p, batch, head, i), s);
+      dslopes[head] += backward_block(bwd, block_at(p, batch, head, i), s);
   }
 }
 
@@ -316,7 +316,7 @@ template <class R>
 void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor& parallel) {
   const int64_t blocks = num_blocks(p), tasks = p.batch * p.heads * blocks,
                 slots = std::min(tasks, kSlots);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   const auto scratch = take_scratches<R>(p, false, slots, carve);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t slot = begin; slot < end; ++slot)
@@ -328,28 +328,28 @@ void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor
 }
 
 template <class R>
-void backward(const WindowAttentionBackward& q, void* workspace, const ParallelFor& parallel) {
-  const WindowAttentionForward& p = q.forward;
+void backward(const WindowAttentionBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const WindowAttentionForward& p = bwd.forward;
   const int64_t tasks = p.batch * p.kv_heads, slots = std::min(tasks, kSlots);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   const auto scratch = take_scratches<R>(p, true, slots, carve);
   double* dslopes = carve.take<double>(p.batch * p.heads);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t slot = begin; slot < end; ++slot)
       for (int64_t task = slot; task < tasks; task += slots)
-        backward_head(q, task / p.kv_heads, task % p.kv_heads, scratch[size_t(slot)],
+        backward_head(bwd, task / p.kv_heads, task % p.kv_heads, scratch[size_t(slot)],
                       dslopes + task / p.kv_heads * p.heads);
   });
-  for (int64_t head = 0; q.dalibi_slopes && head < p.heads; ++head) {
+  for (int64_t head = 0; bwd.dalibi_slopes && head < p.heads; ++head) {
     double sum = 0;
     for (int64_t batch = 0; batch < p.batch; ++batch) sum += dslopes[batch * p.heads + head];
-    static_cast<R*>(q.dalibi_slopes)[head] = R(sum);
+    static_cast<R*>(bwd.dalibi_slopes)[head] = R(sum);
   }
 }
 
 template <class R>
 size_t bytes(const WindowAttentionForward& p, bool backward) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   const int64_t tasks = backward ? p.batch * p.kv_heads : p.batch * p.heads * num_blocks(p);
   take_scratches<R>(p, backward, std::min(tasks, kSlots), count);
   if (backward) count.take<double>(p.batch * p.heads);
@@ -364,10 +364,10 @@ void attention_forward(const WindowAttentionForward& p, void* workspace,
   p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
                         : forward<float>(p, workspace, parallel);
 }
-void attention_backward(const WindowAttentionBackward& q, void* workspace,
+void attention_backward(const WindowAttentionBackward& bwd, void* workspace,
                         const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel)
-                                : backward<float>(q, workspace, parallel);
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -384,16 +384,16 @@ namespace cpu {
 size_t workspace_bytes(const WindowAttentionForward& p) {
   return HWY_DYNAMIC_DISPATCH(attention_bytes)(p, false);
 }
-size_t workspace_bytes(const WindowAttentionBackward& q) {
-  return HWY_DYNAMIC_DISPATCH(attention_bytes)(q.forward, true);
+size_t workspace_bytes(const WindowAttentionBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(attention_bytes)(bwd.forward, true);
 }
 void window_attention(const WindowAttentionForward& p, void* workspace,
                       const ParallelFor& parallel) {
   HWY_DYNAMIC_DISPATCH(attention_forward)(p, workspace, parallel);
 }
-void window_attention(const WindowAttentionBackward& q, void* workspace,
+void window_attention(const WindowAttentionBackward& bwd, void* workspace,
                       const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(attention_backward)(q, workspace, parallel);
+  HWY_DYNAMIC_DISPATCH(attention_backward)(bwd, workspace, parallel);
 }
 }  // namespace cpu
 }  // namespace assay::ops

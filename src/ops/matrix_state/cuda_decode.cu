@@ -11,11 +11,10 @@ constexpr int kMaxWarps = 4;
 template <int K>
 constexpr int kColumns = K == 256 ? 16 : 32;  // of a warp
 
-// Of all threads with the same columns, every kSide-th of a warp, for each of them.
-template <int kSide>
+// Of all threads with the same columns, every kColumnThreads-th of a warp, for each of them.
+template <int kColumnThreads>
 __device__ inline Vec4 sum_over_rows(Vec4 x) {
-#pragma unroll
-  for (int n = 0; n < 4; ++n) x[n] = butterfly<kSide, 32>(x[n], Plus{});
+  butterfly_sum<kColumnThreads, 32>(x.at);
   return x;
 }
 
@@ -38,11 +37,11 @@ constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
 
 template <Rule kRule, bool kBonus, int K>
 __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
-    few_steps_kernel(ChunkedForward p) {
-  constexpr int kSide = kColumns<K> / 4, kRows = K / (32 / kSide);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / kSide * kRows;
+    decode_kernel(ChunkedForward p) {
+  constexpr int kColumnThreads = kColumns<K> / 4, kRows = K / (32 / kColumnThreads);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / kColumnThreads * kRows;
   const int64_t V = p.value_dim, head = blockIdx.x, tile = int64_t{blockIdx.y} * (blockDim.x / 32);
-  const int64_t column = (tile + warp) * kColumns<K> + lane % kSide * 4,
+  const int64_t column = (tile + warp) * kColumns<K> + lane % kColumnThreads * 4,
                 at = (head * K + first) * V + column;
   const auto b = unsigned(blockIdx.x) / unsigned(p.heads),
              h = unsigned(blockIdx.x) % unsigned(p.heads);
@@ -55,13 +54,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
     if (there && p.initial_state) S[i] = load_float4(p.initial_state + at + i * V);
 
   for (int64_t t = 0; t < p.time; ++t) {
-    auto row = [&](const Heads& x, int64_t width) {
+    auto row = [&](const HeadView& x, int64_t width) {
       return chunks::row<bf16>(x, p.heads, b, t, h, width);
     };
-    auto keys = [&](float(&x)[kRows], const Heads& from) {
+    auto keys = [&](float(&x)[kRows], const HeadView& from) {
       load_vec(x, row(from, K), DType::bf16, first);
     };
-    auto gate = [&](const Heads& x, DType dtype, int64_t width) -> const void* {
+    auto gate = [&](const HeadView& x, DType dtype, int64_t width) -> const void* {
       if (!x.rows.data) return nullptr;
       return dtype == DType::bf16 ? static_cast<const void*>(row(x, width))
                                   : chunks::row<float>(x, p.heads, b, t, h, width);
@@ -71,7 +70,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
     if (there) load_vec(v.at, row(p.v, V), DType::bf16, column);
     keys(query, p.q);
     keys(key, p.k);
-    if constexpr (kRule == Rule::pair) {
+    if constexpr (kRule == Rule::dplr) {
       keys(read, p.a);
       keys(low, p.b);
     }
@@ -88,11 +87,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
       if constexpr (kBonus) bonus[i] *= key[i] * query[i];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        if constexpr (kRule != Rule::linear) r[n] += read[i] * S[i][n];
+        if constexpr (kRule != Rule::gla) r[n] += read[i] * S[i][n];
         if constexpr (kBonus) out[n] += query[i] * S[i][n] + bonus[i] * v[n];
       }
     }
-    if constexpr (kRule != Rule::linear) r = sum_over_rows<kSide>(r);
+    if constexpr (kRule != Rule::gla) r = sum_over_rows<kColumnThreads>(r);
     if constexpr (kRule == Rule::delta)
 #pragma unroll
       for (int n = 0; n < 4; ++n) r[n] += beta * v[n];
@@ -101,12 +100,12 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         S[i][n] *= decay[i];
-        if constexpr (kRule != Rule::linear) S[i][n] += low[i] * r[n];
+        if constexpr (kRule != Rule::gla) S[i][n] += low[i] * r[n];
         if constexpr (kRule != Rule::delta) S[i][n] += key[i] * v[n];
         if constexpr (!kBonus) out[n] += query[i] * S[i][n];
       }
-    out = sum_over_rows<kSide>(out);
-    if (lane >= kSide || !there) continue;
+    out = sum_over_rows<kColumnThreads>(out);
+    if (lane >= kColumnThreads || !there) continue;
     Vec<bf16, 4> y;
 #pragma unroll
     for (int n = 0; n < 4; ++n) y.at[n] = __float2bfloat16(p.scale * out[n]);
@@ -122,12 +121,12 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
 }  // namespace assay::ops::cuda::steps
 
 namespace assay::ops::cuda {
-void few_steps(const ChunkedForward& p, Stream stream) {
+void decode(const ChunkedForward& p, Stream stream) {
   chunks::with_case(p, [&](auto which, auto size) {
     const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<decltype(size)::value>);
     const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
     const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
-    launch_pdl(steps::few_steps_kernel<decltype(which)::kRule, decltype(which)::kBonus,
+    launch_pdl(steps::decode_kernel<decltype(which)::kRule, decltype(which)::kBonus,
                                        decltype(size)::value>,
                blocks, unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
   });

@@ -1,4 +1,4 @@
-#include "ops/matrix_state/steps.h"
+#include "ops/recurrence_reference.h"
 
 #include <torch/torch.h>
 

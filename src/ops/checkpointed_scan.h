@@ -18,7 +18,7 @@ using Piece = std::function<std::tuple<at::Tensor, at::Tensor>(
 // before it left. Tensors of one step (size(1) == 1) are the same for every piece; undefined ones
 // stay undefined. Keeps the inputs and the state before each piece; the backward computes each
 // piece again. Gradients for all, summed in order of time.
-std::tuple<at::Tensor, at::Tensor> in_segments(const Piece& piece,
+std::tuple<at::Tensor, at::Tensor> scan_with_recompute(const Piece& piece,
                                                const std::vector<at::Tensor>& sequences,
                                                const at::Tensor& initial_state, int64_t time,
                                                int64_t length);

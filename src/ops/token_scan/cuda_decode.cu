@@ -11,7 +11,7 @@ namespace {
 
 // of a block; rates of channels that are fetched at once
 constexpr int kWarps = 4, kRates = 4;
-enum class Kind { channels, heads, diagonal, exact };  // whose decay is exp(p rate)
+enum class DecayKind { channels, heads, diagonal, exact };  // whose decay is exp(p rate)
 
 // The row of step t of sequence b.
 __device__ inline const void* row(const TypedView& x, int64_t b, int64_t t) {
@@ -27,10 +27,10 @@ __device__ inline float or_0(const TypedView& x, const TypedView& otherwise, int
   return x.data ? found : 0.f;
 }
 // Numbers 0 to 3 of the row behind `first`, 0 from `count` on.
-template <bool kWhole>
+template <bool kFullTile>
 __device__ inline Vec4 four(const void* row, DType dtype, int64_t first, int count) {
   Vec4 x = {};
-  if constexpr (kWhole) load_vec(x.at, row, dtype, count > 0 ? first : 0);
+  if constexpr (kFullTile) load_vec(x.at, row, dtype, count > 0 ? first : 0);
   else
 #pragma unroll
     for (int n = 0; n < 4; ++n) x[n] = cuda::load_scalar(row, dtype, n < count ? first + n : 0);
@@ -40,17 +40,17 @@ __device__ inline Vec4 four(const void* row, DType dtype, int64_t first, int cou
 }
 
 // Of a multiprocessor, at once: so many that a small state needs one round of them.
-template <int kLanes, bool kWhole>
-constexpr int kBlocks = !kWhole       ? 2
+template <int kLanes, bool kFullTile>
+constexpr int kBlocks = !kFullTile       ? 2
                         : kLanes < 8  ? 6
                         : kLanes == 8 ? 5
                                       : 4;
 
-// kWhole: 4 divides N, and four numbers lie where one load takes them.
-template <Kind kKind, int kLanes, bool kWhole>
-__global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>)
-    few_steps_kernel(TokenSteps p) {
-  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kSide = 32 / kLanes, kChannels = kLoads * kSide;
+// kFullTile: 4 divides N, and four numbers lie where one load takes them.
+template <DecayKind kDecayKind, int kLanes, bool kFullTile>
+__global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
+    decode_kernel(TokenSteps p) {
+  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kChannelsPerLoad = 32 / kLanes, kChannels = kLoads * kChannelsPerLoad;
   constexpr int kOwners = kLanes / kLoads;
   const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4,
             N = int(p.state_size);
@@ -64,43 +64,43 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>)
   if (b >= p.batch) return;
 
   Vec4 S[kLoads] = {};
-  auto has = [&](int j) { return side + j * kSide < here && count > 0; };
-  auto state = [&](int j) { return (side + j * kSide) * N + n0; };
+  auto has = [&](int j) { return side + j * kChannelsPerLoad < here && count > 0; };
+  auto state = [&](int j) { return (side + j * kChannelsPerLoad) * N + n0; };
 #pragma unroll
   for (int j = 0; j < kLoads; ++j)
     if (before && has(j)) {
-      if constexpr (kWhole) S[j] = load_float4(before + state(j));
+      if constexpr (kFullTile) S[j] = load_float4(before + state(j));
       else S[j] = four<false>(before, DType::f32, state(j), count);
     }
 
   // The channel that this thread owns; with others, where there are more threads than channels.
-  const int own = lane % kLanes / kOwners * kSide + side;
+  const int own = lane % kLanes / kOwners * kChannelsPerLoad + side;
   const unsigned d = first + min(own, here - 1),
-                 head = kKind == Kind::heads ? d / unsigned(p.head_dim) : d;
+                 head = kDecayKind == DecayKind::heads ? d / unsigned(p.head_dim) : d;
   const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
   const float D = or_0(p.D, p.x, 0, 0, head), bias = or_0(p.delta_bias, p.x, 0, 0, head);
-  const float head_rate = kKind == Kind::heads ? kLog2e * load_scalar(p.rate, 0, 0, head) : 0.f;
+  const float head_rate = kDecayKind == DecayKind::heads ? kLog2e * load_scalar(p.rate, 0, 0, head) : 0.f;
   for (int64_t t = 0; t < p.time; ++t) {
     const float x = load_scalar(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d),
                 raw = load_scalar(p.delta, b, t, head) + bias;
-    const Vec4 k = four<kWhole>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
-    const Vec4 q = four<kWhole>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
+    const Vec4 k = four<kFullTile>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
+    const Vec4 q = four<kFullTile>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
     Vec4 rates[kRates] = {};
     auto fetch_rates = [&](int j) {
 #pragma unroll
       for (int i = 0; i < kRates && i < kLoads; ++i) {
-        const int channel = min(side + (j + i) * kSide, here - 1);
-        rates[i] = four<kWhole>(row(p.rate, b, t), p.rate.dtype,
+        const int channel = min(side + (j + i) * kChannelsPerLoad, here - 1);
+        rates[i] = four<kFullTile>(row(p.rate, b, t), p.rate.dtype,
                                 (first + channel) * p.rate_channel_stride + n0, count);
       }
     };
-    if constexpr (kKind == Kind::channels) fetch_rates(0);
+    if constexpr (kDecayKind == DecayKind::channels) fetch_rates(0);
 
     // shared: the decay of all, or what it is found from
     float step, input = x, shared = 0, sums[kLoads] = {};
-    if constexpr (kKind == Kind::channels || kKind == Kind::heads) {
+    if constexpr (kDecayKind == DecayKind::channels || kDecayKind == DecayKind::heads) {
       step = p.delta_softplus ? softplus<float>(raw) : raw;
-      shared = kKind == Kind::heads ? ex2_approx(step * head_rate) : kLog2e * step;
+      shared = kDecayKind == DecayKind::heads ? ex2_approx(step * head_rate) : kLog2e * step;
     } else {
       float square[1] = {};
 #pragma unroll
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>)
       const float beta = sigmoid_approx(raw);
       shared = step = __fdividef(beta, 1 + beta * transposed_sum<kLanes>(square));
     }
-    if constexpr (kKind == Kind::exact) {
+    if constexpr (kDecayKind == DecayKind::exact) {
 #pragma unroll
       for (int j = 0; j < kLoads; ++j)
 #pragma unroll
@@ -118,16 +118,16 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>)
     const float write = step * input;
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
-      if constexpr (kKind == Kind::channels)
+      if constexpr (kDecayKind == DecayKind::channels)
         if (j > 0 && j % kRates == 0) fetch_rates(j);
       const float written = __shfl_sync(~0u, write, j * kOwners, kLanes);
       const float common =
-          kKind == Kind::exact ? 1.f : __shfl_sync(~0u, shared, j * kOwners, kLanes);
+          kDecayKind == DecayKind::exact ? 1.f : __shfl_sync(~0u, shared, j * kOwners, kLanes);
       sums[j] = 0;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const float keep = kKind == Kind::channels   ? ex2_approx(common * rates[j % kRates][n])
-                           : kKind == Kind::diagonal ? 1 - common * k[n] * k[n]
+        const float keep = kDecayKind == DecayKind::channels   ? ex2_approx(common * rates[j % kRates][n])
+                           : kDecayKind == DecayKind::diagonal ? 1 - common * k[n] * k[n]
                                                      : common;
         S[j][n] = keep * S[j][n] + written * k[n];
         sums[j] += S[j][n] * q[n];
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kWhole>)
   for (int j = 0; j < kLoads; ++j) {
     if (!has(j)) continue;
     float* to = p.final_state + states + state(j);
-    if constexpr (kWhole) store_streaming(to, S[j]);
+    if constexpr (kFullTile) store_streaming(to, S[j]);
     else
 #pragma unroll
       for (int n = 0; n < 4; ++n)
@@ -163,33 +163,33 @@ bool whole(const TokenSteps& p) {
          (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
 }
 
-template <Kind kKind, int kLanes, bool kWhole = true>
+template <DecayKind kDecayKind, int kLanes, bool kFullTile = true>
 void launch(const TokenSteps& p, Stream stream) {
   constexpr int kChannels = kLanes < 16 ? 32 : 512 / kLanes;
   const dim3 blocks(unsigned(ceil_div(p.channels, kChannels)), unsigned(ceil_div(p.batch, kWarps)));
-  launch_pdl(few_steps_kernel<kKind, kLanes, kWhole>, blocks, kWarps * 32, 0, stream, p);
+  launch_pdl(decode_kernel<kDecayKind, kLanes, kFullTile>, blocks, kWarps * 32, 0, stream, p);
 }
 
-template <Kind kKind>
+template <DecayKind kDecayKind>
 void launch(const TokenSteps& p, Stream stream) {
-  if (!whole(p)) launch<kKind, 32, false>(p, stream);
-  else if (p.state_size <= 8) launch<kKind, 2>(p, stream);
-  else if (p.state_size <= 16) launch<kKind, 4>(p, stream);
-  else if (p.state_size <= 32) launch<kKind, 8>(p, stream);
-  else if (p.state_size <= 64) launch<kKind, 16>(p, stream);
-  else launch<kKind, 32>(p, stream);
+  if (!whole(p)) launch<kDecayKind, 32, false>(p, stream);
+  else if (p.state_size <= 8) launch<kDecayKind, 2>(p, stream);
+  else if (p.state_size <= 16) launch<kDecayKind, 4>(p, stream);
+  else if (p.state_size <= 32) launch<kDecayKind, 8>(p, stream);
+  else if (p.state_size <= 64) launch<kDecayKind, 16>(p, stream);
+  else launch<kDecayKind, 32>(p, stream);
 }
 
 }  // namespace
 }  // namespace assay::ops::cuda::token
 
 namespace assay::ops::cuda {
-void few_steps(const TokenSteps& p, Stream stream) {
-  using token::Kind;
-  if (p.update == Update::diagonal) token::launch<Kind::diagonal>(p, stream);
-  else if (p.update == Update::exact) token::launch<Kind::exact>(p, stream);
-  else if (p.rate_of_heads) token::launch<Kind::heads>(p, stream);
-  else token::launch<Kind::channels>(p, stream);
+void decode(const TokenSteps& p, Stream stream) {
+  using token::DecayKind;
+  if (p.update == Update::diagonal) token::launch<DecayKind::diagonal>(p, stream);
+  else if (p.update == Update::exact) token::launch<DecayKind::exact>(p, stream);
+  else if (p.rate_of_heads) token::launch<DecayKind::heads>(p, stream);
+  else token::launch<DecayKind::channels>(p, stream);
   check_launch("token_scan, a few steps");
 }
 }  // namespace assay::ops::cuda

@@ -1,4 +1,4 @@
-#include "ops/segments.h"
+#include "ops/checkpointed_scan.h"
 
 #include <torch/torch.h>
 
@@ -94,7 +94,7 @@ struct Segments : torch::autograd::Function<Segments> {
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> in_segments(const Piece& piece,
+std::tuple<at::Tensor, at::Tensor> scan_with_recompute(const Piece& piece,
                                                const std::vector<at::Tensor>& sequences,
                                                const at::Tensor& initial_state, int64_t time,
                                                int64_t length) {

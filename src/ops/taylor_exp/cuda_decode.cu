@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 320;  // wanted in a block
 constexpr int kMaxColumns = kMaxTaylorValue + 1;
 
-__device__ inline float load_scalar(const Heads& x, DType dtype, const TaylorSteps& p, int64_t t,
+__device__ inline float load_scalar(const HeadView& x, DType dtype, const TaylorSteps& p, int64_t t,
                                     int64_t width, int64_t i) {
   const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
   return cuda::load_scalar(
@@ -66,7 +66,7 @@ __device__ inline void put(float* to, const float* state, const Span& span) {
   cp_async_bulk_store(to + span.first, state + (span.first - span.begin), span.bytes());
 }
 
-__global__ void __launch_bounds__(kMaxColumns, 3) few_steps_kernel(TaylorSteps p, int groups) {
+__global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, int groups) {
   __shared__ float q[kMaxTaylorKey], k[kMaxTaylorKey];
   __shared__ uint64_t word;
   extern __shared__ __align__(16) float memory[];
@@ -125,12 +125,12 @@ __global__ void __launch_bounds__(kMaxColumns, 3) few_steps_kernel(TaylorSteps p
 }  // namespace assay::ops::cuda::taylor
 
 namespace assay::ops::cuda {
-void few_steps(const TaylorSteps& p, Stream stream) {
+void decode(const TaylorSteps& p, Stream stream) {
   const int columns = int(p.value_dim) + 1, groups = std::max(1, taylor::kThreads / columns);
   const auto threads = unsigned(ceil_div(groups * columns, 32)) * 32;
   const int64_t features = 1 + p.key_dim + p.key_dim * (p.key_dim + 1) / 2;
   const size_t shared = size_t(features * (columns + 2) + 4 + groups * columns) * sizeof(float);
-  launch_pdl(taylor::few_steps_kernel, unsigned(p.batch * p.heads), threads, shared, stream, p,
+  launch_pdl(taylor::decode_kernel, unsigned(p.batch * p.heads), threads, shared, stream, p,
              groups);
   check_launch("taylor_exp_attention, a few steps");
 }

@@ -11,7 +11,7 @@ namespace top1 {
 namespace {
 
 // of a block; fewer where blocks are many
-constexpr int kMostThreads = 256, kMostWarps = kMostThreads / 32;
+constexpr int kMaxThreads = 256, kMaxWarps = kMaxThreads / 32;
 // chunks scored before the best of them are found
 constexpr int kTile = 1024;
 constexpr int kMaxKept = 64;     // of top_k and shortlist
@@ -50,7 +50,7 @@ struct Rows {
     for (int i = 0; i < kEach; ++i)
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) sum += q[i][e] * to_compute(x.at[i].at[e]);
-    return group_sum(sum, kLanes);
+    return group_reduce<kLanes>(sum, Plus{});
   }
   // Of the lane's part.
   __device__ static R square(const Row& x) {
@@ -91,9 +91,9 @@ __device__ void each_row(int first, int step, int count, const At& row, const F&
 }
 
 template <class R>
-struct Shared {
-  R scores[kTile + kMaxKept], part[kMostWarps], rest[kMostWarps];
-  int ids[kTile + kMaxKept], part_at[kMostWarps], kept[kMaxKept];
+struct DecodeSmem {
+  R scores[kTile + kMaxKept], part[kMaxWarps], rest[kMaxWarps];
+  int ids[kTile + kMaxKept], part_at[kMaxWarps], kept[kMaxKept];
 };
 
 template <class R>
@@ -104,7 +104,7 @@ __device__ bool better(R a, int id_a, R b, int id_b) {
 // The `n` best of the first `count` scores, best first, ties to the lower number: ids to `kept`
 // (−1: none left), and scores and ids to the front.
 template <class R>
-__device__ void keep_best(Shared<R>& s, int count, int n) {
+__device__ void keep_best(DecodeSmem<R>& s, int count, int n) {
   R kept_score = 0;  // of rank threadIdx.x
   __syncthreads();
   for (int rank = 0; rank < n; ++rank) {
@@ -160,15 +160,15 @@ __device__ void keep_best(Shared<R>& s, int count, int n) {
 }
 
 template <class R>
-__device__ void put_score(Shared<R>& s, int at, int id, R score) {
+__device__ void put_score(DecodeSmem<R>& s, int at, int id, R score) {
   s.scores[at] = isnan(score) ? R(INFINITY) : score;
   s.ids[at] = id;  // NaN counts as the best
 }
 
 // Σ over the block, or the largest; in all threads.
 template <class R, class F>
-__device__ R reduce(Shared<R>& s, R x, const F& f) {
-  x = group_reduce(x, 32, f);
+__device__ R reduce(DecodeSmem<R>& s, R x, const F& f) {
+  x = group_reduce<32>(x, f);
   __syncthreads();
   if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = x;
   __syncthreads();
@@ -183,7 +183,7 @@ struct Step {
   using Keys = Rows<T, D>;
   static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // of a mean
   const Top1ChunkForward& p;
-  Shared<R>& s;
+  DecodeSmem<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
   int b, kv, chunk, own, last;
   float inverse;  // of chunk
@@ -312,7 +312,7 @@ struct Step {
         });
     if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
     R rest = rows.length() * sqrt(longest) * R(1.01 / 256);
-    rest = group_sum(rest, Keys::kLanes);
+    rest = group_reduce<Keys::kLanes>(rest, Plus{});
     best.rest = fmax(best.rest, rest);
     return of_block(best);
   }
@@ -379,12 +379,12 @@ struct Step {
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(kMostThreads, sizeof(T) == 2 ? 3 : 1)
+__global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
     step_kernel(Top1ChunkForward p) {
   using R = Real<T>;
   using Keys = Rows<T, D>;
-  __shared__ Shared<R> s;
-  __shared__ R query[D], gathered[kMostWarps][D];
+  __shared__ DecodeSmem<R> s;
+  __shared__ R query[D], gathered[kMaxWarps][D];
   extern __shared__ double memory[];
   R* logits = reinterpret_cast<R*>(memory);
   const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
@@ -469,7 +469,7 @@ template <class T, int D>
 void launch(const Top1ChunkForward& p, cudaStream_t stream) {
   const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
   const unsigned blocks = unsigned(p.batch * p.time * p.heads);
-  launch_kernel(step_kernel<T, D>, blocks, blocks < 2u * unsigned(sm_count()) ? kMostThreads : 128,
+  launch_kernel(step_kernel<T, D>, blocks, blocks < 2u * unsigned(sm_count()) ? kMaxThreads : 128,
                 bytes, stream, p);
 }
 
