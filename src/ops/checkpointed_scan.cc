@@ -95,9 +95,9 @@ struct Segments : torch::autograd::Function<Segments> {
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> scan_with_recompute(const Piece& piece,
-                                               const std::vector<at::Tensor>& sequences,
-                                               const at::Tensor& initial_state, int64_t time,
-                                               int64_t length) {
+                                                       const std::vector<at::Tensor>& sequences,
+                                                       const at::Tensor& initial_state,
+                                                       int64_t time, int64_t length) {
   variable_list present;  // the autograd function sees only these
   std::vector<bool> is_present;
   for (const at::Tensor& x : sequences) {

@@ -19,8 +19,8 @@ using Piece = std::function<std::tuple<at::Tensor, at::Tensor>(
 // stay undefined. Keeps the inputs and the state before each piece; the backward computes each
 // piece again. Gradients for all, summed in order of time.
 std::tuple<at::Tensor, at::Tensor> scan_with_recompute(const Piece& piece,
-                                               const std::vector<at::Tensor>& sequences,
-                                               const at::Tensor& initial_state, int64_t time,
-                                               int64_t length);
+                                                       const std::vector<at::Tensor>& sequences,
+                                                       const at::Tensor& initial_state,
+                                                       int64_t time, int64_t length);
 
 }  // namespace assay::ops

@@ -18,11 +18,26 @@ struct View {
   explicit operator bool() const { return data != nullptr; }
 };
 
+// [B, T, G, D], the last two contiguous; head h reads ⌊h / (H/G)⌋. Strides
+// may be 0. data == nullptr: absent.
+struct HeadView {
+  View rows;
+  int64_t heads = 1;
+  explicit operator bool() const { return bool(rows); }
+};
+
 using Stream = void*;  // cudaStream_t
 // Runs body(begin, end) over disjoint parts of [0, size) on the caller's pool; `grain`: fewest
 // items worth a thread.
 using ParallelFor = std::function<void(int64_t size, int64_t grain,
                                        const std::function<void(int64_t, int64_t)>& body)>;
+
+// For functions that kernels of both devices call.
+#ifdef __CUDACC__
+#define ASSAY_HOST_DEVICE __host__ __device__
+#else
+#define ASSAY_HOST_DEVICE
+#endif
 
 // Hands out pieces of a workspace, each aligned to 256 bytes. Without memory it only counts.
 class WorkspaceArena {

@@ -7,8 +7,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/causal_conv1d/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
@@ -255,7 +254,7 @@ void convolve_forward(const CausalConv1dForward& p, const ParallelFor& parallel)
 void convolve_backward(const CausalConv1dBackward& bwd, void* workspace,
                        const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                : backward<float>(bwd, workspace, parallel);
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -263,21 +262,12 @@ void convolve_backward(const CausalConv1dBackward& bwd, void* workspace,
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(conv_bytes);
-HWY_EXPORT(convolve_forward);
-HWY_EXPORT(convolve_backward);
-
-namespace cpu {
 size_t workspace_bytes(const CausalConv1dBackward& bwd) {
   return HWY_DYNAMIC_DISPATCH(conv_bytes)(bwd);
 }
-void causal_conv1d(const CausalConv1dForward& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(convolve_forward)(p, parallel);
-}
-void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(convolve_backward)(bwd, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_KERNEL(causal_conv1d, convolve_forward, CausalConv1dForward)
+ASSAY_CPU_WORKSPACE_KERNEL(causal_conv1d, convolve_backward, CausalConv1dBackward)
+}  // namespace assay::ops::cpu
 #endif

@@ -3,10 +3,8 @@
 
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/causal_conv1d/kernel.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/register.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -34,24 +32,21 @@ CausalConv1dForward describe(const Inputs& in) {
   return p;
 }
 
-void launch(const CausalConv1dForward& p, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::causal_conv1d(p, current_stream(device));
-  }
-#endif
-  cpu::causal_conv1d(p, at_parallel_for());
+void launch(const CausalConv1dForward& p, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::causal_conv1d(p, pool); },
+      [&](auto stream) { cuda::causal_conv1d(p, stream); });
 }
 void launch(const CausalConv1dBackward& bwd, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(bwd), device);
-    return cuda::causal_conv1d(bwd, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::causal_conv1d(bwd, workspace(cpu::workspace_bytes(bwd), device).data_ptr(), at_parallel_for());
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::causal_conv1d(bwd, scratch(cpu::workspace_bytes(bwd)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::causal_conv1d(bwd, scratch(cuda::workspace_bytes(bwd)).data_ptr(), stream);
+      });
 }
 
 using torch::autograd::AutogradContext;

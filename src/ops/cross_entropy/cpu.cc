@@ -4,8 +4,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cross_entropy/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <hwy/aligned_allocator.h>
 
@@ -84,9 +83,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace assay::ops::cpu {
-HWY_EXPORT(run_cross_entropy);
-void cross_entropy(const CrossEntropy& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(run_cross_entropy)(p, parallel);
-}
+ASSAY_CPU_KERNEL(cross_entropy, run_cross_entropy, CrossEntropy)
 }  // namespace assay::ops::cpu
 #endif

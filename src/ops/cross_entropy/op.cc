@@ -3,9 +3,7 @@
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/cross_entropy/kernel.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
-#include "ops/tensors.h"
+#include "ops/dispatch.h"
 
 namespace assay::ops {
 namespace {
@@ -20,14 +18,10 @@ void check(const at::Tensor& logits, const at::Tensor& targets) {
                     ": targets must be int64 on ", logits.device());
 }
 
-void launch(const CrossEntropy& p, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::cross_entropy(p, current_stream(device));
-  }
-#endif
-  cpu::cross_entropy(p, at_parallel_for());
+void launch(const CrossEntropy& p, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::cross_entropy(p, pool); },
+      [&](auto stream) { cuda::cross_entropy(p, stream); });
 }
 
 at::Tensor from_kernel(const at::Tensor& logits, const at::Tensor& targets, bool gradient,

@@ -80,11 +80,10 @@ const bool registered_paths = register_matrix_state("delta_rule") &&
                               register_matrix_state("gated_delta_rule") &&
                               register_matrix_state("rwkv7");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(
-      m,
-      "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, Tensor? "
-      "initial_state=None) -> (Tensor out, Tensor final_state)",
-      delta_rule);
+  register_operator(m,
+                    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, Tensor? "
+                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    delta_rule);
   register_operator(
       m,
       "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor? "

@@ -3,8 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/glu/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
@@ -85,7 +84,8 @@ void glu_forward(const Glu& p, const ParallelFor& parallel) {
   p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
 }
 void glu_backward(const GluBackward& bwd, const ParallelFor& parallel) {
-  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, parallel) : backward<float>(bwd, parallel);
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, parallel)
+                                  : backward<float>(bwd, parallel);
 }
 
 }  // namespace
@@ -93,16 +93,8 @@ void glu_backward(const GluBackward& bwd, const ParallelFor& parallel) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
-HWY_EXPORT(glu_forward);
-HWY_EXPORT(glu_backward);
-namespace cpu {
-void glu(const Glu& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(glu_forward)(p, parallel);
-}
-void glu(const GluBackward& bwd, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(glu_backward)(bwd, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+namespace assay::ops::cpu {
+ASSAY_CPU_KERNEL(glu, glu_forward, Glu)
+ASSAY_CPU_KERNEL(glu, glu_backward, GluBackward)
+}  // namespace assay::ops::cpu
 #endif

@@ -95,7 +95,7 @@ void glu(const GluBackward& bwd, Stream stream) {
     };
     const int64_t numbers = p.rows * p.width;
     wide(p, kWidth, {p.h, bwd.dy, bwd.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth)
-                                       : launch(glu_backward<T, 1>, numbers);
+                                           : launch(glu_backward<T, 1>, numbers);
   });
   check_launch("glu backward");
 }

@@ -3,11 +3,9 @@
 
 #include <cmath>
 
+#include "ops/dispatch.h"
 #include "ops/glu/glu.h"
 #include "ops/glu/kernel.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -21,14 +19,10 @@ Glu describe(const at::Tensor& h, bool silu) {
 }
 
 template <class Arguments>
-void launch(const Arguments& arguments, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::glu(arguments, current_stream(device));
-  }
-#endif
-  cpu::glu(arguments, at_parallel_for());
+void launch(const Arguments& arguments, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::glu(arguments, pool); },
+      [&](auto stream) { cuda::glu(arguments, stream); });
 }
 
 struct GluFunction : torch::autograd::Function<GluFunction> {

@@ -93,26 +93,23 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
       "linear_attention(Tensor q, Tensor k, Tensor v, float scale, Tensor? initial_state=None) -> "
       "(Tensor out, Tensor final_state)",
       linear_attention);
-  register_operator(
-      m,
-      "simple_gla(Tensor q, Tensor k, Tensor v, Tensor g, float scale, Tensor? "
-      "initial_state=None) -> (Tensor out, Tensor final_state)",
-      simple_gla);
+  register_operator(m,
+                    "simple_gla(Tensor q, Tensor k, Tensor v, Tensor g, float scale, Tensor? "
+                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    simple_gla);
   register_operator(
       m,
       "gla(Tensor q, Tensor k, Tensor v, Tensor gk, float scale, Tensor? initial_state=None) -> "
       "(Tensor out, Tensor final_state)",
       gla);
-  register_operator(
-      m,
-      "rwkv5(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
-      "initial_state=None) -> (Tensor out, Tensor final_state)",
-      rwkv5);
-  register_operator(
-      m,
-      "rwkv6(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
-      "initial_state=None) -> (Tensor out, Tensor final_state)",
-      rwkv6);
+  register_operator(m,
+                    "rwkv5(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
+                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    rwkv5);
+  register_operator(m,
+                    "rwkv6(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
+                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    rwkv6);
 }
 
 }  // namespace assay::ops

@@ -59,7 +59,11 @@ MatrixState by_heads(const at::Tensor& k, const at::Tensor& q, const at::Tensor&
                      const at::Tensor& input, bool exact) {
   const at::Tensor key = k.unsqueeze(2), rate = epsilon.unsqueeze(-1), value = input.unsqueeze(-1);
   if (exact)
-    return {.transition = Transition::rank_one, .q = q.unsqueeze(2), .a = -rate * key, .b = key, .c = value};
+    return {.transition = Transition::rank_one,
+            .q = q.unsqueeze(2),
+            .a = -rate * key,
+            .b = key,
+            .c = value};
   return {.q = q.unsqueeze(2), .k = key, .v = value, .decay = 1 - rate * key.square()};
 }
 

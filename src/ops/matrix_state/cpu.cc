@@ -6,8 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/matrix_state/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
@@ -209,7 +208,8 @@ HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R*
     const Vec<R> an = set<R>(kLow == Transition::elementwise ? a[n] : R(0)), dn = set<R>(decay[n]);
     for (int64_t j = 0; j < kVectors; ++j) {
       const Vec<R> before = load(from + n * kTile<R> + j * kLanes<R>);
-      Vec<R> state = hn::Mul(before, kLow == Transition::elementwise ? hn::MulAdd(an, e.v[j], dn) : dn);
+      Vec<R> state =
+          hn::Mul(before, kLow == Transition::elementwise ? hn::MulAdd(an, e.v[j], dn) : dn);
       if constexpr (kWrites) state = hn::MulAdd(kn, value.v[j], state);
       if constexpr (kLow == Transition::rank_one) state = hn::MulAdd(bn, w.v[j], state);
       store<R>(state, to + n * kTile<R> + j * kLanes<R>);
@@ -346,13 +346,20 @@ void for_case(const MatrixStateForward& p, int64_t width, const Body& body) {
   using std::false_type, std::integral_constant, std::true_type;
   auto with = [&](auto vectors) HWY_ATTR {
     if (p.transition == Transition::elementwise)
-      body(vectors, integral_constant<Transition, Transition::elementwise>(), true_type(), false_type());
+      body(vectors, integral_constant<Transition, Transition::elementwise>(), true_type(),
+           false_type());
     else if (p.transition == Transition::rank_one && p.k)
-      body(vectors, integral_constant<Transition, Transition::rank_one>(), true_type(), false_type());
+      body(vectors, integral_constant<Transition, Transition::rank_one>(), true_type(),
+           false_type());
     else if (p.transition == Transition::rank_one)
-      body(vectors, integral_constant<Transition, Transition::rank_one>(), false_type(), false_type());
-    else if (p.u) body(vectors, integral_constant<Transition, Transition::diagonal>(), true_type(), true_type());
-    else body(vectors, integral_constant<Transition, Transition::diagonal>(), true_type(), false_type());
+      body(vectors, integral_constant<Transition, Transition::rank_one>(), false_type(),
+           false_type());
+    else if (p.u)
+      body(vectors, integral_constant<Transition, Transition::diagonal>(), true_type(),
+           true_type());
+    else
+      body(vectors, integral_constant<Transition, Transition::diagonal>(), true_type(),
+           false_type());
   };
   if (width <= kLanes<R>) return with(integral_constant<int64_t, 1>());
   if (width <= 2 * kLanes<R>) return with(integral_constant<int64_t, 2>());
@@ -455,7 +462,8 @@ void backward_tile(const MatrixStateBackward& bwd, const Tile& tile, Scratch<R>&
   for (R* x : s.rows) std::fill_n(x, kStateChunk * Kp, R(0));
   std::fill_n(s.du, Kp, R(0));
   const HeadView dout{
-      {const_cast<void*>(bwd.dout), p.time * p.heads * p.value_dim, p.heads * p.value_dim}, p.heads};
+      {const_cast<void*>(bwd.dout), p.time * p.heads * p.value_dim, p.heads * p.value_dim},
+      p.heads};
   for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
     const int64_t t0 = chunk * kStateChunk, steps = std::min(kStateChunk, p.time - t0);
     read_chunk(p, tile, t0, steps, s);
@@ -482,7 +490,8 @@ void for_each_tile(const MatrixStateForward& p, bool backward, std::byte* scratc
   const int64_t tiles = p.batch * p.heads * tiles_per_head<R>(p),
                 workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
-    WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p, backward));  // nobody else begins here
+    // nobody else begins here
+    WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p, backward));
     Scratch<R> s(carve, p, backward);
     for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i)
       body(tile_at<R>(p, i), s);
@@ -528,7 +537,7 @@ void state_forward(const MatrixStateForward& p, void* workspace, const ParallelF
 }
 void state_backward(const MatrixStateBackward& bwd, void* workspace, const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                : backward<float>(bwd, workspace, parallel);
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -536,24 +545,15 @@ void state_backward(const MatrixStateBackward& bwd, void* workspace, const Paral
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(state_bytes);
-HWY_EXPORT(state_forward);
-HWY_EXPORT(state_backward);
-
-namespace cpu {
 size_t workspace_bytes(const MatrixStateForward& p) {
   return HWY_DYNAMIC_DISPATCH(state_bytes)(p, nullptr);
 }
 size_t workspace_bytes(const MatrixStateBackward& bwd) {
   return HWY_DYNAMIC_DISPATCH(state_bytes)(bwd.forward, &bwd);
 }
-void matrix_state(const MatrixStateForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(state_forward)(p, workspace, parallel);
-}
-void matrix_state(const MatrixStateBackward& bwd, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(state_backward)(bwd, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(matrix_state, state_forward, MatrixStateForward)
+ASSAY_CPU_WORKSPACE_KERNEL(matrix_state, state_backward, MatrixStateBackward)
+}  // namespace assay::ops::cpu
 #endif

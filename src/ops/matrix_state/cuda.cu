@@ -43,9 +43,7 @@ int64_t value_size(int64_t value_dim, bool decode) {
   const int64_t step = decode || value_dim <= 64 || value_dim % 48 == 0 ? 16 : 64;
   return ceil_div(value_dim, step) * step;
 }
-bool is_scalar(const ChunkedForward& p) {
-  return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u;
-}
+bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u; }
 int64_t chunk_count(const ChunkedForward& p) {
   return p.batch * ceil_div(p.time, is_scalar(p) ? kScalarChunkSteps : kChunkSteps);
 }
@@ -57,7 +55,9 @@ size_t chunk_bytes(const ChunkedForward& p) {
   return is_scalar(p) ? scalar::starts_bytes(p) : chunks::Layout(p, nullptr).bytes;
 }
 size_t workspace_bytes(const ChunkedForward& p) { return scratch(p, nullptr, false).bytes; }
-size_t workspace_bytes(const ChunkedBackward& bwd) { return scratch(bwd.forward, nullptr, true).bytes; }
+size_t workspace_bytes(const ChunkedBackward& bwd) {
+  return scratch(bwd.forward, nullptr, true).bytes;
+}
 
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
   const Scratch s = scratch(p, workspace, false);
@@ -80,8 +80,8 @@ void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   }
   const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
   chunks::pass(p,
-               {true, tiles, bwd.dout, bwd.dfinal_state, static_cast<bf16*>(bwd.dv), bwd.dinitial_state,
-                s.states.dafter, s.dW},
+               {true, tiles, bwd.dout, bwd.dfinal_state, static_cast<bf16*>(bwd.dv),
+                bwd.dinitial_state, s.states.dafter, s.dW},
                s.pass, on(stream));
   chunks::gradients(bwd, tiles, s.states.dafter, s.dW, on(stream));
 }

@@ -77,7 +77,7 @@ void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream
 struct Pass {
   bool backwards;
   Prepared tiles;
-  HeadView values;        // in  v, or dout
+  HeadView values;     // in  v, or dout
   const float* first;  // in  [B, H, K, V] the state to start from, or null for zeros
   bf16* out;           // out [B, T, H, V]
   float* last;         // out [B, H, K, V]
@@ -85,8 +85,8 @@ struct Pass {
 };
 size_t pass_bytes(const ChunkedForward& p);  // of its workspace
 void pass(const ChunkedForward& p, const Pass& pass, void* workspace, cudaStream_t stream);
-void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates, const bf16* dW,
-               cudaStream_t stream);
+void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
+               const bf16* dW, cudaStream_t stream);
 
 // f(std::integral_constant<int, K>) for the key dimensions that the kernels serve.
 template <int K>

@@ -36,8 +36,7 @@ __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p
 constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
 
 template <Rule kRule, bool kBonus, int K>
-__global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K))
-    decode_kernel(ChunkedForward p) {
+__global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(ChunkedForward p) {
   constexpr int kColumnThreads = kColumns<K> / 4, kRows = K / (32 / kColumnThreads);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = lane / kColumnThreads * kRows;
   const int64_t V = p.value_dim, head = blockIdx.x, tile = int64_t{blockIdx.y} * (blockDim.x / 32);
@@ -127,7 +126,7 @@ void decode(const ChunkedForward& p, Stream stream) {
     const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
     const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
     launch_pdl(steps::decode_kernel<decltype(which)::kRule, decltype(which)::kBonus,
-                                       decltype(size)::value>,
+                                    decltype(size)::value>,
                blocks, unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
   });
   check_launch("matrix_state, a few steps");

@@ -66,8 +66,8 @@ struct Chunk {
   }
 };
 
-// The 16 steps of kPerLane neighbouring channels. The delta rule's key is its b, and its a is −β decay
-// k: it reads the state behind the decay.
+// The 16 steps of kPerLane neighbouring channels. The delta rule's key is its b, and its a is −β
+// decay k: it reads the state behind the decay.
 template <Rule kRule, int kPerLane>
 struct Steps {
   Vec<bf16, kPerLane> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];

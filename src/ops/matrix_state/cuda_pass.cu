@@ -199,8 +199,9 @@ struct ChunkPass {
     for (int k = 0; k < kK / 8; ++k) total[k][0] = total[k][1] = 1;
     const float* from =
         kWithOutputs && task.starts ? task.starts + of_segment * kK * p.value_dim : nullptr;
-    each(state, p.value_dim,
-         [&](float& x, int at, bool unit) { x = from ? from[at] : !kWithOutputs && is_turn && unit; });
+    each(state, p.value_dim, [&](float& x, int at, bool unit) {
+      x = from ? from[at] : !kWithOutputs && is_turn && unit;
+    });
     for (int64_t i = begin(); i < end(); ++i) {
       const int64_t stage = i - begin();
       cp_async_wait_group<kStages - 2>();
@@ -239,14 +240,15 @@ __global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p,
   const int64_t part = blockIdx.x % parts, segment = blockIdx.x / parts % task.segments;
   const int64_t head = blockIdx.x / parts / task.segments;
   const bool is_turn = part >= task.parts;
-  ChunkPass<kRule, kK, kBackwards, kWithOutputs>{p,
-                                      task,
-                                      head / p.heads,
-                                      head % p.heads,
-                                      segment,
-                                      ceil_div(p.time, kSteps),
-                                      int((part - (is_turn ? task.parts : 0)) * task.columns),
-                                      is_turn}
+  ChunkPass<kRule, kK, kBackwards, kWithOutputs>{
+      p,
+      task,
+      head / p.heads,
+      head % p.heads,
+      segment,
+      ceil_div(p.time, kSteps),
+      int((part - (is_turn ? task.parts : 0)) * task.columns),
+      is_turn}
       .run(reinterpret_cast<Stage<kRule, kK>*>(memory));
 }
 

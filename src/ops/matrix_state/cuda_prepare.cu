@@ -24,7 +24,7 @@ __device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) packed.at[i] = __float2bfloat16(x[i]);
   *reinterpret_cast<Vec<bf16, kPerLane>*>(tile + row * PrepareSmem<kPerLane>::kRow +
-                                       threadIdx.x % 32 * kPerLane) = packed;
+                                          threadIdx.x % 32 * kPerLane) = packed;
 }
 
 // The steps whose bit kHalf is set, as rows, against those before them in the same 2 kHalf steps,
@@ -32,7 +32,8 @@ __device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
 // columns k and b. Every factor is a product of decays, and each pair of steps meets in one of the
 // levels 8, 4, 2, 1.
 template <int kHalf, Rule kRule, int kPerLane, bool kBonus>
-__device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m, float (&sums)[2][4]) {
+__device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
+                      float (&sums)[2][4]) {
   float product[kPerLane], x[kPerLane];
   __syncwarp();
 #pragma unroll
@@ -111,7 +112,8 @@ __device__ float own_scores(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLa
 
 // The small matrices: lanes 0 … 15 the columns of Y and A, lanes 16 … 31 those of T and G.
 template <Rule kRule, int kK, int kPerLane>
-__device__ void squares(const Chunk<kRule, kK>& c, PrepareSmem<kPerLane>& m, const Prepared& tiles) {
+__device__ void squares(const Chunk<kRule, kK>& c, PrepareSmem<kPerLane>& m,
+                        const Prepared& tiles) {
   const int column = threadIdx.x % 16;
   const bool right = threadIdx.x % 32 >= 16;
   float x[kSteps];

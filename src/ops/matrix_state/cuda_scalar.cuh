@@ -11,8 +11,9 @@ namespace assay::ops::cuda::scalar {
 using namespace chunks;
 
 constexpr int kChunk = kScalarChunkSteps;
-constexpr int kColumns = 64;         // of the state, at once
-constexpr int kColumnStride = kColumns + 8;  // row strides with which ldmatrix meets every bank once
+constexpr int kColumns = 64;  // of the state, at once
+// row strides with which ldmatrix meets every bank once
+constexpr int kColumnStride = kColumns + 8;
 constexpr int kChunkStride = kChunk + 8;
 // log₂ of a decay that is 0: two to this power is 0 in fp32, and no difference is NaN
 constexpr float kLogDecayFloor = -160;
@@ -43,8 +44,8 @@ struct States {
   bf16 *before, *dafter;
   Sums sums;
 };
-void backward(const ChunkedBackward& bwd, const float* starts, const States& states, void* workspace,
-              cudaStream_t stream);
+void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
+              void* workspace, cudaStream_t stream);
 void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
 

@@ -22,7 +22,8 @@ struct Item {
 template <int kK>
 struct ScalarGradientSmem {
   static constexpr int kRow = Item<kK>::kRow, kStages = kK <= 128 ? 2 : 1;
-  bf16 q[kChunk * kRow], k[kChunk * kRow], mixed[kChunk * kChunkStride];  // mixed: gradients of q kᵀ
+  // mixed: gradients of q kᵀ
+  bf16 q[kChunk * kRow], k[kChunk * kRow], mixed[kChunk * kChunkStride];
   float by_row[2][kChunk], by_column[4][kChunk], written[2][kChunk], own[kChunk], direct[kChunk],
       whole[kWarps];
   Item<kK> items[kStages];
@@ -176,7 +177,8 @@ struct Gradients {
             columns[n][e] += product;
           }
         }
-        *reinterpret_cast<uint32_t*>(s.mixed + t * kChunkStride + j) = pack_bf16x2(mixed[0], mixed[1]);
+        *reinterpret_cast<uint32_t*>(s.mixed + t * kChunkStride + j) =
+            pack_bf16x2(mixed[0], mixed[1]);
       }
     if (!wants()) return;
 #pragma unroll
@@ -258,7 +260,8 @@ struct Gradients {
       const float sum = through + (e == 0 ? behind + first : behind - falling[0] + before);
       const int64_t at = (batch() * p.time + start() + t) * p.heads + head;
       if (t >= there) continue;
-      if (g.dlog_decay) static_cast<float*>(g.dlog_decay)[at] = decay < kLogDecayFloor + 1 ? 0 : sum;
+      if (g.dlog_decay)
+        static_cast<float*>(g.dlog_decay)[at] = decay < kLogDecayFloor + 1 ? 0 : sum;
       if (g.dbeta) g.dbeta[at] = weights[e];
     }
     if (g.dskip && lane == 0) g.dskip[index * p.heads + head] = direct;
@@ -351,7 +354,8 @@ void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t st
     constexpr int kK = size.value;
     const bool one = heads * ceil_div(p.value_dim, kColumns) == 1;
     launch_kernel(gradients_kernel<kK>, unsigned(blocks), 32 * kWarps,
-                  sizeof(ScalarGradientSmem<kK>) - (one ? (ScalarGradientSmem<kK>::kStages - 1) * sizeof(Item<kK>) : 0),
+                  sizeof(ScalarGradientSmem<kK>) -
+                      (one ? (ScalarGradientSmem<kK>::kStages - 1) * sizeof(Item<kK>) : 0),
                   stream, bwd, states, int(heads));
   });
   check_launch("matrix_state, gradients");

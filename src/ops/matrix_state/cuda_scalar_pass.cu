@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(256) sums_kernel(ChunkedForward p, Sums sums) 
 // What the blocks of one launch do: segment by segment of a sequence, some columns of
 // the state each.
 struct PassParams {
-  bool backwards, each;          // `each`: segments end in `last` one by one, and start with zeros
+  bool backwards, each;  // `each`: segments end in `last` one by one, and start with zeros
   HeadView reader, writer, values;  // q, k, v; backwards k, q, dout
   Sums sums;
   Segments segments;
@@ -87,8 +87,8 @@ struct ChunkPass {
   // of the chunk
   __device__ int step(int row) const { return task.backwards ? kChunk - 1 - row : row; }
 
-  __device__ void fetch_rows(bf16* to, int stride, const HeadView& x, int64_t i, int64_t dim, int from,
-                             int width) const {
+  __device__ void fetch_rows(bf16* to, int stride, const HeadView& x, int64_t i, int64_t dim,
+                             int from, int width) const {
     const bf16* rows = row<bf16>(x, p.heads, batch, place(i) * kChunk, head, dim) + from;
     const int there = steps(i), pieces = width / 8;
     for (int at = threadIdx.x; at < kChunk * pieces; at += blockDim.x) {
@@ -101,10 +101,12 @@ struct ChunkPass {
     if (i < end()) {
       if constexpr (kOutputs) fetch_rows(to.reader, kRow, task.reader, i, kK, 0, kK);
       fetch_rows(to.writer, kRow, task.writer, i, kK, 0, kK);
-      fetch_rows(to.values, kColumnStride, task.values, i, p.value_dim, first, int(task.segments.columns));
+      fetch_rows(to.values, kColumnStride, task.values, i, p.value_dim, first,
+                 int(task.segments.columns));
       for (int n = threadIdx.x * 4; n < 2 * kChunk; n += blockDim.x * 4)
         if (n < kChunk) cp_async_16(to.decays + n, task.sums.decays + index(i) * kChunk + n);
-        else cp_async_16(to.weights + n - kChunk, task.sums.weights + index(i) * kChunk + n - kChunk);
+        else
+          cp_async_16(to.weights + n - kChunk, task.sums.weights + index(i) * kChunk + n - kChunk);
     }
     cp_async_commit_group();
   }
@@ -300,7 +302,8 @@ struct ChunkPass {
       uint32_t values[4][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        load_a_km(values[j], PaddedTile<kColumnStride>{t.values + j * 16 * kColumnStride + threadIdx.x / 32 * 16});
+        load_a_km(values[j], PaddedTile<kColumnStride>{t.values + j * 16 * kColumnStride +
+                                                       threadIdx.x / 32 * 16});
       if constexpr (kOutputs) outputs(state, values, t, i);
       update(state, values, t);
       total += t.decays[kChunk - 1];
@@ -322,13 +325,13 @@ __global__ void __launch_bounds__(kColumns * 2, kOutputs || kK > 128 ? 2 : 4)
   const int64_t part = blockIdx.x % task.segments.parts, rest = blockIdx.x / task.segments.parts;
   const int64_t segment = rest % task.segments.count, head = rest / task.segments.count;
   ChunkPass<kK, kOutputs>{p,
-                     task,
-                     head / p.heads,
-                     head % p.heads,
-                     segment,
-                     ceil_div(p.time, kChunk),
-                     int(part * task.segments.columns),
-                     *reinterpret_cast<ScalarPassSmem<kK, kOutputs>*>(memory)}
+                          task,
+                          head / p.heads,
+                          head % p.heads,
+                          segment,
+                          ceil_div(p.time, kChunk),
+                          int(part * task.segments.columns),
+                          *reinterpret_cast<ScalarPassSmem<kK, kOutputs>*>(memory)}
       .run();
 }
 
@@ -373,8 +376,8 @@ struct SegmentWorkspace {
 
 // Where there are several segments: what each makes of zeros, and from it the states
 // they start from.
-const float* find_starts(const ChunkedForward& p, PassParams task, const float* first, float* starts,
-                         const SegmentWorkspace& scratch, cudaStream_t stream) {
+const float* find_starts(const ChunkedForward& p, PassParams task, const float* first,
+                         float* starts, const SegmentWorkspace& scratch, cudaStream_t stream) {
   if (task.segments.count == 1) return first;
   task.each = true;
   task.out = nullptr;
@@ -420,14 +423,15 @@ void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* wor
              cudaStream_t stream) {
   find_sums(p, sums, stream);
   PassParams task{false, false, p.q, p.k, p.v, sums, Segments(p)};
-  task.starts = find_starts(p, task, p.initial_state, starts, SegmentWorkspace(p, workspace), stream);
+  task.starts =
+      find_starts(p, task, p.initial_state, starts, SegmentWorkspace(p, workspace), stream);
   task.out = static_cast<bf16*>(p.out);
   task.last = p.final_state;
   launch<true>(p, task, stream);
 }
 
-void backward(const ChunkedBackward& bwd, const float* starts, const States& states, void* workspace,
-              cudaStream_t stream) {
+void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
+              void* workspace, cudaStream_t stream) {
   const ChunkedForward& p = bwd.forward;
   const SegmentWorkspace scratch(p, workspace);
   find_sums(p, states.sums, stream);

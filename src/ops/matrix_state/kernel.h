@@ -5,7 +5,8 @@
 //   S_t   = diag(decay_t) S_{t−1} + k_t v_tᵀ + b_t (c_t + e_t ⊙ r_t)ᵀ           [B, H, K, V]
 //           Transition::elementwise: (a_t e_tᵀ) ⊙ S_{t−1} in place of b_t (c_t + e_t ⊙ r_t)ᵀ
 //   out_t = S_tᵀ q_t,   or  (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ q_t  when u is there  [B, T, H, V]
-// Longhorn is Transition::elementwise, and with Transition::rank_one exact; everything else has e = 1.
+// Longhorn is Transition::elementwise, and with Transition::rank_one exact; everything else has
+// e = 1.
 // Gradient, times: README.md.
 //
 // The forward stores the state at the start of each kChunk steps; the backward computes the
@@ -17,27 +18,22 @@ namespace assay::ops {
 // What the state is multiplied by, in addition to a decay per key.
 enum class Transition { diagonal, rank_one, elementwise };
 
-// [B, T, G, D], the last two contiguous; head h reads ⌊h / (H/G)⌋. Strides may be 0. data
-// == nullptr: absent.
-struct HeadView {
-  View rows;
-  int64_t heads = 1;
-  explicit operator bool() const { return bool(rows); }
-};
-
 struct MatrixStateForward {
   DType dtype;  // of everything: f32 or f64
   Transition transition;
   int64_t batch, time, heads, key_dim, value_dim, decay_dim;  // decay_dim: 1 or key_dim
-  HeadView q, k;                                                 // in  [B, T, ·, K]; k, v, absent: 0
-  HeadView v;                                                    // in  [B, T, ·, V]
-  HeadView decay;                                                // in  [B, T, H, decay_dim]; absent: 1
-  HeadView a, b;                                                 // in  [B, T, H, K]
-  HeadView c, e;                                                 // in  [B, T, H, V]; absent: 0 and 1
-  const void* u;                                              // in  [H, K] or null
-  const void* initial_state;                                  // in  [B, H, K, V]
-  void* out;                                                  // out [B, T, H, V]
-  void* final_state;                                          // out [B, H, K, V]
+  // in  [B, T, ·, K]; k, v, absent: 0
+  HeadView q, k;
+  HeadView v;  // in  [B, T, ·, V]
+  // in  [B, T, H, decay_dim]; absent: 1
+  HeadView decay;
+  HeadView a, b;  // in  [B, T, H, K]
+  // in  [B, T, H, V]; absent: 0 and 1
+  HeadView c, e;
+  const void* u;              // in  [H, K] or null
+  const void* initial_state;  // in  [B, H, K, V]
+  void* out;                  // out [B, T, H, V]
+  void* final_state;          // out [B, H, K, V]
   // out [B, num_chunks, H, K, V], the state before each chunk; null when no gradient is wanted
   void* chunk_states;
 };
@@ -75,14 +71,14 @@ enum class Rule {
 struct ChunkedForward {
   Rule rule;
   int64_t batch, time, heads, key_dim, value_dim;
-  float scale;    // of q
+  float scale;       // of q
   HeadView q, k, v;  // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]  bf16, 16-byte aligned rows
   HeadView a, b;     // in  [B, T, ·, K]  bf16, Rule::dplr
   HeadView beta;     // in  [B, T, H, 1]  of Rule::delta; of Rule::gla, which then writes β k vᵀ
-  HeadView log_decay;    // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
-  DType decay_dtype;  //     f32 or, where decay_dim is key_dim, bf16
-  int64_t decay_dim;  //     1 or key_dim
-  const void* u;      // in  [H, K] or null
+  HeadView log_decay;  // in  [B, T, H, decay_dim]  ≤ 0, −∞ is exact; absent: 0
+  DType decay_dtype;   //     f32 or, where decay_dim is key_dim, bf16
+  int64_t decay_dim;   //     1 or key_dim
+  const void* u;       // in  [H, K] or null
   DType beta_dtype = DType::f32, u_dtype = DType::f32;
   // in  [H] or null: out += skip v. It and the β of Rule::gla only where decays are scalar
   const float* skip;
@@ -96,7 +92,7 @@ struct ChunkedForward {
 
 struct ChunkedBackward {
   ChunkedForward forward;     // as it was; out and final_state are not read
-  HeadView dout;                 // in  [B, T, H, V]  bf16
+  HeadView dout;              // in  [B, T, H, V]  bf16
   const float* dfinal_state;  // in  [B, H, K, V] or null
   // out [B, T, key_gradients(), K]  bf16: of so many parts of the heads, each for its own
   void *dq, *dk;

@@ -1,8 +1,8 @@
 #pragma once
 // The recurrence behind every operator whose state is a matrix per head.
-//   S_t   = diag(decay_t) S_{t−1} + k_t v_tᵀ + b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ         [B, H, K, V]
-//           Transition::elementwise: (a_t e_tᵀ) ⊙ S_{t−1} in place of b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ
-//   out_t = S_tᵀ q_t,   or  (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ q_t  when u is there         [B, T, H, V]
+//   S_t   = diag(decay_t) S_{t−1} + k_t v_tᵀ + b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ       [B, H, K, V]
+//         Transition::elementwise: (a_t e_tᵀ) ⊙ S_{t−1} in place of b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ
+//   out_t = S_tᵀ q_t,   or  (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ q_t  when u is there       [B, T, H, V]
 // docs/operators.md says which operator is which case of it; README.md derives the ways
 // to compute it.
 #include <ATen/core/Tensor.h>
@@ -44,7 +44,8 @@ MatrixState expanded(const MatrixState& steps, at::ScalarType real);
 using Prepare = std::function<MatrixState(const std::vector<at::Tensor>& arguments)>;
 
 // out [B, T, H, V] and the state after the last step, in the dtype of `initial_state` [B, H, K, V].
-// `arguments` as scan_with_recompute takes them. On the device "meta" empty results; on the CPU the kernel;
+// `arguments` as scan_with_recompute takes them. On the device "meta" empty results; on the
+// CPU the kernel;
 // on CUDA the tensor cores' where they serve, else `chunked` in segments, which has no
 // Transition::elementwise and no e. bf16 sequences may give `out` in bf16.
 std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare,

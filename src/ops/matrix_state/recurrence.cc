@@ -164,9 +164,9 @@ std::tuple<at::Tensor, at::Tensor> by_kernel(MatrixState s, const at::Tensor& in
     const Outputs outputs = run(s, state, false);
     return {outputs.out, outputs.final_state};
   }
-  const variable_list out = Recurrence::apply(s.q, optional(s.k), optional(s.v), optional(s.decay),
-                                              optional(s.a), optional(s.b), optional(s.c),
-                                              optional(s.e), optional(s.u), state, int64_t(s.transition));
+  const variable_list out = Recurrence::apply(
+      s.q, optional(s.k), optional(s.v), optional(s.decay), optional(s.a), optional(s.b),
+      optional(s.c), optional(s.e), optional(s.u), state, int64_t(s.transition));
   return {out[0], out[1]};
 }
 
@@ -181,7 +181,7 @@ std::tuple<at::Tensor, at::Tensor> with_skip(MatrixState s, const at::Tensor& st
 
 }  // namespace
 
-HeadView heads(const at::Tensor& x) { return x.defined() ? Heads{view(x), x.size(2)} : Heads{}; }
+HeadView heads(const at::Tensor& x) { return x.defined() ? HeadView{view(x), x.size(2)} : Heads{}; }
 
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input) {
   if (!gradient.defined() || gradient.size(2) == input.size(2)) return gradient;

@@ -227,10 +227,11 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   if (!fits && rule_of(s) != Rule::gla && !is_few(s, state)) return false;
   if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
   if (s.rate.defined() || s.skip.defined())
-    return s.transition == Transition::diagonal && !s.beta.defined() && !s.u.defined() && s.log_decay.defined() &&
-           s.log_decay.size(3) == 1;
-  return s.transition == Transition::diagonal ? !(s.u.defined() && s.beta.defined())
-                            : s.transition == Transition::rank_one && !s.u.defined();
+    return s.transition == Transition::diagonal && !s.beta.defined() && !s.u.defined() &&
+           s.log_decay.defined() && s.log_decay.size(3) == 1;
+  return s.transition == Transition::diagonal
+             ? !(s.u.defined() && s.beta.defined())
+             : s.transition == Transition::rank_one && !s.u.defined();
 }
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {

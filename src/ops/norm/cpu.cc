@@ -3,8 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/norm/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <hwy/aligned_allocator.h>
 
@@ -163,7 +162,7 @@ void backward(const NormBackward& bwd, void* workspace, const ParallelFor& paral
 size_t norm_bytes(const NormBackward& bwd) {
   size_t bytes = 0;
   bwd.forward.dtype == DType::f64 ? (void)sums_of<double>(bwd, nullptr, &bytes)
-                                : (void)sums_of<float>(bwd, nullptr, &bytes);
+                                  : (void)sums_of<float>(bwd, nullptr, &bytes);
   return bytes;
 }
 void norm_forward(const Norm& p, const ParallelFor& parallel) {
@@ -171,7 +170,7 @@ void norm_forward(const Norm& p, const ParallelFor& parallel) {
 }
 void norm_backward(const NormBackward& bwd, void* workspace, const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                : backward<float>(bwd, workspace, parallel);
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -179,18 +178,10 @@ void norm_backward(const NormBackward& bwd, void* workspace, const ParallelFor& 
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(norm_bytes);
-HWY_EXPORT(norm_forward);
-HWY_EXPORT(norm_backward);
-namespace cpu {
 size_t workspace_bytes(const NormBackward& bwd) { return HWY_DYNAMIC_DISPATCH(norm_bytes)(bwd); }
-void norm(const Norm& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(norm_forward)(p, parallel);
-}
-void norm(const NormBackward& bwd, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(norm_backward)(bwd, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_KERNEL(norm, norm_forward, Norm)
+ASSAY_CPU_WORKSPACE_KERNEL(norm, norm_backward, NormBackward)
+}  // namespace assay::ops::cpu
 #endif

@@ -1,11 +1,9 @@
 // Norms: checks, and the autograd function around the kernels.
 #include <torch/torch.h>
 
+#include "ops/dispatch.h"
 #include "ops/norm/kernel.h"
 #include "ops/norm/norm.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -35,24 +33,21 @@ struct Call {
   }
 };
 
-void launch(const Norm& p, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::norm(p, current_stream(device));
-  }
-#endif
-  cpu::norm(p, at_parallel_for());
+void launch(const Norm& p, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::norm(p, pool); },
+      [&](auto stream) { cuda::norm(p, stream); });
 }
 void launch(const NormBackward& bwd, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(bwd), device);
-    return cuda::norm(bwd, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::norm(bwd, workspace(cpu::workspace_bytes(bwd), device).data_ptr(), at_parallel_for());
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::norm(bwd, scratch(cpu::workspace_bytes(bwd)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::norm(bwd, scratch(cuda::workspace_bytes(bwd)).data_ptr(), stream);
+      });
 }
 
 struct NormFunction : torch::autograd::Function<NormFunction> {

@@ -3,8 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/rotary_qkv/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <cmath>
 #include <vector>
@@ -145,9 +144,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace assay::ops::cpu {
-HWY_EXPORT(turn_all);
-void rotary_qkv(const RotaryQkv& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(turn_all)(p, parallel);
-}
+ASSAY_CPU_KERNEL(rotary_qkv, turn_all, RotaryQkv)
 }  // namespace assay::ops::cpu
 #endif

@@ -1,11 +1,9 @@
 // Rotary queries, keys and values: checks, and the autograd function around the kernel.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/rotary_qkv/kernel.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -15,14 +13,10 @@ using torch::autograd::variable_list;
 
 constexpr const char* kOp = "rotary_qkv";
 
-void launch(const RotaryQkv& p, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::rotary_qkv(p, current_stream(device));
-  }
-#endif
-  cpu::rotary_qkv(p, at_parallel_for());
+void launch(const RotaryQkv& p, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::rotary_qkv(p, pool); },
+      [&](auto stream) { cuda::rotary_qkv(p, stream); });
 }
 
 // One description serves both directions: `backward` says which side is read. scale is

@@ -6,8 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/selective_scan/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
@@ -318,8 +317,8 @@ void delta_gradient(const SelectiveScanForward& p, int64_t steps, const Scratch<
 }
 
 template <class R>
-void backward_chunk(const SelectiveScanBackward& bwd, const Tile& tile, int64_t chunk, Scratch<R>& s,
-                    R* dB, R* dC) {
+void backward_chunk(const SelectiveScanBackward& bwd, const Tile& tile, int64_t chunk,
+                    Scratch<R>& s, R* dB, R* dC) {
   const SelectiveScanForward& p = bwd.forward;
   const int64_t N = p.state_size, chunks = (p.time + kChunk - 1) / kChunk, stride = p.groups * N;
   const int64_t t0 = chunk * kChunk, steps = std::min(kChunk, p.time - t0);
@@ -409,7 +408,7 @@ void scan_forward(const SelectiveScanForward& p, void* workspace, const Parallel
 }
 void scan_backward(const SelectiveScanBackward& bwd, void* workspace, const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                : backward<float>(bwd, workspace, parallel);
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -417,24 +416,15 @@ void scan_backward(const SelectiveScanBackward& bwd, void* workspace, const Para
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(scan_bytes);
-HWY_EXPORT(scan_forward);
-HWY_EXPORT(scan_backward);
-
-namespace cpu {
 size_t workspace_bytes(const SelectiveScanForward& p) {
   return HWY_DYNAMIC_DISPATCH(scan_bytes)(p, false);
 }
 size_t workspace_bytes(const SelectiveScanBackward& bwd) {
   return HWY_DYNAMIC_DISPATCH(scan_bytes)(bwd.forward, true);
 }
-void selective_scan(const SelectiveScanForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(scan_forward)(p, workspace, parallel);
-}
-void selective_scan(const SelectiveScanBackward& bwd, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(scan_backward)(bwd, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(selective_scan, scan_forward, SelectiveScanForward)
+ASSAY_CPU_WORKSPACE_KERNEL(selective_scan, scan_backward, SelectiveScanBackward)
+}  // namespace assay::ops::cpu
 #endif

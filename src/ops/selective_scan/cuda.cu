@@ -58,8 +58,8 @@ void selective_scan(const SelectiveScanForward& p, void* workspace, Stream raw_s
 void selective_scan(const SelectiveScanBackward& bwd, void* workspace, Stream raw_stream) {
   const auto stream = cuda_stream(raw_stream);
   check(bwd.forward);
-  check_strides({bwd.forward.u, bwd.forward.delta, bwd.forward.z, bwd.forward.B, bwd.forward.C, bwd.dy, bwd.du,
-                 bwd.ddelta, bwd.dz});
+  check_strides({bwd.forward.u, bwd.forward.delta, bwd.forward.z, bwd.forward.B, bwd.forward.C,
+                 bwd.dy, bwd.du, bwd.ddelta, bwd.dz});
   if (!takes_n16(bwd.forward))
     with_type(bwd.forward.dtype,
               [&](auto type) { any::backward<decltype(type)>(bwd, workspace, stream); });

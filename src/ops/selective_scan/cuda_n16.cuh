@@ -402,8 +402,8 @@ void backward(const SelectiveScanBackward& bwd, void* workspace, cudaStream_t st
   launch_kernel(local_gradients_kernel<T>, a.blocks(), kThreads, sizeof(LocalGradientsShared<T>),
                 stream, a, bwd, s);
   launch_kernel(carry_gradients_kernel, carry_blocks(a), 256, 0, stream, a, bwd, s);
-  launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a, bwd,
-                s);
+  launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a,
+                bwd, s);
   check_launch("selective_scan backward");
   const int64_t inputs = p.batch * p.time * p.groups * kStates, rows = p.batch * a.chunks;
   sum_rows(s.dB, bwd.dB, a.group_tiles, inputs, stream);

@@ -1,12 +1,10 @@
 // assay::selective_scan: checks, casts, and the autograd function around the kernels.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/register.h"
 #include "ops/selective_scan/kernel.h"
 #include "ops/selective_scan/selective_scan.h"
-#include "ops/tensors.h"
 #include "ops/token_scan/token_scan.h"
 
 namespace assay::ops {
@@ -41,8 +39,7 @@ SelectiveScanForward describe(const Inputs& in) {
   return p;
 }
 
-int64_t chunk_size([[maybe_unused]] const SelectiveScanForward& p,
-                   [[maybe_unused]] const at::Device& device) {
+int64_t chunk_size([[maybe_unused]] const SelectiveScanForward& p, const at::Device& device) {
 #ifdef ASSAY_CUDA
   if (device.is_cuda()) return cuda::chunk_size(p);
 #endif
@@ -51,15 +48,15 @@ int64_t chunk_size([[maybe_unused]] const SelectiveScanForward& p,
 
 template <class Work>  // SelectiveScanForward or …Backward
 void launch(const Work& work, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(work), device);
-    return cuda::selective_scan(work, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::selective_scan(work, workspace(cpu::workspace_bytes(work), device).data_ptr(),
-                      at_parallel_for());
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::selective_scan(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::selective_scan(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
 }
 
 struct Outputs {

@@ -2,7 +2,7 @@
 // The features of taylor_exp.h on raw memory, row by row, and their gradient:
 //   y = weights ⊙ (1, x_i, x_i x_j for i ≤ j)
 //   dx_i = g_i + Σ_{j ≥ i} g_ij x_j + Σ_{j ≤ i} g_ji x_j,  g = weights ⊙ dy
-#include "ops/matrix_state/kernel.h"
+#include "ops/kernel.h"
 
 namespace assay::ops {
 
@@ -39,7 +39,7 @@ struct TaylorSteps {
   int64_t batch, time, heads, key_dim, value_dim;
   float scale, eps;
   bool normalize;
-  HeadView q, k, v;                    // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
+  HeadView q, k, v;                 // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
   DType q_dtype, k_dtype, v_dtype;  //     f32 or bf16
   // in  [B, H, F, V + 1], 16-byte aligned as the final one is; or null
   const float* initial_state;

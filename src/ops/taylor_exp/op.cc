@@ -1,13 +1,11 @@
 // assay::taylor_exp_attention: checks and registration.
 #include <torch/torch.h>
 
+#include "ops/dispatch.h"
 #include "ops/matrix_state/matrix_state.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
 #include "ops/register.h"
 #include "ops/taylor_exp/kernel.h"
 #include "ops/taylor_exp/taylor_exp.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 
@@ -17,13 +15,9 @@ constexpr const char* kOp = "taylor_exp_attention";
 // By the device's kernel.
 template <class... Pointers>
 void run(const TaylorFeatures& p, const at::Device& device, Pointers... pointers) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::taylor_features(p, pointers..., current_stream(device));
-  }
-#endif
-  cpu::taylor_features(p, pointers..., at_parallel_for());
+  dispatch(
+      device, [&](const auto& pool) { cpu::taylor_features(p, pointers..., pool); },
+      [&](auto stream) { cuda::taylor_features(p, pointers..., stream); });
 }
 
 struct Features : torch::autograd::Function<Features> {

@@ -86,7 +86,8 @@ struct Sums : Shape<kLanes> {
 };
 
 template <class T, Update kUpdate, int kLanes>
-__global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
+__global__ void __launch_bounds__(kThreads)
+    states_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
   const LaneState<kLanes> lane(a, false);
   const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
@@ -206,8 +207,8 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
     *ddelta = lane.template at<T>(bwd.ddelta, last + kTile - 1);
   const bool gated = a.p.z.data;
   float dD = 0, dbias = 0;
-  Eight G =
-      kSequential ? lane.read_state(bwd.dfinal_state) : load(s.ends + lane.states(a.chunks, lane.chunk));
+  Eight G = kSequential ? lane.read_state(bwd.dfinal_state)
+                        : load(s.ends + lane.states(a.chunks, lane.chunk));
   Eight next = load(s.sub(lane, (lane.steps - 1) / kSub * kSub));
   if (!lane.live) G = next = {};
   for (int tile = last; tile >= 0; tile -= kTile) {
@@ -290,12 +291,14 @@ __global__ void __launch_bounds__(256) sum_tiles_kernel(Plan a, const float* sum
 }
 
 template <class T, Update kUpdate, int kLanes>
-void run(const Plan& a, const TokenScanBackward& bwd, const BackwardWorkspace& s, cudaStream_t stream) {
+void run(const Plan& a, const TokenScanBackward& bwd, const BackwardWorkspace& s,
+         cudaStream_t stream) {
   constexpr bool kSequential = kUpdate == Update::exact;
   constexpr int kBytes = TileLoader<T, 4, kLanes>::kBytes + Sums<kLanes>::kBytes;
-  launch_kernel(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a, bwd,
-                s);
-  if (!kSequential) carry(a, s.ends, s.products, bwd.dfinal_state, bwd.dinitial_state, true, stream);
+  launch_kernel(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a,
+                bwd, s);
+  if (!kSequential)
+    carry(a, s.ends, s.products, bwd.dfinal_state, bwd.dinitial_state, true, stream);
   launch_kernel(gradients_kernel<T, kUpdate, kLanes>, a.blocks(kSequential), kThreads,
                 kBytes + (kUpdate == Update::decay ? Sums<kLanes>::kBytes : 0), stream, a, bwd, s);
 }

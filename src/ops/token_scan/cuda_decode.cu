@@ -41,7 +41,7 @@ __device__ inline Vec4 four(const void* row, DType dtype, int64_t first, int cou
 
 // Of a multiprocessor, at once: so many that a small state needs one round of them.
 template <int kLanes, bool kFullTile>
-constexpr int kBlocks = !kFullTile       ? 2
+constexpr int kBlocks = !kFullTile    ? 2
                         : kLanes < 8  ? 6
                         : kLanes == 8 ? 5
                                       : 4;
@@ -50,7 +50,8 @@ constexpr int kBlocks = !kFullTile       ? 2
 template <DecayKind kDecayKind, int kLanes, bool kFullTile>
 __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
     decode_kernel(TokenSteps p) {
-  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kChannelsPerLoad = 32 / kLanes, kChannels = kLoads * kChannelsPerLoad;
+  constexpr int kLoads = kLanes < 16 ? kLanes : 16, kChannelsPerLoad = 32 / kLanes,
+                kChannels = kLoads * kChannelsPerLoad;
   constexpr int kOwners = kLanes / kLoads;
   const int lane = threadIdx.x % 32, side = lane / kLanes, n0 = lane % kLanes * 4,
             N = int(p.state_size);
@@ -79,7 +80,8 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
                  head = kDecayKind == DecayKind::heads ? d / unsigned(p.head_dim) : d;
   const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
   const float D = or_0(p.D, p.x, 0, 0, head), bias = or_0(p.delta_bias, p.x, 0, 0, head);
-  const float head_rate = kDecayKind == DecayKind::heads ? kLog2e * load_scalar(p.rate, 0, 0, head) : 0.f;
+  const float head_rate =
+      kDecayKind == DecayKind::heads ? kLog2e * load_scalar(p.rate, 0, 0, head) : 0.f;
   for (int64_t t = 0; t < p.time; ++t) {
     const float x = load_scalar(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d),
                 raw = load_scalar(p.delta, b, t, head) + bias;
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
       for (int i = 0; i < kRates && i < kLoads; ++i) {
         const int channel = min(side + (j + i) * kChannelsPerLoad, here - 1);
         rates[i] = four<kFullTile>(row(p.rate, b, t), p.rate.dtype,
-                                (first + channel) * p.rate_channel_stride + n0, count);
+                                   (first + channel) * p.rate_channel_stride + n0, count);
       }
     };
     if constexpr (kDecayKind == DecayKind::channels) fetch_rates(0);
@@ -126,9 +128,10 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
       sums[j] = 0;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const float keep = kDecayKind == DecayKind::channels   ? ex2_approx(common * rates[j % kRates][n])
+        const float keep = kDecayKind == DecayKind::channels
+                               ? ex2_approx(common * rates[j % kRates][n])
                            : kDecayKind == DecayKind::diagonal ? 1 - common * k[n] * k[n]
-                                                     : common;
+                                                               : common;
         S[j][n] = keep * S[j][n] + written * k[n];
         sums[j] += S[j][n] * q[n];
       }

@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(256) pack_kernel(Plan a, float* tokens) {
   out.k[n % kPerLane] = key;
   out.q[n % kPerLane] = there ? to_compute(q[n]) : 0.f;
   out.rate[n % kPerLane] = !a.p.rate.data ? key * key
-                       : there ? at(static_cast<const float*>(a.p.rate.data), a.p.rate)[n] * kLog2e
+                           : there
+                               ? at(static_cast<const float*>(a.p.rate.data), a.p.rate)[n] * kLog2e
                                : 0.f;
   if (n % kPerLane > 0) return;
   float square = 0;
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
   T* out = lane.template at<T>(a.p.y, 0);
   const bool gated = a.p.z.data;
   Eight S = kSequential ? lane.read_state(a.p.initial_state)
-                   : load(starts + lane.states(a.chunks, lane.chunk));
+                        : load(starts + lane.states(a.chunks, lane.chunk));
   for (int tile = 0; tile < lane.steps; tile += kTile) {
     feed.finish();
     feed.start(tile + kTile);
@@ -169,7 +170,8 @@ void run(const Plan& a, const ForwardWorkspace& s, cudaStream_t stream) {
     carry(a, starts, s.products, a.p.initial_state, nullptr, false, stream);
   }
   launch_kernel(outputs_kernel<T, kUpdate, kLanes>, a.blocks(kSequential), kThreads,
-                TileLoader<T, 3, kLanes>::kBytes, stream, a, static_cast<const float*>(s.tokens), starts);
+                TileLoader<T, 3, kLanes>::kBytes, stream, a, static_cast<const float*>(s.tokens),
+                starts);
 }
 
 }  // namespace

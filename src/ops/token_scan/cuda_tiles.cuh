@@ -23,9 +23,9 @@ constexpr int64_t kMaxChunk = 512;
 // How wide the kernels are made: 16 states, two threads a channel, or 64 and eight.
 template <int kLanes>
 struct Shape {
-  static constexpr int kStates = kPerLane * kLanes;     // those behind N are 0
-  static constexpr int kWidth = kThreads / kLanes;  // channels of a block
-  static constexpr int kRow = kLanes * 28;          // numbers of a packed token
+  static constexpr int kStates = kPerLane * kLanes;  // those behind N are 0
+  static constexpr int kWidth = kThreads / kLanes;   // channels of a block
+  static constexpr int kRow = kLanes * 28;           // numbers of a packed token
 };
 inline int lanes(const TokenScanForward& p) { return p.state_size <= Shape<2>::kStates ? 2 : 8; }
 
@@ -90,9 +90,9 @@ static_assert(sizeof(Token) == Shape<1>::kRow * sizeof(float));
 void check(const TokenScanForward& p);                // throws Unsupported
 void pack(const Plan&, float* tokens, cudaStream_t);  // [B, T, lanes] Token
 
-// What a thread owns: kPerLane states of one channel over a chunk, or over the whole sequence. A thread
-// after the last channel is idle: it reads zeros for x, delta, z and dy, so it adds nothing to a
-// sum over channels, and writes nothing.
+// What a thread owns: kPerLane states of one channel over a chunk, or over the whole sequence. A
+// thread after the last channel is idle: it reads zeros for x, delta, z and dy, so it adds nothing
+// to a sum over channels, and writes nothing.
 template <int kLanes>
 struct LaneState : Shape<kLanes> {
   const Plan& a;
@@ -167,8 +167,8 @@ struct TileLoader : Shape<kLanes> {
   const Token* token_here = nullptr;
   const T* tile_here = nullptr;
 
-  __device__ TileLoader(const LaneState<kLanes>& lane, const View (&views)[kCount], const float* packed,
-                  void* shared)
+  __device__ TileLoader(const LaneState<kLanes>& lane, const View (&views)[kCount],
+                        const float* packed, void* shared)
       : lane(lane),
         views(views),
         source(packed + (lane.b * lane.a.p.time + lane.begin) * TileLoader::kRow),

@@ -5,7 +5,7 @@
 //   S_t = keep_t ⊙ S_{t−1} + (p_t ⊙ x_t) ⊗ k_t
 //   Update::decay     p_t = softplus(raw_t) or raw_t        keep_t = exp(p_t ⊗ rate_t)
 //   Update::diagonal  p_t = β_t / (1 + β_t k_tᵀk_t)         keep_t = 1 − p_t ⊗ k_t²
-//   Update::exact     the same p_t; β_t = sigmoid(raw_t)    S_{t−1} k_t is taken from x_t, keep_t = 1
+//   Update::exact    the same p_t; β_t = sigmoid(raw_t)   S_{t−1} k_t is taken from x_t, keep_t = 1
 //   raw_t = delta_t + delta_bias                           S_{−1} = initial_state or 0
 //   y_t = (S_t q_t + D ⊙ x_t) ⊙ silu(z_t)                  z, D absent: no gate, no skip
 // [Gu & Dao 2023, Alg. 2; Liu et al. 2024, Alg. 1 and §5]

@@ -26,8 +26,9 @@ struct TokenScan {
 
 // On CUDA, float32 or bfloat16, at most kMaxTokenStates states.
 bool on_token_kernel(const TokenScan&);
-// The same with few tokens, at most kMaxDecodeStates states, and no gradient wanted: by_token_kernel()
-// then takes one step after another, in one kernel that reads every argument as it is.
+// The same with few tokens, at most kMaxDecodeStates states, and no gradient wanted:
+// by_token_kernel() then takes one step after another, in one kernel that reads every argument
+// as it is.
 bool in_few_steps(const TokenScan&);
 // y [B, T, Dm] in the dtype of x, and the last state [B, Dm, N] in float32. Where
 // on_token_kernel() or in_few_steps().

@@ -4,8 +4,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/token_shift/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <utility>
 #include <vector>
@@ -164,7 +163,7 @@ void backward_runs(const TokenShiftBackward& bwd, const ParallelFor& parallel) {
 }
 void backward_all(const TokenShiftBackward& bwd, const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward_runs<double>(bwd, parallel)
-                                : backward_runs<float>(bwd, parallel);
+                                  : backward_runs<float>(bwd, parallel);
 }
 
 }  // namespace
@@ -173,13 +172,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace assay::ops::cpu {
-HWY_EXPORT(forward_all);
-HWY_EXPORT(backward_all);
-void token_shift(const TokenShift& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(forward_all)(p, parallel);
-}
-void token_shift(const TokenShiftBackward& bwd, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(backward_all)(bwd, parallel);
-}
+ASSAY_CPU_KERNEL(token_shift, forward_all, TokenShift)
+ASSAY_CPU_KERNEL(token_shift, backward_all, TokenShiftBackward)
 }  // namespace assay::ops::cpu
 #endif

@@ -9,19 +9,19 @@ namespace assay::ops {
 constexpr int kMaxShifts = 6;
 
 struct TokenShift {
-  DType dtype;                   // of x, before, own, y. "real": f64 when dtype is f64, else f32
-  int64_t batch, time, width;    // any; all tensors contiguous
-  int64_t count;                 // of the y_i, up to kMaxShifts
-  const void* x;                 // in  [B, T, D]
-  const void* before;            // in  [B, D], x[−1]; null: 0
-  const void* mix;               // in  [count, D] real
+  DType dtype;                  // of x, before, own, y. "real": f64 when dtype is f64, else f32
+  int64_t batch, time, width;   // any; all tensors contiguous
+  int64_t count;                // of the y_i, up to kMaxShifts
+  const void* x;                // in  [B, T, D]
+  const void* before;           // in  [B, D], x[−1]; null: 0
+  const void* mix;              // in  [count, D] real
   const void* own[kMaxShifts];  // in  [B, T, D] each; null: absent, all or none
   void* y[kMaxShifts];          // out [B, T, D] each; backward: not touched
 };
 struct TokenShiftBackward {
   TokenShift forward;
   const void* dy[kMaxShifts];  // in  [B, T, D]
-  void* dx;                     // out [B, T, D]
+  void* dx;                    // out [B, T, D]
   void* down[kMaxShifts];      // out [B, T, D]; null where own is
   // out [runs, count, D] real: what each run of positions adds to the gradient
   void* dmix;

@@ -1,9 +1,7 @@
 // The token shift: checks, and the autograd function around the kernels.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
-#include "ops/tensors.h"
+#include "ops/dispatch.h"
 #include "ops/token_shift/kernel.h"
 #include "ops/token_shift/token_shift.h"
 
@@ -16,14 +14,10 @@ using torch::autograd::variable_list;
 constexpr const char* kOp = "token_shift";
 
 template <class Work>
-void launch(const Work& work, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::token_shift(work, current_stream(device));
-  }
-#endif
-  cpu::token_shift(work, at_parallel_for());
+void launch(const Work& work, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::token_shift(work, pool); },
+      [&](auto stream) { cuda::token_shift(work, stream); });
 }
 
 // in: x, mix, own…

@@ -12,8 +12,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/top1_chunk/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/top1_chunk/cpu-inl.h"
 
@@ -335,17 +334,11 @@ void top1_chunk_run_forward(const Top1ChunkForward& p, void* workspace,
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(top1_chunk_forward_bytes);
-HWY_EXPORT(top1_chunk_run_forward);
-
-namespace cpu {
 size_t workspace_bytes(const Top1ChunkForward& p) {
   return HWY_DYNAMIC_DISPATCH(top1_chunk_forward_bytes)(p);
 }
-void top1_chunk(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(top1_chunk_run_forward)(p, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(top1_chunk, top1_chunk_run_forward, Top1ChunkForward)
+}  // namespace assay::ops::cpu
 #endif

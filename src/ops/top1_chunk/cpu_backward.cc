@@ -11,8 +11,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/top1_chunk/cpu_backward.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/top1_chunk/cpu-inl.h"
 
@@ -203,7 +202,7 @@ size_t top1_chunk_backward_bytes(const Top1ChunkBackward& bwd) {
 void top1_chunk_run_backward(const Top1ChunkBackward& bwd, void* workspace,
                              const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                : backward<float>(bwd, workspace, parallel);
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -211,17 +210,11 @@ void top1_chunk_run_backward(const Top1ChunkBackward& bwd, void* workspace,
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(top1_chunk_backward_bytes);
-HWY_EXPORT(top1_chunk_run_backward);
-
-namespace cpu {
 size_t workspace_bytes(const Top1ChunkBackward& bwd) {
   return HWY_DYNAMIC_DISPATCH(top1_chunk_backward_bytes)(bwd);
 }
-void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(top1_chunk_run_backward)(bwd, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(top1_chunk, top1_chunk_run_backward, Top1ChunkBackward)
+}  // namespace assay::ops::cpu
 #endif

@@ -4,8 +4,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/top1_chunk/cpu_step.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/top1_chunk/cpu-inl.h"
 
@@ -151,17 +150,11 @@ void top1_chunk_run_steps(const Top1ChunkForward& p, void* workspace, const Para
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(top1_chunk_step_bytes);
-HWY_EXPORT(top1_chunk_run_steps);
-
-namespace cpu {
 size_t step_workspace_bytes(const Top1ChunkForward& p) {
   return HWY_DYNAMIC_DISPATCH(top1_chunk_step_bytes)(p);
 }
-void top1_chunk_step(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(top1_chunk_run_steps)(p, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(top1_chunk_step, top1_chunk_run_steps, Top1ChunkForward)
+}  // namespace assay::ops::cpu
 #endif

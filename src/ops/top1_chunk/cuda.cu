@@ -47,7 +47,9 @@ const char* why_unsupported(const Top1ChunkForward& p) {
 }
 
 size_t workspace_bytes(const Top1ChunkForward& p) { return workspace_size<ForwardWorkspace>(p); }
-size_t workspace_bytes(const Top1ChunkBackward& bwd) { return workspace_size<BackwardWorkspace>(bwd); }
+size_t workspace_bytes(const Top1ChunkBackward& bwd) {
+  return workspace_size<BackwardWorkspace>(bwd);
+}
 
 void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
   check("top1_chunk", why_unsupported(p));

@@ -62,7 +62,10 @@ struct BackwardSmem {
   __device__ BackwardSmem() {
     extern __shared__ __align__(1024) unsigned char memory[];
     bf16* at = reinterpret_cast<bf16*>(memory);
-    auto take = [&](int rows, int width) { return at += rows * width, at - rows * width; };
+    auto take = [&](int rows, int width) {
+      at += rows * width;
+      return at - rows * width;
+    };
     k.data = take(kKeys, D);
     v.data = take(kKeys, D);
     ds.data = take(kKeys, kTile);
@@ -94,9 +97,9 @@ struct QueryRange {
 // `item`: of the lane's rows; then of those 64 further on, which are read here so that nobody
 // waits for them then.
 template <int D, int kKeys>
-__device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range, const BackwardSmem<D, kKeys>& shared,
-                      const float* delta, int first, int stage, int (&item)[kRowsOf<kKeys>],
-                      bool add_dq) {
+__device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range,
+                      const BackwardSmem<D, kKeys>& shared, const float* delta, int first,
+                      int stage, int (&item)[kRowsOf<kKeys>], bool add_dq) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i) {
@@ -225,8 +228,8 @@ struct KeyGradients {
 // Ends all products.
 template <int D, int kKeys, int kColumns>
 __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
-                                const BackwardSmem<D, kKeys>& shared, int first, int stage, int column,
-                                bool add) {
+                                const BackwardSmem<D, kKeys>& shared, int first, int stage,
+                                int column, bool add) {
   const RowStats& stats = shared.stats(stage);
   bf16* rows[2];
   uint4 before[2][kColumns / 32];
@@ -263,7 +266,8 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& 
 // Each warpgroup its columns.
 template <int D, int kKeys>
 __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
-                                const BackwardSmem<D, kKeys>& shared, int first, int stage, bool add) {
+                                const BackwardSmem<D, kKeys>& shared, int first, int stage,
+                                bool add) {
   const int warpgroup = threadIdx.x / 128;
   if constexpr (kKeys == 128 && D == 64) {
     query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, warpgroup * 32, add);
@@ -274,17 +278,19 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& 
     else query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, 64, add);
   } else {
     query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
-    if constexpr (D > 64) query_gradients<D, kKeys, D - 64>(bwd, range, shared, first, stage, 64, add);
+    if constexpr (D > 64)
+      query_gradients<D, kKeys, D - 64>(bwd, range, shared, first, stage, 64, add);
   }
 }
 
 template <int D, int kKeys>
-__device__ void write_rows(const View& to, const QueryRange& range, float (&sum)[D / 8][4], float factor,
-                           bool add) {
+__device__ void write_rows(const View& to, const QueryRange& range, float (&sum)[D / 8][4],
+                           float factor, bool add) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int key = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    bf16* row = key < range.keys ? head_row<D>(to, range.b, range.first_key + key, range.kv) : nullptr;
+    bf16* row =
+        key < range.keys ? head_row<D>(to, range.b, range.first_key + key, range.kv) : nullptr;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d) {
       add_row32(columns32(sum, d), load_row32(add && row ? row + d * 32 : nullptr), half, factor,
@@ -360,7 +366,8 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
   const Top1ChunkForward& p = bwd.forward;
   const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads,
             number = blockIdx.x / heads;
-  QueryRange range{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
+  QueryRange range{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads),
+                   int(p.time)};
   range.rows = int64_t{head} * lists.items;
   const Segment segment = local ? Segment{number, 0, 0, 1} : segment_of(lists, heads, blockIdx.x);
   if (segment.chunk < 0 || segment.begin == segment.end) return;
@@ -394,8 +401,8 @@ __global__ void __launch_bounds__(256)
   const int64_t t = blockIdx.x * p.chunk_size + key_offset;
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
     const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);
-    bf16* to =
-        head_row<D>(which ? bwd.dv : bwd.dk, head / p.kv_heads, t + key, head % p.kv_heads) + column;
+    bf16* to = head_row<D>(which ? bwd.dv : bwd.dk, head / p.kv_heads, t + key, head % p.kv_heads) +
+               column;
     uint2& pairs = *reinterpret_cast<uint2*>(to);
     const float2 low = unpack_bf16x2(pairs.x), high = unpack_bf16x2(pairs.y);
     float4 sum = make_float4(low.x, low.y, high.x, high.y);
@@ -413,8 +420,8 @@ __global__ void __launch_bounds__(256)
 }
 
 template <int D, int kKeys>
-void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, const Lists& lists,
-                     bool local, cudaStream_t stream) {
+void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                     const Lists& lists, bool local, cudaStream_t stream) {
   const unsigned heads = unsigned(bwd.forward.batch * bwd.forward.kv_heads);
   for (int offset = 0; offset < bwd.forward.chunk_size; offset += kKeys) {
     launch_kernel(gradient_kernel<D, kKeys>,
@@ -439,14 +446,15 @@ void with_shape(const Top1ChunkForward& p, F&& f) {
 }  // namespace
 
 GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
-                                 WorkspaceArena& arena) {
+                                     WorkspaceArena& arena) {
   const Top1ChunkForward& p = bwd.forward;
   delta = arena.take<float>(p.batch * p.heads * p.time);
   const int64_t segments = p.batch * p.kv_heads * (lists.segments - lists.chunks);
   partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
 }
 
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, cudaStream_t stream) {
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                cudaStream_t stream) {
   const unsigned blocks =
       unsigned(ceil_div(bwd.forward.batch * bwd.forward.time * bwd.forward.heads, 64));
   with_head_dim(bwd.forward.head_dim, [&](auto d) {
@@ -454,8 +462,8 @@ void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, 
   });
   check_launch("top1_chunk: delta");
 }
-void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, const Lists& lists,
-                     bool local, cudaStream_t stream) {
+void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                     const Lists& lists, bool local, cudaStream_t stream) {
   with_shape(bwd.forward, [&](auto d, auto keys) {
     gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
   });

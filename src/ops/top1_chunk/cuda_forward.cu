@@ -112,7 +112,8 @@ struct Query {
 
 // A warp's 16 queries from `first` on, to shared memory; `out` on its way.
 template <int D>
-__device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const QueryRange& range, int first) {
+__device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const QueryRange& range,
+                      int first) {
   const int lane = threadIdx.x % 32;
   if (first < range.end) {
 #pragma unroll
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
   const Segment segment = segment_of(lists, heads, blockIdx.x);
   if (segment.chunk < 0 || segment.begin == segment.end) return;
   QueryRange range{head / kv_heads, head % kv_heads, int(p.heads) / kv_heads, int(p.time),
-            int(p.chunk_size)};
+                   int(p.chunk_size)};
   range.first_key = segment.chunk * range.chunk;
   range.keys = range.chunk;
   range.begin = segment.begin;

@@ -177,7 +177,8 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, Shortlist
 }
 
 template <int D>
-void score_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream) {
+void score_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
+                 cudaStream_t stream) {
   launch_kernel(pair_kernel<D>, unsigned(p.batch * p.kv_heads * scratch.lists.segments),
                 kWarps * 32, pair_bytes<D>(p), stream, p, scratch, Pairs(p), padded_chunk(p));
 }

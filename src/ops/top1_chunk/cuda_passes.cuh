@@ -40,9 +40,10 @@ struct GradientWorkspace {
   float* partial;  // [B·Hk, segments beyond a chunk's first, 2, keys of a block, D]: dk, dv
   GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists, WorkspaceArena& arena);
 };
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, cudaStream_t stream);
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                cudaStream_t stream);
 // Of each query's own chunk (local; writes dq, dk and dv), or of the chunks that lists says
 // (adds to them).
-void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, const Lists& lists,
-                     bool local, cudaStream_t stream);
+void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                     const Lists& lists, bool local, cudaStream_t stream);
 }  // namespace assay::ops::cuda::top1

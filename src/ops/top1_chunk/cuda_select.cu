@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(256)
 // The means of chunks into tiles: 64 of them rounded to bf16, then what rounding left. A
 // block a chunk.
 template <int D>
-__global__ void __launch_bounds__(256) mean_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
+__global__ void __launch_bounds__(256)
+    mean_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
   constexpr int kVectors = D / 8, kStreams = 256 / kVectors;
   __shared__ float sums[kStreams][D];
   const int chunk = int(p.chunk_size), vector = threadIdx.x % kVectors,
@@ -266,8 +267,8 @@ void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cu
   launch_kernel(mean_kernel<D>, chunks, 256, 0, stream, p, scratch, tiles);
   for (int rank = 0; rank < p.top_k; ++rank)
     launch_kernel(rank == 0 ? approx_kernel<D, true> : approx_kernel<D, false>, blocks,
-                  kApproxGroups * 128 + 32, ScoreSmem<D, 2 * kMeans>::bytes(kApproxGroups), stream, p,
-                  scratch, tiles, rank);
+                  kApproxGroups * 128 + 32, ScoreSmem<D, 2 * kMeans>::bytes(kApproxGroups), stream,
+                  p, scratch, tiles, rank);
 }
 
 template <int D, int kKeys>

@@ -379,7 +379,8 @@ Top1ChunkForward pairs_of(Top1ChunkForward p) {
 }
 
 template <int D, int kParts>
-void list_chunks(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream) {
+void list_chunks(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
+                 cudaStream_t stream) {
   const int64_t chunks = ceil_div(p.time, p.chunk_size);
   const int tiles = int(tiles_per_head(p)), bytes = int(padded_chunk(p) * D * sizeof(bf16));
   Keyed keyed{1};

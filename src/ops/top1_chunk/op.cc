@@ -2,10 +2,8 @@
 // around the kernels.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/register.h"
-#include "ops/tensors.h"
 #include "ops/top1_chunk/kernel.h"
 #include "ops/top1_chunk/top1_chunk.h"
 
@@ -87,15 +85,15 @@ std::pair<Path, const char*> path_of(const Inputs& in, bool gradients) {
 
 template <class Work>  // Top1ChunkForward or …Backward
 void launch(const Work& work, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(work), device);
-    return cuda::top1_chunk(work, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::top1_chunk(work, workspace(cpu::workspace_bytes(work), device).data_ptr(),
-                  at_parallel_for());
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::top1_chunk(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::top1_chunk(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
 }
 void launch_step(const Top1ChunkForward& work, const at::Device& device) {
 #ifdef ASSAY_CUDA

@@ -1,6 +1,6 @@
 // Top-1 element attention on the CPU, in chunks of keys.
 //   forward   one task per chunk of queries. It computes the scores of one chunk of keys at a time
-//             and keeps the largest score, its position, the sum of the softmax and, if a gradient is
+//           and keeps the largest score, its position, the sum of the softmax and, if a gradient is
 //             wanted, its output.
 //   backward  one task per key head. A chunk of keys meets its queries; dk is finished with the
 //             chunk, dq grows. Heads that share a key head are processed in turn, so no row has two
@@ -9,8 +9,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/top1_element/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/chunks-inl.h"
 
@@ -276,9 +275,10 @@ void element_forward(const Top1ElementForward& p, void* workspace, const Paralle
   p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
                         : forward<float>(p, workspace, parallel);
 }
-void element_backward(const Top1ElementBackward& bwd, void* workspace, const ParallelFor& parallel) {
+void element_backward(const Top1ElementBackward& bwd, void* workspace,
+                      const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                : backward<float>(bwd, workspace, parallel);
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -286,25 +286,16 @@ void element_backward(const Top1ElementBackward& bwd, void* workspace, const Par
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(element_forward_bytes);
 HWY_EXPORT(element_backward_bytes);
-HWY_EXPORT(element_forward);
-HWY_EXPORT(element_backward);
-
-namespace cpu {
 size_t workspace_bytes(const Top1ElementForward& p) {
   return HWY_DYNAMIC_DISPATCH(element_forward_bytes)(p);
 }
 size_t workspace_bytes(const Top1ElementBackward& bwd) {
   return HWY_DYNAMIC_DISPATCH(element_backward_bytes)(bwd);
 }
-void top1_element(const Top1ElementForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(element_forward)(p, workspace, parallel);
-}
-void top1_element(const Top1ElementBackward& bwd, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(element_backward)(bwd, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(top1_element, element_forward, Top1ElementForward)
+ASSAY_CPU_WORKSPACE_KERNEL(top1_element, element_backward, Top1ElementBackward)
+}  // namespace assay::ops::cpu
 #endif

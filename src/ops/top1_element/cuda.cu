@@ -26,7 +26,9 @@ const char* why_unsupported(const Top1ElementForward& p) {
 }
 
 size_t workspace_bytes(const Top1ElementForward& p) { return workspace_size<Operands>(p); }
-size_t workspace_bytes(const Top1ElementBackward& bwd) { return workspace_size<BackwardWorkspace>(bwd); }
+size_t workspace_bytes(const Top1ElementBackward& bwd) {
+  return workspace_size<BackwardWorkspace>(bwd);
+}
 
 void top1_element(const Top1ElementForward& p, void* workspace, Stream raw_stream) {
   check("top1_element", why_unsupported(p));

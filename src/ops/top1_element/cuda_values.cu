@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(256) bounds_kernel(Choices c, int64_t queries)
 // A warp a key. Lanes hold 8 columns each; as many streams of rows as fit into a warp, joined
 // in their order.
 template <int D>
-__global__ void __launch_bounds__(256) sum_kernel(Top1ElementBackward bwd, Choices c, int64_t keys) {
+__global__ void __launch_bounds__(256)
+    sum_kernel(Top1ElementBackward bwd, Choices c, int64_t keys) {
   constexpr int kVectors = D / 8, kStreams = 32 / kVectors;
   const Top1ElementForward& p = bwd.forward;
   const int64_t key = blockIdx.x * int64_t{8} + threadIdx.x / 32, size = p.past + p.time;

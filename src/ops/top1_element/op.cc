@@ -2,10 +2,8 @@
 // function around both.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/register.h"
-#include "ops/tensors.h"
 #include "ops/top1_element/composed.h"
 #include "ops/top1_element/kernel.h"
 #include "ops/top1_element/top1_element.h"
@@ -56,15 +54,15 @@ const char* why_composed(const Inputs& in) {
 
 template <class Work>  // Top1ElementForward or …Backward
 void launch(const Work& work, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(work), device);
-    return cuda::top1_element(work, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::top1_element(work, workspace(cpu::workspace_bytes(work), device).data_ptr(),
-                    at_parallel_for());
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::top1_element(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::top1_element(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
 }
 
 Top1ElementOutputs run(const Inputs& in, bool with_gradient) {

@@ -9,8 +9,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/window_attention/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <cmath>
 #include <limits>
@@ -367,7 +366,7 @@ void attention_forward(const WindowAttentionForward& p, void* workspace,
 void attention_backward(const WindowAttentionBackward& bwd, void* workspace,
                         const ParallelFor& parallel) {
   bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                : backward<float>(bwd, workspace, parallel);
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -375,26 +374,15 @@ void attention_backward(const WindowAttentionBackward& bwd, void* workspace,
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(attention_bytes);
-HWY_EXPORT(attention_forward);
-HWY_EXPORT(attention_backward);
-
-namespace cpu {
 size_t workspace_bytes(const WindowAttentionForward& p) {
   return HWY_DYNAMIC_DISPATCH(attention_bytes)(p, false);
 }
 size_t workspace_bytes(const WindowAttentionBackward& bwd) {
   return HWY_DYNAMIC_DISPATCH(attention_bytes)(bwd.forward, true);
 }
-void window_attention(const WindowAttentionForward& p, void* workspace,
-                      const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(attention_forward)(p, workspace, parallel);
-}
-void window_attention(const WindowAttentionBackward& bwd, void* workspace,
-                      const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(attention_backward)(bwd, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(window_attention, attention_forward, WindowAttentionForward)
+ASSAY_CPU_WORKSPACE_KERNEL(window_attention, attention_backward, WindowAttentionBackward)
+}  // namespace assay::ops::cpu
 #endif
