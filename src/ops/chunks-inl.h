@@ -44,7 +44,7 @@ struct Chunked : Call {
   int64_t width, depth;  // C and D in whole vectors
 
   int64_t keys(int64_t chunk) const { return std::min(C, size - chunk * C); }
-  // The queries that stand in a chunk; none where end ≤ begin.
+  // The queries that are in a chunk; none where end ≤ begin.
   int64_t first_query(int64_t chunk) const { return std::max(chunk * C - this->past, int64_t{0}); }
   int64_t last_query(int64_t chunk) const { return chunk * C + keys(chunk) - this->past; }
   int64_t row(int64_t b, int64_t h, int64_t t) const {
@@ -81,7 +81,7 @@ void read_chunk(const P& p, const View& view, int64_t b, int64_t h, int64_t chun
 }
 
 // Keys or values with their rows as columns: for each [B, Hk, chunk] a matrix [D, width], zeros
-// behind the last key.
+// past the last key.
 template <class R>
 struct Columns {
   template <class P>
@@ -127,7 +127,7 @@ HWY_INLINE R largest_of(R* row, int64_t n) {
   for (int64_t j = kLanes<R>; j < n; j += kLanes<R>) top = hn::Max(top, load(row + j));
   return hn::GetLane(hn::MaxOfLanes(Lanes<R>(), top));
 }
-// row ← 2^(row − shift) over [0, n), 0 behind it up to `count` in whole vectors.
+// row ← 2^(row − shift) over [0, n), 0 after it up to `count` in whole vectors.
 template <class R>
 HWY_INLINE void exponentials(R* row, int64_t n, int64_t count, R shift) {
   const Vec<R> by = hn::Set(Lanes<R>(), shift);

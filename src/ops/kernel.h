@@ -10,7 +10,7 @@ namespace assay::ops {
 
 enum class DType { f32, f64, bf16 };
 
-// A sequence tensor [B, T, …]: everything behind T is contiguous. Strides in elements. data
+// A sequence tensor [B, T, …]: everything after T is contiguous. Strides in elements. data
 // == nullptr: absent.
 struct View {
   void* data = nullptr;

@@ -35,7 +35,7 @@ at::ScalarType real_dtype(at::ScalarType sequence);  // float64 for float64, els
 DType kernel_dtype(at::ScalarType sequence);
 
 // The tensor in `dtype` as a kernel reads it, with gradients; undefined when absent. sequence():
-// dimensions behind T contiguous, batch and time strides as they are; parameter(): contiguous.
+// dimensions after T contiguous, batch and time strides as they are; parameter(): contiguous.
 at::Tensor sequence(const OptionalTensor& tensor, at::ScalarType dtype);
 at::Tensor parameter(const OptionalTensor& tensor, at::ScalarType dtype);
 

@@ -30,7 +30,7 @@ Tile tile_at(const CausalConv1dForward& p, int64_t i) {
   return {i / tiles, first, std::min(kTile<R>, p.channels - first)};
 }
 
-// Rows of kTile numbers; lanes behind the tile's channels hold zeros.
+// Rows of kTile numbers; lanes past the tile's channels hold zeros.
 template <class R>
 struct Scratch {
   // the block's inputs and the K − 1 before them

@@ -1,5 +1,5 @@
 #pragma once
-// Softmax cross-entropy over rows of logits. Formula: kernel.h beside this file.
+// Softmax cross-entropy over rows of logits. Formula: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 namespace assay::ops {

@@ -1,4 +1,4 @@
-// Softmax cross-entropy on CUDA: a block a row. The row is read twice, the second time from
+// Softmax cross-entropy on CUDA: one block per row. The row is read twice, the second time from
 // the L2 cache.
 #include "ops/cross_entropy/kernel.h"
 #include "ops/cuda/launch.cuh"

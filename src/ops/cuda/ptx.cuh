@@ -103,7 +103,7 @@ struct Mbarrier {
 __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Makes what threads wrote to shared memory visible to wgmma and the copy engine. It stands before
+// Makes what threads wrote to shared memory visible to wgmma and the copy engine. It comes before
 // the barrier after which they read.
 __device__ inline void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

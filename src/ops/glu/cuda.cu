@@ -1,4 +1,4 @@
-// The gated linear unit on CUDA: one pass, 16 bytes of a half row a thread.
+// The gated linear unit on CUDA: one pass, 16 bytes of a half row per thread.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/glu/kernel.h"

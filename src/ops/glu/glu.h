@@ -1,5 +1,5 @@
 #pragma once
-// Gated linear unit, differentiable. Formula and source: kernel.h beside this file.
+// Gated linear unit, differentiable. Formula and source: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <string_view>

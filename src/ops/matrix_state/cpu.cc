@@ -39,7 +39,7 @@ int64_t padded_keys(const MatrixStateForward& p) {
 enum Sum { kQ, kK, kA, kB, kDecay, kSums };  // what the backward sums over the columns
 
 // Scratch of one worker. Key rows are [kStateChunk, Kp], value rows
-// [kStateChunk, kTile], states [K, kTile]; what lies behind K and behind the
+// [kStateChunk, kTile], states [K, kTile]; what lies after K and after the
 // tile's columns holds zeros. Names follow kernel.h.
 template <class R>
 struct Scratch {
@@ -51,7 +51,7 @@ struct Scratch {
   R *dout, *dv, *dc, *de, *dstate;
   R* states;        // S before each step and after the last: [kStateChunk + 1, K,
                     // kTile]
-  R* lanes[kSums];  // [Kp, lanes]: sums over columns that still stand in their
+  R* lanes[kSums];  // [Kp, lanes]: sums over columns that still are in their
                     // lanes
   R* rows[kSums];   // key rows: gradients of q, k, a, b, decay
   R* du;            // [Kp]
@@ -490,7 +490,7 @@ void for_each_tile(const MatrixStateForward& p, bool backward, std::byte* scratc
   const int64_t tiles = p.batch * p.heads * tiles_per_head<R>(p),
                 workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
-    // nobody else begins here
+    // no other worker begins at this address
     WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p, backward));
     Scratch<R> s(carve, p, backward);
     for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i)

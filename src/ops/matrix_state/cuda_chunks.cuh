@@ -48,7 +48,7 @@ struct Layout {
   size_t bytes;
 };
 
-// x of step t and head h. Rows behind the end of the sequence are not there.
+// x of step t and head h. Rows past the end of the sequence are not there.
 template <class T>
 __device__ inline const T* row(const HeadView& x, int64_t heads, int64_t b, int64_t t, int64_t h,
                                int64_t width) {
@@ -72,7 +72,7 @@ constexpr bool kWrites = kRule != Rule::delta;
 
 void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream);
 // One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,
-// dinitial_state, the state's gradient behind each chunk and dW, from dout and dfinal_state. Few
+// dinitial_state, the state's gradient after each chunk and dW, from dout and dfinal_state. Few
 // long sequences are cut into segments.
 struct Pass {
   bool backwards;

@@ -32,7 +32,7 @@ __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p
   }
 }
 
-// Blocks on a multiprocessor: as many as keep its loads in flight, and their registers.
+// Blocks per SM: as many as keep its loads in flight, and their registers.
 constexpr int min_blocks(int K) { return K <= 96 ? 3 : 2; }
 
 template <Rule kRule, bool kBonus, int K>

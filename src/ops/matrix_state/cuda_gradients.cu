@@ -1,6 +1,6 @@
 // Gradients of the inputs of every chunk, for all chunks at once: from the state before it, the
-// state's gradient behind it, and what both passes left. A block a chunk and head, a thread a
-// channel of K.
+// state's gradient after it, and what both passes left. One block per chunk and head, one thread
+// per channel of K.
 #include "ops/cuda/fragment.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"

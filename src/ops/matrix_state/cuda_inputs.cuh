@@ -1,5 +1,5 @@
 #pragma once
-// The inputs of a chunk of 16 steps of one head, as the passes read them. Steps behind the end of a
+// The inputs of a chunk of 16 steps of one head, as the passes read them. Steps past the end of a
 // sequence keep the state as it is and read and write nothing.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/types.cuh"
@@ -67,7 +67,7 @@ struct Chunk {
 };
 
 // The 16 steps of kPerLane neighbouring channels. The delta rule's key is its b, and its a is −β
-// decay k: it reads the state behind the decay.
+// decay k: it reads the state after the decay.
 template <Rule kRule, int kPerLane>
 struct Steps {
   Vec<bf16, kPerLane> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];

@@ -39,7 +39,7 @@ size_t pass_bytes(const ChunkedForward& p);
 void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
              cudaStream_t stream);
 // Out: dv, dinitial_state, and of every chunk [count, V, K] the state before it and the gradient of
-// the state behind it.
+// the state after it.
 struct States {
   bf16 *before, *dafter;
   Sums sums;

@@ -1,5 +1,5 @@
 // Gradients of q, k, the decays and the weights of every chunk of 64 steps, for all chunks at once.
-// A block a chunk and the heads that share q and k, whose gradients are added in its registers.
+// One block per chunk and the heads that share q and k, whose gradients are added in its registers.
 #include <numeric>
 
 #include "ops/cuda/fragment.cuh"
@@ -224,8 +224,8 @@ struct Gradients {
     }
   }
 
-  // One warp, two steps a lane. The gradient of a log decay is the sum over all that goes from
-  // before its step to it or behind it: state to state, state to row, column to state and, within
+  // One warp, two steps per lane. The gradient of a log decay is the sum over all that goes from
+  // before its step to it or after it: state to state, state to row, column to state and, within
   // the chunk, column to row.
   __device__ void gates(const Item<kK>& x, int64_t head) const {
     float falling[2], rising[2], weights[2], direct = 0, through = 0;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kSquares = 10;  // of 16 × 16, on and below the diagonal of a chunk's scores
 
-// A warp a chunk and head, two steps a lane.
+// One warp per chunk and head, two steps per lane.
 __global__ void __launch_bounds__(256) sums_kernel(ChunkedForward p, Sums sums) {
   const int64_t index = blockIdx.x * int64_t{8} + threadIdx.x / 32,
                 chunks = ceil_div(p.time, kChunk);
@@ -59,7 +59,7 @@ struct Tiles {
 };
 template <int kK, bool kOutputs>
 struct ScalarPassSmem {
-  static constexpr int kStages = kK > 128 ? 1 : 2;  // for two blocks a multiprocessor
+  static constexpr int kStages = kK > 128 ? 1 : 2;  // for two blocks per SM
   Tiles<kK, kOutputs> stages[kStages];
   bf16 scores[kOutputs ? kChunk * kChunkStride : 8];
   // what scales a row that reads the state before the chunk, and one written to it

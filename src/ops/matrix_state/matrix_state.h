@@ -1,5 +1,5 @@
 #pragma once
-// The recurrence behind every operator whose state is a matrix per head.
+// The recurrence of every operator whose state is a matrix per head.
 //   S_t   = diag(decay_t) S_{t−1} + k_t v_tᵀ + b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ       [B, H, K, V]
 //         Transition::elementwise: (a_t e_tᵀ) ⊙ S_{t−1} in place of b_t (c_t + e_t ⊙ S_{t−1}ᵀ a_t)ᵀ
 //   out_t = S_tᵀ q_t,   or  (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ q_t  when u is there       [B, T, H, V]

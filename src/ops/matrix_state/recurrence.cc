@@ -181,7 +181,9 @@ std::tuple<at::Tensor, at::Tensor> with_skip(MatrixState s, const at::Tensor& st
 
 }  // namespace
 
-HeadView heads(const at::Tensor& x) { return x.defined() ? HeadView{view(x), x.size(2)} : Heads{}; }
+HeadView heads(const at::Tensor& x) {
+  return x.defined() ? HeadView{view(x), x.size(2)} : HeadView{};
+}
 
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input) {
   if (!gradient.defined() || gradient.size(2) == input.size(2)) return gradient;
@@ -208,7 +210,7 @@ MatrixState expanded(const MatrixState& steps, at::ScalarType real) {
   s.b = with_heads(s.k, s.beta.size(2));
   s.c = s.beta * with_heads(s.v, s.beta.size(2));
   s.a = -s.beta * s.b;
-  if (s.decay.defined()) s.a = s.a * s.decay;  // the rule reads the state behind its decay
+  if (s.decay.defined()) s.a = s.a * s.decay;  // the rule reads the state after its decay
   s.k = s.v = s.beta = at::Tensor();
   return s;
 }

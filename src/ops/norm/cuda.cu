@@ -1,6 +1,6 @@
-// Norms on CUDA: a warp a part of a row, read again from the first cache. The parameters' gradients
-// are summed by each warp over the parts it takes, in shared memory, then over warps, then over
-// blocks, always in one order.
+// Norms on CUDA: one warp per part of a row, read again from the L1 cache. The parameters'
+// gradients are summed by each warp over the parts it takes, in shared memory, then over warps,
+// then over blocks, always in one order.
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/norm/kernel.h"
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   }
 }
 
-// Number j of pack i stands at j of lane i % 32 in group i / 32: a warp touches 32 banks at a time.
+// Number j of pack i is at j of lane i % 32 in group i / 32: a warp touches 32 banks at a time.
 template <int kWidth>
 __device__ int64_t place(int64_t pack, int k) {
   return (pack / 32 * kWidth + k) * 32 + pack % 32;

@@ -1,4 +1,4 @@
-// Rotary queries, keys and values on CUDA: a few lanes a head, 16 bytes of each half a lane.
+// Rotary queries, keys and values on CUDA: a few lanes per head, 16 bytes of each half per lane.
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/rotary_qkv/kernel.h"
@@ -36,7 +36,7 @@ struct Turned {
   }
 };
 
-// A group of lanes a head; with QK-norm it is read twice, the second time from the first cache.
+// One group of lanes per head; with QK-norm it is read twice, the second time from the L1 cache.
 // With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: dx = s/n (g − x
 // (x·g)/n²), ds = (x·g)/n.
 template <class T, int kWidth, bool kNorm>

@@ -2,8 +2,8 @@
 // Queries, keys and values out of one projection, queries and keys rotated by their position
 // [RoFormer, eq. 34].
 //   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)     x₁, x₂: the halves of a head, θ[t, i]
-// With QK-norm they are of unit length besides, q times its head's scale: x / sqrt(Σ x² + 1e-6)
-// [Henry 2020, eq. 6].
+// With QK-norm they are of unit length too, and q is multiplied by its head's scale: x / sqrt(Σ x²
+// + 1e-6) [Henry 2020, eq. 6].
 #include "ops/kernel.h"
 
 namespace assay::ops {

@@ -1,6 +1,6 @@
 #pragma once
 // Queries, keys and values with rotary positions out of one projection, differentiable. Formula:
-// kernel.h beside this file.
+// kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <array>

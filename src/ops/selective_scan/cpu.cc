@@ -38,7 +38,7 @@ Tile tile_at(const SelectiveScanForward& p, int64_t i) {
           std::min(kTile<R>, size - begin)};
 }
 
-// Scratch of one worker. Rows are [kChunk, kTile], states [N, kTile]; lanes behind the tile's
+// Scratch of one worker. Rows are [kChunk, kTile], states [N, kTile]; lanes past the tile's
 // channels hold harmless zeros. Names follow kernel.h.
 template <class R>
 struct Scratch {
@@ -361,7 +361,7 @@ void for_each_tile(const SelectiveScanForward& p, bool backward, std::byte* scra
                    const ParallelFor& parallel, const Body& body) {
   const int64_t tiles = num_tiles<R>(p), workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
-    // nobody else begins here
+    // no other worker begins at this address
     WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p.state_size, backward));
     Scratch<R> s(carve, p.state_size, backward);
     for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i)

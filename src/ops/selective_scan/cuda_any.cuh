@@ -23,7 +23,7 @@ __device__ R read_or_zero(const void* data, int64_t i) {
   return data ? static_cast<const R*>(data)[i] : R(0);
 }
 template <class R>
-__device__ R softplus(R x) {
+__device__ R softplus_exact(R x) {
   return x > R(20) ? x : log1p(exp(x));
 }
 // One channel of one sequence: what a warp needs to know about it.
@@ -47,7 +47,7 @@ struct Channel {
   __device__ R u(int64_t t) const { return read<T>(p.u, b, t, d); }
   __device__ R step_size(int64_t t) const {
     const R x = read<T>(p.delta, b, t, d) + bias;
-    return p.delta_softplus ? softplus(x) : x;
+    return p.delta_softplus ? softplus_exact(x) : x;
   }
   __device__ R B(int64_t t, int k) const {
     return has(k) ? read<T>(p.B, b, t, group * p.state_size + state(k)) : R(0);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         y = warp_sum(y) + c.D * u;
         dx = warp_sum(dx);
         dstep = warp_sum(dstep) + u * dx;
-        // σ(x) = 1 − exp(−softplus(x))
+        // σ(x) = 1 − exp(−softplus_exact(x))
         const R draw = p.delta_softplus ? dstep * -expm1(-step) : dstep;
         dD += dout * u;
         dbias += draw;

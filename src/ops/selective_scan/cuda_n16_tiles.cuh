@@ -147,7 +147,7 @@ struct TileLoader {
       next_C[i] = C[step];
     }
   }
-  // The tile is there, for the whole block. Nobody may still be working on the one before.
+  // The tile is there, for the whole block. No thread may still read the one before.
   __device__ void finish() {
     here = 1 - here;
 #pragma unroll

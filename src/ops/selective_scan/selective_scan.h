@@ -1,5 +1,5 @@
 #pragma once
-// Selective scan (Mamba-1), differentiable. Formula, shapes and source: kernel.h beside this file.
+// Selective scan (Mamba-1), differentiable. Formula, shapes and source: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <optional>

@@ -1,6 +1,7 @@
 // A few steps, one after another, as decoding takes them. A block has a head's state in shared
-// memory, where the copy engine brings it as it lies: its rows are odd in length, so only the first
-// and last numbers are no whole 16 bytes. A thread has one of its columns, of every so manieth row.
+// memory, where the copy engine brings it as it lies: its rows are odd in length, so only the
+// first and last numbers are not in whole groups of 16 bytes. A thread has one of its columns, in
+// every n-th row.
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/ptx.cuh"
 #include "ops/taylor_exp/kernel.h"
@@ -11,10 +12,10 @@ namespace {
 constexpr int kThreads = 320;  // wanted in a block
 constexpr int kMaxColumns = kMaxTaylorValue + 1;
 
-__device__ inline float load_scalar(const HeadView& x, DType dtype, const TaylorSteps& p, int64_t t,
-                                    int64_t width, int64_t i) {
+__device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& p,
+                                     int64_t t, int64_t width, int64_t i) {
   const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
-  return cuda::load_scalar(
+  return load_scalar(
       x.rows.data, dtype,
       b * x.rows.batch_stride + t * x.rows.time_stride + h / (p.heads / x.heads) * width + i);
 }
@@ -43,7 +44,7 @@ struct Span {
   __device__ uint32_t bytes() const { return uint32_t((last - first) * sizeof(float)); }
 };
 
-// The state's number i stands at `state`[i] in shared memory, as far beside 16 bytes as
+// The state's number i is at `state`[i] in shared memory, as far beside 16 bytes as
 // in the tensor.
 __device__ inline void fetch(float* state, const float* from, const Span& span, Mbarrier barrier) {
   if (threadIdx.x == 0) {
@@ -86,11 +87,11 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
     for (int i = threadIdx.x; i < F * columns; i += blockDim.x) state[i] = 0;
   for (int64_t t = 0; t < p.time; ++t) {
     if (threadIdx.x < K) {
-      q[threadIdx.x] = load_scalar(p.q, p.q_dtype, p, t, K, threadIdx.x);
-      k[threadIdx.x] = load_scalar(p.k, p.k_dtype, p, t, K, threadIdx.x);
+      q[threadIdx.x] = load_of_head(p.q, p.q_dtype, p, t, K, threadIdx.x);
+      k[threadIdx.x] = load_of_head(p.k, p.k_dtype, p, t, K, threadIdx.x);
     }
     const float value =
-        column < p.value_dim ? load_scalar(p.v, p.v_dtype, p, t, p.value_dim, column) : 1.f;
+        column < p.value_dim ? load_of_head(p.v, p.v_dtype, p, t, p.value_dim, column) : 1.f;
     __syncthreads();
     for (int f = threadIdx.x; f < F; f += blockDim.x)
       features(q, k, K, p.scale, f, query[f], key[f]);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256, kRows = 32;  // of a block
 
-// x_i x_j, i ≤ j, stands behind all of x_0 … x_{i−1}.
+// x_i x_j, i ≤ j, comes after all of x_0 … x_{i−1}.
 __device__ int place(int i, int j, int K) { return 1 + K + i * (2 * K - i + 1) / 2 + (j - i); }
 
 // f(row, number) for the rows of this block, `width` numbers each.

@@ -72,7 +72,7 @@ struct Sums : Shape<kLanes> {
       if (in_warp % 4 < 2) out[in_warp / 4 % 2] = sum;
     }
   }
-  // Into [tiles, B, T, states]; after a barrier, and before the next one nobody adds.
+  // Into [tiles, B, T, states]; after a barrier; no thread adds before the next one.
   __device__ void write(float* sums, int tile) const {
     const Plan& a = lane.a;
     const int64_t row = (lane.tile * a.p.batch + lane.b) * a.p.time + lane.begin + tile;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads)
   store(s.products + lane.states(a.chunks, lane.chunk), P);
 }
 
-// What the loss asks of one step, given G, the gradient of the state behind it. G becomes that of
+// What the loss asks of one step, given G, the gradient of the state after it. G becomes that of
 // the state before it.
 struct Asked {
   float dx, dstep;

@@ -18,28 +18,28 @@ __device__ inline const void* row(const TypedView& x, int64_t b, int64_t t) {
   const int64_t at = b * x.batch_stride + t * x.time_stride;
   return static_cast<const char*>(x.data) + at * (x.dtype == DType::bf16 ? 2 : 4);
 }
-__device__ inline float load_scalar(const TypedView& x, int64_t b, int64_t t, unsigned i) {
-  return cuda::load_scalar(row(x, b, t), x.dtype, i);
+__device__ inline float load_element(const TypedView& x, int64_t b, int64_t t, unsigned i) {
+  return load_scalar(row(x, b, t), x.dtype, i);
 }
 __device__ inline float or_0(const TypedView& x, const TypedView& otherwise, int64_t b, int64_t t,
                              unsigned i) {
-  const float found = load_scalar(x.data ? x : otherwise, b, t, i);
+  const float found = load_element(x.data ? x : otherwise, b, t, i);
   return x.data ? found : 0.f;
 }
-// Numbers 0 to 3 of the row behind `first`, 0 from `count` on.
+// Numbers 0 to 3 of the row after `first`, 0 from `count` on.
 template <bool kFullTile>
 __device__ inline Vec4 four(const void* row, DType dtype, int64_t first, int count) {
   Vec4 x = {};
   if constexpr (kFullTile) load_vec(x.at, row, dtype, count > 0 ? first : 0);
   else
 #pragma unroll
-    for (int n = 0; n < 4; ++n) x[n] = cuda::load_scalar(row, dtype, n < count ? first + n : 0);
+    for (int n = 0; n < 4; ++n) x[n] = load_scalar(row, dtype, n < count ? first + n : 0);
 #pragma unroll
   for (int n = 0; n < 4; ++n) x[n] = n < count ? x[n] : 0.f;
   return x;
 }
 
-// Of a multiprocessor, at once: so many that a small state needs one round of them.
+// Resident blocks per SM, chosen so that a small state fits in one wave.
 template <int kLanes, bool kFullTile>
 constexpr int kBlocks = !kFullTile    ? 2
                         : kLanes < 8  ? 6
@@ -81,10 +81,10 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
   const unsigned group = p.groups > 1 ? first / unsigned(p.channels / p.groups) : 0;
   const float D = or_0(p.D, p.x, 0, 0, head), bias = or_0(p.delta_bias, p.x, 0, 0, head);
   const float head_rate =
-      kDecayKind == DecayKind::heads ? kLog2e * load_scalar(p.rate, 0, 0, head) : 0.f;
+      kDecayKind == DecayKind::heads ? kLog2e * load_element(p.rate, 0, 0, head) : 0.f;
   for (int64_t t = 0; t < p.time; ++t) {
-    const float x = load_scalar(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d),
-                raw = load_scalar(p.delta, b, t, head) + bias;
+    const float x = load_element(p.x, b, t, d), z = or_0(p.z, p.x, b, t, d),
+                raw = load_element(p.delta, b, t, head) + bias;
     const Vec4 k = four<kFullTile>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
     const Vec4 q = four<kFullTile>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
     Vec4 rates[kRates] = {};

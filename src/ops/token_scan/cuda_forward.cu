@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
     if (kSequential && a.p.chunk_states && lane.live && tile % a.chunk == 0)
       store(starts + lane.states(a.chunks, tile / a.chunk), S);
 #pragma unroll 1
-    // what does not wait for S first, what nobody waits for last
+    // first what does not depend on S, last what nothing depends on
     for (int sub = 0; sub < kTile; sub += kSub) {
       float step[kSub], y[kSub];
 #pragma unroll

@@ -1,7 +1,7 @@
 #pragma once
 // How the kernels cut the work, and how its pieces come into shared memory. A thread holds kPerLane
 // states of a channel, and kLanes threads side by side share the channel. Tokens are packed first:
-// what a thread reads of one lies together, in float32, zeros behind the last state, so that
+// what a thread reads of one lies together, in float32, zeros past the last state, so that
 // nothing below asks where N ends or rows lie.
 #include <algorithm>
 #include <initializer_list>
@@ -23,7 +23,7 @@ constexpr int64_t kMaxChunk = 512;
 // How wide the kernels are made: 16 states, two threads a channel, or 64 and eight.
 template <int kLanes>
 struct Shape {
-  static constexpr int kStates = kPerLane * kLanes;  // those behind N are 0
+  static constexpr int kStates = kPerLane * kLanes;  // those after N are 0
   static constexpr int kWidth = kThreads / kLanes;   // channels of a block
   static constexpr int kRow = kLanes * 28;           // numbers of a packed token
 };
@@ -32,7 +32,7 @@ inline int lanes(const TokenScanForward& p) { return p.state_size <= Shape<2>::k
 // The call, and how it is cut.
 struct Plan {
   TokenScanForward p;
-  int states;                    // with those behind N
+  int states;                    // with those after N
   int64_t tiles, chunk, chunks;  // blocks side by side; steps of a chunk
   bool aligned = false;          // every row of a tile can be read 16 bytes at a time
 
@@ -175,7 +175,7 @@ struct TileLoader : Shape<kLanes> {
         tokens(static_cast<float*>(shared)),
         tiles(reinterpret_cast<T*>(tokens + 2 * kTokens)) {}
 
-  // Sets out for the tile from step t on. Nobody may still be working on the tile before the
+  // Sets out for the tile from step t on. No thread may still read the tile before the
   // present one. Steps after the last hold finite numbers wherever the last step does.
   __device__ void start(int t) {
     t = min(t, lane.steps - 1);

@@ -1,5 +1,5 @@
 #pragma once
-// The scan of kernel.h beside this file on tensors, differentiable: what longhorn
+// The scan of kernel.h in this folder on tensors, differentiable: what longhorn
 // and selective_scan call.
 #include <ATen/core/Tensor.h>
 

@@ -135,7 +135,7 @@ void backward(const TokenShiftBackward& bwd, int64_t b, int64_t begin, int64_t e
   for (int64_t i = 0; i < p.count; ++i) std::copy_n(sums[size_t(i)], p.width, dmix + i * p.width);
 }
 
-// task(sequence, first position, one behind the last, number of the run)
+// task(sequence, first position, one past the last, number of the run)
 template <class Task>
 void over_runs(const TokenShift& p, const ParallelFor& parallel, const Task& task) {
   const int64_t runs = runs_of_sequence(p);

@@ -1,4 +1,4 @@
-// The token shift on CUDA: 16 bytes of columns a thread. The backward walks a run of positions
+// The token shift on CUDA: 16 bytes of columns per thread. The backward walks a run of positions
 // towards its begin, so that each gradient is read once: position t + 1 hands down what it owes t.
 // The gradient of the mixes stays in registers meanwhile.
 #include "ops/cuda/launch.cuh"
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward b
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (i < p.count) mix[i] = place.mix(i);
-  Part dy[kCount], weight[kCount], owed;  // of a position; by the position behind
+  Part dy[kCount], weight[kCount], owed;  // of a position; by the position after
   const auto load = [&](int64_t t) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -151,7 +151,7 @@ bool aligned(const TokenShift& p, const void* const* more) {
   return all;
 }
 
-// work(width as a constant): 16 bytes of columns a thread where they fit, else one number.
+// work(width as a constant): 16 bytes of columns per thread where they fit, else one number.
 template <class F>
 void with_width(const TokenShift& p, const void* const* more, F&& work) {
   with_type(p.dtype, [&](auto x) {

@@ -1,5 +1,5 @@
 #pragma once
-// A token mixed with the one before it, differentiable. Formula: kernel.h beside this file.
+// A token mixed with the one before it, differentiable. Formula: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <optional>

@@ -8,7 +8,7 @@ namespace assay::ops {
 namespace {
 
 constexpr const char* kOp = "top1_certified";
-constexpr int64_t kBlock = 512;  // queries whose bounds stand in memory at once
+constexpr int64_t kBlock = 512;  // queries whose bounds are in memory at once
 // of the largest score: more than any kernel's rounding moves it by
 constexpr double kRounding = 1e-3;
 

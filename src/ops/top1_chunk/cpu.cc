@@ -3,7 +3,7 @@
 //   3. for each slot, queries sorted by the chunk they chose (cpu-inl.h)
 //   4. for each slot, one task per chunk: the queries that chose it read its keys; each has one
 //      such chunk, so one writer
-//   5. a task a chunk: its own queries read it up to themselves and finish
+//   5. one task per chunk: its own queries read it up to themselves and finish
 // Between passes a query holds out unnormalised, the largest logit seen, and the sum of
 // exponentials relative to it.
 #include <utility>

@@ -4,7 +4,7 @@
 //   2. queries sorted by the chunk they chose
 //   3. for each slot, one task per chunk and key head: the queries that chose it add to its dk, dv
 //      and to their own dq
-//   4. a task a chunk and key head: its own queries; dk, dv and dq are finished
+//   4. one task per chunk and key head: its own queries; dk, dv and dq are finished
 // A query has one chunk a slot and a chunk one task, so no row has two writers. Query heads that
 // share a key head are taken in turn.
 #include "ops/top1_chunk/kernel.h"

@@ -1,5 +1,5 @@
-// Few queries with a long past on the CPU: a task a query and head, which reads rows of keys and
-// values where they lie.
+// Few queries with a long past on the CPU: one task per query and head, which reads rows of keys
+// and values where they lie.
 #include "ops/top1_chunk/kernel.h"
 
 #undef HWY_TARGET_INCLUDE

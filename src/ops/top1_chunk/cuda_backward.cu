@@ -15,7 +15,7 @@ constexpr int kTile = 64, kPart = 32;
 
 int block_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
 
-// delta = dout · out. A quad of lanes a row.
+// delta = dout · out. One quad of lanes per row.
 template <int D>
 __global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward bwd, float* delta) {
   const int heads = int(bwd.forward.heads), lane = threadIdx.x % 4;
@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward bwd, float
 template <int kKeys>
 constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetches its part of
 
-// What a query brings beside its rows; zeros where there is none, which then adds nothing. `limit`:
+// What a query brings in addition to its rows; zeros where there is none, which then
+// adds nothing. `limit`:
 // it reads the block's keys [0, limit).
 struct RowStats {
   float logsumexp[kTile], delta[kTile];
@@ -94,7 +95,7 @@ struct QueryRange {
 };
 
 // 64 queries from `first` on: their rows of q and dout, and their stats. Vec4 lanes a row.
-// `item`: of the lane's rows; then of those 64 further on, which are read here so that nobody
+// `item`: of the lane's rows; then of those 64 further on, which are read here so that no thread
 // waits for them then.
 template <int D, int kKeys>
 __device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range,

@@ -1,4 +1,4 @@
-// Few queries with a long past: a block a query and head. Scores of all candidates, a tile of
+// Few queries with a long past: one block per query and head. Scores of all candidates, a tile of
 // chunks at a time, of which the best are kept; then the keys and the values of the chunks read.
 // Nothing is read twice but the shortlist's keys.
 #include "ops/cuda/attention.cuh"
@@ -197,7 +197,7 @@ struct Step {
            c * p.summaries.time_stride + (kv * (kParts + p.rank) + kParts - 1 + i) * D;
   }
 
-  // Rows [first, first + count) of x are on their way to the second cache: nobody has to wait
+  // Rows [first, first + count) of x go to the L2 cache, so that no thread has to wait
   // for them long.
   __device__ void send_for(const View& x, int64_t first, int count) const {
     constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
@@ -350,7 +350,7 @@ struct Step {
     }
     if (threadIdx.x == 0 && best.id != INT_MAX) s.kept[0] = best.id;
   }
-  // The chunks read beside the own one, to s.kept.
+  // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
     const bool exact = p.selection == Selection::exact,
                listed = p.selection == Selection::shortlist;
@@ -370,7 +370,7 @@ struct Step {
     keep_best(s, count, int(p.top_k));
   }
 
-  // Number i of the keys read stands at position:
+  // Number i of the keys read is at position:
   __device__ int64_t position(int i, int before) const {
     if (i >= before) return int64_t(own) * chunk + (i - before);
     const int number = int((float(i) + 0.5f) * inverse);  // exact for kMaxRead keys

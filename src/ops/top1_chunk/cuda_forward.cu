@@ -1,5 +1,5 @@
-// The two passes of the forward: remote, a block a segment of a chunk's list of queries; local, a
-// block a chunk's own queries. A warp goes through 16 queries at a time; the chunk's keys and
+// The two passes of the forward: remote, one block per segment of a chunk's list of queries; local,
+// a block a chunk's own queries. A warp goes through 16 queries at a time; the chunk's keys and
 // values lie in shared memory.
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/softmax.cuh"
@@ -153,7 +153,7 @@ __device__ void attend(const Top1ChunkForward& p, const QueryRange& range, int p
     cp_async_wait_group<1>();
     __syncwarp();
     const Query queries[2] = {{range, first + lane / 4}, {range, first + lane / 4 + 8}};
-    // Read early, whether it counts or not: nobody waits for it then.
+    // Read early, whether it counts or not, so that no thread waits for it.
     float* logsumexp[2];
     float before[2] = {};
     int64_t choice[2] = {-1, -1};

@@ -29,7 +29,7 @@ struct PairChoices {
   }
 };
 
-// How many items of a run chose each chunk. A block a run.
+// How many items of a run chose each chunk. One block per run.
 template <class Choices>
 __global__ void __launch_bounds__(32 * kRunWarps) count_kernel(Choices choices, Lists lists) {
   extern __shared__ int counters[];
@@ -62,8 +62,8 @@ __device__ void each_run(const int* counts, int chunks, int first, int end, cons
   }
 }
 
-// counts becomes what earlier runs hold of the same chunk; the total goes to begin. A lane a chunk,
-// a warp a part of the runs.
+// counts becomes what earlier runs hold of the same chunk; the total goes to begin. One lane per
+// chunk, one warp per part of the runs.
 __global__ void __launch_bounds__(32 * kSumWarps) sum_runs_kernel(Lists lists) {
   __shared__ int sums[kSumWarps][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, chunk = blockIdx.x * 32 + lane;
@@ -100,7 +100,7 @@ __device__ int2 block_scan(int2 x) {
   return x;
 }
 
-// begin and first from the lengths in begin; the table. A block a key head.
+// begin and first from the lengths in begin; the table. One block per key head.
 __global__ void __launch_bounds__(kScanThreads) scan_kernel(Lists lists) {
   __shared__ int2 carry;
   int* begin = lists.begin + blockIdx.x * int64_t{lists.chunks + 1};
@@ -187,7 +187,7 @@ __device__ void sort_run(uint32_t* sorted, uint16_t* counters, int rows, const C
   const auto put = [&](int place, int chunk, int item) {
     sorted[place] = uint32_t(chunk) << 16 | uint32_t(item - begin);
   };
-  if constexpr (Choices::kInOrder) {  // a warp a part of the run, and a row of counters
+  if constexpr (Choices::kInOrder) {  // one warp per part of the run, and a row of counters
     const int warp = threadIdx.x / 32, part = ((end - begin + 31) / 32 + rows - 1) / rows * 32;
     const int first = begin + warp * part, last = min(end, first + part);
     uint16_t* mine = counters + warp * chunks;
@@ -217,8 +217,8 @@ __device__ void sort_run(uint32_t* sorted, uint16_t* counters, int rows, const C
   }
 }
 
-// Each item to its place: behind those of lower chunks, of earlier runs, and of the same
-// run before it. A block a run, which is sorted in shared memory first, so that neighbours
+// Each item to its place: after those of lower chunks, of earlier runs, and of the same
+// run before it. One block per run, which is sorted in shared memory first, so that neighbours
 // are written together.
 template <class Choices>
 __global__ void __launch_bounds__(32 * kRunWarps) place_kernel(Choices choices, Lists lists) {

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
     pair_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, Pairs pairs, int padded) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Lists& lists = scratch.lists;
-  // A head after the other: the queries of one fit into the second cache.
+  // A head after the other: the queries of one fit into the L2 cache.
   const int kv_heads = int(p.kv_heads), head = blockIdx.x / lists.segments;
   const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size),
             warp = threadIdx.x / 32;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
   }
 }
 
-// The top_k best of each query's shortlist. A thread a query.
+// The top_k best of each query's shortlist. One thread per query.
 __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistWorkspace scratch) {
   const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
   if (row >= p.batch * p.heads * p.time) return;

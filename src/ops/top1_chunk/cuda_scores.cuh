@@ -92,8 +92,8 @@ __device__ void score_tiles(const ScoreSmem<D, kTileRows>& shared, int count, Us
   wgmma_wait_group<0>(left);
   // No branch around products, none under way at the end of a turn: the compiler would wait
   // for each. A branch around what is done meanwhile, never taken: it would else issue them
-  // in the midst of that, and wait for the last of them. Behind the last tile its left half
-  // is scored in vain.
+  // in the midst of that, and wait for the last of them. Past the last tile its left half
+  // is computed and discarded.
   const int never = __shfl_sync(~0u, -1, 0);
   for (int i = 0, stage = 0, phase = 0; i < count; ++i) {
     issue(right, stage, kHalf);

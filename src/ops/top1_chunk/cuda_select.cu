@@ -31,7 +31,7 @@ __device__ void square_add(float& sum, const uint4& x) {
   }
 }
 
-// Keys into tiles, and the longest of each chunk. A block a chunk.
+// Keys into tiles, and the longest of each chunk. One block per chunk.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
     pack_keys_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(256)
             first_row = threadIdx.x / kLanes;
   const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
   const int64_t first = blockIdx.x * int64_t{chunk};
-  if (first + chunk > p.time) return;  // a partial chunk is nobody's candidate
+  if (first + chunk > p.time) return;  // a partial chunk is not a candidate
   bf16* to = s.columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
   float longest_here = 0;
 #pragma unroll 4
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(256)
   to[kMeans * D] = __float2bfloat16(mean - __bfloat162float(high));
 }
 
-// The best candidate so far of each row. After rank 0 only those count that come behind (score,
+// The best candidate so far of each row. After rank 0 only those count that come after (score,
 // chunk) of the rank before. Candidates are offered in rising order; the first of equals stays.
 struct Best {
   float score = -INFINITY, previous;

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(128, D == 64 ? 6 : 1)
   const int chunk = int(p.chunk_size), rank = int(p.rank), c = blockIdx.x, warp = threadIdx.x / 32;
   const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
   const SwizzledTile<D> keys{reinterpret_cast<bf16*>(memory)};
-  if ((c + 1) * int64_t{chunk} > p.time) return;  // a partial chunk is nobody's candidate
+  if ((c + 1) * int64_t{chunk} > p.time) return;  // a partial chunk is not a candidate
   copy_rows(keys, p.k, b, c * int64_t{chunk}, kv, chunk, padded);
   cp_async_commit_group();
   cp_async_wait_group<0>();

@@ -44,7 +44,7 @@ struct Top1ChunkForward {
   void* logsumexp;  // out [B, H, T] real, natural log
   // out [B, H, T, top_k] r(t); in when forced (a chunk twice in one row is counted twice)
   int64_t* selected;
-  // positions of k, v before the first query: they have past + T, and query t stands at past + t
+  // positions of k, v before the first query: they have past + T, and query t is at past + t
   int64_t past = 0;
   int64_t shortlist = 0, rank = 0;  // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
   // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 …
@@ -88,8 +88,9 @@ size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, Stream);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
 
-// As cpu::top1_chunk_step; any dtype. One launch, a block a query and head. Approx in bf16 ranks
-// chunks by the sum of both parts of μ, though it reads the small one only where that may decide.
+// As cpu::top1_chunk_step; any dtype. One launch, one block per query and head. Approx in
+// bf16 ranks chunks by the sum of both parts of μ, though it reads the small one only where
+// that may decide.
 const char* why_no_step(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, Stream);
 }  // namespace cuda

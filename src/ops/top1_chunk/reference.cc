@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What the choice goes by, beside the queries and keys [B, H, ·, D].
+// What the choice goes by, in addition to the queries and keys [B, H, ·, D].
 struct Choice {
   std::string_view selection;
   int64_t chunk_size, top_k, shortlist;
@@ -30,7 +30,7 @@ at::Tensor second_order(const at::Tensor& q, const at::Tensor& summaries, double
   const at::Tensor along = at::einsum("bhtd,bhcrd->bhtcr", {q, summaries.slice(3, 1)});
   return scale * first_order(q, summaries) + 0.5 * scale * scale * along.square().sum(-1);
 }
-// The chunks by falling score, those at or behind `own` [T, 1] last.
+// The chunks by falling score, those at or after `own` [T, 1] last.
 at::Tensor ranked(const at::Tensor& score, const at::Tensor& own) {
   const at::Tensor candidates =
       score.masked_fill(at::arange(score.size(-1), own.options()) >= own, -kInfinity);

@@ -1,5 +1,5 @@
 #pragma once
-// Top-1 Chunk attention, differentiable. Formula, shapes and source: kernel.h beside this file.
+// Top-1 Chunk attention, differentiable. Formula, shapes and source: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <optional>

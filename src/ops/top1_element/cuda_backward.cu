@@ -61,7 +61,7 @@ __device__ void differentiate(float (&s)[N][4], const float (&dp)[N][4], const S
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[n][e] *= dp[n][e] - delta.at(n, e);
 }
-// Nothing flows between a query and a key behind it. A row sees the columns below its limit, or
+// Nothing flows between a query and a key after it. A row sees the columns below its limit, or
 // (kAbove) from it on.
 template <bool kAbove, int N>
 __device__ void hide(float (&s)[N][4], const int (&limit)[2]) {

@@ -1,5 +1,5 @@
 // The choice: a block streams the keys that its queries see and keeps of each query the largest
-// score, where it stands and, when a gradient is wanted, the sum of the exponentials and the values
+// score, its position and, when a gradient is wanted, the sum of the exponentials and the values
 // that they weigh.
 //
 // Scores of one part are used while those of the next are made. The largest score of a query is
@@ -54,7 +54,7 @@ struct Best {
     shrink[i] = before == -INFINITY ? 0 : ex2_approx(before * scale - base[i]);
     sum[i] *= shrink[i];
   }
-  // The first of the lane's columns that holds x; far behind where none does.
+  // The first of the lane's columns that holds x; far after where none does.
   template <int N>
   __device__ static int column_of(const float (&s)[N][4], int i, float x) {
     int column = 1 << 30;
@@ -155,7 +155,7 @@ __device__ void choose_rows(const Smem& smem, const Top1ElementForward& p, const
   scores<D, kPart>(left, queries, keys);
   wgmma_commit_group();
   wgmma_wait_group<0>(left);
-  // Part i, whose scores are in `now`; those of the next one are made, behind the last one in vain.
+  // Part i, whose scores are in `now`; those of the next one are computed.
   auto turn = [&](float(&now)[kPart / 8][4], float(&next)[kPart / 8][4],
                   const uint32_t(&weights)[kPart / 16][4], uint32_t(&fresh)[kPart / 16][4], int i,
                   auto weighted) {

@@ -14,7 +14,7 @@ Packed packed(int64_t heads, int64_t rows, int64_t head_dim, WorkspaceArena& are
   return out;
 }
 
-// 64 rows of a head into their tile, times `factor`, which is 1, −1 or 0. A block a tile.
+// 64 rows of a head into their tile, times `factor`, which is 1, −1 or 0. One block per tile.
 template <int D>
 __global__ void __launch_bounds__(256)
     pack_kernel(View x, int heads, int64_t rows, Packed to, float factor) {
@@ -44,7 +44,7 @@ void pack_rows(const Top1ElementForward& p, const View& x, int64_t heads, int64_
   });
 }
 
-// logsumexp and delta of each query, rows of a head padded. A quad of lanes a query.
+// logsumexp and delta of each query, rows of a head padded. One quad of lanes per query.
 template <int D>
 __global__ void __launch_bounds__(256) facts_kernel(Top1ElementBackward bwd, Operands m) {
   const Top1ElementForward& p = bwd.forward;

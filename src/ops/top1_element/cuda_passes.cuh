@@ -11,7 +11,7 @@ namespace assay::ops::cuda::element {
 struct Packed {
   static constexpr int64_t kPadding = 384;  // a multiple of what any block holds or reads at a time
   bf16* data = nullptr;
-  int64_t rows = 0;  // of a head: a multiple of kPadding, zeros behind the last
+  int64_t rows = 0;  // of a head: a multiple of kPadding, zeros past the last
   template <int D>
   __device__ const bf16* at(int64_t head, int64_t row) const {
     return data + (head * rows + row) * D;
@@ -22,7 +22,7 @@ struct Packed {
 // rise with q·k.
 struct Operands {
   Packed q, k, v, dout;
-  // [B·H, q.rows] in base 2; dout · soft. +inf and 0 behind the last query: it adds nothing
+  // [B·H, q.rows] in base 2; dout · soft. +inf and 0 past the last query: it adds nothing
   float *logsumexp, *delta;
   explicit Operands(const Top1ElementForward& p, WorkspaceArena& arena);
   explicit Operands(const Top1ElementBackward& bwd, WorkspaceArena& arena);

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(256) bounds_kernel(Choices c, int64_t queries)
   if (i + 1 == queries || c.sorted_key[i + 1] != key) c.end[key] = uint32_t(i + 1);
 }
 
-// A warp a key. Lanes hold 8 columns each; as many streams of rows as fit into a warp, joined
+// One warp per key. Lanes hold 8 columns each; as many streams of rows as fit into a warp, joined
 // in their order.
 template <int D>
 __global__ void __launch_bounds__(256)

@@ -95,7 +95,7 @@ void read_tile(const WindowAttentionForward& p, const Block& b, int64_t key, int
   read_block(p, p.k, b.batch, b.kv_head, key, keys, s.dim, s.k);
   read_block(p, p.v, b.batch, b.kv_head, key, keys, s.dim, s.v);
 }
-// Of the block's queries: rows behind the last hold zeros, so that they change no sum.
+// Of the block's queries: rows past the last hold zeros, so that they change no sum.
 template <class R>
 void read_columns(const WindowAttentionForward& p, const View& view, const Block& b, R* row,
                   R* columns) {
