@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COLUMNS = 100
 
-# The largest allowed count of src.
+# The largest allowed count of src; None: the count is printed and has no limit.
 LIMITS = {
     "comma statements": 102,
     "lines over 100 columns": 1501,
@@ -22,8 +22,8 @@ LIMITS = {
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
     "lines of CUDA": 10344,
-    "lines of src/ops": 20946,
-    "lines of src": 42001,
+    "lines of src/ops": None,
+    "lines of src": None,
 }
 
 TOKEN = re.compile(
@@ -251,7 +251,7 @@ def count(folder):
 
 
 def above_limits(counts):
-    return [name for name in counts if counts[name] > LIMITS[name]]
+    return [name for name, limit in LIMITS.items() if limit is not None and counts[name] > limit]
 
 
 def main():
@@ -262,8 +262,8 @@ def main():
     counts = count(arguments.folder)
     above = above_limits(counts)
     for name, number in counts.items():
-        limit = f"   limit {LIMITS[name]:6}" if arguments.check else ""
-        print(f"{number:6}  {name}{limit}{'   above' if arguments.check and name in above else ''}")
+        limit = f" (limit {LIMITS[name]})" if arguments.check and LIMITS[name] is not None else ""
+        print(f"{number:6}  {name}{limit}")
     if not counts["lines of src"]:
         sys.exit(f"{arguments.folder} has no sources")
     if arguments.check and above:
