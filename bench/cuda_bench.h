@@ -7,12 +7,8 @@
 #include <functional>
 #include <vector>
 
+#include "ops/cuda/launch.cuh"
 #include "ops/cuda/types.cuh"
-
-
-
-
-
 
 namespace assay::ops {
 

@@ -3,8 +3,6 @@
 // measured here; and the B·T·Dm·N exponentials, at the 16 a clock that a multiprocessor's special-function units do.
 #include "cuda_bench.h"
 #include "ops/causal_conv1d/kernel.h"
-#include "ops/cuda/launch.cuh"
-#include "ops/cuda/types.cuh"
 #include "ops/selective_scan/kernel.h"
 
 namespace {
@@ -18,13 +16,13 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
       .dtype = DType::bf16, .batch = B, .time = T, .channels = M, .groups = 1, .state_size = N, .delta_softplus = true};
   p.u = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M), p.z = buffers.sequence(B, T, M);
   p.B = buffers.sequence(B, T, N), p.C = buffers.sequence(B, T, N), p.y = buffers.sequence(B, T, M);
-  p.A = to_compute(M * N, -16, -0.5f), p.D = to_compute(M, 0, 1), p.delta_bias = to_compute(M, -6, -3);
-  p.final_state = to_compute(B * M * N, 0, 1),
-  p.chunk_states = to_compute(B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N, 0, 1);
+  p.A = real(M * N, -16, -0.5f), p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
+  p.final_state = real(B * M * N, 0, 1),
+  p.chunk_states = real(B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N, 0, 1);
   SelectiveScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
   q.du = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M), q.dz = buffers.sequence(B, T, M);
-  q.dB = to_compute(B * T * N, 0, 1), q.dC = to_compute(B * T * N, 0, 1), q.dA = to_compute(M * N, 0, 1), q.dD = to_compute(M, 0, 1);
-  q.ddelta_bias = to_compute(M, 0, 1);
+  q.dB = real(B * T * N, 0, 1), q.dC = real(B * T * N, 0, 1), q.dA = real(M * N, 0, 1), q.dD = real(M, 0, 1);
+  q.ddelta_bias = real(M, 0, 1);
   void *forward = buffers.raw(cuda::workspace_bytes(p)), *backward = buffers.raw(cuda::workspace_bytes(q));
 
   std::printf(

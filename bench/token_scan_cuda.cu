@@ -1,7 +1,6 @@
 // Times of the CUDA kernels of token_scan, all three updates, beside the floor of its bytes, on random data. Medians of
 // 30 calls; the bytes of the operands, each moved once, at the bandwidth of a copy measured here.
 #include "cuda_bench.h"
-#include "ops/cuda/types.cuh"
 #include "ops/token_scan/kernel.h"
 
 namespace {
@@ -14,13 +13,13 @@ void scan(const Machine& machine, Update update, const char* name, int64_t B, in
   TokenScanForward p{.dtype = DType::bf16, .update = update, .batch = B, .time = T, .channels = M, .state_size = N};
   p.delta_softplus = true, p.x = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M);
   p.z = buffers.sequence(B, T, M), p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N);
-  p.y = buffers.sequence(B, T, M), p.D = to_compute(M, 0, 1), p.delta_bias = to_compute(M, -6, -3);
-  if (update == Update::decay) p.rate = {to_compute(B * T * N, -16, -0.5f), T * N, N};
-  p.final_state = to_compute(B * M * N, 0, 1), p.chunk_states = to_compute(cuda::chunk_states(p), 0, 1);
+  p.y = buffers.sequence(B, T, M), p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
+  if (update == Update::decay) p.rate = {real(B * T * N, -16, -0.5f), T * N, N};
+  p.final_state = real(B * M * N, 0, 1), p.chunk_states = real(cuda::chunk_states(p), 0, 1);
   TokenScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
   q.dx = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M), q.dz = buffers.sequence(B, T, M);
-  q.dk = to_compute(B * T * N, 0, 1), q.dq = to_compute(B * T * N, 0, 1), q.dD = to_compute(M, 0, 1), q.ddelta_bias = to_compute(M, 0, 1);
-  if (update == Update::decay) q.drate = to_compute(B * T * N, 0, 1);
+  q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.dD = real(M, 0, 1), q.ddelta_bias = real(M, 0, 1);
+  if (update == Update::decay) q.drate = real(B * T * N, 0, 1);
   void *forward = buffers.raw(cuda::workspace_bytes(p)), *backward = buffers.raw(cuda::workspace_bytes(q));
 
   std::printf(

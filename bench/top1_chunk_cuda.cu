@@ -6,8 +6,6 @@
 #include <cstring>
 
 #include "cuda_bench.h"
-#include "ops/cuda/launch.cuh"
-#include "ops/cuda/types.cuh"
 #include "ops/top1_chunk/kernel.h"
 
 namespace {

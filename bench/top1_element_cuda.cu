@@ -4,7 +4,6 @@
 // backward), at the peak of the tensor cores; one exponential a score and pass over them, at the 16 a clock of a
 // multiprocessor's special-function units.
 #include "cuda_bench.h"
-#include "ops/cuda/types.cuh"
 #include "ops/top1_element/kernel.h"
 
 namespace {

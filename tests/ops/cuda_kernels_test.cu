@@ -4,9 +4,6 @@
 
 #include "cuda_memory.h"
 #include "ops/causal_conv1d/kernel.h"
-#include "ops/cuda/launch.cuh"
-#include "ops/cuda/math.cuh"
-#include "ops/cuda/wgmma.cuh"
 #include "ops/selective_scan/kernel.h"
 
 namespace assay::ops {
@@ -107,9 +104,9 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   x.u = u.set(random.normal(B * T * M, 1)), x.B = in_B.set(random.normal(B * T * GN, 1));
   x.C = in_C.set(random.normal(B * T * GN, 1));
-  x.delta = delta.set(c.optional ? random.normal(B * T * M, -1, 1.5) : random.warp_uniform(B * T * M, 0.001, 0.2));
+  x.delta = delta.set(c.optional ? random.normal(B * T * M, -1, 1.5) : random.uniform(B * T * M, 0.001, 0.2));
   x.z = z.set(random.normal(B * T * M, 1)), x.dy = dy.set(random.normal(B * T * M, 1));
-  x.A = A.set(random.warp_uniform(M * N, -double(std::min<int64_t>(N, 16)), -0.05)), x.D = D.set(random.normal(M));
+  x.A = A.set(random.uniform(M * N, -double(std::min<int64_t>(N, 16)), -0.05)), x.D = D.set(random.normal(M));
   x.bias = bias.set(random.normal(M, -1, 1)), x.initial = initial.set(random.normal(B * M * N));
   x.dfinal = dfinal.set(random.normal(B * M * N));
   reference(c, x);

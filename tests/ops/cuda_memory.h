@@ -7,12 +7,8 @@
 #include <cstring>
 #include <random>
 
-#include "ops/cuda/wgmma.cuh"
-
-
-
-
-
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/types.cuh"
 
 namespace assay::ops {
 
@@ -161,7 +157,7 @@ struct Random {
     for (double& x : out) x = draw(engine);
     return out;
   }
-  Numbers warp_uniform(int64_t count, double low, double high) {
+  Numbers uniform(int64_t count, double low, double high) {
     std::uniform_real_distribution<double> draw(low, high);
     Numbers out(count);
     for (double& x : out) x = draw(engine);

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
-#include "ops/cuda/math.cuh"
-#include "ops/cuda/wgmma.cuh"
 #include "ops/token_scan/kernel.h"
 
 namespace assay::ops {
@@ -140,9 +138,9 @@ TEST_P(TokenScanCuda, EqualsFloat64AndItself) {
   Expected e;
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   e.x = x.set(random.normal(B * T * M, 1)), e.k = k.set(random.normal(B * T * N, 0.3, 0.5));
-  e.q = q.set(random.normal(B * T * N, 1)), e.rate = rate.set(random.warp_uniform(B * T * N, -3, -0.05));
+  e.q = q.set(random.normal(B * T * N, 1)), e.rate = rate.set(random.uniform(B * T * N, -3, -0.05));
   e.delta = delta.set(c.optional || c.update != Update::decay ? random.normal(B * T * M, -1, 1.5)
-                                                              : random.warp_uniform(B * T * M, 0.001, 0.2));
+                                                              : random.uniform(B * T * M, 0.001, 0.2));
   e.z = z.set(random.normal(B * T * M, 1)), e.dy = dy.set(random.normal(B * T * M, 1));
   e.D = D.set(random.normal(M)), e.bias = bias.set(random.normal(M, -1, 1));
   e.initial = initial.set(random.normal(B * M * N)), e.dfinal = dfinal.set(random.normal(B * M * N));

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
-#include "ops/cuda/types.cuh"
 #include "ops/top1_chunk/kernel.h"
 
 namespace assay::ops {

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
-#include "ops/cuda/types.cuh"
 #include "ops/top1_element/kernel.h"
 
 namespace assay::ops {

@@ -29,10 +29,8 @@ __global__ void __launch_bounds__(256) pack_kernel(Plan a, float* tokens) {
   auto at = [&](const auto* data, const View& v) {
     return data + b * v.batch_stride + t * v.time_stride;
   };
-  const T *const k = at(static_cast<const T*>(a.p.k.data), a.p.k), *const q =
-                                                                       at(static_cast<const T*>(
-                                                                              a.p.q.data),
-                                                                          a.p.q);
+  const T* k = at(static_cast<const T*>(a.p.k.data), a.p.k);
+  const T* q = at(static_cast<const T*>(a.p.q.data), a.p.q);
   const bool there = n < a.p.state_size;
   Token& out = reinterpret_cast<Token*>(tokens)[i / kPerLane];
   const float key = there ? to_compute(k[n]) : 0.f;

@@ -96,14 +96,13 @@ void launch(const Work& work, const at::Device& device) {
       });
 }
 void launch_step(const Top1ChunkForward& work, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::top1_chunk_step(work, current_stream(device));
-  }
-#endif
-  cpu::top1_chunk_step(work, workspace(cpu::step_workspace_bytes(work), device).data_ptr(),
-                       at_parallel_for());
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        const at::Tensor scratch = workspace(cpu::step_workspace_bytes(work), device);
+        cpu::top1_chunk_step(work, scratch.data_ptr(), pool);
+      },
+      [&](auto stream) { cuda::top1_chunk_step(work, stream); });
 }
 
 Outputs run(const Inputs& in) {
