@@ -9,10 +9,11 @@
 namespace assay::ops {
 
 struct OpPath {
-  std::string op, device,
-      // "selective_scan", "cuda", "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
-      path;
-  int numerics = 1;  // raised when an operator's results change: statistics never mix versions
+  std::string op, device;  // "selective_scan", "cuda"
+  std::string path;        // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
+  // Raised when an operator's results change: statistics never mix versions. 0: the results have the
+  // bits of torch's operators, and the operator is not part of the identity of a run.
+  int numerics = 1;
 };
 std::vector<OpPath> op_paths();  // by op, then device
 // The public operators of torch.ops.assay, sorted. op_paths() has also what only the modules
