@@ -49,7 +49,12 @@ struct alignas(sizeof(T) * kSize < 16 ? sizeof(T) * kSize : 16) Vec {
   __device__ T operator[](int i) const { return at[i]; }
 };
 
-using Vec4 = Vec<float, 4>;
+// Four numbers in registers, zeros at first.
+struct Vec4 {
+  float at[4] = {};
+  __device__ float& operator[](int i) { return at[i]; }
+  __device__ float operator[](int i) const { return at[i]; }
+};
 
 // Two bf16 in one register, `low` in the lower half.
 __device__ inline uint32_t pack_bf16x2(float low, float high) {
@@ -72,7 +77,7 @@ __device__ inline Vec4 load_float4(const float* from) {
   const float4 x = *reinterpret_cast<const float4*>(from);
   return {x.x, x.y, x.z, x.w};
 }
-__device__ inline void store_streaming(float* to, const Vec4& x) {
+__device__ inline void store_streaming(float* to, Vec4 x) {
   __stcs(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], x[3]));
 }
 

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
   griddep_launch_dependents();
   griddep_wait();
   const bool there = column < V;
-  Vec4 S[kRows] = {};
+  Vec4 S[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i)
     if (there && p.initial_state) S[i] = load_float4(p.initial_state + at + i * V);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
       return dtype == DType::bf16 ? static_cast<const void*>(row(x, width))
                                   : chunks::row<float>(x, p.heads, b, t, h, width);
     };
-    Vec4 v = {}, r = {}, out = {};
+    Vec4 v, r, out;
     float query[kRows], key[kRows], read[kRows], low[kRows], bonus[kRows], decay[kRows];
     if (there) load_vec(v.at, row(p.v, V), DType::bf16, column);
     keys(query, p.q);

@@ -29,7 +29,7 @@ __device__ inline float or_0(const TypedView& x, const TypedView& otherwise, int
 // Numbers 0 to 3 of the row after `first`, 0 from `count` on.
 template <bool kFullTile>
 __device__ inline Vec4 four(const void* row, DType dtype, int64_t first, int count) {
-  Vec4 x = {};
+  Vec4 x;
   if constexpr (kFullTile) load_vec(x.at, row, dtype, count > 0 ? first : 0);
   else
 #pragma unroll
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
   griddep_wait();
   if (b >= p.batch) return;
 
-  Vec4 S[kLoads] = {};
+  Vec4 S[kLoads];
   auto has = [&](int j) { return side + j * kChannelsPerLoad < here && count > 0; };
   auto state = [&](int j) { return (side + j * kChannelsPerLoad) * N + n0; };
 #pragma unroll
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
                 raw = load_element(p.delta, b, t, head) + bias;
     const Vec4 k = four<kFullTile>(row(p.k, b, t), p.k.dtype, group * N + n0, count);
     const Vec4 q = four<kFullTile>(row(p.q, b, t), p.q.dtype, group * N + n0, count);
-    Vec4 rates[kRates] = {};
+    Vec4 rates[kRates];
     auto fetch_rates = [&](int j) {
 #pragma unroll
       for (int i = 0; i < kRates && i < kLoads; ++i) {
