@@ -16,12 +16,12 @@ COLUMNS = 100
 
 # The largest allowed count of src; None: the count is printed and has no limit.
 LIMITS = {
-    "comma statements": 102,
-    "lines over 100 columns": 1501,
-    "split string literals": 133,
+    "comma statements": 101,
+    "lines over 100 columns": 1504,
+    "split string literals": 139,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
-    "lines of CUDA": 10344,
+    "lines of CUDA": 10347,
     "lines of src/ops": None,
     "lines of src": None,
 }
