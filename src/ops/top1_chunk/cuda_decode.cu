@@ -1,28 +1,30 @@
-// Few queries with a long past: a block a query and head. Scores of all candidates, a tile of chunks at a time, of
-// which the best are kept; then the keys and the values of the chunks read. Nothing is read twice but the shortlist's
-// keys.
-#include "ops/top1_chunk/cuda_tiles.cuh"
+// Few queries with a long past: one block per query and head. Scores of all candidates, a tile of
+// chunks at a time, of which the best are kept; then the keys and the values of the chunks read.
+// Nothing is read twice but the shortlist's keys.
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/top1_chunk/cuda_lists.cuh"
 
 namespace assay::ops::cuda {
 namespace top1 {
 namespace {
 
-constexpr int kMostThreads = 256, kMostWarps = kMostThreads / 32;  // of a block; fewer where blocks are many
-constexpr int kTile = 1024;                                        // chunks scored before the best of them are found
-constexpr int kMaxKept = 64;                                       // of top_k and shortlist
-constexpr int kMaxRead = 16384;                                    // keys of a query
-constexpr int kFewBlocks = 264;                                    // two a multiprocessor
-
-__device__ float power(float x) { return exp2_fast(x); }
-__device__ double power(double x) { return exp2(x); }
+// of a block; fewer where blocks are many
+constexpr int kMaxThreads = 256, kMaxWarps = kMaxThreads / 32;
+// chunks scored before the best of them are found
+constexpr int kTile = 1024;
+constexpr int kMaxKept = 64;     // of top_k and shortlist
+constexpr int kMaxRead = 16384;  // keys of a query
 
 // Rows of D numbers of type T, each read by kLanes neighbouring lanes, 16 bytes at a time.
 template <class T, int D>
 struct Rows {
   using R = Real<T>;
-  static constexpr int kWidth = 16 / sizeof(T), kVectors = D / kWidth, kLanes = kVectors % 8 ? 4 : 8,
-                       kEach = kVectors / kLanes, kGroups = 32 / kLanes;  // groups of lanes a warp
-  using Vector = Pack<T, kWidth>;
+  static constexpr int kWidth = 16 / sizeof(T), kVectors = D / kWidth,
+                       kLanes = kVectors % 8 ? 4 : 8, kEach = kVectors / kLanes,
+                       kGroups = 32 / kLanes;  // groups of lanes a warp
+  using Vector = Vec<T, kWidth>;
   struct Row {
     Vector at[kEach];
   };
@@ -47,16 +49,14 @@ struct Rows {
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
 #pragma unroll
-      for (int e = 0; e < kWidth; ++e) sum += q[i][e] * real(x.at[i].at[e]);
-#pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    return sum;
+      for (int e = 0; e < kWidth; ++e) sum += q[i][e] * to_compute(x.at[i].at[e]);
+    return group_reduce<kLanes>(sum, Plus{});
   }
   // Of the lane's part.
   __device__ static R square(const Row& x) {
     R sum = 0;
     for (int i = 0; i < kEach; ++i)
-      for (int e = 0; e < kWidth; ++e) sum += real(x.at[i].at[e]) * real(x.at[i].at[e]);
+      for (int e = 0; e < kWidth; ++e) sum += to_compute(x.at[i].at[e]) * to_compute(x.at[i].at[e]);
     return sum;
   }
   __device__ R length() const {
@@ -67,8 +67,8 @@ struct Rows {
   }
 };
 
-// f(i, row i) for i = first, first + step, … below `count`, 128 bytes of a lane under way at once; row(i) points to row
-// i. All lanes of a warp go along, with i ≥ count when theirs is done.
+// f(i, row i) for i = first, first + step, … below `count`, 128 bytes of a lane under way at once;
+// row(i) points to row i. All lanes of a warp go along, with i ≥ count when theirs is done.
 template <class Reader, int kAtOnce, class At, class F>
 __device__ void some_rows(int first, int step, int count, const At& row, const F& f) {
   typename Reader::Row x[kAtOnce];
@@ -81,15 +81,19 @@ template <class Reader, class At, class F>
 __device__ void each_row(int first, int step, int count, const At& row, const F& f) {
   constexpr int kAtOnce = Reader::kEach < 4 ? 8 / Reader::kEach : 2;
   for (int base = 0; base < count;)
-    if (kAtOnce <= 2 || count - base > 2 * step)
-      some_rows<Reader, kAtOnce>(base + first, step, count, row, f), base += kAtOnce * step;
-    else some_rows<Reader, 2>(base + first, step, count, row, f), base += 2 * step;
+    if (kAtOnce <= 2 || count - base > 2 * step) {
+      some_rows<Reader, kAtOnce>(base + first, step, count, row, f);
+      base += kAtOnce * step;
+    } else {
+      some_rows<Reader, 2>(base + first, step, count, row, f);
+      base += 2 * step;
+    }
 }
 
 template <class R>
-struct Shared {
-  R scores[kTile + kMaxKept], part[kMostWarps], rest[kMostWarps];
-  int ids[kTile + kMaxKept], part_at[kMostWarps], kept[kMaxKept];
+struct DecodeSmem {
+  R scores[kTile + kMaxKept], part[kMaxWarps], rest[kMaxWarps];
+  int ids[kTile + kMaxKept], part_at[kMaxWarps], kept[kMaxKept];
 };
 
 template <class R>
@@ -97,52 +101,74 @@ __device__ bool better(R a, int id_a, R b, int id_b) {
   return a > b || (a == b && id_a < id_b);
 }
 
-// The `n` best of the first `count` scores, best first, ties to the lower number: ids to `kept` (−1: none left), and
-// scores and ids to the front.
+// The `n` best of the first `count` scores, best first, ties to the lower number: ids to `kept`
+// (−1: none left), and scores and ids to the front.
 template <class R>
-__device__ void keep_best(Shared<R>& s, int count, int n) {
+__device__ void keep_best(DecodeSmem<R>& s, int count, int n) {
   R kept_score = 0;  // of rank threadIdx.x
   __syncthreads();
   for (int rank = 0; rank < n; ++rank) {
     R score = -INFINITY;
     int id = INT_MAX, at = -1;
     for (int i = threadIdx.x; i < count; i += blockDim.x)
-      if (better(s.scores[i], s.ids[i], score, id)) score = s.scores[i], id = s.ids[i], at = i;
+      if (better(s.scores[i], s.ids[i], score, id)) {
+        score = s.scores[i];
+        id = s.ids[i];
+        at = i;
+      }
     for (int step = 16; step > 0; step /= 2) {
       const R other = __shfl_xor_sync(~0u, score, step);
-      const int other_id = __shfl_xor_sync(~0u, id, step), other_at = __shfl_xor_sync(~0u, at, step);
-      if (better(other, other_id, score, id)) score = other, id = other_id, at = other_at;
+      const int other_id = __shfl_xor_sync(~0u, id, step),
+                other_at = __shfl_xor_sync(~0u, at, step);
+      if (better(other, other_id, score, id)) {
+        score = other;
+        id = other_id;
+        at = other_at;
+      }
     }
-    if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = score, s.part_at[threadIdx.x / 32] = at;
+    if (threadIdx.x % 32 == 0) {
+      s.part[threadIdx.x / 32] = score;
+      s.part_at[threadIdx.x / 32] = at;
+    }
     __syncthreads();
-    score = -INFINITY, id = INT_MAX, at = -1;
+    score = -INFINITY;
+    id = INT_MAX;
+    at = -1;
     for (int w = 0; w < blockDim.x / 32; ++w)
-      if (s.part_at[w] >= 0 && better(s.part[w], s.ids[s.part_at[w]], score, id))
-        score = s.part[w], at = s.part_at[w], id = s.ids[at];
+      if (s.part_at[w] >= 0 && better(s.part[w], s.ids[s.part_at[w]], score, id)) {
+        score = s.part[w];
+        at = s.part_at[w];
+        id = s.ids[at];
+      }
     __syncthreads();
     if (threadIdx.x == rank) kept_score = score;
     if (threadIdx.x == 0) {
       s.kept[rank] = at < 0 ? -1 : id;
-      if (at >= 0) s.scores[at] = -INFINITY, s.ids[at] = INT_MAX;
+      if (at >= 0) {
+        s.scores[at] = -INFINITY;
+        s.ids[at] = INT_MAX;
+      }
     }
     __syncthreads();
   }
   if (threadIdx.x < n) {
     const int id = s.kept[threadIdx.x];
-    s.scores[threadIdx.x] = id < 0 ? R(-INFINITY) : kept_score, s.ids[threadIdx.x] = id < 0 ? INT_MAX : id;
+    s.scores[threadIdx.x] = id < 0 ? R(-INFINITY) : kept_score;
+    s.ids[threadIdx.x] = id < 0 ? INT_MAX : id;
   }
   __syncthreads();
 }
 
 template <class R>
-__device__ void put_score(Shared<R>& s, int at, int id, R score) {
-  s.scores[at] = isnan(score) ? R(INFINITY) : score, s.ids[at] = id;  // NaN counts as the best
+__device__ void put_score(DecodeSmem<R>& s, int at, int id, R score) {
+  s.scores[at] = isnan(score) ? R(INFINITY) : score;
+  s.ids[at] = id;  // NaN counts as the best
 }
 
 // Σ over the block, or the largest; in all threads.
 template <class R, class F>
-__device__ R reduce(Shared<R>& s, R x, const F& f) {
-  for (int step = 16; step > 0; step /= 2) x = f(x, __shfl_xor_sync(~0u, x, step));
+__device__ R reduce(DecodeSmem<R>& s, R x, const F& f) {
+  x = group_reduce<32>(x, f);
   __syncthreads();
   if (threadIdx.x % 32 == 0) s.part[threadIdx.x / 32] = x;
   __syncthreads();
@@ -157,7 +183,7 @@ struct Step {
   using Keys = Rows<T, D>;
   static constexpr int kParts = sizeof(T) == 2 ? 2 : 1;  // of a mean
   const Top1ChunkForward& p;
-  Shared<R>& s;
+  DecodeSmem<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
   int b, kv, chunk, own, last;
   float inverse;  // of chunk
@@ -167,15 +193,16 @@ struct Step {
   }
   // Row i of a chunk's summary; −1: what rounding left of row 0.
   __device__ const T* summary(int64_t c, int i) const {
-    return static_cast<const T*>(p.summaries.data) + b * p.summaries.batch_stride + c * p.summaries.time_stride +
-           (kv * (kParts + p.rank) + kParts - 1 + i) * D;
+    return static_cast<const T*>(p.summaries.data) + b * p.summaries.batch_stride +
+           c * p.summaries.time_stride + (kv * (kParts + p.rank) + kParts - 1 + i) * D;
   }
 
-  // Rows [first, first + count) of x are on their way to the second cache: nobody has to wait for them long.
+  // Rows [first, first + count) of x go to the L2 cache, so that no thread has to wait
+  // for them long.
   __device__ void send_for(const View& x, int64_t first, int count) const {
     constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
     for (int i = threadIdx.x; i < count * kLines; i += blockDim.x)
-      prefetch(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
+      prefetch_l2(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
   }
 
   // Scores of `count` chunks id(i), to the places from `at` on.
@@ -185,17 +212,18 @@ struct Step {
     for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
       R top = -INFINITY, sum = 0;
       each_row<Keys>(
-          Keys::group(), Keys::kGroups, chunk, [&](int j) { return row(p.k, int64_t(id(i)) * chunk + j); },
+          Keys::group(), Keys::kGroups, chunk,
+          [&](int j) { return row(p.k, int64_t(id(i)) * chunk + j); },
           [&](int j, const typename Keys::Row& x) {
             const R score = keys.dot(x);
             if (j >= chunk) return;
             const R larger = score > top ? score : top;
-            sum = sum * (larger > top ? power(top - larger) : R(1)) + power(score - larger), top = larger;
+            sum = sum * (larger > top ? exp2_any(top - larger) : R(1)) + exp2_any(score - larger);
+            top = larger;
           });
-      R all = top;
-      for (int step = Keys::kLanes; step < 32; step *= 2) all = fmax(all, __shfl_xor_sync(~0u, all, step));
-      sum *= top > -INFINITY ? power(top - all) : R(sum == sum ? 0 : NAN);
-      for (int step = Keys::kLanes; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      const R all = butterfly<Keys::kLanes, 32>(top, Max{});
+      sum *= top > -INFINITY ? exp2_any(top - all) : R(sum == sum ? 0 : NAN);
+      sum = butterfly<Keys::kLanes, 32>(sum, Plus{});
       if (threadIdx.x % 32 == 0) put_score<R>(s, at + i, id(i), all + log2(sum));
     }
   }
@@ -208,7 +236,9 @@ struct Step {
     R score = 0;
     each_row<Keys>(
         group, groups, (count + groups - 1) / groups * groups * kParts,
-        [&](int i) { return summary(first + min(chunk_of(i), count - 1), -((i >> shift) % kParts)); },
+        [&](int i) {
+          return summary(first + min(chunk_of(i), count - 1), -((i >> shift) % kParts));
+        },
         [&](int i, const typename Keys::Row& x) {
           const bool last = (i >> shift) % kParts == kParts - 1;
           score += rows.dot(x);
@@ -227,7 +257,7 @@ struct Step {
           0, 1, int(p.rank) + 1, [&](int r) { return summary(first + min(i, count - 1), r); },
           [&](int r, const typename Keys::Row& x) {
             const R y = rows.dot(x);
-            if (r <= p.rank) score += r == 0 ? y : R(0.5 * 0.6931471805599453) * y * y;
+            if (r <= p.rank) score += r == 0 ? y : R(0.5 * kLn2Double) * y * y;
           });
       if (Keys::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
     }
@@ -239,7 +269,10 @@ struct Step {
     int id = INT_MAX;
     __device__ void offer(R x, int i) {
       if (isnan(x)) x = INFINITY;
-      if (better(x, i, score, id)) score = x, id = i;
+      if (better(x, i, score, id)) {
+        score = x;
+        id = i;
+      }
     }
   };
   // The best of all warps, in all threads. s.part, … were read before.
@@ -249,20 +282,27 @@ struct Step {
       best.rest = fmax(best.rest, __shfl_xor_sync(~0u, best.rest, step));
     }
     const int warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 == 0) s.part[warp] = best.score, s.part_at[warp] = best.id, s.rest[warp] = best.rest;
+    if (threadIdx.x % 32 == 0) {
+      s.part[warp] = best.score;
+      s.part_at[warp] = best.id;
+      s.rest[warp] = best.rest;
+    }
     __syncthreads();
-    for (int w = 0; w < blockDim.x / 32; ++w)
-      best.offer(s.part[w], s.part_at[w]), best.rest = fmax(best.rest, s.rest[w]);
+    for (int w = 0; w < blockDim.x / 32; ++w) {
+      best.offer(s.part[w], s.part_at[w]);
+      best.rest = fmax(best.rest, s.rest[w]);
+    }
     return best;
   }
-  // The best by the high parts of the means of `count` chunks, of which the scores go to s. `rest` is a bound on what
-  // the low parts, each 2^−8 of the high one or less, can add: Cauchy and Schwarz over each lane's part. What may be
-  // needed of the low parts is sent for.
+  // The best by the high parts of the means of `count` chunks, of which the scores go to s. `rest`
+  // is a bound on what the low parts, each 2^−8 of the high one or less, can add: Cauchy and
+  // Schwarz over each lane's part. What may be needed of the low parts is sent for.
   __device__ Best best_by_high_parts(int count, int first, Best best) const {
     const Keys rows(query);
     R longest = 0;
     each_row<Keys>(
-        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, count, [&](int i) { return summary(first + i, 0); },
+        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, count,
+        [&](int i) { return summary(first + i, 0); },
         [&](int i, const typename Keys::Row& x) {
           const R score = rows.dot(x);
           longest = fmax(longest, Keys::square(x));
@@ -270,13 +310,14 @@ struct Step {
           best.offer(score, first + i);
           if (Keys::lane() == 0) put_score<R>(s, i, first + i, score);
         });
-    if (best.id != INT_MAX && Keys::lane() == 0) prefetch(summary(best.id, -1));
+    if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
     R rest = rows.length() * sqrt(longest) * R(1.01 / 256);
-    for (int step = Keys::kLanes / 2; step > 0; step /= 2) rest += __shfl_xor_sync(~0u, rest, step);
+    rest = group_reduce<Keys::kLanes>(rest, Plus{});
     best.rest = fmax(best.rest, rest);
     return of_block(best);
   }
-  // The chunk of the largest mean score, to s.kept[0]. Low parts are read only of those that they may make the best.
+  // The chunk of the largest mean score, to s.kept[0]. Low parts are read only of those that they
+  // may make the best.
   __device__ void choose_one_by_mean() const {
     const Keys rows(query);
     const auto whole = [&](int id) {
@@ -309,9 +350,10 @@ struct Step {
     }
     if (threadIdx.x == 0 && best.id != INT_MAX) s.kept[0] = best.id;
   }
-  // The chunks read beside the own one, to s.kept.
+  // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
-    const bool exact = p.selection == Selection::exact, listed = p.selection == Selection::shortlist;
+    const bool exact = p.selection == Selection::exact,
+               listed = p.selection == Selection::shortlist;
     const int n = int(listed ? p.shortlist : p.top_k);
     const bool by_mean = p.selection == Selection::approx;
     if (by_mean && kParts == 2 && n == 1) return choose_one_by_mean();
@@ -328,7 +370,7 @@ struct Step {
     keep_best(s, count, int(p.top_k));
   }
 
-  // Number i of the keys read stands at position:
+  // Number i of the keys read is at position:
   __device__ int64_t position(int i, int before) const {
     if (i >= before) return int64_t(own) * chunk + (i - before);
     const int number = int((float(i) + 0.5f) * inverse);  // exact for kMaxRead keys
@@ -337,25 +379,31 @@ struct Step {
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(kMostThreads, sizeof(T) == 2 ? 3 : 1) step_kernel(Top1ChunkForward p) {
+__global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
+    step_kernel(Top1ChunkForward p) {
   using R = Real<T>;
   using Keys = Rows<T, D>;
-  __shared__ Shared<R> s;
-  __shared__ R query[D], gathered[kMostWarps][D];
+  __shared__ DecodeSmem<R> s;
+  __shared__ R query[D], gathered[kMaxWarps][D];
   extern __shared__ double memory[];
   R* logits = reinterpret_cast<R*>(memory);
   const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
-            b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)), chunk = int(p.chunk_size);
+            b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)),
+            chunk = int(p.chunk_size);
   const int64_t last = p.past + t, row = (int64_t{b} * heads + h) * p.time + t;
-  const Step<T, D> step{p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
-  const R scale = R(p.scale * 1.4426950408889634);
+  const Step<T, D> step{
+      p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
+  const R scale = R(p.scale * kLog2eDouble);
   const bool by_mean = p.selection == Selection::approx && !p.forced;
   if (threadIdx.x < D) {
-    const T* q = static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
-    query[threadIdx.x] = real(q[threadIdx.x]) * (by_mean ? R(1) : scale);
+    const T* q =
+        static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
+    query[threadIdx.x] = to_compute(q[threadIdx.x]) * (by_mean ? R(1) : scale);
   }
-  step.send_for(p.k, last / chunk * chunk, step.last + 1), step.send_for(p.v, last / chunk * chunk, step.last + 1);
-  if (threadIdx.x < p.top_k) s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
+  step.send_for(p.k, last / chunk * chunk, step.last + 1);
+  step.send_for(p.v, last / chunk * chunk, step.last + 1);
+  if (threadIdx.x < p.top_k)
+    s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
   __syncthreads();
   if (!p.forced) step.choose();
   __syncthreads();
@@ -367,7 +415,8 @@ __global__ void __launch_bounds__(kMostThreads, sizeof(T) == 2 ? 3 : 1) step_ker
       step.send_for(p.v, int64_t(s.kept[i]) * chunk, chunk);
       ++chunks;
     }
-  if (!p.forced && threadIdx.x < p.top_k) p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
+  if (!p.forced && threadIdx.x < p.top_k)
+    p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
   __syncthreads();
   const int before = chunks * chunk, count = before + step.last + 1;
@@ -384,9 +433,10 @@ __global__ void __launch_bounds__(kMostThreads, sizeof(T) == 2 ? 3 : 1) step_ker
   __syncthreads();
   R top = -INFINITY, sum = 0;
   for (int i = threadIdx.x; i < count; i += blockDim.x) top = fmax(top, logits[i]);
-  top = reduce(s, top, [](R x, R y) { return fmax(x, y); });
-  for (int i = threadIdx.x; i < count; i += blockDim.x) sum += logits[i] = power(logits[i] - top);
-  sum = reduce(s, sum, [](R x, R y) { return x + y; });
+  top = reduce(s, top, Max{});
+  for (int i = threadIdx.x; i < count; i += blockDim.x)
+    sum += logits[i] = exp2_any(logits[i] - top);
+  sum = reduce(s, sum, Plus{});
   R out[Keys::kEach][Keys::kWidth] = {};
   each_row<Keys>(
       group, groups, count, [&](int i) { return step.row(p.v, step.position(i, before)); },
@@ -395,13 +445,14 @@ __global__ void __launch_bounds__(kMostThreads, sizeof(T) == 2 ? 3 : 1) step_ker
 #pragma unroll
         for (int n = 0; n < Keys::kEach; ++n)
 #pragma unroll
-          for (int e = 0; e < Keys::kWidth; ++e) out[n][e] += i < count ? weight * real(x.at[n].at[e]) : R(0);
+          for (int e = 0; e < Keys::kWidth; ++e)
+            out[n][e] += i < count ? weight * to_compute(x.at[n].at[e]) : R(0);
       });
 #pragma unroll
   for (int n = 0; n < Keys::kEach; ++n)
 #pragma unroll
     for (int e = 0; e < Keys::kWidth; ++e) {
-      for (int lanes = Keys::kLanes; lanes < 32; lanes *= 2) out[n][e] += __shfl_xor_sync(~0u, out[n][e], lanes);
+      out[n][e] = butterfly<Keys::kLanes, 32>(out[n][e], Plus{});
       if (Keys::group() == 0) gathered[threadIdx.x / 32][Keys::offset(n) + e] = out[n][e];
     }
   __syncthreads();
@@ -409,41 +460,39 @@ __global__ void __launch_bounds__(kMostThreads, sizeof(T) == 2 ? 3 : 1) step_ker
     R total = 0;
     for (int w = 0; w < blockDim.x / 32; ++w) total += gathered[w][threadIdx.x];
     T* to = static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
-    to[threadIdx.x] = stored<T>(total / sum);
+    to[threadIdx.x] = from_compute<T>(total / sum);
   }
-  if (threadIdx.x == 0) static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(0.6931471805599453);
+  if (threadIdx.x == 0) static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
 }
 
 template <class T, int D>
 void launch(const Top1ChunkForward& p, cudaStream_t stream) {
   const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
   const unsigned blocks = unsigned(p.batch * p.time * p.heads);
-  launch_shared(step_kernel<T, D>, blocks, blocks < kFewBlocks ? kMostThreads : 128, bytes, stream, p);
-}
-
-bool apart(const View& x, DType dtype) {  // rows begin at multiples of 16 bytes
-  const int64_t each = dtype == DType::f64 ? 2 : dtype == DType::f32 ? 4 : 8;
-  return reinterpret_cast<uintptr_t>(x.data) % 16 || x.batch_stride % each || x.time_stride % each;
+  launch_kernel(step_kernel<T, D>, blocks, blocks < 2u * unsigned(sm_count()) ? kMaxThreads : 128,
+                bytes, stream, p);
 }
 
 }  // namespace
 }  // namespace top1
 
 const char* why_no_step(const Top1ChunkForward& p) {
-  if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return "takes a head_dim of 64, 96 or 128";
-  if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept) return "takes a top_k and a shortlist of 64 at most";
+  if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
+  if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept)
+    return "takes a top_k and a shortlist of 64 at most";
   if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads 16,384 keys a query at most";
   if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
-  for (const View& x : {p.k, p.v, p.summaries})
-    if (top1::apart(x, p.dtype)) return "takes rows that begin at multiples of 16 bytes";
-  return nullptr;
+  const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
+  return rows_aligned({p.k, p.v, p.summaries}, element)
+             ? nullptr
+             : "takes rows that begin at multiples of 16 bytes";
 }
 
 void top1_chunk_step(const Top1ChunkForward& p, Stream raw_stream) {
-  top1::check("top1_chunk", why_no_step(p));
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
+  check("top1_chunk", why_no_step(p));
+  const auto stream = cuda_stream(raw_stream);
   with_type(p.dtype, [&](auto zero) {
-    top1::with_head_dim(p.head_dim, [&](auto d) { top1::launch<decltype(zero), d()>(p, stream); });
+    with_head_dim(p.head_dim, [&](auto d) { top1::launch<decltype(zero), d()>(p, stream); });
   });
   check_launch("top1_chunk: step");
 }

@@ -1,4 +1,4 @@
-#include "ops/segments.h"
+#include "ops/checkpointed_scan.h"
 
 #include <torch/torch.h>
 
@@ -23,29 +23,36 @@ struct Cut : torch::CustomClassHolder {
 };
 
 // Gradients of (out, state) of one piece for every input, then for the state before it.
-variable_list piece_gradients(const Cut& cut, const variable_list& inputs, const at::Tensor& before, int64_t i,
-                              const at::Tensor& dout, const at::Tensor& dstate) {
+variable_list piece_gradients(const Cut& cut, const variable_list& inputs, const at::Tensor& before,
+                              int64_t i, const at::Tensor& dout, const at::Tensor& dstate) {
   const at::AutoGradMode with_gradient(true);
   variable_list leaves, outputs, seeds;  // leaves of this piece alone
   for (const at::Tensor& x : inputs) leaves.push_back(cut.part(x, i).detach().requires_grad_());
   const at::Tensor state = before.detach().requires_grad_();
   const auto [out, after] = cut.piece(leaves, state);
   leaves.push_back(state);
-  if (dout.defined()) outputs.push_back(out), seeds.push_back(cut.part(dout, i));
-  if (dstate.defined()) outputs.push_back(after), seeds.push_back(dstate);
+  if (dout.defined()) {
+    outputs.push_back(out);
+    seeds.push_back(cut.part(dout, i));
+  }
+  if (dstate.defined()) {
+    outputs.push_back(after);
+    seeds.push_back(dstate);
+  }
   return torch::autograd::grad(outputs, leaves, seeds, {}, false, /*allow_unused=*/true);
 }
 
 struct Segments : torch::autograd::Function<Segments> {
-  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut, at::TensorList inputs,
-                               const at::Tensor& initial_state) {
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Cut>& cut,
+                               at::TensorList inputs, const at::Tensor& initial_state) {
     variable_list saved = inputs.vec(), outputs, parts(inputs.size());
     at::Tensor state = initial_state;
     for (int64_t i = 0; i < cut->count(); ++i) {
       saved.push_back(state);
       for (size_t n = 0; n < inputs.size(); ++n) parts[n] = cut->part(inputs[n], i);
       auto [out, after] = cut->piece(parts, state);
-      outputs.push_back(out), state = after;
+      outputs.push_back(out);
+      state = after;
     }
     ctx->save_for_backward(saved);
     ctx->saved_data["cut"] = c10::IValue::make_capsule(cut);
@@ -61,7 +68,8 @@ struct Segments : torch::autograd::Function<Segments> {
     std::vector<variable_list> parts(size, variable_list(count));
     at::Tensor dstate = gradients[1];
     for (int64_t i = count - 1; i >= 0; --i) {
-      const variable_list found = piece_gradients(*cut, inputs, saved[size + i], i, gradients[0], dstate);
+      const variable_list found =
+          piece_gradients(*cut, inputs, saved[size + i], i, gradients[0], dstate);
       for (int64_t n = 0; n < size; ++n) parts[n][i] = found[n];
       dstate = found.back();
     }
@@ -71,7 +79,8 @@ struct Segments : torch::autograd::Function<Segments> {
     return result;
   }
 
-  // One gradient from those of the pieces: side by side for a sequence, their sum for what all pieces share.
+  // One gradient from those of the pieces: side by side for a sequence, their sum for what
+  // all pieces share.
   static at::Tensor join(const Cut& cut, const at::Tensor& input, const variable_list& parts) {
     variable_list all;
     for (int64_t i = 0; i < cut.count(); ++i)
@@ -85,8 +94,10 @@ struct Segments : torch::autograd::Function<Segments> {
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> in_segments(const Piece& piece, const std::vector<at::Tensor>& sequences,
-                                               const at::Tensor& initial_state, int64_t time, int64_t length) {
+std::tuple<at::Tensor, at::Tensor> scan_with_recompute(const Piece& piece,
+                                                       const std::vector<at::Tensor>& sequences,
+                                                       const at::Tensor& initial_state,
+                                                       int64_t time, int64_t length) {
   variable_list present;  // the autograd function sees only these
   std::vector<bool> is_present;
   for (const at::Tensor& x : sequences) {
@@ -95,7 +106,8 @@ std::tuple<at::Tensor, at::Tensor> in_segments(const Piece& piece, const std::ve
   }
   const Piece of_present = [=](const variable_list& parts, const at::Tensor& state) {
     variable_list all;
-    for (size_t next = 0; const bool is : is_present) all.push_back(is ? parts[next++] : at::Tensor());
+    for (size_t next = 0; const bool is : is_present)
+      all.push_back(is ? parts[next++] : at::Tensor());
     return piece(all, state);
   };
   const auto cut = c10::make_intrusive<Cut>(of_present, time, length);
