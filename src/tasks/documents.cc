@@ -209,12 +209,17 @@ void prepare_wsc273(Json& document) {
   document["options"] = options;
 }
 
+void prepare_swde(Json& document) {
+  document["text"] = split(text_field(document, "text"), "Summary of information above...", 1).front();
+}
+
 Registry<Preparation> preparations() {
   Registry<Preparation> registry("preparation");
   registry.add("", [](Json&) {});
   registry.add("hellaswag", prepare_hellaswag);
   registry.add("race", prepare_race);
   registry.add("wsc273", prepare_wsc273);
+  registry.add("swde", prepare_swde);
   return registry;
 }
 

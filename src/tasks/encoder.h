@@ -1,5 +1,6 @@
 #pragma once
 // Texts of requests as token ids, by the rules of lm-evaluation-harness.
+#include <cstdint>
 #include <string>
 #include <vector>
 

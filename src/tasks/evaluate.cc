@@ -145,7 +145,7 @@ class Evaluator {
   template <class Finish>
   void generate(const std::vector<std::vector<int64_t>>& prompts, Finish&& finish) {
     const Generation rule = task_.kind->generation();
-    const auto ended = [&](const std::vector<int64_t>& tokens) {
+    const auto ended = [&](size_t, const std::vector<int64_t>& tokens) {
       if (tokens.back() == encoder_.separator()) return true;
       const std::string text = encoder_.decode(tokens);
       return cut_at(text, rule.until) != text;

@@ -184,7 +184,8 @@ void Scorer::score(const std::vector<std::vector<Row>>& items, const Done& done)
 }
 
 void Scorer::generate(const std::vector<std::vector<int64_t>>& prompts, int64_t max_tokens,
-                      const std::function<bool(const std::vector<int64_t>& tokens)>& ended, const Generated& done) {
+                      const std::function<bool(size_t prompt, const std::vector<int64_t>& tokens)>& ended,
+                      const Generated& done) {
   const at::NoGradGuard no_grad;
   std::vector<size_t> order(prompts.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -218,7 +219,7 @@ void Scorer::generate(const std::vector<std::vector<int64_t>>& prompts, int64_t 
           token = prompt[position];
         } else if (!finished[b]) {
           made[b].push_back(token);
-          finished[b] = int64_t(made[b].size()) == max_tokens || ended(made[b]);
+          finished[b] = int64_t(made[b].size()) == max_tokens || ended(order[begin + b], made[b]);
         }
         next.data_ptr<int64_t>()[b] = token;
       }

@@ -26,10 +26,6 @@ struct ScorerOptions {
   bool share = true;            // false: every row is read from its first token
 };
 
-struct Prompt {
-  std::vector<int64_t> tokens;
-};
-
 class Scorer {
  public:
   Scorer(nn::LanguageModel& model, const ScorerOptions& options) : model_(model), options_(options) {}
@@ -39,16 +35,16 @@ class Scorer {
   using Done = std::function<void(size_t item, std::vector<Likelihood> likelihoods)>;
   void score(const std::vector<std::vector<Row>>& items, const Done& done);
 
-  // The greedy text after each prompt, until `ended` says that the tokens so far are enough, at most max_tokens.
+  // The greedy text after each prompt, until ended(prompt, tokens so far) is true, at most max_tokens.
   using Generated = std::function<void(size_t prompt, std::vector<int64_t> tokens)>;
   void generate(const std::vector<std::vector<int64_t>>& prompts, int64_t max_tokens,
-                const std::function<bool(const std::vector<int64_t>& tokens)>& ended, const Generated& done);
+                const std::function<bool(size_t prompt, const std::vector<int64_t>& tokens)>& ended,
+                const Generated& done);
 
   int64_t tokens_read() const { return tokens_read_; }    // by the model, without padding
   int64_t tokens_alone() const { return tokens_alone_; }  // that it would have read without sharing
 
  private:
-  struct Batch;
   void score_group(const std::vector<std::vector<Row>>& items, std::vector<size_t> group, size_t prefix,
                    const Done& done);
   std::vector<Likelihood> read_rows(const std::vector<const Row*>& rows, size_t cut, nn::ModelState state);

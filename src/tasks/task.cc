@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "tasks/python_random.h"
 
@@ -99,7 +100,7 @@ Task Task::read(const fs::path& path, int64_t few_shot) {
   }
   Fields fields = fields_of(task.config);
   for (const Field& field : task.kind->fields()) fields.push_back(field);
-  file.read(fields);
+  file.read(std::as_const(fields));
   if (few_shot >= 0) task.config.few_shot = few_shot;
   check(file, task.config);
   task.kind->complete(file, task.config);

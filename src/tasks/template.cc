@@ -1,5 +1,6 @@
 #include "tasks/template.h"
 
+#include <algorithm>
 #include <cctype>
 
 #include "base/error.h"
@@ -106,9 +107,10 @@ const std::string& argument(const Arguments& given, size_t i, const std::string&
 
 Json call(const std::string& name, const Json& self, const Arguments& given) {
   const auto text = [&]() -> const std::string& { return string_of(self, name); };
-  if (name == "strip" || name == "trim") return strip(text());
-  if (name == "lstrip") return strip(text(), true, false);
-  if (name == "rstrip") return strip(text(), false, true);
+  if (name == "strip" || name == "lstrip" || name == "rstrip" || name == "trim") {
+    const bool left = name != "rstrip", right = name != "lstrip";
+    return given.empty() ? strip(text(), left, right) : strip(text(), argument(given, 0, name), left, right);
+  }
   if (name == "lower") return lower(text());
   if (name == "upper") return upper(text());
   if (name == "capitalize") return capitalize(text());

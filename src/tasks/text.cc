@@ -87,12 +87,23 @@ bool is_word(char32_t c) {
   return unicode() && ::iswalnum_l(wint_t(c), unicode());
 }
 
-std::string strip(std::string_view text, bool left, bool right) {
+namespace {
+
+std::string strip_if(std::string_view text, auto&& drop, bool left, bool right) {
   const std::u32string points = code_points(text);
   size_t begin = 0, end = points.size();
-  while (left && begin < end && is_space(points[begin])) ++begin;
-  while (right && end > begin && is_space(points[end - 1])) --end;
+  while (left && begin < end && drop(points[begin])) ++begin;
+  while (right && end > begin && drop(points[end - 1])) --end;
   return utf8(std::u32string_view(points).substr(begin, end - begin));
+}
+
+}  // namespace
+
+std::string strip(std::string_view text, bool left, bool right) { return strip_if(text, is_space, left, right); }
+
+std::string strip(std::string_view text, std::string_view characters, bool left, bool right) {
+  const std::u32string any = code_points(characters);
+  return strip_if(text, [&](char32_t c) { return any.find(c) != any.npos; }, left, right);
 }
 
 std::string lower(std::string_view text) { return mapped(text, to_lower); }
