@@ -111,12 +111,11 @@ int64_t haystack_units(const NiahOptions& options, const CountTokens& count) {
   const auto tokens = [&](int64_t units) {
     return count(needle_sample(options, units, place_of(options, units, 0.5), key, value).prompt) + options.reserved;
   };
-  const int64_t step = step_of(options), first = tokens(step);
-  if (first > options.length && step > 1 && tokens(1) > options.length)
+  const int64_t least = tokens(1);
+  if (least > options.length)
     fail("a length of {} tokens is too short: the question, one unit of the haystack and {} tokens for the answer take {}",
-         options.length, options.reserved, tokens(1));
-  if (first > options.length) return 1;
-  int64_t low = step, high = 2 * step;
+         options.length, options.reserved, least);
+  int64_t low = 1, high = step_of(options);
   while (tokens(high) <= options.length) {
     low = high;
     high *= 2;

@@ -50,21 +50,30 @@ class Sampler {
   void add(const Json& document) { pool_.push_back(&document); }
   std::vector<const Json*> draw(const Json& scored) {
     const auto count = size_t(config_.few_shot);
-    std::vector<const Json*> others = pool_;
-    if (config_.few_shot_sampler == "first" || holds_scored_)
-      std::erase_if(others, [&](const Json* document) { return holds_scored_ && *document == scored; });
-    if (others.size() < count)
-      fail("{} examples are asked for, and there are {} documents to take them from", count, others.size());
-    if (config_.few_shot_sampler == "first") return {others.begin(), others.begin() + std::ptrdiff_t(count)};
-    if (!holds_scored_) return pick(pool_, random_.sample(pool_.size(), count));
-    std::vector<const Json*> drawn = pick(pool_, random_.sample(pool_.size(), count + 1));
+    if (pool_.size() < count + holds_scored_)
+      fail("{} examples are asked for, and there are {} documents to take them from", count, pool_.size());
+    if (config_.few_shot_sampler == "first") return first_others(scored, count);  // copies of it may leave fewer
+    std::vector<const Json*> drawn = pick(pool_, random_.sample(pool_.size(), count + holds_scored_));
+    if (!holds_scored_) return drawn;
     std::erase_if(drawn, [&](const Json* document) { return *document == scored; });
-    if (drawn.size() < count) return pick(others, random_.sample(others.size(), count));
+    if (drawn.size() < count) {  // the pool holds copies of the document
+      const std::vector<const Json*> others = first_others(scored, pool_.size());
+      return pick(others, random_.sample(others.size(), count));
+    }
     drawn.resize(count);
     return drawn;
   }
 
  private:
+  // The first documents other than the scored one, at most `count`.
+  std::vector<const Json*> first_others(const Json& scored, size_t count) const {
+    std::vector<const Json*> out;
+    for (const Json* document : pool_) {
+      if (out.size() == count) break;
+      if (!holds_scored_ || *document != scored) out.push_back(document);
+    }
+    return out;
+  }
   static std::vector<const Json*> pick(const std::vector<const Json*>& from, const std::vector<size_t>& indices) {
     std::vector<const Json*> out;
     for (const size_t i : indices) out.push_back(from[i]);

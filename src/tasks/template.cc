@@ -109,7 +109,7 @@ Json call(const std::string& name, const Json& self, const Arguments& given) {
   const auto text = [&]() -> const std::string& { return string_of(self, name); };
   if (name == "strip" || name == "lstrip" || name == "rstrip" || name == "trim") {
     const bool left = name != "rstrip", right = name != "lstrip";
-    return given.empty() ? strip(text(), left, right) : strip(text(), argument(given, 0, name), left, right);
+    return given.empty() ? strip(text(), left, right) : strip_characters(text(), argument(given, 0, name), left, right);
   }
   if (name == "lower") return lower(text());
   if (name == "upper") return upper(text());

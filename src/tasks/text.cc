@@ -101,7 +101,7 @@ std::string strip_if(std::string_view text, auto&& drop, bool left, bool right) 
 
 std::string strip(std::string_view text, bool left, bool right) { return strip_if(text, is_space, left, right); }
 
-std::string strip(std::string_view text, std::string_view characters, bool left, bool right) {
+std::string strip_characters(std::string_view text, std::string_view characters, bool left, bool right) {
   const std::u32string any = code_points(characters);
   return strip_if(text, [&](char32_t c) { return any.find(c) != any.npos; }, left, right);
 }

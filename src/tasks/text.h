@@ -13,7 +13,8 @@ bool is_space(char32_t c);  // str.isspace() of one character
 bool is_word(char32_t c);   // letters, digits and the underscore
 std::string strip(std::string_view text, bool left = true, bool right = true);
 // str.strip(characters): any of these at both ends.
-std::string strip(std::string_view text, std::string_view characters, bool left = true, bool right = true);
+std::string strip_characters(std::string_view text, std::string_view characters, bool left = true,
+                             bool right = true);
 // By simple case mapping: one character becomes one character (so "ß".upper() stays "ß").
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);

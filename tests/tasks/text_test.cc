@@ -16,7 +16,7 @@ using data::Folder, data::message_of;
 
 TEST(TaskText, StripsAndSplitsByCodePoints) {
   EXPECT_EQ(strip("\u00a0 a\u3000b \n\u2003"), "a\u3000b");
-  EXPECT_EQ(strip("..a.b..", "."), "a.b");
+  EXPECT_EQ(strip_characters("..a.b..", "."), "a.b");
   EXPECT_EQ(split(" a  b c ", ""), (std::vector<std::string>{"a", "b", "c"}));
   EXPECT_EQ(split(" a  b c ", "", 1), (std::vector<std::string>{"a", "b c"}));
   EXPECT_EQ(split("a_b_c", "_", 1), (std::vector<std::string>{"a", "b_c"}));
