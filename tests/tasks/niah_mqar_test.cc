@@ -164,22 +164,23 @@ TEST(TaskMqar, SlotsAreDistributedAsInZoology) {
   }
 }
 
-TEST(TaskMqar, AttentionLearnsToRecall) {
+TEST(TaskMqar, RecallIsLearnedWithAStateOnly) {
   const Folder folder;
   folder.write("plan.toml", R"([mqar]
 lengths = [16]
 pairs = [2]
 widths = [32]
-learning_rates = [1e-2]
+learning_rates = [3e-3]
+models = ["gated_delta_net", "none"]
 vocab_size = 32
-train_examples = 2000
+train_examples = 3000
 test_examples = 200
-epochs = 12
+epochs = 3
 batch_size = 50
-[model.attention]
-pattern = ["attention"]
+[model.gated_delta_net]
+pattern = ["gated_delta_net"]
 channel_mixer = "none"
-attention = { num_heads = 1 }
+gated_delta_net = { num_heads = 1 }
 [model.none]
 pattern = ["attention"]
 channel_mixer = "none"
