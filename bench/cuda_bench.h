@@ -7,7 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "ops/cuda.cuh"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/types.cuh"
 
 namespace assay::ops {
 
@@ -23,7 +24,7 @@ __global__ void fill(T* out, int64_t count, float low, float high, uint64_t seed
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
     uint64_t x = (uint64_t(i) + seed) * 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u, x ^= x >> 32;
-    out[i] = cuda::stored<T>(low + (high - low) * float(x >> 40) * 0x1p-24f);
+    out[i] = cuda::from_compute<T>(low + (high - low) * float(x >> 40) * 0x1p-24f);
   }
 }
 

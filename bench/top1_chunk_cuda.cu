@@ -16,9 +16,9 @@ __global__ void normalise(bf16* x, int64_t rows, int width) {
   const int64_t row = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
   if (row >= rows) return;
   float square = 0;
-  for (int i = 0; i < width; ++i) square += cuda::real(x[row * width + i]) * cuda::real(x[row * width + i]);
+  for (int i = 0; i < width; ++i) square += cuda::to_compute(x[row * width + i]) * cuda::to_compute(x[row * width + i]);
   for (int i = 0; i < width; ++i)
-    x[row * width + i] = __float2bfloat16(cuda::real(x[row * width + i]) * rsqrtf(square));
+    x[row * width + i] = __float2bfloat16(cuda::to_compute(x[row * width + i]) * rsqrtf(square));
 }
 
 View unit(Buffers& buffers, int64_t B, int64_t T, int64_t H, int64_t D) {
@@ -86,11 +86,11 @@ __global__ void mean_parts(View k, View summaries, int chunk, int heads, int wid
   for (int i = threadIdx.x; i < heads * width; i += blockDim.x) {
     const bf16* from = static_cast<const bf16*>(k.data) + b * k.batch_stride + int64_t{c} * chunk * k.time_stride + i;
     float mean = 0;
-    for (int j = 0; j < chunk; ++j) mean += cuda::real(from[j * k.time_stride]) / float(chunk);
+    for (int j = 0; j < chunk; ++j) mean += cuda::to_compute(from[j * k.time_stride]) / float(chunk);
     bf16* to = static_cast<bf16*>(summaries.data) + b * summaries.batch_stride + c * summaries.time_stride +
                i / width * (2 + rank) * width + i % width;
     const bf16 high = __float2bfloat16(mean);
-    to[0] = __float2bfloat16(mean - cuda::real(high)), to[width] = high;
+    to[0] = __float2bfloat16(mean - cuda::to_compute(high)), to[width] = high;
   }
 }
 

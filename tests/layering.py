@@ -1,6 +1,11 @@
-"""Fails when a file of src/ includes a header of a layer above its own, or torch where its layer may not use it.
+"""Fails if a file of src/ includes what it must not see:
 
-Usage: layering.py LAYERS, a file with a line a layer: its name, then what it may use (CMakeLists.txt writes it).
+- a header of a layer above its own, or torch where its layer may not use it;
+- a header of another operator that is not that operator's public header, ops/NAME/NAME.h;
+- a header of the CUDA library (ops/cuda) outside CUDA files.
+
+Usage: layering.py LAYERS, a file with one line per layer: its name, then what it may use (CMakeLists.txt
+writes it).
 """
 import pathlib
 import re
@@ -17,6 +22,17 @@ def allowed_layers(listing):
     return allowed
 
 
+def private_header(file, header):
+    """Why an operator must not include this header of another folder of src/ops, or None."""
+    folders, parts = file.relative_to(SOURCE).parts, header.split("/")
+    if folders[0] != "ops" or parts[0] != "ops" or len(parts) < 3 or parts[1] == folders[1]:
+        return None
+    if parts[1] == "cuda":
+        return None if file.suffix in (".cu", ".cuh") else "only CUDA files include the CUDA library"
+    public = parts[1:] == [parts[1], f"{parts[1]}.h"]
+    return None if public else f"it is private to ops/{parts[1]}"
+
+
 def violations(file, allowed):
     layer = file.relative_to(SOURCE).parts[0]
     is_kernel = file.name.startswith("cpu") or file.name == "kernel.h" or file.suffix in (".cu", ".cuh")
@@ -28,6 +44,8 @@ def violations(file, allowed):
         target = "torch" if TORCH.match(header) else header.split("/")[0] if quote == '"' else None
         if target and target not in allowed[layer] or target == "torch" and is_kernel:
             yield f"{file}:{number}: layer '{layer}' must not include {header}"
+        elif why := private_header(file, header) if quote == '"' else None:
+            yield f"{file}:{number}: {header} must not be included here: {why}"
 
 
 def main():

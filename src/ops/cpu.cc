@@ -2,8 +2,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)  // as in every cpu.cc
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <hwy/highway.h>
 

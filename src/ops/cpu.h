@@ -4,5 +4,6 @@
 
 namespace assay::ops {
 std::string
-cpu_target();  // Highway's name of it: "AVX3" (AVX-512), "AVX2", "EMU128" (no vector instructions asked for)
+// Highway's name of it: "AVX3" (AVX-512), "AVX2", "EMU128" (no vector instructions asked for)
+cpu_target();
 }

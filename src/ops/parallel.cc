@@ -5,8 +5,8 @@
 #include <atomic>
 #include <exception>
 
-// at::parallel_for is an inline function that wants -fopenmp, and clang would then link a second OpenMP runtime.
-// torch's pool is libgomp's, so its entry points are called as a compiler would.
+// at::parallel_for is an inline function that wants -fopenmp, and clang would then link a second
+// OpenMP runtime. torch's pool is libgomp's, so its entry points are called as a compiler would.
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 int omp_get_num_threads();
@@ -25,7 +25,8 @@ struct Region {
 
 void run_part(void* data) {
   Region& region = *static_cast<Region*>(data);
-  const int64_t parts = std::min<int64_t>(omp_get_num_threads(), (region.size + region.grain - 1) / region.grain);
+  const int64_t parts =
+      std::min<int64_t>(omp_get_num_threads(), (region.size + region.grain - 1) / region.grain);
   const int64_t part = omp_get_thread_num();
   if (part >= parts) return;
   try {

@@ -17,15 +17,16 @@ std::map<std::string, Paths>& registered() {
 constexpr const char* kComposed = "composed from tensor arithmetic";
 }  // namespace
 
-bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda, int cuda_numerics,
-                    int cpu_numerics) {
+bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda,
+                    int cuda_numerics, int cpu_numerics) {
   return registered().emplace(op, Paths{cpu, cuda, cuda_numerics, cpu_numerics}).second;
 }
 std::string cpu_kernel_path() { return "cpu kernel (Highway " + cpu_target() + ")"; }
 bool register_kernels(const std::string& op, int numerics) {
-  return register_paths(op, cpu_kernel_path(),
-                        kCudaKernels ? "cuda kernel sm_90a" : std::string(kComposed) + ": built without CUDA", numerics,
-                        numerics);
+  return register_paths(
+      op, cpu_kernel_path(),
+      kCudaKernels ? "cuda kernel sm_90a" : std::string(kComposed) + ": built without CUDA",
+      numerics, numerics);
 }
 bool register_composed(const std::string& op) { return register_paths(op, kComposed, kComposed); }
 

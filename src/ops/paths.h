@@ -1,5 +1,6 @@
 #pragma once
-// Which path every operator takes on every device, and why: `assay doctor` lists it and results are stored with it.
+// Which path every operator takes on every device, and why: `assay doctor` lists it and results are
+// stored with it.
 #include <string>
 #include <vector>
 
@@ -8,27 +9,31 @@
 namespace assay::ops {
 
 struct OpPath {
-  std::string op, device,
-      path;          // "selective_scan", "cuda", "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
-  int numerics = 1;  // raised when an operator's results change: statistics never mix versions
+  std::string op, device;  // "selective_scan", "cuda"
+  std::string path;        // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
+  // Raised when an operator's results change: statistics never mix versions. 0: the results have the
+  // bits of torch's operators, and the operator is not part of the identity of a run.
+  int numerics = 1;
 };
 std::vector<OpPath> op_paths();  // by op, then device
-// The public operators of torch.ops.assay, sorted. op_paths() has also what only the modules of Assay call.
+// The public operators of torch.ops.assay, sorted. op_paths() has also what only the modules
+// of Assay call.
 std::vector<std::string> operator_names();
 
 #ifdef ASSAY_CUDA
 constexpr bool kCudaKernels = true;
 #else
-constexpr bool kCudaKernels = false;  // built without nvcc: on CUDA tensors an op is composed from tensor arithmetic
+// built without nvcc: on CUDA tensors an op is composed from tensor arithmetic
+constexpr bool kCudaKernels = false;
 #endif
 
-// For the file that defines an op: `const bool registered = register_kernels("selective_scan");` when it has a kernel
-// for the CPU and one for CUDA; register_composed when it is tensor arithmetic everywhere; register_paths says each
-// itself.
+// For the file that defines an op: `const bool registered = register_kernels("selective_scan");`
+// when it has a kernel for the CPU and one for CUDA; register_composed when it is tensor arithmetic
+// everywhere; register_paths says each itself.
 bool register_kernels(const std::string& op, int numerics = 1);
 bool register_composed(const std::string& op);
-bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda, int cuda_numerics = 1,
-                    int cpu_numerics = 1);
+bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda,
+                    int cuda_numerics = 1, int cpu_numerics = 1);
 std::string cpu_kernel_path();  // "cpu kernel (Highway AVX3)"
 
 }  // namespace assay::ops

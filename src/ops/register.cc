@@ -58,7 +58,8 @@ struct Call : torch::CustomClassHolder {
 };
 
 struct TracedOperator : torch::autograd::Function<TracedOperator> {
-  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Call>& call, at::TensorList tensors) {
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Call>& call,
+                               at::TensorList tensors) {
     Stack stack = call->with(tensors);
     {
       const at::AutoDispatchBelowADInplaceOrView guard;
@@ -68,7 +69,8 @@ struct TracedOperator : torch::autograd::Function<TracedOperator> {
     for (size_t i = 0; i < stack.size(); ++i) {
       results.push_back(stack[i].toTensor());
       const std::string& name = call->op.schema().returns()[i].name();
-      const bool is_constant = std::ranges::find(call->constant_results, name) != call->constant_results.end();
+      const bool is_constant =
+          std::ranges::find(call->constant_results, name) != call->constant_results.end();
       if (is_constant || !has_gradient(stack[i])) constants.push_back(results.back());
     }
     ctx->mark_non_differentiable(constants);
@@ -89,7 +91,8 @@ struct TracedOperator : torch::autograd::Function<TracedOperator> {
     const std::string name = call->op.schema().name();  // "assay::gla"
     const size_t colons = name.find("::") + 2;
     c10::Dispatcher::singleton()
-        .findSchemaOrThrow((name.substr(0, colons) + backward_name(name.substr(colons))).c_str(), "")
+        .findSchemaOrThrow((name.substr(0, colons) + backward_name(name.substr(colons))).c_str(),
+                           "")
         .callBoxed(stack);
     const std::vector<at::Tensor> found = stack[0].toTensorVector();
     variable_list result{at::Tensor()};
@@ -106,7 +109,8 @@ class AutogradKernel : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     if (!is_traced(keys)) return function_.callBoxed(op, keys, stack);
-    const auto call = c10::make_intrusive<Call>(op, take(stack, op.schema().arguments().size()), constant_results_);
+    const auto call = c10::make_intrusive<Call>(op, take(stack, op.schema().arguments().size()),
+                                                constant_results_);
     variable_list tensors;
     for (size_t i = 0; i < call->arguments.size(); ++i) {
       if (!is_tensor(call->arguments[i])) continue;
@@ -114,7 +118,8 @@ class AutogradKernel : public c10::OperatorKernel {
       call->positions.push_back(i);
       call->arguments[i] = c10::IValue();
     }
-    for (const at::Tensor& result : TracedOperator::apply(call, at::TensorList(tensors))) stack->push_back(result);
+    for (const at::Tensor& result : TracedOperator::apply(call, at::TensorList(tensors)))
+      stack->push_back(result);
   }
 
  private:
@@ -155,7 +160,8 @@ class BackwardKernel : public c10::OperatorKernel {
     arguments.erase(arguments.begin());
     // The caller may have switched autograd off for this thread.
     auto thread_keys = c10::impl::tls_local_dispatch_key_set();
-    thread_keys.excluded_ = thread_keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+    thread_keys.excluded_ =
+        thread_keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
     const c10::impl::ForceDispatchKeyGuard with_autograd(thread_keys);
     const at::AutoGradMode with_gradient(true);
     variable_list leaves;
@@ -176,7 +182,8 @@ class BackwardKernel : public c10::OperatorKernel {
     }
     variable_list found(leaves.size());
     if (!results.empty())
-      found = torch::autograd::grad(results, leaves, seeds, /*retain_graph=*/false, /*create_graph=*/false,
+      found = torch::autograd::grad(results, leaves, seeds, /*retain_graph=*/false,
+                                    /*create_graph=*/false,
                                     /*allow_unused=*/true);
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < leaves.size(); ++i) found[i] = fresh(found[i], leaves[i]);
@@ -199,19 +206,21 @@ class BackwardMetaKernel : public c10::OperatorKernel {
 
 template <class Kernel, class... Arguments>
 torch::CppFunction boxed(c10::DispatchKey key, Arguments&&... arguments) {
-  return torch::dispatch(
-      key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(std::forward<Arguments>(arguments)...)));
+  return torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(
+                                  std::make_unique<Kernel>(std::forward<Arguments>(arguments)...)));
 }
 
 }  // namespace
 
-void define_operator(torch::Library& library, const std::string& schema, const c10::KernelFunction& kernel,
+void define_operator(torch::Library& library, const std::string& schema,
+                     const c10::KernelFunction& kernel,
                      const std::vector<std::string>& constant_results) {
   const size_t begin = schema.find('('), end = schema.find(") ->");
   const std::string name = schema.substr(0, begin), backward = backward_name(name);
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   library.def(schema.c_str(), tags);
-  library.impl(name.c_str(), boxed<AutogradKernel>(c10::DispatchKey::Autograd, kernel, constant_results));
+  library.impl(name.c_str(),
+               boxed<AutogradKernel>(c10::DispatchKey::Autograd, kernel, constant_results));
   library.impl(name.c_str(), boxed<MetaKernel>(c10::DispatchKey::Meta, kernel));
 
   const std::string arguments = schema.substr(begin + 1, end - begin - 1);
@@ -225,7 +234,8 @@ std::vector<std::string> operator_names() {
   constexpr std::string_view prefix = "assay::";
   std::vector<std::string> names;
   for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames())
-    if (op.name.starts_with(prefix) && op.name[prefix.size()] != '_') names.push_back(op.name.substr(prefix.size()));
+    if (op.name.starts_with(prefix) && op.name[prefix.size()] != '_')
+      names.push_back(op.name.substr(prefix.size()));
   std::ranges::sort(names);
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;

@@ -1,4 +1,5 @@
-// Vector arithmetic of the CPU kernels. Compiled once a Highway target, so the include guard toggles.
+// Vector arithmetic of the CPU kernels. Compiled once a Highway target, so the
+// include guard toggles.
 #if defined(ASSAY_OPS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASSAY_OPS_SIMD_INL_H_
 #undef ASSAY_OPS_SIMD_INL_H_
@@ -24,7 +25,8 @@ template <class R>
 using Vec = hn::Vec<Lanes<R>>;
 template <class R>
 constexpr int64_t kLanes = hn::MaxLanes(Lanes<R>());
-// A tile of channels is what one task walks through time: four vectors, enough independent chains to hide latencies.
+// A tile of channels is what one task walks through time: four vectors, enough independent chains
+// to hide latencies.
 constexpr int64_t kTileVectors = 4;
 template <class R>
 constexpr int64_t kTile = kTileVectors* kLanes<R>;
@@ -34,22 +36,25 @@ HWY_INLINE Vec<R> set(double x) {
   return hn::Set(Lanes<R>(), static_cast<R>(x));
 }
 
-// 2^x. Adding 1.5·2^mantissa rounds x and leaves its integer part in the low bits, which become the exponent; the
-// fraction in [−½, ½] goes through a polynomial: for float one fitted to the least relative error (1.1e-7), for double
-// Taylor's (4e-18). x is clamped to where the result is normal. hn::Min and hn::Max may drop NaN, and
-// the integer part of NaN is arbitrary, so NaN is selected at the end.
+// 2^x. Adding 1.5·2^mantissa rounds x and leaves its integer part in the low bits, which become
+// the exponent; the fraction in [−½, ½] goes through a polynomial: for float one fitted to the
+// least relative error (1.1e-7), for double Taylor's (4e-18). x is clamped to where the result is
+// normal. hn::Min and hn::Max may drop NaN, and the integer part of NaN is arbitrary, so NaN is
+// selected at the end.
 HWY_INLINE Vec<float> exp2(Vec<float> unclamped) {
   using R = float;
   const Lanes<R> d;
   const hn::RebindToSigned<Lanes<R>> di;
   const Vec<R> x = hn::Min(set<R>(127), hn::Max(set<R>(-126), unclamped));
-  const Vec<R> magic = set<R>(12582912), shifted = hn::Add(x, magic), f = hn::Sub(x, hn::Sub(shifted, magic));
+  const Vec<R> magic = set<R>(12582912), shifted = hn::Add(x, magic),
+               f = hn::Sub(x, hn::Sub(shifted, magic));
   Vec<R> p = hn::MulAdd(f, set<R>(0.0013264727), set<R>(0.009671513));
   p = hn::MulAdd(f, p, set<R>(0.055507336));
   p = hn::MulAdd(f, p, set<R>(0.24022242));
   p = hn::MulAdd(f, p, set<R>(0.693147));
   p = hn::MulAdd(f, p, set<R>(1));
-  const Vec<R> power = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  const Vec<R> power =
+      hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
   return hn::IfThenElse(hn::IsNaN(unclamped), unclamped, power);
 }
 HWY_INLINE Vec<double> exp2(Vec<double> unclamped) {
@@ -58,11 +63,13 @@ HWY_INLINE Vec<double> exp2(Vec<double> unclamped) {
   const hn::RebindToSigned<Lanes<R>> di;
   constexpr double kLn2 = 0.693147180559945309;
   const Vec<R> x = hn::Min(set<R>(1023), hn::Max(set<R>(-1022), unclamped));
-  const Vec<R> magic = set<R>(6755399441055744), shifted = hn::Add(x, magic), f = hn::Sub(x, hn::Sub(shifted, magic));
+  const Vec<R> magic = set<R>(6755399441055744), shifted = hn::Add(x, magic),
+               f = hn::Sub(x, hn::Sub(shifted, magic));
   const Vec<R> g = hn::Mul(f, set<R>(kLn2));
   Vec<R> p = set<R>(1);
   for (int k = 13; k > 0; --k) p = hn::MulAdd(hn::Mul(g, set<R>(1.0 / k)), p, set<R>(1));
-  const Vec<R> power = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<52>(hn::BitCast(di, shifted))));
+  const Vec<R> power =
+      hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<52>(hn::BitCast(di, shifted))));
   return hn::IfThenElse(hn::IsNaN(unclamped), unclamped, power);
 }
 
@@ -79,10 +86,12 @@ template <class V, class R = hn::TFromV<V>>
 HWY_INLINE V silu_slope(V x, V sigmoid) {  // σ + x σ (1 − σ)
   return hn::MulAdd(hn::Mul(x, sigmoid), hn::Sub(set<R>(1), sigmoid), sigmoid);
 }
-// ln(1 + x) for 0 ≤ x ≤ 1 as 2 artanh(s), s = x / (2 + x) ≤ ⅓: a series in s² that keeps its relative accuracy near 0.
+// ln(1 + x) for 0 ≤ x ≤ 1 as 2 artanh(s), s = x / (2 + x) ≤ ⅓: a series in s² that keeps its
+// relative accuracy near 0.
 template <class V, class R = hn::TFromV<V>>
 HWY_INLINE V log1p(V x) {
-  constexpr int kLast = sizeof(R) == 4 ? 7 : 16;  // the first term left out is below 2⁻²⁹ and 2⁻⁵⁸ of the sum
+  // the first term left out is below 2⁻²⁹ and 2⁻⁵⁸ of the sum
+  constexpr int kLast = sizeof(R) == 4 ? 7 : 16;
   const V s = hn::Div(x, hn::Add(x, set<R>(2))), square = hn::Mul(s, s);
   V sum = set<R>(2.0 / (2 * kLast + 1));
   for (int k = kLast - 1; k >= 0; --k) sum = hn::MulAdd(sum, square, set<R>(2.0 / (2 * k + 1)));
@@ -116,11 +125,13 @@ HWY_INLINE void fill(R* out, int64_t size, F f) {
   for (int64_t i = 0; i < size; i += kLanes<R>) store<R>(f(i), out + i);
 }
 
-// Element (batch, time, offset) of a sequence tensor, and its row of `n` numbers to and from the arithmetic's type.
-// Reading pads with zeros to `padded`, so that the loops over a tile need no tail.
+// Element (batch, time, offset) of a sequence tensor, and its row of `n` numbers to and from
+// the arithmetic's type. Reading pads with zeros to `padded`, so that the loops over a tile
+// need no tail.
 inline std::byte* element(const View& view, DType dtype, int64_t b, int64_t t, int64_t offset) {
   const int64_t bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
-  return static_cast<std::byte*>(view.data) + (b * view.batch_stride + t * view.time_stride + offset) * bytes;
+  return static_cast<std::byte*>(view.data) +
+         (b * view.batch_stride + t * view.time_stride + offset) * bytes;
 }
 // Rows of a tile lie far apart, where the hardware does not fetch ahead by itself.
 constexpr int64_t kRowsAhead = 8;
@@ -152,23 +163,6 @@ void write_row(const R* row, DType dtype, int64_t n, std::byte* out) {
     std::memcpy(out, row, n * sizeof(R));
   }
 }
-
-// Hands out 64-byte aligned pieces of a workspace; without memory it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* memory) : memory_(memory) {}
-  template <class R>
-  R* take(int64_t count) {
-    const size_t at = used_;
-    used_ += (count * sizeof(R) + 63) / 64 * 64;
-    return memory_ ? reinterpret_cast<R*>(memory_ + at) : nullptr;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* memory_;
-  size_t used_ = 0;
-};
 
 // out[i] = Σ_part parts[part · size + i], for every i in [0, size).
 template <class R>

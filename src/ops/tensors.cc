@@ -13,52 +13,57 @@ thread_local CalledOps* recorder = nullptr;
 CalledOps::CalledOps() { recorder = this; }
 CalledOps::~CalledOps() { recorder = nullptr; }
 
-void check_dims(const char* op, const char* argument, const at::Tensor& tensor, int64_t dims, const char* meaning) {
-  TORCH_CHECK_VALUE(tensor.dim() == dims && tensor.numel() > 0, op, ": ", argument, " has shape ", tensor.sizes(),
-                    ", expected ", meaning, ", none of them 0");
+void check_dims(const char* op, const char* argument, const at::Tensor& tensor, int64_t dims,
+                const char* meaning) {
+  TORCH_CHECK_VALUE(tensor.dim() == dims && tensor.numel() > 0, op, ": ", argument, " has shape ",
+                    tensor.sizes(), ", expected ", meaning, ", none of them 0");
 }
 
-void check_shape(const char* op, const char* argument, const at::Tensor& tensor, at::IntArrayRef shape,
-                 const char* meaning) {
-  TORCH_CHECK_VALUE(tensor.sizes() == shape, op, ": ", argument, " has shape ", tensor.sizes(), ", expected ", meaning,
-                    " = ", shape);
+void check_shape(const char* op, const char* argument, const at::Tensor& tensor,
+                 at::IntArrayRef shape, const char* meaning) {
+  TORCH_CHECK_VALUE(tensor.sizes() == shape, op, ": ", argument, " has shape ", tensor.sizes(),
+                    ", expected ", meaning, " = ", shape);
 }
 
-void check_like(const char* op, const char* argument, const at::Tensor& tensor, const char* like_name,
-                const at::Tensor& like) {
+void check_like(const char* op, const char* argument, const at::Tensor& tensor,
+                const char* like_name, const at::Tensor& like) {
   if (recorder) recorder->names.insert(op);
-  TORCH_CHECK_VALUE(at::isFloatingType(tensor.scalar_type()), op, ": ", argument, " holds ", tensor.scalar_type(),
-                    ", expected floating-point numbers");
-  TORCH_CHECK_VALUE(tensor.device() == like.device(), op, ": ", argument, " is on ", tensor.device(), ", but ",
-                    like_name, " is on ", like.device());
-  TORCH_CHECK_VALUE((tensor.scalar_type() == at::kDouble) == (like.scalar_type() == at::kDouble), op, ": ", argument,
-                    " holds ", tensor.scalar_type(), ", but ", like_name, " holds ", like.scalar_type(),
-                    "; float64 is not mixed with other dtypes");
+  TORCH_CHECK_VALUE(at::isFloatingType(tensor.scalar_type()), op, ": ", argument, " holds ",
+                    tensor.scalar_type(), ", expected floating-point numbers");
+  TORCH_CHECK_VALUE(tensor.device() == like.device(), op, ": ", argument, " is on ",
+                    tensor.device(), ", but ", like_name, " is on ", like.device());
+  TORCH_CHECK_VALUE((tensor.scalar_type() == at::kDouble) == (like.scalar_type() == at::kDouble),
+                    op, ": ", argument, " holds ", tensor.scalar_type(), ", but ", like_name,
+                    " holds ", like.scalar_type(), "; float64 is not mixed with other dtypes");
 }
 
-void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v) {
   check_dims(op, "q", q, 4, "[B, T, H, D]");
   check_dims(op, "k", k, 4, "[B, S, Hk, D]");
   check_shape(op, "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)}, "[B, S, Hk, D]");
   check_shape(op, "v", v, k.sizes(), "[B, S, Hk, D]");
-  TORCH_CHECK_VALUE(k.size(1) >= q.size(1), op, ": k has ", k.size(1), " positions (its size 1), fewer than the ",
-                    q.size(1), " queries of q");
+  TORCH_CHECK_VALUE(k.size(1) >= q.size(1), op, ": k has ", k.size(1),
+                    " positions (its size 1), fewer than the ", q.size(1), " queries of q");
   TORCH_CHECK_VALUE(q.size(2) % k.size(2) == 0, op, ": k has ", k.size(2),
                     " heads (its size 2), which do not divide the ", q.size(2), " heads of q");
   for (const auto& [name, tensor] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
     check_like(op, name, *tensor, "q", q);
-    TORCH_CHECK_VALUE(tensor->scalar_type() != at::kHalf, op, ": ", name, " holds ", tensor->scalar_type(),
-                      ", expected float64, float32 or bfloat16");
+    TORCH_CHECK_VALUE(tensor->scalar_type() != at::kHalf, op, ": ", name, " holds ",
+                      tensor->scalar_type(), ", expected float64, float32 or bfloat16");
   }
 }
 
 at::ScalarType sequence_dtype(std::initializer_list<at::Tensor> tensors) {
   at::ScalarType dtype = at::kBFloat16;
   for (const at::Tensor& tensor : tensors)
-    if (tensor.defined()) dtype = at::promote_types(dtype, tensor.scalar_type());  // bfloat16 with float16 is float32
+    // bfloat16 with float16 is float32
+    if (tensor.defined()) dtype = at::promote_types(dtype, tensor.scalar_type());
   return dtype;
 }
-at::ScalarType real_dtype(at::ScalarType sequence) { return sequence == at::kDouble ? at::kDouble : at::kFloat; }
+at::ScalarType real_dtype(at::ScalarType sequence) {
+  return sequence == at::kDouble ? at::kDouble : at::kFloat;
+}
 DType kernel_dtype(at::ScalarType sequence) {
   return sequence == at::kDouble ? DType::f64 : sequence == at::kFloat ? DType::f32 : DType::bf16;
 }

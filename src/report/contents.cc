@@ -27,6 +27,7 @@ std::vector<Item> contents(const Setting& s) {
       {ends, recall_forest(s)},
       {ends, budget_table(s)},
       {ends, budget_plots(s)},
+      {ends, prediction_table(s)},
       {ends, ladder_table(s)},
       {ends, overlap_table(s)},
       {rates, tuning_table(s)},

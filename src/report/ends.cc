@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "report/analysis.h"
 #include "report/table.h"
+#include "stats/prediction.h"
 
 namespace assay::report {
 namespace {
@@ -226,6 +227,27 @@ void compare_ends(Setting& setting) {
     ladder.advice = ladder_advice(setting);
   }
   set_reason(setting, ladder.problem + (ladder.advice.empty() ? "" : " " + ladder.advice));
+}
+
+std::vector<Foretold> predictions(const Setting& setting) {
+  std::vector<Foretold> out;
+  if (!setting.ladder.problem.empty() || setting.ladder.budgets.empty()) return out;
+  for (const Architecture& a : setting.architectures) {
+    if (a.style == 0 || !a.comparable) continue;
+    const auto judged = std::ranges::find(a.end.budgets, a.end.tokens, &stats::BudgetResult::tokens);
+    if (judged == a.end.budgets.end() || judged == a.end.budgets.begin()) continue;
+    if (!judged->problem.empty() || !judged->caveat.empty()) continue;
+    const auto found = stats::predict_ends(
+        setting.ladder.budgets, {{.name = a.name, .budgets = budgets_of(a, setting)}},
+        {.below_tokens = a.end.tokens, .target_tokens = a.end.tokens, .seeds = judged->seeds});
+    if (!found[0].problem.empty()) continue;
+    out.push_back({.name = a.name,
+                   .from = found[0].largest,
+                   .tokens = a.end.tokens,
+                   .predicted = found[0].delta,
+                   .measured = judged->delta});
+  }
+  return out;
 }
 
 std::vector<stats::Budget> only_domain(const std::vector<stats::Budget>& budgets,

@@ -33,6 +33,19 @@ struct Check {
   stats::EndResult end;
 };
 
+// What the smaller budgets of an architecture predict for its largest one that carries a verdict.
+struct Foretold {
+  std::string name;
+  double from = 0, tokens = 0;  // largest budget that was used; the budget that is predicted
+  stats::Interval predicted{};  // 90 %
+  stats::Interval measured{};   // 95 %, of this budget alone
+  bool inside() const {
+    return predicted.low <= measured.estimate && measured.estimate <= predicted.high;
+  }
+};
+// Of all architectures with two budgets of which the larger one carries a verdict.
+std::vector<Foretold> predictions(const Setting& setting);
+
 // Sets setting.ladder, and `end`, `tokens_ratio` and `checks` of every architecture.
 void compare_ends(Setting& setting);
 

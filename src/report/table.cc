@@ -110,20 +110,20 @@ std::string show(const Cell& cell, Format format) {
 
 std::string to_csv(const Table& table) {
   std::vector<std::string> header;
-  std::vector<size_t> columns;
+  std::vector<std::pair<size_t, bool>> columns;  // with whether it holds intervals
   for (size_t c = 0; c < table.columns.size(); ++c) {
     if (!table.columns[c].filed) continue;
-    columns.push_back(c);
+    columns.emplace_back(c, is_interval(table, c));
     const std::string name = table.columns[c].name;
     header.push_back(csv(name));
-    if (!is_interval(table, c)) continue;
+    if (!columns.back().second) continue;
     header.push_back(csv(name + " low"));
     header.push_back(csv(name + " high"));
   }
   std::string out = join(header, ",") + "\n";
   for (const auto& row : table.rows) {
     std::vector<std::string> cells;
-    for (const size_t c : columns) cells.push_back(csv_cell(row[c], is_interval(table, c)));
+    for (const auto& [c, interval] : columns) cells.push_back(csv_cell(row[c], interval));
     out += join(cells, ",") + "\n";
   }
   return out;

@@ -7,6 +7,7 @@
 #include "base/progress.h"
 #include "report/svg.h"
 #include "report/tables.h"
+#include "stats/prediction.h"
 
 namespace assay::report {
 namespace {
@@ -167,7 +168,7 @@ Table budget_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-budget"),
               .title = "Δ_end by budget",
               .note = "Each interval holds for itself (95 %). The verdict is about the largest "
-                      "budget that the ladder covers."};
+                      "budget that the ladder covers and that has no problem."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
                    {"seeds"},
@@ -180,7 +181,39 @@ Table budget_table(const Setting& setting) {
       table.rows.push_back({a->name, budget.tokens, std::to_string(budget.seeds), budget.held_out,
                             budget.out_of_domain,
                             budget.problem.empty() ? Cell(budget.delta) : Cell(kNone),
-                            budget.problem});
+                            budget.problem + budget.caveat});
+  return table;
+}
+
+Table prediction_table(const Setting& setting) {
+  const std::vector<Foretold> found = predictions(setting);
+  std::vector<double> predicted, measured;
+  int64_t inside = 0;
+  for (const Foretold& one : found) {
+    predicted.push_back(one.predicted.estimate);
+    measured.push_back(one.measured.estimate);
+    inside += one.inside();
+  }
+  std::string note =
+      "What the smaller budgets of an architecture predict for the budget of its verdict: their "
+      "Δ_end, or with several budgets the line through them over the logarithm of the tokens. The "
+      "interval is meant to hold 90 % of the later measurements.";
+  note += fmt::format(" {} of {} are inside.", inside, found.size());
+  if (found.size() >= 3)
+    note += fmt::format(" Kendall's τ between prediction and measurement is {:.2f}.",
+                        stats::kendall_tau(predicted, measured));
+  Table table{.id = table_id(setting, "predictions"),
+              .title = "Δ_end predicted from smaller budgets",
+              .note = note};
+  table.columns = {{"architecture"},
+                   {"predicted from", Format::tokens},
+                   {"for", Format::tokens},
+                   {"predicted Δ_end, 90 %", Format::change},
+                   {"measured Δ_end, 95 %", Format::change},
+                   {"inside"}};
+  for (const Foretold& one : found)
+    table.rows.push_back({one.name, one.from, one.tokens, one.predicted, one.measured,
+                          one.inside() ? "yes" : "no"});
   return table;
 }
 

@@ -155,6 +155,22 @@ std::string immaturity(const std::vector<Budget>& ladder, const std::vector<doub
          fmt::format(" Train the reference and the contender to about {}.", millions(tokens));
 }
 
+// Why held-out loss h carries no verdict although the reference has learned to recall: its loss out
+// of domain rises there while its held-out loss falls. Empty when it does not.
+std::string overfitting(const std::vector<Budget>& ladder, const Ends& ends, double held_out,
+                        double limit) {
+  const size_t segment = ends.curve().segment(held_out);
+  if (held_out_span(ladder[segment]).holds(held_out)) return "";
+  const double rise = ends.loss(segment + 1) - ends.loss(segment);
+  if (!(rise > limit)) return "";
+  return fmt::format(
+      "The reference overfits the training domains at this held-out loss ({:.3f}): its loss out of "
+      "domain rises by {:.3f} nats from {} to {}. Compare at a smaller budget, which ends with a "
+      "held-out loss of {:.3f} or more, or train on more text.",
+      held_out, rise, millions(ladder[segment].tokens), millions(ladder[segment + 1].tokens),
+      mean_held_out(ladder[segment]));
+}
+
 Interval interval_of(const Estimate& e, double level, double factor = 1) {
   Interval x = interval(e.value, e.seeds(), e.noise.documents, level);
   x.low = e.value - factor * (e.value - x.low);
@@ -213,14 +229,16 @@ struct Entry {
   std::vector<Budget> budgets;
   std::vector<size_t> groups;     // one per budget
   std::vector<size_t> inside;     // indices of budgets that the ladder covers
-  std::optional<Estimate> delta;  // at the largest budget inside
+  std::vector<size_t> usable;     // those of `inside` without a caveat
+  size_t judged = 0;              // index of the budget of the verdict
+  std::optional<Estimate> delta;  // of that budget; none when the ladder covers no budget
 };
 
 // The slope of the regression line through the differences, over log2 of the tokens.
 Contrast trend_of(const Ends& ends, const Entry& entry, Measure measure) {
   std::vector<Contrast> differences;
   std::vector<double> doublings;
-  for (const size_t j : entry.inside) {
+  for (const size_t j : entry.usable) {
     differences.push_back(ends.difference(entry.groups[j], measure));
     doublings.push_back(std::log2(entry.budgets[j].tokens));
   }
@@ -234,12 +252,19 @@ Contrast trend_of(const Ends& ends, const Entry& entry, Measure measure) {
   return combine(differences, doublings);
 }
 
-std::string outside_problem(const std::vector<Budget>& ladder, const Span& span, double held_out) {
+std::string outside_problem(const std::vector<Budget>& ladder, const Ends& ends, const Span& span,
+                            double held_out, double overfit_rise) {
   if (held_out > span.high)
     return fmt::format(
         "The held-out loss {:.3f} is above the ladder's first rung ({:.3f}); "
         "train longer or add a smaller rung.",
         held_out, span.high);
+  if (ends.loss(ladder.size() - 1) - ends.loss(ladder.size() - 2) > overfit_rise)
+    return fmt::format(
+        "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}), and the reference "
+        "overfits the training domains before it gets there; compare at a smaller budget, which "
+        "ends with a held-out loss of {:.3f} or more, or train on more text.",
+        held_out, span.low, mean_held_out(ladder[ladder.size() - 2]));
   return fmt::format(
       "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}); "
       "add a rung of the reference at about {}.",
@@ -297,21 +322,30 @@ void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
 }
 
 // Fills in everything that does not depend on the other contenders.
-void describe(const std::vector<Budget>& ladder, const Ends& ends, Entry& entry,
-              const LadderOptions& options, EndResult& result) {
+void describe(const std::vector<Budget>& ladder, const std::vector<double>& recall,
+              const Ends& ends, Entry& entry, const LadderOptions& options, EndResult& result) {
   const Span span = held_out_span(ladder);
   for (size_t j = 0; j < entry.budgets.size(); ++j) {
     const size_t group = entry.groups[j];
-    BudgetResult budget{entry.budgets[j].tokens,   ends.held_out(group), ends.loss(group), "", {},
-                        int64_t(ends.seeds(group))};
+    BudgetResult budget{.tokens = entry.budgets[j].tokens,
+                        .held_out = ends.held_out(group),
+                        .out_of_domain = ends.loss(group),
+                        .problem = "",
+                        .caveat = "",
+                        .delta = {kNaN, kNaN, kNaN},
+                        .seeds = int64_t(ends.seeds(group))};
     if (span.holds(budget.held_out)) {
       entry.inside.push_back(j);
       const Measure average;
       const Estimate delta = ends.estimate(ends.difference(group, average), average);
       budget.delta = interval_of(delta, options.level);
+      budget.caveat = immaturity(ladder, recall, ends.curve(), budget.held_out,
+                                 options.maturity_fall);
+      if (budget.caveat.empty())
+        budget.caveat = overfitting(ladder, ends, budget.held_out, options.overfit_rise);
+      if (budget.caveat.empty()) entry.usable.push_back(j);
     } else {
-      budget.problem = outside_problem(ladder, span, budget.held_out);
-      budget.delta = {kNaN, kNaN, kNaN};
+      budget.problem = outside_problem(ladder, ends, span, budget.held_out, options.overfit_rise);
     }
     result.budgets.push_back(budget);
   }
@@ -319,14 +353,14 @@ void describe(const std::vector<Budget>& ladder, const Ends& ends, Entry& entry,
     result.reason = result.budgets.back().problem;
     return;
   }
-  const size_t judged = entry.inside.back();
-  const size_t group = entry.groups[judged];
+  entry.judged = entry.usable.empty() ? entry.inside.back() : entry.usable.back();
+  const size_t group = entry.groups[entry.judged];
   const auto of = [&](Measure measure) {
     return ends.estimate(ends.difference(group, measure), measure);
   };
   entry.delta = of({});
   result.has_delta = true;
-  result.tokens = entry.budgets[judged].tokens;
+  result.tokens = entry.budgets[entry.judged].tokens;
   result.held_out = ends.held_out(group);
   result.final_loss = ends.loss(group);
   result.reference_loss = reference_loss_at(ladder, ends, result.tokens);
@@ -339,7 +373,7 @@ void describe(const std::vector<Budget>& ladder, const Ends& ends, Entry& entry,
   result.reference_error = entry.delta->reference_error;
   result.document_error = std::sqrt(entry.delta->noise.documents.value);
   result.seed_freedom = entry.delta->seeds().freedom;
-  if (entry.inside.size() < 2) return;
+  if (entry.usable.size() < 2) return;
   result.has_trend = true;
   result.trend = interval_of(ends.estimate(trend_of(ends, entry, {}), {}), options.level);
 }
@@ -350,6 +384,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
                           const std::vector<Contender>& contenders, const LadderOptions& options) {
   if (!(options.level > 0 && options.level < 1))
     fail("level is {}; expected a number between 0 and 1", options.level);
+  if (!(options.overfit_rise >= 0))
+    fail("overfit_rise is {}; expected 0 or more", options.overfit_rise);
   if (!(options.margin >= 0)) fail("margin is {}; expected 0 or more", options.margin);
   LadderResult result;
   const std::vector<Budget> ladder = in_order(unordered);
@@ -386,7 +422,7 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   std::vector<const Estimate*> estimates;
   for (size_t a = 0; a < entries.size(); ++a) {
     if (entries[a].groups.empty()) continue;
-    describe(ladder, ends, entries[a], options, result.results[a]);
+    describe(ladder, result.recall, ends, entries[a], options, result.results[a]);
     if (!entries[a].delta) continue;
     estimates.push_back(&*entries[a].delta);
     family.members.push_back(estimates.back()->noise);
@@ -399,20 +435,19 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     if (!entries[a].delta) continue;
     EndResult& one = result.results[a];
     one.delta = interval_of(*entries[a].delta, options.level, result.critical);
-    one.reason =
-        immaturity(ladder, result.recall, ends.curve(), one.held_out, options.maturity_fall);
+    const BudgetResult& judged = one.budgets[entries[a].judged];
+    one.reason = judged.caveat;
     if (one.reason.empty()) {
       one.verdict = verdict_of(one.delta, options.margin);
       if (one.verdict == Verdict::not_settled)
-        one.reason = what_settles(*entries[a].delta, one.budgets[entries[a].inside.back()].seeds,
-                                  options, result.critical);
+        one.reason =
+            what_settles(*entries[a].delta, judged.seeds, options, result.critical);
     }
-    const size_t last = one.budgets.size() - 1;
-    if (entries[a].inside.back() == last) continue;
-    const std::string larger =
-        fmt::format("'{}' is compared at {}. At {}: {}", one.name, millions(one.tokens),
-                    millions(one.budgets[last].tokens), one.budgets[last].problem);
-    result.warnings.push_back(larger);
+    const BudgetResult& largest = one.budgets.back();
+    if (entries[a].judged == one.budgets.size() - 1) continue;
+    result.warnings.push_back(fmt::format(
+        "'{}' is compared at {}. At {}: {}", one.name, millions(one.tokens),
+        millions(largest.tokens), largest.problem + largest.caveat));
   }
   return result;
 }

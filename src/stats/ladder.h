@@ -45,12 +45,14 @@ struct LadderOptions {
   double level = 0.95;
   double margin = 0.03;        // nats per token; differences within it count as equivalent
   double maturity_fall = 0.1;  // nats per recall target from one rung to the next
+  double overfit_rise = 0.03;  // nats per token out of domain from one rung to the next
 };
 
 struct BudgetResult {
   double tokens = 0;
   double held_out = 0, out_of_domain = 0;  // means over the seeds
   std::string problem;                     // why there is no delta; empty otherwise
+  std::string caveat;                      // why a delta carries no verdict; empty otherwise
   Interval delta{};                        // of this budget alone
   int64_t seeds = 0;
 };
@@ -60,7 +62,8 @@ struct EndResult {
   Verdict verdict = Verdict::not_settled;
   std::string reason;      // what would settle the comparison; empty when it is settled
   bool has_delta = false;  // false: no budget can be compared, and the numbers below are not set
-  double tokens = 0;       // the budget that the verdict is about
+  double tokens = 0;       // the budget that the verdict is about: the largest without a problem or
+                           // a caveat, or else the largest without a problem
   Interval delta{};        // simultaneous over all contenders of the call
   Interval delta_single{};
   std::map<std::string, Interval> domains;  // each alone: exploratory

@@ -38,6 +38,7 @@ Prediction predict(const Ends& ends, const std::vector<Contrast>& differences,
   const Variance seeds = seed_variance(both, past.freedom);
   Prediction prediction;
   prediction.budgets = int64_t(tokens.size());
+  prediction.largest = tokens.back();
   prediction.target_tokens = options.target_tokens;
   prediction.delta = interval(past.value, seeds, {}, options.level);
   return prediction;
@@ -55,12 +56,16 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
   const LadderResult measured = compare_ends(ladder, small, {.level = options.level});
   std::vector<Prediction> predictions;
   for (const EndResult& result : measured.results) {
-    predictions.push_back({result.name, measured.problem, 0, options.target_tokens, {}});
+    predictions.push_back({.name = result.name,
+                           .problem = measured.problem,
+                           .target_tokens = options.target_tokens});
     if (measured.problem.empty() && !result.has_delta) predictions.back().problem = result.reason;
   }
   if (!measured.problem.empty()) {
     for (const Contender& contender : contenders)
-      predictions.push_back({contender.name, measured.problem, 0, options.target_tokens, {}});
+      predictions.push_back({.name = contender.name,
+                             .problem = measured.problem,
+                             .target_tokens = options.target_tokens});
     return predictions;
   }
   std::vector<Budget> rungs = ladder;
@@ -72,9 +77,11 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
     std::vector<Budget> budgets = small[a].budgets;
     std::ranges::sort(budgets, {}, &Budget::tokens);
     const auto& results = measured.results[a].budgets;
+    const bool any_usable = std::ranges::any_of(
+        results, [](const BudgetResult& r) { return r.problem.empty() && r.caveat.empty(); });
     for (size_t j = 0; j < results.size(); ++j) {  // empty when a run has no finite loss
       const size_t group = ends.add(budgets[j], small[a].name);
-      if (!results[j].problem.empty()) continue;
+      if (!results[j].problem.empty() || (any_usable && !results[j].caveat.empty())) continue;
       groups[a].push_back(group);
       tokens[a].push_back(budgets[j].tokens);
     }

@@ -3,6 +3,7 @@
 // budgets only, and is then compared with the difference measured later.
 //   prediction = sum_j l_j Delta_j,   with one budget j: Delta_j (no growth is assumed),
 //                                     with more: their regression line in log2 tokens
+// Budgets with a caveat (ladder.h) are left out, unless all smaller budgets of the contender have one.
 // The interval is meant to hold the Delta_end that will be measured, with the noise of its own runs.
 // It has no term for the documents, because the later runs are evaluated on the same ones.
 #include <span>
@@ -24,6 +25,7 @@ struct Prediction {
   std::string name;
   std::string problem;  // why nothing is predicted; empty otherwise
   int64_t budgets = 0;  // used; one means that no growth is assumed
+  double largest = 0;   // tokens of the largest budget used
   double target_tokens = 0;
   Interval delta{};
 };

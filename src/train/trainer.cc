@@ -65,8 +65,10 @@ class Run {
   Json describe() const {
     Json paths = Json::object(), numerics = Json::object();
     for (const ops::OpPath& path : ops::op_paths())
-      if (path.device == (device.is_cuda() ? "cuda" : "cpu"))
-        paths[path.op] = path.path, numerics[path.op] = path.numerics;
+      if (path.device == (device.is_cuda() ? "cuda" : "cpu")) {
+        paths[path.op] = path.path;
+        if (path.numerics > 0) numerics[path.op] = path.numerics;
+      }
     for (const auto& [part, version] : model->numerics()) numerics[part] = version;
     return {{"parameters", model->parameter_count()},
             {"flops_per_token", flops_per_token},

@@ -7,7 +7,8 @@
 #include <cstring>
 #include <random>
 
-#include "ops/cuda.cuh"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/types.cuh"
 
 namespace assay::ops {
 
@@ -46,12 +47,12 @@ inline double tolerance(DType dtype) { return dtype == DType::f64 ? 1e-10 : dtyp
 inline double get(DType dtype, const unsigned char* from) {
   return cuda::with_type(dtype, [&](auto x) {
     std::memcpy(&x, from, sizeof x);
-    return double(cuda::real(x));
+    return double(cuda::to_compute(x));
   });
 }
 inline void put(DType dtype, unsigned char* to, double value) {
   cuda::with_type(dtype, [&](auto x) {
-    x = cuda::stored<decltype(x)>(cuda::Real<decltype(x)>(value));
+    x = cuda::from_compute<decltype(x)>(cuda::Real<decltype(x)>(value));
     std::memcpy(to, &x, sizeof x);
   });
 }

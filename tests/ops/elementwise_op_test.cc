@@ -5,6 +5,7 @@
 #include "ops/glu/glu.h"
 #include "ops/norm/norm.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/squared_relu/squared_relu.h"
 #include "ops/token_shift/token_shift.h"
 
 namespace assay::ops {
@@ -52,6 +53,59 @@ TEST(GluOp, BadArgumentsAreNamed) {
   EXPECT_THROW(glu(torch::randn({3, 5}), "silu"), c10::ValueError);
   EXPECT_THROW(glu(torch::randn({3, 4}), "relu"), c10::ValueError);
   EXPECT_THROW(glu(torch::zeros({3, 4}, at::kLong), "silu"), c10::Error);
+}
+
+void expect_squared_relu(at::IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  SCOPED_TRACE(c10::str(shape, " ", dtype, " on ", device));
+  torch::manual_seed(shape.back());
+  const at::Tensor values = torch::randn(shape, at::kDouble).to(dtype);
+  const at::Tensor dy = torch::randn(shape, at::kDouble).to(dtype);
+  const at::Tensor x = values.to(device).detach().requires_grad_();
+  const at::Tensor exact = values.to(at::kDouble).detach().requires_grad_();
+  const at::Tensor y = squared_relu(x), expected = squared_relu_reference(exact);
+  expect_rows(y, expected, dtype, "y");
+  expect_rows(torch::autograd::grad({y}, {x}, {dy.to(device)})[0],
+              torch::autograd::grad({expected}, {exact}, {dy.to(at::kDouble)})[0], dtype, "dx");
+}
+void expect_squared_relu_on(at::Device device) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {3, 5, 7}, {2, 257}, {130, 1792}})
+      expect_squared_relu(shape, dtype, device);
+}
+TEST(ElementwiseSquaredReluOp, EqualsItsReference) { expect_squared_relu_on(at::kCPU); }
+TEST(ElementwiseSquaredReluOp, OnCudaEqualsItsReference) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_squared_relu_on(at::kCUDA);
+}
+TEST(ElementwiseSquaredReluOp, HasTheBitsOfTheComposedOperators) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    torch::manual_seed(1);
+    const at::Tensor x = torch::randn({7, 300}).to(dtype).requires_grad_();
+    const at::Tensor dy = torch::randn({7, 300}).to(dtype);
+    const at::Tensor y = squared_relu(x), composed = squared_relu_reference(x);
+    EXPECT_TRUE(at::equal(y, composed)) << dtype;
+    EXPECT_TRUE(at::equal(torch::autograd::grad({y}, {x}, {dy})[0],
+                          torch::autograd::grad({composed}, {x}, {dy})[0]))
+        << dtype;
+  }
+}
+TEST(ElementwiseSquaredReluOp, NanStaysNan) {
+  const at::Tensor x = torch::tensor({-1.0f, NAN, 2.0f}).requires_grad_();
+  const at::Tensor y = squared_relu(x);
+  EXPECT_EQ(y[0].item<float>(), 0);
+  EXPECT_TRUE(std::isnan(y[1].item<float>()));
+  EXPECT_EQ(y[2].item<float>(), 4);
+  const at::Tensor dx = torch::autograd::grad({y.sum()}, {x})[0];
+  EXPECT_EQ(dx[0].item<float>(), 0);
+  EXPECT_TRUE(std::isnan(dx[1].item<float>()));
+}
+TEST(ElementwiseSquaredReluOp, TakesStridedInputAndEmptyInput) {
+  const at::Tensor x = torch::randn({6, 10});
+  EXPECT_TRUE(at::equal(squared_relu(x.t()), squared_relu_reference(x.t())));
+  EXPECT_EQ(squared_relu(torch::zeros({0, 3})).numel(), 0);
+}
+TEST(ElementwiseSquaredReluOp, RejectsIntegers) {
+  EXPECT_THROW(squared_relu(torch::zeros({3}, at::kLong)), c10::ValueError);
 }
 
 void expect_norm(at::IntArrayRef shape, int64_t groups, bool layer, at::ScalarType dtype, at::Device device) {

@@ -3,7 +3,7 @@
 #include "ops/matrix_state/matrix_state.h"
 
 #include "ops/recurrences.h"
-#include "ops/segments.h"
+#include "ops/checkpointed_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -16,7 +16,7 @@ Prepare prepare(Kind kind) {
     if (kind == Kind::scalar) m.decay = s[3].narrow(-1, 0, 1).contiguous();
     if (kind == Kind::undecayed) m.decay = at::Tensor();
     if (kind == Kind::bonus) m.u = s[6].squeeze(0).squeeze(0);
-    if (kind == Kind::gated || kind == Kind::general) m.low = Low::rank_one, m.a = s[4], m.b = s[5];
+    if (kind == Kind::gated || kind == Kind::general) m.transition = Transition::rank_one, m.a = s[4], m.b = s[5];
     if (kind == Kind::gated) m.c = s[2], m.k = m.v = at::Tensor(), m.decay = s[3].narrow(-1, 0, 1).contiguous();
     return m;
   };
@@ -56,7 +56,7 @@ Operator products(Kind kind, int64_t chunk_size, int64_t length) {
     const Piece piece = [=](const std::vector<at::Tensor>& part, const at::Tensor& state) {
       return chunked(prepare(kind)(part), state, chunk_size);
     };
-    return in_segments(piece, arguments(n, 0, 7), n["7"], n["0"].size(1), length);
+    return scan_with_recompute(piece, arguments(n, 0, 7), n["7"], n["0"].size(1), length);
   };
 }
 

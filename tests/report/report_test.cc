@@ -207,7 +207,7 @@ TEST_F(Report, EveryItemIsInThePageAndInAFile) {
       EXPECT_TRUE(contains(page, svg)) << figure.id << ": the page has the text of the file";
     }
   }
-  EXPECT_EQ(tables, 18u);
+  EXPECT_EQ(tables, 19u);
   EXPECT_GE(figures, 15u);
   EXPECT_TRUE(fs::exists(folder / "tables/runs.csv"));
 }
@@ -222,6 +222,7 @@ TEST_F(Report, TablesHoldTheNumbers) {
   EXPECT_TRUE(contains(csv("delta-by-domain"), "mean,mean low,mean high"));
   EXPECT_TRUE(contains(csv("delta-by-recall"), "\nwindow,0.1")) << csv("delta-by-recall");
   EXPECT_TRUE(contains(csv("delta-by-budget"), "\nwindow,20000000,4,"));
+  EXPECT_TRUE(contains(csv("predictions"), "\nwindow,20000000,40000000,0.1")) << csv("predictions");
   EXPECT_TRUE(contains(csv("ladder"), "\n10000000,4,"));
   EXPECT_TRUE(contains(csv("degradation"), "mean,mean low,mean high"));
   EXPECT_TRUE(contains(csv("degradation"), "\nwindow,held-out loss,40000000,"));

@@ -197,6 +197,32 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
   EXPECT_TRUE(contains(only(never).reason, "Train the reference and the contender to about"));
 }
 
+TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
+  auto ladder = straight_ladder();
+  ladder.push_back(budget(160e6, 2.9, 3.7));  // out of domain 0.1 above the rung before
+  const EndResult inside = only(compare_ends(ladder, {contender(3.0, 0.3, 0.01, 80e6)}));
+  EXPECT_EQ(inside.verdict, Verdict::not_settled);
+  EXPECT_TRUE(inside.has_delta) << "the number is still given";
+  EXPECT_TRUE(contains(inside.reason, "rises by 0.100 nats from 80M tokens to 160M tokens"))
+      << inside.reason;
+  EXPECT_TRUE(contains(inside.reason, "held-out loss of 3.100 or more")) << inside.reason;
+  // Within the runs of the rung before, the reference does not overfit yet.
+  EXPECT_EQ(only(compare_ends(ladder, {contender(3.095, 0.3)})).verdict, Verdict::degraded);
+  const EndResult below = only(compare_ends(ladder, {contender(2.8, 0.3)}));
+  EXPECT_TRUE(contains(below.reason, "overfits the training domains before it gets there"))
+      << below.reason;
+  // A smaller budget of the contender that ends before the rise is judged instead.
+  Contender both = contender(3.2, 0.2, 0.01, 40e6);
+  both.budgets.push_back(budget(80e6, 3.0, 3.6));
+  const LadderResult result = compare_ends(ladder, {both});
+  EXPECT_EQ(only(result).tokens, 40e6);
+  EXPECT_EQ(only(result).verdict, Verdict::degraded);
+  EXPECT_FALSE(only(result).has_trend) << "the other budget is not comparable";
+  EXPECT_TRUE(contains(result.warnings.back(), "is compared at 40M tokens. At 80M tokens: The "
+                                               "reference overfits"))
+      << result.warnings.back();
+}
+
 TEST(Ladder, ProblemsOfTheLadderAreNamed) {
   const auto problem = [](std::vector<Budget> ladder) {
     return compare_ends(ladder, {contender(3.3, 0)}).problem;

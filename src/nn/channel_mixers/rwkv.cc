@@ -12,6 +12,7 @@
 
 #include "nn/initial_values.h"
 #include "nn/layers.h"
+#include "ops/squared_relu/squared_relu.h"
 #include "ops/token_shift/token_shift.h"
 
 namespace assay::nn {
@@ -37,7 +38,7 @@ struct RwkvChannelMix final : Mixer {
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto shifted = ops::token_shift(x, rwkv::before(x, state, "channel_shift"), of_previous(mix));
-    const at::Tensor y = out_proj->forward(in_proj->forward(shifted[0]).relu().square());
+    const at::Tensor y = out_proj->forward(ops::squared_relu(in_proj->forward(shifted[0])));
     return gated ? r_proj->forward(shifted[1]).sigmoid() * y : y;
   }
 

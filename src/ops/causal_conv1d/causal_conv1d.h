@@ -1,5 +1,6 @@
 #pragma once
-// Causal depthwise convolution over time, differentiable. Formula and source: kernel.h beside this file.
+// Causal depthwise convolution over time, differentiable. Formula and source: kernel.h
+// beside this file.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -8,19 +9,17 @@
 
 namespace assay::ops {
 
-// x [B, T, Dm]; weight [Dm, K], K ≤ 32 (8 on CUDA); bias [Dm]; activation "none" or "silu"; initial_state [B, Dm, K−1],
-// the inputs before x, oldest first. Returns y [B, T, Dm] in the dtype of x and the last K−1 inputs [B, Dm, K−1] in
-// float32 (float64 when x is). Gradients for every tensor, also through the state; ValueError naming the argument when
-// shapes do not fit.
-std::tuple<at::Tensor, at::Tensor> causal_conv1d(const at::Tensor& x, const at::Tensor& weight,
-                                                 const std::optional<at::Tensor>& bias = {},
-                                                 std::string_view activation = "none",
-                                                 const std::optional<at::Tensor>& initial_state = {});
+// x [B, T, Dm]; weight [Dm, K], K ≤ 32 (8 on CUDA); bias [Dm]; activation "none" or "silu";
+// initial_state [B, Dm, K−1], the inputs before x, oldest first. Returns y [B, T, Dm] in the dtype
+// of x and the last K−1 inputs [B, Dm, K−1] in float32 (float64 when x is). Gradients for every
+// tensor, also through the state; ValueError naming the argument when shapes do not fit.
+std::tuple<at::Tensor, at::Tensor> causal_conv1d(
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {},
+    std::string_view activation = "none", const std::optional<at::Tensor>& initial_state = {});
 
 // The same from tensor arithmetic: defines what is right; any device. Nothing is checked.
-std::tuple<at::Tensor, at::Tensor> causal_conv1d_reference(const at::Tensor& x, const at::Tensor& weight,
-                                                           const std::optional<at::Tensor>& bias = {},
-                                                           std::string_view activation = "none",
-                                                           const std::optional<at::Tensor>& initial_state = {});
+std::tuple<at::Tensor, at::Tensor> causal_conv1d_reference(
+    const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias = {},
+    std::string_view activation = "none", const std::optional<at::Tensor>& initial_state = {});
 
 }  // namespace assay::ops

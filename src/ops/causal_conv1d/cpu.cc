@@ -1,18 +1,20 @@
-// The causal convolution on the CPU. A task walks one tile of channels of one sequence through time in blocks that stay
-// in the first cache; lanes are channels. With xe = [initial_state; x], which is K − 1 steps longer than the sequence:
-//   pre_t = bias + Σ_j w_j xe_{t+j}     dxe_i = Σ_j w_j dpre_{i−j} + dfinal_state_{i−T}     dw_j = Σ_t dpre_t xe_{t+j}
+// The causal convolution on the CPU. A task walks one tile of channels of one sequence through time
+// in blocks that stay in the L1 cache; lanes are channels. With xe = [initial_state; x], which
+// is K − 1 steps longer than the sequence:
+//   pre_t = bias + Σ_j w_j xe_{t+j}
+//   dxe_i = Σ_j w_j dpre_{i−j} + dfinal_state_{i−T}     dw_j = Σ_t dpre_t xe_{t+j}
 #include "ops/causal_conv1d/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/causal_conv1d/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
-namespace {                                     // other operators have tiles and scratch of their own
+// other operators have tiles and scratch of their own
+namespace {
 constexpr int64_t kBlock = 32, kMaxWidth = 32;  // steps at a time; the widest kernel
 
 struct Tile {
@@ -28,11 +30,13 @@ Tile tile_at(const CausalConv1dForward& p, int64_t i) {
   return {i / tiles, first, std::min(kTile<R>, p.channels - first)};
 }
 
-// Rows of kTile numbers; lanes behind the tile's channels hold zeros.
+// Rows of kTile numbers; lanes past the tile's channels hold zeros.
 template <class R>
 struct Scratch {
-  alignas(64) R xe[(kMaxWidth - 1 + kBlock) * kTile<R>];    // the block's inputs and the K − 1 before them
-  alignas(64) R dpre[(kMaxWidth - 1 + kBlock) * kTile<R>];  // gradients of pre, and the K − 1 before them
+  // the block's inputs and the K − 1 before them
+  alignas(64) R xe[(kMaxWidth - 1 + kBlock) * kTile<R>];
+  // gradients of pre, and the K − 1 before them
+  alignas(64) R dpre[(kMaxWidth - 1 + kBlock) * kTile<R>];
   alignas(64) R out[kBlock * kTile<R>];
   alignas(64) R weight[kMaxWidth * kTile<R>], dweight[kMaxWidth * kTile<R>];
   alignas(64) R bias[kTile<R>], dbias[kTile<R>], row[kTile<R>];
@@ -59,10 +63,12 @@ auto* state_at(Void* data, const CausalConv1dForward& p, const Tile& tile) {
   return data ? static_cast<Real*>(data) + offset : nullptr;
 }
 template <class R>
-void read_rows(const CausalConv1dForward& p, const View& view, const Tile& tile, int64_t t0, int64_t steps, R* rows) {
+void read_rows(const CausalConv1dForward& p, const View& view, const Tile& tile, int64_t t0,
+               int64_t steps, R* rows) {
   for (int64_t i = 0; i < steps; ++i) {
     const std::byte* row = element(view, p.dtype, tile.batch, t0 + i, tile.first);
-    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
+    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first),
+                    tile.width * sizeof(R));
     read_row(row, p.dtype, tile.width, kTile<R>, rows + i * kTile<R>);
   }
 }
@@ -88,7 +94,8 @@ HWY_NOINLINE void convolve(int64_t steps, int64_t K, Scratch<R>& s) {
     for (int64_t t = 0; t < steps; ++t) {
       Vec<R> pre = load(s.bias + v);
       for (int64_t j = 0; j < K; ++j)
-        pre = hn::MulAdd(load(s.weight + j * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), pre);
+        pre =
+            hn::MulAdd(load(s.weight + j * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), pre);
       store<R>(pre, s.out + t * kTile<R> + v);
     }
 }
@@ -101,10 +108,13 @@ void forward_tile(const CausalConv1dForward& p, const Tile& tile, Scratch<R>& s)
     const int64_t steps = std::min(kBlock, p.time - t0);
     read_rows(p, p.x, tile, t0, steps, s.xe + (K - 1) * kTile<R>);
     convolve(steps, K, s);
-    if (p.silu) fill(s.out, steps * kTile<R>, [&](int64_t i) HWY_ATTR { return silu(load(s.out + i)); });
+    if (p.silu)
+      fill(s.out, steps * kTile<R>, [&](int64_t i) HWY_ATTR { return silu(load(s.out + i)); });
     for (int64_t i = 0; i < steps; ++i) {
-      prefetch_row<1>(element(p.y, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
-      write_row(s.out + i * kTile<R>, p.dtype, tile.width, element(p.y, p.dtype, tile.batch, t0 + i, tile.first));
+      prefetch_row<1>(element(p.y, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first),
+                      tile.width * sizeof(R));
+      write_row(s.out + i * kTile<R>, p.dtype, tile.width,
+                element(p.y, p.dtype, tile.batch, t0 + i, tile.first));
     }
     keep_last(s.xe, steps, K);
   }
@@ -120,7 +130,8 @@ HWY_NOINLINE void weight_gradient(int64_t steps, int64_t K, Scratch<R>& s) {
     for (int64_t j = 0; j < K; ++j) {
       Vec<R> total = load(s.dweight + j * kTile<R> + v);
       for (int64_t t = 0; t < steps; ++t)
-        total = hn::MulAdd(load(dpre + t * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), total);
+        total =
+            hn::MulAdd(load(dpre + t * kTile<R> + v), load(s.xe + (t + j) * kTile<R> + v), total);
       store<R>(total, s.dweight + j * kTile<R> + v);
     }
     Vec<R> total = load(s.dbias + v);
@@ -136,32 +147,38 @@ HWY_NOINLINE void correlate(int64_t steps, int64_t K, Scratch<R>& s) {
     for (int64_t i = 0; i < steps; ++i) {
       Vec<R> total = set<R>(0);
       for (int64_t j = 0; j < K; ++j)
-        total = hn::MulAdd(load(s.weight + j * kTile<R> + v), load(s.dpre + (K - 1 + i - j) * kTile<R> + v), total);
+        total = hn::MulAdd(load(s.weight + j * kTile<R> + v),
+                           load(s.dpre + (K - 1 + i - j) * kTile<R> + v), total);
       store<R>(total, s.out + i * kTile<R> + v);
     }
 }
 
 // dxe_i for i in [i0, i0 + steps) goes where the input came from: initial_state, then x.
 template <class R>
-void write_input_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t i0, int64_t steps, Scratch<R>& s) {
-  const CausalConv1dForward& p = q.forward;
+void write_input_gradient(const CausalConv1dBackward& bwd, const Tile& tile, int64_t i0,
+                          int64_t steps, Scratch<R>& s) {
+  const CausalConv1dForward& p = bwd.forward;
   const int64_t past = p.width - 1;
-  const R* dfinal = state_at<R>(q.dfinal_state, p, tile);
+  const R* dfinal = state_at<R>(bwd.dfinal_state, p, tile);
   for (int64_t i = 0; i < steps; ++i) {
     R* row = s.out + i * kTile<R>;
     const int64_t at = i0 + i;
-    for (int64_t d = 0; dfinal && at >= p.time && d < tile.width; ++d) row[d] += dfinal[d * past + at - p.time];
-    if (at < past) write_column(row, tile, past, at, state_at<R>(q.dinitial_state, p, tile));
-    else write_row(row, p.dtype, tile.width, element(q.dx, p.dtype, tile.batch, at - past, tile.first));
+    for (int64_t d = 0; dfinal && at >= p.time && d < tile.width; ++d)
+      row[d] += dfinal[d * past + at - p.time];
+    if (at < past) write_column(row, tile, past, at, state_at<R>(bwd.dinitial_state, p, tile));
+    else
+      write_row(row, p.dtype, tile.width,
+                element(bwd.dx, p.dtype, tile.batch, at - past, tile.first));
   }
 }
 
 // dpre_t = dy_t, times silu'(pre_t); s.out holds pre.
 template <class R>
-void pre_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t t0, int64_t steps, Scratch<R>& s) {
-  R* dpre = s.dpre + (q.forward.width - 1) * kTile<R>;
-  read_rows(q.forward, q.dy, tile, t0, steps, dpre);
-  if (q.forward.silu)
+void pre_gradient(const CausalConv1dBackward& bwd, const Tile& tile, int64_t t0, int64_t steps,
+                  Scratch<R>& s) {
+  R* dpre = s.dpre + (bwd.forward.width - 1) * kTile<R>;
+  read_rows(bwd.forward, bwd.dy, tile, t0, steps, dpre);
+  if (bwd.forward.silu)
     fill(dpre, steps * kTile<R>, [&](int64_t i) HWY_ATTR {
       const Vec<R> pre = load(s.out + i);
       return hn::Mul(load(dpre + i), silu_slope(pre, sigmoid(pre)));
@@ -169,8 +186,9 @@ void pre_gradient(const CausalConv1dBackward& q, const Tile& tile, int64_t t0, i
 }
 
 template <class R>
-void backward_tile(const CausalConv1dBackward& q, const Tile& tile, Scratch<R>& s, R* dweight, R* dbias) {
-  const CausalConv1dForward& p = q.forward;
+void backward_tile(const CausalConv1dBackward& bwd, const Tile& tile, Scratch<R>& s, R* dweight,
+                   R* dbias) {
+  const CausalConv1dForward& p = bwd.forward;
   const int64_t K = p.width;
   read_parameters(p, tile, s);
   for (R* sums : {s.dpre, s.dweight}) std::fill(sums, sums + K * kTile<R>, R(0));
@@ -179,16 +197,17 @@ void backward_tile(const CausalConv1dBackward& q, const Tile& tile, Scratch<R>& 
     const int64_t steps = std::min(kBlock, p.time - t0);
     read_rows(p, p.x, tile, t0, steps, s.xe + (K - 1) * kTile<R>);
     convolve(steps, K, s);
-    pre_gradient(q, tile, t0, steps, s);
+    pre_gradient(bwd, tile, t0, steps, s);
     weight_gradient(steps, K, s);
     correlate(steps, K, s);
-    write_input_gradient(q, tile, t0, steps, s);
+    write_input_gradient(bwd, tile, t0, steps, s);
     keep_last(s.xe, steps, K);
     keep_last(s.dpre, steps, K);
   }
-  std::fill(s.dpre + (K - 1) * kTile<R>, s.dpre + 2 * (K - 1) * kTile<R>, R(0));  // no output follows the last step
+  // no output follows the last step
+  std::fill(s.dpre + (K - 1) * kTile<R>, s.dpre + 2 * (K - 1) * kTile<R>, R(0));
   correlate(K - 1, K, s);
-  write_input_gradient(q, tile, p.time, K - 1, s);
+  write_input_gradient(bwd, tile, p.time, K - 1, s);
   for (int64_t j = 0; j < K; ++j) write_column(s.dweight + j * kTile<R>, tile, K, j, dweight);
   std::copy_n(s.dbias, tile.width, dbias);
 }
@@ -201,11 +220,12 @@ void forward(const CausalConv1dForward& p, const ParallelFor& parallel) {
   });
 }
 
-// A sequence's own sums lie in the workspace, [B, Dm, K] and [B, Dm], and are added in order at the end.
+// A sequence's own sums lie in the workspace, [B, Dm, K] and [B, Dm], and are added in order
+// at the end.
 template <class R>
-void backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
-  const CausalConv1dForward& p = q.forward;
-  Carver carve(static_cast<std::byte*>(workspace));
+void backward(const CausalConv1dBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const CausalConv1dForward& p = bwd.forward;
+  WorkspaceArena carve(workspace);
   R* dweight = carve.take<R>(p.batch * p.channels * p.width);
   R* dbias = carve.take<R>(p.batch * p.channels);
   parallel(num_tiles<R>(p), 1, [&](int64_t begin, int64_t end) HWY_ATTR {
@@ -213,16 +233,16 @@ void backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor&
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tile_at<R>(p, i);
       const int64_t row = tile.batch * p.channels + tile.first;
-      backward_tile(q, tile, s, dweight + row * p.width, dbias + row);
+      backward_tile(bwd, tile, s, dweight + row * p.width, dbias + row);
     }
   });
-  add_up(dweight, p.batch, p.channels * p.width, q.dweight, parallel);
-  add_up(dbias, p.batch, p.channels, q.dbias, parallel);
+  add_up(dweight, p.batch, p.channels * p.width, bwd.dweight, parallel);
+  add_up(dbias, p.batch, p.channels, bwd.dbias, parallel);
 }
 
-size_t conv_bytes(const CausalConv1dBackward& q) {
-  const CausalConv1dForward& p = q.forward;
-  Carver count(nullptr);
+size_t conv_bytes(const CausalConv1dBackward& bwd) {
+  const CausalConv1dForward& p = bwd.forward;
+  WorkspaceArena count;
   for (const int64_t columns : {p.width, int64_t{1}})
     p.dtype == DType::f64 ? (void)count.take<double>(p.batch * p.channels * columns)
                           : (void)count.take<float>(p.batch * p.channels * columns);
@@ -231,8 +251,10 @@ size_t conv_bytes(const CausalConv1dBackward& q) {
 void convolve_forward(const CausalConv1dForward& p, const ParallelFor& parallel) {
   p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
 }
-void convolve_backward(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel) : backward<float>(q, workspace, parallel);
+void convolve_backward(const CausalConv1dBackward& bwd, void* workspace,
+                       const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -240,19 +262,12 @@ void convolve_backward(const CausalConv1dBackward& q, void* workspace, const Par
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(conv_bytes);
-HWY_EXPORT(convolve_forward);
-HWY_EXPORT(convolve_backward);
-
-namespace cpu {
-size_t workspace_bytes(const CausalConv1dBackward& q) { return HWY_DYNAMIC_DISPATCH(conv_bytes)(q); }
-void causal_conv1d(const CausalConv1dForward& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(convolve_forward)(p, parallel);
+size_t workspace_bytes(const CausalConv1dBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(conv_bytes)(bwd);
 }
-void causal_conv1d(const CausalConv1dBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(convolve_backward)(q, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_KERNEL(causal_conv1d, convolve_forward, CausalConv1dForward)
+ASSAY_CPU_WORKSPACE_KERNEL(causal_conv1d, convolve_backward, CausalConv1dBackward)
+}  // namespace assay::ops::cpu
 #endif

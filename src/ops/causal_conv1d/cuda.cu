@@ -1,10 +1,12 @@
-// A thread owns kVector neighbouring channels over a tile of time and walks it once, the last inputs in registers. So x
-// is read once (and K − 1 steps more a tile), in pieces of kVector channels, and y written once.
+// A thread owns kVector neighbouring channels over a tile of time and walks it once, the last
+// inputs in registers. So x is read once (and K − 1 steps more a tile), in pieces of kVector
+// channels, and y written once.
 #include <algorithm>
 #include <initializer_list>
 
 #include "ops/causal_conv1d/kernel.h"
-#include "ops/cuda.cuh"
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 
 namespace assay::ops::cuda {
 namespace {
@@ -12,24 +14,15 @@ namespace {
 constexpr int kThreads = 128, kTile = 64, kMaxWidth = 8;
 constexpr int kAhead = 4;  // steps loaded together, while those before are worked on
 constexpr int kForwardBytes = 8,
-              kBackwardBytes = 4;  // of a thread's channels: more would leave fewer threads a register
+              // of a thread's channels: more would leave fewer threads a register
+    kBackwardBytes = 4;
 
-template <class T, int kVector>
-struct alignas(sizeof(T) * kVector) Pack {
-  T value[kVector];
-};
-
-template <class T>
-__device__ T sigmoid(T x) {
-  return 1 / (1 + exp(-x));
-}
-__device__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
-
-// kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the oldest inputs are then 0.
+// kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the oldest inputs
+// are then 0.
 template <class T, int kWidth, int kVector>
 struct Channels {
   using R = Real<T>;
-  using P = Pack<T, kVector>;
+  using P = Vec<T, kVector>;
   const CausalConv1dForward& p;
   int64_t b, d, begin;
   int last;  // step of the sequence, counted from the tile's begin; no more than two tiles on
@@ -47,7 +40,8 @@ struct Channels {
     }
   }
   __device__ P* at(const View& view, int64_t t) const {
-    return reinterpret_cast<P*>(static_cast<T*>(view.data) + b * view.batch_stride + t * view.time_stride + d);
+    return reinterpret_cast<P*>(static_cast<T*>(view.data) + b * view.batch_stride +
+                                t * view.time_stride + d);
   }
   // kAhead steps from begin + t on; steps after the last repeat it.
   __device__ void fetch(P (&out)[kAhead], const View& view, int t) const {
@@ -58,10 +52,11 @@ struct Channels {
   __device__ void store(const View& view, int64_t t, const R (&in)[kVector]) const {
     P pack;
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) pack.value[v] = stored<T>(in[v]);
+    for (int v = 0; v < kVector; ++v) pack.at[v] = from_compute<T>(in[v]);
     *at(view, t) = pack;
   }
-  // Index in a [B, Dm, K − 1] state of what channel d + v held at time t, t counted from the state's end.
+  // Index in a [B, Dm, K − 1] state of what channel d + v held at time t, t counted from
+  // the state's end.
   __device__ int64_t state(int v, int64_t t) const {
     return (b * p.channels + d + v) * (p.width - 1) + p.width - 1 + t;
   }
@@ -70,8 +65,9 @@ struct Channels {
     const P pack = t >= 0 ? *at(p.x, t) : P{};
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      out[v] = real(pack.value[v]);
-      if (t < 0 && t > -p.width && p.initial_state) out[v] = static_cast<const R*>(p.initial_state)[state(v, t)];
+      out[v] = to_compute(pack.at[v]);
+      if (t < 0 && t > -p.width && p.initial_state)
+        out[v] = static_cast<const R*>(p.initial_state)[state(v, t)];
     }
   }
   __device__ R convolve(const R (&x)[kWidth][kVector], int v) const {
@@ -83,9 +79,9 @@ struct Channels {
 };
 
 template <class T, int kVector>
-__device__ void unpack(Real<T> (&out)[kVector], const Pack<T, kVector>& pack) {
+__device__ void unpack(Real<T> (&out)[kVector], const Vec<T, kVector>& pack) {
 #pragma unroll
-  for (int v = 0; v < kVector; ++v) out[v] = real(pack.value[v]);
+  for (int v = 0; v < kVector; ++v) out[v] = to_compute(pack.at[v]);
 }
 
 template <int kWidth, int kVector, class R>
@@ -99,16 +95,18 @@ __device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
 }
 
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3) forward_kernel(CausalConv1dForward p) {
+__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
+    forward_kernel(CausalConv1dForward p) {
   using R = Real<T>;
   const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
   if (job >= vectors * tiles * p.batch) return;
-  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector, tile * kTile);
+  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector,
+                                       tile * kTile);
   const int64_t begin = tile * kTile;
   const int steps = int(min(int64_t{kTile}, p.time - begin));
 
-  Pack<T, kVector> next[kAhead];
+  Vec<T, kVector> next[kAhead];
   c.fetch(next, p.x, 0);
   R window[kWidth][kVector] = {};
 #pragma unroll
@@ -130,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3) forward_kernel(
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         y[v] = c.convolve(window, v);
-        if (p.silu) y[v] *= sigmoid(y[v]);
+        if (p.silu) y[v] *= sigmoid_fast(y[v]);
       }
       if (t + i < steps) c.store(p.y, begin + t + i, y);
     }
@@ -143,22 +141,26 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3) forward_kernel(
   }
 }
 
-// A tile yields dx of its own steps, for which it needs d pre of K − 1 steps more, and its part of dweight and dbias.
+// A tile yields dx of its own steps, for which it needs d pre of K − 1 steps more, and its part of
+// dweight and dbias.
 template <class T, int kWidth, int kVector>
 __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
-    backward_kernel(CausalConv1dBackward q, Real<T>* part_dweight, Real<T>* part_dbias) {
+    backward_kernel(CausalConv1dBackward bwd, Real<T>* part_dweight, Real<T>* part_dbias) {
   using R = Real<T>;
-  const CausalConv1dForward& p = q.forward;
+  const CausalConv1dForward& p = bwd.forward;
   const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
   const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
   if (job >= vectors * tiles * p.batch) return;
-  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector, tile * kTile);
+  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector,
+                                       tile * kTile);
   const int64_t begin = tile * kTile;
   const int steps = int(min(int64_t{kTile}, p.time - begin));
 
-  R window[kWidth][kVector] = {}, dpre[kWidth][kVector] = {}, dweight[kWidth][kVector] = {}, dbias[kVector] = {};
-  Pack<T, kVector> next_x[kAhead], next_dy[kAhead];
-  c.fetch(next_x, p.x, 0), c.fetch(next_dy, q.dy, 0);
+  R window[kWidth][kVector] = {}, dpre[kWidth][kVector] = {}, dweight[kWidth][kVector] = {},
+    dbias[kVector] = {};
+  Vec<T, kVector> next_x[kAhead], next_dy[kAhead];
+  c.fetch(next_x, p.x, 0);
+  c.fetch(next_dy, bwd.dy, 0);
 #pragma unroll
   for (int i = 1 - kWidth; i < 0; ++i) {
     R x[kVector];
@@ -169,18 +171,23 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
   for (int first = 0; first < steps + kWidth - 1; first += kAhead) {
     R x[kAhead][kVector], dy[kAhead][kVector];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) unpack(x[i], next_x[i]), unpack(dy[i], next_dy[i]);
-    c.fetch(next_x, p.x, first + kAhead), c.fetch(next_dy, q.dy, first + kAhead);
+    for (int i = 0; i < kAhead; ++i) {
+      unpack(x[i], next_x[i]);
+      unpack(dy[i], next_dy[i]);
+    }
+    c.fetch(next_x, p.x, first + kAhead);
+    c.fetch(next_dy, bwd.dy, first + kAhead);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int t = first + i, before = t - (kWidth - 1);  // steps of pre and of dx, counted from begin
+      // steps of pre and of dx, counted from begin
+      const int t = first + i, before = t - (kWidth - 1);
       push(window, x[i]);
       R d[kVector], dx[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         d[v] = t <= c.last ? dy[i][v] : R(0);
         if (p.silu) {
-          const R pre = c.convolve(window, v), gate = sigmoid(pre);
+          const R pre = c.convolve(window, v), gate = sigmoid_fast(pre);
           d[v] *= gate * (1 + pre * (1 - gate));
         }
         const R own = t < steps ? d[v] : R(0);
@@ -196,11 +203,11 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
         dx[v] = 0;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dx[v] += c.weight[j][v] * dpre[kWidth - 1 - j][v];
-        if (q.dfinal_state && s - p.time > -p.width)
-          dx[v] += static_cast<const R*>(q.dfinal_state)[c.state(v, s - p.time)];
-        if (s < 0 && q.dinitial_state) static_cast<R*>(q.dinitial_state)[c.state(v, s)] = dx[v];
+        if (bwd.dfinal_state && s - p.time > -p.width)
+          dx[v] += static_cast<const R*>(bwd.dfinal_state)[c.state(v, s - p.time)];
+        if (s < 0 && bwd.dinitial_state) static_cast<R*>(bwd.dinitial_state)[c.state(v, s)] = dx[v];
       }
-      if (s >= 0) c.store(q.dx, s, dx);
+      if (s >= 0) c.store(bwd.dx, s, dx);
     }
   }
   const int64_t row = (c.b * tiles + tile) * p.channels + c.d;
@@ -208,32 +215,29 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
     part_dbias[row + v] = dbias[v];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j)
-      if (j >= kWidth - p.width) part_dweight[(row + v) * p.width + j - (kWidth - p.width)] = dweight[j][v];
+      if (j >= kWidth - p.width)
+        part_dweight[(row + v) * p.width + j - (kWidth - p.width)] = dweight[j][v];
   }
 }
 
 int64_t rows(const CausalConv1dForward& p) { return p.batch * ceil_div(p.time, kTile); }
 
 template <class R>
-struct Scratch {
+struct BackwardWorkspace {
   R *dweight, *dbias;
-  Scratch(const CausalConv1dForward& p, Arena& arena)
-      : dweight(arena.take<R>(rows(p) * p.channels * p.width)), dbias(arena.take<R>(rows(p) * p.channels)) {}
+  BackwardWorkspace(const CausalConv1dForward& p, WorkspaceArena& arena)
+      : dweight(arena.take<R>(rows(p) * p.channels * p.width)),
+        dbias(arena.take<R>(rows(p) * p.channels)) {}
 };
 
 void check(const CausalConv1dForward& p) {
   if (p.width < 1 || p.width > kMaxWidth)
-    throw Unsupported("causal_conv1d on CUDA takes a width of 1 to 8, not " + std::to_string(p.width));
+    throw Unsupported("causal_conv1d on CUDA takes a width of 1 to 8, not " +
+                      std::to_string(p.width));
 }
 
-bool aligned(std::initializer_list<View> views, int64_t channels, size_t element, int64_t vector) {
-  return channels % vector == 0 && std::all_of(views.begin(), views.end(), [&](const View& v) {
-           return reinterpret_cast<uintptr_t>(v.data) % (element * vector) == 0 && v.batch_stride % vector == 0 &&
-                  v.time_stride % vector == 0;
-         });
-}
-
-// f(an integral constant of kWidth, one of kVector): kVector elements are `bytes` wide where that is aligned, else 1.
+// f(an integral constant of kWidth, one of kVector): kVector elements are `bytes` wide where that
+// is aligned, else 1.
 template <class T, int kBytes, class F>
 void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, F&& f) {
   constexpr int kVector = std::max<int>(1, kBytes / sizeof(T));
@@ -241,7 +245,8 @@ void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views,
     if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector);
     else f(std::integral_constant<int, 8>{}, vector);
   };
-  if (kVector == 1 || aligned(views, p.channels, sizeof(T), kVector))
+  if (kVector == 1 ||
+      (p.channels % kVector == 0 && rows_aligned(views, sizeof(T), sizeof(T) * kVector)))
     with_width(std::integral_constant<int, kVector>{});
   else if constexpr (kVector > 1) with_width(std::integral_constant<int, 1>{});
 }
@@ -252,11 +257,9 @@ unsigned blocks(const CausalConv1dForward& p, int64_t vector, int64_t tile) {
 
 }  // namespace
 
-size_t workspace_bytes(const CausalConv1dBackward& q) {
-  return with_type(q.forward.dtype, [&](auto type) {
-    Arena arena;
-    Scratch<Real<decltype(type)>>(q.forward, arena);
-    return arena.used;
+size_t workspace_bytes(const CausalConv1dBackward& bwd) {
+  return with_type(bwd.forward.dtype, [&](auto type) {
+    return workspace_size<BackwardWorkspace<Real<decltype(type)>>>(bwd.forward);
   });
 }
 
@@ -265,29 +268,29 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
     with_shape<T, kForwardBytes>(p, {p.x, p.y}, [&](auto width, auto vector) {
-      forward_kernel<T, width(), vector()>
-          <<<blocks(p, vector(), kTile), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+      launch_kernel(forward_kernel<T, width(), vector()>, blocks(p, vector(), kTile), kThreads, 0,
+                    stream, p);
     });
   });
   check_launch("causal_conv1d forward");
 }
 
-void causal_conv1d(const CausalConv1dBackward& q, void* workspace, Stream raw_stream) {
-  const CausalConv1dForward& p = q.forward;
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
+void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream raw_stream) {
+  const CausalConv1dForward& p = bwd.forward;
+  const auto stream = cuda_stream(raw_stream);
   check(p);
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
     using R = Real<T>;
-    Arena arena{static_cast<char*>(workspace)};
-    const Scratch<R> scratch(p, arena);
-    with_shape<T, kBackwardBytes>(p, {p.x, q.dy, q.dx}, [&](auto width, auto vector) {
-      backward_kernel<T, width(), vector()>
-          <<<blocks(p, vector(), kTile), kThreads, 0, stream>>>(q, scratch.dweight, scratch.dbias);
+    WorkspaceArena arena(workspace);
+    const BackwardWorkspace<R> scratch(p, arena);
+    with_shape<T, kBackwardBytes>(p, {p.x, bwd.dy, bwd.dx}, [&](auto width, auto vector) {
+      launch_kernel(backward_kernel<T, width(), vector()>, blocks(p, vector(), kTile), kThreads, 0,
+                    stream, bwd, scratch.dweight, scratch.dbias);
     });
     check_launch("causal_conv1d backward");
-    sum_rows(scratch.dweight, q.dweight, rows(p), p.channels * p.width, stream);
-    if (q.dbias) sum_rows(scratch.dbias, q.dbias, rows(p), p.channels, stream);
+    sum_rows(scratch.dweight, bwd.dweight, rows(p), p.channels * p.width, stream);
+    sum_rows(scratch.dbias, bwd.dbias, rows(p), p.channels, stream);
   });
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Causal depthwise convolution over time, with the activation that follows it in Mamba's block.
-//   pre_t[d] = bias[d] + Σ_{j<K} weight[d, j] · x_{t−(K−1)+j}[d]        y = pre or silu(pre)            [B, T, Dm]
-// x before the sequence comes from initial_state (its last K − 1 inputs, oldest first), zero when absent; final_state
-// is the same for what follows. The backward recomputes pre.
+//   pre_t[d] = bias[d] + Σ_{j<K} weight[d, j] · x_{t−(K−1)+j}[d]   y = pre or silu(pre)  [B, T, Dm]
+// x before the sequence comes from initial_state (its last K − 1 inputs, oldest first), zero when
+// absent; final_state is the same for what follows. The backward recomputes pre.
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -24,8 +24,9 @@ struct CausalConv1dBackward {
   View dy;                      // in  [B, T, Dm]
   const void* dfinal_state;     // in  [B, Dm, K−1] real or null
   View dx;                      // out [B, T, Dm]
-  void *dweight, *dbias;        // out [Dm, K], [Dm] real, summed over batch and time; dbias may be null
-  void* dinitial_state;         // out [B, Dm, K−1] real or null
+  // out [Dm, K], [Dm] real, summed over batch and time; dbias may be null
+  void *dweight, *dbias;
+  void* dinitial_state;  // out [B, Dm, K−1] real or null
 };
 
 namespace cpu {

@@ -1,10 +1,10 @@
-// Softmax cross-entropy on the CPU: a task takes whole rows, one at a time in a buffer that stays in cache.
+// Softmax cross-entropy on the CPU: a task takes whole rows, one at a time in a buffer that
+// stays in cache.
 #include "ops/cross_entropy/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cross_entropy/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <hwy/aligned_allocator.h>
 
@@ -33,7 +33,8 @@ double exponentiate(R* row, int64_t size, R shift) {
   for (int64_t begin = 0; begin < size; begin += kStretch) {
     Vec<R> part = hn::Zero(Lanes<R>());
     for (int64_t i = begin; i < std::min(begin + kStretch, size); i += kLanes<R>) {
-      const Vec<R> p = exp2(hn::Mul(hn::Sub(load(row + i), hn::Set(Lanes<R>(), shift)), set<R>(kLog2E)));
+      const Vec<R> p =
+          exp2(hn::Mul(hn::Sub(load(row + i), hn::Set(Lanes<R>(), shift)), set<R>(kLog2E)));
       store<R>(p, row + i);
       part = hn::Add(part, p);
     }
@@ -49,12 +50,14 @@ void cross_entropy_row(const CrossEntropy& p, int64_t i, int64_t padded, R* row)
   R* loss = static_cast<R*>(p.losses) + i;
   read_row(logits, p.dtype, p.classes, padded, row);
   std::fill(row + p.classes, row + padded, std::numeric_limits<R>::lowest());
-  const R most = largest(row, padded), chosen = target >= 0 && target < p.classes ? row[target] : R(NAN);
+  const R most = largest(row, padded),
+          chosen = target >= 0 && target < p.classes ? row[target] : R(NAN);
   const double total = exponentiate(row, padded, most);
   *loss = static_cast<R>(std::log(total) + (double(most) - double(chosen)));
   if (!p.gradient) return;
   const R factor = std::isnan(chosen) ? R(NAN) : static_cast<R>(p.scale / total);
-  fill<R>(row, padded, [&](int64_t j) HWY_ATTR { return hn::Mul(load(row + j), hn::Set(Lanes<R>(), factor)); });
+  fill<R>(row, padded,
+          [&](int64_t j) HWY_ATTR { return hn::Mul(load(row + j), hn::Set(Lanes<R>(), factor)); });
   if (!std::isnan(chosen)) row[target] -= static_cast<R>(p.scale);
   write_row(row, p.dtype, p.classes, logits);
 }
@@ -62,10 +65,11 @@ void cross_entropy_row(const CrossEntropy& p, int64_t i, int64_t padded, R* row)
 template <class R>
 void cross_entropy_rows(const CrossEntropy& p, const ParallelFor& parallel) {
   const int64_t padded = (p.classes + kLanes<R> - 1) / kLanes<R> * kLanes<R>;
-  parallel(p.rows, std::max<int64_t>(1, 32768 / p.classes), [&](int64_t begin, int64_t end) HWY_ATTR {
-    const auto row = hwy::AllocateAligned<R>(size_t(padded));
-    for (int64_t i = begin; i < end; ++i) cross_entropy_row(p, i, padded, row.get());
-  });
+  parallel(p.rows, std::max<int64_t>(1, 32768 / p.classes),
+           [&](int64_t begin, int64_t end) HWY_ATTR {
+             const auto row = hwy::AllocateAligned<R>(size_t(padded));
+             for (int64_t i = begin; i < end; ++i) cross_entropy_row(p, i, padded, row.get());
+           });
 }
 
 void run_cross_entropy(const CrossEntropy& p, const ParallelFor& parallel) {
@@ -79,9 +83,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace assay::ops::cpu {
-HWY_EXPORT(run_cross_entropy);
-void cross_entropy(const CrossEntropy& p, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(run_cross_entropy)(p, parallel);
-}
+ASSAY_CPU_KERNEL(cross_entropy, run_cross_entropy, CrossEntropy)
 }  // namespace assay::ops::cpu
 #endif

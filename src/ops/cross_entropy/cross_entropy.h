@@ -1,10 +1,11 @@
 #pragma once
-// Softmax cross-entropy over rows of logits. Formula: kernel.h beside this file.
+// Softmax cross-entropy over rows of logits. Formula: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 namespace assay::ops {
 
-// logits [N, V] (fp32, fp64, bf16; contiguous), targets [N] i64 in [0, V) → losses [N], fp32 (fp64 for fp64).
+// logits [N, V] (fp32, fp64, bf16; contiguous), targets [N] i64 in [0, V) → losses [N], fp32
+// (fp64 for fp64).
 // Not differentiable: the loss of the language model calls it on its way forward.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 // The same, and logits become scale · ∂(Σ losses)/∂logits, in place.

@@ -1,14 +1,13 @@
-// Softmax cross-entropy on CUDA: a block a row. The row is read twice, the second time from the L2 cache.
+// Softmax cross-entropy on CUDA: one block per row. The row is read twice, the second time from
+// the L2 cache.
 #include "ops/cross_entropy/kernel.h"
-#include "ops/cuda.cuh"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/math.cuh"
 
 namespace assay::ops::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-
-__device__ float exponential(float x) { return __expf(x); }
-__device__ double exponential(double x) { return exp(x); }
 
 // Largest value so far, and the sum of exp(value − largest).
 template <class R>
@@ -17,7 +16,8 @@ struct Running {
   __device__ void add(const Running& other) {
     const R larger = max(most, other.most);
     if (larger == -INFINITY) return;
-    sum = sum * exponential(most - larger) + other.sum * exponential(other.most - larger), most = larger;
+    sum = sum * exp_intrinsic(most - larger) + other.sum * exp_intrinsic(other.most - larger);
+    most = larger;
   }
 };
 
@@ -39,18 +39,18 @@ __device__ Running<R> over_block(Running<R> mine) {
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p) {
   using R = Real<T>;
-  using Packed = Pack<T, kWidth>;
+  using Packed = Vec<T, kWidth>;
   const int64_t row = blockIdx.x, packs = p.classes / kWidth, target = p.targets[row];
   T* logits = static_cast<T*>(p.logits) + row * p.classes;
   auto* packed = reinterpret_cast<Packed*>(logits);
   const bool inside = target >= 0 && target < p.classes;
-  const R chosen = inside ? real(logits[target]) : R(NAN);
+  const R chosen = inside ? to_compute(logits[target]) : R(NAN);
   Running<R> mine;
   for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
     const Packed x = packed[i];
     Running<R> part;
-    for (int k = 0; k < kWidth; ++k) part.most = max(part.most, real(x.at[k]));
-    for (int k = 0; k < kWidth; ++k) part.sum += exponential(real(x.at[k]) - part.most);
+    for (int k = 0; k < kWidth; ++k) part.most = max(part.most, to_compute(x.at[k]));
+    for (int k = 0; k < kWidth; ++k) part.sum += exp_intrinsic(to_compute(x.at[k]) - part.most);
     mine.add(part);
   }
   const Running<R> all = over_block(mine);
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p)
   for (int64_t i = threadIdx.x; i < packs; i += kThreads) {
     Packed x = packed[i];
     for (int k = 0; k < kWidth; ++k) {
-      const R g = factor * exponential(real(x.at[k]) - all.most);
-      x.at[k] = stored<T>(i * kWidth + k == target ? g - R(p.scale) : g);
+      const R g = factor * exp_intrinsic(to_compute(x.at[k]) - all.most);
+      x.at[k] = from_compute<T>(i * kWidth + k == target ? g - R(p.scale) : g);
     }
     packed[i] = x;
   }
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p)
 
 template <class T, int kWidth>
 void launch_rows(const CrossEntropy& p, cudaStream_t stream) {
-  cross_entropy_kernel<T, kWidth><<<unsigned(p.rows), kThreads, 0, stream>>>(p);
+  launch_kernel(cross_entropy_kernel<T, kWidth>, unsigned(p.rows), kThreads, 0, stream, p);
   check_launch("cross_entropy");
 }
 
@@ -80,9 +80,9 @@ void cross_entropy(const CrossEntropy& p, Stream stream) {
   with_type(p.dtype, [&](auto x) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
-    const bool wide = p.classes % kWidth == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
-    wide ? launch_rows<T, kWidth>(p, static_cast<cudaStream_t>(stream))
-         : launch_rows<T, 1>(p, static_cast<cudaStream_t>(stream));
+    const bool wide = p.classes % kWidth == 0 && is_aligned(p.logits, 16);
+    wide ? launch_rows<T, kWidth>(p, cuda_stream(stream))
+         : launch_rows<T, 1>(p, cuda_stream(stream));
   });
 }
 

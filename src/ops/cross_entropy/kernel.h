@@ -1,7 +1,9 @@
 #pragma once
 // Softmax cross-entropy of rows of logits, and its gradient in their place.
-//   losses[i] = ln Σ_j exp x[i, j] − x[i, targets[i]]        x[i, j] ← scale (softmax(x_i)_j − [j = targets[i]])
-// Sums run in an order that depends on the number of classes alone. A target outside [0, classes) makes its row NaN.
+//   losses[i] = ln Σ_j exp x[i, j] − x[i, targets[i]]
+//   x[i, j]   ← scale (softmax(x_i)_j − [j = targets[i]])
+// Sums run in an order that depends on the number of classes alone. A target outside [0, classes)
+// makes its row NaN.
 #include "ops/kernel.h"
 
 namespace assay::ops {

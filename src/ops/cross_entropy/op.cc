@@ -3,9 +3,7 @@
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/cross_entropy/kernel.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
-#include "ops/tensors.h"
+#include "ops/dispatch.h"
 
 namespace assay::ops {
 namespace {
@@ -20,32 +18,33 @@ void check(const at::Tensor& logits, const at::Tensor& targets) {
                     ": targets must be int64 on ", logits.device());
 }
 
-void launch(const CrossEntropy& p, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::cross_entropy(p, current_stream(device));
-  }
-#endif
-  cpu::cross_entropy(p, at_parallel_for());
+void launch(const CrossEntropy& p, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::cross_entropy(p, pool); },
+      [&](auto stream) { cuda::cross_entropy(p, stream); });
 }
 
-at::Tensor from_kernel(const at::Tensor& logits, const at::Tensor& targets, bool gradient, double scale) {
+at::Tensor from_kernel(const at::Tensor& logits, const at::Tensor& targets, bool gradient,
+                       double scale) {
   const at::Tensor dense = targets.contiguous();
-  const at::Tensor losses = at::empty({logits.size(0)}, logits.options().dtype(real_dtype(logits.scalar_type())));
-  launch({kernel_dtype(logits.scalar_type()), logits.size(0), logits.size(1), data(logits), dense.data_ptr<int64_t>(),
-          data(losses), gradient, scale},
+  const at::Tensor losses =
+      at::empty({logits.size(0)}, logits.options().dtype(real_dtype(logits.scalar_type())));
+  launch({kernel_dtype(logits.scalar_type()), logits.size(0), logits.size(1), data(logits),
+          dense.data_ptr<int64_t>(), data(losses), gradient, scale},
          logits.device());
   return losses;
 }
 
-bool has_kernel(const at::Tensor& logits) { return logits.is_cpu() || (logits.is_cuda() && kCudaKernels); }
+bool has_kernel(const at::Tensor& logits) {
+  return logits.is_cpu() || (logits.is_cuda() && kCudaKernels);
+}
 
 }  // namespace
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
   check(logits, targets);
-  return has_kernel(logits) ? from_kernel(logits, targets, false, 0) : cross_entropy_reference(logits, targets);
+  return has_kernel(logits) ? from_kernel(logits, targets, false, 0)
+                            : cross_entropy_reference(logits, targets);
 }
 
 at::Tensor cross_entropy_(const at::Tensor& logits, const at::Tensor& targets, double scale) {

@@ -3,8 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/glu/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
@@ -62,29 +61,31 @@ void forward(const Glu& p, const ParallelFor& parallel) {
 }
 
 template <class R>
-void backward(const GluBackward& q, const ParallelFor& parallel) {
-  const Glu& p = q.forward;
+void backward(const GluBackward& bwd, const ParallelFor& parallel) {
+  const Glu& p = bwd.forward;
   over_rows<R>(p, parallel, [&](Stretch<R>& s, int64_t row, int64_t first, int64_t size) HWY_ATTR {
     read_halves(p, row, first, size, s);
-    read_row(at(q.dy, p, p.width, row, first), p.dtype, size, kStretch, s.y);
+    read_row(at(bwd.dy, p, p.width, row, first), p.dtype, size, kStretch, s.y);
     for (int64_t i = 0; i < kStretch; i += kLanes<R>) {
       const Vec<R> x = load(s.gate + i), dy = load(s.y + i);
       const Gate<R> g(x, p.c, p.a);
-      const Vec<R> inner = hn::Mul(hn::Mul(x, set<R>(p.c)), hn::Mul(hn::Sub(set<R>(1), g.sigma), g.slope));
+      const Vec<R> inner =
+          hn::Mul(hn::Mul(x, set<R>(p.c)), hn::Mul(hn::Sub(set<R>(1), g.sigma), g.slope));
       const Vec<R> derivative = hn::MulAdd(g.sigma, inner, g.sigma);
       store<R>(hn::Mul(hn::Mul(dy, load(s.up + i)), derivative), s.gate + i);
       store<R>(hn::Mul(dy, hn::Mul(x, g.sigma)), s.up + i);
     }
-    write_row(s.gate, p.dtype, size, at(q.dh, p, 2 * p.width, row, first));
-    write_row(s.up, p.dtype, size, at(q.dh, p, 2 * p.width, row, p.width + first));
+    write_row(s.gate, p.dtype, size, at(bwd.dh, p, 2 * p.width, row, first));
+    write_row(s.up, p.dtype, size, at(bwd.dh, p, 2 * p.width, row, p.width + first));
   });
 }
 
 void glu_forward(const Glu& p, const ParallelFor& parallel) {
   p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
 }
-void glu_backward(const GluBackward& q, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, parallel) : backward<float>(q, parallel);
+void glu_backward(const GluBackward& bwd, const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, parallel)
+                                  : backward<float>(bwd, parallel);
 }
 
 }  // namespace
@@ -92,12 +93,8 @@ void glu_backward(const GluBackward& q, const ParallelFor& parallel) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
-HWY_EXPORT(glu_forward);
-HWY_EXPORT(glu_backward);
-namespace cpu {
-void glu(const Glu& p, const ParallelFor& parallel) { HWY_DYNAMIC_DISPATCH(glu_forward)(p, parallel); }
-void glu(const GluBackward& q, const ParallelFor& parallel) { HWY_DYNAMIC_DISPATCH(glu_backward)(q, parallel); }
-}  // namespace cpu
-}  // namespace assay::ops
+namespace assay::ops::cpu {
+ASSAY_CPU_KERNEL(glu, glu_forward, Glu)
+ASSAY_CPU_KERNEL(glu, glu_backward, GluBackward)
+}  // namespace assay::ops::cpu
 #endif

@@ -1,14 +1,12 @@
-// The gated linear unit on CUDA: one pass, 16 bytes of a half row a thread.
-#include "ops/cuda.cuh"
+// The gated linear unit on CUDA: one pass, 16 bytes of a half row per thread.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/math.cuh"
 #include "ops/glu/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
-__device__ double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
 template <class R>
 struct Gate {
@@ -31,34 +29,38 @@ __device__ Place place(int64_t pack, int64_t width) {
 
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) glu_forward(Glu p, int64_t packs) {
-  using Packed = Pack<T, kWidth>;
+  using Packed = Vec<T, kWidth>;
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= packs) return;
   const Place at = place<kWidth>(i, p.width / kWidth);
   const auto* h = static_cast<const Packed*>(p.h);
   Packed g = h[at.gate];
   const Packed u = h[at.up];
-  for (int k = 0; k < kWidth; ++k) g.at[k] = stored<T>(Gate<Real<T>>(real(g.at[k]), p.c, p.a).value * real(u.at[k]));
+  for (int k = 0; k < kWidth; ++k)
+    g.at[k] =
+        from_compute<T>(Gate<Real<T>>(to_compute(g.at[k]), p.c, p.a).value * to_compute(u.at[k]));
   static_cast<Packed*>(p.y)[at.half] = g;
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) glu_backward(GluBackward q, int64_t packs) {
-  using Packed = Pack<T, kWidth>;
-  const Glu& p = q.forward;
+__global__ void __launch_bounds__(kThreads) glu_backward(GluBackward bwd, int64_t packs) {
+  using Packed = Vec<T, kWidth>;
+  const Glu& p = bwd.forward;
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i >= packs) return;
   const Place at = place<kWidth>(i, p.width / kWidth);
   const auto* h = static_cast<const Packed*>(p.h);
   Packed g = h[at.gate], u = h[at.up];
-  const Packed dy = static_cast<const Packed*>(q.dy)[at.half];
+  const Packed dy = static_cast<const Packed*>(bwd.dy)[at.half];
   for (int k = 0; k < kWidth; ++k) {
-    const Gate<Real<T>> gate(real(g.at[k]), p.c, p.a);
-    const Real<T> up = real(u.at[k]), d = real(dy.at[k]);
-    g.at[k] = stored<T>(d * up * gate.derivative), u.at[k] = stored<T>(d * gate.value);
+    const Gate<Real<T>> gate(to_compute(g.at[k]), p.c, p.a);
+    const Real<T> up = to_compute(u.at[k]), d = to_compute(dy.at[k]);
+    g.at[k] = from_compute<T>(d * up * gate.derivative);
+    u.at[k] = from_compute<T>(d * gate.value);
   }
-  auto* dh = static_cast<Packed*>(q.dh);
-  dh[at.gate] = g, dh[at.up] = u;
+  auto* dh = static_cast<Packed*>(bwd.dh);
+  dh[at.gate] = g;
+  dh[at.up] = u;
 }
 
 bool wide(const Glu& p, int64_t pack, std::initializer_list<const void*> pointers) {
@@ -74,25 +76,26 @@ void glu(const Glu& p, Stream stream) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
     const auto launch = [&](auto kernel, int64_t packs) {
-      kernel<<<unsigned(ceil_div(packs, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, packs);
+      launch_kernel(kernel, unsigned(ceil_div(packs, kThreads)), kThreads, 0, stream, p, packs);
     };
     const int64_t numbers = p.rows * p.width;
-    wide(p, kWidth, {p.h, p.y}) ? launch(glu_forward<T, kWidth>, numbers / kWidth) : launch(glu_forward<T, 1>, numbers);
+    wide(p, kWidth, {p.h, p.y}) ? launch(glu_forward<T, kWidth>, numbers / kWidth)
+                                : launch(glu_forward<T, 1>, numbers);
   });
   check_launch("glu");
 }
 
-void glu(const GluBackward& q, Stream stream) {
-  const Glu& p = q.forward;
+void glu(const GluBackward& bwd, Stream stream) {
+  const Glu& p = bwd.forward;
   with_type(p.dtype, [&](auto x) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
     const auto launch = [&](auto kernel, int64_t packs) {
-      kernel<<<unsigned(ceil_div(packs, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(q, packs);
+      launch_kernel(kernel, unsigned(ceil_div(packs, kThreads)), kThreads, 0, stream, bwd, packs);
     };
     const int64_t numbers = p.rows * p.width;
-    wide(p, kWidth, {p.h, q.dy, q.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth)
-                                       : launch(glu_backward<T, 1>, numbers);
+    wide(p, kWidth, {p.h, bwd.dy, bwd.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth)
+                                           : launch(glu_backward<T, 1>, numbers);
   });
   check_launch("glu backward");
 }

@@ -1,14 +1,16 @@
 #pragma once
-// Gated linear unit, differentiable. Formula and source: kernel.h beside this file.
+// Gated linear unit, differentiable. Formula and source: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <string_view>
 
 namespace assay::ops {
 
-// h [..., 2 F] (fp32, fp64, bf16), activation "silu" or "gelu" (tanh form) → act(h[..., :F]) ⊙ h[..., F:], [..., F].
+// h [..., 2 F] (fp32, fp64, bf16), activation "silu" or "gelu" (tanh form) → act(h[..., :F]) ⊙
+// h[..., F:], [..., F].
 at::Tensor glu(const at::Tensor& h, std::string_view activation);
 at::Tensor glu_reference(const at::Tensor& h,
-                         std::string_view activation);  // from tensor arithmetic: defines what is right
+                         // from tensor arithmetic: defines what is right
+                         std::string_view activation);
 
 }  // namespace assay::ops

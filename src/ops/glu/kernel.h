@@ -1,5 +1,6 @@
 #pragma once
-// Gated linear unit behind its projection, [GLU Variants, Shazeer 2020, eq. 6]: the two halves of a row,
+// Gated linear unit after its projection, [GLU Variants, Shazeer 2020, eq. 6]: the two halves
+// of a row,
 //   y = act(g) ⊙ u,   [g, u] = h          act(x) = x σ(c (x + a x³))
 //   SiLU: c = 1, a = 0          GELU (tanh form): c = 2 √(2/π), a = 0.044715
 #include "ops/kernel.h"

@@ -3,11 +3,9 @@
 
 #include <cmath>
 
+#include "ops/dispatch.h"
 #include "ops/glu/glu.h"
 #include "ops/glu/kernel.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -21,14 +19,10 @@ Glu describe(const at::Tensor& h, bool silu) {
 }
 
 template <class Arguments>
-void launch(const Arguments& arguments, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::glu(arguments, current_stream(device));
-  }
-#endif
-  cpu::glu(arguments, at_parallel_for());
+void launch(const Arguments& arguments, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::glu(arguments, pool); },
+      [&](auto stream) { cuda::glu(arguments, stream); });
 }
 
 struct GluFunction : torch::autograd::Function<GluFunction> {
@@ -45,8 +39,10 @@ struct GluFunction : torch::autograd::Function<GluFunction> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& gradients) {
-    const at::Tensor h = ctx->get_saved_variables()[0], dy = gradients[0].contiguous(), dh = at::empty_like(h);
-    launch(GluBackward{describe(h, ctx->saved_data["silu"].toBool()), data(dy), data(dh)}, h.device());
+    const at::Tensor h = ctx->get_saved_variables()[0], dy = gradients[0].contiguous(),
+                     dh = at::empty_like(h);
+    launch(GluBackward{describe(h, ctx->saved_data["silu"].toBool()), data(dy), data(dh)},
+           h.device());
     return {dh, at::Tensor()};
   }
 };
@@ -54,13 +50,14 @@ struct GluFunction : torch::autograd::Function<GluFunction> {
 }  // namespace
 
 at::Tensor glu(const at::Tensor& h, std::string_view activation) {
-  TORCH_CHECK_VALUE(h.dim() > 0 && h.size(-1) % 2 == 0 && h.numel() > 0, kOp, ": h has shape ", h.sizes(),
-                    ", expected [..., 2 F]");
-  TORCH_CHECK_VALUE(activation == "silu" || activation == "gelu", kOp, ": activation is '", activation,
-                    "', expected 'silu' or 'gelu'");
+  TORCH_CHECK_VALUE(h.dim() > 0 && h.size(-1) % 2 == 0 && h.numel() > 0, kOp, ": h has shape ",
+                    h.sizes(), ", expected [..., 2 F]");
+  TORCH_CHECK_VALUE(activation == "silu" || activation == "gelu", kOp, ": activation is '",
+                    activation, "', expected 'silu' or 'gelu'");
   check_like(kOp, "h", h, "h", h);
   if (!h.is_cpu() && !(h.is_cuda() && kCudaKernels)) return glu_reference(h, activation);
-  return GluFunction::apply(parameter(h, sequence_dtype({h})), activation == "silu").to(h.scalar_type());
+  return GluFunction::apply(parameter(h, sequence_dtype({h})), activation == "silu")
+      .to(h.scalar_type());
 }
 
 const bool registered_path = register_kernels(kOp);

@@ -10,8 +10,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                                std::string_view, c10::List<std::optional<at::Scalar>>,
+using OneDnnLinear = at::Tensor(const at::Tensor&, const at::Tensor&,
+                                const std::optional<at::Tensor>&, std::string_view,
+                                c10::List<std::optional<at::Scalar>>,
                                 std::optional<std::string_view>);
 
 // Registered by torch where it was built with oneDNN.
@@ -20,9 +21,12 @@ const auto* onednn() {
   return op && at::globalContext().userEnabledMkldnn() ? &*op : nullptr;
 }
 
-bool uses_onednn(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() == at::kFloat && onednn(); }
+bool uses_onednn(const at::Tensor& x) {
+  return x.is_cpu() && x.scalar_type() == at::kFloat && onednn();
+}
 
-at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight,
+                         const OptionalTensor& bias) {
   static const auto call = onednn()->typed<OneDnnLinear>();
   return call.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
@@ -39,7 +43,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor& weight = saved[1];
     const at::Tensor x = saved[0].flatten(0, -2), dy = gradients[0].contiguous();
     const at::Tensor rows = dy.flatten(0, -2);
-    const at::Tensor dx = ctx->needs_input_grad(0) ? onednn_linear(dy, weight.t(), {}) : at::Tensor();
+    const at::Tensor dx =
+        ctx->needs_input_grad(0) ? onednn_linear(dy, weight.t(), {}) : at::Tensor();
     return {dx, at::mm(rows.t(), x), ctx->saved_data["bias"].toBool() ? rows.sum(0) : at::Tensor()};
   }
 };

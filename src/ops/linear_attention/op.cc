@@ -9,9 +9,11 @@
 namespace assay::ops {
 namespace {
 
-// g: log decays [B, T, H, K or 1], [1, 1, H, K], or undefined for none; u [1, 1, H, K] or undefined.
-OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& g, const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
+// g: log decays [B, T, H, K or 1], [1, 1, H, K], or undefined for none; u [1, 1, H,
+// K] or undefined.
+OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v, const at::Tensor& g, const at::Tensor& u, double scale,
+                      const OptionalTensor& initial_state) {
   const auto real = real_dtype(sequence_dtype({q, k, v, g}));
   const Prepare prepare = [=](const std::vector<at::Tensor>& s) {
     MatrixState steps{.scale = scale, .q = s[0], .k = s[1], .v = s[2]};
@@ -22,56 +24,61 @@ OutputAndState attend(const HeadShape& shape, const at::Tensor& q, const at::Ten
     if (s[4].defined()) steps.u = s[4].squeeze(0).squeeze(0);
     return steps;
   };
-  const at::Tensor state =
-      first_state(initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, q);
+  const at::Tensor state = first_state(
+      initial_state, {shape.batch, shape.heads, shape.key_dim, shape.value_dim}, real, q);
   const auto [out, last] = recurrence(prepare, {q, k, v, g, u}, state, shape.time);
   return {out.to(q.scalar_type()), last};
 }
 
-OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
-                    const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
+OutputAndState rwkv(const char* op, const at::Tensor& r, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& w, const at::Tensor& u, double scale,
+                    const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads(op, "r", r, k, v, scale);
-  if (w.dim() == 2) check_shape(op, "w", w, {shape.heads, shape.key_dim}, "[H, K]"), check_like(op, "w", w, "r", r);
-  else check_gate(op, "w", w, shape, r, shape.key_dim);
+  if (w.dim() == 2) {
+    check_shape(op, "w", w, {shape.heads, shape.key_dim}, "[H, K]");
+    check_like(op, "w", w, "r", r);
+  } else check_gate(op, "w", w, shape, r, shape.key_dim);
   check_shape(op, "u", u, {shape.heads, shape.key_dim}, "[H, K]");
   check_like(op, "u", u, "r", r);
   check_state(op, initial_state, shape, r);
-  return attend(shape, r, k, v, w.dim() == 2 ? w.unsqueeze(0).unsqueeze(0) : w, u.unsqueeze(0).unsqueeze(0), scale,
-                initial_state);
+  return attend(shape, r, k, v, w.dim() == 2 ? w.unsqueeze(0).unsqueeze(0) : w,
+                u.unsqueeze(0).unsqueeze(0), scale, initial_state);
 }
 
 }  // namespace
 
-OutputAndState linear_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
-                                const OptionalTensor& initial_state) {
+OutputAndState linear_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                double scale, const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads("linear_attention", "q", q, k, v, scale);
   check_state("linear_attention", initial_state, shape, q);
   return attend(shape, q, k, v, {}, {}, scale, initial_state);
 }
 
-OutputAndState simple_gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                          double scale, const OptionalTensor& initial_state) {
+OutputAndState simple_gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const at::Tensor& g, double scale, const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads("simple_gla", "q", q, k, v, scale);
   check_gate("simple_gla", "g", g, shape, q);
   check_state("simple_gla", initial_state, shape, q);
   return attend(shape, q, k, v, g.unsqueeze(-1), {}, scale, initial_state);
 }
 
-OutputAndState gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& gk, double scale,
-                   const OptionalTensor& initial_state) {
+OutputAndState gla(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const at::Tensor& gk, double scale, const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads("gla", "q", q, k, v, scale);
   check_gate("gla", "gk", gk, shape, q, shape.key_dim);
   check_state("gla", initial_state, shape, q);
   return attend(shape, q, k, v, gk, {}, scale, initial_state);
 }
 
-OutputAndState rwkv5(const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
-                     const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
+OutputAndState rwkv5(const at::Tensor& r, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& w, const at::Tensor& u, double scale,
+                     const OptionalTensor& initial_state) {
   check_dims("rwkv5", "w", w, 2, "[H, K]");
   return rwkv("rwkv5", r, k, v, w, u, scale, initial_state);
 }
-OutputAndState rwkv6(const at::Tensor& r, const at::Tensor& k, const at::Tensor& v, const at::Tensor& w,
-                     const at::Tensor& u, double scale, const OptionalTensor& initial_state) {
+OutputAndState rwkv6(const at::Tensor& r, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& w, const at::Tensor& u, double scale,
+                     const OptionalTensor& initial_state) {
   check_dims("rwkv6", "w", w, 4, "[B, T, H, K]");
   return rwkv("rwkv6", r, k, v, w, u, scale, initial_state);
 }
@@ -83,29 +90,26 @@ const bool registered_paths = register_matrix_state("linear_attention", /*cuda_n
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
-      "linear_attention(Tensor q, Tensor k, Tensor v, float scale, Tensor? initial_state=None) -> (Tensor out, Tensor "
-      "final_state)",
+      "linear_attention(Tensor q, Tensor k, Tensor v, float scale, Tensor? initial_state=None) -> "
+      "(Tensor out, Tensor final_state)",
       linear_attention);
+  register_operator(m,
+                    "simple_gla(Tensor q, Tensor k, Tensor v, Tensor g, float scale, Tensor? "
+                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    simple_gla);
   register_operator(
       m,
-      "simple_gla(Tensor q, Tensor k, Tensor v, Tensor g, float scale, Tensor? initial_state=None) -> (Tensor out, "
-      "Tensor final_state)",
-      simple_gla);
-  register_operator(
-      m,
-      "gla(Tensor q, Tensor k, Tensor v, Tensor gk, float scale, Tensor? initial_state=None) -> (Tensor out, Tensor "
-      "final_state)",
+      "gla(Tensor q, Tensor k, Tensor v, Tensor gk, float scale, Tensor? initial_state=None) -> "
+      "(Tensor out, Tensor final_state)",
       gla);
-  register_operator(
-      m,
-      "rwkv5(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? initial_state=None) -> (Tensor "
-      "out, Tensor final_state)",
-      rwkv5);
-  register_operator(
-      m,
-      "rwkv6(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? initial_state=None) -> (Tensor "
-      "out, Tensor final_state)",
-      rwkv6);
+  register_operator(m,
+                    "rwkv5(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
+                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    rwkv5);
+  register_operator(m,
+                    "rwkv6(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
+                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    rwkv6);
 }
 
 }  // namespace assay::ops

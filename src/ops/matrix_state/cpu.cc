@@ -6,8 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/matrix_state/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
@@ -29,7 +28,8 @@ int64_t tiles_per_head(const MatrixStateForward& p) {
 template <class R>
 Tile tile_at(const MatrixStateForward& p, int64_t i) {
   const int64_t tiles = tiles_per_head<R>(p), index = i % tiles, head = i / tiles;
-  return {head / p.heads, head % p.heads, index, index * kTile<R>, std::min(kTile<R>, p.value_dim - index * kTile<R>)};
+  return {head / p.heads, head % p.heads, index, index * kTile<R>,
+          std::min(kTile<R>, p.value_dim - index * kTile<R>)};
 }
 template <class R>
 int64_t padded_keys(const MatrixStateForward& p) {
@@ -39,7 +39,7 @@ int64_t padded_keys(const MatrixStateForward& p) {
 enum Sum { kQ, kK, kA, kB, kDecay, kSums };  // what the backward sums over the columns
 
 // Scratch of one worker. Key rows are [kStateChunk, Kp], value rows
-// [kStateChunk, kTile], states [K, kTile]; what lies behind K and behind the
+// [kStateChunk, kTile], states [K, kTile]; what lies after K and after the
 // tile's columns holds zeros. Names follow kernel.h.
 template <class R>
 struct Scratch {
@@ -51,19 +51,22 @@ struct Scratch {
   R *dout, *dv, *dc, *de, *dstate;
   R* states;        // S before each step and after the last: [kStateChunk + 1, K,
                     // kTile]
-  R* lanes[kSums];  // [Kp, lanes]: sums over columns that still stand in their
+  R* lanes[kSums];  // [Kp, lanes]: sums over columns that still are in their
                     // lanes
   R* rows[kSums];   // key rows: gradients of q, k, a, b, decay
   R* du;            // [Kp]
 
-  Scratch(Carver& carve, const MatrixStateForward& p, bool backward) {
-    const int64_t keys = padded_keys<R>(p), key_rows = kStateChunk * keys, value_rows = kStateChunk * kTile<R>;
+  Scratch(WorkspaceArena& carve, const MatrixStateForward& p, bool backward) {
+    const int64_t keys = padded_keys<R>(p), key_rows = kStateChunk * keys,
+                  value_rows = kStateChunk * kTile<R>;
     for (R** x : {&q, &k, &a, &b, &decay}) *x = carve.take<R>(key_rows);
     for (R** x : {&v, &c, &e, &out, &r, &w}) *x = carve.take<R>(value_rows);
-    u = carve.take<R>(keys), state = carve.take<R>(p.key_dim * kTile<R>);
+    u = carve.take<R>(keys);
+    state = carve.take<R>(p.key_dim * kTile<R>);
     if (!backward) return;
     for (R** x : {&dout, &dv, &dc, &de}) *x = carve.take<R>(value_rows);
-    dstate = carve.take<R>(p.key_dim * kTile<R>), states = carve.take<R>((kStateChunk + 1) * p.key_dim * kTile<R>);
+    dstate = carve.take<R>(p.key_dim * kTile<R>);
+    states = carve.take<R>((kStateChunk + 1) * p.key_dim * kTile<R>);
     for (R*& x : lanes) x = carve.take<R>(keys * kLanes<R>);
     for (R*& x : rows) x = carve.take<R>(key_rows);
     du = carve.take<R>(keys);
@@ -71,7 +74,7 @@ struct Scratch {
 };
 template <class R>
 size_t scratch_bytes(const MatrixStateForward& p, bool backward) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   Scratch<R>(count, p, backward);
   return count.used();
 }
@@ -93,21 +96,25 @@ void write_state(const R* from, const MatrixStateForward& p, const Tile& tile, R
 }
 // The head's state in [B, blocks, H, K, V]; null stays null.
 template <class R, class Void>
-auto* state_at(Void* data, const MatrixStateForward& p, const Tile& tile, int64_t blocks = 1, int64_t block = 0) {
+auto* state_at(Void* data, const MatrixStateForward& p, const Tile& tile, int64_t blocks = 1,
+               int64_t block = 0) {
   using Real = std::conditional_t<std::is_const_v<Void>, const R, R>;
-  const int64_t offset = (((tile.batch * blocks + block) * p.heads) + tile.head) * p.key_dim * p.value_dim;
+  const int64_t offset =
+      (((tile.batch * blocks + block) * p.heads) + tile.head) * p.key_dim * p.value_dim;
   return data ? static_cast<Real*>(data) + offset : nullptr;
 }
 
 // `steps` rows of `n` of `dim` numbers, from column `first`, each padded with
 // zeros to `padded`. Absent: `filler`.
 template <class R>
-void read_rows(const Heads& x, const MatrixStateForward& p, const Tile& tile, int64_t t0, int64_t steps, int64_t dim,
-               int64_t first, int64_t n, int64_t padded, R filler, R* to) {
+void read_rows(const HeadView& x, const MatrixStateForward& p, const Tile& tile, int64_t t0,
+               int64_t steps, int64_t dim, int64_t first, int64_t n, int64_t padded, R filler,
+               R* to) {
   if (!x) return std::fill(to, to + steps * padded, filler);
   const int64_t head = tile.head / (p.heads / x.heads);
   for (int64_t i = 0; i < steps; ++i, to += padded) {
-    const auto* row = reinterpret_cast<const R*>(element(x.rows, p.dtype, tile.batch, t0 + i, head * dim + first));
+    const auto* row = reinterpret_cast<const R*>(
+        element(x.rows, p.dtype, tile.batch, t0 + i, head * dim + first));
     std::copy_n(row, n, to);
     std::fill(to + n, to + padded, R(0));
   }
@@ -118,21 +125,33 @@ R* dense_row(void* data, const MatrixStateForward& p, const Tile& tile, int64_t 
   return static_cast<R*>(data) + ((tile.batch * p.time + t) * p.heads + tile.head) * dim;
 }
 template <class R>
-void write_values(const R* from, void* to, const MatrixStateForward& p, const Tile& tile, int64_t t0, int64_t steps) {
+void write_values(const R* from, void* to, const MatrixStateForward& p, const Tile& tile,
+                  int64_t t0, int64_t steps) {
   if (!to) return;
   for (int64_t i = 0; i < steps; ++i)
-    std::copy_n(from + i * kTile<R>, tile.width, dense_row<R>(to, p, tile, t0 + i, p.value_dim) + tile.first);
+    std::copy_n(from + i * kTile<R>, tile.width,
+                dense_row<R>(to, p, tile, t0 + i, p.value_dim) + tile.first);
 }
 
 template <class R>
-void read_chunk(const MatrixStateForward& p, const Tile& tile, int64_t t0, int64_t steps, Scratch<R>& s) {
+void read_chunk(const MatrixStateForward& p, const Tile& tile, int64_t t0, int64_t steps,
+                Scratch<R>& s) {
   const int64_t K = p.key_dim, Kp = padded_keys<R>(p);
-  auto keys = [&](const Heads& x, R* to) { read_rows(x, p, tile, t0, steps, K, 0, K, Kp, R(0), to); };
-  auto values = [&](const Heads& x, R filler, R* to) {
+  auto keys = [&](const HeadView& x, R* to) {
+    read_rows(x, p, tile, t0, steps, K, 0, K, Kp, R(0), to);
+  };
+  auto values = [&](const HeadView& x, R filler, R* to) {
     read_rows(x, p, tile, t0, steps, p.value_dim, tile.first, tile.width, kTile<R>, filler, to);
   };
-  keys(p.q, s.q), keys(p.k, s.k), values(p.v, R(0), s.v);
-  if (p.low != Low::none) keys(p.a, s.a), keys(p.b, s.b), values(p.c, R(0), s.c), values(p.e, R(1), s.e);
+  keys(p.q, s.q);
+  keys(p.k, s.k);
+  values(p.v, R(0), s.v);
+  if (p.transition != Transition::diagonal) {
+    keys(p.a, s.a);
+    keys(p.b, s.b);
+    values(p.c, R(0), s.c);
+    values(p.e, R(1), s.e);
+  }
   if (p.decay_dim == K) return read_rows(p.decay, p, tile, t0, steps, K, 0, K, Kp, R(1), s.decay);
   for (int64_t i = 0; i < steps; ++i) {
     R decay = 1;
@@ -164,30 +183,35 @@ struct Row {
 
 // One step from the state `from` to the state `to` (which may be the same), and
 // its output.
-template <class R, int64_t kVectors, Low kLow, bool kWrites, bool kBefore>
-HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R* to, const Scratch<R>& s) {
-  const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp, *decay = s.decay + t * Kp;
+template <class R, int64_t kVectors, Transition kLow, bool kWrites, bool kBefore>
+HWY_INLINE void forward_step(int64_t t, int64_t K, int64_t Kp, const R* from, R* to,
+                             const Scratch<R>& s) {
+  const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp,
+          *decay = s.decay + t * Kp;
   const R* v = s.v + t * kTile<R>;
-  const Row<R, kVectors> value(v), e(kLow == Low::none ? v : s.e + t * kTile<R>);
+  const Row<R, kVectors> value(v), e(kLow == Transition::diagonal ? v : s.e + t * kTile<R>);
   Row<R, kVectors> w(v), out(v);
   for (auto& x : out.v) x = set<R>(0);
-  if constexpr (kLow == Low::rank_one) {
+  if constexpr (kLow == Transition::rank_one) {
     Row<R, kVectors> r(out);
     for (int64_t n = 0; n < K; ++n)
       for (int64_t j = 0; j < kVectors; ++j)
         r.v[j] = hn::MulAdd(set<R>(a[n]), load(from + n * kTile<R> + j * kLanes<R>), r.v[j]);
     const Row<R, kVectors> c(s.c + t * kTile<R>);
     for (int64_t j = 0; j < kVectors; ++j) w.v[j] = hn::MulAdd(e.v[j], r.v[j], c.v[j]);
-    r.to(s.r + t * kTile<R>), w.to(s.w + t * kTile<R>);
+    r.to(s.r + t * kTile<R>);
+    w.to(s.w + t * kTile<R>);
   }
   for (int64_t n = 0; n < K; ++n) {
-    const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]), bn = set<R>(kLow == Low::rank_one ? b[n] : R(0));
-    const Vec<R> an = set<R>(kLow == Low::diagonal ? a[n] : R(0)), dn = set<R>(decay[n]);
+    const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]),
+                 bn = set<R>(kLow == Transition::rank_one ? b[n] : R(0));
+    const Vec<R> an = set<R>(kLow == Transition::elementwise ? a[n] : R(0)), dn = set<R>(decay[n]);
     for (int64_t j = 0; j < kVectors; ++j) {
       const Vec<R> before = load(from + n * kTile<R> + j * kLanes<R>);
-      Vec<R> state = hn::Mul(before, kLow == Low::diagonal ? hn::MulAdd(an, e.v[j], dn) : dn);
+      Vec<R> state =
+          hn::Mul(before, kLow == Transition::elementwise ? hn::MulAdd(an, e.v[j], dn) : dn);
       if constexpr (kWrites) state = hn::MulAdd(kn, value.v[j], state);
-      if constexpr (kLow == Low::rank_one) state = hn::MulAdd(bn, w.v[j], state);
+      if constexpr (kLow == Transition::rank_one) state = hn::MulAdd(bn, w.v[j], state);
       store<R>(state, to + n * kTile<R> + j * kLanes<R>);
       out.v[j] = hn::MulAdd(qn, kBefore ? before : state, out.v[j]);
     }
@@ -213,25 +237,29 @@ HWY_INLINE Vec<R> merge_rows(const R* rows) {
 }
 template <class R>
 HWY_INLINE void sum_lanes(const R* lanes, int64_t Kp, R* sums) {
-  for (int64_t n = 0; n < Kp; n += kLanes<R>) store<R>(merge_rows<R, kLanes<R>>(lanes + n * kLanes<R>), sums + n);
+  for (int64_t n = 0; n < Kp; n += kLanes<R>)
+    store<R>(merge_rows<R, kLanes<R>>(lanes + n * kLanes<R>), sums + n);
 }
 
 // The step backwards: dstate is dL/dS_t as later steps see it and becomes
 // dL/dS_{t−1}. README.md derives it.
-template <class R, int64_t kVectors, Low kLow, bool kWrites, bool kBefore>
+template <class R, int64_t kVectors, Transition kLow, bool kWrites, bool kBefore>
 HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>& s) {
-  const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp, *decay = s.decay + t * Kp;
+  const R *q = s.q + t * Kp, *k = s.k + t * Kp, *a = s.a + t * Kp, *b = s.b + t * Kp,
+          *decay = s.decay + t * Kp;
   const R *before = s.states + t * K * kTile<R>, *after = before + K * kTile<R>;
   const int64_t row = t * kTile<R>;
-  const Row<R, kVectors> dout(s.dout + row), v(s.v + row), w(kLow == Low::rank_one ? s.w + row : s.v + row);
-  const Row<R, kVectors> e(kLow == Low::none ? s.v + row : s.e + row);
+  const Row<R, kVectors> dout(s.dout + row), v(s.v + row),
+      w(kLow == Transition::rank_one ? s.w + row : s.v + row);
+  const Row<R, kVectors> e(kLow == Transition::diagonal ? s.v + row : s.e + row);
   Row<R, kVectors> dv(s.v + row),
       dw(s.v + row);  // dw: of c + e ⊙ r, or of e when diagonal
   for (auto& x : dv.v) x = set<R>(0);
   for (auto& x : dw.v) x = set<R>(0);
   for (int64_t n = 0; n < K; ++n) {
-    const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]), bn = set<R>(kLow == Low::rank_one ? b[n] : R(0));
-    const Vec<R> an = set<R>(kLow == Low::diagonal ? a[n] : R(0)), dn = set<R>(decay[n]);
+    const Vec<R> qn = set<R>(q[n]), kn = set<R>(k[n]),
+                 bn = set<R>(kLow == Transition::rank_one ? b[n] : R(0));
+    const Vec<R> an = set<R>(kLow == Transition::elementwise ? a[n] : R(0)), dn = set<R>(decay[n]);
     Vec<R> dq = set<R>(0), dk = dq, db = dq, da = dq, ddecay = dq;
     for (int64_t j = 0; j < kVectors; ++j) {
       const int64_t i = n * kTile<R> + j * kLanes<R>;
@@ -239,12 +267,19 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
       Vec<R> d = load(s.dstate + i);
       dq = hn::MulAdd(read, dout.v[j], dq);
       if constexpr (!kBefore) d = hn::MulAdd(qn, dout.v[j], d);
-      if constexpr (kWrites) dk = hn::MulAdd(d, v.v[j], dk), dv.v[j] = hn::MulAdd(kn, d, dv.v[j]);
+      if constexpr (kWrites) {
+        dk = hn::MulAdd(d, v.v[j], dk);
+        dv.v[j] = hn::MulAdd(kn, d, dv.v[j]);
+      }
       const Vec<R> turned = hn::Mul(d, old);
       ddecay = hn::Add(turned, ddecay);
-      if constexpr (kLow == Low::rank_one) db = hn::MulAdd(d, w.v[j], db), dw.v[j] = hn::MulAdd(bn, d, dw.v[j]);
-      if constexpr (kLow == Low::diagonal) {
-        da = hn::MulAdd(turned, e.v[j], da), dw.v[j] = hn::MulAdd(an, turned, dw.v[j]);
+      if constexpr (kLow == Transition::rank_one) {
+        db = hn::MulAdd(d, w.v[j], db);
+        dw.v[j] = hn::MulAdd(bn, d, dw.v[j]);
+      }
+      if constexpr (kLow == Transition::elementwise) {
+        da = hn::MulAdd(turned, e.v[j], da);
+        dw.v[j] = hn::MulAdd(an, turned, dw.v[j]);
         d = hn::Mul(d, hn::MulAdd(an, e.v[j], dn));
       } else {
         d = hn::Mul(d, dn);
@@ -253,15 +288,19 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
       store<R>(d, s.dstate + i);
     }
     const int64_t i = n * kLanes<R>;
-    store<R>(dq, s.lanes[kQ] + i), store<R>(ddecay, s.lanes[kDecay] + i);
+    store<R>(dq, s.lanes[kQ] + i);
+    store<R>(ddecay, s.lanes[kDecay] + i);
     if constexpr (kWrites) store<R>(dk, s.lanes[kK] + i);
-    if constexpr (kLow == Low::rank_one) store<R>(db, s.lanes[kB] + i);
-    if constexpr (kLow == Low::diagonal) store<R>(da, s.lanes[kA] + i);
+    if constexpr (kLow == Transition::rank_one) store<R>(db, s.lanes[kB] + i);
+    if constexpr (kLow == Transition::elementwise) store<R>(da, s.lanes[kA] + i);
   }
-  if constexpr (kLow == Low::rank_one) {
+  if constexpr (kLow == Transition::rank_one) {
     const Row<R, kVectors> r(s.r + row);
     Row<R, kVectors> dr(s.v + row), de(s.v + row);
-    for (int64_t j = 0; j < kVectors; ++j) dr.v[j] = hn::Mul(dw.v[j], e.v[j]), de.v[j] = hn::Mul(dw.v[j], r.v[j]);
+    for (int64_t j = 0; j < kVectors; ++j) {
+      dr.v[j] = hn::Mul(dw.v[j], e.v[j]);
+      de.v[j] = hn::Mul(dw.v[j], r.v[j]);
+    }
     for (int64_t n = 0; n < K; ++n) {
       Vec<R> da = set<R>(0);
       for (int64_t j = 0; j < kVectors; ++j) {
@@ -271,14 +310,16 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
       }
       store<R>(da, s.lanes[kA] + n * kLanes<R>);
     }
-    dw.to(s.dc + row), de.to(s.de + row);
-  } else if constexpr (kLow == Low::diagonal) {
+    dw.to(s.dc + row);
+    de.to(s.de + row);
+  } else if constexpr (kLow == Transition::elementwise) {
     dw.to(s.de + row);
   }
-  sum_lanes(s.lanes[kQ], Kp, s.rows[kQ] + t * Kp), sum_lanes(s.lanes[kDecay], Kp, s.rows[kDecay] + t * Kp);
+  sum_lanes(s.lanes[kQ], Kp, s.rows[kQ] + t * Kp);
+  sum_lanes(s.lanes[kDecay], Kp, s.rows[kDecay] + t * Kp);
   if constexpr (kWrites) sum_lanes(s.lanes[kK], Kp, s.rows[kK] + t * Kp);
-  if constexpr (kLow != Low::none) sum_lanes(s.lanes[kA], Kp, s.rows[kA] + t * Kp);
-  if constexpr (kLow == Low::rank_one) sum_lanes(s.lanes[kB], Kp, s.rows[kB] + t * Kp);
+  if constexpr (kLow != Transition::diagonal) sum_lanes(s.lanes[kA], Kp, s.rows[kA] + t * Kp);
+  if constexpr (kLow == Transition::rank_one) sum_lanes(s.lanes[kB], Kp, s.rows[kB] + t * Kp);
   if constexpr (kBefore) {  // the term (Σ_n q_n u_n k_n) v
     const Vec<R> bonus = set<R>(dot(q, k, s.u, Kp));
     Vec<R> total = set<R>(0);
@@ -290,7 +331,8 @@ HWY_INLINE void backward_step(int64_t t, int64_t K, int64_t Kp, const Scratch<R>
     for (int64_t n = 0; n < Kp; n += kLanes<R>) {
       const Vec<R> qn = load(q + n), kn = load(k + n), un = hn::Mul(load(s.u + n), dbonus);
       R *dq = s.rows[kQ] + t * Kp + n, *dk = s.rows[kK] + t * Kp + n;
-      store<R>(hn::MulAdd(un, kn, load(dq)), dq), store<R>(hn::MulAdd(un, qn, load(dk)), dk);
+      store<R>(hn::MulAdd(un, kn, load(dq)), dq);
+      store<R>(hn::MulAdd(un, qn, load(dk)), dk);
       store<R>(hn::MulAdd(hn::Mul(qn, kn), dbonus, load(s.du + n)), s.du + n);
     }
   }
@@ -303,12 +345,21 @@ template <class R, class Body>
 void for_case(const MatrixStateForward& p, int64_t width, const Body& body) {
   using std::false_type, std::integral_constant, std::true_type;
   auto with = [&](auto vectors) HWY_ATTR {
-    if (p.low == Low::diagonal) body(vectors, integral_constant<Low, Low::diagonal>(), true_type(), false_type());
-    else if (p.low == Low::rank_one && p.k)
-      body(vectors, integral_constant<Low, Low::rank_one>(), true_type(), false_type());
-    else if (p.low == Low::rank_one) body(vectors, integral_constant<Low, Low::rank_one>(), false_type(), false_type());
-    else if (p.u) body(vectors, integral_constant<Low, Low::none>(), true_type(), true_type());
-    else body(vectors, integral_constant<Low, Low::none>(), true_type(), false_type());
+    if (p.transition == Transition::elementwise)
+      body(vectors, integral_constant<Transition, Transition::elementwise>(), true_type(),
+           false_type());
+    else if (p.transition == Transition::rank_one && p.k)
+      body(vectors, integral_constant<Transition, Transition::rank_one>(), true_type(),
+           false_type());
+    else if (p.transition == Transition::rank_one)
+      body(vectors, integral_constant<Transition, Transition::rank_one>(), false_type(),
+           false_type());
+    else if (p.u)
+      body(vectors, integral_constant<Transition, Transition::diagonal>(), true_type(),
+           true_type());
+    else
+      body(vectors, integral_constant<Transition, Transition::diagonal>(), true_type(),
+           false_type());
   };
   if (width <= kLanes<R>) return with(integral_constant<int64_t, 1>());
   if (width <= 2 * kLanes<R>) return with(integral_constant<int64_t, 2>());
@@ -318,20 +369,24 @@ void for_case(const MatrixStateForward& p, int64_t width, const Body& body) {
 // kKeep: every state stays in s.states, which begins with the one before the
 // chunk.
 template <class R, bool kKeep>
-HWY_NOINLINE void forward_chunk(const MatrixStateForward& p, int64_t width, int64_t steps, const Scratch<R>& s) {
+HWY_NOINLINE void forward_chunk(const MatrixStateForward& p, int64_t width, int64_t steps,
+                                const Scratch<R>& s) {
   const int64_t K = p.key_dim, Kp = padded_keys<R>(p), size = K * kTile<R>;
   for_case<R>(p, width, [&](auto vectors, auto low, auto writes, auto before) HWY_ATTR {
     for (int64_t t = 0; t < steps; ++t) {
       R* from = kKeep ? s.states + t * size : s.state;
-      forward_step<R, vectors(), low(), writes(), before()>(t, K, Kp, from, kKeep ? from + size : from, s);
+      forward_step<R, vectors(), low(), writes(), before()>(t, K, Kp, from,
+                                                            kKeep ? from + size : from, s);
     }
   });
 }
 template <class R>
-HWY_NOINLINE void backward_chunk(const MatrixStateForward& p, int64_t width, int64_t steps, const Scratch<R>& s) {
+HWY_NOINLINE void backward_chunk(const MatrixStateForward& p, int64_t width, int64_t steps,
+                                 const Scratch<R>& s) {
   const int64_t K = p.key_dim, Kp = padded_keys<R>(p);
   for_case<R>(p, width, [&](auto vectors, auto low, auto writes, auto before) HWY_ATTR {
-    for (int64_t t = steps - 1; t >= 0; --t) backward_step<R, vectors(), low(), writes(), before()>(t, K, Kp, s);
+    for (int64_t t = steps - 1; t >= 0; --t)
+      backward_step<R, vectors(), low(), writes(), before()>(t, K, Kp, s);
   });
 }
 
@@ -362,20 +417,22 @@ template <class R>
 struct Partials {
   void* sums[kSums] = {};  // [tiles, B, T, H, dim]
   R* du;                   // [tiles · B, H, K]
-  Partials(Carver& carve, const MatrixStateBackward& q) {
-    const MatrixStateForward& p = q.forward;
+  Partials(WorkspaceArena& carve, const MatrixStateBackward& bwd) {
+    const MatrixStateForward& p = bwd.forward;
     const int64_t tiles = tiles_per_head<R>(p), rows = p.batch * p.time * p.heads;
-    void* const outputs[] = {q.dq, q.dk, q.da, q.db, q.ddecay};
+    void* const outputs[] = {bwd.dq, bwd.dk, bwd.da, bwd.db, bwd.ddecay};
     for (int i = 0; i < kSums; ++i)
       sums[i] = !outputs[i] || tiles == 1 ? outputs[i] : carve.take<R>(tiles * rows * dim(p, i));
     du = carve.take<R>(tiles * p.batch * p.heads * p.key_dim);
   }
-  static int64_t dim(const MatrixStateForward& p, int which) { return which == kDecay ? p.decay_dim : p.key_dim; }
+  static int64_t dim(const MatrixStateForward& p, int which) {
+    return which == kDecay ? p.decay_dim : p.key_dim;
+  }
 };
 
 template <class R>
-void write_sums(const MatrixStateForward& p, const Tile& tile, int64_t t0, int64_t steps, const Scratch<R>& s,
-                const Partials<R>& partials) {
+void write_sums(const MatrixStateForward& p, const Tile& tile, int64_t t0, int64_t steps,
+                const Scratch<R>& s, const Partials<R>& partials) {
   const int64_t rows = p.batch * p.time * p.heads, Kp = padded_keys<R>(p);
   for (int i = 0; i < kSums; ++i) {
     if (!partials.sums[i]) continue;
@@ -395,38 +452,49 @@ void write_sums(const MatrixStateForward& p, const Tile& tile, int64_t t0, int64
 }
 
 template <class R>
-void backward_tile(const MatrixStateBackward& q, const Tile& tile, Scratch<R>& s, const Partials<R>& partials) {
-  const MatrixStateForward& p = q.forward;
+void backward_tile(const MatrixStateBackward& bwd, const Tile& tile, Scratch<R>& s,
+                   const Partials<R>& partials) {
+  const MatrixStateForward& p = bwd.forward;
   const int64_t chunks = (p.time + kStateChunk - 1) / kStateChunk, Kp = padded_keys<R>(p);
   read_bonus(p, tile, s);
-  read_state(state_at<R>(q.dfinal_state, p, tile), p, tile, s.dstate);
+  read_state(state_at<R>(bwd.dfinal_state, p, tile), p, tile, s.dstate);
   for (R* x : s.lanes) std::fill_n(x, Kp * kLanes<R>, R(0));
   for (R* x : s.rows) std::fill_n(x, kStateChunk * Kp, R(0));
   std::fill_n(s.du, Kp, R(0));
-  const Heads dout{{const_cast<void*>(q.dout), p.time * p.heads * p.value_dim, p.heads * p.value_dim}, p.heads};
+  const HeadView dout{
+      {const_cast<void*>(bwd.dout), p.time * p.heads * p.value_dim, p.heads * p.value_dim},
+      p.heads};
   for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
     const int64_t t0 = chunk * kStateChunk, steps = std::min(kStateChunk, p.time - t0);
     read_chunk(p, tile, t0, steps, s);
-    read_rows(dout, p, tile, t0, steps, p.value_dim, tile.first, tile.width, kTile<R>, R(0), s.dout);
-    read_state(state_at<R>(static_cast<const void*>(p.chunk_states), p, tile, chunks, chunk), p, tile, s.states);
+    read_rows(dout, p, tile, t0, steps, p.value_dim, tile.first, tile.width, kTile<R>, R(0),
+              s.dout);
+    read_state(state_at<R>(static_cast<const void*>(p.chunk_states), p, tile, chunks, chunk), p,
+               tile, s.states);
     forward_chunk<R, true>(p, tile.width, steps, s);
     backward_chunk<R>(p, tile.width, steps, s);
-    write_values(s.dv, q.dv, p, tile, t0, steps);
-    write_values(s.dc, q.dc, p, tile, t0, steps), write_values(s.de, q.de, p, tile, t0, steps);
+    write_values(s.dv, bwd.dv, p, tile, t0, steps);
+    write_values(s.dc, bwd.dc, p, tile, t0, steps);
+    write_values(s.de, bwd.de, p, tile, t0, steps);
     write_sums(p, tile, t0, steps, s, partials);
   }
-  write_state(s.dstate, p, tile, state_at<R>(q.dinitial_state, p, tile));
-  std::copy_n(s.du, p.key_dim, partials.du + ((tile.index * p.batch + tile.batch) * p.heads + tile.head) * p.key_dim);
+  write_state(s.dstate, p, tile, state_at<R>(bwd.dinitial_state, p, tile));
+  std::copy_n(
+      s.du, p.key_dim,
+      partials.du + ((tile.index * p.batch + tile.batch) * p.heads + tile.head) * p.key_dim);
 }
 
 template <class R, class Body>
-void for_each_tile(const MatrixStateForward& p, bool backward, std::byte* scratch, const ParallelFor& parallel,
-                   const Body& body) {
-  const int64_t tiles = p.batch * p.heads * tiles_per_head<R>(p), workers = std::min(tiles, kWorkers);
+void for_each_tile(const MatrixStateForward& p, bool backward, std::byte* scratch,
+                   const ParallelFor& parallel, const Body& body) {
+  const int64_t tiles = p.batch * p.heads * tiles_per_head<R>(p),
+                workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
-    Carver carve(scratch + begin * scratch_bytes<R>(p, backward));  // nobody else begins here
+    // no other worker begins at this address
+    WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p, backward));
     Scratch<R> s(carve, p, backward);
-    for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i) body(tile_at<R>(p, i), s);
+    for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i)
+      body(tile_at<R>(p, i), s);
   });
 }
 
@@ -436,36 +504,40 @@ void forward(const MatrixStateForward& p, void* workspace, const ParallelFor& pa
                    [&](const Tile& tile, Scratch<R>& s) HWY_ATTR { forward_tile(p, tile, s); });
 }
 template <class R>
-void backward(const MatrixStateBackward& q, void* workspace, const ParallelFor& parallel) {
-  const MatrixStateForward& p = q.forward;
-  Carver carve(static_cast<std::byte*>(workspace));
-  const Partials<R> partials(carve, q);
+void backward(const MatrixStateBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const MatrixStateForward& p = bwd.forward;
+  WorkspaceArena carve(workspace);
+  const Partials<R> partials(carve, bwd);
   for_each_tile<R>(p, true, static_cast<std::byte*>(workspace) + carve.used(), parallel,
-                   [&](const Tile& tile, Scratch<R>& s) HWY_ATTR { backward_tile(q, tile, s, partials); });
+                   [&](const Tile& tile, Scratch<R>& s)
+                       HWY_ATTR { backward_tile(bwd, tile, s, partials); });
   const int64_t tiles = tiles_per_head<R>(p), rows = p.batch * p.time * p.heads;
-  void* const outputs[] = {q.dq, q.dk, q.da, q.db, q.ddecay};
+  void* const outputs[] = {bwd.dq, bwd.dk, bwd.da, bwd.db, bwd.ddecay};
   for (int i = 0; i < kSums && tiles > 1; ++i)
     if (outputs[i])
-      add_up(static_cast<const R*>(partials.sums[i]), tiles, rows * Partials<R>::dim(p, i), outputs[i], parallel);
-  add_up(partials.du, tiles * p.batch, p.heads * p.key_dim, q.du, parallel);
+      add_up(static_cast<const R*>(partials.sums[i]), tiles, rows * Partials<R>::dim(p, i),
+             outputs[i], parallel);
+  add_up(partials.du, tiles * p.batch, p.heads * p.key_dim, bwd.du, parallel);
 }
 
 template <class R>
-size_t bytes(const MatrixStateForward& p, const MatrixStateBackward* q) {
-  Carver count(nullptr);
-  if (q) Partials<R>(count, *q);
+size_t bytes(const MatrixStateForward& p, const MatrixStateBackward* bwd) {
+  WorkspaceArena count;
+  if (bwd) Partials<R>(count, *bwd);
   const int64_t workers = std::min(p.batch * p.heads * tiles_per_head<R>(p), kWorkers);
-  return count.used() + workers * scratch_bytes<R>(p, q != nullptr);
+  return count.used() + workers * scratch_bytes<R>(p, bwd != nullptr);
 }
 
-size_t state_bytes(const MatrixStateForward& p, const MatrixStateBackward* q) {
-  return p.dtype == DType::f64 ? bytes<double>(p, q) : bytes<float>(p, q);
+size_t state_bytes(const MatrixStateForward& p, const MatrixStateBackward* bwd) {
+  return p.dtype == DType::f64 ? bytes<double>(p, bwd) : bytes<float>(p, bwd);
 }
 void state_forward(const MatrixStateForward& p, void* workspace, const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel) : forward<float>(p, workspace, parallel);
+  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
+                        : forward<float>(p, workspace, parallel);
 }
-void state_backward(const MatrixStateBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel) : backward<float>(q, workspace, parallel);
+void state_backward(const MatrixStateBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -473,20 +545,15 @@ void state_backward(const MatrixStateBackward& q, void* workspace, const Paralle
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(state_bytes);
-HWY_EXPORT(state_forward);
-HWY_EXPORT(state_backward);
-
-namespace cpu {
-size_t workspace_bytes(const MatrixStateForward& p) { return HWY_DYNAMIC_DISPATCH(state_bytes)(p, nullptr); }
-size_t workspace_bytes(const MatrixStateBackward& q) { return HWY_DYNAMIC_DISPATCH(state_bytes)(q.forward, &q); }
-void matrix_state(const MatrixStateForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(state_forward)(p, workspace, parallel);
+size_t workspace_bytes(const MatrixStateForward& p) {
+  return HWY_DYNAMIC_DISPATCH(state_bytes)(p, nullptr);
 }
-void matrix_state(const MatrixStateBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(state_backward)(q, workspace, parallel);
+size_t workspace_bytes(const MatrixStateBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(state_bytes)(bwd.forward, &bwd);
 }
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(matrix_state, state_forward, MatrixStateForward)
+ASSAY_CPU_WORKSPACE_KERNEL(matrix_state, state_backward, MatrixStateBackward)
+}  // namespace assay::ops::cpu
 #endif

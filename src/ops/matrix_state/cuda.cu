@@ -1,11 +1,13 @@
 // The passes over chunks, one after the other.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/types.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 #include "ops/matrix_state/cuda_scalar.cuh"
 
 namespace assay::ops::cuda {
 namespace {
 
-cudaStream_t on(Stream stream) { return static_cast<cudaStream_t>(stream); }
+cudaStream_t on(Stream stream) { return cuda_stream(stream); }
 
 // Of a backward; of a forward with scalar decays only `sums` and `pass`.
 struct Scratch {
@@ -15,16 +17,18 @@ struct Scratch {
   size_t bytes;
 };
 Scratch scratch(const ChunkedForward& p, void* memory, bool backwards) {
-  const int64_t count = chunk_count(p) * p.heads, state = backwards ? count * p.value_dim * p.key_dim : 0;
-  const bool by_scalars = is_scalar(p), low = p.rule != Rule::linear;
-  Arena arena{static_cast<char*>(memory)};
+  const int64_t count = chunk_count(p) * p.heads,
+                state = backwards ? count * p.value_dim * p.key_dim : 0;
+  const bool by_scalars = is_scalar(p), low = p.rule != Rule::gla;
+  WorkspaceArena arena(memory);
   Scratch s;
   s.states.sums = {arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0),
                    arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0)};
-  s.states.before = arena.take<bf16>(by_scalars ? state : 0), s.states.dafter = arena.take<bf16>(state);
+  s.states.before = arena.take<bf16>(by_scalars ? state : 0);
+  s.states.dafter = arena.take<bf16>(state);
   s.dW = arena.take<bf16>(backwards && low ? count * kChunkSteps * p.value_dim : 0);
   s.pass = arena.take<char>(by_scalars ? scalar::pass_bytes(p) : chunks::pass_bytes(p));
-  s.bytes = arena.used;
+  s.bytes = arena.used();
   return s;
 }
 
@@ -32,46 +36,54 @@ Scratch scratch(const ChunkedForward& p, void* memory, bool backwards) {
 
 int64_t key_size(Rule rule, bool bonus, int64_t key_dim) {
   for (const int64_t size : {int64_t{64}, int64_t{96}, int64_t{128}, kLargestKey})
-    if (key_dim <= size) return size == 64 || !(bonus || rule == Rule::pair) ? size : 0;
+    if (key_dim <= size) return size == 64 || !(bonus || rule == Rule::dplr) ? size : 0;
   return 0;
 }
-int64_t value_size(int64_t value_dim, bool few_steps) {
-  const int64_t step = few_steps || value_dim <= 64 || value_dim % 48 == 0 ? 16 : 64;
+int64_t value_size(int64_t value_dim, bool decode) {
+  const int64_t step = decode || value_dim <= 64 || value_dim % 48 == 0 ? 16 : 64;
   return ceil_div(value_dim, step) * step;
 }
-bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::linear && p.decay_dim <= 1 && !p.u; }
+bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u; }
 int64_t chunk_count(const ChunkedForward& p) {
   return p.batch * ceil_div(p.time, is_scalar(p) ? kScalarChunkSteps : kChunkSteps);
 }
-int64_t key_gradients(const ChunkedForward& p) { return is_scalar(p) ? p.heads / scalar::sharers(p) : p.heads; }
+int64_t key_gradients(const ChunkedForward& p) {
+  return is_scalar(p) ? p.heads / scalar::sharers(p) : p.heads;
+}
 
 size_t chunk_bytes(const ChunkedForward& p) {
   return is_scalar(p) ? scalar::starts_bytes(p) : chunks::Layout(p, nullptr).bytes;
 }
 size_t workspace_bytes(const ChunkedForward& p) { return scratch(p, nullptr, false).bytes; }
-size_t workspace_bytes(const ChunkedBackward& q) { return scratch(q.forward, nullptr, true).bytes; }
+size_t workspace_bytes(const ChunkedBackward& bwd) {
+  return scratch(bwd.forward, nullptr, true).bytes;
+}
 
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
   const Scratch s = scratch(p, workspace, false);
-  if (is_scalar(p)) return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, on(stream));
+  if (is_scalar(p))
+    return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, on(stream));
   const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
   chunks::prepare(p, tiles, on(stream));
-  chunks::pass(p, {false, tiles, p.v, p.initial_state, static_cast<bf16*>(p.out), p.final_state, tiles.before, tiles.W},
+  chunks::pass(p,
+               {false, tiles, p.v, p.initial_state, static_cast<bf16*>(p.out), p.final_state,
+                tiles.before, tiles.W},
                s.pass, on(stream));
 }
 
-void matrix_state(const ChunkedBackward& q, void* workspace, Stream stream) {
-  const ChunkedForward& p = q.forward;
+void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
+  const ChunkedForward& p = bwd.forward;
   const Scratch s = scratch(p, workspace, true);
   if (is_scalar(p)) {
-    scalar::backward(q, static_cast<const float*>(p.chunks), s.states, s.pass, on(stream));
-    return scalar::gradients(q, s.states, on(stream));
+    scalar::backward(bwd, static_cast<const float*>(p.chunks), s.states, s.pass, on(stream));
+    return scalar::gradients(bwd, s.states, on(stream));
   }
   const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
   chunks::pass(p,
-               {true, tiles, q.dout, q.dfinal_state, static_cast<bf16*>(q.dv), q.dinitial_state, s.states.dafter, s.dW},
+               {true, tiles, bwd.dout, bwd.dfinal_state, static_cast<bf16*>(bwd.dv),
+                bwd.dinitial_state, s.states.dafter, s.dW},
                s.pass, on(stream));
-  chunks::gradients(q, tiles, s.states.dafter, s.dW, on(stream));
+  chunks::gradients(bwd, tiles, s.states.dafter, s.dW, on(stream));
 }
 
 }  // namespace assay::ops::cuda

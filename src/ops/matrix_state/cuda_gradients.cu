@@ -1,5 +1,8 @@
-// Gradients of the inputs of every chunk, for all chunks at once: from the state before it, the state's gradient behind
-// it, and what both passes left. A block a chunk and head, a thread a channel of K.
+// Gradients of the inputs of every chunk, for all chunks at once: from the state before it, the
+// state's gradient after it, and what both passes left. One block per chunk and head, one thread
+// per channel of K.
+#include "ops/cuda/fragment.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"
 
 namespace assay::ops::cuda::chunks {
@@ -7,7 +10,7 @@ namespace {
 
 constexpr int kSquare = kSteps + 8;
 constexpr int kSlice = 64;  // columns of the state that are in shared memory at once
-constexpr int kWide = kSlice + 8;
+constexpr int kSliceStride = kSlice + 8;
 
 // Gradients of the scores of step t against step j.
 struct alignas(16) Score {
@@ -15,29 +18,30 @@ struct alignas(16) Score {
 };
 
 template <Rule kRule, int kK>
-struct Shared {
+struct GradientSmem {
   static constexpr int kRow = kK + 8, kWarps = kK / 32;
   struct Slice {
     bf16 before[kSlice * kRow], dafter[kSlice * kRow];  // the state and its gradient, transposed
-    bf16 dout[kSteps * kWide], values[kSteps * kWide];
-    bf16 W[kLow<kRule> ? kSteps * kWide : 8], dW[kLow<kRule> ? kSteps * kWide : 8],
-        dU[kLow<kRule> ? kSteps * kWide : 8];
+    bf16 dout[kSteps * kSliceStride], values[kSteps * kSliceStride];
+    bf16 W[kLow<kRule> ? kSteps * kSliceStride : 8], dW[kLow<kRule> ? kSteps * kSliceStride : 8],
+        dU[kLow<kRule> ? kSteps * kSliceStride : 8];
   };
   union {
     Slice slice;
     float products[kLow<kRule> ? 4 : 2][kSteps][kK];  // gradients of q̃, k̂, ã, b̂
   };
-  bf16 q[kSteps * kK], k[kSteps * kK], a[kRule == Rule::pair ? kSteps * kK : 8],
-      b[kRule == Rule::pair ? kSteps * kK : 8];
+  bf16 q[kSteps * kK], k[kSteps * kK], a[kRule == Rule::dplr ? kSteps * kK : 8],
+      b[kRule == Rule::dplr ? kSteps * kK : 8];
   bf16 T[kLow<kRule> ? kSteps * kSquare : 8], G[kLow<kRule> ? kSteps * kSquare : 8];
   Score scores[kSteps][kSteps];
   float sums[kWarps][32];
 };
 
-// What a warp sums over the slices of V: its share of the products' columns, and of the gradients of the scores.
+// What a warp sums over the slices of V: its share of the products' columns, and of the gradients
+// of the scores.
 template <Rule kRule, int kK>
 struct Sums {
-  using S = Shared<kRule, kK>;
+  using S = GradientSmem<kRule, kK>;
   static constexpr int kProducts = kLow<kRule> ? 4 : 2, kCombinations = kLow<kRule> ? 4 : 1;
   static constexpr int kMine = (kCombinations + S::kWarps - 1) / S::kWarps;
   float products[kProducts][4][4] = {};  // 32 columns of each
@@ -47,36 +51,40 @@ struct Sums {
   // dU = Tᵀ dW + Gᵀ dout: what a step's own value and its row of the low-rank part receive.
   __device__ static void solve(S& s, int columns) {
     uint32_t T[4], G[4], b[4];
-    load_a_transposed(T, s.T, kSquare), load_a_transposed(G, s.G, kSquare);
+    load_a_km(T, PaddedTile<kSquare>{s.T});
+    load_a_km(G, PaddedTile<kSquare>{s.G});
     const int lane = threadIdx.x % 32;
     for (int first = threadIdx.x / 32 * 16; first < columns; first += S::kWarps * 16) {
       float c[2][4] = {};
-      load_b(b, s.slice.dW + first, kWide);
-      mma(c[0], T, b[0], b[1]), mma(c[1], T, b[2], b[3]);
-      load_b(b, s.slice.dout + first, kWide);
-      mma(c[0], G, b[0], b[1]), mma(c[1], G, b[2], b[3]);
+      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dW + first});
+      mma_m16n16k16(c[0], c[1], T, b);
+      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dout + first});
+      mma_m16n16k16(c[0], c[1], G, b);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int below = 0; below < 2; ++below)
-          *reinterpret_cast<uint32_t*>(s.slice.dU + (lane / 4 + below * 8) * kWide + first + half * 8 + lane % 4 * 2) =
-              pack(c[half][2 * below], c[half][2 * below + 1]);
+          *reinterpret_cast<uint32_t*>(s.slice.dU + (lane / 4 + below * 8) * kSliceStride + first +
+                                       half * 8 + lane % 4 * 2) =
+              pack_bf16x2(c[half][2 * below], c[half][2 * below + 1]);
     }
   }
 
   __device__ void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
     uint32_t a[4], b[4];
-    load_a(a, rows + v, kWide);
+    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      load_b(b, state + v * S::kRow + threadIdx.x / 32 * 32 + half * 16, S::kRow);
-      mma(c[2 * half], a, b[0], b[1]), mma(c[2 * half + 1], a, b[2], b[3]);
+      load_b_kn(b, PaddedTile<S::kRow>{state + v * S::kRow + threadIdx.x / 32 * 32 + half * 16});
+      mma_m16n16k16(c[2 * half], c[2 * half + 1], a, b);
     }
   }
-  __device__ static void add_scores(float (&c)[2][4], const bf16* rows, const bf16* columns, int v) {
+  __device__ static void add_scores(float (&c)[2][4], const bf16* rows, const bf16* columns,
+                                    int v) {
     uint32_t a[4], b[4];
-    load_a(a, rows + v, kWide), load_b_transposed(b, columns + v, kWide);
-    mma(c[0], a, b[0], b[1]), mma(c[1], a, b[2], b[3]);
+    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
+    load_b_nk(b, PaddedTile<kSliceStride>{columns + v});
+    mma_m16n16k16(c[0], c[1], a, b);
   }
 
   __device__ void add(S& s, int columns) {
@@ -84,16 +92,20 @@ struct Sums {
     for (int v = 0; v < columns; v += 16) {
       add_product(products[0], x.dout, x.before, v);
       if constexpr (kWrites<kRule>) add_product(products[1], x.values, x.dafter, v);
-      if constexpr (kLow<kRule>)
-        add_product(products[2], x.dU, x.before, v), add_product(products[3], x.W, x.dafter, v);
+      if constexpr (kLow<kRule>) {
+        add_product(products[2], x.dU, x.before, v);
+        add_product(products[3], x.W, x.dafter, v);
+      }
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {  // qk, qb, ak, ab
         const int which = threadIdx.x / 32 + i * S::kWarps;
-        if (which < kCombinations) add_scores(scores[i], which < 2 ? x.dout : x.dU, which % 2 == 0 ? x.values : x.W, v);
+        if (which < kCombinations)
+          add_scores(scores[i], which < 2 ? x.dout : x.dU, which % 2 == 0 ? x.values : x.W, v);
       }
     }
     for (int v = 0; v < columns; ++v)
-      decay += real(x.before[v * S::kRow + threadIdx.x]) * real(x.dafter[v * S::kRow + threadIdx.x]);
+      decay += to_compute(x.before[v * S::kRow + threadIdx.x]) *
+               to_compute(x.dafter[v * S::kRow + threadIdx.x]);
   }
 
   __device__ void store(S& s) {
@@ -104,7 +116,8 @@ struct Sums {
       for (int n = 0; n < 4; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          s.products[which][lane / 4 + e / 2 * 8][warp * 32 + n * 8 + lane % 4 * 2 + e % 2] = products[which][n][e];
+          s.products[which][lane / 4 + e / 2 * 8][warp * 32 + n * 8 + lane % 4 * 2 + e % 2] =
+              products[which][n][e];
 #pragma unroll
     for (int i = 0; i < kMine; ++i)
 #pragma unroll
@@ -112,7 +125,8 @@ struct Sums {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           if (const int which = warp + i * S::kWarps; which < kCombinations)
-            reinterpret_cast<float*>(&s.scores[lane / 4 + e / 2 * 8][n * 8 + lane % 4 * 2 + e % 2])[which] =
+            reinterpret_cast<float*>(
+                &s.scores[lane / 4 + e / 2 * 8][n * 8 + lane % 4 * 2 + e % 2])[which] =
                 scores[i][n][e];
   }
 };
@@ -144,19 +158,21 @@ struct Channel {
     }
   }
 
-  // Through the scores of all rows against column j. In: the gradients of k and b decayed to the chunk's end; out: of k
-  // and b themselves.
+  // Through the scores of all rows against column j. In: the gradients of k and b decayed to the
+  // chunk's end; out: of k and b themselves.
   template <class S>
-  __device__ void through_column(const S& s, int j, float k, float b, float bonus, float& dk, float& db) {
+  __device__ void through_column(const S& s, int j, float k, float b, float bonus, float& dk,
+                                 float& db) {
     float ks[kSteps], bs[kSteps];
-    ks[j] = k, bs[j] = b;
+    ks[j] = k;
+    bs[j] = b;
     const Score own = s.scores[j][j];
     if (kWrites<kRule>) dq[j] += own.qk * k * (kBonus ? bonus : 1);
     if (kLow<kRule>) dq[j] += own.qb * b;
 #pragma unroll
     for (int t = j + 1; t < kSteps; ++t) {
       const Score x = s.scores[t][j];
-      if (kRule == Rule::pair) da[t] += x.ak * ks[t - 1];
+      if (kRule == Rule::dplr) da[t] += x.ak * ks[t - 1];
       if (kLow<kRule>) {
         da[t] += x.ab * bs[t - 1];
         bs[t] = bs[t - 1] * decay[t];
@@ -175,7 +191,7 @@ struct Channel {
         dlog[t] += ks[t] * dk;
         dk *= decay[t];
         if (kBonus) dk += x.qk * q[t];
-        if (kRule == Rule::pair) dk += x.ak * a[t];
+        if (kRule == Rule::dplr) dk += x.ak * a[t];
       }
       if (kLow<kRule>) {
         db += x.qb * q[t];
@@ -190,8 +206,9 @@ struct Channel {
 
 // Numbers of each step summed over the channels: to `first` and `second` [B, T, H].
 template <class S>
-__device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* second, int steps, int64_t stride) {
-  s.sums[threadIdx.x / 32][threadIdx.x % 32] = sum_over_lanes(v);
+__device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* second, int steps,
+                                  int64_t stride) {
+  s.sums[threadIdx.x / 32][threadIdx.x % 32] = transposed_sum<32>(v);
   __syncthreads();
   if (threadIdx.x >= 32) return;
   float sum = 0;
@@ -202,20 +219,25 @@ __device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* sec
 
 template <Rule kRule, int kK, bool kBonus>
 __global__ void __launch_bounds__(kK, 384 / kK)
-    gradients_kernel(ChunkedBackward q, Prepared tiles, const bf16* dstates, const bf16* dW) {
-  using S = Shared<kRule, kK>;
+    gradients_kernel(ChunkedBackward bwd, Prepared tiles, const bf16* dstates, const bf16* dW) {
+  using S = GradientSmem<kRule, kK>;
   extern __shared__ __align__(16) char memory[];
   S& s = *reinterpret_cast<S*>(memory);
-  const ChunkedForward& p = q.forward;
+  const ChunkedForward& p = bwd.forward;
   const Chunk<kRule, kK> c(p, blockIdx.x);
   const int n = threadIdx.x;
   const int64_t V = p.value_dim;
 
-  auto input = [&](bf16* to, const Heads& x) {
-    copy_tile(to, kK, row<bf16>(x, p.heads, c.batch, c.start, c.head, kK), x.rows.time_stride, kSteps, kK, c.steps);
+  auto input = [&](bf16* to, const HeadView& x) {
+    copy_tile(to, kK, row<bf16>(x, p.heads, c.batch, c.start, c.head, kK), x.rows.time_stride,
+              kSteps, kK, c.steps);
   };
-  input(s.q, p.q), input(s.k, p.k);
-  if constexpr (kRule == Rule::pair) input(s.a, p.a), input(s.b, p.b);
+  input(s.q, p.q);
+  input(s.k, p.k);
+  if constexpr (kRule == Rule::dplr) {
+    input(s.a, p.a);
+    input(s.b, p.b);
+  }
   float decay[kSteps][1], rate[kSteps];
   c.decays(n, decay);
   if constexpr (kRule == Rule::delta)
@@ -230,20 +252,26 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     __syncthreads();
     copy_tile(x.before, S::kRow, tiles.before + state, kK, columns, kK);
     copy_tile(x.dafter, S::kRow, dstates + state, kK, columns, kK);
-    auto values = [&](bf16* to, const Heads& from) {
-      copy_tile(to, kWide, row<bf16>(from, p.heads, c.batch, c.start, c.head, V) + first, from.rows.time_stride, kSteps,
-                columns, c.steps);
+    auto values = [&](bf16* to, const HeadView& from) {
+      copy_tile(to, kSliceStride, row<bf16>(from, p.heads, c.batch, c.start, c.head, V) + first,
+                from.rows.time_stride, kSteps, columns, c.steps);
     };
-    values(x.dout, q.dout), values(x.values, p.v);
+    values(x.dout, bwd.dout);
+    values(x.values, p.v);
     if constexpr (kLow<kRule>) {
-      copy_tile(x.W, kWide, tiles.W + low, V, kSteps, columns), copy_tile(x.dW, kWide, dW + low, V, kSteps, columns);
+      copy_tile(x.W, kSliceStride, tiles.W + low, V, kSteps, columns);
+      copy_tile(x.dW, kSliceStride, dW + low, V, kSteps, columns);
       const int64_t square = c.index * kSteps * kSteps;
       if (first == 0) copy_tile(s.T, kSquare, tiles.T + square, kSteps, kSteps, kSteps);
       if (first == 0) copy_tile(s.G, kSquare, tiles.G + square, kSteps, kSteps, kSteps);
     }
-    commit_copies(), wait_copies<0>();
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
     __syncthreads();
-    if constexpr (kLow<kRule>) sums.solve(s, columns), __syncthreads();
+    if constexpr (kLow<kRule>) {
+      sums.solve(s, columns);
+      __syncthreads();
+    }
     sums.add(s, columns);
   }
   __syncthreads();  // the products take the slices' place
@@ -253,9 +281,11 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   Channel<kRule, kBonus> channel;
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
-    channel.q[t] = real(s.q[t * kK + n]) * p.scale, channel.decay[t] = decay[t][0];
-    if constexpr (kRule == Rule::pair) channel.a[t] = real(s.a[t * kK + n]);
-    if constexpr (kRule == Rule::delta) channel.a[t] = -rate[t] * decay[t][0] * real(s.k[t * kK + n]);
+    channel.q[t] = to_compute(s.q[t * kK + n]) * p.scale;
+    channel.decay[t] = decay[t][0];
+    if constexpr (kRule == Rule::dplr) channel.a[t] = to_compute(s.a[t * kK + n]);
+    if constexpr (kRule == Rule::delta)
+      channel.a[t] = -rate[t] * decay[t][0] * to_compute(s.k[t * kK + n]);
   }
   channel.through_state(s, n, sums.decay);
   const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // of [B, T, H]
@@ -266,58 +296,62 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   float du = 0, dkey[kRule == Rule::delta ? kSteps : 1];
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
-    const float k = real(s.k[j * kK + n]), b = kRule == Rule::pair ? real(s.b[j * kK + n]) : k;  // delta: its key is b
+    // delta: its key is b
+    const float k = to_compute(s.k[j * kK + n]),
+                b = kRule == Rule::dplr ? to_compute(s.b[j * kK + n]) : k;
     float dk = 0, db = 0;
     if constexpr (kWrites<kRule>) dk = s.products[1][j][n];
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
     channel.through_column(s, j, k, b, bonus, dk, db);
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
     if constexpr (kRule == Rule::delta) dkey[j] = db;
-    else put(q.dk, j, dk);
-    if constexpr (kRule == Rule::pair) put(q.db, j, db);
+    else put(bwd.dk, j, dk);
+    if constexpr (kRule == Rule::dplr) put(bwd.db, j, db);
   }
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
-    put(q.dq, t, channel.dq[t] * p.scale);
-    if constexpr (kRule == Rule::pair) put(q.da, t, channel.da[t]);
+    put(bwd.dq, t, channel.dq[t] * p.scale);
+    if constexpr (kRule == Rule::dplr) put(bwd.da, t, channel.da[t]);
   }
-  if constexpr (kBonus) q.du[c.index * kK + n] = du;
+  if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
 
   float v[32] = {};
   if constexpr (kRule == Rule::delta) {  // a = −β decay k
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      put(q.dk, t, dkey[t] - rate[t] * channel.decay[t] * channel.da[t]);
-      v[t] = -channel.decay[t] * real(s.k[t * kK + n]) * channel.da[t] + (n == 0 ? s.scores[t][t].ak : 0);
+      put(bwd.dk, t, dkey[t] - rate[t] * channel.decay[t] * channel.da[t]);
+      v[t] = -channel.decay[t] * to_compute(s.k[t * kK + n]) * channel.da[t] +
+             (n == 0 ? s.scores[t][t].ak : 0);
       channel.dlog[t] += channel.a[t] * channel.da[t];
     }
   }
-  const bool by_head = q.dlog_decay && p.decay_dim == 1;
-  if (q.dlog_decay && !by_head)
+  const bool by_head = bwd.dlog_decay && p.decay_dim == 1;
+  if (bwd.dlog_decay && !by_head)
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       if (t >= c.steps) break;
       const int64_t at = (first + t * p.heads) * kK + n;
-      if (p.decay_dtype == DType::f32) static_cast<float*>(q.dlog_decay)[at] = channel.dlog[t];
-      else static_cast<bf16*>(q.dlog_decay)[at] = __float2bfloat16(channel.dlog[t]);
+      if (p.decay_dtype == DType::f32) static_cast<float*>(bwd.dlog_decay)[at] = channel.dlog[t];
+      else static_cast<bf16*>(bwd.dlog_decay)[at] = __float2bfloat16(channel.dlog[t]);
     }
   if (by_head)
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) v[kSteps + t] = channel.dlog[t];
   if (kRule == Rule::delta || by_head)
-    sum_over_channels(s, v, q.dbeta ? q.dbeta + first : nullptr,
-                      by_head ? static_cast<float*>(q.dlog_decay) + first : nullptr, c.steps, p.heads);
+    sum_over_channels(s, v, bwd.dbeta ? bwd.dbeta + first : nullptr,
+                      by_head ? static_cast<float*>(bwd.dlog_decay) + first : nullptr, c.steps,
+                      p.heads);
 }
 
 }  // namespace
 
-void gradients(const ChunkedBackward& q, const Prepared& tiles, const bf16* dstates, const bf16* dW,
-               cudaStream_t stream) {
-  const ChunkedForward& p = q.forward;
+void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
+               const bf16* dW, cudaStream_t stream) {
+  const ChunkedForward& p = bwd.forward;
   const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
   with_case(p, [&](auto which, auto size) {
-    launch_shared(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
-                  sizeof(Shared<which.kRule, size.value>), stream, q, tiles, dstates, dW);
+    launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
+                  sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, tiles, dstates, dW);
   });
   check_launch("matrix_state, gradients");
 }

@@ -1,6 +1,8 @@
 #pragma once
-// The inputs of a chunk of 16 steps of one head, as the passes read them. Steps behind the end of a sequence keep the
-// state as it is and read and write nothing.
+// The inputs of a chunk of 16 steps of one head, as the passes read them. Steps past the end of a
+// sequence keep the state as it is and read and write nothing.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/types.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
@@ -12,32 +14,37 @@ struct Chunk {
   int steps;  // of the 16 that are there
   __device__ Chunk(const ChunkedForward& parameters, int64_t i) : p(parameters), index(i) {
     const unsigned heads = p.heads, chunks = ceil_div(p.time, kSteps), row = unsigned(i) / heads;
-    head = unsigned(i) % heads, batch = row / chunks, start = int64_t(row % chunks) * kSteps;
+    head = unsigned(i) % heads;
+    batch = row / chunks;
+    start = int64_t(row % chunks) * kSteps;
     steps = int(p.time - start < kSteps ? p.time - start : kSteps);
   }
-  __device__ int64_t time(int t) const { return start + min(t, steps - 1); }  // loads without a branch
+  // loads without a branch
+  __device__ int64_t time(int t) const { return start + min(t, steps - 1); }
 
-  template <int kWide>
-  __device__ Pack<bf16, kWide> vector(const Heads& x, int t, int n) const {
-    const auto from = *reinterpret_cast<const Pack<bf16, kWide>*>(row<bf16>(x, p.heads, batch, time(t), head, kK) + n);
-    return t < steps ? from : Pack<bf16, kWide>{};
+  template <int kPerLane>
+  __device__ Vec<bf16, kPerLane> vector(const HeadView& x, int t, int n) const {
+    const auto from = *reinterpret_cast<const Vec<bf16, kPerLane>*>(
+        row<bf16>(x, p.heads, batch, time(t), head, kK) + n);
+    return t < steps ? from : Vec<bf16, kPerLane>{};
   }
   // Decays of the 16 steps.
-  template <int kWide>
-  __device__ void decays(int n, float (&to)[kSteps][kWide]) const {
+  template <int kPerLane>
+  __device__ void decays(int n, float (&to)[kSteps][kPerLane]) const {
     auto fill = [&](auto&& log_decay) {
-      float logs[kSteps][kWide];
+      float logs[kSteps][kPerLane];
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
 #pragma unroll
-        for (int i = 0; i < kWide; ++i) logs[t][i] = log_decay(time(t), p.decay_dim == 1 ? 0 : n + i);
+        for (int i = 0; i < kPerLane; ++i)
+          logs[t][i] = log_decay(time(t), p.decay_dim == 1 ? 0 : n + i);
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
 #pragma unroll
-        for (int i = 0; i < kWide; ++i) to[t][i] = t < steps ? __expf(logs[t][i]) : 1;
+        for (int i = 0; i < kPerLane; ++i) to[t][i] = t < steps ? __expf(logs[t][i]) : 1;
     };
     auto at = [&]<class T>(T, int64_t t, int n) {
-      return real(row<T>(p.log_decay, p.heads, batch, t, head, p.decay_dim)[n]);
+      return to_compute(row<T>(p.log_decay, p.heads, batch, t, head, p.decay_dim)[n]);
     };
     if (!p.log_decay.rows.data) fill([](int64_t, int) { return 0.f; });
     else if (p.decay_dtype == DType::f32) fill([&](int64_t t, int n) { return at(float{}, t, n); });
@@ -50,42 +57,47 @@ struct Chunk {
   }
   __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
 
-  template <int kWide>
-  __device__ void store(bf16* tiles, int t, int n, const float (&x)[kWide]) const {
-    Pack<bf16, kWide> to;
+  template <int kPerLane>
+  __device__ void store(bf16* tiles, int t, int n, const float (&x)[kPerLane]) const {
+    Vec<bf16, kPerLane> to;
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) to.at[i] = __float2bfloat16(x[i]);
-    *reinterpret_cast<Pack<bf16, kWide>*>(tiles + (index * kSteps + t) * kK + n) = to;
+    for (int i = 0; i < kPerLane; ++i) to.at[i] = __float2bfloat16(x[i]);
+    *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles + (index * kSteps + t) * kK + n) = to;
   }
 };
 
-// The 16 steps of kWide neighbouring channels. The delta rule's key is its b, and its a is −β decay k: it reads the
-// state behind the decay.
-template <Rule kRule, int kWide>
+// The 16 steps of kPerLane neighbouring channels. The delta rule's key is its b, and its a is −β
+// decay k: it reads the state after the decay.
+template <Rule kRule, int kPerLane>
 struct Steps {
-  Pack<bf16, kWide> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
-  float decay[kSteps][kWide], rate[kSteps], scale;
+  Vec<bf16, kPerLane> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
+  float decay[kSteps][kPerLane], rate[kSteps], scale;
 
   template <int kK>
   __device__ void load(const Chunk<kRule, kK>& c, int n) {
     scale = c.p.scale;
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      raw_q[t] = c.template vector<kWide>(c.p.q, t, n);
-      if constexpr (kWrites<kRule>) raw_k[t] = c.template vector<kWide>(c.p.k, t, n);
-      if constexpr (kRule == Rule::delta) raw_b[t] = c.template vector<kWide>(c.p.k, t, n), rate[t] = c.rate(t);
-      if constexpr (kRule == Rule::pair)
-        raw_a[t] = c.template vector<kWide>(c.p.a, t, n), raw_b[t] = c.template vector<kWide>(c.p.b, t, n);
+      raw_q[t] = c.template vector<kPerLane>(c.p.q, t, n);
+      if constexpr (kWrites<kRule>) raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
+      if constexpr (kRule == Rule::delta) {
+        raw_b[t] = c.template vector<kPerLane>(c.p.k, t, n);
+        rate[t] = c.rate(t);
+      }
+      if constexpr (kRule == Rule::dplr) {
+        raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
+        raw_b[t] = c.template vector<kPerLane>(c.p.b, t, n);
+      }
     }
     c.decays(n, decay);
   }
-  __device__ float q(int t, int i) const { return real(raw_q[t].at[i]) * scale; }
-  __device__ float k(int t, int i) const { return kWrites<kRule> ? real(raw_k[t].at[i]) : 0; }
-  __device__ float b(int t, int i) const { return kLow<kRule> ? real(raw_b[t].at[i]) : 0; }
+  __device__ float q(int t, int i) const { return to_compute(raw_q[t].at[i]) * scale; }
+  __device__ float k(int t, int i) const { return kWrites<kRule> ? to_compute(raw_k[t].at[i]) : 0; }
+  __device__ float b(int t, int i) const { return kLow<kRule> ? to_compute(raw_b[t].at[i]) : 0; }
   __device__ float a(int t, int i) const {
-    if constexpr (kRule == Rule::linear) return 0;
-    else if constexpr (kRule == Rule::pair) return real(raw_a[t].at[i]);
-    else return -rate[t] * decay[t][i] * real(raw_b[t].at[i]);
+    if constexpr (kRule == Rule::gla) return 0;
+    else if constexpr (kRule == Rule::dplr) return to_compute(raw_a[t].at[i]);
+    else return -rate[t] * decay[t][i] * to_compute(raw_b[t].at[i]);
   }
 };
 

@@ -1,7 +1,10 @@
-// One pass over the chunks in order of time, or against it: all that is sequential. A warp has 16 columns of a head's
-// state in registers, transposed, as the sums of one product and the operand of the next.
+// One pass over the chunks in order of time, or against it: all that is sequential. A warp has 16
+// columns of a head's state in registers, transposed, as the sums of one product and the operand
+// of the next.
 #include <algorithm>
 
+#include "ops/cuda/fragment.cuh"
+#include "ops/cuda/launch.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
@@ -10,19 +13,21 @@ namespace {
 constexpr int kStages = 4;
 constexpr int kSquare = kSteps + 8;  // row strides with which ldmatrix meets every bank once
 constexpr int kMaxColumns = 64;      // of the state, a block
-constexpr int64_t kFill = 264;       // blocks that keep a GPU busy: two a multiprocessor
 
 // What the blocks of one launch do: segment by segment of a sequence, `columns` of the state each.
-struct Task {
+struct PassParams {
   Pass pass;
-  int64_t segments, chunks;     // of a sequence; of a segment but the last
-  int64_t columns, parts;       // of a block; blocks for all columns of the values
-  const float* starts;          // in  [B, H, segments, K, V] the state before each segment; null: zeros, and no output
-  float *local, *turn, *total;  // out a segment's own state [.., K, V], what it makes of the one before it
-};                              //     [.., K, K] or, without a part of low rank, [.., K]
+  int64_t segments, chunks;  // of a sequence; of a segment but the last
+  int64_t columns, parts;    // of a block; blocks for all columns of the values
+  // in  [B, H, segments, K, V] the state before each segment; null: zeros, and no output
+  const float* starts;
+  // out a segment's own state [.., K, V], what it makes of the one before it
+  float *local, *turn, *total;
+};  //     [.., K, K] or, without a part of low rank, [.., K]
 
-// A chunk's tiles in shared memory. Forwards: out = A values + P S, W = Y values + R S, S ← decay S + Kᵀ values + Bᵀ W.
-// Backwards: dW = B H, dv = Aᵀ values + K H + Yᵀ dW, H ← decay H + Pᵀ values + Rᵀ dW.
+// A chunk's tiles in shared memory. Forwards: out = A values + P S, W = Y values + R S, S ← decay
+// S + Kᵀ values + Bᵀ W. Backwards: dW = B H, dv = Aᵀ values + K H + Yᵀ dW, H ← decay H + Pᵀ
+// values + Rᵀ dW.
 template <Rule kRule, int kK>
 struct Stage {
   static constexpr int kRow = kK + 8;
@@ -34,13 +39,13 @@ struct Stage {
   float decay[kK];
 };
 
-// kWhole: with outputs, from the states before the segments; else the segments alone.
-template <Rule kRule, int kK, bool kBackwards, bool kWhole>
-struct Walk {
+// kWithOutputs: with outputs, from the states before the segments; else the segments alone.
+template <Rule kRule, int kK, bool kBackwards, bool kWithOutputs>
+struct ChunkPass {
   using Tiles = Stage<kRule, kK>;
   static constexpr int kRow = Tiles::kRow;
   const ChunkedForward& p;
-  const Task& task;
+  const PassParams& task;
   int64_t batch, head, segment, chunks;  // chunks of the sequence
   int first;                             // column
   bool is_turn;                          // follows the unit matrix, not the values
@@ -55,49 +60,59 @@ struct Walk {
     if (i < end()) {
       const int64_t at = index(i);
       const Prepared& from = task.pass.tiles;
-      auto vectors = [&](bf16* tile, const bf16* of) { copy_tile(tile, kRow, of + at * kSteps * kK, kK, kSteps, kK); };
+      auto vectors = [&](bf16* tile, const bf16* of) {
+        copy_tile(tile, kRow, of + at * kSteps * kK, kK, kSteps, kK);
+      };
       auto squares = [&](bf16* tile, const bf16* of) {
         copy_tile(tile, kSquare, of + at * kSteps * kSteps, kSteps, kSteps, kSteps);
       };
-      if constexpr (kWhole || kBackwards) vectors(to.P, from.P);
-      if constexpr (kWhole) squares(to.A, from.A);
-      if constexpr (kWrites<kRule> && (kWhole || !kBackwards)) vectors(to.K, from.K);
-      if constexpr (kLow<kRule>) vectors(to.R, from.R), vectors(to.B, from.B), squares(to.Y, from.Y);
-      if (kWhole || !is_turn) {
-        const bf16* values = row<bf16>(task.pass.values, p.heads, batch, start(i), head, p.value_dim) + first;
-        copy_tile(to.values, kMaxColumns + 8, values, task.pass.values.rows.time_stride, kSteps, int(task.columns),
-                  int(min(int64_t{kSteps}, p.time - start(i))));
+      if constexpr (kWithOutputs || kBackwards) vectors(to.P, from.P);
+      if constexpr (kWithOutputs) squares(to.A, from.A);
+      if constexpr (kWrites<kRule> && (kWithOutputs || !kBackwards)) vectors(to.K, from.K);
+      if constexpr (kLow<kRule>) {
+        vectors(to.R, from.R);
+        vectors(to.B, from.B);
+        squares(to.Y, from.Y);
       }
-      for (int n = threadIdx.x * 4; n < kK; n += blockDim.x * 4) copy(to.decay + n, from.decay + at * kK + n);
+      if (kWithOutputs || !is_turn) {
+        const bf16* values =
+            row<bf16>(task.pass.values, p.heads, batch, start(i), head, p.value_dim) + first;
+        copy_tile(to.values, kMaxColumns + 8, values, task.pass.values.rows.time_stride, kSteps,
+                  int(task.columns), int(min(int64_t{kSteps}, p.time - start(i))));
+      }
+      for (int n = threadIdx.x * 4; n < kK; n += blockDim.x * 4)
+        cp_async_16(to.decay + n, from.decay + at * kK + n);
     }
-    commit_copies();
+    cp_async_commit_group();
   }
 
   // c [16 columns, 16 steps] += state times the rows of a tile.
-  __device__ static void read_state(float (&c)[2][4], const uint32_t (&state)[kK / 16][4], const bf16* tile) {
+  __device__ static void read_state(float (&c)[2][4], const uint32_t (&state)[kK / 16][4],
+                                    const bf16* tile) {
 #pragma unroll
     for (int k = 0; k < kK / 16; ++k) {
       uint32_t b[4];
-      load_b_transposed(b, tile + k * 16, kRow);
-      mma(c[0], state[k], b[0], b[1]), mma(c[1], state[k], b[2], b[3]);
+      load_b_nk(b, PaddedTile<kRow>{tile + k * 16});
+      mma_m16n16k16(c[0], c[1], state[k], b);
     }
   }
   // state += x [16 columns, 16 steps] times a tile.
-  __device__ static void write_state(float (&state)[kK / 8][4], const uint32_t (&x)[4], const bf16* tile) {
+  __device__ static void write_state(float (&state)[kK / 8][4], const uint32_t (&x)[4],
+                                     const bf16* tile) {
 #pragma unroll
     for (int k = 0; k < kK / 16; ++k) {
       uint32_t b[4];
-      load_b(b, tile + k * 16, kRow);
-      mma(state[2 * k], x, b[0], b[1]), mma(state[2 * k + 1], x, b[2], b[3]);
+      load_b_kn(b, PaddedTile<kRow>{tile + k * 16});
+      mma_m16n16k16(state[2 * k], state[2 * k + 1], x, b);
     }
   }
   // c += x times a 16 × 16 tile, or its transpose.
   template <bool kTransposed>
   __device__ static void square(float (&c)[2][4], const uint32_t (&x)[4], const bf16* tile) {
     uint32_t b[4];
-    if constexpr (kTransposed) load_b_transposed(b, tile, kSquare);
-    else load_b(b, tile, kSquare);
-    mma(c[0], x, b[0], b[1]), mma(c[1], x, b[2], b[3]);
+    if constexpr (kTransposed) load_b_nk(b, PaddedTile<kSquare>{tile});
+    else load_b_kn(b, PaddedTile<kSquare>{tile});
+    mma_m16n16k16(c[0], c[1], x, b);
   }
 
   // [16 columns, 16 steps] to `to` [16, stride], of which `steps` are there.
@@ -107,10 +122,11 @@ struct Walk {
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int right = 0; right < 2; ++right) {
-        uint32_t x = pack(c[half][2 * right], c[half][2 * right + 1]);
-        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+        uint32_t x = pack_bf16x2(c[half][2 * right], c[half][2 * right + 1]);
+        movmatrix_trans(x);
         const int step = half * 8 + lane / 4;
-        if (step < steps) *reinterpret_cast<uint32_t*>(to + step * stride + right * 8 + lane % 4 * 2) = x;
+        if (step < steps)
+          *reinterpret_cast<uint32_t*>(to + step * stride + right * 8 + lane % 4 * 2) = x;
       }
   }
   __device__ static void store(bf16* to, const uint32_t (&state)[kK / 16][4]) {
@@ -119,43 +135,47 @@ struct Walk {
     for (int k = 0; k < kK / 16; ++k)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        *reinterpret_cast<uint32_t*>(to + (lane / 4 + e % 2 * 8) * kK + k * 16 + e / 2 * 8 + lane % 4 * 2) =
-            state[k][e];
+        *reinterpret_cast<uint32_t*>(to + (lane / 4 + e % 2 * 8) * kK + k * 16 + e / 2 * 8 +
+                                     lane % 4 * 2) = state[k][e];
   }
 
   __device__ void chunk(float (&state)[kK / 8][4], const Tiles& t, int64_t i) const {
     const int own = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;
     uint32_t before[kK / 16][4], values[4], low[4];
 #pragma unroll
-    for (int k = 0; k < kK / 16; ++k) pack(before[k], state[2 * k], state[2 * k + 1]);
-    if (kWhole || !is_turn) load_a_transposed(values, t.values + own, kMaxColumns + 8);
+    for (int k = 0; k < kK / 16; ++k) pack_operand(before[k], state[2 * k], state[2 * k + 1]);
+    if (kWithOutputs || !is_turn) load_a_km(values, PaddedTile<kMaxColumns + 8>{t.values + own});
     else values[0] = values[1] = values[2] = values[3] = 0;
 
     float W[2][4] = {}, out[2][4] = {};
     if constexpr (kLow<kRule>) {
       if constexpr (!kBackwards) square<true>(W, values, t.Y);
       read_state(W, before, kBackwards ? t.B : t.R);
-      pack(low, W[0], W[1]);
+      pack_operand(low, W[0], W[1]);
     }
 #pragma unroll
     for (int k = 0; k < kK / 8; ++k) {
       const float2 decay = *reinterpret_cast<const float2*>(t.decay + k * 8 + lane % 4 * 2);
-      state[k][0] *= decay.x, state[k][1] *= decay.y, state[k][2] *= decay.x, state[k][3] *= decay.y;
+      state[k][0] *= decay.x;
+      state[k][1] *= decay.y;
+      state[k][2] *= decay.x;
+      state[k][3] *= decay.y;
     }
     if constexpr (kBackwards || kWrites<kRule>) write_state(state, values, kBackwards ? t.P : t.K);
     if constexpr (kLow<kRule>) write_state(state, low, kBackwards ? t.R : t.B);
 
-    if constexpr (!kWhole) return;
+    if constexpr (!kWithOutputs) return;
     square<!kBackwards>(out, values, t.A);
     if constexpr (!kBackwards || kWrites<kRule>) read_state(out, before, kBackwards ? t.K : t.P);
     if constexpr (kBackwards && kLow<kRule>) square<false>(out, low, t.Y);
 
     const int64_t at = index(i), column = first + own;
     const int steps = int(min(int64_t{kSteps}, p.time - start(i)));
-    store(task.pass.out + ((batch * p.time + start(i)) * p.heads + head) * p.value_dim + column, p.heads * p.value_dim,
-          steps, out);
+    store(task.pass.out + ((batch * p.time + start(i)) * p.heads + head) * p.value_dim + column,
+          p.heads * p.value_dim, steps, out);
     if (task.pass.states) store(task.pass.states + (at * p.value_dim + column) * kK, before);
-    if (kLow<kRule> && task.pass.W) store(task.pass.W + at * kSteps * p.value_dim + column, p.value_dim, kSteps, W);
+    if (kLow<kRule> && task.pass.W)
+      store(task.pass.W + at * kSteps * p.value_dim + column, p.value_dim, kSteps, W);
   }
 
   // f(the state's numbers of this thread, their place in [K, width]).
@@ -177,21 +197,26 @@ struct Walk {
     float state[kK / 8][4], total[kK / 8][2];
 #pragma unroll
     for (int k = 0; k < kK / 8; ++k) total[k][0] = total[k][1] = 1;
-    const float* from = kWhole && task.starts ? task.starts + of_segment * kK * p.value_dim : nullptr;
-    each(state, p.value_dim, [&](float& x, int at, bool unit) { x = from ? from[at] : !kWhole && is_turn && unit; });
+    const float* from =
+        kWithOutputs && task.starts ? task.starts + of_segment * kK * p.value_dim : nullptr;
+    each(state, p.value_dim, [&](float& x, int at, bool unit) {
+      x = from ? from[at] : !kWithOutputs && is_turn && unit;
+    });
     for (int64_t i = begin(); i < end(); ++i) {
       const int64_t stage = i - begin();
-      wait_copies<kStages - 2>();
+      cp_async_wait_group<kStages - 2>();
       __syncthreads();  // the chunk has arrived, and the one before it is no longer read
       fetch(stages[(stage + kStages - 1) % kStages], i + kStages - 1);
       const Tiles& t = stages[stage % kStages];
       chunk(state, t, i);
-      if constexpr (!kWhole && !kLow<kRule>)
+      if constexpr (!kWithOutputs && !kLow<kRule>)
 #pragma unroll
-        for (int k = 0; k < kK / 8; ++k)
-          total[k][0] *= t.decay[k * 8 + threadIdx.x % 4 * 2], total[k][1] *= t.decay[k * 8 + threadIdx.x % 4 * 2 + 1];
+        for (int k = 0; k < kK / 8; ++k) {
+          total[k][0] *= t.decay[k * 8 + threadIdx.x % 4 * 2];
+          total[k][1] *= t.decay[k * 8 + threadIdx.x % 4 * 2 + 1];
+        }
     }
-    if constexpr (kWhole) {
+    if constexpr (kWithOutputs) {
       if (segment + 1 < task.segments) return;
       float* to = task.pass.last + of_head * kK * p.value_dim;
       each(state, p.value_dim, [&](float x, int at, bool) { to[at] = x; });
@@ -202,32 +227,34 @@ struct Walk {
       if (!kLow<kRule> && first == 0 && threadIdx.x < 4)
 #pragma unroll
         for (int k = 0; k < kK / 8; ++k)
-          for (int e = 0; e < 2; ++e) task.total[of_segment * kK + k * 8 + threadIdx.x * 2 + e] = total[k][e];
+          for (int e = 0; e < 2; ++e)
+            task.total[of_segment * kK + k * 8 + threadIdx.x * 2 + e] = total[k][e];
     }
   }
 };
 
-template <Rule kRule, int kK, bool kBackwards, bool kWhole>
-__global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p, Task task) {
+template <Rule kRule, int kK, bool kBackwards, bool kWithOutputs>
+__global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p, PassParams task) {
   extern __shared__ __align__(16) char memory[];
-  const int64_t parts = task.parts + (!kWhole && kLow<kRule> ? kK / task.columns : 0);
+  const int64_t parts = task.parts + (!kWithOutputs && kLow<kRule> ? kK / task.columns : 0);
   const int64_t part = blockIdx.x % parts, segment = blockIdx.x / parts % task.segments;
   const int64_t head = blockIdx.x / parts / task.segments;
   const bool is_turn = part >= task.parts;
-  Walk<kRule, kK, kBackwards, kWhole>{p,
-                                      task,
-                                      head / p.heads,
-                                      head % p.heads,
-                                      segment,
-                                      ceil_div(p.time, kSteps),
-                                      int((part - (is_turn ? task.parts : 0)) * task.columns),
-                                      is_turn}
+  ChunkPass<kRule, kK, kBackwards, kWithOutputs>{
+      p,
+      task,
+      head / p.heads,
+      head % p.heads,
+      segment,
+      ceil_div(p.time, kSteps),
+      int((part - (is_turn ? task.parts : 0)) * task.columns),
+      is_turn}
       .run(reinterpret_cast<Stage<kRule, kK>*>(memory));
 }
 
 // The state before each segment: S ← turn S + local. A block has 16 columns of one head's state.
 template <bool kDiagonal>
-__global__ void __launch_bounds__(256) carry_kernel(Task task, float* starts, int K, int V) {
+__global__ void __launch_bounds__(256) carry_kernel(PassParams task, float* starts, int K, int V) {
   extern __shared__ float state[];  // [K, 16], two of them
   const int64_t head = blockIdx.x / (V / 16);
   const int column = threadIdx.x % 16, v = blockIdx.x % (V / 16) * 16 + column;
@@ -254,50 +281,54 @@ __global__ void __launch_bounds__(256) carry_kernel(Task task, float* starts, in
       next[n * 16 + column] = sum;
     }
     float* other = now;
-    now = next, next = other;
+    now = next;
+    next = other;
   }
 }
 
 // How the sequences are cut, and the memory of the segments' states.
 struct Plan {
-  Task task{};
+  PassParams task{};
   float* starts = nullptr;
   size_t bytes;
   Plan(const ChunkedForward& p, void* memory) {
-    const int64_t heads = p.batch * p.heads, chunks = ceil_div(p.time, kSteps), K = p.key_dim, V = p.value_dim;
+    const int64_t heads = p.batch * p.heads, chunks = ceil_div(p.time, kSteps), K = p.key_dim,
+                  V = p.value_dim;
     task.columns = kMaxColumns;
     while (V % task.columns || K % task.columns) task.columns -= 16;
     task.parts = V / task.columns;
-    const int64_t wanted = ceil_div(kFill, heads * task.parts);
-    task.segments = heads * task.parts >= kFill / 2 ? 1 : std::max<int64_t>(1, std::min(wanted, chunks / 16));
+    const int64_t busy = 2 * sm_count();  // two blocks per SM keep the GPU busy
+    const int64_t wanted = ceil_div(busy, heads * task.parts);
+    task.segments =
+        heads * task.parts >= busy / 2 ? 1 : std::max<int64_t>(1, std::min(wanted, chunks / 16));
     task.chunks = ceil_div(chunks, task.segments);
     task.segments = ceil_div(chunks, task.chunks);
-    Arena arena{static_cast<char*>(memory)};
+    WorkspaceArena arena(memory);
     const int64_t cut = task.segments > 1 ? heads * task.segments : 0;
     task.local = arena.take<float>(cut * K * V);
-    task.turn = arena.take<float>(p.rule == Rule::linear ? 0 : cut * K * K);
-    task.total = arena.take<float>(p.rule == Rule::linear ? cut * K : 0);
+    task.turn = arena.take<float>(p.rule == Rule::gla ? 0 : cut * K * K);
+    task.total = arena.take<float>(p.rule == Rule::gla ? cut * K : 0);
     starts = arena.take<float>(cut * K * V);
-    bytes = arena.used;
+    bytes = arena.used();
   }
 };
 
 template <Rule kRule, int kK, bool kBackwards>
 void run(const ChunkedForward& p, Plan plan, cudaStream_t stream) {
-  Task& task = plan.task;
+  PassParams& task = plan.task;
   const int64_t heads = p.batch * p.heads * task.segments;
   constexpr size_t bytes = kStages * sizeof(Stage<kRule, kK>);
   task.starts = task.pass.first;
   if (task.segments > 1) {
     const int64_t parts = task.parts + (kLow<kRule> ? kK / task.columns : 0);
-    launch_shared(pass_kernel<kRule, kK, kBackwards, false>, unsigned(heads * parts), unsigned(task.columns * 2), bytes,
-                  stream, p, task);
-    launch_shared(carry_kernel<!kLow<kRule>>, unsigned(p.batch * p.heads * (p.value_dim / 16)), 256,
+    launch_kernel(pass_kernel<kRule, kK, kBackwards, false>, unsigned(heads * parts),
+                  unsigned(task.columns * 2), bytes, stream, p, task);
+    launch_kernel(carry_kernel<!kLow<kRule>>, unsigned(p.batch * p.heads * (p.value_dim / 16)), 256,
                   size_t(kK) * 32 * sizeof(float), stream, task, plan.starts, kK, int(p.value_dim));
     task.starts = plan.starts;
   }
-  launch_shared(pass_kernel<kRule, kK, kBackwards, true>, unsigned(heads * task.parts), unsigned(task.columns * 2),
-                bytes, stream, p, task);
+  launch_kernel(pass_kernel<kRule, kK, kBackwards, true>, unsigned(heads * task.parts),
+                unsigned(task.columns * 2), bytes, stream, p, task);
 }
 
 }  // namespace

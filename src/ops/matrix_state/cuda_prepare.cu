@@ -1,4 +1,7 @@
-// What a chunk of 16 steps does to any state, for all chunks at once: a warp a chunk and head, its lanes along K.
+// What a chunk of 16 steps does to any state, for all chunks at once: one warp per chunk and head,
+// its lanes along K.
+#include "ops/cuda/fragment.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"
 
 namespace assay::ops::cuda::chunks {
@@ -8,39 +11,42 @@ constexpr int kWarps = 4;
 constexpr int kSquare = kSteps + 8;
 
 // A warp's memory. Scores of row t and column j: [t][j], zero where j is later.
-template <int kWide>
-struct Scratch {
-  static constexpr int kRow = 32 * kWide + 8;
+template <int kPerLane>
+struct PrepareSmem {
+  static constexpr int kRow = 32 * kPerLane + 8;
   bf16 rows[kSteps * kRow], columns[kSteps * kRow], T[kSteps * kSquare], G[kSteps * kSquare];
   float qk[kSteps][kSteps], qb[kSteps][kSteps], ak[kSteps][kSteps], ab[kSteps][kSteps];
 };
 
-template <int kWide>
-__device__ void put(bf16* tile, int row, const float (&x)[kWide]) {
-  Pack<bf16, kWide> packed;
+template <int kPerLane>
+__device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
+  Vec<bf16, kPerLane> packed;
 #pragma unroll
-  for (int i = 0; i < kWide; ++i) packed.at[i] = __float2bfloat16(x[i]);
-  *reinterpret_cast<Pack<bf16, kWide>*>(tile + row * Scratch<kWide>::kRow + threadIdx.x % 32 * kWide) = packed;
+  for (int i = 0; i < kPerLane; ++i) packed.at[i] = __float2bfloat16(x[i]);
+  *reinterpret_cast<Vec<bf16, kPerLane>*>(tile + row * PrepareSmem<kPerLane>::kRow +
+                                          threadIdx.x % 32 * kPerLane) = packed;
 }
 
-// The steps whose bit kHalf is set, as rows, against those before them in the same 2 kHalf steps, as columns: both with
-// the decays up to the border between them. Rows 0 … 7 are q, 8 … 15 a; columns k and b. Every factor is a product of
-// decays, and each pair of steps meets in one of the levels 8, 4, 2, 1.
-template <int kHalf, Rule kRule, int kWide, bool kBonus>
-__device__ void level(const Steps<kRule, kWide>& s, Scratch<kWide>& m, float (&sums)[2][4]) {
-  float product[kWide], x[kWide];
+// The steps whose bit kHalf is set, as rows, against those before them in the same 2 kHalf steps,
+// as columns: both with the decays up to the border between them. Rows 0 … 7 are q, 8 … 15 a;
+// columns k and b. Every factor is a product of decays, and each pair of steps meets in one of the
+// levels 8, 4, 2, 1.
+template <int kHalf, Rule kRule, int kPerLane, bool kBonus>
+__device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
+                      float (&sums)[2][4]) {
+  float product[kPerLane], x[kPerLane];
   __syncwarp();
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
     const int row = t / (2 * kHalf) * kHalf + t % kHalf;
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) {
+    for (int i = 0; i < kPerLane; ++i) {
       if (t % kHalf == 0) product[i] = 1;
       x[i] = s.a(t, i) * product[i];
     }
     if (kLow<kRule> && t & kHalf) put(m.rows, 8 + row, x);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) {
+    for (int i = 0; i < kPerLane; ++i) {
       if (kBonus) x[i] = s.q(t, i) * product[i];
       product[i] *= s.decay[t][i];
       if (!kBonus) x[i] = s.q(t, i) * product[i];
@@ -52,54 +58,62 @@ __device__ void level(const Steps<kRule, kWide>& s, Scratch<kWide>& m, float (&s
     if (j & kHalf) continue;
     const int column = j / (2 * kHalf) * kHalf + j % kHalf;
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) {
+    for (int i = 0; i < kPerLane; ++i) {
       if (j % kHalf == kHalf - 1) product[i] = 1;
       x[i] = s.k(j, i) * product[i];
     }
     if (kWrites<kRule>) put(m.columns, column, x);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) x[i] = s.b(j, i) * product[i], product[i] *= s.decay[j][i];
+    for (int i = 0; i < kPerLane; ++i) {
+      x[i] = s.b(j, i) * product[i];
+      product[i] *= s.decay[j][i];
+    }
     if (kLow<kRule>) put(m.columns, 8 + column, x);
   }
   __syncwarp();
 #pragma unroll
-  for (int k = 0; k < 2 * kWide; ++k) {
+  for (int k = 0; k < 2 * kPerLane; ++k) {
     uint32_t a[4], b[4];
-    load_a(a, m.rows + k * 16, m.kRow), load_b_transposed(b, m.columns + k * 16, m.kRow);
-    if (kWrites<kRule>) mma(sums[0], a, b[0], b[1]);
-    if (kLow<kRule>) mma(sums[1], a, b[2], b[3]);
+    load_a_mk(a, PaddedTile<PrepareSmem<kPerLane>::kRow>{m.rows + k * 16});
+    load_b_nk(b, PaddedTile<PrepareSmem<kPerLane>::kRow>{m.columns + k * 16});
+    if (kWrites<kRule>) mma_m16n8k16(sums[0], a, b[0], b[1]);
+    if (kLow<kRule>) mma_m16n8k16(sums[1], a, b[2], b[3]);
   }
 }
-template <int kHalf, Rule kRule, int kWide>
-__device__ void store_level(const float (&sums)[2][4], Scratch<kWide>& m) {
+template <int kHalf, Rule kRule, int kPerLane>
+__device__ void store_level(const float (&sums)[2][4], PrepareSmem<kPerLane>& m) {
   const int lane = threadIdx.x % 32, r = lane / 4, t = r / kHalf * 2 * kHalf + kHalf + r % kHalf;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int c = lane % 4 * 2 + e, j = c / kHalf * 2 * kHalf + c % kHalf;
     if (r / kHalf != c / kHalf) continue;
     if (kWrites<kRule>) m.qk[t][j] = sums[0][e];
-    if (kRule == Rule::pair) m.ak[t][j] = sums[0][2 + e];
-    if (kLow<kRule>) m.qb[t][j] = sums[1][e], m.ab[t][j] = sums[1][2 + e];
+    if (kRule == Rule::dplr) m.ak[t][j] = sums[0][2 + e];
+    if (kLow<kRule>) {
+      m.qb[t][j] = sums[1][e];
+      m.ab[t][j] = sums[1][2 + e];
+    }
   }
 }
 
 // A step against itself: q k in lanes 0 … 15, q b in lanes 16 … 31.
-template <Rule kRule, int kK, int kWide, bool kBonus>
-__device__ float own_scores(const Chunk<kRule, kK>& c, const Steps<kRule, kWide>& s, int n) {
+template <Rule kRule, int kK, int kPerLane, bool kBonus>
+__device__ float own_scores(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>& s, int n) {
   float v[32] = {};
 #pragma unroll
   for (int t = 0; t < kSteps; ++t)
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) {
+    for (int i = 0; i < kPerLane; ++i) {
       if (kWrites<kRule>) v[t] += s.q(t, i) * s.k(t, i) * (kBonus ? c.bonus(n + i) : 1);
       if (kLow<kRule>) v[kSteps + t] += s.q(t, i) * s.b(t, i);
     }
-  return sum_over_lanes(v);
+  return transposed_sum<32>(v);
 }
 
 // The small matrices: lanes 0 … 15 the columns of Y and A, lanes 16 … 31 those of T and G.
-template <Rule kRule, int kK, int kWide>
-__device__ void squares(const Chunk<kRule, kK>& c, Scratch<kWide>& m, const Prepared& tiles) {
+template <Rule kRule, int kK, int kPerLane>
+__device__ void squares(const Chunk<kRule, kK>& c, PrepareSmem<kPerLane>& m,
+                        const Prepared& tiles) {
   const int column = threadIdx.x % 16;
   const bool right = threadIdx.x % 32 >= 16;
   float x[kSteps];
@@ -115,8 +129,12 @@ __device__ void squares(const Chunk<kRule, kK>& c, Scratch<kWide>& m, const Prep
       for (int j = 0; j < t; ++j) x[t] += m.ab[t][j] * x[j];
 #pragma unroll
       for (int j = 0; j <= t; ++j) z += m.qb[t][j] * x[j];
-      (right ? tiles.T : tiles.Y)[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(x[t]);
-      if (right) m.T[t * kSquare + column] = __float2bfloat16(x[t]), m.G[t * kSquare + column] = __float2bfloat16(z);
+      (right ? tiles.T : tiles.Y)[(c.index * kSteps + t) * kSteps + column] =
+          __float2bfloat16(x[t]);
+      if (right) {
+        m.T[t * kSquare + column] = __float2bfloat16(x[t]);
+        m.G[t * kSquare + column] = __float2bfloat16(z);
+      }
     }
     if (!right || kLow<kRule>)
       (right ? tiles.G : tiles.A)[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(z);
@@ -124,104 +142,116 @@ __device__ void squares(const Chunk<kRule, kK>& c, Scratch<kWide>& m, const Prep
 }
 
 // R = T ã and P = q̃ + G ã, in place: `rows` holds ã, `columns` q̃.
-template <int kWide>
-__device__ void mix_rows(Scratch<kWide>& m) {
+template <int kPerLane>
+__device__ void mix_rows(PrepareSmem<kPerLane>& m) {
   const int lane = threadIdx.x % 32;
   uint32_t T[4], G[4], b[4];
-  load_a(T, m.T, kSquare), load_a(G, m.G, kSquare);
+  load_a_mk(T, PaddedTile<kSquare>{m.T});
+  load_a_mk(G, PaddedTile<kSquare>{m.G});
 #pragma unroll
-  for (int k = 0; k < 2 * kWide; ++k) {
-    load_b(b, m.rows + k * 16, m.kRow);
+  for (int k = 0; k < 2 * kPerLane; ++k) {
+    load_b_kn(b, PaddedTile<PrepareSmem<kPerLane>::kRow>{m.rows + k * 16});
     __syncwarp();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = lane / 4 * m.kRow + k * 16 + half * 8 + lane % 4 * 2, below = at + 8 * m.kRow;
-      auto pair = [](bf16* x) -> __nv_bfloat162& { return *reinterpret_cast<__nv_bfloat162*>(x); };
-      const float2 q = __bfloat1622float2(pair(m.columns + at)), r = __bfloat1622float2(pair(m.columns + below));
+      const float2 q = load_bf16x2(m.columns + at), r = load_bf16x2(m.columns + below);
       float P[4] = {q.x, q.y, r.x, r.y}, R[4] = {};
-      mma(P, G, b[2 * half], b[2 * half + 1]), mma(R, T, b[2 * half], b[2 * half + 1]);
-      pair(m.columns + at) = __floats2bfloat162_rn(P[0], P[1]),
-                       pair(m.columns + below) = __floats2bfloat162_rn(P[2], P[3]);
-      pair(m.rows + at) = __floats2bfloat162_rn(R[0], R[1]), pair(m.rows + below) = __floats2bfloat162_rn(R[2], R[3]);
+      mma_m16n8k16(P, G, b[2 * half], b[2 * half + 1]);
+      mma_m16n8k16(R, T, b[2 * half], b[2 * half + 1]);
+      store_bf16x2(m.columns + at, P[0], P[1]);
+      store_bf16x2(m.columns + below, P[2], P[3]);
+      store_bf16x2(m.rows + at, R[0], R[1]);
+      store_bf16x2(m.rows + below, R[2], R[3]);
     }
   }
   __syncwarp();
 }
 
 // Rows that read the state before the chunk, columns decayed to its end, and the whole decay.
-template <Rule kRule, int kK, int kWide, bool kBonus>
-__device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kWide>& s, int n, Scratch<kWide>& m,
-                        const Prepared& tiles) {
-  float product[kWide], x[kWide];
+template <Rule kRule, int kK, int kPerLane, bool kBonus>
+__device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>& s, int n,
+                        PrepareSmem<kPerLane>& m, const Prepared& tiles) {
+  float product[kPerLane], x[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kWide; ++i) product[i] = 1;
+  for (int i = 0; i < kPerLane; ++i) product[i] = 1;
   __syncwarp();
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) x[i] = s.a(t, i) * product[i];
+    for (int i = 0; i < kPerLane; ++i) x[i] = s.a(t, i) * product[i];
     if (kLow<kRule>) put(m.rows, t, x);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) {
+    for (int i = 0; i < kPerLane; ++i) {
       if (kBonus) x[i] = s.q(t, i) * product[i];
       product[i] *= s.decay[t][i];
       if (!kBonus) x[i] = s.q(t, i) * product[i];
     }
     if (kLow<kRule>) put(m.columns, t, x);
-    else c.template store<kWide>(tiles.P, t, n, x);
+    else c.template store<kPerLane>(tiles.P, t, n, x);
   }
 #pragma unroll
-  for (int i = 0; i < kWide; ++i) tiles.decay[c.index * kK + n + i] = product[i], product[i] = 1;
+  for (int i = 0; i < kPerLane; ++i) {
+    tiles.decay[c.index * kK + n + i] = product[i];
+    product[i] = 1;
+  }
 #pragma unroll
   for (int j = kSteps - 1; j >= 0; --j) {
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) x[i] = s.k(j, i) * product[i];
-    if (kWrites<kRule>) c.template store<kWide>(tiles.K, j, n, x);
+    for (int i = 0; i < kPerLane; ++i) x[i] = s.k(j, i) * product[i];
+    if (kWrites<kRule>) c.template store<kPerLane>(tiles.K, j, n, x);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) x[i] = s.b(j, i) * product[i], product[i] *= s.decay[j][i];
-    if (kLow<kRule>) c.template store<kWide>(tiles.B, j, n, x);
+    for (int i = 0; i < kPerLane; ++i) {
+      x[i] = s.b(j, i) * product[i];
+      product[i] *= s.decay[j][i];
+    }
+    if (kLow<kRule>) c.template store<kPerLane>(tiles.B, j, n, x);
   }
   if constexpr (kLow<kRule>) {
     __syncwarp();
     mix_rows(m);
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
-      const int from = t * m.kRow + threadIdx.x % 32 * kWide;
+      const int from = t * m.kRow + threadIdx.x % 32 * kPerLane;
       const int64_t to = (c.index * kSteps + t) * kK + n;
-      *reinterpret_cast<Pack<bf16, kWide>*>(tiles.P + to) = *reinterpret_cast<Pack<bf16, kWide>*>(m.columns + from);
-      *reinterpret_cast<Pack<bf16, kWide>*>(tiles.R + to) = *reinterpret_cast<Pack<bf16, kWide>*>(m.rows + from);
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles.P + to) =
+          *reinterpret_cast<Vec<bf16, kPerLane>*>(m.columns + from);
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles.R + to) =
+          *reinterpret_cast<Vec<bf16, kPerLane>*>(m.rows + from);
     }
   }
 }
 
 template <Rule kRule, int kK, bool kBonus>
 __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward p, Prepared tiles) {
-  constexpr int kWide = kK % 64 == 0 ? 2 : 1, kBlock = 32 * kWide;
-  __shared__ __align__(16) Scratch<kWide> memory[kWarps];
-  Scratch<kWide>& m = memory[threadIdx.x / 32];
+  constexpr int kPerLane = kK % 64 == 0 ? 2 : 1, kBlock = 32 * kPerLane;
+  __shared__ __align__(16) PrepareSmem<kPerLane> memory[kWarps];
+  PrepareSmem<kPerLane>& m = memory[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
   const Chunk<kRule, kK> c(p, blockIdx.x * int64_t{kWarps} + threadIdx.x / 32);
   if (c.batch >= p.batch) return;
-  Steps<kRule, kWide> s;
+  Steps<kRule, kPerLane> s;
   float own = 0, eight[2][4] = {}, four[2][4] = {}, two[2][4] = {}, one[2][4] = {};
 #pragma unroll 1
-  for (int n = lane * kWide; n < kK; n += kBlock) {
+  for (int n = lane * kPerLane; n < kK; n += kBlock) {
     s.load(c, n);
-    level<8, kRule, kWide, kBonus>(s, m, eight);
-    level<4, kRule, kWide, kBonus>(s, m, four);
-    level<2, kRule, kWide, kBonus>(s, m, two);
-    level<1, kRule, kWide, kBonus>(s, m, one);
-    own += own_scores<kRule, kK, kWide, kBonus>(c, s, n);
+    level<8, kRule, kPerLane, kBonus>(s, m, eight);
+    level<4, kRule, kPerLane, kBonus>(s, m, four);
+    level<2, kRule, kPerLane, kBonus>(s, m, two);
+    level<1, kRule, kPerLane, kBonus>(s, m, one);
+    own += own_scores<kRule, kK, kPerLane, kBonus>(c, s, n);
   }
-  store_level<8, kRule>(eight, m), store_level<4, kRule>(four, m);
-  store_level<2, kRule>(two, m), store_level<1, kRule>(one, m);
+  store_level<8, kRule>(eight, m);
+  store_level<4, kRule>(four, m);
+  store_level<2, kRule>(two, m);
+  store_level<1, kRule>(one, m);
   (lane < 16 ? m.qk : m.qb)[lane % 16][lane % 16] = own;
   __syncwarp();
   squares(c, m, tiles);
 #pragma unroll 1
-  for (int n = lane * kWide; n < kK; n += kBlock) {
+  for (int n = lane * kPerLane; n < kK; n += kBlock) {
     if (kK > kBlock) s.load(c, n);
-    vectors<kRule, kK, kWide, kBonus>(c, s, n, m, tiles);
+    vectors<kRule, kK, kPerLane, kBonus>(c, s, n, m, tiles);
   }
 }
 
@@ -230,7 +260,8 @@ __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward 
 void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream) {
   const unsigned blocks = unsigned(ceil_div(p.batch * ceil_div(p.time, kSteps) * p.heads, kWarps));
   with_case(p, [&](auto which, auto size) {
-    prepare_kernel<which.kRule, size.value, which.kBonus><<<blocks, 32 * kWarps, 0, stream>>>(p, tiles);
+    launch_kernel(prepare_kernel<which.kRule, size.value, which.kBonus>, blocks, 32 * kWarps, 0,
+                  stream, p, tiles);
   });
   check_launch("matrix_state, prepare");
 }

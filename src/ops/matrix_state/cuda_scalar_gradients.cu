@@ -1,35 +1,38 @@
-// Gradients of q, k, the decays and the weights of every chunk of 64 steps, for all chunks at once. A block a chunk and
-// the heads that share q and k, whose gradients are added in its registers.
+// Gradients of q, k, the decays and the weights of every chunk of 64 steps, for all chunks at once.
+// One block per chunk and the heads that share q and k, whose gradients are added in its registers.
 #include <numeric>
 
+#include "ops/cuda/fragment.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_scalar.cuh"
 
 namespace assay::ops::cuda::scalar {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int64_t kFill = 528;  // blocks that keep a GPU busy
 
 // Up to 64 columns of one head, and its decays.
 template <int kK>
 struct Item {
   static constexpr int kRow = kK + 8;
   bf16 before[kColumns * kRow], dafter[kColumns * kRow];  // the state and its gradient, transposed
-  bf16 dout[kLong * kWide], values[kLong * kWide];
-  float decays[kLong], weights[kLong];
+  bf16 dout[kChunk * kColumnStride], values[kChunk * kColumnStride];
+  float decays[kChunk], weights[kChunk];
 };
 template <int kK>
-struct Shared {
+struct ScalarGradientSmem {
   static constexpr int kRow = Item<kK>::kRow, kStages = kK <= 128 ? 2 : 1;
-  bf16 q[kLong * kRow], k[kLong * kRow], mixed[kLong * kTall];  // mixed: gradients of q kᵀ
-  float by_row[2][kLong], by_column[4][kLong], written[2][kLong], own[kLong], direct[kLong], whole[kWarps];
+  // mixed: gradients of q kᵀ
+  bf16 q[kChunk * kRow], k[kChunk * kRow], mixed[kChunk * kChunkStride];
+  float by_row[2][kChunk], by_column[4][kChunk], written[2][kChunk], own[kChunk], direct[kChunk],
+      whole[kWarps];
   Item<kK> items[kStages];
 };
 
 // A warp has 16 rows, and half of the columns: of the scores 32, of q and k kK / 2.
 template <int kK>
 struct Gradients {
-  using S = Shared<kK>;
+  using S = ScalarGradientSmem<kK>;
   static constexpr int kRow = S::kRow, kPairs = kK / 32;
   const ChunkedBackward& g;
   const ChunkedForward& p;
@@ -40,19 +43,21 @@ struct Gradients {
   int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16, half = threadIdx.x / 128;
   float raw[4][4] = {}, dq[kK / 16][4] = {}, dk[kK / 16][4] = {};  // raw: q kᵀ
   float scores[4][4], read[2], written[2], whole;                  // of a head
-  float early[2], late[2], weight[2];                              // of the rows lane / 4 and that + 8
+  // of the rows lane / 4 and that + 8
+  float early[2], late[2], weight[2];
 
   __device__ int64_t batch() const { return index / chunks; }
-  __device__ int64_t start() const { return index % chunks * kLong; }
+  __device__ int64_t start() const { return index % chunks * kChunk; }
   __device__ int row_of(int below) const { return down + below * 8 + lane / 4; }
   __device__ bool wants() const { return g.dlog_decay || g.dbeta || g.dskip; }
 
-  __device__ void fetch_rows(bf16* to, int stride, const Heads& x, int64_t head, int64_t dim, int64_t from, int width) {
+  __device__ void fetch_rows(bf16* to, int stride, const HeadView& x, int64_t head, int64_t dim,
+                             int64_t from, int width) {
     const bf16* rows = row<bf16>(x, p.heads, batch(), start(), head, dim) + from;
-    for (int at = threadIdx.x; at < kLong * 8; at += blockDim.x) {
+    for (int at = threadIdx.x; at < kChunk * 8; at += blockDim.x) {
       const int y = at / 8, n = at % 8 * 8;
       const bool present = y < there && n < width;
-      copy(to + y * stride + n, present ? rows + y * x.rows.time_stride + n : rows, present);
+      cp_async_16(to + y * stride + n, present ? rows + y * x.rows.time_stride + n : rows, present);
     }
   }
   __device__ void fetch(Item<kK>& to, int64_t head, int64_t first) {
@@ -61,13 +66,14 @@ struct Gradients {
     for (int i = threadIdx.x; i < kColumns * (kK / 8); i += blockDim.x) {
       const int y = i / (kK / 8), n = i % (kK / 8) * 8;
       const int64_t from = state + (y < columns ? y * kK + n : 0);
-      copy(to.before + y * kRow + n, states.before + from, y < columns);
-      copy(to.dafter + y * kRow + n, states.dafter + from, y < columns);
+      cp_async_16(to.before + y * kRow + n, states.before + from, y < columns);
+      cp_async_16(to.dafter + y * kRow + n, states.dafter + from, y < columns);
     }
-    fetch_rows(to.dout, kWide, g.dout, head, p.value_dim, first, columns);
-    fetch_rows(to.values, kWide, p.v, head, p.value_dim, first, columns);
-    if (const int n = threadIdx.x % 16 * 4; threadIdx.x < 16) copy(to.decays + n, states.sums.decays + at * kLong + n);
-    else if (threadIdx.x < 32) copy(to.weights + n, states.sums.weights + at * kLong + n);
+    fetch_rows(to.dout, kColumnStride, g.dout, head, p.value_dim, first, columns);
+    fetch_rows(to.values, kColumnStride, p.v, head, p.value_dim, first, columns);
+    if (const int n = threadIdx.x % 16 * 4; threadIdx.x < 16)
+      cp_async_16(to.decays + n, states.sums.decays + at * kChunk + n);
+    else if (threadIdx.x < 32) cp_async_16(to.weights + n, states.sums.weights + at * kChunk + n);
   }
 
   __device__ void begin(const Item<kK>& x) {
@@ -75,7 +81,9 @@ struct Gradients {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum = x.decays[row_of(i)];
-      early[i] = exp2_of(sum) * p.scale, late[i] = exp2_of(x.decays[kLong - 1] - sum), weight[i] = x.weights[row_of(i)];
+      early[i] = ex2_approx(sum) * p.scale;
+      late[i] = ex2_approx(x.decays[kChunk - 1] - sum);
+      weight[i] = x.weights[row_of(i)];
       read[i] = written[i] = 0;
     }
 #pragma unroll
@@ -85,17 +93,20 @@ struct Gradients {
   }
 
   // c [16 rows, 32 columns] += a bᵀ.
-  __device__ void multiply(float (&c)[4][4], const uint32_t (&a)[4], const bf16* columns, int stride) const {
+  template <int kStride>
+  __device__ void multiply(float (&c)[4][4], const uint32_t (&a)[4],
+                           PaddedTile<kStride> columns) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       uint32_t b[4];
-      load_b_transposed(b, columns + (half * 32 + n * 16) * stride, stride);
-      mma(c[2 * n], a, b[0], b[1]), mma(c[2 * n + 1], a, b[2], b[3]);
+      load_b_nk(b, columns, half * 32 + n * 16);
+      mma_m16n16k16(c[2 * n], c[2 * n + 1], a, b);
     }
   }
   // Through the state: sum += factor x stateᵀ, and dots += the rows of `other` times x stateᵀ.
-  __device__ void through_state(float (&sum)[kK / 16][4], const uint32_t (&x)[4][4], const bf16* state,
-                                const float (&factor)[2], const bf16* other, float (&dots)[2]) const {
+  __device__ void through_state(float (&sum)[kK / 16][4], const uint32_t (&x)[4][4],
+                                const bf16* state, const float (&factor)[2], const bf16* other,
+                                float (&dots)[2]) const {
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const int column = half * (kK / 2) + pair * 16;
@@ -103,18 +114,17 @@ struct Gradients {
 #pragma unroll
       for (int v = 0; v < 4; ++v) {
         uint32_t b[4];
-        load_b(b, state + v * 16 * kRow + column, kRow);
-        mma(c[0], x[v], b[0], b[1]), mma(c[1], x[v], b[2], b[3]);
+        load_b_kn(b, PaddedTile<kRow>{state + v * 16 * kRow + column});
+        mma_m16n16k16(c[0], c[1], x[v], b);
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float2 y = __bfloat1622float2(
-              *reinterpret_cast<const __nv_bfloat162*>(other + row_of(i) * kRow + column + n * 8 + lane % 4 * 2));
+          const float2 y = load_bf16x2(other + row_of(i) * kRow + column + n * 8 + lane % 4 * 2);
           dots[i] += c[n][2 * i] * y.x + c[n][2 * i + 1] * y.y;
-          sum[2 * pair + n][2 * i] += factor[i] * c[n][2 * i],
-              sum[2 * pair + n][2 * i + 1] += factor[i] * c[n][2 * i + 1];
+          sum[2 * pair + n][2 * i] += factor[i] * c[n][2 * i];
+          sum[2 * pair + n][2 * i + 1] += factor[i] * c[n][2 * i + 1];
         }
     }
   }
@@ -122,9 +132,9 @@ struct Gradients {
     uint32_t dout[4][4], values[4][4];
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      load_a(dout[v], x.dout + down * kWide + v * 16, kWide),
-          load_a(values[v], x.values + down * kWide + v * 16, kWide);
-      multiply(scores, dout[v], x.values + v * 16, kWide);
+      load_a_mk(dout[v], PaddedTile<kColumnStride>{x.dout + down * kColumnStride + v * 16});
+      load_a_mk(values[v], PaddedTile<kColumnStride>{x.values + down * kColumnStride + v * 16});
+      multiply(scores, dout[v], PaddedTile<kColumnStride>{x.values + v * 16});
     }
     through_state(dq, dout, x.before, early, s.q, read);
     const float ends[2]{late[0] * weight[0], late[1] * weight[1]};
@@ -132,17 +142,20 @@ struct Gradients {
     if (wants())
       for (int i = threadIdx.x; i < kColumns * (kK / 2); i += blockDim.x) {
         const int at = i / (kK / 2) * kRow + i % (kK / 2) * 2;
-        const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x.before + at));
-        const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(x.dafter + at));
+        const float2 a = load_bf16x2(x.before + at), b = load_bf16x2(x.dafter + at);
         whole += a.x * b.x + a.y * b.y;
       }
   }
 
-  // From the gradients of the scores to those of q kᵀ, and sums over rows and columns of what each pair contributes.
+  // From the gradients of the scores to those of q kᵀ, and sums over rows and columns of what
+  // each pair contributes.
   __device__ void mix(const Item<kK>& x) {
     float rows[2], columns[4][2] = {};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rows[i] = early[i] * read[i], written[i] *= late[i];
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = early[i] * read[i];
+      written[i] *= late[i];
+    }
 #pragma unroll
     for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -151,61 +164,69 @@ struct Gradients {
         float mixed[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float d = scores[n][2 * i + e], between = exp2_of(x.decays[t] - x.decays[j + e]) * p.scale;
-          const float y = t >= j + e ? d * between : 0, product = t >= j + e ? y * raw[n][2 * i + e] : 0;
+          const float d = scores[n][2 * i + e],
+                      between = ex2_approx(x.decays[t] - x.decays[j + e]) * p.scale;
+          const float y = t >= j + e ? d * between : 0,
+                      product = t >= j + e ? y * raw[n][2 * i + e] : 0;
           mixed[e] = y * x.weights[j + e];
-          if (t == j + e) s.own[t] = product, s.direct[t] = d;
-          else rows[i] += product * x.weights[j + e], columns[n][e] += product;
+          if (t == j + e) {
+            s.own[t] = product;
+            s.direct[t] = d;
+          } else {
+            rows[i] += product * x.weights[j + e];
+            columns[n][e] += product;
+          }
         }
-        *reinterpret_cast<uint32_t*>(s.mixed + t * kTall + j) = pack(mixed[0], mixed[1]);
+        *reinterpret_cast<uint32_t*>(s.mixed + t * kChunkStride + j) =
+            pack_bf16x2(mixed[0], mixed[1]);
       }
     if (!wants()) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int distance = 1; distance < 4; distance *= 2)
-        rows[i] += __shfl_xor_sync(~0u, rows[i], distance), written[i] += __shfl_xor_sync(~0u, written[i], distance);
-      if (lane % 4 == 0) s.by_row[half][row_of(i)] = rows[i], s.written[half][row_of(i)] = written[i];
+      float sums[2] = {rows[i], written[i]};
+      butterfly_sum<1, 4>(sums);
+      if (lane % 4 == 0) {
+        s.by_row[half][row_of(i)] = sums[0];
+        s.written[half][row_of(i)] = sums[1];
+      }
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int distance = 4; distance < 32; distance *= 2)
-          columns[n][e] += __shfl_xor_sync(~0u, columns[n][e], distance);
+        columns[n][e] = butterfly<4, 32>(columns[n][e], Plus{});
         if (lane < 4) s.by_column[down / 16][half * 32 + n * 8 + lane * 2 + e] = columns[n][e];
       }
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) whole += __shfl_xor_sync(~0u, whole, distance);
+    whole = butterfly<1, 32>(whole, Plus{});
     if (lane == 0) s.whole[threadIdx.x / 32] = whole;
   }
   // dq += mixed k, dk += mixedᵀ q.
   __device__ void through_scores() {
 #pragma unroll
-    for (int j = 0; j < kLong; j += 16) {
+    for (int j = 0; j < kChunk; j += 16) {
       uint32_t a[4], b[4];
       if (j <= down) {
-        load_a(a, s.mixed + down * kTall + j, kTall);
+        load_a_mk(a, PaddedTile<kChunkStride>{s.mixed + down * kChunkStride + j});
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
-          load_b(b, s.k + j * kRow + half * (kK / 2) + pair * 16, kRow);
-          mma(dq[2 * pair], a, b[0], b[1]), mma(dq[2 * pair + 1], a, b[2], b[3]);
+          load_b_kn(b, PaddedTile<kRow>{s.k + j * kRow + half * (kK / 2) + pair * 16});
+          mma_m16n16k16(dq[2 * pair], dq[2 * pair + 1], a, b);
         }
       }
       if (j >= down) {
-        load_a_transposed(a, s.mixed + j * kTall + down, kTall);
+        load_a_km(a, PaddedTile<kChunkStride>{s.mixed + j * kChunkStride + down});
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
-          load_b(b, s.q + j * kRow + half * (kK / 2) + pair * 16, kRow);
-          mma(dk[2 * pair], a, b[0], b[1]), mma(dk[2 * pair + 1], a, b[2], b[3]);
+          load_b_kn(b, PaddedTile<kRow>{s.q + j * kRow + half * (kK / 2) + pair * 16});
+          mma_m16n16k16(dk[2 * pair], dk[2 * pair + 1], a, b);
         }
       }
     }
   }
 
-  // One warp, two steps a lane. The gradient of a log decay is the sum over all that goes from before its step to it or
-  // behind it: state to state, state to row, column to state and, within the chunk, column to row.
+  // One warp, two steps per lane. The gradient of a log decay is the sum over all that goes from
+  // before its step to it or after it: state to state, state to row, column to state and, within
+  // the chunk, column to row.
   __device__ void gates(const Item<kK>& x, int64_t head) const {
     float falling[2], rising[2], weights[2], direct = 0, through = 0;
 #pragma unroll
@@ -214,15 +235,18 @@ struct Gradients {
       float column = 0;
       for (int i = 0; i < 4; ++i) column += s.by_column[i][t];
       const float state = s.written[0][t] + s.written[1][t];
-      falling[e] = s.by_row[0][t] + s.by_row[1][t] - column * x.weights[t], rising[e] = state * x.weights[t];
-      weights[e] = column + s.own[t] + state, direct += s.direct[t];
+      falling[e] = s.by_row[0][t] + s.by_row[1][t] - column * x.weights[t];
+      rising[e] = state * x.weights[t];
+      weights[e] = column + s.own[t] + state;
+      direct += s.direct[t];
     }
     for (int i = 0; i < kWarps; ++i) through += s.whole[i];
-    through *= exp2_of(x.decays[kLong - 1]);
+    through *= ex2_approx(x.decays[kChunk - 1]);
     float behind = falling[0] + falling[1], before = rising[0] + rising[1];
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
-      const float down = __shfl_down_sync(~0u, behind, distance), up = __shfl_up_sync(~0u, before, distance);
+      const float down = __shfl_down_sync(~0u, behind, distance),
+                  up = __shfl_up_sync(~0u, before, distance);
       if (lane + distance < 32) behind += down;
       if (lane >= distance) before += up;
       direct += __shfl_xor_sync(~0u, direct, distance);
@@ -236,7 +260,8 @@ struct Gradients {
       const float sum = through + (e == 0 ? behind + first : behind - falling[0] + before);
       const int64_t at = (batch() * p.time + start() + t) * p.heads + head;
       if (t >= there) continue;
-      if (g.dlog_decay) static_cast<float*>(g.dlog_decay)[at] = decay < kNothing + 1 ? 0 : sum;
+      if (g.dlog_decay)
+        static_cast<float*>(g.dlog_decay)[at] = decay < kLogDecayFloor + 1 ? 0 : sum;
       if (g.dbeta) g.dbeta[at] = weights[e];
     }
     if (g.dskip && lane == 0) g.dskip[index * p.heads + head] = direct;
@@ -249,32 +274,36 @@ struct Gradients {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (row_of(i) < there)
-          *reinterpret_cast<uint32_t*>(static_cast<bf16*>(to) +
-                                       ((batch() * p.time + start() + row_of(i)) * shared + first_head / heads) * kK +
-                                       half * (kK / 2) + n * 8 + lane % 4 * 2) = pack(x[n][2 * i], x[n][2 * i + 1]);
+          *reinterpret_cast<uint32_t*>(
+              static_cast<bf16*>(to) +
+              ((batch() * p.time + start() + row_of(i)) * shared + first_head / heads) * kK +
+              half * (kK / 2) + n * 8 + lane % 4 * 2) = pack_bf16x2(x[n][2 * i], x[n][2 * i + 1]);
   }
 
   __device__ void run() {
     const int64_t slices = ceil_div(p.value_dim, kColumns), items = heads * slices;
     auto fetch_item = [&](int64_t i) {
       if (i < items) fetch(s.items[i % S::kStages], first_head + i / slices, i % slices * kColumns);
-      commit_copies();
+      cp_async_commit_group();
     };
-    auto fetch_keys = [&](bf16* to, const Heads& x) {
-      copy_tile(to, kRow, row<bf16>(x, p.heads, batch(), start(), first_head, kK), x.rows.time_stride, kLong, kK,
-                there);
+    auto fetch_keys = [&](bf16* to, const HeadView& x) {
+      copy_tile(to, kRow, row<bf16>(x, p.heads, batch(), start(), first_head, kK),
+                x.rows.time_stride, kChunk, kK, there);
     };
-    fetch_keys(s.q, p.q), fetch_keys(s.k, p.k), fetch_item(0);
+    fetch_keys(s.q, p.q);
+    fetch_keys(s.k, p.k);
+    fetch_item(0);
     for (int64_t i = 0; i < items; ++i) {
       const Item<kK>& x = s.items[i % S::kStages];
-      wait_copies<0>();
+      cp_async_wait_group<0>();
       __syncthreads();  // the item has arrived, and the one before it is no longer read
       if (S::kStages > 1) fetch_item(i + 1);
       if (i == 0)
 #pragma unroll
         for (int k = 0; k < kK; k += 16) {
           uint32_t a[4];
-          load_a(a, s.q + down * kRow + k, kRow), multiply(raw, a, s.k + k, kRow);
+          load_a_mk(a, PaddedTile<kRow>{s.q + down * kRow + k});
+          multiply(raw, a, PaddedTile<kRow>{s.k + k});
         }
       if (i % slices == 0) begin(x);
       add(x);
@@ -288,7 +317,8 @@ struct Gradients {
       __syncthreads();
       fetch_item(i + 1);
     }
-    store(g.dq, dq), store(g.dk, dk);
+    store(g.dq, dq);
+    store(g.dk, dk);
   }
 };
 
@@ -297,32 +327,36 @@ __global__ void __launch_bounds__(32 * kWarps, kK <= 64 ? 2 : 1)
     gradients_kernel(ChunkedBackward g, States states, int heads) {
   extern __shared__ __align__(16) char memory[];
   const ChunkedForward& p = g.forward;
-  const int64_t chunks = ceil_div(p.time, kLong), groups = p.heads / heads, index = blockIdx.x / groups;
-  const int there = int(min(int64_t{kLong}, p.time - index % chunks * kLong));
+  const int64_t chunks = ceil_div(p.time, kChunk), groups = p.heads / heads,
+                index = blockIdx.x / groups;
+  const int there = int(min(int64_t{kChunk}, p.time - index % chunks * kChunk));
   Gradients<kK>{g,      p,     states,
                 chunks, index, int64_t(blockIdx.x % groups) * heads,
-                heads,  there, *reinterpret_cast<Shared<kK>*>(memory)}
+                heads,  there, *reinterpret_cast<ScalarGradientSmem<kK>*>(memory)}
       .run();
 }
 
 }  // namespace
 
 int64_t sharers(const ChunkedForward& p) {
-  const int64_t both = std::gcd(p.heads / p.q.heads, p.heads / p.k.heads), chunks = p.batch * chunks_of(p);
+  const int64_t both = std::gcd(p.heads / p.q.heads, p.heads / p.k.heads),
+                chunks = p.batch * chunks_of(p);
+  const int64_t blocks_wanted = 4 * sm_count();
   int64_t heads = both;
-  while (heads > 1 && (both % heads || chunks * (p.heads / heads) < kFill)) --heads;
+  while (heads > 1 && (both % heads || chunks * (p.heads / heads) < blocks_wanted)) --heads;
   return heads;
 }
 
-void gradients(const ChunkedBackward& q, const States& states, cudaStream_t stream) {
-  const ChunkedForward& p = q.forward;
+void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream) {
+  const ChunkedForward& p = bwd.forward;
   const int64_t heads = sharers(p), blocks = p.batch * chunks_of(p) * (p.heads / heads);
   with_key_dim(p.key_dim, [&](auto size) {
     constexpr int kK = size.value;
     const bool one = heads * ceil_div(p.value_dim, kColumns) == 1;
-    launch_shared(gradients_kernel<kK>, unsigned(blocks), 32 * kWarps,
-                  sizeof(Shared<kK>) - (one ? (Shared<kK>::kStages - 1) * sizeof(Item<kK>) : 0), stream, q, states,
-                  int(heads));
+    launch_kernel(gradients_kernel<kK>, unsigned(blocks), 32 * kWarps,
+                  sizeof(ScalarGradientSmem<kK>) -
+                      (one ? (ScalarGradientSmem<kK>::kStages - 1) * sizeof(Item<kK>) : 0),
+                  stream, bwd, states, int(heads));
   });
   check_launch("matrix_state, gradients");
 }

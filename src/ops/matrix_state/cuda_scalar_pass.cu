@@ -1,114 +1,127 @@
-// The passes over chunks of 64 steps with one decay a step and head. Against time a pass is the same pass: rows in
-// reverse, q and k exchanged, dout for v. A warp has 16 columns of a head's state in registers, transposed.
+// The passes over chunks of 64 steps with one decay a step and head. Against time a pass is the
+// same pass: rows in reverse, q and k exchanged, dout for v. A warp has 16 columns of a head's
+// state in registers, transposed.
 #include <algorithm>
 
+#include "ops/cuda/fragment.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_scalar.cuh"
 
 namespace assay::ops::cuda::scalar {
 namespace {
 
-constexpr int64_t kFill = 264;  // blocks that keep a GPU busy: two a multiprocessor
-constexpr int kSquares = 10;    // of 16 × 16, on and below the diagonal of a chunk's scores
+constexpr int kSquares = 10;  // of 16 × 16, on and below the diagonal of a chunk's scores
 
-// A warp a chunk and head, two steps a lane.
+// One warp per chunk and head, two steps per lane.
 __global__ void __launch_bounds__(256) sums_kernel(ChunkedForward p, Sums sums) {
-  const int64_t index = blockIdx.x * int64_t{8} + threadIdx.x / 32, chunks = ceil_div(p.time, kLong);
+  const int64_t index = blockIdx.x * int64_t{8} + threadIdx.x / 32,
+                chunks = ceil_div(p.time, kChunk);
   if (index >= p.batch * chunks * p.heads) return;
   const int64_t h = index % p.heads, n = index / p.heads % chunks, b = index / p.heads / chunks;
   const int lane = threadIdx.x % 32;
   float decay[2], weight[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int64_t t = n * kLong + lane * 2 + e;
-    decay[e] = 0, weight[e] = 1;
+    const int64_t t = n * kChunk + lane * 2 + e;
+    decay[e] = 0;
+    weight[e] = 1;
     if (t >= p.time) continue;
-    if (p.log_decay.rows.data) decay[e] = row<float>(p.log_decay, p.heads, b, t, h, 1)[0] * 1.44269504f;
-    if (decay[e] < kNothing) decay[e] = kNothing;  // NaN stays
+    if (p.log_decay.rows.data) decay[e] = row<float>(p.log_decay, p.heads, b, t, h, 1)[0] * kLog2e;
+    if (decay[e] < kLogDecayFloor) decay[e] = kLogDecayFloor;  // NaN stays
     if (p.beta.rows.data) weight[e] = row<float>(p.beta, p.heads, b, t, h, 1)[0];
   }
-  float before = decay[0] + decay[1];
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const float x = __shfl_up_sync(~0u, before, distance);
-    if (lane >= distance) before += x;
-  }
+  const float before = warp_inclusive_scan(decay[0] + decay[1]);
   const float first = __shfl_up_sync(~0u, before, 1);
   decay[0] += lane > 0 ? first : 0;
-  reinterpret_cast<float2*>(sums.decays + index * kLong)[lane] = {decay[0], decay[0] + decay[1]};
-  reinterpret_cast<float2*>(sums.weights + index * kLong)[lane] = {weight[0], weight[1]};
+  reinterpret_cast<float2*>(sums.decays + index * kChunk)[lane] = {decay[0], decay[0] + decay[1]};
+  reinterpret_cast<float2*>(sums.weights + index * kChunk)[lane] = {weight[0], weight[1]};
 }
 
-// What the blocks of one launch do: segment by segment of a sequence, some columns of the state each.
-struct Task {
-  bool backwards, each;          // `each`: segments end in `last` one by one, and start with zeros
-  Heads reader, writer, values;  // q, k, v; backwards k, q, dout
+// What the blocks of one launch do: segment by segment of a sequence, some columns of
+// the state each.
+struct PassParams {
+  bool backwards, each;  // `each`: segments end in `last` one by one, and start with zeros
+  HeadView reader, writer, values;  // q, k, v; backwards k, q, dout
   Sums sums;
   Segments segments;
   const float* starts;  // in  [B, H, segments, K, V]; null: zeros
-  bf16 *out, *states;   // out [B, T, H, V]; the state before each chunk, transposed; null: not wanted
-  float *last, *total;  // out [B, H, K, V], or with `each` [B, H, segments, K, V]; and [B, H, segments] log₂ decays
+  // out [B, T, H, V]; the state before each chunk, transposed; null: not wanted
+  bf16 *out, *states;
+  // out [B, H, K, V], or with `each` [B, H, segments, K, V]; and [B, H, segments] log₂ decays
+  float *last, *total;
 };
 
 template <int kK, bool kOutputs>
 struct Tiles {
   static constexpr int kRow = kK + 8;
-  bf16 reader[kOutputs ? kLong * kRow : 8], writer[kLong * kRow], values[kLong * kWide];
-  float decays[kLong], weights[kLong];
+  bf16 reader[kOutputs ? kChunk * kRow : 8], writer[kChunk * kRow], values[kChunk * kColumnStride];
+  float decays[kChunk], weights[kChunk];
 };
 template <int kK, bool kOutputs>
-struct Shared {
-  static constexpr int kStages = kK > 128 ? 1 : 2;  // for two blocks a multiprocessor
+struct ScalarPassSmem {
+  static constexpr int kStages = kK > 128 ? 1 : 2;  // for two blocks per SM
   Tiles<kK, kOutputs> stages[kStages];
-  bf16 scores[kOutputs ? kLong * kTall : 8];
-  float read[kLong], write[kLong];  // what scales a row that reads the state before the chunk, and one written to it
+  bf16 scores[kOutputs ? kChunk * kChunkStride : 8];
+  // what scales a row that reads the state before the chunk, and one written to it
+  float read[kChunk], write[kChunk];
 };
 
 template <int kK, bool kOutputs>
-struct Walk {
+struct ChunkPass {
   using T = Tiles<kK, kOutputs>;
-  using S = Shared<kK, kOutputs>;
+  using S = ScalarPassSmem<kK, kOutputs>;
   static constexpr int kRow = T::kRow;
   const ChunkedForward& p;
-  const Task& task;
+  const PassParams& task;
   int64_t batch, head, segment, chunks;  // chunks of the sequence
   int first;                             // column
   S& s;
 
   __device__ int64_t place(int64_t i) const { return task.backwards ? chunks - 1 - i : i; }
   __device__ int64_t index(int64_t i) const { return (batch * chunks + place(i)) * p.heads + head; }
-  __device__ int steps(int64_t i) const { return int(min(int64_t{kLong}, p.time - place(i) * kLong)); }
+  __device__ int steps(int64_t i) const {
+    return int(min(int64_t{kChunk}, p.time - place(i) * kChunk));
+  }
   __device__ int64_t begin() const { return segment * task.segments.chunks; }
   __device__ int64_t end() const { return min(chunks, begin() + task.segments.chunks); }
-  __device__ int step(int row) const { return task.backwards ? kLong - 1 - row : row; }  // of the chunk
+  // of the chunk
+  __device__ int step(int row) const { return task.backwards ? kChunk - 1 - row : row; }
 
-  __device__ void fetch_rows(bf16* to, int stride, const Heads& x, int64_t i, int64_t dim, int from, int width) const {
-    const bf16* rows = row<bf16>(x, p.heads, batch, place(i) * kLong, head, dim) + from;
+  __device__ void fetch_rows(bf16* to, int stride, const HeadView& x, int64_t i, int64_t dim,
+                             int from, int width) const {
+    const bf16* rows = row<bf16>(x, p.heads, batch, place(i) * kChunk, head, dim) + from;
     const int there = steps(i), pieces = width / 8;
-    for (int at = threadIdx.x; at < kLong * pieces; at += blockDim.x) {
+    for (int at = threadIdx.x; at < kChunk * pieces; at += blockDim.x) {
       const int y = at / pieces, n = at % pieces * 8, t = step(y);
-      copy(to + y * stride + n, rows + min(t, there - 1) * x.rows.time_stride + n, t < there);
+      cp_async_16(to + y * stride + n, rows + min(t, there - 1) * x.rows.time_stride + n,
+                  t < there);
     }
   }
   __device__ void fetch(T& to, int64_t i) const {
     if (i < end()) {
       if constexpr (kOutputs) fetch_rows(to.reader, kRow, task.reader, i, kK, 0, kK);
       fetch_rows(to.writer, kRow, task.writer, i, kK, 0, kK);
-      fetch_rows(to.values, kWide, task.values, i, p.value_dim, first, int(task.segments.columns));
-      for (int n = threadIdx.x * 4; n < 2 * kLong; n += blockDim.x * 4)
-        if (n < kLong) copy(to.decays + n, task.sums.decays + index(i) * kLong + n);
-        else copy(to.weights + n - kLong, task.sums.weights + index(i) * kLong + n - kLong);
+      fetch_rows(to.values, kColumnStride, task.values, i, p.value_dim, first,
+                 int(task.segments.columns));
+      for (int n = threadIdx.x * 4; n < 2 * kChunk; n += blockDim.x * 4)
+        if (n < kChunk) cp_async_16(to.decays + n, task.sums.decays + index(i) * kChunk + n);
+        else
+          cp_async_16(to.weights + n - kChunk, task.sums.weights + index(i) * kChunk + n - kChunk);
     }
-    commit_copies();
+    cp_async_commit_group();
   }
 
   __device__ void factors(const T& t) const {
-    for (int y = threadIdx.x; y < kLong; y += blockDim.x) {
+    for (int y = threadIdx.x; y < kChunk; y += blockDim.x) {
       const float sum = t.decays[step(y)], weight = t.weights[step(y)];
-      const float start = exp2_of(sum) * p.scale, end = exp2_of(t.decays[kLong - 1] - sum) * weight;
-      s.read[y] = task.backwards ? end : start, s.write[y] = task.backwards ? start : end;
+      const float start = ex2_approx(sum) * p.scale,
+                  end = ex2_approx(t.decays[kChunk - 1] - sum) * weight;
+      s.read[y] = task.backwards ? end : start;
+      s.write[y] = task.backwards ? start : end;
     }
   }
-  // reader writerᵀ with the decays between, on and below the diagonal; three squares of 16 × 16 a warp at once.
+  // reader writerᵀ with the decays between, on and below the diagonal; three squares of 16 × 16 a
+  // warp at once.
   __device__ void scores(const T& t) const {
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const float skip = p.skip ? p.skip[head] : 0;
@@ -118,15 +131,17 @@ struct Walk {
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
         const int id = min(square + i * warps, kSquares - 1), y = (id > 0) + (id > 2) + (id > 5);
-        down[i] = y * 16, right[i] = (id - y * (y + 1) / 2) * 16;
+        down[i] = y * 16;
+        right[i] = (id - y * (y + 1) / 2) * 16;
       }
 #pragma unroll
       for (int k = 0; k < kK; k += 16)
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
           uint32_t a[4], b[4];
-          load_a(a, t.reader + down[i] * kRow + k, kRow), load_b_transposed(b, t.writer + right[i] * kRow + k, kRow);
-          mma(c[i][0], a, b[0], b[1]), mma(c[i][1], a, b[2], b[3]);
+          load_a_mk(a, PaddedTile<kRow>{t.reader + down[i] * kRow + k});
+          load_b_nk(b, PaddedTile<kRow>{t.writer + right[i] * kRow + k});
+          mma_m16n16k16(c[i][0], c[i][1], a, b);
         }
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
@@ -139,44 +154,49 @@ struct Walk {
             float score[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-              const int late = step(task.backwards ? x + e : y), early = step(task.backwards ? y : x + e);
-              score[e] =
-                  c[i][half][below * 2 + e] * exp2_of(t.decays[late] - t.decays[early]) * t.weights[early] * p.scale;
+              const int late = step(task.backwards ? x + e : y),
+                        early = step(task.backwards ? y : x + e);
+              score[e] = c[i][half][below * 2 + e] * ex2_approx(t.decays[late] - t.decays[early]) *
+                         t.weights[early] * p.scale;
               if (y <= x + e) score[e] = y == x + e ? score[e] + skip : 0;
             }
-            *reinterpret_cast<uint32_t*>(s.scores + y * kTall + x) = pack(score[0], score[1]);
+            *reinterpret_cast<uint32_t*>(s.scores + y * kChunkStride + x) =
+                pack_bf16x2(score[0], score[1]);
           }
       }
     }
   }
 
   // out [16 columns, 64 rows] = values scores + the state read.
-  __device__ void outputs(const float (&state)[kK / 8][4], const uint32_t (&values)[4][4], const T& t,
-                          int64_t i) const {
+  __device__ void outputs(const float (&state)[kK / 8][4], const uint32_t (&values)[4][4],
+                          const T& t, int64_t i) const {
     const int lane = threadIdx.x % 32;
     float out[8][4] = {};
 #pragma unroll
     for (int k = 0; k < kK / 16; ++k) {
       uint32_t a[4], b[4];
-      pack(a, state[2 * k], state[2 * k + 1]);
+      pack_operand(a, state[2 * k], state[2 * k + 1]);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        load_b_transposed(b, t.reader + n * 16 * kRow + k * 16, kRow);
-        mma(out[2 * n], a, b[0], b[1]), mma(out[2 * n + 1], a, b[2], b[3]);
+        load_b_nk(b, PaddedTile<kRow>{t.reader + n * 16 * kRow + k * 16});
+        mma_m16n16k16(out[2 * n], out[2 * n + 1], a, b);
       }
     }
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float2 read = *reinterpret_cast<const float2*>(s.read + n * 8 + lane % 4 * 2);
-      out[n][0] *= read.x, out[n][1] *= read.y, out[n][2] *= read.x, out[n][3] *= read.y;
+      out[n][0] *= read.x;
+      out[n][1] *= read.y;
+      out[n][2] *= read.x;
+      out[n][3] *= read.y;
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j)
 #pragma unroll
       for (int n = j; n < 4; ++n) {
         uint32_t b[4];
-        load_b_transposed(b, s.scores + n * 16 * kTall + j * 16, kTall);
-        mma(out[2 * n], values[j], b[0], b[1]), mma(out[2 * n + 1], values[j], b[2], b[3]);
+        load_b_nk(b, PaddedTile<kChunkStride>{s.scores + n * 16 * kChunkStride + j * 16});
+        mma_m16n16k16(out[2 * n], out[2 * n + 1], values[j], b);
       }
     store(out, i);
   }
@@ -184,35 +204,41 @@ struct Walk {
   __device__ void store(const float (&out)[8][4], int64_t i) const {
     const int lane = threadIdx.x % 32, there = steps(i);
     const bool odd = lane % 2;
-    bf16* to = task.out + ((batch * p.time + place(i) * kLong) * p.heads + head) * p.value_dim + first +
-               threadIdx.x / 32 * 16 + odd * 8 + (lane & 2) * 2;
+    bf16* to = task.out + ((batch * p.time + place(i) * kChunk) * p.heads + head) * p.value_dim +
+               first + threadIdx.x / 32 * 16 + odd * 8 + (lane & 2) * 2;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      uint32_t low = pack(out[n][0], out[n][1]), high = pack(out[n][2], out[n][3]);
-      asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(low));
-      asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(high));
+      uint32_t low = pack_bf16x2(out[n][0], out[n][1]), high = pack_bf16x2(out[n][2], out[n][3]);
+      movmatrix_trans(low);
+      movmatrix_trans(high);
       const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
       const int t = step(n * 8 + lane / 4);
       if (t < there)
-        *reinterpret_cast<uint2*>(to + t * p.heads * p.value_dim) = odd ? uint2{other, high} : uint2{low, other};
+        *reinterpret_cast<uint2*>(to + t * p.heads * p.value_dim) =
+            odd ? uint2{other, high} : uint2{low, other};
     }
   }
-  // The state, bf16: the lanes of a quad exchange their pairs of numbers, and have 16 bytes of a row each.
+  // The state, bf16: the lanes of a quad exchange their pairs of numbers, and have 16 bytes of
+  // a row each.
   __device__ void keep(const float (&state)[kK / 8][4], int64_t i) const {
     const int lane = threadIdx.x % 32;
     const bool odd = lane & 1, high = lane & 2;
-    bf16* to = task.states + (index(i) * p.value_dim + first + threadIdx.x / 32 * 16 + lane / 4) * kK + lane % 4 * 8;
+    bf16* to = task.states +
+               (index(i) * p.value_dim + first + threadIdx.x / 32 * 16 + lane / 4) * kK +
+               lane % 4 * 8;
 #pragma unroll
     for (int k = 0; k < kK / 8; k += 4)
 #pragma unroll
       for (int below = 0; below < 2; ++below) {
         uint32_t x[4], y[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] = pack(state[k + e][2 * below], state[k + e][2 * below + 1]);
+        for (int e = 0; e < 4; ++e)
+          x[e] = pack_bf16x2(state[k + e][2 * below], state[k + e][2 * below + 1]);
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
           const uint32_t other = __shfl_xor_sync(~0u, odd ? x[e] : x[e + 1], 1);
-          y[e] = odd ? other : x[e], y[e + 1] = odd ? x[e + 1] : other;
+          y[e] = odd ? other : x[e];
+          y[e + 1] = odd ? x[e + 1] : other;
         }
         const uint32_t left = __shfl_xor_sync(~0u, high ? y[0] : y[2], 2);
         const uint32_t right = __shfl_xor_sync(~0u, high ? y[1] : y[3], 2);
@@ -222,7 +248,7 @@ struct Walk {
   }
   // state ← decay state + what the chunk writes.
   __device__ void update(float (&state)[kK / 8][4], uint32_t (&values)[4][4], const T& t) const {
-    const float total = exp2_of(t.decays[kLong - 1]);
+    const float total = ex2_approx(t.decays[kChunk - 1]);
 #pragma unroll
     for (int k = 0; k < kK / 8; ++k)
 #pragma unroll
@@ -231,15 +257,16 @@ struct Walk {
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float2 write = *reinterpret_cast<const float2*>(s.write + j * 16 + e / 2 * 8 + threadIdx.x % 4 * 2);
-        const float2 x = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(values[j][e]));
-        values[j][e] = pack(x.x * write.x, x.y * write.y);
+        const float2 write =
+            *reinterpret_cast<const float2*>(s.write + j * 16 + e / 2 * 8 + threadIdx.x % 4 * 2);
+        const float2 x = unpack_bf16x2(values[j][e]);
+        values[j][e] = pack_bf16x2(x.x * write.x, x.y * write.y);
       }
 #pragma unroll
       for (int k = 0; k < kK / 16; ++k) {
         uint32_t b[4];
-        load_b(b, t.writer + j * 16 * kRow + k * 16, kRow);
-        mma(state[2 * k], values[j], b[0], b[1]), mma(state[2 * k + 1], values[j], b[2], b[3]);
+        load_b_kn(b, PaddedTile<kRow>{t.writer + j * 16 * kRow + k * 16});
+        mma_m16n16k16(state[2 * k], state[2 * k + 1], values[j], b);
       }
     }
   }
@@ -251,11 +278,13 @@ struct Walk {
 #pragma unroll
     for (int k = 0; k < kK / 8; ++k)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) f(state[k][e], (k * 8 + lane % 4 * 2 + e % 2) * p.value_dim + column + e / 2 * 8);
+      for (int e = 0; e < 4; ++e)
+        f(state[k][e], (k * 8 + lane % 4 * 2 + e % 2) * p.value_dim + column + e / 2 * 8);
   }
 
   __device__ void run() const {
-    const int64_t of_head = batch * p.heads + head, of_segment = of_head * task.segments.count + segment;
+    const int64_t of_head = batch * p.heads + head,
+                  of_segment = of_head * task.segments.count + segment;
     const int64_t size = kK * p.value_dim;
     fetch(s.stages[0], begin());
     float state[kK / 8][4], total = 0;
@@ -263,7 +292,7 @@ struct Walk {
     each(state, [&](float& x, int64_t at) { x = from ? from[at] : 0; });
     for (int64_t i = begin(); i < end(); ++i) {
       const T& t = s.stages[(i - begin()) % S::kStages];
-      wait_copies<0>();
+      cp_async_wait_group<0>();
       __syncthreads();  // the chunk has arrived, and the one before it is no longer read
       if (S::kStages > 1) fetch(s.stages[(i - begin() + 1) % S::kStages], i + 1);
       factors(t);
@@ -273,10 +302,11 @@ struct Walk {
       uint32_t values[4][4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        load_a_transposed(values[j], t.values + j * 16 * kWide + threadIdx.x / 32 * 16, kWide);
+        load_a_km(values[j], PaddedTile<kColumnStride>{t.values + j * 16 * kColumnStride +
+                                                       threadIdx.x / 32 * 16});
       if constexpr (kOutputs) outputs(state, values, t, i);
       update(state, values, t);
-      total += t.decays[kLong - 1];
+      total += t.decays[kChunk - 1];
       if (S::kStages > 1) continue;
       __syncthreads();
       fetch(s.stages[0], i + 1);
@@ -289,24 +319,26 @@ struct Walk {
 };
 
 template <int kK, bool kOutputs>
-__global__ void __launch_bounds__(kColumns * 2, kOutputs || kK > 128 ? 2 : 4) pass_kernel(ChunkedForward p, Task task) {
+__global__ void __launch_bounds__(kColumns * 2, kOutputs || kK > 128 ? 2 : 4)
+    pass_kernel(ChunkedForward p, PassParams task) {
   extern __shared__ __align__(16) char memory[];
   const int64_t part = blockIdx.x % task.segments.parts, rest = blockIdx.x / task.segments.parts;
   const int64_t segment = rest % task.segments.count, head = rest / task.segments.count;
-  Walk<kK, kOutputs>{p,
-                     task,
-                     head / p.heads,
-                     head % p.heads,
-                     segment,
-                     ceil_div(p.time, kLong),
-                     int(part * task.segments.columns),
-                     *reinterpret_cast<Shared<kK, kOutputs>*>(memory)}
+  ChunkPass<kK, kOutputs>{p,
+                          task,
+                          head / p.heads,
+                          head % p.heads,
+                          segment,
+                          ceil_div(p.time, kChunk),
+                          int(part * task.segments.columns),
+                          *reinterpret_cast<ScalarPassSmem<kK, kOutputs>*>(memory)}
       .run();
 }
 
 // The state before each segment: S ← decay S + local.
-__global__ void __launch_bounds__(256) carry_kernel(const float* first, const float* local, const float* total,
-                                                    float* starts, int64_t segments, int64_t size) {
+__global__ void __launch_bounds__(256)
+    carry_kernel(const float* first, const float* local, const float* total, float* starts,
+                 int64_t segments, int64_t size) {
   const int64_t head = blockIdx.y, at = blockIdx.x * int64_t{256} + threadIdx.x;
   if (at >= size) return;
   float state = first ? first[head * size + at] : 0;
@@ -314,49 +346,54 @@ __global__ void __launch_bounds__(256) carry_kernel(const float* first, const fl
   for (int64_t s = head * segments; s < (head + 1) * segments; ++s) {
     const float own = local[s * size + at];
     starts[s * size + at] = state;
-    state = exp2_of(total[s]) * state + own;
+    state = ex2_approx(total[s]) * state + own;
   }
 }
 
 template <bool kOutputs>
-void launch(const ChunkedForward& p, const Task& task, cudaStream_t stream) {
+void launch(const ChunkedForward& p, const PassParams& task, cudaStream_t stream) {
   with_key_dim(p.key_dim, [&](auto size) {
     constexpr int kK = size.value;
     const int64_t blocks = p.batch * p.heads * task.segments.count * task.segments.parts;
-    launch_shared(pass_kernel<kK, kOutputs>, unsigned(blocks), unsigned(task.segments.columns * 2),
-                  sizeof(Shared<kK, kOutputs>), stream, p, task);
+    launch_kernel(pass_kernel<kK, kOutputs>, unsigned(blocks), unsigned(task.segments.columns * 2),
+                  sizeof(ScalarPassSmem<kK, kOutputs>), stream, p, task);
   });
   check_launch("matrix_state, pass");
 }
 
-struct Scratch {
+struct SegmentWorkspace {
   float *local, *total, *starts;
   size_t bytes;
-  Scratch(const ChunkedForward& p, void* memory) {
+  SegmentWorkspace(const ChunkedForward& p, void* memory) {
     const int64_t cut = Segments(p).count > 1 ? p.batch * p.heads * Segments(p).count : 0;
-    Arena arena{static_cast<char*>(memory)};
-    local = arena.take<float>(cut * p.key_dim * p.value_dim), total = arena.take<float>(cut);
+    WorkspaceArena arena(memory);
+    local = arena.take<float>(cut * p.key_dim * p.value_dim);
+    total = arena.take<float>(cut);
     starts = arena.take<float>(cut * p.key_dim * p.value_dim);
-    bytes = arena.used;
+    bytes = arena.used();
   }
 };
 
-// Where there are several segments: what each makes of zeros, and from it the states they start from.
-const float* find_starts(const ChunkedForward& p, Task task, const float* first, float* starts, const Scratch& scratch,
-                         cudaStream_t stream) {
+// Where there are several segments: what each makes of zeros, and from it the states
+// they start from.
+const float* find_starts(const ChunkedForward& p, PassParams task, const float* first,
+                         float* starts, const SegmentWorkspace& scratch, cudaStream_t stream) {
   if (task.segments.count == 1) return first;
-  task.each = true, task.out = nullptr, task.states = nullptr;
-  task.last = scratch.local, task.total = scratch.total;
+  task.each = true;
+  task.out = nullptr;
+  task.states = nullptr;
+  task.last = scratch.local;
+  task.total = scratch.total;
   launch<false>(p, task, stream);
   const int64_t size = p.key_dim * p.value_dim;
-  carry_kernel<<<dim3(unsigned(ceil_div(size, 256)), unsigned(p.batch * p.heads)), 256, 0, stream>>>(
-      first, scratch.local, scratch.total, starts, task.segments.count, size);
+  launch_kernel(carry_kernel, dim3(unsigned(ceil_div(size, 256)), unsigned(p.batch * p.heads)), 256,
+                0, stream, first, scratch.local, scratch.total, starts, task.segments.count, size);
   return starts;
 }
 
 void find_sums(const ChunkedForward& p, const Sums& sums, cudaStream_t stream) {
   const int64_t count = p.batch * chunks_of(p) * p.heads;
-  sums_kernel<<<unsigned(ceil_div(count, 8)), 256, 0, stream>>>(p, sums);
+  launch_kernel(sums_kernel, unsigned(ceil_div(count, 8)), 256, 0, stream, p, sums);
 }
 
 }  // namespace
@@ -367,35 +404,46 @@ Segments::Segments(const ChunkedForward& p) {
   while (p.value_dim % columns) columns -= 16;
   parts = p.value_dim / columns;
   const int64_t blocks = p.batch * p.heads * parts;
-  count = blocks >= kFill / 2 ? 1 : std::max<int64_t>(1, std::min(ceil_div(kFill, blocks), all / 4));
-  chunks = ceil_div(all, count), count = ceil_div(all, chunks);
+  const int64_t wanted = 2 * sm_count();  // two blocks per SM keep the GPU busy
+  count =
+      blocks >= wanted / 2 ? 1 : std::max<int64_t>(1, std::min(ceil_div(wanted, blocks), all / 4));
+  chunks = ceil_div(all, count);
+  count = ceil_div(all, chunks);
 }
 
 size_t starts_bytes(const ChunkedForward& p) {
   const int64_t segments = Segments(p).count;
-  return segments > 1 ? size_t(p.batch * p.heads * segments * p.key_dim * p.value_dim) * sizeof(float) : 0;
+  return segments > 1
+             ? size_t(p.batch * p.heads * segments * p.key_dim * p.value_dim) * sizeof(float)
+             : 0;
 }
-size_t pass_bytes(const ChunkedForward& p) { return Scratch(p, nullptr).bytes; }
+size_t pass_bytes(const ChunkedForward& p) { return SegmentWorkspace(p, nullptr).bytes; }
 
-void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace, cudaStream_t stream) {
+void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
+             cudaStream_t stream) {
   find_sums(p, sums, stream);
-  Task task{false, false, p.q, p.k, p.v, sums, Segments(p)};
-  task.starts = find_starts(p, task, p.initial_state, starts, Scratch(p, workspace), stream);
-  task.out = static_cast<bf16*>(p.out), task.last = p.final_state;
+  PassParams task{false, false, p.q, p.k, p.v, sums, Segments(p)};
+  task.starts =
+      find_starts(p, task, p.initial_state, starts, SegmentWorkspace(p, workspace), stream);
+  task.out = static_cast<bf16*>(p.out);
+  task.last = p.final_state;
   launch<true>(p, task, stream);
 }
 
-void backward(const ChunkedBackward& q, const float* starts, const States& states, void* workspace,
-              cudaStream_t stream) {
-  const ChunkedForward& p = q.forward;
-  const Scratch scratch(p, workspace);
+void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
+              void* workspace, cudaStream_t stream) {
+  const ChunkedForward& p = bwd.forward;
+  const SegmentWorkspace scratch(p, workspace);
   find_sums(p, states.sums, stream);
-  Task again{false, false, p.q, p.k, p.v, states.sums, Segments(p)};
-  again.starts = again.segments.count > 1 ? starts : p.initial_state, again.states = states.before;
+  PassParams again{false, false, p.q, p.k, p.v, states.sums, Segments(p)};
+  again.starts = again.segments.count > 1 ? starts : p.initial_state;
+  again.states = states.before;
   launch<false>(p, again, stream);
-  Task task{true, false, p.k, p.q, q.dout, states.sums, Segments(p)};
-  task.starts = find_starts(p, task, q.dfinal_state, scratch.starts, scratch, stream);
-  task.out = static_cast<bf16*>(q.dv), task.states = states.dafter, task.last = q.dinitial_state;
+  PassParams task{true, false, p.k, p.q, bwd.dout, states.sums, Segments(p)};
+  task.starts = find_starts(p, task, bwd.dfinal_state, scratch.starts, scratch, stream);
+  task.out = static_cast<bf16*>(bwd.dv);
+  task.states = states.dafter;
+  task.last = bwd.dinitial_state;
   launch<true>(p, task, stream);
 }
 

@@ -25,24 +25,37 @@ using Inputs = std::array<at::Tensor, kInputs>;
 ChunkedForward describe(const Inputs& in, Rule rule, double scale) {
   const at::Tensor& state = in[kState];
   ChunkedForward p{.rule = rule, .scale = float(scale)};
-  p.batch = state.size(0), p.time = in[kQ].size(1), p.heads = state.size(1);
-  p.key_dim = state.size(2), p.value_dim = state.size(3);
-  p.q = heads(in[kQ]), p.k = heads(in[kK]), p.v = heads(in[kV]), p.a = heads(in[kA]), p.b = heads(in[kB]);
-  p.beta = heads(in[kBeta]), p.log_decay = heads(in[kLogDecay]);
-  if (const at::Tensor& g = in[kLogDecay]; g.defined())
-    p.decay_dtype = kernel_dtype(g.scalar_type()), p.decay_dim = g.size(3);
+  p.batch = state.size(0);
+  p.time = in[kQ].size(1);
+  p.heads = state.size(1);
+  p.key_dim = state.size(2);
+  p.value_dim = state.size(3);
+  p.q = heads(in[kQ]);
+  p.k = heads(in[kK]);
+  p.v = heads(in[kV]);
+  p.a = heads(in[kA]);
+  p.b = heads(in[kB]);
+  p.beta = heads(in[kBeta]);
+  p.log_decay = heads(in[kLogDecay]);
+  if (const at::Tensor& g = in[kLogDecay]; g.defined()) {
+    p.decay_dtype = kernel_dtype(g.scalar_type());
+    p.decay_dim = g.size(3);
+  }
   for (const auto& [dtype, i] : {std::pair(&p.beta_dtype, kBeta), {&p.u_dtype, kU}})
     if (in[i].defined()) *dtype = kernel_dtype(in[i].scalar_type());
-  p.u = data(in[kU]), p.skip = static_cast<const float*>(data(in[kSkip]));
+  p.u = data(in[kU]);
+  p.skip = static_cast<const float*>(data(in[kSkip]));
   p.initial_state = static_cast<const float*>(data(state));
   return p;
 }
 
 struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const OptionalTensor& a, const OptionalTensor& b, const OptionalTensor& beta,
-                               const OptionalTensor& log_decay, const OptionalTensor& u, const OptionalTensor& skip,
-                               const at::Tensor& state, int64_t rule, double scale, bool keeps) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const OptionalTensor& a,
+                               const OptionalTensor& b, const OptionalTensor& beta,
+                               const OptionalTensor& log_decay, const OptionalTensor& u,
+                               const OptionalTensor& skip, const at::Tensor& state, int64_t rule,
+                               double scale, bool keeps) {
     const Inputs in{q,
                     k,
                     v,
@@ -59,7 +72,9 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, q.options());
     const at::Tensor final_state = at::empty_like(state);
     const at::Tensor chunks = workspace(cuda::chunk_bytes(p), q.device());
-    p.out = data(out), p.final_state = static_cast<float*>(data(final_state)), p.chunks = data(chunks);
+    p.out = data(out);
+    p.final_state = static_cast<float*>(data(final_state));
+    p.chunks = data(chunks);
     const at::Tensor scratch = workspace(cuda::workspace_bytes(p), q.device());
     cuda::matrix_state(p, data(scratch), current_stream(q.device()));
     if (keeps) {
@@ -67,7 +82,8 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
       saved.push_back(chunks);
       ctx->save_for_backward(saved);
     }
-    ctx->saved_data["rule"] = rule, ctx->saved_data["scale"] = scale;
+    ctx->saved_data["rule"] = rule;
+    ctx->saved_data["scale"] = scale;
     ctx->set_materialize_grads(false);
     return {out, final_state};
   }
@@ -80,12 +96,14 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     const c10::DeviceGuard guard(in[kQ].device());
     ChunkedBackward work{describe(in, rule, ctx->saved_data["scale"].toDouble())};
     ChunkedForward& p = work.forward;
-    p.keeps = true, p.chunks = data(saved[kInputs]);
+    p.keeps = true;
+    p.chunks = data(saved[kInputs]);
 
     Inputs out;
     auto by_head = [&](Input i) {
       const int64_t heads = i == kQ || i == kK ? cuda::key_gradients(p) : p.heads;
-      if (in[i].defined()) out[i] = at::empty({p.batch, p.time, heads, in[i].size(3)}, in[i].options());
+      if (in[i].defined())
+        out[i] = at::empty({p.batch, p.time, heads, in[i].size(3)}, in[i].options());
       return data(out[i]);
     };
     auto by_chunk = [&](Input i) {
@@ -95,15 +113,24 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
       out[i] = at::empty(shape, in[i].options());
       return static_cast<float*>(data(out[i]));
     };
-    const at::Tensor dout = gradients[0].defined()
-                                ? gradients[0].contiguous()
-                                : at::zeros({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
+    const at::Tensor dout =
+        gradients[0].defined()
+            ? gradients[0].contiguous()
+            : at::zeros({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
     const at::Tensor dfinal = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
     out[kState] = at::empty_like(in[kState]);
-    work.dout = heads(dout), work.dfinal_state = static_cast<const float*>(data(dfinal));
-    work.dq = by_head(kQ), work.dk = by_head(kK), work.dv = by_head(kV), work.da = by_head(kA), work.db = by_head(kB);
-    work.dbeta = static_cast<float*>(by_head(kBeta)), work.dlog_decay = by_head(kLogDecay);
-    work.du = by_chunk(kU), work.dskip = by_chunk(kSkip), work.dinitial_state = static_cast<float*>(data(out[kState]));
+    work.dout = heads(dout);
+    work.dfinal_state = static_cast<const float*>(data(dfinal));
+    work.dq = by_head(kQ);
+    work.dk = by_head(kK);
+    work.dv = by_head(kV);
+    work.da = by_head(kA);
+    work.db = by_head(kB);
+    work.dbeta = static_cast<float*>(by_head(kBeta));
+    work.dlog_decay = by_head(kLogDecay);
+    work.du = by_chunk(kU);
+    work.dskip = by_chunk(kSkip);
+    work.dinitial_state = static_cast<float*>(data(out[kState]));
     const at::Tensor scratch = workspace(cuda::workspace_bytes(work), dout.device());
     cuda::matrix_state(work, data(scratch), current_stream(dout.device()));
 
@@ -117,10 +144,12 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
 };
 
 Rule rule_of(const MatrixState& s) {
-  return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::pair : Rule::linear;
+  return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::dplr : Rule::gla;
 }
 at::Tensor aligned(const at::Tensor& x) {  // rows of whole 16 bytes
-  auto whole = [&](int64_t i) { return x.size(i) == 1 || x.stride(i) * x.element_size() % 16 == 0; };
+  auto whole = [&](int64_t i) {
+    return x.size(i) == 1 || x.stride(i) * x.element_size() % 16 == 0;
+  };
   const bool fits = whole(0) && whole(1) && reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0;
   return fits ? x : x.clone(at::MemoryFormat::Contiguous);
 }
@@ -128,7 +157,9 @@ at::Tensor whole(const at::Tensor& state) {
   const at::Tensor x = state.contiguous();
   return reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 ? x.clone() : x;
 }
-at::Tensor rows(const at::Tensor& x) { return x.defined() ? aligned(sequence(x, at::kBFloat16)) : x; }
+at::Tensor rows(const at::Tensor& x) {
+  return x.defined() ? aligned(sequence(x, at::kBFloat16)) : x;
+}
 // Gates and parameters: float32, or bfloat16 as they are where that may be.
 at::ScalarType gate_dtype(const at::Tensor& x, bool may_be_half) {
   return may_be_half && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
@@ -136,19 +167,21 @@ at::ScalarType gate_dtype(const at::Tensor& x, bool may_be_half) {
 
 bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
   bool wants = false;
-  for (const at::Tensor* x : {&s.q, &s.k, &s.v, &s.a, &s.b, &s.beta, &s.rate, &s.log_decay, &s.u, &s.skip, &state})
+  for (const at::Tensor* x :
+       {&s.q, &s.k, &s.v, &s.a, &s.b, &s.beta, &s.rate, &s.log_decay, &s.u, &s.skip, &state})
     wants |= x->defined() && x->requires_grad();
   return wants && at::GradMode::is_enabled();
 }
 
-// What few_steps takes.
+// What decode takes.
 bool is_few(const MatrixState& s, const at::Tensor& state) {
-  return !s.rate.defined() && !s.skip.defined() && s.q.size(1) <= cuda::kFewSteps && !wants_gradient(s, state);
+  return !s.rate.defined() && !s.skip.defined() && s.q.size(1) <= cuda::kMaxDecodeSteps &&
+         !wants_gradient(s, state);
 }
 
 // In sizes that the kernels have: nothing is written to what is added, nor read from it.
-std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixState s, const at::Tensor& state, int64_t key_dim,
-                                                   int64_t value_dim) {
+std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixState s, const at::Tensor& state,
+                                                   int64_t key_dim, int64_t value_dim) {
   const auto enlarge = [](at::Tensor& x, int64_t size) {
     if (x.defined()) x = at::constant_pad_nd(x, {0, size - x.size(-1)});
   };
@@ -156,7 +189,8 @@ std::tuple<at::Tensor, at::Tensor> by_larger_sizes(MatrixState s, const at::Tens
   if (s.log_decay.defined() && s.log_decay.size(3) > 1) enlarge(s.log_decay, key_dim);
   enlarge(s.v, value_dim);
   const int64_t K = state.size(2), V = state.size(3);
-  const auto [out, last] = by_tensor_cores(s, at::constant_pad_nd(state, {0, value_dim - V, 0, key_dim - K}));
+  const auto [out, last] =
+      by_tensor_cores(s, at::constant_pad_nd(state, {0, value_dim - V, 0, key_dim - K}));
   return {out.narrow(3, 0, V).contiguous(), last.narrow(2, 0, K).narrow(3, 0, V).contiguous()};
 }
 
@@ -174,8 +208,9 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::
   ChunkedForward p = describe(in, rule_of(s), s.scale);
   const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
   const at::Tensor last = at::empty_like(in[kState]);
-  p.out = data(out), p.final_state = static_cast<float*>(data(last));
-  cuda::few_steps(p, current_stream(state.device()));
+  p.out = data(out);
+  p.final_state = static_cast<float*>(data(last));
+  cuda::decode(p, current_stream(state.device()));
   return {out, last};
 }
 
@@ -186,29 +221,35 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   if (!s.k.defined()) return false;
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
   if (key_dim == 0) return false;
-  // Over a whole sequence a delta rule's short keys stay in fp32: rounded to bf16 they cost 1.0 to 1.5 %.
+  // Over a whole sequence a delta rule's short keys stay in fp32: rounded to bf16 they cost 1.0
+  // to 1.5 %.
   const bool fits = key_dim == state.size(2) && state.size(3) % 16 == 0;
-  if (!fits && rule_of(s) != Rule::linear && !is_few(s, state)) return false;
+  if (!fits && rule_of(s) != Rule::gla && !is_few(s, state)) return false;
   if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
   if (s.rate.defined() || s.skip.defined())
-    return s.low == Low::none && !s.beta.defined() && !s.u.defined() && s.log_decay.defined() &&
-           s.log_decay.size(3) == 1;
-  return s.low == Low::none ? !(s.u.defined() && s.beta.defined()) : s.low == Low::rank_one && !s.u.defined();
+    return s.transition == Transition::diagonal && !s.beta.defined() && !s.u.defined() &&
+           s.log_decay.defined() && s.log_decay.size(3) == 1;
+  return s.transition == Transition::diagonal
+             ? !(s.u.defined() && s.beta.defined())
+             : s.transition == Transition::rank_one && !s.u.defined();
 }
 
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   const bool keeps = wants_gradient(s, state), few = is_few(s, state);
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
   const int64_t value_dim = cuda::value_size(state.size(3), few);
-  if (key_dim != state.size(2) || value_dim != state.size(3)) return by_larger_sizes(s, state, key_dim, value_dim);
+  if (key_dim != state.size(2) || value_dim != state.size(3))
+    return by_larger_sizes(s, state, key_dim, value_dim);
   if (few) return by_few_steps(s, state);
   const at::Tensor beta = sequence(optional(s.rate.defined() ? s.rate : s.beta), at::kFloat);
-  const at::Tensor g =
-      s.log_decay.defined() ? sequence(s.log_decay, gate_dtype(s.log_decay, s.log_decay.size(3) > 1)) : s.log_decay;
-  const at::Tensor u = parameter(optional(s.u), at::kFloat), skip = parameter(optional(s.skip), at::kFloat);
-  const variable_list out =
-      ByTensorCores::apply(rows(s.q), rows(s.k), rows(s.v), optional(rows(s.a)), optional(rows(s.b)), optional(beta),
-                           optional(g), optional(u), optional(skip), whole(state), int64_t(rule_of(s)), s.scale, keeps);
+  const at::Tensor g = s.log_decay.defined()
+                           ? sequence(s.log_decay, gate_dtype(s.log_decay, s.log_decay.size(3) > 1))
+                           : s.log_decay;
+  const at::Tensor u = parameter(optional(s.u), at::kFloat),
+                   skip = parameter(optional(s.skip), at::kFloat);
+  const variable_list out = ByTensorCores::apply(
+      rows(s.q), rows(s.k), rows(s.v), optional(rows(s.a)), optional(rows(s.b)), optional(beta),
+      optional(g), optional(u), optional(skip), whole(state), int64_t(rule_of(s)), s.scale, keeps);
   return {out[0], out[1]};
 }
 

@@ -1,27 +1,25 @@
-// Norms on CUDA: a warp a part of a row, read again from the first cache. The parameters' gradients are summed by each
-// warp over the parts it takes, in shared memory, then over warps, then over blocks, always in one order.
-#include "ops/cuda.cuh"
+// Norms on CUDA: one warp per part of a row, read again from the L1 cache. The parameters'
+// gradients are summed by each warp over the parts it takes, in shared memory, then over warps,
+// then over blocks, always in one order.
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/norm/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kWarps = 8, kMaxBlocks = 528;
+constexpr int kWarps = 8;
 
 int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
-int64_t num_blocks(const Norm& p) { return std::min<int64_t>(kMaxBlocks, ceil_div(num_parts(p), kWarps)); }
-int64_t num_parameters(const Norm& p) { return (p.bias ? 2 : 1) * p.groups * p.width; }
-
-template <class R>
-__device__ R over_warp(R x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
+int64_t num_blocks(const Norm& p) {
+  return std::min<int64_t>(4 * sm_count(), ceil_div(num_parts(p), kWarps));
 }
+int64_t num_parameters(const Norm& p) { return (p.bias ? 2 : 1) * p.groups * p.width; }
 
 template <class T, int kWidth, bool kCentred>
 __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   using R = Real<T>;
-  using Packed = Pack<T, kWidth>;
+  using Packed = Vec<T, kWidth>;
   const int lane = threadIdx.x % 32;
   const int64_t part = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32, packs = p.width / kWidth;
   if (part >= p.rows * p.groups) return;
@@ -34,28 +32,30 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   if (kCentred) {
     for (int64_t i = lane; i < packs; i += 32) {
       const Packed some = x[i];
-      for (int k = 0; k < kWidth; ++k) mean += real(some.at[k]);
+      for (int k = 0; k < kWidth; ++k) mean += to_compute(some.at[k]);
     }
-    mean = over_warp(mean) / R(p.width);
+    mean = warp_sum(mean) / R(p.width);
   }
   for (int64_t i = lane; i < packs; i += 32) {
     const Packed some = x[i];
-    for (int k = 0; k < kWidth; ++k) squares += (real(some.at[k]) - mean) * (real(some.at[k]) - mean);
+    for (int k = 0; k < kWidth; ++k)
+      squares += (to_compute(some.at[k]) - mean) * (to_compute(some.at[k]) - mean);
   }
-  const R scale = inverse_root(over_warp(squares) / R(p.width) + R(p.eps));
+  const R scale = rsqrt(warp_sum(squares) / R(p.width) + R(p.eps));
   if (lane == 0) static_cast<R*>(p.scale)[part] = scale;
   if (kCentred && lane == 0) static_cast<R*>(p.mean)[part] = mean;
   for (int64_t i = lane; i < packs; i += 32) {
     Packed some = x[i];
     for (int k = 0; k < kWidth; ++k) {
-      const R unit = (real(some.at[k]) - mean) * scale;
-      some.at[k] = stored<T>(unit * weight[i * kWidth + k] + (kCentred ? bias[i * kWidth + k] : R(0)));
+      const R unit = (to_compute(some.at[k]) - mean) * scale;
+      some.at[k] =
+          from_compute<T>(unit * weight[i * kWidth + k] + (kCentred ? bias[i * kWidth + k] : R(0)));
     }
     y[i] = some;
   }
 }
 
-// Number j of pack i stands at j of lane i % 32 in group i / 32: a warp touches 32 banks at a time.
+// Number j of pack i is at j of lane i % 32 in group i / 32: a warp touches 32 banks at a time.
 template <int kWidth>
 __device__ int64_t place(int64_t pack, int k) {
   return (pack / 32 * kWidth + k) * 32 + pack % 32;
@@ -66,51 +66,61 @@ __host__ __device__ int64_t places(int64_t numbers) {
 }
 
 template <class T, int kWidth, bool kCentred>
-__device__ void backward_part(const NormBackward& q, int64_t part, int lane, Real<T>* dweight, Real<T>* dbias) {
+__device__ void backward_part(const NormBackward& bwd, int64_t part, int lane, Real<T>* dweight,
+                              Real<T>* dbias) {
   using R = Real<T>;
-  using Packed = Pack<T, kWidth>;
-  const Norm& p = q.forward;
+  using Packed = Vec<T, kWidth>;
+  const Norm& p = bwd.forward;
   const int64_t packs = p.width / kWidth, start = part * p.width, first = part % p.groups * packs;
   const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + start);
-  const auto* dy = reinterpret_cast<const Packed*>(static_cast<const T*>(q.dy) + start);
-  auto* dx = reinterpret_cast<Packed*>(static_cast<T*>(q.dx) + start);
+  const auto* dy = reinterpret_cast<const Packed*>(static_cast<const T*>(bwd.dy) + start);
+  auto* dx = reinterpret_cast<Packed*>(static_cast<T*>(bwd.dx) + start);
   const R* weight = static_cast<const R*>(p.weight) + first * kWidth;
-  const R scale = static_cast<const R*>(p.scale)[part], mean = kCentred ? static_cast<const R*>(p.mean)[part] : R(0);
+  const R scale = static_cast<const R*>(p.scale)[part],
+          mean = kCentred ? static_cast<const R*>(p.mean)[part] : R(0);
   R inner = 0, sum = 0;  // of g x̂ and of g
   for (int64_t i = lane; i < packs; i += 32) {
     const Packed a = x[i], b = dy[i];
     for (int k = 0; k < kWidth; ++k) {
-      const R unit = (real(a.at[k]) - mean) * scale, gradient = real(b.at[k]), g = gradient * weight[i * kWidth + k];
-      inner += g * unit, sum += g;
+      const R unit = (to_compute(a.at[k]) - mean) * scale, gradient = to_compute(b.at[k]),
+              g = gradient * weight[i * kWidth + k];
+      inner += g * unit;
+      sum += g;
       dweight[place<kWidth>(first + i, k)] += gradient * unit;
       if (kCentred) dbias[place<kWidth>(first + i, k)] += gradient;
     }
   }
-  inner = over_warp(inner) / R(p.width), sum = kCentred ? over_warp(sum) / R(p.width) : R(0);
+  inner = warp_sum(inner) / R(p.width);
+  sum = kCentred ? warp_sum(sum) / R(p.width) : R(0);
   for (int64_t i = lane; i < packs; i += 32) {
     Packed a = x[i];
     const Packed b = dy[i];
     for (int k = 0; k < kWidth; ++k) {
-      const R unit = (real(a.at[k]) - mean) * scale;
-      a.at[k] = stored<T>(scale * (real(b.at[k]) * weight[i * kWidth + k] - sum - unit * inner));
+      const R unit = (to_compute(a.at[k]) - mean) * scale;
+      a.at[k] = from_compute<T>(
+          scale * (to_compute(b.at[k]) * weight[i * kWidth + k] - sum - unit * inner));
     }
     dx[i] = a;
   }
 }
 
 template <class T, int kWidth, bool kCentred>
-__global__ void __launch_bounds__(32 * kWarps) backward_kernel(NormBackward q, Real<T>* sums, int warps) {
+__global__ void __launch_bounds__(32 * kWarps)
+    backward_kernel(NormBackward bwd, Real<T>* sums, int warps) {
   using R = Real<T>;
   extern __shared__ __align__(16) unsigned char shared[];
-  const Norm& p = q.forward;
-  const int64_t numbers = p.groups * p.width, size = places<kWidth>(numbers), own = (kCentred ? 2 : 1) * size;
+  const Norm& p = bwd.forward;
+  const int64_t numbers = p.groups * p.width, size = places<kWidth>(numbers),
+                own = (kCentred ? 2 : 1) * size;
   R* all = reinterpret_cast<R*>(shared);
   for (int64_t i = threadIdx.x; i < warps * own; i += blockDim.x) all[i] = 0;
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   R* mine = all + warp * own;
-  for (int64_t part = blockIdx.x * int64_t{warps} + warp; part < p.rows * p.groups; part += int64_t{warps} * gridDim.x)
-    backward_part<T, kWidth, kCentred>(q, part, lane, mine, mine + size);  // a parameter is always the same lane's
+  for (int64_t part = blockIdx.x * int64_t{warps} + warp; part < p.rows * p.groups;
+       part += int64_t{warps} * gridDim.x)
+    // a parameter is always the same lane's
+    backward_part<T, kWidth, kCentred>(bwd, part, lane, mine, mine + size);
   __syncthreads();
   for (int64_t i = threadIdx.x; i < own / size * numbers; i += blockDim.x) {
     const int64_t column = i % numbers;
@@ -121,48 +131,56 @@ __global__ void __launch_bounds__(32 * kWarps) backward_kernel(NormBackward q, R
   }
 }
 
-// f(a number of T, a pack's width as a constant, is it layer norm): 16 bytes where rows and pointers allow it.
+// f(a number of T, a pack's width as a constant, is it layer norm): 16 bytes where rows and
+// pointers allow it.
 template <class F>
 void with_case(const Norm& p, std::initializer_list<const void*> pointers, F&& f) {
   with_type(p.dtype, [&](auto x) {
     constexpr int kWidth = 16 / sizeof(x);
     bool wide = p.width % kWidth == 0;
-    for (const void* pointer : pointers) wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+    for (const void* pointer : pointers)
+      wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
     const auto with_width = [&](auto width) {
       p.bias ? f(x, width, std::true_type()) : f(x, width, std::false_type());
     };
-    wide ? with_width(std::integral_constant<int, kWidth>()) : with_width(std::integral_constant<int, 1>());
+    wide ? with_width(std::integral_constant<int, kWidth>())
+         : with_width(std::integral_constant<int, 1>());
   });
 }
 
 }  // namespace
 
-size_t workspace_bytes(const NormBackward& q) {
-  return size_t(num_blocks(q.forward) * num_parameters(q.forward)) * (q.forward.dtype == DType::f64 ? 8 : 4);
+size_t workspace_bytes(const NormBackward& bwd) {
+  return size_t(num_blocks(bwd.forward) * num_parameters(bwd.forward)) *
+         (bwd.forward.dtype == DType::f64 ? 8 : 4);
 }
 
 void norm(const Norm& p, Stream stream) {
   with_case(p, {p.x, p.y}, [&](auto x, auto width, auto centred) {
-    forward_kernel<decltype(x), width(), centred()>
-        <<<unsigned(ceil_div(num_parts(p), kWarps)), 32 * kWarps, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    launch_kernel(forward_kernel<decltype(x), width(), centred()>,
+                  unsigned(ceil_div(num_parts(p), kWarps)), 32 * kWarps, 0, stream, p);
   });
   check_launch("norm");
 }
 
-void norm(const NormBackward& q, void* workspace, Stream stream) {
-  const Norm& p = q.forward;
-  with_case(p, {p.x, q.dy, q.dx}, [&](auto x, auto width, auto centred) {
+void norm(const NormBackward& bwd, void* workspace, Stream stream) {
+  const Norm& p = bwd.forward;
+  with_case(p, {p.x, bwd.dy, bwd.dx}, [&](auto x, auto width, auto centred) {
     using R = Real<decltype(x)>;
     auto* sums = static_cast<R*>(workspace);
-    const int64_t bytes = (p.bias ? 2 : 1) * places<width()>(p.groups * p.width) * int64_t(sizeof(R)), most = 200 << 10;
+    const int64_t bytes =
+                      (p.bias ? 2 : 1) * places<width()>(p.groups * p.width) * int64_t(sizeof(R)),
+                  most = 200 << 10;
     if (bytes > most)
-      throw BadInput("norm: rows of " + std::to_string(p.groups * p.width) + " numbers have no gradient on CUDA: " +
-                     std::to_string(most / (bytes / places<width()>(p.groups * p.width))) + " at most");
+      throw BadInput("norm: rows of " + std::to_string(p.groups * p.width) +
+                     " numbers have no gradient on CUDA: " +
+                     std::to_string(most / (bytes / places<width()>(p.groups * p.width))) +
+                     " at most");
     const int warps = int(std::min<int64_t>(kWarps, most / bytes));
-    launch_shared(backward_kernel<decltype(x), width(), centred()>, unsigned(num_blocks(p)), 32u * unsigned(warps),
-                  size_t(warps * bytes), static_cast<cudaStream_t>(stream), q, sums, warps);
+    launch_kernel(backward_kernel<decltype(x), width(), centred()>, unsigned(num_blocks(p)),
+                  32u * unsigned(warps), size_t(warps * bytes), stream, bwd, sums, warps);
     check_launch("norm backward");
-    sum_rows(sums, q.dparameters, num_blocks(p), num_parameters(p), static_cast<cudaStream_t>(stream));
+    sum_rows(sums, bwd.dparameters, num_blocks(p), num_parameters(p), stream);
   });
 }
 

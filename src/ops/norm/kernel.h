@@ -1,8 +1,9 @@
 #pragma once
-// Norms of rows, or of `groups` equal parts of rows each: root-mean-square [Zhang & Sennrich 2019, eq. 4] and, with a
-// bias, layer norm [Ba et al. 2016, eq. 4].
-//   m = 0, or mean_j x_j      s = 1 / sqrt(mean_j (x_j − m)² + eps)      x̂ = s (x − m)      y = x̂ ⊙ w + b
-//   dx = s (g − [mean_j g_j] − x̂ mean_j(g_j x̂_j)), g = w ⊙ dy, [ ] of layer norm      dw = Σ x̂ ⊙ dy      db = Σ dy
+// Norms of rows, or of `groups` equal parts of rows each: root-mean-square [Zhang & Sennrich 2019,
+// eq. 4] and, with a bias, layer norm [Ba et al. 2016, eq. 4].
+//   m = 0, or mean_j x_j    s = 1 / sqrt(mean_j (x_j − m)² + eps)   x̂ = s (x − m)   y = x̂ ⊙ w + b
+//   dx = s (g − [mean_j g_j] − x̂ mean_j(g_j x̂_j)), g = w ⊙ dy, [ ] of layer norm
+//   dw = Σ x̂ ⊙ dy           db = Σ dy
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -19,9 +20,10 @@ struct Norm {
 };
 struct NormBackward {
   Norm forward;
-  const void* dy;     // in  [rows, groups, width]
-  void* dx;           // out [rows, groups, width]
-  void* dparameters;  // out [1 or 2, groups, width] real, dweight and dbias; their sums' order depends on `rows` alone
+  const void* dy;  // in  [rows, groups, width]
+  void* dx;        // out [rows, groups, width]
+  // out [1 or 2, groups, width] real, dweight and dbias; their sums' order depends on `rows` alone
+  void* dparameters;
 };
 
 namespace cpu {

@@ -1,18 +1,21 @@
 #pragma once
-// Root-mean-square norm and layer norm, differentiable. Formulas and sources: kernel.h beside this file.
+// Root-mean-square norm and layer norm, differentiable. Formulas and sources: kernel.h
+// beside this file.
 #include <ATen/core/Tensor.h>
 
 namespace assay::ops {
 
-// x [..., D] (fp32, fp64, bf16), weight and bias [D] (fp32; fp64 for fp64) → the dtype of x. Of each of `groups` equal
-// parts of a row (of each head) by itself. ValueError naming the argument when a shape does not fit.
+// x [..., D] (fp32, fp64, bf16), weight and bias [D] (fp32; fp64 for fp64) → the dtype of x. Of
+// each of `groups` equal parts of a row (of each head) by itself. ValueError naming the argument
+// when a shape does not fit.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t groups = 1);
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
-                      int64_t groups = 1);
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      double eps, int64_t groups = 1);
 
 // What is right, in plain tensor arithmetic.
-at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t groups = 1);
-at::Tensor layer_norm_reference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
-                                int64_t groups = 1);
+at::Tensor rms_norm_reference(const at::Tensor& x, const at::Tensor& weight, double eps,
+                              int64_t groups = 1);
+at::Tensor layer_norm_reference(const at::Tensor& x, const at::Tensor& weight,
+                                const at::Tensor& bias, double eps, int64_t groups = 1);
 
 }  // namespace assay::ops

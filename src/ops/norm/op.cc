@@ -1,11 +1,9 @@
 // Norms: checks, and the autograd function around the kernels.
 #include <torch/torch.h>
 
+#include "ops/dispatch.h"
 #include "ops/norm/kernel.h"
 #include "ops/norm/norm.h"
-#include "ops/parallel.h"
-#include "ops/paths.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -35,24 +33,21 @@ struct Call {
   }
 };
 
-void launch(const Norm& p, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::norm(p, current_stream(device));
-  }
-#endif
-  cpu::norm(p, at_parallel_for());
+void launch(const Norm& p, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::norm(p, pool); },
+      [&](auto stream) { cuda::norm(p, stream); });
 }
-void launch(const NormBackward& q, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(q), device);
-    return cuda::norm(q, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::norm(q, workspace(cpu::workspace_bytes(q), device).data_ptr(), at_parallel_for());
+void launch(const NormBackward& bwd, const at::Device& device) {
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::norm(bwd, scratch(cpu::workspace_bytes(bwd)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::norm(bwd, scratch(cuda::workspace_bytes(bwd)).data_ptr(), stream);
+      });
 }
 
 struct NormFunction : torch::autograd::Function<NormFunction> {
@@ -60,40 +55,57 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
                             const OptionalTensor& bias, double eps, int64_t groups) {
     const at::Tensor y = at::empty_like(x);
     const at::Tensor scale = at::empty({x.numel() / weight.size(0) * groups}, weight.options());
-    const Call call{x, weight, or_undefined(bias), scale, bias ? at::empty_like(scale) : at::Tensor(), groups, eps};
+    const Call call{
+        x,      weight, or_undefined(bias), scale, bias ? at::empty_like(scale) : at::Tensor(),
+        groups, eps};
     Norm p = call.kernel();
     p.y = data(y);
     launch(p, x.device());
     ctx->save_for_backward({x, weight, call.bias, scale, call.mean});
-    ctx->saved_data["eps"] = eps, ctx->saved_data["groups"] = groups;
+    ctx->saved_data["eps"] = eps;
+    ctx->saved_data["groups"] = groups;
     return y;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list s = ctx->get_saved_variables();
-    const Call call{s[0], s[1], s[2], s[3], s[4], ctx->saved_data["groups"].toInt(), ctx->saved_data["eps"].toDouble()};
+    const Call call{s[0],
+                    s[1],
+                    s[2],
+                    s[3],
+                    s[4],
+                    ctx->saved_data["groups"].toInt(),
+                    ctx->saved_data["eps"].toDouble()};
     const bool bias = call.bias.defined();
     const at::Tensor dy = gradients[0].contiguous(), dx = at::empty_like(call.x);
-    const at::Tensor dparameters = at::empty({1 + bias, call.weight.size(0)}, call.weight.options());
+    const at::Tensor dparameters =
+        at::empty({1 + bias, call.weight.size(0)}, call.weight.options());
     launch(NormBackward{call.kernel(), data(dy), data(dx), data(dparameters)}, dx.device());
     return {dx, dparameters[0], bias ? dparameters[1] : at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, int64_t groups) {
-  TORCH_CHECK_VALUE(x.dim() > 0 && x.numel() > 0, op, ": x has shape ", x.sizes(), ", expected [..., D]");
+void check(const char* op, const at::Tensor& x, const at::Tensor& weight,
+           const OptionalTensor& bias, int64_t groups) {
+  TORCH_CHECK_VALUE(x.dim() > 0 && x.numel() > 0, op, ": x has shape ", x.sizes(),
+                    ", expected [..., D]");
   check_shape(op, "weight", weight, {x.size(-1)}, "[D]");
-  check_like(op, "x", x, "x", x), check_like(op, "weight", weight, "x", x);
-  if (bias) check_shape(op, "bias", *bias, {x.size(-1)}, "[D]"), check_like(op, "bias", *bias, "x", x);
+  check_like(op, "x", x, "x", x);
+  check_like(op, "weight", weight, "x", x);
+  if (bias) {
+    check_shape(op, "bias", *bias, {x.size(-1)}, "[D]");
+    check_like(op, "bias", *bias, "x", x);
+  }
   TORCH_CHECK_VALUE(groups >= 1 && x.size(-1) % groups == 0, op, ": groups = ", groups,
                     " does not divide D = ", x.size(-1));
 }
 
 bool has_kernel(const at::Tensor& x) { return x.is_cpu() || (x.is_cuda() && kCudaKernels); }
 
-at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, double eps,
-                  int64_t groups) {
+at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                  double eps, int64_t groups) {
   const auto dtype = sequence_dtype({x}), real = real_dtype(dtype);
-  return NormFunction::apply(parameter(x, dtype), parameter(weight, real), optional(parameter(bias, real)), eps, groups)
+  return NormFunction::apply(parameter(x, dtype), parameter(weight, real),
+                             optional(parameter(bias, real)), eps, groups)
       .to(x.scalar_type());
 }
 
@@ -101,15 +113,18 @@ at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalT
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t groups) {
   check("rms_norm", x, weight, {}, groups);
-  return has_kernel(x) ? normed(x, weight, {}, eps, groups) : rms_norm_reference(x, weight, eps, groups);
+  return has_kernel(x) ? normed(x, weight, {}, eps, groups)
+                       : rms_norm_reference(x, weight, eps, groups);
 }
 
-at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, double eps,
-                      int64_t groups) {
+at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      double eps, int64_t groups) {
   check("layer_norm", x, weight, bias, groups);
-  return has_kernel(x) ? normed(x, weight, bias, eps, groups) : layer_norm_reference(x, weight, bias, eps, groups);
+  return has_kernel(x) ? normed(x, weight, bias, eps, groups)
+                       : layer_norm_reference(x, weight, bias, eps, groups);
 }
 
-const bool registered_paths = register_kernels("rms_norm", /*numerics=*/2) && register_kernels("layer_norm");
+const bool registered_paths =
+    register_kernels("rms_norm", /*numerics=*/2) && register_kernels("layer_norm");
 
 }  // namespace assay::ops

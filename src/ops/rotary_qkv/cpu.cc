@@ -3,8 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/rotary_qkv/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <cmath>
 #include <vector>
@@ -30,22 +29,29 @@ inline Head head_at(const RotaryQkv& p, int64_t position, int64_t head) {
             *normed = p.backward ? among(const_cast<void*>(p.normed), all, head) : packed;
   if (!p.scale) normed = nullptr;
   if (head < p.heads) return {packed, among(p.q, p.heads, head), true, normed, head};
-  if (head < p.heads + p.kv_heads) return {packed, among(p.k, p.kv_heads, head - p.heads), true, normed, -1};
+  if (head < p.heads + p.kv_heads)
+    return {packed, among(p.k, p.kv_heads, head - p.heads), true, normed, -1};
   return {packed, among(p.v, p.kv_heads, head - p.heads - p.kv_heads), false, nullptr, -1};
 }
 
-// The halves of a head, of what it was before QK-norm, and the angles of its position, each padded to whole vectors.
+// The halves of a head, of what it was before QK-norm, and the angles of its position, each padded
+// to whole vectors.
 template <class R>
 struct Scratch {
   int64_t half, padded;
   std::vector<R> numbers;
   R *first, *second, *normed_first, *normed_second, *cos, *sin;
   explicit Scratch(int64_t half)
-      : half(half), padded((half + kLanes<R> - 1) / kLanes<R> * kLanes<R>), numbers(6 * padded + kLanes<R>) {
+      : half(half),
+        padded((half + kLanes<R> - 1) / kLanes<R> * kLanes<R>),
+        numbers(6 * padded + kLanes<R>) {
     const auto address = reinterpret_cast<uintptr_t>(numbers.data());
     first = numbers.data() + (-address % (kLanes<R> * sizeof(R))) / sizeof(R);
-    second = first + padded, normed_first = second + padded, normed_second = normed_first + padded;
-    cos = normed_second + padded, sin = cos + padded;
+    second = first + padded;
+    normed_first = second + padded;
+    normed_second = normed_first + padded;
+    cos = normed_second + padded;
+    sin = cos + padded;
   }
 };
 
@@ -58,8 +64,8 @@ R product(const Scratch<R>& s, const R* a, const R* b, const R* c, const R* d) {
   return sum<R>(total);
 }
 
-// With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: x ← s x / n, or dx = s/n (g − x
-// (x·g)/n²) and ds = (x·g)/n.
+// With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: x ← s x / n, or dx
+// = s/n (g − x (x·g)/n²) and ds = (x·g)/n.
 template <class R>
 void norm(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s) {
   const bool query = head.query >= 0;
@@ -73,19 +79,24 @@ void norm(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s)
     if (query) static_cast<R*>(p.dscale)[position * p.heads + head.query] = slope;
   }
   for (int64_t i = 0; i < s.padded; i += kLanes<R>) {
-    store<R>(hn::Mul(set<R>(scale), hn::NegMulAdd(set<R>(along), load(x + i), load(s.first + i))), s.first + i);
-    store<R>(hn::Mul(set<R>(scale), hn::NegMulAdd(set<R>(along), load(y + i), load(s.second + i))), s.second + i);
+    store<R>(hn::Mul(set<R>(scale), hn::NegMulAdd(set<R>(along), load(x + i), load(s.first + i))),
+             s.first + i);
+    store<R>(hn::Mul(set<R>(scale), hn::NegMulAdd(set<R>(along), load(y + i), load(s.second + i))),
+             s.second + i);
   }
 }
 
 template <class R>
 void turn(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s) {
-  std::byte *from = p.backward ? head.alone : head.packed, *to = p.backward ? head.packed : head.alone;
+  std::byte *from = p.backward ? head.alone : head.packed,
+            *to = p.backward ? head.packed : head.alone;
   const int64_t bytes = s.half * (p.dtype == DType::bf16 ? 2 : int64_t{sizeof(R)});
   if (!head.turned) return void(std::memcpy(to, from, size_t(2 * bytes)));
-  read_row(from, p.dtype, s.half, s.padded, s.first), read_row(from + bytes, p.dtype, s.half, s.padded, s.second);
+  read_row(from, p.dtype, s.half, s.padded, s.first);
+  read_row(from + bytes, p.dtype, s.half, s.padded, s.second);
   for (int64_t i = 0; i < s.padded; i += kLanes<R>) {
-    const Vec<R> a = load(s.first + i), b = load(s.second + i), cos = load(s.cos + i), sin = load(s.sin + i);
+    const Vec<R> a = load(s.first + i), b = load(s.second + i), cos = load(s.cos + i),
+                 sin = load(s.sin + i);
     store<R>(hn::NegMulAdd(b, sin, hn::Mul(a, cos)), s.first + i);
     store<R>(hn::MulAdd(a, sin, hn::Mul(b, cos)), s.second + i);
   }
@@ -94,14 +105,19 @@ void turn(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s)
     read_row(head.normed + bytes, p.dtype, s.half, s.padded, s.normed_second);
     norm(p, head, position, s);
   }
-  write_row(s.first, p.dtype, s.half, to), write_row(s.second, p.dtype, s.half, to + bytes);
+  write_row(s.first, p.dtype, s.half, to);
+  write_row(s.second, p.dtype, s.half, to + bytes);
 }
 
 template <class R>
 void read_angles(const RotaryQkv& p, int64_t t, Scratch<R>& s) {
-  const R *cos = static_cast<const R*>(p.cos) + t * s.half, *sin = static_cast<const R*>(p.sin) + t * s.half;
+  const R *cos = static_cast<const R*>(p.cos) + t * s.half,
+          *sin = static_cast<const R*>(p.sin) + t * s.half;
   const R sign = p.backward ? R(-1) : R(1);
-  for (int64_t i = 0; i < s.half; ++i) s.cos[i] = cos[i], s.sin[i] = sign * sin[i];
+  for (int64_t i = 0; i < s.half; ++i) {
+    s.cos[i] = cos[i];
+    s.sin[i] = sign * sin[i];
+  }
 }
 
 template <class R>
@@ -112,7 +128,8 @@ void over_positions(const RotaryQkv& p, const ParallelFor& parallel) {
              Scratch<R> s(p.head_dim / 2);
              for (int64_t position = begin; position < end; ++position) {
                read_angles(p, position % p.time, s);
-               for (int64_t head = 0; head < heads; ++head) turn(p, head_at(p, position, head), position, s);
+               for (int64_t head = 0; head < heads; ++head)
+                 turn(p, head_at(p, position, head), position, s);
              }
            });
 }
@@ -127,7 +144,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace assay::ops::cpu {
-HWY_EXPORT(turn_all);
-void rotary_qkv(const RotaryQkv& p, const ParallelFor& parallel) { HWY_DYNAMIC_DISPATCH(turn_all)(p, parallel); }
+ASSAY_CPU_KERNEL(rotary_qkv, turn_all, RotaryQkv)
 }  // namespace assay::ops::cpu
 #endif

@@ -1,5 +1,6 @@
-// Rotary queries, keys and values on CUDA: a few lanes a head, 16 bytes of each half a lane.
-#include "ops/cuda.cuh"
+// Rotary queries, keys and values on CUDA: a few lanes per head, 16 bytes of each half per lane.
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/rotary_qkv/kernel.h"
 
 namespace assay::ops::cuda {
@@ -12,14 +13,8 @@ template <class T>
 __device__ T* alone(const RotaryQkv& p, int64_t position, int64_t head) {
   if (head < p.heads) return static_cast<T*>(p.q) + (position * p.heads + head) * p.head_dim;
   head -= p.heads;
-  return static_cast<T*>(head < p.kv_heads ? p.k : p.v) + (position * p.kv_heads + head % p.kv_heads) * p.head_dim;
-}
-
-// The sum over a group of lanes, a power of two.
-template <class R>
-__device__ R over_group(R x, int group) {
-  for (int step = group / 2; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
+  return static_cast<T*>(head < p.kv_heads ? p.k : p.v) +
+         (position * p.kv_heads + head % p.kv_heads) * p.head_dim;
 }
 
 // Both halves' numbers of a column, turned by the angle of the position, or back.
@@ -28,23 +23,26 @@ struct Turned {
   using R = Real<T>;
   R first[kWidth], second[kWidth];
   __device__ Turned(const RotaryQkv& p, const T* from, int64_t angle, int64_t half, bool turn) {
-    const auto a = *reinterpret_cast<const Pack<T, kWidth>*>(from),
-               b = *reinterpret_cast<const Pack<T, kWidth>*>(from + half);
-    const R *cos = static_cast<const R*>(p.cos) + angle, *sin = static_cast<const R*>(p.sin) + angle;
+    const auto a = *reinterpret_cast<const Vec<T, kWidth>*>(from),
+               b = *reinterpret_cast<const Vec<T, kWidth>*>(from + half);
+    const R *cos = static_cast<const R*>(p.cos) + angle,
+            *sin = static_cast<const R*>(p.sin) + angle;
     for (int k = 0; k < kWidth; ++k) {
-      const R x = real(a.at[k]), y = real(b.at[k]), c = turn ? cos[k] : R(1),
+      const R x = to_compute(a.at[k]), y = to_compute(b.at[k]), c = turn ? cos[k] : R(1),
               s = turn ? p.backward ? -sin[k] : sin[k] : R(0);
-      first[k] = x * c - y * s, second[k] = y * c + x * s;
+      first[k] = x * c - y * s;
+      second[k] = y * c + x * s;
     }
   }
 };
 
-// A group of lanes a head; with QK-norm it is read twice, the second time from the first cache. With x the head, g its
-// gradient turned back, n = √(Σ x² + ε) and s the scale: dx = s/n (g − x (x·g)/n²), ds = (x·g)/n.
+// One group of lanes per head; with QK-norm it is read twice, the second time from the L1 cache.
+// With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: dx = s/n (g − x
+// (x·g)/n²), ds = (x·g)/n.
 template <class T, int kWidth, bool kNorm>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t tasks, int group) {
   using R = Real<T>;
-  using Packed = Pack<T, kWidth>;
+  using Packed = Vec<T, kWidth>;
   const int64_t half = p.head_dim / 2, all = p.heads + 2 * p.kv_heads,
                 wanted = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / group;
   const int64_t task = min(wanted, tasks - 1), head = task % all, position = task / all,
@@ -61,15 +59,19 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t t
     for (int64_t i = lane * kWidth; turn && i < half; i += group * kWidth) {
       const Packed a = *reinterpret_cast<const Packed*>(normed + i),
                    b = *reinterpret_cast<const Packed*>(normed + half + i);
-      for (int k = 0; k < kWidth; ++k) squares += real(a.at[k]) * real(a.at[k]) + real(b.at[k]) * real(b.at[k]);
+      for (int k = 0; k < kWidth; ++k)
+        squares +=
+            to_compute(a.at[k]) * to_compute(a.at[k]) + to_compute(b.at[k]) * to_compute(b.at[k]);
       if (!p.backward) continue;
       const Turned<T, kWidth> g(p, from + i, angles + i, half, true);
-      for (int k = 0; k < kWidth; ++k) product += real(a.at[k]) * g.first[k] + real(b.at[k]) * g.second[k];
+      for (int k = 0; k < kWidth; ++k)
+        product += to_compute(a.at[k]) * g.first[k] + to_compute(b.at[k]) * g.second[k];
     }
-    squares = over_group(squares, group), product = over_group(product, group);
+    squares = group_sum(squares, group);
+    product = group_sum(product, group);
     if (turn) {
-      const R inverse = inverse_root(squares + R(kUnitLengthEps));
-      scale = inverse * (head < p.heads ? static_cast<const R*>(p.scale)[head] : R(1)),
+      const R inverse = rsqrt(squares + R(kUnitLengthEps));
+      scale = inverse * (head < p.heads ? static_cast<const R*>(p.scale)[head] : R(1));
       along = product * inverse * inverse;
       if (p.backward && head < p.heads && lane == 0)
         static_cast<R*>(p.dscale)[position * p.heads + head] = product * inverse;
@@ -80,22 +82,31 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t t
     Turned<T, kWidth> out(p, from + i, angles + i, half, turn);
     Packed a, b;
     if (kNorm && p.backward && turn) {
-      a = *reinterpret_cast<const Packed*>(normed + i), b = *reinterpret_cast<const Packed*>(normed + half + i);
-      for (int k = 0; k < kWidth; ++k) out.first[k] -= along * real(a.at[k]), out.second[k] -= along * real(b.at[k]);
+      a = *reinterpret_cast<const Packed*>(normed + i);
+      b = *reinterpret_cast<const Packed*>(normed + half + i);
+      for (int k = 0; k < kWidth; ++k) {
+        out.first[k] -= along * to_compute(a.at[k]);
+        out.second[k] -= along * to_compute(b.at[k]);
+      }
     }
-    for (int k = 0; k < kWidth; ++k)
-      a.at[k] = stored<T>(out.first[k] * scale), b.at[k] = stored<T>(out.second[k] * scale);
-    *reinterpret_cast<Packed*>(to + i) = a, *reinterpret_cast<Packed*>(to + half + i) = b;
+    for (int k = 0; k < kWidth; ++k) {
+      a.at[k] = from_compute<T>(out.first[k] * scale);
+      b.at[k] = from_compute<T>(out.second[k] * scale);
+    }
+    *reinterpret_cast<Packed*>(to + i) = a;
+    *reinterpret_cast<Packed*>(to + half + i) = b;
   }
 }
 
 template <class T, int kWidth>
 void launch_rotary(const RotaryQkv& p, cudaStream_t stream) {
-  const int64_t tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads), packs = p.head_dim / 2 / kWidth;
+  const int64_t tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads),
+                packs = p.head_dim / 2 / kWidth;
   int group = 1;
   while (group < packs && group < 32) group *= 2;
   const auto kernel = p.scale ? rotary_kernel<T, kWidth, true> : rotary_kernel<T, kWidth, false>;
-  kernel<<<unsigned(ceil_div(tasks * group, kThreads)), kThreads, 0, stream>>>(p, tasks, group);
+  launch_kernel(kernel, unsigned(ceil_div(tasks * group, kThreads)), kThreads, 0, stream, p, tasks,
+                group);
   check_launch("rotary_qkv");
 }
 
@@ -106,11 +117,12 @@ void rotary_qkv(const RotaryQkv& p, Stream stream) {
     using T = decltype(x);
     constexpr int kWidth = 16 / sizeof(T);
     bool wide = p.head_dim / 2 % kWidth == 0;
-    for (const void* pointer : {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q),
-                                static_cast<const void*>(p.k), static_cast<const void*>(p.v), p.normed})
+    for (const void* pointer :
+         {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q),
+          static_cast<const void*>(p.k), static_cast<const void*>(p.v), p.normed})
       wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-    wide ? launch_rotary<T, kWidth>(p, static_cast<cudaStream_t>(stream))
-         : launch_rotary<T, 1>(p, static_cast<cudaStream_t>(stream));
+    wide ? launch_rotary<T, kWidth>(p, cuda_stream(stream))
+         : launch_rotary<T, 1>(p, cuda_stream(stream));
   });
 }
 

@@ -1,7 +1,9 @@
 #pragma once
-// Queries, keys and values out of one projection, queries and keys turned by their position.       [RoFormer, eq. 34]
-//   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)        x₁, x₂: the halves of a head, θ[t, i]
-// With QK-norm they are of unit length besides, q times its head's scale: x / sqrt(Σ x² + 1e-6) [Henry 2020, eq. 6].
+// Queries, keys and values out of one projection, queries and keys rotated by their position
+// [RoFormer, eq. 34].
+//   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ)     x₁, x₂: the halves of a head, θ[t, i]
+// With QK-norm they are of unit length too, and q is multiplied by its head's scale: x / sqrt(Σ x²
+// + 1e-6) [Henry 2020, eq. 6].
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -10,13 +12,17 @@ struct RotaryQkv {
   DType dtype;                           // of qkv, q, k, v. "real": f64 when dtype is f64, else f32
   int64_t batch, time, heads, kv_heads;  // q has `heads`, k and v have `kv_heads`
   int64_t head_dim;                      // even
-  bool backward;                         // true: q, k, v are gradients (in), qkv is theirs (out), turned back
-  void* qkv;                             // in  [B, T, heads + 2 kv_heads, D], contiguous as all here
-  void *q, *k, *v;                       // out [B, T, heads, D], [B, T, kv_heads, D] twice
-  const void *cos, *sin;                 // in  [T, D/2] real
-  const void* scale;                     // in  [heads] real; null: no QK-norm, and the two below unused
-  const void* normed;                    // in  qkv of the forward, contiguous; backward
-  void* dscale;                          // out [B, T, heads] real: what each position adds to the gradient; backward
+  // true: q, k, v are gradients (in), qkv is theirs (out), turned back
+  bool backward;
+  // in  [B, T, heads + 2 kv_heads, D], contiguous as all here
+  void* qkv;
+  void *q, *k, *v;        // out [B, T, heads, D], [B, T, kv_heads, D] twice
+  const void *cos, *sin;  // in  [T, D/2] real
+  // in  [heads] real; null: no QK-norm, and the two below unused
+  const void* scale;
+  const void* normed;  // in  qkv of the forward, contiguous; backward
+  // out [B, T, heads] real: what each position adds to the gradient; backward
+  void* dscale;
 };
 
 constexpr double kUnitLengthEps = 1e-6;

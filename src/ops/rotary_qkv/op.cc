@@ -1,11 +1,9 @@
 // Rotary queries, keys and values: checks, and the autograd function around the kernel.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/rotary_qkv/kernel.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/tensors.h"
 
 namespace assay::ops {
 namespace {
@@ -15,31 +13,37 @@ using torch::autograd::variable_list;
 
 constexpr const char* kOp = "rotary_qkv";
 
-void launch(const RotaryQkv& p, [[maybe_unused]] const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::rotary_qkv(p, current_stream(device));
-  }
-#endif
-  cpu::rotary_qkv(p, at_parallel_for());
+void launch(const RotaryQkv& p, const at::Device& device) {
+  dispatch(
+      device, [&](const auto& pool) { cpu::rotary_qkv(p, pool); },
+      [&](auto stream) { cuda::rotary_qkv(p, stream); });
 }
 
-// One description serves both directions: `backward` says which side is read. scale is undefined without QK-norm.
-RotaryQkv describe(const at::Tensor& qkv, const variable_list& parts, const at::Tensor& cos, const at::Tensor& sin,
-                   const at::Tensor& scale) {
+// One description serves both directions: `backward` says which side is read. scale is
+// undefined without QK-norm.
+RotaryQkv describe(const at::Tensor& qkv, const variable_list& parts, const at::Tensor& cos,
+                   const at::Tensor& sin, const at::Tensor& scale) {
   RotaryQkv p{};
   p.dtype = kernel_dtype(qkv.scalar_type());
-  p.batch = qkv.size(0), p.time = qkv.size(1), p.heads = parts[0].size(2), p.kv_heads = parts[1].size(2),
+  p.batch = qkv.size(0);
+  p.time = qkv.size(1);
+  p.heads = parts[0].size(2);
+  p.kv_heads = parts[1].size(2);
   p.head_dim = qkv.size(3);
-  p.qkv = data(qkv), p.q = data(parts[0]), p.k = data(parts[1]), p.v = data(parts[2]);
-  p.cos = data(cos), p.sin = data(sin), p.scale = data(scale);
+  p.qkv = data(qkv);
+  p.q = data(parts[0]);
+  p.k = data(parts[1]);
+  p.v = data(parts[2]);
+  p.cos = data(cos);
+  p.sin = data(sin);
+  p.scale = data(scale);
   return p;
 }
 
 struct RotaryQkvFunction : torch::autograd::Function<RotaryQkvFunction> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos,
-                               const at::Tensor& sin, const OptionalTensor& scale) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& qkv, int64_t kv_heads,
+                               const at::Tensor& cos, const at::Tensor& sin,
+                               const OptionalTensor& scale) {
     const auto part = [&](int64_t heads) {
       return at::empty({qkv.size(0), qkv.size(1), heads, qkv.size(3)}, qkv.options());
     };
@@ -54,12 +58,16 @@ struct RotaryQkvFunction : torch::autograd::Function<RotaryQkvFunction> {
     variable_list parts;
     for (const at::Tensor& gradient : gradients) parts.push_back(gradient.contiguous());
     const at::Tensor& q = parts[0];
-    const at::Tensor dqkv = at::empty({q.size(0), q.size(1), q.size(2) + 2 * parts[1].size(2), q.size(3)}, q.options());
+    const at::Tensor dqkv =
+        at::empty({q.size(0), q.size(1), q.size(2) + 2 * parts[1].size(2), q.size(3)}, q.options());
     RotaryQkv p = describe(dqkv, parts, saved[0], saved[1], scale);
-    p.backward = true, p.normed = data(qkv);
+    p.backward = true;
+    p.normed = data(qkv);
     at::Tensor dscale;
-    if (scale.defined())
-      dscale = at::empty({q.size(0), q.size(1), q.size(2)}, scale.options()), p.dscale = data(dscale);
+    if (scale.defined()) {
+      dscale = at::empty({q.size(0), q.size(1), q.size(2)}, scale.options());
+      p.dscale = data(dscale);
+    }
     launch(p, dqkv.device());
     if (scale.defined()) dscale = dscale.sum(at::IntArrayRef{0, 1});
     return {dqkv, at::Tensor(), at::Tensor(), at::Tensor(), dscale};
@@ -75,16 +83,21 @@ std::array<at::Tensor, 3> rotary_qkv(const at::Tensor& qkv, int64_t kv_heads, co
   TORCH_CHECK_VALUE(qkv.size(3) % 2 == 0, kOp, ": qkv has shape ", qkv.sizes(), "; D must be even");
   TORCH_CHECK_VALUE(kv_heads > 0 && 2 * kv_heads < qkv.size(2), kOp, ": kv_heads = ", kv_heads,
                     " does not fit qkv with ", qkv.size(2), " heads");
-  check_shape(kOp, "cos", cos, {time, half}, "[T, D/2]"), check_shape(kOp, "sin", sin, {time, half}, "[T, D/2]");
-  check_like(kOp, "qkv", qkv, "qkv", qkv), check_like(kOp, "cos", cos, "qkv", qkv),
-      check_like(kOp, "sin", sin, "qkv", qkv);
-  if (scale)
-    check_shape(kOp, "scale", *scale, {qkv.size(2) - 2 * kv_heads}, "[H]"),
-        check_like(kOp, "scale", *scale, "qkv", qkv);
-  if (!qkv.is_cpu() && !(qkv.is_cuda() && kCudaKernels)) return rotary_qkv_reference(qkv, kv_heads, cos, sin, scale);
+  check_shape(kOp, "cos", cos, {time, half}, "[T, D/2]");
+  check_shape(kOp, "sin", sin, {time, half}, "[T, D/2]");
+  check_like(kOp, "qkv", qkv, "qkv", qkv);
+  check_like(kOp, "cos", cos, "qkv", qkv);
+  check_like(kOp, "sin", sin, "qkv", qkv);
+  if (scale) {
+    check_shape(kOp, "scale", *scale, {qkv.size(2) - 2 * kv_heads}, "[H]");
+    check_like(kOp, "scale", *scale, "qkv", qkv);
+  }
+  if (!qkv.is_cpu() && !(qkv.is_cuda() && kCudaKernels))
+    return rotary_qkv_reference(qkv, kv_heads, cos, sin, scale);
   const auto dtype = sequence_dtype({qkv}), real = real_dtype(dtype);
-  const auto parts = RotaryQkvFunction::apply(parameter(qkv, dtype), kv_heads, parameter(cos, real),
-                                              parameter(sin, real), optional(parameter(scale, real)));
+  const auto parts =
+      RotaryQkvFunction::apply(parameter(qkv, dtype), kv_heads, parameter(cos, real),
+                               parameter(sin, real), optional(parameter(scale, real)));
   const auto back = [&](const at::Tensor& x) { return x.to(qkv.scalar_type()); };
   return {back(parts[0]), back(parts[1]), back(parts[2])};
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Queries, keys and values with rotary positions out of one projection, differentiable. Formula: kernel.h beside this
-// file.
+// Queries, keys and values with rotary positions out of one projection, differentiable. Formula:
+// kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <array>
@@ -8,12 +8,14 @@
 
 namespace assay::ops {
 
-// qkv [B, T, H + 2 Hk, D] (fp32, fp64, bf16; D even), cos and sin [T, D/2] (fp32, fp64 for fp64) → q [B, T, H, D],
-// k [B, T, Hk, D], v [B, T, Hk, D]; q and k are turned, v is copied. With scale [H] (QK-norm) q and k have unit length,
-// and q is multiplied by its head's scale.
+// qkv [B, T, H + 2 Hk, D] (fp32, fp64, bf16; D even), cos and sin [T, D/2] (fp32, fp64 for fp64) →
+// q [B, T, H, D], k [B, T, Hk, D], v [B, T, Hk, D]; q and k are turned, v is copied. With scale [H]
+// (QK-norm) q and k have unit length, and q is multiplied by its head's scale.
 std::array<at::Tensor, 3> rotary_qkv(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos,
-                                     const at::Tensor& sin, const std::optional<at::Tensor>& scale = {});
-std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos,
-                                               const at::Tensor& sin, const std::optional<at::Tensor>& scale = {});
+                                     const at::Tensor& sin,
+                                     const std::optional<at::Tensor>& scale = {});
+std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv_heads,
+                                               const at::Tensor& cos, const at::Tensor& sin,
+                                               const std::optional<at::Tensor>& scale = {});
 
 }  // namespace assay::ops

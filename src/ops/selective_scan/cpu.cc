@@ -1,12 +1,12 @@
-// The scan on the CPU. A task walks one tile of channels of one sequence through time; lanes are channels, so the
-// recurrence needs no shuffles and the sum over the state is a plain sum of vectors. What is summed over channels or
-// sequences goes to partial sums of its own per tile and is added in a fixed order: the bits do not depend on threads.
+// The scan on the CPU. A task walks one tile of channels of one sequence through time; lanes are
+// channels, so the recurrence needs no shuffles and the sum over the state is a plain sum of
+// vectors. What is summed over channels or sequences goes to partial sums of its own per tile and
+// is added in a fixed order: the bits do not depend on threads.
 #include "ops/selective_scan/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/selective_scan/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/simd-inl.h"
 
@@ -18,7 +18,8 @@ constexpr double kLn2 = 0.693147180559945309;
 constexpr int64_t kWorkers = 64;  // the most tasks that run at once, each with its scratch
 
 struct Tile {
-  int64_t batch, group, index, first, width;  // index: within the group; channels [first, first + width)
+  // index: within the group; channels [first, first + width)
+  int64_t batch, group, index, first, width;
 };
 
 template <class R>
@@ -33,11 +34,12 @@ template <class R>
 Tile tile_at(const SelectiveScanForward& p, int64_t i) {
   const int64_t tiles = tiles_per_group<R>(p), size = p.channels / p.groups;
   const int64_t index = i % tiles, group = i / tiles % p.groups, begin = index * kTile<R>;
-  return {i / tiles / p.groups, group, index, group * size + begin, std::min(kTile<R>, size - begin)};
+  return {i / tiles / p.groups, group, index, group * size + begin,
+          std::min(kTile<R>, size - begin)};
 }
 
-// Scratch of one worker. Rows are [kChunk, kTile], states [N, kTile]; lanes behind the tile's channels hold harmless
-// zeros. Names follow kernel.h.
+// Scratch of one worker. Rows are [kChunk, kTile], states [N, kTile]; lanes past the tile's
+// channels hold harmless zeros. Names follow kernel.h.
 template <class R>
 struct Scratch {
   R *u, *step, *delta, *input, *z, *y;  // rows: u_t, delta_t + bias, Δ_t, Δ_t u_t, z_t, S_t C_t
@@ -46,12 +48,13 @@ struct Scratch {
   R *D, *bias;                          // [kTile]
   // Backward only.
   R *dy, *g, *dinput, *dexponent,
-      *out;            // rows: dy_t, gradient of S_t C_t + D u_t, of Δ_t u_t, Σ_n gradient of Δ_t A · A
+      // rows: dy_t, gradient of S_t C_t + D u_t, of Δ_t u_t, Σ_n gradient of Δ_t A · A
+      *out;
   R *dstate, *dA;      // gradient of S_t as step t + 1 sees it; [N, kTile]
   R *dD, *dbias;       // [kTile]
   R *states, *decays;  // S_{t−1} [kChunk + 1, N, kTile] and exp(Δ_t A) [kChunk, N, kTile]
 
-  Scratch(Carver& carve, int64_t N, bool backward) {
+  Scratch(WorkspaceArena& carve, int64_t N, bool backward) {
     for (R** rows : {&u, &step, &delta, &input, &z, &y}) *rows = carve.take<R>(kChunk * kTile<R>);
     for (R** rows : {&B, &C}) *rows = carve.take<R>(kChunk * N);
     for (R** matrix : {&A, &state}) *matrix = carve.take<R>(N * kTile<R>);
@@ -67,7 +70,7 @@ struct Scratch {
 
 template <class R>
 size_t scratch_bytes(int64_t N, bool backward) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   Scratch<R>(count, N, backward);
   return count.used();
 }
@@ -93,39 +96,46 @@ void read_channels(const void* from, const Tile& tile, R* to) {
 }
 // Where the tile's part of a [B, blocks, Dm, N] array begins; null stays null.
 template <class R, class Void>
-auto* states_at(Void* data, const SelectiveScanForward& p, const Tile& tile, int64_t blocks = 1, int64_t block = 0) {
+auto* states_at(Void* data, const SelectiveScanForward& p, const Tile& tile, int64_t blocks = 1,
+                int64_t block = 0) {
   using Real = std::conditional_t<std::is_const_v<Void>, const R, R>;
   const int64_t offset = ((tile.batch * blocks + block) * p.channels + tile.first) * p.state_size;
   return data ? static_cast<Real*>(data) + offset : nullptr;
 }
 template <class R>
-void read_rows(const SelectiveScanForward& p, const View& view, const Tile& tile, int64_t t0, int64_t steps, R* rows) {
+void read_rows(const SelectiveScanForward& p, const View& view, const Tile& tile, int64_t t0,
+               int64_t steps, R* rows) {
   if (!view) return;
   for (int64_t i = 0; i < steps; ++i) {
     const std::byte* row = element(view, p.dtype, tile.batch, t0 + i, tile.first);
-    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
+    prefetch_row<0>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first),
+                    tile.width * sizeof(R));
     read_row(row, p.dtype, tile.width, kTile<R>, rows + i * kTile<R>);
   }
 }
 template <class R>
-void write_rows(const SelectiveScanForward& p, const R* rows, const Tile& tile, int64_t t0, int64_t steps,
-                const View& view) {
+void write_rows(const SelectiveScanForward& p, const R* rows, const Tile& tile, int64_t t0,
+                int64_t steps, const View& view) {
   for (int64_t i = 0; i < steps; ++i) {
-    prefetch_row<1>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first), tile.width * sizeof(R));
-    write_row(rows + i * kTile<R>, p.dtype, tile.width, element(view, p.dtype, tile.batch, t0 + i, tile.first));
+    prefetch_row<1>(element(view, p.dtype, tile.batch, t0 + i + kRowsAhead, tile.first),
+                    tile.width * sizeof(R));
+    write_row(rows + i * kTile<R>, p.dtype, tile.width,
+              element(view, p.dtype, tile.batch, t0 + i, tile.first));
   }
 }
 
 template <class R>
 void read_parameters(const SelectiveScanForward& p, const Tile& tile, Scratch<R>& s) {
   read_states(static_cast<const R*>(p.A) + tile.first * p.state_size, tile, p.state_size, s.A);
-  fill(s.A, p.state_size * kTile<R>, [&](int64_t i) HWY_ATTR { return hn::Mul(load(s.A + i), set<R>(kLog2E)); });
+  fill(s.A, p.state_size * kTile<R>,
+       [&](int64_t i) HWY_ATTR { return hn::Mul(load(s.A + i), set<R>(kLog2E)); });
   read_channels(p.D, tile, s.D);
   read_channels(p.delta_bias, tile, s.bias);
 }
 
 template <class R>
-void read_chunk(const SelectiveScanForward& p, const Tile& tile, int64_t t0, int64_t steps, Scratch<R>& s) {
+void read_chunk(const SelectiveScanForward& p, const Tile& tile, int64_t t0, int64_t steps,
+                Scratch<R>& s) {
   const int64_t N = p.state_size, size = steps * kTile<R>;
   read_rows(p, p.u, tile, t0, steps, s.u);
   read_rows(p, p.delta, tile, t0, steps, s.step);
@@ -134,13 +144,17 @@ void read_chunk(const SelectiveScanForward& p, const Tile& tile, int64_t t0, int
     read_row(element(p.B, p.dtype, tile.batch, t0 + i, tile.group * N), p.dtype, N, N, s.B + i * N);
     read_row(element(p.C, p.dtype, tile.batch, t0 + i, tile.group * N), p.dtype, N, N, s.C + i * N);
   }
-  fill(s.step, size, [&](int64_t i) HWY_ATTR { return hn::Add(load(s.step + i), load(s.bias + i % kTile<R>)); });
-  fill(s.delta, size,
-       [&](int64_t i) HWY_ATTR { return p.delta_softplus ? softplus(load(s.step + i)) : load(s.step + i); });
-  fill(s.input, size, [&](int64_t i) HWY_ATTR { return hn::Mul(load(s.delta + i), load(s.u + i)); });
+  fill(s.step, size,
+       [&](int64_t i) HWY_ATTR { return hn::Add(load(s.step + i), load(s.bias + i % kTile<R>)); });
+  fill(s.delta, size, [&](int64_t i) HWY_ATTR {
+    return p.delta_softplus ? softplus(load(s.step + i)) : load(s.step + i);
+  });
+  fill(s.input, size,
+       [&](int64_t i) HWY_ATTR { return hn::Mul(load(s.delta + i), load(s.u + i)); });
 }
 
-// S_t = exp(Δ_t A) S_{t−1} + Δ_t u_t B_t and y_t = S_t C_t through the chunk. kKeep: every state and decay is stored.
+// S_t = exp(Δ_t A) S_{t−1} + Δ_t u_t B_t and y_t = S_t C_t through the chunk. kKeep: every state
+// and decay is stored.
 template <class R, bool kKeep>
 HWY_NOINLINE void scan_chunk(int64_t steps, int64_t N, const Scratch<R>& s) {
   for (int64_t t = 0; t < steps; ++t) {
@@ -198,7 +212,7 @@ template <class R>
 struct Partials {
   R *dA, *dD, *dbias;  // [B, Dm, N], [B, Dm], [B, Dm]: over sequences
   R *dB, *dC;          // [tiles of a group, B, T, G, N]: over tiles
-  Partials(Carver& carve, const SelectiveScanForward& p) {
+  Partials(WorkspaceArena& carve, const SelectiveScanForward& p) {
     const int64_t rows = p.batch * p.channels, BC = p.batch * p.time * p.groups * p.state_size;
     dA = carve.take<R>(rows * p.state_size);
     dD = carve.take<R>(rows);
@@ -215,7 +229,8 @@ HWY_NOINLINE void gate_gradient(const SelectiveScanForward& p, int64_t steps, co
     const Vec<R> dy = load(s.dy + i), u = load(s.u + i);
     Vec<R> g = dy;
     if (p.z) {
-      const Vec<R> z = load(s.z + i), gate = sigmoid(z), y = hn::MulAdd(load(s.D + i % kTile<R>), u, load(s.y + i));
+      const Vec<R> z = load(s.z + i), gate = sigmoid(z),
+                   y = hn::MulAdd(load(s.D + i % kTile<R>), u, load(s.y + i));
       g = hn::Mul(dy, hn::Mul(z, gate));
       store<R>(hn::Mul(hn::Mul(dy, y), silu_slope(z, gate)), s.out + i);
     }
@@ -227,7 +242,8 @@ HWY_NOINLINE void gate_gradient(const SelectiveScanForward& p, int64_t steps, co
 
 // dC_t = Σ_d g_t S_t, from the states that scan_chunk kept. `dC` has rows of N, `stride` apart.
 template <class R>
-HWY_NOINLINE void output_gradient(int64_t steps, int64_t N, const Scratch<R>& s, R* dC, int64_t stride) {
+HWY_NOINLINE void output_gradient(int64_t steps, int64_t N, const Scratch<R>& s, R* dC,
+                                  int64_t stride) {
   for (int64_t t = 0; t < steps; ++t)
     for (int64_t n = 0; n < N; ++n) {
       Vec<R> total = set<R>(0);
@@ -238,14 +254,19 @@ HWY_NOINLINE void output_gradient(int64_t steps, int64_t N, const Scratch<R>& s,
     }
 }
 
-// The recurrence backwards: H_t = dL/dS_t = exp(Δ_{t+1} A) H_{t+1} + g_t C_t. README.md derives what follows from it.
+// The recurrence backwards: H_t = dL/dS_t = exp(Δ_{t+1} A) H_{t+1} + g_t C_t. README.md derives
+// what follows from it.
 template <class R>
-HWY_NOINLINE void reverse_chunk(int64_t steps, int64_t N, const Scratch<R>& s, R* dB, int64_t stride) {
+HWY_NOINLINE void reverse_chunk(int64_t steps, int64_t N, const Scratch<R>& s, R* dB,
+                                int64_t stride) {
   for (int64_t t = steps - 1; t >= 0; --t) {
-    Vec<R> delta[kTileVectors], input[kTileVectors], g[kTileVectors], dinput[kTileVectors], dexponent[kTileVectors];
+    Vec<R> delta[kTileVectors], input[kTileVectors], g[kTileVectors], dinput[kTileVectors],
+        dexponent[kTileVectors];
     for (int64_t v = 0; v < kTileVectors; ++v) {
       const int64_t i = t * kTile<R> + v * kLanes<R>;
-      delta[v] = load(s.delta + i), input[v] = load(s.input + i), g[v] = load(s.g + i);
+      delta[v] = load(s.delta + i);
+      input[v] = load(s.input + i);
+      g[v] = load(s.g + i);
       dinput[v] = dexponent[v] = set<R>(0);
     }
     const R* states = s.states + t * N * kTile<R>;
@@ -256,7 +277,8 @@ HWY_NOINLINE void reverse_chunk(int64_t steps, int64_t N, const Scratch<R>& s, R
       for (int64_t v = 0; v < kTileVectors; ++v) {
         const int64_t i = n * kTile<R> + v * kLanes<R>;
         const Vec<R> dstate = hn::MulAdd(g[v], C, load(s.dstate + i));
-        const Vec<R> before = hn::Mul(dstate, load(decays + i)), exponent = hn::Mul(before, load(states + i));
+        const Vec<R> before = hn::Mul(dstate, load(decays + i)),
+                     exponent = hn::Mul(before, load(states + i));
         total = hn::MulAdd(dstate, input[v], total);
         dinput[v] = hn::MulAdd(dstate, B, dinput[v]);
         dexponent[v] = hn::MulAdd(exponent, load(s.A + i), dexponent[v]);
@@ -272,11 +294,13 @@ HWY_NOINLINE void reverse_chunk(int64_t steps, int64_t N, const Scratch<R>& s, R
   }
 }
 
-// du = Δ dinput + D g;  ddelta = (u dinput + dexponent) softplus'(delta + bias), which is also added to dbias.
+// du = Δ dinput + D g;  ddelta = (u dinput + dexponent) softplus'(delta + bias), which is also
+//                       added to dbias.
 template <class R>
 void input_gradient(int64_t steps, const Scratch<R>& s) {
   fill(s.out, steps * kTile<R>, [&](int64_t i) HWY_ATTR {
-    return hn::MulAdd(load(s.delta + i), load(s.dinput + i), hn::Mul(load(s.D + i % kTile<R>), load(s.g + i)));
+    return hn::MulAdd(load(s.delta + i), load(s.dinput + i),
+                      hn::Mul(load(s.D + i % kTile<R>), load(s.g + i)));
   });
 }
 template <class R>
@@ -284,7 +308,8 @@ void delta_gradient(const SelectiveScanForward& p, int64_t steps, const Scratch<
   fill(s.out, steps * kTile<R>, [&](int64_t i) HWY_ATTR {
     const Vec<R> exponent = hn::Mul(load(s.dexponent + i), set<R>(kLn2));  // A was scaled by log₂e
     const Vec<R> dstep = hn::MulAdd(load(s.u + i), load(s.dinput + i), exponent);
-    const Vec<R> ddelta = p.delta_softplus ? hn::Mul(dstep, softplus_slope(load(s.step + i))) : dstep;
+    const Vec<R> ddelta =
+        p.delta_softplus ? hn::Mul(dstep, softplus_slope(load(s.step + i))) : dstep;
     R* dbias = s.dbias + i % kTile<R>;
     store<R>(hn::Add(ddelta, load(dbias)), dbias);
     return ddelta;
@@ -292,48 +317,55 @@ void delta_gradient(const SelectiveScanForward& p, int64_t steps, const Scratch<
 }
 
 template <class R>
-void backward_chunk(const SelectiveScanBackward& q, const Tile& tile, int64_t chunk, Scratch<R>& s, R* dB, R* dC) {
-  const SelectiveScanForward& p = q.forward;
+void backward_chunk(const SelectiveScanBackward& bwd, const Tile& tile, int64_t chunk,
+                    Scratch<R>& s, R* dB, R* dC) {
+  const SelectiveScanForward& p = bwd.forward;
   const int64_t N = p.state_size, chunks = (p.time + kChunk - 1) / kChunk, stride = p.groups * N;
   const int64_t t0 = chunk * kChunk, steps = std::min(kChunk, p.time - t0);
   read_chunk(p, tile, t0, steps, s);
-  read_rows(p, q.dy, tile, t0, steps, s.dy);
-  read_states(states_at<R>(static_cast<const void*>(p.chunk_states), p, tile, chunks, chunk), tile, N, s.states);
+  read_rows(p, bwd.dy, tile, t0, steps, s.dy);
+  read_states(states_at<R>(static_cast<const void*>(p.chunk_states), p, tile, chunks, chunk), tile,
+              N, s.states);
   scan_chunk<R, true>(steps, N, s);
   gate_gradient(p, steps, s);
-  if (p.z) write_rows(p, s.out, tile, t0, steps, q.dz);
+  if (p.z) write_rows(p, s.out, tile, t0, steps, bwd.dz);
   output_gradient(steps, N, s, dC + t0 * stride, stride);
   reverse_chunk(steps, N, s, dB + t0 * stride, stride);
-  input_gradient(steps, s), write_rows(p, s.out, tile, t0, steps, q.du);
-  delta_gradient(p, steps, s), write_rows(p, s.out, tile, t0, steps, q.ddelta);
+  input_gradient(steps, s);
+  write_rows(p, s.out, tile, t0, steps, bwd.du);
+  delta_gradient(p, steps, s);
+  write_rows(p, s.out, tile, t0, steps, bwd.ddelta);
 }
 
 template <class R>
-void backward_tile(const SelectiveScanBackward& q, const Tile& tile, Scratch<R>& s, const Partials<R>& partials) {
-  const SelectiveScanForward& p = q.forward;
+void backward_tile(const SelectiveScanBackward& bwd, const Tile& tile, Scratch<R>& s,
+                   const Partials<R>& partials) {
+  const SelectiveScanForward& p = bwd.forward;
   const int64_t N = p.state_size, row = tile.batch * p.channels + tile.first;
   const int64_t BC = ((tile.index * p.batch + tile.batch) * p.time * p.groups + tile.group) * N;
   read_parameters(p, tile, s);
-  read_states(states_at<R>(q.dfinal_state, p, tile), tile, N, s.dstate);
+  read_states(states_at<R>(bwd.dfinal_state, p, tile), tile, N, s.dstate);
   std::fill(s.dA, s.dA + N * kTile<R>, R(0));
   std::fill(s.dD, s.dD + kTile<R>, R(0));
   std::fill(s.dbias, s.dbias + kTile<R>, R(0));
   for (int64_t chunk = (p.time - 1) / kChunk; chunk >= 0; --chunk)
-    backward_chunk(q, tile, chunk, s, partials.dB + BC, partials.dC + BC);
-  write_states(s.dstate, tile, N, states_at<R>(q.dinitial_state, p, tile));
+    backward_chunk(bwd, tile, chunk, s, partials.dB + BC, partials.dC + BC);
+  write_states(s.dstate, tile, N, states_at<R>(bwd.dinitial_state, p, tile));
   write_states(s.dA, tile, N, partials.dA + row * N);
   std::copy_n(s.dD, tile.width, partials.dD + row);
   std::copy_n(s.dbias, tile.width, partials.dbias + row);
 }
 
 template <class R, class Body>
-void for_each_tile(const SelectiveScanForward& p, bool backward, std::byte* scratch, const ParallelFor& parallel,
-                   const Body& body) {
+void for_each_tile(const SelectiveScanForward& p, bool backward, std::byte* scratch,
+                   const ParallelFor& parallel, const Body& body) {
   const int64_t tiles = num_tiles<R>(p), workers = std::min(tiles, kWorkers);
   parallel(workers, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
-    Carver carve(scratch + begin * scratch_bytes<R>(p.state_size, backward));  // nobody else begins here
+    // no other worker begins at this address
+    WorkspaceArena carve(scratch + begin * scratch_bytes<R>(p.state_size, backward));
     Scratch<R> s(carve, p.state_size, backward);
-    for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i) body(tile_at<R>(p, i), s);
+    for (int64_t i = begin * tiles / workers; i < end * tiles / workers; ++i)
+      body(tile_at<R>(p, i), s);
   });
 }
 
@@ -344,35 +376,39 @@ void forward(const SelectiveScanForward& p, void* workspace, const ParallelFor& 
 }
 
 template <class R>
-void backward(const SelectiveScanBackward& q, void* workspace, const ParallelFor& parallel) {
-  const SelectiveScanForward& p = q.forward;
-  Carver carve(static_cast<std::byte*>(workspace));
+void backward(const SelectiveScanBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const SelectiveScanForward& p = bwd.forward;
+  WorkspaceArena carve(workspace);
   const Partials<R> partials(carve, p);
   for_each_tile<R>(p, true, static_cast<std::byte*>(workspace) + carve.used(), parallel,
-                   [&](const Tile& tile, Scratch<R>& s) HWY_ATTR { backward_tile(q, tile, s, partials); });
+                   [&](const Tile& tile, Scratch<R>& s)
+                       HWY_ATTR { backward_tile(bwd, tile, s, partials); });
   const int64_t BC = p.batch * p.time * p.groups * p.state_size;
-  add_up(partials.dA, p.batch, p.channels * p.state_size, q.dA, parallel);
-  add_up(partials.dD, p.batch, p.channels, q.dD, parallel);
-  add_up(partials.dbias, p.batch, p.channels, q.ddelta_bias, parallel);
-  add_up(partials.dB, tiles_per_group<R>(p), BC, q.dB, parallel);
-  add_up(partials.dC, tiles_per_group<R>(p), BC, q.dC, parallel);
+  add_up(partials.dA, p.batch, p.channels * p.state_size, bwd.dA, parallel);
+  add_up(partials.dD, p.batch, p.channels, bwd.dD, parallel);
+  add_up(partials.dbias, p.batch, p.channels, bwd.ddelta_bias, parallel);
+  add_up(partials.dB, tiles_per_group<R>(p), BC, bwd.dB, parallel);
+  add_up(partials.dC, tiles_per_group<R>(p), BC, bwd.dC, parallel);
 }
 
 template <class R>
 size_t bytes(const SelectiveScanForward& p, bool backward) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   if (backward) Partials<R>(count, p);
-  return count.used() + std::min(num_tiles<R>(p), kWorkers) * scratch_bytes<R>(p.state_size, backward);
+  return count.used() +
+         std::min(num_tiles<R>(p), kWorkers) * scratch_bytes<R>(p.state_size, backward);
 }
 
 size_t scan_bytes(const SelectiveScanForward& p, bool backward) {
   return p.dtype == DType::f64 ? bytes<double>(p, backward) : bytes<float>(p, backward);
 }
 void scan_forward(const SelectiveScanForward& p, void* workspace, const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel) : forward<float>(p, workspace, parallel);
+  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
+                        : forward<float>(p, workspace, parallel);
 }
-void scan_backward(const SelectiveScanBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel) : backward<float>(q, workspace, parallel);
+void scan_backward(const SelectiveScanBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -380,20 +416,15 @@ void scan_backward(const SelectiveScanBackward& q, void* workspace, const Parall
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(scan_bytes);
-HWY_EXPORT(scan_forward);
-HWY_EXPORT(scan_backward);
-
-namespace cpu {
-size_t workspace_bytes(const SelectiveScanForward& p) { return HWY_DYNAMIC_DISPATCH(scan_bytes)(p, false); }
-size_t workspace_bytes(const SelectiveScanBackward& q) { return HWY_DYNAMIC_DISPATCH(scan_bytes)(q.forward, true); }
-void selective_scan(const SelectiveScanForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(scan_forward)(p, workspace, parallel);
+size_t workspace_bytes(const SelectiveScanForward& p) {
+  return HWY_DYNAMIC_DISPATCH(scan_bytes)(p, false);
 }
-void selective_scan(const SelectiveScanBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(scan_backward)(q, workspace, parallel);
+size_t workspace_bytes(const SelectiveScanBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(scan_bytes)(bwd.forward, true);
 }
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(selective_scan, scan_forward, SelectiveScanForward)
+ASSAY_CPU_WORKSPACE_KERNEL(selective_scan, scan_backward, SelectiveScanBackward)
+}  // namespace assay::ops::cpu
 #endif

@@ -1,7 +1,8 @@
 #pragma once
-// Selective scan for any state size and any dtype: a warp walks one channel, its lanes hold the states. Simple rather
-// than fast; cuda_n16.cuh is the fast path.
-#include "ops/cuda.cuh"
+// Selective scan for any state size and any dtype: a warp walks one channel, its lanes hold the
+// states. Simple rather than fast; cuda_n16.cuh is the fast path.
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/selective_scan/kernel.h"
 
 namespace assay::ops::cuda::any {
@@ -15,22 +16,16 @@ __device__ T* at(const View& v, int64_t b, int64_t t, int64_t i) {
 }
 template <class T>
 __device__ Real<T> read(const View& v, int64_t b, int64_t t, int64_t i) {
-  return real(*at<T>(v, b, t, i));
+  return to_compute(*at<T>(v, b, t, i));
 }
 template <class R>
 __device__ R read_or_zero(const void* data, int64_t i) {
   return data ? static_cast<const R*>(data)[i] : R(0);
 }
 template <class R>
-__device__ R softplus(R x) {
+__device__ R softplus_exact(R x) {
   return x > R(20) ? x : log1p(exp(x));
 }
-template <class R>
-__device__ R warp_sum(R x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
-
 // One channel of one sequence: what a warp needs to know about it.
 template <class T, int kPerLane>
 struct Channel {
@@ -42,18 +37,24 @@ struct Channel {
 
   __device__ Channel(const SelectiveScanForward& p, int64_t b, int64_t d)
       : p(p), b(b), d(d), group(d / (p.channels / p.groups)), lane(threadIdx.x % 32) {
-    for (int k = 0; k < kPerLane; ++k) A[k] = has(k) ? static_cast<const R*>(p.A)[d * p.state_size + state(k)] : R(0);
-    bias = read_or_zero<R>(p.delta_bias, d), D = read_or_zero<R>(p.D, d);
+    for (int k = 0; k < kPerLane; ++k)
+      A[k] = has(k) ? static_cast<const R*>(p.A)[d * p.state_size + state(k)] : R(0);
+    bias = read_or_zero<R>(p.delta_bias, d);
+    D = read_or_zero<R>(p.D, d);
   }
   __device__ int state(int k) const { return lane + 32 * k; }
   __device__ bool has(int k) const { return state(k) < p.state_size; }
   __device__ R u(int64_t t) const { return read<T>(p.u, b, t, d); }
   __device__ R step_size(int64_t t) const {
     const R x = read<T>(p.delta, b, t, d) + bias;
-    return p.delta_softplus ? softplus(x) : x;
+    return p.delta_softplus ? softplus_exact(x) : x;
   }
-  __device__ R B(int64_t t, int k) const { return has(k) ? read<T>(p.B, b, t, group * p.state_size + state(k)) : R(0); }
-  __device__ R C(int64_t t, int k) const { return has(k) ? read<T>(p.C, b, t, group * p.state_size + state(k)) : R(0); }
+  __device__ R B(int64_t t, int k) const {
+    return has(k) ? read<T>(p.B, b, t, group * p.state_size + state(k)) : R(0);
+  }
+  __device__ R C(int64_t t, int k) const {
+    return has(k) ? read<T>(p.C, b, t, group * p.state_size + state(k)) : R(0);
+  }
   // Index of state k in a [B, rows, Dm, N] tensor.
   __device__ int64_t index(int64_t rows, int64_t row, int k) const {
     return ((b * rows + row) * p.channels + d) * p.state_size + state(k);
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(SelectiveScanForwa
   const Channel<T, kPerLane> c(p, job / p.channels, job % p.channels);
   const int64_t chunks = ceil_div(p.time, kChunk);
   R S[kPerLane];
-  for (int k = 0; k < kPerLane; ++k) S[k] = c.has(k) ? read_or_zero<R>(p.initial_state, c.index(1, 0, k)) : R(0);
+  for (int k = 0; k < kPerLane; ++k)
+    S[k] = c.has(k) ? read_or_zero<R>(p.initial_state, c.index(1, 0, k)) : R(0);
 
   for (int64_t t = 0; t < p.time; ++t) {
     if (p.chunk_states && t % kChunk == 0)
@@ -85,22 +87,23 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(SelectiveScanForwa
       const R z = read<T>(p.z, c.b, t, c.d);
       y *= z / (1 + exp(-z));
     }
-    if (c.lane == 0) *at<T>(p.y, c.b, t, c.d) = stored<T>(y);
+    if (c.lane == 0) *at<T>(p.y, c.b, t, c.d) = from_compute<T>(y);
   }
   for (int k = 0; k < kPerLane; ++k)
     if (c.has(k)) static_cast<R*>(p.final_state)[c.index(1, 0, k)] = S[k];
 }
 
-// Blocks that share the channels of one group of one sequence. Each sums its channels' part of dB and dC by itself.
+// Blocks that share the channels of one group of one sequence. Each sums its channels' part of dB
+// and dC by itself.
 inline int64_t sharers(const SelectiveScanForward& p) {
   const int64_t wanted = std::max<int64_t>(1, 1024 / (kWarps * p.batch * p.groups));
   return std::min({wanted, int64_t{16}, ceil_div(p.channels / p.groups, kWarps)});
 }
 
 template <class R>
-struct Scratch {
+struct GeneralWorkspace {
   R *states, *dB, *dC, *dA, *dD, *dbias;
-  Scratch(const SelectiveScanForward& p, Arena& arena)
+  GeneralWorkspace(const SelectiveScanForward& p, WorkspaceArena& arena)
       : states(arena.take<R>(sharers(p) * p.batch * p.groups * kWarps * kChunk * p.state_size)),
         dB(arena.take<R>(sharers(p) * p.batch * p.time * p.groups * p.state_size)),
         dC(arena.take<R>(sharers(p) * p.batch * p.time * p.groups * p.state_size)),
@@ -109,13 +112,13 @@ struct Scratch {
         dbias(arena.take<R>(p.batch * p.channels)) {}
 };
 
-// A block takes kWarps channels of its group at a time, each warp one of them, all at the same t: so the block can add
-// up dB_t and dC_t over its channels before it goes one step back.
+// A block takes kWarps channels of its group at a time, each warp one of them, all at the same t:
+// so the block can add up dB_t and dC_t over its channels before it goes one step back.
 template <class T, int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps)
-    backward_kernel(SelectiveScanBackward q, Scratch<Real<T>> scratch, int sharers) {
+    backward_kernel(SelectiveScanBackward bwd, GeneralWorkspace<Real<T>> scratch, int sharers) {
   using R = Real<T>;
-  const SelectiveScanForward& p = q.forward;
+  const SelectiveScanForward& p = bwd.forward;
   __shared__ R part_dB[kWarps][32 * kPerLane], part_dC[kWarps][32 * kPerLane];
   const int warp = threadIdx.x / 32;
   const int64_t sharer = blockIdx.x % sharers, group = blockIdx.x / sharers % p.groups,
@@ -127,8 +130,10 @@ __global__ void __launch_bounds__(32 * kWarps)
     const bool idle = first + warp >= width;  // such a warp only helps to add up
     const Channel<T, kPerLane> c(p, b, group * width + (idle ? 0 : first + warp));
     R G[kPerLane], dA[kPerLane], dD = 0, dbias = 0;
-    for (int k = 0; k < kPerLane; ++k)
-      G[k] = c.has(k) ? read_or_zero<R>(q.dfinal_state, c.index(1, 0, k)) : R(0), dA[k] = 0;
+    for (int k = 0; k < kPerLane; ++k) {
+      G[k] = c.has(k) ? read_or_zero<R>(bwd.dfinal_state, c.index(1, 0, k)) : R(0);
+      dA[k] = 0;
+    }
 
     for (int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
       const int64_t begin = chunk * kChunk, end = min(begin + kChunk, p.time);
@@ -143,7 +148,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         }
       }
       for (int64_t t = end - 1; t >= begin; --t) {
-        const R step = c.step_size(t), u = c.u(t), dy = read<T>(q.dy, b, t, c.d);
+        const R step = c.step_size(t), u = c.u(t), dy = read<T>(bwd.dy, b, t, c.d);
         const R z = p.z.data ? read<T>(p.z, b, t, c.d) : R(0), sigmoid = 1 / (1 + exp(-z));
         const R dout = p.z.data ? dy * z * sigmoid : dy;
         R y = 0, dx = 0, dstep = 0;
@@ -160,20 +165,31 @@ __global__ void __launch_bounds__(32 * kWarps)
           part_dC[warp][c.state(k)] = idle ? R(0) : S * dout;
           G[k] *= a;
         }
-        y = warp_sum(y) + c.D * u, dx = warp_sum(dx), dstep = warp_sum(dstep) + u * dx;
-        const R draw = p.delta_softplus ? dstep * -expm1(-step) : dstep;  // σ(x) = 1 − exp(−softplus(x))
-        dD += dout * u, dbias += draw;
+        y = warp_sum(y) + c.D * u;
+        dx = warp_sum(dx);
+        dstep = warp_sum(dstep) + u * dx;
+        // σ(x) = 1 − exp(−softplus_exact(x))
+        const R draw = p.delta_softplus ? dstep * -expm1(-step) : dstep;
+        dD += dout * u;
+        dbias += draw;
         if (c.lane == 0 && !idle) {
-          *at<T>(q.du, b, t, c.d) = stored<T>(c.D * dout + step * dx);
-          *at<T>(q.ddelta, b, t, c.d) = stored<T>(draw);
-          if (p.z.data) *at<T>(q.dz, b, t, c.d) = stored<T>(dy * y * sigmoid * (1 + z * (1 - sigmoid)));
+          *at<T>(bwd.du, b, t, c.d) = from_compute<T>(c.D * dout + step * dx);
+          *at<T>(bwd.ddelta, b, t, c.d) = from_compute<T>(draw);
+          if (p.z.data)
+            *at<T>(bwd.dz, b, t, c.d) = from_compute<T>(dy * y * sigmoid * (1 + z * (1 - sigmoid)));
         }
         __syncthreads();
         for (int n = threadIdx.x; n < p.state_size; n += 32 * kWarps) {
-          const int64_t i = (((sharer * p.batch + b) * p.time + t) * p.groups + group) * p.state_size + n;
-          R dB = first == sharer * kWarps ? R(0) : scratch.dB[i], dC = first == sharer * kWarps ? R(0) : scratch.dC[i];
-          for (int w = 0; w < kWarps; ++w) dB += part_dB[w][n], dC += part_dC[w][n];
-          scratch.dB[i] = dB, scratch.dC[i] = dC;
+          const int64_t i =
+              (((sharer * p.batch + b) * p.time + t) * p.groups + group) * p.state_size + n;
+          R dB = first == sharer * kWarps ? R(0) : scratch.dB[i],
+            dC = first == sharer * kWarps ? R(0) : scratch.dC[i];
+          for (int w = 0; w < kWarps; ++w) {
+            dB += part_dB[w][n];
+            dC += part_dC[w][n];
+          }
+          scratch.dB[i] = dB;
+          scratch.dC[i] = dC;
         }
         __syncthreads();
       }
@@ -182,36 +198,42 @@ __global__ void __launch_bounds__(32 * kWarps)
     for (int k = 0; k < kPerLane; ++k)
       if (c.has(k)) {
         scratch.dA[c.index(1, 0, k)] = dA[k];
-        if (q.dinitial_state) static_cast<R*>(q.dinitial_state)[c.index(1, 0, k)] = G[k];
+        if (bwd.dinitial_state) static_cast<R*>(bwd.dinitial_state)[c.index(1, 0, k)] = G[k];
       }
-    if (c.lane == 0) scratch.dD[b * p.channels + c.d] = dD, scratch.dbias[b * p.channels + c.d] = dbias;
+    if (c.lane == 0) {
+      scratch.dD[b * p.channels + c.d] = dD;
+      scratch.dbias[b * p.channels + c.d] = dbias;
+    }
   }
 }
 
 template <class T>
 void forward(const SelectiveScanForward& p, cudaStream_t stream) {
   const auto blocks = unsigned(ceil_div(p.batch * p.channels, kWarps));
-  if (p.state_size <= 32) forward_kernel<T, 1><<<blocks, 32 * kWarps, 0, stream>>>(p);
-  else forward_kernel<T, kMaxPerLane><<<blocks, 32 * kWarps, 0, stream>>>(p);
+  if (p.state_size <= 32) launch_kernel(forward_kernel<T, 1>, blocks, 32 * kWarps, 0, stream, p);
+  else launch_kernel(forward_kernel<T, kMaxPerLane>, blocks, 32 * kWarps, 0, stream, p);
   check_launch("selective_scan forward");
 }
 
 template <class T>
-void backward(const SelectiveScanBackward& q, void* workspace, cudaStream_t stream) {
+void backward(const SelectiveScanBackward& bwd, void* workspace, cudaStream_t stream) {
   using R = Real<T>;
-  const SelectiveScanForward& p = q.forward;
-  Arena arena{static_cast<char*>(workspace)};
-  const Scratch<R> s(p, arena);
+  const SelectiveScanForward& p = bwd.forward;
+  WorkspaceArena arena(workspace);
+  const GeneralWorkspace<R> s(p, arena);
   const auto blocks = unsigned(sharers(p) * p.batch * p.groups);
-  if (p.state_size <= 32) backward_kernel<T, 1><<<blocks, 32 * kWarps, 0, stream>>>(q, s, int(sharers(p)));
-  else backward_kernel<T, kMaxPerLane><<<blocks, 32 * kWarps, 0, stream>>>(q, s, int(sharers(p)));
+  if (p.state_size <= 32)
+    launch_kernel(backward_kernel<T, 1>, blocks, 32 * kWarps, 0, stream, bwd, s, int(sharers(p)));
+  else
+    launch_kernel(backward_kernel<T, kMaxPerLane>, blocks, 32 * kWarps, 0, stream, bwd, s,
+                  int(sharers(p)));
   check_launch("selective_scan backward");
   const int64_t columns = p.batch * p.time * p.groups * p.state_size;
-  sum_rows(s.dB, q.dB, sharers(p), columns, stream);
-  sum_rows(s.dC, q.dC, sharers(p), columns, stream);
-  sum_rows(s.dA, q.dA, p.batch, p.channels * p.state_size, stream);
-  if (q.dD) sum_rows(s.dD, q.dD, p.batch, p.channels, stream);
-  if (q.ddelta_bias) sum_rows(s.dbias, q.ddelta_bias, p.batch, p.channels, stream);
+  sum_rows(s.dB, bwd.dB, sharers(p), columns, stream);
+  sum_rows(s.dC, bwd.dC, sharers(p), columns, stream);
+  sum_rows(s.dA, bwd.dA, p.batch, p.channels * p.state_size, stream);
+  sum_rows(s.dD, bwd.dD, p.batch, p.channels, stream);
+  sum_rows(s.dbias, bwd.ddelta_bias, p.batch, p.channels, stream);
 }
 
 }  // namespace assay::ops::cuda::any

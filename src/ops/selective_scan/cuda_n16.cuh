@@ -1,50 +1,65 @@
 #pragma once
-// Selective scan for 16 states, fp32 and bf16: time is cut into chunks that run at once. README.md counts it.
+// Selective scan for 16 states, fp32 and bf16: time is cut into chunks that run at once.
+// README.md counts it.
 //   forward:  local_states (each chunk from 0) → carry_states (over the chunks) → outputs
-//   backward: local_gradients (states again, dz, dC, and what each chunk's outputs ask of its first state)
-//             → carry_gradients (over the chunks, backwards) → gradients (du, ddelta, dB, dA) → sums
-// A thread is a channel: sums over states stay in the thread. Sums over channels go through the tensor cores.
+//   backward: local_gradients (states again, dz, dC, the gradient of each chunk's first state)
+//             → carry_gradients (over the chunks, backwards) → gradients (du, ddelta, dB, dA)
+//             → sums
+// A thread is a channel: sums over states stay in the thread. Sums over channels go through
+// the tensor cores.
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/selective_scan/cuda_n16_tiles.cuh"
+#include "ops/selective_scan/cuda_warp_sum.cuh"
 
 namespace assay::ops::cuda::n16 {
 
-constexpr int kSub = 8;  // steps whose states a thread of `gradients` holds in registers, kGroup states at a time
+// steps whose states a thread of `gradients` holds in registers, kGroup states at a time
+constexpr int kSub = 8;
 constexpr int kGroup = 2;
 constexpr int kUnrolled = 8;  // steps
 constexpr int kCarried = 8;   // chunks
 
-struct ForwardScratch {
-  float *starts, *steps;  // [B, chunks, Dm, N] where the caller keeps no chunk_states; [B, chunks, Dm] Σ Δ of a chunk
-  ForwardScratch(const Plan& a, Arena& arena)
+struct ForwardWorkspace {
+  // [B, chunks, Dm, N] where the caller keeps no chunk_states; [B, chunks, Dm] Σ Δ of a chunk
+  float *starts, *steps;
+  ForwardWorkspace(const Plan& a, WorkspaceArena& arena)
       : starts(arena.take<float>(a.p.batch * a.chunks * a.p.channels * kStates)),
         steps(arena.take<float>(a.p.batch * a.chunks * a.p.channels)) {}
 };
 
-struct BackwardScratch {
-  float *steps, *ends;     // [B, chunks, Dm] Σ Δ of a chunk; [B, chunks, Dm, N] gradient of the state after a chunk
+struct BackwardWorkspace {
+  // [B, chunks, Dm] Σ Δ of a chunk; [B, chunks, Dm, N] gradient of the state after a chunk
+  float *steps, *ends;
   float* subs;             // [B, chunks · chunk / kSub, N, Dm] state before each kSub steps
   float *dB, *dC;          // [group_tiles, B, T, G, N]
   float *dA, *dD, *dbias;  // [B, chunks, Dm, N], [B, chunks, Dm], [B, chunks, Dm]
-  BackwardScratch(const Plan& a, Arena& arena) {
+  BackwardWorkspace(const Plan& a, WorkspaceArena& arena) {
     const int64_t rows = a.p.batch * a.chunks * a.p.channels,
                   sums = a.group_tiles * a.p.batch * a.p.time * a.p.groups * kStates;
-    steps = arena.take<float>(rows), ends = arena.take<float>(rows * kStates);
+    steps = arena.take<float>(rows);
+    ends = arena.take<float>(rows * kStates);
     subs = arena.take<float>(rows * a.chunk / kSub * kStates);
-    dB = arena.take<float>(sums), dC = arena.take<float>(sums);
-    dA = arena.take<float>(rows * kStates), dD = arena.take<float>(rows), dbias = arena.take<float>(rows);
+    dB = arena.take<float>(sums);
+    dC = arena.take<float>(sums);
+    dA = arena.take<float>(rows * kStates);
+    dD = arena.take<float>(rows);
+    dbias = arena.take<float>(rows);
   }
-  // Into L2 the states that the block needs for the tile from step t on: a line of 128 bytes a thread.
+  // Into L2 the states that the block needs for the tile from step t on: a line of 128
+  // bytes a thread.
   template <class T>
-  __device__ void prefetch(const Plan& a, const Lane<T>& lane, int t) const {
+  __device__ void prefetch(const Plan& a, const LaneState<T>& lane, int t) const {
     static_assert(kTile / kSub * kStates * kThreads * sizeof(float) == kThreads * 128);
     const int line = threadIdx.x % (kThreads / 32), row = threadIdx.x / (kThreads / 32);
     const float* states = sub(a, lane, t) - (lane.live ? threadIdx.x : 0) + row * a.p.channels;
-    if (line * 32 < lane.width) asm volatile("prefetch.global.L2 [%0];" ::"l"(states + line * 32));
+    if (line * 32 < lane.width) prefetch_l2(states + line * 32);
   }
   // This channel's state before step t.
   template <class T>
-  __device__ float* sub(const Plan& a, const Lane<T>& lane, int t) const {
-    return subs + (lane.b * a.chunks * a.chunk + lane.begin + t) / kSub * kStates * a.p.channels + lane.d;
+  __device__ float* sub(const Plan& a, const LaneState<T>& lane, int t) const {
+    return subs + (lane.b * a.chunks * a.chunk + lane.begin + t) / kSub * kStates * a.p.channels +
+           lane.d;
   }
 };
 
@@ -59,12 +74,13 @@ __device__ inline void store_states(float* out, const float (&S)[kStates]) {
 
 // The state that each chunk but the last adds to what it was given.
 template <class T>
-__global__ void __launch_bounds__(kThreads) local_states_kernel(Plan a, float* starts, float* sums) {
-  __shared__ typename Feed<T, 2>::Shared shared;
-  const Lane<T> lane(a);
+__global__ void __launch_bounds__(kThreads)
+    local_states_kernel(Plan a, float* starts, float* sums) {
+  __shared__ typename TileLoader<T, 2>::LoaderSmem shared;
+  const LaneState<T> lane(a);
   if (lane.chunk + 1 == a.chunks) return;
   const View views[] = {a.p.u, a.p.delta};
-  Feed<T, 2> feed{shared, lane, a.aligned, views};
+  TileLoader<T, 2> feed{shared, lane, a.aligned, views};
   feed.start(0);
   float S[kStates] = {}, A[kStates], sum = 0;
   lane.decay_rates(A);
@@ -73,10 +89,11 @@ __global__ void __launch_bounds__(kThreads) local_states_kernel(Plan a, float* s
     feed.start(tile + kTile);
 #pragma unroll kUnrolled
     for (int i = 0; i < kTile; ++i) {
-      const float step = lane.step_size(feed.get(1, i), tile + i < lane.steps), x = step * feed.get(0, i);
+      const float step = lane.step_size(feed.get(1, i), tile + i < lane.steps),
+                  x = step * feed.get(0, i);
       sum += step;
 #pragma unroll
-      for (int n = 0; n < kStates; ++n) S[n] = exp2_fast(step * A[n]) * S[n] + x * shared.B[i][n];
+      for (int n = 0; n < kStates; ++n) S[n] = ex2_approx(step * A[n]) * S[n] + x * shared.B[i][n];
     }
     __syncthreads();
   }
@@ -85,8 +102,10 @@ __global__ void __launch_bounds__(kThreads) local_states_kernel(Plan a, float* s
   sums[lane.row(a.chunks, lane.chunk)] = sum;
 }
 
-// A thread is a state here. starts[c + 1], which holds what chunk c adds, becomes the state before chunk c + 1.
-__global__ void __launch_bounds__(256) carry_states_kernel(Plan a, float* starts, const float* sums) {
+// A thread is a state here. starts[c + 1], which holds what chunk c adds, becomes the state before
+// chunk c + 1.
+__global__ void __launch_bounds__(256)
+    carry_states_kernel(Plan a, float* starts, const float* sums) {
   const int64_t states = a.p.channels * kStates, i = blockIdx.x * int64_t{256} + threadIdx.x;
   if (i >= a.p.batch * states) return;
   const int64_t b = i / states, state = i % states;
@@ -101,7 +120,7 @@ __global__ void __launch_bounds__(256) carry_states_kernel(Plan a, float* starts
     for (int k = 0; k < kCarried; ++k) {
       const bool has = c + k + 1 < a.chunks;
       added[k] = has ? S[(c + k + 1) * states] : 0.f;
-      decay[k] = has ? exp2_fast(A * sum[(c + k) * a.p.channels]) : 1.f;
+      decay[k] = has ? ex2_approx(A * sum[(c + k) * a.p.channels]) : 1.f;
     }
 #pragma unroll
     for (int k = 0; k < kCarried; ++k) {
@@ -113,10 +132,10 @@ __global__ void __launch_bounds__(256) carry_states_kernel(Plan a, float* starts
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, const float* starts) {
-  __shared__ typename Feed<T, 3>::Shared shared;
-  const Lane<T> lane(a);
+  __shared__ typename TileLoader<T, 3>::LoaderSmem shared;
+  const LaneState<T> lane(a);
   const View views[] = {a.p.u, a.p.delta, a.p.z};
-  Feed<T, 3> feed{shared, lane, a.aligned, views};
+  TileLoader<T, 3> feed{shared, lane, a.aligned, views};
   feed.start(0);
   const Column<T> ys = lane.kept_column(a.p.y);
   const bool gated = a.p.z.data;
@@ -128,14 +147,15 @@ __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, const float* 
     feed.start(tile + kTile);
 #pragma unroll kUnrolled
     for (int i = 0; i < kTile; ++i) {
-      const float step = lane.step_size(feed.get(1, i), tile + i < lane.steps), u = feed.get(0, i), x = step * u;
+      const float step = lane.step_size(feed.get(1, i), tile + i < lane.steps), u = feed.get(0, i),
+                  x = step * u;
       float y[2] = {lane.D * u, 0};
 #pragma unroll
       for (int n = 0; n < kStates; ++n) {
-        S[n] = exp2_fast(step * A[n]) * S[n] + x * shared.B[i][n];
+        S[n] = ex2_approx(step * A[n]) * S[n] + x * shared.B[i][n];
         y[n % 2] += S[n] * shared.C[i][n];
       }
-      const float gate = gated ? Gate(feed.get(2, i)).value : 1.f;
+      const float gate = gated ? SiluGate(feed.get(2, i)).value : 1.f;
       lane.store(ys, tile + i, (y[0] + y[1]) * gate);
     }
     __syncthreads();
@@ -144,27 +164,29 @@ __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, const float* 
     store_states(static_cast<float*>(a.p.final_state) + lane.row(1, 0) * kStates, S);
 }
 
-// The state again, from each chunk's start, and with it y for dz, and dC. H becomes the gradient of the chunk's first
-// state from the chunk's own outputs: Σ_t P_t C_t dout_t, P_t the product of the decays from the chunk's begin to t.
+// The state again, from each chunk's start, and with it y for dz, and dC. H becomes the gradient of
+// the chunk's first state from the chunk's own outputs: Σ_t P_t C_t dout_t, P_t the product of the
+// decays from the chunk's begin to t.
 template <class T>
 struct LocalGradientsShared {
-  typename Feed<T, 4>::Shared feed;
+  typename TileLoader<T, 4>::LoaderSmem feed;
   Parts parts;
 };
 template <class T>
 __global__ void __launch_bounds__(kThreads, 3)
-    local_gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
+    local_gradients_kernel(Plan a, SelectiveScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<LocalGradientsShared<T>*>(memory);
-  const Lane<T> lane(a);
+  const LaneState<T> lane(a);
   const WarpSum<T> channels;
-  const View views[] = {a.p.u, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4> feed{shared.feed, lane, a.aligned, views};
+  const View views[] = {a.p.u, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4> feed{shared.feed, lane, a.aligned, views};
   feed.start(0);
-  const Column<T> dzs = lane.kept_column(q.dz);
+  const Column<T> dzs = lane.kept_column(bwd.dz);
   const bool gated = a.p.z.data;
   float S[kStates], A[kStates], P[kStates], H[kStates] = {}, sum = 0;
-  load_states(S, static_cast<const float*>(a.p.chunk_states) + lane.row(a.chunks, lane.chunk) * kStates);
+  load_states(
+      S, static_cast<const float*>(a.p.chunk_states) + lane.row(a.chunks, lane.chunk) * kStates);
   lane.decay_rates(A);
 #pragma unroll
   for (float& x : P) x = 1;
@@ -183,13 +205,13 @@ __global__ void __launch_bounds__(kThreads, 3)
       for (int i = sub; i < sub + kSub; ++i) {
         const bool exists = tile + i < lane.steps;
         const float step = lane.step_size(feed.get(1, i), exists), u = feed.get(0, i), x = step * u;
-        const Gate gate(gated ? feed.get(2, i) : 0.f);
+        const SiluGate gate(gated ? feed.get(2, i) : 0.f);
         const float dy = exists ? feed.get(3, i) : 0.f, dout = gated ? dy * gate.value : dy;
         float y = lane.D * u, product[kStates];
         sum += step;
 #pragma unroll
         for (int n = 0; n < kStates; ++n) {
-          const float decay = exp2_fast(step * A[n]);
+          const float decay = ex2_approx(step * A[n]);
           S[n] = decay * S[n] + x * shared.feed.B[i][n];
           y += S[n] * shared.feed.C[i][n];
           P[n] *= decay;
@@ -200,7 +222,8 @@ __global__ void __launch_bounds__(kThreads, 3)
         channels.add(dC, i - sub, product);
       }
 #pragma unroll
-      for (int k = 0; k < 4; ++k) shared.parts[threadIdx.x / 32][sub + channels.column(k)][channels.row(k)] = dC[k];
+      for (int k = 0; k < 4; ++k)
+        shared.parts[threadIdx.x / 32][sub + channels.column(k)][channels.row(k)] = dC[k];
     }
     __syncthreads();
     store_parts(s.dC, shared.parts, lane, tile);
@@ -210,21 +233,23 @@ __global__ void __launch_bounds__(kThreads, 3)
   store_states(s.ends + lane.row(a.chunks, lane.chunk) * kStates, H);
 }
 
-// A thread is a state here. ends[c], which holds H of chunk c, becomes the gradient of the state after chunk c.
-__global__ void __launch_bounds__(256) carry_gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
+// A thread is a state here. ends[c], which holds H of chunk c, becomes the gradient of the state
+// after chunk c.
+__global__ void __launch_bounds__(256)
+    carry_gradients_kernel(Plan a, SelectiveScanBackward bwd, BackwardWorkspace s) {
   const int64_t states = a.p.channels * kStates, i = blockIdx.x * int64_t{256} + threadIdx.x;
   if (i >= a.p.batch * states) return;
   const int64_t b = i / states, state = i % states;
   const float A = static_cast<const float*>(a.p.A)[state] * kLog2e;
   float* G = s.ends + b * a.chunks * states + state;
   const float* sum = s.steps + b * a.chunks * a.p.channels + state / kStates;
-  float carried = q.dfinal_state ? static_cast<const float*>(q.dfinal_state)[i] : 0.f;
+  float carried = bwd.dfinal_state ? static_cast<const float*>(bwd.dfinal_state)[i] : 0.f;
   for (int64_t c = a.chunks - 1; c >= 0; c -= kCarried) {
     float added[kCarried], decay[kCarried];
 #pragma unroll
     for (int k = 0; k < kCarried; ++k) {
       added[k] = c >= k ? G[(c - k) * states] : 0.f;
-      decay[k] = c >= k ? exp2_fast(A * sum[(c - k) * a.p.channels]) : 1.f;
+      decay[k] = c >= k ? ex2_approx(A * sum[(c - k) * a.p.channels]) : 1.f;
     }
 #pragma unroll
     for (int k = 0; k < kCarried; ++k) {
@@ -232,28 +257,31 @@ __global__ void __launch_bounds__(256) carry_gradients_kernel(Plan a, SelectiveS
       carried = decay[k] * carried + added[k];
     }
   }
-  if (q.dinitial_state) static_cast<float*>(q.dinitial_state)[i] = carried;
+  if (bwd.dinitial_state) static_cast<float*>(bwd.dinitial_state)[i] = carried;
 }
 
-// Backwards through a chunk, kSub steps at a time, kGroup states at a time: first forwards from the stored state, the
-// decays and what they keep of the state into registers, then back. G is the gradient of the state.
+// Backwards through a chunk, kSub steps at a time, kGroup states at a time: first forwards from the
+// stored state, the decays and what they keep of the state into registers, then back. G is the
+// gradient of the state.
 template <class T>
 struct GradientsShared {
-  typename Feed<T, 4>::Shared feed;
+  typename TileLoader<T, 4>::LoaderSmem feed;
   Parts parts;
-  float rates[kStates][kThreads], G[kStates][kThreads], dA[kStates][kThreads];  // each thread its column
+  // each thread its column
+  float rates[kStates][kThreads], G[kStates][kThreads], dA[kStates][kThreads];
 };
 template <class T>
-__global__ void __launch_bounds__(kThreads, 3) gradients_kernel(Plan a, SelectiveScanBackward q, BackwardScratch s) {
+__global__ void __launch_bounds__(kThreads, 3)
+    gradients_kernel(Plan a, SelectiveScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<GradientsShared<T>*>(memory);
-  const Lane<T> lane(a);
+  const LaneState<T> lane(a);
   const WarpSum<T> channels;
-  const View views[] = {a.p.u, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4> feed{shared.feed, lane, a.aligned, views};
+  const View views[] = {a.p.u, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4> feed{shared.feed, lane, a.aligned, views};
   const int last = (lane.steps - 1) / kTile * kTile, own = threadIdx.x;
   feed.start(last);
-  const Column<T> dus = lane.kept_column(q.du), ddeltas = lane.kept_column(q.ddelta);
+  const Column<T> dus = lane.kept_column(bwd.du), ddeltas = lane.kept_column(bwd.ddelta);
   const bool gated = a.p.z.data;
   float dD = 0, dbias = 0;
   for (int n = 0; n < kStates; ++n) {
@@ -278,8 +306,9 @@ __global__ void __launch_bounds__(kThreads, 3) gradients_kernel(Plan a, Selectiv
       for (int i = 0; i < kSub; ++i) {
         const bool exists = tile + sub + i < lane.steps;
         const float u = feed.get(0, sub + i), dy = exists ? feed.get(3, sub + i) : 0.f;
-        step[i] = lane.step_size(feed.get(1, sub + i), exists), x[i] = step[i] * u;
-        dout[i] = gated ? dy * Gate(feed.get(2, sub + i)).value : dy;
+        step[i] = lane.step_size(feed.get(1, sub + i), exists);
+        x[i] = step[i] * u;
+        dout[i] = gated ? dy * SiluGate(feed.get(2, sub + i)).value : dy;
         dD += dout[i] * u;
       }
       float dB[4] = {};  // (kSub steps × 2 states) × pairs of states, spread over the warp
@@ -289,12 +318,14 @@ __global__ void __launch_bounds__(kThreads, 3) gradients_kernel(Plan a, Selectiv
             product[kGroup / 2][2 * kSub];
 #pragma unroll
         for (int k = 0; k < kGroup; ++k) {
-          G[k] = shared.G[first + k][own], rate[k] = shared.rates[first + k][own], sum[k] = shared.dA[first + k][own];
+          G[k] = shared.G[first + k][own];
+          rate[k] = shared.rates[first + k][own];
+          sum[k] = shared.dA[first + k][own];
           float S = next_S[k];
           next_S[k] = start[(first + kGroup + k) % kStates * a.p.channels];
 #pragma unroll
           for (int i = 0; i < kSub; ++i) {
-            decay[i][k] = exp2_fast(step[i] * (rate[k] * kLog2e));
+            decay[i][k] = ex2_approx(step[i] * (rate[k] * kLog2e));
             kept[i][k] = decay[i][k] * S;
             S = kept[i][k] + x[i] * shared.feed.B[sub + i][first + k];
           }
@@ -315,7 +346,10 @@ __global__ void __launch_bounds__(kThreads, 3) gradients_kernel(Plan a, Selectiv
 #pragma unroll
         for (int k = 0; k < kGroup / 2; ++k) channels.add(dB, first / 2 + k, product[k]);
 #pragma unroll
-        for (int k = 0; k < kGroup; ++k) shared.G[first + k][own] = G[k], shared.dA[first + k][own] = sum[k];
+        for (int k = 0; k < kGroup; ++k) {
+          shared.G[first + k][own] = G[k];
+          shared.dA[first + k][own] = sum[k];
+        }
       }
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -338,39 +372,45 @@ __global__ void __launch_bounds__(kThreads, 3) gradients_kernel(Plan a, Selectiv
   if (!lane.live) return;
   const int64_t row = lane.row(a.chunks, lane.chunk);
   for (int n = 0; n < kStates; ++n) s.dA[row * kStates + n] = shared.dA[n][own];
-  s.dD[row] = dD, s.dbias[row] = dbias;
+  s.dD[row] = dD;
+  s.dbias[row] = dbias;
 }
 
-inline unsigned carry_blocks(const Plan& a) { return unsigned(ceil_div(a.p.batch * a.p.channels * kStates, 256)); }
+inline unsigned carry_blocks(const Plan& a) {
+  return unsigned(ceil_div(a.p.batch * a.p.channels * kStates, 256));
+}
 
 template <class T>
 void forward(const SelectiveScanForward& p, void* workspace, cudaStream_t stream) {
   const Plan a(p, sizeof(T), {p.u, p.delta, p.z});
-  Arena arena{static_cast<char*>(workspace)};
-  const ForwardScratch s(a, arena);
+  WorkspaceArena arena(workspace);
+  const ForwardWorkspace s(a, arena);
   float* starts = p.chunk_states ? static_cast<float*>(p.chunk_states) : s.starts;
-  if (a.chunks > 1) local_states_kernel<T><<<a.blocks(), kThreads, 0, stream>>>(a, starts, s.steps);
-  carry_states_kernel<<<carry_blocks(a), 256, 0, stream>>>(a, starts, s.steps);
-  outputs_kernel<T><<<a.blocks(), kThreads, 0, stream>>>(a, starts);
+  if (a.chunks > 1)
+    launch_kernel(local_states_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts, s.steps);
+  launch_kernel(carry_states_kernel, carry_blocks(a), 256, 0, stream, a, starts, s.steps);
+  launch_kernel(outputs_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts);
   check_launch("selective_scan forward");
 }
 
 template <class T>
-void backward(const SelectiveScanBackward& q, void* workspace, cudaStream_t stream) {
-  const SelectiveScanForward& p = q.forward;
-  const Plan a(p, sizeof(T), {p.u, p.delta, p.z, q.dy});
-  Arena arena{static_cast<char*>(workspace)};
-  const BackwardScratch s(a, arena);
-  launch_shared(local_gradients_kernel<T>, a.blocks(), kThreads, sizeof(LocalGradientsShared<T>), stream, a, q, s);
-  carry_gradients_kernel<<<carry_blocks(a), 256, 0, stream>>>(a, q, s);
-  launch_shared(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a, q, s);
+void backward(const SelectiveScanBackward& bwd, void* workspace, cudaStream_t stream) {
+  const SelectiveScanForward& p = bwd.forward;
+  const Plan a(p, sizeof(T), {p.u, p.delta, p.z, bwd.dy});
+  WorkspaceArena arena(workspace);
+  const BackwardWorkspace s(a, arena);
+  launch_kernel(local_gradients_kernel<T>, a.blocks(), kThreads, sizeof(LocalGradientsShared<T>),
+                stream, a, bwd, s);
+  launch_kernel(carry_gradients_kernel, carry_blocks(a), 256, 0, stream, a, bwd, s);
+  launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a,
+                bwd, s);
   check_launch("selective_scan backward");
   const int64_t inputs = p.batch * p.time * p.groups * kStates, rows = p.batch * a.chunks;
-  sum_rows(s.dB, q.dB, a.group_tiles, inputs, stream);
-  sum_rows(s.dC, q.dC, a.group_tiles, inputs, stream);
-  sum_rows(s.dA, q.dA, rows, p.channels * kStates, stream);
-  if (q.dD) sum_rows(s.dD, q.dD, rows, p.channels, stream);
-  if (q.ddelta_bias) sum_rows(s.dbias, q.ddelta_bias, rows, p.channels, stream);
+  sum_rows(s.dB, bwd.dB, a.group_tiles, inputs, stream);
+  sum_rows(s.dC, bwd.dC, a.group_tiles, inputs, stream);
+  sum_rows(s.dA, bwd.dA, rows, p.channels * kStates, stream);
+  sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
+  sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);
 }
 
 }  // namespace assay::ops::cuda::n16

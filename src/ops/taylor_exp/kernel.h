@@ -2,11 +2,14 @@
 // The features of taylor_exp.h on raw memory, row by row, and their gradient:
 //   y = weights ⊙ (1, x_i, x_i x_j for i ≤ j)
 //   dx_i = g_i + Σ_{j ≥ i} g_ij x_j + Σ_{j ≤ i} g_ji x_j,  g = weights ⊙ dy
-#include "ops/matrix_state/kernel.h"
+#include "ops/kernel.h"
 
 namespace assay::ops {
 
-constexpr int64_t feature_count(int64_t key_dim) { return 1 + key_dim + key_dim * (key_dim + 1) / 2; }  // F
+// F
+constexpr int64_t feature_count(int64_t key_dim) {
+  return 1 + key_dim + key_dim * (key_dim + 1) / 2;
+}
 
 struct TaylorFeatures {
   DType dtype;            // of all; f32 or f64, on CUDA also bf16 with weights in f32
@@ -16,29 +19,35 @@ struct TaylorFeatures {
 };
 
 namespace cpu {
-void taylor_features(const TaylorFeatures&, void* y, const ParallelFor&);                   // out [rows, F]
-void taylor_features(const TaylorFeatures&, const void* dy, void* dx, const ParallelFor&);  // out [rows, K]
+// out [rows, F]
+void taylor_features(const TaylorFeatures&, void* y, const ParallelFor&);
+// out [rows, K]
+void taylor_features(const TaylorFeatures&, const void* dy, void* dx, const ParallelFor&);
 }  // namespace cpu
 namespace cuda {
 void taylor_features(const TaylorFeatures&, void* y, Stream);
 void taylor_features(const TaylorFeatures&, const void* dy, void* dx, Stream);
 }  // namespace cuda
 
-// A few steps of taylor_exp.h, as decoding takes them, in fp32: the state is read once and written once, no features
-// are written. CUDA, sm_90a: enqueues on `stream`, allocates nothing, gives the same bits every time.
-constexpr int64_t kFewTaylorSteps = 8, kMaxTaylorKey = 32, kMaxTaylorValue = 511, kMaxTaylorState = 51200;
+// A few steps of taylor_exp.h, as decoding takes them, in fp32: the state is read once and written
+// once, no features are written. CUDA, sm_90a: enqueues on `stream`, allocates nothing, gives the
+// same bits every time.
+constexpr int64_t kFewTaylorSteps = 8, kMaxTaylorKey = 32, kMaxTaylorValue = 511,
+                  kMaxTaylorState = 51200;
 struct TaylorSteps {
-  int64_t batch, time, heads, key_dim, value_dim;  // time ≥ 1; sizes to the limits above, and F (V + 1)
+  // time ≥ 1; sizes to the limits above, and F (V + 1)
+  int64_t batch, time, heads, key_dim, value_dim;
   float scale, eps;
   bool normalize;
-  Heads q, k, v;                    // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
+  HeadView q, k, v;                 // in  [B, T, ·, K], [B, T, ·, K], [B, T, ·, V]
   DType q_dtype, k_dtype, v_dtype;  //     f32 or bf16
-  const float* initial_state;       // in  [B, H, F, V + 1], 16-byte aligned as the final one is; or null
-  void* out;                        // out [B, T, H, V] in q_dtype
-  float* final_state;               // out [B, H, F, V + 1]
+  // in  [B, H, F, V + 1], 16-byte aligned as the final one is; or null
+  const float* initial_state;
+  void* out;           // out [B, T, H, V] in q_dtype
+  float* final_state;  // out [B, H, F, V + 1]
 };
 namespace cuda {
-void few_steps(const TaylorSteps&, Stream);
+void decode(const TaylorSteps&, Stream);
 }  // namespace cuda
 
 }  // namespace assay::ops

@@ -1,5 +1,8 @@
-// The backward: states again, with dz, dq and what each chunk's outputs ask of its first state; a scan over the chunks,
-// backwards; then dx, ddelta, dk and drate. The exact update walks the whole sequence in that last pass.
+// The backward: states again, with dz, dq and what each chunk's outputs ask of its first state; a
+// scan over the chunks, backwards; then dx, ddelta, dk and drate. The exact update walks the whole
+// sequence in that last pass.
+#include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/token_scan/cuda_tiles.cuh"
 
 namespace assay::ops::cuda {
@@ -7,37 +10,41 @@ namespace token {
 
 namespace {
 
-struct Scratch {
+struct BackwardWorkspace {
   float *tokens, *products, *ends;  // packed; decay of each chunk; gradient of the state after it
   float* subs;                      // [B, ⌈T / kSub⌉, Dm, states] state before each kSub steps
   float *dk, *dq, *drate;           // [tiles, B, T, states]
   float *dD, *dbias;                // [B, chunks, Dm]
-  Scratch(const Plan& a, Arena& arena) {
+  BackwardWorkspace(const Plan& a, WorkspaceArena& arena) {
     const bool exact = a.p.update == Update::exact;
     const int64_t sums = a.tiles * a.p.batch * a.p.time * a.states, rows = a.p.batch * a.p.channels;
     tokens = arena.take<float>(a.token_numbers());
-    products = arena.take<float>(exact ? 0 : a.chunk_numbers()),
+    products = arena.take<float>(exact ? 0 : a.chunk_numbers());
     ends = arena.take<float>(exact ? 0 : a.chunk_numbers());
     subs = arena.take<float>(rows * ceil_div(a.p.time, kSub) * a.states);
-    dk = arena.take<float>(sums), dq = arena.take<float>(sums);
+    dk = arena.take<float>(sums);
+    dq = arena.take<float>(sums);
     drate = arena.take<float>(a.p.update == Update::decay ? sums : 0);
-    dD = arena.take<float>(rows * a.chunks), dbias = arena.take<float>(rows * a.chunks);
+    dD = arena.take<float>(rows * a.chunks);
+    dbias = arena.take<float>(rows * a.chunks);
   }
   // This thread's states before step t of its stretch.
   template <int kLanes>
-  __device__ float* sub(const Lane<kLanes>& lane, int t) const {
+  __device__ float* sub(const LaneState<kLanes>& lane, int t) const {
     return subs + lane.states(ceil_div(lane.a.p.time, int64_t{kSub}), (lane.begin + t) / kSub);
   }
 };
 
-// Sums over the channels of a block: over a warp by shuffles, each of which halves what a lane still holds; then, tile
-// by tile, over the warps.
+// Sums over the channels of a block: over a warp by shuffles, each of which halves what a lane
+// still holds; then, tile by tile, over the warps.
 template <int kLanes>
 struct Sums : Shape<kLanes> {
-  static constexpr int kTileSize = kTile * Sums::kStates, kBytes = kWarps * kTileSize * int(sizeof(float));
-  const Lane<kLanes>& lane;
+  static constexpr int kTileSize = kTile * Sums::kStates,
+                       kBytes = kWarps * kTileSize * int(sizeof(float));
+  const LaneState<kLanes>& lane;
   float* parts;  // [kWarps, kTile, kStates]
-  __device__ Sums(const Lane<kLanes>& lane, void* parts) : lane(lane), parts(static_cast<float*>(parts)) {}
+  __device__ Sums(const LaneState<kLanes>& lane, void* parts)
+      : lane(lane), parts(static_cast<float*>(parts)) {}
 
   template <int kLeft>
   __device__ static void halve(Eight& x, int mask) {
@@ -52,17 +59,20 @@ struct Sums : Shape<kLanes> {
   __device__ void add(int step, Eight x) const {
     static_assert(kLanes == 2 || kLanes == 8);
     const int in_warp = threadIdx.x % 32, first = in_warp / 16 * 4 + in_warp / 8 % 2 * 2;
-    halve<4>(x, 16), halve<2>(x, 8);
-    float* out = parts + threadIdx.x / 32 * kTileSize + step * Sums::kStates + lane.part * kPer + first;
+    halve<4>(x, 16);
+    halve<2>(x, 8);
+    float* out =
+        parts + threadIdx.x / 32 * kTileSize + step * Sums::kStates + lane.part * kPerLane + first;
     if constexpr (kLanes == 8) {
-      out[0] = x[0], out[1] = x[1];
+      out[0] = x[0];
+      out[1] = x[1];
     } else {
       halve<1>(x, 4);
       const float sum = x[0] + __shfl_xor_sync(~0u, x[0], 2);
       if (in_warp % 4 < 2) out[in_warp / 4 % 2] = sum;
     }
   }
-  // Into [tiles, B, T, states]; after a barrier, and before the next one nobody adds.
+  // Into [tiles, B, T, states]; after a barrier; no thread adds before the next one.
   __device__ void write(float* sums, int tile) const {
     const Plan& a = lane.a;
     const int64_t row = (lane.tile * a.p.batch + lane.b) * a.p.time + lane.begin + tile;
@@ -76,14 +86,15 @@ struct Sums : Shape<kLanes> {
 };
 
 template <class T, Update kUpdate, int kLanes>
-__global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackward q, Scratch s) {
+__global__ void __launch_bounds__(kThreads)
+    states_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
-  const Lane<kLanes> lane(a, false);
-  const View views[] = {a.p.x, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4, kLanes> feed(lane, views, s.tokens, memory);
-  const Sums<kLanes> sums(lane, memory + Feed<T, 4, kLanes>::kBytes);
+  const LaneState<kLanes> lane(a, false);
+  const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4, kLanes> feed(lane, views, s.tokens, memory);
+  const Sums<kLanes> sums(lane, memory + TileLoader<T, 4, kLanes>::kBytes);
   feed.start(0);
-  T* dz = lane.template at<T>(q.dz, 0);
+  T* dz = lane.template at<T>(bwd.dz, 0);
   const bool gated = a.p.z.data;
   Eight S = load(a.p.chunk_states + lane.states(a.chunks, lane.chunk)), P, H = {};
 #pragma unroll
@@ -99,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackw
       const float x = feed.get(0, i), dy = exists ? feed.get(3, i) : 0.f;
       const Token& token = feed.token(i);
       const float step = step_size<T, kUpdate>(a, feed.get(1, i) + lane.bias, token.square, exists);
-      const Gate gate(gated ? feed.get(2, i) : 0.f);
+      const SiluGate gate(gated ? feed.get(2, i) : 0.f);
       const float dout = gated ? dy * gate.value : dy;
       const Eight query = token.q;
       if constexpr (kUpdate == Update::exact) {
@@ -107,64 +118,71 @@ __global__ void __launch_bounds__(kThreads) states_kernel(Plan a, TokenScanBackw
       } else {
         const Eight k = token.k, rate = token.rate;
 #pragma unroll
-        for (int n = 0; n < kPer; ++n) {
+        for (int n = 0; n < kPerLane; ++n) {
           const float factor = decay<kUpdate>(step, rate[n]);
-          S[n] = factor * S[n] + step * x * k[n], P[n] *= factor, H[n] += P[n] * (query[n] * dout);
+          S[n] = factor * S[n] + step * x * k[n];
+          P[n] *= factor;
+          H[n] += P[n] * (query[n] * dout);
         }
       }
       Eight product;
 #pragma unroll
-      for (int n = 0; n < kPer; ++n) product[n] = S[n] * dout;
+      for (int n = 0; n < kPerLane; ++n) product[n] = S[n] * dout;
       sums.add(i, product);
       if (gated) {
         const float out = lane.over_parts(dot(S, query)) + lane.D * x;
-        if (lane.first && exists) *dz = stored<T>(dy * out * gate.slope);
-        dz += q.dz.time_stride;
+        if (lane.first && exists) *dz = from_compute<T>(dy * out * gate.slope);
+        dz += bwd.dz.time_stride;
       }
     }
     __syncthreads();
     sums.write(s.dq, tile);
   }
   if (kUpdate == Update::exact || !lane.live) return;
-  store(s.ends + lane.states(a.chunks, lane.chunk), H), store(s.products + lane.states(a.chunks, lane.chunk), P);
+  store(s.ends + lane.states(a.chunks, lane.chunk), H);
+  store(s.products + lane.states(a.chunks, lane.chunk), P);
 }
 
-// What the loss asks of one step, given G, the gradient of the state behind it. G becomes that of the state before it.
+// What the loss asks of one step, given G, the gradient of the state after it. G becomes that of
+// the state before it.
 struct Asked {
   float dx, dstep;
   Eight dk, drate;
 };
 template <Update kUpdate, int kLanes>
-__device__ Asked step_back(Eight& G, const Eight& S, float step, float x, float rest, const Eight& k,
-                           const Eight& rate) {
+__device__ Asked step_back(Eight& G, const Eight& S, float step, float x, float rest,
+                           const Eight& k, const Eight& rate) {
   Asked out{};
   float through_write = 0, through_step = 0;
   if constexpr (kUpdate == Update::exact) {
-    through_write = Lane<kLanes>::over_parts(dot(G, k));  // the gradient of p (x − S k)
+    through_write = LaneState<kLanes>::over_parts(dot(G, k));  // the gradient of p (x − S k)
     out.dstep = through_write * rest;
     const float held = step * through_write, norm = -2 * out.dstep * step * step;
 #pragma unroll
-    for (int n = 0; n < kPer; ++n) {
+    for (int n = 0; n < kPerLane; ++n) {
       out.dk[n] = step * rest * G[n] - held * S[n] + norm * k[n];
       G[n] -= held * k[n];
     }
   } else {
     Eight factor, through;
 #pragma unroll
-    for (int n = 0; n < kPer; ++n) {
-      factor[n] = decay<kUpdate>(step, rate[n]), through[n] = G[n] * S[n];  // the gradient of the decay
-      if (kUpdate == Update::decay) through[n] *= factor[n];                // of its exponent
-      through_write += G[n] * k[n], through_step += through[n] * rate[n];
+    for (int n = 0; n < kPerLane; ++n) {
+      factor[n] = decay<kUpdate>(step, rate[n]);
+      through[n] = G[n] * S[n];                               // the gradient of the decay
+      if (kUpdate == Update::decay) through[n] *= factor[n];  // of its exponent
+      through_write += G[n] * k[n];
+      through_step += through[n] * rate[n];
     }
-    through_write = Lane<kLanes>::over_parts(through_write), through_step = Lane<kLanes>::over_parts(through_step);
-    constexpr float kLn2 = 0.6931471805599453f;
+    through_write = LaneState<kLanes>::over_parts(through_write);
+    through_step = LaneState<kLanes>::over_parts(through_step);
     out.dstep = x * through_write + (kUpdate == Update::decay ? kLn2 : -1.f) * through_step;
     const float norm = -2 * out.dstep * step * step;
 #pragma unroll
-    for (int n = 0; n < kPer; ++n) {
+    for (int n = 0; n < kPerLane; ++n) {
       out.dk[n] = step * x * G[n];
       if (kUpdate == Update::decay) out.drate[n] = through[n] * step;
-      else out.dk[n] += k[n] * (norm - 2 * step * through[n]);  // k² decays, and kᵀk shortens the step
+      // k² decays, and kᵀk shortens the step
+      else out.dk[n] += k[n] * (norm - 2 * step * through[n]);
       G[n] *= factor[n];
     }
   }
@@ -174,20 +192,23 @@ __device__ Asked step_back(Eight& G, const Eight& S, float step, float x, float 
 
 template <class T, Update kUpdate, int kLanes>
 __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
-    gradients_kernel(Plan a, TokenScanBackward q, Scratch s) {
+    gradients_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
-  constexpr bool kWhole = kUpdate == Update::exact;
-  const Lane<kLanes> lane(a, kWhole);
-  const View views[] = {a.p.x, a.p.delta, a.p.z, q.dy};
-  Feed<T, 4, kLanes> feed(lane, views, s.tokens, memory);
-  const Sums<kLanes> keys(lane, memory + Feed<T, 4, kLanes>::kBytes);
-  const Sums<kLanes> rates(lane, keys.parts + (kUpdate == Update::decay ? kWarps * keys.kTileSize : 0));
+  constexpr bool kSequential = kUpdate == Update::exact;
+  const LaneState<kLanes> lane(a, kSequential);
+  const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
+  TileLoader<T, 4, kLanes> feed(lane, views, s.tokens, memory);
+  const Sums<kLanes> keys(lane, memory + TileLoader<T, 4, kLanes>::kBytes);
+  const Sums<kLanes> rates(lane,
+                           keys.parts + (kUpdate == Update::decay ? kWarps * keys.kTileSize : 0));
   const int last = (lane.steps - 1) / kTile * kTile;
   feed.start(last);
-  T *dx = lane.template at<T>(q.dx, last + kTile - 1), *ddelta = lane.template at<T>(q.ddelta, last + kTile - 1);
+  T *dx = lane.template at<T>(bwd.dx, last + kTile - 1),
+    *ddelta = lane.template at<T>(bwd.ddelta, last + kTile - 1);
   const bool gated = a.p.z.data;
   float dD = 0, dbias = 0;
-  Eight G = kWhole ? lane.read_state(q.dfinal_state) : load(s.ends + lane.states(a.chunks, lane.chunk));
+  Eight G = kSequential ? lane.read_state(bwd.dfinal_state)
+                        : load(s.ends + lane.states(a.chunks, lane.chunk));
   Eight next = load(s.sub(lane, (lane.steps - 1) / kSub * kSub));
   if (!lane.live) G = next = {};
   for (int tile = last; tile >= 0; tile -= kTile) {
@@ -196,7 +217,8 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
 #pragma unroll 1
     for (int sub = kTile - kSub; sub >= 0; sub -= kSub) {
       if (tile + sub >= lane.steps) {
-        dx -= kSub * q.dx.time_stride, ddelta -= kSub * q.ddelta.time_stride;
+        dx -= kSub * bwd.dx.time_stride;
+        ddelta -= kSub * bwd.ddelta.time_stride;
         continue;
       }
       Eight S[kSub];  // before each step
@@ -206,13 +228,15 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
       for (int i = 0; i < kSub; ++i) {
         const bool exists = tile + sub + i < lane.steps;
         const float dy = exists ? feed.get(3, sub + i) : 0.f;
-        step[i] = step_size<T, kUpdate>(a, feed.get(1, sub + i) + lane.bias, feed.token(sub + i).square, exists);
-        dout[i] = gated ? dy * Gate(feed.get(2, sub + i)).value : dy;
+        step[i] = step_size<T, kUpdate>(a, feed.get(1, sub + i) + lane.bias,
+                                        feed.token(sub + i).square, exists);
+        dout[i] = gated ? dy * SiluGate(feed.get(2, sub + i)).value : dy;
       }
 #pragma unroll
       for (int i = 0; i < kSub; ++i) {
         Eight after = S[i];
-        rest[i] = advance<kUpdate, kLanes>(after, step[i], feed.get(0, sub + i), feed.token(sub + i));
+        rest[i] =
+            advance<kUpdate, kLanes>(after, step[i], feed.get(0, sub + i), feed.token(sub + i));
         if (i + 1 < kSub) S[i + 1] = after;
       }
       if (tile + sub > 0) next = lane.live ? load(s.sub(lane, tile + sub - kSub)) : Eight{};
@@ -221,12 +245,13 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
         const Token& token = feed.token(sub + i);
         const Eight query = token.q;
 #pragma unroll
-        for (int n = 0; n < kPer; ++n) G[n] += dout[i] * query[n];
-        const Asked asked =
-            step_back<kUpdate, kLanes>(G, S[i], step[i], feed.get(0, sub + i), rest[i], token.k, token.rate);
+        for (int n = 0; n < kPerLane; ++n) G[n] += dout[i] * query[n];
+        const Asked asked = step_back<kUpdate, kLanes>(G, S[i], step[i], feed.get(0, sub + i),
+                                                       rest[i], token.k, token.rate);
         keys.add(sub + i, asked.dk);
         if constexpr (kUpdate == Update::decay) rates.add(sub + i, asked.drate);
-        dxs[i] = asked.dx, dsteps[i] = asked.dstep;
+        dxs[i] = asked.dx;
+        dsteps[i] = asked.dstep;
       }
 #pragma unroll
       for (int i = kSub - 1; i >= 0; --i) {
@@ -234,19 +259,24 @@ __global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
         const float raw = feed.get(1, sub + i) + lane.bias;
         const float slope = step_slope<T, kUpdate>(a, raw, step[i], feed.token(sub + i).square);
         const float draw = exists ? dsteps[i] * slope : 0.f;
-        dD += dout[i] * feed.get(0, sub + i), dbias += draw;
-        if (lane.first && exists) *dx = stored<T>(dxs[i] + lane.D * dout[i]), *ddelta = stored<T>(draw);
-        dx -= q.dx.time_stride, ddelta -= q.ddelta.time_stride;
+        dD += dout[i] * feed.get(0, sub + i);
+        dbias += draw;
+        if (lane.first && exists) {
+          *dx = from_compute<T>(dxs[i] + lane.D * dout[i]);
+          *ddelta = from_compute<T>(draw);
+        }
+        dx -= bwd.dx.time_stride;
+        ddelta -= bwd.ddelta.time_stride;
       }
     }
     __syncthreads();
     keys.write(s.dk, tile);
     if constexpr (kUpdate == Update::decay) rates.write(s.drate, tile);
   }
-  if (kWhole && q.dinitial_state) lane.write_state(q.dinitial_state, G);
+  if (kSequential && bwd.dinitial_state) lane.write_state(bwd.dinitial_state, G);
   if (!lane.first) return;
-  s.dD[lane.channels(kWhole ? 1 : a.chunks, lane.chunk)] = dD;
-  s.dbias[lane.channels(kWhole ? 1 : a.chunks, lane.chunk)] = dbias;
+  s.dD[lane.channels(kSequential ? 1 : a.chunks, lane.chunk)] = dD;
+  s.dbias[lane.channels(kSequential ? 1 : a.chunks, lane.chunk)] = dbias;
 }
 
 // out[row, n] = Σ_tile sums[tile, row, n], in the order of the tiles, n < N.
@@ -261,40 +291,43 @@ __global__ void __launch_bounds__(256) sum_tiles_kernel(Plan a, const float* sum
 }
 
 template <class T, Update kUpdate, int kLanes>
-void run(const Plan& a, const TokenScanBackward& q, const Scratch& s, cudaStream_t stream) {
-  constexpr bool kWhole = kUpdate == Update::exact;
-  constexpr int kBytes = Feed<T, 4, kLanes>::kBytes + Sums<kLanes>::kBytes;
-  launch_shared(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a, q, s);
-  if (!kWhole) carry(a, s.ends, s.products, q.dfinal_state, q.dinitial_state, true, stream);
-  launch_shared(gradients_kernel<T, kUpdate, kLanes>, a.blocks(kWhole), kThreads,
-                kBytes + (kUpdate == Update::decay ? Sums<kLanes>::kBytes : 0), stream, a, q, s);
+void run(const Plan& a, const TokenScanBackward& bwd, const BackwardWorkspace& s,
+         cudaStream_t stream) {
+  constexpr bool kSequential = kUpdate == Update::exact;
+  constexpr int kBytes = TileLoader<T, 4, kLanes>::kBytes + Sums<kLanes>::kBytes;
+  launch_kernel(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a,
+                bwd, s);
+  if (!kSequential)
+    carry(a, s.ends, s.products, bwd.dfinal_state, bwd.dinitial_state, true, stream);
+  launch_kernel(gradients_kernel<T, kUpdate, kLanes>, a.blocks(kSequential), kThreads,
+                kBytes + (kUpdate == Update::decay ? Sums<kLanes>::kBytes : 0), stream, a, bwd, s);
 }
 
 }  // namespace
 }  // namespace token
 
-size_t workspace_bytes(const TokenScanBackward& q) {
-  Arena arena;
-  token::Scratch(token::Plan(q.forward), arena);
-  return arena.used;
+size_t workspace_bytes(const TokenScanBackward& bwd) {
+  return workspace_size<token::BackwardWorkspace>(token::Plan(bwd.forward));
 }
 
-void token_scan(const TokenScanBackward& q, void* workspace, Stream raw_stream) {
-  const TokenScanForward& p = q.forward;
+void token_scan(const TokenScanBackward& bwd, void* workspace, Stream raw_stream) {
+  const TokenScanForward& p = bwd.forward;
   token::check(p);
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
-  Arena arena{static_cast<char*>(workspace)};
-  const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, q.dy});
-  const token::Scratch s(a, arena);
+  const auto stream = cuda_stream(raw_stream);
+  WorkspaceArena arena(workspace);
+  const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, bwd.dy});
+  const token::BackwardWorkspace s(a, arena);
   token::pack(a, s.tokens, stream);
-  token::with_shape(p, [&]<class T>(T, auto update, auto lanes) { token::run<T, update, lanes>(a, q, s, stream); });
+  token::with_shape(p, [&]<class T>(T, auto update, auto lanes) {
+    token::run<T, update, lanes>(a, bwd, s, stream);
+  });
   const auto blocks = unsigned(ceil_div(p.batch * p.time * p.state_size, 256));
-  for (const auto& [sums, out] : {std::pair{s.dk, q.dk}, {s.dq, q.dq}, {s.drate, q.drate}})
-    if (out) token::sum_tiles_kernel<<<blocks, 256, 0, stream>>>(a, sums, out);
+  for (const auto& [sums, out] : {std::pair{s.dk, bwd.dk}, {s.dq, bwd.dq}, {s.drate, bwd.drate}})
+    if (out) launch_kernel(token::sum_tiles_kernel, blocks, 256, 0, stream, a, sums, out);
   check_launch("token_scan backward");
   const int64_t rows = p.batch * (p.update == Update::exact ? 1 : a.chunks);
-  if (q.dD) sum_rows(s.dD, q.dD, rows, p.channels, stream);
-  if (q.ddelta_bias) sum_rows(s.dbias, q.ddelta_bias, rows, p.channels, stream);
+  sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
+  sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -1,15 +1,18 @@
 #pragma once
-// A scan whose state forgets what the token says: Longhorn, before and after its diagonal approximation, and Mamba-1
-// with A read from the token. Channels share k, q and rate; each has a step p and a state S [N] of its own.
-//   Update::decay     p_t = softplus(raw_t) or raw_t       S_t = exp(p_t ⊗ rate_t) ⊙ S_{t−1} + (p_t ⊙ x_t) ⊗ k_t
-//   Update::diagonal  p_t = β_t / (1 + β_t k_tᵀk_t)        S_t = (1 − p_t ⊗ k_t²) ⊙ S_{t−1} + (p_t ⊙ x_t) ⊗ k_t
-//   Update::exact     the same p_t; β_t = sigmoid(raw_t)   S_t = S_{t−1} + p_t ⊙ (x_t − S_{t−1} k_t) ⊗ k_t
+// A scan whose state forgets what the token says: Longhorn, before and after its diagonal
+// approximation, and Mamba-1 with A read from the token. Channels share k, q and rate; each has a
+// step p and a state S [N] of its own.
+//   S_t = keep_t ⊙ S_{t−1} + (p_t ⊙ x_t) ⊗ k_t
+//   Update::decay     p_t = softplus(raw_t) or raw_t        keep_t = exp(p_t ⊗ rate_t)
+//   Update::diagonal  p_t = β_t / (1 + β_t k_tᵀk_t)         keep_t = 1 − p_t ⊗ k_t²
+//   Update::exact    the same p_t; β_t = sigmoid(raw_t)   S_{t−1} k_t is taken from x_t, keep_t = 1
 //   raw_t = delta_t + delta_bias                           S_{−1} = initial_state or 0
 //   y_t = (S_t q_t + D ⊙ x_t) ⊙ silu(z_t)                  z, D absent: no gate, no skip
 // [Gu & Dao 2023, Alg. 2; Liu et al. 2024, Alg. 1 and §5]
 //
-// The forward stores the state at the start of each chunk of chunk_size() steps; the backward recomputes from it.
-// Derivation, bytes, times: README.md. Callers: longhorn.h and selective_scan.h, through token_scan.h.
+// The forward stores the state at the start of each chunk of chunk_size() steps; the backward
+// recomputes from it. Derivation, bytes, times: README.md. Callers: longhorn.h and
+// selective_scan.h, through token_scan.h.
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -21,24 +24,28 @@ struct TypedView : View {
   DType dtype = DType::f32;  // f32 or bf16
 };
 
-// A few steps, as decoding takes them, each sequence and parameter in a dtype of its own; no gradient. Here a head of
-// channels may share delta and one decay (SSD), and groups of channels k and q.
-constexpr int64_t kFewTokenSteps = 8, kMaxFewStates = 128;
+// A few steps, as decoding takes them, each sequence and parameter in a dtype of its own; no
+// gradient. Here a head of channels may share delta and one decay (SSD), and groups of channels
+// k and q.
+constexpr int64_t kMaxTokenDecodeSteps = 8, kMaxDecodeStates = 128;
 struct TokenSteps {
   Update update;
-  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxFewStates
-  int64_t head_dim = 1, groups = 1;           // channels of a head; several groups: of multiples of 32 channels
-  bool delta_softplus;                        // Update::decay
-  TypedView x, z;                             // in  [B, T, Dm]; z may be absent
-  TypedView delta;                            // in  [B, T, Dm / head_dim]
-  TypedView k, q;                             // in  [B, T, groups, N]
-  TypedView rate;                             // in  [B, T, N], [Dm, N] or [Dm / head_dim]; absent unless Update::decay
-  int64_t rate_channel_stride = 0;            //     N of [Dm, N]
-  bool rate_of_heads = false;                 //     [Dm / head_dim]: one for all N
-  TypedView D, delta_bias;                    // in  [Dm / head_dim] or absent; strides of 0, as those of `rate`
-  const float* initial_state;                 // in  [B, Dm, N] or null
-  TypedView y;                                // out [B, T, Dm]
-  float* final_state;                         // out [B, Dm, N]
+  int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxDecodeStates
+  // channels of a head; several groups: of multiples of 32 channels
+  int64_t head_dim = 1, groups = 1;
+  bool delta_softplus;  // Update::decay
+  TypedView x, z;       // in  [B, T, Dm]; z may be absent
+  TypedView delta;      // in  [B, T, Dm / head_dim]
+  TypedView k, q;       // in  [B, T, groups, N]
+  // in  [B, T, N], [Dm, N] or [Dm / head_dim]; absent unless Update::decay
+  TypedView rate;
+  int64_t rate_channel_stride = 0;  //     N of [Dm, N]
+  bool rate_of_heads = false;       //     [Dm / head_dim]: one for all N
+  // in  [Dm / head_dim] or absent; strides of 0, as those of `rate`
+  TypedView D, delta_bias;
+  const float* initial_state;  // in  [B, Dm, N] or null
+  TypedView y;                 // out [B, T, Dm]
+  float* final_state;          // out [B, Dm, N]
 };
 
 struct TokenScanForward {
@@ -48,18 +55,21 @@ struct TokenScanForward {
   bool delta_softplus;                        // Update::decay
   View x, delta;                              // in  [B, T, Dm]
   View k, q;                                  // in  [B, T, N]
-  View rate;                                  // in  [B, T, N] float, ≤ 0; absent unless Update::decay
-  View z;                                     // in  [B, T, Dm] or absent
-  const float* D;                             // in  [Dm] or null
-  const float* delta_bias;                    // in  [Dm] or null
-  const float* initial_state;                 // in  [B, Dm, N] or null
-  View y;                                     // out [B, T, Dm]; every element is written
-  float* final_state;                         // out [B, Dm, N]
-  float* chunk_states;                        // out chunk_states() numbers; null when no gradient is wanted
+  // in  [B, T, N] float, ≤ 0; absent unless Update::decay
+  View rate;
+  View z;                      // in  [B, T, Dm] or absent
+  const float* D;              // in  [Dm] or null
+  const float* delta_bias;     // in  [Dm] or null
+  const float* initial_state;  // in  [B, Dm, N] or null
+  View y;                      // out [B, T, Dm]; every element is written
+  float* final_state;          // out [B, Dm, N]
+  // out chunk_states() numbers; null when no gradient is wanted
+  float* chunk_states;
 };
 
 struct TokenScanBackward {
-  TokenScanForward forward;   // the inputs as they were; y and final_state are not read; chunk_states is
+  // the inputs as they were; y and final_state are not read; chunk_states is
+  TokenScanForward forward;
   View dy;                    // in  [B, T, Dm]
   const float* dfinal_state;  // in  [B, Dm, N] or null
   View dx, ddelta, dz;        // out [B, T, Dm]; dz absent without z
@@ -68,16 +78,16 @@ struct TokenScanBackward {
   float* dinitial_state;      // out [B, Dm, N] or null
 };
 
-// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every time (no atomics).
-// `workspace` and chunk_states are 256-byte aligned. Throws Error with CUDA's reason when a launch fails, Unsupported,
-// before any launch, for float64 or a larger state.
+// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every
+// time (no atomics). `workspace` and chunk_states are 256-byte aligned. Throws Error with CUDA's
+// reason when a launch fails, Unsupported, before any launch, for float64 or a larger state.
 namespace cuda {
 int64_t chunk_size(const TokenScanForward&);    // steps between two stored states, a multiple of 16
 int64_t chunk_states(const TokenScanForward&);  // numbers that `chunk_states` holds
 size_t workspace_bytes(const TokenScanForward&);
 size_t workspace_bytes(const TokenScanBackward&);
 void token_scan(const TokenScanForward&, void* workspace, Stream);
-void few_steps(const TokenSteps&, Stream);  // one after another
+void decode(const TokenSteps&, Stream);  // one after another
 void token_scan(const TokenScanBackward&, void* workspace, Stream);
 }  // namespace cuda
 

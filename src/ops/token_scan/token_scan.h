@@ -1,5 +1,6 @@
 #pragma once
-// The scan of kernel.h beside this file on tensors, differentiable: what longhorn and selective_scan call.
+// The scan of kernel.h in this folder on tensors, differentiable: what longhorn
+// and selective_scan call.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -10,10 +11,11 @@
 
 namespace assay::ops {
 
-// As an op has them: x, delta, z [B, T, Dm]; k, q, rate [B, T, N]; D, delta_bias [Dm]; initial_state [B, Dm, N]; rate
-// is there in Update::decay alone, whose decay is exp(p ⊗ rate). Shapes are checked by the op.
-// For a few steps rate may be [Dm, N] or, of heads of `head_dim` channels, [H], the decay exp(p ⊙ rate), with delta
-// [B, T, H] and D, delta_bias [H]; k and q may be [B, T, G, N].
+// As an op has them: x, delta, z [B, T, Dm]; k, q, rate [B, T, N]; D, delta_bias [Dm];
+// initial_state [B, Dm, N]; rate is there in Update::decay alone, whose decay is exp(p ⊗ rate).
+// Shapes are checked by the op.
+// For a few steps rate may be [Dm, N] or, of heads of `head_dim` channels, [H], the decay exp(p ⊙
+// rate), with delta [B, T, H] and D, delta_bias [H]; k and q may be [B, T, G, N].
 struct TokenScan {
   Update update;
   bool delta_softplus = false;
@@ -24,17 +26,20 @@ struct TokenScan {
 
 // On CUDA, float32 or bfloat16, at most kMaxTokenStates states.
 bool on_token_kernel(const TokenScan&);
-// The same with few tokens, at most kMaxFewStates states, and no gradient wanted: by_token_kernel() then takes one step
-// after another, in one kernel that reads every argument as it is.
+// The same with few tokens, at most kMaxDecodeStates states, and no gradient wanted:
+// by_token_kernel() then takes one step after another, in one kernel that reads every argument
+// as it is.
 bool in_few_steps(const TokenScan&);
-// y [B, T, Dm] in the dtype of x, and the last state [B, Dm, N] in float32. Where on_token_kernel() or in_few_steps().
+// y [B, T, Dm] in the dtype of x, and the last state [B, Dm, N] in float32. Where
+// on_token_kernel() or in_few_steps().
 std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan&);
-// Update::decay of tensor arithmetic, any device; the state is float64 where a sequence is. Pieces of 64 tokens, in
-// each a prefix over (decay, input) pairs in six doublings, computed again in the backward: no [T, Dm, N] stays in
-// memory.
+// Update::decay of tensor arithmetic, any device; the state is float64 where a sequence is. Pieces
+// of 64 tokens, in each a prefix over (decay, input) pairs in six doublings, computed again in the
+// backward: no [T, Dm, N] stays in memory.
 std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan&);
 
-// What `assay doctor` says of the CUDA path of an operator that is `otherwise` where the kernel does not serve.
+// What `assay doctor` says of the CUDA path of an operator that is `otherwise` where the kernel
+// does not serve.
 std::string token_kernel_path(const std::string& otherwise);
 
 }  // namespace assay::ops

@@ -1,7 +1,8 @@
-// The token shift on CUDA: 16 bytes of columns a thread. The backward walks a run of positions towards its begin, so
-// that each gradient is read once: position t + 1 hands down what it owes t. The gradient of the mixes stays in
-// registers meanwhile.
-#include "ops/cuda.cuh"
+// The token shift on CUDA: 16 bytes of columns per thread. The backward walks a run of positions
+// towards its begin, so that each gradient is read once: position t + 1 hands down what it owes t.
+// The gradient of the mixes stays in registers meanwhile.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/types.cuh"
 #include "ops/token_shift/kernel.h"
 
 namespace assay::ops::cuda {
@@ -15,14 +16,14 @@ struct Columns {
   R at[kWidth] = {};
   __device__ static Columns load(const void* row) {
     Columns out;
-    const auto pack = *static_cast<const Pack<T, kWidth>*>(row);
-    for (int k = 0; k < kWidth; ++k) out.at[k] = real(pack.at[k]);
+    const auto pack = *static_cast<const Vec<T, kWidth>*>(row);
+    for (int k = 0; k < kWidth; ++k) out.at[k] = to_compute(pack.at[k]);
     return out;
   }
   __device__ void store(void* row) const {
-    Pack<T, kWidth> pack;
-    for (int k = 0; k < kWidth; ++k) pack.at[k] = stored<T>(at[k]);
-    *static_cast<Pack<T, kWidth>*>(row) = pack;
+    Vec<T, kWidth> pack;
+    for (int k = 0; k < kWidth; ++k) pack.at[k] = from_compute<T>(at[k]);
+    *static_cast<Vec<T, kWidth>*>(row) = pack;
   }
 };
 
@@ -40,7 +41,8 @@ struct Place {
   }
   __device__ Part x(int64_t t) const {  // from t = −1
     if (t >= 0) return read(p.x, t);
-    return p.before ? Part::load(static_cast<const T*>(p.before) + sequence * p.width + column) : Part{};
+    return p.before ? Part::load(static_cast<const T*>(p.before) + sequence * p.width + column)
+                    : Part{};
   }
   __device__ Part weight(const Columns<R, kWidth>& mix, int i, int64_t t) const {
     Part m;
@@ -61,7 +63,8 @@ struct Place {
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift p) {
   using Part = Columns<T, kWidth>;
-  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth, position = i / packs;
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth,
+                position = i / packs;
   if (position >= p.batch * p.time) return;
   const Place<T, kWidth> place{p, position / p.time, i % packs * kWidth};
   const int64_t t = position % p.time;
@@ -73,14 +76,15 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(TokenShift p) {
   }
 }
 
-// kCount: the mixes, or more; all are loaded without a branch, so that the loads are in flight together, and those that
-// are none count as 0.
+// kCount: the mixes, or more; all are loaded without a branch, so that the loads are in flight
+// together, and those that are none count as 0.
 template <class T, int kWidth, int kCount, bool kOwn>
-__global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q, int64_t runs) {
+__global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward bwd, int64_t runs) {
   using Part = Columns<T, kWidth>;
   using R = Real<T>;
-  const TokenShift& p = q.forward;
-  const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth, run = thread / packs;
+  const TokenShift& p = bwd.forward;
+  const int64_t thread = blockIdx.x * int64_t{kThreads} + threadIdx.x, packs = p.width / kWidth,
+                run = thread / packs;
   if (run >= p.batch * runs) return;
   const Place<T, kWidth> place{p, run / runs, thread % packs * kWidth};
   const int64_t begin = run % runs * kShiftRun, end = min(begin + kShiftRun, p.time);
@@ -88,12 +92,12 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (i < p.count) mix[i] = place.mix(i);
-  Part dy[kCount], weight[kCount], owed;  // of a position; by the position behind
+  Part dy[kCount], weight[kCount], owed;  // of a position; by the position after
   const auto load = [&](int64_t t) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int from = i < p.count ? i : 0;
-      dy[i] = place.read(q.dy[from], t);
+      dy[i] = place.read(bwd.dy[from], t);
       if (kOwn) weight[i] = place.read(p.own[from], t);
     }
 #pragma unroll
@@ -120,31 +124,34 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward q
       Part down;
       for (int k = 0; k < kWidth; ++k) {
         const R past = dy[i].at[k] * weight[i].at[k];
-        dx.at[k] += dy[i].at[k] - past, owed.at[k] += past;
+        dx.at[k] += dy[i].at[k] - past;
+        owed.at[k] += past;
         down.at[k] = dy[i].at[k] * (before.at[k] - now.at[k]);
         dmix[i].at[k] += down.at[k];
       }
-      if (kOwn && i < p.count) down.store(static_cast<T*>(q.down[i]) + place.offset(t));
+      if (kOwn && i < p.count) down.store(static_cast<T*>(bwd.down[i]) + place.offset(t));
     }
-    dx.store(static_cast<T*>(q.dx) + place.offset(t));
+    dx.store(static_cast<T*>(bwd.dx) + place.offset(t));
     now = before;
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (i < p.count) {
-      auto* row = static_cast<R*>(q.dmix) + (run * p.count + i) * p.width + place.column;
+      auto* row = static_cast<R*>(bwd.dmix) + (run * p.count + i) * p.width + place.column;
       for (int k = 0; k < kWidth; ++k) row[k] = dmix[i].at[k];
     }
 }
 
 bool aligned(const TokenShift& p, const void* const* more) {
-  const auto fits = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
+  const auto fits = [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  };
   bool all = fits(p.x) && fits(p.before);
   for (int i = 0; i < p.count; ++i) all = all && fits(p.own[i]) && fits(more[i]);
   return all;
 }
 
-// work(width as a constant): 16 bytes of columns a thread where they fit, else one number.
+// work(width as a constant): 16 bytes of columns per thread where they fit, else one number.
 template <class F>
 void with_width(const TokenShift& p, const void* const* more, F&& work) {
   with_type(p.dtype, [&](auto x) {
@@ -160,20 +167,20 @@ void with_width(const TokenShift& p, const void* const* more, F&& work) {
 void token_shift(const TokenShift& p, Stream stream) {
   with_width(p, p.y, [&](auto x, auto width) {
     const int64_t threads = p.batch * p.time * (p.width / width());
-    forward_kernel<decltype(x), width()>
-        <<<unsigned(ceil_div(threads, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    launch_kernel(forward_kernel<decltype(x), width()>, unsigned(ceil_div(threads, kThreads)),
+                  kThreads, 0, stream, p);
     check_launch("token_shift");
   });
 }
 
-void token_shift(const TokenShiftBackward& q, Stream stream) {
-  const TokenShift& p = q.forward;
-  with_width(p, q.dy, [&](auto x, auto width) {
+void token_shift(const TokenShiftBackward& bwd, Stream stream) {
+  const TokenShift& p = bwd.forward;
+  with_width(p, bwd.dy, [&](auto x, auto width) {
     const int64_t runs = runs_of_sequence(p), threads = p.batch * runs * (p.width / width());
-    const auto kernel = p.own[0]       ? backward_kernel<decltype(x), width(), kMostShifts, true>
+    const auto kernel = p.own[0]       ? backward_kernel<decltype(x), width(), kMaxShifts, true>
                         : p.count <= 2 ? backward_kernel<decltype(x), width(), 2, false>
-                                       : backward_kernel<decltype(x), width(), kMostShifts, false>;
-    kernel<<<unsigned(ceil_div(threads, kThreads)), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(q, runs);
+                                       : backward_kernel<decltype(x), width(), kMaxShifts, false>;
+    launch_kernel(kernel, unsigned(ceil_div(threads, kThreads)), kThreads, 0, stream, bwd, runs);
     check_launch("token_shift backward");
   });
 }

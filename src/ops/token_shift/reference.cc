@@ -4,8 +4,10 @@
 
 namespace assay::ops {
 
-std::vector<at::Tensor> token_shift_reference(const at::Tensor& x, const std::optional<at::Tensor>& before,
-                                              const at::Tensor& mix, const std::vector<at::Tensor>& own) {
+std::vector<at::Tensor> token_shift_reference(const at::Tensor& x,
+                                              const std::optional<at::Tensor>& before,
+                                              const at::Tensor& mix,
+                                              const std::vector<at::Tensor>& own) {
   const at::Tensor first = before.value_or(at::zeros_like(x.select(1, 0))).unsqueeze(1);
   const at::Tensor delta = at::cat({first, x.slice(1, 0, -1)}, 1) - x;
   std::vector<at::Tensor> y;

@@ -1,17 +1,18 @@
 // The forward of top-1 chunk attention on the CPU.
 //   1. keys of each chunk as columns; their means                     2. each query's best chunks
 //   3. for each slot, queries sorted by the chunk they chose (cpu-inl.h)
-//   4. for each slot, a task a chunk: the queries that chose it read its keys; each has one such chunk, so one writer
-//   5. a task a chunk: its own queries read it up to themselves and finish
-// Between passes a query holds out unnormalised, the largest logit seen, and the sum of exponentials relative to it.
+//   4. for each slot, one task per chunk: the queries that chose it read its keys; each has one
+//      such chunk, so one writer
+//   5. one task per chunk: its own queries read it up to themselves and finish
+// Between passes a query holds out unnormalised, the largest logit seen, and the sum of
+// exponentials relative to it.
 #include <utility>
 
 #include "ops/top1_chunk/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/top1_chunk/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/top1_chunk/cpu-inl.h"
 
@@ -26,7 +27,7 @@ struct Scratch {
   R *q, *scores, *out, *values, *best;
   R *squares, *gathered, *cheap;  // of the shortlist, as is
   int64_t *listed, *next;         // [C, shortlist], [C] entries of it that are done
-  Scratch(Carver& carve, const Problem<R>& p)
+  Scratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>((p.C + kRows) * p.depth)),
         scores(carve.take<R>(kRows * std::max(p.width, padded<R>(p.candidates)))),
         out(carve.take<R>(kRows * p.depth)),
@@ -47,17 +48,19 @@ struct Memory {
   R *out, *largest, *sum;  // [B, H, T, depth], [B, H, T] twice
   std::byte* scratch;      // kWorkers times scratch_bytes
   size_t scratch_bytes;
-  Memory(Carver& carve, const Problem<R>& p)
+  Memory(WorkspaceArena& carve, const Problem<R>& p)
       : keys(carve, p),
-        means(carve.take<R>(p.batch * p.kv_heads * (1 + p.rank) * p.head_dim * padded<R>(p.candidates))),
+        means(carve.take<R>(p.batch * p.kv_heads * (1 + p.rank) * p.head_dim *
+                            padded<R>(p.candidates))),
         lists(carve, p),
         out(carve.take<R>(p.batch * p.heads * p.time * p.depth)),
         largest(carve.take<R>(p.batch * p.heads * p.time)),
         sum(carve.take<R>(p.batch * p.heads * p.time)) {
-    Carver count(nullptr);
+    WorkspaceArena count;
     Scratch<R>(count, p);
     scratch_bytes = count.used();
-    scratch = carve.take<std::byte>(std::min(kWorkers, p.batch * p.heads * p.chunks) * scratch_bytes);
+    scratch =
+        carve.take<std::byte>(std::min(kWorkers, p.batch * p.heads * p.chunks) * scratch_bytes);
   }
 };
 
@@ -66,11 +69,12 @@ void mean_keys(const Problem<R>& p, const Memory<R>& m, const ParallelFor& paral
   const int64_t stride = padded<R>(p.candidates);
   for_each(p.batch * p.kv_heads * p.candidates, m.scratch, m.scratch_bytes, parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
-             Carver carve(memory);
+             WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
              const int64_t chunk = i % p.candidates, h = i / p.candidates % p.kv_heads,
                            b = i / p.candidates / p.kv_heads;
-             R *rows = s.values, *mean = s.q, *out = m.means + (b * p.kv_heads + h) * p.head_dim * stride + chunk;
+             R *rows = s.values, *mean = s.q,
+               *out = m.means + (b * p.kv_heads + h) * p.head_dim * stride + chunk;
              read_chunk(p, p.k, b, h, chunk, rows);
              std::fill_n(mean, p.depth, R(0));
              for (int64_t j = 0; j < p.C; ++j)
@@ -82,16 +86,20 @@ void mean_keys(const Problem<R>& p, const Memory<R>& m, const ParallelFor& paral
 
 // The scores q · mean(k) of `rows` queries against the first `chunk` chunks, a block at a time.
 template <class R>
-void select_approx(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk) {
-  const int64_t stride = padded<R>(p.candidates), begin = p.first_query(chunk), end = p.last_query(chunk);
+void select_approx(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
+                   int64_t h, int64_t chunk) {
+  const int64_t stride = padded<R>(p.candidates), begin = p.first_query(chunk),
+                end = p.last_query(chunk);
   const R* means = m.means + (b * p.kv_heads + h / p.group) * p.head_dim * stride;
   for (int64_t t0 = begin; t0 < end; t0 += kRows) {
     const int64_t rows = std::min(kRows, end - t0);
     for (int64_t i = 0; i < rows; ++i) read_scaled(p, p.q, b, t0 + i, h, R(1), s.q + i * p.depth);
-    matmul(rows, padded<R>(chunk), p.head_dim, Left<R>{s.q, p.depth, 1}, means, stride, s.scores, stride, false);
+    matmul(rows, padded<R>(chunk), p.head_dim, Left<R>{s.q, p.depth, 1}, means, stride, s.scores,
+           stride, false);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t c = 0; c < chunk; ++c)
-        consider(s.scores[i * stride + c], c, c, p.top_k, s.best, p.selected + p.row(b, h, t0 + i) * p.top_k);
+        consider(s.scores[i * stride + c], c, c, p.top_k, s.best,
+                 p.selected + p.row(b, h, t0 + i) * p.top_k);
   }
 }
 
@@ -102,24 +110,26 @@ void pack_summaries(const Problem<R>& p, const Memory<R>& m, const ParallelFor& 
   parallel(p.batch * rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t c = 0; c < p.candidates; ++c) {
-        const R* row = static_cast<const R*>(p.summaries.data) + i / rows * p.summaries.batch_stride +
-                       c * p.summaries.time_stride + i % rows * p.head_dim;
-        for (int64_t d = 0; d < p.head_dim; ++d) m.means[(i * p.head_dim + d) * stride + c] = row[d];
+        const R* row = static_cast<const R*>(p.summaries.data) +
+                       i / rows * p.summaries.batch_stride + c * p.summaries.time_stride +
+                       i % rows * p.head_dim;
+        for (int64_t d = 0; d < p.head_dim; ++d)
+          m.means[(i * p.head_dim + d) * stride + c] = row[d];
       }
   });
 }
 
 // The shortlists of queries [first, first + rows) of s.q, in rising order, to s.listed.
 template <class R>
-void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t first, int64_t rows, int64_t b,
-                 int64_t h, int64_t chunk) {
+void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t first,
+                 int64_t rows, int64_t b, int64_t h, int64_t chunk) {
   const int64_t stride = padded<R>(p.candidates), columns = padded<R>(chunk);
   const R *means = m.means + (b * p.kv_heads + h / p.group) * (1 + p.rank) * p.head_dim * stride,
           *q = s.q + first * p.depth;
   for (int64_t r = 0; r <= p.rank; ++r) {
     R* out = r == 0 ? s.scores : s.squares;
-    matmul(rows, columns, p.head_dim, Left<R>{q, p.depth, 1}, means + r * p.head_dim * stride, stride, out, stride,
-           false);
+    matmul(rows, columns, p.head_dim, Left<R>{q, p.depth, 1}, means + r * p.head_dim * stride,
+           stride, out, stride, false);
     for (int64_t i = 0; i < rows && r > 0; ++i)
       for (int64_t c = 0; c < columns; c += kLanes<R>) {
         const Vec<R> x = load(s.squares + i * stride + c), half = set<R>(0.5 / kLog2E);
@@ -129,17 +139,18 @@ void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, i
   }
   for (int64_t i = 0; i < rows; ++i) {
     int64_t* listed = s.listed + (first + i) * p.shortlist;
-    for (int64_t c = 0; c < chunk; ++c) consider(s.scores[i * stride + c], c, c, p.shortlist, s.cheap, listed);
+    for (int64_t c = 0; c < chunk; ++c)
+      consider(s.scores[i * stride + c], c, c, p.shortlist, s.cheap, listed);
     std::sort(listed, listed + std::min(chunk, p.shortlist));
   }
 }
 
 // Exact scores of chunk c for the `count` queries `who` of s.q, which list it.
 template <class R>
-void score_listed(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk,
-                  int64_t c, int64_t count, const int64_t* who) {
-  matmul(count, p.width, p.head_dim, Left<R>{s.gathered, p.depth, 1}, m.keys.at(p, b, h / p.group, c), p.width,
-         s.scores, p.width, false);
+void score_listed(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
+                  int64_t h, int64_t chunk, int64_t c, int64_t count, const int64_t* who) {
+  matmul(count, p.width, p.head_dim, Left<R>{s.gathered, p.depth, 1},
+         m.keys.at(p, b, h / p.group, c), p.width, s.scores, p.width, false);
   for (int64_t n = 0; n < count; ++n) {
     const int64_t i = who[n], row = p.row(b, h, p.first_query(chunk) + i);
     consider(logsumexp2(s.scores + n * p.width, p.C), c, s.next[i]++, p.top_k, s.best + i * p.top_k,
@@ -149,38 +160,44 @@ void score_listed(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, 
 
 // A listed chunk's keys meet all queries of the own chunk that list it.
 template <class R>
-void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h,
-                      int64_t chunk) {
+void select_shortlist(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
+                      int64_t h, int64_t chunk) {
   const int64_t begin = p.first_query(chunk), count = p.last_query(chunk) - begin;
   for (int64_t i = 0; i < count; ++i) {
     read_scaled(p, p.q, b, begin + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
     s.next[i] = 0;
   }
-  for (int64_t i = 0; i < count; i += kRows) list_chunks(p, m, s, i, std::min(kRows, count - i), b, h, chunk);
+  for (int64_t i = 0; i < count; i += kRows)
+    list_chunks(p, m, s, i, std::min(kRows, count - i), b, h, chunk);
   for (int64_t c = 0; c < chunk; ++c) {
     int64_t found = 0, who[kRows];
     for (int64_t i = 0; i < count; ++i) {
       if (s.next[i] == p.shortlist || s.listed[i * p.shortlist + s.next[i]] != c) continue;
-      std::copy_n(s.q + i * p.depth, p.depth, s.gathered + found * p.depth), who[found++] = i;
+      std::copy_n(s.q + i * p.depth, p.depth, s.gathered + found * p.depth);
+      who[found++] = i;
       if (found == kRows) score_listed(p, m, s, b, h, chunk, c, std::exchange(found, 0), who);
     }
     if (found > 0) score_listed(p, m, s, b, h, chunk, c, found, who);
   }
 }
 
-// log₂ Σ_j 2^(q·k_j), for the queries of a chunk against each earlier chunk, whose keys stay in cache meanwhile.
+// log₂ Σ_j 2^(q·k_j), for the queries of a chunk against each earlier chunk, whose keys stay
+// in cache meanwhile.
 template <class R>
-void select_exact(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk) {
+void select_exact(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b,
+                  int64_t h, int64_t chunk) {
   const int64_t begin = p.first_query(chunk), count = p.last_query(chunk) - begin;
-  for (int64_t i = 0; i < count; ++i) read_scaled(p, p.q, b, begin + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
+  for (int64_t i = 0; i < count; ++i)
+    read_scaled(p, p.q, b, begin + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
   for (int64_t c = 0; c < chunk; ++c)
     for (int64_t i0 = 0; i0 < count; i0 += kRows) {
       const int64_t rows = std::min(kRows, count - i0);
-      matmul(rows, p.width, p.head_dim, Left<R>{s.q + i0 * p.depth, p.depth, 1}, m.keys.at(p, b, h / p.group, c),
-             p.width, s.scores, p.width, false);
+      matmul(rows, p.width, p.head_dim, Left<R>{s.q + i0 * p.depth, p.depth, 1},
+             m.keys.at(p, b, h / p.group, c), p.width, s.scores, p.width, false);
       for (int64_t i = 0; i < rows; ++i) {
         const R score = logsumexp2(s.scores + i * p.width, p.C);
-        consider(score, c, c, p.top_k, s.best + (i0 + i) * p.top_k, p.selected + p.row(b, h, begin + i0 + i) * p.top_k);
+        consider(score, c, c, p.top_k, s.best + (i0 + i) * p.top_k,
+                 p.selected + p.row(b, h, begin + i0 + i) * p.top_k);
       }
     }
 }
@@ -192,7 +209,7 @@ void select(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel
   if (p.selection == Selection::shortlist) pack_summaries(p, m, parallel);
   for_each(p.batch * p.heads * p.chunks, m.scratch, m.scratch_bytes, parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
-             Carver carve(memory);
+             WorkspaceArena carve(memory);
              const Scratch<R> s(carve, p);
              const auto [b, h, chunk] = place(p, i);
              if (p.selection == Selection::approx) select_approx(p, m, s, b, h, chunk);
@@ -201,62 +218,74 @@ void select(const Problem<R>& p, const Memory<R>& m, const ParallelFor& parallel
            });
 }
 
-// One more softmax block for the queries s.q: `rows` of them read the first limit(i) of `count` keys, and the query in
-// row i, at `index(i)` of [B, H, T], goes from what it held to what it holds now; s.out is its unnormalised output.
+// One more softmax block for the queries s.q: `rows` of them read the first limit(i) of `count`
+// keys, and the query in row i, at `index(i)` of [B, H, T], goes from what it held to what it holds
+// now; s.out is its unnormalised output.
 template <class R, class Index, class Limit>
-void attend(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t rows, int64_t count, const R* keys,
-            const Index& index, const Limit& limit) {
-  matmul(rows, padded<R>(count), p.head_dim, Left<R>{s.q, p.depth, 1}, keys, p.width, s.scores, p.width, false);
+void attend(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t rows,
+            int64_t count, const R* keys, const Index& index, const Limit& limit) {
+  matmul(rows, padded<R>(count), p.head_dim, Left<R>{s.q, p.depth, 1}, keys, p.width, s.scores,
+         p.width, false);
   for (int64_t i = 0; i < rows; ++i) {
-    R *row = s.scores + i * p.width, *out = s.out + i * p.depth, &largest = m.largest[index(i)], &sum = m.sum[index(i)];
+    R *row = s.scores + i * p.width, *out = s.out + i * p.depth, &largest = m.largest[index(i)],
+      &sum = m.sum[index(i)];
     const R before = largest, found = largest_of(row, limit(i));
     largest = before < found ? found : before;
     exponentials(row, limit(i), count, largest);
     const R total = sum_of(row, limit(i));
     if (total != total) largest = total;  // maxima may pass over a NaN
     if (before == R(-kInfinity)) {
-      std::fill_n(out, p.depth, R(0)), sum = total;
+      std::fill_n(out, p.depth, R(0));
+      sum = total;
       continue;
     }
     const R shrink = std::exp2(before - largest);
     scale_row(m.out + index(i) * p.depth, p.depth, shrink, out);
     sum = sum * shrink + total;
   }
-  matmul(rows, p.depth, count, Left<R>{s.scores, p.width, 1}, s.values, p.depth, s.out, p.depth, true);
+  matmul(rows, p.depth, count, Left<R>{s.scores, p.width, 1}, s.values, p.depth, s.out, p.depth,
+         true);
 }
 
 // The queries that chose chunk `chunk` in this slot.
 template <class R>
-void remote_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t slot, int64_t b, int64_t h,
-                 int64_t chunk) {
+void remote_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t slot,
+                 int64_t b, int64_t h, int64_t chunk) {
   const auto [begin, end] = m.lists.of(p, b, h, slot, chunk);
   if (begin == end) return;
   read_chunk(p, p.v, b, h / p.group, chunk, s.values);
   for (const int32_t* at = begin; at < end; at += kRows) {
     const int64_t rows = std::min<int64_t>(kRows, end - at);
-    for (int64_t i = 0; i < rows; ++i) read_scaled(p, p.q, b, at[i], h, R(p.scale * kLog2E), s.q + i * p.depth);
+    for (int64_t i = 0; i < rows; ++i)
+      read_scaled(p, p.q, b, at[i], h, R(p.scale * kLog2E), s.q + i * p.depth);
     auto index = [&](int64_t i) { return p.row(b, h, at[i]); };
-    attend(p, m, s, rows, p.C, m.keys.at(p, b, h / p.group, chunk), index, [&](int64_t) { return p.C; });
-    for (int64_t i = 0; i < rows; ++i) std::copy_n(s.out + i * p.depth, p.depth, m.out + index(i) * p.depth);
+    attend(p, m, s, rows, p.C, m.keys.at(p, b, h / p.group, chunk), index,
+           [&](int64_t) { return p.C; });
+    for (int64_t i = 0; i < rows; ++i)
+      std::copy_n(s.out + i * p.depth, p.depth, m.out + index(i) * p.depth);
   }
 }
 
 // The queries of chunk `chunk` over their own chunk; their outputs are finished.
 template <class R>
-void local_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk) {
+void local_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t b, int64_t h,
+                int64_t chunk) {
   const int64_t begin = p.first_query(chunk), end = p.last_query(chunk);
   if (begin >= end) return;
   read_chunk(p, p.v, b, h / p.group, chunk, s.values);
   for (int64_t t0 = begin; t0 < end; t0 += kRows) {
-    const int64_t rows = std::min(kRows, end - t0), seen = p.past + t0 - chunk * p.C + 1;  // by the first of them
-    for (int64_t i = 0; i < rows; ++i) read_scaled(p, p.q, b, t0 + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
+    // by the first of them
+    const int64_t rows = std::min(kRows, end - t0), seen = p.past + t0 - chunk * p.C + 1;
+    for (int64_t i = 0; i < rows; ++i)
+      read_scaled(p, p.q, b, t0 + i, h, R(p.scale * kLog2E), s.q + i * p.depth);
     auto index = [&](int64_t i) { return p.row(b, h, t0 + i); };
     attend(p, m, s, rows, seen + rows - 1, m.keys.at(p, b, h / p.group, chunk), index,
            [&](int64_t i) { return seen + i; });
     for (int64_t i = 0; i < rows; ++i) {
       const R sum = m.sum[index(i)];
       write_scaled(p, p.out, b, t0 + i, h, R(1) / sum, s.out + i * p.depth);
-      static_cast<R*>(p.logsumexp)[index(i)] = static_cast<R>((m.largest[index(i)] + std::log2(sum)) / kLog2E);
+      static_cast<R*>(p.logsumexp)[index(i)] =
+          static_cast<R>((m.largest[index(i)] + std::log2(sum)) / kLog2E);
     }
   }
 }
@@ -264,7 +293,7 @@ void local_pass(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, in
 template <class R>
 void forward(const Top1ChunkForward& call, void* workspace, const ParallelFor& parallel) {
   const Problem<R> p(call);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   Memory<R> m(carve, p);
   pack_columns(p, p.k, m.keys, m.scratch, m.scratch_bytes, parallel);
   if (!p.forced) select(p, m, parallel);
@@ -273,20 +302,20 @@ void forward(const Top1ChunkForward& call, void* workspace, const ParallelFor& p
   auto pass = [&](int64_t chunks, const auto& body) {
     for_each(p.batch * p.heads * chunks, m.scratch, m.scratch_bytes, parallel,
              [&](int64_t i, std::byte* memory) HWY_ATTR {
-               Carver scratch(memory);
+               WorkspaceArena scratch(memory);
                body(Scratch<R>(scratch, p), i / chunks / p.heads, i / chunks % p.heads, i % chunks);
              });
   };
   for (int64_t slot = 0; slot < p.top_k; ++slot)
     pass(p.candidates, [&](const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk)
                            HWY_ATTR { remote_pass(p, m, s, slot, b, h, chunk); });
-  pass(p.chunks,
-       [&](const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk) HWY_ATTR { local_pass(p, m, s, b, h, chunk); });
+  pass(p.chunks, [&](const Scratch<R>& s, int64_t b, int64_t h, int64_t chunk)
+                     HWY_ATTR { local_pass(p, m, s, b, h, chunk); });
 }
 
 template <class R>
 size_t bytes_of(const Top1ChunkForward& call) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   Memory<R>(count, Problem<R>(call));
   return count.used();
 }
@@ -294,8 +323,10 @@ size_t bytes_of(const Top1ChunkForward& call) {
 size_t top1_chunk_forward_bytes(const Top1ChunkForward& p) {
   return p.dtype == DType::f64 ? bytes_of<double>(p) : bytes_of<float>(p);
 }
-void top1_chunk_run_forward(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel) : forward<float>(p, workspace, parallel);
+void top1_chunk_run_forward(const Top1ChunkForward& p, void* workspace,
+                            const ParallelFor& parallel) {
+  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
+                        : forward<float>(p, workspace, parallel);
 }
 
 }  // namespace
@@ -303,15 +334,11 @@ void top1_chunk_run_forward(const Top1ChunkForward& p, void* workspace, const Pa
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(top1_chunk_forward_bytes);
-HWY_EXPORT(top1_chunk_run_forward);
-
-namespace cpu {
-size_t workspace_bytes(const Top1ChunkForward& p) { return HWY_DYNAMIC_DISPATCH(top1_chunk_forward_bytes)(p); }
-void top1_chunk(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(top1_chunk_run_forward)(p, workspace, parallel);
+size_t workspace_bytes(const Top1ChunkForward& p) {
+  return HWY_DYNAMIC_DISPATCH(top1_chunk_forward_bytes)(p);
 }
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(top1_chunk, top1_chunk_run_forward, Top1ChunkForward)
+}  // namespace assay::ops::cpu
 #endif

@@ -1,10 +1,10 @@
-// Few queries with a long past on the CPU: a task a query and head, which reads rows of keys and values where they lie.
+// Few queries with a long past on the CPU: one task per query and head, which reads rows of keys
+// and values where they lie.
 #include "ops/top1_chunk/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/top1_chunk/cpu_step.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include "ops/top1_chunk/cpu-inl.h"
 
@@ -16,7 +16,7 @@ template <class R>
 struct StepScratch {
   R *q, *row, *out, *logits, *best, *cheap;
   int64_t* listed;
-  StepScratch(Carver& carve, const Problem<R>& p)
+  StepScratch(WorkspaceArena& carve, const Problem<R>& p)
       : q(carve.take<R>(p.depth)),
         row(carve.take<R>(p.depth)),
         out(carve.take<R>(p.depth)),
@@ -34,10 +34,12 @@ struct Step {
   int64_t b, h, t, own;
 
   R with(const View& view, int64_t time) const {
-    read_row(element(view, p.dtype, b, time, h / p.group * p.head_dim), p.dtype, p.head_dim, p.depth, s.row);
+    read_row(element(view, p.dtype, b, time, h / p.group * p.head_dim), p.dtype, p.head_dim,
+             p.depth, s.row);
     return dot(s.q, s.row, p.depth);
   }
-  // Row i of a chunk's summary, times the query; in bfloat16, row −1 is what rounding left of row 0.
+  // Row i of a chunk's summary, times the query; in bfloat16, row −1 is what rounding left
+  // of row 0.
   R with_summary(int64_t chunk, int64_t i) const {
     const int64_t parts = p.dtype == DType::bf16 ? 2 : 1;
     const int64_t offset = (h / p.group * (parts + p.rank) + parts - 1 + i) * p.head_dim;
@@ -65,13 +67,16 @@ struct Step {
     std::fill_n(selected, p.top_k, int64_t{-1});
     if (p.selection == Selection::shortlist) return choose_listed(selected);
     for (int64_t c = 0; c < own; ++c)
-      consider(p.selection == Selection::exact ? exact(c) : first_order(c), c, c, p.top_k, s.best, selected);
+      consider(p.selection == Selection::exact ? exact(c) : first_order(c), c, c, p.top_k, s.best,
+               selected);
   }
   void choose_listed(int64_t* selected) const {
-    for (int64_t c = 0; c < own; ++c) consider(second_order(c), c, c, p.shortlist, s.cheap, s.listed);
+    for (int64_t c = 0; c < own; ++c)
+      consider(second_order(c), c, c, p.shortlist, s.cheap, s.listed);
     const int64_t count = std::min(own, p.shortlist);
     std::sort(s.listed, s.listed + count);
-    for (int64_t i = 0; i < count; ++i) consider(exact(s.listed[i]), s.listed[i], i, p.top_k, s.best, selected);
+    for (int64_t i = 0; i < count; ++i)
+      consider(exact(s.listed[i]), s.listed[i], i, p.top_k, s.best, selected);
   }
 
   // f(position, number) for every key read.
@@ -79,36 +84,40 @@ struct Step {
   int64_t for_each_key(const int64_t* selected, const F& f) const {
     int64_t n = 0;
     for (int64_t slot = 0; slot < p.top_k; ++slot)
-      for (int64_t j = 0; j < p.C && selected[slot] >= 0 && selected[slot] < own; ++j) f(selected[slot] * p.C + j, n++);
+      for (int64_t j = 0; j < p.C && selected[slot] >= 0 && selected[slot] < own; ++j)
+        f(selected[slot] * p.C + j, n++);
     for (int64_t j = own * p.C; j <= p.past + t; ++j) f(j, n++);
     return n;
   }
   void attend(const int64_t* selected) const {
-    const int64_t n = for_each_key(selected, [&](int64_t j, int64_t i) { s.logits[i] = with(p.k, j); });
+    const int64_t n =
+        for_each_key(selected, [&](int64_t j, int64_t i) { s.logits[i] = with(p.k, j); });
     R top = largest_of(s.logits, n);
     exponentials(s.logits, n, n, top);
     const R total = sum_of(s.logits, n);
     if (total != total) top = total;  // maxima may pass over a NaN
     std::fill_n(s.out, p.depth, R(0));
     for_each_key(selected, [&](int64_t j, int64_t i) HWY_ATTR {
-      read_row(element(p.v, p.dtype, b, j, h / p.group * p.head_dim), p.dtype, p.head_dim, p.depth, s.row);
+      read_row(element(p.v, p.dtype, b, j, h / p.group * p.head_dim), p.dtype, p.head_dim, p.depth,
+               s.row);
       const Vec<R> weight = hn::Set(Lanes<R>(), s.logits[i]);
       for (int64_t d = 0; d < p.depth; d += kLanes<R>)
         store<R>(hn::MulAdd(weight, load(s.row + d), load(s.out + d)), s.out + d);
     });
     write_scaled(p, p.out, b, t, h, R(1) / total, s.out);
-    static_cast<R*>(p.logsumexp)[p.row(b, h, t)] = static_cast<R>((top + std::log2(total)) / kLog2E);
+    static_cast<R*>(p.logsumexp)[p.row(b, h, t)] =
+        static_cast<R>((top + std::log2(total)) / kLog2E);
   }
 };
 
 template <class R>
 void steps(const Top1ChunkForward& call, void* workspace, const ParallelFor& parallel) {
   const Problem<R> p(call);
-  Carver count(nullptr);
+  WorkspaceArena count;
   StepScratch<R>(count, p);
   for_each(p.batch * p.heads * p.time, static_cast<std::byte*>(workspace), count.used(), parallel,
            [&](int64_t i, std::byte* memory) HWY_ATTR {
-             Carver carve(memory);
+             WorkspaceArena carve(memory);
              const int64_t t = i % p.time, h = i / p.time % p.heads, b = i / p.time / p.heads;
              const Step<R> step{p, {carve, p}, b, h, t, (p.past + t) / p.C};
              const bool by_mean = p.selection == Selection::approx && !p.forced;
@@ -123,7 +132,7 @@ void steps(const Top1ChunkForward& call, void* workspace, const ParallelFor& par
 template <class R>
 size_t step_bytes_of(const Top1ChunkForward& call) {
   const Problem<R> p(call);
-  Carver count(nullptr);
+  WorkspaceArena count;
   StepScratch<R>(count, p);
   return std::min(kWorkers, p.batch * p.heads * p.time) * count.used();
 }
@@ -132,7 +141,8 @@ size_t top1_chunk_step_bytes(const Top1ChunkForward& p) {
   return p.dtype == DType::f64 ? step_bytes_of<double>(p) : step_bytes_of<float>(p);
 }
 void top1_chunk_run_steps(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? steps<double>(p, workspace, parallel) : steps<float>(p, workspace, parallel);
+  p.dtype == DType::f64 ? steps<double>(p, workspace, parallel)
+                        : steps<float>(p, workspace, parallel);
 }
 
 }  // namespace
@@ -140,15 +150,11 @@ void top1_chunk_run_steps(const Top1ChunkForward& p, void* workspace, const Para
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(top1_chunk_step_bytes);
-HWY_EXPORT(top1_chunk_run_steps);
-
-namespace cpu {
-size_t step_workspace_bytes(const Top1ChunkForward& p) { return HWY_DYNAMIC_DISPATCH(top1_chunk_step_bytes)(p); }
-void top1_chunk_step(const Top1ChunkForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(top1_chunk_run_steps)(p, workspace, parallel);
+size_t step_workspace_bytes(const Top1ChunkForward& p) {
+  return HWY_DYNAMIC_DISPATCH(top1_chunk_step_bytes)(p);
 }
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(top1_chunk_step, top1_chunk_run_steps, Top1ChunkForward)
+}  // namespace assay::ops::cpu
 #endif

@@ -1,6 +1,7 @@
 // Which calls the kernels take, and their steps.
 #include <optional>
 
+#include "ops/cuda/attention.cuh"
 #include "ops/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda {
@@ -8,23 +9,25 @@ namespace {
 
 using namespace top1;
 
-constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;  // the sort counts the chunks in shared memory
+// the sort counts the chunks in shared memory
+constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;
 constexpr int64_t kMaxShortlist = 32, kMaxRank = 7;
 
-struct ForwardScratch {
+struct ForwardWorkspace {
   Lists lists;
-  std::optional<SelectScratch> select;
-  std::optional<ShortlistScratch> shortlist;
-  ForwardScratch(const Top1ChunkForward& p, Arena& arena) : lists(p, arena) {
+  std::optional<SelectWorkspace> select;
+  std::optional<ShortlistWorkspace> shortlist;
+  ForwardWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) : lists(p, arena) {
     if (p.forced) return;
     if (p.selection == Selection::shortlist) shortlist.emplace(p, arena);
     else select.emplace(p, arena);
   }
 };
-struct BackwardScratch {
+struct BackwardWorkspace {
   Lists lists;
-  GradientScratch gradients;
-  BackwardScratch(const Top1ChunkBackward& q, Arena& arena) : lists(q.forward, arena), gradients(q, lists, arena) {}
+  GradientWorkspace gradients;
+  BackwardWorkspace(const Top1ChunkBackward& bwd, WorkspaceArena& arena)
+      : lists(bwd.forward, arena), gradients(bwd, lists, arena) {}
 };
 
 }  // namespace
@@ -32,7 +35,7 @@ struct BackwardScratch {
 const char* why_unsupported(const Top1ChunkForward& p) {
   if (p.past != 0) return "takes as many keys as queries";
   if (p.dtype != DType::bf16) return "takes bfloat16 only";
-  if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return "takes a head_dim of 64, 96 or 128";
+  if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
   if (p.chunk_size < 1 || p.chunk_size > kMaxChunk) return "takes a chunk_size of 1 to 256";
   if (ceil_div(p.time, p.chunk_size) > kMaxChunks) return "takes 50,000 chunks at most";
   const bool listed = p.selection == Selection::shortlist && !p.forced;
@@ -43,14 +46,16 @@ const char* why_unsupported(const Top1ChunkForward& p) {
   return why_unaligned({p.q, p.k, p.v, p.out});
 }
 
-size_t workspace_bytes(const Top1ChunkForward& p) { return scratch_bytes<ForwardScratch>(p); }
-size_t workspace_bytes(const Top1ChunkBackward& q) { return scratch_bytes<BackwardScratch>(q); }
+size_t workspace_bytes(const Top1ChunkForward& p) { return workspace_size<ForwardWorkspace>(p); }
+size_t workspace_bytes(const Top1ChunkBackward& bwd) {
+  return workspace_size<BackwardWorkspace>(bwd);
+}
 
 void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
   check("top1_chunk", why_unsupported(p));
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
-  Arena arena{static_cast<char*>(workspace)};
-  const ForwardScratch scratch(p, arena);
+  const auto stream = cuda_stream(raw_stream);
+  WorkspaceArena arena(workspace);
+  const ForwardWorkspace scratch(p, arena);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
   if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
@@ -60,18 +65,18 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
   local_pass(p, stream);
 }
 
-void top1_chunk(const Top1ChunkBackward& q, void* workspace, Stream raw_stream) {
-  const Top1ChunkForward& p = q.forward;
+void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream raw_stream) {
+  const Top1ChunkForward& p = bwd.forward;
   check("top1_chunk", why_unsupported(p));
-  check("top1_chunk", why_unaligned({q.dout, q.dq, q.dk, q.dv}));
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
-  Arena arena{static_cast<char*>(workspace)};
-  const BackwardScratch scratch(q, arena);
-  delta_pass(q, scratch.gradients, stream);
-  chunk_gradients(q, scratch.gradients, scratch.lists, true, stream);
+  check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
+  const auto stream = cuda_stream(raw_stream);
+  WorkspaceArena arena(workspace);
+  const BackwardWorkspace scratch(bwd, arena);
+  delta_pass(bwd, scratch.gradients, stream);
+  chunk_gradients(bwd, scratch.gradients, scratch.lists, true, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);
-    chunk_gradients(q, scratch.gradients, scratch.lists, false, stream);
+    chunk_gradients(bwd, scratch.gradients, scratch.lists, false, stream);
   }
 }
 

@@ -1,26 +1,30 @@
-// The gradients: a block holds up to 128 keys and values of a chunk and streams the queries that read them, the list of
-// those that chose the chunk or its own. A warp owns 16 keys; with keys as rows, the exponentials come out of the
-// tensor cores as the operands of dv and dk. dS goes through shared memory once, for dq.
+// The gradients: a block holds up to 128 keys and values of a chunk and streams the queries that
+// read them, the list of those that chose the chunk or its own. A warp owns 16 keys; with keys as
+// rows, the exponentials come out of the tensor cores as the operands of dv and dk. dS goes through
+// shared memory once, for dq.
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/cuda/wgmma.cuh"
 #include "ops/top1_chunk/cuda_passes.cuh"
-#include "ops/top1_chunk/cuda_wgmma.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kTile = 64, kPart = 32;  // queries of a step, and of the part of it that is in registers at a time
+// queries of a step, and of the part of it that is in registers at a time
+constexpr int kTile = 64, kPart = 32;
 
 int block_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
 
-// delta = dout · out. A quad of lanes a row.
+// delta = dout · out. One quad of lanes per row.
 template <int D>
-__global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward q, float* delta) {
-  const int heads = int(q.forward.heads), lane = threadIdx.x % 4;
-  const int64_t i = (blockIdx.x * int64_t{256} + threadIdx.x) / 4, time = q.forward.time;
-  const bool wanted = i < q.forward.batch * time * heads;
+__global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward bwd, float* delta) {
+  const int heads = int(bwd.forward.heads), lane = threadIdx.x % 4;
+  const int64_t i = (blockIdx.x * int64_t{256} + threadIdx.x) / 4, time = bwd.forward.time;
+  const bool wanted = i < bwd.forward.batch * time * heads;
   const int64_t b = i / (time * heads), t = i / heads % time, h = i % heads;
   float sum = 0;
   if (wanted) {
-    const bf16 *out = row_of<D>(q.forward.out, b, t, h), *dout = row_of<D>(q.dout, b, t, h);
+    const bf16 *out = head_row<D>(bwd.forward.out, b, t, h), *dout = head_row<D>(bwd.dout, b, t, h);
 #pragma unroll
     for (int j = 0; j < D / 32; ++j) {
       const uint4 x = reinterpret_cast<const uint4*>(out)[j * 4 + lane],
@@ -28,48 +32,56 @@ __global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward q, float* 
       const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float2 u = unpack(xs[e]), w = unpack(ys[e]);
+        const float2 u = unpack_bf16x2(xs[e]), w = unpack_bf16x2(ys[e]);
         sum += u.x * w.x + u.y * w.y;
       }
     }
   }
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
+  sum = quad_sum(sum);
   if (wanted && lane == 0) delta[(b * heads + h) * time + t] = sum;
 }
 
 template <int kKeys>
 constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetches its part of
 
-// What a query brings beside its rows; zeros where there is none, which then adds nothing. `limit`: it reads the
-// block's keys [0, limit).
-struct Facts {
+// What a query brings in addition to its rows; zeros where there is none, which then
+// adds nothing. `limit`:
+// it reads the block's keys [0, limit).
+struct RowStats {
   float logsumexp[kTile], delta[kTile];
   int limit[kTile], time[kTile], head[kTile];
 };
 
 template <int D, int kKeys>
-struct Shared {
-  Panels<D, kKeys> k, v;
-  Panels<kTile, kKeys> ds;  // [keys, queries]
-  bf16* queries;            // rows of q, then of dout, of two stages
-  Facts* two_facts;
-  static constexpr size_t kBytes =
-      (2 * kKeys + 4 * kTile) * D * sizeof(bf16) + kKeys * kTile * sizeof(bf16) + 2 * sizeof(Facts);
-  __device__ Shared() {
+struct BackwardSmem {
+  WgmmaTile<D, kKeys> k, v;
+  WgmmaTile<kTile, kKeys> ds;  // [keys, queries]
+  bf16* queries;               // rows of q, then of dout, of two stages
+  RowStats* two_stats;
+  static constexpr size_t kBytes = (2 * kKeys + 4 * kTile) * D * sizeof(bf16) +
+                                   kKeys * kTile * sizeof(bf16) + 2 * sizeof(RowStats);
+  __device__ BackwardSmem() {
     extern __shared__ __align__(1024) unsigned char memory[];
     bf16* at = reinterpret_cast<bf16*>(memory);
-    auto take = [&](int rows, int width) { return at += rows * width, at - rows * width; };
-    k.data = take(kKeys, D), v.data = take(kKeys, D), ds.data = take(kKeys, kTile);
-    queries = take(4 * kTile, D), two_facts = reinterpret_cast<Facts*>(at);
+    auto take = [&](int rows, int width) {
+      at += rows * width;
+      return at - rows * width;
+    };
+    k.data = take(kKeys, D);
+    v.data = take(kKeys, D);
+    ds.data = take(kKeys, kTile);
+    queries = take(4 * kTile, D);
+    two_stats = reinterpret_cast<RowStats*>(at);
   }
-  __device__ Panels<D, kTile> q(int stage) const { return {queries + 2 * stage * kTile * D}; }
-  __device__ Panels<D, kTile> dout(int stage) const { return {queries + (2 * stage + 1) * kTile * D}; }
-  __device__ Facts& facts(int stage) const { return two_facts[stage]; }
+  __device__ WgmmaTile<D, kTile> q(int stage) const { return {queries + 2 * stage * kTile * D}; }
+  __device__ WgmmaTile<D, kTile> dout(int stage) const {
+    return {queries + (2 * stage + 1) * kTile * D};
+  }
+  __device__ RowStats& stats(int stage) const { return two_stats[stage]; }
 };
 
 // The items that a block goes through, and the keys that it holds.
-struct Work {
+struct QueryRange {
   int b, kv, group, time;
   int first_key, keys;  // keys [first_key, first_key + keys) of the sequence
   int begin, end;       // item numbers: of `order`, or (local) 0 … group · local_count
@@ -82,33 +94,42 @@ struct Work {
   }
 };
 
-// 64 queries from `first` on: their rows of q and dout, and their facts. Four lanes a row. `item`: of the lane's rows;
-// then of those 64 further on, which are read here so that nobody waits for them then.
+// 64 queries from `first` on: their rows of q and dout, and their stats. Vec4 lanes a row.
+// `item`: of the lane's rows; then of those 64 further on, which are read here so that no thread
+// waits for them then.
 template <int D, int kKeys>
-__device__ void fetch(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, const float* delta,
-                      int first, int stage, int (&item)[kRowsOf<kKeys>], bool add_dq) {
+__device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range,
+                      const BackwardSmem<D, kKeys>& shared, const float* delta, int first,
+                      int stage, int (&item)[kRowsOf<kKeys>], bool add_dq) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i) {
     const int row = threadIdx.x / 4 + i * kKeys / 2;
-    const bool wanted = first + row < work.end;
-    const int g = work.group == 1 ? 0 : item[i] / work.time, t = item[i] - g * work.time, h = work.kv * work.group + g;
-    const bf16 *from_q = row_of<D>(q.forward.q, work.b, t, h), *from_dout = row_of<D>(q.dout, work.b, t, h);
+    const bool wanted = first + row < range.end;
+    const int g = range.group == 1 ? 0 : item[i] / range.time, t = item[i] - g * range.time,
+              h = range.kv * range.group + g;
+    const bf16 *from_q = head_row<D>(bwd.forward.q, range.b, t, h),
+               *from_dout = head_row<D>(bwd.dout, range.b, t, h);
 #pragma unroll
     for (int vector = lane; vector < D / 8; vector += 4) {
-      copy_async(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
-      copy_async(shared.dout(stage).at(row, vector), from_dout + vector * 8, wanted);
+      cp_async_16(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
+      cp_async_16(shared.dout(stage).at(row, vector), from_dout + vector * 8, wanted);
     }
-    Facts& facts = shared.facts(stage);
-    const int64_t at = work.rows + item[i];
-    if (lane == 0) copy_async(facts.logsumexp + row, static_cast<const float*>(q.forward.logsumexp) + at, wanted);
-    if (lane == 1) copy_async(facts.delta + row, delta + at, wanted);
-    if (lane == 2) facts.limit[row] = work.order ? work.keys : t - work.first_key + 1;
-    if (lane == 3) facts.time[row] = t, facts.head[row] = h;
-    if (add_dq && lane * 64 < D) prefetch(row_of<D>(q.dq, work.b, t, h) + lane * 64);
-    item[i] = work.item(min(first + kTile + row, work.end - 1));
+    RowStats& stats = shared.stats(stage);
+    const int64_t at = range.rows + item[i];
+    if (lane == 0)
+      cp_async_4(stats.logsumexp + row, static_cast<const float*>(bwd.forward.logsumexp) + at,
+                 wanted);
+    if (lane == 1) cp_async_4(stats.delta + row, delta + at, wanted);
+    if (lane == 2) stats.limit[row] = range.order ? range.keys : t - range.first_key + 1;
+    if (lane == 3) {
+      stats.time[row] = t;
+      stats.head[row] = h;
+    }
+    if (add_dq && lane * 64 < D) prefetch_l2(head_row<D>(bwd.dq, range.b, t, h) + lane * 64);
+    item[i] = range.item(min(first + kTile + row, range.end - 1));
   }
-  commit_copies();
+  cp_async_commit_group();
 }
 
 // Sums of a warpgroup's 64 keys.
@@ -117,157 +138,165 @@ struct KeyGradients {
   float dk[D / 8][4] = {}, dv[D / 8][4] = {};
 
   // Adds a tile of queries, a part at a time. Leaves dS in shared memory.
-  __device__ void add(const Shared<D, kKeys>& shared, int stage, float scale, bool all) {
+  __device__ void add(const BackwardSmem<D, kKeys>& shared, int stage, float scale, bool all) {
 #pragma unroll 1
     for (int part = 0; part < kTile; part += kPart) {
       float p[kPart / 8][4], ds[kPart / 8][4];
       uint32_t weights[kPart / 16][4], gradients[kPart / 16][4];
-      begin_products();
-      scores(p, shared.k, shared.q(stage), part), commit_products();
-      scores(ds, shared.v, shared.dout(stage), part), commit_products();
-      wait_products<1>(), pin(p);
-      exponentials(p, shared.facts(stage), part, scale, all);
-      wait_products<0>(), pin(ds);
-      score_gradients(ds, p, shared.facts(stage), part);
-      pack_operand(weights, p), pack_operand(gradients, ds);
+      wgmma_fence();
+      scores(p, shared.k, shared.q(stage), part);
+      wgmma_commit_group();
+      scores(ds, shared.v, shared.dout(stage), part);
+      wgmma_commit_group();
+      wgmma_wait_group<1>(p);
+      exponentials(p, shared.stats(stage), part, scale, all);
+      wgmma_wait_group<0>(ds);
+      score_gradients(ds, p, shared.stats(stage), part);
+      pack_operand(weights, p);
+      pack_operand(gradients, ds);
       store(shared.ds, gradients, part);
-      begin_products();
+      wgmma_fence();
       accumulate(dv, weights, shared.dout(stage), part);
       accumulate(dk, gradients, shared.q(stage), part);
-      commit_products(), wait_products<0>(), pin(dk), pin(dv);
+      wgmma_commit_group();
+      wgmma_wait_group<0>(dk, dv);
     }
   }
   // s [keys, queries] = keys · queriesᵀ
-  static __device__ void scores(float (&s)[kPart / 8][4], Panels<D, kKeys> keys, Panels<D, kTile> queries, int part) {
-    const Descriptor a = uniform(keys.rows() + threadIdx.x / 128 * Panels<D, kKeys>::rows_at(64, 0));
-    const Descriptor b = uniform(queries.rows());
+  static __device__ void scores(float (&s)[kPart / 8][4], WgmmaTile<D, kKeys> keys,
+                                WgmmaTile<D, kTile> queries, int part) {
+    const WgmmaDescriptor a =
+        warp_uniform(keys.rows() + threadIdx.x / 128 * WgmmaTile<D, kKeys>::rows_at(64, 0));
+    const WgmmaDescriptor b = warp_uniform(queries.rows());
 #pragma unroll
     for (int k = 0; k < D / 16; ++k)
-      product<kPart, false, false>(s, a + Panels<D, kKeys>::rows_at(0, k), b + Panels<D, kTile>::rows_at(part, k),
-                                   k > 0);
+      wgmma<kPart, false, false>(s, a + WgmmaTile<D, kKeys>::rows_at(0, k),
+                                 b + WgmmaTile<D, kTile>::rows_at(part, k), k > 0);
   }
-  static __device__ void exponentials(float (&s)[kPart / 8][4], const Facts& facts, int part, float scale, bool all) {
-    const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4, query = part + lane % 4 * 2;
+  static __device__ void exponentials(float (&s)[kPart / 8][4], const RowStats& stats, int part,
+                                      float scale, bool all) {
+    const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4,
+              query = part + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kPart / 8; ++n) {
-      const float2 logsumexp = *reinterpret_cast<const float2*>(facts.logsumexp + query + n * 8);
+      const float2 logsumexp = *reinterpret_cast<const float2*>(stats.logsumexp + query + n * 8);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[n][e] = exp2_fast(fmaf(s[n][e], scale, -kLog2e * (e % 2 ? logsumexp.y : logsumexp.x)));
+        s[n][e] = ex2_approx(fmaf(s[n][e], scale, -kLog2e * (e % 2 ? logsumexp.y : logsumexp.x)));
     }
     if (all) return;
 #pragma unroll
     for (int n = 0; n < kPart / 8; ++n) {
-      const int2 limit = *reinterpret_cast<const int2*>(facts.limit + query + n * 8);
+      const int2 limit = *reinterpret_cast<const int2*>(stats.limit + query + n * 8);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = key + e / 2 * 8 < (e % 2 ? limit.y : limit.x) ? s[n][e] : 0;
+      for (int e = 0; e < 4; ++e)
+        s[n][e] = key + e / 2 * 8 < (e % 2 ? limit.y : limit.x) ? s[n][e] : 0;
     }
   }
   // dP becomes dS / scale = P (dP − delta)
-  static __device__ void score_gradients(float (&s)[kPart / 8][4], const float (&p)[kPart / 8][4], const Facts& facts,
-                                         int part) {
+  static __device__ void score_gradients(float (&s)[kPart / 8][4], const float (&p)[kPart / 8][4],
+                                         const RowStats& stats, int part) {
 #pragma unroll
     for (int n = 0; n < kPart / 8; ++n) {
-      const float2 delta = *reinterpret_cast<const float2*>(facts.delta + part + n * 8 + threadIdx.x % 4 * 2);
+      const float2 delta =
+          *reinterpret_cast<const float2*>(stats.delta + part + n * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[n][e] = p[n][e] * (s[n][e] - (e % 2 ? delta.y : delta.x));
     }
   }
-  static __device__ void pack_operand(uint32_t (&a)[kPart / 16][4], const float (&s)[kPart / 8][4]) {
-#pragma unroll
-    for (int n = 0; n < kPart / 8; ++n)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) a[n / 2][n % 2 * 2 + half] = pack(s[n][2 * half], s[n][2 * half + 1]);
-  }
-  static __device__ void store(Panels<kTile, kKeys> ds, const uint32_t (&a)[kPart / 16][4], int part) {
+  static __device__ void store(WgmmaTile<kTile, kKeys> ds, const uint32_t (&a)[kPart / 16][4],
+                               int part) {
     const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < kPart / 8; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        reinterpret_cast<uint32_t*>(ds.at(key + half * 8, part / 8 + n))[lane % 4] = a[n / 2][n % 2 * 2 + half];
+        reinterpret_cast<uint32_t*>(ds.at(key + half * 8, part / 8 + n))[lane % 4] =
+            a[n / 2][n % 2 * 2 + half];
   }
   // sum [keys, D] += weights [keys, queries] · rows
-  static __device__ void accumulate(float (&sum)[D / 8][4], const uint32_t (&weights)[kPart / 16][4],
-                                    Panels<D, kTile> rows, int part) {
-    using P = Panels<D, kTile>;
-    const Descriptor b = uniform(rows.columns());
-#pragma unroll
-    for (int k = 0; k < kPart / 16; ++k) {
-      product<64, true>(sum, weights[k], b + P::columns_at(0, part / 16 + k));
-      if constexpr (D == 96) product<32, true, 8>(sum, weights[k], b + P::columns_at(64, part / 16 + k));
-      if constexpr (D == 128) product<64, true, 8>(sum, weights[k], b + P::columns_at(64, part / 16 + k));
-    }
+  static __device__ void accumulate(float (&sum)[D / 8][4],
+                                    const uint32_t (&weights)[kPart / 16][4],
+                                    WgmmaTile<D, kTile> rows, int part) {
+    using P = WgmmaTile<D, kTile>;
+    const WgmmaDescriptor b = warp_uniform(rows.columns());
+    wgmma_rows<D>(sum, weights,
+                  [&](int column, int k) { return b + P::columns_at(column, part / 16 + k); });
   }
 };
 
-// One row of sums, 32 columns from n-tile `first` on, to and from memory.
-template <int N>
-__device__ float (&columns32(float (&c)[N][4], int first))[4][4] {
-  return *reinterpret_cast<float(*)[4][4]>(&c[first]);
-}
-
-// dq [queries, kColumns from `column` on] of a tile: dSᵀ · K. Adds to what is there, or writes. Ends all products.
+// dq [queries, kColumns from `column` on] of a tile: dSᵀ · K. Adds to what is there, or writes.
+// Ends all products.
 template <int D, int kKeys, int kColumns>
-__device__ void query_gradients(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, int first,
-                                int stage, int column, bool add) {
-  const Facts& facts = shared.facts(stage);
+__device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
+                                const BackwardSmem<D, kKeys>& shared, int first, int stage,
+                                int column, bool add) {
+  const RowStats& stats = shared.stats(stage);
   bf16* rows[2];
   uint4 before[2][kColumns / 32];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    rows[half] = first + i < work.end ? row_of<D>(q.dq, work.b, facts.time[i], facts.head[i]) + column : nullptr;
+    rows[half] = first + i < range.end
+                     ? head_row<D>(bwd.dq, range.b, stats.time[i], stats.head[i]) + column
+                     : nullptr;
 #pragma unroll
     for (int d = 0; d < kColumns / 32; ++d)
       before[half][d] = load_row32(add && rows[half] ? rows[half] + d * 32 : nullptr);
   }
   float dq[kColumns / 8][4];
-  const Descriptor a = uniform(shared.ds.columns());
-  const Descriptor b = uniform(shared.k.columns() + Panels<D, kKeys>::columns_at(column, 0));
-  begin_products();
+  const WgmmaDescriptor a = warp_uniform(shared.ds.columns());
+  const WgmmaDescriptor b =
+      warp_uniform(shared.k.columns() + WgmmaTile<D, kKeys>::columns_at(column, 0));
+  wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kKeys / 16; ++k)
-    product<kColumns, true, true>(dq, a + Panels<kTile, kKeys>::columns_at(0, k),
-                                  b + Panels<D, kKeys>::columns_at(0, k), k > 0);
-  commit_products(), wait_products(), pin(dq);
+    wgmma<kColumns, true, true>(dq, a + WgmmaTile<kTile, kKeys>::columns_at(0, k),
+                                b + WgmmaTile<D, kKeys>::columns_at(0, k), k > 0);
+  wgmma_commit_group();
+  wgmma_wait_group<0>(dq);
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
     for (int d = 0; d < kColumns / 32; ++d) {
-      add_row32(columns32(dq, d * 4), before[half][d], half, float(q.forward.scale), 1);
-      store_row32(rows[half] ? rows[half] + d * 32 : nullptr, columns32(dq, d * 4), half, 1);
+      add_row32(columns32(dq, d), before[half][d], half, float(bwd.forward.scale), 1);
+      store_row32(rows[half] ? rows[half] + d * 32 : nullptr, columns32(dq, d), half, 1);
     }
 }
 
 // Each warpgroup its columns.
 template <int D, int kKeys>
-__device__ void query_gradients(const Top1ChunkBackward& q, const Work& work, const Shared<D, kKeys>& shared, int first,
-                                int stage, bool add) {
+__device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
+                                const BackwardSmem<D, kKeys>& shared, int first, int stage,
+                                bool add) {
   const int warpgroup = threadIdx.x / 128;
   if constexpr (kKeys == 128 && D == 64) {
-    query_gradients<D, kKeys, 32>(q, work, shared, first, stage, warpgroup * 32, add);
+    query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, warpgroup * 32, add);
   } else if constexpr (kKeys == 128 && D == 128) {
-    query_gradients<D, kKeys, 64>(q, work, shared, first, stage, warpgroup * 64, add);
+    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, warpgroup * 64, add);
   } else if constexpr (kKeys == 128) {
-    if (warpgroup == 0) query_gradients<D, kKeys, 64>(q, work, shared, first, stage, 0, add);
-    else query_gradients<D, kKeys, 32>(q, work, shared, first, stage, 64, add);
+    if (warpgroup == 0) query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
+    else query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, 64, add);
   } else {
-    query_gradients<D, kKeys, 64>(q, work, shared, first, stage, 0, add);
-    if constexpr (D > 64) query_gradients<D, kKeys, D - 64>(q, work, shared, first, stage, 64, add);
+    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
+    if constexpr (D > 64)
+      query_gradients<D, kKeys, D - 64>(bwd, range, shared, first, stage, 64, add);
   }
 }
 
 template <int D, int kKeys>
-__device__ void write_rows(const View& to, const Work& work, float (&sum)[D / 8][4], float factor, bool add) {
+__device__ void write_rows(const View& to, const QueryRange& range, float (&sum)[D / 8][4],
+                           float factor, bool add) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int key = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    bf16* row = key < work.keys ? row_of<D>(to, work.b, work.first_key + key, work.kv) : nullptr;
+    bf16* row =
+        key < range.keys ? head_row<D>(to, range.b, range.first_key + key, range.kv) : nullptr;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d) {
-      add_row32(columns32(sum, d * 4), load_row32(add && row ? row + d * 32 : nullptr), half, factor, 1);
-      store_row32(row ? row + d * 32 : nullptr, columns32(sum, d * 4), half, 1);
+      add_row32(columns32(sum, d), load_row32(add && row ? row + d * 32 : nullptr), half, factor,
+                1);
+      store_row32(row ? row + d * 32 : nullptr, columns32(sum, d), half, 1);
     }
   }
 }
@@ -285,71 +314,86 @@ __device__ void write_partial(float* to, const float (&sum)[D / 8][4], float fac
 
 // The rows of the block's keys, on their way to the L2 cache.
 template <int D>
-__device__ void prefetch_rows(const View& x, const Work& work) {
+__device__ void prefetch_rows(const View& x, const QueryRange& range) {
   constexpr int kLines = (D + 63) / 64;
-  for (int i = threadIdx.x; i < work.keys * kLines; i += blockDim.x)
-    prefetch(row_of<D>(x, work.b, work.first_key + i / kLines, work.kv) + i % kLines * 64);
+  for (int i = threadIdx.x; i < range.keys * kLines; i += blockDim.x)
+    prefetch_l2(head_row<D>(x, range.b, range.first_key + i / kLines, range.kv) + i % kLines * 64);
 }
 
 template <int D, int kKeys>
-__device__ void gradients(const Top1ChunkBackward& q, const Work& work, const float* delta, bool add_dq, bool add_dk,
-                          float* partial) {
-  const Shared<D, kKeys> shared;
-  copy_rows(shared.k, q.forward.k, work.b, work.first_key, work.kv, work.keys, kKeys);
-  copy_rows(shared.v, q.forward.v, work.b, work.first_key, work.kv, work.keys, kKeys);
+__device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range, const float* delta,
+                          bool add_dq, bool add_dk, float* partial) {
+  const BackwardSmem<D, kKeys> shared;
+  copy_rows(shared.k, bwd.forward.k, range.b, range.first_key, range.kv, range.keys, kKeys);
+  copy_rows(shared.v, bwd.forward.v, range.b, range.first_key, range.kv, range.keys, kKeys);
   int item[kRowsOf<kKeys>];
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i)
-    item[i] = work.item(min(work.begin + int(threadIdx.x) / 4 + i * kKeys / 2, work.end - 1));
-  fetch<D, kKeys>(q, work, shared, delta, work.begin, 0, item, add_dq);
-  if (add_dk && !partial) prefetch_rows<D>(q.dk, work), prefetch_rows<D>(q.dv, work);
-  KeyGradients<D, kKeys> sums;
-  const bool all = work.order && work.keys == kKeys;
-  for (int first = work.begin, stage = 0; first < work.end; first += kTile, stage ^= 1) {
-    wait_copies<0>(), publish_shared();
-    __syncthreads();
-    if (first + kTile < work.end) fetch<D, kKeys>(q, work, shared, delta, first + kTile, stage ^ 1, item, add_dq);
-    sums.add(shared, stage, float(q.forward.scale) * kLog2e, all);
-    publish_shared();
-    __syncthreads();
-    query_gradients<D, kKeys>(q, work, shared, first, stage, add_dq);
+    item[i] = range.item(min(range.begin + int(threadIdx.x) / 4 + i * kKeys / 2, range.end - 1));
+  fetch<D, kKeys>(bwd, range, shared, delta, range.begin, 0, item, add_dq);
+  if (add_dk && !partial) {
+    prefetch_rows<D>(bwd.dk, range);
+    prefetch_rows<D>(bwd.dv, range);
   }
-  const float scale = float(q.forward.scale);
+  KeyGradients<D, kKeys> sums;
+  const bool all = range.order && range.keys == kKeys;
+  for (int first = range.begin, stage = 0; first < range.end; first += kTile, stage ^= 1) {
+    cp_async_wait_group<0>();
+    fence_proxy_async();
+    __syncthreads();
+    if (first + kTile < range.end)
+      fetch<D, kKeys>(bwd, range, shared, delta, first + kTile, stage ^ 1, item, add_dq);
+    sums.add(shared, stage, float(bwd.forward.scale) * kLog2e, all);
+    fence_proxy_async();
+    __syncthreads();
+    query_gradients<D, kKeys>(bwd, range, shared, first, stage, add_dq);
+  }
+  const float scale = float(bwd.forward.scale);
   if (partial) {
-    write_partial<D>(partial, sums.dk, scale), write_partial<D>(partial + kKeys * D, sums.dv, 1);
+    write_partial<D>(partial, sums.dk, scale);
+    write_partial<D>(partial + kKeys * D, sums.dv, 1);
   } else {
-    write_rows<D, kKeys>(q.dk, work, sums.dk, scale, add_dk), write_rows<D, kKeys>(q.dv, work, sums.dv, 1, add_dk);
+    write_rows<D, kKeys>(bwd.dk, range, sums.dk, scale, add_dk);
+    write_rows<D, kKeys>(bwd.dv, range, sums.dv, 1, add_dk);
   }
 }
 
-// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads of its lists.
+// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads
+// of its lists.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
-    gradient_kernel(Top1ChunkBackward q, const float* delta, int key_offset, bool local, Lists lists, float* partial) {
-  const Top1ChunkForward& p = q.forward;
-  const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads, number = blockIdx.x / heads;
-  Work work{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads), int(p.time)};
-  work.rows = int64_t{head} * lists.items;
+    gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
+                    Lists lists, float* partial) {
+  const Top1ChunkForward& p = bwd.forward;
+  const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads,
+            number = blockIdx.x / heads;
+  QueryRange range{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads),
+                   int(p.time)};
+  range.rows = int64_t{head} * lists.items;
   const Segment segment = local ? Segment{number, 0, 0, 1} : segment_of(lists, heads, blockIdx.x);
   if (segment.chunk < 0 || segment.begin == segment.end) return;
-  work.first_key = segment.chunk * int(p.chunk_size) + key_offset;
-  const int chunk_end = min(work.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
-  work.keys = min(kKeys, chunk_end - work.first_key);
-  if (work.keys <= 0) return;
-  work.local_begin = work.first_key, work.local_count = chunk_end - work.first_key;
-  work.order = local ? nullptr : lists.order + work.rows;
-  work.begin = segment.begin, work.end = local ? work.group * work.local_count : segment.end;
+  range.first_key = segment.chunk * int(p.chunk_size) + key_offset;
+  const int chunk_end = min(range.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
+  range.keys = min(kKeys, chunk_end - range.first_key);
+  if (range.keys <= 0) return;
+  range.local_begin = range.first_key;
+  range.local_count = chunk_end - range.first_key;
+  range.order = local ? nullptr : lists.order + range.rows;
+  range.begin = segment.begin;
+  range.end = local ? range.group * range.local_count : segment.end;
   // Segments beyond a chunk's first are counted from 0 over all chunks.
-  const int64_t beyond = int64_t{head} * (lists.segments - lists.chunks) + number - segment.chunk - 1;
-  gradients<D, kKeys>(q, work, delta, !local || key_offset > 0, !local,
+  const int64_t beyond =
+      int64_t{head} * (lists.segments - lists.chunks) + number - segment.chunk - 1;
+  gradients<D, kKeys>(bwd, range, delta, !local || key_offset > 0, !local,
                       segment.number > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
 }
 
-// Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Four numbers a thread at a time.
+// Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Vec4 numbers
+// a thread at a time.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
-    join_kernel(Top1ChunkBackward q, int key_offset, Lists lists, const float* partial) {
-  const Top1ChunkForward& p = q.forward;
+    join_kernel(Top1ChunkBackward bwd, int key_offset, Lists lists, const float* partial) {
+  const Top1ChunkForward& p = bwd.forward;
   const int64_t head = blockIdx.y;
   const int* first = lists.first + head * (lists.chunks + 1) + blockIdx.x;
   const int count = first[1] - first[0] - 1, keys = min(kKeys, int(p.chunk_size) - key_offset);
@@ -358,29 +402,36 @@ __global__ void __launch_bounds__(256)
   const int64_t t = blockIdx.x * p.chunk_size + key_offset;
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
     const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);
-    bf16* to = row_of<D>(which ? q.dv : q.dk, head / p.kv_heads, t + key, head % p.kv_heads) + column;
+    bf16* to = head_row<D>(which ? bwd.dv : bwd.dk, head / p.kv_heads, t + key, head % p.kv_heads) +
+               column;
     uint2& pairs = *reinterpret_cast<uint2*>(to);
-    const float2 low = unpack(pairs.x), high = unpack(pairs.y);
+    const float2 low = unpack_bf16x2(pairs.x), high = unpack_bf16x2(pairs.y);
     float4 sum = make_float4(low.x, low.y, high.x, high.y);
 #pragma unroll 4
     for (int s = 0; s < count; ++s) {
-      const float4 x =
-          *reinterpret_cast<const float4*>(partial + ((int64_t{s} * 2 + which) * kKeys + key) * D + column);
-      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+      const float4 x = *reinterpret_cast<const float4*>(
+          partial + ((int64_t{s} * 2 + which) * kKeys + key) * D + column);
+      sum.x += x.x;
+      sum.y += x.y;
+      sum.z += x.z;
+      sum.w += x.w;
     }
-    pairs = make_uint2(pack(sum.x, sum.y), pack(sum.z, sum.w));
+    pairs = make_uint2(pack_bf16x2(sum.x, sum.y), pack_bf16x2(sum.z, sum.w));
   }
 }
 
 template <int D, int kKeys>
-void gradient_blocks(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, bool local,
-                     cudaStream_t stream) {
-  const unsigned heads = unsigned(q.forward.batch * q.forward.kv_heads);
-  for (int offset = 0; offset < q.forward.chunk_size; offset += kKeys) {
-    launch_shared(gradient_kernel<D, kKeys>, heads * unsigned(local ? lists.chunks : lists.segments), kKeys * 2,
-                  Shared<D, kKeys>::kBytes, stream, q, scratch.delta, offset, local, lists, scratch.partial);
+void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                     const Lists& lists, bool local, cudaStream_t stream) {
+  const unsigned heads = unsigned(bwd.forward.batch * bwd.forward.kv_heads);
+  for (int offset = 0; offset < bwd.forward.chunk_size; offset += kKeys) {
+    launch_kernel(gradient_kernel<D, kKeys>,
+                  heads * unsigned(local ? lists.chunks : lists.segments), kKeys * 2,
+                  BackwardSmem<D, kKeys>::kBytes, stream, bwd, scratch.delta, offset, local, lists,
+                  scratch.partial);
     if (local) continue;
-    join_kernel<D, kKeys><<<dim3(lists.chunks, heads, 4), 256, 0, stream>>>(q, offset, lists, scratch.partial);
+    launch_kernel(join_kernel<D, kKeys>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd, offset,
+                  lists, scratch.partial);
   }
 }
 
@@ -395,21 +446,28 @@ void with_shape(const Top1ChunkForward& p, F&& f) {
 
 }  // namespace
 
-GradientScratch::GradientScratch(const Top1ChunkBackward& q, const Lists& lists, Arena& arena) {
-  const Top1ChunkForward& p = q.forward;
+GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
+                                     WorkspaceArena& arena) {
+  const Top1ChunkForward& p = bwd.forward;
   delta = arena.take<float>(p.batch * p.heads * p.time);
   const int64_t segments = p.batch * p.kv_heads * (lists.segments - lists.chunks);
   partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
 }
 
-void delta_pass(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream) {
-  const unsigned blocks = unsigned(ceil_div(q.forward.batch * q.forward.time * q.forward.heads, 64));
-  with_head_dim(q.forward.head_dim, [&](auto d) { delta_kernel<d()><<<blocks, 256, 0, stream>>>(q, scratch.delta); });
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                cudaStream_t stream) {
+  const unsigned blocks =
+      unsigned(ceil_div(bwd.forward.batch * bwd.forward.time * bwd.forward.heads, 64));
+  with_head_dim(bwd.forward.head_dim, [&](auto d) {
+    launch_kernel(delta_kernel<d()>, blocks, 256, 0, stream, bwd, scratch.delta);
+  });
   check_launch("top1_chunk: delta");
 }
-void chunk_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, bool local,
-                     cudaStream_t stream) {
-  with_shape(q.forward, [&](auto d, auto keys) { gradient_blocks<d(), keys()>(q, scratch, lists, local, stream); });
+void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                     const Lists& lists, bool local, cudaStream_t stream) {
+  with_shape(bwd.forward, [&](auto d, auto keys) {
+    gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
+  });
   check_launch("top1_chunk: gradients");
 }
 

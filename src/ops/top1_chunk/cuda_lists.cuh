@@ -1,10 +1,17 @@
 #pragma once
-// Queries sorted by the chunk that they chose: a stable counting sort, without atomics that decide an order.
-// The queries of the G heads that share a key head are one sequence of items, item = g·T + t, so that everything below
-// is once per (batch, key head). Each list is cut into segments of at most kSegment items: the work of a block.
-#include "ops/top1_chunk/cuda_tiles.cuh"
+// Queries sorted by the chunk that they chose: a stable counting sort, without atomics that
+// decide an order.
+// The queries of the G heads that share a key head are one sequence of items, item = g·T + t, so
+// that everything below is once per (batch, key head). Each list is cut into segments of at most
+// kSegment items: the work of a block.
+#include "ops/top1_chunk/kernel.h"
 
 namespace assay::ops::cuda::top1 {
+
+// A choice counts if it is an earlier chunk than the query's own; otherwise the result is -1.
+__device__ inline int valid_choice(int64_t choice, int own) {
+  return choice >= 0 && choice < own ? int(choice) : -1;
+}
 
 constexpr int kSegment = 512;
 
@@ -16,20 +23,23 @@ struct alignas(16) Segment {
 struct Lists {
   int items, chunks, runs, run_length, segments;  // segments: at most so many per key head
   int* order;                                     // [B·Hk, items]        item numbers, sorted
-  int* begin;                                     // [B·Hk, chunks + 1]   where each chunk's list begins in order
+  // [B·Hk, chunks + 1]   where each chunk's list begins in order
+  int* begin;
   int* first;      // [B·Hk, chunks + 1]   its first segment; every chunk has one at least
   Segment* table;  // [B·Hk, segments]
   int* counts;     // [B·Hk, runs, chunks] scratch
-  Lists(const Top1ChunkForward& p, Arena& arena, int most_runs = 32);
+  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int most_runs = 32);
 };
 
 __device__ inline Segment segment_of(const Lists& lists, int heads, unsigned block) {
   return lists.table[int64_t{block % heads} * lists.segments + block / heads];
 }
 
-// Sorts by the choice of this rank; or pairs [B, H, shortlist, T], by the chunk of each, kNoChunk for none.
+// Sorts by the choice of this rank; or pairs [B, H, shortlist, T], by the chunk of each,
+// kNoChunk for none.
 constexpr uint16_t kNoChunk = 0xffff;
 void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);
-void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks, cudaStream_t stream);
+void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
+                cudaStream_t stream);
 
 }  // namespace assay::ops::cuda::top1

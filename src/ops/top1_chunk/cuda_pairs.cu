@@ -1,12 +1,15 @@
-// Exact scores of the pairs of a query and a chunk on its shortlist, which come sorted by chunk, so that a chunk's keys
-// are brought in once a segment; and the best of each query's.
+// Exact scores of the pairs of a query and a chunk on its shortlist, which come sorted by chunk, so
+// that a chunk's keys are brought in once a segment; and the best of each query's.
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/fragment.cuh"
 #include "ops/top1_chunk/cuda_passes.cuh"
 #include "ops/top1_chunk/cuda_sums.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-// A warp takes kTiles tiles of 16 queries at a time, which share what it reads of the keys. kKeys: of one step.
+// A warp takes kTiles tiles of 16 queries at a time, which share what it reads of the keys. kKeys:
+// of one step.
 constexpr int kWarps = 4, kTiles = 2, kWarpRows = 16 * kTiles, kKeys = 32;
 
 int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, kKeys) * kKeys); }
@@ -15,7 +18,8 @@ size_t pair_bytes(const Top1ChunkForward& p) {
   return (padded_chunk(p) + 2 * kWarps * kWarpRows) * D * sizeof(bf16);
 }
 
-// n / d for n < 2^31, 2 ≤ d < 2^31: m = ⌈2^(31 + l) / d⌉ with 2^l ≥ d is off by less than 2^l / 2^(31 + l) of it.
+// n / d for n < 2^31, 2 ≤ d < 2^31: m = ⌈2^(31 + l) / d⌉ with 2^l ≥ d is off by less than 2^l /
+// 2^(31 + l) of it.
 struct Divider {
   uint32_t multiplier, shift = 0;
   explicit Divider(int64_t d) {
@@ -37,7 +41,8 @@ struct Pairs {
 
 // A warp's queries, of which the lane knows the item of its own row.
 template <int D>
-__device__ void fetch_queries(Tile<D> to, const Top1ChunkForward& p, const Pairs& pairs, const bf16* head, int item) {
+__device__ void fetch_queries(SwizzledTile<D> to, const Top1ChunkForward& p, const Pairs& pairs,
+                              const bf16* head, int item) {
   const int lane = threadIdx.x % 32, t = item - pairs.by_time(item) * int(p.time);
   const bf16* mine = head + t * p.q.time_stride + pairs.by_head(item) * D;
 #pragma unroll
@@ -46,28 +51,31 @@ __device__ void fetch_queries(Tile<D> to, const Top1ChunkForward& p, const Pairs
         __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), lane / 4 * 4 + part));
 #pragma unroll
     for (int vector = lane % 4; vector < D / 8; vector += 4)
-      copy_async(to.at(part * 8 + lane / 4, vector), from + vector * 8, true);
+      cp_async_16(to.at(part * 8 + lane / 4, vector), from + vector * 8, true);
   }
 }
 
 // Products of the tiles of queries with kKeys keys from `key` on.
 template <int D>
-__device__ void score_keys(float (&s)[kTiles][kKeys / 8][4], const uint32_t (&q)[kTiles][D / 16][4], Tile<D> keys,
-                           int key) {
+__device__ void score_keys(float (&s)[kTiles][kKeys / 8][4], const uint32_t (&q)[kTiles][D / 16][4],
+                           SwizzledTile<D> keys, int key) {
 #pragma unroll
   for (int kk = 0; kk < D / 16; ++kk)
 #pragma unroll
     for (int n = 0; n < kKeys / 16; ++n) {
       uint32_t k[4];
-      load_b(k, keys, key + n * 16, kk * 2);
+      load_b_nk(k, keys, key + n * 16, kk * 2);
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) multiply_add(s[tile][2 * n], s[tile][2 * n + 1], q[tile][kk], k);
+      for (int tile = 0; tile < kTiles; ++tile)
+        mma_m16n16k16(s[tile][2 * n], s[tile][2 * n + 1], q[tile][kk], k);
     }
 }
 
-// log₂ Σ exp2 of the lane's row over a chunk's keys. Not bounded: with a running maximum, whatever the scores are.
+// log₂ Σ exp2 of the lane's row over a chunk's keys. Not bounded: with a running maximum, whatever
+// the scores are.
 template <bool kBounded, int D>
-__device__ float2 sum_keys(const uint32_t (&q)[kTiles][D / 16][4], Tile<D> keys, int chunk, float scale) {
+__device__ float2 sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D> keys, int chunk,
+                           float scale) {
   ChunkSum<kBounded, 0> sum[kTiles];
   for (int key = 0; key < chunk; key += kKeys) {
     float s[kTiles][kKeys / 8][4] = {};
@@ -77,28 +85,33 @@ __device__ float2 sum_keys(const uint32_t (&q)[kTiles][D / 16][4], Tile<D> keys,
       if constexpr (kBounded) sum[tile].add(s[tile], scale);
       else sum[tile].add(s[tile], scale, chunk - key);
   }
-  const float first = sum[0].finish(), second = sum[1].finish(), mine = threadIdx.x & 2 ? second : first;
+  const float first = sum[0].finish(), second = sum[1].finish(),
+              mine = threadIdx.x & 2 ? second : first;
   return {kBounded ? __log2f(mine) : mine, mine};
 }
 
-// Exact scores of the pairs of a segment: a warp takes kWarpRows at a time, the next on their way. They are summed
-// without a maximum: a sum between 2^−60 and 2^60 says that no score was too large and what was lost too small to
-// count; rows of other sums start again. A row does not depend on its neighbours: the order of pairs does not matter.
+// Exact scores of the pairs of a segment: a warp takes kWarpRows at a time, the next on their way.
+// They are summed without a maximum: a sum between 2^−60 and 2^60 says that no score was too large
+// and what was lost too small to count; rows of other sums start again. A row does not depend on
+// its neighbours: the order of pairs does not matter.
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
-    pair_kernel(Top1ChunkForward p, ShortlistScratch scratch, Pairs pairs, int padded) {
+    pair_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, Pairs pairs, int padded) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Lists& lists = scratch.lists;
-  // A head after the other: the queries of one fit into the second cache.
+  // A head after the other: the queries of one fit into the L2 cache.
   const int kv_heads = int(p.kv_heads), head = blockIdx.x / lists.segments;
-  const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size), warp = threadIdx.x / 32;
+  const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size),
+            warp = threadIdx.x / 32;
   const Segment segment = lists.table[blockIdx.x];
   if (segment.chunk < 0 || segment.begin == segment.end) return;
-  const Tile<D> keys{reinterpret_cast<bf16*>(memory)};
-  auto queries = [&](int stage) { return Tile<D>{keys.data + (padded + (warp * 2 + stage) * kWarpRows) * D}; };
+  const SwizzledTile<D> keys{reinterpret_cast<bf16*>(memory)};
+  auto queries = [&](int stage) {
+    return SwizzledTile<D>{keys.data + (padded + (warp * 2 + stage) * kWarpRows) * D};
+  };
   const int64_t rows = int64_t{head} * lists.items;
   const int* order = lists.order + rows;
-  const bf16* from = row_of<D>(p.q, b, 0, kv * int(p.heads / p.kv_heads));
+  const bf16* from = head_row<D>(p.q, b, 0, kv * int(p.heads / p.kv_heads));
   const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
   const bool whole = chunk % kKeys == 0;
   constexpr int kStep = kWarps * kWarpRows;
@@ -107,18 +120,20 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
   int item = item_of(first), next = item_of(first + kStep);  // read long before they are needed
   copy_rows(keys, p.k, b, segment.chunk * int64_t{chunk}, kv, chunk, padded);
   fetch_queries(queries(0), p, pairs, from, item);
-  commit_copies(), wait_copies<0>();
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
   __syncthreads();
   for (int stage = 0; first < segment.end; first += kStep, stage ^= 1) {
     if (first + kStep < segment.end) fetch_queries(queries(stage ^ 1), p, pairs, from, next);
     const int later = item_of(first + 2 * kStep);
-    commit_copies(), wait_copies<1>();
+    cp_async_commit_group();
+    cp_async_wait_group<1>();
     __syncwarp();
     uint32_t q[kTiles][D / 16][4];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-      for (int kk = 0; kk < D / 16; ++kk) load_a(q[tile][kk], queries(stage), tile * 16, kk * 2);
+      for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[tile][kk], queries(stage), tile * 16, kk * 2);
     float2 score{0, 0};
     if (whole) score = sum_keys<true>(q, keys, chunk, scale);
     const bool fits = score.y > 0x1p-60f && score.y < 0x1p60f;
@@ -127,13 +142,14 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
       if (!fits) score = again;
     }
     if (first + lane_row() < segment.end) scratch.scores[rows + item] = score.x;
-    item = next, next = later;
+    item = next;
+    next = later;
     __syncwarp();
   }
 }
 
-// The top_k best of each query's shortlist. A thread a query.
-__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistScratch scratch) {
+// The top_k best of each query's shortlist. One thread per query.
+__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistWorkspace scratch) {
   const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
   if (row >= p.batch * p.heads * p.time) return;
   const int64_t first = row / p.time * p.shortlist * p.time + row % p.time;
@@ -149,24 +165,31 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, Shortlist
       if (isnan(x)) x = INFINITY;
       const bool left = chunk != kNoChunk && (x < before || (x == before && chunk > before_chunk));
       const bool better = best_chunk < 0 || x > best || (x == best && chunk < best_chunk);
-      if (left && better) best = x, best_chunk = chunk;
+      if (left && better) {
+        best = x;
+        best_chunk = chunk;
+      }
     }
     p.selected[row * p.top_k + rank] = best_chunk;
-    before = best, before_chunk = best_chunk < 0 ? INT_MAX : best_chunk;
+    before = best;
+    before_chunk = best_chunk < 0 ? INT_MAX : best_chunk;
   }
 }
 
 template <int D>
-void score_pairs(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
-  launch_shared(pair_kernel<D>, unsigned(p.batch * p.kv_heads * scratch.lists.segments), kWarps * 32, pair_bytes<D>(p),
-                stream, p, scratch, Pairs(p), padded_chunk(p));
+void score_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
+                 cudaStream_t stream) {
+  launch_kernel(pair_kernel<D>, unsigned(p.batch * p.kv_heads * scratch.lists.segments),
+                kWarps * 32, pair_bytes<D>(p), stream, p, scratch, Pairs(p), padded_chunk(p));
 }
 
 }  // namespace
 
-void pick_pairs(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream) {
-  if (p.time > p.chunk_size) with_head_dim(p.head_dim, [&](auto d) { score_pairs<d()>(p, scratch, stream); });
-  pick_kernel<<<unsigned(ceil_div(p.batch * p.heads * p.time, 256)), 256, 0, stream>>>(p, scratch);
+void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream) {
+  if (p.time > p.chunk_size)
+    with_head_dim(p.head_dim, [&](auto d) { score_pairs<d()>(p, scratch, stream); });
+  launch_kernel(pick_kernel, unsigned(ceil_div(p.batch * p.heads * p.time, 256)), 256, 0, stream, p,
+                scratch);
   check_launch("top1_chunk: pairs");
 }
 

@@ -1,43 +1,49 @@
 #pragma once
 // The steps of a call, in the order in which they are enqueued; each is a file of its own.
+#include "ops/cuda/types.cuh"
 #include "ops/top1_chunk/cuda_lists.cuh"
 
 namespace assay::ops::cuda::top1 {
 
 // Chooses: writes selected. cuda_select.cu
-struct SelectScratch {
-  bf16* columns;    // what queries are scored against, in the tiles that the scoring kernel takes: keys or means
+struct SelectWorkspace {
+  // what queries are scored against, in the tiles that the scoring kernel takes: keys or means
+  bf16* columns;
   float* key_norm;  // [B·Hk, chunks]: the longest key
   float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
-  SelectScratch(const Top1ChunkForward& p, Arena& arena);
+  SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
-void select_chunks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream);
+void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream);
 
 // The same by shortlist. cuda_shortlist.cu, cuda_pairs.cu
-struct ShortlistScratch {
+struct ShortlistWorkspace {
   bf16* columns;     // summaries in tiles
   uint16_t* listed;  // [B, H, shortlist, T] chunks, kNoChunk: none
   float* scores;     // [B, H, shortlist, T] exact scores of these, in base 2
   Lists lists;
-  ShortlistScratch(const Top1ChunkForward& p, Arena& arena);
+  ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
-void select_shortlist(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream);
+void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
+                      cudaStream_t stream);
 // Of the shortlists and of their pairs sorted by chunk.
-void pick_pairs(const Top1ChunkForward& p, const ShortlistScratch& scratch, cudaStream_t stream);
+void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream);
 
-// out and logsumexp of what the queries read in the chunk of this rank, joined with the ranks before. cuda_forward.cu
+// out and logsumexp of what the queries read in the chunk of this rank, joined with the
+// ranks before. cuda_forward.cu
 void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);
 // The same of each query's own chunk, joined with all ranks: out and logsumexp are final.
 void local_pass(const Top1ChunkForward& p, cudaStream_t stream);
 
 // The gradients. cuda_backward.cu
-struct GradientScratch {
+struct GradientWorkspace {
   float* delta;    // [B, H, T] dout · out
   float* partial;  // [B·Hk, segments beyond a chunk's first, 2, keys of a block, D]: dk, dv
-  GradientScratch(const Top1ChunkBackward& q, const Lists& lists, Arena& arena);
+  GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists, WorkspaceArena& arena);
 };
-void delta_pass(const Top1ChunkBackward& q, const GradientScratch& scratch, cudaStream_t stream);
-// Of each query's own chunk (local; writes dq, dk and dv), or of the chunks that lists says (adds to them).
-void chunk_gradients(const Top1ChunkBackward& q, const GradientScratch& scratch, const Lists& lists, bool local,
-                     cudaStream_t stream);
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                cudaStream_t stream);
+// Of each query's own chunk (local; writes dq, dk and dv), or of the chunks that lists says
+// (adds to them).
+void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
+                     const Lists& lists, bool local, cudaStream_t stream);
 }  // namespace assay::ops::cuda::top1

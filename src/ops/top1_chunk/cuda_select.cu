@@ -1,15 +1,19 @@
-// The choice of chunks. A first kernel lays the columns that queries are scored against out in tiles, each a piece of
-// memory that the copy engine brings in at once: the keys of a chunk (exact), or the means of 64 chunks (approx), each
-// as the sum of two bf16, to 2^−17. The second scores tiles of queries against them and keeps the best of each query.
-// The next best (top_k > 1) is found by going through all of them again.
+// The choice of chunks. A first kernel lays the columns that queries are scored against out in
+// tiles, each a piece of memory that the copy engine brings in at once: the keys of a chunk
+// (exact), or the means of 64 chunks (approx), each as the sum of two bf16, to 2^−17. The second
+// scores tiles of queries against them and keeps the best of each query. The next best (top_k > 1)
+// is found by going through all of them again.
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/wgmma.cuh"
 #include "ops/top1_chunk/cuda_scores.cuh"
 #include "ops/top1_chunk/cuda_sums.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kMeans = 64;     // chunks of a tile of means
-constexpr float kBound = 100;  // of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+constexpr int kMeans = 64;  // chunks of a tile of means
+// of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+constexpr float kBound = 100;
 
 // Keys of a tile: a chunk is one of them, or several of 128.
 int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
@@ -22,28 +26,32 @@ int64_t tiles_per_head(const Top1ChunkForward& p) {
 
 __device__ void square_add(float& sum, const uint4& x) {
   for (uint32_t pair : {x.x, x.y, x.z, x.w}) {
-    const float2 u = unpack(pair);
+    const float2 u = unpack_bf16x2(pair);
     sum += u.x * u.x + u.y * u.y;
   }
 }
 
-// Keys into tiles, and the longest of each chunk. A block a chunk.
+// Keys into tiles, and the longest of each chunk. One block per chunk.
 template <int D, int kKeys>
-__global__ void __launch_bounds__(256) pack_keys_kernel(Top1ChunkForward p, SelectScratch s, int tiles) {
+__global__ void __launch_bounds__(256)
+    pack_keys_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
   constexpr int kVectors = D / 8, kLanes = kVectors <= 8 ? 8 : 16;  // lanes of a row, a power of 2
   __shared__ float longest[256 / kLanes];
-  const int chunk = int(p.chunk_size), lane = threadIdx.x % kLanes, first_row = threadIdx.x / kLanes;
+  const int chunk = int(p.chunk_size), lane = threadIdx.x % kLanes,
+            first_row = threadIdx.x / kLanes;
   const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
   const int64_t first = blockIdx.x * int64_t{chunk};
-  if (first + chunk > p.time) return;  // a partial chunk is nobody's candidate
+  if (first + chunk > p.time) return;  // a partial chunk is not a candidate
   bf16* to = s.columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
   float longest_here = 0;
 #pragma unroll 4
   for (int row = first_row; row - first_row < chunk; row += 256 / kLanes) {
     float square = 0;
     if (lane < kVectors && row < chunk) {
-      const uint4 x = *reinterpret_cast<const uint4*>(row_of<D>(p.k, b, first + row, kv) + lane * 8);
-      *reinterpret_cast<uint4*>(Panels<D, kKeys>{to + row / kKeys * kKeys * D}.at(row % kKeys, lane)) = x;
+      const uint4 x =
+          *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + row, kv) + lane * 8);
+      *reinterpret_cast<uint4*>(
+          WgmmaTile<D, kKeys>{to + row / kKeys * kKeys * D}.at(row % kKeys, lane)) = x;
       square_add(square, x);
     }
     for (int step = 1; step < kLanes; step *= 2) square += __shfl_xor_sync(~0u, square, step);
@@ -56,24 +64,29 @@ __global__ void __launch_bounds__(256) pack_keys_kernel(Top1ChunkForward p, Sele
   s.key_norm[blockIdx.y * int64_t{gridDim.x} + blockIdx.x] = sqrtf(longest_here) * 1.001f;
 }
 
-// The means of chunks into tiles: 64 of them rounded to bf16, then what rounding left. A block a chunk.
+// The means of chunks into tiles: 64 of them rounded to bf16, then what rounding left. A
+// block a chunk.
 template <int D>
-__global__ void __launch_bounds__(256) mean_kernel(Top1ChunkForward p, SelectScratch s, int tiles) {
+__global__ void __launch_bounds__(256)
+    mean_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
   constexpr int kVectors = D / 8, kStreams = 256 / kVectors;
   __shared__ float sums[kStreams][D];
-  const int chunk = int(p.chunk_size), vector = threadIdx.x % kVectors, stream = threadIdx.x / kVectors;
+  const int chunk = int(p.chunk_size), vector = threadIdx.x % kVectors,
+            stream = threadIdx.x / kVectors;
   const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
   const int64_t first = blockIdx.x * int64_t{chunk};
   if (first + chunk > p.time) return;
   float sum[8] = {};
 #pragma unroll 4
   for (int i = stream; i < chunk && stream < kStreams; i += kStreams) {
-    const uint4 x = *reinterpret_cast<const uint4*>(row_of<D>(p.k, b, first + i, kv) + vector * 8);
+    const uint4 x =
+        *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + i, kv) + vector * 8);
     const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float2 u = unpack(xs[e]);
-      sum[2 * e] += u.x, sum[2 * e + 1] += u.y;
+      const float2 u = unpack_bf16x2(xs[e]);
+      sum[2 * e] += u.x;
+      sum[2 * e + 1] += u.y;
     }
   }
   if (stream < kStreams)
@@ -84,17 +97,20 @@ __global__ void __launch_bounds__(256) mean_kernel(Top1ChunkForward p, SelectScr
   for (int i = 0; i < kStreams; ++i) mean += sums[i][threadIdx.x];
   mean /= float(chunk);
   const bf16 high = __float2bfloat16(mean);
-  const Panels<D, kMeans> tile{s.columns + (blockIdx.y * int64_t{tiles} + blockIdx.x / kMeans) * 2 * kMeans * D};
+  const WgmmaTile<D, kMeans> tile{s.columns + (blockIdx.y * int64_t{tiles} + blockIdx.x / kMeans) *
+                                                  2 * kMeans * D};
   bf16* to = tile.at(blockIdx.x % kMeans, threadIdx.x / 8) + threadIdx.x % 8;
-  to[0] = high, to[kMeans * D] = __float2bfloat16(mean - __bfloat162float(high));
+  to[0] = high;
+  to[kMeans * D] = __float2bfloat16(mean - __bfloat162float(high));
 }
 
-// The best candidate so far of each row. After rank 0 only those count that come behind (score, chunk) of the rank
-// before. Candidates are offered in rising order; the first of equals stays.
+// The best candidate so far of each row. After rank 0 only those count that come after (score,
+// chunk) of the rank before. Candidates are offered in rising order; the first of equals stays.
 struct Best {
   float score = -INFINITY, previous;
   int chunk, previous_chunk, own;
-  __device__ Best(const Top1ChunkForward& p, const Queries& mine, int i, const float* before, int rank) {
+  __device__ Best(const Top1ChunkForward& p, const QueryTile& mine, int i, const float* before,
+                  int rank) {
     const int row = min(mine.row(i), mine.count - 1);
     own = (mine.first + row) / int(p.chunk_size);
     chunk = rank < own ? rank : -1;  // for want of a better one: scores may be NaN or −inf
@@ -103,9 +119,13 @@ struct Best {
   }
   __device__ void offer(float x, int c) {
     const bool left = x < previous || (x == previous && c > previous_chunk);
-    if (c < own && x > score && left) score = x, chunk = c;
+    if (c < own && x > score && left) {
+      score = x;
+      chunk = c;
+    }
   }
-  // Scores of row i of the lane: of chunks column + 8 n and + 1. kFirst: of rank 0; kAll: each is a candidate.
+  // Scores of row i of the lane: of chunks column + 8 n and + 1. kFirst: of rank 0; kAll: each
+  // is a candidate.
   template <bool kFirst, bool kAll, int N>
   __device__ void offer_tile(const float (&s)[N][4], int i, int column) {
     const int limit = own - column, behind = previous_chunk - column;
@@ -117,7 +137,8 @@ struct Best {
       bool better = x > score;
       if (!kAll) better = better && offset < limit;
       if (!kFirst) better = better && (x < previous || (x == previous && offset > behind));
-      score = better ? x : score, at = better ? offset : at;
+      score = better ? x : score;
+      at = better ? offset : at;
     }
     if (at >= 0) chunk = column + at;
   }
@@ -125,10 +146,14 @@ struct Best {
   __device__ void join(int lane_step) {
     const float x = __shfl_xor_sync(~0u, score, lane_step);
     const int c = __shfl_xor_sync(~0u, chunk, lane_step);
-    if (x > score || (x == score && c < chunk)) score = x, chunk = c;
+    if (x > score || (x == score && c < chunk)) {
+      score = x;
+      chunk = c;
+    }
   }
   // Of row i of the lane.
-  __device__ void write(const Top1ChunkForward& p, const Queries& mine, int i, float* before, int rank) const {
+  __device__ void write(const Top1ChunkForward& p, const QueryTile& mine, int i, float* before,
+                        int rank) const {
     const int row = mine.row(i);
     if (row >= mine.count) return;
     p.selected[(mine.rows + row) * p.top_k + rank] = chunk;
@@ -138,10 +163,12 @@ struct Best {
 
 // The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
 template <int D>
-__device__ float score_bound(Panels<D, kRows> q, float scale, const float* key_norm, int candidates) {
+__device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* key_norm,
+                             int candidates) {
   __shared__ float queries[16], keys[16];  // a warp
   float query = 0, key = 0;
-  for (int j = 0; j < D / 8; ++j) square_add(query, *reinterpret_cast<const uint4*>(q.at(threadIdx.x % kRows, j)));
+  for (int j = 0; j < D / 8; ++j)
+    square_add(query, *reinterpret_cast<const uint4*>(q.at(threadIdx.x % kRows, j)));
   if (isnan(query)) query = INFINITY;
   for (int c = threadIdx.x % 128; c < candidates; c += 128) key = fmaxf(key, key_norm[c]);
   for (int step = 16; step > 0; step /= 2) {
@@ -149,9 +176,13 @@ __device__ float score_bound(Panels<D, kRows> q, float scale, const float* key_n
     key = fmaxf(key, __shfl_xor_sync(~0u, key, step));
   }
   const int warp = threadIdx.x / 32, first = warp / 4 * 4;
-  queries[warp] = query, keys[warp] = key;
-  sync_group(1 + warp / 4);
-  for (int i = first; i < first + 4; ++i) query = fmaxf(query, queries[i]), key = fmaxf(key, keys[i]);
+  queries[warp] = query;
+  keys[warp] = key;
+  named_barrier_sync<128>(warpgroup_barrier(warp / 4));
+  for (int i = first; i < first + 4; ++i) {
+    query = fmaxf(query, queries[i]);
+    key = fmaxf(key, keys[i]);
+  }
   return fabsf(scale) * sqrtf(query) * 1.001f * key;
 }
 
@@ -159,98 +190,108 @@ constexpr int kApproxGroups = 2, kExactGroups = 4;
 
 template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
-    approx_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
-  const Queries mine(p, kApproxGroups * kRows);
-  const Shared<D, 2 * kMeans> shared(kApproxGroups);
+    approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
+  const QueryTile mine(p, kApproxGroups * kRows);
+  const ScoreSmem<D, 2 * kMeans> shared(kApproxGroups);
   const int count = (mine.candidates + kMeans - 1) / kMeans;
-  const bf16* from = scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
+  const bf16* from =
+      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
   score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
     Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
-    score_tiles<D, 2 * kMeans, kMeans>(shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
-      const int column = tile * kMeans + first + threadIdx.x % 4 * 2;
-      const auto offer = [&](auto all) {
-        constexpr bool kAll = decltype(all)::value;
-        best[0].template offer_tile<kFirst, kAll>(s, 0, column),
+    score_tiles<D, 2 * kMeans, kMeans>(
+        shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
+          const int column = tile * kMeans + first + threadIdx.x % 4 * 2;
+          const auto offer = [&](auto all) {
+            constexpr bool kAll = decltype(all)::value;
+            best[0].template offer_tile<kFirst, kAll>(s, 0, column);
             best[1].template offer_tile<kFirst, kAll>(s, 1, column);
-      };
-      if ((tile + 1) * kMeans <= common) offer(std::true_type{});
-      else offer(std::false_type{});
-    });
+          };
+          if ((tile + 1) * kMeans <= common) offer(std::true_type{});
+          else offer(std::false_type{});
+        });
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      best[i].join(1), best[i].join(2);
+      best[i].join(1);
+      best[i].join(2);
       if (threadIdx.x % 4 == 0) best[i].write(p, mine, i, scratch.previous, rank);
     }
   });
 }
 
 template <bool kBounded, int D, int kKeys>
-__device__ void exact(const Shared<D, kKeys>& shared, const Top1ChunkForward& p, const SelectScratch& scratch,
-                      const Queries& mine, int rank) {
+__device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward& p,
+                      const SelectWorkspace& scratch, const QueryTile& mine, int rank) {
   const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
-  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);  // in a register: an instruction has one constant
+  // in a register: an instruction has one constant
+  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
   Best best(p, mine, row, scratch.previous, rank);
   ChunkSum<kBounded> sum;
   int candidate = 0, step = 0;
-  score_tiles<D, kKeys, kKeys>(shared, mine.candidates * steps, [&](const float(&s)[kKeys / 16][4], int, int first) {
-    if constexpr (kBounded) sum.add(s, scale);
-    else sum.add(s, scale, chunk - step * kKeys - first);
-    if (first == 0 || ++step < steps) return;
-    best.offer(sum.finish(), candidate);
-    sum = {}, step = 0, ++candidate;
-  });
+  score_tiles<D, kKeys, kKeys>(shared, mine.candidates * steps,
+                               [&](const float(&s)[kKeys / 16][4], int, int first) {
+                                 if constexpr (kBounded) sum.add(s, scale);
+                                 else sum.add(s, scale, chunk - step * kKeys - first);
+                                 if (first == 0 || ++step < steps) return;
+                                 best.offer(sum.finish(), candidate);
+                                 sum = {};
+                                 step = 0;
+                                 ++candidate;
+                               });
   if (threadIdx.x % 4 < 2) best.write(p, mine, row, scratch.previous, rank);
 }
 
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
-    exact_kernel(Top1ChunkForward p, SelectScratch scratch, int tiles, int rank) {
-  const Queries mine(p, kExactGroups * kRows);
-  const Shared<D, kKeys> shared(kExactGroups);
+    exact_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
+  const QueryTile mine(p, kExactGroups * kRows);
+  const ScoreSmem<D, kKeys> shared(kExactGroups);
   const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
   const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys, count = mine.candidates * steps;
-  score_block<D, kExactGroups>(shared, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
-    const float* norms = scratch.key_norm + head * (tiles / steps);
-    const bool whole = p.chunk_size % kKeys == 0;  // every key of a tile counts
-    if (whole && score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms, mine.candidates) <= kBound)
-      exact<true>(shared, p, scratch, mine, rank);
-    else exact<false>(shared, p, scratch, mine, rank);
-  });
+  score_block<D, kExactGroups>(
+      shared, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
+        const float* norms = scratch.key_norm + head * (tiles / steps);
+        const bool whole = p.chunk_size % kKeys == 0;  // every key of a tile counts
+        if (whole && score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms,
+                                    mine.candidates) <= kBound)
+          exact<true>(shared, p, scratch, mine, rank);
+        else exact<false>(shared, p, scratch, mine, rank);
+      });
 }
 
 template <int D>
-void approx_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
   const int tiles = int(tiles_per_head(p));
   const unsigned blocks = unsigned(ceil_div(p.time, kApproxGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  mean_kernel<D><<<chunks, 256, 0, stream>>>(p, scratch, tiles);
+  launch_kernel(mean_kernel<D>, chunks, 256, 0, stream, p, scratch, tiles);
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_shared(rank == 0 ? approx_kernel<D, true> : approx_kernel<D, false>, blocks, kApproxGroups * 128 + 32,
-                  Shared<D, 2 * kMeans>::bytes(kApproxGroups), stream, p, scratch, tiles, rank);
+    launch_kernel(rank == 0 ? approx_kernel<D, true> : approx_kernel<D, false>, blocks,
+                  kApproxGroups * 128 + 32, ScoreSmem<D, 2 * kMeans>::bytes(kApproxGroups), stream,
+                  p, scratch, tiles, rank);
 }
 
 template <int D, int kKeys>
-void exact_blocks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
   const int tiles = int(tiles_per_head(p));
   const unsigned blocks = unsigned(ceil_div(p.time, kExactGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  pack_keys_kernel<D, kKeys><<<chunks, 256, 0, stream>>>(p, scratch, tiles_per_chunk(p));
+  launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch, tiles_per_chunk(p));
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_shared(exact_kernel<D, kKeys>, blocks, kExactGroups * 128 + 32, Shared<D, kKeys>::bytes(kExactGroups),
-                  stream, p, scratch, tiles, rank);
+    launch_kernel(exact_kernel<D, kKeys>, blocks, kExactGroups * 128 + 32,
+                  ScoreSmem<D, kKeys>::bytes(kExactGroups), stream, p, scratch, tiles, rank);
 }
 
 }  // namespace
 
-SelectScratch::SelectScratch(const Top1ChunkForward& p, Arena& arena) {
+SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) {
   const int64_t heads = p.batch * p.kv_heads, rows = scores_means(p) ? 2 * kMeans : tile_keys(p);
   columns = arena.take<bf16>(heads * tiles_per_head(p) * rows * p.head_dim);
   key_norm = arena.take<float>(heads * all_chunks(p));
   previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
 }
 
-void select_chunks(const Top1ChunkForward& p, const SelectScratch& scratch, cudaStream_t stream) {
+void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
   with_head_dim(p.head_dim, [&](auto d) {
     if (scores_means(p)) approx_blocks<d()>(p, scratch, stream);
     else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);

@@ -1,19 +1,26 @@
 #pragma once
-// Top-1 Chunk attention: a query reads its own chunk and the top_k earlier chunks that matter most to it.
+// Top-1 Chunk attention: a query reads its own chunk and the top_k earlier chunks that matter
+// most to it.
 //   candidates of t: the chunks c < ⌊t/C⌋, all of them full
 //   score(t, c)   = log Σ_{j in chunk c} exp(s·q_t·k_j)              (Selection::exact)
 //                   q_t · mean_{j in chunk c} k_j                    (Selection::approx)
-//                   the exact one of the `shortlist` candidates of largest cheap score   (Selection::shortlist)
-//   cheap(t, c)   = s·q_t·μ_c + ½ s² Σ_i (q_t·u_ci)², to second order log mean exp: μ_c the mean of the chunk's
-//                   keys, Σ_i u_ci u_ciᵀ a lower bound of rank `rank` of their covariance (README.md)
-//   r(t)          = the top_k best candidates by falling score, −1 where there are fewer; ties: the lower chunk
+//                   the exact one of the `shortlist` candidates of largest cheap score
+//                                                                    (Selection::shortlist)
+//   cheap(t, c)   = s·q_t·μ_c + ½ s² Σ_i (q_t·u_ci)², to second order log mean exp: μ_c the mean of
+//                   the chunk's keys, Σ_i u_ci u_ciᵀ a lower bound of rank `rank` of their
+//                   covariance (README.md)
+//   r(t)          = the top_k best candidates by falling score, −1 where there are fewer; ties: the
+//                   lower chunk
 //   N(t)          = {j ≤ t in the chunk of t} ∪ {j in a chunk of r(t)}
 //   logsumexp_t   = log Σ_{j in N(t)} exp(s·q_t·k_j)
-//   out_t         = Σ_{j in N(t)} exp(s·q_t·k_j − logsumexp_t) v_j                              [BC App. D, Alg. 1]
-// The backward, with P_tj = exp(s·q_t·k_j − logsumexp_t) on N(t) and δ_t = dout_t · out_t:      [BC App. D, Alg. 2]
-//   dv_j = Σ_t P_tj dout_t     dS_tj = s P_tj (dout_t · v_j − δ_t)     dq_t = Σ_j dS_tj k_j     dk_j = Σ_t dS_tj q_t
-// One softmax over all chunks read, not blended ones. No gradient flows through r or from logsumexp. Head h reads the
-// keys and values of head ⌊h / (H/Hk)⌋. Memory is O(T). Derivation, FLOPs, bytes, times: README.md.
+//   out_t         = Σ_{j in N(t)} exp(s·q_t·k_j − logsumexp_t) v_j             [BC App. D, Alg. 1]
+// The backward, with P_tj = exp(s·q_t·k_j − logsumexp_t) on N(t) and δ_t = dout_t · out_t
+// [BC App. D, Alg. 2]:
+//   dv_j = Σ_t P_tj dout_t                   dq_t = Σ_j dS_tj k_j
+//   dS_tj = s P_tj (dout_t · v_j − δ_t)      dk_j = Σ_t dS_tj q_t
+// One softmax over all chunks read, not blended ones. No gradient flows through r or from
+// logsumexp. Head h reads the keys and values of head ⌊h / (H/Hk)⌋. Memory is O(T). Derivation,
+// FLOPs, bytes, times: README.md.
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -21,57 +28,69 @@ namespace assay::ops {
 enum class Selection { exact, approx, shortlist };
 
 struct Top1ChunkForward {
-  DType dtype;                          // of q, k, v, out. "real" below: f64 when dtype is f64, else f32
-  int64_t batch, time;                  // time ≥ 1; a last, partial chunk is read by its own queries only
+  // of q, k, v, out. "real" below: f64 when dtype is f64, else f32
+  DType dtype;
+  // time ≥ 1; a last, partial chunk is read by its own queries only
+  int64_t batch, time;
   int64_t heads, kv_heads;              // H, Hk; Hk divides H
   int64_t head_dim, chunk_size, top_k;  // D, C, each ≥ 1
   double scale;                         // s
   Selection selection;
-  bool forced;        // selected is given, not chosen; whatever is no candidate of its query counts as −1
-  View q;             // in  [B, T, H, D]
-  View k, v;          // in  [B, past + T, Hk, D]
-  View out;           // out [B, T, H, D]; every element is written
-  void* logsumexp;    // out [B, H, T] real, natural log
-  int64_t* selected;  // out [B, H, T, top_k] r(t); in when forced (a chunk twice in one row is counted twice)
-  int64_t past = 0;   // positions of k, v before the first query: they have past + T, and query t stands at past + t
+  // selected is given, not chosen; whatever is no candidate of its query counts as −1
+  bool forced;
+  View q;           // in  [B, T, H, D]
+  View k, v;        // in  [B, past + T, Hk, D]
+  View out;         // out [B, T, H, D]; every element is written
+  void* logsumexp;  // out [B, H, T] real, natural log
+  // out [B, H, T, top_k] r(t); in when forced (a chunk twice in one row is counted twice)
+  int64_t* selected;
+  // positions of k, v before the first query: they have past + T, and query t is at past + t
+  int64_t past = 0;
   int64_t shortlist = 0, rank = 0;  // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
-  // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 … u_c,rank. bf16: all in bf16,
-  // [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c before the rounded one.
+  // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 …
+  // u_c,rank. bf16: all in bf16, [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c
+  // before the rounded one.
   View summaries;
 };
 
 struct Top1ChunkBackward {
-  Top1ChunkForward forward;  // as the forward left it: q, k, v, out, logsumexp and selected are read
-  View dout;                 // in  [B, T, H, D]
-  View dq;                   // out [B, T, H, D]
-  View dk, dv;               // out [B, past + T, Hk, D], summed over the heads that read them
+  // as the forward left it: q, k, v, out, logsumexp and selected are read
+  Top1ChunkForward forward;
+  View dout;    // in  [B, T, H, D]
+  View dq;      // out [B, T, H, D]
+  View dk, dv;  // out [B, past + T, Hk, D], summed over the heads that read them
 };
 
-// One writer a row: the bits do not depend on the number of threads. The shortlist reads `summaries`.
+// One writer a row: the bits do not depend on the number of threads. The
+// shortlist reads `summaries`.
 namespace cpu {
 size_t workspace_bytes(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, const ParallelFor&);
 
-// The same forward for few queries with a long past (decoding): a query at a time, which reads the summaries (exact:
-// the keys before it) and the chunks chosen, and nothing else. Approx and the shortlist read `summaries`.
+// The same forward for few queries with a long past (decoding): a query at a time, which reads the
+// summaries (exact: the keys before it) and the chunks chosen, and nothing else. Approx and the
+// shortlist read `summaries`.
 size_t step_workspace_bytes(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 
-// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every time.
+// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same
+// bits every time.
 // `workspace` is 256-byte aligned.
 namespace cuda {
 const char* why_unsupported(
-    const Top1ChunkForward&);  // null: the kernels take it. Else the reason, and they throw Unsupported
+    // null: the kernels take it. Else the reason, and they throw Unsupported
+    const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, Stream);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
 
-// As cpu::top1_chunk_step; any dtype. One launch, a block a query and head. Approx in bf16 ranks chunks by the sum of
-// both parts of μ, though it reads the small one only where that may decide.
+// As cpu::top1_chunk_step; any dtype. One launch, one block per query and head. Approx in
+// bf16 ranks chunks by the sum of both parts of μ, though it reads the small one only where
+// that may decide.
 const char* why_no_step(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, Stream);
 }  // namespace cuda

@@ -1,10 +1,9 @@
-// assay::top1_chunk: checks, casts, the choice of the path, and the autograd function around the kernels.
+// assay::top1_chunk: checks, casts, the choice of the path, and the autograd function
+// around the kernels.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/register.h"
-#include "ops/tensors.h"
 #include "ops/top1_chunk/kernel.h"
 #include "ops/top1_chunk/top1_chunk.h"
 
@@ -17,7 +16,8 @@ constexpr const char* kComposed = "composed from tensor arithmetic";
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kFewQueries = 16;  // with a past, on the CPU: each on its own rather than keys packed for all
+// with a past, on the CPU: each on its own rather than keys packed for all
+constexpr int64_t kFewQueries = 16;
 
 enum class Path { kernel, step, composed };
 
@@ -28,7 +28,8 @@ struct Settings {
   Path path = Path::kernel;
 };
 
-// As the kernels want them; selected is undefined unless it is forced, summaries unless they are read.
+// As the kernels want them; selected is undefined unless it is forced, summaries unless
+// they are read.
 struct Inputs : Settings {
   at::Tensor q, k, v, selected, summaries;
   int64_t past() const { return k.size(1) - q.size(1); }
@@ -41,21 +42,35 @@ struct Outputs {
 Top1ChunkForward describe(const Inputs& in, const Outputs& outputs) {
   Top1ChunkForward p{};
   p.dtype = kernel_dtype(in.q.scalar_type());
-  p.batch = in.q.size(0), p.time = in.q.size(1), p.past = in.past();
-  p.heads = in.q.size(2), p.kv_heads = in.k.size(2), p.head_dim = in.q.size(3);
-  p.chunk_size = in.chunk_size, p.top_k = in.top_k, p.scale = in.scale, p.selection = in.selection;
-  const int64_t chunks = std::max<int64_t>(1, in.k.size(1) / in.chunk_size);  // a longer list holds no more
+  p.batch = in.q.size(0);
+  p.time = in.q.size(1);
+  p.past = in.past();
+  p.heads = in.q.size(2);
+  p.kv_heads = in.k.size(2);
+  p.head_dim = in.q.size(3);
+  p.chunk_size = in.chunk_size;
+  p.top_k = in.top_k;
+  p.scale = in.scale;
+  p.selection = in.selection;
+  // a longer list holds no more
+  const int64_t chunks = std::max<int64_t>(1, in.k.size(1) / in.chunk_size);
   p.shortlist = in.selection == Selection::shortlist ? std::min(in.shortlist, chunks) : 0;
   p.rank = in.selection == Selection::shortlist ? in.rank : 0;
-  p.forced = in.selected.defined(), p.summaries = view(in.summaries);
-  p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.out = view(outputs.out);
-  p.logsumexp = data(outputs.logsumexp), p.selected = static_cast<int64_t*>(data(outputs.selected));
+  p.forced = in.selected.defined();
+  p.summaries = view(in.summaries);
+  p.q = view(in.q);
+  p.k = view(in.k);
+  p.v = view(in.v);
+  p.out = view(outputs.out);
+  p.logsumexp = data(outputs.logsumexp);
+  p.selected = static_cast<int64_t*>(data(outputs.selected));
   return p;
 }
 
 // The path, and why it is composed if it is.
 std::pair<Path, const char*> path_of(const Inputs& in, bool gradients) {
-  if (in.q.is_cpu()) return {in.past() > 0 && in.q.size(1) <= kFewQueries ? Path::step : Path::kernel, nullptr};
+  if (in.q.is_cpu())
+    return {in.past() > 0 && in.q.size(1) <= kFewQueries ? Path::step : Path::kernel, nullptr};
 #ifdef ASSAY_CUDA
   if (in.q.is_cuda()) {
     const Top1ChunkForward call = describe(in, {});
@@ -70,41 +85,47 @@ std::pair<Path, const char*> path_of(const Inputs& in, bool gradients) {
 
 template <class Work>  // Top1ChunkForward or …Backward
 void launch(const Work& work, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(work), device);
-    return cuda::top1_chunk(work, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::top1_chunk(work, workspace(cpu::workspace_bytes(work), device).data_ptr(), at_parallel_for());
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::top1_chunk(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::top1_chunk(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
 }
 void launch_step(const Top1ChunkForward& work, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    return cuda::top1_chunk_step(work, current_stream(device));
-  }
-#endif
-  cpu::top1_chunk_step(work, workspace(cpu::step_workspace_bytes(work), device).data_ptr(), at_parallel_for());
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        const at::Tensor scratch = workspace(cpu::step_workspace_bytes(work), device);
+        cpu::top1_chunk_step(work, scratch.data_ptr(), pool);
+      },
+      [&](auto stream) { cuda::top1_chunk_step(work, stream); });
 }
 
 Outputs run(const Inputs& in) {
   const int64_t batch = in.q.size(0), time = in.q.size(1), heads = in.q.size(2);
   const auto options = in.q.options();
-  const Outputs out{
-      at::empty(in.q.sizes(), options), at::empty({batch, heads, time}, options.dtype(real_dtype(in.q.scalar_type()))),
-      in.selected.defined() ? in.selected : at::empty({batch, heads, time, in.top_k}, options.dtype(at::kLong))};
-  in.path == Path::step ? launch_step(describe(in, out), in.q.device()) : launch(describe(in, out), in.q.device());
+  const Outputs out{at::empty(in.q.sizes(), options),
+                    at::empty({batch, heads, time}, options.dtype(real_dtype(in.q.scalar_type()))),
+                    in.selected.defined()
+                        ? in.selected
+                        : at::empty({batch, heads, time, in.top_k}, options.dtype(at::kLong))};
+  in.path == Path::step ? launch_step(describe(in, out), in.q.device())
+                        : launch(describe(in, out), in.q.device());
   return out;
 }
 
 struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               const OptionalTensor& selected, const OptionalTensor& summaries, Settings settings) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const OptionalTensor& selected,
+                               const OptionalTensor& summaries, Settings settings) {
     const Outputs out = run({settings, q, k, v, or_undefined(selected), or_undefined(summaries)});
     ctx->save_for_backward({q, k, v, out.out, out.logsumexp, out.selected});
-    ctx->saved_data["chunk_size"] = settings.chunk_size, ctx->saved_data["scale"] = settings.scale;
+    ctx->saved_data["chunk_size"] = settings.chunk_size;
+    ctx->saved_data["scale"] = settings.scale;
     ctx->mark_non_differentiable({out.logsumexp, out.selected});
     return {out.out, out.logsumexp, out.selected};
   }
@@ -121,42 +142,50 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
     const at::Tensor dout = sequence(gradients[0], in.q.scalar_type());
     const at::Tensor dq = at::empty(in.q.sizes(), in.q.options());
     const at::Tensor dk = at::empty(in.k.sizes(), in.k.options()), dv = at::empty_like(dk);
-    launch(Top1ChunkBackward{describe(in, {s[3], s[4], s[5]}), view(dout), view(dq), view(dk), view(dv)},
+    launch(Top1ChunkBackward{describe(in, {s[3], s[4], s[5]}), view(dout), view(dq), view(dk),
+                             view(dv)},
            in.q.device());
     return {dq, dk, dv, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t chunks, int64_t rank) {
+void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t chunks,
+                     int64_t rank) {
   if (summaries.dim() == 5) chunks = std::max(chunks, summaries.size(1));
   const bool parts = k.scalar_type() == at::kBFloat16;
-  check_shape(kOp, "summaries", summaries, {k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)},
-              parts ? "[B, ⌊S / chunk_size⌋, Hk, 2 + rank, D]" : "[B, ⌊S / chunk_size⌋, Hk, 1 + rank, D]");
+  check_shape(
+      kOp, "summaries", summaries,
+      {k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)},
+      parts ? "[B, ⌊S / chunk_size⌋, Hk, 2 + rank, D]" : "[B, ⌊S / chunk_size⌋, Hk, 1 + rank, D]");
   check_like(kOp, "summaries", summaries, "k", k);
 }
 
-void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
-           std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist, int64_t rank,
-           const OptionalTensor& summaries) {
+void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size,
+           double scale, std::string_view selection, int64_t top_k, const OptionalTensor& selected,
+           int64_t shortlist, int64_t rank, const OptionalTensor& summaries) {
   check_attention(kOp, q, k, v);
   TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected 1 or more");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
-  TORCH_CHECK_VALUE(selection == "exact" || selection == "approx" || selection == "shortlist", kOp, ": selection is '",
-                    selection, "', expected 'exact', 'approx' or 'shortlist'");
+  TORCH_CHECK_VALUE(selection == "exact" || selection == "approx" || selection == "shortlist", kOp,
+                    ": selection is '", selection, "', expected 'exact', 'approx' or 'shortlist'");
   TORCH_CHECK_VALUE(top_k >= 1, kOp, ": top_k is ", top_k, ", expected 1 or more");
   const bool listed = selection == "shortlist";
-  TORCH_CHECK_VALUE(!listed || shortlist >= top_k, kOp, ": shortlist is ", shortlist, ", expected top_k = ", top_k,
-                    " or more");
+  TORCH_CHECK_VALUE(!listed || shortlist >= top_k, kOp, ": shortlist is ", shortlist,
+                    ", expected top_k = ", top_k, " or more");
   TORCH_CHECK_VALUE(!listed || rank >= 0, kOp, ": rank is ", rank, ", expected 0 or more");
   if (summaries) check_summaries(*summaries, k, k.size(1) / chunk_size, listed ? rank : 0);
   if (!selected) return;
-  check_shape(kOp, "selected", *selected, {q.size(0), q.size(2), q.size(1), top_k}, "[B, H, T, top_k]");
-  TORCH_CHECK_VALUE(selected->scalar_type() == at::kLong && selected->device() == q.device(), kOp, ": selected holds ",
-                    selected->scalar_type(), " on ", selected->device(), ", expected Long on ", q.device());
+  check_shape(kOp, "selected", *selected, {q.size(0), q.size(2), q.size(1), top_k},
+              "[B, H, T, top_k]");
+  TORCH_CHECK_VALUE(selected->scalar_type() == at::kLong && selected->device() == q.device(), kOp,
+                    ": selected holds ", selected->scalar_type(), " on ", selected->device(),
+                    ", expected Long on ", q.device());
 }
 
 Selection selection_named(std::string_view name) {
-  return name == "exact" ? Selection::exact : name == "approx" ? Selection::approx : Selection::shortlist;
+  return name == "exact"    ? Selection::exact
+         : name == "approx" ? Selection::approx
+                            : Selection::shortlist;
 }
 
 bool reads_summaries(const Inputs& in) {
@@ -173,73 +202,89 @@ at::Tensor summaries_in(at::ScalarType dtype, const at::Tensor& summaries, const
 
 // What is no candidate of its query becomes −1.
 at::Tensor candidates_of(const at::Tensor& selected, int64_t past, int64_t chunk_size) {
-  const at::Tensor own = at::arange(past, past + selected.size(2), selected.options()).floor_divide(chunk_size);
+  const at::Tensor own =
+      at::arange(past, past + selected.size(2), selected.options()).floor_divide(chunk_size);
   return selected.masked_fill((selected < 0) | (selected >= own.unsqueeze(1)), -1).contiguous();
 }
 
 // The shortlist's choice where it is proved, else Exact's.
-at::Tensor certain_choice(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Settings& s,
-                          const OptionalTensor& summaries) {
+at::Tensor certain_choice(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const Settings& s, const OptionalTensor& summaries) {
   const at::NoGradGuard no_grad;
   const auto choice = [&](std::string_view selection, const OptionalTensor& kept) {
-    return std::get<2>(top1_chunk(q, k, v, s.chunk_size, s.scale, selection, s.top_k, {}, s.shortlist, s.rank, kept));
+    return std::get<2>(top1_chunk(q, k, v, s.chunk_size, s.scale, selection, s.top_k, {},
+                                  s.shortlist, s.rank, kept));
   };
   if (q.size(1) < k.size(1) && q.size(1) <= kFewQueries) return choice("exact", {});
   const at::Tensor listed = choice("shortlist", summaries);
   const at::Tensor proved = top1_certified(q, k, listed, s.chunk_size, s.scale, s.shortlist);
-  return proved.all().item<bool>() ? listed : at::where(proved.unsqueeze(-1), listed, choice("exact", {}));
+  return proved.all().item<bool>() ? listed
+                                   : at::where(proved.unsqueeze(-1), listed, choice("exact", {}));
 }
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                          int64_t chunk_size, double scale, std::string_view selection,
-                                                          int64_t top_k, const OptionalTensor& selected,
-                                                          int64_t shortlist, int64_t rank,
-                                                          const OptionalTensor& summaries, bool fall_back) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
+    const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
+    std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist,
+    int64_t rank, const OptionalTensor& summaries, bool fall_back) {
   check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
   if (q.is_meta()) {
     const int64_t batch = q.size(0), time = q.size(1), heads = q.size(2);
     const at::ScalarType real = real_dtype(sequence_dtype({q, k, v}));
-    return {at::empty(q.sizes(), q.options()), at::empty({batch, heads, time}, q.options().dtype(real)),
+    return {at::empty(q.sizes(), q.options()),
+            at::empty({batch, heads, time}, q.options().dtype(real)),
             at::empty({batch, heads, time, top_k}, q.options().dtype(at::kLong))};
   }
-  const bool gradients = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
-  Inputs in{{chunk_size, top_k, shortlist, rank, scale, selection_named(selection)}, q, k, v, {}, {}};
-  if (fall_back && !selected && in.selection == Selection::shortlist && k.size(1) / chunk_size > shortlist)
-    return top1_chunk(q, k, v, chunk_size, scale, "exact", top_k, certain_choice(q, k, v, in, summaries));
+  const bool gradients =
+      at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
+  Inputs in{
+      {chunk_size, top_k, shortlist, rank, scale, selection_named(selection)}, q, k, v, {}, {}};
+  if (fall_back && !selected && in.selection == Selection::shortlist &&
+      k.size(1) / chunk_size > shortlist)
+    return top1_chunk(q, k, v, chunk_size, scale, "exact", top_k,
+                      certain_choice(q, k, v, in, summaries));
   auto dtype = sequence_dtype({q, k, v});
   // The CPU's backward needs out unrounded for δ, and computes in float anyway.
-  if (q.is_cpu() && (gradients || path_of(in, gradients).first == Path::kernel)) dtype = real_dtype(dtype);
-  in.q = sequence(q, dtype), in.k = sequence(k, dtype), in.v = sequence(v, dtype);
+  if (q.is_cpu() && (gradients || path_of(in, gradients).first == Path::kernel))
+    dtype = real_dtype(dtype);
+  in.q = sequence(q, dtype);
+  in.k = sequence(k, dtype);
+  in.v = sequence(v, dtype);
   if (selected) in.selected = candidates_of(*selected, in.past(), chunk_size);
   const auto [path, reason] = path_of(in, gradients);
   if (path == Path::composed) {
     TORCH_WARN_ONCE(kOp, " is ", kComposed, ": the kernel for ", q.device(), " ", reason);
-    return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
+    return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist,
+                                rank, summaries);
   }
   in.path = path;
   if (!selected && reads_summaries(in))
-    in.summaries = summaries ? summaries_in(dtype, *summaries, k)
-                             : chunk_summaries(in.k, chunk_size, in.selection == Selection::approx ? 0 : rank);
-  const auto out = Top1Chunk::apply(in.q, in.k, in.v, optional(in.selected), optional(in.summaries), Settings(in));
+    in.summaries =
+        summaries ? summaries_in(dtype, *summaries, k)
+                  : chunk_summaries(in.k, chunk_size, in.selection == Selection::approx ? 0 : rank);
+  const auto out = Top1Chunk::apply(in.q, in.k, in.v, optional(in.selected), optional(in.summaries),
+                                    Settings(in));
   return {out[0].to(q.scalar_type()), out[1], out[2]};
 }
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, a chunk_size "
-                               "up to 256 and as many keys as queries; without gradients a query at a time for any "
-                               "dtype and past; else ") +
-                       kComposed
-                 : std::string(kComposed) + ": built without CUDA",
+    kCudaKernels
+        ? std::string(
+              "cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, a chunk_size "
+              "up to 256 and as many keys as queries; without gradients a query at a time for any "
+              "dtype and past; else ") +
+              kComposed
+        : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
-      "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str selection='exact', int top_k=1, "
-      "Tensor? selected=None, int shortlist=16, int rank=7, Tensor? summaries=None, bool fall_back=False) -> (Tensor "
-      "out, Tensor logsumexp, Tensor selected)",
+      "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str "
+      "selection='exact', int top_k=1, Tensor? selected=None, int shortlist=16, int rank=7, "
+      "Tensor? summaries=None, bool fall_back=False) -> (Tensor out, Tensor logsumexp, Tensor "
+      "selected)",
       top1_chunk, {"logsumexp"});
 }
 

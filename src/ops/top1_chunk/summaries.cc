@@ -9,15 +9,18 @@ namespace {
 
 constexpr const char* kOp = "chunk_summaries";
 
-constexpr double kTiny = 1e-6;  // of an axis: what rounding leaves of one that depends on those before
+// of an axis: what rounding leaves of one that depends on those before
+constexpr double kTiny = 1e-6;
 
 at::Tensor unit(const at::Tensor& x) { return x / x.norm(2, -1, true).clamp_min(1e-30); }
 
-// Axes u_i [..., rank, D] with Σ u_i u_iᵀ ≤ A = xᵀx / C, equal to it on the span of `start`: a factor of
-// A S (Sᵀ A S)⁻¹ Sᵀ A, a row of S at a time. x [..., C, D].
+// Axes u_i [..., rank, D] with Σ u_i u_iᵀ ≤ A = xᵀx / C, equal to it on the span of `start`: a
+// factor of A S (Sᵀ A S)⁻¹ Sᵀ A, a row of S at a time. x [..., C, D].
 at::Tensor axes(const at::Tensor& x, const at::Tensor& start) {
   const double count = double(x.size(-2));
-  const auto times_covariance = [&](const at::Tensor& s) { return s.matmul(x.mT()).matmul(x) / count; };
+  const auto times_covariance = [&](const at::Tensor& s) {
+    return s.matmul(x.mT()).matmul(x) / count;
+  };
   const at::Tensor s = unit(times_covariance(start)), w = times_covariance(s);
   std::vector<at::Tensor> u;
   for (int64_t i = 0; i < start.size(-2); ++i) {
@@ -31,7 +34,8 @@ at::Tensor axes(const at::Tensor& x, const at::Tensor& start) {
   return at::stack(u, -2);
 }
 
-// In bfloat16, the mean as what rounding leaves of it and the rounded one. [B, chunks, Hk, 1 + rank, D].
+// In bfloat16, the mean as what rounding leaves of it and the rounded one. [B, chunks, Hk, 1
+// + rank, D].
 at::Tensor in_parts(const at::Tensor& summaries) {
   const at::Tensor mean = summaries.slice(3, 0, 1), low = mean - mean.to(at::kBFloat16);
   return at::cat({low, summaries}, 3).to(at::kBFloat16);
@@ -53,7 +57,8 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank
   if (k.is_meta()) {
     const bool parts = k.scalar_type() == at::kBFloat16;
     const auto dtype = parts ? at::kBFloat16 : real_dtype(sequence_dtype({k}));
-    return at::empty({k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)}, k.options().dtype(dtype));
+    return at::empty({k.size(0), chunks, k.size(2), (parts ? 2 : 1) + rank, k.size(3)},
+                     k.options().dtype(dtype));
   }
   const at::NoGradGuard no_grad;
   const at::Tensor keys = k.slice(1, 0, chunks * chunk_size)
@@ -64,14 +69,16 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank
   if (chunks == 0) out = out.expand({-1, -1, -1, 1 + rank, -1});
   else if (rank > 0) {
     const at::Tensor x = keys - out;
-    const at::Tensor at = (at::arange(rank, k.options().dtype(at::kLong)) * chunk_size).floor_divide(rank);
+    const at::Tensor at =
+        (at::arange(rank, k.options().dtype(at::kLong)) * chunk_size).floor_divide(rank);
     out = at::cat({out, axes(x, x.index_select(3, at))}, 3);
   }
   return k.scalar_type() == at::kBFloat16 ? in_parts(out) : out.contiguous();
 }
 
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(m, "chunk_summaries(Tensor k, int chunk_size, int rank=0) -> Tensor summaries", chunk_summaries);
+  register_operator(m, "chunk_summaries(Tensor k, int chunk_size, int rank=0) -> Tensor summaries",
+                    chunk_summaries);
 }
 
 }  // namespace assay::ops

@@ -1,5 +1,5 @@
 #pragma once
-// Top-1 Chunk attention, differentiable. Formula, shapes and source: kernel.h beside this file.
+// Top-1 Chunk attention, differentiable. Formula, shapes and source: kernel.h in this folder.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -8,47 +8,55 @@
 
 namespace assay::ops {
 
-// q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T: the queries are the last T of S positions, and chunk c holds positions
-// [c·chunk_size, (c + 1)·chunk_size) whatever T is, so a sequence may be cut anywhere. Hk divides H. selection:
-// "exact", "approx" or "shortlist", which scores `shortlist` ≥ top_k chunks exactly, those that chunk_summaries of this
-// rank propose. selected [B, H, T, top_k] int64 forces the choice; what is no candidate of its query counts as −1.
-// summaries: chunk_summaries(k, chunk_size, rank) (rank 0 but for the shortlist), by a caller who keeps them; or more
-// chunks of it. Returns out [B, T, H, D] in the dtype of q, logsumexp [B, H, T] in float32 (float64 when anything of q,
-// k, v is) and the choice [B, H, T, top_k] int64, best first, −1 for none. Gradients for q, k, v through out alone.
-// float64, float32, bfloat16. ValueError naming the argument when a shape, dtype or value does not fit. NaN in a query
-// gives a row of NaN; a chunk with a NaN score counts as the best.
-// Few queries of many positions (decoding) read the summaries, or (exact) all keys, and the chunks chosen.
-// fall_back: with the shortlist, Exact's choice wherever top1_certified does not prove the shortlist's; few queries of
-// many positions take Exact's at once. Costs the shortlist's forward, the proof (which stops a GPU to look at its
-// outcome), Exact's forward unless all is proved, and one with the choice forced.
+// q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T: the queries are the last T of S positions, and chunk c
+// holds positions [c·chunk_size, (c + 1)·chunk_size) whatever T is, so a sequence may be cut
+// anywhere. Hk divides H. selection: "exact", "approx" or "shortlist", which scores `shortlist` ≥
+// top_k chunks exactly, those that chunk_summaries of this rank propose. selected [B, H, T, top_k]
+// int64 forces the choice; what is no candidate of its query counts as −1. summaries:
+// chunk_summaries(k, chunk_size, rank) (rank 0 but for the shortlist), by a caller who keeps them;
+// or more chunks of it. Returns out [B, T, H, D] in the dtype of q, logsumexp [B, H, T] in float32
+// (float64 when anything of q, k, v is) and the choice [B, H, T, top_k] int64, best first, −1 for
+// none. Gradients for q, k, v through out alone. float64, float32, bfloat16. ValueError naming the
+// argument when a shape, dtype or value does not fit. NaN in a query gives a row of NaN; a chunk
+// with a NaN score counts as the best.
+// Few queries of many positions (decoding) read the summaries, or (exact) all keys, and
+// the chunks chosen.
+// fall_back: with the shortlist, Exact's choice wherever top1_certified does not prove the
+// shortlist's; few queries of many positions take Exact's at once. Costs the shortlist's forward,
+// the proof (which stops a GPU to look at its outcome), Exact's forward unless all is proved, and
+// one with the choice forced.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
-    std::string_view selection = "exact", int64_t top_k = 1, const std::optional<at::Tensor>& selected = {},
-    int64_t shortlist = 16, int64_t rank = 7, const std::optional<at::Tensor>& summaries = {}, bool fall_back = false);
+    std::string_view selection = "exact", int64_t top_k = 1,
+    const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
+    const std::optional<at::Tensor>& summaries = {}, bool fall_back = false);
 
-// Of each query, whether its choice `selected` [B, H, T, top_k] by a shortlist of this length is certain to be Exact's,
-// bool [B, H, T]:
-//   it has no more than `shortlist` candidates, or no chunk c that was not chosen can score above one r that was:
+// Of each query, whether its choice `selected` [B, H, T, top_k] by a shortlist of this length is
+// certain to be Exact's, bool [B, H, T]:
+//   it has no more than `shortlist` candidates, or no chunk c that was not chosen can score above
+//   one r that was:
 //   s q·μ_c + ½ (s ‖q‖ R_c)² ≤ s q·μ_r,   R_c = max_{j in c} ‖k_j − μ_c‖
-// with a margin for rounding on the left,
-// since log mean_j exp(s q·k_j) is s q·μ at least (Jensen) and by Hoeffding's lemma half the square of half the range
-// of s q·k_j more at most. What is no candidate of its query proves nothing. Tensor arithmetic in blocks of queries,
-// O(T) memory.
-at::Tensor top1_certified(const at::Tensor& q, const at::Tensor& k, const at::Tensor& selected, int64_t chunk_size,
-                          double scale, int64_t shortlist = 16);
+// with a margin for rounding on the left, since log mean_j exp(s q·k_j) is s q·μ at least (Jensen)
+// and by Hoeffding's lemma half the square of half the range of s q·k_j more at most. What is no
+// candidate of its query proves nothing. Tensor arithmetic in blocks of queries, O(T) memory.
+at::Tensor top1_certified(const at::Tensor& q, const at::Tensor& k, const at::Tensor& selected,
+                          int64_t chunk_size, double scale, int64_t shortlist = 16);
 
-// top1_chunk from tensor arithmetic with [T, S] matrices: defines what is right; any device. Nothing is checked.
+// top1_chunk from tensor arithmetic with [T, S] matrices: defines what is right; any device.
+// Nothing is checked.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
-    std::string_view selection = "exact", int64_t top_k = 1, const std::optional<at::Tensor>& selected = {},
-    int64_t shortlist = 16, int64_t rank = 7, const std::optional<at::Tensor>& summaries = {});
+    std::string_view selection = "exact", int64_t top_k = 1,
+    const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
+    const std::optional<at::Tensor>& summaries = {});
 
-// Of each full chunk of k [B, S, Hk, D] its mean μ and `rank` axes u_i: [B, ⌊S / chunk_size⌋, Hk, 1 + rank, D] in
-// float32 (float64 for float64), no gradient. With A = mean (k − μ)(k − μ)ᵀ, x_i = k − μ at position ⌊i · chunk_size /
-// rank⌋ of the chunk, and the columns of S A x_i at unit length: Σ u_i u_iᵀ = A S (Sᵀ A S)⁻¹ Sᵀ A, Nyström's
-// approximation of A from below after one step of the power method; an axis that depends on those before it is 0.
-// Of bfloat16 keys in bfloat16, [B, …, Hk, 2 + rank, D]: μ less its rounded value, μ rounded, u_1, …, so that a step
-// can leave the first unread.
+// Of each full chunk of k [B, S, Hk, D] its mean μ and `rank` axes u_i: [B, ⌊S / chunk_size⌋, Hk, 1
+// + rank, D] in float32 (float64 for float64), no gradient. With A = mean (k − μ)(k − μ)ᵀ, x_i = k
+// − μ at position ⌊i · chunk_size / rank⌋ of the chunk, and the columns of S A x_i at unit length:
+// Σ u_i u_iᵀ = A S (Sᵀ A S)⁻¹ Sᵀ A, Nyström's approximation of A from below after one step of the
+// power method; an axis that depends on those before it is 0.
+// Of bfloat16 keys in bfloat16, [B, …, Hk, 2 + rank, D]: μ less its rounded value, μ rounded, u_1,
+// …, so that a step can leave the first unread.
 at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank = 0);
 
 // Those of bfloat16 keys as those of float32: [B, chunks, Hk, 1 + rank, D].

@@ -1,4 +1,5 @@
 // Which calls the kernels take, and their steps.
+#include "ops/cuda/attention.cuh"
 #include "ops/top1_element/cuda_passes.cuh"
 
 namespace assay::ops::cuda {
@@ -6,44 +7,48 @@ namespace {
 
 using namespace element;
 
-struct BackwardScratch {
+struct BackwardWorkspace {
   Operands operands;
   Choices choices;
-  BackwardScratch(const Top1ElementBackward& q, Arena& arena) : operands(q, arena), choices(q.forward, arena) {}
+  BackwardWorkspace(const Top1ElementBackward& bwd, WorkspaceArena& arena)
+      : operands(bwd, arena), choices(bwd.forward, arena) {}
 };
 
 }  // namespace
 
 const char* why_unsupported(const Top1ElementForward& p) {
   if (p.dtype != DType::bf16) return "takes bfloat16 only";
-  if (p.head_dim != 64 && p.head_dim != 96 && p.head_dim != 128) return "takes a head_dim of 64, 96 or 128";
-  if (p.batch * p.heads * (p.past + p.time) >= int64_t{1} << 31) return "takes fewer than 2^31 rows of all heads";
+  if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
+  if (p.batch * p.heads * (p.past + p.time) >= int64_t{1} << 31)
+    return "takes fewer than 2^31 rows of all heads";
   if (p.batch * p.heads >= 1 << 16) return "takes fewer than 2^16 heads of the batch";
   return why_unaligned({p.q, p.k, p.v, p.out});
 }
 
-size_t workspace_bytes(const Top1ElementForward& p) { return scratch_bytes<Operands>(p); }
-size_t workspace_bytes(const Top1ElementBackward& q) { return scratch_bytes<BackwardScratch>(q); }
+size_t workspace_bytes(const Top1ElementForward& p) { return workspace_size<Operands>(p); }
+size_t workspace_bytes(const Top1ElementBackward& bwd) {
+  return workspace_size<BackwardWorkspace>(bwd);
+}
 
 void top1_element(const Top1ElementForward& p, void* workspace, Stream raw_stream) {
   check("top1_element", why_unsupported(p));
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
-  Arena arena{static_cast<char*>(workspace)};
+  const auto stream = cuda_stream(raw_stream);
+  WorkspaceArena arena(workspace);
   const Operands operands(p, arena);
   pack_operands(p, operands, stream);
   choose(p, operands, stream);
 }
 
-void top1_element(const Top1ElementBackward& q, void* workspace, Stream raw_stream) {
-  check("top1_element", why_unsupported(q.forward));
-  check("top1_element", why_unaligned({q.dout, q.dq, q.dk, q.dv}));
-  const auto stream = static_cast<cudaStream_t>(raw_stream);
-  Arena arena{static_cast<char*>(workspace)};
-  const BackwardScratch scratch(q, arena);
-  pack_operands(q, scratch.operands, stream);
-  query_gradients(q, scratch.operands, stream);
-  key_gradients(q, scratch.operands, stream);
-  value_gradients(q, scratch.choices, stream);
+void top1_element(const Top1ElementBackward& bwd, void* workspace, Stream raw_stream) {
+  check("top1_element", why_unsupported(bwd.forward));
+  check("top1_element", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
+  const auto stream = cuda_stream(raw_stream);
+  WorkspaceArena arena(workspace);
+  const BackwardWorkspace scratch(bwd, arena);
+  pack_operands(bwd, scratch.operands, stream);
+  query_gradients(bwd, scratch.operands, stream);
+  key_gradients(bwd, scratch.operands, stream);
+  value_gradients(bwd, scratch.choices, stream);
 }
 
 }  // namespace assay::ops::cuda

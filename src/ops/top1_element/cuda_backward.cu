@@ -1,8 +1,12 @@
-// The gradients of queries and of keys, each by blocks that own their rows: no row has two writers and nothing is added
-// across blocks. With X the own rows and Y those that stream past,
+// The gradients of queries and of keys, each by blocks that own their rows: no row has two writers
+// and nothing is added across blocks. With X the own rows and Y those that stream past,
 //   S = X₁ Y₁ᵀ     dP = X₂ Y₂ᵀ     dS = P (dP − delta)     sum = dS Y₁
-// where X are q, dout and Y are k, v for dq, and the other way round for dk: then a column, not a row, has a logsumexp
-// and a delta. dS comes out of the tensor cores as the left operand of its product.
+// where X are q, dout and Y are k, v for dq, and the other way round for dk: then a column,
+// not a row, has a logsumexp and a delta. dS comes out of the tensor cores as the left
+// operand of its product.
+#include "ops/cuda/attention.cuh"
+#include "ops/cuda/pipeline.cuh"
+#include "ops/cuda/wgmma.cuh"
 #include "ops/top1_element/cuda_stream.cuh"
 
 namespace assay::ops::cuda::element {
@@ -16,12 +20,13 @@ constexpr int kGroups = D == 64 ? 3 : 2;  // as registers allow
 struct Parts {
   int first, per_head, count;
 };
-__device__ Parts keys_of(const Top1ElementForward& p, const Rows& queries) {
+__device__ Parts keys_of(const Top1ElementForward& p, const RowRange& queries) {
   const int count = (int(p.past) + queries.first + queries.count + kPart - 1) / kPart;
   return {0, count, count};
 }
-__device__ Parts queries_of(const Top1ElementForward& p, const Rows& keys) {
-  const int first = max(0, keys.first - int(p.past)) / kPart, per_head = (int(p.time) + kPart - 1) / kPart - first;
+__device__ Parts queries_of(const Top1ElementForward& p, const RowRange& keys) {
+  const int first = max(0, keys.first - int(p.past)) / kPart,
+            per_head = (int(p.time) + kPart - 1) / kPart - first;
   return {first, per_head, per_head * int(p.heads / p.kv_heads)};
 }
 
@@ -33,168 +38,193 @@ struct OfRows {
 struct OfColumns {
   float2 of[kPart / 8];
   __device__ float at(int n, int e) const { return e % 2 ? of[n].y : of[n].x; }
-  __device__ void load(const float* facts) {
+  __device__ void load(const float* stats) {
 #pragma unroll
-    for (int n = 0; n < kPart / 8; ++n) of[n] = *reinterpret_cast<const float2*>(facts + n * 8 + threadIdx.x % 4 * 2);
+    for (int n = 0; n < kPart / 8; ++n)
+      of[n] = *reinterpret_cast<const float2*>(stats + n * 8 + threadIdx.x % 4 * 2);
   }
 };
 
 // Scores become P.
-template <int N, class Facts>
-__device__ void weigh(float (&s)[N][4], float scale, const Facts& logsumexp) {
+template <int N, class Stats>
+__device__ void weigh(float (&s)[N][4], float scale, const Stats& logsumexp) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = exp2_fast(fmaf(s[n][e], scale, -logsumexp.at(n, e)));
+    for (int e = 0; e < 4; ++e) s[n][e] = ex2_approx(fmaf(s[n][e], scale, -logsumexp.at(n, e)));
 }
 // P becomes dS.
-template <int N, class Facts>
-__device__ void differentiate(float (&s)[N][4], const float (&dp)[N][4], const Facts& delta) {
+template <int N, class Stats>
+__device__ void differentiate(float (&s)[N][4], const float (&dp)[N][4], const Stats& delta) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[n][e] *= dp[n][e] - delta.at(n, e);
 }
-// Nothing flows between a query and a key behind it. A row sees the columns below its limit, or (kAbove) from it on.
+// Nothing flows between a query and a key after it. A row sees the columns below its limit, or
+// (kAbove) from it on.
 template <bool kAbove, int N>
 __device__ void hide(float (&s)[N][4], const int (&limit)[2]) {
   const int column = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = (column + n * 8 + e % 2 < limit[e / 2]) != kAbove ? s[n][e] : 0;
+    for (int e = 0; e < 4; ++e)
+      s[n][e] = (column + n * 8 + e % 2 < limit[e / 2]) != kAbove ? s[n][e] : 0;
 }
 
 template <int D>
-__device__ void write_rows(const View& to, const Rows& mine, const float (&sum)[D / 8][4], float factor) {
+__device__ void write_rows(const View& to, const RowRange& mine, const float (&sum)[D / 8][4],
+                           float factor) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = mine.row(half);
-    bf16* at = row < mine.count ? row_of<D>(to, mine.b, mine.first + row, mine.h) : nullptr;
+    bf16* at = row < mine.count ? head_row<D>(to, mine.b, mine.first + row, mine.h) : nullptr;
 #pragma unroll
     for (int d = 0; d < D / 32; ++d)
-      store_row32(at ? at + d * 32 : nullptr, reinterpret_cast<const float(&)[4][4]>(sum[d * 4]), half, factor);
+      store_row32(at ? at + d * 32 : nullptr, columns32(sum, d), half, factor);
   }
 }
 
 // The sums of a warpgroup's rows, which are keys or queries.
-template <int D, bool kKeys, class R>
-__device__ void sum_parts(float (&sum)[D / 8][4], const R& room, const Top1ElementForward& p, const Operands& m,
-                          const Rows& mine, const Parts& parts, float scale) {
-  room.ready().wait(0);
-  const Left<D, false> own(room.own(0)), own2(room.own(1));
-  const uint64_t rows = Panels<D, 64>{room.streamed(0, 0)}.rows(), rows2 = Panels<D, 64>{room.streamed(0, 1)}.rows(),
-                 columns = Panels<D, 64>{room.streamed(0, 0)}.columns();
+template <int D, bool kKeys, class Smem>
+__device__ void sum_parts(float (&sum)[D / 8][4], const Smem& smem, const Top1ElementForward& p,
+                          const Operands& m, const RowRange& mine, const Parts& parts,
+                          float scale) {
+  smem.own_ready().wait(0);
+  const OperandA<D, false> own(smem.own(0)), own2(smem.own(1));
+  const uint64_t rows = WgmmaTile<D, 64>{smem.streamed(0, 0)}.rows(),
+                 rows2 = WgmmaTile<D, 64>{smem.streamed(0, 1)}.rows(),
+                 columns = WgmmaTile<D, 64>{smem.streamed(0, 0)}.columns();
   auto stage_at = [](int stage) { return uint32_t(stage * (2 * kPart * D * 2 >> 4)); };
   std::conditional_t<kKeys, OfColumns, OfRows> logsumexp, delta;
   int limit[2];  // of a column's position, relative to the part
   if constexpr (!kKeys) {
     for (int i = 0; i < 2; ++i) {
       const int64_t at = mine.head * m.q.rows + mine.first + mine.row(i);
-      logsumexp.of[i] = m.logsumexp[at], delta.of[i] = m.delta[at];
+      logsumexp.of[i] = m.logsumexp[at];
+      delta.of[i] = m.delta[at];
     }
   }
   const int past = int(p.past), begin = mine.first + mine.group_row();  // the warpgroup's first row
   float s[kPart / 8][4], dp[kPart / 8][4];
   uint32_t weights[kPart / 16][4];
-  Ring<R> ring;
+  PipelineState<Smem::kStages> ring;
   int before = 0, part = parts.first;
   auto turn = [&](auto first) {
-    ring.wait(room);
-    begin_products();
-    scores<D, kPart>(s, own, behind(rows, stage_at(ring.stage))), commit_products();
-    if constexpr (!decltype(first)::value) accumulate<D, kPart>(sum, weights, behind(columns, stage_at(before)));
-    scores<D, kPart>(dp, own2, behind(rows2, stage_at(ring.stage))), commit_products();
-    if constexpr (kKeys) logsumexp.load(room.facts(ring.stage, 0));  // on their way while products are made
-    wait_products<1>(), pin(s);
+    smem.ring().consumer_wait(ring);
+    wgmma_fence();
+    scores<D, kPart>(s, own, advance_descriptor(rows, stage_at(ring.stage)));
+    wgmma_commit_group();
+    if constexpr (!decltype(first)::value)
+      accumulate<D, kPart>(sum, weights, advance_descriptor(columns, stage_at(before)));
+    scores<D, kPart>(dp, own2, advance_descriptor(rows2, stage_at(ring.stage)));
+    wgmma_commit_group();
+    // on their way while products are made
+    if constexpr (kKeys) logsumexp.load(smem.stats(ring.stage, 0));
+    wgmma_wait_group<1>(s);
     weigh(s, scale, logsumexp);
-    if constexpr (kKeys) delta.load(room.facts(ring.stage, 1));
+    if constexpr (kKeys) delta.load(smem.stats(ring.stage, 1));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) limit[i] = mine.first + mine.row(i) + (kKeys ? -past : past + 1) - part * kPart;
-    const bool hidden = kKeys ? past + part * kPart < begin + 63 : (part + 1) * kPart > past + begin + 1;
-    if (kKeys && hidden) hide<kKeys>(s, limit);  // here a branch keeps the exponentials before the wait: README.md
-    wait_products<0>(), pin(dp);
-    if constexpr (!decltype(first)::value) pin(sum), room.release(before);
+    for (int i = 0; i < 2; ++i)
+      limit[i] = mine.first + mine.row(i) + (kKeys ? -past : past + 1) - part * kPart;
+    const bool hidden =
+        kKeys ? past + part * kPart < begin + 63 : (part + 1) * kPart > past + begin + 1;
+    // here a branch keeps the exponentials before the wait: README.md
+    if (kKeys && hidden) hide<kKeys>(s, limit);
+    wgmma_wait_group<0>(dp);
+    if constexpr (!decltype(first)::value) {
+      warpgroup_fence_operand(sum);
+      smem.release(before);
+    }
     differentiate(s, dp, delta);
     if (!kKeys && hidden) hide<kKeys>(s, limit);
     pack_operand(weights, s);
-    before = ring.stage, ring.advance(), ++part;
+    before = ring.stage;
+    ring.advance();
+    ++part;
     if (kKeys && part == parts.first + parts.per_head) part = parts.first;
   };
   turn(std::true_type{});
   for (int i = 1; i < parts.count; ++i) turn(std::false_type{});
-  begin_products(), accumulate<D, kPart>(sum, weights, behind(columns, stage_at(before))), commit_products();
-  wait_products(), pin(sum);
+  wgmma_fence();
+  accumulate<D, kPart>(sum, weights, advance_descriptor(columns, stage_at(before)));
+  wgmma_commit_group();
+  wgmma_wait_group<0>(sum);
 }
 
 template <int D>
 __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
-    query_kernel(Top1ElementBackward q, Operands m, float scale) {
-  using R = Room<D, kPart, kGroups<D>, 2, 2>;
-  const R room;
-  const Top1ElementForward& p = q.forward;
-  const Rows mine(int(p.heads), int(p.time), R::kRows, true);
+    query_kernel(Top1ElementBackward bwd, Operands m, float scale) {
+  using Smem = StreamSmem<D, kPart, kGroups<D>, 2, 2>;
+  const Smem smem;
+  const Top1ElementForward& p = bwd.forward;
+  const RowRange mine(int(p.heads), int(p.time), Smem::kRows, true);
   const Parts parts = keys_of(p, mine);
-  room.begin();
-  if (room.brings()) {
-    room.lend();
+  smem.init();
+  if (smem.is_producer()) {
+    smem.producer_registers();
     const int64_t kv = mine.b * p.kv_heads + mine.h / (p.heads / p.kv_heads);
-    room.bring(
+    smem.produce(
         parts.count, [&](int which) { return (which ? m.dout : m.q).at<D>(mine.head, mine.first); },
         [&](int i, int which) { return (which ? m.v : m.k).at<D>(kv, int64_t{i} * kPart); },
         [](int, int) { return nullptr; });
   } else {
-    room.borrow();
+    smem.consumer_registers();
     float sum[D / 8][4] = {};
-    sum_parts<D, false>(sum, room, p, m, mine, parts, scale);
-    write_rows<D>(q.dq, mine, sum, float(p.scale));
+    sum_parts<D, false>(sum, smem, p, m, mine, parts, scale);
+    write_rows<D>(bwd.dq, mine, sum, float(p.scale));
   }
 }
 
 template <int D>
 __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
-    key_kernel(Top1ElementBackward q, Operands m, float scale) {
-  using R = Room<D, kPart, kGroups<D>, 2, 2, true>;
-  const R room;
-  const Top1ElementForward& p = q.forward;
-  const Rows mine(int(p.kv_heads), int(p.past + p.time), R::kRows, false);
+    key_kernel(Top1ElementBackward bwd, Operands m, float scale) {
+  using Smem = StreamSmem<D, kPart, kGroups<D>, 2, 2, true>;
+  const Smem smem;
+  const Top1ElementForward& p = bwd.forward;
+  const RowRange mine(int(p.kv_heads), int(p.past + p.time), Smem::kRows, false);
   const Parts parts = queries_of(p, mine);
-  room.begin();
-  if (room.brings()) {
-    room.lend();
+  smem.init();
+  if (smem.is_producer()) {
+    smem.producer_registers();
     const int64_t head = mine.b * p.heads + mine.h * (p.heads / p.kv_heads);
     auto row = [&](int i) { return int64_t{parts.first + i % parts.per_head} * kPart; };
-    room.bring(
+    smem.produce(
         parts.count, [&](int which) { return (which ? m.v : m.k).at<D>(mine.head, mine.first); },
-        [&](int i, int which) { return (which ? m.dout : m.q).at<D>(head + i / parts.per_head, row(i)); },
+        [&](int i, int which) {
+          return (which ? m.dout : m.q).at<D>(head + i / parts.per_head, row(i));
+        },
         [&](int i, int which) {
           return (which ? m.delta : m.logsumexp) + (head + i / parts.per_head) * m.q.rows + row(i);
         });
   } else {
-    room.borrow();
+    smem.consumer_registers();
     float sum[D / 8][4] = {};
-    sum_parts<D, true>(sum, room, p, m, mine, parts, scale);
-    write_rows<D>(q.dk, mine, sum, fabsf(float(p.scale)));
+    sum_parts<D, true>(sum, smem, p, m, mine, parts, scale);
+    write_rows<D>(bwd.dk, mine, sum, fabsf(float(p.scale)));
   }
 }
 
 }  // namespace
 
-void query_gradients(const Top1ElementBackward& q, const Operands& m, cudaStream_t stream) {
-  const Top1ElementForward& p = q.forward;
+void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+  const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
-    using R = Room<d(), kPart, kGroups<d()>, 2, 2>;
-    const unsigned blocks = unsigned(ceil_div(p.time, R::kRows) * p.batch * p.heads);
-    launch_shared(query_kernel<d()>, blocks, R::kThreads, R::kBytes, stream, q, m, exponent_scale(p));
+    using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2>;
+    const unsigned blocks = unsigned(ceil_div(p.time, Smem::kRows) * p.batch * p.heads);
+    launch_kernel(query_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, bwd, m,
+                  exponent_scale(p));
   });
   check_launch("top1_element: gradients of queries");
 }
-void key_gradients(const Top1ElementBackward& q, const Operands& m, cudaStream_t stream) {
-  const Top1ElementForward& p = q.forward;
+void key_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+  const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
-    using R = Room<d(), kPart, kGroups<d()>, 2, 2, true>;
-    const unsigned blocks = unsigned(ceil_div(p.past + p.time, R::kRows) * p.batch * p.kv_heads);
-    launch_shared(key_kernel<d()>, blocks, R::kThreads, R::kBytes, stream, q, m, exponent_scale(p));
+    using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2, true>;
+    const unsigned blocks = unsigned(ceil_div(p.past + p.time, Smem::kRows) * p.batch * p.kv_heads);
+    launch_kernel(key_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, bwd, m,
+                  exponent_scale(p));
   });
   check_launch("top1_element: gradients of keys");
 }

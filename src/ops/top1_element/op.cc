@@ -1,10 +1,9 @@
-// assay::top1_element: checks, casts, the choice of the path, and the autograd function around both.
+// assay::top1_element: checks, casts, the choice of the path, and the autograd
+// function around both.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include "ops/dispatch.h"
 #include "ops/register.h"
-#include "ops/tensors.h"
 #include "ops/top1_element/composed.h"
 #include "ops/top1_element/kernel.h"
 #include "ops/top1_element/top1_element.h"
@@ -13,7 +12,8 @@ namespace assay::ops {
 namespace {
 
 constexpr const char* kOp = "top1_element";
-constexpr const char* kComposed = "composed from tensor arithmetic, in blocks of queries: O(T) memory";
+constexpr const char* kComposed =
+    "composed from tensor arithmetic, in blocks of queries: O(T) memory";
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -26,10 +26,20 @@ struct Inputs {
 Top1ElementForward describe(const Inputs& in, const Top1ElementOutputs& o) {
   Top1ElementForward p{};
   p.dtype = kernel_dtype(in.q.scalar_type());
-  p.batch = in.q.size(0), p.time = in.q.size(1), p.past = in.k.size(1) - p.time;
-  p.heads = in.q.size(2), p.kv_heads = in.k.size(2), p.head_dim = in.q.size(3), p.scale = in.scale;
-  p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.out = view(o.out);
-  p.logsumexp = data(o.logsumexp), p.soft = data(o.soft), p.index = static_cast<int64_t*>(data(o.index));
+  p.batch = in.q.size(0);
+  p.time = in.q.size(1);
+  p.past = in.k.size(1) - p.time;
+  p.heads = in.q.size(2);
+  p.kv_heads = in.k.size(2);
+  p.head_dim = in.q.size(3);
+  p.scale = in.scale;
+  p.q = view(in.q);
+  p.k = view(in.k);
+  p.v = view(in.v);
+  p.out = view(o.out);
+  p.logsumexp = data(o.logsumexp);
+  p.soft = data(o.soft);
+  p.index = static_cast<int64_t*>(data(o.index));
   return p;
 }
 
@@ -44,14 +54,15 @@ const char* why_composed(const Inputs& in) {
 
 template <class Work>  // Top1ElementForward or …Backward
 void launch(const Work& work, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::DeviceGuard guard(device);
-    const at::Tensor scratch = workspace(cuda::workspace_bytes(work), device);
-    return cuda::top1_element(work, scratch.data_ptr(), current_stream(device));
-  }
-#endif
-  cpu::top1_element(work, workspace(cpu::workspace_bytes(work), device).data_ptr(), at_parallel_for());
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::top1_element(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::top1_element(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
 }
 
 Top1ElementOutputs run(const Inputs& in, bool with_gradient) {
@@ -61,17 +72,20 @@ Top1ElementOutputs run(const Inputs& in, bool with_gradient) {
   }
   const int64_t batch = in.q.size(0), time = in.q.size(1), heads = in.q.size(2);
   const auto real = in.q.options().dtype(real_dtype(in.q.scalar_type()));
-  const auto wanted = [&](at::IntArrayRef sizes) { return with_gradient ? at::empty(sizes, real) : at::Tensor(); };
+  const auto wanted = [&](at::IntArrayRef sizes) {
+    return with_gradient ? at::empty(sizes, real) : at::Tensor();
+  };
   const Top1ElementOutputs o{at::empty(in.q.sizes(), in.q.options()),
-                             at::empty({batch, heads, time}, real.dtype(at::kLong)), wanted({batch, heads, time}),
+                             at::empty({batch, heads, time}, real.dtype(at::kLong)),
+                             wanted({batch, heads, time}),
                              wanted({batch, heads, time, in.q.size(3)})};
   launch(describe(in, o), in.q.device());
   return o;
 }
 
 struct Top1Element : torch::autograd::Function<Top1Element> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                               double scale) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, double scale) {
     const Top1ElementOutputs o = run({q, k, v, scale}, true);
     ctx->save_for_backward({q, k, v, o.index, o.logsumexp, o.soft});
     ctx->saved_data["scale"] = scale;
@@ -90,15 +104,16 @@ struct Top1Element : torch::autograd::Function<Top1Element> {
     }
     const at::Tensor dq = at::empty(in.q.sizes(), in.q.options());
     const at::Tensor dk = at::empty(in.k.sizes(), in.k.options()), dv = at::empty_like(dk);
-    launch(Top1ElementBackward{describe(in, o), view(dout), view(dq), view(dk), view(dv)}, in.q.device());
+    launch(Top1ElementBackward{describe(in, o), view(dout), view(dq), view(dk), view(dv)},
+           in.q.device());
     return {dq, dk, dv, at::Tensor()};
   }
 };
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                                double scale) {
+std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::Tensor& k,
+                                                const at::Tensor& v, double scale) {
   check_attention(kOp, q, k, v);
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
   if (q.is_meta())
@@ -106,7 +121,8 @@ std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::T
             at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(at::kLong))};
   const auto dtype = sequence_dtype({q, k, v});
   const Inputs in{sequence(q, dtype), sequence(k, dtype), sequence(v, dtype), scale};
-  if (!at::GradMode::is_enabled() || !(q.requires_grad() || k.requires_grad() || v.requires_grad())) {
+  if (!at::GradMode::is_enabled() ||
+      !(q.requires_grad() || k.requires_grad() || v.requires_grad())) {
     const Top1ElementOutputs o = run(in, false);
     return {o.out.to(q.scalar_type()), o.index};
   }
@@ -116,11 +132,14 @@ std::tuple<at::Tensor, at::Tensor> top1_element(const at::Tensor& q, const at::T
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; else ") + kComposed
-                 : std::string(kComposed) + "; built without CUDA");
+    kCudaKernels
+        ? std::string("cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; else ") +
+              kComposed
+        : std::string(kComposed) + "; built without CUDA");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(m, "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",
-                    top1_element);
+  register_operator(
+      m, "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",
+      top1_element);
 }
 
 }  // namespace assay::ops

@@ -1,5 +1,5 @@
-// Window attention from tensor arithmetic in O(T) memory: a block of queries meets all keys that any of them sees; the
-// backward computes the weights again from logsumexp.
+// Window attention from tensor arithmetic in O(T) memory: a block of queries meets all keys that
+// any of them sees; the backward computes the weights again from logsumexp.
 #include <torch/torch.h>
 
 #include "ops/tensors.h"
@@ -28,7 +28,8 @@ std::vector<Block> blocks_of(const Problem& p) {
   constexpr int64_t kScores = 1 << 25;  // in memory at once, a fourth of them in copies
   const int64_t time = p.q.size(1), sequences = p.q.size(0) * p.q.size(2);
   int64_t rows = 512;
-  while (rows > 16 && sequences * rows * std::min(p.k.size(1), p.window + rows) > kScores) rows /= 2;
+  while (rows > 16 && sequences * rows * std::min(p.k.size(1), p.window + rows) > kScores)
+    rows /= 2;
   std::vector<Block> blocks;
   for (int64_t row = 0; row < time; row += rows) {
     const int64_t count = std::min(rows, time - row), first = p.first_position() + row;
@@ -38,10 +39,15 @@ std::vector<Block> blocks_of(const Problem& p) {
   return blocks;
 }
 
-// [B, T, H, D] to the rows of a block, those of the heads that share keys one after another: [B, Hkv, H/Hkv · rows, D].
+// [B, T, H, D] to the rows of a block, those of the heads that share keys one after another: [B,
+// Hkv, H/Hkv · rows, D].
 Tensor rows_of(const Tensor& x, const Block& b, const Problem& p) {
   const int64_t kv_heads = p.k.size(2);
-  return x.narrow(1, b.row, b.rows).to(p.real).unflatten(2, {kv_heads, -1}).permute({0, 2, 3, 1, 4}).flatten(2, 3);
+  return x.narrow(1, b.row, b.rows)
+      .to(p.real)
+      .unflatten(2, {kv_heads, -1})
+      .permute({0, 2, 3, 1, 4})
+      .flatten(2, 3);
 }
 Tensor rows_back(const Tensor& rows, const Block& b) {  // → [B, rows, H, D]
   return rows.unflatten(2, {-1, b.rows}).permute({0, 3, 1, 2, 4}).flatten(2, 3);
@@ -53,10 +59,12 @@ Tensor keys_of(const Tensor& x, const Block& b, const Problem& p) {  // → [B, 
 Tensor distance(const Block& b, const Problem& p) {  // [rows, keys]
   const auto options = p.q.options().dtype(p.real);
   const int64_t first = p.first_position() + b.row;
-  return at::arange(first, first + b.rows, options).unsqueeze(1) - at::arange(b.key, b.key + b.keys, options);
+  return at::arange(first, first + b.rows, options).unsqueeze(1) -
+         at::arange(b.key, b.key + b.keys, options);
 }
 
-Tensor scores(const Problem& p, const Block& b, const Tensor& q, const Tensor& k) {  // [B, Hkv, H/Hkv · rows, keys]
+// [B, Hkv, H/Hkv · rows, keys]
+Tensor scores(const Problem& p, const Block& b, const Tensor& q, const Tensor& k) {
   const Tensor apart = distance(b, p);
   Tensor s = q.matmul(k.transpose(-2, -1)).mul_(p.scale).view({q.size(0), -1, b.rows, b.keys});
   if (p.slopes.defined()) s.sub_(p.slopes.to(p.real).view({-1, 1, 1}) * apart);
@@ -67,7 +75,8 @@ Tensor scores(const Problem& p, const Block& b, const Tensor& q, const Tensor& k
 struct Blocked : torch::autograd::Function<Blocked> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const OptionalTensor& slopes, int64_t window, double scale) {
-    const Problem p{q, k, v, or_undefined(slopes), window, scale, real_dtype(sequence_dtype({q, k, v}))};
+    const Problem p{
+        q, k, v, or_undefined(slopes), window, scale, real_dtype(sequence_dtype({q, k, v}))};
     const Tensor out = at::empty_like(q, at::MemoryFormat::Contiguous);
     std::vector<Tensor> logsumexp;
     for (const Block& b : blocks_of(p)) {
@@ -79,7 +88,8 @@ struct Blocked : torch::autograd::Function<Blocked> {
     variable_list saved{q, k, v, p.slopes, out};
     saved.insert(saved.end(), logsumexp.begin(), logsumexp.end());
     ctx->save_for_backward(saved);
-    ctx->saved_data["window"] = window, ctx->saved_data["scale"] = scale;
+    ctx->saved_data["window"] = window;
+    ctx->saved_data["scale"] = scale;
     return out;
   }
 
@@ -101,24 +111,30 @@ struct Blocked : torch::autograd::Function<Blocked> {
       const Tensor q = rows_of(p.q, b, p), k = keys_of(p.k, b, p), v = keys_of(p.v, b, p);
       const Tensor out = rows_of(s[4], b, p), dout = rows_of(gradients[0], b, p);
       const Tensor weights = scores(p, b, q, k).sub_(s[index++]).exp_();
-      const auto add = [&](const Tensor& to, const Tensor& x) { to.narrow(1, b.key, b.keys).add_(x.transpose(1, 2)); };
+      const auto add = [&](const Tensor& to, const Tensor& x) {
+        to.narrow(1, b.key, b.keys).add_(x.transpose(1, 2));
+      };
       add(dv, weights.transpose(-2, -1).matmul(dout));
-      const Tensor ds = dout.matmul(v.transpose(-2, -1)).sub_((dout * out).sum(-1, true)).mul_(weights);
+      const Tensor ds =
+          dout.matmul(v.transpose(-2, -1)).sub_((dout * out).sum(-1, true)).mul_(weights);
       if (dslopes.defined())
-        dslopes.sub_((ds.view({q.size(0), -1, b.rows, b.keys}) * distance(b, p)).sum(at::IntArrayRef{0, 2, 3}));
+        dslopes.sub_((ds.view({q.size(0), -1, b.rows, b.keys}) * distance(b, p))
+                         .sum(at::IntArrayRef{0, 2, 3}));
       ds.mul_(p.scale);
       add(dk, ds.transpose(-2, -1).matmul(q));
       dq.narrow(1, b.row, b.rows).copy_(rows_back(ds.matmul(k), b));
     }
-    const auto like = [](const Tensor& x, const Tensor& to) { return x.defined() ? x.to(to.scalar_type()) : x; };
+    const auto like = [](const Tensor& x, const Tensor& to) {
+      return x.defined() ? x.to(to.scalar_type()) : x;
+    };
     return {dq, like(dk, p.k), like(dv, p.v), like(dslopes, p.slopes), Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
-Tensor window_attention_blocked(const Tensor& q, const Tensor& k, const Tensor& v, int64_t window, double scale,
-                                const OptionalTensor& alibi_slopes) {
+Tensor window_attention_blocked(const Tensor& q, const Tensor& k, const Tensor& v, int64_t window,
+                                double scale, const OptionalTensor& alibi_slopes) {
   return Blocked::apply(q, k, v, alibi_slopes, window, scale);
 }
 

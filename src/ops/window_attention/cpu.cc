@@ -1,6 +1,6 @@
-// Window attention on the CPU. A task holds a block of queries, transposed, and meets the keys tile by tile. Scores lie
-// as [keys, queries]: lanes are queries, so maxima and sums over keys need no sums across lanes, and only the queries
-// are ever transposed.
+// Window attention on the CPU. A task holds a block of queries, transposed, and meets the keys tile
+// by tile. Scores lie as [keys, queries]: lanes are queries, so maxima and sums over keys need no
+// sums across lanes, and only the queries are ever transposed.
 //   forward   Sᵀ = K Qᵀ,  m, ℓ by the online softmax,  O += P V
 //   backward  Pᵀ = exp(Sᵀ − logsumexp),  dPᵀ = V dOᵀ,  dSᵀ = Pᵀ ⊙ (dPᵀ − rowsum(dO ⊙ O)),
 //             dV += Pᵀ dO,  dK += scale dSᵀ Q,  dQ += scale dS K
@@ -9,8 +9,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/window_attention/cpu.cc"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#include <hwy/foreach_target.h>
+#include "ops/highway.h"
 //
 #include <cmath>
 #include <limits>
@@ -23,19 +22,22 @@ HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
 namespace {                     // other operators have tiles and scratch of their own
 constexpr int64_t kBlock = 64;  // queries of a block, and keys of a tile
-constexpr int64_t kSlots = 64;  // scratch areas; tasks are dealt to them in turn, long and short ones alike
+// scratch areas; tasks are dealt to them in turn, long and short ones alike
+constexpr int64_t kSlots = 64;
 
 template <class R>
 int64_t padded(int64_t n) {
   return (n + kLanes<R> - 1) / kLanes<R> * kLanes<R>;
 }
 
-// Queries [first, first + rows) of head h; positions [position, position + rows); keys [key_begin, key_end) are seen.
+// Queries [first, first + rows) of head h; positions [position, position + rows); keys [key_begin,
+// key_end) are seen.
 struct Block {
   int64_t batch, head, kv_head, first, rows, position, key_begin, key_end;
 };
 Block block_at(const WindowAttentionForward& p, int64_t batch, int64_t head, int64_t index) {
-  const int64_t first = index * kBlock, rows = std::min(kBlock, p.time - first), position = first + p.keys - p.time;
+  const int64_t first = index * kBlock, rows = std::min(kBlock, p.time - first),
+                position = first + p.keys - p.time;
   return {batch,
           head,
           head / (p.heads / p.kv_heads),
@@ -54,12 +56,13 @@ struct Scratch {
   R *q_columns, *dout_columns;  // [D, kBlock]
   R *q, *dout, *out, *dq;       // [kBlock, dim]; `out` collects O forward
   R *k, *v, *product;           // [kBlock, dim]
-  R *p, *ds;                    // [kBlock keys, kBlock queries]: scores, then weights; their gradients
-  R *max, *sum, *rescale;       // [kBlock]
-  R* row;                       // [dim]
+  // [kBlock keys, kBlock queries]: scores, then weights; their gradients
+  R *p, *ds;
+  R *max, *sum, *rescale;  // [kBlock]
+  R* row;                  // [dim]
 };
 template <class R>
-Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, Carver& carve) {
+Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, WorkspaceArena& carve) {
   Scratch<R> s{};
   s.dim = padded<R>(p.head_dim);
   for (R** columns : {&s.q_columns, &s.dout_columns}) *columns = carve.take<R>(p.head_dim * kBlock);
@@ -72,42 +75,50 @@ Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, Carver& 
   return s;
 }
 template <class R>
-std::vector<Scratch<R>> take_scratches(const WindowAttentionForward& p, bool backward, int64_t slots, Carver& carve) {
+std::vector<Scratch<R>> take_scratches(const WindowAttentionForward& p, bool backward,
+                                       int64_t slots, WorkspaceArena& carve) {
   std::vector<Scratch<R>> out;
   for (int64_t i = 0; i < slots; ++i) out.push_back(take_scratch<R>(p, backward, carve));
   return out;
 }
 
 template <class R>
-void read_block(const WindowAttentionForward& p, const View& view, int64_t batch, int64_t head, int64_t first,
-                int64_t rows, int64_t dim, R* to) {
+void read_block(const WindowAttentionForward& p, const View& view, int64_t batch, int64_t head,
+                int64_t first, int64_t rows, int64_t dim, R* to) {
   for (int64_t i = 0; i < rows; ++i)
-    read_row(element(view, p.dtype, batch, first + i, head * p.head_dim), p.dtype, p.head_dim, dim, to + i * dim);
+    read_row(element(view, p.dtype, batch, first + i, head * p.head_dim), p.dtype, p.head_dim, dim,
+             to + i * dim);
 }
 template <class R>
-void read_tile(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys, const Scratch<R>& s) {
+void read_tile(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
+               const Scratch<R>& s) {
   read_block(p, p.k, b.batch, b.kv_head, key, keys, s.dim, s.k);
   read_block(p, p.v, b.batch, b.kv_head, key, keys, s.dim, s.v);
 }
-// Of the block's queries: rows behind the last hold zeros, so that they change no sum.
+// Of the block's queries: rows past the last hold zeros, so that they change no sum.
 template <class R>
-void read_columns(const WindowAttentionForward& p, const View& view, const Block& b, R* row, R* columns) {
+void read_columns(const WindowAttentionForward& p, const View& view, const Block& b, R* row,
+                  R* columns) {
   std::fill(columns, columns + p.head_dim * kBlock, R(0));
   for (int64_t i = 0; i < b.rows; ++i) {
-    read_row(element(view, p.dtype, b.batch, b.first + i, b.head * p.head_dim), p.dtype, p.head_dim, p.head_dim, row);
+    read_row(element(view, p.dtype, b.batch, b.first + i, b.head * p.head_dim), p.dtype, p.head_dim,
+             p.head_dim, row);
     for (int64_t d = 0; d < p.head_dim; ++d) columns[d * kBlock + i] = row[d];
   }
 }
 template <class R>
-void write_block(const WindowAttentionForward& p, const View& view, const Block& b, int64_t dim, const R* from) {
+void write_block(const WindowAttentionForward& p, const View& view, const Block& b, int64_t dim,
+                 const R* from) {
   for (int64_t i = 0; i < b.rows; ++i)
-    write_row(from + i * dim, p.dtype, p.head_dim, element(view, p.dtype, b.batch, b.first + i, b.head * p.head_dim));
+    write_row(from + i * dim, p.dtype, p.head_dim,
+              element(view, p.dtype, b.batch, b.first + i, b.head * p.head_dim));
 }
 
-// f(j, low, high) for each key j of the tile: the queries of the block that see it are [low, high) ⊆ [0, width).
+// f(j, low, high) for each key j of the tile: the queries of the block that see it are [low, high)
+// ⊆ [0, width).
 template <class F>
-HWY_INLINE void for_each_key(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys, int64_t width,
-                             F f) {
+HWY_INLINE void for_each_key(const WindowAttentionForward& p, const Block& b, int64_t key,
+                             int64_t keys, int64_t width, F f) {
   for (int64_t j = 0; j < keys; ++j) {
     const int64_t ahead = key + j - b.position;  // of the first query
     f(j, std::clamp<int64_t>(ahead, 0, width),
@@ -117,27 +128,30 @@ HWY_INLINE void for_each_key(const WindowAttentionForward& p, const Block& b, in
 
 // Scores of a tile to the base 2, [keys, width], masked ones left as they come.
 template <class R>
-HWY_NOINLINE void scores(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys, int64_t width,
-                         const Scratch<R>& s) {
+HWY_NOINLINE void scores(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
+                         int64_t width, const Scratch<R>& s) {
   matmul<R>(keys, width, p.head_dim, {s.k, s.dim, 1}, s.q_columns, kBlock, s.p, kBlock, false);
   const Vec<R> scale = set<R>(p.scale * kLog2E);
-  const Vec<R> slope = set<R>(p.alibi_slopes ? static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E : 0);
+  const Vec<R> slope =
+      set<R>(p.alibi_slopes ? static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E : 0);
   for (int64_t j = 0; j < keys; ++j)
     for (int64_t i = 0; i < width; i += kLanes<R>) {
       R* at = s.p + j * kBlock + i;
       Vec<R> score = hn::Mul(load(at), scale);
-      if (p.alibi_slopes) score = hn::NegMulAdd(slope, hn::Iota(Lanes<R>(), R(b.position + i - key - j)), score);
+      if (p.alibi_slopes)
+        score = hn::NegMulAdd(slope, hn::Iota(Lanes<R>(), R(b.position + i - key - j)), score);
       store<R>(score, at);
     }
 }
 
 template <class R>
-HWY_NOINLINE void online_softmax(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
-                                 int64_t width, const Scratch<R>& s) {
+HWY_NOINLINE void online_softmax(const WindowAttentionForward& p, const Block& b, int64_t key,
+                                 int64_t keys, int64_t width, const Scratch<R>& s) {
   constexpr R kNone = -std::numeric_limits<R>::infinity();
   for_each_key(p, b, key, keys, width, [&](int64_t j, int64_t low, int64_t high) {
     R* row = s.p + j * kBlock;
-    std::fill(row, row + low, kNone), std::fill(row + std::max(low, high), row + width, kNone);
+    std::fill(row, row + low, kNone);
+    std::fill(row + std::max(low, high), row + width, kNone);
   });
   for (int64_t i = 0; i < width; i += kLanes<R>) {
     Vec<R> most = load(s.max + i);
@@ -147,11 +161,14 @@ HWY_NOINLINE void online_softmax(const WindowAttentionForward& p, const Block& b
     for (int64_t j = 0; j < keys; ++j) {
       R* at = s.p + j * kBlock + i;
       const Vec<R> score = load(at);
-      const Vec<R> weight = hn::IfThenElseZero(hn::Ne(score, set<R>(kNone)), exp2(hn::Sub(score, most)));
+      const Vec<R> weight =
+          hn::IfThenElseZero(hn::Ne(score, set<R>(kNone)), exp2(hn::Sub(score, most)));
       sum = hn::Add(sum, weight);
       store<R>(weight, at);
     }
-    store<R>(most, s.max + i), store<R>(sum, s.sum + i), store<R>(rescale, s.rescale + i);
+    store<R>(most, s.max + i);
+    store<R>(sum, s.sum + i);
+    store<R>(rescale, s.rescale + i);
   }
 }
 
@@ -159,7 +176,8 @@ template <class R>
 HWY_NOINLINE void scale_rows(int64_t rows, int64_t dim, const R* factors, R* to) {
   for (int64_t i = 0; i < rows; ++i) {
     const Vec<R> factor = set<R>(factors[i]);
-    for (int64_t d = 0; d < dim; d += kLanes<R>) store<R>(hn::Mul(load(to + i * dim + d), factor), to + i * dim + d);
+    for (int64_t d = 0; d < dim; d += kLanes<R>)
+      store<R>(hn::Mul(load(to + i * dim + d), factor), to + i * dim + d);
   }
 }
 
@@ -168,7 +186,8 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
   const int64_t width = padded<R>(b.rows);
   read_columns(p, p.q, b, s.row, s.q_columns);
   std::fill(s.out, s.out + kBlock * s.dim, R(0));
-  std::fill(s.max, s.max + kBlock, std::numeric_limits<R>::lowest() / 2), std::fill(s.sum, s.sum + kBlock, R(0));
+  std::fill(s.max, s.max + kBlock, std::numeric_limits<R>::lowest() / 2);
+  std::fill(s.sum, s.sum + kBlock, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
     const int64_t keys = std::min(kBlock, b.key_end - key);
     read_tile(p, b, key, keys, s);
@@ -185,26 +204,32 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
   for (int64_t i = 0; i < b.rows; ++i) logsumexp[i] = R((s.max[i] + std::log2(s.sum[i])) / kLog2E);
 }
 
-// What the backward needs of the block's queries. s.max: logsumexp to the base 2; s.sum: rowsum(dO ⊙ O).
+// What the backward needs of the block's queries. s.max: logsumexp to the base 2; s.sum:
+// rowsum(dO ⊙ O).
 template <class R>
-void read_queries(const WindowAttentionBackward& q, const Block& b, const Scratch<R>& s) {
-  const WindowAttentionForward& p = q.forward;
-  read_columns(p, p.q, b, s.row, s.q_columns), read_columns(p, q.dout, b, s.row, s.dout_columns);
+void read_queries(const WindowAttentionBackward& bwd, const Block& b, const Scratch<R>& s) {
+  const WindowAttentionForward& p = bwd.forward;
+  read_columns(p, p.q, b, s.row, s.q_columns);
+  read_columns(p, bwd.dout, b, s.row, s.dout_columns);
   read_block(p, p.q, b.batch, b.head, b.first, b.rows, s.dim, s.q);
-  read_block(p, q.dout, b.batch, b.head, b.first, b.rows, s.dim, s.dout);
+  read_block(p, bwd.dout, b.batch, b.head, b.first, b.rows, s.dim, s.dout);
   read_block(p, p.out, b.batch, b.head, b.first, b.rows, s.dim, s.out);
-  const R* logsumexp = static_cast<const R*>(p.logsumexp) + (b.batch * p.heads + b.head) * p.time + b.first;
-  std::fill(s.max, s.max + kBlock, R(0)), std::fill(s.sum, s.sum + kBlock, R(0));
+  const R* logsumexp =
+      static_cast<const R*>(p.logsumexp) + (b.batch * p.heads + b.head) * p.time + b.first;
+  std::fill(s.max, s.max + kBlock, R(0));
+  std::fill(s.sum, s.sum + kBlock, R(0));
   for (int64_t i = 0; i < b.rows; ++i) {
     s.max[i] = R(logsumexp[i] * kLog2E);
-    for (int64_t d = 0; d < p.head_dim; ++d) s.sum[i] += s.dout[i * s.dim + d] * s.out[i * s.dim + d];
+    for (int64_t d = 0; d < p.head_dim; ++d)
+      s.sum[i] += s.dout[i * s.dim + d] * s.out[i * s.dim + d];
   }
 }
 
-// Weights and the gradients of the scores of a tile, [keys, width]; both zero where nothing is seen.
+// Weights and the gradients of the scores of a tile, [keys, width]; both zero where
+// nothing is seen.
 template <class R>
-HWY_NOINLINE void score_gradients(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
-                                  int64_t width, const Scratch<R>& s) {
+HWY_NOINLINE void score_gradients(const WindowAttentionForward& p, const Block& b, int64_t key,
+                                  int64_t keys, int64_t width, const Scratch<R>& s) {
   matmul<R>(keys, width, p.head_dim, {s.v, s.dim, 1}, s.dout_columns, kBlock, s.ds, kBlock, false);
   for (int64_t j = 0; j < keys; ++j)
     for (int64_t i = 0; i < width; i += kLanes<R>) {
@@ -214,8 +239,10 @@ HWY_NOINLINE void score_gradients(const WindowAttentionForward& p, const Block& 
       store<R>(hn::Mul(weight, hn::Sub(load(s.ds + at), load(s.sum + i))), s.ds + at);
     }
   for_each_key(p, b, key, keys, width, [&](int64_t j, int64_t low, int64_t high) {
-    for (R* row : {s.p + j * kBlock, s.ds + j * kBlock})
-      std::fill(row, row + low, R(0)), std::fill(row + std::max(low, high), row + width, R(0));
+    for (R* row : {s.p + j * kBlock, s.ds + j * kBlock}) {
+      std::fill(row, row + low, R(0));
+      std::fill(row + std::max(low, high), row + width, R(0));
+    }
   });
 }
 
@@ -224,97 +251,104 @@ template <class R>
 double slope_gradient(const Block& b, int64_t key, int64_t keys, const R* ds) {
   double sum = 0;
   for (int64_t j = 0; j < keys; ++j)
-    for (int64_t i = 0; i < b.rows; ++i) sum -= double(ds[j * kBlock + i]) * double(b.position + i - key - j);
+    for (int64_t i = 0; i < b.rows; ++i)
+      sum -= double(ds[j * kBlock + i]) * double(b.position + i - key - j);
   return sum;
 }
 
-// Adds factor · left · right, [keys, rows] · [rows, D], to the rows of a contiguous gradient [B, S, Hkv, D].
+// Adds factor · left · right, [keys, rows] · [rows, D], to the rows of a contiguous gradient [B,
+// S, Hkv, D].
 template <class R>
-void add_product(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys, const R* left,
-                 const R* right, double factor, const Scratch<R>& s, void* to) {
+void add_product(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
+                 const R* left, const R* right, double factor, const Scratch<R>& s, void* to) {
   matmul<R>(keys, s.dim, b.rows, {left, kBlock, 1}, right, s.dim, s.product, s.dim, false);
   for (int64_t j = 0; j < keys; ++j) {
-    R* row = static_cast<R*>(to) + ((b.batch * p.keys + key + j) * p.kv_heads + b.kv_head) * p.head_dim;
+    R* row =
+        static_cast<R*>(to) + ((b.batch * p.keys + key + j) * p.kv_heads + b.kv_head) * p.head_dim;
     for (int64_t d = 0; d < p.head_dim; ++d) row[d] += R(factor) * s.product[j * s.dim + d];
   }
 }
 
 // → the gradient of the slope.
 template <class R>
-double backward_block(const WindowAttentionBackward& q, const Block& b, const Scratch<R>& s) {
-  const WindowAttentionForward& p = q.forward;
+double backward_block(const WindowAttentionBackward& bwd, const Block& b, const Scratch<R>& s) {
+  const WindowAttentionForward& p = bwd.forward;
   const int64_t width = padded<R>(b.rows);
   double dslope = 0;
-  read_queries(q, b, s);
+  read_queries(bwd, b, s);
   std::fill(s.dq, s.dq + kBlock * s.dim, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
     const int64_t keys = std::min(kBlock, b.key_end - key);
     read_tile(p, b, key, keys, s);
     scores(p, b, key, keys, width, s);
     score_gradients(p, b, key, keys, width, s);
-    if (q.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
-    add_product(p, b, key, keys, s.p, s.dout, 1, s, q.dv);
-    add_product(p, b, key, keys, s.ds, s.q, p.scale, s, q.dk);
+    if (bwd.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
+    add_product(p, b, key, keys, s.p, s.dout, 1, s, bwd.dv);
+    add_product(p, b, key, keys, s.ds, s.q, p.scale, s, bwd.dk);
     matmul<R>(b.rows, s.dim, keys, {s.ds, 1, kBlock}, s.k, s.dim, s.dq, s.dim, true);
   }
   std::fill(s.rescale, s.rescale + kBlock, R(p.scale));
   scale_rows(b.rows, s.dim, s.rescale, s.dq);
-  write_block(p, q.dq, b, s.dim, s.dq);
+  write_block(p, bwd.dq, b, s.dim, s.dq);
   return dslope;
 }
 
 // Every query that reads one head of k and v; `dslopes` [H] of this sequence.
 template <class R>
-void backward_head(const WindowAttentionBackward& q, int64_t batch, int64_t kv_head, const Scratch<R>& s,
-                   double* dslopes) {
-  const WindowAttentionForward& p = q.forward;
-  for (void* gradient : {q.dk, q.dv})
+void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv_head,
+                   const Scratch<R>& s, double* dslopes) {
+  const WindowAttentionForward& p = bwd.forward;
+  for (void* gradient : {bwd.dk, bwd.dv})
     for (int64_t j = 0; j < p.keys; ++j)
-      std::fill_n(static_cast<R*>(gradient) + ((batch * p.keys + j) * p.kv_heads + kv_head) * p.head_dim, p.head_dim,
-                  R(0));
+      std::fill_n(
+          static_cast<R*>(gradient) + ((batch * p.keys + j) * p.kv_heads + kv_head) * p.head_dim,
+          p.head_dim, R(0));
   const int64_t group = p.heads / p.kv_heads;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     dslopes[head] = 0;
-    for (int64_t i = 0; i < num_blocks(p); ++i) dslopes[head] += backward_block(q, block_at(p, batch, head, i), s);
+    for (int64_t i = 0; i < num_blocks(p); ++i)
+      dslopes[head] += backward_block(bwd, block_at(p, batch, head, i), s);
   }
 }
 
 template <class R>
 void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor& parallel) {
-  const int64_t blocks = num_blocks(p), tasks = p.batch * p.heads * blocks, slots = std::min(tasks, kSlots);
-  Carver carve(static_cast<std::byte*>(workspace));
+  const int64_t blocks = num_blocks(p), tasks = p.batch * p.heads * blocks,
+                slots = std::min(tasks, kSlots);
+  WorkspaceArena carve(workspace);
   const auto scratch = take_scratches<R>(p, false, slots, carve);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t slot = begin; slot < end; ++slot)
       for (int64_t task = slot; task < tasks; task += slots)
-        forward_block(p, block_at(p, task / blocks / p.heads, task / blocks % p.heads, task % blocks),
+        forward_block(p,
+                      block_at(p, task / blocks / p.heads, task / blocks % p.heads, task % blocks),
                       scratch[size_t(slot)]);
   });
 }
 
 template <class R>
-void backward(const WindowAttentionBackward& q, void* workspace, const ParallelFor& parallel) {
-  const WindowAttentionForward& p = q.forward;
+void backward(const WindowAttentionBackward& bwd, void* workspace, const ParallelFor& parallel) {
+  const WindowAttentionForward& p = bwd.forward;
   const int64_t tasks = p.batch * p.kv_heads, slots = std::min(tasks, kSlots);
-  Carver carve(static_cast<std::byte*>(workspace));
+  WorkspaceArena carve(workspace);
   const auto scratch = take_scratches<R>(p, true, slots, carve);
   double* dslopes = carve.take<double>(p.batch * p.heads);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t slot = begin; slot < end; ++slot)
       for (int64_t task = slot; task < tasks; task += slots)
-        backward_head(q, task / p.kv_heads, task % p.kv_heads, scratch[size_t(slot)],
+        backward_head(bwd, task / p.kv_heads, task % p.kv_heads, scratch[size_t(slot)],
                       dslopes + task / p.kv_heads * p.heads);
   });
-  for (int64_t head = 0; q.dalibi_slopes && head < p.heads; ++head) {
+  for (int64_t head = 0; bwd.dalibi_slopes && head < p.heads; ++head) {
     double sum = 0;
     for (int64_t batch = 0; batch < p.batch; ++batch) sum += dslopes[batch * p.heads + head];
-    static_cast<R*>(q.dalibi_slopes)[head] = R(sum);
+    static_cast<R*>(bwd.dalibi_slopes)[head] = R(sum);
   }
 }
 
 template <class R>
 size_t bytes(const WindowAttentionForward& p, bool backward) {
-  Carver count(nullptr);
+  WorkspaceArena count;
   const int64_t tasks = backward ? p.batch * p.kv_heads : p.batch * p.heads * num_blocks(p);
   take_scratches<R>(p, backward, std::min(tasks, kSlots), count);
   if (backward) count.take<double>(p.batch * p.heads);
@@ -324,11 +358,15 @@ size_t bytes(const WindowAttentionForward& p, bool backward) {
 size_t attention_bytes(const WindowAttentionForward& p, bool backward) {
   return p.dtype == DType::f64 ? bytes<double>(p, backward) : bytes<float>(p, backward);
 }
-void attention_forward(const WindowAttentionForward& p, void* workspace, const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel) : forward<float>(p, workspace, parallel);
+void attention_forward(const WindowAttentionForward& p, void* workspace,
+                       const ParallelFor& parallel) {
+  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
+                        : forward<float>(p, workspace, parallel);
 }
-void attention_backward(const WindowAttentionBackward& q, void* workspace, const ParallelFor& parallel) {
-  q.forward.dtype == DType::f64 ? backward<double>(q, workspace, parallel) : backward<float>(q, workspace, parallel);
+void attention_backward(const WindowAttentionBackward& bwd, void* workspace,
+                        const ParallelFor& parallel) {
+  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
+                                  : backward<float>(bwd, workspace, parallel);
 }
 
 }  // namespace
@@ -336,22 +374,15 @@ void attention_backward(const WindowAttentionBackward& q, void* workspace, const
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace assay::ops {
+namespace assay::ops::cpu {
 HWY_EXPORT(attention_bytes);
-HWY_EXPORT(attention_forward);
-HWY_EXPORT(attention_backward);
-
-namespace cpu {
-size_t workspace_bytes(const WindowAttentionForward& p) { return HWY_DYNAMIC_DISPATCH(attention_bytes)(p, false); }
-size_t workspace_bytes(const WindowAttentionBackward& q) {
-  return HWY_DYNAMIC_DISPATCH(attention_bytes)(q.forward, true);
+size_t workspace_bytes(const WindowAttentionForward& p) {
+  return HWY_DYNAMIC_DISPATCH(attention_bytes)(p, false);
 }
-void window_attention(const WindowAttentionForward& p, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(attention_forward)(p, workspace, parallel);
+size_t workspace_bytes(const WindowAttentionBackward& bwd) {
+  return HWY_DYNAMIC_DISPATCH(attention_bytes)(bwd.forward, true);
 }
-void window_attention(const WindowAttentionBackward& q, void* workspace, const ParallelFor& parallel) {
-  HWY_DYNAMIC_DISPATCH(attention_backward)(q, workspace, parallel);
-}
-}  // namespace cpu
-}  // namespace assay::ops
+ASSAY_CPU_WORKSPACE_KERNEL(window_attention, attention_forward, WindowAttentionForward)
+ASSAY_CPU_WORKSPACE_KERNEL(window_attention, attention_backward, WindowAttentionBackward)
+}  // namespace assay::ops::cpu
 #endif

@@ -1,11 +1,13 @@
 #pragma once
-// Causal softmax attention over a window.                          [Vaswani 2017, eq. 1; Child 2019; Press 2022: ALiBi]
-//   p           = t + S − T                              position of query t: the queries are the last T of S positions
+// Causal softmax attention over a window.      [Vaswani 2017, eq. 1; Child 2019; Press 2022: ALiBi]
+//   p           = t + S − T          position of query t: the queries are the last T of S positions
 //   score_{t,j} = scale · q_t·k_j − slope_h · (p − j)    without slopes: slope_h = 0
 //   N(t)        = {j : p − window < j ≤ p}
-//   logsumexp_t = log Σ_{j ∈ N(t)} exp(score_{t,j})      out_t = Σ_{j ∈ N(t)} exp(score_{t,j} − logsumexp_t) v_j
-// Head h of q reads head ⌊h Hkv/H⌋ of k and v. The backward computes the scores again from logsumexp, so nothing of
-// size T·window is ever stored [Dao 2022, Alg. 1, 4]. Derivation and times: README.md.
+//   logsumexp_t = log Σ_{j ∈ N(t)} exp(score_{t,j})
+//   out_t       = Σ_{j ∈ N(t)} exp(score_{t,j} − logsumexp_t) v_j
+// Head h of q reads head ⌊h Hkv/H⌋ of k and v. The backward computes the scores again from
+// logsumexp, so nothing of size T·window is ever stored [Dao 2022, Alg. 1, 4]. Derivation
+// and times: README.md.
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -20,7 +22,8 @@ struct WindowAttentionForward {
   View k, v;                 // in  [B, S, Hkv, D]
   const void* alibi_slopes;  // in  [H] real or null
   View out;                  // out [B, T, H, D]
-  void* logsumexp;           // out [B, H, T] real, natural logarithm; null when no gradient is wanted
+  // out [B, H, T] real, natural logarithm; null when no gradient is wanted
+  void* logsumexp;
 };
 
 struct WindowAttentionBackward {
@@ -31,8 +34,9 @@ struct WindowAttentionBackward {
   void* dalibi_slopes;             // out [H] real or null
 };
 
-// Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, computed in fp32). Heads and blocks of queries
-// go side by side forward, heads of k backward; one writer a row. `workspace` is 64-byte aligned.
+// Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, computed in fp32). Heads
+// and blocks of queries go side by side forward, heads of k backward; one writer a row.
+// `workspace` is 64-byte aligned.
 namespace cpu {
 size_t workspace_bytes(const WindowAttentionForward&);
 size_t workspace_bytes(const WindowAttentionBackward&);

@@ -1,4 +1,5 @@
-// assay::window_attention: checks, the choice of the path, and the autograd function around the CPU kernel.
+// assay::window_attention: checks, the choice of the path, and the autograd function around
+// the CPU kernel.
 #include <torch/torch.h>
 
 #include "ops/parallel.h"
@@ -22,7 +23,8 @@ struct Inputs {
   double scale;
 };
 
-WindowAttentionForward describe(const Inputs& in, const at::Tensor& out, const at::Tensor& logsumexp) {
+WindowAttentionForward describe(const Inputs& in, const at::Tensor& out,
+                                const at::Tensor& logsumexp) {
   WindowAttentionForward p{kernel_dtype(in.q.scalar_type()),
                            in.q.size(0),
                            in.q.size(1),
@@ -32,71 +34,93 @@ WindowAttentionForward describe(const Inputs& in, const at::Tensor& out, const a
                            in.q.size(3),
                            in.window,
                            in.scale};
-  p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.alibi_slopes = data(in.slopes);
-  p.out = view(out), p.logsumexp = data(logsumexp);
+  p.q = view(in.q);
+  p.k = view(in.k);
+  p.v = view(in.v);
+  p.alibi_slopes = data(in.slopes);
+  p.out = view(out);
+  p.logsumexp = data(logsumexp);
   return p;
 }
 
 template <class Work>  // WindowAttentionForward or …Backward
 void launch(const Work& work) {
-  cpu::window_attention(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(), at_parallel_for());
+  cpu::window_attention(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(),
+                        at_parallel_for());
 }
 
-at::TensorOptions real_options(const at::Tensor& q) { return q.options().dtype(real_dtype(q.scalar_type())); }
+at::TensorOptions real_options(const at::Tensor& q) {
+  return q.options().dtype(real_dtype(q.scalar_type()));
+}
 
 struct WindowAttention : torch::autograd::Function<WindowAttention> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const OptionalTensor& slopes, int64_t window, double scale) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const OptionalTensor& slopes, int64_t window,
+                            double scale) {
     const Inputs in{q, k, v, or_undefined(slopes), window, scale};
     const at::Tensor out = at::empty(q.sizes(), q.options());
     const at::Tensor logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, real_options(q));
     launch(describe(in, out, logsumexp));
     ctx->save_for_backward({q, k, v, in.slopes, out, logsumexp});
-    ctx->saved_data["window"] = window, ctx->saved_data["scale"] = scale;
+    ctx->saved_data["window"] = window;
+    ctx->saved_data["scale"] = scale;
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list s = ctx->get_saved_variables();
-    const Inputs in{s[0], s[1], s[2], s[3], ctx->saved_data["window"].toInt(), ctx->saved_data["scale"].toDouble()};
-    const at::Tensor dout = sequence(gradients[0], in.q.scalar_type()), dq = at::empty(in.q.sizes(), in.q.options());
+    const Inputs in{s[0],
+                    s[1],
+                    s[2],
+                    s[3],
+                    ctx->saved_data["window"].toInt(),
+                    ctx->saved_data["scale"].toDouble()};
+    const at::Tensor dout = sequence(gradients[0], in.q.scalar_type()),
+                     dq = at::empty(in.q.sizes(), in.q.options());
     const at::Tensor dk = at::empty(in.k.sizes(), real_options(in.q)), dv = at::empty_like(dk);
     const at::Tensor dslopes = in.slopes.defined() ? at::empty_like(in.slopes) : at::Tensor();
-    launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), data(dk), data(dv), data(dslopes)});
+    launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), data(dk),
+                                   data(dv), data(dslopes)});
     const auto dtype = in.k.scalar_type();
     return {dq, dk.to(dtype), dv.to(dtype), dslopes, at::Tensor(), at::Tensor()};
   }
 };
 
-void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale,
-           const OptionalTensor& slopes) {
+void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+           double scale, const OptionalTensor& slopes) {
   check_dims(kOp, "q", q, 4, "[B, T, H, D]");
   check_dims(kOp, "k", k, 4, "[B, S, Hkv, D]");
   check_shape(kOp, "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)}, "[B, S, Hkv, D]");
-  TORCH_CHECK_VALUE(k.size(1) >= q.size(1), kOp, ": k has ", k.size(1), " positions (its size 1), fewer than the ",
-                    q.size(1), " queries of q");
+  TORCH_CHECK_VALUE(k.size(1) >= q.size(1), kOp, ": k has ", k.size(1),
+                    " positions (its size 1), fewer than the ", q.size(1), " queries of q");
   TORCH_CHECK_VALUE(q.size(2) % k.size(2) == 0, kOp, ": k has ", k.size(2),
                     " heads (its size 2), which do not divide the ", q.size(2), " heads of q");
   check_shape(kOp, "v", v, k.sizes(), "[B, S, Hkv, D]");
   if (slopes) check_shape(kOp, "alibi_slopes", *slopes, {q.size(2)}, "[H]");
-  TORCH_CHECK_VALUE(window == -1 || window > 0, kOp, ": window is ", window, ", expected at least 1, or -1 for all");
+  TORCH_CHECK_VALUE(window == -1 || window > 0, kOp, ": window is ", window,
+                    ", expected at least 1, or -1 for all");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
-  check_like(kOp, "q", q, "q", q), check_like(kOp, "k", k, "q", q), check_like(kOp, "v", v, "q", q);
+  check_like(kOp, "q", q, "q", q);
+  check_like(kOp, "k", k, "q", q);
+  check_like(kOp, "v", v, "q", q);
   if (slopes) check_like(kOp, "alibi_slopes", *slopes, "q", q);
 }
 
-// torch's fused kernels on CUDA: causal without a window through scaled_dot_product_attention, which picks the faster
-// one; else FlashAttention-2, which knows windows and queries at the end of the keys.
-at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale) {
+// torch's fused kernels on CUDA: causal without a window through scaled_dot_product_attention,
+// which picks the faster one; else FlashAttention-2, which knows windows and queries at the end
+// of the keys.
+at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+                 double scale) {
   const int64_t time = q.size(1), size = k.size(1);
   if (window >= size && time == size)
-    return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
-                                            /*is_causal=*/time > 1, scale, /*enable_gqa=*/q.size(2) != k.size(2))
+    return at::scaled_dot_product_attention(
+               q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
+               /*is_causal=*/time > 1, scale, /*enable_gqa=*/q.size(2) != k.size(2))
         .transpose(1, 2);
   const auto before = window < size ? std::optional<c10::SymInt>(window - 1) : std::nullopt;
   const auto after = window < size ? std::optional<c10::SymInt>(0) : std::nullopt;
-  return std::get<0>(at::_flash_attention_forward_symint(q, k, v, {}, {}, time, size, 0.0, /*is_causal=*/true, false,
-                                                         scale, before, after));
+  return std::get<0>(at::_flash_attention_forward_symint(
+      q, k, v, {}, {}, time, size, 0.0, /*is_causal=*/true, false, scale, before, after));
 }
 bool fused_serves(const at::Tensor& q, at::ScalarType dtype, const OptionalTensor& slopes) {
   return dtype == at::kBFloat16 && !slopes && q.size(3) % 8 == 0 && q.size(3) <= 256;
@@ -104,8 +128,8 @@ bool fused_serves(const at::Tensor& q, at::ScalarType dtype, const OptionalTenso
 
 }  // namespace
 
-at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale,
-                            const OptionalTensor& alibi_slopes) {
+at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            int64_t window, double scale, const OptionalTensor& alibi_slopes) {
   check(q, k, v, window, scale, alibi_slopes);
   if (q.is_meta()) return at::empty(q.sizes(), q.options());
   if (window < 0) window = k.size(1);
@@ -125,19 +149,22 @@ void choose_full_attention(const std::string& kernel) {
   TORCH_CHECK_VALUE(any || kernel == "cudnn" || kernel == "flash-2", "full attention by '", kernel,
                     "' is unknown; there are deterministic, torch, cudnn, flash-2");
   context.setDeterministicAlgorithms(kernel == "deterministic", /*warn_only=*/false);
-  context.setSDPUseCuDNN(any || kernel == "cudnn"), context.setSDPUseFlash(any || kernel == "flash-2");
-  context.setSDPUseMemEfficient(any), context.setSDPUseMath(any);
+  context.setSDPUseCuDNN(any || kernel == "cudnn");
+  context.setSDPUseFlash(any || kernel == "flash-2");
+  context.setSDPUseMemEfficient(any);
+  context.setSDPUseMath(any);
 }
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    "torch's FlashAttention-2 (or what its scaled_dot_product_attention prefers, when all positions are seen) in bf16 "
-    "without ALiBi, head_dim a multiple of 8 up to 256; else composed from tensor arithmetic in blocks");
+    "torch's FlashAttention-2 (or what its scaled_dot_product_attention prefers, when all "
+    "positions are seen) in bf16 without ALiBi, head_dim a multiple of 8 up to 256; else "
+    "composed from tensor arithmetic in blocks");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
-      "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, Tensor? alibi_slopes=None) -> Tensor "
-      "out",
+      "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, Tensor? "
+      "alibi_slopes=None) -> Tensor out",
       window_attention);
 }
 

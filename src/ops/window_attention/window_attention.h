@@ -1,5 +1,6 @@
 #pragma once
-// Causal softmax attention over a window, differentiable. Formula and source: kernel.h beside this file.
+// Causal softmax attention over a window, differentiable. Formula and source: kernel.h
+// beside this file.
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -7,25 +8,32 @@
 
 namespace assay::ops {
 
-// q [B, T, H, D]; k, v [B, S, Hkv, D] with S ≥ T: the queries are the last T of the S positions; Hkv divides H, and
-// head h reads k and v of head ⌊h Hkv/H⌋. window: positions seen, the own one included; −1: all. alibi_slopes [H] or
-// absent. → out [B, T, H, D] in the dtype of q. Gradients for every tensor; ValueError naming the argument when shapes
-// or values do not fit. Memory is O(T), time O(T·window).
-at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window, double scale,
+// q [B, T, H, D]; k, v [B, S, Hkv, D] with S ≥ T: the queries are the last T of the S positions;
+// Hkv divides H, and head h reads k and v of head ⌊h Hkv/H⌋. window: positions seen, the own one
+// included; −1: all. alibi_slopes [H] or absent. → out [B, T, H, D] in the dtype of q. Gradients
+// for every tensor; ValueError naming the argument when shapes or values do not fit. Memory is
+// O(T), time O(T·window).
+at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            int64_t window, double scale,
                             const std::optional<at::Tensor>& alibi_slopes = {});
 
-// The same from tensor arithmetic, every score written out: defines what is right; any device. Nothing is checked.
-at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
-                                      double scale, const std::optional<at::Tensor>& alibi_slopes = {});
+// The same from tensor arithmetic, every score written out: defines what is right; any device.
+// Nothing is checked.
+at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      int64_t window, double scale,
+                                      const std::optional<at::Tensor>& alibi_slopes = {});
 
-// The same from tensor arithmetic, a block of queries at a time and computed again in the backward: memory O(T), any
-// device. What CUDA runs where no fused kernel serves. Nothing is checked; window is positive.
-at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
-                                    double scale, const std::optional<at::Tensor>& alibi_slopes = {});
+// The same from tensor arithmetic, a block of queries at a time and computed again in the
+// backward: memory O(T), any device. What CUDA runs where no fused kernel serves. Nothing is
+// checked; window is positive.
+at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    int64_t window, double scale,
+                                    const std::optional<at::Tensor>& alibi_slopes = {});
 
-// Which of torch's kernels serve full attention on CUDA from now on, in the whole process: "deterministic" (torch's
-// choice among those that give the same bits twice, as in training), "torch" (its choice among all), "cudnn" or
-// "flash-2" (that one or an error). Where it is not "deterministic", no other operation of torch is held to it either.
+// Which of torch's kernels serve full attention on CUDA from now on, in the whole process:
+// "deterministic" (torch's choice among those that give the same bits twice, as in training),
+// "torch" (its choice among all), "cudnn" or "flash-2" (that one or an error). Where it is not
+// "deterministic", no other operation of torch is held to it either.
 void choose_full_attention(const std::string& kernel);
 
 }  // namespace assay::ops

@@ -1,0 +1,95 @@
+#pragma once
+// Launches that report their errors, and what a launch asks of the device.
+#include <cuda_runtime.h>
+
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+
+#include "ops/kernel.h"
+
+namespace assay::ops::cuda {
+
+// fail() is not used because nvcc rejects fmt's compile-time check of its format string.
+inline void check_launch(const char* what) {
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
+    throw Error(std::string(what) +
+                ": the kernel could not be launched: " + cudaGetErrorString(error));
+}
+// Throws Unsupported if a call has a reason not to be taken.
+inline void check(const char* operation, const char* why_not) {
+  if (why_not) throw Unsupported(std::string(operation) + " on CUDA " + why_not);
+}
+
+inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+constexpr size_t kMaxSharedBytes = 227 << 10;  // shared memory of a block on sm_90
+
+// Dynamic shared memory has to be allowed when it and the static shared memory exceed 48 KB.
+template <class... Parameters>
+void allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
+  if (bytes == 0) return;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)) !=
+      cudaSuccess)
+    check_launch("dynamic shared memory");
+}
+// A launch with any amount of dynamic shared memory.
+template <class... Parameters, class... Arguments>
+void launch_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
+                   Stream stream, const Arguments&... arguments) {
+  allow_shared_memory(kernel, shared_bytes);
+  kernel<<<grid, threads, shared_bytes, cuda_stream(stream)>>>(arguments...);
+}
+// The same with programmatic dependent launch: the kernel may start while the one before it ends,
+// so it begins with griddep_launch_dependents() and griddep_wait().
+template <class... Parameters, class... Arguments>
+void launch_pdl(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
+                Stream stream, const Arguments&... arguments) {
+  allow_shared_memory(kernel, shared_bytes);
+  cudaLaunchAttribute pdl{};
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = cuda_stream(stream);
+  config.attrs = &pdl;
+  config.numAttrs = 1;
+  // check_launch() reports an error.
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
+}
+
+// The SMs of the current device; 132, as on an H200, where sizes are asked for without a device.
+inline int sm_count() {
+  int device = 0, count = 0;
+  const bool found =
+      cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+  if (!found) static_cast<void>(cudaGetLastError());
+  return found ? count : 132;
+}
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Bytes of the workspace that Workspace(arguments…, arena) takes.
+template <class Workspace, class... Arguments>
+size_t workspace_size(const Arguments&... arguments) {
+  WorkspaceArena arena;
+  Workspace(arguments..., arena);
+  return arena.used();
+}
+
+inline bool is_aligned(const void* pointer, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+// Whether every row of [B, T, …] tensors of `element` bytes begins at a multiple of `bytes`.
+inline bool rows_aligned(std::initializer_list<View> views, int64_t element, int64_t bytes = 16) {
+  for (const View& x : views)
+    if (!is_aligned(x.data, bytes) || x.batch_stride * element % bytes ||
+        x.time_stride * element % bytes)
+      return false;
+  return true;
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,49 @@
+#pragma once
+#include "ops/cuda/ptx.cuh"
+// Sums over the 32 lanes of a warp on tensor cores.
+
+namespace assay::ops::cuda {
+
+// Sums by m16n8k8 products with matrices of zeros and ones. The first product sums over the four
+// lanes of each quad; two more bring the eight quads side by side and sum over them. For bf16 the
+// 11 bits of tf32 are enough; an fp32 number goes in as the sum of two.
+template <class T>
+struct WarpSum {
+  int quad = threadIdx.x % 32 / 4, within = threadIdx.x % 4;
+
+  // Column `column` of the 16 × 8 `result` += Σ_lane value. Every lane of the warp calls it.
+  __device__ void add(float (&result)[4], int column, const float (&value)[16]) const {
+    float sums[4] = {};   // numbers 4 · within + k of the own quad
+    float quads[4] = {};  // 16 numbers × 8 quads
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+      data_left(sums, {value[4 * m], value[4 * m + 2], value[4 * m + 1], value[4 * m + 3]},
+                is(2 * m), is(2 * m + 1));
+    data_right(quads, {at(0), at(0 - 8), at(1), at(1 - 8)}, sums[0], sums[1]);
+    data_right(quads, {at(2), at(2 - 8), at(3), at(3 - 8)}, sums[2], sums[3]);
+    data_left(result, {quads[0], quads[2], quads[1], quads[3]}, is(column), is(column));
+  }
+  // Where the lane's k-th number of a result lies.
+  __device__ int row(int k) const { return quad + k / 2 * 8; }
+  __device__ int column(int k) const { return within * 2 + k % 2; }
+
+ private:
+  static constexpr bool kSplit = sizeof(T) > 2;
+  __device__ float is(int i) const { return quad == i ? 1.f : 0.f; }
+  __device__ float at(int i) const { return quad == 4 * within + i ? 1.f : 0.f; }
+  __device__ static void data_left(float (&c)[4], const float (&a)[4], float b0, float b1) {
+    mma_m16n8k8(c, {tf32(a[0]), tf32(a[1]), tf32(a[2]), tf32(a[3])}, b0, b1);
+    if constexpr (kSplit) mma_m16n8k8(c, {rest(a[0]), rest(a[1]), rest(a[2]), rest(a[3])}, b0, b1);
+  }
+  __device__ static void data_right(float (&c)[4], const float (&a)[4], float b0, float b1) {
+    mma_m16n8k8(c, a, tf32(b0), tf32(b1));
+    if constexpr (kSplit) mma_m16n8k8(c, a, rest(b0), rest(b1));
+  }
+  // A product ignores the last 13 bits of its operands; fp32 has to know which number it took.
+  __device__ static float tf32(float x) {
+    return kSplit ? __uint_as_float(__float_as_uint(x) & 0xffffe000u) : x;
+  }
+  __device__ static float rest(float x) { return x - tf32(x); }
+};
+
+}  // namespace assay::ops::cuda

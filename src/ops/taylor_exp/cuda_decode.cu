@@ -1,0 +1,138 @@
+// A few steps, one after another, as decoding takes them. A block has a head's state in shared
+// memory, where the copy engine brings it as it lies: its rows are odd in length, so only the
+// first and last numbers are not in whole groups of 16 bytes. A thread has one of its columns, in
+// every n-th row.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/ptx.cuh"
+#include "ops/taylor_exp/kernel.h"
+
+namespace assay::ops::cuda::taylor {
+namespace {
+
+constexpr int kThreads = 320;  // wanted in a block
+constexpr int kMaxColumns = kMaxTaylorValue + 1;
+
+__device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& p,
+                                     int64_t t, int64_t width, int64_t i) {
+  const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
+  return load_scalar(
+      x.rows.data, dtype,
+      b * x.rows.batch_stride + t * x.rows.time_stride + h / (p.heads / x.heads) * width + i);
+}
+
+// Feature f of the query, with its weight, and of the key, from their numbers.
+__device__ inline void features(const float* q, const float* k, int K, float scale, int f,
+                                float& query, float& key) {
+  if (f <= K) {
+    query = f == 0 ? 1.f : scale * q[f - 1];
+    key = f == 0 ? 1.f : k[f - 1];
+    return;
+  }
+  int i = 0, j = f - 1 - K;
+  for (; j >= K - i; ++i) j -= K - i;
+  j += i;
+  query = (i == j ? 0.5f : 1.f) * scale * scale * q[i] * q[j];
+  key = k[i] * k[j];
+}
+
+// A head's state in memory: its numbers from `begin` on, and those from `first` to `last` that are
+// whole 16 bytes.
+struct Span {
+  int64_t begin, end, first, last;
+  __device__ Span(int64_t head, int64_t size)
+      : begin(head * size), end(begin + size), first((begin + 3) / 4 * 4), last(end / 4 * 4) {}
+  __device__ uint32_t bytes() const { return uint32_t((last - first) * sizeof(float)); }
+};
+
+// The state's number i is at `state`[i] in shared memory, as far beside 16 bytes as
+// in the tensor.
+__device__ inline void fetch(float* state, const float* from, const Span& span, Mbarrier barrier) {
+  if (threadIdx.x == 0) {
+    barrier.arrive_expect_tx(span.bytes());
+    cp_async_bulk(state + (span.first - span.begin), from + span.first, span.bytes(), barrier);
+  }
+  for (int64_t i = span.begin + threadIdx.x; i < span.first; i += blockDim.x)
+    state[i - span.begin] = from[i];
+  for (int64_t i = span.last + threadIdx.x; i < span.end; i += blockDim.x)
+    state[i - span.begin] = from[i];
+}
+__device__ inline void put(float* to, const float* state, const Span& span) {
+  fence_proxy_async();
+  __syncthreads();
+  for (int64_t i = span.begin + threadIdx.x; i < span.first; i += blockDim.x)
+    to[i] = state[i - span.begin];
+  for (int64_t i = span.last + threadIdx.x; i < span.end; i += blockDim.x)
+    to[i] = state[i - span.begin];
+  if (threadIdx.x > 0) return;
+  cp_async_bulk_store(to + span.first, state + (span.first - span.begin), span.bytes());
+}
+
+__global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, int groups) {
+  __shared__ float q[kMaxTaylorKey], k[kMaxTaylorKey];
+  __shared__ uint64_t word;
+  extern __shared__ __align__(16) float memory[];
+  const int K = int(p.key_dim), columns = int(p.value_dim) + 1, F = 1 + K + K * (K + 1) / 2;
+  const int column = threadIdx.x % columns, group = threadIdx.x / columns;
+  const Span span(blockIdx.x, int64_t{F} * columns);
+  float *state = memory + span.begin % 4, *query = memory + F * columns + 4, *key = query + F,
+        *parts = key + F;
+  const Mbarrier barrier{&word};
+  griddep_launch_dependents();
+  if (threadIdx.x == 0) barrier.init(1);
+  fence_mbarrier_init();
+  __syncthreads();
+  griddep_wait();
+  if (p.initial_state) fetch(state, p.initial_state, span, barrier);
+  else
+    for (int i = threadIdx.x; i < F * columns; i += blockDim.x) state[i] = 0;
+  for (int64_t t = 0; t < p.time; ++t) {
+    if (threadIdx.x < K) {
+      q[threadIdx.x] = load_of_head(p.q, p.q_dtype, p, t, K, threadIdx.x);
+      k[threadIdx.x] = load_of_head(p.k, p.k_dtype, p, t, K, threadIdx.x);
+    }
+    const float value =
+        column < p.value_dim ? load_of_head(p.v, p.v_dtype, p, t, p.value_dim, column) : 1.f;
+    __syncthreads();
+    for (int f = threadIdx.x; f < F; f += blockDim.x)
+      features(q, k, K, p.scale, f, query[f], key[f]);
+    __syncthreads();
+    if (t == 0 && p.initial_state) barrier.wait(0);
+    float sum = 0;
+    if (group < groups)
+#pragma unroll 8
+      for (int f = group; f < F; f += groups) {
+        const float S = state[f * columns + column] + key[f] * value;
+        sum += query[f] * S;
+        state[f * columns + column] = S;
+      }
+    if (group < groups) parts[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x >= p.value_dim) continue;
+    float out = 0, weights = 0;
+    for (int g = 0; g < groups; ++g) {
+      out += parts[g * columns + column];
+      weights += parts[(g + 1) * columns - 1];
+    }
+    if (p.normalize) out /= weights + p.eps;
+    const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
+    const int64_t at = ((b * p.time + t) * p.heads + h) * p.value_dim + column;
+    if (p.q_dtype == DType::bf16) static_cast<bf16*>(p.out)[at] = from_compute<bf16>(out);
+    else static_cast<float*>(p.out)[at] = out;
+  }
+  put(p.final_state, state, span);
+}
+
+}  // namespace
+}  // namespace assay::ops::cuda::taylor
+
+namespace assay::ops::cuda {
+void decode(const TaylorSteps& p, Stream stream) {
+  const int columns = int(p.value_dim) + 1, groups = std::max(1, taylor::kThreads / columns);
+  const auto threads = unsigned(ceil_div(groups * columns, 32)) * 32;
+  const int64_t features = 1 + p.key_dim + p.key_dim * (p.key_dim + 1) / 2;
+  const size_t shared = size_t(features * (columns + 2) + 4 + groups * columns) * sizeof(float);
+  launch_pdl(taylor::decode_kernel, unsigned(p.batch * p.heads), threads, shared, stream, p,
+             groups);
+  check_launch("taylor_exp_attention, a few steps");
+}
+}  // namespace assay::ops::cuda

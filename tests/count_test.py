@@ -1,0 +1,54 @@
+"""tools/count.py finds what it counts, and its check fails above a limit."""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+import count  # noqa: E402
+
+
+def commas(code):
+    return len(count.comma_statements(count.tokens_of(code)))
+
+
+class Counts(unittest.TestCase):
+    def test_joined_expressions_are_found(self):
+        self.assertEqual(commas("void f() { a = 1, b = 2; }"), 1)
+        self.assertEqual(commas("void f() { if (x) f(1, 2), __syncthreads(); }"), 1)
+        self.assertEqual(commas("bool f() { return ids.push_back(id), true; }"), 1)
+        self.assertEqual(commas("void f() { g([&] { a += 1, b += 1; }); }"), 1)
+        self.assertEqual(commas("void f() { x<T>(1), y<T, 2>(3); }"), 1)
+
+    def test_other_commas_are_not(self):
+        for code in ("int a = 1, b = 2;", "f(a, b);", "for (int i = 0; i < n; ++i, ++j) f(i);",
+                     "const std::map<int, std::vector<std::pair<int, int>>> a = b(), c = d();",
+                     "T x{1, 2};", "f<A, B>(x);", "g([](int a, int b) { return a + b; });",
+                     "kernel<T><<<blocks, threads, 0, stream>>>(a, b);", "enum class E { a, b };",
+                     "// a, b;\nf();", 'f("a, b;");', "auto [a, b] = f();", "R x, y;"):
+            self.assertEqual(commas("void f() { " + code + " }"), 0, code)
+
+    def test_split_literal_is_found(self):
+        split = lambda code: count.split_literals(count.tokens_of(code))
+        self.assertEqual(split('f("the "\n  "loss");'), 1)
+        self.assertEqual(split('f("One sentence. "\n  "Another one.");'), 0)
+
+    def test_files_are_counted_and_limits_are_checked(self):
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder)
+            (source / "ops/cuda").mkdir(parents=True)
+            (source / "ops/glu").mkdir()
+            (source / "ops/cuda/ptx.cuh").write_text('__device__ inline void f(int) { asm("x;"); }\n')
+            (source / "ops/glu/cuda.cu").write_text(
+                '__device__ inline void f(int) { asm("y;"); }\n' + "//" + "-" * 99 + "\n")
+            counts = count.count(source)
+            self.assertEqual(counts["PTX outside src/ops/cuda"], 1)
+            self.assertEqual(counts["library functions defined again"], 1)
+            self.assertEqual(counts["lines over 100 columns"], 1)
+            self.assertEqual(counts["lines of CUDA"], 3)
+            self.assertIn("PTX outside src/ops/cuda", count.above_limits(counts))
+            self.assertEqual(count.above_limits(dict.fromkeys(count.LIMITS, 0)), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,41 @@
+"""The checks of layering.py find what they forbid and nothing else."""
+import unittest
+
+import layering
+
+ALLOWED = {"base": {"base"}, "ops": {"ops", "base", "torch"}, "cli": {"cli", "ops", "base", "torch"}}
+
+
+def found(path, line):
+    """The violations of a file of src with one line."""
+
+    class File(type(layering.SOURCE)):
+        def read_text(self):
+            return line
+
+    return list(layering.violations(File(layering.SOURCE / path), ALLOWED))
+
+
+class Layering(unittest.TestCase):
+    def test_layer_above_is_found(self):
+        self.assertTrue(found("base/x.cc", '#include "ops/x.h"'))
+        self.assertFalse(found("ops/x.cc", '#include "base/x.h"'))
+
+    def test_torch_in_a_kernel_is_found(self):
+        self.assertTrue(found("ops/glu/cuda.cu", "#include <torch/torch.h>"))
+        self.assertFalse(found("ops/glu/op.cc", "#include <torch/torch.h>"))
+
+    def test_private_header_of_a_sibling_is_found(self):
+        self.assertTrue(found("ops/glu/cuda.cu", '#include "ops/norm/cuda_tiles.cuh"'))
+        self.assertTrue(found("ops/glu/op.cc", '#include "ops/norm/kernel.h"'))
+        self.assertFalse(found("ops/glu/op.cc", '#include "ops/norm/norm.h"'))
+        self.assertFalse(found("ops/glu/op.cc", '#include "ops/glu/kernel.h"'))
+        self.assertFalse(found("ops/glu/op.cc", '#include "ops/tensors.h"'))
+
+    def test_cuda_library_is_for_cuda_files(self):
+        self.assertTrue(found("ops/glu/op.cc", '#include "ops/cuda/ptx.cuh"'))
+        self.assertFalse(found("ops/glu/cuda.cu", '#include "ops/cuda/ptx.cuh"'))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Counts what the style rules forbid in the C++ and CUDA sources of a folder.
+
+    tools/count.py [FOLDER]     prints the counts of FOLDER (default: src)
+    tools/count.py --check      compares src with the limits below; fails if a count is above its limit
+
+A change that lowers a count lowers its limit in LIMITS in the same commit.
+"""
+import argparse
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COLUMNS = 100
+
+# The largest allowed count of src; None: the count is printed and has no limit.
+LIMITS = {
+    "comma statements": 101,
+    "lines over 100 columns": 1504,
+    "split string literals": 139,
+    "PTX outside src/ops/cuda": 0,
+    "library functions defined again": 0,
+    "lines of CUDA": 10347,
+    "lines of src/ops": None,
+    "lines of src": None,
+}
+
+TOKEN = re.compile(
+    r'''(?P<comment>//[^\n]*|/\*.*?\*/)
+      | (?P<directive>^[ \t]*\#(?:[^\n\\]|\\.|\\\n)*)
+      | (?P<raw>R"(?P<mark>[^()\s]*)\(.*?\)(?P=mark)")
+      | (?P<string>(?:u8|[uUL])?"(?:[^"\\\n]|\\.)*")
+      | (?P<char>'(?:[^'\\\n]|\\.)+')
+      | (?P<number>\.?\d(?:[\w.']|[eEpP][+-])*)
+      | (?P<word>[A-Za-z_]\w*)
+      | (?P<mark2><<<|>>>|::|->|\+\+|--|&&|\|\||<<=|>>=|<=|>=|==|!=|[-+*/%&|^]=|\S)''',
+    re.S | re.M | re.X)
+OPEN = {"(": ")", "[": "]", "{": "}", "<<<": ">>>"}  # <<<…>>>: the launch of a kernel
+CLOSE = {closing: opening for opening, closing in OPEN.items()}
+# A statement that begins with one of these is not an expression.
+DECLARES = set("""alignas auto bool case char class const constexpr consteval constinit default double enum
+    explicit extern float friend goto inline int int16_t int32_t int64_t int8_t long mutable namespace
+    operator private protected public register short signed size_t static static_assert struct template
+    thread_local typedef typename uint16_t uint32_t uint64_t uint8_t union unsigned using virtual void
+    volatile __device__ __global__ __host__ __shared__ __constant__ asm""".split())
+CONTROL = {"if", "for", "while", "switch"}
+
+
+class Token:
+    def __init__(self, kind, text, begin, end):
+        self.kind, self.text, self.begin, self.end = kind, text, begin, end
+
+
+def tokens_of(text):
+    """Tokens without comments. A preprocessor directive is one token."""
+    found = []
+    for match in TOKEN.finditer(text):
+        kind = match.lastgroup if match.lastgroup != "mark" else "raw"
+        if kind != "comment":
+            found.append(Token(kind, match.group(), match.start(), match.end()))
+    return found
+
+
+def partners(tokens):
+    """The index of the other bracket for every bracket."""
+    stack, partner = [], {}
+    for i, token in enumerate(tokens):
+        if token.kind != "mark2":
+            continue
+        if token.text in OPEN:
+            stack.append(i)
+        elif token.text in CLOSE and stack and tokens[stack[-1]].text == CLOSE[token.text]:
+            partner[i] = stack.pop()
+            partner[partner[i]] = i
+    return partner
+
+
+def body_of_control(tokens, partner, i, end):
+    """The first token of the statement that i begins, past `if (…)`, `for (…)`, `else`, `case x:`, …"""
+    while i < end:
+        text = tokens[i].text
+        if tokens[i].kind == "directive" or text in ("else", "do"):
+            i += 1
+        elif text in CONTROL:
+            i += 1
+            if tokens[i].text == "constexpr":
+                i += 1
+            if tokens[i].text != "(" or i not in partner:
+                return i
+            i = partner[i] + 1
+        elif text == "case" or (text == "default" and tokens[i + 1].text == ":"):
+            while i < end and tokens[i].text != ":":
+                i += 1
+            i += 1
+        elif tokens[i].kind == "word" and i + 1 < end and tokens[i + 1].text == ":" and text in (
+                "public", "private", "protected"):
+            i += 2
+        else:
+            break
+    return i
+
+
+def angle_end(tokens, i, end):
+    """The index past `<…>` if token i opens template arguments, else i."""
+    depth = 0
+    for j in range(i, min(end, i + 60)):
+        text = tokens[j].text
+        if text == "<":
+            depth += 1
+        elif text in (">", ">>>"):
+            depth -= len(text)
+            if depth <= 0:
+                return j + 1
+        elif text in (";", "&&", "||", "=", "?") or tokens[j].kind == "string":
+            return i
+    return i
+
+
+def is_declaration(tokens, partner, i, end):
+    if tokens[i].text in DECLARES:
+        return True
+    if tokens[i].kind != "word" or tokens[i].text in ("return", "throw", "delete"):
+        return False
+    while i < end:  # a type: a::b<c>::d
+        i += 1
+        if i < end and tokens[i].text == "<":
+            i = angle_end(tokens, i, end)
+        if i < end and tokens[i].text == "::":
+            i += 1
+            continue
+        break
+    while i < end and tokens[i].text in ("*", "&", "&&", "const"):
+        i += 1
+    return i < end and tokens[i].kind == "word" and tokens[i - 1].text not in ("::", ".", "->")
+
+
+def comma_statements(tokens):
+    """(first, last, commas): token indices of every statement that joins expressions with commas.
+
+    `first` is past a control header, `last` is the semicolon. `return a, b;` is one too. The header of a
+    for statement is none.
+    """
+    partner, found = partners(tokens), []
+    in_for = set()
+    for i, token in enumerate(tokens):
+        if token.text == "for" and i + 1 in partner:
+            in_for.update(k for k in range(i + 2, partner[i + 1])
+                          if tokens[k].text == ";" and enclosing(tokens, partner, k) == i + 1)
+    for last, token in enumerate(tokens):
+        if token.text != ";" or token.kind != "mark2" or last in in_for:
+            continue
+        i = last - 1
+        while i >= 0:
+            text = tokens[i].text
+            if tokens[i].kind == "directive" or (tokens[i].kind == "mark2" and text in ";{(["):
+                break
+            if text in CLOSE and tokens[i].kind == "mark2" and i in partner:
+                if text == "}" and not continues_past_brace(tokens, i):
+                    break
+                i = partner[i]
+            i -= 1
+        first = body_of_control(tokens, partner, i + 1, last)
+        if first >= last or is_declaration(tokens, partner, first, last):
+            continue
+        commas, k = [], first
+        while k < last:
+            text = tokens[k].text
+            if tokens[k].kind == "mark2" and text in OPEN and k in partner:
+                k = partner[k]
+            elif text == "<" and tokens[k - 1].kind == "word":
+                past = angle_end(tokens, k, last)
+                if past > k and past < last and tokens[past].text in ("(", "::", "{", ")", ","):
+                    k = past - 1
+            elif text == "," and tokens[k].kind == "mark2":
+                commas.append(k)
+            k += 1
+        if commas:
+            found.append((first, last, commas))
+    return found
+
+
+def enclosing(tokens, partner, i):
+    while i > 0:
+        i -= 1
+        if tokens[i].kind == "mark2" and tokens[i].text in CLOSE and i in partner:
+            i = partner[i]
+        elif tokens[i].kind == "mark2" and tokens[i].text in OPEN:
+            return i
+    return -1
+
+
+def continues_past_brace(tokens, i):
+    """Whether the } at i belongs to an expression: of a lambda or a braced initialiser."""
+    after = tokens[i + 1]
+    return after.kind == "mark2" and after.text in (",", ".", ")", ";", "(", "]", "[", "?", ":", "+", "->")
+
+
+def split_literals(tokens):
+    """String literals that continue on another line in the middle of a sentence."""
+    count = 0
+    for before, after in zip(tokens, tokens[1:]):
+        if before.kind == after.kind == "string":
+            text = before.text[1:-1].rstrip(" ")
+            count += not text.endswith((".", ":", ";", "!", "?", "\\n", ","))
+    return count
+
+
+def asm_statements(tokens, text):
+    """Inline assembly with an instruction; an empty one is a fence for the compiler."""
+    count = 0
+    for i, token in enumerate(tokens):
+        if token.text == "asm":
+            literal = next((t for t in tokens[i:i + 4] if t.kind == "string"), None)
+            count += literal is None or literal.text != '""'
+    return count
+
+
+FREE_DEVICE_FUNCTION = re.compile(
+    r"^(?:__host__ )?__device__ (?:inline |constexpr )*[\w:<>, ]+?[ &*](\w+)\(", re.M)
+
+
+def sources(folder):
+    return sorted(f for f in folder.rglob("*") if f.suffix in (".h", ".cc", ".cu", ".cuh"))
+
+
+def count(folder):
+    counts = dict.fromkeys(LIMITS, 0)
+    library = set()
+    for file in sources(folder):
+        if file.parent.parts[-2:] == ("ops", "cuda"):
+            library.update(FREE_DEVICE_FUNCTION.findall(file.read_text()))
+    for file in sources(folder):
+        text = file.read_text()
+        tokens, lines = tokens_of(text), text.splitlines()
+        in_library = file.parent.parts[-2:] == ("ops", "cuda")
+        counts["comma statements"] += len(comma_statements(tokens))
+        counts["lines over 100 columns"] += sum(len(line) > COLUMNS for line in lines)
+        counts["lines of src"] += len(lines)
+        if file.suffix in (".cu", ".cuh"):
+            counts["lines of CUDA"] += len(lines)
+            if not in_library:
+                counts["PTX outside src/ops/cuda"] += asm_statements(tokens, text)
+                counts["library functions defined again"] += sum(
+                    name in library for name in FREE_DEVICE_FUNCTION.findall(text))
+        else:
+            counts["split string literals"] += split_literals(tokens)
+        if "ops" in file.relative_to(folder).parts[:1]:
+            counts["lines of src/ops"] += len(lines)
+    return counts
+
+
+def above_limits(counts):
+    return [name for name, limit in LIMITS.items() if limit is not None and counts[name] > limit]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "src")
+    parser.add_argument("--check", action="store_true", help="fail if a count is above its limit")
+    arguments = parser.parse_args()
+    counts = count(arguments.folder)
+    above = above_limits(counts)
+    for name, number in counts.items():
+        limit = f" (limit {LIMITS[name]})" if arguments.check and LIMITS[name] is not None else ""
+        print(f"{number:6}  {name}{limit}")
+    if not counts["lines of src"]:
+        sys.exit(f"{arguments.folder} has no sources")
+    if arguments.check and above:
+        sys.exit(f"above the limits of tools/count.py: {', '.join(above)}")
+
+
+if __name__ == "__main__":
+    main()
