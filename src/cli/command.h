@@ -19,6 +19,7 @@ namespace assay::cli {
 
 using AddCommand = void (*)(CLI::App&);
 Registry<AddCommand>& commands();
+Registry<AddCommand>& eval_commands();  // those of `assay eval`, which register themselves in the same way
 
 // A subcommand of `app` with --json: one JSON document on standard output, everything else on standard error.
 CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what);

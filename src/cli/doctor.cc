@@ -73,12 +73,13 @@ std::vector<std::string> listed(const std::string& kind) {
     return ops::operator_names();
   }
   if (kind == "models") return study::names_of_plans("models");
+  if (kind == "tasks") return study::names_of_plans("tasks");
   if (kind == "plans") {
     std::vector<std::string> names = study::names_of_plans("");
     for (const std::string& name : study::names_of_plans("ablations")) names.push_back("ablations/" + name);
     return names;
   }
-  const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops", "models", "plans"};
+  const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops", "models", "plans", "tasks"};
   fail("unknown kind '{}'{}; there are {}", kind, did_you_mean(kind, kinds), join(kinds));
 }
 
@@ -100,7 +101,7 @@ void add_doctor(CLI::App& app) {
 
 void add_list(CLI::App& app) {
   auto kind = std::make_shared<std::string>();
-  CLI::App* command = subcommand(app, "list", "names of mixers, channel_mixers, ops, models or plans");
+  CLI::App* command = subcommand(app, "list", "names of mixers, channel_mixers, ops, models, plans or tasks");
   command->add_option("kind", *kind, "what to list")->required();
   command->callback([kind] { print(listed(*kind), join(listed(*kind), "\n") + "\n"); });
 }

@@ -119,7 +119,7 @@ void add_common(CLI::App& command, Options& o) {
 }
 
 void add(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("eval", "a trained model measured: loss, probes of its mixers");
+  CLI::App* command = app.add_subcommand("eval", "a trained model measured: losses, tasks, probes of its mixers");
   command->require_subcommand(1);
   auto loss = std::make_shared<Options>();
   CLI::App* losses = subcommand(*command, "loss", "held-out loss by domain, by document and in slices");
@@ -149,6 +149,7 @@ void add(CLI::App& app) {
                    "of the largest influence, above which a position counts as seen")
       ->capture_default_str();
   probes->callback([probe] { show_probe(*probe); });
+  for (const std::string& name : eval_commands().names()) eval_commands().at(name)(*command);
 }
 const bool registered = commands().add("eval", add);
 

@@ -63,6 +63,11 @@ Registry<AddCommand>& commands() {
   return registry;
 }
 
+Registry<AddCommand>& eval_commands() {
+  static Registry<AddCommand> registry("command of eval");
+  return registry;
+}
+
 CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what) {
   CLI::App* command = app.add_subcommand(name, what);
   command->add_flag("--json", json_flag, "one JSON document on standard output");

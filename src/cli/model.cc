@@ -10,6 +10,10 @@ namespace assay::cli {
 void add_model_options(CLI::App& command, ModelOptions& o, const std::string& name) {
   command.add_option(name, o.model, "a run, a checkpoint of one, an imported model, or a Hugging Face folder")
       ->required();
+  add_device_options(command, o);
+}
+
+void add_device_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--tokenizer", o.tokenizer,
                      "SentencePiece model; default: the one that lies with the model or its data");
   command.add_option("--device", o.device, "auto, cpu, cuda, cuda:N")->capture_default_str();
@@ -24,6 +28,7 @@ TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
   const c10::Device device = train::choose_device(o.device);
   nn::OpenModel opened = nn::open_model(o.model);
   model = std::move(opened.model);
+  weights = opened.weights;
   model->to(device, o.precision == "fp64" ? at::kDouble : at::kFloat);
   model->compute_dtype = o.precision == "bf16" ? at::kBFloat16 : at::kFloat;
   tokenizer_file = o.tokenizer.empty() ? opened.tokenizer : fs::path(o.tokenizer);

@@ -16,6 +16,7 @@ struct ModelOptions {
   int threads = 0;
 };
 void add_model_options(CLI::App& command, ModelOptions& options, const std::string& name = "--model");
+void add_device_options(CLI::App& command, ModelOptions& options);  // all of them but the model
 
 struct TrainedModel {
   explicit TrainedModel(const ModelOptions& options);
@@ -28,6 +29,7 @@ struct TrainedModel {
   std::optional<data::Tokenizer> tokenizer;
   std::string path;
   fs::path tokenizer_file;  // empty where there is none
+  fs::path weights;         // the file they were read from
 };
 
 }  // namespace assay::cli

@@ -82,6 +82,16 @@ int64_t ModelState::bytes() const {
   return total;
 }
 
+ModelState select_rows(const ModelState& state, const at::Tensor& rows) {
+  ModelState out{.layers = {}, .position = state.position, .last = state.last};
+  for (const State& layer : state.layers) {
+    State& selected = out.layers.emplace_back();
+    for (const auto& [name, tensor] : layer.tensors())
+      selected[name] = tensor.dim() == 0 ? tensor : tensor.index_select(0, rows);
+  }
+  return out;
+}
+
 Layer::Layer(const ModelSpec& spec, int64_t index) {
   const ModelConfig& c = spec.config;
   const auto name = [&](int64_t i) -> const std::string& { return c.pattern[size_t(i) % c.pattern.size()]; };

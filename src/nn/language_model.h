@@ -55,6 +55,9 @@ struct ModelState {
   bool last = false;  // nothing follows: State::last
   int64_t bytes() const;
 };
+// The state of sequence rows[i] of the batch as row i of a new batch; rows [N] i64 on the device of the state. A row
+// may be taken several times, so that several texts go on from one context. A fresh state stays fresh.
+ModelState select_rows(const ModelState& state, const at::Tensor& rows);
 
 struct Layer : torch::nn::Module {
   Layer(const ModelSpec& spec, int64_t index);

@@ -1,0 +1,214 @@
+// assay eval tasks MODEL… --tasks LIST --data DIR
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/interrupt.h"
+#include "base/progress.h"
+#include "cli/command.h"
+#include "cli/model.h"
+#include "cli/task_files.h"
+#include "report/table.h"
+#include "tasks/evaluate.h"
+#include "tasks/metrics.h"
+
+namespace assay::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Options {
+  ModelOptions model;
+  std::vector<std::string> models, tasks;
+  fs::path output, items;
+  int64_t few_shot = -1;
+  bool alone = false;
+  std::string prefix = "bos";
+  tasks::EvaluateOptions evaluate;
+};
+
+struct Result {
+  std::string task, model;
+  std::vector<std::string> metrics;
+  tasks::Ran ran;
+  std::vector<tasks::Item> items;
+};
+
+Json to_json(const stats::Interval& interval) { return {interval.low, interval.high}; }
+
+Json metrics_json(const std::vector<tasks::Item>& items, const std::vector<std::string>& metrics) {
+  Json out = Json::object();
+  for (const std::string& metric : metrics) {
+    const tasks::Summary summary = tasks::summarize(items, metric);
+    out[metric] = {{"value", summary.value},
+                   {"interval", to_json(summary.interval)},
+                   {"standard_error", summary.standard_error},
+                   {"items", summary.items}};
+  }
+  return out;
+}
+
+Json groups_json(const Result& result) {
+  std::map<std::string, std::vector<tasks::Item>> groups;
+  for (const tasks::Item& item : result.items)
+    if (!item.group.empty()) groups[item.group].push_back(item);
+  Json out = Json::object();
+  for (const auto& [name, items] : groups) out[name] = metrics_json(items, result.metrics);
+  return out;
+}
+
+Json to_json(const Result& result) {
+  Json out = {{"task", result.task},
+              {"model", result.model},
+              {"metrics", metrics_json(result.items, result.metrics)},
+              {"items", result.ran.items},
+              {"answered_now", result.ran.answered},
+              {"truncated", result.ran.truncated},
+              {"tokens_read", result.ran.tokens_read},
+              {"tokens_without_sharing", result.ran.tokens_alone},
+              {"seconds", result.ran.seconds}};
+  if (const Json groups = groups_json(result); !groups.empty()) out["groups"] = groups;
+  return out;
+}
+
+// Every model against the first, task by task.
+Json differences_json(const std::vector<Result>& results) {
+  Json out = Json::array();
+  for (const Result& first : results) {
+    if (first.model != results.front().model) continue;
+    for (const Result& other : results) {
+      if (other.task != first.task || other.model == first.model) continue;
+      for (const std::string& metric : first.metrics) {
+        const stats::Interval found = tasks::difference(other.items, first.items, metric);
+        out.push_back({{"task", first.task},
+                       {"metric", metric},
+                       {"model", other.model},
+                       {"reference", first.model},
+                       {"difference", found.estimate},
+                       {"interval", to_json(found)}});
+      }
+    }
+  }
+  return out;
+}
+
+report::Table scores_table(const std::vector<Result>& results) {
+  report::Table table{.id = "tasks",
+                      .title = "Tasks",
+                      .note = "",
+                      .columns = {{"task"}, {"metric"}, {"model"}, {"value with 95 % interval", report::Format::loss},
+                                  {"items", report::Format::text}, {"truncated", report::Format::text}}};
+  for (const Result& result : results)
+    for (const std::string& metric : result.metrics)
+      table.rows.push_back({result.task, metric, result.model, tasks::summarize(result.items, metric).interval,
+                            std::to_string(result.ran.items), std::to_string(result.ran.truncated)});
+  return table;
+}
+
+report::Table differences_table(const Json& differences) {
+  report::Table table{.id = "differences",
+                      .title = "Differences",
+                      .note = "",
+                      .columns = {{"task"}, {"metric"}, {"model"}, {"reference"},
+                                  {"difference with 95 % interval", report::Format::change}}};
+  for (const Json& row : differences)
+    table.rows.push_back({row["task"].get<std::string>(), row["metric"].get<std::string>(),
+                          row["model"].get<std::string>(), row["reference"].get<std::string>(),
+                          stats::Interval{row["difference"], row["interval"][0], row["interval"][1]}});
+  return table;
+}
+
+void write_items(const fs::path& file, const std::vector<Result>& results) {
+  AtomicFile out(file);
+  for (const Result& result : results)
+    for (const tasks::Item& item : result.items) {
+      Json line = {{"task", result.task}, {"model", result.model}, {"item", item.index}};
+      const Json& metrics = item.scores["metrics"];
+      const std::string& first = result.metrics.front();
+      line["correct"] = metrics.value(first, 0.0);
+      line["scores"] = item.scores.value("scores", Json::array());
+      for (const char* key : {"metrics", "prediction", "gold", "weights"})
+        if (item.scores.contains(key)) line[key] = item.scores[key];
+      if (item.dropped > 0) line["dropped_tokens"] = item.dropped;
+      out.write(line.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    }
+  out.commit();
+}
+
+std::vector<Result> evaluate_model(const Options& o, const std::string& name, const std::vector<tasks::Task>& list,
+                                   tasks::Results& results, Progress& progress) {
+  ModelOptions options = o.model;
+  options.model = name;
+  const TrainedModel trained(options);
+  const tasks::Subject subject{*trained.model, trained.need_tokenizer(), name, sha256_of_file(trained.weights),
+                               o.model.precision};
+  std::vector<Result> out;
+  for (const tasks::Task& task : list) {
+    const auto show = [&](int64_t answered, int64_t all) {
+      progress.show(fmt::format("{}: {}: {}/{} items", name, task.name, answered, all));
+    };
+    Result result{task.name, name, task.metrics, tasks::evaluate(task, subject, o.evaluate, results, show), {}};
+    result.items = results.items(result.ran.key);
+    if (o.evaluate.limit > 0)  // an earlier evaluation may have answered more
+      std::erase_if(result.items, [&](const tasks::Item& item) { return int64_t(item.index) >= o.evaluate.limit; });
+    if (result.ran.truncated > 0)
+      progress.log(fmt::format("{}: {}: {} items are longer than the model reads; their first tokens were left out",
+                               name, task.name, result.ran.truncated));
+    out.push_back(std::move(result));
+  }
+  return out;
+}
+
+void run(Options o) {
+  o.evaluate.scorer.share = !o.alone;
+  o.evaluate.prefix = o.prefix == "bos" ? tasks::Encoder::Prefix::bos : tasks::Encoder::Prefix::separator;
+  std::vector<tasks::Task> list;
+  for (const std::string& name : o.tasks) list.push_back(tasks::Task::read(tasks::find_task(name, task_folders()), o.few_shot));
+  for (const tasks::Task& task : list) tasks::find_documents(o.evaluate.data, task.config.documents);
+  tasks::Results stored(o.output);
+  std::vector<Result> results;
+  {
+    Progress progress;
+    for (const std::string& name : o.models)
+      for (Result& result : evaluate_model(o, name, list, stored, progress)) results.push_back(std::move(result));
+  }
+  if (!o.items.empty()) write_items(o.items, results);
+  Json document = {{"results", Json::array()}, {"differences", differences_json(results)}};
+  for (const Result& result : results) document["results"].push_back(to_json(result));
+  std::string text = report::to_text(scores_table(results));
+  if (!document["differences"].empty()) text += "\n" + report::to_text(differences_table(document["differences"]));
+  print(document, text);
+}
+
+void add(CLI::App& eval) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = subcommand(eval, "tasks", "few-shot tasks, item by item as lm-evaluation-harness scores them");
+  command->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")->required();
+  command->add_option("--tasks", o->tasks, "names (assay list tasks) or task files, separated by commas")
+      ->required()
+      ->delimiter(',');
+  command->add_option("--data", o->evaluate.data, "folder of the documents, JSON Lines")->required();
+  command->add_option("-o,--output", o->output, "SQLite file of the items; what it holds is not answered again");
+  command->add_option("--items", o->items, "JSON Lines of the items: task, item, correct, scores");
+  command->add_option("--few-shot", o->few_shot, "examples before each question; default: that of the task")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--limit", o->evaluate.limit, "documents per task, the first ones; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--max-length", o->evaluate.longest,
+                      "tokens read at most, the last ones; default: the model's max_positions, or 2048")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--prefix", o->prefix, "what stands before a text without a context: bos or separator")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"bos", "separator"}));
+  command->add_flag("--bos", o->evaluate.bos, "every prompt begins with the tokenizer's bos");
+  command->add_flag("--alone", o->alone, "read every choice from its first token, for comparison of speed");
+  command->add_option("--batch-tokens", o->evaluate.scorer.batch_tokens, "tokens at once; lower it when memory runs out")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  add_device_options(*command, o->model);
+  command->callback([o] { run(*o); });
+}
+[[maybe_unused]] const bool registered = eval_commands().add("tasks", add);
+
+}  // namespace
+}  // namespace assay::cli

@@ -1,0 +1,15 @@
+#pragma once
+// A heat map of shares between 0 and 1 as SVG, with the value written in each cell.
+#include <string>
+#include <vector>
+
+namespace assay::report {
+
+struct HeatMap {
+  std::string title, x_title, y_title;
+  std::vector<std::string> x, y;           // labels of columns and rows
+  std::vector<std::vector<double>> values;  // [row][column]; NaN: an empty cell
+};
+std::string to_svg(const HeatMap& map);
+
+}  // namespace assay::report

@@ -1,0 +1,45 @@
+#pragma once
+// A model and a task: asks, answers, scores, and stores each item.
+#include <functional>
+#include <string>
+
+#include "nn/language_model.h"
+#include "tasks/results.h"
+#include "tasks/scorer.h"
+
+namespace assay::tasks {
+
+struct EvaluateOptions {
+  fs::path data;
+  int64_t limit = 0;    // documents, the first of the file; 0: all
+  int64_t longest = 0;  // tokens read at most; 0: longest_input() of the model
+  bool bos = false;
+  Encoder::Prefix prefix = Encoder::Prefix::bos;
+  ScorerOptions scorer;
+};
+
+// The model as results name it.
+struct Subject {
+  nn::LanguageModel& model;
+  const data::Tokenizer& tokenizer;
+  std::string name, weights, precision;  // weights: sha256 of their file
+};
+
+struct Ran {
+  std::string key;                          // of the results
+  int64_t items = 0, answered = 0;          // answered now; the others were there
+  int64_t truncated = 0;                    // items of which a row lost tokens
+  int64_t tokens_read = 0, tokens_alone = 0;
+  double seconds = 0;                       // in the model
+};
+
+// Positions of the model, where it has learned ones; else model.max_positions; else 2048, which is also what an
+// exported model says of itself.
+int64_t longest_input(const nn::LanguageModel& model);
+
+// Answers what `results` does not hold yet. `progress` is called with answered and all items. BadInput names task and
+// document. Throws Interrupted between batches; what was answered is stored.
+Ran evaluate(const Task& task, const Subject& subject, const EvaluateOptions& options, Results& results,
+             const std::function<void(int64_t answered, int64_t all)>& progress = {});
+
+}  // namespace assay::tasks

@@ -1,0 +1,93 @@
+// assay eval tasks, niah and extrapolation as a user calls them.
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+// A run on text, with its tokenizer, and a task of the user.
+struct Tasks : testing::Test {
+  void SetUp() override {
+    std::string text;
+    for (int i = 0; i < 300; ++i)
+      text += fmt::format("The answer to question {} is number {}. Where is the blue house? It is in the garden.\n", i,
+                          i * 37 % 101);
+    folder.write("corpus/web/a.txt", text);
+    folder.write("corpus/web/test/b.txt", text.substr(0, 4000));
+    for (const std::string& command :
+         {std::string("tokenizer train corpus/web/a.txt --vocab 340 -o t.model"),
+          std::string("data prepare --tokenizer t.model -o store corpus --domain 'web=corpus/web/*'"), train("run")}) {
+      const Outcome outcome = run(folder.path(), command);
+      ASSERT_EQ(outcome.exit_code, 0) << command << ": " << outcome.error;
+    }
+    std::string documents;
+    for (int i = 0; i < 8; ++i)
+      documents += Json{{"q", fmt::format("question {}", i)}, {"c", {"blue", "the garden"}}, {"a", i % 2}}.dump() + "\n";
+    folder.write("data/d.jsonl", documents);
+    folder.write("mine.toml",
+                 "kind = \"multiple_choice\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}} is\"\nchoices = \"{{c}}\"\n"
+                 "answer = \"{{a}}\"\nmetrics = [\"acc\", \"acc_norm\"]\n");
+  }
+  Json json(const std::string& arguments) {
+    const Outcome outcome = run(folder.path(), arguments + " --threads 1 --device cpu --json");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+    return Json::parse(outcome.out);
+  }
+  data::Folder folder;
+};
+
+TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
+  const std::string command =
+      "eval tasks run run/checkpoints/step-10 --tasks mine.toml --data data -o results.sqlite --items items.jsonl";
+  const Json first = json(command), again = json(command);
+  ASSERT_EQ(first["results"].size(), 2u);
+  EXPECT_EQ(first["results"][0]["answered_now"], 8);
+  EXPECT_EQ(again["results"][0]["answered_now"], 0);
+  EXPECT_EQ(first["results"][0]["metrics"], again["results"][0]["metrics"]);
+  EXPECT_EQ(first["differences"].size(), 2u);
+  EXPECT_EQ(first["differences"], again["differences"]);
+  double right = 0;
+  std::istringstream lines(read_file(folder / "items.jsonl"));
+  int64_t count = 0;
+  for (std::string line; std::getline(lines, line); ++count)
+    if (const Json item = Json::parse(line); item["model"] == "run") right += item["correct"].get<double>();
+  EXPECT_EQ(count, 16);
+  EXPECT_DOUBLE_EQ(first["results"][0]["metrics"]["acc"]["value"].get<double>(), right / 8);
+  const Json alone = json("eval tasks run --tasks mine.toml --data data --alone");
+  EXPECT_EQ(alone["results"][0]["metrics"], first["results"][0]["metrics"]);
+  EXPECT_GT(alone["results"][0]["tokens_read"], first["results"][0]["tokens_read"]);
+}
+
+TEST_F(Tasks, NeedlesAndLongTextsAreMeasured) {
+  const Json needles = json("eval niah run --lengths 400 --samples 3 --max-tokens 8 --figures figures");
+  EXPECT_EQ(needles["models"][0]["cells"][0]["samples"].size(), 3u);
+  EXPECT_TRUE(fs::exists(folder / "figures/niah_1_1.svg"));
+  const Json losses = json("eval extrapolation run --data store --set web.test --factor 4 --figure losses.svg");
+  EXPECT_EQ(losses["models"][0]["training_length"], 64);
+  EXPECT_EQ(losses["models"][0]["bins"].back()["last"], 256);
+  EXPECT_TRUE(fs::exists(folder / "losses.svg"));
+}
+
+TEST_F(Tasks, BadInputIsRefused) {
+  folder.write("wrong.toml", "kind = \"multiple_choice\"\ndocument = \"d.jsonl\"\n");
+  for (const auto& [arguments, part] :
+       {std::pair{"eval tasks run --tasks pica --data data", "did you mean 'piqa'?"},
+        {"eval tasks run --tasks wrong.toml --data data", "did you mean 'documents'?"},
+        {"eval tasks run --tasks piqa --data data", "piqa.validation.jsonl: no such file"},
+        {"eval tasks run --tasks mine.toml --data data --max-length 1", "document 1 of d.jsonl"},
+        {"eval niah run --lengths 20", "too short"},
+        {"eval niah run --lengths 1x", "is not a number of tokens"},
+        {"eval niah run --lengths 1k --variant 2", "--haystack FILE"},
+        {"eval mqar wrong.toml -o out", "wrong.toml:1"}}) {
+    const Outcome outcome = run(folder.path(), arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_NE(outcome.error.find(part), std::string::npos) << arguments << ": " << outcome.error;
+  }
+}
+
+}  // namespace
+}  // namespace assay::cli
