@@ -23,6 +23,10 @@ Registry<AddCommand>& commands();
 // A subcommand of `app` with --json: one JSON document on standard output, everything else on standard error.
 CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what);
 
+// Checks of option values. Their messages say what was expected: "'x' is not a positive number".
+CLI::Validator positive_number();
+CLI::Validator non_negative_number();
+
 bool json_wanted();                                                   // was --json given?
 void print(const nlohmann::json& document, const std::string& text);  // the document with --json, else the text
 

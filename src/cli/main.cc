@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/interrupt.h"
 #include "base/version.h"
@@ -29,12 +30,43 @@ void check_subcommand(CLI::App& command, const std::string& word) {
        did_you_mean(word, names));
 }
 
+// An option that is followed by several words would swallow the positional argument after it.
+// Every option takes one value; lists are comma-separated or repeat the option.
+void take_one_value_per_option(CLI::App& command) {
+  const auto is_list = [](const CLI::Option* option) {
+    return option->nonpositional() && option->get_allow_extra_args();
+  };
+  for (CLI::Option* option : command.get_options(is_list)) option->expected(1)->take_all()->allow_extra_args(false);
+  const auto any = [](CLI::App*) { return true; };
+  for (CLI::App* sub : command.get_subcommands(any)) take_one_value_per_option(*sub);
+}
+
+// "--set a=1 b=2 MODEL" takes b=2 as MODEL, and then MODEL is not expected.
+std::string hint_for_second_value(int argc, char** argv) {
+  for (int i = 3; i < argc; ++i) {
+    const std::string value = argv[i];
+    if (std::string_view(argv[i - 2]) != "--set" || value.find('=') == std::string::npos) continue;
+    if (!value.starts_with('-')) return "; --set takes one KEY=VALUE: write --set " + value;
+  }
+  return "";
+}
+
+CLI::Validator number_check(const std::string& name, const std::string& expected, auto&& accepts) {
+  const auto check = [=](const std::string& text) -> std::string {
+    double number = 0;
+    if (CLI::detail::lexical_cast(text, number) && accepts(number)) return "";
+    return fmt::format("'{}' is not {}", text, expected);
+  };
+  return CLI::Validator(check, name);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Assay: does this architecture keep the base capabilities of a Transformer?", "assay"};
   app.set_version_flag("--version", version());
   app.require_subcommand(1);
   app.fallthrough(false);
   for (const std::string& name : commands().names()) commands().at(name)(app);
+  take_one_value_per_option(app);
   try {
     if (argc > 1 && argv[1][0] != '-') {
       commands().at(argv[1]);  // names the nearest
@@ -42,6 +74,9 @@ int run(int argc, char** argv) {
     }
     app.parse(argc, argv);
     return std::fflush(stdout) ? report(kFailed, "standard output cannot be written") : kDone;
+  } catch (const CLI::ExtrasError& error) {
+    return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
+                                         hint_for_second_value(argc, argv)));
   } catch (const CLI::ParseError& error) {
     const int code = error.get_exit_code();
     if (code == 0) return app.exit(error);
@@ -67,6 +102,13 @@ CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& 
   CLI::App* command = app.add_subcommand(name, what);
   command->add_flag("--json", json_flag, "one JSON document on standard output");
   return command;
+}
+
+CLI::Validator positive_number() {
+  return number_check("POSITIVE", "a positive number", [](double x) { return x > 0; });
+}
+CLI::Validator non_negative_number() {
+  return number_check("NONNEGATIVE", "zero or a positive number", [](double x) { return x >= 0; });
 }
 
 bool json_wanted() { return json_flag; }

@@ -80,10 +80,8 @@ void add(CLI::App& app) {
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
   command
       ->add_option("--reuse", options->study.reuse,
-                   "folder with records of finished runs, or a study: runs that are found there are not trained again")
-      ->allow_extra_args(false);
-  command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'")
-      ->allow_extra_args(false);
+                   "folder with records of finished runs, or a study: runs that are found there are not trained again");
+  command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'");
   command->add_option("--jobs", options->study.jobs, "runs at a time (default: one per device)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--devices", options->study.devices, "cpu, or cuda:0,cuda:1,...: the runs take turns on them")
