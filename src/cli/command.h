@@ -29,5 +29,8 @@ CLI::Validator non_negative_number();
 
 bool json_wanted();                                                   // was --json given?
 void print(const nlohmann::json& document, const std::string& text);  // the document with --json, else the text
+// For a command that prints its JSON document piece by piece: an error after it goes to standard
+// error alone, because standard output holds one document.
+void document_is_printed();
 
 }  // namespace assay::cli

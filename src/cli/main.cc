@@ -14,9 +14,11 @@ namespace assay::cli {
 namespace {
 
 bool json_flag = false;
+bool document_printed = false;
 
 int report(int code, const std::string& message) {
-  if (json_flag) fmt::print("{}\n", nlohmann::json{{"error", message}, {"exit_code", code}}.dump());
+  const nlohmann::json document = {{"error", message}, {"exit_code", code}};
+  if (json_flag && !document_printed) fmt::print("{}\n", document.dump());
   fmt::print(stderr, "assay: {}\n", message);
   return code;
 }
@@ -112,6 +114,7 @@ CLI::Validator non_negative_number() {
 }
 
 bool json_wanted() { return json_flag; }
+void document_is_printed() { document_printed = true; }
 
 void print(const nlohmann::json& document, const std::string& text) {
   if (json_flag) fmt::print("{}\n", document.dump(2));
