@@ -75,7 +75,7 @@ void add(CLI::App& app) {
   CLI::App* command =
       subcommand(app, "run", "run a plan (models x budgets x seeds x settings) and write its report; resumable at any "
                               "point");
-  command->add_option("PLAN", options->study.plan, "the plan, a TOML file")->required();
+  command->add_option("PLAN", options->study.plan, "the plan: a TOML file, or a name (`assay list plans`)")->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
   command
@@ -92,6 +92,7 @@ void add(CLI::App& app) {
   command->callback([=] {
     if (command->count("--jobs") == 0)
       options->study.jobs = std::max<int64_t>(1, int64_t(options->study.devices.size()));
+    options->study.plan = study::plan_file(options->study.plan);
     run(*options);
   });
 }
