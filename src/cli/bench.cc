@@ -114,26 +114,26 @@ void add(CLI::App& app) {
   command->add_option("--lengths", o->bench.lengths, "of the sequence, T")
       ->delimiter(',')
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->add_option("--batch", o->bench.batch, "sequences")->capture_default_str()->check(CLI::PositiveNumber);
+      ->check(positive_number());
+  command->add_option("--batch", o->bench.batch, "sequences")->capture_default_str()->check(positive_number());
   command->add_option("--heads", o->bench.heads, "heads of q, k and v")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--head-dim", o->bench.head_dim, "size of a head")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--window", o->bench.window, "positions that window attention sees")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--chunk-size", o->bench.chunk_size, "positions a chunk")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--seconds", o->bench.seconds, "spent on each length, at least")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   command->add_option("--limit", o->bench.limit, "seconds; what takes longer is left out at the lengths that follow")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--beside", o->beside, "rows of another program, such as bench/flex_attention.py prints")
       ->check(CLI::ExistingFile);
   command->add_option("--svg", o->svg, "a picture of time over length, to this file");

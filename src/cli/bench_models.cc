@@ -166,7 +166,7 @@ void add_bench_models(CLI::App& bench) {
   command->add_option("MODEL", o->models, "presets (assay list models) or files (mine.toml); default: all presets");
   command->add_option("--reference", o->reference, "what × compares with; default: transformer++, else the first");
   const auto count = [&](const char* name, int64_t& value, const char* what) {
-    command->add_option(name, value, what)->capture_default_str()->check(CLI::PositiveNumber);
+    command->add_option(name, value, what)->capture_default_str()->check(positive_number());
   };
   count("--batch", o->bench.batch, "sequences a step");
   count("--time", o->bench.time, "tokens a sequence, T");
@@ -174,14 +174,14 @@ void add_bench_models(CLI::App& bench) {
   count("--largest", o->bench.largest, "parameters of a model that is timed; larger ones are only counted");
   command->add_option("--steps", o->bench.steps, "timed, after one that warms up; 0: count only")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   command->add_option("--decode", o->bench.decode, "sequences of a decoding step that is timed too; 0: none")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   command->add_option("--state-at", o->bench.state_lengths, "tokens after which the state is counted")
       ->delimiter(',')
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--precision", o->bench.precision, "auto (bf16 on CUDA, else fp32), bf16, fp32 or fp64")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "bf16", "fp32", "fp64"}));
@@ -193,7 +193,7 @@ void add_bench_models(CLI::App& bench) {
   command
       ->add_option("--profile", o->profile, "where one more step's time goes: so many lines a model, all with --json")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
   command->add_option("--csv", o->csv, "the table with every digit, to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();

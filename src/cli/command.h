@@ -24,7 +24,14 @@ Registry<AddCommand>& eval_commands();  // those of `assay eval`, which register
 // A subcommand of `app` with --json: one JSON document on standard output, everything else on standard error.
 CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what);
 
+// Checks of option values. Their messages say what was expected: "'x' is not a positive number".
+CLI::Validator positive_number();
+CLI::Validator non_negative_number();
+
 bool json_wanted();                                                   // was --json given?
 void print(const nlohmann::json& document, const std::string& text);  // the document with --json, else the text
+// For a command that prints its JSON document piece by piece: an error after it goes to standard
+// error alone, because standard output holds one document.
+void document_is_printed();
 
 }  // namespace assay::cli

@@ -153,9 +153,7 @@ void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
       ->required();
   command->add_option("--tokenizer", options->tokenizer, "SentencePiece model")->required();
   command->add_option("-o,--output", options->store, "the store to write")->required();
-  command->add_option("--domain", options->domains, "NAME=GLOB: files that match are of this domain (may be repeated)")
-      ->take_all()
-      ->allow_extra_args(false);
+  command->add_option("--domain", options->domains, "NAME=GLOB: files that match are of this domain (may be repeated)");
   command->add_option("--field", options->prepare.field,
                       "where a document names its domain, dots between levels [meta.redpajama_set_name]");
   command

@@ -115,7 +115,7 @@ void add_common(CLI::App& command, Options& o) {
   add_model_options(command, o.model, "RUN");
   command.add_option("--data", o.data, "token store")->required();
   command.add_option("--length", o.length, "tokens of context; default: the run's sequence_length")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
 }
 
 void add(CLI::App& app) {
@@ -126,7 +126,7 @@ void add(CLI::App& app) {
   add_common(*losses, *loss);
   losses->add_option("--split", loss->split,
                      "of every domain that has it; default: the sets that the run was evaluated on");
-  losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")->check(CLI::NonNegativeNumber);
+  losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")->check(non_negative_number());
   losses->add_option("--documents", loss->documents, "losses of single documents to this safetensors file");
   losses->callback([loss] { show_losses(*loss); });
   auto probe = std::make_shared<Options>();
@@ -137,13 +137,13 @@ void add(CLI::App& app) {
   probes->add_option("--set", probe->set, "DOMAIN.SPLIT; default: the first that the run was evaluated on");
   probes->add_option("--sequences", probe->sequences, "texts, the longest of the set")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   probes->add_option("--queries", probe->probe.queries, "positions asked in each")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   probes->add_option("--cotangents", probe->probe.cotangents, "random directions a query")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   probes
       ->add_option("--threshold", probe->probe.threshold,
                    "of the largest influence, above which a position counts as seen")

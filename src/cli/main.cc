@@ -4,6 +4,7 @@
 #include <exception>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/interrupt.h"
 #include "base/version.h"
@@ -13,9 +14,11 @@ namespace assay::cli {
 namespace {
 
 bool json_flag = false;
+bool document_printed = false;
 
 int report(int code, const std::string& message) {
-  if (json_flag) fmt::print("{}\n", nlohmann::json{{"error", message}, {"exit_code", code}}.dump());
+  const nlohmann::json document = {{"error", message}, {"exit_code", code}};
+  if (json_flag && !document_printed) fmt::print("{}\n", document.dump());
   fmt::print(stderr, "assay: {}\n", message);
   return code;
 }
@@ -29,12 +32,43 @@ void check_subcommand(CLI::App& command, const std::string& word) {
        did_you_mean(word, names));
 }
 
+// An option that is followed by several words would swallow the positional argument after it.
+// Every option takes one value; lists are comma-separated or repeat the option.
+void take_one_value_per_option(CLI::App& command) {
+  const auto is_list = [](const CLI::Option* option) {
+    return option->nonpositional() && option->get_allow_extra_args();
+  };
+  for (CLI::Option* option : command.get_options(is_list)) option->expected(1)->take_all()->allow_extra_args(false);
+  const auto any = [](CLI::App*) { return true; };
+  for (CLI::App* sub : command.get_subcommands(any)) take_one_value_per_option(*sub);
+}
+
+// "--set a=1 b=2 MODEL" takes b=2 as MODEL, and then MODEL is not expected.
+std::string hint_for_second_value(int argc, char** argv) {
+  for (int i = 3; i < argc; ++i) {
+    const std::string value = argv[i];
+    if (std::string_view(argv[i - 2]) != "--set" || value.find('=') == std::string::npos) continue;
+    if (!value.starts_with('-')) return "; --set takes one KEY=VALUE: write --set " + value;
+  }
+  return "";
+}
+
+CLI::Validator number_check(const std::string& name, const std::string& expected, auto&& accepts) {
+  const auto check = [=](const std::string& text) -> std::string {
+    double number = 0;
+    if (CLI::detail::lexical_cast(text, number) && accepts(number)) return "";
+    return fmt::format("'{}' is not {}", text, expected);
+  };
+  return CLI::Validator(check, name);
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Assay: does this architecture keep the base capabilities of a Transformer?", "assay"};
   app.set_version_flag("--version", version());
   app.require_subcommand(1);
   app.fallthrough(false);
   for (const std::string& name : commands().names()) commands().at(name)(app);
+  take_one_value_per_option(app);
   try {
     if (argc > 1 && argv[1][0] != '-') {
       commands().at(argv[1]);  // names the nearest
@@ -42,6 +76,9 @@ int run(int argc, char** argv) {
     }
     app.parse(argc, argv);
     return std::fflush(stdout) ? report(kFailed, "standard output cannot be written") : kDone;
+  } catch (const CLI::ExtrasError& error) {
+    return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
+                                         hint_for_second_value(argc, argv)));
   } catch (const CLI::ParseError& error) {
     const int code = error.get_exit_code();
     if (code == 0) return app.exit(error);
@@ -74,7 +111,15 @@ CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& 
   return command;
 }
 
+CLI::Validator positive_number() {
+  return number_check("POSITIVE", "a positive number", [](double x) { return x > 0; });
+}
+CLI::Validator non_negative_number() {
+  return number_check("NONNEGATIVE", "zero or a positive number", [](double x) { return x >= 0; });
+}
+
 bool json_wanted() { return json_flag; }
+void document_is_printed() { document_printed = true; }
 
 void print(const nlohmann::json& document, const std::string& text) {
   if (json_flag) fmt::print("{}\n", document.dump(2));

@@ -75,15 +75,13 @@ void add(CLI::App& app) {
   CLI::App* command =
       subcommand(app, "run", "run a plan (models x budgets x seeds x settings) and write its report; resumable at any "
                               "point");
-  command->add_option("PLAN", options->study.plan, "the plan, a TOML file")->required();
+  command->add_option("PLAN", options->study.plan, "the plan: a TOML file, or a name (`assay list plans`)")->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
   command
       ->add_option("--reuse", options->study.reuse,
-                   "folder with records of finished runs, or a study: runs that are found there are not trained again")
-      ->allow_extra_args(false);
-  command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'")
-      ->allow_extra_args(false);
+                   "folder with records of finished runs, or a study: runs that are found there are not trained again");
+  command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'");
   command->add_option("--jobs", options->study.jobs, "runs at a time (default: one per device)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--devices", options->study.devices, "cpu, or cuda:0,cuda:1,...: the runs take turns on them")
@@ -94,6 +92,7 @@ void add(CLI::App& app) {
   command->callback([=] {
     if (command->count("--jobs") == 0)
       options->study.jobs = std::max<int64_t>(1, int64_t(options->study.devices.size()));
+    options->study.plan = study::plan_file(options->study.plan);
     run(*options);
   });
 }

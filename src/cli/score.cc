@@ -1,4 +1,6 @@
 // assay score --model MODEL [FILE]: JSON Lines in, JSON Lines out, in the same order.
+// A line that cannot be scored gives {"id", "line", "error"}; the lines after it are scored, and
+// the command ends with exit code 1.
 #include <torch/torch.h>
 
 #include <fstream>
@@ -22,35 +24,73 @@ struct Options {
 };
 
 struct Line {
-  std::string id;  // as JSON
+  int64_t number = 0;
+  std::string id = "null";  // as JSON
   std::vector<int64_t> tokens;
-  bool from_text;
+  bool from_text = false;
   std::vector<float> logprobs;  // of all tokens but the first
+  std::string error;            // why the line was not scored
 };
 
-Line parse(const std::string& text, const TrainedModel& model) {
-  const json record = json::parse(text, nullptr, /*allow_exceptions=*/false);
+constexpr int kDeepest = 16;  // copying and printing deeper JSON could overflow the stack
+
+json parse_record(const std::string& text) {
+  const auto check_depth = [](int depth, json::parse_event_t, json&) {
+    if (depth > kDeepest) fail("has values that are nested deeper than {} levels", kDeepest);
+    return true;
+  };
+  json record = json::parse(text, check_depth, /*allow_exceptions=*/false);
   if (!record.is_object())
-    fail("is no JSON object; expected {{\"id\": …, \"tokens\": […]}} or {{\"id\": …, \"text\": …}}");
-  Line line{record.value("id", json()).dump(), {}, record.contains("text"), {}};
+    fail("is not a JSON object; expected {{\"id\": …, \"tokens\": […]}} or {{\"id\": …, \"text\": …}}");
+  return record;
+}
+
+int64_t token_of(const json& value) {
+  if (!value.is_number_integer()) fail("'tokens' must be a list of integers");
+  if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t(INT64_MAX))
+    fail("token {} is outside the model's vocabulary", value.get<uint64_t>());
+  return value.get<int64_t>();
+}
+
+std::vector<int64_t> tokens_of_text(const json& text, const TrainedModel& model) {
+  if (!text.is_string()) fail("'text' must be a string");
+  std::vector<int64_t> tokens = model.encode(text.get_ref<const std::string&>());
+  if (tokens.empty()) fail("the text is empty; at least one token is needed");
+  return tokens;
+}
+
+std::vector<int64_t> tokens_of_list(const json& list) {
+  if (!list.is_array()) fail("'tokens' must be a list of integers");
+  std::vector<int64_t> tokens;
+  for (const json& value : list) tokens.push_back(token_of(value));
+  return tokens;
+}
+
+void read(Line& line, const std::string& text, const TrainedModel& model) {
+  const json record = parse_record(text);
+  if (record.contains("id")) line.id = record["id"].dump();
+  line.from_text = record.contains("text");
   if (line.from_text == record.contains("tokens")) fail("must have either 'tokens' or 'text'");
-  const json& content = record[line.from_text ? "text" : "tokens"];
-  if (line.from_text) {
-    if (!content.is_string()) fail("'text' must be a string");
-    line.tokens = model.encode(content.get<std::string>());
-  } else {
-    if (!content.is_array() || !std::ranges::all_of(content, [](const json& x) { return x.is_number_integer(); }))
-      fail("'tokens' must be a list of integers");
-    line.tokens = content.get<std::vector<int64_t>>();
-  }
-  model.check_tokens(line.tokens);
+  std::vector<int64_t> tokens =
+      line.from_text ? tokens_of_text(record["text"], model) : tokens_of_list(record["tokens"]);
+  model.check_tokens(tokens);
   const at::Tensor& positions = model.model->positions;
-  if (positions.defined() && int64_t(line.tokens.size()) > positions.size(0) + 1)
-    fail("{} tokens are more than the model's {} positions", line.tokens.size(), positions.size(0));
+  if (positions.defined() && int64_t(tokens.size()) > positions.size(0) + 1)
+    fail("{} tokens are more than the model's {} positions", tokens.size(), positions.size(0));
+  line.tokens = std::move(tokens);
+}
+
+Line parse(int64_t number, const std::string& text, const TrainedModel& model) {
+  Line line{.number = number};
+  try {
+    read(line, text, model);
+  } catch (const BadInput& error) {
+    line.error = error.what();
+  }
   return line;
 }
 
-// Padding behind a line's end changes nothing before it: every mixer is causal.
+// Every mixer is causal, so padding past the end of a line changes nothing before it.
 void score(const std::vector<Line*>& lines, int64_t length, TrainedModel& model) {
   at::Tensor tokens = at::zeros({int64_t(lines.size()), length}, at::kLong);
   for (size_t i = 0; i < lines.size(); ++i)
@@ -77,60 +117,105 @@ void score_all(std::vector<Line>& lines, int64_t batch_tokens, TrainedModel& mod
   }
 }
 
+void check_finite(Line& line) {
+  for (const float logprob : line.logprobs)
+    if (!std::isfinite(logprob)) line.error = fmt::format("the model gives the log-probability {}", logprob);
+}
+
+std::string quoted(const std::string& text) {
+  return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 std::string as_json(const Line& line) {
+  if (!line.error.empty())
+    return fmt::format("{{\"id\": {}, \"line\": {}, \"error\": {}}}", line.id, line.number, quoted(line.error));
   double nll = 0;
   std::string out = fmt::format("{{\"id\": {}, \"logprobs\": [null", line.id);
   for (const float logprob : line.logprobs) {
-    if (!std::isfinite(logprob))
-      fail<Error>("the model gives the log-probability {} in the line with id {}", logprob, line.id);
-    out += fmt::format(", {}", logprob), nll -= logprob;
+    out += fmt::format(", {}", logprob);
+    nll -= logprob;
   }
   out += fmt::format("], \"nll\": {}", nll);
   if (line.from_text) out += fmt::format(", \"tokens\": [{}]", fmt::join(line.tokens, ", "));
   return out + "}";
 }
 
+// Standard output: one record per line, or one list of all records with --json.
+class Records {
+ public:
+  Records() {
+    if (json_wanted()) fmt::print("[");
+  }
+  void add(const std::string& record) {
+    const char* separator = json_wanted() && count_ > 0 ? ",\n" : "";
+    fmt::print("{}{}{}", separator, record, json_wanted() ? "" : "\n");
+    ++count_;
+  }
+  // Ends the list, so that it is a whole document even after an error.
+  void end() {
+    if (!json_wanted()) return;
+    fmt::print("]\n");
+    document_is_printed();
+  }
+  int64_t count() const { return count_; }
+
+ private:
+  int64_t count_ = 0;
+};
+
 class Scoring {
  public:
   explicit Scoring(const Options& options) : batch_tokens_(options.batch_tokens), model_(options.model) {}
 
   void run(std::istream& in, const std::string& name) {
-    int64_t number = 0;
-    if (json_wanted()) fmt::print("[");
-    for (std::string text; std::getline(in, text);) {
-      ++number;
-      if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
-      try {
-        lines_.push_back(parse(text, model_));
-      } catch (const BadInput& error) {
-        flush();
-        fail("{}:{}: {}. The lines before it were scored.", name, number, error.what());
-      }
-      waiting_ += int64_t(lines_.back().tokens.size());
-      if (waiting_ >= 16 * batch_tokens_ || lines_.size() >= 4096) flush();
+    Records records;
+    try {
+      score_lines(in, name, records);
+    } catch (const std::exception& error) {
+      if (json_wanted()) records.add(fmt::format("{{\"error\": {}}}", quoted(error.what())));
+      records.end();
+      throw;
     }
-    if (in.bad()) fail<Error>("{}: reading stopped after line {}", name, number);
-    flush();
-    if (json_wanted()) fmt::print("]\n");
+    records.end();
+    if (failed_ > 0)
+      fail<Error>("{} of {} lines were not scored; the first is {}:{}: {}", failed_, records.count(), name,
+                  first_failed_.number, first_failed_.error);
   }
 
  private:
-  void flush() {
-    score_all(lines_, batch_tokens_, model_);
-    for (const Line& line : lines_) {
-      if (json_wanted()) fmt::print("{}{}", written_ ? ",\n" : "", as_json(line));
-      else fmt::print("{}\n", as_json(line));
-      ++written_;
+  void score_lines(std::istream& in, const std::string& name, Records& records) {
+    int64_t number = 0, waiting = 0;  // tokens of the lines that are not scored yet
+    std::vector<Line> lines;
+    const auto flush = [&] {
+      finish(lines, records);
+      lines.clear();
+      waiting = 0;
+    };
+    for (std::string text; std::getline(in, text);) {
+      ++number;
+      if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
+      lines.push_back(parse(number, text, model_));
+      waiting += int64_t(lines.back().tokens.size());
+      if (waiting >= 16 * batch_tokens_ || lines.size() >= 4096) flush();
+    }
+    if (in.bad()) fail<Error>("{}: reading stopped after line {}", name, number);
+    flush();
+  }
+
+  void finish(std::vector<Line>& lines, Records& records) {
+    score_all(lines, batch_tokens_, model_);
+    for (Line& line : lines) {
+      check_finite(line);
+      if (!line.error.empty() && failed_++ == 0) first_failed_ = line;
+      records.add(as_json(line));
     }
     if (std::fflush(stdout)) fail<Error>("standard output cannot be written");
-    lines_.clear();
-    waiting_ = 0;
   }
 
   int64_t batch_tokens_;
   TrainedModel model_;
-  std::vector<Line> lines_;
-  int64_t waiting_ = 0, written_ = 0;
+  Line first_failed_;
+  int64_t failed_ = 0;
 };
 
 void run(const Options& options) {

@@ -43,8 +43,7 @@ void add(CLI::App& app) {
   command->add_option("model", o->file, "TOML with [model] and [train], such as plans/models/smoke.toml")->required();
   command->add_option("--data", o->train.store, "token store (`assay data prepare`, `assay data synth`)")->required();
   command->add_option("-o,--output", o->train.run, "run folder")->required();
-  command->add_option("--set", o->set, "override a value: --set train.steps=100 --set model.d_model=128")
-      ->allow_extra_args(false);
+  command->add_option("--set", o->set, "override a value: --set train.steps=100 --set model.d_model=128");
   command->add_option("--device", o->train.device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
   command->add_flag("--resume", o->train.resume, "go on from the newest checkpoint in the run folder");

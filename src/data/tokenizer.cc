@@ -6,6 +6,16 @@
 
 namespace assay::data {
 
+std::string without_source_position(const std::string& message) {
+  const size_t place = message.find(".cc(");
+  if (place == std::string::npos) return message;
+  // The position is "file.cc(7) ", and the condition that failed may follow as "[a == b] ".
+  size_t end = message.find("] ", place);
+  if (end == std::string::npos) end = message.find(") ", place);
+  const std::string reason = end == std::string::npos ? "" : message.substr(end + 2);
+  return reason.empty() || reason.starts_with('[') ? "the library gives no reason" : reason;
+}
+
 struct Tokenizer::Model {
   std::string contents, sha256;
   sentencepiece::SentencePieceProcessor processor;
@@ -28,7 +38,7 @@ Tokenizer Tokenizer::from_contents(std::string contents, const std::string& name
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int> ids;
   const auto status = model_->processor.Encode(text, &ids);
-  if (!status.ok()) fail<Error>("text of {} bytes cannot be encoded: {}", text.size(), status.ToString());
+  if (!status.ok()) fail<Error>("text of {} bytes cannot be encoded: {}", text.size(), without_source_position(status.message()));
   return ids;
 }
 
@@ -37,7 +47,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
     if (id < 0 || id >= vocab_size()) fail("token {} is outside the vocabulary of {}", id, vocab_size());
   std::string text;
   const auto status = model_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
-  if (!status.ok()) fail<Error>("{} tokens cannot be decoded: {}", ids.size(), status.ToString());
+  if (!status.ok()) fail<Error>("{} tokens cannot be decoded: {}", ids.size(), without_source_position(status.message()));
   return text;
 }
 

@@ -35,6 +35,10 @@ class Tokenizer {
   std::unique_ptr<Model> model_;
 };
 
+// A message of SentencePiece without the position in its source, such as
+// "src/trainer_interface.cc(678) [(a) == (b)] Vocabulary size too high (5000)".
+std::string without_source_position(const std::string& message);
+
 struct TokenizerTraining {
   std::vector<fs::path> inputs;       // files and folders, as data/reader.h reads them
   int64_t vocab_size = 0;             // with the 256 bytes and the 3 control pieces

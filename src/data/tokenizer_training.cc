@@ -82,16 +82,6 @@ std::unordered_map<std::string, std::string> settings(int64_t vocab_size) {
           {"minloglevel", "2"}};
 }
 
-// The library's message without the place in its source:
-// "INTERNAL: src/trainer_interface.cc(678) [(a) == (b)] Vocabulary size too high (5000). …"
-std::string without_source_position(std::string message) {
-  const size_t place = message.find(".cc(");
-  if (place == std::string::npos) return message;
-  if (const size_t end = message.find("] ", place); end != std::string::npos) return message.substr(end + 2);
-  const size_t end = message.find(") ", place);
-  return end == std::string::npos ? "the library gives no reason" : message.substr(end + 2);
-}
-
 bool is_held_out(const fs::path& file) { return split_of(file) != "train"; }
 
 }  // namespace

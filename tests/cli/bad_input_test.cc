@@ -129,9 +129,9 @@ TEST_F(BadInputs, ModelsThatAreNone) {
       folder_.write("good", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n");
   folder_.write("far", "{\"id\": 1, \"tokens\": [1, 256]}\n"),
       folder_.write("text", "{\"id\": 1, \"text\": \"words\"}\n");
-  refuses("score --model run lines", 2, {"lines:2:", "JSON"});
-  refuses("score --model run far", 2, {"far:1:", "256"});
-  refuses("score --model run text", 2, {"tokenizer"});
+  refuses("score --model run lines", 1, {"lines:2:", "JSON"});
+  refuses("score --model run far", 1, {"far:1:", "256"});
+  refuses("score --model run text", 1, {"tokenizer"});
   refuses("score --model missing good", 2, {"missing"});
   refuses("score --model store good", 2, {"store", "no model"});
   const fs::path weights = folder_ / "run" / "checkpoints" / "step-1" / "model.safetensors";
@@ -154,7 +154,9 @@ TEST_F(BadInputs, TokenizerOfAnotherVocabulary) {
       folder_.write("lines", "{\"id\": 1, \"text\": \"sequence models and their domains\"}\n");
   ASSERT_EQ(run(folder_.path(), "tokenizer train text.txt --vocab 320 -o t.model").exit_code, 0);
   ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
-  refuses("score --model run --tokenizer t.model lines", 2, {"lines:1:", "outside the model's vocabulary of 256"});
+  refuses("score --model run --tokenizer t.model lines", 1, {"lines:1:", "outside the model's vocabulary of 256"});
+  folder_.write("empty", "{\"id\": 1, \"text\": \"\"}\n");
+  refuses("score --model run --tokenizer t.model empty", 1, {"empty:1:", "the text is empty"});
 }
 
 TEST_F(BadInputs, ARunIsNeverOverwritten) {

@@ -118,16 +118,43 @@ TEST_F(ModelCommands, ScoreKeepsTheOrderWhateverTheBatch) {
     EXPECT_NEAR(found[0]["logprobs"][t].get<double>(), found[2]["logprobs"][t].get<double>(), 1e-5);
 }
 
-TEST_F(ModelCommands, ScoreNamesTheBrokenLine) {
+TEST_F(ModelCommands, LinesAfterABrokenLineAreScored) {
   for (const char* line : {"{\"tokens\": [1, 2", "[1]", "{\"tokens\": []}", "{\"tokens\": [12]}", "{\"tokens\": [-1]}",
                            "{\"tokens\": [1.5]}", "{\"tokens\": 3}", "{}", "{\"tokens\": [1], \"text\": \"a\"}",
-                           "{\"text\": \"no tokenizer\"}", "\xff\xfe"}) {
-    const auto found = scores(std::string("{\"tokens\": [1, 2]}\n\n") + line + "\n{\"tokens\": [1, 2]}\n", "", 2);
-    EXPECT_EQ(found.size(), 1u) << line;
-    expect_error("lines:3: ");
+                           "{\"text\": \"no tokenizer\"}", "\xff\xfe", "{\"tokens\": [18446744073709551615]}"}) {
+    SCOPED_TRACE(line);
+    const auto found = scores(std::string("{\"tokens\": [1, 2]}\n\n") + line + "\n{\"tokens\": [1, 2]}\n", "", 1);
+    ASSERT_EQ(found.size(), 3u);
+    EXPECT_EQ(found[1].at("line"), 3);
+    EXPECT_TRUE(found[1].contains("error"));
+    EXPECT_EQ(found[2].at("logprobs"), found[0].at("logprobs"));
+    expect_error("1 of 3 lines were not scored; the first is lines:3: ");
   }
   run(2, "score --model hf absent");
   run(2, "score --model absent lines");
+}
+
+TEST_F(ModelCommands, RecordOfABrokenLineHoldsIdLineAndReason) {
+  EXPECT_EQ(scores("\n{\"id\": 7, \"tokens\": [18446744073709551615]}\n", "", 1)[0],
+            json({{"id", 7},
+                  {"line", 2},
+                  {"error", "token 18446744073709551615 is outside the model's vocabulary"}}));
+}
+
+TEST_F(ModelCommands, JsonOfScoreIsOneDocumentAfterAnError) {
+  write_file(folder_ / "lines", "{\"tokens\": [1, 2]}\n{\"tokens\": [12]}\n");
+  const json document = json::parse(run(1, "score --model hf lines --json"));
+  ASSERT_EQ(document.size(), 2u);
+  EXPECT_TRUE(document[0].contains("nll"));
+  EXPECT_EQ(document[1].at("line"), 2);
+}
+
+TEST_F(ModelCommands, DeepIdIsRejectedAndLaterLinesAreScored) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  const auto found = scores("{\"id\": " + deep + ", \"tokens\": [1]}\n{\"tokens\": [1, 2]}\n", "", 1);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].at("error"), "has values that are nested deeper than 16 levels");
+  EXPECT_TRUE(found[1].contains("nll"));
 }
 
 TEST_F(ModelCommands, GenerateIsAFunctionOfTheSeed) {

@@ -183,6 +183,15 @@ TEST(Tokenizer, SaysWhatIsWrong) {
   EXPECT_FALSE(fs::exists(folder / "m"));
 }
 
+TEST(Tokenizer, MessagesOmitPositionsInTheLibrary) {
+  EXPECT_EQ(without_source_position("Internal: ./src/trainer_interface.cc(580) [(a) == (b)] Too high (5)."),
+            "Too high (5).");
+  EXPECT_EQ(without_source_position("src/sentencepiece_processor.cc(73) Model is not initialised."),
+            "Model is not initialised.");
+  EXPECT_EQ(without_source_position("src/a.cc(1) [(a) == (b)]"), "the library gives no reason");
+  EXPECT_EQ(without_source_position("Vocabulary size too high"), "Vocabulary size too high");
+}
+
 TEST(Tokenizer, RefusesIdsOutsideTheVocabulary) {
   ASSAY_NEEDS_FILE(bpe2000());
   const Tokenizer tokenizer(bpe2000());

@@ -1,0 +1,93 @@
+// The plan that is written for a token store: valid, and fitted to its domains and tokens.
+#include "study/plan_template.h"
+
+#include <gtest/gtest.h>
+
+#include "data/folder.h"
+#include "data/store_writer.h"
+#include "study/plan.h"
+
+namespace assay::study {
+namespace {
+
+class PlanTemplate : public testing::Test {
+ protected:
+  // A store with `tokens` tokens in each "domain.split".
+  data::TokenStore store(const std::vector<std::pair<std::string, int64_t>>& parts) {
+    data::StoreWriter writer(folder_ / "store", {"none", "", 256, 0}, /*overwrite=*/true);
+    for (const auto& [part, tokens] : parts) {
+      const std::vector<int32_t> ids(size_t(tokens - 1), 7);  // the writer adds the separator
+      const size_t dot = part.find('.');
+      writer.add(part.substr(0, dot), part.substr(dot + 1), ids, tokens);
+    }
+    writer.commit();
+    return data::TokenStore(folder_ / "store");
+  }
+  Plan plan(const data::TokenStore& store, const std::vector<std::string>& train = {}) {
+    return read_plan(folder_.write("plan.toml", plan_template(store, train)));
+  }
+  std::string message(const data::TokenStore& store, const std::vector<std::string>& train = {}) {
+    try {
+      plan_template(store, train);
+    } catch (const BadInput& error) {
+      return error.what();
+    }
+    return "";
+  }
+  using Names = std::vector<std::string>;
+  data::Folder folder_;
+};
+
+TEST_F(PlanTemplate, DomainsWithoutTrainingTextAreOutOfDomain) {
+  const Plan found = plan(store({{"web.train", 9000}, {"web.valid", 900}, {"web.test", 900},
+                                 {"code.valid", 900}, {"code.test", 900}}));
+  EXPECT_EQ(found.settings[0].data.train, Names{"web"});
+  EXPECT_EQ(found.settings[0].data.out_of_domain, Names{"code"});
+  EXPECT_EQ(found.settings[0].data.store, (folder_ / "store").string());
+  EXPECT_TRUE(found.has_ladder);
+  EXPECT_TRUE(found.tuning);
+}
+
+TEST_F(PlanTemplate, LargerHalfIsTrainedOnWhenAllDomainsHaveTrainingText) {
+  const auto all = store({{"a.train", 500}, {"a.valid", 100}, {"a.test", 100},
+                          {"b.train", 700}, {"b.valid", 100}, {"b.test", 100},
+                          {"c.train", 600}, {"c.valid", 100}, {"c.test", 100}});
+  EXPECT_EQ(plan(all).settings[0].data.train, (Names{"b", "c"}));
+  EXPECT_EQ(plan(all).settings[0].data.out_of_domain, Names{"a"});
+  EXPECT_EQ(plan(all, {"a"}).settings[0].data.train, Names{"a"});
+  EXPECT_EQ(plan(all, {"a"}).settings[0].data.out_of_domain, (Names{"b", "c"}));
+}
+
+TEST_F(PlanTemplate, OneDomainGivesTheMixedDomainSetting) {
+  const Plan found = plan(store({{"web.train", 9000}, {"web.valid", 900}}));
+  EXPECT_EQ(found.settings[0].data.train, Names{"web"});
+  EXPECT_TRUE(found.settings[0].data.out_of_domain.empty());
+}
+
+TEST_F(PlanTemplate, SequencesFitTheSmallestSet) {
+  EXPECT_EQ(plan(store({{"web.train", 9000}, {"web.valid", 130}})).settings[0].data.sequence_length, 64);
+  EXPECT_EQ(plan(store({{"web.train", 9000}, {"web.valid", 9000}})).settings[0].data.sequence_length, 256);
+}
+
+TEST_F(PlanTemplate, BudgetsGrowWithTheTrainingText) {
+  const Plan small = plan(store({{"web.train", 9000}, {"web.valid", 900}}));
+  const Plan large = plan(store({{"web.train", 8'000'000}, {"web.valid", 90000}}));
+  const auto longest = [](const Plan& plan) { return plan.models[0].tokens.back(); };
+  EXPECT_NEAR(double(longest(small)), 819'200, 32 * 256);
+  EXPECT_NEAR(double(longest(large)), 8e6, 4 * 16 * 512);
+  EXPECT_EQ(large.models[0].layers[1].value("d_model"), "256");
+  EXPECT_EQ(small.models[0].tokens.size(), 3u);
+  EXPECT_EQ(small.models[1].tokens, std::vector<int64_t>{small.models[0].tokens[1]});
+}
+
+TEST_F(PlanTemplate, DomainsThatCannotBeTrainedOnAreRefused) {
+  const auto some = store({{"web.train", 9000}, {"web.valid", 900}, {"code.test", 900}, {"news.train", 900}});
+  EXPECT_NE(message(some, {"wep"}).find("no domain 'wep'; did you mean 'web'?"), std::string::npos);
+  EXPECT_NE(message(some, {"code"}).find("'code' has no tokens in split train"), std::string::npos);
+  EXPECT_NE(message(some, {"news"}).find("'news' has no tokens in split valid"), std::string::npos);
+  EXPECT_NE(message(store({{"code.test", 900}})).find("no domain has the splits train and valid"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace assay::study
