@@ -33,24 +33,32 @@ int64_t training_length(const Options& o, const std::string& model) {
   fail("{}: the length of its training is not known; give it with --train-length", model);
 }
 
-std::vector<eval::PositionBin> measure(const Options& o, const TrainedModel& trained, const at::Tensor& tokens,
-                                       int64_t length, Progress& progress) {
+std::vector<eval::PositionBin> measure(const Options& o, const TrainedModel& trained,
+                                       const at::Tensor& tokens, int64_t length,
+                                       Progress& progress) {
   const at::Tensor& positions = trained.model->positions;
   int64_t most = positions.defined() ? positions.size(0) : INT64_MAX;
   for (const auto& layer : trained.model->layers) most = std::min(most, layer->mixer->max_time());
-  const at::Tensor read = tokens.slice(1, 0, std::min<int64_t>(tokens.size(1), most == INT64_MAX ? most : most + 1));
+  const at::Tensor read =
+      tokens.slice(1, 0, std::min<int64_t>(tokens.size(1), most == INT64_MAX ? most : most + 1));
   std::vector<at::Tensor> losses;
   for (int64_t begin = 0; begin < read.size(0); begin += o.at_once) {
-    progress.show(fmt::format("{}: {}/{} texts of {} tokens", trained.path, begin, read.size(0), read.size(1)));
-    losses.push_back(eval::losses_by_position(*trained.model, read.slice(0, begin, begin + o.at_once)));
+    progress.show(fmt::format("{}: {}/{} texts of {} tokens", trained.path, begin, read.size(0),
+                              read.size(1)));
+    losses.push_back(
+        eval::losses_by_position(*trained.model, read.slice(0, begin, begin + o.at_once)));
   }
   return eval::bin_positions(at::cat(losses), length);
 }
 
 void run(const Options& o) {
   const data::TokenStore store(o.data);
-  report::Table table{.id = "extrapolation", .title = "Loss by position", .note = "",
-                      .columns = {{"model"}, {"positions"}, {"of the training length"},
+  report::Table table{.id = "extrapolation",
+                      .title = "Loss by position",
+                      .note = "",
+                      .columns = {{"model"},
+                                  {"positions"},
+                                  {"of the training length"},
                                   {"loss with 95 % interval", report::Format::loss}}};
   report::Figure figure{.id = "extrapolation", .title = "Loss by position, " + o.set};
   figure.x = {.title = "position over the length of the training", .log = true};
@@ -63,13 +71,15 @@ void run(const Options& o) {
       options.model = name;
       const TrainedModel trained(options);
       if (store.vocab_size() > trained.model->spec.config.vocab_size)
-        fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(), store.vocab_size(), name,
-             trained.model->spec.config.vocab_size);
+        fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(),
+             store.vocab_size(), name, trained.model->spec.config.vocab_size);
       const int64_t length = training_length(o, name);
-      const at::Tensor tokens = eval::probe_tokens(store, o.set, o.factor * length + 1, o.sequences);
+      const at::Tensor tokens =
+          eval::probe_tokens(store, o.set, o.factor * length + 1, o.sequences);
       if (tokens.size(1) <= length)
-        progress.log(fmt::format("{}: the texts have {} tokens, no more than the training; nothing is extrapolated",
-                                 o.set, tokens.size(1)));
+        progress.log(fmt::format(
+            "{}: the texts have {} tokens, no more than the training; nothing is extrapolated",
+            o.set, tokens.size(1)));
       report::Series series{.name = name, .style = int(figure.series.size())};
       Json bins = Json::array();
       for (const eval::PositionBin& bin : measure(o, trained, tokens, length, progress)) {
@@ -80,7 +90,8 @@ void run(const Options& o) {
                         {"loss", loss.estimate},
                         {"interval", {loss.low, loss.high}},
                         {"losses", bin.losses}});
-        table.rows.push_back({name, fmt::format("{}–{}", bin.first, bin.last - 1), fmt::format("{:.2f} ×", middle), loss});
+        table.rows.push_back({name, fmt::format("{}–{}", bin.first, bin.last - 1),
+                              fmt::format("{:.2f} ×", middle), loss});
         series.x.push_back(middle);
         series.y.push_back(loss.estimate);
         series.low.push_back(loss.low);
@@ -88,8 +99,11 @@ void run(const Options& o) {
       }
       series.upright = true;
       figure.series.push_back(series);
-      models.push_back({{"model", name}, {"training_length", length}, {"texts", tokens.size(0)},
-                        {"tokens", tokens.size(1)}, {"bins", bins}});
+      models.push_back({{"model", name},
+                        {"training_length", length},
+                        {"texts", tokens.size(0)},
+                        {"tokens", tokens.size(1)},
+                        {"bins", bins}});
     }
   }
   figure.vertical = 1;
@@ -99,8 +113,11 @@ void run(const Options& o) {
 
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(eval, "extrapolation", "loss by position, up to many times the length of the training");
-  command->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")->required();
+  CLI::App* command = subcommand(eval, "extrapolation",
+                                 "loss by position, up to many times the length of the training");
+  command
+      ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
+      ->required();
   command->add_option("--data", o->data, "token store")->required();
   command->add_option("--set", o->set, "DOMAIN.SPLIT, whose longest texts are read")->required();
   command->add_option("--factor", o->factor, "how many times the length of the training")
@@ -111,7 +128,9 @@ void add(CLI::App& eval) {
   command->add_option("--sequences", o->sequences, "texts, the longest of the set")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--at-once", o->at_once, "texts in one batch")->capture_default_str()->check(CLI::PositiveNumber);
+  command->add_option("--at-once", o->at_once, "texts in one batch")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   command->add_option("--figure", o->figure, "SVG file");
   add_device_options(*command, o->model);
   command->callback([o] { run(*o); });

@@ -26,25 +26,28 @@ struct Best {
   const tasks::MqarRun* run = nullptr;
   Json result;
 };
-using BestOf = std::map<std::tuple<int64_t, int64_t, std::string, int64_t>, Best>;  // length, pairs, model, width
+using BestOf = std::map<std::tuple<int64_t, int64_t, std::string, int64_t>,
+                        Best>;  // length, pairs, model, width
 
 // What decides the result of a run.
 std::string key_of(const tasks::MqarRun& run, const tasks::MqarPlan& plan) {
-  return sha256(Json{run.toml, run.data.length, run.data.pairs, run.data.power, run.data.random_non_queries,
-                     run.learning_rate, plan.train_examples, plan.test_examples, plan.epochs, plan.batch_size,
-                     plan.seed, plan.weight_decay, plan.stop_at}
+  return sha256(Json{run.toml, run.data.length, run.data.pairs, run.data.power,
+                     run.data.random_non_queries, run.learning_rate, plan.train_examples,
+                     plan.test_examples, plan.epochs, plan.batch_size, plan.seed, plan.weight_decay,
+                     plan.stop_at}
                     .dump());
 }
 
-Json result_of(study::Database& database, const tasks::MqarStudy& study, const tasks::MqarRun& run, size_t number,
-               c10::Device device, Progress& progress) {
+Json result_of(study::Database& database, const tasks::MqarStudy& study, const tasks::MqarRun& run,
+               size_t number, c10::Device device, Progress& progress) {
   const std::string key = key_of(run, study.plan);
   const auto stored = database.query("SELECT result FROM runs WHERE key = ?", {key});
   if (!stored.empty()) return Json::parse(stored[0]["result"].get<std::string>());
   const auto show = [&](int64_t epoch, double accuracy) {
-    progress.show(fmt::format("run {}/{}: {} width {} length {} learning rate {}: epoch {}/{}, accuracy {:.3f}", number,
-                              study.runs.size(), run.model, run.width, run.data.length, run.learning_rate, epoch,
-                              study.plan.epochs, accuracy));
+    progress.show(fmt::format(
+        "run {}/{}: {} width {} length {} learning rate {}: epoch {}/{}, accuracy {:.3f}", number,
+        study.runs.size(), run.model, run.width, run.data.length, run.learning_rate, epoch,
+        study.plan.epochs, accuracy));
   };
   const tasks::MqarResult found = tasks::train_mqar(run, study.plan, device, show);
   const Json result = {{"accuracy", found.accuracy},       {"epochs", found.epochs},
@@ -92,17 +95,28 @@ void run(const Options& o) {
       Json result = result_of(database, study, one, i + 1, device, progress);
       Best& entry = best[{one.data.length, one.data.pairs, one.model, one.width}];
       if (!entry.run || result["accuracy"] > entry.result["accuracy"]) entry = {&one, result};
-      result.update({{"model", one.model}, {"width", one.width}, {"length", one.data.length}, {"pairs", one.data.pairs}});
+      result.update({{"model", one.model},
+                     {"width", one.width},
+                     {"length", one.data.length},
+                     {"pairs", one.data.pairs}});
       all.push_back(result);
     }
   }
-  report::Table table{.id = "mqar", .title = "MQAR", .note = "",
-                      .columns = {{"length"}, {"pairs"}, {"model"}, {"width"}, {"state", report::Format::bytes},
-                                  {"accuracy", report::Format::loss}, {"learning rate", report::Format::factor}}};
+  report::Table table{.id = "mqar",
+                      .title = "MQAR",
+                      .note = "",
+                      .columns = {{"length"},
+                                  {"pairs"},
+                                  {"model"},
+                                  {"width"},
+                                  {"state", report::Format::bytes},
+                                  {"accuracy", report::Format::loss},
+                                  {"learning rate", report::Format::factor}}};
   for (const auto& [place, found] : best)
-    table.rows.push_back({std::to_string(std::get<0>(place)), std::to_string(std::get<1>(place)), std::get<2>(place),
-                          std::to_string(std::get<3>(place)), found.result["state_bytes"].get<double>(),
-                          found.result["accuracy"].get<double>(), found.result["learning_rate"].get<double>()});
+    table.rows.push_back(
+        {std::to_string(std::get<0>(place)), std::to_string(std::get<1>(place)), std::get<2>(place),
+         std::to_string(std::get<3>(place)), found.result["state_bytes"].get<double>(),
+         found.result["accuracy"].get<double>(), found.result["learning_rate"].get<double>()});
   write_figures(o, best);
   write_file(o.output / "mqar.csv", report::to_csv(table));
   print({{"runs", all}, {"folder", o.output.string()}}, report::to_text(table));
@@ -110,9 +124,15 @@ void run(const Options& o) {
 
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(eval, "mqar", "associative recall: trains and tests small models of every architecture");
-  command->add_option("PLAN", o->plan, "TOML with [mqar] and [model.NAME], such as plans/mqar/small.toml")->required();
-  command->add_option("-o,--output", o->output, "folder of results and figures; finished runs in it are not run again")
+  CLI::App* command = subcommand(
+      eval, "mqar", "associative recall: trains and tests small models of every architecture");
+  command
+      ->add_option("PLAN", o->plan,
+                   "TOML with [mqar] and [model.NAME], such as plans/mqar/small.toml")
+      ->required();
+  command
+      ->add_option("-o,--output", o->output,
+                   "folder of results and figures; finished runs in it are not run again")
       ->required();
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));

@@ -53,7 +53,8 @@ int64_t parse_length(const std::string& text) {
 
 std::string read_haystack(const Options& o) {
   if (o.niah.variant == 1) return "";
-  if (o.haystack.empty()) fail("variants 2 and 3 need a text to hide the needle in: --haystack FILE");
+  if (o.haystack.empty())
+    fail("variants 2 and 3 need a text to hide the needle in: --haystack FILE");
   const auto source = data::open_bytes(o.haystack);
   std::string text, block(1 << 20, '\0');
   while (text.size() < (size_t{64} << 20)) {
@@ -62,7 +63,8 @@ std::string read_haystack(const Options& o) {
     text.append(block, 0, count);
   }
   if (o.haystack.string().find(".jsonl") == std::string::npos) return text;
-  const Json document = Json::parse(text.substr(0, text.find('\n')), nullptr, /*allow_exceptions=*/false);
+  const Json document =
+      Json::parse(text.substr(0, text.find('\n')), nullptr, /*allow_exceptions=*/false);
   if (!document.is_object() || !document.contains("text") || !document["text"].is_string())
     fail("{}:1: not a JSON object with a 'text'", o.haystack.string());
   return document["text"];
@@ -74,12 +76,17 @@ Cell answer(const Options& o, const TrainedModel& trained, int64_t length, Progr
   tasks::Encoder encoder(trained.need_tokenizer(), o.bos, tasks::Encoder::Prefix::bos);
   const at::Tensor& positions = trained.model->positions;
   if (positions.defined() && length > positions.size(0))
-    fail("{}: {} tokens do not fit the {} positions of the model", trained.path, length, positions.size(0));
-  Cell cell{length, tasks::needle_samples(niah, [&](const std::string& text) {
-              return int64_t(encoder.encode(text).size());
-            }), {}, {}};
+    fail("{}: {} tokens do not fit the {} positions of the model", trained.path, length,
+         positions.size(0));
+  Cell cell{
+      length,
+      tasks::needle_samples(
+          niah, [&](const std::string& text) { return int64_t(encoder.encode(text).size()); }),
+      {},
+      {}};
   std::vector<std::vector<int64_t>> prompts;
-  for (const tasks::NeedleSample& sample : cell.samples) prompts.push_back(encoder.encode(sample.prompt));
+  for (const tasks::NeedleSample& sample : cell.samples)
+    prompts.push_back(encoder.encode(sample.prompt));
   cell.found.resize(prompts.size());
   cell.generated.resize(prompts.size());
   tasks::Scorer scorer(*trained.model, {.batch_tokens = o.batch_tokens});
@@ -92,7 +99,8 @@ Cell answer(const Options& o, const TrainedModel& trained, int64_t length, Progr
   scorer.generate(prompts, niah.reserved, ended, [&](size_t i, const std::vector<int64_t>& tokens) {
     cell.generated[i] = encoder.decode(tokens);
     cell.found[i] = tasks::needle_score(cell.generated[i], cell.samples[i].answer);
-    progress.show(fmt::format("{}: {} tokens: {}/{} samples", trained.path, length, ++done, prompts.size()));
+    progress.show(
+        fmt::format("{}: {} tokens: {}/{} samples", trained.path, length, ++done, prompts.size()));
   });
   return cell;
 }
@@ -106,7 +114,8 @@ std::vector<double> by_depth(const Cell& cell) {
     sums[row_of(cell.samples[i].depth)] += cell.found[i];
     ++counts[row_of(cell.samples[i].depth)];
   }
-  for (size_t row = 0; row < kDepths; ++row) sums[row] = counts[row] > 0 ? sums[row] / counts[row] : NAN;
+  for (size_t row = 0; row < kDepths; ++row)
+    sums[row] = counts[row] > 0 ? sums[row] / counts[row] : NAN;
   return sums;
 }
 
@@ -125,34 +134,43 @@ Json to_json(const Cell& cell) {
                        {"generated", cell.generated[i]},
                        {"correct", cell.found[i]}});
   const stats::Interval found = share(cell);
-  return {{"length", cell.length},
-          {"haystack_units", cell.samples.front().units},
-          {"score", found.estimate},
-          {"interval", {found.low, found.high}},
-          {"by_depth", by_depth(cell)},
-          {"samples", samples}};
+  return {{"length", cell.length},      {"haystack_units", cell.samples.front().units},
+          {"score", found.estimate},    {"interval", {found.low, found.high}},
+          {"by_depth", by_depth(cell)}, {"samples", samples}};
 }
 
-void write_figure(const Options& o, const std::string& model, size_t index, const std::vector<Cell>& cells) {
-  report::HeatMap map{fmt::format("S-NIAH-{}, {}", o.niah.variant, model), "length in tokens", "depth of the needle",
-                      {}, {}, std::vector<std::vector<double>>(kDepths)};
-  for (size_t row = 0; row < kDepths; ++row) map.y.push_back(fmt::format("{}–{} %", 10 * row, 10 * row + 10));
+void write_figure(const Options& o, const std::string& model, size_t index,
+                  const std::vector<Cell>& cells) {
+  report::HeatMap map{fmt::format("S-NIAH-{}, {}", o.niah.variant, model),
+                      "length in tokens",
+                      "depth of the needle",
+                      {},
+                      {},
+                      std::vector<std::vector<double>>(kDepths)};
+  for (size_t row = 0; row < kDepths; ++row)
+    map.y.push_back(fmt::format("{}–{} %", 10 * row, 10 * row + 10));
   for (const Cell& cell : cells) {
     map.x.push_back(std::to_string(cell.length));
     const std::vector<double> column = by_depth(cell);
     for (size_t row = 0; row < kDepths; ++row) map.values[row].push_back(column[row]);
   }
   make_folder(o.figures);
-  write_file(o.figures / fmt::format("niah_{}_{}.svg", o.niah.variant, index + 1), report::to_svg(map));
+  write_file(o.figures / fmt::format("niah_{}_{}.svg", o.niah.variant, index + 1),
+             report::to_svg(map));
 }
 
 void run(Options o) {
-  if (o.niah.variant < 1 || o.niah.variant > 3) fail("--variant {}: there are 1, 2 and 3", o.niah.variant);
+  if (o.niah.variant < 1 || o.niah.variant > 3)
+    fail("--variant {}: there are 1, 2 and 3", o.niah.variant);
   std::vector<int64_t> lengths;
   for (const std::string& text : o.lengths) lengths.push_back(parse_length(text));
   o.niah.haystack = read_haystack(o);
-  report::Table table{.id = "niah", .title = "S-NIAH", .note = "",
-                      .columns = {{"model"}, {"length"}, {"found with 95 % interval", report::Format::loss}, {"samples"}}};
+  report::Table table{
+      .id = "niah",
+      .title = "S-NIAH",
+      .note = "",
+      .columns = {
+          {"model"}, {"length"}, {"found with 95 % interval", report::Format::loss}, {"samples"}}};
   Json models = Json::array();
   {
     Progress progress;
@@ -178,13 +196,21 @@ void run(Options o) {
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(eval, "niah", "passkey retrieval: S-NIAH-1, -2 and -3 of RULER");
-  command->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")->required();
-  command->add_option("--variant", o->niah.variant, "1: repeated lines; 2: a text, numbers; 3: a text, UUIDs")
+  command
+      ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
+      ->required();
+  command
+      ->add_option("--variant", o->niah.variant,
+                   "1: repeated lines; 2: a text, numbers; 3: a text, UUIDs")
       ->capture_default_str();
-  command->add_option("--lengths", o->lengths, "tokens of prompt and answer, separated by commas: 1k,2k,4000")
+  command
+      ->add_option("--lengths", o->lengths,
+                   "tokens of prompt and answer, separated by commas: 1k,2k,4000")
       ->required()
       ->delimiter(',');
-  command->add_option("--haystack", o->haystack, "text of variants 2 and 3: a text file, or the first document of a JSON Lines file");
+  command->add_option(
+      "--haystack", o->haystack,
+      "text of variants 2 and 3: a text file, or the first document of a JSON Lines file");
   command->add_option("--samples", o->niah.samples, "per length, spread evenly over the depths")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
@@ -193,7 +219,9 @@ void add(CLI::App& eval) {
       ->check(CLI::PositiveNumber);
   command->add_option("--seed", o->niah.seed, "of keys and values")->capture_default_str();
   command->add_option("--figures", o->figures, "folder for a heat map of each model, SVG");
-  command->add_option("--batch-tokens", o->batch_tokens, "tokens at once; lower it when memory runs out")
+  command
+      ->add_option("--batch-tokens", o->batch_tokens,
+                   "tokens at once; lower it when memory runs out")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   command->add_flag("--bos", o->bos, "every prompt begins with the tokenizer's bos");

@@ -96,12 +96,17 @@ report::Table scores_table(const std::vector<Result>& results) {
   report::Table table{.id = "tasks",
                       .title = "Tasks",
                       .note = "",
-                      .columns = {{"task"}, {"metric"}, {"model"}, {"value with 95 % interval", report::Format::loss},
-                                  {"items", report::Format::text}, {"truncated", report::Format::text}}};
+                      .columns = {{"task"},
+                                  {"metric"},
+                                  {"model"},
+                                  {"value with 95 % interval", report::Format::loss},
+                                  {"items", report::Format::text},
+                                  {"truncated", report::Format::text}}};
   for (const Result& result : results)
     for (const std::string& metric : result.metrics)
-      table.rows.push_back({result.task, metric, result.model, tasks::summarize(result.items, metric).interval,
-                            std::to_string(result.ran.items), std::to_string(result.ran.truncated)});
+      table.rows.push_back(
+          {result.task, metric, result.model, tasks::summarize(result.items, metric).interval,
+           std::to_string(result.ran.items), std::to_string(result.ran.truncated)});
   return table;
 }
 
@@ -109,12 +114,16 @@ report::Table differences_table(const Json& differences) {
   report::Table table{.id = "differences",
                       .title = "Differences",
                       .note = "",
-                      .columns = {{"task"}, {"metric"}, {"model"}, {"reference"},
+                      .columns = {{"task"},
+                                  {"metric"},
+                                  {"model"},
+                                  {"reference"},
                                   {"difference with 95 % interval", report::Format::change}}};
   for (const Json& row : differences)
-    table.rows.push_back({row["task"].get<std::string>(), row["metric"].get<std::string>(),
-                          row["model"].get<std::string>(), row["reference"].get<std::string>(),
-                          stats::Interval{row["difference"], row["interval"][0], row["interval"][1]}});
+    table.rows.push_back(
+        {row["task"].get<std::string>(), row["metric"].get<std::string>(),
+         row["model"].get<std::string>(), row["reference"].get<std::string>(),
+         stats::Interval{row["difference"], row["interval"][0], row["interval"][1]}});
   return table;
 }
 
@@ -135,25 +144,33 @@ void write_items(const fs::path& file, const std::vector<Result>& results) {
   out.commit();
 }
 
-std::vector<Result> evaluate_model(const Options& o, const std::string& name, const std::vector<tasks::Task>& list,
-                                   tasks::Results& results, Progress& progress) {
+std::vector<Result> evaluate_model(const Options& o, const std::string& name,
+                                   const std::vector<tasks::Task>& list, tasks::Results& results,
+                                   Progress& progress) {
   ModelOptions options = o.model;
   options.model = name;
   const TrainedModel trained(options);
-  const tasks::Subject subject{*trained.model, trained.need_tokenizer(), name, sha256_of_file(trained.weights),
-                               o.model.precision};
+  const tasks::Subject subject{*trained.model, trained.need_tokenizer(), name,
+                               sha256_of_file(trained.weights), o.model.precision};
   std::vector<Result> out;
   for (const tasks::Task& task : list) {
     const auto show = [&](int64_t answered, int64_t all) {
       progress.show(fmt::format("{}: {}: {}/{} items", name, task.name, answered, all));
     };
-    Result result{task.name, name, task.metrics, tasks::evaluate(task, subject, o.evaluate, results, show), {}};
+    Result result{task.name,
+                  name,
+                  task.metrics,
+                  tasks::evaluate(task, subject, o.evaluate, results, show),
+                  {}};
     result.items = results.items(result.ran.key);
     if (o.evaluate.limit > 0)  // an earlier evaluation may have answered more
-      std::erase_if(result.items, [&](const tasks::Item& item) { return int64_t(item.index) >= o.evaluate.limit; });
+      std::erase_if(result.items, [&](const tasks::Item& item) {
+        return int64_t(item.index) >= o.evaluate.limit;
+      });
     if (result.ran.truncated > 0)
-      progress.log(fmt::format("{}: {}: {} items are longer than the model reads; their first tokens were left out",
-                               name, task.name, result.ran.truncated));
+      progress.log(fmt::format(
+          "{}: {}: {} items are longer than the model reads; their first tokens were left out",
+          name, task.name, result.ran.truncated));
     out.push_back(std::move(result));
   }
   return out;
@@ -161,48 +178,69 @@ std::vector<Result> evaluate_model(const Options& o, const std::string& name, co
 
 void run(Options o) {
   o.evaluate.scorer.share = !o.alone;
-  o.evaluate.prefix = o.prefix == "bos" ? tasks::Encoder::Prefix::bos : tasks::Encoder::Prefix::separator;
+  o.evaluate.prefix =
+      o.prefix == "bos" ? tasks::Encoder::Prefix::bos : tasks::Encoder::Prefix::separator;
   std::vector<tasks::Task> list;
-  for (const std::string& name : o.tasks) list.push_back(tasks::Task::read(tasks::find_task(name, task_folders()), o.few_shot));
-  for (const tasks::Task& task : list) tasks::find_documents(o.evaluate.data, task.config.documents);
+  for (const std::string& name : o.tasks)
+    list.push_back(tasks::Task::read(tasks::find_task(name, task_folders()), o.few_shot));
+  for (const tasks::Task& task : list)
+    tasks::find_documents(o.evaluate.data, task.config.documents);
   tasks::Results stored(o.output);
   std::vector<Result> results;
   {
     Progress progress;
     for (const std::string& name : o.models)
-      for (Result& result : evaluate_model(o, name, list, stored, progress)) results.push_back(std::move(result));
+      for (Result& result : evaluate_model(o, name, list, stored, progress))
+        results.push_back(std::move(result));
   }
   if (!o.items.empty()) write_items(o.items, results);
   Json document = {{"results", Json::array()}, {"differences", differences_json(results)}};
   for (const Result& result : results) document["results"].push_back(to_json(result));
   std::string text = report::to_text(scores_table(results));
-  if (!document["differences"].empty()) text += "\n" + report::to_text(differences_table(document["differences"]));
+  if (!document["differences"].empty())
+    text += "\n" + report::to_text(differences_table(document["differences"]));
   print(document, text);
 }
 
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(eval, "tasks", "few-shot tasks, item by item as lm-evaluation-harness scores them");
-  command->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")->required();
-  command->add_option("--tasks", o->tasks, "names (assay list tasks) or task files, separated by commas")
+  CLI::App* command = subcommand(
+      eval, "tasks", "few-shot tasks, item by item as lm-evaluation-harness scores them");
+  command
+      ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
+      ->required();
+  command
+      ->add_option("--tasks", o->tasks,
+                   "names (assay list tasks) or task files, separated by commas")
       ->required()
       ->delimiter(',');
-  command->add_option("--data", o->evaluate.data, "folder of the documents, JSON Lines")->required();
-  command->add_option("-o,--output", o->output, "SQLite file of the items; what it holds is not answered again");
+  command->add_option("--data", o->evaluate.data, "folder of the documents, JSON Lines")
+      ->required();
+  command->add_option("-o,--output", o->output,
+                      "SQLite file of the items; what it holds is not answered again");
   command->add_option("--items", o->items, "JSON Lines of the items: task, item, correct, scores");
-  command->add_option("--few-shot", o->few_shot, "examples before each question; default: that of the task")
+  command
+      ->add_option("--few-shot", o->few_shot,
+                   "examples before each question; default: that of the task")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--limit", o->evaluate.limit, "documents per task, the first ones; 0: all")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--max-length", o->evaluate.longest,
-                      "tokens read at most, the last ones; default: the model's max_positions, or 2048")
+  command
+      ->add_option(
+          "--max-length", o->evaluate.longest,
+          "tokens read at most, the last ones; default: the model's max_positions, or 2048")
       ->check(CLI::PositiveNumber);
-  command->add_option("--prefix", o->prefix, "what stands before a text without a context: bos or separator")
+  command
+      ->add_option("--prefix", o->prefix,
+                   "what stands before a text without a context: bos or separator")
       ->capture_default_str()
       ->check(CLI::IsMember({"bos", "separator"}));
   command->add_flag("--bos", o->evaluate.bos, "every prompt begins with the tokenizer's bos");
-  command->add_flag("--alone", o->alone, "read every choice from its first token, for comparison of speed");
-  command->add_option("--batch-tokens", o->evaluate.scorer.batch_tokens, "tokens at once; lower it when memory runs out")
+  command->add_flag("--alone", o->alone,
+                    "read every choice from its first token, for comparison of speed");
+  command
+      ->add_option("--batch-tokens", o->evaluate.scorer.batch_tokens,
+                   "tokens at once; lower it when memory runs out")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   add_device_options(*command, o->model);

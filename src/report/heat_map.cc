@@ -23,8 +23,9 @@ std::string paint(double share) {
 
 std::string label(double x, double y, const std::string& text, const char* anchor = "middle",
                   const char* css_class = "ink", const char* colour = "#333") {
-  return fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\">{}</text>\n",
-                     css_class, x, y, anchor, colour, svg_text(text));
+  return fmt::format(
+      "<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\">{}</text>\n",
+      css_class, x, y, anchor, colour, svg_text(text));
 }
 
 }  // namespace
@@ -33,7 +34,8 @@ std::string to_svg(const HeatMap& map) {
   const double width = kLeft + kCell * double(map.x.size()) + 16;
   const double bottom = kTop + kRow * double(map.y.size()), height = bottom + kBottom;
   std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"{}\" viewBox=\"0 0 {:.0f} {:.0f}\" "
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"{}\" viewBox=\"0 0 "
+      "{:.0f} {:.0f}\" "
       "width=\"{:.0f}\" height=\"{:.0f}\" font-family=\"sans-serif\" font-size=\"11\">\n"
       "<rect class=\"paper\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
       escape(plain_text(map.title)), width, height, width, height);
@@ -44,8 +46,10 @@ std::string to_svg(const HeatMap& map) {
     for (size_t column = 0; column < map.x.size(); ++column) {
       const double value = map.values[row][column], x = kLeft + kCell * double(column);
       if (std::isnan(value)) continue;
-      out += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"{}\" fill=\"{}\" stroke=\"#fff\"/>\n", x,
-                         y, kCell, kRow, paint(value));
+      out += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{}\" height=\"{}\" fill=\"{}\" "
+          "stroke=\"#fff\"/>\n",
+          x, y, kCell, kRow, paint(value));
       out += label(x + kCell / 2, y + 17, fmt::format("{:.2f}", value), "middle", "cell",
                    value < 0.2 || value > 0.8 ? "#fff" : "#000");
     }
@@ -53,9 +57,10 @@ std::string to_svg(const HeatMap& map) {
   for (size_t column = 0; column < map.x.size(); ++column)
     out += label(kLeft + kCell * (double(column) + 0.5), bottom + 16, map.x[column]);
   out += label(kLeft + kCell * double(map.x.size()) / 2, bottom + 36, map.x_title);
-  out += fmt::format("<text class=\"ink\" transform=\"translate(14 {:.1f}) rotate(-90)\" text-anchor=\"middle\" "
-                     "fill=\"#333\">{}</text>\n</svg>\n",
-                     (kTop + bottom) / 2, svg_text(map.y_title));
+  out += fmt::format(
+      "<text class=\"ink\" transform=\"translate(14 {:.1f}) rotate(-90)\" text-anchor=\"middle\" "
+      "fill=\"#333\">{}</text>\n</svg>\n",
+      (kTop + bottom) / 2, svg_text(map.y_title));
   return out;
 }
 

@@ -38,14 +38,16 @@ double standard_error(std::span<const double> values) {
 Interval mean_interval(std::span<const double> values, double level) {
   if (values.size() < 2) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    return {values.empty() ? std::numeric_limits<double>::quiet_NaN() : values[0], -infinity, infinity};
+    return {values.empty() ? std::numeric_limits<double>::quiet_NaN() : values[0], -infinity,
+            infinity};
   }
   const double centre = mean(values);
   const double half = student_quantile(level, double(values.size()) - 1) * standard_error(values);
   return {centre, centre - half, centre + half};
 }
 
-Interval paired_share_difference(std::span<const double> a, std::span<const double> b, double level) {
+Interval paired_share_difference(std::span<const double> a, std::span<const double> b,
+                                 double level) {
   double first = 0, second = 0;
   for (size_t i = 0; i < a.size(); ++i) {
     first += a[i] > b[i];
@@ -54,7 +56,8 @@ Interval paired_share_difference(std::span<const double> a, std::span<const doub
   const auto n = double(a.size());
   const double p = (first + 1) / (n + 2), q = (second + 1) / (n + 2);
   const double half = normal_quantile(level) * std::sqrt((p + q - (p - q) * (p - q)) / (n + 2));
-  return {n > 0 ? (first - second) / n : 0, std::max(-1.0, p - q - half), std::min(1.0, p - q + half)};
+  return {n > 0 ? (first - second) / n : 0, std::max(-1.0, p - q - half),
+          std::min(1.0, p - q + half)};
 }
 
 }  // namespace assay::stats

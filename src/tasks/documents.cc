@@ -38,7 +38,9 @@ class PythonParser {
   }
 
  private:
-  [[noreturn]] void wrong() const { fail("not a Python literal at character {}: '{}'", at_, text_.substr(at_, 20)); }
+  [[noreturn]] void wrong() const {
+    fail("not a Python literal at character {}: '{}'", at_, text_.substr(at_, 20));
+  }
   void skip() {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
   }
@@ -88,22 +90,32 @@ class PythonParser {
   }
   char32_t hexadecimal(int digits) {
     const std::string code = text_.substr(at_ + 1, size_t(digits));
-    if (code.size() != size_t(digits) || code.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos) wrong();
+    if (code.size() != size_t(digits) ||
+        code.find_first_not_of("0123456789abcdefABCDEF") != std::string::npos)
+      wrong();
     at_ += size_t(digits);
     return char32_t(std::stoul(code, nullptr, 16));
   }
   std::string escaped() {
     switch (text_[at_]) {
-      case 'n': return "\n";
-      case 't': return "\t";
-      case 'r': return "\r";
-      case 'x': return utf8(std::u32string(1, hexadecimal(2)));
-      case 'u': return utf8(std::u32string(1, hexadecimal(4)));
-      case 'U': return utf8(std::u32string(1, hexadecimal(8)));
+      case 'n':
+        return "\n";
+      case 't':
+        return "\t";
+      case 'r':
+        return "\r";
+      case 'x':
+        return utf8(std::u32string(1, hexadecimal(2)));
+      case 'u':
+        return utf8(std::u32string(1, hexadecimal(4)));
+      case 'U':
+        return utf8(std::u32string(1, hexadecimal(8)));
       case '\\':
       case '\'':
-      case '"': return std::string(1, text_[at_]);
-      default: return std::string("\\") + text_[at_];
+      case '"':
+        return std::string(1, text_[at_]);
+      default:
+        return std::string("\\") + text_[at_];
     }
   }
   Json string() {
@@ -137,7 +149,8 @@ const Json& list_field(const Json& document, const char* name) {
   return document[name];
 }
 
-// Deletes every "[…]", the shortest from left to right; a bracket whose end is on another line stays.
+// Deletes every "[…]", the shortest from left to right; a bracket whose end is on
+// another line stays.
 std::string without_brackets(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -156,10 +169,12 @@ std::string hellaswag_text(const std::string& text) {
 }
 
 void prepare_hellaswag(Json& document) {
-  const std::string context = text_field(document, "ctx_a") + " " + capitalize(text_field(document, "ctx_b"));
+  const std::string context =
+      text_field(document, "ctx_a") + " " + capitalize(text_field(document, "ctx_b"));
   document["query"] = hellaswag_text(text_field(document, "activity_label") + ": " + context);
   Json choices = Json::array();
-  for (const Json& ending : list_field(document, "endings")) choices.push_back(hellaswag_text(ending.get<std::string>()));
+  for (const Json& ending : list_field(document, "endings"))
+    choices.push_back(hellaswag_text(ending.get<std::string>()));
   document["choices"] = choices;
 }
 
@@ -177,7 +192,8 @@ void prepare_race(Json& document) {
   std::string text = "Article: " + text_field(document, "article") + "\n\n";
   for (size_t i = 0; i + 1 < problems.size(); ++i) {
     const std::string question = text_field(problems[i], "question");
-    const auto answer = problems[i]["options"][size_t(letter_index(problems[i]))].get<std::string>();
+    const auto answer =
+        problems[i]["options"][size_t(letter_index(problems[i]))].get<std::string>();
     text += question.ends_with("  _  .") ? question.substr(0, question.size() - 5) + answer + "\n"
                                          : "Question: " + question + "\nAnswer: " + answer + "\n";
   }
@@ -196,13 +212,15 @@ void prepare_wsc273(Json& document) {
     fail("the document has no field 'pronoun_loc' that holds an integer");
   const auto place = document["pronoun_loc"].get<int64_t>();
   const int64_t before = place - 2 < 0 ? int64_t(points.size()) + place - 2 : place - 2;
-  if (before < 0 || before >= int64_t(points.size())) fail("pronoun_loc = {} is outside the text", place);
+  if (before < 0 || before >= int64_t(points.size()))
+    fail("pronoun_loc = {} is outside the text", place);
   Json options = Json::array();
   for (const Json& given : list_field(document, "options")) {
     auto option = given.get<std::string>();
     if (possessive.contains(lower(text_field(document, "pronoun")))) option += "'s";
     const std::string first = split(option, "").empty() ? "" : split(option, "").front();
-    if (lowered.contains(first) && points[size_t(before)] != U'.') option = replace_all(option, first, lower(first));
+    if (lowered.contains(first) && points[size_t(before)] != U'.')
+      option = replace_all(option, first, lower(first));
     options.push_back(option);
   }
   document["text"] = text;
@@ -210,7 +228,8 @@ void prepare_wsc273(Json& document) {
 }
 
 void prepare_swde(Json& document) {
-  document["text"] = split(text_field(document, "text"), "Summary of information above...", 1).front();
+  document["text"] =
+      split(text_field(document, "text"), "Summary of information above...", 1).front();
 }
 
 Registry<Preparation> preparations() {
@@ -228,8 +247,10 @@ Registry<Preparation> preparations() {
 fs::path find_documents(const fs::path& folder, const std::string& name) {
   for (const char* ending : {"", ".zst", ".gz"})
     if (const fs::path file = folder / (name + ending); fs::is_regular_file(file)) return file;
-  fail("{}: no such file, and neither is there {}.zst or {}.gz. Give the folder of the data with --data.",
-       (folder / name).string(), name, name);
+  fail(
+      "{}: no such file, and neither is there {}.zst or {}.gz. Give the folder of the data with "
+      "--data.",
+      (folder / name).string(), name, name);
 }
 
 std::vector<Json> read_documents(const fs::path& folder, const std::string& name) {

@@ -7,7 +7,8 @@ namespace assay::tasks {
 
 Encoder::Encoder(const data::Tokenizer& tokenizer, bool bos, Prefix prefix)
     : tokenizer_(tokenizer), words_(tokenizer), bos_(bos), separator_(tokenizer.separator()) {
-  if (bos && tokenizer.bos() < 0) fail("the tokenizer has no token for the beginning of a text (--bos)");
+  if (bos && tokenizer.bos() < 0)
+    fail("the tokenizer has no token for the beginning of a text (--bos)");
   prefix_ = prefix == Prefix::bos && tokenizer.bos() >= 0 ? tokenizer.bos() : separator_;
 }
 
@@ -40,8 +41,10 @@ Row Encoder::pair(std::string context, std::string continuation) {
     row.tokens = encode(kept + continuation);
   }
   row.scored = int64_t(row.tokens.size()) - before;
-  // Tokens of the context count where the whole is encoded otherwise, so the row is context + continuation.
-  if (row.scored < 1) fail("the answer '{}' has no tokens of its own after its context", continuation);
+  // Tokens of the context count where the whole is encoded otherwise, so the row is
+  // context + continuation.
+  if (row.scored < 1)
+    fail("the answer '{}' has no tokens of its own after its context", continuation);
   if (!kept.empty()) std::copy(last_ids_.begin(), last_ids_.end(), row.tokens.begin());
   return row;
 }
@@ -55,7 +58,8 @@ std::vector<Row> Encoder::windows(const std::string& text, int64_t longest) {
     Row row;
     row.scored = count;
     if (predicted == 0) row.tokens.push_back(prefix_);
-    row.tokens.insert(row.tokens.end(), ids.begin() + std::max<int64_t>(0, end - longest - 1), ids.begin() + end);
+    row.tokens.insert(row.tokens.end(), ids.begin() + std::max<int64_t>(0, end - longest - 1),
+                      ids.begin() + end);
     rows.push_back(std::move(row));
     predicted = end;
   }

@@ -21,7 +21,8 @@ std::string data_hash(const Task& task, const fs::path& data) {
 
 class Evaluator {
  public:
-  Evaluator(const Task& task, const Subject& subject, const EvaluateOptions& options, Results& results)
+  Evaluator(const Task& task, const Subject& subject, const EvaluateOptions& options,
+            Results& results)
       : task_(task),
         subject_(subject),
         options_(options),
@@ -30,11 +31,12 @@ class Evaluator {
         scorer_(subject.model, options.scorer),
         longest_(options.longest > 0 ? options.longest : longest_input(subject.model)) {
     if (subject.tokenizer.vocab_size() > subject.model.spec.config.vocab_size)
-      fail("{}: its tokenizer has {} tokens, and the model knows {}", subject.name, subject.tokenizer.vocab_size(),
-           subject.model.spec.config.vocab_size);
+      fail("{}: its tokenizer has {} tokens, and the model knows {}", subject.name,
+           subject.tokenizer.vocab_size(), subject.model.spec.config.vocab_size);
     const at::Tensor& positions = subject.model.positions;
     if (positions.defined() && longest_ > positions.size(0))
-      fail("{}: {} tokens do not fit the {} positions of the model", subject.name, longest_, positions.size(0));
+      fail("{}: {} tokens do not fit the {} positions of the model", subject.name, longest_,
+           positions.size(0));
   }
 
   Ran run(const std::function<void(int64_t, int64_t)>& progress) {
@@ -67,10 +69,16 @@ class Evaluator {
 
  private:
   Evaluation describe() const {
-    const std::string settings = fmt::format("precision {}, longest {}, bos {}, prefix {}", subject_.precision,
-                                             longest_, options_.bos, options_.prefix == Encoder::Prefix::bos);
-    return {subject_.name,   subject_.weights, subject_.tokenizer.sha256(), data_hash(task_, options_.data), settings,
-            task_.name,      task_.definition};
+    const std::string settings =
+        fmt::format("precision {}, longest {}, bos {}, prefix {}", subject_.precision, longest_,
+                    options_.bos, options_.prefix == Encoder::Prefix::bos);
+    return {subject_.name,
+            subject_.weights,
+            subject_.tokenizer.sha256(),
+            data_hash(task_, options_.data),
+            settings,
+            task_.name,
+            task_.definition};
   }
 
   template <class Action>
@@ -78,7 +86,8 @@ class Evaluator {
     try {
       return action();
     } catch (const BadInput& error) {
-      fail("{}: document {} of {}: {}", task_.name, question.index + 1, task_.config.documents, error.what());
+      fail("{}: document {} of {}: {}", task_.name, question.index + 1, task_.config.documents,
+           error.what());
     }
   }
 
@@ -87,14 +96,18 @@ class Evaluator {
     std::vector<std::vector<int64_t>> prompts;
     std::vector<int64_t> dropped;
     for (const Question* question : open) {
-      const Asked asked = about(*question, [&] { return task_.kind->ask(question->document, question->before, encoder_); });
+      const Asked asked = about(*question, [&] {
+        return task_.kind->ask(question->document, question->before, encoder_);
+      });
       int64_t& lost = dropped.emplace_back(0);
-      if (asked.prompt) prompts.push_back(about(*question, [&] { return prompt_of(*asked.prompt, lost); }));
+      if (asked.prompt)
+        prompts.push_back(about(*question, [&] { return prompt_of(*asked.prompt, lost); }));
       else items.push_back(about(*question, [&] { return rows_of(asked, lost); }));
     }
     const auto start = Clock::now();
     const auto finish = [&](size_t i, const Answer& found) {
-      waiting_.push_back({open[i]->index, open[i]->group, task_.kind->score(open[i]->document, found), dropped[i]});
+      waiting_.push_back({open[i]->index, open[i]->group,
+                          task_.kind->score(open[i]->document, found), dropped[i]});
       ++ran_.answered;
       if (waiting_.size() >= kStoredAtOnce) store();
       if (progress_) progress_(ran_.answered, total_);
@@ -150,9 +163,10 @@ class Evaluator {
       const std::string text = encoder_.decode(tokens);
       return cut_at(text, rule.until) != text;
     };
-    scorer_.generate(prompts, rule.max_tokens, ended, [&](size_t i, const std::vector<int64_t>& tokens) {
-      finish(i, Answer{{}, cut_at(encoder_.decode(tokens), rule.until)});
-    });
+    scorer_.generate(prompts, rule.max_tokens, ended,
+                     [&](size_t i, const std::vector<int64_t>& tokens) {
+                       finish(i, Answer{{}, cut_at(encoder_.decode(tokens), rule.until)});
+                     });
   }
 
   void store() {
@@ -181,8 +195,8 @@ int64_t longest_input(const nn::LanguageModel& model) {
   return longest;
 }
 
-Ran evaluate(const Task& task, const Subject& subject, const EvaluateOptions& options, Results& results,
-             const std::function<void(int64_t, int64_t)>& progress) {
+Ran evaluate(const Task& task, const Subject& subject, const EvaluateOptions& options,
+             Results& results, const std::function<void(int64_t, int64_t)>& progress) {
   return Evaluator(task, subject, options, results).run(progress);
 }
 

@@ -26,20 +26,22 @@ struct Subject {
 };
 
 struct Ran {
-  std::string key;                          // of the results
-  int64_t items = 0, answered = 0;          // answered now; the others were there
-  int64_t truncated = 0;                    // items of which a row lost tokens
+  std::string key;                  // of the results
+  int64_t items = 0, answered = 0;  // answered now; the others were there
+  int64_t truncated = 0;            // items of which a row lost tokens
   int64_t tokens_read = 0, tokens_alone = 0;
-  double seconds = 0;                       // in the model
+  double seconds = 0;  // in the model
 };
 
-// Positions of the model, where it has learned ones; else model.max_positions; else 2048, which is also what an
-// exported model says of itself.
+// Positions of the model, where it has learned ones; else model.max_positions; else 2048, which is
+// also what an exported model says of itself.
 int64_t longest_input(const nn::LanguageModel& model);
 
-// Answers what `results` does not hold yet. `progress` is called with answered and all items. BadInput names task and
-// document. Throws Interrupted between batches; what was answered is stored.
-Ran evaluate(const Task& task, const Subject& subject, const EvaluateOptions& options, Results& results,
+// Answers what `results` does not hold yet. `progress` is called with answered and all
+// items. BadInput names task and document. Throws Interrupted between batches; what was
+// answered is stored.
+Ran evaluate(const Task& task, const Subject& subject, const EvaluateOptions& options,
+             Results& results,
              const std::function<void(int64_t answered, int64_t all)>& progress = {});
 
 }  // namespace assay::tasks

@@ -10,10 +10,11 @@ Registry<KindEntry>& kinds() {
   return registry;
 }
 
-Template template_of(const ConfigNode& file, const std::string& field, const std::string& source, bool required) {
+Template template_of(const ConfigNode& file, const std::string& field, const std::string& source,
+                     bool required) {
   if (source.empty() && required)
-    fail("{}: the task needs '{}', a template over the fields of a document. Nothing was run.", file.where("kind"),
-         field);
+    fail("{}: the task needs '{}', a template over the fields of a document. Nothing was run.",
+         file.where("kind"), field);
   return Template(source, file.has(field) ? file.where(field) : field);
 }
 
@@ -33,7 +34,8 @@ int64_t index_of_answer(const Json& answer, const std::vector<std::string>& choi
 }
 
 std::vector<std::string> strings_of(const Json& value, const std::string& field) {
-  if (!value.is_array() || value.empty()) fail("'{}' gives {}, not a list of strings", field, value.dump().substr(0, 80));
+  if (!value.is_array() || value.empty())
+    fail("'{}' gives {}, not a list of strings", field, value.dump().substr(0, 80));
   std::vector<std::string> out;
   for (const Json& element : value) out.push_back(to_text(element));
   return out;

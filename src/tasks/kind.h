@@ -1,6 +1,6 @@
 #pragma once
-// A kind of task: what a model is asked about a document, and how its answers are scored. A file in kinds/ registers
-// itself; task files name it.
+// A kind of task: what a model is asked about a document, and how its answers are scored. A file in
+// kinds/ registers itself; task files name it.
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,7 +17,8 @@ namespace assay::tasks {
 
 // What a task file holds for every kind. The fields of its kind stand next to them.
 struct TaskConfig {
-  std::string kind, documents, few_shot_documents, prepare, description, group, few_shot_sampler = "random";
+  std::string kind, documents, few_shot_documents, prepare, description, group,
+      few_shot_sampler = "random";
   int64_t few_shot = 0, few_shot_seed = 1234;
   std::string target_delimiter = " ", few_shot_delimiter = "\n\n";
   std::vector<std::string> metrics;
@@ -25,7 +26,8 @@ struct TaskConfig {
   void fields(auto&& field) {
     field("kind", kind, "what is asked and how it is scored");
     field("documents", documents, "JSON Lines in the data folder, with or without .zst or .gz");
-    field("few_shot_documents", few_shot_documents, "where examples are drawn from; empty: the scored documents");
+    field("few_shot_documents", few_shot_documents,
+          "where examples are drawn from; empty: the scored documents");
     field("prepare", prepare, "a preparation of documents by name: hellaswag, race, wsc273");
     field("description", description, "template that begins every prompt");
     field("group", group, "field by whose value results are given, too, and examples are drawn");
@@ -58,7 +60,8 @@ struct Answer {
   std::string generated;                // up to the first stop
 };
 
-// {"metrics": {name: number}, "prediction", "gold"}; a metric of a mean is a number of this document, see metrics.h.
+// {"metrics": {name: number}, "prediction", "gold"}; a metric of a mean is a number of this
+// document, see metrics.h.
 using Scores = Json;
 
 struct Generation {
@@ -70,7 +73,8 @@ class Kind {
  public:
   virtual ~Kind() = default;
   virtual Fields fields() = 0;
-  // After the fields were read: compiles templates. `where` gives the place of a field in the task file.
+  // After the fields were read: compiles templates. `where` gives the place of a field in
+  // the task file.
   virtual void complete(const ConfigNode& file, const TaskConfig& config) = 0;
   virtual std::vector<std::string> metrics() const = 0;
   // Question and answer as an example, without what follows it.
@@ -93,15 +97,19 @@ Registry<KindEntry>& kinds();
 template <class K>
 struct RegisterKind {
   RegisterKind(const std::string& name, std::string about) {
-    kinds().add(name, {[]() -> std::unique_ptr<Kind> { return std::make_unique<K>(); }, std::move(about)});
+    kinds().add(
+        name, {[]() -> std::unique_ptr<Kind> { return std::make_unique<K>(); }, std::move(about)});
   }
 };
 
 // The template of a field. BadInput when a required field is empty.
-Template template_of(const ConfigNode& file, const std::string& field, const std::string& source, bool required = true);
-// The index of the right choice: an integer, or a string that is one, or the text of a choice. BadInput otherwise.
+Template template_of(const ConfigNode& file, const std::string& field, const std::string& source,
+                     bool required = true);
+// The index of the right choice: an integer, or a string that is one, or the text of a
+// choice. BadInput otherwise.
 int64_t index_of_answer(const Json& answer, const std::vector<std::string>& choices);
-std::vector<std::string> strings_of(const Json& value, const std::string& field);  // BadInput when no list of strings
-size_t largest(const std::vector<double>& values);  // the first among equals
+std::vector<std::string> strings_of(const Json& value,
+                                    const std::string& field);  // BadInput when no list of strings
+size_t largest(const std::vector<double>& values);              // the first among equals
 
 }  // namespace assay::tasks

@@ -26,7 +26,8 @@ std::string without_words(const std::string& text, const std::vector<std::string
 std::string normal(std::string text, const ExactMatch& rule) {
   if (!rule.ignore_words.empty()) text = without_words(text, rule.ignore_words);
   if (rule.ignore_case) text = lower(text);
-  if (rule.ignore_punctuation) std::erase_if(text, [](unsigned char c) { return c < 128 && std::ispunct(c); });
+  if (rule.ignore_punctuation)
+    std::erase_if(text, [](unsigned char c) { return c < 128 && std::ispunct(c); });
   return text;
 }
 

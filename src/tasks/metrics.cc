@@ -12,7 +12,9 @@ namespace {
 
 constexpr double kLevel = 0.95;
 
-double value_of(const Item& item, const std::string& metric) { return item.scores["metrics"].value(metric, 0.0); }
+double value_of(const Item& item, const std::string& metric) {
+  return item.scores["metrics"].value(metric, 0.0);
+}
 double weight_of(const Item& item, const std::string& metric) {
   return item.scores.contains("weights") ? item.scores["weights"].value(metric, 1.0) : 1.0;
 }
@@ -33,11 +35,13 @@ stats::Interval transformed(const stats::Interval& of_logprob, const std::string
   return {scale(of_logprob.estimate), scale(of_logprob.high), scale(of_logprob.low)};
 }
 
-stats::Interval ratio_interval(const std::vector<double>& values, const std::vector<double>& weights) {
+stats::Interval ratio_interval(const std::vector<double>& values,
+                               const std::vector<double>& weights) {
   const double estimate = stats::ratio(values, weights);
   const stats::Variance variance = stats::document_variance(values, weights);
-  const double half =
-      variance.freedom > 0 ? stats::student_quantile(kLevel, variance.freedom) * std::sqrt(variance.value) : INFINITY;
+  const double half = variance.freedom > 0 ? stats::student_quantile(kLevel, variance.freedom) *
+                                                 std::sqrt(variance.value)
+                                           : INFINITY;
   return {estimate, estimate - half, estimate + half};
 }
 
@@ -58,14 +62,16 @@ Summary summarize(const std::vector<Item>& items, const std::string& metric) {
   } else {
     out.standard_error = stats::standard_error(values);
     out.interval = is_share(values)
-                       ? stats::share_interval(stats::mean(values) * double(values.size()), double(values.size()), kLevel)
+                       ? stats::share_interval(stats::mean(values) * double(values.size()),
+                                               double(values.size()), kLevel)
                        : stats::mean_interval(values, kLevel);
   }
   out.value = out.interval.estimate;
   return out;
 }
 
-stats::Interval difference(const std::vector<Item>& a, const std::vector<Item>& b, const std::string& metric) {
+stats::Interval difference(const std::vector<Item>& a, const std::vector<Item>& b,
+                           const std::string& metric) {
   std::map<size_t, const Item*> second;
   for (const Item& item : b) second[item.index] = &item;
   std::vector<double> first_values, second_values, differences;
@@ -79,7 +85,8 @@ stats::Interval difference(const std::vector<Item>& a, const std::vector<Item>& 
     weights += weight_of(item, metric);
   }
   if (is_weighted(metric) || metric == "perplexity") {
-    const double scale = -double(differences.size()) / weights / (metric == "bits_per_byte" ? std::log(2.0) : 1);
+    const double scale =
+        -double(differences.size()) / weights / (metric == "bits_per_byte" ? std::log(2.0) : 1);
     const stats::Interval mean = stats::mean_interval(differences, kLevel);
     return {mean.estimate * scale, mean.high * scale, mean.low * scale};
   }

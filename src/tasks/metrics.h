@@ -20,7 +20,9 @@ struct Summary {
 };
 Summary summarize(const std::vector<Item>& items, const std::string& metric);
 
-// Of the metric: a − b over the items that both answered. For perplexities the difference of their logarithms.
-stats::Interval difference(const std::vector<Item>& a, const std::vector<Item>& b, const std::string& metric);
+// Of the metric: a − b over the items that both answered. For perplexities the difference
+// of their logarithms.
+stats::Interval difference(const std::vector<Item>& a, const std::vector<Item>& b,
+                           const std::string& metric);
 
 }  // namespace assay::tasks

@@ -19,7 +19,8 @@ namespace {
 
 constexpr int64_t kNoLabel = -100;
 
-// `count` distinct numbers of first … first + size − 1, in the order drawn (the start of a Fisher–Yates shuffle).
+// `count` distinct numbers of first … first + size − 1, in the order drawn (the start of
+// a Fisher–Yates shuffle).
 std::vector<int64_t> distinct(Random& random, int64_t first, int64_t size, int64_t count) {
   std::map<int64_t, int64_t> moved;
   const auto at = [&](int64_t i) { return moved.contains(i) ? moved[i] : i; };
@@ -58,7 +59,8 @@ struct Loss {
 };
 Loss queries(nn::LanguageModel& model, const MqarBatch& batch) {
   nn::ModelState state{.last = true};
-  const at::Tensor hidden = model.hidden(batch.inputs, state).flatten(0, 1), labels = batch.labels.flatten();
+  const at::Tensor hidden = model.hidden(batch.inputs, state).flatten(0, 1),
+                   labels = batch.labels.flatten();
   const at::Tensor places = (labels != kNoLabel).nonzero().squeeze(1);
   return {hidden.index_select(0, places), labels.index_select(0, places)};
 }
@@ -71,15 +73,18 @@ double accuracy(nn::LanguageModel& model, const MqarBatch& test, int64_t batch_s
   const at::NoGradGuard no_grad;
   int64_t right = 0, all = 0;
   for (int64_t begin = 0; begin < test.inputs.size(0); begin += batch_size) {
-    const Loss found = queries(model, rows(test, begin, std::min(begin + batch_size, test.inputs.size(0))));
-    const at::Tensor logits = at::linear(found.hidden, model.head_weight().to(found.hidden.scalar_type()));
+    const Loss found =
+        queries(model, rows(test, begin, std::min(begin + batch_size, test.inputs.size(0))));
+    const at::Tensor logits =
+        at::linear(found.hidden, model.head_weight().to(found.hidden.scalar_type()));
     right += (logits.argmax(1) == found.targets).sum().item<int64_t>();
     all += found.targets.numel();
   }
   return double(right) / double(all);
 }
 
-ConfigNode configuration(const ConfigNode& table, int64_t width, const MqarData& data, const std::string& source) {
+ConfigNode configuration(const ConfigNode& table, int64_t width, const MqarData& data,
+                         const std::string& source) {
   std::string own = fmt::format("d_model = {}\nvocab_size = {}\n", width, data.vocab_size);
   if (table.value("positions") == "\"learned\"" || table.value("positions") == "'learned'")
     own += fmt::format("max_positions = {}\n", data.length);
@@ -90,7 +95,9 @@ ConfigNode configuration(const ConfigNode& table, int64_t width, const MqarData&
 
 void MqarData::check() const {
   if (length % 2 != 0 || pairs < 1 || 4 * pairs > length)
-    fail("MQAR: {} pairs and their queries do not fit {} tokens (4 tokens per pair, an even length)", pairs, length);
+    fail(
+        "MQAR: {} pairs and their queries do not fit {} tokens (4 tokens per pair, an even length)",
+        pairs, length);
   if (vocab_size <= length || vocab_size / 2 - 1 < pairs)
     fail("MQAR: vocab_size = {} must be above the length {}", vocab_size, length);
 }
@@ -99,8 +106,10 @@ MqarBatch mqar_examples(const MqarData& data, uint64_t seed, int64_t first, int6
   data.check();
   const int64_t half = data.vocab_size / 2, begun = 2 * data.pairs;
   std::vector<double> weights;
-  for (int64_t i = 0; i < (data.length - begun) / 2; ++i) weights.push_back(std::pow(double(i + 1), data.power - 1));
-  MqarBatch out{at::zeros({count, data.length}, at::kLong), at::full({count, data.length}, kNoLabel, at::kLong)};
+  for (int64_t i = 0; i < (data.length - begun) / 2; ++i)
+    weights.push_back(std::pow(double(i + 1), data.power - 1));
+  MqarBatch out{at::zeros({count, data.length}, at::kLong),
+                at::full({count, data.length}, kNoLabel, at::kLong)};
   for (int64_t row = 0; row < count; ++row) {
     Random random(seed, "mqar", uint64_t(first + row));
     int64_t* inputs = out.inputs.data_ptr<int64_t>() + row * data.length;
@@ -131,13 +140,16 @@ MqarStudy MqarStudy::read(const fs::path& file) {
   MqarPlan& plan = study.plan;
   if (plan.models.empty()) plan.models = models.keys();
   if (plan.lengths.size() != plan.pairs.size() || plan.lengths.empty())
-    fail("{}: 'pairs' needs one number for each of the {} lengths. Nothing was run.", table.where("pairs"),
-         plan.lengths.size());
-  const bool positive = plan.train_examples > 0 && plan.test_examples > 0 && plan.epochs > 0 && plan.batch_size > 0;
+    fail("{}: 'pairs' needs one number for each of the {} lengths. Nothing was run.",
+         table.where("pairs"), plan.lengths.size());
+  const bool positive =
+      plan.train_examples > 0 && plan.test_examples > 0 && plan.epochs > 0 && plan.batch_size > 0;
   if (!positive || plan.widths.empty() || plan.learning_rates.empty() || plan.models.empty())
-    fail("{}: examples, epochs and batch_size must be positive, and models, widths and learning_rates not empty. "
-         "Nothing was run.",
-         file.string());
+    fail(
+        "{}: examples, epochs and batch_size must be positive, and models, widths and "
+        "learning_rates not empty. "
+        "Nothing was run.",
+        file.string());
   for (const std::string& name : plan.models) {
     if (!models.has(name)) {
       const std::vector<std::string> names = models.keys();
@@ -146,11 +158,13 @@ MqarStudy MqarStudy::read(const fs::path& file) {
     }
     for (const int64_t width : plan.widths)
       for (size_t i = 0; i < plan.lengths.size(); ++i) {
-        const MqarData data{plan.vocab_size, plan.lengths[i], plan.pairs[i], plan.power, plan.random_non_queries};
+        const MqarData data{plan.vocab_size, plan.lengths[i], plan.pairs[i], plan.power,
+                            plan.random_non_queries};
         data.check();
         const ConfigNode complete = configuration(models.child(name), width, data, file.string());
         const std::string toml = nn::ModelSpec::read(complete).toml();
-        for (const double rate : plan.learning_rates) study.runs.push_back({name, toml, width, data, rate});
+        for (const double rate : plan.learning_rates)
+          study.runs.push_back({name, toml, width, data, rate});
       }
   }
   return study;
@@ -182,7 +196,8 @@ MqarResult train_mqar(const MqarRun& run, const MqarPlan& plan, c10::Device devi
   for (int64_t epoch = 0; epoch < plan.epochs && result.accuracy < plan.stop_at; ++epoch) {
     for (int64_t begin = 0; begin < plan.train_examples; begin += plan.batch_size, ++step) {
       check_interrupt();
-      const Loss found = queries(model, rows(train, begin, std::min(begin + plan.batch_size, plan.train_examples)));
+      const Loss found = queries(
+          model, rows(train, begin, std::min(begin + plan.batch_size, plan.train_examples)));
       nn::lm_loss(found.hidden, model.head_weight(), found.targets).backward();
       optimizer.step(train::learning_rate_at(config, step), step);
     }

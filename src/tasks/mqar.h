@@ -1,5 +1,6 @@
 #pragma once
-// Multi-query associative recall (MQAR) as Zoology generates it [Arora et al. 2023], and small models trained on it.
+// Multi-query associative recall (MQAR) as Zoology generates it [Arora et al. 2023], and small
+// models trained on it.
 //
 //   positions 0 … 2n − 1     key_1 value_1 … key_n value_n: distinct keys of 1 … V/2 − 1, distinct values of V/2 … V − 1
 //   then slots of two        n of the (L − 2n)/2 slots are drawn one after another without replacement, slot i with
@@ -37,7 +38,8 @@ struct MqarPlan {
   std::vector<std::string> models;
   std::vector<int64_t> lengths = {64, 128}, pairs = {4, 8}, widths = {64, 128};
   std::vector<double> learning_rates = {1e-4, 1e-3, 1e-2};
-  int64_t vocab_size = 8192, train_examples = 100'000, test_examples = 3'000, epochs = 64, batch_size = 256, seed = 0;
+  int64_t vocab_size = 8192, train_examples = 100'000, test_examples = 3'000, epochs = 64,
+          batch_size = 256, seed = 0;
   double power = 0.01, weight_decay = 0.1, stop_at = 0.99;
   bool random_non_queries = false;
   void fields(auto&& field) {
@@ -65,7 +67,8 @@ struct MqarRun {
   MqarData data;
   double learning_rate = 0;
 };
-// Every run of the plan file, checked: models × widths × lengths × learning rates. BadInput with the place.
+// Every run of the plan file, checked: models × widths × lengths × learning rates. BadInput
+// with the place.
 struct MqarStudy {
   MqarPlan plan;
   std::vector<MqarRun> runs;
@@ -73,7 +76,8 @@ struct MqarStudy {
 };
 
 struct MqarResult {
-  double accuracy = 0;  // of test queries, after the last epoch; training ends early at plan.stop_at
+  double accuracy =
+      0;  // of test queries, after the last epoch; training ends early at plan.stop_at
   int64_t epochs = 0, state_bytes = 0, parameters = 0;
   double seconds = 0;
 };

@@ -15,36 +15,42 @@ constexpr const char* kLine =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
 
 constexpr std::array kAdjectives = {
-    "amber",  "ancient", "brave",   "bright",  "broken", "calm",    "careful", "clever", "cold",    "crimson",
-    "curly",  "deep",    "distant", "dusty",   "eager",  "early",   "empty",   "faint",  "famous",  "fierce",
-    "frozen", "gentle",  "golden",  "grand",   "happy",  "heavy",   "hidden",  "hollow", "honest",  "humble",
-    "icy",    "jolly",   "keen",    "late",    "lively", "lonely",  "loud",    "lucky",  "mellow",  "mighty",
-    "misty",  "modern",  "narrow",  "noble",   "odd",    "pale",    "patient", "plain",  "polite",  "proud",
-    "quick",  "quiet",   "rapid",   "rough",   "royal",  "rusty",   "salty",   "sharp",  "shy",     "silent",
-    "silver", "simple",  "sleepy",  "slow",    "smooth", "solid",   "spicy",   "steep",  "stormy",  "strange",
-    "sunny",  "sweet",   "tall",    "tender",  "thick",  "tiny",    "tired",   "tough",  "velvet",  "warm",
-    "weary",  "wild",    "wise",    "wooden",  "young",  "zealous"};
+    "amber",   "ancient", "brave",  "bright",  "broken", "calm",   "careful", "clever", "cold",
+    "crimson", "curly",   "deep",   "distant", "dusty",  "eager",  "early",   "empty",  "faint",
+    "famous",  "fierce",  "frozen", "gentle",  "golden", "grand",  "happy",   "heavy",  "hidden",
+    "hollow",  "honest",  "humble", "icy",     "jolly",  "keen",   "late",    "lively", "lonely",
+    "loud",    "lucky",   "mellow", "mighty",  "misty",  "modern", "narrow",  "noble",  "odd",
+    "pale",    "patient", "plain",  "polite",  "proud",  "quick",  "quiet",   "rapid",  "rough",
+    "royal",   "rusty",   "salty",  "sharp",   "shy",    "silent", "silver",  "simple", "sleepy",
+    "slow",    "smooth",  "solid",  "spicy",   "steep",  "stormy", "strange", "sunny",  "sweet",
+    "tall",    "tender",  "thick",  "tiny",    "tired",  "tough",  "velvet",  "warm",   "weary",
+    "wild",    "wise",    "wooden", "young",   "zealous"};
 constexpr std::array kNouns = {
-    "anchor", "apple",  "arrow",   "barrel",  "basket", "beacon", "bell",    "bird",    "bottle",  "branch",
-    "bridge", "bucket", "button",  "cabin",   "camera", "candle", "canyon",  "carpet",  "castle",  "chair",
-    "cherry", "circle", "clock",   "cloud",   "coin",   "copper", "corner",  "cotton",  "cradle",  "desert",
-    "diary",  "dragon", "engine",  "falcon",  "farmer", "feather", "fence",  "ferry",   "flute",   "forest",
-    "garden", "glacier", "hammer", "harbour", "helmet", "island", "jacket",  "journey", "kettle",  "ladder",
-    "lantern", "lemon", "library", "magnet",  "market", "meadow", "mirror",  "monkey",  "mountain", "needle",
-    "ocean",  "orchard", "paddle", "painter", "palace", "pencil", "pepper",  "piano",   "pillow",  "planet",
-    "pocket", "rabbit", "ribbon",  "river",   "rocket", "saddle", "sailor",  "shadow",  "spoon",   "station",
-    "stone",  "temple", "ticket",  "tiger",   "tower",  "tunnel", "valley",  "village", "violin",  "window"};
+    "anchor", "apple",   "arrow",    "barrel",  "basket",  "beacon",  "bell",   "bird",
+    "bottle", "branch",  "bridge",   "bucket",  "button",  "cabin",   "camera", "candle",
+    "canyon", "carpet",  "castle",   "chair",   "cherry",  "circle",  "clock",  "cloud",
+    "coin",   "copper",  "corner",   "cotton",  "cradle",  "desert",  "diary",  "dragon",
+    "engine", "falcon",  "farmer",   "feather", "fence",   "ferry",   "flute",  "forest",
+    "garden", "glacier", "hammer",   "harbour", "helmet",  "island",  "jacket", "journey",
+    "kettle", "ladder",  "lantern",  "lemon",   "library", "magnet",  "market", "meadow",
+    "mirror", "monkey",  "mountain", "needle",  "ocean",   "orchard", "paddle", "painter",
+    "palace", "pencil",  "pepper",   "piano",   "pillow",  "planet",  "pocket", "rabbit",
+    "ribbon", "river",   "rocket",   "saddle",  "sailor",  "shadow",  "spoon",  "station",
+    "stone",  "temple",  "ticket",   "tiger",   "tower",   "tunnel",  "valley", "village",
+    "violin", "window"};
 
 std::string random_key(Random& random) {
-  return fmt::format("{}-{}", kAdjectives[random.below(kAdjectives.size())], kNouns[random.below(kNouns.size())]);
+  return fmt::format("{}-{}", kAdjectives[random.below(kAdjectives.size())],
+                     kNouns[random.below(kNouns.size())]);
 }
 
 std::string random_value(Random& random, int variant) {
   if (variant < 3) return std::to_string(1'000'000 + random.below(9'000'000));
-  const uint64_t high = (random.next() & ~uint64_t{0xF000}) | 0x4000;                        // version 4
-  const uint64_t low = (random.next() & ~(uint64_t{3} << 62)) | uint64_t{2} << 62;           // variant of RFC 9562
-  return fmt::format("{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", high >> 32, high >> 16 & 0xFFFF, high & 0xFFFF, low >> 48,
-                     low & 0xFFFFFFFFFFFF);
+  const uint64_t high = (random.next() & ~uint64_t{0xF000}) | 0x4000;  // version 4
+  const uint64_t low = (random.next() & ~(uint64_t{3} << 62)) | uint64_t{2}
+                                                                    << 62;  // variant of RFC 9562
+  return fmt::format("{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", high >> 32, high >> 16 & 0xFFFF,
+                     high & 0xFFFF, low >> 48, low & 0xFFFFFFFFFFFF);
 }
 
 const char* singular(int variant) { return variant < 3 ? "number" : "uuid"; }
@@ -58,7 +64,8 @@ std::string words_of(const std::string& haystack, int64_t count) {
   return out;
 }
 
-std::string context_of(const NiahOptions& options, int64_t units, int64_t place, const std::string& needle) {
+std::string context_of(const NiahOptions& options, int64_t units, int64_t place,
+                       const std::string& needle) {
   std::vector<std::string> parts;
   if (options.variant == 1) parts.assign(size_t(units), kLine);
   else parts = sentences(words_of(options.haystack, units));
@@ -66,7 +73,9 @@ std::string context_of(const NiahOptions& options, int64_t units, int64_t place,
   return join(parts, options.variant == 1 ? "\n" : " ");
 }
 
-int64_t step_of(const NiahOptions& options) { return options.variant > 1 ? 500 : options.length < 4096 ? 5 : 25; }
+int64_t step_of(const NiahOptions& options) {
+  return options.variant > 1 ? 500 : options.length < 4096 ? 5 : 25;
+}
 
 int64_t place_of(const NiahOptions& options, int64_t units, double depth) {
   if (options.variant == 1) return std::min<int64_t>(units - 1, int64_t(double(units) * depth));
@@ -81,7 +90,8 @@ std::vector<std::string> sentences(const std::string& text) {
   for (const std::string& word : split(text, "")) {
     current += (current.empty() ? "" : " ") + word;
     const size_t last = word.find_last_not_of("\"')]");
-    if (last == std::string::npos || (word[last] != '.' && word[last] != '!' && word[last] != '?')) continue;
+    if (last == std::string::npos || (word[last] != '.' && word[last] != '!' && word[last] != '?'))
+      continue;
     out.push_back(std::move(current));
     current.clear();
   }
@@ -89,17 +99,20 @@ std::vector<std::string> sentences(const std::string& text) {
   return out;
 }
 
-NeedleSample needle_sample(const NiahOptions& options, int64_t units, int64_t place, const std::string& key,
-                           const std::string& value) {
+NeedleSample needle_sample(const NiahOptions& options, int64_t units, int64_t place,
+                           const std::string& key, const std::string& value) {
   const std::string type = singular(options.variant);
-  const std::string needle = fmt::format("One of the special magic {}s for {} is: {}.", type, key, value);
+  const std::string needle =
+      fmt::format("One of the special magic {}s for {} is: {}.", type, key, value);
   NeedleSample sample;
   sample.key = key;
   sample.answer = value;
   sample.units = units;
   sample.prompt = fmt::format(
-      "A special magic {0} is hidden within the following text. Make sure to memorize it. I will quiz you about the {0} "
-      "afterwards.\n{1}\nWhat is the special magic {0} for {2} mentioned in the provided text? The special magic {0} for "
+      "A special magic {0} is hidden within the following text. Make sure to memorize it. I will "
+      "quiz you about the {0} "
+      "afterwards.\n{1}\nWhat is the special magic {0} for {2} mentioned in the provided text? The "
+      "special magic {0} for "
       "{2} mentioned in the provided text is",
       type, context_of(options, units, place, needle), key);
   return sample;
@@ -109,12 +122,15 @@ int64_t haystack_units(const NiahOptions& options, const CountTokens& count) {
   Random random(options.seed, "niah length");
   const std::string key = random_key(random), value = random_value(random, options.variant);
   const auto tokens = [&](int64_t units) {
-    return count(needle_sample(options, units, place_of(options, units, 0.5), key, value).prompt) + options.reserved;
+    return count(needle_sample(options, units, place_of(options, units, 0.5), key, value).prompt) +
+           options.reserved;
   };
   const int64_t least = tokens(1);
   if (least > options.length)
-    fail("a length of {} tokens is too short: the question, one unit of the haystack and {} tokens for the answer take {}",
-         options.length, options.reserved, least);
+    fail(
+        "a length of {} tokens is too short: the question, one unit of the haystack and {} tokens "
+        "for the answer take {}",
+        options.length, options.reserved, least);
   int64_t low = 1, high = step_of(options);
   while (tokens(high) <= options.length) {
     low = high;

@@ -1,18 +1,18 @@
 #pragma once
-// Passkey retrieval, S-NIAH-1, -2, -3 of RULER [Hsieh et al. 2024]: one sentence with a key and a value (the needle) in
-// a long text (the haystack), then a question for the value.
+// Passkey retrieval, S-NIAH-1, -2, -3 of RULER [Hsieh et al. 2024]: one sentence with a key and a
+// value (the needle) in a long text (the haystack), then a question for the value.
 //
 //   variant  haystack                    value
 //   1        one line over and over      7-digit number
 //   2        text of a book              7-digit number
 //   3        text of a book              UUID (version 4)
 //
-// The haystack has as many units (lines; words of the book) as fit: the largest n for which prompt and reserved tokens
-// fill at most the length, found by bisection. One n serves all samples of a length; a sample that still does not fit
-// has fewer.
-// In variant 1 the needle is put before line floor(n · depth), at most n − 1, so it never follows the last line. In
-// variants 2 and 3 it stands between sentences, at floor(sentences · depth). Depths are spread evenly over 0 … 1: sample
-// i of s has depth i / (s − 1), where RULER draws one of 40.
+// The haystack has as many units (lines; words of the book) as fit: the largest n for which prompt
+// and reserved tokens fill at most the length, found by bisection. One n serves all samples of a
+// length; a sample that still does not fit has fewer. In variant 1 the needle is put before line
+// floor(n · depth), at most n − 1, so it never follows the last line. In variants 2 and 3 it stands
+// between sentences, at floor(sentences · depth). Depths are spread evenly over 0 … 1: sample i of
+// s has depth i / (s − 1), where RULER draws one of 40.
 #include <functional>
 #include <string>
 #include <vector>
@@ -25,9 +25,9 @@ struct NeedleSample {
   std::string prompt;  // with the beginning of the answer
   std::string answer;
   std::string key;
-  double depth = 0;      // as asked for, 0 … 1
-  int64_t units = 0;     // of the haystack
-  int64_t tokens = 0;    // of the prompt
+  double depth = 0;    // as asked for, 0 … 1
+  int64_t units = 0;   // of the haystack
+  int64_t tokens = 0;  // of the prompt
 };
 
 struct NiahOptions {
@@ -41,9 +41,10 @@ struct NiahOptions {
 
 using CountTokens = std::function<int64_t(const std::string& text)>;
 
-// The prompt for a needle at `place` (a line, or a number of sentences before it) of a haystack of `units`.
-NeedleSample needle_sample(const NiahOptions& options, int64_t units, int64_t place, const std::string& key,
-                           const std::string& value);
+// The prompt for a needle at `place` (a line, or a number of sentences before it) of a
+// haystack of `units`.
+NeedleSample needle_sample(const NiahOptions& options, int64_t units, int64_t place,
+                           const std::string& key, const std::string& value);
 // Units that fit. BadInput when not even the smallest haystack does.
 int64_t haystack_units(const NiahOptions& options, const CountTokens& count);
 std::vector<NeedleSample> needle_samples(const NiahOptions& options, const CountTokens& count);

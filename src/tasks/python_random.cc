@@ -22,7 +22,8 @@ PythonRandom::PythonRandom(uint64_t seed) {
     i = 1;
   };
   for (size_t k = 624; k > 0; --k) {
-    state_[i] = (state_[i] ^ (state_[i - 1] ^ state_[i - 1] >> 30) * 1664525u) + key[j] + uint32_t(j);
+    state_[i] =
+        (state_[i] ^ (state_[i - 1] ^ state_[i - 1] >> 30) * 1664525u) + key[j] + uint32_t(j);
     advance();
     j = (j + 1) % key.size();
   }
@@ -63,7 +64,8 @@ uint64_t PythonRandom::below(uint64_t n) {
 std::vector<size_t> PythonRandom::sample(size_t population, size_t count) {
   if (count > population) fail("{} examples cannot be drawn from {} documents", count, population);
   size_t set_size = 21;
-  if (count > 5) set_size += size_t(std::pow(4, std::ceil(std::log(double(count) * 3) / std::log(4.0))));
+  if (count > 5)
+    set_size += size_t(std::pow(4, std::ceil(std::log(double(count) * 3) / std::log(4.0))));
   std::vector<size_t> drawn;
   if (population <= set_size) {
     std::vector<size_t> pool(population);

@@ -12,9 +12,10 @@ namespace assay::tasks {
 class PythonRandom {
  public:
   explicit PythonRandom(uint64_t seed);
-  uint32_t next();              // 32 random bits
-  uint64_t below(uint64_t n);   // 0 … n − 1, n ≥ 1
-  // Indices of `count` of `population` elements, in the order drawn. BadInput when count > population.
+  uint32_t next();             // 32 random bits
+  uint64_t below(uint64_t n);  // 0 … n − 1, n ≥ 1
+  // Indices of `count` of `population` elements, in the order drawn. BadInput when
+  // count > population.
   std::vector<size_t> sample(size_t population, size_t count);
 
  private:

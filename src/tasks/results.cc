@@ -26,8 +26,12 @@ Results::Results(const fs::path& file)
     : database_(file.empty() ? fs::path(":memory:") : file, study::Database::Mode::write) {
   const auto version = database_.query("PRAGMA user_version")[0]["user_version"].get<int64_t>();
   const bool used = !database_.query("SELECT 1 FROM sqlite_master").empty();
-  if (used && (version != 1 || database_.query("SELECT 1 FROM sqlite_master WHERE name = 'item_metrics'").empty()))
-    fail("{}: not a file of results of tasks, or one of another version of Assay. Nothing was changed.", file.string());
+  if (used && (version != 1 ||
+               database_.query("SELECT 1 FROM sqlite_master WHERE name = 'item_metrics'").empty()))
+    fail(
+        "{}: not a file of results of tasks, or one of another version of Assay. Nothing was "
+        "changed.",
+        file.string());
   database_.execute(kSchema);
 }
 
@@ -55,7 +59,8 @@ void Results::add(const std::string& key, const std::vector<Item>& items) {
 
 std::vector<Item> Results::items(const std::string& key) {
   std::vector<Item> out;
-  for (const Json& row : database_.query("SELECT * FROM items WHERE evaluation = ? ORDER BY item", {key}))
+  for (const Json& row :
+       database_.query("SELECT * FROM items WHERE evaluation = ? ORDER BY item", {key}))
     out.push_back({row["item"].get<size_t>(), row["grouped"].get<std::string>(),
                    Json::parse(row["scores"].get<std::string>()), row["dropped"].get<int64_t>()});
   return out;

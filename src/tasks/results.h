@@ -1,5 +1,6 @@
 #pragma once
-// Results of tasks, item by item, in one SQLite file. An evaluation that was interrupted goes on where it stopped.
+// Results of tasks, item by item, in one SQLite file. An evaluation that was interrupted goes on
+// where it stopped.
 #include <map>
 #include <set>
 #include <string>
@@ -12,14 +13,14 @@ namespace assay::tasks {
 
 // What decides the answers of a model to a task.
 struct Evaluation {
-  std::string model;         // as the user names it
-  std::string weights;       // sha256 of the file of weights
-  std::string tokenizer;     // sha256
-  std::string data;          // sha256 of the documents and of the source of examples
-  std::string settings;      // precision, longest input, tokens before a text
-  std::string task;          // its name
-  std::string definition;    // of the task
-  std::string key() const;   // sha256 of all of it but `model` and `task`
+  std::string model;        // as the user names it
+  std::string weights;      // sha256 of the file of weights
+  std::string tokenizer;    // sha256
+  std::string data;         // sha256 of the documents and of the source of examples
+  std::string settings;     // precision, longest input, tokens before a text
+  std::string task;         // its name
+  std::string definition;   // of the task
+  std::string key() const;  // sha256 of all of it but `model` and `task`
 };
 
 // The answer to one document.
@@ -27,7 +28,8 @@ struct Item {
   size_t index = 0;
   std::string group;
   Scores scores;
-  int64_t dropped = 0;  // tokens that did not fit and were left out at the beginning, of the worst row
+  int64_t dropped =
+      0;  // tokens that did not fit and were left out at the beginning, of the worst row
 };
 
 class Results {

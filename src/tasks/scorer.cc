@@ -10,7 +10,8 @@
 namespace assay::tasks {
 namespace {
 
-constexpr size_t kLeastPrefix = 32;  // tokens that items must share for their beginning to be read once
+constexpr size_t kLeastPrefix =
+    32;  // tokens that items must share for their beginning to be read once
 
 size_t common(const std::vector<int64_t>& a, const std::vector<int64_t>& b, size_t most) {
   const size_t limit = std::min({a.size(), b.size(), most});
@@ -19,8 +20,8 @@ size_t common(const std::vector<int64_t>& a, const std::vector<int64_t>& b, size
   return i;
 }
 
-// Tokens of the first row that all rows of an item share, and that come before the last token that is read for the
-// first prediction of any row.
+// Tokens of the first row that all rows of an item share, and that come before the last token that
+// is read for the first prediction of any row.
 size_t shared(const std::vector<Row>& rows) {
   size_t cut = rows[0].tokens.size();
   for (const Row& row : rows) {
@@ -51,8 +52,9 @@ Predictions predict(const at::Tensor& hidden, const at::Tensor& head, const at::
     const at::Tensor wanted = targets.slice(0, begin, end).unsqueeze(1);
     const at::Tensor logits = at::linear(hidden.slice(0, begin, end), weight);
     const at::Tensor wide = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
-    const at::Tensor logprobs =
-        (wide.gather(1, wanted).squeeze(1) - wide.logsumexp(1)).to(at::kCPU, at::kDouble).contiguous();
+    const at::Tensor logprobs = (wide.gather(1, wanted).squeeze(1) - wide.logsumexp(1))
+                                    .to(at::kCPU, at::kDouble)
+                                    .contiguous();
     const at::Tensor greedy = (logits.argmax(1) == wanted.squeeze(1)).to(at::kCPU).contiguous();
     for (int64_t i = 0; i < end - begin; ++i) {
       out.logprobs.push_back(logprobs.data_ptr<double>()[i]);
@@ -80,7 +82,8 @@ nn::ModelState Scorer::read_shared(const std::vector<const Row*>& firsts, size_t
   return state;
 }
 
-std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, size_t cut, nn::ModelState state) {
+std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, size_t cut,
+                                          nn::ModelState state) {
   size_t length = 0;
   for (const Row* row : rows) length = std::max(length, row->tokens.size() - 1 - cut);
   const auto width = int64_t(length);
@@ -89,7 +92,8 @@ std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, s
   for (size_t r = 0; r < rows.size(); ++r) {
     const std::vector<int64_t>& row = rows[r]->tokens;
     const size_t count = row.size() - 1 - cut, first = row.size() - size_t(rows[r]->scored);
-    std::copy_n(row.begin() + std::ptrdiff_t(cut), count, tokens.data_ptr<int64_t>() + int64_t(r) * width);
+    std::copy_n(row.begin() + std::ptrdiff_t(cut), count,
+                tokens.data_ptr<int64_t>() + int64_t(r) * width);
     for (size_t i = first; i < row.size(); ++i) {
       places.push_back(int64_t(r) * width + int64_t(i - 1 - cut));
       targets.push_back(row[i]);
@@ -99,8 +103,9 @@ std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, s
   }
   state.last = true;
   const at::Tensor hidden = model_.hidden(on_device(tokens), state).flatten(0, 1);
-  const Predictions found = predict(hidden.index_select(0, on_device(at::tensor(places, at::kLong))),
-                                    model_.head_weight(), on_device(at::tensor(targets, at::kLong)));
+  const Predictions found =
+      predict(hidden.index_select(0, on_device(at::tensor(places, at::kLong))),
+              model_.head_weight(), on_device(at::tensor(targets, at::kLong)));
   std::vector<Likelihood> out;
   size_t at = 0;
   for (const Row* row : rows) {
@@ -116,22 +121,24 @@ std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, s
 }
 
 // `group`: items that share their first `prefix` tokens.
-void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector<size_t> group, size_t prefix,
-                         const Done& done) {
+void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector<size_t> group,
+                         size_t prefix, const Done& done) {
   nn::ModelState begun;
   if (prefix > 0) begun = read_shared({&items[group[0]][0]}, 0, prefix, {});
   std::vector<size_t> cuts(items.size(), prefix);
   if (options_.share)
     for (const size_t i : group)
       if (items[i].size() > 1) cuts[i] = std::max(prefix, shared(items[i]));
-  std::ranges::stable_sort(group, std::greater{}, [&](size_t i) { return std::pair(cuts[i], longest(items[i])); });
+  std::ranges::stable_sort(group, std::greater{},
+                           [&](size_t i) { return std::pair(cuts[i], longest(items[i])); });
   for (size_t begin = 0; begin < group.size();) {
     check_interrupt();
     const size_t largest_cut = cuts[group[begin]];
     size_t end = begin, cut = largest_cut, rows = 0, length = 0;
     for (; end < group.size(); ++end) {
       const std::vector<Row>& item = items[group[end]];
-      const size_t lower = cuts[group[end]], longer = std::max(length, longest(item)), count = rows + item.size();
+      const size_t lower = cuts[group[end]], longer = std::max(length, longest(item)),
+                   count = rows + item.size();
       const bool far = largest_cut - lower > std::max<size_t>(16, largest_cut / 8);
       if (end > begin && (far || count * (longer - lower) > size_t(options_.batch_tokens) ||
                           (end - begin + 1) * lower > 4 * size_t(options_.batch_tokens)))
@@ -147,12 +154,15 @@ void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector
         owners.push_back(int64_t(i - begin));
       }
     }
-    const nn::ModelState state = cut > prefix ? read_shared(firsts, prefix, cut, begun) : nn::ModelState(begun);
-    const at::Tensor from = cut > prefix ? at::tensor(owners, at::kLong) : repeated(int64_t(owners.size()));
+    const nn::ModelState state =
+        cut > prefix ? read_shared(firsts, prefix, cut, begun) : nn::ModelState(begun);
+    const at::Tensor from =
+        cut > prefix ? at::tensor(owners, at::kLong) : repeated(int64_t(owners.size()));
     std::vector<Likelihood> found = read_rows(all, cut, nn::select_rows(state, on_device(from)));
     for (size_t i = begin, at = 0; i < end; ++i) {
       const size_t count = items[group[i]].size();
-      done(group[i], {found.begin() + std::ptrdiff_t(at), found.begin() + std::ptrdiff_t(at + count)});
+      done(group[i],
+           {found.begin() + std::ptrdiff_t(at), found.begin() + std::ptrdiff_t(at + count)});
       at += count;
     }
     begin = end;
@@ -164,7 +174,8 @@ void Scorer::score(const std::vector<std::vector<Row>>& items, const Done& done)
   std::vector<size_t> order(items.size());
   std::iota(order.begin(), order.end(), size_t{0});
   if (!options_.share) return score_group(items, order, 0, done);
-  std::ranges::stable_sort(order, {}, [&](size_t i) -> const std::vector<int64_t>& { return items[i][0].tokens; });
+  std::ranges::stable_sort(
+      order, {}, [&](size_t i) -> const std::vector<int64_t>& { return items[i][0].tokens; });
   std::vector<size_t> alone;
   for (size_t begin = 0; begin < order.size();) {
     // Items in order of their tokens: those that follow share less and less with the first.
@@ -177,15 +188,19 @@ void Scorer::score(const std::vector<std::vector<Row>>& items, const Done& done)
       prefix = both;
     }
     if (end - begin == 1) alone.push_back(order[begin]);
-    else score_group(items, {order.begin() + std::ptrdiff_t(begin), order.begin() + std::ptrdiff_t(end)}, prefix, done);
+    else
+      score_group(items,
+                  {order.begin() + std::ptrdiff_t(begin), order.begin() + std::ptrdiff_t(end)},
+                  prefix, done);
     begin = end;
   }
   if (!alone.empty()) score_group(items, alone, 0, done);
 }
 
-void Scorer::generate(const std::vector<std::vector<int64_t>>& prompts, int64_t max_tokens,
-                      const std::function<bool(size_t prompt, const std::vector<int64_t>& tokens)>& ended,
-                      const Generated& done) {
+void Scorer::generate(
+    const std::vector<std::vector<int64_t>>& prompts, int64_t max_tokens,
+    const std::function<bool(size_t prompt, const std::vector<int64_t>& tokens)>& ended,
+    const Generated& done) {
   const at::NoGradGuard no_grad;
   std::vector<size_t> order(prompts.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -197,20 +212,25 @@ void Scorer::generate(const std::vector<std::vector<int64_t>>& prompts, int64_t 
            longest - prompts[order[end]].size() <= std::max<size_t>(4, longest / 32))
       ++end;
     const size_t count = end - begin, shortest = prompts[order[end - 1]].size();
-    // All prompts are at the same position: the longer ones are still read while the others are continued.
+    // All prompts are at the same position: the longer ones are still read while the
+    // others are continued.
     nn::ModelState state;
     at::Tensor next = at::empty({int64_t(count), int64_t(shortest)}, at::kLong);
     for (size_t b = 0; b < count; ++b)
-      std::copy_n(prompts[order[begin + b]].begin(), shortest, next.data_ptr<int64_t>() + b * shortest);
+      std::copy_n(prompts[order[begin + b]].begin(), shortest,
+                  next.data_ptr<int64_t>() + b * shortest);
     std::vector<std::vector<int64_t>> made(count);
     std::vector<bool> finished(count, false);
-    for (size_t position = shortest; std::ranges::find(finished, false) != finished.end(); ++position) {
+    for (size_t position = shortest; std::ranges::find(finished, false) != finished.end();
+         ++position) {
       check_interrupt();
       tokens_read_ += next.numel();
       tokens_alone_ += next.numel();
       const at::Tensor last = model_.hidden(on_device(next), state).slice(1, -1).squeeze(1);
-      const at::Tensor likeliest =
-          at::linear(last, model_.head_weight().to(last.scalar_type())).argmax(1).to(at::kCPU).contiguous();
+      const at::Tensor likeliest = at::linear(last, model_.head_weight().to(last.scalar_type()))
+                                       .argmax(1)
+                                       .to(at::kCPU)
+                                       .contiguous();
       next = at::zeros({int64_t(count), 1}, at::kLong);
       for (size_t b = 0; b < count; ++b) {
         const std::vector<int64_t>& prompt = prompts[order[begin + b]];

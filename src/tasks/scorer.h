@@ -1,10 +1,11 @@
 #pragma once
 // Log-likelihoods and greedy texts of many requests, with what they share read once.
 //
-// The rows of an item (its choices) share their first tokens: the context. The model reads the shared part once and
-// keeps its state, and each row goes on from a copy of the state. Items that begin alike (the same examples) share
-// that beginning in the same way. Every mixer gives the same output wherever a sequence is cut, so the result does not
-// depend on sharing up to the rounding of sums.
+// The rows of an item (its choices) share their first tokens: the context. The model reads the
+// shared part once and keeps its state, and each row goes on from a copy of the state. Items that
+// begin alike (the same examples) share that beginning in the same way. Every mixer gives the
+// same output wherever a sequence is cut, so the result does not depend on sharing up to the
+// rounding of sums.
 //
 //   items that begin alike:   read P once              (one sequence)
 //   a batch of them:          read up to the cut c ≥ P (one sequence per item), c: what all rows of each item share
@@ -28,14 +29,16 @@ struct ScorerOptions {
 
 class Scorer {
  public:
-  Scorer(nn::LanguageModel& model, const ScorerOptions& options) : model_(model), options_(options) {}
+  Scorer(nn::LanguageModel& model, const ScorerOptions& options)
+      : model_(model), options_(options) {}
 
-  // items[i]: the rows of one item, none of them longer than the model reads. done(i, likelihoods of its rows) is
-  // called once for each item, in any order; between batches.
+  // items[i]: the rows of one item, none of them longer than the model reads. done(i, likelihoods
+  // of its rows) is called once for each item, in any order; between batches.
   using Done = std::function<void(size_t item, std::vector<Likelihood> likelihoods)>;
   void score(const std::vector<std::vector<Row>>& items, const Done& done);
 
-  // The greedy text after each prompt, until ended(prompt, tokens so far) is true, at most max_tokens.
+  // The greedy text after each prompt, until ended(prompt, tokens so far) is true,
+  // at most max_tokens.
   using Generated = std::function<void(size_t prompt, std::vector<int64_t> tokens)>;
   void generate(const std::vector<std::vector<int64_t>>& prompts, int64_t max_tokens,
                 const std::function<bool(size_t prompt, const std::vector<int64_t>& tokens)>& ended,
@@ -45,12 +48,15 @@ class Scorer {
   int64_t tokens_alone() const { return tokens_alone_; }  // that it would have read without sharing
 
  private:
-  void score_group(const std::vector<std::vector<Row>>& items, std::vector<size_t> group, size_t prefix,
-                   const Done& done);
-  std::vector<Likelihood> read_rows(const std::vector<const Row*>& rows, size_t cut, nn::ModelState state);
+  void score_group(const std::vector<std::vector<Row>>& items, std::vector<size_t> group,
+                   size_t prefix, const Done& done);
+  std::vector<Likelihood> read_rows(const std::vector<const Row*>& rows, size_t cut,
+                                    nn::ModelState state);
   nn::ModelState read_shared(const std::vector<const Row*>& firsts, size_t begin, size_t cut,
                              const nn::ModelState& before);
-  at::Tensor on_device(const at::Tensor& tokens) const { return tokens.to(model_.embedding.device()); }
+  at::Tensor on_device(const at::Tensor& tokens) const {
+    return tokens.to(model_.embedding.device());
+  }
 
   nn::LanguageModel& model_;
   ScorerOptions options_;

@@ -17,21 +17,23 @@ void check(const ConfigNode& file, const TaskConfig& config) {
   need(!config.documents.empty(), "documents", "the name of a file of documents");
   need(config.few_shot >= 0, "few_shot", "0 or more");
   need(config.few_shot_seed >= 0, "few_shot_seed", "0 or more");
-  need(config.few_shot_sampler == "random" || config.few_shot_sampler == "first", "few_shot_sampler",
-       "random or first");
+  need(config.few_shot_sampler == "random" || config.few_shot_sampler == "first",
+       "few_shot_sampler", "random or first");
   preparation(config.prepare);
 }
 
-std::vector<std::string> metrics_of(const ConfigNode& file, const TaskConfig& config, const Kind& kind) {
+std::vector<std::string> metrics_of(const ConfigNode& file, const TaskConfig& config,
+                                    const Kind& kind) {
   const std::vector<std::string> known = kind.metrics();
   for (const std::string& metric : config.metrics)
     if (std::ranges::find(known, metric) == known.end())
-      fail("{}: unknown metric '{}'{}; a task of this kind has {}. Nothing was run.", file.where("metrics"), metric,
-           did_you_mean(metric, known), join(known));
+      fail("{}: unknown metric '{}'{}; a task of this kind has {}. Nothing was run.",
+           file.where("metrics"), metric, did_you_mean(metric, known), join(known));
   return config.metrics.empty() ? known : config.metrics;
 }
 
-std::vector<Json> prepared(const TaskConfig& config, const fs::path& data, const std::string& name) {
+std::vector<Json> prepared(const TaskConfig& config, const fs::path& data,
+                           const std::string& name) {
   std::vector<Json> documents = read_documents(data, name);
   const Preparation prepare = preparation(config.prepare);
   for (size_t i = 0; i < documents.size(); ++i) try {
@@ -51,9 +53,12 @@ class Sampler {
   std::vector<const Json*> draw(const Json& scored) {
     const auto count = size_t(config_.few_shot);
     if (pool_.size() < count + holds_scored_)
-      fail("{} examples are asked for, and there are {} documents to take them from", count, pool_.size());
-    if (config_.few_shot_sampler == "first") return first_others(scored, count);  // copies of it may leave fewer
-    std::vector<const Json*> drawn = pick(pool_, random_.sample(pool_.size(), count + holds_scored_));
+      fail("{} examples are asked for, and there are {} documents to take them from", count,
+           pool_.size());
+    if (config_.few_shot_sampler == "first")
+      return first_others(scored, count);  // copies of it may leave fewer
+    std::vector<const Json*> drawn =
+        pick(pool_, random_.sample(pool_.size(), count + holds_scored_));
     if (!holds_scored_) return drawn;
     std::erase_if(drawn, [&](const Json* document) { return *document == scored; });
     if (drawn.size() < count) {  // the pool holds copies of the document
@@ -74,7 +79,8 @@ class Sampler {
     }
     return out;
   }
-  static std::vector<const Json*> pick(const std::vector<const Json*>& from, const std::vector<size_t>& indices) {
+  static std::vector<const Json*> pick(const std::vector<const Json*>& from,
+                                       const std::vector<size_t>& indices) {
     std::vector<const Json*> out;
     for (const size_t i : indices) out.push_back(from[i]);
     return out;
@@ -87,7 +93,8 @@ class Sampler {
 
 std::string group_of(const TaskConfig& config, const Json& document) {
   if (config.group.empty()) return "";
-  if (!document.contains(config.group)) fail("the document has no field '{}', which groups the task", config.group);
+  if (!document.contains(config.group))
+    fail("the document has no field '{}', which groups the task", config.group);
   return to_text(document[config.group]);
 }
 
@@ -96,7 +103,8 @@ std::string group_of(const TaskConfig& config, const Json& document) {
 Task Task::read(const fs::path& path, int64_t few_shot) {
   const ConfigNode file = ConfigNode::read_file(path);
   if (!file.has("kind"))
-    fail("{}: a task file needs 'kind', one of {}. Nothing was run.", path.string(), join(kinds().names()));
+    fail("{}: a task file needs 'kind', one of {}. Nothing was run.", path.string(),
+         join(kinds().names()));
   Task task;
   task.name = path.stem();
   std::string kind;
@@ -132,14 +140,15 @@ fs::path find_task(const std::string& name, const std::vector<fs::path>& folders
   for (const fs::path& folder : folders)
     if (const fs::path file = folder / (name + ".toml"); fs::exists(file)) return file;
   const std::vector<std::string> names = task_names(folders);
-  fail("there is no task '{}'{}. Give the path of a task file, or one of: {}.", name, did_you_mean(name, names),
-       join(names));
+  fail("there is no task '{}'{}. Give the path of a task file, or one of: {}.", name,
+       did_you_mean(name, names), join(names));
 }
 
 std::vector<Question> questions(const Task& task, const fs::path& data, int64_t limit) {
   const TaskConfig& config = task.config;
   const std::vector<Json> scored = prepared(config, data, config.documents);
-  const bool same = config.few_shot_documents.empty() || config.few_shot_documents == config.documents;
+  const bool same =
+      config.few_shot_documents.empty() || config.few_shot_documents == config.documents;
   std::vector<Json> others;
   if (config.few_shot > 0 && !same) others = prepared(config, data, config.few_shot_documents);
   const Template description(config.description, "description");
@@ -148,7 +157,8 @@ std::vector<Question> questions(const Task& task, const fs::path& data, int64_t 
     return samplers.try_emplace(group, config, same).first->second;
   };
   if (config.few_shot > 0)
-    for (const Json& document : same ? scored : others) sampler(group_of(config, document)).add(document);
+    for (const Json& document : same ? scored : others)
+      sampler(group_of(config, document)).add(document);
   std::vector<Question> out;
   const size_t count = limit > 0 ? std::min(scored.size(), size_t(limit)) : scored.size();
   for (size_t i = 0; i < count; ++i) try {

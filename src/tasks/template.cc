@@ -14,7 +14,9 @@ using Arguments = std::vector<Json>;
 
 constexpr int kDeepest = 64;  // nested expressions
 
-std::string kind_of(const Json& value) { return value.is_object() ? "a table" : std::string("a ") + value.type_name(); }
+std::string kind_of(const Json& value) {
+  return value.is_object() ? "a table" : std::string("a ") + value.type_name();
+}
 
 const std::string& string_of(const Json& value, const std::string& what) {
   if (!value.is_string()) fail("{} needs a string, not {}", what, kind_of(value));
@@ -63,8 +65,10 @@ int64_t index_in(const Json& container, const Json& wanted) {
 
 bool contains(const Json& container, const Json& wanted) {
   if (container.is_string())
-    return container.get_ref<const std::string&>().find(string_of(wanted, "in")) != std::string::npos;
-  if (container.is_object()) return wanted.is_string() && container.contains(wanted.get<std::string>());
+    return container.get_ref<const std::string&>().find(string_of(wanted, "in")) !=
+           std::string::npos;
+  if (container.is_object())
+    return wanted.is_string() && container.contains(wanted.get<std::string>());
   return std::ranges::find(container, wanted) != container.end();
 }
 
@@ -87,7 +91,8 @@ Json slice(const Json& value, const Json& from, const Json& to) {
 
 Json field_of(const Json& value, const std::string& name) {
   if (value.is_object() && value.contains(name)) return value[name];
-  if (!value.is_object()) fail("'{}' is looked for in {}, which has no fields", name, kind_of(value));
+  if (!value.is_object())
+    fail("'{}' is looked for in {}, which has no fields", name, kind_of(value));
   std::vector<std::string> names;
   for (const auto& [key, unused] : value.items()) names.push_back(key);
   fail("the document has no field '{}'{}; it has {}", name, did_you_mean(name, names), join(names));
@@ -95,7 +100,8 @@ Json field_of(const Json& value, const std::string& name) {
 
 Json element_of(const Json& value, const Json& index) {
   if (index.is_string()) return field_of(value, index.get<std::string>());
-  const int64_t size = size_of(value), asked = integer_of(index, "an index"), i = asked < 0 ? asked + size : asked;
+  const int64_t size = size_of(value), asked = integer_of(index, "an index"),
+                i = asked < 0 ? asked + size : asked;
   if (i < 0 || i >= size) fail("index {} is outside a value of {} elements", asked, size);
   return value.is_string() ? slice(value, i, i + 1) : value[size_t(i)];
 }
@@ -109,19 +115,22 @@ Json call(const std::string& name, const Json& self, const Arguments& given) {
   const auto text = [&]() -> const std::string& { return string_of(self, name); };
   if (name == "strip" || name == "lstrip" || name == "rstrip" || name == "trim") {
     const bool left = name != "rstrip", right = name != "lstrip";
-    return given.empty() ? strip(text(), left, right) : strip_characters(text(), argument(given, 0, name), left, right);
+    return given.empty() ? strip(text(), left, right)
+                         : strip_characters(text(), argument(given, 0, name), left, right);
   }
   if (name == "lower") return lower(text());
   if (name == "upper") return upper(text());
   if (name == "capitalize") return capitalize(text());
-  if (name == "replace") return replace_all(text(), argument(given, 0, name), argument(given, 1, name));
+  if (name == "replace")
+    return replace_all(text(), argument(given, 0, name), argument(given, 1, name));
   if (name == "startswith") return text().starts_with(argument(given, 0, name));
   if (name == "endswith") return text().ends_with(argument(given, 0, name));
   if (name == "split")
     return strings(split(text(), given.empty() ? std::string() : argument(given, 0, name),
                          given.size() > 1 ? integer_of(given[1], name) : -1));
   if (name == "index" && given.size() == 1) return index_in(self, given[0]);
-  if (name == "find" && given.size() == 1) return contains(self, given[0]) ? index_in(self, given[0]) : -1;
+  if (name == "find" && given.size() == 1)
+    return contains(self, given[0]) ? index_in(self, given[0]) : -1;
   if (name == "count" && given.size() == 1) {
     const std::string& wanted = argument(given, 0, name);
     return wanted.empty() ? size_of(self) + 1 : int64_t(split(text(), wanted).size()) - 1;
@@ -136,7 +145,8 @@ Json filter(const std::string& name, const Json& self, const Arguments& given) {
   if (name == "first") return element_of(self, 0);
   if (name == "last") return element_of(self, -1);
   if (name == "int") {
-    if (!self.is_string()) return self.is_number_float() ? int64_t(self.get<double>()) : integer_of(self, name);
+    if (!self.is_string())
+      return self.is_number_float() ? int64_t(self.get<double>()) : integer_of(self, name);
     const std::string digits = strip(self.get_ref<const std::string&>());
     size_t used = 0;
     try {
@@ -146,7 +156,8 @@ Json filter(const std::string& name, const Json& self, const Arguments& given) {
     }
     fail("int: '{}' is not an integer", digits);
   }
-  if (name == "trim" || name == "lower" || name == "upper" || name == "capitalize" || name == "replace")
+  if (name == "trim" || name == "lower" || name == "upper" || name == "capitalize" ||
+      name == "replace")
     return call(name, self, given);
   fail("there is no filter '{}'", name);
 }
@@ -195,7 +206,8 @@ class Parser {
   bool take_word(std::string_view word) {
     skip();
     const size_t end = at_ + word.size();
-    if (!text_.substr(at_).starts_with(word) || (end < text_.size() && is_name(text_[end]))) return false;
+    if (!text_.substr(at_).starts_with(word) || (end < text_.size() && is_name(text_[end])))
+      return false;
     at_ = end;
     return true;
   }
@@ -216,7 +228,9 @@ class Parser {
     if (!take_word("if")) return value;
     Expression condition = any();
     if (!take_word("else")) fail("an expression with 'if' needs 'else'");
-    return [value, condition, other = conditional()](const Json& d) { return truth(condition(d)) ? value(d) : other(d); };
+    return [value, condition, other = conditional()](const Json& d) {
+      return truth(condition(d)) ? value(d) : other(d);
+    };
   }
   Expression any() {
     Expression left = all();
@@ -238,7 +252,8 @@ class Parser {
   }
   Expression negation() {
     const Deeper deeper(depth_);
-    if (take_word("not")) return [value = negation()](const Json& d) { return Json(!truth(value(d))); };
+    if (take_word("not"))
+      return [value = negation()](const Json& d) { return Json(!truth(value(d))); };
     return comparison();
   }
   Expression comparison() {
@@ -246,27 +261,38 @@ class Parser {
     while (true) {
       const bool negated = take_word("not");
       if (take_word("in"))
-        left = [left, right = sum(), negated](const Json& d) { return Json(contains(right(d), left(d)) != negated); };
+        left = [left, right = sum(), negated](const Json& d) {
+          return Json(contains(right(d), left(d)) != negated);
+        };
       else if (negated) fail("'in' is expected after 'not'");
-      else if (take("==")) left = [left, right = sum()](const Json& d) { return Json(left(d) == right(d)); };
-      else if (take("!=")) left = [left, right = sum()](const Json& d) { return Json(left(d) != right(d)); };
-      else if (take("<=")) left = [left, right = sum()](const Json& d) { return Json(left(d) <= right(d)); };
-      else if (take(">=")) left = [left, right = sum()](const Json& d) { return Json(left(d) >= right(d)); };
-      else if (take("<")) left = [left, right = sum()](const Json& d) { return Json(left(d) < right(d)); };
-      else if (take(">")) left = [left, right = sum()](const Json& d) { return Json(left(d) > right(d)); };
+      else if (take("=="))
+        left = [left, right = sum()](const Json& d) { return Json(left(d) == right(d)); };
+      else if (take("!="))
+        left = [left, right = sum()](const Json& d) { return Json(left(d) != right(d)); };
+      else if (take("<="))
+        left = [left, right = sum()](const Json& d) { return Json(left(d) <= right(d)); };
+      else if (take(">="))
+        left = [left, right = sum()](const Json& d) { return Json(left(d) >= right(d)); };
+      else if (take("<"))
+        left = [left, right = sum()](const Json& d) { return Json(left(d) < right(d)); };
+      else if (take(">"))
+        left = [left, right = sum()](const Json& d) { return Json(left(d) > right(d)); };
       else return left;
     }
   }
   Expression sum() {
     Expression left = product();
     while (true) {
-      if (take("+")) left = [left, right = product()](const Json& d) { return add(left(d), right(d)); };
+      if (take("+"))
+        left = [left, right = product()](const Json& d) { return add(left(d), right(d)); };
       else if (take("-"))
         left = [left, right = product()](const Json& d) {
           return Json(integer_of(left(d), "-") - integer_of(right(d), "-"));
         };
       else if (take("~"))
-        left = [left, right = product()](const Json& d) { return Json(to_text(left(d)) + to_text(right(d))); };
+        left = [left, right = product()](const Json& d) {
+          return Json(to_text(left(d)) + to_text(right(d)));
+        };
       else return left;
     }
   }
@@ -283,7 +309,9 @@ class Parser {
     while (take("|")) {
       const std::string filter_name = name();
       const std::vector<Expression> given = take("(") ? arguments(")") : std::vector<Expression>();
-      value = [value, filter_name, given](const Json& d) { return filter(filter_name, value(d), evaluated(given, d)); };
+      value = [value, filter_name, given](const Json& d) {
+        return filter(filter_name, value(d), evaluated(given, d));
+      };
     }
     return value;
   }
@@ -328,13 +356,15 @@ class Parser {
     const char c = text_[at_];
     if (c == '"' || c == '\'') return constant(quoted(c));
     if (std::isdigit(static_cast<unsigned char>(c))) return constant(number());
-    if (take("-")) return [value = primary()](const Json& d) { return Json(-integer_of(value(d), "-")); };
+    if (take("-"))
+      return [value = primary()](const Json& d) { return Json(-integer_of(value(d), "-")); };
     if (take("(")) {
       Expression value = conditional();
       expect(")");
       return value;
     }
-    if (take("[")) return [elements = arguments("]")](const Json& d) { return Json(evaluated(elements, d)); };
+    if (take("["))
+      return [elements = arguments("]")](const Json& d) { return Json(evaluated(elements, d)); };
     const std::string word = name();
     if (word == "true" || word == "True") return constant(true);
     if (word == "false" || word == "False") return constant(false);
@@ -415,7 +445,8 @@ Template::Template(const std::string& source, std::string where) : where_(std::m
       if (begin > at) pieces_.push_back({source.substr(at, begin - at), {}});
       if (begin == source.size()) break;
       const size_t end = end_of_expression(source, begin + 2);
-      pieces_.push_back({"", Parser(std::string_view(source).substr(begin + 2, end - begin - 2)).whole()});
+      pieces_.push_back(
+          {"", Parser(std::string_view(source).substr(begin + 2, end - begin - 2)).whole()});
       at = end + 2;
     }
   } catch (const BadInput& error) {
@@ -427,7 +458,8 @@ Json Template::value(const Json& document) const {
   try {
     if (pieces_.size() == 1 && pieces_[0].expression) return pieces_[0].expression(document);
     std::string out;
-    for (const Piece& piece : pieces_) out += piece.expression ? to_text(piece.expression(document)) : piece.text;
+    for (const Piece& piece : pieces_)
+      out += piece.expression ? to_text(piece.expression(document)) : piece.text;
     return out;
   } catch (const BadInput& error) {
     fail("{}: {}", where_, error.what());

@@ -1,6 +1,6 @@
 #pragma once
-// Prompts as templates: text with expressions in {{ }}, over the fields of a document. The language is the part of
-// Jinja2 that task definitions use, and a template means here what it means there:
+// Prompts as templates: text with expressions in {{ }}, over the fields of a document. The language
+// is the part of Jinja2 that task definitions use, and a template means here what it means there:
 //   values      fields, strings, integers, lists [a, b], true, false
 //   access      a.b  a['b']  a[0]  a[-1]  a[:-1]  a[2:5]        strings are indexed by code points
 //   operators   + - * ~ == != < <= > >= in, not in, not, and, or, x if condition else y

@@ -30,7 +30,8 @@ std::string mapped(std::string_view text, char32_t (*map)(char32_t)) {
   return utf8(points);
 }
 
-// Bytes of the character that begins with `lead`, and its payload bits; 0 for a byte that cannot lead.
+// Bytes of the character that begins with `lead`, and its payload bits; 0 for a byte
+// that cannot lead.
 int sequence_length(unsigned char lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xC2 && lead < 0xE0) return 2;
@@ -79,7 +80,8 @@ std::string utf8(std::u32string_view text) {
 
 bool is_space(char32_t c) {
   return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
 bool is_word(char32_t c) {
@@ -99,11 +101,15 @@ std::string strip_if(std::string_view text, auto&& drop, bool left, bool right) 
 
 }  // namespace
 
-std::string strip(std::string_view text, bool left, bool right) { return strip_if(text, is_space, left, right); }
+std::string strip(std::string_view text, bool left, bool right) {
+  return strip_if(text, is_space, left, right);
+}
 
-std::string strip_characters(std::string_view text, std::string_view characters, bool left, bool right) {
+std::string strip_characters(std::string_view text, std::string_view characters, bool left,
+                             bool right) {
   const std::u32string any = code_points(characters);
-  return strip_if(text, [&](char32_t c) { return any.find(c) != any.npos; }, left, right);
+  return strip_if(
+      text, [&](char32_t c) { return any.find(c) != any.npos; }, left, right);
 }
 
 std::string lower(std::string_view text) { return mapped(text, to_lower); }
@@ -111,7 +117,8 @@ std::string upper(std::string_view text) { return mapped(text, to_upper); }
 
 std::string capitalize(std::string_view text) {
   std::u32string points = code_points(text);
-  for (size_t i = 0; i < points.size(); ++i) points[i] = i == 0 ? to_upper(points[i]) : to_lower(points[i]);
+  for (size_t i = 0; i < points.size(); ++i)
+    points[i] = i == 0 ? to_upper(points[i]) : to_lower(points[i]);
   return utf8(points);
 }
 
@@ -119,7 +126,8 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
   if (from.empty()) return std::string(text);
   std::string out;
   size_t begin = 0;
-  for (size_t found; (found = text.find(from, begin)) != std::string_view::npos; begin = found + from.size()) {
+  for (size_t found; (found = text.find(from, begin)) != std::string_view::npos;
+       begin = found + from.size()) {
     out += text.substr(begin, found - begin);
     out += to;
   }
@@ -162,7 +170,8 @@ std::vector<std::string> split(std::string_view text, std::string_view separator
 }
 
 int64_t length(std::string_view text) {
-  return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+  return std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
 }  // namespace assay::tasks

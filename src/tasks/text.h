@@ -21,8 +21,10 @@ std::string upper(std::string_view text);
 std::string capitalize(std::string_view text);
 // Every occurrence from left to right. An empty `from` changes nothing.
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
-// str.split(separator, most); most = -1: no limit. An empty separator splits at runs of white space.
-std::vector<std::string> split(std::string_view text, std::string_view separator, int64_t most = -1);
+// str.split(separator, most); most = -1: no limit. An empty separator splits at runs
+// of white space.
+std::vector<std::string> split(std::string_view text, std::string_view separator,
+                               int64_t most = -1);
 int64_t length(std::string_view text);  // in code points
 
 }  // namespace assay::tasks

@@ -1,10 +1,10 @@
 // Generation: the greedy text after a prompt, compared with accepted answers.
 //   contains     any answer occurs in the text, case ignored
 //   exact_match  the text equals any answer, by the rules of the fields ignore_*
-// Long documents may be cut to a window around the answer first, as "Just read twice" [Arora et al. 2024] does: of
-// cut_tokens tokens, half before the answer and the others from the answer on; the first ones of the text where no
-// answer is looked for. The window is not moved where the text ends early. An answer that is not found counts as at
-// the end of the text.
+// Long documents may be cut to a window around the answer first, as "Just read twice" [Arora et al.
+// 2024] does: of cut_tokens tokens, half before the answer and the others from the answer on; the
+// first ones of the text where no answer is looked for. The window is not moved where the text ends
+// early. An answer that is not found counts as at the end of the text.
 #include <algorithm>
 
 #include "tasks/kind.h"
@@ -21,12 +21,15 @@ class Generate final : public Kind {
     text_ = template_of(file, "text", config_.text);
     answers_ = template_of(file, "answers", config_.answers);
     delimiter_ = task.target_delimiter;
-    if (config_.max_tokens < 1) fail("{}: max_tokens must be positive. Nothing was run.", file.where("max_tokens"));
-    for (const std::string& answer : config_.cut_at) cut_at_.push_back(template_of(file, "cut_at", answer));
+    if (config_.max_tokens < 1)
+      fail("{}: max_tokens must be positive. Nothing was run.", file.where("max_tokens"));
+    for (const std::string& answer : config_.cut_at)
+      cut_at_.push_back(template_of(file, "cut_at", answer));
     ending_ = template_of(file, "remove_ending", config_.remove_ending, /*required=*/false);
     const bool cuts = config_.cut_tokens > 0;
     if (config_.cut_tokens < 0 || cuts != !config_.cut_field.empty())
-      fail("{}: cut_field and cut_tokens (positive) belong together. Nothing was run.", file.where("cut_tokens"));
+      fail("{}: cut_field and cut_tokens (positive) belong together. Nothing was run.",
+           file.where("cut_tokens"));
     if (config_.cut_rule != "earliest" && config_.cut_rule != "first")
       fail("{}: cut_rule must be earliest or first. Nothing was run.", file.where("cut_rule"));
     rule_ = {config_.ignore_words, config_.ignore_case, config_.ignore_punctuation};
@@ -43,17 +46,20 @@ class Generate final : public Kind {
     return asked;
   }
   bool skipped(const Json& document) const override {
-    return std::ranges::any_of(cut_at_, [&](const Template& answer) { return length(answer.render(document)) <= 1; });
+    return std::ranges::any_of(
+        cut_at_, [&](const Template& answer) { return length(answer.render(document)) <= 1; });
   }
   Scores score(const Json& document, const Answer& answer) const override {
     const std::string text = config_.strip ? strip(answer.generated) : answer.generated;
     const auto answers = accepted(document);
     const auto any = [&](auto&& matches) { return double(std::ranges::any_of(answers, matches)); };
-    return {{"metrics",
-             {{"contains", any([&](const std::string& right) { return contains_text(text, right); })},
-              {"exact_match", any([&](const std::string& right) { return exact_match(text, right, rule_); })}}},
-            {"prediction", text},
-            {"gold", answers}};
+    return {
+        {"metrics",
+         {{"contains", any([&](const std::string& right) { return contains_text(text, right); })},
+          {"exact_match",
+           any([&](const std::string& right) { return exact_match(text, right, rule_); })}}},
+        {"prediction", text},
+        {"gold", answers}};
   }
 
  private:
@@ -71,14 +77,18 @@ class Generate final : public Kind {
       field("until", until, "the text ends before the first of these");
       field("max_tokens", max_tokens, "tokens generated at most");
       field("strip", strip, "white space at both ends of the text is removed");
-      field("ignore_words", ignore_words, "exact_match: deleted where they begin at the edge of a word");
+      field("ignore_words", ignore_words,
+            "exact_match: deleted where they begin at the edge of a word");
       field("ignore_case", ignore_case, "exact_match: letters are compared in lower case");
       field("ignore_punctuation", ignore_punctuation, "exact_match: ASCII punctuation is deleted");
       field("cut_field", cut_field, "field of the document that is cut to a window");
       field("cut_tokens", cut_tokens, "tokens of the window; 0: nothing is cut");
-      field("cut_at", cut_at, "templates of texts around one of which the window lies; none: the first tokens");
-      field("cut_rule", cut_rule, "earliest: the text that occurs first; first: the first of the list that occurs");
-      field("remove_ending", remove_ending, "template: removed from the end of the window, case ignored, repeatedly");
+      field("cut_at", cut_at,
+            "templates of texts around one of which the window lies; none: the first tokens");
+      field("cut_rule", cut_rule,
+            "earliest: the text that occurs first; first: the first of the list that occurs");
+      field("remove_ending", remove_ending,
+            "template: removed from the end of the window, case ignored, repeatedly");
     }
   };
   std::vector<std::string> accepted(const Json& document) const {
@@ -105,11 +115,13 @@ class Generate final : public Kind {
     auto text = document[config_.cut_field].get<std::string>();
     const std::vector<int64_t> ids = encoder.encode(text);
     const auto place = int64_t(encoder.encode(text.substr(0, centre(text, document))).size());
-    const int64_t before = std::min(place, config_.cut_tokens / 2), begin = std::min(place - before, int64_t(ids.size()));
+    const int64_t before = std::min(place, config_.cut_tokens / 2),
+                  begin = std::min(place - before, int64_t(ids.size()));
     const int64_t end = std::min(int64_t(ids.size()), begin + config_.cut_tokens);
     text = encoder.decode({ids.begin() + begin, ids.begin() + end});
     const std::string ending = lower(ending_.render(document));
-    while (!ending.empty() && lower(text).ends_with(ending)) text = text.substr(0, text.size() - ending.size());
+    while (!ending.empty() && lower(text).ends_with(ending))
+      text = text.substr(0, text.size() - ending.size());
     out[config_.cut_field] = text;
     return out;
   }
@@ -121,7 +133,8 @@ class Generate final : public Kind {
   ExactMatch rule_;
 };
 
-const RegisterKind<Generate> registered("generate", "the greedy text after a prompt, compared with accepted answers");
+const RegisterKind<Generate> registered(
+    "generate", "the greedy text after a prompt, compared with accepted answers");
 
 }  // namespace
 }  // namespace assay::tasks

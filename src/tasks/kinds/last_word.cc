@@ -44,7 +44,8 @@ class LastWord final : public Kind {
   std::string delimiter_;
 };
 
-const RegisterKind<LastWord> registered("last_word", "the target's log-likelihood, and whether it is the greedy text");
+const RegisterKind<LastWord> registered(
+    "last_word", "the target's log-likelihood, and whether it is the greedy text");
 
 }  // namespace
 }  // namespace assay::tasks

@@ -21,14 +21,16 @@ class MultipleChoice final : public Kind {
   std::vector<std::string> metrics() const override { return {"acc", "acc_norm", "acc_bytes"}; }
   std::string example(const Json& document) const override {
     const auto choices = strings_of(choices_.value(document), "choices");
-    return text_.render(document) + delimiter_ + choices[size_t(index_of_answer(answer_.value(document), choices))];
+    return text_.render(document) + delimiter_ +
+           choices[size_t(index_of_answer(answer_.value(document), choices))];
   }
   Asked ask(const Json& document, const std::string& before, Encoder&) const override {
     const auto choices = strings_of(choices_.value(document), "choices");
     index_of_answer(answer_.value(document), choices);  // refused before the model runs
     const std::string context = before + text_.render(document);
     Asked asked;
-    for (const std::string& choice : choices) asked.continuations.push_back({context, delimiter_ + choice});
+    for (const std::string& choice : choices)
+      asked.continuations.push_back({context, delimiter_ + choice});
     return asked;
   }
   Scores score(const Json& document, const Answer& answer) const override {
@@ -41,11 +43,15 @@ class MultipleChoice final : public Kind {
       by_character.push_back(logprob / double(length(choices[i])));
       by_byte.push_back(logprob / double(choices[i].size()));
     }
-    const auto right = [&](const std::vector<double>& scores) { return double(largest(scores) == gold); };
-    return {{"metrics", {{"acc", right(plain)}, {"acc_norm", right(by_character)}, {"acc_bytes", right(by_byte)}}},
-            {"prediction", largest(plain)},
-            {"gold", gold},
-            {"scores", plain}};
+    const auto right = [&](const std::vector<double>& scores) {
+      return double(largest(scores) == gold);
+    };
+    return {
+        {"metrics",
+         {{"acc", right(plain)}, {"acc_norm", right(by_character)}, {"acc_bytes", right(by_byte)}}},
+        {"prediction", largest(plain)},
+        {"gold", gold},
+        {"scores", plain}};
   }
 
  private:
@@ -62,8 +68,8 @@ class MultipleChoice final : public Kind {
   std::string delimiter_;
 };
 
-const RegisterKind<MultipleChoice> registered("multiple_choice",
-                                              "each choice continues the same context; the likeliest is the answer");
+const RegisterKind<MultipleChoice> registered(
+    "multiple_choice", "each choice continues the same context; the likeliest is the answer");
 
 }  // namespace
 }  // namespace assay::tasks

@@ -1,5 +1,5 @@
-// Shared suffix: the choices are contexts, and the same text continues each of them (partial evaluation of WinoGrande
-// and WSC [Trinh & Le 2018]).
+// Shared suffix: the choices are contexts, and the same text continues each of them (partial
+// evaluation of WinoGrande and WSC [Trinh & Le 2018]).
 //   acc   the right context gives the text the largest log-likelihood
 #include "tasks/kind.h"
 
@@ -54,8 +54,8 @@ class SharedSuffix final : public Kind {
   std::string delimiter_;
 };
 
-const RegisterKind<SharedSuffix> registered("shared_suffix",
-                                            "the choices are contexts of one text; the one that makes it likeliest");
+const RegisterKind<SharedSuffix> registered(
+    "shared_suffix", "the choices are contexts of one text; the one that makes it likeliest");
 
 }  // namespace
 }  // namespace assay::tasks
