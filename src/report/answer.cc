@@ -134,7 +134,7 @@ std::string legend_of_verdicts(const Setting& setting) {
       "with the same {}, in nats per token. The interval is a 95 % confidence interval that holds "
       "for all architectures of the table together. Equivalent: all of it is within ±{:.2f} (the "
       "shaded band). Otherwise degraded: it is above zero; better: it is below zero; not settled: "
-      "it holds zero, or no interval could be computed. Final loss − reference: difference of the {} "
+      "it holds zero, or no comparison is possible. Final loss − reference: difference of the {} "
       "at the same number of tokens. Tokens needed: tokens over those with which the reference "
       "reaches the same {}; below 1 is faster.",
       setting.test_name(), setting.pretraining_name(), setting.ladder.margin, setting.test_name(),
@@ -147,7 +147,7 @@ std::vector<std::string> sentences(const Architecture& a, const Setting& setting
   const std::string& shared = setting.ladder.problem;
   const bool own = shared.empty() || !a.end.reason.starts_with(shared);
   if (a.end.verdict == Verdict::not_settled && own) out.push_back(a.end.reason);
-  for (const std::string& text : {both_facts(a, setting), largest_domain(a), trend(a),
+  for (const std::string& text : {both_facts(a, setting), largest_domain(a), trend(a), a.end.note,
                                   at_other_rates(a), tuning_warning(a, setting)})
     if (!text.empty()) out.push_back(text);
   for (const std::string& warning : a.warnings) out.push_back("Warning: " + warning);
@@ -189,6 +189,8 @@ Json verdicts(const Study& study) {
                      {"final_loss", finite(end.final_loss)},
                      {"reference_loss", finite(end.reference_loss)},
                      {"trend", end.has_trend ? finite(end.trend.estimate) : Json()},
+                     {"tokens", finite(end.tokens)},
+                     {"note", end.note},
                      {"reason", end.reason}});
     }
   return out;

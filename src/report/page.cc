@@ -55,7 +55,7 @@ table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums
 th,td{padding:.32em .7em;border-bottom:1px solid var(--rule);text-align:left;vertical-align:middle;
 white-space:nowrap}
 td.long{white-space:normal;min-width:22em;overflow-wrap:anywhere}
-.cards th,.cards td{padding:.3em .45em}.cards thead th{font-size:.84rem}
+.cards th,.cards td{padding:.3em .34em;font-size:.86rem}.cards thead th{font-size:.8rem}
 thead th{border-bottom:2px solid var(--ink);vertical-align:bottom;white-space:normal;min-width:4.2em}
 tbody th{font-weight:600;position:sticky;left:0;background:var(--paper)}
 td svg,th svg{display:block}.badge svg{display:inline}

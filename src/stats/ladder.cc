@@ -301,9 +301,9 @@ void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
   for (size_t b = 0; b + 1 < ladder.size(); ++b)
     if (!(ends.loss(b + 1) < ends.loss(b)))
       result.warnings.push_back(fmt::format(
-          "The reference's loss out of domain does not fall from {} to {}; the curve between these "
-          "rungs is uncertain.",
-          millions(ladder[b].tokens), millions(ladder[b + 1].tokens)));
+          "The reference's loss out of domain does not fall from {} to {} (from {:.3f} to {:.3f}).",
+          millions(ladder[b].tokens), millions(ladder[b + 1].tokens), ends.loss(b),
+          ends.loss(b + 1)));
   for (size_t d = 0; d < ends.domains().size(); ++d)
     if (ends.clusters(d) < 2)
       result.warnings.push_back(
@@ -445,9 +445,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     }
     const BudgetResult& largest = one.budgets.back();
     if (entries[a].judged == one.budgets.size() - 1) continue;
-    result.warnings.push_back(fmt::format(
-        "'{}' is compared at {}. At {}: {}", one.name, millions(one.tokens),
-        millions(largest.tokens), largest.problem + largest.caveat));
+    one.note = fmt::format("It is compared at {}. At {}: {}", millions(one.tokens),
+                           millions(largest.tokens), largest.problem + largest.caveat);
   }
   return result;
 }

@@ -82,7 +82,7 @@ TEST_F(Tasks, BadInputIsRefused) {
         {"eval niah run --lengths 20", "too short"},
         {"eval niah run --lengths 1x", "is not a number of tokens"},
         {"eval niah run --lengths 1k --variant 2", "--haystack FILE"},
-        {"eval mqar wrong.toml -o out", "wrong.toml:1"}}) {
+        {"eval mqar wrong.toml -o out", "wrong.toml:2:12: unknown key 'document'"}}) {
     const Outcome outcome = run(folder.path(), arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
     EXPECT_NE(outcome.error.find(part), std::string::npos) << arguments << ": " << outcome.error;

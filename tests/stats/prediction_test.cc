@@ -69,7 +69,7 @@ TEST(Prediction, LaterMeasurementsAreInsideAtTheNominalRate) {
 }
 
 TEST(Prediction, OnlySmallerBudgetsAreUsed) {
-  const LadderSetting setting{.name = "", .contenders = 1, .budgets = 3};
+  const LadderSetting setting{.name = "", .contenders = 1, .budgets = 3, .transition = 4.2};
   LadderStudy study(setting, 0);
   const auto before = predict_ends(study.ladder, study.contenders, last_budget(setting))[0];
   EXPECT_EQ(before.budgets, 2);
