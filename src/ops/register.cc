@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <map>
 
 #include "ops/paths.h"
 
@@ -13,6 +14,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
+
+std::map<std::string, OperatorInfo>& operators() {
+  static std::map<std::string, OperatorInfo> by_name;
+  return by_name;
+}
 
 std::string backward_name(const std::string& name) { return "_" + name + "_backward"; }
 
@@ -205,10 +211,12 @@ torch::CppFunction boxed(c10::DispatchKey key, Arguments&&... arguments) {
 
 }  // namespace
 
-void define_operator(torch::Library& library, const std::string& schema, const c10::KernelFunction& kernel,
+void define_operator(torch::Library& library, const std::string& schema, const std::string& about,
+                     const c10::KernelFunction& kernel,
                      const std::vector<std::string>& constant_results) {
   const size_t begin = schema.find('('), end = schema.find(") ->");
   const std::string name = schema.substr(0, begin), backward = backward_name(name);
+  operators()[name] = {name, schema, about};
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   library.def(schema.c_str(), tags);
   library.impl(name.c_str(), boxed<AutogradKernel>(c10::DispatchKey::Autograd, kernel, constant_results));
@@ -221,14 +229,10 @@ void define_operator(torch::Library& library, const std::string& schema, const c
   library.impl(backward.c_str(), boxed<BackwardMetaKernel>(c10::DispatchKey::Meta));
 }
 
-std::vector<std::string> operator_names() {
-  constexpr std::string_view prefix = "assay::";
-  std::vector<std::string> names;
-  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames())
-    if (op.name.starts_with(prefix) && op.name[prefix.size()] != '_') names.push_back(op.name.substr(prefix.size()));
-  std::ranges::sort(names);
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  return names;
+std::vector<OperatorInfo> public_operators() {
+  std::vector<OperatorInfo> found;
+  for (const auto& [name, info] : operators()) found.push_back(info);
+  return found;
 }
 
 }  // namespace assay::ops

@@ -124,10 +124,12 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
 
 const bool registered_path = register_matrix_state(kOp, /*cuda_numerics=*/2, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(m,
-                    "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
-                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
-                    taylor_exp_attention);
+  register_operator(
+      m,
+      "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
+      "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
+      "out_t = Σ_j w_tj v_j / Σ_j w_tj, w = 1 + s + s²/2, s = scale · q_t·k_j, j ≤ t",
+      taylor_exp_attention);
 }
 
 }  // namespace assay::ops

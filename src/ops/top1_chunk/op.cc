@@ -240,6 +240,7 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
       "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str selection='exact', int top_k=1, "
       "Tensor? selected=None, int shortlist=16, int rank=7, Tensor? summaries=None, bool fall_back=False) -> (Tensor "
       "out, Tensor logsumexp, Tensor selected)",
+      "softmax attention over the own chunk and the top_k earlier chunks with the largest scores",
       top1_chunk, {"logsumexp"});
 }
 

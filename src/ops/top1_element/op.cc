@@ -119,8 +119,11 @@ const bool registered_path = register_paths(
     kCudaKernels ? std::string("cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; else ") + kComposed
                  : std::string(kComposed) + "; built without CUDA");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(m, "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",
-                    top1_element);
+  register_operator(
+      m,
+      "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",
+      "out_t = v_j*, j* = argmax over j ≤ t of q_t·k_j; gradient of the softmax",
+      top1_element);
 }
 
 }  // namespace assay::ops
