@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/files.h"
 #include "base/interrupt.h"
@@ -58,13 +59,16 @@ double state_of(const Json& row, int64_t length) {
   return number(bytes.value(std::to_string(length), Json()));
 }
 
-// Beside each figure that a control must match, its ratio to the reference's.
+// With several models, the figures that a control must match are followed by their ratio to the
+// reference's.
 report::Table table_of(const Json& rows, const Json& reference, const Options& o) {
   using report::Format;
   report::Table table{"models", "", "", {{"model"}}, {}, true};
   const auto column = [&](const std::string& name, Format format) { table.columns.push_back({name, format}); };
+  const bool ratios = rows.size() > 1;
   const auto with_ratio = [&](const std::string& name, Format format) {
-    column(name, format), column("×", Format::factor);
+    column(name, format);
+    if (ratios) column("×", Format::factor);
   };
   with_ratio("parameters", Format::count);
   for (const int64_t length : o.bench.state_lengths) with_ratio(fmt::format("state at {}", length), Format::bytes);
@@ -73,7 +77,10 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
   column("", Format::text);
   for (const Json& row : rows) {
     std::vector<report::Cell> cells = {row["model"].get<std::string>()};
-    const auto compared = [&](double mine, double theirs) { cells.insert(cells.end(), {mine, mine / theirs}); };
+    const auto compared = [&](double mine, double theirs) {
+      cells.push_back(mine);
+      if (ratios) cells.push_back(mine / theirs);
+    };
     const auto field = [&](const char* key) {
       compared(number(row.value(key, Json())), number(reference.value(key, Json())));
     };
@@ -92,17 +99,22 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
   return table;
 }
 
-// "selective_scan: cpu kernel (Highway AVX3); mamba1, mamba1_1.3b"
+// One paragraph per implementation, with the operators that use it.
 std::string operators_of(const Json& rows) {
-  std::map<std::string, std::vector<std::string>> users;
+  std::map<std::string, std::set<std::string>> users;
   for (const Json& row : rows) {
     const Json operators = row.value("operators", Json::object());
-    for (const auto& [op, path] : operators.items())
-      users[fmt::format("{}: {}", op, path.get<std::string>())].push_back(row["model"]);
+    for (const auto& [op, path] : operators.items()) users[path.get<std::string>()].insert(op);
   }
   std::string text;
-  for (const auto& [path, models] : users) text += fmt::format("  {}\n    in {}\n", path, join(models));
+  for (const auto& [path, names] : users)
+    text += fmt::format("  {}\n{}", path, wrapped({names.begin(), names.end()}, 4));
   return text;
+}
+
+std::string dtype_name(at::ScalarType type) {
+  if (type == at::kBFloat16) return "bfloat16";
+  return type == at::kDouble ? "float64" : "float32";
 }
 
 // The parts of a model's step that take longest, a line each.
@@ -128,7 +140,7 @@ std::string reference_of(const Options& o) {
 
 void run(Options o) {
   if (o.models.empty()) o.models = study::names_of_plans("models");
-  if (o.models.empty()) fail("no presets are seen in plans/models; name files: assay bench models my.toml");
+  if (o.models.empty()) fail("no presets were found in plans/models; name files: assay bench models my.toml");
   for (const std::string& model : o.models) nn::ModelSpec::read(model_table(model));  // before the first is measured
   const std::string reference = reference_of(o);
   if (!std::ranges::count(o.models, reference))
@@ -145,15 +157,16 @@ void run(Options o) {
   std::string profiles;
   for (const Json& row : rows)
     if (o.profile > 0 && row.contains("profile")) profiles += profile_of(row, o.profile);
-  const std::string dtype = c10::toString(train::compute_dtype(o.bench.precision, device));
+  const std::string dtype = dtype_name(train::compute_dtype(o.bench.precision, device));
   print({{"device", train::device_name(device)},
          {"batch", o.bench.batch},
          {"time", o.bench.time},
          {"precision", dtype},
          {"reference", reference},
          {"rows", rows}},
-        fmt::format("{}, {}, B {}, T {}; × {}\n{}operators\n{}{}", train::device_name(device), dtype, o.bench.batch,
-                    o.bench.time, reference, report::to_text(table), operators_of(rows), profiles));
+        fmt::format("{}, {}, B {}, T {}{}\n{}operators\n{}{}", train::device_name(device), dtype, o.bench.batch,
+                    o.bench.time, rows.size() > 1 ? "; × " + reference : "", report::to_text(table),
+                    operators_of(rows), profiles));
   check_interrupt();
 }
 

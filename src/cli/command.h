@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "base/registry.h"
 
@@ -27,6 +28,9 @@ CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& 
 // Checks of option values. Their messages say what was expected: "'x' is not a positive number".
 CLI::Validator positive_number();
 CLI::Validator non_negative_number();
+
+// Words with commas, in lines of at most 100 columns that begin with `indent` spaces.
+std::string wrapped(const std::vector<std::string>& words, size_t indent);
 
 bool json_wanted();                                                   // was --json given?
 void print(const nlohmann::json& document, const std::string& text);  // the document with --json, else the text

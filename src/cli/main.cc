@@ -111,6 +111,20 @@ CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& 
   return command;
 }
 
+std::string wrapped(const std::vector<std::string>& words, size_t indent) {
+  constexpr size_t kColumns = 100;
+  std::string text, line(indent, ' ');
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i] + (i + 1 < words.size() ? "," : "");
+    if (line.size() > indent && line.size() + 1 + word.size() > kColumns) {
+      text += line + "\n";
+      line.assign(indent, ' ');
+    }
+    line += (line.size() > indent ? " " : "") + word;
+  }
+  return text + line + "\n";
+}
+
 CLI::Validator positive_number() {
   return number_check("POSITIVE", "a positive number", [](double x) { return x > 0; });
 }

@@ -17,6 +17,14 @@ struct Options {
   bool dry_run = false;
 };
 
+// Runs of earlier versions, and runs without held-out sets, have the training loss only.
+std::string loss_of(const nlohmann::json& done) {
+  const auto held_out = done.find("held_out_loss");
+  if (held_out != done.end() && held_out->is_number())
+    return fmt::format("held-out loss {:.4f}", held_out->get<double>());
+  return fmt::format("training loss of the last step {:.4f}", done.at("final_loss").get<double>());
+}
+
 void run(const Options& options) {
   train::use_threads(options.threads);
   ConfigNode file = ConfigNode::read_file(options.file);
@@ -24,17 +32,17 @@ void run(const Options& options) {
   const train::RunConfig config = train::read_run_config(file, options.train.store);
   if (options.dry_run) {
     const nlohmann::json d = train::describe_run(config, options.train);
-    print(d, fmt::format("{} parameters, {} FLOPs a token, {} steps of {} tokens, about {} on {}\n",
+    print(d, fmt::format("{} parameters, {} FLOPs per token, {} steps of {} tokens, about {} on {}\n",
                          Progress::count(d["parameters"]), Progress::count(d["flops_per_token"]),
                          d["steps"].get<int64_t>(), config.train.tokens_per_step(),
                          Progress::duration(d["estimated_seconds"]), d["device"].get<std::string>()));
     return;
   }
   const nlohmann::json done = train::train(config, options.train);
-  print(done,
-        fmt::format("{}: {} steps, {} tokens in {} ({} tokens/s), last loss {:.4f}\n", options.train.run.string(),
-                    done["steps"].get<int64_t>(), Progress::count(done["tokens"]), Progress::duration(done["seconds"]),
-                    Progress::count(done["tokens_per_second"]), done["final_loss"].get<double>()));
+  print(done, fmt::format("{}: {} steps, {} tokens in {} ({} tokens/s), {}\n", options.train.run.string(),
+                          done["steps"].get<int64_t>(), Progress::count(done["tokens"]),
+                          Progress::duration(done["seconds"]), Progress::count(done["tokens_per_second"]),
+                          loss_of(done)));
 }
 
 void add(CLI::App& app) {

@@ -16,9 +16,13 @@ struct OpPath {
   int numerics = 1;
 };
 std::vector<OpPath> op_paths();  // by op, then device
-// The public operators of torch.ops.assay, sorted. op_paths() has also what only the modules
-// of Assay call.
-std::vector<std::string> operator_names();
+
+struct OperatorInfo {
+  std::string name, schema, about;  // "gla", "gla(Tensor q, …) -> …", one line
+};
+// The public operators of torch.ops.assay, by name. op_paths() also has what only the modules of
+// Assay call.
+std::vector<OperatorInfo> public_operators();
 
 #ifdef ASSAY_CUDA
 constexpr bool kCudaKernels = true;

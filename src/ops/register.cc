@@ -4,11 +4,17 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <map>
 
 #include "ops/paths.h"
 
 namespace assay::ops {
 namespace {
+
+std::map<std::string, OperatorInfo>& operators() {
+  static std::map<std::string, OperatorInfo> by_name;
+  return by_name;
+}
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -212,12 +218,13 @@ torch::CppFunction boxed(c10::DispatchKey key, Arguments&&... arguments) {
 
 }  // namespace
 
-void define_operator(torch::Library& library, const std::string& schema,
+void define_operator(torch::Library& library, const std::string& schema, const std::string& about,
                      const c10::KernelFunction& kernel,
                      const std::vector<std::string>& constant_results) {
   const size_t begin = schema.find('('), end = schema.find(") ->");
   const std::string name = schema.substr(0, begin), backward = backward_name(name);
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  operators()[name] = {name, schema, about};
   library.def(schema.c_str(), tags);
   library.impl(name.c_str(),
                boxed<AutogradKernel>(c10::DispatchKey::Autograd, kernel, constant_results));
@@ -230,15 +237,10 @@ void define_operator(torch::Library& library, const std::string& schema,
   library.impl(backward.c_str(), boxed<BackwardMetaKernel>(c10::DispatchKey::Meta));
 }
 
-std::vector<std::string> operator_names() {
-  constexpr std::string_view prefix = "assay::";
-  std::vector<std::string> names;
-  for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames())
-    if (op.name.starts_with(prefix) && op.name[prefix.size()] != '_')
-      names.push_back(op.name.substr(prefix.size()));
-  std::ranges::sort(names);
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  return names;
+std::vector<OperatorInfo> public_operators() {
+  std::vector<OperatorInfo> found;
+  for (const auto& [name, info] : operators()) found.push_back(info);
+  return found;
 }
 
 }  // namespace assay::ops

@@ -149,7 +149,7 @@ constexpr const char* kText =
 reference = "transformer++"                   # every difference is measured against it
 models    = ["transformer++", "window", "mamba1"]   # presets: assay list models
 seeds     = [1, 2]                            # of every model but the reference
-tokens    = [{budget}]                       # training tokens of every model but the reference
+tokens    = [{budget}]                         # training tokens of every model but the reference
 
 # The reference is trained at several budgets, each twice the one before. Other models are
 # compared between them. The training text has {available} tokens, so the longest run reads it
@@ -176,7 +176,7 @@ attention  = {{ num_heads = {num_heads} }}
 batch           = {batch}
 warmup_fraction = 0.1
 
-# A control: it cannot read more than 16 tokens.
+# A control: each layer reads 16 tokens at most.
 [model.window]
 attention = {{ window = 16 }}
 

@@ -42,14 +42,14 @@ bool has_checkpoint(const fs::path& folder) {
 
 }  // namespace
 
-Json last_training_line(const fs::path& folder) {
+Json last_metrics_line(const fs::path& folder, const std::string& key) {
   std::string text = tail(folder / "metrics.jsonl", 1 << 16);
   while (!text.empty()) {
     const size_t end = text.find_last_not_of('\n'),
                  begin = end == std::string::npos ? end : text.find_last_of('\n', end);
     const std::string line = text.substr(begin == std::string::npos ? 0 : begin + 1);
     Json json = Json::parse(line, nullptr, false);
-    if (json.is_object() && json.contains("loss")) return json;
+    if (json.is_object() && json.contains(key) && json[key].is_number()) return json;
     text.resize(begin == std::string::npos ? 0 : begin);
   }
   return Json::object();

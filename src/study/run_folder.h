@@ -6,8 +6,9 @@
 
 namespace assay::study {
 
-// The newest training line of metrics.jsonl; an empty object when there is none.
-nlohmann::json last_training_line(const fs::path& folder);
+// The newest line of metrics.jsonl that has a number under `key`: "loss" is in training lines,
+// "held_out_loss" in evaluations. An empty object when there is none.
+nlohmann::json last_metrics_line(const fs::path& folder, const std::string& key);
 std::string last_line(const fs::path& file);  // the last line that is not empty, or "no output"
 // Of end.json and done.json: "arxiv.test 4.081, cc.valid 3.412, 12.3k tokens/s, 0:42".
 std::string summary(const fs::path& folder);

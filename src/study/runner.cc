@@ -108,7 +108,7 @@ class Runner {
     const auto place = placement(options_, slot);
     command.arguments.insert(command.arguments.end(), place.begin(), place.end());
     store_.set_status(run.key, "running");
-    const double before = last_training_line(folder).value("tokens", 0.0);
+    const double before = last_metrics_line(folder, "loss").value("tokens", 0.0);
     running_.push_back({std::move(run), folder, start(command), slot, restarts, before});
   }
 
@@ -175,7 +175,7 @@ class Runner {
     std::vector<std::string> parts;
     double work_now = work_done_;
     for (const Running& running : running_) {
-      const Json line = last_training_line(running.folder);
+      const Json line = last_metrics_line(running.folder, "loss");
       work_now += work(running.run, std::max(0.0, line.value("tokens", 0.0) - running.tokens_before));
       if (parts.size() < 3) parts.push_back(describe(running, line));
     }
@@ -190,8 +190,11 @@ class Runner {
 
   static std::string describe(const Running& running, const Json& line) {
     if (!line.contains("step")) return running.run.name + " starting";
-    return fmt::format("{} step {}/{} loss {:.3f} {} tokens/s", running.run.name, line["step"].get<int64_t>(),
-                       running.run.estimate.value("steps", int64_t{0}), line.value("loss", 0.0),
+    const Json evaluation = last_metrics_line(running.folder, "held_out_loss");
+    const std::string loss =
+        evaluation.empty() ? "" : fmt::format(" held-out loss {:.3f}", evaluation["held_out_loss"].get<double>());
+    return fmt::format("{} step {}/{}{} {} tokens/s", running.run.name, line["step"].get<int64_t>(),
+                       running.run.estimate.value("steps", int64_t{0}), loss,
                        Progress::count(line.value("tokens_per_second", 0.0)));
   }
   static double work(const PlannedRun& run, double tokens) {

@@ -86,14 +86,14 @@ class Run {
             {"key", sha256(config.toml() + data_of(store, c) + numerics.dump())}};
   }
 
-  at::Tensor gradients(int64_t step) { return gradients(step, c.batch_size); }
-  // Forward and backward of one step, or of its first sequences; leaves the gradients. → the mean loss, a scalar on the
-  // device.
-  at::Tensor gradients(int64_t step, int64_t sequences) {
+  at::Tensor gradients(int64_t step) { return gradients(step, c.batch_size, c.sequence_length); }
+  // Forward and backward of one step, or of the first `time` tokens of its first sequences; leaves
+  // the gradients. Returns the mean loss, a scalar on the device.
+  at::Tensor gradients(int64_t step, int64_t sequences, int64_t time) {
     at::Tensor batch =
         at::empty({sequences, c.sequence_length + 1}, at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
     sampler.batch(step, sequences, batch.data_ptr<int64_t>());
-    batch = batch.to(device, /*non_blocking=*/true);
+    batch = batch.to(device, /*non_blocking=*/true).slice(1, 0, time + 1);
     at::Tensor total =
         at::zeros({}, at::TensorOptions().device(device).dtype(at::promote_types(model->compute_dtype, at::kFloat)));
     const double parts = double((sequences + c.micro_batch_size - 1) / c.micro_batch_size);
@@ -155,6 +155,7 @@ class Run {
   void evaluate(Metrics& metrics) {
     const Clock::time_point start = Clock::now();
     const eval::Losses losses = held_out->run(*model);
+    held_out_loss = loss_on_training_domains(losses);
     for (const auto& [name, set] : losses)
       if (!std::isfinite(set.total().nll))
         fail<Error>(
@@ -167,6 +168,7 @@ class Run {
         {"step", state.step},
         {"tokens", state.step * c.tokens_per_step()},
         {"evaluation", to_json(losses)},
+        {"held_out_loss", held_out_loss ? Json(*held_out_loss) : Json()},
         {"train_loss", state.evaluation_steps ? Json(state.evaluation_loss / double(state.evaluation_steps)) : Json()},
         {"seconds", since(start)}};
     if (const at::Tensor tokens = probe_tokens(1); tokens.defined())
@@ -176,11 +178,31 @@ class Run {
     state.evaluation_loss = 0, state.evaluation_steps = 0;
   }
 
+  // Mean over the valid splits of the training domains, or over their other sets without these.
+  std::optional<double> loss_on_training_domains(const eval::Losses& losses) const {
+    const auto mean = [&](const std::string& split) -> std::optional<double> {
+      double sum = 0;
+      int64_t count = 0;
+      for (const auto& [name, set] : losses) {
+        const size_t dot = name.rfind('.');
+        if (!std::ranges::count(c.domains, name.substr(0, dot))) continue;
+        if (!split.empty() && name.substr(dot + 1) != split) continue;
+        sum += set.total().loss();
+        ++count;
+      }
+      return count > 0 ? std::optional(sum / double(count)) : std::nullopt;
+    };
+    const std::optional<double> valid = mean("valid");
+    return valid ? valid : mean("");
+  }
+
   // end.json: the losses that architectures are compared by, over more text than the evaluations along the run.
   void evaluate_end() {
     const eval::HeldOut all(store, {c.eval_sets, c.domains, c.sequence_length, c.end_tokens,
                                     c.micro_batch_size * c.sequence_length});
-    const Json sets = eval::end_losses(all.run(*model), store);
+    const eval::Losses losses = all.run(*model);
+    held_out_loss = loss_on_training_domains(losses);
+    const Json sets = eval::end_losses(losses, store);
     for (const auto& [name, set] : sets.items())
       if (!set["loss"].is_number() || !std::isfinite(set["loss"].get<double>()))
         fail<Error>("the loss at the end of the run is not finite on {}; {}. Lower learning_rate, or raise "
@@ -221,6 +243,7 @@ class Run {
   std::shared_ptr<nn::LanguageModel> model;
   std::optional<AdamW> optimizer;
   std::optional<eval::HeldOut> held_out;
+  std::optional<double> held_out_loss;  // of the last evaluation in this process
   Progressed state;
   double flops_per_token = 0;
 };
@@ -339,8 +362,10 @@ Json train_steps(Run& run, Metrics& metrics) {
     s.seconds = seconds_before + since(start) - paused;
     const double interval_steps = double(s.interval_steps + (pending ? 1 : 0));
     const double speed = interval_steps * tokens_per_step / std::max(1e-9, since(interval));
-    progress.show(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
-                              s.last_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
+    const std::string shown_loss = run.held_out_loss ? fmt::format("held-out loss {:.4f}", *run.held_out_loss)
+                                                   : fmt::format("training loss {:.4f}", s.last_loss);
+    progress.show(fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
+                              shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
                               Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
     if (logs) {
       metrics.line({{"step", s.step},
@@ -373,6 +398,30 @@ Json train_steps(Run& run, Metrics& metrics) {
           {"peak_memory_bytes", peak_memory_bytes(run.device)},
           {"final_loss", run.state.last_loss},
           {"evaluation_and_saving_seconds", paused}};
+}
+
+// Seconds of a training step. A part of a step is timed: as many sequences, or as much of one
+// sequence, as the device could process in half a second at its peak. The rest is scaled by FLOPs.
+double time_step(Run& run) {
+  constexpr double kPeakSeconds = 0.5, kLongest = 4;
+  const auto flops_of = [&](int64_t sequences, int64_t time) {
+    return 3 * run.model->forward_flops(time) * double(sequences) * double(time);
+  };
+  const double limit = kPeakSeconds * peak_flops(run.device);
+  int64_t time = run.c.sequence_length;
+  while (time > 256 && flops_of(1, time) > limit) time /= 2;
+  const int64_t sequences =
+      std::clamp<int64_t>(int64_t(std::min(1e9, limit / flops_of(1, time))), 1, run.c.batch_size);
+  double fastest = std::numeric_limits<double>::infinity();
+  const Clock::time_point begin = Clock::now();
+  for (int i = 0; i < 4 && since(begin) < kLongest; ++i) {  // the first warms up
+    check_interrupt();
+    const Clock::time_point start = Clock::now();
+    run.gradients(0, sequences, time).item<double>();
+    run.optimizer->step(0, 0).item<double>();
+    fastest = std::min(fastest, since(start));
+  }
+  return fastest * flops_of(run.c.batch_size, run.c.sequence_length) / flops_of(sequences, time);
 }
 
 [[noreturn]] void explain_memory(const TrainConfig& c, const std::string& what) {
@@ -459,9 +508,10 @@ Json train(const RunConfig& config, const TrainOptions& options) {
     run.held_out.emplace(run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
                                                            c.micro_batch_size * c.sequence_length});
     Metrics metrics(options.run, run.state.step);
-    const Json done = train_steps(run, metrics);
+    Json done = train_steps(run, metrics);
     run.evaluate_end();
     run.write_probes();
+    if (run.held_out_loss) done["held_out_loss"] = *run.held_out_loss;
     write_file(options.run / "done.json", done.dump(1) + "\n");
     return done;
   });
@@ -469,25 +519,16 @@ Json train(const RunConfig& config, const TrainOptions& options) {
 
 Json describe_run(const RunConfig& config, const TrainOptions& options) {
   return with_memory_advice(config.train, [&] {
+    Progress progress;
+    progress.show("building the model");
     Run run(config, options);
-    // As many sequences of a step as the device could do in a second, at its peak: on a CPU a step may take minutes.
-    const double peak_seconds = 3 * run.flops_per_token * double(run.c.sequence_length) / peak_flops(run.device);
-    const int64_t sequences = std::clamp<int64_t>(int64_t(std::min(1e9, 1 / peak_seconds)), 1, run.c.batch_size);
-    const auto step = [&] {
-      return run.gradients(0, sequences).item<double>() + run.optimizer->step(0, 0).item<double>();
-    };
-    double fastest = std::numeric_limits<double>::infinity();
-    const Clock::time_point begin = Clock::now();
-    for (int i = 0; i < 4 && since(begin) < 5; ++i) {  // the first warms up
-      const Clock::time_point start = Clock::now();
-      step();
-      fastest = std::min(fastest, since(start));
-    }
+    progress.show("timing a part of a step");
+    const double seconds = time_step(run);
     Json out = run.describe();
     out["steps"] = run.c.steps;
     out["tokens"] = run.c.tokens;
     out["learning_rate"] = run.c.learning_rate;
-    out["estimated_seconds"] = fastest * double(run.c.steps) * double(run.c.batch_size) / double(sequences);
+    out["estimated_seconds"] = seconds * double(run.c.steps);
     return out;
   });
 }

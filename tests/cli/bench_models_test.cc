@@ -104,6 +104,19 @@ TEST_F(BenchModels, ComparesWithAReference) {
   EXPECT_NE(csv.find(",1,"), std::string::npos) << csv;
 }
 
+TEST_F(BenchModels, TextNamesDtypeAndEachImplementationOnce) {
+  const std::string text = bench("full.toml scan.toml --steps 0").out;
+  EXPECT_NE(text.find(", float32, B "), std::string::npos) << text;
+  const std::string operators = text.substr(text.find("operators\n"));
+  EXPECT_NE(operators.find("    causal_conv1d, glu, rotary_qkv, window_attention\n"), std::string::npos) << operators;
+  EXPECT_EQ(operators.find("full.toml"), std::string::npos) << operators;
+}
+
+TEST_F(BenchModels, OneModelHasNoRatios) {
+  const std::string text = bench("full.toml --steps 0").out;
+  EXPECT_EQ(text.find("×"), std::string::npos) << text;
+}
+
 TEST_F(BenchModels, RefusesBadNamesBeforeTheFirst) {
   for (const auto& [arguments, part] : std::vector<std::pair<std::string, std::string>>{
            {"transformr++", "did you mean 'transformer++'?"},

@@ -1,0 +1,213 @@
+// assay list KIND, assay describe KIND NAME
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/command.h"
+#include "nn/language_model.h"
+#include "nn/mixer.h"
+#include "ops/paths.h"
+#include "study/plan.h"
+#include "train/config.h"
+
+namespace assay::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+// Names, each with a line about it.
+using Listed = std::vector<std::pair<std::string, std::string>>;
+
+std::vector<std::string> names_of(const Listed& listed) {
+  std::vector<std::string> names;
+  for (const auto& [name, about] : listed) names.push_back(name);
+  return names;
+}
+
+// The comment at the beginning of a TOML file, by lines.
+std::vector<std::string> first_comment(const fs::path& file) {
+  std::vector<std::string> lines;
+  std::istringstream text(read_file(file));
+  for (std::string line; std::getline(text, line) && line.starts_with('#');)
+    lines.push_back(line.substr(std::min(line.find_first_not_of("# "), line.size())));
+  return lines;
+}
+
+std::string first_sentence(const std::string& text) {
+  for (size_t at = 0; (at = text.find_first_of(".?", at)) != std::string::npos; ++at)
+    if (at + 1 == text.size() || text[at + 1] == ' ') return text.substr(0, at + 1);
+  return text;
+}
+
+Listed files(const std::vector<std::string>& names, fs::path (*file_of)(const std::string&)) {
+  Listed listed;
+  for (const std::string& name : names)
+    listed.emplace_back(name, first_sentence(join(first_comment(file_of(name)), " ")));
+  return listed;
+}
+
+// A copy of the program without its folder plans/ has neither presets nor plans.
+void check_found(const std::vector<std::string>& names, const std::string& what) {
+  if (!names.empty()) return;
+  std::vector<std::string> folders;
+  for (const fs::path& folder : study::plan_folders())
+    folders.push_back(fs::absolute(folder).lexically_normal().string());
+  fail<Error>("no {} were found\n  Folders searched: {}. Copy plans/ of Assay to one of them.", what, join(folders));
+}
+
+Listed models() {
+  const std::vector<std::string> names = study::names_of_plans("models");
+  check_found(names, "presets");
+  return files(names, [](const std::string& name) { return study::preset_file(name); });
+}
+
+Listed plans() {
+  std::vector<std::string> names = study::names_of_plans("");
+  check_found(names, "plans");
+  for (const std::string& name : study::names_of_plans("ablations")) names.push_back("ablations/" + name);
+  return files(names, [](const std::string& name) { return study::plan_file(name); });
+}
+
+Listed tasks() {
+  Listed listed;
+  for (const std::string& name : study::names_of_plans("tasks")) {
+    const ConfigNode task = ConfigNode::read_file(study::plan_file("tasks/" + name));
+    std::string kind = task.value("kind");
+    std::erase(kind, '"');
+    listed.emplace_back(name, kind);
+  }
+  return listed;
+}
+
+Listed parts(const Registry<nn::MixerEntry>& registry) {
+  Listed listed;
+  for (const std::string& name : registry.names()) listed.emplace_back(name, registry.at(name).about);
+  return listed;
+}
+
+Listed operators() {
+  Listed listed;
+  for (const ops::OperatorInfo& op : ops::public_operators()) listed.emplace_back(op.name, op.about);
+  return listed;
+}
+
+Listed listed(const std::string& kind) {
+  if (kind == "mixers") return parts(nn::mixers());
+  if (kind == "channel_mixers") return parts(nn::channel_mixers());
+  if (kind == "ops") return operators();
+  if (kind == "models") return models();
+  if (kind == "plans") return plans();
+  if (kind == "tasks") return tasks();
+  const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops",
+                                          "models", "plans",          "tasks"};
+  fail("unknown kind '{}'{}; there are {}", kind, did_you_mean(kind, kinds), join(kinds));
+}
+
+void list(const std::string& kind) {
+  const Listed found = listed(kind);
+  const std::vector<std::string> names = names_of(found);
+  const size_t width = std::ranges::max(names, {}, &std::string::size).size();
+  std::string text;
+  for (const auto& [name, about] : found) text += fmt::format("{:<{}}  {}\n", name, width, about);
+  print(names, text);
+}
+
+// A preset with every default written out.
+void describe_model(const std::string& name) {
+  const ConfigNode model = ConfigNode::read_file(study::preset_file(name)).child("model");
+  const std::string toml = nn::ModelSpec::read(model).toml();
+  print({{"kind", "model"}, {"name", name}, {"toml", toml}}, toml);
+}
+
+void describe_operator(const std::string& name) {
+  const std::vector<ops::OperatorInfo> all = ops::public_operators();
+  const auto op = std::ranges::find(all, name, &ops::OperatorInfo::name);
+  if (op == all.end()) fail("unknown op '{}'{}", name, did_you_mean(name, names_of(operators())));
+  Json paths = Json::array();
+  std::string text = fmt::format("op {}: {}\n  torch.ops.assay.{}\n", name, op->about, op->schema);
+  for (const ops::OpPath& path : ops::op_paths()) {
+    if (path.op != name) continue;
+    paths.push_back({{"device", path.device}, {"path", path.path}, {"numerics", path.numerics}});
+    text += fmt::format("  {:<5} {}\n", path.device, path.path);
+  }
+  const Json document = {{"kind", "op"}, {"name", name}, {"about", op->about}, {"schema", op->schema}, {"paths", paths}};
+  print(document, text);
+}
+
+void describe_plan(const std::string& name) {
+  const fs::path file = study::plan_file(name);
+  const study::Plan plan = study::read_plan(file);
+  std::vector<std::string> models, settings;
+  for (const study::Model& model : plan.models) models.push_back(model.name);
+  for (const study::Setting& setting : plan.settings)
+    if (!setting.name.empty()) settings.push_back(setting.name);
+  const std::vector<std::string> comment = first_comment(file);
+  const study::DataSetting& data = plan.settings.front().data;
+  std::string text = fmt::format("plan {} ({})\n  {}\n\n", name, file.lexically_normal().string(), join(comment, "\n  "));
+  text += fmt::format("  reference      {}\n  models         {}\n", plan.reference, join(models));
+  if (!settings.empty()) text += fmt::format("  settings       {}\n", join(settings));
+  text += fmt::format("  trained on     {}\n  out of domain  {}\n", join(data.train),
+                      data.out_of_domain.empty() ? "none (mixed-domain setting)" : join(data.out_of_domain));
+  print({{"kind", "plan"},
+         {"name", name},
+         {"file", file.string()},
+         {"about", join(comment, "\n")},
+         {"reference", plan.reference},
+         {"models", models},
+         {"settings", settings},
+         {"train", data.train},
+         {"out_of_domain", data.out_of_domain}},
+        text);
+}
+
+void describe_fields(const std::string& kind, const std::string& name, const std::string& about,
+                     const Fields& fields) {
+  Json rows = Json::array();
+  std::string text = fmt::format("{} {}: {}\n", kind, name, about);
+  for (const Field& field : fields) {
+    rows.push_back({{"name", field.name}, {"type", field.type()}, {"default", field.toml()}, {"about", field.doc}});
+    text += fmt::format("  {:<22} {:<16} {:<10} {}\n", field.name, field.type(), field.toml(), field.doc);
+  }
+  print({{"kind", kind}, {"name", name}, {"about", about}, {"fields", rows}}, text);
+}
+
+void describe_part(const std::string& kind, const std::string& name, const nn::MixerEntry& part) {
+  describe_fields(kind, name, part.about, part.fields());
+}
+
+void describe(const std::string& kind, const std::string& name) {
+  if (kind == "mixer") return describe_part(kind, name, nn::mixers().at(name));
+  if (kind == "channel_mixer") return describe_part(kind, name, nn::channel_mixers().at(name));
+  if (kind == "op") return describe_operator(name);
+  if (kind == "model") return describe_model(name);
+  if (kind == "plan") return describe_plan(name);
+  nn::ModelConfig model;
+  train::TrainConfig train;
+  if (kind == "table" && name == "model")
+    return describe_fields(kind, name, "a language model: a pattern of layers", fields_of(model));
+  if (kind == "table" && name == "train") return describe_fields(kind, name, "how it is trained", fields_of(train));
+  fail("nothing to describe under {} '{}'\n  There are mixer NAME, channel_mixer NAME, op NAME, model NAME, plan NAME, "
+       "table model and table train.",
+       kind, name);
+}
+
+void add_list(CLI::App& app) {
+  auto kind = std::make_shared<std::string>();
+  CLI::App* command = subcommand(app, "list", "mixers, channel_mixers, ops, models or plans, with a line about each");
+  command->add_option("kind", *kind, "what to list")->required();
+  command->callback([kind] { list(*kind); });
+}
+
+void add_describe(CLI::App& app) {
+  auto words = std::make_shared<std::pair<std::string, std::string>>();
+  CLI::App* command = subcommand(app, "describe", "formula, fields, types and defaults, or what a plan asks");
+  command->add_option("kind", words->first, "mixer, channel_mixer, op, model, plan or table")->required();
+  command->add_option("name", words->second, "its name")->required();
+  command->callback([words] { describe(words->first, words->second); });
+}
+
+const bool list_registered = commands().add("list", add_list);
+const bool describe_registered = commands().add("describe", add_describe);
+
+}  // namespace
+}  // namespace assay::cli

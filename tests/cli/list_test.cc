@@ -1,0 +1,76 @@
+// What `assay list`, `assay describe` and `assay doctor` say.
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+class Lists : public testing::Test {
+ protected:
+  Outcome run(const std::string& arguments) { return cli::run(folder_.path(), arguments); }
+  void expect(const std::string& arguments, int exit_code, const std::vector<std::string>& parts) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, exit_code) << arguments << "\n" << outcome.error;
+    for (const std::string& part : parts)
+      EXPECT_NE((outcome.out + outcome.error).find(part), std::string::npos)
+          << arguments << ": '" << part << "' is not in\n" << outcome.out << outcome.error;
+  }
+  data::Folder folder_;
+};
+
+TEST_F(Lists, EveryNameHasADescription) {
+  for (const char* kind : {"mixers", "channel_mixers", "ops", "models", "plans"}) {
+    const auto names = nlohmann::json::parse(run(fmt::format("list {} --json", kind)).out);
+    std::istringstream lines(run(fmt::format("list {}", kind)).out);
+    size_t count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
+      const size_t name_end = line.find(' ');
+      EXPECT_EQ(line.substr(0, name_end), names.at(count).get<std::string>()) << kind;
+      EXPECT_NE(line.find_first_not_of(' ', name_end), std::string::npos) << kind << ": " << line;
+    }
+    EXPECT_EQ(count, names.size()) << kind;
+    EXPECT_GT(count, 0u) << kind;
+  }
+}
+
+TEST_F(Lists, DescriptionIsTheFirstSentenceOrFormula) {
+  expect("list plans", 0, {"limited_domain ", "Which architectures keep the base capabilities of Transformer++?\n"});
+  expect("list models", 0, {"delta_net ", "DeltaNet with SwiGLU.\n"});
+  expect("list ops", 0, {"gla ", "S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ"});
+}
+
+TEST_F(Lists, DescribeOpShowsSignatureAndImplementations) {
+  expect("describe op gla", 0, {"torch.ops.assay.gla(Tensor q, Tensor k", "cpu   cpu kernel"});
+  expect("describe op gal", 2, {"unknown op 'gal'; did you mean 'gla'?"});
+}
+
+TEST_F(Lists, DescribePlanShowsTheQuestionModelsAndDomains) {
+  expect("describe plan demo", 0,
+         {"Does the measurement work?", "reference      transformer++", "known_a, known_b", "fresh_a"});
+  expect("describe plan dmo", 2, {"unknown plan 'dmo'; did you mean 'demo'?"});
+}
+
+TEST_F(Lists, CopyWithoutPresetsFailsAndNamesTheFolders) {
+  fs::create_symlink(fs::path(ASSAY_PROGRAM).parent_path() / "libassay.so", folder_ / "libassay.so");
+  fs::copy_file(ASSAY_PROGRAM, folder_ / "assay");
+  for (const char* kind : {"models", "plans"}) {
+    const std::string command =
+        fmt::format("cd '{}' && ./assay list {} >out 2>error", folder_.path().string(), kind);
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << kind;
+    const std::string error = read_file(folder_ / "error");
+    EXPECT_NE(error.find("Folders searched: " + (folder_ / "plans").string()), std::string::npos) << error;
+  }
+}
+
+TEST_F(Lists, DoctorNamesEachImplementationOnce) {
+  std::istringstream lines(run("doctor").out);
+  std::map<std::string, int> count;
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("  cpu ") || line.starts_with("  cuda ")) EXPECT_EQ(++count[line.substr(8)], 1) << line;
+  EXPECT_GT(count.size(), 5u);
+}
+
+}  // namespace
+}  // namespace assay::cli
