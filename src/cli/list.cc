@@ -52,7 +52,8 @@ void check_found(const std::vector<std::string>& names, const std::string& what)
   std::vector<std::string> folders;
   for (const fs::path& folder : study::plan_folders())
     folders.push_back(fs::absolute(folder).lexically_normal().string());
-  fail<Error>("no {} were found\n  Folders searched: {}. Copy plans/ of Assay to one of them.", what, join(folders));
+  fail<Error>("no {} were found\n  Folders searched: {}. Copy plans/ of Assay to one of them.",
+              what, join(folders));
 }
 
 Listed models() {
@@ -64,7 +65,8 @@ Listed models() {
 Listed plans() {
   std::vector<std::string> names = study::names_of_plans("");
   check_found(names, "plans");
-  for (const std::string& name : study::names_of_plans("ablations")) names.push_back("ablations/" + name);
+  for (const std::string& name : study::names_of_plans("ablations"))
+    names.push_back("ablations/" + name);
   return files(names, [](const std::string& name) { return study::plan_file(name); });
 }
 
@@ -81,13 +83,15 @@ Listed tasks() {
 
 Listed parts(const Registry<nn::MixerEntry>& registry) {
   Listed listed;
-  for (const std::string& name : registry.names()) listed.emplace_back(name, registry.at(name).about);
+  for (const std::string& name : registry.names())
+    listed.emplace_back(name, registry.at(name).about);
   return listed;
 }
 
 Listed operators() {
   Listed listed;
-  for (const ops::OperatorInfo& op : ops::public_operators()) listed.emplace_back(op.name, op.about);
+  for (const ops::OperatorInfo& op : ops::public_operators())
+    listed.emplace_back(op.name, op.about);
   return listed;
 }
 
@@ -130,7 +134,11 @@ void describe_operator(const std::string& name) {
     paths.push_back({{"device", path.device}, {"path", path.path}, {"numerics", path.numerics}});
     text += fmt::format("  {:<5} {}\n", path.device, path.path);
   }
-  const Json document = {{"kind", "op"}, {"name", name}, {"about", op->about}, {"schema", op->schema}, {"paths", paths}};
+  const Json document = {{"kind", "op"},
+                         {"name", name},
+                         {"about", op->about},
+                         {"schema", op->schema},
+                         {"paths", paths}};
   print(document, text);
 }
 
@@ -143,11 +151,13 @@ void describe_plan(const std::string& name) {
     if (!setting.name.empty()) settings.push_back(setting.name);
   const std::vector<std::string> comment = first_comment(file);
   const study::DataSetting& data = plan.settings.front().data;
-  std::string text = fmt::format("plan {} ({})\n  {}\n\n", name, file.lexically_normal().string(), join(comment, "\n  "));
+  std::string text = fmt::format("plan {} ({})\n  {}\n\n", name, file.lexically_normal().string(),
+                                 join(comment, "\n  "));
   text += fmt::format("  reference      {}\n  models         {}\n", plan.reference, join(models));
   if (!settings.empty()) text += fmt::format("  settings       {}\n", join(settings));
-  text += fmt::format("  trained on     {}\n  out of domain  {}\n", join(data.train),
-                      data.out_of_domain.empty() ? "none (mixed-domain setting)" : join(data.out_of_domain));
+  text += fmt::format(
+      "  trained on     {}\n  out of domain  {}\n", join(data.train),
+      data.out_of_domain.empty() ? "none (mixed-domain setting)" : join(data.out_of_domain));
   print({{"kind", "plan"},
          {"name", name},
          {"file", file.string()},
@@ -165,8 +175,12 @@ void describe_fields(const std::string& kind, const std::string& name, const std
   Json rows = Json::array();
   std::string text = fmt::format("{} {}: {}\n", kind, name, about);
   for (const Field& field : fields) {
-    rows.push_back({{"name", field.name}, {"type", field.type()}, {"default", field.toml()}, {"about", field.doc}});
-    text += fmt::format("  {:<22} {:<16} {:<10} {}\n", field.name, field.type(), field.toml(), field.doc);
+    rows.push_back({{"name", field.name},
+                    {"type", field.type()},
+                    {"default", field.toml()},
+                    {"about", field.doc}});
+    text += fmt::format("  {:<22} {:<16} {:<10} {}\n", field.name, field.type(), field.toml(),
+                        field.doc);
   }
   print({{"kind", kind}, {"name", name}, {"about", about}, {"fields", rows}}, text);
 }
@@ -185,23 +199,29 @@ void describe(const std::string& kind, const std::string& name) {
   train::TrainConfig train;
   if (kind == "table" && name == "model")
     return describe_fields(kind, name, "a language model: a pattern of layers", fields_of(model));
-  if (kind == "table" && name == "train") return describe_fields(kind, name, "how it is trained", fields_of(train));
-  fail("nothing to describe under {} '{}'\n  There are mixer NAME, channel_mixer NAME, op NAME, model NAME, plan NAME, "
-       "table model and table train.",
-       kind, name);
+  if (kind == "table" && name == "train")
+    return describe_fields(kind, name, "how it is trained", fields_of(train));
+  fail(
+      "nothing to describe under {} '{}'\n  There are mixer NAME, channel_mixer NAME, op NAME, "
+      "model NAME, plan NAME, "
+      "table model and table train.",
+      kind, name);
 }
 
 void add_list(CLI::App& app) {
   auto kind = std::make_shared<std::string>();
-  CLI::App* command = subcommand(app, "list", "mixers, channel_mixers, ops, models or plans, with a line about each");
+  CLI::App* command = subcommand(
+      app, "list", "mixers, channel_mixers, ops, models or plans, with a line about each");
   command->add_option("kind", *kind, "what to list")->required();
   command->callback([kind] { list(*kind); });
 }
 
 void add_describe(CLI::App& app) {
   auto words = std::make_shared<std::pair<std::string, std::string>>();
-  CLI::App* command = subcommand(app, "describe", "formula, fields, types and defaults, or what a plan asks");
-  command->add_option("kind", words->first, "mixer, channel_mixer, op, model, plan or table")->required();
+  CLI::App* command =
+      subcommand(app, "describe", "formula, fields, types and defaults, or what a plan asks");
+  command->add_option("kind", words->first, "mixer, channel_mixer, op, model, plan or table")
+      ->required();
   command->add_option("name", words->second, "its name")->required();
   command->callback([words] { describe(words->first, words->second); });
 }

@@ -29,11 +29,15 @@ void add(CLI::App& app) {
   CLI::App* plan = app.add_subcommand("plan", "plans of studies");
   plan->require_subcommand(1);
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(*plan, "new", "write a plan for a token store, to be edited and given to assay run");
+  CLI::App* command = subcommand(
+      *plan, "new", "write a plan for a token store, to be edited and given to assay run");
   command->add_option("--data", options->data, "token store (`assay data prepare`)")->required();
-  command->add_option("--train", options->train, "domains to train on, such as web,news; default: chosen by splits")
+  command
+      ->add_option("--train", options->train,
+                   "domains to train on, such as web,news; default: chosen by splits")
       ->delimiter(',');
-  command->add_option("-o,--output", options->output, "the file to write; default: standard output");
+  command->add_option("-o,--output", options->output,
+                      "the file to write; default: standard output");
   command->callback([options] { write_new_plan(*options); });
 }
 const bool registered = commands().add("plan", add);

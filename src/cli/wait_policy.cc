@@ -37,7 +37,7 @@ void choose_wait_policy(int /*argc*/, char** argv, char** environment) {
   ::execve(program, argv, extended);  // returns only on failure; then the threads spin
 }
 
-[[gnu::section(".preinit_array"), gnu::used]]
-void (*const before_libraries)(int, char**, char**) = choose_wait_policy;
+[[gnu::section(".preinit_array"),
+  gnu::used]] void (*const before_libraries)(int, char**, char**) = choose_wait_policy;
 
 }  // namespace

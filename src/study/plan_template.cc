@@ -87,7 +87,8 @@ Choice choose(const std::vector<Domain>& domains, const std::vector<std::string>
     if (testable(domains, choice.train).empty()) choice.train = larger_half(choice.train);
   }
   if (choice.train.empty())
-    fail("{}: no domain has the splits train and valid, which training needs. Nothing was written.", store);
+    fail("{}: no domain has the splits train and valid, which training needs. Nothing was written.",
+         store);
   choice.out_of_domain = testable(domains, choice.train);
   return choice;
 }
@@ -127,7 +128,8 @@ std::string list_of(const std::vector<Domain>& domains) {
 }
 
 std::string table_of(const std::vector<Domain>& domains, const Choice& choice) {
-  std::string text = fmt::format("#   {:<16} {:>13} {:>13} {:>13}  {}\n", "domain", "train", "valid", "test", "use");
+  std::string text = fmt::format("#   {:<16} {:>13} {:>13} {:>13}  {}\n", "domain", "train",
+                                 "valid", "test", "use");
   for (const Domain& domain : domains) {
     const char* use = holds(choice.train, domain.name)           ? "trained on"
                       : holds(choice.out_of_domain, domain.name) ? "out of domain"
@@ -199,19 +201,23 @@ std::string plan_template(const data::TokenStore& store, const std::vector<std::
   const Size size = size_of(top);
   const int64_t length = sequence_length(choice, size.sequence_length), step = kBatch * length;
   const int64_t rung = std::max<int64_t>(1, top / 4 / step) * step;
-  const char* data_comment = choice.out_of_domain.empty()
-                                 ? "# No domain is left for testing: the mixed-domain setting, which compares the\n"
-                                   "# held-out loss of the training domains."
-                                 : "# Models never see the domains in out_of_domain during training.";
+  const char* data_comment =
+      choice.out_of_domain.empty()
+          ? "# No domain is left for testing: the mixed-domain setting, which compares the\n"
+            "# held-out loss of the training domains."
+          : "# Models never see the domains in out_of_domain during training.";
   using fmt::arg;
-  return fmt::format(
-      fmt::runtime(kText), arg("domains", table_of(domains, choice)), arg("budget", number(2 * rung)),
-      arg("available", number(available)), arg("epochs", double(4 * rung) / double(available)),
-      arg("rung1", number(rung)), arg("rung2", number(2 * rung)), arg("rung3", number(4 * rung)),
-      arg("data_comment", data_comment), arg("store", nlohmann::json(store.folder().string()).dump()),
-      arg("train", list_of(choice.train)), arg("out_of_domain", list_of(choice.out_of_domain)),
-      arg("length", length), arg("d_model", size.d_model), arg("num_layers", size.num_layers),
-      arg("num_heads", size.num_heads), arg("batch", kBatch), arg("mamba_layers", 2 * size.num_layers));
+  return fmt::format(fmt::runtime(kText), arg("domains", table_of(domains, choice)),
+                     arg("budget", number(2 * rung)), arg("available", number(available)),
+                     arg("epochs", double(4 * rung) / double(available)),
+                     arg("rung1", number(rung)), arg("rung2", number(2 * rung)),
+                     arg("rung3", number(4 * rung)), arg("data_comment", data_comment),
+                     arg("store", nlohmann::json(store.folder().string()).dump()),
+                     arg("train", list_of(choice.train)),
+                     arg("out_of_domain", list_of(choice.out_of_domain)), arg("length", length),
+                     arg("d_model", size.d_model), arg("num_layers", size.num_layers),
+                     arg("num_heads", size.num_heads), arg("batch", kBatch),
+                     arg("mamba_layers", 2 * size.num_layers));
 }
 
 }  // namespace assay::study

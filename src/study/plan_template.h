@@ -13,6 +13,7 @@ namespace assay::study {
 // domains that have both; where each domain with a test split is among them, the larger half.
 // Out of domain: the other domains that have the split test.
 // BadInput when no domain can be trained on, or when one in `train` cannot.
-std::string plan_template(const data::TokenStore& store, const std::vector<std::string>& train = {});
+std::string plan_template(const data::TokenStore& store,
+                          const std::vector<std::string>& train = {});
 
 }  // namespace assay::study
