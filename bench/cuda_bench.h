@@ -1,5 +1,6 @@
 #pragma once
-// What the benchmarks of CUDA kernels share: random data, medians of event timings, what the machine can do.
+// What the benchmarks of CUDA kernels share: random data, medians of event timings, what the
+// machine can do.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -15,15 +16,20 @@ namespace assay::ops {
 using cuda::bf16;
 
 inline void must(cudaError_t error) {
-  if (error != cudaSuccess) std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error)), std::exit(1);
+  if (error != cudaSuccess) {
+    std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
+    std::exit(1);
+  }
 }
 
 // low + (high − low) · a number in [0, 1) that depends on its index.
 template <class T>
 __global__ void fill(T* out, int64_t count, float low, float high, uint64_t seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{gridDim.x} * blockDim.x) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
     uint64_t x = (uint64_t(i) + seed) * 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u, x ^= x >> 32;
+    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;
+    x ^= x >> 32;
     out[i] = cuda::from_compute<T>(low + (high - low) * float(x >> 40) * 0x1p-24f);
   }
 }
@@ -53,7 +59,8 @@ struct Buffers {
 
 inline double median_ms(const std::function<void()>& call) {
   cudaEvent_t begin, end;
-  must(cudaEventCreate(&begin)), must(cudaEventCreate(&end));
+  must(cudaEventCreate(&begin));
+  must(cudaEventCreate(&end));
   std::vector<float> times(30);
   for (int i = 0; i < 3; ++i) call();
   for (float& ms : times) {
@@ -63,7 +70,8 @@ inline double median_ms(const std::function<void()>& call) {
     must(cudaEventSynchronize(end));
     must(cudaEventElapsedTime(&ms, begin, end));
   }
-  must(cudaEventDestroy(begin)), must(cudaEventDestroy(end));
+  must(cudaEventDestroy(begin));
+  must(cudaEventDestroy(end));
   std::nth_element(times.begin(), times.begin() + 15, times.end());
   return times[15];
 }
@@ -73,15 +81,19 @@ struct Machine {
   Machine() {
     cudaDeviceProp p;
     int clock_khz = 0;
-    must(cudaGetDeviceProperties(&p, 0)), must(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, 0));
+    must(cudaGetDeviceProperties(&p, 0));
+    must(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, 0));
     exponentials_per_ms = 16.0 * p.multiProcessorCount * clock_khz;
     bf16_flops_per_ms = 4096.0 * p.multiProcessorCount * clock_khz;
     Buffers buffers;
     const int64_t size = int64_t{2} << 30;
-    float *from = buffers.random<float>(size / 4, 0, 1), *to = static_cast<float*>(buffers.raw(size));
-    bytes_per_ms = 2.0 * size / median_ms([&] { must(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice)); });
-    std::printf("%s, %d multiprocessors, %.2f GHz, copy %.2f TB/s\n", p.name, p.multiProcessorCount, clock_khz * 1e-6,
-                bytes_per_ms * 1e-9);
+    float *from = buffers.random<float>(size / 4, 0, 1),
+          *to = static_cast<float*>(buffers.raw(size));
+    bytes_per_ms = 2.0 * size / median_ms([&] {
+                     must(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice));
+                   });
+    std::printf("%s, %d multiprocessors, %.2f GHz, copy %.2f TB/s\n", p.name, p.multiProcessorCount,
+                clock_khz * 1e-6, bytes_per_ms * 1e-9);
   }
 };
 

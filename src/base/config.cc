@@ -5,8 +5,8 @@
 #include <ranges>
 #include <sstream>
 
-// A broken file makes some of toml++'s assertions false ("[[["), and with NDEBUG it tells the optimiser to assume them.
-// The checks behind them report the error.
+// A broken file makes some of toml++'s assertions false ("[[["), and with NDEBUG it tells the
+// optimiser to assume them. The checks behind them report the error.
 #undef NDEBUG
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
@@ -119,19 +119,21 @@ toml::table parse_toml(std::string_view text, const std::string& source) {
 
 std::string describe(const Fields& fields) {
   std::vector<std::string> words;
-  for (const Field& field : fields) words.push_back(fmt::format("{} ({})", field.name, field.type()));
+  for (const Field& field : fields)
+    words.push_back(fmt::format("{} ({})", field.name, field.type()));
   return join(words);
 }
 
 }  // namespace
 
 std::string Field::type() const {
-  return std::visit<std::string>(overloaded{[](bool*) { return "true or false"; }, [](int64_t*) { return "integer"; },
-                                            [](double*) { return "number"; }, [](std::string*) { return "string"; },
-                                            [](std::vector<std::string>*) { return "list of strings"; },
-                                            [](std::vector<int64_t>*) { return "list of integers"; },
-                                            [](std::vector<double>*) { return "list of numbers"; }},
-                                 value);
+  return std::visit<std::string>(
+      overloaded{[](bool*) { return "true or false"; }, [](int64_t*) { return "integer"; },
+                 [](double*) { return "number"; }, [](std::string*) { return "string"; },
+                 [](std::vector<std::string>*) { return "list of strings"; },
+                 [](std::vector<int64_t>*) { return "list of integers"; },
+                 [](std::vector<double>*) { return "list of numbers"; }},
+      value);
 }
 
 std::string Field::toml() const {
@@ -142,10 +144,13 @@ std::string Field::toml() const {
   };
   return std::visit<std::string>(
       overloaded{[](bool* v) -> std::string { return *v ? "true" : "false"; },
-                 [](int64_t* v) { return std::to_string(*v); }, [](double* v) { return number(*v); },
+                 [](int64_t* v) { return std::to_string(*v); },
+                 [](double* v) { return number(*v); },
                  [](std::string* v) { return toml_string(*v); },
                  [&](std::vector<std::string>* v) { return list(*v, toml_string); },
-                 [&](std::vector<int64_t>* v) { return list(*v, [](int64_t i) { return std::to_string(i); }); },
+                 [&](std::vector<int64_t>* v) {
+                   return list(*v, [](int64_t i) { return std::to_string(i); });
+                 },
                  [&](std::vector<double>* v) { return list(*v, number); }},
       value);
 }
@@ -172,7 +177,8 @@ std::string toml_text(const toml::node& node) {
   return out.str();
 }
 std::string position(const std::string& source, const toml::source_region& region) {
-  return region.begin ? fmt::format("{}:{}:{}", source, region.begin.line, region.begin.column) : source;
+  return region.begin ? fmt::format("{}:{}:{}", source, region.begin.line, region.begin.column)
+                      : source;
 }
 }  // namespace
 
@@ -225,8 +231,12 @@ void ConfigNode::set(std::string_view assignment) {
   document_->assignments.emplace_back(assignment);
 }
 
-bool ConfigNode::has(const std::string& key) const { return table_ && as_table(table_)->contains(key); }
-bool ConfigNode::is_table(const std::string& key) const { return has(key) && as_table(table_)->get(key)->is_table(); }
+bool ConfigNode::has(const std::string& key) const {
+  return table_ && as_table(table_)->contains(key);
+}
+bool ConfigNode::is_table(const std::string& key) const {
+  return has(key) && as_table(table_)->get(key)->is_table();
+}
 
 std::vector<std::string> ConfigNode::keys() const {
   std::vector<std::string> out;
@@ -250,7 +260,8 @@ std::string ConfigNode::where(const std::string& key) const {
   const std::string assigned = (name_.empty() ? key : name_ + "." + key) + "=";
   for (const std::string& assignment : document_->assignments | std::views::reverse)
     if (assignment.starts_with(assigned)) return "--set " + assignment;
-  return has(key) ? position(document_->source, as_table(table_)->get(key)->source()) : document_->source;
+  return has(key) ? position(document_->source, as_table(table_)->get(key)->source())
+                  : document_->source;
 }
 
 ConfigNode ConfigNode::child(const std::string& key) const {
@@ -271,12 +282,14 @@ void ConfigNode::read(const Fields& fields, const std::vector<std::string>& also
       if (std::ranges::find(also, key) != also.end()) continue;
       std::vector<std::string> names = also;
       for (const Field& f : fields) names.push_back(f.name);
-      fail("{}: unknown key '{}' in {}{}\n  {} takes {}{}{}. Nothing was changed.", where(key), key, place(),
-           did_you_mean(key, names), place(), describe(fields), fields.empty() || also.empty() ? "" : ", ", join(also));
+      fail("{}: unknown key '{}' in {}{}\n  {} takes {}{}{}. Nothing was changed.", where(key), key,
+           place(), did_you_mean(key, names), place(), describe(fields),
+           fields.empty() || also.empty() ? "" : ", ", join(also));
     }
     if (!std::visit([&](auto* out) { return assign(node, *out); }, field->value))
       fail("{}: '{}' in {} must be {} {}. Nothing was changed.", where(key), key, place(),
-           std::string("aeiou").find(field->type()[0]) == std::string::npos ? "a" : "an", field->type());
+           std::string("aeiou").find(field->type()[0]) == std::string::npos ? "a" : "an",
+           field->type());
   }
 }
 

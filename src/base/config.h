@@ -1,6 +1,6 @@
 #pragma once
-// Typed configuration. A struct lists its fields once; that list serves parsing, errors on unknown keys, the expanded
-// record of a run, `assay describe` and the documentation.
+// Typed configuration. A struct lists its fields once; that list serves parsing, errors on unknown
+// keys, the expanded record of a run, `assay describe` and the documentation.
 //
 //   struct Config {
 //     int64_t num_heads = 4;
@@ -19,8 +19,8 @@
 namespace assay {
 
 struct Field {
-  using Value = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*, std::vector<int64_t>*,
-                             std::vector<double>*>;
+  using Value = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*,
+                             std::vector<int64_t>*, std::vector<double>*>;
   std::string name;
   Value value;
   std::string doc;
@@ -55,9 +55,11 @@ class ConfigNode {
   bool has(const std::string& key) const;
   bool is_table(const std::string& key) const;
   std::vector<std::string> keys() const;
-  ConfigNode child(const std::string& key) const;  // the table under `key`; empty when absent. BadInput when no table
-  // Fills the fields that are present. BadInput, with the nearest name, on a key that is neither a field nor in `also`
-  // and on a value of another type; integers are accepted where doubles are expected.
+  // The table under `key`; empty when absent. BadInput when no table
+  ConfigNode child(const std::string& key) const;
+  // Fills the fields that are present. BadInput, with the nearest name, on a key that is
+  // neither a field nor in `also` and on a value of another type; integers are accepted where
+  // doubles are expected.
   void read(const Fields& fields, const std::vector<std::string>& also = {}) const;
   template <class Config>
   void read(Config& config, const std::vector<std::string>& also = {}) const {
@@ -65,7 +67,8 @@ class ConfigNode {
   }
   // This table with the keys of `over` laid over it, tables merged recursively.
   ConfigNode merged(const ConfigNode& over) const;
-  std::string value(const std::string& key) const;   // what stands under `key`, as TOML on one line; "" when absent
+  // What stands under `key`, as TOML on one line; "" when absent
+  std::string value(const std::string& key) const;
   std::string where(const std::string& key) const;   // "plans/demo.toml:9:16"
   const std::string& name() const { return name_; }  // "model.hybrid", "" at the root
   std::string toml() const;

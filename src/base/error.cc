@@ -24,10 +24,12 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates) {
-  const auto nearest = std::min_element(candidates.begin(), candidates.end(), [&](auto& a, auto& b) {
-    return edit_distance(name, a) < edit_distance(name, b);
-  });
-  if (nearest == candidates.end() || edit_distance(name, *nearest) > std::max<size_t>(2, name.size() / 3)) return "";
+  const auto nearest = std::min_element(
+      candidates.begin(), candidates.end(),
+      [&](auto& a, auto& b) { return edit_distance(name, a) < edit_distance(name, b); });
+  if (nearest == candidates.end() ||
+      edit_distance(name, *nearest) > std::max<size_t>(2, name.size() / 3))
+    return "";
   return fmt::format("; did you mean '{}'?", *nearest);
 }
 

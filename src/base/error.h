@@ -1,5 +1,6 @@
 #pragma once
-// Errors that a user can act on. The message says what was wrong, where, what was expected and what was left untouched.
+// Errors that a user can act on. The message says what was wrong, where, what was expected and what
+// was left untouched.
 #include <fmt/format.h>
 
 #include <span>
@@ -14,7 +15,8 @@ enum ExitCode { kDone = 0, kFailed = 1, kBadInput = 2, kInterrupted = 130 };
 
 // Something failed that was asked for rightly (a full disk, a diverged run). Exit code 1.
 struct Error : std::runtime_error {
-  explicit Error(const std::string& message, ExitCode code = kFailed) : std::runtime_error(message), exit_code(code) {}
+  explicit Error(const std::string& message, ExitCode code = kFailed)
+      : std::runtime_error(message), exit_code(code) {}
   ExitCode exit_code;
 };
 // Wrong usage or bad input; nothing was changed. Exit code 2.
@@ -35,7 +37,8 @@ template <class E = BadInput, class... Args>
   throw E(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// "; did you mean 'chunk_size'?" for the candidate nearest to `name` by edit distance, "" when none is near.
+// "; did you mean 'chunk_size'?" for the candidate nearest to `name` by edit distance, "" when
+// none is near.
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);
 std::string join(std::span<const std::string> words, std::string_view separator = ", ");
 

@@ -69,16 +69,19 @@ void remove_abandoned_folders(const fs::path& path) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(parent, ignored)) {
     if (!is_temporary_name(entry.path().filename().string(), path.filename().string())) continue;
-    const int descriptor = ::open(entry.path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int descriptor =
+        ::open(entry.path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (descriptor < 0) continue;
-    if (!::flock(descriptor, LOCK_EX | LOCK_NB) && is_old(entry.path())) fs::remove_all(entry.path(), ignored);
+    if (!::flock(descriptor, LOCK_EX | LOCK_NB) && is_old(entry.path()))
+      fs::remove_all(entry.path(), ignored);
     ::close(descriptor);
   }
 }
 
 }  // namespace
 
-AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)), temporary_(random_name(path_)), file_(nullptr) {
+AtomicFile::AtomicFile(fs::path path)
+    : path_(std::move(path)), temporary_(random_name(path_)), file_(nullptr) {
   const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (descriptor < 0) system_error("cannot be written", temporary_);
   file_ = ::fdopen(descriptor, "wb");
@@ -92,7 +95,8 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
-  if (std::fwrite(data, 1, bytes, file_) != bytes) system_error("cannot be written (the old file is untouched)", path_);
+  if (std::fwrite(data, 1, bytes, file_) != bytes)
+    system_error("cannot be written (the old file is untouched)", path_);
 }
 
 void AtomicFile::commit() {
@@ -122,17 +126,20 @@ std::string read_file(const fs::path& path) {
 void make_folder(const fs::path& path) {
   std::error_code code;
   fs::create_directories(path, code);
-  if (code || !fs::is_directory(path)) fail<Error>("{}: folder cannot be made: {}", path.string(), code.message());
+  if (code || !fs::is_directory(path))
+    fail<Error>("{}: folder cannot be made: {}", path.string(), code.message());
 }
 
 void publish_folder(const fs::path& temporary, const fs::path& path) {
-  if (::rename(temporary.c_str(), path.c_str())) system_error("finished folder cannot be moved into place", path);
+  if (::rename(temporary.c_str(), path.c_str()))
+    system_error("finished folder cannot be moved into place", path);
   sync_folder(path.parent_path());
 }
 
 void exchange_folders(const fs::path& temporary, const fs::path& path) {
   if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE)) {
-    if (errno != EINVAL && errno != ENOSYS) system_error("finished folder cannot be moved into place", path);
+    if (errno != EINVAL && errno != ENOSYS)
+      system_error("finished folder cannot be moved into place", path);
     const fs::path old = random_name(path);
     publish_folder(path, old);
     publish_folder(temporary, path);
@@ -170,7 +177,8 @@ MappedFile::MappedFile(const fs::path& path) {
   if (descriptor < 0 || ::fstat(descriptor, &status) || !S_ISREG(status.st_mode)) {
     const int code = descriptor < 0 ? errno : EISDIR;
     if (descriptor >= 0) ::close(descriptor);
-    fail("{}: cannot be read: {}", path.string(), code == EISDIR ? "not a regular file" : std::strerror(code));
+    fail("{}: cannot be read: {}", path.string(),
+         code == EISDIR ? "not a regular file" : std::strerror(code));
   }
   size_ = size_t(status.st_size);
   void* data = size_ ? ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0) : nullptr;
@@ -194,8 +202,8 @@ FolderLock::FolderLock(const fs::path& folder) {
     char holder[32] = {};
     if (::pread(descriptor_, holder, sizeof holder - 1, 0) <= 0) std::strcpy(holder, "unknown");
     ::close(descriptor_);
-    fail("{}: in use by process {}; nothing was changed. Wait for it, or choose another folder.", folder.string(),
-         holder);
+    fail("{}: in use by process {}; nothing was changed. Wait for it, or choose another folder.",
+         folder.string(), holder);
   }
   const std::string self = std::to_string(::getpid());
   if (::ftruncate(descriptor_, 0) || ::pwrite(descriptor_, self.data(), self.size(), 0) < 0)
@@ -210,7 +218,9 @@ class Digest {
   Digest() : context_(EVP_MD_CTX_new()) { EVP_DigestInit_ex(context_, EVP_sha256(), nullptr); }
   ~Digest() { EVP_MD_CTX_free(context_); }
   Digest(const Digest&) = delete;
-  void update(std::span<const std::byte> bytes) { EVP_DigestUpdate(context_, bytes.data(), bytes.size()); }
+  void update(std::span<const std::byte> bytes) {
+    EVP_DigestUpdate(context_, bytes.data(), bytes.size());
+  }
   std::string hex() {
     unsigned char digest[32];
     EVP_DigestFinal_ex(context_, digest, nullptr);

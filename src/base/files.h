@@ -32,10 +32,12 @@ class AtomicFile {
 };
 
 void write_file(const fs::path& path, std::string_view text);  // atomically
-std::string read_file(const fs::path& path);                   // whole; BadInput when it cannot be read
+// Whole; BadInput when it cannot be read
+std::string read_file(const fs::path& path);
 // Makes a folder and its parents; Error with the system's reason.
 void make_folder(const fs::path& path);
-// Renames a finished folder into place and syncs the parent, so that it is there whole or not at all.
+// Renames a finished folder into place and syncs the parent, so that it is there whole or
+// not at all.
 void publish_folder(const fs::path& temporary, const fs::path& path);
 
 // Exchanges two folders in one step, so that `path` is there at every moment, and syncs the parent.
@@ -73,8 +75,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// Holds a folder for one process; a second taker gets BadInput that names the holder's process id. Released by the
-// kernel when the process ends, however it ends.
+// Holds a folder for one process; a second taker gets BadInput that names the holder's process id.
+// Released by the kernel when the process ends, however it ends.
 class FolderLock {
  public:
   explicit FolderLock(const fs::path& folder);

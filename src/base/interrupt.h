@@ -1,5 +1,6 @@
 #pragma once
-// Ctrl-C and SIGTERM, seen at safe points: the first asks long work to save and leave, the second ends at once.
+// Ctrl-C and SIGTERM, seen at safe points: the first asks long work to save and leave, the second
+// ends at once.
 
 namespace assay {
 

@@ -7,7 +7,8 @@
 
 namespace assay {
 
-Progress::Progress(double interval) : terminal_(::isatty(STDERR_FILENO)), interval_(terminal_ ? 0.1 : interval) {}
+Progress::Progress(double interval)
+    : terminal_(::isatty(STDERR_FILENO)), interval_(terminal_ ? 0.1 : interval) {}
 
 Progress::~Progress() {
   if (drawn_) std::fputs("\n", stderr);
@@ -15,7 +16,9 @@ Progress::~Progress() {
 
 void Progress::show(const std::string& line) {
   const Clock::time_point now = Clock::now();
-  if (last_ != Clock::time_point{} && std::chrono::duration<double>(now - last_).count() < interval_) return;
+  if (last_ != Clock::time_point{} &&
+      std::chrono::duration<double>(now - last_).count() < interval_)
+    return;
   last_ = now;
   fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ ? "" : "\n");
   std::fflush(stderr);

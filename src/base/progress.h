@@ -1,6 +1,6 @@
 #pragma once
-// What long work says of itself: one line kept up to date on a terminal, plain lines at intervals elsewhere. Always on
-// standard error, so that --json keeps standard output to itself.
+// What long work says of itself: one line kept up to date on a terminal, plain lines at intervals
+// elsewhere. Always on standard error, so that --json keeps standard output to itself.
 #include <chrono>
 #include <string>
 

@@ -14,14 +14,16 @@ class Registry {
   explicit Registry(std::string kind) : kind_(std::move(kind)) {}
 
   bool add(const std::string& name, Entry entry) {
-    if (!entries_.emplace(name, std::move(entry)).second) fail<Error>("{} '{}' is registered twice", kind_, name);
+    if (!entries_.emplace(name, std::move(entry)).second)
+      fail<Error>("{} '{}' is registered twice", kind_, name);
     return true;
   }
   // Throws BadInput that names the nearest entry.
   const Entry& at(const std::string& name) const {
     const auto found = entries_.find(name);
     if (found == entries_.end())
-      fail("unknown {} '{}'{}\n  There are: {}.", kind_, name, did_you_mean(name, names()), join(names()));
+      fail("unknown {} '{}'{}\n  There are: {}.", kind_, name, did_you_mean(name, names()),
+           join(names()));
     return found->second;
   }
   bool contains(const std::string& name) const { return entries_.contains(name); }

@@ -24,14 +24,18 @@ uint64_t product(const std::vector<int64_t>& shape, const std::string& where) {
   return uint64_t(size);
 }
 
-TensorEntry read_entry(const std::string& where, const std::string& name, const Json& json, uint64_t& end,
-                       std::span<const std::byte> data) {
-  TensorEntry entry{name, json.at("dtype").get<std::string>(), json.at("shape").get<std::vector<int64_t>>(), {}};
+TensorEntry read_entry(const std::string& where, const std::string& name, const Json& json,
+                       uint64_t& end, std::span<const std::byte> data) {
+  TensorEntry entry{
+      name, json.at("dtype").get<std::string>(), json.at("shape").get<std::vector<int64_t>>(), {}};
   const auto offsets = json.at("data_offsets").get<std::vector<uint64_t>>();
   const std::string place = where + ": tensor '" + name + "'";
-  if (offsets.size() != 2 || offsets[0] != end) fail("{}: its data does not start where the one before it ends", place);
-  if (offsets[1] < offsets[0] || offsets[1] > data.size()) fail("{}: its data lies outside the file", place);
-  if ((unsigned __int128)product(entry.shape, place) * dtype_bytes(entry.dtype, place) != offsets[1] - offsets[0])
+  if (offsets.size() != 2 || offsets[0] != end)
+    fail("{}: its data does not start where the one before it ends", place);
+  if (offsets[1] < offsets[0] || offsets[1] > data.size())
+    fail("{}: its data lies outside the file", place);
+  if ((unsigned __int128)product(entry.shape, place) * dtype_bytes(entry.dtype, place) !=
+      offsets[1] - offsets[0])
     fail("{}: shape and dtype need another number of bytes than it has", place);
   entry.bytes = data.subspan(offsets[0], offsets[1] - offsets[0]);
   end = offsets[1];
@@ -41,22 +45,24 @@ TensorEntry read_entry(const std::string& where, const std::string& name, const 
 }  // namespace
 
 size_t dtype_bytes(const std::string& dtype, const std::string& where) {
-  static const std::map<std::string, size_t> sizes = {{"F64", 8}, {"I64", 8}, {"U64", 8},  {"F32", 4}, {"I32", 4},
-                                                      {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2}, {"U16", 2},
-                                                      {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
+  static const std::map<std::string, size_t> sizes = {
+      {"F64", 8},  {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2},
+      {"BF16", 2}, {"I16", 2}, {"U16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
   const auto found = sizes.find(dtype);
-  if (found == sizes.end()) fail("{}safetensors has no dtype '{}'", where.empty() ? "" : where + ": ", dtype);
+  if (found == sizes.end())
+    fail("{}safetensors has no dtype '{}'", where.empty() ? "" : where + ": ", dtype);
   return found->second;
 }
 
 Safetensors::Safetensors(const fs::path& file) : path_(file.string()), file_(file) {
   const auto bytes = file_.bytes();
   uint64_t length = 0;
-  if (bytes.size() < 8) fail("{}: not a safetensors file: {} bytes, a header needs 8", path_, bytes.size());
+  if (bytes.size() < 8)
+    fail("{}: not a safetensors file: {} bytes, a header needs 8", path_, bytes.size());
   std::memcpy(&length, bytes.data(), 8);
   if (length > kLargestHeader || length > bytes.size() - 8)
-    fail("{}: not a safetensors file, or cut short: it announces a header of {} bytes and has {}", path_, length,
-         bytes.size() - 8);
+    fail("{}: not a safetensors file, or cut short: it announces a header of {} bytes and has {}",
+         path_, length, bytes.size() - 8);
   const auto data = bytes.subspan(8 + length);
   try {
     const char* text = reinterpret_cast<const char*>(bytes.data()) + 8;
@@ -67,14 +73,16 @@ Safetensors::Safetensors(const fs::path& file) : path_(file.string()), file_(fil
     for (const auto& [name, json] : header.items())
       if (name == "__metadata__") metadata_ = json.get<std::map<std::string, std::string>>();
       else order.emplace_back(json.at("data_offsets").get<Range>(), name);
-    std::ranges::sort(order);  // by begin, then end: an empty tensor comes before the one that starts where it lies
+    // By begin, then end: an empty tensor comes before the one that starts where it lies
+    std::ranges::sort(order);
     uint64_t end = 0;
     for (const auto& name : order | std::views::values) {
       tensors_.push_back(read_entry(path_, name, header[name], end, data));
       index_[name] = tensors_.size() - 1;
     }
     if (end != data.size())
-      fail("{}: {} bytes of data belong to no tensor, or the file is cut short", path_, data.size() - end);
+      fail("{}: {} bytes of data belong to no tensor, or the file is cut short", path_,
+           data.size() - end);
   } catch (const Json::parse_error& error) {
     fail("{}: broken safetensors header: no JSON from its byte {} on", path_, error.byte);
   } catch (const Json::exception& error) {
@@ -98,7 +106,8 @@ void write_safetensors(const fs::path& file, const std::vector<TensorEntry>& ten
   uint64_t end = 0;
   for (const TensorEntry& tensor : tensors) {
     const uint64_t begin = std::exchange(end, end + tensor.bytes.size());
-    header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+    header[tensor.name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
   }
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');

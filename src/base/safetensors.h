@@ -1,6 +1,7 @@
 #pragma once
-// The safetensors format: u64 length, JSON header padded with spaces to 8 bytes, then the data. Ranges lie in order,
-// without holes, and end where the file ends; anything else is refused with the reason.
+// The safetensors format: u64 length, JSON header padded with spaces to 8 bytes, then the data.
+// Ranges lie in order, without holes, and end where the file ends; anything else is refused
+// with the reason.
 #include <cstdint>
 #include <map>
 #include <span>
@@ -14,14 +15,17 @@ namespace assay {
 struct TensorEntry {
   std::string name, dtype;  // dtype as the format names it: F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;  // little-endian, row-major; points into the file or the caller's memory
+  // Little-endian, row-major; points into the file or the caller's memory
+  std::span<const std::byte> bytes;
 };
 size_t dtype_bytes(const std::string& dtype,
-                   const std::string& where = "");  // 8 for F64; BadInput, with `where`, for a name the format lacks
+                   // 8 for F64; BadInput, with `where`, for a name the format lacks
+                   const std::string& where = "");
 
 class Safetensors {
  public:
-  explicit Safetensors(const fs::path& file);                           // maps it; BadInput when it breaks the format
+  // Maps it; BadInput when it breaks the format
+  explicit Safetensors(const fs::path& file);
   const std::vector<TensorEntry>& tensors() const { return tensors_; }  // in the order of the data
   bool has(const std::string& name) const { return index_.contains(name); }
   const TensorEntry& at(const std::string& name) const;  // BadInput with the nearest name

@@ -22,7 +22,8 @@ struct Options {
 };
 
 double total(const Json& row) {
-  return row.contains("failure") ? NAN : row["forward"].get<double>() + row["backward"].get<double>();
+  return row.contains("failure") ? NAN
+                                 : row["forward"].get<double>() + row["backward"].get<double>();
 }
 
 bool is_row(const Json& row) {
@@ -34,9 +35,11 @@ bool is_row(const Json& row) {
 
 Json rows_beside(const fs::path& file) {
   const Json theirs = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-  if (!theirs.is_object() || !theirs.contains("rows") || !std::ranges::all_of(theirs["rows"], is_row))
+  if (!theirs.is_object() || !theirs.contains("rows") ||
+      !std::ranges::all_of(theirs["rows"], is_row))
     fail(
-        "{}: expected {{\"rows\": [{{\"time\", \"form\", \"forward\", \"backward\"}}, …]}}, as --json prints. Nothing "
+        "{}: expected {{\"rows\": [{{\"time\", \"form\", \"forward\", \"backward\"}}, …]}}, "
+        "as --json prints. Nothing "
         "was timed.",
         file.string());
   return theirs["rows"];
@@ -50,8 +53,8 @@ void join_rows(Json& ours, const Json& theirs) {
 }
 
 std::string text_of(const Json& rows) {
-  std::string text =
-      fmt::format("{:>8}  {:<22} {:>12} {:>12} {:>14}\n", "T", "", "forward ms", "backward ms", "full / this");
+  std::string text = fmt::format("{:>8}  {:<22} {:>12} {:>12} {:>14}\n", "T", "", "forward ms",
+                                 "backward ms", "full / this");
   std::map<int64_t, double> full;  // the fastest of them
   for (const Json& row : rows)
     if (row["form"].get<std::string>().starts_with("full") && !row.contains("failure")) {
@@ -60,28 +63,32 @@ std::string text_of(const Json& rows) {
       best = std::min(best, seconds);
     }
   for (const Json& row : rows) {
-    text += fmt::format("{:>8}  {:<22} ", row["time"].get<int64_t>(), row["form"].get<std::string>());
+    text +=
+        fmt::format("{:>8}  {:<22} ", row["time"].get<int64_t>(), row["form"].get<std::string>());
     if (row.contains("failure")) {
       text += row["failure"].get<std::string>() + "\n";
       continue;
     }
     const auto best = full.find(row["time"]);
-    text += fmt::format("{:>12.3f} {:>12.3f} {:>14}\n", 1e3 * row["forward"].get<double>(),
-                        1e3 * row["backward"].get<double>(),
-                        best == full.end() ? "–" : fmt::format("{:.2f}", best->second / total(row)));
+    text +=
+        fmt::format("{:>12.3f} {:>12.3f} {:>14}\n", 1e3 * row["forward"].get<double>(),
+                    1e3 * row["backward"].get<double>(),
+                    best == full.end() ? "–" : fmt::format("{:.2f}", best->second / total(row)));
   }
   return text;
 }
 
 report::Figure figure_of(const Json& rows, const std::string& title) {
-  report::Figure figure{"attention", title, {"positions, T", true}, {"forward + backward, ms", true}};
+  report::Figure figure{
+      "attention", title, {"positions, T", true}, {"forward + backward, ms", true}};
   figure.height = 480;
   for (const Json& row : rows) {
     const std::string form = row["form"];
     auto series = std::ranges::find(figure.series, form, &report::Series::name);
     if (series == figure.series.end())
       series = figure.series.insert(series, {.name = form, .style = int(figure.series.size())});
-    series->x.push_back(row["time"]), series->y.push_back(1e3 * total(row));
+    series->x.push_back(row["time"]);
+    series->y.push_back(1e3 * total(row));
   }
   return figure;
 }
@@ -92,30 +99,39 @@ void run(const Options& o) {
   const Json beside = o.beside.empty() ? Json::array() : rows_beside(o.beside);
   Json found = eval::bench_attention(o.bench, device);
   join_rows(found["rows"], beside);
-  found["device"] = train::device_name(device), found["batch"] = o.bench.batch, found["heads"] = o.bench.heads;
-  found["head_dim"] = o.bench.head_dim, found["window"] = o.bench.window, found["chunk_size"] = o.bench.chunk_size;
-  const std::string shape =
-      fmt::format("{}, {}, B {}, H {}, D {}, window {}, chunk {}", found["device"].get<std::string>(),
-                  found["dtype"].get<std::string>(), o.bench.batch, o.bench.heads, o.bench.head_dim, o.bench.window,
-                  o.bench.chunk_size);
+  found["device"] = train::device_name(device);
+  found["batch"] = o.bench.batch;
+  found["heads"] = o.bench.heads;
+  found["head_dim"] = o.bench.head_dim;
+  found["window"] = o.bench.window;
+  found["chunk_size"] = o.bench.chunk_size;
+  const std::string shape = fmt::format(
+      "{}, {}, B {}, H {}, D {}, window {}, chunk {}", found["device"].get<std::string>(),
+      found["dtype"].get<std::string>(), o.bench.batch, o.bench.heads, o.bench.head_dim,
+      o.bench.window, o.bench.chunk_size);
   if (!o.svg.empty()) write_file(o.svg, report::to_svg(figure_of(found["rows"], shape)));
   std::string text = shape + "\n";
-  for (const auto& [op, path] : found["paths"].items()) text += fmt::format("{}: {}\n", op, path.get<std::string>());
+  for (const auto& [op, path] : found["paths"].items())
+    text += fmt::format("{}: {}\n", op, path.get<std::string>());
   print(found, text + text_of(found["rows"]));
 }
 
 void add(CLI::App& app) {
-  CLI::App* bench = app.add_subcommand("bench", "operators, or whole models, side by side on this machine");
+  CLI::App* bench =
+      app.add_subcommand("bench", "operators, or whole models, side by side on this machine");
   bench->require_subcommand(1);
   add_bench_models(*bench);
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(*bench, "attention", "full, window and Top-1 attention, forward and backward, over the length");
+      subcommand(*bench, "attention",
+                 "full, window and Top-1 attention, forward and backward, over the length");
   command->add_option("--lengths", o->bench.lengths, "of the sequence, T")
       ->delimiter(',')
       ->capture_default_str()
       ->check(positive_number());
-  command->add_option("--batch", o->bench.batch, "sequences")->capture_default_str()->check(positive_number());
+  command->add_option("--batch", o->bench.batch, "sequences")
+      ->capture_default_str()
+      ->check(positive_number());
   command->add_option("--heads", o->bench.heads, "heads of q, k and v")
       ->capture_default_str()
       ->check(positive_number());
@@ -131,10 +147,14 @@ void add(CLI::App& app) {
   command->add_option("--seconds", o->bench.seconds, "spent on each length, at least")
       ->capture_default_str()
       ->check(non_negative_number());
-  command->add_option("--limit", o->bench.limit, "seconds; what takes longer is left out at the lengths that follow")
+  command
+      ->add_option("--limit", o->bench.limit,
+                   "seconds; what takes longer is left out at the lengths that follow")
       ->capture_default_str()
       ->check(positive_number());
-  command->add_option("--beside", o->beside, "rows of another program, such as bench/flex_attention.py prints")
+  command
+      ->add_option("--beside", o->beside,
+                   "rows of another program, such as bench/flex_attention.py prints")
       ->check(CLI::ExistingFile);
   command->add_option("--svg", o->svg, "a picture of time over length, to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();

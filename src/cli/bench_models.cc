@@ -30,7 +30,8 @@ struct Options {
 
 // The [model] of a preset or, when the name ends in .toml, of a file.
 ConfigNode model_table(const std::string& name) {
-  return ConfigNode::read_file(name.ends_with(".toml") ? fs::path(name) : study::preset_file(name)).child("model");
+  return ConfigNode::read_file(name.ends_with(".toml") ? fs::path(name) : study::preset_file(name))
+      .child("model");
 }
 
 Json row_of(const std::string& name, const Options& o, c10::Device device) {
@@ -42,9 +43,15 @@ Json row_of(const std::string& name, const Options& o, c10::Device device) {
 // The options again, for the process of one model.
 std::vector<std::string> arguments(const Options& o) {
   std::vector<std::string> out = {"--device", o.device, "--precision", o.bench.precision};
-  const auto add = [&](const char* name, auto value) { out.insert(out.end(), {name, fmt::format("{}", value)}); };
-  add("--batch", o.bench.batch), add("--time", o.bench.time), add("--vocab", o.bench.vocabulary);
-  add("--steps", o.bench.steps), add("--largest", o.bench.largest), add("--threads", o.threads);
+  const auto add = [&](const char* name, auto value) {
+    out.insert(out.end(), {name, fmt::format("{}", value)});
+  };
+  add("--batch", o.bench.batch);
+  add("--time", o.bench.time);
+  add("--vocab", o.bench.vocabulary);
+  add("--steps", o.bench.steps);
+  add("--largest", o.bench.largest);
+  add("--threads", o.threads);
   add("--state-at", fmt::format("{}", fmt::join(o.bench.state_lengths, ",")));
   add("--full-attention", o.bench.full_attention);
   add("--decode", o.bench.decode);
@@ -64,16 +71,24 @@ double state_of(const Json& row, int64_t length) {
 report::Table table_of(const Json& rows, const Json& reference, const Options& o) {
   using report::Format;
   report::Table table{"models", "", "", {{"model"}}, {}, true};
-  const auto column = [&](const std::string& name, Format format) { table.columns.push_back({name, format}); };
+  const auto column = [&](const std::string& name, Format format) {
+    table.columns.push_back({name, format});
+  };
   const bool ratios = rows.size() > 1;
   const auto with_ratio = [&](const std::string& name, Format format) {
     column(name, format);
     if (ratios) column("×", Format::factor);
   };
   with_ratio("parameters", Format::count);
-  for (const int64_t length : o.bench.state_lengths) with_ratio(fmt::format("state at {}", length), Format::bytes);
-  with_ratio("FLOPs/token", Format::count), with_ratio("tokens/s", Format::count), column("memory", Format::bytes);
-  if (o.bench.decode > 0) column("decoding step, µs", Format::count), column("its bytes moved, µs", Format::count);
+  for (const int64_t length : o.bench.state_lengths)
+    with_ratio(fmt::format("state at {}", length), Format::bytes);
+  with_ratio("FLOPs/token", Format::count);
+  with_ratio("tokens/s", Format::count);
+  column("memory", Format::bytes);
+  if (o.bench.decode > 0) {
+    column("decoding step, µs", Format::count);
+    column("its bytes moved, µs", Format::count);
+  }
   column("", Format::text);
   for (const Json& row : rows) {
     std::vector<report::Cell> cells = {row["model"].get<std::string>()};
@@ -85,8 +100,10 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
       compared(number(row.value(key, Json())), number(reference.value(key, Json())));
     };
     field("parameters");
-    for (const int64_t length : o.bench.state_lengths) compared(state_of(row, length), state_of(reference, length));
-    field("flops_per_token"), field("tokens_per_second");
+    for (const int64_t length : o.bench.state_lengths)
+      compared(state_of(row, length), state_of(reference, length));
+    field("flops_per_token");
+    field("tokens_per_second");
     cells.push_back(number(row.value("peak_memory_bytes", Json())));
     if (o.bench.decode > 0) {
       const Json decode = row.value("decode", Json::object());
@@ -122,13 +139,15 @@ std::string profile_of(const Json& row, int64_t lines) {
   const Json parts = row.value("profile", Json::array());
   double total = 0;
   for (const Json& part : parts) total += part["seconds"].get<double>();
-  std::string text = fmt::format("{}, a step: {:.2f} ms\n", row["model"].get<std::string>(), 1e3 * total);
+  std::string text =
+      fmt::format("{}, a step: {:.2f} ms\n", row["model"].get<std::string>(), 1e3 * total);
   for (const Json& part : parts) {
     if (lines-- == 0) break;
     const double seconds = part["seconds"];
     const std::string op = part["op"], kernel = part["kernel"];
-    text += fmt::format("  {:9.3f} ms {:5.1f} %  × {:<5} {}{}{:.100}\n", 1e3 * seconds, 100 * seconds / total,
-                        part["calls"].get<int64_t>(), op, op.empty() || kernel.empty() ? "" : ": ", kernel);
+    text += fmt::format("  {:9.3f} ms {:5.1f} %  × {:<5} {}{}{:.100}\n", 1e3 * seconds,
+                        100 * seconds / total, part["calls"].get<int64_t>(), op,
+                        op.empty() || kernel.empty() ? "" : ": ", kernel);
   }
   return text;
 }
@@ -140,18 +159,22 @@ std::string reference_of(const Options& o) {
 
 void run(Options o) {
   if (o.models.empty()) o.models = study::names_of_plans("models");
-  if (o.models.empty()) fail("no presets were found in plans/models; name files: assay bench models my.toml");
-  for (const std::string& model : o.models) nn::ModelSpec::read(model_table(model));  // before the first is measured
+  if (o.models.empty())
+    fail("no presets were found in plans/models; name files: assay bench models my.toml");
+  // Before the first is measured
+  for (const std::string& model : o.models) nn::ModelSpec::read(model_table(model));
   const std::string reference = reference_of(o);
   if (!std::ranges::count(o.models, reference))
-    fail("--reference '{}' is not among the models{}", reference, did_you_mean(reference, o.models));
+    fail("--reference '{}' is not among the models{}", reference,
+         did_you_mean(reference, o.models));
   train::use_threads(o.threads);
   o.bench.profile = o.profile > 0;
   const c10::Device device = train::choose_device(o.device);
-  const Json rows = o.models.size() == 1
-                        ? Json::array({row_of(o.models[0], o, device)})
-                        : study::model_rows(fs::read_symlink("/proc/self/exe"), o.models, arguments(o));
-  const Json& base = *std::ranges::find(rows, Json(reference), [](const Json& row) { return row["model"]; });
+  const Json rows = o.models.size() == 1 ? Json::array({row_of(o.models[0], o, device)})
+                                         : study::model_rows(fs::read_symlink("/proc/self/exe"),
+                                                             o.models, arguments(o));
+  const Json& base =
+      *std::ranges::find(rows, Json(reference), [](const Json& row) { return row["model"]; });
   const report::Table table = table_of(rows, base, o);
   if (!o.csv.empty()) write_file(o.csv, report::to_csv(table));
   std::string profiles;
@@ -164,9 +187,9 @@ void run(Options o) {
          {"precision", dtype},
          {"reference", reference},
          {"rows", rows}},
-        fmt::format("{}, {}, B {}, T {}{}\n{}operators\n{}{}", train::device_name(device), dtype, o.bench.batch,
-                    o.bench.time, rows.size() > 1 ? "; × " + reference : "", report::to_text(table),
-                    operators_of(rows), profiles));
+        fmt::format("{}, {}, B {}, T {}{}\n{}operators\n{}{}", train::device_name(device), dtype,
+                    o.bench.batch, o.bench.time, rows.size() > 1 ? "; × " + reference : "",
+                    report::to_text(table), operators_of(rows), profiles));
   check_interrupt();
 }
 
@@ -175,36 +198,48 @@ void run(Options o) {
 void add_bench_models(CLI::App& bench) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
-      bench, "models", "parameters, state, FLOPs, speed of a training step and operators' paths, a row a model");
-  command->add_option("MODEL", o->models, "presets (assay list models) or files (mine.toml); default: all presets");
-  command->add_option("--reference", o->reference, "what × compares with; default: transformer++, else the first");
+      bench, "models",
+      "parameters, state, FLOPs, speed of a training step and operators' paths, a row a model");
+  command->add_option("MODEL", o->models,
+                      "presets (assay list models) or files (mine.toml); default: all presets");
+  command->add_option("--reference", o->reference,
+                      "what × compares with; default: transformer++, else the first");
   const auto count = [&](const char* name, int64_t& value, const char* what) {
     command->add_option(name, value, what)->capture_default_str()->check(positive_number());
   };
   count("--batch", o->bench.batch, "sequences a step");
   count("--time", o->bench.time, "tokens a sequence, T");
   count("--vocab", o->bench.vocabulary, "of models that name none");
-  count("--largest", o->bench.largest, "parameters of a model that is timed; larger ones are only counted");
+  count("--largest", o->bench.largest,
+        "parameters of a model that is timed; larger ones are only counted");
   command->add_option("--steps", o->bench.steps, "timed, after one that warms up; 0: count only")
       ->capture_default_str()
       ->check(non_negative_number());
-  command->add_option("--decode", o->bench.decode, "sequences of a decoding step that is timed too; 0: none")
+  command
+      ->add_option("--decode", o->bench.decode,
+                   "sequences of a decoding step that is timed too; 0: none")
       ->capture_default_str()
       ->check(non_negative_number());
-  command->add_option("--state-at", o->bench.state_lengths, "tokens after which the state is counted")
+  command
+      ->add_option("--state-at", o->bench.state_lengths, "tokens after which the state is counted")
       ->delimiter(',')
       ->capture_default_str()
       ->check(positive_number());
-  command->add_option("--precision", o->bench.precision, "auto (bf16 on CUDA, else fp32), bf16, fp32 or fp64")
+  command
+      ->add_option("--precision", o->bench.precision,
+                   "auto (bf16 on CUDA, else fp32), bf16, fp32 or fp64")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "bf16", "fp32", "fp64"}));
   command
-      ->add_option("--full-attention", o->bench.full_attention,
-                   "which of torch's kernels serve it on CUDA: as in training, torch's choice among all, or this one")
+      ->add_option(
+          "--full-attention", o->bench.full_attention,
+          "which of torch's kernels serve it on CUDA: as in training, torch's choice among all, "
+          "or this one")
       ->capture_default_str()
       ->check(CLI::IsMember({"deterministic", "torch", "cudnn", "flash-2"}));
   command
-      ->add_option("--profile", o->profile, "where one more step's time goes: so many lines a model, all with --json")
+      ->add_option("--profile", o->profile,
+                   "where one more step's time goes: so many lines a model, all with --json")
       ->capture_default_str()
       ->check(non_negative_number());
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");

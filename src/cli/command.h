@@ -1,6 +1,6 @@
 #pragma once
-// A subcommand adds itself: one file, one registration, no list. It has no logic of its own beyond naming options,
-// calling a layer and printing what came back.
+// A subcommand adds itself: one file, one registration, no list. It has no logic of its own beyond
+// naming options, calling a layer and printing what came back.
 //
 //   void add(CLI::App& app) {
 //     auto options = std::make_shared<Options>();
@@ -20,9 +20,11 @@ namespace assay::cli {
 
 using AddCommand = void (*)(CLI::App&);
 Registry<AddCommand>& commands();
-Registry<AddCommand>& eval_commands();  // those of `assay eval`, which register themselves in the same way
+// Those of `assay eval`, which register themselves in the same way
+Registry<AddCommand>& eval_commands();
 
-// A subcommand of `app` with --json: one JSON document on standard output, everything else on standard error.
+// A subcommand of `app` with --json: one JSON document on standard output, everything else
+// on standard error.
 CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& what);
 
 // Checks of option values. Their messages say what was expected: "'x' is not a positive number".
@@ -32,8 +34,9 @@ CLI::Validator non_negative_number();
 // Words with commas, in lines of at most 100 columns that begin with `indent` spaces.
 std::string wrapped(const std::vector<std::string>& words, size_t indent);
 
-bool json_wanted();                                                   // was --json given?
-void print(const nlohmann::json& document, const std::string& text);  // the document with --json, else the text
+bool json_wanted();  // was --json given?
+// The document with --json, else the text
+void print(const nlohmann::json& document, const std::string& text);
 // For a command that prints its JSON document piece by piece: an error after it goes to standard
 // error alone, because standard output holds one document.
 void document_is_printed();

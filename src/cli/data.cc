@@ -29,8 +29,10 @@ json describe(const data::TokenStore& store) {
   for (const std::string& domain : store.domains())
     for (const std::string& split : store.splits(domain)) {
       const data::Documents& documents = store.documents(domain, split);
-      json part = {
-          {"domain", domain}, {"split", split}, {"documents", documents.size()}, {"tokens", documents.tokens()}};
+      json part = {{"domain", domain},
+                   {"split", split},
+                   {"documents", documents.size()},
+                   {"tokens", documents.tokens()}};
       part["bytes"] = documents.has_bytes() ? json(documents.bytes()) : json();
       part["sources"] = documents.has_sources() ? json(documents.source_names().size()) : json();
       parts.push_back(std::move(part));
@@ -51,16 +53,17 @@ std::string as_table(const json& info) {
       "{}   tokenizer {} of {} pieces   fingerprint {:.16}\n"
       "{:<16} {:<8} {:>12} {:>9} {:>16} {:>18} {:>12}\n",
       info["store"].get<std::string>(), info["tokenizer"]["kind"].get<std::string>(),
-      info["tokenizer"]["vocab_size"].get<int64_t>(), info["fingerprint"].get<std::string>(), "domain", "split",
-      "documents", "sources", "tokens", "bytes of text", "bytes/token");
+      info["tokenizer"]["vocab_size"].get<int64_t>(), info["fingerprint"].get<std::string>(),
+      "domain", "split", "documents", "sources", "tokens", "bytes of text", "bytes/token");
   for (const json& part : info["parts"]) {
     const auto tokens = part["tokens"].get<int64_t>();
     const bool known = !part["bytes"].is_null() && tokens;
-    text += fmt::format("{:<16} {:<8} {:>12} {:>9} {:>16} {:>18} {:>12}\n", part["domain"].get<std::string>(),
-                        part["split"].get<std::string>(), part["documents"].get<int64_t>(),
-                        part["sources"].is_null() ? "none" : part["sources"].dump(), tokens,
-                        known ? part["bytes"].dump() : "unknown",
-                        known ? fmt::format("{:.3f}", part["bytes"].get<double>() / double(tokens)) : "");
+    text += fmt::format(
+        "{:<16} {:<8} {:>12} {:>9} {:>16} {:>18} {:>12}\n", part["domain"].get<std::string>(),
+        part["split"].get<std::string>(), part["documents"].get<int64_t>(),
+        part["sources"].is_null() ? "none" : part["sources"].dump(), tokens,
+        known ? part["bytes"].dump() : "unknown",
+        known ? fmt::format("{:.3f}", part["bytes"].get<double>() / double(tokens)) : "");
   }
   return text;
 }
@@ -68,25 +71,29 @@ std::string as_table(const json& info) {
 void prepare(Options options) {
   for (const std::string& domain : options.domains) {
     const size_t equals = domain.find('=');
-    if (equals == 0 || equals == std::string::npos) fail("--domain '{}': NAME=GLOB was expected", domain);
+    if (equals == 0 || equals == std::string::npos)
+      fail("--domain '{}': NAME=GLOB was expected", domain);
     options.prepare.domains.emplace_back(domain.substr(0, equals), domain.substr(equals + 1));
   }
   options.prepare.inputs.assign(options.files.begin(), options.files.end());
-  options.prepare.store = options.store, options.prepare.tokenizer = options.tokenizer,
+  options.prepare.store = options.store;
+  options.prepare.tokenizer = options.tokenizer;
   options.prepare.overwrite = options.overwrite;
   const json report = data::prepare(options.prepare);
   json info = describe(data::TokenStore(options.store));
   std::string text = as_table(info);
   for (const json& source : report["sources"])
     if (source.contains("left_out"))
-      text +=
-          fmt::format("{}: left out {}\n", source["file"].get<std::string>(), source["left_out"].get<std::string>());
+      text += fmt::format("{}: left out {}\n", source["file"].get<std::string>(),
+                          source["left_out"].get<std::string>());
   const double seconds = report["total"]["seconds"];
   if (report.contains("warnings"))
-    for (const json& warning : report["warnings"]) text += "warning: " + warning.get<std::string>() + "\n";
+    for (const json& warning : report["warnings"])
+      text += "warning: " + warning.get<std::string>() + "\n";
   text += fmt::format("{} documents, {:.1f} MB of text in {:.1f} s ({:.1f} MB/s)\n",
-                      report["total"]["documents"].get<int64_t>(), report["total"]["bytes"].get<double>() / 1e6,
-                      seconds, report["total"]["bytes"].get<double>() / 1e6 / seconds);
+                      report["total"]["documents"].get<int64_t>(),
+                      report["total"]["bytes"].get<double>() / 1e6, seconds,
+                      report["total"]["bytes"].get<double>() / 1e6 / seconds);
   info.update(report);
   print(info, text);
 }
@@ -96,7 +103,8 @@ void synth(const Options& options) {
   const data::TokenStore store(options.store);
   json info = describe(store);
   info["synthetic"] = store.manifest()["synthetic"];
-  std::string text = as_table(info) + "mean loss of a reader who knows set and table, nats a token:";
+  std::string text =
+      as_table(info) + "mean loss of a reader who knows set and table, nats a token:";
   for (const auto& [name, loss] : info["synthetic"]["oracle_loss"].items())
     text += fmt::format(" {} {:.4f}", name, loss.get<double>());
   print(info, text + "\n");
@@ -117,10 +125,11 @@ void info(const Options& options) {
 }
 
 void overlap(const Options& options) {
-  const data::TokenStore train(options.store), test(options.other_store.empty() ? options.store : options.other_store);
+  const data::TokenStore train(options.store),
+      test(options.other_store.empty() ? options.store : options.other_store);
   json domains = json::array();
-  std::string text = fmt::format("{:<16} {:>12} {:>12} {:>16} {:>16} {:>9}\n", "test domain", "documents", "duplicates",
-                                 "n-grams", "in training", "share");
+  std::string text = fmt::format("{:<16} {:>12} {:>12} {:>16} {:>16} {:>9}\n", "test domain",
+                                 "documents", "duplicates", "n-grams", "in training", "share");
   for (const data::DomainOverlap& domain : data::overlap(train, test, options.overlap)) {
     domains.push_back({{"domain", domain.domain},
                        {"documents", domain.documents},
@@ -128,8 +137,9 @@ void overlap(const Options& options) {
                        {"ngrams", domain.ngrams},
                        {"shared", domain.shared},
                        {"share", domain.ngram_share()}});
-    text += fmt::format("{:<16} {:>12} {:>12} {:>16} {:>16} {:>8.3f}%\n", domain.domain, domain.documents,
-                        domain.duplicates, domain.ngrams, domain.shared, 100 * domain.ngram_share());
+    text += fmt::format("{:<16} {:>12} {:>12} {:>16} {:>16} {:>8.3f}%\n", domain.domain,
+                        domain.documents, domain.duplicates, domain.ngrams, domain.shared,
+                        100 * domain.ngram_share());
   }
   print({{"train", train.folder().string()},
          {"test", test.folder().string()},
@@ -144,18 +154,23 @@ void verify(const Options& options) {
   const data::TokenStore store(options.store);
   store.verify();
   print({{"store", options.store}, {"verified", true}, {"fingerprint", store.fingerprint()}},
-        fmt::format("{}: every file is as it was written (fingerprint {:.16})\n", options.store, store.fingerprint()));
+        fmt::format("{}: every file is as it was written (fingerprint {:.16})\n", options.store,
+                    store.fingerprint()));
 }
 
 void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
   CLI::App* command = subcommand(data, "prepare", "text to a token store");
-  command->add_option("FILE", options->files, "JSON Lines or text, plain, .zst or .gz; folders are searched")
+  command
+      ->add_option("FILE", options->files,
+                   "JSON Lines or text, plain, .zst or .gz; folders are searched")
       ->required();
   command->add_option("--tokenizer", options->tokenizer, "SentencePiece model")->required();
   command->add_option("-o,--output", options->store, "the store to write")->required();
-  command->add_option("--domain", options->domains, "NAME=GLOB: files that match are of this domain (may be repeated)");
-  command->add_option("--field", options->prepare.field,
-                      "where a document names its domain, dots between levels [meta.redpajama_set_name]");
+  command->add_option("--domain", options->domains,
+                      "NAME=GLOB: files that match are of this domain (may be repeated)");
+  command->add_option(
+      "--field", options->prepare.field,
+      "where a document names its domain, dots between levels [meta.redpajama_set_name]");
   command
       ->add_option("--source-field", options->prepare.source_field,
                    "where a document names its source, dots between levels; '' keeps no sources")
@@ -164,7 +179,9 @@ void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
       ->add_option("--valid-fraction", options->prepare.valid_fraction,
                    "of the training documents, moved to split valid")
       ->capture_default_str();
-  command->add_option("--threads", options->prepare.threads, "that tokenise, at most 1024; 0: one per core")
+  command
+      ->add_option("--threads", options->prepare.threads,
+                   "that tokenise, at most 1024; 0: one per core")
       ->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "replace a token store that is there");
   command->callback([=] { prepare(*options); });
@@ -182,27 +199,35 @@ void add_synth(CLI::App& data, std::shared_ptr<Options> options) {
 }
 
 void add_adopt(CLI::App& data, std::shared_ptr<Options> options) {
-  CLI::App* command = subcommand(data, "adopt", "a token store of .bin/.idx files that Megatron-LM wrote");
-  command->add_option("FILE.idx", options->files, "DOMAIN.SPLIT.idx, its .bin beside it")->required();
-  command->add_option("--tokenizer", options->tokenizer, "SentencePiece model that they were written with")->required();
+  CLI::App* command =
+      subcommand(data, "adopt", "a token store of .bin/.idx files that Megatron-LM wrote");
+  command->add_option("FILE.idx", options->files, "DOMAIN.SPLIT.idx, its .bin beside it")
+      ->required();
+  command
+      ->add_option("--tokenizer", options->tokenizer,
+                   "SentencePiece model that they were written with")
+      ->required();
   command->add_option("-o,--output", options->store, "the store to write")->required();
   command->add_flag("--overwrite", options->overwrite, "replace a token store that is there");
   command->callback([=] { adopt(*options); });
 }
 
 void add_overlap(CLI::App& data, std::shared_ptr<Options> options) {
-  CLI::App* command = subcommand(data, "overlap", "share of test n-grams and documents that occur in train");
+  CLI::App* command =
+      subcommand(data, "overlap", "share of test n-grams and documents that occur in train");
   command->add_option("STORE_A", options->store, "holds the training text")->required();
   command->add_option("STORE_B", options->other_store, "holds the test text [STORE_A]");
   command->add_option("--train-split", options->overlap.train_split)->capture_default_str();
   command->add_option("--test-split", options->overlap.test_split)->capture_default_str();
-  command->add_option("-n,--ngram", options->overlap.n, "tokens of an n-gram")->capture_default_str();
+  command->add_option("-n,--ngram", options->overlap.n, "tokens of an n-gram")
+      ->capture_default_str();
   command->callback([=] { overlap(*options); });
 }
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* data = app.add_subcommand("data", "token stores: prepare, synth, adopt, info, overlap, verify");
+  CLI::App* data =
+      app.add_subcommand("data", "token stores: prepare, synth, adopt, info, overlap, verify");
   data->require_subcommand(1);
   add_prepare(*data, options);
   add_synth(*data, options);

@@ -17,7 +17,8 @@ using Json = nlohmann::json;
 // One paragraph per device and implementation, with the operators that use it.
 std::string implementations() {
   std::map<std::pair<std::string, std::string>, std::vector<std::string>> users;
-  for (const ops::OpPath& path : ops::op_paths()) users[{path.device, path.path}].push_back(path.op);
+  for (const ops::OpPath& path : ops::op_paths())
+    users[{path.device, path.path}].push_back(path.op);
   std::string text;
   for (const auto& [key, names] : users)
     text += fmt::format("  {:<5} {}\n{}", key.first, key.second, wrapped(names, 8));
@@ -37,11 +38,11 @@ void doctor() {
 #else
   report["cuda_kernels"] = "not compiled: build with CUDA=1 make where nvcc is";
 #endif
-  std::string text =
-      fmt::format("assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n", version(), commit(),
-                  train::torch_version(), report["cpu"].get<std::string>(),
-                  report["gpus"].empty() ? "none seen; everything runs on the CPU" : report["gpus"].dump(),
-                  report["cuda_kernels"].get<std::string>());
+  std::string text = fmt::format(
+      "assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n", version(),
+      commit(), train::torch_version(), report["cpu"].get<std::string>(),
+      report["gpus"].empty() ? "none seen; everything runs on the CPU" : report["gpus"].dump(),
+      report["cuda_kernels"].get<std::string>());
   for (const ops::OpPath& path : ops::op_paths())
     report["operators"].push_back({{"op", path.op}, {"device", path.device}, {"path", path.path}});
   print(report, text + implementations());

@@ -29,10 +29,13 @@ std::string row(const std::string& name, const std::vector<std::string>& cells) 
   return out + "\n";
 }
 std::string number(const Json& value) {
-  return value.is_number() && std::isfinite(value.get<double>()) ? fmt::format("{:.4f}", value.get<double>()) : "-";
+  return value.is_number() && std::isfinite(value.get<double>())
+             ? fmt::format("{:.4f}", value.get<double>())
+             : "-";
 }
 
-// How the model was trained, as far as its data matter here; for a model without a run, the whole store.
+// How the model was trained, as far as its data matter here; for a model without a run,
+// the whole store.
 train::TrainConfig trained(const Options& o, const data::TokenStore& store) {
   if (auto config = train::train_config_of(o.model.model)) return *config;
   train::TrainConfig config;
@@ -48,19 +51,20 @@ std::vector<std::string> sets_of(const std::string& split, const data::TokenStor
   std::vector<std::string> sets;
   for (const std::string& domain : store.domains())
     if (store.has(domain, split)) sets.push_back(domain + "." + split);
-  if (sets.empty()) fail("{}: no domain has a split '{}' to evaluate", store.folder().string(), split);
+  if (sets.empty())
+    fail("{}: no domain has a split '{}' to evaluate", store.folder().string(), split);
   return sets;
 }
 
 void check_tokens(const TrainedModel& model, const data::TokenStore& store) {
   const int64_t vocabulary = model.model->spec.config.vocab_size;
   if (store.vocab_size() > vocabulary)
-    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(), store.vocab_size(),
-         model.path, vocabulary);
+    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(),
+         store.vocab_size(), model.path, vocabulary);
   if (model.tokenizer_file.empty() || store.tokenizer().sha256.empty()) return;
   if (sha256_of_file(model.tokenizer_file) != store.tokenizer().sha256)
-    fail("{}: its tokens were made with another tokenizer than that of {} ({})", store.folder().string(), model.path,
-         model.tokenizer_file.string());
+    fail("{}: its tokens were made with another tokenizer than that of {} ({})",
+         store.folder().string(), model.path, model.tokenizer_file.string());
 }
 
 void show_losses(const Options& o) {
@@ -69,13 +73,14 @@ void show_losses(const Options& o) {
   check_tokens(model, store);
   const train::TrainConfig config = trained(o, store);
   const int64_t length = o.length > 0 ? o.length : config.sequence_length;
-  const eval::HeldOut held_out(store, {sets_of(o.split, store, config), config.domains, length, o.tokens});
+  const eval::HeldOut held_out(store,
+                               {sets_of(o.split, store, config), config.domains, length, o.tokens});
   const eval::Losses losses = held_out.run(*model.model);
   if (!o.documents.empty()) train::write_losses(o.documents, losses);
   std::string text = row("", {"loss", "bits a byte", "tokens", "documents"});
   for (const auto& [name, set] : losses)
-    text += row(name, {number(set.total().loss()), number(set.bits_per_byte()), std::to_string(set.total().tokens),
-                       std::to_string(set.nll.size())});
+    text += row(name, {number(set.total().loss()), number(set.bits_per_byte()),
+                       std::to_string(set.total().tokens), std::to_string(set.nll.size())});
   print({{"model", o.model.model},
          {"data", store.fingerprint()},
          {"sequence_length", length},
@@ -95,19 +100,23 @@ void show_probe(const Options& o) {
   check_tokens(model, store);
   const train::TrainConfig config = trained(o, store);
   const std::string set = o.set.empty() ? sets_of("", store, config).front() : o.set;
-  const int64_t length = o.length > 0 ? o.length : std::min(eval::kProbeLength, config.sequence_length);
+  const int64_t length =
+      o.length > 0 ? o.length : std::min(eval::kProbeLength, config.sequence_length);
   const at::Tensor tokens = eval::probe_tokens(store, set, length, o.sequences);
   Json found = eval::probe(*model.model, tokens, o.probe);
-  found["model"] = o.model.model, found["set"] = set;
-  std::string text = fmt::format("{} texts of {}, {} tokens each\n", tokens.size(0), set, tokens.size(1));
+  found["model"] = o.model.model;
+  found["set"] = set;
+  std::string text =
+      fmt::format("{} texts of {}, {} tokens each\n", tokens.size(0), set, tokens.size(1));
   text += row("layer", {"visibility", "uniformity", "real relation", "attention entropy, by head"});
   for (const Json& layer : found["layers"])
-    text += row(fmt::format("{} {}", layer["layer"].get<int64_t>(), layer["mixer"].get<std::string>()),
-                {number(layer["visibility"]), number(layer["uniformity"]), number(layer["real_relation"]),
-                 entropies(layer["attention_entropy"])});
+    text +=
+        row(fmt::format("{} {}", layer["layer"].get<int64_t>(), layer["mixer"].get<std::string>()),
+            {number(layer["visibility"]), number(layer["uniformity"]),
+             number(layer["real_relation"]), entropies(layer["attention_entropy"])});
   const Json& mean = found["mean"];
-  text += row("mean", {number(mean["visibility"]), number(mean["uniformity"]), number(mean["real_relation"]),
-                       number(mean["attention_entropy"])});
+  text += row("mean", {number(mean["visibility"]), number(mean["uniformity"]),
+                       number(mean["real_relation"]), number(mean["attention_entropy"])});
   print(found, text);
 }
 
@@ -119,22 +128,29 @@ void add_common(CLI::App& command, Options& o) {
 }
 
 void add(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("eval", "a trained model measured: losses, tasks, probes of its mixers");
+  CLI::App* command =
+      app.add_subcommand("eval", "a trained model measured: losses, tasks, probes of its mixers");
   command->require_subcommand(1);
   auto loss = std::make_shared<Options>();
-  CLI::App* losses = subcommand(*command, "loss", "held-out loss by domain, by document and in slices");
+  CLI::App* losses =
+      subcommand(*command, "loss", "held-out loss by domain, by document and in slices");
   add_common(*losses, *loss);
-  losses->add_option("--split", loss->split,
-                     "of every domain that has it; default: the sets that the run was evaluated on");
-  losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")->check(non_negative_number());
-  losses->add_option("--documents", loss->documents, "losses of single documents to this safetensors file");
+  losses->add_option(
+      "--split", loss->split,
+      "of every domain that has it; default: the sets that the run was evaluated on");
+  losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")
+      ->check(non_negative_number());
+  losses->add_option("--documents", loss->documents,
+                     "losses of single documents to this safetensors file");
   losses->callback([loss] { show_losses(*loss); });
   auto probe = std::make_shared<Options>();
-  CLI::App* probes = subcommand(*command, "probe",
-                                "what each layer's mixer does with earlier positions: how many reach a query, how "
-                                "evenly, by content or by place");
+  CLI::App* probes =
+      subcommand(*command, "probe",
+                 "what each layer's mixer does with earlier positions: how many reach a query, how "
+                 "evenly, by content or by place");
   add_common(*probes, *probe);
-  probes->add_option("--set", probe->set, "DOMAIN.SPLIT; default: the first that the run was evaluated on");
+  probes->add_option("--set", probe->set,
+                     "DOMAIN.SPLIT; default: the first that the run was evaluated on");
   probes->add_option("--sequences", probe->sequences, "texts, the longest of the set")
       ->capture_default_str()
       ->check(positive_number());

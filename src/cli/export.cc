@@ -24,7 +24,8 @@ void run(const Options& options) {
     if (tokenizer.bos() >= 0) settings["bos_token_id"] = tokenizer.bos();
   }
   nn::export_model(options.output, opened, settings, options.layout);
-  const std::string family = nn::hugging_face_config(opened.model->spec, options.layout)["model_type"];
+  const std::string family =
+      nn::hugging_face_config(opened.model->spec, options.layout)["model_type"];
   print({{"folder", options.output}, {"model_type", family}, {"weights", opened.weights.string()}},
         fmt::format("{}: {} from {}\n", options.output, family, opened.weights.string()));
 }
@@ -32,10 +33,12 @@ void run(const Options& options) {
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = subcommand(app, "export", "a model to Hugging Face's layout");
-  command->add_option("MODEL", options->model, "a run, a checkpoint of one, or an imported model")->required();
+  command->add_option("MODEL", options->model, "a run, a checkpoint of one, or an imported model")
+      ->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
-  command->add_option("--layout", options->layout,
-                      "the layout's model_type where several fit: rwkv7 or rwkv_lm_x070; default: the first by name");
+  command->add_option(
+      "--layout", options->layout,
+      "the layout's model_type where several fit: rwkv7 or rwkv_lm_x070; default: the first by name");
   command->callback([options] { run(*options); });
 }
 [[maybe_unused]] const bool registered = commands().add("export", add);

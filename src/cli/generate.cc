@@ -28,7 +28,8 @@ struct Options {
 
 std::vector<int64_t> parse_ids(const std::string& text) {
   const json ids = json::parse("[" + text + "]", nullptr, /*allow_exceptions=*/false);
-  if (!ids.is_array() || !std::ranges::all_of(ids, [](const json& id) { return id.is_number_integer(); }))
+  if (!ids.is_array() ||
+      !std::ranges::all_of(ids, [](const json& id) { return id.is_number_integer(); }))
     fail("--tokens '{}': expected token ids separated by commas, such as 1,2,3", text);
   return ids.get<std::vector<int64_t>>();
 }
@@ -37,7 +38,8 @@ std::vector<int64_t> parse_ids(const std::string& text) {
 std::vector<int64_t> prompt_tokens(const Options& options, const TrainedModel& model) {
   const bool goes_on = !options.state.empty();
   if (goes_on && !options.tokens && !options.prompt) return {};
-  std::vector<int64_t> tokens = options.tokens ? parse_ids(*options.tokens) : model.encode(options.prompt.value_or(""));
+  std::vector<int64_t> tokens =
+      options.tokens ? parse_ids(*options.tokens) : model.encode(options.prompt.value_or(""));
   if (tokens.empty() && !options.tokens) tokens = {model.need_tokenizer().separator()};
   model.check_tokens(tokens);
   return tokens;
@@ -46,14 +48,15 @@ std::vector<int64_t> prompt_tokens(const Options& options, const TrainedModel& m
 // The saved generation, or none yet, and the prompt behind it.
 nn::Generation beginning(const Options& options, const TrainedModel& model) {
   nn::Generation begun;
-  if (!options.state.empty()) begun = nn::load_generation(options.state, *model.model, options.samples);
+  if (!options.state.empty())
+    begun = nn::load_generation(options.state, *model.model, options.samples);
   const std::vector<int64_t> prompt = prompt_tokens(options, model);
   begun.tokens.insert(begun.tokens.end(), prompt.begin(), prompt.end());
   return begun;
 }
 
-json describe(const TrainedModel& model, const std::vector<int64_t>& prompt, const std::vector<int64_t>& made,
-              uint64_t seed) {
+json describe(const TrainedModel& model, const std::vector<int64_t>& prompt,
+              const std::vector<int64_t>& made, uint64_t seed) {
   json sample = {{"seed", seed}, {"tokens", made}};
   if (!model.tokenizer) return sample;
   std::vector<int32_t> all(prompt.begin(), prompt.end());
@@ -102,18 +105,27 @@ void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(app, "generate", "text or tokens from a trained model");
   add_model_options(*command, o->model);
-  auto* prompt = command->add_option("--prompt", o->prompt, "text to go on with; without it a document begins");
+  auto* prompt = command->add_option("--prompt", o->prompt,
+                                     "text to go on with; without it a document begins");
   command->add_option("--tokens", o->tokens, "the same as token ids: 1,2,3")->excludes(prompt);
-  command->add_option("--state", o->state, "a saved generation to go on from; the prompt, if any, follows it");
-  command->add_option("--save-state", o->save_state, "where to keep the tokens and the model's state behind them");
-  command->add_option("--max-tokens", o->max_tokens, "it ends earlier where the model ends the document")
+  command->add_option("--state", o->state,
+                      "a saved generation to go on from; the prompt, if any, follows it");
+  command->add_option("--save-state", o->save_state,
+                      "where to keep the tokens and the model's state behind them");
+  command
+      ->add_option("--max-tokens", o->max_tokens,
+                   "it ends earlier where the model ends the document")
       ->capture_default_str();
-  command->add_option("--temperature", o->sampling.temperature, "0: always the likeliest token")->capture_default_str();
-  command->add_option("--top-k", o->sampling.top_k, "draw among the k likeliest; 0: all")->capture_default_str();
+  command->add_option("--temperature", o->sampling.temperature, "0: always the likeliest token")
+      ->capture_default_str();
+  command->add_option("--top-k", o->sampling.top_k, "draw among the k likeliest; 0: all")
+      ->capture_default_str();
   command->add_option("--top-p", o->sampling.top_p, "draw among the likeliest that hold this share")
       ->capture_default_str();
-  command->add_option("--seed", o->seed, "the same seed draws the same tokens")->capture_default_str();
-  command->add_option("--samples", o->samples, "sample i has the seed --seed + i")->capture_default_str();
+  command->add_option("--seed", o->seed, "the same seed draws the same tokens")
+      ->capture_default_str();
+  command->add_option("--samples", o->samples, "sample i has the seed --seed + i")
+      ->capture_default_str();
   command->callback([o] { run(*o); });
 }
 [[maybe_unused]] const bool registered = commands().add("generate", add);

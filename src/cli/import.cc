@@ -19,15 +19,19 @@ void run(const Options& options) {
   if (!options.tokenizer.empty()) opened.tokenizer = options.tokenizer;
   nn::save_model(options.output, opened);
   const int64_t parameters = opened.model->parameter_count();
-  print({{"model", options.output}, {"parameters", parameters}, {"tokenizer", !opened.tokenizer.empty()}},
-        fmt::format("{}: {} parameters, {} tokenizer\n", options.output, Progress::count(double(parameters)),
+  print({{"model", options.output},
+         {"parameters", parameters},
+         {"tokenizer", !opened.tokenizer.empty()}},
+        fmt::format("{}: {} parameters, {} tokenizer\n", options.output,
+                    Progress::count(double(parameters)),
                     opened.tokenizer.empty() ? "without a" : "with its"));
 }
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = subcommand(app, "import", "a model in Hugging Face's layout to one of ours");
-  command->add_option("DIR", options->folder, "folder with config.json and model.safetensors")->required();
+  command->add_option("DIR", options->folder, "folder with config.json and model.safetensors")
+      ->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
   command->add_option("--tokenizer", options->tokenizer,
                       "SentencePiece model to put beside it; default: tokenizer.model of DIR");

@@ -1,4 +1,5 @@
-// The program: parses the command line, runs one subcommand, turns errors into one message and an exit code.
+// The program: parses the command line, runs one subcommand, turns errors into one message and
+// an exit code.
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -26,10 +27,11 @@ int report(int code, const std::string& message) {
 // A command that has commands of its own names the nearest, too.
 void check_subcommand(CLI::App& command, const std::string& word) {
   std::vector<std::string> names;
-  for (const CLI::App* sub : command.get_subcommands([](CLI::App*) { return true; })) names.push_back(sub->get_name());
+  for (const CLI::App* sub : command.get_subcommands([](CLI::App*) { return true; }))
+    names.push_back(sub->get_name());
   if (names.empty() || word.starts_with('-') || std::ranges::count(names, word)) return;
-  fail("{} takes one of {}{}{}", command.get_name(), join(names), word.empty() ? "" : "; there is no '" + word + "'",
-       did_you_mean(word, names));
+  fail("{} takes one of {}{}{}", command.get_name(), join(names),
+       word.empty() ? "" : "; there is no '" + word + "'", did_you_mean(word, names));
 }
 
 // An option that is followed by several words would swallow the positional argument after it.
@@ -38,7 +40,8 @@ void take_one_value_per_option(CLI::App& command) {
   const auto is_list = [](const CLI::Option* option) {
     return option->nonpositional() && option->get_allow_extra_args();
   };
-  for (CLI::Option* option : command.get_options(is_list)) option->expected(1)->take_all()->allow_extra_args(false);
+  for (CLI::Option* option : command.get_options(is_list))
+    option->expected(1)->take_all()->allow_extra_args(false);
   const auto any = [](CLI::App*) { return true; };
   for (CLI::App* sub : command.get_subcommands(any)) take_one_value_per_option(*sub);
 }
@@ -63,7 +66,8 @@ CLI::Validator number_check(const std::string& name, const std::string& expected
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"Assay: does this architecture keep the base capabilities of a Transformer?", "assay"};
+  CLI::App app{"Assay: does this architecture keep the base capabilities of a Transformer?",
+               "assay"};
   app.set_version_flag("--version", version());
   app.require_subcommand(1);
   app.fallthrough(false);
@@ -88,7 +92,8 @@ int run(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return report(kFailed, "out of memory; lower batch_size or sequence_length");
   } catch (const std::exception& error) {
-    const std::string what = error.what();  // torch appends its own stack; the first line says what happened
+    // Torch appends its own stack; the first line says what happened
+    const std::string what = error.what();
     return report(kFailed, what.substr(0, what.find('\n')));
   }
 }

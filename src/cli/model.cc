@@ -8,7 +8,9 @@
 namespace assay::cli {
 
 void add_model_options(CLI::App& command, ModelOptions& o, const std::string& name) {
-  command.add_option(name, o.model, "a run, a checkpoint of one, an imported model, or a Hugging Face folder")
+  command
+      .add_option(name, o.model,
+                  "a run, a checkpoint of one, an imported model, or a Hugging Face folder")
       ->required();
   add_device_options(command, o);
 }
@@ -37,7 +39,9 @@ TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
 
 const data::Tokenizer& TrainedModel::need_tokenizer() const {
   if (!tokenizer)
-    fail("{}: no tokenizer lies with this model or its data; give one with --tokenizer, or token ids", path);
+    fail(
+        "{}: no tokenizer lies with this model or its data; give one with --tokenizer, or token ids",
+        path);
   return *tokenizer;
 }
 
@@ -45,7 +49,8 @@ void TrainedModel::check_tokens(const std::vector<int64_t>& tokens) const {
   if (tokens.empty()) fail("the list of tokens is empty; at least one is needed");
   const int64_t vocabulary = model->spec.config.vocab_size;
   for (const int64_t token : tokens)
-    if (token < 0 || token >= vocabulary) fail("token {} is outside the model's vocabulary of {}", token, vocabulary);
+    if (token < 0 || token >= vocabulary)
+      fail("token {} is outside the model's vocabulary of {}", token, vocabulary);
 }
 
 std::vector<int64_t> TrainedModel::encode(const std::string& text) const {
@@ -53,6 +58,8 @@ std::vector<int64_t> TrainedModel::encode(const std::string& text) const {
   return {ids.begin(), ids.end()};
 }
 
-at::Tensor TrainedModel::to_device(const at::Tensor& tokens) const { return tokens.to(model->embedding.device()); }
+at::Tensor TrainedModel::to_device(const at::Tensor& tokens) const {
+  return tokens.to(model->embedding.device());
+}
 
 }  // namespace assay::cli

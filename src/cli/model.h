@@ -15,13 +15,16 @@ struct ModelOptions {
   std::string model, tokenizer, device = "auto", precision = "fp32";
   int threads = 0;
 };
-void add_model_options(CLI::App& command, ModelOptions& options, const std::string& name = "--model");
+void add_model_options(CLI::App& command, ModelOptions& options,
+                       const std::string& name = "--model");
 void add_device_options(CLI::App& command, ModelOptions& options);  // all of them but the model
 
 struct TrainedModel {
   explicit TrainedModel(const ModelOptions& options);
-  const data::Tokenizer& need_tokenizer() const;                // BadInput, with the way out, when there is none
-  void check_tokens(const std::vector<int64_t>& tokens) const;  // BadInput when empty or outside the vocabulary
+  // BadInput, with the way out, when there is none
+  const data::Tokenizer& need_tokenizer() const;
+  // BadInput when empty or outside the vocabulary
+  void check_tokens(const std::vector<int64_t>& tokens) const;
   std::vector<int64_t> encode(const std::string& text) const;
   at::Tensor to_device(const at::Tensor& tokens) const;
 

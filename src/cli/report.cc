@@ -24,20 +24,21 @@ void run(const Options& options) {
   fs::path study = options.study;
   if (holds_records(options.study)) {
     if (options.output.empty())
-      fail("{}: The folder holds records of runs and no study. Give a folder for the report with "
-           "-o OUT. Nothing was written.",
-           options.study.string());
+      fail(
+          "{}: The folder holds records of runs and no study. Give a folder for the report with "
+          "-o OUT. Nothing was written.",
+          options.study.string());
     study::study_of_records(options.study, options.output);
     study = options.output;
   } else if (!options.output.empty()) {
-    fail("{}: -o is for folders of records. The report of a study is written into its own folder. "
-         "Nothing was written.",
-         options.study.string());
+    fail(
+        "{}: -o is for folders of records. The report of a study is written into its own folder. "
+        "Nothing was written.",
+        options.study.string());
   }
   const report::Written written = report::write_report(study);
-  Json document = {{"report", written.page.string()},
-                   {"runs", written.runs},
-                   {"verdicts", written.verdicts}};
+  Json document = {
+      {"report", written.page.string()}, {"runs", written.runs}, {"verdicts", written.verdicts}};
   std::string text = written.summary;
   if (!options.records.empty()) {
     const int64_t count = study::write_records(study, options.records);

@@ -17,27 +17,33 @@ struct Options {
   bool dry_run = false;
 };
 
-// With the figures that controls are matched by: parameters, and what a sequence of 100k tokens leaves as state.
+// With the figures that controls are matched by: parameters, and what a sequence of 100k tokens
+// leaves as state.
 constexpr const char* kLine = "{:<32} {:>10} {:>12} {:>10} {:>10} {:>8} {:>9}\n";
 
 std::string line(const study::PlannedRun& run) {
   const Json& e = run.estimate;
-  const double tokens = e.value("tokens", 0.0), flops = 3 * tokens * e.value("flops_per_token", 0.0);
+  const double tokens = e.value("tokens", 0.0),
+               flops = 3 * tokens * e.value("flops_per_token", 0.0);
   const bool timed = e.contains("estimated_seconds") && e["estimated_seconds"].is_number();
   const double state = e.value("state_bytes", Json::object()).value("102400", 0.0);
   return fmt::format(kLine, run.name, Progress::count(e.value("parameters", 0.0)),
-                     report::show(state, report::Format::bytes), Progress::count(tokens), fmt::format("{:.2e}", flops),
-                     e.value("steps", int64_t{0}), timed ? Progress::duration(e["estimated_seconds"]) : "?");
+                     report::show(state, report::Format::bytes), Progress::count(tokens),
+                     fmt::format("{:.2e}", flops), e.value("steps", int64_t{0}),
+                     timed ? Progress::duration(e["estimated_seconds"]) : "?");
 }
 
 void show_dry_run(const study::StudyOptions& options) {
-  std::string text = fmt::format(kLine, "run", "parameters", "state, 100k", "tokens", "FLOPs", "steps", "time");
+  std::string text =
+      fmt::format(kLine, "run", "parameters", "state, 100k", "tokens", "FLOPs", "steps", "time");
   Json runs = Json::array();
   double seconds = 0;
   for (const study::PlannedRun& run : study::dry_run(options)) {
     text += line(run);
     Json row = run.estimate;
-    row["name"] = run.name, row["key"] = run.key, row["config"] = run.config.string();
+    row["name"] = run.name;
+    row["key"] = run.key;
+    row["config"] = run.config.string();
     if (row.contains("estimated_seconds") && row["estimated_seconds"].is_number())
       seconds += row["estimated_seconds"].get<double>();
     runs.push_back(std::move(row));
@@ -72,23 +78,33 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
-      subcommand(app, "run", "run a plan (models x budgets x seeds x settings) and write its report; resumable at any "
-                              "point");
-  command->add_option("PLAN", options->study.plan, "the plan: a TOML file, or a name (`assay list plans`)")->required();
+  CLI::App* command = subcommand(
+      app, "run",
+      "run a plan (models x budgets x seeds x settings) and write its report; resumable at any "
+      "point");
+  command
+      ->add_option("PLAN", options->study.plan,
+                   "the plan: a TOML file, or a name (`assay list plans`)")
+      ->required();
   command->add_option("-o,--output", options->study.study, "the study's folder")->required();
   command->add_option("--data", options->study.data, "token store, instead of the plan's");
-  command
-      ->add_option("--reuse", options->study.reuse,
-                   "folder with records of finished runs, or a study: runs that are found there are not trained again");
-  command->add_option("--set", options->study.set, "override the plan: --set train.steps=100 --set 'seeds=[1]'");
+  command->add_option("--reuse", options->study.reuse,
+                      "folder with records of finished runs, or a study: "
+                      "runs that are found there are not trained again");
+  command->add_option("--set", options->study.set,
+                      "override the plan: --set train.steps=100 --set 'seeds=[1]'");
   command->add_option("--jobs", options->study.jobs, "runs at a time (default: one per device)")
       ->check(CLI::Range(1, 1024));
-  command->add_option("--devices", options->study.devices, "cpu, or cuda:0,cuda:1,...: the runs take turns on them")
+  command
+      ->add_option("--devices", options->study.devices,
+                   "cpu, or cuda:0,cuda:1,...: the runs take turns on them")
       ->delimiter(',');
-  command->add_option("--threads", options->study.threads, "CPU threads of each run (default: the cores are divided among the runs)")
+  command
+      ->add_option("--threads", options->study.threads,
+                   "CPU threads of each run (default: the cores are divided among the runs)")
       ->check(CLI::Range(1, 4096));
-  command->add_flag("--dry-run", options->dry_run, "print runs, parameters, FLOPs and time; train nothing");
+  command->add_flag("--dry-run", options->dry_run,
+                    "print runs, parameters, FLOPs and time; train nothing");
   command->callback([=] {
     if (command->count("--jobs") == 0)
       options->study.jobs = std::max<int64_t>(1, int64_t(options->study.devices.size()));

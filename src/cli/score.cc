@@ -41,7 +41,9 @@ json parse_record(const std::string& text) {
   };
   json record = json::parse(text, check_depth, /*allow_exceptions=*/false);
   if (!record.is_object())
-    fail("is not a JSON object; expected {{\"id\": …, \"tokens\": […]}} or {{\"id\": …, \"text\": …}}");
+    fail(
+        "is not a JSON object; expected {{\"id\": …, \"tokens\": […]}} or {{\"id\": …, \"text\": "
+        "…}}");
   return record;
 }
 
@@ -94,8 +96,11 @@ Line parse(int64_t number, const std::string& text, const TrainedModel& model) {
 void score(const std::vector<Line*>& lines, int64_t length, TrainedModel& model) {
   at::Tensor tokens = at::zeros({int64_t(lines.size()), length}, at::kLong);
   for (size_t i = 0; i < lines.size(); ++i)
-    tokens[int64_t(i)].slice(0, 0, int64_t(lines[i]->tokens.size())).copy_(at::tensor(lines[i]->tokens, at::kLong));
-  const at::Tensor losses = model.model->token_losses(model.to_device(tokens)).to(at::kCPU, at::kFloat).contiguous();
+    tokens[int64_t(i)]
+        .slice(0, 0, int64_t(lines[i]->tokens.size()))
+        .copy_(at::tensor(lines[i]->tokens, at::kLong));
+  const at::Tensor losses =
+      model.model->token_losses(model.to_device(tokens)).to(at::kCPU, at::kFloat).contiguous();
   for (size_t i = 0; i < lines.size(); ++i) {
     const float* row = losses.data_ptr<float>() + int64_t(i) * (length - 1);
     for (size_t t = 0; t + 1 < lines[i]->tokens.size(); ++t) lines[i]->logprobs.push_back(-row[t]);
@@ -107,19 +112,23 @@ void score_all(std::vector<Line>& lines, int64_t batch_tokens, TrainedModel& mod
   std::vector<Line*> order;
   for (Line& line : lines)
     if (line.tokens.size() > 1) order.push_back(&line);
-  std::ranges::stable_sort(order, std::ranges::greater{}, [](const Line* line) { return line->tokens.size(); });
+  std::ranges::stable_sort(order, std::ranges::greater{},
+                           [](const Line* line) { return line->tokens.size(); });
   for (size_t begin = 0; begin < order.size();) {
     check_interrupt();
     const auto length = int64_t(order[begin]->tokens.size());
-    const size_t count = std::min<size_t>(order.size() - begin, size_t(std::max<int64_t>(1, batch_tokens / length)));
-    score({order.begin() + std::ptrdiff_t(begin), order.begin() + std::ptrdiff_t(begin + count)}, length, model);
+    const size_t count =
+        std::min<size_t>(order.size() - begin, size_t(std::max<int64_t>(1, batch_tokens / length)));
+    score({order.begin() + std::ptrdiff_t(begin), order.begin() + std::ptrdiff_t(begin + count)},
+          length, model);
     begin += count;
   }
 }
 
 void check_finite(Line& line) {
   for (const float logprob : line.logprobs)
-    if (!std::isfinite(logprob)) line.error = fmt::format("the model gives the log-probability {}", logprob);
+    if (!std::isfinite(logprob))
+      line.error = fmt::format("the model gives the log-probability {}", logprob);
 }
 
 std::string quoted(const std::string& text) {
@@ -128,7 +137,8 @@ std::string quoted(const std::string& text) {
 
 std::string as_json(const Line& line) {
   if (!line.error.empty())
-    return fmt::format("{{\"id\": {}, \"line\": {}, \"error\": {}}}", line.id, line.number, quoted(line.error));
+    return fmt::format("{{\"id\": {}, \"line\": {}, \"error\": {}}}", line.id, line.number,
+                       quoted(line.error));
   double nll = 0;
   std::string out = fmt::format("{{\"id\": {}, \"logprobs\": [null", line.id);
   for (const float logprob : line.logprobs) {
@@ -165,7 +175,8 @@ class Records {
 
 class Scoring {
  public:
-  explicit Scoring(const Options& options) : batch_tokens_(options.batch_tokens), model_(options.model) {}
+  explicit Scoring(const Options& options)
+      : batch_tokens_(options.batch_tokens), model_(options.model) {}
 
   void run(std::istream& in, const std::string& name) {
     Records records;
@@ -178,8 +189,8 @@ class Scoring {
     }
     records.end();
     if (failed_ > 0)
-      fail<Error>("{} of {} lines were not scored; the first is {}:{}: {}", failed_, records.count(), name,
-                  first_failed_.number, first_failed_.error);
+      fail<Error>("{} of {} lines were not scored; the first is {}:{}: {}", failed_,
+                  records.count(), name, first_failed_.number, first_failed_.error);
   }
 
  private:
@@ -221,18 +232,23 @@ class Scoring {
 void run(const Options& options) {
   if (options.batch_tokens < 1) fail("--batch-tokens {}: must be positive", options.batch_tokens);
   std::ifstream file(options.file);
-  if (!options.file.empty() && (!file || fs::is_directory(options.file))) fail("{}: cannot be read", options.file);
+  if (!options.file.empty() && (!file || fs::is_directory(options.file)))
+    fail("{}: cannot be read", options.file);
   Scoring scoring(options);
-  scoring.run(options.file.empty() ? std::cin : file, options.file.empty() ? "standard input" : options.file);
+  scoring.run(options.file.empty() ? std::cin : file,
+              options.file.empty() ? "standard input" : options.file);
 }
 
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "score", "log-probabilities of texts or tokens, as JSON Lines");
+  CLI::App* command =
+      subcommand(app, "score", "log-probabilities of texts or tokens, as JSON Lines");
   add_model_options(*command, o->model);
-  command->add_option("FILE", o->file, R"(lines {"id", "tokens": […]} or {"id", "text"}; default: standard input)");
+  command->add_option("FILE", o->file,
+                      R"(lines {"id", "tokens": […]} or {"id", "text"}; default: standard input)");
   command
-      ->add_option("--batch-tokens", o->batch_tokens, "tokens at once, padding included; lower it when memory runs out")
+      ->add_option("--batch-tokens", o->batch_tokens,
+                   "tokens at once, padding included; lower it when memory runs out")
       ->capture_default_str();
   command->callback([o] { run(*o); });
 }

@@ -16,13 +16,16 @@ struct Options {
   int64_t vocab_size = 0, max_sentences = 1'000'000;
 };
 
-std::vector<std::string> names_of(const std::vector<fs::path>& files) { return {files.begin(), files.end()}; }
+std::vector<std::string> names_of(const std::vector<fs::path>& files) {
+  return {files.begin(), files.end()};
+}
 
 // One line per file, at most 20.
 std::string lines_of(const std::vector<fs::path>& files, const char* what) {
   constexpr size_t kMost = 20;
   std::string text;
-  for (size_t i = 0; i < std::min(files.size(), kMost); ++i) text += fmt::format("{} {}\n", what, files[i].string());
+  for (size_t i = 0; i < std::min(files.size(), kMost); ++i)
+    text += fmt::format("{} {}\n", what, files[i].string());
   if (files.size() > kMost) text += fmt::format("{} {} more files\n", what, files.size() - kMost);
   return text;
 }
@@ -33,11 +36,12 @@ void train(const Options& options) {
                                          .max_sentences = options.max_sentences};
   const data::TrainingFiles files = data::train_tokenizer(training, options.model);
   const data::Tokenizer tokenizer{fs::path(options.model)};
-  std::string text =
-      fmt::format("{}: {} pieces, sha256 {}\n", options.model, tokenizer.vocab_size(), tokenizer.sha256());
+  std::string text = fmt::format("{}: {} pieces, sha256 {}\n", options.model,
+                                 tokenizer.vocab_size(), tokenizer.sha256());
   text += lines_of(files.used, "learned from");
   text += lines_of(files.left_out, "left out, of split valid or test:");
-  text += lines_of(files.held_out_used, "warning: the tokenizer learned from a file of split valid or test:");
+  text += lines_of(files.held_out_used,
+                   "warning: the tokenizer learned from a file of split valid or test:");
   print({{"model", options.model},
          {"vocab_size", tokenizer.vocab_size()},
          {"sha256", tokenizer.sha256()},
@@ -47,7 +51,8 @@ void train(const Options& options) {
         text);
 }
 
-// Answers each line of standard input with answer(line): a line of text, or all answers as one JSON list.
+// Answers each line of standard input with answer(line): a line of text, or all answers as
+// one JSON list.
 void answer_lines(auto&& answer, auto&& as_text) {
   auto answers = nlohmann::json::array();
   for (std::string line; std::getline(std::cin, line);) {
@@ -60,8 +65,9 @@ void answer_lines(auto&& answer, auto&& as_text) {
 
 void encode(const Options& options) {
   const data::Tokenizer tokenizer{fs::path(options.model)};
-  answer_lines([&](const std::string& line) { return tokenizer.encode(line); },
-               [](const std::vector<int32_t>& ids) { return fmt::format("{}", fmt::join(ids, " ")); });
+  answer_lines(
+      [&](const std::string& line) { return tokenizer.encode(line); },
+      [](const std::vector<int32_t>& ids) { return fmt::format("{}", fmt::join(ids, " ")); });
 }
 
 std::vector<int32_t> parse_ids(const std::string& line) {
@@ -74,7 +80,8 @@ std::vector<int32_t> parse_ids(const std::string& line) {
       id = std::stoi(word, &used);
     } catch (const std::exception&) {
     }
-    if (used != word.size()) fail("'{}' is no token id; integers separated by spaces were expected", word);
+    if (used != word.size())
+      fail("'{}' is no token id; integers separated by spaces were expected", word);
     ids.push_back(id);
   }
   return ids;
@@ -88,19 +95,23 @@ void decode(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* tokenizer = app.add_subcommand("tokenizer", "SentencePiece tokenizers: train, encode, decode");
+  CLI::App* tokenizer =
+      app.add_subcommand("tokenizer", "SentencePiece tokenizers: train, encode, decode");
   tokenizer->require_subcommand(1);
 
-  CLI::App* command =
-      subcommand(*tokenizer, "train", "learn a BPE model (byte fallback, digits split, no normalisation)");
+  CLI::App* command = subcommand(
+      *tokenizer, "train", "learn a BPE model (byte fallback, digits split, no normalisation)");
   command
       ->add_option("FILE", options->files,
                    "JSON Lines or text, plain, .zst or .gz; folders are searched for train files")
       ->required();
-  command->add_option("--vocab", options->vocab_size, "pieces, the 256 bytes and 3 control pieces included")
+  command
+      ->add_option("--vocab", options->vocab_size,
+                   "pieces, the 256 bytes and 3 control pieces included")
       ->required();
   command->add_option("-o,--output", options->model, "the model file to write")->required();
-  command->add_option("--max-sentences", options->max_sentences, "lines in the sample")->capture_default_str();
+  command->add_option("--max-sentences", options->max_sentences, "lines in the sample")
+      ->capture_default_str();
   command->callback([=] { train(*options); });
 
   command = subcommand(*tokenizer, "encode", "lines of text on standard input to lines of ids");

@@ -29,11 +29,13 @@ std::vector<int32_t> without_separator(const Tokens& document, int64_t separator
 
 void adopt(const AdoptOptions& options) {
   const Tokenizer tokenizer(options.tokenizer);
-  StoreWriter writer(options.store,
-                     {"sentencepiece", tokenizer.sha256(), tokenizer.vocab_size(), tokenizer.separator()},
-                     options.overwrite);
+  StoreWriter writer(
+      options.store,
+      {"sentencepiece", tokenizer.sha256(), tokenizer.vocab_size(), tokenizer.separator()},
+      options.overwrite);
   for (const fs::path& file : options.files) {
-    if (file.extension() != ".idx") fail("{}: the .idx file of a pair .bin/.idx was expected", file.string());
+    if (file.extension() != ".idx")
+      fail("{}: the .idx file of a pair .bin/.idx was expected", file.string());
     const Documents documents(fs::path(file).replace_extension());
     documents.verify(tokenizer.vocab_size());
     for (int64_t i = 0; i < documents.size(); ++i) {

@@ -8,7 +8,8 @@ namespace assay::data {
 
 struct AdoptOptions {
   std::vector<fs::path> files;  // <name>.idx, its .bin beside it
-  fs::path tokenizer, store;    // the SentencePiece model they were written with; the store to write
+  // The SentencePiece model they were written with; the store to write
+  fs::path tokenizer, store;
   bool overwrite = false;
 };
 // Copies the documents. The domain is the file's name up to its first dot, the split is what

@@ -27,7 +27,8 @@ class PlainSource final : public ByteSource {
     if (regular) file_ = ::fdopen(descriptor, "rb");
     if (file_) return;
     ::close(descriptor);
-    fail("{}: cannot be read: {}", file.string(), S_ISDIR(status.st_mode) ? "it is a folder" : "not a regular file");
+    fail("{}: cannot be read: {}", file.string(),
+         S_ISDIR(status.st_mode) ? "it is a folder" : "not a regular file");
   }
   ~PlainSource() override { std::fclose(file_); }
   size_t read(char* out, size_t capacity) override {
@@ -51,7 +52,10 @@ class Compressed : public ByteSource {
 
  protected:
   bool refill() {  // when the buffer is used up; false at the end of the file
-    if (begin_ == end_) begin_ = 0, end_ = file_.read(buffer_.data(), buffer_.size());
+    if (begin_ == end_) {
+      begin_ = 0;
+      end_ = file_.read(buffer_.data(), buffer_.size());
+    }
     return begin_ < end_;
   }
   std::vector<char> buffer_ = std::vector<char>(1 << 17);
@@ -76,7 +80,8 @@ class ZstdSource final : public Compressed {
       const size_t left = ZSTD_decompressStream(context_, &output, &input);
       if (ZSTD_isError(left)) fail("the zstd stream is corrupt: {}", ZSTD_getErrorName(left));
       if (!more && output.pos == 0) fail("the zstd stream is cut off");
-      begin_ = input.pos, frame_done_ = left == 0;
+      begin_ = input.pos;
+      frame_done_ = left == 0;
     }
     return output.pos;
   }
@@ -91,13 +96,17 @@ class GzipSource final : public Compressed {
   explicit GzipSource(const fs::path& file) : Compressed(file) { inflateInit2(&stream_, 15 + 16); }
   ~GzipSource() override { inflateEnd(&stream_); }
   size_t read(char* out, size_t capacity) override {
-    stream_.next_out = reinterpret_cast<Bytef*>(out), stream_.avail_out = uInt(capacity);
+    stream_.next_out = reinterpret_cast<Bytef*>(out);
+    stream_.avail_out = uInt(capacity);
     while (stream_.avail_out == capacity) {
       if (!refill()) {
         if (member_done_) return 0;
         fail("the gzip stream is cut off");
       }
-      if (member_done_) inflateReset(&stream_), member_done_ = false;
+      if (member_done_) {
+        inflateReset(&stream_);
+        member_done_ = false;
+      }
       inflate_some();
     }
     return capacity - stream_.avail_out;
@@ -105,11 +114,13 @@ class GzipSource final : public Compressed {
 
  private:
   void inflate_some() {
-    stream_.next_in = reinterpret_cast<Bytef*>(buffer_.data() + begin_), stream_.avail_in = uInt(end_ - begin_);
+    stream_.next_in = reinterpret_cast<Bytef*>(buffer_.data() + begin_);
+    stream_.avail_in = uInt(end_ - begin_);
     const int status = inflate(&stream_, Z_NO_FLUSH);
     if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
       fail("the gzip stream is corrupt: {}", stream_.msg ? stream_.msg : "unknown reason");
-    begin_ = end_ - stream_.avail_in, member_done_ = status == Z_STREAM_END;
+    begin_ = end_ - stream_.avail_in;
+    member_done_ = status == Z_STREAM_END;
   }
   z_stream stream_{};
   bool member_done_ = true;

@@ -10,14 +10,14 @@ namespace assay::data {
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  // Fills at most `capacity` bytes and returns how many; 0 at the end. Throws BadInput with what is wrong with the
-  // stream (cut off, corrupt); the caller knows the place.
+  // Fills at most `capacity` bytes and returns how many; 0 at the end. Throws BadInput with what is
+  // wrong with the stream (cut off, corrupt); the caller knows the place.
   virtual size_t read(char* out, size_t capacity) = 0;
   virtual size_t consumed() const = 0;  // bytes of the file so far, as stored
 };
 
-// By the end of the name: .zst (any number of frames, windows up to 2^31), .gz (any number of members), else as it is.
-// BadInput when the file cannot be opened.
+// By the end of the name: .zst (any number of frames, windows up to 2^31), .gz (any number of
+// members), else as it is. BadInput when the file cannot be opened.
 std::unique_ptr<ByteSource> open_bytes(const fs::path& file);
 
 }  // namespace assay::data

@@ -1,5 +1,6 @@
 #pragma once
-// What a SentencePiece model file says of itself and the library does not tell: its fields are read from the protobuf.
+// What a SentencePiece model file says of itself and the library does not tell: its fields are read
+// from the protobuf.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,8 +9,10 @@ namespace assay::data {
 
 struct ModelProto {
   std::vector<std::string> pieces;
-  bool bpe = false, byte_fallback = false, whitespace_as_suffix = false;                    // trainer_spec
-  bool normalises = false, dummy_prefix = true, removes_whitespace = true, escapes = true;  // normalizer_spec
+  // trainer_spec
+  bool bpe = false, byte_fallback = false, whitespace_as_suffix = false;
+  // normalizer_spec
+  bool normalises = false, dummy_prefix = true, removes_whitespace = true, escapes = true;
 };
 ModelProto parse_model_proto(std::string_view contents);  // BadInput when it is cut off
 

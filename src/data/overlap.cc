@@ -19,7 +19,8 @@ uint64_t mixed(uint64_t x) {  // splitmix64's finaliser
   return x ^ (x >> 31);
 }
 
-// use(hash) for each n-gram of the document, the separator left out. Cyclic polynomials [Cohen 1997].
+// use(hash) for each n-gram of the document, the separator left out. Cyclic
+// polynomials [Cohen 1997].
 void for_each_ngram(const Tokens& tokens, int64_t n, auto&& use) {
   uint64_t hash = 0;
   for (int64_t i = 0; i + 1 < tokens.size(); ++i) {
@@ -57,7 +58,9 @@ class Watch {
     for (size_t i = 0; i < wanted_.size(); ++i)
       if (met_[i]) maybe_[filter_word(wanted_[i])] |= filter_bit(wanted_[i]);
   }
-  bool was_met(uint64_t hash) const { return (maybe_[filter_word(hash)] & filter_bit(hash)) && met_[find(hash)]; }
+  bool was_met(uint64_t hash) const {
+    return (maybe_[filter_word(hash)] & filter_bit(hash)) && met_[find(hash)];
+  }
 
  private:
   static size_t filter_word(uint64_t hash) { return hash >> 42; }
@@ -88,14 +91,17 @@ std::vector<std::string> domains_with(const TokenStore& store, const std::string
   return domains;
 }
 
-std::vector<Part> parts_of(const TokenStore& store, const std::string& split, const std::vector<std::string>& domains) {
+std::vector<Part> parts_of(const TokenStore& store, const std::string& split,
+                           const std::vector<std::string>& domains) {
   std::vector<Part> parts;
-  for (const std::string& domain : domains) parts.push_back({parts.size(), &store.documents(domain, split)});
+  for (const std::string& domain : domains)
+    parts.push_back({parts.size(), &store.documents(domain, split)});
   return parts;
 }
 
 // Test documents whose hashes fit in one Watch, from `part`, `document` on.
-std::vector<Range> fill(Watch& watch, const std::vector<Part>& parts, size_t& part, int64_t& document, int64_t n) {
+std::vector<Range> fill(Watch& watch, const std::vector<Part>& parts, size_t& part,
+                        int64_t& document, int64_t n) {
   std::vector<Range> ranges;
   for (; part < parts.size(); ++part, document = 0) {
     const int64_t begin = document, count = parts[part].documents->size();
@@ -116,35 +122,42 @@ void search(Watch& watch, const std::vector<Part>& training, int64_t n, Progress
     for (int64_t i = 0; i < part.documents->size(); ++i) {
       check_interrupt();
       if (progress)
-        progress->show(fmt::format("overlap: domain {} of {}, document {} of {}", part.domain + 1, training.size(),
-                                   i + 1, part.documents->size()));
+        progress->show(fmt::format("overlap: domain {} of {}, document {} of {}", part.domain + 1,
+                                   training.size(), i + 1, part.documents->size()));
       const Tokens tokens = part.documents->document(i);
       watch.meet(document_hash(tokens));
       for_each_ngram(tokens, n, [&](uint64_t hash) { watch.meet(hash); });
     }
 }
 
-void count(const Watch& watch, const std::vector<Part>& parts, const std::vector<Range>& ranges, int64_t n,
-           std::vector<DomainOverlap>& out) {
+void count(const Watch& watch, const std::vector<Part>& parts, const std::vector<Range>& ranges,
+           int64_t n, std::vector<DomainOverlap>& out) {
   for (const Range& range : ranges)
     for (int64_t i = range.begin; i < range.end; ++i) {
       const Tokens tokens = parts[range.part].documents->document(i);
       DomainOverlap& domain = out[parts[range.part].domain];
-      ++domain.documents, domain.duplicates += watch.was_met(document_hash(tokens));
-      for_each_ngram(tokens, n, [&](uint64_t hash) { ++domain.ngrams, domain.shared += watch.was_met(hash); });
+      ++domain.documents;
+      domain.duplicates += watch.was_met(document_hash(tokens));
+      for_each_ngram(tokens, n, [&](uint64_t hash) {
+        ++domain.ngrams;
+        domain.shared += watch.was_met(hash);
+      });
     }
 }
 
 }  // namespace
 
-std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test, const OverlapOptions& options) {
+std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test,
+                                   const OverlapOptions& options) {
   if (options.n < 1) fail("n-grams of {} tokens; at least 1 was expected", options.n);
-  if (train.tokenizer().sha256 != test.tokenizer().sha256 || train.tokenizer().kind != test.tokenizer().kind)
+  if (train.tokenizer().sha256 != test.tokenizer().sha256 ||
+      train.tokenizer().kind != test.tokenizer().kind)
     fail("{} and {} were written with different tokenizers, so their tokens cannot be compared",
          train.folder().string(), test.folder().string());
   const auto test_domains = domains_with(test, options.test_split);
-  const auto train_domains =
-      options.train_domains.empty() ? domains_with(train, options.train_split) : options.train_domains;
+  const auto train_domains = options.train_domains.empty()
+                                 ? domains_with(train, options.train_split)
+                                 : options.train_domains;
   const auto tests = parts_of(test, options.test_split, test_domains);
   const auto training = parts_of(train, options.train_split, train_domains);
   std::vector<DomainOverlap> result;

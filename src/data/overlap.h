@@ -1,7 +1,7 @@
 #pragma once
-// Does the test text occur in the training text? Exact documents (all tokens equal), and n-grams of tokens within a
-// document that occur anywhere in training. Both by 64-bit hashes: of 10⁹ training n-grams a test n-gram is matched
-// by chance with probability 5·10⁻¹¹.
+// Does the test text occur in the training text? Exact documents (all tokens equal), and n-grams of
+// tokens within a document that occur anywhere in training. Both by 64-bit hashes: of 10⁹ training
+// n-grams a test n-gram is matched by chance with probability 5·10⁻¹¹.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,7 +19,8 @@ struct OverlapOptions {
 struct DomainOverlap {
   std::string domain;                     // of the test documents
   int64_t documents = 0, duplicates = 0;  // duplicates: test documents that occur in training
-  int64_t ngrams = 0, shared = 0;  // shared: test n-grams, counted as often as they stand, that occur in training
+  // Shared: test n-grams, counted as often as they stand, that occur in training
+  int64_t ngrams = 0, shared = 0;
   double document_share() const { return documents ? double(duplicates) / double(documents) : 0; }
   double ngram_share() const { return ngrams ? double(shared) / double(ngrams) : 0; }
 };
@@ -27,7 +28,8 @@ struct DomainOverlap {
 // domains of `train`. Memory is bounded: test n-grams are taken 16 million at a time. BadInput
 // when the tokenizers differ, a split is nowhere, or a training domain is unknown or has no
 // training split.
-std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test, const OverlapOptions& options = {});
+std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test,
+                                   const OverlapOptions& options = {});
 // Of one store, for a study: its test documents against what the study trains on.
 std::vector<DomainOverlap> overlap(const TokenStore& store, const OverlapOptions& options = {});
 

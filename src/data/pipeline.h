@@ -1,6 +1,7 @@
 #pragma once
-// Ordered parallel work in bounded memory: produce() on one thread, work() on several, consume() on the caller's, in
-// the order of production. An exception in any of them stops all and is thrown to the caller.
+// Ordered parallel work in bounded memory: produce() on one thread, work() on several, consume()
+// on the caller's, in the order of production. An exception in any of them stops all and is thrown
+// to the caller.
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -22,21 +23,26 @@ template <class In, class Out>
 class Pipeline {
  public:
   struct Stages {
-    std::function<bool(In&)> produce;                           // false at the end
-    std::function<int64_t(const In&)> bytes;                    // an item's size, for the bound
-    std::function<std::function<void(In&, Out&)>()> make_work;  // called once on each worker's thread
+    std::function<bool(In&)> produce;         // false at the end
+    std::function<int64_t(const In&)> bytes;  // an item's size, for the bound
+    // Called once on each worker's thread
+    std::function<std::function<void(In&, Out&)>()> make_work;
     std::function<void(Out&)> consume;
-    std::function<void()> idle;  // on the caller's thread, ten times a second and after each item; may throw
+    // On the caller's thread, ten times a second and after each item; may throw
+    std::function<void()> idle;
   };
   // Items of at most `most_bytes` are under way at a time (one item may be larger). Error when the
   // system does not start that many threads.
-  Pipeline(Stages stages, int workers, int64_t most_bytes) : stages_(std::move(stages)), most_bytes_(most_bytes) {
+  Pipeline(Stages stages, int workers, int64_t most_bytes)
+      : stages_(std::move(stages)), most_bytes_(most_bytes) {
     try {
       threads_.emplace_back([this] { guarded([this] { produce(); }); });
-      for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { guarded([this] { work(); }); });
+      for (int i = 0; i < workers; ++i)
+        threads_.emplace_back([this] { guarded([this] { work(); }); });
     } catch (const std::system_error& error) {
       end_threads();
-      fail<Error>("{} threads cannot be started: {}; fewer may do (--threads)", workers + 1, error.code().message());
+      fail<Error>("{} threads cannot be started: {}; fewer may do (--threads)", workers + 1,
+                  error.code().message());
     }
   }
   ~Pipeline() { end_threads(); }
@@ -77,7 +83,8 @@ class Pipeline {
     for (In in; stages_.produce(in); in = In()) {
       std::unique_lock lock(mutex_);
       const int64_t bytes = stages_.bytes(in);
-      changed_.wait(lock, [&] { return stopped_ || under_way_ == 0 || under_way_ + bytes <= most_bytes_; });
+      changed_.wait(
+          lock, [&] { return stopped_ || under_way_ == 0 || under_way_ + bytes <= most_bytes_; });
       if (stopped_) return;
       under_way_ += bytes;
       waiting_.push({produced_++, bytes, std::move(in)});
@@ -105,7 +112,9 @@ class Pipeline {
   }
   std::optional<Done> next_done() {
     std::unique_lock lock(mutex_);
-    auto ready = [&] { return stopped_ || done_.contains(consumed_) || (all_produced_ && consumed_ == produced_); };
+    auto ready = [&] {
+      return stopped_ || done_.contains(consumed_) || (all_produced_ && consumed_ == produced_);
+    };
     changed_.wait_for(lock, std::chrono::milliseconds(100), ready);
     if (stopped_) std::rethrow_exception(error_);
     finished_ = all_produced_ && consumed_ == produced_;

@@ -22,8 +22,9 @@
 namespace assay::data {
 namespace {
 
-constexpr int64_t kUnderWay = 96 << 20;  // bytes of text; their tokens and the parsers take about three times as much
-constexpr int kMostThreads = 1024;       // each takes tens of MB for the words that it remembers
+// Bytes of text; their tokens and the parsers take about three times as much
+constexpr int64_t kUnderWay = 96 << 20;
+constexpr int kMostThreads = 1024;  // each takes tens of MB for the words that it remembers
 constexpr const char* kSetField = "meta.redpajama_set_name";
 
 const std::map<std::string, std::string, std::less<>> kSetNames = {
@@ -47,7 +48,8 @@ struct Output {
   std::vector<int32_t> tokens;  // of all documents back to back
   ReadCounts counts;
   std::set<std::pair<std::string, std::string>> names;  // domain, what the field said
-  std::vector<std::string> fields_instead;              // that the first document without a domain has
+  // That the first document without a domain has
+  std::vector<std::string> fields_instead;
 };
 
 bool is_split_name(const std::string& word) {
@@ -56,9 +58,10 @@ bool is_split_name(const std::string& word) {
 
 // The nearest folder that is not named after a split, as the name of a domain.
 std::string domain_of_folder(const fs::path& file) {
-  for (fs::path folder = fs::absolute(file).lexically_normal().parent_path(); folder.has_relative_path();
-       folder = folder.parent_path())
-    if (const std::string name = folder.filename().string(); !is_split_name(name)) return as_part_name(name);
+  for (fs::path folder = fs::absolute(file).lexically_normal().parent_path();
+       folder.has_relative_path(); folder = folder.parent_path())
+    if (const std::string name = folder.filename().string(); !is_split_name(name))
+      return as_part_name(name);
   return "text";
 }
 
@@ -80,8 +83,10 @@ class Preparation {
         files_(input_files(options.inputs)),
         counts_(files_.size()),
         tokenizer_(options.tokenizer),
-        writer_(options.store, {"sentencepiece", tokenizer_.sha256(), tokenizer_.vocab_size(), tokenizer_.separator()},
-                options.overwrite) {
+        writer_(
+            options.store,
+            {"sentencepiece", tokenizer_.sha256(), tokenizer_.vocab_size(), tokenizer_.separator()},
+            options.overwrite) {
     for (const auto& [name, glob] : options.domains) check_part_name("domain", name);
     for (const fs::path& file : files_) {
       splits_.push_back(split_of(file));
@@ -91,11 +96,13 @@ class Preparation {
   }
 
   nlohmann::json run() {
-    const int threads =
-        options_.threads > 0 ? options_.threads : int(std::max(1u, std::thread::hardware_concurrency()));
+    const int threads = options_.threads > 0
+                            ? options_.threads
+                            : int(std::max(1u, std::thread::hardware_concurrency()));
     Pipeline<Input, Output> pipeline(
-        {[this](Input& in) { return read(in); }, [](const Input& in) { return int64_t(in.block.text.size()); },
-         [this] { return worker(); }, [this](Output& out) { write(out); }, [this] { report_progress(); }},
+        {[this](Input& in) { return read(in); },
+         [](const Input& in) { return int64_t(in.block.text.size()); }, [this] { return worker(); },
+         [this](Output& out) { write(out); }, [this] { report_progress(); }},
         threads, kUnderWay);
     pipeline.run();
     for (size_t i = 0; i < files_.size(); ++i) counts_[i].too_long += too_long_[i];
@@ -105,7 +112,8 @@ class Preparation {
  private:
   std::string domain_by_name(const fs::path& file) const {
     for (const auto& [name, glob] : options_.domains)
-      if (!::fnmatch(glob.c_str(), file.c_str(), 0) || !::fnmatch(glob.c_str(), file.filename().c_str(), 0))
+      if (!::fnmatch(glob.c_str(), file.c_str(), 0) ||
+          !::fnmatch(glob.c_str(), file.filename().c_str(), 0))
         return name;
     return "";
   }
@@ -117,7 +125,10 @@ class Preparation {
       const bool more = reader_->next(in.block);
       consumed_ = finished_files_ + reader_->consumed();
       too_long_[at_] = reader_->too_long();
-      if (more) return in.file = at_, true;
+      if (more) {
+        in.file = at_;
+        return true;
+      }
       finished_files_ += reader_->consumed();
     }
     return false;
@@ -126,14 +137,15 @@ class Preparation {
   // On each tokenising thread.
   std::function<void(Input&, Output&)> worker() {
     struct State {
-      State(const std::string& domain_field, const std::string& source_field, const Tokenizer& tokenizer)
+      State(const std::string& domain_field, const std::string& source_field,
+            const Tokenizer& tokenizer)
           : parser(domain_field, source_field), encoder(tokenizer) {}
       DocumentParser parser;
       WordEncoder encoder;
       std::vector<int32_t> ids;
     };
-    auto state =
-        std::make_shared<State>(options_.field.empty() ? kSetField : options_.field, options_.source_field, tokenizer_);
+    auto state = std::make_shared<State>(options_.field.empty() ? kSetField : options_.field,
+                                         options_.source_field, tokenizer_);
     return [this, state](Input& in, Output& out) {
       out.file = in.file;
       state->parser.parse(in.block, out.counts, [&](const Document& document) {
@@ -149,22 +161,24 @@ class Preparation {
         tokens_encoded_ += int64_t(state->ids.size());
         bytes_encoded_ += int64_t(document.text.size());
         out.tokens.insert(out.tokens.end(), state->ids.begin(), state->ids.end());
-        out.documents.push_back({domain, split(in.file, document.text), std::string(document.source),
-                                 int64_t(state->ids.size()), int64_t(document.text.size())});
+        out.documents.push_back({domain, split(in.file, document.text),
+                                 std::string(document.source), int64_t(state->ids.size()),
+                                 int64_t(document.text.size())});
       });
     };
   }
   std::string domain_of(size_t file, const Document& document, Output& out) const {
     if (!given_domain_[file].empty()) return given_domain_[file];
-    if (const auto found = kSetNames.find(document.domain); found != kSetNames.end()) return found->second;
+    if (const auto found = kSetNames.find(document.domain); found != kSetNames.end())
+      return found->second;
     if (options_.field.empty() || int64_t(document.domain.size()) > kLongestPartName) return "";
     std::string given(document.domain), name = as_part_name(given);
     out.names.emplace(name, std::move(given));
     return name;
   }
   std::string split(size_t file, std::string_view text) const {
-    const bool held_out =
-        splits_[file] == "train" && Random(purpose(text), "held out").uniform() < options_.valid_fraction;
+    const bool held_out = splits_[file] == "train" &&
+                          Random(purpose(text), "held out").uniform() < options_.valid_fraction;
     return held_out ? "valid" : splits_[file];
   }
 
@@ -173,8 +187,9 @@ class Preparation {
     size_t begin = 0;
     ReadCounts& counts = counts_[out.file] += out.counts;
     for (const auto& document : out.documents) {
-      writer_.add(document.domain, document.split, std::span(out.tokens).subspan(begin, size_t(document.tokens)),
-                  document.bytes, document.source);
+      writer_.add(document.domain, document.split,
+                  std::span(out.tokens).subspan(begin, size_t(document.tokens)), document.bytes,
+                  document.source);
       begin += size_t(document.tokens);
       ++counts.documents;
       counts.bytes += document.bytes;
@@ -186,15 +201,18 @@ class Preparation {
   void report_progress() {
     check_interrupt();
     if (tokens_encoded_ == 0) {
-      progress_.show(fmt::format("prepare: reading {} files, {:.1f} MB", files_.size(), double(total_) / 1e6));
+      progress_.show(
+          fmt::format("prepare: reading {} files, {:.1f} MB", files_.size(), double(total_) / 1e6));
       return;
     }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     const double share = total_ ? double(consumed_) / double(total_) : 1;
-    progress_.show(fmt::format("prepare {:5.1f} %   {} tokens   {:.1f} MB/s of text   {} left", 100 * share,
-                               Progress::count(double(tokens_encoded_)),
-                               double(bytes_encoded_) / 1e6 / std::max(seconds, 1e-3),
-                               share > 0 ? Progress::duration(seconds * (1 - share) / share) : "?"));
+    progress_.show(
+        fmt::format("prepare {:5.1f} %   {} tokens   {:.1f} MB/s of text   {} left", 100 * share,
+                    Progress::count(double(tokens_encoded_)),
+                    double(bytes_encoded_) / 1e6 / std::max(seconds, 1e-3),
+                    share > 0 ? Progress::duration(seconds * (1 - share) / share) : "?"));
   }
 
   // What names a domain instead: folders for text, fields for JSON.
@@ -202,16 +220,18 @@ class Preparation {
     const std::string field = options_.field.empty() ? kSetField : options_.field;
     std::string text = fmt::format("The domain is read from '{}'", field);
     if (std::ranges::find(fields_instead_, field) != fields_instead_.end())
-      text += fmt::format(", where only SlimPajama's set names count; --field {} accepts every name", field);
+      text += fmt::format(
+          ", where only SlimPajama's set names count; --field {} accepts every name", field);
     else if (!fields_instead_.empty())
       text += fmt::format(", which is missing (there are: {}{})", join(fields_instead_),
                           did_you_mean(field, fields_instead_));
     std::set<std::string> globs;
     for (size_t i = 0; i < files_.size(); ++i)
       if (counts_[i].unknown_domain && counts_[i].documents == 0)
-        globs.insert(fmt::format("--domain '{}={}'", domain_of_folder(files_[i]), glob_of_folder(files_[i])));
-    std::vector<std::string> first(globs.begin(),
-                                   std::next(globs.begin(), std::min<std::ptrdiff_t>(8, std::ssize(globs))));
+        globs.insert(fmt::format("--domain '{}={}'", domain_of_folder(files_[i]),
+                                 glob_of_folder(files_[i])));
+    std::vector<std::string> first(
+        globs.begin(), std::next(globs.begin(), std::min<std::ptrdiff_t>(8, std::ssize(globs))));
     if (globs.size() > first.size()) first.push_back("…");
     text += ". Use --field with another field, or name domains after folders: " + join(first, " ");
     return text;
@@ -221,24 +241,26 @@ class Preparation {
     std::vector<std::string> out;
     std::vector<std::string> unused;
     for (size_t i = 0; i < files_.size(); ++i)
-      if (counts_[i].unknown_domain && counts_[i].documents == 0) unused.push_back(files_[i].string());
+      if (counts_[i].unknown_domain && counts_[i].documents == 0)
+        unused.push_back(files_[i].string());
     if (!unused.empty())
-      out.push_back(fmt::format("{} of {} files were left out because no domain is known for them (the first: {}). {}",
-                                unused.size(), files_.size(), unused.front(), other_ways()));
+      out.push_back(fmt::format(
+          "{} of {} files were left out because no domain is known for them (the first: {}). {}",
+          unused.size(), files_.size(), unused.front(), other_ways()));
     std::map<std::string, std::vector<std::string>> names;
     for (const auto& [domain, given] : names_) names[domain].push_back("'" + given + "'");
     for (const auto& [domain, given] : names)
       if (given.size() > 1)
-        out.push_back(
-            fmt::format("domain {} holds the documents of {} different names: {}", domain, given.size(), join(given)));
+        out.push_back(fmt::format("domain {} holds the documents of {} different names: {}", domain,
+                                  given.size(), join(given)));
     for (const auto& [domain, splits] : documents_)
       if (splits.contains("train") && !splits.contains("valid") && options_.valid_fraction > 0)
-        out.push_back(
-            fmt::format("domain {} has no split valid, from which a study reads its held-out loss: by chance "
-                        "none of its {} training documents was chosen; --valid-fraction {:.2g} chooses about "
-                        "{}",
-                        domain, splits.at("train"), enough(splits.at("train")),
-                        std::llround(enough(splits.at("train")) * double(splits.at("train")))));
+        out.push_back(fmt::format(
+            "domain {} has no split valid, from which a study reads its held-out loss: by chance "
+            "none of its {} training documents was chosen; --valid-fraction {:.2g} chooses about "
+            "{}",
+            domain, splits.at("train"), enough(splits.at("train")),
+            std::llround(enough(splits.at("train")) * double(splits.at("train")))));
     return out;
   }
   // The share that gives about ten documents, at most a half.
@@ -248,25 +270,33 @@ class Preparation {
     nlohmann::json sources = nlohmann::json::array();
     ReadCounts all;
     for (size_t i = 0; i < files_.size(); ++i) {
-      nlohmann::json source = {
-          {"file", files_[i].string()}, {"size", int64_t(fs::file_size(files_[i]))}, {"split", splits_[i]}};
+      nlohmann::json source = {{"file", files_[i].string()},
+                               {"size", int64_t(fs::file_size(files_[i]))},
+                               {"split", splits_[i]}};
       counts_[i].fields([&](const char* name, int64_t count) { source[name] = count; });
-      if (const auto left_out = counts_[i].left_out(); !left_out.empty()) source["left_out"] = left_out;
+      if (const auto left_out = counts_[i].left_out(); !left_out.empty())
+        source["left_out"] = left_out;
       sources.push_back(std::move(source));
       all += counts_[i];
     }
     if (all.documents == 0)
-      fail("no document was found in {} files ({} lines or files were left out: {}); nothing was written.{}",
-           files_.size(), all.broken_lines + all.invalid_utf8 + all.empty + all.too_long + all.unknown_domain,
-           all.left_out().empty() ? "none" : all.left_out(), all.unknown_domain ? "\n  " + other_ways() : "");
-    nlohmann::json report = {{"sources", std::move(sources)}, {"valid_fraction", options_.valid_fraction}};
+      fail(
+          "no document was found in {} files ({} lines or files were left out: {}); "
+          "nothing was written.{}",
+          files_.size(),
+          all.broken_lines + all.invalid_utf8 + all.empty + all.too_long + all.unknown_domain,
+          all.left_out().empty() ? "none" : all.left_out(),
+          all.unknown_domain ? "\n  " + other_ways() : "");
+    nlohmann::json report = {{"sources", std::move(sources)},
+                             {"valid_fraction", options_.valid_fraction}};
     if (auto sentences = warnings(); !sentences.empty()) report["warnings"] = std::move(sentences);
     all.fields([&](const char* name, int64_t count) { report["total"][name] = count; });
     for (const auto& [key, value] : report.items()) writer_.note(key, value);
     writer_.set_tokenizer_file(tokenizer_.contents());
     writer_.commit();
     report["total"]["tokens"] = writer_.tokens();
-    report["total"]["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    report["total"]["seconds"] =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     return report;
   }
 
@@ -298,7 +328,8 @@ std::string split_of(const fs::path& file) {
   std::string name = file.filename().string() + ".";
   for (size_t dot; (dot = name.find('.')) != std::string::npos; name.erase(0, dot + 1))
     if (const auto split = known(name.substr(0, dot)); !split.empty()) return split;
-  for (fs::path folder = file.parent_path(); folder.has_relative_path(); folder = folder.parent_path())
+  for (fs::path folder = file.parent_path(); folder.has_relative_path();
+       folder = folder.parent_path())
     if (const auto split = known(folder.filename().string()); !split.empty()) return split;
   return "train";
 }
@@ -307,7 +338,8 @@ nlohmann::json prepare(const PrepareOptions& options) {
   if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))
     fail("valid_fraction is {}; 0 … 1 was expected", options.valid_fraction);
   if (options.threads < 0 || options.threads > kMostThreads)
-    fail("threads is {}; 1 … {}, or 0 for one per core, was expected", options.threads, kMostThreads);
+    fail("threads is {}; 1 … {}, or 0 for one per core, was expected", options.threads,
+         kMostThreads);
   return Preparation(options).run();
 }
 

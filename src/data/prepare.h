@@ -1,6 +1,7 @@
 #pragma once
-// From text files to a token store: one thread reads and decompresses, all cores parse and tokenise, one writes in the
-// order of the input. The store does not depend on the number of threads. Memory is bounded whatever the input.
+// From text files to a token store: one thread reads and decompresses, all cores parse and
+// tokenise, one writes in the order of the input. The store does not depend on the number of
+// threads. Memory is bounded whatever the input.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -22,13 +23,14 @@ struct PrepareOptions {
   std::string field = {};  // "": meta.redpajama_set_name, where only those seven count
   // Where a document names its source: a string, dots between levels. "": sources are not kept.
   std::string source_field = "meta.source";
-  double valid_fraction = 0.01;  // of the training documents go to split valid, chosen by a hash of their text
-  int threads = 0;               // that tokenise, at most 1024; 0: one a core
-  bool overwrite = false;        // replaces a token store that is there
+  // Of the training documents go to split valid, chosen by a hash of their text
+  double valid_fraction = 0.01;
+  int threads = 0;         // that tokenise, at most 1024; 0: one a core
+  bool overwrite = false;  // replaces a token store that is there
 };
 
-// The split that a path announces: a part of the file name between dots, else the nearest folder, called train, valid,
-// validation or test; "train" without one.
+// The split that a path announces: a part of the file name between dots, else the nearest folder,
+// called train, valid, validation or test; "train" without one.
 std::string split_of(const fs::path& file);
 
 // Writes the store and returns the report that its manifest keeps: "sources" (the input files:

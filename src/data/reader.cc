@@ -14,7 +14,8 @@ constexpr size_t kBlock = 1 << 20;          // bytes asked of the source at a ti
 constexpr size_t kLongestLine = 32u << 20;  // bounds memory whatever the input
 
 bool is_blank(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); });
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); });
 }
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
@@ -54,12 +55,17 @@ bool is_json_lines(const fs::path& file) {
   const bool compressed = name.extension() == ".zst" || name.extension() == ".gz";
   if (compressed) name = name.stem();
   const auto suffix = name.extension();
-  return suffix == ".jsonl" || suffix == ".json" || suffix == ".ndjson" || (compressed && suffix != ".txt");
+  return suffix == ".jsonl" || suffix == ".json" || suffix == ".ndjson" ||
+         (compressed && suffix != ".txt");
 }
 
 ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {
-  documents += other.documents, bytes += other.bytes, broken_lines += other.broken_lines;
-  invalid_utf8 += other.invalid_utf8, empty += other.empty, too_long += other.too_long;
+  documents += other.documents;
+  bytes += other.bytes;
+  broken_lines += other.broken_lines;
+  invalid_utf8 += other.invalid_utf8;
+  empty += other.empty;
+  too_long += other.too_long;
   unknown_domain += other.unknown_domain;
   return *this;
 }
@@ -69,12 +75,16 @@ std::string ReadCounts::left_out() const {
   auto part = [&](int64_t count, const char* what) {
     if (count) parts.push_back(fmt::format("{} {}", count, what));
   };
-  part(broken_lines, "broken lines"), part(invalid_utf8, "with invalid UTF-8"), part(empty, "empty");
-  part(too_long, "too long (32 MiB, or 2 MiB without a space)"), part(unknown_domain, "of no known domain");
+  part(broken_lines, "broken lines");
+  part(invalid_utf8, "with invalid UTF-8");
+  part(empty, "empty");
+  part(too_long, "too long (32 MiB, or 2 MiB without a space)");
+  part(unknown_domain, "of no known domain");
   return join(parts);
 }
 
-BlockReader::BlockReader(const fs::path& file) : file_(file), json_(is_json_lines(file)), source_(open_bytes(file)) {}
+BlockReader::BlockReader(const fs::path& file)
+    : file_(file), json_(is_json_lines(file)), source_(open_bytes(file)) {}
 
 // Appends kBlock bytes to rest_, fewer at the end of the file.
 void BlockReader::fill() try {
@@ -83,15 +93,16 @@ void BlockReader::fill() try {
   rest_.resize(wanted);
   while (size < wanted && !ended_) {
     const size_t count = source_->read(rest_.data() + size, wanted - size);
-    size += count, ended_ = count == 0;
+    size += count;
+    ended_ = count == 0;
   }
   rest_.resize(size);
 } catch (const BadInput& error) {
   fail("{}: line {} or after it: {}; nothing was kept", file_.string(), line_, error.what());
 }
 
-// Reads on until rest_ holds a whole line or document. Returns where the last one ends; 0 at the end of the file or
-// when the next one is too long.
+// Reads on until rest_ holds a whole line or document. Returns where the last one ends; 0 at the
+// end of the file or when the next one is too long.
 size_t BlockReader::whole() {
   size_t end = json_ ? rest_.rfind('\n') + 1 : 0;
   while (end == 0 && !ended_ && rest_.size() <= kLongestLine) {
@@ -120,7 +131,8 @@ bool BlockReader::next(Block& block) {
     if (rest_.empty()) return false;
     skip();
   }
-  block.json = json_, block.first_line = line_;
+  block.json = json_;
+  block.first_line = line_;
   block.text.clear();
   block.text.reserve(end + simdjson::SIMDJSON_PADDING);
   block.text.assign(rest_, 0, end);
@@ -142,7 +154,8 @@ std::vector<std::string> levels_of(std::string field) {
 }
 
 // Appends the fields of `at` that hold a short string; `path` names `at` and ends with a dot.
-void add_string_fields(simdjson::dom::element at, const std::string& path, std::vector<std::string>& fields) {
+void add_string_fields(simdjson::dom::element at, const std::string& path,
+                       std::vector<std::string>& fields) {
   constexpr size_t kMost = 20, kDeepest = 200, kLongestValue = 200;  // kDeepest: bytes of a path
   simdjson::dom::object object;
   if (at.get_object().get(object) || path.size() > kDeepest) return;
@@ -150,14 +163,16 @@ void add_string_fields(simdjson::dom::element at, const std::string& path, std::
     const std::string name = path + std::string(key);
     std::string_view text;
     const bool is_string = !value.get_string().get(text);
-    if (is_string && text.size() <= kLongestValue && name != "text" && fields.size() < kMost) fields.push_back(name);
+    if (is_string && text.size() <= kLongestValue && name != "text" && fields.size() < kMost)
+      fields.push_back(name);
     if (!is_string) add_string_fields(value, name + ".", fields);
   }
 }
 
 // The string that a document holds at a field, "" when there is none.
 std::string_view string_at(simdjson::dom::element at, const std::vector<std::string>& levels) {
-  const bool found = std::ranges::all_of(levels, [&](const std::string& level) { return !at[level].get(at); });
+  const bool found =
+      std::ranges::all_of(levels, [&](const std::string& level) { return !at[level].get(at); });
   std::string_view text;
   if (!found || levels.empty() || at.get_string().get(text)) return "";
   return text;
@@ -186,7 +201,8 @@ std::vector<std::string> DocumentParser::string_fields() const {
 
 std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, ReadCounts& counts) {
   while (!lines.rest.empty()) {
-    const size_t end = block.json ? std::min(lines.rest.find('\n'), lines.rest.size()) : lines.rest.size();
+    const size_t end =
+        block.json ? std::min(lines.rest.find('\n'), lines.rest.size()) : lines.rest.size();
     std::string_view line = lines.rest.substr(0, end);
     const int64_t number = lines.line++;
     lines.rest.remove_prefix(std::min(end + 1, lines.rest.size()));
@@ -207,15 +223,24 @@ std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, R
   return std::nullopt;
 }
 
-std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t room, int64_t number,
-                                                   ReadCounts& counts) {
+std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t room,
+                                                   int64_t number, ReadCounts& counts) {
   simdjson::dom::element root;
   const bool padded = room >= line.size() + simdjson::SIMDJSON_PADDING;
   const auto error = parser_->json.parse(line.data(), line.size(), !padded).get(root);
   std::string_view text;
-  if (error == simdjson::UTF8_ERROR) return ++counts.invalid_utf8, std::nullopt;
-  if (error || root["text"].get_string().get(text)) return ++counts.broken_lines, std::nullopt;
-  if (is_blank(text)) return ++counts.empty, std::nullopt;
+  if (error == simdjson::UTF8_ERROR) {
+    ++counts.invalid_utf8;
+    return std::nullopt;
+  }
+  if (error || root["text"].get_string().get(text)) {
+    ++counts.broken_lines;
+    return std::nullopt;
+  }
+  if (is_blank(text)) {
+    ++counts.empty;
+    return std::nullopt;
+  }
   return Document{text, string_at(root, parser_->domain), string_at(root, parser_->source), number};
 }
 

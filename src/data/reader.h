@@ -1,6 +1,7 @@
 #pragma once
-// Corpora: JSON Lines (.jsonl, .json; one object a line with "text") and text files (a file a document), each plain,
-// .zst or .gz. A file is read in blocks of whole lines by one thread; blocks are taken apart by many.
+// Corpora: JSON Lines (.jsonl, .json; one object a line with "text") and text files (a file a
+// document), each plain, .zst or .gz. A file is read in blocks of whole lines by one thread; blocks
+// are taken apart by many.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,8 +14,9 @@
 
 namespace assay::data {
 
-// The files that the paths name; folders are searched (hidden files left out), their files in order of name. BadInput
-// when a path does not exist or is neither a file nor a folder, or when a folder holds no file.
+// The files that the paths name; folders are searched (hidden files left out), their files in order
+// of name. BadInput when a path does not exist or is neither a file nor a folder, or when a folder
+// holds no file.
 std::vector<fs::path> input_files(const std::vector<fs::path>& paths);
 bool is_json_lines(const fs::path& file);  // by its name; the others are text
 
@@ -29,8 +31,12 @@ struct ReadCounts {
   int64_t documents = 0, bytes = 0;  // bytes: UTF-8 bytes of text
   int64_t broken_lines = 0, invalid_utf8 = 0, empty = 0, too_long = 0, unknown_domain = 0;
   void fields(auto&& field) {
-    field("documents", documents), field("bytes", bytes), field("broken_lines", broken_lines);
-    field("invalid_utf8", invalid_utf8), field("empty", empty), field("too_long", too_long);
+    field("documents", documents);
+    field("bytes", bytes);
+    field("broken_lines", broken_lines);
+    field("invalid_utf8", invalid_utf8);
+    field("empty", empty);
+    field("too_long", too_long);
     field("unknown_domain", unknown_domain);
   }
   ReadCounts& operator+=(const ReadCounts& other);
@@ -41,7 +47,8 @@ struct ReadCounts {
 class BlockReader {
  public:
   explicit BlockReader(const fs::path& file);  // BadInput when it cannot be opened
-  bool next(Block& block);  // false at the end. BadInput with file and line when the file is cut off or corrupt
+  // False at the end. BadInput with file and line when the file is cut off or corrupt
+  bool next(Block& block);
   size_t consumed() const { return source_->consumed(); }
   int64_t too_long() const { return too_long_; }
 
@@ -71,7 +78,8 @@ class DocumentParser {
   // ("meta.redpajama_set_name"). "": nowhere.
   explicit DocumentParser(const std::string& domain_field, const std::string& source_field = "");
   ~DocumentParser();
-  // Calls use(document) for each good document of the block, counts the others. Does not count documents and bytes.
+  // Calls use(document) for each good document of the block, counts the others. Does not count
+  // documents and bytes.
   template <class Use>
   void parse(const Block& block, ReadCounts& counts, Use&& use) {
     Lines lines{block.text, block.first_line};
@@ -87,7 +95,8 @@ class DocumentParser {
     int64_t line;
   };
   std::optional<Document> next(const Block& block, Lines& lines, ReadCounts& counts);
-  std::optional<Document> parse_line(std::string_view line, size_t room, int64_t number, ReadCounts& counts);
+  std::optional<Document> parse_line(std::string_view line, size_t room, int64_t number,
+                                     ReadCounts& counts);
   struct Parser;
   std::unique_ptr<Parser> parser_;
 };

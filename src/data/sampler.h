@@ -1,5 +1,6 @@
 #pragma once
-// What a model is trained on and tested on, as pure functions: a checkpoint holds one integer of data state.
+// What a model is trained on and tested on, as pure functions: a checkpoint holds one integer
+// of data state.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,21 +9,23 @@
 
 namespace assay::data {
 
-// Training. The stream of each domain is cut into blocks of T + 1 tokens at stride T (the last token of a block is the
-// first of the next), from an offset that is 0 in the first epoch and random in [0, T) after; a permutation per epoch
-// orders the blocks, so every block is seen once an epoch. Of each 1024 samples every domain has its exact share
-// (largest remainder, at least one), in an order permuted per period.
+// Training. The stream of each domain is cut into blocks of T + 1 tokens at stride T (the last
+// token of a block is the first of the next), from an offset that is 0 in the first epoch and
+// random in [0, T) after; a permutation per epoch orders the blocks, so every block is seen once an
+// epoch. Of each 1024 samples every domain has its exact share (largest remainder, at least one),
+// in an order permuted per period.
 class Sampler {
  public:
   struct Options {
     std::vector<std::string> domains = {};  // empty: all that have the split
-    std::vector<double> weights = {};       // of the domains, any positive scale; empty: by number of tokens
-    int64_t sequence_length = 0;            // T
+    // Of the domains, any positive scale; empty: by number of tokens
+    std::vector<double> weights = {};
+    int64_t sequence_length = 0;  // T
     uint64_t seed = 0;
     std::string split = "train";
   };
-  // BadInput for unknown domains, weights that do not fit, or a domain with fewer than T + 1 tokens. The store must
-  // outlive the sampler.
+  // BadInput for unknown domains, weights that do not fit, or a domain with fewer than T + 1
+  // tokens. The store must outlive the sampler.
   Sampler(const TokenStore& store, Options options);
 
   // tokens [batch_size, T + 1]: samples step·batch_size … + batch_size − 1.
@@ -36,7 +39,8 @@ class Sampler {
   };
   Place place(int64_t n) const;
   const std::vector<std::string>& domains() const { return options_.domains; }
-  std::vector<double> proportions() const;                                  // exact, multiples of 1/1024
+  // Exact, multiples of 1/1024
+  std::vector<double> proportions() const;
   int64_t blocks(int64_t domain) const { return blocks_[size_t(domain)]; }  // in an epoch
 
  private:
@@ -46,16 +50,19 @@ class Sampler {
   std::vector<int64_t> blocks_;  // [domains]
 };
 
-// Held-out evaluation: tokens begin … begin + length − 1 of a document are predicted. The context of the first is the
-// separator when begin is 0, else the token before.
+// Held-out evaluation: tokens begin … begin + length − 1 of a document are predicted. The context
+// of the first is the separator when begin is 0, else the token before.
 struct Segment {
   int64_t document, begin, length;
 };
-// At most `max_tokens` tokens (0: all) in segments of at most T, so that as many documents as possible are covered: the
-// first segment of every document, then the second ones, and so on, documents in a fixed pseudo-random order; returned
-// in order of document and begin. At least one segment when there is a document.
-std::vector<Segment> held_out_segments(const Documents& documents, int64_t max_tokens, int64_t sequence_length);
+// At most `max_tokens` tokens (0: all) in segments of at most T, so that as many documents as
+// possible are covered: the first segment of every document, then the second ones, and so on,
+// documents in a fixed pseudo-random order; returned in order of document and begin. At least one
+// segment when there is a document.
+std::vector<Segment> held_out_segments(const Documents& documents, int64_t max_tokens,
+                                       int64_t sequence_length);
 // tokens [length + 1]: the context token, then the tokens to predict.
-void read_segment(const Documents& documents, int64_t separator, const Segment& segment, int64_t* tokens);
+void read_segment(const Documents& documents, int64_t separator, const Segment& segment,
+                  int64_t* tokens);
 
 }  // namespace assay::data

@@ -25,7 +25,9 @@ constexpr size_t kMostParts = 192;  // four open files each; 1024 is a usual lim
 // A buffered file in the temporary folder.
 class Output {
  public:
-  explicit Output(fs::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "w+b")) { check(file_); }
+  explicit Output(fs::path path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "w+b")) {
+    check(file_);
+  }
   ~Output() {
     if (file_) std::fclose(file_);
   }
@@ -45,7 +47,9 @@ class Output {
 
  private:
   void check(bool done) const {
-    if (!done) fail<Error>("{}: cannot be written: {}; nothing was left behind", path_.string(), std::strerror(errno));
+    if (!done)
+      fail<Error>("{}: cannot be written: {}; nothing was left behind", path_.string(),
+                  std::strerror(errno));
   }
   fs::path path_;
   std::FILE* file_;
@@ -97,7 +101,9 @@ void sync_files(const fs::path& folder) {
   const bool done = descriptor >= 0 && ::syncfs(descriptor) == 0;
   const int code = errno;
   if (descriptor >= 0) ::close(descriptor);
-  if (!done) fail<Error>("{}: cannot be written: {}; nothing was left behind", folder.string(), std::strerror(code));
+  if (!done)
+    fail<Error>("{}: cannot be written: {}; nothing was left behind", folder.string(),
+                std::strerror(code));
 }
 
 // The files that a token store with this manifest may hold.
@@ -105,8 +111,8 @@ std::set<std::string> files_of(const nlohmann::json& manifest) {
   std::set<std::string> files{"manifest.json", "tokenizer.model"};
   for (const auto& part : manifest.at("parts"))
     for (const char* suffix : {"bin", "idx", "bytes", "sources", "sources.json"})
-      files.insert(
-          fmt::format("{}.{}.{}", part.at("domain").get<std::string>(), part.at("split").get<std::string>(), suffix));
+      files.insert(fmt::format("{}.{}.{}", part.at("domain").get<std::string>(),
+                               part.at("split").get<std::string>(), suffix));
   return files;
 }
 
@@ -120,7 +126,8 @@ std::string why_to_keep(const fs::path& folder) try {
     return "is not a token store";
   const auto own = files_of(manifest);
   for (const auto& entry : fs::directory_iterator(folder))
-    if (const std::string name = entry.path().filename().string(); !own.contains(name) || entry.is_directory())
+    if (const std::string name = entry.path().filename().string();
+        !own.contains(name) || entry.is_directory())
       return fmt::format("holds '{}', which is not part of a token store", name);
   return "";
 } catch (const nlohmann::json::exception&) {
@@ -143,9 +150,11 @@ std::string as_part_name(std::string text) {
 void check_part_name(const std::string& kind, const std::string& name) {
   if (name.empty()) fail("the name of a {} is empty", kind);
   if (int64_t(name.size()) > kLongestPartName)
-    fail("the name of a {} has {} bytes; at most {} are allowed: '{:.40}…'", kind, name.size(), kLongestPartName, name);
+    fail("the name of a {} has {} bytes; at most {} are allowed: '{:.40}…'", kind, name.size(),
+         kLongestPartName, name);
   if (!std::ranges::all_of(name, may_be_in_a_name) || !simdjson::validate_utf8(name))
-    fail("the name of the {} '{}' is not allowed: it may hold letters, digits, '_' and '-'", kind, name);
+    fail("the name of the {} '{}' is not allowed: it may hold letters, digits, '_' and '-'", kind,
+         name);
 }
 
 class StoreWriter::Part {
@@ -163,11 +172,15 @@ class StoreWriter::Part {
     bytes_.value(bytes);
     lengths_.value(int32_t(tokens.size()));
     sources_.add(source);
-    documents += 1, this->tokens += int64_t(tokens.size()), text_bytes += bytes;
+    documents += 1;
+    this->tokens += int64_t(tokens.size());
+    text_bytes += bytes;
   }
   nlohmann::json finish() {
     write_index();
-    bin_.close(), bytes_.close(), lengths_.close();
+    bin_.close();
+    bytes_.close();
+    lengths_.close();
     fs::remove(lengths_.path());
     std::vector<std::string> suffixes{"bin", "idx", "bytes"};
     if (sources_.finish()) suffixes.insert(suffixes.end(), {"sources", "sources.json"});
@@ -192,12 +205,15 @@ class StoreWriter::Part {
   void write_index() {
     Output idx(stem_.string() + ".idx");
     idx.write("MMIDIDX\0\0", 9);
-    idx.value(uint64_t{1}), idx.value(uint8_t(narrow_ ? 8 : 4));
-    idx.value(uint64_t(documents)), idx.value(uint64_t(documents + 1));
+    idx.value(uint64_t{1});
+    idx.value(uint8_t(narrow_ ? 8 : 4));
+    idx.value(uint64_t(documents));
+    idx.value(uint64_t(documents + 1));
     for_each_length(lengths_, [&](int32_t length) { idx.value(length); });
     int64_t offset = 0;
-    for_each_length(lengths_,
-                    [&](int32_t length) { idx.value(offset), offset += int64_t{length} * (narrow_ ? 2 : 4); });
+    for_each_length(lengths_, [&](int32_t length) {
+      idx.value(offset), offset += int64_t{length} * (narrow_ ? 2 : 4);
+    });
     for (int64_t i = 0; i <= documents; ++i) idx.value(i);
     idx.close();
   }
@@ -219,7 +235,9 @@ StoreWriter::~StoreWriter() = default;
 
 void StoreWriter::check_place() const {
   if (!fs::exists(folder_)) return;
-  if (!overwrite_) fail("{}: exists; nothing was changed. Choose another place or give --overwrite.", folder_.string());
+  if (!overwrite_)
+    fail("{}: exists; nothing was changed. Choose another place or give --overwrite.",
+         folder_.string());
   if (const auto reason = why_to_keep(folder_); !reason.empty())
     fail("{}: exists and {}; it was left as it is", folder_.string(), reason);
 }
@@ -229,14 +247,16 @@ StoreWriter::Part& StoreWriter::part(const std::string& domain, const std::strin
   check_part_name("domain", domain);
   check_part_name("split", split);
   if (parts_.size() >= kMostParts)
-    fail("more than {} domains and splits: is the field that names the domain the right one?", kMostParts);
+    fail("more than {} domains and splits: is the field that names the domain the right one?",
+         kMostParts);
   auto& part = parts_[{domain, split}];
-  part = std::make_unique<Part>(temporary_->path() / (domain + "." + split), tokenizer_.vocab_size < kU16Vocabulary);
+  part = std::make_unique<Part>(temporary_->path() / (domain + "." + split),
+                                tokenizer_.vocab_size < kU16Vocabulary);
   return *part;
 }
 
-void StoreWriter::add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens,
-                      int64_t bytes, std::string_view source) {
+void StoreWriter::add(const std::string& domain, const std::string& split,
+                      std::span<const int32_t> tokens, int64_t bytes, std::string_view source) {
   if (tokens.size() >= size_t(std::numeric_limits<int32_t>::max()))
     fail("a document of {} tokens; the layout ends at 2^31", tokens.size());
   std::vector<int32_t> ended(tokens.begin(), tokens.end());
@@ -253,7 +273,8 @@ nlohmann::json StoreWriter::manifest() {
   nlohmann::json parts = nlohmann::json::array();
   for (auto& [name, part] : parts_) {
     nlohmann::json entry = part->finish();
-    entry["domain"] = name.first, entry["split"] = name.second;
+    entry["domain"] = name.first;
+    entry["split"] = name.second;
     parts.push_back(std::move(entry));
   }
   nlohmann::json out = {{"format", "assay token store"}, {"version", 1}, {"parts", parts}};

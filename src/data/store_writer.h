@@ -21,8 +21,9 @@ std::string as_part_name(std::string text);
 // BadInput for a name that is not allowed; `kind` is "domain" or "split".
 void check_part_name(const std::string& kind, const std::string& name);
 
-// Writes a store into a temporary folder beside its place; commit() publishes it whole. Without commit() nothing is
-// left. Memory grows with the number of different sources, not with the number of documents.
+// Writes a store into a temporary folder beside its place; commit() publishes it whole. Without
+// commit() nothing is left. Memory grows with the number of different sources, not with the
+// number of documents.
 class StoreWriter {
  public:
   // BadInput when `folder` exists, unless `overwrite` and it is empty or a token store that holds
@@ -33,10 +34,11 @@ class StoreWriter {
 
   // One document. The separator is appended here.
   // `source`: what the document was taken from, "" when that is not known.
-  void add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens, int64_t bytes,
-           std::string_view source = {});
+  void add(const std::string& domain, const std::string& split, std::span<const int32_t> tokens,
+           int64_t bytes, std::string_view source = {});
   void set_tokenizer_file(std::string_view contents);
-  void note(const std::string& key, nlohmann::json value) { notes_[key] = std::move(value); }  // kept in the manifest
+  // Kept in the manifest
+  void note(const std::string& key, nlohmann::json value) { notes_[key] = std::move(value); }
   int64_t tokens() const { return tokens_; }
   void commit();
 

@@ -19,22 +19,28 @@ using ActiveSet = std::vector<int32_t>;  // by rank
 class Recipe {
  public:
   explicit Recipe(const SyntheticOptions& options) : options_(options) {
-    for (int64_t rank = 1; rank <= options.active; ++rank) weights_.push_back(std::pow(double(rank), -options.zipf));
+    for (int64_t rank = 1; rank <= options.active; ++rank)
+      weights_.push_back(std::pow(double(rank), -options.zipf));
     const double total = std::accumulate(weights_.begin(), weights_.end(), 0.0);
     for (double& weight : weights_) weight /= total;
-    for (int64_t i = 0; i < options.known_sets; ++i) known_.push_back(draw_set(random("known set", i)));
+    for (int64_t i = 0; i < options.known_sets; ++i)
+      known_.push_back(draw_set(random("known set", i)));
   }
-  Random random(std::string_view name, int64_t step) const { return {uint64_t(options_.seed), name, uint64_t(step)}; }
+  Random random(std::string_view name, int64_t step) const {
+    return {uint64_t(options_.seed), name, uint64_t(step)};
+  }
   const ActiveSet& known_set(uint64_t i) const { return known_[i]; }
 
   ActiveSet draw_set(Random random) const {
     ActiveSet set;
     while (int64_t(set.size()) < options_.active)
-      if (const int32_t token = draw_content(random); std::find(set.begin(), set.end(), token) == set.end())
+      if (const int32_t token = draw_content(random);
+          std::find(set.begin(), set.end(), token) == set.end())
         set.push_back(token);
     return set;
   }
-  std::vector<int32_t> bigram_table(const std::string& domain) const {  // domain-specific; entry 0 is never used
+  // Domain-specific; entry 0 is never used
+  std::vector<int32_t> bigram_table(const std::string& domain) const {
     Random random = this->random("bigram table " + domain, 0);
     std::vector<int32_t> table(size_t(options_.vocabulary));
     for (int32_t& token : table) token = draw_content(random);
@@ -54,7 +60,9 @@ class Recipe {
   }
 
  private:
-  int32_t draw_content(Random& random) const { return int32_t(1 + random.below(uint64_t(options_.vocabulary - 1))); }
+  int32_t draw_content(Random& random) const {
+    return int32_t(1 + random.below(uint64_t(options_.vocabulary - 1)));
+  }
   size_t draw_rank(double u) const {
     size_t rank = 0;
     while (rank + 1 < weights_.size() && u >= weights_[rank]) u -= weights_[rank++];
@@ -75,14 +83,17 @@ class Recipe {
 };
 
 void check(const SyntheticOptions& o) {
-  if (o.vocabulary < 3 || o.vocabulary > 65536) fail("vocabulary is {}; 3 … 65536 was expected", o.vocabulary);
+  if (o.vocabulary < 3 || o.vocabulary > 65536)
+    fail("vocabulary is {}; 3 … 65536 was expected", o.vocabulary);
   if (o.active < 1 || o.active >= o.vocabulary)
     fail("active is {}; 1 … vocabulary − 1 = {} was expected", o.active, o.vocabulary - 1);
-  if (o.document_length < 2) fail("document_length is {}; at least 2 was expected", o.document_length);
+  if (o.document_length < 2)
+    fail("document_length is {}; at least 2 was expected", o.document_length);
   if (o.documents < 1 || o.held_out < 1)
     fail("documents is {} and held_out {}; both must be at least 1", o.documents, o.held_out);
   if (o.known_sets < 1) fail("known_sets is {}; at least 1 was expected", o.known_sets);
-  if (!(o.known >= 0 && o.known <= 1 && o.bigram >= 0 && o.bigram <= 1)) fail("known and bigram are shares, 0 … 1");
+  if (!(o.known >= 0 && o.known <= 1 && o.bigram >= 0 && o.bigram <= 1))
+    fail("known and bigram are shares, 0 … 1");
   if (!(o.zipf >= 0 && o.zipf <= 100)) fail("zipf is {}; 0 … 100 was expected", o.zipf);
 }
 
@@ -90,12 +101,15 @@ struct Domain {
   const char* name;
   bool known;
 };
-constexpr Domain kDomains[] = {
-    {"fresh_a", false}, {"fresh_b", false}, {"fresh_c", false}, {"known_a", true}, {"known_b", true}};
+constexpr Domain kDomains[] = {{"fresh_a", false},
+                               {"fresh_b", false},
+                               {"fresh_c", false},
+                               {"known_a", true},
+                               {"known_b", true}};
 
 // Returns the mean −ln p a content token.
-double write_split(StoreWriter& writer, const Recipe& recipe, const SyntheticOptions& options, const Domain& domain,
-                   const std::string& split) {
+double write_split(StoreWriter& writer, const Recipe& recipe, const SyntheticOptions& options,
+                   const Domain& domain, const std::string& split) {
   const int64_t documents = split == "train" ? options.documents : options.held_out;
   const auto table = recipe.bigram_table(domain.name);
   const std::string name = std::string(domain.name) + "." + split;

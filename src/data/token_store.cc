@@ -21,7 +21,8 @@ fs::path with_suffix(const fs::path& stem, const char* suffix) { return stem.str
 
 TokenizerInfo read_tokenizer(const nlohmann::json& manifest) {
   const auto& tokenizer = manifest.at("tokenizer");
-  return {tokenizer.at("kind"), tokenizer.at("sha256"), tokenizer.at("vocab_size"), tokenizer.at("separator")};
+  return {tokenizer.at("kind"), tokenizer.at("sha256"), tokenizer.at("vocab_size"),
+          tokenizer.at("separator")};
 }
 
 // The library's message without its own name: "[json.exception.out_of_range.403] key 'files' not
@@ -35,20 +36,23 @@ std::string what_is_wrong(const nlohmann::json::exception& error) {
 nlohmann::json read_manifest(const fs::path& folder) {
   const fs::path file = folder / "manifest.json";
   if (!fs::is_directory(folder))
-    fail("{}: no such folder; a token store was expected (assay data prepare writes one)", folder.string());
+    fail("{}: no such folder; a token store was expected (assay data prepare writes one)",
+         folder.string());
   if (!fs::exists(file)) fail("{}: not a token store: it has no manifest.json", folder.string());
   auto manifest = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
   if (!manifest.is_object() || manifest.value("format", nlohmann::json()) != "assay token store")
     fail("{}: not the manifest of a token store", file.string());
   if (manifest.value("version", nlohmann::json()) != 1)
-    fail("{}: written by another version of the format; this program reads version 1", file.string());
+    fail("{}: written by another version of the format; this program reads version 1",
+         file.string());
   return manifest;
 }
 
 }  // namespace
 
 int64_t Tokens::operator[](int64_t i) const {
-  return width_ == 2 ? int64_t{load<uint16_t>(data_ + 2 * i)} : int64_t{load<int32_t>(data_ + 4 * i)};
+  return width_ == 2 ? int64_t{load<uint16_t>(data_ + 2 * i)}
+                     : int64_t{load<int32_t>(data_ + 4 * i)};
 }
 
 void Tokens::copy(int64_t begin, int64_t count, int64_t* out) const {
@@ -56,7 +60,10 @@ void Tokens::copy(int64_t begin, int64_t count, int64_t* out) const {
 }
 
 Documents::Documents(const fs::path& stem, int64_t vocabulary)
-    : stem_(stem), vocabulary_(vocabulary), bin_(with_suffix(stem, ".bin")), idx_(with_suffix(stem, ".idx")) {
+    : stem_(stem),
+      vocabulary_(vocabulary),
+      bin_(with_suffix(stem, ".bin")),
+      idx_(with_suffix(stem, ".idx")) {
   const auto idx = idx_.bytes();
   const std::string name = with_suffix(stem, ".idx").string();
   if (int64_t(idx.size()) < kHeader || std::memcmp(idx.data(), "MMIDIDX\0\0", 9))
@@ -72,16 +79,20 @@ Documents::Documents(const fs::path& stem, int64_t vocabulary)
   if (sequences_ < 0 || indices < 1 || sequences_ > room / 12 || indices > room / 8 ||
       12 * sequences_ + 8 * indices != room)
     fail(
-        "{}: {} bytes do not hold the {} sequences and {} document indices it announces; the file is cut off or "
+        "{}: {} bytes do not hold the {} sequences and {} document indices it announces; "
+        "the file is cut off or "
         "damaged",
         name, idx.size(), sequences_, indices);
   documents_ = indices - 1;
-  const int64_t end = sequences_ ? load<int64_t>(idx.data() + kHeader + 12 * sequences_ - 8) +
-                                       int64_t{width_} * load<int32_t>(idx.data() + kHeader + 4 * (sequences_ - 1))
-                                 : 0;
+  const int64_t end =
+      sequences_ ? load<int64_t>(idx.data() + kHeader + 12 * sequences_ - 8) +
+                       int64_t{width_} * load<int32_t>(idx.data() + kHeader + 4 * (sequences_ - 1))
+                 : 0;
   if (end != int64_t(bin_.bytes().size()) || index(0) != 0 || index(documents_) != sequences_)
-    fail("{}: the index describes {} bytes of tokens, the .bin file has {}; one of them is cut off or damaged", name,
-         end, bin_.bytes().size());
+    fail(
+        "{}: the index describes {} bytes of tokens, the .bin file has {}; "
+        "one of them is cut off or damaged",
+        name, end, bin_.bytes().size());
   open_bytes();
   open_sources();
 }
@@ -91,7 +102,8 @@ void Documents::open_bytes() {
   if (!fs::exists(file)) return;
   bytes_.emplace(file);
   if (int64_t(bytes_->bytes().size()) != 8 * documents_)
-    fail("{}: {} bytes, expected 8 for each of {} documents", file.string(), bytes_->bytes().size(), documents_);
+    fail("{}: {} bytes, expected 8 for each of {} documents", file.string(), bytes_->bytes().size(),
+         documents_);
 }
 
 void Documents::open_sources() {
@@ -99,9 +111,11 @@ void Documents::open_sources() {
   if (!fs::exists(file)) return;
   sources_.emplace(file);
   if (int64_t(sources_->bytes().size()) != 4 * documents_)
-    fail("{}: {} bytes, expected 4 for each of {} documents", file.string(), sources_->bytes().size(), documents_);
+    fail("{}: {} bytes, expected 4 for each of {} documents", file.string(),
+         sources_->bytes().size(), documents_);
   const auto list = nlohmann::json::parse(read_file(names), nullptr, /*allow_exceptions=*/false);
-  const bool strings = list.is_array() && std::ranges::all_of(list, [](const auto& name) { return name.is_string(); });
+  const bool strings = list.is_array() &&
+                       std::ranges::all_of(list, [](const auto& name) { return name.is_string(); });
   if (!strings) fail("{}: a JSON list of the names of the sources was expected", names.string());
   source_names_ = list.get<std::vector<std::string>>();
 }
@@ -118,7 +132,8 @@ int64_t Documents::offset(int64_t sequence) const {
 int64_t Documents::index(int64_t document) const {
   const auto first = load<int64_t>(idx_.bytes().data() + kHeader + 12 * sequences_ + 8 * document);
   if (first < 0 || first > sequences_)
-    fail("{}.idx: document {} begins at sequence {} of {}", stem_.string(), document, first, sequences_);
+    fail("{}.idx: document {} begins at sequence {} of {}", stem_.string(), document, first,
+         sequences_);
   return first;
 }
 
@@ -131,7 +146,9 @@ Tokens Documents::document(int64_t i) const {
   return {bin_.bytes().data() + from * width_, to - from, width_};
 }
 
-Tokens Documents::stream() const { return {bin_.bytes().data(), int64_t(bin_.bytes().size()) / width_, width_}; }
+Tokens Documents::stream() const {
+  return {bin_.bytes().data(), int64_t(bin_.bytes().size()) / width_, width_};
+}
 
 int64_t Documents::bytes(int64_t i) const {
   if (!bytes_) fail("{}.bytes: missing, so bits per byte are unknown", stem_.string());
@@ -149,23 +166,26 @@ int64_t Documents::source(int64_t i) const {
   if (!sources_) return -1;
   const int64_t source = load<int32_t>(sources_->bytes().data() + 4 * i);
   if (source < -1 || source >= int64_t(source_names_.size()))
-    fail("{}.sources: document {} has source {}, but {} sources have a name", stem_.string(), i, source,
-         source_names_.size());
+    fail("{}.sources: document {} has source {}, but {} sources have a name", stem_.string(), i,
+         source, source_names_.size());
   return source;
 }
 
 void Documents::read(int64_t offset, int64_t count, int64_t* out) const {
   const Tokens all = stream();
   if (offset < 0 || count < 0 || offset + count > all.size())
-    fail<Error>("{}: tokens {} … {} asked of {}", stem_.string(), offset, offset + count - 1, all.size());
+    fail<Error>("{}: tokens {} … {} asked of {}", stem_.string(), offset, offset + count - 1,
+                all.size());
   all.copy(offset, count, out);
   for (int64_t i = 0; i < count; ++i)
     if (out[i] < 0 || out[i] >= vocabulary_) fail_id(offset + i, out[i], vocabulary_);
 }
 
 void Documents::fail_id(int64_t token, int64_t id, int64_t vocabulary) const {
-  fail("{}.bin: token {} has id {}, but the vocabulary has {} ids; the file is damaged, or the manifest is not its own",
-       stem_.string(), token, id, vocabulary);
+  fail(
+      "{}.bin: token {} has id {}, but the vocabulary has {} ids; the file is damaged, "
+      "or the manifest is not its own",
+      stem_.string(), token, id, vocabulary);
 }
 
 void Documents::verify_sources() const {
@@ -200,7 +220,8 @@ TokenStore::TokenStore(const fs::path& folder) : folder_(folder), manifest_(read
   if (vocab_size() < 1 || vocab_size() > kAnyVocabulary)
     fail("{}: vocab_size is {}; 1 … 2^31 was expected", file, vocab_size());
   if (separator() < 0 || separator() >= vocab_size())
-    fail("{}: separator is {}; an id of the vocabulary of {} was expected", file, separator(), vocab_size());
+    fail("{}: separator is {}; an id of the vocabulary of {} was expected", file, separator(),
+         vocab_size());
   for (const Part& part : parts_) open(part);
 }
 
@@ -215,15 +236,18 @@ void TokenStore::open(const Part& part) {
   const fs::path stem = folder_ / part.stem();
   const auto is_path = [](const auto& file) { return file.first.find('/') != std::string::npos; };
   if (part.stem().find('/') != std::string::npos || std::ranges::any_of(part.files, is_path))
-    fail("{}/manifest.json: '{}' or the name of one of its files is not a file name", folder_.string(), part.stem());
-  if (has(part.domain, part.split)) fail("{}/manifest.json: '{}' is there twice", folder_.string(), part.stem());
+    fail("{}/manifest.json: '{}' or the name of one of its files is not a file name",
+         folder_.string(), part.stem());
+  if (has(part.domain, part.split))
+    fail("{}/manifest.json: '{}' is there twice", folder_.string(), part.stem());
   auto documents = std::make_unique<Documents>(stem, vocab_size());
   if (documents->tokens() != part.tokens || documents->size() != part.documents)
-    fail("{}: {} tokens in {} documents, but the manifest says {} in {}", stem.string(), documents->tokens(),
-         documents->size(), part.tokens, part.documents);
+    fail("{}: {} tokens in {} documents, but the manifest says {} in {}", stem.string(),
+         documents->tokens(), documents->size(), part.tokens, part.documents);
   if (documents->has_sources() != part.files.contains("sources"))
     fail("{}.sources: {}", stem.string(),
-         documents->has_sources() ? "it is not in the manifest" : "the manifest has it, but it is missing");
+         documents->has_sources() ? "it is not in the manifest"
+                                  : "the manifest has it, but it is missing");
   documents_[part.domain][part.split] = std::move(documents);
 }
 
@@ -248,14 +272,16 @@ bool TokenStore::has(const std::string& domain, const std::string& split) const 
 const Documents& TokenStore::documents(const std::string& domain, const std::string& split) const {
   if (has(domain, split)) return *documents_.at(domain).at(split);
   const auto known = documents_.contains(domain) ? splits(domain) : domains();
-  fail("{}: no {} '{}'{}{}\n  There are: {}.", folder_.string(), documents_.contains(domain) ? "split" : "domain",
-       documents_.contains(domain) ? split : domain, documents_.contains(domain) ? " of domain " + domain : "",
+  fail("{}: no {} '{}'{}{}\n  There are: {}.", folder_.string(),
+       documents_.contains(domain) ? "split" : "domain",
+       documents_.contains(domain) ? split : domain,
+       documents_.contains(domain) ? " of domain " + domain : "",
        did_you_mean(documents_.contains(domain) ? split : domain, known), join(known));
 }
 
 std::string TokenStore::fingerprint(const std::set<std::string>& parts) const {
-  std::string content =
-      fmt::format("{} {} {} {}\n", tokenizer_.kind, tokenizer_.sha256, tokenizer_.vocab_size, tokenizer_.separator);
+  std::string content = fmt::format("{} {} {} {}\n", tokenizer_.kind, tokenizer_.sha256,
+                                    tokenizer_.vocab_size, tokenizer_.separator);
   for (const Part& part : parts_) {
     if (!parts.empty() && !parts.contains(part.stem())) continue;
     for (const auto& [suffix, file] : part.files)

@@ -3,9 +3,12 @@
 //
 //   manifest.json               format, tokenizer, sizes and sha256 of every file, input files
 //   tokenizer.model             the SentencePiece model, absent when the tokens are synthetic
-//   <domain>.<split>.bin/.idx   Megatron's layout, little-endian. One sequence a document, a separator at its end.
-//       .idx  "MMIDIDX\0\0", u64 1, u8 dtype (4 i32, 8 u16), u64 sequences, u64 documents, i32 lengths[sequences],
-//             i64 byte offsets[sequences], i64 document indices[documents] (first 0, last = sequences)
+//   <domain>.<split>.bin/.idx
+//       Megatron's layout, little-endian. One sequence a document, a separator at its end.
+//       .idx  "MMIDIDX\0\0", u64 1, u8 dtype (4 i32, 8 u16), u64 sequences, u64
+//       documents, i32 lengths[sequences],
+//             i64 byte offsets[sequences], i64 document indices[documents] (first 0,
+//             last = sequences)
 //       .bin  token ids back to back, u16 when the vocabulary is below 65,500, else i32
 //   <domain>.<split>.bytes      i64 a document: UTF-8 bytes of its text (for bits per byte)
 //   <domain>.<split>.sources    optional: i32 per document, the position of its source in the list
@@ -33,7 +36,8 @@ constexpr int64_t kAnyVocabulary = int64_t{1} << 31;  // ids are i32
 // Token ids of u16 or i32 in mapped memory, as they are in the file. Documents::read() checks them.
 class Tokens {
  public:
-  Tokens(const std::byte* data, int64_t size, int width) : data_(data), size_(size), width_(width) {}
+  Tokens(const std::byte* data, int64_t size, int width)
+      : data_(data), size_(size), width_(width) {}
   int64_t size() const { return size_; }
   int64_t operator[](int64_t i) const;
   void copy(int64_t begin, int64_t count, int64_t* out) const;
@@ -44,7 +48,8 @@ class Tokens {
   int width_;  // bytes a token
 };
 
-// The documents of one domain and split. Opening checks magic, version and that all sizes agree; BadInput otherwise.
+// The documents of one domain and split. Opening checks magic, version and that all sizes
+// agree; BadInput otherwise.
 class Documents {
  public:
   // `stem`: the path without .bin/.idx/.bytes/.sources. The .bytes file may be absent (files that
@@ -55,7 +60,8 @@ class Documents {
   int64_t size() const { return documents_; }
   int64_t tokens() const { return stream().size(); }  // of all documents, separators included
   Tokens document(int64_t i) const;                   // its last token is the separator
-  int64_t begin(int64_t i) const;                     // where document i begins in the stream; begin(size()) = tokens()
+  // Where document i begins in the stream; begin(size()) = tokens()
+  int64_t begin(int64_t i) const;
   bool has_bytes() const { return bytes_.has_value(); }
   int64_t bytes(int64_t i) const;  // UTF-8 bytes of the text of document i
   int64_t bytes() const;           // of all documents
@@ -94,11 +100,14 @@ struct TokenizerInfo {
 
 class TokenStore {
  public:
-  explicit TokenStore(const fs::path& folder);  // BadInput when it is no store or a file is missing or truncated
+  // BadInput when it is no store or a file is missing or truncated
+  explicit TokenStore(const fs::path& folder);
 
   const fs::path& folder() const { return folder_; }
   const TokenizerInfo& tokenizer() const { return tokenizer_; }
-  fs::path tokenizer_file() const { return folder_ / "tokenizer.model"; }  // there unless the kind is "none"
+  fs::path tokenizer_file() const {
+    return folder_ / "tokenizer.model";
+  }  // there unless the kind is "none"
   int64_t vocab_size() const { return tokenizer_.vocab_size; }
   int64_t separator() const { return tokenizer_.separator; }
 
@@ -109,10 +118,11 @@ class TokenStore {
   const Documents& documents(const std::string& domain, const std::string& split) const;
 
   const nlohmann::json& manifest() const { return manifest_; }
-  // sha256 of what identifies the data: tokenizer and contents, not paths or dates. `parts` ("cc.train", "arxiv.test")
-  // restricts it to the files of these; empty: all of the store.
+  // sha256 of what identifies the data: tokenizer and contents, not paths or dates. `parts`
+  // ("cc.train", "arxiv.test") restricts it to the files of these; empty: all of the store.
   std::string fingerprint(const std::set<std::string>& parts = {}) const;
-  void verify() const;              // reads everything: checksums, offsets, ids; BadInput names the file
+  // Reads everything: checksums, offsets, ids; BadInput names the file
+  void verify() const;
 
  private:
   struct File {

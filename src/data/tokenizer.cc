@@ -22,7 +22,8 @@ struct Tokenizer::Model {
 };
 
 Tokenizer::Tokenizer(std::unique_ptr<Model> model) : model_(std::move(model)) {}
-Tokenizer::Tokenizer(const fs::path& model) : Tokenizer(from_contents(read_file(model), model.string())) {}
+Tokenizer::Tokenizer(const fs::path& model)
+    : Tokenizer(from_contents(read_file(model), model.string())) {}
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
@@ -38,23 +39,30 @@ Tokenizer Tokenizer::from_contents(std::string contents, const std::string& name
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   std::vector<int> ids;
   const auto status = model_->processor.Encode(text, &ids);
-  if (!status.ok()) fail<Error>("text of {} bytes cannot be encoded: {}", text.size(), without_source_position(status.message()));
+  if (!status.ok())
+    fail<Error>("text of {} bytes cannot be encoded: {}", text.size(),
+                without_source_position(status.message()));
   return ids;
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   for (const int32_t id : ids)
-    if (id < 0 || id >= vocab_size()) fail("token {} is outside the vocabulary of {}", id, vocab_size());
+    if (id < 0 || id >= vocab_size())
+      fail("token {} is outside the vocabulary of {}", id, vocab_size());
   std::string text;
   const auto status = model_->processor.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
-  if (!status.ok()) fail<Error>("{} tokens cannot be decoded: {}", ids.size(), without_source_position(status.message()));
+  if (!status.ok())
+    fail<Error>("{} tokens cannot be decoded: {}", ids.size(),
+                without_source_position(status.message()));
   return text;
 }
 
 int64_t Tokenizer::vocab_size() const { return model_->processor.GetPieceSize(); }
 int64_t Tokenizer::bos() const { return model_->processor.bos_id(); }
 std::string Tokenizer::piece(int32_t id) const { return model_->processor.IdToPiece(id); }
-int32_t Tokenizer::id_of(std::string_view piece) const { return model_->processor.PieceToId(piece); }
+int32_t Tokenizer::id_of(std::string_view piece) const {
+  return model_->processor.PieceToId(piece);
+}
 const std::string& Tokenizer::sha256() const { return model_->sha256; }
 const std::string& Tokenizer::contents() const { return model_->contents; }
 

@@ -18,9 +18,11 @@ class Tokenizer {
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
 
-  // Ids without bos and eos. The text is UTF-8 and may hold U+0000; "<s>" in it is ordinary text. Thread-safe.
+  // Ids without bos and eos. The text is UTF-8 and may hold U+0000; "<s>" in it is
+  // ordinary text. Thread-safe.
   std::vector<int32_t> encode(std::string_view text) const;
-  std::string decode(std::span<const int32_t> ids) const;  // BadInput for an id outside the vocabulary
+  // BadInput for an id outside the vocabulary
+  std::string decode(std::span<const int32_t> ids) const;
   int64_t vocab_size() const;
   int64_t separator() const;  // eos; BadInput when the model has none
   int64_t bos() const;        // −1 when the model has none

@@ -19,7 +19,8 @@ constexpr int64_t kFewest = 256 + 3 + 1;      // bytes, controls and one piece
 // An even sample of all lines, in bounded memory [Vitter 1985, algorithm R].
 class Sample {
  public:
-  Sample(int64_t most, int64_t seed) : most_(size_t(most)), random_(uint64_t(seed), "tokenizer sample") {}
+  Sample(int64_t most, int64_t seed)
+      : most_(size_t(most)), random_(uint64_t(seed), "tokenizer sample") {}
   void add(std::string_view line) {
     if (line.empty() || line.size() > kLongestSentence) return;
     ++seen_;
@@ -96,7 +97,8 @@ TrainingFiles training_files(const std::vector<fs::path>& inputs) {
     }
   if (files.used.empty())
     fail(
-        "all {} files are of split valid or test, from which a tokenizer should not learn; name the files themselves "
+        "all {} files are of split valid or test, from which a tokenizer should not learn; "
+        "name the files themselves "
         "to use them all the same",
         files.left_out.size());
   return files;
@@ -105,7 +107,8 @@ TrainingFiles training_files(const std::vector<fs::path>& inputs) {
 TrainingFiles train_tokenizer(const TokenizerTraining& training, const fs::path& model) {
   if (training.vocab_size < kFewest || training.vocab_size > 1'000'000)
     fail("a vocabulary of {}; {} … 1000000 was expected", training.vocab_size, kFewest);
-  if (training.max_sentences < 1) fail("a sample of {} sentences; at least 1 was expected", training.max_sentences);
+  if (training.max_sentences < 1)
+    fail("a sample of {} sentences; at least 1 was expected", training.max_sentences);
   Sample sample(training.max_sentences, training.seed);
   Progress progress;
   TrainingFiles files = training_files(training.inputs);
@@ -117,10 +120,11 @@ TrainingFiles train_tokenizer(const TokenizerTraining& training, const fs::path&
   progress.show(fmt::format("tokenizer train: {} sentences", sample.lines().size()));
   Lines lines(sample.lines());
   std::string contents;
-  const auto status = sentencepiece::SentencePieceTrainer::Train(settings(training.vocab_size), &lines, &contents);
+  const auto status =
+      sentencepiece::SentencePieceTrainer::Train(settings(training.vocab_size), &lines, &contents);
   if (!status.ok())
-    fail("a vocabulary of {} cannot be learned from {} sentences: {}; nothing was written", training.vocab_size,
-         sample.lines().size(), without_source_position(status.message()));
+    fail("a vocabulary of {} cannot be learned from {} sentences: {}; nothing was written",
+         training.vocab_size, sample.lines().size(), without_source_position(status.message()));
   write_file(model, contents);
   return files;
 }

@@ -25,7 +25,8 @@ bool keeps_words_apart(const std::string& piece) {
 bool exact_by_word(const Tokenizer& tokenizer) {
   const ModelProto model = parse_model_proto(tokenizer.contents());
   if (!model.bpe || !model.byte_fallback || model.whitespace_as_suffix) return false;
-  if (model.normalises || !model.dummy_prefix || model.removes_whitespace || !model.escapes) return false;
+  if (model.normalises || !model.dummy_prefix || model.removes_whitespace || !model.escapes)
+    return false;
   bool has_space = false;
   for (const std::string& piece : model.pieces) {
     if (!keeps_words_apart(piece)) return false;
@@ -43,19 +44,24 @@ size_t space_at(std::string_view text, size_t i) {
 }  // namespace
 
 WordEncoder::WordEncoder(const Tokenizer& tokenizer)
-    : tokenizer_(tokenizer), by_word_(exact_by_word(tokenizer)), space_id_(tokenizer.id_of(kSpace)) {}
+    : tokenizer_(tokenizer),
+      by_word_(exact_by_word(tokenizer)),
+      space_id_(tokenizer.id_of(kSpace)) {}
 
 bool WordEncoder::encode(std::string_view text, std::vector<int32_t>& ids) {
   ids.clear();
   if (text.empty()) return true;
   if (!by_word_) return text.size() <= kMostAtOnce && (ids = tokenizer_.encode(text), true);
-  // A word here is what follows a ▁ (the first one follows the dummy prefix), or begins with a newline.
+  // A word here is what follows a ▁ (the first one follows the dummy prefix), or begins
+  // with a newline.
   size_t begin = 0;
   bool in_run = true, good = true;  // in_run: only spaces since `begin`
   for (size_t i = 0; i < text.size() && good;) {
     const size_t space = space_at(text, i);
-    if (text[i] == '\n' || (space && !in_run))
-      good = append_word(text.substr(begin, i - begin), ids), begin = i + space;
+    if (text[i] == '\n' || (space && !in_run)) {
+      good = append_word(text.substr(begin, i - begin), ids);
+      begin = i + space;
+    }
     in_run = space;
     i += space ? space : 1;
   }
@@ -66,8 +72,14 @@ bool WordEncoder::encode(std::string_view text, std::vector<int32_t>& ids) {
 
 bool WordEncoder::append_word(std::string_view word, std::vector<int32_t>& ids) {
   if (word.size() > kMostAtOnce) return false;
-  if (word.empty()) return ids.push_back(space_id_), true;
-  if (const auto known = memory_.find(word)) return ids.insert(ids.end(), known->begin(), known->end()), true;
+  if (word.empty()) {
+    ids.push_back(space_id_);
+    return true;
+  }
+  if (const auto known = memory_.find(word)) {
+    ids.insert(ids.end(), known->begin(), known->end());
+    return true;
+  }
   const auto encoded = encode_word(word);
   ids.insert(ids.end(), encoded.begin(), encoded.end());
   if (word.size() <= kLongestWord) memory_.add(word, encoded);
@@ -85,7 +97,8 @@ size_t WordEncoder::Memory::slot(std::string_view word, size_t hash) const {
   size_t at = hash & (kSlots - 1);
   for (; entries_[at].word_size; at = (at + 1) & (kSlots - 1)) {
     const Entry& entry = entries_[at];
-    if (entry.hash == hash && std::string_view(words_).substr(entry.word, entry.word_size) == word) break;
+    if (entry.hash == hash && std::string_view(words_).substr(entry.word, entry.word_size) == word)
+      break;
   }
   return at;
 }
@@ -98,11 +111,18 @@ std::optional<std::span<const int32_t>> WordEncoder::Memory::find(std::string_vi
 }
 
 void WordEncoder::Memory::add(std::string_view word, std::span<const int32_t> ids) {
-  if (entries_.empty() || used_ >= kSlots / 2) entries_.assign(kSlots, {}), words_.clear(), ids_.clear(), used_ = 0;
+  if (entries_.empty() || used_ >= kSlots / 2) {
+    entries_.assign(kSlots, {});
+    words_.clear();
+    ids_.clear();
+    used_ = 0;
+  }
   const size_t hash = std::hash<std::string_view>()(word);
-  entries_[slot(word, hash)] = {hash, uint32_t(words_.size()), uint32_t(word.size()), uint32_t(ids_.size()),
-                                uint32_t(ids.size())};
-  words_ += word, ids_.insert(ids_.end(), ids.begin(), ids.end()), ++used_;
+  entries_[slot(word, hash)] = {hash, uint32_t(words_.size()), uint32_t(word.size()),
+                                uint32_t(ids_.size()), uint32_t(ids.size())};
+  words_ += word;
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+  ++used_;
 }
 
 }  // namespace assay::data

@@ -1,14 +1,16 @@
 #pragma once
-// The ids of Tokenizer::encode, several times faster: SentencePiece encodes a word once, then it is remembered.
+// The ids of Tokenizer::encode, several times faster: SentencePiece encodes a word once, then
+// it is remembered.
 //
-// Why the ids are the same. BPE merges two neighbours only into a piece of the vocabulary, best score first, leftmost
-// first among equals. Where no piece of a model holds a character other than ▁ followed by ▁, and none of two or more
-// characters holds a newline, nothing is ever merged across a cut before the ▁ (space) that ends such a run or before a
-// newline; the order of merges on one side of a cut does not depend on the other side, so each part may be encoded
-// alone. A part that begins with ▁ is what the library makes of the rest by its dummy prefix; before a newline the
-// dummy prefix stays a piece of its own and is dropped. This needs: BPE, byte fallback (unknown characters never join),
-// no normalisation, a dummy prefix, white space kept, ▁ in the vocabulary. Where one fails, the library encodes whole
-// texts.
+// Why the ids are the same. BPE merges two neighbours only into a piece of the vocabulary, best
+// score first, leftmost first among equals. Where no piece of a model holds a character other than
+// ▁ followed by ▁, and none of two or more characters holds a newline, nothing is ever merged
+// across a cut before the ▁ (space) that ends such a run or before a newline; the order of merges
+// on one side of a cut does not depend on the other side, so each part may be encoded alone. A part
+// that begins with ▁ is what the library makes of the rest by its dummy prefix; before a newline
+// the dummy prefix stays a piece of its own and is dropped. This needs: BPE, byte fallback (unknown
+// characters never join), no normalisation, a dummy prefix, white space kept, ▁ in the vocabulary.
+// Where one fails, the library encodes whole texts.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -23,8 +25,8 @@ namespace assay::data {
 class WordEncoder {
  public:
   explicit WordEncoder(const Tokenizer& tokenizer);  // which must outlive it; one encoder a thread
-  // Text in valid UTF-8; replaces what ids held. False, and no ids, when 2 MiB follow each other without a place to
-  // cut: the library takes 130 bytes of memory for each of them.
+  // Text in valid UTF-8; replaces what ids held. False, and no ids, when 2 MiB follow each other
+  // without a place to cut: the library takes 130 bytes of memory for each of them.
   bool encode(std::string_view text, std::vector<int32_t>& ids);
   bool by_word() const { return by_word_; }
 

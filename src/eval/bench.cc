@@ -36,16 +36,22 @@ std::vector<Form> forms(const AttentionBench& o, bool cuda) {
     return [=](auto& q, auto& k, auto& v) { return ops::window_attention(q, k, v, size, scale); };
   };
   const auto top1 = [=, chunk = o.chunk_size](const char* selection) {
-    return [=](auto& q, auto& k, auto& v) { return std::get<0>(ops::top1_chunk(q, k, v, chunk, scale, selection)); };
+    return [=](auto& q, auto& k, auto& v) {
+      return std::get<0>(ops::top1_chunk(q, k, v, chunk, scale, selection));
+    };
   };
-  std::vector<Form> out = {
-      {"full", window(-1)},
-      {"window", window(o.window)},
-      {"top1_chunk approx", top1("approx")},
-      {"top1_chunk shortlist", top1("shortlist")},
-      {"top1_chunk exact", top1("exact")},
-      {"top1_element", [=](auto& q, auto& k, auto& v) { return std::get<0>(ops::top1_element(q, k, v, scale)); }}};
-  if (cuda) out.push_back({"full cudnn", window(-1), "cudnn"}), out.push_back({"full flash-2", window(-1), "flash-2"});
+  std::vector<Form> out = {{"full", window(-1)},
+                           {"window", window(o.window)},
+                           {"top1_chunk approx", top1("approx")},
+                           {"top1_chunk shortlist", top1("shortlist")},
+                           {"top1_chunk exact", top1("exact")},
+                           {"top1_element", [=](auto& q, auto& k, auto& v) {
+                              return std::get<0>(ops::top1_element(q, k, v, scale));
+                            }}};
+  if (cuda) {
+    out.push_back({"full cudnn", window(-1), "cudnn"});
+    out.push_back({"full flash-2", window(-1), "flash-2"});
+  }
   return out;
 }
 
@@ -89,14 +95,17 @@ double median_after_first(std::vector<double> values) {
 
 Json row_of(const Form& form, int64_t time) {
   Json row = {{"time", time}, {"form", form.name}};
-  if (form.failure.empty())
-    row["forward"] = median_after_first(form.forward), row["backward"] = median_after_first(form.backward);
-  else row["failure"] = form.failure;
+  if (form.failure.empty()) {
+    row["forward"] = median_after_first(form.forward);
+    row["backward"] = median_after_first(form.backward);
+  } else row["failure"] = form.failure;
   return row;
 }
 
-// Every form that is not left out, at one length; leaves out those that took too long for the lengths that follow.
-Json rows_of(int64_t time, const AttentionBench& o, const at::TensorOptions& options, std::set<std::string>& left_out) {
+// Every form that is not left out, at one length; leaves out those that took too long for the
+// lengths that follow.
+Json rows_of(int64_t time, const AttentionBench& o, const at::TensorOptions& options,
+             std::set<std::string>& left_out) {
   std::vector<at::Tensor> qkv;
   const auto random = [&] { return at::randn({o.batch, time, o.heads, o.head_dim}, options); };
   for (int i = 0; i < 3; ++i) {
@@ -107,7 +116,8 @@ Json rows_of(int64_t time, const AttentionBench& o, const at::TensorOptions& opt
   std::vector<Form> all = forms(o, options.device().is_cuda());
   std::erase_if(all, [&](const Form& form) { return left_out.contains(form.name); });
   const Clock::time_point start = Clock::now();
-  for (int rounds = 0; rounds < 4 || std::chrono::duration<double>(Clock::now() - start).count() < o.seconds;
+  for (int rounds = 0;
+       rounds < 4 || std::chrono::duration<double>(Clock::now() - start).count() < o.seconds;
        ++rounds) {
     for (Form& form : all) round(form, qkv, dout, o.limit);
     check_interrupt();
@@ -123,7 +133,8 @@ Json rows_of(int64_t time, const AttentionBench& o, const at::TensorOptions& opt
 }  // namespace
 
 Json bench_attention(const AttentionBench& o, c10::Device device) {
-  const auto options = at::TensorOptions().device(device).dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat);
+  const auto options =
+      at::TensorOptions().device(device).dtype(device.is_cuda() ? at::kBFloat16 : at::kFloat);
   Json paths = Json::object(), rows = Json::array();
   for (const ops::OpPath& path : ops::op_paths())
     if (path.device == (device.is_cuda() ? "cuda" : "cpu") &&

@@ -11,14 +11,17 @@ struct AttentionBench {
   std::vector<int64_t> lengths = {1024, 4096, 16384};  // T
   int64_t batch = 1, heads = 12, head_dim = 64, window = 256, chunk_size = 128;
   double seconds = 1;  // spent on each length, at least
-  double limit = 10;   // seconds; a form that takes longer is timed once, and left out at the lengths that follow
+  // Seconds; a form that takes longer is timed once, and left out at the lengths that follow
+  double limit = 10;
 };
 
-// Full attention (as training has it; on CUDA also cuDNN's and FlashAttention-2's, which need not give the same bits
-// twice), window attention, Top-1 Chunk and Top-1 Element, in bf16 on CUDA and fp32 on the CPU; q and k of unit length.
-// Every round times every form once, so that a machine that slows down slows all; medians over rounds, three at least,
-// after one that warms up. Short calls are timed several in a row, so that the host's part of them overlaps.
-// {"dtype", "paths": {op: path}, "rows": [{"time", "form", "forward", "backward"}, …]}      seconds a call
+// Full attention (as training has it; on CUDA also cuDNN's and FlashAttention-2's, which need not
+// give the same bits twice), window attention, Top-1 Chunk and Top-1 Element, in bf16 on CUDA and
+// fp32 on the CPU; q and k of unit length. Every round times every form once, so that a machine
+// that slows down slows all; medians over rounds, three at least, after one that warms up. Short
+// calls are timed several in a row, so that the host's part of them overlaps.
+// {"dtype", "paths": {op: path}, "rows": [{"time", "form", "forward", "backward"}, …]}
+//     seconds a call
 // A form that fails has "failure" in the place of its times.
 nlohmann::json bench_attention(const AttentionBench& options, c10::Device device);
 

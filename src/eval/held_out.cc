@@ -13,7 +13,8 @@ namespace {
 enum Frequency : uint8_t { kFrequent, kRare, kUnseen };
 enum Slice { kRepeated = 3, kOther, kPosition, kAbove = 9 };
 
-std::vector<uint8_t> frequency_classes(const data::TokenStore& store, const std::vector<std::string>& domains) {
+std::vector<uint8_t> frequency_classes(const data::TokenStore& store,
+                                       const std::vector<std::string>& domains) {
   std::vector<int64_t> counts(size_t(store.vocab_size()), 0);
   for (const std::string& domain : domains) {
     const data::Documents& documents = store.documents(domain, "train");
@@ -37,7 +38,9 @@ std::vector<uint8_t> frequency_classes(const data::TokenStore& store, const std:
   return classes;
 }
 
-int position_slice(int64_t index) { return kPosition + (index >= 64) + (index >= 256) + (index >= 1024); }
+int position_slice(int64_t index) {
+  return kPosition + (index >= 64) + (index >= 256) + (index >= 1024);
+}
 
 }  // namespace
 
@@ -49,7 +52,8 @@ std::pair<std::string, std::string> domain_and_split(const std::string& set) {
 }
 
 Sum SetLosses::total() const {
-  return {std::accumulate(nll.begin(), nll.end(), 0.0), std::accumulate(tokens.begin(), tokens.end(), int64_t{0})};
+  return {std::accumulate(nll.begin(), nll.end(), 0.0),
+          std::accumulate(tokens.begin(), tokens.end(), int64_t{0})};
 }
 
 double SetLosses::bits_per_byte() const {
@@ -57,7 +61,8 @@ double SetLosses::bits_per_byte() const {
   return bytes_total > 0 ? total().nll / std::log(2.0) / bytes_total : 0;
 }
 
-HeldOut::HeldOut(const data::TokenStore& store, const Options& options) : tokens_at_once_(options.tokens_at_once) {
+HeldOut::HeldOut(const data::TokenStore& store, const Options& options)
+    : tokens_at_once_(options.tokens_at_once) {
   const auto classes = frequency_classes(store, options.train_domains);
   for (const std::string& name : options.sets) {
     const auto [domain, split] = domain_and_split(name);
@@ -65,7 +70,8 @@ HeldOut::HeldOut(const data::TokenStore& store, const Options& options) : tokens
     Set set{name, {}, {}, {}, {}, {}, {}};
     int64_t last = -1;
     std::vector<int64_t> predicted;
-    for (const data::Segment& segment : held_out_segments(documents, options.max_tokens, options.sequence_length)) {
+    for (const data::Segment& segment :
+         held_out_segments(documents, options.max_tokens, options.sequence_length)) {
       if (segment.document != last) {
         last = segment.document;
         predicted.push_back(0);
@@ -79,14 +85,16 @@ HeldOut::HeldOut(const data::TokenStore& store, const Options& options) : tokens
       predicted.back() += segment.length;
       const int64_t whole = documents.document(segment.document).size();
       if (documents.has_bytes())
-        set.document_bytes.back() =
-            std::llround(double(documents.bytes(segment.document)) * double(predicted.back()) / double(whole));
+        set.document_bytes.back() = std::llround(double(documents.bytes(segment.document)) *
+                                                 double(predicted.back()) / double(whole));
     }
-    set.frequency.resize(set.tokens.size()), set.repeated.resize(set.tokens.size());
+    set.frequency.resize(set.tokens.size());
+    set.repeated.resize(set.tokens.size());
     for (const Row& row : set.rows) {
       std::unordered_set<uint64_t> seen;
       for (int64_t i = row.begin + 1; i <= row.begin + row.length; ++i) {
-        const uint64_t bigram = uint64_t(set.tokens[size_t(i - 1)]) << 32 | uint64_t(set.tokens[size_t(i)]);
+        const uint64_t bigram =
+            uint64_t(set.tokens[size_t(i - 1)]) << 32 | uint64_t(set.tokens[size_t(i)]);
         set.repeated[size_t(i)] = !seen.insert(bigram).second;
         set.frequency[size_t(i)] = classes.at(size_t(set.tokens[size_t(i)]));
       }
@@ -119,13 +127,16 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
                 .recall_tokens = std::vector<int64_t>(documents)};
   for (size_t first = 0; first < set.rows.size();) {
     const int64_t length = set.rows[first].length;
-    const size_t count = std::min(set.rows.size() - first, size_t(std::max<int64_t>(1, tokens_at_once_ / length)));
+    const size_t count =
+        std::min(set.rows.size() - first, size_t(std::max<int64_t>(1, tokens_at_once_ / length)));
     at::Tensor batch = at::zeros({int64_t(count), length + 1}, at::kLong);
-    for (size_t r = 0; r < count; ++r)  // shorter rows end in id 0; what a causal model says there is not read
+    // Shorter rows end in id 0; what a causal model says there is not read
+    for (size_t r = 0; r < count; ++r)
       std::copy_n(set.tokens.data() + set.rows[first + r].begin, set.rows[first + r].length + 1,
                   batch[int64_t(r)].data_ptr<int64_t>());
-    const at::Tensor losses =
-        model.token_losses(batch.to(model.embedding.device())).to(at::kCPU, at::kDouble).contiguous();
+    const at::Tensor losses = model.token_losses(batch.to(model.embedding.device()))
+                                  .to(at::kCPU, at::kDouble)
+                                  .contiguous();
     for (size_t r = 0; r < count; ++r) {
       const Row& row = set.rows[first + r];
       const double* loss = losses[int64_t(r)].data_ptr<double>();
@@ -134,7 +145,8 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
         out.nll[size_t(row.document)] += loss[i];
         ++out.tokens[size_t(row.document)];
         const auto add = [&](int slice) {
-          out.slices[size_t(slice)].nll += loss[i], ++out.slices[size_t(slice)].tokens;
+          out.slices[size_t(slice)].nll += loss[i];
+          ++out.slices[size_t(slice)].tokens;
         };
         add(set.frequency[target]);
         add(set.repeated[target] ? kRepeated : kOther);
@@ -151,7 +163,8 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
   return out;
 }
 
-std::vector<std::string> default_sets(const data::TokenStore& store, const std::vector<std::string>& train_domains) {
+std::vector<std::string> default_sets(const data::TokenStore& store,
+                                      const std::vector<std::string>& train_domains) {
   std::vector<std::string> sets;
   for (const std::string& domain : train_domains)
     if (store.has(domain, "valid")) sets.push_back(domain + ".valid");

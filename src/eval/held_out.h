@@ -1,10 +1,13 @@
 #pragma once
-// Held-out language-model loss: per domain, per document, and in slices that tell where a difference comes from.
+// Held-out language-model loss: per domain, per document, and in slices that tell where a
+// difference comes from.
 //
 // Slices of the predicted tokens ("targets"):
-//   frequent, rare, unseen     by counts in the pre-training domains: the commonest ids, 90 % of their tokens; the
+//   frequent, rare, unseen
+//       by counts in the pre-training domains: the commonest ids, 90 % of their tokens; the
 //                              other ids that occur; the ids that never do
-//   repeated_bigram, other     whether (previous token, target) stood earlier in the same context: associative recall
+//   repeated_bigram, other
+//       whether (previous token, target) stood earlier in the same context: associative recall
 //   position_A_B               index in the context, A ≤ index < B
 //   above_12_nats              targets whose loss is above 12 nats
 #include <ATen/core/Tensor.h>
@@ -39,10 +42,10 @@ struct Sum {
   int64_t tokens = 0;
   double loss() const { return tokens ? nll / double(tokens) : 0; }
 };
-// One domain and split. A document counts with the tokens that were predicted; bytes are its bytes in that proportion.
-// All vectors have one element per document.
+// One domain and split. A document counts with the tokens that were predicted; bytes are its bytes
+// in that proportion. All vectors have one element per document.
 struct SetLosses {
-  std::vector<double> nll;             // nats, summed over the predicted tokens
+  std::vector<double> nll;  // nats, summed over the predicted tokens
   std::vector<int64_t> tokens, bytes;
   std::vector<int64_t> documents;      // index of the document in its split of the store
   std::vector<double> recall_nll;      // the part of nll on recall targets (slice repeated_bigram)
@@ -69,7 +72,8 @@ class HeldOut {
 
  private:
   struct Row {
-    int64_t begin, length, document;  // tokens begin … begin + length of `tokens`; the first is context
+    // Tokens begin … begin + length of `tokens`; the first is context
+    int64_t begin, length, document;
   };
   struct Set {
     std::string name;
@@ -83,7 +87,9 @@ class HeldOut {
   int64_t tokens_at_once_;
 };
 
-// "<domain>.<split>" for every valid split of the training domains and every test split of the store.
-std::vector<std::string> default_sets(const data::TokenStore& store, const std::vector<std::string>& train_domains);
+// "<domain>.<split>" for every valid split of the training domains and every test split
+// of the store.
+std::vector<std::string> default_sets(const data::TokenStore& store,
+                                      const std::vector<std::string>& train_domains);
 
 }  // namespace assay::eval

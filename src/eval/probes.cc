@@ -19,38 +19,49 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 // Positions of the queries, [n], in the second half of `time`.
 at::Tensor queries_of(int64_t time, const ProbeOptions& options, const at::TensorOptions& device) {
   const int64_t first = time / 2, count = std::min(options.queries, time - first);
-  return at::linspace(double(first), double(time - 1), count, at::kDouble).round().to(device.dtype(at::kLong));
+  return at::linspace(double(first), double(time - 1), count, at::kDouble)
+      .round()
+      .to(device.dtype(at::kLong));
 }
 
 // Where the content of each position comes from when pairs before a query change places: [n, T].
 at::Tensor swapped_pairs(const at::Tensor& queries, int64_t time) {
-  const at::Tensor position = at::arange(time, queries.options()), pair_end = position.bitwise_or(1);
-  return at::where(pair_end < queries.unsqueeze(1), position.bitwise_xor(1), position.expand({queries.size(0), -1}));
+  const at::Tensor position = at::arange(time, queries.options()),
+                   pair_end = position.bitwise_or(1);
+  return at::where(pair_end < queries.unsqueeze(1), position.bitwise_xor(1),
+                   position.expand({queries.size(0), -1}));
 }
 
 // Contents of a sequence [1, T, …], a copy a query, with those of `from` at each position.
 at::Tensor rearranged(const at::Tensor& sequence, const at::Tensor& from) {
   std::vector<int64_t> index(size_t(sequence.dim()), 1), copies(size_t(sequence.dim()), -1);
-  index[0] = copies[0] = from.size(0), index[1] = from.size(1);
+  index[0] = copies[0] = from.size(0);
+  index[1] = from.size(1);
   return sequence.detach().expand(copies).take_along_dim(from.view(index), 1);
 }
 
-// I of row i for the query queries[i], of contents that come from `from` [n, T]; 0 for j ≥ t. → [n, T].
-at::Tensor influence(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed, const at::Tensor& from,
-                     const at::Tensor& queries, const ProbeOptions& options) {
+// I of row i for the query queries[i], of contents that come from `from` [n, T]; 0 for j ≥ t.
+// → [n, T].
+at::Tensor influence(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed,
+                     const at::Tensor& from, const at::Tensor& queries,
+                     const ProbeOptions& options) {
   const at::AutoGradMode with_gradients(true);
   const at::Tensor input = rearranged(x, from).requires_grad_();
   nn::State state;
   for (const auto& [name, tensor] : handed) state.handed[name] = rearranged(tensor, from);
   const at::Tensor y = mixer.forward(input, state);
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(Random(options.seed, "probe").next());
+  at::Generator generator =
+      at::make_generator<at::CPUGeneratorImpl>(Random(options.seed, "probe").next());
   at::Tensor squares = at::zeros(from.sizes(), x.options().dtype(at::kDouble));
   for (int64_t r = 0; r < options.cotangents; ++r) {
-    const at::Tensor c = at::randn({from.size(0), x.size(2)}, generator, at::kDouble).to(x.options());
-    const at::Tensor rows = y.gather(1, queries.view({-1, 1, 1}).expand({-1, 1, y.size(2)})).squeeze(1);  // y_t
-    const auto gradient =
-        torch::autograd::grad({rows}, {input}, {c}, /*retain_graph=*/r + 1 < options.cotangents, false,
-                              /*allow_unused=*/true);
+    const at::Tensor c =
+        at::randn({from.size(0), x.size(2)}, generator, at::kDouble).to(x.options());
+    // y_t
+    const at::Tensor rows =
+        y.gather(1, queries.view({-1, 1, 1}).expand({-1, 1, y.size(2)})).squeeze(1);
+    const auto gradient = torch::autograd::grad({rows}, {input}, {c},
+                                                /*retain_graph=*/r + 1 < options.cotangents, false,
+                                                /*allow_unused=*/true);
     if (gradient[0].defined()) squares += gradient[0].to(at::kDouble).square().sum(-1);
   }
   const at::Tensor earlier = at::arange(x.size(1), queries.options()) < queries.unsqueeze(1);
@@ -67,16 +78,19 @@ struct Sums {
   int64_t queries = 0;
 };
 
-void add(Sums& sums, nn::Mixer& mixer, const at::Tensor& x, const Handed& handed, const ProbeOptions& options) {
+void add(Sums& sums, nn::Mixer& mixer, const at::Tensor& x, const Handed& handed,
+         const ProbeOptions& options) {
   const int64_t time = x.size(1);
   const at::Tensor t = queries_of(time, options, x.options()), from = swapped_pairs(t, time);
-  const at::Tensor before = influence(mixer, x, handed, at::arange(time, t.options()).expand_as(from), t, options);
+  const at::Tensor before =
+      influence(mixer, x, handed, at::arange(time, t.options()).expand_as(from), t, options);
   const at::Tensor after = influence(mixer, x, handed, from, t, options);
   const at::Tensor w = weights_of(before), count = t.to(at::kDouble);
   const auto number = [](const at::Tensor& x) { return x.sum().item<double>(); };
   sums.visible += number((before > options.threshold * before.amax(-1, true)).sum(-1) / count);
   sums.uniform += number(entropy(w) / count.log());
-  sums.moved += number((weights_of(after) - w).abs()), sums.movable += number((w.gather(-1, from) - w).abs());
+  sums.moved += number((weights_of(after) - w).abs());
+  sums.movable += number((w.gather(-1, from) - w).abs());
   sums.queries += t.size(0);
 }
 
@@ -86,12 +100,16 @@ double mean_of(const Json& layers, const char* key) {
   int64_t count = 0;
   for (const Json& layer : layers)
     for (const Json& value : layer[key].is_array() ? layer[key] : Json::array({layer[key]}))
-      if (value.is_number() && std::isfinite(value.get<double>())) sum += value.get<double>(), ++count;
+      if (value.is_number() && std::isfinite(value.get<double>())) {
+        sum += value.get<double>();
+        ++count;
+      }
   return count ? sum / double(count) : kNone;
 }
 
 // Mean over sequences, one at a time: weights are [H, T, T].
-std::vector<double> entropy_by_head(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& options) {
+std::vector<double> entropy_by_head(nn::Mixer& mixer, const at::Tensor& x,
+                                    const ProbeOptions& options) {
   const at::NoGradGuard no_grad;
   std::vector<double> mean;
   for (const at::Tensor& sequence : x.split(1)) {
@@ -104,7 +122,8 @@ std::vector<double> entropy_by_head(nn::Mixer& mixer, const at::Tensor& x, const
   return mean;
 }
 
-Json probe_layer(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed, const ProbeOptions& options) {
+Json probe_layer(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed,
+                 const ProbeOptions& options) {
   const Influence found = probe(mixer, x, options, handed);
   return {{"visibility", found.visibility},
           {"uniformity", found.uniformity},
@@ -137,8 +156,10 @@ void hand_on(nn::Mixer& mixer, const at::Tensor& x, Handed& handed) {
 
 }  // namespace
 
-Influence probe(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& options, const Handed& handed) {
-  if (x.size(1) < kProbeLeast) fail("a probe needs at least {} positions, got {}", kProbeLeast, x.size(1));
+Influence probe(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& options,
+                const Handed& handed) {
+  if (x.size(1) < kProbeLeast)
+    fail("a probe needs at least {} positions, got {}", kProbeLeast, x.size(1));
   Sums sums;
   for (int64_t b = 0; b < x.size(0); ++b) {
     Handed own;
@@ -146,7 +167,8 @@ Influence probe(nn::Mixer& mixer, const at::Tensor& x, const ProbeOptions& optio
     add(sums, mixer, x.narrow(0, b, 1), own, options);
   }
   const double n = double(sums.queries);
-  return {sums.visible / n, sums.uniform / n, sums.movable > 1e-6 * n ? sums.moved / sums.movable : kNone};
+  return {sums.visible / n, sums.uniform / n,
+          sums.movable > 1e-6 * n ? sums.moved / sums.movable : kNone};
 }
 
 std::vector<double> attention_entropy(const at::Tensor& weights, const ProbeOptions& options) {
@@ -156,7 +178,8 @@ std::vector<double> attention_entropy(const at::Tensor& weights, const ProbeOpti
   return {mean.data_ptr<double>(), mean.data_ptr<double>() + mean.numel()};
 }
 
-std::vector<std::vector<double>> attention_entropy(nn::LanguageModel& model, const at::Tensor& tokens,
+std::vector<std::vector<double>> attention_entropy(nn::LanguageModel& model,
+                                                   const at::Tensor& tokens,
                                                    const ProbeOptions& options) {
   const at::ScalarType compute_dtype = std::exchange(model.compute_dtype, at::kFloat);
   const auto inputs = mixer_inputs(model, tokens.to(model.embedding.device()));
@@ -196,7 +219,8 @@ Json probe(nn::LanguageModel& model, const at::Tensor& tokens, const ProbeOption
           {"mean", mean}};
 }
 
-at::Tensor probe_tokens(const data::TokenStore& store, const std::string& set, int64_t length, int64_t sequences) {
+at::Tensor probe_tokens(const data::TokenStore& store, const std::string& set, int64_t length,
+                        int64_t sequences) {
   const auto [domain, split] = domain_and_split(set);
   const data::Documents& documents = store.documents(domain, split);
   auto segments = data::held_out_segments(documents, 0, length);
@@ -204,7 +228,8 @@ at::Tensor probe_tokens(const data::TokenStore& store, const std::string& set, i
   std::ranges::stable_sort(segments, std::greater{}, &data::Segment::length);
   if (segments.empty()) fail("{}: holds no text to probe with", set);
   const int64_t longest = segments.front().length;
-  std::erase_if(segments, [&](const data::Segment& segment) { return 2 * segment.length < longest; });
+  std::erase_if(segments,
+                [&](const data::Segment& segment) { return 2 * segment.length < longest; });
   segments.resize(std::min(segments.size(), size_t(sequences)));
   std::vector<at::Tensor> rows;
   for (const data::Segment& segment : segments) {

@@ -5,7 +5,8 @@
 namespace assay::nn {
 namespace {
 
-// The first `length` steps of the memory that x begins; no view in the eyes of autograd, so that x is its only owner.
+// The first `length` steps of the memory that x begins; no view in the eyes of autograd, so that x
+// is its only owner.
 at::Tensor first_steps(const at::Tensor& x, int64_t length) {
   const at::AutoDispatchBelowADInplaceOrView plain;
   auto sizes = x.sizes().vec();
@@ -13,10 +14,12 @@ at::Tensor first_steps(const at::Tensor& x, int64_t length) {
   return x.as_strided(sizes, x.strides());
 }
 
-// Room behind x, in steps, when nobody else holds it: memory of ours begins with x, and one batch entry with its room
-// is a stride.
+// Room behind x, in steps, when nobody else holds it: memory of ours begins with x, and one batch
+// entry with its room is a stride.
 int64_t room(const at::Tensor& x) {
-  if (x.use_count() > 1 || x.storage().use_count() > 1 || x.storage_offset() != 0 || x.stride(1) <= 0) return 0;
+  if (x.use_count() > 1 || x.storage().use_count() > 1 || x.storage_offset() != 0 ||
+      x.stride(1) <= 0)
+    return 0;
   const int64_t held = int64_t(x.storage().nbytes()) / x.element_size() / x.stride(1) / x.size(0);
   return x.stride(0) == held * x.stride(1) ? held - x.size(1) : 0;
 }

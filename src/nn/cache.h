@@ -6,10 +6,11 @@
 
 namespace assay::nn {
 
-// Appends x [B, T, …] along time to what the state holds under `name`; returns all of it. Without gradients room is
-// kept for as much again, so a token costs its own bytes, not those of its past; a state that was copied grows apart
-// from its copy. With gradients everything is copied. A last piece is put behind the past and not kept.
-// Whoever else holds what the state held keeps it unchanged, at the price of a copy.
+// Appends x [B, T, …] along time to what the state holds under `name`; returns all of it. Without
+// gradients room is kept for as much again, so a token costs its own bytes, not those of its past;
+// a state that was copied grows apart from its copy. With gradients everything is copied. A last
+// piece is put behind the past and not kept. Whoever else holds what the state held keeps it
+// unchanged, at the price of a copy.
 at::Tensor append(State& state, const std::string& name, const at::Tensor& x);
 
 // Tokens that the state holds under `name`; 0 when there is nothing.

@@ -15,16 +15,18 @@ struct Sampling {
 };
 void check(const Sampling& sampling);  // BadInput names the value
 
-// The token that `uniform` in [0, 1) picks. A pure function; Error when a logit is NaN or none is finite.
+// The token that `uniform` in [0, 1) picks. A pure function; Error when a logit is NaN or
+// none is finite.
 int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform);
 
-// prompts [B, T ≥ 1] → the tokens that follow each, at most max_tokens; a sequence ends behind its `stop` (−1: none).
-// What row b becomes depends on its prompt and seeds[b] only, not on the rest of the batch (up to the rounding of the
-// logits). `progress` is called with the number of tokens made so far. `state`, where given, is what the prompts
-// follow, and is left behind all that was read: everything but the last token made. Cut anywhere, the draws are the
-// same.
-std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts, int64_t max_tokens,
-                                           const Sampling& sampling, std::span<const uint64_t> seeds, int64_t stop = -1,
+// prompts [B, T ≥ 1] → the tokens that follow each, at most max_tokens; a sequence ends behind its
+// `stop` (−1: none). What row b becomes depends on its prompt and seeds[b] only, not on the rest of
+// the batch (up to the rounding of the logits). `progress` is called with the number of tokens made
+// so far. `state`, where given, is what the prompts follow, and is left behind all that was read:
+// everything but the last token made. Cut anywhere, the draws are the same.
+std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts,
+                                           int64_t max_tokens, const Sampling& sampling,
+                                           std::span<const uint64_t> seeds, int64_t stop = -1,
                                            const std::function<void(int64_t)>& progress = {},
                                            ModelState* state = nullptr);
 

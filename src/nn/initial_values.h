@@ -16,8 +16,10 @@ void log_of_uniform(at::Tensor& parameter, double low, double high, at::Generato
 void uniform_by_width(at::Tensor& parameter, double gain, at::Generator);
 // in_proj, x_proj and out_proj as state-spaces/mamba and Longhorn start them: uniform in ±1/√in,
 // out_proj divided by √(residual branches of the model). Returns false for any other name.
-bool mamba_projection(const std::string& name, at::Tensor& parameter, const Place& place, at::Generator);
-// A matrix [rows, columns] with orthonormal rows or columns (the shorter), times gain.               [Saxe et al. 2013]
+bool mamba_projection(const std::string& name, at::Tensor& parameter, const Place& place,
+                      at::Generator);
+// A matrix [rows, columns] with orthonormal rows or columns (the shorter), times gain. [Saxe
+// et al. 2013]
 void orthogonal(at::Tensor& parameter, double gain, at::Generator);
 
 }  // namespace assay::nn

@@ -15,20 +15,24 @@ namespace {
 
 void check(const ConfigNode& model, const ModelConfig& c) {
   const auto need = [&](bool good, const char* key, const std::string& expected) {
-    if (!good) fail("{}: model.{} must be {}. Nothing was changed.", model.where(key), key, expected);
+    if (!good)
+      fail("{}: model.{} must be {}. Nothing was changed.", model.where(key), key, expected);
   };
   need(c.vocab_size >= 0, "vocab_size", "positive, or 0 for that of the data");
   need(c.d_model > 0, "d_model", "positive");
   need(c.num_layers > 0, "num_layers", "positive");
   need(!c.pattern.empty(), "pattern", "a list of at least one mixer");
-  need(std::ranges::find(Norm::kinds(), c.norm) != Norm::kinds().end(), "norm", join(Norm::kinds(), " or "));
+  need(std::ranges::find(Norm::kinds(), c.norm) != Norm::kinds().end(), "norm",
+       join(Norm::kinds(), " or "));
   need(c.norm_eps > 0, "norm_eps", "positive");
   need(c.embedding_std > 0, "embedding_std", "positive");
   need(c.positions == "none" || c.positions == "learned", "positions", "none or learned");
-  need(c.max_positions >= 0, "max_positions", "positive, or 0 for the sequence length of the training");
+  need(c.max_positions >= 0, "max_positions",
+       "positive, or 0 for the sequence length of the training");
 }
 
-void check_known(const Registry<MixerEntry>& registry, const std::string& name, const std::string& where) {
+void check_known(const Registry<MixerEntry>& registry, const std::string& name,
+                 const std::string& where) {
   try {
     registry.at(name);
   } catch (const BadInput& error) {
@@ -56,15 +60,17 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   ModelSpec spec{{}, model};
   model.read(spec.config, tables);
   check(model, spec.config);
-  for (const std::string& name : spec.config.pattern) check_known(mixers(), name, model.where("pattern"));
+  for (const std::string& name : spec.config.pattern)
+    check_known(mixers(), name, model.where("pattern"));
   if (spec.config.channel_mixer != "none")
     check_known(channel_mixers(), spec.config.channel_mixer, model.where("channel_mixer"));
   const auto parts = parts_of(spec.config);
   for (const std::string& table : tables)
     if (model.has(table) && std::ranges::find(parts, table) == parts.end())
-      fail("{}: a table for '{}', which is not a part of this model ({}). Nothing was changed.", model.where(table),
-           table, join(parts));
-  for (const std::string& part : parts) entry(part).expand(model.child(part));  // throws on unknown keys
+      fail("{}: a table for '{}', which is not a part of this model ({}). Nothing was changed.",
+           model.where(table), table, join(parts));
+  // Throws on unknown keys
+  for (const std::string& part : parts) entry(part).expand(model.child(part));
   return spec;
 }
 
@@ -94,18 +100,23 @@ ModelState select_rows(const ModelState& state, const at::Tensor& rows) {
 
 Layer::Layer(const ModelSpec& spec, int64_t index) {
   const ModelConfig& c = spec.config;
-  const auto name = [&](int64_t i) -> const std::string& { return c.pattern[size_t(i) % c.pattern.size()]; };
+  const auto name = [&](int64_t i) -> const std::string& {
+    return c.pattern[size_t(i) % c.pattern.size()];
+  };
   bool first = true;
   for (int64_t i = 0; i < index; ++i) first = first && name(i) != name(index);
   mixer_norm = register_module("mixer_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   const Place place(c.d_model, index, c.num_layers, first, c.channel_mixer == "none" ? 1 : 2);
-  mixer = register_module("mixer", mixers().at(name(index)).make(spec.tables.child(name(index)), place));
+  mixer = register_module("mixer",
+                          mixers().at(name(index)).make(spec.tables.child(name(index)), place));
   if (c.channel_mixer == "none") return;
-  channel_norm = register_module("channel_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
+  channel_norm =
+      register_module("channel_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   channel_mixer = register_module(
-      "channel_mixer", channel_mixers()
-                           .at(c.channel_mixer)
-                           .make(spec.tables.child(c.channel_mixer), {c.d_model, index, c.num_layers, index == 0}));
+      "channel_mixer",
+      channel_mixers()
+          .at(c.channel_mixer)
+          .make(spec.tables.child(c.channel_mixer), {c.d_model, index, c.num_layers, index == 0}));
 }
 
 at::Tensor Layer::forward(at::Tensor x, State& state) {
@@ -118,15 +129,20 @@ at::Tensor Layer::forward(at::Tensor x, State& state) {
 LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
   const ModelConfig& c = spec.config;
   if (c.vocab_size < 1) fail("model.vocab_size = {} must be positive", c.vocab_size);
-  if (c.positions == "learned" && c.max_positions < 1) fail("model.positions = learned needs model.max_positions");
+  if (c.positions == "learned" && c.max_positions < 1)
+    fail("model.positions = learned needs model.max_positions");
   embedding = register_parameter("embedding", torch::zeros({c.vocab_size, c.d_model}));
-  if (c.positions == "learned") positions = register_parameter("positions", torch::zeros({c.max_positions, c.d_model}));
+  if (c.positions == "learned")
+    positions = register_parameter("positions", torch::zeros({c.max_positions, c.d_model}));
   for (int64_t i = 0; i < c.num_layers; ++i)
-    layers.push_back(register_module("layers_" + std::to_string(i), std::make_shared<Layer>(spec, i)));
+    layers.push_back(
+        register_module("layers_" + std::to_string(i), std::make_shared<Layer>(spec, i)));
   if (c.embedding_norm)
-    embedding_norm = register_module("embedding_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
+    embedding_norm =
+        register_module("embedding_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   norm = register_module("norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
-  if (!c.tie_embeddings) head = register_module("head", std::make_shared<Linear>(c.d_model, c.vocab_size, false));
+  if (!c.tie_embeddings)
+    head = register_module("head", std::make_shared<Linear>(c.d_model, c.vocab_size, false));
 }
 
 const at::Tensor& LanguageModel::head_weight() const { return head ? head->weight : embedding; }
@@ -138,7 +154,8 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   at::Tensor x = at::embedding(embedding, tokens);
   if (positions.defined()) {
     if (state.position + time > positions.size(0))
-      fail("position {} is beyond model.max_positions = {}", state.position + time, positions.size(0));
+      fail("position {} is beyond model.max_positions = {}", state.position + time,
+           positions.size(0));
     x = x + positions.slice(0, state.position, state.position + time);
   }
   x = x.to(compute_dtype == at::kFloat ? embedding.scalar_type() : compute_dtype);
@@ -146,7 +163,8 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   if (watch) watch(-1, x);
   Handed handed;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const auto run = [layer = layers[i]](const at::Tensor& input, State& state, Handed& from_before) {
+    const auto run = [layer = layers[i]](const at::Tensor& input, State& state,
+                                         Handed& from_before) {
       state.handed.swap(from_before);
       const at::Tensor output = layer->forward(input, state);
       state.handed.swap(from_before);
@@ -182,13 +200,15 @@ at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {
   const at::NoGradGuard no_grad;
   ModelState state{.last = true};
   const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
-  return lm_token_losses(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten()).view({tokens.size(0), -1});
+  return lm_token_losses(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten())
+      .view({tokens.size(0), -1});
 }
 
 void LanguageModel::initialise(uint64_t seed) {
   const at::NoGradGuard no_grad;
   const double residual =
-      0.02 / std::sqrt(2.0 * double(layers.size()));  // projections back into the stream [GPT-2, §2.3]
+      // Projections back into the stream [GPT-2, §2.3]
+      0.02 / std::sqrt(2.0 * double(layers.size()));
   const auto generator = [&](const std::string& name) {
     return at::make_generator<at::CPUGeneratorImpl>(Random(seed, "initialise " + name).next());
   };
@@ -223,7 +243,8 @@ std::pair<Mixer*, std::string> LanguageModel::owner_of(const std::string& name) 
   for (const std::string part : {".mixer.", ".channel_mixer."})
     if (const size_t at = name.find(part); at != std::string::npos) {
       const Layer& layer = *layers[std::stoul(name.substr(std::string("layers_").size()))];
-      return {part == ".mixer." ? layer.mixer.get() : layer.channel_mixer.get(), name.substr(at + part.size())};
+      return {part == ".mixer." ? layer.mixer.get() : layer.channel_mixer.get(),
+              name.substr(at + part.size())};
     }
   return {nullptr, name};
 }
@@ -251,14 +272,17 @@ int64_t LanguageModel::state_bytes(int64_t time) {
     int64_t total = 0;
     Handed handed;
     std::map<std::string, int64_t> known;  // layers of one mixer are configured alike
-    const at::Tensor x = at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype));
+    const at::Tensor x =
+        at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype));
     for (size_t i = 0; i < layers.size(); ++i) {
-      const auto [entry, fresh] = known.emplace(spec.config.pattern[i % spec.config.pattern.size()], 0);
+      const auto [entry, fresh] =
+          known.emplace(spec.config.pattern[i % spec.config.pattern.size()], 0);
       if (fresh) {
         State state;
         state.handed.swap(handed);
         layers[i]->mixer->forward(x, state);
-        if (layers[i]->channel_mixer) layers[i]->channel_mixer->forward(x.slice(1, 0, 1), state);  // one size
+        // One size
+        if (layers[i]->channel_mixer) layers[i]->channel_mixer->forward(x.slice(1, 0, 1), state);
         state.handed.swap(handed);
         entry->second = state.bytes();
       }
@@ -268,7 +292,8 @@ int64_t LanguageModel::state_bytes(int64_t time) {
   };
   int64_t period = 1024;  // a multiple of the usual chunk sizes
   for (const auto& layer : layers) period = std::min(period, layer->mixer->max_time() / 2);
-  if (time <= 2 * period || period < 1) return bytes(std::min(time, std::max<int64_t>(1, 2 * period)));
+  if (time <= 2 * period || period < 1)
+    return bytes(std::min(time, std::max<int64_t>(1, 2 * period)));
   const int64_t first = period + time % period, before = bytes(first);
   return before + (bytes(first + period) - before) * ((time - first) / period);
 }

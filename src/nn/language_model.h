@@ -1,6 +1,8 @@
 #pragma once
-// A language model: embeddings, a pattern of layers, a head. Architectures are configurations of it, not code.
-//   x ← (norm) embed(tokens) (+ positions)     each layer: x ← x + mixer(norm x); x ← x + channel_mixer(norm x)
+// A language model: embeddings, a pattern of layers, a head. Architectures are configurations of
+// it, not code.
+//   x ← (norm) embed(tokens) (+ positions)
+//       each layer: x ← x + mixer(norm x); x ← x + channel_mixer(norm x)
 //   logits = W norm(x)
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -44,7 +46,8 @@ struct ModelConfig {
 // Everything that makes a model: its own fields and the tables of the parts its pattern names.
 struct ModelSpec {
   ModelConfig config;
-  ConfigNode tables;                               // [model], with a table for each mixer and channel mixer
+  // [model], with a table for each mixer and channel mixer
+  ConfigNode tables;
   static ModelSpec read(const ConfigNode& model);  // BadInput on unknown names, keys, types
   std::string toml() const;                        // [model] and its tables, every default expanded
 };
@@ -55,8 +58,9 @@ struct ModelState {
   bool last = false;  // nothing follows: State::last
   int64_t bytes() const;
 };
-// The state of sequence rows[i] of the batch as row i of a new batch; rows [N] i64 on the device of the state. A row
-// may be taken several times, so that several texts go on from one context. A fresh state stays fresh.
+// The state of sequence rows[i] of the batch as row i of a new batch; rows [N] i64 on the device of
+// the state. A row may be taken several times, so that several texts go on from one context. A
+// fresh state stays fresh.
 ModelState select_rows(const ModelState& state, const at::Tensor& rows);
 
 struct Layer : torch::nn::Module {
@@ -69,29 +73,33 @@ struct Layer : torch::nn::Module {
 struct LanguageModel : torch::nn::Module {
   explicit LanguageModel(ModelSpec spec);
 
-  // tokens [B, T] i64 → [B, T, d_model] in compute_dtype, normalised, ready for the head. Reads and advances the state.
+  // tokens [B, T] i64 → [B, T, d_model] in compute_dtype, normalised, ready for the head. Reads and
+  // advances the state.
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
   at::Tensor logits(const at::Tensor& tokens, ModelState& state);  // [B, T, V]
-  // Mean of −ln p(tokens[:, 1:]) over a batch [B, T + 1]; scalar. Logits are made a few rows at a time.
+  // Mean of −ln p(tokens[:, 1:]) over a batch [B, T + 1]; scalar. Logits are made a few rows
+  // at a time.
   at::Tensor loss(const at::Tensor& tokens);
   at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
 
   void initialise(uint64_t seed);  // a pure function of the seed and each parameter's name
-  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const;  // of named_parameters()
+  // Of named_parameters()
+  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const;
   std::map<std::string, int> numerics() const;  // {"mixer mamba1": 2}: of mixers above version 1
   double forward_flops(int64_t time);           // a token, at sequence length `time`
   int64_t parameter_count();
-  // Of one sequence after `time` tokens, counted from the tensors of runs of up to 3,071. Beyond those a state is taken
-  // to grow by as much every 1,024 tokens as it did there, or not at all: exact for caches of keys, means of chunks
-  // that divide 1,024, windows of up to 1,024 positions, and recurrences. (A window of more positions is counted as if
-  // it went on growing.)
+  // Of one sequence after `time` tokens, counted from the tensors of runs of up to 3,071. Beyond
+  // those a state is taken to grow by as much every 1,024 tokens as it did there, or not at all:
+  // exact for caches of keys, means of chunks that divide 1,024, windows of up to 1,024 positions,
+  // and recurrences. (A window of more positions is counted as if it went on growing.)
   int64_t state_bytes(int64_t time);
   const at::Tensor& head_weight() const;
 
   ModelSpec spec;
   at::ScalarType compute_dtype = at::kFloat;
   bool recompute_activations = false;  // activation checkpointing: a layer keeps its input only
-  // Called after the embedding (−1) and each layer with its output, for finding where values first leave the finite.
+  // Called after the embedding (−1) and each layer with its output, for finding where values first
+  // leave the finite.
   std::function<void(int64_t layer, const at::Tensor& output)> watch;
 
   at::Tensor embedding, positions;  // [V, d_model]; [max_positions, d_model]
@@ -100,7 +108,8 @@ struct LanguageModel : torch::nn::Module {
   std::shared_ptr<Linear> head;                // null when tied
 
  private:
-  // The mixer or channel mixer that has a parameter, and its name there; null and the name itself for the model's own.
+  // The mixer or channel mixer that has a parameter, and its name there; null and the name itself
+  // for the model's own.
   std::pair<Mixer*, std::string> owner_of(const std::string& name) const;
 };
 

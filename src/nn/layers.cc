@@ -16,7 +16,8 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias)
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return ops::linear(x, weight.to(x.scalar_type()), bias.defined() ? bias.to(x.scalar_type()) : bias);
+  return ops::linear(x, weight.to(x.scalar_type()),
+                     bias.defined() ? bias.to(x.scalar_type()) : bias);
 }
 
 const std::vector<std::string>& Norm::kinds() {
@@ -35,7 +36,8 @@ Norm::Norm(const std::string& kind, int64_t size, double eps, int64_t groups)
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
   const at::Tensor w = zero_centered ? 1 + weight : weight;
-  return bias.defined() ? ops::layer_norm(x, w, bias, eps, groups) : ops::rms_norm(x, w, eps, groups);
+  return bias.defined() ? ops::layer_norm(x, w, bias, eps, groups)
+                        : ops::rms_norm(x, w, eps, groups);
 }
 
 LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)
@@ -45,22 +47,29 @@ LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::str
 
 at::Tensor LowRank::forward(const at::Tensor& x) const {
   const at::Tensor h = down_proj->forward(x);
-  return up_proj->forward(activation == "tanh" ? h.tanh() : activation == "sigmoid" ? h.sigmoid() : h);
+  return up_proj->forward(activation == "tanh"      ? h.tanh()
+                          : activation == "sigmoid" ? h.sigmoid()
+                                                    : h);
 }
 
-void one_of(const char* mixer, const char* field, const std::string& value, const std::vector<std::string>& names) {
+void one_of(const char* mixer, const char* field, const std::string& value,
+            const std::vector<std::string>& names) {
   if (std::ranges::find(names, value) == names.end())
-    fail("{}: {} = '{}' must be one of {}{}", mixer, field, value, join(names), did_you_mean(value, names));
+    fail("{}: {} = '{}' must be one of {}{}", mixer, field, value, join(names),
+         did_you_mean(value, names));
 }
 
 void check_scale(const char* mixer, double initial_scale, double learning_rate) {
   if (!(initial_scale > 0) || std::isinf(initial_scale))
     fail("{}: initial_scale = {} must be positive", mixer, initial_scale);
   if (!(learning_rate >= 0) || std::isinf(learning_rate))
-    fail("{}: scale_learning_rate = {} must be positive, or 0 for a fixed scale", mixer, learning_rate);
+    fail("{}: scale_learning_rate = {} must be positive, or 0 for a fixed scale", mixer,
+         learning_rate);
 }
 
-at::Tensor wide(const at::Tensor& x) { return x.to(at::promote_types(x.scalar_type(), at::kFloat)); }
+at::Tensor wide(const at::Tensor& x) {
+  return x.to(at::promote_types(x.scalar_type(), at::kFloat));
+}
 
 at::Tensor unit_length(const at::Tensor& x) {
   return x * at::rsqrt(wide(x).square().sum(-1, true) + 1e-6).to(x.scalar_type());
@@ -70,30 +79,40 @@ at::Tensor values_of_positions(const at::Tensor& k) {
   return at::eye(k.size(1), k.options()).unsqueeze(1).expand({k.size(0), -1, k.size(2), -1});
 }
 
-at::Tensor split_heads(const at::Tensor& x, int64_t num_heads) { return x.unflatten(-1, {num_heads, -1}); }
+at::Tensor split_heads(const at::Tensor& x, int64_t num_heads) {
+  return x.unflatten(-1, {num_heads, -1});
+}
 
 int64_t head_width(const char* mixer, int64_t width, int64_t num_heads) {
   if (num_heads < 1 || width < 1 || width % num_heads)
-    fail("{}: num_heads = {} must be positive and divide {} channels (d_model, or what expand makes of it)", mixer,
-         num_heads, width);
+    fail(
+        "{}: num_heads = {} must be positive and divide {} channels (d_model, "
+        "or what expand makes of it)",
+        mixer, num_heads, width);
   return width / num_heads;
 }
 
 std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t offset) const {
   const int64_t end = offset + x.size(1);
   const auto real = at::promote_types(x.scalar_type(), at::kFloat);
-  if (!cos_.defined() || cos_.size(0) < end || cos_.device() != x.device() || cos_.scalar_type() != real) {
+  if (!cos_.defined() || cos_.size(0) < end || cos_.device() != x.device() ||
+      cos_.scalar_type() != real) {
     const auto f64 = at::TensorOptions().dtype(at::kDouble);
-    const at::Tensor frequency = at::pow(base_, -at::arange(0, head_dim_, 2, f64) / double(head_dim_));
-    const at::Tensor angle = at::outer(at::arange(std::max<int64_t>(end, 256) * 5 / 4, f64), frequency);
-    cos_ = angle.cos().to(x.device(), real), sin_ = angle.sin().to(x.device(), real);
+    const at::Tensor frequency =
+        at::pow(base_, -at::arange(0, head_dim_, 2, f64) / double(head_dim_));
+    const at::Tensor angle =
+        at::outer(at::arange(std::max<int64_t>(end, 256) * 5 / 4, f64), frequency);
+    cos_ = angle.cos().to(x.device(), real);
+    sin_ = angle.sin().to(x.device(), real);
   }
   return {cos_.slice(0, offset, end), sin_.slice(0, offset, end)};
 }
 
 at::Tensor Rotary::operator()(const at::Tensor& x, int64_t offset) const {
   const auto [c, s] = angles(x, offset);
-  const at::Tensor cos = c.to(x.scalar_type()).unsqueeze(1), sin = s.to(x.scalar_type()).unsqueeze(1);  // [T, 1, D/2]
+  // [T, 1, D/2]
+  const at::Tensor cos = c.to(x.scalar_type()).unsqueeze(1),
+                   sin = s.to(x.scalar_type()).unsqueeze(1);
   const auto halves = x.chunk(2, -1);
   return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
 }

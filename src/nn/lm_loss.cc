@@ -13,18 +13,20 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Rows of logits at a time: enough to keep the matrix unit busy, few enough to stay in cache (CPU) or spare memory
-// (GPU).
+// Rows of logits at a time: enough to keep the matrix unit busy, few enough to stay in cache (CPU)
+// or spare memory (GPU).
 int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
   return std::max<int64_t>(64, elements / vocabulary);
 }
 
 struct LmLoss : torch::autograd::Function<LmLoss> {
-  static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& master, const Tensor& targets) {
+  static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& master,
+                        const Tensor& targets) {
     const Tensor weight = master.to(hidden.scalar_type());
     const int64_t count = hidden.size(0), rows = rows_at_once(hidden, weight.size(0));
-    Tensor loss = at::zeros({}, hidden.options().dtype(at::promote_types(hidden.scalar_type(), at::kFloat)));
+    Tensor loss =
+        at::zeros({}, hidden.options().dtype(at::promote_types(hidden.scalar_type(), at::kFloat)));
     Tensor dhidden = at::empty_like(hidden), dweight = at::zeros_like(master);
     for (int64_t begin = 0; begin < count; begin += rows) {
       const int64_t end = std::min(begin + rows, count);
@@ -63,7 +65,9 @@ Tensor lm_token_losses(const Tensor& hidden, const Tensor& master, const Tensor&
   const int64_t rows = rows_at_once(hidden, weight.size(0));
   std::vector<Tensor> losses;
   for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
-    const auto part = [&](const Tensor& x) { return x.slice(0, begin, std::min(begin + rows, hidden.size(0))); };
+    const auto part = [&](const Tensor& x) {
+      return x.slice(0, begin, std::min(begin + rows, hidden.size(0)));
+    };
     losses.push_back(ops::cross_entropy(ops::product(part(hidden), weight), part(targets)));
   }
   return at::cat(losses);

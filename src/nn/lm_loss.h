@@ -1,13 +1,17 @@
 #pragma once
-// The head and the cross-entropy in one, a few rows of logits at a time, so that [T, V] never stands in memory.
+// The head and the cross-entropy in one, a few rows of logits at a time, so that [T, V] never
+// stands in memory.
 #include <ATen/core/Tensor.h>
 
 namespace assay::nn {
 
-// mean_i −ln softmax(W h_i)[target_i].   hidden [N, d] (fp32, fp64, bf16), weight [V, d] (cast to hidden's dtype),
-// targets [N] i64 → scalar fp32 (fp64 for fp64). The gradients are computed on the way forward, from the same logits.
+// mean_i −ln softmax(W h_i)[target_i].
+//     hidden [N, d] (fp32, fp64, bf16), weight [V, d] (cast to hidden's dtype),
+// targets [N] i64 → scalar fp32 (fp64 for fp64). The gradients are computed on the way forward,
+// from the same logits.
 at::Tensor lm_loss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets);
 // The terms of that mean, [N] fp32 (fp64 for fp64); no gradient.
-at::Tensor lm_token_losses(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets);
+at::Tensor lm_token_losses(const at::Tensor& hidden, const at::Tensor& weight,
+                           const at::Tensor& targets);
 
 }  // namespace assay::nn

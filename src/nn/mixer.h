@@ -1,10 +1,10 @@
 #pragma once
 // A sequence mixer: the part of an architecture that moves information between positions.
 //
-// One law for every mixer: wherever a sequence is cut, the output is the same. forward() takes a piece of any length
-// and the state left by the pieces before it; step() is its fast special case for one token. One piece is the parallel
-// form, pieces of C the chunked form, pieces of one token decoding. tests/nn/mixer_forms_test.cc proves it for every
-// entry.
+// One law for every mixer: wherever a sequence is cut, the output is the same. forward() takes a
+// piece of any length and the state left by the pieces before it; step() is its fast special case
+// for one token. One piece is the parallel form, pieces of C the chunked form, pieces of one token
+// decoding. tests/nn/mixer_forms_test.cc proves it for every entry.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -31,10 +31,11 @@ class State {
   const std::map<std::string, at::Tensor>& tensors() const { return tensors_; }
   int64_t bytes() const;  // counted from the tensors, not declared
 
-  // What earlier layers hand on to later ones within one forward pass, by name (RWKV-7's first values). Not carried to
-  // the next piece, and no part of the bytes.
+  // What earlier layers hand on to later ones within one forward pass, by name (RWKV-7's first
+  // values). Not carried to the next piece, and no part of the bytes.
   std::map<std::string, at::Tensor> handed;
-  // Nothing follows this piece (a whole sequence that is trained on or scored): what it leaves may be anything.
+  // Nothing follows this piece (a whole sequence that is trained on or scored): what it leaves
+  // may be anything.
   bool last = false;
 
  private:
@@ -54,15 +55,22 @@ struct Mixer : torch::nn::Module {
   // x [B, T, d_model], any T ≥ 1 → [B, T, d_model], dtype of x. Reads the state and replaces it.
   virtual at::Tensor forward(const at::Tensor& x, State& state) = 0;
   // x [B, d_model] → [B, d_model]; the same function for one token.
-  virtual at::Tensor step(const at::Tensor& x, State& state) { return forward(x.unsqueeze(1), state).squeeze(1); }
-  // Forward FLOPs a token at sequence length `time`, beyond those of the Linear layers (which the model counts).
+  virtual at::Tensor step(const at::Tensor& x, State& state) {
+    return forward(x.unsqueeze(1), state).squeeze(1);
+  }
+  // Forward FLOPs a token at sequence length `time`, beyond those of the Linear layers (which
+  // the model counts).
   virtual double mixing_flops(int64_t time) const = 0;
   // The longest sequence that it can read.
   virtual int64_t max_time() const { return INT64_MAX; }
-  // For probes: softmax weights [B, H, T, T] of a whole sequence x [B, T, d_model]; undefined where there are none.
+  // For probes: softmax weights [B, H, T, T] of a whole sequence x [B, T, d_model]; undefined where
+  // there are none.
   virtual at::Tensor attention_weights(const at::Tensor& /*x*/) const { return {}; }
-  // Sets a parameter that the model's rule (N(0, 0.02) for matrices, constructor's value for the rest) does not suit.
-  virtual bool initialise(const std::string& /*name*/, at::Tensor& /*parameter*/, at::Generator) { return false; }
+  // Sets a parameter that the model's rule (N(0, 0.02) for matrices, constructor's value for the
+  // rest) does not suit.
+  virtual bool initialise(const std::string& /*name*/, at::Tensor& /*parameter*/, at::Generator) {
+    return false;
+  }
   virtual ParameterGroup group(const std::string& name, const at::Tensor& parameter) const {
     return default_group(name, parameter);
   }
@@ -71,10 +79,16 @@ struct Mixer : torch::nn::Module {
   virtual int numerics() const { return 1; }
 };
 
-// Where a mixer stands in its model, for those whose starting values or parts depend on it; the others take d_model.
+// Where a mixer stands in its model, for those whose starting values or parts depend on it; the
+// others take d_model.
 struct Place {
-  Place(int64_t width, int64_t index = 0, int64_t count = 1, bool is_first = true, int64_t residuals = 2)
-      : d_model(width), layer(index), num_layers(count), first(is_first), residuals_per_layer(residuals) {}
+  Place(int64_t width, int64_t index = 0, int64_t count = 1, bool is_first = true,
+        int64_t residuals = 2)
+      : d_model(width),
+        layer(index),
+        num_layers(count),
+        first(is_first),
+        residuals_per_layer(residuals) {}
   int64_t d_model, layer, num_layers;
   bool first;                   // no earlier layer has the same mixer
   int64_t residuals_per_layer;  // 1 where no channel mixer follows, otherwise 2
@@ -90,15 +104,16 @@ struct MixerEntry {
 Registry<MixerEntry>& mixers();          // sequence mixers, one file each in mixers/
 Registry<MixerEntry>& channel_mixers();  // feed-forward layers, in channel_mixers/
 
-// const RegisterMixer<Retention> registered("retention", "S_t = γ S_{t−1} + k_t v_tᵀ [RetNet, eq. 5–7]", {{},
-// {.num_heads = 3}});
+// const RegisterMixer<Retention> registered("retention", "S_t = γ S_{t−1} + k_t v_tᵀ [RetNet, eq.
+// 5–7]", {{}, {.num_heads = 3}});
 template <class M, Registry<MixerEntry>& (*registry)() = mixers>
 struct RegisterMixer {
   using Config = typename M::Config;
   RegisterMixer(const std::string& name, std::string about, std::vector<Config> tested_as) {
     MixerEntry entry;
     entry.make = [](const ConfigNode& table, const Place& place) -> std::shared_ptr<Mixer> {
-      if constexpr (std::is_constructible_v<M, Config, const Place&>) return std::make_shared<M>(read(table), place);
+      if constexpr (std::is_constructible_v<M, Config, const Place&>)
+        return std::make_shared<M>(read(table), place);
       else return std::make_shared<M>(read(table), place.d_model);
     };
     entry.fields = [] {

@@ -13,7 +13,8 @@ namespace {
 
 OpenModel read_model(const fs::path& config, const fs::path& weights) {
   const NamedTensors tensors = load_tensors(weights);
-  auto model = std::make_shared<LanguageModel>(ModelSpec::read(ConfigNode::read_file(config).child("model")));
+  auto model = std::make_shared<LanguageModel>(
+      ModelSpec::read(ConfigNode::read_file(config).child("model")));
   copy_tensors(tensors, named_parameters_of(*model), weights.string());
   return {std::move(model), weights, {}};
 }
@@ -22,15 +23,19 @@ OpenModel read_model(const fs::path& config, const fs::path& weights) {
 fs::path find_tokenizer(const fs::path& folder) {
   if (fs::exists(folder / "tokenizer.model")) return folder / "tokenizer.model";
   if (!fs::exists(folder / "run.json")) return {};
-  const auto run = nlohmann::json::parse(read_file(folder / "run.json"), nullptr, /*allow_exceptions=*/false);
-  if (!run.is_object() || !run.contains("data_folder") || !run["data_folder"].is_string()) return {};
+  const auto run =
+      nlohmann::json::parse(read_file(folder / "run.json"), nullptr, /*allow_exceptions=*/false);
+  if (!run.is_object() || !run.contains("data_folder") || !run["data_folder"].is_string())
+    return {};
   const fs::path store = run["data_folder"].get<std::string>();
   return fs::exists(store / "tokenizer.model") ? store / "tokenizer.model" : fs::path();
 }
 
-void write_new(fs::path folder, const fs::path& tokenizer, const std::function<void(const fs::path&)>& write) {
+void write_new(fs::path folder, const fs::path& tokenizer,
+               const std::function<void(const fs::path&)>& write) {
   if (folder.filename().empty()) folder = folder.parent_path();  // "out/"
-  if (fs::exists(folder)) fail("{}: is there already; choose another folder. Nothing was written.", folder.string());
+  if (fs::exists(folder))
+    fail("{}: is there already; choose another folder. Nothing was written.", folder.string());
   const fs::path temporary = folder.string() + ".writing";
   fs::remove_all(temporary);
   make_folder(temporary);
@@ -68,10 +73,12 @@ OpenModel open_model(const fs::path& path) {
   const fs::path run = fs::absolute(path / "").parent_path().parent_path().parent_path();
   if (fs::exists(path / "model.safetensors") && fs::exists(run / "config.toml"))
     return open(run, path / "model.safetensors");
-  if (fs::exists(path / "config.toml")) fail("{}: a run without a checkpoint; train it first", path.string());
+  if (fs::exists(path / "config.toml"))
+    fail("{}: a run without a checkpoint; train it first", path.string());
   if (!fs::exists(path)) fail("{}: no such model", path.string());
   fail(
-      "{}: is no model. Expected a run (config.toml, checkpoints/), a checkpoint of one, an imported model "
+      "{}: is no model. Expected a run (config.toml, checkpoints/), a checkpoint of one, "
+      "an imported model "
       "(config.toml, "
       "model.safetensors) or a Hugging Face folder (config.json, model.safetensors)",
       path.string());

@@ -12,15 +12,16 @@ namespace assay::nn {
 struct OpenModel {
   std::shared_ptr<LanguageModel> model;  // on the CPU, in fp32
   fs::path weights;                      // the file they were read from
-  fs::path tokenizer;                    // the SentencePiece model that belongs to it; empty when none is found
+  // The SentencePiece model that belongs to it; empty when none is found
+  fs::path tokenizer;
 };
-// `path`: a run (its newest checkpoint), RUN/checkpoints/step-N, an imported model, or a Hugging Face folder.
-// BadInput says what was looked for.
+// `path`: a run (its newest checkpoint), RUN/checkpoints/step-N, an imported model, or a Hugging
+// Face folder. BadInput says what was looked for.
 OpenModel open_model(const fs::path& path);
 
-// Writes an imported model, {config.toml, model.safetensors, tokenizer.model if there is one}, or a Hugging Face
-// folder, {config.json, model.safetensors, tokenizer.model}. The folder appears whole; BadInput when it is there
-// already.
+// Writes an imported model, {config.toml, model.safetensors, tokenizer.model if there is one}, or a
+// Hugging Face folder, {config.json, model.safetensors, tokenizer.model}. The folder appears whole;
+// BadInput when it is there already.
 void save_model(const fs::path& folder, const OpenModel& model);
 void export_model(const fs::path& folder, const OpenModel& model, const nlohmann::json& settings,
                   const std::string& layout = "");

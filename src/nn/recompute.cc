@@ -28,13 +28,14 @@ std::vector<at::Tensor> Holder::run(const std::vector<at::Tensor>& inputs, bool 
     explicit Running(Holder* layer) : outer(std::exchange(running, layer)) {}
     ~Running() { running = outer; }
   } const scope(this);
-  again = repeated, recalled = 0;
+  again = repeated;
+  recalled = 0;
   return body(inputs);
 }
 
 struct Recompute : torch::autograd::Function<Recompute> {
-  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* context, at::TensorList inputs,
-                                         const Body& body) {
+  static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* context,
+                                         at::TensorList inputs, const Body& body) {
     const auto holder = c10::make_intrusive<Holder>(body);
     context->saved_data["body"] = c10::IValue::make_capsule(holder);
     context->save_for_backward(inputs.vec());
@@ -43,10 +44,12 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context,
                                           std::vector<at::Tensor> gradients) {
-    const auto holder = c10::static_intrusive_pointer_cast<Holder>(context->saved_data["body"].toCapsule());
+    const auto holder =
+        c10::static_intrusive_pointer_cast<Holder>(context->saved_data["body"].toCapsule());
     const at::AutoGradMode with_grad(true);
     std::vector<at::Tensor> inputs;
-    for (const at::Tensor& input : context->get_saved_variables()) inputs.push_back(input.detach().requires_grad_());
+    for (const at::Tensor& input : context->get_saved_variables())
+      inputs.push_back(input.detach().requires_grad_());
     torch::autograd::backward(holder->run(inputs, true), gradients);
     for (at::Tensor& input : inputs) input = input.grad();
     inputs.emplace_back();  // of the body
@@ -65,18 +68,24 @@ void remember(const at::Tensor& found) {
   if (running && !running->again) running->remembered.push_back(found.detach());
 }
 
-at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor&, Handed&)>& layer, const at::Tensor& x,
-                      Handed& handed) {
+at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor&, Handed&)>& layer,
+                      const at::Tensor& x, Handed& handed) {
   std::vector<at::Tensor> inputs = {x};
   std::vector<std::string> before;
-  for (const auto& [name, tensor] : handed) before.push_back(name), inputs.push_back(tensor);
+  for (const auto& [name, tensor] : handed) {
+    before.push_back(name);
+    inputs.push_back(tensor);
+  }
   const auto after = std::make_shared<std::vector<std::string>>();
   const Body body = [layer, before, after](const std::vector<at::Tensor>& in) {
     Handed named;
     for (size_t i = 0; i < before.size(); ++i) named[before[i]] = in[i + 1];
     std::vector<at::Tensor> out = {layer(in[0], named)};
     after->clear();
-    for (const auto& [name, tensor] : named) after->push_back(name), out.push_back(tensor);
+    for (const auto& [name, tensor] : named) {
+      after->push_back(name);
+      out.push_back(tensor);
+    }
     return out;
   };
   const auto out = Recompute::apply(at::TensorList(inputs), body);

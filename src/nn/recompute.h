@@ -1,5 +1,6 @@
 #pragma once
-// Activation checkpointing: keep a layer's input, compute its inside again in the backward.          [Chen et al. 2016]
+// Activation checkpointing: keep a layer's input, compute its inside again in the backward. [Chen
+// et al. 2016]
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -11,14 +12,14 @@ namespace assay::nn {
 
 using Handed = std::map<std::string, at::Tensor>;  // what layers hand on to later ones, by name
 
-// layer(x, handed) with the memory of its inputs alone. The layer must be a pure function of them and of parameters
-// that need gradients; it may read, add to and replace what is handed on.
-at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor& x, Handed& handed)>& layer, const at::Tensor& x,
-                      Handed& handed);
+// layer(x, handed) with the memory of its inputs alone. The layer must be a pure function of them
+// and of parameters that need gradients; it may read, add to and replace what is handed on.
+at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor& x, Handed& handed)>& layer,
+                      const at::Tensor& x, Handed& handed);
 
-// What the first run of a recomputed layer found without gradients, and the second need not find again (a choice):
-// tensors that the first gave to remember, in their order. Outside recomputed layers nothing is recalled and nothing
-// remembered.
+// What the first run of a recomputed layer found without gradients, and the second need not find
+// again (a choice): tensors that the first gave to remember, in their order. Outside recomputed
+// layers nothing is recalled and nothing remembered.
 std::optional<at::Tensor> recalled();
 void remember(const at::Tensor& found);
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the RWKV generations share: the token shift, and starting values that depend on channel and layer.   [RWKV-LM,
-// BlinkDL]
+// What the RWKV generations share: the token shift, and starting values that depend on channel and
+// layer. [RWKV-LM, BlinkDL]
 #include <cmath>
 #include <optional>
 
@@ -8,8 +8,8 @@
 
 namespace assay::nn::rwkv {
 
-// x_{−1} = state[name] [B, d], none at the beginning; leaves x_{T−1} of x [B, T, d] there. As ops::token_shift takes
-// it.
+// x_{−1} = state[name] [B, d], none at the beginning; leaves x_{T−1} of x [B, T, d] there. As
+// ops::token_shift takes it.
 std::optional<at::Tensor> before(const at::Tensor& x, State& state, const std::string& name);
 
 // Channel i of `count`: i / count and i / (count − 1), float64.
@@ -18,21 +18,26 @@ at::Tensor ramp(int64_t count);
 inline double depth(const Place& place) {
   return double(place.layer) / double(std::max<int64_t>(place.num_layers - 1, 1));
 }
-inline double height(const Place& place) { return 1 - double(place.layer) / double(place.num_layers); }
+inline double height(const Place& place) {
+  return 1 - double(place.layer) / double(place.num_layers);
+}
 
 // RWKV-7's ranks: factor · √d_model, rounded to 32, at least 32.
 int64_t default_rank(double factor, int64_t d_model);
 
-// RWKV-5 and 6, [d] float64: w₀ of the decay exp(−exp(w₀)), from −6 to −1; u, the bonus of the present token.
+// RWKV-5 and 6, [d] float64: w₀ of the decay exp(−exp(w₀)), from −6 to −1; u, the bonus of
+// the present token.
 at::Tensor decay_start(const Place& place);
 at::Tensor bonus_start(const Place& place);
 
-// As the training code groups parameters: w₀ of the decay learns at twice the rate, the matrices of low-rank paths do
-// not decay.
+// As the training code groups parameters: w₀ of the decay learns at twice the rate, the matrices of
+// low-rank paths do not decay.
 ParameterGroup time_mix_group(const std::string& name, const at::Tensor& parameter);
 
-// Of a time mix: the weight of the norm of each head, ((layer + 1) / layers)^0.7; orthogonal projections times 1 for r
-// and v, 0.1 for k and g, and 0 for the output. True when `name` was one of them.
-bool initialise_time_mix(const std::string& name, at::Tensor& parameter, const Place& place, at::Generator generator);
+// Of a time mix: the weight of the norm of each head, ((layer + 1) / layers)^0.7; orthogonal
+// projections times 1 for r and v, 0.1 for k and g, and 0 for the output. True when `name` was
+// one of them.
+bool initialise_time_mix(const std::string& name, at::Tensor& parameter, const Place& place,
+                         at::Generator generator);
 
 }  // namespace assay::nn::rwkv

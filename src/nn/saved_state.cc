@@ -11,7 +11,8 @@ namespace {
 std::string fingerprint(const LanguageModel& model) {
   std::string text = model.spec.toml();
   for (const auto& [name, weight] : named_parameters_of(model)) {
-    const at::Tensor begin = weight.detach().flatten().slice(0, 0, 256).to(at::kCPU, at::kFloat).contiguous();
+    const at::Tensor begin =
+        weight.detach().flatten().slice(0, 0, 256).to(at::kCPU, at::kFloat).contiguous();
     text += name + std::string(static_cast<const char*>(begin.data_ptr()), size_t(begin.nbytes()));
   }
   return sha256(text);
@@ -27,7 +28,8 @@ at::Tensor placed(const at::Tensor& t, const LanguageModel& model, int64_t batch
 
 }  // namespace
 
-void save_generation(const fs::path& file, const LanguageModel& model, const Generation& generation) {
+void save_generation(const fs::path& file, const LanguageModel& model,
+                     const Generation& generation) {
   NamedTensors tensors = {{"tokens", at::tensor(generation.tokens, at::kLong)}};
   for (size_t i = 0; i < generation.state.layers.size(); ++i)
     for (const auto& [name, tensor] : generation.state.layers[i].tensors())
@@ -41,7 +43,8 @@ void save_generation(const fs::path& file, const LanguageModel& model, const Gen
 Generation load_generation(const fs::path& file, const LanguageModel& model, int64_t batch) try {
   const Safetensors in(file);
   const auto& said = in.metadata();
-  if (!in.has("tokens") || !said.contains("model") || !said.contains("dtype") || !said.contains("position"))
+  if (!in.has("tokens") || !said.contains("model") || !said.contains("dtype") ||
+      !said.contains("position"))
     fail("{}: not a saved generation", file.string());
   if (said.at("model") != fingerprint(model))
     fail("{}: saved from another model, or from other weights of it", file.string());
@@ -59,7 +62,8 @@ Generation load_generation(const fs::path& file, const LanguageModel& model, int
         placed(to_tensor(entry), model, batch);
   }
   if (out.state.position < 0 || out.state.position >= int64_t(out.tokens.size()))
-    fail("{}: says that {} of its {} tokens were read", file.string(), out.state.position, out.tokens.size());
+    fail("{}: says that {} of its {} tokens were read", file.string(), out.state.position,
+         out.tokens.size());
   return out;
 } catch (const std::logic_error&) {  // a name without a layer, a position that is no number
   fail("{}: not a saved generation", file.string());

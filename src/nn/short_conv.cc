@@ -8,9 +8,11 @@
 
 namespace assay::nn {
 
-ShortConv::ShortConv(int64_t channels, int64_t width, bool with_bias, std::string act, double start_std)
+ShortConv::ShortConv(int64_t channels, int64_t width, bool with_bias, std::string act,
+                     double start_std)
     : activation(std::move(act)), start(start_std) {
-  if (width < 0 || width > 8) fail("conv_width = {} must be 1 to 8, or 0 for no convolution", width);
+  if (width < 0 || width > 8)
+    fail("conv_width = {} must be 1 to 8, or 0 for no convolution", width);
   if (!(start >= 0) || std::isinf(start))
     fail("conv_std = {} must be positive, or 0 for uniform starting values", start);
   if (width == 0) return;
@@ -26,7 +28,8 @@ at::Tensor ShortConv::forward(const at::Tensor& x, State& state) const {
   return y;
 }
 
-bool ShortConv::initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) const {
+bool ShortConv::initialise(const std::string& name, at::Tensor& parameter,
+                           at::Generator generator) const {
   if (name != "conv.weight" && name != "conv.bias") return false;
   if (start == 0) {
     const double bound = 1 / std::sqrt(double(weight.size(1)));

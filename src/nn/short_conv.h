@@ -1,17 +1,22 @@
 #pragma once
-// The short causal convolution along time that recurrent mixers put before their recurrence.          [H3; Mamba]
-//   y_t = silu(Σ_j w_j ⊙ x_{t−K+1+j} + b)     depthwise, K taps, zeros before the start; K = 0: silu alone
+// The short causal convolution along time that recurrent mixers put before their
+// recurrence. [H3; Mamba]
+//   y_t = silu(Σ_j w_j ⊙ x_{t−K+1+j} + b)
+//       depthwise, K taps, zeros before the start; K = 0: silu alone
 #include "nn/mixer.h"
 
 namespace assay::nn {
 
 struct ShortConv : torch::nn::Module {
   // width 0 to 8; activation "silu" or "none"; start: see initialise().
-  ShortConv(int64_t channels, int64_t width, bool with_bias, std::string activation = "silu", double start = 0);
-  // x [B, T, channels] → the same; reads and replaces state["conv"], the last K − 1 inputs [B, channels, K − 1].
+  ShortConv(int64_t channels, int64_t width, bool with_bias, std::string activation = "silu",
+            double start = 0);
+  // x [B, T, channels] → the same; reads and replaces state["conv"], the last K − 1 inputs [B,
+  // channels, K − 1].
   at::Tensor forward(const at::Tensor& x, State& state) const;
   // For Mixer::initialise: fills conv.weight or conv.bias; returns false for any other name.
-  // start = 0: both uniform in ±1/√K, as torch's Conv1d does. start > 0: weights N(0, start), the bias 0.
+  // start = 0: both uniform in ±1/√K, as torch's Conv1d does. start > 0: weights N(0, start),
+  // the bias 0.
   bool initialise(const std::string& name, at::Tensor& parameter, at::Generator) const;
 
   at::Tensor weight, bias;  // [channels, K], [channels]; undefined where there is none

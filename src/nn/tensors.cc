@@ -13,9 +13,10 @@ struct DtypeName {
   at::ScalarType type;
   const char* name;
 };
-constexpr DtypeName kDtypes[] = {
-    {at::kDouble, "F64"}, {at::kFloat, "F32"}, {at::kHalf, "F16"}, {at::kBFloat16, "BF16"}, {at::kLong, "I64"},
-    {at::kInt, "I32"},    {at::kShort, "I16"}, {at::kChar, "I8"},  {at::kByte, "U8"},       {at::kBool, "BOOL"}};
+constexpr DtypeName kDtypes[] = {{at::kDouble, "F64"},    {at::kFloat, "F32"}, {at::kHalf, "F16"},
+                                 {at::kBFloat16, "BF16"}, {at::kLong, "I64"},  {at::kInt, "I32"},
+                                 {at::kShort, "I16"},     {at::kChar, "I8"},   {at::kByte, "U8"},
+                                 {at::kBool, "BOOL"}};
 
 std::string shape_text(at::IntArrayRef shape) {
   return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
@@ -33,7 +34,8 @@ at::Tensor to_tensor(const TensorEntry& entry) {
   for (const auto& [type, name] : kDtypes)
     if (entry.dtype == name) {
       at::Tensor tensor = at::empty(entry.shape, type);
-      if (!entry.bytes.empty()) std::memcpy(tensor.data_ptr(), entry.bytes.data(), entry.bytes.size());
+      if (!entry.bytes.empty())
+        std::memcpy(tensor.data_ptr(), entry.bytes.data(), entry.bytes.size());
       return tensor;
     }
   fail("tensor '{}' has dtype {}, which is not supported here", entry.name, entry.dtype);
@@ -48,11 +50,13 @@ void save_tensors(const fs::path& file, const NamedTensors& tensors,
     const at::Tensor& host = held.back().second;
     const auto dtype = std::ranges::find(kDtypes, host.scalar_type(), &DtypeName::type);
     if (dtype == std::end(kDtypes))
-      fail<Error>("tensor '{}': safetensors has no dtype for {}", name, c10::toString(host.scalar_type()));
+      fail<Error>("tensor '{}': safetensors has no dtype for {}", name,
+                  c10::toString(host.scalar_type()));
     entries.push_back({name,
                        dtype->name,
                        host.sizes().vec(),
-                       {static_cast<const std::byte*>(host.data_ptr()), size_t(host.numel() * host.element_size())}});
+                       {static_cast<const std::byte*>(host.data_ptr()),
+                        size_t(host.numel() * host.element_size())}});
   }
   write_safetensors(file, entries, metadata);
 }

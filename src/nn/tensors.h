@@ -22,8 +22,8 @@ void save_tensors(const fs::path& file, const NamedTensors& tensors,
 NamedTensors load_tensors(const fs::path& file);  // copies, on the CPU, in the order of the file
 at::Tensor to_tensor(const TensorEntry& entry);   // a copy, on the CPU
 
-// Copies `source` into `target` by name. BadInput, with `where` and the nearest name, when a name is missing, unknown
-// or of another shape; nothing is copied then.
+// Copies `source` into `target` by name. BadInput, with `where` and the nearest name, when a name
+// is missing, unknown or of another shape; nothing is copied then.
 void copy_tensors(const NamedTensors& source, NamedTensors target, const std::string& where);
 
 }  // namespace assay::nn

@@ -56,14 +56,16 @@ std::string value_of(const Architecture& a, const std::string& name) {
 std::optional<double> number(const std::string& text) {
   double value;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(value)
+                                                                  : std::nullopt;
 }
 
 // The position of each value: numbers by their logarithm, 0 (none) before the first, a number below
 // 0 (all) after the last; words in the order of the models.
 std::map<std::string, double> places(const std::vector<std::string>& values) {
   std::map<std::string, double> out;
-  const bool numbers = std::ranges::all_of(values, [](const auto& text) { return number(text).has_value(); });
+  const bool numbers =
+      std::ranges::all_of(values, [](const auto& text) { return number(text).has_value(); });
   double low = INFINITY, high = -INFINITY;
   for (const std::string& text : values)
     if (const auto value = number(text); value && *value > 0) {
@@ -104,8 +106,9 @@ template <class Read>
 void draw(Figure& figure, Models family, const std::string& name, Read&& read) {
   std::map<std::string, double> place;
   for (const auto& [at, text] : figure.x.ticks) place[text == "all" ? "-1" : text] = at;
-  std::ranges::sort(family, {},
-                    [&](const Architecture* a) { return std::pair(place.at(value_of(*a, name)), a->style); });
+  std::ranges::sort(family, {}, [&](const Architecture* a) {
+    return std::pair(place.at(value_of(*a, name)), a->style);
+  });
   Series line{.name = family.front()->name, .style = family.front()->style, .marker = 0};
   std::vector<Series> points;
   for (const Architecture* a : family) {
@@ -174,10 +177,11 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
 FigureGroup ablation_plots(const Setting& setting) {
   FigureGroup group{
       .title = "One hyper-parameter at a time",
-      .note = "A line joins models that differ in no other hyper-parameter of the model; learning "
-              "rates may differ, as each is tuned. Bars of Δ_end are simultaneous 95 % intervals, "
-              "and 0 is the reference; bars of the entropy are the range of the seeds. Numbers are "
-              "placed by their logarithm. 0 (none) and −1 (all) are placed apart."};
+      .note =
+          "A line joins models that differ in no other hyper-parameter of the model; learning "
+          "rates may differ, as each is tuned. Bars of Δ_end are simultaneous 95 % intervals, "
+          "and 0 is the reference; bars of the entropy are the range of the seeds. Numbers are "
+          "placed by their logarithm. 0 (none) and −1 (all) are placed apart."};
   std::vector<std::string> names;
   for (const Architecture& a : setting.architectures)
     for (const auto& [name, value] : of_model(a))

@@ -46,8 +46,7 @@ void fit_training_losses(std::vector<Evaluation>& evaluations,
     const int64_t step = evaluations[k].step;
     const bool last = k + 1 == evaluations.size();
     const int64_t after = last ? step : evaluations[k + 1].step;
-    evaluations[k].training_loss =
-        training_loss_at(lines, step, evaluations[k - 1].step, after);
+    evaluations[k].training_loss = training_loss_at(lines, step, evaluations[k - 1].step, after);
   }
 }
 
@@ -56,18 +55,14 @@ RunEnd read_end(const Json& row, const Setting& setting) {
   RunEnd end{.training_loss = kNone,
              .held_out_loss = mean_of_sets(sets, setting.train, setting.held_out),
              .test_loss = mean_of_sets(sets, setting.test, setting.split),
-             .bits_per_byte =
-                 mean_of_sets(sets, setting.test, setting.split, "bits_per_byte")};
+             .bits_per_byte = mean_of_sets(sets, setting.test, setting.split, "bits_per_byte")};
   for (const std::string& domain : setting.test)
     end.test_losses[domain] = mean_of_sets(sets, {domain}, setting.split);
   return end;
 }
 
 Run read_run(const Json& row, const Setting& setting, study::Store& store) {
-  Run run{.row = row,
-          .seed = row["seed"],
-          .tokens = row["tokens"],
-          .end = read_end(row, setting)};
+  Run run{.row = row, .seed = row["seed"], .tokens = row["tokens"], .end = read_end(row, setting)};
   std::vector<TrainingLine> lines;
   for (const Json& line : store.metrics(row["key"]))
     lines.push_back({.step = line.at("step"), .loss = number(line, "loss")});
@@ -171,8 +166,8 @@ double warmup_tokens(const Setting& setting) {
 }
 
 // Mean loss over the test domains in each of equal parts of the range, mean over runs.
-std::vector<double> means_in_parts(const std::vector<Run>& from, Kind kind,
-                                   const stats::Runs& runs, stats::Range range, double after) {
+std::vector<double> means_in_parts(const std::vector<Run>& from, Kind kind, const stats::Runs& runs,
+                                   stats::Range range, double after) {
   std::vector<double> out(kParts, 0.0);
   for (size_t r = 0; r < runs.size(); ++r) {
     std::vector<double> losses;
@@ -182,10 +177,9 @@ std::vector<double> means_in_parts(const std::vector<Run>& from, Kind kind,
     const double width = range.width() / kParts;
     for (size_t part = 0; part < kParts; ++part) {
       const double low = range.low + double(part) * width;
-      const auto weights = stats::mean_weights(curve, losses.size(),
-                                               {low, std::min(low + width, range.high)});
-      const double sum =
-          std::inner_product(weights.begin(), weights.end(), losses.begin(), 0.0);
+      const auto weights =
+          stats::mean_weights(curve, losses.size(), {low, std::min(low + width, range.high)});
+      const double sum = std::inner_product(weights.begin(), weights.end(), losses.begin(), 0.0);
       out[part] += sum / double(runs.size());
     }
   }

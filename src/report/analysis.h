@@ -22,12 +22,13 @@ const char* name(Kind kind);             // "held-out", "training"
 
 struct Evaluation {
   int64_t step = 0;
-  double tokens = 0;                          // seen so far
-  double training_loss = 0;                   // centred on this step (training_loss.h); NaN at step 0
-  double held_out_loss = 0;                   // mean over the training domains
-  double test_loss = 0;                       // mean over the test domains
-  std::map<std::string, double> test_losses;  // by test domain
-  Json sets;                                  // {"cc.valid": {"loss", …}, …}
+  double tokens = 0;  // seen so far
+  // Centred on this step (training_loss.h); NaN at step 0
+  double training_loss = 0;
+  double held_out_loss = 0;                            // mean over the training domains
+  double test_loss = 0;                                // mean over the test domains
+  std::map<std::string, double> test_losses;           // by test domain
+  Json sets;                                           // {"cc.valid": {"loss", …}, …}
   std::vector<std::vector<double>> attention_entropy;  // by layer and head; may be empty
   double pretraining_loss(Kind kind) const {
     return kind == Kind::training ? training_loss : held_out_loss;
@@ -65,11 +66,11 @@ struct Architecture {
   std::string name;
   int style = 0;  // 0 is the reference; 1, 2, … select colour and symbol in every figure
   std::map<int64_t, std::vector<Run>> budgets;  // runs with the purpose "study", by tokens
-  bool comparable = true;  // false: other data or numerics versions than the reference
-  stats::EndResult end;                         // the primary comparison; not set for the reference
+  bool comparable = true;   // false: other data or numerics versions than the reference
+  stats::EndResult end;     // the primary comparison; not set for the reference
   double tokens_ratio = 0;  // tokens over those of the reference at equal held-out loss, or NaN
   std::map<std::string, std::vector<Run>> check_runs;  // by purpose: at other learning rates
-  std::vector<Check> checks;          // the primary comparison of check_runs
+  std::vector<Check> checks;                           // the primary comparison of check_runs
   std::vector<Comparison> comparisons;
   std::vector<std::string> warnings;  // reasons to doubt the comparison
 
@@ -80,11 +81,11 @@ struct Architecture {
 };
 
 struct Setting {
-  std::string name;                         // "" when the study has one
-  std::vector<std::string> train, test;     // domains; test = train in the mixed-domain setting
-  std::string held_out, split;              // split of the training domains; of the test domains
-  bool mixed = false;                       // nothing is out of domain
-  std::vector<Kind> kinds;                  // of the secondary comparison
+  std::string name;                      // "" when the study has one
+  std::vector<std::string> train, test;  // domains; test = train in the mixed-domain setting
+  std::string held_out, split;           // split of the training domains; of the test domains
+  bool mixed = false;                    // nothing is out of domain
+  std::vector<Kind> kinds;               // of the secondary comparison
   Ladder ladder;
   std::vector<Grid> grids;                  // the learning rates that were tried, by model
   Json overlap;                             // of test and training text (Store::overlap)

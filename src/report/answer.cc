@@ -45,7 +45,8 @@ std::string both_facts(const Architecture& a, const Setting& setting) {
         where, tokens, nats(difference), setting.pretraining_name());
   if (a.end.verdict == Verdict::equivalent && std::abs(difference) > setting.ladder.margin)
     return fmt::format(
-        "Its final loss {} at {} tokens is {} than that of the reference ({} nats), and it is still "
+        "Its final loss {} at {} tokens is {} than that of the reference ({} nats), "
+        "and it is still "
         "equivalent: it learned {} from the same tokens, and its loss there is what its {} "
         "predicts.",
         where, tokens, difference > 0 ? "higher" : "lower", nats(difference),
@@ -118,7 +119,8 @@ Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); 
 std::string question(const Setting& setting) {
   if (setting.mixed)
     return fmt::format(
-        "Trained on {} and tested on held-out text of the same domains (split {}). The question: at "
+        "Trained on {} and tested on held-out text of the same domains (split {}). The question: "
+        "at "
         "equal training loss, does an architecture reach the same held-out loss as the reference?",
         join(setting.train), setting.held_out);
   return fmt::format(
@@ -165,8 +167,9 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
         "The reference still learns to recall at its last rung. A longer ladder may change the "
         "verdicts.");
   if (!ladder.clusters.empty() && !ladder.clustered_by_source)
-    out.push_back("The store names no sources of documents, so each document counts as independent: "
-                  "the intervals hold for these texts only.");
+    out.push_back(
+        "The store names no sources of documents, so each document counts as independent: "
+        "the intervals hold for these texts only.");
   for (const std::string& warning : ladder.warnings) out.push_back(warning);
   if (const std::string text = reference_warning(setting); !text.empty()) out.push_back(text);
   add_missing_runs(out, setting, study);

@@ -10,9 +10,9 @@
 namespace assay::report {
 
 struct Item {
-  std::string section;                      // heading of the page; items of one section follow
-  std::variant<Table, FigureGroup> content; // each other
-  bool folded = false;                      // closed at first
+  std::string section;                       // heading of the page; items of one section follow
+  std::variant<Table, FigureGroup> content;  // each other
+  bool folded = false;                       // closed at first
 };
 
 // Empty tables and groups are left out. The first item is the table of verdicts. Tables that are

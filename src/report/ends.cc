@@ -234,7 +234,8 @@ std::vector<Foretold> predictions(const Setting& setting) {
   if (!setting.ladder.problem.empty() || setting.ladder.budgets.empty()) return out;
   for (const Architecture& a : setting.architectures) {
     if (a.style == 0 || !a.comparable) continue;
-    const auto judged = std::ranges::find(a.end.budgets, a.end.tokens, &stats::BudgetResult::tokens);
+    const auto judged =
+        std::ranges::find(a.end.budgets, a.end.tokens, &stats::BudgetResult::tokens);
     if (judged == a.end.budgets.end() || judged == a.end.budgets.begin()) continue;
     if (!judged->problem.empty() || !judged->caveat.empty()) continue;
     const auto found = stats::predict_ends(

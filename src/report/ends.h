@@ -15,14 +15,14 @@ struct Setting;
 // The reference's side of the comparison.
 struct Ladder {
   std::vector<stats::Budget> budgets;
-  std::string problem;                // why no architecture can be compared; empty otherwise
-  std::string advice;                 // what to add to the plan where there is a problem
+  std::string problem;  // why no architecture can be compared; empty otherwise
+  std::string advice;   // what to add to the plan where there is a problem
   std::vector<std::string> warnings;
-  double critical = 1;                // see stats::LadderResult
+  double critical = 1;  // see stats::LadderResult
   double margin = stats::LadderOptions{}.margin;
   bool mature = false;
-  bool clustered_by_source = false;   // false: by document
-  std::vector<double> recall;         // by rung
+  bool clustered_by_source = false;                      // false: by document
+  std::vector<double> recall;                            // by rung
   std::vector<std::pair<std::string, size_t>> clusters;  // by domain
 };
 

@@ -9,9 +9,9 @@ namespace {
 
 constexpr std::array kColours = {"#222222", "#0072B2", "#D55E00", "#009E73", "#CC79A7",
                                  "#B8860B", "#3A9BDC", "#7A5195", "#7F7F7F"};
-constexpr std::array kShapes = {Shape::circle,        Shape::square, Shape::diamond,
-                                Shape::triangle_up,   Shape::cross,  Shape::triangle_down,
-                                Shape::star,          Shape::saltire};
+constexpr std::array kShapes = {Shape::circle,      Shape::square, Shape::diamond,
+                                Shape::triangle_up, Shape::cross,  Shape::triangle_down,
+                                Shape::star,        Shape::saltire};
 
 }  // namespace
 

@@ -9,13 +9,14 @@ namespace assay::report {
 
 struct Series {
   std::string name;
-  int style = 0;                  // 0: the reference (black circles), then one colour and symbol each
+  // 0: the reference (black circles), then one colour and symbol each
+  int style = 0;
   std::vector<double> x, y;       // points that are not finite are left out
   std::vector<double> low, high;  // ends of an error bar; empty for none
   bool line = true;
-  double marker = 3;     // radius in pixels; the last point of a line is drawn larger
-  bool upright = false;  // the error bar runs along y, not x
-  bool hollow = false;   // symbols are drawn as outlines
+  double marker = 3;                   // radius in pixels; the last point of a line is drawn larger
+  bool upright = false;                // the error bar runs along y, not x
+  bool hollow = false;                 // symbols are drawn as outlines
   std::vector<std::string> tips = {};  // tooltip of each point; empty: the name and both values
 };
 
@@ -34,11 +35,12 @@ struct Figure {
   bool identity = false;                  // the line y = x
   std::optional<double> vertical = {};    // a line at this x
   std::optional<double> horizontal = {};  // a line at this y
-  double band = 0;   // half-width of the margin band around `vertical` or `horizontal`
+  double band = 0;                // half-width of the margin band around `vertical` or `horizontal`
   int width = 480, height = 340;  // of the drawing without its legend, in pixels
 };
 
-const char* colour(int style);  // palette of Okabe and Ito, which colour-blind readers can tell apart
+// Palette of Okabe and Ito, which colour-blind readers can tell apart
+const char* colour(int style);
 enum class Shape { circle, square, diamond, triangle_up, cross, triangle_down, star, saltire };
 Shape shape(int style);
 

@@ -1,4 +1,5 @@
-// The tables of hyper-parameters: what differs between the models of a setting, and what they share.
+// The tables of hyper-parameters: what differs between the models of a setting, and
+// what they share.
 #include <algorithm>
 #include <map>
 
@@ -14,7 +15,9 @@ void flatten(const ConfigNode& table, const std::string& prefix, Hyperparameters
   for (const std::string& key : table.keys()) {
     const std::string name = prefix.empty() ? key : prefix + "." + key;
     if (table.is_table(key)) flatten(table.child(key), name, out);
-    else if (name != "train.seed" && name != "train.tokens" && name != "train.steps") out.emplace_back(name, table.value(key));  // in the table of runs
+    // In the table of runs
+    else if (name != "train.seed" && name != "train.tokens" && name != "train.steps")
+      out.emplace_back(name, table.value(key));
   }
 }
 
@@ -31,7 +34,8 @@ struct Configurations {
     }
   }
   bool differs(const std::string& name) const {
-    return std::ranges::any_of(models, [&](auto& m) { return !m.contains(name) || m.at(name) != models[0].at(name); });
+    return std::ranges::any_of(
+        models, [&](auto& m) { return !m.contains(name) || m.at(name) != models[0].at(name); });
   }
 };
 
@@ -67,13 +71,15 @@ Table differing_table(const Setting& setting) {
     std::string list;
     for (const Run& run : a.runs()) list += (list.empty() ? "" : ", ") + std::to_string(run.seed);
     seeds.push_back(list);
-    parameters.push_back(thousands(a.runs().front().row["provenance"].value("parameters", int64_t{0})));
+    parameters.push_back(
+        thousands(a.runs().front().row["provenance"].value("parameters", int64_t{0})));
   }
   table.rows = {seeds, parameters};
   for (const std::string& name : all.order) {
     if (all.differs(name)) {
       std::vector<Cell> row = {name};
-      for (const Values& model : all.models) row.push_back(model.contains(name) ? model.at(name) : "–");
+      for (const Values& model : all.models)
+        row.push_back(model.contains(name) ? model.at(name) : "–");
       table.rows.push_back(std::move(row));
     }
   }

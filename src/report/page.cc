@@ -107,7 +107,7 @@ std::string legend(const Setting& setting) {
 }
 
 std::string html(const FigureGroup& group) {
-  const char* layout = group.large                ? " large"
+  const char* layout = group.large                 ? " large"
                        : group.figures.size() == 1 ? " large"
                        : group.figures.size() % 3  ? " pairs"
                                                    : "";
@@ -163,8 +163,7 @@ std::string facts(const Setting& setting) {
     out += fmt::format("<div class=\"facts\"><p><b>{}</b> ({})</p>", escape(a.name),
                        word(a.end.verdict));
     out += fmt::format("<p>{}</p>", html_text(join(findings, " ")));
-    for (const std::string& warning : warnings)
-      out += fmt::format("<p>{}</p>", html_text(warning));
+    for (const std::string& warning : warnings) out += fmt::format("<p>{}</p>", html_text(warning));
     out += "</div>\n";
   }
   return out;
@@ -183,8 +182,8 @@ std::string opening(const SettingContents& s, const Study& study) {
   const Setting& setting = *s.setting;
   std::string out;
   if (!setting.name.empty())
-    out += fmt::format("<h2 id=\"{}\">{}</h2>\n", anchor(setting, "verdicts"),
-                       escape(setting.name));
+    out +=
+        fmt::format("<h2 id=\"{}\">{}</h2>\n", anchor(setting, "verdicts"), escape(setting.name));
   out += fmt::format("<p>{} Reference: <b>{}</b>.</p>\n", escape(question(setting)),
                      escape(study.reference));
   for (const Item& item : s.items)

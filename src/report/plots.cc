@@ -81,12 +81,12 @@ Figure along_training(const Setting& setting, Kind kind) {
 }
 
 Figure difference(const Setting& setting, Kind kind) {
-  Figure figure{.id = figure_id(setting, fmt::format("difference-{}", name(kind))),
-                .title = fmt::format("Difference at equal {} loss", name(kind)),
-                .x = {.title = fmt::format("{} loss, nats per token", name(kind))},
-                .y = {.title = std::string(setting.test_name()) + " − reference",
-                      .least = kLeastDifference},
-                .horizontal = 0};
+  Figure figure{
+      .id = figure_id(setting, fmt::format("difference-{}", name(kind))),
+      .title = fmt::format("Difference at equal {} loss", name(kind)),
+      .x = {.title = fmt::format("{} loss, nats per token", name(kind))},
+      .y = {.title = std::string(setting.test_name()) + " − reference", .least = kLeastDifference},
+      .horizontal = 0};
   for (const Architecture& a : setting.architectures)
     for (const Comparison& c : a.comparisons) {
       if (c.kind != kind || c.profile.empty()) continue;
@@ -156,10 +156,11 @@ Figure entropy_by_layer(const Setting& setting) {
 
 FigureGroup training_curves(const Setting& setting) {
   FigureGroup group{.title = "Curves along training",
-                    .note = "One line per run, at every budget; a symbol marks its end. The "
-                            "training loss is a local straight-line fit to the training steps. "
-                            "Points along a run have different learning rates, so they carry no "
-                            "verdict."};
+                    .note =
+                        "One line per run, at every budget; a symbol marks its end. The "
+                        "training loss is a local straight-line fit to the training steps. "
+                        "Points along a run have different learning rates, so they carry no "
+                        "verdict."};
   group.figures.push_back(curve(setting, "curve-training", "Training loss",
                                 [](const Evaluation& e) { return e.training_loss; }));
   group.figures.push_back(curve(setting, "curve-held-out", "Held-out loss, training domains",
@@ -173,8 +174,9 @@ FigureGroup training_curves(const Setting& setting) {
 
 FigureGroup difference_plots(const Setting& setting) {
   FigureGroup group{.title = "Secondary: the difference along training",
-                    .note = "The mean of each line is the number in the table above. It has the "
-                            "same biases."};
+                    .note =
+                        "The mean of each line is the number in the table above. It has the "
+                        "same biases."};
   for (const Kind kind : setting.kinds)
     if (Figure figure = difference(setting, kind); !figure.series.empty())
       group.figures.push_back(std::move(figure));
@@ -183,10 +185,11 @@ FigureGroup difference_plots(const Setting& setting) {
 
 FigureGroup entropy_plots(const Setting& setting) {
   FigureGroup group{.title = "Attention entropy",
-                    .note = "Of the softmax weights of queries in the second half of held-out text, "
-                            "divided by ln of the number of positions that they see: 1 is all "
-                            "positions alike, 0 is one position. One line per run; every layer and "
-                            "head at every evaluation is in tables/attention-entropy.csv."};
+                    .note =
+                        "Of the softmax weights of queries in the second half of held-out text, "
+                        "divided by ln of the number of positions that they see: 1 is all "
+                        "positions alike, 0 is one position. One line per run; every layer and "
+                        "head at every evaluation is in tables/attention-entropy.csv."};
   Figure along{.id = figure_id(setting, "attention-entropy"),
                .title = "Mean over layers and heads",
                .x = {.title = "training tokens"},

@@ -71,11 +71,10 @@ Series curve_of(const Setting& setting, const std::string& domain) {
 Figure ladder_figure(const Setting& setting, const std::string& domain) {
   Figure figure{
       .id = figure_id(setting, "ladder-" + (domain.empty() ? std::string("mean") : domain)),
-      .title = domain.empty()
-                   ? fmt::format("{} against {} at the end of training",
-                                 setting.mixed ? "Held-out loss" : "Loss out of domain",
-                                 setting.pretraining_name())
-                   : domain,
+      .title = domain.empty() ? fmt::format("{} against {} at the end of training",
+                                            setting.mixed ? "Held-out loss" : "Loss out of domain",
+                                            setting.pretraining_name())
+                              : domain,
       .x = {.title = std::string(setting.pretraining_name()) + ", nats per token"},
       .y = {.title = std::string(setting.test_name()) + ", nats per token"},
       .identity = true};
@@ -107,8 +106,8 @@ void add_rows(Figure& figure, double& row, const Architecture& a,
     series.y.push_back(row);
     series.low.push_back(one.interval.low);
     series.high.push_back(one.interval.high);
-    series.tips.push_back(fmt::format("{}, {}: {}", a.name, one.label,
-                                      show(one.interval, Format::change)));
+    series.tips.push_back(
+        fmt::format("{}, {}: {}", a.name, one.label, show(one.interval, Format::change)));
     figure.y.ticks.emplace_back(row, one.main ? one.label + "\t" : one.label);
     row += 1;
   }
@@ -140,20 +139,20 @@ std::string figure_id(const Setting& setting, const std::string& name) {
 }
 
 FigureGroup ladder_plot(const Setting& setting) {
-  return {.title = "The ends of runs against the ladder of the reference",
-          .note = fmt::format(
-              "Each symbol is the end of one run; the black curve is what the reference has at each "
-              "{}, read between its rungs. Δ_end is the vertical distance to the curve: above it "
-              "is worse. Thin lines join the means of the budgets of an architecture. Dashed: the "
-              "identity, where both losses are equal.",
-              setting.pretraining_name()),
-          .figures = {ladder_figure(setting, "")},
-          .large = true};
+  return {
+      .title = "The ends of runs against the ladder of the reference",
+      .note = fmt::format(
+          "Each symbol is the end of one run; the black curve is what the reference has at each "
+          "{}, read between its rungs. Δ_end is the vertical distance to the curve: above it "
+          "is worse. Thin lines join the means of the budgets of an architecture. Dashed: the "
+          "identity, where both losses are equal.",
+          setting.pretraining_name()),
+      .figures = {ladder_figure(setting, "")},
+      .large = true};
 }
 
 FigureGroup ladder_plots_by_domain(const Setting& setting) {
-  FigureGroup group{.title = "The same by domain",
-                    .note = "Symbols, curve and lines as above."};
+  FigureGroup group{.title = "The same by domain", .note = "Symbols, curve and lines as above."};
   if (setting.test.size() < 2) return group;
   for (const std::string& domain : setting.test)
     group.figures.push_back(ladder_figure(setting, domain));
@@ -162,8 +161,9 @@ FigureGroup ladder_plots_by_domain(const Setting& setting) {
 
 FigureGroup domain_forest(const Setting& setting) {
   FigureGroup group{.title = "Δ_end by domain, as a figure",
-                    .note = "Bars are 95 % intervals: simultaneous for the mean, each for itself "
-                            "for a domain. The shaded band is the margin.",
+                    .note =
+                        "Bars are 95 % intervals: simultaneous for the mean, each for itself "
+                        "for a domain. The shaded band is the margin.",
                     .large = true};
   Figure figure = forest(setting, "delta-by-domain", "Δ_end by domain");
   double row = 0;
@@ -180,8 +180,9 @@ FigureGroup domain_forest(const Setting& setting) {
 
 FigureGroup recall_forest(const Setting& setting) {
   FigureGroup group{.title = "Recall targets and other targets, as a figure",
-                    .note = "The two parts of an architecture add up to its Δ_end. Bars are 95 % "
-                            "intervals, each for itself.",
+                    .note =
+                        "The two parts of an architecture add up to its Δ_end. Bars are 95 % "
+                        "intervals, each for itself.",
                     .large = true};
   Figure figure = forest(setting, "delta-by-recall", "Parts of Δ_end");
   double row = 0;
@@ -198,8 +199,9 @@ FigureGroup recall_forest(const Setting& setting) {
 
 FigureGroup budget_plots(const Setting& setting) {
   FigureGroup group{.title = "Δ_end by budget, as a figure",
-                    .note = "Bars are 95 % intervals, each for itself. The shaded band is the "
-                            "margin."};
+                    .note =
+                        "Bars are 95 % intervals, each for itself. The shaded band is the "
+                        "margin."};
   Figure figure{.id = figure_id(setting, "delta-by-budget"),
                 .title = "Δ_end over the budget",
                 .x = {.title = "training tokens", .log = true},
@@ -243,11 +245,8 @@ FigureGroup tuning_plots(const Setting& setting) {
     const auto a = std::ranges::find(setting.architectures, grid.model, &Architecture::name);
     if (a == setting.architectures.end()) continue;
     Series line{.name = grid.model, .style = a->style, .marker = 0};
-    Series open{.name = grid.model,
-                .style = a->style,
-                .line = false,
-                .marker = 4.5,
-                .hollow = true};
+    Series open{
+        .name = grid.model, .style = a->style, .line = false, .marker = 4.5, .hollow = true};
     Series chosen{.name = grid.model, .style = a->style, .line = false, .marker = 5.5};
     for (const Grid::Point& point : grid.points) {
       if (!std::isfinite(point.held_out_loss)) continue;

@@ -37,8 +37,7 @@ std::string summary(const Setting& setting) {
     return out + setting.ladder.problem + (advice.empty() ? "" : " " + advice) + "\n";
   }
   for (const Architecture& a : setting.architectures)
-    if (a.style != 0 && !a.end.reason.empty())
-      out += fmt::format("{}: {}\n", a.name, a.end.reason);
+    if (a.style != 0 && !a.end.reason.empty()) out += fmt::format("{}: {}\n", a.name, a.end.reason);
   return out;
 }
 
@@ -52,9 +51,10 @@ Written write(const fs::path& folder) {
     out.summary += summary(setting);
   }
   if (settings.empty())
-    fail("{}: None of its {} runs is finished, so there is nothing to report yet. `assay run` "
-         "finishes them.",
-         folder.string(), study.runs.size());
+    fail(
+        "{}: None of its {} runs is finished, so there is nothing to report yet. `assay run` "
+        "finishes them.",
+        folder.string(), study.runs.size());
   make_folder(folder / "figures");
   make_folder(folder / "tables");
   for (const SettingContents& s : settings) write_files(folder, s.items);
@@ -62,7 +62,8 @@ Written write(const fs::path& folder) {
   write_table(folder, runs);
   write_file(out.page, page(study, settings, runs));
   out.verdicts = verdicts(study);
-  out.runs = std::ranges::count_if(study.runs, [](const Json& row) { return row["status"] == "done"; });
+  out.runs =
+      std::ranges::count_if(study.runs, [](const Json& row) { return row["status"] == "done"; });
   return out;
 }
 
@@ -72,9 +73,10 @@ Written write_report(const fs::path& folder) {
   try {
     return write(folder);
   } catch (const Json::exception& error) {
-    fail("{}: The study was not written by this version of Assay ({}). Run the plan again into "
-         "another folder.",
-         folder.string(), error.what());
+    fail(
+        "{}: The study was not written by this version of Assay ({}). Run the plan again into "
+        "another folder.",
+        folder.string(), error.what());
   }
 }
 

@@ -46,8 +46,8 @@ double mean_over_domains(const Setting& setting, Get&& get) {
 }
 
 double last_loss(const std::vector<Run>& runs, const std::string& domain) {
-  return mean_over(
-      runs, [&](const Run& run) { return run.evaluations.back().test_losses.at(domain); });
+  return mean_over(runs,
+                   [&](const Run& run) { return run.evaluations.back().test_losses.at(domain); });
 }
 
 // "position_64_256" after "position_8_16": by text, numbers by value.
@@ -58,11 +58,13 @@ bool natural(const std::string& a, const std::string& b) {
       char *ei, *ej;
       const auto x = std::strtoull(&a[i], &ei, 10), y = std::strtoull(&b[j], &ej, 10);
       if (x != y) return x < y;
-      i = size_t(ei - a.data()), j = size_t(ej - b.data());
+      i = size_t(ei - a.data());
+      j = size_t(ej - b.data());
     } else if (a[i] != b[j]) {
       return a[i] < b[j];
     } else {
-      ++i, ++j;
+      ++i;
+      ++j;
     }
   }
   return a.size() - i < b.size() - j;
@@ -80,8 +82,12 @@ std::vector<std::string> slice_names(const Setting& setting) {
           if (slice != kAbove && !std::ranges::count(names, slice)) names.push_back(slice);
       }
   const std::vector<std::string> first = {"frequent", "rare", "unseen", "repeated_bigram", "other"};
-  const auto rank = [&](const std::string& name) { return std::ranges::find(first, name) - first.begin(); };
-  std::ranges::sort(names, [&](auto& a, auto& b) { return rank(a) != rank(b) ? rank(a) < rank(b) : natural(a, b); });
+  const auto rank = [&](const std::string& name) {
+    return std::ranges::find(first, name) - first.begin();
+  };
+  std::ranges::sort(names, [&](auto& a, auto& b) {
+    return rank(a) != rank(b) ? rank(a) < rank(b) : natural(a, b);
+  });
   return names;
 }
 

@@ -1,10 +1,12 @@
 #pragma once
-// Losses of the last evaluation in slices: kinds of target token that a difference between architectures may come from.
+// Losses of the last evaluation in slices: kinds of target token that a difference between
+// architectures may come from.
 #include "report/analysis.h"
 
 namespace assay::report {
 
-std::vector<std::string> slice_names(const Setting& setting);  // that any run reports, in a readable order
+// That any run reports, in a readable order
+std::vector<std::string> slice_names(const Setting& setting);
 // Loss of a slice at the last evaluation, mean over runs and test domains that have it; NaN when
 // none has.
 double slice_loss(const std::vector<Run>& runs, const Setting& setting, const std::string& slice);

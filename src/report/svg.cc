@@ -120,8 +120,7 @@ class Drawing {
         "<clipPath id=\"clip-{9}\"><rect x=\"{2:.1f}\" y=\"{3:.1f}\" width=\"{4:.1f}\" "
         "height=\"{5:.1f}\"/></clipPath>\n{6}</svg>\n",
         figure_.width, height, left_, kTop, right_ - left_, bottom_ - kTop, body_,
-        escape(plain_text(figure_.title)), escape(plain_text(description())),
-        escape(figure_.id));
+        escape(plain_text(figure_.title)), escape(plain_text(description())), escape(figure_.id));
   }
 
  private:
@@ -138,8 +137,8 @@ class Drawing {
     return out + ".";
   }
 
-  void line(double x1, double y1, double x2, double y2, const char* css_class,
-            const char* paint, double width, const char* more = "") {
+  void line(double x1, double y1, double x2, double y2, const char* css_class, const char* paint,
+            double width, const char* more = "") {
     body_ += fmt::format(
         "<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" "
         "stroke-width=\"{}\"{}/>\n",
@@ -192,8 +191,7 @@ class Drawing {
             " class=\"faint\" fill=\"#666\" font-size=\"11\"");
       return;
     }
-    line(x_(low), y_(low), x_(high), y_(high), "faint", "#777", 1.2,
-         " stroke-dasharray=\"6 4\"");
+    line(x_(low), y_(low), x_(high), y_(high), "faint", "#777", 1.2, " stroke-dasharray=\"6 4\"");
   }
   void band(double x1, double y1, double x2, double y2) {
     body_ += fmt::format(
@@ -235,8 +233,7 @@ class Drawing {
                                   short_number(series.y[i]));
     if (!series.low.empty() && std::isfinite(series.low[i]))
       out = fmt::format("{}: {:.3f} [{:.3f}, {:.3f}]", series.name,
-                        series.upright ? series.y[i] : series.x[i], series.low[i],
-                        series.high[i]);
+                        series.upright ? series.y[i] : series.x[i], series.low[i], series.high[i]);
     return out;
   }
 
@@ -332,8 +329,9 @@ std::string html_text(const std::string& text) {
 }
 
 std::string svg_text(const std::string& text) {
-  return replace_all(escape(text), "Δ_end",
-                     "Δ<tspan dy=\"3\" font-size=\"75%\">end</tspan><tspan dy=\"-3\">&#8203;</tspan>");
+  return replace_all(
+      escape(text), "Δ_end",
+      "Δ<tspan dy=\"3\" font-size=\"75%\">end</tspan><tspan dy=\"-3\">&#8203;</tspan>");
 }
 
 std::string symbol(int style, double x, double y, double r, bool hollow, const std::string& tip) {

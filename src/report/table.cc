@@ -54,7 +54,8 @@ std::string show(double value, Format format) {
 }
 
 std::string show(const stats::Interval& interval, Format format) {
-  if (!std::isfinite(interval.low) || !std::isfinite(interval.high)) return show(interval.estimate, format);
+  if (!std::isfinite(interval.low) || !std::isfinite(interval.high))
+    return show(interval.estimate, format);
   return fmt::format("{} [{}, {}]", show(interval.estimate, format), show(interval.low, format),
                      show(interval.high, format));
 }
@@ -74,8 +75,8 @@ bool in_text(const Table& table, size_t column) {
 }
 
 bool is_interval(const Table& table, size_t column) {
-  return std::ranges::any_of(table.rows,
-                             [&](auto& row) { return std::holds_alternative<stats::Interval>(row[column]); });
+  return std::ranges::any_of(
+      table.rows, [&](auto& row) { return std::holds_alternative<stats::Interval>(row[column]); });
 }
 
 std::string csv(const std::string& text) {
@@ -87,7 +88,8 @@ std::string csv(const std::string& text) {
 std::string csv(double value) { return std::isfinite(value) ? fmt::format("{}", value) : ""; }
 
 std::string csv_cell(const Cell& cell, bool interval) {
-  if (const auto* text = std::get_if<std::string>(&cell)) return csv(*text) + (interval ? ",," : "");
+  if (const auto* text = std::get_if<std::string>(&cell))
+    return csv(*text) + (interval ? ",," : "");
   if (const auto* value = std::get_if<double>(&cell)) return csv(*value) + (interval ? ",," : "");
   if (const auto* rich = std::get_if<Rich>(&cell)) return csv(rich->text);
   const auto& i = std::get<stats::Interval>(cell);
@@ -163,8 +165,8 @@ std::string to_html(const Table& table) {
     if (!in_page(table, c)) continue;
     const Column& column = table.columns[c];
     out += fmt::format("<th scope=\"col\"{}{}>{}{}</th>", header_role,
-                       column.format > Format::code ? " class=\"n\"" : "",
-                       html_text(column.name), column.markup);
+                       column.format > Format::code ? " class=\"n\"" : "", html_text(column.name),
+                       column.markup);
   }
   out += "</tr></thead>\n<tbody>\n";
   for (const auto& row : table.rows) {
@@ -195,7 +197,8 @@ std::string to_text(const Table& table) {
     for (size_t i = 0; i < line.size(); ++i) {
       const std::string padding(widths[i] - letters(line[i]), ' ');
       text +=
-          (i ? "  " : "") + (table.columns[columns[i]].format <= Format::code ? line[i] + padding : padding + line[i]);
+          (i ? "  " : "") + (table.columns[columns[i]].format <= Format::code ? line[i] + padding
+                                                                              : padding + line[i]);
     }
     out += text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
   }

@@ -45,8 +45,8 @@ struct Table {
 };
 
 std::string show(const Cell& cell, Format format);
-// The page leaves out columns of text that are empty throughout. In a CSV, a column of intervals becomes three:
-// NAME, NAME low, NAME high.
+// The page leaves out columns of text that are empty throughout. In a CSV, a column of intervals
+// becomes three: NAME, NAME low, NAME high.
 std::string to_csv(const Table& table);
 std::string to_html(const Table& table);
 std::string to_text(const Table& table);  // columns aligned, for a terminal

@@ -16,9 +16,7 @@ std::string text(const Json& json, const std::string& key) {
   if (!json.contains(key) || json[key].is_null()) return "";
   return json[key].is_string() ? json[key].get<std::string>() : json[key].dump();
 }
-std::string id(const Setting& setting, const std::string& name) {
-  return table_id(setting, name);
-}
+std::string id(const Setting& setting, const std::string& name) { return table_id(setting, name); }
 
 // "position 64–256" for position_64_256.
 std::string words(const std::string& slice) {
@@ -48,16 +46,15 @@ template <class Get>
 double spread_over(const std::vector<Run>& runs, Get&& get) {
   if (runs.size() < 2) return kNone;
   const double mean = mean_over(runs, get);
-  return std::sqrt(mean_over(runs, [&](const Run& run) { return std::pow(get(run) - mean, 2); }) * double(runs.size()) /
-                   double(runs.size() - 1));
+  return std::sqrt(mean_over(runs, [&](const Run& run) { return std::pow(get(run) - mean, 2); }) *
+                   double(runs.size()) / double(runs.size() - 1));
 }
 
 }  // namespace
 
 double tokens_per_second(const Architecture& a) {
-  return median_over(a.runs(), [](const Run& run) {
-    return number(run.row["outcome"], "tokens_per_second");
-  });
+  return median_over(
+      a.runs(), [](const Run& run) { return number(run.row["outcome"], "tokens_per_second"); });
 }
 
 double state_bytes_at_100k(const Architecture& a) {
@@ -68,9 +65,10 @@ double state_bytes_at_100k(const Architecture& a) {
 Table loss_table(const Setting& setting) {
   Table table{.id = id(setting, "losses"),
               .title = "Loss at the end of training",
-              .note = "Nats per token, mean over seeds, at the largest budget of each architecture. "
-                      "The architectures are at different pre-training losses here; Δ_end compares "
-                      "them at equal ones."};
+              .note =
+                  "Nats per token, mean over seeds, at the largest budget of each architecture. "
+                  "The architectures are at different pre-training losses here; Δ_end compares "
+                  "them at equal ones."};
   if (!setting.mixed)
     table.note +=
         " Held-out: mean over the training domains. Mean: over the domains out of domain.";
@@ -103,17 +101,16 @@ Table loss_table(const Setting& setting) {
 Table degradation_table(const Setting& setting) {
   Table table{.id = id(setting, "degradation"),
               .title = "Secondary: mean difference along training",
-              .note = "Mean, over the range of pre-training loss that both architectures reach "
-                      "along training at the same budget, of (loss of the architecture − loss of "
-                      "the reference). Nats per token; the 95 % interval counts seeds only. This "
-                      "number is biased: the learning rates of the two models differ along the "
-                      "schedule, an architecture that learns faster is compared with a reference "
-                      "that is further along its schedule, and the first half of training "
-                      "dominates the range. It carries no verdict."};
-  table.columns = {{"architecture"},
-                   {"at equal"},
-                   {"tokens", Format::tokens},
-                   {"mean", Format::change}};
+              .note =
+                  "Mean, over the range of pre-training loss that both architectures reach "
+                  "along training at the same budget, of (loss of the architecture − loss of "
+                  "the reference). Nats per token; the 95 % interval counts seeds only. This "
+                  "number is biased: the learning rates of the two models differ along the "
+                  "schedule, an architecture that learns faster is compared with a reference "
+                  "that is further along its schedule, and the first half of training "
+                  "dominates the range. It carries no verdict."};
+  table.columns = {
+      {"architecture"}, {"at equal"}, {"tokens", Format::tokens}, {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
   for (const char* name : {"loss from", "loss to"}) table.columns.push_back({name, Format::loss});
   table.columns.push_back({"error of seeds", Format::loss, false});
@@ -138,9 +135,10 @@ Table degradation_table(const Setting& setting) {
 Table convergence_table(const Setting& setting) {
   Table table{.id = id(setting, "convergence"),
               .title = "Speed of convergence along training",
-              .note = "Tokens needed to reach the lowest pre-training loss that every run of both "
-                      "reaches at the same budget, and the ratio to those of the reference. Below "
-                      "1 is faster."};
+              .note =
+                  "Tokens needed to reach the lowest pre-training loss that every run of both "
+                  "reaches at the same budget, and the ratio to those of the reference. Below "
+                  "1 is faster."};
   table.columns = {{"architecture"},
                    {"loss of"},
                    {"loss reached", Format::loss},
@@ -153,8 +151,7 @@ Table convergence_table(const Setting& setting) {
       table.rows.push_back({a.name, std::string(name(c.kind)) + " text",
                             good ? c.convergence.loss : kNone,
                             good ? Cell(c.convergence.tokens) : Cell(kNone),
-                            good ? Cell(c.convergence.ratio) : Cell(kNone),
-                            c.convergence.problem});
+                            good ? Cell(c.convergence.ratio) : Cell(kNone), c.convergence.problem});
     }
   return table;
 }
@@ -162,16 +159,17 @@ Table convergence_table(const Setting& setting) {
 Table slice_table(const Setting& setting) {
   Table table{.id = id(setting, "slices"),
               .title = "Loss by kind of target token",
-              .note = "Test loss at the last evaluation, mean over domains and seeds: the loss of "
-                      "the reference, and the difference of each other architecture to it at the "
-                      "largest budget that both have (at equal tokens, not at equal pre-training "
-                      "loss). Frequent, rare and unseen: in the training text. Repeated bigram: an "
-                      "earlier bigram of the context predicts the target; other: the rest."};
+              .note =
+                  "Test loss at the last evaluation, mean over domains and seeds: the loss of "
+                  "the reference, and the difference of each other architecture to it at the "
+                  "largest budget that both have (at equal tokens, not at equal pre-training "
+                  "loss). Frequent, rare and unseen: in the training text. Repeated bigram: an "
+                  "earlier bigram of the context predicts the target; other: the rest."};
   table.columns = {{"slice"}};
   for (const Architecture& a : setting.architectures) {
     const bool is_reference = a.style == 0;
-    table.columns.push_back({is_reference ? a.name + ", loss" : a.name,
-                             is_reference ? Format::loss : Format::change});
+    table.columns.push_back(
+        {is_reference ? a.name + ", loss" : a.name, is_reference ? Format::loss : Format::change});
   }
   const auto add = [&](const std::string& slice, auto&& value) {
     std::vector<Cell> row = {slice};
@@ -223,10 +221,11 @@ Table slice_detail_table(const Setting& setting) {
 Table speed_table(const Setting& setting) {
   Table table{.id = id(setting, "speed"),
               .title = "Speed and memory",
-              .note = "Median over the runs of the largest budget. State: the bytes that one "
-                      "sequence keeps from token to token when decoding (for attention, its "
-                      "cache). Runs that shared a machine slowed each other: compare within one "
-                      "study, and use the benchmarks for claims about kernels."};
+              .note =
+                  "Median over the runs of the largest budget. State: the bytes that one "
+                  "sequence keeps from token to token when decoding (for attention, its "
+                  "cache). Runs that shared a machine slowed each other: compare within one "
+                  "study, and use the benchmarks for claims about kernels."};
   table.columns = {{"architecture"},
                    {"tokens/s", Format::count},
                    {"training time", Format::seconds},
@@ -240,8 +239,7 @@ Table speed_table(const Setting& setting) {
     const Json& first = a.runs().front().row["provenance"];
     const Json state = first.value("state_bytes", Json::object());
     const auto outcome = [&](const char* key) {
-      return median_over(a.runs(),
-                         [&](const Run& run) { return number(run.row["outcome"], key); });
+      return median_over(a.runs(), [&](const Run& run) { return number(run.row["outcome"], key); });
     };
     table.rows.push_back({a.name, tokens_per_second(a), outcome("seconds"),
                           outcome("peak_memory_bytes"), number(first, "parameters"),
@@ -254,14 +252,15 @@ Table speed_table(const Setting& setting) {
 Table probe_table(const Setting& setting) {
   Table table{.id = id(setting, "probes"),
               .title = "What the mixers do with earlier positions",
-              .note = "Measured on held-out text at the end of training, mean over layers and "
-                      "queries, median over seeds. Visibility: share of the earlier positions whose "
-                      "input changes the output of a query (by more than a thousandth of the "
-                      "largest change). Real relation: whether that influence goes with the "
-                      "content (1) or stays with the position (0) when neighbours change places. "
-                      "Uniformity: entropy of the influence; 1 is all earlier positions alike, 0 "
-                      "is one position. Best layer: the layer with the highest visibility. "
-                      "Attention entropy: of the softmax weights, where there are any."};
+              .note =
+                  "Measured on held-out text at the end of training, mean over layers and "
+                  "queries, median over seeds. Visibility: share of the earlier positions whose "
+                  "input changes the output of a query (by more than a thousandth of the "
+                  "largest change). Real relation: whether that influence goes with the "
+                  "content (1) or stays with the position (0) when neighbours change places. "
+                  "Uniformity: entropy of the influence; 1 is all earlier positions alike, 0 "
+                  "is one position. Best layer: the layer with the highest visibility. "
+                  "Attention entropy: of the softmax weights, where there are any."};
   table.columns = {{"architecture"},
                    {"visibility", Format::loss},
                    {"best layer", Format::loss},
@@ -276,7 +275,8 @@ Table probe_table(const Setting& setting) {
       });
     };
     const auto mean = [&](const char* key) {
-      return over_runs([&](const Json& probes) { return number(probes.value("mean", Json::object()), key); });
+      return over_runs(
+          [&](const Json& probes) { return number(probes.value("mean", Json::object()), key); });
     };
     const double best = over_runs([](const Json& probes) {
       double most = kNone;
@@ -285,8 +285,8 @@ Table probe_table(const Setting& setting) {
       return most;
     });
     if (std::isfinite(mean("visibility")))
-      table.rows.push_back(
-          {a.name, mean("visibility"), best, mean("real_relation"), mean("uniformity"), mean("attention_entropy")});
+      table.rows.push_back({a.name, mean("visibility"), best, mean("real_relation"),
+                            mean("uniformity"), mean("attention_entropy")});
   }
   return table;
 }
@@ -294,11 +294,12 @@ Table probe_table(const Setting& setting) {
 Table run_table(const Study& study) {
   Table table{.id = "runs",
               .title = "Provenance of every number",
-              .note = "One row per run. The content key covers the configuration with all "
-                      "defaults, the data, the seed, the budget, the learning rate and the numerics "
-                      "versions: equal keys are equal runs. Found in: where the record of a run "
-                      "that was reused was found. Losses of every evaluation: "
-                      "tables/evaluations.csv."};
+              .note =
+                  "One row per run. The content key covers the configuration with all "
+                  "defaults, the data, the seed, the budget, the learning rate and the numerics "
+                  "versions: equal keys are equal runs. Found in: where the record of a run "
+                  "that was reused was found. Losses of every evaluation: "
+                  "tables/evaluations.csv."};
   table.columns = {{"run"},
                    {"purpose"},
                    {"status"},
@@ -321,25 +322,29 @@ Table run_table(const Study& study) {
   for (const Json& row : study.runs) {
     const Json& p = row["provenance"];
     const Json& o = row["outcome"];
-    table.rows.push_back({text(row, "name"), text(row, "purpose"), text(row, "status"),
-                          text(row, "key"), number(row, "tokens"),
-                          fmt::format("{:g}", number(row, "learning_rate")), text(o, "steps"),
-                          number(o, "final_loss"), text(p, "device"), text(p, "torch"),
-                          text(p, "assay"), text(p, "commit"), text(p, "data"),
-                          pairs(p.value("paths", Json::object())),
-                          pairs(p.value("numerics", Json::object())), text(p, "started"),
-                          text(row, "folder"), text(row, "origin"), text(row, "reason")});
+    table.rows.push_back(
+        {text(row, "name"), text(row, "purpose"), text(row, "status"), text(row, "key"),
+         number(row, "tokens"), fmt::format("{:g}", number(row, "learning_rate")), text(o, "steps"),
+         number(o, "final_loss"), text(p, "device"), text(p, "torch"), text(p, "assay"),
+         text(p, "commit"), text(p, "data"), pairs(p.value("paths", Json::object())),
+         pairs(p.value("numerics", Json::object())), text(p, "started"), text(row, "folder"),
+         text(row, "origin"), text(row, "reason")});
   }
   return table;
 }
 
 namespace {
-// A table for the CSV alone, with rows for every evaluation of every run: what names the evaluation, then `columns`.
-// `rows` gives the cells of these, one vector per row.
+// A table for the CSV alone, with rows for every evaluation of every run: what names the
+// evaluation, then `columns`. `rows` gives the cells of these, one vector per row.
 template <class Rows>
-Table by_evaluation(const Setting& setting, const std::string& name, std::vector<Column> columns, Rows&& rows) {
-  Table table{
-      id(setting, name), "", "", {{"run"}, {"architecture"}, {"seed"}, {"step"}, {"tokens", Format::count}}, {}, false};
+Table by_evaluation(const Setting& setting, const std::string& name, std::vector<Column> columns,
+                    Rows&& rows) {
+  Table table{id(setting, name),
+              "",
+              "",
+              {{"run"}, {"architecture"}, {"seed"}, {"step"}, {"tokens", Format::count}},
+              {},
+              false};
   table.columns.insert(table.columns.end(), columns.begin(), columns.end());
   for (const Architecture& a : setting.architectures)
     for (const Run* run : a.all_runs())
@@ -363,8 +368,8 @@ Table evaluation_table(const Setting& setting) {
   return by_evaluation(setting, "evaluations", columns, [](const Evaluation& e) {
     std::vector<std::vector<Cell>> rows;
     for (const auto& [set, losses] : e.sets.items())
-      rows.push_back(
-          {e.training_loss, set, number(losses, "loss"), number(losses, "bits_per_byte"), number(losses, "tokens")});
+      rows.push_back({e.training_loss, set, number(losses, "loss"), number(losses, "bits_per_byte"),
+                      number(losses, "tokens")});
     return rows;
   });
 }
@@ -375,7 +380,8 @@ Table entropy_table(const Setting& setting) {
     std::vector<std::vector<Cell>> rows;
     for (size_t layer = 0; layer < e.attention_entropy.size(); ++layer)
       for (size_t head = 0; head < e.attention_entropy[layer].size(); ++head)
-        rows.push_back({std::to_string(layer), std::to_string(head), e.attention_entropy[layer][head]});
+        rows.push_back(
+            {std::to_string(layer), std::to_string(head), e.attention_entropy[layer][head]});
     return rows;
   });
 }

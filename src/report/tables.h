@@ -6,14 +6,14 @@
 namespace assay::report {
 
 // The primary comparison, at the ends of runs.
-Table verdict_table(const Setting& setting);  // one row per architecture: the answer
-Table domain_table(const Setting& setting);   // Δ_end by domain
-Table recall_table(const Setting& setting);   // the parts of Δ_end on recall targets and others
-Table budget_table(const Setting& setting);   // Δ_end by budget
+Table verdict_table(const Setting& setting);     // one row per architecture: the answer
+Table domain_table(const Setting& setting);      // Δ_end by domain
+Table recall_table(const Setting& setting);      // the parts of Δ_end on recall targets and others
+Table budget_table(const Setting& setting);      // Δ_end by budget
 Table prediction_table(const Setting& setting);  // Δ_end predicted from smaller budgets
-Table ladder_table(const Setting& setting);   // the rungs of the reference
-Table tuning_table(const Setting& setting);   // every learning rate that was tried
-Table check_table(const Setting& setting);    // verdicts at half and twice the learning rate
+Table ladder_table(const Setting& setting);      // the rungs of the reference
+Table tuning_table(const Setting& setting);      // every learning rate that was tried
+Table check_table(const Setting& setting);       // verdicts at half and twice the learning rate
 
 Table loss_table(const Setting& setting);         // at the end of training, mean and spread
 Table degradation_table(const Setting& setting);  // the secondary measure, along training

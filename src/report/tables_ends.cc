@@ -79,14 +79,19 @@ std::string bar_tip(const Architecture& a, const Setting& setting) {
                      show(a.end.delta, Format::change), setting.ladder.margin);
 }
 
-Cell delta_of(const stats::EndResult& end) {
-  return end.has_delta ? Cell(end.delta) : Cell(kNone);
-}
+Cell delta_of(const stats::EndResult& end) { return end.has_delta ? Cell(end.delta) : Cell(kNone); }
 
 std::vector<Cell> reference_row(const Architecture& a) {
-  return {a.name, "reference", "",    kNone,
-          kNone,  kNone,       1.0,   double(a.tokens()),
-          tokens_per_second(a), state_bytes_at_100k(a)};
+  return {a.name,
+          "reference",
+          "",
+          kNone,
+          kNone,
+          kNone,
+          1.0,
+          double(a.tokens()),
+          tokens_per_second(a),
+          state_bytes_at_100k(a)};
 }
 
 std::string rate(double learning_rate) { return fmt::format("{:g}", learning_rate); }
@@ -101,23 +106,22 @@ Table verdict_table(const Setting& setting) {
   Table table{.id = table_id(setting, "verdicts"), .title = "Verdicts", .cards = true};
   const BarScale scale = bar_scale(setting);
   const std::string difference = "final loss − reference";
-  table.columns = {{"architecture"},
-                   {"verdict"},
-                   {.name = "Δ_end, nats per token",
-                    .filed = false,
-                    .markup = "<br>" + interval_axis(scale)},
-                   {"Δ_end with 95 % interval", Format::change},
-                   {difference, Format::change},
-                   {"trend per doubling", Format::change},
-                   {"tokens needed, ×", Format::ratio},
-                   {"at tokens", Format::tokens},
-                   {"tokens/s", Format::count},
-                   {"state at 102,400 tokens", Format::bytes}};
+  table.columns = {
+      {"architecture"},
+      {"verdict"},
+      {.name = "Δ_end, nats per token", .filed = false, .markup = "<br>" + interval_axis(scale)},
+      {"Δ_end with 95 % interval", Format::change},
+      {difference, Format::change},
+      {"trend per doubling", Format::change},
+      {"tokens needed, ×", Format::ratio},
+      {"at tokens", Format::tokens},
+      {"tokens/s", Format::count},
+      {"state at 102,400 tokens", Format::bytes}};
   if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
-    const std::string bar =
-        interval_bar(end.has_delta ? end.delta : kNoInterval, scale, a->style, bar_tip(*a, setting));
+    const std::string bar = interval_bar(end.has_delta ? end.delta : kNoInterval, scale, a->style,
+                                         bar_tip(*a, setting));
     table.rows.push_back({a->name, badge(end.verdict), Rich{"", bar}, delta_of(end),
                           end.final_loss - end.reference_loss,
                           end.has_trend ? end.trend.estimate : kNone, a->tokens_ratio, end.tokens,
@@ -129,9 +133,10 @@ Table verdict_table(const Setting& setting) {
 Table domain_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-domain"),
               .title = "Δ_end by domain",
-              .note = "Exploratory: each interval holds for itself (95 %), and no correction is "
-                      "made for looking at several domains. The mean has the simultaneous "
-                      "interval of the verdict."};
+              .note =
+                  "Exploratory: each interval holds for itself (95 %), and no correction is "
+                  "made for looking at several domains. The mean has the simultaneous "
+                  "interval of the verdict."};
   table.columns = {{"architecture"}, {"at tokens", Format::tokens}, {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
   for (const char* error : {"error of its seeds", "error of the reference", "error of documents"})
@@ -151,9 +156,10 @@ Table domain_table(const Setting& setting) {
 Table recall_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-recall"),
               .title = "Recall targets and other targets",
-              .note = "Recall targets are tokens that a repeated bigram of the context predicts. "
-                      "The two parts add up to Δ_end: each is the difference summed over its "
-                      "targets, per token of all targets. Each interval holds for itself (95 %)."};
+              .note =
+                  "Recall targets are tokens that a repeated bigram of the context predicts. "
+                  "The two parts add up to Δ_end: each is the difference summed over its "
+                  "targets, per token of all targets. Each interval holds for itself (95 %)."};
   table.columns = {{"architecture"},
                    {"Δ_end", Format::change},
                    {"part on recall targets", Format::change},
@@ -167,8 +173,9 @@ Table recall_table(const Setting& setting) {
 Table budget_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-budget"),
               .title = "Δ_end by budget",
-              .note = "Each interval holds for itself (95 %). The verdict is about the largest "
-                      "budget that the ladder covers and that has no problem."};
+              .note =
+                  "Each interval holds for itself (95 %). The verdict is about the largest "
+                  "budget that the ladder covers and that has no problem."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
                    {"seeds"},
@@ -212,17 +219,18 @@ Table prediction_table(const Setting& setting) {
                    {"measured Δ_end, 95 %", Format::change},
                    {"inside"}};
   for (const Foretold& one : found)
-    table.rows.push_back({one.name, one.from, one.tokens, one.predicted, one.measured,
-                          one.inside() ? "yes" : "no"});
+    table.rows.push_back(
+        {one.name, one.from, one.tokens, one.predicted, one.measured, one.inside() ? "yes" : "no"});
   return table;
 }
 
 Table ladder_table(const Setting& setting) {
   Table table{.id = table_id(setting, "ladder"),
               .title = "The ladder of the reference",
-              .note = "The reference, trained to the end at each budget; means over the seeds. The "
-                      "reference is mature when its loss on recall targets falls by at most 0.1 "
-                      "nat from rung to rung."};
+              .note =
+                  "The reference, trained to the end at each budget; means over the seeds. The "
+                  "reference is mature when its loss on recall targets falls by at most 0.1 "
+                  "nat from rung to rung."};
   table.columns = {{"tokens", Format::tokens},
                    {"seeds"},
                    {setting.pretraining_name(), Format::loss},
@@ -250,15 +258,13 @@ Table ladder_table(const Setting& setting) {
 Table tuning_table(const Setting& setting) {
   Table table{.id = table_id(setting, "learning-rates"),
               .title = "Learning rates that were tried",
-              .note = "Held-out loss of the training domains at the end of a run with the given "
-                      "tokens, mean over seeds. The rate with the lowest loss is used; losses out "
-                      "of domain have no part in the choice."};
-  table.columns = {{"architecture"},
-                   {"tokens", Format::tokens},
-                   {"learning rate"},
-                   {"held-out loss", Format::loss},
-                   {"runs that ended"},
-                   {"choice"}};
+              .note =
+                  "Held-out loss of the training domains at the end of a run with the given "
+                  "tokens, mean over seeds. The rate with the lowest loss is used; losses out "
+                  "of domain have no part in the choice."};
+  table.columns = {{"architecture"},    {"tokens", Format::tokens},
+                   {"learning rate"},   {"held-out loss", Format::loss},
+                   {"runs that ended"}, {"choice"}};
   for (const Grid& grid : setting.grids)
     for (const Grid::Point& point : grid.points) {
       std::string choice = point.chosen ? "chosen" : "";
@@ -273,8 +279,9 @@ Table tuning_table(const Setting& setting) {
 Table check_table(const Setting& setting) {
   Table table{.id = table_id(setting, "learning-rate-checks"),
               .title = "Verdicts at half and at twice the learning rate",
-              .note = "Compared with the same ladder. The intervals hold for all rows of this "
-                      "table together (95 %)."};
+              .note =
+                  "Compared with the same ladder. The intervals hold for all rows of this "
+                  "table together (95 %)."};
   table.columns = {{"architecture"},
                    {"learning rate"},
                    {"which"},
@@ -299,9 +306,10 @@ Table check_table(const Setting& setting) {
 Table overlap_table(const Setting& setting) {
   Table table{.id = table_id(setting, "overlap"),
               .title = "Does the test text occur in the training text?",
-              .note = "Duplicates: test documents whose tokens are all equal to those of a training "
-                      "document. Shared 13-grams: share of the sequences of 13 tokens of the test "
-                      "text that occur anywhere in the training text.",
+              .note =
+                  "Duplicates: test documents whose tokens are all equal to those of a training "
+                  "document. Shared 13-grams: share of the sequences of 13 tokens of the test "
+                  "text that occur anywhere in the training text.",
               .columns = {{"domain"},
                           {"documents", Format::count},
                           {"duplicates", Format::count},

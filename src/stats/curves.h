@@ -1,10 +1,11 @@
 #pragma once
 // The curve of a run: OOD loss as a function of pre-training loss.
 //
-// The measured pre-training loss is noisy and may rise, so the evaluations are first made one decreasing sequence by
-// isotonic regression of loss on tokens (pool adjacent violators): evaluations out of order become one stretch, at the
-// mean of their losses. Means keep the noise centred; a running minimum would follow its lowest excursions instead.
-// Between stretches the curve is straight. Everything read from it is linear in the OOD losses, with these weights.
+// The measured pre-training loss is noisy and may rise, so the evaluations are first made one
+// decreasing sequence by isotonic regression of loss on tokens (pool adjacent violators):
+// evaluations out of order become one stretch, at the mean of their losses. Means keep the noise
+// centred; a running minimum would follow its lowest excursions instead. Between stretches the
+// curve is straight. Everything read from it is linear in the OOD losses, with these weights.
 #include <cstddef>
 #include <span>
 #include <string>
@@ -20,7 +21,8 @@ struct Stretch {            // neighbouring evaluations with one pre-training lo
 };
 using Curve = std::vector<Stretch>;  // loss strictly falling; empty when no evaluation is left
 
-// Of the evaluations with tokens_seen > after_tokens. Throws BadInput when they are not in order of tokens_seen.
+// Of the evaluations with tokens_seen > after_tokens. Throws BadInput when they are not in
+// order of tokens_seen.
 Curve curve_of(const Run& run, double after_tokens);
 
 // The pre-training losses that all of these curves reach: [max of the ends, min of the beginnings].
@@ -30,11 +32,12 @@ struct Range {
 };
 Range shared_range(std::span<const Curve> curves);
 
-// Why a mean over the shared range says nothing ("" when it does): no shared range, or one narrower than a tenth of
-// the widest curve, or fewer than two stretches of an architecture in it.
+// Why a mean over the shared range says nothing ("" when it does): no shared range, or one narrower
+// than a tenth of the widest curve, or fewer than two stretches of an architecture in it.
 std::string range_problem(std::span<const Curve> architecture, std::span<const Curve> reference);
 
-// w[k] for every evaluation k of the run, Σ w = 1: Σ w[k] L[k] is the mean over `range` of the interpolated L.
+// w[k] for every evaluation k of the run, Σ w = 1: Σ w[k] L[k] is the mean over `range` of
+// the interpolated L.
 std::vector<double> mean_weights(const Curve&, size_t evaluations, Range range);
 
 // The logarithm of the tokens at which the curve reaches `loss`, which must lie within it.

@@ -17,7 +17,8 @@ struct Architecture {
   std::vector<Curve> curves;  // one a run
 };
 
-// What all that is compared has in common: the pair first, then those that only tell how much seeds differ.
+// What all that is compared has in common: the pair first, then those that only tell how
+// much seeds differ.
 struct Comparison {
   std::string problem;
   std::vector<Architecture> architectures;
@@ -32,7 +33,8 @@ Architecture read(const Runs& runs, const Options& options) {
 
 // The first loss of an evaluation that is no number, "" when all are.
 std::string not_finite(const Point& point) {
-  if (!std::isfinite(point.pretraining_loss)) return fmt::format("a pre-training loss of {}", point.pretraining_loss);
+  if (!std::isfinite(point.pretraining_loss))
+    return fmt::format("a pre-training loss of {}", point.pretraining_loss);
   for (const auto& [domain, losses] : point.out_of_domain)
     for (const double nll : losses.nll)
       if (!std::isfinite(nll)) return fmt::format("a loss of {} on domain '{}'", nll, domain);
@@ -43,18 +45,23 @@ std::string problem_of(const Architecture& a, const Options& options, const char
   if (a.runs->empty()) return fmt::format("the {} has no runs", name);
   for (size_t s = 0; s < a.curves.size(); ++s) {
     const Run& run = (*a.runs)[s];
-    if (a.curves[s].empty()) return fmt::format("seed {} of the {} has no evaluations", run.seed, name);
+    if (a.curves[s].empty())
+      return fmt::format("seed {} of the {} has no evaluations", run.seed, name);
     for (const Point& point : run.curve)
-      if (const auto what = not_finite(point); !what.empty() && point.tokens_seen > options.after_tokens)
-        return fmt::format("seed {} of the {} has {} at {} tokens", run.seed, name, what, point.tokens_seen);
+      if (const auto what = not_finite(point);
+          !what.empty() && point.tokens_seen > options.after_tokens)
+        return fmt::format("seed {} of the {} has {} at {} tokens", run.seed, name, what,
+                           point.tokens_seen);
   }
   return "";
 }
 
 Range overlap(Range a, Range b) { return {std::max(a.low, b.low), std::min(a.high, b.high)}; }
 
-Comparison compare(const Runs& architecture, const Runs& reference, const Options& options, Pool pool) {
-  if (!(options.level > 0 && options.level < 1)) fail("level is {}; expected a number between 0 and 1", options.level);
+Comparison compare(const Runs& architecture, const Runs& reference, const Options& options,
+                   Pool pool) {
+  if (!(options.level > 0 && options.level < 1))
+    fail("level is {}; expected a number between 0 and 1", options.level);
   Comparison c{"", {read(architecture, options), read(reference, options)}, {}};
   const Architecture &a = c.architectures[0], &b = c.architectures[1];
   if (c.problem = problem_of(a, options, "architecture"); c.problem.empty())
@@ -66,25 +73,30 @@ Comparison compare(const Runs& architecture, const Runs& reference, const Option
     if (runs == &architecture || runs == &reference) continue;
     Architecture other = read(*runs, options);
     if (!problem_of(other, options, "").empty()) continue;
-    if (overlap(c.range, shared_range(other.curves)).width() >= c.range.width() / 2) c.architectures.push_back(other);
+    if (overlap(c.range, shared_range(other.curves)).width() >= c.range.width() / 2)
+      c.architectures.push_back(other);
   }
   return c;
 }
 
-void expect_same_documents(const Point& point, int64_t seed, const std::map<std::string, DomainLosses>& domains) {
+void expect_same_documents(const Point& point, int64_t seed,
+                           const std::map<std::string, DomainLosses>& domains) {
   for (const auto& [name, losses] : point.out_of_domain)
     if (!domains.contains(name))
-      fail("domain '{}' stands at {} tokens of seed {} but not everywhere; every evaluation needs every domain", name,
-           point.tokens_seen, seed);
+      fail(
+          "domain '{}' stands at {} tokens of seed {} but not everywhere; "
+          "every evaluation needs every domain",
+          name, point.tokens_seen, seed);
   for (const auto& [name, expected] : domains) {
     const auto found = point.out_of_domain.find(name);
     if (found == point.out_of_domain.end())
-      fail("domain '{}' is missing at {} tokens of seed {}; every evaluation needs every domain", name,
-           point.tokens_seen, seed);
+      fail("domain '{}' is missing at {} tokens of seed {}; every evaluation needs every domain",
+           name, point.tokens_seen, seed);
     const auto& [nll, tokens] = found->second;
     if (nll.size() != tokens.size() || tokens != expected.tokens)
       fail(
-          "domain '{}' at {} tokens of seed {}: its {} documents are not the {} of the first evaluation; paired "
+          "domain '{}' at {} tokens of seed {}: "
+          "its {} documents are not the {} of the first evaluation; paired "
           "statistics need the same documents, tokenized alike, in the same order",
           name, point.tokens_seen, seed, nll.size(), expected.tokens.size());
   }
@@ -123,7 +135,8 @@ struct Estimate {
 
 Interval interval_of(const Estimate& e, double level) {
   const Variance documents{std::max(0.0, e.documents.value - e.shared), e.documents.freedom};
-  return interval(mean(e.losses[0]) - mean(e.losses[1]), seed_variance_of_difference(e.losses), documents, level);
+  return interval(mean(e.losses[0]) - mean(e.losses[1]), seed_variance_of_difference(e.losses),
+                  documents, level);
 }
 
 Estimate estimate(const Comparison& c, const std::string& domain, const Losses& tokens) {
@@ -133,7 +146,8 @@ Estimate estimate(const Comparison& c, const std::string& domain, const Losses& 
   for (const Architecture& a : c.architectures) {
     std::vector<Losses> runs;
     const Range range = overlap(c.range, shared_range(a.curves));
-    for (size_t s = 0; s < a.curves.size(); ++s) runs.push_back(averaged((*a.runs)[s], a.curves[s], range, domain));
+    for (size_t s = 0; s < a.curves.size(); ++s)
+      runs.push_back(averaged((*a.runs)[s], a.curves[s], range, domain));
     means.push_back(mean_over(runs));
     e.losses.emplace_back();
     for (const Losses& run : runs) {
@@ -143,7 +157,8 @@ Estimate estimate(const Comparison& c, const std::string& domain, const Losses& 
   }
   e.documents = document_variance(minus(means[0], means[1]), tokens);
   if (const double freedom = seed_variance(e.losses).freedom; freedom > 0)
-    e.shared = deviation / freedom * (1.0 / double(e.losses[0].size()) + 1.0 / double(e.losses[1].size()));
+    e.shared =
+        deviation / freedom * (1.0 / double(e.losses[0].size()) + 1.0 / double(e.losses[1].size()));
   return e;
 }
 
@@ -154,7 +169,8 @@ Estimate average(const std::vector<Estimate>& domains) {
   for (auto& runs : average.losses) std::ranges::fill(runs, 0.0);
   for (const Estimate& domain : domains) {
     for (size_t a = 0; a < domain.losses.size(); ++a)
-      for (size_t s = 0; s < domain.losses[a].size(); ++s) average.losses[a][s] += domain.losses[a][s] / n;
+      for (size_t s = 0; s < domain.losses[a].size(); ++s)
+        average.losses[a][s] += domain.losses[a][s] / n;
     documents.push_back({domain.documents.value / (n * n), domain.documents.freedom});
     average.shared += domain.shared / (n * n);
   }
@@ -172,7 +188,8 @@ std::string problem_of(const std::map<std::string, DomainLosses>& domains) {
 
 }  // namespace
 
-Degradation degradation(const Runs& architecture, const Runs& reference, const Options& options, Pool pool) {
+Degradation degradation(const Runs& architecture, const Runs& reference, const Options& options,
+                        Pool pool) {
   const Comparison c = compare(architecture, reference, options, pool);
   if (!c.problem.empty()) return {.problem = c.problem};
   const auto& domains = architecture[0].curve[0].out_of_domain;
@@ -190,32 +207,39 @@ Degradation degradation(const Runs& architecture, const Runs& reference, const O
   const Estimate all = average(estimates);
   const Variance seeds = seed_variance_of_difference(all.losses);
   result.average = interval_of(all, options.level);
-  result.seed_freedom = seeds.freedom, result.seed_error = std::sqrt(seeds.value);
+  result.seed_freedom = seeds.freedom;
+  result.seed_error = std::sqrt(seeds.value);
   result.document_error = std::sqrt(std::max(0.0, all.documents.value - all.shared));
   return result;
 }
 
 namespace {
 
-Interval exponential(Interval x) { return {std::exp(x.estimate), std::exp(x.low), std::exp(x.high)}; }
+Interval exponential(Interval x) {
+  return {std::exp(x.estimate), std::exp(x.low), std::exp(x.high)};
+}
 
 }  // namespace
 
-Convergence convergence(const Runs& architecture, const Runs& reference, const Options& options, Pool pool) {
+Convergence convergence(const Runs& architecture, const Runs& reference, const Options& options,
+                        Pool pool) {
   const Comparison c = compare(architecture, reference, options, pool);
   if (!c.problem.empty()) return {.problem = c.problem};
   ByRun log_tokens;
   for (const Architecture& a : c.architectures) {
     const Range reached = shared_range(a.curves);
-    if (c.range.low < reached.low || c.range.low > reached.high) continue;  // only one of the pool can fail to reach it
+    // Only one of the pool can fail to reach it
+    if (c.range.low < reached.low || c.range.low > reached.high) continue;
     log_tokens.emplace_back();
-    for (const Curve& curve : a.curves) log_tokens.back().push_back(log_tokens_at(curve, c.range.low));
+    for (const Curve& curve : a.curves)
+      log_tokens.back().push_back(log_tokens_at(curve, c.range.low));
   }
   const double own = mean(log_tokens[0]), other = mean(log_tokens[1]);
   const Variance one = seed_variance(log_tokens), none;
   const Variance seeds{one.value / double(log_tokens[0].size()), one.freedom};
   return {"", c.range.low, exponential(interval(own, seeds, none, options.level)),
-          exponential(interval(own - other, seed_variance_of_difference(log_tokens), none, options.level)),
+          exponential(
+              interval(own - other, seed_variance_of_difference(log_tokens), none, options.level)),
           one.freedom};
 }
 

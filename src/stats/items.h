@@ -21,7 +21,8 @@ double standard_error(std::span<const double> values);  // √(s²/n); 0 for n <
 // share(a) − share(b), where a[i] and b[i] are 0 or 1 for the same item. The estimate is the
 // plain difference; the interval is that of Bonett and Price (2012), with one item added to each
 // kind of disagreement:
-//   d̃ ± z √((p̃₁₀ + p̃₀₁ − d̃²) / (n + 2)),  p̃₁₀ = (#(a=1, b=0) + 1) / (n + 2),  p̃₀₁ likewise,  d̃ = p̃₁₀ − p̃₀₁
+//   d̃ ± z √((p̃₁₀ + p̃₀₁ − d̃²) / (n + 2)),  p̃₁₀ = (#(a=1, b=0) + 1) / (n + 2),  p̃₀₁ likewise,
+//       d̃ = p̃₁₀ − p̃₀₁
 Interval paired_share_difference(std::span<const double> a, std::span<const double> b,
                                  double level);
 

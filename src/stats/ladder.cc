@@ -339,8 +339,8 @@ void describe(const std::vector<Budget>& ladder, const std::vector<double>& reca
       const Measure average;
       const Estimate delta = ends.estimate(ends.difference(group, average), average);
       budget.delta = interval_of(delta, options.level);
-      budget.caveat = immaturity(ladder, recall, ends.curve(), budget.held_out,
-                                 options.maturity_fall);
+      budget.caveat =
+          immaturity(ladder, recall, ends.curve(), budget.held_out, options.maturity_fall);
       if (budget.caveat.empty())
         budget.caveat = overfitting(ladder, ends, budget.held_out, options.overfit_rise);
       if (budget.caveat.empty()) entry.usable.push_back(j);
@@ -440,8 +440,7 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     if (one.reason.empty()) {
       one.verdict = verdict_of(one.delta, options.margin);
       if (one.verdict == Verdict::not_settled)
-        one.reason =
-            what_settles(*entries[a].delta, judged.seeds, options, result.critical);
+        one.reason = what_settles(*entries[a].delta, judged.seeds, options, result.critical);
     }
     const BudgetResult& largest = one.budgets.back();
     if (entries[a].judged == one.budgets.size() - 1) continue;

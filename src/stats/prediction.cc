@@ -56,9 +56,8 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
   const LadderResult measured = compare_ends(ladder, small, {.level = options.level});
   std::vector<Prediction> predictions;
   for (const EndResult& result : measured.results) {
-    predictions.push_back({.name = result.name,
-                           .problem = measured.problem,
-                           .target_tokens = options.target_tokens});
+    predictions.push_back(
+        {.name = result.name, .problem = measured.problem, .target_tokens = options.target_tokens});
     if (measured.problem.empty() && !result.has_delta) predictions.back().problem = result.reason;
   }
   if (!measured.problem.empty()) {

@@ -3,9 +3,9 @@
 // budgets only, and is then compared with the difference measured later.
 //   prediction = sum_j l_j Delta_j,   with one budget j: Delta_j (no growth is assumed),
 //                                     with more: their regression line in log2 tokens
-// Budgets with a caveat (ladder.h) are left out, unless all smaller budgets of the contender have one.
-// The interval is meant to hold the Delta_end that will be measured, with the noise of its own runs.
-// It has no term for the documents, because the later runs are evaluated on the same ones.
+// Budgets with a caveat (ladder.h) are left out, unless all smaller budgets of the contender have
+// one. The interval is meant to hold the Delta_end that will be measured, with the noise of its own
+// runs. It has no term for the documents, because the later runs are evaluated on the same ones.
 #include <span>
 #include <string>
 #include <vector>

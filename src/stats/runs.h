@@ -7,8 +7,8 @@
 
 namespace assay::stats {
 
-// The documents of one domain at one evaluation: nll[i] nats summed over the tokens[i] predicted tokens of document i.
-// The same documents, in the same order, in every run of a study.
+// The documents of one domain at one evaluation: nll[i] nats summed over the tokens[i] predicted
+// tokens of document i. The same documents, in the same order, in every run of a study.
 struct DomainLosses {
   std::vector<double> nll, tokens;
 };

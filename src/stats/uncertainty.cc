@@ -31,7 +31,9 @@ Variance seed_variance_of_difference(const ByRun& runs) {
   return {one.value * (1.0 / double(runs[0].size()) + 1.0 / double(runs[1].size())), one.freedom};
 }
 
-double ratio(std::span<const double> y, std::span<const double> tokens) { return total(y) / total(tokens); }
+double ratio(std::span<const double> y, std::span<const double> tokens) {
+  return total(y) / total(tokens);
+}
 
 std::vector<double> document_influence(std::span<const double> y, std::span<const double> tokens) {
   const double all = total(tokens), centre = total(y) / all;
@@ -40,7 +42,8 @@ std::vector<double> document_influence(std::span<const double> y, std::span<cons
   std::vector<double> influence(y.size());
   for (size_t i = 0; i < y.size(); ++i) {
     const double scale = 1 - 2 * tokens[i] / all + concentration;
-    if (tokens[i] > 0 && scale > 1e-12) influence[i] = (y[i] - centre * tokens[i]) / all / std::sqrt(scale);
+    if (tokens[i] > 0 && scale > 1e-12)
+      influence[i] = (y[i] - centre * tokens[i]) / all / std::sqrt(scale);
   }
   return influence;
 }
@@ -56,7 +59,10 @@ Variance document_variance(std::span<const double> y, std::span<const double> to
 
 Variance sum(std::span<const Variance> parts) {
   double value = 0, square = 0;
-  for (const Variance& part : parts) value += part.value, square += part.value * part.value / part.freedom;
+  for (const Variance& part : parts) {
+    value += part.value;
+    square += part.value * part.value / part.freedom;
+  }
   return {value, square > 0 ? value * value / square : 1};
 }
 
@@ -64,8 +70,9 @@ Interval interval(double estimate, Variance seeds, Variance documents, double le
   const double variance = seeds.value + documents.value;
   if (!(variance > 0)) return {estimate, estimate, estimate};
   const double of_seeds = seeds.value / variance, of_documents = documents.value / variance;
-  const double freedom = 1 / ((of_seeds > 0 ? of_seeds / seeds.freedom : 0) +
-                              (of_documents > 0 ? of_documents * of_documents / documents.freedom : 0));
+  const double freedom =
+      1 / ((of_seeds > 0 ? of_seeds / seeds.freedom : 0) +
+           (of_documents > 0 ? of_documents * of_documents / documents.freedom : 0));
   const double reach = student_quantile(level, freedom) * std::sqrt(variance);
   return {estimate, estimate - reach, estimate + reach};
 }

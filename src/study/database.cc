@@ -37,7 +37,8 @@ Json column(sqlite3_stmt* statement, int index) {
 }  // namespace
 
 Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
-  const int flags = mode == Mode::read ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+  const int flags =
+      mode == Mode::read ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
   if (sqlite3_open_v2(path_.c_str(), &handle_, flags, nullptr) != SQLITE_OK) {
     const std::string reason = sqlite3_errmsg(handle_);
     sqlite3_close(std::exchange(handle_, nullptr));
@@ -68,7 +69,8 @@ void Database::execute(const std::string& sql) {
 
 std::vector<Json> Database::query(const std::string& sql, const std::vector<Json>& values) {
   sqlite3_stmt* raw = nullptr;
-  if (sqlite3_prepare_v2(handle_, sql.c_str(), int(sql.size()), &raw, nullptr) != SQLITE_OK) raise(sql);
+  if (sqlite3_prepare_v2(handle_, sql.c_str(), int(sql.size()), &raw, nullptr) != SQLITE_OK)
+    raise(sql);
   const Statement statement(raw, sqlite3_finalize);
   for (size_t i = 0; i < values.size(); ++i)
     if (bind(raw, int(i) + 1, values[i]) != SQLITE_OK) raise(sql);
@@ -76,7 +78,8 @@ std::vector<Json> Database::query(const std::string& sql, const std::vector<Json
   int code;
   while ((code = sqlite3_step(raw)) == SQLITE_ROW) {
     Json& row = rows.emplace_back(Json::object());
-    for (int i = 0; i < sqlite3_column_count(raw); ++i) row[sqlite3_column_name(raw, i)] = column(raw, i);
+    for (int i = 0; i < sqlite3_column_count(raw); ++i)
+      row[sqlite3_column_name(raw, i)] = column(raw, i);
   }
   if (code != SQLITE_DONE) raise(sql);
   return rows;

@@ -21,14 +21,15 @@ struct DiskFull : Error {
 class Database {
  public:
   enum class Mode { read, write };
-  // `write` makes the file when it is absent and uses a write-ahead log, so that readers never wait for the writer.
+  // `write` makes the file when it is absent and uses a write-ahead log, so that readers never wait
+  // for the writer.
   Database(const fs::path& file, Mode mode);
   ~Database();
   Database(const Database&) = delete;
 
   void execute(const std::string& sql);  // one or more statements without values
-  // One statement, `values` bound to its ?s in order (null, number, text; true and false are 1 and 0). Each row an
-  // object.
+  // One statement, `values` bound to its ?s in order (null, number, text; true and false are 1 and
+  // 0). Each row an object.
   std::vector<Json> query(const std::string& sql, const std::vector<Json>& values = {});
 
  private:
@@ -40,7 +41,9 @@ class Database {
 // Everything between construction and commit() happens, or nothing.
 class Transaction {
  public:
-  explicit Transaction(Database& database) : database_(database) { database_.execute("BEGIN IMMEDIATE"); }
+  explicit Transaction(Database& database) : database_(database) {
+    database_.execute("BEGIN IMMEDIATE");
+  }
   ~Transaction();
   void commit();
 

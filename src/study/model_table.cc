@@ -15,7 +15,9 @@ namespace {
 using Json = nlohmann::json;
 
 struct Folder {
-  Folder() : path(fs::temp_directory_path() / fmt::format("assay_bench.{}", ::getpid())) { make_folder(path); }
+  Folder() : path(fs::temp_directory_path() / fmt::format("assay_bench.{}", ::getpid())) {
+    make_folder(path);
+  }
   ~Folder() { fs::remove_all(path); }
   const fs::path path;
 };
@@ -35,10 +37,12 @@ std::string why(const Ending& ending, const Json& answer) {
   return ending.text() + (ending.code == 128 + SIGKILL ? ", as when memory runs out" : "");
 }
 
-Json row_of(const fs::path& program, const std::string& model, const std::vector<std::string>& arguments) {
+Json row_of(const fs::path& program, const std::string& model,
+            const std::vector<std::string>& arguments) {
   if (interrupted()) return {{"model", model}, {"failure", "interrupted"}};
   const Folder folder;
-  Command command{{program, "bench", "models", model, "--json"}, folder.path / "out", folder.path / "errors"};
+  Command command{
+      {program, "bench", "models", model, "--json"}, folder.path / "out", folder.path / "errors"};
   command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());
   const Ending ending = wait_politely(start(command));
   const Json answer = Json::parse(read_file(command.output), nullptr, /*allow_exceptions=*/false);

@@ -62,7 +62,8 @@ bool looks_like_yaml(const fs::path& file) {
     const size_t begin = line.find_first_not_of(" \t\r");
     if (begin == std::string::npos || line[begin] == '#') continue;
     if (line.starts_with("---")) return true;
-    const size_t end = line.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", begin);
+    const size_t end = line.find_first_not_of(
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", begin);
     return end != begin && end != std::string::npos && line[end] == ':';
   }
   return false;
@@ -70,13 +71,19 @@ bool looks_like_yaml(const fs::path& file) {
 
 void check_name(const std::string& name, const std::string& where) {
   constexpr size_t kLongest = 200;
-  const auto allowed = [](unsigned char c) { return std::isalnum(c) || std::string_view("_+.-").find(char(c)) < 4; };
-  if (name.empty() || name.size() > kLongest || name[0] == '.' || !std::ranges::all_of(name, allowed))
-    fail("{}: '{:.{}}' cannot name a folder; use at most {} letters, digits, '_', '+', '-' and '.'. Nothing was run.",
-         where, name, kLongest, kLongest);
+  const auto allowed = [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("_+.-").find(char(c)) < 4;
+  };
+  if (name.empty() || name.size() > kLongest || name[0] == '.' ||
+      !std::ranges::all_of(name, allowed))
+    fail(
+        "{}: '{:.{}}' cannot name a folder; use at most {} letters, digits, '_', '+', '-' and '.'. "
+        "Nothing was run.",
+        where, name, kLongest, kLongest);
 }
 
-// A pattern (or channel mixer) of its own leaves behind the base's tables of parts that it no longer names.
+// A pattern (or channel mixer) of its own leaves behind the base's tables of parts that it
+// no longer names.
 bool left_behind(const std::string& table, const ConfigNode& preset, const ConfigNode& own) {
   const auto dropped = [&](const char* field) {
     const auto names = [&](const ConfigNode& layer) {
@@ -95,12 +102,15 @@ bool left_behind(const std::string& table, const ConfigNode& preset, const Confi
 void check_train(const ConfigNode& train) {
   for (const char* key : {"seed", "domains", "sequence_length", "eval_sets"})
     if (train.has(key))
-      refuse(train.where(key), fmt::format("'{}' in train is decided by the plan's seeds and data", key));
+      refuse(train.where(key),
+             fmt::format("'{}' in train is decided by the plan's seeds and data", key));
 }
 
 void check_budgets(const std::vector<int64_t>& tokens, const std::string& where) {
   for (const int64_t budget : tokens)
-    if (budget < 1) refuse(where, fmt::format("tokens = {} is not a training budget; give positive numbers", budget));
+    if (budget < 1)
+      refuse(where,
+             fmt::format("tokens = {} is not a training budget; give positive numbers", budget));
   if (!std::ranges::is_sorted(tokens, std::less_equal{}))
     refuse(where, "the budgets in tokens must be distinct and in ascending order");
 }
@@ -113,11 +123,13 @@ Ladder read_ladder(const ConfigNode& root) {
   check_budgets(ladder.tokens, table.where("tokens"));
   if (ladder.tokens.size() < 2)
     refuse(table.where("tokens"),
-           "a ladder needs at least two budgets, and three to five are usual, each twice the one before: "
+           "a ladder needs at least two budgets, and three to five are usual, "
+           "each twice the one before: "
            "other models are compared between them");
   if (ladder.seeds.size() < 2)
     refuse(table.where("seeds"),
-           "a ladder needs at least two seeds, and four or more are usual: without them nothing is known of the "
+           "a ladder needs at least two seeds, and four or more are usual: "
+           "without them nothing is known of the "
            "reference's own variation");
   return ladder;
 }
@@ -128,12 +140,15 @@ Tuning read_tuning(const ConfigNode& root) {
   table.read(tuning);
   for (const double rate : tuning.learning_rate)
     if (!(rate > 0) || !std::isfinite(rate))
-      refuse(table.where("learning_rate"), fmt::format("a learning rate of {} is not a positive number", rate));
+      refuse(table.where("learning_rate"),
+             fmt::format("a learning rate of {} is not a positive number", rate));
   if (!std::ranges::is_sorted(tuning.learning_rate, std::less_equal{}))
-    refuse(table.where("learning_rate"), "the learning rates must be distinct and in ascending order");
+    refuse(table.where("learning_rate"),
+           "the learning rates must be distinct and in ascending order");
   if (tuning.learning_rate.size() < 2)
     refuse(table.where("learning_rate"),
-           "tuning needs a grid of at least two learning rates, and three or more to bracket the best; for one fixed "
+           "tuning needs a grid of at least two learning rates, "
+           "and three or more to bracket the best; for one fixed "
            "rate, give train.learning_rate and no tune");
   if (tuning.tokens < 1)
     refuse(table.where(table.has("tokens") ? "tokens" : "learning_rate"),
@@ -142,7 +157,8 @@ Tuning read_tuning(const ConfigNode& root) {
   return tuning;
 }
 
-Model read_model(const std::string& name, const ConfigNode& root, const Head& head, const fs::path& file) {
+Model read_model(const std::string& name, const ConfigNode& root, const Head& head,
+                 const fs::path& file) {
   check_name(name, root.where("models"));
   const ConfigNode tables = root.child("model"), own = tables.child(name);
   ModelHead mine{.base = name, .seeds = head.seeds, .tokens = head.tokens};
@@ -152,7 +168,8 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
     mine.tokens = ladder.tokens;
   }
   auto keys = own.keys();
-  own.read(mine, keys);  // what else stands here belongs to the model; the program that builds it checks that
+  // What else stands here belongs to the model; the program that builds it checks that
+  own.read(mine, keys);
   const std::string where = own.has("base")    ? own.where("base")
                             : tables.has(name) ? tables.where(name)
                                                : root.where("models");
@@ -179,8 +196,8 @@ void check_size(const ConfigNode& size, const std::vector<Model>& models) {
         if (layer.is_table(key) && !std::ranges::count(tables, key)) tables.push_back(key);
   for (const std::string& key : size.keys())
     if (size.is_table(key) && !std::ranges::count(tables, key))
-      fail("{}: no model of the plan has a table '{}'{}\n  They have: {}. Nothing was run.", size.where(key), key,
-           did_you_mean(key, tables), join(tables));
+      fail("{}: no model of the plan has a table '{}'{}\n  They have: {}. Nothing was run.",
+           size.where(key), key, did_you_mean(key, tables), join(tables));
 }
 
 // Models were chosen on the command line: what the plan says of others has no meaning then.
@@ -198,7 +215,8 @@ void check_setting(const Setting& setting) {
     refuse(place(setting.data_layers, "train"),
            "data.train names no domain; expected, for example, train = [\"cc\", \"c4\"]");
   if (data.sequence_length < 1)
-    refuse(place(setting.data_layers, "sequence_length"), "data.sequence_length must be given and at least 1");
+    refuse(place(setting.data_layers, "sequence_length"),
+           "data.sequence_length must be given and at least 1");
   for (const std::string& domain : data.out_of_domain)
     if (std::ranges::count(data.train, domain))
       refuse(place(setting.data_layers, "out_of_domain"),
@@ -208,7 +226,8 @@ void check_setting(const Setting& setting) {
 
 Setting read_setting(const std::string& name, const ConfigNode& root, const ConfigNode& own) {
   own.read(Fields{}, {"data", "train"});
-  Setting setting{name, {}, {root.child("data"), own.child("data")}, {root.child("train"), own.child("train")}};
+  Setting setting{
+      name, {}, {root.child("data"), own.child("data")}, {root.child("train"), own.child("train")}};
   for (const ConfigNode& layer : setting.data_layers) layer.read(setting.data, {"synthetic"});
   check_setting(setting);
   return setting;
@@ -227,24 +246,31 @@ std::vector<Setting> read_settings(const ConfigNode& root) {
 
 void check_head(const Head& head, const ConfigNode& root, const fs::path& file) {
   if (head.models.empty())
-    fail("{}: models is empty; name at least the reference. Nothing was run.", root.where("models"));
+    fail("{}: models is empty; name at least the reference. Nothing was run.",
+         root.where("models"));
   if (head.seeds.empty()) fail("{}: seeds is empty. Nothing was run.", root.where("seeds"));
   if (head.reference.empty())
-    fail("{}: the key 'reference' is missing; give one of the models, for example reference = \"{}\"\n  models = [{}]. "
-         "Nothing was run.",
-         root.where("reference"), head.models.front(), join(head.models));
+    fail(
+        "{}: the key 'reference' is missing; give one of the models, "
+        "for example reference = \"{}\"\n  models = [{}]. "
+        "Nothing was run.",
+        root.where("reference"), head.models.front(), join(head.models));
   if (!std::ranges::count(head.models, head.reference))
-    fail("{}: the reference '{}' is not among the models{}\n  models = [{}]. Nothing was run.", root.where("reference"),
-         head.reference, did_you_mean(head.reference, head.models), join(head.models));
+    fail("{}: the reference '{}' is not among the models{}\n  models = [{}]. Nothing was run.",
+         root.where("reference"), head.reference, did_you_mean(head.reference, head.models),
+         join(head.models));
   if (chosen(root)) return;
-  for (const std::string& name : head.models) {  // before the name of a slip is suggested for a table
+  // Before the name of a slip is suggested for a table
+  for (const std::string& name : head.models) {
     check_name(name, root.where("models"));
-    if (!root.child("model").has(name)) preset_file(name, root.where("models"), file, root.child("model").keys());
+    if (!root.child("model").has(name))
+      preset_file(name, root.where("models"), file, root.child("model").keys());
   }
   for (const std::string& name : root.child("model").keys())
     if (!std::ranges::count(head.models, name))
       fail("{}: [model.{}] is not among the models{}\n  models = [{}]. Nothing was run.",
-           root.child("model").where(name), name, did_you_mean(name, head.models), join(head.models));
+           root.child("model").where(name), name, did_you_mean(name, head.models),
+           join(head.models));
 }
 
 // One table made of layers. A key keeps the place of the last layer that has it.
@@ -254,8 +280,8 @@ class Composer {
     composed.text += text + "\n";
     composed.places.push_back(place);
   }
-  void table(const std::string& name, const std::string& place, const std::vector<ConfigNode>& layers,
-             const std::vector<std::string>& skip = {}) {
+  void table(const std::string& name, const std::string& place,
+             const std::vector<ConfigNode>& layers, const std::vector<std::string>& skip = {}) {
     line("[" + name + "]", place);
     std::vector<std::string> tables;
     for (const std::string& key : keys_of(layers)) {
@@ -284,7 +310,8 @@ class Composer {
   }
 };
 
-std::vector<std::string> quoted(const std::vector<std::string>& words, const std::string& suffix = "") {
+std::vector<std::string> quoted(const std::vector<std::string>& words,
+                                const std::string& suffix = "") {
   std::vector<std::string> out;
   for (const std::string& word : words) out.push_back('"' + word + suffix + '"');
   return out;
@@ -295,10 +322,11 @@ ConfigNode decided(const DataSetting& data, const Variation& variation) {
   auto sets = quoted(data.train, "." + data.held_out);
   std::ranges::copy(quoted(data.out_of_domain, "." + data.test), std::back_inserter(sets));
   std::string text =
-      fmt::format("seed = {}\nsequence_length = {}\ndomains = [{}]\neval_sets = [{}]\n", variation.seed,
-                  data.sequence_length, join(quoted(data.train)), join(sets));
+      fmt::format("seed = {}\nsequence_length = {}\ndomains = [{}]\neval_sets = [{}]\n",
+                  variation.seed, data.sequence_length, join(quoted(data.train)), join(sets));
   if (variation.tokens > 0) text += fmt::format("tokens = {}\n", variation.tokens);
-  if (variation.learning_rate > 0) text += fmt::format("learning_rate = {}\n", variation.learning_rate);
+  if (variation.learning_rate > 0)
+    text += fmt::format("learning_rate = {}\n", variation.learning_rate);
   return ConfigNode::parse(text, "data, seeds and budgets of the plan");
 }
 
@@ -310,30 +338,36 @@ std::vector<ConfigNode> train_layers(const Model& model, const Setting& setting)
 
 }  // namespace
 
-std::vector<fs::path> plan_folders() { return {"plans", program_folder() / "plans", program_folder() / "../plans"}; }
+std::vector<fs::path> plan_folders() {
+  return {"plans", program_folder() / "plans", program_folder() / "../plans"};
+}
 
 fs::path plan_file(const fs::path& name) {
   std::error_code none;
   if (fs::exists(name, none) || name.has_extension()) return name;
   for (const fs::path& folder : plan_folders())
-    if (const fs::path file = (folder / name).string() + ".toml"; fs::exists(file, none)) return file;
+    if (const fs::path file = (folder / name).string() + ".toml"; fs::exists(file, none))
+      return file;
   std::vector<std::string> names = names_of_plans("");
-  for (const std::string& ablation : names_of_plans("ablations")) names.push_back("ablations/" + ablation);
-  fail("unknown plan '{}'{}\n  Plans: {}. A file is named with its .toml. Nothing was run.", name.string(),
-       did_you_mean(name.string(), names), names.empty() ? "none found" : join(names));
+  for (const std::string& ablation : names_of_plans("ablations"))
+    names.push_back("ablations/" + ablation);
+  fail("unknown plan '{}'{}\n  Plans: {}. A file is named with its .toml. Nothing was run.",
+       name.string(), did_you_mean(name.string(), names),
+       names.empty() ? "none found" : join(names));
 }
 
 fs::path preset_file(const std::string& name, const std::string& where, const fs::path& plan,
                      const std::vector<std::string>& also) {
   const auto folders = preset_folders(plan);
   for (const fs::path& folder : folders)
-    if (std::error_code none; fs::exists(folder / (name + ".toml"), none)) return folder / (name + ".toml");
+    if (std::error_code none; fs::exists(folder / (name + ".toml"), none))
+      return folder / (name + ".toml");
   auto names = names_in(folders);
   const std::string there = names.empty() ? "none found" : join(names);
   std::ranges::copy(also, std::back_inserter(names));
   std::erase(names, name);  // a table of that name, without a base
-  fail("{}unknown model '{}'{}\n  Presets: {}.{} Nothing was run.", where.empty() ? "" : where + ": ", name,
-       did_you_mean(name, names), there,
+  fail("{}unknown model '{}'{}\n  Presets: {}.{} Nothing was run.",
+       where.empty() ? "" : where + ": ", name, did_you_mean(name, names), there,
        plan.empty() ? " A file is named with its .toml."
                     : fmt::format(" A [model.{}] table with a base defines one.", name));
 }
@@ -345,24 +379,32 @@ std::vector<std::string> names_of_plans(const std::string& subfolder) {
 }
 
 const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::string& key) {
-  const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(), [&](auto& layer) { return layer.has(key); });
+  const auto last = std::ranges::find_if(layers.rbegin(), layers.rend(),
+                                         [&](auto& layer) { return layer.has(key); });
   return last == layers.rend() ? nullptr : &*last;
 }
 
 Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments) {
   if (looks_like_yaml(file))
-    fail("{}: looks like YAML, and plans are TOML: seeds = [1, 2] in the place of seeds: [1, 2]. `assay plan new` "
-         "writes a plan to begin with. Nothing was run.",
-         file.string());
+    fail(
+        "{}: looks like YAML, and plans are TOML: seeds = [1, 2] in the place of seeds: [1, 2]. "
+        "`assay plan new` "
+        "writes a plan to begin with. Nothing was run.",
+        file.string());
   ConfigNode root = ConfigNode::read_file(file);
   std::string text = read_file(file);
-  for (const std::string& assignment : assignments) root.set(assignment), text += "# --set " + assignment + "\n";
+  for (const std::string& assignment : assignments) {
+    root.set(assignment);
+    text += "# --set " + assignment + "\n";
+  }
   Head head;
   root.read(head, {"data", "train", "size", "model", "setting", "ladder", "tune"});
   check_head(head, root, file);
-  Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}, {}, root.has("ladder")};
+  Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}, {},
+            root.has("ladder")};
   if (root.has("tune")) plan.tuning = read_tuning(root);
-  for (const std::string& name : head.models) plan.models.push_back(read_model(name, root, head, file));
+  for (const std::string& name : head.models)
+    plan.models.push_back(read_model(name, root, head, file));
   if (!chosen(root)) check_size(root.child("size"), plan.models);
   return plan;
 }
@@ -375,8 +417,8 @@ Composed compose(const Model& model, const Setting& setting, const Variation& va
   std::vector<ConfigNode> train = train_layers(model, setting);
   train.push_back(decided(setting.data, variation));
   // A budget of the variation replaces the one that `train` gives.
-  const std::vector<std::string> replaced = variation.tokens > 0 ? std::vector<std::string>{"steps"}
-                                                                 : std::vector<std::string>{};
+  const std::vector<std::string> replaced =
+      variation.tokens > 0 ? std::vector<std::string>{"steps"} : std::vector<std::string>{};
   composer.table("train", train.front().where(""), train, replaced);
   return std::move(composer.composed);
 }
@@ -400,7 +442,8 @@ std::string translate(const std::string& message, const fs::path& file, const Co
   if (at == std::string::npos) return fmt::format("model.{}: {}. Nothing was run.", model, message);
   size_t end = at + file.string().size() + 1;
   const size_t line = std::strtoul(message.c_str() + end, nullptr, 10);
-  if (line < 1 || line > composed.places.size() || composed.places[line - 1].empty()) return message;
+  if (line < 1 || line > composed.places.size() || composed.places[line - 1].empty())
+    return message;
   end = std::min(message.find_first_not_of("0123456789:", end), message.size());
   std::string rest = message.substr(std::min(message.find_first_not_of(" ", end), message.size()));
   rest = std::regex_replace(rest, std::regex("(in |\n  )model\\b"), "$1model." + model);

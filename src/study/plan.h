@@ -3,27 +3,32 @@
 // difference is measured against.
 //
 //   reference = "transformer++"
-//   models    = ["transformer++", "window"]    # presets (models/*.toml), or [model.NAME] tables below
+//   models    = ["transformer++", "window"]
+//       # presets (models/*.toml), or [model.NAME] tables below
 //   seeds     = [1, 2]
 //   tokens    = [81_920_000, 163_840_000]      # budgets of every model but the reference
-//   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000, 163_840_000], seeds = [1, 2, 3, 4] }
+//   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000, 163_840_000], seeds = [1, 2,
+//   3, 4] }
 //   tune      = { learning_rate = [1e-3, 2e-3, 4e-3], tokens = 20_480_000 }
 //   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"],
-//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid", test = "test" }
+//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid", test
+//                 = "test" }
 //   train     = { batch = 16, … }              # every key of a run's [train]
-//   size      = { d_model = 256, attention = { num_heads = 4 } }  # laid over [model] of every model; a
+//   size      = { d_model = 256, attention = { num_heads = 4 } }
+//       # laid over [model] of every model; a
 //                                              # table in it, over the models that have that table
 //   [model.twin]                               # laid over its base, after `size`
 //   base   = "transformer++"
 //   seeds  = [11, 12]
 //   tokens = [163_840_000]
-//   train  = { learning_rate = 4e-3 }          # laid over `train`; a learning rate here is not tuned
+//   train  = { learning_rate = 4e-3 }
+//       # laid over `train`; a learning rate here is not tuned
 //   [setting.long]                             # one or many; each is laid over `data` and `train`
 //   data = { sequence_length = 2048 }
 //
 // Without `tokens` and `ladder`, train.steps or train.tokens is the only budget.
-// With an empty out_of_domain (the mixed-domain setting) models are compared on held-out text of the
-// training domains.
+// With an empty out_of_domain (the mixed-domain setting) models are compared on held-out text of
+// the training domains.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -38,11 +43,16 @@ struct DataSetting {
   std::string store;                              // folder; "" when given by --data or synthetic
   std::vector<std::string> train, out_of_domain;  // domains
   int64_t sequence_length = 0;
-  std::string held_out = "valid";  // split of the training domains: held-out text of what was trained on
-  std::string test = "test";       // split of the other domains
+  // Split of the training domains: held-out text of what was trained on
+  std::string held_out = "valid";
+  std::string test = "test";  // split of the other domains
   void fields(auto&& field) {
-    field("store", store), field("train", train), field("out_of_domain", out_of_domain);
-    field("sequence_length", sequence_length), field("held_out", held_out), field("test", test);
+    field("store", store);
+    field("train", train);
+    field("out_of_domain", out_of_domain);
+    field("sequence_length", sequence_length);
+    field("held_out", held_out);
+    field("test", test);
   }
 };
 
@@ -68,7 +78,8 @@ struct Ladder {
     field("seeds", seeds);
   }
 };
-// `tune`: the learning rate of each model, chosen by held-out loss alone on runs of `tokens` tokens.
+// `tune`: the learning rate of each model, chosen by held-out loss alone on runs
+// of `tokens` tokens.
 struct Tuning {
   std::vector<double> learning_rate;
   int64_t tokens = 0;
@@ -84,10 +95,11 @@ struct Tuning {
 struct Model {
   std::string name;
   std::vector<int64_t> seeds;
-  std::vector<int64_t> tokens;      // budgets; empty: train.steps or train.tokens is the only one
-  std::vector<ConfigNode> layers;   // of [model], the later over the earlier
-  ConfigNode train;                 // the model's own keys of [train]
-  std::vector<std::string> absent;  // tables of `size` that the model does not have, and of its base that it left
+  std::vector<int64_t> tokens;     // budgets; empty: train.steps or train.tokens is the only one
+  std::vector<ConfigNode> layers;  // of [model], the later over the earlier
+  ConfigNode train;                // the model's own keys of [train]
+  // Tables of `size` that the model does not have, and of its base that it left
+  std::vector<std::string> absent;
 };
 struct Plan {
   std::string name, text, reference;
@@ -108,27 +120,30 @@ double learning_rate_of(const Model& model, const Setting& setting);
 // Is the learning rate of the model chosen by tuning? Not when its own `train` has one.
 bool is_tuned(const Plan& plan, const Model& model);
 
-// A preset's file: NAME.toml in models/ beside the plan or beside its folder, else in plans/models/ here or beside the
-// program. BadInput at `where` with the nearest of those there are and of `also`.
-fs::path preset_file(const std::string& name, const std::string& where = "", const fs::path& plan = {},
-                     const std::vector<std::string>& also = {});
-// A plan's file: the file itself, or NAME.toml in plans/ here or beside the program. BadInput with the nearest name.
+// A preset's file: NAME.toml in models/ beside the plan or beside its folder, else in
+// plans/models/ here or beside the program. BadInput at `where` with the nearest of those there
+// are and of `also`.
+fs::path preset_file(const std::string& name, const std::string& where = "",
+                     const fs::path& plan = {}, const std::vector<std::string>& also = {});
+// A plan's file: the file itself, or NAME.toml in plans/ here or beside the program. BadInput with
+// the nearest name.
 fs::path plan_file(const fs::path& name);
 // The folders that are searched for plans and, in models/, for presets.
 std::vector<fs::path> plan_folders();
-// Names of the TOML files in plans/SUBFOLDER, here or else beside the program: presets in "models", plans in "".
+// Names of the TOML files in plans/SUBFOLDER, here or else beside the program: presets in "models",
+// plans in "".
 std::vector<std::string> names_of_plans(const std::string& subfolder);
 
-// Reads and checks everything that the plan itself decides, assignments such as train.steps=100 laid over it (where they
-// give `models`, tables of models left out, and those of `size` that no model has, are passed over). BadInput with
-// position and nearest name; nothing is run.
+// Reads and checks everything that the plan itself decides, assignments such as train.steps=100
+// laid over it (where they give `models`, tables of models left out, and those of `size` that no
+// model has, are passed over). BadInput with position and nearest name; nothing is run.
 Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments = {});
 
 // The configuration of one run.
 Composed compose(const Model& model, const Setting& setting, const Variation& variation);
 
 // An error about line L of a composed file, told in terms of the plan.
-std::string translate(const std::string& message, const fs::path& composed_file, const Composed& composed,
-                      const std::string& model);
+std::string translate(const std::string& message, const fs::path& composed_file,
+                      const Composed& composed, const std::string& model);
 
 }  // namespace assay::study

@@ -24,8 +24,10 @@ fs::path synthetic_store(const ConfigNode& layer, const fs::path& study) {
   data::SyntheticOptions options;
   if (layer.is_table("synthetic")) layer.child("synthetic").read(options);
   else if (layer.value("synthetic") != "true")
-    fail("{}: data.synthetic must be true or a table of its options. Nothing was run.", layer.where("synthetic"));
-  const fs::path folder = study / "data" / ("synthetic." + sha256(to_toml(fields_of(options))).substr(0, 8));
+    fail("{}: data.synthetic must be true or a table of its options. Nothing was run.",
+         layer.where("synthetic"));
+  const fs::path folder =
+      study / "data" / ("synthetic." + sha256(to_toml(fields_of(options))).substr(0, 8));
   if (!fs::exists(folder)) {
     make_folder(folder.parent_path());
     data::synthesize(folder, options);
@@ -39,7 +41,8 @@ fs::path store_folder(const Setting& setting, const StudyOptions& options) {
   const std::string folder = options.data.empty() ? setting.data.store : options.data;
   if (folder.empty())
     fail(
-        "the plan names no data: give --data STORE, data.store or data.synthetic. `assay data prepare` makes a store "
+        "the plan names no data: give --data STORE, data.store or data.synthetic. "
+        "`assay data prepare` makes a store "
         "from text. Nothing was run.");
   return fs::canonical(fs::exists(folder) ? fs::path(folder) : data::TokenStore(folder).folder());
 }
@@ -50,17 +53,20 @@ void check_domains(const Setting& setting, const data::TokenStore& store) {
     const auto domains = store.domains();
     const ConfigNode* layer = last_with(setting.data_layers, key);
     fail("{}: {} has no '{}' split of domain '{}'{}\n  Its domains: {}. Nothing was run.",
-         layer ? layer->where(key) : key, store.folder().string(), split, domain, did_you_mean(domain, domains),
-         join(domains));
+         layer ? layer->where(key) : key, store.folder().string(), split, domain,
+         did_you_mean(domain, domains), join(domains));
   };
   for (const std::string& domain : setting.data.train) {
     check("train", domain, "train");
     check("train", domain, setting.data.held_out);
   }
-  for (const std::string& domain : setting.data.out_of_domain) check("out_of_domain", domain, setting.data.test);
+  for (const std::string& domain : setting.data.out_of_domain)
+    check("out_of_domain", domain, setting.data.test);
 }
 
-std::string prefix(const Setting& setting) { return setting.name.empty() ? "" : setting.name + "."; }
+std::string prefix(const Setting& setting) {
+  return setting.name.empty() ? "" : setting.name + ".";
+}
 
 std::string complaint(const fs::path& output, const fs::path& errors) {
   const Json answer = Json::parse(read_file(output), nullptr, false);
@@ -80,8 +86,8 @@ Variation first_variation(const Plan& plan, const Model& model) {
 // One model in one setting, and the trainer at work on what it makes of it.
 class Question {
  public:
-  Question(const Plan& plan, const Model& model, const Setting& setting, const data::TokenStore& store,
-           const StudyOptions& options, size_t slot)
+  Question(const Plan& plan, const Model& model, const Setting& setting,
+           const data::TokenStore& store, const StudyOptions& options, size_t slot)
       : candidate_{&model, &setting, store.folder(), {}},
         composed_(compose(model, setting, first_variation(plan, model))),
         config_(options.study / "configs" / (prefix(setting) + model.name + ".question.toml")),
@@ -90,8 +96,8 @@ class Question {
     write_file(config_, composed_.text);
     fs::remove(output_);
     fs::remove(errors_);
-    command_ = {{trainer(options), "train", config_, "--data", candidate_.data, "-o", config_.string() + ".run",
-                 "--dry-run", "--json"},
+    command_ = {{trainer(options), "train", config_, "--data", candidate_.data, "-o",
+                 config_.string() + ".run", "--dry-run", "--json"},
                 output_,
                 errors_};
     const auto place = placement(options, slot);
@@ -122,8 +128,8 @@ class Question {
       check_interrupt();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-      progress.show(fmt::format("checking {}{}, {}", prefix(*candidate_.setting), candidate_.model->name,
-                                Progress::duration(passed.count())));
+      progress.show(fmt::format("checking {}{}, {}", prefix(*candidate_.setting),
+                                candidate_.model->name, Progress::duration(passed.count())));
     }
     child_ = 0;
     check_interrupt();
@@ -137,14 +143,16 @@ class Question {
       ending = wait_for_child(progress);
     }
     const std::string& model = candidate_.model->name;
-    if (ending.code == kBadInput) fail("{}", translate(complaint(output_, errors_), config_, composed_, model));
+    if (ending.code == kBadInput)
+      fail("{}", translate(complaint(output_, errors_), config_, composed_, model));
     if (ending.code != 0)
-      fail<Error>("{}: the trainer cannot build it ({}): {}", model, ending.text(), complaint(output_, errors_));
+      fail<Error>("{}: the trainer cannot build it ({}): {}", model, ending.text(),
+                  complaint(output_, errors_));
     const Json answer = Json::parse(read_file(output_), nullptr, false);
     for (const char* key : {"identity", "tokens", "steps", "learning_rate"})
       if (!answer.is_object() || !answer.contains(key))
-        fail<Error>("{}: the trainer's answer holds no '{}'; is {} of another version of Assay?", model, key,
-                    "the program");
+        fail<Error>("{}: the trainer's answer holds no '{}'; is {} of another version of Assay?",
+                    model, key, "the program");
     return answer;
   }
 
@@ -159,15 +167,18 @@ void check_distinct(const std::vector<PlannedRun>& runs, const Plan& plan) {
   std::map<std::string, std::string> names;
   for (const PlannedRun& run : runs)
     if (const auto [other, fresh] = names.emplace(run.key, run.name); !fresh)
-      fail("{}: {} and {} are the same run; give one of them other seeds ([model.{}] seeds = […]). Nothing was run.",
-           plan.name, other->second, run.name, run.model);
+      fail(
+          "{}: {} and {} are the same run; give one of them other seeds ([model.{}] seeds = […]). "
+          "Nothing was run.",
+          plan.name, other->second, run.name, run.model);
 }
 
 // The run of a candidate; its configuration is written to study/configs.
-PlannedRun planned(const Candidate& c, const Variation& variation, const char* why, const std::string& label,
-                   const fs::path& study) {
+PlannedRun planned(const Candidate& c, const Variation& variation, const char* why,
+                   const std::string& label, const fs::path& study) {
   PlannedRun run;
-  run.name = fmt::format("{}{}{}.seed-{}", prefix(*c.setting), c.model->name, label, variation.seed);
+  run.name =
+      fmt::format("{}{}{}.seed-{}", prefix(*c.setting), c.model->name, label, variation.seed);
   run.setting = c.setting->name;
   run.model = c.model->name;
   run.purpose = why;
@@ -176,18 +187,21 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   run.estimate = c.answer;
   const double asked_tokens = c.answer["tokens"], asked_steps = c.answer["steps"];
   const double per_step = asked_tokens / asked_steps;
-  const double steps = variation.tokens > 0 ? std::ceil(double(variation.tokens) / per_step) : asked_steps;
+  const double steps =
+      variation.tokens > 0 ? std::ceil(double(variation.tokens) / per_step) : asked_steps;
   run.tokens = int64_t(steps * per_step);
-  run.learning_rate = variation.learning_rate > 0 ? variation.learning_rate : c.answer["learning_rate"].get<double>();
+  run.learning_rate = variation.learning_rate > 0 ? variation.learning_rate
+                                                  : c.answer["learning_rate"].get<double>();
   run.estimate["steps"] = int64_t(steps);
   run.estimate["tokens"] = run.tokens;
   if (c.answer.contains("estimated_seconds") && c.answer["estimated_seconds"].is_number())
-    run.estimate["estimated_seconds"] = c.answer["estimated_seconds"].get<double>() * steps / asked_steps;
-  // The identity holds every default and the numerics versions, and neither budget, rate nor seed. `data` is the
-  // fingerprint of what the run reads.
+    run.estimate["estimated_seconds"] =
+        c.answer["estimated_seconds"].get<double>() * steps / asked_steps;
+  // The identity holds every default and the numerics versions, and neither budget, rate nor seed.
+  // `data` is the fingerprint of what the run reads.
   run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n",
-                               c.answer["identity"].get<std::string>(), c.answer.value("data", ""), run.seed, int64_t(steps),
-                               run.learning_rate));
+                               c.answer["identity"].get<std::string>(), c.answer.value("data", ""),
+                               run.seed, int64_t(steps), run.learning_rate));
   run.config = study / "configs" / (run.name + ".toml");
   write_file(run.config, compose(*c.model, *c.setting, variation).text);
   return run;
@@ -197,8 +211,9 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
 std::string budget_label(int64_t tokens) {
   if (tokens == 0) return "";
   const double n = double(tokens);
-  return n >= 1e9 ? fmt::format(".{:.3g}B", n / 1e9) : n >= 1e6 ? fmt::format(".{:.0f}M", n / 1e6)
-                                                     : fmt::format(".{:.0f}k", n / 1e3);
+  return n >= 1e9   ? fmt::format(".{:.3g}B", n / 1e9)
+         : n >= 1e6 ? fmt::format(".{:.0f}M", n / 1e6)
+                    : fmt::format(".{:.0f}k", n / 1e3);
 }
 
 }  // namespace
@@ -214,7 +229,8 @@ std::vector<std::string> placement(const StudyOptions& options, size_t slot) {
     threads = std::max<int64_t>(1, int64_t(std::thread::hardware_concurrency()) / options.jobs);
   if (threads > 0) arguments.insert(arguments.end(), {"--threads", std::to_string(threads)});
   const auto& devices = options.devices;
-  if (!devices.empty()) arguments.insert(arguments.end(), {"--device", devices[slot % devices.size()]});
+  if (!devices.empty())
+    arguments.insert(arguments.end(), {"--device", devices[slot % devices.size()]});
   return arguments;
 }
 
@@ -249,30 +265,33 @@ std::vector<PlannedRun> tuning_runs(const Plan& plan, const std::vector<Candidat
     if (!is_tuned(plan, *c.model)) continue;
     for (const double rate : plan.tuning->learning_rate)
       for (const int64_t seed : plan.tuning->seeds)
-        runs.push_back(planned(c, {.seed = seed, .tokens = plan.tuning->tokens, .learning_rate = rate},
+        runs.push_back(planned(c,
+                               {.seed = seed, .tokens = plan.tuning->tokens, .learning_rate = rate},
                                purpose::kTuning, fmt::format(".lr-{:g}", rate), study));
   }
   return runs;
 }
 
-std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate>& candidates, const Rates& rates,
-                                   const fs::path& study) {
+std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate>& candidates,
+                                   const Rates& rates, const fs::path& study) {
   std::vector<PlannedRun> runs, checks;
   for (const Candidate& c : candidates) {
     const bool tuned = is_tuned(plan, *c.model);
     const auto found = rates.find({c.setting->name, c.model->name});
     if (tuned && found == rates.end()) continue;
     const double rate = tuned ? found->second : 0;
-    const std::vector<int64_t> budgets = c.model->tokens.empty() ? std::vector<int64_t>{0} : c.model->tokens;
+    const std::vector<int64_t> budgets =
+        c.model->tokens.empty() ? std::vector<int64_t>{0} : c.model->tokens;
     for (const int64_t tokens : budgets)
       for (const int64_t seed : c.model->seeds)
-        runs.push_back(planned(c, {.seed = seed, .tokens = tokens, .learning_rate = rate}, purpose::kStudy,
-                               budget_label(tokens), study));
+        runs.push_back(planned(c, {.seed = seed, .tokens = tokens, .learning_rate = rate},
+                               purpose::kStudy, budget_label(tokens), study));
     if (!tuned || !plan.tuning->check || c.model->name == plan.reference) continue;
     for (const auto& [factor, why] : {std::pair{0.5, purpose::kHalf}, {2.0, purpose::kDouble}})
       for (const int64_t seed : c.model->seeds)
-        checks.push_back(planned(c, {.seed = seed, .tokens = budgets.back(), .learning_rate = factor * rate}, why,
-                                 fmt::format("{}.lr-{:g}", budget_label(budgets.back()), factor * rate), study));
+        checks.push_back(planned(
+            c, {.seed = seed, .tokens = budgets.back(), .learning_rate = factor * rate}, why,
+            fmt::format("{}.lr-{:g}", budget_label(budgets.back()), factor * rate), study));
   }
   check_distinct(runs, plan);
   runs.insert(runs.end(), checks.begin(), checks.end());

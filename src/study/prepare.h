@@ -1,5 +1,6 @@
 #pragma once
-// From a plan to runs that are known to start: data made or opened, every configuration accepted by the trainer.
+// From a plan to runs that are known to start: data made or opened, every configuration accepted
+// by the trainer.
 #include <map>
 #include <utility>
 
@@ -26,22 +27,24 @@ struct Candidate {
   Json answer;    // of `assay train --dry-run`
 };
 
-// Writes study/configs/*.toml, makes synthetic data under study/data, and asks the trainer (--dry-run) about each model
-// of each setting, options.jobs at a time. BadInput, in terms of the plan, when it refuses one; nothing is run then.
-// The candidates point into `plan`.
+// Writes study/configs/*.toml, makes synthetic data under study/data, and asks the trainer
+// (--dry-run) about each model of each setting, options.jobs at a time. BadInput, in terms of the
+// plan, when it refuses one; nothing is run then. The candidates point into `plan`.
 std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options);
 
 // The learning rate of each model, by setting and model; absent where the grid gave none.
 using Rates = std::map<std::pair<std::string, std::string>, double>;
 // The runs that choose learning rates; empty without `tune`.
-std::vector<PlannedRun> tuning_runs(const Plan& plan, const std::vector<Candidate>& candidates, const fs::path& study);
-// The runs that answer the plan's question, and those that check it at other learning rates. Models that are tuned and
-// have no rate are left out. BadInput when two runs are the same.
-std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate>& candidates, const Rates& rates,
-                                   const fs::path& study);
+std::vector<PlannedRun> tuning_runs(const Plan& plan, const std::vector<Candidate>& candidates,
+                                    const fs::path& study);
+// The runs that answer the plan's question, and those that check it at other learning rates. Models
+// that are tuned and have no rate are left out. BadInput when two runs are the same.
+std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate>& candidates,
+                                   const Rates& rates, const fs::path& study);
 
 fs::path trainer(const StudyOptions& options);
-// Arguments that give the trainer its threads and its device, of the slot-th of options.jobs at a time.
+// Arguments that give the trainer its threads and its device, of the slot-th of options.jobs
+// at a time.
 std::vector<std::string> placement(const StudyOptions& options, size_t slot);
 
 }  // namespace assay::study

@@ -33,19 +33,25 @@ std::string Ending::text() const {
                 : fmt::format("exit code {}", code);
 }
 
-// fork and exec, not posix_spawn: only code between the two can ask for a signal at the parent's death.
+// fork and exec, not posix_spawn: only code between the two can ask for a signal at
+// the parent's death.
 pid_t start(const Command& command) {
-  const int output = open_log(command.output), errors = command.errors.empty() ? output : open_log(command.errors);
+  const int output = open_log(command.output),
+            errors = command.errors.empty() ? output : open_log(command.errors);
   std::vector<char*> arguments;
-  for (const std::string& argument : command.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& argument : command.arguments)
+    arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(1);
-    ::signal(SIGINT, SIG_DFL), ::signal(SIGTERM, SIG_DFL);
-    ::dup2(::open("/dev/null", O_RDONLY), 0), ::dup2(output, 1), ::dup2(errors, 2);
+    ::signal(SIGINT, SIG_DFL);
+    ::signal(SIGTERM, SIG_DFL);
+    ::dup2(::open("/dev/null", O_RDONLY), 0);
+    ::dup2(output, 1);
+    ::dup2(errors, 2);
     ::execv(arguments[0], arguments.data());
     ::dprintf(2, "%s: cannot be run: %s\n", arguments[0], std::strerror(errno));
     ::_exit(1);
@@ -53,7 +59,8 @@ pid_t start(const Command& command) {
   const int code = errno;
   ::close(output);
   if (errors != output) ::close(errors);
-  if (child < 0) fail<Error>("{}: cannot be started: {}", command.arguments[0], std::strerror(code));
+  if (child < 0)
+    fail<Error>("{}: cannot be started: {}", command.arguments[0], std::strerror(code));
   return child;
 }
 

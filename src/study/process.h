@@ -17,14 +17,15 @@ struct Command {
 // How often a process that a signal stopped is started again.
 constexpr int kRestarts = 2;
 
-// Starts it in a process group of its own, so that a terminal's Ctrl-C reaches only us; it gets SIGTERM when we die.
+// Starts it in a process group of its own, so that a terminal's Ctrl-C reaches only us; it gets
+// SIGTERM when we die.
 pid_t start(const Command& command);
 
 struct Ending {
-  int code = 0;              // exit code, or 128 + the signal
-  bool killed = false;       // by a signal
-  // By a signal that it did not catch, or that made it save and leave. Only when this process did not
-  // send the signal does it come from outside.
+  int code = 0;         // exit code, or 128 + the signal
+  bool killed = false;  // by a signal
+  // By a signal that it did not catch, or that made it save and leave. Only when this process did
+  // not send the signal does it come from outside.
   bool stopped_from_outside() const { return killed || code == kInterrupted; }
   std::string text() const;  // "exit code 1", "killed by signal 9 (Killed)"
 };

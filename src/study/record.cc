@@ -29,7 +29,8 @@ Json Store::record(const Json& run) {
     for (const auto& [set, found] : line.at("evaluation").items())
       losses[set] = rounded(found.at("loss"), 5);
     Json entry = {{"step", line.at("step")}, {"tokens", line.at("tokens")}, {"losses", losses}};
-    if (line.contains("attention_entropy")) entry["attention_entropy"] = rounded(line["attention_entropy"], 3);
+    if (line.contains("attention_entropy"))
+      entry["attention_entropy"] = rounded(line["attention_entropy"], 3);
     evaluations.push_back(entry);
   }
   const auto all = this->evaluations(run["key"]);
@@ -38,7 +39,8 @@ Json Store::record(const Json& run) {
     for (const auto& [set, found] : all.back()["evaluation"].items()) {
       const Json of_set = found.value("slices", Json::object());
       for (const auto& [slice, value] : of_set.items())
-        slices[set][slice] = {rounded(value.value("loss", 0.0), 4), value.value("tokens", int64_t{0})};
+        slices[set][slice] = {rounded(value.value("loss", 0.0), 4),
+                              value.value("tokens", int64_t{0})};
     }
   Json provenance = run["provenance"], outcome = run["outcome"];
   provenance.erase("data_folder");  // a path of the machine says nothing to others
@@ -62,11 +64,16 @@ Json Store::record(const Json& run) {
 void Store::take_record(const std::string& key, const Json& record, const std::string& origin) {
   std::vector<Json> lines;
   try {
-    for (const Json& pair : record.at("training")) lines.push_back({{"step", pair.at(0)}, {"loss", pair.at(1)}});
+    for (const Json& pair : record.at("training"))
+      lines.push_back({{"step", pair.at(0)}, {"loss", pair.at(1)}});
     for (const Json& entry : record.at("evaluations")) {
-      Json line = {{"step", entry.at("step")}, {"tokens", entry.at("tokens")}, {"evaluation", Json::object()}};
-      for (const auto& [set, loss] : entry.at("losses").items()) line["evaluation"][set] = {{"loss", loss}};
-      if (entry.contains("attention_entropy")) line["attention_entropy"] = entry["attention_entropy"];
+      Json line = {{"step", entry.at("step")},
+                   {"tokens", entry.at("tokens")},
+                   {"evaluation", Json::object()}};
+      for (const auto& [set, loss] : entry.at("losses").items())
+        line["evaluation"][set] = {{"loss", loss}};
+      if (entry.contains("attention_entropy"))
+        line["attention_entropy"] = entry["attention_entropy"];
       lines.push_back(line);
     }
     if (!lines.empty() && lines.back().contains("evaluation"))
@@ -76,16 +83,19 @@ void Store::take_record(const std::string& key, const Json& record, const std::s
           if (slice == "repeated_bigram" || slice == "other") tokens += value.at(1).get<double>();
         for (const auto& [slice, value] : slices.items())
           lines.back()["evaluation"][set]["slices"][slice] = {
-              {"loss", value.at(0)}, {"tokens", value.at(1)}, {"share", value.at(1).get<double>() / std::max(1.0, tokens)}};
+              {"loss", value.at(0)},
+              {"tokens", value.at(1)},
+              {"share", value.at(1).get<double>() / std::max(1.0, tokens)}};
         lines.back()["evaluation"][set]["tokens"] = tokens;
       }
     Transaction transaction(database_);
     insert_losses(key, lines, origin);
     database_.query(
-        "UPDATE runs SET status = 'done', reason = '', origin = ?, config = ?, provenance = ?, outcome = ?, "
+        "UPDATE runs SET status = 'done', reason = '', origin = ?, config = ?, provenance = ?, "
+        "outcome = ?, "
         "end_losses = ? WHERE key = ?",
-        {origin, record.at("config").get<std::string>(), record.at("provenance").dump(), record.at("outcome").dump(),
-         record.at("end").dump(), key});
+        {origin, record.at("config").get<std::string>(), record.at("provenance").dump(),
+         record.at("outcome").dump(), record.at("end").dump(), key});
     transaction.commit();
   } catch (const Json::exception& error) {
     fail("{}: not a record of a run: {}", origin, error.what());
@@ -95,11 +105,13 @@ void Store::take_record(const std::string& key, const Json& record, const std::s
 void Store::set_records(const Json& plan, const Records& records, const std::string& origin) try {
   Transaction transaction(database_);
   database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {plan.dump()});
-  database_.execute("DELETE FROM planned; DELETE FROM metrics; DELETE FROM evaluations; DELETE FROM runs");
+  database_.execute(
+      "DELETE FROM planned; DELETE FROM metrics; DELETE FROM evaluations; DELETE FROM runs");
   int64_t position = 0;
   for (const Json& run : plan.at("runs")) {
     database_.query(
-        "INSERT INTO runs (key, seed, tokens, learning_rate, status, reason, folder) VALUES (?, ?, ?, ?, ?, ?, '') "
+        "INSERT INTO runs (key, seed, tokens, learning_rate, status, reason, folder) VALUES (?, ?, "
+        "?, ?, ?, ?, '') "
         "ON CONFLICT (key) DO NOTHING",
         {run.at("key"), run.at("seed"), run.at("tokens"), run.at("learning_rate"),
          run.at("status") == "done" ? Json("missing") : run.at("status"), run.at("reason")});
@@ -134,8 +146,10 @@ Records read_records(const fs::path& folder) {
     out[key] = std::move(record);
   }
   if (out.empty())
-    fail("{}: holds no study.sqlite and no record of a run (*.json of the format {}). Nothing was run.",
-         folder.string(), kRecordFormat);
+    fail(
+        "{}: holds no study.sqlite and no record of a run (*.json of the format {}). "
+        "Nothing was run.",
+        folder.string(), kRecordFormat);
   return out;
 }
 

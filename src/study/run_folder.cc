@@ -36,7 +36,8 @@ void wait_until_free(const fs::path& folder) {
 bool has_checkpoint(const fs::path& folder) {
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder / "checkpoints", none))
-    if (entry.path().filename().string().starts_with("step-") && entry.path().extension().empty()) return true;
+    if (entry.path().filename().string().starts_with("step-") && entry.path().extension().empty())
+      return true;
   return false;
 }
 
@@ -68,7 +69,8 @@ std::string summary(const fs::path& folder) {
   std::string losses;
   for (const auto& [set, found] : end.value("sets", Json::object()).items())
     losses += fmt::format("{} {:.3f}, ", set, found.value("loss", 0.0));
-  return fmt::format("{}{} tokens/s, {}", losses, Progress::count(done.value("tokens_per_second", 0.0)),
+  return fmt::format("{}{} tokens/s, {}", losses,
+                     Progress::count(done.value("tokens_per_second", 0.0)),
                      Progress::duration(done.value("seconds", 0.0)));
 }
 

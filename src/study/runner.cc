@@ -40,13 +40,16 @@ struct Running {
 
 class Runner {
  public:
-  Runner(const StudyOptions& options, std::vector<PlannedRun> runs, Store& store, const Reusable& reusable)
+  Runner(const StudyOptions& options, std::vector<PlannedRun> runs, Store& store,
+         const Reusable& reusable)
       : options_(options), store_(store), reusable_(reusable), begun_(Clock::now()) {
-    for (size_t slot = 0; slot < size_t(std::max<int64_t>(1, options.jobs)); ++slot) free_slots_.push_back(slot);
+    for (size_t slot = 0; slot < size_t(std::max<int64_t>(1, options.jobs)); ++slot)
+      free_slots_.push_back(slot);
     outcome_.planned = int64_t(runs.size());
     for (PlannedRun& run : runs)
       if (!done_before(run)) queue_.push_back({std::move(run), 0});
-    for (const auto& [run, restarts] : queue_) work_left_ += work(run, double(run.estimate.value("tokens", 0.0)));
+    for (const auto& [run, restarts] : queue_)
+      work_left_ += work(run, double(run.estimate.value("tokens", 0.0)));
   }
 
   Outcome run() {
@@ -63,12 +66,15 @@ class Runner {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     if (!disk_full_.empty())
-      fail<DiskFull>("{}; the study was stopped after {} of {} runs.\n  Free space and give the same command again: "
-                     "it continues, and finished runs are kept.",
-                     disk_full_, outcome_.done, outcome_.planned);
+      fail<DiskFull>(
+          "{}; the study was stopped after {} of {} runs.\n "
+          " Free space and give the same command again: "
+          "it continues, and finished runs are kept.",
+          disk_full_, outcome_.done, outcome_.planned);
     if (stopping_)
-      fail<Interrupted>("interrupted: {} of {} runs done, the others saved. The same command continues them.",
-                        outcome_.done, outcome_.planned);
+      fail<Interrupted>(
+          "interrupted: {} of {} runs done, the others saved. The same command continues them.",
+          outcome_.done, outcome_.planned);
     return outcome_;
   }
 
@@ -85,7 +91,8 @@ class Runner {
         return false;
       }
     }
-    ++outcome_.done, ++outcome_.done_before;
+    ++outcome_.done;
+    ++outcome_.done_before;
     return true;
   }
 
@@ -103,7 +110,9 @@ class Runner {
     const bool resume = begin_or_resume(folder);
     const size_t slot = free_slots_.front();
     free_slots_.pop_front();
-    Command command{{trainer(options_), "train", run.config, "--data", run.data, "-o", folder}, folder / "log.txt", {}};
+    Command command{{trainer(options_), "train", run.config, "--data", run.data, "-o", folder},
+                    folder / "log.txt",
+                    {}};
     if (resume) command.arguments.push_back("--resume");
     const auto place = placement(options_, slot);
     command.arguments.insert(command.arguments.end(), place.begin(), place.end());
@@ -128,7 +137,8 @@ class Runner {
 
   void conclude(const Running& over, const Ending& ending) {
     if (ending.code == 0) return finish(over);
-    if (stopping_ && ending.stopped_from_outside()) return store_.set_status(over.run.key, "interrupted");
+    if (stopping_ && ending.stopped_from_outside())
+      return store_.set_status(over.run.key, "interrupted");
     if (ending.stopped_from_outside() && over.restarts < kRestarts) {
       progress_.log(fmt::format("{}: {}; resuming it", over.run.name, ending.text()));
       return queue_.push_front({over.run, over.restarts + 1});
@@ -145,12 +155,13 @@ class Runner {
     } catch (const DiskFull&) {
       throw;
     } catch (const Error& error) {
-      return give_up(over, fmt::format("it ended well, but its results cannot be read: {}", error.what()));
+      return give_up(
+          over, fmt::format("it ended well, but its results cannot be read: {}", error.what()));
     }
     ++outcome_.done;
     work_done_ += work(over.run, over.run.estimate.value("tokens", 0.0) - over.tokens_before);
-    progress_.log(
-        fmt::format("{}/{} done: {}, {}", outcome_.done, outcome_.planned, over.run.name, summary(over.folder)));
+    progress_.log(fmt::format("{}/{} done: {}, {}", outcome_.done, outcome_.planned, over.run.name,
+                              summary(over.folder)));
   }
 
   void give_up(const Running& over, const std::string& reason) {
@@ -176,23 +187,28 @@ class Runner {
     double work_now = work_done_;
     for (const Running& running : running_) {
       const Json line = last_metrics_line(running.folder, "loss");
-      work_now += work(running.run, std::max(0.0, line.value("tokens", 0.0) - running.tokens_before));
+      work_now +=
+          work(running.run, std::max(0.0, line.value("tokens", 0.0) - running.tokens_before));
       if (parts.size() < 3) parts.push_back(describe(running, line));
     }
     if (running_.size() > 3) parts.push_back(fmt::format("{} more", running_.size() - 3));
     const double seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
     const std::string left =
         work_now > 0 && !stopping_
-            ? Progress::duration(seconds * std::max(0.0, work_left_ - work_now) / work_now) + " left"
+            ? Progress::duration(seconds * std::max(0.0, work_left_ - work_now) / work_now) +
+                  " left"
             : "";
-    return fmt::format("{}/{} done  {}  {}", outcome_.done, outcome_.planned, join(parts, "  "), left);
+    return fmt::format("{}/{} done  {}  {}", outcome_.done, outcome_.planned, join(parts, "  "),
+                       left);
   }
 
   static std::string describe(const Running& running, const Json& line) {
     if (!line.contains("step")) return running.run.name + " starting";
     const Json evaluation = last_metrics_line(running.folder, "held_out_loss");
     const std::string loss =
-        evaluation.empty() ? "" : fmt::format(" held-out loss {:.3f}", evaluation["held_out_loss"].get<double>());
+        evaluation.empty()
+            ? ""
+            : fmt::format(" held-out loss {:.3f}", evaluation["held_out_loss"].get<double>());
     return fmt::format("{} step {}/{}{} {} tokens/s", running.run.name, line["step"].get<int64_t>(),
                        running.run.estimate.value("steps", int64_t{0}), loss,
                        Progress::count(line.value("tokens_per_second", 0.0)));
@@ -218,7 +234,8 @@ class Runner {
 Reusable reusable_runs(const StudyOptions& options) {
   Reusable out;
   for (const fs::path& folder : options.reuse)
-    for (auto& [key, record] : read_records(folder)) out[key] = {std::move(record), folder.string()};
+    for (auto& [key, record] : read_records(folder))
+      out[key] = {std::move(record), folder.string()};
   return out;
 }
 
@@ -247,9 +264,10 @@ void measure_overlap(const std::vector<Candidate>& candidates, Store& store) {
     progress.show("comparing the test text with the training text");
     const DataSetting& setting = c.setting->data;
     const bool mixed = setting.out_of_domain.empty();
-    const auto found = data::overlap(data::TokenStore(c.data), {.test_split = mixed ? setting.held_out : setting.test,
-                                                                .train_domains = setting.train,
-                                                                .show_progress = false});
+    const auto found = data::overlap(data::TokenStore(c.data),
+                                     {.test_split = mixed ? setting.held_out : setting.test,
+                                      .train_domains = setting.train,
+                                      .show_progress = false});
     Json rows = Json::array();
     for (const data::DomainOverlap& domain : found)
       if (std::ranges::count(mixed ? setting.train : setting.out_of_domain, domain.domain))
@@ -271,13 +289,15 @@ std::vector<PlannedRun> distinct(const std::vector<PlannedRun>& runs) {
   return out;
 }
 
-// The rate with the lowest mean held-out loss, for each model. A rate counts only when all of its runs have ended.
+// The rate with the lowest mean held-out loss, for each model. A rate counts only when all of its
+// runs have ended.
 Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, Store& store) {
   std::map<std::pair<std::string, std::string>, std::map<double, std::vector<double>>> losses;
   for (const PlannedRun& run : runs) {
     const auto setting = std::ranges::find(plan.settings, run.setting, &Setting::name);
     if (store.status(run.key) == "done")
-      losses[{run.setting, run.model}][run.learning_rate].push_back(held_out_loss(store.end(run.key), *setting));
+      losses[{run.setting, run.model}][run.learning_rate].push_back(
+          held_out_loss(store.end(run.key), *setting));
   }
   Rates best;
   for (const auto& [model, grid] : losses) {
@@ -294,20 +314,23 @@ Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, Store& s
   return best;
 }
 
-// Failed runs of a grid are no failure of the study while the model has a rate: a rate that diverges is an answer.
-void drop_tuning_failures(Outcome& outcome, const std::vector<PlannedRun>& runs, const Rates& rates) {
+// Failed runs of a grid are no failure of the study while the model has a rate: a rate that
+// diverges is an answer.
+void drop_tuning_failures(Outcome& outcome, const std::vector<PlannedRun>& runs,
+                          const Rates& rates) {
   std::erase_if(outcome.failures, [&](const Failure& failure) {
     const auto run = std::ranges::find(runs, failure.name, &PlannedRun::name);
     return run != runs.end() && rates.contains({run->setting, run->model});
   });
 }
 
-// What is new in a study's folder while a plan is checked. A plan that is refused leaves nothing of it
-// behind. Constructed before the folder is made, and destroyed while the folder is still locked.
+// What is new in a study's folder while a plan is checked. A plan that is refused leaves nothing of
+// it behind. Constructed before the folder is made, and destroyed while the folder is still locked.
 class NewFiles {
  public:
   explicit NewFiles(const fs::path& study) : study_(study), before_(entries()) {
-    for (fs::path folder = study; !folder.empty() && !fs::exists(folder); folder = folder.parent_path())
+    for (fs::path folder = study; !folder.empty() && !fs::exists(folder);
+         folder = folder.parent_path())
       made_.push_back(folder);
   }
   NewFiles(const NewFiles&) = delete;
@@ -316,7 +339,8 @@ class NewFiles {
     std::error_code none;
     for (const fs::path& entry : entries())
       if (!before_.contains(entry)) fs::remove_all(entry, none);
-    for (const fs::path& folder : made_) fs::remove(folder, none);  // unless something else is there by now
+    // Unless something else is there by now
+    for (const fs::path& folder : made_) fs::remove(folder, none);
   }
   void keep() { kept_ = true; }
 
@@ -400,12 +424,13 @@ int64_t write_records(const fs::path& study, const fs::path& folder) {
   std::set<std::string> written;
   for (const Json& run : store.planned_runs()) {
     Json entry;
-    for (const char* key : {"key", "name", "setting", "model", "purpose", "seed", "tokens", "learning_rate", "status",
-                            "reason"})
+    for (const char* key : {"key", "name", "setting", "model", "purpose", "seed", "tokens",
+                            "learning_rate", "status", "reason"})
       entry[key] = run[key];
     plan["runs"].push_back(entry);
     const std::string data = run["provenance"].value("data", "");
-    if (const Json overlap = store.overlap(data); !overlap.is_null()) plan["overlaps"][data] = overlap;
+    if (const Json overlap = store.overlap(data); !overlap.is_null())
+      plan["overlaps"][data] = overlap;
     if (run["status"] != "done") continue;
     const std::string key = run["key"];
     if (!written.insert(key).second) continue;
@@ -418,7 +443,8 @@ int64_t write_records(const fs::path& study, const fs::path& folder) {
 
 void study_of_records(const fs::path& folder, const fs::path& study) {
   if (!fs::exists(folder / "plan.json"))
-    fail("{}: holds neither a study (study.sqlite) nor records with their plan.json", folder.string());
+    fail("{}: holds neither a study (study.sqlite) nor records with their plan.json",
+         folder.string());
   const Records records = read_records(folder);
   make_folder(study);
   Store store(study);

@@ -1,6 +1,7 @@
 #pragma once
-// Runs a plan: one process a run, several at a time. The runner outlives its runs, is the only writer of study.sqlite,
-// and can be stopped and started at any moment: what is done is not done again, what was begun is resumed.
+// Runs a plan: one process a run, several at a time. The runner outlives its runs, is the only
+// writer of study.sqlite, and can be stopped and started at any moment: what is done is not done
+// again, what was begun is resumed.
 #include "study/prepare.h"
 
 namespace assay::study {
@@ -15,16 +16,17 @@ struct Outcome {
   std::vector<Failure> failures;
 };
 
-// A run that a signal killed, or made save and leave, is resumed, twice at most. A failed run does not stop the others. Throws Interrupted after
-// Ctrl-C, when every run has saved. BadInput when another process works on the study.
+// A run that a signal killed, or made save and leave, is resumed, twice at most. A failed run does
+// not stop the others. Throws Interrupted after Ctrl-C, when every run has saved. BadInput when
+// another process works on the study.
 Outcome run_plan(const StudyOptions& options);
 
 // What run_plan would do. Makes synthetic data and writes the configurations, trains nothing. The
 // runs of models whose learning rate is still to be tuned have the first rate of the grid.
 std::vector<PlannedRun> dry_run(const StudyOptions& options);
 
-// Writes the records of a study's finished runs and its plan into a folder, from which the study can be reported or its
-// runs reused. The number of records.
+// Writes the records of a study's finished runs and its plan into a folder, from which the study
+// can be reported or its runs reused. The number of records.
 int64_t write_records(const fs::path& study, const fs::path& folder);
 // Makes a study of such a folder, without runs of its own.
 void study_of_records(const fs::path& folder, const fs::path& study);

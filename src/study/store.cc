@@ -79,9 +79,12 @@ void check_version(Database& database, const fs::path& study) {
   const bool fresh = database.query("SELECT 1 FROM sqlite_master WHERE name = 'runs'").empty();
   const int64_t version = database.query("PRAGMA user_version")[0]["user_version"];
   if (!fresh && version != kVersion)
-    fail("{}: the study was written by {} version of Assay (format {}; this version reads {}). Give another "
-         "output folder. Nothing was changed.",
-         (study / "study.sqlite").string(), version < kVersion ? "an earlier" : "a later", version, kVersion);
+    fail(
+        "{}: the study was written by {} version of Assay (format {}; this version reads {}). "
+        "Give another "
+        "output folder. Nothing was changed.",
+        (study / "study.sqlite").string(), version < kVersion ? "an earlier" : "a later", version,
+        kVersion);
 }
 
 Store::Store(const fs::path& study, Database::Mode mode) : database_(study / "study.sqlite", mode) {
@@ -98,8 +101,8 @@ void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
     database_.query(
         "INSERT INTO runs (key, seed, tokens, learning_rate, status, folder, estimate, config) "
         "VALUES (?, ?, ?, ?, 'planned', ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-        {run.key, run.seed, run.tokens, run.learning_rate, run.folder("").string(), run.estimate.dump(),
-         read_file(run.config)});
+        {run.key, run.seed, run.tokens, run.learning_rate, run.folder("").string(),
+         run.estimate.dump(), read_file(run.config)});
     database_.query("INSERT INTO planned VALUES (?, ?, ?, ?, ?, ?)",
                     {position++, run.key, run.name, run.setting, run.model, run.purpose});
   }
@@ -111,7 +114,8 @@ std::string Store::status(const std::string& key) {
   return rows.empty() ? "" : rows[0]["status"].get<std::string>();
 }
 
-void Store::set_status(const std::string& key, const std::string& status, const std::string& reason) {
+void Store::set_status(const std::string& key, const std::string& status,
+                       const std::string& reason) {
   database_.query("UPDATE runs SET status = ?, reason = ? WHERE key = ?", {status, reason, key});
 }
 
@@ -119,9 +123,11 @@ void Store::take(const std::string& key, const fs::path& folder) {
   const Json provenance = parse_file(folder / "run.json");
   Json outcome = parse_file(folder / "done.json");
   if (!fs::exists(folder / "end.json"))
-    fail("{}: holds no end.json, the losses at the end of the run; an earlier version of Assay trained it. Remove the "
-         "folder, and the same command trains it again.",
-         folder.string());
+    fail(
+        "{}: holds no end.json, the losses at the end of the run; "
+        "an earlier version of Assay trained it. Remove the "
+        "folder, and the same command trains it again.",
+        folder.string());
   const Json end = parse_file(folder / "end.json");
   if (fs::exists(folder / "probes.json")) outcome["probes"] = parse_file(folder / "probes.json");
   const std::string config = read_file(folder / "config.toml");
@@ -129,13 +135,15 @@ void Store::take(const std::string& key, const fs::path& folder) {
   Transaction transaction(database_);
   insert_losses(key, lines, folder / "metrics.jsonl");
   database_.query(
-      "UPDATE runs SET status = 'done', reason = '', config = ?, provenance = ?, outcome = ?, end_losses = ? "
+      "UPDATE runs SET status = 'done', reason = '', config = ?, provenance = ?, outcome = ?, "
+      "end_losses = ? "
       "WHERE key = ?",
       {config, provenance.dump(), outcome.dump(), end.dump(), key});
   transaction.commit();
 }
 
-void Store::insert_losses(const std::string& key, const std::vector<Json>& lines, const fs::path& source) {
+void Store::insert_losses(const std::string& key, const std::vector<Json>& lines,
+                          const fs::path& source) {
   database_.query("DELETE FROM metrics WHERE run = ?", {key});
   database_.query("DELETE FROM evaluations WHERE run = ?", {key});
   int64_t number = 0;
@@ -144,8 +152,11 @@ void Store::insert_losses(const std::string& key, const std::vector<Json>& lines
       const int64_t step = line.at("step");
       const std::string losses = fs::path("evaluations") / fmt::format("step-{}.safetensors", step);
       if (line.contains("evaluation"))
-        database_.query("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)", {key, step, line.dump(), losses});
-      else database_.query("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", {key, step, line.dump()});
+        database_.query("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
+                        {key, step, line.dump(), losses});
+      else
+        database_.query("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)",
+                        {key, step, line.dump()});
     } catch (const Json::exception& error) {
       fail("{}:{}: not a line of metrics: {}", source.string(), number, error.what());
     }
@@ -162,8 +173,9 @@ void Store::set_overlap(const std::string& data, const Json& found) {
 
 Json Store::end(const std::string& key) {
   const auto rows = database_.query("SELECT end_losses FROM runs WHERE key = ?", {key});
-  return rows.empty() || rows[0]["end_losses"].is_null() ? Json::object()
-                                                         : Json::parse(rows[0]["end_losses"].get<std::string>());
+  return rows.empty() || rows[0]["end_losses"].is_null()
+             ? Json::object()
+             : Json::parse(rows[0]["end_losses"].get<std::string>());
 }
 
 Json Store::plan() {
@@ -176,20 +188,23 @@ std::vector<Json> Store::planned_runs() {
   auto rows = database_.query("SELECT * FROM planned JOIN runs ON key = run ORDER BY position");
   for (Json& row : rows)
     for (const char* column : {"estimate", "provenance", "outcome", "end_losses"})
-      row[column] = row[column].is_null() ? Json::object() : Json::parse(row[column].get<std::string>());
+      row[column] =
+          row[column].is_null() ? Json::object() : Json::parse(row[column].get<std::string>());
   return rows;
 }
 
 std::vector<Json> Store::metrics(const std::string& key) {
   std::vector<Json> out;
-  for (const Json& row : database_.query("SELECT line FROM metrics WHERE run = ? ORDER BY step", {key}))
+  for (const Json& row :
+       database_.query("SELECT line FROM metrics WHERE run = ? ORDER BY step", {key}))
     out.push_back(Json::parse(row["line"].get<std::string>()));
   return out;
 }
 
 std::vector<Json> Store::evaluations(const std::string& key) {
   std::vector<Json> out;
-  for (const Json& row : database_.query("SELECT line, file FROM evaluations WHERE run = ? ORDER BY step", {key})) {
+  for (const Json& row :
+       database_.query("SELECT line, file FROM evaluations WHERE run = ? ORDER BY step", {key})) {
     out.push_back(Json::parse(row["line"].get<std::string>()));
     out.back()["file"] = row["file"];
   }

@@ -18,7 +18,8 @@ fs::path find_documents(const fs::path& folder, const std::string& name);
 // Documents of some data sets need more than a template can say. A preparation gives a document its
 // further fields, in place.
 //   hellaswag   query, choices            the tags of WikiHow removed
-//   race        query, choices, gold      `problems` is the text of a Python list; all but the last are answered
+//   race        query, choices, gold
+//       `problems` is the text of a Python list; all but the last are answered
 //   wsc273      text, options             options in the form in which they replace the pronoun
 //   swde        text                      what stands before "Summary of information above..."
 using Preparation = void (*)(Json& document);

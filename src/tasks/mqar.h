@@ -2,19 +2,22 @@
 // Multi-query associative recall (MQAR) as Zoology generates it [Arora et al. 2023], and small
 // models trained on it.
 //
-//   positions 0 … 2n − 1     key_1 value_1 … key_n value_n: distinct keys of 1 … V/2 − 1, distinct values of V/2 … V − 1
-//   then slots of two        n of the (L − 2n)/2 slots are drawn one after another without replacement, slot i with
-//                            weight (i + 1)^(a − 1); the m-th drawn holds key_m again at its first position
-//   labels                   value_m at the position of that key; −100 elsewhere. The value itself is not shown.
+//   positions 0 … 2n − 1
+//       key_1 value_1 … key_n value_n: distinct keys of 1 … V/2 − 1, distinct values of V/2 … V − 1
+//   then slots of two
+//       n of the (L − 2n)/2 slots are drawn one after another without replacement, slot i with
+//                            weight (i + 1)^(a − 1); the m-th drawn holds key_m again at
+//                            its first position
+//   labels
+//       value_m at the position of that key; −100 elsewhere. The value itself is not shown.
 //   the other positions      0, or with random_non_queries a random token of 0 … V − 1
 // Example i of a seed is a pure function of both.
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <string>
 #include <vector>
-
-#include <c10/core/Device.h>
 
 #include "base/config.h"
 #include "base/files.h"

@@ -1,8 +1,10 @@
 #pragma once
 // Python's random.Random, number for number, as far as few-shot selection uses it.
-//   generator   MT19937 [Matsumoto, Nishimura 1998], seeded with init_by_array of the 32-bit digits of the seed
+//   generator   MT19937 [Matsumoto, Nishimura 1998], seeded with init_by_array of the 32-bit digits
+//   of the seed
 //   below(n)    bits of the generator's upper end, drawn again while they are n or more
-//   sample      CPython's Random.sample: a partial shuffle, or for small samples of large populations drawing again
+//   sample      CPython's Random.sample: a partial shuffle, or for small samples of large
+//   populations drawing again
 #include <array>
 #include <cstdint>
 #include <vector>

@@ -143,7 +143,9 @@ void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector
       if (end > begin && (far || count * (longer - lower) > size_t(options_.batch_tokens) ||
                           (end - begin + 1) * lower > 4 * size_t(options_.batch_tokens)))
         break;
-      cut = lower, rows = count, length = longer;
+      cut = lower;
+      rows = count;
+      length = longer;
     }
     std::vector<const Row*> firsts, all;
     std::vector<int64_t> owners;

@@ -8,8 +8,10 @@
 // rounding of sums.
 //
 //   items that begin alike:   read P once              (one sequence)
-//   a batch of them:          read up to the cut c ≥ P (one sequence per item), c: what all rows of each item share
-//   their rows:               read the rest, zero-padded at the end (one sequence per row); logits where needed only
+//   a batch of them:
+//       read up to the cut c ≥ P (one sequence per item), c: what all rows of each item share
+//   their rows:
+//       read the rest, zero-padded at the end (one sequence per row); logits where needed only
 //
 // Items of one batch have similar lengths, since the cut is at the same position in all of them.
 #include <functional>

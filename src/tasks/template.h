@@ -4,8 +4,10 @@
 //   values      fields, strings, integers, lists [a, b], true, false
 //   access      a.b  a['b']  a[0]  a[-1]  a[:-1]  a[2:5]        strings are indexed by code points
 //   operators   + - * ~ == != < <= > >= in, not in, not, and, or, x if condition else y
-//   methods     strip lstrip rstrip split join replace lower upper capitalize startswith endswith index count find
-//   filters     | join(' ') | length | int | string | trim | lower | upper | capitalize | replace(a, b) | first | last
+//   methods     strip lstrip rstrip split join replace lower upper capitalize startswith endswith
+//   index count find
+//   filters     | join(' ') | length | int | string | trim | lower | upper | capitalize |
+//   replace(a, b) | first | last
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -14,14 +14,21 @@ using Json = nlohmann::json;
 // Every double as its shortest exact text: JSON then reads back the same bits.
 template <class Visit>
 void visit(auto& p, Visit&& field) {
-  field("step", p.step), field("interval_loss", p.interval_loss), field("interval_steps", p.interval_steps);
-  field("evaluation_loss", p.evaluation_loss), field("evaluation_steps", p.evaluation_steps);
-  field("last_loss", p.last_loss), field("mean_loss", p.mean_loss), field("seconds", p.seconds);
+  field("step", p.step);
+  field("interval_loss", p.interval_loss);
+  field("interval_steps", p.interval_steps);
+  field("evaluation_loss", p.evaluation_loss);
+  field("evaluation_steps", p.evaluation_steps);
+  field("last_loss", p.last_loss);
+  field("mean_loss", p.mean_loss);
+  field("seconds", p.seconds);
 }
 
 [[noreturn]] void refuse(const fs::path& folder, const std::string& why) {
-  fail("{}\n  The checkpoint {} is broken; nothing was changed. Remove it to go on from the one before it.", why,
-       folder.string());
+  fail(
+      "{}\n  The checkpoint {} is broken; nothing was changed. "
+      "Remove it to go on from the one before it.",
+      why, folder.string());
 }
 
 }  // namespace
@@ -51,7 +58,8 @@ Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, Ada
     nn::copy_tensors(nn::load_tensors(folder / "optimizer.safetensors"), optimizer.moments(),
                      (folder / "optimizer.safetensors").string());
   } catch (const Json::exception&) {
-    refuse(folder, fmt::format("{}: is not the JSON of a checkpoint's state", (folder / "state.json").string()));
+    refuse(folder, fmt::format("{}: is not the JSON of a checkpoint's state",
+                               (folder / "state.json").string()));
   } catch (const BadInput& error) {
     refuse(folder, error.what());
   }
@@ -68,7 +76,8 @@ void prune_checkpoints(const fs::path& run, const std::vector<int64_t>& keep_ste
   const auto found = nn::checkpoints(run);
   size_t left = found.size();
   for (const auto& [step, folder] : found)
-    if (left-- > 2 && std::ranges::find(keep_steps, step) == keep_steps.end()) fs::remove_all(folder);
+    if (left-- > 2 && std::ranges::find(keep_steps, step) == keep_steps.end())
+      fs::remove_all(folder);
 }
 
 }  // namespace assay::train

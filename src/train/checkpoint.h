@@ -1,6 +1,6 @@
 #pragma once
-// Checkpoints: RUN/checkpoints/step-N/{model.safetensors, optimizer.safetensors, state.json}, each folder whole or
-// absent.
+// Checkpoints: RUN/checkpoints/step-N/{model.safetensors, optimizer.safetensors, state.json}, each
+// folder whole or absent.
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,7 +25,8 @@ struct Progressed {
 
 void save_checkpoint(const fs::path& run, const nn::LanguageModel& model, const AdamW& optimizer,
                      const Progressed& progressed);
-Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, AdamW& optimizer);  // BadInput when broken
+// BadInput when broken
+Progressed load_checkpoint(const fs::path& folder, nn::LanguageModel& model, AdamW& optimizer);
 std::optional<fs::path> newest_checkpoint(const fs::path& run,
                                           int64_t last_step = INT64_MAX);  // of that step or before
 // Removes all but the newest two and those of `keep_steps`.

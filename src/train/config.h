@@ -31,15 +31,20 @@ struct TrainConfig {
     field("steps", steps, "optimizer steps; give steps or tokens");
     field("tokens", tokens, "training tokens, rounded up to whole steps");
     field("batch_size", batch_size, "sequences a step");
-    field("micro_batch_size", micro_batch_size, "sequences at once; gradients are summed over a step; 0: batch_size");
+    field("micro_batch_size", micro_batch_size,
+          "sequences at once; gradients are summed over a step; 0: batch_size");
     field("sequence_length", sequence_length, "tokens a sequence");
     field("learning_rate", learning_rate, "peak");
     field("warmup_steps", warmup_steps, "linear from 0");
-    field("warmup_fraction", warmup_fraction, "share of the steps; sets warmup_steps when that is 0");
-    field("schedule", schedule, "after the warm-up: linear, cosine, wsd (constant, then linear decay) or constant");
+    field("warmup_fraction", warmup_fraction,
+          "share of the steps; sets warmup_steps when that is 0");
+    field("schedule", schedule,
+          "after the warm-up: linear, cosine, wsd (constant, then linear decay) or constant");
     field("final_learning_rate", final_learning_rate, "at the last step, as a share of the peak");
     field("decay_fraction", decay_fraction, "wsd: share of the steps that decay");
-    field("beta1", beta1, "AdamW"), field("beta2", beta2, "AdamW"), field("epsilon", epsilon, "AdamW");
+    field("beta1", beta1, "AdamW");
+    field("beta2", beta2, "AdamW");
+    field("epsilon", epsilon, "AdamW");
     field("weight_decay", weight_decay, "decoupled, on weight matrices only");
     field("clip", clip, "largest norm of the gradient; 0: none");
     field("seed", seed, "of weights and data order");
@@ -47,26 +52,30 @@ struct TrainConfig {
     field("weights", weights, "of the domains; empty: by their tokens");
     field("eval_sets", eval_sets, "DOMAIN.SPLIT; empty: valid of the trained domains, test of all");
     field("eval_every", eval_every, "steps; 0: twenty times a run");
-    field("eval_tokens", eval_tokens, "a set and evaluation; 0: so many that evaluation takes about 3 % of the run");
-    field("end_tokens", end_tokens, "tokens per set in the evaluation at the end of the run; 0: all of them");
+    field("eval_tokens", eval_tokens,
+          "a set and evaluation; 0: so many that evaluation takes about 3 % of the run");
+    field("end_tokens", end_tokens,
+          "tokens per set in the evaluation at the end of the run; 0: all of them");
     field("checkpoint_every", checkpoint_every,
           "steps; 0: after half a minute, then so often that saving takes 2 % of the time");
     field("log_every", log_every, "steps a line of metrics.jsonl; 0: two hundred lines a run");
-    field("keep_steps", keep_steps, "checkpoints that are never removed; the newest two always stay");
+    field("keep_steps", keep_steps,
+          "checkpoints that are never removed; the newest two always stay");
     field("precision", precision,
           "bf16, fp32, fp64 or auto (bf16 on CUDA, fp32 on CPU); weights and moments stay fp32");
     field("recompute_activations", recompute_activations, "less memory, a third more time");
     field("spike", spike, "nats above the running mean of the loss that stop a run; 0: never");
   }
 
-  // Checks ranges and fills what follows from the rest (steps, intervals). BadInput names the key and its place.
+  // Checks ranges and fills what follows from the rest (steps, intervals). BadInput names the key
+  // and its place.
   void complete(const ConfigNode& table);
   int64_t warmup_steps_of_fraction() const { return int64_t(warmup_fraction * double(steps)); }
   int64_t tokens_per_step() const { return batch_size * sequence_length; }
 };
 
-// The [train] that a model was trained with, from the config.toml of its run: `model` is a run or a checkpoint of one.
-// Nothing for other models.
+// The [train] that a model was trained with, from the config.toml of its run: `model` is a run or a
+// checkpoint of one. Nothing for other models.
 std::optional<TrainConfig> train_config_of(const std::filesystem::path& model);
 
 // Learning rate of step 0 … steps − 1.

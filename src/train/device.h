@@ -9,8 +9,8 @@
 
 namespace assay::train {
 
-// "auto" (CUDA when seen, else the CPU), "cpu", "cuda", "cuda:1". BadInput when it is not there, with what is.
-// Also makes torch's own algorithms deterministic.
+// "auto" (CUDA when seen, else the CPU), "cpu", "cuda", "cuda:1". BadInput when it is not there,
+// with what is. Also makes torch's own algorithms deterministic.
 c10::Device choose_device(const std::string& name);
 std::vector<std::string> gpu_names();  // empty where none is seen
 std::string torch_version();
@@ -18,13 +18,14 @@ void use_threads(int threads);                // of the CPU; 0: all
 std::string device_name(c10::Device device);  // "NVIDIA H200", or the CPU's model and threads
 // What "bf16", "fp32", "fp64" and "auto" (bf16 on CUDA, else fp32) compute in.
 at::ScalarType compute_dtype(const std::string& precision, c10::Device device);
-// Peak FLOP/s that utilisation is measured against: the data sheet's dense bf16 figure for GPUs that are known, else
-// the rate of a matrix product timed here.
+// Peak FLOP/s that utilisation is measured against: the data sheet's dense bf16 figure for GPUs
+// that are known, else the rate of a matrix product timed here.
 double peak_flops(c10::Device device);
-int64_t peak_memory_bytes(c10::Device device);  // most memory in use so far: allocated on the GPU, resident on the CPU
-void synchronize(c10::Device device);           // waits for all work on it
-// `work` without the time of its launches: on CUDA a captured graph, replayed on the current stream and so
-// asynchronous; elsewhere `work` itself. It must not wait for the device. Runs it twice.
+// Most memory in use so far: allocated on the GPU, resident on the CPU
+int64_t peak_memory_bytes(c10::Device device);
+void synchronize(c10::Device device);  // waits for all work on it
+// `work` without the time of its launches: on CUDA a captured graph, replayed on the current stream
+// and so asynchronous; elsewhere `work` itself. It must not wait for the device. Runs it twice.
 std::function<void()> captured(c10::Device device, const std::function<void()>& work);
 // Median seconds of a call.
 double seconds_a_call(c10::Device device, const std::function<void()>& call);

@@ -15,8 +15,10 @@ Metrics::Metrics(const fs::path& run, int64_t step) : path_(run / "metrics.jsonl
   if (fs::exists(path_)) {
     std::istringstream lines(read_file(path_));
     for (std::string line; std::getline(lines, line);) {
-      const Json record = Json::parse(line, nullptr, /*allow_exceptions=*/false);  // a killed run may leave half a line
-      if (record.is_object() && record.contains("step") && record["step"].is_number() && record["step"] <= step)
+      // A killed run may leave half a line
+      const Json record = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (record.is_object() && record.contains("step") && record["step"].is_number() &&
+          record["step"] <= step)
         kept += line + "\n";
     }
   }

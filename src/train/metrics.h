@@ -20,7 +20,8 @@ class Metrics {
 };
 
 nlohmann::json to_json(
-    const eval::Losses& losses);  // {"arxiv.test": {"loss", "bits_per_byte", "tokens", "documents", "slices"}}
+    // {"arxiv.test": {"loss", "bits_per_byte", "tokens", "documents", "slices"}}
+    const eval::Losses& losses);
 // "<set>.nll" F64, "<set>.tokens" I64, "<set>.bytes" I64, a document an element.
 void write_losses(const fs::path& file, const eval::Losses& losses);
 

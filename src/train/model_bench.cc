@@ -33,7 +33,8 @@ nn::ModelSpec complete(const ConfigNode& model, const ModelBench& o) {
 Json paths_of(const std::set<std::string>& operators, c10::Device device) {
   Json paths = Json::object();
   for (const ops::OpPath& path : ops::op_paths())
-    if (path.device == (device.is_cuda() ? "cuda" : "cpu") && operators.contains(path.op)) paths[path.op] = path.path;
+    if (path.device == (device.is_cuda() ? "cuda" : "cpu") && operators.contains(path.op))
+      paths[path.op] = path.path;
   return paths;
 }
 
@@ -62,7 +63,8 @@ std::string failure_of(auto&& work) {
 
 void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   AdamW optimizer(model, {});
-  const at::Tensor tokens = at::randint(model.spec.config.vocab_size, {o.batch, o.time + 1}, at::kLong).to(device);
+  const at::Tensor tokens =
+      at::randint(model.spec.config.vocab_size, {o.batch, o.time + 1}, at::kLong).to(device);
   Progress progress;
   std::vector<double> seconds;
   const auto work = [&](int64_t step) {
@@ -78,12 +80,15 @@ void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device devic
   }
   std::ranges::sort(seconds);
   const double median = seconds[seconds.size() / 2];
-  row["seconds_per_step"] = median, row["tokens_per_second"] = double(o.batch * o.time) / median;
+  row["seconds_per_step"] = median;
+  row["tokens_per_second"] = double(o.batch * o.time) / median;
   row["peak_memory_bytes"] = peak_memory_bytes(device);
   if (o.profile)
     for (const TimeSpent& part : profile(device, [&] { work(o.steps + 1); }))
-      row["profile"].push_back(
-          {{"op", part.op}, {"kernel", part.kernel}, {"calls", part.calls}, {"seconds", part.seconds}});
+      row["profile"].push_back({{"op", part.op},
+                                {"kernel", part.kernel},
+                                {"calls", part.calls},
+                                {"seconds", part.seconds}});
 }
 
 std::map<std::pair<size_t, std::string>, at::Tensor> tensors_of(const nn::ModelState& state) {
@@ -93,8 +98,8 @@ std::map<std::pair<size_t, std::string>, at::Tensor> tensors_of(const nn::ModelS
   return out;
 }
 
-// What one step reads of the state, all of it, and what it writes anew: tensors that do not stay in their place. The
-// state is not held by anyone else meanwhile, as a cache would then be copied.
+// What one step reads of the state, all of it, and what it writes anew: tensors that do not stay in
+// their place. The state is not held by anyone else meanwhile, as a cache would then be copied.
 double bytes_moved(nn::ModelState& state, auto&& step) {
   std::map<std::pair<size_t, std::string>, const void*> places;
   for (const auto& [name, tensor] : tensors_of(state)) places[name] = tensor.data_ptr();
@@ -105,17 +110,19 @@ double bytes_moved(nn::ModelState& state, auto&& step) {
   return double(bytes);
 }
 
-// A captured step is the same step again and again: it reads the state that it met, whose memory nothing asks for
-// meanwhile. Elsewhere every call goes on by a token.
+// A captured step is the same step again and again: it reads the state that it met, whose memory
+// nothing asks for meanwhile. Elsewhere every call goes on by a token.
 void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   const at::NoGradGuard no_grad;
-  const at::Tensor tokens = at::randint(model.spec.config.vocab_size, {o.decode, o.time + 1}, at::kLong).to(device);
+  const at::Tensor tokens =
+      at::randint(model.spec.config.vocab_size, {o.decode, o.time + 1}, at::kLong).to(device);
   nn::ModelState state;
   model.hidden(tokens.slice(1, 0, o.time), state);
   const at::Tensor last = tokens.slice(1, o.time);
   const auto step = [&] { model.logits(last, state); };
   step();  // caches have room behind it
-  const double weights = double(model.parameter_count()) * double(c10::elementSize(model.compute_dtype));
+  const double weights =
+      double(model.parameter_count()) * double(c10::elementSize(model.compute_dtype));
   const double bytes = weights + bytes_moved(state, step);
   row["decode"] = {{"seconds", seconds_a_call(device, captured(device, step))},
                    {"bytes", bytes},
@@ -126,7 +133,8 @@ void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Js
   const ops::CalledOps called;
   row["parameters"] = model.parameter_count();
   row["flops_per_token"] = model.forward_flops(o.time);
-  for (const int64_t length : o.state_lengths) row["state_bytes"][std::to_string(length)] = model.state_bytes(length);
+  for (const int64_t length : o.state_lengths)
+    row["state_bytes"][std::to_string(length)] = model.state_bytes(length);
   row["operators"] = paths_of(called.names, device);
 }
 
@@ -139,11 +147,13 @@ std::string why_not_timed(int64_t parameters, const ModelBench& o) {
 }  // namespace
 
 Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device device) {
-  Json row = {{"parameters", nullptr},       {"flops_per_token", nullptr},  {"state_bytes", Json::object()},
-              {"operators", Json::object()}, {"seconds_per_step", nullptr}, {"tokens_per_second", nullptr},
+  Json row = {{"parameters", nullptr},         {"flops_per_token", nullptr},
+              {"state_bytes", Json::object()}, {"operators", Json::object()},
+              {"seconds_per_step", nullptr},   {"tokens_per_second", nullptr},
               {"peak_memory_bytes", nullptr}};
   const nn::ModelSpec spec = complete(table, o);
-  row["d_model"] = spec.config.d_model, row["num_layers"] = spec.config.num_layers;
+  row["d_model"] = spec.config.d_model;
+  row["num_layers"] = spec.config.num_layers;
   row["failure"] = failure_of([&] {
     ops::choose_full_attention(o.full_attention);
     nn::LanguageModel model(spec);

@@ -11,9 +11,11 @@
 namespace assay::train {
 
 struct ModelBench {
-  int64_t batch = 1, time = 2048, vocabulary = 32000;    // of a step, and of the FLOPs; of models that name none
-  int64_t steps = 3;                                     // timed, after one that warms up; 0: none
-  int64_t decode = 0;                                    // sequences of a decoding step that is timed; 0: none
+  // Of a step, and of the FLOPs; of models that name none
+  int64_t batch = 1, time = 2048, vocabulary = 32000;
+  int64_t steps = 3;  // timed, after one that warms up; 0: none
+  // Sequences of a decoding step that is timed; 0: none
+  int64_t decode = 0;
   int64_t largest = 200'000'000;                         // parameters of a model that is timed
   std::vector<int64_t> state_lengths = {2048, 100'000};  // tokens
   std::string precision = "auto";
@@ -24,17 +26,22 @@ struct ModelBench {
 
 // model: the [model] table.
 // {"parameters"         trained numbers
-//  "flops_per_token"    of a forward at length `time`: two for each weight of the projections and of the head, and what
-//                       each mixer's mixing_flops says; norms, gates and the embedding are not counted
-//  "state_bytes"        {"2048": …}: of one sequence, counted from its tensors (LanguageModel::state_bytes)
+//  "flops_per_token"    of a forward at length `time`: two for each weight of the projections and
+//  of the head, and what
+//                       each mixer's mixing_flops says; norms, gates and the embedding
+//                       are not counted
+//  "state_bytes"        {"2048": …}: of one sequence, counted from
+//  its tensors (LanguageModel::state_bytes)
 //  "operators"          {op: path} that its layers call; torch's own are not listed
-//  "seconds_per_step", "tokens_per_second", "peak_memory_bytes"   median of whole training steps (forward, backward,
+//  "seconds_per_step", "tokens_per_second", "peak_memory_bytes"
+//      median of whole training steps (forward, backward,
 //                       AdamW) on random tokens; null where not timed, and "failure" says why}
-// With `decode` also "decode", one step of so many sequences behind `time` tokens each: {"seconds" (on CUDA of a
-// captured graph), "bytes": the state before it, what of the state it wrote anew, and the weights in the model's
-// precision, "bytes_per_second" of a large copy}. With `profile` also "profile", of one training step, most time first:
-// [{"op", "kernel", "calls", "seconds"}, …] (train/profile.h). Memory that runs out, or a shape that an operator
-// refuses, is a "failure", with what was counted before. BadInput on a model that cannot be read.
+// With `decode` also "decode", one step of so many sequences behind `time` tokens each: {"seconds"
+// (on CUDA of a captured graph), "bytes": the state before it, what of the state it wrote anew, and
+// the weights in the model's precision, "bytes_per_second" of a large copy}. With `profile` also
+// "profile", of one training step, most time first: [{"op", "kernel", "calls", "seconds"}, …]
+// (train/profile.h). Memory that runs out, or a shape that an operator refuses, is a "failure",
+// with what was counted before. BadInput on a model that cannot be read.
 nlohmann::json bench_model(const ConfigNode& model, const ModelBench& options, c10::Device device);
 
 }  // namespace assay::train

@@ -12,7 +12,8 @@ AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c)
   for (const auto& item : model.named_parameters()) {
     const nn::ParameterGroup key = model.group(item.key(), item.value());
     Group& group = groups[key];
-    group.learning_rate = key.learning_rate, group.weight_decay = key.weight_decay ? c.weight_decay : 0;
+    group.learning_rate = key.learning_rate;
+    group.weight_decay = key.weight_decay ? c.weight_decay : 0;
     group.names.push_back(item.key());
     group.parameters.push_back(item.value());
     group.averages.push_back(at::zeros_like(item.value()));
@@ -30,16 +31,20 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
       all.push_back(parameter.grad());
     }
   const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(all))).to(at::kFloat);
-  // Once a gradient was not finite, no later step changes a weight: the trainer reads the norm one step late.
+  // Once a gradient was not finite, no later step changes a weight: the trainer reads the norm
+  // one step late.
   const at::Tensor broken = at::isfinite(norm).logical_not().to(at::kFloat);
   broken_ = broken_.defined() ? at::maximum(broken_, broken) : broken;
-  const at::Tensor scale = clip_ > 0 ? at::clamp_min((norm + 1e-6) / clip_, 1) : at::ones_like(norm);
+  const at::Tensor scale =
+      clip_ > 0 ? at::clamp_min((norm + 1e-6) / clip_, 1) : at::ones_like(norm);
   for (Group& group : groups_) {
     std::vector<at::Tensor> gradients;
     for (at::Tensor& parameter : group.parameters) gradients.push_back(parameter.grad());
-    const std::vector<at::Tensor> steps(group.parameters.size(), at::full({}, double(step + 1), norm.options()));
+    const std::vector<at::Tensor> steps(group.parameters.size(),
+                                        at::full({}, double(step + 1), norm.options()));
     at::_fused_adamw_(group.parameters, gradients, group.averages, group.squares, {}, steps,
-                      group.learning_rate * learning_rate, beta1_, beta2_, group.weight_decay, epsilon_,
+                      group.learning_rate * learning_rate, beta1_, beta2_, group.weight_decay,
+                      epsilon_,
                       /*amsgrad=*/false, /*maximize=*/false, scale, broken_);
     for (at::Tensor& parameter : group.parameters) parameter.mutable_grad().reset();
   }

@@ -16,8 +16,8 @@ namespace {
 
 using torch::autograd::profiler::KinetoEvent;
 
-std::unique_ptr<torch::autograd::profiler::ProfilerResult> recorded(c10::Device device,
-                                                                    const std::function<void()>& work) {
+std::unique_ptr<torch::autograd::profiler::ProfilerResult> recorded(
+    c10::Device device, const std::function<void()>& work) {
   using namespace torch::profiler::impl;
   ::setenv("KINETO_LOG_LEVEL", "5", 0);  // else it complains where there is no GPU
   const ProfilerConfig config(ProfilerState::KINETO);
@@ -39,7 +39,10 @@ class Sums {
  public:
   void add(const std::string& op, const std::string& kernel, double seconds) {
     TimeSpent& row = rows_[{op, kernel}];
-    row.op = op, row.kernel = kernel, ++row.calls, row.seconds += seconds;
+    row.op = op;
+    row.kernel = kernel;
+    ++row.calls;
+    row.seconds += seconds;
   }
   std::vector<TimeSpent> sorted() const {
     std::vector<TimeSpent> out;
@@ -70,15 +73,17 @@ std::vector<TimeSpent> kernels(const std::vector<KinetoEvent>& events) {
   for (const KinetoEvent& event : events) {
     if (event.deviceType() != c10::DeviceType::CUDA) continue;
     const auto op = operators.find(event.linkedCorrelationId());
-    sums.add(op == operators.end() ? "" : shortened(op->second), shortened(event.name()), seconds_of(event));
+    sums.add(op == operators.end() ? "" : shortened(op->second), shortened(event.name()),
+             seconds_of(event));
   }
   return sums.sorted();
 }
 
 // Events of a thread nest: what one took is taken from the one around it.
 std::vector<TimeSpent> operators(std::vector<KinetoEvent> events) {
-  std::ranges::stable_sort(events, {},
-                           [](const KinetoEvent& e) { return std::tuple(e.startThreadId(), e.startNs(), ~e.endNs()); });
+  std::ranges::stable_sort(events, {}, [](const KinetoEvent& e) {
+    return std::tuple(e.startThreadId(), e.startNs(), ~e.endNs());
+  });
   Sums sums;
   std::vector<std::pair<const KinetoEvent*, double>> around;  // and the seconds of those inside
   const auto leave = [&] {
@@ -102,7 +107,8 @@ std::vector<TimeSpent> operators(std::vector<KinetoEvent> events) {
 std::vector<TimeSpent> profile(c10::Device device, const std::function<void()>& work) {
   const auto result = recorded(device, [&] {
     if (device.is_cuda()) return work();
-    RECORD_FUNCTION(kOutside, std::vector<c10::IValue>());  // what no operator of torch takes is its own time
+    // What no operator of torch takes is its own time
+    RECORD_FUNCTION(kOutside, std::vector<c10::IValue>());
     work();
   });
   return device.is_cuda() ? kernels(result->events()) : operators(result->events());

@@ -8,8 +8,9 @@
 
 namespace assay::train {
 
-// On CUDA a kernel and torch's operator that launched it, if one did. On the CPU an operator alone, without the time of
-// those that it calls; what is outside of them, this project's operators forward, is one row.
+// On CUDA a kernel and torch's operator that launched it, if one did. On the CPU an operator alone,
+// without the time of those that it calls; what is outside of them, this project's operators
+// forward, is one row.
 constexpr const char* kOutside = "outside torch's operators";
 struct TimeSpent {
   std::string op, kernel;

@@ -28,7 +28,9 @@ namespace {
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 std::string now_utc() {
   const std::time_t now = std::time(nullptr);
@@ -37,7 +39,8 @@ std::string now_utc() {
   return text;
 }
 
-// The fingerprint of the parts of the store that a run reads. Other parts of the store do not change the run.
+// The fingerprint of the parts of the store that a run reads. Other parts of the store do not
+// change the run.
 std::string data_of(const data::TokenStore& store, const TrainConfig& c) {
   std::set<std::string> parts(c.eval_sets.begin(), c.eval_sets.end());
   for (const std::string& domain : c.domains) parts.insert(domain + ".train");
@@ -72,7 +75,8 @@ class Run {
     for (const auto& [part, version] : model->numerics()) numerics[part] = version;
     return {{"parameters", model->parameter_count()},
             {"flops_per_token", flops_per_token},
-            {"state_bytes", {{"2048", model->state_bytes(2048)}, {"102400", model->state_bytes(102400)}}},
+            {"state_bytes",
+             {{"2048", model->state_bytes(2048)}, {"102400", model->state_bytes(102400)}}},
             {"device", device_name(device)},
             {"torch", TORCH_VERSION},
             {"assay", version()},
@@ -90,12 +94,12 @@ class Run {
   // Forward and backward of one step, or of the first `time` tokens of its first sequences; leaves
   // the gradients. Returns the mean loss, a scalar on the device.
   at::Tensor gradients(int64_t step, int64_t sequences, int64_t time) {
-    at::Tensor batch =
-        at::empty({sequences, c.sequence_length + 1}, at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
+    at::Tensor batch = at::empty({sequences, c.sequence_length + 1},
+                                 at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
     sampler.batch(step, sequences, batch.data_ptr<int64_t>());
     batch = batch.to(device, /*non_blocking=*/true).slice(1, 0, time + 1);
-    at::Tensor total =
-        at::zeros({}, at::TensorOptions().device(device).dtype(at::promote_types(model->compute_dtype, at::kFloat)));
+    at::Tensor total = at::zeros({}, at::TensorOptions().device(device).dtype(
+                                         at::promote_types(model->compute_dtype, at::kFloat)));
     const double parts = double((sequences + c.micro_batch_size - 1) / c.micro_batch_size);
     for (const at::Tensor& part : batch.split(c.micro_batch_size)) {
       const at::Tensor loss = model->loss(part) / parts;
@@ -114,7 +118,8 @@ class Run {
         place = layer < 0
                     ? "the embedding"
                     : fmt::format("layer {} ({})", layer,
-                                  config.model.config.pattern[size_t(layer) % config.model.config.pattern.size()]);
+                                  config.model.config
+                                      .pattern[size_t(layer) % config.model.config.pattern.size()]);
     };
     gradients_watch(step);
     model->watch = nullptr;
@@ -135,18 +140,22 @@ class Run {
   // The checkpoint of the step that fails holds the very weights that fail.
   std::string last_good(int64_t failing_step) const {
     const auto good = newest_checkpoint(folder, failing_step - 1);
-    return good ? "the last good checkpoint is " + good->string() : "there is no checkpoint before it";
+    return good ? "the last good checkpoint is " + good->string()
+                : "there is no checkpoint before it";
   }
 
   void check(int64_t step, double loss, double norm) {
     if (!std::isfinite(loss) || !std::isfinite(norm))
       fail<Error>(
-          "step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. Lower learning_rate, or raise "
+          "step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. "
+          "Lower learning_rate, or raise "
           "warmup_steps.",
           step, loss, norm, first_nonfinite(step), last_good(step));
-    if (c.spike > 0 && step > std::max<int64_t>(c.warmup_steps, 50) && loss > state.mean_loss + c.spike)
+    if (c.spike > 0 && step > std::max<int64_t>(c.warmup_steps, 50) &&
+        loss > state.mean_loss + c.spike)
       fail<Error>(
-          "step {}: the loss jumped to {:.3f} from a running mean of {:.3f} (train.spike = {}); every value is finite; "
+          "step {}: the loss jumped to {:.3f} from a running mean of {:.3f} (train.spike = {}); "
+          "every value is finite; "
           "{}.",
           step, loss, state.mean_loss, c.spike, last_good(step));
     state.mean_loss = step == 0 ? loss : 0.98 * state.mean_loss + 0.02 * loss;
@@ -159,23 +168,26 @@ class Run {
     for (const auto& [name, set] : losses)
       if (!std::isfinite(set.total().nll))
         fail<Error>(
-            "step {}: held-out loss {} on {}; first non-finite value in {}; {}. Lower learning_rate, or raise "
+            "step {}: held-out loss {} on {}; first non-finite value in {}; {}. "
+            "Lower learning_rate, or raise "
             "warmup_steps.",
             state.step, set.total().nll, name, first_nonfinite(state.step), last_good(state.step));
     make_folder(folder / "evaluations");
     write_losses(folder / "evaluations" / fmt::format("step-{}.safetensors", state.step), losses);
-    Json line = {
-        {"step", state.step},
-        {"tokens", state.step * c.tokens_per_step()},
-        {"evaluation", to_json(losses)},
-        {"held_out_loss", held_out_loss ? Json(*held_out_loss) : Json()},
-        {"train_loss", state.evaluation_steps ? Json(state.evaluation_loss / double(state.evaluation_steps)) : Json()},
-        {"seconds", since(start)}};
+    Json line = {{"step", state.step},
+                 {"tokens", state.step * c.tokens_per_step()},
+                 {"evaluation", to_json(losses)},
+                 {"held_out_loss", held_out_loss ? Json(*held_out_loss) : Json()},
+                 {"train_loss", state.evaluation_steps
+                                    ? Json(state.evaluation_loss / double(state.evaluation_steps))
+                                    : Json()},
+                 {"seconds", since(start)}};
     if (const at::Tensor tokens = probe_tokens(1); tokens.defined())
       if (const auto entropy = eval::attention_entropy(*model, tokens); !entropy.empty())
         line["attention_entropy"] = entropy;
     metrics.line(line);
-    state.evaluation_loss = 0, state.evaluation_steps = 0;
+    state.evaluation_loss = 0;
+    state.evaluation_steps = 0;
   }
 
   // Mean over the valid splits of the training domains, or over their other sets without these.
@@ -196,7 +208,8 @@ class Run {
     return valid ? valid : mean("");
   }
 
-  // end.json: the losses that architectures are compared by, over more text than the evaluations along the run.
+  // end.json: the losses that architectures are compared by, over more text than the evaluations
+  // along the run.
   void evaluate_end() {
     const eval::HeldOut all(store, {c.eval_sets, c.domains, c.sequence_length, c.end_tokens,
                                     c.micro_batch_size * c.sequence_length});
@@ -205,18 +218,20 @@ class Run {
     const Json sets = eval::end_losses(losses, store);
     for (const auto& [name, set] : sets.items())
       if (!set["loss"].is_number() || !std::isfinite(set["loss"].get<double>()))
-        fail<Error>("the loss at the end of the run is not finite on {}; {}. Lower learning_rate, or raise "
-                    "warmup_steps.",
-                    name, last_good(state.step));
-    const Json end = {{"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"sets", sets}};
+        fail<Error>(
+            "the loss at the end of the run is not finite on {}; {}. Lower learning_rate, or raise "
+            "warmup_steps.",
+            name, last_good(state.step));
+    const Json end = {
+        {"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"sets", sets}};
     write_file(folder / "end.json", end.dump() + "\n");
   }
 
   // Held-out text of the first set; undefined where there is none that is long enough to ask about.
   at::Tensor probe_tokens(int64_t sequences) const {
     if (c.eval_sets.empty()) return {};
-    const at::Tensor tokens =
-        eval::probe_tokens(store, c.eval_sets.front(), std::min(eval::kProbeLength, c.sequence_length), sequences);
+    const at::Tensor tokens = eval::probe_tokens(
+        store, c.eval_sets.front(), std::min(eval::kProbeLength, c.sequence_length), sequences);
     return tokens.size(1) < eval::kProbeLeast ? at::Tensor() : tokens;
   }
 
@@ -225,7 +240,8 @@ class Run {
     const at::Tensor tokens = probe_tokens(4);
     if (!tokens.defined()) return;
     Json found = eval::probe(*model, tokens);
-    found["step"] = state.step, found["set"] = c.eval_sets.front();
+    found["step"] = state.step;
+    found["set"] = c.eval_sets.front();
     write_file(folder / "probes.json", found.dump(1) + "\n");
   }
 
@@ -253,31 +269,38 @@ void check_folder(const RunConfig& config, const TrainOptions& options) {
   const std::string folder = options.run.string();
   if (!fs::exists(options.run / "config.toml")) return;
   if (!options.resume)
-    fail("{}: holds a run already; give --resume to go on with it, or another folder. Nothing was changed.", folder);
+    fail(
+        "{}: holds a run already; give --resume to go on with it, or another folder. "
+        "Nothing was changed.",
+        folder);
   if (read_file(options.run / "config.toml") != config.toml())
     fail(
-        "{}: holds a run of another configuration (see config.toml there); nothing was changed. Choose another folder, "
+        "{}: holds a run of another configuration (see config.toml there); nothing was changed. "
+        "Choose another folder, "
         "or give the same "
         "settings.",
         folder);
   if (!fs::exists(options.run / "run.json")) return;
-  const Json run = Json::parse(read_file(options.run / "run.json"), nullptr, /*allow_exceptions=*/false);
-  if (!run.is_object() || run.value("data", Json()) != data_of(data::TokenStore(options.store), config.train))
+  const Json run =
+      Json::parse(read_file(options.run / "run.json"), nullptr, /*allow_exceptions=*/false);
+  if (!run.is_object() ||
+      run.value("data", Json()) != data_of(data::TokenStore(options.store), config.train))
     fail(
-        "{}: holds a run on other data (see run.json there) than {}; nothing was changed. Choose another folder, or "
+        "{}: holds a run on other data (see run.json there) than {}; nothing was changed. "
+        "Choose another folder, or "
         "give the same store.",
         folder, options.store.string());
 }
 
-// When a checkpoint is due. Without a number of steps, the time that the last one took decides: no result depends on
-// it.
+// When a checkpoint is due. Without a number of steps, the time that the last one took decides: no
+// result depends on it.
 class Saving {
  public:
   explicit Saving(int64_t every) : every_(every) {}
   bool due(int64_t step) const { return every_ > 0 ? step % every_ == 0 : Clock::now() >= next_; }
   void took(double seconds) {
-    next_ = Clock::now() +
-            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(30.0, 50 * seconds)));
+    next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                               std::chrono::duration<double>(std::max(30.0, 50 * seconds)));
   }
 
  private:
@@ -285,8 +308,8 @@ class Saving {
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(30);
 };
 
-// The loss and the gradient norm of one step. They are read one step later, so that the host prepares the next step
-// while the device works on this one.
+// The loss and the gradient norm of one step. They are read one step later, so that the host
+// prepares the next step while the device works on this one.
 class StepResult {
  public:
   // `loss` and `norm` are scalars on the device.
@@ -317,7 +340,8 @@ Json train_steps(Run& run, Metrics& metrics) {
   const double tokens_per_step = double(c.tokens_per_step()), peak = peak_flops(run.device);
   Progress progress;
   Clock::time_point start = Clock::now(), interval = start;
-  double seconds_before = run.state.seconds, paused = 0;  // evaluation and saving do not count as training
+  // Evaluation and saving do not count as training
+  double seconds_before = run.state.seconds, paused = 0;
   std::vector<double> rates;
   Saving saving(c.checkpoint_every);
   const auto pause = [&](auto&& work) {
@@ -362,11 +386,13 @@ Json train_steps(Run& run, Metrics& metrics) {
     s.seconds = seconds_before + since(start) - paused;
     const double interval_steps = double(s.interval_steps + (pending ? 1 : 0));
     const double speed = interval_steps * tokens_per_step / std::max(1e-9, since(interval));
-    const std::string shown_loss = run.held_out_loss ? fmt::format("held-out loss {:.4f}", *run.held_out_loss)
-                                                   : fmt::format("training loss {:.4f}", s.last_loss);
-    progress.show(fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
-                              shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
-                              Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
+    const std::string shown_loss = run.held_out_loss
+                                       ? fmt::format("held-out loss {:.4f}", *run.held_out_loss)
+                                       : fmt::format("training loss {:.4f}", s.last_loss);
+    progress.show(
+        fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
+                    shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
+                    Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
     if (logs) {
       metrics.line({{"step", s.step},
                     {"tokens", s.step * c.tokens_per_step()},
@@ -386,8 +412,8 @@ Json train_steps(Run& run, Metrics& metrics) {
     if (saves) saving.took(pause([&] { run.save(); }));
     if (stops) {
       run.save();
-      throw Interrupted(
-          fmt::format("interrupted after step {}; saved in {}. Go on with --resume.", s.step, run.folder.string()));
+      throw Interrupted(fmt::format("interrupted after step {}; saved in {}. Go on with --resume.",
+                                    s.step, run.folder.string()));
     }
   }
   std::ranges::nth_element(rates, rates.begin() + std::ptrdiff_t(rates.size() / 2));
@@ -426,7 +452,8 @@ double time_step(Run& run) {
 
 [[noreturn]] void explain_memory(const TrainConfig& c, const std::string& what) {
   fail<Error>(
-      "out of memory: {}\n  Lower train.micro_batch_size (now {}), give train.recompute_activations = true, or lower "
+      "out of memory: {}\n  Lower train.micro_batch_size (now {}), "
+      "give train.recompute_activations = true, or lower "
       "train.sequence_length (now {}).",
       what.substr(0, what.find('\n')), c.micro_batch_size, c.sequence_length);
 }
@@ -441,7 +468,8 @@ Json with_memory_advice(const TrainConfig& c, Work&& work) {
     explain_memory(c, "the CPU has no more");
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
-    if (what.find("not enough memory") == std::string::npos && what.find("can't allocate memory") == std::string::npos)
+    if (what.find("not enough memory") == std::string::npos &&
+        what.find("can't allocate memory") == std::string::npos)
       throw;
     explain_memory(c, what);
   }
@@ -475,20 +503,25 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
   if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
   if (model.vocab_size < store.vocab_size())
     fail("{}: model.vocab_size = {} is below the store's {} ({}). Nothing was changed.",
-         file.child("model").where("vocab_size"), model.vocab_size, store.vocab_size(), store_folder.string());
-  if (model.positions == "learned" && model.max_positions == 0) model.max_positions = config.train.sequence_length;
+         file.child("model").where("vocab_size"), model.vocab_size, store.vocab_size(),
+         store_folder.string());
+  if (model.positions == "learned" && model.max_positions == 0)
+    model.max_positions = config.train.sequence_length;
   if (config.train.domains.empty())
     for (const std::string& domain : store.domains())
       if (store.has(domain, "train")) config.train.domains.push_back(domain);
   for (const std::string& domain : config.train.domains) store.documents(domain, "train");
-  if (config.train.eval_sets.empty()) config.train.eval_sets = eval::default_sets(store, config.train.domains);
+  if (config.train.eval_sets.empty())
+    config.train.eval_sets = eval::default_sets(store, config.train.domains);
   for (const std::string& set : config.train.eval_sets)
     store.documents(set.substr(0, set.rfind('.')), set.substr(set.rfind('.') + 1));
-  if (config.train.eval_tokens == 0) {  // a forward is a third of a step: 3 % of the run's time over its evaluations
+  // A forward is a third of a step: 3 % of the run's time over its evaluations
+  if (config.train.eval_tokens == 0) {
     const double evaluations = double(config.train.steps) / double(config.train.eval_every) + 1;
     const double sets = double(std::max<size_t>(1, config.train.eval_sets.size()));
-    config.train.eval_tokens = std::max<int64_t>(config.train.sequence_length,
-                                                 int64_t(0.09 * double(config.train.tokens) / evaluations / sets));
+    config.train.eval_tokens =
+        std::max<int64_t>(config.train.sequence_length,
+                          int64_t(0.09 * double(config.train.tokens) / evaluations / sets));
   }
   return config;
 }
@@ -497,16 +530,19 @@ Json train(const RunConfig& config, const TrainOptions& options) {
   make_folder(options.run);
   const FolderLock lock(options.run);
   check_folder(config, options);
-  if (fs::exists(options.run / "done.json")) return Json::parse(read_file(options.run / "done.json"));
+  if (fs::exists(options.run / "done.json"))
+    return Json::parse(read_file(options.run / "done.json"));
   return with_memory_advice(config.train, [&] {
-    Run run(config, options);  // refuses what does not fit, as the next line does, before anything is written
+    // Refuses what does not fit, as the next line does, before anything is written
+    Run run(config, options);
     const TrainConfig& c = run.c;
     if (const auto newest = newest_checkpoint(options.run))
       run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
     write_file(options.run / "config.toml", config.toml());
     write_file(options.run / "run.json", run.describe().dump(1) + "\n");
-    run.held_out.emplace(run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
-                                                           c.micro_batch_size * c.sequence_length});
+    run.held_out.emplace(
+        run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
+                                          c.micro_batch_size * c.sequence_length});
     Metrics metrics(options.run, run.state.step);
     Json done = train_steps(run, metrics);
     run.evaluate_end();

@@ -1,5 +1,6 @@
 #pragma once
-// One run: a model, a store, a folder. Bit for bit the same however often it is interrupted, killed and resumed.
+// One run: a model, a store, a folder. Bit for bit the same however often it is interrupted,
+// killed and resumed.
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -15,8 +16,8 @@ struct RunConfig {
   nn::ModelSpec model;
   TrainConfig train;
   std::string toml() const;  // config.toml of the run
-  // The same without seed, budget and learning rate, and without what only decides how often something is written. Runs
-  // with equal identities differ in nothing else.
+  // The same without seed, budget and learning rate, and without what only decides how often
+  // something is written. Runs with equal identities differ in nothing else.
   std::string identity() const;
 };
 // BadInput with place and nearest name.
@@ -27,11 +28,13 @@ struct TrainOptions {
   std::string device = "auto";
   bool resume = false;
 };
-// Trains to the end and writes the run folder (docs/runs.md). Throws Interrupted (saved), Error (diverged, out of
-// memory, disk full) with the last good checkpoint, BadInput with nothing changed.
+// Trains to the end and writes the run folder (docs/runs.md). Throws Interrupted
+// (saved), Error (diverged, out of memory, disk full) with the last good checkpoint,
+// BadInput with nothing changed.
 nlohmann::json train(const RunConfig& config, const TrainOptions& options);
-// {"parameters", "flops_per_token", "state_bytes", "tokens", "steps", "estimated_seconds"}, from building the model on
-// the device and the fastest of a few steps, or parts of steps where one would take long.
+// {"parameters", "flops_per_token", "state_bytes", "tokens", "steps", "estimated_seconds"}, from
+// building the model on the device and the fastest of a few steps, or parts of steps where one
+// would take long.
 nlohmann::json describe_run(const RunConfig& config, const TrainOptions& options);
 
 }  // namespace assay::train

@@ -17,8 +17,13 @@ struct Sample {
   std::vector<int64_t> sizes;
   std::vector<double> weights;
   void fields(auto&& field) {
-    field("flag", flag), field("count", count, "how many"), field("rate", rate), field("name", name);
-    field("words", words), field("sizes", sizes), field("weights", weights);
+    field("flag", flag);
+    field("count", count, "how many");
+    field("rate", rate);
+    field("name", name);
+    field("words", words);
+    field("sizes", sizes);
+    field("weights", weights);
   }
 };
 
@@ -29,8 +34,9 @@ Sample read(const std::string& text) {
 }
 
 TEST(Config, ReadsEveryType) {
-  const Sample s =
-      read("flag = true\ncount = -7\nrate = 2\nname = 'é'\nwords = ['x', 'y']\nsizes = [1, 2]\nweights = [1, 0.5]\n");
+  const Sample s = read(
+      "flag = true\ncount = -7\nrate = 2\nname = 'é'\nwords = ['x', 'y']\nsizes = [1, 2]\n"
+      "weights = [1, 0.5]\n");
   EXPECT_TRUE(s.flag);
   EXPECT_EQ(s.count, -7);
   EXPECT_EQ(s.rate, 2.0);
@@ -61,9 +67,10 @@ TEST(Config, UnknownKeyGivesPlaceAndNearestName) {
 }
 
 TEST(Config, WrongTypesAreRefusedWithThePlace) {
-  for (const char* text : {"count = 1.5", "count = '1'", "count = true", "rate = 'fast'", "rate = true", "flag = 1",
-                           "name = 3", "words = 'x'", "words = ['x', 1]", "sizes = [1.5]", "weights = ['x']",
-                           "count = [1]", "[count]", "count = nan"}) {
+  for (const char* text :
+       {"count = 1.5", "count = '1'", "count = true", "rate = 'fast'", "rate = true", "flag = 1",
+        "name = 3", "words = 'x'", "words = ['x', 1]", "sizes = [1.5]", "weights = ['x']",
+        "count = [1]", "[count]", "count = nan"}) {
     const std::string message = message_of([&] { read(text); });
     EXPECT_NE(message.find("plan.toml:1:"), std::string::npos) << text << ": " << message;
     EXPECT_NE(message.find("must be a"), std::string::npos) << text << ": " << message;
@@ -85,9 +92,11 @@ TEST(Config, DeepDottedKeyIsRefusedWithThePlace) {
   std::string deep = "a";
   for (int i = 0; i < 100'000; ++i) deep += ".a";
   for (const std::string& text : {deep + " = 1\n", "[" + deep + "]\n", "x = {" + deep + " = 1}\n"})
-    EXPECT_NE(message_of([&] { read("count = 1\n" + text); }).find("plan.toml:2:"), std::string::npos);
+    EXPECT_NE(message_of([&] { read("count = 1\n" + text); }).find("plan.toml:2:"),
+              std::string::npos);
   ConfigNode node = ConfigNode::parse("", "plan.toml");
-  EXPECT_NE(message_of([&] { node.set(deep + "=1"); }).find("a key has more than 16 parts"), std::string::npos);
+  EXPECT_NE(message_of([&] { node.set(deep + "=1"); }).find("a key has more than 16 parts"),
+            std::string::npos);
   node.set("name=" + deep);
   Sample sample;
   node.read(sample);
@@ -95,8 +104,9 @@ TEST(Config, DeepDottedKeyIsRefusedWithThePlace) {
 }
 
 TEST(Config, CharacterOutsideAsciiIsRefusedInKeysOnly) {
-  EXPECT_NE(message_of([] { read("\xc2\xa7 = 1\n"); }).find("plan.toml:1:1: a character outside ASCII"),
-            std::string::npos);
+  EXPECT_NE(
+      message_of([] { read("\xc2\xa7 = 1\n"); }).find("plan.toml:1:1: a character outside ASCII"),
+      std::string::npos);
   EXPECT_EQ(read("name = '\xc2\xa7'  # \xc2\xa7\n").name, "\xc2\xa7");
   EXPECT_EQ(read("\xef\xbb\xbfname = \"\"\"\n\xc2\xa7 \\\"\"\"\"\n").name, "\xc2\xa7 \"");
   ConfigNode node = ConfigNode::parse("", "plan.toml");
@@ -110,7 +120,9 @@ TEST(Config, CharacterOutsideAsciiIsRefusedInKeysOnly) {
 
 TEST(Config, AssignmentsOverrideAndErrorsNameThem) {
   ConfigNode root = ConfigNode::parse("[train]\ncount = 1\nname = 'a'\n", "m.toml");
-  root.set("train.count=5"), root.set("train.name=two words"), root.set("train.words=['p']");
+  root.set("train.count=5");
+  root.set("train.name=two words");
+  root.set("train.words=['p']");
   Sample s;
   root.child("train").read(s);
   EXPECT_EQ(s.count, 5);
@@ -126,7 +138,8 @@ TEST(Config, MergedLaysTablesOverEachOther) {
   const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n"),
                    over = ConfigNode::parse("b = 2\n[t]\ny = 3\n");
   const ConfigNode merged = base.merged(over);
-  EXPECT_EQ(merged.value("a") + merged.value("b") + merged.child("t").value("x") + merged.child("t").value("y"),
+  EXPECT_EQ(merged.value("a") + merged.value("b") + merged.child("t").value("x") +
+                merged.child("t").value("y"),
             "1213");
   EXPECT_EQ(base.child("t").value("y"), "2");
   EXPECT_MESSAGE(base.child("a"), "a");

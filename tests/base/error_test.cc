@@ -19,11 +19,14 @@ TEST(DidYouMean, NamesTheNearestAndNothingFarAway) {
 
 TEST(Registry, RefusesUnknownAndRepeatedNames) {
   Registry<int> registry("mixer");
-  registry.add("attention", 1), registry.add("mamba1", 2);
+  registry.add("attention", 1);
+  registry.add("mamba1", 2);
   EXPECT_EQ(registry.at("mamba1"), 2);
-  EXPECT_MESSAGE(registry.at("atention"),
-                 "unknown mixer 'atention'; did you mean 'attention'?\n  There are: attention, mamba1.");
-  EXPECT_NE(message_of<Error>([&] { registry.add("mamba1", 3); }).find("registered twice"), std::string::npos);
+  EXPECT_MESSAGE(
+      registry.at("atention"),
+      "unknown mixer 'atention'; did you mean 'attention'?\n  There are: attention, mamba1.");
+  EXPECT_NE(message_of<Error>([&] { registry.add("mamba1", 3); }).find("registered twice"),
+            std::string::npos);
 }
 
 TEST(ExitCodes, FollowTheKindOfError) {

@@ -34,7 +34,8 @@ TEST(AtomicFile, WithoutCommitNothingChanges) {
 
 TEST(AtomicFile, FailureNamesThePathAndLeavesNothing) {
   const Folder folder;
-  EXPECT_NE(message_of<Error>([&] { AtomicFile(folder / "no" / "a"); }).find("No such file"), std::string::npos);
+  EXPECT_NE(message_of<Error>([&] { AtomicFile(folder / "no" / "a"); }).find("No such file"),
+            std::string::npos);
   fs::create_directories(folder / "taken" / "x");
   const std::string message = message_of<Error>([&] { write_file(folder / "taken", "text"); });
   EXPECT_NE(message.find("taken"), std::string::npos) << message;
@@ -56,7 +57,8 @@ TEST(AtomicFile, TwoWritersOfOneFileDoNotShareTheTemporaryFile) {
 
 TEST(TemporaryFolder, FolderOfADeadProcessIsRemovedAndAHeldOneIsKept) {
   const Folder folder;
-  const fs::path abandoned = folder / "store.tmp0123456789abcdef", young = folder / "store.tmpfedcba9876543210";
+  const fs::path abandoned = folder / "store.tmp0123456789abcdef",
+                 young = folder / "store.tmpfedcba9876543210";
   folder.write("store.tmpfedcba9876543210/web.train.bin", "1");
   make_old(folder.write("store.tmp0123456789abcdef/web.train.bin", "1"));
   make_old(abandoned);
@@ -92,23 +94,29 @@ TEST(Folders, ExchangeLeavesTheOldFolderUnderTheTemporaryName) {
 
 TEST(Folders, PublishedWholeOrRefused) {
   const Folder folder;
-  folder.write("writing/a", "1"), folder.write("there/b", "2");
-  EXPECT_NE(message_of<Error>([&] { publish_folder(folder / "writing", folder / "there"); }).find("there"),
+  folder.write("writing/a", "1");
+  folder.write("there/b", "2");
+  EXPECT_NE(message_of<Error>([&] {
+              publish_folder(folder / "writing", folder / "there");
+            }).find("there"),
             std::string::npos);
   EXPECT_EQ(read_file(folder / "there" / "b"), "2");
   publish_folder(folder / "writing", folder / "done");
   EXPECT_EQ(read_file(folder / "done" / "a"), "1");
   EXPECT_FALSE(fs::exists(folder / "writing"));
   folder.write("file", "");
-  EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file" / "below"); }).find("Not a directory"),
+  EXPECT_NE(
+      message_of<Error>([&] { make_folder(folder / "file" / "below"); }).find("Not a directory"),
+      std::string::npos);
+  EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file"); }).find("file"),
             std::string::npos);
-  EXPECT_NE(message_of<Error>([&] { make_folder(folder / "file"); }).find("file"), std::string::npos);
 }
 
 TEST(MappedFile, ReadsWholeFilesAndRefusesOthers) {
   const Folder folder;
   EXPECT_EQ(read_file(folder.write("empty", "")), "");
-  EXPECT_EQ(read_file(folder.write("zeros", std::string(100'000, '\0'))), std::string(100'000, '\0'));
+  EXPECT_EQ(read_file(folder.write("zeros", std::string(100'000, '\0'))),
+            std::string(100'000, '\0'));
   EXPECT_MESSAGE(read_file(folder / "missing"), "No such file");
   EXPECT_MESSAGE(read_file(folder.path()), "not a regular file");
   EXPECT_MESSAGE(read_file("/dev/null"), "not a regular file");
@@ -148,7 +156,8 @@ TEST(FolderLock, EndsWithTheProcessHoweverItEnds) {
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   FolderLock(folder.path());
-  ::close(held[0]), ::close(held[1]);
+  ::close(held[0]);
+  ::close(held[1]);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Counter-based random numbers: the published vectors, the distributions, and permutations that are permutations.
+// Counter-based random numbers: the published vectors, the distributions, and permutations
+// that are permutations.
 #include "base/random.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +40,9 @@ TEST(Random, MomentsWithinSixStandardErrors) {
   for (int i = 0; i < n; ++i) {
     const double u = random.uniform(), z = random.normal();
     ASSERT_TRUE(u >= 0 && u < 1 && std::isfinite(z)) << "index " << i;
-    uniform += u / n, normal += z / n, square += z * z / n;
+    uniform += u / n;
+    normal += z / n;
+    square += z * z / n;
   }
   EXPECT_NEAR(uniform, 0.5, 6 * std::sqrt(1.0 / 12 / n));
   EXPECT_NEAR(normal, 0, 6 * std::sqrt(1.0 / n));
@@ -72,9 +75,14 @@ TEST(Permutation, DependsOnSeedAndStepAndMixes) {
   constexpr uint64_t size = 4096;
   const Permutation a(size, 1, 2, 3), b(size, 2, 2, 3), c(size, 1, 2, 4);
   int fixed = 0, same_seed = 0, same_step = 0, neighbours = 0;
-  for (uint64_t i = 0; i < size; ++i)
-    fixed += a(i) == i, same_seed += a(i) == b(i), same_step += a(i) == c(i), neighbours += i && a(i) == a(i - 1) + 1;
-  for (const int count : {fixed, same_seed, same_step, neighbours}) EXPECT_LE(count, 10);  // about 1 each is expected
+  for (uint64_t i = 0; i < size; ++i) {
+    fixed += a(i) == i;
+    same_seed += a(i) == b(i);
+    same_step += a(i) == c(i);
+    neighbours += i && a(i) == a(i - 1) + 1;
+  }
+  // About 1 each is expected
+  for (const int count : {fixed, same_seed, same_step, neighbours}) EXPECT_LE(count, 10);
 }
 
 }  // namespace

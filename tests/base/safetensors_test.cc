@@ -1,4 +1,5 @@
-// safetensors: what is written reads back; a file that breaks the format is refused with the reason.
+// safetensors: what is written reads back; a file that breaks the format is refused
+// with the reason.
 #include "base/safetensors.h"
 
 #include <cstring>
@@ -15,10 +16,10 @@ std::string file_of(const std::string& header, size_t data, uint64_t length = UI
   if (length == UINT64_MAX) length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + std::string(data, '\1');
 }
-std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape, uint64_t begin,
-                   uint64_t end) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":[)" +
-         std::to_string(begin) + "," + std::to_string(end) + "]}";
+std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
+                   uint64_t begin, uint64_t end) {
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape +
+         R"(,"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
 TEST(Safetensors, WhatIsWrittenReadsBack) {
@@ -71,8 +72,12 @@ TEST(Safetensors, BrokenFilesAreRefusedWithTheReason) {
   refuses(file_of("{\"a\":3}", 0), "broken safetensors header");
   refuses(file_of("{" + a + "}", 9), "belong to no tensor");
   refuses(file_of("{" + a + "}", 7), "outside the file");
-  refuses(file_of("{" + a + "," + tensor("b", "F32", "[1]", 12, 16) + "}", 16), "does not start where");  // a hole
-  refuses(file_of("{" + a + "," + tensor("b", "F32", "[2]", 4, 12) + "}", 12), "does not start where");   // an overlap
+  // A hole
+  refuses(file_of("{" + a + "," + tensor("b", "F32", "[1]", 12, 16) + "}", 16),
+          "does not start where");
+  // An overlap
+  refuses(file_of("{" + a + "," + tensor("b", "F32", "[2]", 4, 12) + "}", 12),
+          "does not start where");
   refuses(file_of("{" + a + "," + tensor("b", "F32", "[2]", 0, 8) + "}", 8),
           "does not start where");  // twice the same bytes
   refuses(file_of("{" + tensor("a", "F32", "[3]", 0, 8) + "}", 8), "another number of bytes");
@@ -86,7 +91,8 @@ TEST(Safetensors, BrokenFilesAreRefusedWithTheReason) {
   refuses(file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", 8), "header");
   refuses(file_of(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,-8]}})", 8), "a");
   refuses(file_of(R"({"__metadata__":{"a":3}})", 0), "broken safetensors header");
-  refuses(file_of("{" + a + "," + tensor("a", "F32", "[2]", 8, 16) + "}", 16), "a");  // one name twice
+  // One name twice
+  refuses(file_of("{" + a + "," + tensor("a", "F32", "[2]", 8, 16) + "}", 16), "a");
   refuses(file_of(std::string(200'000, '['), 0), "safetensors");
 }
 

@@ -1,4 +1,5 @@
-// Bad input as a hostile stranger gives it: exit code 2 (or 1 when the machine fails), one clear message, nothing lost.
+// Bad input as a hostile stranger gives it: exit code 2 (or 1 when the machine fails), one clear
+// message, nothing lost.
 #include <sys/mount.h>
 
 #include <algorithm>
@@ -13,7 +14,8 @@ class BadInputs : public testing::Test {
  protected:
   void SetUp() override { synthesize(folder_); }
 
-  // Every part of `parts` stands in the message; what was there stays as it was, and with exit code 2 nothing is added.
+  // Every part of `parts` stands in the message; what was there stays as it was, and with exit code
+  // 2 nothing is added.
   void refuses(const std::string& arguments, int exit_code, const std::vector<std::string>& parts) {
     SCOPED_TRACE("assay " + arguments);
     const auto before = contents(folder_.path());
@@ -28,12 +30,14 @@ class BadInputs : public testing::Test {
     EXPECT_EQ(outcome.exit_code, exit_code) << outcome.error;
     const size_t message = outcome.error.rfind("assay: ");
     ASSERT_NE(message, std::string::npos) << outcome.error;
-    EXPECT_LE(std::count(outcome.error.begin() + std::ptrdiff_t(message), outcome.error.end(), '\n'), 4)
+    EXPECT_LE(
+        std::count(outcome.error.begin() + std::ptrdiff_t(message), outcome.error.end(), '\n'), 4)
         << outcome.error;
     for (const std::string& part : parts)
-      EXPECT_NE(outcome.error.find(part, message), std::string::npos) << part << " is not in\n" << outcome.error;
-    for (const char* never :
-         {"terminate called", "Exception raised from", "frame #", "json.exception", "Segmentation", "AddressSanitizer"})
+      EXPECT_NE(outcome.error.find(part, message), std::string::npos) << part << " is not in\n"
+                                                                      << outcome.error;
+    for (const char* never : {"terminate called", "Exception raised from", "frame #",
+                              "json.exception", "Segmentation", "AddressSanitizer"})
       EXPECT_EQ(outcome.error.find(never), std::string::npos) << outcome.error;
   }
   std::string noise(size_t size) {
@@ -46,16 +50,22 @@ class BadInputs : public testing::Test {
     fs::copy(folder_ / "store", folder_ / name, fs::copy_options::recursive);
     fs::resize_file(folder_ / name / file, size);
   }
-  std::string on(const std::string& store) { return "train '" + kSmoke + "' -o run --data " + store; }
+  std::string on(const std::string& store) {
+    return "train '" + kSmoke + "' -o run --data " + store;
+  }
 
   data::Folder folder_;
 };
 
 TEST_F(BadInputs, FilesThatAreMissingCutOffOrNoise) {
-  folder_.write("noise", noise(5000)), folder_.write("noise.zst", noise(5000)), folder_.write("empty", "");
-  cut("cut_bin", "known_a.train.bin", 15350), cut("cut_idx", "known_a.train.idx", 100),
-      cut("cut_manifest", "manifest.json", 200);
-  cut("gone", "known_b.train.bin", 0), fs::remove(folder_ / "gone" / "known_b.train.bin");
+  folder_.write("noise", noise(5000));
+  folder_.write("noise.zst", noise(5000));
+  folder_.write("empty", "");
+  cut("cut_bin", "known_a.train.bin", 15350);
+  cut("cut_idx", "known_a.train.idx", 100);
+  cut("cut_manifest", "manifest.json", 200);
+  cut("gone", "known_b.train.bin", 0);
+  fs::remove(folder_ / "gone" / "known_b.train.bin");
   refuses("train missing.toml --data store -o run", 2, {"missing.toml", "no such file"});
   refuses("train noise --data store -o run", 2, {"noise:1:"});
   refuses("train empty --data store -o run", 2, {"empty"});
@@ -71,8 +81,8 @@ TEST_F(BadInputs, FilesThatAreMissingCutOffOrNoise) {
 }
 
 TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
-  folder_.write("bad.toml", "[model]\nd_model = 32\nnum_layer = 2\n"),
-      folder_.write("type.toml", "[model]\nd_model = 'wide'\n");
+  folder_.write("bad.toml", "[model]\nd_model = 32\nnum_layer = 2\n");
+  folder_.write("type.toml", "[model]\nd_model = 'wide'\n");
   folder_.write("mixer.toml", "[model]\npattern = ['atention']\n[train]\nsteps = 1\n");
   refuses("train bad.toml --data store -o run", 2,
           {"bad.toml:3:", "unknown key 'num_layer'", "did you mean 'num_layers'?"});
@@ -125,10 +135,10 @@ TEST_F(BadInputs, NoGpuIsSaidAndTheFolderStaysFree) {
 
 TEST_F(BadInputs, ModelsThatAreNone) {
   ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
-  folder_.write("lines", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n{\"id\": 2, \"tok\n"),
-      folder_.write("good", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n");
-  folder_.write("far", "{\"id\": 1, \"tokens\": [1, 256]}\n"),
-      folder_.write("text", "{\"id\": 1, \"text\": \"words\"}\n");
+  folder_.write("lines", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n{\"id\": 2, \"tok\n");
+  folder_.write("good", "{\"id\": 1, \"tokens\": [1, 2, 3]}\n");
+  folder_.write("far", "{\"id\": 1, \"tokens\": [1, 256]}\n");
+  folder_.write("text", "{\"id\": 1, \"text\": \"words\"}\n");
   refuses("score --model run lines", 1, {"lines:2:", "JSON"});
   refuses("score --model run far", 1, {"far:1:", "256"});
   refuses("score --model run text", 1, {"tokenizer"});
@@ -150,21 +160,24 @@ TEST_F(BadInputs, TokenizerOfAnotherVocabulary) {
   std::string text;
   for (int i = 0; i < 300; ++i)
     text += "line " + std::to_string(i) + " of a text about sequence models and their domains\n";
-  folder_.write("text.txt", text),
-      folder_.write("lines", "{\"id\": 1, \"text\": \"sequence models and their domains\"}\n");
+  folder_.write("text.txt", text);
+  folder_.write("lines", "{\"id\": 1, \"text\": \"sequence models and their domains\"}\n");
   ASSERT_EQ(run(folder_.path(), "tokenizer train text.txt --vocab 320 -o t.model").exit_code, 0);
   ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
-  refuses("score --model run --tokenizer t.model lines", 1, {"lines:1:", "outside the model's vocabulary of 256"});
+  refuses("score --model run --tokenizer t.model lines", 1,
+          {"lines:1:", "outside the model's vocabulary of 256"});
   folder_.write("empty", "{\"id\": 1, \"text\": \"\"}\n");
   refuses("score --model run --tokenizer t.model empty", 1, {"empty:1:", "the text is empty"});
 }
 
 TEST_F(BadInputs, ARunIsNeverOverwritten) {
-  const std::string long_run =
-      train("run", "--set train.steps=100000 --set train.checkpoint_every=2 --set train.eval_every=100000 ");
+  const std::string long_run = train(
+      "run",
+      "--set train.steps=100000 --set train.checkpoint_every=2 --set train.eval_every=100000 ");
   {
     Process first(folder_.path(), long_run);
-    ASSERT_TRUE(wait_until(first, [&] { return fs::exists(folder_ / "run" / "checkpoints" / "step-4"); }));
+    ASSERT_TRUE(
+        wait_until(first, [&] { return fs::exists(folder_ / "run" / "checkpoints" / "step-4"); }));
     for (const char* resume : {"", "--resume"})
       check_message(run(folder_.path(), long_run + resume), 2, {"in use by process"});
     EXPECT_TRUE(first.running());
@@ -176,16 +189,20 @@ TEST_F(BadInputs, ARunIsNeverOverwritten) {
   fs::rename(folder_ / "store", folder_ / "first_store");
   synthesize(folder_, "--seed 9");
   refuses(long_run + "--resume", 2, {"run on other data"});
-  fs::remove_all(folder_ / "store"), fs::rename(folder_ / "first_store", folder_ / "store");
+  fs::remove_all(folder_ / "store");
+  fs::rename(folder_ / "first_store", folder_ / "store");
 
   std::vector<fs::path> checkpoints(fs::directory_iterator(folder_ / "run" / "checkpoints"), {});
-  const auto number = [](const fs::path& path) { return std::stoi(path.filename().string().substr(5)); };
+  const auto number = [](const fs::path& path) {
+    return std::stoi(path.filename().string().substr(5));
+  };
   const fs::path newest = *std::ranges::max_element(checkpoints, {}, number);
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "state.json"})
     for (const bool noisy : {false, true}) {
       const std::string whole = read_file(newest / file);
       write_file(newest / file, noisy ? noise(whole.size()) : whole.substr(0, whole.size() / 2));
-      refuses(long_run + "--resume", 2, {file, newest.filename(), "Remove it to go on from the one before it"});
+      refuses(long_run + "--resume", 2,
+              {file, newest.filename(), "Remove it to go on from the one before it"});
       write_file(newest / file, whole);
     }
 }
@@ -202,12 +219,14 @@ TEST_F(BadInputs, AReadOnlyFolder) {
   make_folder(folder_ / "locked");
   const std::string path = folder_ / "locked";
   const bool root = ::geteuid() == 0;
-  if (root ? std::system(("chattr +i '" + path + "' 2>/dev/null").c_str()) : ::chmod(path.c_str(), 0555))
+  if (root ? std::system(("chattr +i '" + path + "' 2>/dev/null").c_str())
+           : ::chmod(path.c_str(), 0555))
     GTEST_SKIP() << "the superuser writes everywhere and chattr +i does not work on " << path;
   refuses("train '" + kSmoke + "' --data store -o locked/run", 1, {"locked/run"});
   refuses("train '" + kSmoke + "' --data store -o locked", 1, {"locked"});
   refuses("data synth -o locked/store --documents 5 --held-out 2", 1, {"locked/store"});
-  EXPECT_EQ(root ? std::system(("chattr -i '" + path + "'").c_str()) : ::chmod(path.c_str(), 0755), 0);
+  EXPECT_EQ(root ? std::system(("chattr -i '" + path + "'").c_str()) : ::chmod(path.c_str(), 0755),
+            0);
 }
 
 TEST_F(BadInputs, AFullDisk) {
@@ -215,13 +234,16 @@ TEST_F(BadInputs, AFullDisk) {
   const std::string path = folder_ / "small";
   if (::mount("tmpfs", path.c_str(), "tmpfs", 0, "size=3m"))
     GTEST_SKIP() << "a file system of its own cannot be mounted here: " << std::strerror(errno);
-  const std::string arguments = train("small/run", "--set train.steps=60 --set train.checkpoint_every=3 ");
-  write_file(folder_ / "small" / "ballast", std::string(2'500'000, 'x'));  // leaves room for one checkpoint
+  const std::string arguments =
+      train("small/run", "--set train.steps=60 --set train.checkpoint_every=3 ");
+  // Leaves room for one checkpoint
+  write_file(folder_ / "small" / "ballast", std::string(2'500'000, 'x'));
   check_message(run(folder_.path(), arguments), 1, {"No space left on device"});
   EXPECT_TRUE(fs::exists(folder_ / "small" / "run" / "checkpoints" / "step-3" / "state.json"));
   EXPECT_EQ(read_file(folder_ / "small" / "ballast").size(), 2'500'000u);
   fs::remove(folder_ / "small" / "ballast");
-  const Outcome again = run(folder_.path(), arguments + "--resume");  // with room for it, the run goes on
+  // With room for it, the run goes on
+  const Outcome again = run(folder_.path(), arguments + "--resume");
   EXPECT_EQ(again.exit_code, 0) << again.error;
   check_message(run(folder_.path(), "data synth -o small/store"), 1, {"No space left on device"});
   EXPECT_FALSE(fs::exists(folder_ / "small" / "store"));
@@ -230,7 +252,8 @@ TEST_F(BadInputs, AFullDisk) {
 
 TEST_F(BadInputs, AFullStandardOutput) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
-  check_message(run(folder_.path(), "data info store >/dev/full"), 1, {"standard output cannot be written"});
+  check_message(run(folder_.path(), "data info store >/dev/full"), 1,
+                {"standard output cannot be written"});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// `assay bench attention`: a row a form and length; what is slow is left out of longer sequences; other programs' rows
-// join.
+// `assay bench attention`: a row a form and length; what is slow is left out of longer sequences;
+// other programs' rows join.
 #include <nlohmann/json.hpp>
 
 #include "cli/program.h"
@@ -11,10 +11,11 @@ using Json = nlohmann::json;
 
 struct BenchAttention : testing::Test {
   Outcome bench(const std::string& arguments) {
-    return run(folder_.path(),
-               "bench attention --device cpu --threads 1 --heads 2 --head-dim 8 --window 8 --chunk-size 8 "
-               "--seconds 0 " +
-                   arguments);
+    return run(
+        folder_.path(),
+        "bench attention --device cpu --threads 1 --heads 2 --head-dim 8 --window 8 --chunk-size 8 "
+        "--seconds 0 " +
+            arguments);
   }
   Json rows(const std::string& arguments) {
     const Outcome outcome = bench(arguments + " --json");
@@ -46,7 +47,8 @@ TEST_F(BenchAttention, SetsRowsOfAnotherProgramBesideItsOwn) {
                           {"time": 24, "form": "broken", "failure": "no such kernel"}]})");
   const Outcome outcome = bench("--lengths 24,40 --beside beside.json --svg growth.svg");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
-  EXPECT_LT(outcome.out.find("1500.000     2500.000"), outcome.out.find("      40  full")) << outcome.out;
+  EXPECT_LT(outcome.out.find("1500.000     2500.000"), outcome.out.find("      40  full"))
+      << outcome.out;
   EXPECT_NE(outcome.out.find("no such kernel"), std::string::npos) << outcome.out;
   EXPECT_NE(read_file(folder_.path() / "growth.svg").find(">theirs<"), std::string::npos);
 }
@@ -56,7 +58,8 @@ TEST_F(BenchAttention, RefusesRowsThatAreNone) {
     write_file(folder_.path() / "beside.json", text);
     const Outcome outcome = bench("--lengths 24 --beside beside.json");
     EXPECT_EQ(outcome.exit_code, 2);
-    EXPECT_NE(outcome.error.find("beside.json: expected {\"rows\""), std::string::npos) << outcome.error;
+    EXPECT_NE(outcome.error.find("beside.json: expected {\"rows\""), std::string::npos)
+        << outcome.error;
   }
 }
 

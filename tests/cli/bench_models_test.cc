@@ -19,7 +19,8 @@ class BenchModels : public testing::Test {
     folder_.write(name + ".toml", "[model]\nd_model = 32\nnum_layers = 2\n" + rest);
   }
   Outcome bench(const std::string& arguments) {
-    return run(folder_.path(), "bench models --device cpu --threads 1 --vocab 50 --time 24 " + arguments);
+    return run(folder_.path(),
+               "bench models --device cpu --threads 1 --vocab 50 --time 24 " + arguments);
   }
   json rows(const std::string& arguments) {
     const Outcome outcome = bench(arguments + " --json");
@@ -37,20 +38,27 @@ TEST_F(BenchModels, CountsAndTimesEach) {
     EXPECT_GT(row.at("tokens_per_second"), 0) << row;
     EXPECT_GT(row.at("peak_memory_bytes"), 0) << row;
   }
-  const auto state = [&](int i, const char* length) { return found[i].at("state_bytes").at(length).get<int64_t>(); };
-  constexpr int64_t position = 8, pair = 2 * 32 * 4;  // a key and a value of 32 numbers, in each of two layers
+  const auto state = [&](int i, const char* length) {
+    return found[i].at("state_bytes").at(length).get<int64_t>();
+  };
+  // A key and a value of 32 numbers, in each of two layers
+  constexpr int64_t position = 8, pair = 2 * 32 * 4;
   EXPECT_EQ(state(0, "24"), 2 * (24 * pair + position));
   EXPECT_EQ(state(0, "100000"), 2 * (100000 * pair + position));
   EXPECT_EQ(state(1, "100000"), 2 * (7 * pair + position));
   EXPECT_EQ(state(2, "24"), state(2, "100000"));
   EXPECT_EQ(state(2, "24"), 2 * 4 * (64 * 16 + 64 * 3))
       << "Mamba's state of 16 a channel, and three inputs of its convolution";
-  EXPECT_EQ(found[0].at("operators").at("window_attention"), found[1].at("operators").at("window_attention"));
+  EXPECT_EQ(found[0].at("operators").at("window_attention"),
+            found[1].at("operators").at("window_attention"));
   EXPECT_EQ(found[2].at("operators").count("window_attention"), 0u);
-  EXPECT_EQ(found[2].at("operators").at("selective_scan").get<std::string>().substr(0, 10), "cpu kernel");
-  // Projections: 2 (3·32·32 + 32·32) a layer, with the head and the feed-forward; attention: 4·32·(24 + 1) / 2.
+  EXPECT_EQ(found[2].at("operators").at("selective_scan").get<std::string>().substr(0, 10),
+            "cpu kernel");
+  // Projections: 2 (3·32·32 + 32·32) a layer, with the head and the feed-forward; attention:
+  // 4·32·(24 + 1) / 2.
   const int64_t d_ff =
-      (found[0].at("parameters").get<int64_t>() - 50 * 32 - 32 - 2 * (4 * 32 * 32 + 2 * 32)) / (2 * 3 * 32);
+      (found[0].at("parameters").get<int64_t>() - 50 * 32 - 32 - 2 * (4 * 32 * 32 + 2 * 32)) /
+      (2 * 3 * 32);
   EXPECT_EQ(found[0].at("flops_per_token"),
             2. * 50 * 32 + 2 * (2. * 4 * 32 * 32 + 2. * 3 * 32 * d_ff + 4. * 32 * 25 / 2));
 }
@@ -67,23 +75,30 @@ TEST_F(BenchModels, ProfilesAStep) {
     if (op.ends_with("mm") || op.ends_with("mm_") || op.ends_with("linear_pointwise"))
       products += part.at("calls").get<double>();
   }
-  EXPECT_GE(products, 3 * (1 + 2 * 4)) << "forward and two gradients, of the head and of four layers in each of two";
+  EXPECT_GE(products, 3 * (1 + 2 * 4))
+      << "forward and two gradients, of the head and of four layers in each of two";
   EXPECT_TRUE(outside);
   EXPECT_LT(total, 3 * row.at("seconds_per_step").get<double>() + 0.5);
-  for (size_t i = 1; i < parts.size(); ++i) EXPECT_LE(parts[i].at("seconds"), parts[i - 1].at("seconds"));
+  for (size_t i = 1; i < parts.size(); ++i)
+    EXPECT_LE(parts[i].at("seconds"), parts[i - 1].at("seconds"));
   const std::string text = bench("full.toml --steps 1 --profile 3").out;
   EXPECT_NE(text.find("a step: "), std::string::npos) << text;
 }
 
 TEST_F(BenchModels, WhatFailsIsARow) {
-  model("short", "pattern = ['attention']\n[model.attention]\nnum_heads = 2\nconstants = 'keys'\nmax_positions = 9\n");
-  model("huge", "pattern = ['attention']\nvocab_size = 4000000000000\n[model.attention]\nnum_heads = 2\n");
+  model("short",
+        "pattern = ['attention']\n[model.attention]\nnum_heads = 2\nconstants = 'keys'\n"
+        "max_positions = 9\n");
+  model("huge",
+        "pattern = ['attention']\nvocab_size = 4000000000000\n[model.attention]\nnum_heads = 2\n");
   const json found = rows("full.toml short.toml huge.toml scan.toml --steps 1");
   ASSERT_EQ(found.size(), 4u);
   EXPECT_EQ(found[0].at("failure"), "");
-  EXPECT_NE(found[1].at("failure").get<std::string>().find("max_positions = 9"), std::string::npos) << found[1];
+  EXPECT_NE(found[1].at("failure").get<std::string>().find("max_positions = 9"), std::string::npos)
+      << found[1];
   EXPECT_GT(found[1].at("parameters"), 0) << "counted before it failed";
-  EXPECT_NE(found[2].at("failure").get<std::string>().find("out of memory"), std::string::npos) << found[2];
+  EXPECT_NE(found[2].at("failure").get<std::string>().find("out of memory"), std::string::npos)
+      << found[2];
   EXPECT_EQ(found[3].at("failure"), "");
 }
 
@@ -95,7 +110,8 @@ TEST_F(BenchModels, LargeModelsAreCountedOnly) {
 }
 
 TEST_F(BenchModels, ComparesWithAReference) {
-  const Outcome outcome = bench("full.toml scan.toml --steps 0 --reference scan.toml --csv table.csv");
+  const Outcome outcome =
+      bench("full.toml scan.toml --steps 0 --reference scan.toml --csv table.csv");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
   EXPECT_NE(outcome.out.find("× scan.toml"), std::string::npos) << outcome.out;
   const std::string csv = read_file(folder_ / "table.csv");
@@ -108,7 +124,9 @@ TEST_F(BenchModels, TextNamesDtypeAndEachImplementationOnce) {
   const std::string text = bench("full.toml scan.toml --steps 0").out;
   EXPECT_NE(text.find(", float32, B "), std::string::npos) << text;
   const std::string operators = text.substr(text.find("operators\n"));
-  EXPECT_NE(operators.find("    causal_conv1d, glu, rotary_qkv, window_attention\n"), std::string::npos) << operators;
+  EXPECT_NE(operators.find("    causal_conv1d, glu, rotary_qkv, window_attention\n"),
+            std::string::npos)
+      << operators;
   EXPECT_EQ(operators.find("full.toml"), std::string::npos) << operators;
 }
 

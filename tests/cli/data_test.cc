@@ -1,4 +1,5 @@
-// `assay data` and `assay tokenizer` as a script uses them: exit codes, JSON on standard output, nothing left behind.
+// `assay data` and `assay tokenizer` as a script uses them: exit codes, JSON on standard output,
+// nothing left behind.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,13 +21,15 @@ struct Result {
 
 class DataCommands : public testing::Test {
  protected:
-  DataCommands() : folder_(fs::temp_directory_path() / ("assay_cli_data" + std::to_string(::getpid()))) {
+  DataCommands()
+      : folder_(fs::temp_directory_path() / ("assay_cli_data" + std::to_string(::getpid()))) {
     make_folder(folder_);
   }
   ~DataCommands() override { fs::remove_all(folder_); }
   // Runs the program in the test's folder; standard error goes to the file "error".
   Result run(const std::string& arguments) {
-    const std::string command = "cd '" + folder_.string() + "' && '" ASSAY_PROGRAM "' " + arguments + " 2>error";
+    const std::string command =
+        "cd '" + folder_.string() + "' && '" ASSAY_PROGRAM "' " + arguments + " 2>error";
     std::FILE* pipe = ::popen(command.c_str(), "r");
     Result result{-1, ""};
     for (int c; (c = std::fgetc(pipe)) != EOF;) result.out += char(c);
@@ -58,13 +61,15 @@ std::string corpus() {
 }
 
 TEST_F(DataCommands, FromTextToAVerifiedStore) {
-  write("in/train/a.txt", corpus()), write("in/test/b.txt", corpus());
+  write("in/train/a.txt", corpus());
+  write("in/test/b.txt", corpus());
   write("in/c.test.jsonl",
-        "{\"text\": \"cut\n{\"text\": \"some code\", \"meta\": {\"redpajama_set_name\": \"RedPajamaGithub\", "
+        "{\"text\": \"cut\n{\"text\": \"some code\", \"meta\": {\"redpajama_set_name\": "
+        "\"RedPajamaGithub\", "
         "\"source\": \"owner/repository\"}}\n");
   EXPECT_EQ(run_json("tokenizer train in --vocab 320 -o m.model").at("vocab_size"), 320);
-  const json report =
-      run_json("data prepare --tokenizer m.model -o store --domain prose='*.txt' --valid-fraction 0 in");
+  const json report = run_json(
+      "data prepare --tokenizer m.model -o store --domain prose='*.txt' --valid-fraction 0 in");
   EXPECT_EQ(report.at("total").at("documents"), 3);
   EXPECT_EQ(report.at("total").at("broken_lines"), 1);
   const json parts = run_json("data info store").at("parts");
@@ -94,15 +99,19 @@ TEST_F(DataCommands, Synth) {
 }
 
 TEST_F(DataCommands, BadInputIsExitCodeTwoAndLeavesNothing) {
-  write("noise.model", std::string(1000, '\x81')), write("a.jsonl.zst", "no zstd");
+  write("noise.model", std::string(1000, '\x81'));
+  write("a.jsonl.zst", "no zstd");
   write("a.txt", corpus());
   run_json("tokenizer train a.txt --vocab 320 -o m.model");
   for (const char* arguments :
-       {"data", "data nothing", "data prepare", "data info missing", "data info a.txt", "data verify .",
-        "data synth -o s --active 300", "data synth -o s --documents many",
-        "data prepare --tokenizer noise.model -o s a.txt", "data prepare --tokenizer missing -o s a.txt",
-        "data prepare --tokenizer m.model -o s a.jsonl.zst", "data prepare --tokenizer m.model -o s missing.jsonl",
-        "data prepare --tokenizer m.model -o s a.txt", "data prepare --tokenizer m.model -o s --domain web a.txt",
+       {"data", "data nothing", "data prepare", "data info missing", "data info a.txt",
+        "data verify .", "data synth -o s --active 300", "data synth -o s --documents many",
+        "data prepare --tokenizer noise.model -o s a.txt",
+        "data prepare --tokenizer missing -o s a.txt",
+        "data prepare --tokenizer m.model -o s a.jsonl.zst",
+        "data prepare --tokenizer m.model -o s missing.jsonl",
+        "data prepare --tokenizer m.model -o s a.txt",
+        "data prepare --tokenizer m.model -o s --domain web a.txt",
         "tokenizer train a.txt --vocab 100000 -o t", "tokenizer encode noise.model < a.txt"}) {
     EXPECT_EQ(run(arguments).exit_code, 2) << arguments << "\n" << error();
     EXPECT_FALSE(error().empty()) << arguments;

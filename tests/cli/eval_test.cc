@@ -27,7 +27,8 @@ TEST_F(Eval, LossIsWhatTheTrainerFoundAtTheEnd) {
   Json last;
   for (std::string line; std::getline(lines, line);)
     if (Json json = Json::parse(line); json.contains("evaluation")) last = json["evaluation"];
-  const Json found = json("eval loss run --data store --tokens 4096 --documents losses.safetensors")["evaluation"];
+  const Json found =
+      json("eval loss run --data store --tokens 4096 --documents losses.safetensors")["evaluation"];
   ASSERT_EQ(found.size(), last.size());
   for (const auto& [set, losses] : last.items()) {
     EXPECT_EQ(found[set]["tokens"], losses["tokens"]) << set;
@@ -39,7 +40,8 @@ TEST_F(Eval, LossIsWhatTheTrainerFoundAtTheEnd) {
 }
 
 TEST_F(Eval, ProbeIsWhatTheTrainerWrote) {
-  const Json written = Json::parse(read_file(folder / "run/probes.json")), found = json("eval probe run --data store");
+  const Json written = Json::parse(read_file(folder / "run/probes.json")),
+             found = json("eval probe run --data store");
   EXPECT_EQ(found["layers"], written["layers"]);
   EXPECT_EQ(found["set"], written["set"]);
   ASSERT_EQ(found["layers"].size(), 2u);

@@ -11,7 +11,8 @@ using nlohmann::json;
 json document(const data::Folder& folder, const std::string& arguments, int exit_code = 0) {
   const Outcome outcome = run(folder.path(), arguments + " --json");
   EXPECT_EQ(outcome.exit_code, exit_code) << arguments << "\n" << outcome.error;
-  const json parsed = json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);  // refuses a second document
+  // Refuses a second document
+  const json parsed = json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);
   EXPECT_FALSE(parsed.is_discarded()) << arguments << "\n" << outcome.out;
   return parsed;
 }
@@ -24,7 +25,8 @@ TEST(Json, OneDocumentFromEveryCommand) {
   EXPECT_NE(std::ranges::find(mixers, "attention"), mixers.end());
   for (const char* kind : {"channel_mixers", "ops", "models", "plans"})
     EXPECT_TRUE(document(folder, std::string("list ") + kind).is_array());
-  for (const std::string mixer : mixers) EXPECT_EQ(document(folder, "describe mixer " + mixer).at("name"), mixer);
+  for (const std::string mixer : mixers)
+    EXPECT_EQ(document(folder, "describe mixer " + mixer).at("name"), mixer);
   EXPECT_EQ(document(folder, "data info store").at("parts").size(), 12u);
   const json planned = document(folder, train("run", "--dry-run"));
   EXPECT_GT(planned.at("parameters"), 0);
@@ -33,7 +35,11 @@ TEST(Json, OneDocumentFromEveryCommand) {
   EXPECT_EQ(document(folder, train("run", "--resume")).at("steps"), 20);
   folder.write("lines", "{\"id\": 1, \"tokens\": [1, 2]}\n{\"id\": 2, \"tokens\": [3]}\n");
   EXPECT_EQ(document(folder, "score --model run lines").size(), 2u);
-  EXPECT_GT(document(folder, "eval loss run --data store").at("evaluation").at("known_a.test").at("tokens"), 0);
+  EXPECT_GT(document(folder, "eval loss run --data store")
+                .at("evaluation")
+                .at("known_a.test")
+                .at("tokens"),
+            0);
 }
 
 TEST(Json, ErrorsAreOneDocumentToo) {

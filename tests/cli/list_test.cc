@@ -15,7 +15,8 @@ class Lists : public testing::Test {
     EXPECT_EQ(outcome.exit_code, exit_code) << arguments << "\n" << outcome.error;
     for (const std::string& part : parts)
       EXPECT_NE((outcome.out + outcome.error).find(part), std::string::npos)
-          << arguments << ": '" << part << "' is not in\n" << outcome.out << outcome.error;
+          << arguments << ": '" << part << "' is not in\n"
+          << outcome.out << outcome.error;
   }
   data::Folder folder_;
 };
@@ -36,7 +37,8 @@ TEST_F(Lists, EveryNameHasADescription) {
 }
 
 TEST_F(Lists, DescriptionIsTheFirstSentenceOrFormula) {
-  expect("list plans", 0, {"limited_domain ", "Which architectures keep the base capabilities of Transformer++?\n"});
+  expect("list plans", 0,
+         {"limited_domain ", "Which architectures keep the base capabilities of Transformer++?\n"});
   expect("list models", 0, {"delta_net ", "DeltaNet with SwiGLU.\n"});
   expect("list ops", 0, {"gla ", "S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ"});
 }
@@ -48,19 +50,22 @@ TEST_F(Lists, DescribeOpShowsSignatureAndImplementations) {
 
 TEST_F(Lists, DescribePlanShowsTheQuestionModelsAndDomains) {
   expect("describe plan demo", 0,
-         {"Does the measurement work?", "reference      transformer++", "known_a, known_b", "fresh_a"});
+         {"Does the measurement work?", "reference      transformer++", "known_a, known_b",
+          "fresh_a"});
   expect("describe plan dmo", 2, {"unknown plan 'dmo'; did you mean 'demo'?"});
 }
 
 TEST_F(Lists, CopyWithoutPresetsFailsAndNamesTheFolders) {
-  fs::create_symlink(fs::path(ASSAY_PROGRAM).parent_path() / "libassay.so", folder_ / "libassay.so");
+  fs::create_symlink(fs::path(ASSAY_PROGRAM).parent_path() / "libassay.so",
+                     folder_ / "libassay.so");
   fs::copy_file(ASSAY_PROGRAM, folder_ / "assay");
   for (const char* kind : {"models", "plans"}) {
     const std::string command =
         fmt::format("cd '{}' && ./assay list {} >out 2>error", folder_.path().string(), kind);
     EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << kind;
     const std::string error = read_file(folder_ / "error");
-    EXPECT_NE(error.find("Folders searched: " + (folder_ / "plans").string()), std::string::npos) << error;
+    EXPECT_NE(error.find("Folders searched: " + (folder_ / "plans").string()), std::string::npos)
+        << error;
   }
 }
 
@@ -68,7 +73,8 @@ TEST_F(Lists, DoctorNamesEachImplementationOnce) {
   std::istringstream lines(run("doctor").out);
   std::map<std::string, int> count;
   for (std::string line; std::getline(lines, line);)
-    if (line.starts_with("  cpu ") || line.starts_with("  cuda ")) EXPECT_EQ(++count[line.substr(8)], 1) << line;
+    if (line.starts_with("  cpu ") || line.starts_with("  cuda "))
+      EXPECT_EQ(++count[line.substr(8)], 1) << line;
   EXPECT_GT(count.size(), 5u);
 }
 

@@ -1,4 +1,5 @@
-// `assay import`, `export`, `score` and `generate` as a script uses them, on a model that the test writes itself.
+// `assay import`, `export`, `score` and `generate` as a script uses them, on a model that the
+// test writes itself.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,7 +22,8 @@ constexpr const char* kConfig =
 
 class ModelCommands : public testing::Test {
  protected:
-  ModelCommands() : folder_(fs::temp_directory_path() / ("assay_cli_model" + std::to_string(::getpid()))) {
+  ModelCommands()
+      : folder_(fs::temp_directory_path() / ("assay_cli_model" + std::to_string(::getpid()))) {
     make_folder(folder_ / "hf");
     write_file(folder_ / "hf" / "config.json", kConfig);
     write_weights();
@@ -55,15 +57,18 @@ class ModelCommands : public testing::Test {
 
   // Runs the program in the test's folder and expects its exit code; → standard output.
   std::string run(int exit_code, const std::string& arguments) {
-    const std::string command = "cd '" + folder_.string() + "' && '" ASSAY_PROGRAM "' " + arguments + " 2>error";
+    const std::string command =
+        "cd '" + folder_.string() + "' && '" ASSAY_PROGRAM "' " + arguments + " 2>error";
     std::FILE* pipe = ::popen(command.c_str(), "r");
     std::string out;
     for (int c; (c = std::fgetc(pipe)) != EOF;) out += char(c);
     const int status = ::pclose(pipe);
-    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, exit_code) << arguments << "\n" << error();
+    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, exit_code) << arguments << "\n"
+                                                                       << error();
     return out;
   }
-  std::vector<json> scores(const std::string& lines, const std::string& options = "", int exit_code = 0) {
+  std::vector<json> scores(const std::string& lines, const std::string& options = "",
+                           int exit_code = 0) {
     write_file(folder_ / "lines", lines);
     std::istringstream out(run(exit_code, "score --model hf lines " + options));
     std::vector<json> found;
@@ -71,9 +76,12 @@ class ModelCommands : public testing::Test {
     return found;
   }
   std::vector<int64_t> generated(const std::string& options) {
-    return json::parse(run(0, "generate --model hf --max-tokens 15 --json " + options))["samples"][0]["tokens"];
+    return json::parse(
+        run(0, "generate --model hf --max-tokens 15 --json " + options))["samples"][0]["tokens"];
   }
-  void expect_error(const std::string& words) { EXPECT_NE(error().find(words), std::string::npos) << error(); }
+  void expect_error(const std::string& words) {
+    EXPECT_NE(error().find(words), std::string::npos) << error();
+  }
   std::string error() { return read_file(folder_ / "error"); }
 
   fs::path folder_;
@@ -82,13 +90,15 @@ class ModelCommands : public testing::Test {
 TEST_F(ModelCommands, ImportAndExportGiveBackEveryTensor) {
   run(0, "import hf -o ours");
   run(0, "export ours -o back/");
-  const Safetensors before(folder_ / "hf" / "model.safetensors"), after(folder_ / "back" / "model.safetensors");
+  const Safetensors before(folder_ / "hf" / "model.safetensors"),
+      after(folder_ / "back" / "model.safetensors");
   ASSERT_EQ(after.tensors().size(), before.tensors().size());
   for (const TensorEntry& tensor : before.tensors())
     EXPECT_TRUE(std::ranges::equal(after.at(tensor.name).bytes, tensor.bytes)) << tensor.name;
   run(2, "import hf -o ours");
   expect_error("is there already");
-  write_file(folder_ / "hf" / "config.json", std::string(kConfig).insert(1, R"("rope_scaling": {"factor": 2}, )"));
+  write_file(folder_ / "hf" / "config.json",
+             std::string(kConfig).insert(1, R"("rope_scaling": {"factor": 2}, )"));
   run(2, "import hf -o other");
   expect_error("rope_scaling");
   EXPECT_FALSE(fs::exists(folder_ / "other"));
@@ -96,7 +106,8 @@ TEST_F(ModelCommands, ImportAndExportGiveBackEveryTensor) {
 
 TEST_F(ModelCommands, ScoreKeepsTheOrderWhateverTheBatch) {
   const std::string lines =
-      "{\"id\": \"a\", \"tokens\": [1, 2, 3, 4, 5]}\n{\"id\": [2], \"tokens\": [7]}\n\n{\"id\": null, \"tokens\": [1, "
+      "{\"id\": \"a\", \"tokens\": [1, 2, 3, 4, 5]}\n{\"id\": [2], \"tokens\": [7]}\n\n{\"id\": "
+      "null, \"tokens\": [1, "
       "2, 3, 11, 0, 6, 9]}";
   const auto found = scores(lines), alone = scores(lines, "--batch-tokens 1");
   ASSERT_EQ(found.size(), 3u);
@@ -119,11 +130,13 @@ TEST_F(ModelCommands, ScoreKeepsTheOrderWhateverTheBatch) {
 }
 
 TEST_F(ModelCommands, LinesAfterABrokenLineAreScored) {
-  for (const char* line : {"{\"tokens\": [1, 2", "[1]", "{\"tokens\": []}", "{\"tokens\": [12]}", "{\"tokens\": [-1]}",
-                           "{\"tokens\": [1.5]}", "{\"tokens\": 3}", "{}", "{\"tokens\": [1], \"text\": \"a\"}",
-                           "{\"text\": \"no tokenizer\"}", "\xff\xfe", "{\"tokens\": [18446744073709551615]}"}) {
+  for (const char* line :
+       {"{\"tokens\": [1, 2", "[1]", "{\"tokens\": []}", "{\"tokens\": [12]}", "{\"tokens\": [-1]}",
+        "{\"tokens\": [1.5]}", "{\"tokens\": 3}", "{}", "{\"tokens\": [1], \"text\": \"a\"}",
+        "{\"text\": \"no tokenizer\"}", "\xff\xfe", "{\"tokens\": [18446744073709551615]}"}) {
     SCOPED_TRACE(line);
-    const auto found = scores(std::string("{\"tokens\": [1, 2]}\n\n") + line + "\n{\"tokens\": [1, 2]}\n", "", 1);
+    const auto found =
+        scores(std::string("{\"tokens\": [1, 2]}\n\n") + line + "\n{\"tokens\": [1, 2]}\n", "", 1);
     ASSERT_EQ(found.size(), 3u);
     EXPECT_EQ(found[1].at("line"), 3);
     EXPECT_TRUE(found[1].contains("error"));
@@ -151,7 +164,8 @@ TEST_F(ModelCommands, JsonOfScoreIsOneDocumentAfterAnError) {
 
 TEST_F(ModelCommands, DeepIdIsRejectedAndLaterLinesAreScored) {
   const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
-  const auto found = scores("{\"id\": " + deep + ", \"tokens\": [1]}\n{\"tokens\": [1, 2]}\n", "", 1);
+  const auto found =
+      scores("{\"id\": " + deep + ", \"tokens\": [1]}\n{\"tokens\": [1, 2]}\n", "", 1);
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0].at("error"), "has values that are nested deeper than 16 levels");
   EXPECT_TRUE(found[1].contains("nll"));
@@ -162,34 +176,39 @@ TEST_F(ModelCommands, GenerateIsAFunctionOfTheSeed) {
   EXPECT_EQ(one, generated("--tokens 1,2 --seed 4"));
   EXPECT_NE(one, other);
   EXPECT_EQ(one.size(), 15u);
-  const json both = json::parse(run(0, "generate --model hf --max-tokens 15 --tokens 1,2 --seed 4 --samples 2 --json"));
+  const json both = json::parse(
+      run(0, "generate --model hf --max-tokens 15 --tokens 1,2 --seed 4 --samples 2 --json"));
   EXPECT_EQ(both["samples"][0]["tokens"], json(one));
   EXPECT_EQ(both["samples"][1]["tokens"], json(other));
-  EXPECT_EQ(generated("--tokens 1,2 --temperature 0"), generated("--tokens 1,2 --top-k 1 --seed 9"));
+  EXPECT_EQ(generated("--tokens 1,2 --temperature 0"),
+            generated("--tokens 1,2 --top-k 1 --seed 9"));
 }
 
 TEST_F(ModelCommands, GenerateGoesOnFromASavedState) {
   const auto whole = generated("--tokens 1,2 --seed 4");
   run(0, "generate --model hf --max-tokens 6 --tokens 1,2 --seed 4 --save-state half");
-  const json rest = json::parse(run(0, "generate --model hf --max-tokens 9 --seed 4 --state half --json"));
+  const json rest =
+      json::parse(run(0, "generate --model hf --max-tokens 9 --seed 4 --state half --json"));
   EXPECT_EQ(rest["prompt_tokens"].size(), 8u);
-  EXPECT_EQ(rest["samples"][0]["tokens"], json(std::vector<int64_t>(whole.begin() + 6, whole.end())));
+  EXPECT_EQ(rest["samples"][0]["tokens"],
+            json(std::vector<int64_t>(whole.begin() + 6, whole.end())));
   run(2, "generate --model hf --state hf/config.json");
   run(2, "generate --model hf --state half --precision bf16");
   expect_error("Float");
 }
 
 TEST_F(ModelCommands, GenerateRefusesWhatItCannotStartFrom) {
-  const std::vector<std::pair<std::string, std::string>> wrong = {{"", "tokenizer"},
-                                                                  {"--prompt hello", "tokenizer"},
-                                                                  {"--tokens ''", "empty"},
-                                                                  {"--tokens 1,x", "1,2,3"},
-                                                                  {"--tokens 1,99", "vocabulary"},
-                                                                  {"--tokens 1 --top-p 0", "top_p"},
-                                                                  {"--tokens 1 --temperature nan", "temperature"},
-                                                                  {"--tokens 1 --max-tokens -1", "-1"},
-                                                                  {"--tokens 1 --samples 0", "samples"},
-                                                                  {"--tokens 1 --device cuda:99", "cuda:99"}};
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"", "tokenizer"},
+      {"--prompt hello", "tokenizer"},
+      {"--tokens ''", "empty"},
+      {"--tokens 1,x", "1,2,3"},
+      {"--tokens 1,99", "vocabulary"},
+      {"--tokens 1 --top-p 0", "top_p"},
+      {"--tokens 1 --temperature nan", "temperature"},
+      {"--tokens 1 --max-tokens -1", "-1"},
+      {"--tokens 1 --samples 0", "samples"},
+      {"--tokens 1 --device cuda:99", "cuda:99"}};
   for (const auto& [options, words] : wrong) {
     run(2, "generate --model hf " + options);
     expect_error(words);

@@ -10,7 +10,8 @@ class Options : public testing::Test {
     const Outcome outcome = run(folder_.path(), arguments);
     EXPECT_EQ(outcome.exit_code, exit_code) << arguments << "\n" << outcome.error;
     EXPECT_NE((outcome.out + outcome.error).find(part), std::string::npos)
-        << arguments << ": '" << part << "' is not in\n" << outcome.out << outcome.error;
+        << arguments << ": '" << part << "' is not in\n"
+        << outcome.out << outcome.error;
   }
   data::Folder folder_;
 };
@@ -31,7 +32,8 @@ TEST_F(Options, SecondAssignmentIsExplained) {
 
 TEST_F(Options, RepeatedAssignmentsAllCount) {
   synthesize(folder_);
-  expect("train --data store -o run --threads 1 --set train.steps=1 --set train.seed=2 '" + kSmoke + "'",
+  expect("train --data store -o run --threads 1 --set train.steps=1 --set train.seed=2 '" + kSmoke +
+             "'",
          0, "1 steps");
   EXPECT_NE(read_file(folder_ / "run" / "config.toml").find("seed = 2"), std::string::npos);
 }
@@ -39,7 +41,8 @@ TEST_F(Options, RepeatedAssignmentsAllCount) {
 TEST_F(Options, RepeatedDomainsAllCount) {
   folder_.write("text/a/1.txt", "the first domain");
   folder_.write("text/b/1.txt", "the second domain");
-  expect("data prepare --tokenizer none -o store --domain 'a=text/a/*' --domain 'b' text", 2, "'b': NAME=GLOB");
+  expect("data prepare --tokenizer none -o store --domain 'a=text/a/*' --domain 'b' text", 2,
+         "'b': NAME=GLOB");
 }
 
 TEST_F(Options, BadNumberNamesTheExpectation) {

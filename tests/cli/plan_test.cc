@@ -12,7 +12,8 @@ class Plans : public testing::Test {
     const Outcome outcome = run(folder_.path(), arguments);
     EXPECT_EQ(outcome.exit_code, exit_code) << arguments << "\n" << outcome.error;
     EXPECT_NE((outcome.out + outcome.error).find(part), std::string::npos)
-        << arguments << ": '" << part << "' is not in\n" << outcome.out << outcome.error;
+        << arguments << ": '" << part << "' is not in\n"
+        << outcome.out << outcome.error;
   }
   data::Folder folder_;
 };

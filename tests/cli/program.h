@@ -24,9 +24,11 @@ class Process {
  public:
   // `arguments` as a shell reads them; runs in `folder`.
   Process(const fs::path& folder, const std::string& arguments)
-      : logs_(fs::temp_directory_path() / fmt::format("assay_process{}_{}", ::getpid(), count()++)) {
+      : logs_(fs::temp_directory_path() /
+              fmt::format("assay_process{}_{}", ::getpid(), count()++)) {
     make_folder(logs_);
-    const std::string command = fmt::format("cd '{}' && exec '{}' {}", folder.string(), ASSAY_PROGRAM, arguments);
+    const std::string command =
+        fmt::format("cd '{}' && exec '{}' {}", folder.string(), ASSAY_PROGRAM, arguments);
     const std::string out = logs_ / "out", error = logs_ / "error";
     pid_ = ::fork();
     if (pid_ != 0) return;
@@ -36,21 +38,25 @@ class Process {
     ::_exit(127);
   }
   ~Process() {
-    if (pid_ > 0) signal(SIGKILL), wait();
+    if (pid_ > 0) {
+      signal(SIGKILL);
+      wait();
+    }
     fs::remove_all(logs_);
   }
   Process(const Process&) = delete;
   void signal(int number) const { ::kill(pid_, number); }
   bool running() {
     siginfo_t info{};
-    return pid_ > 0 && ::waitid(P_PID, id_t(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+    return pid_ > 0 && ::waitid(P_PID, id_t(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == 0;
   }
   Outcome wait() {
     int status = 0;
     ::waitpid(pid_, &status, 0);
     pid_ = 0;
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(logs_ / "out"),
-            read_file(logs_ / "error")};
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+            read_file(logs_ / "out"), read_file(logs_ / "error")};
   }
 
  private:
@@ -62,9 +68,13 @@ class Process {
   pid_t pid_;
 };
 
-inline Outcome run(const fs::path& folder, const std::string& arguments) { return Process(folder, arguments).wait(); }
+inline Outcome run(const fs::path& folder, const std::string& arguments) {
+  return Process(folder, arguments).wait();
+}
 
-inline void sleep_seconds(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+inline void sleep_seconds(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
 
 // False when `condition` did not come true while the process ran.
 bool wait_until(Process& process, auto&& condition) {
@@ -87,11 +97,13 @@ inline std::map<std::string, std::string> contents(const fs::path& folder) {
 inline const std::string kSmoke = ASSAY_SOURCE_DIR "/plans/models/smoke.toml";
 inline void synthesize(const data::Folder& folder, const std::string& options = "") {
   const Outcome made =
-      run(folder.path(), "data synth -o store --documents 60 --held-out 4 --document-length 128 " + options);
+      run(folder.path(),
+          "data synth -o store --documents 60 --held-out 4 --document-length 128 " + options);
   ASSERT_EQ(made.exit_code, 0) << made.error;
 }
 inline std::string train(const std::string& run, const std::string& more = "") {
-  return fmt::format("train '{}' --data store -o {} --threads 1 --device cpu {}", kSmoke, run, more);
+  return fmt::format("train '{}' --data store -o {} --threads 1 --device cpu {}", kSmoke, run,
+                     more);
 }
 
 }  // namespace assay::cli

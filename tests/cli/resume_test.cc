@@ -15,7 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-const std::string kSettings = "--set train.steps=60 --set train.checkpoint_every=3 --set train.eval_every=3 ";
+const std::string kSettings =
+    "--set train.steps=60 --set train.checkpoint_every=3 --set train.eval_every=3 ";
 
 std::vector<int> checkpoint_steps(const fs::path& run) {
   std::vector<int> steps;
@@ -27,7 +28,8 @@ std::vector<int> checkpoint_steps(const fs::path& run) {
   return steps;
 }
 
-// What must not depend on how the run got there: weights, moments, losses by document, metrics without their times.
+// What must not depend on how the run got there: weights, moments, losses by document, metrics
+// without their times.
 std::map<std::string, std::string> results(const fs::path& run) {
   std::map<std::string, std::string> out;
   for (const auto& [path, hash] : contents(run))
@@ -35,7 +37,8 @@ std::map<std::string, std::string> results(const fs::path& run) {
   std::istringstream lines(read_file(run / "metrics.jsonl"));
   for (std::string line; std::getline(lines, line);) {
     json record = json::parse(line);
-    for (const char* timed : {"tokens_per_second", "mfu", "seconds", "memory_bytes"}) record.erase(timed);
+    for (const char* timed : {"tokens_per_second", "mfu", "seconds", "memory_bytes"})
+      record.erase(timed);
     out["metrics"] += record.dump() + "\n";
   }
   out["final_loss"] = json::parse(read_file(run / "done.json")).at("final_loss").dump();
@@ -104,11 +107,13 @@ TEST_F(Resume, KilledTenTimesSameBytes) {
 
 TEST_F(Resume, ControlCSavesAndLeaves) {
   Process process(folder_.path(), train("interrupted", kSettings));
-  ASSERT_TRUE(wait_until(process, [&] { return !checkpoint_steps(folder_ / "interrupted").empty(); }));
+  ASSERT_TRUE(
+      wait_until(process, [&] { return !checkpoint_steps(folder_ / "interrupted").empty(); }));
   process.signal(SIGINT);
   const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.exit_code, 130) << outcome.error;
-  EXPECT_NE(outcome.error.find("saved in interrupted. Go on with --resume."), std::string::npos) << outcome.error;
+  EXPECT_NE(outcome.error.find("saved in interrupted. Go on with --resume."), std::string::npos)
+      << outcome.error;
   EXPECT_FALSE(fs::exists(folder_ / "interrupted" / "done.json"));
   finish("interrupted");
 }
@@ -121,7 +126,8 @@ TEST_F(Resume, KilledAfterTheLastStep) {
 
 TEST_F(Resume, AnAbsurdLearningRateStopsWithStepAndLayer) {
   const Outcome outcome =
-      run(folder_.path(), train("wild", kSettings + "--set train.learning_rate=1e6 --set train.warmup_steps=0"));
+      run(folder_.path(),
+          train("wild", kSettings + "--set train.learning_rate=1e6 --set train.warmup_steps=0"));
   EXPECT_EQ(outcome.exit_code, 1);
   for (const char* part : {"assay: step 1: loss", "first non-finite value in layer ",
                            "there is no checkpoint before it", "Lower learning_rate"})
@@ -132,16 +138,19 @@ TEST_F(Resume, AnAbsurdLearningRateStopsWithStepAndLayer) {
 TEST_F(Resume, WeightsThatOverflowStopWithLayerWeightAndLastGoodCheckpoint) {
   {
     Process process(folder_.path(), train("broken", kSettings));
-    ASSERT_TRUE(wait_until(process, [&] { return checkpoint_steps(folder_ / "broken").size() >= 2; }));
+    ASSERT_TRUE(
+        wait_until(process, [&] { return checkpoint_steps(folder_ / "broken").size() >= 2; }));
     process.signal(SIGKILL);
     process.wait();
   }
   const auto steps = checkpoint_steps(folder_ / "broken");
-  const fs::path file = folder_ / "broken" / "checkpoints" / fmt::format("step-{}", steps.back()) / "model.safetensors";
+  const fs::path file = folder_ / "broken" / "checkpoints" / fmt::format("step-{}", steps.back()) /
+                        "model.safetensors";
   fs::copy(file, folder_ / "copy");
   const Safetensors weights(folder_ / "copy");
   std::vector<TensorEntry> tensors = weights.tensors();
-  const auto victim = std::ranges::find(tensors, "layers_1.mixer.out_proj.weight", &TensorEntry::name);
+  const auto victim =
+      std::ranges::find(tensors, "layers_1.mixer.out_proj.weight", &TensorEntry::name);
   ASSERT_NE(victim, tensors.end());
   const std::vector<float> infinite(victim->bytes.size() / sizeof(float), INFINITY);
   victim->bytes = std::as_bytes(std::span(infinite));
@@ -149,8 +158,10 @@ TEST_F(Resume, WeightsThatOverflowStopWithLayerWeightAndLastGoodCheckpoint) {
   const Outcome outcome = run(folder_.path(), train("broken", kSettings + "--resume"));
   EXPECT_EQ(outcome.exit_code, 1);
   for (const std::string& part :
-       {fmt::format("assay: step {}: ", steps.back()), std::string("layer 1 (mamba1), weight ") + victim->name,
-        fmt::format("the last good checkpoint is broken/checkpoints/step-{}", steps[steps.size() - 2])})
+       {fmt::format("assay: step {}: ", steps.back()),
+        std::string("layer 1 (mamba1), weight ") + victim->name,
+        fmt::format("the last good checkpoint is broken/checkpoints/step-{}",
+                    steps[steps.size() - 2])})
     EXPECT_NE(outcome.error.find(part), std::string::npos) << part << "\n" << outcome.error;
 }
 

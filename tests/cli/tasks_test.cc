@@ -14,22 +14,29 @@ struct Tasks : testing::Test {
   void SetUp() override {
     std::string text;
     for (int i = 0; i < 300; ++i)
-      text += fmt::format("The answer to question {} is number {}. Where is the blue house? It is in the garden.\n", i,
-                          i * 37 % 101);
+      text += fmt::format(
+          "The answer to question {} is number {}. Where is the blue house? It is in the garden.\n",
+          i, i * 37 % 101);
     folder.write("corpus/web/a.txt", text);
     folder.write("corpus/web/test/b.txt", text.substr(0, 4000));
     for (const std::string& command :
          {std::string("tokenizer train corpus/web/a.txt --vocab 340 -o t.model"),
-          std::string("data prepare --tokenizer t.model -o store corpus --domain 'web=corpus/web/*'"), train("run")}) {
+          std::string(
+              "data prepare --tokenizer t.model -o store corpus --domain 'web=corpus/web/*'"),
+          train("run")}) {
       const Outcome outcome = run(folder.path(), command);
       ASSERT_EQ(outcome.exit_code, 0) << command << ": " << outcome.error;
     }
     std::string documents;
     for (int i = 0; i < 8; ++i)
-      documents += Json{{"q", fmt::format("question {}", i)}, {"c", {"blue", "the garden"}}, {"a", i % 2}}.dump() + "\n";
+      documents +=
+          Json{{"q", fmt::format("question {}", i)}, {"c", {"blue", "the garden"}}, {"a", i % 2}}
+              .dump() +
+          "\n";
     folder.write("data/d.jsonl", documents);
     folder.write("mine.toml",
-                 "kind = \"multiple_choice\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}} is\"\nchoices = \"{{c}}\"\n"
+                 "kind = \"multiple_choice\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}} is\"\n"
+                 "choices = \"{{c}}\"\n"
                  "answer = \"{{a}}\"\nmetrics = [\"acc\", \"acc_norm\"]\n");
   }
   Json json(const std::string& arguments) {
@@ -54,7 +61,8 @@ TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
   std::istringstream lines(read_file(folder / "items.jsonl"));
   int64_t count = 0;
   for (std::string line; std::getline(lines, line); ++count)
-    if (const Json item = Json::parse(line); item["model"] == "run") right += item["correct"].get<double>();
+    if (const Json item = Json::parse(line); item["model"] == "run")
+      right += item["correct"].get<double>();
   EXPECT_EQ(count, 16);
   EXPECT_DOUBLE_EQ(first["results"][0]["metrics"]["acc"]["value"].get<double>(), right / 8);
   const Json alone = json("eval tasks run --tasks mine.toml --data data --alone");
@@ -63,10 +71,12 @@ TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
 }
 
 TEST_F(Tasks, NeedlesAndLongTextsAreMeasured) {
-  const Json needles = json("eval niah run --lengths 400 --samples 3 --max-tokens 8 --figures figures");
+  const Json needles =
+      json("eval niah run --lengths 400 --samples 3 --max-tokens 8 --figures figures");
   EXPECT_EQ(needles["models"][0]["cells"][0]["samples"].size(), 3u);
   EXPECT_TRUE(fs::exists(folder / "figures/niah_1_1.svg"));
-  const Json losses = json("eval extrapolation run --data store --set web.test --factor 4 --figure losses.svg");
+  const Json losses =
+      json("eval extrapolation run --data store --set web.test --factor 4 --figure losses.svg");
   EXPECT_EQ(losses["models"][0]["training_length"], 64);
   EXPECT_EQ(losses["models"][0]["bins"].back()["last"], 256);
   EXPECT_TRUE(fs::exists(folder / "losses.svg"));

@@ -12,12 +12,14 @@ class WaitPolicy : public testing::Test {
     ::unsetenv("GOMP_SPINCOUNT");
   }
   void TearDown() override {
-    for (const char* name : {"OMP_DISPLAY_ENV", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}) ::unsetenv(name);
+    for (const char* name : {"OMP_DISPLAY_ENV", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"})
+      ::unsetenv(name);
   }
   void expect_setting(const std::string& setting) {
     const Outcome outcome = run(folder_.path(), "--version");
     EXPECT_EQ(outcome.exit_code, 0);
-    EXPECT_NE(outcome.error.find(setting), std::string::npos) << setting << " is not in\n" << outcome.error;
+    EXPECT_NE(outcome.error.find(setting), std::string::npos) << setting << " is not in\n"
+                                                              << outcome.error;
   }
   data::Folder folder_;
 };

@@ -13,7 +13,8 @@ inline std::string zstd(std::string_view text, int window_log = 0) {
   ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
   if (window_log) ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, window_log);
   std::string out(ZSTD_compressBound(text.size()), '\0');
-  ZSTD_inBuffer input{text.data(), text.size(), 0};  // streamed, so that the window stays as it was asked for
+  // Streamed, so that the window stays as it was asked for
+  ZSTD_inBuffer input{text.data(), text.size(), 0};
   ZSTD_outBuffer output{out.data(), out.size(), 0};
   ZSTD_compressStream2(context, &output, &input, ZSTD_e_continue);
   ZSTD_compressStream2(context, &output, &input, ZSTD_e_end);
@@ -26,8 +27,10 @@ inline std::string gzip(std::string_view text) {
   z_stream stream{};
   deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
   std::string out(deflateBound(&stream, text.size()), '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data())), stream.avail_in = uInt(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data()), stream.avail_out = uInt(out.size());
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = uInt(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = uInt(out.size());
   deflate(&stream, Z_FINISH);
   out.resize(stream.total_out);
   deflateEnd(&stream);

@@ -27,7 +27,9 @@ class Folder {
     write_file(path_ / name, contents);
     return path_ / name;
   }
-  int64_t entries() const { return std::distance(fs::directory_iterator(path_), fs::directory_iterator()); }
+  int64_t entries() const {
+    return std::distance(fs::directory_iterator(path_), fs::directory_iterator());
+  }
 
  private:
   static int& count() {
@@ -48,9 +50,10 @@ inline fs::path shared_file(const std::string& name) {
   return (folder ? fs::path(folder) : fs::path(ASSAY_SOURCE_DIR) / ".." / "shared") / name;
 }
 
-#define ASSAY_NEEDS_FILE(file) \
-  if (!fs::exists(file))       \
-  GTEST_SKIP() << (file).string() << " is not here; ASSAY_SHARED names the folder that holds golden/"
+#define ASSAY_NEEDS_FILE(file)    \
+  if (!fs::exists(file))          \
+  GTEST_SKIP() << (file).string() \
+               << " is not here; ASSAY_SHARED names the folder that holds golden/"
 
 // The message of the E that `action` throws.
 template <class E = BadInput>
@@ -62,7 +65,8 @@ std::string message_of(auto&& action) {
   }
   return "nothing was thrown";
 }
-#define EXPECT_MESSAGE(action, part) \
-  EXPECT_NE(message_of([&] { action; }).find(part), std::string::npos) << message_of([&] { action; })
+#define EXPECT_MESSAGE(action, part)                                   \
+  EXPECT_NE(message_of([&] { action; }).find(part), std::string::npos) \
+      << message_of([&] { action; })
 
 }  // namespace assay::data

@@ -9,7 +9,8 @@ namespace {
 
 using Texts = std::vector<std::pair<std::string, std::vector<int32_t>>>;  // "domain.split", tokens
 
-fs::path store_of(const fs::path& path, const Texts& texts, const TokenizerInfo& tokenizer = {"none", "", 60'000, 0}) {
+fs::path store_of(const fs::path& path, const Texts& texts,
+                  const TokenizerInfo& tokenizer = {"none", "", 60'000, 0}) {
   StoreWriter writer(path, tokenizer);
   for (const auto& [name, tokens] : texts) {
     const size_t dot = name.find('.');
@@ -37,10 +38,12 @@ TEST(Overlap, CountsDocumentsAndNgrams) {
   const std::vector<int32_t> piece(a.begin() + 40, a.begin() + 60);  // 20 tokens hold 8 13-grams
   const TokenStore store(store_of(folder / "s", {{"web.train", a},
                                                  {"code.train", b},
-                                                 {"web.test", a},                 // a duplicate
-                                                 {"web.test", joined(c, piece)},  // takes 8 n-grams over
+                                                 {"web.test", a},  // a duplicate
+                                                 // Takes 8 n-grams over
+                                                 {"web.test", joined(c, piece)},
                                                  {"book.test", c},
-                                                 {"book.test", random_tokens(4, 12)}}));  // shorter than an n-gram
+                                                 // Shorter than an n-gram
+                                                 {"book.test", random_tokens(4, 12)}}));
   const auto result = overlap(store, store);
   ASSERT_EQ(result.size(), 2u);
   EXPECT_EQ(result[0].domain, "book");
@@ -57,13 +60,14 @@ TEST(Overlap, CountsDocumentsAndNgrams) {
 TEST(Overlap, OnlyTheGivenTrainingDomainsCount) {
   const Folder folder;
   const auto a = random_tokens(1, 100), b = random_tokens(2, 100);
-  const TokenStore store(
-      store_of(folder / "s", {{"web.train", a}, {"code.train", b}, {"web.test", a}, {"web.test", b}}));
+  const TokenStore store(store_of(
+      folder / "s", {{"web.train", a}, {"code.train", b}, {"web.test", a}, {"web.test", b}}));
   const auto all = overlap(store);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].duplicates, 2);
   EXPECT_EQ(all[0].document_share(), 1);
-  const auto limited = overlap(store, OverlapOptions{.train_domains = {"web"}, .show_progress = false});
+  const auto limited =
+      overlap(store, OverlapOptions{.train_domains = {"web"}, .show_progress = false});
   EXPECT_EQ(limited[0].duplicates, 1);
   EXPECT_EQ(limited[0].document_share(), 0.5);
   EXPECT_EQ(limited[0].ngram_share(), 0.5);
@@ -73,8 +77,10 @@ TEST(Overlap, OnlyTheGivenTrainingDomainsCount) {
 TEST(Overlap, FindsNgramsOfAnyLength) {
   const Folder folder;
   const auto a = random_tokens(1, 200);
-  const TokenStore store(store_of(
-      folder / "s", {{"web.train", a}, {"web.test", joined(random_tokens(2, 100), {a.begin() + 3, a.begin() + 103})}}));
+  const TokenStore store(
+      store_of(folder / "s",
+               {{"web.train", a},
+                {"web.test", joined(random_tokens(2, 100), {a.begin() + 3, a.begin() + 103})}}));
   for (const int64_t n : {1, 2, 63, 64, 65, 100}) {
     const auto result = overlap(store, store, {.n = n});
     EXPECT_EQ(result[0].ngrams, 200 - n + 1) << n;
@@ -86,17 +92,18 @@ TEST(Overlap, FindsNgramsOfAnyLength) {
 TEST(Overlap, DoesNotJoinDocuments) {
   const Folder folder;
   const auto a = random_tokens(1, 20);
-  const TokenStore store(store_of(
-      folder / "s",
-      {{"web.train", {a.begin(), a.begin() + 10}}, {"web.train", {a.begin() + 10, a.end()}}, {"web.test", a}}));
+  const TokenStore store(store_of(folder / "s", {{"web.train", {a.begin(), a.begin() + 10}},
+                                                 {"web.train", {a.begin() + 10, a.end()}},
+                                                 {"web.test", a}}));
   EXPECT_EQ(overlap(store, store)[0].shared, 0);
   EXPECT_EQ(overlap(store, store, {.n = 10})[0].shared, 2);
 }
 
 TEST(Overlap, OrderOfTokensMatters) {
   const Folder folder;
-  const TokenStore store(
-      store_of(folder / "s", {{"web.train", {1, 2, 3, 3}}, {"web.test", {2, 1, 3, 3}}, {"web.test", {3, 3, 1, 2}}}));
+  const TokenStore store(store_of(
+      folder / "s",
+      {{"web.train", {1, 2, 3, 3}}, {"web.test", {2, 1, 3, 3}}, {"web.test", {3, 3, 1, 2}}}));
   EXPECT_EQ(overlap(store, store, {.n = 4})[0].shared, 0);
   EXPECT_EQ(overlap(store, store, {.n = 2})[0].shared, 3);
 }

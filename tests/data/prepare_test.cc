@@ -49,7 +49,8 @@ TEST(Prepare, WritesEveryDocumentWithItsSeparator) {
   const Folder folder;
   const std::string first = "Hello, world!\n  two  spaces", second = "汉字 and 😀";
   const fs::path input = folder.write(
-      "x.test.jsonl.zst", zstd(document(first, "RedPajamaCommonCrawl") + document(second, "RedPajamaBook")));
+      "x.test.jsonl.zst",
+      zstd(document(first, "RedPajamaCommonCrawl") + document(second, "RedPajamaBook")));
   const json report = prepare(options_for(folder, {input}));
   const TokenStore store(folder / "store");
   const Tokenizer tokenizer(tokenizer_file());
@@ -76,13 +77,16 @@ TEST(Prepare, IsTheSameForAnyNumberOfThreads) {
   for (uint64_t file = 0; file < 3; ++file) {
     std::string text;
     for (uint64_t i = 0; i < 400; ++i)
-      text += document(prose(1000 * file + i, 20 + 10 * i), i % 3 ? "RedPajamaC4" : "RedPajamaGithub");
+      text +=
+          document(prose(1000 * file + i, 20 + 10 * i), i % 3 ? "RedPajamaC4" : "RedPajamaGithub");
     inputs.push_back(folder.write("part" + std::to_string(file) + ".jsonl", text));
   }
   std::string fingerprint;
   for (const int threads : {1, 2, 7}) {
     auto options = options_for(folder, inputs);
-    options.threads = threads, options.overwrite = true, options.valid_fraction = 0.1;
+    options.threads = threads;
+    options.overwrite = true;
+    options.valid_fraction = 0.1;
     prepare(options);
     const TokenStore store(folder / "store");
     if (fingerprint.empty()) fingerprint = store.fingerprint();
@@ -95,9 +99,11 @@ TEST(Prepare, IsTheSameForAnyNumberOfThreads) {
 TEST(Prepare, ShortensTheSevenSetNamesAndCountsOthers) {
   const Folder folder;
   std::string text;
-  for (const char* name : {"CommonCrawl", "C4", "Wikipedia", "Book", "ArXiv", "Github", "StackExchange"})
+  for (const char* name :
+       {"CommonCrawl", "C4", "Wikipedia", "Book", "ArXiv", "Github", "StackExchange"})
     text += document("text", std::string("RedPajama") + name);
-  text += document("text", "Unheard") + "{\"text\": \"no set\"}\n{broken\n{\"text\": \"\"}\n{\"text\": \"\xff\"}\n";
+  text += document("text", "Unheard") +
+          "{\"text\": \"no set\"}\n{broken\n{\"text\": \"\"}\n{\"text\": \"\xff\"}\n";
   auto options = options_for(folder, {folder.write("a.jsonl", text)});
   options.valid_fraction = 0;
   const json report = prepare(options);
@@ -109,7 +115,8 @@ TEST(Prepare, ShortensTheSevenSetNamesAndCountsOthers) {
   EXPECT_EQ(source.at("broken_lines"), 1);
   EXPECT_EQ(source.at("empty"), 1);
   EXPECT_EQ(source.at("invalid_utf8"), 1);
-  EXPECT_EQ(source.at("left_out"), "1 broken lines, 1 with invalid UTF-8, 1 empty, 2 of no known domain");
+  EXPECT_EQ(source.at("left_out"),
+            "1 broken lines, 1 with invalid UTF-8, 1 empty, 2 of no known domain");
 }
 
 TEST(Prepare, TakesTheDomainFromAFieldOrTheFileName) {
@@ -117,13 +124,15 @@ TEST(Prepare, TakesTheDomainFromAFieldOrTheFileName) {
   folder.write("in/a.test.jsonl", "{\"text\": \"t\", \"source\": \"my blog\"}\n");
   folder.write("in/test/poems/one.txt", "a poem");
   auto options = options_for(folder, {folder / "in"});
-  options.field = "source", options.domains = {{"poems", "*/poems/*"}};
+  options.field = "source";
+  options.domains = {{"poems", "*/poems/*"}};
   prepare(options);
   EXPECT_EQ(TokenStore(folder / "store").domains(), (std::vector<std::string>{"my_blog", "poems"}));
 }
 
 std::string document_of(const std::string& text, const json& source) {
-  json line = {{"text", text}, {"meta", {{"redpajama_set_name", "RedPajamaC4"}, {"source", source}}}};
+  json line = {{"text", text},
+               {"meta", {{"redpajama_set_name", "RedPajamaC4"}, {"source", source}}}};
   return line.dump() + "\n";
 }
 
@@ -139,9 +148,11 @@ std::vector<std::string> sources_of(const Documents& documents) {
 TEST(Prepare, KeepsTheSourceOfEveryDocument) {
   const Folder folder;
   const std::string text = document("no source", "RedPajamaC4") + document_of("one", "owner/b") +
-                           document_of("two", "owner/a") + document_of("a number", 3) + document_of("empty", "") +
-                           document_of("three", "owner/b") + document_of("汉字", "所有者/库");
-  prepare(options_for(folder, {folder.write("x.test.jsonl", text), folder.write("y.test.txt", "text")}));
+                           document_of("two", "owner/a") + document_of("a number", 3) +
+                           document_of("empty", "") + document_of("three", "owner/b") +
+                           document_of("汉字", "所有者/库");
+  prepare(options_for(folder,
+                      {folder.write("x.test.jsonl", text), folder.write("y.test.txt", "text")}));
   const TokenStore store(folder / "store");
   EXPECT_EQ(sources_of(store.documents("c4", "test")),
             (std::vector<std::string>{"", "owner/b", "owner/a", "", "", "owner/b", "所有者/库"}));
@@ -150,13 +161,15 @@ TEST(Prepare, KeepsTheSourceOfEveryDocument) {
 
 TEST(Prepare, ReadsTheSourceFromTheGivenField) {
   const Folder folder;
-  std::string text = json{{"text", "t"}, {"repository", "r"}, {"meta", {{"source", "s"}}}}.dump() + "\n";
+  std::string text =
+      json{{"text", "t"}, {"repository", "r"}, {"meta", {{"source", "s"}}}}.dump() + "\n";
   auto options = options_for(folder, {folder.write("x.test.jsonl", text)});
   options.domains = {{"code", "*"}};
   options.source_field = "repository";
   options.overwrite = true;
   prepare(options);
-  EXPECT_EQ(sources_of(TokenStore(folder / "store").documents("code", "test")), std::vector<std::string>{"r"});
+  EXPECT_EQ(sources_of(TokenStore(folder / "store").documents("code", "test")),
+            std::vector<std::string>{"r"});
   options.source_field = "";
   prepare(options);
   EXPECT_FALSE(TokenStore(folder / "store").documents("code", "test").has_sources());
@@ -168,7 +181,8 @@ TEST(Prepare, SourcesAreTheSameForAnyNumberOfThreads) {
   for (uint64_t file = 0; file < 3; ++file) {
     std::string text;
     for (uint64_t i = 0; i < 400; ++i)
-      text += document_of(prose(1000 * file + i, 20 + 10 * i), "source " + std::to_string(i % 7 + file));
+      text += document_of(prose(1000 * file + i, 20 + 10 * i),
+                          "source " + std::to_string(i % 7 + file));
     inputs.push_back(folder.write("part" + std::to_string(file) + ".jsonl", text));
   }
   std::vector<std::string> expected;
@@ -190,7 +204,8 @@ TEST(Prepare, MovesAShareOfTheTrainingDocumentsByTheirContent) {
   std::string text, test;
   for (uint64_t i = 0; i < 2000; ++i) text += document(prose(i, 3), "RedPajamaC4");
   for (uint64_t i = 0; i < 50; ++i) test += document(prose(i, 3), "RedPajamaC4");
-  auto options = options_for(folder, {folder.write("a.jsonl", text), folder.write("a.test.jsonl", test)});
+  auto options =
+      options_for(folder, {folder.write("a.jsonl", text), folder.write("a.test.jsonl", test)});
   options.valid_fraction = 0.2;
   prepare(options);
   const TokenStore store(folder / "store");
@@ -200,7 +215,8 @@ TEST(Prepare, MovesAShareOfTheTrainingDocumentsByTheirContent) {
 
 TEST(Prepare, TextWithoutADomainGetsTheFoldersAsASuggestion) {
   const Folder folder;
-  for (const char* name : {"in/train/a.txt", "in/test/b.txt", "in/test/my poems/c.txt"}) folder.write(name, "text");
+  for (const char* name : {"in/train/a.txt", "in/test/b.txt", "in/test/my poems/c.txt"})
+    folder.write(name, "text");
   const auto options = options_for(folder, {folder / "in"});
   const std::string in = (folder / "in").string();
   for (const std::string& domain :
@@ -224,7 +240,8 @@ TEST(Prepare, WrongFieldListsTheFieldsThatArePresent) {
   const json line = {{"text", "t"}, {"id", 3}, {"meta", {{"set", "a"}, {"more", {{"site", "b"}}}}}};
   auto options = options_for(folder, {folder.write("a.jsonl", line.dump() + "\n")});
   options.field = "meta.sets";
-  EXPECT_MESSAGE(prepare(options), "missing (there are: meta.more.site, meta.set; did you mean 'meta.set'?)");
+  EXPECT_MESSAGE(prepare(options),
+                 "missing (there are: meta.more.site, meta.set; did you mean 'meta.set'?)");
 }
 
 std::vector<std::string> warnings_of(const json& report) {
@@ -234,7 +251,8 @@ std::vector<std::string> warnings_of(const json& report) {
 TEST(Prepare, FilesWithoutADomainAreWarnedOf) {
   const Folder folder;
   const fs::path good = folder.write("a.test.jsonl", document("text", "RedPajamaC4"));
-  const auto warnings = warnings_of(prepare(options_for(folder, {good, folder.write("poems/b.txt", "text")})));
+  const auto warnings =
+      warnings_of(prepare(options_for(folder, {good, folder.write("poems/b.txt", "text")})));
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("1 of 2 files were left out"), std::string::npos) << warnings[0];
   EXPECT_NE(warnings[0].find("--domain 'poems="), std::string::npos) << warnings[0];
@@ -255,7 +273,8 @@ TEST(Prepare, TrainingDomainWithoutAValidSplitIsWarnedOf) {
 
 TEST(Prepare, DomainsInOtherScriptsStayApart) {
   const Folder folder;
-  const std::string text = "{\"text\": \"a\", \"d\": \"日本\"}\n{\"text\": \"b\", \"d\": \"中国\"}\n";
+  const std::string text =
+      "{\"text\": \"a\", \"d\": \"日本\"}\n{\"text\": \"b\", \"d\": \"中国\"}\n";
   auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
   options.field = "d";
   EXPECT_TRUE(warnings_of(prepare(options)).empty());
@@ -264,17 +283,19 @@ TEST(Prepare, DomainsInOtherScriptsStayApart) {
 
 TEST(Prepare, DomainsThatBecomeOneAreWarnedOf) {
   const Folder folder;
-  const std::string text = "{\"text\": \"a\", \"d\": \"my blog\"}\n{\"text\": \"b\", \"d\": \"my_blog\"}\n";
+  const std::string text =
+      "{\"text\": \"a\", \"d\": \"my blog\"}\n{\"text\": \"b\", \"d\": \"my_blog\"}\n";
   auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
   options.field = "d";
   EXPECT_EQ(warnings_of(prepare(options)),
-            std::vector<std::string>{"domain my_blog holds the documents of 2 different names: 'my blog', 'my_blog'"});
+            std::vector<std::string>{
+                "domain my_blog holds the documents of 2 different names: 'my blog', 'my_blog'"});
 }
 
 TEST(Prepare, OneLineWithALongDomainIsLeftOut) {
   const Folder folder;
-  const std::string text = "{\"text\": \"a\", \"d\": \"web\"}\n{\"text\": \"b\", \"d\": \"" + std::string(300, 'x') +
-                           "\"}\n{\"text\": \"c\", \"d\": \"web\"}\n";
+  const std::string text = "{\"text\": \"a\", \"d\": \"web\"}\n{\"text\": \"b\", \"d\": \"" +
+                           std::string(300, 'x') + "\"}\n{\"text\": \"c\", \"d\": \"web\"}\n";
   auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
   options.field = "d";
   const json report = prepare(options);
@@ -284,7 +305,8 @@ TEST(Prepare, OneLineWithALongDomainIsLeftOut) {
 
 TEST(Prepare, ProgressDoesNotClaimZeroTokens) {
   const Folder folder;
-  const auto options = options_for(folder, {folder.write("a.test.jsonl", document(prose(1, 100), "RedPajamaC4"))});
+  const auto options =
+      options_for(folder, {folder.write("a.test.jsonl", document(prose(1, 100), "RedPajamaC4"))});
   testing::internal::CaptureStderr();
   prepare(options);
   const std::string progress = testing::internal::GetCapturedStderr();
@@ -346,15 +368,19 @@ TEST(Prepare, CtrlCLeavesNothingBehind) {
         std::raise(SIGINT);
         const auto message = message_of<Interrupted>([&] { prepare(options_for(out, {input})); });
         ::_exit(  // not exit: static folders belong to the parent
-            message.find("nothing was left behind") != std::string::npos && out.entries() == 0 ? 0 : 1);
+            message.find("nothing was left behind") != std::string::npos && out.entries() == 0 ? 0
+                                                                                               : 1);
       },
       testing::ExitedWithCode(0), "");
 }
 
 TEST(Adopt, KeepsSources) {
   const Folder folder;
-  prepare(options_for(folder, {folder.write("x.test.jsonl", document_of("one", "b") + document_of("two", "a"))}));
-  adopt({.files = {folder / "store/c4.test.idx"}, .tokenizer = tokenizer_file(), .store = folder / "adopted"});
+  prepare(options_for(
+      folder, {folder.write("x.test.jsonl", document_of("one", "b") + document_of("two", "a"))}));
+  adopt({.files = {folder / "store/c4.test.idx"},
+         .tokenizer = tokenizer_file(),
+         .store = folder / "adopted"});
   const TokenStore adopted(folder / "adopted");
   EXPECT_EQ(sources_of(adopted.documents("c4", "test")), (std::vector<std::string>{"b", "a"}));
   EXPECT_EQ(adopted.fingerprint(), TokenStore(folder / "store").fingerprint());
@@ -362,24 +388,32 @@ TEST(Adopt, KeepsSources) {
 
 TEST(Adopt, GivesTheStoreThatPrepareWrote) {
   const Folder folder;
-  const std::string text =
-      document("Hello, world!\n  two  spaces", "RedPajamaC4") + document("more text", "RedPajamaC4");
+  const std::string text = document("Hello, world!\n  two  spaces", "RedPajamaC4") +
+                           document("more text", "RedPajamaC4");
   prepare(options_for(folder, {folder.write("x.test.jsonl", text)}));
-  const AdoptOptions options{
-      .files = {folder / "store/c4.test.idx"}, .tokenizer = tokenizer_file(), .store = folder / "adopted"};
+  const AdoptOptions options{.files = {folder / "store/c4.test.idx"},
+                             .tokenizer = tokenizer_file(),
+                             .store = folder / "adopted"};
   adopt(options);
-  EXPECT_EQ(TokenStore(folder / "adopted").fingerprint(), TokenStore(folder / "store").fingerprint());
+  EXPECT_EQ(TokenStore(folder / "adopted").fingerprint(),
+            TokenStore(folder / "store").fingerprint());
   EXPECT_MESSAGE(adopt(options), "--overwrite");
   AdoptOptions wrong = options;
-  wrong.files = {folder / "store/c4.test.bin"}, wrong.overwrite = true;
+  wrong.files = {folder / "store/c4.test.bin"};
+  wrong.overwrite = true;
   EXPECT_MESSAGE(adopt(wrong), "the .idx file");
 }
 
 using Numbers = Pipeline<int, int>;
 
 Numbers::Stages doubling(int count, std::vector<int>& seen) {
-  return {[count, n = 0](int& in) mutable { return in = n, n++ < count; }, [](const int&) { return int64_t{1}; },
-          [] { return [](int& in, int& out) { out = 2 * in; }; }, [&seen](int& out) { seen.push_back(out); }, [] {}};
+  return {[count, n = 0](int& in) mutable {
+            in = n;
+            return n++ < count;
+          },
+          [](const int&) { return int64_t{1}; },
+          [] { return [](int& in, int& out) { out = 2 * in; }; },
+          [&seen](int& out) { seen.push_back(out); }, [] {}};
 }
 
 TEST(Pipeline, KeepsTheOrderInABoundedQueue) {
@@ -415,7 +449,12 @@ TEST(Pipeline, PassesOnWhatAnyStageThrows) {
   for (const int stage : {0, 1, 2}) {
     std::vector<int> seen;
     auto stages = doubling(1000, seen);
-    if (stage == 0) stages.produce = [&, n = 0](int& in) mutable { return boom(50, n), in = n++, true; };
+    if (stage == 0)
+      stages.produce = [&, n = 0](int& in) mutable {
+        boom(50, n);
+        in = n++;
+        return true;
+      };
     if (stage == 1) stages.make_work = [&] { return [&](int& in, int&) { boom(50, in); }; };
     if (stage == 2) stages.consume = [&](int& out) { boom(50, out); };
     EXPECT_THROW(Numbers(stages, 2, 5).run(), BadInput) << "stage " << stage;

@@ -25,8 +25,9 @@ Found read_all(const fs::path& file, const std::string& field = "meta.redpajama_
   DocumentParser parser(field);
   for (Block block; reader.next(block);)
     parser.parse(block, found.counts, [&](const Document& document) {
-      found.texts.emplace_back(document.text), found.domains.emplace_back(document.domain),
-          found.lines.push_back(document.line);
+      found.texts.emplace_back(document.text);
+      found.domains.emplace_back(document.domain);
+      found.lines.push_back(document.line);
     });
   found.counts.too_long += reader.too_long();
   return found;
@@ -57,7 +58,10 @@ TEST(Reader, ReadsPlainZstdAndGzipAlike) {
   const Folder folder;
   std::string text;
   std::vector<std::string> expected;
-  for (uint64_t i = 0; i < 300; ++i) expected.push_back(noise(1 + 97 * i, i)), text += line(expected.back());
+  for (uint64_t i = 0; i < 300; ++i) {
+    expected.push_back(noise(1 + 97 * i, i));
+    text += line(expected.back());
+  }
   const auto plain = read_all(folder.write("a.jsonl", text));
   EXPECT_EQ(plain.texts, expected);
   EXPECT_EQ(plain.lines.back(), 300);
@@ -66,20 +70,27 @@ TEST(Reader, ReadsPlainZstdAndGzipAlike) {
   EXPECT_EQ(read_all(folder.write("long.jsonl.zst", zstd(text, 27))).texts, expected);
   EXPECT_EQ(read_all(folder.write("longest.jsonl.zst", zstd(text, 30))).texts, expected);
   EXPECT_EQ(read_all(folder.write("a.jsonl.gz", gzip(text))).texts, expected);
-  const size_t half = text.size() / 2;  // frames and members that follow each other, cut inside a line
-  EXPECT_EQ(read_all(folder.write("two.jsonl.zst", zstd(text.substr(0, half)) + zstd(text.substr(half)))).texts,
-            expected);
-  EXPECT_EQ(read_all(folder.write("two.jsonl.gz", gzip(text.substr(0, half)) + gzip(text.substr(half)))).texts,
-            expected);
+  // Frames and members that follow each other, cut inside a line
+  const size_t half = text.size() / 2;
+  EXPECT_EQ(
+      read_all(folder.write("two.jsonl.zst", zstd(text.substr(0, half)) + zstd(text.substr(half))))
+          .texts,
+      expected);
+  EXPECT_EQ(
+      read_all(folder.write("two.jsonl.gz", gzip(text.substr(0, half)) + gzip(text.substr(half))))
+          .texts,
+      expected);
 }
 
 TEST(Reader, CutOffStreamsAreNamedWithFileAndLine) {
   const Folder folder;
   std::string text;
   for (uint64_t i = 0; i < 3000; ++i) text += line(noise(1000, i));
-  for (const auto& [name, bytes] : {std::pair{"a.jsonl.zst", zstd(text)}, std::pair{"a.jsonl.gz", gzip(text)}})
+  for (const auto& [name, bytes] :
+       {std::pair{"a.jsonl.zst", zstd(text)}, std::pair{"a.jsonl.gz", gzip(text)}})
     for (const double share : {0.1, 0.5, 0.999}) {
-      const fs::path file = folder.write(name, bytes.substr(0, size_t(share * double(bytes.size()))));
+      const fs::path file =
+          folder.write(name, bytes.substr(0, size_t(share * double(bytes.size()))));
       EXPECT_MESSAGE(read_all(file), "stream is cut off") << name << " " << share;
       EXPECT_MESSAGE(read_all(file), std::string(name) + ": line ") << name << " " << share;
     }
@@ -89,7 +100,8 @@ TEST(Reader, CorruptStreamsAreRefused) {
   const Folder folder;
   std::string text;
   for (uint64_t i = 0; i < 100; ++i) text += line(noise(1000, i));
-  for (auto [name, bytes] : {std::pair{"a.jsonl.zst", zstd(text)}, std::pair{"a.jsonl.gz", gzip(text)}}) {
+  for (auto [name, bytes] :
+       {std::pair{"a.jsonl.zst", zstd(text)}, std::pair{"a.jsonl.gz", gzip(text)}}) {
     bytes.replace(bytes.size() / 2, 64, noise(64, 1));
     EXPECT_THROW(read_all(folder.write(name, bytes)), BadInput) << name;
     EXPECT_MESSAGE(read_all(folder.write(name, noise(5000, 2))), "stream is corrupt");
@@ -98,10 +110,10 @@ TEST(Reader, CorruptStreamsAreRefused) {
 
 TEST(Reader, CountsWhatIsLeftOut) {
   const Folder folder;
-  const auto found = read_all(
-      folder.write("a.jsonl", line("good") + "{\"text\": \"cut off\n" + "\n" + line("") + line(" \n\t ") +
-                                  "{\"text\": \"\xff\xfe\"}\n" + "{\"txt\": \"no text\"}\n" + "{\"text\": 3}\n" +
-                                  "[1]\n" + "{\"text\": \"no set\"}\n" + "{\"text\": \"last\", \"meta\": 5}"));
+  const auto found = read_all(folder.write(
+      "a.jsonl", line("good") + "{\"text\": \"cut off\n" + "\n" + line("") + line(" \n\t ") +
+                     "{\"text\": \"\xff\xfe\"}\n" + "{\"txt\": \"no text\"}\n" + "{\"text\": 3}\n" +
+                     "[1]\n" + "{\"text\": \"no set\"}\n" + "{\"text\": \"last\", \"meta\": 5}"));
   EXPECT_EQ(found.texts, (std::vector<std::string>{"good", "no set", "last"}));
   EXPECT_EQ(found.domains, (std::vector<std::string>{"RedPajamaC4", "", ""}));
   EXPECT_EQ(found.lines, (std::vector<int64_t>{1, 10, 11}));
@@ -113,7 +125,8 @@ TEST(Reader, CountsWhatIsLeftOut) {
 TEST(Reader, KeepsEveryCharacter) {
   const Folder folder;
   const std::string text = "nul \0 tab \t quote \" 汉 😀 \r\n"s;
-  EXPECT_EQ(read_all(folder.write("a.jsonl", "\xEF\xBB\xBF" + line(text))).texts, std::vector<std::string>{text});
+  EXPECT_EQ(read_all(folder.write("a.jsonl", "\xEF\xBB\xBF" + line(text))).texts,
+            std::vector<std::string>{text});
   EXPECT_EQ(read_all(folder.write("a.txt", text)).texts, std::vector<std::string>{text});
 }
 
@@ -139,8 +152,8 @@ TEST(Reader, SkipsLinesThatMemoryCannotHold) {
 
 TEST(Reader, ReadsTheDomainFromAnyField) {
   const Folder folder;
-  const fs::path file =
-      folder.write("a.jsonl", "{\"source\": \"blog\", \"a\": {\"b\": {\"c\": \"deep\"}}, \"text\": \"t\"}\n");
+  const fs::path file = folder.write(
+      "a.jsonl", "{\"source\": \"blog\", \"a\": {\"b\": {\"c\": \"deep\"}}, \"text\": \"t\"}\n");
   EXPECT_EQ(read_all(file, "source").domains, std::vector<std::string>{"blog"});
   EXPECT_EQ(read_all(file, "a.b.c").domains, std::vector<std::string>{"deep"});
   EXPECT_EQ(read_all(file, "a.b").domains, std::vector<std::string>{""});
@@ -149,19 +162,25 @@ TEST(Reader, ReadsTheDomainFromAnyField) {
 
 TEST(Reader, FindsFilesInFolders) {
   const Folder folder;
-  folder.write("in/b/z.jsonl", ""), folder.write("in/b/a.txt", ""), folder.write("in/.git/x", ""),
-      folder.write("in/.hidden", ""), folder.write("one", "");
-  EXPECT_EQ(input_files({folder / "one", folder / "in"}),
-            (std::vector<fs::path>{folder / "one", folder / "in/b/a.txt", folder / "in/b/z.jsonl"}));
+  folder.write("in/b/z.jsonl", "");
+  folder.write("in/b/a.txt", "");
+  folder.write("in/.git/x", "");
+  folder.write("in/.hidden", "");
+  folder.write("one", "");
+  EXPECT_EQ(
+      input_files({folder / "one", folder / "in"}),
+      (std::vector<fs::path>{folder / "one", folder / "in/b/a.txt", folder / "in/b/z.jsonl"}));
   EXPECT_MESSAGE(input_files({folder / "two"}), "no such file or folder");
   make_folder(folder / "empty");
   EXPECT_MESSAGE(input_files({folder / "empty"}), "holds no file");
 }
 
 TEST(Reader, KnowsJsonLinesByName) {
-  for (const char* name : {"a.jsonl", "a.json", "a.jsonl.zst", "a.json.gz", "example_train_0.zst", "a.gz"})
+  for (const char* name :
+       {"a.jsonl", "a.json", "a.jsonl.zst", "a.json.gz", "example_train_0.zst", "a.gz"})
     EXPECT_TRUE(is_json_lines(name)) << name;
-  for (const char* name : {"a.txt", "a.txt.zst", "README.md", "notes"}) EXPECT_FALSE(is_json_lines(name)) << name;
+  for (const char* name : {"a.txt", "a.txt.zst", "README.md", "notes"})
+    EXPECT_FALSE(is_json_lines(name)) << name;
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace assay::data {
 namespace {
 
 // Domains whose stream is 1, 2, 3, … so that a token tells its place.
-fs::path counting_store(const Folder& folder, const std::vector<std::pair<std::string, int64_t>>& domains) {
+fs::path counting_store(const Folder& folder,
+                        const std::vector<std::pair<std::string, int64_t>>& domains) {
   StoreWriter writer(folder / "store", {"none", "", 100'000, 0});
   for (const auto& [name, tokens] : domains) {
     std::vector<int32_t> stream(size_t(tokens - 1));
@@ -50,11 +51,14 @@ TEST(Sampler, SeesEveryBlockOnceAnEpoch) {
 TEST(Sampler, IsAPureFunctionOfTheSampleNumber) {
   const Folder folder;
   const TokenStore store(counting_store(folder, {{"a", 5000}, {"b", 3000}}));
-  const Sampler one(store, {.sequence_length = 16, .seed = 1}), same(store, {.sequence_length = 16, .seed = 1}),
+  const Sampler one(store, {.sequence_length = 16, .seed = 1}),
+      same(store, {.sequence_length = 16, .seed = 1}),
       other(store, {.sequence_length = 16, .seed = 2});
   std::vector<int64_t> a(4 * 17), b(4 * 17), c(4 * 17), d(8 * 17);
-  one.batch(0, 4, a.data()), one.batch(9, 4, a.data());
-  same.batch(9, 4, b.data()), other.batch(9, 4, c.data());
+  one.batch(0, 4, a.data());
+  one.batch(9, 4, a.data());
+  same.batch(9, 4, b.data());
+  other.batch(9, 4, c.data());
   EXPECT_EQ(a, b);
   EXPECT_NE(a, c);
   one.batch(4, 8, d.data());  // samples 32 … 39 hold 36 … 39
@@ -68,7 +72,8 @@ TEST(Sampler, GivesBlocksOfTheStream) {
   std::vector<int64_t> tokens(17);
   for (int64_t n = 0; n < 20; ++n) {
     sampler.sample(n, tokens.data());
-    for (int64_t i = 0; i < 17; ++i) EXPECT_EQ(tokens[size_t(i)], (sampler.place(n).offset + i + 1) % 500);
+    for (int64_t i = 0; i < 17; ++i)
+      EXPECT_EQ(tokens[size_t(i)], (sampler.place(n).offset + i + 1) % 500);
   }
 }
 
@@ -92,7 +97,8 @@ TEST(Sampler, KeepsADomainsOrderWhateverIsMixedIn) {
   auto offsets_of_a = [&](const Sampler& sampler, int64_t domain) {
     std::set<int64_t> offsets;
     for (int64_t n = 0; n < 1024; ++n)
-      if (const auto place = sampler.place(n); place.domain == domain && place.epoch == 0) offsets.insert(place.offset);
+      if (const auto place = sampler.place(n); place.domain == domain && place.epoch == 0)
+        offsets.insert(place.offset);
     return offsets;
   };
   const Sampler alone(store, {.domains = {"a"}, .sequence_length = 8}),
@@ -116,7 +122,8 @@ TEST(Sampler, SaysWhatIsWrong) {
   const TokenStore store(counting_store(folder, {{"web", 900}}));
   EXPECT_MESSAGE(Sampler(store, {.sequence_length = 0}), "sequence_length is 0");
   EXPECT_MESSAGE(Sampler(store, {.domains = {"wib"}, .sequence_length = 8}), "did you mean 'web'?");
-  EXPECT_MESSAGE(Sampler(store, {.weights = {1, 2}, .sequence_length = 8}), "2 weights for 1 domains");
+  EXPECT_MESSAGE(Sampler(store, {.weights = {1, 2}, .sequence_length = 8}),
+                 "2 weights for 1 domains");
   EXPECT_MESSAGE(Sampler(store, {.weights = {-1}, .sequence_length = 8}), "positive numbers");
   EXPECT_MESSAGE(Sampler(store, {.sequence_length = 8, .split = "tset"}), "no domain has a split");
 }

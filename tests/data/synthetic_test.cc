@@ -12,7 +12,8 @@ namespace {
 
 SyntheticOptions small() { return {.seed = 5, .documents = 400, .held_out = 50}; }
 
-std::set<int64_t> frequent_tokens(const Tokens& document, int64_t count) {  // its active set, almost surely
+// Its active set, almost surely
+std::set<int64_t> frequent_tokens(const Tokens& document, int64_t count) {
   std::map<int64_t, int64_t> counts;
   for (int64_t i = 0; i + 1 < document.size(); ++i) ++counts[document[i]];
   std::multimap<int64_t, int64_t> by_count;
@@ -32,7 +33,8 @@ int64_t in_common(const std::set<int64_t>& a, const std::set<int64_t>& b) {
 // The share of documents that have nearly the set of another one.
 double share_with_a_twin(const Documents& documents) {
   std::vector<std::set<int64_t>> sets;
-  for (int64_t i = 0; i < documents.size(); ++i) sets.push_back(frequent_tokens(documents.document(i), 12));
+  for (int64_t i = 0; i < documents.size(); ++i)
+    sets.push_back(frequent_tokens(documents.document(i), 12));
   int64_t twins = 0;
   for (size_t i = 0; i < sets.size(); ++i)
     for (size_t j = 0; j < sets.size(); ++j)
@@ -45,7 +47,8 @@ double share_with_a_twin(const Documents& documents) {
 
 TEST(Synthetic, IsDeterministicAndDependsOnTheSeed) {
   const Folder a, b, c;
-  synthesize(a / "store", small()), synthesize(b / "store", small());
+  synthesize(a / "store", small());
+  synthesize(b / "store", small());
   auto other = small();
   other.seed = 6;
   synthesize(c / "store", other);
@@ -57,7 +60,8 @@ TEST(Synthetic, HasTheDomainsAndSplits) {
   const Folder folder;
   synthesize(folder / "store", small());
   const TokenStore store(folder / "store");
-  EXPECT_EQ(store.domains(), (std::vector<std::string>{"fresh_a", "fresh_b", "fresh_c", "known_a", "known_b"}));
+  EXPECT_EQ(store.domains(),
+            (std::vector<std::string>{"fresh_a", "fresh_b", "fresh_c", "known_a", "known_b"}));
   EXPECT_EQ(store.splits("known_a"), (std::vector<std::string>{"test", "train", "valid"}));
   EXPECT_EQ(store.splits("fresh_a"), (std::vector<std::string>{"test", "valid"}));
   const Documents& train = store.documents("known_a", "train");
@@ -74,7 +78,8 @@ TEST(Synthetic, HalfOfTheTrainingDocumentsShareKnownSets) {
   const Folder folder;
   synthesize(folder / "store", small());
   const TokenStore store(folder / "store");
-  EXPECT_NEAR(share_with_a_twin(store.documents("known_a", "train")), 0.5, 0.1);  // 4 standard deviations
+  // 4 standard deviations
+  EXPECT_NEAR(share_with_a_twin(store.documents("known_a", "train")), 0.5, 0.1);
   EXPECT_LT(share_with_a_twin(store.documents("fresh_a", "test")), 0.05);
 }
 
@@ -84,7 +89,8 @@ TEST(Synthetic, OneTokenInTenFollowsTheTableOfItsDomain) {
   options.documents = 4000;
   synthesize(folder / "store", options);
   const TokenStore store(folder / "store");
-  std::map<std::string, std::map<int64_t, int64_t>> table;  // the most frequent successor beyond chance
+  // The most frequent successor beyond chance
+  std::map<std::string, std::map<int64_t, int64_t>> table;
   double share = 0;
   for (const std::string& domain : {"known_a", "known_b"}) {
     const Tokens stream = store.documents(domain, "train").stream();
@@ -96,7 +102,10 @@ TEST(Synthetic, OneTokenInTenFollowsTheTableOfItsDomain) {
       int64_t best = 0;
       for (const auto& [token, count] : next) {
         all += count;
-        if (count > best) best = count, table[domain][previous] = token;
+        if (count > best) {
+          best = count;
+          table[domain][previous] = token;
+        }
       }
       follow += best;
     }
@@ -115,7 +124,8 @@ TEST(Synthetic, OracleLossIsTheEntropyOfTheRecipe) {
   synthesize(folder / "store", options);
   double total = 0, entropy = 0;
   for (int rank = 1; rank <= 12; ++rank) total += 1 / std::sqrt(rank);
-  for (int rank = 1; rank <= 12; ++rank) entropy -= std::log(1 / std::sqrt(rank) / total) / std::sqrt(rank) / total;
+  for (int rank = 1; rank <= 12; ++rank)
+    entropy -= std::log(1 / std::sqrt(rank) / total) / std::sqrt(rank) / total;
   const auto losses = TokenStore(folder / "store").manifest().at("synthetic").at("oracle_loss");
   EXPECT_NEAR(losses.at("known_a.train").get<double>(), entropy, 0.01);
   EXPECT_NEAR(losses.at("fresh_c.test").get<double>(), entropy, 0.03);

@@ -57,7 +57,10 @@ TEST(TokenStore, IsMegatronsLayoutByteByByte) {
   const Folder folder;
   const fs::path store = small_store(folder);
   std::string idx("MMIDIDX\0\0", 9);
-  put<uint64_t>(idx, 1), put<uint8_t>(idx, 8), put<uint64_t>(idx, 3), put<uint64_t>(idx, 4);
+  put<uint64_t>(idx, 1);
+  put<uint8_t>(idx, 8);
+  put<uint64_t>(idx, 3);
+  put<uint64_t>(idx, 4);
   for (const int32_t length : {4, 1, 2}) put(idx, length);
   for (const int64_t offset : {0, 8, 10}) put(idx, offset);
   for (const int64_t first : {0, 1, 2, 3}) put(idx, first);
@@ -78,12 +81,16 @@ TEST(TokenStore, UsesFourBytesFromAVocabularyOf65500) {
 TEST(TokenStore, ReadsFilesOfMegatronWithSeveralSequencesADocument) {
   const Folder folder;
   std::string idx("MMIDIDX\0\0", 9), bin;
-  put<uint64_t>(idx, 1), put<uint8_t>(idx, 4), put<uint64_t>(idx, 3), put<uint64_t>(idx, 3);
+  put<uint64_t>(idx, 1);
+  put<uint8_t>(idx, 4);
+  put<uint64_t>(idx, 3);
+  put<uint64_t>(idx, 3);
   for (const int32_t length : {2, 1, 3}) put(idx, length);
   for (const int64_t offset : {0, 8, 12}) put(idx, offset);
   for (const int64_t first : {0, 2, 3}) put(idx, first);
   for (const int32_t token : {10, 11, 12, 20, 21, 22}) put(bin, token);
-  folder.write("a.bin", bin), folder.write("a.idx", idx);
+  folder.write("a.bin", bin);
+  folder.write("a.idx", idx);
   const Documents documents(folder / "a");
   ASSERT_EQ(documents.size(), 2);
   EXPECT_EQ(documents.document(0).size(), 3);
@@ -100,22 +107,34 @@ TEST(TokenStore, FingerprintIsOfTheContent) {
 
 TEST(TokenStore, RefusesDamagedFiles) {
   const Folder folder;
-  const fs::path store = small_store(folder), idx = store / "web.train.idx", bin = store / "web.train.bin";
+  const fs::path store = small_store(folder), idx = store / "web.train.idx",
+                 bin = store / "web.train.bin";
   const std::string good_idx = read_file(idx), good_bin = read_file(bin);
   auto expect = [&](const char* part) {
     EXPECT_MESSAGE(TokenStore{store}, part);
-    write_file(idx, good_idx), write_file(bin, good_bin);
+    write_file(idx, good_idx);
+    write_file(bin, good_bin);
   };
-  write_file(idx, good_idx.substr(0, 20)), expect("wrong first bytes");
-  write_file(idx, good_idx.substr(0, good_idx.size() - 8)), expect("cut off or damaged");
-  write_file(bin, good_bin.substr(0, 6)), expect("cut off or damaged");
-  replace(idx, 0, "X"), expect("wrong first bytes");
-  replace(idx, 9, "\2"), expect("index version 2");
-  replace(idx, 17, "\6"), expect("dtype code 6");
-  replace(idx, 18, "\xff\xff\xff\xff\xff\xff\xff\x7f"), expect("cut off or damaged");
-  replace(idx, 26, std::string_view("\0\0\0\0\0\0\0\0", 8)), expect("cut off or damaged");
-  fs::remove(bin), expect("web.train.bin");
-  write_file(store / "web.train.bytes", "12345"), expect("expected 8 for each");
+  write_file(idx, good_idx.substr(0, 20));
+  expect("wrong first bytes");
+  write_file(idx, good_idx.substr(0, good_idx.size() - 8));
+  expect("cut off or damaged");
+  write_file(bin, good_bin.substr(0, 6));
+  expect("cut off or damaged");
+  replace(idx, 0, "X");
+  expect("wrong first bytes");
+  replace(idx, 9, "\2");
+  expect("index version 2");
+  replace(idx, 17, "\6");
+  expect("dtype code 6");
+  replace(idx, 18, "\xff\xff\xff\xff\xff\xff\xff\x7f");
+  expect("cut off or damaged");
+  replace(idx, 26, std::string_view("\0\0\0\0\0\0\0\0", 8));
+  expect("cut off or damaged");
+  fs::remove(bin);
+  expect("web.train.bin");
+  write_file(store / "web.train.bytes", "12345");
+  expect("expected 8 for each");
 }
 
 TEST(TokenStore, NeverReadsOutsideItsFilesWhateverTheOffsetsSay) {
@@ -139,7 +158,8 @@ TEST(TokenStore, SaysWhatIsNoStore) {
   EXPECT_MESSAGE(TokenStore(folder / "missing"), "no such folder");
   EXPECT_MESSAGE(TokenStore(folder.path()), "it has no manifest.json");
   for (const char* text :
-       {"", "{", "[]", "{\"format\":\"other\"}", "\xff\xfe", "{\"format\":\"assay token store\",\"version\":1}",
+       {"", "{", "[]", "{\"format\":\"other\"}", "\xff\xfe",
+        "{\"format\":\"assay token store\",\"version\":1}",
         "{\"format\":\"assay token store\",\"version\":1,\"tokenizer\":3,\"parts\":[{}]}"}) {
     folder.write("manifest.json", text);
     EXPECT_THROW(TokenStore{folder.path()}, BadInput) << text;
@@ -157,7 +177,8 @@ TEST(TokenStore, NamesTheNearestDomain) {
 fs::path store_with_sources(const Folder& folder, const std::string& last = "y") {
   StoreWriter writer(folder / "store", kNone);
   const std::vector<int32_t> tokens{1, 2};
-  for (const std::string& source : {std::string(), std::string("y"), std::string(), std::string("x"), last})
+  for (const std::string& source :
+       {std::string(), std::string("y"), std::string(), std::string("x"), last})
     writer.add("a", "test", tokens, 2, source);
   writer.add("b", "test", tokens, 2);
   writer.commit();
@@ -235,7 +256,8 @@ TEST(TokenStore, VerifyChecksTheSources) {
   before.verify(300);
   replace(store / "a.test.sources", 4, "\2");
   EXPECT_MESSAGE(TokenStore(store).verify(), "a.test.sources: its contents changed");
-  EXPECT_MESSAGE(Documents(store / "a.test").verify(300), "document 1 has source 2, but 2 sources have a name");
+  EXPECT_MESSAGE(Documents(store / "a.test").verify(300),
+                 "document 1 has source 2, but 2 sources have a name");
   EXPECT_MESSAGE((void)Documents(store / "a.test").source(1), "document 1 has source 2");
   replace(store / "a.test.sources", 4, std::string_view("\0", 1));
   write_file(store / "a.test.sources.json", "[\"y\", \"y\"]");
@@ -269,12 +291,14 @@ TEST(TokenStore, IdOutsideTheVocabularyIsRejectedWhenItIsRead) {
 TEST(TokenStore, VocabularyAndSeparatorOutOfRangeAreRejected) {
   for (const char* size : {"0", "-1", "2147483649", "18446744073709551615"}) {
     const Folder folder;
-    const auto store = with_manifest(folder, "\"vocab_size\": 300", std::string("\"vocab_size\": ") + size);
+    const auto store =
+        with_manifest(folder, "\"vocab_size\": 300", std::string("\"vocab_size\": ") + size);
     EXPECT_MESSAGE(TokenStore{store}, "manifest.json: vocab_size is");
   }
   for (const char* separator : {"-1", "300", "1000000000"}) {
     const Folder folder;
-    const auto store = with_manifest(folder, "\"separator\": 0", std::string("\"separator\": ") + separator);
+    const auto store =
+        with_manifest(folder, "\"separator\": 0", std::string("\"separator\": ") + separator);
     EXPECT_MESSAGE(TokenStore{store}, "manifest.json: separator is");
   }
 }
@@ -303,8 +327,14 @@ TEST(TokenStore, DomainThatIsThereTwiceIsRejected) {
 TEST(TokenStore, DocumentOfTwoGibibytesIsRead) {
   const Folder folder;
   std::string idx("MMIDIDX\0\0", 9);
-  put<uint64_t>(idx, 1), put<uint8_t>(idx, 8), put<uint64_t>(idx, 1), put<uint64_t>(idx, 2);
-  put<int32_t>(idx, 1 << 30), put<int64_t>(idx, 0), put<int64_t>(idx, 0), put<int64_t>(idx, 1);
+  put<uint64_t>(idx, 1);
+  put<uint8_t>(idx, 8);
+  put<uint64_t>(idx, 1);
+  put<uint64_t>(idx, 2);
+  put<int32_t>(idx, 1 << 30);
+  put<int64_t>(idx, 0);
+  put<int64_t>(idx, 0);
+  put<int64_t>(idx, 1);
   folder.write("a.idx", idx);
   fs::resize_file(folder.write("a.bin", ""), uint64_t{1} << 31);  // sparse
   EXPECT_EQ(Documents(folder / "a").tokens(), int64_t{1} << 30);
@@ -339,10 +369,12 @@ TEST(StoreWriter, FolderWithOtherFilesIsNotOverwritten) {
   folder.write("app/src/thesis.tex", "text");
   EXPECT_MESSAGE(StoreWriter(folder / "app", kNone, true), "is not a token store");
   folder.write("app/manifest.json", "{\"format\": \"assay token store\", \"parts\": [{}]}");
-  EXPECT_MESSAGE(StoreWriter(folder / "app", kNone, true), "has a manifest.json that is not a token store's");
+  EXPECT_MESSAGE(StoreWriter(folder / "app", kNone, true),
+                 "has a manifest.json that is not a token store's");
   const fs::path store = small_store(folder);
   folder.write("store/notes.txt", "text");
-  EXPECT_MESSAGE(StoreWriter(store, kNone, true), "holds 'notes.txt', which is not part of a token store");
+  EXPECT_MESSAGE(StoreWriter(store, kNone, true),
+                 "holds 'notes.txt', which is not part of a token store");
   fs::remove(store / "notes.txt");
   StoreWriter writer(store, kNone, true);
   writer.add("new", "train", std::vector<int32_t>{1}, 1);
@@ -382,8 +414,9 @@ TEST(StoreWriter, RefusesNamesThatAreNoFileNames) {
   const Folder folder;
   StoreWriter writer(folder / "store", kNone);
   const std::vector<int32_t> tokens{1};
-  for (const std::string& name : {std::string(), std::string("a/b"), std::string("a.b"), std::string(".."),
-                                  std::string("a b"), std::string("\xff"), std::string(101, 'a')})
+  for (const std::string& name :
+       {std::string(), std::string("a/b"), std::string("a.b"), std::string(".."),
+        std::string("a b"), std::string("\xff"), std::string(101, 'a')})
     EXPECT_THROW(writer.add(name, "train", tokens, 1), BadInput) << name;
   writer.add("日本", "train", tokens, 1);
   writer.commit();

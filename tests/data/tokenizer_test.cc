@@ -55,16 +55,27 @@ TEST(Tokenizer, Bpe2000EqualsSentencePiece) {
 TEST(Tokenizer, Mixtral32kEqualsSentencePiece) {
   ASSAY_NEEDS_FILE(shared_file("golden/mixtral32k.cases.json"));
   ASSAY_NEEDS_FILE(mixtral());
-  EXPECT_EQ(Tokenizer(mixtral()).sha256(), "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055");
+  EXPECT_EQ(Tokenizer(mixtral()).sha256(),
+            "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055");
   expect_golden(mixtral(), "golden/mixtral32k.cases.json");
 }
 
 // Texts that press on the cuts: spaces, newlines, ▁ itself, digits, bytes, words of every length.
 std::string awkward_text(uint64_t seed) {
-  static const std::vector<std::string> parts = {
-      " ",      " ", "  ", "\n", "\n\n", "\t",  "▁",      "the", "The", "ing", "1", "2024", ".",
-      ",",      "(", "é",  "汉", "😀",    "<s>", "<0x0A>", "\0"s, "\r",  "a",   "e", "t",    "supercalifragilistic",
-      "\u00a0", "->"};
+  static const std::vector<std::string> parts = {" ",      " ",
+                                                 "  ",     "\n",
+                                                 "\n\n",   "\t",
+                                                 "▁",      "the",
+                                                 "The",    "ing",
+                                                 "1",      "2024",
+                                                 ".",      ",",
+                                                 "(",      "é",
+                                                 "汉",     "😀",
+                                                 "<s>",    "<0x0A>",
+                                                 "\0"s,    "\r",
+                                                 "a",      "e",
+                                                 "t",      "supercalifragilistic",
+                                                 "\u00a0", "->"};
   Random random(seed, "awkward text");
   std::string text;
   for (uint64_t i = random.below(60); i > 0; --i) text += parts[random.below(parts.size())];
@@ -100,12 +111,14 @@ TEST(WordEncoder, RefusesWhatMemoryCannotHold) {
 
 // A training text with words, runs of spaces and digits that a small model can learn from.
 std::string training_text() {
-  const std::vector<std::string> words = {"sequence", "model", "learning", "the",  "of",   "capability",
-                                          "domain",   "and",   "2024",     "état", "x = 1"};
+  const std::vector<std::string> words = {"sequence", "model",      "learning", "the",
+                                          "of",       "capability", "domain",   "and",
+                                          "2024",     "état",       "x = 1"};
   Random random(1, "training text");
   std::string text;
   for (int line = 0; line < 400; ++line) {
-    for (int word = 0; word < 12; ++word) text += words[random.below(words.size())] + (random.below(9) ? " " : "   ");
+    for (int word = 0; word < 12; ++word)
+      text += words[random.below(words.size())] + (random.below(9) ? " " : "   ");
     text += '\n';
   }
   return text;
@@ -142,8 +155,10 @@ TEST(Tokenizer, TrainsOnASample) {
 TEST(Tokenizer, TestFilesOfAFolderAreLeftOut) {
   const Folder folder;
   const fs::path train = folder.write("in/a.train.txt", training_text());
-  const fs::path test = folder.write("in/b.test.txt", "held out"), valid = folder.write("in/valid/c.txt", "held out");
-  const TrainingFiles files = train_tokenizer({.inputs = {folder / "in"}, .vocab_size = 300}, folder / "folder.model");
+  const fs::path test = folder.write("in/b.test.txt", "held out"),
+                 valid = folder.write("in/valid/c.txt", "held out");
+  const TrainingFiles files =
+      train_tokenizer({.inputs = {folder / "in"}, .vocab_size = 300}, folder / "folder.model");
   EXPECT_EQ(files.used, std::vector<fs::path>{train});
   EXPECT_EQ(files.left_out, (std::vector<fs::path>{test, valid}));
   EXPECT_TRUE(files.held_out_used.empty());
@@ -176,15 +191,19 @@ TEST(Tokenizer, SaysWhatIsWrong) {
   EXPECT_MESSAGE(Tokenizer(folder.write("empty", "")), "not a SentencePiece model");
   EXPECT_MESSAGE(Tokenizer(folder.write("text", "hello, world")), "not a SentencePiece model");
   const fs::path text = folder.write("a.txt", "a b c");
-  EXPECT_MESSAGE(train_tokenizer({.inputs = {text}, .vocab_size = 5000}, folder / "m"), "cannot be learned");
-  EXPECT_MESSAGE(train_tokenizer({.inputs = {text}, .vocab_size = 10}, folder / "m"), "260 … 1000000 was expected");
-  EXPECT_MESSAGE(train_tokenizer({.inputs = {folder.write("b.txt", " \n")}, .vocab_size = 300}, folder / "m"),
-                 "no text was found");
+  EXPECT_MESSAGE(train_tokenizer({.inputs = {text}, .vocab_size = 5000}, folder / "m"),
+                 "cannot be learned");
+  EXPECT_MESSAGE(train_tokenizer({.inputs = {text}, .vocab_size = 10}, folder / "m"),
+                 "260 … 1000000 was expected");
+  EXPECT_MESSAGE(
+      train_tokenizer({.inputs = {folder.write("b.txt", " \n")}, .vocab_size = 300}, folder / "m"),
+      "no text was found");
   EXPECT_FALSE(fs::exists(folder / "m"));
 }
 
 TEST(Tokenizer, MessagesOmitPositionsInTheLibrary) {
-  EXPECT_EQ(without_source_position("Internal: ./src/trainer_interface.cc(580) [(a) == (b)] Too high (5)."),
+  EXPECT_EQ(without_source_position(
+                "Internal: ./src/trainer_interface.cc(580) [(a) == (b)] Too high (5)."),
             "Too high (5).");
   EXPECT_EQ(without_source_position("src/sentencepiece_processor.cc(73) Model is not initialised."),
             "Model is not initialised.");
@@ -195,7 +214,8 @@ TEST(Tokenizer, MessagesOmitPositionsInTheLibrary) {
 TEST(Tokenizer, RefusesIdsOutsideTheVocabulary) {
   ASSAY_NEEDS_FILE(bpe2000());
   const Tokenizer tokenizer(bpe2000());
-  EXPECT_MESSAGE(tokenizer.decode(std::vector<int32_t>{1999, 2000}), "token 2000 is outside the vocabulary of 2000");
+  EXPECT_MESSAGE(tokenizer.decode(std::vector<int32_t>{1999, 2000}),
+                 "token 2000 is outside the vocabulary of 2000");
   EXPECT_THROW(tokenizer.decode(std::vector<int32_t>{-1}), BadInput);
 }
 

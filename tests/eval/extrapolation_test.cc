@@ -15,7 +15,8 @@ TEST(Extrapolation, LossesDoNotDependOnPieces) {
   const at::Tensor tokens = nn::random_tokens(3, 50, 16, "tokens");
   const at::Tensor expected = model->token_losses(tokens);
   for (const int64_t piece : {1, 7, 64})
-    EXPECT_LE(nn::relative_error(losses_by_position(*model, tokens, piece), expected), 1e-6) << piece;
+    EXPECT_LE(nn::relative_error(losses_by_position(*model, tokens, piece), expected), 1e-6)
+        << piece;
 }
 
 TEST(Extrapolation, BinsCoverEveryPositionOnce) {

@@ -16,7 +16,9 @@ namespace {
 constexpr int64_t kTime = 41, kModel = 12;
 using data::Folder, data::message_of;
 
-at::Tensor input(int64_t time = kTime) { return at::randn({2, time, kModel}, nn::generator("input"), at::kDouble); }
+at::Tensor input(int64_t time = kTime) {
+  return at::randn({2, time, kModel}, nn::generator("input"), at::kDouble);
+}
 
 // y = A x with a matrix A [T, T] that nothing in x changes.
 struct Fixed final : nn::Mixer {
@@ -34,7 +36,8 @@ Fixed by_distance(F f) {
   return Fixed(A);
 }
 
-std::shared_ptr<nn::Mixer> registered(const std::string& name, const std::string& table, double size = 1) {
+std::shared_ptr<nn::Mixer> registered(const std::string& name, const std::string& table,
+                                      double size = 1) {
   const auto mixer = nn::mixers().at(name).make(ConfigNode::parse(table), kModel);
   const at::NoGradGuard no_grad;
   mixer->to(at::kDouble);
@@ -70,13 +73,15 @@ TEST(Probes, AConvolutionSeesItsTapsAndNoContent) {
   const double sum = 1 / 2. + 1 / 3. + 1 / 4.;
   double entropy = 0;
   for (const double w : {1 / 2. / sum, 1 / 3. / sum, 1 / 4. / sum}) entropy -= w * std::log(w);
-  EXPECT_NEAR(found.uniformity, mean_over_queries([&](double t) { return entropy / std::log(t); }), 1e-12);
+  EXPECT_NEAR(found.uniformity, mean_over_queries([&](double t) { return entropy / std::log(t); }),
+              1e-12);
   EXPECT_NEAR(found.real_relation, 0, 1e-12);
 }
 
 TEST(Probes, AFixedDecayIsForgottenAtTheThreshold) {
   Fixed decay = by_distance([](int64_t n) { return std::pow(0.5, double(n)); });
-  const Influence found = probe(decay, input(), {.threshold = 1e-2});  // 2⁻⁶ > 0.01 > 2⁻⁷ of the nearest
+  // 2⁻⁶ > 0.01 > 2⁻⁷ of the nearest
+  const Influence found = probe(decay, input(), {.threshold = 1e-2});
   EXPECT_NEAR(found.visibility, mean_over_queries([](double t) { return 7 / t; }), 1e-12);
   EXPECT_NEAR(found.real_relation, 0, 1e-12);
 }
@@ -93,25 +98,29 @@ TEST(Probes, AttentionFollowsTheContent) {
 
 TEST(Probes, AttentionToConstantKeysDoesNot) {
   for (const char* constants : {"keys", "queries_and_keys"}) {
-    const std::string table = fmt::format("num_heads = 1\nmax_positions = 41\nconstants = \"{}\"", constants);
+    const std::string table =
+        fmt::format("num_heads = 1\nmax_positions = 41\nconstants = \"{}\"", constants);
     const auto attention = registered("attention", table);
     const Influence found = probe(*attention, input());
     EXPECT_GT(found.visibility, 0.9) << constants;
     EXPECT_NEAR(found.real_relation, 0, 1e-9) << constants;
-    // One head: the influence of j is the weight of j times a matrix, so uniformity is the entropy of the weights.
+    // One head: the influence of j is the weight of j times a matrix, so uniformity is the entropy
+    // of the weights.
     const at::Tensor weights = attention->attention_weights(input())[0][0];
     double uniformity = 0;
     for (const int64_t t : queries()) {
       const at::Tensor w = weights[t].slice(0, 0, t) / weights[t].slice(0, 0, t).sum();
-      uniformity -= at::xlogy(w, w).sum().item<double>() / std::log(double(t)) / double(queries().size());
+      uniformity -=
+          at::xlogy(w, w).sum().item<double>() / std::log(double(t)) / double(queries().size());
     }
-    if (std::string(constants) == "queries_and_keys") EXPECT_NEAR(found.uniformity, uniformity, 1e-9);
+    if (std::string(constants) == "queries_and_keys")
+      EXPECT_NEAR(found.uniformity, uniformity, 1e-9);
   }
 }
 
 TEST(Probes, AWindowIsSeenAndNothingBefore) {
-  const Influence found =
-      probe(*registered("attention", "num_heads = 1\nwindow = 8\nposition = \"none\"", 0.5), input());
+  const Influence found = probe(
+      *registered("attention", "num_heads = 1\nwindow = 8\nposition = \"none\"", 0.5), input());
   EXPECT_NEAR(found.visibility, mean_over_queries([](double t) { return 7 / t; }), 1e-12);
   EXPECT_GT(found.real_relation, 0.5);
   const Influence none = probe(*registered("attention", "num_heads = 1\nwindow = 1"), input());
@@ -123,20 +132,22 @@ TEST(Probes, AWindowIsSeenAndNothingBefore) {
 TEST(Probes, ALowerTemperatureIsLessUniform) {
   double last = 1;
   for (const double temperature : {1.0, 0.3, 0.1, 0.03}) {
-    const auto attention =
-        registered("attention", fmt::format("num_heads = 1\nqk_norm = true\ntemperature = {}", temperature));
+    const auto attention = registered(
+        "attention", fmt::format("num_heads = 1\nqk_norm = true\ntemperature = {}", temperature));
     const double entropy = attention_entropy(attention->attention_weights(input()))[0];
     EXPECT_LT(entropy, last) << "temperature " << temperature;
     EXPECT_GT(entropy, 0);
     last = entropy;
   }
-  EXPECT_NEAR(attention_entropy(at::ones({1, 2, kTime, kTime}).tril() / (at::arange(kTime) + 1).unsqueeze(1))[1], 1,
-              1e-6);
+  EXPECT_NEAR(attention_entropy(at::ones({1, 2, kTime, kTime}).tril() /
+                                (at::arange(kTime) + 1).unsqueeze(1))[1],
+              1, 1e-6);
 }
 
 TEST(Probes, EveryMixerOfTheRegistryCanBeAsked) {
   for (const std::string& name : nn::mixers().names()) {
-    const auto mixer = nn::mixers().at(name).make(ConfigNode::parse(nn::mixers().at(name).examples.at(0)), 48);
+    const auto mixer =
+        nn::mixers().at(name).make(ConfigNode::parse(nn::mixers().at(name).examples.at(0)), 48);
     const at::NoGradGuard no_grad;
     at::Generator noise = nn::generator(name);
     for (auto& item : mixer->named_parameters()) {  // an output projection may begin as zero
@@ -166,22 +177,27 @@ TEST(Probes, AModelIsProbedLayerByLayer) {
   EXPECT_TRUE(found["layers"][1]["attention_entropy"].empty());
   EXPECT_LT(found["layers"][2]["visibility"], 0.2) << "two positions of at least sixteen";
   EXPECT_GT(found["layers"][1]["visibility"], 0.2);
-  const double mean = (found["layers"][0]["visibility"].get<double>() + found["layers"][1]["visibility"].get<double>() +
+  const double mean = (found["layers"][0]["visibility"].get<double>() +
+                       found["layers"][1]["visibility"].get<double>() +
                        found["layers"][2]["visibility"].get<double>()) /
                       3;
   EXPECT_NEAR(found["mean"]["visibility"].get<double>(), mean, 1e-12);
   const auto entropy = attention_entropy(*model, nn::random_tokens(2, 32, 16, "tokens"));
   ASSERT_EQ(entropy.size(), 3u);
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(nlohmann::json(entropy[i]), found["layers"][i]["attention_entropy"]) << i;
-  const auto recurrent = nn::random_model("[model]\nvocab_size = 16\nd_model = 16\npattern = ['mamba1']\n");
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(nlohmann::json(entropy[i]), found["layers"][i]["attention_entropy"]) << i;
+  const auto recurrent =
+      nn::random_model("[model]\nvocab_size = 16\nd_model = 16\npattern = ['mamba1']\n");
   EXPECT_TRUE(attention_entropy(*recurrent, nn::random_tokens(1, 32, 16, "tokens")).empty());
 }
 
 TEST(Probes, TokensAreTheBeginningsOfTheLongestTexts) {
   const Folder folder;
   data::StoreWriter writer(folder / "s", {"none", "", 16, 0});
-  for (const std::vector<int32_t>& document :
-       {std::vector<int32_t>{1, 2}, {3, 4, 5, 6, 7, 8, 9}, {9, 8, 7, 6, 5}, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}})
+  for (const std::vector<int32_t>& document : {std::vector<int32_t>{1, 2},
+                                               {3, 4, 5, 6, 7, 8, 9},
+                                               {9, 8, 7, 6, 5},
+                                               {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}})
     writer.add("a", "test", document, 1);
   writer.commit();
   const data::TokenStore store(folder / "s");
@@ -191,7 +207,8 @@ TEST(Probes, TokensAreTheBeginningsOfTheLongestTexts) {
   EXPECT_EQ(probe_tokens(store, "a.test", 8, 4).sizes(), (std::vector<int64_t>{3, 6}))
       << "as long as the shortest, and that is not below half of the longest";
   Fixed mean(at::ones({3, 3}, at::kDouble));
-  EXPECT_NE(message_of([&] { probe(mean, input(3)); }).find("at least 4 positions, got 3"), std::string::npos);
+  EXPECT_NE(message_of([&] { probe(mean, input(3)); }).find("at least 4 positions, got 3"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What grows in a state: the same as concatenation, without copying the past at every token, and apart from its copies.
+// What grows in a state: the same as concatenation, without copying the past at every token, and
+// apart from its copies.
 #include "nn/cache.h"
 
 #include <torch/torch.h>
@@ -8,7 +9,9 @@
 namespace assay::nn {
 namespace {
 
-at::Tensor tokens(int64_t count) { return at::randn({2, count, 3, 4}, generator("tokens"), at::kDouble); }
+at::Tensor tokens(int64_t count) {
+  return at::randn({2, count, 3, 4}, generator("tokens"), at::kDouble);
+}
 
 TEST(Cache, EqualsConcatenationAndSeldomCopies) {
   const at::NoGradGuard no_grad;
@@ -48,7 +51,10 @@ TEST(Cache, ACopyGrowsApart) {
   for (int64_t t = 0; t < 9; ++t) append(one, "k", x.slice(1, t, t + 1));
   State other = one;
   const at::Tensor held = one["k"];
-  for (int64_t t = 9; t < 30; ++t) append(one, "k", x.slice(1, t, t + 1)), append(other, "k", -x.slice(1, t, t + 1));
+  for (int64_t t = 9; t < 30; ++t) {
+    append(one, "k", x.slice(1, t, t + 1));
+    append(other, "k", -x.slice(1, t, t + 1));
+  }
   EXPECT_TRUE(at::equal(held, x.slice(1, 0, 9)));
   EXPECT_TRUE(at::equal(one["k"], x.slice(1, 0, 30)));
   EXPECT_TRUE(at::equal(other["k"], at::cat({x.slice(1, 0, 9), -x.slice(1, 9, 30)}, 1)));
@@ -62,7 +68,8 @@ TEST(Cache, TakesPartsOfLargerTensors) {
   append(state, "k", at::ones({2, 3, 3, 4}, at::kDouble));
   EXPECT_TRUE(at::equal(x, kept));
   State given;
-  given["k"] = at::arange(48, at::kDouble).view({1, 4, 3, 4}).narrow(1, 0, 2);  // memory with room behind it
+  // Memory with room behind it
+  given["k"] = at::arange(48, at::kDouble).view({1, 4, 3, 4}).narrow(1, 0, 2);
   append(given, "k", at::ones({1, 1, 3, 4}, at::kDouble));
   EXPECT_EQ(given["k"].size(1), 3);
 }
@@ -70,7 +77,8 @@ TEST(Cache, TakesPartsOfLargerTensors) {
 TEST(Cache, GradientsFlowThroughAllParts) {
   at::Tensor x = tokens(6).requires_grad_();
   State state;
-  append(state, "k", x.slice(1, 0, 2)), append(state, "k", x.slice(1, 2, 6));
+  append(state, "k", x.slice(1, 0, 2));
+  append(state, "k", x.slice(1, 2, 6));
   state["k"].square().sum().backward();
   EXPECT_TRUE(at::equal(x.grad(), 2 * x.detach()));
 }

@@ -1,5 +1,6 @@
-// The example of docs/architectures.md, compiled from the page: a newcomer's mixer obeys the law of mixers (MixerForms
-// takes it from the registry), trains by the page's own configuration and is scored.
+// The example of docs/architectures.md, compiled from the page: a newcomer's mixer obeys the
+// law of mixers (MixerForms takes it from the registry), trains by the page's own configuration
+// and is scored.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -29,14 +30,17 @@ TEST(Example, IsRegisteredAndShort) {
 }
 
 TEST(Example, TrainsAndIsScored) {
-  at::set_num_threads(1);  // too small for two to gain anything, and on a busy machine they wait for each other
+  // Too small for two to gain anything, and on a busy machine they wait for each other
+  at::set_num_threads(1);
   const data::Folder folder;
   data::SyntheticOptions options;
-  options.documents = 200, options.held_out = 16;
+  options.documents = 200;
+  options.held_out = 16;
   data::synthesize(folder / "store", options);
   const train::RunConfig config =
       train::read_run_config(ConfigNode::parse(block("toml"), "mine.toml"), folder / "store");
-  const nlohmann::json done = train::train(config, {.store = folder / "store", .run = folder / "run", .device = "cpu"});
+  const nlohmann::json done =
+      train::train(config, {.store = folder / "store", .run = folder / "run", .device = "cpu"});
   const OpenModel trained = open_model(folder / "run");
   const auto untrained = std::make_shared<LanguageModel>(trained.model->spec);
   untrained->initialise(0);
@@ -49,10 +53,11 @@ TEST(Example, TrainsAndIsScored) {
         << domain << ", trained to " << done.dump();
 }
 
-// What `assay score` and `assay generate` do: the log-probabilities of a whole text are those of its tokens, one by
-// one.
+// What `assay score` and `assay generate` do: the log-probabilities of a whole text are those of
+// its tokens, one by one.
 TEST(Example, DecodesAsItScores) {
-  const auto model = random_model("[model]\nvocab_size = 40\nd_model = 24\npattern = ['gated_convolution']\n");
+  const auto model =
+      random_model("[model]\nvocab_size = 40\nd_model = 24\npattern = ['gated_convolution']\n");
   const at::NoGradGuard no_grad;
   const at::Tensor tokens = random_tokens(1, 21, 40, "example");
   ModelState state;

@@ -23,18 +23,21 @@ TEST(Sample, ZeroTemperatureTakesTheLikeliest) {
 }
 
 TEST(Sample, DrawsEachTokenWithItsProbability) {
-  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f), std::log(0.3f)};
+  const std::vector<float> logits = {std::log(0.1f), std::log(0.4f), std::log(0.2f),
+                                     std::log(0.3f)};
   const auto shares = [&](const Sampling& sampling) {
     std::vector<double> share(4, 0);
     constexpr int count = 20000;
-    for (int i = 0; i < count; ++i) share[size_t(sample(logits, sampling, (i + 0.5) / count))] += 1.0 / count;
+    for (int i = 0; i < count; ++i)
+      share[size_t(sample(logits, sampling, (i + 0.5) / count))] += 1.0 / count;
     return share;
   };
   const auto expect = [&](const Sampling& sampling, const std::vector<double>& wanted) {
     const auto found = shares(sampling);
     for (size_t i = 0; i < 4; ++i)
       EXPECT_NEAR(found[i], wanted[i], 2e-4)
-          << "token " << i << ", T " << sampling.temperature << ", k " << sampling.top_k << ", p " << sampling.top_p;
+          << "token " << i << ", T " << sampling.temperature << ", k " << sampling.top_k << ", p "
+          << sampling.top_p;
   };
   expect({}, {0.1, 0.4, 0.2, 0.3});
   expect({.temperature = 0.5}, {0.01 / 0.3, 0.16 / 0.3, 0.04 / 0.3, 0.09 / 0.3});
@@ -43,15 +46,17 @@ TEST(Sample, DrawsEachTokenWithItsProbability) {
   expect({.top_p = 0.65}, {0, 4.0 / 7, 0, 3.0 / 7});
   expect({.top_p = 0.75}, {0, 4.0 / 9, 2.0 / 9, 3.0 / 9});
   expect({.top_p = 1e-9}, {0, 1, 0, 0});
-  expect({.top_k = 3, .top_p = 0.75}, {0, 4.0 / 7, 0, 3.0 / 7});  // the share is of the three that top_k left
+  // The share is of the three that top_k left
+  expect({.top_k = 3, .top_p = 0.75}, {0, 4.0 / 7, 0, 3.0 / 7});
 }
 
 TEST(Sample, RefusesWhatIsNotANumber) {
   EXPECT_THROW(sample(std::vector<float>{0, NAN}, {}, 0.5), Error);
   EXPECT_THROW(sample(std::vector<float>{-INFINITY, -INFINITY}, {}, 0.5), Error);
   EXPECT_EQ(sample(std::vector<float>{-INFINITY, 0}, {}, 0.0), 1);
-  for (const Sampling& wrong : {Sampling{.temperature = -1}, Sampling{.temperature = NAN}, Sampling{.top_k = -1},
-                                Sampling{.top_p = 0}, Sampling{.top_p = 1.5}})
+  for (const Sampling& wrong :
+       {Sampling{.temperature = -1}, Sampling{.temperature = NAN}, Sampling{.top_k = -1},
+        Sampling{.top_p = 0}, Sampling{.top_p = 1.5}})
     EXPECT_THROW(check(wrong), BadInput);
 }
 
@@ -82,7 +87,9 @@ TEST(Generate, DependsOnPromptAndSeedAlone) {
   const at::Tensor prompts = random_tokens(3, 9, 40, "prompts");
   const auto together = generate(*model, prompts, 20, {}, std::vector<uint64_t>{5, 6, 5});
   for (int64_t b = 0; b < 3; ++b)
-    EXPECT_EQ(generate(*model, prompts.slice(0, b, b + 1), 20, {}, std::vector<uint64_t>{b == 1 ? 6u : 5u}).front(),
+    EXPECT_EQ(generate(*model, prompts.slice(0, b, b + 1), 20, {},
+                       std::vector<uint64_t>{b == 1 ? 6u : 5u})
+                  .front(),
               together[size_t(b)])
         << "row " << b;
   const at::Tensor one = prompts.slice(0, 0, 1);
@@ -107,8 +114,8 @@ TEST(Generate, StopsBehindTheStopToken) {
 }
 
 TEST(Generate, RefusesMoreThanTheModelsPositions) {
-  const auto model =
-      random_model("[model]\nvocab_size = 10\nd_model = 8\npositions = \"learned\"\nmax_positions = 12\n");
+  const auto model = random_model(
+      "[model]\nvocab_size = 10\nd_model = 8\npositions = \"learned\"\nmax_positions = 12\n");
   const at::Tensor prompt = random_tokens(1, 5, 10, "positions");
   const std::vector<uint64_t> seed = {0};
   EXPECT_EQ(generate(*model, prompt, 7, {}, seed)[0].size(), 7u);
@@ -116,13 +123,15 @@ TEST(Generate, RefusesMoreThanTheModelsPositions) {
   EXPECT_THROW(generate(*model, prompt, -1, {}, seed), BadInput);
 }
 
-// A generation saved in the middle and taken up again draws what an uninterrupted one draws, for every mixer.
+// A generation saved in the middle and taken up again draws what an uninterrupted one draws,
+// for every mixer.
 TEST(Generate, GoesOnFromASavedState) {
   const data::Folder folder;
   for (const std::string& mixer : mixers().names()) {
     const std::string table = mixers().at(mixer).examples.front();
     const auto model = random_model(
-        fmt::format("[model]\nvocab_size = 40\nd_model = 48\npattern = [\"{0}\"]\n[model.{0}]\n{1}", mixer, table));
+        fmt::format("[model]\nvocab_size = 40\nd_model = 48\npattern = [\"{0}\"]\n[model.{0}]\n{1}",
+                    mixer, table));
     model->compute_dtype = at::kDouble;
     const at::Tensor prompt = random_tokens(1, 5, 40, "prompt");
     const std::vector<uint64_t> seed = {3};
@@ -134,8 +143,10 @@ TEST(Generate, GoesOnFromASavedState) {
     Generation again = load_generation(folder / "saved", *model, 2);
     ASSERT_EQ(again.tokens, begun.tokens);
     ASSERT_EQ(again.state.position, 14);
-    const at::Tensor unread = at::tensor(again.tokens, at::kLong).slice(0, again.state.position).expand({2, -1});
-    const auto rest = generate(*model, unread, 14, {}, std::vector<uint64_t>{4, 3}, -1, {}, &again.state);
+    const at::Tensor unread =
+        at::tensor(again.tokens, at::kLong).slice(0, again.state.position).expand({2, -1});
+    const auto rest =
+        generate(*model, unread, 14, {}, std::vector<uint64_t>{4, 3}, -1, {}, &again.state);
     EXPECT_EQ(rest[1], std::vector<int64_t>(whole.begin() + 10, whole.end())) << mixer;
     EXPECT_NE(rest[0], rest[1]) << mixer;
   }
@@ -152,7 +163,8 @@ TEST(Generate, ASavedStateBelongsToItsModel) {
   const auto broken = [&](const std::string& name, const std::string& position) {
     auto said = Safetensors(folder / "saved").metadata();
     said["position"] = position;
-    save_tensors(folder / "broken", {{"tokens", at::tensor({1, 2}, at::kLong)}, {name, at::zeros({1, 2})}}, said);
+    save_tensors(folder / "broken",
+                 {{"tokens", at::tensor({1, 2}, at::kLong)}, {name, at::zeros({1, 2})}}, said);
     return folder / "broken";
   };
   model->compute_dtype = at::kFloat;
@@ -163,7 +175,8 @@ TEST(Generate, ASavedStateBelongsToItsModel) {
                                        {"layers.99.k", "1"},
                                        {"layers.x.k", "1"},
                                        {"k", "1"}})
-    EXPECT_THROW(load_generation(broken(name, position), *model), BadInput) << name << " " << position;
+    EXPECT_THROW(load_generation(broken(name, position), *model), BadInput)
+        << name << " " << position;
   save_tensors(folder / "else", {{"x", at::zeros({2})}});
   EXPECT_THROW(load_generation(folder / "else", *model), BadInput);
 }

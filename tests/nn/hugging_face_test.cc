@@ -1,4 +1,5 @@
-// Models that transformers wrote: what they compute, their gradients, how they train, and the way back.
+// Models that transformers wrote: what they compute, their gradients, how they train, and
+// the way back.
 #include "nn/hugging_face/hugging_face.h"
 
 #include <torch/torch.h>
@@ -13,17 +14,21 @@ namespace {
 
 struct Golden {
   std::string name;
-  double logits, gradients, training;  // what another float64 implementation reached against the reference in float32
+  // What another float64 implementation reached against the reference in float32
+  double logits, gradients, training;
 };
 
-// Float32 rounds on both sides; in float64 all that is left is the rounding of the reference, known to one digit.
+// Float32 rounds on both sides; in float64 all that is left is the rounding of the reference, known
+// to one digit.
 double slack_of(at::ScalarType dtype) { return dtype == at::kFloat ? 10 : 1.5; }
 
 struct HuggingFace : testing::TestWithParam<Golden> {
   void SetUp() override {
     folder = shared_folder() / "golden" / GetParam().name;
-    if (!fs::exists(folder)) GTEST_SKIP() << "no golden data at " << folder << " (set ASSAY_SHARED)";
-    for (auto& [name, tensor] : load_tensors(folder / "reference.safetensors")) reference[name] = tensor;
+    if (!fs::exists(folder))
+      GTEST_SKIP() << "no golden data at " << folder << " (set ASSAY_SHARED)";
+    for (auto& [name, tensor] : load_tensors(folder / "reference.safetensors"))
+      reference[name] = tensor;
   }
   std::shared_ptr<LanguageModel> model(at::ScalarType dtype) const {
     auto model = read_hugging_face(folder);
@@ -38,14 +43,16 @@ NamedTensors gradients(LanguageModel& model, const at::Tensor& tokens) {
   model.zero_grad();
   model.loss(tokens).backward();
   NamedTensors out;
-  for (const auto& item : model.named_parameters()) out.emplace_back(item.key(), item.value().grad());
+  for (const auto& item : model.named_parameters())
+    out.emplace_back(item.key(), item.value().grad());
   return to_hugging_face(model.spec, out);
 }
 
 // The loss before each of ten AdamW steps and after the last.
 at::Tensor training_losses(LanguageModel& model, const at::Tensor& tokens) {
-  torch::optim::AdamW optimizer(model.parameters(),
-                                torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).eps(1e-8).weight_decay(0));
+  torch::optim::AdamW optimizer(
+      model.parameters(),
+      torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).eps(1e-8).weight_decay(0));
   std::vector<double> losses;
   for (int step = 0; step <= 10; ++step) {
     optimizer.zero_grad();
@@ -64,8 +71,10 @@ TEST_P(HuggingFace, ComputesWhatTransformersComputes) {
     const auto m = model(dtype);
     const at::Tensor tokens = reference.at("in.tokens");
     ModelState state;
-    EXPECT_LE(relative_error(m->logits(tokens, state), reference.at("out.logits")), slack * GetParam().logits);
-    EXPECT_LE(relative_error(m->token_losses(tokens), reference.at("out.token_loss")), slack * GetParam().logits);
+    EXPECT_LE(relative_error(m->logits(tokens, state), reference.at("out.logits")),
+              slack * GetParam().logits);
+    EXPECT_LE(relative_error(m->token_losses(tokens), reference.at("out.token_loss")),
+              slack * GetParam().logits);
     EXPECT_LE(relative_error(m->loss(tokens), reference.at("out.loss")), slack * GetParam().logits);
   }
 }
@@ -81,7 +90,9 @@ TEST_P(HuggingFace, HasItsGradients) {
     EXPECT_EQ(found.size(), expected);
     for (const auto& [name, gradient] : found) {
       ASSERT_TRUE(reference.contains("grad." + name)) << name;
-      EXPECT_LE(relative_error(gradient, reference.at("grad." + name)), slack * GetParam().gradients) << name;
+      EXPECT_LE(relative_error(gradient, reference.at("grad." + name)),
+                slack * GetParam().gradients)
+          << name;
     }
   }
 }
@@ -91,13 +102,15 @@ TEST_P(HuggingFace, TrainsAlike) {
     SCOPED_TRACE(c10::toString(dtype));
     const auto m = model(dtype);
     const double slack = slack_of(dtype);
-    EXPECT_LE(relative_error(training_losses(*m, reference.at("in.tokens")), reference.at("out.train_losses")),
+    EXPECT_LE(relative_error(training_losses(*m, reference.at("in.tokens")),
+                             reference.at("out.train_losses")),
               slack * GetParam().training);
   }
 }
 
 TEST_P(HuggingFace, ExportsWhatItImported) {
-  const fs::path out = fs::path(testing::TempDir()) / ("export_" + GetParam().name), ours = out.string() + "_ours";
+  const fs::path out = fs::path(testing::TempDir()) / ("export_" + GetParam().name),
+                 ours = out.string() + "_ours";
   for (const auto& old : {out, ours}) fs::remove_all(old);
   save_model(ours, open_model(folder));
   export_model(out, open_model(ours), {});
@@ -111,13 +124,16 @@ TEST_P(HuggingFace, ExportsWhatItImported) {
   const auto config = nlohmann::json::parse(read_file(out / "config.json")),
              original = nlohmann::json::parse(read_file(folder / "config.json"));
   for (const auto& [key, value] : config.items())
-    if (original.contains(key) && !key.ends_with("_token_id")) EXPECT_EQ(value, original[key]) << key;
+    if (original.contains(key) && !key.ends_with("_token_id"))
+      EXPECT_EQ(value, original[key]) << key;
   EXPECT_EQ(hugging_face_spec(out).toml(), hugging_face_spec(folder).toml());
 }
 
 INSTANTIATE_TEST_SUITE_P(Golden, HuggingFace,
-                         testing::Values(Golden{"hf_gpt2", 4e-7, 8e-7, 1e-7}, Golden{"hf_llama_mha", 1e-6, 1e-6, 6e-8},
-                                         Golden{"hf_llama_gqa", 7e-7, 1e-6, 1e-7}, Golden{"hf_mamba", 9e-7, 3e-6, 1e-7},
+                         testing::Values(Golden{"hf_gpt2", 4e-7, 8e-7, 1e-7},
+                                         Golden{"hf_llama_mha", 1e-6, 1e-6, 6e-8},
+                                         Golden{"hf_llama_gqa", 7e-7, 1e-6, 1e-7},
+                                         Golden{"hf_mamba", 9e-7, 3e-6, 1e-7},
                                          Golden{"hf_mamba2", 7e-7, 1e-6, 1e-7},
                                          Golden{"hf_gated_deltanet", 2e-6, 4e-6, 5e-7}),
                          [](const auto& info) { return info.param.name; });
@@ -131,7 +147,8 @@ const char* const kLlama =
 
 struct HuggingFaceFolder : testing::Test {
   HuggingFaceFolder()
-      : folder(fs::path(testing::TempDir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
+      : folder(fs::path(testing::TempDir()) /
+               testing::UnitTest::GetInstance()->current_test_info()->name()) {
     fs::remove_all(folder);
     make_folder(folder);
     config = nlohmann::json::parse(kLlama);
@@ -143,7 +160,8 @@ struct HuggingFaceFolder : testing::Test {
     auto model = std::make_shared<LanguageModel>(hugging_face_spec(folder));
     const at::NoGradGuard no_grad;
     at::Generator noise = generator("weights");
-    for (auto& parameter : model->parameters()) parameter.copy_(at::randn(parameter.sizes(), noise));
+    for (auto& parameter : model->parameters())
+      parameter.copy_(at::randn(parameter.sizes(), noise));
     tensors = to_hugging_face(model->spec, named_parameters_of(*model));
     save_tensors(folder / "model.safetensors", tensors);
     return model;
@@ -157,7 +175,8 @@ struct HuggingFaceFolder : testing::Test {
     }
   }
   void expect_equals(const LanguageModel& model) {
-    const NamedTensors wanted = named_parameters_of(model), found = named_parameters_of(*read_hugging_face(folder));
+    const NamedTensors wanted = named_parameters_of(model),
+                       found = named_parameters_of(*read_hugging_face(folder));
     ASSERT_EQ(found.size(), wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i)
       EXPECT_TRUE(at::equal(found[i].second, wanted[i].second)) << wanted[i].first;
@@ -194,7 +213,8 @@ TEST_F(HuggingFaceFolder, ShardsAreRead) {
 
 TEST_F(HuggingFaceFolder, NamesOfTheBareModelBuffersAndARepeatedTiedHeadAreRead) {
   const auto model = write();
-  NamedTensors bare = {{"layers.0.self_attn.rotary_emb.inv_freq", at::ones(2)}, {"lm_head.weight", tensors[0].second}};
+  NamedTensors bare = {{"layers.0.self_attn.rotary_emb.inv_freq", at::ones(2)},
+                       {"lm_head.weight", tensors[0].second}};
   ASSERT_EQ(tensors[0].first, "model.embed_tokens.weight");
   for (const auto& [name, tensor] : tensors) bare.emplace_back(name.substr(6), tensor);
   save_tensors(folder / "model.safetensors", bare);
@@ -215,10 +235,12 @@ TEST_F(HuggingFaceFolder, BrokenTensorsAreRefusedByName) {
     expect_refused(name);
   };
   broken("model.layers.1.self_attn.k_proj.weight", [](auto&, const auto&) {});
-  broken("model.layers.0.self_attn.k_proj.weight",
-         [](auto& out, const auto& x) { out.emplace_back("model.layers.0.self_attn.k_proj.weight", x.slice(0, 1)); });
-  broken("model.layers.0.mlp.up_proj.weight",
-         [](auto& out, const auto& x) { out.emplace_back("model.layers.0.mlp.up_proj.weight", x.slice(1, 1)); });
+  broken("model.layers.0.self_attn.k_proj.weight", [](auto& out, const auto& x) {
+    out.emplace_back("model.layers.0.self_attn.k_proj.weight", x.slice(0, 1));
+  });
+  broken("model.layers.0.mlp.up_proj.weight", [](auto& out, const auto& x) {
+    out.emplace_back("model.layers.0.mlp.up_proj.weight", x.slice(1, 1));
+  });
   broken("model.norm.weight", [](auto& out, const auto& x) {
     out.emplace_back("model.norm.weight", x);
     out.emplace_back("model.norm.weight_scale", x);
@@ -227,7 +249,8 @@ TEST_F(HuggingFaceFolder, BrokenTensorsAreRefusedByName) {
   config["vocab_size"] = int64_t{1} << 40;  // refused before such a model is made
   write_config();
   expect_refused("embedding");
-  config["vocab_size"] = 11, config["num_hidden_layers"] = 1'000'000'000;
+  config["vocab_size"] = 11;
+  config["num_hidden_layers"] = 1'000'000'000;
   write_config();
   expect_refused("layers");
   fs::remove(folder / "model.safetensors");
@@ -263,20 +286,25 @@ TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
     write_file(folder / "config.json", text);
     expect_refused("config.json");
   }
-  config = {
-      {"model_type", "mamba"}, {"vocab_size", 8}, {"hidden_size", 4}, {"num_hidden_layers", 1}, {"use_bias", true}};
+  config = {{"model_type", "mamba"},
+            {"vocab_size", 8},
+            {"hidden_size", 4},
+            {"num_hidden_layers", 1},
+            {"use_bias", true}};
   write_config();
   expect_refused("use_bias");
 }
 
 TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
-  const auto model = make_model("[model]\nvocab_size = 8\nd_model = 8\n[model.attention]\nwindow = 4\n");
+  const auto model =
+      make_model("[model]\nvocab_size = 8\nd_model = 8\n[model.attention]\nwindow = 4\n");
   try {
     hugging_face_config(model->spec);
     FAIL() << "a window has no place in these layouts";
   } catch (const BadInput& error) {
     const std::string what = error.what();
-    for (const char* words : {"gpt2: model.channel_mixer", "llama: model.attention.window = 4", "mamba: model.pattern"})
+    for (const char* words :
+         {"gpt2: model.channel_mixer", "llama: model.attention.window = 4", "mamba: model.pattern"})
       EXPECT_NE(what.find(words), std::string::npos) << what;
   }
 }

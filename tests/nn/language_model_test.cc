@@ -1,4 +1,5 @@
-// The model around the mixers: loss, checkpointed activations, initialisation, sizes of the presets.
+// The model around the mixers: loss, checkpointed activations, initialisation, sizes
+// of the presets.
 #include "nn/language_model.h"
 
 #include <torch/torch.h>
@@ -13,15 +14,19 @@ const char* const kTied =
     "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\"]\nchannel_mixer = "
     "\"geglu\"\n[model.attention]\nnum_heads = 3\n";
 const char* const kUntied =
-    "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\", \"mamba1\"]\nchannel_mixer = \"gelu\"\nnorm = "
+    "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\", \"mamba1\"]\n"
+    "channel_mixer = \"gelu\"\nnorm = "
     "\"layernorm\"\n"
-    "positions = \"learned\"\nmax_positions = 40\ntie_embeddings = false\n[model.attention]\nnum_heads = 3\nwindow = "
+    "positions = \"learned\"\nmax_positions = 40\ntie_embeddings = false\n[model.attention]\n"
+    "num_heads = 3\nwindow = "
     "5\nbias = true\n[model.gelu]\nbias = true\n";
 
 // Layers that hand on to later ones: the first and third are RWKV-7's.
 const char* const kHanding =
-    "[model]\nvocab_size = 50\nd_model = 24\nnum_layers = 3\npattern = [\"rwkv7\", \"gla\"]\nchannel_mixer = "
-    "\"rwkv7_channel_mix\"\nnorm = \"layernorm\"\nembedding_norm = true\n[model.rwkv7]\nnum_heads = 3\n"
+    "[model]\nvocab_size = 50\nd_model = 24\nnum_layers = 3\npattern = [\"rwkv7\", \"gla\"]\n"
+    "channel_mixer = "
+    "\"rwkv7_channel_mix\"\nnorm = \"layernorm\"\nembedding_norm = true\n[model.rwkv7]\n"
+    "num_heads = 3\n"
     "[model.gla]\nnum_heads = 2\n";
 
 struct LanguageModels : testing::TestWithParam<const char*> {
@@ -65,7 +70,8 @@ TEST_P(LanguageModels, RecomputedActivationsChangeNothing) {
 TEST_P(LanguageModels, InitialiseIsAPureFunctionOfTheSeed) {
   const auto a = make_model(GetParam()), b = make_model(GetParam());
   b->initialise(7);  // leaves no trace
-  a->initialise(3), b->initialise(3);
+  a->initialise(3);
+  b->initialise(3);
   for (const auto& item : a->named_parameters())
     EXPECT_TRUE(at::equal(item.value(), b->named_parameters()[item.key()])) << item.key();
   b->initialise(4);
@@ -85,13 +91,16 @@ TEST_P(LanguageModels, ACutSequenceGivesTheSameLogits) {
   EXPECT_EQ(state.position, tokens.size(1));
 }
 
-std::string kind(size_t index) { return std::vector<std::string>{"Tied", "Untied", "Handing"}.at(index); }
+std::string kind(size_t index) {
+  return std::vector<std::string>{"Tied", "Untied", "Handing"}.at(index);
+}
 INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied, kHanding),
                          [](const auto& info) { return kind(info.index); });
 
 TEST(AttentionConstants, EndWithTheirTable) {
   const auto model = random_model(
-      "[model]\nvocab_size = 50\nd_model = 24\n[model.attention]\nnum_heads = 3\nconstants = \"keys\"\nmax_positions = "
+      "[model]\nvocab_size = 50\nd_model = 24\n[model.attention]\nnum_heads = 3\n"
+      "constants = \"keys\"\nmax_positions = "
       "8\n");
   EXPECT_EQ(model->token_losses(random_tokens(1, 9, 50, "tokens")).size(1), 8);
   EXPECT_THROW(model->token_losses(random_tokens(1, 10, 50, "tokens")), BadInput);
@@ -99,13 +108,15 @@ TEST(AttentionConstants, EndWithTheirTable) {
       << "it grows as it did, but for `position`";
 }
 
-// What is said of a long sequence is what a run of that length leaves, for every mixer: caches, chunk means, windows.
+// What is said of a long sequence is what a run of that length leaves, for every mixer: caches,
+// chunk means, windows.
 TEST(StateBytes, AreThoseOfARun) {
   constexpr int64_t length = 3227;
   for (const std::string& mixer : mixers().names())
     for (const std::string& table : mixers().at(mixer).examples) {
-      ModelSpec spec = ModelSpec::read(ConfigNode::parse("vocab_size = 10\nd_model = 48\nnum_layers = 1\npattern = ['" +
-                                                         mixer + "']\n[" + mixer + "]\n" + table));
+      ModelSpec spec = ModelSpec::read(
+          ConfigNode::parse("vocab_size = 10\nd_model = 48\nnum_layers = 1\npattern = ['" + mixer +
+                            "']\n[" + mixer + "]\n" + table));
       LanguageModel model(spec);
       const int64_t time = std::min(length, model.layers[0]->mixer->max_time());
       model.compute_dtype = at::kBFloat16;
@@ -114,25 +125,31 @@ TEST(StateBytes, AreThoseOfARun) {
       model.hidden(random_tokens(1, time, 10, "state bytes"), state);
       // A chunk that does not divide 1,024 may be counted a mean too many.
       const double chunk_mean = table.find("chunk_size = 10\n") == std::string::npos ? 0 : 1e-3;
-      EXPECT_NEAR(double(model.state_bytes(time)) / double(state.bytes()), 1, chunk_mean) << mixer << "\n" << table;
+      EXPECT_NEAR(double(model.state_bytes(time)) / double(state.bytes()), 1, chunk_mean)
+          << mixer << "\n"
+          << table;
     }
 }
 
 // A preset's parameters with 32,000 tokens: small models tell what the layers hold.
 double preset_size(const std::string& name) {
   const ConfigNode model =
-      ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml")).child("model");
+      ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml"))
+          .child("model");
   ModelSpec spec = ModelSpec::read(model);
-  spec.config.vocab_size = 1, spec.config.max_positions = 2048;
+  spec.config.vocab_size = 1;
+  spec.config.max_positions = 2048;
   const std::vector<std::string> pattern = spec.config.pattern;
   const auto size = [&](const std::string& mixer, int64_t layers) {
-    spec.config.pattern = {mixer}, spec.config.num_layers = layers;
+    spec.config.pattern = {mixer};
+    spec.config.num_layers = layers;
     return double(LanguageModel(spec).parameter_count());
   };
   std::map<std::string, double> of_layer;
   for (const std::string& mixer : pattern)
     if (!of_layer.contains(mixer)) of_layer[mixer] = size(mixer, 2) - size(mixer, 1);
-  const double tokens = 31999.0 * double(spec.config.d_model) * (spec.config.tie_embeddings ? 1 : 2);
+  const double tokens =
+      31999.0 * double(spec.config.d_model) * (spec.config.tie_embeddings ? 1 : 2);
   double total = tokens + size(pattern.front(), 1);
   for (int64_t i = 1; i < ModelSpec::read(model).config.num_layers; ++i)
     total += of_layer[pattern[size_t(i) % pattern.size()]];
@@ -140,8 +157,9 @@ double preset_size(const std::string& name) {
 }
 
 TEST(Presets, HaveThePapersSizes) {
-  for (const char* name : {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1", "mamba2",
-                           "top1_element", "top1_chunk_exact", "top1_chunk_approx"}) {
+  for (const char* name :
+       {"transformer", "transformer++", "transformer++_qk_norm", "window", "mamba1", "mamba2",
+        "top1_element", "top1_chunk_exact", "top1_chunk_approx"}) {
     EXPECT_NEAR(preset_size(name) / 110e6, 1, 0.05) << name;  // Mamba-1 and Mamba-2 have 115M
     EXPECT_NEAR(preset_size(std::string(name) + "_1.3b") / 1.3e9, 1, 0.06) << name << "_1.3b";
   }

@@ -1,5 +1,6 @@
-// The law of every mixer: wherever a sequence is cut, the output is the same. One piece is the parallel form, pieces of
-// C the chunked form, pieces of one token decoding. Causality follows: a piece never sees what comes later.
+// The law of every mixer: wherever a sequence is cut, the output is the same. One piece is the
+// parallel form, pieces of C the chunked form, pieces of one token decoding. Causality follows: a
+// piece never sees what comes later.
 #include <torch/torch.h>
 
 #include "testing.h"
@@ -43,13 +44,16 @@ std::vector<Example> examples() {
 }
 
 struct MixerForms : testing::TestWithParam<Example> {
-  MixerForms() : mixer(GetParam().make()), x(at::randn({kBatch, kTime, kModel}, generator("x"), at::kDouble)) {}
+  MixerForms()
+      : mixer(GetParam().make()),
+        x(at::randn({kBatch, kTime, kModel}, generator("x"), at::kDouble)) {}
   at::Tensor run(int64_t piece, bool steps) {
     State state;
     std::vector<at::Tensor> y;
     for (const at::Tensor& part : x.split(piece, /*dim=*/1)) {
       state.last = int64_t(y.size() + 1) * piece >= kTime;
-      y.push_back(steps ? mixer->step(part.squeeze(1), state).unsqueeze(1) : mixer->forward(part, state));
+      y.push_back(steps ? mixer->step(part.squeeze(1), state).unsqueeze(1)
+                        : mixer->forward(part, state));
     }
     return at::cat(y, 1);
   }
@@ -57,7 +61,8 @@ struct MixerForms : testing::TestWithParam<Example> {
   std::vector<at::Tensor> gradients(int64_t piece) {
     std::vector<at::Tensor> inputs = {x.requires_grad_()};
     for (const at::Tensor& parameter : mixer->parameters()) inputs.push_back(parameter);
-    const at::Tensor y = run(piece, false), c = at::randn(y.sizes(), generator("cotangent"), y.options());
+    const at::Tensor y = run(piece, false),
+                     c = at::randn(y.sizes(), generator("cotangent"), y.options());
     return torch::autograd::grad({(c * y).sum()}, inputs);
   }
   std::shared_ptr<Mixer> mixer;
@@ -70,7 +75,8 @@ TEST_P(MixerForms, AreOneFunction) {
   ASSERT_EQ(whole.sizes(), x.sizes());
   EXPECT_LE(relative_error(run(1, true), whole), 1e-12) << "step by step; " << GetParam().table;
   for (const int64_t piece : {1, 16, 31})
-    EXPECT_LE(relative_error(run(piece, false), whole), 1e-12) << "pieces of " << piece << "; " << GetParam().table;
+    EXPECT_LE(relative_error(run(piece, false), whole), 1e-12)
+        << "pieces of " << piece << "; " << GetParam().table;
 }
 
 TEST_P(MixerForms, HaveOneGradient) {
@@ -78,7 +84,8 @@ TEST_P(MixerForms, HaveOneGradient) {
   std::vector<std::string> names = {"x"};
   for (const auto& item : mixer->named_parameters()) names.push_back(item.key());
   for (size_t i = 0; i < whole.size(); ++i)
-    EXPECT_GT(whole[i].norm().item<double>(), 1e-6) << names[i] << " has no effect; " << GetParam().table;
+    EXPECT_GT(whole[i].norm().item<double>(), 1e-6)
+        << names[i] << " has no effect; " << GetParam().table;
   for (const int64_t piece : {1, 16, 31}) {
     const auto cut = gradients(piece);
     for (size_t i = 0; i < cut.size(); ++i)
@@ -97,11 +104,13 @@ TEST_P(MixerForms, ComputeInTheDtypeOfTheirInput) {
     const at::Tensor y = mixer->forward(x.to(dtype), state);
     EXPECT_EQ(y.scalar_type(), dtype);
     const at::Tensor error = (y.to(at::kDouble) - expected).norm(2, -1) / expected.norm(2, -1);
-    EXPECT_LE(error.median().item<double>(), tolerance) << c10::toString(dtype) << "; " << GetParam().table;
+    EXPECT_LE(error.median().item<double>(), tolerance)
+        << c10::toString(dtype) << "; " << GetParam().table;
   }
 }
 
-// Where a mixer says what its weights are: a distribution over what came before, and none of what comes.
+// Where a mixer says what its weights are: a distribution over what came before, and none
+// of what comes.
 TEST_P(MixerForms, AttentionWeightsAreADistribution) {
   const at::Tensor weights = mixer->attention_weights(x);
   if (!weights.defined()) return;

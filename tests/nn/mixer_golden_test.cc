@@ -1,5 +1,5 @@
-// Mixers against the official or reference code of their architectures: outputs, gradients of input and parameters,
-// states.
+// Mixers against the official or reference code of their architectures: outputs, gradients of input
+// and parameters, states.
 #include <torch/torch.h>
 
 #include "nn/tensors.h"
@@ -32,9 +32,11 @@ struct MixerGolden : testing::TestWithParam<Block> {
     return at::cat(parts);
   }
   std::shared_ptr<Mixer> make(at::ScalarType dtype, int64_t d_model) const {
-    const auto mixer = mixers().at(GetParam().mixer).make(ConfigNode::parse(GetParam().table), d_model);
+    const auto mixer =
+        mixers().at(GetParam().mixer).make(ConfigNode::parse(GetParam().table), d_model);
     NamedTensors parameters;
-    for (const auto& [ours, theirs] : GetParam().names) parameters.emplace_back(ours, stacked("param.", theirs));
+    for (const auto& [ours, theirs] : GetParam().names)
+      parameters.emplace_back(ours, stacked("param.", theirs));
     copy_tensors(parameters, named_parameters_of(*mixer), GetParam().file);
     mixer->to(dtype);
     return mixer;
@@ -54,53 +56,59 @@ TEST_P(MixerGolden, OutputsStatesAndGradients) {
     EXPECT_LE(relative_error(y, golden.at("out.y")), tolerance);
     for (const auto& [ours, theirs] : GetParam().states) {
       const at::Tensor expected = golden.at(theirs), found = state.tensors().at(ours);
-      EXPECT_LE(relative_error(found, expected.narrow(2, expected.size(2) - found.size(2), found.size(2))), tolerance)
+      EXPECT_LE(relative_error(found,
+                               expected.narrow(2, expected.size(2) - found.size(2), found.size(2))),
+                tolerance)
           << ours;
     }
     (golden.at("cot.y").to(dtype) * y).sum().backward();
     EXPECT_LE(relative_error(x.grad(), golden.at("grad." + input)), tolerance);
     for (const auto& [ours, theirs] : GetParam().names)
-      EXPECT_LE(relative_error(mixer->named_parameters()[ours].grad(), stacked("grad.param.", theirs)), tolerance)
+      EXPECT_LE(
+          relative_error(mixer->named_parameters()[ours].grad(), stacked("grad.param.", theirs)),
+          tolerance)
           << ours;
   }
 }
 
-const std::map<std::string, std::vector<std::string>> kBaseConv = {{"conv.weight", {"conv.conv.weight"}},
-                                                                   {"in_proj.weight", {"in_proj.weight"}},
-                                                                   {"in_proj.bias", {"in_proj.bias"}},
-                                                                   {"out_proj.weight", {"out_proj.weight"}},
-                                                                   {"out_proj.bias", {"out_proj.bias"}}};
+const std::map<std::string, std::vector<std::string>> kBaseConv = {
+    {"conv.weight", {"conv.conv.weight"}},
+    {"in_proj.weight", {"in_proj.weight"}},
+    {"in_proj.bias", {"in_proj.bias"}},
+    {"out_proj.weight", {"out_proj.weight"}},
+    {"out_proj.bias", {"out_proj.bias"}}};
 
 INSTANTIATE_TEST_SUITE_P(
     Blocks, MixerGolden,
-    testing::Values(Block{"longhorn_block_T65",
-                          "longhorn",
-                          "",
-                          {{"in_proj.weight", {"in_proj.weight"}},
-                           {"conv.weight", {"conv1d.weight"}},
-                           {"conv.bias", {"conv1d.bias"}},
-                           {"x_proj.weight", {"x_proj.weight"}},
-                           {"dt_proj.weight", {"dt_head.weight"}},
-                           {"dt_bias", {"dt_head.bias"}},
-                           {"out_proj.weight", {"out_proj.weight"}},
-                           {"D", {"D"}}},
-                          {{"S", "out.ssm_state"}, {"conv", "out.conv_state"}}},
-                    Block{"base_conv_T65", "base_conv", "expand = 2\nconv_bias = false", kBaseConv, {}},
-                    Block{"base_conv_T64_expand4", "base_conv", "conv_bias = false", kBaseConv, {}},
-                    Block{"zoology_base_conv_T65",
-                          "base_conv",
-                          "form = \"zoology\"",
-                          {{"conv.weight", {"conv.conv.weight"}},
-                           {"conv.bias", {"conv.conv.bias"}},
-                           {"in_proj.weight", {"projection.weight"}},
-                           {"in_proj.bias", {"projection.bias"}}},
-                          {}},
-                    Block{"based_linear_attention_T65",
-                          "taylor_attention",
-                          "num_heads = 2\nfeature_dim = 8",
-                          {{"qkv.weight", {"proj_q.weight", "proj_k.weight", "proj_v.weight"}},
-                           {"out_proj.weight", {"out_proj.weight"}}},
-                          {}}),
+    testing::Values(
+        Block{"longhorn_block_T65",
+              "longhorn",
+              "",
+              {{"in_proj.weight", {"in_proj.weight"}},
+               {"conv.weight", {"conv1d.weight"}},
+               {"conv.bias", {"conv1d.bias"}},
+               {"x_proj.weight", {"x_proj.weight"}},
+               {"dt_proj.weight", {"dt_head.weight"}},
+               {"dt_bias", {"dt_head.bias"}},
+               {"out_proj.weight", {"out_proj.weight"}},
+               {"D", {"D"}}},
+              {{"S", "out.ssm_state"}, {"conv", "out.conv_state"}}},
+        Block{"base_conv_T65", "base_conv", "expand = 2\nconv_bias = false", kBaseConv, {}},
+        Block{"base_conv_T64_expand4", "base_conv", "conv_bias = false", kBaseConv, {}},
+        Block{"zoology_base_conv_T65",
+              "base_conv",
+              "form = \"zoology\"",
+              {{"conv.weight", {"conv.conv.weight"}},
+               {"conv.bias", {"conv.conv.bias"}},
+               {"in_proj.weight", {"projection.weight"}},
+               {"in_proj.bias", {"projection.bias"}}},
+              {}},
+        Block{"based_linear_attention_T65",
+              "taylor_attention",
+              "num_heads = 2\nfeature_dim = 8",
+              {{"qkv.weight", {"proj_q.weight", "proj_k.weight", "proj_v.weight"}},
+               {"out_proj.weight", {"out_proj.weight"}}},
+              {}}),
     [](const auto& info) { return info.param.file; });
 
 }  // namespace

@@ -11,40 +11,41 @@ struct Wrong {
   const char *mixer, *table, *field;  // `field` is what the error must hold
 };
 
-const Wrong kWrong[] = {{"attention", "num_heads = 7", "num_heads = 7"},
-                        {"attention", "num_heads = 4\nnum_kv_heads = 3", "num_kv_heads = 3"},
-                        {"attention", "window = 0", "window = 0"},
-                        {"attention", "temperature = 0.5", "temperature = 0.5"},
-                        {"attention", "constants = \"key\"", "constants = 'key'"},
-                        {"attention", "qk_norm = true\ninitial_scale = 0.0", "initial_scale = 0"},
-                        {"attention", "scale_learning_rate = -1.0", "scale_learning_rate = -1"},
-                        {"top1_element", "num_heads = 7", "num_heads = 7"},
-                        {"top1_element", "head_dim = 7", "head_dim = 7"},
-                        {"top1_element", "initial_scale = -2.0", "initial_scale = -2"},
-                        {"top1_chunk", "num_heads = 0", "num_heads = 0"},
-                        {"top1_chunk", "chunk_size = 0", "chunk_size = 0"},
-                        {"top1_chunk", "top_k = 0", "top_k = 0"},
-                        {"top1_chunk", "selection = \"aprox\"", "selection = 'aprox'"},
-                        {"top1_chunk", "selection = \"shortlist\"\nshortlist = 1\ntop_k = 2", "shortlist = 1"},
-                        {"top1_chunk", "selection = \"shortlist\"\nrank = -1", "rank = -1"},
-                        {"top1_chunk", "fall_back = true", "fall_back needs selection = 'shortlist'"},
-                        {"mamba1", "state_size = 0", "state_size = 0"},
-                        {"mamba1", "decay = \"half\"", "decay = 'half'"},
-                        {"mamba1", "expand = 0", "expand = 0"},
-                        {"mamba2", "head_dim = 7", "head_dim = 7"},
-                        {"mamba2", "head_dim = 0", "head_dim = 0"},
-                        {"mamba2", "head_dim = 16\nnum_groups = 5", "num_groups = 5"},
-                        {"mamba2", "head_dim = 16\ndecay = \"learnable\"", "decay = 'learnable'"},
-                        {"longhorn", "state_size = 0", "state_size = 0"},
-                        {"gla", "num_heads = 7", "num_heads = 7"},
-                        {"retention", "num_heads = 7", "num_heads = 7"},
-                        {"delta_net", "num_heads = 7", "num_heads = 7"},
-                        {"gated_delta_net", "num_heads = 7", "num_heads = 7"},
-                        {"gated_delta_net", "num_heads = 4\nnum_key_heads = 3", "num_key_heads = 3"},
-                        {"taylor_attention", "num_heads = 7", "num_heads = 7"},
-                        {"rwkv5", "num_heads = 7", "num_heads = 7"},
-                        {"rwkv6", "num_heads = 7", "num_heads = 7"},
-                        {"rwkv7", "num_heads = 7", "num_heads = 7"}};
+const Wrong kWrong[] = {
+    {"attention", "num_heads = 7", "num_heads = 7"},
+    {"attention", "num_heads = 4\nnum_kv_heads = 3", "num_kv_heads = 3"},
+    {"attention", "window = 0", "window = 0"},
+    {"attention", "temperature = 0.5", "temperature = 0.5"},
+    {"attention", "constants = \"key\"", "constants = 'key'"},
+    {"attention", "qk_norm = true\ninitial_scale = 0.0", "initial_scale = 0"},
+    {"attention", "scale_learning_rate = -1.0", "scale_learning_rate = -1"},
+    {"top1_element", "num_heads = 7", "num_heads = 7"},
+    {"top1_element", "head_dim = 7", "head_dim = 7"},
+    {"top1_element", "initial_scale = -2.0", "initial_scale = -2"},
+    {"top1_chunk", "num_heads = 0", "num_heads = 0"},
+    {"top1_chunk", "chunk_size = 0", "chunk_size = 0"},
+    {"top1_chunk", "top_k = 0", "top_k = 0"},
+    {"top1_chunk", "selection = \"aprox\"", "selection = 'aprox'"},
+    {"top1_chunk", "selection = \"shortlist\"\nshortlist = 1\ntop_k = 2", "shortlist = 1"},
+    {"top1_chunk", "selection = \"shortlist\"\nrank = -1", "rank = -1"},
+    {"top1_chunk", "fall_back = true", "fall_back needs selection = 'shortlist'"},
+    {"mamba1", "state_size = 0", "state_size = 0"},
+    {"mamba1", "decay = \"half\"", "decay = 'half'"},
+    {"mamba1", "expand = 0", "expand = 0"},
+    {"mamba2", "head_dim = 7", "head_dim = 7"},
+    {"mamba2", "head_dim = 0", "head_dim = 0"},
+    {"mamba2", "head_dim = 16\nnum_groups = 5", "num_groups = 5"},
+    {"mamba2", "head_dim = 16\ndecay = \"learnable\"", "decay = 'learnable'"},
+    {"longhorn", "state_size = 0", "state_size = 0"},
+    {"gla", "num_heads = 7", "num_heads = 7"},
+    {"retention", "num_heads = 7", "num_heads = 7"},
+    {"delta_net", "num_heads = 7", "num_heads = 7"},
+    {"gated_delta_net", "num_heads = 7", "num_heads = 7"},
+    {"gated_delta_net", "num_heads = 4\nnum_key_heads = 3", "num_key_heads = 3"},
+    {"taylor_attention", "num_heads = 7", "num_heads = 7"},
+    {"rwkv5", "num_heads = 7", "num_heads = 7"},
+    {"rwkv6", "num_heads = 7", "num_heads = 7"},
+    {"rwkv7", "num_heads = 7", "num_heads = 7"}};
 
 TEST(MixerRefusals, NameTheFieldAndItsValue) {
   for (const Wrong& wrong : kWrong) {
@@ -62,12 +63,15 @@ TEST(MixerRefusals, NameTheFieldAndItsValue) {
 
 // A width that no kernel serves, in every mixer with a convolution.
 TEST(MixerRefusals, ConvolutionsOfUpToEightTaps) {
-  for (const char* mixer : {"mamba1", "mamba2", "longhorn", "delta_net", "gated_delta_net", "base_conv"})
+  for (const char* mixer :
+       {"mamba1", "mamba2", "longhorn", "delta_net", "gated_delta_net", "base_conv"})
     for (const int width : {-1, 9}) try {
         mixers().at(mixer).make(ConfigNode::parse(fmt::format("conv_width = {}", width)), 64);
         ADD_FAILURE() << mixer << " was accepted with conv_width = " << width;
       } catch (const BadInput& error) {
-        EXPECT_NE(std::string(error.what()).find(fmt::format("conv_width = {}", width)), std::string::npos) << mixer;
+        EXPECT_NE(std::string(error.what()).find(fmt::format("conv_width = {}", width)),
+                  std::string::npos)
+            << mixer;
       }
 }
 

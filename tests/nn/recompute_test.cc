@@ -1,5 +1,5 @@
-// Activation checkpointing: the second run of a layer takes what the first one remembered, and gradients stay what they
-// are.
+// Activation checkpointing: the second run of a layer takes what the first one remembered, and
+// gradients stay what they are.
 #include "nn/recompute.h"
 
 #include <torch/torch.h>
@@ -17,7 +17,8 @@ TEST(Recompute, TheSecondRunRecallsWhatTheFirstRemembered) {
     again.push_back(first.has_value());
     EXPECT_EQ(first.has_value(), second.has_value());
     if (first) EXPECT_TRUE(first->item<int>() == 1 && second->item<int>() == 2);
-    remember(at::full({}, ++runs)), remember(at::full({}, ++runs));
+    remember(at::full({}, ++runs));
+    remember(at::full({}, ++runs));
     return x * 3;
   };
   const at::Tensor x = torch::ones({2}, torch::requires_grad());
@@ -38,17 +39,20 @@ TEST(Recompute, AnErrorLeavesNothingBehind) {
     remember(at::ones({}));
     throw std::runtime_error("broken");
   };
-  EXPECT_THROW(recomputed(broken, torch::ones({2}, torch::requires_grad()), handed), std::runtime_error);
+  EXPECT_THROW(recomputed(broken, torch::ones({2}, torch::requires_grad()), handed),
+               std::runtime_error);
   EXPECT_FALSE(recalled());
 }
 
 TEST(Recompute, Top1ChoosesOnce) {
-  const auto mixer = mixers().at("top1_chunk").make(ConfigNode::parse("num_heads = 2\nchunk_size = 4\n"), 16);
+  const auto mixer =
+      mixers().at("top1_chunk").make(ConfigNode::parse("num_heads = 2\nchunk_size = 4\n"), 16);
   int runs = 0;
   const auto layer = [&](const at::Tensor& x, Handed&) {
     State none;
     const at::Tensor y = mixer->forward(x, none);
-    if (++runs == 2) EXPECT_THROW(recalled(), std::out_of_range) << "the mixer has taken what it remembered";
+    if (++runs == 2)
+      EXPECT_THROW(recalled(), std::out_of_range) << "the mixer has taken what it remembered";
     return y;
   };
   const at::Tensor x = at::randn({2, 33, 16}, generator("x")).requires_grad_();

@@ -1,4 +1,5 @@
-// RWKV-5, 6 and 7 against RWKV-LM: logits, loss, every gradient, states, read from files under its names.
+// RWKV-5, 6 and 7 against RWKV-LM: logits, loss, every gradient, states, read from files
+// under its names.
 #include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
@@ -12,7 +13,8 @@ namespace {
 
 struct RwkvGolden : testing::TestWithParam<std::pair<const char*, const char*>> {
   void SetUp() override {
-    const fs::path file = shared_folder() / "golden" / (std::string(GetParam().first) + ".safetensors");
+    const fs::path file =
+        shared_folder() / "golden" / (std::string(GetParam().first) + ".safetensors");
     if (!fs::exists(file)) GTEST_SKIP() << "no golden data at " << file << " (set ASSAY_SHARED)";
     for (auto& [name, tensor] : load_tensors(file)) golden[name] = tensor;
     metadata = Safetensors(file).metadata();
@@ -25,7 +27,8 @@ struct RwkvGolden : testing::TestWithParam<std::pair<const char*, const char*>> 
   nlohmann::json config() const {
     nlohmann::json out = {{"model_type", GetParam().second}};
     for (const auto& [key, value] : metadata)
-      if (key != "op") out[key.starts_with("lora_") ? "d_" + key.substr(5) + "_lora" : key] = std::stoll(value);
+      if (key != "op")
+        out[key.starts_with("lora_") ? "d_" + key.substr(5) + "_lora" : key] = std::stoll(value);
     return out;
   }
   // RWKV-LM's demo gives each block a first norm and uses that of block 0 only.
@@ -54,12 +57,14 @@ TEST_P(RwkvGolden, LogitsLossAndStates) {
     const double tolerance = dtype == at::kDouble ? 1e-11 : 1e-5;
     const auto m = model(dtype);
     ModelState state;
-    EXPECT_LE(relative_error(m->logits(golden.at("in.tokens"), state), golden.at("out.logits")), tolerance);
+    EXPECT_LE(relative_error(m->logits(golden.at("in.tokens"), state), golden.at("out.logits")),
+              tolerance);
     EXPECT_LE(relative_error(m->loss(golden.at("in.tokens")), golden.at("out.loss")), tolerance);
     for (size_t i = 0; i < state.layers.size(); ++i) {
       at::Tensor S = state.layers[i].tensors().at("S");  // ours is [B, H, key, value]
       if (m->spec.config.pattern.front() == "rwkv7") S = S.transpose(2, 3);
-      EXPECT_LE(relative_error(S, golden.at(fmt::format("out.state.blocks.{}", i))), tolerance) << "layer " << i;
+      EXPECT_LE(relative_error(S, golden.at(fmt::format("out.state.blocks.{}", i))), tolerance)
+          << "layer " << i;
     }
   }
 }
@@ -70,7 +75,8 @@ TEST_P(RwkvGolden, Gradients) {
     const double tolerance = dtype == at::kDouble ? 1e-11 : 1e-4;
     const auto m = model(dtype);
     m->loss(golden.at("in.tokens")).backward();
-    const NamedTensors expected = from_hugging_face(m->spec, starting_with("grad.param."), "golden gradients");
+    const NamedTensors expected =
+        from_hugging_face(m->spec, starting_with("grad.param."), "golden gradients");
     size_t compared = 0;
     for (const auto& [name, gradient] : expected) {
       EXPECT_LE(relative_error(m->named_parameters()[name].grad(), gradient), tolerance) << name;
@@ -82,12 +88,15 @@ TEST_P(RwkvGolden, Gradients) {
 
 TEST_P(RwkvGolden, TheWayBack) {
   const auto m = model(at::kFloat);
-  const NamedTensors back = from_hugging_face(m->spec, to_hugging_face(m->spec, named_parameters_of(*m)), "export");
-  for (const auto& [name, tensor] : back) EXPECT_TRUE(at::equal(tensor, m->named_parameters()[name])) << name;
+  const NamedTensors back =
+      from_hugging_face(m->spec, to_hugging_face(m->spec, named_parameters_of(*m)), "export");
+  for (const auto& [name, tensor] : back)
+    EXPECT_TRUE(at::equal(tensor, m->named_parameters()[name])) << name;
   EXPECT_EQ(back.size(), m->parameters().size());
 }
 
-// What RWKV-LM wrote, byte by byte under its names; of its tensors block 0 never reads v0, v1 and v2.
+// What RWKV-LM wrote, byte by byte under its names; of its tensors block 0 never reads v0,
+// v1 and v2.
 TEST_P(RwkvGolden, ExportsWhatItImported) {
   const fs::path out = folder.string() + "_out";
   fs::remove_all(out);
@@ -96,12 +105,14 @@ TEST_P(RwkvGolden, ExportsWhatItImported) {
   for (auto& [name, tensor] : load_tensors(out / "model.safetensors")) written[name] = tensor;
   size_t unread = 0;
   for (const auto& [name, tensor] : starting_with("param.")) {
-    if (name.starts_with("blocks.0.att.v") && name.size() == std::string("blocks.0.att.v0").size()) ++unread;
+    if (name.starts_with("blocks.0.att.v") && name.size() == std::string("blocks.0.att.v0").size())
+      ++unread;
     else EXPECT_TRUE(written.contains(name) && at::equal(written[name], tensor)) << name;
   }
   EXPECT_EQ(written.size() + unread, starting_with("param.").size());
   const auto settings = nlohmann::json::parse(read_file(out / "config.json"));
-  for (const auto& [key, value] : config().items()) EXPECT_EQ(settings.value(key, nlohmann::json()), value) << key;
+  for (const auto& [key, value] : config().items())
+    EXPECT_EQ(settings.value(key, nlohmann::json()), value) << key;
   EXPECT_EQ(hugging_face_spec(out).toml(), hugging_face_spec(folder).toml());
 }
 

@@ -31,8 +31,8 @@ TEST(StartingValues, StepsAreLogUniform) {
 }
 
 TEST(StartingValues, TheEmbeddingIsAsWideAsItIsTold) {
-  const auto model =
-      make_model("[model]\nvocab_size = 500\nd_model = 64\nembedding_std = 6e-5\ntie_embeddings = false\n");
+  const auto model = make_model(
+      "[model]\nvocab_size = 500\nd_model = 64\nembedding_std = 6e-5\ntie_embeddings = false\n");
   model->initialise(1);
   EXPECT_NEAR(model->embedding.std().item<double>(), 6e-5, 1e-6);
   EXPECT_NEAR(model->head_weight().std().item<double>(), 0.02, 3e-4);
@@ -40,7 +40,8 @@ TEST(StartingValues, TheEmbeddingIsAsWideAsItIsTold) {
 
 TEST(StartingValues, Rwkv7sAreThoseOfItsTrainingCode) {
   const auto model = make_model(
-      "[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv7\"]\nchannel_mixer = "
+      "[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv7\"]\n"
+      "channel_mixer = "
       "\"rwkv7_channel_mix\"\n");
   model->initialise(1);
   const auto all = model->named_parameters();
@@ -50,49 +51,61 @@ TEST(StartingValues, Rwkv7sAreThoseOfItsTrainingCode) {
     return x.item<double>();
   };
   // Layer 1 of 3: depth 1/2, height 2/3; channel 33 of 128 is number 33 of its head of 64.
-  EXPECT_NEAR(value("layers_1.mixer.mix", {1, 33}), 1 - std::pow(33.0 / 128, 0.9 * 2 / 3), 1e-6) << "x_w";
-  EXPECT_NEAR(value("layers_1.mixer.mix", {5, 33}), 1 - std::pow(33.0 / 128, 0.2 * 2 / 3), 1e-6) << "x_g";
-  const double curve = (33 - 31.5) / 31.5, zigzag = curve * std::abs(curve), line = 33.0 / 127 - 0.5;
+  EXPECT_NEAR(value("layers_1.mixer.mix", {1, 33}), 1 - std::pow(33.0 / 128, 0.9 * 2 / 3), 1e-6)
+      << "x_w";
+  EXPECT_NEAR(value("layers_1.mixer.mix", {5, 33}), 1 - std::pow(33.0 / 128, 0.2 * 2 / 3), 1e-6)
+      << "x_g";
+  const double curve = (33 - 31.5) / 31.5, zigzag = curve * std::abs(curve),
+               line = 33.0 / 127 - 0.5;
   EXPECT_NEAR(value("layers_1.mixer.decay.up_proj.bias", {33}),
               -6 + 6 * std::pow(33.0 / 127, 1 + std::pow(0.5, 0.3)) + 0.5 + 2.5 * zigzag, 1e-5);
-  EXPECT_NEAR(value("layers_1.mixer.rate.up_proj.bias", {33}), -0.19 + 0.3 * zigzag + 0.4 * line, 1e-6);
+  EXPECT_NEAR(value("layers_1.mixer.rate.up_proj.bias", {33}), -0.19 + 0.3 * zigzag + 0.4 * line,
+              1e-6);
   EXPECT_NEAR(value("layers_1.mixer.value_mix.up_proj.bias", {33}), 0.73 - 0.4 * line, 1e-6);
   EXPECT_NEAR(value("layers_1.mixer.k_k", {33}), 0.71 - 0.1 * line, 1e-6);
   EXPECT_NEAR(value("layers_1.mixer.norm.weight", {5}), std::pow(2.0 / 3, 0.7), 1e-6);
-  EXPECT_NEAR(value("layers_1.channel_mixer.mix", {0, 33}), 1 - std::pow(33.0 / 128, std::pow(2.0 / 3, 4)), 1e-6);
+  EXPECT_NEAR(value("layers_1.channel_mixer.mix", {0, 33}),
+              1 - std::pow(33.0 / 128, std::pow(2.0 / 3, 4)), 1e-6);
   EXPECT_EQ(all["layers_1.mixer.out_proj.weight"].abs().max().item<double>(), 0);
-  EXPECT_FALSE(all.contains("layers_0.mixer.value_mix.up_proj.bias")) << "the first layer has nothing to mix with";
+  EXPECT_FALSE(all.contains("layers_0.mixer.value_mix.up_proj.bias"))
+      << "the first layer has nothing to mix with";
 }
 
 TEST(StartingValues, Rwkv6sAndRwkv5sAreThoseOfTheirTrainingCode) {
   for (const std::string version : {"5", "6"}) {
-    const auto model = make_model(
-        fmt::format("[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv{0}\"]\nchannel_mixer = "
-                    "\"rwkv{0}_channel_mix\"\n",
-                    version));
+    const auto model = make_model(fmt::format(
+        "[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv{0}\"]\n"
+        "channel_mixer = "
+        "\"rwkv{0}_channel_mix\"\n",
+        version));
     model->initialise(1);
     const auto all = model->named_parameters();
     const auto given = [&](double x) { return version == "5" ? x : 1 - x; };
-    const at::Tensor mix = all["layers_1.mixer.mix"],
-                     decay = all[version == "5" ? "layers_1.mixer.decay" : "layers_1.mixer.decay.up_proj.bias"];
+    const at::Tensor
+        mix = all["layers_1.mixer.mix"],
+        decay = all[version == "5" ? "layers_1.mixer.decay" : "layers_1.mixer.decay.up_proj.bias"];
     const int64_t v = version == "5" ? 1 : 2;
-    EXPECT_NEAR(mix[v][33].item<double>(), given(std::pow(33.0 / 128, 2.0 / 3) + 0.3 * 0.5), 1e-6) << version;
-    EXPECT_NEAR(decay.flatten()[33].item<double>(), -6 + 5 * std::pow(33.0 / 127, 0.7 + 1.3 * 0.5), 1e-5) << version;
-    EXPECT_NEAR(all["layers_1.mixer.bonus"].flatten()[33].item<double>(), 0.5 * (1 - 33.0 / 127) + 0.1 * ((34 % 3) - 1),
-                1e-6)
+    EXPECT_NEAR(mix[v][33].item<double>(), given(std::pow(33.0 / 128, 2.0 / 3) + 0.3 * 0.5), 1e-6)
         << version;
-    EXPECT_NEAR(all["layers_1.channel_mixer.mix"][1][33].item<double>(), given(std::pow(33.0 / 128, 2.0 / 3)), 1e-6)
+    EXPECT_NEAR(decay.flatten()[33].item<double>(), -6 + 5 * std::pow(33.0 / 127, 0.7 + 1.3 * 0.5),
+                1e-5)
+        << version;
+    EXPECT_NEAR(all["layers_1.mixer.bonus"].flatten()[33].item<double>(),
+                0.5 * (1 - 33.0 / 127) + 0.1 * ((34 % 3) - 1), 1e-6)
+        << version;
+    EXPECT_NEAR(all["layers_1.channel_mixer.mix"][1][33].item<double>(),
+                given(std::pow(33.0 / 128, 2.0 / 3)), 1e-6)
         << version;
   }
 }
 
 // A parameter of layer 1 of a model of `pattern`, d_model 64, four layers, started with seed 1.
-at::Tensor started(const std::string& pattern, const std::string& name, const std::string& table = "",
-                   const std::string& channel_mixer = "none") {
-  const auto model = make_model(
-      fmt::format("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 4\npattern = [\"{0}\"]\nchannel_mixer = "
-                  "\"{1}\"\n[model.{0}]\n{2}",
-                  pattern, channel_mixer, table));
+at::Tensor started(const std::string& pattern, const std::string& name,
+                   const std::string& table = "", const std::string& channel_mixer = "none") {
+  const auto model = make_model(fmt::format(
+      "[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 4\npattern = [\"{0}\"]\nchannel_mixer = "
+      "\"{1}\"\n[model.{0}]\n{2}",
+      pattern, channel_mixer, table));
   model->initialise(1);
   return model->named_parameters()["layers_1.mixer." + name].detach();
 }
@@ -103,13 +116,15 @@ void expect_uniform(const at::Tensor& x, double bound, const std::string& what) 
   EXPECT_NEAR(x.std().item<double>() / (bound / std::sqrt(3)), 1, 0.08) << what;
 }
 
-// state-spaces/mamba and Longhorn: torch's Linear, and out_proj smaller by the root of the residual branches.
+// state-spaces/mamba and Longhorn: torch's Linear, and out_proj smaller by the root of
+// the residual branches.
 TEST(StartingValues, ProjectionsOfMambaAndLonghornAreUniform) {
   for (const std::string mixer : {"mamba1", "mamba2", "longhorn"}) {
     const std::string table = mixer == "mamba2" ? "head_dim = 32" : "";
     expect_uniform(started(mixer, "in_proj.weight", table), 1.0 / 8, mixer + " in_proj");
     const double out = 1 / std::sqrt(128);
-    expect_uniform(started(mixer, "out_proj.weight", table), out / std::sqrt(4), mixer + " out_proj, one residual");
+    expect_uniform(started(mixer, "out_proj.weight", table), out / std::sqrt(4),
+                   mixer + " out_proj, one residual");
     expect_uniform(started(mixer, "out_proj.weight", table, "swiglu"), out / std::sqrt(8),
                    mixer + " out_proj, two residuals");
     if (mixer != "mamba2") expect_uniform(started(mixer, "x_proj.weight"), out, mixer + " x_proj");
@@ -119,7 +134,8 @@ TEST(StartingValues, ProjectionsOfMambaAndLonghornAreUniform) {
 TEST(StartingValues, ShortConvolutionFollowsConvStd) {
   for (const std::string mixer : {"delta_net", "gated_delta_net"}) {
     expect_uniform(started(mixer, "conv.weight"), 0.5, mixer);
-    EXPECT_NEAR(started(mixer, "conv.weight", "conv_std = 0.02").std().item<double>(), 0.02, 2e-3) << mixer;
+    EXPECT_NEAR(started(mixer, "conv.weight", "conv_std = 0.02").std().item<double>(), 0.02, 2e-3)
+        << mixer;
   }
 }
 
@@ -133,21 +149,28 @@ TEST(StartingValues, ScaleOfUnitQueriesStartsWhereToldAndLearnsFaster) {
     };
     const std::string scale = "layers_0.mixer.scale", matrix = "layers_0.mixer.qkv.weight";
     const auto plain = model(""), told = model("initial_scale = 8.0\nscale_learning_rate = 1.0");
-    plain->initialise(1), told->initialise(1);
+    plain->initialise(1);
+    told->initialise(1);
     EXPECT_TRUE(plain->named_parameters()[scale].eq(20).all().item<bool>()) << mixer;
     EXPECT_TRUE(told->named_parameters()[scale].eq(8).all().item<bool>()) << mixer;
-    EXPECT_EQ(plain->group(scale, plain->named_parameters()[scale]), (ParameterGroup{.learning_rate = 40})) << mixer;
+    EXPECT_EQ(plain->group(scale, plain->named_parameters()[scale]),
+              (ParameterGroup{.learning_rate = 40}))
+        << mixer;
     EXPECT_EQ(told->group(scale, told->named_parameters()[scale]), ParameterGroup()) << mixer;
-    EXPECT_EQ(plain->group(matrix, plain->named_parameters()[matrix]), (ParameterGroup{.weight_decay = true})) << mixer;
+    EXPECT_EQ(plain->group(matrix, plain->named_parameters()[matrix]),
+              (ParameterGroup{.weight_decay = true}))
+        << mixer;
   }
 }
 
 TEST(StartingValues, ChangedStartingValuesEnterTheNumericsOfTheModel) {
   const auto numerics = [](const std::string& pattern) {
-    return make_model("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 2\npattern = [" + pattern + "]\n")
+    return make_model("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 2\npattern = [" +
+                      pattern + "]\n")
         ->numerics();
   };
-  EXPECT_EQ(numerics("\"mamba1\", \"attention\""), (std::map<std::string, int>{{"mixer mamba1", 2}}));
+  EXPECT_EQ(numerics("\"mamba1\", \"attention\""),
+            (std::map<std::string, int>{{"mixer mamba1", 2}}));
   EXPECT_TRUE(numerics("\"attention\"").empty());
 }
 

@@ -37,11 +37,13 @@ inline std::shared_ptr<LanguageModel> random_model(const std::string& toml, uint
   model->initialise(seed);
   const at::NoGradGuard no_grad;
   at::Generator noise = generator(toml);
-  for (auto& parameter : model->parameters()) parameter.add_(at::randn(parameter.sizes(), noise), 0.1);
+  for (auto& parameter : model->parameters())
+    parameter.add_(at::randn(parameter.sizes(), noise), 0.1);
   model->to(at::kDouble);
   return model;
 }
-inline at::Tensor random_tokens(int64_t batch, int64_t time, int64_t vocabulary, const std::string& name) {
+inline at::Tensor random_tokens(int64_t batch, int64_t time, int64_t vocabulary,
+                                const std::string& name) {
   return at::randint(0, vocabulary, {batch, time}, generator(name), at::kLong);
 }
 

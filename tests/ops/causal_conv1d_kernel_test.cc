@@ -1,4 +1,5 @@
-// The CPU kernels of the causal convolution against plain loops in double, and against finite differences.
+// The CPU kernels of the causal convolution against plain loops in double, and
+// against finite differences.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -16,10 +17,12 @@ struct Shape {
   bool silu = true, bias = true, initial = true;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "B" << s.batch << " T" << s.time << " Dm" << s.channels << " K" << s.width << (s.silu ? " silu" : "")
-             << (s.bias ? " bias" : "") << (s.initial ? " initial_state" : "");
+  return out << "B" << s.batch << " T" << s.time << " Dm" << s.channels << " K" << s.width
+             << (s.silu ? " silu" : "") << (s.bias ? " bias" : "")
+             << (s.initial ? " initial_state" : "");
 }
-using Tensors = std::map<std::string, Numbers>;  // by the names of kernel.h; an absent tensor is empty
+// By the names of kernel.h; an absent tensor is empty
+using Tensors = std::map<std::string, Numbers>;
 
 Tensors random_inputs(const Shape& s, uint64_t seed, DType dtype) {
   const DType real = real_of(dtype);
@@ -34,13 +37,16 @@ Tensors random_inputs(const Shape& s, uint64_t seed, DType dtype) {
   return x;
 }
 
-// One number at a time: each output is put together from its inputs, each gradient scattered back to them.
+// One number at a time: each output is put together from its inputs, each gradient scattered
+// back to them.
 Tensors naive(const Shape& s, Tensors& in) {
   const int64_t past = s.width - 1;
   Tensors out;
-  out["y"].resize(in["x"].size()), out["dx"].resize(in["x"].size());
+  out["y"].resize(in["x"].size());
+  out["dx"].resize(in["x"].size());
   out["final_state"].resize(s.batch * s.channels * past);
-  for (const char* name : {"weight", "bias", "initial_state"}) out["d" + std::string(name)].resize(in[name].size());
+  for (const char* name : {"weight", "bias", "initial_state"})
+    out["d" + std::string(name)].resize(in[name].size());
   for (int64_t b = 0; b < s.batch; ++b)
     for (int64_t d = 0; d < s.channels; ++d) {
       auto row = [&](int64_t t) { return (b * s.time + t) * s.channels + d; };
@@ -54,7 +60,8 @@ Tensors naive(const Shape& s, Tensors& in) {
       };
       for (int64_t t = 0; t < s.time; ++t) {
         double pre = s.bias ? in["bias"][d] : 0;
-        for (int64_t j = 0; j < s.width; ++j) pre += in["weight"][d * s.width + j] * x(t - past + j);
+        for (int64_t j = 0; j < s.width; ++j)
+          pre += in["weight"][d * s.width + j] * x(t - past + j);
         const double gate = 1 / (1 + std::exp(-pre));
         out["y"][row(t)] = s.silu ? pre * gate : pre;
         const double dpre = in["dy"][row(t)] * (s.silu ? gate + pre * gate * (1 - gate) : 1);
@@ -76,20 +83,26 @@ Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
   const DType real = real_of(dtype);
   const int64_t states = s.batch * s.channels * (s.width - 1);
   std::map<std::string, Buffer> in, out;
-  for (const auto& [name, numbers] : x) in.emplace(name, Buffer(name == "x" || name == "dy" ? dtype : real, numbers));
+  for (const auto& [name, numbers] : x)
+    in.emplace(name, Buffer(name == "x" || name == "dy" ? dtype : real, numbers));
   auto fresh = [&](const char* name, DType type, size_t size) {
     return out.emplace(name, Buffer(type, int64_t(size))).first->second.data();
   };
   auto rows = [&](void* data) { return View{data, s.time * s.channels, s.channels}; };
   CausalConv1dForward p{dtype, s.batch, s.time, s.channels, s.width, s.silu};
-  p.x = rows(in.at("x").data()), p.weight = in.at("weight").data(), p.bias = in.at("bias").data();
+  p.x = rows(in.at("x").data());
+  p.weight = in.at("weight").data();
+  p.bias = in.at("bias").data();
   p.initial_state = in.at("initial_state").data();
-  p.y = rows(fresh("y", dtype, x["x"].size())), p.final_state = fresh("final_state", real, states);
+  p.y = rows(fresh("y", dtype, x["x"].size()));
+  p.final_state = fresh("final_state", real, states);
   cpu::causal_conv1d(p, pool(threads));
   CausalConv1dBackward q{p};
-  q.dy = rows(in.at("dy").data()), q.dfinal_state = in.at("dfinal_state").data();
+  q.dy = rows(in.at("dy").data());
+  q.dfinal_state = in.at("dfinal_state").data();
   q.dx = rows(fresh("dx", dtype, x["x"].size()));
-  q.dweight = fresh("dweight", real, x["weight"].size()), q.dbias = fresh("dbias", real, x["bias"].size());
+  q.dweight = fresh("dweight", real, x["weight"].size());
+  q.dbias = fresh("dbias", real, x["bias"].size());
   q.dinitial_state = fresh("dinitial_state", real, x["initial_state"].size());
   Workspace workspace(cpu::workspace_bytes(q));
   cpu::causal_conv1d(q, workspace.data(), pool(threads));
@@ -108,7 +121,8 @@ class CausalConv1dKernel : public testing::TestWithParam<Shape> {};
 
 TEST_P(CausalConv1dKernel, EqualsThePlainLoops) {
   constexpr uint64_t seed = 1;
-  for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
     Tensors x = random_inputs(GetParam(), seed, dtype);
     const Tensors expected = naive(GetParam(), x), actual = kernel(GetParam(), x, dtype);
     for (const auto& [name, numbers] : expected)
@@ -120,7 +134,8 @@ TEST_P(CausalConv1dKernel, EqualsThePlainLoops) {
 TEST_P(CausalConv1dKernel, GivesTheSameBitsWhateverTheThreads) {
   Tensors x = random_inputs(GetParam(), 2, DType::f32);
   const Tensors one = kernel(GetParam(), x, DType::f32, 1);
-  for (const int threads : {2, 3, 7}) EXPECT_EQ(one, kernel(GetParam(), x, DType::f32, threads)) << GetParam();
+  for (const int threads : {2, 3, 7})
+    EXPECT_EQ(one, kernel(GetParam(), x, DType::f32, threads)) << GetParam();
 }
 
 TEST_P(CausalConv1dKernel, GradientsAreTheSlopes) {
@@ -131,7 +146,8 @@ TEST_P(CausalConv1dKernel, GradientsAreTheSlopes) {
     const Tensors out = kernel(GetParam(), at, DType::f64);
     double total = 0;
     for (size_t i = 0; i < x["dy"].size(); ++i) total += x["dy"][i] * out.at("y")[i];
-    for (size_t i = 0; i < x["dfinal_state"].size(); ++i) total += x["dfinal_state"][i] * out.at("final_state")[i];
+    for (size_t i = 0; i < x["dfinal_state"].size(); ++i)
+      total += x["dfinal_state"][i] * out.at("final_state")[i];
     return total;
   };
   for (const std::string name : {"x", "weight", "bias", "initial_state"}) {
@@ -139,10 +155,13 @@ TEST_P(CausalConv1dKernel, GradientsAreTheSlopes) {
     Tensors above = x, below = x;
     double slope = 0, size = 1;
     for (size_t i = 0; i < v.size(); ++i) {
-      above[name][i] += h * v[i], below[name][i] -= h * v[i];
-      slope += gradients["d" + name][i] * v[i], size += std::abs(gradients["d" + name][i] * v[i]);
+      above[name][i] += h * v[i];
+      below[name][i] -= h * v[i];
+      slope += gradients["d" + name][i] * v[i];
+      size += std::abs(gradients["d" + name][i] * v[i]);
     }
-    EXPECT_NEAR((loss(above) - loss(below)) / (2 * h), slope, 1e-6 * size) << name << " " << GetParam();
+    EXPECT_NEAR((loss(above) - loss(below)) / (2 * h), slope, 1e-6 * size)
+        << name << " " << GetParam();
   }
 }
 
@@ -151,7 +170,8 @@ TEST(CausalConv1dKernelTargets, AllEqualThePlainLoops) {
   const Shape s{2, 67, 70, 4};
   for (const int64_t target : targets()) {
     const SimdTarget only(target);
-    for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
+    for (const auto& [dtype, tolerance] :
+         {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
       Tensors x = random_inputs(s, 8, dtype);
       const Tensors expected = naive(s, x), actual = kernel(s, x, dtype);
       for (const auto& [name, numbers] : expected)
@@ -162,14 +182,16 @@ TEST(CausalConv1dKernelTargets, AllEqualThePlainLoops) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CausalConv1dKernel,
-                         testing::Values(Shape{1, 1, 12, 4}, Shape{2, 65, 20, 4}, Shape{1, 67, 24, 3},
-                                         Shape{2, 3, 70, 8}, Shape{1, 33, 5, 1}, Shape{2, 64, 130, 32},
-                                         Shape{1, 7, 20, 32}, Shape{2, 67, 12, 4, false, false, false},
+                         testing::Values(Shape{1, 1, 12, 4}, Shape{2, 65, 20, 4},
+                                         Shape{1, 67, 24, 3}, Shape{2, 3, 70, 8},
+                                         Shape{1, 33, 5, 1}, Shape{2, 64, 130, 32},
+                                         Shape{1, 7, 20, 32},
+                                         Shape{2, 67, 12, 4, false, false, false},
                                          Shape{2, 32, 65, 2, true, false, false}),
                          [](const auto& info) {
                            const Shape& s = info.param;
-                           return "B" + std::to_string(s.batch) + "T" + std::to_string(s.time) + "Dm" +
-                                  std::to_string(s.channels) + "K" + std::to_string(s.width);
+                           return "B" + std::to_string(s.batch) + "T" + std::to_string(s.time) +
+                                  "Dm" + std::to_string(s.channels) + "K" + std::to_string(s.width);
                          });
 
 }  // namespace

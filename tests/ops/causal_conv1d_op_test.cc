@@ -11,7 +11,8 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 
-at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype = at::kDouble, at::Device device = at::kCPU) {
+at::Tensor normal(at::IntArrayRef shape, at::ScalarType dtype = at::kDouble,
+                  at::Device device = at::kCPU) {
   return at::randn(shape, at::kDouble).to(device, dtype).requires_grad_();
 }
 
@@ -33,27 +34,32 @@ struct Arguments {
             initial_state ? Optional(copy(*initial_state)) : initial_state};
   }
 };
-auto run(const Arguments& a) { return causal_conv1d(a.x, a.weight, a.bias, a.activation, a.initial_state); }
+auto run(const Arguments& a) {
+  return causal_conv1d(a.x, a.weight, a.bias, a.activation, a.initial_state);
+}
 
 Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t width,
                            at::ScalarType dtype = at::kDouble, at::ScalarType real = at::kDouble,
                            at::Device device = at::kCPU) {
   torch::manual_seed(7);
   return {normal({batch, time, channels}, dtype, device), normal({channels, width}, real, device),
-          normal({channels}, real, device), "silu", normal({batch, channels, width - 1}, real, device)};
+          normal({channels}, real, device), "silu",
+          normal({batch, channels, width - 1}, real, device)};
 }
 
 std::vector<at::Tensor> gradients(const Arguments& a, const std::tuple<at::Tensor, at::Tensor>& out,
                                   const at::Tensor& weights, const at::Tensor& state_weights) {
-  const at::Tensor loss = (std::get<0>(out) * weights).sum() + (std::get<1>(out) * state_weights).sum();
-  return torch::autograd::grad({loss}, a.tensors(), {}, /*retain_graph=*/true, false, /*allow_unused=*/true);
+  const at::Tensor loss =
+      (std::get<0>(out) * weights).sum() + (std::get<1>(out) * state_weights).sum();
+  return torch::autograd::grad({loss}, a.tensors(), {}, /*retain_graph=*/true, false,
+                               /*allow_unused=*/true);
 }
 
 void expect_equal_to_reference(const Arguments& a, double tolerance) {
   const Arguments exact = a.exact();
   const auto out = run(a);
-  const auto expected =
-      causal_conv1d_reference(exact.x, exact.weight, exact.bias, exact.activation, exact.initial_state);
+  const auto expected = causal_conv1d_reference(exact.x, exact.weight, exact.bias, exact.activation,
+                                                exact.initial_state);
   EXPECT_LE(worst_row_error(std::get<0>(out), std::get<0>(expected)), tolerance);
   EXPECT_LE(worst_row_error(std::get<1>(out), std::get<1>(expected)), tolerance);
   const at::Tensor weights = at::randn_like(a.x), state_weights = at::randn_like(std::get<1>(out));
@@ -68,10 +74,12 @@ void expect_equal_to_reference(const Arguments& a, double tolerance) {
 TEST(CausalConv1dOp, EqualsItsReference) {
   for (const auto& [time, channels, width] :
        {std::tuple{1, 12, 4}, {65, 20, 3}, {67, 24, 4}, {3, 70, 8}, {40, 5, 32}}) {
-    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " K " << width << " seed 7");
+    SCOPED_TRACE(testing::Message()
+                 << "T " << time << " Dm " << channels << " K " << width << " seed 7");
     Arguments a = random_arguments(2, time, channels, width);
     expect_equal_to_reference(a, 1e-12);
-    a.bias = a.initial_state = std::nullopt, a.activation = "none";
+    a.bias = a.initial_state = std::nullopt;
+    a.activation = "none";
     expect_equal_to_reference(a, 1e-12);
   }
 }
@@ -88,9 +96,12 @@ TEST(CausalConv1dOp, OtherPrecisionsAndSlices) {
 
 TEST(CausalConv1dOp, OnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kDouble, at::kDouble, at::kCUDA), 1e-12);
-  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kFloat, at::kFloat, at::kCUDA), 1e-5);
-  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kBFloat16, at::kFloat, at::kCUDA), 1e-2);
+  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kDouble, at::kDouble, at::kCUDA),
+                            1e-12);
+  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kFloat, at::kFloat, at::kCUDA),
+                            1e-5);
+  expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kBFloat16, at::kFloat, at::kCUDA),
+                            1e-2);
 }
 
 TEST(CausalConv1dOp, MayBeCutAnywhere) {
@@ -98,7 +109,8 @@ TEST(CausalConv1dOp, MayBeCutAnywhere) {
   const auto [whole, last] = run(a);
   for (const int64_t cut : {1, 2, 33, 66}) {
     Arguments first = a, second = a;
-    first.x = a.x.narrow(1, 0, cut), second.x = a.x.narrow(1, cut, 67 - cut);
+    first.x = a.x.narrow(1, 0, cut);
+    second.x = a.x.narrow(1, cut, 67 - cut);
     const auto [y, state] = run(first);
     second.initial_state = state;
     const auto [rest, end] = run(second);
@@ -120,13 +132,21 @@ TEST(CausalConv1dOp, NamesTheWrongArgument) {
   };
   using A = Arguments&;
   EXPECT_EQ(message([](A) {}), "no error");
-  EXPECT_EQ(message([](A a) { a.bias = a.weight; }), "causal_conv1d: bias has shape [12, 4], expected [Dm] = [12]");
+  EXPECT_EQ(message([](A a) { a.bias = a.weight; }),
+            "causal_conv1d: bias has shape [12, 4], expected [Dm] = [12]");
   EXPECT_THAT(message([](A a) { a.x = a.x[0]; }), testing::HasSubstr("x has shape"));
-  EXPECT_THAT(message([](A a) { a.weight = a.weight.narrow(0, 0, 3); }), testing::HasSubstr("weight has shape"));
-  EXPECT_THAT(message([](A a) { a.weight = at::ones({12, 33}, at::kDouble); }), testing::HasSubstr("at most 32"));
-  EXPECT_THAT(message([](A a) { a.activation = "swish"; }), testing::HasSubstr("'swish', expected 'none' or 'silu'"));
-  EXPECT_THAT(message([](A a) { a.initial_state = a.x; }), testing::HasSubstr("initial_state has shape"));
-  EXPECT_THAT(message([](A a) { a.weight = a.weight.to(at::kLong); }), testing::HasSubstr("weight holds Long"));
+  EXPECT_THAT(message([](A a) { a.weight = a.weight.narrow(0, 0, 3); }),
+              testing::HasSubstr("weight has shape"));
+  EXPECT_THAT(message([](A a) {
+                a.weight = at::ones({12, 33}, at::kDouble);
+              }),
+              testing::HasSubstr("at most 32"));
+  EXPECT_THAT(message([](A a) { a.activation = "swish"; }),
+              testing::HasSubstr("'swish', expected 'none' or 'silu'"));
+  EXPECT_THAT(message([](A a) { a.initial_state = a.x; }),
+              testing::HasSubstr("initial_state has shape"));
+  EXPECT_THAT(message([](A a) { a.weight = a.weight.to(at::kLong); }),
+              testing::HasSubstr("weight holds Long"));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The fused cross-entropy against log-sum-exp in float64, its gradient against autograd's, and rows that must not pass.
+// The fused cross-entropy against log-sum-exp in float64, its gradient against autograd's, and rows
+// that must not pass.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -31,12 +32,14 @@ void expect_right(const Case& c, at::ScalarType dtype, at::Device device, double
   const at::Tensor on_device = targets.to(device), alone = cross_entropy(logits, on_device);
   const at::Tensor losses = cross_entropy_(logits, on_device, 0.25);
   EXPECT_TRUE(at::equal(alone, losses));
-  EXPECT_LE(worst_row(losses.unsqueeze(0), expected.unsqueeze(0)), dtype == at::kDouble ? 1e-13 : 1e-6);
+  EXPECT_LE(worst_row(losses.unsqueeze(0), expected.unsqueeze(0)),
+            dtype == at::kDouble ? 1e-13 : 1e-6);
   if (c.classes > 1) EXPECT_LE(worst_row(logits, exact.grad()), tolerance);
 }
 
 void expect_right_on(at::Device device) {
-  for (const Case& c : {Case{1, 1}, {3, 2}, {5, 7}, {4, 1000}, {3, 32000}, {2, 32001}, {7, 1029}, {5, 515, 80}}) {
+  for (const Case& c :
+       {Case{1, 1}, {3, 2}, {5, 7}, {4, 1000}, {3, 32000}, {2, 32001}, {7, 1029}, {5, 515, 80}}) {
     expect_right(c, at::kDouble, device, 1e-12);
     expect_right(c, at::kFloat, device, 1e-5);
     expect_right(c, at::kBFloat16, device, 1e-2);
@@ -63,7 +66,8 @@ TEST(CrossEntropyOp, ANumberThatIsNoneStaysInItsRow) {
 TEST(CrossEntropyOp, ATargetOutsideMakesItsRowNan) {
   at::Tensor logits = torch::randn({3, 10});
   const at::Tensor losses = cross_entropy_(logits, torch::tensor({10, -1, 9}), 1);
-  EXPECT_TRUE(losses[0].isnan().item<bool>() && losses[1].isnan().item<bool>() && losses[2].isfinite().item<bool>());
+  EXPECT_TRUE(losses[0].isnan().item<bool>() && losses[1].isnan().item<bool>() &&
+              losses[2].isfinite().item<bool>());
 }
 
 TEST(CrossEntropyOp, BadArgumentsAreNamed) {

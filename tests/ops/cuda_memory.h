@@ -1,6 +1,6 @@
 #pragma once
-// Memory of the GPU for tests: poisoned with NaN, with margins between rows that have to stay as they are; and errors
-// by the worst row.
+// Memory of the GPU for tests: poisoned with NaN, with margins between rows that have to stay as
+// they are; and errors by the worst row.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -42,7 +42,9 @@ struct Memory {
 
 inline size_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 inline DType real_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-inline double tolerance(DType dtype) { return dtype == DType::f64 ? 1e-10 : dtype == DType::f32 ? 1e-5 : 1e-2; }
+inline double tolerance(DType dtype) {
+  return dtype == DType::f64 ? 1e-10 : dtype == DType::f32 ? 1e-5 : 1e-2;
+}
 
 inline double get(DType dtype, const unsigned char* from) {
   return cuda::with_type(dtype, [&](auto x) {
@@ -57,7 +59,8 @@ inline void put(DType dtype, unsigned char* to, double value) {
   });
 }
 
-// [batch, time, width] on the GPU, `offset` elements into its memory, `margin` elements between the rows.
+// [batch, time, width] on the GPU, `offset` elements into its memory, `margin` elements
+// between the rows.
 struct Sequence {
   DType dtype;
   int64_t batch, time, width, offset, time_stride, batch_stride;
@@ -74,11 +77,16 @@ struct Sequence {
   size_t byte(int64_t b, int64_t t, int64_t i) const {
     return (offset + b * batch_stride + t * time_stride + i) * size_of(dtype);
   }
-  View view() const { return {static_cast<char*>(memory.data) + byte(0, 0, 0), batch_stride, time_stride}; }
+  View view() const {
+    return {static_cast<char*>(memory.data) + byte(0, 0, 0), batch_stride, time_stride};
+  }
   // Writes `values` and gives them back as they were rounded.
   Numbers set(Numbers values) {
     std::vector<unsigned char> bytes = memory.bytes();
-    for_each([&](size_t i, size_t at) { put(dtype, &bytes[at], values[i]), values[i] = get(dtype, &bytes[at]); });
+    for_each([&](size_t i, size_t at) {
+      put(dtype, &bytes[at], values[i]);
+      values[i] = get(dtype, &bytes[at]);
+    });
     must(cudaMemcpy(memory.data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
     return values;
   }
@@ -115,8 +123,10 @@ inline double worst_row(const Numbers& got, const Numbers& reference, int64_t wi
   double worst = 0;
   for (size_t row = 0; row < reference.size(); row += width) {
     double difference = 0, norm = 0;
-    for (size_t i = row; i < row + width; ++i)
-      difference += (got[i] - reference[i]) * (got[i] - reference[i]), norm += reference[i] * reference[i];
+    for (size_t i = row; i < row + width; ++i) {
+      difference += (got[i] - reference[i]) * (got[i] - reference[i]);
+      norm += reference[i] * reference[i];
+    }
     const double error = std::sqrt(difference / std::max(norm, 1e-300));
     if (!(error <= worst)) worst = error;  // NaN too
     if (std::isnan(worst)) return worst;
@@ -130,8 +140,10 @@ inline double worst_beyond(const Numbers& got, const Numbers& reference, const N
   double worst = 0;
   for (size_t row = 0; row < slack.size(); ++row) {
     double difference = 0, norm = 0;
-    for (size_t i = row * width; i < (row + 1) * width; ++i)
-      difference += (got[i] - reference[i]) * (got[i] - reference[i]), norm += reference[i] * reference[i];
+    for (size_t i = row * width; i < (row + 1) * width; ++i) {
+      difference += (got[i] - reference[i]) * (got[i] - reference[i]);
+      norm += reference[i] * reference[i];
+    }
     const double error = (std::sqrt(difference) - slack[row]) / std::max(std::sqrt(norm), 1e-300);
     if (!(error <= worst)) worst = error;  // NaN too
     if (std::isnan(worst)) return worst;

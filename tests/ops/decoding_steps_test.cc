@@ -1,5 +1,6 @@
-// The few steps of decoding on CUDA, which need no gradient: every operator with a state against itself in float64 on
-// the CPU (its own tests compare that with its naive twin), on the same numbers, its outputs poisoned with NaN first.
+// The few steps of decoding on CUDA, which need no gradient: every operator with a state against
+// itself in float64 on the CPU (its own tests compare that with its naive twin), on the same
+// numbers, its outputs poisoned with NaN first.
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/linear_attention/linear_attention.h"
 #include "ops/longhorn/longhorn.h"
@@ -43,45 +44,64 @@ struct Case {
 std::vector<Case> with_heads() {
   std::vector<Case> cases;
   auto add = [&](const std::string& op, const Heads& s, auto arguments, const Operator& run) {
-    cases.push_back({op + " K " + std::to_string(s.key_dim) + " V " + std::to_string(s.value_dim), arguments, run});
+    cases.push_back({op + " K " + std::to_string(s.key_dim) + " V " + std::to_string(s.value_dim),
+                     arguments, run});
   };
   const Heads small{3, 4, 64, 64}, apart{2, 2, 64, 112}, odd{2, 3, 16, 20};
-  for (const Heads& s : {small, apart, Heads{2, 4, 96, 96, 2}, {1, 3, 128, 80, 1}, {1, 2, 256, 144}, odd}) {
+  for (const Heads& s :
+       {small, apart, Heads{2, 4, 96, 96, 2}, {1, 3, 128, 80, 1}, {1, 2, 256, 144}, odd}) {
     const std::vector<int64_t> gates{s.batch, 0, s.heads}, keys{s.batch, 0, s.heads, s.key_dim};
-    auto of = [](std::vector<int64_t> shape, int64_t T) { return shape[1] = T, shape; };
+    auto of = [](std::vector<int64_t> shape, int64_t T) {
+      shape[1] = T;
+      return shape;
+    };
     add(
         "linear_attention", s, [=](int64_t T) { return attention(s, T); },
-        [](Named a) { return linear_attention(a["q"], a["k"], a["v"], 0.3, find(a, "initial_state")); });
+        [](Named a) {
+          return linear_attention(a["q"], a["k"], a["v"], 0.3, find(a, "initial_state"));
+        });
     add(
         "simple_gla", s,
         [=](int64_t T) {
           Named a = attention(s, T);
-          return a["g"] = decay(of(gates, T)), a;
+          a["g"] = decay(of(gates, T));
+          return a;
         },
-        [](Named a) { return simple_gla(a["q"], a["k"], a["v"], a["g"], 0.3, find(a, "initial_state")); });
+        [](Named a) {
+          return simple_gla(a["q"], a["k"], a["v"], a["g"], 0.3, find(a, "initial_state"));
+        });
     add(
         "gla", s,
         [=](int64_t T) {
           Named a = attention(s, T);
-          return a["gk"] = decay(of(keys, T)), a;
+          a["gk"] = decay(of(keys, T));
+          return a;
         },
-        [](Named a) { return gla(a["q"], a["k"], a["v"], a["gk"], 0.3, find(a, "initial_state")); });
+        [](Named a) {
+          return gla(a["q"], a["k"], a["v"], a["gk"], 0.3, find(a, "initial_state"));
+        });
     add(
         "gated_delta_rule", s,
         [=](int64_t T) {
           Named a = attention(s, T);
-          return a["g"] = decay(of(gates, T)), a["beta"] = at::rand(of(gates, T), at::kDouble), a;
+          a["g"] = decay(of(gates, T));
+          a["beta"] = at::rand(of(gates, T), at::kDouble);
+          return a;
         },
         [](Named a) {
-          return gated_delta_rule(a["q"], a["k"], a["v"], a["g"], a["beta"], 0.3, find(a, "initial_state"));
+          return gated_delta_rule(a["q"], a["k"], a["v"], a["g"], a["beta"], 0.3,
+                                  find(a, "initial_state"));
         });
     add(
         "delta_rule", s,
         [=](int64_t T) {
           Named a = attention(s, T);
-          return a["beta"] = at::rand(of(gates, T), at::kDouble), a;
+          a["beta"] = at::rand(of(gates, T), at::kDouble);
+          return a;
         },
-        [](Named a) { return delta_rule(a["q"], a["k"], a["v"], a["beta"], 0.3, find(a, "initial_state")); });
+        [](Named a) {
+          return delta_rule(a["q"], a["k"], a["v"], a["beta"], 0.3, find(a, "initial_state"));
+        });
   }
   for (const Heads& s : {small, apart, odd}) {
     const int64_t B = s.batch, H = s.heads, K = s.key_dim;
@@ -91,19 +111,26 @@ std::vector<Case> with_heads() {
           [=](int64_t T) {
             Named a = attention(s, T, "r");
             a["w"] = same ? decay({H, K}) : decay({B, T, H, K});
-            return a["u"] = normal({H, K}), a;
+            a["u"] = normal({H, K});
+            return a;
           },
           [=](Named a) {
-            return (same ? rwkv5 : rwkv6)(a["r"], a["k"], a["v"], a["w"], a["u"], 0.3, find(a, "initial_state"));
+            return (same ? rwkv5 : rwkv6)(a["r"], a["k"], a["v"], a["w"], a["u"], 0.3,
+                                          find(a, "initial_state"));
           });
     add(
         "rwkv7", s,
         [=](int64_t T) {
           Named a = attention(s, T, "r");
-          a["a"] = -unit({B, T, H, K}), a["b"] = -a["a"] * at::rand_like(a["a"]);
-          return a["w"] = decay({B, T, H, K}), a;
+          a["a"] = -unit({B, T, H, K});
+          a["b"] = -a["a"] * at::rand_like(a["a"]);
+          a["w"] = decay({B, T, H, K});
+          return a;
         },
-        [](Named a) { return rwkv7(a["r"], a["w"], a["k"], a["v"], a["a"], a["b"], 0.3, find(a, "initial_state")); });
+        [](Named a) {
+          return rwkv7(a["r"], a["w"], a["k"], a["v"], a["a"], a["b"], 0.3,
+                       find(a, "initial_state"));
+        });
   }
   return cases;
 }
@@ -111,8 +138,10 @@ std::vector<Case> with_heads() {
 std::vector<Case> with_channels() {
   std::vector<Case> cases;
   auto add = [&](const std::string& op, const Channels& s, auto arguments, const Operator& run) {
-    cases.push_back({op + " N " + std::to_string(s.states) + " channels " + std::to_string(s.channels), arguments, run,
-                     /*single=*/true});
+    cases.push_back(
+        {op + " N " + std::to_string(s.states) + " channels " + std::to_string(s.channels),
+         arguments, run,
+         /*single=*/true});
   };
   for (const Channels& s : {Channels{3, 96, 16},
                             {5, 41, 16},
@@ -124,10 +153,15 @@ std::vector<Case> with_channels() {
                             {2, 64, 16, 2}}) {
     const int64_t B = s.batch, M = s.channels, N = s.states;
     const auto scanned = [=](int64_t T) -> Named {
-      return {
-          {"u", normal({B, T, M})},           {"delta", normal({B, T, M}) - 1},   {"A", decay({M, N}) - 0.1},
-          {"B", normal({B, T, s.groups, N})}, {"C", normal({B, T, s.groups, N})}, {"D", normal({M})},
-          {"z", normal({B, T, M})},           {"delta_bias", normal({M})},        {"initial_state", normal({B, M, N})}};
+      return {{"u", normal({B, T, M})},
+              {"delta", normal({B, T, M}) - 1},
+              {"A", decay({M, N}) - 0.1},
+              {"B", normal({B, T, s.groups, N})},
+              {"C", normal({B, T, s.groups, N})},
+              {"D", normal({M})},
+              {"z", normal({B, T, M})},
+              {"delta_bias", normal({M})},
+              {"initial_state", normal({B, M, N})}};
     };
     const Operator scan = [](Named a) {
       return selective_scan(a["u"], a["delta"], a["A"], a["B"], a["C"], find(a, "D"), find(a, "z"),
@@ -139,7 +173,8 @@ std::vector<Case> with_channels() {
         "selective_scan by token", s,
         [=](int64_t T) {
           Named a = scanned(T);
-          return a["A"] = decay({B, T, N}) - 0.1, a;
+          a["A"] = decay({B, T, N}) - 0.1;
+          return a;
         },
         scan);
     for (const bool exact : {false, true})
@@ -152,8 +187,8 @@ std::vector<Case> with_channels() {
                     {"dt_bias", normal({M})}, {"initial_state", normal({B, M, N})}};
           },
           [=](Named a) {
-            return longhorn(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), exact,
-                            find(a, "initial_state"));
+            return longhorn(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"),
+                            find(a, "dt_bias"), exact, find(a, "initial_state"));
           });
   }
   for (const Channels& s : {Channels{3, 192, 128, 1, 64}, {2, 96, 64, 3, 32}, {5, 60, 24, 1, 12}})
@@ -172,17 +207,20 @@ std::vector<Case> with_channels() {
                   {"initial_state", normal({B, H, P, N})}};
         },
         [](Named a) {
-          return ssd(a["x"], a["dt"], a["A"], a["B"], a["C"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), true,
-                     find(a, "initial_state"));
+          return ssd(a["x"], a["dt"], a["A"], a["B"], a["C"], find(a, "D"), find(a, "z"),
+                     find(a, "dt_bias"), true, find(a, "initial_state"));
         });
   for (const Heads& s : {Heads{3, 4, 16, 64, 2}, {2, 2, 5, 7}, {1, 3, 8, 130}})
     for (const bool normalize : {false, true})
-      cases.push_back({"taylor_exp_attention K " + std::to_string(s.key_dim) + " V " + std::to_string(s.value_dim),
+      cases.push_back({"taylor_exp_attention K " + std::to_string(s.key_dim) + " V " +
+                           std::to_string(s.value_dim),
                        [=](int64_t T) {
                          Named a = attention(s, T);
                          const int64_t F = 1 + s.key_dim + s.key_dim * (s.key_dim + 1) / 2;
-                         at::Tensor& state = a["initial_state"] = normal({s.batch, s.heads, F, s.value_dim + 1});
-                         return state.select(-1, s.value_dim).zero_().select(-1, 0).fill_(20), a;
+                         at::Tensor& state = a["initial_state"] =
+                             normal({s.batch, s.heads, F, s.value_dim + 1});
+                         state.select(-1, s.value_dim).zero_().select(-1, 0).fill_(20);
+                         return a;
                        },
                        [=](Named a) {
                          return taylor_exp_attention(a["q"], a["k"], a["v"], 0.4, normalize, 1e-6,
@@ -192,22 +230,29 @@ std::vector<Case> with_channels() {
   return cases;
 }
 
-// On the GPU in `dtype`, with so many numbers beside each step; gates and parameters maybe in float32. The state is.
-at::Tensor placed(const std::string& name, const at::Tensor& x, at::ScalarType dtype, bool mixed, int64_t margin) {
-  static const std::set<std::string> parameters{"A", "D", "u", "dt_bias", "delta_bias", "g", "gk", "w", "beta"};
-  const bool single = name == "initial_state" || (mixed && parameters.contains(name) && x.dim() != 3);
+// On the GPU in `dtype`, with so many numbers beside each step; gates and parameters maybe in
+// float32. The state is.
+at::Tensor placed(const std::string& name, const at::Tensor& x, at::ScalarType dtype, bool mixed,
+                  int64_t margin) {
+  static const std::set<std::string> parameters{"A", "D",  "u", "dt_bias", "delta_bias",
+                                                "g", "gk", "w", "beta"};
+  const bool single =
+      name == "initial_state" || (mixed && parameters.contains(name) && x.dim() != 3);
   const at::Tensor there = x.to(at::kCUDA, single ? at::kFloat : dtype);
   if (margin == 0 || name == "initial_state" || x.dim() < 3) return there;
-  const at::Tensor rows = at::empty({x.size(0), x.size(1), x[0][0].numel() + margin}, there.options());
+  const at::Tensor rows =
+      at::empty({x.size(0), x.size(1), x[0][0].numel() + margin}, there.options());
   return rows.narrow(2, margin, x[0][0].numel()).copy_(there.flatten(2)).view(x.sizes());
 }
 
 // Memory that the operator's own allocations come from, NaN.
 void poison(const at::Tensor& like) { at::full_like(like, NAN); }
 
-void expect_right(const Case& c, int64_t time, at::ScalarType dtype, bool mixed, int64_t margin, bool first) {
-  SCOPED_TRACE(testing::Message() << c.name << " T " << time << " " << dtype << (mixed ? " mixed" : "") << " margin "
-                                  << margin << (first ? " without a state" : "") << " seed 7");
+void expect_right(const Case& c, int64_t time, at::ScalarType dtype, bool mixed, int64_t margin,
+                  bool first) {
+  SCOPED_TRACE(testing::Message() << c.name << " T " << time << " " << dtype
+                                  << (mixed ? " mixed" : "") << " margin " << margin
+                                  << (first ? " without a state" : "") << " seed 7");
   torch::manual_seed(7);
   Named there, exact;
   for (const auto& [name, tensor] : c.arguments(time)) {
@@ -216,10 +261,12 @@ void expect_right(const Case& c, int64_t time, at::ScalarType dtype, bool mixed,
     exact[name] = there[name].to(at::kCPU, at::kDouble);
   }
   const Outputs expected = c.op(exact);
-  poison(std::get<0>(expected).to(at::kCUDA, dtype)), poison(std::get<1>(expected).to(at::kCUDA, at::kFloat));
+  poison(std::get<0>(expected).to(at::kCUDA, dtype));
+  poison(std::get<1>(expected).to(at::kCUDA, at::kFloat));
   const auto [out, state] = c.op(there);
   EXPECT_EQ(out.scalar_type(), dtype);
-  EXPECT_LE(worst_row_error(out, std::get<0>(expected).to(at::kCUDA)), dtype == at::kFloat ? 1e-5 : 1e-2);
+  EXPECT_LE(worst_row_error(out, std::get<0>(expected).to(at::kCUDA)),
+            dtype == at::kFloat ? 1e-5 : 1e-2);
   EXPECT_LE(worst_row_error(state, std::get<1>(expected).to(at::kCUDA)), 1e-5);
   const auto [again, state_again] = c.op(there);
   EXPECT_TRUE(at::equal(out, again) && at::equal(state, state_again)) << "two runs differ";

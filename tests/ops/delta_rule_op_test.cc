@@ -1,4 +1,5 @@
-// delta_rule, gated_delta_rule, rwkv7 against their naive twins, golden files, and themselves cut in two.
+// delta_rule, gated_delta_rule, rwkv7 against their naive twins, golden files, and themselves
+// cut in two.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -13,22 +14,28 @@ constexpr double kScale = 0.3;
 
 Operator with_scale(const std::string& op, double scale = kScale) {
   if (op == "delta_rule")
-    return [=](Named a) { return delta_rule(a["q"], a["k"], a["v"], a["beta"], scale, find(a, "initial_state")); };
+    return [=](Named a) {
+      return delta_rule(a["q"], a["k"], a["v"], a["beta"], scale, find(a, "initial_state"));
+    };
   if (op == "gated_delta_rule")
     return [=](Named a) {
-      return gated_delta_rule(a["q"], a["k"], a["v"], a["g"], a["beta"], scale, find(a, "initial_state"));
+      return gated_delta_rule(a["q"], a["k"], a["v"], a["g"], a["beta"], scale,
+                              find(a, "initial_state"));
     };
-  return
-      [=](Named a) { return rwkv7(a["r"], a["w"], a["k"], a["v"], a["a"], a["b"], scale, find(a, "initial_state")); };
+  return [=](Named a) {
+    return rwkv7(a["r"], a["w"], a["k"], a["v"], a["a"], a["b"], scale, find(a, "initial_state"));
+  };
 }
 Operator twin(const std::string& op) {
   if (op == "rwkv7")
     return [](Named a) {
-      return rwkv7_reference(a["r"], a["w"], a["k"], a["v"], a["a"], a["b"], kScale, find(a, "initial_state"));
+      return rwkv7_reference(a["r"], a["w"], a["k"], a["v"], a["a"], a["b"], kScale,
+                             find(a, "initial_state"));
     };
   return [](Named a) {
     const at::Tensor g = a.contains("g") ? a["g"] : at::zeros_like(a["beta"]);
-    return gated_delta_rule_reference(a["q"], a["k"], a["v"], g, a["beta"], kScale, find(a, "initial_state"));
+    return gated_delta_rule_reference(a["q"], a["k"], a["v"], g, a["beta"], kScale,
+                                      find(a, "initial_state"));
   };
 }
 
@@ -36,15 +43,17 @@ struct Shape {
   int64_t batch, time, heads, key_dim, value_dim, q_heads = heads;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " K " << s.key_dim << " V " << s.value_dim
-             << " heads of q and k " << s.q_heads << " seed 7";
+  return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " K " << s.key_dim
+             << " V " << s.value_dim << " heads of q and k " << s.q_heads << " seed 7";
 }
 
-// Unit keys and rates in (0, 1) (b = κ ⊙ rate, a = −κ for rwkv7), as the architectures make them: products stay
-// bounded.
+// Unit keys and rates in (0, 1) (b = κ ⊙ rate, a = −κ for rwkv7), as the architectures make them:
+// products stay bounded.
 Named random_arguments(const std::string& op, const Shape& s, at::ScalarType dtype = at::kDouble) {
   torch::manual_seed(7);
-  auto normal = [&](int64_t heads, int64_t dim) { return at::randn({s.batch, s.time, heads, dim}, at::kDouble); };
+  auto normal = [&](int64_t heads, int64_t dim) {
+    return at::randn({s.batch, s.time, heads, dim}, at::kDouble);
+  };
   auto unit = [&](int64_t heads) {
     const at::Tensor x = normal(heads, s.key_dim);
     return x / x.norm(2, -1, true);
@@ -53,15 +62,16 @@ Named random_arguments(const std::string& op, const Shape& s, at::ScalarType dty
   Named a{{"v", normal(s.heads, s.value_dim)}, {"k", unit(s.q_heads)}};
   a[op == "rwkv7" ? "r" : "q"] = normal(s.q_heads, s.key_dim);
   if (op == "rwkv7") {
-    a["a"] = -kappa, a["b"] = kappa * at::rand_like(kappa);
+    a["a"] = -kappa;
+    a["b"] = kappa * at::rand_like(kappa);
     a["w"] = -at::rand_like(kappa).square() * 0.3;
   } else {
     a["beta"] = at::rand({s.batch, s.time, s.heads}, at::kDouble);
   }
   if (op == "gated_delta_rule") a["g"] = -at::rand_like(a["beta"]).square() * 0.3;
   for (auto& [name, tensor] : a) tensor = tensor.to(dtype);
-  a["initial_state"] =
-      at::randn({s.batch, s.heads, s.key_dim, s.value_dim}, dtype == at::kDouble ? at::kDouble : at::kFloat);
+  a["initial_state"] = at::randn({s.batch, s.heads, s.key_dim, s.value_dim},
+                                 dtype == at::kDouble ? at::kDouble : at::kFloat);
   return a;
 }
 
@@ -77,7 +87,8 @@ TEST_P(DeltaRuleOps, EqualTheirTwins) {
                              {1, 101, 2, 16, 7},
                              {1, 300, 1, 4, 3}}) {
     SCOPED_TRACE(shape);
-    expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), random_arguments(GetParam(), shape), 1e-11);
+    expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()),
+                         random_arguments(GetParam(), shape), 1e-11);
   }
 }
 
@@ -85,12 +96,14 @@ TEST_P(DeltaRuleOps, TakeFewerHeads) {
   if (GetParam() == std::string("rwkv7")) GTEST_SKIP() << "its sequences all have H heads";
   const Shape shape{2, 66, 4, 5, 3, 2};
   SCOPED_TRACE(shape);
-  expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), random_arguments(GetParam(), shape), 1e-11);
+  expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()),
+                       random_arguments(GetParam(), shape), 1e-11);
 }
 
 TEST_P(DeltaRuleOps, SingleAndHalfPrecision) {
   const Shape shape{2, 131, 2, 16, 20};
-  expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), random_arguments(GetParam(), shape, at::kFloat), 1e-5);
+  expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()),
+                       random_arguments(GetParam(), shape, at::kFloat), 1e-5);
   const Named half = random_arguments(GetParam(), shape, at::kBFloat16);
   expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), half, 1e-2);
   const auto [out, state] = with_scale(GetParam())(half);
@@ -114,7 +127,8 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
     SCOPED_TRACE(shape);
     Named a = random_arguments(GetParam(), shape);
     if (shape.time > 500)  // so that something of the first steps is left
-      for (const auto& [name, factor] : {std::pair{"g", 0.05}, {"w", 0.05}, {"beta", 0.1}, {"b", 0.1}})
+      for (const auto& [name, factor] :
+           {std::pair{"g", 0.05}, {"w", 0.05}, {"beta", 0.1}, {"b", 0.1}})
         if (a.contains(name)) a[name] = a[name] * factor;
     expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, /*only_bf16=*/true);
   }
@@ -122,7 +136,8 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
 
 TEST_P(DeltaRuleOps, MayBeCutAnywhere) {
   expect_cut_anywhere(with_scale(GetParam()), random_arguments(GetParam(), {2, 131, 2, 6, 5}),
-                      {"q", "k", "v", "g", "beta", "r", "w", "a", "b"}, {1, 63, 64, 65, 130}, 1e-11);
+                      {"q", "k", "v", "g", "beta", "r", "w", "a", "b"}, {1, 63, 64, 65, 130},
+                      1e-11);
 }
 
 TEST(DeltaRuleOp, EqualsTheGoldenFiles) {
@@ -131,7 +146,8 @@ TEST(DeltaRuleOp, EqualsTheGoldenFiles) {
 }
 TEST(GatedDeltaRuleOp, EqualsTheGoldenFiles) {
   expect_equal_to_golden("gated_delta_rule_T128", with_scale("gated_delta_rule", 0.25), "o");
-  expect_equal_to_golden("gated_delta_rule_T65", with_scale("gated_delta_rule", std::pow(12, -0.5)), "o");
+  expect_equal_to_golden("gated_delta_rule_T65", with_scale("gated_delta_rule", std::pow(12, -0.5)),
+                         "o");
 }
 TEST(Rwkv7Op, EqualsTheGoldenFiles) {
   const auto dplr = [](Named a) {
@@ -141,13 +157,15 @@ TEST(Rwkv7Op, EqualsTheGoldenFiles) {
   expect_equal_to_golden("dplr_T65_rwkv7", dplr, "o");
 }
 
-// The gated delta rule as RWKV-7 writes it: a = exp(g) k reads before the decay, b = −β k, and β k stores v.
+// The gated delta rule as RWKV-7 writes it: a = exp(g) k reads before the decay, b = −β k, and β
+// k stores v.
 TEST(Rwkv7Op, HoldsTheGatedDeltaRule) {
   Named a = random_arguments("gated_delta_rule", {2, 70, 2, 6, 5});
   const auto [out, state] = with_scale("gated_delta_rule")(a);
   const at::Tensor g = a["g"].unsqueeze(-1), beta = a["beta"].unsqueeze(-1);
-  const auto [same, same_state] = rwkv7(a["q"], g.expand_as(a["k"]), beta * a["k"], a["v"], at::exp(g) * a["k"],
-                                        -beta * a["k"], kScale, a["initial_state"]);
+  const auto [same, same_state] =
+      rwkv7(a["q"], g.expand_as(a["k"]), beta * a["k"], a["v"], at::exp(g) * a["k"], -beta * a["k"],
+            kScale, a["initial_state"]);
   EXPECT_LE(worst_row_error(same, out), 1e-12);
   EXPECT_LE(worst_row_error(same_state, state), 1e-12);
 }
@@ -162,13 +180,19 @@ TEST_P(DeltaRuleOps, NameTheWrongArgument) {
   };
   EXPECT_EQ(message_of(with_scale(op), good), "no error");
   for (const auto& [name, tensor] : good) {
-    EXPECT_THAT(with(name, [](auto t) { return t.narrow(0, 0, 1); }), testing::HasSubstr("has shape")) << name;
-    EXPECT_THAT(with(name, [](auto t) { return t.to(at::kInt); }), testing::HasSubstr(name + " holds Int")) << name;
+    EXPECT_THAT(with(name, [](auto t) { return t.narrow(0, 0, 1); }),
+                testing::HasSubstr("has shape"))
+        << name;
+    EXPECT_THAT(with(name, [](auto t) { return t.to(at::kInt); }),
+                testing::HasSubstr(name + " holds Int"))
+        << name;
   }
   for (const std::string gate : {"g", "beta", "a", "b", "w", "initial_state"})
     if (good.contains(gate))
-      EXPECT_THAT(with(gate, [](auto t) { return t.narrow(2, 0, 2); }), testing::HasSubstr(gate + " has shape"));
-  EXPECT_THAT(with("v", [](auto t) { return t.narrow(1, 0, 0); }), testing::HasSubstr("v has shape"));
+      EXPECT_THAT(with(gate, [](auto t) { return t.narrow(2, 0, 2); }),
+                  testing::HasSubstr(gate + " has shape"));
+  EXPECT_THAT(with("v", [](auto t) { return t.narrow(1, 0, 0); }),
+              testing::HasSubstr("v has shape"));
 }
 
 }  // namespace

@@ -11,17 +11,21 @@
 namespace assay::ops {
 namespace {
 
-double tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-6 : 1e-2; }
+double tolerance(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-12 : dtype == at::kFloat ? 2e-6 : 1e-2;
+}
 
 // The largest ‖a_i − b_i‖ / ‖b_i‖ over rows of the last dimension.
 void expect_rows(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype, const char* what) {
   ASSERT_EQ(a.sizes(), b.sizes()) << what;
-  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble), y = b.detach().to(at::kCPU, at::kDouble);
+  const at::Tensor x = a.detach().to(at::kCPU, at::kDouble),
+                   y = b.detach().to(at::kCPU, at::kDouble);
   const double error = ((x - y).norm(2, -1) / y.norm(2, -1).clamp_min(1e-300)).max().item<double>();
   EXPECT_LE(error, tolerance(dtype)) << what;
 }
 
-void expect_glu(at::IntArrayRef shape, const char* activation, at::ScalarType dtype, at::Device device) {
+void expect_glu(at::IntArrayRef shape, const char* activation, at::ScalarType dtype,
+                at::Device device) {
   SCOPED_TRACE(c10::str(activation, " ", shape, " ", dtype, " on ", device));
   torch::manual_seed(shape.back());
   auto half = shape.vec();
@@ -69,7 +73,8 @@ void expect_squared_relu(at::IntArrayRef shape, at::ScalarType dtype, at::Device
 }
 void expect_squared_relu_on(at::Device device) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
-    for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {3, 5, 7}, {2, 257}, {130, 1792}})
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1}, {3, 5, 7}, {2, 257}, {130, 1792}})
       expect_squared_relu(shape, dtype, device);
 }
 TEST(ElementwiseSquaredReluOp, EqualsItsReference) { expect_squared_relu_on(at::kCPU); }
@@ -108,8 +113,10 @@ TEST(ElementwiseSquaredReluOp, RejectsIntegers) {
   EXPECT_THROW(squared_relu(torch::zeros({3}, at::kLong)), c10::ValueError);
 }
 
-void expect_norm(at::IntArrayRef shape, int64_t groups, bool layer, at::ScalarType dtype, at::Device device) {
-  SCOPED_TRACE(c10::str(layer ? "layer norm " : "", shape, " in ", groups, " groups ", dtype, " on ", device));
+void expect_norm(at::IntArrayRef shape, int64_t groups, bool layer, at::ScalarType dtype,
+                 at::Device device) {
+  SCOPED_TRACE(c10::str(layer ? "layer norm " : "", shape, " in ", groups, " groups ", dtype,
+                        " on ", device));
   torch::manual_seed(shape.back());
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor dy = torch::randn(shape, at::kDouble).to(dtype);
@@ -118,17 +125,21 @@ void expect_norm(at::IntArrayRef shape, int64_t groups, bool layer, at::ScalarTy
     inputs.push_back(values.to(type).to(device).detach().requires_grad_());
     exact.push_back(values.to(type).to(at::kDouble).detach().requires_grad_());
   };
-  input(torch::randn(shape, at::kDouble) + 0.5, dtype), input(1 + torch::randn({shape.back()}, at::kDouble), real);
+  input(torch::randn(shape, at::kDouble) + 0.5, dtype);
+  input(1 + torch::randn({shape.back()}, at::kDouble), real);
   if (layer) input(torch::randn({shape.back()}, at::kDouble), real);
   const auto& in = inputs;
-  const at::Tensor y = layer ? layer_norm(in[0], in[1], in[2], 1e-3, groups) : rms_norm(in[0], in[1], 1e-3, groups);
-  const at::Tensor expected = layer ? layer_norm_reference(exact[0], exact[1], exact[2], 1e-3, groups)
-                                    : rms_norm_reference(exact[0], exact[1], 1e-3, groups);
+  const at::Tensor y =
+      layer ? layer_norm(in[0], in[1], in[2], 1e-3, groups) : rms_norm(in[0], in[1], 1e-3, groups);
+  const at::Tensor expected = layer
+                                  ? layer_norm_reference(exact[0], exact[1], exact[2], 1e-3, groups)
+                                  : rms_norm_reference(exact[0], exact[1], 1e-3, groups);
   expect_rows(y, expected, dtype, "y");
   const auto found = torch::autograd::grad({y}, inputs, {dy.to(device)});
   const auto wanted = torch::autograd::grad({expected}, exact, {dy.to(at::kDouble)});
   const char* names[] = {"dx", "dweight", "dbias"};
-  for (size_t i = 0; i < found.size(); ++i) expect_rows(found[i], wanted[i], i == 0 ? dtype : real, names[i]);
+  for (size_t i = 0; i < found.size(); ++i)
+    expect_rows(found[i], wanted[i], i == 0 ? dtype : real, names[i]);
 }
 void expect_norms_on(at::Device device) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
@@ -151,8 +162,10 @@ TEST(NormOps, OnCudaEqualTheirDefinitions) {
 TEST(NormOps, ReferencesAreTorchs) {
   const at::Tensor x = torch::randn({3, 7, 12}, at::kDouble), w = torch::randn({12}, at::kDouble),
                    b = torch::randn({12}, at::kDouble);
-  EXPECT_TRUE(at::allclose(layer_norm_reference(x, w, b, 1e-5), at::layer_norm(x, {12}, w, b, 1e-5), 1e-12, 1e-12));
-  EXPECT_TRUE(at::allclose(rms_norm_reference(x, w, 1e-5), at::rms_norm(x, {12}, w, 1e-5), 1e-12, 1e-12));
+  EXPECT_TRUE(at::allclose(layer_norm_reference(x, w, b, 1e-5), at::layer_norm(x, {12}, w, b, 1e-5),
+                           1e-12, 1e-12));
+  EXPECT_TRUE(
+      at::allclose(rms_norm_reference(x, w, 1e-5), at::rms_norm(x, {12}, w, 1e-5), 1e-12, 1e-12));
 }
 TEST(NormOps, BadArgumentsAreNamed) {
   const at::Tensor x = torch::randn({3, 6}), w = torch::ones({6});
@@ -167,8 +180,8 @@ struct Heads {
   int64_t batch, time, heads, kv_heads, head_dim;
 };
 void expect_rotary(const Heads& s, bool norm, at::ScalarType dtype, at::Device device) {
-  SCOPED_TRACE(c10::str(norm ? "QK-norm " : "", "B ", s.batch, " T ", s.time, " H ", s.heads, " Hk ", s.kv_heads, " D ",
-                        s.head_dim, " ", dtype, " on ", device));
+  SCOPED_TRACE(c10::str(norm ? "QK-norm " : "", "B ", s.batch, " T ", s.time, " H ", s.heads,
+                        " Hk ", s.kv_heads, " D ", s.head_dim, " ", dtype, " on ", device));
   torch::manual_seed(s.time);
   const at::Tensor values =
       torch::randn({s.batch, s.time, s.heads + 2 * s.kv_heads, s.head_dim}, at::kDouble).to(dtype);
@@ -182,23 +195,30 @@ void expect_rotary(const Heads& s, bool norm, at::ScalarType dtype, at::Device d
   if (norm) {
     scale = (1 + torch::rand({s.heads}, at::kDouble)).to(real).to(device).requires_grad_();
     exact_scale = scale->detach().to(at::kCPU, at::kDouble).requires_grad_();
-    inputs.push_back(*scale), exact_inputs.push_back(*exact_scale);
+    inputs.push_back(*scale);
+    exact_inputs.push_back(*exact_scale);
   }
   const auto parts = rotary_qkv(qkv, s.kv_heads, cos.to(device), sin.to(device), scale);
-  const auto expected = rotary_qkv_reference(exact, s.kv_heads, cos.to(at::kDouble), sin.to(at::kDouble), exact_scale);
+  const auto expected = rotary_qkv_reference(exact, s.kv_heads, cos.to(at::kDouble),
+                                             sin.to(at::kDouble), exact_scale);
   for (size_t i = 0; i < 3; ++i) {
     expect_rows(parts[i], expected[i], dtype, i == 0 ? "q" : i == 1 ? "k" : "v");
     gradients.push_back(torch::randn(expected[i].sizes(), at::kDouble).to(dtype).to(device));
     exact_gradients.push_back(gradients.back().to(at::kCPU, at::kDouble));
   }
   const auto found = torch::autograd::grad({parts[0], parts[1], parts[2]}, inputs, gradients);
-  const auto wanted = torch::autograd::grad({expected[0], expected[1], expected[2]}, exact_inputs, exact_gradients);
-  for (size_t i = 0; i < found.size(); ++i) expect_rows(found[i], wanted[i], dtype, i == 0 ? "dqkv" : "dscale");
+  const auto wanted =
+      torch::autograd::grad({expected[0], expected[1], expected[2]}, exact_inputs, exact_gradients);
+  for (size_t i = 0; i < found.size(); ++i)
+    expect_rows(found[i], wanted[i], dtype, i == 0 ? "dqkv" : "dscale");
 }
 void expect_rotary_on(at::Device device) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
-    for (const Heads& s :
-         {Heads{1, 1, 1, 1, 2}, {2, 5, 3, 1, 6}, {2, 67, 4, 2, 64}, {1, 130, 2, 2, 80}, {1, 3, 2, 1, 640}})
+    for (const Heads& s : {Heads{1, 1, 1, 1, 2},
+                           {2, 5, 3, 1, 6},
+                           {2, 67, 4, 2, 64},
+                           {1, 130, 2, 2, 80},
+                           {1, 3, 2, 1, 640}})
       for (const bool norm : {false, true}) expect_rotary(s, norm, dtype, device);
 }
 TEST(RotaryQkvOp, EqualsItsDefinition) { expect_rotary_on(at::kCPU); }
@@ -220,8 +240,9 @@ struct Shifted {
   bool before, own;
 };
 void expect_token_shift(const Shifted& s, at::ScalarType dtype, at::Device device) {
-  SCOPED_TRACE(c10::str("B ", s.batch, " T ", s.time, " D ", s.width, " n ", s.count, s.before ? " before" : "",
-                        s.own ? " own" : "", " ", dtype, " on ", device));
+  SCOPED_TRACE(c10::str("B ", s.batch, " T ", s.time, " D ", s.width, " n ", s.count,
+                        s.before ? " before" : "", s.own ? " own" : "", " ", dtype, " on ",
+                        device));
   torch::manual_seed(s.time);
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> inputs, exact;  // x, mix, before, own…
@@ -230,12 +251,14 @@ void expect_token_shift(const Shifted& s, at::ScalarType dtype, at::Device devic
     inputs.push_back(values.to(device).detach().requires_grad_());
     exact.push_back(values.to(at::kDouble).detach().requires_grad_());
   };
-  input({s.batch, s.time, s.width}, dtype), input({s.count, s.width}, real);
+  input({s.batch, s.time, s.width}, dtype);
+  input({s.count, s.width}, real);
   if (s.before) input({s.batch, s.width}, dtype);
   for (int64_t i = 0; i < s.count && s.own; ++i) input({s.batch, s.time, s.width}, dtype);
   const auto shift = [&](auto op, const std::vector<at::Tensor>& in) {
     const auto own = in.begin() + 2 + s.before;
-    return op(in[0], s.before ? std::optional(in[2]) : std::nullopt, in[1], std::vector<at::Tensor>(own, in.end()));
+    return op(in[0], s.before ? std::optional(in[2]) : std::nullopt, in[1],
+              std::vector<at::Tensor>(own, in.end()));
   };
   const auto y = shift(token_shift, inputs), expected = shift(token_shift_reference, exact);
   std::vector<at::Tensor> gradients, exact_gradients;
@@ -247,7 +270,8 @@ void expect_token_shift(const Shifted& s, at::ScalarType dtype, at::Device devic
   const auto found = torch::autograd::grad(y, inputs, gradients);
   const auto wanted = torch::autograd::grad(expected, exact, exact_gradients);
   const char* names[] = {"dx", "dmix", s.before ? "dbefore" : "down"};
-  for (size_t i = 0; i < found.size(); ++i) expect_rows(found[i], wanted[i], dtype, i < 3 ? names[i] : "down");
+  for (size_t i = 0; i < found.size(); ++i)
+    expect_rows(found[i], wanted[i], dtype, i < 3 ? names[i] : "down");
 }
 void expect_token_shift_on(at::Device device) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})

@@ -1,6 +1,6 @@
 #pragma once
-// Golden files as tensors, and the error that tests of operators bound. Other people's numbers live outside the
-// project, in the folder ASSAY_SHARED (default: shared/ beside the checkout).
+// Golden files as tensors, and the error that tests of operators bound. Other people's numbers live
+// outside the project, in the folder ASSAY_SHARED (default: shared/ beside the checkout).
 #include <torch/torch.h>
 
 #include <cstdlib>
@@ -13,25 +13,30 @@ namespace assay::ops {
 
 inline std::filesystem::path golden_file(const std::string& name) {
   const char* shared = std::getenv("ASSAY_SHARED");
-  return (shared ? std::filesystem::path(shared) : std::filesystem::path(ASSAY_SOURCE_DIR) / "../shared") / "golden" /
-         (name + ".safetensors");
+  return (shared ? std::filesystem::path(shared)
+                 : std::filesystem::path(ASSAY_SOURCE_DIR) / "../shared") /
+         "golden" / (name + ".safetensors");
 }
 
 // Every tensor of the file, float64.
 inline std::map<std::string, at::Tensor> read_golden(const std::filesystem::path& file) {
   std::map<std::string, at::Tensor> tensors;
   for (const Safetensors stored(file); const TensorEntry& entry : stored.tensors()) {
-    const auto dtype = entry.dtype == "F64" ? at::kDouble : entry.dtype == "F32" ? at::kFloat : at::kLong;
+    const auto dtype = entry.dtype == "F64"   ? at::kDouble
+                       : entry.dtype == "F32" ? at::kFloat
+                                              : at::kLong;
     void* bytes = const_cast<std::byte*>(entry.bytes.data());
     tensors[entry.name] = at::from_blob(bytes, entry.shape, dtype).clone().to(at::kDouble);
   }
   return tensors;
 }
 
-// max over rows (the last dimension) of ‖actual − expected‖ / ‖expected‖; infinite when anything is not finite. A row's
-// norm counts at least `least` of the largest row's.
-inline double worst_row_error(const at::Tensor& actual, const at::Tensor& expected, double least = 0) {
-  if (!actual.defined() || actual.sizes() != expected.sizes()) return std::numeric_limits<double>::infinity();
+// max over rows (the last dimension) of ‖actual − expected‖ / ‖expected‖; infinite when anything is
+// not finite. A row's norm counts at least `least` of the largest row's.
+inline double worst_row_error(const at::Tensor& actual, const at::Tensor& expected,
+                              double least = 0) {
+  if (!actual.defined() || actual.sizes() != expected.sizes())
+    return std::numeric_limits<double>::infinity();
   const auto difference = (actual.to(at::kDouble) - expected.to(at::kDouble)).norm(2, -1);
   at::Tensor norm = expected.to(at::kDouble).norm(2, -1);
   if (least > 0) norm = at::maximum(norm, least * norm.max());

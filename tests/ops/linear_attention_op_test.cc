@@ -1,4 +1,5 @@
-// linear_attention, simple_gla, gla, rwkv5, rwkv6 against their naive twins, golden files, and themselves cut in two.
+// linear_attention, simple_gla, gla, rwkv5, rwkv6 against their naive twins, golden files, and
+// themselves cut in two.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -15,26 +16,37 @@ const std::set<std::string> kSequences{"q", "k", "v", "g", "gk", "r", "w"};
 
 Operator with_scale(const std::string& op, double scale = kScale) {
   if (op == "linear_attention")
-    return [=](Named a) { return linear_attention(a["q"], a["k"], a["v"], scale, find(a, "initial_state")); };
+    return [=](Named a) {
+      return linear_attention(a["q"], a["k"], a["v"], scale, find(a, "initial_state"));
+    };
   if (op == "simple_gla")
-    return [=](Named a) { return simple_gla(a["q"], a["k"], a["v"], a["g"], scale, find(a, "initial_state")); };
+    return [=](Named a) {
+      return simple_gla(a["q"], a["k"], a["v"], a["g"], scale, find(a, "initial_state"));
+    };
   if (op == "gla")
-    return [=](Named a) { return gla(a["q"], a["k"], a["v"], a["gk"], scale, find(a, "initial_state")); };
+    return [=](Named a) {
+      return gla(a["q"], a["k"], a["v"], a["gk"], scale, find(a, "initial_state"));
+    };
   const auto rwkv = op == "rwkv5" ? rwkv5 : rwkv6;
-  return [=](Named a) { return rwkv(a["r"], a["k"], a["v"], a["w"], a["u"], scale, find(a, "initial_state")); };
+  return [=](Named a) {
+    return rwkv(a["r"], a["k"], a["v"], a["w"], a["u"], scale, find(a, "initial_state"));
+  };
 }
 
 Operator twin(const std::string& op) {
   if (op.starts_with("rwkv"))
     return [](Named a) {
       const at::Tensor r = a["r"];
-      const at::Tensor w = a["w"].dim() == 2 ? a["w"].expand({r.size(0), r.size(1), -1, -1}) : a["w"];
+      const at::Tensor w =
+          a["w"].dim() == 2 ? a["w"].expand({r.size(0), r.size(1), -1, -1}) : a["w"];
       return rwkv6_reference(r, a["k"], a["v"], w, a["u"], kScale, find(a, "initial_state"));
     };
   return [](Named a) {
     const int64_t heads = std::max({a["q"].size(2), a["k"].size(2), a["v"].size(2)});
     const at::Tensor none = at::zeros({a["q"].size(0), a["q"].size(1), heads, 1}, a["q"].options());
-    const at::Tensor decay = a.contains("gk") ? a["gk"] : a.contains("g") ? a["g"].unsqueeze(-1) : none;
+    const at::Tensor decay = a.contains("gk")  ? a["gk"]
+                             : a.contains("g") ? a["g"].unsqueeze(-1)
+                                               : none;
     return gla_reference(a["q"], a["k"], a["v"], decay, kScale, find(a, "initial_state"));
   };
 }
@@ -44,20 +56,23 @@ struct Shape {
   int64_t q_heads = heads, k_heads = heads, v_heads = heads;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " K " << s.key_dim << " V " << s.value_dim
-             << " heads of q, k, v " << s.q_heads << " " << s.k_heads << " " << s.v_heads << " seed 7";
+  return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " K " << s.key_dim
+             << " V " << s.value_dim << " heads of q, k, v " << s.q_heads << " " << s.k_heads << " "
+             << s.v_heads << " seed 7";
 }
 
 Named random_arguments(const std::string& op, const Shape& s, at::ScalarType dtype = at::kDouble) {
   torch::manual_seed(7);
   auto normal = [&](at::IntArrayRef shape) { return at::randn(shape, at::kDouble).to(dtype); };
-  auto decay = [&](at::IntArrayRef shape) { return (-at::rand(shape, at::kDouble).square() * 0.3).to(dtype); };
+  auto decay = [&](at::IntArrayRef shape) {
+    return (-at::rand(shape, at::kDouble).square() * 0.3).to(dtype);
+  };
   const bool rwkv = op.starts_with("rwkv");
   Named a{{rwkv ? "r" : "q", normal({s.batch, s.time, s.q_heads, s.key_dim})},
           {"k", normal({s.batch, s.time, s.k_heads, s.key_dim})},
           {"v", normal({s.batch, s.time, s.v_heads, s.value_dim})},
-          {"initial_state",
-           at::randn({s.batch, s.heads, s.key_dim, s.value_dim}, dtype == at::kDouble ? at::kDouble : at::kFloat)}};
+          {"initial_state", at::randn({s.batch, s.heads, s.key_dim, s.value_dim},
+                                      dtype == at::kDouble ? at::kDouble : at::kFloat)}};
   if (op == "simple_gla") a["g"] = decay({s.batch, s.time, s.heads});
   if (op == "gla") a["gk"] = decay({s.batch, s.time, s.heads, s.key_dim});
   if (op == "rwkv5") a["w"] = decay({s.heads, s.key_dim});
@@ -79,7 +94,8 @@ TEST_P(LinearAttentionOps, EqualTheirTwins) {
                              {1, 101, 2, 16, 7},
                              {1, 300, 1, 4, 3}}) {
     SCOPED_TRACE(shape);
-    expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), random_arguments(GetParam(), shape), 1e-12);
+    expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()),
+                         random_arguments(GetParam(), shape), 1e-12);
   }
 }
 
@@ -89,13 +105,15 @@ TEST_P(LinearAttentionOps, TakeFewerHeads) {
                              {1, 66, 6, 5, 3, 2, 2, 6},
                              {1, 66, 6, 5, 3, 3, 2, 6}}) {
     SCOPED_TRACE(shape);
-    expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), random_arguments(GetParam(), shape), 1e-12);
+    expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()),
+                         random_arguments(GetParam(), shape), 1e-12);
   }
 }
 
 TEST_P(LinearAttentionOps, SingleAndHalfPrecision) {
   const Shape shape{2, 131, 2, 16, 20};
-  expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), random_arguments(GetParam(), shape, at::kFloat), 1e-5);
+  expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()),
+                       random_arguments(GetParam(), shape, at::kFloat), 1e-5);
   const Named half = random_arguments(GetParam(), shape, at::kBFloat16);
   expect_equal_to_twin(with_scale(GetParam()), twin(GetParam()), half, 1e-2);
   const auto [out, state] = with_scale(GetParam())(half);
@@ -130,22 +148,26 @@ TEST_P(LinearAttentionOps, OnCudaEqualTheirTwinsOnTensorCores) {
 
 TEST_P(LinearAttentionOps, OnCudaForgetEverythingAtMinusInfinity) {
   const std::string op = GetParam();
-  if (op == "linear_attention" || op == "rwkv5") GTEST_SKIP() << "has no decay of its own for one step";
+  if (op == "linear_attention" || op == "rwkv5")
+    GTEST_SKIP() << "has no decay of its own for one step";
   Named a = random_arguments(op, {1, 70, 2, 64, 32});
   const at::Tensor gate = a[op == "simple_gla" ? "g" : op == "gla" ? "gk" : "w"];
-  gate.select(1, 5).fill_(-1000), gate.select(1, 40).fill_(-INFINITY);
+  gate.select(1, 5).fill_(-1000);
+  gate.select(1, 40).fill_(-INFINITY);
   expect_equal_to_twin_on_cuda(with_scale(op), twin(op), a);
 }
 
 TEST_P(LinearAttentionOps, MayBeCutAnywhere) {
-  expect_cut_anywhere(with_scale(GetParam()), random_arguments(GetParam(), {2, 131, 2, 6, 5}),
-                      GetParam() == std::string("rwkv5") ? std::set<std::string>{"r", "k", "v"} : kSequences,
-                      {1, 63, 64, 65, 130}, 1e-12);
+  expect_cut_anywhere(
+      with_scale(GetParam()), random_arguments(GetParam(), {2, 131, 2, 6, 5}),
+      GetParam() == std::string("rwkv5") ? std::set<std::string>{"r", "k", "v"} : kSequences,
+      {1, 63, 64, 65, 130}, 1e-12);
 }
 
 TEST_P(LinearAttentionOps, ForgetEverythingAtMinusInfinity) {
   const std::string op = GetParam();
-  if (op == "linear_attention" || op == "rwkv5") GTEST_SKIP() << "has no decay of its own for one step";
+  if (op == "linear_attention" || op == "rwkv5")
+    GTEST_SKIP() << "has no decay of its own for one step";
   Named a = random_arguments(op, {1, 70, 2, 4, 3}, at::kFloat);
   const std::string gate = op == "simple_gla" ? "g" : op == "gla" ? "gk" : "w";
   a[gate].select(1, 40).fill_(-INFINITY);
@@ -176,7 +198,8 @@ TEST(LinearAttentionOp, EqualsTheGoldenFiles) {
     const auto [sums, state] = linear_attention(a["q"], a["k"], v, scale);
     return {sums.narrow(-1, 0, 20) / (sums.narrow(-1, 20, 1) + 1e-10), state.narrow(-1, 0, 20)};
   };
-  expect_equal_to_golden("linear_attn_T65_norm", normalised, "o", /*single=*/1e-4);  // a quotient of sums alike
+  // A quotient of sums alike
+  expect_equal_to_golden("linear_attn_T65_norm", normalised, "o", /*single=*/1e-4);
 }
 
 TEST(SimpleGlaOp, EqualsTheGoldenFiles) {
@@ -185,7 +208,8 @@ TEST(SimpleGlaOp, EqualsTheGoldenFiles) {
 }
 
 TEST(SimpleGlaOp, WithAConstantDecayIsRetention) {
-  for (const auto& [file, scale] : {std::pair("retention_T128", 0.25), {"retention_T65", std::pow(20, -0.5)}}) {
+  for (const auto& [file, scale] :
+       {std::pair("retention_T128", 0.25), {"retention_T65", std::pow(20, -0.5)}}) {
     const auto retention = [scale = scale](Named a) {
       const at::Tensor q = a["q"], head = at::arange(q.size(2), q.options());
       const at::Tensor g = at::log1p(-at::exp2(-5 - head)).expand({q.size(0), q.size(1), -1});
@@ -194,7 +218,8 @@ TEST(SimpleGlaOp, WithAConstantDecayIsRetention) {
     expect_equal_to_golden(file, retention, "o");
     if (!std::filesystem::exists(golden_file(file))) continue;
     const Named golden = read_golden(golden_file(file));
-    const auto [out, state] = retention({{"q", golden.at("in.q")}, {"k", golden.at("in.k")}, {"v", golden.at("in.v")}});
+    const auto [out, state] =
+        retention({{"q", golden.at("in.q")}, {"k", golden.at("in.k")}, {"v", golden.at("in.v")}});
     EXPECT_LE(worst_row_error(state, golden.at("out.final_state_own")), 1e-12);
   }
 }
@@ -210,14 +235,15 @@ TEST(Rwkv6Op, EqualsTheGoldenFiles) {
   expect_equal_to_golden("rwkv6_T65", with_scale("rwkv6", 1), "o");
 }
 
-// After thirty steps that forget nearly all, thirty that keep nearly all: sums of log decays lose their last digits
-// when one is subtracted from another.
+// After thirty steps that forget nearly all, thirty that keep nearly all: sums of log decays lose
+// their last digits when one is subtracted from another.
 TEST(LinearAttentionOp, StaysExactBehindStrongDecays) {
   for (const std::string op : {"simple_gla", "gla", "rwkv6"}) {
     SCOPED_TRACE(op);
     Named a = random_arguments(op, {1, 64, 2, 16, 8}, at::kFloat);
     at::Tensor& gate = a[op == "simple_gla" ? "g" : op == "gla" ? "gk" : "w"];
-    gate.narrow(1, 0, 30).sub_(40), gate.narrow(1, 30, 34).mul_(0.1);
+    gate.narrow(1, 0, 30).sub_(40);
+    gate.narrow(1, 30, 34).mul_(0.1);
     expect_equal_to_twin(with_scale(op), twin(op), a, 1e-5);
   }
 }
@@ -233,18 +259,23 @@ TEST_P(LinearAttentionOps, NameTheWrongArgument) {
   EXPECT_EQ(message_of(with_scale(op), good), "no error");
   EXPECT_EQ(with("k", [](auto t) { return t.narrow(1, 0, 4); }),
             op + ": k has shape [2, 4, 4, 3], expected [B, T, heads of k, K] = [2, 5, 4, 3]");
-  EXPECT_THAT(with(query, [](auto t) { return t.narrow(1, 0, 0); }), testing::HasSubstr(query + " has shape"));
+  EXPECT_THAT(with(query, [](auto t) { return t.narrow(1, 0, 0); }),
+              testing::HasSubstr(query + " has shape"));
   EXPECT_THAT(with(query, [](auto t) { return t[0]; }), testing::HasSubstr(query + " has shape"));
   EXPECT_THAT(with("v", [](auto t) { return t[0]; }), testing::HasSubstr("v has shape"));
-  EXPECT_THAT(with("v", [](auto t) { return t.narrow(2, 0, 3); }), testing::HasSubstr("v has 3 heads"));
+  EXPECT_THAT(with("v", [](auto t) { return t.narrow(2, 0, 3); }),
+              testing::HasSubstr("v has 3 heads"));
   EXPECT_THAT(with("v", [](auto t) { return t.to(at::kInt); }), testing::HasSubstr("v holds Int"));
-  EXPECT_THAT(with("k", [](auto t) { return t.to(at::kMeta); }), testing::HasSubstr("k is on meta"));
+  EXPECT_THAT(with("k", [](auto t) { return t.to(at::kMeta); }),
+              testing::HasSubstr("k is on meta"));
   EXPECT_THAT(with("initial_state", [](auto t) { return t.transpose(2, 3); }),
               testing::HasSubstr("initial_state has shape [2, 4, 6, 3], expected [B, H, K, V]"));
   for (const std::string gate : {"g", "gk", "w", "u"})
     if (good.contains(gate)) {
-      EXPECT_THAT(with(gate, [](auto t) { return t.narrow(-1, 0, 2); }), testing::HasSubstr(gate + " has shape"));
-      EXPECT_THAT(with(gate, [](auto t) { return t.to(at::kInt); }), testing::HasSubstr(gate + " holds Int"));
+      EXPECT_THAT(with(gate, [](auto t) { return t.narrow(-1, 0, 2); }),
+                  testing::HasSubstr(gate + " has shape"));
+      EXPECT_THAT(with(gate, [](auto t) { return t.to(at::kInt); }),
+                  testing::HasSubstr(gate + " holds Int"));
     }
 }
 

@@ -10,23 +10,25 @@ namespace {
 
 Operator with(bool exact) {
   return [=](Named a) {
-    return longhorn(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), exact,
-                    find(a, "initial_state"));
+    return longhorn(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"), find(a, "dt_bias"),
+                    exact, find(a, "initial_state"));
   };
 }
 Operator twin(bool exact) {
   return [=](Named a) {
-    return longhorn_reference(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), exact,
-                              find(a, "initial_state"));
+    return longhorn_reference(a["x"], a["dt"], a["k"], a["q"], find(a, "D"), find(a, "z"),
+                              find(a, "dt_bias"), exact, find(a, "initial_state"));
   };
 }
 
-Named random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t N, bool scalar = false,
-                       at::ScalarType dtype = at::kDouble) {
+Named random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t N,
+                       bool scalar = false, at::ScalarType dtype = at::kDouble) {
   torch::manual_seed(7);
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const int64_t rates = scalar ? 1 : channels;
-  auto normal = [&](at::IntArrayRef shape, at::ScalarType type) { return at::randn(shape, at::kDouble).to(type); };
+  auto normal = [&](at::IntArrayRef shape, at::ScalarType type) {
+    return at::randn(shape, at::kDouble).to(type);
+  };
   return {{"x", normal({batch, time, channels}, dtype)},
           {"dt", normal({batch, time, rates}, dtype)},
           {"k", normal({batch, time, N}, dtype)},
@@ -38,14 +40,18 @@ Named random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t N,
 }
 
 struct LonghornForms : testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(, LonghornForms, testing::Bool(), [](auto& i) { return i.param ? "exact" : "diagonal"; });
+INSTANTIATE_TEST_SUITE_P(, LonghornForms, testing::Bool(),
+                         [](auto& i) { return i.param ? "exact" : "diagonal"; });
 
 TEST_P(LonghornForms, EqualsItsTwin) {
-  for (const auto& [batch, time, channels, N, scalar] :
-       {std::tuple{2, 1, 3, 4, false}, {2, 33, 20, 5, true}, {1, 65, 70, 16, false}, {2, 101, 9, 8, false}}) {
-    SCOPED_TRACE(testing::Message() << "B " << batch << " T " << time << " Dm " << channels << " N " << N << " scalar "
-                                    << scalar << " seed 7");
-    expect_equal_to_twin(with(GetParam()), twin(GetParam()), random_arguments(batch, time, channels, N, scalar), 1e-12);
+  for (const auto& [batch, time, channels, N, scalar] : {std::tuple{2, 1, 3, 4, false},
+                                                         {2, 33, 20, 5, true},
+                                                         {1, 65, 70, 16, false},
+                                                         {2, 101, 9, 8, false}}) {
+    SCOPED_TRACE(testing::Message() << "B " << batch << " T " << time << " Dm " << channels << " N "
+                                    << N << " scalar " << scalar << " seed 7");
+    expect_equal_to_twin(with(GetParam()), twin(GetParam()),
+                         random_arguments(batch, time, channels, N, scalar), 1e-12);
   }
 }
 
@@ -65,8 +71,8 @@ TEST_P(LonghornForms, OnCudaEqualsItsTwin) {
                                                          {2, 33, 20, 5, true},
                                                          {1, 131, 72, 40, false},
                                                          {1, 40, 24, 70, false}}) {
-    SCOPED_TRACE(testing::Message() << "B " << batch << " T " << time << " Dm " << channels << " N " << N << " scalar "
-                                    << scalar << " seed 7");
+    SCOPED_TRACE(testing::Message() << "B " << batch << " T " << time << " Dm " << channels << " N "
+                                    << N << " scalar " << scalar << " seed 7");
     expect_equal_to_twin_on_cuda(with(GetParam()), twin(GetParam()),
                                  random_arguments(batch, time, channels, N, scalar));
   }
@@ -75,11 +81,14 @@ TEST_P(LonghornForms, OnCudaEqualsItsTwin) {
 TEST_P(LonghornForms, OnCudaMayBeCutAnywhere) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   Named there;
-  for (const auto& [name, tensor] : random_arguments(2, 101, 24, 16)) there[name] = tensor.to(at::kCUDA, at::kFloat);
+  for (const auto& [name, tensor] : random_arguments(2, 101, 24, 16))
+    there[name] = tensor.to(at::kCUDA, at::kFloat);
   const auto in_two = [&](int64_t cut) {
     Named first = there, second = there;
-    for (const auto& name : {"x", "dt", "k", "q", "z"})
-      first[name] = there[name].narrow(1, 0, cut), second[name] = there[name].narrow(1, cut, 101 - cut);
+    for (const auto& name : {"x", "dt", "k", "q", "z"}) {
+      first[name] = there[name].narrow(1, 0, cut);
+      second[name] = there[name].narrow(1, cut, 101 - cut);
+    }
     const auto [out, state] = with(GetParam())(first);
     second["initial_state"] = state;
     const auto [rest, last] = with(GetParam())(second);
@@ -94,8 +103,8 @@ TEST_P(LonghornForms, OnCudaMayBeCutAnywhere) {
 }
 
 TEST_P(LonghornForms, MayBeCutAnywhere) {
-  expect_cut_anywhere(with(GetParam()), random_arguments(2, 101, 7, 4), {"x", "dt", "k", "q", "z"}, {1, 32, 50, 100},
-                      1e-12);
+  expect_cut_anywhere(with(GetParam()), random_arguments(2, 101, 7, 4), {"x", "dt", "k", "q", "z"},
+                      {1, 32, 50, 100}, 1e-12);
 }
 
 // The files hold [B, C, T].
@@ -108,8 +117,8 @@ TEST(LonghornOp, EqualsTheGoldenFiles) {
       return {y.transpose(1, 2), state};
     };
   };
-  for (const auto& name :
-       {"longhorn_T128", "longhorn_T65", "longhorn_T65_large_k", "longhorn_T65_plain", "longhorn_scalar_T65"})
+  for (const auto& name : {"longhorn_T128", "longhorn_T65", "longhorn_T65_large_k",
+                           "longhorn_T65_plain", "longhorn_scalar_T65"})
     expect_equal_to_golden(name, time_second(false), "y");
   for (const auto& name : {"longhorn_exact_T128", "longhorn_exact_T65"})
     expect_equal_to_golden(name, time_second(true), "y");
@@ -117,10 +126,13 @@ TEST(LonghornOp, EqualsTheGoldenFiles) {
 
 TEST(LonghornOp, ExactWithOneRateIsADeltaRuleOfOneHead) {
   Named a = random_arguments(2, 50, 12, 5, /*scalar=*/true);
-  const auto [y, state] = longhorn(a["x"], a["dt"], a["k"], a["q"], {}, {}, {}, true, a["initial_state"]);
-  const at::Tensor beta = at::sigmoid(a["dt"]), epsilon = beta / (1 + beta * a["k"].square().sum(-1, true));
-  const auto [same, same_state] = delta_rule(a["q"].unsqueeze(2), a["k"].unsqueeze(2), a["x"].unsqueeze(2), epsilon, 1,
-                                             a["initial_state"].transpose(1, 2).unsqueeze(1));
+  const auto [y, state] =
+      longhorn(a["x"], a["dt"], a["k"], a["q"], {}, {}, {}, true, a["initial_state"]);
+  const at::Tensor beta = at::sigmoid(a["dt"]),
+                   epsilon = beta / (1 + beta * a["k"].square().sum(-1, true));
+  const auto [same, same_state] =
+      delta_rule(a["q"].unsqueeze(2), a["k"].unsqueeze(2), a["x"].unsqueeze(2), epsilon, 1,
+                 a["initial_state"].transpose(1, 2).unsqueeze(1));
   EXPECT_LE(worst_row_error(same.squeeze(2), y), 1e-12);
   EXPECT_LE(worst_row_error(same_state.squeeze(1).transpose(1, 2), state), 1e-12);
 }
@@ -134,11 +146,15 @@ TEST_P(LonghornForms, NamesTheWrongArgument) {
   };
   EXPECT_EQ(message_of(with(GetParam()), good), "no error");
   for (const auto& [name, tensor] : good) {
-    EXPECT_THAT(changed(name, [](auto t) { return t.unsqueeze(0); }), testing::HasSubstr(name + " has shape"));
-    EXPECT_THAT(changed(name, [](auto t) { return t.to(at::kInt); }), testing::HasSubstr(name + " holds Int"));
+    EXPECT_THAT(changed(name, [](auto t) { return t.unsqueeze(0); }),
+                testing::HasSubstr(name + " has shape"));
+    EXPECT_THAT(changed(name, [](auto t) { return t.to(at::kInt); }),
+                testing::HasSubstr(name + " holds Int"));
   }
-  EXPECT_THAT(changed("dt", [](auto t) { return t.narrow(2, 0, 3); }), testing::HasSubstr("dt has shape"));
-  EXPECT_THAT(changed("x", [](auto t) { return t.narrow(1, 0, 0); }), testing::HasSubstr("x has shape"));
+  EXPECT_THAT(changed("dt", [](auto t) { return t.narrow(2, 0, 3); }),
+              testing::HasSubstr("dt has shape"));
+  EXPECT_THAT(changed("x", [](auto t) { return t.narrow(1, 0, 0); }),
+              testing::HasSubstr("x has shape"));
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// The recurrence's two ways, the kernel and the batched products, against one another and against finite differences;
-// and that long sequences in segments change nothing.
+// The recurrence's two ways, the kernel and the batched products, against one another and against
+// finite differences; and that long sequences in segments change nothing.
 #include "ops/matrix_state/matrix_state.h"
 
-#include "ops/recurrences.h"
 #include "ops/checkpointed_scan.h"
+#include "ops/recurrences.h"
 
 namespace assay::ops {
 namespace {
@@ -16,13 +16,22 @@ Prepare prepare(Kind kind) {
     if (kind == Kind::scalar) m.decay = s[3].narrow(-1, 0, 1).contiguous();
     if (kind == Kind::undecayed) m.decay = at::Tensor();
     if (kind == Kind::bonus) m.u = s[6].squeeze(0).squeeze(0);
-    if (kind == Kind::gated || kind == Kind::general) m.transition = Transition::rank_one, m.a = s[4], m.b = s[5];
-    if (kind == Kind::gated) m.c = s[2], m.k = m.v = at::Tensor(), m.decay = s[3].narrow(-1, 0, 1).contiguous();
+    if (kind == Kind::gated || kind == Kind::general) {
+      m.transition = Transition::rank_one;
+      m.a = s[4];
+      m.b = s[5];
+    }
+    if (kind == Kind::gated) {
+      m.c = s[2];
+      m.k = m.v = at::Tensor();
+      m.decay = s[3].narrow(-1, 0, 1).contiguous();
+    }
     return m;
   };
 }
 
-std::vector<at::Tensor> random_arguments(int64_t time, int64_t heads, int64_t K, int64_t V, int64_t batch = 2) {
+std::vector<at::Tensor> random_arguments(int64_t time, int64_t heads, int64_t K, int64_t V,
+                                         int64_t batch = 2) {
   torch::manual_seed(7);
   auto normal = [&](int64_t dim) { return at::randn({batch, time, heads, dim}, at::kDouble); };
   const at::Tensor kappa = normal(K), unit = kappa / kappa.norm(2, -1, true);
@@ -48,7 +57,9 @@ std::vector<at::Tensor> arguments(const Named& named, size_t first, size_t last)
 }
 
 Operator kernel(Kind kind) {
-  return [=](Named n) { return recurrence(prepare(kind), arguments(n, 0, 7), n["7"], n["0"].size(1)); };
+  return [=](Named n) {
+    return recurrence(prepare(kind), arguments(n, 0, 7), n["7"], n["0"].size(1));
+  };
 }
 // Segments of `length` steps, so that a short test has several.
 Operator products(Kind kind, int64_t chunk_size, int64_t length) {
@@ -63,15 +74,16 @@ Operator products(Kind kind, int64_t chunk_size, int64_t length) {
 struct MatrixStateKinds : testing::TestWithParam<Kind> {};
 const char* const kNames[] = {"plain", "scalar", "undecayed", "bonus", "gated", "general"};
 INSTANTIATE_TEST_SUITE_P(, MatrixStateKinds,
-                         testing::Values(Kind::plain, Kind::scalar, Kind::undecayed, Kind::bonus, Kind::gated,
-                                         Kind::general),
+                         testing::Values(Kind::plain, Kind::scalar, Kind::undecayed, Kind::bonus,
+                                         Kind::gated, Kind::general),
                          [](auto& i) { return kNames[int(i.param)]; });
 
 TEST_P(MatrixStateKinds, KernelAndProductsAreOneFunction) {
-  for (const auto& [time, K, V] : {std::tuple{1, 3, 4}, {2, 5, 3}, {33, 20, 6}, {65, 7, 70}, {101, 6, 100}})
+  for (const auto& [time, K, V] :
+       {std::tuple{1, 3, 4}, {2, 5, 3}, {33, 20, 6}, {65, 7, 70}, {101, 6, 100}})
     for (const auto& [chunk_size, length] : {std::pair{16, 64}, {64, 4096}}) {
-      SCOPED_TRACE(testing::Message() << "T " << time << " K " << K << " V " << V << " chunks of " << chunk_size
-                                      << " segments of " << length << " seed 7");
+      SCOPED_TRACE(testing::Message() << "T " << time << " K " << K << " V " << V << " chunks of "
+                                      << chunk_size << " segments of " << length << " seed 7");
       expect_equal_to_twin(products(GetParam(), chunk_size, length), kernel(GetParam()),
                            named(random_arguments(time, 2, K, V)), 1e-10);
     }
@@ -86,7 +98,8 @@ TEST_P(MatrixStateKinds, ProductsInSinglePrecision) {
 TEST_P(MatrixStateKinds, GradientsEqualFiniteDifferences) {
   const Named given = leaves(named(random_arguments(5, 2, 3, 4, 1)), at::kDouble);
   const Outputs out = kernel(GetParam())(given);
-  const at::Tensor weights = at::randn_like(std::get<0>(out)), state_weights = at::randn_like(std::get<1>(out));
+  const at::Tensor weights = at::randn_like(std::get<0>(out)),
+                   state_weights = at::randn_like(std::get<1>(out));
   const Named exact = gradients(given, out, weights, state_weights);
   const at::NoGradGuard guard;
   auto loss = [&](const Named& at) {
@@ -113,8 +126,10 @@ TEST_P(MatrixStateKinds, TheBitsDoNotDependOnThreads) {
   auto bits = [&](int threads) {
     at::set_num_threads(threads);
     const Outputs out = kernel(GetParam())(given);
-    Named all = gradients(given, out, at::ones_like(std::get<0>(out)), at::ones_like(std::get<1>(out)));
-    all["out"] = std::get<0>(out), all["state"] = std::get<1>(out);
+    Named all =
+        gradients(given, out, at::ones_like(std::get<0>(out)), at::ones_like(std::get<1>(out)));
+    all["out"] = std::get<0>(out);
+    all["state"] = std::get<1>(out);
     return all;
   };
   const int threads = at::get_num_threads();

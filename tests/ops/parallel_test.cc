@@ -17,7 +17,8 @@ TEST(AtParallelFor, CoversTheRangeOnceWhateverTheThreads) {
       at_parallel_for()(size, 7, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) ++visits[i];
       });
-      for (const auto& count : visits) EXPECT_EQ(count, 1) << "threads " << threads << " size " << size;
+      for (const auto& count : visits)
+        EXPECT_EQ(count, 1) << "threads " << threads << " size " << size;
     }
   }
   at::set_num_threads(before);
@@ -37,7 +38,8 @@ TEST(AtParallelFor, IsTorchsPool) {  // and a call inside a region runs inline
 }
 
 TEST(AtParallelFor, PassesExceptionsOn) {
-  EXPECT_THROW(at_parallel_for()(100, 1, [](int64_t, int64_t) { throw Error("on purpose"); }), Error);
+  EXPECT_THROW(at_parallel_for()(100, 1, [](int64_t, int64_t) { throw Error("on purpose"); }),
+               Error);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What every operator with a state says of input that it cannot take, and does with input that is merely odd.
+// What every operator with a state says of input that it cannot take, and does with input that
+// is merely odd.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -47,7 +48,8 @@ std::vector<Case> cases() {
        [=](int64_t T, double s, auto& S) {
          return gla(q(T), q(T), v(T), decay({B, T, H, K}, s), 1, S);
        }},
-      {"delta_rule", matrix, [=](int64_t T, double, auto& S) { return delta_rule(q(T), q(T), v(T), g(T), 1, S); }},
+      {"delta_rule", matrix,
+       [=](int64_t T, double, auto& S) { return delta_rule(q(T), q(T), v(T), g(T), 1, S); }},
       {"gated_delta_rule", matrix,
        [=](int64_t T, double s, auto& S) {
          return gated_delta_rule(q(T), q(T), v(T), decay({B, T, H}, s), g(T), 1, S);
@@ -66,7 +68,9 @@ std::vector<Case> cases() {
        }},
       {"taylor_exp_attention",
        {B, H, 1 + K + K * (K + 1) / 2, V + 1},
-       [=](int64_t T, double, auto& S) { return taylor_exp_attention(q(T), q(T), v(T), 1, true, 1e-6, S); }},
+       [=](int64_t T, double, auto& S) {
+         return taylor_exp_attention(q(T), q(T), v(T), 1, true, 1e-6, S);
+       }},
       {"ssd",
        {B, H, V, K},
        [=](int64_t T, double s, auto& S) {
@@ -119,7 +123,8 @@ TEST_P(RecurrenceInput, AWrongStateIsNamed) {
 TEST_P(RecurrenceInput, AnEmptySequenceIsRefused) { expect(error(0, {}), "none of them 0"); }
 
 TEST(RecurrenceInputs, AScaleThatIsNoNumberIsRefused) {
-  const at::Tensor q = random({B, 5, H, K}), v = random({B, 5, H, V}), u = random({H, K}), g = random({B, 5, H});
+  const at::Tensor q = random({B, 5, H, K}), v = random({B, 5, H, V}), u = random({H, K}),
+                   g = random({B, 5, H});
   const std::map<std::string, std::function<void(double)>> calls = {
       {"linear_attention", [&](double s) { linear_attention(q, q, v, s); }},
       {"simple_gla", [&](double s) { simple_gla(q, q, v, g, s); }},
@@ -136,12 +141,14 @@ TEST(RecurrenceInputs, AScaleThatIsNoNumberIsRefused) {
         call(scale);
         ADD_FAILURE() << name << " took a scale of " << scale;
       } catch (const c10::ValueError& error) {
-        EXPECT_EQ(std::string(error.what_without_backtrace()).find(name + ": scale is "), 0u) << error.what();
+        EXPECT_EQ(std::string(error.what_without_backtrace()).find(name + ": scale is "), 0u)
+            << error.what();
       }
   }
 }
 
-// A look at the values would stop a GPU: the state grows, as the formula says, and says so by its size.
+// A look at the values would stop a GPU: the state grows, as the formula says, and says so
+// by its size.
 TEST_P(RecurrenceInput, DecaysAboveZeroGrow) {
   const auto norm = [&](double sign) {
     torch::manual_seed(3);

@@ -1,6 +1,6 @@
 #pragma once
-// What every operator with a state must hold, as functions that a test calls with the operator, its arguments by name
-// and, for the comparison, its naive twin.
+// What every operator with a state must hold, as functions that a test calls with the operator, its
+// arguments by name and, for the comparison, its naive twin.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -24,19 +24,23 @@ inline std::optional<at::Tensor> find(const Named& arguments, const std::string&
 inline Named leaves(const Named& arguments, at::ScalarType dtype, bool as_they_are = false) {
   Named result;
   for (const auto& [name, tensor] : arguments)
-    result[name] = (as_they_are ? tensor.detach() : tensor.detach().to(dtype)).clone().requires_grad_();
+    result[name] =
+        (as_they_are ? tensor.detach() : tensor.detach().to(dtype)).clone().requires_grad_();
   return result;
 }
 
-// Gradients of Σ weights ⊙ out + Σ state_weights ⊙ state by name; an undefined weight leaves that output out.
+// Gradients of Σ weights ⊙ out + Σ state_weights ⊙ state by name; an undefined weight leaves
+// that output out.
 inline Named gradients(const Named& arguments, const Outputs& out, const at::Tensor& weights,
                        const at::Tensor& state_weights) {
   at::Tensor loss = at::zeros({}, std::get<1>(out).options().dtype(at::kDouble));
   if (weights.defined()) loss = loss + (std::get<0>(out).to(at::kDouble) * weights).sum();
-  if (state_weights.defined()) loss = loss + (std::get<1>(out).to(at::kDouble) * state_weights).sum();
+  if (state_weights.defined())
+    loss = loss + (std::get<1>(out).to(at::kDouble) * state_weights).sum();
   std::vector<at::Tensor> inputs;
   for (const auto& [name, tensor] : arguments) inputs.push_back(tensor);
-  const auto grads = torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true, false, /*allow_unused=*/true);
+  const auto grads = torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true, false,
+                                           /*allow_unused=*/true);
   Named result;
   for (size_t i = 0; const auto& [name, tensor] : arguments) {
     result[name] = grads[i].defined() ? grads[i] : at::zeros_like(tensor);
@@ -46,47 +50,55 @@ inline Named gradients(const Named& arguments, const Outputs& out, const at::Ten
   return result;
 }
 
-// The root mean square of a tensor's rows, of the largest: what a row counts at least where products sum in blocks.
+// The root mean square of a tensor's rows, of the largest: what a row counts at least where
+// products sum in blocks.
 inline double mean_row(const at::Tensor& expected) {
   const at::Tensor rows = expected.to(at::kDouble).norm(2, -1);
   return (rows.square().mean().sqrt() / rows.max()).nan_to_num(0).item<double>();
 }
 
-// A gradient may be a sum of numbers far larger than itself (of steps long forgotten, of a gate that hardly matters):
-// its rows count at least a hundredth of the largest. On a GPU, whose products sum in blocks, they count at least their
-// root mean square. The gradient of a gate or rate is one number per step that is the sum over a whole state, with
-// terms of both signs; in less than float64 it is allowed 2.5 times as much.
+// A gradient may be a sum of numbers far larger than itself (of steps long forgotten, of a gate
+// that hardly matters): its rows count at least a hundredth of the largest. On a GPU, whose
+// products sum in blocks, they count at least their root mean square. The gradient of a gate or
+// rate is one number per step that is the sum over a whole state, with terms of both signs; in less
+// than float64 it is allowed 2.5 times as much.
 inline void expect_close(const Named& actual, const Named& expected, double tolerance) {
   static const std::set<std::string> gates{"beta", "g", "gk", "w", "dt"};
   for (const auto& [name, tensor] : expected) {
     double allowed = tolerance;
     if (actual.at(name).scalar_type() != at::kDouble && gates.contains(name)) allowed *= 2.5;
-    EXPECT_LE(worst_row_error(actual.at(name), tensor, tensor.is_cuda() ? mean_row(tensor) : 0.01), allowed)
+    EXPECT_LE(worst_row_error(actual.at(name), tensor, tensor.is_cuda() ? mean_row(tensor) : 0.01),
+              allowed)
         << "gradient of " << name;
   }
 }
 
-// Output, state and every gradient against the twin in float64 on the same numbers. Tensor cores round what they
-// multiply to bf16, which moves every row as much: rows of the output in bf16 on a GPU count at least half their root
-// mean square.
-inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const Named& given, double tolerance) {
+// Output, state and every gradient against the twin in float64 on the same numbers. Tensor cores
+// round what they multiply to bf16, which moves every row as much: rows of the output in bf16 on a
+// GPU count at least half their root mean square.
+inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const Named& given,
+                                 double tolerance) {
   const Named arguments = leaves(given, at::kDouble, true), exact = leaves(given, at::kDouble);
   const Outputs out = op(arguments), expected = twin(exact);
   const auto& [y, state] = expected;
-  const double least = y.is_cuda() && std::get<0>(out).scalar_type() == at::kBFloat16 ? mean_row(y) / 2 : 0;
+  const double least =
+      y.is_cuda() && std::get<0>(out).scalar_type() == at::kBFloat16 ? mean_row(y) / 2 : 0;
   EXPECT_LE(worst_row_error(std::get<0>(out), y, least), tolerance);
   EXPECT_LE(worst_row_error(std::get<1>(out), state), tolerance);
-  const at::Tensor weights = at::randn_like(std::get<0>(out)).to(at::kDouble);  // numbers that the output's dtype holds
+  // Numbers that the output's dtype holds
+  const at::Tensor weights = at::randn_like(std::get<0>(out)).to(at::kDouble);
   const at::Tensor state_weights = at::randn_like(std::get<1>(out)).to(at::kDouble);
-  for (const auto& [w, s] : {std::pair(weights, state_weights), {weights, at::Tensor()}, {at::Tensor(), state_weights}})
+  for (const auto& [w, s] :
+       {std::pair(weights, state_weights), {weights, at::Tensor()}, {at::Tensor(), state_weights}})
     expect_close(gradients(arguments, out, w, s), gradients(exact, expected, w, s), tolerance);
 }
 
 // The same on a GPU, where there is one, in every precision or in bf16 alone.
-inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twin, const Named& given,
-                                         bool only_bf16 = false) {
+inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twin,
+                                         const Named& given, bool only_bf16 = false) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
     if (only_bf16 && dtype != at::kBFloat16) continue;
     SCOPED_TRACE(dtype);
     Named there;
@@ -96,12 +108,14 @@ inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twi
 }
 
 // The sequences cut in two, the second with the first's state: one output, one set of gradients.
-inline void expect_cut_anywhere(const Operator& op, const Named& given, const std::set<std::string>& sequences,
+inline void expect_cut_anywhere(const Operator& op, const Named& given,
+                                const std::set<std::string>& sequences,
                                 std::initializer_list<int64_t> cuts, double tolerance) {
   const Named arguments = leaves(given, at::kDouble);
   const Outputs whole = op(arguments);
   const int64_t time = std::get<0>(whole).size(1);
-  const at::Tensor weights = at::randn_like(std::get<0>(whole)), state_weights = at::randn_like(std::get<1>(whole));
+  const at::Tensor weights = at::randn_like(std::get<0>(whole)),
+                   state_weights = at::randn_like(std::get<1>(whole));
   const Named expected = gradients(arguments, whole, weights, state_weights);
   for (const int64_t cut : cuts) {
     SCOPED_TRACE(testing::Message() << "cut at " << cut);
@@ -121,12 +135,14 @@ inline void expect_cut_anywhere(const Operator& op, const Named& given, const st
   }
 }
 
-// A golden file whose in.* are the arguments; `output` names the first output, out.state is the second where it stands.
-// Files that hold the gradient through the state too (grad_with_state.*) are held to it.
-inline void expect_equal_to_golden(const std::string& name, const Operator& op, const std::string& output,
-                                   double single = 1e-5) {
+// A golden file whose in.* are the arguments; `output` names the first output, out.state is the
+// second where it stands. Files that hold the gradient through the state too (grad_with_state.*)
+// are held to it.
+inline void expect_equal_to_golden(const std::string& name, const Operator& op,
+                                   const std::string& output, double single = 1e-5) {
   SCOPED_TRACE(name);
-  if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+  if (!std::filesystem::exists(golden_file(name)))
+    GTEST_SKIP() << golden_file(name) << " is not there";
   const Named golden = read_golden(golden_file(name));
   auto part = [&](const std::string& prefix) {
     Named found;
@@ -139,8 +155,10 @@ inline void expect_equal_to_golden(const std::string& name, const Operator& op, 
     const Named arguments = leaves(part("in."), dtype);
     const Outputs out = op(arguments);
     EXPECT_LE(worst_row_error(std::get<0>(out), golden.at("out." + output)), tolerance);
-    if (golden.contains("out.state")) EXPECT_LE(worst_row_error(std::get<1>(out), golden.at("out.state")), tolerance);
-    expect_close(gradients(arguments, out, golden.at("cot." + output), {}), part("grad."), tolerance);
+    if (golden.contains("out.state"))
+      EXPECT_LE(worst_row_error(std::get<1>(out), golden.at("out.state")), tolerance);
+    expect_close(gradients(arguments, out, golden.at("cot." + output), {}), part("grad."),
+                 tolerance);
     if (golden.contains("cot.state"))
       expect_close(gradients(arguments, out, golden.at("cot." + output), golden.at("cot.state")),
                    part("grad_with_state."), tolerance);

@@ -1,4 +1,5 @@
-// The CPU kernels of the selective scan against plain loops in double, and against finite differences.
+// The CPU kernels of the selective scan against plain loops in double, and
+// against finite differences.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -16,17 +17,19 @@ struct Shape {
   bool softplus = true, z = true, D = true, bias = true, initial = true;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "B" << s.batch << " T" << s.time << " Dm" << s.channels << " G" << s.groups << " N" << s.state_size
-             << (s.softplus ? " softplus" : "") << (s.z ? " z" : "") << (s.D ? " D" : "") << (s.bias ? " bias" : "")
-             << (s.initial ? " initial_state" : "");
+  return out << "B" << s.batch << " T" << s.time << " Dm" << s.channels << " G" << s.groups << " N"
+             << s.state_size << (s.softplus ? " softplus" : "") << (s.z ? " z" : "")
+             << (s.D ? " D" : "") << (s.bias ? " bias" : "") << (s.initial ? " initial_state" : "");
 }
-using Tensors = std::map<std::string, Numbers>;  // by the names of kernel.h; an absent tensor is empty
+// By the names of kernel.h; an absent tensor is empty
+using Tensors = std::map<std::string, Numbers>;
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 Tensors random_inputs(const Shape& s, uint64_t seed, DType dtype) {
   const DType real = real_of(dtype);
-  const int64_t rows = s.batch * s.time * s.channels, BC = s.batch * s.time * s.groups * s.state_size;
+  const int64_t rows = s.batch * s.time * s.channels,
+                BC = s.batch * s.time * s.groups * s.state_size;
   const int64_t states = s.batch * s.channels * s.state_size;
   Tensors x;
   x["u"] = normal(seed, "u", rows, dtype);
@@ -38,25 +41,32 @@ Tensors random_inputs(const Shape& s, uint64_t seed, DType dtype) {
   for (double& a : x["A"]) a = real == DType::f32 ? float(a) : a;
   x["z"] = normal(seed, "z", s.z ? rows : 0, dtype);
   x["D"] = normal(seed, "D", s.D ? s.channels : 0, real);
-  x["delta_bias"] = normal(seed, "delta_bias", s.bias ? s.channels : 0, real, 0, s.softplus ? 0.3 : 0.03);
+  x["delta_bias"] =
+      normal(seed, "delta_bias", s.bias ? s.channels : 0, real, 0, s.softplus ? 0.3 : 0.03);
   x["initial_state"] = normal(seed, "initial_state", s.initial ? states : 0, real);
   x["dy"] = normal(seed, "dy", rows, dtype);
   x["dfinal_state"] = normal(seed, "dfinal_state", s.initial ? states : 0, real);
   return x;
 }
 
-// Forward and gradient, one number at a time, every state kept. `sizes`: sums of the absolute terms of dB and dC.
+// Forward and gradient, one number at a time, every state kept. `sizes`: sums of the absolute terms
+// of dB and dC.
 Tensors naive(const Shape& s, Tensors& x, Tensors* sizes = nullptr) {
   const auto [batch, time, channels, groups, N, softplus, has_z, has_D, has_bias, initial] = s;
-  const Numbers &u = x["u"], &raw = x["delta"], &z = x["z"], &B = x["B"], &C = x["C"], &A = x["A"], &D = x["D"];
-  const Numbers &bias = x["delta_bias"], &S0 = x["initial_state"], &dy = x["dy"], &dS = x["dfinal_state"];
+  const Numbers &u = x["u"], &raw = x["delta"], &z = x["z"], &B = x["B"], &C = x["C"], &A = x["A"],
+                &D = x["D"];
+  const Numbers &bias = x["delta_bias"], &S0 = x["initial_state"], &dy = x["dy"],
+                &dS = x["dfinal_state"];
   Tensors out;
   for (const char* name : {"u", "delta", "z", "B", "C", "A", "D", "delta_bias", "initial_state"})
     out["d" + std::string(name)].assign(x[name].size(), 0);
-  Numbers &y = out["y"], &last = out["final_state"], &du = out["du"], &ddelta = out["ddelta"], &dz = out["dz"];
-  Numbers &dB = out["dB"], &dC = out["dC"], &dA = out["dA"], &dD = out["dD"], &dbias = out["ddelta_bias"];
+  Numbers &y = out["y"], &last = out["final_state"], &du = out["du"], &ddelta = out["ddelta"],
+          &dz = out["dz"];
+  Numbers &dB = out["dB"], &dC = out["dC"], &dA = out["dA"], &dD = out["dD"],
+          &dbias = out["ddelta_bias"];
   Numbers dB_size(B.size()), dC_size(C.size());
-  y.resize(u.size()), last.resize(batch * channels * N);
+  y.resize(u.size());
+  last.resize(batch * channels * N);
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t d = 0; d < channels; ++d) {
       const int64_t group = d / (channels / groups), state = (b * channels + d) * N;
@@ -110,7 +120,9 @@ Tensors naive(const Shape& s, Tensors& x, Tensors* sizes = nullptr) {
   return out;
 }
 
-View rows(Buffer& buffer, const Shape& s, int64_t width) { return {buffer.data(), s.time * width, width}; }
+View rows(Buffer& buffer, const Shape& s, int64_t width) {
+  return {buffer.data(), s.time * width, width};
+}
 
 // The kernels; `threads` cut the work. Outputs are NaN before.
 Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
@@ -118,7 +130,8 @@ Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
   const int64_t BC = s.groups * s.state_size, chunks = (s.time + cpu::kChunk - 1) / cpu::kChunk;
   std::map<std::string, Buffer> in, out;
   for (const auto& [name, numbers] : x) {
-    const bool sequence = name == "u" || name == "delta" || name == "B" || name == "C" || name == "z" || name == "dy";
+    const bool sequence =
+        name == "u" || name == "delta" || name == "B" || name == "C" || name == "z" || name == "dy";
     in.emplace(name, Buffer(sequence ? dtype : real, numbers));
   }
   auto at = [&](const char* name) -> Buffer& { return in.at(name); };
@@ -126,9 +139,14 @@ Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
     return out.emplace(name, Buffer(type, int64_t(size))).first->second;
   };
   SelectiveScanForward p{dtype, s.batch, s.time, s.channels, s.groups, s.state_size, s.softplus};
-  p.u = rows(at("u"), s, s.channels), p.delta = rows(at("delta"), s, s.channels), p.z = rows(at("z"), s, s.channels);
-  p.B = rows(at("B"), s, BC), p.C = rows(at("C"), s, BC);
-  p.A = at("A").data(), p.D = at("D").data(), p.delta_bias = at("delta_bias").data();
+  p.u = rows(at("u"), s, s.channels);
+  p.delta = rows(at("delta"), s, s.channels);
+  p.z = rows(at("z"), s, s.channels);
+  p.B = rows(at("B"), s, BC);
+  p.C = rows(at("C"), s, BC);
+  p.A = at("A").data();
+  p.D = at("D").data();
+  p.delta_bias = at("delta_bias").data();
   p.initial_state = at("initial_state").data();
   p.y = rows(fresh("y", dtype, x["u"].size()), s, s.channels);
   p.final_state = fresh("final_state", real, s.batch * s.channels * s.state_size).data();
@@ -138,12 +156,15 @@ Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
   cpu::selective_scan(p, forward.data(), pool(threads));
 
   SelectiveScanBackward q{p};
-  q.dy = rows(at("dy"), s, s.channels), q.dfinal_state = at("dfinal_state").data();
+  q.dy = rows(at("dy"), s, s.channels);
+  q.dfinal_state = at("dfinal_state").data();
   q.du = rows(fresh("du", dtype, x["u"].size()), s, s.channels);
   q.ddelta = rows(fresh("ddelta", dtype, x["u"].size()), s, s.channels);
   q.dz = rows(fresh("dz", dtype, x["z"].size()), s, s.channels);
-  q.dB = fresh("dB", real, x["B"].size()).data(), q.dC = fresh("dC", real, x["B"].size()).data();
-  q.dA = fresh("dA", real, x["A"].size()).data(), q.dD = fresh("dD", real, x["D"].size()).data();
+  q.dB = fresh("dB", real, x["B"].size()).data();
+  q.dC = fresh("dC", real, x["B"].size()).data();
+  q.dA = fresh("dA", real, x["A"].size()).data();
+  q.dD = fresh("dD", real, x["D"].size()).data();
   q.ddelta_bias = fresh("ddelta_bias", real, x["delta_bias"].size()).data();
   q.dinitial_state = fresh("dinitial_state", real, x["initial_state"].size()).data();
   Workspace backward(cpu::workspace_bytes(q));
@@ -154,7 +175,8 @@ Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
 }
 
 int64_t row_length(const Shape& s, const std::string& name) {
-  if (name == "y" || name == "du" || name == "ddelta" || name == "dz" || name == "dD" || name == "ddelta_bias")
+  if (name == "y" || name == "du" || name == "ddelta" || name == "dz" || name == "dD" ||
+      name == "ddelta_bias")
     return s.channels;
   return s.state_size;
 }
@@ -175,7 +197,8 @@ class SelectiveScanKernel : public testing::TestWithParam<Shape> {};
 
 TEST_P(SelectiveScanKernel, EqualsThePlainLoops) {
   constexpr uint64_t seed = 1;
-  for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
     Tensors x = random_inputs(GetParam(), seed, dtype);
     const Tensors expected = naive(GetParam(), x), actual = kernel(GetParam(), x, dtype);
     for (const auto& [name, numbers] : expected)
@@ -187,10 +210,12 @@ TEST_P(SelectiveScanKernel, EqualsThePlainLoops) {
 TEST_P(SelectiveScanKernel, GivesTheSameBitsWhateverTheThreads) {
   Tensors x = random_inputs(GetParam(), 2, DType::f32);
   const Tensors one = kernel(GetParam(), x, DType::f32, 1);
-  for (const int threads : {2, 3, 7}) EXPECT_EQ(one, kernel(GetParam(), x, DType::f32, threads)) << GetParam();
+  for (const int threads : {2, 3, 7})
+    EXPECT_EQ(one, kernel(GetParam(), x, DType::f32, threads)) << GetParam();
 }
 
-// Σ gradient · v against the slope of Σ dy y + Σ dfinal_state final_state along a random direction v of one input.
+// Σ gradient · v against the slope of Σ dy y + Σ dfinal_state final_state along a random direction
+// v of one input.
 TEST_P(SelectiveScanKernel, GradientsAreTheSlopes) {
   constexpr double h = 1e-5;
   Tensors x = random_inputs(GetParam(), 3, DType::f64);
@@ -199,18 +224,23 @@ TEST_P(SelectiveScanKernel, GradientsAreTheSlopes) {
     const Tensors out = kernel(GetParam(), at, DType::f64);
     double total = 0;
     for (size_t i = 0; i < x["dy"].size(); ++i) total += x["dy"][i] * out.at("y")[i];
-    for (size_t i = 0; i < x["dfinal_state"].size(); ++i) total += x["dfinal_state"][i] * out.at("final_state")[i];
+    for (size_t i = 0; i < x["dfinal_state"].size(); ++i)
+      total += x["dfinal_state"][i] * out.at("final_state")[i];
     return total;
   };
-  for (const std::string name : {"u", "delta", "z", "B", "C", "A", "D", "delta_bias", "initial_state"}) {
+  for (const std::string name :
+       {"u", "delta", "z", "B", "C", "A", "D", "delta_bias", "initial_state"}) {
     const Numbers v = normal(4, name, x[name].size(), DType::f64);
     Tensors above = x, below = x;
     double slope = 0, size = 1;
     for (size_t i = 0; i < v.size(); ++i) {
-      above[name][i] += h * v[i], below[name][i] -= h * v[i];
-      slope += gradients["d" + name][i] * v[i], size += std::abs(gradients["d" + name][i] * v[i]);
+      above[name][i] += h * v[i];
+      below[name][i] -= h * v[i];
+      slope += gradients["d" + name][i] * v[i];
+      size += std::abs(gradients["d" + name][i] * v[i]);
     }
-    EXPECT_NEAR((loss(above) - loss(below)) / (2 * h), slope, 1e-6 * size) << name << " " << GetParam();
+    EXPECT_NEAR((loss(above) - loss(below)) / (2 * h), slope, 1e-6 * size)
+        << name << " " << GetParam();
   }
 }
 
@@ -219,7 +249,8 @@ TEST(SelectiveScanKernelTargets, AllEqualThePlainLoops) {
   const Shape s{2, 67, 70, 2, 16};
   for (const int64_t target : targets()) {
     const SimdTarget only(target);
-    for (const auto& [dtype, tolerance] : {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
+    for (const auto& [dtype, tolerance] :
+         {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 1e-2}}) {
       Tensors x = random_inputs(s, 8, dtype);
       const Tensors expected = naive(s, x), actual = kernel(s, x, dtype);
       for (const auto& [name, numbers] : expected)
@@ -229,17 +260,20 @@ TEST(SelectiveScanKernelTargets, AllEqualThePlainLoops) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, SelectiveScanKernel, testing::ValuesIn(kShapes), [](const auto& info) {
-  const Shape& s = info.param;
-  return "B" + std::to_string(s.batch) + "T" + std::to_string(s.time) + "Dm" + std::to_string(s.channels) + "G" +
-         std::to_string(s.groups) + "N" + std::to_string(s.state_size);
-});
+INSTANTIATE_TEST_SUITE_P(Shapes, SelectiveScanKernel, testing::ValuesIn(kShapes),
+                         [](const auto& info) {
+                           const Shape& s = info.param;
+                           return "B" + std::to_string(s.batch) + "T" + std::to_string(s.time) +
+                                  "Dm" + std::to_string(s.channels) + "G" +
+                                  std::to_string(s.groups) + "N" + std::to_string(s.state_size);
+                         });
 
-// Steps so strong that the decay underflows, and steps beyond softplus' switch at 20. dB and dC are sums over channels.
-// Here the previous state has decayed, so that the N numbers of a row of dB or dC share one sum over the channels, and
-// where that sum cancels, nothing bounds the error relative to the row. The error is bounded relative to the sum of the
-// absolute terms: each addition adds one rounding error of that size at most, so all of them `channels`. A term itself
-// has about 10 rounded factors, and 10 more rounding errors in its exponentials.
+// Steps so strong that the decay underflows, and steps beyond softplus' switch at 20. dB and dC are
+// sums over channels. Here the previous state has decayed, so that the N numbers of a row of dB or
+// dC share one sum over the channels, and where that sum cancels, nothing bounds the error relative
+// to the row. The error is bounded relative to the sum of the absolute terms: each addition adds
+// one rounding error of that size at most, so all of them `channels`. A term itself has about 10
+// rounded factors, and 10 more rounding errors in its exponentials.
 TEST(SelectiveScanKernelRange, StrongDecayStaysExact) {
   const Shape s{1, 70, 20, 1, 8};
   for (const auto& [dtype, tolerance, rounding] :
@@ -250,11 +284,13 @@ TEST(SelectiveScanKernelRange, StrongDecayStaysExact) {
     for (double& a : x["A"]) a *= 64;
     const Tensors expected = naive(s, x, &sizes), actual = kernel(s, x, dtype);
     for (const auto& [name, numbers] : expected) {
-      if (name == "dA" || name == "dinitial_state") continue;  // these are sums of terms around 1e-30
+      // These are sums of terms around 1e-30
+      if (name == "dA" || name == "dinitial_state") continue;
       const bool over_channels = sizes.contains(name);
       const double bound = over_channels ? (s.channels + 20) * rounding : tolerance;
       const Numbers& size = over_channels ? sizes.at(name) : numbers;
-      EXPECT_LE(worst_row_error(actual.at(name), numbers, size, row_length(s, name)), bound) << name << name_of(dtype);
+      EXPECT_LE(worst_row_error(actual.at(name), numbers, size, row_length(s, name)), bound)
+          << name << name_of(dtype);
     }
   }
 }
@@ -263,7 +299,8 @@ TEST(SelectiveScanKernelRange, NaNReachesTheOutput) {
   const Shape s{1, 3, 5, 1, 4};
   for (const char* name : {"u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state"}) {
     Tensors x = random_inputs(s, 6, DType::f32);
-    for (const uint64_t bits : {0x7FF8'0000'0000'0000, 0x7FFF'FFFF'FFFF'FFFF}) {  // with and without a payload
+    // With and without a payload
+    for (const uint64_t bits : {0x7FF8'0000'0000'0000, 0x7FFF'FFFF'FFFF'FFFF}) {
       x[name][0] = std::bit_cast<double>(bits);
       EXPECT_TRUE(std::isnan(kernel(s, x, DType::f32).at("y")[0])) << name << " " << bits;
     }

@@ -20,18 +20,21 @@ struct Arguments {
 
   std::map<std::string, at::Tensor> tensors() const {
     std::map<std::string, at::Tensor> all{{"u", u}, {"delta", delta}, {"A", A}, {"B", B}, {"C", C}};
-    for (const auto& [name, tensor] :
-         {std::pair{"D", D}, {"z", z}, {"delta_bias", delta_bias}, {"initial_state", initial_state}})
+    for (const auto& [name, tensor] : {std::pair{"D", D},
+                                       {"z", z},
+                                       {"delta_bias", delta_bias},
+                                       {"initial_state", initial_state}})
       if (tensor) all[name] = *tensor;
     return all;
   }
 };
 auto run(const Arguments& a) {
-  return selective_scan(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus, a.initial_state);
+  return selective_scan(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus,
+                        a.initial_state);
 }
 auto run_reference(const Arguments& a) {
-  return selective_scan_reference(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias, a.delta_softplus,
-                                  a.initial_state);
+  return selective_scan_reference(a.u, a.delta, a.A, a.B, a.C, a.D, a.z, a.delta_bias,
+                                  a.delta_softplus, a.initial_state);
 }
 
 Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_t groups, int64_t N,
@@ -44,7 +47,9 @@ Arguments random_arguments(int64_t batch, int64_t time, int64_t channels, int64_
   Arguments a{normal({batch, time, channels}, dtype), normal({batch, time, channels}, dtype),
               (-at::rand({channels, N}, at::kDouble) - 0.1).to(device, real).requires_grad_(),
               normal({batch, time, groups, N}, dtype), normal({batch, time, groups, N}, dtype)};
-  a.D = normal({channels}, real), a.z = normal({batch, time, channels}, dtype), a.delta_bias = normal({channels}, real);
+  a.D = normal({channels}, real);
+  a.z = normal({batch, time, channels}, dtype);
+  a.delta_bias = normal({channels}, real);
   a.initial_state = normal({batch, channels, N}, real);
   return a;
 }
@@ -56,16 +61,21 @@ Arguments with_token_decay(Arguments a) {
   return a;
 }
 
-// Gradients of Σ weights ⊙ y + Σ state_weights ⊙ final_state by name; an undefined weight leaves that output out.
-std::map<std::string, at::Tensor> gradients(const Arguments& a, const std::tuple<at::Tensor, at::Tensor>& out,
-                                            const at::Tensor& weights, const at::Tensor& state_weights) {
+// Gradients of Σ weights ⊙ y + Σ state_weights ⊙ final_state by name; an undefined weight leaves
+// that output out.
+std::map<std::string, at::Tensor> gradients(const Arguments& a,
+                                            const std::tuple<at::Tensor, at::Tensor>& out,
+                                            const at::Tensor& weights,
+                                            const at::Tensor& state_weights) {
   at::Tensor loss = at::zeros({}, a.u.options().dtype(at::kDouble));
   if (weights.defined()) loss = loss + (std::get<0>(out).to(at::kDouble) * weights).sum();
-  if (state_weights.defined()) loss = loss + (std::get<1>(out).to(at::kDouble) * state_weights).sum();
+  if (state_weights.defined())
+    loss = loss + (std::get<1>(out).to(at::kDouble) * state_weights).sum();
   std::vector<at::Tensor> inputs;
   const auto named = a.tensors();
   for (const auto& [name, tensor] : named) inputs.push_back(tensor);
-  const auto grads = torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true, false, /*allow_unused=*/true);
+  const auto grads = torch::autograd::grad({loss}, inputs, {}, /*retain_graph=*/true, false,
+                                           /*allow_unused=*/true);
   std::map<std::string, at::Tensor> result;
   for (size_t i = 0; const auto& [name, tensor] : named) {
     result[name] = grads[i].defined() ? grads[i] : at::zeros_like(tensor);
@@ -93,10 +103,11 @@ void expect_equal_to_reference(const Arguments& a, double tolerance, const at::T
 TEST(SelectiveScanOp, EqualsItsReference) {
   for (const auto& [time, channels, groups, N] :
        {std::tuple{1, 12, 1, 4}, {65, 20, 1, 8}, {67, 24, 2, 16}, {130, 24, 2, 100}}) {
-    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " G " << groups << " N " << N
-                                    << " seed 7");
+    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " G " << groups
+                                    << " N " << N << " seed 7");
     const Arguments a = random_arguments(2, time, channels, groups, N);
-    const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
+    const at::Tensor weights = at::randn_like(a.u),
+                     state_weights = at::randn_like(*a.initial_state);
     expect_equal_to_reference(a, 1e-12, weights, state_weights);
     expect_equal_to_reference(a, 1e-12, weights, {});
     expect_equal_to_reference(a, 1e-12, {}, state_weights);
@@ -104,10 +115,13 @@ TEST(SelectiveScanOp, EqualsItsReference) {
 }
 
 TEST(SelectiveScanOp, WithTheTokensDecayEqualsItsReference) {
-  for (const auto& [time, channels, N] : {std::tuple{1, 12, 4}, {64, 7, 5}, {65, 20, 8}, {130, 24, 16}}) {
-    SCOPED_TRACE(testing::Message() << "T " << time << " Dm " << channels << " N " << N << " seed 7");
+  for (const auto& [time, channels, N] :
+       {std::tuple{1, 12, 4}, {64, 7, 5}, {65, 20, 8}, {130, 24, 16}}) {
+    SCOPED_TRACE(testing::Message()
+                 << "T " << time << " Dm " << channels << " N " << N << " seed 7");
     const Arguments a = with_token_decay(random_arguments(2, time, channels, 1, N));
-    const at::Tensor weights = at::randn_like(a.u), state_weights = at::randn_like(*a.initial_state);
+    const at::Tensor weights = at::randn_like(a.u),
+                     state_weights = at::randn_like(*a.initial_state);
     expect_equal_to_reference(a, 1e-12, weights, state_weights);
     expect_equal_to_reference(a, 1e-12, {}, state_weights);
   }
@@ -116,7 +130,8 @@ TEST(SelectiveScanOp, WithTheTokensDecayEqualsItsReference) {
   bare.delta_softplus = false;
   bare.delta = bare.delta.detach().abs().requires_grad_();
   expect_equal_to_reference(bare, 1e-12, at::randn_like(bare.u), {});
-  const Arguments single = with_token_decay(random_arguments(2, 67, 24, 1, 16, at::kFloat, at::kFloat));
+  const Arguments single =
+      with_token_decay(random_arguments(2, 67, 24, 1, 16, at::kFloat, at::kFloat));
   expect_equal_to_reference(single, 1e-5, at::randn_like(single.u, at::kDouble), {});
 }
 
@@ -127,7 +142,8 @@ TEST(SelectiveScanOp, WithTheTokensDecayOnCudaEqualsItsReference) {
                                                  {at::kFloat, at::kFloat, 1e-5},
                                                  {at::kBFloat16, at::kFloat, 1e-2}}) {
       SCOPED_TRACE(testing::Message() << "T " << time << " N " << N << " " << dtype << " seed 7");
-      const Arguments a = with_token_decay(random_arguments(2, time, 24, 1, N, dtype, real, at::kCUDA));
+      const Arguments a =
+          with_token_decay(random_arguments(2, time, 24, 1, N, dtype, real, at::kCUDA));
       expect_equal_to_reference(a, tolerance, at::randn_like(a.u).to(at::kDouble),
                                 at::randn_like(*a.initial_state).to(at::kDouble));
     }
@@ -174,7 +190,8 @@ TEST(SelectiveScanOp, ReadsSlices) {
   a.C = wide.narrow(2, 5 + N, N).unflatten(2, {1, N}).detach().requires_grad_();
   a.u = halves.narrow(2, 0, channels).detach().requires_grad_();
   a.z = halves.narrow(2, channels, channels).detach().requires_grad_();
-  a.delta = at::randn({batch, channels, time}, at::kDouble).transpose(1, 2).detach().requires_grad_();
+  a.delta =
+      at::randn({batch, channels, time}, at::kDouble).transpose(1, 2).detach().requires_grad_();
   expect_equal_to_reference(a, 1e-12, at::randn({batch, time, channels}, at::kDouble),
                             at::randn_like(*a.initial_state));
 }
@@ -185,17 +202,24 @@ void expect_cut_anywhere(const Arguments& a) {
   const auto expected = gradients(a, whole, weights, state_weights);
   for (const int64_t cut : {1, 64, 65, 129}) {
     Arguments first = a, second = a;
-    for (auto member : {&Arguments::u, &Arguments::delta, &Arguments::B, &Arguments::C})
-      first.*member = (a.*member).narrow(1, 0, cut), second.*member = (a.*member).narrow(1, cut, 130 - cut);
-    first.z = a.z->narrow(1, 0, cut), second.z = a.z->narrow(1, cut, 130 - cut);
-    if (a.A.dim() == 3) first.A = a.A.narrow(1, 0, cut), second.A = a.A.narrow(1, cut, 130 - cut);
+    for (auto member : {&Arguments::u, &Arguments::delta, &Arguments::B, &Arguments::C}) {
+      first.*member = (a.*member).narrow(1, 0, cut);
+      second.*member = (a.*member).narrow(1, cut, 130 - cut);
+    }
+    first.z = a.z->narrow(1, 0, cut);
+    second.z = a.z->narrow(1, cut, 130 - cut);
+    if (a.A.dim() == 3) {
+      first.A = a.A.narrow(1, 0, cut);
+      second.A = a.A.narrow(1, cut, 130 - cut);
+    }
     const auto [y, state] = run(first);
     second.initial_state = state;
     const auto [rest, last] = run(second);
     const std::tuple joined{at::cat({y, rest}, 1), last};
     EXPECT_LE(worst_row_error(std::get<0>(joined), std::get<0>(whole)), 1e-12) << "cut at " << cut;
     for (const auto& [name, gradient] : gradients(a, joined, weights, state_weights))
-      EXPECT_LE(worst_row_error(gradient, expected.at(name)), 1e-11) << "gradient of " << name << ", cut at " << cut;
+      EXPECT_LE(worst_row_error(gradient, expected.at(name)), 1e-11)
+          << "gradient of " << name << ", cut at " << cut;
   }
 }
 
@@ -216,23 +240,32 @@ TEST(SelectiveScanOp, WithoutGradientGivesTheSameBits) {
 
 // The files hold [B, Dm, T], and B, C as [B, N, T] or [B, G, N, T].
 TEST(SelectiveScanOp, EqualsTheGoldenFiles) {
-  for (const std::string name :
-       {"selective_scan_T128", "selective_scan_T65", "selective_scan_T65_groups", "selective_scan_T67_plain"}) {
+  for (const std::string name : {"selective_scan_T128", "selective_scan_T65",
+                                 "selective_scan_T65_groups", "selective_scan_T67_plain"}) {
     SCOPED_TRACE(name);
-    if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+    if (!std::filesystem::exists(golden_file(name)))
+      GTEST_SKIP() << golden_file(name) << " is not there";
     auto golden = read_golden(golden_file(name));
-    auto time_first = [](const at::Tensor& t) { return t.dim() == 4 ? t.permute({0, 3, 1, 2}) : t.transpose(1, 2); };
+    auto time_first = [](const at::Tensor& t) {
+      return t.dim() == 4 ? t.permute({0, 3, 1, 2}) : t.transpose(1, 2);
+    };
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}}) {
       std::map<std::string, at::Tensor> in;
       for (const std::string x : {"u", "delta", "z", "A", "B", "C", "D", "delta_bias"})
-        if (golden.contains("in." + x)) in[x] = golden["in." + x].clone().to(dtype).detach().requires_grad_();
+        if (golden.contains("in." + x))
+          in[x] = golden["in." + x].clone().to(dtype).detach().requires_grad_();
       auto rows = [&](const std::string& x) -> Optional {
         return in.contains(x) ? Optional(time_first(in[x])) : Optional();
       };
-      auto grouped = [&](const std::string& x) { return in[x].dim() == 3 ? rows(x)->unsqueeze(2) : *rows(x); };
-      auto plain = [&](const std::string& x) { return in.contains(x) ? Optional(in[x]) : Optional(); };
-      const auto [y, state] = selective_scan(*rows("u"), *rows("delta"), in["A"], grouped("B"), grouped("C"),
-                                             plain("D"), rows("z"), plain("delta_bias"), in.contains("delta_bias"));
+      auto grouped = [&](const std::string& x) {
+        return in[x].dim() == 3 ? rows(x)->unsqueeze(2) : *rows(x);
+      };
+      auto plain = [&](const std::string& x) {
+        return in.contains(x) ? Optional(in[x]) : Optional();
+      };
+      const auto [y, state] =
+          selective_scan(*rows("u"), *rows("delta"), in["A"], grouped("B"), grouped("C"),
+                         plain("D"), rows("z"), plain("delta_bias"), in.contains("delta_bias"));
       EXPECT_LE(worst_row_error(y, time_first(golden["out.y"])), tolerance);
       EXPECT_LE(worst_row_error(state, golden["out.state"]), tolerance);
       (y * time_first(golden["cot.y"]).to(dtype)).sum().backward();
@@ -267,15 +300,25 @@ TEST(SelectiveScanOp, NamesTheWrongArgument) {
   EXPECT_THAT(with([](A a) { a.u = a.u.narrow(1, 0, 0); }), testing::HasSubstr("u has shape"));
   EXPECT_THAT(with([](A a) { a.A = a.A.narrow(0, 0, 11); }), testing::HasSubstr("A has shape"));
   EXPECT_THAT(with([](A a) { a.A = at::ones({12, 300}); }), testing::HasSubstr("at most 256"));
-  EXPECT_THAT(with([](A a) { a.A = at::ones({2, 6, 4}, at::kDouble); }), testing::HasSubstr("[B, T, N] = [2, 5, 4]"));
-  EXPECT_THAT(with([](A a) { a.A = at::ones({2, 5, 4}, at::kDouble); }), testing::HasSubstr("B has 2 groups"));
+  EXPECT_THAT(with([](A a) {
+                a.A = at::ones({2, 6, 4}, at::kDouble);
+              }),
+              testing::HasSubstr("[B, T, N] = [2, 5, 4]"));
+  EXPECT_THAT(with([](A a) {
+                a.A = at::ones({2, 5, 4}, at::kDouble);
+              }),
+              testing::HasSubstr("B has 2 groups"));
   EXPECT_THAT(with([](A a) { a.B = a.B.narrow(3, 0, 3); }), testing::HasSubstr("B has shape"));
-  EXPECT_THAT(with([](A a) { a.B = a.C = at::ones({2, 5, 5, 4}, at::kDouble); }), testing::HasSubstr("B has 5 groups"));
+  EXPECT_THAT(with([](A a) {
+                a.B = a.C = at::ones({2, 5, 5, 4}, at::kDouble);
+              }),
+              testing::HasSubstr("B has 5 groups"));
   EXPECT_THAT(with([](A a) { a.C = a.C.narrow(2, 0, 1); }), testing::HasSubstr("C has shape"));
   EXPECT_THAT(with([](A a) { a.D = a.A; }), testing::HasSubstr("D has shape"));
   EXPECT_THAT(with([](A a) { a.z = a.z->unsqueeze(0); }), testing::HasSubstr("z has shape"));
   EXPECT_THAT(with([](A a) { a.delta_bias = a.A; }), testing::HasSubstr("delta_bias has shape"));
-  EXPECT_THAT(with([](A a) { a.initial_state = a.A; }), testing::HasSubstr("initial_state has shape"));
+  EXPECT_THAT(with([](A a) { a.initial_state = a.A; }),
+              testing::HasSubstr("initial_state has shape"));
   EXPECT_THAT(with([](A a) { a.z = a.z->to(at::kInt); }), testing::HasSubstr("z holds Int"));
   EXPECT_THAT(with([](A a) { a.C = a.C.to(at::kMeta); }), testing::HasSubstr("C is on meta"));
 }
@@ -284,9 +327,10 @@ TEST(SelectiveScanOp, SaysWhichPathItTakes) {
   std::map<std::string, std::string> paths;
   for (const OpPath& path : op_paths()) paths[path.op + " " + path.device] = path.path;
   EXPECT_THAT(paths["selective_scan cpu"], testing::StartsWith("cpu kernel (Highway "));
-  EXPECT_THAT(paths["selective_scan cuda"],
-              testing::AnyOf(testing::StartsWith("cuda kernel sm_90a; A [B, T, N]: cuda kernel sm_90a"),
-                             testing::HasSubstr("built without CUDA")));
+  EXPECT_THAT(
+      paths["selective_scan cuda"],
+      testing::AnyOf(testing::StartsWith("cuda kernel sm_90a; A [B, T, N]: cuda kernel sm_90a"),
+                     testing::HasSubstr("built without CUDA")));
 }
 
 }  // namespace

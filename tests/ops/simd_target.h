@@ -6,7 +6,8 @@
 
 namespace assay::ops {
 
-// The instruction sets that kernels are compiled for and that this process may use, as masks of one bit.
+// The instruction sets that kernels are compiled for and that this process may use, as masks
+// of one bit.
 inline std::vector<int64_t> targets() {
   std::vector<int64_t> found;
   for (const int64_t target : {HWY_AVX3, HWY_AVX2, HWY_EMU128})
@@ -14,8 +15,8 @@ inline std::vector<int64_t> targets() {
   return found;
 }
 
-// While it lives, kernels run with `target` alone. The targets of before are restored, which ASSAY_SIMD_TARGET may have
-// restricted.
+// While it lives, kernels run with `target` alone. The targets of before are restored, which
+// ASSAY_SIMD_TARGET may have restricted.
 class SimdTarget {
  public:
   explicit SimdTarget(int64_t target) : before_(hwy::SupportedTargets()) { use(target); }

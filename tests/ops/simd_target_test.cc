@@ -1,5 +1,6 @@
-// ASSAY_SIMD_TARGET=EMU128 runs every test of this program with that instruction set of Highway alone. The tests are
-// skipped where the CPU lacks it. CTest runs the tests of CPU kernels once per target in this way.
+// ASSAY_SIMD_TARGET=EMU128 runs every test of this program with that instruction set of Highway
+// alone. The tests are skipped where the CPU lacks it. CTest runs the tests of CPU kernels once per
+// target in this way.
 #include "ops/simd_target.h"
 
 #include <gtest/gtest.h>

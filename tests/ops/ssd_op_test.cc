@@ -10,27 +10,29 @@ namespace {
 
 Operator with(bool softplus, int64_t chunk_size = 64) {
   return [=](Named a) {
-    return ssd(a["x"], a["dt"], a["A"], a["B"], a["C"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), softplus,
-               find(a, "initial_state"), chunk_size);
+    return ssd(a["x"], a["dt"], a["A"], a["B"], a["C"], find(a, "D"), find(a, "z"),
+               find(a, "dt_bias"), softplus, find(a, "initial_state"), chunk_size);
   };
 }
 Outputs twin(Named a) {
-  return ssd_reference(a["x"], a["dt"], a["A"], a["B"], a["C"], find(a, "D"), find(a, "z"), find(a, "dt_bias"), true,
-                       find(a, "initial_state"));
+  return ssd_reference(a["x"], a["dt"], a["A"], a["B"], a["C"], find(a, "D"), find(a, "z"),
+                       find(a, "dt_bias"), true, find(a, "initial_state"));
 }
 
 struct Shape {
   int64_t batch, time, heads, groups, head_dim, state_size;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " G " << s.groups << " P " << s.head_dim
-             << " N " << s.state_size << " seed 7";
+  return out << "B " << s.batch << " T " << s.time << " H " << s.heads << " G " << s.groups << " P "
+             << s.head_dim << " N " << s.state_size << " seed 7";
 }
 
 Named random_arguments(const Shape& s, at::ScalarType dtype = at::kDouble) {
   torch::manual_seed(7);
   const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  auto normal = [&](at::IntArrayRef shape, at::ScalarType type) { return at::randn(shape, at::kDouble).to(type); };
+  auto normal = [&](at::IntArrayRef shape, at::ScalarType type) {
+    return at::randn(shape, at::kDouble).to(type);
+  };
   return {{"x", normal({s.batch, s.time, s.heads, s.head_dim}, dtype)},
           {"dt", (at::randn({s.batch, s.time, s.heads}, at::kDouble) - 2).to(dtype)},
           {"A", (-at::rand({s.heads}, at::kDouble) - 0.1).to(real)},
@@ -43,8 +45,10 @@ Named random_arguments(const Shape& s, at::ScalarType dtype = at::kDouble) {
 }
 
 TEST(SsdOp, EqualsItsTwin) {
-  for (const Shape& shape :
-       {Shape{2, 1, 4, 2, 5, 6}, {1, 31, 1, 1, 4, 3}, {2, 65, 6, 2, 7, 8}, {1, 101, 4, 1, 70, 16}}) {
+  for (const Shape& shape : {Shape{2, 1, 4, 2, 5, 6},
+                             {1, 31, 1, 1, 4, 3},
+                             {2, 65, 6, 2, 7, 8},
+                             {1, 101, 4, 1, 70, 16}}) {
     SCOPED_TRACE(shape);
     expect_equal_to_twin(with(true), twin, random_arguments(shape), 1e-12);
   }
@@ -61,40 +65,46 @@ TEST(SsdOp, SingleAndHalfPrecision) {
 }
 
 TEST(SsdOp, OnCudaEqualsItsTwin) {
-  for (const Shape& shape : {Shape{2, 67, 4, 2, 16, 24}, {2, 67, 4, 2, 64, 128}})  // bf16: the second on tensor cores
+  // bf16: the second on tensor cores
+  for (const Shape& shape : {Shape{2, 67, 4, 2, 16, 24}, {2, 67, 4, 2, 64, 128}})
     expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape));
 }
 TEST(SsdOp, OnCudaTensorCoresEqualItsTwin) {
-  for (const Shape& shape : {Shape{1, 1, 2, 1, 64, 64}, {2, 64, 3, 3, 32, 96}, {1, 330, 3, 1, 64, 128}}) {
+  for (const Shape& shape :
+       {Shape{1, 1, 2, 1, 64, 64}, {2, 64, 3, 3, 32, 96}, {1, 330, 3, 1, 64, 128}}) {
     SCOPED_TRACE(shape);
     expect_equal_to_twin_on_cuda(with(true), twin, random_arguments(shape), /*only_bf16=*/true);
   }
 }
 
 TEST(SsdOp, MayBeCutAnywhere) {
-  expect_cut_anywhere(with(true), random_arguments({2, 131, 4, 2, 6, 5}), {"x", "dt", "B", "C", "z"}, {1, 64, 65, 130},
-                      1e-12);
+  expect_cut_anywhere(with(true), random_arguments({2, 131, 4, 2, 6, 5}),
+                      {"x", "dt", "B", "C", "z"}, {1, 64, 65, 130}, 1e-12);
 }
 
 TEST(SsdOp, TheChunkSizeChangesNothing) {
   const Named a = random_arguments({2, 101, 4, 2, 6, 5});
   for (const int64_t chunk_size : {1, 7, 16, 256})
-    EXPECT_LE(worst_row_error(std::get<0>(with(true, chunk_size)(a)), std::get<0>(twin(a))), 1e-12) << chunk_size;
+    EXPECT_LE(worst_row_error(std::get<0>(with(true, chunk_size)(a)), std::get<0>(twin(a))), 1e-12)
+        << chunk_size;
 }
 
 TEST(SsdOp, EqualsTheGoldenFiles) {
-  for (const auto& name : {"ssd_T128", "ssd_T65", "ssd_T67_plain"}) expect_equal_to_golden(name, with(true), "y");
+  for (const auto& name : {"ssd_T128", "ssd_T65", "ssd_T67_plain"})
+    expect_equal_to_golden(name, with(true), "y");
 }
 
 // The minimal files hold the log decays themselves, as simple_gla takes them.
 TEST(SsdOp, IsSimpleGlaWithTheStateTransposed) {
   const auto minimal = [](Named a) -> Outputs {
     const auto before = find(a, "initial_state");
-    const auto [y, state] = simple_gla(a["C"], a["B"], a["X"], a["A"], 1,
-                                       before ? std::optional(before->squeeze(1).transpose(2, 3)) : before);
+    const auto [y, state] =
+        simple_gla(a["C"], a["B"], a["X"], a["A"], 1,
+                   before ? std::optional(before->squeeze(1).transpose(2, 3)) : before);
     return {y, state.transpose(2, 3)};
   };
-  for (const auto& name : {"ssd_minimal_T128", "ssd_minimal_T64"}) expect_equal_to_golden(name, minimal, "Y");
+  for (const auto& name : {"ssd_minimal_T128", "ssd_minimal_T64"})
+    expect_equal_to_golden(name, minimal, "Y");
   Named a = random_arguments({2, 70, 4, 2, 6, 5});
   const auto [y, state] = ssd(a["x"], a["dt"].exp(), a["A"], a["B"], a["C"]);
   const auto [same, same_state] =
@@ -112,10 +122,13 @@ TEST(SsdOp, NamesTheWrongArgument) {
   };
   EXPECT_EQ(message_of(with(true), good), "no error");
   for (const auto& [name, tensor] : good) {
-    EXPECT_THAT(changed(name, [](auto t) { return t.unsqueeze(0); }), testing::HasSubstr(name + " has shape"));
-    EXPECT_THAT(changed(name, [](auto t) { return t.to(at::kInt); }), testing::HasSubstr(name + " holds Int"));
+    EXPECT_THAT(changed(name, [](auto t) { return t.unsqueeze(0); }),
+                testing::HasSubstr(name + " has shape"));
+    EXPECT_THAT(changed(name, [](auto t) { return t.to(at::kInt); }),
+                testing::HasSubstr(name + " holds Int"));
   }
-  EXPECT_THAT(changed("x", [](auto t) { return t.narrow(1, 0, 0); }), testing::HasSubstr("x has shape"));
+  EXPECT_THAT(changed("x", [](auto t) { return t.narrow(1, 0, 0); }),
+              testing::HasSubstr("x has shape"));
   EXPECT_THAT(changed("B",
                       [](auto t) {
                         return t.repeat({1, 1, 2, 1}).narrow(2, 0, 3);

@@ -12,10 +12,10 @@ namespace {
 constexpr int64_t kChunk = 16;
 using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-Result run(const Qkv& a, double scale, const std::string& selection, int64_t top_k, bool fall_back = false,
-           const std::optional<at::Tensor>& summaries = {}) {
-  return top1_chunk(a.q, a.k, a.v, kChunk, scale, selection, top_k, {}, /*shortlist=*/top_k, /*rank=*/0, summaries,
-                    fall_back);
+Result run(const Qkv& a, double scale, const std::string& selection, int64_t top_k,
+           bool fall_back = false, const std::optional<at::Tensor>& summaries = {}) {
+  return top1_chunk(a.q, a.k, a.v, kChunk, scale, selection, top_k, {}, /*shortlist=*/top_k,
+                    /*rank=*/0, summaries, fall_back);
 }
 // Keys that keep to their chunk's centre, the more the smaller `spread` is.
 Qkv clustered(const Shape& shape, double spread) {
@@ -29,14 +29,17 @@ TEST(Top1Certified, WhatIsProvedIsExact) {
   for (const double spread : {0.0, 0.03, 0.1, 1.0})
     for (const int64_t top_k : {1, 2})
       for (const auto dtype : {at::kDouble, at::kFloat}) {
-        SCOPED_TRACE(testing::Message() << "spread " << spread << " top_k " << top_k << " " << dtype << " seed 7");
+        SCOPED_TRACE(testing::Message()
+                     << "spread " << spread << " top_k " << top_k << " " << dtype << " seed 7");
         const Qkv a = clustered({.time = 333}, spread).as(dtype);
         const at::Tensor listed = std::get<2>(run(a, 8, "shortlist", top_k)),
                          proved = top1_certified(a.q, a.k, listed, kChunk, 8, top_k);
         const at::Tensor same = (listed == std::get<2>(run(a, 8, "exact", top_k))).all(-1);
         EXPECT_FALSE((proved & ~same).any().item<bool>());
-        const double share = proved.slice(2, (top_k + 1) * kChunk).to(at::kDouble).mean().item<double>();
-        EXPECT_TRUE(proved.slice(2, 0, (top_k + 1) * kChunk).all().item<bool>()) << "no candidate is left out";
+        const double share =
+            proved.slice(2, (top_k + 1) * kChunk).to(at::kDouble).mean().item<double>();
+        EXPECT_TRUE(proved.slice(2, 0, (top_k + 1) * kChunk).all().item<bool>())
+            << "no candidate is left out";
         if (spread == 0) EXPECT_GT(share, 0.9) << "a chunk of equal keys scores what its mean does";
         else if (spread == 1) EXPECT_EQ(share, 0) << "keys lie everywhere";
         else EXPECT_TRUE(share > 0.02 && share < 0.98) << share;
@@ -46,10 +49,14 @@ TEST(Top1Certified, WhatIsProvedIsExact) {
 // The bound holds for every chunk, and is not far off where keys are close.
 TEST(Top1Certified, NothingThatLosesIsProved) {
   const Qkv a = clustered({.time = 200}, 0.05);
-  const at::Tensor exact = std::get<2>(run(a, 8, "exact", 1)), wrong = at::where(exact > 0, exact - 1, exact + 1);
-  const at::Tensor own = at::arange(200).floor_divide(kChunk), chosen = at::where(wrong < own.unsqueeze(1), wrong, -1);
+  const at::Tensor exact = std::get<2>(run(a, 8, "exact", 1)),
+                   wrong = at::where(exact > 0, exact - 1, exact + 1);
+  const at::Tensor own = at::arange(200).floor_divide(kChunk),
+                   chosen = at::where(wrong < own.unsqueeze(1), wrong, -1);
   const at::Tensor proved = top1_certified(a.q, a.k, chosen, kChunk, 8, /*shortlist=*/1);
-  EXPECT_FALSE((proved.slice(2, 2 * kChunk) & (chosen.slice(2, 2 * kChunk).squeeze(-1) >= 0)).any().item<bool>());
+  EXPECT_FALSE((proved.slice(2, 2 * kChunk) & (chosen.slice(2, 2 * kChunk).squeeze(-1) >= 0))
+                   .any()
+                   .item<bool>());
 }
 
 TEST(Top1Certified, DependsOnCandidatesAlone) {
@@ -86,7 +93,8 @@ TEST(Top1Certified, FallsBackWhileDecodingToo) {
   const at::NoGradGuard no_grad;
   for (const int64_t time : {1, 5, 40}) {
     const Qkv a = random_qkv({.time = time, .past = 100});
-    const auto found = run(a, 8, "shortlist", 1, true, chunk_summaries(a.k, kChunk)), wanted = run(a, 8, "exact", 1);
+    const auto found = run(a, 8, "shortlist", 1, true, chunk_summaries(a.k, kChunk)),
+               wanted = run(a, 8, "exact", 1);
     EXPECT_TRUE(at::equal(std::get<2>(found), std::get<2>(wanted))) << time;
     EXPECT_LE(worst_row_error(std::get<0>(found), std::get<0>(wanted)), 1e-12) << time;
   }
@@ -116,7 +124,8 @@ TEST(Top1Certified, NamesTheWrongArgument) {
   const at::Tensor none = at::full({2, 4, 40, 1}, -1, at::kLong);
   EXPECT_EQ(message(none, 16), "no error");
   EXPECT_THAT(message(none.squeeze(-1), 16), testing::HasSubstr("selected has shape [2, 4, 40]"));
-  EXPECT_THAT(message(none.slice(2, 1), 16), testing::HasSubstr("selected has shape [2, 4, 39, 1]"));
+  EXPECT_THAT(message(none.slice(2, 1), 16),
+              testing::HasSubstr("selected has shape [2, 4, 39, 1]"));
   EXPECT_THAT(message(none.to(at::kFloat), 16), testing::HasSubstr("selected holds Float"));
   EXPECT_THAT(message(none, 0), testing::HasSubstr("chunk_size is 0"));
 }

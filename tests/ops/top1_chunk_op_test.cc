@@ -1,6 +1,6 @@
-// The operator against its naive twin, the golden files, and wrong arguments. Selection is discontinuous, so it is
-// tested in two halves: outputs and gradients with the choice forced, and the choice itself by how much worse than the
-// best it is, which rounding bounds.
+// The operator against its naive twin, the golden files, and wrong arguments. Selection is
+// discontinuous, so it is tested in two halves: outputs and gradients with the choice forced, and
+// the choice itself by how much worse than the best it is, which rounding bounds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -23,69 +23,84 @@ using Result = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 Result run(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {},
            const std::optional<at::Tensor>& summaries = {}) {
-  return top1_chunk(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected, o.shortlist, o.rank,
-                    summaries);
+  return top1_chunk(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected,
+                    o.shortlist, o.rank, summaries);
 }
-Result run_reference(const Qkv& a, const Options& o, const std::optional<at::Tensor>& selected = {}) {
-  return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected, o.shortlist,
-                              o.rank);
+Result run_reference(const Qkv& a, const Options& o,
+                     const std::optional<at::Tensor>& selected = {}) {
+  return top1_chunk_reference(a.q, a.k, a.v, o.chunk_size, o.scale, o.selection, o.top_k, selected,
+                              o.shortlist, o.rank);
 }
 
-// Scores of the full chunks by the definition, −∞ where a chunk is no candidate: [B, H, T, chunks], float64.
+// Scores of the full chunks by the definition, −∞ where a chunk is no candidate: [B, H,
+// T, chunks], float64.
 at::Tensor chunk_scores(const Qkv& exact, const Options& o) {
   const at::NoGradGuard no_grad;
   const int64_t size = exact.k.size(1), time = exact.q.size(1), C = o.chunk_size, chunks = size / C;
-  const at::Tensor q = exact.q.transpose(1, 2), k = exact.k.transpose(1, 2)
-                                                        .repeat_interleave(exact.q.size(2) / exact.k.size(2), 1)
-                                                        .slice(2, 0, chunks * C);
-  const at::Tensor score = o.selection == "approx"
-                               ? q.matmul(k.unflatten(2, {chunks, C}).mean(3).mT())
-                               : (o.scale * q.matmul(k.mT())).unflatten(3, {chunks, C}).logsumexp(-1);
+  const at::Tensor q = exact.q.transpose(1, 2),
+                   k = exact.k.transpose(1, 2)
+                           .repeat_interleave(exact.q.size(2) / exact.k.size(2), 1)
+                           .slice(2, 0, chunks * C);
+  const at::Tensor score =
+      o.selection == "approx"
+          ? q.matmul(k.unflatten(2, {chunks, C}).mean(3).mT())
+          : (o.scale * q.matmul(k.mT())).unflatten(3, {chunks, C}).logsumexp(-1);
   const at::Tensor own = at::arange(size - time, size).floor_divide(C).unsqueeze(1);
   return score.masked_fill(at::arange(chunks) >= own, -INFINITY);
 }
 
-// A score of unit vectors in `dtype` is off by at most this: D products and sums, C terms of a logarithm.
+// A score of unit vectors in `dtype` is off by at most this: D products and sums, C terms
+// of a logarithm.
 double rounding_bound(at::ScalarType dtype, const Options& o, int64_t head_dim) {
-  const double step = dtype == at::kDouble ? 1.1e-16 : 6e-8, terms = double(head_dim + o.chunk_size);
+  const double step = dtype == at::kDouble ? 1.1e-16 : 6e-8,
+               terms = double(head_dim + o.chunk_size);
   return 4 * step * terms * (o.selection == "approx" ? 1 : std::abs(o.scale) + 1);
 }
 
-// The i-th choice scores as the i-th best candidate does, no chunk is chosen twice, and −1 stands where none is left.
+// The i-th choice scores as the i-th best candidate does, no chunk is chosen twice, and −1 stands
+// where none is left.
 void expect_best(const at::Tensor& selected, const at::Tensor& scores, double bound) {
   const int64_t candidates = scores.size(-1), top_k = selected.size(-1);
-  const at::Tensor padded = at::constant_pad_nd(scores, {0, top_k}, -INFINITY);  // index −1 reads one of these
+  // Index −1 reads one of these
+  const at::Tensor padded = at::constant_pad_nd(scores, {0, top_k}, -INFINITY);
   const at::Tensor best = std::get<0>(padded.sort(-1, /*descending=*/true)).slice(-1, 0, top_k);
   const at::Tensor found = padded.gather(-1, at::where(selected < 0, candidates, selected));
   EXPECT_TRUE(at::equal(found.isinf(), best.isinf()));
   EXPECT_LE((best - found).nan_to_num(0).abs().max().item<double>(), bound);
   const at::Tensor sorted = std::get<0>(selected.sort(-1));
-  EXPECT_FALSE(((sorted.diff() == 0) & (sorted.slice(-1, 1) >= 0)).any().item<bool>()) << "a chunk chosen twice";
+  EXPECT_FALSE(((sorted.diff() == 0) & (sorted.slice(-1, 1) >= 0)).any().item<bool>())
+      << "a chunk chosen twice";
 }
 
 // A shortlist is a choice before the choice: where rounding moves its end, another chunk is chosen.
-void expect_listed(const at::Tensor& selected, const Qkv& exact, const Options& o, at::ScalarType dtype) {
+void expect_listed(const at::Tensor& selected, const Qkv& exact, const Options& o,
+                   at::ScalarType dtype) {
   const at::Tensor expected = std::get<2>(run_reference(exact, o));
-  EXPECT_GE((selected == expected).to(at::kDouble).mean().item<double>(), dtype == at::kDouble ? 1 : 0.995);
+  EXPECT_GE((selected == expected).to(at::kDouble).mean().item<double>(),
+            dtype == at::kDouble ? 1 : 0.995);
 }
 
-void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarType dtype, double tolerance,
-                               at::Device device = at::kCPU) {
-  SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " " << o.selection << " "
-                                  << dtype);
-  const Qkv arguments = random_qkv(shape), a = arguments.as(dtype, device), exact = arguments.as(at::kDouble);
+void expect_equal_to_reference(const Shape& shape, const Options& o, at::ScalarType dtype,
+                               double tolerance, at::Device device = at::kCPU) {
+  SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " "
+                                  << o.selection << " " << dtype);
+  const Qkv arguments = random_qkv(shape), a = arguments.as(dtype, device),
+            exact = arguments.as(at::kDouble);
   const auto [out, logsumexp, selected] = run(a, o);
   if (o.selection == "shortlist") expect_listed(selected.cpu(), exact, o, dtype);
-  else expect_best(selected.cpu(), chunk_scores(exact, o), rounding_bound(dtype, o, shape.head_dim));
+  else
+    expect_best(selected.cpu(), chunk_scores(exact, o), rounding_bound(dtype, o, shape.head_dim));
   EXPECT_EQ(out.scalar_type(), dtype);
   EXPECT_FALSE(logsumexp.requires_grad() || selected.requires_grad());
   const auto [expected, expected_logsumexp, forced] = run_reference(exact, o, selected.cpu());
   EXPECT_TRUE(at::equal(forced, selected.cpu()));
   EXPECT_LE(worst_row_error(out.cpu(), expected), tolerance);
-  EXPECT_LE((logsumexp.cpu() - expected_logsumexp).abs().max().item<double>(), 10 * std::min(tolerance, 1e-5));
+  EXPECT_LE((logsumexp.cpu() - expected_logsumexp).abs().max().item<double>(),
+            10 * std::min(tolerance, 1e-5));
   const at::Tensor weights = at::randn_like(exact.q).to(at::kBFloat16);
   const auto gradients = a.gradients(out, weights);
-  // The kernel's δ is dout · out of an out rounded to bfloat16: rows of few keys, whose terms cancel, feel it.
+  // The kernel's δ is dout · out of an out rounded to bfloat16: rows of few keys, whose terms
+  // cancel, feel it.
   const bool rounded = dtype == at::kBFloat16 && device.is_cuda();
   expect_close(gradients, exact.gradients(expected, weights), rounded ? 5e-2 : tolerance);
   const auto [again, same, choice] = run(a, o, selected);
@@ -117,7 +132,8 @@ TEST(Top1ChunkOp, EqualsItsReference) {
     for (const std::string& selection : kSelections)
       for (const int64_t top_k : {1, 3})
         expect_equal_to_reference(shape, {chunk_size, 8, selection, top_k}, at::kDouble, 1e-12);
-    if (chunk_size == 1) continue;  // a softmax of two: its gradient cancels below what single precision holds
+    // A softmax of two: its gradient cancels below what single precision holds
+    if (chunk_size == 1) continue;
     expect_equal_to_reference(shape, {chunk_size, 8, "exact", 3}, at::kFloat, 1e-5);
     expect_equal_to_reference(shape, {chunk_size, 8, "approx", 1}, at::kFloat, 1e-5);
     expect_equal_to_reference(shape, {chunk_size, 8, "shortlist", 2}, at::kFloat, 1e-5);
@@ -137,7 +153,8 @@ TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
                                               {Shape{.time = 37, .past = 60}, 16}})
         for (const auto& [dtype, tolerance] :
              {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
-          expect_equal_to_reference(shape, {chunk_size, 8, selection, top_k}, dtype, tolerance, at::kCUDA);
+          expect_equal_to_reference(shape, {chunk_size, 8, selection, top_k}, dtype, tolerance,
+                                    at::kCUDA);
 }
 
 struct Golden {
@@ -156,7 +173,8 @@ const Golden kGolden[] = {{"top1_chunk_approx_T101_C16", {16, 10, "approx"}},
 TEST(Top1ChunkOp, EqualsTheGoldenFiles) {
   for (const auto& [name, options] : kGolden) {
     SCOPED_TRACE(name);
-    if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+    if (!std::filesystem::exists(golden_file(name)))
+      GTEST_SKIP() << golden_file(name) << " is not there";
     auto golden = read_golden(golden_file(name));
     if (std::string(name).ends_with("unnorm")) ASSERT_NEAR(options.scale, 0.204124, 1e-6);
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}}) {
@@ -165,18 +183,21 @@ TEST(Top1ChunkOp, EqualsTheGoldenFiles) {
       EXPECT_TRUE(at::equal(selected, golden["out.remote"].to(at::kLong))) << dtype;
       EXPECT_LE(worst_row_error(out, golden["out.o"]), tolerance) << dtype;
       EXPECT_LE((logsumexp - golden["out.lse"]).abs().max().item<double>(), tolerance) << dtype;
-      expect_close(a.gradients(out, golden["cot.o"]), {golden["grad.q"], golden["grad.k"], golden["grad.v"]},
-                   tolerance);
+      expect_close(a.gradients(out, golden["cot.o"]),
+                   {golden["grad.q"], golden["grad.k"], golden["grad.v"]}, tolerance);
     }
   }
 }
 
-// MoBA counts the own chunk among its top_k and ranks by q · mean(k). Its sequences lie back to back.
+// MoBA counts the own chunk among its top_k and ranks by q · mean(k). Its sequences lie
+// back to back.
 TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
-  for (const auto& [name, chunk_size, moba_top_k] :
-       {std::tuple{"moba_T128_C32_k2", 32, 2}, {"moba_T65x2_C16_k3", 16, 3}, {"moba_varlen_C16_k2", 16, 2}}) {
+  for (const auto& [name, chunk_size, moba_top_k] : {std::tuple{"moba_T128_C32_k2", 32, 2},
+                                                     {"moba_T65x2_C16_k3", 16, 3},
+                                                     {"moba_varlen_C16_k2", 16, 2}}) {
     SCOPED_TRACE(name);
-    if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+    if (!std::filesystem::exists(golden_file(name)))
+      GTEST_SKIP() << golden_file(name) << " is not there";
     auto golden = read_golden(golden_file(name));
     const at::Tensor ends = golden["in.cu_seqlens"].to(at::kLong);
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}})
@@ -186,9 +207,11 @@ TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
         const Qkv a = Qkv{part("in.q"), part("in.k"), part("in.v")}.as(dtype);
         const auto [out, logsumexp, selected] =
             run(a, {chunk_size, 1 / std::sqrt(double(a.q.size(3))), "approx", moba_top_k - 1});
-        EXPECT_TRUE(at::equal(selected[0], golden["out.remote"].to(at::kLong).slice(1, begin, end)));
+        EXPECT_TRUE(
+            at::equal(selected[0], golden["out.remote"].to(at::kLong).slice(1, begin, end)));
         EXPECT_LE(worst_row_error(out, part("out.o")), tolerance) << dtype;
-        expect_close(a.gradients(out, part("cot.o")), {part("grad.q"), part("grad.k"), part("grad.v")}, tolerance);
+        expect_close(a.gradients(out, part("cot.o")),
+                     {part("grad.q"), part("grad.k"), part("grad.v")}, tolerance);
       }
   }
 }
@@ -201,34 +224,41 @@ TEST(Top1ChunkOp, MayBeCutAnywhere) {
     for (const int64_t cut : {1, 16, 33, 66}) {
       const Qkv piece{a.q.slice(1, cut), a.k, a.v},
           first{a.q.slice(1, 0, cut), a.k.slice(1, 0, cut), a.v.slice(1, 0, cut)};
-      EXPECT_LE(worst_row_error(at::cat({std::get<0>(run(first, o)), std::get<0>(run(piece, o))}, 1), whole), 1e-12);
-      EXPECT_TRUE(at::equal(std::get<2>(run(piece, o)), selected.slice(2, cut))) << "cut at " << cut;
+      EXPECT_LE(worst_row_error(
+                    at::cat({std::get<0>(run(first, o)), std::get<0>(run(piece, o))}, 1), whole),
+                1e-12);
+      EXPECT_TRUE(at::equal(std::get<2>(run(piece, o)), selected.slice(2, cut)))
+          << "cut at " << cut;
     }
   }
 }
 
-// Few queries of a long cache, which is part of a larger tensor, with summaries that their owner keeps.
-void expect_steps_equal_reference(const Shape& shape, const Options& o, at::ScalarType dtype, double tolerance,
-                                  at::Device device) {
-  SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " " << o.selection << " "
-                                  << dtype << " " << device);
+// Few queries of a long cache, which is part of a larger tensor, with summaries that
+// their owner keeps.
+void expect_steps_equal_reference(const Shape& shape, const Options& o, at::ScalarType dtype,
+                                  double tolerance, at::Device device) {
+  SCOPED_TRACE(testing::Message() << shape << " C " << o.chunk_size << " top_k " << o.top_k << " "
+                                  << o.selection << " " << dtype << " " << device);
   const at::NoGradGuard no_grad;
   const int64_t size = shape.past + shape.time;
   const Qkv exact = random_qkv(shape);
   auto cache = [&](const at::Tensor& x) {
-    const at::Tensor memory = at::full({x.size(0), size + 7, x.size(2), x.size(3)}, NAN, x.options().dtype(dtype));
+    const at::Tensor memory =
+        at::full({x.size(0), size + 7, x.size(2), x.size(3)}, NAN, x.options().dtype(dtype));
     memory.slice(1, 0, size).copy_(x);
     return memory.to(device).slice(1, 0, size);
   };
   const Qkv a{exact.q.to(device, dtype), cache(exact.k), cache(exact.v)};
   const at::Tensor more = at::cat({exact.k, exact.k.slice(1, 0, o.chunk_size)}, 1).to(dtype);
-  const at::Tensor kept = chunk_summaries(more, o.chunk_size, o.selection == "shortlist" ? o.rank : 0).to(device);
+  const at::Tensor kept =
+      chunk_summaries(more, o.chunk_size, o.selection == "shortlist" ? o.rank : 0).to(device);
   const auto [out, logsumexp, selected] = run(a, o, {}, kept);
   const auto [expected, expected_logsumexp, choice] = run_reference(exact, o);
   EXPECT_EQ(out.scalar_type(), dtype);
   EXPECT_TRUE(at::equal(selected.cpu(), choice));
   EXPECT_LE(worst_row_error(out.cpu(), expected), tolerance);
-  EXPECT_LE((logsumexp.cpu() - expected_logsumexp).abs().max().item<double>(), 10 * std::min(tolerance, 1e-5));
+  EXPECT_LE((logsumexp.cpu() - expected_logsumexp).abs().max().item<double>(),
+            10 * std::min(tolerance, 1e-5));
   EXPECT_TRUE(at::equal(std::get<0>(run(a, o, selected)), out)) << "the choice forced";
   EXPECT_TRUE(at::equal(std::get<2>(run(a, o)), selected)) << "summaries computed";
 }
@@ -237,14 +267,16 @@ void expect_steps(at::Device device) {
   const PoisonedMemory poisoned;
   for (const std::string& selection : kSelections)
     for (const int64_t top_k : {1, 3})
-      for (const auto& [shape, chunk_size] : {std::pair{Shape{.time = 1, .past = 300, .head_dim = 64}, 16},
-                                              {Shape{.time = 1, .past = 5, .head_dim = 64}, 16},
-                                              {Shape{.time = 5, .past = 250, .heads = 6, .head_dim = 96}, 33},
-                                              {Shape{.batch = 1, .time = 2, .past = 1100, .head_dim = 128}, 1},
-                                              {Shape{.time = 3, .past = 509, .head_dim = 128}, 128}})
+      for (const auto& [shape, chunk_size] :
+           {std::pair{Shape{.time = 1, .past = 300, .head_dim = 64}, 16},
+            {Shape{.time = 1, .past = 5, .head_dim = 64}, 16},
+            {Shape{.time = 5, .past = 250, .heads = 6, .head_dim = 96}, 33},
+            {Shape{.batch = 1, .time = 2, .past = 1100, .head_dim = 128}, 1},
+            {Shape{.time = 3, .past = 509, .head_dim = 128}, 128}})
         for (const auto& [dtype, tolerance] :
              {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
-          expect_steps_equal_reference(shape, {chunk_size, 8, selection, top_k}, dtype, tolerance, device);
+          expect_steps_equal_reference(shape, {chunk_size, 8, selection, top_k}, dtype, tolerance,
+                                       device);
 }
 TEST(Top1ChunkOp, StepsEqualTheReference) { expect_steps(at::kCPU); }
 TEST(Top1ChunkOp, StepsOnCudaEqualTheReference) {
@@ -258,14 +290,17 @@ TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
     const Options all{16, 8, "shortlist", 2, 9, rank}, exact{16, 8, "exact", 2};
     EXPECT_TRUE(at::equal(std::get<2>(run(a, all)), std::get<2>(run(a, exact))));
   }
-  EXPECT_FALSE(at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})), std::get<2>(run(a, {16, 8}))));
-  EXPECT_TRUE(at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})), std::get<2>(run(a, {16, 8, "approx"}))));
+  EXPECT_FALSE(
+      at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})), std::get<2>(run(a, {16, 8}))));
+  EXPECT_TRUE(at::equal(std::get<2>(run(a, {16, 8, "shortlist", 1, 1, 0})),
+                        std::get<2>(run(a, {16, 8, "approx"}))));
 }
 
 // The covariance A from below: A − Σ u uᵀ has no negative eigenvalue, and falls with the rank.
 TEST(ChunkSummaries, AreMeanAndAxes) {
   const at::Tensor k = random_qkv({.time = 105, .head_dim = 8}).k;
-  const at::Tensor keys = k.slice(1, 0, 96).unflatten(1, {6, 16}).transpose(2, 3), mean = keys.mean(3, true);
+  const at::Tensor keys = k.slice(1, 0, 96).unflatten(1, {6, 16}).transpose(2, 3),
+                   mean = keys.mean(3, true);
   const at::Tensor x = keys - mean, covariance = x.mT().matmul(x) / 16;
   double before = INFINITY;
   for (const int64_t rank : {0, 1, 3, 5}) {
@@ -276,15 +311,20 @@ TEST(ChunkSummaries, AreMeanAndAxes) {
     EXPECT_GE(at::linalg_eigvalsh(left).min().item<double>(), -1e-11) << "rank " << rank;
     EXPECT_LT(left.norm().item<double>(), 0.9 * before) << "rank " << rank;
     before = left.norm().item<double>();
-    EXPECT_LE((chunk_summaries(k.to(at::kFloat), 16, rank) - s).abs().max().item<double>(), 2e-4) << "rank " << rank;
+    EXPECT_LE((chunk_summaries(k.to(at::kFloat), 16, rank) - s).abs().max().item<double>(), 2e-4)
+        << "rank " << rank;
   }
   const at::Tensor rounded = k.to(at::kBFloat16), parts = chunk_summaries(rounded, 16, 3);
   ASSERT_EQ(parts.sizes(), (at::IntArrayRef{2, 6, 2, 5, 8}));
-  const at::Tensor whole = chunk_summaries(rounded.to(at::kFloat), 16, 3), joined = joined_summaries(parts);
+  const at::Tensor whole = chunk_summaries(rounded.to(at::kFloat), 16, 3),
+                   joined = joined_summaries(parts);
   EXPECT_TRUE(at::equal(parts.slice(3, 1), whole.to(at::kBFloat16)));
-  EXPECT_TRUE(((joined - whole).slice(3, 0, 1).abs() <= 0x1p-16 * whole.slice(3, 0, 1).abs()).all().item<bool>());
+  EXPECT_TRUE(((joined - whole).slice(3, 0, 1).abs() <= 0x1p-16 * whole.slice(3, 0, 1).abs())
+                  .all()
+                  .item<bool>());
   const at::Tensor same = chunk_summaries(at::ones({1, 32, 1, 8}), 16, 2);
-  EXPECT_TRUE(same.slice(3, 1).eq(0).all().item<bool>() && same.slice(3, 0, 1).eq(1).all().item<bool>());
+  EXPECT_TRUE(same.slice(3, 1).eq(0).all().item<bool>() &&
+              same.slice(3, 0, 1).eq(1).all().item<bool>());
   EXPECT_EQ(chunk_summaries(k, 200, 3).sizes(), (at::IntArrayRef{2, 0, 2, 4, 8}));
   EXPECT_THAT(error_of([&] { chunk_summaries(k, 0); }), testing::HasSubstr("chunk_size is 0"));
   EXPECT_THAT(error_of([&] { chunk_summaries(k, 16, -1); }), testing::HasSubstr("rank is -1"));
@@ -308,14 +348,17 @@ TEST(Top1ChunkOp, TiesGoToTheLowerChunk) {
       const Qkv same = Qkv{a.q, at::ones_like(a.k), a.v}.as(dtype);
       const at::Tensor selected = std::get<2>(run(same, {16, 1, selection, 3}));
       const at::Tensor own = at::arange(100).floor_divide(16).unsqueeze(1), slots = at::arange(3);
-      EXPECT_TRUE(at::equal(selected, at::where(slots < own, slots, -1).expand_as(selected))) << selection << dtype;
+      EXPECT_TRUE(at::equal(selected, at::where(slots < own, slots, -1).expand_as(selected)))
+          << selection << dtype;
     }
 }
 
 TEST(Top1ChunkOp, ForcedChoices) {
-  const Qkv arguments = random_qkv({.time = 101}), exact = arguments.as(at::kDouble), single = arguments.as(at::kFloat);
+  const Qkv arguments = random_qkv({.time = 101}), exact = arguments.as(at::kDouble),
+            single = arguments.as(at::kFloat);
   const Options o{16, 8, "exact", 3};
-  const at::Tensor any = at::randint(-3, 12, {2, 4, 101, 3}, at::kLong);  // some are no candidates, some stand twice
+  // Some are no candidates, some stand twice
+  const at::Tensor any = at::randint(-3, 12, {2, 4, 101, 3}, at::kLong);
   const auto [expected, logsumexp, kept] = run_reference(exact, o, any);
   const at::Tensor own = at::arange(101).floor_divide(16).unsqueeze(1);
   EXPECT_TRUE(at::equal(kept, at::where((any >= 0) & (any < own), any, -1)));
@@ -353,7 +396,8 @@ TEST(Top1ChunkOp, NanGivesNanRows) {
 
 TEST(Top1ChunkOp, GradientsEqualFiniteDifferences) {
   const Options o{4, 3, "exact", 2};
-  const Qkv a = random_qkv({.batch = 1, .time = 13, .heads = 2, .kv_heads = 1, .head_dim = 3}).as(at::kDouble);
+  const Qkv a = random_qkv({.batch = 1, .time = 13, .heads = 2, .kv_heads = 1, .head_dim = 3})
+                    .as(at::kDouble);
   const auto [out, logsumexp, selected] = run(a, o);
   const at::Tensor weights = at::randn_like(out);
   const auto gradients = a.gradients(out, weights);
@@ -367,7 +411,8 @@ TEST(Top1ChunkOp, GradientsEqualFiniteDifferences) {
         flat[j] -= step;
         return loss;
       };
-      EXPECT_NEAR(gradients[i].reshape(-1)[j].item<double>(), (loss_at(1e-5) - loss_at(-1e-5)) / 2e-5, 1e-7)
+      EXPECT_NEAR(gradients[i].reshape(-1)[j].item<double>(),
+                  (loss_at(1e-5) - loss_at(-1e-5)) / 2e-5, 1e-7)
           << "qkv"[i] << j;
     }
   }
@@ -391,22 +436,36 @@ TEST(Top1ChunkOp, NamesTheWrongArgument) {
   EXPECT_THAT(message([](A a, O, S) { a.q = a.q[0]; }), HasSubstr("q has shape"));
   EXPECT_THAT(message([](A a, O, S) { a.k = a.k.narrow(3, 0, 4); }), HasSubstr("k has shape"));
   EXPECT_THAT(message([](A a, O, S) { a.k = a.k.narrow(1, 0, 0); }), HasSubstr("k has shape"));
-  EXPECT_THAT(message([](A a, O, S) { a.q = at::cat({a.q, a.q}, 1); }), HasSubstr("k has 5 positions"));
+  EXPECT_THAT(message([](A a, O, S) {
+                a.q = at::cat({a.q, a.q}, 1);
+              }),
+              HasSubstr("k has 5 positions"));
   EXPECT_THAT(message([](A a, O, S) { a.q = a.q.narrow(2, 0, 3); }), HasSubstr("k has 2 heads"));
   EXPECT_THAT(message([](A a, O, S) { a.q = a.q.to(at::kHalf); }), HasSubstr("q holds Half"));
   EXPECT_THAT(message([](A a, O, S) { a.v = a.v.to(at::kLong); }), HasSubstr("v holds Long"));
-  EXPECT_THAT(message([](A, O o, S) { o.chunk_size = 0; }), HasSubstr("chunk_size is 0, expected 1 or more"));
+  EXPECT_THAT(message([](A, O o, S) { o.chunk_size = 0; }),
+              HasSubstr("chunk_size is 0, expected 1 or more"));
   EXPECT_THAT(message([](A, O o, S) { o.top_k = 0; }), HasSubstr("top_k is 0"));
   EXPECT_THAT(message([](A, O o, S) { o.scale = INFINITY; }), HasSubstr("scale is inf"));
   EXPECT_THAT(message([](A, O o, S) { o.selection = "aprox"; }), HasSubstr("selection is 'aprox'"));
-  EXPECT_THAT(message([](A, O o, S) { o.selection = "shortlist", o.top_k = 5; }),
+  EXPECT_THAT(message([](A, O o, S) {
+                o.selection = "shortlist";
+                o.top_k = 5;
+              }),
               HasSubstr("shortlist is 4, expected top_k = 5 or more"));
-  EXPECT_THAT(message([](A, O o, S) { o.selection = "shortlist", o.rank = -1; }), HasSubstr("rank is -1"));
+  EXPECT_THAT(message([](A, O o, S) {
+                o.selection = "shortlist";
+                o.rank = -1;
+              }),
+              HasSubstr("rank is -1"));
   EXPECT_THAT(message([](A, O, S s) {
                 s = at::zeros({2, 4, 5}, at::kLong);
               }),
               HasSubstr("selected has shape [2, 4, 5]"));
-  EXPECT_THAT(message([](A, O, S s) { s = at::zeros({2, 4, 5, 1}, at::kInt); }), HasSubstr("selected holds Int"));
+  EXPECT_THAT(message([](A, O, S s) {
+                s = at::zeros({2, 4, 5, 1}, at::kInt);
+              }),
+              HasSubstr("selected holds Int"));
   const Qkv a = random_qkv({.time = 40});
   EXPECT_THAT(error_of([&] {
                 run(a, {16, 8, "approx"}, {}, at::zeros({2, 1, 2, 1, 20}));

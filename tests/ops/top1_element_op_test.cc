@@ -10,30 +10,36 @@
 namespace assay::ops {
 namespace {
 
-// The index in float32 may differ from float64's where two logits lie closer than this: 2 D rounding steps each.
+// The index in float32 may differ from float64's where two logits lie closer than this: 2 D
+// rounding steps each.
 double rounding_bound(at::ScalarType dtype, double scale, int64_t head_dim) {
   const double step = dtype == at::kDouble ? 1.1e-16 : 6e-8;
   return 4 * double(head_dim) * step * std::abs(scale);
 }
 
-// Each query's logit of `index` below its best logit, [B, H, T]; of unit queries and keys in float64.
+// Each query's logit of `index` below its best logit, [B, H, T]; of unit queries and
+// keys in float64.
 at::Tensor regret(const Qkv& exact, const at::Tensor& index, double scale) {
   const at::NoGradGuard no_grad;
-  const int64_t group = exact.q.size(2) / exact.k.size(2), size = exact.k.size(1), time = exact.q.size(1);
+  const int64_t group = exact.q.size(2) / exact.k.size(2), size = exact.k.size(1),
+                time = exact.q.size(1);
   const at::Tensor keys = exact.k.transpose(1, 2).repeat_interleave(group, 1);
   const at::Tensor later = at::ones({time, size}, at::kBool).triu(size - time + 1);
-  const at::Tensor logits = (scale * exact.q.transpose(1, 2).matmul(keys.mT())).masked_fill(later, -INFINITY);
+  const at::Tensor logits =
+      (scale * exact.q.transpose(1, 2).matmul(keys.mT())).masked_fill(later, -INFINITY);
   return logits.amax(-1) - logits.gather(-1, index.cpu().unsqueeze(-1)).squeeze(-1);
 }
 
-void expect_equal_to_reference(const Qkv& arguments, at::ScalarType dtype, double tolerance, double scale,
-                               at::Device device = at::kCPU) {
+void expect_equal_to_reference(const Qkv& arguments, at::ScalarType dtype, double tolerance,
+                               double scale, at::Device device = at::kCPU) {
   const Qkv a = arguments.as(dtype, device), exact = arguments.as(at::kDouble);
   const auto [out, index] = top1_element(a.q, a.k, a.v, scale);
   const auto [expected, expected_index] = top1_element_reference(exact.q, exact.k, exact.v, scale);
   EXPECT_EQ(out.scalar_type(), dtype);
-  EXPECT_LE(regret(exact, index, scale).max().item<double>(), rounding_bound(dtype, scale, a.q.size(3)));
-  ASSERT_TRUE(at::equal(index.cpu(), expected_index)) << "two logits nearly equal: choose another seed";
+  EXPECT_LE(regret(exact, index, scale).max().item<double>(),
+            rounding_bound(dtype, scale, a.q.size(3)));
+  ASSERT_TRUE(at::equal(index.cpu(), expected_index))
+      << "two logits nearly equal: choose another seed";
   EXPECT_LE(worst_row_error(out.cpu(), expected), tolerance);
   const at::Tensor weights = at::randn_like(exact.q).to(at::kBFloat16);
   expect_close(a.gradients(out, weights), exact.gradients(expected, weights), tolerance);
@@ -61,33 +67,39 @@ TEST(Top1ElementOp, OnCudaEqualsItsReference) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   const PoisonedMemory poisoned;
   for (const Shape& shape : {Shape{}, Shape{.time = 301}, Shape{.time = 31, .past = 70}})
-    for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
+    for (const auto& [dtype, tolerance] :
+         {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}})
       expect_equal_to_reference(random_qkv(shape), dtype, tolerance, 8, at::kCUDA);
   for (int64_t head_dim : {64, 96, 128})  // these have a kernel
-    for (Shape shape : {Shape{}, Shape{.time = 1}, Shape{.time = 301}, Shape{.time = 31, .past = 170, .kv_heads = 1}}) {
+    for (Shape shape : {Shape{}, Shape{.time = 1}, Shape{.time = 301},
+                        Shape{.time = 31, .past = 170, .kv_heads = 1}}) {
       shape.head_dim = head_dim;
       SCOPED_TRACE(testing::Message() << shape);
       expect_equal_to_reference(random_qkv(shape), at::kBFloat16, 1e-2, 8, at::kCUDA);
     }
 }
 
-// Sequences that are parts of wider rows, and a gradient that is one number everywhere, are read as they lie.
+// Sequences that are parts of wider rows, and a gradient that is one number everywhere, are read
+// as they lie.
 TEST(Top1ElementOp, OnCudaReadsRowsApart) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  const Qkv a = random_qkv({.time = 200, .kv_heads = 4, .head_dim = 64}).as(at::kBFloat16, at::kCUDA);
+  const Qkv a =
+      random_qkv({.time = 200, .kv_heads = 4, .head_dim = 64}).as(at::kBFloat16, at::kCUDA);
   const at::Tensor fused = at::stack({a.q, a.k, a.v}, 2).detach().requires_grad_();
   const auto gradient_of = [](const at::Tensor& out, const at::Tensor& by) {
     return torch::autograd::grad({out.sum()}, {by})[0];
   };
   const at::Tensor out = std::get<0>(top1_element(a.q, a.k, a.v, 8));
-  const at::Tensor apart = std::get<0>(top1_element(fused.select(2, 0), fused.select(2, 1), fused.select(2, 2), 8));
+  const at::Tensor apart =
+      std::get<0>(top1_element(fused.select(2, 0), fused.select(2, 1), fused.select(2, 2), 8));
   EXPECT_TRUE(at::equal(out, apart));
   EXPECT_TRUE(at::equal(gradient_of(apart, fused).select(2, 2), gradient_of(out, a.v)));
 }
 
 // The path of devices without a kernel, here on the CPU.
 TEST(Top1ElementOp, ComposedEqualsItsReference) {
-  for (const Shape& shape : {Shape{}, Shape{.time = 300}, Shape{.time = 31, .past = 70}, Shape{.time = 1}}) {
+  for (const Shape& shape :
+       {Shape{}, Shape{.time = 300}, Shape{.time = 31, .past = 70}, Shape{.time = 1}}) {
     SCOPED_TRACE(testing::Message() << shape);
     const Qkv a = random_qkv(shape).as(at::kDouble);
     const auto [expected, index] = top1_element_reference(a.q, a.k, a.v, 8);
@@ -103,17 +115,19 @@ TEST(Top1ElementOp, ComposedEqualsItsReference) {
 }
 
 TEST(Top1ElementOp, EqualsTheGoldenFiles) {
-  for (const auto& [name, scale] : {std::pair{"top1_element_T128", 8.0}, {"top1_element_T65", 1 / std::sqrt(32.0)}}) {
+  for (const auto& [name, scale] :
+       {std::pair{"top1_element_T128", 8.0}, {"top1_element_T65", 1 / std::sqrt(32.0)}}) {
     SCOPED_TRACE(name);
-    if (!std::filesystem::exists(golden_file(name))) GTEST_SKIP() << golden_file(name) << " is not there";
+    if (!std::filesystem::exists(golden_file(name)))
+      GTEST_SKIP() << golden_file(name) << " is not there";
     auto golden = read_golden(golden_file(name));
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}}) {
       const Qkv a = Qkv{golden["in.q"], golden["in.k"], golden["in.v"]}.as(dtype);
       const auto [out, index] = top1_element(a.q, a.k, a.v, scale);
       EXPECT_LE(worst_row_error(out, golden["out.o"]), tolerance) << dtype;
       EXPECT_TRUE(at::equal(index, golden["out.index"].to(at::kLong))) << dtype;
-      expect_close(a.gradients(out, golden["cot.o"]), {golden["grad.q"], golden["grad.k"], golden["grad.v"]},
-                   tolerance);
+      expect_close(a.gradients(out, golden["cot.o"]),
+                   {golden["grad.q"], golden["grad.k"], golden["grad.v"]}, tolerance);
     }
   }
 }
@@ -161,7 +175,10 @@ TEST(Top1ElementOp, NamesTheWrongArgument) {
   EXPECT_EQ(message([](A a) { a.v = a.v.narrow(1, 0, 4); }),
             "top1_element: v has shape [2, 4, 2, 20], expected [B, S, Hk, D] = [2, 5, 2, 20]");
   EXPECT_THAT(message([](A a) { a.q = a.q[0]; }), testing::HasSubstr("q has shape"));
-  EXPECT_THAT(message([](A a) { a.q = at::cat({a.q, a.q}, 1); }), testing::HasSubstr("k has 5 positions"));
+  EXPECT_THAT(message([](A a) {
+                a.q = at::cat({a.q, a.q}, 1);
+              }),
+              testing::HasSubstr("k has 5 positions"));
   EXPECT_THAT(message([](A a) { a.q = a.q.narrow(2, 0, 3); }), testing::HasSubstr("k has 2 heads"));
   EXPECT_THAT(message([](A a) { a.k = a.k.to(at::kHalf); }), testing::HasSubstr("k holds Half"));
   EXPECT_THAT(message([](A a) { a.v = a.v.to(at::kLong); }), testing::HasSubstr("v holds Long"));

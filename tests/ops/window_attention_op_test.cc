@@ -1,5 +1,5 @@
-// The operator against its definition, on every path and instruction set of this machine; finite differences; windows,
-// heads, slopes; wrong arguments.
+// The operator against its definition, on every path and instruction set of this machine; finite
+// differences; windows, heads, slopes; wrong arguments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
@@ -28,7 +28,9 @@ struct Arguments {
     return all;
   }
   Arguments exact() const {  // in float64 on the CPU
-    const auto copy = [](const at::Tensor& t) { return t.detach().to(at::kCPU, at::kDouble).requires_grad_(); };
+    const auto copy = [](const at::Tensor& t) {
+      return t.detach().to(at::kCPU, at::kDouble).requires_grad_();
+    };
     return {copy(q), copy(k), copy(v), window, scale, slopes ? Optional(copy(*slopes)) : slopes};
   }
 };
@@ -38,32 +40,39 @@ struct Shape {
   bool alibi = false;
 };
 std::ostream& operator<<(std::ostream& out, const Shape& s) {
-  return out << "T " << s.time << " of " << s.keys << ", H " << s.heads << ", Hkv " << s.kv_heads << ", D "
-             << s.head_dim << ", window " << s.window << (s.alibi ? ", ALiBi" : "") << ", seed 7";
+  return out << "T " << s.time << " of " << s.keys << ", H " << s.heads << ", Hkv " << s.kv_heads
+             << ", D " << s.head_dim << ", window " << s.window << (s.alibi ? ", ALiBi" : "")
+             << ", seed 7";
 }
 
-Arguments random_arguments(const Shape& s, at::ScalarType dtype = at::kDouble, at::Device device = at::kCPU) {
+Arguments random_arguments(const Shape& s, at::ScalarType dtype = at::kDouble,
+                           at::Device device = at::kCPU) {
   torch::manual_seed(7);
   const auto normal = [&](at::IntArrayRef shape) {
     return at::randn(shape, at::kDouble).to(device, dtype).requires_grad_();
   };
-  Arguments a{normal({2, s.time, s.heads, s.head_dim}),    normal({2, s.keys, s.kv_heads, s.head_dim}),
-              normal({2, s.keys, s.kv_heads, s.head_dim}), s.window,
-              0.7 / std::sqrt(double(s.head_dim)),         {}};
+  Arguments a{
+      normal({2, s.time, s.heads, s.head_dim}),    normal({2, s.keys, s.kv_heads, s.head_dim}),
+      normal({2, s.keys, s.kv_heads, s.head_dim}), s.window,
+      0.7 / std::sqrt(double(s.head_dim)),         {}};
   if (s.alibi) {
-    const at::Tensor slopes = at::exp2(-8.0 * at::arange(1, s.heads + 1, at::kDouble) / double(s.heads));
+    const at::Tensor slopes =
+        at::exp2(-8.0 * at::arange(1, s.heads + 1, at::kDouble) / double(s.heads));
     a.slopes = slopes.to(device, dtype == at::kDouble ? at::kDouble : at::kFloat).requires_grad_();
   }
   return a;
 }
 
-at::Tensor run(const Arguments& a) { return window_attention(a.q, a.k, a.v, a.window, a.scale, a.slopes); }
+at::Tensor run(const Arguments& a) {
+  return window_attention(a.q, a.k, a.v, a.window, a.scale, a.slopes);
+}
 at::Tensor run_blocked(const Arguments& a) {
-  return window_attention_blocked(a.q, a.k, a.v, a.window < 0 ? a.k.size(1) : a.window, a.scale, a.slopes);
+  return window_attention_blocked(a.q, a.k, a.v, a.window < 0 ? a.k.size(1) : a.window, a.scale,
+                                  a.slopes);
 }
 
-// The worst row, like worst_row_error, but rows below 1 are measured against 1: where one key takes nearly all the
-// weight, the gradients of q and k are small differences of terms of that size.
+// The worst row, like worst_row_error, but rows below 1 are measured against 1: where one key takes
+// nearly all the weight, the gradients of q and k are small differences of terms of that size.
 double error(const at::Tensor& actual, const at::Tensor& expected) {
   const at::Tensor x = actual.detach().to(at::kCPU, at::kDouble), y = expected.detach();
   const at::Tensor rows = (x - y).norm(2, -1) / y.norm(2, -1).clamp_min(1);
@@ -74,14 +83,14 @@ template <class Run>
 void expect_equal_to_reference(Run&& form, const Arguments& a, double tolerance) {
   const Arguments exact = a.exact();
   const at::Tensor out = form(a);
-  const at::Tensor expected =
-      window_attention_reference(exact.q, exact.k, exact.v, exact.window, exact.scale, exact.slopes);
+  const at::Tensor expected = window_attention_reference(exact.q, exact.k, exact.v, exact.window,
+                                                         exact.scale, exact.slopes);
   EXPECT_EQ(out.scalar_type(), a.q.scalar_type());
   EXPECT_LE(error(out, expected), tolerance);
   const at::Tensor weights = at::randn(out.sizes(), at::kDouble);
   const auto actual = torch::autograd::grad({(out * weights.to(out.options())).sum()}, a.tensors());
-  const auto want =
-      torch::autograd::grad({(expected * weights.to(out.scalar_type()).to(at::kDouble)).sum()}, exact.tensors());
+  const auto want = torch::autograd::grad(
+      {(expected * weights.to(out.scalar_type()).to(at::kDouble)).sum()}, exact.tensors());
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_LE(error(actual[i], want[i]), tolerance) << "gradient of tensor " << i;
     EXPECT_EQ(actual[i].scalar_type(), a.tensors()[i].scalar_type()) << "gradient of tensor " << i;
@@ -89,10 +98,11 @@ void expect_equal_to_reference(Run&& form, const Arguments& a, double tolerance)
 }
 
 const std::vector<Shape> kShapes = {
-    {1, 1, 1, 1, 1, -1},       {1, 1, 2, 1, 8, 3, true},   {65, 65, 4, 2, 24, -1, true}, {101, 101, 3, 3, 17, 1},
-    {101, 101, 6, 2, 16, 7},   {64, 64, 2, 2, 64, 64},     {63, 63, 2, 1, 5, 500},       {130, 130, 2, 2, 40, 65, true},
-    {1, 97, 4, 1, 16, -1},     {1, 97, 4, 4, 16, 5, true}, {31, 97, 4, 2, 8, -1},        {31, 97, 4, 2, 8, 40, true},
-    {257, 257, 1, 1, 80, 130}, {70, 200, 2, 2, 12, 100},
+    {1, 1, 1, 1, 1, -1},        {1, 1, 2, 1, 8, 3, true},       {65, 65, 4, 2, 24, -1, true},
+    {101, 101, 3, 3, 17, 1},    {101, 101, 6, 2, 16, 7},        {64, 64, 2, 2, 64, 64},
+    {63, 63, 2, 1, 5, 500},     {130, 130, 2, 2, 40, 65, true}, {1, 97, 4, 1, 16, -1},
+    {1, 97, 4, 4, 16, 5, true}, {31, 97, 4, 2, 8, -1},          {31, 97, 4, 2, 8, 40, true},
+    {257, 257, 1, 1, 80, 130},  {70, 200, 2, 2, 12, 100},
 };
 
 TEST(WindowAttentionOp, EqualsItsReference) {
@@ -111,7 +121,8 @@ TEST(WindowAttentionOp, OtherPrecisionsAndSlices) {
   Arguments a = random_arguments({67, 67, 4, 4, 24, 9});
   const at::Tensor qkv = at::randn({2, 67, 12, 24}, at::kDouble);  // parts of one projection
   const auto parts = qkv.split(4, 2);
-  a.q = parts[0].detach().requires_grad_(), a.k = parts[1].detach().requires_grad_(),
+  a.q = parts[0].detach().requires_grad_();
+  a.k = parts[1].detach().requires_grad_();
   a.v = parts[2].detach().requires_grad_();
   expect_equal_to_reference(run, a, 1e-12);
   a.v = at::randn({2, 4, 67, 24}, at::kDouble).transpose(1, 2).requires_grad_();
@@ -155,7 +166,8 @@ TEST(WindowAttentionOp, LargeScoresStayFinite) {
   for (const double factor : {40.0, -40.0}) {
     a.scale = factor;
     const Arguments exact = a.exact();
-    const at::Tensor out = run(a), want = window_attention_reference(exact.q, exact.k, exact.v, a.window, a.scale);
+    const at::Tensor out = run(a), want = window_attention_reference(exact.q, exact.k, exact.v,
+                                                                     a.window, a.scale);
     EXPECT_LE(error(out, want), 1e-3) << "scores are of size 10³, rounded to 10⁻⁴";
     for (const at::Tensor& gradient : torch::autograd::grad({out.sum()}, a.tensors()))
       EXPECT_TRUE(at::isfinite(gradient).all().item<bool>());
@@ -168,8 +180,11 @@ struct Kernel {
 Kernel run_kernel(const Arguments& a, const at::Tensor& dout, int threads) {
   const auto poisoned = [](const at::Tensor& like) { return at::full_like(like.detach(), NAN); };
   Kernel r{poisoned(a.q), poisoned(a.q), poisoned(a.k), poisoned(a.v), poisoned(*a.slopes)};
-  at::Tensor logsumexp = at::full({a.q.size(0), a.q.size(2), a.q.size(1)}, NAN, a.q.options().requires_grad(false));
-  const auto view = [](const at::Tensor& t) { return View{t.data_ptr(), t.stride(0), t.stride(1)}; };
+  at::Tensor logsumexp =
+      at::full({a.q.size(0), a.q.size(2), a.q.size(1)}, NAN, a.q.options().requires_grad(false));
+  const auto view = [](const at::Tensor& t) {
+    return View{t.data_ptr(), t.stride(0), t.stride(1)};
+  };
   const WindowAttentionForward p{a.q.scalar_type() == at::kDouble ? DType::f64 : DType::f32,
                                  a.q.size(0),
                                  a.q.size(1),
@@ -187,7 +202,8 @@ Kernel run_kernel(const Arguments& a, const at::Tensor& dout, int threads) {
                                  logsumexp.data_ptr()};
   Workspace forward(cpu::workspace_bytes(p));
   cpu::window_attention(p, forward.data(), pool(threads));
-  const WindowAttentionBackward q{p, view(dout), view(r.dq), r.dk.data_ptr(), r.dv.data_ptr(), r.dslopes.data_ptr()};
+  const WindowAttentionBackward q{
+      p, view(dout), view(r.dq), r.dk.data_ptr(), r.dv.data_ptr(), r.dslopes.data_ptr()};
   Workspace backward(cpu::workspace_bytes(q));
   cpu::window_attention(q, backward.data(), pool(threads));
   return r;
@@ -216,7 +232,8 @@ TEST(WindowAttentionOp, MayBeCutAnywhere) {
   for (const int64_t cut : {1, 2, 33, 66}) {
     Arguments second = a;
     second.q = a.q.narrow(1, cut, 67 - cut);
-    EXPECT_LE(worst_row_error(run(second), whole.narrow(1, cut, 67 - cut)), 1e-12) << "cut at " << cut;
+    EXPECT_LE(worst_row_error(run(second), whole.narrow(1, cut, 67 - cut)), 1e-12)
+        << "cut at " << cut;
   }
 }
 
@@ -236,11 +253,16 @@ TEST(WindowAttentionOp, NamesTheWrongArgument) {
   EXPECT_THAT(message([](A a) { a.q = a.q[0]; }), testing::HasSubstr("q has shape"));
   EXPECT_THAT(message([](A a) { a.q = a.q.narrow(3, 0, 5); }),
               testing::HasSubstr("k has shape [2, 7, 2, 6], expected"));
-  EXPECT_THAT(message([](A a) { a.k = a.k.narrow(1, 0, 4), a.v = a.k; }),
+  EXPECT_THAT(message([](A a) {
+                a.k = a.k.narrow(1, 0, 4);
+                a.v = a.k;
+              }),
               testing::HasSubstr("k has 4 positions (its size 1), fewer than the 5 queries of q"));
-  EXPECT_THAT(message([](A a) { a.q = a.q.narrow(2, 0, 3); }), testing::HasSubstr("do not divide the 3 heads of q"));
+  EXPECT_THAT(message([](A a) { a.q = a.q.narrow(2, 0, 3); }),
+              testing::HasSubstr("do not divide the 3 heads of q"));
   EXPECT_THAT(message([](A a) { a.v = a.v.narrow(1, 0, 6); }), testing::HasSubstr("v has shape"));
-  EXPECT_THAT(message([](A a) { a.slopes = a.slopes->narrow(0, 0, 2); }), testing::HasSubstr("alibi_slopes has shape"));
+  EXPECT_THAT(message([](A a) { a.slopes = a.slopes->narrow(0, 0, 2); }),
+              testing::HasSubstr("alibi_slopes has shape"));
   EXPECT_THAT(message([](A a) { a.window = 0; }),
               testing::HasSubstr("window is 0, expected at least 1, or -1 for all"));
   EXPECT_THAT(message([](A a) { a.scale = NAN; }), testing::HasSubstr("scale is nan"));

@@ -28,12 +28,12 @@ class FakeStudyFolder {
   std::vector<int64_t> seeds = {1, 2, 3, 4};
   std::vector<int64_t> budgets = {10'000'000, 20'000'000, 40'000'000, 80'000'000};  // the ladder
   std::vector<int64_t> contender_budgets = {20'000'000, 40'000'000};
-  std::vector<double> rates;         // of the tuning grid; empty: nothing is tuned
+  std::vector<double> rates;  // of the tuning grid; empty: nothing is tuned
   double best_rate = 2e-3;
-  std::string diverging;             // model whose run at the largest rate fails
-  bool check = false;                // runs at half and twice the learning rate
+  std::string diverging;  // model whose run at the largest rate fails
+  bool check = false;     // runs at half and twice the learning rate
   bool has_sources = true;
-  double seed_spread = 0.004;        // standard deviation of the loss out of domain
+  double seed_spread = 0.004;  // standard deviation of the loss out of domain
   int64_t clusters = 40, evaluations = 8;
   std::map<std::string, int> numerics;  // version of selective_scan of a model; 1 where absent
 
@@ -91,14 +91,14 @@ class FakeStudyFolder {
 
   void add(const fs::path& study, const FakeModel& model, int64_t seed, int64_t tokens, double rate,
            const std::string& why) {
-    study::PlannedRun run{.key = sha256(fmt::format("{} {} {} {}", model.name, seed, tokens, rate)),
-                          .name = fmt::format("{}.{}M.lr-{:g}.seed-{}", model.name,
-                                              tokens / 1'000'000, rate, seed),
-                          .model = model.name,
-                          .purpose = why,
-                          .seed = seed,
-                          .tokens = tokens,
-                          .learning_rate = rate};
+    study::PlannedRun run{
+        .key = sha256(fmt::format("{} {} {} {}", model.name, seed, tokens, rate)),
+        .name = fmt::format("{}.{}M.lr-{:g}.seed-{}", model.name, tokens / 1'000'000, rate, seed),
+        .model = model.name,
+        .purpose = why,
+        .seed = seed,
+        .tokens = tokens,
+        .learning_rate = rate};
     run.estimate = {{"tokens", tokens}};
     run.config = study / "configs" / (run.name + ".toml");
     write_file(run.config, config(model, run));
@@ -131,7 +131,8 @@ class FakeStudyFolder {
       const double tokens = double(run.tokens) * double(k) / double(10 * evaluations);
       const int64_t step = steps * k / (10 * evaluations);
       const double training = held_out_loss(model, run, tokens) - 0.08;
-      if (k > 0) lines += Json{{"step", step}, {"tokens", tokens}, {"loss", training}}.dump() + "\n";
+      if (k > 0)
+        lines += Json{{"step", step}, {"tokens", tokens}, {"loss", training}}.dump() + "\n";
       if (k % 10 == 0) lines += evaluation(model, run, tokens, step).dump() + "\n";
     }
     write_file(folder / "metrics.jsonl", lines);
@@ -204,8 +205,10 @@ class FakeStudyFolder {
   Json end(const FakeModel& model, const study::PlannedRun& run, int64_t steps) const {
     Json sets = Json::object();
     for (const auto& [name, loss] : losses(model, run, double(run.tokens))) {
-      Json by_cluster = {{"documents", Json::array()}, {"tokens", Json::array()},
-                         {"nll", Json::array()},       {"recall_tokens", Json::array()},
+      Json by_cluster = {{"documents", Json::array()},
+                         {"tokens", Json::array()},
+                         {"nll", Json::array()},
+                         {"recall_tokens", Json::array()},
                          {"recall_nll", Json::array()}};
       // The deviations of the clusters add up to zero.
       for (int64_t c = 0; c < clusters; ++c) {

@@ -92,8 +92,9 @@ TEST_F(Report, FasterAndDegradedModelShowsBothFacts) {
   ASSERT_EQ(mamba.verdict, Verdict::degraded) << mamba.reason;
   ASSERT_LT(mamba.final_loss, mamba.reference_loss);
   EXPECT_TRUE(contains(facts(study, "mamba1"), "It has the lowest final loss out of domain"));
-  EXPECT_TRUE(contains(facts(study, "mamba1"), "and is still degraded: its loss there is higher "
-                                               "than its held-out loss predicts."));
+  EXPECT_TRUE(contains(facts(study, "mamba1"),
+                       "and is still degraded: its loss there is higher "
+                       "than its held-out loss predicts."));
   EXPECT_TRUE(contains(top(html()), "and is still degraded"));
 }
 
@@ -110,8 +111,9 @@ TEST_F(Report, MissingLadderIsNotSettledWithAdvice) {
   const stats::EndResult& window = architecture(study, "window").end;
   EXPECT_EQ(window.verdict, Verdict::not_settled);
   EXPECT_TRUE(contains(window.reason, "The reference was trained at one budget (40M tokens)"));
-  EXPECT_TRUE(contains(window.reason, "Add `ladder = { tokens = [5_000_000, 10_000_000, "
-                                      "20_000_000, 40_000_000], seeds = [1, 2, 3, 4] }` to the plan"))
+  EXPECT_TRUE(contains(window.reason,
+                       "Add `ladder = { tokens = [5_000_000, 10_000_000, "
+                       "20_000_000, 40_000_000], seeds = [1, 2, 3, 4] }` to the plan"))
       << window.reason;
   EXPECT_NEAR(window.final_loss - window.reference_loss, 0.12, 0.05);
   const std::string page = html();
@@ -420,8 +422,9 @@ TEST_F(Report, MissingRunsAreNamed) {
   fake.seeds = {1, 2};
   fake.write(folder, {"mamba1"});
   const std::string page = html();
-  EXPECT_TRUE(contains(page, "Run mamba1.20M.lr-0.001.seed-1 is missing (failed: exit code 1: the "
-                             "loss is NaN at step 3)."));
+  EXPECT_TRUE(contains(page,
+                       "Run mamba1.20M.lr-0.001.seed-1 is missing (failed: exit code 1: the "
+                       "loss is NaN at step 3)."));
   EXPECT_TRUE(contains(top(page), "</svg>degraded</span>"));
   EXPECT_FALSE(contains(page, ">mamba1</th>"));
 }

@@ -10,21 +10,25 @@
 namespace assay::report {
 namespace {
 
-const Table kTable{"t",
-                   "T",
-                   "",
-                   {{"name"}, {"loss", Format::loss}, {"Δ", Format::change}, {"empty"}},
-                   {{std::string("a,\"b\""), 3.14159, stats::Interval{-0.12345, -0.2, 0.01}, std::string()},
-                    {std::string("<c>"), NAN, NAN, std::string()}}};
+const Table kTable{
+    "t",
+    "T",
+    "",
+    {{"name"}, {"loss", Format::loss}, {"Δ", Format::change}, {"empty"}},
+    {{std::string("a,\"b\""), 3.14159, stats::Interval{-0.12345, -0.2, 0.01}, std::string()},
+     {std::string("<c>"), NAN, NAN, std::string()}}};
 
 TEST(Table, CsvKeepsEveryDigitAndQuotesText) {
-  EXPECT_EQ(to_csv(kTable), "name,loss,Δ,Δ low,Δ high,empty\n\"a,\"\"b\"\"\",3.14159,-0.12345,-0.2,0.01,\n<c>,,,,,\n");
+  EXPECT_EQ(
+      to_csv(kTable),
+      "name,loss,Δ,Δ low,Δ high,empty\n\"a,\"\"b\"\"\",3.14159,-0.12345,-0.2,0.01,\n<c>,,,,,\n");
 }
 
 TEST(Table, HtmlIsEscapedAndRoundedWithoutEmptyColumns) {
   const std::string html = to_html(kTable);
   for (const char* part :
-       {"<th scope=\"row\">a,&quot;b&quot;</th>", "<caption class=\"hidden\">T</caption>", "3.142", "−0.123 [−0.200, +0.010]", "&lt;c&gt;", "<td class=\"n\">–</td>"})
+       {"<th scope=\"row\">a,&quot;b&quot;</th>", "<caption class=\"hidden\">T</caption>", "3.142",
+        "−0.123 [−0.200, +0.010]", "&lt;c&gt;", "<td class=\"n\">–</td>"})
     EXPECT_NE(html.find(part), std::string::npos) << part << " is not in " << html;
   EXPECT_EQ(html.find("empty"), std::string::npos);
 }

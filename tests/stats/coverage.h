@@ -14,7 +14,8 @@ struct Coverage {
 
 inline bool holds(const Interval& x, double truth) { return x.low <= truth && truth <= x.high; }
 
-// `others`: further architectures of the study, with the same number of seeds, that tell how much seeds differ.
+// `others`: further architectures of the study, with the same number of seeds, that tell how
+// much seeds differ.
 inline Coverage coverage(const Setting& setting, int replications, int others = 0) {
   Coverage found;
   for (int r = 0; r < replications; ++r) {
@@ -27,18 +28,20 @@ inline Coverage coverage(const Setting& setting, int replications, int others = 
     const Degradation delta = degradation(study.architecture, study.reference, {}, pool);
     EXPECT_EQ(delta.problem, "") << setting.name << ", replication " << r;
     const double share = 100.0 / replications;
-    found.average += share * holds(delta.average, Simulation::truth(setting, delta.loss_low, delta.loss_high));
-    found.domain +=
-        share * holds(delta.domains.at("domain 0"), Simulation::truth(setting, 0, delta.loss_low, delta.loss_high));
+    found.average +=
+        share * holds(delta.average, Simulation::truth(setting, delta.loss_low, delta.loss_high));
+    found.domain += share * holds(delta.domains.at("domain 0"),
+                                  Simulation::truth(setting, 0, delta.loss_low, delta.loss_high));
     found.half_width += (delta.average.high - delta.average.low) / 2 / replications;
   }
-  fmt::print("{:<44} average {:5.1f} %   domain {:5.1f} %   half-width {:.4f}\n", setting.name, found.average,
-             found.domain, found.half_width);
+  fmt::print("{:<44} average {:5.1f} %   domain {:5.1f} %   half-width {:.4f}\n", setting.name,
+             found.average, found.domain, found.half_width);
   return found;
 }
 
 // `error` is what the number of replications leaves open.
-inline void expect_nominal(const Setting& setting, int replications, int others = 0, double error = 0) {
+inline void expect_nominal(const Setting& setting, int replications, int others = 0,
+                           double error = 0) {
   const Coverage found = coverage(setting, replications, others);
   EXPECT_GE(found.average, 93 - error) << setting.name;
   EXPECT_LE(found.average, 97 + error) << setting.name;

@@ -1,4 +1,5 @@
-// The wider grid behind docs/statistics.md. 2000 studies a setting: the error of a share is 0.5 points.
+// The wider grid behind docs/statistics.md. 2000 studies a setting: the error of a share
+// is 0.5 points.
 #include "coverage.h"
 #include "percentile_bootstrap.h"
 
@@ -8,29 +9,32 @@ namespace {
 constexpr int kStudies = 2000;
 constexpr double kError = 0.5;
 
-// Which level dominates: spreads chosen so that the document error is a small part of, the same as, a multiple of the
-// seeds'.
+// Which level dominates: spreads chosen so that the document error is a small part of, the same as,
+// a multiple of the seeds'.
 struct Mix {
   const char* name;
   double seed_spread, architecture_document, seed_document;
 };
-constexpr Mix kMixes[] = {{"seeds", 0.02, 0.01, 0.01}, {"both", 0.02, 0.1, 0.05}, {"documents", 0.002, 0.2, 0.02}};
+constexpr Mix kMixes[] = {
+    {"seeds", 0.02, 0.01, 0.01}, {"both", 0.02, 0.1, 0.05}, {"documents", 0.002, 0.2, 0.02}};
 
 TEST(CoverageOfSeedsAndDocumentsSlow, IsNominal) {
   for (const int seeds : {2, 3, 5})
     for (const int documents : {8, 30, 200, 1000}) {
-      if (documents == 1000 && seeds > 2) continue;  // they take most of the time and differ little from 200
+      // They take most of the time and differ little from 200
+      if (documents == 1000 && seeds > 2) continue;
       for (const Mix& mix : kMixes)
-        expect_nominal({.name = fmt::format("{} seeds, {} documents, {}", seeds, documents, mix.name),
-                        .seeds = seeds,
-                        .reference_seeds = seeds,
-                        .documents = documents,
-                        .evaluations = 8,
-                        .seed_spread = mix.seed_spread,
-                        .noise = 0.003,
-                        .architecture_document = mix.architecture_document,
-                        .seed_document = mix.seed_document},
-                       kStudies, 0, kError);
+        expect_nominal(
+            {.name = fmt::format("{} seeds, {} documents, {}", seeds, documents, mix.name),
+             .seeds = seeds,
+             .reference_seeds = seeds,
+             .documents = documents,
+             .evaluations = 8,
+             .seed_spread = mix.seed_spread,
+             .noise = 0.003,
+             .architecture_document = mix.architecture_document,
+             .seed_document = mix.seed_document},
+            kStudies, 0, kError);
     }
 }
 
@@ -43,7 +47,10 @@ TEST(CoverageOfCurvesSlow, IsNominal) {
     expect_nominal(setting, kStudies, 0, kError);
   };
   with("30 evaluations", [](Setting& s) { s.evaluations = 30; });
-  with("30 noisy evaluations (0.03)", [](Setting& s) { s.evaluations = 30, s.noise = 0.03; });
+  with("30 noisy evaluations (0.03)", [](Setting& s) {
+    s.evaluations = 30;
+    s.noise = 0.03;
+  });
   with("an architecture far slower (0.1)", [](Setting& s) { s.speed = 0.1; });
   with("a strong effect (0.4)", [](Setting& s) { s.effect = 0.4; });
   with("1 domain", [](Setting& s) { s.domains = 1; });
@@ -75,7 +82,8 @@ TEST(CoverageOfPooledSeedsSlow, IsNominal) {
                    kStudies, others, kError);
 }
 
-// Where the model of docs/statistics.md does not hold, the intervals are worse than they say, by this much.
+// Where the model of docs/statistics.md does not hold, the intervals are worse than they say,
+// by this much.
 TEST(CoverageBeyondTheModelSlow, IsLower) {
   const Setting usual{.documents = 100, .architecture_document = 0.1, .seed_document = 0.05};
   auto at_least = [&](double share, const char* name, auto&& change, int others = 0) {
@@ -84,16 +92,24 @@ TEST(CoverageBeyondTheModelSlow, IsLower) {
     change(setting);
     EXPECT_GE(coverage(setting, kStudies, others).average, share) << name;
   };
-  at_least(91, "seeds of one spread twice as much, 2 seeds", [](Setting& s) { s.architecture_luck = 2; });
-  at_least(91, "seeds of one spread twice as much, 3 seeds",
-           [](Setting& s) { s.architecture_luck = 2, s.seeds = s.reference_seeds = 3; });
-  at_least(84, "seeds of one spread twice as much, 2 against 5",
-           [](Setting& s) { s.architecture_luck = 2, s.reference_seeds = 5; });
+  at_least(91, "seeds of one spread twice as much, 2 seeds",
+           [](Setting& s) { s.architecture_luck = 2; });
+  at_least(91, "seeds of one spread twice as much, 3 seeds", [](Setting& s) {
+    s.architecture_luck = 2;
+    s.seeds = s.reference_seeds = 3;
+  });
+  at_least(84, "seeds of one spread twice as much, 2 against 5", [](Setting& s) {
+    s.architecture_luck = 2;
+    s.reference_seeds = 5;
+  });
   at_least(
-      80, "seeds of one spread twice as much, 5 pooled", [](Setting& s) { s.architecture_luck = 2; }, 3);
+      80, "seeds of one spread twice as much, 5 pooled",
+      [](Setting& s) { s.architecture_luck = 2; }, 3);
   for (const int documents : {8, 30, 200})
     at_least(86, "skewed documents dominate", [&](Setting& s) {
-      s.documents = documents, s.skewed_documents = true, s.architecture_document = 0.3,
+      s.documents = documents;
+      s.skewed_documents = true;
+      s.architecture_document = 0.3;
       s.seed_spread = s.noise = 0.003;
     });
 }
@@ -118,7 +134,8 @@ TEST(CoverageOfAPercentileBootstrapSlow, IsFarFromNominal) {
       held += holds({0, draws[resamples / 40], draws[resamples - 1 - resamples / 40]},
                     Simulation::truth(setting, delta.loss_low, delta.loss_high));
     }
-    fmt::print("percentile bootstrap, {} seeds, 20 documents: {:.1f} %\n", seeds, 100.0 * held / studies);
+    fmt::print("percentile bootstrap, {} seeds, 20 documents: {:.1f} %\n", seeds,
+               100.0 * held / studies);
     EXPECT_LT(held, 0.93 * studies) << seeds << " seeds";
   }
 }

@@ -1,5 +1,5 @@
-// Nominal 95 % intervals hold the truth in 93 to 97 % of studies. 4000 studies a setting: the error of a share is
-// 0.35 points, so a true coverage outside 92 … 98 cannot pass.
+// Nominal 95 % intervals hold the truth in 93 to 97 % of studies. 4000 studies a setting: the error
+// of a share is 0.35 points, so a true coverage outside 92 … 98 cannot pass.
 #include "coverage.h"
 
 namespace assay::stats {
@@ -7,15 +7,20 @@ namespace {
 
 constexpr int kStudies = 4000;
 
-TEST(Coverage, TwoSeedsWhereSeedsDominate) { expect_nominal({.name = "2 seeds, 30 documents, seeds"}, kStudies); }
+TEST(Coverage, TwoSeedsWhereSeedsDominate) {
+  expect_nominal({.name = "2 seeds, 30 documents, seeds"}, kStudies);
+}
 TEST(Coverage, TwoSeedsWhereBothLevelsMatter) {
-  expect_nominal({.name = "2 seeds, 30 documents, both", .architecture_document = 0.1, .seed_document = 0.03},
-                 kStudies);
+  expect_nominal(
+      {.name = "2 seeds, 30 documents, both", .architecture_document = 0.1, .seed_document = 0.03},
+      kStudies);
 }
 TEST(Coverage, TwoSeedsWhereDocumentsDominate) {
-  expect_nominal(
-      {.name = "2 seeds, 30 documents, documents", .seed_spread = 0.001, .noise = 0.001, .architecture_document = 0.2},
-      kStudies);
+  expect_nominal({.name = "2 seeds, 30 documents, documents",
+                  .seed_spread = 0.001,
+                  .noise = 0.001,
+                  .architecture_document = 0.2},
+                 kStudies);
 }
 TEST(Coverage, ThreeSeedsAndEightDocuments) {
   expect_nominal({.name = "3 seeds, 8 documents, both",
@@ -37,7 +42,9 @@ TEST(Coverage, FiveSeedsAndTwoHundredDocuments) {
                  kStudies / 2);
 }
 TEST(Coverage, TwinsHoldZeroAtTheNominalRate) {
-  expect_nominal({.name = "twins, 2 seeds, 30 documents", .effect = 0, .speed = 0, .seed_document = 0.05}, kStudies);
+  expect_nominal(
+      {.name = "twins, 2 seeds, 30 documents", .effect = 0, .speed = 0, .seed_document = 0.05},
+      kStudies);
   expect_nominal({.name = "twins, 3 seeds, 30 documents",
                   .seeds = 3,
                   .reference_seeds = 3,
@@ -47,12 +54,14 @@ TEST(Coverage, TwinsHoldZeroAtTheNominalRate) {
                  kStudies);
 }
 TEST(Coverage, SeedsPooledOverFiveArchitectures) {
-  expect_nominal({.name = "2 seeds, 5 architectures pooled", .architecture_document = 0.1}, kStudies, 3);
+  expect_nominal({.name = "2 seeds, 5 architectures pooled", .architecture_document = 0.1},
+                 kStudies, 3);
 }
 
 TEST(Coverage, OfSpeed) {
   for (const int seeds : {2, 3, 5}) {
-    const Setting setting{.name = "", .seeds = seeds, .reference_seeds = seeds, .documents = 2, .speed = 0.05};
+    const Setting setting{
+        .name = "", .seeds = seeds, .reference_seeds = seeds, .documents = 2, .speed = 0.05};
     int held = 0;
     for (uint64_t r = 0; r < kStudies; ++r) {
       const Study study = Simulation(setting, r).study();
@@ -68,8 +77,12 @@ TEST(Coverage, OfSpeed) {
 
 // The pilot's size: window 256 against full attention, Δ about 0.15 with seeds 0.02 apart.
 TEST(Power, TheEffectOfAWindowIsFound) {
-  const Setting pilot{
-      .name = "", .documents = 100, .domains = 3, .effect = 0.15, .architecture_document = 0.15, .seed_document = 0.05};
+  const Setting pilot{.name = "",
+                      .documents = 100,
+                      .domains = 3,
+                      .effect = 0.15,
+                      .architecture_document = 0.15,
+                      .seed_document = 0.05};
   int found = 0, pooled = 0;
   for (uint64_t r = 0; r < 500; ++r) {
     Simulation simulation(pilot, r);

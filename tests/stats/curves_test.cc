@@ -11,7 +11,8 @@ namespace {
 
 Run run(const std::vector<double>& losses) {
   Run run{0, {}};
-  for (size_t k = 0; k < losses.size(); ++k) run.curve.push_back({std::exp(double(k + 1)), losses[k], {}});
+  for (size_t k = 0; k < losses.size(); ++k)
+    run.curve.push_back({std::exp(double(k + 1)), losses[k], {}});
   return run;
 }
 Curve curve(const std::vector<double>& losses) { return curve_of(run(losses), 0); }
@@ -29,7 +30,8 @@ TEST(Curves, EvaluationsOutOfOrderBecomeOneStretchAtTheirMean) {
 TEST(Curves, AfterTokensLeavesOutTheBeginning) {
   auto with_start = run({5, 4, 3});
   with_start.curve.insert(with_start.curve.begin(), {0, 10, {}});
-  EXPECT_EQ(curve_of(with_start, 0).front().loss, 5) << "the untrained model is no part of the curve";
+  EXPECT_EQ(curve_of(with_start, 0).front().loss, 5)
+      << "the untrained model is no part of the curve";
   EXPECT_EQ(curve_of(with_start, std::exp(1)).front().loss, 4);
   EXPECT_TRUE(curve_of(with_start, 1e9).empty());
 }
@@ -42,7 +44,8 @@ TEST(Curves, EvaluationsMustBeInOrder) {
 
 TEST(Curves, WeightsOfTheMeanOverARange) {
   // 5 → 4.25 is 0.375 of the range, 4.25 → 3 is 0.625; each straight piece counts at its middle.
-  EXPECT_EQ(mean_weights(curve({5, 4, 4.5, 3}), 4, {3, 5}), (std::vector<double>{0.1875, 0.25, 0.25, 0.3125}));
+  EXPECT_EQ(mean_weights(curve({5, 4, 4.5, 3}), 4, {3, 5}),
+            (std::vector<double>{0.1875, 0.25, 0.25, 0.3125}));
   EXPECT_EQ(mean_weights(curve({4, 2}), 2, {2.5, 3.5}), (std::vector<double>{0.5, 0.5}));
   EXPECT_EQ(mean_weights(curve({4, 2}), 2, {2, 3}), (std::vector<double>{0.25, 0.75}));
   EXPECT_EQ(mean_weights(curve({6, 5, 4, 3}), 4, {4, 5}), (std::vector<double>{0, 0.5, 0.5, 0}));
@@ -61,13 +64,13 @@ TEST(Curves, SharedRange) {
 }
 
 TEST(Curves, ProblemsAreNamed) {
-  const std::vector<Curve> late{curve({4, 3.5, 3})}, early{curve({6, 5, 4.5})}, touching{curve({6, 5, 3.95})},
-      steep{curve({4.1, 2.9})}, same{curve({4.1, 3.6, 3.1})};
+  const std::vector<Curve> late{curve({4, 3.5, 3})}, early{curve({6, 5, 4.5})},
+      touching{curve({6, 5, 3.95})}, steep{curve({4.1, 2.9})}, same{curve({4.1, 3.6, 3.1})};
   EXPECT_EQ(range_problem(late, same), "");
-  EXPECT_EQ(
-      range_problem(early, late),
-      "the curves share no range of pre-training loss: every run of the architecture covers 6.000 to 4.500, of the "
-      "reference 4.000 to 3.000");
+  EXPECT_EQ(range_problem(early, late),
+            "the curves share no range of pre-training loss: "
+            "every run of the architecture covers 6.000 to 4.500, of the "
+            "reference 4.000 to 3.000");
   EXPECT_NE(range_problem(touching, late).find("less than a tenth"), std::string::npos);
   EXPECT_NE(range_problem(steep, late).find("fewer than two evaluations"), std::string::npos);
 }

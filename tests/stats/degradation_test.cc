@@ -11,13 +11,16 @@
 namespace assay::stats {
 namespace {
 
-// A run at the pre-training losses given, whose OOD loss is p + `above` on two documents of 10 and 30 tokens.
+// A run at the pre-training losses given, whose OOD loss is p + `above` on two documents of 10
+// and 30 tokens.
 Run run(double above, const std::vector<double>& losses = {5, 4, 3}, double difference = 0) {
   Run run{int64_t(above * 100), {}};
   for (size_t k = 0; k < losses.size(); ++k) {
     const double loss = losses[k] + above;
     run.curve.push_back(
-        {double(k + 1), losses[k], {{"code", {{10 * (loss + 3 * difference), 30 * (loss - difference)}, {10, 30}}}}});
+        {double(k + 1),
+         losses[k],
+         {{"code", {{10 * (loss + 3 * difference), 30 * (loss - difference)}, {10, 30}}}}});
   }
   return run;
 }
@@ -32,7 +35,8 @@ std::string message_of(const Runs& a, const Runs& b) {
 }
 
 TEST(Degradation, ByHandFromSeeds) {
-  // Means 0.2 and 0 above; squares 0.02 + 0.02 with 2 degrees of freedom; the documents agree, so they add nothing.
+  // Means 0.2 and 0 above; squares 0.02 + 0.02 with 2 degrees of freedom; the documents agree, so
+  // they add nothing.
   const Degradation d = degradation({run(0.1), run(0.3)}, {run(-0.1), run(0.1)});
   EXPECT_EQ(d.problem, "");
   EXPECT_EQ(d.loss_low, 3);
@@ -51,9 +55,11 @@ TEST(Degradation, OneSeedCountsDocumentsOnlyAndSaysSo) {
   EXPECT_EQ(d.seed_freedom, 0);
   EXPECT_NEAR(d.average.estimate, 0.2, 1e-12);
   const double concentration = 1.0 / 16 + 9.0 / 16;
-  const double variance = 9.0 / 1600 * (1 / (1 - 0.5 + concentration) + 1 / (1 - 1.5 + concentration));
+  const double variance =
+      9.0 / 1600 * (1 / (1 - 0.5 + concentration) + 1 / (1 - 1.5 + concentration));
   EXPECT_NEAR(d.document_error, std::sqrt(variance), 1e-12);
-  EXPECT_NEAR(d.average.high, 0.2 + 12.7062047 * std::sqrt(variance), 1e-6) << "1.6 effective documents: 1 degree";
+  EXPECT_NEAR(d.average.high, 0.2 + 12.7062047 * std::sqrt(variance), 1e-6)
+      << "1.6 effective documents: 1 degree";
 }
 
 TEST(Degradation, DomainsAreAveraged) {
@@ -80,8 +86,8 @@ TEST(Degradation, ACopyIsNotDegraded) {
 }
 
 TEST(Degradation, ThePoolAddsDegreesOfFreedomOnce) {
-  const Runs a{run(0.1), run(0.3)}, b{run(-0.1), run(0.1)}, c{run(1), run(1.2)}, elsewhere{run(0, {9, 8, 7})},
-      one{run(3)};
+  const Runs a{run(0.1), run(0.3)}, b{run(-0.1), run(0.1)}, c{run(1), run(1.2)},
+      elsewhere{run(0, {9, 8, 7})}, one{run(3)};
   const std::vector<const Runs*> pair{&a, &b}, study{&a, &b, &c, &elsewhere, &one};
   EXPECT_EQ(degradation(a, b, {}, pair).seed_freedom, 2);
   EXPECT_EQ(degradation(a, b, {}, study).seed_freedom, 3);
@@ -97,7 +103,8 @@ TEST(Degradation, ProblemsAreSaidNotGuessed) {
   EXPECT_NE(problem({run(0, {9, 8, 7})}, {run(0)}).find("share no range"), std::string::npos);
   EXPECT_EQ(problem({run(0, {5, std::nan(""), 3})}, {run(0)}),
             "seed 0 of the architecture has a pre-training loss of nan at 2 tokens");
-  EXPECT_EQ(problem({infinite}, {run(0)}), "seed 0 of the architecture has a loss of inf on domain 'code' at 1 tokens");
+  EXPECT_EQ(problem({infinite}, {run(0)}),
+            "seed 0 of the architecture has a loss of inf on domain 'code' at 1 tokens");
   for (Point& point : nothing.curve) point.out_of_domain.clear();
   for (Point& point : single.curve) point.out_of_domain["code"] = {{0, 0}, {0, 0}};
   EXPECT_EQ(problem({nothing}, {nothing}), "the runs were evaluated on no out-of-domain documents");
@@ -107,11 +114,13 @@ TEST(Degradation, ProblemsAreSaidNotGuessed) {
 TEST(Degradation, OtherDocumentsAreRefusedByDomain) {
   auto extra = run(0), missing = run(0), shorter = run(0), other = run(0);
   extra.curve[0].out_of_domain["prose"];
-  EXPECT_NE(message_of({run(0)}, {extra}).find("domain 'prose' stands at 1 tokens"), std::string::npos);
+  EXPECT_NE(message_of({run(0)}, {extra}).find("domain 'prose' stands at 1 tokens"),
+            std::string::npos);
   missing.curve[1].out_of_domain.erase("code");
   shorter.curve[2].out_of_domain["code"] = {{1}, {1}};
   other.curve[0].out_of_domain["code"].tokens[0] = 11;
-  EXPECT_NE(message_of({run(0)}, {missing}).find("domain 'code' is missing at 2 tokens"), std::string::npos);
+  EXPECT_NE(message_of({run(0)}, {missing}).find("domain 'code' is missing at 2 tokens"),
+            std::string::npos);
   for (const auto& wrong : {shorter, other})
     EXPECT_NE(message_of({run(0)}, {wrong}).find("domain 'code'"), std::string::npos);
   EXPECT_THROW(degradation({run(0)}, {run(0)}, {.level = 95}), BadInput);
@@ -132,14 +141,16 @@ TEST(Degradation, VarianceIsThatOfTheHierarchicalBootstrap) {
     double square = 0;
     for (const double x : draws) square += (x - centre) * (x - centre) / (resamples - 1);
     const Degradation d = degradation(study.architecture, study.reference);
-    const double unbiased = d.seed_error * d.seed_error * (seeds - 1) / seeds + d.document_error * d.document_error;
-    EXPECT_NEAR(std::sqrt(square / unbiased), 1, 0.12) << "replication " << r;  // 400 resamples: 3.5 % error
+    const double unbiased =
+        d.seed_error * d.seed_error * (seeds - 1) / seeds + d.document_error * d.document_error;
+    // 400 resamples: 3.5 % error
+    EXPECT_NEAR(std::sqrt(square / unbiased), 1, 0.12) << "replication " << r;
   }
 }
 
 TEST(Convergence, ByHand) {
-  // The lowest loss that all reach is 3. The reference needs 3 tokens, the architecture 1.5 (logarithms: √(1·2)
-  // at 3.5).
+  // The lowest loss that all reach is 3. The reference needs 3 tokens, the architecture 1.5
+  // (logarithms: √(1·2) at 3.5).
   const Convergence c = convergence({run(0, {4, 3, 2})}, {run(0, {5, 4, 3})});
   EXPECT_EQ(c.loss, 3);
   EXPECT_NEAR(c.tokens.estimate, 2, 1e-12);
@@ -149,23 +160,28 @@ TEST(Convergence, ByHand) {
 }
 
 TEST(Convergence, IntervalsAreThoseOfLogarithms) {
-  // At 3.5 the seeds need 2 and √6 tokens or √6 and √6: squares ½ (log √6/2)² with 2 degrees of freedom.
-  const Convergence c = convergence({run(0, {5, 3.5, 3}), run(0, {5, 4, 3})}, {run(0, {5, 4, 3}), run(0, {6, 4, 3.5})});
+  // At 3.5 the seeds need 2 and √6 tokens or √6 and √6: squares ½ (log √6/2)² with 2
+  // degrees of freedom.
+  const Convergence c = convergence({run(0, {5, 3.5, 3}), run(0, {5, 4, 3})},
+                                    {run(0, {5, 4, 3}), run(0, {6, 4, 3.5})});
   EXPECT_EQ(c.loss, 3.5);
   const double a = std::log(2.0), b = std::log(6.0) / 2, r = std::log(3.0);
   const double variance = ((a - b) * (a - b) / 2 + (b - r) * (b - r) / 2) / 2;
   EXPECT_NEAR(std::log(c.ratio.estimate), (a + b) / 2 - (b + r) / 2, 1e-12);
   EXPECT_NEAR(std::log(c.ratio.high / c.ratio.estimate), 4.30265273 * std::sqrt(variance), 1e-7);
-  EXPECT_NEAR(std::log(c.tokens.high / c.tokens.estimate), 4.30265273 * std::sqrt(variance / 2), 1e-7);
+  EXPECT_NEAR(std::log(c.tokens.high / c.tokens.estimate), 4.30265273 * std::sqrt(variance / 2),
+              1e-7);
   EXPECT_EQ(c.seed_freedom, 2);
 }
 
 TEST(Convergence, SaysWhenNothingIsShared) {
-  EXPECT_NE(convergence({run(0, {9, 8, 7})}, {run(0)}).problem.find("share no range"), std::string::npos);
+  EXPECT_NE(convergence({run(0, {9, 8, 7})}, {run(0)}).problem.find("share no range"),
+            std::string::npos);
 }
 
 TEST(Degradation, AStudyOfUsualSizeTakesMilliseconds) {
-  Simulation simulation({.seeds = 3, .reference_seeds = 3, .documents = 500, .evaluations = 20, .domains = 3}, 0);
+  Simulation simulation(
+      {.seeds = 3, .reference_seeds = 3, .documents = 500, .evaluations = 20, .domains = 3}, 0);
   const Study study = simulation.study();
   std::vector<Runs> rest;
   for (int a = 0; a < 5; ++a) rest.push_back(simulation.runs(3, 0));

@@ -46,8 +46,10 @@ double coverage(double right_a, double only_a, double only_b, int items, uint64_
 
 TEST(Items, PairedDifferencesAreCovered) {
   for (const int items : {30, 100, 1000})
-    for (const auto& [both, only_a, only_b] : {std::tuple{0.4, 0.1, 0.1}, {0.3, 0.2, 0.05}, {0.5, 0.02, 0.02}})
-      EXPECT_GT(coverage(both, only_a, only_b, items, 1), 0.93) << items << " " << only_a << " " << only_b;
+    for (const auto& [both, only_a, only_b] :
+         {std::tuple{0.4, 0.1, 0.1}, {0.3, 0.2, 0.05}, {0.5, 0.02, 0.02}})
+      EXPECT_GT(coverage(both, only_a, only_b, items, 1), 0.93)
+          << items << " " << only_a << " " << only_b;
 }
 
 TEST(Items, EqualModelsHaveAnIntervalAroundZero) {

@@ -1,7 +1,8 @@
 #pragma once
-// The plain hierarchical bootstrap: seeds drawn with replacement in each architecture, documents in each domain, the
-// same ones in all runs, and Δ computed anew. The yardstick of the closed form: its variance is right once it is
-// multiplied by n / (n − 1) over the seeds, and its percentiles are too narrow for few seeds.
+// The plain hierarchical bootstrap: seeds drawn with replacement in each architecture, documents in
+// each domain, the same ones in all runs, and Δ computed anew. The yardstick of the closed form:
+// its variance is right once it is multiplied by n / (n − 1) over the seeds, and its percentiles
+// are too narrow for few seeds.
 #include <algorithm>
 
 #include "simulation.h"
@@ -13,7 +14,8 @@ using Draw = std::map<std::string, std::vector<size_t>>;  // documents of each d
 inline Draw draw_documents(const Run& run, Random& random) {
   Draw draw;
   for (const auto& [domain, losses] : run.curve[0].out_of_domain)
-    for (size_t i = 0; i < losses.tokens.size(); ++i) draw[domain].push_back(random.below(losses.tokens.size()));
+    for (size_t i = 0; i < losses.tokens.size(); ++i)
+      draw[domain].push_back(random.below(losses.tokens.size()));
   return draw;
 }
 
@@ -31,7 +33,8 @@ inline Run with_documents(Run run, const Draw& draw) {
 
 inline Runs resampled(const Runs& runs, const Draw& draw, Random& random) {
   Runs sample;
-  for (size_t s = 0; s < runs.size(); ++s) sample.push_back(with_documents(runs[random.below(runs.size())], draw));
+  for (size_t s = 0; s < runs.size(); ++s)
+    sample.push_back(with_documents(runs[random.below(runs.size())], draw));
   return sample;
 }
 
@@ -41,7 +44,8 @@ inline std::vector<double> percentile_bootstrap(const Study& study, int resample
   for (int b = 0; b < resamples; ++b) {
     const Draw draw = draw_documents(study.architecture[0], random);
     const Runs architecture = resampled(study.architecture, draw, random);
-    draws.push_back(degradation(architecture, resampled(study.reference, draw, random)).average.estimate);
+    draws.push_back(
+        degradation(architecture, resampled(study.reference, draw, random)).average.estimate);
   }
   return draws;
 }

@@ -26,7 +26,8 @@ TEST(Student, ClosedFormsOfOneAndTwoDegrees) {
 TEST(Student, TheQuantileInvertsTheProbability) {
   for (const double freedom : {1.0, 1.7, 2.5, 8.3, 120.0})
     for (const double level : {0.01, 0.5, 0.95, 0.999})
-      EXPECT_NEAR(student_two_sided(student_quantile(level, freedom), freedom), 1 - level, 1e-11) << freedom;
+      EXPECT_NEAR(student_two_sided(student_quantile(level, freedom), freedom), 1 - level, 1e-11)
+          << freedom;
 }
 
 }  // namespace

@@ -16,18 +16,21 @@ TEST(Uncertainty, SeedVarianceIsPooledOverArchitectures) {
 TEST(Uncertainty, DocumentsOfOneLengthGiveTheVarianceOfAMean) {
   const std::vector<double> y{1, 3, 5, 11}, tokens{2, 2, 2, 2};
   EXPECT_DOUBLE_EQ(ratio(y, tokens), 2.5);
-  EXPECT_NEAR(document_variance(y, tokens).value, (16 + 4 + 0 + 36) / 3.0 / 4 / 4, 1e-12);  // s² / n, over 2² tokens
+  // S² / n, over 2² tokens
+  EXPECT_NEAR(document_variance(y, tokens).value, (16 + 4 + 0 + 36) / 3.0 / 4 / 4, 1e-12);
   EXPECT_DOUBLE_EQ(document_variance(y, tokens).freedom, 3);
 }
 
 TEST(Uncertainty, DocumentsOfUnequalLength) {
   // Σt = 4, ratio 1.5; residuals (1 − 1.5)/4, (0.5 − 1.5)/4 … weights 1/4, 1/4, 1/2, Σw² = 3/8.
   const std::vector<double> y{1, 0.5, 4.5}, tokens{1, 1, 2};
-  const double by_hand = (0.125 * 0.125 + 0.25 * 0.25) / (1 - 0.5 + 0.375) + 0.375 * 0.375 / (1 - 1 + 0.375);
+  const double by_hand =
+      (0.125 * 0.125 + 0.25 * 0.25) / (1 - 0.5 + 0.375) + 0.375 * 0.375 / (1 - 1 + 0.375);
   EXPECT_DOUBLE_EQ(document_variance(y, tokens).value, by_hand);
   EXPECT_DOUBLE_EQ(document_variance(y, tokens).freedom, 8.0 / 3 - 1);
-  EXPECT_DOUBLE_EQ(document_variance(std::vector<double>{1, 0.5, 4.5, 0}, std::vector<double>{1, 1, 2, 0}).value,
-                   by_hand)
+  EXPECT_DOUBLE_EQ(
+      document_variance(std::vector<double>{1, 0.5, 4.5, 0}, std::vector<double>{1, 1, 2, 0}).value,
+      by_hand)
       << "a document without tokens counts for nothing";
 }
 

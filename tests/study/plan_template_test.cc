@@ -39,8 +39,11 @@ class PlanTemplate : public testing::Test {
 };
 
 TEST_F(PlanTemplate, DomainsWithoutTrainingTextAreOutOfDomain) {
-  const Plan found = plan(store({{"web.train", 9000}, {"web.valid", 900}, {"web.test", 900},
-                                 {"code.valid", 900}, {"code.test", 900}}));
+  const Plan found = plan(store({{"web.train", 9000},
+                                 {"web.valid", 900},
+                                 {"web.test", 900},
+                                 {"code.valid", 900},
+                                 {"code.test", 900}}));
   EXPECT_EQ(found.settings[0].data.train, Names{"web"});
   EXPECT_EQ(found.settings[0].data.out_of_domain, Names{"code"});
   EXPECT_EQ(found.settings[0].data.store, (folder_ / "store").string());
@@ -49,9 +52,15 @@ TEST_F(PlanTemplate, DomainsWithoutTrainingTextAreOutOfDomain) {
 }
 
 TEST_F(PlanTemplate, LargerHalfIsTrainedOnWhenAllDomainsHaveTrainingText) {
-  const auto all = store({{"a.train", 500}, {"a.valid", 100}, {"a.test", 100},
-                          {"b.train", 700}, {"b.valid", 100}, {"b.test", 100},
-                          {"c.train", 600}, {"c.valid", 100}, {"c.test", 100}});
+  const auto all = store({{"a.train", 500},
+                          {"a.valid", 100},
+                          {"a.test", 100},
+                          {"b.train", 700},
+                          {"b.valid", 100},
+                          {"b.test", 100},
+                          {"c.train", 600},
+                          {"c.valid", 100},
+                          {"c.test", 100}});
   EXPECT_EQ(plan(all).settings[0].data.train, (Names{"b", "c"}));
   EXPECT_EQ(plan(all).settings[0].data.out_of_domain, Names{"a"});
   EXPECT_EQ(plan(all, {"a"}).settings[0].data.train, Names{"a"});
@@ -65,8 +74,11 @@ TEST_F(PlanTemplate, OneDomainGivesTheMixedDomainSetting) {
 }
 
 TEST_F(PlanTemplate, SequencesFitTheSmallestSet) {
-  EXPECT_EQ(plan(store({{"web.train", 9000}, {"web.valid", 130}})).settings[0].data.sequence_length, 64);
-  EXPECT_EQ(plan(store({{"web.train", 9000}, {"web.valid", 9000}})).settings[0].data.sequence_length, 256);
+  EXPECT_EQ(plan(store({{"web.train", 9000}, {"web.valid", 130}})).settings[0].data.sequence_length,
+            64);
+  EXPECT_EQ(
+      plan(store({{"web.train", 9000}, {"web.valid", 9000}})).settings[0].data.sequence_length,
+      256);
 }
 
 TEST_F(PlanTemplate, BudgetsGrowWithTheTrainingText) {
@@ -81,7 +93,8 @@ TEST_F(PlanTemplate, BudgetsGrowWithTheTrainingText) {
 }
 
 TEST_F(PlanTemplate, DomainsThatCannotBeTrainedOnAreRefused) {
-  const auto some = store({{"web.train", 9000}, {"web.valid", 900}, {"code.test", 900}, {"news.train", 900}});
+  const auto some =
+      store({{"web.train", 9000}, {"web.valid", 900}, {"code.test", 900}, {"news.train", 900}});
   EXPECT_NE(message(some, {"wep"}).find("no domain 'wep'; did you mean 'web'?"), std::string::npos);
   EXPECT_NE(message(some, {"code"}).find("'code' has no tokens in split train"), std::string::npos);
   EXPECT_NE(message(some, {"news"}).find("'news' has no tokens in split valid"), std::string::npos);

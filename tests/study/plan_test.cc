@@ -28,9 +28,11 @@ class PlanErrors : public FakeStudy {
 
 TEST_F(PlanErrors, NameThePositionAndTheNearestKey) {
   expect(with("seeds", "sedes"), {"plan.toml:3:", "unknown key 'sedes'", "did you mean 'seeds'?"});
-  expect(with("sequence_length", "sequence_lenght"), {"plan.toml:4:", "did you mean 'sequence_length'?"});
+  expect(with("sequence_length", "sequence_lenght"),
+         {"plan.toml:4:", "did you mean 'sequence_length'?"});
   expect(with("held_out", "held_uot"), {"plan.toml:4:", "did you mean 'held_out'?"});
-  expect(std::string(kPlan) + "[setting.x]\ntrian = {}\n", {"plan.toml:7:", "did you mean 'train'?"});
+  expect(std::string(kPlan) + "[setting.x]\ntrian = {}\n",
+         {"plan.toml:7:", "did you mean 'train'?"});
 }
 
 TEST_F(PlanErrors, NameOf100000LettersIsRefused) {
@@ -40,7 +42,8 @@ TEST_F(PlanErrors, NameOf100000LettersIsRefused) {
 }
 
 TEST_F(PlanErrors, NameUnknownModelsAndDomains) {
-  expect(with("\"window\"", "\"windwo\""), {"plan.toml:2:", "unknown model 'windwo'", "did you mean 'window'?"});
+  expect(with("\"window\"", "\"windwo\""),
+         {"plan.toml:2:", "unknown model 'windwo'", "did you mean 'window'?"});
   expect(with("\"fresh_a\"", "\"fresh_q\""), {"plan.toml:4:", "'fresh_q'", "did you mean 'fresh_"});
   expect(with("reference = \"full\"", "reference = \"ful\""),
          {"plan.toml:1:", "not among the models", "did you mean 'full'?"});
@@ -49,7 +52,8 @@ TEST_F(PlanErrors, NameUnknownModelsAndDomains) {
 }
 
 TEST_F(PlanErrors, MissingReferenceIsNamed) {
-  expect(with("reference = \"full\"\n", ""), {"the key 'reference' is missing", "reference = \"full\""});
+  expect(with("reference = \"full\"\n", ""),
+         {"the key 'reference' is missing", "reference = \"full\""});
 }
 
 TEST_F(PlanErrors, SlipInModelsIsNotSuggestedToItsTable) {
@@ -70,66 +74,82 @@ TEST(PlanFile, NameOfAPlanIsResolved) {
   EXPECT_TRUE(plan_file("pocket").string().ends_with("/pocket.toml"));
   EXPECT_TRUE(fs::exists(plan_file("ablations/chunks")));
   EXPECT_EQ(plan_file("mine.toml").string(), "mine.toml");
-  EXPECT_NE(message([] { plan_file("poket"); }).find("unknown plan 'poket'; did you mean 'pocket'?"),
-            std::string::npos);
+  EXPECT_NE(
+      message([] { plan_file("poket"); }).find("unknown plan 'poket'; did you mean 'pocket'?"),
+      std::string::npos);
 }
 
 TEST_F(PlanErrors, RefuseWhatContradicts) {
-  expect(with("[\"fresh_a\"]", "[\"known_a\"]"), {"plan.toml:4:", "both trained on and out of domain"});
-  expect(with("tokens = 4000", "tokens = 4000, seed = 3"), {"plan.toml:5:", "'seed' in train is decided by the plan"});
-  expect(with("seeds = [1, 2]", "seeds = [1, 1]"), {"full.seed-1 and full.seed-1 are the same run"});
+  expect(with("[\"fresh_a\"]", "[\"known_a\"]"),
+         {"plan.toml:4:", "both trained on and out of domain"});
+  expect(with("tokens = 4000", "tokens = 4000, seed = 3"),
+         {"plan.toml:5:", "'seed' in train is decided by the plan"});
+  expect(with("seeds = [1, 2]", "seeds = [1, 1]"),
+         {"full.seed-1 and full.seed-1 are the same run"});
   expect(with("[1, 2]", "[1, \"b\"]"), {"plan.toml:3:", "must be a list of integers"});
   expect("reference = ", {"plan.toml:1:"});
 }
 
 TEST_F(PlanErrors, RefuseATableOfSizeThatNoModelHas) {
-  expect(
-      std::string(kPlan) + "size = { atention = { num_heads = 4 } }\n",
-      {"plan.toml:6:", "no model of the plan has a table 'atention'; did you mean 'attention'?", "Nothing was run."});
+  expect(std::string(kPlan) + "size = { atention = { num_heads = 4 } }\n",
+         {"plan.toml:6:", "no model of the plan has a table 'atention'; did you mean 'attention'?",
+          "Nothing was run."});
 }
 
 TEST_F(PlanErrors, OfTheTrainerAreToldInTermsOfThePlan) {
-  const std::string plan = with("[\"full\", \"window\"]", "[\"full\", \"mine\"]") +
-                           "[model.mine]\nbase = \"full\"\nattention = { num_heads = 4, chunk_sise = 3 }\n";
-  expect(plan, {"plan.toml:8:", "unknown key 'chunk_sise' in model.mine.attention; did you mean 'chunk_size'?",
+  const std::string plan =
+      with("[\"full\", \"window\"]", "[\"full\", \"mine\"]") +
+      "[model.mine]\nbase = \"full\"\nattention = { num_heads = 4, chunk_sise = 3 }\n";
+  expect(plan, {"plan.toml:8:",
+                "unknown key 'chunk_sise' in model.mine.attention; did you mean 'chunk_size'?",
                 "Nothing was run."});
 }
 
 TEST_F(PlanErrors, OfAssignmentsNameThem) {
   StudyOptions study = options(kPlan);
   study.set = {"sedes=[1]"};
-  EXPECT_NE(message([&] { dry_run(study); }).find("--set sedes=[1]: unknown key 'sedes'"), std::string::npos);
+  EXPECT_NE(message([&] { dry_run(study); }).find("--set sedes=[1]: unknown key 'sedes'"),
+            std::string::npos);
 }
 
 TEST_F(FakeStudy, AssignmentsLieOverThePlan) {
-  const std::string others = "size = { mamba1 = { expand = 1 } }\n[model.window]\nbase = \"window\"\n";
+  const std::string others =
+      "size = { mamba1 = { expand = 1 } }\n[model.window]\nbase = \"window\"\n";
   const StudyOptions study = options(kPlan + others);
   const Plan plan = read_plan(study.plan, {"models=[\"full\"]", "seeds=[7]", "train.tokens=512"});
   ASSERT_EQ(plan.models.size(), 1u);
   EXPECT_EQ(plan.models[0].seeds, std::vector<int64_t>{7});
-  EXPECT_NE(compose(plan.models[0], plan.settings[0], {.seed = 7}).text.find("tokens = 512\n"), std::string::npos);
-  EXPECT_TRUE(plan.text.ends_with("# --set models=[\"full\"]\n# --set seeds=[7]\n# --set train.tokens=512\n"));
+  EXPECT_NE(compose(plan.models[0], plan.settings[0], {.seed = 7}).text.find("tokens = 512\n"),
+            std::string::npos);
+  EXPECT_TRUE(plan.text.ends_with(
+      "# --set models=[\"full\"]\n# --set seeds=[7]\n# --set train.tokens=512\n"));
 }
 
 TEST_F(PlanErrors, LadderOfOneBudgetIsRefused) {
   const std::string plan = kPlan;
-  expect(plan + "ladder = { tokens = [4000], seeds = [1, 2] }\n", {"plan.toml:6:", "at least two budgets"});
-  expect(plan + "ladder = { tokens = [4000, 8000], seeds = [1] }\n", {"plan.toml:6:", "at least two seeds"});
-  expect(plan + "ladder = { tokens = [8000, 4000], seeds = [1, 2] }\n", {"plan.toml:6:", "ascending order"});
+  expect(plan + "ladder = { tokens = [4000], seeds = [1, 2] }\n",
+         {"plan.toml:6:", "at least two budgets"});
+  expect(plan + "ladder = { tokens = [4000, 8000], seeds = [1] }\n",
+         {"plan.toml:6:", "at least two seeds"});
+  expect(plan + "ladder = { tokens = [8000, 4000], seeds = [1, 2] }\n",
+         {"plan.toml:6:", "ascending order"});
   expect(plan + "tokens = [-1]\n", {"plan.toml:6:", "tokens = -1 is not a training budget"});
 }
 
 TEST_F(PlanErrors, GridOfOneLearningRateIsRefused) {
   const std::string plan = kPlan;
-  expect(plan + "tune = { learning_rate = [1e-3], tokens = 4000 }\n", {"plan.toml:6:", "at least two learning rates"});
+  expect(plan + "tune = { learning_rate = [1e-3], tokens = 4000 }\n",
+         {"plan.toml:6:", "at least two learning rates"});
   expect(plan + "tune = { learning_rate = [1e-3, -2e-3], tokens = 4000 }\n",
          {"plan.toml:6:", "-0.002 is not a positive number"});
-  expect(plan + "tune = { learning_rate = [1e-3, 2e-3] }\n", {"plan.toml:6:", "tune.tokens must be given"});
+  expect(plan + "tune = { learning_rate = [1e-3, 2e-3] }\n",
+         {"plan.toml:6:", "tune.tokens must be given"});
 }
 
 TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
-  const auto runs = dry_run(options(std::string(kPlan) +
-                                    "tokens = [8000]\nladder = { tokens = [4000, 8000], seeds = [5, 6, 7] }\n"));
+  const auto runs =
+      dry_run(options(std::string(kPlan) +
+                      "tokens = [8000]\nladder = { tokens = [4000, 8000], seeds = [5, 6, 7] }\n"));
   ASSERT_EQ(runs.size(), 8u);
   EXPECT_EQ(runs[0].name, "full.4k.seed-5");
   EXPECT_EQ(runs[5].name, "full.8k.seed-7");
@@ -140,14 +160,16 @@ TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
 }
 
 TEST_F(FakeStudy, EqualRunsOfDifferentPlansHaveEqualKeys) {
-  const auto ladder = dry_run(options(std::string(kPlan) + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n"));
+  const auto ladder =
+      dry_run(options(std::string(kPlan) + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n"));
   const auto plain = dry_run(options(kPlan));
   EXPECT_EQ(ladder[0].key, plain[0].key);
   EXPECT_NE(ladder[2].key, plain[0].key) << "another budget is another run";
 }
 
 TEST_F(FakeStudy, TrainKeysOfAModelLieOverThePlans) {
-  const auto plan = std::string(kPlan) + "tune = { learning_rate = [1e-3, 2e-3], tokens = 4000 }\n" +
+  const auto plan = std::string(kPlan) +
+                    "tune = { learning_rate = [1e-3, 2e-3], tokens = 4000 }\n" +
                     "[model.window]\ntrain = { learning_rate = 5e-3, batch = 8 }\n";
   const auto runs = dry_run(options(plan));
   ASSERT_EQ(runs.size(), 6u) << "a model with its own learning rate is not tuned";
@@ -159,9 +181,11 @@ TEST_F(FakeStudy, TrainKeysOfAModelLieOverThePlans) {
 }
 
 TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
-  const auto plan = std::string(kPlan) +
-                    "size = { d_model = 64, num_layers = 3, attention = { num_heads = 4 }, mamba1 = { expand = 3 } "
-                    "}\n[model.window]\nseeds = [7]\nattention = { window = 16 }\nmamba1 = { state_size = 4 }\n";
+  const auto plan =
+      std::string(kPlan) +
+      "size = { d_model = 64, num_layers = 3, attention = { num_heads = 4 }, "
+      "mamba1 = { expand = 3 } "
+      "}\n[model.window]\nseeds = [7]\nattention = { window = 16 }\nmamba1 = { state_size = 4 }\n";
   const auto runs = dry_run(options(plan));
   ASSERT_EQ(runs.size(), 3u);
   EXPECT_EQ(runs[2].name, "window.seed-7");
@@ -181,11 +205,14 @@ TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
 TEST_F(FakeStudy, APatternOfItsOwnLeavesItsBasesTablesBehind) {
   const auto config_of = [&](const std::string& own) {
     const auto plan = std::regex_replace(std::string(kPlan), std::regex("\"window\""), "\"mine\"") +
-                      "size = { attention = { num_heads = 4 } }\n[model.mine]\nbase = \"full\"\n" + own;
+                      "size = { attention = { num_heads = 4 } }\n[model.mine]\nbase = \"full\"\n" +
+                      own;
     return ConfigNode::read_file(dry_run(options(plan))[2].config).child("model");
   };
   EXPECT_FALSE(config_of("pattern = [\"mamba1\"]\n").has("attention"));
-  EXPECT_EQ(config_of("pattern = [\"mamba1\", \"attention\"]\n").child("attention").value("num_heads"), "4");
+  EXPECT_EQ(
+      config_of("pattern = [\"mamba1\", \"attention\"]\n").child("attention").value("num_heads"),
+      "4");
   EXPECT_TRUE(config_of("channel_mixer = \"swiglu\"\n").has("attention"));
   EXPECT_TRUE(config_of("pattern = [\"mamba1\"]\nattention = { window = 2 }\n").has("attention"))
       << "what it names itself is for the trainer to refuse";

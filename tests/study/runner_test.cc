@@ -80,7 +80,8 @@ TEST_F(Runner, GivesUpARunThatIsKilledAgainAndAgain) {
   const Outcome outcome = run_plan(options());
   EXPECT_EQ(outcome.done, 0);
   ASSERT_EQ(outcome.failures.size(), 4u);
-  EXPECT_NE(outcome.failures[0].reason.find("killed by signal 9"), std::string::npos) << outcome.failures[0].reason;
+  EXPECT_NE(outcome.failures[0].reason.find("killed by signal 9"), std::string::npos)
+      << outcome.failures[0].reason;
   EXPECT_EQ(count(starts(), '\n'), 12) << "each is restarted twice";
 }
 
@@ -89,7 +90,9 @@ TEST_F(Runner, FullDiskStopsTheStudyAndSaysHowToContinue) {
   StudyOptions study = options();
   study.jobs = 1;
   const std::string text = message([&] { run_plan(study); });
-  EXPECT_NE(text.find("the disk is full; the study was stopped after 0 of 4 runs"), std::string::npos) << text;
+  EXPECT_NE(text.find("the disk is full; the study was stopped after 0 of 4 runs"),
+            std::string::npos)
+      << text;
   EXPECT_NE(text.find("Free space and give the same command again"), std::string::npos) << text;
   EXPECT_EQ(count(starts(), '\n'), 1);
   ::setenv("FAKE", "", 1);
@@ -151,8 +154,8 @@ TEST_F(Runner, DryRunTrainsNothing) {
 }
 
 TEST_F(Runner, SettingsMultiplyTheRuns) {
-  const auto runs =
-      dry_run(options(std::string(kPlan) + "[setting.short]\ntrain = { tokens = 400 }\n[setting.long]\n"));
+  const auto runs = dry_run(
+      options(std::string(kPlan) + "[setting.short]\ntrain = { tokens = 400 }\n[setting.long]\n"));
   ASSERT_EQ(runs.size(), 8u);
   EXPECT_NE(read_file(runs[0].config), read_file(runs[4].config));
 }
@@ -177,7 +180,8 @@ TEST_F(Runner, DivergedRateOfAGridIsNotChosenAndNoFailure) {
 TEST_F(Runner, CheckRunsHalfAndTwiceTheRate) {
   std::string tune = kTune;
   tune.replace(tune.find(" }"), 2, ", check = true }");
-  const auto runs = (run_plan(options(std::string(kPlan) + tune)), Store(folder / "study").planned_runs());
+  const auto runs =
+      (run_plan(options(std::string(kPlan) + tune)), Store(folder / "study").planned_runs());
   ASSERT_EQ(runs.size(), 14u);
   EXPECT_EQ(runs[10]["purpose"], purpose::kHalf);
   EXPECT_EQ(runs[10]["learning_rate"], 0.001);
@@ -211,21 +215,26 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
   ASSERT_EQ(copy.planned_runs().size(), 4u);
   EXPECT_EQ(copy.planned_runs()[2]["status"], "done");
   EXPECT_EQ(copy.plan()["reference"], "full");
-  EXPECT_NE(message([&] { study_of_records(folder / "models", folder / "none"); }).find("holds neither a study"),
+  EXPECT_NE(message([&] {
+              study_of_records(folder / "models", folder / "none");
+            }).find("holds neither a study"),
             std::string::npos);
 }
 
 TEST_F(Runner, FolderWithoutRecordsIsRefusedForReuse) {
   StudyOptions study = options();
   study.reuse = {folder / "models"};
-  EXPECT_NE(message([&] { run_plan(study); }).find("holds no study.sqlite and no record of a run"), std::string::npos);
+  EXPECT_NE(message([&] { run_plan(study); }).find("holds no study.sqlite and no record of a run"),
+            std::string::npos);
   EXPECT_EQ(starts(), "");
 }
 
 TEST_F(Runner, StudyOfAnEarlierVersionIsRefused) {
   make_folder(folder / "study");
-  Database(folder / "study/study.sqlite", Database::Mode::write).execute("CREATE TABLE runs (key TEXT)");
-  EXPECT_NE(message([&] { run_plan(options()); }).find("written by an earlier version of Assay"), std::string::npos);
+  Database(folder / "study/study.sqlite", Database::Mode::write)
+      .execute("CREATE TABLE runs (key TEXT)");
+  EXPECT_NE(message([&] { run_plan(options()); }).find("written by an earlier version of Assay"),
+            std::string::npos);
 }
 
 TEST_F(Runner, RunWithoutEndLossesIsRefused) {

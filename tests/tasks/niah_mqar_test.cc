@@ -22,7 +22,8 @@ int64_t count_words(const std::string& text) { return int64_t(split(text, "").si
 
 std::vector<Json> golden_needles(int64_t length) {
   std::vector<Json> out;
-  std::istringstream lines(read_file(data::shared_file(fmt::format("golden/ruler_niah_single_noise_{}.jsonl", length))));
+  std::istringstream lines(
+      read_file(data::shared_file(fmt::format("golden/ruler_niah_single_noise_{}.jsonl", length))));
   for (std::string line; std::getline(lines, line);) out.push_back(Json::parse(line));
   return out;
 }
@@ -33,11 +34,14 @@ TEST(TaskNiah, PromptsAreThoseOfRuler) {
     const NiahOptions options{.variant = 1, .length = length};
     const int64_t units = haystack_units(options, count_words);
     for (const Json& golden : golden_needles(length)) {
-      const std::string prompt = golden["input"].get<std::string>() + golden["answer_prefix"].get<std::string>();
+      const std::string prompt =
+          golden["input"].get<std::string>() + golden["answer_prefix"].get<std::string>();
       const std::vector<std::string> lines = split(prompt, "\n");
-      EXPECT_EQ(int64_t(lines.size()), units + 3) << "template, needle and question are one line each";
+      EXPECT_EQ(int64_t(lines.size()), units + 3)
+          << "template, needle and question are one line each";
       int64_t place = 0;
-      while (!lines[size_t(place) + 1].starts_with("One of the special magic numbers for ")) ++place;
+      while (!lines[size_t(place) + 1].starts_with("One of the special magic numbers for "))
+        ++place;
       const std::string key = split(split(lines[size_t(place) + 1], "numbers for ")[1], " is:")[0];
       const NeedleSample sample = needle_sample(options, units, place, key, golden["outputs"][0]);
       EXPECT_EQ(sample.prompt, prompt);
@@ -48,10 +52,12 @@ TEST(TaskNiah, PromptsAreThoseOfRuler) {
 
 TEST(TaskNiah, HaystackFillsTheLengthAndDepthsAreEven) {
   std::string book;
-  for (int i = 0; i < 300; ++i) book += fmt::format("The {} house was \"blue.\" Nobody knew it\n\n", i);
+  for (int i = 0; i < 300; ++i)
+    book += fmt::format("The {} house was \"blue.\" Nobody knew it\n\n", i);
   for (const int variant : {1, 2, 3})
     for (const int64_t length : {600, 3000}) {
-      const NiahOptions options{.variant = variant, .length = length, .samples = 9, .haystack = book};
+      const NiahOptions options{
+          .variant = variant, .length = length, .samples = 9, .haystack = book};
       const auto samples = needle_samples(options, count_words);
       ASSERT_EQ(samples.size(), 9u);
       std::set<std::string> answers;
@@ -61,12 +67,14 @@ TEST(TaskNiah, HaystackFillsTheLengthAndDepthsAreEven) {
         EXPECT_NE(sample.prompt.find(sample.answer + "."), std::string::npos);
         EXPECT_EQ(sample.answer.size(), variant == 3 ? 36u : 7u);
         answers.insert(sample.answer);
-        const double place = double(sample.prompt.find("One of the special")) / double(sample.prompt.size());
+        const double place =
+            double(sample.prompt.find("One of the special")) / double(sample.prompt.size());
         EXPECT_NEAR(place, sample.depth, 0.2) << sample.depth;
       }
       EXPECT_EQ(answers.size(), 9u);
     }
-  EXPECT_NE(message_of([] { haystack_units({.length = 150}, count_words); }).find("too short"), std::string::npos);
+  EXPECT_NE(message_of([] { haystack_units({.length = 150}, count_words); }).find("too short"),
+            std::string::npos);
   EXPECT_EQ(needle_score(" It is\t77\n", "77"), 1);
   EXPECT_EQ(needle_score("AB-cd", "ab-CD"), 1);
   EXPECT_EQ(needle_score("7 7", "77"), 0);
@@ -109,15 +117,18 @@ TEST(TaskMqar, ExamplesFollowTheRuleOfZoology) {
   for (const Golden& golden : kGolden) {
     const MqarBatch made = mqar_examples(golden.data, 5, 100, 50);
     for (int64_t row = 0; row < 50; ++row)
-      expect_rule(made.inputs[row].data_ptr<int64_t>(), made.labels[row].data_ptr<int64_t>(), golden.data);
+      expect_rule(made.inputs[row].data_ptr<int64_t>(), made.labels[row].data_ptr<int64_t>(),
+                  golden.data);
     if (!fs::exists(ops::golden_file(golden.name))) continue;
     const auto stored = ops::read_golden(ops::golden_file(golden.name));
-    const at::Tensor inputs = stored.at("out.inputs").to(at::kLong), labels = stored.at("out.labels").to(at::kLong);
+    const at::Tensor inputs = stored.at("out.inputs").to(at::kLong),
+                     labels = stored.at("out.labels").to(at::kLong);
     for (int64_t row = 0; row < inputs.size(0); ++row)
       expect_rule(inputs[row].data_ptr<int64_t>(), labels[row].data_ptr<int64_t>(), golden.data);
   }
   EXPECT_THROW(mqar_examples({256, 64, 17}, 0, 0, 1), BadInput);
-  EXPECT_TRUE(at::equal(mqar_examples(kGolden[0].data, 5, 3, 2).inputs, mqar_examples(kGolden[0].data, 5, 0, 5).inputs.slice(0, 3)));
+  EXPECT_TRUE(at::equal(mqar_examples(kGolden[0].data, 5, 3, 2).inputs,
+                        mqar_examples(kGolden[0].data, 5, 0, 5).inputs.slice(0, 3)));
 }
 
 // Σ (a − b)² / (a + b) of two counts of equal size, on cells of at least ten.
@@ -131,7 +142,10 @@ double chi_square(const std::vector<double>& a, const std::vector<double>& b, in
   };
   for (size_t i = 0; i < a.size(); ++i) {
     if (a[i] + b[i] >= 10) add(a[i], b[i]);
-    else rest_a += a[i], rest_b += b[i];
+    else {
+      rest_a += a[i];
+      rest_b += b[i];
+    }
   }
   add(rest_a, rest_b);
   return sum;
@@ -153,9 +167,11 @@ TEST(TaskMqar, SlotsAreDistributedAsInZoology) {
         ++all[size_t(slot)];
         if (inputs[at] == inputs[row * golden.data.length]) ++first[size_t(slot)];
       }
-    for (const auto& [name, counts] : {std::pair{"stat.slot_count", all}, {"stat.slot_count_first_key", first}}) {
+    for (const auto& [name, counts] :
+         {std::pair{"stat.slot_count", all}, {"stat.slot_count_first_key", first}}) {
       const at::Tensor theirs = stored.at(name).contiguous();
-      const std::vector<double> expected(theirs.data_ptr<double>(), theirs.data_ptr<double>() + slots);
+      const std::vector<double> expected(theirs.data_ptr<double>(),
+                                         theirs.data_ptr<double>() + slots);
       int freedom = 0;
       const double statistic = chi_square(counts, expected, freedom);
       EXPECT_LT(statistic, freedom + 5 * std::sqrt(2.0 * freedom)) << golden.name << " " << name;
@@ -191,7 +207,8 @@ attention = { num_heads = 1, window = 1 }
   const MqarResult recalls = train_mqar(study.runs[0], study.plan, at::kCPU);
   EXPECT_GT(recalls.accuracy, 0.9);
   EXPECT_GT(recalls.state_bytes, 0);
-  EXPECT_LT(train_mqar(study.runs[1], study.plan, at::kCPU).accuracy, 0.5) << "a window of one position sees no pair";
+  EXPECT_LT(train_mqar(study.runs[1], study.plan, at::kCPU).accuracy, 0.5)
+      << "a window of one position sees no pair";
 }
 
 TEST(TaskMqar, WrongPlansAreRefused) {
@@ -201,10 +218,14 @@ TEST(TaskMqar, WrongPlansAreRefused) {
   };
   EXPECT_NE(message("[mqar]\nlengts = [16]\n").find("did you mean 'lengths'?"), std::string::npos);
   EXPECT_NE(message("[mqar]\nlengths = [16]\n").find("one number for each"), std::string::npos);
-  EXPECT_NE(message("[mqar]\nmodels = [\"atention\"]\n[model.attention]\npattern = [\"attention\"]\n").find("did you mean"),
-            std::string::npos);
+  EXPECT_NE(
+      message("[mqar]\nmodels = [\"atention\"]\n[model.attention]\npattern = [\"attention\"]\n")
+          .find("did you mean"),
+      std::string::npos);
   for (const char* plan : {"small", "zoology"})
-    EXPECT_NO_THROW(MqarStudy::read(fs::path(ASSAY_SOURCE_DIR) / "plans/mqar" / (std::string(plan) + ".toml"))) << plan;
+    EXPECT_NO_THROW(
+        MqarStudy::read(fs::path(ASSAY_SOURCE_DIR) / "plans/mqar" / (std::string(plan) + ".toml")))
+        << plan;
 }
 
 }  // namespace

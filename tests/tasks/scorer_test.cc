@@ -49,7 +49,8 @@ std::vector<std::vector<Row>> items(uint64_t seed) {
   std::vector<std::vector<Row>> out;
   for (int64_t i = 0; i < 12; ++i) {
     std::vector<int64_t> context = i % 3 ? examples : std::vector<int64_t>();
-    for (const int64_t token : tokens(random, 1 + int64_t(random.below(20)))) context.push_back(token);
+    for (const int64_t token : tokens(random, 1 + int64_t(random.below(20))))
+      context.push_back(token);
     std::vector<Row>& rows = out.emplace_back();
     for (int64_t c = 0; c <= i % 4; ++c) {
       Row row{context, 1 + int64_t(random.below(5))};
@@ -89,7 +90,8 @@ TEST(TaskScorer, SharedStatesGiveTheScoresOfRowsReadAlone) {
         ++answered[i];
         ASSERT_EQ(found.size(), all[i].size());
         for (size_t r = 0; r < found.size(); ++r) {
-          EXPECT_NEAR(found[r].logprob, expected[i][r].logprob, 1e-9) << "item " << i << " row " << r << " of " << batch;
+          EXPECT_NEAR(found[r].logprob, expected[i][r].logprob, 1e-9)
+              << "item " << i << " row " << r << " of " << batch;
           EXPECT_EQ(found[r].greedy, expected[i][r].greedy);
         }
       });
@@ -107,14 +109,17 @@ TEST(TaskScorer, GreedyTextIsThatOfGenerate) {
   Scorer scorer(*model, {.batch_tokens = 64});
   std::vector<std::vector<int64_t>> made(prompts.size());
   const auto never = [](size_t, const std::vector<int64_t>&) { return false; };
-  scorer.generate(prompts, 7, never, [&](size_t i, std::vector<int64_t> text) { made[i] = std::move(text); });
+  scorer.generate(prompts, 7, never,
+                  [&](size_t i, std::vector<int64_t> text) { made[i] = std::move(text); });
   for (size_t i = 0; i < prompts.size(); ++i) {
     const std::vector<uint64_t> seeds = {0};
-    const auto expected = nn::generate(*model, at::tensor(prompts[i], at::kLong).unsqueeze(0), 7, {.temperature = 0}, seeds);
+    const auto expected = nn::generate(*model, at::tensor(prompts[i], at::kLong).unsqueeze(0), 7,
+                                       {.temperature = 0}, seeds);
     EXPECT_EQ(made[i], expected[0]) << i;
   }
   const auto second = [](size_t, const std::vector<int64_t>& text) { return text.size() == 2; };
-  scorer.generate(prompts, 7, second, [&](size_t, const std::vector<int64_t>& text) { EXPECT_EQ(text.size(), 2u); });
+  scorer.generate(prompts, 7, second,
+                  [&](size_t, const std::vector<int64_t>& text) { EXPECT_EQ(text.size(), 2u); });
 }
 
 TEST(TaskScorer, NanIsReported) {
@@ -130,13 +135,15 @@ TEST(TaskScorer, NanIsReported) {
 TEST(TaskSelectRows, RowsGoOnFromCopiesOfAState) {
   const at::NoGradGuard no_grad;
   const auto model = nn::random_model(kModel);
-  const at::Tensor text = nn::random_tokens(3, 20, kVocabulary, "text"), more = nn::random_tokens(4, 5, kVocabulary, "more");
+  const at::Tensor text = nn::random_tokens(3, 20, kVocabulary, "text"),
+                   more = nn::random_tokens(4, 5, kVocabulary, "more");
   nn::ModelState state;
   model->hidden(text, state);
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
   nn::ModelState copies = nn::select_rows(state, rows), whole;
   const at::Tensor found = model->hidden(more, copies);
-  const at::Tensor expected = model->hidden(at::cat({text.index_select(0, rows), more}, 1), whole).slice(1, 20);
+  const at::Tensor expected =
+      model->hidden(at::cat({text.index_select(0, rows), more}, 1), whole).slice(1, 20);
   EXPECT_LE(nn::relative_error(found, expected), 1e-10);
   EXPECT_EQ(copies.position, 25);
   EXPECT_EQ(state.position, 20) << "the state that was copied is unchanged";

@@ -37,7 +37,8 @@ void write_documents(const Folder& folder, int count = 12) {
 struct Model {
   Model() {
     model = nn::random_model(fmt::format(
-        "[model]\nvocab_size = {}\nd_model = 16\nnum_layers = 2\npattern = ['attention', 'mamba1']\nmax_positions = 128\n"
+        "[model]\nvocab_size = {}\nd_model = 16\nnum_layers = 2\npattern = ['attention', "
+        "'mamba1']\nmax_positions = 128\n"
         "[model.attention]\nnum_heads = 2\n",
         small_tokenizer().vocab_size()));
   }
@@ -50,14 +51,22 @@ TEST(TaskFile, WrongFieldsAreRefusedWithPlaceAndNearestName) {
   const auto message = [&](const std::string& text) {
     return message_of([&] { Task::read(folder.write("t.toml", text)); });
   };
-  EXPECT_NE(message(kChoice + "few_shots = 3\n").find("did you mean 'few_shot'?"), std::string::npos);
-  EXPECT_NE(message("kind = \"multiple_choise\"\n").find("did you mean 'multiple_choice'?"), std::string::npos);
-  EXPECT_NE(message(kChoice + "metrics = [\"acc_nrom\"]\n").find("did you mean 'acc_norm'?"), std::string::npos);
+  EXPECT_NE(message(kChoice + "few_shots = 3\n").find("did you mean 'few_shot'?"),
+            std::string::npos);
+  EXPECT_NE(message("kind = \"multiple_choise\"\n").find("did you mean 'multiple_choice'?"),
+            std::string::npos);
+  EXPECT_NE(message(kChoice + "metrics = [\"acc_nrom\"]\n").find("did you mean 'acc_norm'?"),
+            std::string::npos);
   EXPECT_NE(message("documents = \"a\"\n").find("needs 'kind'"), std::string::npos);
-  EXPECT_NE(message("kind = \"last_word\"\ndocuments = \"a\"\n").find("needs 'text'"), std::string::npos);
-  EXPECT_NE(message(kChoice + "few_shot_sampler = \"best\"\n").find("random or first"), std::string::npos);
-  EXPECT_NE(message(kChoice + "prepare = \"helaswag\"\n").find("did you mean 'hellaswag'?"), std::string::npos);
-  EXPECT_NE(message_of([] { find_task("pica", {ASSAY_SOURCE_DIR "/plans/tasks"}); }).find("did you mean 'piqa'?"),
+  EXPECT_NE(message("kind = \"last_word\"\ndocuments = \"a\"\n").find("needs 'text'"),
+            std::string::npos);
+  EXPECT_NE(message(kChoice + "few_shot_sampler = \"best\"\n").find("random or first"),
+            std::string::npos);
+  EXPECT_NE(message(kChoice + "prepare = \"helaswag\"\n").find("did you mean 'hellaswag'?"),
+            std::string::npos);
+  EXPECT_NE(message_of([] {
+              find_task("pica", {ASSAY_SOURCE_DIR "/plans/tasks"});
+            }).find("did you mean 'piqa'?"),
             std::string::npos);
 }
 
@@ -65,7 +74,8 @@ TEST(TaskFile, EveryTaskOfTheProgramCanBeRead) {
   const std::vector<fs::path> folders = {ASSAY_SOURCE_DIR "/plans/tasks"};
   const auto names = task_names(folders);
   EXPECT_GE(names.size(), 29u);
-  for (const std::string& name : names) EXPECT_NO_THROW(Task::read(find_task(name, folders))) << name;
+  for (const std::string& name : names)
+    EXPECT_NO_THROW(Task::read(find_task(name, folders))) << name;
 }
 
 TEST(TaskQuestions, ExamplesNeverHoldTheScoredDocument) {
@@ -84,22 +94,27 @@ TEST(TaskQuestions, FirstSamplerTakesTheFirstOfTheGroup) {
   write_documents(folder);
   folder.write("dev.jsonl", read_file(folder / "d.jsonl"));
   const Task task = Task::read(
-      folder.write("t.toml", kChoice + "few_shot_documents = \"dev.jsonl\"\nfew_shot_sampler = \"first\"\ngroup = "
-                                       "\"subject\"\ndescription = \"About {{subject}}.\\n\\n\"\n"),
+      folder.write("t.toml",
+                   kChoice +
+                       "few_shot_documents = \"dev.jsonl\"\nfew_shot_sampler = \"first\"\ngroup = "
+                       "\"subject\"\ndescription = \"About {{subject}}.\\n\\n\"\n"),
       2);
   const auto all = questions(task, folder.path(), 5);
   ASSERT_EQ(all.size(), 5u);
   EXPECT_EQ(all[4].before,
-            "About even.\n\nQ: Where is number 0?\nA: in the garden\n\nQ: Where is number 2?\nA: house 2\n\n");
+            "About even.\n\nQ: Where is number 0?\nA: in the garden\n\nQ: Where is number 2?\nA: "
+            "house 2\n\n");
   EXPECT_EQ(all[3].group, "odd");
 }
 
 TEST(TaskEncoder, SpacesAtTheEndOfTheContextMoveToTheAnswer) {
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
-  const Row plain = encoder.pair("Where is it?", " blue"), moved = encoder.pair("Where is it? ", "blue");
+  const Row plain = encoder.pair("Where is it?", " blue"),
+            moved = encoder.pair("Where is it? ", "blue");
   EXPECT_EQ(plain.tokens, moved.tokens);
   EXPECT_EQ(plain.scored, moved.scored);
-  EXPECT_EQ(int64_t(plain.tokens.size()) - plain.scored, int64_t(encoder.encode("Where is it?").size()));
+  EXPECT_EQ(int64_t(plain.tokens.size()) - plain.scored,
+            int64_t(encoder.encode("Where is it?").size()));
   const Row alone = encoder.pair("", "blue");
   EXPECT_EQ(alone.tokens[0], small_tokenizer().bos());
   EXPECT_EQ(alone.scored, int64_t(alone.tokens.size()) - 1);
@@ -111,12 +126,14 @@ TEST(TaskEncoder, TruncationKeepsTheLastTokens) {
   EXPECT_EQ(truncate(row, 3), 2);
   EXPECT_EQ(row.tokens, (std::vector<int64_t>{3, 4, 5, 6}));
   EXPECT_EQ(truncate(row, 3), 0);
-  EXPECT_NE(message_of([&] { truncate(row, 1); }).find("2 tokens are to be predicted"), std::string::npos);
+  EXPECT_NE(message_of([&] { truncate(row, 1); }).find("2 tokens are to be predicted"),
+            std::string::npos);
 }
 
 TEST(TaskEncoder, WindowsPredictEveryTokenOnce) {
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::separator);
-  const std::string text = "The answer to question 12 is number 45. Where is the blue house? It is in the garden.";
+  const std::string text =
+      "The answer to question 12 is number 45. Where is the blue house? It is in the garden.";
   const std::vector<int64_t> ids = encoder.encode(text);
   for (const int64_t longest : {3, 7, 1000}) {
     std::vector<int64_t> predicted;
@@ -143,13 +160,17 @@ TEST(TaskEvaluate, ScoresAreThoseOfTheDefinition) {
   double right = 0;
   for (const Item& item : results.items(ran.key)) {
     std::vector<double> scores, by_character;
-    for (const std::string choice : {std::string("in the garden"), std::string("blue"), fmt::format("house {}", item.index)}) {
-      const Row row = encoder.pair(fmt::format("Q: Where is number {}?\nA:", item.index), " " + choice);
-      const at::Tensor losses = model.model->token_losses(at::tensor(row.tokens, at::kLong).unsqueeze(0))[0];
+    for (const std::string choice :
+         {std::string("in the garden"), std::string("blue"), fmt::format("house {}", item.index)}) {
+      const Row row =
+          encoder.pair(fmt::format("Q: Where is number {}?\nA:", item.index), " " + choice);
+      const at::Tensor losses =
+          model.model->token_losses(at::tensor(row.tokens, at::kLong).unsqueeze(0))[0];
       scores.push_back(-losses.slice(0, -row.scored).sum().item<double>());
       by_character.push_back(scores.back() / double(choice.size()));
     }
-    for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(item.scores["scores"][i].get<double>(), scores[i], 1e-9);
+    for (size_t i = 0; i < 3; ++i)
+      EXPECT_NEAR(item.scores["scores"][i].get<double>(), scores[i], 1e-9);
     EXPECT_EQ(item.scores["metrics"]["acc"], double(largest(scores) == item.index % 3));
     EXPECT_EQ(item.scores["metrics"]["acc_norm"], double(largest(by_character) == item.index % 3));
     right += item.scores["metrics"]["acc"].get<double>();
@@ -171,7 +192,8 @@ TEST(TaskEvaluate, FinishedItemsAreNotAnsweredAgain) {
   }
   {
     Results results(folder / "parts.sqlite");
-    EXPECT_EQ(evaluate(task, model.subject(), {.data = folder.path(), .limit = 5}, results).answered, 5);
+    EXPECT_EQ(
+        evaluate(task, model.subject(), {.data = folder.path(), .limit = 5}, results).answered, 5);
   }
   Results results(folder / "parts.sqlite");
   const Ran rest = evaluate(task, model.subject(), {.data = folder.path()}, results);
@@ -180,7 +202,8 @@ TEST(TaskEvaluate, FinishedItemsAreNotAnsweredAgain) {
   ASSERT_EQ(resumed.size(), whole.size());
   for (size_t i = 0; i < whole.size(); ++i)
     EXPECT_EQ(resumed[i].scores["metrics"], whole[i].scores["metrics"]) << i;
-  EXPECT_EQ(evaluate(task, model.subject(), {.data = folder.path(), .longest = 64}, results).answered, 12)
+  EXPECT_EQ(
+      evaluate(task, model.subject(), {.data = folder.path(), .longest = 64}, results).answered, 12)
       << "other settings, other results";
 }
 
@@ -191,38 +214,54 @@ TEST(TaskEvaluate, ErrorsNameTheDocument) {
   Results results("");
   const auto message = [&](const std::string& text, int64_t longest = 0) {
     const Task task = Task::read(folder.write("t.toml", text));
-    return message_of([&] { evaluate(task, model.subject(), {.data = folder.path(), .longest = longest}, results); });
+    return message_of([&] {
+      evaluate(task, model.subject(), {.data = folder.path(), .longest = longest}, results);
+    });
   };
-  EXPECT_NE(message("kind = \"last_word\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}}\"\ntarget = \" {{q}}{{q}}\"\n", 5)
+  EXPECT_NE(message("kind = \"last_word\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}}\"\n"
+                    "target = \" {{q}}{{q}}\"\n",
+                    5)
                 .find("t: document 1 of d.jsonl: "),
             std::string::npos);
-  EXPECT_NE(message("kind = \"generate\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}}\"\nanswers = \"{{q}}\"\n", 200)
-                .find("leaves no room for a prompt"),
-            std::string::npos);
-  EXPECT_NE(message("kind = \"last_word\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}}\"\ntarget = \" {{w}}\"\n")
-                .find("the document has no field 'w'"),
-            std::string::npos);
-  EXPECT_NE(message("kind = \"last_word\"\ndocuments = \"none.jsonl\"\ntext = \"a\"\ntarget = \"b\"\n")
-                .find("none.jsonl: no such file"),
-            std::string::npos);
+  EXPECT_NE(
+      message(
+          "kind = \"generate\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}}\"\nanswers = \"{{q}}\"\n",
+          200)
+          .find("leaves no room for a prompt"),
+      std::string::npos);
+  EXPECT_NE(
+      message(
+          "kind = \"last_word\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}}\"\ntarget = \" {{w}}\"\n")
+          .find("the document has no field 'w'"),
+      std::string::npos);
+  EXPECT_NE(
+      message("kind = \"last_word\"\ndocuments = \"none.jsonl\"\ntext = \"a\"\ntarget = \"b\"\n")
+          .find("none.jsonl: no such file"),
+      std::string::npos);
 }
 
 TEST(TaskEvaluate, RollingPerplexityIsThatOfTheWholeText) {
   const Folder folder;
-  folder.write("d.jsonl", "{\"t\": \"The answer to question 1 is number 3. It is in the garden.\"}\n{\"t\": \"blue house\"}\n");
+  folder.write("d.jsonl",
+               "{\"t\": \"The answer to question 1 is number 3. It is in the garden.\"}\n{\"t\": "
+               "\"blue house\"}\n");
   const Model model;
-  const Task task = Task::read(folder.write("t.toml", "kind = \"rolling\"\ndocuments = \"d.jsonl\"\ntext = \"{{t}}\"\n"));
+  const Task task = Task::read(
+      folder.write("t.toml", "kind = \"rolling\"\ndocuments = \"d.jsonl\"\ntext = \"{{t}}\"\n"));
   Results results("");
-  const auto items = results.items(evaluate(task, model.subject(), {.data = folder.path()}, results).key);
+  const auto items =
+      results.items(evaluate(task, model.subject(), {.data = folder.path()}, results).key);
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
   double nll = 0;
-  for (const std::string text : {"The answer to question 1 is number 3. It is in the garden.", "blue house"}) {
+  for (const std::string text :
+       {"The answer to question 1 is number 3. It is in the garden.", "blue house"}) {
     std::vector<int64_t> ids = encoder.encode(text);
     ids.insert(ids.begin(), small_tokenizer().bos());
     const at::NoGradGuard no_grad;
     nll += model.model->token_losses(at::tensor(ids, at::kLong).unsqueeze(0)).sum().item<double>();
   }
-  EXPECT_NEAR(summarize(items, "word_perplexity").value, std::exp(nll / 15), 1e-6 * std::exp(nll / 15));
+  EXPECT_NEAR(summarize(items, "word_perplexity").value, std::exp(nll / 15),
+              1e-6 * std::exp(nll / 15));
   EXPECT_NEAR(summarize(items, "bits_per_byte").value, nll / 68 / std::log(2.0), 1e-9);
 }
 
@@ -230,8 +269,10 @@ TEST(TaskRetrieval, TheWindowLiesAroundTheAnswer) {
   const Folder folder;
   std::string text;
   for (int i = 0; i < 60; ++i) text += fmt::format("The house {} is blue. ", i);
-  const Json document = {{"text", "  " + text + "Price: 77 garden. " + text + "Summary of information above... price:"},
-                         {"key", "Price"}, {"value", "77"}};
+  const Json document = {{"text", "  " + text + "Price: 77 garden. " + text +
+                                      "Summary of information above... price:"},
+                         {"key", "Price"},
+                         {"value", "77"}};
   folder.write("swde.validation.jsonl", document.dump() + "\n");
   const std::vector<fs::path> tasks = {ASSAY_SOURCE_DIR "/plans/tasks"};
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
@@ -240,7 +281,8 @@ TEST(TaskRetrieval, TheWindowLiesAroundTheAnswer) {
     const auto all = questions(task, folder.path(), 0);
     return *task.kind->ask(all.at(0).document, "", encoder).prompt;
   };
-  const std::string once = prompt("jrt_swde_once"), twice = prompt("jrt_swde_twice"), plain = prompt("swde");
+  const std::string once = prompt("jrt_swde_once"), twice = prompt("jrt_swde_twice"),
+                    plain = prompt("swde");
   EXPECT_NE(once.find("Price: 77 garden."), std::string::npos);
   EXPECT_TRUE(once.ends_with(". Price:")) << once.substr(once.size() - 40);
   EXPECT_EQ(once.find("Summary"), std::string::npos);

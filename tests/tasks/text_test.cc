@@ -31,7 +31,8 @@ TEST(TaskText, ChangesCaseBeyondAscii) {
   EXPECT_EQ(upper("äж"), "ÄЖ");
 }
 
-const Json kDocument = Json::parse(R"({"q": "What_is it?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]},
+const Json kDocument = Json::parse(
+    R"({"q": "What_is it?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]},
     "key": "B", "n": 2, "kind": "cause", "list": ["one", "two"], "number": "3"})");
 
 TEST(TaskTemplate, GivesWhatJinjaGives) {
@@ -57,7 +58,8 @@ TEST(TaskTemplate, ErrorsNamePlaceAndNearestField) {
   const auto message = [](const std::string& source) {
     return message_of([&] { Template(source, "task.toml:3:1").render(kDocument); });
   };
-  EXPECT_NE(message("{{choice}}").find("task.toml:3:1: the document has no field 'choice'; did you mean 'choices'?"),
+  EXPECT_NE(message("{{choice}}")
+                .find("task.toml:3:1: the document has no field 'choice'; did you mean 'choices'?"),
             std::string::npos);
   EXPECT_NE(message("{{q").find("no matching '}}'"), std::string::npos);
   EXPECT_NE(message("{% if q %}").find("statements"), std::string::npos);
@@ -69,16 +71,20 @@ TEST(TaskTemplate, ErrorsNamePlaceAndNearestField) {
 }
 
 TEST(TaskDocuments, HellaswagLosesItsTags) {
-  Json document = {{"activity_label", "Cooking"}, {"ctx_a", "[header] How to [title] boil."}, {"ctx_b", "the WATER"},
-                   {"endings", {"[step] Go  on.", " stop [substeps] here"}}, {"label", "0"}};
+  Json document = {{"activity_label", "Cooking"},
+                   {"ctx_a", "[header] How to [title] boil."},
+                   {"ctx_b", "the WATER"},
+                   {"endings", {"[step] Go  on.", " stop [substeps] here"}},
+                   {"label", "0"}};
   preparation("hellaswag")(document);
   EXPECT_EQ(document["query"], "Cooking: How to. boil. The water");
   EXPECT_EQ(document["choices"], Json({" Go on.", "stop here"}));
 }
 
 TEST(TaskDocuments, RaceAnswersAllButTheLastProblem) {
-  Json document = {{"article", "Text."},
-                   {"problems", R"([{'question': 'It is   _  .', 'answer': 'B', 'options': ['a', "b's"]},
+  Json document = {
+      {"article", "Text."},
+      {"problems", R"([{'question': 'It is   _  .', 'answer': 'B', 'options': ['a', "b's"]},
                        {'question': 'Why?', 'answer': 'A', 'options': ['x\'y', 'z']},
                        {'question': 'Last?', 'answer': 'B', 'options': ['1', '2']}])"}};
   preparation("race")(document);
@@ -88,7 +94,9 @@ TEST(TaskDocuments, RaceAnswersAllButTheLastProblem) {
 }
 
 TEST(TaskDocuments, WinogradOptionsReplaceThePronoun) {
-  Json document = {{"text", "Sam took Ann's hat because his was lost."}, {"pronoun", "his"}, {"pronoun_loc", 27},
+  Json document = {{"text", "Sam took Ann's hat because his was lost."},
+                   {"pronoun", "his"},
+                   {"pronoun_loc", 27},
                    {"options", {"Sam", "The man"}}};
   preparation("wsc273")(document);
   EXPECT_EQ(document["options"], Json({"Sam's", "the man's"}));
@@ -96,10 +104,14 @@ TEST(TaskDocuments, WinogradOptionsReplaceThePronoun) {
 
 TEST(TaskDocuments, MissingAndBrokenFilesAreNamed) {
   const Folder folder;
-  EXPECT_NE(message_of([&] { read_documents(folder.path(), "a.jsonl"); }).find("neither is there a.jsonl.zst"),
+  EXPECT_NE(message_of([&] {
+              read_documents(folder.path(), "a.jsonl");
+            }).find("neither is there a.jsonl.zst"),
             std::string::npos);
   folder.write("a.jsonl", "{\"x\": 1}\n\n[2]\n");
-  EXPECT_NE(message_of([&] { read_documents(folder.path(), "a.jsonl"); }).find("a.jsonl:3: not a JSON object"),
+  EXPECT_NE(message_of([&] {
+              read_documents(folder.path(), "a.jsonl");
+            }).find("a.jsonl:3: not a JSON object"),
             std::string::npos);
   EXPECT_THROW(python_literal("[1, 2"), BadInput);
   EXPECT_THROW(python_literal("{'a' 1}"), BadInput);
@@ -108,7 +120,8 @@ TEST(TaskDocuments, MissingAndBrokenFilesAreNamed) {
 
 TEST(TaskPythonRandom, DrawsWhatPythonDraws) {
   PythonRandom bits(1234);
-  for (const uint32_t expected : {4150886329u, 3342196574u, 1892932127u, 501869158u}) EXPECT_EQ(bits.next(), expected);
+  for (const uint32_t expected : {4150886329u, 3342196574u, 1892932127u, 501869158u})
+    EXPECT_EQ(bits.next(), expected);
   PythonRandom random(1234);
   EXPECT_EQ(random.sample(2251, 5), (std::vector<size_t>{1805, 478, 30, 371, 143}));
   EXPECT_EQ(random.sample(15, 4), (std::vector<size_t>{10, 11, 1, 12}));

@@ -11,10 +11,12 @@ inline const data::Tokenizer& small_tokenizer() {
   static const data::Tokenizer tokenizer = [] {
     std::string text;
     for (int i = 0; i < 400; ++i)
-      text += fmt::format("The answer to question {} is number {}. Where is the blue house? It is in the garden.\n", i,
-                          i * 37 % 101);
+      text += fmt::format(
+          "The answer to question {} is number {}. Where is the blue house? It is in the garden.\n",
+          i, i * 37 % 101);
     folder.write("text.txt", text);
-    data::train_tokenizer({.inputs = {folder / "text.txt"}, .vocab_size = 340}, folder / "small.model");
+    data::train_tokenizer({.inputs = {folder / "text.txt"}, .vocab_size = 340},
+                          folder / "small.model");
     return data::Tokenizer(folder / "small.model");
   }();
   return tokenizer;

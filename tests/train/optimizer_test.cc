@@ -14,17 +14,22 @@ namespace {
 struct Element {
   double x, m = 0, v = 0;
   void step(double g, double rate, double decay, const TrainConfig& c, int64_t t) {
-    m = c.beta1 * m + (1 - c.beta1) * g, v = c.beta2 * v + (1 - c.beta2) * g * g;
-    const double m_hat = m / (1 - std::pow(c.beta1, double(t))), v_hat = v / (1 - std::pow(c.beta2, double(t)));
+    m = c.beta1 * m + (1 - c.beta1) * g;
+    v = c.beta2 * v + (1 - c.beta2) * g * g;
+    const double m_hat = m / (1 - std::pow(c.beta1, double(t))),
+                 v_hat = v / (1 - std::pow(c.beta2, double(t)));
     x = x - rate * decay * x - rate * m_hat / (std::sqrt(v_hat) + c.epsilon);
   }
 };
 
 const char* kModel =
-    "[model]\nvocab_size = 11\nd_model = 8\nnum_layers = 3\npattern = ['attention', 'mamba1', 'rwkv6']\n"
+    "[model]\nvocab_size = 11\nd_model = 8\nnum_layers = 3\npattern = ['attention', 'mamba1', "
+    "'rwkv6']\n"
     "[model.attention]\nnum_heads = 2\n[model.rwkv6]\nnum_heads = 2\n";
 // RWKV's w₀ learns at twice the rate; the matrices of its low-rank paths do not decay.
-bool is_start_of_decay(const std::string& name) { return name == "layers_2.mixer.decay.up_proj.bias"; }
+bool is_start_of_decay(const std::string& name) {
+  return name == "layers_2.mixer.decay.up_proj.bias";
+}
 bool is_low_rank(const std::string& name) {
   return name.starts_with("layers_2.mixer.mix_proj") || name.starts_with("layers_2.mixer.decay");
 }
@@ -44,14 +49,18 @@ double norm_of(nn::LanguageModel& model, int64_t step) {
   return std::sqrt(squares);
 }
 void set_gradients(nn::LanguageModel& model, int64_t step) {
-  for (auto& item : model.named_parameters()) item.value().mutable_grad() = gradient(item.value(), item.key(), step);
+  for (auto& item : model.named_parameters())
+    item.value().mutable_grad() = gradient(item.value(), item.key(), step);
 }
 
 void expect_formula(double clip, double tolerance) {
   SCOPED_TRACE(fmt::format("clip {}", clip));
   const auto model = nn::random_model(kModel);
   TrainConfig c;
-  c.clip = clip, c.weight_decay = 0.3, c.beta1 = 0.8, c.beta2 = 0.9;
+  c.clip = clip;
+  c.weight_decay = 0.3;
+  c.beta1 = 0.8;
+  c.beta2 = 0.9;
   std::map<std::string, std::vector<Element>> expected;
   for (const auto& item : model->named_parameters())
     for (int64_t i = 0; i < item.value().numel(); ++i)
@@ -67,18 +76,21 @@ void expect_formula(double clip, double tolerance) {
       const double own_rate = is_start_of_decay(item.key()) ? 2 * rate : rate;
       for (size_t i = 0; i < expected[item.key()].size(); ++i)
         expected[item.key()][i].step(scale * g[int64_t(i)].item<double>(), own_rate,
-                                     decays(item.key(), item.value()) ? c.weight_decay : 0, c, step + 1);
+                                     decays(item.key(), item.value()) ? c.weight_decay : 0, c,
+                                     step + 1);
       EXPECT_FALSE(item.value().grad().defined()) << item.key();
     }
   }
   for (const auto& item : model->named_parameters())
     for (size_t i = 0; i < expected[item.key()].size(); ++i)
-      ASSERT_NEAR(item.value().flatten()[int64_t(i)].item<double>(), expected[item.key()][i].x, tolerance)
+      ASSERT_NEAR(item.value().flatten()[int64_t(i)].item<double>(), expected[item.key()][i].x,
+                  tolerance)
           << item.key() << "[" << i << "]";
 }
 
 TEST(AdamW, IsTheFormula) { expect_formula(0, 1e-12); }
-TEST(AdamW, IsTheFormulaOnClippedGradients) { expect_formula(0.5, 1e-6); }  // torch takes the scale in float32
+// Torch takes the scale in float32
+TEST(AdamW, IsTheFormulaOnClippedGradients) { expect_formula(0.5, 1e-6); }
 
 TEST(AdamW, AGradientThatIsNotFiniteChangesNothing) {
   for (const double poison : {NAN, INFINITY}) {
@@ -109,7 +121,8 @@ TEST(AdamW, DecaysMatricesAndEmbeddingsOnly) {
   for (auto& item : model->named_parameters()) before[item.key()] = item.value().detach().clone();
   optimizer.step(0.1, 0);  // no gradients: only decay moves a weight
   for (const auto& item : model->named_parameters()) {
-    EXPECT_LE(nn::relative_error(item.value(), before[item.key()] * (decays(item.key(), item.value()) ? 0.95 : 1.0)),
+    EXPECT_LE(nn::relative_error(item.value(), before[item.key()] *
+                                                   (decays(item.key(), item.value()) ? 0.95 : 1.0)),
               1e-14)
         << item.key();
   }

@@ -1,5 +1,5 @@
-// Every plan and preset of the project works: it expands, the trainer accepts each of its models, and each model, at
-// the size that the plan gives it, reads a sequence.
+// Every plan and preset of the project works: it expands, the trainer accepts each of its models,
+// and each model, at the size that the plan gives it, reads a sequence.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -22,30 +22,37 @@ const fs::path kPlans = fs::path(ASSAY_SOURCE_DIR) / "plans";
 class Plans : public testing::Test {
  protected:
   Plans() {
-    data::PrepareOptions options{.store = folder_ / "store", .tokenizer = folder_ / "t.model", .valid_fraction = 0.3};
-    for (const std::string domain : {"cc", "c4", "arxiv", "book", "github", "stack", "wiki", "known_a", "known_b",
-                                     "fresh_a", "fresh_b", "fresh_c"}) {
+    data::PrepareOptions options{
+        .store = folder_ / "store", .tokenizer = folder_ / "t.model", .valid_fraction = 0.3};
+    for (const std::string domain : {"cc", "c4", "arxiv", "book", "github", "stack", "wiki",
+                                     "known_a", "known_b", "fresh_a", "fresh_b", "fresh_c"}) {
       options.domains.emplace_back(domain, domain + ".*");
       for (const std::string split : {"train", "test"})
-        options.inputs.push_back(folder_.write(domain + "." + split + ".jsonl", documents(domain + split)));
+        options.inputs.push_back(
+            folder_.write(domain + "." + split + ".jsonl", documents(domain + split)));
     }
-    data::train_tokenizer({.inputs = {options.inputs[0]}, .vocab_size = kVocabulary}, options.tokenizer);
+    data::train_tokenizer({.inputs = {options.inputs[0]}, .vocab_size = kVocabulary},
+                          options.tokenizer);
     data::prepare(options);
   }
   static std::string documents(const std::string& name) {
     std::string lines;
     for (int i = 0; i < 40; ++i) {
       std::string text;
-      for (int j = 0; j < 30; ++j) text += fmt::format("sentence {} of text {} in {}. ", j, i, name);
+      for (int j = 0; j < 30; ++j)
+        text += fmt::format("sentence {} of text {} in {}. ", j, i, name);
       lines += nlohmann::json{{"text", text}}.dump() + "\n";
     }
     return lines;
   }
   static void reads(nn::ModelSpec spec, const std::string& what) {
     const at::NoGradGuard no_grad;
-    nn::LanguageModel model(std::move(spec));  // all matrices 0: every token is as likely as any other
+    // All matrices 0: every token is as likely as any other
+    nn::LanguageModel model(std::move(spec));
     const at::Tensor tokens = at::randint(model.spec.config.vocab_size, {1, 34}, at::kLong);
-    EXPECT_NEAR(model.loss(tokens).item<double>(), std::log(double(model.spec.config.vocab_size)), 1e-4) << what;
+    EXPECT_NEAR(model.loss(tokens).item<double>(), std::log(double(model.spec.config.vocab_size)),
+                1e-4)
+        << what;
   }
   data::Folder folder_;
 };
@@ -64,7 +71,8 @@ TEST_F(Plans, AreAcceptedModelByModel) {
             .tokens = model.tokens.empty() ? 0 : model.tokens.back(),
             .learning_rate = study::is_tuned(plan, model) ? plan.tuning->learning_rate.at(0) : 0};
         const std::string text = study::compose(model, setting, variation).text;
-        const RunConfig config = read_run_config(ConfigNode::parse(text, model.name), folder_ / "store");
+        const RunConfig config =
+            read_run_config(ConfigNode::parse(text, model.name), folder_ / "store");
         reads(config.model, model.name);
       }
   }
@@ -72,8 +80,11 @@ TEST_F(Plans, AreAcceptedModelByModel) {
 
 TEST_F(Plans, DryRunOfARealOne) {
   study::StudyOptions options;
-  options.plan = kPlans / "pocket.toml", options.study = folder_ / "study", options.data = folder_ / "store";
-  options.devices = {"cpu"}, options.program = ASSAY_PROGRAM;
+  options.plan = kPlans / "pocket.toml";
+  options.study = folder_ / "study";
+  options.data = folder_ / "store";
+  options.devices = {"cpu"};
+  options.program = ASSAY_PROGRAM;
   const auto runs = study::dry_run(options);
   ASSERT_EQ(runs.size(), 15u);
   for (const study::PlannedRun& run : runs) {
@@ -85,11 +96,13 @@ TEST_F(Plans, DryRunOfARealOne) {
 TEST(Presets, ReadASequence) {
   for (const auto& entry : fs::directory_iterator(kPlans / "models")) {
     nn::ModelSpec spec = nn::ModelSpec::read(ConfigNode::read_file(entry.path()).child("model"));
-    spec.config.vocab_size = 8, spec.config.num_layers = int64_t(spec.config.pattern.size());
+    spec.config.vocab_size = 8;
+    spec.config.num_layers = int64_t(spec.config.pattern.size());
     spec.config.max_positions = 64;
     nn::LanguageModel model(spec);
     const at::NoGradGuard no_grad;
-    EXPECT_NEAR(model.loss(at::zeros({1, 34}, at::kLong)).item<double>(), std::log(8.0), 1e-4) << entry.path();
+    EXPECT_NEAR(model.loss(at::zeros({1, 34}, at::kLong)).item<double>(), std::log(8.0), 1e-4)
+        << entry.path();
   }
 }
 

@@ -16,7 +16,8 @@ TrainConfig config(const std::string& text) {
   out.complete(table);
   return out;
 }
-void expect_rates(const std::string& text, const std::vector<std::pair<int64_t, double>>& expected) {
+void expect_rates(const std::string& text,
+                  const std::vector<std::pair<int64_t, double>>& expected) {
   const TrainConfig c = config(text);
   for (const auto& [step, rate] : expected)
     EXPECT_NEAR(learning_rate_at(c, step), rate, 1e-15) << text << " step " << step;
@@ -27,29 +28,36 @@ TEST(Schedule, WarmUpReachesThePeakAtItsLastStep) {
                {{0, 0.2}, {1, 0.4}, {3, 0.8}, {4, 0.8}, {11, 0.8}});
 }
 TEST(Schedule, Linear) {
-  expect_rates("steps = 12\nwarmup_steps = 4\nlearning_rate = 0.8", {{4, 0.8}, {5, 0.7}, {8, 0.4}, {11, 0.1}});
-  expect_rates("steps = 4\nlearning_rate = 1\nfinal_learning_rate = 0.1", {{0, 1}, {1, 0.775}, {2, 0.55}, {3, 0.325}});
+  expect_rates("steps = 12\nwarmup_steps = 4\nlearning_rate = 0.8",
+               {{4, 0.8}, {5, 0.7}, {8, 0.4}, {11, 0.1}});
+  expect_rates("steps = 4\nlearning_rate = 1\nfinal_learning_rate = 0.1",
+               {{0, 1}, {1, 0.775}, {2, 0.55}, {3, 0.325}});
 }
 TEST(Schedule, Cosine) {  // cos(π/3) = 1/2, cos(π/2) = 0, cos(2π/3) = −1/2
-  expect_rates("steps = 6\nlearning_rate = 1\nschedule = 'cosine'", {{0, 1}, {2, 0.75}, {3, 0.5}, {4, 0.25}});
+  expect_rates("steps = 6\nlearning_rate = 1\nschedule = 'cosine'",
+               {{0, 1}, {2, 0.75}, {3, 0.5}, {4, 0.25}});
   expect_rates("steps = 6\nlearning_rate = 2\nschedule = 'cosine'\nfinal_learning_rate = 0.1",
                {{3, 2 * (0.1 + 0.9 * 0.5)}});
 }
 TEST(Schedule, WarmUpStableDecay) {
-  expect_rates("steps = 12\nwarmup_steps = 2\nlearning_rate = 1\nschedule = 'wsd'\ndecay_fraction = 0.4",
-               {{1, 1}, {2, 1}, {8, 1}, {9, 0.75}, {10, 0.5}, {11, 0.25}});
-  expect_rates("steps = 10\nlearning_rate = 1\nschedule = 'wsd'\ndecay_fraction = 0", {{0, 1}, {9, 1}});
+  expect_rates(
+      "steps = 12\nwarmup_steps = 2\nlearning_rate = 1\nschedule = 'wsd'\ndecay_fraction = 0.4",
+      {{1, 1}, {2, 1}, {8, 1}, {9, 0.75}, {10, 0.5}, {11, 0.25}});
+  expect_rates("steps = 10\nlearning_rate = 1\nschedule = 'wsd'\ndecay_fraction = 0",
+               {{0, 1}, {9, 1}});
 }
 TEST(Schedule, WarmUpLongerThanTheRun) {
   expect_rates("steps = 2\nwarmup_steps = 8\nlearning_rate = 0.8", {{0, 0.1}, {1, 0.2}});
 }
 
 TEST(TrainSettings, TokensAndStepsGiveEachOther) {
-  EXPECT_EQ(config("tokens = 1000\nbatch_size = 4\nsequence_length = 64").steps, 4);  // 3.9 rounded up
+  // 3.9 rounded up
+  EXPECT_EQ(config("tokens = 1000\nbatch_size = 4\nsequence_length = 64").steps, 4);
   EXPECT_EQ(config("tokens = 1000\nbatch_size = 4\nsequence_length = 64").tokens, 1024);
   EXPECT_EQ(config("steps = 3\nbatch_size = 4\nsequence_length = 64").tokens, 768);
   const TrainConfig again =
-      config("steps = 3\ntokens = 768\nbatch_size = 4\nsequence_length = 64");  // a run's own config.toml
+      // A run's own config.toml
+      config("steps = 3\ntokens = 768\nbatch_size = 4\nsequence_length = 64");
   EXPECT_EQ(again.steps, 3);
 }
 

@@ -1,5 +1,5 @@
-// The trainer's arithmetic: accumulated gradients are the whole batch's, and a step's data is a pure function of the
-// step.
+// The trainer's arithmetic: accumulated gradients are the whole batch's, and a step's data is a
+// pure function of the step.
 #include "train/trainer.h"
 
 #include <torch/torch.h>
@@ -20,20 +20,25 @@ using data::Folder, data::message_of;
 
 void synthesize(const fs::path& store) {
   data::SyntheticOptions options;
-  options.documents = 20, options.held_out = 4, options.document_length = 64, options.vocabulary = 64;
+  options.documents = 20;
+  options.held_out = 4;
+  options.document_length = 64;
+  options.vocabulary = 64;
   data::synthesize(store, options);
 }
 RunConfig config(const fs::path& store, const std::string& settings) {
   return read_run_config(
       ConfigNode::parse(
-          "[model]\nd_model = 16\npattern = ['attention', 'mamba1']\n[model.attention]\nnum_heads = 2\n[train]\n"
+          "[model]\nd_model = 16\npattern = ['attention', 'mamba1']\n[model.attention]\n"
+          "num_heads = 2\n[train]\n"
           "batch_size = 6\nsequence_length = 24\neval_tokens = 100\n" +
               settings,
           "m.toml"),
       store);
 }
 nn::NamedTensors weights(const Folder& folder, const std::string& run, int step) {
-  return nn::load_tensors(folder / run / "checkpoints" / fmt::format("step-{}", step) / "model.safetensors");
+  return nn::load_tensors(folder / run / "checkpoints" / fmt::format("step-{}", step) /
+                          "model.safetensors");
 }
 
 TEST(Trainer, AccumulatedGradientsAreTheWholeBatchs) {
@@ -58,8 +63,9 @@ TEST(Trainer, RecomputedActivationsGiveTheSameWeights) {
   synthesize(folder / "store");
   for (const char* recompute : {"false", "true"})
     train(config(folder / "store",
-                 std::string("steps = 3\nprecision = 'fp64'\nepsilon = 1e-3\nrecompute_activations = ") + recompute +
-                     "\n"),
+                 std::string(
+                     "steps = 3\nprecision = 'fp64'\nepsilon = 1e-3\nrecompute_activations = ") +
+                     recompute + "\n"),
           {.store = folder / "store", .run = folder / recompute, .device = "cpu"});
   const auto kept = weights(folder, "false", 3), recomputed = weights(folder, "true", 3);
   for (size_t i = 0; i < kept.size(); ++i)
@@ -78,7 +84,8 @@ TEST(Trainer, ABatchIsAPureFunctionOfTheStep) {
   };
   const data::Sampler walked(store, options);
   std::vector<std::vector<int64_t>> forward;
-  for (int64_t step = 0; step < 60; ++step) forward.push_back(batch(walked, step));  // several epochs
+  // Several epochs
+  for (int64_t step = 0; step < 60; ++step) forward.push_back(batch(walked, step));
   for (int64_t step = 59; step >= 0; step -= 7)
     EXPECT_EQ(batch(data::Sampler(store, options), step), forward[size_t(step)]) << "step " << step;
   EXPECT_NE(forward[0], forward[1]);
@@ -103,7 +110,8 @@ TEST(Trainer, ConfigOfARunReadsBackAsItself) {
   const Folder folder;
   synthesize(folder / "store");
   const RunConfig first = config(folder / "store", "tokens = 1000\n");
-  EXPECT_EQ(read_run_config(ConfigNode::parse(first.toml()), folder / "store").toml(), first.toml());
+  EXPECT_EQ(read_run_config(ConfigNode::parse(first.toml()), folder / "store").toml(),
+            first.toml());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Feed-forward layers, position by position: a plain one with GELU, and gated ones.            [Shazeer 2020, eq. 6]
+// Feed-forward layers, position by position: a plain one with GELU, and gated ones. [Shazeer
+// 2020, eq. 6]
 //   gelu: W₂ gelu(W₁ x)        geglu, swiglu: W₂ (act(G x) ⊙ U x)
 #include <torch/torch.h>
 
@@ -18,14 +19,19 @@ struct FeedForward final : Mixer {
     int64_t d_ff = 0;
     bool bias = false;
     void fields(auto&& field) {
-      field("d_ff", d_ff, gated ? "hidden width; 0: 8/3 d_model, rounded up to 64" : "hidden width; 0: 4 d_model");
+      field(
+          "d_ff", d_ff,
+          gated ? "hidden width; 0: 8/3 d_model, rounded up to 64" : "hidden width; 0: 4 d_model");
       field("bias", bias, "biases on the projections");
     }
   };
 
   FeedForward(Config c, int64_t d_model) {
-    const int64_t hidden = c.d_ff > 0 ? c.d_ff : gated ? (d_model * 8 / 3 + 63) / 64 * 64 : 4 * d_model;
-    in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, gated ? 2 * hidden : hidden, c.bias));
+    const int64_t hidden = c.d_ff > 0 ? c.d_ff
+                           : gated    ? (d_model * 8 / 3 + 63) / 64 * 64
+                                      : 4 * d_model;
+    in_proj = register_module(
+        "in_proj", std::make_shared<Linear>(d_model, gated ? 2 * hidden : hidden, c.bias));
     out_proj = register_module("out_proj", std::make_shared<Linear>(hidden, d_model, c.bias));
   }
 
@@ -40,9 +46,12 @@ struct FeedForward final : Mixer {
   std::shared_ptr<Linear> in_proj, out_proj;
 };
 
-const RegisterChannelMixer<FeedForward<kGelu>> plain("gelu", "W₂ gelu(W₁ x)", {{}, {.d_ff = 24, .bias = true}});
-const RegisterChannelMixer<FeedForward<kGeglu>> geglu("geglu", "W₂ (gelu(G x) ⊙ U x) [Shazeer 2020]", {{}});
-const RegisterChannelMixer<FeedForward<kSwiglu>> swiglu("swiglu", "W₂ (silu(G x) ⊙ U x) [Shazeer 2020]",
+const RegisterChannelMixer<FeedForward<kGelu>> plain("gelu", "W₂ gelu(W₁ x)",
+                                                     {{}, {.d_ff = 24, .bias = true}});
+const RegisterChannelMixer<FeedForward<kGeglu>> geglu("geglu",
+                                                      "W₂ (gelu(G x) ⊙ U x) [Shazeer 2020]", {{}});
+const RegisterChannelMixer<FeedForward<kSwiglu>> swiglu("swiglu",
+                                                        "W₂ (silu(G x) ⊙ U x) [Shazeer 2020]",
                                                         {{}, {.d_ff = 40}});
 
 }  // namespace

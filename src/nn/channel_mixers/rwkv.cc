@@ -1,4 +1,5 @@
-// RWKV's channel mixes: a squared ReLU on a token mixed with the one before it.      [Peng et al. 2024; 2025]
+// RWKV's channel mixes: a squared ReLU on a token mixed with the one before it. [Peng et
+// al. 2024; 2025]
 //   δ_t = x_{t−1} − x_t
 //   rwkv5_channel_mix    σ(R x^r) ⊙ W₂ relu(W₁ x^k)²     x^c = x + δ ⊙ (1 − mix_c)
 //   rwkv6_channel_mix    σ(R x^r) ⊙ W₂ relu(W₁ x^k)²     x^c = x + δ ⊙ mix_c
@@ -24,7 +25,9 @@ struct RwkvChannelMix final : Mixer {
   struct Config {
     int64_t d_ff = 0;
     void fields(auto&& field) {
-      field("d_ff", d_ff, gated ? "hidden width; 0: 3.5 d_model, rounded down to 32" : "hidden width; 0: 4 d_model");
+      field("d_ff", d_ff,
+            gated ? "hidden width; 0: 3.5 d_model, rounded down to 32"
+                  : "hidden width; 0: 4 d_model");
     }
   };
 
@@ -37,19 +40,25 @@ struct RwkvChannelMix final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const auto shifted = ops::token_shift(x, rwkv::before(x, state, "channel_shift"), of_previous(mix));
+    const auto shifted =
+        ops::token_shift(x, rwkv::before(x, state, "channel_shift"), of_previous(mix));
     const at::Tensor y = out_proj->forward(ops::squared_relu(in_proj->forward(shifted[0])));
     return gated ? r_proj->forward(shifted[1]).sigmoid() * y : y;
   }
 
   // What the token before gets, from the parameter and back.
-  static at::Tensor of_previous(const at::Tensor& weights) { return version == 5 ? 1 - weights : weights; }
+  static at::Tensor of_previous(const at::Tensor& weights) {
+    return version == 5 ? 1 - weights : weights;
+  }
 
   double mixing_flops(int64_t) const override { return 0; }
 
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     const double power = gated ? rwkv::height(place) : std::pow(rwkv::height(place), 4);
-    if (name == "mix") parameter.copy_(of_previous(1 - rwkv::fraction(place.d_model).pow(power)).expand_as(parameter));
+    if (name == "mix")
+      parameter.copy_(
+          of_previous(1 - rwkv::fraction(place.d_model).pow(power)).expand_as(parameter));
     else if (name == "in_proj.weight") orthogonal(parameter, 1, generator);
     else parameter.zero_();
     return true;
@@ -61,13 +70,16 @@ struct RwkvChannelMix final : Mixer {
 };
 
 const RegisterChannelMixer<RwkvChannelMix<5>> five(
-    "rwkv5_channel_mix", "σ(R x^r) ⊙ W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2024]",
+    "rwkv5_channel_mix",
+    "σ(R x^r) ⊙ W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2024]",
     {{}, {.d_ff = 40}});
 const RegisterChannelMixer<RwkvChannelMix<6>> six(
-    "rwkv6_channel_mix", "σ(R x^r) ⊙ W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2024]",
+    "rwkv6_channel_mix",
+    "σ(R x^r) ⊙ W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2024]",
     {{}, {.d_ff = 40}});
 const RegisterChannelMixer<RwkvChannelMix<7>> seven(
-    "rwkv7_channel_mix", "W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2025]", {{}, {.d_ff = 40}});
+    "rwkv7_channel_mix", "W₂ relu(W₁ x^k)², tokens mixed with the one before [Peng et al. 2025]",
+    {{}, {.d_ff = 40}});
 
 }  // namespace
 }  // namespace assay::nn

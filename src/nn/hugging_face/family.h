@@ -1,5 +1,6 @@
 #pragma once
-// Families of models in Hugging Face's layout: what their settings and tensors are called here. A file a family.
+// Families of models in Hugging Face's layout: what their settings and tensors are called here. A
+// file a family.
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -12,7 +13,8 @@ namespace assay::nn::hugging_face {
 // config.json. Messages name the file and the key.
 class Settings {
  public:
-  Settings(nlohmann::json values, std::string where) : values_(std::move(values)), where_(std::move(where)) {}
+  Settings(nlohmann::json values, std::string where)
+      : values_(std::move(values)), where_(std::move(where)) {}
   template <class T>
   T get(const std::string& key) const {
     if (!has(key)) fail("{}: '{}' is missing. Nothing was written.", where_, key);
@@ -29,28 +31,31 @@ class Settings {
   }
   // Only these values are understood; absent or null will do too. BadInput names key and value.
   void expect(const std::string& key, const std::vector<nlohmann::json>& understood) const;
-  bool has(const std::string& key) const { return values_.contains(key) && !values_.at(key).is_null(); }
+  bool has(const std::string& key) const {
+    return values_.contains(key) && !values_.at(key).is_null();
+  }
   Settings child(const std::string& key) const;  // the object under `key`; empty when absent
 
  private:
   void check(const std::string& key, bool right, const char* expected) const {
     if (!right)
-      fail("{}: '{}' is {}, expected {}. Nothing was written.", where_, key, values_.at(key).dump(), expected);
+      fail("{}: '{}' is {}, expected {}. Nothing was written.", where_, key, values_.at(key).dump(),
+           expected);
   }
   nlohmann::json values_;
   std::string where_;
 };
 
-// How theirs stands to ours: as ours; [in, out]; [rows, 1, columns]; [columns] of one row of ours; [1, 1, n] of our
-// [n].
+// How theirs stands to ours: as ours; [in, out]; [rows, 1, columns]; [columns] of one row of ours;
+// [1, 1, n] of our [n].
 enum class Layout { same, transposed, unsqueezed, row, flattened };
 
 struct Part {
   std::string name;   // theirs
   int64_t share = 1;  // of the rows of ours
   Layout layout = Layout::same;
-  // When not empty: theirs is `groups` blocks of rows, each with sections of these sizes; ours has section after
-  // section.
+  // When not empty: theirs is `groups` blocks of rows, each with sections of these sizes; ours has
+  // section after section.
   std::vector<int64_t> sections = {};
   int64_t groups = 1;
 };
@@ -63,7 +68,8 @@ struct Rule {
 // Values of [model] with every default written out, by dotted key.
 class Expanded {
  public:
-  explicit Expanded(const ModelSpec& spec) : model_(ConfigNode::parse(spec.toml()).child("model")) {}
+  explicit Expanded(const ModelSpec& spec)
+      : model_(ConfigNode::parse(spec.toml()).child("model")) {}
   std::string text(const std::string& key) const;  // as TOML; "" when absent
   template <class T>
   T get(const std::string& key) const {
@@ -84,10 +90,12 @@ struct Requirement {
 };
 
 struct Family {
-  std::string prefix;                         // of all names but the head's; files of the bare model leave it out
-  std::vector<std::string> left_out;          // endings of tensors that hold no parameters
-  std::vector<Requirement> requires_;         // what a model must be to have this layout
-  std::string (*toml)(const Settings&);       // [model] and its tables; BadInput for what is not understood
+  // Of all names but the head's; files of the bare model leave it out
+  std::string prefix;
+  std::vector<std::string> left_out;   // endings of tensors that hold no parameters
+  std::vector<Requirement> requires_;  // what a model must be to have this layout
+  // [model] and its tables; BadInput for what is not understood
+  std::string (*toml)(const Settings&);
   nlohmann::json (*config)(const Expanded&);  // what transformers reads
   std::vector<Rule> (*rules)(const Expanded&);
 };
@@ -103,7 +111,8 @@ struct DeltaShape {
 };
 DeltaShape delta_shape(const Expanded& model);  // of gated_delta_net, with its defaults
 
-int64_t gated_width(const Expanded& model, const std::string& channel_mixer);  // d_ff of swiglu or geglu
+// d_ff of swiglu or geglu
+int64_t gated_width(const Expanded& model, const std::string& channel_mixer);
 // channel_mixer of layer `ours` from `theirs`mlp.{gate,up,down}_proj.
 void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs);
 

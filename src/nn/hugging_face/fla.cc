@@ -10,7 +10,8 @@ namespace {
 
 int64_t hidden_width(const Settings& s) {
   if (s.has("intermediate_size")) return s.get<int64_t>("intermediate_size");
-  return (s.get<int64_t>("hidden_size") * s.get<int64_t>("hidden_ratio", 4) * 2 / 3 + 255) / 256 * 256;
+  return (s.get<int64_t>("hidden_size") * s.get<int64_t>("hidden_ratio", 4) * 2 / 3 + 255) / 256 *
+         256;
 }
 
 std::string model_toml(const Settings& s, const char* mixer) {
@@ -18,10 +19,13 @@ std::string model_toml(const Settings& s, const char* mixer) {
   s.expect("hidden_act", {"swish", "silu"});
   s.expect("use_l2warp", {false});
   return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"{}\"]\nchannel_mixer = \"swiglu\"\n"
-      "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n[model.swiglu]\nd_ff = {}\n[model.{}]\nnorm_eps = {}\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), s.get<int64_t>("num_hidden_layers"), mixer,
-      s.get<double>("norm_eps", 1e-6), s.get<bool>("tie_word_embeddings", false), hidden_width(s), mixer,
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"{}\"]\n"
+      "channel_mixer = \"swiglu\"\n"
+      "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n[model.swiglu]\nd_ff = {}\n"
+      "[model.{}]\nnorm_eps = {}\n",
+      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"),
+      s.get<int64_t>("num_hidden_layers"), mixer, s.get<double>("norm_eps", 1e-6),
+      s.get<bool>("tie_word_embeddings", false), hidden_width(s), mixer,
       s.get<double>("norm_eps", 1e-6));
 }
 
@@ -43,10 +47,12 @@ using LayerRules = void (*)(std::vector<Rule>& out, const Expanded& m, const std
                             const std::string& theirs);
 
 std::vector<Rule> model_rules(const Expanded& m, LayerRules mixer_rules) {
-  std::vector<Rule> out = {{"embedding", {{"model.embeddings.weight"}}}, {"norm.weight", {{"model.norm.weight"}}}};
+  std::vector<Rule> out = {{"embedding", {{"model.embeddings.weight"}}},
+                           {"norm.weight", {{"model.norm.weight"}}}};
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("model.layers.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i),
+                      theirs = fmt::format("model.layers.{}.", i);
     out.push_back({ours + "mixer_norm.weight", {{theirs + "attn_norm.weight"}}});
     out.push_back({ours + "channel_norm.weight", {{theirs + "mlp_norm.weight"}}});
     out.push_back({ours + "mixer.out_proj.weight", {{theirs + "attn.o_proj.weight"}}});
@@ -92,7 +98,8 @@ std::string gla_toml(const Settings& s) {
   const auto heads = s.get<int64_t>("num_heads", 4);
   s.expect("num_kv_heads", {heads});
   return model_toml(s, "gla") + fmt::format("num_heads = {}\nexpand_k = {}\nexpand_v = {}\n", heads,
-                                            s.get<double>("expand_k", 0.5), s.get<double>("expand_v", 1));
+                                            s.get<double>("expand_k", 0.5),
+                                            s.get<double>("expand_v", 1));
 }
 
 nlohmann::json gla_config(const Expanded& m) {
@@ -106,7 +113,8 @@ nlohmann::json gla_config(const Expanded& m) {
   return config;
 }
 
-void gla_rules(std::vector<Rule>& out, const Expanded& m, const std::string& ours, const std::string& theirs) {
+void gla_rules(std::vector<Rule>& out, const Expanded& m, const std::string& ours,
+               const std::string& theirs) {
   const Widths w = widths(m, "gla");
   out.push_back({ours + "qkvg_proj.weight",
                  {{theirs + "q_proj.weight", w.keys},
@@ -126,12 +134,13 @@ std::vector<Requirement> gla_requirements() {
   return out;
 }
 
-const bool gla = families().add("gla", {.prefix = "model.",
-                                        .left_out = {},
-                                        .requires_ = gla_requirements(),
-                                        .toml = gla_toml,
-                                        .config = gla_config,
-                                        .rules = [](const Expanded& m) { return model_rules(m, gla_rules); }});
+const bool gla =
+    families().add("gla", {.prefix = "model.",
+                           .left_out = {},
+                           .requires_ = gla_requirements(),
+                           .toml = gla_toml,
+                           .config = gla_config,
+                           .rules = [](const Expanded& m) { return model_rules(m, gla_rules); }});
 
 // ---- delta_net ----
 
@@ -143,14 +152,16 @@ std::string delta_toml(const Settings& s) {
   s.expect("allow_neg_eigval", {false});
   s.expect("qk_norm", {"l2"});
   s.expect("qk_activation", {"silu"});
-  return model_toml(s, "delta_net") + fmt::format("num_heads = {}\nexpand_k = {}\nexpand_v = {}\nconv_width = {}\n",
-                                                  s.get<int64_t>("num_heads", 16), s.get<double>("expand_k", 1),
-                                                  s.get<double>("expand_v", 1), s.get<int64_t>("conv_size", 4));
+  return model_toml(s, "delta_net") +
+         fmt::format("num_heads = {}\nexpand_k = {}\nexpand_v = {}\nconv_width = {}\n",
+                     s.get<int64_t>("num_heads", 16), s.get<double>("expand_k", 1),
+                     s.get<double>("expand_v", 1), s.get<int64_t>("conv_size", 4));
 }
 
 nlohmann::json delta_config(const Expanded& m) {
   nlohmann::json config = model_config(m, "delta_net", "DeltaNetForCausalLM");
-  if (m.get<int64_t>("delta_net.conv_width") == 0) fail("model.delta_net.conv_width must be positive");
+  if (m.get<int64_t>("delta_net.conv_width") == 0)
+    fail("model.delta_net.conv_width must be positive");
   config.update({{"conv_size", m.get<int64_t>("delta_net.conv_width")},
                  {"expand_k", m.get<double>("delta_net.expand_k")},
                  {"expand_v", m.get<double>("delta_net.expand_v")},
@@ -163,23 +174,25 @@ nlohmann::json delta_config(const Expanded& m) {
   return config;
 }
 
-void delta_rules(std::vector<Rule>& out, const Expanded& m, const std::string& ours, const std::string& theirs) {
+void delta_rules(std::vector<Rule>& out, const Expanded& m, const std::string& ours,
+                 const std::string& theirs) {
   const Widths w = widths(m, "delta_net");
-  out.push_back(
-      {ours + "qkv.weight",
-       {{theirs + "q_proj.weight", w.keys}, {theirs + "k_proj.weight", w.keys}, {theirs + "v_proj.weight", w.values}}});
+  out.push_back({ours + "qkv.weight",
+                 {{theirs + "q_proj.weight", w.keys},
+                  {theirs + "k_proj.weight", w.keys},
+                  {theirs + "v_proj.weight", w.values}}});
   out.push_back(short_conv(ours, theirs, w));
   out.push_back({ours + "beta_proj.weight", {{theirs + "b_proj.weight"}}});
   out.push_back({ours + "norm.weight", {{theirs + "o_norm.weight"}}});
 }
 
-const bool delta_net =
-    families().add("delta_net", {.prefix = "model.",
-                                 .left_out = {},
-                                 .requires_ = requirements("delta_net"),
-                                 .toml = delta_toml,
-                                 .config = delta_config,
-                                 .rules = [](const Expanded& m) { return model_rules(m, delta_rules); }});
+const bool delta_net = families().add(
+    "delta_net", {.prefix = "model.",
+                  .left_out = {},
+                  .requires_ = requirements("delta_net"),
+                  .toml = delta_toml,
+                  .config = delta_config,
+                  .rules = [](const Expanded& m) { return model_rules(m, delta_rules); }});
 
 // ---- gated_deltanet ----
 
@@ -189,15 +202,19 @@ std::string gated_delta_toml(const Settings& s) {
   s.expect("allow_neg_eigval", {false});
   const auto head_dim = s.get<int64_t>("head_dim", 256), key_heads = s.get<int64_t>("num_heads", 6);
   return model_toml(s, "gated_delta_net") +
-         fmt::format("num_heads = {}\nnum_key_heads = {}\nhead_dim = {}\nvalue_head_dim = {}\nconv_width = {}\n",
-                     s.get<int64_t>("num_v_heads", key_heads), key_heads, head_dim,
-                     std::llround(double(head_dim) * s.get<double>("expand_v", 2)), s.get<int64_t>("conv_size", 4));
+         fmt::format(
+             "num_heads = {}\nnum_key_heads = {}\nhead_dim = {}\nvalue_head_dim = {}\n"
+             "conv_width = {}\n",
+             s.get<int64_t>("num_v_heads", key_heads), key_heads, head_dim,
+             std::llround(double(head_dim) * s.get<double>("expand_v", 2)),
+             s.get<int64_t>("conv_size", 4));
 }
 
 nlohmann::json gated_delta_config(const Expanded& m) {
   nlohmann::json config = model_config(m, "gated_delta_net", "GatedDeltaNetForCausalLM");
   const DeltaShape shape = delta_shape(m);
-  if (m.get<int64_t>("gated_delta_net.conv_width") == 0) fail("model.gated_delta_net.conv_width must be positive");
+  if (m.get<int64_t>("gated_delta_net.conv_width") == 0)
+    fail("model.gated_delta_net.conv_width must be positive");
   config.update({{"conv_size", m.get<int64_t>("gated_delta_net.conv_width")},
                  {"expand_v", double(shape.value_dim) / double(shape.key_dim)},
                  {"head_dim", shape.key_dim},
@@ -208,7 +225,8 @@ nlohmann::json gated_delta_config(const Expanded& m) {
   return config;
 }
 
-void gated_delta_rules(std::vector<Rule>& out, const Expanded& m, const std::string& ours, const std::string& theirs) {
+void gated_delta_rules(std::vector<Rule>& out, const Expanded& m, const std::string& ours,
+                       const std::string& theirs) {
   const DeltaShape s = delta_shape(m);
   const Widths w{s.key_heads * s.key_dim, s.heads * s.value_dim};
   out.push_back({ours + "qkvz_proj.weight",
@@ -216,19 +234,21 @@ void gated_delta_rules(std::vector<Rule>& out, const Expanded& m, const std::str
                   {theirs + "k_proj.weight", w.keys},
                   {theirs + "v_proj.weight", w.values},
                   {theirs + "g_proj.weight", w.values}}});
-  out.push_back({ours + "ba_proj.weight", {{theirs + "b_proj.weight"}, {theirs + "a_proj.weight"}}});
+  out.push_back(
+      {ours + "ba_proj.weight", {{theirs + "b_proj.weight"}, {theirs + "a_proj.weight"}}});
   out.push_back(short_conv(ours, theirs, w));
   for (const char* same : {"A_log", "dt_bias"}) out.push_back({ours + same, {{theirs + same}}});
   out.push_back({ours + "norm.weight", {{theirs + "o_norm.weight"}}});
 }
 
 const bool gated_deltanet =
-    families().add("gated_deltanet", {.prefix = "model.",
-                                      .left_out = {},
-                                      .requires_ = requirements("gated_delta_net"),
-                                      .toml = gated_delta_toml,
-                                      .config = gated_delta_config,
-                                      .rules = [](const Expanded& m) { return model_rules(m, gated_delta_rules); }});
+    families().add("gated_deltanet",
+                   {.prefix = "model.",
+                    .left_out = {},
+                    .requires_ = requirements("gated_delta_net"),
+                    .toml = gated_delta_toml,
+                    .config = gated_delta_config,
+                    .rules = [](const Expanded& m) { return model_rules(m, gated_delta_rules); }});
 
 }  // namespace
 }  // namespace assay::nn::hugging_face

@@ -1,4 +1,5 @@
-// GPT-2: learned positions, LayerNorm, GELU (tanh form), biases, tied head; projections are stored [in, out].
+// GPT-2: learned positions, LayerNorm, GELU (tanh form), biases, tied head; projections are
+// stored [in, out].
 #include "nn/hugging_face/family.h"
 
 namespace assay::nn::hugging_face {
@@ -11,19 +12,22 @@ std::string toml(const Settings& s) {
   s.expect("scale_attn_weights", {true});
   s.expect("tie_word_embeddings", {true});
   return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\nchannel_mixer = \"gelu\"\n"
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\n"
+      "channel_mixer = \"gelu\"\n"
       "norm = \"layernorm\"\nnorm_eps = {}\npositions = \"learned\"\nmax_positions = {}\n"
-      "[model.attention]\nnum_heads = {}\nposition = \"none\"\nbias = true\n[model.gelu]\nd_ff = {}\nbias = true\n",
+      "[model.attention]\nnum_heads = {}\nposition = \"none\"\nbias = true\n[model.gelu]\n"
+      "d_ff = {}\nbias = true\n",
       s.get<int64_t>("vocab_size"), s.get<int64_t>("n_embd"), s.get<int64_t>("n_layer"),
-      s.get<double>("layer_norm_epsilon", 1e-5), s.get<int64_t>("n_positions", 1024), s.get<int64_t>("n_head"),
-      s.get<int64_t>("n_inner", 0));
+      s.get<double>("layer_norm_epsilon", 1e-5), s.get<int64_t>("n_positions", 1024),
+      s.get<int64_t>("n_head"), s.get<int64_t>("n_inner", 0));
 }
 
 nlohmann::json config(const Expanded& m) {
   const auto width = m.get<int64_t>("d_model"), hidden = m.get<int64_t>("gelu.d_ff");
   const AttentionShape shape = attention_shape(m);
   if (shape.kv_heads != shape.heads) fail("model.attention.num_kv_heads must be num_heads");
-  if (shape.heads * shape.head_dim != width) fail("model.attention.head_dim must be d_model / num_heads");
+  if (shape.heads * shape.head_dim != width)
+    fail("model.attention.head_dim must be d_model / num_heads");
   return {{"architectures", {"GPT2LMHeadModel"}},
           {"activation_function", "gelu_new"},
           {"attn_pdrop", 0.0},
@@ -39,13 +43,15 @@ nlohmann::json config(const Expanded& m) {
 }
 
 std::vector<Rule> rules(const Expanded& m) {
-  std::vector<Rule> out = {{"embedding", {{"transformer.wte.weight"}}}, {"positions", {{"transformer.wpe.weight"}}}};
+  std::vector<Rule> out = {{"embedding", {{"transformer.wte.weight"}}},
+                           {"positions", {{"transformer.wpe.weight"}}}};
   const auto add = [&](const std::string& ours, const std::string& theirs, Layout layout) {
     out.push_back({ours + ".weight", {{theirs + ".weight", 1, layout}}});
     out.push_back({ours + ".bias", {{theirs + ".bias"}}});
   };
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("transformer.h.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i),
+                      theirs = fmt::format("transformer.h.{}.", i);
     add(ours + "mixer_norm", theirs + "ln_1", Layout::same);
     add(ours + "mixer.qkv", theirs + "attn.c_attn", Layout::transposed);
     add(ours + "mixer.out_proj", theirs + "attn.c_proj", Layout::transposed);

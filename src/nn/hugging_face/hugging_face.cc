@@ -18,8 +18,8 @@ void Settings::expect(const std::string& key, const std::vector<nlohmann::json>&
   if (!has(key) || std::ranges::find(understood, values_.at(key)) != understood.end()) return;
   std::vector<std::string> words;
   for (const auto& value : understood) words.push_back(value.dump());
-  fail("{}: '{}' = {} is not supported{}{}. Nothing was written.", where_, key, values_.at(key).dump(),
-       words.empty() ? "" : "; expected ", join(words, " or "));
+  fail("{}: '{}' = {} is not supported{}{}. Nothing was written.", where_, key,
+       values_.at(key).dump(), words.empty() ? "" : "; expected ", join(words, " or "));
 }
 
 Settings Settings::child(const std::string& key) const {
@@ -29,8 +29,9 @@ Settings Settings::child(const std::string& key) const {
 
 std::pair<ConfigNode, std::string> Expanded::find(const std::string& key) const {
   const size_t dot = key.find('.');
-  return dot == std::string::npos ? std::pair(model_, key)
-                                  : std::pair(model_.child(key.substr(0, dot)), key.substr(dot + 1));
+  return dot == std::string::npos
+             ? std::pair(model_, key)
+             : std::pair(model_.child(key.substr(0, dot)), key.substr(dot + 1));
 }
 
 std::string Expanded::text(const std::string& key) const {
@@ -39,23 +40,27 @@ std::string Expanded::text(const std::string& key) const {
 }
 
 AttentionShape attention_shape(const Expanded& m) {
-  AttentionShape shape{m.get<int64_t>("attention.num_heads"), m.get<int64_t>("attention.num_kv_heads"),
+  AttentionShape shape{m.get<int64_t>("attention.num_heads"),
+                       m.get<int64_t>("attention.num_kv_heads"),
                        m.get<int64_t>("attention.head_dim")};
   if (shape.heads < 1 || shape.kv_heads < 0 || shape.head_dim < 0)
-    fail("model.attention: num_heads = {}, num_kv_heads = {}, head_dim = {} must be positive", shape.heads,
-         shape.kv_heads, shape.head_dim);
+    fail("model.attention: num_heads = {}, num_kv_heads = {}, head_dim = {} must be positive",
+         shape.heads, shape.kv_heads, shape.head_dim);
   if (shape.kv_heads == 0) shape.kv_heads = shape.heads;
   if (shape.head_dim == 0) shape.head_dim = m.get<int64_t>("d_model") / shape.heads;
   return shape;
 }
 
 DeltaShape delta_shape(const Expanded& m) {
-  const auto get = [&](const std::string& name) { return m.get<int64_t>("gated_delta_net." + name); };
+  const auto get = [&](const std::string& name) {
+    return m.get<int64_t>("gated_delta_net." + name);
+  };
   DeltaShape shape{get("num_heads"), get("num_key_heads"), get("head_dim"), get("value_head_dim")};
   if (shape.key_heads == 0) shape.key_heads = shape.heads;
-  if (shape.heads < 1 || shape.key_heads < 1 || shape.heads % shape.key_heads || shape.key_dim < 0 ||
-      shape.value_dim < 0)
-    fail("model.gated_delta_net: num_heads = {} and num_key_heads = {} do not fit", shape.heads, shape.key_heads);
+  if (shape.heads < 1 || shape.key_heads < 1 || shape.heads % shape.key_heads ||
+      shape.key_dim < 0 || shape.value_dim < 0)
+    fail("model.gated_delta_net: num_heads = {} and num_key_heads = {} do not fit", shape.heads,
+         shape.key_heads);
   if (shape.key_dim == 0) shape.key_dim = 3 * m.get<int64_t>("d_model") / 4 / shape.heads;
   if (shape.value_dim == 0) shape.value_dim = 2 * shape.key_dim;
   return shape;
@@ -67,8 +72,8 @@ int64_t gated_width(const Expanded& m, const std::string& channel_mixer) {
 }
 
 void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs) {
-  rules.push_back(
-      {ours + "channel_mixer.in_proj.weight", {{theirs + "mlp.gate_proj.weight"}, {theirs + "mlp.up_proj.weight"}}});
+  rules.push_back({ours + "channel_mixer.in_proj.weight",
+                   {{theirs + "mlp.gate_proj.weight"}, {theirs + "mlp.up_proj.weight"}}});
   rules.push_back({ours + "channel_mixer.out_proj.weight", {{theirs + "mlp.down_proj.weight"}}});
 }
 
@@ -103,12 +108,14 @@ std::vector<std::string> families_of(const ModelSpec& spec, const std::string& a
     reasons += fmt::format("\n  {}: {}", name, reason);
   }
   if (fitting.empty())
-    fail("no Hugging Face layout that is known here fits this model:{}\nNothing was written.", reasons);
+    fail("no Hugging Face layout that is known here fits this model:{}\nNothing was written.",
+         reasons);
   return fitting;
 }
 
 // The first, which is written; of several, the one whose names stand in `theirs`.
-const Family& family_of(const ModelSpec& spec, const NamedTensors& theirs, const std::string& asked = "") {
+const Family& family_of(const ModelSpec& spec, const NamedTensors& theirs,
+                        const std::string& asked = "") {
   const auto fitting = families_of(spec, asked);
   if (fitting.size() == 1) return families().at(fitting.front());
   const auto theirs_has = [&](const std::string& name) {
@@ -170,7 +177,8 @@ bool has_layout(const at::Tensor& theirs, Layout layout) {
 // Their rows, group by group, to ours, section by section; and back.
 at::Tensor by_section(const at::Tensor& theirs, const Part& part) {
   std::vector<at::Tensor> sections;
-  for (const at::Tensor& s : theirs.unflatten(0, {part.groups, -1}).split_with_sizes(part.sections, 1))
+  for (const at::Tensor& s :
+       theirs.unflatten(0, {part.groups, -1}).split_with_sizes(part.sections, 1))
     sections.push_back(s.flatten(0, 1));
   return at::cat(sections);
 }
@@ -193,12 +201,16 @@ int64_t total_share(const Rule& rule) {
 // Their tensors by the names of the whole model, without what holds no parameters.
 std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedTensors& theirs,
                                               const std::string& where) {
-  const bool bare = std::ranges::none_of(theirs, [&](const auto& t) { return t.first.starts_with(family.prefix); });
+  const bool bare = std::ranges::none_of(
+      theirs, [&](const auto& t) { return t.first.starts_with(family.prefix); });
   std::map<std::string, at::Tensor> found;
   for (const auto& [name, tensor] : theirs) {
-    if (std::ranges::any_of(family.left_out, [&](const auto& ending) { return name.ends_with(ending); })) continue;
+    if (std::ranges::any_of(family.left_out,
+                            [&](const auto& ending) { return name.ends_with(ending); }))
+      continue;
     const std::string whole = bare && name != "lm_head.weight" ? family.prefix + name : name;
-    if (!found.emplace(whole, tensor).second) fail("{}: tensor '{}' stands there twice", where, whole);
+    if (!found.emplace(whole, tensor).second)
+      fail("{}: tensor '{}' stands there twice", where, whole);
   }
   return found;
 }
@@ -224,7 +236,8 @@ class Taken {
     for (size_t i = 0; i < parts.size(); ++i)
       if (parts[i].size(0) * total_share(rule) != rows * rule.theirs[i].share ||
           parts[i].sizes().slice(1) != parts[0].sizes().slice(1))
-        fail("{}: {} do not fit config.json and one another", where_, names_and_shapes(rule, parts));
+        fail("{}: {} do not fit config.json and one another", where_,
+             names_and_shapes(rule, parts));
     return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts);
   }
 
@@ -233,14 +246,17 @@ class Taken {
     const auto head = tensors_.find("lm_head.weight");
     if (head == tensors_.end() || taken_.contains(head->first)) return;
     if (!at::equal(head->second, embedding))
-      fail("{}: 'lm_head.weight' differs from the embedding that config.json ties it to (tie_word_embeddings)", where_);
+      fail(
+          "{}: 'lm_head.weight' differs from the embedding that config.json ties it to (tie_word_embeddings)",
+          where_);
     taken_.insert(head->first);
   }
 
   void expect_all_taken() const {
     for (const auto& [name, tensor] : tensors_)
       if (!taken_.contains(name))
-        fail("{}: unknown tensor '{}' {}; the model of config.json has none of that name", where_, name, shape(tensor));
+        fail("{}: unknown tensor '{}' {}; the model of config.json has none of that name", where_,
+             name, shape(tensor));
   }
 
  private:
@@ -255,7 +271,8 @@ class Taken {
     int64_t rows = 0;
     for (const int64_t size : part.sections) rows += size * part.groups;
     if (!has_layout(x, part.layout) || (rows > 0 && x.size(0) != rows))
-      fail("{}: tensor '{}' has the shape {}, which is not that of its family", where_, part.name, shape(x));
+      fail("{}: tensor '{}' has the shape {}, which is not that of its family", where_, part.name,
+           shape(x));
     taken_.insert(part.name);
     return part.sections.empty() ? to_our_layout(x, part.layout) : by_section(x, part);
   }
@@ -266,7 +283,8 @@ class Taken {
 };
 
 nlohmann::json read_json(const fs::path& file) {
-  nlohmann::json values = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  nlohmann::json values =
+      nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
   if (!values.is_object()) fail("{}: is no JSON object. Nothing was written.", file.string());
   return values;
 }
@@ -275,18 +293,21 @@ NamedTensors load_shards(const fs::path& index) {
   std::set<std::string> files;
   const nlohmann::json map = read_json(index).value("weight_map", nlohmann::json());
   for (const auto& [name, file] : map.items()) {
-    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>())
+    if (!file.is_string() ||
+        fs::path(file.get<std::string>()).filename() != file.get<std::string>())
       fail("{}: '{}' lies in {}, which is no file name", index.string(), name, file.dump());
     files.insert(file.get<std::string>());
   }
   NamedTensors tensors;
   for (const std::string& file : files)
-    for (auto& tensor : load_tensors(index.parent_path() / file)) tensors.push_back(std::move(tensor));
+    for (auto& tensor : load_tensors(index.parent_path() / file))
+      tensors.push_back(std::move(tensor));
   return tensors;
 }
 
 NamedTensors load_weights(const fs::path& folder) {
-  const fs::path whole = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
+  const fs::path whole = folder / "model.safetensors",
+                 index = folder / "model.safetensors.index.json";
   if (fs::exists(whole)) return load_tensors(whole);
   if (fs::exists(index)) return load_shards(index);
   fail(
@@ -312,29 +333,34 @@ ModelSpec hugging_face_spec(const fs::path& folder) {
 nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& layout) {
   const std::string name = families_of(spec, layout).front();
   nlohmann::json config = families().at(name).config(Expanded(spec));
-  config["model_type"] = name, config["vocab_size"] = spec.config.vocab_size, config["dtype"] = "float32";
+  config["model_type"] = name;
+  config["vocab_size"] = spec.config.vocab_size;
+  config["dtype"] = "float32";
   config["bos_token_id"] = config["eos_token_id"] = config["pad_token_id"] = nullptr;
   return config;
 }
 
-NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs, const std::string& where) {
+NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs,
+                               const std::string& where) {
   if (spec.config.num_layers > int64_t(theirs.size()))
     fail("{}: holds {} tensors, too few for the {} layers of config.json", where, theirs.size(),
          spec.config.num_layers);
   const Family& family = family_of(spec, theirs);
   Taken tensors(whole_names(family, theirs, where), where);
   NamedTensors ours;
-  for (const Rule& rule : family.rules(Expanded(spec))) ours.emplace_back(rule.ours, tensors.take(rule));
+  for (const Rule& rule : family.rules(Expanded(spec)))
+    ours.emplace_back(rule.ours, tensors.take(rule));
   const at::Tensor& embedding = ours.front().second;
   if (spec.config.tie_embeddings) tensors.drop_tied_head(embedding);
   tensors.expect_all_taken();
   if (embedding.sizes() != at::IntArrayRef{spec.config.vocab_size, spec.config.d_model})
-    fail("{}: the embedding is [{}], but config.json asks for [{}, {}]", where, fmt::join(embedding.sizes(), ", "),
-         spec.config.vocab_size, spec.config.d_model);
+    fail("{}: the embedding is [{}], but config.json asks for [{}, {}]", where,
+         fmt::join(embedding.sizes(), ", "), spec.config.vocab_size, spec.config.d_model);
   return ours;
 }
 
-NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours, const std::string& layout) {
+NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours,
+                             const std::string& layout) {
   const std::map<std::string, at::Tensor> found(ours.begin(), ours.end());
   NamedTensors theirs;
   for (const Rule& rule : family_of(spec, {}, layout).rules(Expanded(spec))) {
@@ -343,9 +369,10 @@ NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours, co
     for (const Part& part : rule.theirs) {
       const int64_t rows = whole.size(0) / total_share(rule) * part.share;
       const at::Tensor ours_part = whole.narrow(0, begin, rows);
-      theirs.emplace_back(
-          part.name,
-          (part.sections.empty() ? to_their_layout(ours_part, part.layout) : by_group(ours_part, part)).contiguous());
+      theirs.emplace_back(part.name,
+                          (part.sections.empty() ? to_their_layout(ours_part, part.layout)
+                                                 : by_group(ours_part, part))
+                              .contiguous());
       begin += rows;
     }
   }
@@ -360,8 +387,8 @@ std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder) {
   return model;
 }
 
-void write_hugging_face(const fs::path& folder, const LanguageModel& model, const nlohmann::json& settings,
-                        const std::string& layout) {
+void write_hugging_face(const fs::path& folder, const LanguageModel& model,
+                        const nlohmann::json& settings, const std::string& layout) {
   nlohmann::json config = hugging_face_config(model.spec, layout);
   if (!settings.is_null()) config.update(settings);
   const NamedTensors tensors = to_hugging_face(model.spec, named_parameters_of(model), layout);

@@ -1,7 +1,8 @@
 #pragma once
-// Models in Hugging Face's layout: a folder with config.json and model.safetensors (or its shards). The families
-// register themselves in files beside this one; where two have a model's layout, the first by name is written unless
-// `layout` names another (rwkv7: that of flash-linear-attention; rwkv_lm_x070: RWKV-LM's).
+// Models in Hugging Face's layout: a folder with config.json and model.safetensors (or its
+// shards). The families register themselves in files beside this one; where two have a model's
+// layout, the first by name is written unless `layout` names another (rwkv7: that of
+// flash-linear-attention; rwkv_lm_x070: RWKV-LM's).
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 
@@ -10,18 +11,24 @@
 
 namespace assay::nn {
 
-// The model that a folder's config.json describes. BadInput names each setting that is not understood.
+// The model that a folder's config.json describes. BadInput names each setting that
+// is not understood.
 ModelSpec hugging_face_spec(const fs::path& folder);
-// config.json as transformers reads it. BadInput, with the reason for each family, when none has this layout.
+// config.json as transformers reads it. BadInput, with the reason for each family, when none
+// has this layout.
 nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& layout = "");
 
-// Renames and lays out anything that has a model's names and shapes: weights, gradients, moments. Exact both ways.
-NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs, const std::string& where);
-NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours, const std::string& layout = "");
+// Renames and lays out anything that has a model's names and shapes: weights, gradients, moments.
+// Exact both ways.
+NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs,
+                               const std::string& where);
+NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours,
+                             const std::string& layout = "");
 
 std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder);
-// Writes config.json and model.safetensors. `settings` are laid over config.json (ids of special tokens).
-void write_hugging_face(const fs::path& folder, const LanguageModel& model, const nlohmann::json& settings,
-                        const std::string& layout = "");
+// Writes config.json and model.safetensors. `settings` are laid over config.json (ids
+// of special tokens).
+void write_hugging_face(const fs::path& folder, const LanguageModel& model,
+                        const nlohmann::json& settings, const std::string& layout = "");
 
 }  // namespace assay::nn

@@ -1,5 +1,5 @@
-// Llama: rotary positions on the two halves of a head, RMSNorm, a gated feed-forward layer, grouped key and value
-// heads. hidden_act "silu" is our swiglu, "gelu_pytorch_tanh" our geglu.
+// Llama: rotary positions on the two halves of a head, RMSNorm, a gated feed-forward layer, grouped
+// key and value heads. hidden_act "silu" is our swiglu, "gelu_pytorch_tanh" our geglu.
 #include "nn/hugging_face/family.h"
 
 namespace assay::nn::hugging_face {
@@ -8,7 +8,8 @@ namespace {
 double rope_base(const Settings& s) {
   s.expect("rope_scaling", {});
   s.expect("partial_rotary_factor", {1.0});
-  const Settings rope = s.child("rope_parameters");  // transformers 5; before, rope_theta stood at the top
+  // Transformers 5; before, rope_theta stood at the top
+  const Settings rope = s.child("rope_parameters");
   rope.expect("rope_type", {"default"});
   rope.expect("partial_rotary_factor", {1.0});
   return rope.get<double>("rope_theta", s.get<double>("rope_theta", 10000));
@@ -19,14 +20,18 @@ std::string toml(const Settings& s) {
   const bool swiglu = s.get<std::string>("hidden_act", "silu") == "silu";
   const auto heads = s.get<int64_t>("num_attention_heads");
   return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\nchannel_mixer = \"{}\"\n"
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\n"
+      "channel_mixer = \"{}\"\n"
       "norm = \"rmsnorm\"\nnorm_eps = {}\nmax_positions = {}\ntie_embeddings = {}\n"
-      "[model.attention]\nnum_heads = {}\nnum_kv_heads = {}\nhead_dim = {}\nrope_base = {}\nbias = {}\n"
+      "[model.attention]\nnum_heads = {}\nnum_kv_heads = {}\nhead_dim = {}\nrope_base = {}\n"
+      "bias = {}\n"
       "[model.{}]\nd_ff = {}\nbias = {}\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), s.get<int64_t>("num_hidden_layers"),
-      swiglu ? "swiglu" : "geglu", s.get<double>("rms_norm_eps", 1e-6), s.get<int64_t>("max_position_embeddings", 2048),
-      s.get<bool>("tie_word_embeddings", false), heads, s.get<int64_t>("num_key_value_heads", heads),
-      s.get<int64_t>("head_dim", 0), rope_base(s), s.get<bool>("attention_bias", false), swiglu ? "swiglu" : "geglu",
+      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"),
+      s.get<int64_t>("num_hidden_layers"), swiglu ? "swiglu" : "geglu",
+      s.get<double>("rms_norm_eps", 1e-6), s.get<int64_t>("max_position_embeddings", 2048),
+      s.get<bool>("tie_word_embeddings", false), heads,
+      s.get<int64_t>("num_key_value_heads", heads), s.get<int64_t>("head_dim", 0), rope_base(s),
+      s.get<bool>("attention_bias", false), swiglu ? "swiglu" : "geglu",
       s.get<int64_t>("intermediate_size"), s.get<bool>("mlp_bias", false));
 }
 
@@ -50,17 +55,20 @@ nlohmann::json config(const Expanded& m) {
           {"num_hidden_layers", m.get<int64_t>("num_layers")},
           {"num_key_value_heads", shape.kv_heads},
           {"rms_norm_eps", m.get<double>("norm_eps")},
-          {"rope_parameters", {{"rope_theta", m.get<double>("attention.rope_base")}, {"rope_type", "default"}}},
+          {"rope_parameters",
+           {{"rope_theta", m.get<double>("attention.rope_base")}, {"rope_type", "default"}}},
           {"rope_theta", m.get<double>("attention.rope_base")},
           {"tie_word_embeddings", m.get<bool>("tie_embeddings")}};
 }
 
 std::vector<Rule> rules(const Expanded& m) {
   const AttentionShape shape = attention_shape(m);
-  std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}}, {"norm.weight", {{"model.norm.weight"}}}};
+  std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}},
+                           {"norm.weight", {{"model.norm.weight"}}}};
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("model.layers.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i),
+                      theirs = fmt::format("model.layers.{}.", i);
     const auto projections = [&](const std::string& kind, bool mixer, bool channel) {
       const std::string a = theirs + "self_attn.", f = theirs + "mlp.";
       if (mixer) {
@@ -71,7 +79,8 @@ std::vector<Rule> rules(const Expanded& m) {
         out.push_back({ours + "mixer.out_proj." + kind, {{a + "o_proj." + kind}}});
       }
       if (channel) {
-        out.push_back({ours + "channel_mixer.in_proj." + kind, {{f + "gate_proj." + kind}, {f + "up_proj." + kind}}});
+        out.push_back({ours + "channel_mixer.in_proj." + kind,
+                       {{f + "gate_proj." + kind}, {f + "up_proj." + kind}}});
         out.push_back({ours + "channel_mixer.out_proj." + kind, {{f + "down_proj." + kind}}});
       }
     };
@@ -83,20 +92,21 @@ std::vector<Rule> rules(const Expanded& m) {
   return out;
 }
 
-const bool registered = families().add("llama", {.prefix = "model.",
-                                                 .left_out = {"rotary_emb.inv_freq"},
-                                                 .requires_ = {{"pattern", {"[\"attention\"]"}},
-                                                               {"channel_mixer", {"\"swiglu\"", "\"geglu\""}},
-                                                               {"norm", {"\"rmsnorm\""}},
-                                                               {"embedding_norm", {"false"}},
-                                                               {"positions", {"\"none\""}},
-                                                               {"attention.window", {"-1"}},
-                                                               {"attention.position", {"\"rope\""}},
-                                                               {"attention.qk_norm", {"false"}},
-                                                               {"attention.constants", {"\"none\""}}},
-                                                 .toml = toml,
-                                                 .config = config,
-                                                 .rules = rules});
+const bool registered =
+    families().add("llama", {.prefix = "model.",
+                             .left_out = {"rotary_emb.inv_freq"},
+                             .requires_ = {{"pattern", {"[\"attention\"]"}},
+                                           {"channel_mixer", {"\"swiglu\"", "\"geglu\""}},
+                                           {"norm", {"\"rmsnorm\""}},
+                                           {"embedding_norm", {"false"}},
+                                           {"positions", {"\"none\""}},
+                                           {"attention.window", {"-1"}},
+                                           {"attention.position", {"\"rope\""}},
+                                           {"attention.qk_norm", {"false"}},
+                                           {"attention.constants", {"\"none\""}}},
+                             .toml = toml,
+                             .config = config,
+                             .rules = rules});
 
 }  // namespace
 }  // namespace assay::nn::hugging_face

@@ -11,19 +11,26 @@ std::vector<Rule> model_rules(const Expanded& m, std::vector<std::string> same) 
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (const char* both : {"A_log", "D", "in_proj.weight", "out_proj.weight"}) same.push_back(both);
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("backbone.layers.{}.", i);
+    const std::string ours = fmt::format("layers_{}.", i),
+                      theirs = fmt::format("backbone.layers.{}.", i);
     out.push_back({ours + "mixer_norm.weight", {{theirs + "norm.weight"}}});
-    for (const std::string& name : same) out.push_back({ours + "mixer." + name, {{theirs + "mixer." + name}}});
-    out.push_back({ours + "mixer.conv.weight", {{theirs + "mixer.conv1d.weight", 1, Layout::unsqueezed}}});
+    for (const std::string& name : same)
+      out.push_back({ours + "mixer." + name, {{theirs + "mixer." + name}}});
+    out.push_back(
+        {ours + "mixer.conv.weight", {{theirs + "mixer.conv1d.weight", 1, Layout::unsqueezed}}});
     out.push_back({ours + "mixer.conv.bias", {{theirs + "mixer.conv1d.bias"}}});
   }
   return out;
 }
 
-std::vector<Requirement> requirements(const std::string& mixer, const std::vector<Requirement>& more) {
-  std::vector<Requirement> out = {
-      {"pattern", {"[\"" + mixer + "\"]"}}, {"channel_mixer", {"\"none\""}}, {"norm", {"\"rmsnorm\""}},
-      {"embedding_norm", {"false"}},        {"positions", {"\"none\""}},     {mixer + ".decay", {"\"full\""}}};
+std::vector<Requirement> requirements(const std::string& mixer,
+                                      const std::vector<Requirement>& more) {
+  std::vector<Requirement> out = {{"pattern", {"[\"" + mixer + "\"]"}},
+                                  {"channel_mixer", {"\"none\""}},
+                                  {"norm", {"\"rmsnorm\""}},
+                                  {"embedding_norm", {"false"}},
+                                  {"positions", {"\"none\""}},
+                                  {mixer + ".decay", {"\"full\""}}};
   out.insert(out.end(), more.begin(), more.end());
   return out;
 }
@@ -39,7 +46,8 @@ std::string mamba_toml(const Settings& s) {
   s.expect("d_inner", {width * expand});
   const bool automatic = s.get<nlohmann::json>("time_step_rank", "auto") == "auto";
   return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba1\"]\nchannel_mixer = \"none\"\n"
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba1\"]\n"
+      "channel_mixer = \"none\"\n"
       "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
       "[model.mamba1]\nstate_size = {}\nexpand = {}\nconv_width = {}\ndt_rank = {}\n",
       s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"),
@@ -71,8 +79,8 @@ nlohmann::json mamba_config(const Expanded& m) {
 std::vector<Rule> mamba_rules(const Expanded& m) {
   auto out = model_rules(m, {"x_proj.weight", "dt_proj.weight"});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i)
-    out.push_back(
-        {fmt::format("layers_{}.mixer.dt_bias", i), {{fmt::format("backbone.layers.{}.mixer.dt_proj.bias", i)}}});
+    out.push_back({fmt::format("layers_{}.mixer.dt_bias", i),
+                   {{fmt::format("backbone.layers.{}.mixer.dt_proj.bias", i)}}});
   return out;
 }
 
@@ -85,7 +93,8 @@ const bool mamba = families().add("mamba", {.prefix = "backbone.",
 
 // ---- mamba2 ----
 
-const nlohmann::json kNoLimit = {0.0, {{"__float__", "Infinity"}}};  // as transformers writes [0, ∞]
+// As transformers writes [0, ∞]
+const nlohmann::json kNoLimit = {0.0, {{"__float__", "Infinity"}}};
 
 std::string mamba2_toml(const Settings& s) {
   s.expect("hidden_act", {"silu", "swish"});
@@ -98,12 +107,14 @@ std::string mamba2_toml(const Settings& s) {
   s.expect("num_heads", {expand * width / std::max<int64_t>(head_dim, 1)});
   const auto eps = s.get<double>("layer_norm_epsilon", 1e-5);
   return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba2\"]\nchannel_mixer = \"none\"\n"
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba2\"]\n"
+      "channel_mixer = \"none\"\n"
       "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
-      "[model.mamba2]\nstate_size = {}\nexpand = {}\nhead_dim = {}\nnum_groups = {}\nconv_width = {}\nnorm_eps = {}\n",
+      "[model.mamba2]\nstate_size = {}\nexpand = {}\nhead_dim = {}\nnum_groups = {}\n"
+      "conv_width = {}\nnorm_eps = {}\n",
       s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"), eps,
-      s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("state_size", 128), expand, head_dim,
-      s.get<int64_t>("n_groups", 8), s.get<int64_t>("conv_kernel", 4), eps);
+      s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("state_size", 128), expand,
+      head_dim, s.get<int64_t>("n_groups", 8), s.get<int64_t>("conv_kernel", 4), eps);
 }
 
 nlohmann::json mamba2_config(const Expanded& m) {
@@ -130,14 +141,15 @@ nlohmann::json mamba2_config(const Expanded& m) {
           {"use_conv_bias", true}};
 }
 
-const bool mamba2 = families().add("mamba2", {.prefix = "backbone.",
-                                              .left_out = {},
-                                              .requires_ = requirements("mamba2", {{"mamba2.norm", {"true"}}}),
-                                              .toml = mamba2_toml,
-                                              .config = mamba2_config,
-                                              .rules = [](const Expanded& m) {
-                                                return model_rules(m, {"dt_bias", "norm.weight"});
-                                              }});
+const bool mamba2 =
+    families().add("mamba2", {.prefix = "backbone.",
+                              .left_out = {},
+                              .requires_ = requirements("mamba2", {{"mamba2.norm", {"true"}}}),
+                              .toml = mamba2_toml,
+                              .config = mamba2_config,
+                              .rules = [](const Expanded& m) {
+                                return model_rules(m, {"dt_bias", "norm.weight"});
+                              }});
 
 }  // namespace
 }  // namespace assay::nn::hugging_face

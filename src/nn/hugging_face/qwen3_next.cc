@@ -4,7 +4,8 @@
 namespace assay::nn::hugging_face {
 namespace {
 
-// Every layer's kind must be written out and linear; absent, transformers makes each fourth an attention layer.
+// Every layer's kind must be written out and linear; absent, transformers makes each fourth
+// an attention layer.
 void expect_linear_layers(const Settings& s, int64_t layers) {
   const auto kinds = s.get<nlohmann::json>("layer_types");
   const auto linear = [](const nlohmann::json& kind) { return kind == "linear_attention"; };
@@ -19,9 +20,11 @@ std::string toml(const Settings& s) {
   expect_linear_layers(s, layers);
   const auto eps = s.get<double>("rms_norm_eps", 1e-6);
   return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"gated_delta_net\"]\nchannel_mixer = "
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"gated_delta_net\"]\n"
+      "channel_mixer = "
       "\"swiglu\"\nnorm = \"zero_centered_rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
-      "[model.gated_delta_net]\nnum_heads = {}\nnum_key_heads = {}\nhead_dim = {}\nvalue_head_dim = {}\nconv_width = "
+      "[model.gated_delta_net]\nnum_heads = {}\nnum_key_heads = {}\nhead_dim = {}\n"
+      "value_head_dim = {}\nconv_width = "
       "{}\nnorm_eps = {}\n[model.swiglu]\nd_ff = {}\n",
       s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), layers, eps,
       s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("linear_num_value_heads"),
@@ -57,12 +60,14 @@ nlohmann::json config(const Expanded& m) {
 
 std::vector<Rule> rules(const Expanded& m) {
   const DeltaShape shape = delta_shape(m);
-  const int64_t shared = shape.heads / shape.key_heads, values = shared * shape.value_dim;  // of one key head
-  std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}}, {"norm.weight", {{"model.norm.weight"}}}};
+  // Of one key head
+  const int64_t shared = shape.heads / shape.key_heads, values = shared * shape.value_dim;
+  std::vector<Rule> out = {{"embedding", {{"model.embed_tokens.weight"}}},
+                           {"norm.weight", {{"model.norm.weight"}}}};
   if (!m.get<bool>("tie_embeddings")) out.push_back({"head.weight", {{"lm_head.weight"}}});
   for (int64_t i = 0; i < m.get<int64_t>("num_layers"); ++i) {
-    const std::string ours = fmt::format("layers_{}.", i), theirs = fmt::format("model.layers.{}.", i),
-                      a = theirs + "linear_attn.";
+    const std::string ours = fmt::format("layers_{}.", i),
+                      theirs = fmt::format("model.layers.{}.", i), a = theirs + "linear_attn.";
     out.push_back({ours + "mixer_norm.weight", {{theirs + "input_layernorm.weight"}}});
     out.push_back({ours + "channel_norm.weight", {{theirs + "post_attention_layernorm.weight"}}});
     out.push_back({ours + "mixer.qkvz_proj.weight",
@@ -71,8 +76,9 @@ std::vector<Rule> rules(const Expanded& m) {
                      Layout::same,
                      {shape.key_dim, shape.key_dim, values, values},
                      shape.key_heads}}});
-    out.push_back({ours + "mixer.ba_proj.weight",
-                   {{a + "in_proj_ba.weight", 1, Layout::same, {shared, shared}, shape.key_heads}}});
+    out.push_back(
+        {ours + "mixer.ba_proj.weight",
+         {{a + "in_proj_ba.weight", 1, Layout::same, {shared, shared}, shape.key_heads}}});
     out.push_back({ours + "mixer.conv.weight", {{a + "conv1d.weight", 1, Layout::unsqueezed}}});
     for (const char* same : {"A_log", "dt_bias", "norm.weight", "out_proj.weight"})
       out.push_back({ours + "mixer." + same, {{a + same}}});
@@ -81,17 +87,18 @@ std::vector<Rule> rules(const Expanded& m) {
   return out;
 }
 
-const bool registered = families().add("qwen3_next", {.prefix = "model.",
-                                                      .left_out = {},
-                                                      .requires_ = {{"pattern", {"[\"gated_delta_net\"]"}},
-                                                                    {"channel_mixer", {"\"swiglu\""}},
-                                                                    {"swiglu.bias", {"false"}},
-                                                                    {"norm", {"\"zero_centered_rmsnorm\""}},
-                                                                    {"embedding_norm", {"false"}},
-                                                                    {"positions", {"\"none\""}}},
-                                                      .toml = toml,
-                                                      .config = config,
-                                                      .rules = rules});
+const bool registered =
+    families().add("qwen3_next", {.prefix = "model.",
+                                  .left_out = {},
+                                  .requires_ = {{"pattern", {"[\"gated_delta_net\"]"}},
+                                                {"channel_mixer", {"\"swiglu\""}},
+                                                {"swiglu.bias", {"false"}},
+                                                {"norm", {"\"zero_centered_rmsnorm\""}},
+                                                {"embedding_norm", {"false"}},
+                                                {"positions", {"\"none\""}}},
+                                  .toml = toml,
+                                  .config = config,
+                                  .rules = rules});
 
 }  // namespace
 }  // namespace assay::nn::hugging_face

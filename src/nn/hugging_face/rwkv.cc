@@ -1,6 +1,7 @@
-// RWKV-7 as flash-linear-attention has it, and RWKV-5, 6 and 7 under the names of RWKV-LM. RWKV-LM has no config.json:
-// give model_type (rwkv_lm_x052, _x060 or _x070) and the arguments n_embd, n_layer, dim_ffn, head_size, vocab_size of
-// its trainer, for x070 also d_decay_lora, d_aaa_lora, d_mv_lora, d_gate_lora.
+// RWKV-7 as flash-linear-attention has it, and RWKV-5, 6 and 7 under the names of RWKV-LM.
+// RWKV-LM has no config.json: give model_type (rwkv_lm_x052, _x060 or _x070) and the arguments
+// n_embd, n_layer, dim_ffn, head_size, vocab_size of its trainer, for x070 also d_decay_lora,
+// d_aaa_lora, d_mv_lora, d_gate_lora.
 #include "nn/rwkv.h"
 
 #include "nn/hugging_face/family.h"
@@ -18,11 +19,13 @@ std::vector<Requirement> requirements(const std::string& mixer, const std::strin
           {"positions", {"\"none\""}}};
 }
 
-std::string model_toml(int64_t vocabulary, int64_t width, int64_t layers, double eps, bool tied, const char* mixer,
-                       const char* channel_mixer, int64_t d_ff) {
+std::string model_toml(int64_t vocabulary, int64_t width, int64_t layers, double eps, bool tied,
+                       const char* mixer, const char* channel_mixer, int64_t d_ff) {
   return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"{}\"]\nchannel_mixer = \"{}\"\n"
-      "norm = \"layernorm\"\nnorm_eps = {}\nembedding_norm = true\ntie_embeddings = {}\n[model.{}]\nd_ff = "
+      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"{}\"]\n"
+      "channel_mixer = \"{}\"\n"
+      "norm = \"layernorm\"\nnorm_eps = {}\nembedding_norm = true\ntie_embeddings = {}\n"
+      "[model.{}]\nd_ff = "
       "{}\n[model.{}]\n",
       vocabulary, width, layers, mixer, channel_mixer, eps, tied, channel_mixer, d_ff, mixer);
 }
@@ -57,13 +60,18 @@ std::string fla_toml(const Settings& s) {
   s.expect("norm_bias", {true});
   const auto width = s.get<int64_t>("hidden_size"), head_dim = s.get<int64_t>("head_dim", 64);
   const auto eps = s.get<double>("norm_eps", 1e-5);
-  const auto rank = [&](const char* name) { return s.get<int64_t>(std::string(name) + "_low_rank_dim"); };
-  return model_toml(s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"), eps,
-                    s.get<bool>("tie_word_embeddings", false), "rwkv7", "rwkv7_channel_mix",
-                    s.get<int64_t>("intermediate_size", width * s.get<int64_t>("hidden_ratio", 4))) +
+  const auto rank = [&](const char* name) {
+    return s.get<int64_t>(std::string(name) + "_low_rank_dim");
+  };
+  return model_toml(
+             s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"), eps,
+             s.get<bool>("tie_word_embeddings", false), "rwkv7", "rwkv7_channel_mix",
+             s.get<int64_t>("intermediate_size", width * s.get<int64_t>("hidden_ratio", 4))) +
          fmt::format(
-             "num_heads = {}\ndecay_rank = {}\nrate_rank = {}\nvalue_rank = {}\ngate_rank = {}\nnorm_eps = {}\n",
-             heads_of(width, head_dim), rank("decay"), rank("a"), rank("v"), rank("gate"), double(head_dim) * eps);
+             "num_heads = {}\ndecay_rank = {}\nrate_rank = {}\nvalue_rank = {}\ngate_rank = {}\n"
+             "norm_eps = {}\n",
+             heads_of(width, head_dim), rank("decay"), rank("a"), rank("v"), rank("gate"),
+             double(head_dim) * eps);
 }
 
 int64_t rank_of(const Expanded& m, const std::string& field, double factor) {
@@ -94,7 +102,8 @@ nlohmann::json fla_config(const Expanded& m) {
           {"v_low_rank_dim", rank_of(m, "value_rank", 1.7)}};
 }
 
-void add_fla_low_rank(std::vector<Rule>& out, const std::string& ours, const std::string& theirs, bool bias) {
+void add_fla_low_rank(std::vector<Rule>& out, const std::string& ours, const std::string& theirs,
+                      bool bias) {
   out.push_back({ours + ".down_proj.weight", {{theirs + ".lora.0.weight"}}});
   out.push_back({ours + ".up_proj.weight", {{theirs + ".lora.2.weight"}}});
   if (bias) out.push_back({ours + ".up_proj.bias", {{theirs + ".lora.2.bias"}}});
@@ -112,7 +121,8 @@ std::vector<Rule> fla_rules(const Expanded& m) {
     add_norm(out, layer + "channel_norm", theirs + "ffn_norm");
     add_norm(out, ours + "norm", a + "g_norm");
     out.push_back({ours + "mix", rows(a + "x_", "rwkvag")});
-    for (const char* same : {"r_proj.weight", "k_proj.weight", "v_proj.weight", "k_k", "k_a", "r_k"})
+    for (const char* same :
+         {"r_proj.weight", "k_proj.weight", "v_proj.weight", "k_k", "k_a", "r_k"})
       out.push_back({ours + same, {{a + same}}});
     out.push_back({ours + "out_proj.weight", {{a + "o_proj.weight"}}});
     add_fla_low_rank(out, ours + "decay", a + "w_lora", true);
@@ -126,23 +136,25 @@ std::vector<Rule> fla_rules(const Expanded& m) {
   return out;
 }
 
-const bool fla_rwkv7 = families().add("rwkv7", {.prefix = "model.",
-                                                .left_out = {},
-                                                .requires_ = requirements("rwkv7", "rwkv7_channel_mix"),
-                                                .toml = fla_toml,
-                                                .config = fla_config,
-                                                .rules = fla_rules});
+const bool fla_rwkv7 =
+    families().add("rwkv7", {.prefix = "model.",
+                             .left_out = {},
+                             .requires_ = requirements("rwkv7", "rwkv7_channel_mix"),
+                             .toml = fla_toml,
+                             .config = fla_config,
+                             .rules = fla_rules});
 
 // ---- RWKV-LM ----
 
 std::string lm_toml(const Settings& s, const char* mixer, const char* channel_mixer) {
   const auto width = s.get<int64_t>("n_embd");
-  return model_toml(s.get<int64_t>("vocab_size"), width, s.get<int64_t>("n_layer"), 1e-5, false, mixer, channel_mixer,
-                    s.get<int64_t>("dim_ffn")) +
+  return model_toml(s.get<int64_t>("vocab_size"), width, s.get<int64_t>("n_layer"), 1e-5, false,
+                    mixer, channel_mixer, s.get<int64_t>("dim_ffn")) +
          fmt::format("num_heads = {}\n", heads_of(width, s.get<int64_t>("head_size", 64)));
 }
 
-nlohmann::json lm_config(const Expanded& m, const std::string& mixer, const std::string& channel_mixer, double eps) {
+nlohmann::json lm_config(const Expanded& m, const std::string& mixer,
+                         const std::string& channel_mixer, double eps) {
   const auto width = m.get<int64_t>("d_model"), d_ff = m.get<int64_t>(channel_mixer + ".d_ff");
   if (m.get<double>("norm_eps") != 1e-5 || m.get<double>(mixer + ".norm_eps") != eps)
     fail("model.norm_eps must be 1e-5, model.{}.norm_eps {}", mixer, eps);
@@ -154,7 +166,8 @@ nlohmann::json lm_config(const Expanded& m, const std::string& mixer, const std:
           {"n_layer", m.get<int64_t>("num_layers")}};
 }
 
-using LayerRules = void (*)(std::vector<Rule>& out, const std::string& ours, const std::string& theirs, bool first);
+using LayerRules = void (*)(std::vector<Rule>& out, const std::string& ours,
+                            const std::string& theirs, bool first);
 
 std::vector<Rule> lm_rules(const Expanded& m, LayerRules rules) {
   std::vector<Rule> out = {{"embedding", {{"emb.weight"}}}, {"head.weight", {{"head.weight"}}}};
@@ -191,7 +204,8 @@ void x052(std::vector<Rule>& out, const std::string& ours, const std::string& th
 }
 
 void x060(std::vector<Rule>& out, const std::string& ours, const std::string& theirs, bool) {
-  const std::string a = theirs + "att.time_maa_", f = theirs + "ffn.time_maa_", d = theirs + "att.time_decay";
+  const std::string a = theirs + "att.time_maa_", f = theirs + "ffn.time_maa_",
+                    d = theirs + "att.time_decay";
   add_gates(out, ours, theirs);
   out.push_back({ours + "mixer.mix_x", {{a + "x", 1, kVector}}});
   out.push_back({ours + "mixer.mix", rows(a, "wkvrg")});
@@ -208,9 +222,12 @@ void x070(std::vector<Rule>& out, const std::string& ours, const std::string& th
   const auto low_rank = [&](const std::string& part, const std::string& letter, bool bias) {
     out.push_back({ours + "mixer." + part + ".down_proj.weight", {{a + letter + "1", 1, kIn}}});
     out.push_back({ours + "mixer." + part + ".up_proj.weight", {{a + letter + "2", 1, kIn}}});
-    if (bias) out.push_back({ours + "mixer." + part + ".up_proj.bias", {{a + letter + "0", 1, kVector}}});
+    if (bias)
+      out.push_back({ours + "mixer." + part + ".up_proj.bias", {{a + letter + "0", 1, kVector}}});
   };
-  low_rank("decay", "w", true), low_rank("rate", "a", true), low_rank("gate", "g", false);
+  low_rank("decay", "w", true);
+  low_rank("rate", "a", true);
+  low_rank("gate", "g", false);
   if (!first) low_rank("value_mix", "v", true);
   out.push_back({ours + "mixer.mix", rows(a + "x_", "rwkvag")});
   out.push_back({ours + "mixer.k_k", {{a + "k_k", 1, kVector}}});
@@ -222,8 +239,8 @@ void x070(std::vector<Rule>& out, const std::string& ours, const std::string& th
 std::string x070_toml(const Settings& s) {
   return lm_toml(s, "rwkv7", "rwkv7_channel_mix") +
          fmt::format("decay_rank = {}\nrate_rank = {}\nvalue_rank = {}\ngate_rank = {}\n",
-                     s.get<int64_t>("d_decay_lora", 0), s.get<int64_t>("d_aaa_lora", 0), s.get<int64_t>("d_mv_lora", 0),
-                     s.get<int64_t>("d_gate_lora", 0));
+                     s.get<int64_t>("d_decay_lora", 0), s.get<int64_t>("d_aaa_lora", 0),
+                     s.get<int64_t>("d_mv_lora", 0), s.get<int64_t>("d_gate_lora", 0));
 }
 
 nlohmann::json x070_config(const Expanded& m) {
@@ -239,8 +256,8 @@ using Toml = std::string (*)(const Settings&);
 using Config = nlohmann::json (*)(const Expanded&);
 using Rules = std::vector<Rule> (*)(const Expanded&);
 
-bool add_lm(const char* name, const char* mixer, const char* channel_mixer, std::vector<std::string> left_out,
-            Toml toml, Config config, Rules rules) {
+bool add_lm(const char* name, const char* mixer, const char* channel_mixer,
+            std::vector<std::string> left_out, Toml toml, Config config, Rules rules) {
   auto required = requirements(mixer, channel_mixer);
   required.push_back({"tie_embeddings", {"false"}});
   return families().add(name, {"", std::move(left_out), std::move(required), toml, config, rules});
@@ -257,9 +274,9 @@ const bool lm_x060 = add_lm(
     [](const Expanded& m) { return lm_config(m, "rwkv6", "rwkv6_channel_mix", 64e-5); },
     [](const Expanded& m) { return lm_rules(m, x060); });
 // Its first layer holds v₀, V₁, V₂ unused.
-const bool lm_x070 =
-    add_lm("rwkv_lm_x070", "rwkv7", "rwkv7_channel_mix", {"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"},
-           x070_toml, x070_config, [](const Expanded& m) { return lm_rules(m, x070); });
+const bool lm_x070 = add_lm("rwkv_lm_x070", "rwkv7", "rwkv7_channel_mix",
+                            {"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"}, x070_toml,
+                            x070_config, [](const Expanded& m) { return lm_rules(m, x070); });
 
 }  // namespace
 }  // namespace assay::nn::hugging_face

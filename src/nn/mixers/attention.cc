@@ -1,14 +1,16 @@
-// Softmax attention, full or over a window, with positions, QK-norm and the ablations that take its parts away.
-//   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)    [Vaswani 2017; RoFormer]
-// ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores.           [Press 2022, §3]
-// QK-norm: q, k divided by their length per head; the scale is learned per head,                [Henry 2020, eq. 6]
-// or fixed at 1 / temperature.                                                                  [BC §3, Figure 4]
-// The scale starts at 20, which is log2(L² − L) for L = 1024 [Henry 2020]. AdamW moves a
-// parameter by about the sum of its learning rates at most. That sum is 0.6 for 1,250 steps with a
-// peak of 1e-3, so the scale learns 40 times as fast as the matrices. A relative step is then twice
-// the learning rate, as with RMSNorm weights on q and k [Qwen3, Gemma 3].
-// Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands there: no relation
-// between contents is left.                                 [BC §3; Synthesizer, Tay 2021: random, factorised]
+// Softmax attention, full or over a window, with positions, QK-norm and the ablations that take
+// its parts away.
+//   q, k, v = W x; q, k ← norm(rotary(q), rotary(k)); out = W_o attention(q, k, v)
+//   [Vaswani 2017; RoFormer]
+// ALiBi: head i of H (from 1) subtracts 2^(−8i/H) times the distance from its scores. [Press 2022,
+// §3] QK-norm: q, k divided by their length per head; the scale is learned per head, [Henry 2020,
+// eq. 6] or fixed at 1 / temperature. [BC §3, Figure 4] The scale starts at 20, which is log2(L² −
+// L) for L = 1024 [Henry 2020]. AdamW moves a parameter by about the sum of its learning rates at
+// most. That sum is 0.6 for 1,250 steps with a peak of 1e-3, so the scale learns 40 times as fast
+// as the matrices. A relative step is then twice the learning rate, as with RMSNorm weights on q
+// and k [Qwen3, Gemma 3].
+// Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands
+// there: no relation between contents is left. [BC §3; Synthesizer, Tay 2021: random, factorised]
 #include <torch/torch.h>
 
 #include <cmath>
@@ -42,9 +44,11 @@ struct Attention final : Mixer {
       field("initial_scale", initial_scale, "with qk_norm: where the learned scale starts");
       field("scale_learning_rate", scale_learning_rate,
             "with qk_norm: learning rate of the scale over that of the run");
-      field("temperature", temperature, "with qk_norm: scores are q·k / temperature; 0: the learned scale");
-      field("constants", constants,
-            "none, keys, or queries_and_keys: trained vectors of the position instead of projections");
+      field("temperature", temperature,
+            "with qk_norm: scores are q·k / temperature; 0: the learned scale");
+      field(
+          "constants", constants,
+          "none, keys, or queries_and_keys: trained vectors of the position instead of projections");
       field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
     }
@@ -54,10 +58,14 @@ struct Attention final : Mixer {
       : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base), width(d_model) {
     const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
     parts = {constant_queries() ? 0 : heads, constant_keys() ? 0 : kv_heads, kv_heads};
-    qkv = register_module("qkv", std::make_shared<Linear>(d_model, (parts[0] + parts[1] + parts[2]) * D, config.bias));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(heads * D, d_model, config.bias));
-    if (constant_queries()) queries = register_parameter("queries", torch::zeros({config.max_positions, heads, D}));
-    if (constant_keys()) keys = register_parameter("keys", torch::zeros({config.max_positions, kv_heads, D}));
+    qkv = register_module("qkv", std::make_shared<Linear>(
+                                     d_model, (parts[0] + parts[1] + parts[2]) * D, config.bias));
+    out_proj =
+        register_module("out_proj", std::make_shared<Linear>(heads * D, d_model, config.bias));
+    if (constant_queries())
+      queries = register_parameter("queries", torch::zeros({config.max_positions, heads, D}));
+    if (constant_keys())
+      keys = register_parameter("keys", torch::zeros({config.max_positions, kv_heads, D}));
     if (config.qk_norm && config.temperature == 0)
       scale = register_parameter("scale", torch::full({heads}, config.initial_scale));
     if (config.position == "alibi")
@@ -66,7 +74,8 @@ struct Attention final : Mixer {
 
   static Config expanded(Config c, int64_t d_model) {
     if (c.num_heads < 1 || (c.head_dim == 0 && d_model % c.num_heads))
-      fail("attention: num_heads = {} must be positive and divide d_model = {}", c.num_heads, d_model);
+      fail("attention: num_heads = {} must be positive and divide d_model = {}", c.num_heads,
+           d_model);
     if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
     if (c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads)
       fail("attention: num_kv_heads = {} must divide num_heads = {}", c.num_kv_heads, c.num_heads);
@@ -79,17 +88,21 @@ struct Attention final : Mixer {
     one_of("attention", "constants", c.constants, {"none", "keys", "queries_and_keys"});
     check_scale("attention", c.initial_scale, c.scale_learning_rate);
     if (!(c.temperature >= 0) || std::isinf(c.temperature))
-      fail("attention: temperature = {} must be positive, or 0 for the learned scale", c.temperature);
-    if (c.temperature > 0 && !c.qk_norm) fail("attention: temperature = {} needs qk_norm = true", c.temperature);
+      fail("attention: temperature = {} must be positive, or 0 for the learned scale",
+           c.temperature);
+    if (c.temperature > 0 && !c.qk_norm)
+      fail("attention: temperature = {} needs qk_norm = true", c.temperature);
     if (c.constants != "none" && c.max_positions < 1)
-      fail("attention: constants = '{}' needs max_positions, the longest sequence there will be", c.constants);
+      fail("attention: constants = '{}' needs max_positions, the longest sequence there will be",
+           c.constants);
     return c;
   }
 
   bool constant_keys() const { return config.constants != "none"; }
   bool constant_queries() const { return config.constants == "queries_and_keys"; }
 
-  // Queries, keys and values of a piece that begins at `position`, as attention takes them; softmax_scale besides.
+  // Queries, keys and values of a piece that begins at `position`, as attention takes
+  // them; softmax_scale besides.
   struct Projected {
     at::Tensor q, k, v;  // [B, T, H or Hkv, D]
     double softmax_scale;
@@ -107,8 +120,14 @@ struct Attention final : Mixer {
     const auto projected = all.split_with_sizes(parts, 2);
     at::Tensor q = constant_queries() ? constants(queries, x, position) : projected[0];
     at::Tensor k = constant_keys() ? constants(keys, x, position) : projected[1];
-    if (config.position == "rope") q = rotary(q, position), k = rotary(k, position);
-    if (config.qk_norm) q = unit_length(q), k = unit_length(k);
+    if (config.position == "rope") {
+      q = rotary(q, position);
+      k = rotary(k, position);
+    }
+    if (config.qk_norm) {
+      q = unit_length(q);
+      k = unit_length(k);
+    }
     if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
     return {q, k, projected[2], softmax_scale};
   }
@@ -120,44 +139,65 @@ struct Attention final : Mixer {
   at::Tensor constants(const at::Tensor& table, const at::Tensor& x, int64_t position) const {
     const int64_t end = position + x.size(1);
     if (end > config.max_positions)
-      fail("attention: position {} is beyond max_positions = {} of its constants", end - 1, config.max_positions);
-    return table.slice(0, position, end).to(x.scalar_type()).unsqueeze(0).expand({x.size(0), -1, -1, -1});
+      fail("attention: position {} is beyond max_positions = {} of its constants", end - 1,
+           config.max_positions);
+    return table.slice(0, position, end)
+        .to(x.scalar_type())
+        .unsqueeze(0)
+        .expand({x.size(0), -1, -1, -1});
   }
-  std::optional<at::Tensor> slopes_or_none() const { return slopes.defined() ? std::optional(slopes) : std::nullopt; }
+  std::optional<at::Tensor> slopes_or_none() const {
+    return slopes.defined() ? std::optional(slopes) : std::nullopt;
+  }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const int64_t position = state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
+    const int64_t position =
+        state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
     auto [q, k, v, softmax_scale] = project(x, position);
     state["position"] = at::full({}, position + x.size(1), at::kLong);
-    if (config.window < 0) k = append(state, "k", k), v = append(state, "v", v);
-    else keep_window(k, v, state);
-    return out_proj->forward(ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none()).flatten(2));
+    if (config.window < 0) {
+      k = append(state, "k", k);
+      v = append(state, "v", v);
+    } else keep_window(k, v, state);
+    return out_proj->forward(
+        ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none()).flatten(2));
   }
 
   // Puts what the state holds before k and v, and keeps what the next position sees.
   void keep_window(at::Tensor& k, at::Tensor& v, State& state) const {
-    if (const auto past = state.find("k")) k = at::cat({*past, k}, 1), v = at::cat({*state.find("v"), v}, 1);
+    if (const auto past = state.find("k")) {
+      k = at::cat({*past, k}, 1);
+      v = at::cat({*state.find("v"), v}, 1);
+    }
     if (state.last) return;
     const int64_t kept = std::min(k.size(1), config.window - 1), first = k.size(1) - kept;
-    state["k"] = k.slice(1, first), state["v"] = v.slice(1, first);
-    if (first > kept) state["k"] = state["k"].clone(), state["v"] = state["v"].clone();  // these rows alone
+    state["k"] = k.slice(1, first);
+    state["v"] = v.slice(1, first);
+    if (first > kept) {
+      state["k"] = state["k"].clone();
+      state["v"] = state["v"].clone();
+    }  // these rows alone
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     const auto [q, k, v, softmax_scale] = project(x, 0);
-    return ops::window_attention_reference(q, k, values_of_positions(k), config.window, softmax_scale, slopes_or_none())
+    return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
+                                           softmax_scale, slopes_or_none())
         .transpose(1, 2);
   }
 
   double mixing_flops(int64_t time) const override {
     const double window = config.window < 0 ? double(time) : double(std::min(config.window, time));
-    return 4.0 * double(config.num_heads * config.head_dim) * (window - window * (window - 1) / (2.0 * double(time)));
+    return 4.0 * double(config.num_heads * config.head_dim) *
+           (window - window * (window - 1) / (2.0 * double(time)));
   }
 
   int64_t max_time() const override { return constant_keys() ? config.max_positions : INT64_MAX; }
 
-  // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x of unit size.
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x
+  // of unit size.
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     if (name != "keys" && name != "queries") return false;
     parameter.normal_(0, 0.02 * std::sqrt(double(width)), generator);
     return true;
@@ -177,7 +217,9 @@ struct Attention final : Mixer {
 };
 
 const RegisterMixer<Attention> registered(
-    "attention", "out_t = Σ_j softmax_j(q_t·k_j/√D) v_j over j ≤ t, or the last `window` positions [Vaswani 2017]",
+    "attention",
+    "out_t = Σ_j softmax_j(q_t·k_j/√D) v_j over j ≤ t, "
+    "or the last `window` positions [Vaswani 2017]",
     {{},
      {.num_heads = 6, .num_kv_heads = 2},
      {.window = 16},
@@ -186,7 +228,10 @@ const RegisterMixer<Attention> registered(
      {.num_heads = 6, .num_kv_heads = 3, .window = 30, .position = "alibi"},
      {.qk_norm = true, .temperature = 0.1},
      {.constants = "keys", .max_positions = 100},
-     {.num_kv_heads = 2, .position = "none", .constants = "queries_and_keys", .max_positions = 97}});
+     {.num_kv_heads = 2,
+      .position = "none",
+      .constants = "queries_and_keys",
+      .max_positions = 97}});
 
 }  // namespace
 }  // namespace assay::nn

@@ -1,4 +1,5 @@
-// BaseConv, the gated short convolution that fills most layers of Based.     [Arora et al. 2024, §4; Zoology, 2023]
+// BaseConv, the gated short convolution that fills most layers of Based. [Arora et al. 2024,
+// §4; Zoology, 2023]
 //   based:   u₁, u₂ = W_in x + b     y = W_out (silu(conv(u₁)) ⊙ u₂) + b
 //   zoology: y = (conv(x) + b) ⊙ (W x + b) + x     (the residual is inside; no activation)
 // As the repositories have it; based's convolution has a bias in its CUDA path only (conv_bias).
@@ -23,14 +24,17 @@ struct BaseConv final : Mixer {
     }
   };
 
-  BaseConv(const Config& c, int64_t d_model) : config(c), inner(based() ? c.expand * d_model / 2 : d_model) {
+  BaseConv(const Config& c, int64_t d_model)
+      : config(c), inner(based() ? c.expand * d_model / 2 : d_model) {
     one_of("base_conv", "form", c.form, {"based", "zoology"});
     if (inner < 1 || c.conv_width < 1)
       fail("base_conv: expand = {} and conv_width = {} must be positive", c.expand, c.conv_width);
-    conv = register_module("conv",
-                           std::make_shared<ShortConv>(inner, c.conv_width, c.conv_bias, based() ? "silu" : "none"));
-    in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, based() ? 2 * inner : inner, true));
-    if (based()) out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, true));
+    conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, c.conv_bias,
+                                                               based() ? "silu" : "none"));
+    in_proj = register_module("in_proj",
+                              std::make_shared<Linear>(d_model, based() ? 2 * inner : inner, true));
+    if (based())
+      out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, true));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -39,8 +43,11 @@ struct BaseConv final : Mixer {
     return out_proj->forward(conv->forward(u[0], state) * u[1]);
   }
 
-  double mixing_flops(int64_t) const override { return double(inner) * double(2 * config.conv_width); }
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  double mixing_flops(int64_t) const override {
+    return double(inner) * double(2 * config.conv_width);
+  }
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     return conv->initialise(name, parameter, generator);
   }
   bool based() const { return config.form == "based"; }
@@ -51,9 +58,9 @@ struct BaseConv final : Mixer {
   std::shared_ptr<Linear> in_proj, out_proj;  // the last null in zoology's form
 };
 
-const RegisterMixer<BaseConv> registered("base_conv",
-                                         "W_out (silu(conv(u₁)) ⊙ u₂), u₁, u₂ = W_in x [Based, Arora et al. 2024]",
-                                         {{}, {.expand = 2, .conv_bias = false}, {.form = "zoology", .conv_width = 4}});
+const RegisterMixer<BaseConv> registered(
+    "base_conv", "W_out (silu(conv(u₁)) ⊙ u₂), u₁, u₂ = W_in x [Based, Arora et al. 2024]",
+    {{}, {.expand = 2, .conv_bias = false}, {.form = "zoology", .conv_width = 4}});
 
 }  // namespace
 }  // namespace assay::nn

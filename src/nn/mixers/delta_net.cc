@@ -1,10 +1,12 @@
-// DeltaNet: the state forgets what it held under a key before it stores the new value.     [Yang et al. 2024, §3]
+// DeltaNet: the state forgets what it held under a key before it stores the new value. [Yang et
+// al. 2024, §3]
 //   q, k, v = silu(conv(W x)), q and k of unit length     β = σ(W_β x)
-//   S_t = S_{t−1} + k_t β_t (v_t − S_{t−1}ᵀ k_t)ᵀ         y_t = S_tᵀ q_t / √K         out = W_o RMSNorm_head(y)
+//   S_t = S_{t−1} + k_t β_t (v_t − S_{t−1}ᵀ k_t)ᵀ         y_t = S_tᵀ q_t / √K
+//       out = W_o RMSNorm_head(y)
 // As flash-linear-attention has it: the convolution before the recurrence, no gate after it.
 // That code starts its convolution from N(0, 0.02) and gives the norm eps 1e-6: conv_std = 0.02,
-// norm_eps = 1e-6. The two belong together: such a convolution makes the squared y about 4e-7 at the
-// start, and eps = 1e-5 would reduce the norm's output to a fifth.
+// norm_eps = 1e-6. The two belong together: such a convolution makes the squared y about 4e-7 at
+// the start, and eps = 1e-5 would reduce the norm's output to a fifth.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -27,20 +29,25 @@ struct DeltaNet final : Mixer {
       field("expand_k", expand_k, "width of the keys over d_model");
       field("expand_v", expand_v, "width of the values over d_model");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
-      field("conv_std", conv_std,
-            "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
+      field(
+          "conv_std", conv_std,
+          "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
       field("norm_eps", norm_eps, "of the norm of each head");
     }
   };
 
   DeltaNet(const Config& c, int64_t d_model)
-      : config(c), K(std::llround(c.expand_k * double(d_model))), V(std::llround(c.expand_v * double(d_model))) {
+      : config(c),
+        K(std::llround(c.expand_k * double(d_model))),
+        V(std::llround(c.expand_v * double(d_model))) {
     head_width("delta_net", K, c.num_heads);
     qkv = register_module("qkv", std::make_shared<Linear>(d_model, 2 * K + V, false));
-    conv = register_module("conv", std::make_shared<ShortConv>(2 * K + V, c.conv_width, false, "silu", c.conv_std));
+    conv = register_module(
+        "conv", std::make_shared<ShortConv>(2 * K + V, c.conv_width, false, "silu", c.conv_std));
     beta_proj = register_module("beta_proj", std::make_shared<Linear>(d_model, c.num_heads, false));
-    norm =
-        register_module("norm", std::make_shared<Norm>("rmsnorm", head_width("delta_net", V, c.num_heads), c.norm_eps));
+    norm = register_module(
+        "norm",
+        std::make_shared<Norm>("rmsnorm", head_width("delta_net", V, c.num_heads), c.norm_eps));
     out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
   }
 
@@ -48,16 +55,19 @@ struct DeltaNet final : Mixer {
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
     const auto part = conv->forward(qkv->forward(x), state).split_with_sizes({K, K, V}, -1);
     at::Tensor y;
-    std::tie(y, state["S"]) = ops::delta_rule(unit_length(heads(part[0])), unit_length(heads(part[1])), heads(part[2]),
-                                              wide(beta_proj->forward(x)).sigmoid(),
-                                              std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
+    std::tie(y, state["S"]) =
+        ops::delta_rule(unit_length(heads(part[0])), unit_length(heads(part[1])), heads(part[2]),
+                        wide(beta_proj->forward(x)).sigmoid(),
+                        std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
     return out_proj->forward(norm->forward(y).flatten(2));
   }
 
   double mixing_flops(int64_t) const override {
-    return 6.0 * double(K * V) / double(config.num_heads) + double(2 * config.conv_width * (2 * K + V));
+    return 6.0 * double(K * V) / double(config.num_heads) +
+           double(2 * config.conv_width * (2 * K + V));
   }
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     return conv->initialise(name, parameter, generator);
   }
 
@@ -70,8 +80,11 @@ struct DeltaNet final : Mixer {
 
 const RegisterMixer<DeltaNet> registered(
     "delta_net",
-    "S_t = S_{t−1} + k_t β_t (v_t − S_{t−1}ᵀ k_t)ᵀ, y_t = S_tᵀ q_t / √K, q and k of unit length [Yang et al. 2024]",
-    {{}, {.num_heads = 3, .expand_k = 0.5, .expand_v = 1.5, .conv_width = 3}, {.num_heads = 2, .conv_width = 0}});
+    "S_t = S_{t−1} + k_t β_t (v_t − S_{t−1}ᵀ k_t)ᵀ, y_t = S_tᵀ q_t / √K, "
+    "q and k of unit length [Yang et al. 2024]",
+    {{},
+     {.num_heads = 3, .expand_k = 0.5, .expand_v = 1.5, .conv_width = 3},
+     {.num_heads = 2, .conv_width = 0}});
 
 }  // namespace
 }  // namespace assay::nn

@@ -1,11 +1,13 @@
-// Gated DeltaNet: the delta rule on a state that decays first.                        [Yang et al. 2025, eq. 10]
-//   q, k, v = silu(conv(W x)), q and k of unit length     β = σ(W_β x)     g = −exp(A_log) softplus(W_a x + b)
+// Gated DeltaNet: the delta rule on a state that decays first. [Yang et al. 2025, eq. 10]
+//   q, k, v = silu(conv(W x)), q and k of unit length     β = σ(W_β x)
+//       g = −exp(A_log) softplus(W_a x + b)
 //   S' = exp(g_t) S_{t−1}     S_t = S' + k_t β_t (v_t − S'ᵀ k_t)ᵀ          y_t = S_tᵀ q_t / √K
 //   out = W_o (RMSNorm_head(y) ⊙ silu(W_z x))
-// As flash-linear-attention and Qwen3-Next have it: each value head has a β and g; several may share a key head.
-// Starting values as there: exp(A_log) uniform in [0, 16], softplus(b) log-uniform in [0.001, 0.1].
-// The authors' own code (NVlabs) leaves the convolution at torch's values. flash-linear-attention
-// starts it from N(0, 0.02) and gives the norm eps 1e-6: conv_std = 0.02, norm_eps = 1e-6.
+// As flash-linear-attention and Qwen3-Next have it: each value head has a β and g; several may
+// share a key head. Starting values as there: exp(A_log) uniform in [0, 16], softplus(b)
+// log-uniform in [0.001, 0.1]. The authors' own code (NVlabs) leaves the convolution at torch's
+// values. flash-linear-attention starts it from N(0, 0.02) and gives the norm eps 1e-6: conv_std =
+// 0.02, norm_eps = 1e-6.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -24,12 +26,14 @@ struct GatedDeltaNet final : Mixer {
     double conv_std = 0, norm_eps = 1e-5;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads of the values, and of the state");
-      field("num_key_heads", num_key_heads, "heads of queries and keys; divides num_heads; 0: num_heads");
+      field("num_key_heads", num_key_heads,
+            "heads of queries and keys; divides num_heads; 0: num_heads");
       field("head_dim", head_dim, "of queries and keys; 0: 3/4 d_model / num_heads");
       field("value_head_dim", value_head_dim, "of the values; 0: 2 head_dim");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
-      field("conv_std", conv_std,
-            "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
+      field(
+          "conv_std", conv_std,
+          "standard deviation of the convolution's starting values; 0: uniform in ±1/√conv_width");
       field("norm_eps", norm_eps, "of the norm of each head");
     }
   };
@@ -40,9 +44,10 @@ struct GatedDeltaNet final : Mixer {
     if (c.value_head_dim == 0) c.value_head_dim = 2 * c.head_dim;
     if (c.num_heads < 1) fail("gated_delta_net: num_heads = {} must be positive", c.num_heads);
     if (c.num_key_heads < 1 || c.num_heads % c.num_key_heads)
-      fail("gated_delta_net: num_key_heads = {} must be positive and divide num_heads = {}", c.num_key_heads,
-           c.num_heads);
-    if (c.head_dim < 1 || c.value_head_dim < 1) fail("gated_delta_net: head_dim and value_head_dim must be positive");
+      fail("gated_delta_net: num_key_heads = {} must be positive and divide num_heads = {}",
+           c.num_key_heads, c.num_heads);
+    if (c.head_dim < 1 || c.value_head_dim < 1)
+      fail("gated_delta_net: head_dim and value_head_dim must be positive");
     return c;
   }
 
@@ -50,11 +55,14 @@ struct GatedDeltaNet final : Mixer {
       : config(expanded(c, d_model)),
         K(config.num_key_heads * config.head_dim),
         V(config.num_heads * config.value_head_dim) {
-    qkvz_proj = register_module("qkvz_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
-    ba_proj = register_module("ba_proj", std::make_shared<Linear>(d_model, 2 * config.num_heads, false));
-    conv = register_module("conv",
-                           std::make_shared<ShortConv>(2 * K + V, config.conv_width, false, "silu", config.conv_std));
-    norm = register_module("norm", std::make_shared<Norm>("rmsnorm", config.value_head_dim, config.norm_eps));
+    qkvz_proj =
+        register_module("qkvz_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
+    ba_proj =
+        register_module("ba_proj", std::make_shared<Linear>(d_model, 2 * config.num_heads, false));
+    conv = register_module("conv", std::make_shared<ShortConv>(2 * K + V, config.conv_width, false,
+                                                               "silu", config.conv_std));
+    norm = register_module(
+        "norm", std::make_shared<Norm>("rmsnorm", config.value_head_dim, config.norm_eps));
     out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
     A_log = register_parameter("A_log", torch::zeros({config.num_heads}));
     dt_bias = register_parameter("dt_bias", torch::zeros({config.num_heads}));
@@ -63,20 +71,23 @@ struct GatedDeltaNet final : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto qkv_z = qkvz_proj->forward(x).split_with_sizes({2 * K + V, V}, -1);
     const auto part = conv->forward(qkv_z[0], state).split_with_sizes({K, K, V}, -1);
-    const auto keys = [&](const at::Tensor& t) { return unit_length(split_heads(t, config.num_key_heads)); };
+    const auto keys = [&](const at::Tensor& t) {
+      return unit_length(split_heads(t, config.num_key_heads));
+    };
     const auto ba = wide(ba_proj->forward(x)).chunk(2, -1);
     const at::Tensor g = -A_log.exp() * at::softplus(ba[1] + dt_bias);
     at::Tensor y;
-    std::tie(y, state["S"]) =
-        ops::gated_delta_rule(keys(part[0]), keys(part[1]), split_heads(part[2], config.num_heads), g, ba[0].sigmoid(),
-                              1 / std::sqrt(double(config.head_dim)), state.find("S"));
+    std::tie(y, state["S"]) = ops::gated_delta_rule(
+        keys(part[0]), keys(part[1]), split_heads(part[2], config.num_heads), g, ba[0].sigmoid(),
+        1 / std::sqrt(double(config.head_dim)), state.find("S"));
     return out_proj->forward(norm->forward(y).flatten(2) * at::silu(qkv_z[1]));
   }
 
   double mixing_flops(int64_t) const override {
     return 7.0 * double(config.head_dim * V) + double(2 * config.conv_width * (2 * K + V));
   }
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     if (name == "A_log") log_of_uniform(parameter, 0, 16, generator);
     else if (name == "dt_bias") log_uniform_steps(parameter, generator);
     else return conv->initialise(name, parameter, generator);
@@ -93,7 +104,8 @@ struct GatedDeltaNet final : Mixer {
 
 const RegisterMixer<GatedDeltaNet> registered(
     "gated_delta_net",
-    "S' = exp(g_t) S_{t−1}, S_t = S' + k_t β_t (v_t − S'ᵀ k_t)ᵀ, y_t = S_tᵀ q_t / √K, gated by silu(z_t) [Yang et al. "
+    "S' = exp(g_t) S_{t−1}, S_t = S' + k_t β_t (v_t − S'ᵀ k_t)ᵀ, y_t = S_tᵀ q_t / √K, "
+    "gated by silu(z_t) [Yang et al. "
     "2025]",
     {{},
      {.num_heads = 6, .num_key_heads = 2, .head_dim = 5, .value_head_dim = 7, .conv_width = 2},

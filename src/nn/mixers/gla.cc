@@ -1,7 +1,10 @@
-// Gated linear attention: every key channel of the state decays at its own rate, read from the token.
-//   S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ     y_t = S_tᵀ q_t / √K           [Yang et al. 2023, §4.4]
+// Gated linear attention: every key channel of the state decays at its own rate, read
+// from the token.
+//   S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ     y_t = S_tᵀ q_t / √K
+//       [Yang et al. 2023, §4.4]
 //   gk = ln σ(W₂ W₁ x + b) / 16                 out = W_o (RMSNorm_head(y) ⊙ silu(W_g x))
-// As flash-linear-attention has it: no convolution, no positions; the paper's LayerNorm is an RMSNorm there.
+// As flash-linear-attention has it: no convolution, no positions; the paper's LayerNorm is
+// an RMSNorm there.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -30,12 +33,17 @@ struct GatedLinearAttention final : Mixer {
   };
 
   GatedLinearAttention(const Config& c, int64_t d_model)
-      : config(c), K(std::llround(c.expand_k * double(d_model))), V(std::llround(c.expand_v * double(d_model))) {
+      : config(c),
+        K(std::llround(c.expand_k * double(d_model))),
+        V(std::llround(c.expand_v * double(d_model))) {
     head_width("gla", K, c.num_heads);
-    if (c.gate_rank < 1 || !(c.gate_normalizer > 0)) fail("gla: gate_rank and gate_normalizer must be positive");
-    qkvg_proj = register_module("qkvg_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
+    if (c.gate_rank < 1 || !(c.gate_normalizer > 0))
+      fail("gla: gate_rank and gate_normalizer must be positive");
+    qkvg_proj =
+        register_module("qkvg_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
     gk = register_module("gk", std::make_shared<LowRank>(d_model, c.gate_rank, K, true));
-    norm = register_module("norm", std::make_shared<Norm>("rmsnorm", head_width("gla", V, c.num_heads), c.norm_eps));
+    norm = register_module(
+        "norm", std::make_shared<Norm>("rmsnorm", head_width("gla", V, c.num_heads), c.norm_eps));
     out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
   }
 
@@ -44,12 +52,15 @@ struct GatedLinearAttention final : Mixer {
     const auto part = qkvg_proj->forward(x).split_with_sizes({K, K, V, V}, -1);
     const at::Tensor decay = at::log_sigmoid(wide(gk->forward(x))) / config.gate_normalizer;
     at::Tensor y;
-    std::tie(y, state["S"]) = ops::gla(heads(part[0]), heads(part[1]), heads(part[2]), heads(decay),
-                                       std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
+    std::tie(y, state["S"]) =
+        ops::gla(heads(part[0]), heads(part[1]), heads(part[2]), heads(decay),
+                 std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
     return out_proj->forward(norm->forward(y).flatten(2) * at::silu(part[3]));
   }
 
-  double mixing_flops(int64_t) const override { return 5.0 * double(K * V) / double(config.num_heads); }
+  double mixing_flops(int64_t) const override {
+    return 5.0 * double(K * V) / double(config.num_heads);
+  }
 
   Config config;
   int64_t K, V;  // of all heads
@@ -59,8 +70,11 @@ struct GatedLinearAttention final : Mixer {
 };
 
 const RegisterMixer<GatedLinearAttention> registered(
-    "gla", "S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t / √K, gated by silu(W_g x) [Yang et al. 2023]",
-    {{}, {.num_heads = 3, .expand_k = 0.25, .expand_v = 1.5, .gate_rank = 5, .gate_normalizer = 4}});
+    "gla",
+    "S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t / √K, "
+    "gated by silu(W_g x) [Yang et al. 2023]",
+    {{},
+     {.num_heads = 3, .expand_k = 0.25, .expand_v = 1.5, .gate_rank = 5, .gate_normalizer = 4}});
 
 }  // namespace
 }  // namespace assay::nn

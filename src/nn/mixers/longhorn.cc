@@ -1,10 +1,13 @@
-// Longhorn's mixer: each channel's state is the closed-form answer of an online regression, in Mamba's block.
-//   x, z = W_in h     x ← silu(conv(x))     r, k, q = W_x x     β = σ(W_β r + b)     ε = β / (1 + β kᵀk)
-//   S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t        y_t = S_t q_t + D ⊙ x_t     [Liu et al. 2024, Alg. 1]
+// Longhorn's mixer: each channel's state is the closed-form answer of an online regression,
+// in Mamba's block.
+//   x, z = W_in h     x ← silu(conv(x))     r, k, q = W_x x     β = σ(W_β r + b)
+//       ε = β / (1 + β kᵀk)
+//   S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t        y_t = S_t q_t + D ⊙ x_t
+//       [Liu et al. 2024, Alg. 1]
 //   out = W_out (y ⊙ silu(z))
-// As the official code has it, β comes through a low rank (the paper: a full matrix). scalar_beta: one β for all
-// channels. exact: S_t = S_{t−1} (I − ε_t k_t k_tᵀ) + …, before the diagonal approximation. b starts at 0: β near ½.
-// The matrices start as in Mamba.
+// As the official code has it, β comes through a low rank (the paper: a full matrix). scalar_beta:
+// one β for all channels. exact: S_t = S_{t−1} (I − ε_t k_t k_tᵀ) + …, before the diagonal
+// approximation. b starts at 0: β near ½. The matrices start as in Mamba.
 #include "ops/longhorn/longhorn.h"
 
 #include <torch/torch.h>
@@ -40,7 +43,8 @@ struct Longhorn final : Mixer {
     const int64_t betas = c.scalar_beta ? 1 : inner;
     in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));
     conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, true));
-    x_proj = register_module("x_proj", std::make_shared<Linear>(inner, config.dt_rank + 2 * c.state_size, false));
+    x_proj = register_module(
+        "x_proj", std::make_shared<Linear>(inner, config.dt_rank + 2 * c.state_size, false));
     dt_proj = register_module("dt_proj", std::make_shared<Linear>(config.dt_rank, betas, false));
     out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
     dt_bias = register_parameter("dt_bias", torch::zeros({betas}));
@@ -50,10 +54,11 @@ struct Longhorn final : Mixer {
   at::Tensor forward(const at::Tensor& h, State& state) override {
     const auto xz = in_proj->forward(h).chunk(2, -1);
     const at::Tensor x = conv->forward(xz[0], state);
-    const auto part = x_proj->forward(x).split_with_sizes({config.dt_rank, config.state_size, config.state_size}, -1);
+    const auto part = x_proj->forward(x).split_with_sizes(
+        {config.dt_rank, config.state_size, config.state_size}, -1);
     at::Tensor y;
-    std::tie(y, state["S"]) =
-        ops::longhorn(x, dt_proj->forward(part[0]), part[1], part[2], D, xz[1], dt_bias, config.exact, state.find("S"));
+    std::tie(y, state["S"]) = ops::longhorn(x, dt_proj->forward(part[0]), part[1], part[2], D,
+                                            xz[1], dt_bias, config.exact, state.find("S"));
     return out_proj->forward(y);
   }
 
@@ -61,7 +66,8 @@ struct Longhorn final : Mixer {
     return double(inner) * double(8 * config.state_size + 2 * config.conv_width);
   }
 
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     if (mamba_projection(name, parameter, place, generator)) return true;
     if (name != "dt_proj.weight") return conv->initialise(name, parameter, generator);
     uniform_by_width(parameter, 1, generator);
@@ -81,7 +87,8 @@ struct Longhorn final : Mixer {
 
 const RegisterMixer<Longhorn> registered(
     "longhorn",
-    "S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t, ε = β / (1 + β kᵀk), y_t = S_t q_t + D x_t, gated [Liu et "
+    "S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t, ε = β / (1 + β kᵀk), "
+    "y_t = S_t q_t + D x_t, gated [Liu et "
     "al. 2024]",
     {{},
      {.state_size = 5, .expand = 1, .conv_width = 2, .dt_rank = 3, .scalar_beta = true},

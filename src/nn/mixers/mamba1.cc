@@ -1,13 +1,16 @@
-// Mamba-1's mixer: gated selective state space behind a short causal convolution.      [Gu & Dao 2023, Fig. 3, Alg. 2]
+// Mamba-1's mixer: gated selective state space behind a short causal convolution. [Gu & Dao 2023,
+// Fig. 3, Alg. 2]
 //   x, z = W_in h     x ← silu(conv(x))     δ, B, C = W_x x     Δ = softplus(W_Δ δ + b)
-//   S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t x_t ⊗ B_t     y_t = S_t C_t + D x_t     out = W_out (y ⊙ silu(z))
-// Starting values as in state-spaces/mamba: A = −(1 … N), D = 1, softplus(b) log-uniform in [0.001, 0.1], the matrices
-// as torch's Linear starts, W_out divided by √(residual branches).
+//   S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t x_t ⊗ B_t     y_t = S_t C_t + D x_t
+//       out = W_out (y ⊙ silu(z))
+// Starting values as in state-spaces/mamba: A = −(1 … N), D = 1, softplus(b) log-uniform in [0.001,
+// 0.1], the matrices as torch's Linear starts, W_out divided by √(residual branches).
 //
-// Ablations: conv_width = 0: no convolution. decay [BC §3] = "one": every channel and state decays by exp(a mean Δ_t),
-// with one a, starting at −1; "none": no decay; in both, Δ still scales what is written. decay = "learnable"
-// [Liu et al. 2024, §5]: exp(−Δ_t ⊗ A_t), A_t = softplus(W_A x_t + b_A) [N], which begins at (1 … N); the paper writes
-// A_t = W_A x_t, and softplus keeps the state from growing.
+// Ablations: conv_width = 0: no convolution. decay [BC §3] = "one": every channel and state
+// decays by exp(a mean Δ_t), with one a, starting at −1; "none": no decay; in both, Δ still
+// scales what is written. decay = "learnable" [Liu et al. 2024, §5]: exp(−Δ_t ⊗ A_t), A_t =
+// softplus(W_A x_t + b_A) [N], which begins at (1 … N); the paper writes A_t = W_A x_t, and
+// softplus keeps the state from growing.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -30,11 +33,14 @@ struct Mamba1 final : Mixer {
       field("expand", expand, "inner channels over d_model");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("dt_rank", dt_rank, "rank of the step's projection; 0: d_model / 16, rounded up");
-      field("decay", decay, "full, one (shared by all channels and states), none, or learnable (read from the token)");
+      field(
+          "decay", decay,
+          "full, one (shared by all channels and states), none, or learnable (read from the token)");
     }
   };
 
-  Mamba1(const Config& c, const Place& p) : place(p), config(c), inner(c.expand * p.d_model), N(c.state_size) {
+  Mamba1(const Config& c, const Place& p)
+      : place(p), config(c), inner(c.expand * p.d_model), N(c.state_size) {
     const int64_t d_model = p.d_model;
     if (N < 1 || N > 256) fail("mamba1: state_size = {} must be 1 to 256", N);
     if (c.expand < 1) fail("mamba1: expand = {} must be positive", c.expand);
@@ -43,8 +49,9 @@ struct Mamba1 final : Mixer {
     parts = {config.dt_rank, N, N};
     if (c.decay == "learnable") parts.push_back(N);
     in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));
-    x_proj = register_module("x_proj",
-                             std::make_shared<Linear>(inner, config.dt_rank + N * int64_t(parts.size() - 1), false));
+    x_proj = register_module(
+        "x_proj",
+        std::make_shared<Linear>(inner, config.dt_rank + N * int64_t(parts.size() - 1), false));
     dt_proj = register_module("dt_proj", std::make_shared<Linear>(config.dt_rank, inner, false));
     out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
     conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, true));
@@ -53,7 +60,8 @@ struct Mamba1 final : Mixer {
     const at::Tensor count = torch::arange(1, N + 1, torch::kFloat);
     if (c.decay == "full") A_log = register_parameter("A_log", count.log().repeat({inner, 1}));
     if (c.decay == "one") A_log = register_parameter("A_log", torch::zeros({1}));
-    if (c.decay == "learnable") A_bias = register_parameter("A_bias", count + at::log(-at::expm1(-count)));
+    if (c.decay == "learnable")
+      A_bias = register_parameter("A_bias", count + at::log(-at::expm1(-count)));
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
@@ -63,9 +71,11 @@ struct Mamba1 final : Mixer {
     const at::Tensor dt = dt_proj->forward(part[0]);
     at::Tensor y;
     if (config.decay == "full" || config.decay == "learnable") {
-      const at::Tensor A = config.decay == "full" ? -A_log.exp() : -at::softplus(wide(part[3]) + A_bias);
-      std::tie(y, state["ssm"]) = ops::selective_scan(x, dt, A, part[1].unsqueeze(2), part[2].unsqueeze(2), D, xz[1],
-                                                      dt_bias, /*delta_softplus=*/true, state.find("ssm"));
+      const at::Tensor A =
+          config.decay == "full" ? -A_log.exp() : -at::softplus(wide(part[3]) + A_bias);
+      std::tie(y, state["ssm"]) =
+          ops::selective_scan(x, dt, A, part[1].unsqueeze(2), part[2].unsqueeze(2), D, xz[1],
+                              dt_bias, /*delta_softplus=*/true, state.find("ssm"));
       return out_proj->forward(y);
     }
     const at::Tensor delta = at::softplus(wide(dt) + dt_bias);
@@ -74,17 +84,24 @@ struct Mamba1 final : Mixer {
   }
 
   // All channels and states decay alike, or not at all: linear attention with one head.
-  std::tuple<at::Tensor, at::Tensor> shared_decay(const at::Tensor& x, const at::Tensor& delta, const at::Tensor& B,
-                                                  const at::Tensor& C, const std::optional<at::Tensor>& before) const {
-    const at::Tensor q = C.unsqueeze(2), k = B.unsqueeze(2), v = (x * delta.to(x.scalar_type())).unsqueeze(2);
-    auto [y, after] = config.decay == "none" ? ops::linear_attention(q, k, v, 1, before)
-                                             : ops::simple_gla(q, k, v, -A_log.exp() * delta.mean(-1, true), 1, before);
+  std::tuple<at::Tensor, at::Tensor> shared_decay(const at::Tensor& x, const at::Tensor& delta,
+                                                  const at::Tensor& B, const at::Tensor& C,
+                                                  const std::optional<at::Tensor>& before) const {
+    const at::Tensor q = C.unsqueeze(2), k = B.unsqueeze(2),
+                     v = (x * delta.to(x.scalar_type())).unsqueeze(2);
+    auto [y, after] =
+        config.decay == "none"
+            ? ops::linear_attention(q, k, v, 1, before)
+            : ops::simple_gla(q, k, v, -A_log.exp() * delta.mean(-1, true), 1, before);
     return {y.squeeze(2), after};
   }
 
-  double mixing_flops(int64_t) const override { return double(inner) * double(9 * N + 2 * config.conv_width); }
+  double mixing_flops(int64_t) const override {
+    return double(inner) * double(9 * N + 2 * config.conv_width);
+  }
 
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     if (mamba_projection(name, parameter, place, generator)) return true;
     if (name == "dt_proj.weight") {
       uniform_by_width(parameter, 1, generator);
@@ -109,7 +126,9 @@ struct Mamba1 final : Mixer {
 };
 
 const RegisterMixer<Mamba1> registered(
-    "mamba1", "S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t x_t ⊗ B_t, y_t = S_t C_t + D x_t, gated by silu(z_t) [Gu & Dao 2023]",
+    "mamba1",
+    "S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t x_t ⊗ B_t, y_t = S_t C_t + D x_t, "
+    "gated by silu(z_t) [Gu & Dao 2023]",
     {{},
      {.state_size = 5, .expand = 1, .conv_width = 2, .dt_rank = 3},
      {.state_size = 4, .decay = "one"},

@@ -1,11 +1,14 @@
-// Mamba-2's mixer: state space duality, a state that decays by one number a head.  [Dao & Gu 2024, §7, Fig. 6]
+// Mamba-2's mixer: state space duality, a state that decays by one number a head. [Dao & Gu 2024,
+// §7, Fig. 6]
 //   z, xBC, dt = W_in h     x, B, C = silu(conv(xBC))     Δ = softplus(dt + b)
-//   S_t = exp(Δ_t A) S_{t−1} + Δ_t x_t B_tᵀ     y_t = S_t C_t + D x_t     out = W_out RMSNorm_group(y ⊙ silu(z))
-// Starting values as in state-spaces/mamba: −A uniform in [1, 16], D = 1, softplus(b) log-uniform in [0.001, 0.1], the
-// matrices as torch's Linear starts, W_out divided by √(residual branches).
+//   S_t = exp(Δ_t A) S_{t−1} + Δ_t x_t B_tᵀ     y_t = S_t C_t + D x_t
+//       out = W_out RMSNorm_group(y ⊙ silu(z))
+// Starting values as in state-spaces/mamba: −A uniform in [1, 16], D = 1, softplus(b) log-uniform
+// in [0.001, 0.1], the matrices as torch's Linear starts, W_out divided by √(residual branches).
 //
-// Ablations [BC §3]: decay = "one": every head decays by exp(A mean_h Δ_t), with one A; "none": no decay. In both, Δ
-// still scales what is written. conv_width = 0: no convolution. norm = false: no norm before W_out.
+// Ablations [BC §3]: decay = "one": every head decays by exp(A mean_h Δ_t), with one A; "none": no
+// decay. In both, Δ still scales what is written. conv_width = 0: no convolution. norm = false: no
+// norm before W_out.
 #include <torch/torch.h>
 
 #include "nn/initial_values.h"
@@ -41,38 +44,48 @@ struct Mamba2 final : Mixer {
     if (c.state_size < 1) fail("mamba2: state_size = {} must be positive", c.state_size);
     if (c.expand < 1) fail("mamba2: expand = {} must be positive", c.expand);
     if (c.head_dim < 1 || inner % c.head_dim)
-      fail("mamba2: head_dim = {} must be positive and divide expand · d_model = {}", c.head_dim, inner);
+      fail("mamba2: head_dim = {} must be positive and divide expand · d_model = {}", c.head_dim,
+           inner);
     num_heads = inner / c.head_dim;
     if (c.num_groups < 1 || num_heads % c.num_groups)
-      fail("mamba2: num_groups = {} must be positive and divide the {} heads", c.num_groups, num_heads);
+      fail("mamba2: num_groups = {} must be positive and divide the {} heads", c.num_groups,
+           num_heads);
     one_of("mamba2", "decay", c.decay, {"full", "one", "none"});
-    in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner + 2 * groups + num_heads, false));
-    conv = register_module("conv", std::make_shared<ShortConv>(inner + 2 * groups, c.conv_width, true));
+    in_proj = register_module(
+        "in_proj", std::make_shared<Linear>(d_model, 2 * inner + 2 * groups + num_heads, false));
+    conv = register_module("conv",
+                           std::make_shared<ShortConv>(inner + 2 * groups, c.conv_width, true));
     out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
-    if (c.norm) norm = register_module("norm", std::make_shared<Norm>("rmsnorm", inner, c.norm_eps, c.num_groups));
+    if (c.norm)
+      norm = register_module("norm",
+                             std::make_shared<Norm>("rmsnorm", inner, c.norm_eps, c.num_groups));
     dt_bias = register_parameter("dt_bias", torch::zeros({num_heads}));
     D = register_parameter("D", torch::ones({num_heads}));
-    if (c.decay != "none") A_log = register_parameter("A_log", torch::zeros({c.decay == "one" ? 1 : num_heads}));
+    if (c.decay != "none")
+      A_log = register_parameter("A_log", torch::zeros({c.decay == "one" ? 1 : num_heads}));
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
-    const auto part = in_proj->forward(h).split_with_sizes({inner, inner + 2 * groups, num_heads}, -1);
+    const auto part =
+        in_proj->forward(h).split_with_sizes({inner, inner + 2 * groups, num_heads}, -1);
     const auto xBC = conv->forward(part[1], state).split_with_sizes({inner, groups, groups}, -1);
     const at::Tensor x = split_heads(xBC[0], num_heads);
-    const at::Tensor B = split_heads(xBC[1], config.num_groups), C = split_heads(xBC[2], config.num_groups);
+    const at::Tensor B = split_heads(xBC[1], config.num_groups),
+                     C = split_heads(xBC[2], config.num_groups);
     const at::Tensor y = recurrence(x, part[2], B, C, state).flatten(2) * at::silu(part[0]);
     return out_proj->forward(norm ? norm->forward(y) : y);
   }
 
-  at::Tensor recurrence(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& B, const at::Tensor& C,
-                        State& state) const {
+  at::Tensor recurrence(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& B,
+                        const at::Tensor& C, State& state) const {
     at::Tensor y;
     if (config.decay == "full") {
-      std::tie(y, state["S"]) =
-          ops::ssd(x, dt, -A_log.exp(), B, C, D, {}, dt_bias, /*dt_softplus=*/true, state.find("S"));
+      std::tie(y, state["S"]) = ops::ssd(x, dt, -A_log.exp(), B, C, D, {}, dt_bias,
+                                         /*dt_softplus=*/true, state.find("S"));
       return y;
     }
-    const at::Tensor delta = at::softplus(wide(dt) + dt_bias), written = x * delta.to(x.scalar_type()).unsqueeze(-1);
+    const at::Tensor delta = at::softplus(wide(dt) + dt_bias),
+                     written = x * delta.to(x.scalar_type()).unsqueeze(-1);
     if (config.decay == "none") {
       std::tie(y, state["S"]) = ops::linear_attention(C, B, written, 1, state.find("S"));
     } else {
@@ -83,10 +96,12 @@ struct Mamba2 final : Mixer {
   }
 
   double mixing_flops(int64_t) const override {
-    return double(inner) * double(5 * config.state_size) + double(2 * config.conv_width * (inner + 2 * groups));
+    return double(inner) * double(5 * config.state_size) +
+           double(2 * config.conv_width * (inner + 2 * groups));
   }
 
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator generator) override {
+  bool initialise(const std::string& name, at::Tensor& parameter,
+                  at::Generator generator) override {
     if (mamba_projection(name, parameter, place, generator)) return true;
     if (name == "A_log") log_of_uniform(parameter, 1, 16, generator);
     else if (name == "dt_bias") log_uniform_steps(parameter, generator);
@@ -107,7 +122,9 @@ struct Mamba2 final : Mixer {
 };
 
 const RegisterMixer<Mamba2> registered(
-    "mamba2", "S_t = exp(Δ_t A) S_{t−1} + Δ_t x_t B_tᵀ, y_t = S_t C_t + D x_t, norm(y ⊙ silu(z)) [Dao & Gu 2024]",
+    "mamba2",
+    "S_t = exp(Δ_t A) S_{t−1} + Δ_t x_t B_tᵀ, y_t = S_t C_t + D x_t, "
+    "norm(y ⊙ silu(z)) [Dao & Gu 2024]",
     {{.state_size = 16, .head_dim = 16},
      {.state_size = 5, .expand = 1, .head_dim = 8, .num_groups = 3, .conv_width = 2},
      {.state_size = 8, .head_dim = 24, .num_groups = 2, .decay = "one"},

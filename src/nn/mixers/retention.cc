@@ -1,7 +1,10 @@
-// Retention: linear attention whose state decays by one constant per head.      [RetNet, Sun et al. 2023, eq. 5–8]
-//   S_t = γ_h S_{t−1} + k_t v_tᵀ     y_t = S_tᵀ q_t / √K     γ_h = 1 − 2^(−5−h)     q, k rotated by their position
+// Retention: linear attention whose state decays by one constant per head. [RetNet, Sun et al.
+// 2023, eq. 5–8]
+//   S_t = γ_h S_{t−1} + k_t v_tᵀ     y_t = S_tᵀ q_t / √K     γ_h = 1 − 2^(−5−h)
+//       q, k rotated by their position
 //   out = W_o (RMSNorm_head(y) ⊙ silu(W_g x))
-// As flash-linear-attention has it: the norm carries a weight; the rotation decays nothing (the paper's xPos does).
+// As flash-linear-attention has it: the norm carries a weight; the rotation decays nothing (the
+// paper's xPos does).
 #include <torch/torch.h>
 
 #include <cmath>
@@ -32,27 +35,36 @@ struct Retention final : Mixer {
         rotary(head_width("retention", K, c.num_heads), c.rope_base) {
     if (K / c.num_heads % 2)
       fail("retention: heads of {} channels cannot be rotated; they must be even", K / c.num_heads);
-    qkvg_proj = register_module("qkvg_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
-    norm =
-        register_module("norm", std::make_shared<Norm>("rmsnorm", head_width("retention", V, c.num_heads), c.norm_eps));
+    qkvg_proj =
+        register_module("qkvg_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
+    norm = register_module(
+        "norm",
+        std::make_shared<Norm>("rmsnorm", head_width("retention", V, c.num_heads), c.norm_eps));
     out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
-    log_decay = register_buffer("log_decay", at::log1p(-at::exp2(-5 - at::arange(c.num_heads, at::kDouble))));
+    log_decay = register_buffer("log_decay",
+                                at::log1p(-at::exp2(-5 - at::arange(c.num_heads, at::kDouble))));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const int64_t position = state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
+    const int64_t position =
+        state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
     state["position"] = at::full({}, position + x.size(1), at::kLong);
     const auto part = qkvg_proj->forward(x).split_with_sizes({K, K, V, V}, -1);
-    const auto rotated = [&](const at::Tensor& t) { return rotary(split_heads(t, config.num_heads), position); };
-    const at::Tensor g = log_decay.to(wide(x).scalar_type()).expand({x.size(0), x.size(1), config.num_heads});
+    const auto rotated = [&](const at::Tensor& t) {
+      return rotary(split_heads(t, config.num_heads), position);
+    };
+    const at::Tensor g =
+        log_decay.to(wide(x).scalar_type()).expand({x.size(0), x.size(1), config.num_heads});
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::simple_gla(rotated(part[0]), rotated(part[1]), split_heads(part[2], config.num_heads), g,
-                        std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
+        ops::simple_gla(rotated(part[0]), rotated(part[1]), split_heads(part[2], config.num_heads),
+                        g, std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
     return out_proj->forward(norm->forward(y).flatten(2) * at::silu(part[3]));
   }
 
-  double mixing_flops(int64_t) const override { return 5.0 * double(K * V) / double(config.num_heads); }
+  double mixing_flops(int64_t) const override {
+    return 5.0 * double(K * V) / double(config.num_heads);
+  }
 
   Config config;
   int64_t K, V;  // of all heads
@@ -64,7 +76,8 @@ struct Retention final : Mixer {
 
 const RegisterMixer<Retention> registered(
     "retention",
-    "S_t = γ_h S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t / √K, γ_h = 1 − 2^(−5−h), q and k rotated [RetNet, Sun et al. 2023]",
+    "S_t = γ_h S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t / √K, γ_h = 1 − 2^(−5−h), "
+    "q and k rotated [RetNet, Sun et al. 2023]",
     {{}, {.num_heads = 3, .expand_v = 1, .rope_base = 500}});
 
 }  // namespace

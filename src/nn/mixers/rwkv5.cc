@@ -1,7 +1,9 @@
-// RWKV-5's time mix (Eagle): linear attention with a trained decay for every key channel, and a bonus for the
-// present token.                                                                     [Peng et al. 2024, §4.1]
-//   δ_t = x_{t−1} − x_t     x^c = x + δ ⊙ (1 − mix_c)  for c in k, v, r, g     r, k, v, g = W x^r, W x^k, W x^v, W x^g
-//   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t     S_t = diag(w) S_{t−1} + k_t v_tᵀ     ln w = −exp(w₀)
+// RWKV-5's time mix (Eagle): linear attention with a trained decay for every key channel, and a
+// bonus for the present token. [Peng et al. 2024, §4.1]
+//   δ_t = x_{t−1} − x_t     x^c = x + δ ⊙ (1 − mix_c)  for c in k, v, r, g
+//       r, k, v, g = W x^r, W x^k, W x^v, W x^g
+//   y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t     S_t = diag(w) S_{t−1} + k_t v_tᵀ
+//       ln w = −exp(w₀)
 //   out = W_o (LayerNorm_head(y / 8) ⊙ silu(g))
 // As RWKV-LM's training code (x052) has it, starting values and parameter groups included.
 #include <torch/torch.h>
@@ -29,12 +31,18 @@ struct Rwkv5 final : Mixer {
     if (config.num_heads == 0) config.num_heads = d / 64;
     head_dim = head_width("rwkv5", d, config.num_heads);
     mix = register_parameter("mix", torch::zeros({4, d}));
-    const auto linear = [&](const char* name) { return register_module(name, std::make_shared<Linear>(d, d, false)); };
-    r_proj = linear("r_proj"), k_proj = linear("k_proj"), v_proj = linear("v_proj"), g_proj = linear("g_proj"),
+    const auto linear = [&](const char* name) {
+      return register_module(name, std::make_shared<Linear>(d, d, false));
+    };
+    r_proj = linear("r_proj");
+    k_proj = linear("k_proj");
+    v_proj = linear("v_proj");
+    g_proj = linear("g_proj");
     out_proj = linear("out_proj");
     decay = register_parameter("decay", torch::zeros({config.num_heads, head_dim}));
     bonus = register_parameter("bonus", torch::zeros({config.num_heads, head_dim}));
-    norm = register_module("norm", std::make_shared<Norm>("layernorm", d, c.norm_eps, config.num_heads));
+    norm = register_module("norm",
+                           std::make_shared<Norm>("layernorm", d, c.norm_eps, config.num_heads));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -42,8 +50,8 @@ struct Rwkv5 final : Mixer {
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::rwkv5(heads(r_proj->forward(mixed[2])), heads(k_proj->forward(mixed[0])), heads(v_proj->forward(mixed[1])),
-                   -decay.exp(), bonus, 1.0 / 8, state.find("S"));
+        ops::rwkv5(heads(r_proj->forward(mixed[2])), heads(k_proj->forward(mixed[0])),
+                   heads(v_proj->forward(mixed[1])), -decay.exp(), bonus, 1.0 / 8, state.find("S"));
     return out_proj->forward(norm->forward(y.flatten(2)) * at::silu(g_proj->forward(mixed[3])));
   }
 
@@ -72,7 +80,9 @@ struct Rwkv5 final : Mixer {
 };
 
 const RegisterMixer<Rwkv5> registered(
-    "rwkv5", "S_t = diag(w) S_{t−1} + k_t v_tᵀ, y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t, w trained [Peng et al. 2024]",
+    "rwkv5",
+    "S_t = diag(w) S_{t−1} + k_t v_tᵀ, y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t, "
+    "w trained [Peng et al. 2024]",
     {{.num_heads = 3}, {.num_heads = 4}});
 
 }  // namespace

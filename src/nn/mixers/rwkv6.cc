@@ -1,5 +1,5 @@
-// RWKV-6's time mix (Finch): linear attention with a decay for every key channel and token, and a bonus for the
-// present token.                                                                     [Peng et al. 2024, §4.2]
+// RWKV-6's time mix (Finch): linear attention with a decay for every key channel and token, and a
+// bonus for the present token. [Peng et al. 2024, §4.2]
 //   δ_t = x_{t−1} − x_t     m = tanh((x + δ ⊙ mix_x) M₁), in five parts
 //   x^c = x + δ ⊙ (mix_c + m_c M₂^c)  for c in w, k, v, r, g
 //   r, k, v, g = W x^r, W x^k, W x^v, W x^g     ln w = −exp(w₀ + tanh(x^w W₁) W₂)
@@ -37,24 +37,32 @@ struct Rwkv6 final : Mixer {
     mix = register_parameter("mix", torch::zeros({5, d}));
     mix_proj = register_module("mix_proj", std::make_shared<Linear>(d, 5 * c.mix_rank, false));
     mix_up = register_parameter("mix_up", torch::zeros({5, c.mix_rank, d}));
-    const auto linear = [&](const char* name) { return register_module(name, std::make_shared<Linear>(d, d, false)); };
-    r_proj = linear("r_proj"), k_proj = linear("k_proj"), v_proj = linear("v_proj"), g_proj = linear("g_proj"),
+    const auto linear = [&](const char* name) {
+      return register_module(name, std::make_shared<Linear>(d, d, false));
+    };
+    r_proj = linear("r_proj");
+    k_proj = linear("k_proj");
+    v_proj = linear("v_proj");
+    g_proj = linear("g_proj");
     out_proj = linear("out_proj");
     decay = register_module("decay", std::make_shared<LowRank>(d, c.decay_rank, d, true, "tanh"));
     bonus = register_parameter("bonus", torch::zeros({config.num_heads, head_dim}));
-    norm = register_module("norm", std::make_shared<Norm>("layernorm", d, c.norm_eps, config.num_heads));
+    norm = register_module("norm",
+                           std::make_shared<Norm>("layernorm", d, c.norm_eps, config.num_heads));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto before = rwkv::before(x, state, "shift");
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const at::Tensor m = split_heads(mix_proj->forward(ops::token_shift(x, before, mix_x.unsqueeze(0))[0]).tanh(), 5);
+    const at::Tensor m = split_heads(
+        mix_proj->forward(ops::token_shift(x, before, mix_x.unsqueeze(0))[0]).tanh(), 5);
     const at::Tensor own = at::einsum("btcr,crd->cbtd", {m, mix_up.to(x.scalar_type())});
     const auto mixed = ops::token_shift(x, before, mix, own.unbind());
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::rwkv6(heads(r_proj->forward(mixed[3])), heads(k_proj->forward(mixed[1])), heads(v_proj->forward(mixed[2])),
-                   heads(-wide(decay->forward(mixed[0])).exp()), bonus, 1, state.find("S"));
+        ops::rwkv6(heads(r_proj->forward(mixed[3])), heads(k_proj->forward(mixed[1])),
+                   heads(v_proj->forward(mixed[2])), heads(-wide(decay->forward(mixed[0])).exp()),
+                   bonus, 1, state.find("S"));
     return out_proj->forward(norm->forward(y.flatten(2)) * at::silu(g_proj->forward(mixed[4])));
   }
 
@@ -66,7 +74,8 @@ struct Rwkv6 final : Mixer {
     const at::Tensor i = rwkv::fraction(place.d_model), whole = i.pow(rwkv::height(place)),
                      half = i.pow(0.5 * rwkv::height(place));
     if (name == "mix_x") p.copy_(1 - whole);
-    else if (name == "mix") p.copy_(1 - at::stack({whole, whole, whole + 0.3 * rwkv::depth(place), half, half}));
+    else if (name == "mix")
+      p.copy_(1 - at::stack({whole, whole, whole + 0.3 * rwkv::depth(place), half, half}));
     else if (name == "mix_proj.weight" || name == "decay.down_proj.weight") p.zero_();
     else if (name == "mix_up" || name == "decay.up_proj.weight") p.uniform_(-0.01, 0.01, generator);
     else if (name == "decay.up_proj.bias") p.copy_(rwkv::decay_start(place));
@@ -90,7 +99,8 @@ struct Rwkv6 final : Mixer {
 
 const RegisterMixer<Rwkv6> registered(
     "rwkv6",
-    "S_t = diag(w_t) S_{t−1} + k_t v_tᵀ, y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t, w from the token [Peng et al. 2024]",
+    "S_t = diag(w_t) S_{t−1} + k_t v_tᵀ, y_t = (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t, "
+    "w from the token [Peng et al. 2024]",
     {{.num_heads = 3}, {.num_heads = 4, .mix_rank = 3, .decay_rank = 5}});
 
 }  // namespace

@@ -1,13 +1,15 @@
 // RWKV-7's time mix: a delta rule whose decay, removal and storage are vectors read from the token.
-//   δ_t = x_{t−1} − x_t     x^c = x + δ ⊙ mix_c  for c in r, w, k, v, a, g           [Peng et al. 2025, §4]
+//   δ_t = x_{t−1} − x_t     x^c = x + δ ⊙ mix_c  for c in r, w, k, v, a, g
+//       [Peng et al. 2025, §4]
 //   r, k, v = W x^r, W x^k, W x^v     ln w = −e^{−½} σ(w₀ + tanh(x^w W₁) W₂)
 //   a = σ(a₀ + x^a A₁ A₂)             g = σ(x^g G₁) G₂
 //   v ← v + (v_first − v) ⊙ σ(v₀ + x^v V₁ V₂)  in all but the first such layer, whose v is v_first
 //   κ = k ⊙ k_k of unit length a head     k ← k ⊙ (1 + (a − 1) ⊙ k_a)
 //   S_t = diag(w_t) S_{t−1} − (κ_t ⊙ a_t)(S_{t−1}ᵀ κ_t)ᵀ + k_t v_tᵀ     y_t = S_tᵀ r_t
 //   out = W_o ((LayerNorm_head(y) + (Σ_head r ⊙ k ⊙ r_k) v) ⊙ g)
-// As RWKV-LM's training code (x070) has it, starting values and parameter groups included. Its first layer holds v₀,
-// V₁, V₂ unused; ours does not. v_first goes from layer to layer in State::handed.
+// As RWKV-LM's training code (x070) has it, starting values and parameter groups
+// included. Its first layer holds v₀, V₁, V₂ unused; ours does not. v_first goes from
+// layer to layer in State::handed.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -28,8 +30,10 @@ struct Rwkv7 final : Mixer {
     void fields(auto&& field) {
       field("num_heads", num_heads, "0: heads of 64 channels");
       field("decay_rank", decay_rank, "rank of the decay w; 0: 2.5 √d_model, rounded to 32");
-      field("rate_rank", rate_rank, "rank of the in-context learning rate a; 0: 2.5 √d_model, rounded to 32");
-      field("value_rank", value_rank, "rank of the mix with the first layer's values; 0: 1.7 √d_model, rounded to 32");
+      field("rate_rank", rate_rank,
+            "rank of the in-context learning rate a; 0: 2.5 √d_model, rounded to 32");
+      field("value_rank", value_rank,
+            "rank of the mix with the first layer's values; 0: 1.7 √d_model, rounded to 32");
       field("gate_rank", gate_rank, "rank of the gate g; 0: 5 √d_model, rounded to 32");
       field("norm_eps", norm_eps, "of the norm of each head");
     }
@@ -42,16 +46,24 @@ struct Rwkv7 final : Mixer {
     if (c.rate_rank == 0) c.rate_rank = rank(2.5);
     if (c.value_rank == 0) c.value_rank = rank(1.7);
     if (c.gate_rank == 0) c.gate_rank = rank(5);
-    if (std::min({c.decay_rank, c.rate_rank, c.value_rank, c.gate_rank}) < 1) fail("rwkv7: ranks must be positive");
+    if (std::min({c.decay_rank, c.rate_rank, c.value_rank, c.gate_rank}) < 1)
+      fail("rwkv7: ranks must be positive");
     return c;
   }
 
   Rwkv7(const Config& c, const Place& p)
-      : config(expanded(c, p.d_model)), place(p), head_dim(head_width("rwkv7", p.d_model, config.num_heads)) {
+      : config(expanded(c, p.d_model)),
+        place(p),
+        head_dim(head_width("rwkv7", p.d_model, config.num_heads)) {
     const int64_t d = p.d_model;
     mix = register_parameter("mix", torch::zeros({6, d}));
-    const auto linear = [&](const char* name) { return register_module(name, std::make_shared<Linear>(d, d, false)); };
-    r_proj = linear("r_proj"), k_proj = linear("k_proj"), v_proj = linear("v_proj"), out_proj = linear("out_proj");
+    const auto linear = [&](const char* name) {
+      return register_module(name, std::make_shared<Linear>(d, d, false));
+    };
+    r_proj = linear("r_proj");
+    k_proj = linear("k_proj");
+    v_proj = linear("v_proj");
+    out_proj = linear("out_proj");
     const auto low_rank = [&](const char* name, int64_t rank, bool bias, const char* activation) {
       return register_module(name, std::make_shared<LowRank>(d, rank, d, bias, activation));
     };
@@ -62,7 +74,8 @@ struct Rwkv7 final : Mixer {
     k_k = register_parameter("k_k", torch::ones({d}));
     k_a = register_parameter("k_a", torch::ones({d}));
     r_k = register_parameter("r_k", torch::zeros({config.num_heads, head_dim}));
-    norm = register_module("norm", std::make_shared<Norm>("layernorm", d, config.norm_eps, config.num_heads));
+    norm = register_module(
+        "norm", std::make_shared<Norm>("layernorm", d, config.norm_eps, config.num_heads));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -75,7 +88,8 @@ struct Rwkv7 final : Mixer {
     const at::Tensor removed = unit(heads(k_plain * like(k_k)));
     const at::Tensor k = heads(k_plain * (1 + (a - 1) * like(k_a)));
     at::Tensor y;
-    std::tie(y, state["S"]) = ops::rwkv7(r, heads(w), k, v, -removed, removed * heads(a), 1, state.find("S"));
+    std::tie(y, state["S"]) =
+        ops::rwkv7(r, heads(w), k, v, -removed, removed * heads(a), 1, state.find("S"));
     y = norm->forward(y.flatten(2)) + ((r * k * like(r_k)).sum(-1, true) * v).flatten(2);
     return out_proj->forward(y * gate->forward(mixed[5]));
   }
@@ -98,12 +112,15 @@ struct Rwkv7 final : Mixer {
 
   bool initialise(const std::string& name, at::Tensor& p, at::Generator generator) override {
     const at::Tensor line = rwkv::ramp(place.d_model) - 0.5;
-    const at::Tensor curve = (rwkv::ramp(head_dim) * 2 - 1).repeat({config.num_heads}), zigzag = curve * curve.abs();
+    const at::Tensor curve = (rwkv::ramp(head_dim) * 2 - 1).repeat({config.num_heads}),
+                     zigzag = curve * curve.abs();
     if (name == "mix")
       p.copy_(1 - rwkv::fraction(place.d_model)
-                      .pow(rwkv::height(place) * at::tensor({0.2, 0.9, 0.7, 0.7, 0.9, 0.2}, at::kDouble).unsqueeze(1)));
+                      .pow(rwkv::height(place) *
+                           at::tensor({0.2, 0.9, 0.7, 0.7, 0.9, 0.2}, at::kDouble).unsqueeze(1)));
     else if (name == "decay.up_proj.bias")
-      p.copy_(6 * rwkv::ramp(place.d_model).pow(1 + std::pow(rwkv::depth(place), 0.3)) - 5.5 + 2.5 * zigzag);
+      p.copy_(6 * rwkv::ramp(place.d_model).pow(1 + std::pow(rwkv::depth(place), 0.3)) - 5.5 +
+              2.5 * zigzag);
     else if (name == "rate.up_proj.bias") p.copy_(-0.19 + 0.3 * zigzag + 0.4 * line);
     else if (name == "value_mix.up_proj.bias") p.copy_(0.73 - 0.4 * line);
     else if (name == "k_k") p.copy_(0.71 - 0.1 * line);
@@ -129,8 +146,11 @@ struct Rwkv7 final : Mixer {
 };
 
 const RegisterMixer<Rwkv7> registered(
-    "rwkv7", "S_t = diag(w_t) S_{t−1} − (κ_t ⊙ a_t)(S_{t−1}ᵀ κ_t)ᵀ + k_t v_tᵀ, y_t = S_tᵀ r_t [Peng et al. 2025]",
-    {{.num_heads = 3}, {.num_heads = 4, .decay_rank = 5, .rate_rank = 3, .value_rank = 2, .gate_rank = 7}});
+    "rwkv7",
+    "S_t = diag(w_t) S_{t−1} − (κ_t ⊙ a_t)(S_{t−1}ᵀ κ_t)ᵀ + k_t v_tᵀ, y_t = S_tᵀ r_t [Peng et al. "
+    "2025]",
+    {{.num_heads = 3},
+     {.num_heads = 4, .decay_rank = 5, .rate_rank = 3, .value_rank = 2, .gate_rank = 7}});
 
 }  // namespace
 }  // namespace assay::nn

@@ -1,6 +1,9 @@
-// Based's linear attention: softmax attention's exponential cut after its second-order term. [Arora et al. 2024, §4]
-//   s_tj = q_t·k_j / √K     w_tj = 1 + s + s²/2     y_t = Σ_{j≤t} w_tj v_j / (Σ_{j≤t} w_tj + eps)     out = W_o y
-// q, k of `feature_dim` channels a head, v of d_model / H. The state has a fixed size: sums of the features' products.
+// Based's linear attention: softmax attention's exponential cut after its second-order term. [Arora
+// et al. 2024, §4]
+//   s_tj = q_t·k_j / √K     w_tj = 1 + s + s²/2     y_t = Σ_{j≤t} w_tj v_j / (Σ_{j≤t} w_tj + eps)
+//       out = W_o y
+// q, k of `feature_dim` channels a head, v of d_model / H. The state has a fixed size: sums of
+// the features' products.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -23,9 +26,11 @@ struct TaylorAttention final : Mixer {
     }
   };
 
-  TaylorAttention(const Config& c, int64_t d_model) : config(c), K(c.num_heads * c.feature_dim), V(d_model) {
+  TaylorAttention(const Config& c, int64_t d_model)
+      : config(c), K(c.num_heads * c.feature_dim), V(d_model) {
     head_width("taylor_attention", V, c.num_heads);
-    if (c.feature_dim < 1) fail("taylor_attention: feature_dim = {} must be positive", c.feature_dim);
+    if (c.feature_dim < 1)
+      fail("taylor_attention: feature_dim = {} must be positive", c.feature_dim);
     qkv = register_module("qkv", std::make_shared<Linear>(d_model, 2 * K + V, false));
     out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
   }
@@ -34,15 +39,15 @@ struct TaylorAttention final : Mixer {
     const auto part = qkv->forward(x).split_with_sizes({K, K, V}, -1);
     const auto heads = [&](int64_t i) { return split_heads(part[i], config.num_heads); };
     at::Tensor y;
-    std::tie(y, state["S"]) =
-        ops::taylor_exp_attention(heads(0), heads(1), heads(2), 1 / std::sqrt(double(config.feature_dim)),
-                                  /*normalize=*/true, config.eps, state.find("S"));
+    std::tie(y, state["S"]) = ops::taylor_exp_attention(
+        heads(0), heads(1), heads(2), 1 / std::sqrt(double(config.feature_dim)),
+        /*normalize=*/true, config.eps, state.find("S"));
     return out_proj->forward(y.flatten(2));
   }
 
   double mixing_flops(int64_t) const override {
-    const double features =
-        1 + 1.5 * double(config.feature_dim) + 0.5 * double(config.feature_dim * config.feature_dim);
+    const double features = 1 + 1.5 * double(config.feature_dim) +
+                            0.5 * double(config.feature_dim * config.feature_dim);
     return 4 * features * double(V + config.num_heads);
   }
 
@@ -53,7 +58,8 @@ struct TaylorAttention final : Mixer {
 
 const RegisterMixer<TaylorAttention> registered(
     "taylor_attention",
-    "y_t = Σ w_tj v_j / Σ w_tj, w = 1 + s + s²/2, s = q_t·k_j / √K, j ≤ t [Based, Arora et al. 2024]",
+    "y_t = Σ w_tj v_j / Σ w_tj, w = 1 + s + s²/2, s = q_t·k_j / √K, j ≤ t [Based, Arora et al. "
+    "2024]",
     {{.feature_dim = 4}, {.num_heads = 3, .feature_dim = 5, .eps = 1e-6}});
 
 }  // namespace

@@ -1,11 +1,14 @@
-// Attention that reads the one place that matters most to a query, on unit-length queries and keys.        [BC §4, §5]
-//   q, k, v = W x    q, k ← rotary(q/‖q‖, k/‖k‖)    q ← scale_h q, learned per head    out = W_o read(q, k, v)
+// Attention that reads the one place that matters most to a query, on unit-length queries and keys.
+// [BC §4, §5]
+//   q, k, v = W x    q, k ← rotary(q/‖q‖, k/‖k‖)    q ← scale_h q, learned per head
+//       out = W_o read(q, k, v)
 // The scale starts and learns as in attention.cc.
-// top1_element: the value of the position with the largest softmax weight, straight-through gradient.
-// top1_chunk: one softmax over the own chunk and the top_k best earlier chunks, which the exact or the approximate
-// score chooses, or the exact one among a shortlist. A step of approx and shortlist reads the summaries of the chunks,
-// which are kept, and at most (1 + top_k) chunk_size keys and those of the shortlist.
-// MoBA is top1_chunk without QK-norm, approx, scale 1/√D; its top-k counts the own chunk: ours plus 1. [MoBA, §2.2]
+// top1_element: the value of the position with the largest softmax weight, straight-through
+// gradient. top1_chunk: one softmax over the own chunk and the top_k best earlier chunks, which the
+// exact or the approximate score chooses, or the exact one among a shortlist. A step of approx and
+// shortlist reads the summaries of the chunks, which are kept, and at most (1 + top_k) chunk_size
+// keys and those of the shortlist. MoBA is top1_chunk without QK-norm, approx, scale 1/√D; its
+// top-k counts the own chunk: ours plus 1. [MoBA, §2.2]
 #include <torch/torch.h>
 
 #include <cmath>
@@ -35,7 +38,8 @@ struct HeadsConfig {
     field("rope_base", rope_base, "base of the rotary frequencies");
     field("qk_norm", qk_norm, "unit-length queries and keys, a learned scale per head");
     field("initial_scale", initial_scale, "with qk_norm: where the learned scale starts");
-    field("scale_learning_rate", scale_learning_rate, "with qk_norm: learning rate of the scale over that of the run");
+    field("scale_learning_rate", scale_learning_rate,
+          "with qk_norm: learning rate of the scale over that of the run");
     field("bias", bias, "biases on the projections");
   }
 };
@@ -54,7 +58,8 @@ struct Top1 : Mixer {
     if (c.head_dim == 0) c.head_dim = head_width(name, d_model, c.num_heads);
     if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
     if (c.num_heads < 1 || c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads)
-      fail("{}: num_kv_heads = {} must divide num_heads = {}, both positive", name, c.num_kv_heads, c.num_heads);
+      fail("{}: num_kv_heads = {} must divide num_heads = {}, both positive", name, c.num_kv_heads,
+           c.num_heads);
     one_of(name, "position", c.position, {"rope", "none"});
     check_scale(name, c.initial_scale, c.scale_learning_rate);
     if (c.head_dim < 1 || (c.position == "rope" && c.head_dim % 2))
@@ -68,7 +73,8 @@ struct Top1 : Mixer {
   };
   Projected project(const at::Tensor& x, State& state) const {
     const auto [q, k, v] = placed(x, length_of(state, "k"));
-    return {q, append(state, "k", k), append(state, "v", v), heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
+    return {q, append(state, "k", k), append(state, "v", v),
+            heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
   }
   // Queries, keys and values of a piece that begins at `position`, with norm, scale and rotation.
   std::array<at::Tensor, 3> placed(const at::Tensor& x, int64_t position) const {
@@ -76,11 +82,13 @@ struct Top1 : Mixer {
     const at::Tensor all = split_heads(qkv->forward(x), heads.num_heads + 2 * kv_heads);
     if (heads.position == "rope") {
       const auto [cos, sin] = rotary.angles(x, position);
-      return ops::rotary_qkv(all, kv_heads, cos, sin, heads.qk_norm ? std::optional(scale) : std::nullopt);
+      return ops::rotary_qkv(all, kv_heads, cos, sin,
+                             heads.qk_norm ? std::optional(scale) : std::nullopt);
     }
     const auto parts = all.split_with_sizes({heads.num_heads, kv_heads, kv_heads}, 2);
     if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
-    return {unit_length(parts[0]) * scale.to(x.scalar_type()).unsqueeze(-1), unit_length(parts[1]), parts[2]};
+    return {unit_length(parts[0]) * scale.to(x.scalar_type()).unsqueeze(-1), unit_length(parts[1]),
+            parts[2]};
   }
 
   ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
@@ -103,10 +111,12 @@ struct Top1Element final : Top1 {
     return out_proj->forward(std::get<0>(ops::top1_element(q, k, v, softmax_scale)).flatten(2));
   }
 
-  at::Tensor attention_weights(const at::Tensor& x) const override {  // of the one position that is read
+  // Of the one position that is read
+  at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
     const auto [q, k, v, softmax_scale] = project(x, none);
-    return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale)).transpose(1, 2);
+    return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale))
+        .transpose(1, 2);
   }
 
   // Scores, and the softmax's own output for the gradient.
@@ -124,28 +134,32 @@ struct Top1Chunk final : Top1 {
       HeadsConfig::fields(field);
       field("chunk_size", chunk_size, "positions of a chunk");
       field("selection", selection,
-            "exact: the largest share of full attention; approx: the largest q·mean(k); shortlist: exact among a few");
+            "exact: the largest share of full attention; approx: the largest q·mean(k); shortlist: "
+            "exact among a few");
       field("top_k", top_k, "earlier chunks that a query reads beside its own");
       field("shortlist", shortlist, "of the shortlist: chunks whose exact score is computed");
       field("rank", rank, "of the shortlist: axes of a chunk's keys in the cheap score");
-      field("fall_back", fall_back, "of the shortlist: exact scores of all where no bound proves the choice");
+      field("fall_back", fall_back,
+            "of the shortlist: exact scores of all where no bound proves the choice");
     }
   };
 
   Top1Chunk(Config c, int64_t d_model) : Top1("top1_chunk", c, d_model), config(c) {
     if (c.chunk_size < 1) fail("top1_chunk: chunk_size = {} must be positive", c.chunk_size);
     if (c.top_k < 1) fail("top1_chunk: top_k = {} must be positive", c.top_k);
-    if (c.shortlist < c.top_k) fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
+    if (c.shortlist < c.top_k)
+      fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
     if (c.rank < 0) fail("top1_chunk: rank = {} must not be negative", c.rank);
     one_of("top1_chunk", "selection", c.selection, {"exact", "approx", "shortlist"});
-    if (c.fall_back && c.selection != "shortlist") fail("top1_chunk: fall_back needs selection = 'shortlist'");
+    if (c.fall_back && c.selection != "shortlist")
+      fail("top1_chunk: fall_back needs selection = 'shortlist'");
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto [q, k, v, softmax_scale] = project(x, state);
-    const auto [out, logsumexp, chosen] =
-        ops::top1_chunk(q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
-                        config.shortlist, config.rank, summaries(k, state), config.fall_back);
+    const auto [out, logsumexp, chosen] = ops::top1_chunk(
+        q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
+        config.shortlist, config.rank, summaries(k, state), config.fall_back);
     remember(chosen);
     return out_proj->forward(out.flatten(2));
   }
@@ -153,32 +167,41 @@ struct Top1Chunk final : Top1 {
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
     const auto [q, k, v, softmax_scale] = project(x, none);
-    const auto out = ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, softmax_scale,
-                                               config.fall_back ? "exact" : config.selection, config.top_k, {},
-                                               config.shortlist, config.rank);
+    const auto out =
+        ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, softmax_scale,
+                                  config.fall_back ? "exact" : config.selection, config.top_k, {},
+                                  config.shortlist, config.rank);
     return std::get<0>(out).transpose(1, 2);
   }
 
   int64_t rank() const { return config.selection == "shortlist" ? config.rank : 0; }
 
-  // Of the chunks full so far, those that this piece filled joining the state; none where nobody reads them later.
+  // Of the chunks full so far, those that this piece filled joining the state; none where nobody
+  // reads them later.
   std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
     const std::string name = "chunk_summaries";
     const int64_t known = length_of(state, name), full = k.size(1) / config.chunk_size;
-    if (config.selection == "exact" || at::GradMode::is_enabled() || (state.last && known == 0)) return {};
+    if (config.selection == "exact" || at::GradMode::is_enabled() || (state.last && known == 0))
+      return {};
     if (full == known) return state.find(name);
-    return append(state, name, ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
+    return append(
+        state, name,
+        ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
   }
 
-  // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, a cheap one its summary.
+  // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, a cheap
+  // one its summary.
   double mixing_flops(int64_t time) const override {
     double read = 0, scored = 0;
     for (int64_t begin = 0; begin < time; begin += config.chunk_size) {
-      const int64_t count = std::min(config.chunk_size, time - begin), candidates = begin / config.chunk_size;
+      const int64_t count = std::min(config.chunk_size, time - begin),
+                    candidates = begin / config.chunk_size;
       const int64_t exactly = config.selection == "exact" || config.fall_back ? candidates
-                              : config.selection == "shortlist"               ? std::min(config.shortlist, candidates)
-                                                                              : 0;
-      read += double(count) * (double(count + 1) / 2 + double(std::min(config.top_k, candidates) * config.chunk_size));
+                              : config.selection == "shortlist"
+                                  ? std::min(config.shortlist, candidates)
+                                  : 0;
+      read += double(count) * (double(count + 1) / 2 +
+                               double(std::min(config.top_k, candidates) * config.chunk_size));
       scored += double(count) * double(exactly * config.chunk_size);
       if (config.selection != "exact") scored += double(count) * double(candidates * (1 + rank()));
     }
@@ -189,14 +212,21 @@ struct Top1Chunk final : Top1 {
 };
 
 const RegisterMixer<Top1Element> element(
-    "top1_element", "out_t = v_j*, j* = argmax over j ≤ t of q_t·k_j, gradient of the softmax [BC §4]",
+    "top1_element",
+    "out_t = v_j*, j* = argmax over j ≤ t of q_t·k_j, gradient of the softmax [BC §4]",
     {{}, {.num_heads = 6, .num_kv_heads = 2}, {.position = "none", .bias = true}});
 
-Top1Chunk::Config chunk_example(int64_t chunk_size, std::string selection, int64_t top_k, HeadsConfig heads = {}) {
+Top1Chunk::Config chunk_example(int64_t chunk_size, std::string selection, int64_t top_k,
+                                HeadsConfig heads = {}) {
   Top1Chunk::Config c;
   static_cast<HeadsConfig&>(c) = heads;
-  c.chunk_size = chunk_size, c.selection = std::move(selection), c.top_k = top_k;
-  if (c.selection == "shortlist") c.shortlist = top_k + 1, c.rank = 2;  // some candidates are not on it
+  c.chunk_size = chunk_size;
+  c.selection = std::move(selection);
+  c.top_k = top_k;
+  if (c.selection == "shortlist") {
+    c.shortlist = top_k + 1;
+    c.rank = 2;
+  }  // some candidates are not on it
   return c;
 }
 Top1Chunk::Config falling_back(Top1Chunk::Config c) {
@@ -212,7 +242,8 @@ const RegisterMixer<Top1Chunk> chunk(
      chunk_example(7, "exact", 2, {.position = "none", .bias = true}),
      chunk_example(8, "shortlist", 2, {.num_heads = 6, .num_kv_heads = 3}),
      falling_back(chunk_example(8, "shortlist", 1)),
-     chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});  // MoBA with top-k 4
+     // MoBA with top-k 4
+     chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});
 
 }  // namespace
 }  // namespace assay::nn

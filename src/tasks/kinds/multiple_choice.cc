@@ -1,6 +1,7 @@
 // Multiple choice: each choice is a continuation of the same context.
 //   acc        the right choice has the largest log-likelihood
-//   acc_norm   …                     the largest log-likelihood per character (code point) of the choice
+//   acc_norm   …
+//       the largest log-likelihood per character (code point) of the choice
 //   acc_bytes  …                     the largest log-likelihood per UTF-8 byte of the choice
 // The delimiter before the choice counts in its log-likelihood, and not in its length.
 #include "tasks/kind.h"
