@@ -13,6 +13,7 @@ using Json = nlohmann::json;
 
 struct Options {
   fs::path study, output, records;
+  std::vector<fs::path> reuse;
 };
 
 // A folder of records has the plan, but no study.sqlite.
@@ -41,7 +42,7 @@ void run(const Options& options) {
       {"report", written.page.string()}, {"runs", written.runs}, {"verdicts", written.verdicts}};
   std::string text = written.summary;
   if (!options.records.empty()) {
-    const int64_t count = study::write_records(study, options.records);
+    const int64_t count = study::write_records(study, options.records, options.reuse);
     document["records"] = options.records.string();
     text += fmt::format("Records of {} runs: {}\n", count, options.records.string());
   }
@@ -62,6 +63,11 @@ void add(CLI::App& app) {
   command->add_option("--records", options->records,
                       "also write a compact record of every finished run, and the plan, into this "
                       "folder");
+  command
+      ->add_option("--reuse", options->reuse,
+                   "with --records: folder of records whose runs are not written again; the plan "
+                   "names the folder")
+      ->needs("--records");
   command->callback([=] { run(*options); });
 }
 

@@ -13,21 +13,23 @@ namespace {
 struct Head {
   std::string reference;
   std::vector<std::string> models;
-  std::vector<int64_t> seeds = {1}, tokens;
+  std::vector<int64_t> seeds = {1}, tokens, seeds_per_budget;
   void fields(auto&& field) {
     field("reference", reference);
     field("models", models);
     field("seeds", seeds);
     field("tokens", tokens);
+    field("seeds_per_budget", seeds_per_budget);
   }
 };
 struct ModelHead {
   std::string base;
-  std::vector<int64_t> seeds, tokens;
+  std::vector<int64_t> seeds, tokens, seeds_per_budget;
   void fields(auto&& field) {
     field("base", base);
     field("seeds", seeds);
     field("tokens", tokens);
+    field("seeds_per_budget", seeds_per_budget);
   }
 };
 
@@ -115,6 +117,25 @@ void check_budgets(const std::vector<int64_t>& tokens, const std::string& where)
     refuse(where, "the budgets in tokens must be distinct and in ascending order");
 }
 
+// `counts` says how many of `seeds` each budget gets, from the first; all of them when it is empty.
+std::vector<Budget> budgets_of(const std::vector<int64_t>& tokens,
+                               const std::vector<int64_t>& seeds,
+                               const std::vector<int64_t>& counts, const std::string& where) {
+  if (tokens.empty() && counts.empty()) return {{.seeds = seeds}};
+  if (!counts.empty() && counts.size() != tokens.size())
+    refuse(where, fmt::format("seeds_per_budget has {} numbers for {} budgets in tokens",
+                              counts.size(), tokens.size()));
+  std::vector<Budget> budgets;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int64_t count = counts.empty() ? std::ssize(seeds) : counts[i];
+    if (count < 1 || count > std::ssize(seeds))
+      refuse(where, fmt::format("seeds_per_budget has {}; expected 1 to {}, the number of seeds",
+                                count, seeds.size()));
+    budgets.push_back({tokens[i], {seeds.begin(), seeds.begin() + count}});
+  }
+  return budgets;
+}
+
 // A ladder that cannot carry a comparison is refused before anything is trained.
 Ladder read_ladder(const ConfigNode& root) {
   const ConfigNode table = root.child("ladder");
@@ -131,6 +152,9 @@ Ladder read_ladder(const ConfigNode& root) {
            "a ladder needs at least two seeds, and four or more are usual: "
            "without them nothing is known of the "
            "reference's own variation");
+  for (const int64_t count : ladder.seeds_per_budget)
+    if (count < 2)
+      refuse(table.where("seeds_per_budget"), "every budget of a ladder needs at least two seeds");
   return ladder;
 }
 
@@ -162,10 +186,14 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   check_name(name, root.where("models"));
   const ConfigNode tables = root.child("model"), own = tables.child(name);
   ModelHead mine{.base = name, .seeds = head.seeds, .tokens = head.tokens};
-  if (name == head.reference && root.has("ladder")) {
+  const bool on_ladder = name == head.reference && root.has("ladder");
+  if (on_ladder) {
     const Ladder ladder = read_ladder(root);
     mine.seeds = ladder.seeds;
     mine.tokens = ladder.tokens;
+    mine.seeds_per_budget = ladder.seeds_per_budget;
+  } else if (!own.has("seeds") && !own.has("tokens")) {
+    mine.seeds_per_budget = head.seeds_per_budget;
   }
   auto keys = own.keys();
   // What else stands here belongs to the model; the program that builds it checks that
@@ -178,7 +206,15 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
   const ConfigNode size = root.child("size");
   if (mine.seeds.empty()) refuse(own.where("seeds"), "seeds is empty");
   check_budgets(mine.tokens, own.has("tokens") ? own.where("tokens") : root.where("tokens"));
-  Model model{name, mine.seeds, mine.tokens, {preset, size, own}, own.child("train"), {}};
+  const ConfigNode counts = own.has("seeds_per_budget") ? own
+                            : on_ladder                 ? root.child("ladder")
+                                                        : root;
+  Model model{
+      name,
+      budgets_of(mine.tokens, mine.seeds, mine.seeds_per_budget, counts.where("seeds_per_budget")),
+      {preset, size, own},
+      own.child("train"),
+      {}};
   check_train(model.train);
   for (const std::string& key : size.keys())
     if (size.is_table(key) && !preset.has(key) && !own.has(key)) model.absent.push_back(key);
@@ -412,7 +448,7 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
 Composed compose(const Model& model, const Setting& setting, const Variation& variation) {
   Composer composer;
   std::vector<std::string> skip = model.absent;
-  skip.insert(skip.end(), {"base", "seeds", "tokens", "train"});
+  skip.insert(skip.end(), {"base", "seeds", "tokens", "seeds_per_budget", "train"});
   composer.table("model", model.layers.back().where(""), model.layers, skip);
   std::vector<ConfigNode> train = train_layers(model, setting);
   train.push_back(decided(setting.data, variation));

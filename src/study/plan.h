@@ -72,10 +72,11 @@ struct Setting {
 };
 // `ladder`: the budgets of the reference, each trained through its complete schedule.
 struct Ladder {
-  std::vector<int64_t> tokens, seeds;
+  std::vector<int64_t> tokens, seeds, seeds_per_budget;
   void fields(auto&& field) {
     field("tokens", tokens);
     field("seeds", seeds);
+    field("seeds_per_budget", seeds_per_budget);
   }
 };
 // `tune`: the learning rate of each model, chosen by held-out loss alone on runs
@@ -92,10 +93,14 @@ struct Tuning {
     field("check", check);
   }
 };
+// One run length of a model, in training tokens, and the seeds that are trained for it.
+struct Budget {
+  int64_t tokens = 0;  // 0: train.steps or train.tokens decides
+  std::vector<int64_t> seeds;
+};
 struct Model {
   std::string name;
-  std::vector<int64_t> seeds;
-  std::vector<int64_t> tokens;     // budgets; empty: train.steps or train.tokens is the only one
+  std::vector<Budget> budgets;     // at least one, in ascending order
   std::vector<ConfigNode> layers;  // of [model], the later over the earlier
   ConfigNode train;                // the model's own keys of [train]
   // Tables of `size` that the model does not have, and of its base that it left

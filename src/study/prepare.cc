@@ -78,8 +78,11 @@ std::string complaint(const fs::path& output, const fs::path& errors) {
 // The first run of a model: what the trainer is asked about.
 Variation first_variation(const Plan& plan, const Model& model) {
   const bool tuned = is_tuned(plan, model);
+  const int64_t largest = model.budgets.back().tokens;
   return {.seed = 0,
-          .tokens = model.tokens.empty() ? (tuned ? plan.tuning->tokens : 0) : model.tokens.back(),
+          .tokens = largest ? largest
+                    : tuned ? plan.tuning->tokens
+                            : 0,
           .learning_rate = tuned ? plan.tuning->learning_rate.front() : 0};
 }
 
@@ -280,18 +283,17 @@ std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate
     const auto found = rates.find({c.setting->name, c.model->name});
     if (tuned && found == rates.end()) continue;
     const double rate = tuned ? found->second : 0;
-    const std::vector<int64_t> budgets =
-        c.model->tokens.empty() ? std::vector<int64_t>{0} : c.model->tokens;
-    for (const int64_t tokens : budgets)
-      for (const int64_t seed : c.model->seeds)
+    for (const auto& [tokens, seeds] : c.model->budgets)
+      for (const int64_t seed : seeds)
         runs.push_back(planned(c, {.seed = seed, .tokens = tokens, .learning_rate = rate},
                                purpose::kStudy, budget_label(tokens), study));
     if (!tuned || !plan.tuning->check || c.model->name == plan.reference) continue;
+    const Budget& largest = c.model->budgets.back();
     for (const auto& [factor, why] : {std::pair{0.5, purpose::kHalf}, {2.0, purpose::kDouble}})
-      for (const int64_t seed : c.model->seeds)
+      for (const int64_t seed : largest.seeds)
         checks.push_back(planned(
-            c, {.seed = seed, .tokens = budgets.back(), .learning_rate = factor * rate}, why,
-            fmt::format("{}.lr-{:g}", budget_label(budgets.back()), factor * rate), study));
+            c, {.seed = seed, .tokens = largest.tokens, .learning_rate = factor * rate}, why,
+            fmt::format("{}.lr-{:g}", budget_label(largest.tokens), factor * rate), study));
   }
   check_distinct(runs, plan);
   runs.insert(runs.end(), checks.begin(), checks.end());

@@ -416,12 +416,18 @@ std::vector<PlannedRun> dry_run(const StudyOptions& options) {
   return runs;
 }
 
-int64_t write_records(const fs::path& study, const fs::path& folder) {
+int64_t write_records(const fs::path& study, const fs::path& folder,
+                      const std::vector<fs::path>& elsewhere) {
   Store store(study, Database::Mode::read);
   Json plan = store.plan();
   plan["runs"] = Json::array();
   make_folder(folder);
-  std::set<std::string> written;
+  plan.erase("records");
+  std::set<std::string> known, written;
+  for (const fs::path& other : elsewhere) {
+    for (const auto& [key, record] : read_records(other)) known.insert(key);
+    plan["records"].push_back(fs::relative(other, folder).string());
+  }
   for (const Json& run : store.planned_runs()) {
     Json entry;
     for (const char* key : {"key", "name", "setting", "model", "purpose", "seed", "tokens",
@@ -433,7 +439,7 @@ int64_t write_records(const fs::path& study, const fs::path& folder) {
       plan["overlaps"][data] = overlap;
     if (run["status"] != "done") continue;
     const std::string key = run["key"];
-    if (!written.insert(key).second) continue;
+    if (known.contains(key) || !written.insert(key).second) continue;
     write_file(folder / fmt::format("{}.{}.json", run["name"].get<std::string>(), key.substr(0, 8)),
                store.record(run).dump() + "\n");
   }
@@ -445,10 +451,13 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
   if (!fs::exists(folder / "plan.json"))
     fail("{}: holds neither a study (study.sqlite) nor records with their plan.json",
          folder.string());
-  const Records records = read_records(folder);
+  const Json plan = parse_file(folder / "plan.json");
+  Records records = read_records(folder);
+  for (const Json& other : plan.value("records", Json::array()))
+    records.merge(read_records(folder / other.get<std::string>()));
   make_folder(study);
   Store store(study);
-  store.set_records(parse_file(folder / "plan.json"), records, folder.string());
+  store.set_records(plan, records, folder.string());
 }
 
 }  // namespace assay::study

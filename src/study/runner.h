@@ -26,8 +26,10 @@ Outcome run_plan(const StudyOptions& options);
 std::vector<PlannedRun> dry_run(const StudyOptions& options);
 
 // Writes the records of a study's finished runs and its plan into a folder, from which the study
-// can be reported or its runs reused. The number of records.
-int64_t write_records(const fs::path& study, const fs::path& folder);
+// can be reported or its runs reused. Records that a folder of `elsewhere` holds are not written
+// again; plan.json names these folders relative to `folder`. Returns the number of records written.
+int64_t write_records(const fs::path& study, const fs::path& folder,
+                      const std::vector<fs::path>& elsewhere = {});
 // Makes a study of such a folder, without runs of its own.
 void study_of_records(const fs::path& folder, const fs::path& study);
 

@@ -84,12 +84,13 @@ TEST_F(PlanTemplate, SequencesFitTheSmallestSet) {
 TEST_F(PlanTemplate, BudgetsGrowWithTheTrainingText) {
   const Plan small = plan(store({{"web.train", 9000}, {"web.valid", 900}}));
   const Plan large = plan(store({{"web.train", 8'000'000}, {"web.valid", 90000}}));
-  const auto longest = [](const Plan& plan) { return plan.models[0].tokens.back(); };
+  const auto longest = [](const Plan& plan) { return plan.models[0].budgets.back().tokens; };
   EXPECT_NEAR(double(longest(small)), 819'200, 32 * 256);
   EXPECT_NEAR(double(longest(large)), 8e6, 4 * 16 * 512);
   EXPECT_EQ(large.models[0].layers[1].value("d_model"), "256");
-  EXPECT_EQ(small.models[0].tokens.size(), 3u);
-  EXPECT_EQ(small.models[1].tokens, std::vector<int64_t>{small.models[0].tokens[1]});
+  EXPECT_EQ(small.models[0].budgets.size(), 3u);
+  ASSERT_EQ(small.models[1].budgets.size(), 1u);
+  EXPECT_EQ(small.models[1].budgets[0].tokens, small.models[0].budgets[1].tokens);
 }
 
 TEST_F(PlanTemplate, DomainsThatCannotBeTrainedOnAreRefused) {

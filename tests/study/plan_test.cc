@@ -118,7 +118,7 @@ TEST_F(FakeStudy, AssignmentsLieOverThePlan) {
   const StudyOptions study = options(kPlan + others);
   const Plan plan = read_plan(study.plan, {"models=[\"full\"]", "seeds=[7]", "train.tokens=512"});
   ASSERT_EQ(plan.models.size(), 1u);
-  EXPECT_EQ(plan.models[0].seeds, std::vector<int64_t>{7});
+  EXPECT_EQ(plan.models[0].budgets[0].seeds, std::vector<int64_t>{7});
   EXPECT_NE(compose(plan.models[0], plan.settings[0], {.seed = 7}).text.find("tokens = 512\n"),
             std::string::npos);
   EXPECT_TRUE(plan.text.ends_with(
@@ -136,6 +136,17 @@ TEST_F(PlanErrors, LadderOfOneBudgetIsRefused) {
   expect(plan + "tokens = [-1]\n", {"plan.toml:6:", "tokens = -1 is not a training budget"});
 }
 
+TEST_F(PlanErrors, SeedsPerBudgetMustFitSeedsAndTokens) {
+  const std::string plan = kPlan;
+  expect(plan + "tokens = [4000, 8000]\nseeds_per_budget = [2]\n",
+         {"plan.toml:7:", "seeds_per_budget has 1 numbers for 2 budgets in tokens"});
+  expect(plan + "tokens = [4000, 8000]\nseeds_per_budget = [3, 1]\n",
+         {"plan.toml:7:", "seeds_per_budget has 3; expected 1 to 2, the number of seeds"});
+  expect(plan + "seeds_per_budget = [1]\n", {"plan.toml:6:", "1 numbers for 0 budgets"});
+  expect(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2], seeds_per_budget = [2, 1] }\n",
+         {"plan.toml:6:", "every budget of a ladder needs at least two seeds"});
+}
+
 TEST_F(PlanErrors, GridOfOneLearningRateIsRefused) {
   const std::string plan = kPlan;
   expect(plan + "tune = { learning_rate = [1e-3], tokens = 4000 }\n",
@@ -144,6 +155,19 @@ TEST_F(PlanErrors, GridOfOneLearningRateIsRefused) {
          {"plan.toml:6:", "-0.002 is not a positive number"});
   expect(plan + "tune = { learning_rate = [1e-3, 2e-3] }\n",
          {"plan.toml:6:", "tune.tokens must be given"});
+}
+
+TEST_F(FakeStudy, SeedsPerBudgetGivesLargeBudgetsFewerSeeds) {
+  const auto runs = dry_run(
+      options(std::string(kPlan) +
+              "tokens = [4000, 8000]\nseeds_per_budget = [2, 1]\n"
+              "ladder = { tokens = [4000, 8000], seeds = [5, 6, 7], seeds_per_budget = [2, 3] }\n"
+              "[model.window]\nbase = \"window\"\n"));
+  std::vector<std::string> names;
+  for (const auto& run : runs) names.push_back(run.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"full.4k.seed-5", "full.4k.seed-6", "full.8k.seed-5",
+                                             "full.8k.seed-6", "full.8k.seed-7", "window.4k.seed-1",
+                                             "window.4k.seed-2", "window.8k.seed-1"}));
 }
 
 TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {

@@ -221,6 +221,21 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
             std::string::npos);
 }
 
+TEST_F(Runner, RecordsOfAnotherFolderAreNotWrittenTwice) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records/all");
+  StudyOptions wider = options();
+  wider.study = folder / "wider";
+  wider.set = {"seeds=[1, 2, 3]"};
+  wider.reuse = {folder / "records/all"};
+  run_plan(wider);
+  EXPECT_EQ(write_records(folder / "wider", folder / "records/wider", {folder / "records/all"}), 2);
+  study_of_records(folder / "records/wider", folder / "copy");
+  Store copy(folder / "copy", Database::Mode::read);
+  ASSERT_EQ(copy.planned_runs().size(), 6u);
+  for (const Json& run : copy.planned_runs()) EXPECT_EQ(run["status"], "done") << run["name"];
+}
+
 TEST_F(Runner, FolderWithoutRecordsIsRefusedForReuse) {
   StudyOptions study = options();
   study.reuse = {folder / "models"};

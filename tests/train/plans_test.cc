@@ -67,8 +67,8 @@ TEST_F(Plans, AreAcceptedModelByModel) {
     for (const study::Setting& setting : plan.settings)
       for (const study::Model& model : plan.models) {
         const study::Variation variation{
-            .seed = model.seeds.at(0),
-            .tokens = model.tokens.empty() ? 0 : model.tokens.back(),
+            .seed = model.budgets.back().seeds.at(0),
+            .tokens = model.budgets.back().tokens,
             .learning_rate = study::is_tuned(plan, model) ? plan.tuning->learning_rate.at(0) : 0};
         const std::string text = study::compose(model, setting, variation).text;
         const RunConfig config =
