@@ -39,8 +39,7 @@ Json rows_beside(const fs::path& file) {
       !std::ranges::all_of(theirs["rows"], is_row))
     fail(
         "{}: expected {{\"rows\": [{{\"time\", \"form\", \"forward\", \"backward\"}}, …]}}, "
-        "as --json prints. Nothing "
-        "was timed.",
+        "as --json prints. Nothing was timed.",
         file.string());
   return theirs["rows"];
 }

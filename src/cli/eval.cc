@@ -146,8 +146,8 @@ void add(CLI::App& app) {
   auto probe = std::make_shared<Options>();
   CLI::App* probes =
       subcommand(*command, "probe",
-                 "what each layer's mixer does with earlier positions: how many reach a query, how "
-                 "evenly, by content or by place");
+                 "what each layer's mixer does with earlier positions: how many reach a query, "
+                 "how evenly, by content or by place");
   add_common(*probes, *probe);
   probes->add_option("--set", probe->set,
                      "DOMAIN.SPLIT; default: the first that the run was evaluated on");

@@ -38,7 +38,8 @@ void add(CLI::App& app) {
   command->add_option("-o,--output", options->output, "the folder to write")->required();
   command->add_option(
       "--layout", options->layout,
-      "the layout's model_type where several fit: rwkv7 or rwkv_lm_x070; default: the first by name");
+      "the layout's model_type where several fit: rwkv7 or rwkv_lm_x070; default: "
+      "the first by name");
   command->callback([options] { run(*options); });
 }
 [[maybe_unused]] const bool registered = commands().add("export", add);

@@ -40,7 +40,8 @@ TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
 const data::Tokenizer& TrainedModel::need_tokenizer() const {
   if (!tokenizer)
     fail(
-        "{}: no tokenizer lies with this model or its data; give one with --tokenizer, or token ids",
+        "{}: no tokenizer lies with this model or its data; give one with --tokenizer, "
+        "or token ids",
         path);
   return *tokenizer;
 }

@@ -26,8 +26,8 @@ void run(const Options& options) {
   if (holds_records(options.study)) {
     if (options.output.empty())
       fail(
-          "{}: The folder holds records of runs and no study. Give a folder for the report with "
-          "-o OUT. Nothing was written.",
+          "{}: The folder holds records of runs and no study. "
+          "Give a folder for the report with -o OUT. Nothing was written.",
           options.study.string());
     study::study_of_records(options.study, options.output);
     study = options.output;
@@ -61,12 +61,12 @@ void add(CLI::App& app) {
   command->add_option("-o,--output", options->output,
                       "folder for the report when STUDY is a folder of records");
   command->add_option("--records", options->records,
-                      "also write a compact record of every finished run, and the plan, into this "
-                      "folder");
+                      "also write a compact record of every finished run, and the plan, "
+                      "into this folder");
   command
       ->add_option("--reuse", options->reuse,
-                   "with --records: folder of records whose runs are not written again; the plan "
-                   "names the folder")
+                   "with --records: folder of records whose runs are not written again; "
+                   "the plan names the folder")
       ->needs("--records");
   command->callback([=] { run(*options); });
 }

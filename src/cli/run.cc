@@ -80,8 +80,8 @@ void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* command = subcommand(
       app, "run",
-      "run a plan (models x budgets x seeds x settings) and write its report; resumable at any "
-      "point");
+      "run a plan (models x budgets x seeds x settings) and write its report; "
+      "resumable at any point");
   command
       ->add_option("PLAN", options->study.plan,
                    "the plan: a TOML file, or a name (`assay list plans`)")

@@ -256,9 +256,9 @@ class Preparation {
     for (const auto& [domain, splits] : documents_)
       if (splits.contains("train") && !splits.contains("valid") && options_.valid_fraction > 0)
         out.push_back(fmt::format(
-            "domain {} has no split valid, from which a study reads its held-out loss: by chance "
-            "none of its {} training documents was chosen; --valid-fraction {:.2g} chooses about "
-            "{}",
+            "domain {} has no split valid, from which a study reads its held-out loss: "
+            "by chance none of its {} training documents was chosen; "
+            "--valid-fraction {:.2g} chooses about {}",
             domain, splits.at("train"), enough(splits.at("train")),
             std::llround(enough(splits.at("train")) * double(splits.at("train")))));
     return out;

@@ -80,8 +80,7 @@ Documents::Documents(const fs::path& stem, int64_t vocabulary)
       12 * sequences_ + 8 * indices != room)
     fail(
         "{}: {} bytes do not hold the {} sequences and {} document indices it announces; "
-        "the file is cut off or "
-        "damaged",
+        "the file is cut off or damaged",
         name, idx.size(), sequences_, indices);
   documents_ = indices - 1;
   const int64_t end =

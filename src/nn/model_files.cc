@@ -78,9 +78,8 @@ OpenModel open_model(const fs::path& path) {
   if (!fs::exists(path)) fail("{}: no such model", path.string());
   fail(
       "{}: is no model. Expected a run (config.toml, checkpoints/), a checkpoint of one, "
-      "an imported model "
-      "(config.toml, "
-      "model.safetensors) or a Hugging Face folder (config.json, model.safetensors)",
+      "an imported model (config.toml, model.safetensors) or a Hugging Face folder (config.json, "
+      "model.safetensors)",
       path.string());
 }
 

@@ -11,8 +11,9 @@ namespace assay::ops {
 struct OpPath {
   std::string op, device;  // "selective_scan", "cuda"
   std::string path;        // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
-  // Raised when an operator's results change: statistics never mix versions. 0: the results have the
-  // bits of torch's operators, and the operator is not part of the identity of a run.
+  // Raised when an operator's results change: statistics never mix versions.
+  // 0: the results have the bits of torch's operators, and the operator is not part of the
+  // identity of a run.
   int numerics = 1;
 };
 std::vector<OpPath> op_paths();  // by op, then device

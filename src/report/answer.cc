@@ -34,21 +34,20 @@ std::string both_facts(const Architecture& a, const Setting& setting) {
   const char* where = setting.mixed ? "on held-out text" : "out of domain";
   if (a.end.verdict == Verdict::degraded && difference < 0)
     return fmt::format(
-        "It has {} final loss {} at {} tokens ({} nats against the reference), and is still "
-        "degraded: its loss there is higher than its {} predicts.",
+        "It has {} final loss {} at {} tokens ({} nats against the reference), "
+        "and is still degraded: its loss there is higher than its {} predicts.",
         is_lowest(a, setting) ? "the lowest" : "a lower", where, tokens, nats(difference),
         setting.pretraining_name());
   if (a.end.verdict == Verdict::better && difference > 0)
     return fmt::format(
-        "It has a higher final loss {} at {} tokens ({} nats against the reference), and is still "
-        "better: its loss there is lower than its {} predicts.",
+        "It has a higher final loss {} at {} tokens ({} nats against the reference), "
+        "and is still better: its loss there is lower than its {} predicts.",
         where, tokens, nats(difference), setting.pretraining_name());
   if (a.end.verdict == Verdict::equivalent && std::abs(difference) > setting.ladder.margin)
     return fmt::format(
         "Its final loss {} at {} tokens is {} than that of the reference ({} nats), "
-        "and it is still "
-        "equivalent: it learned {} from the same tokens, and its loss there is what its {} "
-        "predicts.",
+        "and it is still equivalent: it learned {} from the same tokens, "
+        "and its loss there is what its {} predicts.",
         where, tokens, difference > 0 ? "higher" : "lower", nats(difference),
         difference > 0 ? "less" : "more", setting.pretraining_name());
   return "";
@@ -87,8 +86,8 @@ std::string tuning_warning(const Architecture& a, const Setting& setting) {
   const auto grid = std::ranges::find(setting.grids, a.name, &Grid::model);
   if (grid == setting.grids.end() || !grid->at_the_end()) return "";
   return fmt::format(
-      "Warning: The chosen learning rate of {} is at the end of its grid, so a better one may lie "
-      "beyond.",
+      "Warning: The chosen learning rate of {} is at the end of its grid, "
+      "so a better one may lie beyond.",
       a.name);
 }
 
@@ -120,13 +119,13 @@ std::string question(const Setting& setting) {
   if (setting.mixed)
     return fmt::format(
         "Trained on {} and tested on held-out text of the same domains (split {}). The question: "
-        "at "
-        "equal training loss, does an architecture reach the same held-out loss as the reference?",
+        "at equal training loss, "
+        "does an architecture reach the same held-out loss as the reference?",
         join(setting.train), setting.held_out);
   return fmt::format(
       "Trained on {} and tested on {} (split {}), which were never seen in training. The question: "
-      "at equal held-out loss on the training domains, is the loss out of domain higher than that "
-      "of the reference?",
+      "at equal held-out loss on the training domains, "
+      "is the loss out of domain higher than that of the reference?",
       join(setting.train), join(setting.test), setting.split);
 }
 
@@ -164,8 +163,8 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
                   (ladder.advice.empty() ? "" : " " + ladder.advice));
   if (ladder.problem.empty() && !ladder.mature)
     out.push_back(
-        "The reference still learns to recall at its last rung. A longer ladder may change the "
-        "verdicts.");
+        "The reference still learns to recall at its last rung. "
+        "A longer ladder may change the verdicts.");
   if (!ladder.clusters.empty() && !ladder.clustered_by_source)
     out.push_back(
         "The store names no sources of documents, so each document counts as independent: "

@@ -60,8 +60,8 @@ Hyperparameters hyperparameters(const Architecture& architecture) {
 Table differing_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-differing"),
               "Hyper-parameters in which the models differ",
-              "A difference other than the sequence mixer (block, norm, width, parameters, state) "
-              "may explain a result. A matched control is a [model.NAME] table in the plan.",
+              "A difference other than the sequence mixer (block, norm, width, parameters, "
+              "state) may explain a result. A matched control is a [model.NAME] table in the plan.",
               {{"hyper-parameter"}},
               {}};
   const Configurations all(setting);

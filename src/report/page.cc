@@ -12,15 +12,21 @@ namespace {
 
 constexpr const char* kStyle = R"(
 :root{color-scheme:light dark;--paper:#fff;--ink:#1d1d1d;--soft:#555;--rule:#ddd;--panel:#f6f6f6;
---band:#dfe7f1;--link:#0059a0;--s0:#222;--s1:#0072B2;--s2:#D55E00;--s3:#009E73;--s4:#b0558a;--s5:#9a7000;
---s6:#2a85c0;--s7:#7A5195;--s8:#6f6f6f;--degraded:#a84300;--better:#005c94;--equivalent:#5b3f8f;--open:#555}
+--band:#dfe7f1;--link:#0059a0;--s0:#222;--s1:#0072B2;--s2:#D55E00;--s3:#009E73;--s4:#b0558a;
+--s5:#9a7000;
+--s6:#2a85c0;--s7:#7A5195;--s8:#6f6f6f;--degraded:#a84300;--better:#005c94;--equivalent:#5b3f8f;
+--open:#555}
 @media(prefers-color-scheme:dark){:root{--paper:#16181b;--ink:#e8e8e8;--soft:#b0b4b8;--rule:#3a3e43;
---panel:#202327;--band:#2b3644;--link:#7cb8ec;--s0:#eee;--s1:#4aa8e8;--s2:#f08a3c;--s3:#3cc79c;--s4:#dc90b8;
---s5:#d9ab3c;--s6:#8acbf5;--s7:#b794cf;--s8:#a8a8a8;--degraded:#f3985a;--better:#6cb9f0;--equivalent:#c0a6ee;
+--panel:#202327;--band:#2b3644;--link:#7cb8ec;--s0:#eee;--s1:#4aa8e8;--s2:#f08a3c;--s3:#3cc79c;
+--s4:#dc90b8;
+--s5:#d9ab3c;--s6:#8acbf5;--s7:#b794cf;--s8:#a8a8a8;--degraded:#f3985a;--better:#6cb9f0;
+--equivalent:#c0a6ee;
 --open:#b5b5b5}}
 @media print{:root{color-scheme:light;--paper:#fff;--ink:#000;--soft:#333;--rule:#bbb;--panel:#fff;
---band:#e4eaf2;--link:#000;--s0:#222;--s1:#0072B2;--s2:#D55E00;--s3:#009E73;--s4:#b0558a;--s5:#9a7000;
---s6:#2a85c0;--s7:#7A5195;--s8:#6f6f6f;--degraded:#a84300;--better:#005c94;--equivalent:#5b3f8f;--open:#444}}
+--band:#e4eaf2;--link:#000;--s0:#222;--s1:#0072B2;--s2:#D55E00;--s3:#009E73;--s4:#b0558a;
+--s5:#9a7000;
+--s6:#2a85c0;--s7:#7A5195;--s8:#6f6f6f;--degraded:#a84300;--better:#005c94;--equivalent:#5b3f8f;
+--open:#444}}
 *{box-sizing:border-box}
 body{margin:0;font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;
 color:var(--ink);background:var(--paper)}
@@ -30,7 +36,8 @@ h2{font-size:1.3rem;margin:2em 0 .3em;padding-top:.4em;border-top:2px solid var(
 h3{font-size:1.08rem;margin:1.8em 0 .2em}
 p{margin:.4em 0 .7em;max-width:85ch}
 .note,figcaption{color:var(--soft);font-size:.92rem}
-.hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
+.hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);
+  white-space:nowrap}
 .skip{position:absolute;left:-999px}
 .skip:focus{left:8px;top:8px;background:var(--paper);padding:.4em .8em;z-index:9}
 nav{font-size:.93rem;margin:.6em 0}
@@ -47,7 +54,8 @@ border:2px solid currentColor;border-radius:4px;padding:.05em .5em}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,360px),1fr));gap:14px}
 .grid.pairs{grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr))}
 .grid.large{grid-template-columns:1fr}
-figure{min-width:0;margin:0;border:1px solid var(--rule);border-radius:4px;padding:4px;break-inside:avoid}
+figure{min-width:0;margin:0;border:1px solid var(--rule);border-radius:4px;padding:4px;
+  break-inside:avoid}
 figure>svg{display:block;width:100%;height:auto;max-width:820px;margin:auto}
 figcaption{text-align:right;padding:0 6px}
 .scroll{overflow-x:auto;margin:.3em 0}
@@ -56,7 +64,8 @@ th,td{padding:.32em .7em;border-bottom:1px solid var(--rule);text-align:left;ver
 white-space:nowrap}
 td.long{white-space:normal;min-width:22em;overflow-wrap:anywhere}
 .cards th,.cards td{padding:.3em .34em;font-size:.86rem}.cards thead th{font-size:.8rem}
-thead th{border-bottom:2px solid var(--ink);vertical-align:bottom;white-space:normal;min-width:4.2em}
+thead th{border-bottom:2px solid var(--ink);vertical-align:bottom;white-space:normal;
+  min-width:4.2em}
 tbody th{font-weight:600;position:sticky;left:0;background:var(--paper)}
 td svg,th svg{display:block}.badge svg{display:inline}
 .n{text-align:right}
@@ -76,7 +85,8 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 .cards tr{border:1px solid var(--rule);border-radius:4px;margin:.6em 0;padding:.3em .6em}
 .cards tbody th{font-size:1.05rem;max-width:none;position:static;border:0;padding:.2em 0}
 .cards th::before{content:none}
-.cards td{border:0;padding:.12em 0;display:flex;justify-content:space-between;gap:1em;text-align:right;
+.cards td{border:0;padding:.12em 0;display:flex;justify-content:space-between;gap:1em;
+  text-align:right;
 white-space:normal;align-items:center}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}

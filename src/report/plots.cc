@@ -157,10 +157,10 @@ Figure entropy_by_layer(const Setting& setting) {
 FigureGroup training_curves(const Setting& setting) {
   FigureGroup group{.title = "Curves along training",
                     .note =
-                        "One line per run, at every budget; a symbol marks its end. The "
-                        "training loss is a local straight-line fit to the training steps. "
-                        "Points along a run have different learning rates, so they carry no "
-                        "verdict."};
+                        "One line per run, at every budget; a symbol marks its end. "
+                        "The training loss is a local straight-line fit to the training steps. "
+                        "Points along a run have different learning rates, "
+                        "so they carry no verdict."};
   group.figures.push_back(curve(setting, "curve-training", "Training loss",
                                 [](const Evaluation& e) { return e.training_loss; }));
   group.figures.push_back(curve(setting, "curve-held-out", "Held-out loss, training domains",
@@ -175,8 +175,8 @@ FigureGroup training_curves(const Setting& setting) {
 FigureGroup difference_plots(const Setting& setting) {
   FigureGroup group{.title = "Secondary: the difference along training",
                     .note =
-                        "The mean of each line is the number in the table above. It has the "
-                        "same biases."};
+                        "The mean of each line is the number in the table above. "
+                        "It has the same biases."};
   for (const Kind kind : setting.kinds)
     if (Figure figure = difference(setting, kind); !figure.series.empty())
       group.figures.push_back(std::move(figure));

@@ -52,8 +52,8 @@ Written write(const fs::path& folder) {
   }
   if (settings.empty())
     fail(
-        "{}: None of its {} runs is finished, so there is nothing to report yet. `assay run` "
-        "finishes them.",
+        "{}: None of its {} runs is finished, so there is nothing to report yet. "
+        "`assay run` finishes them.",
         folder.string(), study.runs.size());
   make_folder(folder / "figures");
   make_folder(folder / "tables");
@@ -74,8 +74,8 @@ Written write_report(const fs::path& folder) {
     return write(folder);
   } catch (const Json::exception& error) {
     fail(
-        "{}: The study was not written by this version of Assay ({}). Run the plan again into "
-        "another folder.",
+        "{}: The study was not written by this version of Assay ({}). "
+        "Run the plan again into another folder.",
         folder.string(), error.what());
   }
 }

@@ -111,8 +111,9 @@ std::vector<std::string> slice_warnings(const Architecture& a, const Setting& se
     const auto warn = [&](double part, const char* what) {
       if (std::abs(difference) <= 0.01 || !(part / difference > 0.5)) return;
       out.push_back(fmt::format(
-          "On {}, {} make up {:.0f} % of the difference of {:+.3f} nats at the last evaluation. It "
-          "may be about formatting and not about capability; the table of slices shows the rest.",
+          "On {}, {} make up {:.0f} % of the difference of {:+.3f} nats at the last evaluation. "
+          "It may be about formatting and not about capability; "
+          "the table of slices shows the rest.",
           domain, what, std::min(100.0, 100 * part / difference), difference));
     };
     const auto change = [&](const char* slice, const char* key) {

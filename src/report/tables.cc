@@ -67,8 +67,8 @@ Table loss_table(const Setting& setting) {
               .title = "Loss at the end of training",
               .note =
                   "Nats per token, mean over seeds, at the largest budget of each architecture. "
-                  "The architectures are at different pre-training losses here; Δ_end compares "
-                  "them at equal ones."};
+                  "The architectures are at different pre-training losses here; "
+                  "Δ_end compares them at equal ones."};
   if (!setting.mixed)
     table.note +=
         " Held-out: mean over the training domains. Mean: over the domains out of domain.";
@@ -295,11 +295,11 @@ Table run_table(const Study& study) {
   Table table{.id = "runs",
               .title = "Provenance of every number",
               .note =
-                  "One row per run. The content key covers the configuration with all "
-                  "defaults, the data, the seed, the budget, the learning rate and the numerics "
-                  "versions: equal keys are equal runs. Found in: where the record of a run "
-                  "that was reused was found. Losses of every evaluation: "
-                  "tables/evaluations.csv."};
+                  "One row per run. The content key covers the configuration with all defaults, "
+                  "the data, the seed, the budget, the learning rate and the numerics versions: "
+                  "equal keys are equal runs. Found in: "
+                  "where the record of a run that was reused was found. "
+                  "Losses of every evaluation: tables/evaluations.csv."};
   table.columns = {{"run"},
                    {"purpose"},
                    {"status"},

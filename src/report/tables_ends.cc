@@ -134,9 +134,9 @@ Table domain_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-domain"),
               .title = "Δ_end by domain",
               .note =
-                  "Exploratory: each interval holds for itself (95 %), and no correction is "
-                  "made for looking at several domains. The mean has the simultaneous "
-                  "interval of the verdict."};
+                  "Exploratory: each interval holds for itself (95 %), "
+                  "and no correction is made for looking at several domains. "
+                  "The mean has the simultaneous interval of the verdict."};
   table.columns = {{"architecture"}, {"at tokens", Format::tokens}, {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
   for (const char* error : {"error of its seeds", "error of the reference", "error of documents"})
@@ -158,8 +158,8 @@ Table recall_table(const Setting& setting) {
               .title = "Recall targets and other targets",
               .note =
                   "Recall targets are tokens that a repeated bigram of the context predicts. "
-                  "The two parts add up to Δ_end: each is the difference summed over its "
-                  "targets, per token of all targets. Each interval holds for itself (95 %)."};
+                  "The two parts add up to Δ_end: each is the difference summed over its targets, "
+                  "per token of all targets. Each interval holds for itself (95 %)."};
   table.columns = {{"architecture"},
                    {"Δ_end", Format::change},
                    {"part on recall targets", Format::change},
@@ -202,9 +202,10 @@ Table prediction_table(const Setting& setting) {
     inside += one.inside();
   }
   std::string note =
-      "What the smaller budgets of an architecture predict for the budget of its verdict: their "
-      "Δ_end, or with several budgets the line through them over the logarithm of the tokens. The "
-      "interval is meant to hold 90 % of the later measurements.";
+      "What the smaller budgets of an architecture predict for the budget of its verdict: "
+      "their Δ_end, "
+      "or with several budgets the line through them over the logarithm of the tokens. "
+      "The interval is meant to hold 90 % of the later measurements.";
   note += fmt::format(" {} of {} are inside.", inside, found.size());
   if (found.size() >= 3)
     note += fmt::format(" Kendall's τ between prediction and measurement is {:.2f}.",
@@ -280,8 +281,8 @@ Table check_table(const Setting& setting) {
   Table table{.id = table_id(setting, "learning-rate-checks"),
               .title = "Verdicts at half and at twice the learning rate",
               .note =
-                  "Compared with the same ladder. The intervals hold for all rows of this "
-                  "table together (95 %)."};
+                  "Compared with the same ladder. "
+                  "The intervals hold for all rows of this table together (95 %)."};
   table.columns = {{"architecture"},
                    {"learning rate"},
                    {"which"},

@@ -91,8 +91,9 @@ Ends::Run Ends::read(const End& end, const std::string& name) const {
         losses.recall_tokens != recall_tokens_[d] || losses.recall_nll.size() != recall ||
         (recall != 0 && recall != clusters))
       fail(
-          "seed {} of {}: the {} clusters of the domain '{}' are not the {} of the first rung's "
-          "first run; paired statistics need the same documents in the same order in every run",
+          "seed {} of {}: "
+          "the {} clusters of the domain '{}' are not the {} of the first rung's first run; "
+          "paired statistics need the same documents in the same order in every run",
           end.seed, name, losses.tokens.size(), names_[d], clusters);
     Domain domain;
     domain.nll[index(Targets::all)] = losses.nll;

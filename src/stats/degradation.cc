@@ -96,8 +96,8 @@ void expect_same_documents(const Point& point, int64_t seed,
     if (nll.size() != tokens.size() || tokens != expected.tokens)
       fail(
           "domain '{}' at {} tokens of seed {}: "
-          "its {} documents are not the {} of the first evaluation; paired "
-          "statistics need the same documents, tokenized alike, in the same order",
+          "its {} documents are not the {} of the first evaluation; "
+          "paired statistics need the same documents, tokenized alike, in the same order",
           name, point.tokens_seen, seed, nll.size(), expected.tokens.size());
   }
 }

@@ -137,15 +137,15 @@ std::string immaturity(const std::vector<Budget>& ladder, const std::vector<doub
   const auto fall = [&](size_t b) { return recall[b] - recall[b + 1]; };
   if (!(fall(segment) > limit)) return "";
   std::string reason = fmt::format(
-      "The reference still learns to recall at this held-out loss ({:.3f}): its loss on recall "
-      "targets falls by {:.2f} nats from {} to {}, and the limit is {:.2f}.",
+      "The reference still learns to recall at this held-out loss ({:.3f}): "
+      "its loss on recall targets falls by {:.2f} nats from {} to {}, and the limit is {:.2f}.",
       held_out, fall(segment), millions(ladder[segment].tokens),
       millions(ladder[segment + 1].tokens), limit);
   for (size_t b = segment + 1; b <= last; ++b)
     if (!(fall(b) > limit))
       return reason + fmt::format(
-                          " The reference is mature from {} on; train the contender until "
-                          "its held-out loss is {:.3f} or less.",
+                          " The reference is mature from {} on; "
+                          "train the contender until its held-out loss is {:.3f} or less.",
                           millions(ladder[b].tokens), mean_held_out(ladder[b]));
   const double before = last > 0 ? fall(last - 1) : 2 * fall(last);
   const double shrink = std::clamp(fall(last) / std::max(before, 1e-9), 0.3, 0.9);
@@ -164,9 +164,9 @@ std::string overfitting(const std::vector<Budget>& ladder, const Ends& ends, dou
   const double rise = ends.loss(segment + 1) - ends.loss(segment);
   if (!(rise > limit)) return "";
   return fmt::format(
-      "The reference overfits the training domains at this held-out loss ({:.3f}): its loss out of "
-      "domain rises by {:.3f} nats from {} to {}. Compare at a smaller budget, which ends with a "
-      "held-out loss of {:.3f} or more, or train on more text.",
+      "The reference overfits the training domains at this held-out loss ({:.3f}): "
+      "its loss out of domain rises by {:.3f} nats from {} to {}. Compare at a smaller budget, "
+      "which ends with a held-out loss of {:.3f} or more, or train on more text.",
       held_out, rise, millions(ladder[segment].tokens), millions(ladder[segment + 1].tokens),
       mean_held_out(ladder[segment]));
 }
@@ -205,8 +205,8 @@ std::string what_settles(const Estimate& e, int64_t seeds, const LadderOptions& 
   const double of_documents = factor * interval(0, {0, 1}, e.noise.documents, options.level).high;
   if (of_documents >= wanted)
     return open + fmt::format(
-                      " The documents alone leave an error of {:.3f} nats, so more seeds "
-                      "cannot settle it; evaluate on documents from more sources.",
+                      " The documents alone leave an error of {:.3f} nats, "
+                      "so more seeds cannot settle it; evaluate on documents from more sources.",
                       of_documents);
   for (double more = 1; more * double(seeds) <= kMostSeeds; more += 1 / double(seeds))
     if (more > 1 && half_width_with(e, more, 1, options, factor) < wanted)
@@ -261,9 +261,10 @@ std::string outside_problem(const std::vector<Budget>& ladder, const Ends& ends,
         held_out, span.high);
   if (ends.loss(ladder.size() - 1) - ends.loss(ladder.size() - 2) > overfit_rise)
     return fmt::format(
-        "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}), and the reference "
-        "overfits the training domains before it gets there; compare at a smaller budget, which "
-        "ends with a held-out loss of {:.3f} or more, or train on more text.",
+        "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}), "
+        "and the reference overfits the training domains before it gets there; "
+        "compare at a smaller budget, which ends with a held-out loss of {:.3f} or more, "
+        "or train on more text.",
         held_out, span.low, mean_held_out(ladder[ladder.size() - 2]));
   return fmt::format(
       "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}); "
@@ -414,8 +415,9 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   }
   if (ends.contender_groups() > 0 && ends.reference_joins())
     result.warnings.push_back(fmt::format(
-        "The contenders have {:.0f} degrees of freedom between their seeds, which is too few; the "
-        "variance of the reference's seeds was added to theirs. Train two seeds of every model.",
+        "The contenders have {:.0f} degrees of freedom between their seeds, which is too few; "
+        "the variance of the reference's seeds was added to theirs. "
+        "Train two seeds of every model.",
         ends.contender_freedom()));
 
   Family family;

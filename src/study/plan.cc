@@ -150,8 +150,7 @@ Ladder read_ladder(const ConfigNode& root) {
   if (ladder.seeds.size() < 2)
     refuse(table.where("seeds"),
            "a ladder needs at least two seeds, and four or more are usual: "
-           "without them nothing is known of the "
-           "reference's own variation");
+           "without them nothing is known of the reference's own variation");
   for (const int64_t count : ladder.seeds_per_budget)
     if (count < 2)
       refuse(table.where("seeds_per_budget"), "every budget of a ladder needs at least two seeds");
@@ -172,8 +171,8 @@ Tuning read_tuning(const ConfigNode& root) {
   if (tuning.learning_rate.size() < 2)
     refuse(table.where("learning_rate"),
            "tuning needs a grid of at least two learning rates, "
-           "and three or more to bracket the best; for one fixed "
-           "rate, give train.learning_rate and no tune");
+           "and three or more to bracket the best; for one fixed rate, "
+           "give train.learning_rate and no tune");
   if (tuning.tokens < 1)
     refuse(table.where(table.has("tokens") ? "tokens" : "learning_rate"),
            "tune.tokens must be given: the budget of the tuning runs");
@@ -424,8 +423,7 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
   if (looks_like_yaml(file))
     fail(
         "{}: looks like YAML, and plans are TOML: seeds = [1, 2] in the place of seeds: [1, 2]. "
-        "`assay plan new` "
-        "writes a plan to begin with. Nothing was run.",
+        "`assay plan new` writes a plan to begin with. Nothing was run.",
         file.string());
   ConfigNode root = ConfigNode::read_file(file);
   std::string text = read_file(file);

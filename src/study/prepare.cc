@@ -42,8 +42,7 @@ fs::path store_folder(const Setting& setting, const StudyOptions& options) {
   if (folder.empty())
     fail(
         "the plan names no data: give --data STORE, data.store or data.synthetic. "
-        "`assay data prepare` makes a store "
-        "from text. Nothing was run.");
+        "`assay data prepare` makes a store from text. Nothing was run.");
   return fs::canonical(fs::exists(folder) ? fs::path(folder) : data::TokenStore(folder).folder());
 }
 

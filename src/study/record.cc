@@ -111,8 +111,7 @@ void Store::set_records(const Json& plan, const Records& records, const std::str
   for (const Json& run : plan.at("runs")) {
     database_.query(
         "INSERT INTO runs (key, seed, tokens, learning_rate, status, reason, folder) VALUES (?, ?, "
-        "?, ?, ?, ?, '') "
-        "ON CONFLICT (key) DO NOTHING",
+        "?, ?, ?, ?, '') ON CONFLICT (key) DO NOTHING",
         {run.at("key"), run.at("seed"), run.at("tokens"), run.at("learning_rate"),
          run.at("status") == "done" ? Json("missing") : run.at("status"), run.at("reason")});
     database_.query("INSERT INTO planned VALUES (?, ?, ?, ?, ?, ?)",

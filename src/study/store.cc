@@ -9,22 +9,28 @@ constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS plan (id INTEGER PRIMARY KEY CHECK (id = 1), plan TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (
   key TEXT PRIMARY KEY, seed INTEGER NOT NULL, tokens INTEGER NOT NULL, learning_rate REAL NOT NULL,
-  status TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', folder TEXT NOT NULL, origin TEXT NOT NULL DEFAULT '',
+  status TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', folder TEXT NOT NULL,
+    origin TEXT NOT NULL DEFAULT '',
   estimate TEXT, config TEXT, provenance TEXT, outcome TEXT, end_losses TEXT);
 CREATE TABLE IF NOT EXISTS planned (
-  position INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(key), name TEXT NOT NULL, setting TEXT NOT NULL,
+  position INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(key), name TEXT NOT NULL,
+    setting TEXT NOT NULL,
   model TEXT NOT NULL, purpose TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS overlaps (data TEXT PRIMARY KEY, found TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS metrics (
-  run TEXT NOT NULL REFERENCES runs(key), step INTEGER NOT NULL, line TEXT NOT NULL, PRIMARY KEY (run, step)) WITHOUT ROWID;
+  run TEXT NOT NULL REFERENCES runs(key), step INTEGER NOT NULL, line TEXT NOT NULL,
+    PRIMARY KEY (run, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evaluations (
-  run TEXT NOT NULL REFERENCES runs(key), step INTEGER NOT NULL, line TEXT NOT NULL, file TEXT NOT NULL,
+  run TEXT NOT NULL REFERENCES runs(key), step INTEGER NOT NULL, line TEXT NOT NULL,
+    file TEXT NOT NULL,
   PRIMARY KEY (run, step)) WITHOUT ROWID;
 PRAGMA user_version = 2;
 CREATE VIEW IF NOT EXISTS losses AS
-  SELECT p.name, p.setting, p.model, r.seed, e.step, e.line ->> '$.tokens' AS tokens, e.line ->> '$.train_loss' AS train_loss,
+  SELECT p.name, p.setting, p.model, r.seed, e.step, e.line ->> '$.tokens' AS tokens,
+    e.line ->> '$.train_loss' AS train_loss,
          j.key AS data, j.value ->> '$.loss' AS loss, j.value ->> '$.bits_per_byte' AS bits_per_byte
-  FROM evaluations e JOIN runs r ON r.key = e.run JOIN planned p ON p.run = e.run, json_each(e.line, '$.evaluation') j;
+  FROM evaluations e JOIN runs r ON r.key = e.run JOIN planned p ON p.run = e.run,
+    json_each(e.line, '$.evaluation') j;
 )";
 
 // The records of metrics.jsonl. BadInput names the line that is not JSON.
@@ -81,8 +87,7 @@ void check_version(Database& database, const fs::path& study) {
   if (!fresh && version != kVersion)
     fail(
         "{}: the study was written by {} version of Assay (format {}; this version reads {}). "
-        "Give another "
-        "output folder. Nothing was changed.",
+        "Give another output folder. Nothing was changed.",
         (study / "study.sqlite").string(), version < kVersion ? "an earlier" : "a later", version,
         kVersion);
 }
@@ -99,8 +104,8 @@ void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
   int64_t position = 0;
   for (const PlannedRun& run : runs) {
     database_.query(
-        "INSERT INTO runs (key, seed, tokens, learning_rate, status, folder, estimate, config) "
-        "VALUES (?, ?, ?, ?, 'planned', ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+        "INSERT INTO runs (key, seed, tokens, learning_rate, status, folder, estimate, "
+        "config) VALUES (?, ?, ?, ?, 'planned', ?, ?, ?) ON CONFLICT (key) DO NOTHING",
         {run.key, run.seed, run.tokens, run.learning_rate, run.folder("").string(),
          run.estimate.dump(), read_file(run.config)});
     database_.query("INSERT INTO planned VALUES (?, ?, ?, ?, ?, ?)",
@@ -125,8 +130,8 @@ void Store::take(const std::string& key, const fs::path& folder) {
   if (!fs::exists(folder / "end.json"))
     fail(
         "{}: holds no end.json, the losses at the end of the run; "
-        "an earlier version of Assay trained it. Remove the "
-        "folder, and the same command trains it again.",
+        "an earlier version of Assay trained it. Remove the folder, "
+        "and the same command trains it again.",
         folder.string());
   const Json end = parse_file(folder / "end.json");
   if (fs::exists(folder / "probes.json")) outcome["probes"] = parse_file(folder / "probes.json");

@@ -248,8 +248,8 @@ fs::path find_documents(const fs::path& folder, const std::string& name) {
   for (const char* ending : {"", ".zst", ".gz"})
     if (const fs::path file = folder / (name + ending); fs::is_regular_file(file)) return file;
   fail(
-      "{}: no such file, and neither is there {}.zst or {}.gz. Give the folder of the data with "
-      "--data.",
+      "{}: no such file, and neither is there {}.zst or {}.gz. "
+      "Give the folder of the data with --data.",
       (folder / name).string(), name, name);
 }
 

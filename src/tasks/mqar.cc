@@ -146,9 +146,8 @@ MqarStudy MqarStudy::read(const fs::path& file) {
       plan.train_examples > 0 && plan.test_examples > 0 && plan.epochs > 0 && plan.batch_size > 0;
   if (!positive || plan.widths.empty() || plan.learning_rates.empty() || plan.models.empty())
     fail(
-        "{}: examples, epochs and batch_size must be positive, and models, widths and "
-        "learning_rates not empty. "
-        "Nothing was run.",
+        "{}: examples, epochs and batch_size must be positive, and models, "
+        "widths and learning_rates not empty. Nothing was run.",
         file.string());
   for (const std::string& name : plan.models) {
     if (!models.has(name)) {

@@ -109,11 +109,10 @@ NeedleSample needle_sample(const NiahOptions& options, int64_t units, int64_t pl
   sample.answer = value;
   sample.units = units;
   sample.prompt = fmt::format(
-      "A special magic {0} is hidden within the following text. Make sure to memorize it. I will "
-      "quiz you about the {0} "
-      "afterwards.\n{1}\nWhat is the special magic {0} for {2} mentioned in the provided text? The "
-      "special magic {0} for "
-      "{2} mentioned in the provided text is",
+      "A special magic {0} is hidden within the following text. Make sure to memorize it. "
+      "I will quiz you about the {0} afterwards.\n{1}\n"
+      "What is the special magic {0} for {2} mentioned in the provided text? "
+      "The special magic {0} for {2} mentioned in the provided text is",
       type, context_of(options, units, place, needle), key);
   return sample;
 }
@@ -128,8 +127,8 @@ int64_t haystack_units(const NiahOptions& options, const CountTokens& count) {
   const int64_t least = tokens(1);
   if (least > options.length)
     fail(
-        "a length of {} tokens is too short: the question, one unit of the haystack and {} tokens "
-        "for the answer take {}",
+        "a length of {} tokens is too short: the question, "
+        "one unit of the haystack and {} tokens for the answer take {}",
         options.length, options.reserved, least);
   int64_t low = 1, high = step_of(options);
   while (tokens(high) <= options.length) {

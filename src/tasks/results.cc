@@ -5,10 +5,12 @@ namespace {
 
 constexpr const char* kSchema = R"(
 CREATE TABLE IF NOT EXISTS evaluations (
-  key TEXT PRIMARY KEY, model TEXT NOT NULL, task TEXT NOT NULL, weights TEXT NOT NULL, tokenizer TEXT NOT NULL,
+  key TEXT PRIMARY KEY, model TEXT NOT NULL, task TEXT NOT NULL, weights TEXT NOT NULL,
+    tokenizer TEXT NOT NULL,
   data TEXT NOT NULL, settings TEXT NOT NULL, definition TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS items (
-  evaluation TEXT NOT NULL REFERENCES evaluations(key), item INTEGER NOT NULL, grouped TEXT NOT NULL,
+  evaluation TEXT NOT NULL REFERENCES evaluations(key), item INTEGER NOT NULL,
+    grouped TEXT NOT NULL,
   dropped INTEGER NOT NULL, scores TEXT NOT NULL, PRIMARY KEY (evaluation, item)) WITHOUT ROWID;
 CREATE VIEW IF NOT EXISTS item_metrics AS
   SELECT e.model, e.task, i.item, i.grouped, j.key AS metric, j.value AS value
@@ -29,16 +31,16 @@ Results::Results(const fs::path& file)
   if (used && (version != 1 ||
                database_.query("SELECT 1 FROM sqlite_master WHERE name = 'item_metrics'").empty()))
     fail(
-        "{}: not a file of results of tasks, or one of another version of Assay. Nothing was "
-        "changed.",
+        "{}: not a file of results of tasks, or one of another version of Assay. "
+        "Nothing was changed.",
         file.string());
   database_.execute(kSchema);
 }
 
 void Results::begin(const Evaluation& e) {
   database_.query(
-      "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-      "ON CONFLICT (key) DO UPDATE SET model = excluded.model, task = excluded.task",
+      "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, "
+      "?) ON CONFLICT (key) DO UPDATE SET model = excluded.model, task = excluded.task",
       {e.key(), e.model, e.task, e.weights, e.tokenizer, e.data, e.settings, e.definition});
 }
 

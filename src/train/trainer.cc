@@ -148,8 +148,7 @@ class Run {
     if (!std::isfinite(loss) || !std::isfinite(norm))
       fail<Error>(
           "step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. "
-          "Lower learning_rate, or raise "
-          "warmup_steps.",
+          "Lower learning_rate, or raise warmup_steps.",
           step, loss, norm, first_nonfinite(step), last_good(step));
     if (c.spike > 0 && step > std::max<int64_t>(c.warmup_steps, 50) &&
         loss > state.mean_loss + c.spike)
@@ -169,8 +168,7 @@ class Run {
       if (!std::isfinite(set.total().nll))
         fail<Error>(
             "step {}: held-out loss {} on {}; first non-finite value in {}; {}. "
-            "Lower learning_rate, or raise "
-            "warmup_steps.",
+            "Lower learning_rate, or raise warmup_steps.",
             state.step, set.total().nll, name, first_nonfinite(state.step), last_good(state.step));
     make_folder(folder / "evaluations");
     write_losses(folder / "evaluations" / fmt::format("step-{}.safetensors", state.step), losses);
@@ -219,8 +217,8 @@ class Run {
     for (const auto& [name, set] : sets.items())
       if (!set["loss"].is_number() || !std::isfinite(set["loss"].get<double>()))
         fail<Error>(
-            "the loss at the end of the run is not finite on {}; {}. Lower learning_rate, or raise "
-            "warmup_steps.",
+            "the loss at the end of the run is not finite on {}; {}. Lower learning_rate, "
+            "or raise warmup_steps.",
             name, last_good(state.step));
     const Json end = {
         {"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"sets", sets}};
@@ -276,9 +274,7 @@ void check_folder(const RunConfig& config, const TrainOptions& options) {
   if (read_file(options.run / "config.toml") != config.toml())
     fail(
         "{}: holds a run of another configuration (see config.toml there); nothing was changed. "
-        "Choose another folder, "
-        "or give the same "
-        "settings.",
+        "Choose another folder, or give the same settings.",
         folder);
   if (!fs::exists(options.run / "run.json")) return;
   const Json run =
@@ -287,8 +283,7 @@ void check_folder(const RunConfig& config, const TrainOptions& options) {
       run.value("data", Json()) != data_of(data::TokenStore(options.store), config.train))
     fail(
         "{}: holds a run on other data (see run.json there) than {}; nothing was changed. "
-        "Choose another folder, or "
-        "give the same store.",
+        "Choose another folder, or give the same store.",
         folder, options.store.string());
 }
 
@@ -453,8 +448,7 @@ double time_step(Run& run) {
 [[noreturn]] void explain_memory(const TrainConfig& c, const std::string& what) {
   fail<Error>(
       "out of memory: {}\n  Lower train.micro_batch_size (now {}), "
-      "give train.recompute_activations = true, or lower "
-      "train.sequence_length (now {}).",
+      "give train.recompute_activations = true, or lower train.sequence_length (now {}).",
       what.substr(0, what.find('\n')), c.micro_batch_size, c.sequence_length);
 }
 

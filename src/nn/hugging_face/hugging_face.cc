@@ -247,7 +247,8 @@ class Taken {
     if (head == tensors_.end() || taken_.contains(head->first)) return;
     if (!at::equal(head->second, embedding))
       fail(
-          "{}: 'lm_head.weight' differs from the embedding that config.json ties it to (tie_word_embeddings)",
+          "{}: config.json sets tie_word_embeddings: "
+          "'lm_head.weight' must equal the embedding, and it differs",
           where_);
     taken_.insert(head->first);
   }
@@ -311,8 +312,8 @@ NamedTensors load_weights(const fs::path& folder) {
   if (fs::exists(whole)) return load_tensors(whole);
   if (fs::exists(index)) return load_shards(index);
   fail(
-      "{}: holds neither model.safetensors nor model.safetensors.index.json (weights in PyTorch's .bin files must be "
-      "converted first). "
+      "{}: holds neither model.safetensors nor model.safetensors.index.json. "
+      "Convert weights in PyTorch's .bin files first. "
       "Nothing was written.",
       folder.string());
 }

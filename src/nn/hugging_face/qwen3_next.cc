@@ -21,11 +21,10 @@ std::string toml(const Settings& s) {
   const auto eps = s.get<double>("rms_norm_eps", 1e-6);
   return fmt::format(
       "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"gated_delta_net\"]\n"
-      "channel_mixer = "
-      "\"swiglu\"\nnorm = \"zero_centered_rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
-      "[model.gated_delta_net]\nnum_heads = {}\nnum_key_heads = {}\nhead_dim = {}\n"
-      "value_head_dim = {}\nconv_width = "
-      "{}\nnorm_eps = {}\n[model.swiglu]\nd_ff = {}\n",
+      "channel_mixer = \"swiglu\"\nnorm = \"zero_centered_rmsnorm\"\nnorm_eps = {}\n"
+      "tie_embeddings = {}\n[model.gated_delta_net]\nnum_heads = {}\nnum_key_heads = {}\n"
+      "head_dim = {}\nvalue_head_dim = {}\nconv_width = {}\nnorm_eps = {}\n[model.swiglu]\n"
+      "d_ff = {}\n",
       s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), layers, eps,
       s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("linear_num_value_heads"),
       s.get<int64_t>("linear_num_key_heads"), s.get<int64_t>("linear_key_head_dim"),

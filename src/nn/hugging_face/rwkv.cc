@@ -23,10 +23,8 @@ std::string model_toml(int64_t vocabulary, int64_t width, int64_t layers, double
                        const char* mixer, const char* channel_mixer, int64_t d_ff) {
   return fmt::format(
       "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"{}\"]\n"
-      "channel_mixer = \"{}\"\n"
-      "norm = \"layernorm\"\nnorm_eps = {}\nembedding_norm = true\ntie_embeddings = {}\n"
-      "[model.{}]\nd_ff = "
-      "{}\n[model.{}]\n",
+      "channel_mixer = \"{}\"\nnorm = \"layernorm\"\nnorm_eps = {}\nembedding_norm = true\n"
+      "tie_embeddings = {}\n[model.{}]\nd_ff = {}\n[model.{}]\n",
       vocabulary, width, layers, mixer, channel_mixer, eps, tied, channel_mixer, d_ff, mixer);
 }
 

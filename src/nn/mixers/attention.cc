@@ -48,7 +48,8 @@ struct Attention final : Mixer {
             "with qk_norm: scores are q·k / temperature; 0: the learned scale");
       field(
           "constants", constants,
-          "none, keys, or queries_and_keys: trained vectors of the position instead of projections");
+          "none, keys, or queries_and_keys: "
+          "trained vectors of the position instead of projections");
       field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
     }

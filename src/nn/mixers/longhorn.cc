@@ -88,8 +88,7 @@ struct Longhorn final : Mixer {
 const RegisterMixer<Longhorn> registered(
     "longhorn",
     "S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t, ε = β / (1 + β kᵀk), "
-    "y_t = S_t q_t + D x_t, gated [Liu et "
-    "al. 2024]",
+    "y_t = S_t q_t + D x_t, gated [Liu et al. 2024]",
     {{},
      {.state_size = 5, .expand = 1, .conv_width = 2, .dt_rank = 3, .scalar_beta = true},
      {.state_size = 6, .exact = true}});

@@ -35,7 +35,8 @@ struct Mamba1 final : Mixer {
       field("dt_rank", dt_rank, "rank of the step's projection; 0: d_model / 16, rounded up");
       field(
           "decay", decay,
-          "full, one (shared by all channels and states), none, or learnable (read from the token)");
+          "full, one (shared by all channels and states), none, "
+          "or learnable (read from the token)");
     }
   };
 

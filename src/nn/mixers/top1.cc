@@ -235,7 +235,8 @@ Top1Chunk::Config falling_back(Top1Chunk::Config c) {
 }
 const RegisterMixer<Top1Chunk> chunk(
     "top1_chunk",
-    "softmax over the own chunk and the top_k earlier chunks with the largest Σ exp(q·k) or q·mean(k) [BC §5]",
+    "softmax over the own chunk and the top_k earlier chunks, "
+    "those with the largest Σ exp(q·k) or q·mean(k) [BC §5]",
     {{},
      chunk_example(16, "exact", 1, {.num_heads = 6, .num_kv_heads = 2}),
      chunk_example(16, "approx", 1),

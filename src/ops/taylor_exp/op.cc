@@ -136,7 +136,7 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
       m,
       "taylor_exp_attention(Tensor q, Tensor k, Tensor v, float scale, bool normalize, float eps, "
       "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
-                    "out_t = Σ_j w_tj v_j / Σ_j w_tj, w = 1 + s + s²/2, s = scale · q_t·k_j, j ≤ t",
+      "out_t = Σ_j w_tj v_j / Σ_j w_tj, w = 1 + s + s²/2, s = scale · q_t·k_j, j ≤ t",
       taylor_exp_attention);
 }
 

@@ -78,7 +78,7 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
       m,
       "top1_certified(Tensor q, Tensor k, Tensor selected, int chunk_size, float scale, int "
       "shortlist=16) -> Tensor certified",
-                    "which choices of the shortlist of top1_chunk a bound proves equal to the exact choices",
+      "the choices of top1_chunk's shortlist that a bound proves equal to the exact choices",
       top1_certified);
 }
 

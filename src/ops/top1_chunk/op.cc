@@ -285,7 +285,7 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
       "selection='exact', int top_k=1, Tensor? selected=None, int shortlist=16, int rank=7, "
       "Tensor? summaries=None, bool fall_back=False) -> (Tensor out, Tensor logsumexp, Tensor "
       "selected)",
-                    "softmax attention over the own chunk and the top_k earlier chunks with the largest scores",
+      "softmax attention over the own chunk and the top_k earlier chunks, by largest score",
       top1_chunk, {"logsumexp"});
 }
 

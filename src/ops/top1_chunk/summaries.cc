@@ -78,7 +78,8 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank
 
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m, "chunk_summaries(Tensor k, int chunk_size, int rank=0) -> Tensor summaries",
-                    "mean and low-rank covariance of the keys of each chunk, which top1_chunk's shortlist reads",
+      "mean and low-rank covariance of the keys of each chunk, "
+      "which top1_chunk's shortlist reads",
                     chunk_summaries);
 }
 

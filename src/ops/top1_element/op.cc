@@ -139,8 +139,7 @@ const bool registered_path = register_paths(
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m, "top1_element(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor index)",
-                    "out_t = v_j*, j* = argmax over j ≤ t of q_t·k_j; gradient of the softmax",
-      top1_element);
+      "out_t = v_j*, j* = argmax over j ≤ t of q_t·k_j; gradient of the softmax", top1_element);
 }
 
 }  // namespace assay::ops

@@ -165,7 +165,8 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
       m,
       "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, Tensor? "
       "alibi_slopes=None) -> Tensor out",
-                    "causal softmax attention over the last `window` positions (−1: all), with optional ALiBi",
+      "causal softmax attention over the last `window` positions (−1: all), "
+      "with optional ALiBi",
       window_attention);
 }
 
