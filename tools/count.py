@@ -16,9 +16,9 @@ COLUMNS = 100
 
 # The largest allowed count of src; None: the count is printed and has no limit.
 LIMITS = {
-    "comma statements": 100,
-    "lines over 100 columns": 1523,
-    "split string literals": 150,
+    "comma statements": 92,
+    "lines over 100 columns": 1497,
+    "split string literals": 149,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
     "lines of CUDA": 10347,
