@@ -4,6 +4,8 @@
 - a header of another operator that is not that operator's public header, ops/NAME/NAME.h;
 - a header of the CUDA library (ops/cuda) outside CUDA files.
 
+It also fails if a file outside of src/run spells the name of a file of the run folder.
+
 Usage: layering.py LAYERS, a file with one line per layer: its name, then what it may use (CMakeLists.txt
 writes it).
 """
@@ -13,6 +15,8 @@ import sys
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src"
 TORCH = re.compile(r"(ATen|torch|c10)/")
+RUN_FOLDER = re.compile(r'"(config\.toml|run\.json|metrics\.jsonl|checkpoints|step-[^"]*|optimizer\.safetensors|'
+                        r'state\.json|end\.json|probes\.json|done\.json|log\.txt)"')
 
 
 def allowed_layers(listing):
@@ -37,6 +41,8 @@ def violations(file, allowed):
     layer = file.relative_to(SOURCE).parts[0]
     is_kernel = file.name.startswith("cpu") or file.name == "kernel.h" or file.suffix in (".cu", ".cuh")
     for number, line in enumerate(file.read_text().splitlines(), 1):
+        if layer != "run" and (name := RUN_FOLDER.search(line)):
+            yield f"{file}:{number}: only src/run names files of the run folder: {name.group()}"
         include = re.match(r'\s*#\s*include\s*([<"])([^>"]+)', line)
         if not include:
             continue

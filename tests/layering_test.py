@@ -3,7 +3,7 @@ import unittest
 
 import layering
 
-ALLOWED = {"base": {"base"}, "ops": {"ops", "base", "torch"}, "cli": {"cli", "ops", "base", "torch"}}
+ALLOWED = {"base": {"base"}, "run": {"run"}, "ops": {"ops", "base", "torch"}, "cli": {"cli", "ops", "base", "torch"}}
 
 
 def found(path, line):
@@ -35,6 +35,11 @@ class Layering(unittest.TestCase):
     def test_cuda_library_is_for_cuda_files(self):
         self.assertTrue(found("ops/glu/op.cc", '#include "ops/cuda/ptx.cuh"'))
         self.assertFalse(found("ops/glu/cuda.cu", '#include "ops/cuda/ptx.cuh"'))
+
+    def test_name_of_a_file_of_the_run_folder_is_found(self):
+        self.assertTrue(found("ops/x.cc", 'read(run / "done.json");'))
+        self.assertFalse(found("run/x.cc", 'read(run / "done.json");'))
+        self.assertFalse(found("ops/x.cc", 'fail("see done.json there");'))
 
 
 if __name__ == "__main__":

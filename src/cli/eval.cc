@@ -9,7 +9,6 @@
 #include "eval/held_out.h"
 #include "eval/probes.h"
 #include "train/config.h"
-#include "train/metrics.h"
 
 namespace assay::cli {
 namespace {
@@ -28,10 +27,8 @@ std::string row(const std::string& name, const std::vector<std::string>& cells) 
   for (const std::string& cell : cells) out += fmt::format(" {:>17}", cell);
   return out + "\n";
 }
-std::string number(const Json& value) {
-  return value.is_number() && std::isfinite(value.get<double>())
-             ? fmt::format("{:.4f}", value.get<double>())
-             : "-";
+std::string number(double value) {
+  return std::isfinite(value) ? fmt::format("{:.4f}", value) : "-";
 }
 
 // How the model was trained, as far as its data matter here; for a model without a run,
@@ -76,7 +73,7 @@ void show_losses(const Options& o) {
   const eval::HeldOut held_out(store,
                                {sets_of(o.split, store, config), config.domains, length, o.tokens});
   const eval::Losses losses = held_out.run(*model.model);
-  if (!o.documents.empty()) train::write_losses(o.documents, losses);
+  if (!o.documents.empty()) eval::write_losses(o.documents, losses);
   std::string text = row("", {"loss", "bits a byte", "tokens", "documents"});
   for (const auto& [name, set] : losses)
     text += row(name, {number(set.total().loss()), number(set.bits_per_byte()),
@@ -84,13 +81,13 @@ void show_losses(const Options& o) {
   print({{"model", o.model.model},
          {"data", store.fingerprint()},
          {"sequence_length", length},
-         {"evaluation", train::to_json(losses)}},
+         {"evaluation", to_json(eval::summary(losses))}},
         text);
 }
 
-std::string entropies(const Json& heads) {
+std::string entropies(const std::vector<double>& heads) {
   std::vector<std::string> out;
-  for (const Json& head : heads) out.push_back(number(head));
+  for (const double head : heads) out.push_back(number(head));
   return join(out, " ");
 }
 
@@ -103,21 +100,21 @@ void show_probe(const Options& o) {
   const int64_t length =
       o.length > 0 ? o.length : std::min(eval::kProbeLength, config.sequence_length);
   const at::Tensor tokens = eval::probe_tokens(store, set, length, o.sequences);
-  Json found = eval::probe(*model.model, tokens, o.probe);
-  found["model"] = o.model.model;
-  found["set"] = set;
+  run::Probes found = eval::probe(*model.model, tokens, o.probe);
+  found.set = set;
   std::string text =
       fmt::format("{} texts of {}, {} tokens each\n", tokens.size(0), set, tokens.size(1));
   text += row("layer", {"visibility", "uniformity", "real relation", "attention entropy, by head"});
-  for (const Json& layer : found["layers"])
-    text +=
-        row(fmt::format("{} {}", layer["layer"].get<int64_t>(), layer["mixer"].get<std::string>()),
-            {number(layer["visibility"]), number(layer["uniformity"]),
-             number(layer["real_relation"]), entropies(layer["attention_entropy"])});
-  const Json& mean = found["mean"];
-  text += row("mean", {number(mean["visibility"]), number(mean["uniformity"]),
-                       number(mean["real_relation"]), number(mean["attention_entropy"])});
-  print(found, text);
+  for (const run::LayerProbe& layer : found.layers)
+    text += row(fmt::format("{} {}", layer.layer, layer.mixer),
+                {number(layer.visibility), number(layer.uniformity), number(layer.real_relation),
+                 entropies(layer.attention_entropy)});
+  const run::MeanProbe& mean = found.mean;
+  text += row("mean", {number(mean.visibility), number(mean.uniformity), number(mean.real_relation),
+                       number(mean.attention_entropy)});
+  Json document = to_json(found);
+  document["model"] = o.model.model;
+  print(document, text);
 }
 
 void add_common(CLI::App& command, Options& o) {

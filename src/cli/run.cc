@@ -22,15 +22,12 @@ struct Options {
 constexpr const char* kLine = "{:<32} {:>10} {:>12} {:>10} {:>10} {:>8} {:>9}\n";
 
 std::string line(const study::PlannedRun& run) {
-  const Json& e = run.estimate;
-  const double tokens = e.value("tokens", 0.0),
-               flops = 3 * tokens * e.value("flops_per_token", 0.0);
-  const bool timed = e.contains("estimated_seconds") && e["estimated_seconds"].is_number();
-  const double state = e.value("state_bytes", Json::object()).value("102400", 0.0);
-  return fmt::format(kLine, run.name, Progress::count(e.value("parameters", 0.0)),
-                     report::show(state, report::Format::bytes), Progress::count(tokens),
-                     fmt::format("{:.2e}", flops), e.value("steps", int64_t{0}),
-                     timed ? Progress::duration(e["estimated_seconds"]) : "?");
+  const run::Estimate& e = run.estimate;
+  return fmt::format(kLine, run.name, Progress::count(double(e.parameters)),
+                     report::show(double(e.state_bytes.at_long), report::Format::bytes),
+                     Progress::count(double(e.tokens)),
+                     fmt::format("{:.2e}", 3 * double(e.tokens) * e.flops_per_token), e.steps,
+                     Progress::duration(e.estimated_seconds));
 }
 
 void show_dry_run(const study::StudyOptions& options) {
@@ -40,17 +37,16 @@ void show_dry_run(const study::StudyOptions& options) {
   double seconds = 0;
   for (const study::PlannedRun& run : study::dry_run(options)) {
     text += line(run);
-    Json row = run.estimate;
+    Json row = to_json(run.estimate);
     row["name"] = run.name;
     row["key"] = run.key;
     row["config"] = run.config.string();
-    if (row.contains("estimated_seconds") && row["estimated_seconds"].is_number())
-      seconds += row["estimated_seconds"].get<double>();
+    seconds += run.estimate.estimated_seconds;
     runs.push_back(std::move(row));
   }
   text += fmt::format("{} runs, {} one after another. Nothing was trained.\n", runs.size(),
-                      seconds > 0 ? Progress::duration(seconds) : "time unknown");
-  print({{"runs", runs}, {"estimated_seconds", seconds > 0 ? Json(seconds) : Json()}}, text);
+                      Progress::duration(seconds));
+  print({{"runs", runs}, {"estimated_seconds", seconds}}, text);
 }
 
 void run(const Options& options) {
@@ -78,10 +74,10 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(
-      app, "run",
-      "run a plan (models x budgets x seeds x settings) and write its report; "
-      "resumable at any point");
+  CLI::App* command =
+      subcommand(app, "run",
+                 "run a plan (models x budgets x seeds x settings) and write its report; "
+                 "resumable at any point");
   command
       ->add_option("PLAN", options->study.plan,
                    "the plan: a TOML file, or a name (`assay list plans`)")

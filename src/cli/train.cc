@@ -1,6 +1,4 @@
 // assay train MODEL.toml --data STORE -o RUN
-#include <nlohmann/json.hpp>
-
 #include "base/progress.h"
 #include "cli/command.h"
 #include "train/device.h"
@@ -18,11 +16,9 @@ struct Options {
 };
 
 // Runs of earlier versions, and runs without held-out sets, have the training loss only.
-std::string loss_of(const nlohmann::json& done) {
-  const auto held_out = done.find("held_out_loss");
-  if (held_out != done.end() && held_out->is_number())
-    return fmt::format("held-out loss {:.4f}", held_out->get<double>());
-  return fmt::format("training loss of the last step {:.4f}", done.at("final_loss").get<double>());
+std::string loss_of(const run::Outcome& outcome) {
+  if (outcome.held_out_loss) return fmt::format("held-out loss {:.4f}", *outcome.held_out_loss);
+  return fmt::format("training loss of the last step {:.4f}", outcome.final_loss);
 }
 
 void run(const Options& options) {
@@ -31,19 +27,20 @@ void run(const Options& options) {
   for (const std::string& assignment : options.set) file.set(assignment);
   const train::RunConfig config = train::read_run_config(file, options.train.store);
   if (options.dry_run) {
-    const nlohmann::json d = train::describe_run(config, options.train);
-    print(d,
+    const run::Estimate e = train::describe_run(config, options.train);
+    print(to_json(e),
           fmt::format("{} parameters, {} FLOPs per token, {} steps of {} tokens, about {} on {}\n",
-                      Progress::count(d["parameters"]), Progress::count(d["flops_per_token"]),
-                      d["steps"].get<int64_t>(), config.train.tokens_per_step(),
-                      Progress::duration(d["estimated_seconds"]), d["device"].get<std::string>()));
+                      Progress::count(double(e.parameters)), Progress::count(e.flops_per_token),
+                      e.steps, config.train.tokens_per_step(),
+                      Progress::duration(e.estimated_seconds), e.device));
     return;
   }
-  const nlohmann::json done = train::train(config, options.train);
-  print(done, fmt::format("{}: {} steps, {} tokens in {} ({} tokens/s), {}\n",
-                          options.train.run.string(), done["steps"].get<int64_t>(),
-                          Progress::count(done["tokens"]), Progress::duration(done["seconds"]),
-                          Progress::count(done["tokens_per_second"]), loss_of(done)));
+  const run::Outcome outcome = train::train(config, options.train);
+  print(to_json(outcome),
+        fmt::format("{}: {} steps, {} tokens in {} ({} tokens/s), {}\n", options.train.run.string(),
+                    outcome.steps, Progress::count(double(outcome.tokens)),
+                    Progress::duration(outcome.seconds), Progress::count(outcome.tokens_per_second),
+                    loss_of(outcome)));
 }
 
 void add(CLI::App& app) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/record.h"
 #include "data/token_store.h"
 
 namespace assay::data {
@@ -23,6 +24,7 @@ struct DomainOverlap {
   int64_t ngrams = 0, shared = 0;
   double document_share() const { return documents ? double(duplicates) / double(documents) : 0; }
   double ngram_share() const { return ngrams ? double(shared) / double(ngrams) : 0; }
+  ASSAY_FIELDS(domain, documents, duplicates, ngrams, shared)
 };
 // One entry per domain of `test` that has the test split, against the training split of the
 // domains of `train`. Memory is bounded: test n-grams are taken 16 million at a time. BadInput

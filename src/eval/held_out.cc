@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "base/interrupt.h"
+#include "base/safetensors.h"
 
 namespace assay::eval {
 namespace {
@@ -161,6 +162,36 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
     first += count;
   }
   return out;
+}
+
+run::EvaluatedSets summary(const Losses& losses) {
+  run::EvaluatedSets out;
+  for (const auto& [name, set] : losses) {
+    const Sum total = set.total();
+    std::map<std::string, run::Slice> slices;
+    for (size_t s = 0; s < kSlices.size(); ++s)
+      if (const Sum& slice = set.slices[s]; slice.tokens > 0)
+        slices[kSlices[s]] = {.loss = slice.loss(),
+                              .tokens = slice.tokens,
+                              .share = double(slice.tokens) / double(total.tokens)};
+    out[name] = {.loss = total.loss(),
+                 .bits_per_byte = set.bits_per_byte(),
+                 .tokens = total.tokens,
+                 .documents = int64_t(set.nll.size()),
+                 .slices = slices};
+  }
+  return out;
+}
+
+void write_losses(const fs::path& file, const Losses& losses) {
+  std::vector<TensorEntry> entries;
+  for (const auto& [name, set] : losses) {
+    const std::vector<int64_t> shape = {int64_t(set.nll.size())};
+    entries.push_back({name + ".nll", "F64", shape, std::as_bytes(std::span(set.nll))});
+    entries.push_back({name + ".tokens", "I64", shape, std::as_bytes(std::span(set.tokens))});
+    entries.push_back({name + ".bytes", "I64", shape, std::as_bytes(std::span(set.bytes))});
+  }
+  write_safetensors(file, entries);
 }
 
 std::vector<std::string> default_sets(const data::TokenStore& store,

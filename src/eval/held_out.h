@@ -20,19 +20,11 @@
 #include "data/sampler.h"
 #include "data/token_store.h"
 #include "nn/language_model.h"
+#include "run/records.h"
 
 namespace assay::eval {
 
-inline constexpr std::array kSlices = {"frequent",
-                                       "rare",
-                                       "unseen",
-                                       "repeated_bigram",
-                                       "other",
-                                       "position_0_64",
-                                       "position_64_256",
-                                       "position_256_1024",
-                                       "position_1024_up",
-                                       "above_12_nats"};
+inline constexpr const auto& kSlices = run::slice::kAll;
 
 // "arxiv.test" → arxiv, test. BadInput without a dot.
 std::pair<std::string, std::string> domain_and_split(const std::string& set);
@@ -86,6 +78,10 @@ class HeldOut {
   std::vector<Set> sets_;
   int64_t tokens_at_once_;
 };
+
+run::EvaluatedSets summary(const Losses& losses);
+// As safetensors: "<set>.nll" F64, "<set>.tokens" I64, "<set>.bytes" I64, one element per document.
+void write_losses(const fs::path& file, const Losses& losses);
 
 // "<domain>.<split>" for every valid split of the training domains and every test split
 // of the store.

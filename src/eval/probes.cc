@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "base/random.h"
 #include "data/sampler.h"
@@ -13,7 +12,6 @@
 namespace assay::eval {
 namespace {
 
-using Json = nlohmann::json;
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // Positions of the queries, [n], in the second half of `time`.
@@ -94,17 +92,32 @@ void add(Sums& sums, nn::Mixer& mixer, const at::Tensor& x, const Handed& handed
   sums.queries += t.size(0);
 }
 
-// null for what is not a number, as Json writes it.
-double mean_of(const Json& layers, const char* key) {
+// Of the finite values; NaN without one.
+double mean_of(const std::vector<double>& values) {
   double sum = 0;
   int64_t count = 0;
-  for (const Json& layer : layers)
-    for (const Json& value : layer[key].is_array() ? layer[key] : Json::array({layer[key]}))
-      if (value.is_number() && std::isfinite(value.get<double>())) {
-        sum += value.get<double>();
-        ++count;
-      }
+  for (const double value : values) {
+    if (!std::isfinite(value)) continue;
+    sum += value;
+    ++count;
+  }
   return count ? sum / double(count) : kNone;
+}
+
+// Over layers, and over the heads of all layers.
+run::MeanProbe mean_of(const std::vector<run::LayerProbe>& layers) {
+  const auto over_layers = [&](double run::LayerProbe::*value) {
+    std::vector<double> values;
+    for (const run::LayerProbe& layer : layers) values.push_back(layer.*value);
+    return mean_of(values);
+  };
+  std::vector<double> heads;
+  for (const run::LayerProbe& layer : layers)
+    heads.insert(heads.end(), layer.attention_entropy.begin(), layer.attention_entropy.end());
+  return {.visibility = over_layers(&run::LayerProbe::visibility),
+          .uniformity = over_layers(&run::LayerProbe::uniformity),
+          .real_relation = over_layers(&run::LayerProbe::real_relation),
+          .attention_entropy = mean_of(heads)};
 }
 
 // Mean over sequences, one at a time: weights are [H, T, T].
@@ -120,15 +133,6 @@ std::vector<double> entropy_by_head(nn::Mixer& mixer, const at::Tensor& x,
     for (size_t h = 0; h < heads.size(); ++h) mean[h] += heads[h] / double(x.size(0));
   }
   return mean;
-}
-
-Json probe_layer(nn::Mixer& mixer, const at::Tensor& x, const Handed& handed,
-                 const ProbeOptions& options) {
-  const Influence found = probe(mixer, x, options, handed);
-  return {{"visibility", found.visibility},
-          {"uniformity", found.uniformity},
-          {"real_relation", found.real_relation},
-          {"attention_entropy", entropy_by_head(mixer, x, options)}};
 }
 
 // What each layer's mixer reads.
@@ -193,30 +197,31 @@ std::vector<std::vector<double>> attention_entropy(nn::LanguageModel& model,
   return any ? out : std::vector<std::vector<double>>();
 }
 
-Json probe(nn::LanguageModel& model, const at::Tensor& tokens, const ProbeOptions& options) {
+run::Probes probe(nn::LanguageModel& model, const at::Tensor& tokens, const ProbeOptions& options) {
   const at::ScalarType compute_dtype = std::exchange(model.compute_dtype, at::kFloat);
   const auto inputs = mixer_inputs(model, tokens.to(model.embedding.device()));
   const auto& pattern = model.spec.config.pattern;
-  Json layers = Json::array();
+  std::vector<run::LayerProbe> layers;
   Handed handed;
   for (size_t i = 0; i < inputs.size(); ++i) {
     nn::Mixer& mixer = *model.layers[i]->mixer;
-    Json layer = {{"layer", i}, {"mixer", pattern[i % pattern.size()]}};
-    layer.update(probe_layer(mixer, inputs[i], handed, options));
-    layers.push_back(std::move(layer));
+    const Influence found = probe(mixer, inputs[i], options, handed);
+    layers.push_back({.layer = int64_t(i),
+                      .mixer = pattern[i % pattern.size()],
+                      .visibility = found.visibility,
+                      .uniformity = found.uniformity,
+                      .real_relation = found.real_relation,
+                      .attention_entropy = entropy_by_head(mixer, inputs[i], options)});
     hand_on(mixer, inputs[i], handed);
   }
   model.compute_dtype = compute_dtype;
-  Json mean;
-  for (const char* key : {"visibility", "uniformity", "real_relation", "attention_entropy"})
-    mean[key] = mean_of(layers, key);
-  return {{"sequence_length", tokens.size(1)},
-          {"sequences", tokens.size(0)},
-          {"queries", options.queries},
-          {"cotangents", options.cotangents},
-          {"threshold", options.threshold},
-          {"layers", layers},
-          {"mean", mean}};
+  return {.sequence_length = tokens.size(1),
+          .sequences = tokens.size(0),
+          .queries = options.queries,
+          .cotangents = options.cotangents,
+          .threshold = options.threshold,
+          .layers = layers,
+          .mean = mean_of(layers)};
 }
 
 at::Tensor probe_tokens(const data::TokenStore& store, const std::string& set, int64_t length,

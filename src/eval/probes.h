@@ -21,12 +21,12 @@
 //   Means over queries, which lie evenly in the second half of each sequence.
 #include <ATen/core/Tensor.h>
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "data/token_store.h"
 #include "nn/language_model.h"
+#include "run/records.h"
 
 namespace assay::eval {
 
@@ -62,14 +62,10 @@ std::vector<std::vector<double>> attention_entropy(nn::LanguageModel& model,
                                                    const at::Tensor& tokens,
                                                    const ProbeOptions& options = {});
 
-// Every layer's mixer of a model on tokens [B, T], in the precision of its weights:
-// {"sequence_length", "sequences", "queries", "cotangents", "threshold",
-//  "layers": [{"layer", "mixer", "visibility", "uniformity", "real_relation", "attention_entropy":
-//  [by head]}, …],
-//  "mean": {"visibility", "uniformity", "real_relation", "attention_entropy"}}
-//      null where nothing can be said
-nlohmann::json probe(nn::LanguageModel& model, const at::Tensor& tokens,
-                     const ProbeOptions& options = {});
+// Every layer's mixer of a model on tokens [B, T], in the precision of its weights. NaN where
+// nothing can be said.
+run::Probes probe(nn::LanguageModel& model, const at::Tensor& tokens,
+                  const ProbeOptions& options = {});
 
 // tokens [B, T]: the beginnings of the longest texts of "DOMAIN.SPLIT", at most `sequences`, none
 // shorter than half the longest; T is at most `length`, and the length of the shortest of them.

@@ -2,11 +2,11 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 
 #include "nn/hugging_face/hugging_face.h"
+#include "run/folder.h"
 
 namespace assay::nn {
 namespace {
@@ -19,16 +19,15 @@ OpenModel read_model(const fs::path& config, const fs::path& weights) {
   return {std::move(model), weights, {}};
 }
 
-// Beside the model, or in the store that the run was trained on.
+// Next to the model, or in the store that the run was trained on.
 fs::path find_tokenizer(const fs::path& folder) {
-  if (fs::exists(folder / "tokenizer.model")) return folder / "tokenizer.model";
-  if (!fs::exists(folder / "run.json")) return {};
-  const auto run =
-      nlohmann::json::parse(read_file(folder / "run.json"), nullptr, /*allow_exceptions=*/false);
-  if (!run.is_object() || !run.contains("data_folder") || !run["data_folder"].is_string())
-    return {};
-  const fs::path store = run["data_folder"].get<std::string>();
-  return fs::exists(store / "tokenizer.model") ? store / "tokenizer.model" : fs::path();
+  const auto in = [](const fs::path& place) {
+    const fs::path file = place / "tokenizer.model";
+    return fs::exists(file) ? file : fs::path();
+  };
+  if (const fs::path file = in(folder); !file.empty()) return file;
+  const auto provenance = run::Folder{folder}.provenance();
+  return provenance.exists() ? in(provenance.read().data_folder.value_or("")) : fs::path();
 }
 
 void write_new(fs::path folder, const fs::path& tokenizer,
@@ -46,38 +45,26 @@ void write_new(fs::path folder, const fs::path& tokenizer,
 
 }  // namespace
 
-std::map<int64_t, fs::path> checkpoints(const fs::path& run) {
-  std::map<int64_t, fs::path> found;
-  if (!fs::is_directory(run / "checkpoints")) return found;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("step-") && name.size() > 5 && name.size() < 24 &&
-        std::all_of(name.begin() + 5, name.end(), isdigit))
-      found[std::stoll(name.substr(5))] = entry.path();
-  }
-  return found;
-}
-
 OpenModel open_model(const fs::path& path) {
-  const auto open = [](const fs::path& home, const fs::path& weights) {
-    OpenModel opened = read_model(home / "config.toml", weights);
-    opened.tokenizer = find_tokenizer(home);
+  const auto open = [](const run::Folder& home, const run::Checkpoint& weights) {
+    OpenModel opened = read_model(home.config(), weights.weights());
+    opened.tokenizer = find_tokenizer(home.path);
     return opened;
   };
-  const auto found = checkpoints(path);
-  if (!found.empty()) return open(path, found.rbegin()->second / "model.safetensors");
-  if (fs::exists(path / "config.toml") && fs::exists(path / "model.safetensors"))
-    return open(path, path / "model.safetensors");
+  const run::Folder folder{path};
+  // An imported model is laid out like a run and a checkpoint in one
+  const run::Checkpoint here{path};
+  const auto found = folder.checkpoints();
+  if (!found.empty()) return open(folder, found.rbegin()->second);
+  const bool has_config = fs::exists(folder.config()), has_weights = fs::exists(here.weights());
+  if (has_config && has_weights) return open(folder, here);
   if (fs::exists(path / "config.json"))
-    return {read_hugging_face(path), path / "model.safetensors", find_tokenizer(path)};
-  const fs::path run = fs::absolute(path / "").parent_path().parent_path().parent_path();
-  if (fs::exists(path / "model.safetensors") && fs::exists(run / "config.toml"))
-    return open(run, path / "model.safetensors");
-  if (fs::exists(path / "config.toml"))
-    fail("{}: a run without a checkpoint; train it first", path.string());
+    return {read_hugging_face(path), here.weights(), find_tokenizer(path)};
+  if (has_config) fail("{}: a run without a checkpoint; train it first", path.string());
+  if (const auto run = run::enclosing_run(path); run && has_weights) return open(*run, here);
   if (!fs::exists(path)) fail("{}: no such model", path.string());
   fail(
-      "{}: is no model. Expected a run (config.toml, checkpoints/), a checkpoint of one, "
+      "{}: not a model. Expected a run (config.toml, checkpoints/), a checkpoint of one, "
       "an imported model (config.toml, model.safetensors) or a Hugging Face folder (config.json, "
       "model.safetensors)",
       path.string());
@@ -85,8 +72,8 @@ OpenModel open_model(const fs::path& path) {
 
 void save_model(const fs::path& folder, const OpenModel& opened) {
   write_new(folder, opened.tokenizer, [&](const fs::path& to) {
-    write_file(to / "config.toml", opened.model->spec.toml());
-    save_tensors(to / "model.safetensors", named_parameters_of(*opened.model));
+    write_file(run::Folder{to}.config(), opened.model->spec.toml());
+    save_tensors(run::Checkpoint{to}.weights(), named_parameters_of(*opened.model));
   });
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 // Trained models on disk, whatever wrote them.
-#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 
@@ -25,7 +24,5 @@ OpenModel open_model(const fs::path& path);
 void save_model(const fs::path& folder, const OpenModel& model);
 void export_model(const fs::path& folder, const OpenModel& model, const nlohmann::json& settings,
                   const std::string& layout = "");
-
-std::map<int64_t, fs::path> checkpoints(const fs::path& run);  // by step
 
 }  // namespace assay::nn

@@ -9,7 +9,6 @@
 #include "report/slices.h"
 #include "report/training_loss.h"
 #include "stats/curves.h"
-#include "study/store.h"
 
 namespace assay::report {
 namespace {
@@ -17,24 +16,33 @@ namespace {
 constexpr size_t kParts = 12;  // of a profile
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-double mean_of_sets(const Json& sets, const std::vector<std::string>& domains,
-                    const std::string& split, const char* key = "loss") {
+// Mean over domains of what `get` says of each set; NaN when one is absent.
+template <class Set, class Get>
+double mean_of_sets(const std::map<std::string, Set>& sets, const std::vector<std::string>& domains,
+                    const std::string& split, Get&& get) {
   double sum = 0;
-  for (const std::string& domain : domains)
-    sum += number(sets.value(domain + "." + split, Json::object()), key);
+  for (const std::string& domain : domains) {
+    const auto found = sets.find(domain + "." + split);
+    sum += found == sets.end() ? kNone : get(found->second);
+  }
   return domains.empty() ? kNone : sum / double(domains.size());
 }
+template <class Set>
+double mean_loss(const std::map<std::string, Set>& sets, const std::vector<std::string>& domains,
+                 const std::string& split) {
+  return mean_of_sets(sets, domains, split, [](const Set& set) { return set.loss; });
+}
 
-Evaluation read_evaluation(const Json& line, const Setting& setting) {
-  Evaluation out{.step = line.at("step"),
-                 .tokens = number(line, "tokens"),
+Evaluation read_evaluation(const run::EvaluationLine& line, const Setting& setting) {
+  Evaluation out{.step = line.step,
+                 .tokens = double(line.tokens),
                  .training_loss = kNone,
-                 .sets = line.at("evaluation")};
-  out.held_out_loss = mean_of_sets(out.sets, setting.train, setting.held_out);
-  out.test_loss = mean_of_sets(out.sets, setting.test, setting.split);
+                 .sets = line.evaluation,
+                 .attention_entropy = line.attention_entropy.value_or(run::Entropies{})};
+  out.held_out_loss = mean_loss(out.sets, setting.train, setting.held_out);
+  out.test_loss = mean_loss(out.sets, setting.test, setting.split);
   for (const std::string& domain : setting.test)
-    out.test_losses[domain] = mean_of_sets(out.sets, {domain}, setting.split);
-  out.attention_entropy = line.value("attention_entropy", out.attention_entropy);
+    out.test_losses[domain] = mean_loss(out.sets, {domain}, setting.split);
   return out;
 }
 
@@ -50,27 +58,31 @@ void fit_training_losses(std::vector<Evaluation>& evaluations,
   }
 }
 
-RunEnd read_end(const Json& row, const Setting& setting) {
-  const Json sets = row["end_losses"].value("sets", Json::object());
+RunEnd read_end(const run::End& losses, const Setting& setting) {
+  const auto bits = [](const run::EndSet& set) { return set.bits_per_byte; };
   RunEnd end{.training_loss = kNone,
-             .held_out_loss = mean_of_sets(sets, setting.train, setting.held_out),
-             .test_loss = mean_of_sets(sets, setting.test, setting.split),
-             .bits_per_byte = mean_of_sets(sets, setting.test, setting.split, "bits_per_byte")};
+             .held_out_loss = mean_loss(losses.sets, setting.train, setting.held_out),
+             .test_loss = mean_loss(losses.sets, setting.test, setting.split),
+             .bits_per_byte = mean_of_sets(losses.sets, setting.test, setting.split, bits)};
   for (const std::string& domain : setting.test)
-    end.test_losses[domain] = mean_of_sets(sets, {domain}, setting.split);
+    end.test_losses[domain] = mean_loss(losses.sets, {domain}, setting.split);
   return end;
 }
 
-Run read_run(const Json& row, const Setting& setting, study::Store& store) {
-  Run run{.row = row, .seed = row["seed"], .tokens = row["tokens"], .end = read_end(row, setting)};
+Run read_run(const study::StudyRun& row, const Setting& setting) {
+  Run run{.name = row.name,
+          .seed = row.seed,
+          .tokens = row.tokens,
+          .learning_rate = row.learning_rate,
+          .data = *row.finished,
+          .end = read_end(row.finished->end, setting)};
   std::vector<TrainingLine> lines;
-  for (const Json& line : store.metrics(row["key"]))
-    lines.push_back({.step = line.at("step"), .loss = number(line, "loss")});
-  for (const Json& line : store.evaluations(row["key"]))
+  for (const run::TrainingLine& line : run.data.metrics.training)
+    lines.push_back({.step = line.step, .loss = line.loss});
+  for (const run::EvaluationLine& line : run.data.metrics.evaluations)
     run.evaluations.push_back(read_evaluation(line, setting));
   if (run.evaluations.empty())
-    fail("The run {} holds no evaluation, so it cannot be reported.",
-         row["name"].get<std::string>());
+    fail("The run {} holds no evaluation, so it cannot be reported.", run.name);
   fit_training_losses(run.evaluations, lines);
   run.end.training_loss = run.evaluations.back().training_loss;
   return run;
@@ -82,24 +94,23 @@ Architecture& architecture_of(Setting& setting, const std::string& model) {
   return setting.architectures.emplace_back(Architecture{.name = model});
 }
 
-void read_runs(Setting& setting, const std::vector<Json>& rows, study::Store& store) {
-  for (const Json& row : rows) {
-    if (row["status"] != "done" || row["purpose"] == study::purpose::kTuning) continue;
-    Architecture& a = architecture_of(setting, row["model"]);
-    const bool of_study = row["purpose"] == study::purpose::kStudy;
-    std::vector<Run>& runs = of_study ? a.budgets[row["tokens"].get<int64_t>()]
-                                      : a.check_runs[row["purpose"].get<std::string>()];
-    runs.push_back(read_run(row, setting, store));
+void read_runs(Setting& setting, const std::vector<study::StudyRun>& rows) {
+  for (const study::StudyRun& row : rows) {
+    if (!row.finished || row.purpose == study::purpose::kTuning) continue;
+    Architecture& a = architecture_of(setting, row.model);
+    const bool of_study = row.purpose == study::purpose::kStudy;
+    std::vector<Run>& runs = of_study ? a.budgets[row.tokens] : a.check_runs[row.purpose];
+    runs.push_back(read_run(row, setting));
   }
   std::erase_if(setting.architectures, [](const Architecture& a) { return a.budgets.empty(); });
 }
 
-Setting read_setting(const Json& json) {
-  Setting setting{.name = json["name"],
-                  .train = json["train"],
-                  .test = json["out_of_domain"],
-                  .held_out = json["held_out"],
-                  .split = json["test"]};
+Setting read_setting(const study::StoredSetting& stored) {
+  Setting setting{.name = stored.name,
+                  .train = stored.train,
+                  .test = stored.out_of_domain,
+                  .held_out = stored.held_out,
+                  .split = stored.test};
   setting.mixed = setting.test.empty();
   if (setting.mixed) {
     setting.test = setting.train;
@@ -111,13 +122,10 @@ Setting read_setting(const Json& json) {
 }
 
 // The reference first, each with a style of its own; the styles are the same in every setting.
-void order(Setting& setting, const Json& plan) {
+void order(Setting& setting, const study::StoredPlan& plan) {
   int next = 1;
   std::map<std::string, int> styles;
-  for (const Json& model : plan["models"]) {
-    const bool is_reference = model == plan["reference"];
-    styles[model] = is_reference ? 0 : next++;
-  }
+  for (const std::string& model : plan.models) styles[model] = model == plan.reference ? 0 : next++;
   for (Architecture& architecture : setting.architectures)
     architecture.style = styles[architecture.name];
   std::ranges::sort(setting.architectures, {}, &Architecture::style);
@@ -154,8 +162,7 @@ double warmup_tokens(const Setting& setting) {
   for (const Architecture& a : setting.architectures)
     for (const Run* run : a.all_runs()) {
       int64_t warmup_steps = 0, batch_size = 0, sequence_length = 0;
-      const ConfigNode train =
-          ConfigNode::parse(run->row["config"].get<std::string>()).child("train");
+      const ConfigNode train = ConfigNode::parse(run->data.config).child("train");
       train.read({{"warmup_steps", &warmup_steps, ""},
                   {"batch_size", &batch_size, ""},
                   {"sequence_length", &sequence_length, ""}},
@@ -224,10 +231,6 @@ void compare_along_training(Setting& setting) {
 
 const char* name(Kind kind) { return kind == Kind::held_out ? "held-out" : "training"; }
 
-double number(const Json& json, const std::string& key) {
-  return json.contains(key) && json[key].is_number() ? json[key].get<double>() : kNone;
-}
-
 std::vector<const Run*> Architecture::all_runs() const {
   std::vector<const Run*> out;
   for (const auto& [tokens, runs] : budgets)
@@ -257,22 +260,22 @@ Study analyse(const fs::path& folder) {
     fail("{}: The folder holds no study (no study.sqlite). `assay run PLAN.toml -o {}` makes one.",
          folder.string(), folder.string());
   study::Store store(folder, study::Database::Mode::read);
-  Study out;
-  out.plan = store.plan();
-  out.name = out.plan["name"];
-  out.reference = out.plan["reference"];
-  out.runs = store.planned_runs();
-  for (const Json& json : out.plan["settings"]) {
-    Setting& setting = out.settings.emplace_back(read_setting(json));
-    std::vector<Json> rows;
-    for (const Json& row : out.runs)
-      if (row["setting"] == json["name"]) rows.push_back(row);
-    read_runs(setting, rows, store);
-    order(setting, out.plan);
+  const study::StoredPlan plan = store.plan();
+  Study out{.name = plan.name,
+            .reference = plan.reference,
+            .plan = plan.text,
+            .runs = store.planned_runs()};
+  for (const study::StoredSetting& stored : plan.settings) {
+    Setting& setting = out.settings.emplace_back(read_setting(stored));
+    std::vector<study::StudyRun> rows;
+    for (const study::StudyRun& row : out.runs)
+      if (row.setting == setting.name) rows.push_back(row);
+    read_runs(setting, rows);
+    order(setting, plan);
     setting.grids = grids(setting, rows);
-    for (const Json& row : rows)
-      if (setting.overlap.is_null())
-        setting.overlap = store.overlap(row["provenance"].value("data", ""));
+    for (const study::StudyRun& row : rows)
+      if (row.finished && setting.overlap.empty())
+        setting.overlap = store.overlap(row.finished->provenance.data).value_or(study::Overlap{});
     compare_ends(setting);
     if (setting.has_reference()) compare_along_training(setting);
   }

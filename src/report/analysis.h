@@ -2,7 +2,6 @@
 // The runs of a study by architecture and budget, and the comparisons with the reference.
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,10 +10,9 @@
 #include "report/ends.h"
 #include "report/tuning.h"
 #include "stats/degradation.h"
+#include "study/store.h"
 
 namespace assay::report {
-
-using Json = nlohmann::json;
 
 // The pre-training loss at which the secondary comparison along training is made.
 enum class Kind { held_out, training };  // held-out text of the training domains; the training text
@@ -25,11 +23,11 @@ struct Evaluation {
   double tokens = 0;  // seen so far
   // Centred on this step (training_loss.h); NaN at step 0
   double training_loss = 0;
-  double held_out_loss = 0;                            // mean over the training domains
-  double test_loss = 0;                                // mean over the test domains
-  std::map<std::string, double> test_losses;           // by test domain
-  Json sets;                                           // {"cc.valid": {"loss", …}, …}
-  std::vector<std::vector<double>> attention_entropy;  // by layer and head; may be empty
+  double held_out_loss = 0;                   // mean over the training domains
+  double test_loss = 0;                       // mean over the test domains
+  std::map<std::string, double> test_losses;  // by test domain
+  run::EvaluatedSets sets;                    // by "cc.valid"
+  run::Entropies attention_entropy;           // may be empty
   double pretraining_loss(Kind kind) const {
     return kind == Kind::training ? training_loss : held_out_loss;
   }
@@ -45,9 +43,11 @@ struct RunEnd {
 };
 
 struct Run {
-  Json row;  // of the store
+  std::string name;
   int64_t seed = 0;
   int64_t tokens = 0;  // the budget
+  double learning_rate = 0;
+  run::FinishedRun data;
   std::vector<Evaluation> evaluations;
   RunEnd end;
 };
@@ -88,7 +88,7 @@ struct Setting {
   std::vector<Kind> kinds;               // of the secondary comparison
   Ladder ladder;
   std::vector<Grid> grids;                  // the learning rates that were tried, by model
-  Json overlap;                             // of test and training text (Store::overlap)
+  study::Overlap overlap;                   // of test and training text
   std::vector<Architecture> architectures;  // the reference first; those with a finished run
   const Architecture& reference() const { return architectures.front(); }
   bool has_reference() const { return !architectures.empty() && reference().style == 0; }
@@ -100,9 +100,9 @@ struct Setting {
 
 struct Study {
   std::string name, reference;
-  Json plan;
+  std::string plan;  // its text
   std::vector<Setting> settings;
-  std::vector<Json> runs;  // the row of every planned run
+  std::vector<study::StudyRun> runs;  // all planned runs
 };
 
 Study analyse(const fs::path& folder);
@@ -117,8 +117,10 @@ using Hyperparameters = std::vector<std::pair<std::string, std::string>>;
 Hyperparameters hyperparameters(const Architecture& architecture);
 // Mean over the layers and heads that have softmax weights; NaN without.
 double mean_attention_entropy(const Evaluation& evaluation);
-// The number under `key`, NaN where there is none.
-double number(const Json& json, const std::string& key);
+// NaN for none.
+double number(const auto& value) {
+  return value ? double(*value) : std::numeric_limits<double>::quiet_NaN();
+}
 
 // Mean over runs; NaN for none.
 template <class Get>

@@ -97,19 +97,19 @@ std::string reference_warning(const Setting& setting) {
 
 void add_missing_runs(std::vector<std::string>& out, const Setting& setting, const Study& study) {
   size_t missing = 0;
-  for (const Json& row : study.runs) {
-    if (row["setting"] != setting.name || row["status"] == "done") continue;
-    if (row["purpose"] == "tuning") continue;  // the table of learning rates shows it
+  for (const study::StudyRun& run : study.runs) {
+    if (run.setting != setting.name || run.finished) continue;
+    if (run.purpose == study::purpose::kTuning) continue;  // the table of learning rates shows it
     if (++missing > kMostMissing) continue;
-    const std::string reason = row.value("reason", "");
-    out.push_back(fmt::format("Run {} is missing ({}{}).", row["name"].get<std::string>(),
-                              row["status"].get<std::string>(),
-                              reason.empty() ? "" : ": " + reason));
+    out.push_back(fmt::format("Run {} is missing ({}{}).", run.name, run.status,
+                              run.reason.empty() ? "" : ": " + run.reason));
   }
   if (missing > kMostMissing)
     out.push_back(fmt::format("{} more runs are missing; the table of runs lists them.",
                               missing - kMostMissing));
 }
+
+using Json = nlohmann::json;
 
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 

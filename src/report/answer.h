@@ -1,5 +1,7 @@
 #pragma once
 // What a study found, in sentences and as JSON.
+#include <nlohmann/json.hpp>
+
 #include "report/analysis.h"
 
 namespace assay::report {
@@ -17,6 +19,6 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study);
 //   {"setting", "model", "verdict": "degraded" | "better" | "equivalent" | "not settled",
 //    "delta_end", "interval": [low, high], "final_loss", "reference_loss", "trend", "reason"}
 // Numbers are null where there are none.
-Json verdicts(const Study& study);
+nlohmann::json verdicts(const Study& study);
 
 }  // namespace assay::report

@@ -15,21 +15,31 @@ namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
+// Of the end of a run.
+const run::EndSet& set_of(const Run& run, const std::string& set) {
+  const auto found = run.data.end.sets.find(set);
+  if (found == run.data.end.sets.end())
+    fail("The run {} has no losses of {} at its end. Run the plan again into another folder.",
+         run.name, set);
+  return found->second;
+}
+
 // The losses of one set by cluster.
-stats::EndLosses losses_of(const Json& set) {
-  const Json& clusters = set.at("clusters");
-  return {.nll = clusters.at("nll"),
-          .recall_nll = clusters.value("recall_nll", std::vector<double>{}),
-          .tokens = clusters.at("tokens"),
-          .recall_tokens = clusters.value("recall_tokens", std::vector<double>{})};
+stats::EndLosses losses_of(const run::Clusters& clusters) {
+  const auto numbers = [](const std::vector<int64_t>& counts) {
+    return std::vector<double>(counts.begin(), counts.end());
+  };
+  return {.nll = clusters.nll,
+          .recall_nll = clusters.recall_nll,
+          .tokens = numbers(clusters.tokens),
+          .recall_tokens = numbers(clusters.recall_tokens)};
 }
 
 stats::End end_of(const Run& run, const Setting& setting) {
   const double held_out = setting.mixed ? run.end.training_loss : run.end.held_out_loss;
   stats::End end{.seed = run.seed, .held_out = held_out};
-  const Json& sets = run.row["end_losses"].at("sets");
   for (const std::string& domain : setting.test)
-    end.domains[domain] = losses_of(sets.at(setting.set(domain)));
+    end.domains[domain] = losses_of(set_of(run, setting.set(domain)).clusters);
   return end;
 }
 
@@ -45,19 +55,17 @@ std::vector<stats::Budget> budgets_of(const Architecture& a, const Setting& sett
 // Why the numbers of these runs must not be compared: other data, or another version of the
 // numerics of an operation. Empty when they may.
 std::string mixed_numerics(const std::vector<const Run*>& runs) {
-  std::map<std::string, Json> seen;
+  std::map<std::string, int64_t> seen;
   for (const Run* run : runs) {
-    const Json& provenance = run->row["provenance"];
-    Json versions = provenance.value("numerics", Json::object());
-    versions["data"] = provenance.value("data", "");
-    for (const auto& [operation, version] : versions.items()) {
+    const run::Provenance& provenance = run->data.provenance;
+    if (provenance.data != runs.front()->data.provenance.data)
+      return "The runs were trained on different data. Run the older ones again.";
+    for (const auto& [operation, version] : provenance.numerics) {
       const auto [first, fresh] = seen.emplace(operation, version);
-      if (fresh || first->second == version) continue;
-      if (operation == "data")
-        return "The runs were trained on different data. Run the older ones again.";
-      return fmt::format(
-          "The runs differ in the numerics version of {} ({} and {}). Run the older ones again.",
-          operation, first->second.dump(), version.dump());
+      if (!fresh && first->second != version)
+        return fmt::format(
+            "The runs differ in the numerics version of {} ({} and {}). Run the older ones again.",
+            operation, first->second, version);
     }
   }
   return "";
@@ -84,13 +92,11 @@ std::string ladder_advice(const Setting& setting) {
 
 void describe_clusters(Setting& setting) {
   const Run& run = setting.reference().runs().front();
-  const Json& sets = run.row["end_losses"].at("sets");
   setting.ladder.clustered_by_source = true;
   for (const std::string& domain : setting.test) {
-    const Json& set = sets.at(setting.set(domain));
-    setting.ladder.clusters.emplace_back(domain, set.at("clusters").at("tokens").size());
-    if (set.value("clustered_by", "document") != "source")
-      setting.ladder.clustered_by_source = false;
+    const run::EndSet& set = set_of(run, setting.set(domain));
+    setting.ladder.clusters.emplace_back(domain, set.clusters.tokens.size());
+    if (set.clustered_by != run::EndSet::kBySource) setting.ladder.clustered_by_source = false;
   }
 }
 
@@ -152,8 +158,7 @@ stats::LadderResult settle(Setting& setting, const Contenders& contenders) {
 // The runs of one model at half and at twice its learning rate.
 void add_checks(Architecture& a, const Setting& setting, Contenders& contenders) {
   for (const auto& [purpose, runs] : a.check_runs) {
-    a.checks.push_back(
-        {.purpose = purpose, .learning_rate = runs.front().row["learning_rate"].get<double>()});
+    a.checks.push_back({.purpose = purpose, .learning_rate = runs.front().learning_rate});
     stats::Budget budget{.tokens = double(runs.front().tokens)};
     for (const Run& run : runs) budget.runs.push_back(end_of(run, setting));
     contenders.list.push_back(

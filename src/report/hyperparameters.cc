@@ -53,7 +53,7 @@ std::string id(const Setting& setting, const char* name) {
 
 Hyperparameters hyperparameters(const Architecture& architecture) {
   Hyperparameters out;
-  flatten(ConfigNode::parse(architecture.runs().front().row["config"].get<std::string>()), "", out);
+  flatten(ConfigNode::parse(architecture.runs().front().data.config), "", out);
   return out;
 }
 
@@ -71,8 +71,7 @@ Table differing_table(const Setting& setting) {
     std::string list;
     for (const Run& run : a.runs()) list += (list.empty() ? "" : ", ") + std::to_string(run.seed);
     seeds.push_back(list);
-    parameters.push_back(
-        thousands(a.runs().front().row["provenance"].value("parameters", int64_t{0})));
+    parameters.push_back(thousands(a.runs().front().data.provenance.parameters));
   }
   table.rows = {seeds, parameters};
   for (const std::string& name : all.order) {

@@ -262,7 +262,7 @@ std::string page(const Study& study, const std::vector<SettingContents>& setting
   out += "<section aria-labelledby=\"provenance\"><h2 id=\"provenance\">Provenance</h2>\n" +
          html(runs, false);
   out += fmt::format("<details><summary>The plan</summary><pre>{}</pre></details></section>\n",
-                     escape(study.plan["text"].get<std::string>()));
+                     escape(study.plan));
   out += fmt::format("<p class=\"note\">Made by Assay {}.</p>\n</main>\n", escape(version()));
   return out + "</body>\n</html>\n";
 }

@@ -41,7 +41,9 @@ std::string summary(const Setting& setting) {
   return out;
 }
 
-Written write(const fs::path& folder) {
+}  // namespace
+
+Written write_report(const fs::path& folder) {
   const Study study = analyse(folder);
   std::vector<SettingContents> settings;
   Written out{.page = folder / "report.html"};
@@ -63,21 +65,8 @@ Written write(const fs::path& folder) {
   write_file(out.page, page(study, settings, runs));
   out.verdicts = verdicts(study);
   out.runs =
-      std::ranges::count_if(study.runs, [](const Json& row) { return row["status"] == "done"; });
+      std::ranges::count_if(study.runs, [](const auto& run) { return run.finished.has_value(); });
   return out;
-}
-
-}  // namespace
-
-Written write_report(const fs::path& folder) {
-  try {
-    return write(folder);
-  } catch (const Json::exception& error) {
-    fail(
-        "{}: The study was not written by this version of Assay ({}). "
-        "Run the plan again into another folder.",
-        folder.string(), error.what());
-  }
 }
 
 }  // namespace assay::report

@@ -9,28 +9,35 @@ namespace assay::report {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr const char* kAbove = "above_12_nats";
-
-const Json& last_set(const Run& run, const std::string& set) {
-  static const Json none = Json::object();
-  const Json& sets = run.evaluations.back().sets;
-  return sets.contains(set) ? sets[set] : none;
+// Null when the last evaluation has no such set, or the set no such slice.
+const run::EvaluatedSet* last_set(const Run& run, const std::string& set) {
+  const run::EvaluatedSets& sets = run.evaluations.back().sets;
+  const auto found = sets.find(set);
+  return found == sets.end() ? nullptr : &found->second;
+}
+const run::Slice* last_slice(const Run& run, const std::string& set, const std::string& slice) {
+  const run::EvaluatedSet* found = last_set(run, set);
+  if (!found || !found->slices || !found->slices->contains(slice)) return nullptr;
+  return &found->slices->at(slice);
 }
 
-// A number of a slice, mean over the runs that have it.
+// What `get` says of a slice, mean over the runs that have it.
+template <class Get>
 double mean_of(const std::vector<Run>& runs, const std::string& set, const std::string& slice,
-               const char* key) {
+               Get&& get) {
   double sum = 0;
   int64_t count = 0;
   for (const Run& run : runs) {
-    const Json slices = last_set(run, set).value("slices", Json::object());
-    const double value = number(slices.value(slice, Json::object()), key);
-    if (!std::isfinite(value)) continue;
-    sum += value;
+    const run::Slice* found = last_slice(run, set, slice);
+    if (!found || !std::isfinite(get(*found))) continue;
+    sum += get(*found);
     ++count;
   }
   return count ? sum / double(count) : kNone;
 }
+double loss_in(const run::Slice& slice) { return slice.loss; }
+double tokens_in(const run::Slice& slice) { return double(slice.tokens); }
+double share_in(const run::Slice& slice) { return slice.share; }
 
 template <class Get>
 double mean_over_domains(const Setting& setting, Get&& get) {
@@ -77,11 +84,15 @@ std::vector<std::string> slice_names(const Setting& setting) {
   for (const Architecture& a : setting.architectures)
     for (const Run& run : a.runs())
       for (const std::string& domain : setting.test) {
-        const Json slices = last_set(run, setting.set(domain)).value("slices", Json::object());
-        for (const auto& [slice, value] : slices.items())
-          if (slice != kAbove && !std::ranges::count(names, slice)) names.push_back(slice);
+        const run::EvaluatedSet* set = last_set(run, setting.set(domain));
+        if (!set || !set->slices) continue;
+        for (const auto& [slice, value] : *set->slices)
+          if (slice != run::slice::kAbove12Nats && !std::ranges::count(names, slice))
+            names.push_back(slice);
       }
-  const std::vector<std::string> first = {"frequent", "rare", "unseen", "repeated_bigram", "other"};
+  const std::vector<std::string> first = {run::slice::kFrequent, run::slice::kRare,
+                                          run::slice::kUnseen, run::slice::kRepeatedBigram,
+                                          run::slice::kOther};
   const auto rank = [&](const std::string& name) {
     return std::ranges::find(first, name) - first.begin();
   };
@@ -93,12 +104,13 @@ std::vector<std::string> slice_names(const Setting& setting) {
 
 double slice_loss(const std::vector<Run>& runs, const Setting& setting, const std::string& slice) {
   return mean_over_domains(
-      setting, [&](const std::string& set) { return mean_of(runs, set, slice, "loss"); });
+      setting, [&](const std::string& set) { return mean_of(runs, set, slice, loss_in); });
 }
 
 double share_above_12_nats(const std::vector<Run>& runs, const Setting& setting) {
-  return mean_over_domains(
-      setting, [&](const std::string& set) { return 100 * mean_of(runs, set, kAbove, "share"); });
+  return mean_over_domains(setting, [&](const std::string& set) {
+    return 100 * mean_of(runs, set, run::slice::kAbove12Nats, share_in);
+  });
 }
 
 std::vector<std::string> slice_warnings(const Architecture& a, const Setting& setting) {
@@ -116,14 +128,16 @@ std::vector<std::string> slice_warnings(const Architecture& a, const Setting& se
           "the table of slices shows the rest.",
           domain, what, std::min(100.0, 100 * part / difference), difference));
     };
-    const auto change = [&](const char* slice, const char* key) {
-      return mean_of(*own, set, slice, key) - mean_of(*reference, set, slice, key);
+    const auto change = [&](const char* slice, auto&& get) {
+      return mean_of(*own, set, slice, get) - mean_of(*reference, set, slice, get);
     };
-    const double tokens =
-        mean_over(*own, [&](const Run& run) { return number(last_set(run, set), "tokens"); });
-    const double share = mean_of(*own, set, "unseen", "tokens") / tokens;
-    warn(share * change("unseen", "loss"), "tokens that were never seen in training");
-    warn(12 * change(kAbove, "share"), "tokens above 12 nats");
+    const double tokens = mean_over(*own, [&](const Run& run) {
+      const run::EvaluatedSet* found = last_set(run, set);
+      return found ? number(found->tokens) : kNone;
+    });
+    const double share = mean_of(*own, set, run::slice::kUnseen, tokens_in) / tokens;
+    warn(share * change(run::slice::kUnseen, loss_in), "tokens that were never seen in training");
+    warn(12 * change(run::slice::kAbove12Nats, share_in), "tokens above 12 nats");
   }
   return out;
 }

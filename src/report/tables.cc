@@ -12,10 +12,6 @@ namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-std::string text(const Json& json, const std::string& key) {
-  if (!json.contains(key) || json[key].is_null()) return "";
-  return json[key].is_string() ? json[key].get<std::string>() : json[key].dump();
-}
 std::string id(const Setting& setting, const std::string& name) { return table_id(setting, name); }
 
 // "position 64–256" for position_64_256.
@@ -24,10 +20,10 @@ std::string words(const std::string& slice) {
   std::ranges::replace(out, '_', ' ');
   return std::regex_replace(out, std::regex("([0-9]) ([0-9])"), "$1–$2");
 }
-std::string pairs(const Json& object) {
+template <class Value>
+std::string pairs(const std::map<std::string, Value>& values) {
   std::vector<std::string> out;
-  for (const auto& [key, value] : object.items())
-    out.push_back(key + ": " + (value.is_string() ? value.get<std::string>() : value.dump()));
+  for (const auto& [key, value] : values) out.push_back(fmt::format("{}: {}", key, value));
   return join(out, "; ");
 }
 
@@ -53,13 +49,11 @@ double spread_over(const std::vector<Run>& runs, Get&& get) {
 }  // namespace
 
 double tokens_per_second(const Architecture& a) {
-  return median_over(
-      a.runs(), [](const Run& run) { return number(run.row["outcome"], "tokens_per_second"); });
+  return median_over(a.runs(), [](const Run& run) { return run.data.outcome.tokens_per_second; });
 }
 
 double state_bytes_at_100k(const Architecture& a) {
-  const Json& provenance = a.runs().front().row["provenance"];
-  return number(provenance.value("state_bytes", Json::object()), "102400");
+  return double(a.runs().front().data.provenance.state_bytes.at_long);
 }
 
 Table loss_table(const Setting& setting) {
@@ -208,12 +202,11 @@ Table slice_detail_table(const Setting& setting) {
               false};
   for (const Architecture& a : setting.architectures)
     for (const Run* run : a.all_runs())
-      for (const auto& [set, losses] : run->evaluations.back().sets.items()) {
-        const Json slices = losses.value("slices", Json::object());
-        for (const auto& [slice, value] : slices.items())
-          table.rows.push_back({text(run->row, "name"), a.name, std::to_string(run->seed), set,
-                                slice, number(value, "loss"), number(value, "tokens"),
-                                number(value, "share")});
+      for (const auto& [set, losses] : run->evaluations.back().sets) {
+        if (!losses.slices) continue;
+        for (const auto& [slice, value] : *losses.slices)
+          table.rows.push_back({run->name, a.name, std::to_string(run->seed), set, slice,
+                                value.loss, double(value.tokens), value.share});
       }
   return table;
 }
@@ -236,15 +229,15 @@ Table speed_table(const Setting& setting) {
                    {"state at 102,400 tokens", Format::bytes},
                    {"device"}};
   for (const Architecture& a : setting.architectures) {
-    const Json& first = a.runs().front().row["provenance"];
-    const Json state = first.value("state_bytes", Json::object());
-    const auto outcome = [&](const char* key) {
-      return median_over(a.runs(), [&](const Run& run) { return number(run.row["outcome"], key); });
+    const run::Provenance& first = a.runs().front().data.provenance;
+    const auto median = [&](auto get) {
+      return median_over(a.runs(), [&](const Run& run) { return double(get(run.data.outcome)); });
     };
-    table.rows.push_back({a.name, tokens_per_second(a), outcome("seconds"),
-                          outcome("peak_memory_bytes"), number(first, "parameters"),
-                          number(first, "flops_per_token"), number(state, "2048"),
-                          state_bytes_at_100k(a), text(first, "device")});
+    table.rows.push_back(
+        {a.name, tokens_per_second(a), median([](const run::Outcome& o) { return o.seconds; }),
+         median([](const run::Outcome& o) { return o.peak_memory_bytes; }),
+         double(first.parameters), first.flops_per_token, double(first.state_bytes.at_short),
+         state_bytes_at_100k(a), first.device});
   }
   return table;
 }
@@ -270,23 +263,23 @@ Table probe_table(const Setting& setting) {
   for (const Architecture& a : setting.architectures) {
     const auto over_runs = [&](auto get) {
       return median_over(a.runs(), [&](const Run& run) {
-        const Json& outcome = run.row["outcome"];
-        return outcome.contains("probes") ? get(outcome["probes"]) : kNone;
+        const auto& probes = run.data.outcome.probes;
+        return probes ? get(*probes) : kNone;
       });
     };
-    const auto mean = [&](const char* key) {
-      return over_runs(
-          [&](const Json& probes) { return number(probes.value("mean", Json::object()), key); });
+    const auto mean = [&](double run::MeanProbe::*value) {
+      return over_runs([&](const run::Probes& probes) { return probes.mean.*value; });
     };
-    const double best = over_runs([](const Json& probes) {
+    const double best = over_runs([](const run::Probes& probes) {
       double most = kNone;
-      for (const Json& layer : probes.value("layers", Json::array()))
-        most = std::fmax(most, number(layer, "visibility"));
+      for (const run::LayerProbe& layer : probes.layers) most = std::fmax(most, layer.visibility);
       return most;
     });
-    if (std::isfinite(mean("visibility")))
-      table.rows.push_back({a.name, mean("visibility"), best, mean("real_relation"),
-                            mean("uniformity"), mean("attention_entropy")});
+    const double visibility = mean(&run::MeanProbe::visibility);
+    if (std::isfinite(visibility))
+      table.rows.push_back({a.name, visibility, best, mean(&run::MeanProbe::real_relation),
+                            mean(&run::MeanProbe::uniformity),
+                            mean(&run::MeanProbe::attention_entropy)});
   }
   return table;
 }
@@ -319,16 +312,14 @@ Table run_table(const Study& study) {
                    {"folder"},
                    {"found in"},
                    {"reason"}};
-  for (const Json& row : study.runs) {
-    const Json& p = row["provenance"];
-    const Json& o = row["outcome"];
-    table.rows.push_back(
-        {text(row, "name"), text(row, "purpose"), text(row, "status"), text(row, "key"),
-         number(row, "tokens"), fmt::format("{:g}", number(row, "learning_rate")), text(o, "steps"),
-         number(o, "final_loss"), text(p, "device"), text(p, "torch"), text(p, "assay"),
-         text(p, "commit"), text(p, "data"), pairs(p.value("paths", Json::object())),
-         pairs(p.value("numerics", Json::object())), text(p, "started"), text(row, "folder"),
-         text(row, "origin"), text(row, "reason")});
+  for (const study::StudyRun& run : study.runs) {
+    const run::Provenance p = run.finished ? run.finished->provenance : run::Provenance{};
+    table.rows.push_back({run.name, run.purpose, run.status, run.key, double(run.tokens),
+                          fmt::format("{:g}", run.learning_rate),
+                          run.finished ? std::to_string(run.finished->outcome.steps) : "",
+                          run.finished ? run.finished->outcome.final_loss : kNone, p.device,
+                          p.torch, p.assay, p.commit, p.data, pairs(p.paths), pairs(p.numerics),
+                          p.started, run.folder, run.origin, run.reason});
   }
   return table;
 }
@@ -350,7 +341,7 @@ Table by_evaluation(const Setting& setting, const std::string& name, std::vector
     for (const Run* run : a.all_runs())
       for (const Evaluation& e : run->evaluations)
         for (const std::vector<Cell>& cells : rows(e)) {
-          std::vector<Cell> row = {text(run->row, "name"), a.name, std::to_string(run->seed),
+          std::vector<Cell> row = {run->name, a.name, std::to_string(run->seed),
                                    std::to_string(e.step), e.tokens};
           row.insert(row.end(), cells.begin(), cells.end());
           table.rows.push_back(std::move(row));
@@ -367,9 +358,9 @@ Table evaluation_table(const Setting& setting) {
                                        {"evaluated tokens", Format::count}};
   return by_evaluation(setting, "evaluations", columns, [](const Evaluation& e) {
     std::vector<std::vector<Cell>> rows;
-    for (const auto& [set, losses] : e.sets.items())
-      rows.push_back({e.training_loss, set, number(losses, "loss"), number(losses, "bits_per_byte"),
-                      number(losses, "tokens")});
+    for (const auto& [set, losses] : e.sets)
+      rows.push_back(
+          {e.training_loss, set, losses.loss, number(losses.bits_per_byte), number(losses.tokens)});
     return rows;
   });
 }

@@ -293,9 +293,9 @@ Table check_table(const Setting& setting) {
                    {.name = "reason", .shown = false}};
   for (const Architecture* a : contenders(setting)) {
     if (a->checks.empty()) continue;
-    table.rows.push_back({a->name, rate(a->runs().front().row["learning_rate"].get<double>()),
-                          "the chosen rate", badge(a->end.verdict), delta_of(a->end),
-                          a->end.held_out, a->end.final_loss, ""});
+    table.rows.push_back({a->name, rate(a->runs().front().learning_rate), "the chosen rate",
+                          badge(a->end.verdict), delta_of(a->end), a->end.held_out,
+                          a->end.final_loss, ""});
     for (const Check& check : a->checks)
       table.rows.push_back({a->name, rate(check.learning_rate), check.purpose,
                             badge(check.end.verdict), delta_of(check.end), check.end.held_out,
@@ -315,12 +315,9 @@ Table overlap_table(const Setting& setting) {
                           {"documents", Format::count},
                           {"duplicates", Format::count},
                           {"shared 13-grams", Format::percent}}};
-  for (const Json& row : setting.overlap) {
-    const double ngrams = row.value("ngrams", 0.0);
-    table.rows.push_back({row.value("domain", ""), row.value("documents", 0.0),
-                          row.value("duplicates", 0.0),
-                          ngrams > 0 ? 100 * row.value("shared", 0.0) / ngrams : kNone});
-  }
+  for (const auto& row : setting.overlap)
+    table.rows.push_back({row.domain, double(row.documents), double(row.duplicates),
+                          row.ngrams > 0 ? 100 * row.ngram_share() : kNone});
   return table;
 }
 

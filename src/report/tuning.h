@@ -1,8 +1,9 @@
 #pragma once
 // The learning rates that were tried, by model: the rate with the lowest held-out loss is used.
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "study/store.h"
 
 namespace assay::report {
 
@@ -23,6 +24,6 @@ struct Grid {
 };
 
 // `rows` are the planned runs of the setting. Runs of the study that a grid shares count for it.
-std::vector<Grid> grids(const Setting& setting, const std::vector<nlohmann::json>& rows);
+std::vector<Grid> grids(const Setting& setting, const std::vector<study::StudyRun>& rows);
 
 }  // namespace assay::report

@@ -137,7 +137,7 @@ class Question {
     check_interrupt();
     return ending;
   }
-  Json answer(Progress& progress) {
+  run::Estimate answer(Progress& progress) {
     Ending ending = wait_for_child(progress);
     for (int restarts = 0; ending.stopped_from_outside() && restarts < kRestarts; ++restarts) {
       for (const fs::path& file : {output_, errors_}) fs::remove(file);
@@ -150,12 +150,14 @@ class Question {
     if (ending.code != 0)
       fail<Error>("{}: the trainer cannot build it ({}): {}", model, ending.text(),
                   complaint(output_, errors_));
-    const Json answer = Json::parse(read_file(output_), nullptr, false);
-    for (const char* key : {"identity", "tokens", "steps", "learning_rate"})
-      if (!answer.is_object() || !answer.contains(key))
-        fail<Error>("{}: the trainer's answer holds no '{}'; is {} of another version of Assay?",
-                    model, key, "the program");
-    return answer;
+    try {
+      return read_record<run::Estimate>(output_);
+    } catch (const BadInput& error) {
+      fail<Error>(
+          "{}: the trainer's answer cannot be read; is the program of another version of Assay? "
+          "({})",
+          model, error.what());
+    }
   }
 
   Candidate candidate_;
@@ -187,23 +189,20 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   run.seed = variation.seed;
   run.data = c.data;
   run.estimate = c.answer;
-  const double asked_tokens = c.answer["tokens"], asked_steps = c.answer["steps"];
-  const double per_step = asked_tokens / asked_steps;
+  const double asked_steps = double(c.answer.steps),
+               per_step = double(c.answer.tokens) / asked_steps;
   const double steps =
       variation.tokens > 0 ? std::ceil(double(variation.tokens) / per_step) : asked_steps;
   run.tokens = int64_t(steps * per_step);
-  run.learning_rate = variation.learning_rate > 0 ? variation.learning_rate
-                                                  : c.answer["learning_rate"].get<double>();
-  run.estimate["steps"] = int64_t(steps);
-  run.estimate["tokens"] = run.tokens;
-  if (c.answer.contains("estimated_seconds") && c.answer["estimated_seconds"].is_number())
-    run.estimate["estimated_seconds"] =
-        c.answer["estimated_seconds"].get<double>() * steps / asked_steps;
+  run.learning_rate =
+      variation.learning_rate > 0 ? variation.learning_rate : c.answer.learning_rate;
+  run.estimate.steps = int64_t(steps);
+  run.estimate.tokens = run.tokens;
+  run.estimate.estimated_seconds *= steps / asked_steps;
   // The identity holds every default and the numerics versions, and neither budget, rate nor seed.
   // `data` is the fingerprint of what the run reads.
-  run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n",
-                               c.answer["identity"].get<std::string>(), c.answer.value("data", ""),
-                               run.seed, int64_t(steps), run.learning_rate));
+  run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n", c.answer.identity,
+                               c.answer.data, run.seed, int64_t(steps), run.learning_rate));
   run.config = study / "configs" / (run.name + ".toml");
   write_file(run.config, compose(*c.model, *c.setting, variation).text);
   return run;

@@ -23,8 +23,8 @@ struct StudyOptions {
 struct Candidate {
   const Model* model;
   const Setting* setting;
-  fs::path data;  // token store
-  Json answer;    // of `assay train --dry-run`
+  fs::path data;         // token store
+  run::Estimate answer;  // of `assay train --dry-run`
 };
 
 // Writes study/configs/*.toml, makes synthetic data under study/data, and asks the trainer

@@ -27,11 +27,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Records by key, with where each was found.
-using Reusable = std::map<std::string, std::pair<Json, std::string>>;
+using Reusable = std::map<std::string, std::pair<run::RunRecord, std::string>>;
 
 struct Running {
   PlannedRun run;
-  fs::path folder;
+  run::Folder folder;
   pid_t child;
   size_t slot;
   int restarts;
@@ -48,8 +48,7 @@ class Runner {
     outcome_.planned = int64_t(runs.size());
     for (PlannedRun& run : runs)
       if (!done_before(run)) queue_.push_back({std::move(run), 0});
-    for (const auto& [run, restarts] : queue_)
-      work_left_ += work(run, double(run.estimate.value("tokens", 0.0)));
+    for (const auto& [run, restarts] : queue_) work_left_ += work(run, double(run.estimate.tokens));
   }
 
   Outcome run() {
@@ -80,9 +79,9 @@ class Runner {
 
  private:
   bool done_before(const PlannedRun& run) {
-    const fs::path folder = run.folder(options_.study);
-    if (store_.status(run.key) != "done") {
-      if (fs::exists(folder / "done.json")) {
+    const run::Folder folder = run.folder(options_.study);
+    if (store_.status(run.key) != status::kDone) {
+      if (folder.outcome().exists()) {
         store_.take(run.key, folder);  // it ended while no runner watched
       } else if (const auto found = reusable_.find(run.key); found != reusable_.end()) {
         store_.take_record(run.key, found->second.first, found->second.second);
@@ -105,19 +104,19 @@ class Runner {
   }
 
   void launch(PlannedRun run, int restarts) {
-    const fs::path folder = run.folder(options_.study);
-    make_folder(folder);
+    const run::Folder folder = run.folder(options_.study);
+    make_folder(folder.path);
     const bool resume = begin_or_resume(folder);
     const size_t slot = free_slots_.front();
     free_slots_.pop_front();
-    Command command{{trainer(options_), "train", run.config, "--data", run.data, "-o", folder},
-                    folder / "log.txt",
+    Command command{{trainer(options_), "train", run.config, "--data", run.data, "-o", folder.path},
+                    folder.log(),
                     {}};
     if (resume) command.arguments.push_back("--resume");
     const auto place = placement(options_, slot);
     command.arguments.insert(command.arguments.end(), place.begin(), place.end());
-    store_.set_status(run.key, "running");
-    const double before = last_metrics_line(folder, "loss").value("tokens", 0.0);
+    store_.set_status(run.key, status::kRunning);
+    const double before = tokens_of(run::newest_metrics(folder));
     running_.push_back({std::move(run), folder, start(command), slot, restarts, before});
   }
 
@@ -138,14 +137,14 @@ class Runner {
   void conclude(const Running& over, const Ending& ending) {
     if (ending.code == 0) return finish(over);
     if (stopping_ && ending.stopped_from_outside())
-      return store_.set_status(over.run.key, "interrupted");
+      return store_.set_status(over.run.key, status::kInterrupted);
     if (ending.stopped_from_outside() && over.restarts < kRestarts) {
       progress_.log(fmt::format("{}: {}; resuming it", over.run.name, ending.text()));
       return queue_.push_front({over.run, over.restarts + 1});
     }
-    const std::string last = last_line(over.folder / "log.txt");
+    const std::string last = last_line(over.folder.log());
     if (last.find(std::strerror(ENOSPC)) != std::string::npos)
-      fail<DiskFull>("{}: the disk is full", over.folder.string());
+      fail<DiskFull>("{}: the disk is full", over.folder.path.string());
     give_up(over, fmt::format("{}: {}", ending.text(), last));
   }
 
@@ -159,15 +158,15 @@ class Runner {
           over, fmt::format("it ended well, but its results cannot be read: {}", error.what()));
     }
     ++outcome_.done;
-    work_done_ += work(over.run, over.run.estimate.value("tokens", 0.0) - over.tokens_before);
+    work_done_ += work(over.run, double(over.run.estimate.tokens) - over.tokens_before);
     progress_.log(fmt::format("{}/{} done: {}, {}", outcome_.done, outcome_.planned, over.run.name,
                               summary(over.folder)));
   }
 
   void give_up(const Running& over, const std::string& reason) {
-    store_.set_status(over.run.key, "failed", reason);
-    outcome_.failures.push_back({over.run.name, reason, over.folder / "log.txt"});
-    work_left_ -= work(over.run, over.run.estimate.value("tokens", 0.0) - over.tokens_before);
+    store_.set_status(over.run.key, status::kFailed, reason);
+    outcome_.failures.push_back({over.run.name, reason, over.folder.log()});
+    work_left_ -= work(over.run, double(over.run.estimate.tokens) - over.tokens_before);
     progress_.log(fmt::format("failed: {}: {}", over.run.name, reason));
   }
 
@@ -186,10 +185,9 @@ class Runner {
     std::vector<std::string> parts;
     double work_now = work_done_;
     for (const Running& running : running_) {
-      const Json line = last_metrics_line(running.folder, "loss");
-      work_now +=
-          work(running.run, std::max(0.0, line.value("tokens", 0.0) - running.tokens_before));
-      if (parts.size() < 3) parts.push_back(describe(running, line));
+      const run::Newest newest = run::newest_metrics(running.folder);
+      work_now += work(running.run, std::max(0.0, tokens_of(newest) - running.tokens_before));
+      if (parts.size() < 3) parts.push_back(describe(running, newest));
     }
     if (running_.size() > 3) parts.push_back(fmt::format("{} more", running_.size() - 3));
     const double seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
@@ -202,19 +200,19 @@ class Runner {
                        left);
   }
 
-  static std::string describe(const Running& running, const Json& line) {
-    if (!line.contains("step")) return running.run.name + " starting";
-    const Json evaluation = last_metrics_line(running.folder, "held_out_loss");
+  static std::string describe(const Running& running, const run::Newest& newest) {
+    if (!newest.training) return running.run.name + " starting";
     const std::string loss =
-        evaluation.empty()
-            ? ""
-            : fmt::format(" held-out loss {:.3f}", evaluation["held_out_loss"].get<double>());
-    return fmt::format("{} step {}/{}{} {} tokens/s", running.run.name, line["step"].get<int64_t>(),
-                       running.run.estimate.value("steps", int64_t{0}), loss,
-                       Progress::count(line.value("tokens_per_second", 0.0)));
+        newest.held_out_loss ? fmt::format(" held-out loss {:.3f}", *newest.held_out_loss) : "";
+    return fmt::format("{} step {}/{}{} {} tokens/s", running.run.name, newest.training->step,
+                       running.run.estimate.steps, loss,
+                       Progress::count(newest.training->tokens_per_second.value_or(0)));
+  }
+  static double tokens_of(const run::Newest& newest) {
+    return newest.training ? double(newest.training->tokens.value_or(0)) : 0;
   }
   static double work(const PlannedRun& run, double tokens) {
-    return tokens * run.estimate.value("flops_per_token", 1.0);
+    return tokens * run.estimate.flops_per_token;
   }
 
   const StudyOptions& options_;
@@ -248,10 +246,10 @@ void add(Outcome& total, const Outcome& part) {
 }
 
 // Mean over the training domains of the loss at the end of a run.
-double held_out_loss(const Json& end, const Setting& setting) {
+double held_out_loss(const run::End& end, const Setting& setting) {
   double sum = 0;
   for (const std::string& domain : setting.data.train)
-    sum += end.at("sets").at(domain + "." + setting.data.held_out).at("loss").get<double>();
+    sum += end.sets.at(domain + "." + setting.data.held_out).loss;
   return sum / double(setting.data.train.size());
 }
 
@@ -259,24 +257,17 @@ double held_out_loss(const Json& end, const Setting& setting) {
 void measure_overlap(const std::vector<Candidate>& candidates, Store& store) {
   Progress progress;
   for (const Candidate& c : candidates) {
-    const std::string data = c.answer.value("data", "");
-    if (!store.overlap(data).is_null()) continue;
+    if (store.overlap(c.answer.data)) continue;
     progress.show("comparing the test text with the training text");
     const DataSetting& setting = c.setting->data;
     const bool mixed = setting.out_of_domain.empty();
-    const auto found = data::overlap(data::TokenStore(c.data),
-                                     {.test_split = mixed ? setting.held_out : setting.test,
-                                      .train_domains = setting.train,
-                                      .show_progress = false});
-    Json rows = Json::array();
-    for (const data::DomainOverlap& domain : found)
-      if (std::ranges::count(mixed ? setting.train : setting.out_of_domain, domain.domain))
-        rows.push_back({{"domain", domain.domain},
-                        {"documents", domain.documents},
-                        {"duplicates", domain.duplicates},
-                        {"ngrams", domain.ngrams},
-                        {"shared", domain.shared}});
-    store.set_overlap(data, rows);
+    Overlap found = data::overlap(data::TokenStore(c.data),
+                                  {.test_split = mixed ? setting.held_out : setting.test,
+                                   .train_domains = setting.train,
+                                   .show_progress = false});
+    const auto& tested = mixed ? setting.train : setting.out_of_domain;
+    std::erase_if(found, [&](const auto& row) { return !std::ranges::count(tested, row.domain); });
+    store.set_overlap(c.answer.data, found);
   }
 }
 
@@ -295,9 +286,9 @@ Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, Store& s
   std::map<std::pair<std::string, std::string>, std::map<double, std::vector<double>>> losses;
   for (const PlannedRun& run : runs) {
     const auto setting = std::ranges::find(plan.settings, run.setting, &Setting::name);
-    if (store.status(run.key) == "done")
+    if (store.status(run.key) == status::kDone)
       losses[{run.setting, run.model}][run.learning_rate].push_back(
-          held_out_loss(store.end(run.key), *setting));
+          held_out_loss(store.finished(run.key).end, *setting));
   }
   Rates best;
   for (const auto& [model, grid] : losses) {
@@ -419,31 +410,27 @@ std::vector<PlannedRun> dry_run(const StudyOptions& options) {
 int64_t write_records(const fs::path& study, const fs::path& folder,
                       const std::vector<fs::path>& elsewhere) {
   Store store(study, Database::Mode::read);
-  Json plan = store.plan();
-  plan["runs"] = Json::array();
+  RecordedPlan plan{store.plan()};
   make_folder(folder);
-  plan.erase("records");
   std::set<std::string> known, written;
   for (const fs::path& other : elsewhere) {
     for (const auto& [key, record] : read_records(other)) known.insert(key);
-    plan["records"].push_back(fs::relative(other, folder).string());
+    if (!plan.records) plan.records.emplace();
+    plan.records->push_back(fs::relative(other, folder).string());
   }
-  for (const Json& run : store.planned_runs()) {
-    Json entry;
-    for (const char* key : {"key", "name", "setting", "model", "purpose", "seed", "tokens",
-                            "learning_rate", "status", "reason"})
-      entry[key] = run[key];
-    plan["runs"].push_back(entry);
-    const std::string data = run["provenance"].value("data", "");
-    if (const Json overlap = store.overlap(data); !overlap.is_null())
-      plan["overlaps"][data] = overlap;
-    if (run["status"] != "done") continue;
-    const std::string key = run["key"];
-    if (known.contains(key) || !written.insert(key).second) continue;
-    write_file(folder / fmt::format("{}.{}.json", run["name"].get<std::string>(), key.substr(0, 8)),
-               store.record(run).dump() + "\n");
+  for (const StudyRun& run : store.planned_runs()) {
+    plan.runs.push_back(run);
+    if (!run.finished) continue;
+    const std::string data = run.finished->provenance.data;
+    if (const auto overlap = store.overlap(data)) {
+      if (!plan.overlaps) plan.overlaps.emplace();
+      (*plan.overlaps)[data] = *overlap;
+    }
+    if (known.contains(run.key) || !written.insert(run.key).second) continue;
+    write_file(folder / fmt::format("{}.{}.json", run.name, run.key.substr(0, 8)),
+               to_json(record_of(run)).dump() + "\n");
   }
-  write_file(folder / "plan.json", plan.dump(1) + "\n");
+  write_file(folder / "plan.json", to_json(plan).dump(1) + "\n");
   return int64_t(written.size());
 }
 
@@ -451,10 +438,10 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
   if (!fs::exists(folder / "plan.json"))
     fail("{}: holds neither a study (study.sqlite) nor records with their plan.json",
          folder.string());
-  const Json plan = parse_file(folder / "plan.json");
+  const auto plan = read_record<RecordedPlan>(folder / "plan.json");
   Records records = read_records(folder);
-  for (const Json& other : plan.value("records", Json::array()))
-    records.merge(read_records(folder / other.get<std::string>()));
+  if (plan.records)
+    for (const std::string& other : *plan.records) records.merge(read_records(folder / other));
   make_folder(study);
   Store store(study);
   store.set_records(plan, records, folder.string());

@@ -1,7 +1,5 @@
 #include "study/store.h"
 
-#include <sstream>
-
 namespace assay::study {
 namespace {
 
@@ -33,50 +31,23 @@ CREATE VIEW IF NOT EXISTS losses AS
     json_each(e.line, '$.evaluation') j;
 )";
 
-// The records of metrics.jsonl. BadInput names the line that is not JSON.
-std::vector<Json> parse_lines(const fs::path& file) {
-  std::vector<Json> out;
-  std::istringstream lines(read_file(file));
-  for (std::string line; std::getline(lines, line);) try {
-      out.push_back(Json::parse(line));
-    } catch (const Json::exception& error) {
-      fail("{}:{}: not a line of metrics: {}", file.string(), out.size() + 1, error.what());
-    }
-  return out;
-}
-
-Json settings_json(const Plan& plan) {
-  Json out = Json::array();
+StoredPlan stored(const Plan& plan) {
+  StoredPlan out{.name = plan.name,
+                 .reference = plan.reference,
+                 .text = plan.text,
+                 .has_ladder = plan.has_ladder};
   for (const Setting& setting : plan.settings)
-    out.push_back({{"name", setting.name},
-                   {"train", setting.data.train},
-                   {"out_of_domain", setting.data.out_of_domain},
-                   {"held_out", setting.data.held_out},
-                   {"test", setting.data.test},
-                   {"sequence_length", setting.data.sequence_length}});
+    out.settings.push_back({.name = setting.name,
+                            .train = setting.data.train,
+                            .out_of_domain = setting.data.out_of_domain,
+                            .held_out = setting.data.held_out,
+                            .test = setting.data.test,
+                            .sequence_length = setting.data.sequence_length});
+  for (const Model& model : plan.models) out.models.push_back(model.name);
   return out;
 }
 
-Json plan_json(const Plan& plan) {
-  Json models = Json::array();
-  for (const Model& model : plan.models) models.push_back(model.name);
-  return {{"name", plan.name},
-          {"reference", plan.reference},
-          {"text", plan.text},
-          {"settings", settings_json(plan)},
-          {"has_ladder", plan.has_ladder},
-          {"models", models}};
-}
-
-}  // namespace
-
-Json parse_file(const fs::path& file) {
-  try {
-    return Json::parse(read_file(file));
-  } catch (const Json::exception& error) {
-    fail("{}: broken JSON: {}", file.string(), error.what());
-  }
-}
+std::string text_of(const auto& record) { return to_json(record).dump(); }
 
 constexpr int64_t kVersion = 2;
 
@@ -92,22 +63,25 @@ void check_version(Database& database, const fs::path& study) {
         kVersion);
 }
 
-Store::Store(const fs::path& study, Database::Mode mode) : database_(study / "study.sqlite", mode) {
+}  // namespace
+
+Store::Store(const fs::path& study, Database::Mode mode)
+    : source_((study / "study.sqlite").string()), database_(study / "study.sqlite", mode) {
   check_version(database_, study);
   if (mode == Database::Mode::write) database_.execute(kSchema);
 }
 
 void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
   Transaction transaction(database_);
-  database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {plan_json(plan).dump()});
+  database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {text_of(stored(plan))});
   database_.execute("DELETE FROM planned");
   int64_t position = 0;
   for (const PlannedRun& run : runs) {
     database_.query(
         "INSERT INTO runs (key, seed, tokens, learning_rate, status, folder, estimate, "
         "config) VALUES (?, ?, ?, ?, 'planned', ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-        {run.key, run.seed, run.tokens, run.learning_rate, run.folder("").string(),
-         run.estimate.dump(), read_file(run.config)});
+        {run.key, run.seed, run.tokens, run.learning_rate, run.folder("").path.string(),
+         text_of(run.estimate), read_file(run.config)});
     database_.query("INSERT INTO planned VALUES (?, ?, ?, ?, ?, ?)",
                     {position++, run.key, run.name, run.setting, run.model, run.purpose});
   }
@@ -124,95 +98,75 @@ void Store::set_status(const std::string& key, const std::string& status,
   database_.query("UPDATE runs SET status = ?, reason = ? WHERE key = ?", {status, reason, key});
 }
 
-void Store::take(const std::string& key, const fs::path& folder) {
-  const Json provenance = parse_file(folder / "run.json");
-  Json outcome = parse_file(folder / "done.json");
-  if (!fs::exists(folder / "end.json"))
-    fail(
-        "{}: holds no end.json, the losses at the end of the run; "
-        "an earlier version of Assay trained it. Remove the folder, "
-        "and the same command trains it again.",
-        folder.string());
-  const Json end = parse_file(folder / "end.json");
-  if (fs::exists(folder / "probes.json")) outcome["probes"] = parse_file(folder / "probes.json");
-  const std::string config = read_file(folder / "config.toml");
-  const auto lines = parse_lines(folder / "metrics.jsonl");
+void Store::take(const std::string& key, const run::Folder& folder) {
+  insert(key, run::read_finished(folder), "");
+}
+
+void Store::take_record(const std::string& key, const run::RunRecord& record,
+                        const std::string& origin) {
+  insert(key, run::run_of(record), origin);
+}
+
+void Store::insert(const std::string& key, const run::FinishedRun& run, const std::string& origin) {
   Transaction transaction(database_);
-  insert_losses(key, lines, folder / "metrics.jsonl");
+  database_.query("DELETE FROM metrics WHERE run = ?", {key});
+  database_.query("DELETE FROM evaluations WHERE run = ?", {key});
+  for (const run::TrainingLine& line : run.metrics.training)
+    database_.query("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)",
+                    {key, line.step, text_of(line)});
+  for (const run::EvaluationLine& line : run.metrics.evaluations)
+    database_.query(
+        "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
+        {key, line.step, text_of(line), run::Folder().document_losses(line.step).string()});
   database_.query(
-      "UPDATE runs SET status = 'done', reason = '', config = ?, provenance = ?, outcome = ?, "
-      "end_losses = ? "
+      "UPDATE runs SET status = ?, reason = '', origin = ?, config = ?, provenance = ?, "
+      "outcome = ?, end_losses = ? "
       "WHERE key = ?",
-      {config, provenance.dump(), outcome.dump(), end.dump(), key});
+      {status::kDone, origin, run.config, text_of(run.provenance), text_of(run.outcome),
+       text_of(run.end), key});
   transaction.commit();
 }
 
-void Store::insert_losses(const std::string& key, const std::vector<Json>& lines,
-                          const fs::path& source) {
-  database_.query("DELETE FROM metrics WHERE run = ?", {key});
-  database_.query("DELETE FROM evaluations WHERE run = ?", {key});
-  int64_t number = 0;
-  for (const Json& line : lines) try {
-      ++number;
-      const int64_t step = line.at("step");
-      const std::string losses = fs::path("evaluations") / fmt::format("step-{}.safetensors", step);
-      if (line.contains("evaluation"))
-        database_.query("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
-                        {key, step, line.dump(), losses});
-      else
-        database_.query("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)",
-                        {key, step, line.dump()});
-    } catch (const Json::exception& error) {
-      fail("{}:{}: not a line of metrics: {}", source.string(), number, error.what());
-    }
-}
-
-Json Store::overlap(const std::string& data) {
+std::optional<Overlap> Store::overlap(const std::string& data) {
   const auto rows = database_.query("SELECT found FROM overlaps WHERE data = ?", {data});
-  return rows.empty() ? Json() : Json::parse(rows[0]["found"].get<std::string>());
+  return rows.empty() ? std::nullopt : std::optional(parse<Overlap>(rows[0]["found"]));
 }
 
-void Store::set_overlap(const std::string& data, const Json& found) {
-  database_.query("INSERT OR REPLACE INTO overlaps VALUES (?, ?)", {data, found.dump()});
+void Store::set_overlap(const std::string& data, const Overlap& found) {
+  database_.query("INSERT OR REPLACE INTO overlaps VALUES (?, ?)", {data, text_of(found)});
 }
 
-Json Store::end(const std::string& key) {
-  const auto rows = database_.query("SELECT end_losses FROM runs WHERE key = ?", {key});
-  return rows.empty() || rows[0]["end_losses"].is_null()
-             ? Json::object()
-             : Json::parse(rows[0]["end_losses"].get<std::string>());
-}
-
-Json Store::plan() {
+StoredPlan Store::plan() {
   const auto rows = database_.query("SELECT plan FROM plan");
   if (rows.empty()) fail("the study holds no plan yet; `assay run PLAN.toml -o STUDY` records one");
-  return Json::parse(rows[0]["plan"].get<std::string>());
+  return parse<StoredPlan>(rows[0]["plan"]);
 }
 
-std::vector<Json> Store::planned_runs() {
-  auto rows = database_.query("SELECT * FROM planned JOIN runs ON key = run ORDER BY position");
-  for (Json& row : rows)
-    for (const char* column : {"estimate", "provenance", "outcome", "end_losses"})
-      row[column] =
-          row[column].is_null() ? Json::object() : Json::parse(row[column].get<std::string>());
-  return rows;
-}
-
-std::vector<Json> Store::metrics(const std::string& key) {
-  std::vector<Json> out;
+std::vector<StudyRun> Store::planned_runs() {
+  std::vector<StudyRun> out;
   for (const Json& row :
-       database_.query("SELECT line FROM metrics WHERE run = ? ORDER BY step", {key}))
-    out.push_back(Json::parse(row["line"].get<std::string>()));
+       database_.query("SELECT * FROM planned JOIN runs ON key = run ORDER BY position")) {
+    StudyRun& run = out.emplace_back(from_json<StudyRun>(row, source_));
+    if (run.status == status::kDone) run.finished = finished(run.key);
+  }
   return out;
 }
 
-std::vector<Json> Store::evaluations(const std::string& key) {
-  std::vector<Json> out;
-  for (const Json& row :
-       database_.query("SELECT line, file FROM evaluations WHERE run = ? ORDER BY step", {key})) {
-    out.push_back(Json::parse(row["line"].get<std::string>()));
-    out.back()["file"] = row["file"];
-  }
+run::FinishedRun Store::finished(const std::string& key) {
+  const Json row =
+      database_
+          .query("SELECT config, provenance, outcome, end_losses FROM runs WHERE key = ?", {key})
+          .at(0);
+  run::FinishedRun out{.config = row["config"],
+                       .provenance = parse<run::Provenance>(row["provenance"]),
+                       .outcome = parse<run::Outcome>(row["outcome"]),
+                       .end = parse<run::End>(row["end_losses"])};
+  for (const Json& line :
+       database_.query("SELECT line FROM metrics WHERE run = ? ORDER BY step", {key}))
+    out.metrics.training.push_back(parse<run::TrainingLine>(line["line"]));
+  for (const Json& line :
+       database_.query("SELECT line FROM evaluations WHERE run = ? ORDER BY step", {key}))
+    out.metrics.evaluations.push_back(parse<run::EvaluationLine>(line["line"]));
   return out;
 }
 

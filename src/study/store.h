@@ -3,7 +3,10 @@
 // key, not by its name. Losses of single documents stay in the runs' safetensors files; their
 // paths are recorded.
 #include <map>
+#include <optional>
 
+#include "data/overlap.h"
+#include "run/finished.h"
 #include "study/database.h"
 #include "study/plan.h"
 
@@ -28,24 +31,67 @@ struct PlannedRun {
   double learning_rate = 0;  // peak
   fs::path config, data;     // MODEL.toml, token store
   // Of `assay train --dry-run`, with tokens, steps and seconds of this run
-  Json estimate;
-  fs::path folder(const fs::path& study) const {
-    return study / "runs" / (name + "." + key.substr(0, 8));
+  run::Estimate estimate;
+  run::Folder folder(const fs::path& study) const {
+    return {study / "runs" / (name + "." + key.substr(0, 8))};
   }
 };
 
-// A finished run in a few kB of JSON: configuration, provenance, losses along training, and the
-// losses at its end by domain and source. Everything that a report reads, and no weights.
-//   {"format": "assay-run-1", "key", "name", "model", "seed", "tokens", "learning_rate", "config",
-//    "provenance", "outcome", "training": [[step, loss], …],
-//    "evaluations": [{"step", "tokens", "losses": {SET: loss}}, …], "end"}
-// Records in a folder, by key. Each *.json file in it is one record; a folder that holds a
-// study.sqlite gives the finished runs of that study. BadInput when a folder holds neither.
-using Records = std::map<std::string, Json>;
-Records read_records(const fs::path& folder);
+// How far a run has come.
+namespace status {
+inline constexpr const char* kPlanned = "planned";
+inline constexpr const char* kRunning = "running";
+inline constexpr const char* kDone = "done";
+inline constexpr const char* kFailed = "failed";
+inline constexpr const char* kInterrupted = "interrupted";
+inline constexpr const char* kMissing = "missing";  // done elsewhere, and its record was not given
+}  // namespace status
 
-// A JSON file; BadInput names it when it cannot be parsed.
-Json parse_file(const fs::path& file);
+// A planned run, as plan.json of a folder of records lists it.
+struct StoredRun {
+  std::string key, name, setting, model, purpose;
+  int64_t seed = 0, tokens = 0;
+  double learning_rate = 0;
+  std::string status, reason;
+  ASSAY_FIELDS(key, name, setting, model, purpose, seed, tokens, learning_rate, status, reason)
+};
+// With what the database knows of it.
+struct StudyRun : StoredRun {
+  std::string folder, origin;  // origin: where the record was found; "" when the study trained it
+  std::optional<run::FinishedRun> finished;  // of a run that is done
+  ASSAY_MORE_FIELDS(StoredRun, folder, origin)
+};
+
+struct StoredSetting {
+  std::string name;
+  std::vector<std::string> train, out_of_domain;
+  std::string held_out, test;
+  int64_t sequence_length = 0;
+  ASSAY_FIELDS(name, train, out_of_domain, held_out, test, sequence_length)
+};
+// What the test text shares with the training text, by domain.
+using Overlap = std::vector<data::DomainOverlap>;
+struct StoredPlan {
+  std::string name, reference, text;
+  std::vector<StoredSetting> settings;
+  bool has_ladder = false;
+  std::vector<std::string> models;
+  ASSAY_FIELDS(name, reference, text, settings, has_ladder, models)
+};
+// plan.json of a folder of records.
+struct RecordedPlan : StoredPlan {
+  std::vector<StoredRun> runs;
+  std::optional<std::map<std::string, Overlap>> overlaps;  // by fingerprint of the data
+  // Other folders of records, relative to this one
+  std::optional<std::vector<std::string>> records;
+  ASSAY_MORE_FIELDS(StoredPlan, runs, overlaps, records)
+};
+
+// Records of finished runs, by key. Each *.json file of a folder is one record; a folder that holds
+// a study.sqlite gives the finished runs of that study. BadInput when a folder holds neither.
+using Records = std::map<std::string, run::RunRecord>;
+Records read_records(const fs::path& folder);
+run::RunRecord record_of(const StudyRun& run);  // of a finished run
 
 class Store {
  public:
@@ -53,36 +99,33 @@ class Store {
 
   // Records the plan. Runs of earlier plans stay, but no longer count as planned.
   void set_plan(const Plan& plan, const std::vector<PlannedRun>& runs);
-  // "planned", "running", "done", "failed", "interrupted"; "" for none
-  std::string status(const std::string& key);
+  std::string status(const std::string& key);  // status::kPlanned, …; "" for an unknown run
   void set_status(const std::string& key, const std::string& status,
                   const std::string& reason = "");
   // Reads a finished run's folder; all of it is stored, or nothing. BadInput when the folder
   // is not whole.
-  void take(const std::string& key, const fs::path& folder);
+  void take(const std::string& key, const run::Folder& folder);
   // Takes a finished run of another study. `origin` is recorded: where the record was found.
-  void take_record(const std::string& key, const Json& record, const std::string& origin);
-  // A whole study made of records: `plan` is plan() with the rows of its runs under "runs".
-  void set_records(const Json& plan, const Records& records, const std::string& origin);
-  Json record(const Json& run);      // of a finished run, a row of planned_runs()
-  Json end(const std::string& key);  // end.json of a finished run
-  // What the test text shares with the training text, for the data of that fingerprint: [{"domain",
-  // "documents", "duplicates", "ngrams", "shared"}, …]; null when it was not measured.
-  Json overlap(const std::string& data);
-  void set_overlap(const std::string& data, const Json& found);
+  void take_record(const std::string& key, const run::RunRecord& record, const std::string& origin);
+  // A whole study made of records.
+  void set_records(const RecordedPlan& plan, const Records& records, const std::string& origin);
+  // Of the data with that fingerprint; none when it was not measured.
+  std::optional<Overlap> overlap(const std::string& data);
+  void set_overlap(const std::string& data, const Overlap& found);
 
-  // {"name","reference","text","settings":[{"name","train","out_of_domain",…}],"models":[…]}
-  Json plan();
-  // A row per planned run, in the plan's order, JSON columns parsed. A run that serves two
-  // purposes, such as a tuning run with the budget of a rung, has two rows with the same key.
-  std::vector<Json> planned_runs();
-  std::vector<Json> metrics(const std::string& key);  // training lines, in order
-  std::vector<Json> evaluations(
-      const std::string& key);  // {"step","tokens","train_loss","evaluation","file"}, in order
+  StoredPlan plan();
+  // In the plan's order. A run that serves two purposes, such as a tuning run with the budget of a
+  // rung, is there twice, with the same key.
+  std::vector<StudyRun> planned_runs();
+  run::FinishedRun finished(const std::string& key);
 
  private:
-  void insert_losses(const std::string& key, const std::vector<Json>& lines,
-                     const fs::path& source);
+  void insert(const std::string& key, const run::FinishedRun& run, const std::string& origin);
+  template <class T>
+  T parse(const std::string& column) const {
+    return parse_record<T>(column, source_);
+  }
+  std::string source_;  // for messages
   Database database_;
 };
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "run/folder.h"
+
 namespace assay::train {
 
 void TrainConfig::complete(const ConfigNode& table) {
@@ -60,16 +62,13 @@ void TrainConfig::complete(const ConfigNode& table) {
 }
 
 std::optional<TrainConfig> train_config_of(const std::filesystem::path& model) {
-  const auto run = std::filesystem::absolute(model / "").parent_path().parent_path().parent_path();
-  for (const auto& folder : {model, run}) {
-    if (!std::filesystem::exists(folder / "config.toml")) continue;
-    const ConfigNode file = ConfigNode::read_file(folder / "config.toml");
-    if (!file.has("train")) continue;
-    TrainConfig config;
-    file.child("train").read(config);
-    return config;
-  }
-  return std::nullopt;
+  const auto run = run::enclosing_run(model);
+  if (!run) return std::nullopt;
+  const ConfigNode file = ConfigNode::read_file(run->config());
+  if (!file.has("train")) return std::nullopt;
+  TrainConfig config;
+  file.child("train").read(config);
+  return config;
 }
 
 double learning_rate_at(const TrainConfig& c, int64_t step) {

@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/interrupt.h"
@@ -17,15 +16,14 @@
 #include "eval/held_out.h"
 #include "eval/probes.h"
 #include "ops/paths.h"
+#include "run/metrics.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
-#include "train/metrics.h"
 #include "train/optimizer.h"
 
 namespace assay::train {
 namespace {
 
-using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point start) {
@@ -52,7 +50,7 @@ class Run {
   Run(const RunConfig& run_config, const TrainOptions& options)
       : config(run_config),
         c(config.train),
-        folder(options.run),
+        folder{options.run},
         device(choose_device(options.device)),
         store(options.store),
         sampler(store, {c.domains, c.weights, c.sequence_length, uint64_t(c.seed), "train"}),
@@ -65,29 +63,31 @@ class Run {
     flops_per_token = model->forward_flops(c.sequence_length);
   }
 
-  Json describe() const {
-    Json paths = Json::object(), numerics = Json::object();
+  run::Provenance describe() const {
+    std::map<std::string, std::string> paths;
+    std::map<std::string, int64_t> numerics;
     for (const ops::OpPath& path : ops::op_paths())
       if (path.device == (device.is_cuda() ? "cuda" : "cpu")) {
         paths[path.op] = path.path;
         if (path.numerics > 0) numerics[path.op] = path.numerics;
       }
     for (const auto& [part, version] : model->numerics()) numerics[part] = version;
-    return {{"parameters", model->parameter_count()},
-            {"flops_per_token", flops_per_token},
-            {"state_bytes",
-             {{"2048", model->state_bytes(2048)}, {"102400", model->state_bytes(102400)}}},
-            {"device", device_name(device)},
-            {"torch", TORCH_VERSION},
-            {"assay", version()},
-            {"commit", commit()},
-            {"paths", paths},
-            {"numerics", numerics},
-            {"data", data_of(store, c)},
-            {"data_folder", fs::absolute(store.folder()).string()},
-            {"started", now_utc()},
-            {"identity", sha256(config.identity() + numerics.dump())},
-            {"key", sha256(config.toml() + data_of(store, c) + numerics.dump())}};
+    const std::string data = data_of(store, c), versions = to_json(numerics).dump();
+    return {.parameters = model->parameter_count(),
+            .flops_per_token = flops_per_token,
+            .state_bytes = {.at_short = model->state_bytes(run::StateBytes::kShort),
+                            .at_long = model->state_bytes(run::StateBytes::kLong)},
+            .device = device_name(device),
+            .torch = TORCH_VERSION,
+            .assay = version(),
+            .commit = commit(),
+            .paths = paths,
+            .numerics = numerics,
+            .data = data,
+            .data_folder = fs::absolute(store.folder()).string(),
+            .started = now_utc(),
+            .identity = sha256(config.identity() + versions),
+            .key = sha256(config.toml() + data + versions)};
   }
 
   at::Tensor gradients(int64_t step) { return gradients(step, c.batch_size, c.sequence_length); }
@@ -140,7 +140,7 @@ class Run {
   // The checkpoint of the step that fails holds the very weights that fail.
   std::string last_good(int64_t failing_step) const {
     const auto good = newest_checkpoint(folder, failing_step - 1);
-    return good ? "the last good checkpoint is " + good->string()
+    return good ? "the last good checkpoint is " + good->path.string()
                 : "there is no checkpoint before it";
   }
 
@@ -160,7 +160,7 @@ class Run {
     state.mean_loss = step == 0 ? loss : 0.98 * state.mean_loss + 0.02 * loss;
   }
 
-  void evaluate(Metrics& metrics) {
+  void evaluate(run::MetricsWriter& metrics) {
     const Clock::time_point start = Clock::now();
     const eval::Losses losses = held_out->run(*model);
     held_out_loss = loss_on_training_domains(losses);
@@ -170,20 +170,22 @@ class Run {
             "step {}: held-out loss {} on {}; first non-finite value in {}; {}. "
             "Lower learning_rate, or raise warmup_steps.",
             state.step, set.total().nll, name, first_nonfinite(state.step), last_good(state.step));
-    make_folder(folder / "evaluations");
-    write_losses(folder / "evaluations" / fmt::format("step-{}.safetensors", state.step), losses);
-    Json line = {{"step", state.step},
-                 {"tokens", state.step * c.tokens_per_step()},
-                 {"evaluation", to_json(losses)},
-                 {"held_out_loss", held_out_loss ? Json(*held_out_loss) : Json()},
-                 {"train_loss", state.evaluation_steps
-                                    ? Json(state.evaluation_loss / double(state.evaluation_steps))
-                                    : Json()},
-                 {"seconds", since(start)}};
+    const fs::path file = folder.document_losses(state.step);
+    make_folder(file.parent_path());
+    eval::write_losses(file, losses);
+    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+    run::EvaluationLine line{
+        .step = state.step,
+        .tokens = state.step * c.tokens_per_step(),
+        .evaluation = eval::summary(losses),
+        .held_out_loss = held_out_loss.value_or(kNone),
+        .train_loss =
+            state.evaluation_steps ? state.evaluation_loss / double(state.evaluation_steps) : kNone,
+        .seconds = since(start)};
     if (const at::Tensor tokens = probe_tokens(1); tokens.defined())
       if (const auto entropy = eval::attention_entropy(*model, tokens); !entropy.empty())
-        line["attention_entropy"] = entropy;
-    metrics.line(line);
+        line.attention_entropy = entropy;
+    metrics.write(line);
     state.evaluation_loss = 0;
     state.evaluation_steps = 0;
   }
@@ -206,23 +208,23 @@ class Run {
     return valid ? valid : mean("");
   }
 
-  // end.json: the losses that architectures are compared by, over more text than the evaluations
+  // The losses that architectures are compared by, over more text than the evaluations
   // along the run.
   void evaluate_end() {
     const eval::HeldOut all(store, {c.eval_sets, c.domains, c.sequence_length, c.end_tokens,
                                     c.micro_batch_size * c.sequence_length});
     const eval::Losses losses = all.run(*model);
     held_out_loss = loss_on_training_domains(losses);
-    const Json sets = eval::end_losses(losses, store);
-    for (const auto& [name, set] : sets.items())
-      if (!set["loss"].is_number() || !std::isfinite(set["loss"].get<double>()))
+    const run::End end{.step = state.step,
+                       .tokens = state.step * c.tokens_per_step(),
+                       .sets = eval::end_losses(losses, store)};
+    for (const auto& [name, set] : end.sets)
+      if (!std::isfinite(set.loss))
         fail<Error>(
             "the loss at the end of the run is not finite on {}; {}. Lower learning_rate, "
             "or raise warmup_steps.",
             name, last_good(state.step));
-    const Json end = {
-        {"step", state.step}, {"tokens", state.step * c.tokens_per_step()}, {"sets", sets}};
-    write_file(folder / "end.json", end.dump() + "\n");
+    folder.end().write(end);
   }
 
   // Held-out text of the first set; undefined where there is none that is long enough to ask about.
@@ -233,14 +235,14 @@ class Run {
     return tokens.size(1) < eval::kProbeLeast ? at::Tensor() : tokens;
   }
 
-  // probes.json: what the mixers came to do with earlier positions.
+  // What the mixers learned to do with earlier positions.
   void write_probes() {
     const at::Tensor tokens = probe_tokens(4);
     if (!tokens.defined()) return;
-    Json found = eval::probe(*model, tokens);
-    found["step"] = state.step;
-    found["set"] = c.eval_sets.front();
-    write_file(folder / "probes.json", found.dump(1) + "\n");
+    run::Probes found = eval::probe(*model, tokens);
+    found.step = state.step;
+    found.set = c.eval_sets.front();
+    folder.probes().write(found);
   }
 
   void save() {
@@ -250,7 +252,7 @@ class Run {
 
   const RunConfig config;
   const TrainConfig& c;
-  fs::path folder;
+  run::Folder folder;
   c10::Device device;
   data::TokenStore store;
   data::Sampler sampler;
@@ -258,33 +260,30 @@ class Run {
   std::optional<AdamW> optimizer;
   std::optional<eval::HeldOut> held_out;
   std::optional<double> held_out_loss;  // of the last evaluation in this process
-  Progressed state;
+  run::TrainingState state;
   double flops_per_token = 0;
 };
 
 // Refuses a folder that holds another run.
-void check_folder(const RunConfig& config, const TrainOptions& options) {
-  const std::string folder = options.run.string();
-  if (!fs::exists(options.run / "config.toml")) return;
+void check_folder(const RunConfig& config, const TrainOptions& options, const run::Folder& folder) {
+  const std::string name = folder.path.string();
+  if (!fs::exists(folder.config())) return;
   if (!options.resume)
     fail(
         "{}: holds a run already; give --resume to go on with it, or another folder. "
         "Nothing was changed.",
-        folder);
-  if (read_file(options.run / "config.toml") != config.toml())
+        name);
+  if (read_file(folder.config()) != config.toml())
     fail(
         "{}: holds a run of another configuration (see config.toml there); nothing was changed. "
         "Choose another folder, or give the same settings.",
-        folder);
-  if (!fs::exists(options.run / "run.json")) return;
-  const Json run =
-      Json::parse(read_file(options.run / "run.json"), nullptr, /*allow_exceptions=*/false);
-  if (!run.is_object() ||
-      run.value("data", Json()) != data_of(data::TokenStore(options.store), config.train))
+        name);
+  if (!folder.provenance().exists()) return;
+  if (folder.provenance().read().data != data_of(data::TokenStore(options.store), config.train))
     fail(
         "{}: holds a run on other data (see run.json there) than {}; nothing was changed. "
         "Choose another folder, or give the same store.",
-        folder, options.store.string());
+        name, options.store.string());
 }
 
 // When a checkpoint is due. Without a number of steps, the time that the last one took decides: no
@@ -330,7 +329,7 @@ class StepResult {
   std::optional<c10::Event> copied_;
 };
 
-Json train_steps(Run& run, Metrics& metrics) {
+run::Outcome train_steps(Run& run, run::MetricsWriter& metrics) {
   const TrainConfig& c = run.c;
   const double tokens_per_step = double(c.tokens_per_step()), peak = peak_flops(run.device);
   Progress progress;
@@ -355,7 +354,7 @@ Json train_steps(Run& run, Metrics& metrics) {
     if (!pending) return;
     const auto [loss, gradient_norm] = pending->read();
     run.check(pending->step, loss, gradient_norm);
-    Progressed& s = run.state;
+    run::TrainingState& s = run.state;
     ++s.interval_steps;
     ++s.evaluation_steps;
     s.interval_loss += loss;
@@ -365,7 +364,7 @@ Json train_steps(Run& run, Metrics& metrics) {
     pending.reset();
   };
   while (run.state.step < c.steps) {
-    Progressed& s = run.state;
+    run::TrainingState& s = run.state;
     const int64_t step = s.step;
     const at::Tensor loss_now = run.gradients(step);
     const double rate = learning_rate_at(c, step);
@@ -389,15 +388,15 @@ Json train_steps(Run& run, Metrics& metrics) {
                     shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
                     Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
     if (logs) {
-      metrics.line({{"step", s.step},
-                    {"tokens", s.step * c.tokens_per_step()},
-                    {"loss", s.interval_loss / double(s.interval_steps)},
-                    {"learning_rate", rate},
-                    {"grad_norm", norm},
-                    {"tokens_per_second", speed},
-                    {"mfu", 3 * run.flops_per_token * speed / peak},
-                    {"seconds", s.seconds},
-                    {"memory_bytes", peak_memory_bytes(run.device)}});
+      metrics.write(run::TrainingLine{.step = s.step,
+                                      .loss = s.interval_loss / double(s.interval_steps),
+                                      .tokens = s.step * c.tokens_per_step(),
+                                      .learning_rate = rate,
+                                      .grad_norm = norm,
+                                      .tokens_per_second = speed,
+                                      .mfu = 3 * run.flops_per_token * speed / peak,
+                                      .seconds = s.seconds,
+                                      .memory_bytes = peak_memory_bytes(run.device)});
       rates.push_back(speed);
       s.interval_loss = 0;
       s.interval_steps = 0;
@@ -408,17 +407,17 @@ Json train_steps(Run& run, Metrics& metrics) {
     if (stops) {
       run.save();
       throw Interrupted(fmt::format("interrupted after step {}; saved in {}. Go on with --resume.",
-                                    s.step, run.folder.string()));
+                                    s.step, run.folder.path.string()));
     }
   }
   std::ranges::nth_element(rates, rates.begin() + std::ptrdiff_t(rates.size() / 2));
-  return {{"steps", run.state.step},
-          {"tokens", run.state.step * c.tokens_per_step()},
-          {"seconds", run.state.seconds},
-          {"tokens_per_second", rates.empty() ? 0.0 : rates[rates.size() / 2]},
-          {"peak_memory_bytes", peak_memory_bytes(run.device)},
-          {"final_loss", run.state.last_loss},
-          {"evaluation_and_saving_seconds", paused}};
+  return {.steps = run.state.step,
+          .tokens = run.state.step * c.tokens_per_step(),
+          .seconds = run.state.seconds,
+          .tokens_per_second = rates.empty() ? 0.0 : rates[rates.size() / 2],
+          .peak_memory_bytes = peak_memory_bytes(run.device),
+          .final_loss = run.state.last_loss,
+          .evaluation_and_saving_seconds = paused};
 }
 
 // Seconds of a training step. A part of a step is timed: as many sequences, or as much of one
@@ -453,7 +452,7 @@ double time_step(Run& run) {
 }
 
 template <class Work>
-Json with_memory_advice(const TrainConfig& c, Work&& work) {
+auto with_memory_advice(const TrainConfig& c, Work&& work) {
   try {
     return work();
   } catch (const c10::OutOfMemoryError& error) {
@@ -520,45 +519,45 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
   return config;
 }
 
-Json train(const RunConfig& config, const TrainOptions& options) {
+run::Outcome train(const RunConfig& config, const TrainOptions& options) {
   make_folder(options.run);
   const FolderLock lock(options.run);
-  check_folder(config, options);
-  if (fs::exists(options.run / "done.json"))
-    return Json::parse(read_file(options.run / "done.json"));
+  const run::Folder folder{options.run};
+  check_folder(config, options, folder);
+  if (folder.outcome().exists()) return folder.outcome().read();
   return with_memory_advice(config.train, [&] {
     // Refuses what does not fit, as the next line does, before anything is written
     Run run(config, options);
     const TrainConfig& c = run.c;
-    if (const auto newest = newest_checkpoint(options.run))
+    if (const auto newest = newest_checkpoint(folder))
       run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
-    write_file(options.run / "config.toml", config.toml());
-    write_file(options.run / "run.json", run.describe().dump(1) + "\n");
+    write_file(folder.config(), config.toml());
+    folder.provenance().write(run.describe());
     run.held_out.emplace(
         run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
                                           c.micro_batch_size * c.sequence_length});
-    Metrics metrics(options.run, run.state.step);
-    Json done = train_steps(run, metrics);
+    run::MetricsWriter metrics(folder, run.state.step);
+    run::Outcome outcome = train_steps(run, metrics);
     run.evaluate_end();
     run.write_probes();
-    if (run.held_out_loss) done["held_out_loss"] = *run.held_out_loss;
-    write_file(options.run / "done.json", done.dump(1) + "\n");
-    return done;
+    outcome.held_out_loss = run.held_out_loss;
+    folder.outcome().write(outcome);
+    return outcome;
   });
 }
 
-Json describe_run(const RunConfig& config, const TrainOptions& options) {
+run::Estimate describe_run(const RunConfig& config, const TrainOptions& options) {
   return with_memory_advice(config.train, [&] {
     Progress progress;
     progress.show("building the model");
     Run run(config, options);
     progress.show("timing a part of a step");
     const double seconds = time_step(run);
-    Json out = run.describe();
-    out["steps"] = run.c.steps;
-    out["tokens"] = run.c.tokens;
-    out["learning_rate"] = run.c.learning_rate;
-    out["estimated_seconds"] = seconds * double(run.c.steps);
+    run::Estimate out{run.describe()};
+    out.steps = run.c.steps;
+    out.tokens = run.c.tokens;
+    out.learning_rate = run.c.learning_rate;
+    out.estimated_seconds = seconds * double(run.c.steps);
     return out;
   });
 }

@@ -1,12 +1,12 @@
 #pragma once
 // One run: a model, a store, a folder. Bit for bit the same however often it is interrupted,
 // killed and resumed.
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "base/files.h"
 #include "nn/language_model.h"
+#include "run/records.h"
 #include "train/config.h"
 
 namespace assay::train {
@@ -31,10 +31,9 @@ struct TrainOptions {
 // Trains to the end and writes the run folder (docs/runs.md). Throws Interrupted
 // (saved), Error (diverged, out of memory, disk full) with the last good checkpoint,
 // BadInput with nothing changed.
-nlohmann::json train(const RunConfig& config, const TrainOptions& options);
-// {"parameters", "flops_per_token", "state_bytes", "tokens", "steps", "estimated_seconds"}, from
-// building the model on the device and the fastest of a few steps, or parts of steps where one
+run::Outcome train(const RunConfig& config, const TrainOptions& options);
+// From building the model on the device and the fastest of a few steps, or parts of steps where one
 // would take long.
-nlohmann::json describe_run(const RunConfig& config, const TrainOptions& options);
+run::Estimate describe_run(const RunConfig& config, const TrainOptions& options);
 
 }  // namespace assay::train

@@ -143,7 +143,7 @@ TEST_F(BadInputs, ModelsThatAreNone) {
   refuses("score --model run far", 1, {"far:1:", "256"});
   refuses("score --model run text", 1, {"tokenizer"});
   refuses("score --model missing good", 2, {"missing"});
-  refuses("score --model store good", 2, {"store", "no model"});
+  refuses("score --model store good", 2, {"store", "not a model"});
   const fs::path weights = folder_ / "run" / "checkpoints" / "step-1" / "model.safetensors";
   const std::string whole = read_file(weights);
   write_file(weights, whole.substr(0, whole.size() - 5));

@@ -171,21 +171,18 @@ TEST(Probes, AModelIsProbedLayerByLayer) {
       "[model]\nvocab_size = 16\nd_model = 16\nnum_layers = 3\npattern = ['attention', "
       "'mamba1']\n[model.attention]\nnum_heads = 2\nwindow = 3\n");
   const auto found = probe(*model, nn::random_tokens(2, 32, 16, "tokens"));
-  ASSERT_EQ(found["layers"].size(), 3u);
-  EXPECT_EQ(found["layers"][1]["mixer"], "mamba1");
-  EXPECT_EQ(found["layers"][0]["attention_entropy"].size(), 2u) << "a head an entry";
-  EXPECT_TRUE(found["layers"][1]["attention_entropy"].empty());
-  EXPECT_LT(found["layers"][2]["visibility"], 0.2) << "two positions of at least sixteen";
-  EXPECT_GT(found["layers"][1]["visibility"], 0.2);
-  const double mean = (found["layers"][0]["visibility"].get<double>() +
-                       found["layers"][1]["visibility"].get<double>() +
-                       found["layers"][2]["visibility"].get<double>()) /
-                      3;
-  EXPECT_NEAR(found["mean"]["visibility"].get<double>(), mean, 1e-12);
+  ASSERT_EQ(found.layers.size(), 3u);
+  EXPECT_EQ(found.layers[1].mixer, "mamba1");
+  EXPECT_EQ(found.layers[0].attention_entropy.size(), 2u) << "a head an entry";
+  EXPECT_TRUE(found.layers[1].attention_entropy.empty());
+  EXPECT_LT(found.layers[2].visibility, 0.2) << "two positions of at least sixteen";
+  EXPECT_GT(found.layers[1].visibility, 0.2);
+  const double mean =
+      (found.layers[0].visibility + found.layers[1].visibility + found.layers[2].visibility) / 3;
+  EXPECT_NEAR(found.mean.visibility, mean, 1e-12);
   const auto entropy = attention_entropy(*model, nn::random_tokens(2, 32, 16, "tokens"));
   ASSERT_EQ(entropy.size(), 3u);
-  for (size_t i = 0; i < 3; ++i)
-    EXPECT_EQ(nlohmann::json(entropy[i]), found["layers"][i]["attention_entropy"]) << i;
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(entropy[i], found.layers[i].attention_entropy) << i;
   const auto recurrent =
       nn::random_model("[model]\nvocab_size = 16\nd_model = 16\npattern = ['mamba1']\n");
   EXPECT_TRUE(attention_entropy(*recurrent, nn::random_tokens(1, 32, 16, "tokens")).empty());

@@ -11,8 +11,6 @@
 
 namespace assay::report {
 
-using Json = nlohmann::json;
-
 struct FakeModel {
   std::string name;
   double degradation = 0;  // nats per token at equal held-out loss
@@ -55,7 +53,7 @@ class FakeStudyFolder {
     for (const study::PlannedRun& run : runs_) {
       const bool diverges = run.model == diverging && run.learning_rate == rates.back();
       if (diverges || std::ranges::count(unfinished, run.model)) {
-        store.set_status(run.key, "failed", "exit code 1: the loss is NaN at step 3");
+        store.set_status(run.key, study::status::kFailed, "exit code 1: the loss is NaN at step 3");
         continue;
       }
       write_run(run.folder(study), model_of(run), run);
@@ -99,7 +97,7 @@ class FakeStudyFolder {
         .seed = seed,
         .tokens = tokens,
         .learning_rate = rate};
-    run.estimate = {{"tokens", tokens}};
+    run.estimate.tokens = tokens;
     run.config = study / "configs" / (run.name + ".toml");
     write_file(run.config, config(model, run));
     runs_.push_back(run);
@@ -123,51 +121,51 @@ class FakeStudyFolder {
     return 3 + 5 / (1 + std::sqrt(seen)) + detour + 0.05 * off * off;
   }
 
-  void write_run(const fs::path& folder, const FakeModel& model, const study::PlannedRun& run) {
-    make_folder(folder);
+  void write_run(const run::Folder& folder, const FakeModel& model, const study::PlannedRun& run) {
+    make_folder(folder.path);
     const int64_t steps = run.tokens / (32 * 512);
-    std::string lines;
-    for (int64_t k = 0; k <= 10 * evaluations; ++k) {
-      const double tokens = double(run.tokens) * double(k) / double(10 * evaluations);
-      const int64_t step = steps * k / (10 * evaluations);
-      const double training = held_out_loss(model, run, tokens) - 0.08;
-      if (k > 0)
-        lines += Json{{"step", step}, {"tokens", tokens}, {"loss", training}}.dump() + "\n";
-      if (k % 10 == 0) lines += evaluation(model, run, tokens, step).dump() + "\n";
+    {
+      run::MetricsWriter metrics(folder, 0);
+      for (int64_t k = 0; k <= 10 * evaluations; ++k) {
+        const int64_t tokens = run.tokens * k / (10 * evaluations);
+        const int64_t step = steps * k / (10 * evaluations);
+        const double training = held_out_loss(model, run, double(tokens)) - 0.08;
+        if (k > 0)
+          metrics.write(run::TrainingLine{.step = step, .loss = training, .tokens = tokens});
+        if (k % 10 == 0) metrics.write(evaluation(model, run, tokens, step));
+      }
     }
-    write_file(folder / "metrics.jsonl", lines);
-    write_file(folder / "config.toml", config(model, run));
-    write_file(folder / "run.json", provenance(model).dump());
-    write_file(folder / "end.json", end(model, run, steps).dump());
-    write_file(folder / "done.json", Json{{"steps", steps},
-                                          {"tokens", run.tokens},
-                                          {"seconds", 61.5},
-                                          {"tokens_per_second", 532'800 * model.speed},
-                                          {"peak_memory_bytes", 3'221'225'472},
-                                          {"final_loss", 3.3}}
-                                         .dump());
+    write_file(folder.config(), config(model, run));
+    folder.provenance().write(provenance(model));
+    folder.end().write(end(model, run, steps));
+    folder.outcome().write({.steps = steps,
+                            .tokens = run.tokens,
+                            .seconds = 61.5,
+                            .tokens_per_second = 532'800 * model.speed,
+                            .peak_memory_bytes = 3'221'225'472,
+                            .final_loss = 3.3});
     if (model.name == "mamba1") return;  // runs without probes
-    const Json mean{{"visibility", model.name == "window" ? 0.25 : 0.75},
-                    {"uniformity", 0.5},
-                    {"real_relation", 0.875}};
-    Json layer = mean;
-    layer["visibility"] = 0.9375;
-    write_file(folder / "probes.json", Json{{"mean", mean}, {"layers", {mean, layer}}}.dump());
+    const run::LayerProbe layer{.visibility = 0.9375, .uniformity = 0.5, .real_relation = 0.875};
+    folder.probes().write({.layers = {layer, layer},
+                           .mean = {.visibility = model.name == "window" ? 0.25 : 0.75,
+                                    .uniformity = 0.5,
+                                    .real_relation = 0.875,
+                                    .attention_entropy = NAN}});
   }
 
-  Json provenance(const FakeModel& model) const {
+  run::Provenance provenance(const FakeModel& model) const {
     const int version = numerics.contains(model.name) ? numerics.at(model.name) : 1;
-    return {{"parameters", 34'000'000},
-            {"flops_per_token", 6.8e7},
-            {"state_bytes", {{"2048", 1 << 24}, {"102400", 1 << 29}}},
-            {"device", "cpu, 2 cores"},
-            {"torch", "2.11.0"},
-            {"assay", "0.1.0"},
-            {"commit", "0123456789abcdef"},
-            {"paths", {{"selective_scan", "cpu kernel"}}},
-            {"data", sha256("data")},
-            {"numerics", {{"selective_scan", version}}},
-            {"started", "2030-01-01T00:00:00Z"}};
+    return {.parameters = 34'000'000,
+            .flops_per_token = 6.8e7,
+            .state_bytes = {.at_short = 1 << 24, .at_long = 1 << 29},
+            .device = "cpu, 2 cores",
+            .torch = "2.11.0",
+            .assay = "0.1.0",
+            .commit = "0123456789abcdef",
+            .paths = {{"selective_scan", "cpu kernel"}},
+            .numerics = {{"selective_scan", version}},
+            .data = sha256("data"),
+            .started = "2030-01-01T00:00:00Z"};
   }
 
   std::string set(const std::string& domain) const {
@@ -190,66 +188,58 @@ class FakeStudyFolder {
     return out;
   }
 
-  Json evaluation(const FakeModel& model, const study::PlannedRun& run, double tokens,
-                  int64_t step) const {
-    Json line{{"step", step},
-              {"tokens", tokens},
-              {"train_loss", nullptr},
-              {"evaluation", Json::object()}};
-    if (model.name != "mamba1") line["attention_entropy"] = {{0.5, 0.25}, {0.75, 0.5}};
-    for (const auto& [name, loss] : losses(model, run, tokens))
-      line["evaluation"][name] = with_slices(model, loss);
+  run::EvaluationLine evaluation(const FakeModel& model, const study::PlannedRun& run,
+                                 int64_t tokens, int64_t step) const {
+    run::EvaluationLine line{.step = step, .tokens = tokens, .train_loss = NAN};
+    if (model.name != "mamba1") line.attention_entropy = {{0.5, 0.25}, {0.75, 0.5}};
+    for (const auto& [name, loss] : losses(model, run, double(tokens)))
+      line.evaluation[name] = with_slices(model, loss);
     return line;
   }
 
-  Json end(const FakeModel& model, const study::PlannedRun& run, int64_t steps) const {
-    Json sets = Json::object();
+  run::End end(const FakeModel& model, const study::PlannedRun& run, int64_t steps) const {
+    run::End out{.step = steps, .tokens = run.tokens};
     for (const auto& [name, loss] : losses(model, run, double(run.tokens))) {
-      Json by_cluster = {{"documents", Json::array()},
-                         {"tokens", Json::array()},
-                         {"nll", Json::array()},
-                         {"recall_tokens", Json::array()},
-                         {"recall_nll", Json::array()}};
+      run::Clusters by_cluster;
+      if (has_sources) by_cluster.names.emplace();
       // The deviations of the clusters add up to zero.
       for (int64_t c = 0; c < clusters; ++c) {
         const double deviation = 0.2 * (double(c) / double(clusters - 1) - 0.5);
-        by_cluster["documents"].push_back(3);
-        by_cluster["tokens"].push_back(1000);
-        by_cluster["nll"].push_back(1000 * (loss + deviation));
-        by_cluster["recall_tokens"].push_back(200);
-        by_cluster["recall_nll"].push_back(200 * 1.9);
-        if (has_sources) by_cluster["names"].push_back(fmt::format("source {}", c));
+        by_cluster.documents.push_back(3);
+        by_cluster.tokens.push_back(1000);
+        by_cluster.nll.push_back(1000 * (loss + deviation));
+        by_cluster.recall_tokens.push_back(200);
+        by_cluster.recall_nll.push_back(200 * 1.9);
+        if (has_sources) by_cluster.names->push_back(fmt::format("source {}", c));
       }
-      sets[name] = {{"loss", loss},
-                    {"recall_loss", 1.9},
-                    {"bits_per_byte", loss * 0.4},
-                    {"tokens", 1000 * clusters},
-                    {"documents", 3 * clusters},
-                    {"clustered_by", has_sources ? "source" : "document"},
-                    {"clusters", by_cluster}};
+      out.sets[name] = {
+          .loss = loss,
+          .recall_loss = 1.9,
+          .bits_per_byte = loss * 0.4,
+          .tokens = 1000 * clusters,
+          .documents = 3 * clusters,
+          .clustered_by = has_sources ? run::EndSet::kBySource : run::EndSet::kByDocument,
+          .clusters = by_cluster};
     }
-    return {{"step", steps}, {"tokens", run.tokens}, {"sets", sets}};
+    return out;
   }
 
-  Json with_slices(const FakeModel& model, double loss) const {
-    const double n = 16'000;
+  run::EvaluatedSet with_slices(const FakeModel& model, double loss) const {
+    const int64_t n = 16'000;
     const auto slice = [&](double l, double share) {
-      return Json{{"loss", l}, {"tokens", share * n}};
+      return run::Slice{.loss = l, .tokens = std::llround(share * double(n)), .share = share};
     };
-    return {{"loss", loss},
-            {"bits_per_byte", loss * 0.4},
-            {"tokens", n},
-            {"documents", 40},
-            {"slices",
-             {{"frequent", slice(loss - 0.5, 0.6)},
-              {"rare", slice(loss + 1, 0.3)},
-              {"unseen", slice(loss + 4 + model.unseen, 0.1)},
-              {"repeated_bigram", slice(loss - 1, 0.2)},
-              {"other", slice(loss + 0.2, 0.8)},
-              {"position_0_64", slice(loss + 0.4, 0.1)},
-              {"position_64_256", slice(loss, 0.4)},
-              {"position_256_512", slice(loss - 0.1, 0.5)},
-              {"above_12_nats", {{"tokens", 0.01 * n}, {"share", 0.01}}}}}};
+    std::map<std::string, run::Slice> slices = {{"frequent", slice(loss - 0.5, 0.6)},
+                                                {"rare", slice(loss + 1, 0.3)},
+                                                {"unseen", slice(loss + 4 + model.unseen, 0.1)},
+                                                {"repeated_bigram", slice(loss - 1, 0.2)},
+                                                {"other", slice(loss + 0.2, 0.8)},
+                                                {"position_0_64", slice(loss + 0.4, 0.1)},
+                                                {"position_64_256", slice(loss, 0.4)},
+                                                {"position_256_512", slice(loss - 0.1, 0.5)},
+                                                {"above_12_nats", slice(NAN, 0.01)}};
+    return {
+        .loss = loss, .bits_per_byte = loss * 0.4, .tokens = n, .documents = 40, .slices = slices};
   }
 };
 

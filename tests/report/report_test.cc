@@ -316,9 +316,9 @@ TEST_F(Report, RecordsAloneGiveTheSameVerdicts) {
 
 TEST_F(Report, VerdictsAreOneJsonObjectPerArchitecture) {
   fake.write(folder);
-  const Json verdicts = write_report(folder).verdicts;
+  const nlohmann::json verdicts = write_report(folder).verdicts;
   ASSERT_EQ(verdicts.size(), 3u);
-  const Json& window = verdicts[0];
+  const nlohmann::json& window = verdicts[0];
   EXPECT_EQ(window["setting"], "");
   EXPECT_EQ(window["model"], "window");
   EXPECT_EQ(window["verdict"], "degraded");
@@ -335,7 +335,7 @@ TEST_F(Report, JsonWithoutLadderHasNulls) {
   fake.budgets = {20'000'000};
   fake.contender_budgets = {40'000'000};
   fake.write(folder);
-  const Json window = write_report(folder).verdicts[0];
+  const nlohmann::json window = write_report(folder).verdicts[0];
   EXPECT_EQ(window["verdict"], "not settled");
   for (const char* key : {"delta_end", "trend", "reference_loss"})
     EXPECT_TRUE(window[key].is_null()) << key;

@@ -20,6 +20,12 @@ inline constexpr const char* kTrainer = R"(#!/bin/sh
 config=$2; shift 2
 while [ $# -gt 0 ]; do case $1 in
   -o) out=$2; shift 2;; --dry-run) dry=1; shift;; --resume) resume=1; shift;; --set|--data|--device|--threads) shift 2;; *) shift;; esac; done
+provenance() {
+  echo "\"parameters\": 1000, \"flops_per_token\": 2000, \"state_bytes\": {\"2048\": 10, "
+       "\"102400\": 20}, \"device\": \"cpu\", \"torch\": \"2\", \"assay\": \"0\", \"commit\": "
+       "\"c\", \"paths\": {}, \"numerics\": {}, \"data\": \"d\", \"started\": \"now\", \"key\": "
+       "\"k\", \"identity\": \"$1\""
+}
 if [ "$dry" ]; then
   line=$(grep -n '^chunk_sise' "$config" | cut -d: -f1)
   if [ "$line" ]; then
@@ -35,9 +41,8 @@ if [ "$dry" ]; then
   rate=$(sed -n 's/^learning_rate = //p' "$config")
   tokens=$(sed -n 's/^tokens = //p' "$config")
   tokens=${tokens:-4000}
-  echo "{\"parameters\": 1000, \"flops_per_token\": 2000, \"tokens\": $tokens, \"steps\": "
-       "$((tokens / 400)), \"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5, "
-       "\"identity\": \"$identity\"}"
+  echo "{$(provenance "$identity"), \"tokens\": $tokens, \"steps\": $((tokens / 400)), "
+                                "\"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5}"
   exit 0
 fi
 echo "$out ${resume:-0}" >> "$FAKE_LOG"
@@ -58,12 +63,16 @@ case "$FAKE:$rate" in
   diverge:0.004) echo "assay: the loss is NaN at step 3" >&2; exit 1;;
 esac
 case "$rate" in 0.002) loss=3.9;; *) loss=4.0;; esac
-echo "{\"step\": 10, \"tokens\": 4000, \"sets\": {\"known_a.valid\": {\"loss\": $loss}, "
-     "\"fresh_a.test\": {\"loss\": 4.1}}}" > "$out/end.json"
+end_set() { echo "{\"loss\": $1, \"recall_loss\": 1.0, \"bits_per_byte\": 2.0, \"tokens\": 100, "
+                 "\"documents\": 1, \"clustered_by\": \"document\", \"clusters\": {\"documents\": "
+                 "[1], \"tokens\": [100], \"nll\": [$1], \"recall_tokens\": [10], \"recall_nll\": "
+                 "[1.0]}}"; }
+echo "{\"step\": 10, \"tokens\": 4000, \"sets\": {\"known_a.valid\": $(end_set $loss), "
+     "\"fresh_a.test\": $(end_set 4.1)}}" > "$out/end.json"
 echo '{"step": 10, "tokens": 4000, "train_loss": 4.0, "evaluation": {"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}}' >> "$out/metrics.jsonl"
 cp "$config" "$out/config.toml"
-echo '{"parameters": 1000, "numerics": {}}' > "$out/run.json"
-echo '{"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0, "final_loss": 4.0}' > "$out/done.json"
+echo "{$(provenance i)}" > "$out/run.json"
+echo '{"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0, "peak_memory_bytes": 1, "final_loss": 4.0, "evaluation_and_saving_seconds": 0.5}' > "$out/done.json"
 )";
 
 class FakeStudy : public testing::Test {

@@ -179,7 +179,7 @@ TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
   EXPECT_EQ(runs[5].name, "full.8k.seed-7");
   EXPECT_EQ(runs[7].name, "window.8k.seed-2");
   EXPECT_EQ(runs[7].tokens, 8000);
-  EXPECT_EQ(runs[7].estimate["steps"], 20);
+  EXPECT_EQ(runs[7].estimate.steps, 20);
   EXPECT_EQ(ConfigNode::read_file(runs[0].config).child("train").value("tokens"), "4000");
 }
 

@@ -39,15 +39,17 @@ TEST_F(Runner, StoresWhatRunsLeave) {
   Store store(folder / "study", Database::Mode::read);
   const auto runs = store.planned_runs();
   ASSERT_EQ(runs.size(), 4u);
-  EXPECT_EQ(runs[0]["name"], "full.seed-1");
-  EXPECT_EQ(runs[3]["model"], "window");
-  EXPECT_EQ(runs[0]["status"], "done");
-  EXPECT_EQ(runs[0]["outcome"]["final_loss"], 4.0);
-  EXPECT_EQ(store.metrics(runs[0]["key"]).back()["step"], 10);
-  const auto evaluations = store.evaluations(runs[0]["key"]);
-  ASSERT_EQ(evaluations.size(), 1u);
-  EXPECT_EQ(evaluations[0]["evaluation"]["a.test"]["loss"], 4.1);
-  EXPECT_EQ(evaluations[0]["file"], "evaluations/step-10.safetensors");
+  EXPECT_EQ(runs[0].name, "full.seed-1");
+  EXPECT_EQ(runs[3].model, "window");
+  ASSERT_TRUE(runs[0].finished);
+  EXPECT_EQ(runs[0].finished->outcome.final_loss, 4.0);
+  const run::Metrics& metrics = runs[0].finished->metrics;
+  EXPECT_EQ(metrics.training.back().step, 10);
+  ASSERT_EQ(metrics.evaluations.size(), 1u);
+  EXPECT_EQ(metrics.evaluations[0].evaluation.at("a.test").loss, 4.1);
+  Database database(folder / "study/study.sqlite", Database::Mode::read);
+  EXPECT_EQ(database.query("SELECT file FROM evaluations")[0]["file"],
+            "evaluations/step-10.safetensors");
 }
 
 TEST_F(Runner, ResumesARunThatWasKilled) {
@@ -148,7 +150,7 @@ TEST_F(Runner, RefusesAStudyThatAnotherProcessWorksOn) {
 TEST_F(Runner, DryRunTrainsNothing) {
   const auto runs = dry_run(options());
   ASSERT_EQ(runs.size(), 4u);
-  EXPECT_EQ(runs[0].estimate["parameters"], 1000);
+  EXPECT_EQ(runs[0].estimate.parameters, 1000);
   EXPECT_EQ(starts(), "");
   EXPECT_FALSE(fs::exists(folder / "study/study.sqlite"));
 }
@@ -166,8 +168,8 @@ TEST_F(Runner, TuningChoosesTheRateOfTheLowestHeldOutLoss) {
   const Outcome outcome = run_plan(options(std::string(kPlan) + kTune));
   EXPECT_EQ(outcome.planned, 10);
   EXPECT_EQ(outcome.done, 10);
-  for (const Json& run : Store(folder / "study").planned_runs())
-    if (run["purpose"] == purpose::kStudy) EXPECT_EQ(run["learning_rate"], 0.002) << run["name"];
+  for (const StudyRun& run : Store(folder / "study").planned_runs())
+    if (run.purpose == purpose::kStudy) EXPECT_EQ(run.learning_rate, 0.002) << run.name;
 }
 
 TEST_F(Runner, DivergedRateOfAGridIsNotChosenAndNoFailure) {
@@ -183,10 +185,10 @@ TEST_F(Runner, CheckRunsHalfAndTwiceTheRate) {
   const auto runs =
       (run_plan(options(std::string(kPlan) + tune)), Store(folder / "study").planned_runs());
   ASSERT_EQ(runs.size(), 14u);
-  EXPECT_EQ(runs[10]["purpose"], purpose::kHalf);
-  EXPECT_EQ(runs[10]["learning_rate"], 0.001);
-  EXPECT_EQ(runs[13]["purpose"], purpose::kDouble);
-  EXPECT_EQ(runs[13]["model"], "window");
+  EXPECT_EQ(runs[10].purpose, purpose::kHalf);
+  EXPECT_EQ(runs[10].learning_rate, 0.001);
+  EXPECT_EQ(runs[13].purpose, purpose::kDouble);
+  EXPECT_EQ(runs[13].model, "window");
 }
 
 TEST_F(Runner, FinishedRunsOfAnotherFolderAreReused) {
@@ -201,9 +203,10 @@ TEST_F(Runner, FinishedRunsOfAnotherFolderAreReused) {
     EXPECT_EQ(count(starts(), '\n'), 4) << "a finished run was repeated";
     Store store(again.study);
     const auto runs = store.planned_runs();
-    EXPECT_EQ(runs[0]["origin"], (folder / source).string());
-    EXPECT_EQ(store.end(runs[0]["key"])["sets"]["fresh_a.test"]["loss"], 4.1);
-    EXPECT_EQ(store.evaluations(runs[0]["key"])[0]["evaluation"]["a.test"]["loss"], 4.1);
+    EXPECT_EQ(runs[0].origin, (folder / source).string());
+    const run::FinishedRun found = store.finished(runs[0].key);
+    EXPECT_EQ(found.end.sets.at("fresh_a.test").loss, 4.1);
+    EXPECT_EQ(found.metrics.evaluations[0].evaluation.at("a.test").loss, 4.1);
   }
 }
 
@@ -213,8 +216,8 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
   study_of_records(folder / "records", folder / "copy");
   Store copy(folder / "copy", Database::Mode::read);
   ASSERT_EQ(copy.planned_runs().size(), 4u);
-  EXPECT_EQ(copy.planned_runs()[2]["status"], "done");
-  EXPECT_EQ(copy.plan()["reference"], "full");
+  EXPECT_EQ(copy.planned_runs()[2].status, status::kDone);
+  EXPECT_EQ(copy.plan().reference, "full");
   EXPECT_NE(message([&] {
               study_of_records(folder / "models", folder / "none");
             }).find("holds neither a study"),
@@ -254,7 +257,7 @@ TEST_F(Runner, StudyOfAnEarlierVersionIsRefused) {
 
 TEST_F(Runner, RunWithoutEndLossesIsRefused) {
   const auto runs = dry_run(options());
-  const fs::path run = runs[0].folder(folder / "study");
+  const fs::path run = runs[0].folder(folder / "study").path;
   make_folder(run);
   for (const char* file : {"run.json", "done.json"}) write_file(run / file, "{}");
   write_file(run / "config.toml", "");
@@ -283,7 +286,7 @@ TEST_F(Runner, InterruptSavesAndTheSameCommandContinues) {
   int status = 0;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), kInterrupted);
-  EXPECT_EQ(Store(folder / "study").planned_runs()[0]["status"], "interrupted");
+  EXPECT_EQ(Store(folder / "study").planned_runs()[0].status, status::kInterrupted);
   ::setenv("FAKE", "", 1);
   EXPECT_EQ(run_plan(study).done, 4);
   EXPECT_NE(starts().find(" 1\n"), std::string::npos) << "nothing was resumed: " << starts();

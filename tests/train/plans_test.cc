@@ -88,8 +88,8 @@ TEST_F(Plans, DryRunOfARealOne) {
   const auto runs = study::dry_run(options);
   ASSERT_EQ(runs.size(), 15u);
   for (const study::PlannedRun& run : runs) {
-    EXPECT_NEAR(run.estimate.at("parameters").get<double>() / 0.85e6, 1, 0.2) << run.name;
-    EXPECT_GT(run.estimate.at("estimated_seconds"), 0) << run.name;
+    EXPECT_NEAR(double(run.estimate.parameters) / 0.85e6, 1, 0.2) << run.name;
+    EXPECT_GT(run.estimate.estimated_seconds, 0) << run.name;
   }
 }
 

@@ -100,10 +100,11 @@ TEST(Trainer, CheckpointsKeepTheNewestTwoAndThoseNamed) {
   for (const auto& entry : fs::directory_iterator(folder / "run" / "checkpoints"))
     names.insert(entry.path().filename());
   EXPECT_EQ(names, (std::set<std::string>{"step-2", "step-8", "step-9"}));
-  EXPECT_EQ(newest_checkpoint(folder / "run"), folder / "run" / "checkpoints" / "step-9");
-  EXPECT_EQ(newest_checkpoint(folder / "run", 7), folder / "run" / "checkpoints" / "step-2");
-  EXPECT_FALSE(newest_checkpoint(folder / "run", 1));
-  EXPECT_FALSE(newest_checkpoint(folder / "nothing"));
+  const run::Folder run{folder / "run"};
+  EXPECT_EQ(newest_checkpoint(run)->path, folder / "run" / "checkpoints" / "step-9");
+  EXPECT_EQ(newest_checkpoint(run, 7)->path, folder / "run" / "checkpoints" / "step-2");
+  EXPECT_FALSE(newest_checkpoint(run, 1));
+  EXPECT_FALSE(newest_checkpoint({folder / "nothing"}));
 }
 
 TEST(Trainer, ConfigOfARunReadsBackAsItself) {

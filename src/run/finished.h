@@ -1,0 +1,55 @@
+#pragma once
+// A finished run: its whole folder but the checkpoints, or the compact record of it.
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "run/metrics.h"
+
+namespace assay::run {
+
+struct FinishedRun {
+  std::string config;  // config.toml
+  Provenance provenance;
+  Outcome outcome;  // with the probes
+  End end;
+  Metrics metrics;
+};
+// BadInput, with file and key, when the folder is not that of a finished run.
+FinishedRun read_finished(const Folder& folder);
+
+// A few kB of JSON with everything that a report reads, and no weights.
+struct RunRecord {
+  static constexpr const char* kFormat = "assay-run-1";
+  struct Evaluation {
+    int64_t step = 0, tokens = 0;
+    std::map<std::string, double> losses;  // by set
+    std::optional<Entropies> attention_entropy;
+    ASSAY_FIELDS(step, tokens, losses, attention_entropy)
+  };
+  using Slices = std::map<std::string, std::pair<double, int64_t>>;  // {loss, tokens}
+
+  std::string format = kFormat, key, name, model;
+  int64_t seed = 0, tokens = 0;
+  double learning_rate = 0;
+  std::string config;
+  Provenance provenance;
+  Outcome outcome;
+  std::vector<std::pair<int64_t, double>> training;  // {step, loss}
+  std::vector<Evaluation> evaluations;
+  std::map<std::string, Slices> slices;  // of the last evaluation, by set
+  End end;
+  ASSAY_FIELDS(format, key, name, model, seed, tokens, learning_rate, config, provenance, outcome,
+               training, evaluations, slices, end)
+};
+
+// Does this JSON say that it is the record of a run?
+bool is_record(const nlohmann::json& json);
+
+// The record of a run, without what the run itself does not know: key, name, model, seed, tokens
+// and learning rate.
+RunRecord record_of(const FinishedRun& run);
+FinishedRun run_of(const RunRecord& record);
+
+}  // namespace assay::run

@@ -1,0 +1,50 @@
+#include "run/folder.h"
+
+#include <charconv>
+
+namespace assay::run {
+namespace {
+
+constexpr std::string_view kStep = "step-";
+
+fs::path checkpoints_of(const fs::path& run) { return run / "checkpoints"; }
+std::string step_name(int64_t step) { return fmt::format("{}{}", kStep, step); }
+
+// 20 of "step-20"; none for other names.
+std::optional<int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kStep)) return std::nullopt;
+  int64_t step = 0;
+  const char *begin = name.data() + kStep.size(), *end = name.data() + name.size();
+  const auto [last, error] = std::from_chars(begin, end, step);
+  const bool is_number = error == std::errc() && last == end && step >= 0;
+  return is_number ? std::optional(step) : std::nullopt;
+}
+
+}  // namespace
+
+fs::path Folder::document_losses(int64_t step) const {
+  return path / "evaluations" / (step_name(step) + ".safetensors");
+}
+
+std::map<int64_t, Checkpoint> Folder::checkpoints() const {
+  std::map<int64_t, Checkpoint> found;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(checkpoints_of(path), none))
+    if (const auto step = step_of(entry.path().filename())) found[*step] = {entry.path()};
+  return found;
+}
+
+Checkpoint Folder::checkpoint(int64_t step) const {
+  return {checkpoints_of(path) / step_name(step)};
+}
+
+Checkpoint Folder::unfinished_checkpoint() const { return {checkpoints_of(path) / "writing"}; }
+
+std::optional<Folder> enclosing_run(const fs::path& path) {
+  const fs::path of_checkpoint = fs::absolute(path / "").parent_path().parent_path().parent_path();
+  for (const Folder& folder : {Folder{path}, Folder{of_checkpoint}})
+    if (fs::exists(folder.config())) return folder;
+  return std::nullopt;
+}
+
+}  // namespace assay::run

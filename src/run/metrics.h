@@ -1,0 +1,43 @@
+#pragma once
+// metrics.jsonl: a line per interval of training and a line per evaluation, in order of the step.
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "run/folder.h"
+
+namespace assay::run {
+
+struct Metrics {
+  std::vector<TrainingLine> training;
+  std::vector<EvaluationLine> evaluations;
+};
+// BadInput names file, line and key.
+Metrics read_metrics(const Folder& folder);
+
+// The newest lines of a run that may still be writing. Broken lines are passed over.
+struct Newest {
+  std::optional<TrainingLine> training;
+  std::optional<double> held_out_loss;  // of the last evaluation that has one
+};
+Newest newest_metrics(const Folder& folder);
+
+// Appends lines. Lines after `step`, which a resumed run repeats, are dropped.
+class MetricsWriter {
+ public:
+  MetricsWriter(const Folder& folder, int64_t step);
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  void write(const TrainingLine& line) { write_line(to_json(line).dump()); }
+  void write(const EvaluationLine& line) { write_line(to_json(line).dump()); }
+
+ private:
+  void write_line(const std::string& text);
+  fs::path path_;
+  std::FILE* file_;
+};
+
+// The last `bytes` of a file; "" when it cannot be read.
+std::string tail(const fs::path& file, int64_t bytes);
+
+}  // namespace assay::run

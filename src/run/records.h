@@ -1,0 +1,188 @@
+#pragma once
+// What the JSON files of a run folder hold. docs/runs.md says what each key means; folder.h says
+// which file holds which record.
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/record.h"
+
+namespace assay::run {
+
+// Bytes that one sequence carries after so many tokens.
+struct StateBytes {
+  static constexpr int64_t kShort = 2048, kLong = 102'400;
+  int64_t at_short = 0, at_long = 0;
+  void fields(auto&& field) {
+    field("2048", at_short);
+    field("102400", at_long);
+  }
+};
+
+// run.json
+struct Provenance {
+  int64_t parameters = 0;
+  double flops_per_token = 0;
+  StateBytes state_bytes;
+  std::string device, torch, assay, commit;
+  std::map<std::string, std::string> paths;  // implementation, by operator
+  std::map<std::string, int64_t> numerics;   // version, by operator or part of the model
+  std::string data;                          // fingerprint
+  std::optional<std::string> data_folder;    // absent in the record of a run
+  std::string started, identity, key;
+  ASSAY_FIELDS(parameters, flops_per_token, state_bytes, device, torch, assay, commit, paths,
+               numerics, data, data_folder, started, identity, key)
+};
+
+// What `assay train --dry-run --json` prints.
+struct Estimate : Provenance {
+  int64_t steps = 0, tokens = 0;
+  double learning_rate = 0, estimated_seconds = 0;
+  ASSAY_MORE_FIELDS(Provenance, steps, tokens, learning_rate, estimated_seconds)
+};
+
+// Means over queries; real_relation and a mean entropy are NaN where nothing can be said.
+struct LayerProbe {
+  int64_t layer = 0;
+  std::string mixer;
+  double visibility = 0, uniformity = 0, real_relation = 0;
+  std::vector<double> attention_entropy;  // by head; empty without softmax weights
+  ASSAY_FIELDS(layer, mixer, visibility, uniformity, real_relation, attention_entropy)
+};
+struct MeanProbe {
+  double visibility = 0, uniformity = 0, real_relation = 0, attention_entropy = 0;
+  ASSAY_FIELDS(visibility, uniformity, real_relation, attention_entropy)
+};
+// probes.json
+struct Probes {
+  int64_t sequence_length = 0, sequences = 0, queries = 0, cotangents = 0;
+  double threshold = 0;
+  std::vector<LayerProbe> layers;
+  MeanProbe mean;
+  std::optional<int64_t> step;     // of the run
+  std::optional<std::string> set;  // "arxiv.test"
+  ASSAY_FIELDS(sequence_length, sequences, queries, cotangents, threshold, layers, mean, step, set)
+};
+
+// done.json
+struct Outcome {
+  int64_t steps = 0, tokens = 0;
+  double seconds = 0, tokens_per_second = 0;
+  int64_t peak_memory_bytes = 0;
+  double final_loss = 0;
+  std::optional<double> held_out_loss;
+  double evaluation_and_saving_seconds = 0;
+  std::optional<Probes> probes;  // not in the file: a study adds it
+  ASSAY_FIELDS(steps, tokens, seconds, tokens_per_second, peak_memory_bytes, final_loss,
+               held_out_loss, evaluation_and_saving_seconds, probes)
+};
+
+// One element per source or document.
+struct Clusters {
+  std::optional<std::vector<std::string>> names;  // absent when clustered by document
+  std::vector<int64_t> documents, tokens, recall_tokens;
+  std::vector<double> nll, recall_nll;  // nats, summed
+  ASSAY_FIELDS(names, documents, tokens, recall_tokens, nll, recall_nll)
+};
+struct EndSet {
+  static constexpr const char *kBySource = "source", *kByDocument = "document";
+  double loss = 0, recall_loss = 0, bits_per_byte = 0;
+  int64_t tokens = 0, documents = 0;
+  std::string clustered_by;
+  Clusters clusters;
+  ASSAY_FIELDS(loss, recall_loss, bits_per_byte, tokens, documents, clustered_by, clusters)
+};
+// end.json
+struct End {
+  int64_t step = 0, tokens = 0;
+  std::map<std::string, EndSet> sets;
+  ASSAY_FIELDS(step, tokens, sets)
+};
+
+// A line of metrics.jsonl about an interval of training. Lines that a study made from the record of
+// a run have step and loss alone.
+struct TrainingLine {
+  int64_t step = 0;
+  double loss = 0;
+  std::optional<int64_t> tokens;
+  std::optional<double> learning_rate, grad_norm, tokens_per_second, mfu, seconds;
+  std::optional<int64_t> memory_bytes;
+  ASSAY_FIELDS(step, loss, tokens, learning_rate, grad_norm, tokens_per_second, mfu, seconds,
+               memory_bytes)
+};
+
+// Names of slices (eval/held_out.h). Every token is in one of the first three, in one of the next
+// two, and in one position.
+namespace slice {
+inline constexpr const char* kFrequent = "frequent";
+inline constexpr const char* kRare = "rare";
+inline constexpr const char* kUnseen = "unseen";
+inline constexpr const char* kRepeatedBigram = "repeated_bigram";
+inline constexpr const char* kOther = "other";
+inline constexpr const char* kAbove12Nats = "above_12_nats";
+inline constexpr std::array kAll = {kFrequent,
+                                    kRare,
+                                    kUnseen,
+                                    kRepeatedBigram,
+                                    kOther,
+                                    "position_0_64",
+                                    "position_64_256",
+                                    "position_256_1024",
+                                    "position_1024_up",
+                                    kAbove12Nats};
+}  // namespace slice
+struct Slice {
+  double loss = 0;
+  int64_t tokens = 0;
+  double share = 0;
+  ASSAY_FIELDS(loss, tokens, share)
+};
+// Lines that a study made from the record of a run have the loss, and the last one slices.
+struct EvaluatedSet {
+  double loss = 0;
+  std::optional<double> bits_per_byte;
+  std::optional<int64_t> tokens, documents;
+  std::optional<std::map<std::string, Slice>> slices;
+  ASSAY_FIELDS(loss, bits_per_byte, tokens, documents, slices)
+};
+using EvaluatedSets = std::map<std::string, EvaluatedSet>;  // by "arxiv.test"
+using Entropies = std::vector<std::vector<double>>;         // by layer, then by head
+// A line of metrics.jsonl about an evaluation.
+struct EvaluationLine {
+  static constexpr const char* kSets = "evaluation";  // only lines of this kind have the key
+  int64_t step = 0, tokens = 0;
+  EvaluatedSets evaluation;
+  std::optional<double> held_out_loss, train_loss;
+  std::optional<Entropies> attention_entropy;
+  std::optional<double> seconds;
+  void fields(auto&& field) {
+    field("step", step);
+    field("tokens", tokens);
+    field(kSets, evaluation);
+    field("held_out_loss", held_out_loss);
+    field("train_loss", train_loss);
+    field("attention_entropy", attention_entropy);
+    field("seconds", seconds);
+  }
+};
+
+// state.json of a checkpoint: all that a run needs, in addition to weights and moments, to continue
+// as if it had never stopped. JSON holds every double as its shortest exact text.
+struct TrainingState {
+  int64_t step = 0;          // optimizer steps done; the data state is this one integer
+  double interval_loss = 0;  // sum of losses since the last line of metrics
+  int64_t interval_steps = 0;
+  double evaluation_loss = 0;  // sum of losses since the last evaluation
+  int64_t evaluation_steps = 0;
+  double last_loss = 0;  // of the last step
+  double mean_loss = 0;  // running mean that a spike is measured against
+  double seconds = 0;    // of training, across restarts
+  ASSAY_FIELDS(step, interval_loss, interval_steps, evaluation_loss, evaluation_steps, last_loss,
+               mean_loss, seconds)
+};
+
+}  // namespace assay::run
