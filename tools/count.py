@@ -16,8 +16,8 @@ COLUMNS = 100
 
 # The largest allowed count of src; None: the count is printed and has no limit.
 LIMITS = {
-    "comma statements": 100,
-    "lines over 100 columns": 1523,
+    "comma statements": 97,
+    "lines over 100 columns": 1514,
     "split string literals": 150,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
