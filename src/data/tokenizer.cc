@@ -60,6 +60,23 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 int64_t Tokenizer::vocab_size() const { return model_->processor.GetPieceSize(); }
 int64_t Tokenizer::bos() const { return model_->processor.bos_id(); }
 std::string Tokenizer::piece(int32_t id) const { return model_->processor.IdToPiece(id); }
+
+std::string Tokenizer::bytes(int32_t id) const {
+  const auto& processor = model_->processor;
+  constexpr std::string_view kSpace = "\u2581";
+  const std::string piece = processor.IdToPiece(id);
+  if (processor.IsControl(id)) return "";
+  if (processor.IsUnknown(id)) return " \u2047 ";  // as decode() writes it
+  if (processor.IsByte(id)) return std::string(1, char(std::stoi(piece.substr(3, 2), nullptr, 16)));
+  std::string text;
+  for (size_t i = 0; i < piece.size();) {
+    const bool space = piece.compare(i, kSpace.size(), kSpace) == 0;
+    text += space ? ' ' : piece[i];
+    i += space ? kSpace.size() : 1;
+  }
+  return text;
+}
+
 int32_t Tokenizer::id_of(std::string_view piece) const {
   return model_->processor.PieceToId(piece);
 }

@@ -31,6 +31,7 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
     const auto past = state.find(name);
     return past ? at::cat({*past, x}, 1) : x;
   }
+  state.appended.insert(name);
   at::Tensor& held = state[name];
   if (at::GradMode::is_enabled()) return held = held.defined() ? at::cat({held, x}, 1) : x;
   const int64_t length = held.defined() ? held.size(1) : 0, total = length + x.size(1);

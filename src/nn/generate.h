@@ -18,6 +18,8 @@ void check(const Sampling& sampling);  // BadInput names the value
 // The token that `uniform` in [0, 1) picks. A pure function; Error when a logit is NaN or
 // none is finite.
 int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform);
+// The number that picks the token at this position of a sequence (the prompt counts).
+double uniform_at(uint64_t seed, int64_t position);
 
 // prompts [B, T ≥ 1] → the tokens that follow each, at most max_tokens; a sequence ends behind its
 // `stop` (−1: none). What row b becomes depends on its prompt and seeds[b] only, not on the rest of

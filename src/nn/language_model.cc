@@ -150,9 +150,15 @@ const at::Tensor& LanguageModel::head_weight() const { return head ? head->weigh
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   const int64_t time = tokens.size(1);
   state.layers.resize(layers.size());
-  for (State& layer : state.layers) layer.last = state.last;
+  for (State& layer : state.layers) {
+    layer.last = state.last;
+    layer.positions = state.positions;
+  }
   at::Tensor x = at::embedding(embedding, tokens);
-  if (positions.defined()) {
+  if (positions.defined() && !state.positions.empty()) {
+    const at::Tensor index = at::tensor(state.positions, at::kLong).clamp_min(0);
+    x = x + positions.index_select(0, index.to(x.device())).unsqueeze(1);
+  } else if (positions.defined()) {
     if (state.position + time > positions.size(0))
       fail("position {} is beyond model.max_positions = {}", state.position + time,
            positions.size(0));
@@ -182,7 +188,14 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
     if (watch) watch(int64_t(i), x);
   }
   state.position += time;
+  for (int64_t& position : state.positions) position += position < 0 ? 0 : time;
   return norm->forward(x);
+}
+
+int64_t LanguageModel::max_time() const {
+  int64_t time = positions.defined() ? positions.size(0) : INT64_MAX;
+  for (const auto& layer : layers) time = std::min(time, layer->mixer->max_time());
+  return time;
 }
 
 at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {

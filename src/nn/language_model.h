@@ -55,7 +55,8 @@ struct ModelSpec {
 struct ModelState {
   std::vector<State> layers;
   int64_t position = 0;
-  bool last = false;  // nothing follows: State::last
+  bool last = false;               // nothing follows: State::last
+  std::vector<int64_t> positions;  // of rows at positions of their own: State::positions
   int64_t bytes() const;
 };
 // The state of sequence rows[i] of the batch as row i of a new batch; rows [N] i64 on the device of
@@ -77,6 +78,7 @@ struct LanguageModel : torch::nn::Module {
   // advances the state.
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
   at::Tensor logits(const at::Tensor& tokens, ModelState& state);  // [B, T, V]
+  int64_t max_time() const;  // the longest sequence that it can read
   // Mean of −ln p(tokens[:, 1:]) over a batch [B, T + 1]; scalar. Logits are made a few rows
   // at a time.
   at::Tensor loss(const at::Tensor& tokens);

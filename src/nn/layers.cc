@@ -92,8 +92,20 @@ int64_t head_width(const char* mixer, int64_t width, int64_t num_heads) {
   return width / num_heads;
 }
 
-std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t offset) const {
-  const int64_t end = offset + x.size(1);
+namespace {
+
+// x [B, T, H, D]; cos and sin of the angles [T, D/2].
+at::Tensor turned(const at::Tensor& x, const std::pair<at::Tensor, at::Tensor>& angles) {
+  const auto& [c, s] = angles;
+  const at::Tensor cos = c.to(x.scalar_type()).unsqueeze(1);  // [T, 1, D/2]
+  const at::Tensor sin = s.to(x.scalar_type()).unsqueeze(1);
+  const auto halves = x.chunk(2, -1);
+  return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
+}
+
+}  // namespace
+
+void Rotary::extend(const at::Tensor& x, int64_t end) const {
   const auto real = at::promote_types(x.scalar_type(), at::kFloat);
   if (!cos_.defined() || cos_.size(0) < end || cos_.device() != x.device() ||
       cos_.scalar_type() != real) {
@@ -105,16 +117,27 @@ std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t of
     cos_ = angle.cos().to(x.device(), real);
     sin_ = angle.sin().to(x.device(), real);
   }
+}
+
+std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x, int64_t offset) const {
+  const int64_t end = offset + x.size(1);
+  extend(x, end);
   return {cos_.slice(0, offset, end), sin_.slice(0, offset, end)};
 }
 
+std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x,
+                                                 std::span<const int64_t> positions) const {
+  extend(x, std::ranges::max(positions) + 1);
+  const at::Tensor index = at::tensor(positions, at::kLong).clamp_min(0).to(x.device());
+  return {cos_.index_select(0, index), sin_.index_select(0, index)};
+}
+
 at::Tensor Rotary::operator()(const at::Tensor& x, int64_t offset) const {
-  const auto [c, s] = angles(x, offset);
-  // [T, 1, D/2]
-  const at::Tensor cos = c.to(x.scalar_type()).unsqueeze(1),
-                   sin = s.to(x.scalar_type()).unsqueeze(1);
-  const auto halves = x.chunk(2, -1);
-  return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
+  return turned(x, angles(x, offset));
+}
+
+at::Tensor Rotary::operator()(const at::Tensor& x, std::span<const int64_t> positions) const {
+  return turned(x, angles(x, positions));
 }
 
 }  // namespace assay::nn

@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -65,11 +66,17 @@ class Rotary {
  public:
   Rotary(int64_t head_dim, double base) : head_dim_(head_dim), base_(base) {}
   at::Tensor operator()(const at::Tensor& x, int64_t offset) const;
+  // x [1, B, H, D]: rows at positions of their own lie along time.
+  at::Tensor operator()(const at::Tensor& x, std::span<const int64_t> positions) const;
   // cos θ and sin θ, [T, D/2] each, on the device of x, fp32 (fp64 when x is): what the
   // fused operators take.
   std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, int64_t offset) const;
+  // The same for one position per entry, [B, D/2] each; of position 0 for unused rows (-1).
+  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x,
+                                           std::span<const int64_t> positions) const;
 
  private:
+  void extend(const at::Tensor& x, int64_t end) const;  // the tables to `end` positions
   int64_t head_dim_;
   double base_;
   mutable at::Tensor cos_, sin_;  // [positions seen so far, D/2], of the last device and dtype used

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,14 @@ class State {
   // may be anything.
   bool last = false;
 
+  // Only for a batch whose sequences are at different positions (nn/slots.h), which advances by
+  // one token per step: the number of tokens that each row has read, and -1 for an unused row.
+  std::vector<int64_t> positions;
+  std::vector<State> rows;  // of such a batch: one state per row, for mixers with caches_per_row()
+
+  // The tensors that only grow along time, by nn::append. What they held before stays as it was.
+  std::set<std::string> appended;
+
  private:
   std::map<std::string, at::Tensor> tensors_;
 };
@@ -58,6 +67,9 @@ struct Mixer : torch::nn::Module {
   virtual at::Tensor step(const at::Tensor& x, State& state) {
     return forward(x.unsqueeze(1), state).squeeze(1);
   }
+  // The lengths of its tensors depend on the position, so a batch of sequences at different
+  // positions keeps them in State::rows.
+  virtual bool caches_per_row() const { return false; }
   // Forward FLOPs a token at sequence length `time`, beyond those of the Linear layers (which
   // the model counts).
   virtual double mixing_flops(int64_t time) const = 0;

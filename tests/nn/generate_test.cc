@@ -4,7 +4,9 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <numeric>
 
+#include "base/random.h"
 #include "data/folder.h"
 #include "nn/saved_state.h"
 #include "nn/tensors.h"
@@ -58,6 +60,56 @@ TEST(Sample, RefusesWhatIsNotANumber) {
        {Sampling{.temperature = -1}, Sampling{.temperature = NAN}, Sampling{.top_k = -1},
         Sampling{.top_p = 0}, Sampling{.top_p = 1.5}})
     EXPECT_THROW(check(wrong), BadInput);
+}
+
+// sample() by a full sort of the vocabulary.
+int64_t sample_sorted(const std::vector<float>& logits, const Sampling& s, double uniform) {
+  std::vector<int64_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const bool cut = s.top_k > 0 || s.top_p < 1;
+  const auto likelier = [&](int64_t a, int64_t b) { return logits[size_t(a)] > logits[size_t(b)]; };
+  if (cut) std::ranges::stable_sort(ids, likelier);
+  if (s.top_k > 0) ids.resize(std::min(ids.size(), size_t(s.top_k)));
+  const float largest = *std::ranges::max_element(logits);
+  const auto reached = [&](double target) {
+    double running = 0;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      running += std::exp((double(logits[size_t(ids[i])]) - largest) / s.temperature);
+      if (running > target) return i;
+    }
+    return ids.size() - 1;
+  };
+  const auto total = [&] {
+    double sum = 0;
+    for (const int64_t id : ids)
+      sum += std::exp((double(logits[size_t(id)]) - largest) / s.temperature);
+    return sum;
+  };
+  if (s.top_p < 1) ids.resize(reached(s.top_p * total()) + 1);
+  return ids[reached(uniform * total())];
+}
+
+TEST(Sample, EqualsSamplingFromAFullSort) {
+  for (const int64_t vocabulary : {1, 2, 63, 64, 65, 1000, 32000})
+    for (const double spread : {0.0, 0.01, 1.0, 4.0, 30.0}) {
+      Random random(uint64_t(vocabulary), "logits");
+      std::vector<float> logits;
+      for (int64_t i = 0; i < vocabulary; ++i) logits.push_back(float(spread * random.normal()));
+      // Equal logits
+      for (int64_t i = 3; i < vocabulary; i += 7) logits[size_t(i)] = logits[size_t(i - 3)];
+      for (const Sampling& sampling :
+           {Sampling{.temperature = 0.7}, Sampling{.top_k = 1}, Sampling{.top_k = 50},
+            Sampling{.top_p = 0.95}, Sampling{.temperature = 2, .top_p = 0.5},
+            Sampling{.top_p = 1e-6}, Sampling{.top_p = 0.999999},
+            Sampling{.top_k = 40, .top_p = 0.9}, Sampling{.temperature = 1e-3, .top_p = 0.9}})
+        for (int draw = 0; draw < 4; ++draw) {
+          const double uniform = random.uniform();
+          EXPECT_EQ(sample(logits, sampling, uniform), sample_sorted(logits, sampling, uniform))
+              << "vocabulary " << vocabulary << " spread " << spread << " T "
+              << sampling.temperature << " k " << sampling.top_k << " p " << sampling.top_p
+              << " uniform " << uniform;
+        }
+    }
 }
 
 // The same draws with the whole sequence run again for every token.

@@ -102,13 +102,14 @@ struct Attention final : Mixer {
   bool constant_keys() const { return config.constants != "none"; }
   bool constant_queries() const { return config.constants == "queries_and_keys"; }
 
-  // Queries, keys and values of a piece that begins at `position`, as attention takes
-  // them; softmax_scale besides.
+  // Queries, keys and values as attention takes them, and the scale of its scores. `position` is
+  // that of the first token of x, or a list with one position per token of x [1, B, d_model].
   struct Projected {
     at::Tensor q, k, v;  // [B, T, H or Hkv, D]
     double softmax_scale;
   };
-  Projected project(const at::Tensor& x, int64_t position) const {
+  template <class Position>
+  Projected project(const at::Tensor& x, const Position& position) const {
     const at::Tensor all = qkv->forward(x).unflatten(-1, {-1, config.head_dim});
     const double softmax_scale = !config.qk_norm   ? 1 / std::sqrt(double(config.head_dim))
                                  : scale.defined() ? 1
@@ -147,6 +148,13 @@ struct Attention final : Mixer {
         .unsqueeze(0)
         .expand({x.size(0), -1, -1, -1});
   }
+  at::Tensor constants(const at::Tensor& table, const at::Tensor& x,
+                       const std::vector<int64_t>& positions) const {
+    std::vector<at::Tensor> rows;
+    for (const int64_t position : positions)
+      rows.push_back(constants(table, x.slice(1, 0, 1), std::max<int64_t>(position, 0)));
+    return at::cat(rows, 1);
+  }
   std::optional<at::Tensor> slopes_or_none() const {
     return slopes.defined() ? std::optional(slopes) : std::nullopt;
   }
@@ -154,14 +162,34 @@ struct Attention final : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    auto [q, k, v, softmax_scale] = project(x, position);
+    const Projected projected = project(x, position);
     state["position"] = at::full({}, position + x.size(1), at::kLong);
+    return out_proj->forward(attend(projected, state).flatten(2));
+  }
+
+  bool caches_per_row() const override { return true; }
+  at::Tensor step(const at::Tensor& x, State& state) override {
+    if (state.positions.empty()) return Mixer::step(x, state);
+    const auto [q, k, v, softmax_scale] = project(x.unsqueeze(0), state.positions);
+    at::Tensor out = at::zeros_like(q);
+    for (int64_t b = 0; b < x.size(0); ++b) {
+      if (state.positions[size_t(b)] < 0) continue;
+      const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
+      row(out).copy_(attend({row(q), row(k), row(v), softmax_scale}, state.rows[size_t(b)]));
+    }
+    return out_proj->forward(out.flatten(2).squeeze(0));
+  }
+
+  // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
+  at::Tensor attend(const Projected& projected, State& state) const {
+    auto [q, k, v, softmax_scale] = projected;
     if (config.window < 0) {
       k = append(state, "k", k);
       v = append(state, "v", v);
-    } else keep_window(k, v, state);
-    return out_proj->forward(
-        ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none()).flatten(2));
+    } else {
+      keep_window(k, v, state);
+    }
+    return ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none());
   }
 
   // Puts what the state holds before k and v, and keeps what the next position sees.
@@ -181,7 +209,7 @@ struct Attention final : Mixer {
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
-    const auto [q, k, v, softmax_scale] = project(x, 0);
+    const auto [q, k, v, softmax_scale] = project(x, int64_t{0});
     return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
                                            softmax_scale, slopes_or_none())
         .transpose(1, 2);

@@ -48,10 +48,12 @@ struct Retention final : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    state["position"] = at::full({}, position + x.size(1), at::kLong);
+    if (state.positions.empty()) state["position"] = at::full({}, position + x.size(1), at::kLong);
     const auto part = qkvg_proj->forward(x).split_with_sizes({K, K, V, V}, -1);
     const auto rotated = [&](const at::Tensor& t) {
-      return rotary(split_heads(t, config.num_heads), position);
+      const at::Tensor heads = split_heads(t, config.num_heads);
+      if (state.positions.empty()) return rotary(heads, position);
+      return rotary(heads.transpose(0, 1), state.positions).transpose(0, 1);
     };
     const at::Tensor g =
         log_decay.to(wide(x).scalar_type()).expand({x.size(0), x.size(1), config.num_heads});

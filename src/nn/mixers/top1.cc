@@ -72,12 +72,35 @@ struct Top1 : Mixer {
     double softmax_scale;
   };
   Projected project(const at::Tensor& x, State& state) const {
-    const auto [q, k, v] = placed(x, length_of(state, "k"));
+    return with_past(placed(x, length_of(state, "k")), state);
+  }
+  Projected with_past(const std::array<at::Tensor, 3>& qkv, State& state) const {
+    const auto& [q, k, v] = qkv;
     return {q, append(state, "k", k), append(state, "v", v),
             heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
   }
-  // Queries, keys and values of a piece that begins at `position`, with norm, scale and rotation.
-  std::array<at::Tensor, 3> placed(const at::Tensor& x, int64_t position) const {
+
+  at::Tensor forward(const at::Tensor& x, State& state) override {
+    return out_proj->forward(read(project(x, state), state).flatten(2));
+  }
+  bool caches_per_row() const override { return true; }
+  at::Tensor step(const at::Tensor& x, State& state) override {
+    if (state.positions.empty()) return Mixer::step(x, state);
+    const auto qkv = placed(x.unsqueeze(0), state.positions);
+    at::Tensor out = at::zeros_like(qkv[0]);
+    for (int64_t b = 0; b < x.size(0); ++b) {
+      if (state.positions[size_t(b)] < 0) continue;
+      const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
+      State& own = state.rows[size_t(b)];
+      row(out).copy_(read(with_past({row(qkv[0]), row(qkv[1]), row(qkv[2])}, own), own));
+    }
+    return out_proj->forward(out.flatten(2).squeeze(0));
+  }
+  virtual at::Tensor read(const Projected& projected, State& state) = 0;  // → [B, T, H, D]
+  // Queries, keys and values with norm, scale and rotation. `position` is that of the first token
+  // of x, or a list with one position per token of x [1, B, d_model].
+  template <class Position>
+  std::array<at::Tensor, 3> placed(const at::Tensor& x, const Position& position) const {
     const int64_t kv_heads = heads.num_kv_heads;
     const at::Tensor all = split_heads(qkv->forward(x), heads.num_heads + 2 * kv_heads);
     if (heads.position == "rope") {
@@ -106,9 +129,9 @@ struct Top1Element final : Top1 {
   using Config = HeadsConfig;
   Top1Element(Config c, int64_t d_model) : Top1("top1_element", c, d_model) {}
 
-  at::Tensor forward(const at::Tensor& x, State& state) override {
-    const auto [q, k, v, softmax_scale] = project(x, state);
-    return out_proj->forward(std::get<0>(ops::top1_element(q, k, v, softmax_scale)).flatten(2));
+  at::Tensor read(const Projected& projected, State&) override {
+    const auto& [q, k, v, softmax_scale] = projected;
+    return std::get<0>(ops::top1_element(q, k, v, softmax_scale));
   }
 
   // Of the one position that is read
@@ -155,13 +178,13 @@ struct Top1Chunk final : Top1 {
       fail("top1_chunk: fall_back needs selection = 'shortlist'");
   }
 
-  at::Tensor forward(const at::Tensor& x, State& state) override {
-    const auto [q, k, v, softmax_scale] = project(x, state);
+  at::Tensor read(const Projected& projected, State& state) override {
+    const auto& [q, k, v, softmax_scale] = projected;
     const auto [out, logsumexp, chosen] = ops::top1_chunk(
         q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
         config.shortlist, config.rank, summaries(k, state), config.fall_back);
     remember(chosen);
-    return out_proj->forward(out.flatten(2));
+    return out;
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {

@@ -1,0 +1,115 @@
+// assay serve MODEL [--port N]: an HTTP server with OpenAI's completions.
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/model.h"
+#include "serve/service.h"
+
+namespace assay::cli {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  serve::ServiceOptions service;
+  std::string name;
+  int64_t max_context = 0, slots = 0, piece = 0, cache_megabytes = 256, body_megabytes = 16;
+};
+
+constexpr int64_t kDefaultContext = 32768;  // for models that can read texts of any length
+
+std::unique_ptr<serve::ServedModel> load(const Options& options) {
+  TrainedModel opened(options.model);
+  const int64_t longest = opened.model->max_time();
+  int64_t context = std::min(longest, kDefaultContext);
+  if (options.max_context > longest)
+    fail("--max-context {}: the model reads at most {} tokens", options.max_context, longest);
+  if (options.max_context > 0) context = options.max_context;
+  return std::make_unique<serve::ServedModel>(options.name, opened.model,
+                                              std::move(opened.tokenizer), context);
+}
+
+// A decode step always computes all slots, so a CPU has fewer of them.
+void set_defaults_of_device(Options& options) {
+  const bool cuda = options.model.device != "cpu" &&
+                    (options.model.device != "auto" || torch::cuda::is_available());
+  options.service.scheduler.slots = options.slots > 0 ? options.slots : cuda ? 64 : 8;
+  options.service.scheduler.piece = options.piece > 0 ? options.piece : cuda ? 1024 : 128;
+  options.service.scheduler.cache_bytes = options.cache_megabytes << 20;
+  options.service.http.largest_body = options.body_megabytes << 20;
+}
+
+void announce(const Options& options, uint16_t port) {
+  const std::string host = options.service.http.host;
+  const bool is_v6 = host.find(':') != std::string::npos;
+  const std::string url = fmt::format("http://{}:{}", is_v6 ? "[" + host + "]" : host, port);
+  print({{"url", url}, {"host", host}, {"port", port}, {"model", options.name}},
+        fmt::format("{} is served at {}\n", options.name, url));
+  document_is_printed();
+  std::fflush(stdout);
+}
+
+void run(Options& options) {
+  if (const char* key = std::getenv("ASSAY_API_KEY"); key && options.service.api_key.empty())
+    options.service.api_key = key;
+  if (options.name.empty())
+    options.name = fs::absolute(options.model.model + "/").parent_path().filename();
+  set_defaults_of_device(options);
+  serve::run_service(
+      options.service, [&] { return load(options); },
+      [&](uint16_t port) { announce(options, port); });
+}
+
+void add(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = subcommand(app, "serve", "an HTTP server with OpenAI's completions");
+  add_model_options(*command, o->model, "MODEL");
+  serve::ServiceOptions& s = o->service;
+  s.http.port = 8000;
+  command->add_option("--host", s.http.host, "address to listen on; 0.0.0.0: all of this machine")
+      ->capture_default_str();
+  command->add_option("--port", s.http.port, "0: a free one, which is printed")
+      ->capture_default_str();
+  command->add_option("--name", o->name,
+                      "name of the model in requests; default: that of its folder");
+  command->add_option("--api-key", s.api_key,
+                      "key that requests must send; default: the environment's ASSAY_API_KEY");
+  command
+      ->add_option("--slots", o->slots,
+                   "sequences decoded at the same time; default: 8, on CUDA 64")
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--queue", s.scheduler.queue, "requests that may wait; more get status 429")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1000000));
+  command
+      ->add_option(
+          "--max-context", o->max_context,
+          "tokens of a prompt and its answer; default: what the model reads, at most 32768")
+      ->check(CLI::Range(1, 1 << 30));
+  command
+      ->add_option("--prefill", o->piece,
+                   "tokens of a prompt read between two decode steps; default: 128, on CUDA 1024")
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      ->add_option("--prefix-cache", o->cache_megabytes, "MiB for the states of prompts; 0: none")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 20));
+  command->add_option("--max-body", o->body_megabytes, "MiB of a request")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command
+      ->add_option("--timeout", s.http.timeout,
+                   "seconds for a request to arrive, and for a client to read")
+      ->capture_default_str()
+      ->check(positive_number());
+  command->add_option("--drain", s.drain_seconds, "seconds for open requests after SIGTERM")
+      ->capture_default_str()
+      ->check(non_negative_number());
+  command->callback([o] { run(*o); });
+}
+[[maybe_unused]] const bool registered = commands().add("serve", add);
+
+}  // namespace
+}  // namespace assay::cli

@@ -1,0 +1,33 @@
+#pragma once
+// Sequences at positions of their own that advance together by one token per step: the decode
+// steps of continuous batching.
+//
+// A slot is a row of the batch. The states of recurrences are rows of one tensor each, and the
+// caches of attention belong to their slots. A step computes all rows, used or not. Matrix products
+// choose their algorithm by the number of rows, so a row's bits do not depend on the other rows.
+#include <vector>
+
+#include "nn/language_model.h"
+
+namespace assay::nn {
+
+class Slots {
+ public:
+  Slots(LanguageModel& model, int64_t count);  // the model must outlive it
+
+  // Takes the state of one sequence that has read at least one token (a batch of one) into a slot.
+  void put(int64_t slot, const ModelState& state);
+  void clear(int64_t slot);
+  int64_t count() const { return int64_t(state_.positions.size()); }
+  bool used(int64_t slot) const { return state_.positions[size_t(slot)] >= 0; }
+
+  // Each used slot reads its token; those of unused slots are ignored. Returns the logits of the
+  // next tokens [count, V] in float32 on the CPU; the rows of unused slots have no meaning.
+  at::Tensor step(const std::vector<int64_t>& tokens);
+
+ private:
+  LanguageModel& model_;
+  ModelState state_;
+};
+
+}  // namespace assay::nn

@@ -1,0 +1,352 @@
+#include "serve/scheduler.h"
+
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+namespace assay::serve {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// The first line of an error of torch says what happened; the rest is its stack.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// The `count` likeliest tokens of logits [V] in float32, equal ones by id.
+std::vector<std::pair<int64_t, float>> likeliest(const at::Tensor& logits, float logsumexp,
+                                                 int64_t count) {
+  const float* values = logits.data_ptr<float>();
+  std::vector<std::pair<int64_t, float>> best;  // by falling logit
+  for (int64_t id = 0; id < logits.size(0) && count > 0; ++id) {
+    const bool full = int64_t(best.size()) == count;
+    if (full && !(values[id] > best.back().second)) continue;
+    if (full) best.pop_back();
+    const auto place =
+        std::ranges::find_if(best, [&](const auto& b) { return values[id] > b.second; });
+    best.insert(place, {id, values[id]});
+  }
+  for (auto& [id, value] : best) value -= logsumexp;
+  return best;
+}
+
+TokenScore score_of(const at::Tensor& logits, float logsumexp, int64_t token, int64_t top) {
+  const float logprob = logits.data_ptr<float>()[token] - logsumexp;
+  if (!std::isfinite(logprob)) fail<Error>("the model gives the log-probability {}", logprob);
+  return {token, logprob, likeliest(logits, logsumexp, top)};
+}
+
+at::Tensor column(const std::vector<int64_t>& tokens, const nn::LanguageModel& model) {
+  return at::tensor(tokens, at::kLong).unsqueeze(0).to(model.embedding.device());
+}
+
+}  // namespace
+
+Scheduler::Scheduler(nn::LanguageModel& model, const SchedulerOptions& options, Metrics& metrics)
+    : model_(model),
+      options_(options),
+      metrics_(metrics),
+      slots_(model, options.slots),
+      cache_(options.cache_bytes),
+      running_(size_t(options.slots)) {}
+
+bool Scheduler::submit(TaskPointer task) {
+  const std::lock_guard lock(mutex_);
+  if (queued_ >= options_.queue) return false;
+  ++queued_;
+  metrics_.queued = queued_;
+  submitted_.push_back(std::move(task));
+  changed_.notify_one();
+  return true;
+}
+
+void Scheduler::stop() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  changed_.notify_one();
+}
+
+bool Scheduler::idle() const {
+  const std::lock_guard lock(mutex_);
+  return submitted_.empty() && !working_;
+}
+
+void Scheduler::run() {
+  const at::NoGradGuard no_grad;
+  while (take_queued()) {
+    drop_cancelled();
+    read_one_piece();
+    start_samples();
+    decode();
+    update_metrics();
+  }
+}
+
+bool Scheduler::take_queued() {
+  std::unique_lock lock(mutex_);
+  const auto has_work = [&] {
+    const bool in_slot = std::ranges::any_of(running_, [](const auto& r) { return r.has_value(); });
+    return in_slot || !reading_.empty() || !ready_.empty() || !waiting_.empty();
+  };
+  working_ = has_work();
+  changed_.wait(lock, [&] { return stopping_ || working_ || !submitted_.empty(); });
+  if (stopping_) return false;
+  for (TaskPointer& task : submitted_) waiting_.push_back({std::move(task)});
+  submitted_.clear();
+  working_ = has_work();
+  // One prompt of each request in turn, so that a request of many prompts does not block others.
+  while (!waiting_.empty() && reading_.size() + ready_.size() < size_t(options_.slots)) {
+    Queued next = std::move(waiting_.front());
+    waiting_.pop_front();
+    queued_ -= next.next_prompt == 0;
+    reading_.push_back({.task = next.task, .prompt = next.next_prompt++});
+    if (next.next_prompt < next.task->options().prompts.size()) waiting_.push_back(std::move(next));
+  }
+  metrics_.queued = queued_;
+  return true;
+}
+
+void Scheduler::drop_cancelled() {
+  std::vector<TaskPointer> gone;
+  const auto look = [&](const TaskPointer& task) {
+    if (task->cancelled() && std::ranges::find(gone, task) == gone.end()) gone.push_back(task);
+  };
+  for (const auto& running : running_)
+    if (running) look(running->task);
+  for (const Reading& reading : reading_) look(reading.task);
+  for (const Reading& reading : ready_) look(reading.task);
+  for (const Queued& queued : waiting_) look(queued.task);
+  for (const TaskPointer& task : gone) {
+    drop(task);
+    ++metrics_.cancelled;
+  }
+}
+
+void Scheduler::drop(const TaskPointer& task) {
+  for (size_t slot = 0; slot < running_.size(); ++slot)
+    if (running_[slot] && running_[slot]->task == task) {
+      running_[slot].reset();
+      slots_.clear(int64_t(slot));
+    }
+  const auto same = [&](const auto& entry) { return entry.task == task; };
+  std::erase_if(reading_, same);
+  std::erase_if(ready_, same);
+  const std::lock_guard lock(mutex_);
+  for (const Queued& queued : waiting_) queued_ -= same(queued) && queued.next_prompt == 0;
+  std::erase_if(waiting_, same);
+  metrics_.queued = queued_;
+}
+
+void Scheduler::fail(const TaskPointer& task, const std::string& message) {
+  drop(task);
+  task->fail(first_line(message));
+}
+
+void Scheduler::read_one_piece() {
+  if (reading_.empty()) return;
+  const auto begin = Clock::now();
+  Reading reading = std::move(reading_.front());
+  reading_.pop_front();
+  const auto length = int64_t(reading.task->options().prompts[reading.prompt].size());
+  try {
+    read_piece(reading);
+    if (reading.position < length) reading_.push_back(std::move(reading));
+    else ready_.push_back(std::move(reading));
+  } catch (const std::exception& error) {
+    fail(reading.task, error.what());
+  }
+  metrics_.prefill_seconds += seconds_since(begin);
+}
+
+// Reads the next piece of the prompt, or takes what it leaves from the cache.
+void Scheduler::read_piece(Reading& reading) {
+  const TaskOptions& options = reading.task->options();
+  const std::vector<int64_t>& prompt = options.prompts[reading.prompt];
+  const auto length = int64_t(prompt.size());
+  at::Tensor hidden;  // [1, T, d_model]
+  do {
+    const int64_t begin = reading.position, end = std::min(begin + options_.piece, length);
+    const std::vector<int64_t> tokens(prompt.begin() + begin, prompt.begin() + end);
+    const bool whole = end - begin == options_.piece, follows = begin == 0 || reading.page;
+    const PagePointer page = whole && follows ? cache_.find(reading.page, tokens) : nullptr;
+    if (page) {
+      reading.page = page;
+      hidden = page->hidden;
+      metrics_.cached_tokens += end - begin;
+    } else {
+      compute_piece(reading, tokens, hidden);
+      reading.page =
+          whole && follows ? cache_.add(reading.page, tokens, reading.state, hidden) : nullptr;
+    }
+    reading.position = end;
+    metrics_.prompt_tokens += end - begin;
+    if (options.score_prompts) score_piece(reading, hidden, begin);
+    // Pages cost nothing unless their tokens are scored, so the next piece follows at once.
+    if (!page || options.score_prompts) break;
+  } while (reading.position < length);
+  if (reading.position == length && options.max_tokens > 0)
+    finish_reading(reading, hidden.slice(1, -1));
+}
+
+void Scheduler::compute_piece(Reading& reading, const std::vector<int64_t>& tokens,
+                              at::Tensor& hidden) {
+  if (reading.state.position < reading.position) reading.state = state_after(reading.page);
+  hidden = model_.hidden(column(tokens, model_), reading.state);
+}
+
+// The tokens that the piece from `begin` on predicts: those after its own.
+void Scheduler::score_piece(Reading& reading, const at::Tensor& hidden, int64_t begin) {
+  const TaskOptions& options = reading.task->options();
+  const std::vector<int64_t>& prompt = options.prompts[reading.prompt];
+  const int64_t count = std::min(hidden.size(1), int64_t(prompt.size()) - begin - 1);
+  const at::Tensor head = model_.head_weight().to(hidden.scalar_type());
+  const int64_t at_once = std::max<int64_t>(16, (int64_t{1} << 22) / head.size(0));
+  std::vector<TokenScore> scores(static_cast<size_t>(count));
+  for (int64_t first = 0; first < count; first += at_once) {
+    const int64_t rows = std::min(at_once, count - first);
+    const at::Tensor logits = at::linear(hidden[0].slice(0, first, first + rows), head)
+                                  .to(at::kCPU, at::kFloat)
+                                  .contiguous();
+    const at::Tensor logsumexp = logits.logsumexp(1);
+    const float* normaliser = logsumexp.data_ptr<float>();
+    at::parallel_for(0, rows, 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) {
+        const int64_t token = prompt[size_t(begin + first + i + 1)];
+        scores[size_t(first + i)] =
+            score_of(logits[i], normaliser[i], token, options.top.value_or(0));
+      }
+    });
+  }
+  if (count > 0) reading.task->add_prompt_scores(reading.prompt, std::move(scores));
+}
+
+void Scheduler::finish_reading(Reading& reading, const at::Tensor& last_hidden) {
+  const at::Tensor head = model_.head_weight().to(last_hidden.scalar_type());
+  reading.last_logits = at::linear(last_hidden[0], head)[0].to(at::kCPU, at::kFloat).contiguous();
+  if (reading.task->options().top)
+    reading.logsumexp = reading.last_logits.logsumexp(0).item<float>();
+  const bool decodes = reading.task->options().max_tokens > 1;
+  if (decodes && reading.state.position < reading.position)
+    reading.state = state_after(reading.page);
+}
+
+void Scheduler::start_samples() {
+  std::deque<Reading> waiting;  // for a slot
+  while (!ready_.empty()) {
+    Reading& first = ready_.front();
+    const TaskPointer task = first.task;
+    try {
+      bool started = true;
+      while (started && first.next_sample < task->options().samples) started = start_sample(first);
+      if (!started) waiting.push_back(std::move(first));
+      ready_.pop_front();
+    } catch (const std::exception& error) {
+      std::erase_if(waiting, [&](const Reading& reading) { return reading.task == task; });
+      fail(task, error.what());
+    }
+  }
+  ready_ = std::move(waiting);
+}
+
+std::optional<size_t> Scheduler::free_slot() const {
+  for (size_t slot = 0; slot < running_.size(); ++slot)
+    if (!running_[slot]) return slot;
+  return {};
+}
+
+bool Scheduler::start_sample(Reading& reading) {
+  const TaskOptions& options = reading.task->options();
+  const std::optional<size_t> slot = free_slot();
+  if (!slot && options.max_tokens > 1) return false;
+  const int64_t sample = reading.next_sample++;
+  Running running{.task = reading.task,
+                  .choice = reading.prompt * size_t(options.samples) + size_t(sample),
+                  .prompt_length = reading.position,
+                  .seed = options.seed + uint64_t(sample)};
+  if (options.max_tokens == 0) {
+    reading.task->end(running.choice, EndReason::length);
+    return true;
+  }
+  metrics_.first_token_seconds += seconds_since(reading.task->submitted);
+  ++metrics_.first_tokens;
+  Drawn drawn = draw(running, reading.last_logits, reading.logsumexp);
+  if (!drawn.error.empty()) throw std::runtime_error(drawn.error);
+  if (!accept(running, std::move(drawn))) return true;
+  slots_.put(int64_t(*slot), reading.state);
+  running_[*slot] = std::move(running);
+  return true;
+}
+
+Scheduler::Drawn Scheduler::draw(const Running& running, const at::Tensor& row,
+                                 float logsumexp) const try {
+  const TaskOptions& options = running.task->options();
+  const double uniform = nn::uniform_at(running.seed, running.prompt_length + running.made);
+  const std::span<const float> logits(row.data_ptr<float>(), size_t(row.size(0)));
+  const int64_t token = nn::sample(logits, options.sampling, uniform);
+  if (options.top) return {score_of(row, logsumexp, token, *options.top), ""};
+  return {{.token = token, .logprob = NAN, .top = {}}, ""};
+} catch (const std::exception& error) {
+  return {{}, error.what()};
+}
+
+bool Scheduler::accept(Running& running, Drawn drawn) {
+  const TaskOptions& options = running.task->options();
+  const int64_t token = drawn.score.token;
+  running.token = token;
+  ++running.made;
+  ++metrics_.generated_tokens;
+  const bool goes_on = running.task->add_token(running.choice, std::move(drawn.score));
+  const bool stopped = !goes_on || token == options.stop;
+  if (!stopped && running.made < options.max_tokens) return true;
+  running.task->end(running.choice, stopped ? EndReason::stop : EndReason::length);
+  return false;
+}
+
+void Scheduler::decode() {
+  std::vector<int64_t> tokens(running_.size(), 0);
+  bool any = false, scores = false;
+  for (size_t slot = 0; slot < running_.size(); ++slot) {
+    if (!running_[slot]) continue;
+    any = true;
+    scores = scores || running_[slot]->task->options().top;
+    tokens[slot] = running_[slot]->token;
+  }
+  if (!any) return;
+  const auto begin = Clock::now();
+  std::vector<Drawn> drawn(running_.size());
+  try {
+    const at::Tensor logits = slots_.step(tokens);
+    const at::Tensor logsumexp = scores ? logits.logsumexp(1) : at::zeros({logits.size(0)});
+    at::parallel_for(0, slots_.count(), 1, [&](int64_t from, int64_t to) {
+      for (int64_t slot = from; slot < to; ++slot)
+        if (const auto& running = running_[size_t(slot)])
+          drawn[size_t(slot)] = draw(*running, logits[slot], logsumexp.data_ptr<float>()[slot]);
+    });
+  } catch (const std::exception& error) {  // out of memory, for example: nobody's step was made
+    for (size_t slot = 0; slot < running_.size(); ++slot)
+      if (running_[slot]) fail(TaskPointer(running_[slot]->task), error.what());
+    return;
+  }
+  for (size_t slot = 0; slot < running_.size(); ++slot) {
+    if (!running_[slot]) continue;
+    if (!drawn[slot].error.empty()) {
+      fail(TaskPointer(running_[slot]->task), drawn[slot].error);
+    } else if (!accept(*running_[slot], std::move(drawn[slot]))) {
+      running_[slot].reset();
+      slots_.clear(int64_t(slot));
+    }
+  }
+  ++metrics_.decode_steps;
+  metrics_.decode_seconds += seconds_since(begin);
+}
+
+void Scheduler::update_metrics() {
+  metrics_.reading = int64_t(reading_.size() + ready_.size());
+  metrics_.decoding = std::ranges::count_if(running_, [](const auto& r) { return r.has_value(); });
+  metrics_.cache_bytes = cache_.bytes();
+  metrics_.cache_pages = cache_.pages();
+}
+
+}  // namespace assay::serve

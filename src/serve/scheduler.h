@@ -1,0 +1,141 @@
+#pragma once
+// Continuous batching: prompts are read in pieces between the decode steps of the sequences that
+// are in slots.
+//
+//   submit() → queue → reading (one piece per turn) → ready → slot (one token per step)
+//
+// Everything below runs on the thread that calls run(); submit() and stop() may be called from any.
+// What a sequence becomes depends on its prompt, its sampling and its seed only: pieces begin at
+// multiples of the piece length, and a decode step always computes all slots (nn/slots.h).
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "nn/generate.h"
+#include "nn/slots.h"
+#include "serve/metrics.h"
+#include "serve/prefix_cache.h"
+
+namespace assay::serve {
+
+// A token, its natural log-probability, and the likeliest tokens at its place, likeliest first.
+struct TokenScore {
+  int64_t token = 0;
+  float logprob = 0;
+  std::vector<std::pair<int64_t, float>> top;
+};
+
+struct TaskOptions {
+  std::vector<std::vector<int64_t>> prompts;  // each with at least one token
+  int64_t samples = 1;                        // of each prompt; sample i has the seed seed + i
+  int64_t max_tokens = 16;                    // of each sample
+  nn::Sampling sampling;
+  uint64_t seed = 0;
+  int64_t stop = -1;           // the token that ends a sample; -1: none
+  std::optional<int64_t> top;  // with scores of tokens, and so many of the likeliest at each place
+  bool score_prompts = false;  // the prompts' tokens are scored, too
+};
+
+enum class EndReason { stop, length };
+
+// A request, as the scheduler sees it. The functions are called on the scheduler's thread; choice
+// i is sample i % samples of prompt i / samples.
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual const TaskOptions& options() const = 0;
+  virtual bool cancelled() const = 0;
+  // Of all tokens of the prompt but the first, a piece at a time.
+  virtual void add_prompt_scores(size_t prompt, std::vector<TokenScore> scores) = 0;
+  // False ends the choice with EndReason::stop. The logprob is NaN unless scores are wanted.
+  virtual bool add_token(size_t choice, TokenScore score) = 0;
+  virtual void end(size_t choice, EndReason reason) = 0;
+  virtual void fail(const std::string& message) = 0;  // nothing follows
+
+  std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
+};
+using TaskPointer = std::shared_ptr<Task>;
+
+struct SchedulerOptions {
+  int64_t slots = 8;
+  int64_t queue = 64;   // requests that wait; more are refused
+  int64_t piece = 128;  // tokens of a prompt that are read between two decode steps
+  int64_t cache_bytes = 256 << 20;
+};
+
+class Scheduler {
+ public:
+  Scheduler(nn::LanguageModel& model, const SchedulerOptions& options, Metrics& metrics);
+  // False if the queue is full.
+  bool submit(TaskPointer task);
+  void run();  // until stop(); tasks that are not finished are dropped
+  void stop();
+  bool idle() const;  // no task is queued or worked on
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Queued {
+    TaskPointer task;
+    size_t next_prompt = 0;
+  };
+  // A prompt that is being read, or whose samples wait for slots.
+  struct Reading {
+    TaskPointer task;
+    size_t prompt = 0;
+    int64_t position = 0;    // tokens read
+    nn::ModelState state;    // after `state.position` tokens, which may be less: pages follow
+    PagePointer page;        // that ends at `position`, if the cache has one
+    at::Tensor last_logits;  // [V], after the whole prompt
+    float logsumexp = 0;
+    int64_t next_sample = 0;
+  };
+  struct Running {
+    TaskPointer task;
+    size_t choice = 0;
+    int64_t token = 0, made = 0, prompt_length = 0;
+    uint64_t seed = 0;
+  };
+  struct Drawn {
+    TokenScore score;
+    std::string error;
+  };
+
+  bool take_queued();  // false when there is nothing to do and stop() was called
+  void drop_cancelled();
+  void read_one_piece();
+  void read_piece(Reading& reading);
+  void compute_piece(Reading& reading, const std::vector<int64_t>& tokens, at::Tensor& hidden);
+  void score_piece(Reading& reading, const at::Tensor& hidden, int64_t begin);
+  void finish_reading(Reading& reading, const at::Tensor& last_hidden);
+  void start_samples();
+  bool start_sample(Reading& reading);  // false: it needs a slot, and none is free
+  std::optional<size_t> free_slot() const;
+  void decode();
+  Drawn draw(const Running& running, const at::Tensor& row, float logsumexp) const;
+  bool accept(Running& running, Drawn drawn);  // false: the sequence has ended
+  void drop(const TaskPointer& task);          // removes all that belongs to it
+  void fail(const TaskPointer& task, const std::string& message);
+  void update_metrics();
+
+  nn::LanguageModel& model_;
+  SchedulerOptions options_;
+  Metrics& metrics_;
+  nn::Slots slots_;
+  PrefixCache cache_;
+  std::vector<std::optional<Running>> running_;  // by slot
+  std::deque<Reading> reading_, ready_;
+  std::deque<Queued> waiting_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<TaskPointer> submitted_;
+  int64_t queued_ = 0;  // tasks of submitted_ and waiting_ that no prompt was taken from
+  bool stopping_ = false, working_ = false;
+};
+
+}  // namespace assay::serve

@@ -1,0 +1,268 @@
+// Continuous batching without HTTP.
+#include "serve/scheduler.h"
+
+#include <torch/torch.h>
+
+#include <future>
+#include <thread>
+
+#include "nn/testing.h"
+
+namespace assay::serve {
+namespace {
+
+const std::string kModel = R"([model]
+vocab_size = 50
+d_model = 48
+num_layers = 4
+pattern = ["attention", "mamba2", "top1_chunk", "rwkv7"]
+[model.attention]
+num_heads = 4
+[model.mamba2]
+state_size = 16
+head_dim = 16
+[model.top1_chunk]
+num_heads = 4
+chunk_size = 16
+[model.rwkv7]
+num_heads = 4
+)";
+
+struct Recorded final : Task {
+  explicit Recorded(TaskOptions o) : task_options(std::move(o)) {
+    choices.resize(task_options.prompts.size() * size_t(task_options.samples));
+    prompts.resize(task_options.prompts.size());
+  }
+  const TaskOptions& options() const override { return task_options; }
+  bool cancelled() const override { return is_cancelled; }
+  void add_prompt_scores(size_t prompt, std::vector<TokenScore> scores) override {
+    for (TokenScore& score : scores) prompts[prompt].push_back(std::move(score));
+  }
+  bool add_token(size_t choice, TokenScore score) override {
+    choices[choice].push_back(std::move(score));
+    if (on_token) on_token();
+    return true;
+  }
+  void end(size_t, EndReason) override {
+    if (++ended == choices.size()) done.set_value("");
+  }
+  void fail(const std::string& message) override { done.set_value(message); }
+
+  // All that came back, with the bits of the log-probabilities.
+  std::string answer() const {
+    std::string out;
+    const auto add = [&](const std::vector<TokenScore>& scores) {
+      for (const TokenScore& score : scores) {
+        out += fmt::format("{} {:a}", score.token, score.logprob);
+        for (const auto& [token, logprob] : score.top)
+          out += fmt::format(" {}:{:a}", token, logprob);
+        out += "\n";
+      }
+      out += "-\n";
+    };
+    for (const auto& prompt : prompts) add(prompt);
+    for (const auto& choice : choices) add(choice);
+    return out;
+  }
+
+  TaskOptions task_options;
+  std::vector<std::vector<TokenScore>> choices, prompts;
+  std::function<void()> on_token;
+  std::atomic<bool> is_cancelled = false;
+  size_t ended = 0;
+  std::promise<std::string> done;
+};
+
+struct Running {
+  explicit Running(nn::LanguageModel& model,
+                   SchedulerOptions options = {.slots = 4, .queue = 100, .piece = 16})
+      : scheduler(model, options, metrics), thread([this] { scheduler.run(); }) {}
+  ~Running() {
+    scheduler.stop();
+    thread.join();
+  }
+  std::string run(const std::shared_ptr<Recorded>& task) {
+    EXPECT_TRUE(scheduler.submit(task));
+    return wait(task);
+  }
+  static std::string wait(const std::shared_ptr<Recorded>& task) {
+    auto done = task->done.get_future();
+    if (done.wait_for(std::chrono::seconds(60)) != std::future_status::ready) return "timed out";
+    return done.get();
+  }
+  Metrics metrics;
+  Scheduler scheduler;
+  std::thread thread;
+};
+
+struct SchedulerTest : testing::Test {
+  SchedulerTest() {
+    model = nn::random_model(kModel);
+    model->to(at::kFloat);
+  }
+  std::vector<int64_t> prompt(int64_t length, const std::string& name) const {
+    const at::Tensor tokens = nn::random_tokens(1, length, 50, name);
+    return {tokens.data_ptr<int64_t>(), tokens.data_ptr<int64_t>() + length};
+  }
+  // Prompts of many lengths, half of them with the same first 40 tokens.
+  TaskOptions request(int64_t i) const {
+    TaskOptions o;
+    const std::vector<int64_t> shared = prompt(40, "shared");
+    for (int64_t p = 0; p <= i % 3; ++p) {
+      std::vector<int64_t> tokens = i % 2 ? shared : std::vector<int64_t>();
+      const auto rest = prompt(1 + (7 * i + 13 * p) % 50, fmt::format("{} {}", i, p));
+      tokens.insert(tokens.end(), rest.begin(), rest.end());
+      o.prompts.push_back(tokens);
+    }
+    o.samples = 1 + i % 4 / 3;
+    o.max_tokens = (5 * i) % 19;
+    o.seed = uint64_t(i);
+    o.sampling = {
+        .temperature = i % 5 ? 1.0 : 0.0, .top_k = i % 7 ? 0 : 5, .top_p = i % 3 ? 1 : 0.9};
+    if (i % 2) o.top = i % 4;
+    o.score_prompts = i % 4 == 3;
+    return o;
+  }
+  std::vector<std::string> answers(const SchedulerOptions& options, bool together) const {
+    Running running(*model, options);
+    std::vector<std::shared_ptr<Recorded>> tasks;
+    std::vector<std::string> out;
+    for (int64_t i = 0; i < 24; ++i) {
+      tasks.push_back(std::make_shared<Recorded>(request(i)));
+      EXPECT_TRUE(running.scheduler.submit(tasks.back()));
+      if (!together) EXPECT_EQ(Running::wait(tasks.back()), "") << i;
+    }
+    for (const auto& task : tasks) {
+      if (together) EXPECT_EQ(Running::wait(task), "");
+      out.push_back(task->answer());
+    }
+    return out;
+  }
+  std::shared_ptr<nn::LanguageModel> model;
+};
+
+TEST_F(SchedulerTest, AnswersDoNotDependOnOtherRequestsOrTheCache) {
+  const SchedulerOptions cached{.slots = 4, .queue = 100, .piece = 16};
+  SchedulerOptions uncached = cached, tight = cached;
+  uncached.cache_bytes = 0;
+  tight.cache_bytes = 300'000;  // a few pages
+  const auto alone = answers(uncached, /*together=*/false);
+  EXPECT_EQ(answers(cached, /*together=*/false), alone);
+  EXPECT_EQ(answers(cached, /*together=*/true), alone);
+  EXPECT_EQ(answers(tight, /*together=*/true), alone);
+}
+
+TEST_F(SchedulerTest, SamplesEqualThoseOfGenerate) {
+  Running running(*model);
+  TaskOptions o{.prompts = {prompt(37, "a")},
+                .samples = 6,
+                .max_tokens = 25,
+                .sampling = {.temperature = 0.9},
+                .seed = 11};
+  const auto task = std::make_shared<Recorded>(o);
+  ASSERT_EQ(running.run(task), "");
+  const at::Tensor tokens = at::tensor(o.prompts[0], at::kLong).expand({6, -1});
+  const auto expected =
+      nn::generate(*model, tokens, 25, o.sampling, std::vector<uint64_t>{11, 12, 13, 14, 15, 16});
+  for (size_t i = 0; i < 6; ++i) {
+    std::vector<int64_t> made;
+    for (const TokenScore& score : task->choices[i]) made.push_back(score.token);
+    EXPECT_EQ(made, expected[i]) << "sample " << i;
+  }
+}
+
+TEST_F(SchedulerTest, PromptScoresEqualTheModelsLosses) {
+  Running running(*model);
+  const std::vector<int64_t> tokens = prompt(75, "scored");
+  TaskOptions o{.prompts = {tokens}, .max_tokens = 0, .top = 3, .score_prompts = true};
+  for (int round = 0; round < 2; ++round) {  // the second from pages
+    const auto task = std::make_shared<Recorded>(o);
+    ASSERT_EQ(running.run(task), "");
+    const at::Tensor losses = model->token_losses(at::tensor(tokens, at::kLong).unsqueeze(0));
+    ASSERT_EQ(task->prompts[0].size(), 74u);
+    for (size_t i = 0; i < 74; ++i) {
+      const TokenScore& score = task->prompts[0][i];
+      EXPECT_EQ(score.token, tokens[i + 1]);
+      EXPECT_NEAR(score.logprob, -losses[0][int64_t(i)].item<float>(), 2e-5) << i;
+      ASSERT_EQ(score.top.size(), 3u);
+      EXPECT_GE(score.top[0].second, score.top[1].second);
+      for (const auto& [token, logprob] : score.top)
+        if (token == score.token) EXPECT_EQ(logprob, score.logprob);
+    }
+    EXPECT_TRUE(task->choices[0].empty());
+  }
+  EXPECT_EQ(running.metrics.cached_tokens, 64);
+}
+
+TEST_F(SchedulerTest, RequestsPastTheQueueAreRefused) {
+  Running running(*model, {.slots = 1, .queue = 2, .piece = 16});
+  TaskOptions o{.prompts = {prompt(5, "a")}, .max_tokens = 3000};
+  std::vector<std::shared_ptr<Recorded>> tasks;
+  int refused = 0;
+  for (int i = 0; i < 6; ++i) {
+    tasks.push_back(std::make_shared<Recorded>(o));
+    refused += !running.scheduler.submit(tasks.back());
+    if (i == 0)
+      while (running.metrics.queued > 0) std::this_thread::yield();
+  }
+  EXPECT_EQ(refused, 3);  // one is worked on, two wait
+  for (const auto& task : tasks) task->is_cancelled = true;
+}
+
+TEST_F(SchedulerTest, CancelledRequestsLeaveTheirPlaces) {
+  Running running(*model, {.slots = 2, .queue = 100, .piece = 16});
+  std::vector<std::shared_ptr<Recorded>> tasks;
+  for (int i = 0; i < 8; ++i) {
+    tasks.push_back(std::make_shared<Recorded>(
+        TaskOptions{.prompts = {prompt(200, "long")}, .samples = 3, .max_tokens = 100000}));
+    ASSERT_TRUE(running.scheduler.submit(tasks.back()));
+  }
+  while (running.metrics.decoding == 0) std::this_thread::yield();
+  for (const auto& task : tasks) task->is_cancelled = true;
+  const auto last =
+      std::make_shared<Recorded>(TaskOptions{.prompts = {prompt(20, "last")}, .max_tokens = 5});
+  EXPECT_EQ(running.run(last), "");
+  EXPECT_EQ(running.metrics.cancelled, 8);
+  while (!running.scheduler.idle()) std::this_thread::yield();
+  EXPECT_EQ(running.metrics.queued, 0);
+}
+
+// Sequences in slots go on while a long prompt is read.
+TEST_F(SchedulerTest, DecodingContinuesWhileALongPromptIsRead) {
+  Running running(*model);
+  const auto decoding =
+      std::make_shared<Recorded>(TaskOptions{.prompts = {prompt(5, "a")}, .max_tokens = 2000});
+  const auto reading =
+      std::make_shared<Recorded>(TaskOptions{.prompts = {prompt(1600, "b")}, .max_tokens = 1});
+  std::atomic<int> made = 0;
+  int before = 0;
+  decoding->on_token = [&] { ++made; };
+  ASSERT_TRUE(running.scheduler.submit(decoding));
+  while (made < 5) std::this_thread::yield();
+  reading->on_token = [&] { before = made; };
+  ASSERT_EQ(running.run(reading), "");
+  EXPECT_GE(before, 100);  // 100 pieces
+  decoding->is_cancelled = true;
+}
+
+TEST_F(SchedulerTest, AModelThatGivesNaNFailsTheRequestAlone) {
+  {
+    const at::NoGradGuard no_grad;
+    model->embedding[7].fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  // The head is the embedding, so every distribution has a NaN; without a token nothing is drawn.
+  Running running(*model);
+  EXPECT_NE(
+      running.run(std::make_shared<Recorded>(TaskOptions{.prompts = {{7, 1}}, .max_tokens = 4}))
+          .find("NaN"),
+      std::string::npos);
+  const auto scored = std::make_shared<Recorded>(
+      TaskOptions{.prompts = {{1, 2}}, .max_tokens = 0, .top = 1, .score_prompts = true});
+  EXPECT_NE(running.run(scored).find("nan"), std::string::npos);
+  EXPECT_EQ(
+      running.run(std::make_shared<Recorded>(TaskOptions{.prompts = {{1, 2}}, .max_tokens = 0})),
+      "");
+}
+
+}  // namespace
+}  // namespace assay::serve
