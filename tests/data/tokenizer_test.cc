@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "awkward_text.h"
 #include "base/random.h"
 #include "data/model_proto.h"
 #include "data/word_encoder.h"
@@ -14,18 +15,6 @@ using nlohmann::json;
 using namespace std::string_literals;
 
 fs::path bpe2000() { return golden_folder() / "bpe2000.model"; }
-
-// $ASSAY_MIXTRAL_MODEL, or where the wheel mistral-common puts it in the project's environment.
-fs::path mixtral() {
-  if (const char* file = std::getenv("ASSAY_MIXTRAL_MODEL")) return file;
-  const fs::path libraries = fs::path(ASSAY_SOURCE_DIR) / ".venv" / "lib";
-  std::error_code none;
-  for (const auto& python : fs::directory_iterator(libraries, none)) {
-    const fs::path file = python.path() / "site-packages/mistral_common/data/tokenizer.model.v1";
-    if (fs::exists(file)) return file;
-  }
-  return libraries / "site-packages/mistral_common/data/tokenizer.model.v1";
-}
 
 void expect_golden(const fs::path& model, const char* cases_file) {
   const Tokenizer tokenizer(model);
@@ -55,28 +44,6 @@ TEST(Tokenizer, Mixtral32kEqualsSentencePiece) {
   EXPECT_EQ(Tokenizer(mixtral()).sha256(),
             "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055");
   expect_golden(mixtral(), "mixtral32k.cases.json");
-}
-
-// Texts that press on the cuts: spaces, newlines, ▁ itself, digits, bytes, words of every length.
-std::string awkward_text(uint64_t seed) {
-  static const std::vector<std::string> parts = {" ",      " ",
-                                                 "  ",     "\n",
-                                                 "\n\n",   "\t",
-                                                 "▁",      "the",
-                                                 "The",    "ing",
-                                                 "1",      "2024",
-                                                 ".",      ",",
-                                                 "(",      "é",
-                                                 "汉",     "😀",
-                                                 "<s>",    "<0x0A>",
-                                                 "\0"s,    "\r",
-                                                 "a",      "e",
-                                                 "t",      "supercalifragilistic",
-                                                 "\u00a0", "->"};
-  Random random(seed, "awkward text");
-  std::string text;
-  for (uint64_t i = random.below(60); i > 0; --i) text += parts[random.below(parts.size())];
-  return text;
 }
 
 void expect_words_equal_whole(const Tokenizer& tokenizer, int texts) {
