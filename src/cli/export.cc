@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "data/tokenizer.h"
+#include "data/hugging_face_tokenizer.h"
 #include "nn/hugging_face/hugging_face.h"
 #include "nn/model_files.h"
 
@@ -15,19 +15,45 @@ struct Options {
   std::string model, output, layout;
 };
 
+// What an exported folder holds of its tokenizer, next to tokenizer.model.
+struct TokenizerFiles {
+  std::map<std::string, std::string>
+      contents;        // by file name; empty if they cannot express the model
+  std::string reason;  // why they cannot
+};
+
+TokenizerFiles tokenizer_files(const data::Tokenizer& tokenizer) {
+  try {
+    return {{{"tokenizer.json", data::tokenizer_json(tokenizer).dump()},
+             {"tokenizer_config.json", data::tokenizer_config_json(tokenizer).dump(2) + "\n"}},
+            ""};
+  } catch (const BadInput& error) {
+    return {{}, error.what()};
+  }
+}
+
 void run(const Options& options) {
   const nn::OpenModel opened = nn::open_model(options.model);
   nlohmann::json settings = nlohmann::json::object();
+  TokenizerFiles files;
   if (!opened.tokenizer.empty()) {
     const data::Tokenizer tokenizer(opened.tokenizer);
     settings["eos_token_id"] = tokenizer.separator();
     if (tokenizer.bos() >= 0) settings["bos_token_id"] = tokenizer.bos();
+    files = tokenizer_files(tokenizer);
   }
-  nn::export_model(options.output, opened, settings, options.layout);
+  nn::export_model(options.output, opened, settings, options.layout, files.contents);
   const std::string family =
       nn::hugging_face_config(opened.model->spec, options.layout)["model_type"];
-  print({{"folder", options.output}, {"model_type", family}, {"weights", opened.weights.string()}},
-        fmt::format("{}: {} from {}\n", options.output, family, opened.weights.string()));
+  const std::string weights = opened.weights.string();
+  std::string text = fmt::format("{}: {} from {}\n", options.output, family, weights);
+  if (!files.reason.empty())
+    text += fmt::format("{}; only tokenizer.model was written\n", files.reason);
+  print({{"folder", options.output},
+         {"model_type", family},
+         {"weights", weights},
+         {"tokenizer_json", files.contents.contains("tokenizer.json")}},
+        text);
 }
 
 void add(CLI::App& app) {

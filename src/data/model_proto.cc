@@ -1,6 +1,7 @@
 #include "data/model_proto.h"
 
-#include <cstdint>
+#include <bit>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -9,7 +10,7 @@ namespace {
 
 struct Value {
   uint64_t number = 0;     // of a varint
-  std::string_view bytes;  // of a length-delimited field
+  std::string_view bytes;  // of a length-delimited field, or of a fixed number
 };
 
 class Wire {
@@ -43,6 +44,13 @@ class Wire {
   std::string_view bytes_;
 };
 
+float as_float(std::string_view bytes) {
+  if (bytes.size() != 4) fail("a score in the SentencePiece model is not a number of 4 bytes");
+  uint32_t bits;
+  std::memcpy(&bits, bytes.data(), 4);
+  return std::bit_cast<float>(bits);
+}
+
 void for_each_field(std::string_view message, auto&& use) {
   for (Wire wire(message); !wire.done();) {
     const uint64_t tag = wire.varint();
@@ -55,7 +63,9 @@ void for_each_field(std::string_view message, auto&& use) {
 ModelProto parse_model_proto(std::string_view contents) {
   ModelProto model;
   auto piece = [&](uint64_t field, Value value) {
-    if (field == 1) model.pieces.emplace_back(value.bytes);
+    if (field == 1) model.pieces.back().text = value.bytes;
+    if (field == 2) model.pieces.back().score = as_float(value.bytes);
+    if (field == 3) model.pieces.back().type = Piece::Type(value.number);
   };
   auto trainer = [&](uint64_t field, Value value) {
     if (field == 3) model.bpe = value.number == 2;
@@ -69,7 +79,10 @@ ModelProto parse_model_proto(std::string_view contents) {
     if (field == 5) model.escapes = value.number;
   };
   for_each_field(contents, [&](uint64_t field, Value value) {
-    if (field == 1) for_each_field(value.bytes, piece);
+    if (field == 1) {
+      model.pieces.emplace_back();
+      for_each_field(value.bytes, piece);
+    }
     if (field == 2) for_each_field(value.bytes, trainer);
     if (field == 3) for_each_field(value.bytes, normalizer);
   });

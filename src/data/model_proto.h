@@ -1,14 +1,22 @@
 #pragma once
 // What a SentencePiece model file says of itself and the library does not tell: its fields are read
 // from the protobuf.
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace assay::data {
 
+struct Piece {
+  enum Type : uint64_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
+  std::string text;
+  float score = 0;
+  Type type = kNormal;
+};
+
 struct ModelProto {
-  std::vector<std::string> pieces;
+  std::vector<Piece> pieces;
   // trainer_spec
   bool bpe = false, byte_fallback = false, whitespace_as_suffix = false;
   // normalizer_spec

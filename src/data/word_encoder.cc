@@ -28,9 +28,9 @@ bool exact_by_word(const Tokenizer& tokenizer) {
   if (model.normalises || !model.dummy_prefix || model.removes_whitespace || !model.escapes)
     return false;
   bool has_space = false;
-  for (const std::string& piece : model.pieces) {
-    if (!keeps_words_apart(piece)) return false;
-    has_space = has_space || piece == kSpace;
+  for (const Piece& piece : model.pieces) {
+    if (!keeps_words_apart(piece.text)) return false;
+    has_space = has_space || piece.text == kSpace;
   }
   return has_space;
 }

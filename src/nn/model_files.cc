@@ -35,12 +35,10 @@ void write_new(fs::path folder, const fs::path& tokenizer,
   if (folder.filename().empty()) folder = folder.parent_path();  // "out/"
   if (fs::exists(folder))
     fail("{}: is there already; choose another folder. Nothing was written.", folder.string());
-  const fs::path temporary = folder.string() + ".writing";
-  fs::remove_all(temporary);
-  make_folder(temporary);
-  write(temporary);
-  if (!tokenizer.empty()) write_file(temporary / "tokenizer.model", read_file(tokenizer));
-  publish_folder(temporary, folder);
+  const TemporaryFolder temporary(folder);
+  write(temporary.path());
+  if (!tokenizer.empty()) write_file(temporary.path() / "tokenizer.model", read_file(tokenizer));
+  publish_folder(temporary.path(), folder);
 }
 
 }  // namespace
@@ -78,10 +76,12 @@ void save_model(const fs::path& folder, const OpenModel& opened) {
 }
 
 void export_model(const fs::path& folder, const OpenModel& opened, const nlohmann::json& settings,
-                  const std::string& layout) {
+                  const std::string& layout, const std::map<std::string, std::string>& files) {
   hugging_face_config(opened.model->spec, layout);  // refuses before anything is written
-  write_new(folder, opened.tokenizer,
-            [&](const fs::path& to) { write_hugging_face(to, *opened.model, settings, layout); });
+  write_new(folder, opened.tokenizer, [&](const fs::path& to) {
+    write_hugging_face(to, *opened.model, settings, layout);
+    for (const auto& [name, contents] : files) write_file(to / name, contents);
+  });
 }
 
 }  // namespace assay::nn

@@ -19,10 +19,11 @@ struct OpenModel {
 OpenModel open_model(const fs::path& path);
 
 // Writes an imported model, {config.toml, model.safetensors, tokenizer.model if there is one}, or a
-// Hugging Face folder, {config.json, model.safetensors, tokenizer.model}. The folder appears whole;
-// BadInput when it is there already.
+// Hugging Face folder, {config.json, model.safetensors, tokenizer.model} and `files` (name:
+// contents). The folder appears whole; BadInput if it exists.
 void save_model(const fs::path& folder, const OpenModel& model);
 void export_model(const fs::path& folder, const OpenModel& model, const nlohmann::json& settings,
-                  const std::string& layout = "");
+                  const std::string& layout = "",
+                  const std::map<std::string, std::string>& files = {});
 
 }  // namespace assay::nn

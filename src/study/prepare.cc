@@ -49,11 +49,15 @@ fs::path store_folder(const Setting& setting, const StudyOptions& options) {
 void check_domains(const Setting& setting, const data::TokenStore& store) {
   const auto check = [&](const char* key, const std::string& domain, const std::string& split) {
     if (store.has(domain, split)) return;
-    const auto domains = store.domains();
     const ConfigNode* layer = last_with(setting.data_layers, key);
-    fail("{}: {} has no '{}' split of domain '{}'{}\n  Its domains: {}. Nothing was run.",
-         layer ? layer->where(key) : key, store.folder().string(), split, domain,
-         did_you_mean(domain, domains), join(domains));
+    const std::string where = layer ? layer->where(key) : key;
+    if (const auto splits = store.splits(domain); !splits.empty())
+      fail("{}: domain '{}' of {} has no split '{}'; it has {}.{} Nothing was run.", where, domain,
+           store.folder().string(), split, join(splits),
+           split == "valid" ? " Prepare a small corpus with a larger --valid-fraction." : "");
+    const auto domains = store.domains();
+    fail("{}: {} has no '{}' split of domain '{}'{}\n  Its domains: {}. Nothing was run.", where,
+         store.folder().string(), split, domain, did_you_mean(domain, domains), join(domains));
   };
   for (const std::string& domain : setting.data.train) {
     check("train", domain, "train");

@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/random.h"
 #include "cli/program.h"
@@ -205,6 +206,26 @@ TEST_F(BadInputs, ARunIsNeverOverwritten) {
               {file, newest.filename(), "Remove it to go on from the one before it"});
       write_file(newest / file, whole);
     }
+}
+
+TEST_F(BadInputs, DomainWithoutASplitIsNotSuggestedForItself) {
+  fs::copy(folder_ / "store", folder_ / "small", fs::copy_options::recursive);
+  auto manifest = nlohmann::json::parse(read_file(folder_ / "small" / "manifest.json"));
+  auto& parts = manifest["parts"];
+  std::erase_if(parts.get_ref<nlohmann::json::array_t&>(), [](const auto& part) {
+    return part["domain"] == "known_a" && part["split"] == "valid";
+  });
+  write_file(folder_ / "small" / "manifest.json", manifest.dump());
+  folder_.write(
+      "plan.toml",
+      "reference = \"smoke\"\nmodels = [\"smoke\"]\n"
+      "data = { train = [\"known_a\"], out_of_domain = [\"fresh_a\"], sequence_length = 64 }\n"
+      "train = { steps = 2, batch = 4 }\n");
+  const Outcome outcome = run(folder_.path(), "run plan.toml -o study --data small --dry-run");
+  check_message(
+      outcome, 2,
+      {"domain 'known_a'", "has no split 'valid'; it has test, train", "--valid-fraction"});
+  EXPECT_EQ(outcome.error.find("did you mean"), std::string::npos) << outcome.error;
 }
 
 TEST_F(BadInputs, AFileInPlaceOfAFolder) {

@@ -11,6 +11,7 @@
 
 #include "base/random.h"
 #include "base/safetensors.h"
+#include "golden_files.h"
 
 namespace assay {
 namespace {
@@ -102,6 +103,28 @@ TEST_F(ModelCommands, ImportAndExportGiveBackEveryTensor) {
   run(2, "import hf -o other");
   expect_error("rope_scaling");
   EXPECT_FALSE(fs::exists(folder_ / "other"));
+}
+
+TEST_F(ModelCommands, FolderNextToTheOutputIsKept) {
+  make_folder(folder_ / "out.writing");
+  write_file(folder_ / "out.writing" / "notes.txt", "mine");
+  run(0, "export hf -o out");
+  EXPECT_EQ(read_file(folder_ / "out.writing" / "notes.txt"), "mine");
+  for (const auto& entry : fs::directory_iterator(folder_))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("out.tmp")) << entry.path();
+}
+
+TEST_F(ModelCommands, ExportWritesTheTokenizerForTransformers) {
+  fs::copy(golden_folder() / "bpe2000.model", folder_ / "hf" / "tokenizer.model");
+  const json exported = json::parse(run(0, "export hf -o out --json"));
+  EXPECT_EQ(exported.at("tokenizer_json"), true);
+  EXPECT_EQ(
+      json::parse(read_file(folder_ / "out" / "tokenizer.json")).at("model").at("vocab").size(),
+      2000u);
+  EXPECT_EQ(json::parse(read_file(folder_ / "out" / "tokenizer_config.json")).at("eos_token"),
+            "</s>");
+  EXPECT_EQ(read_file(folder_ / "out" / "tokenizer.model"),
+            read_file(folder_ / "hf" / "tokenizer.model"));
 }
 
 TEST_F(ModelCommands, ScoreKeepsTheOrderWhateverTheBatch) {

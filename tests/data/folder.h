@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "golden_files.h"
 
 namespace assay::data {
 
@@ -44,16 +44,8 @@ inline void make_old(const fs::path& path) {
   fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::hours(2));
 }
 
-// Data that is not part of the project: $ASSAY_SHARED, or the folder beside the checkout.
-inline fs::path shared_file(const std::string& name) {
-  const char* folder = std::getenv("ASSAY_SHARED");
-  return (folder ? fs::path(folder) : fs::path(ASSAY_SOURCE_DIR) / ".." / "shared") / name;
-}
-
-#define ASSAY_NEEDS_FILE(file)    \
-  if (!fs::exists(file))          \
-  GTEST_SKIP() << (file).string() \
-               << " is not here; ASSAY_SHARED names the folder that holds golden/"
+#define ASSAY_NEEDS_FILE(file) \
+  if (!fs::exists(file)) GTEST_SKIP() << (file).string() << " is in the complete golden data only"
 
 // The message of the E that `action` throws.
 template <class E = BadInput>

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "awkward_text.h"
 #include "base/random.h"
 #include "data/model_proto.h"
 #include "data/word_encoder.h"
@@ -13,23 +14,11 @@ namespace {
 using nlohmann::json;
 using namespace std::string_literals;
 
-fs::path bpe2000() { return shared_file("golden/bpe2000.model"); }
-
-// $ASSAY_MIXTRAL_MODEL, or where the wheel mistral-common puts it in the project's environment.
-fs::path mixtral() {
-  if (const char* file = std::getenv("ASSAY_MIXTRAL_MODEL")) return file;
-  const fs::path libraries = fs::path(ASSAY_SOURCE_DIR) / ".venv" / "lib";
-  std::error_code none;
-  for (const auto& python : fs::directory_iterator(libraries, none)) {
-    const fs::path file = python.path() / "site-packages/mistral_common/data/tokenizer.model.v1";
-    if (fs::exists(file)) return file;
-  }
-  return libraries / "site-packages/mistral_common/data/tokenizer.model.v1";
-}
+fs::path bpe2000() { return golden_folder() / "bpe2000.model"; }
 
 void expect_golden(const fs::path& model, const char* cases_file) {
   const Tokenizer tokenizer(model);
-  const json golden = json::parse(read_file(shared_file(cases_file)));
+  const json golden = json::parse(read_file(golden_folder() / cases_file));
   EXPECT_EQ(tokenizer.vocab_size(), golden.at("vocab_size"));
   EXPECT_EQ(tokenizer.separator(), golden.at("eos"));
   EXPECT_EQ(tokenizer.bos(), golden.at("bos"));
@@ -47,39 +36,14 @@ void expect_golden(const fs::path& model, const char* cases_file) {
   }
 }
 
-TEST(Tokenizer, Bpe2000EqualsSentencePiece) {
-  ASSAY_NEEDS_FILE(bpe2000());
-  expect_golden(bpe2000(), "golden/bpe2000.cases.json");
-}
+TEST(Tokenizer, Bpe2000EqualsSentencePiece) { expect_golden(bpe2000(), "bpe2000.cases.json"); }
 
 TEST(Tokenizer, Mixtral32kEqualsSentencePiece) {
-  ASSAY_NEEDS_FILE(shared_file("golden/mixtral32k.cases.json"));
+  ASSAY_NEEDS_FILE(golden_folder() / "mixtral32k.cases.json");
   ASSAY_NEEDS_FILE(mixtral());
   EXPECT_EQ(Tokenizer(mixtral()).sha256(),
             "dadfd56d766715c61d2ef780a525ab43b8e6da4de6865bda3d95fdef5e134055");
-  expect_golden(mixtral(), "golden/mixtral32k.cases.json");
-}
-
-// Texts that press on the cuts: spaces, newlines, ▁ itself, digits, bytes, words of every length.
-std::string awkward_text(uint64_t seed) {
-  static const std::vector<std::string> parts = {" ",      " ",
-                                                 "  ",     "\n",
-                                                 "\n\n",   "\t",
-                                                 "▁",      "the",
-                                                 "The",    "ing",
-                                                 "1",      "2024",
-                                                 ".",      ",",
-                                                 "(",      "é",
-                                                 "汉",     "😀",
-                                                 "<s>",    "<0x0A>",
-                                                 "\0"s,    "\r",
-                                                 "a",      "e",
-                                                 "t",      "supercalifragilistic",
-                                                 "\u00a0", "->"};
-  Random random(seed, "awkward text");
-  std::string text;
-  for (uint64_t i = random.below(60); i > 0; --i) text += parts[random.below(parts.size())];
-  return text;
+  expect_golden(mixtral(), "mixtral32k.cases.json");
 }
 
 void expect_words_equal_whole(const Tokenizer& tokenizer, int texts) {
@@ -93,13 +57,11 @@ void expect_words_equal_whole(const Tokenizer& tokenizer, int texts) {
 }
 
 TEST(WordEncoder, EqualsTheLibraryOnAwkwardText) {
-  ASSAY_NEEDS_FILE(bpe2000());
   expect_words_equal_whole(Tokenizer(bpe2000()), 3000);
   if (fs::exists(mixtral())) expect_words_equal_whole(Tokenizer(mixtral()), 3000);
 }
 
 TEST(WordEncoder, RefusesWhatMemoryCannotHold) {
-  ASSAY_NEEDS_FILE(bpe2000());
   const Tokenizer tokenizer(bpe2000());
   WordEncoder by_word(tokenizer);
   std::vector<int32_t> ids;
@@ -212,7 +174,6 @@ TEST(Tokenizer, MessagesOmitPositionsInTheLibrary) {
 }
 
 TEST(Tokenizer, RefusesIdsOutsideTheVocabulary) {
-  ASSAY_NEEDS_FILE(bpe2000());
   const Tokenizer tokenizer(bpe2000());
   EXPECT_MESSAGE(tokenizer.decode(std::vector<int32_t>{1999, 2000}),
                  "token 2000 is outside the vocabulary of 2000");

@@ -24,9 +24,9 @@ double slack_of(at::ScalarType dtype) { return dtype == at::kFloat ? 10 : 1.5; }
 
 struct HuggingFace : testing::TestWithParam<Golden> {
   void SetUp() override {
-    folder = shared_folder() / "golden" / GetParam().name;
+    folder = golden_folder() / GetParam().name;
     if (!fs::exists(folder))
-      GTEST_SKIP() << "no golden data at " << folder << " (set ASSAY_SHARED)";
+      GTEST_SKIP() << GetParam().name << " is in the complete golden data only";
     for (auto& [name, tensor] : load_tensors(folder / "reference.safetensors"))
       reference[name] = tensor;
   }
@@ -70,9 +70,9 @@ TEST_P(HuggingFace, ComputesWhatTransformersComputes) {
     const double slack = slack_of(dtype);
     const auto m = model(dtype);
     const at::Tensor tokens = reference.at("in.tokens");
-    ModelState state;
-    EXPECT_LE(relative_error(m->logits(tokens, state), reference.at("out.logits")),
-              slack * GetParam().logits);
+    if (ModelState state; reference.contains("out.logits"))
+      EXPECT_LE(relative_error(m->logits(tokens, state), reference.at("out.logits")),
+                slack * GetParam().logits);
     EXPECT_LE(relative_error(m->token_losses(tokens), reference.at("out.token_loss")),
               slack * GetParam().logits);
     EXPECT_LE(relative_error(m->loss(tokens), reference.at("out.loss")), slack * GetParam().logits);
@@ -85,11 +85,10 @@ TEST_P(HuggingFace, HasItsGradients) {
     const double slack = slack_of(dtype);
     const auto m = model(dtype);
     const NamedTensors found = gradients(*m, reference.at("in.tokens"));
-    size_t expected = 0;
-    for (const auto& [name, tensor] : reference) expected += name.starts_with("grad.");
-    EXPECT_EQ(found.size(), expected);
     for (const auto& [name, gradient] : found) {
-      ASSERT_TRUE(reference.contains("grad." + name)) << name;
+      const bool left_out = !golden_data_is_complete() && gradient.squeeze().dim() > 1;
+      ASSERT_EQ(reference.contains("grad." + name), !left_out) << name;
+      if (left_out) continue;
       EXPECT_LE(relative_error(gradient, reference.at("grad." + name)),
                 slack * GetParam().gradients)
           << name;

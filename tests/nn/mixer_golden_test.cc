@@ -16,8 +16,9 @@ struct Block {
 
 struct MixerGolden : testing::TestWithParam<Block> {
   void SetUp() override {
-    const fs::path file = shared_folder() / "golden" / (GetParam().file + ".safetensors");
-    if (!fs::exists(file)) GTEST_SKIP() << "no golden data at " << file << " (set ASSAY_SHARED)";
+    const fs::path file = golden_folder() / (GetParam().file + ".safetensors");
+    if (!fs::exists(file))
+      GTEST_SKIP() << GetParam().file << " is in the complete golden data only";
     for (auto& [name, tensor] : load_tensors(file)) golden[name] = tensor;
     for (auto& [name, tensor] : golden)
       if (name.starts_with("in.")) input = name.substr(3);
@@ -63,11 +64,13 @@ TEST_P(MixerGolden, OutputsStatesAndGradients) {
     }
     (golden.at("cot.y").to(dtype) * y).sum().backward();
     EXPECT_LE(relative_error(x.grad(), golden.at("grad." + input)), tolerance);
-    for (const auto& [ours, theirs] : GetParam().names)
+    for (const auto& [ours, theirs] : GetParam().names) {
+      if (!golden.contains("grad.param." + theirs.front())) continue;
       EXPECT_LE(
           relative_error(mixer->named_parameters()[ours].grad(), stacked("grad.param.", theirs)),
           tolerance)
           << ours;
+    }
   }
 }
 

@@ -3,11 +3,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "base/files.h"
 #include "base/random.h"
+#include "golden_files.h"
 #include "nn/language_model.h"
 
 namespace assay::nn {
@@ -16,12 +16,6 @@ namespace assay::nn {
 inline double relative_error(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
   return ((x - y).norm() / y.norm().clamp_min(1e-300)).item<double>();
-}
-
-// Golden data lies outside the project; a test without it is skipped.
-inline fs::path shared_folder() {
-  const char* given = std::getenv("ASSAY_SHARED");
-  return given ? fs::path(given) : fs::path(ASSAY_SOURCE_DIR) / ".." / "shared";
 }
 
 inline at::Generator generator(const std::string& name) {

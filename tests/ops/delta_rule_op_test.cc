@@ -141,20 +141,24 @@ TEST_P(DeltaRuleOps, MayBeCutAnywhere) {
 }
 
 TEST(DeltaRuleOp, EqualsTheGoldenFiles) {
-  expect_equal_to_golden("delta_rule_T128", with_scale("delta_rule", 0.25), "o");
-  expect_equal_to_golden("delta_rule_T65", with_scale("delta_rule", std::pow(12, -0.5)), "o");
+  for (const auto& [name, scale] :
+       golden_cases<double>({{"delta_rule_T128", 0.25}, {"delta_rule_T65", std::pow(12, -0.5)}}))
+    expect_equal_to_golden(name, with_scale("delta_rule", scale), "o");
 }
 TEST(GatedDeltaRuleOp, EqualsTheGoldenFiles) {
-  expect_equal_to_golden("gated_delta_rule_T128", with_scale("gated_delta_rule", 0.25), "o");
-  expect_equal_to_golden("gated_delta_rule_T65", with_scale("gated_delta_rule", std::pow(12, -0.5)),
-                         "o");
+  for (const auto& [name, scale] : golden_cases<double>(
+           {{"gated_delta_rule_T128", 0.25}, {"gated_delta_rule_T65", std::pow(12, -0.5)}}))
+    expect_equal_to_golden(name, with_scale("gated_delta_rule", scale), "o");
 }
 TEST(Rwkv7Op, EqualsTheGoldenFiles) {
-  const auto dplr = [](Named a) {
-    return rwkv7(a["q"], a["gk"], a["k"], a["v"], a["a"], a["b"], 0.25, find(a, "initial_state"));
-  };
-  expect_equal_to_golden("dplr_T128", dplr, "o");
-  expect_equal_to_golden("dplr_T65_rwkv7", dplr, "o");
+  for (const auto& [name, scale] :
+       golden_cases<double>({{"dplr_T128", 0.25}, {"dplr_T65_rwkv7", 0.25}})) {
+    const auto dplr = [scale = scale](Named a) {
+      return rwkv7(a["q"], a["gk"], a["k"], a["v"], a["a"], a["b"], scale,
+                   find(a, "initial_state"));
+    };
+    expect_equal_to_golden(name, dplr, "o");
+  }
 }
 
 // The gated delta rule as RWKV-7 writes it: a = exp(g) k reads before the decay, b = −β k, and β

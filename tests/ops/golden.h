@@ -1,21 +1,16 @@
 #pragma once
-// Golden files as tensors, and the error that tests of operators bound. Other people's numbers live
-// outside the project, in the folder ASSAY_SHARED (default: shared/ beside the checkout).
+// Golden files as tensors, and the error that tests of operators bound.
 #include <torch/torch.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 
 #include "base/safetensors.h"
+#include "golden_files.h"
 
 namespace assay::ops {
 
 inline std::filesystem::path golden_file(const std::string& name) {
-  const char* shared = std::getenv("ASSAY_SHARED");
-  return (shared ? std::filesystem::path(shared)
-                 : std::filesystem::path(ASSAY_SOURCE_DIR) / "../shared") /
-         "golden" / (name + ".safetensors");
+  return golden_folder() / (name + ".safetensors");
 }
 
 // Every tensor of the file, float64.

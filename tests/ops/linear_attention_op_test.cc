@@ -190,7 +190,8 @@ TEST_P(LinearAttentionOps, NanNeverReachesAnEarlierStep) {
 }
 
 TEST(LinearAttentionOp, EqualsTheGoldenFiles) {
-  expect_equal_to_golden("linear_attn_T128", with_scale("linear_attention", 0.25), "o");
+  if (golden_data_is_complete())
+    expect_equal_to_golden("linear_attn_T128", with_scale("linear_attention", 0.25), "o");
   // Normalised by scale · q_t Σ_j k_j + 1e-10: a column of ones in v carries the sum.
   const double scale = std::pow(12, -0.5);
   const auto normalised = [=](Named a) -> Outputs {
@@ -203,21 +204,22 @@ TEST(LinearAttentionOp, EqualsTheGoldenFiles) {
 }
 
 TEST(SimpleGlaOp, EqualsTheGoldenFiles) {
-  expect_equal_to_golden("simple_gla_T128", with_scale("simple_gla", 0.25), "o");
-  expect_equal_to_golden("simple_gla_T65", with_scale("simple_gla", std::pow(12, -0.5)), "o");
+  for (const auto& [name, scale] :
+       golden_cases<double>({{"simple_gla_T128", 0.25}, {"simple_gla_T65", std::pow(12, -0.5)}}))
+    expect_equal_to_golden(name, with_scale("simple_gla", scale), "o");
 }
 
 TEST(SimpleGlaOp, WithAConstantDecayIsRetention) {
   for (const auto& [file, scale] :
-       {std::pair("retention_T128", 0.25), {"retention_T65", std::pow(20, -0.5)}}) {
+       golden_cases<double>({{"retention_T128", 0.25}, {"retention_T65", std::pow(20, -0.5)}})) {
     const auto retention = [scale = scale](Named a) {
       const at::Tensor q = a["q"], head = at::arange(q.size(2), q.options());
       const at::Tensor g = at::log1p(-at::exp2(-5 - head)).expand({q.size(0), q.size(1), -1});
       return simple_gla(q, a["k"], a["v"], g, scale);
     };
     expect_equal_to_golden(file, retention, "o");
-    if (!std::filesystem::exists(golden_file(file))) continue;
     const Named golden = read_golden(golden_file(file));
+    if (!golden.contains("out.final_state_own")) continue;
     const auto [out, state] =
         retention({{"q", golden.at("in.q")}, {"k", golden.at("in.k")}, {"v", golden.at("in.v")}});
     EXPECT_LE(worst_row_error(state, golden.at("out.final_state_own")), 1e-12);
@@ -225,14 +227,14 @@ TEST(SimpleGlaOp, WithAConstantDecayIsRetention) {
 }
 
 TEST(GlaOp, EqualsTheGoldenFiles) {
-  expect_equal_to_golden("gla_T128", with_scale("gla", 0.25), "o");
-  expect_equal_to_golden("gla_T64_strong_decay", with_scale("gla", 0.25), "o");
-  expect_equal_to_golden("gla_T65", with_scale("gla", std::pow(12, -0.5)), "o");
+  for (const auto& [name, scale] : golden_cases<double>(
+           {{"gla_T128", 0.25}, {"gla_T64_strong_decay", 0.25}, {"gla_T65", std::pow(12, -0.5)}}))
+    expect_equal_to_golden(name, with_scale("gla", scale), "o");
 }
 
 TEST(Rwkv6Op, EqualsTheGoldenFiles) {
-  expect_equal_to_golden("rwkv6_T128", with_scale("rwkv6", 1), "o");
-  expect_equal_to_golden("rwkv6_T65", with_scale("rwkv6", 1), "o");
+  for (const auto& [name, scale] : golden_cases<double>({{"rwkv6_T128", 1}, {"rwkv6_T65", 1}}))
+    expect_equal_to_golden(name, with_scale("rwkv6", scale), "o");
 }
 
 // After thirty steps that forget nearly all, thirty that keep nearly all: sums of log decays lose

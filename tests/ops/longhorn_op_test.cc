@@ -117,11 +117,14 @@ TEST(LonghornOp, EqualsTheGoldenFiles) {
       return {y.transpose(1, 2), state};
     };
   };
-  for (const auto& name : {"longhorn_T128", "longhorn_T65", "longhorn_T65_large_k",
-                           "longhorn_T65_plain", "longhorn_scalar_T65"})
-    expect_equal_to_golden(name, time_second(false), "y");
-  for (const auto& name : {"longhorn_exact_T128", "longhorn_exact_T65"})
-    expect_equal_to_golden(name, time_second(true), "y");
+  for (const auto& [name, exact] : golden_cases<bool>({{"longhorn_T128", false},
+                                                       {"longhorn_T65", false},
+                                                       {"longhorn_T65_large_k", false},
+                                                       {"longhorn_T65_plain", false},
+                                                       {"longhorn_scalar_T65", false},
+                                                       {"longhorn_exact_T128", true},
+                                                       {"longhorn_exact_T65", true}}))
+    expect_equal_to_golden(name, time_second(exact), "y");
 }
 
 TEST(LonghornOp, ExactWithOneRateIsADeltaRuleOfOneHead) {

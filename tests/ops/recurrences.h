@@ -141,8 +141,6 @@ inline void expect_cut_anywhere(const Operator& op, const Named& given,
 inline void expect_equal_to_golden(const std::string& name, const Operator& op,
                                    const std::string& output, double single = 1e-5) {
   SCOPED_TRACE(name);
-  if (!std::filesystem::exists(golden_file(name)))
-    GTEST_SKIP() << golden_file(name) << " is not there";
   const Named golden = read_golden(golden_file(name));
   auto part = [&](const std::string& prefix) {
     Named found;
@@ -157,8 +155,9 @@ inline void expect_equal_to_golden(const std::string& name, const Operator& op,
     EXPECT_LE(worst_row_error(std::get<0>(out), golden.at("out." + output)), tolerance);
     if (golden.contains("out.state"))
       EXPECT_LE(worst_row_error(std::get<1>(out), golden.at("out.state")), tolerance);
-    expect_close(gradients(arguments, out, golden.at("cot." + output), {}), part("grad."),
-                 tolerance);
+    if (golden.contains("cot." + output))
+      expect_close(gradients(arguments, out, golden.at("cot." + output), {}), part("grad."),
+                   tolerance);
     if (golden.contains("cot.state"))
       expect_close(gradients(arguments, out, golden.at("cot." + output), golden.at("cot.state")),
                    part("grad_with_state."), tolerance);

@@ -90,8 +90,10 @@ TEST(SsdOp, TheChunkSizeChangesNothing) {
 }
 
 TEST(SsdOp, EqualsTheGoldenFiles) {
-  for (const auto& name : {"ssd_T128", "ssd_T65", "ssd_T67_plain"})
-    expect_equal_to_golden(name, with(true), "y");
+  const Operator op = with(true);
+  for (const auto& [name, ssd] :
+       golden_cases<Operator>({{"ssd_T128", op}, {"ssd_T65", op}, {"ssd_T67_plain", op}}))
+    expect_equal_to_golden(name, ssd, "y");
 }
 
 // The minimal files hold the log decays themselves, as simple_gla takes them.
@@ -103,8 +105,9 @@ TEST(SsdOp, IsSimpleGlaWithTheStateTransposed) {
                    before ? std::optional(before->squeeze(1).transpose(2, 3)) : before);
     return {y, state.transpose(2, 3)};
   };
-  for (const auto& name : {"ssd_minimal_T128", "ssd_minimal_T64"})
-    expect_equal_to_golden(name, minimal, "Y");
+  if (golden_data_is_complete())
+    for (const auto& name : {"ssd_minimal_T128", "ssd_minimal_T64"})
+      expect_equal_to_golden(name, minimal, "Y");
   Named a = random_arguments({2, 70, 4, 2, 6, 5});
   const auto [y, state] = ssd(a["x"], a["dt"].exp(), a["A"], a["B"], a["C"]);
   const auto [same, same_state] =

@@ -157,26 +157,21 @@ TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
                                     at::kCUDA);
 }
 
-struct Golden {
-  const char* name;
-  Options options;
-};
-const Golden kGolden[] = {{"top1_chunk_approx_T101_C16", {16, 10, "approx"}},
-                          {"top1_chunk_approx_T128_C32", {32, 8, "approx"}},
-                          {"top1_chunk_exact_T101_C16", {16, 10}},
-                          {"top1_chunk_exact_T128_C32", {32, 8}},
-                          {"top1_chunk_exact_T65_C16_unnorm", {16, 1 / std::sqrt(24.0)}},
-                          {"top1_chunk_short_T13_C16", {16, 8}},
-                          {"top2_chunk_exact_T130_C16", {16, 8, "exact", 2}},
-                          {"top3_chunk_approx_T130_C16", {16, 8, "approx", 3}}};
+const std::vector<std::pair<std::string, Options>> kGolden = {
+    {"top1_chunk_approx_T101_C16", {16, 10, "approx"}},
+    {"top1_chunk_approx_T128_C32", {32, 8, "approx"}},
+    {"top1_chunk_exact_T101_C16", {16, 10}},
+    {"top1_chunk_exact_T128_C32", {32, 8}},
+    {"top1_chunk_exact_T65_C16_unnorm", {16, 1 / std::sqrt(24.0)}},
+    {"top1_chunk_short_T13_C16", {16, 8}},
+    {"top2_chunk_exact_T130_C16", {16, 8, "exact", 2}},
+    {"top3_chunk_approx_T130_C16", {16, 8, "approx", 3}}};
 
 TEST(Top1ChunkOp, EqualsTheGoldenFiles) {
-  for (const auto& [name, options] : kGolden) {
+  for (const auto& [name, options] : golden_cases(kGolden)) {
     SCOPED_TRACE(name);
-    if (!std::filesystem::exists(golden_file(name)))
-      GTEST_SKIP() << golden_file(name) << " is not there";
     auto golden = read_golden(golden_file(name));
-    if (std::string(name).ends_with("unnorm")) ASSERT_NEAR(options.scale, 0.204124, 1e-6);
+    if (name.ends_with("unnorm")) ASSERT_NEAR(options.scale, 0.204124, 1e-6);
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}}) {
       const Qkv a = Qkv{golden["in.q"], golden["in.k"], golden["in.v"]}.as(dtype);
       const auto [out, logsumexp, selected] = run(a, options);
@@ -192,12 +187,13 @@ TEST(Top1ChunkOp, EqualsTheGoldenFiles) {
 // MoBA counts the own chunk among its top_k and ranks by q · mean(k). Its sequences lie
 // back to back.
 TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
-  for (const auto& [name, chunk_size, moba_top_k] : {std::tuple{"moba_T128_C32_k2", 32, 2},
-                                                     {"moba_T65x2_C16_k3", 16, 3},
-                                                     {"moba_varlen_C16_k2", 16, 2}}) {
+  struct Moba {
+    int chunk_size, top_k;
+  };
+  for (const auto& [name, moba] : golden_cases<Moba>({{"moba_T128_C32_k2", {32, 2}},
+                                                      {"moba_T65x2_C16_k3", {16, 3}},
+                                                      {"moba_varlen_C16_k2", {16, 2}}})) {
     SCOPED_TRACE(name);
-    if (!std::filesystem::exists(golden_file(name)))
-      GTEST_SKIP() << golden_file(name) << " is not there";
     auto golden = read_golden(golden_file(name));
     const at::Tensor ends = golden["in.cu_seqlens"].to(at::kLong);
     for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}})
@@ -206,7 +202,7 @@ TEST(Top1ChunkOp, EqualsTheGoldenFilesOfMoba) {
         auto part = [&](const char* of) { return golden[of].slice(0, begin, end).unsqueeze(0); };
         const Qkv a = Qkv{part("in.q"), part("in.k"), part("in.v")}.as(dtype);
         const auto [out, logsumexp, selected] =
-            run(a, {chunk_size, 1 / std::sqrt(double(a.q.size(3))), "approx", moba_top_k - 1});
+            run(a, {moba.chunk_size, 1 / std::sqrt(double(a.q.size(3))), "approx", moba.top_k - 1});
         EXPECT_TRUE(
             at::equal(selected[0], golden["out.remote"].to(at::kLong).slice(1, begin, end)));
         EXPECT_LE(worst_row_error(out, part("out.o")), tolerance) << dtype;

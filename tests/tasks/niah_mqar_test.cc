@@ -20,17 +20,19 @@ using data::Folder, data::message_of;
 
 int64_t count_words(const std::string& text) { return int64_t(split(text, "").size()); }
 
+fs::path golden_needles_file(int64_t length) {
+  return golden_folder() / fmt::format("ruler_niah_single_noise_{}.jsonl", length);
+}
 std::vector<Json> golden_needles(int64_t length) {
   std::vector<Json> out;
-  std::istringstream lines(
-      read_file(data::shared_file(fmt::format("golden/ruler_niah_single_noise_{}.jsonl", length))));
+  std::istringstream lines(read_file(golden_needles_file(length)));
   for (std::string line; std::getline(lines, line);) out.push_back(Json::parse(line));
   return out;
 }
 
 TEST(TaskNiah, PromptsAreThoseOfRuler) {
-  ASSAY_NEEDS_FILE(data::shared_file("golden/ruler_niah_single_noise_512.jsonl"));
   for (const int64_t length : {512, 1024}) {
+    if (length == 1024 && !golden_data_is_complete()) continue;
     const NiahOptions options{.variant = 1, .length = length};
     const int64_t units = haystack_units(options, count_words);
     for (const Json& golden : golden_needles(length)) {
@@ -119,7 +121,7 @@ TEST(TaskMqar, ExamplesFollowTheRuleOfZoology) {
     for (int64_t row = 0; row < 50; ++row)
       expect_rule(made.inputs[row].data_ptr<int64_t>(), made.labels[row].data_ptr<int64_t>(),
                   golden.data);
-    if (!fs::exists(ops::golden_file(golden.name))) continue;
+    if (golden.name != "mqar_L64_kv4" && !golden_data_is_complete()) continue;
     const auto stored = ops::read_golden(ops::golden_file(golden.name));
     const at::Tensor inputs = stored.at("out.inputs").to(at::kLong),
                      labels = stored.at("out.labels").to(at::kLong);
@@ -153,7 +155,7 @@ double chi_square(const std::vector<double>& a, const std::vector<double>& b, in
 
 TEST(TaskMqar, SlotsAreDistributedAsInZoology) {
   for (const Golden& golden : kGolden) {
-    ASSAY_NEEDS_FILE(ops::golden_file(golden.name));
+    if (golden.name != "mqar_L64_kv4" && !golden_data_is_complete()) continue;
     const auto stored = ops::read_golden(ops::golden_file(golden.name));
     const int64_t slots = (golden.data.length - 2 * golden.data.pairs) / 2, examples = 20'000;
     std::vector<double> all(size_t(slots), 0), first(size_t(slots), 0);
