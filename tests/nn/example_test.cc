@@ -39,7 +39,7 @@ TEST(Example, TrainsAndIsScored) {
   data::synthesize(folder / "store", options);
   const train::RunConfig config =
       train::read_run_config(ConfigNode::parse(block("toml"), "mine.toml"), folder / "store");
-  const nlohmann::json done =
+  const run::Outcome done =
       train::train(config, {.store = folder / "store", .run = folder / "run", .device = "cpu"});
   const OpenModel trained = open_model(folder / "run");
   const auto untrained = std::make_shared<LanguageModel>(trained.model->spec);
@@ -50,7 +50,7 @@ TEST(Example, TrainsAndIsScored) {
   for (const std::string domain :
        {"known_a.valid", "known_b.valid"})  // what was trained on; the other domains get worse
     EXPECT_LT(after.at(domain).total().loss(), before.at(domain).total().loss() - 0.5)
-        << domain << ", trained to " << done.dump();
+        << domain << ", trained to " << done.final_loss;
 }
 
 // What `assay score` and `assay generate` do: the log-probabilities of a whole text are those of
