@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include "ops/parallel.h"
+
 namespace assay::nn {
 namespace {
 
@@ -45,6 +47,18 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
   held = first_steps(held, total);
   held.slice(1, length).copy_(x);
   return held;
+}
+
+void for_each_row(const State& state, const c10::Device& device,
+                  const std::function<void(int64_t b)>& body) {
+  const auto part = [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;  // of this thread
+    for (int64_t b = begin; b < end; ++b)
+      if (state.positions[size_t(b)] >= 0) body(b);
+  };
+  const auto count = int64_t(state.positions.size());
+  if (device.is_cpu()) ops::at_parallel_for()(count, 1, part);
+  else part(0, count);
 }
 
 int64_t length_of(const State& state, const std::string& name) {

@@ -1,5 +1,6 @@
 #pragma once
 // Tensors of a state that grow by the tokens read.
+#include <functional>
 #include <string>
 
 #include "nn/mixer.h"
@@ -15,5 +16,10 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x);
 
 // Tokens that the state holds under `name`; 0 when there is nothing.
 int64_t length_of(const State& state, const std::string& name);
+
+// body(b) for each used row b of a batch of State::rows, on the CPU side by side: a step reads the
+// caches of each row with calls of their own, which are too small to be divided among threads.
+void for_each_row(const State& state, const c10::Device& device,
+                  const std::function<void(int64_t b)>& body);
 
 }  // namespace assay::nn

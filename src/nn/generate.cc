@@ -1,6 +1,5 @@
 #include "nn/generate.h"
 
-#include <ATen/Parallel.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <numeric>
 
 #include "base/random.h"
+#include "ops/parallel.h"
 
 namespace assay::nn {
 namespace {
@@ -158,7 +158,7 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
     const int64_t vocabulary = logits.size(1);
     next = at::empty({batch, 1}, at::kLong);
     int64_t* drawn = next.data_ptr<int64_t>();
-    at::parallel_for(0, batch, 1, [&](int64_t begin, int64_t end) {
+    ops::at_parallel_for()(batch, 1, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) {
         const float* row = logits.data_ptr<float>() + b * vocabulary;
         const double uniform = uniform_at(seeds[size_t(b)], length + made);

@@ -1,9 +1,11 @@
 #include "serve/scheduler.h"
 
-#include <ATen/Parallel.h>
 #include <torch/torch.h>
 
 #include <cmath>
+
+#include "base/error.h"
+#include "ops/parallel.h"
 
 namespace assay::serve {
 namespace {
@@ -211,7 +213,7 @@ void Scheduler::score_piece(Reading& reading, const at::Tensor& hidden, int64_t 
                                   .contiguous();
     const at::Tensor logsumexp = logits.logsumexp(1);
     const float* normaliser = logsumexp.data_ptr<float>();
-    at::parallel_for(0, rows, 1, [&](int64_t from, int64_t to) {
+    ops::at_parallel_for()(rows, 1, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) {
         const int64_t token = prompt[size_t(begin + first + i + 1)];
         scores[size_t(first + i)] =
@@ -319,7 +321,7 @@ void Scheduler::decode() {
   try {
     const at::Tensor logits = slots_.step(tokens);
     const at::Tensor logsumexp = scores ? logits.logsumexp(1) : at::zeros({logits.size(0)});
-    at::parallel_for(0, slots_.count(), 1, [&](int64_t from, int64_t to) {
+    ops::at_parallel_for()(slots_.count(), 1, [&](int64_t from, int64_t to) {
       for (int64_t slot = from; slot < to; ++slot)
         if (const auto& running = running_[size_t(slot)])
           drawn[size_t(slot)] = draw(*running, logits[slot], logsumexp.data_ptr<float>()[slot]);

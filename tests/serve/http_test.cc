@@ -56,9 +56,11 @@ struct HttpTest : testing::Test {
     }  // anything else is dropped without an answer
   }
   bool wait_for(auto&& condition) {
-    for (int i = 0; i < 6000 && !condition(); ++i)
+    for (int i = 0; i < 6000; ++i) {
+      if (condition()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return condition();
+    }
+    return false;
   }
 
   std::unique_ptr<HttpServer> server;

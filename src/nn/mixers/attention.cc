@@ -172,11 +172,11 @@ struct Attention final : Mixer {
     if (state.positions.empty()) return Mixer::step(x, state);
     const auto [q, k, v, softmax_scale] = project(x.unsqueeze(0), state.positions);
     at::Tensor out = at::zeros_like(q);
-    for (int64_t b = 0; b < x.size(0); ++b) {
-      if (state.positions[size_t(b)] < 0) continue;
+    const auto read = [&, &q = q, &k = k, &v = v, softmax_scale = softmax_scale](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
       row(out).copy_(attend({row(q), row(k), row(v), softmax_scale}, state.rows[size_t(b)]));
-    }
+    };
+    for_each_row(state, x.device(), read);
     return out_proj->forward(out.flatten(2).squeeze(0));
   }
 

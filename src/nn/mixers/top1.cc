@@ -88,12 +88,11 @@ struct Top1 : Mixer {
     if (state.positions.empty()) return Mixer::step(x, state);
     const auto qkv = placed(x.unsqueeze(0), state.positions);
     at::Tensor out = at::zeros_like(qkv[0]);
-    for (int64_t b = 0; b < x.size(0); ++b) {
-      if (state.positions[size_t(b)] < 0) continue;
+    for_each_row(state, x.device(), [&](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
       State& own = state.rows[size_t(b)];
       row(out).copy_(read(with_past({row(qkv[0]), row(qkv[1]), row(qkv[2])}, own), own));
-    }
+    });
     return out_proj->forward(out.flatten(2).squeeze(0));
   }
   virtual at::Tensor read(const Projected& projected, State& state) = 0;  // → [B, T, H, D]
