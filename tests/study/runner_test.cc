@@ -236,7 +236,7 @@ TEST_F(Runner, RecordsOfAnotherFolderAreNotWrittenTwice) {
   study_of_records(folder / "records/wider", folder / "copy");
   Store copy(folder / "copy", Database::Mode::read);
   ASSERT_EQ(copy.planned_runs().size(), 6u);
-  for (const Json& run : copy.planned_runs()) EXPECT_EQ(run["status"], "done") << run["name"];
+  for (const StudyRun& run : copy.planned_runs()) EXPECT_EQ(run.status, "done") << run.name;
 }
 
 TEST_F(Runner, FolderWithoutRecordsIsRefusedForReuse) {
