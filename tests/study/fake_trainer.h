@@ -1,6 +1,6 @@
 #pragma once
-// A study's folder, plan and a shell script in the place of the trainer: it obeys the trainer's
-// command line and leaves a run's files, without a model.
+// A study's folder, plan and a shell script in the place of the trainer: it obeys the trainer's command line and leaves
+// a run's files, without a model.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -11,26 +11,20 @@
 
 namespace assay::study {
 
-// What the script does is decided by FAKE: "" trains; "kill" leaves a checkpoint and dies by
-// SIGKILL unless resumed; "kill-always"; "terminated" saves and ends with 130 unless resumed;
-// "kill-questions:N" dies by SIGKILL the first N times that it is asked about a model; "full"
-// finds a full disk; "fail" ends with 1 for models named window; "slow" saves and ends with
-// 130 on SIGINT.
+// What the script does is decided by FAKE: "" trains; "kill" leaves a checkpoint and dies by SIGKILL unless resumed;
+// "kill-always"; "terminated" saves and ends with 130 unless resumed; "kill-questions:N" dies by SIGKILL
+// the first N times that it is asked about a model; "full" finds a full disk; "fail" ends with 1 for models named window; "slow" saves and ends with 130 on SIGINT.
 inline constexpr const char* kTrainer = R"(#!/bin/sh
 config=$2; shift 2
 while [ $# -gt 0 ]; do case $1 in
   -o) out=$2; shift 2;; --dry-run) dry=1; shift;; --resume) resume=1; shift;; --set|--data|--device|--threads) shift 2;; *) shift;; esac; done
 provenance() {
-  echo "\"parameters\": 1000, \"flops_per_token\": 2000, \"state_bytes\": {\"2048\": 10, "
-       "\"102400\": 20}, \"device\": \"cpu\", \"torch\": \"2\", \"assay\": \"0\", \"commit\": "
-       "\"c\", \"paths\": {}, \"numerics\": {}, \"data\": \"d\", \"started\": \"now\", \"key\": "
-       "\"k\", \"identity\": \"$1\""
+  echo "\"parameters\": 1000, \"flops_per_token\": 2000, \"state_bytes\": {\"2048\": 10, \"102400\": 20}, \"device\": \"cpu\", \"torch\": \"2\", \"assay\": \"0\", \"commit\": \"c\", \"paths\": {}, \"numerics\": {}, \"data\": \"d\", \"started\": \"now\", \"key\": \"k\", \"identity\": \"$1\""
 }
 if [ "$dry" ]; then
   line=$(grep -n '^chunk_sise' "$config" | cut -d: -f1)
   if [ "$line" ]; then
-    echo "{\"error\": \"$config:$line:1: unknown key 'chunk_sise' in model.attention; "
-         "did you mean 'chunk_size'? Nothing was changed.\"}"
+    echo "{\"error\": \"$config:$line:1: unknown key 'chunk_sise' in model.attention; did you mean 'chunk_size'? Nothing was changed.\"}"
     exit 2
   fi
   case "$FAKE" in  # the first questions are stopped by a signal
@@ -41,14 +35,12 @@ if [ "$dry" ]; then
   rate=$(sed -n 's/^learning_rate = //p' "$config")
   tokens=$(sed -n 's/^tokens = //p' "$config")
   tokens=${tokens:-4000}
-  echo "{$(provenance "$identity"), \"tokens\": $tokens, \"steps\": $((tokens / 400)), "
-                                "\"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5}"
+  echo "{$(provenance "$identity"), \"tokens\": $tokens, \"steps\": $((tokens / 400)), \"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5}"
   exit 0
 fi
 echo "$out ${resume:-0}" >> "$FAKE_LOG"
 mkdir -p "$out/evaluations"
-metric() { echo "{\"step\": $1, \"tokens\": $(($1 * 400)), \"loss\": 4.0, \"tokens_per_second\": "
-                "100.0}" >> "$out/metrics.jsonl"; }
+metric() { echo "{\"step\": $1, \"tokens\": $(($1 * 400)), \"loss\": 4.0, \"tokens_per_second\": 100.0}" >> "$out/metrics.jsonl"; }
 case "$FAKE:$out:$resume" in
   kill:*:|kill-always:*) mkdir -p "$out/checkpoints/step-5"; metric 5; kill -9 $$;;
   terminated:*:) mkdir -p "$out/checkpoints/step-5"; metric 5; exit 130;;
@@ -63,12 +55,8 @@ case "$FAKE:$rate" in
   diverge:0.004) echo "assay: the loss is NaN at step 3" >&2; exit 1;;
 esac
 case "$rate" in 0.002) loss=3.9;; *) loss=4.0;; esac
-end_set() { echo "{\"loss\": $1, \"recall_loss\": 1.0, \"bits_per_byte\": 2.0, \"tokens\": 100, "
-                 "\"documents\": 1, \"clustered_by\": \"document\", \"clusters\": {\"documents\": "
-                 "[1], \"tokens\": [100], \"nll\": [$1], \"recall_tokens\": [10], \"recall_nll\": "
-                 "[1.0]}}"; }
-echo "{\"step\": 10, \"tokens\": 4000, \"sets\": {\"known_a.valid\": $(end_set $loss), "
-     "\"fresh_a.test\": $(end_set 4.1)}}" > "$out/end.json"
+end_set() { echo "{\"loss\": $1, \"recall_loss\": 1.0, \"bits_per_byte\": 2.0, \"tokens\": 100, \"documents\": 1, \"clustered_by\": \"document\", \"clusters\": {\"documents\": [1], \"tokens\": [100], \"nll\": [$1], \"recall_tokens\": [10], \"recall_nll\": [1.0]}}"; }
+echo "{\"step\": 10, \"tokens\": 4000, \"sets\": {\"known_a.valid\": $(end_set $loss), \"fresh_a.test\": $(end_set 4.1)}}" > "$out/end.json"
 echo '{"step": 10, "tokens": 4000, "train_loss": 4.0, "evaluation": {"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}}' >> "$out/metrics.jsonl"
 cp "$config" "$out/config.toml"
 echo "{$(provenance i)}" > "$out/run.json"
@@ -83,11 +71,9 @@ class FakeStudy : public testing::Test {
     make_folder(folder / "models");
     write_file(folder / "trainer", kTrainer);
     fs::permissions(folder / "trainer", fs::perms::owner_all);
-    write_file(
-        folder / "models/full.toml",
-        "[model]\nd_model = 8\npattern = [\"attention\"]\n[model.attention]\nnum_heads = 2\n");
-    write_file(folder / "models/window.toml",
-               "[model]\nd_model = 8\n[model.attention]\nwindow = 4\n");
+    write_file(folder / "models/full.toml",
+               "[model]\nd_model = 8\npattern = [\"attention\"]\n[model.attention]\nnum_heads = 2\n");
+    write_file(folder / "models/window.toml", "[model]\nd_model = 8\n[model.attention]\nwindow = 4\n");
     ::setenv("FAKE_LOG", (folder / "starts").c_str(), 1);
     ::setenv("FAKE", "", 1);
   }
@@ -102,10 +88,7 @@ train = { tokens = 4000, batch = 4 }
   StudyOptions options(const std::string& plan = kPlan) {
     write_file(folder / "plan.toml", plan);
     StudyOptions out;
-    out.plan = folder / "plan.toml";
-    out.study = folder / "study";
-    out.program = folder / "trainer";
-    out.jobs = 2;
+    out.plan = folder / "plan.toml", out.study = folder / "study", out.program = folder / "trainer", out.jobs = 2;
     return out;
   }
   std::string starts() { return fs::exists(folder / "starts") ? read_file(folder / "starts") : ""; }
