@@ -28,7 +28,9 @@ std::vector<Example> examples() {
   }
   out.push_back({"learned_positions", head + "positions = \"learned\"\nmax_positions = 90\n"});
   out.push_back({"rwkv_channel_mixer",
-                 head + "pattern = [\"rwkv6\"]\nchannel_mixer = \"rwkv6_channel_mix\"\n"});
+                 head +
+                     "pattern = [\"rwkv6\"]\nchannel_mixer = \"rwkv6_channel_mix\"\n"
+                     "[model.rwkv6]\nnum_heads = 4\n"});
   return out;
 }
 
