@@ -1,6 +1,7 @@
 // `assay serve` as a process, with a small model that the test writes.
 #include <torch/torch.h>
 
+#include <future>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -8,6 +9,7 @@
 #include "client.h"
 #include "nn/model_files.h"
 #include "nn/testing.h"
+#include "serve/service.h"
 #include "tasks/tokenizer_of_test.h"
 
 namespace assay::serve {
@@ -42,8 +44,7 @@ const data::Folder& folder() {
 
 class Server {
  public:
-  explicit Server(const std::string& options = "", const std::string& model = "model",
-                  bool wait_for_model = true)
+  explicit Server(const std::string& options = "", const std::string& model = "model")
       : process_(folder().path(),
                  fmt::format("serve {} --port 0 --threads 1 --device cpu --json {} > {}", model,
                              options, log_name())) {
@@ -53,7 +54,7 @@ class Server {
     });
     if (!process_.running()) return;
     port = json::parse(read_file(log))["port"];
-    while (wait_for_model && get("/health").status == 503 && process_.running())
+    while (get("/health").status == 503 && process_.running())
       cli::sleep_seconds(0.01);
   }
   Answer get(const std::string& path, const std::string& headers = "") const {
@@ -532,18 +533,29 @@ TEST(Serve, DrainEndsAtItsLimit) {
 }
 
 TEST(Serve, HealthIs503WhileTheModelIsLoaded) {
-  // A pipe instead of a tokenizer: loading waits until the test writes it.
-  const fs::path pipe = folder() / "pipe";
-  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  Server server("--tokenizer pipe", "bare", /*wait_for_model=*/false);
-  const Answer health = server.get("/health");
+  ServiceOptions options;
+  options.http.port = 0;
+  std::promise<uint16_t> listening;
+  std::promise<void> asked;
+  const auto load = [&]() -> std::unique_ptr<ServedModel> {
+    asked.get_future().wait();
+    fail("the model is broken");
+  };
+  std::thread server([&] {
+    EXPECT_THROW(run_service(options, load, [&](uint16_t port) { listening.set_value(port); }),
+                 BadInput);
+  });
+  const uint16_t port = listening.get_future().get();
+  const Answer health = Client(port).request("GET", "/health", "", "");
+  const Answer early = Client(port).request("POST", "/v1/completions", R"({"prompt": "a"})", "");
+  const Answer metrics = Client(port).request("GET", "/metrics", "", "");
+  asked.set_value();
+  server.join();
   EXPECT_EQ(health.status, 503);
   EXPECT_EQ(json::parse(health.body)["status"], "loading");
-  const Answer early = server.post("/v1/completions", {{"prompt", "a"}});
   EXPECT_EQ(early.status, 503);
   EXPECT_EQ(json::parse(early.body)["error"]["code"], "loading");
-  EXPECT_EQ(server.get("/metrics").status, 200);
-  server.process().signal(SIGKILL);
+  EXPECT_EQ(metrics.status, 200);
 }
 
 TEST(Serve, BadStartsAreExplained) {
