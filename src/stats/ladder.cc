@@ -328,10 +328,9 @@ std::string why_not_judged(const std::vector<BudgetResult>& budgets) {
   if (late == budgets.begin() || late == budgets.end())
     return budgets.back().problem + budgets.back().caveat;
   const BudgetResult& early = *std::prev(late);
-  return fmt::format(
-      "Its budgets of {} and {} end on the two sides of the held-out losses that can be judged "
-      "({:.3f} is too high, {:.3f} too low). Train it with a number of tokens between them.",
-      millions(early.tokens), millions(late->tokens), early.held_out, late->held_out);
+  return fmt::format("At {} the held-out loss is too high for a comparison ({:.3f}), at {} too low",
+                     millions(early.tokens), early.held_out, millions(late->tokens)) +
+         fmt::format(" ({:.3f}). Train it with a number of tokens between them.", late->held_out);
 }
 
 // Fills in everything that does not depend on the other contenders.

@@ -233,9 +233,8 @@ TEST(Ladder, BudgetsOnBothSidesOfTheMatureSegmentAskForOneBetween) {
   const EndResult x = only(compare_ends(ladder, {both}));
   EXPECT_FALSE(x.judged);
   EXPECT_EQ(x.reason,
-            "Its budgets of 20M tokens and 60M tokens end on the two sides of the held-out losses "
-            "that can be judged (3.600 is too high, 3.000 too low). Train it with a number of "
-            "tokens between them.");
+            "At 20M tokens the held-out loss is too high for a comparison (3.600), at 60M tokens "
+            "too low (3.000). Train it with a number of tokens between them.");
 }
 
 TEST(Ladder, ProblemsOfTheLadderAreNamed) {
