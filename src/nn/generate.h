@@ -17,7 +17,7 @@ struct Sampling {
 void check(const Sampling& sampling);  // BadInput names the value
 
 ops::Draw draw_of(const Sampling& sampling, double uniform);
-// A token of ops::sample. Error where it is −1, because a logit is NaN or the largest is not finite.
+// A token of ops::sample. Error where it is −1: a logit is NaN, or the largest is not finite.
 int64_t checked_token(int64_t token);
 // The token that `uniform` in [0, 1) picks: ops::cpu::sample_row with checked_token.
 int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform);

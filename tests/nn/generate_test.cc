@@ -136,9 +136,11 @@ TEST(Generate, CachedDecodingEqualsRunningTheWholeSequence) {
 
 TEST(PrepareInference, LogitsKeepTheirBits) {
   for (const char* head : {"tie_embeddings = true", "tie_embeddings = false"}) {
-    const auto text = std::string("[model]\npositions = \"learned\"\nmax_positions = 64\n") + head +
-                      "\n" + std::string(kModel).substr(std::string("[model]\n").size());
+    const std::string positions = "[model]\npositions = \"learned\"\nmax_positions = 64\n";
+    const std::string rest = std::string(kModel).substr(std::string("[model]\n").size());
+    const auto text = positions + head + "\n" + rest;
     const auto model = random_model(text);
+    model->to(at::kFloat);
     model->compute_dtype = at::kBFloat16;
     const at::NoGradGuard no_grad;
     const at::Tensor tokens = random_tokens(2, 17, 40, "tokens");

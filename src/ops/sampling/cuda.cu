@@ -116,7 +116,8 @@ struct Row {
     return {prefix, above, weight(__uint_as_float(bits))};
   }
 
-  // The first token, by id, at which the running sum of amount(logit) exceeds `target`. Every thread has a run of neighbouring ids.
+  // The first token, by id, at which the running sum of amount(logit) exceeds `target`. Every
+  // thread has a run of neighbouring ids.
   template <class F>
   __device__ int reach_by_id(Mass target, F amount) const {
     const int per = (size + kThreads - 1) / kThreads;
