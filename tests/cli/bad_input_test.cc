@@ -218,6 +218,18 @@ TEST_F(BadInputs, BrokenRecordOfAFinishedRunIsNamed) {
           {"run/done.json: broken JSON", "Remove the file"});
 }
 
+// Deeper than code that recurses over JSON can bear.
+TEST_F(BadInputs, DeepJsonIsRejected) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  fs::copy(folder_ / "store", folder_ / "deep", fs::copy_options::recursive);
+  folder_.write("deep/manifest.json", "{\"format\": " + deep + "}");
+  refuses(on("deep"), 2, {"deep/manifest.json", "more than 64 levels"});
+  refuses("data synth -o deep --overwrite --documents 5 --held-out 2", 2,
+          {"deep", "manifest.json that is not a token store's"});
+  folder_.write("model/config.json", "{\"model_type\": " + deep + "}");
+  refuses("import model -o out", 2, {"model/config.json", "more than 64 levels"});
+}
+
 TEST_F(BadInputs, FileThatIsCutWhileTrainingReadsItIsNamed) {
   Process process(folder_.path(),
                   train("run", "--set train.steps=100000 --set train.checkpoint_every=2"));
