@@ -93,13 +93,6 @@ std::vector<int32_t> above_share(const std::vector<double>& weights, double tota
 
 }  // namespace
 
-void check(const Sampling& s) {
-  if (!(s.temperature >= 0) || !std::isfinite(s.temperature))
-    fail("temperature = {} must be a finite number, 0 or more", s.temperature);
-  if (s.top_k < 0) fail("top_k = {} must be positive, or 0 for all tokens", s.top_k);
-  if (!(s.top_p > 0 && s.top_p <= 1)) fail("top_p = {} must be above 0 and at most 1", s.top_p);
-}
-
 int64_t sample(std::span<const float> logits, const Sampling& s, double uniform) {
   if (std::ranges::any_of(logits, [](float x) { return std::isnan(x); }))
     fail<Error>("the model's logits are not numbers (NaN)");

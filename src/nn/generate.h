@@ -5,15 +5,9 @@
 #include <vector>
 
 #include "nn/language_model.h"
+#include "nn/sampling.h"
 
 namespace assay::nn {
-
-struct Sampling {
-  double temperature = 1;  // 0: always the likeliest token, the lowest id among equals
-  int64_t top_k = 0;       // only the k likeliest; 0: all
-  double top_p = 1;        // then only the likeliest that together hold this share of what is left
-};
-void check(const Sampling& sampling);  // BadInput names the value
 
 // The token that `uniform` in [0, 1) picks. A pure function; Error when a logit is NaN or
 // none is finite.
