@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "data/folder.h"
+#include "fuzz/mutation.h"
 #include "nn/saved_state.h"
 #include "nn/tensors.h"
 #include "testing.h"
@@ -267,6 +268,28 @@ TEST(Generate, ChangedSavedStateIsRejected) {
   auto said = metadata;
   said["position"] = "1";
   expect_rejected(tensors, said);
+}
+
+// Any bytes are accepted unchanged or rejected with an error.
+TEST(Generate, RandomlyChangedFileOfAStateIsRejected) {
+  const data::Folder folder;
+  const auto model = random_model(kModel);
+  Generation begun{{1, 2, 3, 4}, {}};
+  const at::Tensor prompt = at::tensor({1, 2, 3}, at::kLong).unsqueeze(0);
+  generate(*model, prompt, 1, {}, std::vector<uint64_t>{1}, -1, {}, &begun.state);
+  save_generation(folder / "saved", *model, begun);
+  const std::string whole = read_file(folder / "saved");
+  Random random(1, "saved states");
+  int accepted = 0;
+  for (int i = 0; i < 300; ++i) {
+    folder.write("changed", fuzz::mutated_bytes(whole, random));
+    try {
+      load_generation(folder / "changed", *model);
+      ++accepted;
+    } catch (const BadInput&) {
+    }
+  }
+  EXPECT_LT(accepted, 30);  // changes of white space or of keys that nobody reads
 }
 
 }  // namespace
