@@ -2,6 +2,7 @@
 #   CUDA=1|0        compile the CUDA kernels or not; unset: where a GPU is seen (and always by `make test` where nvcc is)
 #   PYTHON=/path    a Python that has torch 2.11.0, used instead of .venv's download
 #   PRESET=debug    another preset of CMakePresets.json: asan-ubsan, tsan
+#   SECONDS=10      of `make fuzz`, for each parser of files
 PRESET  ?= release
 JOBS    ?= $(shell nproc)
 BUILD   := $(if $(filter release,$(PRESET)),build,build-$(patsubst asan-ubsan,asan,$(PRESET)))
@@ -11,16 +12,17 @@ NVCC    := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 CUDA    ?= $(if $(NVCC),$(if $(filter test bundle bench,$(MAKECMDGOALS)),1,$(if $(wildcard /dev/nvidia0),1,0)),0)
 PLAN    ?= plans/demo.toml
 STUDY   ?= study/demo
+SECONDS ?= 10
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 export CUDACXX := $(NVCC)
 # Too large an allocation is the program's to report, under AddressSanitizer too.
 export ASAN_OPTIONS ?= allocator_may_return_null=1
 
-.PHONY: all setup build demo test fast bundle clean help
+.PHONY: all setup build demo test fast fuzz bundle clean help
 all: build
 
 help:
-	@sed -n '1,4p' Makefile; echo "targets: setup build demo test fast bundle clean"
+	@sed -n '1,5p' Makefile; echo "targets: setup build demo test fast fuzz bundle clean"
 
 setup: .venv/ready
 
@@ -43,6 +45,11 @@ test: build
 
 fast: build
 	@$(BIN)/ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) -LE "slow|cuda"
+
+# Inputs that break a parser are written to build-fuzz/findings.
+fuzz:
+	@$(MAKE) --no-print-directory build PRESET=fuzz CUDA=0 TARGET=fuzz_parsers
+	@tools/fuzz build-fuzz $(SECONDS)
 
 bundle: TARGET = all
 bundle: build

@@ -2,18 +2,23 @@
 
 #include <fcntl.h>
 #include <openssl/evp.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "base/error.h"
+#include "base/truncated_files.h"
 
 namespace assay {
 namespace {
@@ -78,11 +83,81 @@ void remove_abandoned_folders(const fs::path& path) {
   }
 }
 
+// A file without a name, which vanishes with its process. It gets its name in commit(). On a file
+// system without such files it has the name at once.
+int open_new_file(const fs::path& name) {
+  const fs::path folder = name.has_parent_path() ? name.parent_path() : fs::path(".");
+  const int descriptor = ::open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+  if (descriptor >= 0) return descriptor;
+  return ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+}
+
+// False if the file has another name already.
+bool give_name(int descriptor, const fs::path& name) {
+  const std::string nameless = fmt::format("/proc/self/fd/{}", descriptor);
+  return !::linkat(AT_FDCWD, nameless.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW);
+}
+
+// The mapped files of the process, for a signal handler: a list that only grows. A node is free
+// for another file while its size is 0.
+struct Mapping {
+  std::atomic<const std::byte*> begin = nullptr;
+  std::atomic<size_t> size = 0;
+  std::array<char, 4096> path{};
+  Mapping* next = nullptr;
+};
+std::atomic<Mapping*> mappings = nullptr;
+std::mutex mappings_mutex;  // held by those who change the list
+
+void add_mapping(const std::byte* begin, size_t size, const std::string& path) {
+  const std::lock_guard lock(mappings_mutex);
+  Mapping* node = mappings;
+  while (node && node->size > 0) node = node->next;
+  if (!node) {
+    node = new Mapping;
+    node->next = mappings;
+    mappings = node;
+  }
+  node->path[path.copy(node->path.data(), node->path.size() - 1)] = '\0';
+  node->begin = begin;
+  node->size = size;
+}
+
+void remove_mapping(const std::byte* begin) {
+  const std::lock_guard lock(mappings_mutex);
+  for (Mapping* node = mappings; node; node = node->next)
+    if (node->size > 0 && node->begin == begin) node->size = 0;
+}
+
+// Calls only functions that a signal handler may call.
+void say(const char* text) {
+  if (::write(STDERR_FILENO, text, std::strlen(text)) < 0) return;
+}
+
+void on_bus_error(int signal, siginfo_t* info, void*) {
+  const auto* address = static_cast<const std::byte*>(info->si_addr);
+  for (const Mapping* node = mappings; node; node = node->next) {
+    if (address < node->begin || address >= node->begin + node->size) continue;
+    say("assay: ");
+    say(node->path.data());
+    say(": the file became shorter while it was read. Restore it and give the command again.\n");
+    ::_exit(1);
+  }
+  ::signal(signal, SIG_DFL);  // not from a mapped file: end as without this handler
+}
+
 }  // namespace
+
+void catch_truncated_files() {
+  struct sigaction action {};
+  action.sa_sigaction = on_bus_error;
+  action.sa_flags = SA_SIGINFO;
+  ::sigaction(SIGBUS, &action, nullptr);
+}
 
 AtomicFile::AtomicFile(fs::path path)
     : path_(std::move(path)), temporary_(random_name(path_)), file_(nullptr) {
-  const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int descriptor = open_new_file(temporary_);
   if (descriptor < 0) system_error("cannot be written", temporary_);
   file_ = ::fdopen(descriptor, "wb");
   if (!file_) system_error("cannot be written", temporary_);
@@ -101,6 +176,8 @@ void AtomicFile::write(const void* data, size_t bytes) {
 
 void AtomicFile::commit() {
   if (std::fflush(file_) || ::fsync(::fileno(file_)))
+    system_error("cannot be written (the old file is untouched)", path_);
+  if (!give_name(::fileno(file_), temporary_) && errno != EEXIST)
     system_error("cannot be written (the old file is untouched)", path_);
   std::fclose(std::exchange(file_, nullptr));
   if (::rename(temporary_.c_str(), path_.c_str())) {
@@ -185,10 +262,13 @@ MappedFile::MappedFile(const fs::path& path) {
   ::close(descriptor);
   if (data == MAP_FAILED) system_error("cannot be mapped", path);
   data_ = static_cast<const std::byte*>(data);
+  if (data_) add_mapping(data_, size_, path.string());
 }
 
 MappedFile::~MappedFile() {
-  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (!data_) return;
+  remove_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

@@ -14,9 +14,9 @@ namespace fs = std::filesystem;
 // Buffered writing to a temporary file next to `path`; commit() syncs and renames it into place.
 // Without commit() the temporary file is removed and `path` keeps what it held. The temporary
 // file is new and has a random name (path + ".tmp" + 16 hexadecimal digits), so two writers on
-// one volume never share it, not even from two containers. A process that is killed leaves it
-// behind. Nothing reads it, so it can be deleted. Throws Error with the path and the system's
-// reason.
+// one volume never share it, not even from two containers. It gets this name in commit(), so a
+// process that is killed leaves nothing behind, except on file systems without unnamed files; there
+// the file can be deleted. Throws Error with the path and the system's reason.
 class AtomicFile {
  public:
   explicit AtomicFile(fs::path path);

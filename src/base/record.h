@@ -27,6 +27,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/json.h"
 
 namespace assay {
 
@@ -178,9 +179,6 @@ nlohmann::json to_json(const T& value) {
     return value;
   }
 }
-
-// Text that is not JSON is BadInput, which names `source`.
-nlohmann::json parse_json(std::string_view text, const std::string& source);
 
 template <class T>
 T parse_record(std::string_view text, const std::string& source) {

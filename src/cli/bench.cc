@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/json.h"
 #include "cli/bench_models.h"
 #include "cli/command.h"
 #include "report/svg.h"
@@ -34,7 +35,7 @@ bool is_row(const Json& row) {
 }
 
 Json rows_beside(const fs::path& file) {
-  const Json theirs = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  const Json theirs = parse_json(read_file(file), file.string());
   if (!theirs.is_object() || !theirs.contains("rows") ||
       !std::ranges::all_of(theirs["rows"], is_row))
     fail(

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/interrupt.h"
+#include "base/truncated_files.h"
 #include "base/version.h"
 #include "cli/command.h"
 
@@ -149,5 +150,6 @@ void print(const nlohmann::json& document, const std::string& text) {
 
 int main(int argc, char** argv) {
   assay::catch_interrupts();
+  assay::catch_truncated_files();
   return assay::cli::run(argc, argv);
 }

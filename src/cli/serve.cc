@@ -27,8 +27,10 @@ std::unique_ptr<serve::ServedModel> load(const Options& options) {
   if (options.max_context > longest)
     fail("--max-context {}: the model reads at most {} tokens", options.max_context, longest);
   if (options.max_context > 0) context = options.max_context;
-  return std::make_unique<serve::ServedModel>(options.name, opened.model,
-                                              std::move(opened.tokenizer), context);
+  auto served = std::make_unique<serve::ServedModel>(
+      options.name, opened.model->spec.config.vocab_size, std::move(opened.tokenizer), context);
+  served->model = opened.model;
+  return served;
 }
 
 // A decode step always computes all slots, so a CPU has fewer of them.

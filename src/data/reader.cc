@@ -208,7 +208,7 @@ std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, R
     lines.rest.remove_prefix(std::min(end + 1, lines.rest.size()));
     if (number == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);  // byte order mark
     if (block.json && is_blank(line)) continue;
-    parser_->last_is_json = block.json;
+    parser_->last_is_json = false;
     const size_t room = size_t(block.text.data() + block.text.capacity() - line.data());
     if (block.json) {
       if (auto document = parse_line(line, room, number, counts)) return document;
@@ -241,6 +241,7 @@ std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t
     ++counts.empty;
     return std::nullopt;
   }
+  parser_->last_is_json = true;
   return Document{text, string_at(root, parser_->domain), string_at(root, parser_->source), number};
 }
 

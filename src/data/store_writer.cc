@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace assay::data {
 namespace {
@@ -121,7 +122,7 @@ std::string why_to_keep(const fs::path& folder) try {
   if (!fs::is_directory(folder)) return "is not a folder";
   if (fs::is_empty(folder)) return "";
   if (!fs::exists(folder / "manifest.json")) return "is not a token store";
-  const auto manifest = nlohmann::json::parse(read_file(folder / "manifest.json"));
+  const auto manifest = parse_json(read_file(folder / "manifest.json"), "manifest.json");
   if (!manifest.is_object() || manifest.value("format", nlohmann::json()) != "assay token store")
     return "is not a token store";
   const auto own = files_of(manifest);
@@ -130,6 +131,8 @@ std::string why_to_keep(const fs::path& folder) try {
         !own.contains(name) || entry.is_directory())
       return fmt::format("holds '{}', which is not part of a token store", name);
   return "";
+} catch (const BadInput&) {
+  return "has a manifest.json that is not a token store's";
 } catch (const nlohmann::json::exception&) {
   return "has a manifest.json that is not a token store's";
 }

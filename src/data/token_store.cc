@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace assay::data {
 namespace {
@@ -39,7 +40,7 @@ nlohmann::json read_manifest(const fs::path& folder) {
     fail("{}: no such folder; a token store was expected (assay data prepare writes one)",
          folder.string());
   if (!fs::exists(file)) fail("{}: not a token store: it has no manifest.json", folder.string());
-  auto manifest = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  auto manifest = parse_json(read_file(file), file.string());
   if (!manifest.is_object() || manifest.value("format", nlohmann::json()) != "assay token store")
     fail("{}: not the manifest of a token store", file.string());
   if (manifest.value("version", nlohmann::json()) != 1)
@@ -83,10 +84,10 @@ Documents::Documents(const fs::path& stem, int64_t vocabulary)
         "the file is cut off or damaged",
         name, idx.size(), sequences_, indices);
   documents_ = indices - 1;
-  const int64_t end =
-      sequences_ ? load<int64_t>(idx.data() + kHeader + 12 * sequences_ - 8) +
-                       int64_t{width_} * load<int32_t>(idx.data() + kHeader + 4 * (sequences_ - 1))
-                 : 0;
+  int64_t end = 0;
+  if (sequences_ > 0)  // offset() bounds the first term, so the sum does not overflow
+    end = offset(sequences_ - 1) +
+          int64_t{width_} * load<int32_t>(idx.data() + kHeader + 4 * (sequences_ - 1));
   if (end != int64_t(bin_.bytes().size()) || index(0) != 0 || index(documents_) != sequences_)
     fail(
         "{}: the index describes {} bytes of tokens, the .bin file has {}; "
@@ -112,7 +113,7 @@ void Documents::open_sources() {
   if (int64_t(sources_->bytes().size()) != 4 * documents_)
     fail("{}: {} bytes, expected 4 for each of {} documents", file.string(),
          sources_->bytes().size(), documents_);
-  const auto list = nlohmann::json::parse(read_file(names), nullptr, /*allow_exceptions=*/false);
+  const auto list = parse_json(read_file(names), names.string());
   const bool strings = list.is_array() &&
                        std::ranges::all_of(list, [](const auto& name) { return name.is_string(); });
   if (!strings) fail("{}: a JSON list of the names of the sources was expected", names.string());

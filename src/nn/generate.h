@@ -5,16 +5,10 @@
 #include <vector>
 
 #include "nn/language_model.h"
+#include "nn/sampling.h"
 #include "ops/sampling/sampling.h"
 
 namespace assay::nn {
-
-struct Sampling {
-  double temperature = 1;  // 0: always the likeliest token, the lowest id among equals
-  int64_t top_k = 0;       // only the k likeliest; 0: all
-  double top_p = 1;        // then only the likeliest that together hold this share of what is left
-};
-void check(const Sampling& sampling);  // BadInput names the value
 
 ops::Draw draw_of(const Sampling& sampling, double uniform);
 // A token of ops::sample. Error where it is −1: a logit is NaN, or the largest is not finite.

@@ -13,22 +13,29 @@
 namespace assay::nn {
 namespace {
 
+// Bounds far above any model, so that sizes can be multiplied without overflow.
+constexpr int64_t kMostLayers = 10'000, kWidest = int64_t{1} << 20, kMostRows = int64_t{1} << 31;
+
 void check(const ConfigNode& model, const ModelConfig& c) {
   const auto need = [&](bool good, const char* key, const std::string& expected) {
     if (!good)
       fail("{}: model.{} must be {}. Nothing was changed.", model.where(key), key, expected);
   };
-  need(c.vocab_size >= 0, "vocab_size", "positive, or 0 for that of the data");
-  need(c.d_model > 0, "d_model", "positive");
-  need(c.num_layers > 0, "num_layers", "positive");
+  const auto within = [&](int64_t value, int64_t least, int64_t most, const char* key,
+                          const char* zero) {
+    need(value >= least && value <= most, key, fmt::format("from 1 to {}{}", most, zero));
+  };
+  within(c.vocab_size, 0, kMostRows, "vocab_size", ", or 0 for that of the data");
+  within(c.d_model, 1, kWidest, "d_model", "");
+  within(c.num_layers, 1, kMostLayers, "num_layers", "");
   need(!c.pattern.empty(), "pattern", "a list of at least one mixer");
   need(std::ranges::find(Norm::kinds(), c.norm) != Norm::kinds().end(), "norm",
        join(Norm::kinds(), " or "));
   need(c.norm_eps > 0, "norm_eps", "positive");
   need(c.embedding_std > 0, "embedding_std", "positive");
   need(c.positions == "none" || c.positions == "learned", "positions", "none or learned");
-  need(c.max_positions >= 0, "max_positions",
-       "positive, or 0 for the sequence length of the training");
+  within(c.max_positions, 0, kMostRows, "max_positions",
+         ", or 0 for the sequence length of the training");
 }
 
 void check_known(const Registry<MixerEntry>& registry, const std::string& name,

@@ -2,6 +2,9 @@
 
 #include <torch/torch.h>
 
+#include <map>
+#include <span>
+
 #include "nn/tensors.h"
 
 namespace assay::nn {
@@ -15,6 +18,21 @@ std::string fingerprint(const LanguageModel& model) {
         weight.detach().flatten().slice(0, 0, 256).to(at::kCPU, at::kFloat).contiguous();
     text += name + std::string(static_cast<const char*>(begin.data_ptr()), size_t(begin.nbytes()));
   }
+  return sha256(text);
+}
+
+// Of all that a saved generation holds, so that no name, shape or value of it can change unnoticed.
+std::string digest(const NamedTensors& tensors, const std::string& position) {
+  std::map<std::string, std::string> lines;
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor host = tensor.detach().cpu().contiguous();
+    const auto* data = static_cast<const std::byte*>(host.data_ptr());
+    lines[name] =
+        fmt::format("{} {} [{}] {}\n", name, c10::toString(host.scalar_type()),
+                    fmt::join(host.sizes(), ", "), sha256(std::span(data, host.nbytes())));
+  }
+  std::string text = "position " + position + "\n";
+  for (const auto& [name, line] : lines) text += line;
   return sha256(text);
 }
 
@@ -34,23 +52,27 @@ void save_generation(const fs::path& file, const LanguageModel& model,
   for (size_t i = 0; i < generation.state.layers.size(); ++i)
     for (const auto& [name, tensor] : generation.state.layers[i].tensors())
       tensors.emplace_back(fmt::format("layers.{}.{}", i, name), tensor);
+  const std::string position = std::to_string(generation.state.position);
   save_tensors(file, tensors,
                {{"model", fingerprint(model)},
                 {"dtype", c10::toString(model.compute_dtype)},
-                {"position", std::to_string(generation.state.position)}});
+                {"position", position},
+                {"sha256", digest(tensors, position)}});
 }
 
 Generation load_generation(const fs::path& file, const LanguageModel& model, int64_t batch) try {
   const Safetensors in(file);
   const auto& said = in.metadata();
-  if (!in.has("tokens") || !said.contains("model") || !said.contains("dtype") ||
-      !said.contains("position"))
-    fail("{}: not a saved generation", file.string());
+  for (const char* key : {"model", "dtype", "position", "sha256"})
+    if (!in.has("tokens") || !said.contains(key))
+      fail("{}: not a saved generation of this version of Assay", file.string());
   if (said.at("model") != fingerprint(model))
     fail("{}: saved from another model, or from other weights of it", file.string());
   if (said.at("dtype") != c10::toString(model.compute_dtype))
     fail("{}: saved by a model that computed in {}, not in {}", file.string(), said.at("dtype"),
          c10::toString(model.compute_dtype));
+  if (said.at("sha256") != digest(load_tensors(file), said.at("position")))
+    fail("{}: changed since it was saved; save the generation again", file.string());
   const auto tokens = in.values<int64_t>("tokens");
   Generation out{{tokens.begin(), tokens.end()}, {}};
   out.state.position = std::stoll(said.at("position"));

@@ -40,6 +40,8 @@ Checkpoint Folder::checkpoint(int64_t step) const {
 
 Checkpoint Folder::unfinished_checkpoint() const { return {checkpoints_of(path) / "writing"}; }
 
+Checkpoint Folder::removed_checkpoint() const { return {checkpoints_of(path) / "removing"}; }
+
 std::optional<Folder> enclosing_run(const fs::path& path) {
   const fs::path of_checkpoint = fs::absolute(path / "").parent_path().parent_path().parent_path();
   for (const Folder& folder : {Folder{path}, Folder{of_checkpoint}})

@@ -41,10 +41,12 @@ struct Folder {
   RecordFile<Probes> probes() const { return {path / "probes.json"}; }
   RecordFile<Outcome> outcome() const { return {path / "done.json"}; }
   fs::path log() const { return path / "log.txt"; }
+  fs::path lock() const { return path / ".lock"; }  // of FolderLock
 
   std::map<int64_t, Checkpoint> checkpoints() const;  // by step
   Checkpoint checkpoint(int64_t step) const;
   Checkpoint unfinished_checkpoint() const;  // where one is written before it is renamed
+  Checkpoint removed_checkpoint() const;     // where an old one is moved before it is removed
 };
 
 // The run that `path` is, or that it is a checkpoint of. None where neither is the case.

@@ -1,6 +1,10 @@
 #include "run/metrics.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <variant>
@@ -84,6 +88,11 @@ void MetricsWriter::write_line(const std::string& text) {
   const std::string line = text + "\n";
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_))
     fail<Error>("{}: cannot be written (disk full?); checkpoints are untouched", path_.string());
+}
+
+void MetricsWriter::sync() {
+  if (::fsync(::fileno(file_)))
+    fail<Error>("{}: cannot be written: {}", path_.string(), std::strerror(errno));
 }
 
 std::string tail(const fs::path& file, int64_t bytes) {

@@ -30,6 +30,8 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   void write(const TrainingLine& line) { write_line(to_json(line).dump()); }
   void write(const EvaluationLine& line) { write_line(to_json(line).dump()); }
+  // Writes the lines to the disk: a checkpoint must not outlive those before it.
+  void sync();
 
  private:
   void write_line(const std::string& text);

@@ -1,7 +1,6 @@
 #include "serve/api.h"
 
-#include <torch/torch.h>
-
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -193,10 +192,10 @@ std::string error_body(int status, const std::string& message, const std::string
   return json({{"error", error}}).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-ServedModel::ServedModel(std::string served_name, std::shared_ptr<nn::LanguageModel> language_model,
+ServedModel::ServedModel(std::string served_name, int64_t tokens,
                          std::optional<data::Tokenizer> text_tokenizer, int64_t context)
     : name(std::move(served_name)),
-      model(std::move(language_model)),
+      vocab_size(tokens),
       tokenizer(std::move(text_tokenizer)) {
   limits.context = context;
   if (!tokenizer) return;
@@ -223,10 +222,9 @@ std::vector<int64_t> ServedModel::encode(const std::string& text, const std::str
 }
 
 void ServedModel::check_token(int64_t token, const std::string& param) const {
-  const int64_t vocabulary = model->spec.config.vocab_size;
-  if (token < 0 || token >= vocabulary)
+  if (token < 0 || token >= vocab_size)
     refuse(param, "'{}': token {} is outside the model's vocabulary of {}", param, token,
-           vocabulary);
+           vocab_size);
 }
 
 std::string ServedModel::token_name(int64_t token) const {
@@ -355,7 +353,7 @@ json model_card(const ServedModel& model) {
           {"created", model.created},
           {"owned_by", "assay"},
           {"max_model_len", model.limits.context},
-          {"vocab_size", model.model->spec.config.vocab_size}};
+          {"vocab_size", model.vocab_size}};
 }
 
 }  // namespace assay::serve

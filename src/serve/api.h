@@ -1,6 +1,7 @@
 #pragma once
-// Requests and answers in OpenAI's JSON format.
+// Requests and answers in OpenAI's JSON format. Needs no torch, so that it can be fuzzed.
 #include <chrono>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <stdexcept>
@@ -9,9 +10,12 @@
 
 #include "data/tokenizer.h"
 #include "data/word_encoder.h"
-#include "nn/generate.h"
-#include "nn/language_model.h"
+#include "nn/sampling.h"
 #include "serve/text.h"
+
+namespace assay::nn {
+struct LanguageModel;
+}
 
 namespace assay::serve {
 
@@ -38,8 +42,8 @@ struct Limits {
 // A loaded model and what requests need of it. The functions are called on one thread.
 class ServedModel {
  public:
-  ServedModel(std::string name, std::shared_ptr<nn::LanguageModel> model,
-              std::optional<data::Tokenizer> tokenizer, int64_t context);
+  ServedModel(std::string name, int64_t vocab_size, std::optional<data::Tokenizer> tokenizer,
+              int64_t context);
   std::vector<int64_t> encode(const std::string& text, const std::string& param);
   void check_token(int64_t token, const std::string& param) const;
   const data::Tokenizer& need_tokenizer(const std::string& param) const;
@@ -47,7 +51,8 @@ class ServedModel {
   int64_t stop_token() const;                   // the separator; -1 without a tokenizer
 
   std::string name;
-  std::shared_ptr<nn::LanguageModel> model;
+  int64_t vocab_size;
+  std::shared_ptr<nn::LanguageModel> model;  // null where requests are only parsed
   std::optional<data::Tokenizer> tokenizer;
   std::optional<TokenTexts> texts;  // with a tokenizer
   Limits limits;

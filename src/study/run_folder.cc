@@ -1,6 +1,7 @@
 #include "study/run_folder.h"
 
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "base/error.h"
@@ -11,10 +12,9 @@ namespace assay::study {
 namespace {
 
 // A run killed together with its runner may still be saving.
-void wait_until_free(const fs::path& folder) {
+std::unique_ptr<FolderLock> lock_when_free(const fs::path& folder) {
   for (int tries = 0;; ++tries) try {
-      const FolderLock lock(folder);
-      return;
+      return std::make_unique<FolderLock>(folder);
     } catch (const BadInput&) {
       if (tries == 600) throw;
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -39,10 +39,11 @@ std::string summary(const run::Folder& folder) {
 }
 
 bool begin_or_resume(const run::Folder& folder) {
-  wait_until_free(folder.path);
+  const auto lock = lock_when_free(folder.path);
   if (!folder.checkpoints().empty()) return true;
   for (const auto& entry : fs::directory_iterator(folder.path))
-    if (entry.path() != folder.log()) fs::remove_all(entry.path());
+    if (entry.path() != folder.log() && entry.path() != folder.lock())
+      fs::remove_all(entry.path());
   return false;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/json.h"
 #include "base/registry.h"
 #include "data/bytes.h"
 #include "tasks/text.h"
@@ -264,7 +265,7 @@ std::vector<Json> read_documents(const fs::path& folder, const std::string& name
     begin = end + 1;
     ++line;
     if (row.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    Json document = Json::parse(row, nullptr, /*allow_exceptions=*/false);
+    Json document = parse_json(row, fmt::format("{}:{}", file.string(), line));
     if (!document.is_object()) fail("{}:{}: not a JSON object", file.string(), line);
     documents.push_back(std::move(document));
   }

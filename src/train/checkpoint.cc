@@ -14,14 +14,29 @@ namespace {
       why, folder.string());
 }
 
+// A folder inside checkpoints/ that is not a checkpoint. It is removed with this object and, if the
+// process was killed, by the next one; the run is locked, so nobody else uses it.
+class Scratch {
+ public:
+  explicit Scratch(run::Checkpoint unfinished) : checkpoint(std::move(unfinished)) {
+    fs::remove_all(checkpoint.path);
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(checkpoint.path, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  const run::Checkpoint checkpoint;
+};
+
 }  // namespace
 
 void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, const AdamW& optimizer,
                      const run::TrainingState& state) {
-  const run::Checkpoint target = run.checkpoint(state.step),
-                        unfinished = run.unfinished_checkpoint();
+  const run::Checkpoint target = run.checkpoint(state.step);
   if (fs::exists(target.path)) return;  // the same step of the same run: the same bytes
-  fs::remove_all(unfinished.path);
+  const Scratch scratch(run.unfinished_checkpoint());
+  const run::Checkpoint& unfinished = scratch.checkpoint;
   make_folder(unfinished.path);
   nn::save_tensors(unfinished.weights(), nn::named_parameters_of(model));
   nn::save_tensors(unfinished.moments(), optimizer.moments());
@@ -53,9 +68,19 @@ std::optional<run::Checkpoint> newest_checkpoint(const run::Folder& run, int64_t
 void prune_checkpoints(const run::Folder& run, const std::vector<int64_t>& keep_steps) {
   const auto found = run.checkpoints();
   size_t left = found.size();
-  for (const auto& [step, checkpoint] : found)
-    if (left-- > 2 && std::ranges::find(keep_steps, step) == keep_steps.end())
-      fs::remove_all(checkpoint.path);
+  for (const auto& [step, checkpoint] : found) {
+    const bool is_newest = left <= 2;
+    --left;
+    if (is_newest || std::ranges::find(keep_steps, step) != keep_steps.end()) continue;
+    // A process that is killed here leaves no part of a checkpoint under its name.
+    const Scratch old(run.removed_checkpoint());
+    publish_folder(checkpoint.path, old.checkpoint.path);
+  }
+}
+
+void remove_scratch(const run::Folder& run) {
+  const Scratch writing(run.unfinished_checkpoint());
+  const Scratch removing(run.removed_checkpoint());
 }
 
 }  // namespace assay::train

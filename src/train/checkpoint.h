@@ -19,5 +19,7 @@ std::optional<run::Checkpoint> newest_checkpoint(const run::Folder& run,
                                                  int64_t last_step = INT64_MAX);
 // Removes all but the newest two and those of `keep_steps`.
 void prune_checkpoints(const run::Folder& run, const std::vector<int64_t>& keep_steps);
+// Removes what a process left that was killed while it saved or pruned.
+void remove_scratch(const run::Folder& run);
 
 }  // namespace assay::train

@@ -245,7 +245,8 @@ class Run {
     folder.probes().write(found);
   }
 
-  void save() {
+  void save(run::MetricsWriter& metrics) {
+    metrics.sync();
     save_checkpoint(folder, *model, *optimizer, state);
     prune_checkpoints(folder, c.keep_steps);
   }
@@ -403,9 +404,9 @@ run::Outcome train_steps(Run& run, run::MetricsWriter& metrics) {
       interval = Clock::now();
     }
     if (evaluates) pause([&] { run.evaluate(metrics); });
-    if (saves) saving.took(pause([&] { run.save(); }));
+    if (saves) saving.took(pause([&] { run.save(metrics); }));
     if (stops) {
-      run.save();
+      run.save(metrics);
       throw Interrupted(fmt::format("interrupted after step {}; saved in {}. Go on with --resume.",
                                     s.step, run.folder.path.string()));
     }
@@ -468,6 +469,13 @@ auto with_memory_advice(const TrainConfig& c, Work&& work) {
   }
 }
 
+run::Outcome read_outcome(const run::Folder& folder) try {
+  return folder.outcome().read();
+} catch (const BadInput& error) {
+  fail("{}; nothing was changed. Remove the file and give --resume to write it again.",
+       error.what());
+}
+
 }  // namespace
 
 std::string RunConfig::toml() const {
@@ -524,7 +532,8 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
   const FolderLock lock(options.run);
   const run::Folder folder{options.run};
   check_folder(config, options, folder);
-  if (folder.outcome().exists()) return folder.outcome().read();
+  remove_scratch(folder);
+  if (folder.outcome().exists()) return read_outcome(folder);
   return with_memory_advice(config.train, [&] {
     // Refuses what does not fit, as the next line does, before anything is written
     Run run(config, options);

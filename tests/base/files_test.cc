@@ -1,9 +1,11 @@
 // Files are whole or absent; a folder belongs to one process.
 #include "base/files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "base/truncated_files.h"
 #include "data/folder.h"
 
 namespace assay {
@@ -53,6 +55,20 @@ TEST(AtomicFile, TwoWritersOfOneFileDoNotShareTheTemporaryFile) {
   second.commit();
   EXPECT_EQ(read_file(folder / "a"), "second");
   EXPECT_EQ(folder.entries(), 1);
+}
+
+TEST(AtomicFile, KilledWriterLeavesNothing) {
+  const Folder folder;
+  if (::open(folder.path().c_str(), O_WRONLY | O_TMPFILE, 0600) < 0)
+    GTEST_SKIP() << "the file system has no files without a name";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    AtomicFile file(folder / "a");
+    file.write("half");
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(folder.entries(), 0);
 }
 
 TEST(TemporaryFolder, FolderOfADeadProcessIsRemovedAndAHeldOneIsKept) {
@@ -122,6 +138,19 @@ TEST(MappedFile, ReadsWholeFilesAndRefusesOthers) {
   EXPECT_MESSAGE(read_file("/dev/null"), "not a regular file");
   ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
   EXPECT_MESSAGE(read_file(folder / "fifo"), "not a regular file");
+}
+
+TEST(MappedFile, FileThatBecomesShorterIsNamed) {
+  const Folder folder;
+  const fs::path path = folder.write("tokens.bin", std::string(100'000, 'x'));
+  const auto read_truncated = [&] {
+    catch_truncated_files();
+    const MappedFile file(path);
+    fs::resize_file(path, 10);
+    std::exit(file.bytes()[90'000] == std::byte{'x'} ? 3 : 4);
+  };
+  EXPECT_EXIT(read_truncated(), testing::ExitedWithCode(1),
+              "tokens.bin: the file became shorter while it was read");
 }
 
 TEST(Sha256, PublishedVectors) {

@@ -102,7 +102,10 @@ TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
            {"train.learning_rate=nan", {"learning_rate", "finite"}},
            {"modle.d_model=3", {"modle", "did you mean 'model'?"}},
            {"model.d_model=33", {"num_heads", "33"}},
-           {"model.num_layers=0", {"num_layers", "positive"}},
+           {"model.num_layers=0", {"num_layers", "from 1 to 10000"}},
+           {"model.num_layers=1000000000000", {"num_layers", "from 1 to 10000"}},
+           {"model.d_model=9223372036854775807", {"d_model", "from 1 to 1048576"}},
+           {"model.vocab_size=100000000000", {"vocab_size", "from 1 to 2147483648"}},
            {"model.vocab_size=17", {"--set model.vocab_size=17", "256"}},
            {"train.domains=[\"know_a\"]", {"know_a", "did you mean 'known_a'?"}},
            {"train.domains=[\"fresh_a\"]", {"fresh_a", "train"}},
@@ -206,6 +209,34 @@ TEST_F(BadInputs, ARunIsNeverOverwritten) {
               {file, newest.filename(), "Remove it to go on from the one before it"});
       write_file(newest / file, whole);
     }
+}
+
+TEST_F(BadInputs, BrokenRecordOfAFinishedRunIsNamed) {
+  ASSERT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
+  folder_.write("run/done.json", "{");
+  refuses(train("run", "--set train.steps=1 --resume"), 2,
+          {"run/done.json: broken JSON", "Remove the file"});
+}
+
+// Deeper than code that recurses over JSON can bear.
+TEST_F(BadInputs, DeepJsonIsRejected) {
+  const std::string deep = std::string(100'000, '[') + std::string(100'000, ']');
+  fs::copy(folder_ / "store", folder_ / "deep", fs::copy_options::recursive);
+  folder_.write("deep/manifest.json", "{\"format\": " + deep + "}");
+  refuses(on("deep"), 2, {"deep/manifest.json", "more than 64 levels"});
+  refuses("data synth -o deep --overwrite --documents 5 --held-out 2", 2,
+          {"deep", "manifest.json that is not a token store's"});
+  folder_.write("model/config.json", "{\"model_type\": " + deep + "}");
+  refuses("import model -o out", 2, {"model/config.json", "more than 64 levels"});
+}
+
+TEST_F(BadInputs, FileThatIsCutWhileTrainingReadsItIsNamed) {
+  Process process(folder_.path(),
+                  train("run", "--set train.steps=100000 --set train.checkpoint_every=2"));
+  ASSERT_TRUE(
+      wait_until(process, [&] { return fs::exists(folder_ / "run" / "checkpoints" / "step-2"); }));
+  fs::resize_file(folder_ / "store" / "known_a.train.bin", 0);
+  check_message(process.wait(), 1, {"known_a.train.bin", "became shorter while it was read"});
 }
 
 TEST_F(BadInputs, DomainWithoutASplitIsNotSuggestedForItself) {

@@ -46,6 +46,7 @@ class Process {
   }
   Process(const Process&) = delete;
   void signal(int number) const { ::kill(pid_, number); }
+  pid_t id() const { return pid_; }
   bool running() {
     siginfo_t info{};
     return pid_ > 0 && ::waitid(P_PID, id_t(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&

@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "data/folder.h"
+#include "fuzz/mutation.h"
 #include "nn/saved_state.h"
 #include "nn/tensors.h"
 #include "testing.h"
@@ -242,8 +243,8 @@ TEST(Generate, ASavedStateBelongsToItsModel) {
     return folder / "broken";
   };
   model->compute_dtype = at::kFloat;
-  EXPECT_EQ(load_generation(broken("layers.0.k", "1"), *model).state.position, 1);
-  for (const auto& [name, position] : {std::pair("layers.0.k", "x"),
+  for (const auto& [name, position] : {std::pair("layers.0.k", "1"),
+                                       {"layers.0.k", "x"},
                                        {"layers.0.k", "2"},
                                        {"layers.0.k", "-1"},
                                        {"layers.99.k", "1"},
@@ -253,6 +254,64 @@ TEST(Generate, ASavedStateBelongsToItsModel) {
         << name << " " << position;
   save_tensors(folder / "else", {{"x", at::zeros({2})}});
   EXPECT_THROW(load_generation(folder / "else", *model), BadInput);
+}
+
+// Names, shapes and values of the layers, and the position, are those that were saved.
+TEST(Generate, ChangedSavedStateIsRejected) {
+  const data::Folder folder;
+  const auto model = random_model(kModel);
+  Generation begun{{1, 2, 3, 4}, {}};
+  const at::Tensor prompt = at::tensor({1, 2, 3}, at::kLong).unsqueeze(0);
+  generate(*model, prompt, 1, {}, std::vector<uint64_t>{1}, -1, {}, &begun.state);
+  save_generation(folder / "saved", *model, begun);
+  EXPECT_EQ(load_generation(folder / "saved", *model).state.position, begun.state.position);
+  const NamedTensors tensors = load_tensors(folder / "saved");
+  const auto metadata = Safetensors(folder / "saved").metadata();
+  const auto expect_rejected = [&](const NamedTensors& changed,
+                                   const std::map<std::string, std::string>& said) {
+    save_tensors(folder / "changed", changed, said);
+    EXPECT_EQ(
+        data::message_of([&] { load_generation(folder / "changed", *model); }),
+        (folder / "changed").string() + ": changed since it was saved; save the generation again");
+  };
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    SCOPED_TRACE(tensors[i].first);
+    NamedTensors changed = tensors;
+    changed[i].first += "x";
+    if (tensors[i].first != "tokens") expect_rejected(changed, metadata);
+    changed = tensors;
+    changed[i].second = tensors[i].second.unsqueeze(0);
+    expect_rejected(changed, metadata);
+    changed[i].second = tensors[i].second + 1;
+    expect_rejected(changed, metadata);
+    changed[i].second = tensors[i].second.to(at::kHalf);
+    expect_rejected(changed, metadata);
+  }
+  auto said = metadata;
+  said["position"] = "1";
+  expect_rejected(tensors, said);
+}
+
+// Any bytes are accepted unchanged or rejected with an error.
+TEST(Generate, RandomlyChangedFileOfAStateIsRejected) {
+  const data::Folder folder;
+  const auto model = random_model(kModel);
+  Generation begun{{1, 2, 3, 4}, {}};
+  const at::Tensor prompt = at::tensor({1, 2, 3}, at::kLong).unsqueeze(0);
+  generate(*model, prompt, 1, {}, std::vector<uint64_t>{1}, -1, {}, &begun.state);
+  save_generation(folder / "saved", *model, begun);
+  const std::string whole = read_file(folder / "saved");
+  Random random(1, "saved states");
+  int accepted = 0;
+  for (int i = 0; i < 300; ++i) {
+    folder.write("changed", fuzz::mutated_bytes(whole, random));
+    try {
+      load_generation(folder / "changed", *model);
+      ++accepted;
+    } catch (const BadInput&) {
+    }
+  }
+  EXPECT_LT(accepted, 30);  // changes of white space or of keys that nobody reads
 }
 
 }  // namespace

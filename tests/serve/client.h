@@ -58,6 +58,7 @@ class Client {
                             method, path, body.size(), headers) +
                 body);
   }
+  void end_sending() { ::shutdown(socket_, SHUT_WR); }
   // More bytes into the buffer; false at the end of the connection or after a minute.
   bool receive() {
     char bytes[65536];

@@ -8,6 +8,7 @@
 
 #include "client.h"
 #include "data/folder.h"
+#include "fuzz/mutation.h"
 
 namespace assay::serve {
 namespace {
@@ -126,6 +127,27 @@ TEST_F(HttpTest, MalformedRequestsAreRefused) {
   large.send("GET /echo HTTP/1.1\r\nX: " + std::string(100'000, 'x') + "\r\n\r\n");
   EXPECT_EQ(large.read_answer().status, 431);
   EXPECT_EQ(requests, 0);
+}
+
+TEST_F(HttpTest, ChangedRequestsLeaveTheServerWorking) {
+  constexpr int kRequests = 400;
+  start({.timeout = 5});
+  const std::vector<std::string> seeds = {
+      "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody",
+      "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+      "GET /stream HTTP/1.0\r\nConnection: keep-alive\r\nExpect: 100-continue\r\n\r\n"};
+  Random random(1, "requests");
+  for (int i = 0; i < kRequests; ++i) {
+    Client client(port());
+    client.send(fuzz::mutated_bytes(seeds[random.below(seeds.size())], random));
+    client.end_sending();
+    while (client.receive()) {
+    }
+  }
+  EXPECT_GT(requests, 0);
+  EXPECT_LT(requests, kRequests);
+  EXPECT_TRUE(wait_for([&] { return server->open_requests() == 0; }));
+  EXPECT_EQ(Client(port()).request("POST", "/echo", "a").body, "POST a");
 }
 
 // The body is not read into memory, and the client sees the answer although it still sends.

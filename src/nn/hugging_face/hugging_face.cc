@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "base/json.h"
 #include "nn/hugging_face/family.h"
 
 namespace assay::nn {
@@ -284,9 +285,8 @@ class Taken {
 };
 
 nlohmann::json read_json(const fs::path& file) {
-  nlohmann::json values =
-      nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-  if (!values.is_object()) fail("{}: is no JSON object. Nothing was written.", file.string());
+  nlohmann::json values = parse_json(read_file(file), file.string());
+  if (!values.is_object()) fail("{}: is not a JSON object. Nothing was written.", file.string());
   return values;
 }
 

@@ -1,0 +1,239 @@
+// Commands that are killed at random moments and given again end in the same bytes as an undisturbed
+// run.
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "base/random.h"
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+using nlohmann::json;
+
+// Files that hold times, and what no result depends on.
+bool is_timed(const fs::path& path) {
+  const std::string name = path.filename();
+  return name == "run.json" || name == "done.json" || name == "state.json" || name == "log.txt" ||
+         name.starts_with("study.sqlite") || name == "report.html";
+}
+
+std::string without_times(const fs::path& metrics) {
+  std::istringstream lines(read_file(metrics));
+  std::string out;
+  for (std::string line; std::getline(lines, line);) {
+    json record = json::parse(line);
+    for (const char* timed : {"tokens_per_second", "mfu", "seconds", "memory_bytes"})
+      record.erase(timed);
+    out += record.dump() + "\n";
+  }
+  return out;
+}
+
+// All that a command must leave the same, by path.
+std::map<std::string, std::string> results(const fs::path& folder) {
+  std::map<std::string, std::string> out;
+  for (const auto& [path, hash] : contents(folder))
+    if (path.ends_with("metrics.jsonl")) out[path] = without_times(folder / path);
+    else if (!is_timed(path)) out[path] = hash;
+  return out;
+}
+
+void expect_same(const fs::path& actual, const fs::path& expected) {
+  const auto got = results(actual), wanted = results(expected);
+  EXPECT_GT(wanted.size(), 2u);
+  for (const auto& [path, content] : wanted)
+    EXPECT_TRUE(got.contains(path) && got.at(path) == content) << path << " differs";
+  for (const auto& [path, content] : got)
+    EXPECT_TRUE(wanted.contains(path)) << path << " was left behind";
+}
+
+class KillMatrixSlow : public testing::Test {
+ protected:
+  KillMatrixSlow()
+      : seed_(uint64_t(std::chrono::steady_clock::now().time_since_epoch().count())),
+        random_(seed_, "kills") {}
+  // Gives the command until it ends by itself, at most `kills` times killed. disturb(process) kills
+  // what it chooses after a random time.
+  Outcome give_until_done(const std::string& arguments, int kills, double longest, auto&& disturb) {
+    for (;;) {
+      Process process(folder_.path(), arguments);
+      const double until = longest * random_.uniform();
+      for (double waited = 0; waited < until && process.running(); waited += 0.01)
+        sleep_seconds(0.01);
+      if (killed_ < kills && process.running()) {
+        killed_ += disturb(process);
+      } else {
+        return process.wait();
+      }
+      const Outcome outcome = process.wait();
+      if (outcome.exit_code == 0) return outcome;
+      EXPECT_EQ(outcome.exit_code, 128 + SIGKILL) << outcome.error;
+    }
+  }
+  static int kill_process(Process& process) {
+    process.signal(SIGKILL);
+    return 1;
+  }
+
+  const uint64_t seed_;
+  Random random_;
+  int killed_ = 0;
+  data::Folder folder_;
+};
+
+constexpr const char* kPlan = R"(reference = "full"
+models = ["full", "window"]
+seeds = [1]
+tokens = [12800]
+ladder = { tokens = [12800, 25600], seeds = [1, 2] }
+data = { store = "store", train = ["known_a"], out_of_domain = ["fresh_a"], sequence_length = 64 }
+
+[train]
+batch = 4
+learning_rate = 3e-3
+warmup_steps = 4
+eval_every = 25
+checkpoint_every = 5
+eval_tokens = 512
+
+[model.full]
+base = "smoke"
+[model.window]
+base = "smoke"
+attention = { window = 8 }
+)";
+
+struct StudyKillMatrixSlow : KillMatrixSlow {
+  void SetUp() override {
+    synthesize(folder_);
+    folder_.write("plan.toml", kPlan);
+    const Outcome whole = run(folder_.path(), command("whole"));
+    ASSERT_EQ(whole.exit_code, 0) << whole.error;
+    verdicts_ = json::parse(whole.out);
+  }
+  static std::string command(const std::string& study) {
+    return "run plan.toml -o " + study + " --threads 1 --jobs 2 --devices cpu --json";
+  }
+  void expect_same_study(const std::string& name, const Outcome& last) {
+    EXPECT_EQ(last.exit_code, 0) << last.error;
+    EXPECT_EQ(json::parse(last.out).at("verdicts"), verdicts_.at("verdicts"));
+    expect_same(folder_ / name / "runs", folder_ / "whole" / "runs");
+    expect_same(folder_ / name / "configs", folder_ / "whole" / "configs");
+  }
+  json verdicts_;
+};
+
+// Kills the first child of the process at random times, twice at most: a run is restarted twice.
+int kill_children(Process& process, Random& random) {
+  int kills = 0;
+  while (kills < 2 && process.running()) {
+    sleep_seconds(0.8 * random.uniform());
+    std::ifstream list(fmt::format("/proc/{0}/task/{0}/children", process.id()));
+    pid_t child = 0;
+    if (list >> child) kills += ::kill(child, SIGKILL) == 0;
+  }
+  return kills;
+}
+
+TEST_F(StudyKillMatrixSlow, KilledRunnerOrChildrenEndInTheSameBytes) {
+  SCOPED_TRACE(fmt::format("seed {}", seed_));
+  const Outcome after_runner = give_until_done(command("runner"), 6, 3, kill_process);
+  const int runners = killed_;
+  EXPECT_GT(runners, 1);
+  expect_same_study("runner", after_runner);
+  const auto kill = [&](Process& process) { return kill_children(process, random_); };
+  const Outcome after_children = give_until_done(command("children"), runners + 1, 0.1, kill);
+  EXPECT_GT(killed_, runners);
+  expect_same_study("children", after_children);
+  RecordProperty("kills", killed_);
+}
+
+struct PrepareKillMatrixSlow : KillMatrixSlow {
+  void SetUp() override {
+    Random random(1, "text");
+    std::string lines;
+    for (int document = 0; document < 6000; ++document) {
+      std::string text;
+      for (int word = 0; word < 120; ++word) {
+        for (uint64_t letter = 2 + random.below(5); letter > 0; --letter)
+          text += char('a' + random.below(26));
+        text += ' ';
+      }
+      lines +=
+          json({{"text", text}, {"meta", {{"redpajama_set_name", "RedPajamaC4"}}}}).dump() + "\n";
+    }
+    folder_.write("a.train.jsonl", lines);
+    ASSERT_EQ(run(folder_.path(),
+                  "tokenizer train a.train.jsonl --vocab 400 --max-sentences 200 -o t.model")
+                  .exit_code,
+              0);
+    const Outcome whole = run(folder_.path(), command("whole"));
+    ASSERT_EQ(whole.exit_code, 0) << whole.error;
+  }
+  static std::string command(const std::string& store) {
+    return "data prepare a.train.jsonl --tokenizer t.model --threads 1 -o " + store;
+  }
+  // Kills the command while its temporary folder holds tokens.
+  void kill_while_writing(const std::string& arguments, const std::string& store) {
+    Process process(folder_.path(), arguments);
+    const auto is_writing = [&] {
+      for (const auto& entry : fs::directory_iterator(folder_.path())) {
+        const fs::path tokens = entry.path() / "c4.train.bin";
+        std::error_code none;
+        const bool temporary = entry.path().filename().string().starts_with(store + ".tmp");
+        if (temporary && !old_.contains(entry.path()) && fs::file_size(tokens, none) > 0 && !none) {
+          old_.insert(entry.path());
+          return true;
+        }
+      }
+      return false;
+    };
+    if (!wait_until(process, is_writing)) return;
+    sleep_seconds(0.2 * random_.uniform());
+    process.signal(SIGKILL);
+    killed_ += process.wait().exit_code == 128 + SIGKILL;
+  }
+  std::set<fs::path> old_;
+};
+
+TEST_F(PrepareKillMatrixSlow, StoreIsAbsentOrWhole) {
+  SCOPED_TRACE(fmt::format("seed {}", seed_));
+  for (int i = 0; i < 6 && !fs::exists(folder_ / "new"); ++i)
+    kill_while_writing(command("new"), "new");
+  EXPECT_GT(killed_, 0);
+  if (!fs::exists(folder_ / "new")) ASSERT_EQ(run(folder_.path(), command("new")).exit_code, 0);
+  expect_same(folder_ / "new", folder_ / "whole");
+}
+
+TEST_F(PrepareKillMatrixSlow, OldStoreStaysWholeUntilItIsReplaced) {
+  SCOPED_TRACE(fmt::format("seed {}", seed_));
+  ASSERT_EQ(run(folder_.path(), "data synth -o old --documents 20 --held-out 4").exit_code, 0);
+  for (int i = 0; i < 6; ++i) {
+    kill_while_writing(command("old") + " --overwrite", "old");
+    const Outcome verified = run(folder_.path(), "data verify old");
+    EXPECT_EQ(verified.exit_code, 0) << verified.error;
+  }
+  EXPECT_GT(killed_, 0);
+  ASSERT_EQ(run(folder_.path(), command("old") + " --overwrite").exit_code, 0);
+  expect_same(folder_ / "old", folder_ / "whole");
+}
+
+TEST_F(KillMatrixSlow, KilledTrainingContinuesToTheSameBytes) {
+  SCOPED_TRACE(fmt::format("seed {}", seed_));
+  synthesize(folder_);
+  const std::string settings =
+      "--set train.steps=60 --set train.checkpoint_every=2 --set train.eval_every=6 --resume";
+  ASSERT_EQ(run(folder_.path(), train("whole", settings)).exit_code, 0);
+  const Outcome last = give_until_done(train("killed", settings), 25, 2.5, kill_process);
+  EXPECT_EQ(last.exit_code, 0) << last.error;
+  RecordProperty("kills", killed_);
+  EXPECT_GT(killed_, 3);
+  expect_same(folder_ / "killed", folder_ / "whole");
+}
+
+}  // namespace
+}  // namespace assay::cli
