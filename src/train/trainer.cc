@@ -525,6 +525,7 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
   const run::Folder folder{options.run};
   check_folder(config, options, folder);
   if (folder.outcome().exists()) return folder.outcome().read();
+  set_up_torch();
   return with_memory_advice(config.train, [&] {
     // Refuses what does not fit, as the next line does, before anything is written
     Run run(config, options);
@@ -547,6 +548,7 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
 }
 
 run::Estimate describe_run(const RunConfig& config, const TrainOptions& options) {
+  set_up_torch();
   return with_memory_advice(config.train, [&] {
     Progress progress;
     progress.show("building the model");

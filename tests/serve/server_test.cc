@@ -7,7 +7,7 @@
 
 #include "cli/program.h"
 #include "client.h"
-#include "nn/model_files.h"
+#include "exchange/model_files.h"
 #include "nn/testing.h"
 #include "serve/service.h"
 #include "tasks/tokenizer_of_test.h"
@@ -31,11 +31,11 @@ const data::Folder& folder() {
         "\"mamba1\", \"top1_chunk\"]\n"
         "positions = \"learned\"\nmax_positions = {}\n[model.top1_chunk]\nchunk_size = 32\n",
         tokenizer.vocab_size(), kPositions);
-    nn::OpenModel model{nn::random_model(toml), {}, made / "tokenizer"};
+    exchange::OpenModel model{nn::random_model(toml), {}, made / "tokenizer"};
     model.model->to(at::kFloat);
-    nn::save_model(made / "model", model);
+    exchange::save_model(made / "model", model);
     model.tokenizer.clear();
-    nn::save_model(made / "bare", model);
+    exchange::save_model(made / "bare", model);
     return true;
   }();
   EXPECT_TRUE(written);
@@ -54,8 +54,7 @@ class Server {
     });
     if (!process_.running()) return;
     port = json::parse(read_file(log))["port"];
-    while (get("/health").status == 503 && process_.running())
-      cli::sleep_seconds(0.01);
+    while (get("/health").status == 503 && process_.running()) cli::sleep_seconds(0.01);
   }
   Answer get(const std::string& path, const std::string& headers = "") const {
     return Client(port).request("GET", path, "", headers);

@@ -1,8 +1,8 @@
 // GPT-2: learned positions, LayerNorm, GELU (tanh form), biases, tied head; projections are
 // stored [in, out].
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 std::string toml(const Settings& s) {
@@ -82,4 +82,4 @@ const bool registered = families().add("gpt2", {.prefix = "transformer.",
                                                 .rules = rules});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -1,8 +1,8 @@
 // Llama: rotary positions on the two halves of a head, RMSNorm, a gated feed-forward layer, grouped
 // key and value heads. hidden_act "silu" is our swiglu, "gelu_pytorch_tanh" our geglu.
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 double rope_base(const Settings& s) {
@@ -109,4 +109,4 @@ const bool registered =
                              .rules = rules});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -1,7 +1,7 @@
 // Mamba-1 and Mamba-2 blocks without feed-forward layers.
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 // `same`: tensors of a mixer that have one name here and there.
@@ -152,4 +152,4 @@ const bool mamba2 =
                               }});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -1,9 +1,9 @@
 // Models of flash-linear-attention: gla, delta_net, gated_deltanet (SwiGLU behind each) and rwkv7.
 #include <cmath>
 
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 // ---- What gla, delta_net and gated_deltanet have in common. ----
@@ -251,4 +251,4 @@ const bool gated_deltanet =
                     .rules = [](const Expanded& m) { return model_rules(m, gated_delta_rules); }});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

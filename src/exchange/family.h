@@ -8,7 +8,9 @@
 #include "base/registry.h"
 #include "nn/language_model.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
+
+using namespace nn;  // this header is private to the layer
 
 // config.json. Messages name the file and the key.
 class Settings {
@@ -116,4 +118,4 @@ int64_t gated_width(const Expanded& model, const std::string& channel_mixer);
 // channel_mixer of layer `ours` from `theirs`mlp.{gate,up,down}_proj.
 void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs);
 
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

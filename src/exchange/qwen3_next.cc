@@ -1,7 +1,7 @@
 // Qwen3-Next where every layer is a gated delta net and every feed-forward layer is dense.
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 // Every layer's kind must be written out and linear; absent, transformers makes each fourth
@@ -100,4 +100,4 @@ const bool registered =
                                   .rules = rules});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -1,15 +1,18 @@
 // Models that transformers wrote: what they compute, their gradients, how they train, and
 // the way back.
-#include "nn/hugging_face/hugging_face.h"
+#include "exchange/hugging_face.h"
 
 #include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
 
-#include "nn/model_files.h"
-#include "testing.h"
+#include "exchange/model_files.h"
+#include "nn/testing.h"
 
-namespace assay::nn {
+namespace assay::exchange {
+
+using namespace nn;
+
 namespace {
 
 struct Golden {
@@ -309,4 +312,4 @@ TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
 }
 
 }  // namespace
-}  // namespace assay::nn
+}  // namespace assay::exchange

@@ -1,13 +1,12 @@
-#include "nn/hugging_face/hugging_face.h"
+#include "exchange/hugging_face.h"
 
 #include <torch/torch.h>
 
 #include <set>
 
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn {
-namespace hugging_face {
+namespace assay::exchange {
 
 Registry<Family>& families() {
   static Registry<Family> registry("Hugging Face model_type");
@@ -319,9 +318,6 @@ NamedTensors load_weights(const fs::path& folder) {
 }
 
 }  // namespace
-}  // namespace hugging_face
-
-using namespace hugging_face;
 
 ModelSpec hugging_face_spec(const fs::path& folder) {
   const fs::path file = folder / "config.json";
@@ -398,4 +394,4 @@ void write_hugging_face(const fs::path& folder, const LanguageModel& model,
   write_file(folder / "config.json", config.dump(2) + "\n");
 }
 
-}  // namespace assay::nn
+}  // namespace assay::exchange

@@ -4,9 +4,9 @@
 // d_aaa_lora, d_mv_lora, d_gate_lora.
 #include "nn/rwkv.h"
 
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 constexpr Layout kRow = Layout::unsqueezed, kVector = Layout::flattened, kIn = Layout::transposed;
@@ -277,4 +277,4 @@ const bool lm_x070 = add_lm("rwkv_lm_x070", "rwkv7", "rwkv7_channel_mix",
                             x070_config, [](const Expanded& m) { return lm_rules(m, x070); });
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange
