@@ -14,8 +14,7 @@ namespace {
 
 void check(const ConfigNode& model, const ModelConfig& c) {
   const auto need = [&](bool good, const char* key, const std::string& expected) {
-    if (!good)
-      fail("{}: model.{} must be {}. Nothing was changed.", model.where(key), key, expected);
+    if (!good) model.refuse(key, fmt::format("{{table}}.{} must be {}", key, expected));
   };
   need(c.vocab_size >= 0, "vocab_size", "positive, or 0 for that of the data");
   need(c.d_model > 0, "d_model", "positive");
@@ -31,11 +30,11 @@ void check(const ConfigNode& model, const ModelConfig& c) {
 }
 
 void check_known(const Registry<MixerEntry>& registry, const std::string& name,
-                 const std::string& where) {
+                 const ConfigNode& model, const char* key) {
   try {
     registry.at(name);
   } catch (const BadInput& error) {
-    fail("{}: {} Nothing was changed.", where, error.what());
+    model.refuse(key, error.what());
   }
 }
 
@@ -59,15 +58,14 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   ModelSpec spec{{}, model};
   model.read(spec.config, tables);
   check(model, spec.config);
-  for (const std::string& name : spec.config.pattern)
-    check_known(mixers(), name, model.where("pattern"));
+  for (const std::string& name : spec.config.pattern) check_known(mixers(), name, model, "pattern");
   if (spec.config.channel_mixer != "none")
-    check_known(channel_mixers(), spec.config.channel_mixer, model.where("channel_mixer"));
+    check_known(channel_mixers(), spec.config.channel_mixer, model, "channel_mixer");
   const auto parts = parts_of(spec.config);
   for (const std::string& table : tables)
     if (model.has(table) && std::ranges::find(parts, table) == parts.end())
-      fail("{}: a table for '{}', which is not a part of this model ({}). Nothing was changed.",
-           model.where(table), table, join(parts));
+      model.refuse(table, fmt::format("a table for '{}', which is not a part of this model ({})",
+                                      table, join(parts)));
   // Throws on unknown keys
   for (const std::string& part : parts) entry(part).expand(model.child(part));
   return spec;

@@ -495,9 +495,9 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
   nn::ModelConfig& model = config.model.config;
   if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
   if (model.vocab_size < store.vocab_size())
-    fail("{}: model.vocab_size = {} is below the store's {} ({}). Nothing was changed.",
-         file.child("model").where("vocab_size"), model.vocab_size, store.vocab_size(),
-         store_folder.string());
+    file.child("model").refuse(
+        "vocab_size", fmt::format("{{table}}.vocab_size = {} is below the store's {} ({})",
+                                  model.vocab_size, store.vocab_size(), store_folder.string()));
   if (model.positions == "learned" && model.max_positions == 0)
     model.max_positions = config.train.sequence_length;
   if (config.train.domains.empty())
