@@ -183,7 +183,7 @@ struct ConfigNode::Document {
   toml::table root;
   std::string source;
   std::vector<std::string> assignments;  // "train.steps=100", as set() took them
-  // Of a merged document: where each value and table was written, by path from its root.
+  // Where values and tables were written that come from other documents, by path from the root.
   std::map<std::string, std::string> places;
 };
 
@@ -344,6 +344,13 @@ void ConfigNode::note_places(const std::string& name,
     places[path_of(name, key)] = where(key);
     if (is_table(key)) child(key).note_places(path_of(name, key), places);
   }
+}
+
+void ConfigNode::put(const std::string& path, const std::string& toml, const std::string& where) {
+  merge_into(*as_table(table_), parse_toml(fmt::format("{} = {}", path, toml), where));
+  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1))
+    document_->places.try_emplace(path_of(name_, path.substr(0, dot)), where);
+  document_->places[path_of(name_, path)] = where;
 }
 
 void ConfigNode::erase(const std::string& key) { as_table(table_)->erase(key); }

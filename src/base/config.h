@@ -80,6 +80,8 @@ class ConfigNode {
   // A new table with the name of the first layer: the keys of each layer laid over those before it,
   // tables merged recursively. Every value keeps the place where it was written.
   static ConfigNode merged(const std::vector<ConfigNode>& layers);
+  // Writes a value, as TOML, under a path of keys below this table.
+  void put(const std::string& path, const std::string& toml, const std::string& where);
   void erase(const std::string& key);
   void rename(const std::string& key, const std::string& to);  // does nothing when `key` is absent
   // What stands under `key`, as TOML on one line; "" when absent

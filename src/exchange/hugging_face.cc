@@ -324,7 +324,10 @@ ModelSpec hugging_face_spec(const fs::path& folder) {
   const Settings settings(read_json(file), file.string());
   const Family& family = families().at(settings.get<std::string>("model_type"));
   settings.expect("quantization_config", {});
-  return ModelSpec::read(ConfigNode::parse(family.toml(settings), file.string()).child("model"));
+  ConfigNode model = ConfigNode::parse("[model]\n", file.string()).child("model");
+  for (const Value& value : family.values(settings))
+    model.put(value.key, value.toml, value.where.empty() ? file.string() : value.where);
+  return ModelSpec::read(model);
 }
 
 nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& layout) {

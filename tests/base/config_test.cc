@@ -157,6 +157,16 @@ TEST(Config, MergedValuesKnowWhereTheyWereWritten) {
   EXPECT_EQ(merged.toml("m"), "[m]\nb = 1\n[m.t]\nx = 1\ny = 3\n");
 }
 
+TEST(Config, ValuesThatArePutKnowWhereTheyWereWritten) {
+  ConfigNode root = ConfigNode::parse("[t]\nx = 1\n", "a.toml");
+  root.put("t.u.y", "[1, 2]", "b.json: 'y'");
+  root.put("t.x", "3", "b.json: 'x'");
+  EXPECT_EQ(root.toml("m"), "[m]\n[m.t]\nx = 3\n[m.t.u]\ny = [1, 2]\n");
+  EXPECT_EQ(root.where("t.x"), "b.json: 'x'");
+  EXPECT_EQ(root.child("t").child("u").where("y"), "b.json: 'y'");
+  EXPECT_EQ(root.child("t").where("u"), "b.json: 'y'");
+}
+
 TEST(Config, ErrorsKeepTheirParts) {
   const ConfigNode root = ConfigNode::parse("[train]\ncuont = 1\n", "m.toml");
   Sample sample;

@@ -297,6 +297,12 @@ TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
   expect_refused("use_bias");
 }
 
+TEST_F(HuggingFaceFolder, ErrorsAboutOurValuesNameTheSettingTheyCameFrom) {
+  config["hidden_size"] = -12;
+  write_config();
+  expect_refused("config.json: 'hidden_size': model.d_model must be positive");
+}
+
 TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
   const auto model =
       make_model("[model]\nvocab_size = 8\nd_model = 8\n[model.attention]\nwindow = 4\n");
