@@ -4,7 +4,8 @@
 - a header of another operator that is not that operator's public header, ops/NAME/NAME.h;
 - a header of the CUDA library (ops/cuda) outside CUDA files.
 
-It also fails if a file outside of src/run spells the name of a file of the run folder.
+It also fails if a file outside of src/run spells the name of a file of the run folder, and if the
+table of layers in docs/design.md is not what CMakeLists.txt says.
 
 Usage: layering.py LAYERS, a file with one line per layer: its name, then what it may use (CMakeLists.txt
 writes it).
@@ -54,10 +55,23 @@ def violations(file, allowed):
             yield f"{file}:{number}: {header} must not be included here: {why}"
 
 
+def wrong_rows(page, allowed):
+    """Layers whose row in the table, | layer | content | uses | torch |, differs from `allowed`."""
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \| (yes|no) \|$", page, re.M)
+    told = {name: {name, *re.findall("`(\\w+)`", uses)} | ({"torch"} if torch == "yes" else set())
+            for name, uses, torch in rows if name != "cli"}
+    layers = set(allowed) - {"cli"}
+    for name in sorted(layers | set(told)):
+        uses = allowed.get(name, set()) & (layers | {"torch"})
+        if told.get(name) != uses:
+            yield f"docs/design.md: the row of '{name}' must name {sorted(uses - {name})}"
+
+
 def main():
     allowed = allowed_layers(sys.argv[1])
     files = [f for f in sorted(SOURCE.rglob("*")) if f.suffix in (".h", ".cc", ".cu", ".cuh")]
     found = [v for f in files for v in violations(f, allowed)]
+    found += wrong_rows((SOURCE.parent / "docs/design.md").read_text(), allowed)
     print("\n".join(found) or f"{len(files)} files keep to the layers")
     return bool(found) or not files
 

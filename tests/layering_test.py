@@ -41,6 +41,13 @@ class Layering(unittest.TestCase):
         self.assertFalse(found("run/x.cc", 'read(run / "done.json");'))
         self.assertFalse(found("ops/x.cc", 'fail("see done.json there");'))
 
+    def test_wrong_row_of_the_table_is_found(self):
+        allowed = {"base": {"base"}, "ops": {"ops", "base", "torch"}}
+        page = "| `base` | errors | libraries | no |\n| `ops` | operators | `base` | {} |\n"
+        self.assertFalse(list(layering.wrong_rows(page.format("yes"), allowed)))
+        self.assertTrue(list(layering.wrong_rows(page.format("no"), allowed)))
+        self.assertTrue(list(layering.wrong_rows("", allowed)))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,6 +1,8 @@
 #include "base/config.h"
 
 #include <algorithm>
+#include <cctype>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <ranges>
 #include <sstream>
@@ -126,6 +128,22 @@ std::string describe(const Fields& fields) {
 
 }  // namespace
 
+ConfigError::ConfigError(const std::string& where, std::string table, std::string key,
+                         std::string problem)
+    : BadInput(describe_problem(where, problem, table, "Nothing was changed.")),
+      table(std::move(table)),
+      key(std::move(key)),
+      problem(std::move(problem)) {}
+
+std::string describe_problem(const std::string& where, std::string problem,
+                             const std::string& table, const std::string& ending) {
+  constexpr std::string_view kMark = "{table}";
+  const std::string name = table.empty() ? "the top level" : table;
+  for (size_t at = 0; (at = problem.find(kMark, at)) != std::string::npos; at += name.size())
+    problem.replace(at, kMark.size(), name);
+  return fmt::format("{}: {}{} {}", where, problem, problem.ends_with('.') ? "" : ".", ending);
+}
+
 std::string Field::type() const {
   return std::visit<std::string>(
       overloaded{[](bool*) { return "true or false"; }, [](int64_t*) { return "integer"; },
@@ -165,6 +183,8 @@ struct ConfigNode::Document {
   toml::table root;
   std::string source;
   std::vector<std::string> assignments;  // "train.steps=100", as set() took them
+  // Where values and tables were written that come from other documents, by path from the root.
+  std::map<std::string, std::string> places;
 };
 
 namespace {
@@ -179,6 +199,13 @@ std::string toml_text(const toml::node& node) {
 std::string position(const std::string& source, const toml::source_region& region) {
   return region.begin ? fmt::format("{}:{}:{}", source, region.begin.line, region.begin.column)
                       : source;
+}
+std::string path_of(const std::string& table, const std::string& key) {
+  return table.empty() ? key : table + "." + key;
+}
+std::string toml_key(const std::string& key) {
+  const auto is_bare = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
+  return !key.empty() && std::ranges::all_of(key, is_bare) ? key : toml_string(key);
 }
 }  // namespace
 
@@ -257,55 +284,91 @@ std::string ConfigNode::value(const std::string& key) const {
 }
 
 std::string ConfigNode::where(const std::string& key) const {
-  const std::string assigned = (name_.empty() ? key : name_ + "." + key) + "=";
+  const std::string path = path_of(name_, key), assigned = path + "=";
   for (const std::string& assignment : document_->assignments | std::views::reverse)
     if (assignment.starts_with(assigned)) return "--set " + assignment;
-  return has(key) ? position(document_->source, as_table(table_)->get(key)->source())
-                  : document_->source;
+  if (const auto place = document_->places.find(path); place != document_->places.end())
+    return place->second;
+  if (!has(key)) return document_->source;
+  return position(document_->source, as_table(table_)->get(key)->source());
 }
 
 ConfigNode ConfigNode::child(const std::string& key) const {
-  const std::string name = name_.empty() ? key : name_ + "." + key;
+  const std::string name = path_of(name_, key);
   if (!has(key)) return ConfigNode(document_, nullptr, name);
   toml::node* node = as_table(table_)->get(key);
-  if (!node->is_table()) fail("{}: '{}' must be a table. Nothing was changed.", where(key), name);
+  if (!node->is_table()) refuse(key, fmt::format("'{}' in {{table}} must be a table", key));
   return ConfigNode(document_, node->as_table(), name);
+}
+
+void ConfigNode::refuse(const std::string& key, const std::string& problem) const {
+  throw ConfigError(where(key), name_, key, problem);
 }
 
 void ConfigNode::read(const Fields& fields, const std::vector<std::string>& also) const {
   if (!table_) return;
   for (const auto& [key_view, node] : *as_table(table_)) {
     const std::string key(key_view.str());
-    const auto place = [&] { return name_.empty() ? std::string("the top level") : name_; };
     const auto field = std::ranges::find(fields, key, &Field::name);
     if (field == fields.end()) {
       if (std::ranges::find(also, key) != also.end()) continue;
       std::vector<std::string> names = also;
       for (const Field& f : fields) names.push_back(f.name);
-      fail("{}: unknown key '{}' in {}{}\n  {} takes {}{}{}. Nothing was changed.", where(key), key,
-           place(), did_you_mean(key, names), place(), describe(fields),
-           fields.empty() || also.empty() ? "" : ", ", join(also));
+      refuse(key, fmt::format("unknown key '{}' in {{table}}{}\n  {{table}} takes {}{}{}", key,
+                              did_you_mean(key, names), describe(fields),
+                              fields.empty() || also.empty() ? "" : ", ", join(also)));
     }
     if (!std::visit([&](auto* out) { return assign(node, *out); }, field->value))
-      fail("{}: '{}' in {} must be {} {}. Nothing was changed.", where(key), key, place(),
-           std::string("aeiou").find(field->type()[0]) == std::string::npos ? "a" : "an",
-           field->type());
+      refuse(key, fmt::format(
+                      "'{}' in {{table}} must be {} {}", key,
+                      std::string("aeiou").find(field->type()[0]) == std::string::npos ? "a" : "an",
+                      field->type()));
   }
 }
 
-ConfigNode ConfigNode::merged(const ConfigNode& over) const {
-  auto document = std::make_shared<Document>();
-  document->source = over.table_ ? over.document_->source : document_->source;
-  if (table_) document->root = *as_table(table_);
-  if (over.table_) merge_into(document->root, *as_table(over.table_));
-  toml::table* root = &document->root;
-  return ConfigNode(std::move(document), root, over.name_.empty() ? name_ : over.name_);
+ConfigNode ConfigNode::merged(const std::vector<ConfigNode>& layers) {
+  ConfigNode out(std::make_shared<Document>(), nullptr, layers.front().name_);
+  out.table_ = &out.document_->root;
+  out.document_->source = layers.front().document_->source;
+  for (const ConfigNode& layer : layers) {
+    if (!layer.table_) continue;
+    layer.note_places(out.name_, out.document_->places);
+    merge_into(out.document_->root, *as_table(layer.table_));
+  }
+  return out;
 }
 
-std::string ConfigNode::toml() const {
-  std::ostringstream out;
-  if (table_) out << *as_table(table_) << "\n";
-  return out.str();
+void ConfigNode::note_places(const std::string& name,
+                             std::map<std::string, std::string>& places) const {
+  for (const std::string& key : keys()) {
+    places[path_of(name, key)] = where(key);
+    if (is_table(key)) child(key).note_places(path_of(name, key), places);
+  }
+}
+
+void ConfigNode::put(const std::string& path, const std::string& toml, const std::string& where) {
+  merge_into(*as_table(table_), parse_toml(fmt::format("{} = {}", path, toml), where));
+  for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1))
+    document_->places.try_emplace(path_of(name_, path.substr(0, dot)), where);
+  document_->places[path_of(name_, path)] = where;
+}
+
+void ConfigNode::erase(const std::string& key) { as_table(table_)->erase(key); }
+
+void ConfigNode::rename(const std::string& key, const std::string& to) {
+  if (!has(key)) return;
+  as_table(table_)->insert_or_assign(to, *as_table(table_)->get(key));
+  document_->places[path_of(name_, to)] = where(key);
+  erase(key);
+}
+
+std::string ConfigNode::toml(const std::string& name) const {
+  std::string out = fmt::format("[{}]\n", name), tables;
+  for (const std::string& key : keys()) {
+    if (is_table(key)) tables += child(key).toml(name + "." + toml_key(key));
+    else out += fmt::format("{} = {}\n", toml_key(key), value(key));
+  }
+  return out + tables;
 }
 
 }  // namespace assay

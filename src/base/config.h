@@ -8,6 +8,7 @@
 //   };
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,6 +18,17 @@
 #include "base/error.h"
 
 namespace assay {
+
+// A value of a configuration cannot be used. The parts are kept, because a study that composed the
+// configuration knows better where the value was written and what its table is called. `problem`
+// has "{table}" where it names the table.
+struct ConfigError : BadInput {
+  ConfigError(const std::string& where, std::string table, std::string key, std::string problem);
+  std::string table, key, problem;
+};
+// "WHERE: PROBLEM. ENDING", with the name of the table filled in.
+std::string describe_problem(const std::string& where, std::string problem,
+                             const std::string& table, const std::string& ending);
 
 struct Field {
   using Value = std::variant<bool*, int64_t*, double*, std::string*, std::vector<std::string>*,
@@ -65,17 +77,25 @@ class ConfigNode {
   void read(Config& config, const std::vector<std::string>& also = {}) const {
     read(fields_of(config), also);
   }
-  // This table with the keys of `over` laid over it, tables merged recursively.
-  ConfigNode merged(const ConfigNode& over) const;
+  // A new table with the name of the first layer: the keys of each layer laid over those before it,
+  // tables merged recursively. Every value keeps the place where it was written.
+  static ConfigNode merged(const std::vector<ConfigNode>& layers);
+  // Writes a value, as TOML, under a path of keys below this table.
+  void put(const std::string& path, const std::string& toml, const std::string& where);
+  void erase(const std::string& key);
+  void rename(const std::string& key, const std::string& to);  // does nothing when `key` is absent
   // What stands under `key`, as TOML on one line; "" when absent
   std::string value(const std::string& key) const;
-  std::string where(const std::string& key) const;   // "plans/demo.toml:9:16"
+  std::string where(const std::string& key) const;   // "plans/demo.toml:9:16"; `key` may be a path
   const std::string& name() const { return name_; }  // "model.hybrid", "" at the root
-  std::string toml() const;
+  std::string toml(const std::string& name) const;   // as a table of that name
+  // Throws ConfigError about the value of `key`.
+  [[noreturn]] void refuse(const std::string& key, const std::string& problem) const;
 
  private:
   struct Document;
   ConfigNode(std::shared_ptr<Document> document, void* table, std::string name);
+  void note_places(const std::string& name, std::map<std::string, std::string>& places) const;
   std::shared_ptr<Document> document_;
   void* table_;  // toml::table*, owned by the document; null when absent
   std::string name_;

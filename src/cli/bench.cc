@@ -1,11 +1,10 @@
 // assay bench SUBJECT
-#include "eval/bench.h"
-
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
 #include "base/json.h"
+#include "bench/attention.h"
 #include "cli/bench_models.h"
 #include "cli/command.h"
 #include "report/svg.h"
@@ -17,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct Options {
-  eval::AttentionBench bench;
+  bench::AttentionBench bench;
   std::string device = "auto", beside, svg;
   int threads = 0;
 };
@@ -95,9 +94,10 @@ report::Figure figure_of(const Json& rows, const std::string& title) {
 
 void run(const Options& o) {
   train::use_threads(o.threads);
+  train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);
   const Json beside = o.beside.empty() ? Json::array() : rows_beside(o.beside);
-  Json found = eval::bench_attention(o.bench, device);
+  Json found = bench::bench_attention(o.bench, device);
   join_rows(found["rows"], beside);
   found["device"] = train::device_name(device);
   found["batch"] = o.bench.batch;

@@ -7,13 +7,13 @@
 
 #include "base/files.h"
 #include "base/interrupt.h"
+#include "bench/models.h"
+#include "bench/processes.h"
 #include "cli/command.h"
 #include "nn/language_model.h"
 #include "report/table.h"
-#include "study/model_table.h"
 #include "study/plan.h"
 #include "train/device.h"
-#include "train/model_bench.h"
 
 namespace assay::cli {
 namespace {
@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 
 struct Options {
   std::vector<std::string> models;
-  train::ModelBench bench;
+  bench::ModelBench bench;
   std::string device = "auto", reference, csv;
   int threads = 0;
   int64_t profile = 0;
@@ -35,7 +35,7 @@ ConfigNode model_table(const std::string& name) {
 }
 
 Json row_of(const std::string& name, const Options& o, c10::Device device) {
-  Json row = train::bench_model(model_table(name), o.bench, device);
+  Json row = bench::bench_model(model_table(name), o.bench, device);
   row["model"] = name;
   return row;
 }
@@ -169,9 +169,10 @@ void run(Options o) {
          did_you_mean(reference, o.models));
   train::use_threads(o.threads);
   o.bench.profile = o.profile > 0;
+  train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);
   const Json rows = o.models.size() == 1 ? Json::array({row_of(o.models[0], o, device)})
-                                         : study::model_rows(fs::read_symlink("/proc/self/exe"),
+                                         : bench::model_rows(fs::read_symlink("/proc/self/exe"),
                                                              o.models, arguments(o));
   const Json& base =
       *std::ranges::find(rows, Json(reference), [](const Json& row) { return row["model"]; });

@@ -81,6 +81,7 @@ void write_figures(const Options& o, const BestOf& best) {
 void run(const Options& o) {
   const tasks::MqarStudy study = tasks::MqarStudy::read(o.plan);
   if (o.threads > 0) at::set_num_threads(o.threads);
+  train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);
   make_folder(o.output);
   const FolderLock lock(o.output);

@@ -5,8 +5,8 @@
 
 #include "cli/command.h"
 #include "data/hugging_face_tokenizer.h"
-#include "nn/hugging_face/hugging_face.h"
-#include "nn/model_files.h"
+#include "exchange/hugging_face.h"
+#include "exchange/model_files.h"
 
 namespace assay::cli {
 namespace {
@@ -33,7 +33,7 @@ TokenizerFiles tokenizer_files(const data::Tokenizer& tokenizer) {
 }
 
 void run(const Options& options) {
-  const nn::OpenModel opened = nn::open_model(options.model);
+  const exchange::OpenModel opened = exchange::open_model(options.model);
   nlohmann::json settings = nlohmann::json::object();
   TokenizerFiles files;
   if (!opened.tokenizer.empty()) {
@@ -42,9 +42,9 @@ void run(const Options& options) {
     if (tokenizer.bos() >= 0) settings["bos_token_id"] = tokenizer.bos();
     files = tokenizer_files(tokenizer);
   }
-  nn::export_model(options.output, opened, settings, options.layout, files.contents);
+  exchange::export_model(options.output, opened, settings, options.layout, files.contents);
   const std::string family =
-      nn::hugging_face_config(opened.model->spec, options.layout)["model_type"];
+      exchange::hugging_face_config(opened.model->spec, options.layout)["model_type"];
   const std::string weights = opened.weights.string();
   std::string text = fmt::format("{}: {} from {}\n", options.output, family, weights);
   if (!files.reason.empty())
@@ -62,10 +62,9 @@ void add(CLI::App& app) {
   command->add_option("MODEL", options->model, "a run, a checkpoint of one, or an imported model")
       ->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
-  command->add_option(
-      "--layout", options->layout,
-      "the layout's model_type where several fit: rwkv7 or rwkv_lm_x070; default: "
-      "the first by name");
+  command->add_option("--layout", options->layout,
+                      "the layout's model_type where several fit: rwkv7 or rwkv_lm_x070; default: "
+                      "the first by name");
   command->callback([options] { run(*options); });
 }
 [[maybe_unused]] const bool registered = commands().add("export", add);

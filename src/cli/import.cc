@@ -5,7 +5,7 @@
 
 #include "base/progress.h"
 #include "cli/command.h"
-#include "nn/model_files.h"
+#include "exchange/model_files.h"
 
 namespace assay::cli {
 namespace {
@@ -15,9 +15,9 @@ struct Options {
 };
 
 void run(const Options& options) {
-  nn::OpenModel opened = nn::open_model(options.folder);
+  exchange::OpenModel opened = exchange::open_model(options.folder);
   if (!options.tokenizer.empty()) opened.tokenizer = options.tokenizer;
-  nn::save_model(options.output, opened);
+  exchange::save_model(options.output, opened);
   const int64_t parameters = opened.model->parameter_count();
   print({{"model", options.output},
          {"parameters", parameters},

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/config.h"
 #include "base/interrupt.h"
 #include "base/truncated_files.h"
 #include "base/version.h"
@@ -18,8 +19,10 @@ namespace {
 bool json_flag = false;
 bool document_printed = false;
 
-int report(int code, const std::string& message) {
-  const nlohmann::json document = {{"error", message}, {"exit_code", code}};
+int report(int code, const std::string& message,
+           nlohmann::json document = nlohmann::json::object()) {
+  document["error"] = message;
+  document["exit_code"] = code;
   if (json_flag && !document_printed) fmt::print("{}\n", document.dump());
   fmt::print(stderr, "assay: {}\n", message);
   return code;
@@ -88,6 +91,9 @@ int run(int argc, char** argv) {
     const int code = error.get_exit_code();
     if (code == 0) return app.exit(error);
     return report(kBadInput, fmt::format("{} (--help shows the usage)", error.what()));
+  } catch (const ConfigError& error) {
+    return report(error.exit_code, error.what(),
+                  {{"table", error.table}, {"key", error.key}, {"problem", error.problem}});
   } catch (const Error& error) {
     return report(error.exit_code, error.what());
   } catch (const std::bad_alloc&) {

@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "nn/model_files.h"
+#include "exchange/model_files.h"
 #include "train/device.h"
 
 namespace assay::cli {
@@ -27,8 +27,9 @@ void add_device_options(CLI::App& command, ModelOptions& o) {
 
 TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
   if (o.threads > 0) at::set_num_threads(o.threads);
+  train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);
-  nn::OpenModel opened = nn::open_model(o.model);
+  exchange::OpenModel opened = exchange::open_model(o.model);
   model = std::move(opened.model);
   weights = opened.weights;
   model->to(device, o.precision == "fp64" ? at::kDouble : at::kFloat);

@@ -1,25 +1,28 @@
 #pragma once
-// Starting values that several architectures share. Each overwrites `parameter`.
-#include <ATen/core/Tensor.h>
-
-#include <string>
-
-#include "nn/mixer.h"
+// Starting values that several architectures share.
+#include "nn/layers.h"
 
 namespace assay::nn {
 
+struct Place;
+
+// Of matrices whose architecture names no other.
+constexpr double kMatrixDeviation = 0.02;
+
+Start normal(double deviation);
+Start uniform(double bound);  // in ±bound
+Start constant(double value);
+Start values(const at::Tensor& all);  // of the same number of elements
 // softplus(parameter) log-uniform in [0.001, 0.1]: the step sizes of Mamba and its kin.
-void log_uniform_steps(at::Tensor& parameter, at::Generator);
-// ln of a uniform in [low, high].
-void log_of_uniform(at::Tensor& parameter, double low, double high, at::Generator);
+Start log_uniform_steps();
+Start log_of_uniform(double low, double high);  // ln of a uniform in [low, high]
 // A matrix [out, in] uniform in ±gain / √in: with gain 1 what torch.nn.Linear starts with.
-void uniform_by_width(at::Tensor& parameter, double gain, at::Generator);
-// in_proj, x_proj and out_proj as state-spaces/mamba and Longhorn start them: uniform in ±1/√in,
-// out_proj divided by √(residual branches of the model). Returns false for any other name.
-bool mamba_projection(const std::string& name, at::Tensor& parameter, const Place& place,
-                      at::Generator);
+Start uniform_by_width(double gain = 1);
+// The output projection of Mamba and Longhorn: uniform in ±1 / √in, divided by √(residual branches
+// of the model).
+Start mamba_output(const Place& place);
 // A matrix [rows, columns] with orthonormal rows or columns (the shorter), times gain. [Saxe
 // et al. 2013]
-void orthogonal(at::Tensor& parameter, double gain, at::Generator);
+Start orthogonal(double gain);
 
 }  // namespace assay::nn

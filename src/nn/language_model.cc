@@ -1,12 +1,11 @@
 #include "nn/language_model.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <map>
 
-#include "base/random.h"
+#include "nn/initial_values.h"
 #include "nn/lm_loss.h"
 #include "nn/recompute.h"
 
@@ -18,8 +17,7 @@ constexpr int64_t kMostLayers = 10'000, kWidest = int64_t{1} << 20, kMostRows = 
 
 void check(const ConfigNode& model, const ModelConfig& c) {
   const auto need = [&](bool good, const char* key, const std::string& expected) {
-    if (!good)
-      fail("{}: model.{} must be {}. Nothing was changed.", model.where(key), key, expected);
+    if (!good) model.refuse(key, fmt::format("{{table}}.{} must be {}", key, expected));
   };
   const auto within = [&](int64_t value, int64_t least, int64_t most, const char* key,
                           const char* zero) {
@@ -39,11 +37,11 @@ void check(const ConfigNode& model, const ModelConfig& c) {
 }
 
 void check_known(const Registry<MixerEntry>& registry, const std::string& name,
-                 const std::string& where) {
+                 const ConfigNode& model, const char* key) {
   try {
     registry.at(name);
   } catch (const BadInput& error) {
-    fail("{}: {} Nothing was changed.", where, error.what());
+    model.refuse(key, error.what());
   }
 }
 
@@ -67,15 +65,14 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   ModelSpec spec{{}, model};
   model.read(spec.config, tables);
   check(model, spec.config);
-  for (const std::string& name : spec.config.pattern)
-    check_known(mixers(), name, model.where("pattern"));
+  for (const std::string& name : spec.config.pattern) check_known(mixers(), name, model, "pattern");
   if (spec.config.channel_mixer != "none")
-    check_known(channel_mixers(), spec.config.channel_mixer, model.where("channel_mixer"));
+    check_known(channel_mixers(), spec.config.channel_mixer, model, "channel_mixer");
   const auto parts = parts_of(spec.config);
   for (const std::string& table : tables)
     if (model.has(table) && std::ranges::find(parts, table) == parts.end())
-      fail("{}: a table for '{}', which is not a part of this model ({}). Nothing was changed.",
-           model.where(table), table, join(parts));
+      model.refuse(table, fmt::format("a table for '{}', which is not a part of this model ({})",
+                                      table, join(parts)));
   // Throws on unknown keys
   for (const std::string& part : parts) entry(part).expand(model.child(part));
   return spec;
@@ -138,9 +135,11 @@ LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
   if (c.vocab_size < 1) fail("model.vocab_size = {} must be positive", c.vocab_size);
   if (c.positions == "learned" && c.max_positions < 1)
     fail("model.positions = learned needs model.max_positions");
-  embedding = register_parameter("embedding", torch::zeros({c.vocab_size, c.d_model}));
+  embedding = add_parameter("embedding", torch::zeros({c.vocab_size, c.d_model}),
+                            {.start = normal(c.embedding_std), .weight_decay = true});
   if (c.positions == "learned")
-    positions = register_parameter("positions", torch::zeros({c.max_positions, c.d_model}));
+    positions = add_parameter("positions", torch::zeros({c.max_positions, c.d_model}),
+                              {.start = normal(kMatrixDeviation), .weight_decay = true});
   for (int64_t i = 0; i < c.num_layers; ++i)
     layers.push_back(
         register_module("layers_" + std::to_string(i), std::make_shared<Layer>(spec, i)));
@@ -148,8 +147,10 @@ LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
     embedding_norm =
         register_module("embedding_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   norm = register_module("norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
-  if (!c.tie_embeddings)
-    head = register_module("head", std::make_shared<Linear>(c.d_model, c.vocab_size, false));
+  if (!c.tie_embeddings) head = add_linear("head", c.d_model, c.vocab_size);
+  const Start of_output = normal(kMatrixDeviation / std::sqrt(2.0 * double(c.num_layers)));
+  for (Linear* linear : linears_of(*this))
+    if (Start& start = linear->treatment("weight").start; !start) start = of_output;
 }
 
 const at::Tensor& LanguageModel::head_weight() const {
@@ -238,33 +239,6 @@ at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {
       .view({tokens.size(0), -1});
 }
 
-void LanguageModel::initialise(uint64_t seed) {
-  const at::NoGradGuard no_grad;
-  const double residual =
-      // Projections back into the stream [GPT-2, §2.3]
-      0.02 / std::sqrt(2.0 * double(layers.size()));
-  const auto generator = [&](const std::string& name) {
-    return at::make_generator<at::CPUGeneratorImpl>(Random(seed, "initialise " + name).next());
-  };
-  const auto fill = [&](const std::string& name, at::Tensor parameter) {
-    if (parameter.dim() < 2) return;
-    const double deviation = name == "embedding"                 ? spec.config.embedding_std
-                             : name.ends_with("out_proj.weight") ? residual
-                                                                 : 0.02;
-    parameter.normal_(0, deviation, generator(name));
-  };
-  for (auto& item : named_parameters()) {
-    const auto [owner, own_name] = owner_of(item.key());
-    if (owner && owner->initialise(own_name, item.value(), generator(item.key()))) continue;
-    if (!item.key().ends_with("A_log")) fill(item.key(), item.value());
-  }
-}
-
-ParameterGroup LanguageModel::group(const std::string& name, const at::Tensor& parameter) const {
-  const auto [owner, own_name] = owner_of(name);
-  return owner ? owner->group(own_name, parameter) : default_group(name, parameter);
-}
-
 std::map<std::string, int> LanguageModel::numerics() const {
   std::map<std::string, int> versions;
   for (size_t i = 0; i < layers.size(); ++i)
@@ -273,22 +247,10 @@ std::map<std::string, int> LanguageModel::numerics() const {
   return versions;
 }
 
-std::pair<Mixer*, std::string> LanguageModel::owner_of(const std::string& name) const {
-  for (const std::string part : {".mixer.", ".channel_mixer."})
-    if (const size_t at = name.find(part); at != std::string::npos) {
-      const Layer& layer = *layers[std::stoul(name.substr(std::string("layers_").size()))];
-      return {part == ".mixer." ? layer.mixer.get() : layer.channel_mixer.get(),
-              name.substr(at + part.size())};
-    }
-  return {nullptr, name};
-}
-
 double LanguageModel::forward_flops(int64_t time) {
   double flops = 2.0 * double(head_weight().numel());
   for (const auto& layer : layers) {
-    for (const auto& item : layer->named_parameters())
-      if (item.key().ends_with("proj.weight") || item.key().ends_with("qkv.weight"))
-        flops += 2.0 * double(item.value().numel());
+    for (const Linear* linear : linears_of(*layer)) flops += 2.0 * double(linear->weight.numel());
     flops += layer->mixer->mixing_flops(time);
   }
   return flops;

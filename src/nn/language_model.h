@@ -71,7 +71,7 @@ struct Layer : torch::nn::Module {
   std::shared_ptr<Mixer> mixer, channel_mixer;  // the last two null with channel_mixer = "none"
 };
 
-struct LanguageModel : torch::nn::Module {
+struct LanguageModel : Module {
   explicit LanguageModel(ModelSpec spec);
 
   // tokens [B, T] i64 → [B, T, d_model] in compute_dtype, normalised, ready for the head. Reads and
@@ -84,9 +84,6 @@ struct LanguageModel : torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens);
   at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
 
-  void initialise(uint64_t seed);  // a pure function of the seed and each parameter's name
-  // Of named_parameters()
-  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const;
   std::map<std::string, int> numerics() const;  // {"mixer mamba1": 2}: of mixers above version 1
   double forward_flops(int64_t time);           // a token, at sequence length `time`
   int64_t parameter_count();
@@ -114,9 +111,6 @@ struct LanguageModel : torch::nn::Module {
 
  private:
   at::Tensor converted_head_;  // of prepare_inference(), when tied
-  // The mixer or channel mixer that has a parameter, and its name there; null and the name itself
-  // for the model's own.
-  std::pair<Mixer*, std::string> owner_of(const std::string& name) const;
 };
 
 }  // namespace assay::nn

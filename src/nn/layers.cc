@@ -1,18 +1,71 @@
 #include "nn/layers.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include <cmath>
 
 #include "base/error.h"
+#include "base/random.h"
+#include "nn/initial_values.h"
 #include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
 
 namespace assay::nn {
 
-Linear::Linear(int64_t in, int64_t out, bool with_bias)
-    : weight(register_parameter("weight", torch::zeros({out, in}))) {
-  if (with_bias) bias = register_parameter("bias", torch::zeros({out}));
+at::Tensor Module::add_parameter(const std::string& name, const at::Tensor& value,
+                                 Treatment treatment) {
+  own_treatments_[name] = std::move(treatment);
+  return register_parameter(name, value);
+}
+
+std::shared_ptr<Linear> Module::add_linear(const std::string& name, int64_t in, int64_t out) {
+  return add_linear(name, in, out, {});
+}
+
+std::shared_ptr<Linear> Module::add_linear(const std::string& name, int64_t in, int64_t out,
+                                           LinearOptions options) {
+  return register_module(name, std::make_shared<Linear>(in, out, std::move(options)));
+}
+
+std::map<std::string, Treatment> Module::treatments() const {
+  std::map<std::string, Treatment> found;
+  const auto collect = [&](const std::string& path, const torch::nn::Module& part) {
+    const auto* module = dynamic_cast<const Module*>(&part);
+    for (const auto& item : part.named_parameters(/*recurse=*/false)) {
+      if (!module || !module->own_treatments_.contains(item.key()))
+        fail<Error>("parameter '{}{}' was not added with Module::add_parameter", path, item.key());
+      found[path + item.key()] = module->own_treatments_.at(item.key());
+    }
+  };
+  collect("", *this);
+  for (const auto& part : named_modules("", /*include_self=*/false))
+    collect(part.key() + ".", *part.value());
+  return found;
+}
+
+void Module::initialise(uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  const std::map<std::string, Treatment> how = treatments();
+  for (auto& item : named_parameters())
+    if (const Start& start = how.at(item.key()).start)
+      start(item.value(), at::make_generator<at::CPUGeneratorImpl>(
+                              Random(seed, "initialise " + item.key()).next()));
+}
+
+Linear::Linear(int64_t in, int64_t out, LinearOptions options) {
+  // The start of an output depends on the number of layers, so the model sets it.
+  if (!options.start && options.role == Role::input) options.start = normal(kMatrixDeviation);
+  weight = add_parameter("weight", torch::zeros({out, in}),
+                         {.start = std::move(options.start), .weight_decay = options.weight_decay});
+  if (options.bias) bias = add_parameter("bias", torch::zeros({out}));
+}
+
+std::vector<Linear*> linears_of(const torch::nn::Module& module) {
+  std::vector<Linear*> found;
+  for (const auto& part : module.modules(/*include_self=*/false))
+    if (auto* linear = dynamic_cast<Linear*>(part.get())) found.push_back(linear);
+  return found;
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
@@ -30,8 +83,8 @@ Norm::Norm(const std::string& kind, int64_t size, double eps, int64_t groups)
   if (std::ranges::find(kinds(), kind) == kinds().end())
     fail("unknown norm '{}'{}; there are {}", kind, did_you_mean(kind, kinds()), join(kinds()));
   if (groups < 1 || size % groups) fail("norm: {} groups do not divide {} channels", groups, size);
-  weight = register_parameter("weight", zero_centered ? torch::zeros({size}) : torch::ones({size}));
-  if (kind == "layernorm") bias = register_parameter("bias", torch::zeros({size}));
+  weight = add_parameter("weight", zero_centered ? torch::zeros({size}) : torch::ones({size}));
+  if (kind == "layernorm") bias = add_parameter("bias", torch::zeros({size}));
 }
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
@@ -41,8 +94,8 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
 }
 
 LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)
-    : down_proj(register_module("down_proj", std::make_shared<Linear>(in, rank, false))),
-      up_proj(register_module("up_proj", std::make_shared<Linear>(rank, out, with_bias))),
+    : down_proj(add_linear("down_proj", in, rank)),
+      up_proj(add_linear("up_proj", rank, out, {.bias = with_bias})),
       activation(std::move(act)) {}
 
 at::Tensor LowRank::forward(const at::Tensor& x) const {

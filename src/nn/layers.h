@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,18 +14,61 @@
 
 namespace assay::nn {
 
-// y = x Wᵀ + b; weight [out, in], bias [out] or absent.
-struct Linear : torch::nn::Module {
-  Linear(int64_t in, int64_t out, bool with_bias);
+// Overwrites a parameter with its starting values; nn/initial_values.h has the usual ones.
+using Start = std::function<void(at::Tensor& parameter, const at::Generator&)>;
+
+// How a parameter starts and how training treats it.
+struct Treatment {
+  Start start = {};          // empty: it keeps the value that it was added with
+  double learning_rate = 1;  // times the run's
+  bool weight_decay = false;
+};
+
+struct Linear;
+struct LinearOptions;
+
+// A module that says of each of its parameters how it starts and how training treats it.
+struct Module : torch::nn::Module {
+  at::Tensor add_parameter(const std::string& name, const at::Tensor& value, Treatment = {});
+  std::shared_ptr<Linear> add_linear(const std::string& name, int64_t in, int64_t out);
+  std::shared_ptr<Linear> add_linear(const std::string& name, int64_t in, int64_t out,
+                                     LinearOptions);
+  // Of a parameter of this module itself, so that its owner can change it.
+  Treatment& treatment(const std::string& name) { return own_treatments_.at(name); }
+  // Of all of named_parameters(). Error if one was not added with add_parameter.
+  std::map<std::string, Treatment> treatments() const;
+  // Starts all parameters. The values are a pure function of the seed and each parameter's name.
+  void initialise(uint64_t seed);
+
+ private:
+  std::map<std::string, Treatment> own_treatments_;
+};
+
+// An output leads back into the residual stream. Every layer adds to the stream, so outputs start
+// at smaller values. [GPT-2, §2.3]
+enum class Role { input, output };
+
+struct LinearOptions {
+  Role role = Role::input;
+  bool bias = false;
+  Start start = {};  // of the weight; empty: N(0, 0.02), and for an output N(0, 0.02 / √(2 layers))
+  bool weight_decay = true;  // of the weight
+};
+
+// y = x Wᵀ + b; weight [out, in], bias [out] or absent. The model counts the FLOPs of every Linear.
+struct Linear : Module {
+  Linear(int64_t in, int64_t out, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x) const;
   at::Tensor weight, bias;
 };
+// All projections in a module and its parts.
+std::vector<Linear*> linears_of(const torch::nn::Module& module);
 
 // "rmsnorm": x / sqrt(mean x² + eps) ⊙ weight. "layernorm": (x − mean) / sqrt(var + eps) ⊙ weight +
 // bias. "zero_centered_rmsnorm": as rmsnorm with 1 + weight, so that weight decay pulls towards 1
 // [Qwen3-Next]. Over the last dimension [size], or over each of `groups` equal parts of it; weight
 // and bias [size].
-struct Norm : torch::nn::Module {
+struct Norm : Module {
   Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
   static const std::vector<std::string>& kinds();
@@ -34,7 +79,7 @@ struct Norm : torch::nn::Module {
 };
 
 // act(x W₁ᵀ) W₂ᵀ + b through `rank` channels; act "none", "tanh" or "sigmoid". [Hu et al. 2021]
-struct LowRank : torch::nn::Module {
+struct LowRank : Module {
   LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string activation = "none");
   at::Tensor forward(const at::Tensor& x) const;
   std::shared_ptr<Linear> down_proj, up_proj;

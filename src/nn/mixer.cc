@@ -8,11 +8,6 @@ int64_t State::bytes() const {
   return total;
 }
 
-ParameterGroup default_group(const std::string& name, const at::Tensor& parameter) {
-  const bool matrix = name.ends_with(".weight") || name == "embedding" || name == "positions";
-  return {.weight_decay = parameter.dim() == 2 && matrix};
-}
-
 Registry<MixerEntry>& mixers() {
   static Registry<MixerEntry> registry("mixer");
   return registry;

@@ -6,7 +6,6 @@
 // for one token. One piece is the parallel form, pieces of C the chunked form, pieces of one token
 // decoding. tests/nn/mixer_forms_test.cc proves it for every entry.
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <map>
 #include <memory>
@@ -18,6 +17,7 @@
 
 #include "base/config.h"
 #include "base/registry.h"
+#include "nn/layers.h"
 
 namespace assay::nn {
 
@@ -51,16 +51,8 @@ class State {
   std::map<std::string, at::Tensor> tensors_;
 };
 
-// How training treats a parameter.
-struct ParameterGroup {
-  double learning_rate = 1;  // times the run's
-  bool weight_decay = false;
-  auto operator<=>(const ParameterGroup&) const = default;
-};
-// The rule where nothing else is said: weight matrices decay.
-ParameterGroup default_group(const std::string& name, const at::Tensor& parameter);
-
-struct Mixer : torch::nn::Module {
+// Its constructor adds projections with add_linear and other parameters with add_parameter.
+struct Mixer : Module {
   // x [B, T, d_model], any T ≥ 1 → [B, T, d_model], dtype of x. Reads the state and replaces it.
   virtual at::Tensor forward(const at::Tensor& x, State& state) = 0;
   // x [B, d_model] → [B, d_model]; the same function for one token.
@@ -78,16 +70,8 @@ struct Mixer : torch::nn::Module {
   // For probes: softmax weights [B, H, T, T] of a whole sequence x [B, T, d_model]; undefined where
   // there are none.
   virtual at::Tensor attention_weights(const at::Tensor& /*x*/) const { return {}; }
-  // Sets a parameter that the model's rule (N(0, 0.02) for matrices, constructor's value for the
-  // rest) does not suit.
-  virtual bool initialise(const std::string& /*name*/, at::Tensor& /*parameter*/, at::Generator) {
-    return false;
-  }
-  virtual ParameterGroup group(const std::string& name, const at::Tensor& parameter) const {
-    return default_group(name, parameter);
-  }
-  // Raised when starting values or parameter groups change without a field of the configuration.
-  // A run's key covers it.
+  // Raised when starting values, learning rates or weight decay of parameters change without a
+  // field of the configuration. A run's key covers it.
   virtual int numerics() const { return 1; }
 };
 

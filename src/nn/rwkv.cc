@@ -31,23 +31,17 @@ at::Tensor bonus_start(const Place& place) {
   return depth(place) * (1 - ramp(place.d_model)) + zigzag;
 }
 
-ParameterGroup time_mix_group(const std::string& name, const at::Tensor& parameter) {
-  if (name == "decay" || name == "decay.up_proj.bias") return {.learning_rate = 2};
-  const bool low_rank = name.ends_with("down_proj.weight") || name.ends_with("up_proj.weight") ||
-                        name == "mix_proj.weight";
-  return low_rank ? ParameterGroup() : default_group(name, parameter);
+void treat_low_rank(LowRank& path, const Start& up, const std::optional<Treatment>& bias) {
+  path.down_proj->treatment("weight") = {.start = constant(0)};
+  path.up_proj->treatment("weight") = {.start = up};
+  if (bias) path.up_proj->treatment("bias") = *bias;
 }
 
-bool initialise_time_mix(const std::string& name, at::Tensor& parameter, const Place& place,
-                         at::Generator generator) {
-  if (name == "norm.weight")
-    parameter.fill_(std::pow(1 - height(place) + 1 / double(place.num_layers), 0.7));
-  else if (name == "r_proj.weight" || name == "v_proj.weight") orthogonal(parameter, 1, generator);
-  else if (name == "k_proj.weight" || name == "g_proj.weight")
-    orthogonal(parameter, 0.1, generator);
-  else if (name == "out_proj.weight") parameter.zero_();
-  else return false;
-  return true;
+std::shared_ptr<Norm> norm_of_heads(const Place& place, int64_t num_heads, double eps) {
+  const auto norm = std::make_shared<Norm>("layernorm", place.d_model, eps, num_heads);
+  norm->treatment("weight").start =
+      constant(std::pow(1 - height(place) + 1 / double(place.num_layers), 0.7));
+  return norm;
 }
 
 }  // namespace assay::nn::rwkv

@@ -30,14 +30,11 @@ int64_t default_rank(double factor, int64_t d_model);
 at::Tensor decay_start(const Place& place);
 at::Tensor bonus_start(const Place& place);
 
-// As the training code groups parameters: w₀ of the decay learns at twice the rate, the matrices of
-// low-rank paths do not decay.
-ParameterGroup time_mix_group(const std::string& name, const at::Tensor& parameter);
+// As the training code treats a low-rank path: W₁ starts at 0, W₂ at `up`, and neither decays.
+// `bias` is for the bias, if the path has one.
+void treat_low_rank(LowRank& path, const Start& up, const std::optional<Treatment>& bias);
 
-// Of a time mix: the weight of the norm of each head, ((layer + 1) / layers)^0.7; orthogonal
-// projections times 1 for r and v, 0.1 for k and g, and 0 for the output. True when `name` was
-// one of them.
-bool initialise_time_mix(const std::string& name, at::Tensor& parameter, const Place& place,
-                         at::Generator generator);
+// The norm of each head of a time mix. Its weight starts at ((layer + 1) / layers)^0.7.
+std::shared_ptr<Norm> norm_of_heads(const Place& place, int64_t num_heads, double eps);
 
 }  // namespace assay::nn::rwkv

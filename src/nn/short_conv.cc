@@ -4,20 +4,24 @@
 
 #include <cmath>
 
+#include "nn/initial_values.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 
 namespace assay::nn {
 
-ShortConv::ShortConv(int64_t channels, int64_t width, bool with_bias, std::string act,
-                     double start_std)
-    : activation(std::move(act)), start(start_std) {
+ShortConv::ShortConv(int64_t channels, int64_t width, bool with_bias, std::string act, double start)
+    : activation(std::move(act)) {
   if (width < 0 || width > 8)
     fail("conv_width = {} must be 1 to 8, or 0 for no convolution", width);
   if (!(start >= 0) || std::isinf(start))
     fail("conv_std = {} must be positive, or 0 for uniform starting values", start);
   if (width == 0) return;
-  weight = register_parameter("weight", torch::zeros({channels, width}));
-  if (with_bias) bias = register_parameter("bias", torch::zeros({channels}));
+  const Start unit = uniform(1 / std::sqrt(double(width)));
+  weight = add_parameter("weight", torch::zeros({channels, width}),
+                         {.start = start > 0 ? normal(start) : unit, .weight_decay = true});
+  if (with_bias)
+    bias =
+        add_parameter("bias", torch::zeros({channels}), {.start = start > 0 ? constant(0) : unit});
 }
 
 at::Tensor ShortConv::forward(const at::Tensor& x, State& state) const {
@@ -26,20 +30,6 @@ at::Tensor ShortConv::forward(const at::Tensor& x, State& state) const {
   auto [y, last] = ops::causal_conv1d(x, weight, b, activation, state.find("conv"));
   state["conv"] = last;
   return y;
-}
-
-bool ShortConv::initialise(const std::string& name, at::Tensor& parameter,
-                           at::Generator generator) const {
-  if (name != "conv.weight" && name != "conv.bias") return false;
-  if (start == 0) {
-    const double bound = 1 / std::sqrt(double(weight.size(1)));
-    parameter.uniform_(-bound, bound, generator);
-  } else if (name == "conv.weight") {
-    parameter.normal_(0, start, generator);
-  } else {
-    parameter.zero_();
-  }
-  return true;
 }
 
 }  // namespace assay::nn

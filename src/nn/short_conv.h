@@ -7,21 +7,17 @@
 
 namespace assay::nn {
 
-struct ShortConv : torch::nn::Module {
-  // width 0 to 8; activation "silu" or "none"; start: see initialise().
+struct ShortConv : Module {
+  // width 0 to 8; activation "silu" or "none". start = 0: weight and bias start uniform in ±1/√K,
+  // as torch's Conv1d does. start > 0: weights at N(0, start), the bias at 0.
   ShortConv(int64_t channels, int64_t width, bool with_bias, std::string activation = "silu",
             double start = 0);
   // x [B, T, channels] → the same; reads and replaces state["conv"], the last K − 1 inputs [B,
   // channels, K − 1].
   at::Tensor forward(const at::Tensor& x, State& state) const;
-  // For Mixer::initialise: fills conv.weight or conv.bias; returns false for any other name.
-  // start = 0: both uniform in ±1/√K, as torch's Conv1d does. start > 0: weights N(0, start),
-  // the bias 0.
-  bool initialise(const std::string& name, at::Tensor& parameter, at::Generator) const;
 
   at::Tensor weight, bias;  // [channels, K], [channels]; undefined where there is none
   std::string activation;
-  double start;
 };
 
 }  // namespace assay::nn

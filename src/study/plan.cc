@@ -4,7 +4,6 @@
 #include <cctype>
 #include <cmath>
 #include <ranges>
-#include <regex>
 #include <sstream>
 
 namespace assay::study {
@@ -308,61 +307,20 @@ void check_head(const Head& head, const ConfigNode& root, const fs::path& file) 
            join(head.models));
 }
 
-// One table made of layers. A key keeps the place of the last layer that has it.
-class Composer {
- public:
-  void line(const std::string& text, const std::string& place) {
-    composed.text += text + "\n";
-    composed.places.push_back(place);
-  }
-  void table(const std::string& name, const std::string& place,
-             const std::vector<ConfigNode>& layers, const std::vector<std::string>& skip = {}) {
-    line("[" + name + "]", place);
-    std::vector<std::string> tables;
-    for (const std::string& key : keys_of(layers)) {
-      if (std::ranges::count(skip, key)) continue;
-      const ConfigNode& last = *last_with(layers, key);
-      if (last.is_table(key)) tables.push_back(key);
-      else line(renamed(key) + " = " + last.value(key), last.where(key));
-    }
-    for (const std::string& key : tables) {
-      std::vector<ConfigNode> parts;
-      for (const ConfigNode& layer : layers)
-        if (layer.is_table(key)) parts.push_back(layer.child(key));
-      table(name + "." + key, last_with(layers, key)->where(key), parts);
-    }
-  }
-  Composed composed;
-
- private:
-  static std::string renamed(const std::string& key) { return key == "batch" ? "batch_size" : key; }
-  static std::vector<std::string> keys_of(const std::vector<ConfigNode>& layers) {
-    std::vector<std::string> keys;
-    for (const ConfigNode& layer : layers)
-      for (const std::string& key : layer.keys())
-        if (!std::ranges::count(keys, key)) keys.push_back(key);
-    return keys;
-  }
-};
-
-std::vector<std::string> quoted(const std::vector<std::string>& words,
-                                const std::string& suffix = "") {
-  std::vector<std::string> out;
-  for (const std::string& word : words) out.push_back('"' + word + suffix + '"');
-  return out;
-}
-
 // What the plan decides in a run's [train].
-ConfigNode decided(const DataSetting& data, const Variation& variation) {
-  auto sets = quoted(data.train, "." + data.held_out);
-  std::ranges::copy(quoted(data.out_of_domain, "." + data.test), std::back_inserter(sets));
-  std::string text =
-      fmt::format("seed = {}\nsequence_length = {}\ndomains = [{}]\neval_sets = [{}]\n",
-                  variation.seed, data.sequence_length, join(quoted(data.train)), join(sets));
-  if (variation.tokens > 0) text += fmt::format("tokens = {}\n", variation.tokens);
+ConfigNode decided(const DataSetting& data, Variation variation) {
+  std::vector<std::string> domains = data.train, sets;
+  for (const std::string& domain : data.train) sets.push_back(domain + "." + data.held_out);
+  for (const std::string& domain : data.out_of_domain) sets.push_back(domain + "." + data.test);
+  int64_t length = data.sequence_length;
+  Fields fields = {{"seed", &variation.seed, ""},
+                   {"sequence_length", &length, ""},
+                   {"domains", &domains, ""},
+                   {"eval_sets", &sets, ""}};
+  if (variation.tokens > 0) fields.push_back({"tokens", &variation.tokens, ""});
   if (variation.learning_rate > 0)
-    text += fmt::format("learning_rate = {}\n", variation.learning_rate);
-  return ConfigNode::parse(text, "data, seeds and budgets of the plan");
+    fields.push_back({"learning_rate", &variation.learning_rate, ""});
+  return ConfigNode::parse(to_toml(fields), "data, seeds and budgets of the plan");
 }
 
 std::vector<ConfigNode> train_layers(const Model& model, const Setting& setting) {
@@ -444,17 +402,32 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
 }
 
 Composed compose(const Model& model, const Setting& setting, const Variation& variation) {
-  Composer composer;
-  std::vector<std::string> skip = model.absent;
-  skip.insert(skip.end(), {"base", "seeds", "tokens", "seeds_per_budget", "train"});
-  composer.table("model", model.layers.back().where(""), model.layers, skip);
   std::vector<ConfigNode> train = train_layers(model, setting);
   train.push_back(decided(setting.data, variation));
+  Composed out{model.name, ConfigNode::merged(model.layers), ConfigNode::merged(train)};
+  for (const std::string& key : model.absent) out.model.erase(key);
+  for (const char* key : {"base", "seeds", "tokens", "seeds_per_budget", "train"})
+    out.model.erase(key);
+  if (out.train.has("batch") && out.train.has("batch_size"))
+    refuse(out.train.where("batch"), "batch and batch_size in train are the same; give one");
+  out.train.rename("batch", "batch_size");
   // A budget of the variation replaces the one that `train` gives.
-  const std::vector<std::string> replaced =
-      variation.tokens > 0 ? std::vector<std::string>{"steps"} : std::vector<std::string>{};
-  composer.table("train", train.front().where(""), train, replaced);
-  return std::move(composer.composed);
+  if (variation.tokens > 0) out.train.erase("steps");
+  return out;
+}
+
+std::string Composed::toml() const { return model.toml("model") + train.toml("train"); }
+
+std::string Composed::translate(const TrainerError& error) const {
+  if (!error.table || !error.key || !error.problem)
+    return fmt::format("model.{}: {}{} Nothing was run.", name, error.error,
+                       error.error.ends_with('.') ? "" : ".");
+  const size_t dot = std::min(error.table->find('.'), error.table->size());
+  const std::string inner = error.table->substr(dot);  // ".attention" of "model.attention"
+  const bool in_train = error.table->substr(0, dot) == "train";
+  const std::string path = inner.empty() ? *error.key : inner.substr(1) + "." + *error.key;
+  return describe_problem((in_train ? train : model).where(path), *error.problem,
+                          in_train ? *error.table : "model." + name + inner, "Nothing was run.");
 }
 
 double learning_rate_of(const Model& model, const Setting& setting) {
@@ -468,21 +441,6 @@ double learning_rate_of(const Model& model, const Setting& setting) {
 
 bool is_tuned(const Plan& plan, const Model& model) {
   return plan.tuning && !model.train.has("learning_rate");
-}
-
-std::string translate(const std::string& message, const fs::path& file, const Composed& composed,
-                      const std::string& model) {
-  const size_t at = message.find(file.string() + ":");
-  if (at == std::string::npos) return fmt::format("model.{}: {}. Nothing was run.", model, message);
-  size_t end = at + file.string().size() + 1;
-  const size_t line = std::strtoul(message.c_str() + end, nullptr, 10);
-  if (line < 1 || line > composed.places.size() || composed.places[line - 1].empty())
-    return message;
-  end = std::min(message.find_first_not_of("0123456789:", end), message.size());
-  std::string rest = message.substr(std::min(message.find_first_not_of(" ", end), message.size()));
-  rest = std::regex_replace(rest, std::regex("(in |\n  )model\\b"), "$1model." + model);
-  rest = std::regex_replace(rest, std::regex("Nothing was changed"), "Nothing was run");
-  return message.substr(0, at) + composed.places[line - 1] + ": " + rest;
 }
 
 }  // namespace assay::study

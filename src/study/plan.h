@@ -36,6 +36,7 @@
 
 #include "base/config.h"
 #include "base/files.h"
+#include "base/record.h"
 
 namespace assay::study {
 
@@ -59,10 +60,22 @@ struct DataSetting {
 // The last of the layers that has `key`; null for none.
 const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::string& key);
 
-// A run's MODEL.toml, composed of layers, that remembers where each of its lines was written.
+// What `assay --json` prints of an error; the last three are there when a value of a configuration
+// is the reason (ConfigError in base/config.h).
+struct TrainerError {
+  std::string error;
+  std::optional<std::string> table, key, problem;
+  ASSAY_FIELDS(error, table, key, problem)
+};
+
+// The configuration of a run, composed of layers. Its values know where in the plan they are
+// written.
 struct Composed {
-  std::string text;
-  std::vector<std::string> places;  // [lines]: "plans/demo.toml:9:16"
+  std::string name;  // of the model
+  ConfigNode model, train;
+  std::string toml() const;  // MODEL.toml
+  // An error of the trainer about it, told in terms of the plan.
+  std::string translate(const TrainerError& error) const;
 };
 
 struct Setting {
@@ -146,9 +159,5 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
 
 // The configuration of one run.
 Composed compose(const Model& model, const Setting& setting, const Variation& variation);
-
-// An error about line L of a composed file, told in terms of the plan.
-std::string translate(const std::string& message, const fs::path& composed_file,
-                      const Composed& composed, const std::string& model);
 
 }  // namespace assay::study

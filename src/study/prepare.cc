@@ -71,11 +71,14 @@ std::string prefix(const Setting& setting) {
   return setting.name.empty() ? "" : setting.name + ".";
 }
 
-std::string complaint(const fs::path& output, const fs::path& errors) {
-  const Json answer = Json::parse(read_file(output), nullptr, false);
-  if (answer.is_object() && answer.contains("error")) return answer["error"];
-  const std::string text = read_file(errors);
-  return text.empty() ? "the trainer said nothing" : text;
+// The trainer's document about its error, or else what it wrote to standard error.
+TrainerError complaint(const fs::path& output, const fs::path& errors) {
+  try {
+    return read_record<TrainerError>(output);
+  } catch (const BadInput&) {
+    const std::string text = read_file(errors);
+    return {.error = text.empty() ? "the trainer said nothing" : text};
+  }
 }
 
 // The first run of a model: what the trainer is asked about.
@@ -99,7 +102,7 @@ class Question {
         config_(options.study / "configs" / (prefix(setting) + model.name + ".question.toml")),
         output_(config_.string() + ".out"),
         errors_(config_.string() + ".err") {
-    write_file(config_, composed_.text);
+    write_file(config_, composed_.toml());
     fs::remove(output_);
     fs::remove(errors_);
     command_ = {{trainer(options), "train", config_, "--data", candidate_.data, "-o",
@@ -149,11 +152,10 @@ class Question {
       ending = wait_for_child(progress);
     }
     const std::string& model = candidate_.model->name;
-    if (ending.code == kBadInput)
-      fail("{}", translate(complaint(output_, errors_), config_, composed_, model));
+    if (ending.code == kBadInput) fail("{}", composed_.translate(complaint(output_, errors_)));
     if (ending.code != 0)
       fail<Error>("{}: the trainer cannot build it ({}): {}", model, ending.text(),
-                  complaint(output_, errors_));
+                  complaint(output_, errors_).error);
     try {
       return read_record<run::Estimate>(output_);
     } catch (const BadInput& error) {
@@ -208,7 +210,7 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n", c.answer.identity,
                                c.answer.data, run.seed, int64_t(steps), run.learning_rate));
   run.config = study / "configs" / (run.name + ".toml");
-  write_file(run.config, compose(*c.model, *c.setting, variation).text);
+  write_file(run.config, compose(*c.model, *c.setting, variation).toml());
   return run;
 }
 

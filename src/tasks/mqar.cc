@@ -88,7 +88,7 @@ ConfigNode configuration(const ConfigNode& table, int64_t width, const MqarData&
   std::string own = fmt::format("d_model = {}\nvocab_size = {}\n", width, data.vocab_size);
   if (table.value("positions") == "\"learned\"" || table.value("positions") == "'learned'")
     own += fmt::format("max_positions = {}\n", data.length);
-  return table.merged(ConfigNode::parse(own, source));
+  return ConfigNode::merged({table, ConfigNode::parse(own, source)});
 }
 
 }  // namespace

@@ -10,14 +10,13 @@ namespace assay::train {
 
 void TrainConfig::complete(const ConfigNode& table) {
   const auto need = [&](bool good, const char* key, const std::string& expected) {
-    if (!good)
-      fail("{}: train.{} must be {}. Nothing was changed.", table.where(key), key, expected);
+    if (!good) table.refuse(key, fmt::format("{{table}}.{} must be {}", key, expected));
   };
   const auto one_of = [&](const std::string& value, const char* key,
                           std::vector<std::string> names) {
     if (std::ranges::find(names, value) == names.end())
-      fail("{}: train.{} = '{}' must be one of {}{}. Nothing was changed.", table.where(key), key,
-           value, join(names), did_you_mean(value, names));
+      table.refuse(key, fmt::format("{{table}}.{} = '{}' must be one of {}{}", key, value,
+                                    join(names), did_you_mean(value, names)));
   };
   need(batch_size > 0, "batch_size", "positive");
   need(sequence_length > 0, "sequence_length", "positive");

@@ -12,31 +12,26 @@
 #include "base/error.h"
 #ifdef ASSAY_CUDA
 #include <ATen/cuda/CUDAContext.h>
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAGuard.h>
 #endif
 
 namespace assay::train {
 
-namespace {
-// Every step asks for the same tensors again: memory that goes back to the system in between comes
+// Every step asks for the same tensors again. Memory that goes back to the system in between comes
 // zeroed, page by page.
-c10::Device cpu() {
-  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
-  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-  return c10::Device("cpu");
-}
-}  // namespace
-
-c10::Device choose_device(const std::string& name) {
-  // CuBLAS is deterministic only with a workspace of its own
+void set_up_torch() {
+  // cuBLAS is deterministic only with a workspace of its own.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+}
+
+c10::Device choose_device(const std::string& name) {
   const int64_t gpus = torch::cuda::is_available() ? int64_t(torch::cuda::device_count()) : 0;
-  if (name == "auto") return gpus ? c10::Device("cuda:0") : cpu();
-  if (name == "cpu") return cpu();
+  if (name == "auto") return c10::Device(gpus ? "cuda:0" : "cpu");
+  if (name == "cpu") return c10::Device("cpu");
   if (!name.starts_with("cuda"))
     fail("device '{}' is unknown; there are auto, cpu, cuda, cuda:N", name);
   const std::string number = name == "cuda"                      ? "0"
@@ -112,46 +107,6 @@ int64_t peak_memory_bytes(c10::Device device) {
 
 void synchronize(c10::Device device) {
   if (device.is_cuda()) torch::cuda::synchronize(device.index());
-}
-
-std::function<void()> captured([[maybe_unused]] c10::Device device,
-                               const std::function<void()>& work) {
-  work();
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device.index()));
-    torch::cuda::synchronize(device.index());
-    const auto graph = std::make_shared<at::cuda::CUDAGraph>();
-    graph->capture_begin();
-    work();
-    graph->capture_end();
-    return [graph] { graph->replay(); };
-  }
-#endif
-  return work;
-}
-
-double seconds_a_call(c10::Device device, const std::function<void()>& call) {
-  constexpr int kInARow = 10;
-  const auto now = [&] {
-    synchronize(device);
-    return std::chrono::steady_clock::now();
-  };
-  std::vector<double> seconds;
-  for (int round = 0; round < 5; ++round) {
-    const auto start = now();
-    for (int i = 0; i < kInARow; ++i) call();
-    seconds.push_back(std::chrono::duration<double>(now() - start).count() / kInARow);
-  }
-  std::ranges::sort(seconds);
-  return seconds[seconds.size() / 2];
-}
-
-double copy_rate(c10::Device device) {
-  const int64_t bytes = device.is_cuda() ? int64_t(1) << 30 : int64_t(1) << 27;
-  const at::Tensor from = at::ones({bytes}, at::TensorOptions().device(device).dtype(at::kByte)),
-                   to = at::empty_like(from);
-  return 2 * double(bytes) / seconds_a_call(device, [&] { to.copy_(from); });
 }
 
 }  // namespace assay::train

@@ -3,14 +3,16 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
 namespace assay::train {
 
+// Makes torch's own algorithms deterministic, and keeps the memory of CPU tensors in the process.
+// Call it before a model is built.
+void set_up_torch();
 // "auto" (CUDA when seen, else the CPU), "cpu", "cuda", "cuda:1". BadInput when it is not there,
-// with what is. Also makes torch's own algorithms deterministic.
+// with what is.
 c10::Device choose_device(const std::string& name);
 std::vector<std::string> gpu_names();  // empty where none is seen
 std::string torch_version();
@@ -24,12 +26,5 @@ double peak_flops(c10::Device device);
 // Most memory in use so far: allocated on the GPU, resident on the CPU
 int64_t peak_memory_bytes(c10::Device device);
 void synchronize(c10::Device device);  // waits for all work on it
-// `work` without the time of its launches: on CUDA a captured graph, replayed on the current stream
-// and so asynchronous; elsewhere `work` itself. It must not wait for the device. Runs it twice.
-std::function<void()> captured(c10::Device device, const std::function<void()>& work);
-// Median seconds of a call.
-double seconds_a_call(c10::Device device, const std::function<void()>& call);
-// Bytes read plus bytes written in a second, of a large copy timed here.
-double copy_rate(c10::Device device);
 
 }  // namespace assay::train

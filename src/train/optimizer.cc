@@ -8,12 +8,13 @@ namespace assay::train {
 
 AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c)
     : beta1_(c.beta1), beta2_(c.beta2), epsilon_(c.epsilon), clip_(c.clip) {
-  std::map<nn::ParameterGroup, Group> groups;
+  const std::map<std::string, nn::Treatment> treatments = model.treatments();
+  std::map<std::pair<double, bool>, Group> groups;
   for (const auto& item : model.named_parameters()) {
-    const nn::ParameterGroup key = model.group(item.key(), item.value());
-    Group& group = groups[key];
-    group.learning_rate = key.learning_rate;
-    group.weight_decay = key.weight_decay ? c.weight_decay : 0;
+    const nn::Treatment& treatment = treatments.at(item.key());
+    Group& group = groups[{treatment.learning_rate, treatment.weight_decay}];
+    group.learning_rate = treatment.learning_rate;
+    group.weight_decay = treatment.weight_decay ? c.weight_decay : 0;
     group.names.push_back(item.key());
     group.parameters.push_back(item.value());
     group.averages.push_back(at::zeros_like(item.value()));

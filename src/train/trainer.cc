@@ -503,9 +503,9 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
   nn::ModelConfig& model = config.model.config;
   if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
   if (model.vocab_size < store.vocab_size())
-    fail("{}: model.vocab_size = {} is below the store's {} ({}). Nothing was changed.",
-         file.child("model").where("vocab_size"), model.vocab_size, store.vocab_size(),
-         store_folder.string());
+    file.child("model").refuse(
+        "vocab_size", fmt::format("{{table}}.vocab_size = {} is below the store's {} ({})",
+                                  model.vocab_size, store.vocab_size(), store_folder.string()));
   if (model.positions == "learned" && model.max_positions == 0)
     model.max_positions = config.train.sequence_length;
   if (config.train.domains.empty())
@@ -534,6 +534,7 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
   check_folder(config, options, folder);
   remove_scratch(folder);
   if (folder.outcome().exists()) return read_outcome(folder);
+  set_up_torch();
   return with_memory_advice(config.train, [&] {
     // Refuses what does not fit, as the next line does, before anything is written
     Run run(config, options);
@@ -556,6 +557,7 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
 }
 
 run::Estimate describe_run(const RunConfig& config, const TrainOptions& options) {
+  set_up_torch();
   return with_memory_advice(config.train, [&] {
     Progress progress;
     progress.show("building the model");

@@ -137,12 +137,49 @@ TEST(Config, AssignmentsOverrideAndErrorsNameThem) {
 TEST(Config, MergedLaysTablesOverEachOther) {
   const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n"),
                    over = ConfigNode::parse("b = 2\n[t]\ny = 3\n");
-  const ConfigNode merged = base.merged(over);
+  const ConfigNode merged = ConfigNode::merged({base, over});
   EXPECT_EQ(merged.value("a") + merged.value("b") + merged.child("t").value("x") +
                 merged.child("t").value("y"),
             "1213");
   EXPECT_EQ(base.child("t").value("y"), "2");
   EXPECT_MESSAGE(base.child("a"), "a");
+}
+
+TEST(Config, MergedValuesKnowWhereTheyWereWritten) {
+  const ConfigNode base = ConfigNode::parse("a = 1\n[t]\nx = 1\ny = 2\n", "base.toml"),
+                   over = ConfigNode::parse("[t]\n\ny = 3\n", "over.toml");
+  ConfigNode merged = ConfigNode::merged({base, over});
+  EXPECT_EQ(merged.where("a"), "base.toml:1:5");
+  EXPECT_EQ(merged.where("t.x"), "base.toml:3:5");
+  EXPECT_EQ(merged.child("t").where("y"), "over.toml:3:5");
+  merged.rename("a", "b");
+  EXPECT_EQ(merged.where("b"), "base.toml:1:5");
+  EXPECT_EQ(merged.toml("m"), "[m]\nb = 1\n[m.t]\nx = 1\ny = 3\n");
+}
+
+TEST(Config, ValuesThatArePutKnowWhereTheyWereWritten) {
+  ConfigNode root = ConfigNode::parse("[t]\nx = 1\n", "a.toml");
+  root.put("t.u.y", "[1, 2]", "b.json: 'y'");
+  root.put("t.x", "3", "b.json: 'x'");
+  EXPECT_EQ(root.toml("m"), "[m]\n[m.t]\nx = 3\n[m.t.u]\ny = [1, 2]\n");
+  EXPECT_EQ(root.where("t.x"), "b.json: 'x'");
+  EXPECT_EQ(root.child("t").child("u").where("y"), "b.json: 'y'");
+  EXPECT_EQ(root.child("t").where("u"), "b.json: 'y'");
+}
+
+TEST(Config, ErrorsKeepTheirParts) {
+  const ConfigNode root = ConfigNode::parse("[train]\ncuont = 1\n", "m.toml");
+  Sample sample;
+  try {
+    root.child("train").read(sample);
+    FAIL() << "nothing was thrown";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.table, "train");
+    EXPECT_EQ(error.key, "cuont");
+    EXPECT_TRUE(error.problem.starts_with("unknown key 'cuont' in {table}; did you mean 'count'?"));
+    EXPECT_EQ(std::string(error.what()).substr(0, 45),
+              "m.toml:2:9: unknown key 'cuont' in train; did");
+  }
 }
 
 }  // namespace

@@ -41,11 +41,11 @@ std::shared_ptr<nn::Mixer> registered(const std::string& name, const std::string
   const auto mixer = nn::mixers().at(name).make(ConfigNode::parse(table), kModel);
   const at::NoGradGuard no_grad;
   mixer->to(at::kDouble);
+  mixer->initialise(1);
   at::Generator noise = nn::generator(table);
-  for (auto& item : mixer->named_parameters())
-    if (!mixer->initialise(item.key(), item.value(), noise))
-      item.value().add_(at::randn(item.value().sizes(), noise, item.value().options()),
-                        size / std::sqrt(double(kModel)));
+  for (at::Tensor& parameter : mixer->parameters())
+    parameter.add_(at::randn(parameter.sizes(), noise, parameter.options()),
+                   size / std::sqrt(double(kModel)));
   return mixer;
 }
 
@@ -149,11 +149,10 @@ TEST(Probes, EveryMixerOfTheRegistryCanBeAsked) {
     const auto mixer =
         nn::mixers().at(name).make(ConfigNode::parse(nn::mixers().at(name).examples.at(0)), 48);
     const at::NoGradGuard no_grad;
+    mixer->initialise(1);
     at::Generator noise = nn::generator(name);
-    for (auto& item : mixer->named_parameters()) {  // an output projection may begin as zero
-      mixer->initialise(item.key(), item.value(), noise);
-      item.value().add_(at::randn(item.value().sizes(), noise), 0.2);
-    }
+    for (at::Tensor& parameter : mixer->parameters())  // an output projection may begin as zero
+      parameter.add_(at::randn(parameter.sizes(), noise), 0.2);
     const at::Tensor x = at::randn({1, 33, 48}, noise);
     const Influence found = probe(*mixer, x, {.queries = 4, .cotangents = 2}),
                     again = probe(*mixer, x, {.queries = 4, .cotangents = 2});

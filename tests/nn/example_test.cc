@@ -10,7 +10,7 @@
 #include "data/synthetic.h"
 #include "data/token_store.h"
 #include "eval/held_out.h"
-#include "nn/model_files.h"
+#include "exchange/model_files.h"
 #include "testing.h"
 #include "train/trainer.h"
 
@@ -41,7 +41,7 @@ TEST(Example, TrainsAndIsScored) {
       train::read_run_config(ConfigNode::parse(block("toml"), "mine.toml"), folder / "store");
   const run::Outcome done =
       train::train(config, {.store = folder / "store", .run = folder / "run", .device = "cpu"});
-  const OpenModel trained = open_model(folder / "run");
+  const exchange::OpenModel trained = exchange::open_model(folder / "run");
   const auto untrained = std::make_shared<LanguageModel>(trained.model->spec);
   untrained->initialise(0);
   const data::TokenStore store(folder / "store");

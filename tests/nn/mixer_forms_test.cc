@@ -19,10 +19,9 @@ struct Example {
     const auto made = entry.make(ConfigNode::parse(table), kModel);
     const at::NoGradGuard no_grad;
     made->to(at::kDouble);
+    made->initialise(1);
     at::Generator noise = generator(name);
-    for (auto& item : made->named_parameters()) {
-      at::Tensor& parameter = item.value();
-      made->initialise(item.key(), parameter, noise);
+    for (at::Tensor& parameter : made->parameters()) {
       const double size = parameter.dim() > 1 ? 1 / std::sqrt(double(parameter.size(-1))) : 0.3;
       parameter.add_(at::randn(parameter.sizes(), noise, parameter.options()), size);
     }

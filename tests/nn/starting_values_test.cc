@@ -13,7 +13,7 @@ namespace {
 TEST(StartingValues, OrthogonalMatricesKeepLengths) {
   for (const auto& [rows, columns] : {std::pair(40, 40), {24, 60}, {60, 24}}) {
     at::Tensor w = at::zeros({rows, columns}, at::kDouble);
-    orthogonal(w, 0.1, generator("orthogonal"));
+    orthogonal(0.1)(w, generator("orthogonal"));
     const at::Tensor square = rows < columns ? at::matmul(w, w.t()) : at::matmul(w.t(), w);
     EXPECT_LE(relative_error(square, 0.01 * at::eye(std::min(rows, columns), at::kDouble)), 1e-12)
         << rows << " x " << columns;
@@ -22,7 +22,7 @@ TEST(StartingValues, OrthogonalMatricesKeepLengths) {
 
 TEST(StartingValues, StepsAreLogUniform) {
   at::Tensor bias = at::zeros({20000});
-  log_uniform_steps(bias, generator("steps"));
+  log_uniform_steps()(bias, generator("steps"));
   const at::Tensor step = at::softplus(bias);
   EXPECT_GE(step.min().item<double>(), 0.001 * (1 - 1e-4));
   EXPECT_LE(step.max().item<double>(), 0.1 * (1 + 1e-4));
@@ -153,14 +153,45 @@ TEST(StartingValues, ScaleOfUnitQueriesStartsWhereToldAndLearnsFaster) {
     told->initialise(1);
     EXPECT_TRUE(plain->named_parameters()[scale].eq(20).all().item<bool>()) << mixer;
     EXPECT_TRUE(told->named_parameters()[scale].eq(8).all().item<bool>()) << mixer;
-    EXPECT_EQ(plain->group(scale, plain->named_parameters()[scale]),
-              (ParameterGroup{.learning_rate = 40}))
-        << mixer;
-    EXPECT_EQ(told->group(scale, told->named_parameters()[scale]), ParameterGroup()) << mixer;
-    EXPECT_EQ(plain->group(matrix, plain->named_parameters()[matrix]),
-              (ParameterGroup{.weight_decay = true}))
-        << mixer;
+    EXPECT_EQ(plain->treatments().at(scale).learning_rate, 40) << mixer;
+    EXPECT_EQ(told->treatments().at(scale).learning_rate, 1) << mixer;
+    EXPECT_FALSE(plain->treatments().at(scale).weight_decay) << mixer;
+    EXPECT_EQ(plain->treatments().at(matrix).learning_rate, 1) << mixer;
+    EXPECT_TRUE(plain->treatments().at(matrix).weight_decay) << mixer;
   }
+}
+
+TEST(StartingValues, ParameterWithoutTreatmentIsRefused) {
+  struct Forgetful : Module {
+    Forgetful() { register_parameter("weight", torch::zeros({2})); }
+  };
+  struct Outer : Module {
+    Outer() { register_module("inner", std::make_shared<Forgetful>()); }
+  } outer;
+  try {
+    outer.initialise(1);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("'inner.weight'"), std::string::npos) << error.what();
+  }
+}
+
+// The role of a projection decides, and not its name.
+TEST(StartingValues, OutputsStartSmallerByTheRootOfTwiceTheLayers) {
+  EXPECT_NEAR(started("gla", "qkvg_proj.weight").std().item<double>(), 0.02, 5e-4);
+  EXPECT_NEAR(started("gla", "out_proj.weight").std().item<double>(), 0.02 / std::sqrt(8), 3e-4);
+}
+
+TEST(StartingValues, LowRankPathsOfRwkvDoNotDecayAndTheDecayLearnsFaster) {
+  const auto treatments =
+      make_model("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 1\npattern = [\"rwkv7\"]\n")
+          ->treatments();
+  const auto of = [&](const std::string& name) { return treatments.at("layers_0.mixer." + name); };
+  EXPECT_FALSE(of("rate.down_proj.weight").weight_decay);
+  EXPECT_FALSE(of("rate.up_proj.weight").weight_decay);
+  EXPECT_TRUE(of("k_proj.weight").weight_decay);
+  EXPECT_EQ(of("decay.up_proj.bias").learning_rate, 2);
+  EXPECT_EQ(of("rate.up_proj.bias").learning_rate, 1);
 }
 
 TEST(StartingValues, ChangedStartingValuesEnterTheNumericsOfTheModel) {

@@ -22,9 +22,8 @@ provenance() {
   echo "\"parameters\": 1000, \"flops_per_token\": 2000, \"state_bytes\": {\"2048\": 10, \"102400\": 20}, \"device\": \"cpu\", \"torch\": \"2\", \"assay\": \"0\", \"commit\": \"c\", \"paths\": {}, \"numerics\": {}, \"data\": \"d\", \"started\": \"now\", \"key\": \"k\", \"identity\": \"$1\""
 }
 if [ "$dry" ]; then
-  line=$(grep -n '^chunk_sise' "$config" | cut -d: -f1)
-  if [ "$line" ]; then
-    echo "{\"error\": \"$config:$line:1: unknown key 'chunk_sise' in model.attention; did you mean 'chunk_size'? Nothing was changed.\"}"
+  if grep -q '^chunk_sise' "$config"; then
+    echo '{"error": "m.toml:9:1: unknown key", "table": "model.attention", "key": "chunk_sise", "problem": "unknown key '"'chunk_sise'"' in {table}; did you mean '"'chunk_size'"'?"}'
     exit 2
   fi
   case "$FAKE" in  # the first questions are stopped by a signal

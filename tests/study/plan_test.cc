@@ -119,7 +119,7 @@ TEST_F(FakeStudy, AssignmentsLieOverThePlan) {
   const Plan plan = read_plan(study.plan, {"models=[\"full\"]", "seeds=[7]", "train.tokens=512"});
   ASSERT_EQ(plan.models.size(), 1u);
   EXPECT_EQ(plan.models[0].budgets[0].seeds, std::vector<int64_t>{7});
-  EXPECT_NE(compose(plan.models[0], plan.settings[0], {.seed = 7}).text.find("tokens = 512\n"),
+  EXPECT_NE(compose(plan.models[0], plan.settings[0], {.seed = 7}).toml().find("tokens = 512\n"),
             std::string::npos);
   EXPECT_TRUE(plan.text.ends_with(
       "# --set models=[\"full\"]\n# --set seeds=[7]\n# --set train.tokens=512\n"));

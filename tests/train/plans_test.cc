@@ -70,7 +70,7 @@ TEST_F(Plans, AreAcceptedModelByModel) {
             .seed = model.budgets.back().seeds.at(0),
             .tokens = model.budgets.back().tokens,
             .learning_rate = study::is_tuned(plan, model) ? plan.tuning->learning_rate.at(0) : 0};
-        const std::string text = study::compose(model, setting, variation).text;
+        const std::string text = study::compose(model, setting, variation).toml();
         const RunConfig config =
             read_run_config(ConfigNode::parse(text, model.name), folder_ / "store");
         reads(config.model, model.name);

@@ -30,9 +30,8 @@ struct FeedForward final : Mixer {
     const int64_t hidden = c.d_ff > 0 ? c.d_ff
                            : gated    ? (d_model * 8 / 3 + 63) / 64 * 64
                                       : 4 * d_model;
-    in_proj = register_module(
-        "in_proj", std::make_shared<Linear>(d_model, gated ? 2 * hidden : hidden, c.bias));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(hidden, d_model, c.bias));
+    in_proj = add_linear("in_proj", d_model, gated ? 2 * hidden : hidden, {.bias = c.bias});
+    out_proj = add_linear("out_proj", hidden, d_model, {.role = Role::output, .bias = c.bias});
   }
 
   at::Tensor forward(const at::Tensor& x, State&) override {

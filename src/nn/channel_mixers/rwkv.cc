@@ -31,12 +31,15 @@ struct RwkvChannelMix final : Mixer {
     }
   };
 
-  RwkvChannelMix(const Config& c, const Place& p) : place(p) {
+  RwkvChannelMix(const Config& c, const Place& p) {
     const int64_t d = p.d_model, hidden = c.d_ff > 0 ? c.d_ff : gated ? d * 7 / 2 / 32 * 32 : 4 * d;
-    mix = register_parameter("mix", torch::zeros({gated ? 2 : 1, d}));
-    in_proj = register_module("in_proj", std::make_shared<Linear>(d, hidden, false));
-    if (gated) r_proj = register_module("r_proj", std::make_shared<Linear>(d, d, false));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(hidden, d, false));
+    const double power = gated ? rwkv::height(p) : std::pow(rwkv::height(p), 4);
+    const at::Tensor row = of_previous(1 - rwkv::fraction(d).pow(power));
+    mix = add_parameter("mix", torch::zeros({gated ? 2 : 1, d}),
+                        {.start = values(row.expand({gated ? 2 : 1, d}))});
+    in_proj = add_linear("in_proj", d, hidden, {.start = orthogonal(1)});
+    if (gated) r_proj = add_linear("r_proj", d, d, {.start = constant(0)});
+    out_proj = add_linear("out_proj", hidden, d, {.role = Role::output, .start = constant(0)});
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -53,18 +56,6 @@ struct RwkvChannelMix final : Mixer {
 
   double mixing_flops(int64_t) const override { return 0; }
 
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    const double power = gated ? rwkv::height(place) : std::pow(rwkv::height(place), 4);
-    if (name == "mix")
-      parameter.copy_(
-          of_previous(1 - rwkv::fraction(place.d_model).pow(power)).expand_as(parameter));
-    else if (name == "in_proj.weight") orthogonal(parameter, 1, generator);
-    else parameter.zero_();
-    return true;
-  }
-
-  Place place;
   std::shared_ptr<Linear> in_proj, r_proj, out_proj;
   at::Tensor mix;  // [1 or 2, d], of k and r
 };

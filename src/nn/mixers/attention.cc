@@ -16,6 +16,7 @@
 #include <cmath>
 
 #include "nn/cache.h"
+#include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
@@ -46,29 +47,30 @@ struct Attention final : Mixer {
             "with qk_norm: learning rate of the scale over that of the run");
       field("temperature", temperature,
             "with qk_norm: scores are q·k / temperature; 0: the learned scale");
-      field(
-          "constants", constants,
-          "none, keys, or queries_and_keys: "
-          "trained vectors of the position instead of projections");
+      field("constants", constants,
+            "none, keys, or queries_and_keys: "
+            "trained vectors of the position instead of projections");
       field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
     }
   };
 
   Attention(Config c, int64_t d_model)
-      : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base), width(d_model) {
+      : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base) {
     const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
     parts = {constant_queries() ? 0 : heads, constant_keys() ? 0 : kv_heads, kv_heads};
-    qkv = register_module("qkv", std::make_shared<Linear>(
-                                     d_model, (parts[0] + parts[1] + parts[2]) * D, config.bias));
+    qkv = add_linear("qkv", d_model, (parts[0] + parts[1] + parts[2]) * D, {.bias = config.bias});
     out_proj =
-        register_module("out_proj", std::make_shared<Linear>(heads * D, d_model, config.bias));
+        add_linear("out_proj", heads * D, d_model, {.role = Role::output, .bias = config.bias});
+    const Treatment of_constants{.start = normal(kMatrixDeviation * std::sqrt(double(d_model)))};
     if (constant_queries())
-      queries = register_parameter("queries", torch::zeros({config.max_positions, heads, D}));
+      queries =
+          add_parameter("queries", torch::zeros({config.max_positions, heads, D}), of_constants);
     if (constant_keys())
-      keys = register_parameter("keys", torch::zeros({config.max_positions, kv_heads, D}));
+      keys = add_parameter("keys", torch::zeros({config.max_positions, kv_heads, D}), of_constants);
     if (config.qk_norm && config.temperature == 0)
-      scale = register_parameter("scale", torch::full({heads}, config.initial_scale));
+      scale = add_parameter("scale", torch::full({heads}, config.initial_scale),
+                            {.learning_rate = config.scale_learning_rate});
     if (config.position == "alibi")
       slopes = register_buffer("slopes", at::exp2(-8.0 * at::arange(1, heads + 1) / double(heads)));
   }
@@ -210,21 +212,8 @@ struct Attention final : Mixer {
 
   // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x
   // of unit size.
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    if (name != "keys" && name != "queries") return false;
-    parameter.normal_(0, 0.02 * std::sqrt(double(width)), generator);
-    return true;
-  }
-
-  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
-    return name == "scale" ? ParameterGroup{.learning_rate = config.scale_learning_rate}
-                           : default_group(name, parameter);
-  }
-
   Config config;
   Rotary rotary;
-  int64_t width;
   std::vector<int64_t> parts;  // heads of q, k, v that are projected
   std::shared_ptr<Linear> qkv, out_proj;
   at::Tensor scale, queries, keys, slopes;  // undefined when not configured

@@ -31,10 +31,9 @@ struct BaseConv final : Mixer {
       fail("base_conv: expand = {} and conv_width = {} must be positive", c.expand, c.conv_width);
     conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, c.conv_bias,
                                                                based() ? "silu" : "none"));
-    in_proj = register_module("in_proj",
-                              std::make_shared<Linear>(d_model, based() ? 2 * inner : inner, true));
+    in_proj = add_linear("in_proj", d_model, based() ? 2 * inner : inner, {.bias = true});
     if (based())
-      out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, true));
+      out_proj = add_linear("out_proj", inner, d_model, {.role = Role::output, .bias = true});
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -45,10 +44,6 @@ struct BaseConv final : Mixer {
 
   double mixing_flops(int64_t) const override {
     return double(inner) * double(2 * config.conv_width);
-  }
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    return conv->initialise(name, parameter, generator);
   }
   bool based() const { return config.form == "based"; }
 

@@ -41,14 +41,14 @@ struct DeltaNet final : Mixer {
         K(std::llround(c.expand_k * double(d_model))),
         V(std::llround(c.expand_v * double(d_model))) {
     head_width("delta_net", K, c.num_heads);
-    qkv = register_module("qkv", std::make_shared<Linear>(d_model, 2 * K + V, false));
+    qkv = add_linear("qkv", d_model, 2 * K + V);
     conv = register_module(
         "conv", std::make_shared<ShortConv>(2 * K + V, c.conv_width, false, "silu", c.conv_std));
-    beta_proj = register_module("beta_proj", std::make_shared<Linear>(d_model, c.num_heads, false));
+    beta_proj = add_linear("beta_proj", d_model, c.num_heads);
     norm = register_module(
         "norm",
         std::make_shared<Norm>("rmsnorm", head_width("delta_net", V, c.num_heads), c.norm_eps));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
+    out_proj = add_linear("out_proj", V, d_model, {.role = Role::output});
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -65,10 +65,6 @@ struct DeltaNet final : Mixer {
   double mixing_flops(int64_t) const override {
     return 6.0 * double(K * V) / double(config.num_heads) +
            double(2 * config.conv_width * (2 * K + V));
-  }
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    return conv->initialise(name, parameter, generator);
   }
 
   Config config;

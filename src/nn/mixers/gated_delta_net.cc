@@ -55,17 +55,17 @@ struct GatedDeltaNet final : Mixer {
       : config(expanded(c, d_model)),
         K(config.num_key_heads * config.head_dim),
         V(config.num_heads * config.value_head_dim) {
-    qkvz_proj =
-        register_module("qkvz_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
-    ba_proj =
-        register_module("ba_proj", std::make_shared<Linear>(d_model, 2 * config.num_heads, false));
+    qkvz_proj = add_linear("qkvz_proj", d_model, 2 * K + 2 * V);
+    ba_proj = add_linear("ba_proj", d_model, 2 * config.num_heads);
     conv = register_module("conv", std::make_shared<ShortConv>(2 * K + V, config.conv_width, false,
                                                                "silu", config.conv_std));
     norm = register_module(
         "norm", std::make_shared<Norm>("rmsnorm", config.value_head_dim, config.norm_eps));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
-    A_log = register_parameter("A_log", torch::zeros({config.num_heads}));
-    dt_bias = register_parameter("dt_bias", torch::zeros({config.num_heads}));
+    out_proj = add_linear("out_proj", V, d_model, {.role = Role::output});
+    A_log =
+        add_parameter("A_log", torch::zeros({config.num_heads}), {.start = log_of_uniform(0, 16)});
+    dt_bias =
+        add_parameter("dt_bias", torch::zeros({config.num_heads}), {.start = log_uniform_steps()});
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -85,13 +85,6 @@ struct GatedDeltaNet final : Mixer {
 
   double mixing_flops(int64_t) const override {
     return 7.0 * double(config.head_dim * V) + double(2 * config.conv_width * (2 * K + V));
-  }
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    if (name == "A_log") log_of_uniform(parameter, 0, 16, generator);
-    else if (name == "dt_bias") log_uniform_steps(parameter, generator);
-    else return conv->initialise(name, parameter, generator);
-    return true;
   }
 
   Config config;

@@ -39,12 +39,11 @@ struct GatedLinearAttention final : Mixer {
     head_width("gla", K, c.num_heads);
     if (c.gate_rank < 1 || !(c.gate_normalizer > 0))
       fail("gla: gate_rank and gate_normalizer must be positive");
-    qkvg_proj =
-        register_module("qkvg_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
+    qkvg_proj = add_linear("qkvg_proj", d_model, 2 * K + 2 * V);
     gk = register_module("gk", std::make_shared<LowRank>(d_model, c.gate_rank, K, true));
     norm = register_module(
         "norm", std::make_shared<Norm>("rmsnorm", head_width("gla", V, c.num_heads), c.norm_eps));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
+    out_proj = add_linear("out_proj", V, d_model, {.role = Role::output});
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {

@@ -35,20 +35,21 @@ struct Longhorn final : Mixer {
     }
   };
 
-  Longhorn(const Config& c, const Place& p) : place(p), config(c), inner(c.expand * p.d_model) {
+  Longhorn(const Config& c, const Place& p) : config(c), inner(c.expand * p.d_model) {
     const int64_t d_model = p.d_model;
     if (c.state_size < 1 || c.expand < 1)
       fail("longhorn: state_size = {} and expand = {} must be positive", c.state_size, c.expand);
     if (config.dt_rank <= 0) config.dt_rank = (d_model + 15) / 16;
     const int64_t betas = c.scalar_beta ? 1 : inner;
-    in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));
+    in_proj = add_linear("in_proj", d_model, 2 * inner, {.start = uniform_by_width()});
     conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, true));
-    x_proj = register_module(
-        "x_proj", std::make_shared<Linear>(inner, config.dt_rank + 2 * c.state_size, false));
-    dt_proj = register_module("dt_proj", std::make_shared<Linear>(config.dt_rank, betas, false));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
-    dt_bias = register_parameter("dt_bias", torch::zeros({betas}));
-    D = register_parameter("D", torch::ones({inner}));
+    x_proj = add_linear("x_proj", inner, config.dt_rank + 2 * c.state_size,
+                        {.start = uniform_by_width()});
+    dt_proj = add_linear("dt_proj", config.dt_rank, betas, {.start = uniform_by_width()});
+    out_proj =
+        add_linear("out_proj", inner, d_model, {.role = Role::output, .start = mamba_output(p)});
+    dt_bias = add_parameter("dt_bias", torch::zeros({betas}));
+    D = add_parameter("D", torch::ones({inner}));
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
@@ -66,18 +67,9 @@ struct Longhorn final : Mixer {
     return double(inner) * double(8 * config.state_size + 2 * config.conv_width);
   }
 
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    if (mamba_projection(name, parameter, place, generator)) return true;
-    if (name != "dt_proj.weight") return conv->initialise(name, parameter, generator);
-    uniform_by_width(parameter, 1, generator);
-    return true;
-  }
-
   // 2: the projections start as in the official code. 1: N(0, 0.02), out_proj / √(2 num_layers).
   int numerics() const override { return 2; }
 
-  Place place;
   Config config;
   int64_t inner;
   std::shared_ptr<Linear> in_proj, x_proj, dt_proj, out_proj;

@@ -33,15 +33,14 @@ struct Mamba1 final : Mixer {
       field("expand", expand, "inner channels over d_model");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("dt_rank", dt_rank, "rank of the step's projection; 0: d_model / 16, rounded up");
-      field(
-          "decay", decay,
-          "full, one (shared by all channels and states), none, "
-          "or learnable (read from the token)");
+      field("decay", decay,
+            "full, one (shared by all channels and states), none, "
+            "or learnable (read from the token)");
     }
   };
 
   Mamba1(const Config& c, const Place& p)
-      : place(p), config(c), inner(c.expand * p.d_model), N(c.state_size) {
+      : config(c), inner(c.expand * p.d_model), N(c.state_size) {
     const int64_t d_model = p.d_model;
     if (N < 1 || N > 256) fail("mamba1: state_size = {} must be 1 to 256", N);
     if (c.expand < 1) fail("mamba1: expand = {} must be positive", c.expand);
@@ -49,20 +48,20 @@ struct Mamba1 final : Mixer {
     if (config.dt_rank <= 0) config.dt_rank = (d_model + 15) / 16;
     parts = {config.dt_rank, N, N};
     if (c.decay == "learnable") parts.push_back(N);
-    in_proj = register_module("in_proj", std::make_shared<Linear>(d_model, 2 * inner, false));
-    x_proj = register_module(
-        "x_proj",
-        std::make_shared<Linear>(inner, config.dt_rank + N * int64_t(parts.size() - 1), false));
-    dt_proj = register_module("dt_proj", std::make_shared<Linear>(config.dt_rank, inner, false));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
+    in_proj = add_linear("in_proj", d_model, 2 * inner, {.start = uniform_by_width()});
+    x_proj = add_linear("x_proj", inner, config.dt_rank + N * int64_t(parts.size() - 1),
+                        {.start = uniform_by_width()});
+    dt_proj = add_linear("dt_proj", config.dt_rank, inner, {.start = uniform_by_width()});
+    out_proj =
+        add_linear("out_proj", inner, d_model, {.role = Role::output, .start = mamba_output(p)});
     conv = register_module("conv", std::make_shared<ShortConv>(inner, c.conv_width, true));
-    dt_bias = register_parameter("dt_bias", torch::zeros({inner}));
-    D = register_parameter("D", torch::ones({inner}));
+    dt_bias = add_parameter("dt_bias", torch::zeros({inner}), {.start = log_uniform_steps()});
+    D = add_parameter("D", torch::ones({inner}));
     const at::Tensor count = torch::arange(1, N + 1, torch::kFloat);
-    if (c.decay == "full") A_log = register_parameter("A_log", count.log().repeat({inner, 1}));
-    if (c.decay == "one") A_log = register_parameter("A_log", torch::zeros({1}));
+    if (c.decay == "full") A_log = add_parameter("A_log", count.log().repeat({inner, 1}));
+    if (c.decay == "one") A_log = add_parameter("A_log", torch::zeros({1}));
     if (c.decay == "learnable")
-      A_bias = register_parameter("A_bias", count + at::log(-at::expm1(-count)));
+      A_bias = add_parameter("A_bias", count + at::log(-at::expm1(-count)));
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
@@ -101,23 +100,9 @@ struct Mamba1 final : Mixer {
     return double(inner) * double(9 * N + 2 * config.conv_width);
   }
 
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    if (mamba_projection(name, parameter, place, generator)) return true;
-    if (name == "dt_proj.weight") {
-      uniform_by_width(parameter, 1, generator);
-    } else if (name == "dt_bias") {
-      log_uniform_steps(parameter, generator);
-    } else {
-      return conv->initialise(name, parameter, generator);
-    }
-    return true;
-  }
-
   // 2: the projections start as in the official code. 1: N(0, 0.02), out_proj / √(2 num_layers).
   int numerics() const override { return 2; }
 
-  Place place;
   Config config;
   int64_t inner, N;
   std::vector<int64_t> parts;  // of x_proj: δ, B, C and, where it is learnable, A

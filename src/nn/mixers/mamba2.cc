@@ -39,7 +39,7 @@ struct Mamba2 final : Mixer {
   };
 
   Mamba2(const Config& c, const Place& p)
-      : place(p), config(c), inner(c.expand * p.d_model), groups(c.num_groups * c.state_size) {
+      : config(c), inner(c.expand * p.d_model), groups(c.num_groups * c.state_size) {
     const int64_t d_model = p.d_model;
     if (c.state_size < 1) fail("mamba2: state_size = {} must be positive", c.state_size);
     if (c.expand < 1) fail("mamba2: expand = {} must be positive", c.expand);
@@ -51,18 +51,20 @@ struct Mamba2 final : Mixer {
       fail("mamba2: num_groups = {} must be positive and divide the {} heads", c.num_groups,
            num_heads);
     one_of("mamba2", "decay", c.decay, {"full", "one", "none"});
-    in_proj = register_module(
-        "in_proj", std::make_shared<Linear>(d_model, 2 * inner + 2 * groups + num_heads, false));
+    in_proj = add_linear("in_proj", d_model, 2 * inner + 2 * groups + num_heads,
+                         {.start = uniform_by_width()});
     conv = register_module("conv",
                            std::make_shared<ShortConv>(inner + 2 * groups, c.conv_width, true));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, false));
+    out_proj =
+        add_linear("out_proj", inner, d_model, {.role = Role::output, .start = mamba_output(p)});
     if (c.norm)
       norm = register_module("norm",
                              std::make_shared<Norm>("rmsnorm", inner, c.norm_eps, c.num_groups));
-    dt_bias = register_parameter("dt_bias", torch::zeros({num_heads}));
-    D = register_parameter("D", torch::ones({num_heads}));
+    dt_bias = add_parameter("dt_bias", torch::zeros({num_heads}), {.start = log_uniform_steps()});
+    D = add_parameter("D", torch::ones({num_heads}));
     if (c.decay != "none")
-      A_log = register_parameter("A_log", torch::zeros({c.decay == "one" ? 1 : num_heads}));
+      A_log = add_parameter("A_log", torch::zeros({c.decay == "one" ? 1 : num_heads}),
+                            {.start = log_of_uniform(1, 16)});
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
@@ -100,19 +102,9 @@ struct Mamba2 final : Mixer {
            double(2 * config.conv_width * (inner + 2 * groups));
   }
 
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    if (mamba_projection(name, parameter, place, generator)) return true;
-    if (name == "A_log") log_of_uniform(parameter, 1, 16, generator);
-    else if (name == "dt_bias") log_uniform_steps(parameter, generator);
-    else return conv->initialise(name, parameter, generator);
-    return true;
-  }
-
   // 2: the projections start as in the official code. 1: N(0, 0.02), out_proj / √(2 num_layers).
   int numerics() const override { return 2; }
 
-  Place place;
   Config config;
   int64_t inner, groups, num_heads;  // `groups`: channels of B, and of C
   std::shared_ptr<Linear> in_proj, out_proj;

@@ -35,12 +35,11 @@ struct Retention final : Mixer {
         rotary(head_width("retention", K, c.num_heads), c.rope_base) {
     if (K / c.num_heads % 2)
       fail("retention: heads of {} channels cannot be rotated; they must be even", K / c.num_heads);
-    qkvg_proj =
-        register_module("qkvg_proj", std::make_shared<Linear>(d_model, 2 * K + 2 * V, false));
+    qkvg_proj = add_linear("qkvg_proj", d_model, 2 * K + 2 * V);
     norm = register_module(
         "norm",
         std::make_shared<Norm>("rmsnorm", head_width("retention", V, c.num_heads), c.norm_eps));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
+    out_proj = add_linear("out_proj", V, d_model, {.role = Role::output});
     log_decay = register_buffer("log_decay",
                                 at::log1p(-at::exp2(-5 - at::arange(c.num_heads, at::kDouble))));
   }

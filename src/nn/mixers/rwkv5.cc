@@ -8,6 +8,7 @@
 // As RWKV-LM's training code (x052) has it, starting values and parameter groups included.
 #include <torch/torch.h>
 
+#include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/rwkv.h"
 #include "ops/linear_attention/linear_attention.h"
@@ -30,19 +31,21 @@ struct Rwkv5 final : Mixer {
     const int64_t d = p.d_model;
     if (config.num_heads == 0) config.num_heads = d / 64;
     head_dim = head_width("rwkv5", d, config.num_heads);
-    mix = register_parameter("mix", torch::zeros({4, d}));
-    const auto linear = [&](const char* name) {
-      return register_module(name, std::make_shared<Linear>(d, d, false));
-    };
-    r_proj = linear("r_proj");
-    k_proj = linear("k_proj");
-    v_proj = linear("v_proj");
-    g_proj = linear("g_proj");
-    out_proj = linear("out_proj");
-    decay = register_parameter("decay", torch::zeros({config.num_heads, head_dim}));
-    bonus = register_parameter("bonus", torch::zeros({config.num_heads, head_dim}));
-    norm = register_module("norm",
-                           std::make_shared<Norm>("layernorm", d, c.norm_eps, config.num_heads));
+    const at::Tensor i = rwkv::fraction(d), whole = i.pow(rwkv::height(p)),
+                     half = i.pow(0.5 * rwkv::height(p));
+    mix = add_parameter(
+        "mix", torch::zeros({4, d}),
+        {.start = values(at::stack({whole, whole + 0.3 * rwkv::depth(p), half, half}))});
+    r_proj = add_linear("r_proj", d, d, {.start = orthogonal(1)});
+    k_proj = add_linear("k_proj", d, d, {.start = orthogonal(0.1)});
+    v_proj = add_linear("v_proj", d, d, {.start = orthogonal(1)});
+    g_proj = add_linear("g_proj", d, d, {.start = orthogonal(0.1)});
+    out_proj = add_linear("out_proj", d, d, {.role = Role::output, .start = constant(0)});
+    const at::Tensor per_channel = torch::zeros({config.num_heads, head_dim});
+    decay = add_parameter("decay", per_channel.clone(),
+                          {.start = values(rwkv::decay_start(p)), .learning_rate = 2});
+    bonus = add_parameter("bonus", per_channel.clone(), {.start = values(rwkv::bonus_start(p))});
+    norm = register_module("norm", rwkv::norm_of_heads(p, config.num_heads, c.norm_eps));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -56,20 +59,6 @@ struct Rwkv5 final : Mixer {
   }
 
   double mixing_flops(int64_t) const override { return 7.0 * double(place.d_model * head_dim); }
-
-  bool initialise(const std::string& name, at::Tensor& p, at::Generator generator) override {
-    const at::Tensor i = rwkv::fraction(place.d_model), whole = i.pow(rwkv::height(place)),
-                     half = i.pow(0.5 * rwkv::height(place));
-    if (name == "mix") p.copy_(at::stack({whole, whole + 0.3 * rwkv::depth(place), half, half}));
-    else if (name == "decay") p.copy_(rwkv::decay_start(place).view_as(p));
-    else if (name == "bonus") p.copy_(rwkv::bonus_start(place).view_as(p));
-    else return rwkv::initialise_time_mix(name, p, place, generator);
-    return true;
-  }
-
-  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
-    return rwkv::time_mix_group(name, parameter);
-  }
 
   Config config;
   Place place;

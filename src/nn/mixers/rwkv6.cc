@@ -8,6 +8,7 @@
 // As RWKV-LM's training code (x060) has it, starting values and parameter groups included.
 #include <torch/torch.h>
 
+#include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/rwkv.h"
 #include "ops/linear_attention/linear_attention.h"
@@ -33,22 +34,26 @@ struct Rwkv6 final : Mixer {
     if (config.num_heads == 0) config.num_heads = d / 64;
     head_dim = head_width("rwkv6", d, config.num_heads);
     if (c.mix_rank < 1 || c.decay_rank < 1) fail("rwkv6: mix_rank and decay_rank must be positive");
-    mix_x = register_parameter("mix_x", torch::zeros({d}));
-    mix = register_parameter("mix", torch::zeros({5, d}));
-    mix_proj = register_module("mix_proj", std::make_shared<Linear>(d, 5 * c.mix_rank, false));
-    mix_up = register_parameter("mix_up", torch::zeros({5, c.mix_rank, d}));
-    const auto linear = [&](const char* name) {
-      return register_module(name, std::make_shared<Linear>(d, d, false));
-    };
-    r_proj = linear("r_proj");
-    k_proj = linear("k_proj");
-    v_proj = linear("v_proj");
-    g_proj = linear("g_proj");
-    out_proj = linear("out_proj");
+    const at::Tensor i = rwkv::fraction(d), whole = i.pow(rwkv::height(p)),
+                     half = i.pow(0.5 * rwkv::height(p));
+    mix_x = add_parameter("mix_x", torch::zeros({d}), {.start = values(1 - whole)});
+    mix = add_parameter(
+        "mix", torch::zeros({5, d}),
+        {.start = values(1 - at::stack({whole, whole, whole + 0.3 * rwkv::depth(p), half, half}))});
+    mix_proj =
+        add_linear("mix_proj", d, 5 * c.mix_rank, {.start = constant(0), .weight_decay = false});
+    mix_up = add_parameter("mix_up", torch::zeros({5, c.mix_rank, d}), {.start = uniform(0.01)});
+    r_proj = add_linear("r_proj", d, d, {.start = orthogonal(1)});
+    k_proj = add_linear("k_proj", d, d, {.start = orthogonal(0.1)});
+    v_proj = add_linear("v_proj", d, d, {.start = orthogonal(1)});
+    g_proj = add_linear("g_proj", d, d, {.start = orthogonal(0.1)});
+    out_proj = add_linear("out_proj", d, d, {.role = Role::output, .start = constant(0)});
     decay = register_module("decay", std::make_shared<LowRank>(d, c.decay_rank, d, true, "tanh"));
-    bonus = register_parameter("bonus", torch::zeros({config.num_heads, head_dim}));
-    norm = register_module("norm",
-                           std::make_shared<Norm>("layernorm", d, c.norm_eps, config.num_heads));
+    rwkv::treat_low_rank(*decay, uniform(0.01),
+                         Treatment{.start = values(rwkv::decay_start(p)), .learning_rate = 2});
+    bonus = add_parameter("bonus", torch::zeros({config.num_heads, head_dim}),
+                          {.start = values(rwkv::bonus_start(p))});
+    norm = register_module("norm", rwkv::norm_of_heads(p, config.num_heads, c.norm_eps));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
@@ -68,24 +73,6 @@ struct Rwkv6 final : Mixer {
 
   double mixing_flops(int64_t) const override {
     return double(place.d_model) * double(7 * head_dim + 10 * config.mix_rank);
-  }
-
-  bool initialise(const std::string& name, at::Tensor& p, at::Generator generator) override {
-    const at::Tensor i = rwkv::fraction(place.d_model), whole = i.pow(rwkv::height(place)),
-                     half = i.pow(0.5 * rwkv::height(place));
-    if (name == "mix_x") p.copy_(1 - whole);
-    else if (name == "mix")
-      p.copy_(1 - at::stack({whole, whole, whole + 0.3 * rwkv::depth(place), half, half}));
-    else if (name == "mix_proj.weight" || name == "decay.down_proj.weight") p.zero_();
-    else if (name == "mix_up" || name == "decay.up_proj.weight") p.uniform_(-0.01, 0.01, generator);
-    else if (name == "decay.up_proj.bias") p.copy_(rwkv::decay_start(place));
-    else if (name == "bonus") p.copy_(rwkv::bonus_start(place).view_as(p));
-    else return rwkv::initialise_time_mix(name, p, place, generator);
-    return true;
-  }
-
-  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
-    return rwkv::time_mix_group(name, parameter);
   }
 
   Config config;

@@ -56,33 +56,45 @@ struct Rwkv7 final : Mixer {
         place(p),
         head_dim(head_width("rwkv7", p.d_model, config.num_heads)) {
     const int64_t d = p.d_model;
-    mix = register_parameter("mix", torch::zeros({6, d}));
-    const auto linear = [&](const char* name) {
-      return register_module(name, std::make_shared<Linear>(d, d, false));
+    const at::Tensor powers = at::tensor({0.2, 0.9, 0.7, 0.7, 0.9, 0.2}, at::kDouble).unsqueeze(1);
+    const at::Tensor line = rwkv::ramp(d) - 0.5;
+    const at::Tensor curve = (rwkv::ramp(head_dim) * 2 - 1).repeat({config.num_heads}),
+                     zigzag = curve * curve.abs();
+    mix = add_parameter("mix", torch::zeros({6, d}),
+                        {.start = values(1 - rwkv::fraction(d).pow(rwkv::height(p) * powers))});
+    r_proj = add_linear("r_proj", d, d, {.start = orthogonal(1)});
+    k_proj = add_linear("k_proj", d, d, {.start = orthogonal(0.1)});
+    v_proj = add_linear("v_proj", d, d, {.start = orthogonal(1)});
+    out_proj = add_linear("out_proj", d, d, {.role = Role::output, .start = constant(0)});
+    const auto low_rank = [&](const char* name, int64_t rank, const char* activation,
+                              std::optional<Treatment> bias) {
+      const auto path = register_module(
+          name, std::make_shared<LowRank>(d, rank, d, bias.has_value(), activation));
+      rwkv::treat_low_rank(*path, orthogonal(0.1), bias);
+      return path;
     };
-    r_proj = linear("r_proj");
-    k_proj = linear("k_proj");
-    v_proj = linear("v_proj");
-    out_proj = linear("out_proj");
-    const auto low_rank = [&](const char* name, int64_t rank, bool bias, const char* activation) {
-      return register_module(name, std::make_shared<LowRank>(d, rank, d, bias, activation));
-    };
-    decay = low_rank("decay", config.decay_rank, true, "tanh");
-    rate = low_rank("rate", config.rate_rank, true, "none");
-    gate = low_rank("gate", config.gate_rank, false, "sigmoid");
-    if (!p.first) value_mix = low_rank("value_mix", config.value_rank, true, "none");
-    k_k = register_parameter("k_k", torch::ones({d}));
-    k_a = register_parameter("k_a", torch::ones({d}));
-    r_k = register_parameter("r_k", torch::zeros({config.num_heads, head_dim}));
-    norm = register_module(
-        "norm", std::make_shared<Norm>("layernorm", d, config.norm_eps, config.num_heads));
+    const at::Tensor decay_start =
+        6 * rwkv::ramp(d).pow(1 + std::pow(rwkv::depth(p), 0.3)) - 5.5 + 2.5 * zigzag;
+    decay = low_rank("decay", config.decay_rank, "tanh",
+                     Treatment{.start = values(decay_start), .learning_rate = 2});
+    rate = low_rank("rate", config.rate_rank, "none",
+                    Treatment{.start = values(-0.19 + 0.3 * zigzag + 0.4 * line)});
+    gate = low_rank("gate", config.gate_rank, "sigmoid", {});
+    if (!p.first)
+      value_mix = low_rank("value_mix", config.value_rank, "none",
+                           Treatment{.start = values(0.73 - 0.4 * line)});
+    k_k = add_parameter("k_k", torch::ones({d}), {.start = values(0.71 - 0.1 * line)});
+    k_a = add_parameter("k_a", torch::ones({d}), {.start = constant(1.02)});
+    r_k = add_parameter("r_k", torch::zeros({config.num_heads, head_dim}),
+                        {.start = constant(-0.04)});
+    norm = register_module("norm", rwkv::norm_of_heads(p, config.num_heads, config.norm_eps));
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto mixed = ops::token_shift(x, rwkv::before(x, state, "shift"), mix);
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
     const auto like = [&](const at::Tensor& parameter) { return parameter.to(x.scalar_type()); };
-    const at::Tensor r = heads(r_proj->forward(mixed[0])), v = heads(values(mixed[3], state));
+    const at::Tensor r = heads(r_proj->forward(mixed[0])), v = heads(mixed_values(mixed[3], state));
     const at::Tensor w = -std::exp(-0.5) * wide(decay->forward(mixed[1])).sigmoid();
     const at::Tensor a = rate->forward(mixed[4]).sigmoid(), k_plain = k_proj->forward(mixed[2]);
     const at::Tensor removed = unit(heads(k_plain * like(k_k)));
@@ -95,7 +107,7 @@ struct Rwkv7 final : Mixer {
   }
 
   // The first such layer's own, handed on; the others' mixed with them.
-  at::Tensor values(const at::Tensor& x, State& state) const {
+  at::Tensor mixed_values(const at::Tensor& x, State& state) const {
     const at::Tensor v = v_proj->forward(x);
     if (place.first) return state.handed["rwkv7.v_first"] = v;
     const auto first = state.handed.find("rwkv7.v_first");
@@ -109,32 +121,6 @@ struct Rwkv7 final : Mixer {
   }
 
   double mixing_flops(int64_t) const override { return 9.0 * double(place.d_model * head_dim); }
-
-  bool initialise(const std::string& name, at::Tensor& p, at::Generator generator) override {
-    const at::Tensor line = rwkv::ramp(place.d_model) - 0.5;
-    const at::Tensor curve = (rwkv::ramp(head_dim) * 2 - 1).repeat({config.num_heads}),
-                     zigzag = curve * curve.abs();
-    if (name == "mix")
-      p.copy_(1 - rwkv::fraction(place.d_model)
-                      .pow(rwkv::height(place) *
-                           at::tensor({0.2, 0.9, 0.7, 0.7, 0.9, 0.2}, at::kDouble).unsqueeze(1)));
-    else if (name == "decay.up_proj.bias")
-      p.copy_(6 * rwkv::ramp(place.d_model).pow(1 + std::pow(rwkv::depth(place), 0.3)) - 5.5 +
-              2.5 * zigzag);
-    else if (name == "rate.up_proj.bias") p.copy_(-0.19 + 0.3 * zigzag + 0.4 * line);
-    else if (name == "value_mix.up_proj.bias") p.copy_(0.73 - 0.4 * line);
-    else if (name == "k_k") p.copy_(0.71 - 0.1 * line);
-    else if (name == "k_a") p.fill_(1.02);
-    else if (name == "r_k") p.fill_(-0.04);
-    else if (name.ends_with("down_proj.weight")) p.zero_();
-    else if (name.ends_with("up_proj.weight")) orthogonal(p, 0.1, generator);
-    else return rwkv::initialise_time_mix(name, p, place, generator);
-    return true;
-  }
-
-  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
-    return rwkv::time_mix_group(name, parameter);
-  }
 
   Config config;
   Place place;

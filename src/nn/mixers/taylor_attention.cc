@@ -31,8 +31,8 @@ struct TaylorAttention final : Mixer {
     head_width("taylor_attention", V, c.num_heads);
     if (c.feature_dim < 1)
       fail("taylor_attention: feature_dim = {} must be positive", c.feature_dim);
-    qkv = register_module("qkv", std::make_shared<Linear>(d_model, 2 * K + V, false));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(V, d_model, false));
+    qkv = add_linear("qkv", d_model, 2 * K + V);
+    out_proj = add_linear("out_proj", V, d_model, {.role = Role::output});
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {

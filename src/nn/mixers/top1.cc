@@ -49,9 +49,11 @@ struct Top1 : Mixer {
   Top1(const char* name, HeadsConfig& c, int64_t d_model)
       : heads(expanded(name, c, d_model)), rotary(c.head_dim, c.rope_base) {
     const int64_t inner = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
-    qkv = register_module("qkv", std::make_shared<Linear>(d_model, inner + 2 * kv, c.bias));
-    out_proj = register_module("out_proj", std::make_shared<Linear>(inner, d_model, c.bias));
-    if (c.qk_norm) scale = register_parameter("scale", torch::full({c.num_heads}, c.initial_scale));
+    qkv = add_linear("qkv", d_model, inner + 2 * kv, {.bias = c.bias});
+    out_proj = add_linear("out_proj", inner, d_model, {.role = Role::output, .bias = c.bias});
+    if (c.qk_norm)
+      scale = add_parameter("scale", torch::full({c.num_heads}, c.initial_scale),
+                            {.learning_rate = c.scale_learning_rate});
   }
 
   static HeadsConfig& expanded(const char* name, HeadsConfig& c, int64_t d_model) {
@@ -111,11 +113,6 @@ struct Top1 : Mixer {
     if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
     return {unit_length(parts[0]) * scale.to(x.scalar_type()).unsqueeze(-1), unit_length(parts[1]),
             parts[2]};
-  }
-
-  ParameterGroup group(const std::string& name, const at::Tensor& parameter) const override {
-    return name == "scale" ? ParameterGroup{.learning_rate = heads.scale_learning_rate}
-                           : default_group(name, parameter);
   }
 
   HeadsConfig heads;

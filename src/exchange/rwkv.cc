@@ -4,9 +4,9 @@
 // d_aaa_lora, d_mv_lora, d_gate_lora.
 #include "nn/rwkv.h"
 
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 constexpr Layout kRow = Layout::unsqueezed, kVector = Layout::flattened, kIn = Layout::transposed;
@@ -19,13 +19,15 @@ std::vector<Requirement> requirements(const std::string& mixer, const std::strin
           {"positions", {"\"none\""}}};
 }
 
-std::string model_toml(int64_t vocabulary, int64_t width, int64_t layers, double eps, bool tied,
-                       const char* mixer, const char* channel_mixer, int64_t d_ff) {
-  return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"{}\"]\n"
-      "channel_mixer = \"{}\"\nnorm = \"layernorm\"\nnorm_eps = {}\nembedding_norm = true\n"
-      "tie_embeddings = {}\n[model.{}]\nd_ff = {}\n[model.{}]\n",
-      vocabulary, width, layers, mixer, channel_mixer, eps, tied, channel_mixer, d_ff, mixer);
+// What the layouts of RWKV have in common; with `more`.
+std::vector<Value> model_values(const std::string& mixer, const std::string& channel_mixer,
+                                const std::vector<Value>& more) {
+  std::vector<Value> out = {{"pattern", Names{mixer}},
+                            {"channel_mixer", channel_mixer},
+                            {"norm", "layernorm"},
+                            {"embedding_norm", true}};
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
 }
 
 int64_t heads_of(int64_t width, int64_t head_dim) { return head_dim > 0 ? width / head_dim : 0; }
@@ -51,25 +53,27 @@ void add_norm(std::vector<Rule>& out, const std::string& ours, const std::string
 
 // ---- rwkv7 of flash-linear-attention ----
 
-std::string fla_toml(const Settings& s) {
+std::vector<Value> fla_values(const Settings& s) {
   s.expect("attn", {});
   s.expect("hidden_act", {"sqrelu"});
   s.expect("norm_first", {true});
   s.expect("norm_bias", {true});
   const auto width = s.get<int64_t>("hidden_size"), head_dim = s.get<int64_t>("head_dim", 64);
   const auto eps = s.get<double>("norm_eps", 1e-5);
-  const auto rank = [&](const char* name) {
-    return s.get<int64_t>(std::string(name) + "_low_rank_dim");
-  };
-  return model_toml(
-             s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"), eps,
-             s.get<bool>("tie_word_embeddings", false), "rwkv7", "rwkv7_channel_mix",
-             s.get<int64_t>("intermediate_size", width * s.get<int64_t>("hidden_ratio", 4))) +
-         fmt::format(
-             "num_heads = {}\ndecay_rank = {}\nrate_rank = {}\nvalue_rank = {}\ngate_rank = {}\n"
-             "norm_eps = {}\n",
-             heads_of(width, head_dim), rank("decay"), rank("a"), rank("v"), rank("gate"),
-             double(head_dim) * eps);
+  const int64_t hidden = width * s.get<int64_t>("hidden_ratio", 4);
+  return model_values("rwkv7", "rwkv7_channel_mix",
+                      {s.as<int64_t>("vocab_size", "vocab_size"),
+                       s.as<int64_t>("d_model", "hidden_size"),
+                       s.as<int64_t>("num_layers", "num_hidden_layers"),
+                       s.as<double>("norm_eps", "norm_eps", 1e-5),
+                       s.as<bool>("tie_embeddings", "tie_word_embeddings", false),
+                       s.as<int64_t>("rwkv7_channel_mix.d_ff", "intermediate_size", hidden),
+                       {"rwkv7.num_heads", heads_of(width, head_dim), s.place("head_dim")},
+                       s.as<int64_t>("rwkv7.decay_rank", "decay_low_rank_dim"),
+                       s.as<int64_t>("rwkv7.rate_rank", "a_low_rank_dim"),
+                       s.as<int64_t>("rwkv7.value_rank", "v_low_rank_dim"),
+                       s.as<int64_t>("rwkv7.gate_rank", "gate_low_rank_dim"),
+                       {"rwkv7.norm_eps", double(head_dim) * eps, s.place("norm_eps")}});
 }
 
 int64_t rank_of(const Expanded& m, const std::string& field, double factor) {
@@ -138,17 +142,23 @@ const bool fla_rwkv7 =
     families().add("rwkv7", {.prefix = "model.",
                              .left_out = {},
                              .requires_ = requirements("rwkv7", "rwkv7_channel_mix"),
-                             .toml = fla_toml,
+                             .values = fla_values,
                              .config = fla_config,
                              .rules = fla_rules});
 
 // ---- RWKV-LM ----
 
-std::string lm_toml(const Settings& s, const char* mixer, const char* channel_mixer) {
-  const auto width = s.get<int64_t>("n_embd");
-  return model_toml(s.get<int64_t>("vocab_size"), width, s.get<int64_t>("n_layer"), 1e-5, false,
-                    mixer, channel_mixer, s.get<int64_t>("dim_ffn")) +
-         fmt::format("num_heads = {}\n", heads_of(width, s.get<int64_t>("head_size", 64)));
+std::vector<Value> lm_values(const Settings& s, const std::string& mixer,
+                             const std::string& channel_mixer) {
+  const auto width = s.get<int64_t>("n_embd"), head_size = s.get<int64_t>("head_size", 64);
+  return model_values(mixer, channel_mixer,
+                      {s.as<int64_t>("vocab_size", "vocab_size"),
+                       s.as<int64_t>("d_model", "n_embd"),
+                       s.as<int64_t>("num_layers", "n_layer"),
+                       {"norm_eps", 1e-5},
+                       {"tie_embeddings", false},
+                       s.as<int64_t>(channel_mixer + ".d_ff", "dim_ffn"),
+                       {mixer + ".num_heads", heads_of(width, head_size), s.place("head_size")}});
 }
 
 nlohmann::json lm_config(const Expanded& m, const std::string& mixer,
@@ -234,11 +244,13 @@ void x070(std::vector<Rule>& out, const std::string& ours, const std::string& th
   out.push_back({ours + "channel_mixer.mix", {{theirs + "ffn.x_k", 1, kRow}}});
 }
 
-std::string x070_toml(const Settings& s) {
-  return lm_toml(s, "rwkv7", "rwkv7_channel_mix") +
-         fmt::format("decay_rank = {}\nrate_rank = {}\nvalue_rank = {}\ngate_rank = {}\n",
-                     s.get<int64_t>("d_decay_lora", 0), s.get<int64_t>("d_aaa_lora", 0),
-                     s.get<int64_t>("d_mv_lora", 0), s.get<int64_t>("d_gate_lora", 0));
+std::vector<Value> x070_values(const Settings& s) {
+  std::vector<Value> out = lm_values(s, "rwkv7", "rwkv7_channel_mix");
+  out.push_back(s.as<int64_t>("rwkv7.decay_rank", "d_decay_lora", 0));
+  out.push_back(s.as<int64_t>("rwkv7.rate_rank", "d_aaa_lora", 0));
+  out.push_back(s.as<int64_t>("rwkv7.value_rank", "d_mv_lora", 0));
+  out.push_back(s.as<int64_t>("rwkv7.gate_rank", "d_gate_lora", 0));
+  return out;
 }
 
 nlohmann::json x070_config(const Expanded& m) {
@@ -250,31 +262,32 @@ nlohmann::json x070_config(const Expanded& m) {
   return config;
 }
 
-using Toml = std::string (*)(const Settings&);
+using Values = std::vector<Value> (*)(const Settings&);
 using Config = nlohmann::json (*)(const Expanded&);
 using Rules = std::vector<Rule> (*)(const Expanded&);
 
 bool add_lm(const char* name, const char* mixer, const char* channel_mixer,
-            std::vector<std::string> left_out, Toml toml, Config config, Rules rules) {
+            std::vector<std::string> left_out, Values values, Config config, Rules rules) {
   auto required = requirements(mixer, channel_mixer);
   required.push_back({"tie_embeddings", {"false"}});
-  return families().add(name, {"", std::move(left_out), std::move(required), toml, config, rules});
+  return families().add(name,
+                        {"", std::move(left_out), std::move(required), values, config, rules});
 }
 
 const bool lm_x052 = add_lm(
     "rwkv_lm_x052", "rwkv5", "rwkv5_channel_mix", {},
-    [](const Settings& s) { return lm_toml(s, "rwkv5", "rwkv5_channel_mix"); },
+    [](const Settings& s) { return lm_values(s, "rwkv5", "rwkv5_channel_mix"); },
     [](const Expanded& m) { return lm_config(m, "rwkv5", "rwkv5_channel_mix", 1e-5); },
     [](const Expanded& m) { return lm_rules(m, x052); });
 const bool lm_x060 = add_lm(
     "rwkv_lm_x060", "rwkv6", "rwkv6_channel_mix", {},
-    [](const Settings& s) { return lm_toml(s, "rwkv6", "rwkv6_channel_mix"); },
+    [](const Settings& s) { return lm_values(s, "rwkv6", "rwkv6_channel_mix"); },
     [](const Expanded& m) { return lm_config(m, "rwkv6", "rwkv6_channel_mix", 64e-5); },
     [](const Expanded& m) { return lm_rules(m, x060); });
 // Its first layer holds v₀, V₁, V₂ unused.
 const bool lm_x070 = add_lm("rwkv_lm_x070", "rwkv7", "rwkv7_channel_mix",
-                            {"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"}, x070_toml,
+                            {"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"}, x070_values,
                             x070_config, [](const Expanded& m) { return lm_rules(m, x070); });
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

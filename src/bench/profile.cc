@@ -1,4 +1,4 @@
-#include "train/profile.h"
+#include "bench/profile.h"
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -11,7 +11,7 @@
 
 #include "train/device.h"
 
-namespace assay::train {
+namespace assay::bench {
 namespace {
 
 using torch::autograd::profiler::KinetoEvent;
@@ -27,7 +27,7 @@ std::unique_ptr<torch::autograd::profiler::ProfilerResult> recorded(
   torch::autograd::profiler::enableProfiler(config, activities);
   try {
     work();
-    synchronize(device);
+    train::synchronize(device);
   } catch (...) {
     torch::autograd::profiler::disableProfiler();
     throw;
@@ -114,4 +114,4 @@ std::vector<TimeSpent> profile(c10::Device device, const std::function<void()>& 
   return device.is_cuda() ? kernels(result->events()) : operators(result->events());
 }
 
-}  // namespace assay::train
+}  // namespace assay::bench

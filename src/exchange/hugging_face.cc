@@ -1,14 +1,13 @@
-#include "nn/hugging_face/hugging_face.h"
+#include "exchange/hugging_face.h"
 
 #include <torch/torch.h>
 
 #include <set>
 
 #include "base/json.h"
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn {
-namespace hugging_face {
+namespace assay::exchange {
 
 Registry<Family>& families() {
   static Registry<Family> registry("Hugging Face model_type");
@@ -319,16 +318,16 @@ NamedTensors load_weights(const fs::path& folder) {
 }
 
 }  // namespace
-}  // namespace hugging_face
-
-using namespace hugging_face;
 
 ModelSpec hugging_face_spec(const fs::path& folder) {
   const fs::path file = folder / "config.json";
   const Settings settings(read_json(file), file.string());
   const Family& family = families().at(settings.get<std::string>("model_type"));
   settings.expect("quantization_config", {});
-  return ModelSpec::read(ConfigNode::parse(family.toml(settings), file.string()).child("model"));
+  ConfigNode model = ConfigNode::parse("[model]\n", file.string()).child("model");
+  for (const Value& value : family.values(settings))
+    model.put(value.key, value.toml, value.where.empty() ? file.string() : value.where);
+  return ModelSpec::read(model);
 }
 
 nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& layout) {
@@ -398,4 +397,4 @@ void write_hugging_face(const fs::path& folder, const LanguageModel& model,
   write_file(folder / "config.json", config.dump(2) + "\n");
 }
 
-}  // namespace assay::nn
+}  // namespace assay::exchange

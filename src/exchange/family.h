@@ -8,7 +8,23 @@
 #include "base/registry.h"
 #include "nn/language_model.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
+
+using namespace nn;  // this header is private to the layer
+
+using Names = std::vector<std::string>;
+
+// A value of [model] or of a table in it, and where it is written; `where` is empty for what the
+// layout implies.
+struct Value {
+  template <class T>
+  Value(std::string our_key, T value, std::string place = "")
+      : key(std::move(our_key)), toml(Field{"", &value, ""}.toml()), where(std::move(place)) {}
+  Value(std::string our_key, const char* value, std::string place = "")
+      : Value(std::move(our_key), std::string(value), std::move(place)) {}
+  std::string key;  // "attention.num_heads"
+  std::string toml, where;
+};
 
 // config.json. Messages name the file and the key.
 class Settings {
@@ -29,6 +45,16 @@ class Settings {
   T get(const std::string& key, T absent) const {
     return has(key) ? get<T>(key) : absent;
   }
+  // The setting `theirs` as our value `ours`.
+  template <class T>
+  Value as(const std::string& ours, const std::string& theirs) const {
+    return {ours, get<T>(theirs), place(theirs)};
+  }
+  template <class T>
+  Value as(const std::string& ours, const std::string& theirs, T absent) const {
+    return {ours, get<T>(theirs, absent), place(theirs)};
+  }
+  std::string place(const std::string& key) const { return fmt::format("{}: '{}'", where_, key); }
   // Only these values are understood; absent or null will do too. BadInput names key and value.
   void expect(const std::string& key, const std::vector<nlohmann::json>& understood) const;
   bool has(const std::string& key) const {
@@ -95,7 +121,7 @@ struct Family {
   std::vector<std::string> left_out;   // endings of tensors that hold no parameters
   std::vector<Requirement> requires_;  // what a model must be to have this layout
   // [model] and its tables; BadInput for what is not understood
-  std::string (*toml)(const Settings&);
+  std::vector<Value> (*values)(const Settings&);
   nlohmann::json (*config)(const Expanded&);  // what transformers reads
   std::vector<Rule> (*rules)(const Expanded&);
 };
@@ -116,4 +142,4 @@ int64_t gated_width(const Expanded& model, const std::string& channel_mixer);
 // channel_mixer of layer `ours` from `theirs`mlp.{gate,up,down}_proj.
 void add_gated_mlp(std::vector<Rule>& rules, const std::string& ours, const std::string& theirs);
 
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

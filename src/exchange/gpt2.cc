@@ -1,25 +1,30 @@
 // GPT-2: learned positions, LayerNorm, GELU (tanh form), biases, tied head; projections are
 // stored [in, out].
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
-std::string toml(const Settings& s) {
+std::vector<Value> values(const Settings& s) {
   s.expect("activation_function", {"gelu_new", "gelu_pytorch_tanh"});
   s.expect("add_cross_attention", {false});
   s.expect("scale_attn_by_inverse_layer_idx", {false});
   s.expect("scale_attn_weights", {true});
   s.expect("tie_word_embeddings", {true});
-  return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\n"
-      "channel_mixer = \"gelu\"\n"
-      "norm = \"layernorm\"\nnorm_eps = {}\npositions = \"learned\"\nmax_positions = {}\n"
-      "[model.attention]\nnum_heads = {}\nposition = \"none\"\nbias = true\n[model.gelu]\n"
-      "d_ff = {}\nbias = true\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("n_embd"), s.get<int64_t>("n_layer"),
-      s.get<double>("layer_norm_epsilon", 1e-5), s.get<int64_t>("n_positions", 1024),
-      s.get<int64_t>("n_head"), s.get<int64_t>("n_inner", 0));
+  return {s.as<int64_t>("vocab_size", "vocab_size"),
+          s.as<int64_t>("d_model", "n_embd"),
+          s.as<int64_t>("num_layers", "n_layer"),
+          {"pattern", Names{"attention"}},
+          {"channel_mixer", "gelu"},
+          {"norm", "layernorm"},
+          s.as<double>("norm_eps", "layer_norm_epsilon", 1e-5),
+          {"positions", "learned"},
+          s.as<int64_t>("max_positions", "n_positions", 1024),
+          s.as<int64_t>("attention.num_heads", "n_head"),
+          {"attention.position", "none"},
+          {"attention.bias", true},
+          s.as<int64_t>("gelu.d_ff", "n_inner", 0),
+          {"gelu.bias", true}};
 }
 
 nlohmann::json config(const Expanded& m) {
@@ -77,9 +82,9 @@ const bool registered = families().add("gpt2", {.prefix = "transformer.",
                                                               {"attention.constants", {"\"none\""}},
                                                               {"attention.bias", {"true"}},
                                                               {"gelu.bias", {"true"}}},
-                                                .toml = toml,
+                                                .values = values,
                                                 .config = config,
                                                 .rules = rules});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

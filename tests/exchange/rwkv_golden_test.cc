@@ -5,10 +5,13 @@
 #include <nlohmann/json.hpp>
 
 #include "base/safetensors.h"
-#include "nn/hugging_face/hugging_face.h"
-#include "testing.h"
+#include "exchange/hugging_face.h"
+#include "nn/testing.h"
 
-namespace assay::nn {
+namespace assay::exchange {
+
+using namespace nn;
+
 namespace {
 
 struct RwkvGolden : testing::TestWithParam<std::pair<const char*, const char*>> {
@@ -153,4 +156,4 @@ INSTANTIATE_TEST_SUITE_P(Models, RwkvGolden,
                          [](const auto& info) { return info.param.first; });
 
 }  // namespace
-}  // namespace assay::nn
+}  // namespace assay::exchange

@@ -6,11 +6,11 @@
 #include "nn/language_model.h"
 #include "nn/tensors.h"
 
-namespace assay::nn {
+namespace assay::exchange {
 
 struct OpenModel {
-  std::shared_ptr<LanguageModel> model;  // on the CPU, in fp32
-  fs::path weights;                      // the file they were read from
+  std::shared_ptr<nn::LanguageModel> model;  // on the CPU, in fp32
+  fs::path weights;                          // the file they were read from
   // The SentencePiece model that belongs to it; empty when none is found
   fs::path tokenizer;
 };
@@ -26,4 +26,4 @@ void export_model(const fs::path& folder, const OpenModel& model, const nlohmann
                   const std::string& layout = "",
                   const std::map<std::string, std::string>& files = {});
 
-}  // namespace assay::nn
+}  // namespace assay::exchange

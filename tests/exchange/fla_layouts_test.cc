@@ -4,10 +4,13 @@
 
 #include <nlohmann/json.hpp>
 
-#include "nn/hugging_face/hugging_face.h"
-#include "testing.h"
+#include "exchange/hugging_face.h"
+#include "nn/testing.h"
 
-namespace assay::nn {
+namespace assay::exchange {
+
+using namespace nn;
+
 namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
@@ -324,4 +327,4 @@ INSTANTIATE_TEST_SUITE_P(Families, FlaLayout, testing::ValuesIn(layouts()),
                          [](const auto& info) { return info.param.first; });
 
 }  // namespace
-}  // namespace assay::nn
+}  // namespace assay::exchange

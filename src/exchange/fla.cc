@@ -1,32 +1,37 @@
 // Models of flash-linear-attention: gla, delta_net, gated_deltanet (SwiGLU behind each) and rwkv7.
 #include <cmath>
 
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 // ---- What gla, delta_net and gated_deltanet have in common. ----
 
-int64_t hidden_width(const Settings& s) {
-  if (s.has("intermediate_size")) return s.get<int64_t>("intermediate_size");
-  return (s.get<int64_t>("hidden_size") * s.get<int64_t>("hidden_ratio", 4) * 2 / 3 + 255) / 256 *
-         256;
+Value hidden_width(const Settings& s) {
+  const std::string ours = "swiglu.d_ff";
+  if (s.has("intermediate_size")) return s.as<int64_t>(ours, "intermediate_size");
+  const int64_t wide = s.get<int64_t>("hidden_size") * s.get<int64_t>("hidden_ratio", 4) * 2 / 3;
+  return {ours, (wide + 255) / 256 * 256, s.place("hidden_ratio")};
 }
 
-std::string model_toml(const Settings& s, const char* mixer) {
+std::vector<Value> model_values(const Settings& s, const std::string& mixer,
+                                const std::vector<Value>& of_mixer) {
   s.expect("attn", {});
   s.expect("hidden_act", {"swish", "silu"});
   s.expect("use_l2warp", {false});
-  return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"{}\"]\n"
-      "channel_mixer = \"swiglu\"\n"
-      "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n[model.swiglu]\nd_ff = {}\n"
-      "[model.{}]\nnorm_eps = {}\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"),
-      s.get<int64_t>("num_hidden_layers"), mixer, s.get<double>("norm_eps", 1e-6),
-      s.get<bool>("tie_word_embeddings", false), hidden_width(s), mixer,
-      s.get<double>("norm_eps", 1e-6));
+  std::vector<Value> out = {s.as<int64_t>("vocab_size", "vocab_size"),
+                            s.as<int64_t>("d_model", "hidden_size"),
+                            s.as<int64_t>("num_layers", "num_hidden_layers"),
+                            {"pattern", Names{mixer}},
+                            {"channel_mixer", "swiglu"},
+                            {"norm", "rmsnorm"},
+                            s.as<double>("norm_eps", "norm_eps", 1e-6),
+                            s.as<bool>("tie_embeddings", "tie_word_embeddings", false),
+                            hidden_width(s),
+                            s.as<double>(mixer + ".norm_eps", "norm_eps", 1e-6)};
+  out.insert(out.end(), of_mixer.begin(), of_mixer.end());
+  return out;
 }
 
 nlohmann::json model_config(const Expanded& m, const std::string& mixer, const char* architecture) {
@@ -86,7 +91,7 @@ Rule short_conv(const std::string& ours, const std::string& theirs, Widths w) {
 
 // ---- gla ----
 
-std::string gla_toml(const Settings& s) {
+std::vector<Value> gla_values(const Settings& s) {
   s.expect("use_short_conv", {false});
   s.expect("use_output_gate", {true});
   s.expect("use_gk", {true});
@@ -97,9 +102,10 @@ std::string gla_toml(const Settings& s) {
   s.expect("fuse_norm", {true});
   const auto heads = s.get<int64_t>("num_heads", 4);
   s.expect("num_kv_heads", {heads});
-  return model_toml(s, "gla") + fmt::format("num_heads = {}\nexpand_k = {}\nexpand_v = {}\n", heads,
-                                            s.get<double>("expand_k", 0.5),
-                                            s.get<double>("expand_v", 1));
+  return model_values(
+      s, "gla",
+      {s.as<int64_t>("gla.num_heads", "num_heads", 4),
+       s.as<double>("gla.expand_k", "expand_k", 0.5), s.as<double>("gla.expand_v", "expand_v", 1)});
 }
 
 nlohmann::json gla_config(const Expanded& m) {
@@ -138,13 +144,13 @@ const bool gla =
     families().add("gla", {.prefix = "model.",
                            .left_out = {},
                            .requires_ = gla_requirements(),
-                           .toml = gla_toml,
+                           .values = gla_values,
                            .config = gla_config,
                            .rules = [](const Expanded& m) { return model_rules(m, gla_rules); }});
 
 // ---- delta_net ----
 
-std::string delta_toml(const Settings& s) {
+std::vector<Value> delta_values(const Settings& s) {
   s.expect("use_gate", {false});
   s.expect("use_short_conv", {true});
   s.expect("use_beta", {true});
@@ -152,10 +158,11 @@ std::string delta_toml(const Settings& s) {
   s.expect("allow_neg_eigval", {false});
   s.expect("qk_norm", {"l2"});
   s.expect("qk_activation", {"silu"});
-  return model_toml(s, "delta_net") +
-         fmt::format("num_heads = {}\nexpand_k = {}\nexpand_v = {}\nconv_width = {}\n",
-                     s.get<int64_t>("num_heads", 16), s.get<double>("expand_k", 1),
-                     s.get<double>("expand_v", 1), s.get<int64_t>("conv_size", 4));
+  return model_values(s, "delta_net",
+                      {s.as<int64_t>("delta_net.num_heads", "num_heads", 16),
+                       s.as<double>("delta_net.expand_k", "expand_k", 1),
+                       s.as<double>("delta_net.expand_v", "expand_v", 1),
+                       s.as<int64_t>("delta_net.conv_width", "conv_size", 4)});
 }
 
 nlohmann::json delta_config(const Expanded& m) {
@@ -190,24 +197,25 @@ const bool delta_net = families().add(
     "delta_net", {.prefix = "model.",
                   .left_out = {},
                   .requires_ = requirements("delta_net"),
-                  .toml = delta_toml,
+                  .values = delta_values,
                   .config = delta_config,
                   .rules = [](const Expanded& m) { return model_rules(m, delta_rules); }});
 
 // ---- gated_deltanet ----
 
-std::string gated_delta_toml(const Settings& s) {
+std::vector<Value> gated_delta_values(const Settings& s) {
   s.expect("use_gate", {true});
   s.expect("use_short_conv", {true});
   s.expect("allow_neg_eigval", {false});
   const auto head_dim = s.get<int64_t>("head_dim", 256), key_heads = s.get<int64_t>("num_heads", 6);
-  return model_toml(s, "gated_delta_net") +
-         fmt::format(
-             "num_heads = {}\nnum_key_heads = {}\nhead_dim = {}\nvalue_head_dim = {}\n"
-             "conv_width = {}\n",
-             s.get<int64_t>("num_v_heads", key_heads), key_heads, head_dim,
-             std::llround(double(head_dim) * s.get<double>("expand_v", 2)),
-             s.get<int64_t>("conv_size", 4));
+  return model_values(s, "gated_delta_net",
+                      {s.as<int64_t>("gated_delta_net.num_heads", "num_v_heads", key_heads),
+                       s.as<int64_t>("gated_delta_net.num_key_heads", "num_heads", 6),
+                       s.as<int64_t>("gated_delta_net.head_dim", "head_dim", 256),
+                       {"gated_delta_net.value_head_dim",
+                        int64_t(std::llround(double(head_dim) * s.get<double>("expand_v", 2))),
+                        s.place("expand_v")},
+                       s.as<int64_t>("gated_delta_net.conv_width", "conv_size", 4)});
 }
 
 nlohmann::json gated_delta_config(const Expanded& m) {
@@ -246,9 +254,9 @@ const bool gated_deltanet =
                    {.prefix = "model.",
                     .left_out = {},
                     .requires_ = requirements("gated_delta_net"),
-                    .toml = gated_delta_toml,
+                    .values = gated_delta_values,
                     .config = gated_delta_config,
                     .rules = [](const Expanded& m) { return model_rules(m, gated_delta_rules); }});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -1,4 +1,4 @@
-#include "train/model_bench.h"
+#include "bench/models.h"
 
 #include <torch/torch.h>
 
@@ -8,15 +8,16 @@
 
 #include "base/interrupt.h"
 #include "base/progress.h"
+#include "bench/profile.h"
+#include "bench/timing.h"
 #include "nn/language_model.h"
 #include "ops/called.h"
 #include "ops/paths.h"
 #include "ops/window_attention/window_attention.h"
 #include "train/device.h"
 #include "train/optimizer.h"
-#include "train/profile.h"
 
-namespace assay::train {
+namespace assay::bench {
 namespace {
 
 using Json = nlohmann::json;
@@ -62,7 +63,7 @@ std::string failure_of(auto&& work) {
 }
 
 void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
-  AdamW optimizer(model, {});
+  train::AdamW optimizer(model, {});
   const at::Tensor tokens =
       at::randint(model.spec.config.vocab_size, {o.batch, o.time + 1}, at::kLong).to(device);
   Progress progress;
@@ -82,7 +83,7 @@ void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device devic
   const double median = seconds[seconds.size() / 2];
   row["seconds_per_step"] = median;
   row["tokens_per_second"] = double(o.batch * o.time) / median;
-  row["peak_memory_bytes"] = peak_memory_bytes(device);
+  row["peak_memory_bytes"] = train::peak_memory_bytes(device);
   if (o.profile)
     for (const TimeSpent& part : profile(device, [&] { work(o.steps + 1); }))
       row["profile"].push_back({{"op", part.op},
@@ -157,7 +158,7 @@ Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device devic
   row["failure"] = failure_of([&] {
     ops::choose_full_attention(o.full_attention);
     nn::LanguageModel model(spec);
-    model.compute_dtype = compute_dtype(o.precision, device);
+    model.compute_dtype = train::compute_dtype(o.precision, device);
     model.recompute_activations = o.recompute_activations;
     const std::string untimed = why_not_timed(model.parameter_count(), o);
     if (untimed.empty()) model.initialise(0);  // on the CPU, where its random numbers are made
@@ -170,4 +171,4 @@ Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device devic
   return row;
 }
 
-}  // namespace assay::train
+}  // namespace assay::bench

@@ -8,7 +8,7 @@
 
 #include "base/files.h"
 
-namespace assay::study {
+namespace assay::bench {
 
 // For each MODEL the first row that `program bench models MODEL --json arguments…` prints; for
 // a process that fails, {"model": MODEL, "failure": why}; after an interrupt for those that
@@ -16,4 +16,4 @@ namespace assay::study {
 nlohmann::json model_rows(const fs::path& program, const std::vector<std::string>& models,
                           const std::vector<std::string>& arguments);
 
-}  // namespace assay::study
+}  // namespace assay::bench

@@ -1,15 +1,18 @@
 // Models that transformers wrote: what they compute, their gradients, how they train, and
 // the way back.
-#include "nn/hugging_face/hugging_face.h"
+#include "exchange/hugging_face.h"
 
 #include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
 
-#include "nn/model_files.h"
-#include "testing.h"
+#include "exchange/model_files.h"
+#include "nn/testing.h"
 
-namespace assay::nn {
+namespace assay::exchange {
+
+using namespace nn;
+
 namespace {
 
 struct Golden {
@@ -294,6 +297,12 @@ TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
   expect_refused("use_bias");
 }
 
+TEST_F(HuggingFaceFolder, ErrorsAboutOurValuesNameTheSettingTheyCameFrom) {
+  config["hidden_size"] = -12;
+  write_config();
+  expect_refused("config.json: 'hidden_size': model.d_model must be positive");
+}
+
 TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
   const auto model =
       make_model("[model]\nvocab_size = 8\nd_model = 8\n[model.attention]\nwindow = 4\n");
@@ -309,4 +318,4 @@ TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
 }
 
 }  // namespace
-}  // namespace assay::nn
+}  // namespace assay::exchange

@@ -9,26 +9,26 @@
 #include "nn/language_model.h"
 #include "nn/tensors.h"
 
-namespace assay::nn {
+namespace assay::exchange {
 
 // The model that a folder's config.json describes. BadInput names each setting that
 // is not understood.
-ModelSpec hugging_face_spec(const fs::path& folder);
+nn::ModelSpec hugging_face_spec(const fs::path& folder);
 // config.json as transformers reads it. BadInput, with the reason for each family, when none
 // has this layout.
-nlohmann::json hugging_face_config(const ModelSpec& spec, const std::string& layout = "");
+nlohmann::json hugging_face_config(const nn::ModelSpec& spec, const std::string& layout = "");
 
 // Renames and lays out anything that has a model's names and shapes: weights, gradients, moments.
 // Exact both ways.
-NamedTensors from_hugging_face(const ModelSpec& spec, const NamedTensors& theirs,
-                               const std::string& where);
-NamedTensors to_hugging_face(const ModelSpec& spec, const NamedTensors& ours,
-                             const std::string& layout = "");
+nn::NamedTensors from_hugging_face(const nn::ModelSpec& spec, const nn::NamedTensors& theirs,
+                                   const std::string& where);
+nn::NamedTensors to_hugging_face(const nn::ModelSpec& spec, const nn::NamedTensors& ours,
+                                 const std::string& layout = "");
 
-std::shared_ptr<LanguageModel> read_hugging_face(const fs::path& folder);
+std::shared_ptr<nn::LanguageModel> read_hugging_face(const fs::path& folder);
 // Writes config.json and model.safetensors. `settings` are laid over config.json (ids
 // of special tokens).
-void write_hugging_face(const fs::path& folder, const LanguageModel& model,
+void write_hugging_face(const fs::path& folder, const nn::LanguageModel& model,
                         const nlohmann::json& settings, const std::string& layout = "");
 
-}  // namespace assay::nn
+}  // namespace assay::exchange

@@ -8,7 +8,7 @@
 
 #include "base/config.h"
 
-namespace assay::train {
+namespace assay::bench {
 
 struct ModelBench {
   // Of a step, and of the FLOPs; of models that name none
@@ -40,8 +40,8 @@ struct ModelBench {
 // (on CUDA of a captured graph), "bytes": the state before it, what of the state it wrote anew, and
 // the weights in the model's precision, "bytes_per_second" of a large copy}. With `profile` also
 // "profile", of one training step, most time first: [{"op", "kernel", "calls", "seconds"}, …]
-// (train/profile.h). Memory that runs out, or a shape that an operator refuses, is a "failure",
+// (bench/profile.h). Memory that runs out, or a shape that an operator refuses, is a "failure",
 // with what was counted before. BadInput on a model that cannot be read.
 nlohmann::json bench_model(const ConfigNode& model, const ModelBench& options, c10::Device device);
 
-}  // namespace assay::train
+}  // namespace assay::bench

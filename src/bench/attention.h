@@ -5,7 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <vector>
 
-namespace assay::eval {
+namespace assay::bench {
 
 struct AttentionBench {
   std::vector<int64_t> lengths = {1024, 4096, 16384};  // T
@@ -25,4 +25,4 @@ struct AttentionBench {
 // A form that fails has "failure" in the place of its times.
 nlohmann::json bench_attention(const AttentionBench& options, c10::Device device);
 
-}  // namespace assay::eval
+}  // namespace assay::bench

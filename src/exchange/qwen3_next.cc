@@ -1,7 +1,7 @@
 // Qwen3-Next where every layer is a gated delta net and every feed-forward layer is dense.
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 // Every layer's kind must be written out and linear; absent, transformers makes each fourth
@@ -13,23 +13,25 @@ void expect_linear_layers(const Settings& s, int64_t layers) {
     s.expect("layer_types", {"linear_attention in every layer"});
 }
 
-std::string toml(const Settings& s) {
+std::vector<Value> values(const Settings& s) {
   s.expect("hidden_act", {"silu"});
   s.expect("num_experts", {0});
-  const auto layers = s.get<int64_t>("num_hidden_layers");
-  expect_linear_layers(s, layers);
-  const auto eps = s.get<double>("rms_norm_eps", 1e-6);
-  return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"gated_delta_net\"]\n"
-      "channel_mixer = \"swiglu\"\nnorm = \"zero_centered_rmsnorm\"\nnorm_eps = {}\n"
-      "tie_embeddings = {}\n[model.gated_delta_net]\nnum_heads = {}\nnum_key_heads = {}\n"
-      "head_dim = {}\nvalue_head_dim = {}\nconv_width = {}\nnorm_eps = {}\n[model.swiglu]\n"
-      "d_ff = {}\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"), layers, eps,
-      s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("linear_num_value_heads"),
-      s.get<int64_t>("linear_num_key_heads"), s.get<int64_t>("linear_key_head_dim"),
-      s.get<int64_t>("linear_value_head_dim"), s.get<int64_t>("linear_conv_kernel_dim", 4), eps,
-      s.get<int64_t>("intermediate_size"));
+  expect_linear_layers(s, s.get<int64_t>("num_hidden_layers"));
+  return {s.as<int64_t>("vocab_size", "vocab_size"),
+          s.as<int64_t>("d_model", "hidden_size"),
+          s.as<int64_t>("num_layers", "num_hidden_layers"),
+          {"pattern", Names{"gated_delta_net"}},
+          {"channel_mixer", "swiglu"},
+          {"norm", "zero_centered_rmsnorm"},
+          s.as<double>("norm_eps", "rms_norm_eps", 1e-6),
+          s.as<bool>("tie_embeddings", "tie_word_embeddings", false),
+          s.as<int64_t>("gated_delta_net.num_heads", "linear_num_value_heads"),
+          s.as<int64_t>("gated_delta_net.num_key_heads", "linear_num_key_heads"),
+          s.as<int64_t>("gated_delta_net.head_dim", "linear_key_head_dim"),
+          s.as<int64_t>("gated_delta_net.value_head_dim", "linear_value_head_dim"),
+          s.as<int64_t>("gated_delta_net.conv_width", "linear_conv_kernel_dim", 4),
+          s.as<double>("gated_delta_net.norm_eps", "rms_norm_eps", 1e-6),
+          s.as<int64_t>("swiglu.d_ff", "intermediate_size")};
 }
 
 nlohmann::json config(const Expanded& m) {
@@ -95,9 +97,9 @@ const bool registered =
                                                 {"norm", {"\"zero_centered_rmsnorm\""}},
                                                 {"embedding_norm", {"false"}},
                                                 {"positions", {"\"none\""}}},
-                                  .toml = toml,
+                                  .values = values,
                                   .config = config,
                                   .rules = rules});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -1,14 +1,17 @@
-#include "nn/model_files.h"
+#include "exchange/model_files.h"
 
 #include <torch/torch.h>
 
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "nn/hugging_face/hugging_face.h"
+#include "exchange/hugging_face.h"
 #include "run/folder.h"
 
-namespace assay::nn {
+namespace assay::exchange {
+
+using namespace nn;
+
 namespace {
 
 OpenModel read_model(const fs::path& config, const fs::path& weights) {
@@ -84,4 +87,4 @@ void export_model(const fs::path& folder, const OpenModel& opened, const nlohman
   });
 }
 
-}  // namespace assay::nn
+}  // namespace assay::exchange

@@ -1,38 +1,42 @@
 // Llama: rotary positions on the two halves of a head, RMSNorm, a gated feed-forward layer, grouped
 // key and value heads. hidden_act "silu" is our swiglu, "gelu_pytorch_tanh" our geglu.
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
-double rope_base(const Settings& s) {
+Value rope_base(const Settings& s) {
   s.expect("rope_scaling", {});
   s.expect("partial_rotary_factor", {1.0});
   // Transformers 5; before, rope_theta stood at the top
   const Settings rope = s.child("rope_parameters");
   rope.expect("rope_type", {"default"});
   rope.expect("partial_rotary_factor", {1.0});
-  return rope.get<double>("rope_theta", s.get<double>("rope_theta", 10000));
+  const std::string ours = "attention.rope_base";
+  return rope.has("rope_theta") ? rope.as<double>(ours, "rope_theta")
+                                : s.as<double>(ours, "rope_theta", 10000);
 }
 
-std::string toml(const Settings& s) {
+std::vector<Value> values(const Settings& s) {
   s.expect("hidden_act", {"silu", "gelu_pytorch_tanh", "gelu_new"});
-  const bool swiglu = s.get<std::string>("hidden_act", "silu") == "silu";
+  const std::string mixer = s.get<std::string>("hidden_act", "silu") == "silu" ? "swiglu" : "geglu";
   const auto heads = s.get<int64_t>("num_attention_heads");
-  return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"attention\"]\n"
-      "channel_mixer = \"{}\"\n"
-      "norm = \"rmsnorm\"\nnorm_eps = {}\nmax_positions = {}\ntie_embeddings = {}\n"
-      "[model.attention]\nnum_heads = {}\nnum_kv_heads = {}\nhead_dim = {}\nrope_base = {}\n"
-      "bias = {}\n"
-      "[model.{}]\nd_ff = {}\nbias = {}\n",
-      s.get<int64_t>("vocab_size"), s.get<int64_t>("hidden_size"),
-      s.get<int64_t>("num_hidden_layers"), swiglu ? "swiglu" : "geglu",
-      s.get<double>("rms_norm_eps", 1e-6), s.get<int64_t>("max_position_embeddings", 2048),
-      s.get<bool>("tie_word_embeddings", false), heads,
-      s.get<int64_t>("num_key_value_heads", heads), s.get<int64_t>("head_dim", 0), rope_base(s),
-      s.get<bool>("attention_bias", false), swiglu ? "swiglu" : "geglu",
-      s.get<int64_t>("intermediate_size"), s.get<bool>("mlp_bias", false));
+  return {s.as<int64_t>("vocab_size", "vocab_size"),
+          s.as<int64_t>("d_model", "hidden_size"),
+          s.as<int64_t>("num_layers", "num_hidden_layers"),
+          {"pattern", Names{"attention"}},
+          {"channel_mixer", mixer, s.place("hidden_act")},
+          {"norm", "rmsnorm"},
+          s.as<double>("norm_eps", "rms_norm_eps", 1e-6),
+          s.as<int64_t>("max_positions", "max_position_embeddings", 2048),
+          s.as<bool>("tie_embeddings", "tie_word_embeddings", false),
+          s.as<int64_t>("attention.num_heads", "num_attention_heads"),
+          s.as<int64_t>("attention.num_kv_heads", "num_key_value_heads", heads),
+          s.as<int64_t>("attention.head_dim", "head_dim", 0),
+          rope_base(s),
+          s.as<bool>("attention.bias", "attention_bias", false),
+          s.as<int64_t>(mixer + ".d_ff", "intermediate_size"),
+          s.as<bool>(mixer + ".bias", "mlp_bias", false)};
 }
 
 std::string channel_mixer(const Expanded& m) { return m.get<std::string>("channel_mixer"); }
@@ -104,9 +108,9 @@ const bool registered =
                                            {"attention.position", {"\"rope\""}},
                                            {"attention.qk_norm", {"false"}},
                                            {"attention.constants", {"\"none\""}}},
-                             .toml = toml,
+                             .values = values,
                              .config = config,
                              .rules = rules});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -1,4 +1,4 @@
-#include "study/model_table.h"
+#include "bench/processes.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include "base/progress.h"
 #include "study/process.h"
 
-namespace assay::study {
+namespace assay::bench {
 namespace {
 
 using Json = nlohmann::json;
@@ -22,16 +22,16 @@ struct Folder {
   const fs::path path;
 };
 
-Ending wait_politely(pid_t child) {
-  Ending ending;
-  while (!ended(child, ending)) {
+study::Ending wait_politely(pid_t child) {
+  study::Ending ending;
+  while (!study::ended(child, ending)) {
     ::usleep(50'000);
     if (interrupted()) ::kill(child, SIGTERM);
   }
   return ending;
 }
 
-std::string why(const Ending& ending, const Json& answer) {
+std::string why(const study::Ending& ending, const Json& answer) {
   if (interrupted()) return "interrupted";
   if (answer.is_object() && answer.contains("error")) return answer["error"];
   return ending.text() + (ending.code == 128 + SIGKILL ? ", as when memory runs out" : "");
@@ -41,10 +41,10 @@ Json row_of(const fs::path& program, const std::string& model,
             const std::vector<std::string>& arguments) {
   if (interrupted()) return {{"model", model}, {"failure", "interrupted"}};
   const Folder folder;
-  Command command{
+  study::Command command{
       {program, "bench", "models", model, "--json"}, folder.path / "out", folder.path / "errors"};
   command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());
-  const Ending ending = wait_politely(start(command));
+  const study::Ending ending = wait_politely(study::start(command));
   const Json answer = Json::parse(read_file(command.output), nullptr, /*allow_exceptions=*/false);
   if (ending.code == 0 && answer.is_object()) return answer["rows"][0];
   return {{"model", model}, {"failure", why(ending, answer)}};
@@ -63,4 +63,4 @@ Json model_rows(const fs::path& program, const std::vector<std::string>& models,
   return rows;
 }
 
-}  // namespace assay::study
+}  // namespace assay::bench

@@ -1,4 +1,4 @@
-#include "eval/bench.h"
+#include "bench/attention.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
@@ -15,7 +15,7 @@
 #include "ops/top1_element/top1_element.h"
 #include "ops/window_attention/window_attention.h"
 
-namespace assay::eval {
+namespace assay::bench {
 namespace {
 
 using Json = nlohmann::json;
@@ -146,4 +146,4 @@ Json bench_attention(const AttentionBench& o, c10::Device device) {
   return {{"dtype", device.is_cuda() ? "bf16" : "fp32"}, {"paths", paths}, {"rows", rows}};
 }
 
-}  // namespace assay::eval
+}  // namespace assay::bench

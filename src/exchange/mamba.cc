@@ -1,7 +1,7 @@
 // Mamba-1 and Mamba-2 blocks without feed-forward layers.
-#include "nn/hugging_face/family.h"
+#include "exchange/family.h"
 
-namespace assay::nn::hugging_face {
+namespace assay::exchange {
 namespace {
 
 // `same`: tensors of a mixer that have one name here and there.
@@ -37,7 +37,7 @@ std::vector<Requirement> requirements(const std::string& mixer,
 
 // ---- mamba ----
 
-std::string mamba_toml(const Settings& s) {
+std::vector<Value> mamba_values(const Settings& s) {
   s.expect("hidden_act", {"silu", "swish"});
   s.expect("use_bias", {false});
   s.expect("use_conv_bias", {true});
@@ -45,15 +45,19 @@ std::string mamba_toml(const Settings& s) {
   s.expect("intermediate_size", {width * expand});
   s.expect("d_inner", {width * expand});
   const bool automatic = s.get<nlohmann::json>("time_step_rank", "auto") == "auto";
-  return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba1\"]\n"
-      "channel_mixer = \"none\"\n"
-      "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
-      "[model.mamba1]\nstate_size = {}\nexpand = {}\nconv_width = {}\ndt_rank = {}\n",
-      s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"),
-      s.get<double>("layer_norm_epsilon", 1e-5), s.get<bool>("tie_word_embeddings", true),
-      s.get<int64_t>("state_size", 16), expand, s.get<int64_t>("conv_kernel", 4),
-      automatic ? 0 : s.get<int64_t>("time_step_rank"));
+  const int64_t rank = automatic ? 0 : s.get<int64_t>("time_step_rank");
+  return {s.as<int64_t>("vocab_size", "vocab_size"),
+          s.as<int64_t>("d_model", "hidden_size"),
+          s.as<int64_t>("num_layers", "num_hidden_layers"),
+          {"pattern", Names{"mamba1"}},
+          {"channel_mixer", "none"},
+          {"norm", "rmsnorm"},
+          s.as<double>("norm_eps", "layer_norm_epsilon", 1e-5),
+          s.as<bool>("tie_embeddings", "tie_word_embeddings", true),
+          s.as<int64_t>("mamba1.state_size", "state_size", 16),
+          s.as<int64_t>("mamba1.expand", "expand", 2),
+          s.as<int64_t>("mamba1.conv_width", "conv_kernel", 4),
+          {"mamba1.dt_rank", rank, s.place("time_step_rank")}};
 }
 
 nlohmann::json mamba_config(const Expanded& m) {
@@ -87,7 +91,7 @@ std::vector<Rule> mamba_rules(const Expanded& m) {
 const bool mamba = families().add("mamba", {.prefix = "backbone.",
                                             .left_out = {},
                                             .requires_ = requirements("mamba1", {}),
-                                            .toml = mamba_toml,
+                                            .values = mamba_values,
                                             .config = mamba_config,
                                             .rules = mamba_rules});
 
@@ -96,7 +100,7 @@ const bool mamba = families().add("mamba", {.prefix = "backbone.",
 // As transformers writes [0, ∞]
 const nlohmann::json kNoLimit = {0.0, {{"__float__", "Infinity"}}};
 
-std::string mamba2_toml(const Settings& s) {
+std::vector<Value> mamba2_values(const Settings& s) {
   s.expect("hidden_act", {"silu", "swish"});
   s.expect("use_bias", {false});
   s.expect("use_conv_bias", {true});
@@ -105,16 +109,20 @@ std::string mamba2_toml(const Settings& s) {
   const auto width = s.get<int64_t>("hidden_size"), expand = s.get<int64_t>("expand", 2),
              head_dim = s.get<int64_t>("head_dim", 64);
   s.expect("num_heads", {expand * width / std::max<int64_t>(head_dim, 1)});
-  const auto eps = s.get<double>("layer_norm_epsilon", 1e-5);
-  return fmt::format(
-      "[model]\nvocab_size = {}\nd_model = {}\nnum_layers = {}\npattern = [\"mamba2\"]\n"
-      "channel_mixer = \"none\"\n"
-      "norm = \"rmsnorm\"\nnorm_eps = {}\ntie_embeddings = {}\n"
-      "[model.mamba2]\nstate_size = {}\nexpand = {}\nhead_dim = {}\nnum_groups = {}\n"
-      "conv_width = {}\nnorm_eps = {}\n",
-      s.get<int64_t>("vocab_size"), width, s.get<int64_t>("num_hidden_layers"), eps,
-      s.get<bool>("tie_word_embeddings", false), s.get<int64_t>("state_size", 128), expand,
-      head_dim, s.get<int64_t>("n_groups", 8), s.get<int64_t>("conv_kernel", 4), eps);
+  return {s.as<int64_t>("vocab_size", "vocab_size"),
+          s.as<int64_t>("d_model", "hidden_size"),
+          s.as<int64_t>("num_layers", "num_hidden_layers"),
+          {"pattern", Names{"mamba2"}},
+          {"channel_mixer", "none"},
+          {"norm", "rmsnorm"},
+          s.as<double>("norm_eps", "layer_norm_epsilon", 1e-5),
+          s.as<bool>("tie_embeddings", "tie_word_embeddings", false),
+          s.as<int64_t>("mamba2.state_size", "state_size", 128),
+          s.as<int64_t>("mamba2.expand", "expand", 2),
+          s.as<int64_t>("mamba2.head_dim", "head_dim", 64),
+          s.as<int64_t>("mamba2.num_groups", "n_groups", 8),
+          s.as<int64_t>("mamba2.conv_width", "conv_kernel", 4),
+          s.as<double>("mamba2.norm_eps", "layer_norm_epsilon", 1e-5)};
 }
 
 nlohmann::json mamba2_config(const Expanded& m) {
@@ -145,11 +153,11 @@ const bool mamba2 =
     families().add("mamba2", {.prefix = "backbone.",
                               .left_out = {},
                               .requires_ = requirements("mamba2", {{"mamba2.norm", {"true"}}}),
-                              .toml = mamba2_toml,
+                              .values = mamba2_values,
                               .config = mamba2_config,
                               .rules = [](const Expanded& m) {
                                 return model_rules(m, {"dt_bias", "norm.weight"});
                               }});
 
 }  // namespace
-}  // namespace assay::nn::hugging_face
+}  // namespace assay::exchange

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace assay::train {
+namespace assay::bench {
 
 // On CUDA a kernel and torch's operator that launched it, if one did. On the CPU an operator alone,
 // without the time of those that it calls; what is outside of them, this project's operators
@@ -20,4 +20,4 @@ struct TimeSpent {
 // Of one run of `work`, which should have run before; most time first.
 std::vector<TimeSpent> profile(c10::Device device, const std::function<void()>& work);
 
-}  // namespace assay::train
+}  // namespace assay::bench
