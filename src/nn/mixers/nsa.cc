@@ -34,11 +34,13 @@ namespace {
 
 constexpr int64_t kQueriesAtOnce = 512;  // whose scores of compressed blocks are held together
 
-// φ: blocks [..., l·D] → [..., D].
-struct Compression : torch::nn::Module {
+// φ: blocks [..., l·D] → [..., D]. It keeps the size of keys and values, so that the compressed
+// ones start as large as the others.
+struct Compression : Module {
   Compression(int64_t length, int64_t head_dim) {
-    hidden = register_module("hidden", std::make_shared<Linear>(length * head_dim, head_dim, true));
-    out = register_module("out", std::make_shared<Linear>(head_dim, head_dim, false));
+    const Start start = uniform_by_width(std::sqrt(3));
+    hidden = add_linear("hidden", length * head_dim, head_dim, {.bias = true, .start = start});
+    out = add_linear("out", head_dim, head_dim, {.start = start});
   }
   at::Tensor forward(const at::Tensor& blocks) const {
     return out->forward(at::gelu(hidden->forward(blocks)));
@@ -71,13 +73,10 @@ struct NativeSparseAttention final : Mixer {
   NativeSparseAttention(Config c, int64_t d_model)
       : config(checked(c, d_model)), rotary(config.head_dim, config.rope_base) {
     const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
-    const auto linear = [&](const char* name, int64_t in, int64_t out) {
-      return register_module(name, std::make_shared<Linear>(in, out, false));
-    };
-    qkv = linear("qkv", d_model, (heads + 4 * kv_heads) * D);
-    block_proj = linear("block_proj", d_model, 2 * kv_heads * D);
-    gate_proj = linear("gate_proj", d_model, 3 * heads);
-    out_proj = linear("out_proj", heads * D, d_model);
+    qkv = add_linear("qkv", d_model, (heads + 4 * kv_heads) * D);
+    block_proj = add_linear("block_proj", d_model, 2 * kv_heads * D);
+    gate_proj = add_linear("gate_proj", d_model, 3 * heads);
+    out_proj = add_linear("out_proj", heads * D, d_model, {.role = Role::output});
     const auto compression = [&](const char* name) {
       return register_module(name, std::make_shared<Compression>(config.compress_length, D));
     };
@@ -280,17 +279,10 @@ struct NativeSparseAttention final : Mixer {
       read += double(t % config.block_size + 1 + others * config.block_size +
                      std::min(config.window, t + 1));
     }
-    const double compressing = 4 * double(blocks_of(time) * config.num_kv_heads) * width * width *
-                               double(config.compress_length + 1);
+    // The model counts φ once per token, but it runs once per block and head.
+    const double runs = double(blocks_of(time) * config.num_kv_heads - time);
+    const double compressing = 4 * runs * width * width * double(config.compress_length + 1);
     return (compressing + heads * width * (6 * scored + 4 * read)) / double(time);
-  }
-
-  // Keeps the size of keys and values, so that the compressed ones start as large as the others.
-  bool initialise(const std::string& name, at::Tensor& parameter,
-                  at::Generator generator) override {
-    if (!name.starts_with("compress_") || parameter.dim() != 2) return false;
-    uniform_by_width(parameter, std::sqrt(3), generator);
-    return true;
   }
 
   Config config;
