@@ -46,10 +46,9 @@ struct Attention final : Mixer {
             "with qk_norm: learning rate of the scale over that of the run");
       field("temperature", temperature,
             "with qk_norm: scores are q·k / temperature; 0: the learned scale");
-      field(
-          "constants", constants,
-          "none, keys, or queries_and_keys: "
-          "trained vectors of the position instead of projections");
+      field("constants", constants,
+            "none, keys, or queries_and_keys: "
+            "trained vectors of the position instead of projections");
       field("max_positions", max_positions, "of the constants: the longest sequence");
       field("bias", bias, "biases on the projections");
     }
@@ -94,7 +93,7 @@ struct Attention final : Mixer {
     if (c.temperature > 0 && !c.qk_norm)
       fail("attention: temperature = {} needs qk_norm = true", c.temperature);
     if (c.constants != "none" && c.max_positions < 1)
-      fail("attention: constants = '{}' needs max_positions, the longest sequence there will be",
+      fail("attention: constants = '{}' needs max_positions, the longest sequence that is read",
            c.constants);
     return c;
   }
