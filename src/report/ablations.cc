@@ -86,7 +86,7 @@ using Reading = std::optional<std::array<double, 3>>;
 
 Reading delta(const Architecture& a) {
   if (a.style == 0) return {{0, 0, 0}};
-  if (!a.end.has_delta) return {};
+  if (!a.end.judged) return {};
   return {{a.end.delta.estimate, a.end.delta.low, a.end.delta.high}};
 }
 

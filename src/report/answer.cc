@@ -29,7 +29,7 @@ bool is_lowest(const Architecture& a, const Setting& setting) {
 // The verdict and the final loss may point in opposite directions. Both are facts.
 std::string both_facts(const Architecture& a, const Setting& setting) {
   const double difference = a.end.final_loss - a.end.reference_loss;
-  if (!a.end.has_delta || !std::isfinite(difference)) return "";
+  if (!a.end.judged || !std::isfinite(difference)) return "";
   const std::string tokens = show(a.end.tokens, Format::tokens);
   const char* where = setting.mixed ? "on held-out text" : "out of domain";
   if (a.end.verdict == Verdict::degraded && difference < 0)
@@ -181,7 +181,7 @@ Json verdicts(const Study& study) {
     for (const Architecture& a : setting.architectures) {
       if (a.style == 0) continue;
       const stats::EndResult& end = a.end;
-      const bool has = end.has_delta;
+      const bool has = end.judged;
       out.push_back({{"setting", setting.name},
                      {"model", a.name},
                      {"verdict", word(end.verdict)},

@@ -168,7 +168,7 @@ FigureGroup domain_forest(const Setting& setting) {
   Figure figure = forest(setting, "delta-by-domain", "Δ_end by domain");
   double row = 0;
   for (const Architecture& a : setting.architectures) {
-    if (a.style == 0 || !a.end.has_delta) continue;
+    if (a.style == 0 || !a.end.judged) continue;
     std::vector<ForestRow> rows = {{a.name, a.end.delta, true}};
     if (a.end.domains.size() > 1)
       for (const auto& [domain, interval] : a.end.domains) rows.push_back({domain, interval});
@@ -187,7 +187,7 @@ FigureGroup recall_forest(const Setting& setting) {
   Figure figure = forest(setting, "delta-by-recall", "Parts of Δ_end");
   double row = 0;
   for (const Architecture& a : setting.architectures) {
-    if (a.style == 0 || !a.end.has_delta || !std::isfinite(a.end.recall_part.estimate)) continue;
+    if (a.style == 0 || !a.end.judged || !std::isfinite(a.end.recall_part.estimate)) continue;
     add_rows(figure, row, a,
              {{a.name, a.end.delta_single, true},
               {"recall targets", a.end.recall_part},

@@ -61,7 +61,7 @@ BarScale bar_scale(const Setting& setting) {
                  .high = 3 * setting.ladder.margin,
                  .margin = setting.ladder.margin};
   for (const Architecture* a : contenders(setting)) {
-    if (!a->end.has_delta) continue;
+    if (!a->end.judged) continue;
     // An interval of a few seeds may be much wider than all estimates; its bar is cut there.
     const double most = 4 * std::abs(a->end.delta.estimate) + 4 * setting.ladder.margin;
     scale.low = std::min(scale.low, std::max(a->end.delta.low, -most));
@@ -74,12 +74,12 @@ BarScale bar_scale(const Setting& setting) {
 }
 
 std::string bar_tip(const Architecture& a, const Setting& setting) {
-  if (!a.end.has_delta) return a.name + ": no Δ at the end of training";
+  if (!a.end.judged) return a.name + ": no comparison is possible";
   return fmt::format("{}: {} nats per token; the margin is ±{:.2f}", a.name,
                      show(a.end.delta, Format::change), setting.ladder.margin);
 }
 
-Cell delta_of(const stats::EndResult& end) { return end.has_delta ? Cell(end.delta) : Cell(kNone); }
+Cell delta_of(const stats::EndResult& end) { return end.judged ? Cell(end.delta) : Cell(kNone); }
 
 std::vector<Cell> reference_row(const Architecture& a) {
   return {a.name,
@@ -120,7 +120,7 @@ Table verdict_table(const Setting& setting) {
   if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
-    const std::string bar = interval_bar(end.has_delta ? end.delta : kNoInterval, scale, a->style,
+    const std::string bar = interval_bar(end.judged ? end.delta : kNoInterval, scale, a->style,
                                          bar_tip(*a, setting));
     table.rows.push_back({a->name, badge(end.verdict), Rich{"", bar}, delta_of(end),
                           end.final_loss - end.reference_loss,
@@ -144,7 +144,7 @@ Table domain_table(const Setting& setting) {
     table.columns.push_back({error, Format::loss, false});
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
-    if (!end.has_delta) continue;
+    if (!end.judged) continue;
     std::vector<Cell> row = {a->name, end.tokens, end.delta};
     for (const std::string& domain : setting.test) row.push_back(end.domains.at(domain));
     for (const double error : {end.seed_error, end.reference_error, end.document_error})
@@ -166,7 +166,7 @@ Table recall_table(const Setting& setting) {
                    {"part on recall targets", Format::change},
                    {"part on other targets", Format::change}};
   for (const Architecture* a : contenders(setting))
-    if (a->end.has_delta)
+    if (a->end.judged)
       table.rows.push_back({a->name, a->end.delta_single, a->end.recall_part, a->end.other_part});
   return table;
 }

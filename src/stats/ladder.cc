@@ -327,6 +327,17 @@ void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
     }
 }
 
+// Why none of the budgets, in the order of their tokens, carries a verdict.
+std::string why_not_judged(const std::vector<BudgetResult>& budgets) {
+  const auto late = std::ranges::find(budgets, false, &BudgetResult::early);
+  if (late == budgets.begin() || late == budgets.end())
+    return budgets.back().problem + budgets.back().caveat;
+  const BudgetResult& early = *std::prev(late);
+  return fmt::format("At {} the held-out loss is too high for a comparison ({:.3f}), at {} too low",
+                     millions(early.tokens), early.held_out, millions(late->tokens)) +
+         fmt::format(" ({:.3f}). Train it with a number of tokens between them.", late->held_out);
+}
+
 // Fills in everything that does not depend on the other contenders.
 void describe(const std::vector<Budget>& ladder, const std::vector<double>& recall,
               const Ends& ends, Entry& entry, const LadderOptions& options, EndResult& result) {
@@ -347,16 +358,18 @@ void describe(const std::vector<Budget>& ladder, const std::vector<double>& reca
       budget.delta = interval_of(delta, options.level);
       budget.caveat =
           immaturity(ladder, recall, ends.curve(), budget.held_out, options.maturity_fall);
+      budget.early = !budget.caveat.empty();
       if (budget.caveat.empty())
         budget.caveat = overfitting(ladder, ends, budget.held_out, options.overfit_rise);
       if (budget.caveat.empty()) entry.usable.push_back(j);
     } else {
       budget.problem = outside_problem(ladder, ends, span, budget.held_out, options.overfit_rise);
+      budget.early = budget.held_out > span.high;
     }
     result.budgets.push_back(budget);
   }
   if (entry.inside.empty()) {
-    result.reason = result.budgets.back().problem;
+    result.reason = why_not_judged(result.budgets);
     return;
   }
   entry.judged = entry.usable.empty() ? entry.inside.back() : entry.usable.back();
@@ -443,8 +456,9 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     EndResult& one = result.results[a];
     one.delta = interval_of(*entries[a].delta, options.level, result.critical);
     const BudgetResult& judged = one.budgets[entries[a].judged];
-    one.reason = judged.caveat;
-    if (one.reason.empty()) {
+    one.judged = judged.caveat.empty();
+    if (!one.judged) one.reason = why_not_judged(one.budgets);
+    if (one.judged) {
       one.verdict = verdict_of(one.delta, options.margin);
       if (one.verdict == Verdict::not_settled)
         one.reason = what_settles(*entries[a].delta, judged.seeds, options, result.critical);

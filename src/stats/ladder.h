@@ -53,6 +53,7 @@ struct BudgetResult {
   double held_out = 0, out_of_domain = 0;  // means over the seeds
   std::string problem;                     // why there is no delta; empty otherwise
   std::string caveat;                      // why a delta carries no verdict; empty otherwise
+  bool early = false;  // of a problem or caveat: the held-out loss is too high for a comparison
   Interval delta{};                        // of this budget alone
   int64_t seeds = 0;
 };
@@ -63,6 +64,7 @@ struct EndResult {
   std::string reason;      // what would settle the comparison; empty when it is settled
   std::string note;        // why a larger budget carries no verdict; empty when none is larger
   bool has_delta = false;  // false: no budget can be compared, and the numbers below are not set
+  bool judged = false;     // delta carries a verdict; false with a caveat about its budget
   double tokens = 0;       // the budget that the verdict is about: the largest without a problem or
                            // a caveat, or else the largest without a problem
   Interval delta{};        // simultaneous over all contenders of the call

@@ -201,7 +201,8 @@ TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
   ladder.push_back(budget(160e6, 2.9, 3.7));  // out of domain 0.1 above the rung before
   const EndResult inside = only(compare_ends(ladder, {contender(3.0, 0.3, 0.01, 80e6)}));
   EXPECT_EQ(inside.verdict, Verdict::not_settled);
-  EXPECT_TRUE(inside.has_delta) << "the number is still given";
+  EXPECT_FALSE(inside.judged);
+  EXPECT_TRUE(std::isfinite(inside.budgets.at(0).delta.estimate)) << "the number is still given";
   EXPECT_TRUE(contains(inside.reason, "rises by 0.100 nats from 80M tokens to 160M tokens"))
       << inside.reason;
   EXPECT_TRUE(contains(inside.reason, "held-out loss of 3.100 or more")) << inside.reason;
@@ -219,6 +220,21 @@ TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
   EXPECT_FALSE(only(result).has_trend) << "the other budget is not comparable";
   EXPECT_TRUE(contains(only(result).note, "At 80M tokens: The reference overfits"))
       << only(result).note;
+}
+
+TEST(Ladder, BudgetsOnBothSidesOfTheMatureSegmentAskForOneBetween) {
+  auto ladder = straight_ladder();
+  const double recall[] = {4, 3, 1.9, 1.85};
+  for (size_t b = 0; b < ladder.size(); ++b)
+    ladder[b] = budget(ladder[b].tokens, 4 - 0.3 * double(b), 4.5 - 0.3 * double(b), 0.01, recall[b]);
+  ladder.push_back(budget(160e6, 2.9, 3.7));
+  Contender both = contender(3.6, 0.2, 0.01, 20e6);
+  both.budgets.push_back(budget(60e6, 3.0, 3.6));
+  const EndResult x = only(compare_ends(ladder, {both}));
+  EXPECT_FALSE(x.judged);
+  EXPECT_EQ(x.reason,
+            "At 20M tokens the held-out loss is too high for a comparison (3.600), at 60M tokens "
+            "too low (3.000). Train it with a number of tokens between them.");
 }
 
 TEST(Ladder, ProblemsOfTheLadderAreNamed) {
