@@ -34,6 +34,7 @@ TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
   weights = opened.weights;
   model->to(device, o.precision == "fp64" ? at::kDouble : at::kFloat);
   model->compute_dtype = o.precision == "bf16" ? at::kBFloat16 : at::kFloat;
+  model->prepare_inference();
   tokenizer_file = o.tokenizer.empty() ? opened.tokenizer : fs::path(o.tokenizer);
   if (!tokenizer_file.empty()) tokenizer.emplace(tokenizer_file);
 }

@@ -49,6 +49,16 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
   return held;
 }
 
+at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
+  const auto past = state.find(name);
+  const at::Tensor all = past ? at::cat({*past, x}, 1) : x;
+  if (state.last) return all;
+  const int64_t kept = std::min(all.size(1), count), dropped = all.size(1) - kept;
+  const at::Tensor rest = all.slice(1, dropped);
+  state[name] = dropped > kept ? rest.clone() : rest;  // a clone holds these rows alone
+  return all;
+}
+
 void for_each_row(const State& state, const c10::Device& device,
                   const std::function<void(int64_t b)>& body) {
   const auto part = [&](int64_t begin, int64_t end) {

@@ -14,6 +14,9 @@ namespace assay::nn {
 // unchanged, at the price of a copy.
 at::Tensor append(State& state, const std::string& name, const at::Tensor& x);
 
+// As append, but the state keeps the last `count` steps only: a window.
+at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count);
+
 // Tokens that the state holds under `name`; 0 when there is nothing.
 int64_t length_of(const State& state, const std::string& name);
 

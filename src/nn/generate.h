@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nn/language_model.h"
+#include "ops/sampling/sampling.h"
 
 namespace assay::nn {
 
@@ -15,8 +16,10 @@ struct Sampling {
 };
 void check(const Sampling& sampling);  // BadInput names the value
 
-// The token that `uniform` in [0, 1) picks. A pure function; Error when a logit is NaN or
-// none is finite.
+ops::Draw draw_of(const Sampling& sampling, double uniform);
+// A token of ops::sample. Error where it is −1: a logit is NaN, or the largest is not finite.
+int64_t checked_token(int64_t token);
+// The token that `uniform` in [0, 1) picks: ops::cpu::sample_row with checked_token.
 int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform);
 // The number that picks the token at this position of a sequence (the prompt counts).
 double uniform_at(uint64_t seed, int64_t position);

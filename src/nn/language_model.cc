@@ -145,7 +145,21 @@ LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
     head = register_module("head", std::make_shared<Linear>(c.d_model, c.vocab_size, false));
 }
 
-const at::Tensor& LanguageModel::head_weight() const { return head ? head->weight : embedding; }
+const at::Tensor& LanguageModel::head_weight() const {
+  if (head) return head->weight;
+  return converted_head_.defined() ? converted_head_ : embedding;
+}
+
+void LanguageModel::prepare_inference() {
+  if (compute_dtype == at::kFloat) return;  // that of the weights
+  const at::NoGradGuard no_grad;
+  for (const auto& module : modules())
+    if (auto* linear = module->as<Linear>()) {
+      linear->weight.set_data(linear->weight.to(compute_dtype));
+      if (linear->bias.defined()) linear->bias.set_data(linear->bias.to(compute_dtype));
+    }
+  if (!head) converted_head_ = embedding.to(compute_dtype);
+}
 
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   const int64_t time = tokens.size(1);

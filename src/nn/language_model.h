@@ -96,6 +96,9 @@ struct LanguageModel : torch::nn::Module {
   // and recurrences. (A window of more positions is counted as if it went on growing.)
   int64_t state_bytes(int64_t time);
   const at::Tensor& head_weight() const;
+  // Converts the weights of matrix products to compute_dtype once, so that no step does it again.
+  // Results keep their bits. For inference: the float32 weights are gone.
+  void prepare_inference();
 
   ModelSpec spec;
   at::ScalarType compute_dtype = at::kFloat;
@@ -110,6 +113,7 @@ struct LanguageModel : torch::nn::Module {
   std::shared_ptr<Linear> head;                // null when tied
 
  private:
+  at::Tensor converted_head_;  // of prepare_inference(), when tied
   // The mixer or channel mixer that has a parameter, and its name there; null and the name itself
   // for the model's own.
   std::pair<Mixer*, std::string> owner_of(const std::string& name) const;

@@ -70,8 +70,8 @@ struct Mixer : torch::nn::Module {
   // The lengths of its tensors depend on the position, so a batch of sequences at different
   // positions keeps them in State::rows.
   virtual bool caches_per_row() const { return false; }
-  // Forward FLOPs a token at sequence length `time`, beyond those of the Linear layers (which
-  // the model counts).
+  // Forward FLOPs per token, mean over a sequence of length `time`, without the parameters called
+  // …proj.weight or …qkv.weight, which the model counts once per token each.
   virtual double mixing_flops(int64_t time) const = 0;
   // The longest sequence that it can read.
   virtual int64_t max_time() const { return INT64_MAX; }

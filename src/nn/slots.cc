@@ -55,7 +55,7 @@ at::Tensor Slots::step(const std::vector<int64_t>& tokens) {
   for (int64_t slot = 0; slot < count(); ++slot)
     if (!used(slot)) read[size_t(slot)] = 0;
   const at::Tensor column = at::tensor(read, at::kLong).unsqueeze(1).to(model_.embedding.device());
-  return model_.logits(column, state_).squeeze(1).to(at::kCPU, at::kFloat).contiguous();
+  return model_.logits(column, state_).squeeze(1);
 }
 
 }  // namespace assay::nn

@@ -22,7 +22,8 @@ class Slots {
   bool used(int64_t slot) const { return state_.positions[size_t(slot)] >= 0; }
 
   // Each used slot reads its token; those of unused slots are ignored. Returns the logits of the
-  // next tokens [count, V] in float32 on the CPU; the rows of unused slots have no meaning.
+  // next tokens [count, V] in the model's compute dtype, on its device; the rows of unused slots
+  // have no meaning.
   at::Tensor step(const std::vector<int64_t>& tokens);
 
  private:

@@ -273,7 +273,10 @@ bool Scheduler::start_sample(Reading& reading) {
   }
   metrics_.first_token_seconds += seconds_since(reading.task->submitted);
   ++metrics_.first_tokens;
-  Drawn drawn = draw(running, reading.last_logits, reading.logsumexp);
+  const ops::Draw draw = draw_of(running);
+  const int64_t token = ops::sample(reading.last_logits.unsqueeze(0), {&draw, 1}).item<int64_t>();
+  Drawn drawn = options.top ? scored_token(running, token, reading.last_logits, reading.logsumexp)
+                            : plain_token(token);
   if (!drawn.error.empty()) throw std::runtime_error(drawn.error);
   if (!accept(running, std::move(drawn))) return true;
   slots_.put(int64_t(*slot), reading.state);
@@ -281,16 +284,46 @@ bool Scheduler::start_sample(Reading& reading) {
   return true;
 }
 
-Scheduler::Drawn Scheduler::draw(const Running& running, const at::Tensor& row,
-                                 float logsumexp) const try {
-  const TaskOptions& options = running.task->options();
-  const double uniform = nn::uniform_at(running.seed, running.prompt_length + running.made);
-  const std::span<const float> logits(row.data_ptr<float>(), size_t(row.size(0)));
-  const int64_t token = nn::sample(logits, options.sampling, uniform);
-  if (options.top) return {score_of(row, logsumexp, token, *options.top), ""};
-  return {{.token = token, .logprob = NAN, .top = {}}, ""};
+ops::Draw Scheduler::draw_of(const Running& running) const {
+  return nn::draw_of(running.task->options().sampling,
+                     nn::uniform_at(running.seed, running.prompt_length + running.made));
+}
+
+Scheduler::Drawn Scheduler::plain_token(int64_t token) try {
+  return {{.token = nn::checked_token(token), .logprob = NAN, .top = {}}, ""};
 } catch (const std::exception& error) {
   return {{}, error.what()};
+}
+
+Scheduler::Drawn Scheduler::scored_token(const Running& running, int64_t token,
+                                         const at::Tensor& row, float logsumexp) try {
+  return {score_of(row, logsumexp, nn::checked_token(token), *running.task->options().top), ""};
+} catch (const std::exception& error) {
+  return {{}, error.what()};
+}
+
+// The next token of every slot in use. Tokens are drawn on the device of the logits, and only the
+// tokens are copied unless scores are wanted.
+std::vector<Scheduler::Drawn> Scheduler::draw_all(const at::Tensor& logits, bool scores) const {
+  std::vector<Drawn> drawn(running_.size());
+  std::vector<ops::Draw> draws(running_.size());
+  for (size_t slot = 0; slot < running_.size(); ++slot)
+    if (const auto& running = running_[slot]) draws[slot] = draw_of(*running);
+  const at::Tensor tokens = ops::sample(logits, draws).cpu();
+  const at::Tensor rows = scores ? logits.to(at::kCPU, at::kFloat).contiguous() : at::Tensor();
+  const at::Tensor logsumexp = scores ? rows.logsumexp(1) : at::Tensor();
+  ops::at_parallel_for()(slots_.count(), 1, [&](int64_t from, int64_t to) {
+    for (int64_t slot = from; slot < to; ++slot) {
+      const auto& running = running_[size_t(slot)];
+      if (!running) continue;
+      const int64_t token = tokens.data_ptr<int64_t>()[slot];
+      const bool scored = running->task->options().top.has_value();
+      drawn[size_t(slot)] = scored ? scored_token(*running, token, rows[slot],
+                                                  logsumexp.data_ptr<float>()[slot])
+                                   : plain_token(token);
+    }
+  });
+  return drawn;
 }
 
 bool Scheduler::accept(Running& running, Drawn drawn) {
@@ -319,13 +352,7 @@ void Scheduler::decode() {
   const auto begin = Clock::now();
   std::vector<Drawn> drawn(running_.size());
   try {
-    const at::Tensor logits = slots_.step(tokens);
-    const at::Tensor logsumexp = scores ? logits.logsumexp(1) : at::zeros({logits.size(0)});
-    ops::at_parallel_for()(slots_.count(), 1, [&](int64_t from, int64_t to) {
-      for (int64_t slot = from; slot < to; ++slot)
-        if (const auto& running = running_[size_t(slot)])
-          drawn[size_t(slot)] = draw(*running, logits[slot], logsumexp.data_ptr<float>()[slot]);
-    });
+    drawn = draw_all(slots_.step(tokens), scores);
   } catch (const std::exception& error) {  // out of memory, for example: nobody's step was made
     for (size_t slot = 0; slot < running_.size(); ++slot)
       if (running_[slot]) fail(TaskPointer(running_[slot]->task), error.what());

@@ -116,7 +116,11 @@ class Scheduler {
   bool start_sample(Reading& reading);  // false: it needs a slot, and none is free
   std::optional<size_t> free_slot() const;
   void decode();
-  Drawn draw(const Running& running, const at::Tensor& row, float logsumexp) const;
+  ops::Draw draw_of(const Running& running) const;
+  std::vector<Drawn> draw_all(const at::Tensor& logits, bool scores) const;
+  static Drawn plain_token(int64_t token);
+  static Drawn scored_token(const Running& running, int64_t token, const at::Tensor& row,
+                            float logsumexp);
   bool accept(Running& running, Drawn drawn);  // false: the sequence has ended
   void drop(const TaskPointer& task);          // removes all that belongs to it
   void fail(const TaskPointer& task, const std::string& message);

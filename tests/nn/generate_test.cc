@@ -134,6 +134,28 @@ TEST(Generate, CachedDecodingEqualsRunningTheWholeSequence) {
   }
 }
 
+TEST(PrepareInference, LogitsKeepTheirBits) {
+  for (const char* head : {"tie_embeddings = true", "tie_embeddings = false"}) {
+    const std::string positions = "[model]\npositions = \"learned\"\nmax_positions = 64\n";
+    const std::string rest = std::string(kModel).substr(std::string("[model]\n").size());
+    const auto text = positions + head + "\n" + rest;
+    const auto model = random_model(text);
+    model->to(at::kFloat);
+    model->compute_dtype = at::kBFloat16;
+    const at::NoGradGuard no_grad;
+    const at::Tensor tokens = random_tokens(2, 17, 40, "tokens");
+    const auto logits = [&] {
+      ModelState state;
+      const at::Tensor read = model->logits(tokens, state);
+      return at::cat({read, model->logits(tokens.slice(1, 0, 1), state)}, 1);
+    };
+    const at::Tensor before = logits();
+    model->prepare_inference();
+    EXPECT_EQ(model->head_weight().scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::equal(logits(), before)) << head;
+  }
+}
+
 TEST(Generate, DependsOnPromptAndSeedAlone) {
   const auto model = random_model(kModel);
   const at::Tensor prompts = random_tokens(3, 9, 40, "prompts");

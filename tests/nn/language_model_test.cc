@@ -171,7 +171,8 @@ TEST(Presets, HaveTheSizesThatTheySay) {
       {"delta_net", 110},      {"llama", 110},       {"gated_delta_net", 124},
       {"longhorn", 115},       {"rwkv5", 117},       {"rwkv6", 121},
       {"rwkv7", 115},          {"based", 121},       {"rwkv7_long", 140},
-      {"attention_long", 134}, {"window_long", 134}, {"mamba2_long", 139}};
+      {"attention_long", 134}, {"window_long", 134}, {"mamba2_long", 139},
+      {"nsa", 110}};
   for (const auto& [name, size] : millions) EXPECT_NEAR(preset_size(name) / 1e6, size, 0.6) << name;
 }
 

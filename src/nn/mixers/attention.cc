@@ -186,25 +186,10 @@ struct Attention final : Mixer {
       k = append(state, "k", k);
       v = append(state, "v", v);
     } else {
-      keep_window(k, v, state);
+      k = append_last(state, "k", k, config.window - 1);
+      v = append_last(state, "v", v, config.window - 1);
     }
     return ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none());
-  }
-
-  // Puts what the state holds before k and v, and keeps what the next position sees.
-  void keep_window(at::Tensor& k, at::Tensor& v, State& state) const {
-    if (const auto past = state.find("k")) {
-      k = at::cat({*past, k}, 1);
-      v = at::cat({*state.find("v"), v}, 1);
-    }
-    if (state.last) return;
-    const int64_t kept = std::min(k.size(1), config.window - 1), first = k.size(1) - kept;
-    state["k"] = k.slice(1, first);
-    state["v"] = v.slice(1, first);
-    if (first > kept) {
-      state["k"] = state["k"].clone();
-      state["v"] = state["v"].clone();
-    }  // these rows alone
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {

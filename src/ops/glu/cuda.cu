@@ -1,12 +1,10 @@
 // The gated linear unit on CUDA: one pass, 16 bytes of a half row per thread.
-#include "ops/cuda/launch.cuh"
+#include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/glu/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
-
-constexpr int kThreads = 256;
 
 template <class R>
 struct Gate {
@@ -21,18 +19,17 @@ struct Gate {
 struct Place {
   int64_t half, gate, up;
 };
-template <int kWidth>
 __device__ Place place(int64_t pack, int64_t width) {
   const int64_t row = pack / width, column = pack % width;  // in packs
   return {pack, row * 2 * width + column, row * 2 * width + width + column};
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) glu_forward(Glu p, int64_t packs) {
+__global__ void __launch_bounds__(kElementwiseThreads) glu_forward(Glu p, int64_t packs) {
   using Packed = Vec<T, kWidth>;
-  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
   if (i >= packs) return;
-  const Place at = place<kWidth>(i, p.width / kWidth);
+  const Place at = place(i, p.width / kWidth);
   const auto* h = static_cast<const Packed*>(p.h);
   Packed g = h[at.gate];
   const Packed u = h[at.up];
@@ -43,12 +40,13 @@ __global__ void __launch_bounds__(kThreads) glu_forward(Glu p, int64_t packs) {
 }
 
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) glu_backward(GluBackward bwd, int64_t packs) {
+__global__ void __launch_bounds__(kElementwiseThreads)
+    glu_backward(GluBackward bwd, int64_t packs) {
   using Packed = Vec<T, kWidth>;
   const Glu& p = bwd.forward;
-  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
   if (i >= packs) return;
-  const Place at = place<kWidth>(i, p.width / kWidth);
+  const Place at = place(i, p.width / kWidth);
   const auto* h = static_cast<const Packed*>(p.h);
   Packed g = h[at.gate], u = h[at.up];
   const Packed dy = static_cast<const Packed*>(bwd.dy)[at.half];
@@ -63,39 +61,23 @@ __global__ void __launch_bounds__(kThreads) glu_backward(GluBackward bwd, int64_
   dh[at.up] = u;
 }
 
-bool wide(const Glu& p, int64_t pack, std::initializer_list<const void*> pointers) {
-  for (const void* pointer : pointers)
-    if (reinterpret_cast<uintptr_t>(pointer) % 16) return false;
-  return p.width % pack == 0;
-}
-
 }  // namespace
 
 void glu(const Glu& p, Stream stream) {
-  with_type(p.dtype, [&](auto x) {
-    using T = decltype(x);
-    constexpr int kWidth = 16 / sizeof(T);
-    const auto launch = [&](auto kernel, int64_t packs) {
-      launch_kernel(kernel, unsigned(ceil_div(packs, kThreads)), kThreads, 0, stream, p, packs);
-    };
-    const int64_t numbers = p.rows * p.width;
-    wide(p, kWidth, {p.h, p.y}) ? launch(glu_forward<T, kWidth>, numbers / kWidth)
-                                : launch(glu_forward<T, 1>, numbers);
+  with_vectors(p.dtype, p.width, {p.h, p.y}, [&]<class T>(T, auto size) {
+    const int64_t packs = p.rows * p.width / size();
+    launch_kernel(glu_forward<T, size()>, unsigned(ceil_div(packs, kElementwiseThreads)),
+                  kElementwiseThreads, 0, stream, p, packs);
   });
   check_launch("glu");
 }
 
 void glu(const GluBackward& bwd, Stream stream) {
   const Glu& p = bwd.forward;
-  with_type(p.dtype, [&](auto x) {
-    using T = decltype(x);
-    constexpr int kWidth = 16 / sizeof(T);
-    const auto launch = [&](auto kernel, int64_t packs) {
-      launch_kernel(kernel, unsigned(ceil_div(packs, kThreads)), kThreads, 0, stream, bwd, packs);
-    };
-    const int64_t numbers = p.rows * p.width;
-    wide(p, kWidth, {p.h, bwd.dy, bwd.dh}) ? launch(glu_backward<T, kWidth>, numbers / kWidth)
-                                           : launch(glu_backward<T, 1>, numbers);
+  with_vectors(p.dtype, p.width, {p.h, bwd.dy, bwd.dh}, [&]<class T>(T, auto size) {
+    const int64_t packs = p.rows * p.width / size();
+    launch_kernel(glu_backward<T, size()>, unsigned(ceil_div(packs, kElementwiseThreads)),
+                  kElementwiseThreads, 0, stream, bwd, packs);
   });
   check_launch("glu backward");
 }

@@ -9,8 +9,7 @@ namespace assay::ops {
 // h [..., 2 F] (fp32, fp64, bf16), activation "silu" or "gelu" (tanh form) → act(h[..., :F]) ⊙
 // h[..., F:], [..., F].
 at::Tensor glu(const at::Tensor& h, std::string_view activation);
-at::Tensor glu_reference(const at::Tensor& h,
-                         // from tensor arithmetic: defines what is right
-                         std::string_view activation);
+// from tensor arithmetic: defines the result
+at::Tensor glu_reference(const at::Tensor& h, std::string_view activation);
 
 }  // namespace assay::ops

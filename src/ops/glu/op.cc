@@ -1,4 +1,5 @@
-// The gated linear unit: checks, and the autograd function around the kernels.
+// The gated linear unit: checks, the autograd function around the kernels, and the reference
+// implementation.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -48,6 +49,11 @@ struct GluFunction : torch::autograd::Function<GluFunction> {
 };
 
 }  // namespace
+
+at::Tensor glu_reference(const at::Tensor& h, std::string_view activation) {
+  const auto parts = h.chunk(2, -1);
+  return (activation == "silu" ? at::silu(parts[0]) : at::gelu(parts[0], "tanh")) * parts[1];
+}
 
 at::Tensor glu(const at::Tensor& h, std::string_view activation) {
   TORCH_CHECK_VALUE(h.dim() > 0 && h.size(-1) % 2 == 0 && h.numel() > 0, kOp, ": h has shape ",

@@ -1,0 +1,218 @@
+// Sampling on CUDA: one block per row. Prefixes of the order are found by a radix search over the
+// bits of the logits, without sorting: three passes over the row, which lies in the L1 or L2 cache.
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/cuda/types.cuh"
+#include "ops/sampling/kernel.h"
+
+namespace assay::ops::cuda {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kBins = 2 * kThreads;      // of one radix pass: 11 bits
+constexpr float kOne = 1099511627776.f;  // 2^40: the weight of the likeliest token
+using Mass = unsigned long long;
+
+// How many tokens, and what they weigh.
+struct Amount {
+  Mass mass, count;
+  __device__ Amount operator+(const Amount& other) const {
+    return {mass + other.mass, count + other.count};
+  }
+  __device__ Mass of(bool counts) const { return counts ? count : mass; }
+};
+
+// Unsigned integers in the order of the numbers; −0 counts as 0.
+__device__ uint32_t key_of(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+struct Shared {
+  Mass mass[kBins];
+  uint32_t count[kBins];
+  Amount warps[kWarps];
+  float most[kWarps];
+  Amount before;  // of the bin that was found
+  uint32_t bin;
+  int token;
+};
+
+// The sum of x over the threads before this one; `all`: over all threads.
+__device__ Amount exclusive_scan(Amount x, Shared& shared, Amount& all) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Amount inclusive = {warp_inclusive_scan(x.mass), warp_inclusive_scan(x.count)};
+  if (lane == 31) shared.warps[warp] = inclusive;
+  __syncthreads();
+  Amount before{};
+  all = {};
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) before = before + shared.warps[w];
+    all = all + shared.warps[w];
+  }
+  __syncthreads();
+  return {before.mass + inclusive.mass - x.mass, before.count + inclusive.count - x.count};
+}
+
+// A place in the order: the tokens with a larger key, and those with this key.
+struct Place {
+  uint32_t key;
+  Amount above;  // all tokens with a larger key
+  Mass weight;   // of each token with this key
+};
+
+template <class T>
+struct Row {
+  const T* logits;
+  int size;
+  float most, factor;  // weights are exp((x − most) factor)
+  Shared& shared;
+
+  __device__ float at(int i) const { return to_compute(logits[i]); }
+  __device__ Mass weight(float x) const {
+    return __float2ull_rn(expf((x - most) * factor) * kOne);
+  }
+
+  // The key at which the running count or mass, by falling keys, first exceeds `target`. The total
+  // must exceed it.
+  __device__ Place reach(Mass target, bool counts) const {
+    uint32_t prefix = 0;
+    Amount above{};
+    for (int pass = 0; pass < 3; ++pass) {
+      const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, known = pass == 1 ? 21 : 10;
+      const uint32_t mask = pass == 2 ? 1023u : 2047u;
+      for (int b = threadIdx.x; b < kBins; b += kThreads) {
+        shared.mass[b] = 0;
+        shared.count[b] = 0;
+      }
+      __syncthreads();
+      for (int i = threadIdx.x; i < size; i += kThreads) {
+        const float x = at(i);
+        const uint32_t key = key_of(x);
+        if (pass > 0 && key >> known != prefix) continue;
+        const uint32_t bin = key >> shift & mask;
+        atomicAdd(&shared.mass[bin], weight(x));
+        atomicAdd(&shared.count[bin], 1u);
+      }
+      __syncthreads();
+      // Thread t has the bins 2047 − 2t and 2046 − 2t, so that the scan is by falling keys.
+      const int upper = kBins - 1 - 2 * int(threadIdx.x), lower = upper - 1;
+      const Amount first = {shared.mass[upper], shared.count[upper]};
+      const Amount second = {shared.mass[lower], shared.count[lower]};
+      Amount all;
+      const Amount before = above + exclusive_scan(first + second, shared, all);
+      const Amount between = before + first, after = between + second;
+      if (before.of(counts) <= target && target < after.of(counts)) {
+        const bool in_first = target < between.of(counts);
+        shared.bin = in_first ? upper : lower;
+        shared.before = in_first ? before : between;
+      }
+      __syncthreads();
+      above = shared.before;
+      prefix = pass == 0 ? shared.bin : prefix << (pass == 2 ? 10 : 11) | shared.bin;
+      __syncthreads();
+    }
+    const uint32_t bits = prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix;
+    return {prefix, above, weight(__uint_as_float(bits))};
+  }
+
+  // The first token, by id, at which the running sum of amount(logit) exceeds `target`. Every
+  // thread has a run of neighbouring ids.
+  template <class F>
+  __device__ int reach_by_id(Mass target, F amount) const {
+    const int per = (size + kThreads - 1) / kThreads;
+    const int begin = min(int(threadIdx.x) * per, size), end = min(begin + per, size);
+    Amount mine{};
+    for (int i = begin; i < end; ++i) mine.mass += amount(at(i));
+    Amount all;
+    Mass running = exclusive_scan(mine, shared, all).mass;
+    if (running <= target && target < running + mine.mass)
+      for (int i = begin; i < end; ++i) {
+        running += amount(at(i));
+        if (running > target) {
+          shared.token = i;
+          break;
+        }
+      }
+    __syncthreads();
+    return shared.token;
+  }
+
+  __device__ Mass total() const {
+    Amount mine{}, all;
+    for (int i = threadIdx.x; i < size; i += kThreads) mine.mass += weight(at(i));
+    exclusive_scan(mine, shared, all);
+    return all.mass;
+  }
+};
+
+// floor(share · total), below total.
+__device__ Mass part(double share, Mass total) {
+  const Mass target = Mass(share * double(total));
+  return target < total ? target : total - 1;
+}
+
+template <class T>
+__device__ int drawn(const Row<T>& row, const Draw& draw) {
+  const auto with_key = [](uint32_t key) {
+    return [key](float x) { return Mass(key_of(x) == key); };
+  };
+  if (draw.temperature == 0) return row.reach_by_id(0, with_key(key_of(row.most)));
+  if (draw.top_k == 0 && draw.top_p == 1)
+    return row.reach_by_id(part(draw.uniform, row.total()), [&](float x) { return row.weight(x); });
+  Mass left;  // the weight of what may be drawn
+  if (draw.top_k > 0 && draw.top_k < row.size) {
+    const Place last = row.reach(Mass(draw.top_k) - 1, true);
+    left = last.above.mass + (Mass(draw.top_k) - last.above.count) * last.weight;
+  } else {
+    left = row.total();
+  }
+  if (draw.top_p < 1) {
+    const Mass target = part(draw.top_p, left);
+    const Place last = row.reach(target, false);
+    left = last.above.mass + ((target - last.above.mass) / last.weight + 1) * last.weight;
+  }
+  const Mass target = part(draw.uniform, left);
+  const Place place = row.reach(target, false);
+  return row.reach_by_id((target - place.above.mass) / place.weight, with_key(place.key));
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) sample_kernel(Sampling p) {
+  __shared__ Shared shared;
+  const T* logits = static_cast<const T*>(p.logits) + blockIdx.x * p.size;
+  const Draw draw = p.draws[blockIdx.x];
+  float most = -INFINITY;
+  bool is_nan = false;
+  for (int i = threadIdx.x; i < int(p.size); i += kThreads) {
+    const float x = to_compute(logits[i]);
+    is_nan = is_nan || isnan(x);
+    most = fmaxf(most, x);
+  }
+  is_nan = __syncthreads_or(is_nan);
+  most = group_reduce<32>(most, Max{});
+  if (threadIdx.x % 32 == 0) shared.most[threadIdx.x / 32] = most;
+  __syncthreads();
+  most = group_reduce<32>(shared.most[threadIdx.x % kWarps], Max{});
+  int token = -1;
+  if (!is_nan && isfinite(most)) {
+    // Bounded, so that a weight of the likeliest token is never exp(0 · ∞).
+    const float factor = float(fmin(1 / draw.temperature, 1e30));
+    token = drawn(Row<T>{logits, int(p.size), most, factor, shared}, draw);
+  }
+  if (threadIdx.x == 0) p.tokens[blockIdx.x] = token;
+}
+
+}  // namespace
+
+void sample(const Sampling& args, Stream stream) {
+  if (args.rows == 0) return;
+  const auto launch = [&](auto kernel) {
+    launch_kernel(kernel, unsigned(args.rows), kThreads, 0, stream, args);
+    check_launch("sample");
+  };
+  if (args.dtype == DType::bf16) launch(sample_kernel<bf16>);
+  else launch(sample_kernel<float>);
+}
+
+}  // namespace assay::ops::cuda

@@ -1,0 +1,55 @@
+// Tokens drawn from logits: from tensors to the kernels.
+#include <torch/torch.h>
+
+#include "ops/dispatch.h"
+#include "ops/sampling/sampling.h"
+
+namespace assay::ops {
+namespace {
+
+constexpr const char* kOp = "sample";
+
+at::Tensor on_cpu(const at::Tensor& logits, std::span<const Draw> draws) {
+  const at::Tensor rows = logits.to(at::kCPU, at::kFloat).contiguous();
+  const int64_t size = rows.size(1);
+  at::Tensor tokens = at::empty({rows.size(0)}, at::kLong);
+  int64_t* out = tokens.data_ptr<int64_t>();
+  const float* in = rows.data_ptr<float>();
+  at_parallel_for()(rows.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b)
+      out[b] = cpu::sample_row({in + b * size, size_t(size)}, draws[size_t(b)]);
+  });
+  return tokens;
+}
+
+}  // namespace
+
+at::Tensor sample(const at::Tensor& logits, std::span<const Draw> draws) {
+  check_dims(kOp, "logits", logits, 2, "[B, V]");
+  TORCH_CHECK_VALUE(int64_t(draws.size()) == logits.size(0), kOp, ": ", draws.size(),
+                    " draws for ", logits.size(0), " rows of logits");
+  if constexpr (kCudaKernels) {
+    if (logits.is_cuda() && logits.size(1) <= INT32_MAX) {
+      const bool half = logits.scalar_type() == at::kBFloat16;
+      const at::Tensor rows = logits.to(half ? at::kBFloat16 : at::kFloat).contiguous();
+      const at::Tensor host = at::from_blob(const_cast<Draw*>(draws.data()),
+                                            {int64_t(draws.size_bytes())}, at::kByte);
+      const at::Tensor parameters = host.to(logits.device());
+      const at::Tensor tokens = at::empty({rows.size(0)}, rows.options().dtype(at::kLong));
+      const c10::DeviceGuard guard(logits.device());
+      cuda::sample({.dtype = half ? DType::bf16 : DType::f32,
+                    .rows = rows.size(0),
+                    .size = rows.size(1),
+                    .logits = data(rows),
+                    .draws = static_cast<const Draw*>(data(parameters)),
+                    .tokens = tokens.data_ptr<int64_t>()},
+                   current_stream(logits.device()));
+      return tokens;
+    }
+  }
+  return on_cpu(logits, draws).to(logits.device());
+}
+
+const bool registered_path = register_kernels(kOp);
+
+}  // namespace assay::ops
