@@ -1,5 +1,5 @@
 # make demo, make test: set up what is missing, build, run. Quick the second time. Variables:
-#   CUDA=1|0        compile the CUDA kernels or not; unset: where a GPU is seen (and always by `make test` where nvcc is)
+#   CUDA=1|0        compile the CUDA kernels or not; unset: if a GPU is found (and for `make test` if nvcc is found)
 #   PYTHON=/path    a Python that has torch 2.11.0, used instead of .venv's download
 #   PRESET=debug    another preset of CMakePresets.json: asan-ubsan, tsan
 #   SECONDS=10      of `make fuzz`, for each parser of files

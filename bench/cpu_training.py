@@ -1,4 +1,4 @@
-"""CPU training beside `transformers`: a Transformer++ and a Mamba-1 of about 10M parameters, T 512, fp32, same threads.
+"""CPU training compared with `transformers`: a Transformer++ and a Mamba-1 of about 10M parameters, T 512, fp32, same threads.
 
 Usage: cpu_training.py [--assay build/assay] [--threads 2] [--batch 4] [--steps 12]. Run it with the project's Python
 (.venv/bin/python), so that both sides use the same torch; it installs `transformers` there when it is missing. Prints a

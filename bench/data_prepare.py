@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`assay data prepare` beside a Python loop of zstandard + json + sentencepiece over the same files, one process.
+"""`assay data prepare` compared with a Python loop of zstandard + json + sentencepiece over the same files, one process.
 
     .venv/bin/python bench/data_prepare.py --tokenizer MODEL FILE.jsonl.zst...
 

@@ -1,8 +1,8 @@
-"""torch's FlexAttention with a window, forward and backward: rows for `assay bench attention --beside`.
+"""torch's FlexAttention with a window, forward and backward: rows for `assay bench attention --compare`.
 
 Usage: flex_attention.py [--device cuda] [--lengths 1024,4096,16384] [--batch 1] [--heads 12] [--head-dim 64] [--window 256]
        > flex.json
-       assay bench attention --device cuda --beside flex.json
+       assay bench attention --device cuda --compare flex.json
 It needs torch alone and, on CUDA, Triton and a C compiler (torch.compile). bf16 on CUDA; on the CPU fp32, not compiled and
 without its backward, to see that it works. Timed as the command times its forms: medians over rounds, several calls in a row.
 """

@@ -1,4 +1,4 @@
-"""Recurrent operators on the CPU or a GPU beside a loop over time in plain PyTorch, forward and backward.
+"""Recurrent operators on the CPU or a GPU, compared with a loop over time in plain PyTorch, forward and backward.
 
 Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--batch 1] [--time 2048] [--repeat 3]
        [--dtype float32] [--no-loop] [--peers] [--step] [OP …]
@@ -9,7 +9,7 @@ this call; prints the medians in milliseconds and their ratio. On the CPU it is 
 are installed (`pip install transformers flash-linear-attention`): their chunked forms, which run on a CPU too. They have
 none for gla, rwkv5, rwkv6 and Longhorn, beyond a loop like ours.
 
---step times one decoding step instead, behind a state, beside the state read once and written once at the rate of a large
+--step times one decode step instead, after a state, and compares it with the state read and written once at the rate of a large
 copy. The step runs over more layers than a cache holds; on CUDA as a captured graph, so that launches cost nothing.
 """
 import argparse
@@ -265,7 +265,7 @@ def captured(work, device):
 
 def print_steps(args):
     rate = rate_of_copy(args.device)
-    print(f"a decoding step, B {args.batch}, {args.device}, {args.dtype}; copy {rate / 1e12:.3f} TB/s; µs a layer: step, state "
+    print(f"a decode step, B {args.batch}, {args.device}, {args.dtype}; copy {rate / 1e12:.3f} TB/s; µs per layer: step, state "
           "read and written, their ratio")
     for name, (operator, _, tensors) in cases(args.batch, 1, args.device).items():
         if args.ops and name not in args.ops:

@@ -65,7 +65,7 @@ void conv(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t K) {
 
 int main() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no GPU is seen: nothing was timed"), 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   for (auto [B, T] : {std::pair{8, 2048}, std::pair{1, 102400}})
     scan(machine, B, T, 1536, 16), conv(machine, B, T, 1536, 4);

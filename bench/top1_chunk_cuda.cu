@@ -134,7 +134,7 @@ void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int
 // Arguments: [approx|exact|shortlist|short|step …]; all by default.
 int main(int argc, char** argv) {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no GPU is seen: nothing was timed"), 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   auto wanted = [&](const char* name) {
     return argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char* x) { return !std::strcmp(x, name); });

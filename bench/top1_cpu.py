@@ -1,4 +1,4 @@
-"""Top-1 chunk and element attention on the CPU beside torch's causal scaled dot product, forward and backward, fp32.
+"""Top-1 chunk and element attention on the CPU, compared with torch's causal scaled dot product, forward and backward, fp32.
 
 Usage: top1_cpu.py [--library build/libassay.so] [--time 16384] [--threads 2] [--repeats 3] [--element]. Run it with the
 project's Python. Unit-length queries and keys, H 8, D 64, chunk 128, scale 8. The sides take turns; each line has the

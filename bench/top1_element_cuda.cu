@@ -52,7 +52,7 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
 
 int main() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no GPU is seen: nothing was timed"), 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   attention(machine, 1, 102400, 12, 12, 64);
   attention(machine, 16, 2048, 12, 12, 64);

@@ -1,4 +1,4 @@
-"""One decoding step of top-1 chunk attention beside torch's scaled dot product over the whole cache.
+"""One decoding step of top-1 chunk attention, compared with torch's scaled dot product over the whole cache.
 
 Usage: top1_step.py [--library build/libassay.so] [--device cuda] [--time 50000] [--batch 64] [--threads 2]. Run it with
 the project's Python. H 12, D 64, chunk 128, scale 8; bf16 on CUDA, fp32 on the CPU. Medians; the sides take turns, and so
@@ -102,7 +102,7 @@ def main():
             for name, both in runs.items():
                 times[name].append((seconds_cuda if cuda else seconds_cpu)(both))
     print(f"B {args.batch}, T {args.time}, H {HEADS}, D {HEAD_DIM}, C {CHUNK}, {'bf16' if cuda else 'fp32'}, "
-          f"{args.device}, torch {torch.__version__}: ms a step and layer")
+          f"{args.device}, torch {torch.__version__}: ms per step and layer")
     for name, took in times.items():
         print(f"{name:10} {statistics.median(took) * 1e3:9.4f}")
 

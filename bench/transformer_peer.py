@@ -1,4 +1,4 @@
-"""Plain PyTorch beside `assay train` on one GPU: the same Transformer++ (110M with 32k tokens), eager and torch.compile.
+"""Plain PyTorch, to compare with `assay train` on one GPU: the same Transformer++ (110M with 32k tokens), eager and torch.compile.
 
 Usage: transformer_peer.py [--compile] [--batch 32] [--time 2048] [--steps 20]. Prints one JSON line with the median
 tokens per second. bf16 autocast, scaled_dot_product_attention, fused AdamW, cross_entropy over whole logits: what a

@@ -67,7 +67,7 @@ Safetensors::Safetensors(const fs::path& file) : path_(file.string()), file_(fil
   try {
     const char* text = reinterpret_cast<const char*>(bytes.data()) + 8;
     const Json header = Json::parse(text, text + length);
-    if (!header.is_object()) fail("{}: the safetensors header is no JSON object", path_);
+    if (!header.is_object()) fail("{}: the safetensors header is not a JSON object", path_);
     using Range = std::array<uint64_t, 2>;
     std::vector<std::pair<Range, std::string>> order;
     for (const auto& [name, json] : header.items())
@@ -84,7 +84,7 @@ Safetensors::Safetensors(const fs::path& file) : path_(file.string()), file_(fil
       fail("{}: {} bytes of data belong to no tensor, or the file is cut short", path_,
            data.size() - end);
   } catch (const Json::parse_error& error) {
-    fail("{}: broken safetensors header: no JSON from its byte {} on", path_, error.byte);
+    fail("{}: broken safetensors header: not JSON from byte {} on", path_, error.byte);
   } catch (const Json::exception& error) {
     const std::string what = error.what();  // begins with "[json.exception.…] "
     fail("{}: broken safetensors header: {}", path_, what.substr(what.find(' ') + 1));

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 
 struct Options {
   bench::AttentionBench bench;
-  std::string device = "auto", beside, svg;
+  std::string device = "auto", compare, svg;
   int threads = 0;
 };
 
@@ -33,7 +33,7 @@ bool is_row(const Json& row) {
          (text("failure") || (number("forward") && number("backward")));
 }
 
-Json rows_beside(const fs::path& file) {
+Json rows_of_file(const fs::path& file) {
   const Json theirs = parse_json(read_file(file), file.string());
   if (!theirs.is_object() || !theirs.contains("rows") ||
       !std::ranges::all_of(theirs["rows"], is_row))
@@ -96,9 +96,9 @@ void run(const Options& o) {
   train::use_threads(o.threads);
   train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);
-  const Json beside = o.beside.empty() ? Json::array() : rows_beside(o.beside);
+  const Json others = o.compare.empty() ? Json::array() : rows_of_file(o.compare);
   Json found = bench::bench_attention(o.bench, device);
-  join_rows(found["rows"], beside);
+  join_rows(found["rows"], others);
   found["device"] = train::device_name(device);
   found["batch"] = o.bench.batch;
   found["heads"] = o.bench.heads;
@@ -118,18 +118,18 @@ void run(const Options& o) {
 
 void add(CLI::App& app) {
   CLI::App* bench =
-      app.add_subcommand("bench", "operators, or whole models, side by side on this machine");
+      app.add_subcommand("bench", "compare operators or whole models on this machine");
   bench->require_subcommand(1);
   add_bench_models(*bench);
   auto o = std::make_shared<Options>();
   CLI::App* command =
       subcommand(*bench, "attention",
-                 "full, window and Top-1 attention, forward and backward, over the length");
-  command->add_option("--lengths", o->bench.lengths, "of the sequence, T")
+                 "time full, window and Top-1 attention, forward and backward, by sequence length");
+  command->add_option("--lengths", o->bench.lengths, "sequence lengths T")
       ->delimiter(',')
       ->capture_default_str()
       ->check(positive_number());
-  command->add_option("--batch", o->bench.batch, "sequences")
+  command->add_option("--batch", o->bench.batch, "sequences per call")
       ->capture_default_str()
       ->check(positive_number());
   command->add_option("--heads", o->bench.heads, "heads of q, k and v")
@@ -141,22 +141,22 @@ void add(CLI::App& app) {
   command->add_option("--window", o->bench.window, "positions that window attention sees")
       ->capture_default_str()
       ->check(positive_number());
-  command->add_option("--chunk-size", o->bench.chunk_size, "positions a chunk")
+  command->add_option("--chunk-size", o->bench.chunk_size, "positions per chunk")
       ->capture_default_str()
       ->check(positive_number());
-  command->add_option("--seconds", o->bench.seconds, "spent on each length, at least")
+  command->add_option("--seconds", o->bench.seconds, "shortest time spent on each length")
       ->capture_default_str()
       ->check(non_negative_number());
   command
       ->add_option("--limit", o->bench.limit,
-                   "seconds; what takes longer is left out at the lengths that follow")
+                   "seconds; an implementation that takes longer is not timed at larger lengths")
       ->capture_default_str()
       ->check(positive_number());
   command
-      ->add_option("--beside", o->beside,
-                   "rows of another program, such as bench/flex_attention.py prints")
+      ->add_option("--compare", o->compare,
+                   "JSON file with the times of another program, such as bench/flex_attention.py")
       ->check(CLI::ExistingFile);
-  command->add_option("--svg", o->svg, "a picture of time over length, to this file");
+  command->add_option("--svg", o->svg, "write a figure of time over length (SVG) to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
   command->callback([o] { run(*o); });

@@ -200,25 +200,28 @@ void add_bench_models(CLI::App& bench) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
       bench, "models",
-      "parameters, state, FLOPs, speed of a training step and operators' paths, a row a model");
+      "compare models: parameters, state, FLOPs, training speed and operator implementations");
   command->add_option("MODEL", o->models,
                       "presets (assay list models) or files (mine.toml); default: all presets");
-  command->add_option("--reference", o->reference,
-                      "what × compares with; default: transformer++, else the first");
+  command->add_option(
+      "--reference", o->reference,
+      "model that the × columns compare with; default: transformer++, else the first");
   const auto count = [&](const char* name, int64_t& value, const char* what) {
     command->add_option(name, value, what)->capture_default_str()->check(positive_number());
   };
-  count("--batch", o->bench.batch, "sequences a step");
-  count("--time", o->bench.time, "tokens a sequence, T");
-  count("--vocab", o->bench.vocabulary, "of models that name none");
+  count("--batch", o->bench.batch, "sequences per step");
+  count("--time", o->bench.time, "tokens per sequence, T");
+  count("--vocab", o->bench.vocabulary, "vocabulary of models that do not set one");
   count("--largest", o->bench.largest,
-        "parameters of a model that is timed; larger ones are only counted");
-  command->add_option("--steps", o->bench.steps, "timed, after one that warms up; 0: count only")
+        "largest number of parameters that is timed; larger models are only counted");
+  command
+      ->add_option("--steps", o->bench.steps,
+                   "timed training steps, after one warm-up step; 0: count only")
       ->capture_default_str()
       ->check(non_negative_number());
   command
       ->add_option("--decode", o->bench.decode,
-                   "sequences of a decoding step that is timed too; 0: none")
+                   "batch size of a decode step that is also timed; 0: none")
       ->capture_default_str()
       ->check(non_negative_number());
   command
@@ -232,19 +235,18 @@ void add_bench_models(CLI::App& bench) {
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "bf16", "fp32", "fp64"}));
   command
-      ->add_option(
-          "--full-attention", o->bench.full_attention,
-          "which of torch's kernels serve it on CUDA: as in training, torch's choice among all, "
-          "or this one")
+      ->add_option("--full-attention", o->bench.full_attention,
+                   "kernel of full attention on CUDA: the deterministic one of training, "
+                   "the one that torch chooses, cuDNN's or FlashAttention-2's")
       ->capture_default_str()
       ->check(CLI::IsMember({"deterministic", "torch", "cudnn", "flash-2"}));
   command
       ->add_option("--profile", o->profile,
-                   "where one more step's time goes: so many lines a model, all with --json")
+                   "profile one more step and print this many lines per model (all with --json)")
       ->capture_default_str()
       ->check(non_negative_number());
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
-  command->add_option("--csv", o->csv, "the table with every digit, to this file");
+  command->add_option("--csv", o->csv, "write the table with all digits to this CSV file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
   command->callback([o] { run(*o); });

@@ -104,7 +104,7 @@ void synth(const Options& options) {
   json info = describe(store);
   info["synthetic"] = store.manifest()["synthetic"];
   std::string text =
-      as_table(info) + "mean loss of a reader who knows set and table, nats a token:";
+      as_table(info) + "loss of a predictor that knows set and table, nats per token:";
   for (const auto& [name, loss] : info["synthetic"]["oracle_loss"].items())
     text += fmt::format(" {} {:.4f}", name, loss.get<double>());
   print(info, text + "\n");
@@ -154,12 +154,12 @@ void verify(const Options& options) {
   const data::TokenStore store(options.store);
   store.verify();
   print({{"store", options.store}, {"verified", true}, {"fingerprint", store.fingerprint()}},
-        fmt::format("{}: every file is as it was written (fingerprint {:.16})\n", options.store,
+        fmt::format("{}: every file matches its checksum (fingerprint {:.16})\n", options.store,
                     store.fingerprint()));
 }
 
 void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
-  CLI::App* command = subcommand(data, "prepare", "text to a token store");
+  CLI::App* command = subcommand(data, "prepare", "convert text to a token store");
   command
       ->add_option("FILE", options->files,
                    "JSON Lines or text, plain, .zst or .gz; folders are searched")
@@ -170,74 +170,78 @@ void add_prepare(CLI::App& data, std::shared_ptr<Options> options) {
                       "NAME=GLOB: files that match are of this domain (may be repeated)");
   command->add_option(
       "--field", options->prepare.field,
-      "where a document names its domain, dots between levels [meta.redpajama_set_name]");
+      "field that names the domain of a document, a.b for nested ones [meta.redpajama_set_name]");
   command
       ->add_option("--source-field", options->prepare.source_field,
-                   "where a document names its source, dots between levels; '' keeps no sources")
+                   "field that names the source of a document; '' stores no sources")
       ->capture_default_str();
   command
       ->add_option("--valid-fraction", options->prepare.valid_fraction,
-                   "of the training documents, moved to split valid")
+                   "share of the training documents that is moved to split valid")
       ->capture_default_str();
   command
       ->add_option("--threads", options->prepare.threads,
-                   "that tokenise, at most 1024; 0: one per core")
+                   "threads that tokenize, at most 1024; 0: one per core")
       ->capture_default_str();
-  command->add_flag("--overwrite", options->overwrite, "replace a token store that is there");
+  command->add_flag("--overwrite", options->overwrite, "replace an existing token store");
   command->callback([=] { prepare(*options); });
 }
 
 void add_synth(CLI::App& data, std::shared_ptr<Options> options) {
-  CLI::App* command = subcommand(data, "synth", "synthetic domains with a known truth");
+  CLI::App* command = subcommand(data, "synth", "write synthetic domains with a known truth");
   command->add_option("-o,--output", options->store, "the store to write")->required();
   options->synthetic.fields([&](std::string name, auto& value, const char* what = "") {
     std::replace(name.begin(), name.end(), '_', '-');
     command->add_option("--" + name, value, what)->capture_default_str();
   });
-  command->add_flag("--overwrite", options->overwrite, "replace a token store that is there");
+  command->add_flag("--overwrite", options->overwrite, "replace an existing token store");
   command->callback([=] { synth(*options); });
 }
 
 void add_adopt(CLI::App& data, std::shared_ptr<Options> options) {
   CLI::App* command =
-      subcommand(data, "adopt", "a token store of .bin/.idx files that Megatron-LM wrote");
-  command->add_option("FILE.idx", options->files, "DOMAIN.SPLIT.idx, its .bin beside it")
+      subcommand(data, "adopt", "make a token store from .bin/.idx files that Megatron-LM wrote");
+  command
+      ->add_option("FILE.idx", options->files,
+                   "DOMAIN.SPLIT.idx, with its .bin file in the same folder")
       ->required();
   command
       ->add_option("--tokenizer", options->tokenizer,
-                   "SentencePiece model that they were written with")
+                   "SentencePiece model with which they were written")
       ->required();
   command->add_option("-o,--output", options->store, "the store to write")->required();
-  command->add_flag("--overwrite", options->overwrite, "replace a token store that is there");
+  command->add_flag("--overwrite", options->overwrite, "replace an existing token store");
   command->callback([=] { adopt(*options); });
 }
 
 void add_overlap(CLI::App& data, std::shared_ptr<Options> options) {
   CLI::App* command =
-      subcommand(data, "overlap", "share of test n-grams and documents that occur in train");
-  command->add_option("STORE_A", options->store, "holds the training text")->required();
-  command->add_option("STORE_B", options->other_store, "holds the test text [STORE_A]");
-  command->add_option("--train-split", options->overlap.train_split)->capture_default_str();
-  command->add_option("--test-split", options->overlap.test_split)->capture_default_str();
-  command->add_option("-n,--ngram", options->overlap.n, "tokens of an n-gram")
+      subcommand(data, "overlap",
+                 "measure the share of test n-grams and documents that occur in the training text");
+  command->add_option("STORE_A", options->store, "token store of the training text")->required();
+  command->add_option("STORE_B", options->other_store, "token store of the test text [STORE_A]");
+  command->add_option("--train-split", options->overlap.train_split, "split of the training text")
       ->capture_default_str();
+  command->add_option("--test-split", options->overlap.test_split, "split of the test text")
+      ->capture_default_str();
+  command->add_option("-n,--ngram", options->overlap.n, "tokens per n-gram")->capture_default_str();
   command->callback([=] { overlap(*options); });
 }
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* data =
-      app.add_subcommand("data", "token stores: prepare, synth, adopt, info, overlap, verify");
+  CLI::App* data = app.add_subcommand("data", "make, inspect and check token stores");
   data->require_subcommand(1);
   add_prepare(*data, options);
   add_synth(*data, options);
   add_adopt(*data, options);
   add_overlap(*data, options);
-  CLI::App* command = subcommand(*data, "info", "what a store holds");
-  command->add_option("STORE", options->store)->required();
+  CLI::App* command =
+      subcommand(*data, "info", "show documents, tokens and bytes of a token store");
+  command->add_option("STORE", options->store, "token store")->required();
   command->callback([=] { info(*options); });
   command = subcommand(*data, "verify", "check every file of a store against its checksum");
-  command->add_option("STORE", options->store)->required();
+  command->add_option("STORE", options->store, "token store")->required();
   command->callback([=] { verify(*options); });
 }
 [[maybe_unused]] const bool registered = commands().add("data", add);

@@ -36,7 +36,7 @@ void doctor() {
 #ifdef ASSAY_CUDA
   report["cuda_kernels"] = "compiled (sm_90a)";
 #else
-  report["cuda_kernels"] = "not compiled: build with CUDA=1 make where nvcc is";
+  report["cuda_kernels"] = "not compiled: build with `CUDA=1 make` on a machine with nvcc";
 #endif
   std::string text = fmt::format(
       "assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n", version(),
@@ -49,7 +49,8 @@ void doctor() {
 }
 
 void add(CLI::App& app) {
-  subcommand(app, "doctor", "what this machine offers, and the implementation of each operator")
+  subcommand(app, "doctor",
+             "show what this machine offers, and the implementation of each operator")
       ->callback(doctor);
 }
 const bool registered = commands().add("doctor", add);

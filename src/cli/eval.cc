@@ -126,40 +126,39 @@ void add_common(CLI::App& command, Options& o) {
 
 void add(CLI::App& app) {
   CLI::App* command =
-      app.add_subcommand("eval", "a trained model measured: losses, tasks, probes of its mixers");
+      app.add_subcommand("eval", "measure a trained model: losses, tasks, probes of its mixers");
   command->require_subcommand(1);
   auto loss = std::make_shared<Options>();
   CLI::App* losses =
-      subcommand(*command, "loss", "held-out loss by domain, by document and in slices");
+      subcommand(*command, "loss", "measure held-out loss by domain, by document and by slice");
   add_common(*losses, *loss);
-  losses->add_option(
-      "--split", loss->split,
-      "of every domain that has it; default: the sets that the run was evaluated on");
-  losses->add_option("--tokens", loss->tokens, "at most so many a set; 0: all")
+  losses->add_option("--split", loss->split,
+                     "split of the domains to evaluate; default: the sets of the run");
+  losses->add_option("--tokens", loss->tokens, "most tokens per set; 0: all")
       ->check(non_negative_number());
   losses->add_option("--documents", loss->documents,
-                     "losses of single documents to this safetensors file");
+                     "write the losses of single documents to this safetensors file");
   losses->callback([loss] { show_losses(*loss); });
   auto probe = std::make_shared<Options>();
   CLI::App* probes =
       subcommand(*command, "probe",
-                 "what each layer's mixer does with earlier positions: how many reach a query, "
-                 "how evenly, by content or by place");
+                 "measure what each mixer does with earlier positions: how many reach a query, "
+                 "how evenly, and by content or by position");
   add_common(*probes, *probe);
   probes->add_option("--set", probe->set,
                      "DOMAIN.SPLIT; default: the first that the run was evaluated on");
-  probes->add_option("--sequences", probe->sequences, "texts, the longest of the set")
+  probes->add_option("--sequences", probe->sequences, "number of texts, the longest of the set")
       ->capture_default_str()
       ->check(positive_number());
-  probes->add_option("--queries", probe->probe.queries, "positions asked in each")
+  probes->add_option("--queries", probe->probe.queries, "query positions per text")
       ->capture_default_str()
       ->check(positive_number());
-  probes->add_option("--cotangents", probe->probe.cotangents, "random directions a query")
+  probes->add_option("--cotangents", probe->probe.cotangents, "random directions per query")
       ->capture_default_str()
       ->check(positive_number());
   probes
       ->add_option("--threshold", probe->probe.threshold,
-                   "of the largest influence, above which a position counts as seen")
+                   "share of the largest influence above which a position counts as visible")
       ->capture_default_str();
   probes->callback([probe] { show_probe(*probe); });
   for (const std::string& name : eval_commands().names()) eval_commands().at(name)(*command);

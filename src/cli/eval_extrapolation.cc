@@ -30,7 +30,7 @@ struct Options {
 int64_t training_length(const Options& o, const std::string& model) {
   if (o.training_length > 0) return o.training_length;
   if (const auto config = train::train_config_of(model)) return config->sequence_length;
-  fail("{}: the length of its training is not known; give it with --train-length", model);
+  fail("{}: its training length is not known; give it with --train-length", model);
 }
 
 std::vector<eval::PositionBin> measure(const Options& o, const TrainedModel& trained,
@@ -61,7 +61,7 @@ void run(const Options& o) {
                                   {"of the training length"},
                                   {"loss with 95 % interval", report::Format::loss}}};
   report::Figure figure{.id = "extrapolation", .title = "Loss by position, " + o.set};
-  figure.x = {.title = "position over the length of the training", .log = true};
+  figure.x = {.title = "position / training length", .log = true};
   figure.y = {.title = "nats per token"};
   Json models = Json::array();
   {
@@ -113,19 +113,22 @@ void run(const Options& o) {
 
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(eval, "extrapolation",
-                                 "loss by position, up to many times the length of the training");
+  CLI::App* command =
+      subcommand(eval, "extrapolation", "measure the loss by position, past the training length");
   command
       ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
       ->required();
   command->add_option("--data", o->data, "token store")->required();
   command->add_option("--set", o->set, "DOMAIN.SPLIT, whose longest texts are read")->required();
-  command->add_option("--factor", o->factor, "how many times the length of the training")
+  command
+      ->add_option("--factor", o->factor, "longest position, as a multiple of the training length")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--train-length", o->training_length, "default: the run's sequence_length")
+  command
+      ->add_option("--train-length", o->training_length,
+                   "training length; default: the run's sequence_length")
       ->check(CLI::PositiveNumber);
-  command->add_option("--sequences", o->sequences, "texts, the longest of the set")
+  command->add_option("--sequences", o->sequences, "number of texts, the longest of the set")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   command->add_option("--at-once", o->at_once, "texts in one batch")

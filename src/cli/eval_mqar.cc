@@ -126,7 +126,7 @@ void run(const Options& o) {
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
-      eval, "mqar", "associative recall: trains and tests small models of every architecture");
+      eval, "mqar", "train small models of every architecture on associative recall (MQAR)");
   command
       ->add_option("PLAN", o->plan,
                    "TOML with [mqar] and [model.NAME], such as plans/mqar/small.toml")

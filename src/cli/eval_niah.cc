@@ -195,33 +195,38 @@ void run(Options o) {
 
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(eval, "niah", "passkey retrieval: S-NIAH-1, -2 and -3 of RULER");
+  CLI::App* command =
+      subcommand(eval, "niah", "measure passkey retrieval: S-NIAH-1, -2 and -3 of RULER");
   command
       ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
       ->required();
   command
       ->add_option("--variant", o->niah.variant,
-                   "1: repeated lines; 2: a text, numbers; 3: a text, UUIDs")
+                   "1: numbers in repeated lines; 2: numbers in a text; 3: UUIDs in a text")
       ->capture_default_str();
   command
       ->add_option("--lengths", o->lengths,
-                   "tokens of prompt and answer, separated by commas: 1k,2k,4000")
+                   "tokens of prompt and answer together, such as 1k,2k,4000")
       ->required()
       ->delimiter(',');
   command->add_option(
       "--haystack", o->haystack,
       "text of variants 2 and 3: a text file, or the first document of a JSON Lines file");
-  command->add_option("--samples", o->niah.samples, "per length, spread evenly over the depths")
+  command
+      ->add_option("--samples", o->niah.samples,
+                   "needles per length, spread evenly over the depths")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--max-tokens", o->niah.reserved, "of an answer; they count in the length")
+  command
+      ->add_option("--max-tokens", o->niah.reserved,
+                   "tokens of an answer; they are part of the length")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--seed", o->niah.seed, "of keys and values")->capture_default_str();
+  command->add_option("--seed", o->niah.seed, "seed of keys and values")->capture_default_str();
   command->add_option("--figures", o->figures, "folder for a heat map of each model, SVG");
   command
       ->add_option("--batch-tokens", o->batch_tokens,
-                   "tokens at once; lower it when memory runs out")
+                   "tokens per batch; lower it if memory runs out")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   command->add_flag("--bos", o->bos, "every prompt begins with the tokenizer's bos");

@@ -205,7 +205,7 @@ void run(Options o) {
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
-      eval, "tasks", "few-shot tasks, item by item as lm-evaluation-harness scores them");
+      eval, "tasks", "evaluate few-shot tasks, item by item as lm-evaluation-harness does");
   command
       ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
       ->required();
@@ -217,30 +217,31 @@ void add(CLI::App& eval) {
   command->add_option("--data", o->evaluate.data, "folder of the documents, JSON Lines")
       ->required();
   command->add_option("-o,--output", o->output,
-                      "SQLite file of the items; what it holds is not answered again");
-  command->add_option("--items", o->items, "JSON Lines of the items: task, item, correct, scores");
+                      "SQLite file of the items; items that it holds are not evaluated again");
+  command->add_option("--items", o->items,
+                      "write the items as JSON Lines: task, item, correct, scores");
   command
       ->add_option("--few-shot", o->few_shot,
                    "examples before each question; default: that of the task")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--limit", o->evaluate.limit, "documents per task, the first ones; 0: all")
+  command
+      ->add_option("--limit", o->evaluate.limit, "use the first N documents of each task; 0: all")
       ->check(CLI::NonNegativeNumber);
   command
       ->add_option(
           "--max-length", o->evaluate.longest,
-          "tokens read at most, the last ones; default: the model's max_positions, or 2048")
+          "longest input; the last tokens are kept; default: the model's max_positions, or 2048")
       ->check(CLI::PositiveNumber);
   command
-      ->add_option("--prefix", o->prefix,
-                   "what stands before a text without a context: bos or separator")
+      ->add_option("--prefix", o->prefix, "token before a text without a context: bos or separator")
       ->capture_default_str()
       ->check(CLI::IsMember({"bos", "separator"}));
   command->add_flag("--bos", o->evaluate.bos, "every prompt begins with the tokenizer's bos");
   command->add_flag("--alone", o->alone,
-                    "read every choice from its first token, for comparison of speed");
+                    "do not share states between choices (slower; for comparison of speed)");
   command
       ->add_option("--batch-tokens", o->evaluate.scorer.batch_tokens,
-                   "tokens at once; lower it when memory runs out")
+                   "tokens per batch; lower it if memory runs out")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   add_device_options(*command, o->model);

@@ -58,12 +58,12 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "export", "a model to Hugging Face's layout");
+  CLI::App* command = subcommand(app, "export", "convert a model to Hugging Face's layout");
   command->add_option("MODEL", options->model, "a run, a checkpoint of one, or an imported model")
       ->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
   command->add_option("--layout", options->layout,
-                      "the layout's model_type where several fit: rwkv7 or rwkv_lm_x070; default: "
+                      "model_type of the layout if several fit: rwkv7 or rwkv_lm_x070; default: "
                       "the first by name");
   command->callback([options] { run(*options); });
 }

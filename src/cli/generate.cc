@@ -103,26 +103,28 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "generate", "text or tokens from a trained model");
+  CLI::App* command = subcommand(app, "generate", "generate text or tokens with a trained model");
   add_model_options(*command, o->model);
   auto* prompt = command->add_option("--prompt", o->prompt,
-                                     "text to go on with; without it a document begins");
-  command->add_option("--tokens", o->tokens, "the same as token ids: 1,2,3")->excludes(prompt);
+                                     "text to continue; without it the model begins a document");
+  command->add_option("--tokens", o->tokens, "the prompt as token ids: 1,2,3")->excludes(prompt);
   command->add_option("--state", o->state,
-                      "a saved generation to go on from; the prompt, if any, follows it");
+                      "saved generation to continue; the prompt, if given, is appended to it");
   command->add_option("--save-state", o->save_state,
-                      "where to keep the tokens and the model's state behind them");
+                      "file for the tokens and the state of the model after them");
   command
       ->add_option("--max-tokens", o->max_tokens,
-                   "it ends earlier where the model ends the document")
+                   "most tokens per sample; fewer if the model ends the document")
       ->capture_default_str();
-  command->add_option("--temperature", o->sampling.temperature, "0: always the likeliest token")
+  command->add_option("--temperature", o->sampling.temperature, "0: always the most likely token")
       ->capture_default_str();
-  command->add_option("--top-k", o->sampling.top_k, "draw among the k likeliest; 0: all")
+  command->add_option("--top-k", o->sampling.top_k, "sample from the k most likely tokens; 0: all")
       ->capture_default_str();
-  command->add_option("--top-p", o->sampling.top_p, "draw among the likeliest that hold this share")
+  command
+      ->add_option("--top-p", o->sampling.top_p,
+                   "sample from the most likely tokens that reach this probability")
       ->capture_default_str();
-  command->add_option("--seed", o->seed, "the same seed draws the same tokens")
+  command->add_option("--seed", o->seed, "the same seed gives the same tokens")
       ->capture_default_str();
   command->add_option("--samples", o->samples, "sample i has the seed --seed + i")
       ->capture_default_str();

@@ -29,12 +29,13 @@ void run(const Options& options) {
 
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "import", "a model in Hugging Face's layout to one of ours");
+  CLI::App* command =
+      subcommand(app, "import", "convert a model from Hugging Face's layout to Assay's");
   command->add_option("DIR", options->folder, "folder with config.json and model.safetensors")
       ->required();
   command->add_option("-o,--output", options->output, "the folder to write")->required();
   command->add_option("--tokenizer", options->tokenizer,
-                      "SentencePiece model to put beside it; default: tokenizer.model of DIR");
+                      "SentencePiece model to store with it; default: tokenizer.model of DIR");
   command->callback([options] { run(*options); });
 }
 [[maybe_unused]] const bool registered = commands().add("import", add);

@@ -211,15 +211,17 @@ void describe(const std::string& kind, const std::string& name) {
 void add_list(CLI::App& app) {
   auto kind = std::make_shared<std::string>();
   CLI::App* command = subcommand(
-      app, "list", "mixers, channel_mixers, ops, models or plans, with a line about each");
-  command->add_option("kind", *kind, "what to list")->required();
+      app, "list", "list mixers, channel_mixers, ops, models, plans or tasks, one per line");
+  command->add_option("kind", *kind, "mixers, channel_mixers, ops, models, plans or tasks")
+      ->required();
   command->callback([kind] { list(*kind); });
 }
 
 void add_describe(CLI::App& app) {
   auto words = std::make_shared<std::pair<std::string, std::string>>();
   CLI::App* command =
-      subcommand(app, "describe", "formula, fields, types and defaults, or what a plan asks");
+      subcommand(app, "describe",
+                 "show formula, fields, types and defaults of a part, or the question of a plan");
   command->add_option("kind", words->first, "mixer, channel_mixer, op, model, plan or table")
       ->required();
   command->add_option("name", words->second, "its name")->required();

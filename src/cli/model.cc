@@ -16,8 +16,9 @@ void add_model_options(CLI::App& command, ModelOptions& o, const std::string& na
 }
 
 void add_device_options(CLI::App& command, ModelOptions& o) {
-  command.add_option("--tokenizer", o.tokenizer,
-                     "SentencePiece model; default: the one that lies with the model or its data");
+  command.add_option(
+      "--tokenizer", o.tokenizer,
+      "SentencePiece model; default: the one that is stored with the model or its data");
   command.add_option("--device", o.device, "auto, cpu, cuda, cuda:N")->capture_default_str();
   command.add_option("--precision", o.precision, "fp32, bf16 or fp64")
       ->capture_default_str()
@@ -42,7 +43,7 @@ TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
 const data::Tokenizer& TrainedModel::need_tokenizer() const {
   if (!tokenizer)
     fail(
-        "{}: no tokenizer lies with this model or its data; give one with --tokenizer, "
+        "{}: no tokenizer is stored with this model or its data; give one with --tokenizer, "
         "or token ids",
         path);
   return *tokenizer;

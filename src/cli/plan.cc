@@ -26,7 +26,7 @@ void write_new_plan(const Options& options) {
 }
 
 void add(CLI::App& app) {
-  CLI::App* plan = app.add_subcommand("plan", "plans of studies");
+  CLI::App* plan = app.add_subcommand("plan", "make plans of studies");
   plan->require_subcommand(1);
   auto options = std::make_shared<Options>();
   CLI::App* command = subcommand(

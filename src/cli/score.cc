@@ -242,13 +242,13 @@ void run(const Options& options) {
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(app, "score", "log-probabilities of texts or tokens, as JSON Lines");
+      subcommand(app, "score", "compute log-probabilities of texts or tokens, as JSON Lines");
   add_model_options(*command, o->model);
   command->add_option("FILE", o->file,
                       R"(lines {"id", "tokens": […]} or {"id", "text"}; default: standard input)");
   command
       ->add_option("--batch-tokens", o->batch_tokens,
-                   "tokens at once, padding included; lower it when memory runs out")
+                   "tokens per batch, padding included; lower it if memory runs out")
       ->capture_default_str();
   command->callback([o] { run(*o); });
 }

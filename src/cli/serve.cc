@@ -66,18 +66,22 @@ void run(Options& options) {
 
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = subcommand(app, "serve", "an HTTP server with OpenAI's completions");
+  CLI::App* command =
+      subcommand(app, "serve", "serve a model over HTTP with OpenAI's completions API");
   add_model_options(*command, o->model, "MODEL");
   serve::ServiceOptions& s = o->service;
   s.http.port = 8000;
-  command->add_option("--host", s.http.host, "address to listen on; 0.0.0.0: all of this machine")
+  command
+      ->add_option("--host", s.http.host,
+                   "address to listen on; 0.0.0.0: all addresses of this machine")
       ->capture_default_str();
-  command->add_option("--port", s.http.port, "0: a free one, which is printed")
+  command->add_option("--port", s.http.port, "port; 0 takes a free port and prints it")
       ->capture_default_str();
   command->add_option("--name", o->name,
                       "name of the model in requests; default: that of its folder");
-  command->add_option("--api-key", s.api_key,
-                      "key that requests must send; default: the environment's ASSAY_API_KEY");
+  command->add_option(
+      "--api-key", s.api_key,
+      "key that requests must send; default: the environment variable ASSAY_API_KEY");
   command
       ->add_option("--slots", o->slots,
                    "sequences decoded at the same time; default: 8, on CUDA 64")
@@ -95,15 +99,16 @@ void add(CLI::App& app) {
                    "tokens of a prompt read between two decode steps; default: 128, on CUDA 1024")
       ->check(CLI::Range(1, 1 << 20));
   command
-      ->add_option("--prefix-cache", o->cache_megabytes, "MiB for the states of prompts; 0: none")
+      ->add_option("--prefix-cache", o->cache_megabytes,
+                   "memory for the states of prompts, in MiB; 0: none")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 20));
-  command->add_option("--max-body", o->body_megabytes, "MiB of a request")
+  command->add_option("--max-body", o->body_megabytes, "largest request, in MiB")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
   command
       ->add_option("--timeout", s.http.timeout,
-                   "seconds for a request to arrive, and for a client to read")
+                   "seconds for a request to arrive, and for a client to read its answer")
       ->capture_default_str()
       ->check(positive_number());
   command->add_option("--drain", s.drain_seconds, "seconds for open requests after SIGTERM")

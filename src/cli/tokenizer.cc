@@ -81,7 +81,7 @@ std::vector<int32_t> parse_ids(const std::string& line) {
     } catch (const std::exception&) {
     }
     if (used != word.size())
-      fail("'{}' is no token id; integers separated by spaces were expected", word);
+      fail("'{}' is not a token id; expected integers separated by spaces", word);
     ids.push_back(id);
   }
   return ids;
@@ -96,7 +96,7 @@ void decode(const Options& options) {
 void add(CLI::App& app) {
   auto options = std::make_shared<Options>();
   CLI::App* tokenizer =
-      app.add_subcommand("tokenizer", "SentencePiece tokenizers: train, encode, decode");
+      app.add_subcommand("tokenizer", "train SentencePiece tokenizers, encode and decode text");
   tokenizer->require_subcommand(1);
 
   CLI::App* command = subcommand(
@@ -107,14 +107,17 @@ void add(CLI::App& app) {
       ->required();
   command
       ->add_option("--vocab", options->vocab_size,
-                   "pieces, the 256 bytes and 3 control pieces included")
+                   "number of pieces, with the 256 bytes and 3 control pieces")
       ->required();
   command->add_option("-o,--output", options->model, "the model file to write")->required();
-  command->add_option("--max-sentences", options->max_sentences, "lines in the sample")
+  command
+      ->add_option("--max-sentences", options->max_sentences,
+                   "lines of text to learn from, sampled evenly")
       ->capture_default_str();
   command->callback([=] { train(*options); });
 
-  command = subcommand(*tokenizer, "encode", "lines of text on standard input to lines of ids");
+  command =
+      subcommand(*tokenizer, "encode", "convert lines of text on standard input to lines of ids");
   command->add_option("MODEL", options->model, "SentencePiece model")->required();
   command->callback([=] { encode(*options); });
 

@@ -46,7 +46,7 @@ void run(const Options& options) {
 void add(CLI::App& app) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
-      subcommand(app, "train", "one run: a model, a store, a folder; resumable bit for bit");
+      subcommand(app, "train", "train one model on a token store; resumable bit for bit");
   command
       ->add_option("model", o->file,
                    "TOML with [model] and [train], such as plans/models/smoke.toml")
@@ -62,9 +62,9 @@ void add(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
   command->add_flag("--resume", o->train.resume,
-                    "go on from the newest checkpoint in the run folder");
+                    "continue from the newest checkpoint in the run folder");
   command->add_flag("--dry-run", o->dry_run,
-                    "parameters, FLOPs and estimated time; writes nothing");
+                    "print parameters, FLOPs and estimated time; write nothing");
   command->callback([o] { run(*o); });
 }
 const bool registered = commands().add("train", add);

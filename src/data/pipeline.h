@@ -41,7 +41,7 @@ class Pipeline {
         threads_.emplace_back([this] { guarded([this] { work(); }); });
     } catch (const std::system_error& error) {
       end_threads();
-      fail<Error>("{} threads cannot be started: {}; fewer may do (--threads)", workers + 1,
+      fail<Error>("{} threads cannot be started: {}; give fewer with --threads", workers + 1,
                   error.code().message());
     }
   }

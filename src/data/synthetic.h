@@ -25,14 +25,14 @@ struct SyntheticOptions {
   int64_t vocabulary = 256, active = 12, known_sets = 32;
   double zipf = 0.5, known = 0.5, bigram = 0.1;
   void fields(auto&& field) {
-    field("seed", seed);
-    field("documents", documents, "in train of each training domain");
+    field("seed", seed, "of all random numbers");
+    field("documents", documents, "training documents of each training domain");
     field("held_out", held_out, "documents in each of valid and test of every domain");
-    field("document_length", document_length, "tokens, separator included");
-    field("vocabulary", vocabulary);
+    field("document_length", document_length, "tokens per document, separator included");
+    field("vocabulary", vocabulary, "number of token ids");
     field("active", active, "tokens in the set of a document");
     field("zipf", zipf, "exponent of the weights in a set");
-    field("known_sets", known_sets);
+    field("known_sets", known_sets, "sets that the training domains reuse");
     field("known", known, "share of training documents that take a known set");
     field("bigram", bigram, "share of tokens that follow the domain's table");
   }

@@ -174,8 +174,8 @@ int64_t Documents::source(int64_t i) const {
 void Documents::read(int64_t offset, int64_t count, int64_t* out) const {
   const Tokens all = stream();
   if (offset < 0 || count < 0 || offset + count > all.size())
-    fail<Error>("{}: tokens {} … {} asked of {}", stem_.string(), offset, offset + count - 1,
-                all.size());
+    fail<Error>("{}: tokens {} … {} were requested from {}", stem_.string(), offset,
+                offset + count - 1, all.size());
   all.copy(offset, count, out);
   for (int64_t i = 0; i < count; ++i)
     if (out[i] < 0 || out[i] >= vocabulary_) fail_id(offset + i, out[i], vocabulary_);
@@ -193,7 +193,7 @@ void Documents::verify_sources() const {
   auto names = source_names_;
   std::ranges::sort(names);
   if (const auto twice = std::ranges::adjacent_find(names); twice != names.end())
-    fail("{}.sources.json: the name '{}' is there twice", stem_.string(), *twice);
+    fail("{}.sources.json: the name '{}' occurs twice", stem_.string(), *twice);
 }
 
 void Documents::verify(int64_t vocabulary) const {
@@ -239,7 +239,7 @@ void TokenStore::open(const Part& part) {
     fail("{}/manifest.json: '{}' or the name of one of its files is not a file name",
          folder_.string(), part.stem());
   if (has(part.domain, part.split))
-    fail("{}/manifest.json: '{}' is there twice", folder_.string(), part.stem());
+    fail("{}/manifest.json: '{}' occurs twice", folder_.string(), part.stem());
   auto documents = std::make_unique<Documents>(stem, vocab_size());
   if (documents->tokens() != part.tokens || documents->size() != part.documents)
     fail("{}: {} tokens in {} documents, but the manifest says {} in {}", stem.string(),

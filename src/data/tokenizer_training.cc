@@ -98,7 +98,7 @@ TrainingFiles training_files(const std::vector<fs::path>& inputs) {
   if (files.used.empty())
     fail(
         "all {} files are of split valid or test, from which a tokenizer should not learn; "
-        "name the files themselves to use them all the same",
+        "name the files themselves to use them anyway",
         files.left_out.size());
   return files;
 }

@@ -209,8 +209,7 @@ std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedT
                             [&](const auto& ending) { return name.ends_with(ending); }))
       continue;
     const std::string whole = bare && name != "lm_head.weight" ? family.prefix + name : name;
-    if (!found.emplace(whole, tensor).second)
-      fail("{}: tensor '{}' stands there twice", where, whole);
+    if (!found.emplace(whole, tensor).second) fail("{}: tensor '{}' occurs twice", where, whole);
   }
   return found;
 }
@@ -295,7 +294,7 @@ NamedTensors load_shards(const fs::path& index) {
   for (const auto& [name, file] : map.items()) {
     if (!file.is_string() ||
         fs::path(file.get<std::string>()).filename() != file.get<std::string>())
-      fail("{}: '{}' lies in {}, which is no file name", index.string(), name, file.dump());
+      fail("{}: '{}' is in {}, which is not a file name", index.string(), name, file.dump());
     files.insert(file.get<std::string>());
   }
   NamedTensors tensors;

@@ -37,7 +37,7 @@ void write_new(fs::path folder, const fs::path& tokenizer,
                const std::function<void(const fs::path&)>& write) {
   if (folder.filename().empty()) folder = folder.parent_path();  // "out/"
   if (fs::exists(folder))
-    fail("{}: is there already; choose another folder. Nothing was written.", folder.string());
+    fail("{}: exists already; choose another folder. Nothing was written.", folder.string());
   const TemporaryFolder temporary(folder);
   write(temporary.path());
   if (!tokenizer.empty()) write_file(temporary.path() / "tokenizer.model", read_file(tokenizer));

@@ -35,7 +35,7 @@ struct ModelConfig {
     field("channel_mixer", channel_mixer, "feed-forward layer after each mixer, or none");
     field("norm", norm, "rmsnorm, layernorm or zero_centered_rmsnorm");
     field("norm_eps", norm_eps, "added to the variance");
-    field("embedding_norm", embedding_norm, "a norm behind the embedding too, as in RWKV");
+    field("embedding_norm", embedding_norm, "a norm after the embedding too, as in RWKV");
     field("embedding_std", embedding_std, "standard deviation of the embedding's starting values");
     field("positions", positions, "learned or none (rotary positions belong to attention)");
     field("max_positions", max_positions, "learned positions; 0: the training's sequence_length");

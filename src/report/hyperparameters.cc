@@ -61,7 +61,8 @@ Table differing_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-differing"),
               "Hyper-parameters in which the models differ",
               "A difference other than the sequence mixer (block, norm, width, parameters, "
-              "state) may explain a result. A matched control is a [model.NAME] table in the plan.",
+              "state) may explain a result. A matched control is a [model.NAME] table in the plan. "
+              "Seeds: those of the largest budget.",
               {{"hyper-parameter"}},
               {}};
   const Configurations all(setting);

@@ -260,7 +260,7 @@ std::string page(const Study& study, const std::vector<SettingContents>& setting
   out += navigation(settings);
   for (const SettingContents& s : settings) out += body(s);
   out += "<section aria-labelledby=\"provenance\"><h2 id=\"provenance\">Provenance</h2>\n" +
-         html(runs, false);
+         html(runs, true);
   out += fmt::format("<details><summary>The plan</summary><pre>{}</pre></details></section>\n",
                      escape(study.plan));
   out += fmt::format("<p class=\"note\">Made by Assay {}.</p>\n</main>\n", escape(version()));

@@ -139,17 +139,16 @@ std::string figure_id(const Setting& setting, const std::string& name) {
 }
 
 FigureGroup ladder_plot(const Setting& setting) {
-  return {
-      .title = "The ends of runs against the ladder of the reference",
-      .note = fmt::format(
-          "Each symbol is the end of one run; "
-          "the black curve is what the reference has at each {}, read between its rungs. "
-          "Δ_end is the vertical distance to the curve: above it is worse. "
-          "Thin lines join the means of the budgets of an architecture. Dashed: the identity, "
-          "where both losses are equal.",
-          setting.pretraining_name()),
-      .figures = {ladder_figure(setting, "")},
-      .large = true};
+  return {.title = "The ends of runs against the ladder of the reference",
+          .note = fmt::format(
+              "Each symbol is the end of one run; "
+              "the black curve is what the reference has at each {}, read between its rungs. "
+              "Δ_end is the vertical distance to the curve: above it is worse. "
+              "Thin lines join the means of the budgets of an architecture. Dashed: the identity, "
+              "where both losses are equal.",
+              setting.pretraining_name()),
+          .figures = {ladder_figure(setting, "")},
+          .large = true};
 }
 
 FigureGroup ladder_plots_by_domain(const Setting& setting) {
@@ -164,7 +163,7 @@ FigureGroup domain_forest(const Setting& setting) {
   FigureGroup group{.title = "Δ_end by domain, as a figure",
                     .note =
                         "Bars are 95 % intervals: simultaneous for the mean, "
-                        "each for itself for a domain. The shaded band is the margin.",
+                        "individual for a domain. The shaded band is the margin.",
                     .large = true};
   Figure figure = forest(setting, "delta-by-domain", "Δ_end by domain");
   double row = 0;
@@ -183,7 +182,7 @@ FigureGroup recall_forest(const Setting& setting) {
   FigureGroup group{.title = "Recall targets and other targets, as a figure",
                     .note =
                         "The two parts of an architecture add up to its Δ_end. "
-                        "Bars are 95 % intervals, each for itself.",
+                        "Bars are individual 95 % intervals.",
                     .large = true};
   Figure figure = forest(setting, "delta-by-recall", "Parts of Δ_end");
   double row = 0;
@@ -200,8 +199,7 @@ FigureGroup recall_forest(const Setting& setting) {
 
 FigureGroup budget_plots(const Setting& setting) {
   FigureGroup group{.title = "Δ_end by budget, as a figure",
-                    .note =
-                        "Bars are 95 % intervals, each for itself. The shaded band is the margin."};
+                    .note = "Bars are individual 95 % intervals. The shaded band is the margin."};
   Figure figure{.id = figure_id(setting, "delta-by-budget"),
                 .title = "Δ_end over the budget",
                 .x = {.title = "training tokens", .log = true},

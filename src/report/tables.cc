@@ -65,7 +65,7 @@ Table loss_table(const Setting& setting) {
                   "Δ_end compares them at equal ones."};
   if (!setting.mixed)
     table.note +=
-        " Held-out: mean over the training domains. Mean: over the domains out of domain.";
+        " Held-out: mean over the training domains. Mean: over the out-of-domain test domains.";
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
                    {"seeds"},

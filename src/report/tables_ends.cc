@@ -114,7 +114,7 @@ Table verdict_table(const Setting& setting) {
       {difference, Format::change},
       {"trend per doubling", Format::change},
       {"tokens needed, ×", Format::ratio},
-      {"at tokens", Format::tokens},
+      {"judged at, tokens", Format::tokens},
       {"tokens/s", Format::count},
       {"state at 102,400 tokens", Format::bytes}};
   if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
@@ -134,10 +134,11 @@ Table domain_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-domain"),
               .title = "Δ_end by domain",
               .note =
-                  "Exploratory: each interval holds for itself (95 %), "
+                  "Exploratory: each interval has 95 % coverage by itself, "
                   "and no correction is made for looking at several domains. "
                   "The mean has the simultaneous interval of the verdict."};
-  table.columns = {{"architecture"}, {"at tokens", Format::tokens}, {"mean", Format::change}};
+  table.columns = {
+      {"architecture"}, {"judged at, tokens", Format::tokens}, {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
   for (const char* error : {"error of its seeds", "error of the reference", "error of documents"})
     table.columns.push_back({error, Format::loss, false});
@@ -159,7 +160,7 @@ Table recall_table(const Setting& setting) {
               .note =
                   "Recall targets are tokens that a repeated bigram of the context predicts. "
                   "The two parts add up to Δ_end: each is the difference summed over its targets, "
-                  "per token of all targets. Each interval holds for itself (95 %)."};
+                  "per token of all targets. Each interval has 95 % coverage by itself."};
   table.columns = {{"architecture"},
                    {"Δ_end", Format::change},
                    {"part on recall targets", Format::change},
@@ -174,7 +175,7 @@ Table budget_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-budget"),
               .title = "Δ_end by budget",
               .note =
-                  "Each interval holds for itself (95 %). The verdict is about the largest "
+                  "Each interval has 95 % coverage by itself. The verdict is about the largest "
                   "budget that the ladder covers and that has no problem."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
@@ -231,7 +232,7 @@ Table ladder_table(const Setting& setting) {
               .note =
                   "The reference, trained to the end at each budget; means over the seeds. The "
                   "reference is mature when its loss on recall targets falls by at most 0.1 "
-                  "nat from rung to rung."};
+                  "nats from one rung to the next."};
   table.columns = {{"tokens", Format::tokens},
                    {"seeds"},
                    {setting.pretraining_name(), Format::loss},
@@ -312,7 +313,7 @@ Table overlap_table(const Setting& setting) {
                   "document. Shared 13-grams: share of the sequences of 13 tokens of the test "
                   "text that occur anywhere in the training text.",
               .columns = {{"domain"},
-                          {"documents", Format::count},
+                          {"documents"},
                           {"duplicates", Format::count},
                           {"shared 13-grams", Format::percent}}};
   for (const auto& row : setting.overlap)

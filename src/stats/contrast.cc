@@ -75,7 +75,7 @@ Ends::Run Ends::read(const End& end, const std::string& name) const {
   for (const auto& [domain, losses] : end.domains)
     if (std::ranges::find(names_, domain) == names_.end())
       fail(
-          "seed {} of {} has the domain '{}', which the first rung of the ladder has not; "
+          "seed {} of {} has the domain '{}', which the first rung of the ladder does not have; "
           "evaluate every run on the same domains",
           end.seed, name, domain);
   Run run{end.held_out, {}};

@@ -84,7 +84,7 @@ void expect_same_documents(const Point& point, int64_t seed,
   for (const auto& [name, losses] : point.out_of_domain)
     if (!domains.contains(name))
       fail(
-          "domain '{}' stands at {} tokens of seed {} but not everywhere; "
+          "domain '{}' is present at {} tokens of seed {} but not in every evaluation; "
           "every evaluation needs every domain",
           name, point.tokens_seen, seed);
   for (const auto& [name, expected] : domains) {

@@ -16,10 +16,15 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kFewClusters = 5;
 constexpr double kMostSeeds = 64;
 
+// With the minus sign of the tables.
+std::string signed_nats(double value) {
+  return fmt::format("{}{:.3f}", value < 0 ? "−" : "+", std::abs(value));
+}
+
 std::string millions(double tokens) {
   if (tokens < 1e6) return fmt::format("{:.0f} tokens", tokens);
-  if (tokens < 1e9) return fmt::format("{:.3g}M tokens", tokens / 1e6);
-  return fmt::format("{:.3g}B tokens", tokens / 1e9);
+  if (tokens < 1e9) return fmt::format("{:.4g}M tokens", tokens / 1e6);
+  return fmt::format("{:.4g}B tokens", tokens / 1e9);
 }
 
 std::vector<Budget> in_order(std::vector<Budget> budgets) {
@@ -212,16 +217,16 @@ std::string what_settles(const Estimate& e, int64_t seeds, const LadderOptions& 
     if (more > 1 && half_width_with(e, more, 1, options, factor) < wanted)
       return open + fmt::format(
                         " About {:.0f} seeds of this model would settle it if the "
-                        "difference stays at {:+.3f}.",
-                        more * double(seeds), e.value);
+                        "difference stays at {}.",
+                        more * double(seeds), signed_nats(e.value));
   for (double more = 2; more <= kMostSeeds; ++more)
     if (half_width_with(e, more, more, options, factor) < wanted)
       return open + fmt::format(
                         " About {:.0f} times as many seeds of this model and of the "
-                        "reference would settle it if the difference stays at {:+.3f}.",
-                        more, e.value);
-  return open +
-         fmt::format(" No practical number of seeds settles a difference of {:+.3f}.", e.value);
+                        "reference would settle it if the difference stays at {}.",
+                        more, signed_nats(e.value));
+  return open + fmt::format(" No practical number of seeds settles a difference of {}.",
+                            signed_nats(e.value));
 }
 
 // One contender with its groups among all ends.

@@ -10,7 +10,7 @@ namespace {
 [[noreturn]] void refuse(const fs::path& folder, const std::string& why) {
   fail(
       "{}\n  The checkpoint {} is broken; nothing was changed. "
-      "Remove it to go on from the one before it.",
+      "Remove it to continue from the previous one.",
       why, folder.string());
 }
 

@@ -21,7 +21,7 @@ void TrainConfig::complete(const ConfigNode& table) {
   need(batch_size > 0, "batch_size", "positive");
   need(sequence_length > 0, "sequence_length", "positive");
   need(sequence_length < (int64_t{1} << 31) && batch_size < (int64_t{1} << 31) / sequence_length,
-       "batch_size", "below 2^31 tokens a step");
+       "batch_size", "below 2^31 tokens per step");
   need(steps >= 0, "steps", "positive");
   need(tokens >= 0, "tokens", "positive");
   need(steps < (int64_t{1} << 32) && tokens < (int64_t{1} << 62), "steps",

@@ -30,12 +30,12 @@ struct TrainConfig {
   void fields(auto&& field) {
     field("steps", steps, "optimizer steps; give steps or tokens");
     field("tokens", tokens, "training tokens, rounded up to whole steps");
-    field("batch_size", batch_size, "sequences a step");
+    field("batch_size", batch_size, "sequences per step");
     field("micro_batch_size", micro_batch_size,
-          "sequences at once; gradients are summed over a step; 0: batch_size");
-    field("sequence_length", sequence_length, "tokens a sequence");
-    field("learning_rate", learning_rate, "peak");
-    field("warmup_steps", warmup_steps, "linear from 0");
+          "sequences per forward pass; gradients are summed over a step; 0: batch_size");
+    field("sequence_length", sequence_length, "tokens per sequence");
+    field("learning_rate", learning_rate, "peak value");
+    field("warmup_steps", warmup_steps, "steps of linear warm-up from 0");
     field("warmup_fraction", warmup_fraction,
           "share of the steps; sets warmup_steps when that is 0");
     field("schedule", schedule,
@@ -51,19 +51,20 @@ struct TrainConfig {
     field("domains", domains, "trained on; empty: all of the store");
     field("weights", weights, "of the domains; empty: by their tokens");
     field("eval_sets", eval_sets, "DOMAIN.SPLIT; empty: valid of the trained domains, test of all");
-    field("eval_every", eval_every, "steps; 0: twenty times a run");
+    field("eval_every", eval_every, "steps between evaluations; 0: twenty evaluations per run");
     field("eval_tokens", eval_tokens,
-          "a set and evaluation; 0: so many that evaluation takes about 3 % of the run");
+          "tokens per set and evaluation; 0: set so that evaluation takes 3 % of the run");
     field("end_tokens", end_tokens,
           "tokens per set in the evaluation at the end of the run; 0: all of them");
     field("checkpoint_every", checkpoint_every,
-          "steps; 0: after half a minute, then so often that saving takes 2 % of the time");
-    field("log_every", log_every, "steps a line of metrics.jsonl; 0: two hundred lines a run");
+          "steps between checkpoints; 0: first after 30 s, then saving takes 2 % of the time");
+    field("log_every", log_every, "steps per line of metrics.jsonl; 0: two hundred lines per run");
     field("keep_steps", keep_steps,
           "checkpoints that are never removed; the newest two always stay");
     field("precision", precision,
           "bf16, fp32, fp64 or auto (bf16 on CUDA, fp32 on CPU); weights and moments stay fp32");
-    field("recompute_activations", recompute_activations, "less memory, a third more time");
+    field("recompute_activations", recompute_activations,
+          "activation checkpointing: less memory, a third more time");
     field("spike", spike, "nats above the running mean of the loss that stop a run; 0: never");
   }
 

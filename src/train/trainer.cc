@@ -271,7 +271,7 @@ void check_folder(const RunConfig& config, const TrainOptions& options, const ru
   if (!fs::exists(folder.config())) return;
   if (!options.resume)
     fail(
-        "{}: holds a run already; give --resume to go on with it, or another folder. "
+        "{}: holds a run already; give --resume to continue it, or choose another folder. "
         "Nothing was changed.",
         name);
   if (read_file(folder.config()) != config.toml())
@@ -407,8 +407,9 @@ run::Outcome train_steps(Run& run, run::MetricsWriter& metrics) {
     if (saves) saving.took(pause([&] { run.save(metrics); }));
     if (stops) {
       run.save(metrics);
-      throw Interrupted(fmt::format("interrupted after step {}; saved in {}. Go on with --resume.",
-                                    s.step, run.folder.path.string()));
+      throw Interrupted(
+          fmt::format("interrupted after step {}; saved in {}. Continue with --resume.", s.step,
+                      run.folder.path.string()));
     }
   }
   std::ranges::nth_element(rates, rates.begin() + std::ptrdiff_t(rates.size() / 2));

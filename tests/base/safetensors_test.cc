@@ -68,7 +68,7 @@ TEST(Safetensors, BrokenFilesAreRefusedWithTheReason) {
   refuses(file_of("{" + a + "}", 8, uint64_t{1} << 63), "not a safetensors file");
   refuses(std::string(4000, '\x93'), "not a safetensors file");
   refuses(file_of("{" + a, 8), "broken safetensors header");
-  refuses(file_of("[]", 0), "no JSON object");
+  refuses(file_of("[]", 0), "is not a JSON object");
   refuses(file_of("{\"a\":3}", 0), "broken safetensors header");
   refuses(file_of("{" + a + "}", 9), "belong to no tensor");
   refuses(file_of("{" + a + "}", 7), "outside the file");

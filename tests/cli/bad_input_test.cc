@@ -96,7 +96,7 @@ TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
            {"train.tokens=100", {"train.steps", "not both"}},
            {"train.steps=-4", {"train.steps", "positive"}},
            {"train.steps=9223372036854775807", {"train.steps", "below"}},
-           {"train.sequence_length=4611686018427387904", {"tokens a step"}},
+           {"train.sequence_length=4611686018427387904", {"tokens per step"}},
            {"train.schedule=linaer", {"linaer", "did you mean 'linear'?"}},
            {"train.micro_batch_size=3", {"micro_batch_size", "divisor"}},
            {"train.learning_rate=nan", {"learning_rate", "finite"}},
@@ -133,7 +133,7 @@ TEST_F(BadInputs, Options) {
 TEST_F(BadInputs, NoGpuIsSaidAndTheFolderStaysFree) {
   if (run(folder_.path(), "doctor --json").out.find("\"gpus\": []") == std::string::npos)
     GTEST_SKIP() << "a GPU is seen here";
-  refuses(on("store") + " --device cuda", 2, {"no GPU is seen", "--device cpu"});
+  refuses(on("store") + " --device cuda", 2, {"no CUDA device found", "--device cpu"});
   EXPECT_EQ(run(folder_.path(), train("run", "--set train.steps=1")).exit_code, 0);
 }
 
@@ -206,7 +206,7 @@ TEST_F(BadInputs, ARunIsNeverOverwritten) {
       const std::string whole = read_file(newest / file);
       write_file(newest / file, noisy ? noise(whole.size()) : whole.substr(0, whole.size() / 2));
       refuses(long_run + "--resume", 2,
-              {file, newest.filename(), "Remove it to go on from the one before it"});
+              {file, newest.filename(), "Remove it to continue from the previous one"});
       write_file(newest / file, whole);
     }
 }

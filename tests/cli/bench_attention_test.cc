@@ -42,10 +42,10 @@ TEST_F(BenchAttention, LeavesOutWhatIsSlowWhereSequencesGetLonger) {
 }
 
 TEST_F(BenchAttention, SetsRowsOfAnotherProgramBesideItsOwn) {
-  write_file(folder_.path() / "beside.json",
+  write_file(folder_.path() / "other.json",
              R"({"rows": [{"time": 24, "form": "theirs", "forward": 1.5, "backward": 2.5},
                           {"time": 24, "form": "broken", "failure": "no such kernel"}]})");
-  const Outcome outcome = bench("--lengths 24,40 --beside beside.json --svg growth.svg");
+  const Outcome outcome = bench("--lengths 24,40 --compare other.json --svg growth.svg");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
   EXPECT_LT(outcome.out.find("1500.000     2500.000"), outcome.out.find("      40  full"))
       << outcome.out;
@@ -55,10 +55,10 @@ TEST_F(BenchAttention, SetsRowsOfAnotherProgramBesideItsOwn) {
 
 TEST_F(BenchAttention, RefusesRowsThatAreNone) {
   for (const char* text : {"[1, 2]", "{\"rows\": [{\"time\": 24}]}", "{"}) {
-    write_file(folder_.path() / "beside.json", text);
-    const Outcome outcome = bench("--lengths 24 --beside beside.json");
+    write_file(folder_.path() / "other.json", text);
+    const Outcome outcome = bench("--lengths 24 --compare other.json");
     EXPECT_EQ(outcome.exit_code, 2);
-    EXPECT_NE(outcome.error.find("beside.json: "), std::string::npos)
+    EXPECT_NE(outcome.error.find("other.json: "), std::string::npos)
         << outcome.error;
   }
 }

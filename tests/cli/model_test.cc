@@ -97,7 +97,7 @@ TEST_F(ModelCommands, ImportAndExportGiveBackEveryTensor) {
   for (const TensorEntry& tensor : before.tensors())
     EXPECT_TRUE(std::ranges::equal(after.at(tensor.name).bytes, tensor.bytes)) << tensor.name;
   run(2, "import hf -o ours");
-  expect_error("is there already");
+  expect_error("exists already");
   write_file(folder_ / "hf" / "config.json",
              std::string(kConfig).insert(1, R"("rope_scaling": {"factor": 2}, )"));
   run(2, "import hf -o other");

@@ -112,7 +112,7 @@ TEST_F(Resume, ControlCSavesAndLeaves) {
   process.signal(SIGINT);
   const Outcome outcome = process.wait();
   EXPECT_EQ(outcome.exit_code, 130) << outcome.error;
-  EXPECT_NE(outcome.error.find("saved in interrupted. Go on with --resume."), std::string::npos)
+  EXPECT_NE(outcome.error.find("saved in interrupted. Continue with --resume."), std::string::npos)
       << outcome.error;
   EXPECT_FALSE(fs::exists(folder_ / "interrupted" / "done.json"));
   finish("interrupted");

@@ -261,7 +261,7 @@ TEST(TokenStore, VerifyChecksTheSources) {
   EXPECT_MESSAGE((void)Documents(store / "a.test").source(1), "document 1 has source 2");
   replace(store / "a.test.sources", 4, std::string_view("\0", 1));
   write_file(store / "a.test.sources.json", "[\"y\", \"y\"]");
-  EXPECT_MESSAGE(Documents(store / "a.test").verify(300), "the name 'y' is there twice");
+  EXPECT_MESSAGE(Documents(store / "a.test").verify(300), "the name 'y' occurs twice");
 }
 
 // The store of small_store() with one string of its manifest replaced.
@@ -321,7 +321,7 @@ TEST(TokenStore, DomainThatIsThereTwiceIsRejected) {
   auto manifest = nlohmann::json::parse(read_file(store / "manifest.json"));
   manifest["parts"].push_back(manifest["parts"][0]);
   write_file(store / "manifest.json", manifest.dump());
-  EXPECT_MESSAGE(TokenStore{store}, "'code.test' is there twice");
+  EXPECT_MESSAGE(TokenStore{store}, "'code.test' occurs twice");
 }
 
 TEST(TokenStore, DocumentOfTwoGibibytesIsRead) {

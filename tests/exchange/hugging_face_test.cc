@@ -210,7 +210,7 @@ TEST_F(HuggingFaceFolder, ShardsAreRead) {
   expect_equals(*model);
   map[tensors[0].first] = "../elsewhere.safetensors";
   write_file(folder / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
-  expect_refused("no file name");
+  expect_refused("is not a file name");
 }
 
 TEST_F(HuggingFaceFolder, NamesOfTheBareModelBuffersAndARepeatedTiedHeadAreRead) {

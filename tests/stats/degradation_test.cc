@@ -114,7 +114,7 @@ TEST(Degradation, ProblemsAreSaidNotGuessed) {
 TEST(Degradation, OtherDocumentsAreRefusedByDomain) {
   auto extra = run(0), missing = run(0), shorter = run(0), other = run(0);
   extra.curve[0].out_of_domain["prose"];
-  EXPECT_NE(message_of({run(0)}, {extra}).find("domain 'prose' stands at 1 tokens"),
+  EXPECT_NE(message_of({run(0)}, {extra}).find("domain 'prose' is present at 1 tokens"),
             std::string::npos);
   missing.curve[1].out_of_domain.erase("code");
   shorter.curve[2].out_of_domain["code"] = {{1}, {1}};

@@ -96,7 +96,7 @@ struct Attention final : Mixer {
     if (c.temperature > 0 && !c.qk_norm)
       fail("attention: temperature = {} needs qk_norm = true", c.temperature);
     if (c.constants != "none" && c.max_positions < 1)
-      fail("attention: constants = '{}' needs max_positions, the longest sequence there will be",
+      fail("attention: constants = '{}' needs max_positions, the longest sequence that is read",
            c.constants);
     return c;
   }

@@ -29,7 +29,7 @@ struct Mamba2 final : Mixer {
     void fields(auto&& field) {
       field("state_size", state_size, "N, states a channel");
       field("expand", expand, "inner channels over d_model");
-      field("head_dim", head_dim, "channels a head; divides expand · d_model");
+      field("head_dim", head_dim, "channels per head; divides expand · d_model");
       field("num_groups", num_groups, "groups of heads that share B and C; divides the heads");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("decay", decay, "full, one (shared by all heads) or none");

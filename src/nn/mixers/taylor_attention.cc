@@ -21,7 +21,7 @@ struct TaylorAttention final : Mixer {
     double eps = 1e-12;
     void fields(auto&& field) {
       field("num_heads", num_heads, "heads; divides d_model");
-      field("feature_dim", feature_dim, "channels of queries and keys a head");
+      field("feature_dim", feature_dim, "channels of queries and keys per head");
       field("eps", eps, "added to the denominator");
     }
   };

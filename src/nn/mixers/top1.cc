@@ -155,7 +155,7 @@ struct Top1Chunk final : Top1 {
       field("selection", selection,
             "exact: the largest share of full attention; approx: the largest q·mean(k); shortlist: "
             "exact among a few");
-      field("top_k", top_k, "earlier chunks that a query reads beside its own");
+      field("top_k", top_k, "earlier chunks that a query reads in addition to its own");
       field("shortlist", shortlist, "of the shortlist: chunks whose exact score is computed");
       field("rank", rank, "of the shortlist: axes of a chunk's keys in the cheap score");
       field("fall_back", fall_back,

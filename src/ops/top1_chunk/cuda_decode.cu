@@ -480,7 +480,7 @@ const char* why_no_step(const Top1ChunkForward& p) {
   if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
   if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept)
     return "takes a top_k and a shortlist of 64 at most";
-  if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads 16,384 keys a query at most";
+  if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads at most 16,384 keys per query";
   if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
   const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
   return rows_aligned({p.k, p.v, p.summaries}, element)
