@@ -24,7 +24,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A free port of this host, listening. Rank 0 inherits the socket, so nobody else can take the port.
+// A free port of this host, listening. Rank 0 inherits the socket, so no other program can take
+// the port.
 struct Listener {
   int socket = -1;
   int port = 0;
@@ -83,8 +84,9 @@ class LocalRanks {
     while (running() > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       // Not SIGTERM: ranks that got it with this process would end at once
-      if (interrupted() && !told) signal_all(SIGUSR1);
-      told = interrupted();
+      const bool stop = interrupted();
+      if (stop && !told) signal_all(SIGUSR1);
+      told = stop;
       collect();
       if (failed_ && !kill_at) kill_at = Clock::now() + kGrace;
       if (kill_at && Clock::now() > *kill_at) signal_all(SIGKILL);
@@ -99,9 +101,7 @@ class LocalRanks {
     study::Ending ending = {};
   };
 
-  int64_t running() const {
-    return std::ranges::count(processes_, false, &Process::over);
-  }
+  int64_t running() const { return std::ranges::count(processes_, false, &Process::over); }
   void signal_all(int number) {
     for (const Process& process : processes_)
       if (!process.over) ::kill(process.id, number);
@@ -111,8 +111,8 @@ class LocalRanks {
       Process& process = processes_[rank];
       if (process.over) continue;
       process.over = study::ended(process.id, process.ending);
-      const bool failed = process.over && process.ending.code != kDone &&
-                          process.ending.code != kInterrupted;
+      const bool failed =
+          process.over && process.ending.code != kDone && process.ending.code != kInterrupted;
       if (failed && !failed_) failed_ = rank;
     }
   }

@@ -46,8 +46,8 @@ train::RunConfig read_config(const Options& options, int64_t ranks) {
   // A resumed run keeps its slices, whatever the number of ranks
   if (options.train.resume && !file.child("train").has("gradient_slices"))
     if (const auto earlier = train::train_config_of(options.train.run))
-      file.set(fmt::format("train.gradient_slices={}",
-                           std::max<int64_t>(1, earlier->gradient_slices)));
+      file.set(
+          fmt::format("train.gradient_slices={}", std::max<int64_t>(1, earlier->gradient_slices)));
   return train::read_run_config(file, options.train.store, ranks);
 }
 
@@ -75,6 +75,7 @@ void train_as(const train::RankPlace& place, const Options& options) {
   train::Ranks ranks(place);
   train::TrainOptions train_options = options.train;
   train_options.ranks = &ranks;
+  if (!ranks.first()) document_is_printed();  // rank 0 prints the one document of --json
   if (options.gpus > 0) train_options.device = "cuda";
   try {
     train_alone(options, train_options, place.size);
@@ -105,10 +106,8 @@ void run(const Options& options) {
   if (options.dry_run)
     print_estimate(read_config(options, std::max({options.ranks, options.gpus, int64_t{1}})),
                    options.train);
-  else if (place.launched)
-    train_as(place, options);
-  else
-    train_alone(options, options.train, 1);
+  else if (place.launched) train_as(place, options);
+  else train_alone(options, options.train, 1);
 }
 
 void add(CLI::App& app) {
@@ -129,8 +128,9 @@ void add(CLI::App& app) {
   command->add_option("--device", o->train.device, "auto, cpu, cuda, cuda:N")
       ->capture_default_str();
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
-  command->add_option("--ranks", o->ranks,
-                      "processes on this host that share each batch (data parallelism)")
+  command
+      ->add_option("--ranks", o->ranks,
+                   "processes on this host that share each batch (data parallelism)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--gpus", o->gpus, "the same with one GPU per process")
       ->check(CLI::Range(1, 1024));

@@ -37,7 +37,7 @@ std::string Ending::text() const {
 // the parent's death.
 pid_t start(const Command& command) {
   const int output = command.output.empty() ? ::dup(1) : open_log(command.output),
-            errors = !command.errors.empty()   ? open_log(command.errors)
+            errors = !command.errors.empty()  ? open_log(command.errors)
                      : command.output.empty() ? ::dup(2)
                                               : output;
   std::vector<char*> arguments;

@@ -33,9 +33,10 @@ struct TrainConfig {
     field("batch_size", batch_size, "sequences a step");
     field("micro_batch_size", micro_batch_size,
           "sequences at once; gradients are summed over a step; 0: those of a slice");
-    field("gradient_slices", gradient_slices,
-          "equal parts of a batch whose gradients are summed in a fixed order; numbers of ranks that "
-          "share the slices give the same bits; 0: one per rank");
+    field(
+        "gradient_slices", gradient_slices,
+        "equal parts of a batch whose gradients are summed in a fixed order; "
+        "ranks that share them give the same bits; 0: one per rank");
     field("sequence_length", sequence_length, "tokens a sequence");
     field("learning_rate", learning_rate, "peak");
     field("warmup_steps", warmup_steps, "linear from 0");

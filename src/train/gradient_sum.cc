@@ -16,9 +16,7 @@ constexpr int64_t kBucketElements = int64_t{8} << 20;
 // summed in different orders.
 constexpr int64_t kAlignment = 64;
 
-int64_t aligned(int64_t elements) {
-  return (elements + kAlignment - 1) / kAlignment * kAlignment;
-}
+int64_t aligned(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
 
 bool can_share(int64_t slices, int64_t ranks) {
   if (slices % ranks != 0) return false;
@@ -44,8 +42,8 @@ void check_shares(int64_t batch_size, int64_t slices, int64_t ranks) {
     if (can_share(slices, number)) possible.push_back(std::to_string(number));
   if (batch_size % slices != 0)
     fail(
-        "train.batch_size = {} cannot be cut into train.gradient_slices = {} equal slices. Choose "
-        "a number that divides it, or another number of ranks. Nothing was changed.",
+        "train.batch_size = {} cannot be cut into train.gradient_slices = {} equal slices. "
+        "Choose a number that divides it, or another number of ranks. Nothing was changed.",
         batch_size, slices);
   fail(
       "{} ranks cannot share train.gradient_slices = {}; the possible numbers of ranks are {}. "
@@ -60,8 +58,8 @@ struct GradientSum::Hook {
 
   Hook(const at::Tensor& parameter, const std::function<void()>& work)
       : accumulator(torch::autograd::impl::grad_accumulator(parameter)) {
-    using torch::autograd::utils::LambdaPostHook;
     using torch::autograd::variable_list;
+    using torch::autograd::utils::LambdaPostHook;
     key = accumulator->add_post_hook(std::make_unique<LambdaPostHook>(
         [work](const variable_list& outputs, const variable_list&) {
           work();
@@ -180,8 +178,8 @@ void GradientSum::receive(Bucket& bucket) {
   bucket.wait();
   const size_t rank = size_t(ranks_->rank());
   const int64_t own = bucket.counts[rank];
-  const int64_t before =
-      std::accumulate(bucket.counts.begin(), bucket.counts.begin() + std::ptrdiff_t(rank), int64_t{0});
+  const int64_t before = std::accumulate(bucket.counts.begin(),
+                                         bucket.counts.begin() + std::ptrdiff_t(rank), int64_t{0});
   if (own > 0) {
     const at::Tensor sum = tree_sum(bucket.received.split(own));
     for (const size_t i : bucket.members)

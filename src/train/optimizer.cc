@@ -18,40 +18,46 @@ AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c, GradientSum* sum)
     group.names.push_back(item.key());
     group.parameters.push_back(item.value());
     group.owners.push_back(sum ? sum->owner(index++) : 0);
-    const at::Device device = own(group, group.owners.size() - 1) ? item.value().device() : at::kMeta;
+    const at::Device device =
+        own(group, group.owners.size() - 1) ? item.value().device() : at::kMeta;
     const auto options = item.value().options().device(device).requires_grad(false);
     group.averages.push_back(at::zeros_like(item.value(), options));
     group.squares.push_back(at::zeros_like(item.value(), options));
   }
-  for (auto& [key, group] : groups) groups_.push_back(std::move(group));
+  std::vector<int64_t> positions;
+  for (auto& [key, group] : groups) {
+    for (size_t i = 0; i < group.parameters.size(); ++i, ++count_)
+      if (own(group, i)) positions.push_back(count_);
+    groups_.push_back(std::move(group));
+  }
+  positions_ = at::tensor(positions, at::kLong).to(groups_.front().parameters.front().device());
 }
 
 bool AdamW::own(const Group& group, size_t i) const {
   return !sum_ || !sum_->ranks() || group.owners[i] == sum_->ranks()->rank();
 }
 
-// In the order of the groups, whichever rank has the gradient.
 at::Tensor AdamW::norms_of_gradients() {
   std::vector<at::Tensor> gradients;
-  std::vector<int64_t> positions;
-  int64_t count = 0;
   for (Group& group : groups_)
-    for (size_t i = 0; i < group.parameters.size(); ++i, ++count) {
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
       if (!own(group, i)) continue;
       at::Tensor& parameter = group.parameters[i];
       if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
       gradients.push_back(parameter.grad());
-      positions.push_back(count);
     }
-  if (!sum_ || !sum_->ranks()) return at::stack(at::_foreach_norm(gradients));
+  const std::vector<at::Tensor> norms =
+      gradients.empty() ? std::vector<at::Tensor>() : at::_foreach_norm(gradients);
+  return sum_ && sum_->ranks() ? at_all_positions(norms) : at::stack(norms);
+}
+
+// In the order of the groups, whichever rank has the gradient.
+at::Tensor AdamW::at_all_positions(const std::vector<at::Tensor>& norms) {
   const auto options = groups_.front().parameters.front().options().requires_grad(false);
-  const at::Tensor norms = at::zeros({count}, options);
-  if (!gradients.empty()) {
-    const at::Tensor at_positions = at::tensor(positions).to(options.device());
-    norms.index_copy_(0, at_positions, at::stack(at::_foreach_norm(gradients)));
-  }
-  sum_->ranks()->add_disjoint(norms);
-  return norms;
+  const at::Tensor all = at::zeros({count_}, options);
+  if (!norms.empty()) all.index_copy_(0, positions_, at::stack(norms));
+  sum_->ranks()->add_disjoint(all);
+  return all;
 }
 
 at::Tensor AdamW::step(double learning_rate, int64_t step) {

@@ -24,22 +24,26 @@ class AdamW {
   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq". Those of other ranks are on the meta device:
   // a checkpoint that is copied into them is checked and changes nothing.
   nn::NamedTensors moments() const;
-  // The same with those of other ranks, on the CPU of rank 0. All ranks call it; the others get none.
+  // The same with those of other ranks, on the CPU of rank 0. All ranks call it; the others get
+  // nothing from it.
   nn::NamedTensors all_moments() const;
 
  private:
   struct Group {
     std::vector<std::string> names;
     std::vector<at::Tensor> parameters, averages, squares;
-    std::vector<int64_t> owners;   // ranks
+    std::vector<int64_t> owners;         // ranks
     double learning_rate, weight_decay;  // the first times the run's
   };
   bool own(const Group& group, size_t i) const;
   at::Tensor norms_of_gradients();
+  at::Tensor at_all_positions(const std::vector<at::Tensor>& norms);
 
   std::vector<Group> groups_;  // by what the model says of each parameter (LanguageModel::group)
   GradientSum* sum_;
-  at::Tensor broken_;          // f32 scalar on the device: 1 after a gradient that was not finite
+  int64_t count_ = 0;     // of all parameters
+  at::Tensor positions_;  // on the device: in the order of the groups, those of this process
+  at::Tensor broken_;     // f32 scalar on the device: 1 after a gradient that was not finite
   double beta1_, beta2_, epsilon_, clip_;
 };
 

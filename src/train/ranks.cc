@@ -20,6 +20,7 @@
 #ifdef ASSAY_CUDA
 #define USE_C10D_NCCL
 #include <c10/cuda/CUDAFunctions.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -65,7 +66,8 @@ std::string first_difference(const std::string& text, const std::string& expecte
   std::istringstream lines(text), others(expected);
   std::string line, other;
   while (true) {
-    const bool more = bool(std::getline(lines, line)), others_more = bool(std::getline(others, other));
+    const bool more = bool(std::getline(lines, line)),
+               others_more = bool(std::getline(others, other));
     if (!more && !others_more) return "";
     if (!more) line = "nothing";
     if (!others_more) other = "nothing";
@@ -115,8 +117,8 @@ RankPlace place_from_environment() {
     place.local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE");
     if (place.local_size < place.size && !variable("MASTER_ADDR"))
       fail(
-          "Open MPI started ranks on several hosts: set MASTER_ADDR to the host of rank 0 "
-          "(mpirun -x MASTER_ADDR=HOST)");
+          "Open MPI started ranks on several hosts. "
+          "Set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=HOST).");
   } else {
     return {};
   }
@@ -126,6 +128,7 @@ RankPlace place_from_environment() {
     fail("rank {} does not exist among {} ranks (RANK and WORLD_SIZE, or those of Slurm or MPI)",
          place.rank, place.size);
   if (place.port < 1 || place.port > 65535) fail("MASTER_PORT = {} is not a port", place.port);
+  if (place.size == 1 && place.listening < 0) return {};  // nobody to meet
   return place;
 }
 
@@ -139,6 +142,8 @@ struct Ranks::Group {
   bool over = false;  // the others know that this rank has ended
 
   explicit Group(const RankPlace& place) : place_(place) {
+    // Its warnings are stack traces; what they mean is said by this class
+    if (!variable("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = 2;
     connect();
     take_place();
     meet();
@@ -163,8 +168,8 @@ struct Ranks::Group {
       const std::string text = first_line(error);
       if (options.isServer && text.find("EADDRINUSE") != std::string::npos)
         fail(
-            "port {} is used by another program, so the ranks cannot meet. Set MASTER_PORT to a "
-            "free port. Nothing was changed.",
+            "port {} is used by another program, so the ranks cannot meet. "
+            "Set MASTER_PORT to a free port. Nothing was changed.",
             place_.port);
       fail<Error>("rank {} cannot reach rank 0 at {}:{}: {}. Nothing was changed.", place_.rank,
                   place_.address, place_.port, text);
@@ -174,13 +179,13 @@ struct Ranks::Group {
 
   // Two processes cannot be the same rank, not even of two runs that were given the same port.
   void take_place() {
-    const std::string self = fmt::format("{} process {} of {} ranks", host_name(), ::getpid(),
-                                         place_.size);
+    const std::string self =
+        fmt::format("{} process {} of {} ranks", host_name(), ::getpid(), place_.size);
     const std::string holder = store->compareSet(key("rank", place_.rank), "", self);
     if (holder != self)
       fail(
-          "rank {} at {}:{} is taken already ({}). Another run uses this port: set MASTER_PORT to "
-          "a free one. Nothing was changed.",
+          "rank {} at {}:{} is taken already ({}). "
+          "Another run uses this port: set MASTER_PORT to a free one. Nothing was changed.",
           place_.rank, place_.address, place_.port, holder);
   }
 
@@ -235,7 +240,7 @@ struct Ranks::Group {
     fmt::print(stderr, "assay: rank {} stops: {}\n", place_.rank, failure.substr(blank + 1));
     std::fflush(stderr);
     try {
-      store->set(key("done", place_.rank), "1");
+      say_goodbye();
     } catch (const std::exception&) {  // rank 0 has gone
     }
     std::_Exit(std::stoi(failure.substr(0, blank)));
@@ -254,9 +259,10 @@ struct Ranks::Group {
         if (watched->check({kFailure})) end_process(watched->get_to_str(kFailure));
         for (auto& [rank, last] : heard) listen(rank, last);
       } catch (const std::exception&) {
-        end_process(fmt::format("{} rank 0, which serves the store at {}:{}, is lost. Go on with "
-                                "--resume.",
-                                int(kFailed), place_.address, place_.port));
+        end_process(
+            fmt::format("{} rank 0, which serves the store at {}:{}, is lost. "
+                        "Go on with --resume.",
+                        int(kFailed), place_.address, place_.port));
       }
     }
   }
@@ -283,11 +289,12 @@ struct Ranks::Group {
   // The store ends with rank 0, so rank 0 ends last.
   void say_goodbye(seconds patience = seconds(5)) {
     over = true;
-    store->set(key("done", place_.rank), "1");
+    c10d::Store& own = watched ? *watched : *store;  // the main thread may hold the other one
+    own.set(key("done", place_.rank), std::string("1"));
     if (place_.rank != 0) return;
     const Clock::time_point end = Clock::now() + patience;
     for (int64_t rank = 1; rank < place_.size; ++rank)
-      while (!store->check({key("done", rank)}) && Clock::now() < end)
+      while (!own.check({key("done", rank)}) && Clock::now() < end)
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 
@@ -350,8 +357,7 @@ void Ranks::failed(const std::string& message, int exit_code) noexcept {
 
 void Ranks::open(c10::Device device) {
   const int rank = int(place_.rank), size = int(place_.size);
-  const auto store =
-      c10::make_intrusive<c10d::PrefixStore>("exchange", group_->store->clone());
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("exchange", group_->store->clone());
   guarded([&] {
     if (device.is_cuda()) {
 #ifdef ASSAY_CUDA
@@ -368,10 +374,9 @@ void Ranks::open(c10::Device device) {
     const auto options = ProcessGroupGloo::Options::create(kLongestExchange);
     const auto interface = variable("GLOO_SOCKET_IFNAME");
     const bool local = place_.address == "127.0.0.1" || place_.address == "localhost";
-    options->devices.push_back(
-        interface ? ProcessGroupGloo::createDeviceForInterface(*interface)
-        : local   ? ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
-                  : ProcessGroupGloo::createDefaultDevice());
+    options->devices.push_back(interface ? ProcessGroupGloo::createDeviceForInterface(*interface)
+                               : local   ? ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
+                                         : ProcessGroupGloo::createDefaultDevice());
     group_->backend = c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
   });
 }

@@ -132,8 +132,9 @@ class Run {
   }
   // Samples `from` and the following ones, on the device.
   at::Tensor read(int64_t from, int64_t sequences) const {
-    const at::Tensor batch = at::empty({sequences, c.sequence_length + 1},
-                                       at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
+    const at::Tensor batch =
+        at::empty({sequences, c.sequence_length + 1},
+                  at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
     for (int64_t i = 0; i < sequences; ++i)
       sampler.sample(from + i, batch.data_ptr<int64_t>() + i * (c.sequence_length + 1));
     return batch.to(device, /*non_blocking=*/true);
@@ -554,9 +555,7 @@ auto with_memory_advice(const TrainConfig& c, Work&& work) {
 
 }  // namespace
 
-std::string RunConfig::toml() const {
-  return model.toml() + "\n[train]\n" + train.toml();
-}
+std::string RunConfig::toml() const { return model.toml() + "\n[train]\n" + train.toml(); }
 
 std::string RunConfig::identity() const {
   TrainConfig t = train;

@@ -32,8 +32,8 @@ struct TrainOptions {
 };
 // Trains to the end and writes the run folder (docs/runs.md). Throws Interrupted
 // (saved), Error (diverged, out of memory, disk full) with the last good checkpoint,
-// BadInput with nothing changed. With ranks, all of them call it with the same arguments, and rank 0
-// writes the folder.
+// BadInput with nothing changed. With ranks, all of them call it with the same arguments, and only
+// rank 0 writes the folder.
 run::Outcome train(const RunConfig& config, const TrainOptions& options);
 // From building the model on the device and the fastest of a few steps, or parts of steps where one
 // would take long.

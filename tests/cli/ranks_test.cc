@@ -127,7 +127,7 @@ TEST_F(RanksOfOneModel, OneSliceGivesTheBytesOfEarlierRuns) {
             std::string::npos);
 }
 
-TEST_F(RanksOfOneModel, ThreeRanksGiveTheBytesOfSixAndOne) {
+TEST_F(RanksOfOneModel, ThreeRanksGiveTheBytesOfSixAndOneSlow) {
   const std::string six = kSettings + "--set train.batch_size=6 --set train.gradient_slices=6 ";
   ASSERT_EQ(run(folder_.path(), train("alone", six)).exit_code, 0);
   for (const int ranks : {3, 6}) {
@@ -149,13 +149,12 @@ TEST_F(RanksOfOneModel, SignalToOneRankSavesAndAnotherNumberOfRanksContinues) {
   }
   EXPECT_FALSE(fs::exists(folder_ / "stopped" / "done.json"));
   // Without gradient_slices: the run keeps its own
-  const Outcome outcome =
-      run(folder_.path(), train("stopped", kSettings + "--resume --ranks 2"));
+  const Outcome outcome = run(folder_.path(), train("stopped", kSettings + "--resume --ranks 2"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
   expect_same("stopped", "alone");
 }
 
-TEST_F(RanksOfOneModel, TerminatedLauncherSavesAndOneProcessContinues) {
+TEST_F(RanksOfOneModel, TerminatedLauncherSavesAndOneProcessContinuesSlow) {
   ASSERT_EQ(run(folder_.path(), train("alone", kSlices)).exit_code, 0);
   {
     Process process(folder_.path(), train("stopped", kSlices + "--ranks 2"));
@@ -183,7 +182,7 @@ TEST_F(RanksOfOneModel, KilledRankIsNamedAndTwoRanksContinue) {
   expect_same("killed", "alone");
 }
 
-TEST_F(RanksOfOneModel, RanksOfAnotherLauncherNameTheOneThatIsLost) {
+TEST_F(RanksOfOneModel, RanksOfAnotherLauncherNameTheOneThatIsLostSlow) {
   const int port = free_port();
   Process first = start(0, 3, port, train("run", kLong)),
           second = start(1, 3, port, train("run", kLong)),
@@ -213,18 +212,18 @@ TEST_F(RanksOfOneModel, DifferentConfigurationIsRejectedByRankZero) {
   const int port = free_port();
   Process first = start(0, 2, port, train("run", kSlices)),
           second = start(1, 2, port, train("run", kSlices + "--set train.seed=1"));
-  expect_error(first.wait(), 2,
-               {"rank 1 has another configuration: seed = 1 instead of seed = 0",
-                "Nothing was changed"});
+  expect_error(
+      first.wait(), 2,
+      {"rank 1 has another configuration: seed = 1 instead of seed = 0", "Nothing was changed"});
   EXPECT_EQ(second.wait().exit_code, 2);
   EXPECT_FALSE(fs::exists(folder_ / "run" / "config.toml"));
 }
 
 TEST_F(RanksOfOneModel, DifferentDataAreRejectedByRankZero) {
-  ASSERT_EQ(run(folder_.path(),
-                "data synth -o other --documents 61 --held-out 4 --document-length 128")
-                .exit_code,
-            0);
+  ASSERT_EQ(
+      run(folder_.path(), "data synth -o other --documents 61 --held-out 4 --document-length 128")
+          .exit_code,
+      0);
   std::string other = train("run", kSlices);
   other.replace(other.find("--data store"), 12, "--data other");
   const int port = free_port();

@@ -52,6 +52,11 @@ TEST_F(RankPlaces, TorchrunsVariablesAreRead) {
   EXPECT_EQ(place.attempt, "2");
 }
 
+TEST_F(RankPlaces, OneRankOfTorchrunIsOneProcess) {
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "29500"}});
+  EXPECT_FALSE(place_from_environment().launched);
+}
+
 TEST_F(RankPlaces, SlurmsVariablesAreRead) {
   set({{"SLURM_STEP_NUM_TASKS", "16"},
        {"SLURM_PROCID", "9"},
