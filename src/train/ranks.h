@@ -25,8 +25,8 @@ struct RankPlace {
   std::string attempt;          // of torchrun; keys of earlier attempts are not read
 };
 // From the variables of torchrun (RANK, …), Slurm's srun or Open MPI, whichever is found first. One
-// rank that `assay train --ranks 1` did not start is a process of its own. BadInput names a variable
-// that is missing or wrong.
+// rank that `assay train --ranks 1` did not start is a process of its own. BadInput names a
+// variable that is missing or wrong.
 RankPlace place_from_environment();
 // "node03" of "node[03-05,08],other1".
 std::string first_host(const std::string& slurm_node_list);
