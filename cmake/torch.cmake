@@ -25,6 +25,13 @@ endif()
 target_link_libraries(torch INTERFACE ${torch_libraries})
 target_link_options(torch INTERFACE -Wl,-rpath,${TORCH_DIR}/lib -Wl,--allow-shlib-undefined)
 
+# ProcessGroupGloo.hpp includes headers of Gloo that the wheel lacks; it needs the names of a few classes only.
+foreach(header algorithm common/error context rendezvous/store transport/device)
+  file(CONFIGURE OUTPUT ${GENERATED}/gloo/${header}.h CONTENT "#include \"train/gloo_names.h\"\n")
+endforeach()
+# NCCL's header is in a wheel of its own, next to torch.
+set_source_files_properties(src/train/ranks.cc PROPERTIES COMPILE_OPTIONS "-idirafter;${TORCH_DIR}/../nvidia/nccl/include")
+
 # One precompiled torch header, shared by every torch layer and test.
 add_library(torch_pch OBJECT ${ASSAY_EMPTY})
 target_link_libraries(torch_pch PRIVATE torch)

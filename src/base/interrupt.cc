@@ -11,7 +11,7 @@ volatile std::sig_atomic_t seen = 0;
 
 void note(int signal) {
   seen = 1;
-  std::signal(signal, SIG_DFL);
+  if (signal != SIGUSR1) std::signal(signal, SIG_DFL);
 }
 
 }  // namespace
@@ -19,6 +19,7 @@ void note(int signal) {
 void catch_interrupts() {
   std::signal(SIGINT, note);
   std::signal(SIGTERM, note);
+  std::signal(SIGUSR1, note);
 }
 bool interrupted() { return seen; }
 void check_interrupt() {

@@ -1,6 +1,7 @@
 #pragma once
-// Ctrl-C and SIGTERM, seen at safe points: the first asks long work to save and leave, the second
-// ends at once.
+// Ctrl-C, SIGTERM and SIGUSR1, seen at safe points: the first asks long work to save and leave. A
+// second Ctrl-C or SIGTERM ends the process at once. Schedulers send SIGUSR1 ahead of their limit,
+// some of them more than once.
 
 namespace assay {
 

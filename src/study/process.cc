@@ -36,8 +36,10 @@ std::string Ending::text() const {
 // fork and exec, not posix_spawn: only code between the two can ask for a signal at
 // the parent's death.
 pid_t start(const Command& command) {
-  const int output = open_log(command.output),
-            errors = command.errors.empty() ? output : open_log(command.errors);
+  const int output = command.output.empty() ? ::dup(1) : open_log(command.output),
+            errors = !command.errors.empty()  ? open_log(command.errors)
+                     : command.output.empty() ? ::dup(2)
+                                              : output;
   std::vector<char*> arguments;
   for (const std::string& argument : command.arguments)
     arguments.push_back(const_cast<char*>(argument.c_str()));

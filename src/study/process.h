@@ -12,7 +12,8 @@ namespace assay::study {
 
 struct Command {
   std::vector<std::string> arguments;  // [0] is the program
-  fs::path output, errors;             // files, appended to; empty `errors`: the same as output
+  // Files, appended to. Empty `errors`: the same as output; both empty: those of this process.
+  fs::path output, errors;
 };
 // How often a process that a signal stopped is started again.
 constexpr int kRestarts = 2;

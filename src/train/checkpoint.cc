@@ -32,14 +32,16 @@ class Scratch {
 }  // namespace
 
 void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, const AdamW& optimizer,
-                     const run::TrainingState& state) {
+                     const run::TrainingState& state, const Ranks* ranks) {
+  const nn::NamedTensors moments = optimizer.all_moments();
+  if (ranks && !ranks->first()) return;
   const run::Checkpoint target = run.checkpoint(state.step);
   if (fs::exists(target.path)) return;  // the same step of the same run: the same bytes
   const Scratch scratch(run.unfinished_checkpoint());
   const run::Checkpoint& unfinished = scratch.checkpoint;
   make_folder(unfinished.path);
   nn::save_tensors(unfinished.weights(), nn::named_parameters_of(model));
-  nn::save_tensors(unfinished.moments(), optimizer.moments());
+  nn::save_tensors(unfinished.moments(), moments);
   unfinished.state().write(state);
   publish_folder(unfinished.path, target.path);
 }

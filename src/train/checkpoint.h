@@ -9,8 +9,9 @@
 
 namespace assay::train {
 
+// With `ranks`, all of them call it, and rank 0 writes: the files do not depend on their number.
 void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, const AdamW& optimizer,
-                     const run::TrainingState& state);
+                     const run::TrainingState& state, const Ranks* ranks = nullptr);
 // BadInput when the checkpoint is broken.
 run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::LanguageModel& model,
                                    AdamW& optimizer);

@@ -5,10 +5,11 @@
 #include <numbers>
 
 #include "run/folder.h"
+#include "train/gradient_sum.h"
 
 namespace assay::train {
 
-void TrainConfig::complete(const ConfigNode& table) {
+void TrainConfig::complete(const ConfigNode& table, int64_t ranks) {
   const auto need = [&](bool good, const char* key, const std::string& expected) {
     if (!good) table.refuse(key, fmt::format("{{table}}.{} must be {}", key, expected));
   };
@@ -30,9 +31,14 @@ void TrainConfig::complete(const ConfigNode& table) {
        "given, or train.tokens, and not both");
   if (steps == 0) steps = (tokens + tokens_per_step() - 1) / tokens_per_step();
   tokens = steps * tokens_per_step();
-  if (micro_batch_size == 0) micro_batch_size = batch_size;
-  need(micro_batch_size > 0 && batch_size % micro_batch_size == 0, "micro_batch_size",
-       "a divisor of batch_size");
+  need(gradient_slices >= 0, "gradient_slices", "0 or more");
+  if (gradient_slices == 0) gradient_slices = ranks;
+  check_shares(batch_size, gradient_slices, ranks);
+  const int64_t slice = batch_size / gradient_slices;
+  if (micro_batch_size == 0) micro_batch_size = slice;
+  need(micro_batch_size > 0 && slice % micro_batch_size == 0, "micro_batch_size",
+       gradient_slices == 1 ? "a divisor of batch_size"
+                            : "a divisor of batch_size / gradient_slices");
   need(learning_rate >= 0 && std::isfinite(learning_rate), "learning_rate",
        "a finite number, 0 or more");
   need(warmup_steps >= 0, "warmup_steps", "0 or more");
@@ -58,6 +64,14 @@ void TrainConfig::complete(const ConfigNode& table) {
   need(log_every >= 0, "log_every", "0 or more");
   if (eval_every == 0) eval_every = std::max<int64_t>(1, steps / 20);
   if (log_every == 0) log_every = std::max<int64_t>(1, steps / 200);
+}
+
+std::string TrainConfig::toml() const {
+  TrainConfig copy = *this;
+  Fields fields = fields_of(copy);
+  if (gradient_slices == 1)
+    std::erase_if(fields, [](const Field& field) { return field.name == "gradient_slices"; });
+  return to_toml(fields);
 }
 
 std::optional<TrainConfig> train_config_of(const std::filesystem::path& model) {

@@ -12,7 +12,7 @@ namespace assay::train {
 
 struct TrainConfig {
   int64_t steps = 0, tokens = 0;
-  int64_t batch_size = 8, micro_batch_size = 0, sequence_length = 256;
+  int64_t batch_size = 8, micro_batch_size = 0, gradient_slices = 0, sequence_length = 256;
   double learning_rate = 1e-3;
   int64_t warmup_steps = 0;
   double warmup_fraction = 0;
@@ -32,7 +32,11 @@ struct TrainConfig {
     field("tokens", tokens, "training tokens, rounded up to whole steps");
     field("batch_size", batch_size, "sequences per step");
     field("micro_batch_size", micro_batch_size,
-          "sequences per forward pass; gradients are summed over a step; 0: batch_size");
+          "sequences per forward pass; gradients are summed over a step; 0: those of a slice");
+    field(
+        "gradient_slices", gradient_slices,
+        "equal parts of a batch whose gradients are summed in a fixed order; "
+        "ranks that share them give the same bits; 0: one per rank");
     field("sequence_length", sequence_length, "tokens per sequence");
     field("learning_rate", learning_rate, "peak value");
     field("warmup_steps", warmup_steps, "steps of linear warm-up from 0");
@@ -70,7 +74,9 @@ struct TrainConfig {
 
   // Checks ranges and fills what follows from the rest (steps, intervals). BadInput names the key
   // and its place.
-  void complete(const ConfigNode& table);
+  void complete(const ConfigNode& table, int64_t ranks = 1);
+  // Without a key that came later, where it has no effect: keys of earlier runs stay the same.
+  std::string toml() const;
   int64_t warmup_steps_of_fraction() const { return int64_t(warmup_fraction * double(steps)); }
   int64_t tokens_per_step() const { return batch_size * sequence_length; }
 };

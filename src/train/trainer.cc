@@ -19,6 +19,7 @@
 #include "run/metrics.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
+#include "train/gradient_sum.h"
 #include "train/optimizer.h"
 
 namespace assay::train {
@@ -51,7 +52,8 @@ class Run {
       : config(run_config),
         c(config.train),
         folder{options.run},
-        device(choose_device(options.device)),
+        ranks(options.ranks),
+        device(choose_device(ranks ? ranks->device(options.device) : options.device)),
         store(options.store),
         sampler(store, {c.domains, c.weights, c.sequence_length, uint64_t(c.seed), "train"}),
         model(std::make_shared<nn::LanguageModel>(config.model)) {
@@ -59,7 +61,11 @@ class Run {
     model->recompute_activations = c.recompute_activations;
     model->initialise(uint64_t(c.seed));
     model->to(device, model->compute_dtype == at::kDouble ? at::kDouble : at::kFloat);
-    optimizer.emplace(*model, c);
+    if (ranks) ranks->open(device);
+    if (ranks || c.gradient_slices > 1)
+      // A layer that is computed again has a backward pass of its own
+      sum.emplace(model->parameters(), c.gradient_slices, ranks, !c.recompute_activations);
+    optimizer.emplace(*model, c, sum ? &*sum : nullptr);
     flops_per_token = model->forward_flops(c.sequence_length);
   }
 
@@ -90,19 +96,59 @@ class Run {
             .key = sha256(config.toml() + data + versions)};
   }
 
-  at::Tensor gradients(int64_t step) { return gradients(step, c.batch_size, c.sequence_length); }
+  bool writes() const { return !ranks || ranks->first(); }
+
+  // What one step gives, scalars on the device: the mean loss, and with ranks whether one of them
+  // was asked to stop, and rank 0 to save.
+  struct Step {
+    at::Tensor loss, stop, save;
+  };
+  Step summed_gradients(int64_t step, bool stop, bool save) {
+    if (!sum) return {gradients(step, c.batch_size, c.sequence_length)};
+    const int64_t sequences = c.batch_size / c.gradient_slices;
+    std::vector<at::Tensor> losses;
+    for (int64_t slice = sum->begin(); slice < sum->end(); ++slice) {
+      const bool last = slice + 1 == sum->end();
+      const int64_t from = step * c.batch_size + slice * sequences;
+      const at::Tensor loss = backward(read(from, sequences), double(c.gradient_slices), [&] {
+        if (last) sum->start_last();
+      });
+      losses.push_back(loss.to(at::kDouble));
+      if (!last) sum->keep();
+    }
+    sum->finish();
+    if (!ranks) return {tree_sum(losses)};
+    const int64_t slices = int64_t(losses.size());
+    for (const bool asked : {stop, save})
+      losses.push_back(at::full({}, double(asked), losses.front().options()));
+    const at::Tensor all = ranks->gather(at::stack(losses));
+    return {tree_sum(all.slice(1, 0, slices).flatten().unbind()), all.select(1, slices).amax(),
+            all[0][slices + 1]};
+  }
   // Forward and backward of one step, or of the first `time` tokens of its first sequences; leaves
   // the gradients. Returns the mean loss, a scalar on the device.
   at::Tensor gradients(int64_t step, int64_t sequences, int64_t time) {
-    at::Tensor batch = at::empty({sequences, c.sequence_length + 1},
-                                 at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
-    sampler.batch(step, sequences, batch.data_ptr<int64_t>());
-    batch = batch.to(device, /*non_blocking=*/true).slice(1, 0, time + 1);
+    return backward(read(step * sequences, sequences).slice(1, 0, time + 1), 1, [] {});
+  }
+  // Samples `from` and the following ones, on the device.
+  at::Tensor read(int64_t from, int64_t sequences) const {
+    const at::Tensor batch =
+        at::empty({sequences, c.sequence_length + 1},
+                  at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
+    for (int64_t i = 0; i < sequences; ++i)
+      sampler.sample(from + i, batch.data_ptr<int64_t>() + i * (c.sequence_length + 1));
+    return batch.to(device, /*non_blocking=*/true);
+  }
+  // The mean loss of `batch` divided by `slices`, and its gradient. Calls `before_last` before the
+  // last backward pass.
+  at::Tensor backward(const at::Tensor& batch, double slices,
+                      const std::function<void()>& before_last) {
     at::Tensor total = at::zeros({}, at::TensorOptions().device(device).dtype(
                                          at::promote_types(model->compute_dtype, at::kFloat)));
-    const double parts = double((sequences + c.micro_batch_size - 1) / c.micro_batch_size);
-    for (const at::Tensor& part : batch.split(c.micro_batch_size)) {
-      const at::Tensor loss = model->loss(part) / parts;
+    const std::vector<at::Tensor> parts = batch.split(c.micro_batch_size);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const at::Tensor loss = model->loss(parts[i]) / (slices * double(parts.size()));
+      if (i + 1 == parts.size()) before_last();
       loss.backward();
       total += loss.detach();
     }
@@ -160,7 +206,13 @@ class Run {
     state.mean_loss = step == 0 ? loss : 0.98 * state.mean_loss + 0.02 * loss;
   }
 
-  void evaluate(run::MetricsWriter& metrics) {
+  // On rank 0. The other ranks wait for it in the next exchange.
+  void evaluate() {
+    if (!writes()) {
+      state.evaluation_loss = 0;
+      state.evaluation_steps = 0;
+      return;
+    }
     const Clock::time_point start = Clock::now();
     const eval::Losses losses = held_out->run(*model);
     held_out_loss = loss_on_training_domains(losses);
@@ -185,7 +237,7 @@ class Run {
     if (const at::Tensor tokens = probe_tokens(1); tokens.defined())
       if (const auto entropy = eval::attention_entropy(*model, tokens); !entropy.empty())
         line.attention_entropy = entropy;
-    metrics.write(line);
+    metrics->write(line);
     state.evaluation_loss = 0;
     state.evaluation_steps = 0;
   }
@@ -245,20 +297,23 @@ class Run {
     folder.probes().write(found);
   }
 
-  void save(run::MetricsWriter& metrics) {
-    metrics.sync();
-    save_checkpoint(folder, *model, *optimizer, state);
-    prune_checkpoints(folder, c.keep_steps);
+  void save() {
+    if (metrics) metrics->sync();
+    save_checkpoint(folder, *model, *optimizer, state, ranks);
+    if (writes()) prune_checkpoints(folder, c.keep_steps);
   }
 
   const RunConfig config;
   const TrainConfig& c;
   run::Folder folder;
+  Ranks* ranks;
   c10::Device device;
   data::TokenStore store;
   data::Sampler sampler;
   std::shared_ptr<nn::LanguageModel> model;
+  std::optional<GradientSum> sum;  // none: one process, one slice
   std::optional<AdamW> optimizer;
+  std::optional<run::MetricsWriter> metrics;  // of rank 0
   std::optional<eval::HeldOut> held_out;
   std::optional<double> held_out_loss;  // of the last evaluation in this process
   run::TrainingState state;
@@ -293,13 +348,22 @@ class Saving {
  public:
   explicit Saving(int64_t every) : every_(every) {}
   bool due(int64_t step) const { return every_ > 0 ? step % every_ == 0 : Clock::now() >= next_; }
+  // The same, said once only. Ranks have clocks of their own, so rank 0 asks the others to save.
+  bool ask(int64_t step) {
+    const bool now = every_ == 0 && !asked_ && due(step);
+    asked_ = asked_ || now;
+    return now;
+  }
+  bool by_time() const { return every_ == 0; }
   void took(double seconds) {
+    asked_ = false;
     next_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                std::chrono::duration<double>(std::max(30.0, 50 * seconds)));
   }
 
  private:
   int64_t every_;
+  bool asked_ = false;
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(30);
 };
 
@@ -307,20 +371,28 @@ class Saving {
 // prepares the next step while the device works on this one.
 class StepResult {
  public:
-  // `loss` and `norm` are scalars on the device.
-  StepResult(int64_t step, double rate, const at::Tensor& loss, const at::Tensor& norm)
+  // `norm` is a scalar on the device, too.
+  StepResult(int64_t step, double rate, const Run::Step& made, const at::Tensor& norm)
       : step(step), learning_rate(rate) {
-    const at::Tensor both = at::stack({loss.to(at::kDouble), norm.to(at::kDouble)});
-    values_ = at::empty({2}, at::TensorOptions(at::kDouble).pinned_memory(both.is_cuda()));
-    values_.copy_(both, /*non_blocking=*/true);
-    if (!both.is_cuda()) return;
+    std::vector<at::Tensor> scalars = {made.loss, norm};
+    if (made.stop.defined()) scalars.insert(scalars.end(), {made.stop, made.save});
+    for (at::Tensor& scalar : scalars) scalar = scalar.to(at::kDouble);
+    const at::Tensor all = at::stack(scalars);
+    values_ = at::empty_like(all, at::TensorOptions(at::kCPU).pinned_memory(all.is_cuda()));
+    values_.copy_(all, /*non_blocking=*/true);
+    if (!all.is_cuda()) return;
     copied_.emplace(c10::DeviceType::CUDA);
-    copied_->record(c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(both.device()));
+    copied_->record(c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(all.device()));
   }
-  // Waits for the step. {loss, norm of the gradient}
-  std::pair<double, double> read() const {
+  struct Values {
+    double loss, norm;  // of the gradient
+    bool stop, save;
+  };
+  Values read() const {  // waits for the step
     if (copied_) copied_->synchronize();
-    return {values_[0].item<double>(), values_[1].item<double>()};
+    const double* value = values_.data_ptr<double>();
+    const bool flags = values_.numel() > 2;
+    return {value[0], value[1], flags && value[2] > 0, flags && value[3] > 0};
   }
   int64_t step;
   double learning_rate;
@@ -330,10 +402,12 @@ class StepResult {
   std::optional<c10::Event> copied_;
 };
 
-run::Outcome train_steps(Run& run, run::MetricsWriter& metrics) {
+run::Outcome train_steps(Run& run) {
   const TrainConfig& c = run.c;
-  const double tokens_per_step = double(c.tokens_per_step()), peak = peak_flops(run.device);
-  Progress progress;
+  const double tokens_per_step = double(c.tokens_per_step()),
+               peak = peak_flops(run.device) * double(run.ranks ? run.ranks->size() : 1);
+  std::optional<Progress> progress;
+  if (run.writes()) progress.emplace();
   Clock::time_point start = Clock::now(), interval = start;
   // Evaluation and saving do not count as training
   double seconds_before = run.state.seconds, paused = 0;
@@ -347,13 +421,16 @@ run::Outcome train_steps(Run& run, run::MetricsWriter& metrics) {
     interval += Clock::now() - from;
     return seconds;
   };
-  if (run.state.step == 0) pause([&] { run.evaluate(metrics); });
+  if (run.state.step == 0) pause([&] { run.evaluate(); });
   std::optional<StepResult> pending;
   double norm = 0;
+  bool asked_to_stop = false, asked_to_save = false;
   // Checks the pending step and adds it to the means. Everything that is written needs this first.
   const auto settle = [&] {
     if (!pending) return;
-    const auto [loss, gradient_norm] = pending->read();
+    const auto [loss, gradient_norm, stop, save] = pending->read();
+    asked_to_stop = asked_to_stop || stop;
+    asked_to_save = asked_to_save || save;
     run.check(pending->step, loss, gradient_norm);
     run::TrainingState& s = run.state;
     ++s.interval_steps;
@@ -367,16 +444,19 @@ run::Outcome train_steps(Run& run, run::MetricsWriter& metrics) {
   while (run.state.step < c.steps) {
     run::TrainingState& s = run.state;
     const int64_t step = s.step;
-    const at::Tensor loss_now = run.gradients(step);
+    const bool rank_saves = run.ranks && run.ranks->first() && saving.ask(step);
+    const Run::Step made = run.summed_gradients(step, interrupted(), rank_saves);
     const double rate = learning_rate_at(c, step);
     const at::Tensor norm_now = run.optimizer->step(rate, step);
     settle();
-    pending.emplace(step, rate, loss_now, norm_now);
+    pending.emplace(step, rate, made, norm_now);
     ++s.step;
     const bool logs = s.step % c.log_every == 0 || s.step == c.steps;
     const bool evaluates = s.step % c.eval_every == 0 || s.step == c.steps;
-    const bool saves = saving.due(s.step) || s.step == c.steps;
-    const bool stops = interrupted() && s.step < c.steps;
+    // All ranks save and stop after the same step: what one is asked for, all know a step later
+    const bool due = run.ranks && saving.by_time() ? asked_to_save : saving.due(s.step);
+    const bool saves = due || s.step == c.steps;
+    const bool stops = (run.ranks ? asked_to_stop : interrupted()) && s.step < c.steps;
     if (logs || evaluates || saves || stops) settle();
     s.seconds = seconds_before + since(start) - paused;
     const double interval_steps = double(s.interval_steps + (pending ? 1 : 0));
@@ -384,29 +464,34 @@ run::Outcome train_steps(Run& run, run::MetricsWriter& metrics) {
     const std::string shown_loss = run.held_out_loss
                                        ? fmt::format("held-out loss {:.4f}", *run.held_out_loss)
                                        : fmt::format("training loss {:.4f}", s.last_loss);
-    progress.show(
-        fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
-                    shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
-                    Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
+    if (progress)
+      progress->show(
+          fmt::format("step {}/{}  {}  {} tokens/s  MFU {:.1f} %  {} left", s.step, c.steps,
+                      shown_loss, Progress::count(speed), 300 * run.flops_per_token * speed / peak,
+                      Progress::duration(double(c.steps - s.step) * tokens_per_step / speed)));
     if (logs) {
-      metrics.write(run::TrainingLine{.step = s.step,
-                                      .loss = s.interval_loss / double(s.interval_steps),
-                                      .tokens = s.step * c.tokens_per_step(),
-                                      .learning_rate = rate,
-                                      .grad_norm = norm,
-                                      .tokens_per_second = speed,
-                                      .mfu = 3 * run.flops_per_token * speed / peak,
-                                      .seconds = s.seconds,
-                                      .memory_bytes = peak_memory_bytes(run.device)});
+      const run::TrainingLine line{.step = s.step,
+                                   .loss = s.interval_loss / double(s.interval_steps),
+                                   .tokens = s.step * c.tokens_per_step(),
+                                   .learning_rate = rate,
+                                   .grad_norm = norm,
+                                   .tokens_per_second = speed,
+                                   .mfu = 3 * run.flops_per_token * speed / peak,
+                                   .seconds = s.seconds,
+                                   .memory_bytes = peak_memory_bytes(run.device)};
+      if (run.metrics) run.metrics->write(line);
       rates.push_back(speed);
       s.interval_loss = 0;
       s.interval_steps = 0;
       interval = Clock::now();
     }
-    if (evaluates) pause([&] { run.evaluate(metrics); });
-    if (saves) saving.took(pause([&] { run.save(metrics); }));
+    if (evaluates) pause([&] { run.evaluate(); });
+    if (saves) {
+      saving.took(pause([&] { run.save(); }));
+      asked_to_save = false;
+    }
     if (stops) {
-      run.save(metrics);
+      run.save();
       throw Interrupted(
           fmt::format("interrupted after step {}; saved in {}. Continue with --resume.", s.step,
                       run.folder.path.string()));
@@ -479,10 +564,7 @@ run::Outcome read_outcome(const run::Folder& folder) try {
 
 }  // namespace
 
-std::string RunConfig::toml() const {
-  TrainConfig t = train;
-  return model.toml() + "\n[train]\n" + to_toml(fields_of(t));
-}
+std::string RunConfig::toml() const { return model.toml() + "\n[train]\n" + train.toml(); }
 
 std::string RunConfig::identity() const {
   TrainConfig t = train;
@@ -491,15 +573,15 @@ std::string RunConfig::identity() const {
   if (t.warmup_fraction > 0) t.warmup_steps = 0;
   t.eval_every = t.eval_tokens = t.checkpoint_every = t.log_every = 0;
   t.keep_steps.clear();
-  return model.toml() + "\n[train]\n" + to_toml(fields_of(t));
+  return model.toml() + "\n[train]\n" + t.toml();
 }
 
-RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) {
+RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder, int64_t ranks) {
   file.read(Fields{}, {"model", "train"});
   RunConfig config{nn::ModelSpec::read(file.child("model")), {}};
   const ConfigNode table = file.child("train");
   table.read(config.train);
-  config.train.complete(table);
+  config.train.complete(table, ranks);
   const data::TokenStore store(store_folder);
   nn::ModelConfig& model = config.model.config;
   if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
@@ -528,12 +610,27 @@ RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder) 
   return config;
 }
 
-run::Outcome train(const RunConfig& config, const TrainOptions& options) {
-  make_folder(options.run);
-  const FolderLock lock(options.run);
+// What must be the same on all ranks before anything is written.
+std::map<std::string, std::string> facts_of(const RunConfig& config, const TrainOptions& options) {
   const run::Folder folder{options.run};
-  check_folder(config, options, folder);
-  remove_scratch(folder);
+  const auto newest = newest_checkpoint(folder);
+  return {{"configuration", config.toml()},
+          {"token store", data_of(data::TokenStore(options.store), config.train)},
+          {"version of Assay", version() + " " + commit()},
+          {"newest checkpoint in the run folder", newest ? newest->path.filename() : "none"},
+          {"state of the run", folder.outcome().exists() ? "done" : "not done"}};
+}
+
+run::Outcome train(const RunConfig& config, const TrainOptions& options) {
+  const run::Folder folder{options.run};
+  std::optional<FolderLock> lock;
+  if (!options.ranks || options.ranks->first()) {
+    make_folder(options.run);
+    lock.emplace(options.run);
+    check_folder(config, options, folder);
+    remove_scratch(folder);
+  }
+  if (options.ranks) options.ranks->agree(facts_of(config, options));
   if (folder.outcome().exists()) return read_outcome(folder);
   set_up_torch();
   return with_memory_advice(config.train, [&] {
@@ -542,13 +639,14 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
     const TrainConfig& c = run.c;
     if (const auto newest = newest_checkpoint(folder))
       run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
+    if (!run.writes()) return train_steps(run);
     write_file(folder.config(), config.toml());
     folder.provenance().write(run.describe());
     run.held_out.emplace(
         run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
                                           c.micro_batch_size * c.sequence_length});
-    run::MetricsWriter metrics(folder, run.state.step);
-    run::Outcome outcome = train_steps(run, metrics);
+    run.metrics.emplace(folder, run.state.step);
+    run::Outcome outcome = train_steps(run);
     run.evaluate_end();
     run.write_probes();
     outcome.held_out_loss = run.held_out_loss;

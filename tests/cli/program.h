@@ -45,6 +45,7 @@ class Process {
     fs::remove_all(logs_);
   }
   Process(const Process&) = delete;
+  pid_t id() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
   pid_t id() const { return pid_; }
   bool running() {

@@ -1,0 +1,80 @@
+#pragma once
+// The processes that train one model together, called ranks: which of them this process is, how
+// they meet, what they exchange, and how all of them end when one is lost.
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace assay::train {
+
+// Which rank this process is.
+struct RankPlace {
+  bool launched = false;  // false: a process of its own
+  int64_t rank = 0, size = 1, local_rank = 0, local_size = 1;
+  // Where rank 0 serves the store through which the ranks meet.
+  std::string address = "127.0.0.1";
+  int64_t port = 29500;
+  int64_t listening = -1;       // an open socket on that port, inherited by rank 0
+  bool served_outside = false;  // torchrun serves the store
+  std::string attempt;          // of torchrun; keys of earlier attempts are not read
+};
+// From the variables of torchrun (RANK, …), Slurm's srun or Open MPI, whichever is found first. One
+// rank that `assay train --ranks 1` did not start is a process of its own. BadInput names a
+// variable that is missing or wrong.
+RankPlace place_from_environment();
+// "node03" of "node[03-05,08],other1".
+std::string first_host(const std::string& slurm_node_list);
+
+class Ranks {
+ public:
+  static constexpr int64_t kMeeting = 50;  // seconds in which all ranks must meet
+  static constexpr int64_t kSilence = 20;  // seconds without a sign of life: the rank is lost
+
+  // Meets the other ranks. Error names the ranks that are missing. From here on, a thread ends this
+  // process with a message when another rank fails or is lost.
+  explicit Ranks(const RankPlace& place);
+  // Rank 0 waits for the others, because it serves the store.
+  ~Ranks();
+  Ranks(const Ranks&) = delete;
+
+  int64_t rank() const { return place_.rank; }
+  int64_t size() const { return place_.size; }
+  bool first() const { return place_.rank == 0; }
+  // "cuda:LOCAL_RANK" for "auto" (when there are GPUs) and "cuda". BadInput when there are fewer
+  // GPUs than ranks on this host.
+  std::string device(const std::string& name) const;
+
+  // BadInput on rank 0, which ends the others, unless all ranks give the same facts. The message
+  // names the ranks and the first difference.
+  void agree(const std::map<std::string, std::string>& facts);
+  // Tells the others that this rank cannot go on. They end with this message.
+  void failed(const std::string& message, int exit_code) noexcept;
+
+  // Opens NCCL for a GPU and Gloo for a CPU. Before any of the calls below, which all ranks make
+  // in the same order.
+  void open(c10::Device device);
+  using Wait = std::function<void()>;
+  // Starts to send part r of `in` to rank r, and to receive one part from every rank into `out`.
+  // `counts`: elements. After Wait, work on `out` comes after the exchange.
+  Wait exchange(const at::Tensor& out, const at::Tensor& in, std::vector<int64_t> out_counts,
+                std::vector<int64_t> in_counts);
+  at::Tensor gather(const at::Tensor& part);  // [size, …]: `part` of every rank, in their order
+  // Elements that all ranks but one give as zero: the result does not depend on the order.
+  void add_disjoint(at::Tensor values);
+  // {tensor, rank that sends it to all}
+  void broadcast(const std::vector<std::pair<at::Tensor, int64_t>>& tensors);
+
+ private:
+  struct Group;
+  void guarded(const std::function<void()>& work) const;
+  RankPlace place_;
+  std::unique_ptr<Group> group_;
+};
+
+}  // namespace assay::train

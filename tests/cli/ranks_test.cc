@@ -1,0 +1,296 @@
+// Several processes train one model on CPUs: the same bytes for any number of them, and an end
+// without hanging when one is lost or differs.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/program.h"
+
+namespace assay::cli {
+namespace {
+
+using nlohmann::json;
+
+const std::string kSettings =
+    "--set train.steps=50 --set train.checkpoint_every=5 --set train.eval_every=25 ";
+const std::string kSlices = kSettings + "--set train.gradient_slices=4 ";
+// Does not end before it is stopped. Each of its 3 ranks has a sequence.
+const std::string kLong =
+    "--set train.steps=1000000 --set train.checkpoint_every=5 --set train.batch_size=3 ";
+
+// What must not depend on the number of ranks: weights, moments, losses by document, metrics
+// without times and memory.
+std::map<std::string, std::string> results(const fs::path& run) {
+  std::map<std::string, std::string> out;
+  for (const auto& [path, hash] : contents(run))
+    if (path.ends_with(".safetensors") || path == "config.toml") out[path] = hash;
+  std::istringstream lines(read_file(run / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    json record = json::parse(line);
+    for (const char* timed : {"tokens_per_second", "mfu", "seconds", "memory_bytes"})
+      record.erase(timed);
+    out["metrics"] += record.dump() + "\n";
+  }
+  return out;
+}
+
+bool has_checkpoint(const fs::path& run) {
+  if (!fs::exists(run / "checkpoints")) return false;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints"))
+    if (entry.path().filename().string().starts_with("step-")) return true;
+  return false;
+}
+
+// The process that `launcher` started as this rank.
+pid_t process_of_rank(const Process& launcher, int rank) {
+  const std::string wanted = fmt::format("RANK={}", rank);
+  std::ifstream children(fmt::format("/proc/{0}/task/{0}/children", launcher.id()));
+  for (pid_t child; children >> child;) {
+    std::ifstream environment(fmt::format("/proc/{}/environ", child));
+    for (std::string variable; std::getline(environment, variable, '\0');)
+      if (variable == wanted) return child;
+  }
+  return 0;
+}
+
+// A TCP port of this host. While the object lives the port is used by it.
+struct Port {
+  int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  int number = 0;
+  Port() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    socklen_t size = sizeof address;
+    ::bind(socket, reinterpret_cast<sockaddr*>(&address), size);
+    ::listen(socket, 1);
+    ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
+    number = ::ntohs(address.sin_port);
+  }
+  ~Port() { ::close(socket); }
+};
+int free_port() { return Port().number; }
+
+class RanksOfOneModel : public testing::Test {
+ protected:
+  void SetUp() override { synthesize(folder_); }
+  void TearDown() override {
+    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+  }
+  // As torchrun would start it.
+  Process start(int rank, int size, int port, const std::string& arguments) {
+    ::setenv("RANK", std::to_string(rank).c_str(), 1);
+    ::setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
+    ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+    return Process(folder_.path(), arguments);
+  }
+  void expect_same(const std::string& name, const std::string& expected_name) {
+    const auto expected = results(folder_ / expected_name), got = results(folder_ / name);
+    EXPECT_TRUE(expected.contains("checkpoints/step-50/model.safetensors") &&
+                expected.contains("checkpoints/step-50/optimizer.safetensors") &&
+                expected.contains("evaluations/step-50.safetensors"));
+    for (const auto& [path, content] : expected)
+      EXPECT_TRUE(got.contains(path) && got.at(path) == content) << name << ": " << path;
+    EXPECT_EQ(got.size(), expected.size());
+  }
+  void expect_error(const Outcome& outcome, int exit_code, const std::vector<std::string>& parts) {
+    EXPECT_EQ(outcome.exit_code, exit_code) << outcome.error;
+    for (const std::string& part : parts)
+      EXPECT_NE(outcome.error.find(part), std::string::npos) << part << "\n" << outcome.error;
+  }
+  data::Folder folder_;
+};
+
+TEST_F(RanksOfOneModel, OneTwoAndFourRanksGiveTheBytesOfOneProcess) {
+  const Outcome alone = run(folder_.path(), train("alone", kSlices));
+  ASSERT_EQ(alone.exit_code, 0) << alone.error;
+  for (const int ranks : {1, 2, 4}) {
+    const std::string name = fmt::format("ranks{}", ranks);
+    const Outcome outcome =
+        run(folder_.path(), train(name, kSlices + fmt::format("--json --ranks {}", ranks)));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+    EXPECT_EQ(json::parse(outcome.out).at("steps"), 50);
+    expect_same(name, "alone");
+  }
+}
+
+TEST_F(RanksOfOneModel, OneSliceGivesTheBytesOfEarlierRuns) {
+  ASSERT_EQ(run(folder_.path(), train("alone", kSettings)).exit_code, 0);
+  const Outcome outcome = run(folder_.path(), train("ranks1", kSettings + "--ranks 1"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  expect_same("ranks1", "alone");
+  EXPECT_EQ(read_file(folder_ / "alone" / "config.toml").find("gradient_slices"),
+            std::string::npos);
+}
+
+TEST_F(RanksOfOneModel, ThreeRanksGiveTheBytesOfSixAndOneSlow) {
+  const std::string six = kSettings + "--set train.batch_size=6 --set train.gradient_slices=6 ";
+  ASSERT_EQ(run(folder_.path(), train("alone", six)).exit_code, 0);
+  for (const int ranks : {3, 6}) {
+    const std::string name = fmt::format("ranks{}", ranks);
+    const Outcome outcome =
+        run(folder_.path(), train(name, six + fmt::format("--ranks {}", ranks)));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+    expect_same(name, "alone");
+  }
+}
+
+TEST_F(RanksOfOneModel, SignalToOneRankSavesAndAnotherNumberOfRanksContinues) {
+  ASSERT_EQ(run(folder_.path(), train("alone", kSlices)).exit_code, 0);
+  {
+    Process process(folder_.path(), train("stopped", kSlices + "--ranks 4"));
+    ASSERT_TRUE(wait_until(process, [&] { return has_checkpoint(folder_ / "stopped"); }));
+    ASSERT_EQ(::kill(process_of_rank(process, 3), SIGUSR1), 0);
+    expect_error(process.wait(), 130, {"saved in stopped. Continue with --resume."});
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "stopped" / "done.json"));
+  // Without gradient_slices: the run keeps its own
+  const Outcome outcome = run(folder_.path(), train("stopped", kSettings + "--resume --ranks 2"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  expect_same("stopped", "alone");
+}
+
+TEST_F(RanksOfOneModel, TerminatedLauncherSavesAndOneProcessContinuesSlow) {
+  ASSERT_EQ(run(folder_.path(), train("alone", kSlices)).exit_code, 0);
+  {
+    Process process(folder_.path(), train("stopped", kSlices + "--ranks 2"));
+    ASSERT_TRUE(wait_until(process, [&] { return has_checkpoint(folder_ / "stopped"); }));
+    process.signal(SIGTERM);
+    expect_error(process.wait(), 130, {"saved in stopped. Continue with --resume."});
+  }
+  const Outcome outcome = run(folder_.path(), train("stopped", kSlices + "--resume"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  expect_same("stopped", "alone");
+}
+
+TEST_F(RanksOfOneModel, KilledRankIsNamedAndTwoRanksContinue) {
+  ASSERT_EQ(run(folder_.path(), train("alone", kSlices)).exit_code, 0);
+  {
+    Process process(folder_.path(), train("killed", kSlices + "--ranks 4"));
+    ASSERT_TRUE(wait_until(process, [&] { return has_checkpoint(folder_ / "killed"); }));
+    ASSERT_EQ(::kill(process_of_rank(process, 2), SIGKILL), 0);
+    const auto start = std::chrono::steady_clock::now();
+    expect_error(process.wait(), 1, {"rank 2 of 4", "killed by signal 9"});
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  }
+  const Outcome outcome = run(folder_.path(), train("killed", kSlices + "--resume --ranks 2"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  expect_same("killed", "alone");
+}
+
+TEST_F(RanksOfOneModel, RanksOfAnotherLauncherNameTheOneThatIsLostSlow) {
+  const int port = free_port();
+  Process first = start(0, 3, port, train("run", kLong)),
+          second = start(1, 3, port, train("run", kLong)),
+          third = start(2, 3, port, train("run", kLong));
+  ASSERT_TRUE(wait_until(first, [&] { return has_checkpoint(folder_ / "run"); }));
+  const auto start_time = std::chrono::steady_clock::now();
+  third.signal(SIGSTOP);  // it keeps its connections
+  expect_error(first.wait(), 1, {"rank 2 is lost", "Continue with --resume"});
+  expect_error(second.wait(), 1, {"rank 2 is lost"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start_time, std::chrono::seconds(60));
+}
+
+TEST_F(RanksOfOneModel, LossOfRankZeroEndsTheOthers) {
+  const int port = free_port();
+  Process first = start(0, 3, port, train("run", kLong)),
+          second = start(1, 3, port, train("run", kLong)),
+          third = start(2, 3, port, train("run", kLong));
+  ASSERT_TRUE(wait_until(first, [&] { return has_checkpoint(folder_ / "run"); }));
+  const auto start_time = std::chrono::steady_clock::now();
+  first.signal(SIGKILL);
+  expect_error(second.wait(), 1, {"rank 0", "is lost"});
+  expect_error(third.wait(), 1, {"rank 0", "is lost"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start_time, std::chrono::seconds(60));
+}
+
+TEST_F(RanksOfOneModel, DifferentConfigurationIsRejectedByRankZero) {
+  const int port = free_port();
+  Process first = start(0, 2, port, train("run", kSlices)),
+          second = start(1, 2, port, train("run", kSlices + "--set train.seed=1"));
+  expect_error(
+      first.wait(), 2,
+      {"rank 1 has another configuration: seed = 1 instead of seed = 0", "Nothing was changed"});
+  EXPECT_EQ(second.wait().exit_code, 2);
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "config.toml"));
+}
+
+TEST_F(RanksOfOneModel, DifferentDataAreRejectedByRankZero) {
+  ASSERT_EQ(
+      run(folder_.path(), "data synth -o other --documents 61 --held-out 4 --document-length 128")
+          .exit_code,
+      0);
+  std::string other = train("run", kSlices);
+  other.replace(other.find("--data store"), 12, "--data other");
+  const int port = free_port();
+  Process first = start(0, 2, port, train("run", kSlices)), second = start(1, 2, port, other);
+  expect_error(first.wait(), 2, {"rank 1 has another token store"});
+  EXPECT_EQ(second.wait().exit_code, 2);
+}
+
+TEST_F(RanksOfOneModel, FailureOfOneRankEndsTheOthersWithItsMessage) {
+  const int port = free_port();
+  Process first = start(0, 2, port, train("run", kSlices)),
+          second = start(1, 2, port, train("run", kSlices + "--set train.nothing=1"));
+  expect_error(first.wait(), 2, {"rank 1 failed", "unknown key 'nothing'"});
+  EXPECT_EQ(second.wait().exit_code, 2);
+}
+
+TEST_F(RanksOfOneModel, SecondProcessOfTheSameRankIsRejected) {
+  const int port = free_port();
+  Process first = start(0, 3, port, train("run", kSlices)),
+          second = start(1, 3, port, train("run", kSlices)),
+          again = start(1, 3, port, train("run", kSlices));
+  // One of the two comes first
+  while (second.running() && again.running()) sleep_seconds(0.01);
+  expect_error((second.running() ? again : second).wait(), 2,
+               {"rank 1 at 127.0.0.1", "is taken already"});
+}
+
+TEST_F(RanksOfOneModel, PortOfAnotherProgramIsReported) {
+  const Port used;
+  Process first = start(0, 2, used.number, train("run", kSlices));
+  expect_error(first.wait(), 2,
+               {fmt::format("port {} is used by another program", used.number), "MASTER_PORT"});
+}
+
+TEST_F(RanksOfOneModel, MissingRankIsNamedWithinAMinuteSlow) {
+  const auto start_time = std::chrono::steady_clock::now();
+  Process first = start(0, 2, free_port(), train("run", kSlices));
+  expect_error(first.wait(), 1, {"of 2 ranks, rank 1 did not come"});
+  EXPECT_LT(std::chrono::steady_clock::now() - start_time, std::chrono::seconds(60));
+}
+
+TEST_F(RanksOfOneModel, RanksThatCannotShareTheBatchAreRejectedOnce) {
+  const auto before = contents(folder_.path());
+  const auto refused = [&](const std::string& options, const std::vector<std::string>& parts) {
+    const Outcome outcome = run(folder_.path(), train("run", options));
+    expect_error(outcome, 2, parts);
+    EXPECT_EQ(outcome.error.find("assay:"), outcome.error.rfind("assay:")) << outcome.error;
+  };
+  refused("--ranks 3", {"train.batch_size = 4 cannot be cut into train.gradient_slices = 3"});
+  refused("--ranks 2 --set train.gradient_slices=1",
+          {"2 ranks cannot share train.gradient_slices = 1", "are 1."});
+  refused("--ranks 3 --set train.gradient_slices=4",
+          {"3 ranks cannot share train.gradient_slices = 4", "1, 2, 4"});
+  refused("--gpus 1000", {"--gpus 1000: this host has"});
+  refused("--gpus 1 --ranks 1", {"--ranks or --gpus, and not both"});
+  EXPECT_EQ(contents(folder_.path()), before);
+}
+
+TEST_F(RanksOfOneModel, WrongVariablesOfTheEnvironmentAreNamed) {
+  ::setenv("MASTER_PORT", "many", 1);
+  ::setenv("RANK", "0", 1);
+  ::setenv("WORLD_SIZE", "2", 1);
+  expect_error(run(folder_.path(), train("run", kSlices)), 2, {"MASTER_PORT = 'many'"});
+  ::setenv("MASTER_PORT", "29500", 1);
+  ::setenv("RANK", "2", 1);
+  expect_error(run(folder_.path(), train("run", kSlices)), 2, {"rank 2", "among 2 ranks"});
+}
+
+}  // namespace
+}  // namespace assay::cli

@@ -1,0 +1,144 @@
+// Which rank a process is, and the order in which gradients are summed.
+#include "train/ranks.h"
+
+#include <torch/torch.h>
+
+#include <cstdlib>
+
+#include "data/folder.h"
+#include "nn/testing.h"
+#include "train/gradient_sum.h"
+
+namespace assay::train {
+namespace {
+
+using data::message_of;
+
+class RankPlaces : public testing::Test {
+ protected:
+  void set(const std::map<std::string, std::string>& variables) {
+    for (const auto& [name, value] : variables) {
+      ::setenv(name.c_str(), value.c_str(), 1);
+      names_.push_back(name);
+    }
+  }
+  void TearDown() override {
+    for (const std::string& name : names_) ::unsetenv(name.c_str());
+  }
+
+ private:
+  std::vector<std::string> names_;
+};
+
+TEST_F(RankPlaces, NoVariablesMeanOneProcess) { EXPECT_FALSE(place_from_environment().launched); }
+
+TEST_F(RankPlaces, TorchrunsVariablesAreRead) {
+  set({{"RANK", "5"},
+       {"WORLD_SIZE", "8"},
+       {"LOCAL_RANK", "1"},
+       {"LOCAL_WORLD_SIZE", "4"},
+       {"MASTER_ADDR", "node7"},
+       {"MASTER_PORT", "1234"},
+       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+       {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  const RankPlace place = place_from_environment();
+  EXPECT_TRUE(place.launched && place.served_outside);
+  EXPECT_EQ(place.rank, 5);
+  EXPECT_EQ(place.size, 8);
+  EXPECT_EQ(place.local_rank, 1);
+  EXPECT_EQ(place.local_size, 4);
+  EXPECT_EQ(place.address, "node7");
+  EXPECT_EQ(place.port, 1234);
+  EXPECT_EQ(place.attempt, "2");
+}
+
+TEST_F(RankPlaces, OneRankOfTorchrunIsOneProcess) {
+  set({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "29500"}});
+  EXPECT_FALSE(place_from_environment().launched);
+}
+
+TEST_F(RankPlaces, SlurmsVariablesAreRead) {
+  set({{"SLURM_STEP_NUM_TASKS", "16"},
+       {"SLURM_PROCID", "9"},
+       {"SLURM_LOCALID", "1"},
+       {"SLURM_STEP_NODELIST", "gpu[08-09]"},
+       {"SLURM_JOB_ID", "1234567"}});
+  const RankPlace place = place_from_environment();
+  EXPECT_TRUE(place.launched);
+  EXPECT_EQ(place.rank, 9);
+  EXPECT_EQ(place.size, 16);
+  EXPECT_EQ(place.local_rank, 1);
+  EXPECT_EQ(place.address, "gpu08");
+  EXPECT_EQ(place.port, 24567);
+}
+
+TEST_F(RankPlaces, OneTaskOfSlurmIsOneProcess) {
+  set({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}});
+  EXPECT_FALSE(place_from_environment().launched);
+}
+
+TEST_F(RankPlaces, OpenMpisVariablesAreRead) {
+  set({{"OMPI_COMM_WORLD_SIZE", "4"},
+       {"OMPI_COMM_WORLD_RANK", "3"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  EXPECT_NE(message_of([] { place_from_environment(); }).find("set MASTER_ADDR"),
+            std::string::npos);
+  set({{"MASTER_ADDR", "node1"}});
+  const RankPlace place = place_from_environment();
+  EXPECT_EQ(place.rank, 3);
+  EXPECT_EQ(place.size, 4);
+  EXPECT_EQ(place.local_rank, 1);
+  EXPECT_EQ(place.address, "node1");
+}
+
+TEST(SlurmNodeList, FirstHostIsRead) {
+  EXPECT_EQ(first_host("node1"), "node1");
+  EXPECT_EQ(first_host("node1,node2"), "node1");
+  EXPECT_EQ(first_host("node[03-05,08],other"), "node03");
+  EXPECT_EQ(first_host("rack1-[7]-a,other[1-2]"), "rack1-7-a");
+  EXPECT_EQ(first_host("login,node[1-2]"), "login");
+}
+
+TEST(GradientSum, TreeAddsNeighbours) {
+  std::vector<at::Tensor> leaves;
+  std::vector<float> x;
+  for (int i = 0; i < 7; ++i) {
+    x.push_back(std::pow(0.3f, float(i)));
+    leaves.push_back(at::full({}, x.back()));
+  }
+  const float expected = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + x[6]);
+  EXPECT_EQ(tree_sum(leaves).item<float>(), expected);
+}
+
+// One process adds its slices as they come, and gets the bits of the whole tree.
+TEST(GradientSum, SlicesThatComeOneByOneGiveTheTree) {
+  for (int64_t slices = 1; slices <= 13; ++slices) {
+    at::Tensor parameter = at::zeros({1000}).requires_grad_();
+    GradientSum sum({parameter}, slices, nullptr, false);
+    ASSERT_EQ(sum.end() - sum.begin(), slices);
+    std::vector<at::Tensor> leaves;
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      leaves.push_back(at::randn({1000}, nn::generator(fmt::format("slice {}", slice))));
+      if (slice + 1 == slices) sum.start_last();
+      parameter.mutable_grad() = leaves.back().clone();
+      if (slice + 1 < slices) sum.keep();
+    }
+    sum.finish();
+    EXPECT_TRUE(at::equal(parameter.grad(), tree_sum(leaves))) << slices << " slices";
+  }
+}
+
+TEST(GradientSum, NumbersOfRanksThatCannotShareAreRejected) {
+  EXPECT_NO_THROW(check_shares(12, 12, 3));
+  EXPECT_NO_THROW(check_shares(12, 6, 1));
+  for (const int64_t ranks : {2, 4, 5, 24})
+    EXPECT_NE(message_of([&] { check_shares(12, 12, ranks); }).find("are 1, 3, 6, 12"),
+              std::string::npos)
+        << ranks;
+  EXPECT_NE(message_of([] { check_shares(12, 5, 5); }).find("train.batch_size = 12"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace assay::train
