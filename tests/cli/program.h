@@ -47,7 +47,6 @@ class Process {
   Process(const Process&) = delete;
   pid_t id() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
-  pid_t id() const { return pid_; }
   bool running() {
     siginfo_t info{};
     return pid_ > 0 && ::waitid(P_PID, id_t(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&

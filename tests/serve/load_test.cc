@@ -11,7 +11,7 @@ namespace {
 TEST(Load, FullQueueGets429) {
   Server server("--slots 1 --queue 1");
   const json endless = {
-      {"prompt", "a"}, {"max_tokens", 590}, {"ignore_eos", true}, {"stream", true}};
+      {"prompt", "a"}, {"max_tokens", 590}, {"n", 16}, {"ignore_eos", true}, {"stream", true}};
   Client working(server.port), waiting(server.port);
   working.send_request("POST", "/v1/completions", endless.dump());
   ASSERT_EQ(working.read_head().status, 200);

@@ -82,7 +82,7 @@ TEST_F(RankPlaces, OpenMpisVariablesAreRead) {
        {"OMPI_COMM_WORLD_RANK", "3"},
        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
-  EXPECT_NE(message_of([] { place_from_environment(); }).find("set MASTER_ADDR"),
+  EXPECT_NE(message_of([] { place_from_environment(); }).find("Set MASTER_ADDR"),
             std::string::npos);
   set({{"MASTER_ADDR", "node1"}});
   const RankPlace place = place_from_environment();
