@@ -66,11 +66,11 @@ Generation load_generation(const fs::path& file, const LanguageModel& model, int
   for (const char* key : {"model", "dtype", "position", "sha256"})
     if (!in.has("tokens") || !said.contains(key))
       fail("{}: not a saved generation of this version of Assay", file.string());
-  if (said.at("model") != fingerprint(model))
-    fail("{}: saved from another model, or from other weights of it", file.string());
   if (said.at("dtype") != c10::toString(model.compute_dtype))
     fail("{}: saved by a model that computed in {}, not in {}", file.string(), said.at("dtype"),
          c10::toString(model.compute_dtype));
+  if (said.at("model") != fingerprint(model))
+    fail("{}: saved from another model, or from other weights of it", file.string());
   if (said.at("sha256") != digest(load_tensors(file), said.at("position")))
     fail("{}: changed since it was saved; save the generation again", file.string());
   const auto tokens = in.values<int64_t>("tokens");

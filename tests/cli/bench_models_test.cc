@@ -90,7 +90,7 @@ TEST_F(BenchModels, WhatFailsIsARow) {
         "pattern = ['attention']\n[model.attention]\nnum_heads = 2\nconstants = 'keys'\n"
         "max_positions = 9\n");
   model("huge",
-        "pattern = ['attention']\nvocab_size = 4000000000000\n[model.attention]\nnum_heads = 2\n");
+        "pattern = ['attention']\nvocab_size = 2000000000\n[model.attention]\nnum_heads = 2\n");
   const json found = rows("full.toml short.toml huge.toml scan.toml --steps 1");
   ASSERT_EQ(found.size(), 4u);
   EXPECT_EQ(found[0].at("failure"), "");
