@@ -21,7 +21,7 @@ LIMITS = {
     "split string literals": 69,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
-    "lines of CUDA": 10547,
+    "lines of CUDA": 10545,
     "lines of src/ops": None,
     "lines of src": None,
 }

@@ -126,7 +126,7 @@ int64_t Documents::offset(int64_t sequence) const {
   const auto at = load<int64_t>(idx_.bytes().data() + kHeader + 4 * sequences_ + 8 * sequence);
   if (at < 0 || at > size || at % width_)
     fail("{0}.idx: sequence {1} begins at byte {2} of {3}; {0}.bin is cut off or damaged",
-           stem_.string(), sequence, at, size);
+         stem_.string(), sequence, at, size);
   return at;
 }
 

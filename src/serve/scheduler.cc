@@ -318,9 +318,9 @@ std::vector<Scheduler::Drawn> Scheduler::draw_all(const at::Tensor& logits, bool
       if (!running) continue;
       const int64_t token = tokens.data_ptr<int64_t>()[slot];
       const bool scored = running->task->options().top.has_value();
-      drawn[size_t(slot)] = scored ? scored_token(*running, token, rows[slot],
-                                                  logsumexp.data_ptr<float>()[slot])
-                                   : plain_token(token);
+      drawn[size_t(slot)] =
+          scored ? scored_token(*running, token, rows[slot], logsumexp.data_ptr<float>()[slot])
+                 : plain_token(token);
     }
   });
   return drawn;

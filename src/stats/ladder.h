@@ -54,7 +54,7 @@ struct BudgetResult {
   std::string problem;                     // why there is no delta; empty otherwise
   std::string caveat;                      // why a delta carries no verdict; empty otherwise
   bool early = false;  // of a problem or caveat: the held-out loss is too high for a comparison
-  Interval delta{};                        // of this budget alone
+  Interval delta{};    // of this budget alone
   int64_t seeds = 0;
 };
 

@@ -132,7 +132,7 @@ m'''
 
 void parse_toml(const fs::path&, std::string_view input) {
   ConfigNode node = ConfigNode::parse(input, "file.toml");
-  ConfigNode::parse(ConfigNode::merged({node, node}).toml("all"), "again");
+  sink = sink + int64_t(ConfigNode::merged({node, node}).toml("all").size());
   for (const std::string& key : node.keys()) {
     sink = sink + int64_t(node.value(key).size() + node.where(key).size());
     if (node.is_table(key)) sink = sink + int64_t(node.child(key).keys().size());

@@ -69,9 +69,7 @@ struct Row {
   Shared& shared;
 
   __device__ float at(int i) const { return to_compute(logits[i]); }
-  __device__ Mass weight(float x) const {
-    return __float2ull_rn(expf((x - most) * factor) * kOne);
-  }
+  __device__ Mass weight(float x) const { return __float2ull_rn(expf((x - most) * factor) * kOne); }
 
   // The key at which the running count or mass, by falling keys, first exceeds `target`. The total
   // must exceed it.

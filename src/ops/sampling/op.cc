@@ -26,14 +26,14 @@ at::Tensor on_cpu(const at::Tensor& logits, std::span<const Draw> draws) {
 
 at::Tensor sample(const at::Tensor& logits, std::span<const Draw> draws) {
   check_dims(kOp, "logits", logits, 2, "[B, V]");
-  TORCH_CHECK_VALUE(int64_t(draws.size()) == logits.size(0), kOp, ": ", draws.size(),
-                    " draws for ", logits.size(0), " rows of logits");
+  TORCH_CHECK_VALUE(int64_t(draws.size()) == logits.size(0), kOp, ": ", draws.size(), " draws for ",
+                    logits.size(0), " rows of logits");
   if constexpr (kCudaKernels) {
     if (logits.is_cuda() && logits.size(1) <= INT32_MAX) {
       const bool half = logits.scalar_type() == at::kBFloat16;
       const at::Tensor rows = logits.to(half ? at::kBFloat16 : at::kFloat).contiguous();
-      const at::Tensor host = at::from_blob(const_cast<Draw*>(draws.data()),
-                                            {int64_t(draws.size_bytes())}, at::kByte);
+      const at::Tensor host =
+          at::from_blob(const_cast<Draw*>(draws.data()), {int64_t(draws.size_bytes())}, at::kByte);
       const at::Tensor parameters = host.to(logits.device());
       const at::Tensor tokens = at::empty({rows.size(0)}, rows.options().dtype(at::kLong));
       const c10::DeviceGuard guard(logits.device());
