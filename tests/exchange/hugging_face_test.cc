@@ -250,11 +250,11 @@ TEST_F(HuggingFaceFolder, BrokenTensorsAreRefusedByName) {
   save_tensors(folder / "model.safetensors", tensors);
   config["vocab_size"] = int64_t{1} << 40;  // refused before such a model is made
   write_config();
-  expect_refused("embedding");
+  expect_refused("config.json: 'vocab_size'");
   config["vocab_size"] = 11;
   config["num_hidden_layers"] = 1'000'000'000;
   write_config();
-  expect_refused("layers");
+  expect_refused("config.json: 'num_hidden_layers'");
   fs::remove(folder / "model.safetensors");
   expect_refused("model.safetensors.index.json");
 }
@@ -300,7 +300,7 @@ TEST_F(HuggingFaceFolder, SettingsThatAreNotUnderstoodAreRefusedByName) {
 TEST_F(HuggingFaceFolder, ErrorsAboutOurValuesNameTheSettingTheyCameFrom) {
   config["hidden_size"] = -12;
   write_config();
-  expect_refused("config.json: 'hidden_size': model.d_model must be positive");
+  expect_refused("config.json: 'hidden_size': model.d_model must be from 1 to 1048576");
 }
 
 TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
