@@ -252,9 +252,12 @@ TEST_F(HuggingFaceFolder, BrokenTensorsAreRefusedByName) {
   write_config();
   expect_refused("config.json: 'vocab_size'");
   config["vocab_size"] = 11;
+  const auto layers = config["num_hidden_layers"];
   config["num_hidden_layers"] = 1'000'000'000;
   write_config();
   expect_refused("config.json: 'num_hidden_layers'");
+  config["num_hidden_layers"] = layers;
+  write_config();
   fs::remove(folder / "model.safetensors");
   expect_refused("model.safetensors.index.json");
 }
