@@ -433,9 +433,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   }
   if (ends.contender_groups() > 0 && ends.reference_joins())
     result.warnings.push_back(fmt::format(
-        "The contenders have {:.0f} degrees of freedom between their seeds, which is too few; "
-        "the variance of the reference's seeds was added to theirs. "
-        "Train two seeds of every model.",
+        "Runs of contenders beyond the first seed of each budget: {:.0f}, too few for a variance. "
+        "The variance of the reference's seeds was added. Train two seeds of every model.",
         ends.contender_freedom()));
 
   Family family;
