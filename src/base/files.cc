@@ -84,7 +84,7 @@ void remove_abandoned_folders(const fs::path& path) {
 }
 
 // A file without a name, which vanishes with its process. It gets its name in commit(). On a file
-// system without such files it has the name at once.
+// system without such files it has its final name from the start.
 int open_new_file(const fs::path& name) {
   const fs::path folder = name.has_parent_path() ? name.parent_path() : fs::path(".");
   const int descriptor = ::open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);

@@ -83,7 +83,7 @@ class LocalRanks {
     std::optional<Clock::time_point> kill_at;
     while (running() > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      // Not SIGTERM: ranks that got it with this process would end at once
+      // Not SIGTERM: ranks that got it with this process would end without saving
       const bool stop = interrupted();
       if (stop && !told) signal_all(SIGUSR1);
       told = stop;

@@ -456,8 +456,9 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     one.delta = interval_of(*entries[a].delta, options.level, result.critical);
     const BudgetResult& judged = one.budgets[entries[a].judged];
     one.judged = judged.caveat.empty();
-    if (!one.judged) one.reason = why_not_judged(one.budgets);
-    if (one.judged) {
+    if (!one.judged) {
+      one.reason = why_not_judged(one.budgets);
+    } else {
       one.verdict = verdict_of(one.delta, options.margin);
       if (one.verdict == Verdict::not_settled)
         one.reason = what_settles(*entries[a].delta, judged.seeds, options, result.critical);

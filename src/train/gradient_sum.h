@@ -24,7 +24,7 @@ class GradientSum {
  public:
   // `parameters`: contiguous, in one order on all ranks. `ranks`: null when one process computes
   // all slices. `overlap`: sums are sent during the last backward pass, in which every parameter
-  // must get its whole gradient at once.
+  // must get its whole gradient in one piece.
   GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ranks* ranks, bool overlap);
   ~GradientSum();
 

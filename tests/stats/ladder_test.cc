@@ -226,7 +226,8 @@ TEST(Ladder, BudgetsOnBothSidesOfTheMatureSegmentAskForOneBetween) {
   auto ladder = straight_ladder();
   const double recall[] = {4, 3, 1.9, 1.85};
   for (size_t b = 0; b < ladder.size(); ++b)
-    ladder[b] = budget(ladder[b].tokens, 4 - 0.3 * double(b), 4.5 - 0.3 * double(b), 0.01, recall[b]);
+    ladder[b] = budget(ladder[b].tokens, 4.0 - 0.3 * double(b), 4.5 - 0.3 * double(b), 0.01,
+                       recall[b]);
   ladder.push_back(budget(160e6, 2.9, 3.7));
   Contender both = contender(3.6, 0.2, 0.01, 20e6);
   both.budgets.push_back(budget(60e6, 3.0, 3.6));
