@@ -1,7 +1,7 @@
 #pragma once
 // Ctrl-C, SIGTERM and SIGUSR1, seen at safe points: the first asks long work to save and leave. A
-// second Ctrl-C or SIGTERM ends the process immediately. Schedulers send SIGUSR1 ahead of their limit,
-// some of them more than once.
+// second Ctrl-C or SIGTERM ends the process without saving. Schedulers send SIGUSR1 ahead of their
+// limit, some of them more than once.
 
 namespace assay {
 
