@@ -478,9 +478,7 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
     fail("{}: holds neither a study (study.sqlite) nor records with their plan.json",
          folder.string());
   const auto plan = read_record<RecordedPlan>(folder / "plan.json");
-  Records records = read_records(folder);
-  if (plan.records)
-    for (const std::string& other : *plan.records) records.merge(read_records(folder / other));
+  const Records records = read_records(folder);
   make_folder(study);
   Store store(study);
   store.set_records(plan, records, folder.string());

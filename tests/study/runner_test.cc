@@ -257,6 +257,9 @@ TEST_F(Runner, RecordsOfAnotherFolderAreNotWrittenTwice) {
   Store copy(folder / "copy", Database::Mode::read);
   ASSERT_EQ(copy.planned_runs().size(), 6u);
   for (const StudyRun& run : copy.planned_runs()) EXPECT_EQ(run.status, "done") << run.name;
+  wider.study = folder / "again";
+  wider.reuse = {folder / "records/wider"};
+  EXPECT_EQ(run_plan(wider).reused, 6) << "records of the other folder are reused with it";
 }
 
 TEST_F(Runner, FolderWithoutRecordsIsRefusedForReuse) {

@@ -103,9 +103,7 @@ TEST_F(Plans, FindTheRecordsOfTheirRuns) {
   int64_t found = 0;
   for (const auto& entry : fs::directory_iterator(kRecords)) {
     const auto recorded = read_record<study::RecordedPlan>(entry.path() / "plan.json");
-    study::Records records = study::read_records(entry.path());
-    for (const std::string& other : recorded.records.value_or(std::vector<std::string>{}))
-      records.merge(study::read_records(entry.path() / other));
+    const study::Records records = study::read_records(entry.path());
     const study::Plan plan = study::read_plan(plan_of_records(entry.path().filename()));
     std::map<std::string, std::string> identities;
     for (const study::Model& model : plan.models) {
