@@ -26,13 +26,13 @@ struct Options {
 // leaves as state.
 constexpr const char* kLine = "{:<32} {:>10} {:>12} {:>10} {:>10} {:>8} {:>9}\n";
 
-std::string line(const study::PlannedRun& run) {
+std::string line(const study::ExpectedRun& run) {
   const run::Estimate& e = run.estimate;
   return fmt::format(kLine, run.name, Progress::count(double(e.parameters)),
                      report::show(double(e.state_bytes.at_long), report::Format::bytes),
                      Progress::count(double(e.tokens)),
                      fmt::format("{:.2e}", 3 * double(e.tokens) * e.flops_per_token), e.steps,
-                     Progress::duration(e.estimated_seconds));
+                     run.found.empty() ? Progress::duration(e.estimated_seconds) : "done");
 }
 
 // The words of all texts, which may contain quotes.
@@ -53,12 +53,14 @@ study::SlurmOptions slurm_options(const Options& options) {
   return out;
 }
 
-// What is submitted first: the runs that choose learning rates, or all of them.
+// What is submitted first: the runs that choose learning rates, or all that are not done.
 std::string slurm_preview(const study::StudyOptions& options,
-                          const std::vector<study::PlannedRun>& runs) {
+                          const std::vector<study::ExpectedRun>& expected) {
   std::vector<study::PlannedRun> first;
-  for (const study::PlannedRun& run : runs)
-    if (run.purpose == runs.front().purpose) first.push_back(run);
+  for (const study::ExpectedRun& run : expected)
+    if (run.found.empty() && (first.empty() || run.purpose == first.front().purpose))
+      first.push_back(run);
+  if (first.empty()) return "No run is left to submit.\n";
   return study::SlurmLauncher(options).preview(first);
 }
 
@@ -67,21 +69,25 @@ void show_dry_run(const study::StudyOptions& options) {
       fmt::format(kLine, "run", "parameters", "state, 100k", "tokens", "FLOPs", "steps", "time");
   Json runs = Json::array();
   double seconds = 0;
-  const auto planned = study::dry_run(options);
-  for (const study::PlannedRun& run : planned) {
+  int64_t done = 0;
+  const auto expected = study::dry_run(options);
+  for (const study::ExpectedRun& run : expected) {
     text += line(run);
     Json row = to_json(run.estimate);
     row["name"] = run.name;
     row["key"] = run.key;
     row["config"] = run.config.string();
-    seconds += run.estimate.estimated_seconds;
+    row["found"] = run.found;
+    if (run.found.empty()) seconds += run.estimate.estimated_seconds;
+    else ++done;
     runs.push_back(std::move(row));
   }
-  text += fmt::format("{} runs, {} one after another. Nothing was trained.\n", runs.size(),
-                      Progress::duration(seconds));
-  Json document = {{"runs", runs}, {"estimated_seconds", seconds}};
+  text += fmt::format("{} runs, {} of them done; {} for the others, one after another.",
+                      runs.size(), done, Progress::duration(seconds));
+  text += " Nothing was trained.\n";
+  Json document = {{"runs", runs}, {"done", done}, {"estimated_seconds", seconds}};
   if (options.slurm) {
-    document["slurm"] = slurm_preview(options, planned);
+    document["slurm"] = slurm_preview(options, expected);
     text += "\n" + document["slurm"].get<std::string>();
   }
   print(document, text);

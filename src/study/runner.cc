@@ -283,14 +283,13 @@ std::vector<PlannedRun> distinct(const std::vector<PlannedRun>& runs) {
 }
 
 // The rate with the lowest mean held-out loss, for each model. A rate counts only when all of its
-// runs have ended.
-Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, Store& store) {
+// runs have ended; end_of(run) is absent for a run that has not.
+Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, auto&& end_of) {
   std::map<std::pair<std::string, std::string>, std::map<double, std::vector<double>>> losses;
   for (const PlannedRun& run : runs) {
     const auto setting = std::ranges::find(plan.settings, run.setting, &Setting::name);
-    if (store.status(run.key) == status::kDone)
-      losses[{run.setting, run.model}][run.learning_rate].push_back(
-          held_out_loss(store.finished(run.key).end, *setting));
+    if (const std::optional<run::End> end = end_of(run))
+      losses[{run.setting, run.model}][run.learning_rate].push_back(held_out_loss(*end, *setting));
   }
   Rates best;
   for (const auto& [model, grid] : losses) {
@@ -316,6 +315,38 @@ void drop_tuning_failures(Outcome& outcome, const std::vector<PlannedRun>& runs,
     return run != runs.end() && rates.contains({run->setting, run->model});
   });
 }
+
+// Results that exist before anything is trained, of this study and of the folders to reuse.
+class Results {
+ public:
+  explicit Results(const StudyOptions& options)
+      : study_(options.study), reusable_(reusable_runs(options)) {
+    if (fs::exists(study_ / "study.sqlite")) store_.emplace(study_, Database::Mode::read);
+  }
+  // Where a run's results are; "" for a run that has none.
+  std::string folder(const PlannedRun& run) const {
+    const run::Folder own = run.folder(study_);
+    if (is_stored(run) || own.outcome().exists()) return own.path;
+    const auto found = reusable_.find(run.key);
+    return found == reusable_.end() ? "" : found->second.second;
+  }
+  std::optional<run::End> end(const PlannedRun& run) const {
+    if (is_stored(run)) return store_->finished(run.key).end;
+    const run::Folder own = run.folder(study_);
+    if (own.outcome().exists()) return run::read_finished(own).end;
+    const auto found = reusable_.find(run.key);
+    if (found == reusable_.end()) return {};
+    return found->second.first.end;
+  }
+
+ private:
+  bool is_stored(const PlannedRun& run) const {
+    return store_ && store_->status(run.key) == status::kDone;
+  }
+  fs::path study_;
+  Reusable reusable_;
+  mutable std::optional<Store> store_;  // none before the first run; its queries are not const
+};
 
 // What is new in a study's folder while a plan is checked. A plan that is refused leaves nothing of
 // it behind. Constructed before the folder is made, and destroyed while the folder is still locked.
@@ -387,7 +418,10 @@ Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
     store.set_plan(plan, tuning);
     add(outcome, Runner(options, distinct(tuning), store, reusable, launcher).run());
     if (outcome.in_queue > 0) return outcome;
-    rates = best_rates(plan, tuning, store);
+    rates = best_rates(plan, tuning, [&](const PlannedRun& run) -> std::optional<run::End> {
+      if (store.status(run.key) != status::kDone) return {};
+      return store.finished(run.key).end;
+    });
     drop_tuning_failures(outcome, tuning, rates);
   }
   const auto runs = study_runs(plan, candidates, rates, options.study);
@@ -411,15 +445,20 @@ Outcome run_plan(const StudyOptions& options) {
   }
 }
 
-std::vector<PlannedRun> dry_run(const StudyOptions& options) {
+std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   const Plan plan = read_plan(options.plan, options.set);
+  const Results results(options);
   StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
-  auto runs = tuning_runs(plan, candidates, options.study);
-  Rates rates;
-  for (const PlannedRun& run : runs) rates.try_emplace({run.setting, run.model}, run.learning_rate);
-  const auto study = study_runs(plan, candidates, rates, options.study);
-  runs.insert(runs.end(), study.begin(), study.end());
+  const auto tuning = tuning_runs(plan, candidates, options.study);
+  Rates rates = best_rates(plan, tuning, [&](const PlannedRun& run) { return results.end(run); });
+  for (const PlannedRun& run : tuning)
+    if (results.folder(run).empty()) rates.erase({run.setting, run.model});
+  for (const PlannedRun& run : tuning)
+    rates.try_emplace({run.setting, run.model}, run.learning_rate);
+  std::vector<ExpectedRun> runs;
+  for (const auto& part : {tuning, study_runs(plan, candidates, rates, options.study)})
+    for (const PlannedRun& run : part) runs.push_back({run, results.folder(run)});
   folder.keep();
   return runs;
 }
@@ -456,9 +495,7 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
     fail("{}: holds neither a study (study.sqlite) nor records with their plan.json",
          folder.string());
   const auto plan = read_record<RecordedPlan>(folder / "plan.json");
-  Records records = read_records(folder);
-  if (plan.records)
-    for (const std::string& other : *plan.records) records.merge(read_records(folder / other));
+  const Records records = read_records(folder);
   make_folder(study);
   Store store(study);
   store.set_records(plan, records, folder.string());
