@@ -47,8 +47,8 @@ void show_dry_run(const study::StudyOptions& options) {
     else ++done;
     runs.push_back(std::move(row));
   }
-  text += fmt::format("{} runs, {} of them done; {} for the others, one after another.", runs.size(),
-                      done, Progress::duration(seconds));
+  text += fmt::format("{} runs, {} of them done; {} for the others, one after another.",
+                      runs.size(), done, Progress::duration(seconds));
   print({{"runs", runs}, {"done", done}, {"estimated_seconds", seconds}},
         text + " Nothing was trained.\n");
 }
