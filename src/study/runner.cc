@@ -19,15 +19,13 @@
 #include "base/progress.h"
 #include "data/overlap.h"
 #include "study/process.h"
+#include "study/reuse.h"
 #include "study/run_folder.h"
 
 namespace assay::study {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Records by key, with where each was found.
-using Reusable = std::map<std::string, std::pair<run::RunRecord, std::string>>;
 
 struct Running {
   PlannedRun run;
@@ -83,8 +81,8 @@ class Runner {
     if (store_.status(run.key) != status::kDone) {
       if (folder.outcome().exists()) {
         store_.take(run.key, folder);  // it ended while no runner watched
-      } else if (const auto found = reusable_.find(run.key); found != reusable_.end()) {
-        store_.take_record(run.key, found->second.first, found->second.second);
+      } else if (const Reusable::Found* found = reusable_.find(run.key)) {
+        store_.take_record(run.key, found->record, found->folder);
         ++outcome_.reused;
       } else {
         return false;
@@ -229,14 +227,6 @@ class Runner {
   std::string disk_full_;  // the message; "" while there is space
 };
 
-Reusable reusable_runs(const StudyOptions& options) {
-  Reusable out;
-  for (const fs::path& folder : options.reuse)
-    for (auto& [key, record] : read_records(folder))
-      out[key] = {std::move(record), folder.string()};
-  return out;
-}
-
 void add(Outcome& total, const Outcome& part) {
   total.planned += part.planned;
   total.done += part.done;
@@ -314,28 +304,35 @@ void drop_tuning_failures(Outcome& outcome, const std::vector<PlannedRun>& runs,
   });
 }
 
+// Tells why runs that are to be trained are not those of records that have their names.
+void explain(const Reusable& reusable, std::vector<PlannedRun> runs, auto&& is_done) {
+  std::erase_if(runs, is_done);
+  const std::string text = reusable.explain_missing(runs);
+  if (!text.empty()) Progress().log("--reuse: " + text);
+}
+
 // Results that exist before anything is trained, of this study and of the folders to reuse.
 class Results {
  public:
-  explicit Results(const StudyOptions& options)
-      : study_(options.study), reusable_(reusable_runs(options)) {
+  explicit Results(const StudyOptions& options) : study_(options.study), reusable_(options.reuse) {
     if (fs::exists(study_ / "study.sqlite")) store_.emplace(study_, Database::Mode::read);
   }
   // Where a run's results are; "" for a run that has none.
   std::string folder(const PlannedRun& run) const {
     const run::Folder own = run.folder(study_);
     if (is_stored(run) || own.outcome().exists()) return own.path;
-    const auto found = reusable_.find(run.key);
-    return found == reusable_.end() ? "" : found->second.second;
+    const Reusable::Found* found = reusable_.find(run.key);
+    return found ? found->folder : "";
   }
   std::optional<run::End> end(const PlannedRun& run) const {
     if (is_stored(run)) return store_->finished(run.key).end;
     const run::Folder own = run.folder(study_);
     if (own.outcome().exists()) return run::read_finished(own).end;
-    const auto found = reusable_.find(run.key);
-    if (found == reusable_.end()) return {};
-    return found->second.first.end;
+    const Reusable::Found* found = reusable_.find(run.key);
+    if (!found) return {};
+    return found->record.end;
   }
+  const Reusable& reusable() const { return reusable_; }
 
  private:
   bool is_stored(const PlannedRun& run) const {
@@ -401,7 +398,7 @@ class StudyFolder {
 
 Outcome run_plan(const StudyOptions& options) {
   const Plan plan = read_plan(options.plan, options.set);
-  const Reusable reusable = reusable_runs(options);
+  const Reusable reusable(options.reuse);
   StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
   Store store(options.study);
@@ -411,8 +408,12 @@ Outcome run_plan(const StudyOptions& options) {
   folder.keep();
   Outcome outcome;
   Rates rates;
+  const auto is_done = [&](const PlannedRun& run) {
+    return store.status(run.key) == status::kDone;
+  };
   if (!tuning.empty()) {
     store.set_plan(plan, tuning);
+    explain(reusable, distinct(tuning), is_done);
     add(outcome, Runner(options, distinct(tuning), store, reusable).run());
     rates = best_rates(plan, tuning, [&](const PlannedRun& run) -> std::optional<run::End> {
       if (store.status(run.key) != status::kDone) return {};
@@ -424,6 +425,7 @@ Outcome run_plan(const StudyOptions& options) {
   std::vector<PlannedRun> all = tuning;
   all.insert(all.end(), runs.begin(), runs.end());
   store.set_plan(plan, all);
+  explain(reusable, distinct(runs), is_done);
   add(outcome, Runner(options, distinct(runs), store, reusable).run());
   return outcome;
 }
@@ -442,6 +444,8 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   std::vector<ExpectedRun> runs;
   for (const auto& part : {tuning, study_runs(plan, candidates, rates, options.study)})
     for (const PlannedRun& run : part) runs.push_back({run, results.folder(run)});
+  explain(results.reusable(), distinct({runs.begin(), runs.end()}),
+          [&](const PlannedRun& run) { return !results.folder(run).empty(); });
   folder.keep();
   return runs;
 }

@@ -7,6 +7,7 @@
 
 #include "base/interrupt.h"
 #include "fake_trainer.h"
+#include "study/reuse.h"
 
 namespace assay::study {
 namespace {
@@ -228,6 +229,29 @@ TEST_F(Runner, FinishedRunsOfAnotherFolderAreReused) {
     EXPECT_EQ(found.end.sets.at("fresh_a.test").loss, 4.1);
     EXPECT_EQ(found.metrics.evaluations[0].evaluation.at("a.test").loss, 4.1);
   }
+}
+
+TEST_F(Runner, RecordsOfOtherDataOrNumericsAreExplained) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records");
+  std::vector<PlannedRun> runs;
+  for (const ExpectedRun& run : dry_run(options())) runs.push_back(run);
+  const Reusable reusable({folder / "records"});
+  EXPECT_EQ(reusable.explain_missing(runs), "");
+  runs[0].key = runs[1].key = "other";
+  EXPECT_EQ(reusable.explain_missing(runs),
+            fmt::format("2 of 4 runs have only a record of the same name that is not reused. "
+                        "full.seed-1 of {}: its configuration, learning rate or defaults differ",
+                        (folder / "records").string()));
+  runs[0].estimate.numerics = {{"glu", 2}};
+  EXPECT_NE(reusable.explain_missing(runs).find("the results of glu have numerics version none "
+                                                "there and 2 here"),
+            std::string::npos);
+  runs[0].estimate.data = "another fingerprint";
+  EXPECT_NE(reusable.explain_missing(runs).find("fingerprint d, and this store has another "),
+            std::string::npos);
+  for (PlannedRun& run : runs) run.name = "new";
+  EXPECT_EQ(reusable.explain_missing(runs), "");
 }
 
 TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
