@@ -21,6 +21,7 @@
 #include "study/process.h"
 #include "study/reuse.h"
 #include "study/run_folder.h"
+#include "study/tasks.h"
 
 namespace assay::study {
 namespace {
@@ -397,10 +398,11 @@ class StudyFolder {
 }  // namespace
 
 Outcome run_plan(const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan, options.set);
+  Plan plan = read_plan(options.plan, options.set);
   const Reusable reusable(options.reuse);
   StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
+  ask_tasks(plan, candidates, options);
   Store store(options.study);
   measure_overlap(candidates, store);
   const auto tuning = tuning_runs(plan, candidates, options.study);
@@ -427,14 +429,16 @@ Outcome run_plan(const StudyOptions& options) {
   store.set_plan(plan, all);
   explain(reusable, distinct(runs), is_done);
   add(outcome, Runner(options, distinct(runs), store, reusable).run());
+  outcome.task_failures = evaluate_tasks(plan, runs, options, store);
   return outcome;
 }
 
 std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan, options.set);
+  Plan plan = read_plan(options.plan, options.set);
   const Results results(options);
   StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
+  ask_tasks(plan, candidates, options);
   const auto tuning = tuning_runs(plan, candidates, options.study);
   Rates rates = best_rates(plan, tuning, [&](const PlannedRun& run) { return results.end(run); });
   for (const PlannedRun& run : tuning)

@@ -13,7 +13,8 @@ struct Failure {
 struct Outcome {
   // `done` includes those done before; `done_before` includes those reused from other studies.
   int64_t planned = 0, done = 0, done_before = 0, reused = 0;
-  std::vector<Failure> failures;
+  std::vector<Failure> failures;       // of training
+  std::vector<Failure> task_failures;  // of evaluations of tasks
 };
 
 // A run that a signal killed, or made save and leave, is resumed, twice at most. A failed run does

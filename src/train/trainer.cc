@@ -14,6 +14,7 @@
 #include "data/token_store.h"
 #include "eval/end_losses.h"
 #include "eval/held_out.h"
+#include "eval/longest_input.h"
 #include "eval/probes.h"
 #include "ops/paths.h"
 #include "run/metrics.h"
@@ -668,6 +669,7 @@ run::Estimate describe_run(const RunConfig& config, const TrainOptions& options)
     out.tokens = run.c.tokens;
     out.learning_rate = run.c.learning_rate;
     out.estimated_seconds = seconds * double(run.c.steps);
+    out.longest_input = eval::longest_input(*run.model);
     return out;
   });
 }
