@@ -3,13 +3,48 @@
 #include <torch/torch.h>
 
 namespace assay::train {
+namespace {
+
+// The gradients of the slices of a sequence, each a leaf of the sum, so they are kept apart until
+// all micro-batches have added to them.
+class SliceGradients {
+ public:
+  SliceGradients(std::vector<at::Tensor> parameters, int64_t slices)
+      : parameters_(std::move(parameters)),
+        gradients_(size_t(slices), std::vector<at::Tensor>(parameters_.size())) {}
+  // Takes what backward passes left in the parameters.
+  void take(size_t slice) {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      at::Tensor& gradient = parameters_[i].mutable_grad();
+      if (!gradient.defined()) continue;
+      at::Tensor& sum = gradients_[slice][i];
+      if (sum.defined()) sum.add_(gradient);
+      else sum = gradient;
+      gradient.reset();
+    }
+  }
+  void give_back(size_t slice) {
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      parameters_[i].mutable_grad() = std::move(gradients_[slice][i]);
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::vector<at::Tensor>> gradients_;
+};
+
+}  // namespace
 
 StepGradient::StepGradient(nn::LanguageModel& model, const data::Sampler& sampler,
                            const TrainConfig& config, c10::Device device, Ranks* ranks)
     : model_(model), sampler_(sampler), c_(config), device_(device), ranks_(ranks) {
-  if (!ranks && c_.gradient_slices == 1) return;
-  // A layer that is computed again has a backward pass of its own
-  sum_.emplace(model.parameters(), c_.gradient_slices, ranks, !c_.recompute_activations);
+  const int64_t slices = c_.gradient_slices * c_.context_slices;
+  if (!ranks && slices == 1) return;
+  // Layers that are computed again, or whose sequences are cut, have backward passes of their own
+  const bool overlap = !c_.recompute_activations && c_.context_slices == 1;
+  sum_.emplace(model.parameters(), slices, ranks, overlap);
+  if (ranks) neighbours_.emplace(*ranks, device);
 }
 
 StepGradient::Step StepGradient::compute(int64_t step, bool stop, bool save) {
@@ -27,22 +62,60 @@ StepGradient::Step StepGradient::compute(int64_t step, bool stop, bool save) {
 
 // Forward and backward of the slices of this rank, up to sum_->finish(). Returns their losses.
 std::vector<at::Tensor> StepGradient::compute_slices(int64_t step) {
-  const int64_t sequences = c_.batch_size / c_.gradient_slices;
   std::vector<at::Tensor> losses;
-  for (int64_t slice = sum_->begin(); slice < sum_->end(); ++slice) {
-    const bool last = slice + 1 == sum_->end();
-    const int64_t from = step * c_.batch_size + slice * sequences;
-    const at::Tensor loss = backward(read(from, sequences), double(c_.gradient_slices), [&] {
-      if (last) sum_->start_last();
-    });
-    losses.push_back(loss.to(at::kDouble));
-    if (!last) sum_->keep();
+  const int64_t context = c_.context_slices;
+  for (int64_t leaf = sum_->begin(); leaf < sum_->end();) {
+    const int64_t part = leaf / context, begin = leaf % context;
+    const int64_t end = std::min(context, begin + sum_->end() - leaf);
+    const at::Tensor tokens = read_part(step, part);
+    const bool last = part * context + end == sum_->end();
+    const std::vector<at::Tensor> of_part =
+        context == 1 ? std::vector<at::Tensor>{whole_sequences(tokens, last)}
+                     : cut_sequences(tokens, {context, begin, end}, last);
+    for (const at::Tensor& loss : of_part) losses.push_back(loss.to(at::kDouble));
+    leaf += end - begin;
+  }
+  return losses;
+}
+
+at::Tensor StepGradient::whole_sequences(const at::Tensor& tokens, bool last) {
+  const at::Tensor loss = backward(tokens, double(c_.gradient_slices), [&] {
+    if (last) sum_->start_last();
+  });
+  if (!last) sum_->keep();
+  return loss;
+}
+
+std::vector<at::Tensor> StepGradient::cut_sequences(const at::Tensor& tokens,
+                                                    nn::ContextSlices context, bool last) {
+  const int64_t here = context.end - context.begin, time = c_.sequence_length / context.count;
+  const auto micro_batches =
+      tokens.narrow(1, context.begin * time, here * time + 1).split(c_.micro_batch_size);
+  const double divisor = double(c_.gradient_slices * context.count) * double(micro_batches.size());
+  SliceGradients gradients(model_.parameters(), here);
+  std::vector<at::Tensor> losses;
+  for (const at::Tensor& micro_batch : micro_batches) {
+    const auto added =
+        nn::sliced_loss(model_, micro_batch, context, neighbours_ ? &*neighbours_ : nullptr,
+                        divisor, [&](size_t slice) { gradients.take(slice); });
+    if (losses.empty()) losses = added;
+    else at::_foreach_add_(losses, added);
+  }
+  for (int64_t i = 0; i < here; ++i) {
+    gradients.give_back(size_t(i));
+    if (last && i + 1 == here) sum_->start_last();
+    else sum_->keep();
   }
   return losses;
 }
 
 at::Tensor StepGradient::compute_part(int64_t step, int64_t sequences, int64_t time) {
   return backward(read(step * sequences, sequences).slice(1, 0, time + 1), 1, [] {});
+}
+
+at::Tensor StepGradient::read_part(int64_t step, int64_t part) const {
+  const int64_t sequences = c_.batch_size / c_.gradient_slices;
+  return read(step * c_.batch_size + part * sequences, sequences);
 }
 
 // Samples `from` and the following ones, on the device.

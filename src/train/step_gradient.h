@@ -1,6 +1,7 @@
 #pragma once
 // The gradient of one step: the sequences of its batch, and the part of it that this process
-// computes.
+// computes. The batch is cut into gradient_slices, and the sequences of each of these into
+// context_slices. Slice c of part g is leaf g · context_slices + c of the sum of gradients.
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
@@ -8,9 +9,11 @@
 #include <optional>
 
 #include "data/sampler.h"
+#include "nn/context.h"
 #include "nn/language_model.h"
 #include "train/config.h"
 #include "train/gradient_sum.h"
+#include "train/rank_neighbours.h"
 #include "train/ranks.h"
 
 namespace assay::train {
@@ -38,6 +41,11 @@ class StepGradient {
 
  private:
   std::vector<at::Tensor> compute_slices(int64_t step);
+  // Forward and backward of a part of the batch. `last`: no slice of this rank follows.
+  at::Tensor whole_sequences(const at::Tensor& tokens, bool last);
+  std::vector<at::Tensor> cut_sequences(const at::Tensor& tokens, nn::ContextSlices context,
+                                        bool last);
+  at::Tensor read_part(int64_t step, int64_t part) const;
   at::Tensor read(int64_t from, int64_t sequences) const;
   at::Tensor backward(const at::Tensor& batch, double slices,
                       const std::function<void()>& before_last);
@@ -48,6 +56,7 @@ class StepGradient {
   c10::Device device_;
   Ranks* ranks_;
   std::optional<GradientSum> sum_;
+  std::optional<RankNeighbours> neighbours_;
 };
 
 }  // namespace assay::train
