@@ -3,27 +3,23 @@
 // difference is measured against.
 //
 //   reference = "transformer++"
-//   models    = ["transformer++", "window"]
-//       # presets (models/*.toml), or [model.NAME] tables below
+//   models    = ["transformer++", "window"]    # presets (models/*.toml), or [model.NAME] below
 //   seeds     = [1, 2]
 //   tokens    = [81_920_000, 163_840_000]      # budgets of every model but the reference
-//   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000, 163_840_000], seeds = [1, 2,
-//   3, 4] }
+//   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000], seeds = [1, 2, 3, 4] }
 //   tune      = { learning_rate = [1e-3, 2e-3, 4e-3], tokens = 20_480_000 }
 //   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"],
-//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid", test
-//                 = "test" }
+//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid",
+//                 test = "test" }
 //   train     = { batch = 16, … }              # every key of a run's [train]
+//   # Laid over [model] of every model; a table in it, over the models that have that table:
 //   size      = { d_model = 256, attention = { num_heads = 4 } }
-//       # laid over [model] of every model; a
-//                                              # table in it, over the models that have that table
 //   [model.twin]                               # laid over its base, after `size`
 //   base   = "transformer++"
 //   seeds  = [11, 12]
 //   tokens = [163_840_000]
-//   train  = { learning_rate = 4e-3 }
-//       # laid over `train`; a learning rate here is not tuned
-//   [setting.long]                             # one or many; each is laid over `data` and `train`
+//   train  = { learning_rate = 4e-3 }          # over `train`; a rate here is not tuned
+//   [setting.long]                             # one or many; each over `data` and `train`
 //   data = { sequence_length = 2048 }
 //
 // Without `tokens` and `ladder`, train.steps or train.tokens is the only budget.

@@ -21,9 +21,13 @@ struct Outcome {
 // another process works on the study.
 Outcome run_plan(const StudyOptions& options);
 
+// A run that run_plan would train, or that has finished.
+struct ExpectedRun : PlannedRun {
+  std::string found;  // folder that holds its results, of this study or to reuse; "" for none
+};
 // What run_plan would do. Makes synthetic data and writes the configurations, trains nothing. The
 // runs of models whose learning rate is still to be tuned have the first rate of the grid.
-std::vector<PlannedRun> dry_run(const StudyOptions& options);
+std::vector<ExpectedRun> dry_run(const StudyOptions& options);
 
 // Writes the records of a study's finished runs and its plan into a folder, from which the study
 // can be reported or its runs reused. Records that a folder of `elsewhere` holds are not written

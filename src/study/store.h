@@ -78,17 +78,19 @@ struct StoredPlan {
   std::vector<std::string> models;
   ASSAY_FIELDS(name, reference, text, settings, has_ladder, models)
 };
+using Folders = std::vector<std::string>;
 // plan.json of a folder of records.
 struct RecordedPlan : StoredPlan {
   std::vector<StoredRun> runs;
   std::optional<std::map<std::string, Overlap>> overlaps;  // by fingerprint of the data
   // Other folders of records, relative to this one
-  std::optional<std::vector<std::string>> records;
+  std::optional<Folders> records;
   ASSAY_MORE_FIELDS(StoredPlan, runs, overlaps, records)
 };
 
-// Records of finished runs, by key. Each *.json file of a folder is one record; a folder that holds
-// a study.sqlite gives the finished runs of that study. BadInput when a folder holds neither.
+// Records of finished runs, by key. Each *.json file of a folder is one record, and plan.json names
+// other folders whose records belong to them; a folder that holds a study.sqlite gives the finished
+// runs of that study. BadInput when a folder holds neither.
 using Records = std::map<std::string, run::RunRecord>;
 Records read_records(const fs::path& folder);
 run::RunRecord record_of(const StudyRun& run);  // of a finished run

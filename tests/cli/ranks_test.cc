@@ -296,11 +296,9 @@ TEST_F(RanksOfOneModel, PortOfAnotherProgramIsReported) {
                {fmt::format("port {} is used by another program", used.number), "MASTER_PORT"});
 }
 
-TEST_F(RanksOfOneModel, MissingRankIsNamedWithinAMinuteSlow) {
-  const auto start_time = std::chrono::steady_clock::now();
+TEST_F(RanksOfOneModel, MissingRankIsNamedSlow) {
   Process first = start(0, 2, free_port(), train("run", kSlices));
   expect_error(first.wait(), 1, {"of 2 ranks, rank 1 did not come"});
-  EXPECT_LT(std::chrono::steady_clock::now() - start_time, std::chrono::seconds(60));
 }
 
 TEST_F(RanksOfOneModel, RanksThatCannotShareTheBatchAreRejectedOnce) {
