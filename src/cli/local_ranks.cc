@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <thread>
 
@@ -46,14 +45,6 @@ struct Listener {
   Listener(const Listener&) = delete;
 };
 
-std::vector<std::string> own_command_line() {
-  std::ifstream file("/proc/self/cmdline");
-  std::vector<std::string> arguments;
-  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
-  arguments.at(0) = fs::read_symlink("/proc/self/exe");
-  return arguments;
-}
-
 class LocalRanks {
  public:
   explicit LocalRanks(int64_t count) {
@@ -62,7 +53,7 @@ class LocalRanks {
     ::setenv("LOCAL_WORLD_SIZE", std::to_string(count).c_str(), 1);
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);
     ::setenv("MASTER_PORT", std::to_string(listener.port).c_str(), 1);
-    const std::vector<std::string> arguments = own_command_line();
+    const std::vector<std::string> arguments = study::own_command_line();
     for (int64_t rank = 0; rank < count; ++rank) {
       ::setenv("RANK", std::to_string(rank).c_str(), 1);
       ::setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);

@@ -5,7 +5,9 @@
 #include "cli/command.h"
 #include "report/report.h"
 #include "report/table.h"
+#include "study/process.h"
 #include "study/runner.h"
+#include "study/slurm.h"
 
 namespace assay::cli {
 namespace {
@@ -14,6 +16,9 @@ using Json = nlohmann::json;
 
 struct Options {
   study::StudyOptions study;
+  std::string launcher = "local";
+  std::vector<std::string> sbatch, sbatch_controller;  // texts of one or more words
+  bool no_wait = false;
   bool dry_run = false;
 };
 
@@ -30,13 +35,43 @@ std::string line(const study::ExpectedRun& run) {
                      run.found.empty() ? Progress::duration(e.estimated_seconds) : "done");
 }
 
+// The words of all texts, which may contain quotes.
+std::vector<std::string> words_of(const std::vector<std::string>& texts) {
+  std::vector<std::string> words;
+  for (const std::string& text : texts)
+    for (std::string& word : CLI::detail::split_up(text)) words.push_back(std::move(word));
+  return words;
+}
+
+study::SlurmOptions slurm_options(const Options& options) {
+  study::SlurmOptions out{.sbatch = words_of(options.sbatch),
+                          .controller = words_of(options.sbatch_controller),
+                          .command = study::own_command_line(),
+                          .wait = !options.no_wait};
+  std::erase(out.command, "--dry-run");
+  if (out.wait) out.command.push_back("--no-wait");
+  return out;
+}
+
+// What is submitted first: the runs that choose learning rates, or all that are not done.
+std::string slurm_preview(const study::StudyOptions& options,
+                          const std::vector<study::ExpectedRun>& expected) {
+  std::vector<study::PlannedRun> first;
+  for (const study::ExpectedRun& run : expected)
+    if (run.found.empty() && (first.empty() || run.purpose == first.front().purpose))
+      first.push_back(run);
+  if (first.empty()) return "No run is left to submit.\n";
+  return study::SlurmLauncher(options).preview(first);
+}
+
 void show_dry_run(const study::StudyOptions& options) {
   std::string text =
       fmt::format(kLine, "run", "parameters", "state, 100k", "tokens", "FLOPs", "steps", "time");
   Json runs = Json::array();
   double seconds = 0;
   int64_t done = 0;
-  for (const study::ExpectedRun& run : study::dry_run(options)) {
+  const auto expected = study::dry_run(options);
+  for (const study::ExpectedRun& run : expected) {
     text += line(run);
     Json row = to_json(run.estimate);
     row["name"] = run.name;
@@ -49,8 +84,13 @@ void show_dry_run(const study::StudyOptions& options) {
   }
   text += fmt::format("{} runs, {} of them done; {} for the others, one after another.",
                       runs.size(), done, Progress::duration(seconds));
-  print({{"runs", runs}, {"done", done}, {"estimated_seconds", seconds}},
-        text + " Nothing was trained.\n");
+  text += " Nothing was trained.\n";
+  Json document = {{"runs", runs}, {"done", done}, {"estimated_seconds", seconds}};
+  if (options.slurm) {
+    document["slurm"] = slurm_preview(options, expected);
+    text += "\n" + document["slurm"].get<std::string>();
+  }
+  print(document, text);
 }
 
 std::string lines_about(const std::vector<study::Failure>& failures) {
@@ -78,6 +118,11 @@ void fail_study(const study::Outcome& outcome, const std::string& page) {
 void run(const Options& options) {
   if (options.dry_run) return show_dry_run(options.study);
   const study::Outcome outcome = study::run_plan(options.study);
+  if (outcome.in_queue > 0)
+    return print({{"runs", outcome.done}, {"in_queue", outcome.in_queue}},
+                 fmt::format("{} of {} runs are done, and {} are in Slurm's queue.\n{}\n",
+                             outcome.done, outcome.planned, outcome.in_queue,
+                             "The same command shows the progress of the study."));
   report::Written written{.verdicts = Json::array()};
   if (outcome.done > 0) written = report::write_report(options.study.study);
   const std::string page = written.page.string();
@@ -109,7 +154,9 @@ void add(CLI::App& app) {
                       "runs that are found there are not trained again");
   command->add_option("--set", options->study.set,
                       "override the plan: --set train.steps=100 --set 'seeds=[1]'");
-  command->add_option("--jobs", options->study.jobs, "runs at a time (default: one per device)")
+  command
+      ->add_option("--jobs", options->study.jobs,
+                   "runs at a time (default: one per device; with Slurm: no limit)")
       ->check(CLI::Range(1, 1024));
   command
       ->add_option("--devices", options->study.devices,
@@ -119,11 +166,30 @@ void add(CLI::App& app) {
       ->add_option("--threads", options->study.threads,
                    "CPU threads of each run (default: the cores are divided among the runs)")
       ->check(CLI::Range(1, 4096));
+  command
+      ->add_option("--launcher", options->launcher,
+                   "local: processes of this machine; slurm: job arrays")
+      ->check(CLI::IsMember({"local", "slurm"}))
+      ->capture_default_str();
+  command->add_option("--sbatch", options->sbatch,
+                      "options of sbatch for the runs: --sbatch \"--partition=gpu --gpus=1\"");
+  command->add_option("--sbatch-controller", options->sbatch_controller,
+                      "the same for the short jobs that continue the study, if they differ");
+  command->add_flag("--no-wait", options->no_wait,
+                    "end when the jobs are submitted; they do not need this command");
   command->add_flag("--dry-run", options->dry_run,
                     "print runs, parameters, FLOPs and time; train nothing");
   command->callback([=] {
-    if (command->count("--jobs") == 0)
+    if (options->launcher == "slurm") {
+      options->study.slurm = slurm_options(*options);
+      if (command->count("--jobs") > 0)
+        options->study.slurm->tasks_at_a_time = std::exchange(options->study.jobs, 1);
+    } else if (options->no_wait || !options->sbatch.empty() ||
+               !options->sbatch_controller.empty()) {
+      fail("--sbatch, --sbatch-controller and --no-wait need --launcher slurm");
+    } else if (command->count("--jobs") == 0) {
       options->study.jobs = std::max<int64_t>(1, int64_t(options->study.devices.size()));
+    }
     options->study.plan = study::plan_file(options->study.plan);
     run(*options);
   });

@@ -46,8 +46,9 @@ Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
   }
   try {
     sqlite3_busy_timeout(handle_, 10'000);
-    if (mode == Mode::write)
-      execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON");
+    if (mode == Mode::write) execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL");
+    if (mode == Mode::write_shared) execute("PRAGMA journal_mode = DELETE");
+    if (mode != Mode::read) execute("PRAGMA foreign_keys = ON");
   } catch (...) {
     sqlite3_close(handle_);
     throw;

@@ -20,9 +20,10 @@ struct DiskFull : Error {
 
 class Database {
  public:
-  enum class Mode { read, write };
+  enum class Mode { read, write, write_shared };
   // `write` makes the file when it is absent and uses a write-ahead log, so that readers never wait
-  // for the writer.
+  // for the writer. Such a log needs memory that reader and writer share; `write_shared` does
+  // without it, for readers on other hosts of a shared file system.
   Database(const fs::path& file, Mode mode);
   ~Database();
   Database(const Database&) = delete;

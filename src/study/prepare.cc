@@ -229,6 +229,11 @@ fs::path trainer(const StudyOptions& options) {
   return options.program.empty() ? fs::read_symlink("/proc/self/exe") : options.program;
 }
 
+std::vector<std::string> training(const PlannedRun& run, const StudyOptions& options) {
+  return {trainer(options), "train", run.config, "--data", run.data, "-o",
+          run.folder(options.study).path};
+}
+
 std::vector<std::string> placement(const StudyOptions& options, size_t slot) {
   std::vector<std::string> arguments;
   int64_t threads = options.threads;
@@ -236,6 +241,9 @@ std::vector<std::string> placement(const StudyOptions& options, size_t slot) {
     threads = std::max<int64_t>(1, int64_t(std::thread::hardware_concurrency()) / options.jobs);
   if (threads > 0) arguments.insert(arguments.end(), {"--threads", std::to_string(threads)});
   const auto& devices = options.devices;
+  // The keys of runs cover the numerics versions of a device. All hosts of a cluster must find the
+  // same keys, also those without a GPU.
+  if (options.slurm && devices.empty()) arguments.insert(arguments.end(), {"--device", "cpu"});
   if (!devices.empty())
     arguments.insert(arguments.end(), {"--device", devices[slot % devices.size()]});
   return arguments;

@@ -2,12 +2,22 @@
 // From a plan to runs that are known to start: data made or opened, every configuration accepted
 // by the trainer.
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "study/plan.h"
 #include "study/store.h"
 
 namespace assay::study {
+
+// How runs become jobs of Slurm.
+struct SlurmOptions {
+  std::vector<std::string> sbatch;      // options of sbatch for the runs
+  std::vector<std::string> controller;  // and for controller jobs; empty: the same
+  std::vector<std::string> command;     // of a controller job: continues the study, does not wait
+  int64_t tasks_at_a_time = 0;          // 0: as many as Slurm starts
+  bool wait = true;                     // for the end of the study
+};
 
 struct StudyOptions {
   fs::path plan, study;
@@ -17,6 +27,7 @@ struct StudyOptions {
   std::vector<std::string> devices;  // handed out in turn; empty: the trainer's choice
   fs::path program;                  // whose `train` is run; empty: this program
   std::vector<fs::path> reuse;       // folders with records of finished runs, or studies
+  std::optional<SlurmOptions> slurm = {};  // none: the runs are processes of this machine
 };
 
 // One model in one setting that the trainer has accepted.
@@ -43,6 +54,8 @@ std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate
                                    const Rates& rates, const fs::path& study);
 
 fs::path trainer(const StudyOptions& options);
+// The trainer's command line for a run, without --resume and placement.
+std::vector<std::string> training(const PlannedRun& run, const StudyOptions& options);
 // Arguments that give the trainer its threads and its device, of the slot-th of options.jobs
 // at a time.
 std::vector<std::string> placement(const StudyOptions& options, size_t slot);

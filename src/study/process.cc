@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "base/error.h"
 
@@ -21,14 +23,30 @@ int open_log(const fs::path& file) {
 }
 
 Ending decode(int status) {
-  const bool signal = WIFSIGNALED(status);
-  const int code = signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  return {code, signal || code > 130};  // a shell in between reports a signal as 128 + number
+  if (WIFSIGNALED(status)) return {128 + WTERMSIG(status), true};
+  return ending_of(WEXITSTATUS(status));
 }
+
+// A file without a name.
+class MemoryFile {
+ public:
+  MemoryFile() : descriptor_(::memfd_create("output", MFD_CLOEXEC)) {
+    if (descriptor_ < 0) fail<Error>("no memory for a file: {}", std::strerror(errno));
+  }
+  ~MemoryFile() { ::close(descriptor_); }
+  MemoryFile(const MemoryFile&) = delete;
+  fs::path path() const { return fmt::format("/proc/self/fd/{}", descriptor_); }
+
+ private:
+  int descriptor_;
+};
 
 }  // namespace
 
+Ending ending_of(int exit_code) { return {exit_code, exit_code > 130}; }
+
 std::string Ending::text() const {
+  if (!reason.empty()) return reason;
   return killed ? fmt::format("killed by signal {} ({})", code - 128, strsignal(code - 128))
                 : fmt::format("exit code {}", code);
 }
@@ -78,6 +96,20 @@ Ending wait(pid_t child) {
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   return decode(status);
+}
+
+Captured capture(const std::vector<std::string>& arguments) {
+  const MemoryFile output, errors;
+  const Ending ending = wait(start({arguments, output.path(), errors.path()}));
+  return {ending, read_file(output.path()), read_file(errors.path())};
+}
+
+std::vector<std::string> own_command_line() {
+  std::ifstream file("/proc/self/cmdline");
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+  arguments.at(0) = fs::read_symlink("/proc/self/exe");
+  return arguments;
 }
 
 }  // namespace assay::study

@@ -25,13 +25,25 @@ pid_t start(const Command& command);
 struct Ending {
   int code = 0;         // exit code, or 128 + the signal
   bool killed = false;  // by a signal
+  std::string reason = {};  // why Slurm ended the job; "" otherwise
   // By a signal that it did not catch, or that made it save and leave. Only when this process did
   // not send the signal does it come from outside.
   bool stopped_from_outside() const { return killed || code == kInterrupted; }
-  std::string text() const;  // "exit code 1", "killed by signal 9 (Killed)"
+  std::string text() const;  // "exit code 1", "killed by signal 9 (Killed)", or the reason
 };
+Ending ending_of(int exit_code);  // a shell reports a signal as 128 + its number
 // Has it ended? Does not wait.
 bool ended(pid_t child, Ending& ending);
 Ending wait(pid_t child);
+
+// A command that has ended, and what it wrote.
+struct Captured {
+  Ending ending;
+  std::string output, errors;
+};
+Captured capture(const std::vector<std::string>& arguments);
+
+// That of this process, with the program's whole path.
+std::vector<std::string> own_command_line();
 
 }  // namespace assay::study

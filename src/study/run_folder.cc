@@ -1,17 +1,13 @@
 #include "study/run_folder.h"
 
 #include <chrono>
-#include <memory>
 #include <thread>
 
 #include "base/error.h"
 #include "base/progress.h"
-#include "run/metrics.h"
 
 namespace assay::study {
-namespace {
 
-// A run killed together with its runner may still be saving.
 std::unique_ptr<FolderLock> lock_when_free(const fs::path& folder) {
   for (int tries = 0;; ++tries) try {
       return std::make_unique<FolderLock>(folder);
@@ -20,8 +16,6 @@ std::unique_ptr<FolderLock> lock_when_free(const fs::path& folder) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
 }
-
-}  // namespace
 
 std::string last_line(const fs::path& file) {
   std::string text = run::tail(file, 1 << 12);
@@ -38,7 +32,13 @@ std::string summary(const run::Folder& folder) {
                      Progress::duration(outcome.seconds));
 }
 
-void wait_until_free(const run::Folder& folder) { lock_when_free(folder.path); }
+std::string progress_text(const std::string& name, const run::Newest& newest, int64_t steps) {
+  if (!newest.training) return name + " starting";
+  const std::string loss =
+      newest.held_out_loss ? fmt::format(" held-out loss {:.3f}", *newest.held_out_loss) : "";
+  return fmt::format("{} step {}/{}{} {} tokens/s", name, newest.training->step, steps, loss,
+                     Progress::count(newest.training->tokens_per_second.value_or(0)));
+}
 
 bool begin_or_resume(const run::Folder& folder) {
   const auto lock = lock_when_free(folder.path);

@@ -1,7 +1,5 @@
 #include "study/runner.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -18,9 +16,10 @@
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "data/overlap.h"
-#include "study/process.h"
+#include "study/launcher.h"
 #include "study/reuse.h"
 #include "study/run_folder.h"
+#include "study/slurm.h"
 #include "study/tasks.h"
 
 namespace assay::study {
@@ -31,8 +30,6 @@ using Clock = std::chrono::steady_clock;
 struct Running {
   PlannedRun run;
   run::Folder folder;
-  pid_t child;
-  size_t slot;
   int restarts;
   double tokens_before;  // seen when it was started or resumed
 };
@@ -40,17 +37,20 @@ struct Running {
 class Runner {
  public:
   Runner(const StudyOptions& options, std::vector<PlannedRun> runs, Store& store,
-         const Reusable& reusable)
-      : options_(options), store_(store), reusable_(reusable), begun_(Clock::now()) {
-    for (size_t slot = 0; slot < size_t(std::max<int64_t>(1, options.jobs)); ++slot)
-      free_slots_.push_back(slot);
+         const Reusable& reusable, Launcher& launcher)
+      : options_(options),
+        store_(store),
+        reusable_(reusable),
+        launcher_(launcher),
+        begun_(Clock::now()) {
     outcome_.planned = int64_t(runs.size());
     for (PlannedRun& run : runs)
-      if (!done_before(run)) queue_.push_back({std::move(run), 0});
+      if (!done_before(run) && !failed_before(run)) queue_.push_back({std::move(run), 0});
     for (const auto& [run, restarts] : queue_) work_left_ += work(run, double(run.estimate.tokens));
   }
 
   Outcome run() {
+    launcher_.look_around();
     while (!running_.empty() || (!queue_.empty() && !stopping_)) {
       try {
         if (interrupted() && !stopping_) stop("interrupted");
@@ -60,6 +60,7 @@ class Runner {
         disk_full_ = error.what();
         if (!stopping_) stop(disk_full_);
       }
+      if (launcher_.is_detached() && (stopping_ || queue_.empty())) break;
       if (Clock::now() >= next_status_) show_status();
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -69,10 +70,17 @@ class Runner {
           " Free space and give the same command again: "
           "it continues, and finished runs are kept.",
           disk_full_, outcome_.done, outcome_.planned);
+    if (stopping_ && launcher_.is_detached())
+      fail<Interrupted>(
+          "interrupted: {} of {} runs done, and nothing was submitted. "
+          "The same command continues.",
+          outcome_.done, outcome_.planned);
     if (stopping_)
       fail<Interrupted>(
           "interrupted: {} of {} runs done, the others saved. The same command continues them.",
           outcome_.done, outcome_.planned);
+    launcher_.leave();
+    outcome_.in_queue = int64_t(running_.size());
     return outcome_;
   }
 
@@ -94,8 +102,15 @@ class Runner {
     return true;
   }
 
+  bool failed_before(const PlannedRun& run) {
+    if (!launcher_.keeps_failures() || store_.status(run.key) != status::kFailed) return false;
+    outcome_.failures.push_back(
+        {run.name, store_.reason(run.key), run.folder(options_.study).log()});
+    return true;
+  }
+
   void fill() {
-    while (!queue_.empty() && !free_slots_.empty()) {
+    while (!queue_.empty() && !launcher_.is_full()) {
       auto [run, restarts] = std::move(queue_.front());
       queue_.pop_front();
       launch(std::move(run), restarts);
@@ -105,31 +120,23 @@ class Runner {
   void launch(PlannedRun run, int restarts) {
     const run::Folder folder = run.folder(options_.study);
     make_folder(folder.path);
-    const bool resume = begin_or_resume(folder);
-    const size_t slot = free_slots_.front();
-    free_slots_.pop_front();
-    Command command{{trainer(options_), "train", run.config, "--data", run.data, "-o", folder.path},
-                    folder.log(),
-                    {}};
-    if (resume) command.arguments.push_back("--resume");
-    const auto place = placement(options_, slot);
-    command.arguments.insert(command.arguments.end(), place.begin(), place.end());
+    const auto restarts_earlier = launcher_.started_earlier(run);
+    if (!restarts_earlier) launcher_.start(run, restarts);
     store_.set_status(run.key, status::kRunning);
     const double before = tokens_of(run::newest_metrics(folder));
-    running_.push_back({std::move(run), folder, start(command), slot, restarts, before});
+    running_.push_back({std::move(run), folder, restarts_earlier.value_or(restarts), before});
   }
 
   void reap() {
     for (size_t i = 0; i < running_.size();) {
-      Ending ending;
-      if (!ended(running_[i].child, ending)) {
+      const std::optional<Ending> ending = launcher_.ended(running_[i].run);
+      if (!ending) {
         ++i;
         continue;
       }
       const Running over = std::move(running_[i]);
       running_.erase(running_.begin() + int64_t(i));
-      free_slots_.push_front(over.slot);
-      conclude(over, ending);
+      conclude(over, *ending);
     }
   }
 
@@ -171,8 +178,9 @@ class Runner {
 
   void stop(const std::string& why) {
     stopping_ = true;
-    progress_.log(fmt::format("{}; {} runs are saving", why, running_.size()));
-    for (const Running& running : running_) ::kill(running.child, SIGINT);
+    if (!launcher_.is_detached())
+      progress_.log(fmt::format("{}; {} runs are saving", why, running_.size()));
+    launcher_.stop();
   }
 
   void show_status() {
@@ -186,7 +194,8 @@ class Runner {
     for (const Running& running : running_) {
       const run::Newest newest = run::newest_metrics(running.folder);
       work_now += work(running.run, std::max(0.0, tokens_of(newest) - running.tokens_before));
-      if (parts.size() < 3) parts.push_back(describe(running, newest));
+      if (parts.size() < 3)
+        parts.push_back(progress_text(running.run.name, newest, running.run.estimate.steps));
     }
     if (running_.size() > 3) parts.push_back(fmt::format("{} more", running_.size() - 3));
     const double seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
@@ -199,14 +208,6 @@ class Runner {
                        left);
   }
 
-  static std::string describe(const Running& running, const run::Newest& newest) {
-    if (!newest.training) return running.run.name + " starting";
-    const std::string loss =
-        newest.held_out_loss ? fmt::format(" held-out loss {:.3f}", *newest.held_out_loss) : "";
-    return fmt::format("{} step {}/{}{} {} tokens/s", running.run.name, newest.training->step,
-                       running.run.estimate.steps, loss,
-                       Progress::count(newest.training->tokens_per_second.value_or(0)));
-  }
   static double tokens_of(const run::Newest& newest) {
     return newest.training ? double(newest.training->tokens.value_or(0)) : 0;
   }
@@ -217,9 +218,9 @@ class Runner {
   const StudyOptions& options_;
   Store& store_;
   const Reusable& reusable_;
+  Launcher& launcher_;
   Clock::time_point begun_, next_status_{};
   std::deque<std::pair<PlannedRun, int>> queue_;  // with the number of restarts so far
-  std::deque<size_t> free_slots_;
   std::vector<Running> running_;
   Outcome outcome_;
   Progress progress_;
@@ -233,6 +234,7 @@ void add(Outcome& total, const Outcome& part) {
   total.done += part.done;
   total.done_before += part.done_before;
   total.reused += part.reused;
+  total.in_queue += part.in_queue;
   total.failures.insert(total.failures.end(), part.failures.begin(), part.failures.end());
 }
 
@@ -382,28 +384,29 @@ class NewFiles {
 // A study's folder while a plan is checked and run.
 class StudyFolder {
  public:
-  explicit StudyFolder(const fs::path& study) {
+  // `waits`: for a process that holds the folder, a minute at most.
+  explicit StudyFolder(const fs::path& study, bool waits = false) {
     auto files = std::make_unique<NewFiles>(study);
     make_folder(study);
-    lock_.emplace(study);
+    lock_ = waits ? lock_when_free(study) : std::make_unique<FolderLock>(study);
     files_ = std::move(files);
   }
   void keep() { files_->keep(); }  // the plan is accepted
 
  private:
-  std::optional<FolderLock> lock_;
+  std::unique_ptr<FolderLock> lock_;
   std::unique_ptr<NewFiles> files_;  // destroyed first
 };
 
-}  // namespace
-
-Outcome run_plan(const StudyOptions& options) {
+// Until the runs are over, or go on without this process.
+Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
   Plan plan = read_plan(options.plan, options.set);
   const Reusable reusable(options.reuse);
-  StudyFolder folder(options.study);
+  StudyFolder folder(options.study, launcher.keeps_failures());
   const auto candidates = ask_trainer(plan, options);
   ask_tasks(plan, candidates, options);
-  Store store(options.study);
+  const bool shared = options.slurm.has_value();
+  Store store(options.study, shared ? Database::Mode::write_shared : Database::Mode::write);
   measure_overlap(candidates, store);
   const auto tuning = tuning_runs(plan, candidates, options.study);
   if (tuning.empty()) study_runs(plan, candidates, {}, options.study);  // refuses equal runs
@@ -416,7 +419,8 @@ Outcome run_plan(const StudyOptions& options) {
   if (!tuning.empty()) {
     store.set_plan(plan, tuning);
     explain(reusable, distinct(tuning), is_done);
-    add(outcome, Runner(options, distinct(tuning), store, reusable).run());
+    add(outcome, Runner(options, distinct(tuning), store, reusable, launcher).run());
+    if (outcome.in_queue > 0) return outcome;
     rates = best_rates(plan, tuning, [&](const PlannedRun& run) -> std::optional<run::End> {
       if (store.status(run.key) != status::kDone) return {};
       return store.finished(run.key).end;
@@ -428,9 +432,23 @@ Outcome run_plan(const StudyOptions& options) {
   all.insert(all.end(), runs.begin(), runs.end());
   store.set_plan(plan, all);
   explain(reusable, distinct(runs), is_done);
-  add(outcome, Runner(options, distinct(runs), store, reusable).run());
+  add(outcome, Runner(options, distinct(runs), store, reusable, launcher).run());
+  if (outcome.in_queue > 0) return outcome;
   outcome.task_failures = evaluate_tasks(plan, runs, options, store);
   return outcome;
+}
+
+}  // namespace
+
+Outcome run_plan(const StudyOptions& options) {
+  if (!options.slurm) return run_plan_with(*local_launcher(options), options);
+  SlurmLauncher slurm(options);
+  slurm.wait_for_controller();
+  for (;;) {
+    Outcome outcome = run_plan_with(slurm, options);
+    if (outcome.in_queue == 0 || !options.slurm->wait) return outcome;
+    slurm.watch();
+  }
 }
 
 std::vector<ExpectedRun> dry_run(const StudyOptions& options) {

@@ -1,5 +1,5 @@
 #pragma once
-// Runs a plan: one process a run, several at a time. The runner outlives its runs, is the only
+// Runs a plan: one process or one job of Slurm per run, several at a time. The runner is the only
 // writer of study.sqlite, and can be stopped and started at any moment: what is done is not done
 // again, what was begun is resumed.
 #include "study/prepare.h"
@@ -12,14 +12,15 @@ struct Failure {
 };
 struct Outcome {
   // `done` includes those done before; `done_before` includes those reused from other studies.
-  int64_t planned = 0, done = 0, done_before = 0, reused = 0;
+  // `in_queue` are jobs of Slurm that were left when this process did not wait.
+  int64_t planned = 0, done = 0, done_before = 0, reused = 0, in_queue = 0;
   std::vector<Failure> failures;       // of training
   std::vector<Failure> task_failures;  // of evaluations of tasks
 };
 
 // A run that a signal killed, or made save and leave, is resumed, twice at most. A failed run does
 // not stop the others. Throws Interrupted after Ctrl-C, when every run has saved. BadInput when
-// another process works on the study.
+// another process works on the study. With Slurm, Ctrl-C leaves the jobs in the queue.
 Outcome run_plan(const StudyOptions& options);
 
 // A run that run_plan would train, or that has finished.

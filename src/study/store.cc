@@ -73,7 +73,7 @@ void check_version(Database& database, const fs::path& study) {
 Store::Store(const fs::path& study, Database::Mode mode)
     : source_((study / "study.sqlite").string()), database_(study / "study.sqlite", mode) {
   check_version(database_, study);
-  if (mode == Database::Mode::write) database_.execute(kSchema);
+  if (mode != Database::Mode::read) database_.execute(kSchema);
 }
 
 void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
@@ -96,6 +96,10 @@ void Store::set_plan(const Plan& plan, const std::vector<PlannedRun>& runs) {
 std::string Store::status(const std::string& key) {
   const auto rows = database_.query("SELECT status FROM runs WHERE key = ?", {key});
   return rows.empty() ? "" : rows[0]["status"].get<std::string>();
+}
+
+std::string Store::reason(const std::string& key) {
+  return database_.query("SELECT reason FROM runs WHERE key = ?", {key}).at(0)["reason"];
 }
 
 void Store::set_status(const std::string& key, const std::string& status,

@@ -103,6 +103,7 @@ class Store {
   // Records the plan. Runs of earlier plans stay, but no longer count as planned.
   void set_plan(const Plan& plan, const std::vector<PlannedRun>& runs);
   std::string status(const std::string& key);  // status::kPlanned, …; "" for an unknown run
+  std::string reason(const std::string& key);  // why a run failed
   void set_status(const std::string& key, const std::string& status,
                   const std::string& reason = "");
   // Reads a finished run's folder; all of it is stored, or nothing. BadInput when the folder

@@ -190,7 +190,7 @@ class Evaluations {
   void launch() {
     Work work = std::move(queue_.front());
     queue_.pop_front();
-    wait_until_free(work.folder);
+    lock_when_free(work.folder.path);
     const size_t slot = free_slots_.front();
     free_slots_.pop_front();
     Command command{

@@ -1,7 +1,10 @@
 #pragma once
 // The program as a process, in a folder that goes away.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +79,22 @@ inline Outcome run(const fs::path& folder, const std::string& arguments) {
 inline void sleep_seconds(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
+
+// A TCP port of this host. While the object lives the port is used by it.
+struct Port {
+  int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  int number = 0;
+  Port() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    socklen_t size = sizeof address;
+    ::bind(socket, reinterpret_cast<sockaddr*>(&address), size);
+    ::listen(socket, 1);
+    ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
+    number = ::ntohs(address.sin_port);
+  }
+  ~Port() { ::close(socket); }
+};
 
 // False when `condition` did not come true while the process ran.
 bool wait_until(Process& process, auto&& condition) {

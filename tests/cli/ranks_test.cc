@@ -1,9 +1,5 @@
 // Several processes train one model on CPUs: the same bytes for any number of them, and an end
 // without hanging when one is lost or differs.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -63,21 +59,6 @@ pid_t process_of_rank(const Process& launcher, int rank) {
   return 0;
 }
 
-// A TCP port of this host. While the object lives the port is used by it.
-struct Port {
-  int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  int number = 0;
-  Port() {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    socklen_t size = sizeof address;
-    ::bind(socket, reinterpret_cast<sockaddr*>(&address), size);
-    ::listen(socket, 1);
-    ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-    number = ::ntohs(address.sin_port);
-  }
-  ~Port() { ::close(socket); }
-};
 int free_port() { return Port().number; }
 
 class RanksOfOneModel : public testing::Test {
