@@ -31,9 +31,9 @@ FigureGroup agreement_plot(const Setting& setting) {
   if (all.empty() || all.front().points.empty() || !all.front().recall) return group;
   const Agreement& recall = all.front();
   group.note = fmt::format(
-      "Score on recall tasks (the answer is in the prompt) over Δ_end, both at {} training tokens. "
-      "{} {} Bars are individual 95 % intervals.",
-      show(double(recall.tokens), Format::tokens), recall.text(), recall.caveat);
+      "Recall tasks have the answer in the prompt. Budget: {} training tokens. {} {} {}",
+      show(double(recall.tokens), Format::tokens), recall.text(), recall.caveat,
+      "Bars are individual 95 % intervals.");
   Figure figure{.id = figure_id(setting, "task-agreement"),
                 .title = "Recall tasks and Δ_end",
                 .x = {.title = "Δ_end, nats per token (right: worse)"},

@@ -64,9 +64,8 @@ bool has_seeds(const Setting& setting) {
 }
 
 std::string about_intervals(const Setting& setting) {
-  return has_seeds(setting) ? "The 95 % intervals count items and seeds."
-                            : "Every model has one run, so the 95 % intervals count items alone: "
-                              "another seed may differ by more.";
+  if (has_seeds(setting)) return "The 95 % intervals count items and seeds.";
+  return "Every model has one run: the 95 % intervals count items, and not seeds.";
 }
 
 }  // namespace
