@@ -3,6 +3,7 @@
 #   PYTHON=/path    a Python that has torch 2.11.0, used instead of .venv's download
 #   PRESET=debug    another preset of CMakePresets.json: asan-ubsan, tsan
 #   SECONDS=10      of `make fuzz`, for each parser of files
+#   MODEL=, DATA=, TASKS=   of `make test-clients`: a model, a folder with documents, and tasks
 PRESET  ?= release
 JOBS    ?= $(shell nproc)
 BUILD   := $(if $(filter release,$(PRESET)),build,build-$(patsubst asan-ubsan,asan,$(PRESET)))
@@ -18,11 +19,11 @@ export CUDACXX := $(NVCC)
 # Too large an allocation is the program's to report, under AddressSanitizer too.
 export ASAN_OPTIONS ?= allocator_may_return_null=1
 
-.PHONY: all setup build demo test fast fuzz bundle clean help
+.PHONY: all setup build demo test fast fuzz test-clients bundle clean help
 all: build
 
 help:
-	@sed -n '1,5p' Makefile; echo "targets: setup build demo test fast fuzz bundle clean"
+	@sed -n '1,6p' Makefile; echo "targets: setup build demo test fast fuzz test-clients bundle clean"
 
 setup: .venv/ready
 
@@ -50,6 +51,24 @@ fast: build
 fuzz:
 	@$(MAKE) --no-print-directory build PRESET=fuzz CUDA=0 TARGET=fuzz_parsers
 	@tools/fuzz build-fuzz $(SECONDS)
+
+# lm-evaluation-harness and transformers need 770 MB in addition to torch, so `make test` does not
+# install them.
+CLIENTS := .venv-clients
+CLIENT_PYTHON = $(or $(PYTHON),$(BIN)/python)
+$(CLIENTS)/ready: tools/requirements-clients.txt .venv/ready
+	@echo "== $(CLIENTS): $$(paste -sd' ' tools/requirements-clients.txt)"
+	@$(CLIENT_PYTHON) -m venv $(CLIENTS)
+	@$(CLIENT_PYTHON) -c 'import torch; print(torch.__path__[0] + "/..")' \
+	  > $$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch.pth
+	@$(CLIENTS)/bin/pip install -q --disable-pip-version-check -r tools/requirements-clients.txt
+	@touch $@
+
+test-clients: TARGET = assay_cli
+test-clients: $(CLIENTS)/ready build
+	@$(BIN)/ctest --test-dir $(BUILD) --output-on-failure -L clients
+	@$(if $(MODEL),$(CLIENTS)/bin/python tools/compare-lm-eval $(MODEL) --assay $(BUILD)/assay \
+	  --data $(DATA) --limit 200 $(if $(TASKS),--tasks $(TASKS)))
 
 bundle: TARGET = all
 bundle: build

@@ -92,7 +92,7 @@ struct Machine {
     bytes_per_ms = 2.0 * size / median_ms([&] {
                      must(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice));
                    });
-    std::printf("%s, %d multiprocessors, %.2f GHz, copy %.2f TB/s\n", p.name, p.multiProcessorCount,
+    std::printf("%s, %d SMs, %.2f GHz, copy %.2f TB/s\n", p.name, p.multiProcessorCount,
                 clock_khz * 1e-6, bytes_per_ms * 1e-9);
   }
 };

@@ -1,6 +1,6 @@
-// The CPU kernels of the selective scan beside a plain scalar loop (-O3, same machine, same run,
-// float32, one thread). Prints nanoseconds of processor time per (b, t, d, n): what else runs on
-// the machine hardly matters.
+// The CPU kernels of the selective scan compared with a plain scalar loop (-O3, same machine, same
+// run, float32, one thread). Prints nanoseconds of processor time per (b, t, d, n), which other
+// programs on the machine hardly change.
 //   bench_selective_scan_cpu [batch time channels state_size]
 #include <fmt/format.h>
 

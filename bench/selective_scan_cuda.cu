@@ -1,6 +1,7 @@
-// Times of the CUDA kernels of selective_scan and causal_conv1d beside their floors, on random data. Medians of 30
-// calls. The floor is the longer of two times: the bytes of the operands, each moved once, at the bandwidth of a copy
-// measured here; and the B·T·Dm·N exponentials, at the 16 a clock that a multiprocessor's special-function units do.
+// Times of the CUDA kernels of selective_scan and causal_conv1d on random data, and their floors.
+// Each time is the median of 30 calls. The floor is the longer of two times:
+// - every operand is moved once, at the bandwidth of a copy that is measured here;
+// - the B·T·Dm·N exponentials, at the 16 per clock of an SM's special-function units.
 #include "cuda_bench.h"
 #include "ops/causal_conv1d/kernel.h"
 #include "ops/selective_scan/kernel.h"
@@ -11,27 +12,40 @@ using namespace assay::ops;
 
 void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
   Buffers buffers;
-  auto real = [&](int64_t count, float low, float high) { return buffers.random<float>(count, low, high); };
-  SelectiveScanForward p{
-      .dtype = DType::bf16, .batch = B, .time = T, .channels = M, .groups = 1, .state_size = N, .delta_softplus = true};
-  p.u = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M), p.z = buffers.sequence(B, T, M);
+  auto real = [&](int64_t count, float low, float high) {
+    return buffers.random<float>(count, low, high);
+  };
+  SelectiveScanForward p{.dtype = DType::bf16,
+                         .batch = B,
+                         .time = T,
+                         .channels = M,
+                         .groups = 1,
+                         .state_size = N,
+                         .delta_softplus = true};
+  p.u = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M),
+  p.z = buffers.sequence(B, T, M);
   p.B = buffers.sequence(B, T, N), p.C = buffers.sequence(B, T, N), p.y = buffers.sequence(B, T, M);
   p.A = real(M * N, -16, -0.5f), p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
   p.final_state = real(B * M * N, 0, 1),
   p.chunk_states = real(B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N, 0, 1);
   SelectiveScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
-  q.du = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M), q.dz = buffers.sequence(B, T, M);
-  q.dB = real(B * T * N, 0, 1), q.dC = real(B * T * N, 0, 1), q.dA = real(M * N, 0, 1), q.dD = real(M, 0, 1);
+  q.du = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M),
+  q.dz = buffers.sequence(B, T, M);
+  q.dB = real(B * T * N, 0, 1), q.dC = real(B * T * N, 0, 1), q.dA = real(M * N, 0, 1),
+  q.dD = real(M, 0, 1);
   q.ddelta_bias = real(M, 0, 1);
-  void *forward = buffers.raw(cuda::workspace_bytes(p)), *backward = buffers.raw(cuda::workspace_bytes(q));
+  void *forward = buffers.raw(cuda::workspace_bytes(p)),
+       *backward = buffers.raw(cuda::workspace_bytes(q));
 
-  std::printf(
-      "selective_scan bf16, B %ld, T %ld, Dm %ld, N %ld: chunks of %ld, workspace %.0f + %.0f MB, states %.0f MB\n",
-      long(B), long(T), long(M), long(N), long(cuda::chunk_size(p)), cuda::workspace_bytes(p) * 1e-6,
-      cuda::workspace_bytes(q) * 1e-6, B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N * 4e-6);
+  std::printf("selective_scan bf16, B %ld, T %ld, Dm %ld, N %ld, chunks of %ld\n", long(B), long(T),
+              long(M), long(N), long(cuda::chunk_size(p)));
+  std::printf("  MB: workspace %.0f + %.0f, states %.0f\n", cuda::workspace_bytes(p) * 1e-6,
+              cuda::workspace_bytes(q) * 1e-6,
+              B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N * 4e-6);
   const double elements = double(B) * T * M, inputs = double(B) * T * N,
                exponentials = elements * N / machine.exponentials_per_ms;
-  const double forward_bytes = 8 * elements + 4 * inputs, backward_bytes = 14 * elements + 12 * inputs;
+  const double forward_bytes = 8 * elements + 4 * inputs,
+               backward_bytes = 14 * elements + 12 * inputs;
   const double forward_ms = median_ms([&] { cuda::selective_scan(p, forward, nullptr); });
   const double both_ms = median_ms([&] {
     cuda::selective_scan(p, forward, nullptr);
@@ -46,7 +60,8 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
 
 void conv(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t K) {
   Buffers buffers;
-  CausalConv1dForward p{.dtype = DType::bf16, .batch = B, .time = T, .channels = M, .width = K, .silu = true};
+  CausalConv1dForward p{
+      .dtype = DType::bf16, .batch = B, .time = T, .channels = M, .width = K, .silu = true};
   p.x = buffers.sequence(B, T, M), p.y = buffers.sequence(B, T, M);
   p.weight = buffers.random<float>(M * K, -1, 1), p.bias = buffers.random<float>(M, -1, 1);
   p.final_state = buffers.random<float>(B * M * K, -1, 1);
@@ -54,10 +69,13 @@ void conv(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t K) {
   q.dx = buffers.sequence(B, T, M), q.dweight = buffers.random<float>(M * K, -1, 1),
   q.dbias = buffers.random<float>(M, -1, 1);
   void* workspace = buffers.raw(cuda::workspace_bytes(q));
-  std::printf("causal_conv1d bf16, B %ld, T %ld, Dm %ld, K %ld\n", long(B), long(T), long(M), long(K));
+  std::printf("causal_conv1d bf16, B %ld, T %ld, Dm %ld, K %ld\n", long(B), long(T), long(M),
+              long(K));
   const double elements = double(B) * T * M;
-  row("forward", median_ms([&] { cuda::causal_conv1d(p, nullptr); }), 4 * elements / machine.bytes_per_ms);
-  row("backward", median_ms([&] { cuda::causal_conv1d(q, workspace, nullptr); }), 6 * elements / machine.bytes_per_ms);
+  row("forward", median_ms([&] { cuda::causal_conv1d(p, nullptr); }),
+      4 * elements / machine.bytes_per_ms);
+  row("backward", median_ms([&] { cuda::causal_conv1d(q, workspace, nullptr); }),
+      6 * elements / machine.bytes_per_ms);
   must(cudaDeviceSynchronize());
 }
 
@@ -65,7 +83,8 @@ void conv(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t K) {
 
 int main() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no CUDA device found: nothing was timed"), 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
+    return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   for (auto [B, T] : {std::pair{8, 2048}, std::pair{1, 102400}})
     scan(machine, B, T, 1536, 16), conv(machine, B, T, 1536, 4);

@@ -1,5 +1,6 @@
-// Times of the CUDA kernels of token_scan, all three updates, beside the floor of its bytes, on random data. Medians of
-// 30 calls; the bytes of the operands, each moved once, at the bandwidth of a copy measured here.
+// Times of the CUDA kernels of token_scan, all three updates, on random data, and their floors.
+// Each time is the median of 30 calls. The floor is the time to move every operand once, at the
+// bandwidth of a copy that is measured here.
 #include "cuda_bench.h"
 #include "ops/token_scan/kernel.h"
 
@@ -7,25 +8,36 @@ namespace {
 
 using namespace assay::ops;
 
-void scan(const Machine& machine, Update update, const char* name, int64_t B, int64_t T, int64_t M, int64_t N) {
+void scan(const Machine& machine, Update update, const char* name, int64_t B, int64_t T, int64_t M,
+          int64_t N) {
   Buffers buffers;
-  auto real = [&](int64_t count, float low, float high) { return buffers.random<float>(count, low, high); };
-  TokenScanForward p{.dtype = DType::bf16, .update = update, .batch = B, .time = T, .channels = M, .state_size = N};
+  auto real = [&](int64_t count, float low, float high) {
+    return buffers.random<float>(count, low, high);
+  };
+  TokenScanForward p{.dtype = DType::bf16,
+                     .update = update,
+                     .batch = B,
+                     .time = T,
+                     .channels = M,
+                     .state_size = N};
   p.delta_softplus = true, p.x = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M);
   p.z = buffers.sequence(B, T, M), p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N);
   p.y = buffers.sequence(B, T, M), p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
   if (update == Update::decay) p.rate = {real(B * T * N, -16, -0.5f), T * N, N};
   p.final_state = real(B * M * N, 0, 1), p.chunk_states = real(cuda::chunk_states(p), 0, 1);
   TokenScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
-  q.dx = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M), q.dz = buffers.sequence(B, T, M);
-  q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.dD = real(M, 0, 1), q.ddelta_bias = real(M, 0, 1);
+  q.dx = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M),
+  q.dz = buffers.sequence(B, T, M);
+  q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.dD = real(M, 0, 1),
+  q.ddelta_bias = real(M, 0, 1);
   if (update == Update::decay) q.drate = real(B * T * N, 0, 1);
-  void *forward = buffers.raw(cuda::workspace_bytes(p)), *backward = buffers.raw(cuda::workspace_bytes(q));
+  void *forward = buffers.raw(cuda::workspace_bytes(p)),
+       *backward = buffers.raw(cuda::workspace_bytes(q));
 
-  std::printf(
-      "token_scan %s bf16, B %ld, T %ld, Dm %ld, N %ld: chunks of %ld, workspace %.0f + %.0f MB, states %.0f MB\n",
-      name, long(B), long(T), long(M), long(N), long(cuda::chunk_size(p)), cuda::workspace_bytes(p) * 1e-6,
-      cuda::workspace_bytes(q) * 1e-6, cuda::chunk_states(p) * 4e-6);
+  std::printf("token_scan %s bf16, B %ld, T %ld, Dm %ld, N %ld, chunks of %ld\n", name, long(B),
+              long(T), long(M), long(N), long(cuda::chunk_size(p)));
+  std::printf("  MB: workspace %.0f + %.0f, states %.0f\n", cuda::workspace_bytes(p) * 1e-6,
+              cuda::workspace_bytes(q) * 1e-6, cuda::chunk_states(p) * 4e-6);
   const double elements = double(B) * T * M, forward_floor = 8 * elements / machine.bytes_per_ms,
                backward_floor = 14 * elements / machine.bytes_per_ms;
   const double forward_ms = median_ms([&] { cuda::token_scan(p, forward, nullptr); });
@@ -42,10 +54,12 @@ void scan(const Machine& machine, Update update, const char* name, int64_t B, in
 
 int main() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no CUDA device found: nothing was timed"), 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
+    return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
-  for (const auto& [update, name] :
-       {std::pair{Update::diagonal, "diagonal"}, {Update::decay, "decay"}, {Update::exact, "exact"}}) {
+  for (const auto& [update, name] : {std::pair{Update::diagonal, "diagonal"},
+                                     {Update::decay, "decay"},
+                                     {Update::exact, "exact"}}) {
     for (auto [B, T, M] : {std::tuple{8, 2048, 1536}, {1, 102400, 1536}, {32, 1024, 1024}})
       scan(machine, update, name, B, T, M, 16);
     scan(machine, update, name, 8, 2048, 1536, 64);

@@ -1,8 +1,11 @@
-// Times of the CUDA kernels of top1_element beside their floor, on random queries and keys whose scores spread as those
-// of unit vectors at scale 10 do, medians of 30 calls. The floor is the longest of three times: every operand moved
-// once, at the bandwidth of a copy measured here; the products of the causal half (2 · D a score each: 2 forward, 4
-// backward), at the peak of the tensor cores; one exponential a score and pass over them, at the 16 a clock of a
-// multiprocessor's special-function units.
+// Times of the CUDA kernels of top1_element, and their floors, on random queries and keys whose
+// scores spread as those of unit vectors at scale 10 do. Each time is the median of 30 calls. The
+// floor is the longest of three times:
+// - every operand is moved once, at the bandwidth of a copy that is measured here;
+// - the products of the causal half (2 · D per score each: 2 forward, 4 backward), at the peak of
+//   the tensor cores;
+// - one exponential per score and pass over them, at the 16 per clock of an SM's special-function
+//   units.
 #include "cuda_bench.h"
 #include "ops/top1_element/kernel.h"
 
@@ -26,12 +29,15 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
   p.logsumexp = buffers.raw(B * H * T * 4), p.soft = buffers.raw(B * H * T * D * 4);
   p.index = static_cast<int64_t*>(buffers.raw(B * H * T * 8));
   const Top1ElementBackward q{p, queries(), queries(), keys(), keys()};
-  void *forward = buffers.raw(cuda::workspace_bytes(p)), *backward = buffers.raw(cuda::workspace_bytes(q));
-  std::printf("top1_element bf16, B %ld, T %ld, H %ld / %ld, D %ld: workspace %.0f + %.0f MB\n", long(B), long(T),
-              long(H), long(Hk), long(D), cuda::workspace_bytes(p) * 1e-6, cuda::workspace_bytes(q) * 1e-6);
+  void *forward = buffers.raw(cuda::workspace_bytes(p)),
+       *backward = buffers.raw(cuda::workspace_bytes(q));
+  std::printf("top1_element bf16, B %ld, T %ld, H %ld / %ld, D %ld: workspace %.0f + %.0f MB\n",
+              long(B), long(T), long(H), long(Hk), long(D), cuda::workspace_bytes(p) * 1e-6,
+              cuda::workspace_bytes(q) * 1e-6);
   const double scores = 0.5 * B * H * T * double(T), numbers = double(B) * T * (H + Hk) * D;
   const auto floor = [&](double bytes, int products, int exponentials) {
-    return std::max({bytes / machine.bytes_per_ms, products * 2 * scores * D / machine.bf16_flops_per_ms,
+    return std::max({bytes / machine.bytes_per_ms,
+                     products * 2 * scores * D / machine.bf16_flops_per_ms,
                      exponentials * scores / machine.exponentials_per_ms});
   };
   const double forward_floor = floor(6 * numbers, 2, 1), backward_floor = floor(10 * numbers, 4, 1);
@@ -52,7 +58,8 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
 
 int main() {
   int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return std::puts("no CUDA device found: nothing was timed"), 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
+    return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   attention(machine, 1, 102400, 12, 12, 64);
   attention(machine, 16, 2048, 12, 12, 64);

@@ -99,8 +99,8 @@ std::map<std::pair<size_t, std::string>, at::Tensor> tensors_of(const nn::ModelS
   return out;
 }
 
-// What one step reads of the state, all of it, and what it writes anew: tensors that do not stay in
-// their place. The state is not held by anyone else meanwhile, as a cache would then be copied.
+// Bytes that one step reads of the state, which is all of it, and bytes of the tensors that it
+// allocates and writes. Nothing else holds the state during the step; a cache would be copied.
 double bytes_moved(nn::ModelState& state, auto&& step) {
   std::map<std::pair<size_t, std::string>, const void*> places;
   for (const auto& [name, tensor] : tensors_of(state)) places[name] = tensor.data_ptr();
@@ -111,8 +111,8 @@ double bytes_moved(nn::ModelState& state, auto&& step) {
   return double(bytes);
 }
 
-// A captured step is the same step again and again: it reads the state that it met, whose memory
-// nothing asks for meanwhile. Elsewhere every call goes on by a token.
+// A captured step is repeated with the state that it had when it was captured; nothing else uses
+// that memory. Without capture, every call decodes the next token.
 void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   const at::NoGradGuard no_grad;
   const at::Tensor tokens =
@@ -121,7 +121,7 @@ void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device de
   model.hidden(tokens.slice(1, 0, o.time), state);
   const at::Tensor last = tokens.slice(1, o.time);
   const auto step = [&] { model.logits(last, state); };
-  step();  // caches have room behind it
+  step();  // caches get room for more tokens
   const double weights =
       double(model.parameter_count()) * double(c10::elementSize(model.compute_dtype));
   const double bytes = weights + bytes_moved(state, step);

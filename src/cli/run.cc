@@ -93,6 +93,28 @@ void show_dry_run(const study::StudyOptions& options) {
   print(document, text);
 }
 
+std::string lines_about(const std::vector<study::Failure>& failures) {
+  std::string text;
+  for (const study::Failure& failure : failures)
+    text +=
+        fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason, failure.log.string());
+  return text;
+}
+
+void fail_study(const study::Outcome& outcome, const std::string& page) {
+  std::string text;
+  if (!outcome.failures.empty())
+    text += fmt::format("{} of {} runs failed; the same command tries them again.",
+                        outcome.failures.size(), outcome.planned) +
+            lines_about(outcome.failures);
+  if (!outcome.task_failures.empty())
+    text += fmt::format("{}{} evaluations of tasks failed; the same command tries them again.",
+                        text.empty() ? "" : "\n  ", outcome.task_failures.size()) +
+            lines_about(outcome.task_failures);
+  if (!page.empty()) text += fmt::format("\n  The report of the other runs: {}", page);
+  throw Error(text);
+}
+
 void run(const Options& options) {
   if (options.dry_run) return show_dry_run(options.study);
   const study::Outcome outcome = study::run_plan(options.study);
@@ -104,19 +126,13 @@ void run(const Options& options) {
   report::Written written{.verdicts = Json::array()};
   if (outcome.done > 0) written = report::write_report(options.study.study);
   const std::string page = written.page.string();
-  if (!outcome.failures.empty()) {
-    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.",
-                                   outcome.failures.size(), outcome.planned);
-    for (const auto& failure : outcome.failures)
-      text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason,
-                          failure.log.string());
-    if (!page.empty()) text += fmt::format("\n  The report of the other runs: {}", page);
-    throw Error(text);
-  }
-  print({{"report", page},
-         {"runs", written.runs},
-         {"done_before", outcome.done_before},
-         {"verdicts", written.verdicts}},
+  if (!outcome.failures.empty() || !outcome.task_failures.empty()) fail_study(outcome, page);
+  Json document = {{"report", page},
+                   {"runs", written.runs},
+                   {"done_before", outcome.done_before},
+                   {"verdicts", written.verdicts}};
+  if (!written.tasks.is_null()) document["tasks"] = written.tasks;
+  print(document,
         fmt::format("{} runs are done ({} were done before, {} of them elsewhere).\n{}Report: {}\n",
                     outcome.done, outcome.done_before, outcome.reused, written.summary, page));
 }

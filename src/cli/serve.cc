@@ -30,6 +30,7 @@ std::unique_ptr<serve::ServedModel> load(const Options& options) {
   auto served = std::make_unique<serve::ServedModel>(
       options.name, opened.model->spec.config.vocab_size, std::move(opened.tokenizer), context);
   served->model = opened.model;
+  fmt::print(stderr, "assay: {} is loaded\n", options.name);
   return served;
 }
 
@@ -48,7 +49,7 @@ void announce(const Options& options, uint16_t port) {
   const bool is_v6 = host.find(':') != std::string::npos;
   const std::string url = fmt::format("http://{}:{}", is_v6 ? "[" + host + "]" : host, port);
   print({{"url", url}, {"host", host}, {"port", port}, {"model", options.name}},
-        fmt::format("{} is served at {}\n", options.name, url));
+        fmt::format("listening on {}; loading {}\n", url, options.name));
   document_is_printed();
   std::fflush(stdout);
 }
@@ -76,7 +77,8 @@ void add(CLI::App& app) {
                    "address to listen on; 0.0.0.0: all addresses of this machine")
       ->capture_default_str();
   command->add_option("--port", s.http.port, "port; 0 takes a free port and prints it")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
   command->add_option("--name", o->name,
                       "name of the model in requests; default: that of its folder");
   command->add_option(

@@ -147,12 +147,7 @@ std::vector<std::string> parse_stop(const json* stop, const ServedModel& model) 
 }
 
 void check_model(Fields& fields, const ServedModel& model) {
-  const auto name = fields.string("model");
-  if (name && *name != model.name)
-    throw ApiError(
-        404,
-        fmt::format("the model '{}' is not served here; this server has '{}'", *name, model.name),
-        "model", "model_not_found");
+  if (const auto name = fields.string("model")) check_model_name(*name, model);
 }
 
 void refuse_unsupported(Fields& fields, int64_t n) {
@@ -232,6 +227,13 @@ std::string ServedModel::token_name(int64_t token) const {
 }
 
 int64_t ServedModel::stop_token() const { return tokenizer ? tokenizer->separator() : -1; }
+
+void check_model_name(const std::string& name, const ServedModel& model) {
+  if (name == model.name) return;
+  const std::string message =
+      fmt::format("the model '{}' is not served here; this server has '{}'", name, model.name);
+  throw ApiError(404, message, "model", "model_not_found");
+}
 
 json parse_body(const std::string& body) {
   const auto check_depth = [](int depth, json::parse_event_t, json&) {

@@ -75,6 +75,8 @@ struct CompletionRequest {
   bool ignore_eos = false, return_token_ids = false;
 };
 
+// ApiError with status 404 unless the model has this name.
+void check_model_name(const std::string& name, const ServedModel& model);
 // JSON of a request body; ApiError for anything else than one object of at most 16 levels.
 nlohmann::json parse_body(const std::string& body);
 // ApiError names the field: a wrong type or value, an unknown field, a limit that is exceeded.

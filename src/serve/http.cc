@@ -163,9 +163,11 @@ void HttpServer::Parts::listen() {
   acceptor.set_option(tcp::acceptor::reuse_address(true));
   acceptor.bind(endpoint, error);
   if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
-  if (error)
-    fail("cannot listen on {}:{}: {}. Choose another port with --port; 0 takes a free one.",
-         options.host, options.port, error.message());
+  if (!error) return;
+  const bool foreign = error == boost::system::errc::address_not_available;
+  fail("cannot listen on {}:{}: {}. {}", options.host, options.port, error.message(),
+       foreign ? "--host takes an address of this machine, or 0.0.0.0 for all of them."
+               : "Choose another port with --port; 0 takes a free one.");
 }
 
 asio::awaitable<void> HttpServer::Parts::accept() {

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <charconv>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -21,6 +23,20 @@ constexpr const char* kJson = "application/json";
 
 std::string dump(const json& document) {
   return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// %2F → /; what is not two hexadecimal digits after a % stays as it is.
+std::string percent_decoded(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::string_view digits = text.substr(i + 1, 2);
+    unsigned byte = 0;
+    const auto [end, error] = std::from_chars(digits.begin(), digits.end(), byte, 16);
+    const bool coded = text[i] == '%' && digits.size() == 2 && end == digits.end();
+    out += coded ? char(byte) : text[i];
+    if (coded) i += 2;
+  }
+  return out;
 }
 
 class Service {
@@ -63,12 +79,19 @@ class Service {
         {"GET", "/health", true, false, &Service::health},
         {"GET", "/metrics", false, false, &Service::metrics},
         {"GET", "/v1/models", false, true, &Service::models},
+        {"GET", "/v1/models/", false, true, &Service::model_by_name},
         {"GET", "/tokenizer_info", false, true, &Service::tokenizer_information},
         {"POST", "/tokenize", false, true, &Service::tokens_of_text},
         {"POST", "/detokenize", false, true, &Service::text_of_tokens},
         {"POST", "/v1/completions", false, true, &Service::completions},
     };
     return all;
+  }
+
+  // A path that ends in / is followed by the name of a model.
+  static bool matches(const Route& route, std::string_view path) {
+    const std::string_view known = route.path;
+    return path == known || (known.size() > 1 && known.ends_with('/') && path.starts_with(known));
   }
 
   // The model's thread: loads it, and then is the scheduler.
@@ -145,8 +168,9 @@ class Service {
     std::string methods;
     for (const Route& route : routes()) {
       paths.push_back(route.path);
-      if (request.path == route.path) methods = route.method;
-      if (request.path == route.path && request.method == route.method) return route;
+      if (!matches(route, request.path)) continue;
+      if (request.method == route.method) return route;
+      methods = route.method;
     }
     if (!methods.empty())
       throw ApiError(405,
@@ -173,9 +197,9 @@ class Service {
   }
   // Paths that do not exist are counted together, because a client could name any number.
   void count(const std::string& path, int status) {
-    const bool known =
-        std::ranges::any_of(routes(), [&](const Route& route) { return path == route.path; });
-    metrics_.count_request(known ? path : "other", status);
+    const auto route =
+        std::ranges::find_if(routes(), [&](const Route& known) { return matches(known, path); });
+    metrics_.count_request(route == routes().end() ? "other" : route->path, status);
   }
   void send_json(const HttpRequest& request, const std::shared_ptr<Reply>& reply,
                  const json& document) {
@@ -194,6 +218,10 @@ class Service {
   }
   void models(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
     send_json(request, reply, {{"object", "list"}, {"data", json::array({model_card(*model())})}});
+  }
+  void model_by_name(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
+    check_model_name(percent_decoded(request.path.substr(std::strlen("/v1/models/"))), *model());
+    send_json(request, reply, model_card(*model()));
   }
   void tokenizer_information(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
     send_json(request, reply, tokenizer_info(*model()));

@@ -14,6 +14,7 @@
 //   train     = { batch = 16, … }              # every key of a run's [train]
 //   # Laid over [model] of every model; a table in it, over the models that have that table:
 //   size      = { d_model = 256, attention = { num_heads = 4 } }
+//   tasks     = { data = "FOLDER", list = ["piqa", "mine.toml"] }   # on the final weights
 //   [model.twin]                               # laid over its base, after `size`
 //   base   = "transformer++"
 //   seeds  = [11, 12]
@@ -33,6 +34,7 @@
 #include "base/config.h"
 #include "base/files.h"
 #include "base/record.h"
+#include "run/tasks.h"
 
 namespace assay::study {
 
@@ -78,6 +80,8 @@ struct Setting {
   std::string name;  // "" when the plan has only one
   DataSetting data;
   std::vector<ConfigNode> data_layers, train_layers;  // the plan's, then the setting's
+  // The tasks of the plan, as ask_tasks (tasks.h) finds them
+  std::vector<run::TaskQuestion> tasks = {};
 };
 // `ladder`: the budgets of the reference, each trained through its complete schedule.
 struct Ladder {
@@ -102,6 +106,20 @@ struct Tuning {
     field("check", check);
   }
 };
+// `tasks`: what the final weights of every run are evaluated on, as by `assay eval tasks`.
+struct TaskPlan {
+  std::vector<std::string> list;  // names and task files
+  std::string data = ".";         // folder of the documents
+  int64_t limit = 0;              // documents per task, the first ones; 0: all
+  int64_t max_length = 0;         // tokens read at most; 0: what each model reads
+  std::string place;              // in the plan
+  void fields(auto&& field) {
+    field("list", list);
+    field("data", data);
+    field("limit", limit);
+    field("max_length", max_length);
+  }
+};
 // One run length of a model, in training tokens, and the seeds that are trained for it.
 struct Budget {
   int64_t tokens = 0;  // 0: train.steps or train.tokens decides
@@ -120,6 +138,7 @@ struct Plan {
   std::vector<Setting> settings;
   std::vector<Model> models;
   std::optional<Tuning> tuning;
+  std::optional<TaskPlan> tasks = {};
   bool has_ladder = false;
 };
 

@@ -21,7 +21,8 @@ void Store::set_records(const RecordedPlan& plan, const Records& records,
   Transaction transaction(database_);
   database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {to_json<StoredPlan>(plan).dump()});
   database_.execute(
-      "DELETE FROM planned; DELETE FROM metrics; DELETE FROM evaluations; DELETE FROM runs");
+      "DELETE FROM planned; DELETE FROM metrics; DELETE FROM evaluations; "
+      "DELETE FROM task_results; DELETE FROM runs");
   int64_t position = 0;
   for (const StoredRun& run : plan.runs) {
     database_.query(

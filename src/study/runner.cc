@@ -20,6 +20,7 @@
 #include "study/reuse.h"
 #include "study/run_folder.h"
 #include "study/slurm.h"
+#include "study/tasks.h"
 
 namespace assay::study {
 namespace {
@@ -399,10 +400,11 @@ class StudyFolder {
 
 // Until the runs are over, or go on without this process.
 Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan, options.set);
+  Plan plan = read_plan(options.plan, options.set);
   const Reusable reusable(options.reuse);
   StudyFolder folder(options.study, launcher.keeps_failures());
   const auto candidates = ask_trainer(plan, options);
+  ask_tasks(plan, candidates, options);
   const bool shared = options.slurm.has_value();
   Store store(options.study, shared ? Database::Mode::write_shared : Database::Mode::write);
   measure_overlap(candidates, store);
@@ -431,6 +433,8 @@ Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
   store.set_plan(plan, all);
   explain(reusable, distinct(runs), is_done);
   add(outcome, Runner(options, distinct(runs), store, reusable, launcher).run());
+  if (outcome.in_queue > 0) return outcome;
+  outcome.task_failures = evaluate_tasks(plan, runs, options, store);
   return outcome;
 }
 
@@ -448,10 +452,11 @@ Outcome run_plan(const StudyOptions& options) {
 }
 
 std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan, options.set);
+  Plan plan = read_plan(options.plan, options.set);
   const Results results(options);
   StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
+  ask_tasks(plan, candidates, options);
   const auto tuning = tuning_runs(plan, candidates, options.study);
   Rates rates = best_rates(plan, tuning, [&](const PlannedRun& run) { return results.end(run); });
   for (const PlannedRun& run : tuning)

@@ -14,7 +14,8 @@ struct Outcome {
   // `done` includes those done before; `done_before` includes those reused from other studies.
   // `in_queue` are jobs of Slurm that were left when this process did not wait.
   int64_t planned = 0, done = 0, done_before = 0, reused = 0, in_queue = 0;
-  std::vector<Failure> failures;
+  std::vector<Failure> failures;       // of training
+  std::vector<Failure> task_failures;  // of evaluations of tasks
 };
 
 // A run that a signal killed, or made save and leave, is resumed, twice at most. A failed run does

@@ -67,7 +67,8 @@ struct StoredSetting {
   std::vector<std::string> train, out_of_domain;
   std::string held_out, test;
   int64_t sequence_length = 0;
-  ASSAY_FIELDS(name, train, out_of_domain, held_out, test, sequence_length)
+  std::optional<std::vector<run::TaskQuestion>> tasks;  // absent when the plan has none
+  ASSAY_FIELDS(name, train, out_of_domain, held_out, test, sequence_length, tasks)
 };
 // What the test text shares with the training text, by domain.
 using Overlap = std::vector<data::DomainOverlap>;
@@ -110,6 +111,10 @@ class Store {
   void take(const std::string& key, const run::Folder& folder);
   // Takes a finished run of another study. `origin` is recorded: where the record was found.
   void take_record(const std::string& key, const run::RunRecord& record, const std::string& origin);
+  // Results of tasks on the final weights of a run, and the folder of the run in the study.
+  std::vector<run::TaskResult> tasks(const std::string& key);
+  void set_tasks(const std::string& key, const std::vector<run::TaskResult>& results);
+  fs::path folder(const std::string& key);
   // A whole study made of records.
   void set_records(const RecordedPlan& plan, const Records& records, const std::string& origin);
   // Of the data with that fingerprint; none when it was not measured.
@@ -124,6 +129,7 @@ class Store {
 
  private:
   void insert(const std::string& key, const run::FinishedRun& run, const std::string& origin);
+  void insert_tasks(const std::string& key, const std::vector<run::TaskResult>& results);
   template <class T>
   T parse(const std::string& column) const {
     return parse_record<T>(column, source_);

@@ -25,7 +25,7 @@ std::vector<std::string> presets() {
 
 struct PresetsOnCuda : testing::TestWithParam<std::string> {
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
     const fs::path file = fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (GetParam() + ".toml");
     ModelSpec spec = ModelSpec::read(ConfigNode::read_file(file).child("model"));
     spec.config.vocab_size = kVocabulary;

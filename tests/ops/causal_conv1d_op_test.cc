@@ -95,7 +95,7 @@ TEST(CausalConv1dOp, OtherPrecisionsAndSlices) {
 }
 
 TEST(CausalConv1dOp, OnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kDouble, at::kDouble, at::kCUDA),
                             1e-12);
   expect_equal_to_reference(random_arguments(2, 131, 24, 4, at::kFloat, at::kFloat, at::kCUDA),

@@ -48,7 +48,7 @@ void expect_right_on(at::Device device) {
 
 TEST(CrossEntropyOp, EqualsItsDefinition) { expect_right_on(at::kCPU); }
 TEST(CrossEntropyOp, OnCudaEqualsItsDefinition) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_right_on(at::kCUDA);
 }
 

@@ -1,5 +1,6 @@
-// Both CUDA kernels against float64 arithmetic on the CPU. Everything that they write is poisoned with NaN first, with
-// a margin between rows that has to stay as it is; errors are those of the worst row.
+// Both CUDA kernels against float64 arithmetic on the CPU. Everything that they write is poisoned
+// with NaN first, with a margin between rows that has to stay as it is; errors are those of the
+// worst row.
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
@@ -11,7 +12,7 @@ namespace {
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// ---------------------------------------------------------------------------------------------- selective scan
+// -------------------------------------------------------------------------------- selective scan
 
 struct ScanCase {
   DType dtype;
@@ -24,8 +25,9 @@ std::ostream& operator<<(std::ostream& out, const ScanCase& c) {
   return out << (c.dtype == DType::f64   ? "f64"
                  : c.dtype == DType::f32 ? "f32"
                                          : "bf16")
-             << " B" << c.batch << " T" << c.time << " D" << c.channels << " G" << c.groups << " N" << c.state_size
-             << (c.optional ? " all" : " bare") << " margin " << c.margin << " offset " << c.offset;
+             << " B" << c.batch << " T" << c.time << " D" << c.channels << " G" << c.groups << " N"
+             << c.state_size << (c.optional ? " all" : " bare") << " margin " << c.margin
+             << " offset " << c.offset;
 }
 
 struct ScanNumbers {  // the inputs as the kernel sees them, then what comes out
@@ -50,20 +52,23 @@ void reference(const ScanCase& c, ScanNumbers& x) {
       };
       for (int64_t n = 0; n < N; ++n) states[n] = c.optional ? x.initial[state + n] : 0;
       for (int64_t t = 0; t < c.time; ++t) {
-        const int64_t i = (b * c.time + t) * c.channels + d, j = ((b * c.time + t) * c.groups + d / width) * N;
+        const int64_t i = (b * c.time + t) * c.channels + d,
+                      j = ((b * c.time + t) * c.groups + d / width) * N;
         double y = D * x.u[i];
         for (int64_t n = 0; n < N; ++n) {
-          states[(t + 1) * N + n] =
-              std::exp(step(i) * x.A[d * N + n]) * states[t * N + n] + step(i) * x.u[i] * x.B[j + n];
+          states[(t + 1) * N + n] = std::exp(step(i) * x.A[d * N + n]) * states[t * N + n] +
+                                    step(i) * x.u[i] * x.B[j + n];
           y += states[(t + 1) * N + n] * x.C[j + n];
         }
         x.y[i] = c.optional ? y * x.z[i] * sigmoid(x.z[i]) : y;
-        if (c.optional) x.dz[i] = x.dy[i] * y * sigmoid(x.z[i]) * (1 + x.z[i] * (1 - sigmoid(x.z[i])));
+        if (c.optional)
+          x.dz[i] = x.dy[i] * y * sigmoid(x.z[i]) * (1 + x.z[i] * (1 - sigmoid(x.z[i])));
       }
       for (int64_t n = 0; n < N; ++n)
         x.final[state + n] = states[c.time * N + n], G[n] = c.optional ? x.dfinal[state + n] : 0;
       for (int64_t t = c.time - 1; t >= 0; --t) {
-        const int64_t i = (b * c.time + t) * c.channels + d, j = ((b * c.time + t) * c.groups + d / width) * N;
+        const int64_t i = (b * c.time + t) * c.channels + d,
+                      j = ((b * c.time + t) * c.groups + d / width) * N;
         const double dout = c.optional ? x.dy[i] * x.z[i] * sigmoid(x.z[i]) : x.dy[i];
         double dstep = 0;
         x.du[i] = D * dout, x.dD[d] += dout * x.u[i];
@@ -87,14 +92,14 @@ void reference(const ScanCase& c, ScanNumbers& x) {
 class CudaScan : public testing::TestWithParam<ScanCase> {};
 
 TEST_P(CudaScan, EqualsFloat64AndItself) {
-  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const ScanCase c = GetParam();
   const int64_t B = c.batch, T = c.time, M = c.channels, N = c.state_size, GN = c.groups * N;
   const DType real = real_of(c.dtype);
   Random random{std::mt19937_64(7)};
   auto sequence = [&](int64_t width) { return Sequence(c.dtype, B, T, width, c.offset, c.margin); };
-  Sequence u = sequence(M), delta = sequence(M), in_B = sequence(GN), in_C = sequence(GN), z = sequence(M),
-           y = sequence(M);
+  Sequence u = sequence(M), delta = sequence(M), in_B = sequence(GN), in_C = sequence(GN),
+           z = sequence(M), y = sequence(M);
   Sequence dy = sequence(M), du = sequence(M), ddelta = sequence(M), dz = sequence(M);
   Array A(real, M * N), D(real, M), bias(real, M), initial(real, B * M * N), final(real, B * M * N),
       dfinal(real, B * M * N);
@@ -104,9 +109,11 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   x.u = u.set(random.normal(B * T * M, 1)), x.B = in_B.set(random.normal(B * T * GN, 1));
   x.C = in_C.set(random.normal(B * T * GN, 1));
-  x.delta = delta.set(c.optional ? random.normal(B * T * M, -1, 1.5) : random.uniform(B * T * M, 0.001, 0.2));
+  x.delta = delta.set(c.optional ? random.normal(B * T * M, -1, 1.5)
+                                 : random.uniform(B * T * M, 0.001, 0.2));
   x.z = z.set(random.normal(B * T * M, 1)), x.dy = dy.set(random.normal(B * T * M, 1));
-  x.A = A.set(random.uniform(M * N, -double(std::min<int64_t>(N, 16)), -0.05)), x.D = D.set(random.normal(M));
+  x.A = A.set(random.uniform(M * N, -double(std::min<int64_t>(N, 16)), -0.05)),
+  x.D = D.set(random.normal(M));
   x.bias = bias.set(random.normal(M, -1, 1)), x.initial = initial.set(random.normal(B * M * N));
   x.dfinal = dfinal.set(random.normal(B * M * N));
   reference(c, x);
@@ -162,8 +169,9 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
     must(cudaDeviceSynchronize());
     std::vector<std::vector<unsigned char>> bytes;
     for (const Sequence* s :
-         {&du, &ddelta, &dz, static_cast<Sequence*>(&dB), static_cast<Sequence*>(&dC), static_cast<Sequence*>(&dA),
-          static_cast<Sequence*>(&dD), static_cast<Sequence*>(&dbias), static_cast<Sequence*>(&dinitial)})
+         {&du, &ddelta, &dz, static_cast<Sequence*>(&dB), static_cast<Sequence*>(&dC),
+          static_cast<Sequence*>(&dA), static_cast<Sequence*>(&dD), static_cast<Sequence*>(&dbias),
+          static_cast<Sequence*>(&dinitial)})
       bytes.push_back(s->memory.bytes());
     if (run == 0) first = bytes;
     else EXPECT_EQ(first, bytes) << "two runs differ";
@@ -183,13 +191,15 @@ TEST_P(CudaScan, EqualsFloat64AndItself) {
 std::vector<ScanCase> scan_cases() {
   std::vector<ScanCase> cases;
   for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
-    for (int64_t time : {1, 15, 16, 17, 31, 32, 33, 67, 300}) cases.push_back({dtype, 2, time, 160, 1, 16});
+    for (int64_t time : {1, 15, 16, 17, 31, 32, 33, 67, 300})
+      cases.push_back({dtype, 2, time, 160, 1, 16});
     cases.push_back({dtype, 1, 70, 8, 1, 16, false});
     cases.push_back({dtype, 2, 45, 129, 3, 16, true, 3, 1});
     cases.push_back({dtype, 2, 45, 129, 3, 16, false, 8, 0});
     cases.push_back({dtype, 8, 384, 64, 64, 16});   // chunks of 128
     cases.push_back({dtype, 8, 1501, 64, 64, 16});  // chunks of 512, the last one short
-    for (int64_t state_size : {1, 5, 32, 33, 64, 256}) cases.push_back({dtype, 2, 37, 20, 2, state_size, true, 1, 1});
+    for (int64_t state_size : {1, 5, 32, 33, 64, 256})
+      cases.push_back({dtype, 2, 37, 20, 2, state_size, true, 1, 1});
     cases.push_back({dtype, 2, 50, 144, 1, 16, true, 8, 8});  // rows apart, still aligned
     cases.push_back({dtype, 1, 70, 40, 1, 24, false});
   }
@@ -203,7 +213,7 @@ TEST(CudaScanShapes, RefusesAStateTooLarge) {
   EXPECT_THROW(cuda::selective_scan(p, nullptr, nullptr), Unsupported);
 }
 
-// ---------------------------------------------------------------------------------------------- causal convolution
+// ---------------------------------------------------------------------------- causal convolution
 
 struct ConvCase {
   DType dtype;
@@ -232,13 +242,15 @@ void reference(const ConvCase& c, ConvNumbers& n) {
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t d = 0; d < M; ++d) {
       Numbers x(before + c.time), dx(before + c.time);  // from the first input of initial_state on
-      for (int64_t i = 0; i < before; ++i) x[i] = c.optional ? n.initial[(b * M + d) * before + i] : 0;
+      for (int64_t i = 0; i < before; ++i)
+        x[i] = c.optional ? n.initial[(b * M + d) * before + i] : 0;
       for (int64_t t = 0; t < c.time; ++t) x[before + t] = n.x[(b * c.time + t) * M + d];
       for (int64_t t = 0; t < c.time; ++t) {
         double pre = c.optional ? n.bias[d] : 0;
         for (int64_t j = 0; j < K; ++j) pre += n.weight[d * K + j] * x[t + j];
         const int64_t i = (b * c.time + t) * M + d;
-        const double gate = sigmoid(pre), dpre = c.optional ? n.dy[i] * gate * (1 + pre * (1 - gate)) : n.dy[i];
+        const double gate = sigmoid(pre),
+                     dpre = c.optional ? n.dy[i] * gate * (1 + pre * (1 - gate)) : n.dy[i];
         n.y[i] = c.optional ? pre * gate : pre;
         n.dbias[d] += dpre;
         for (int64_t j = 0; j < K; ++j)
@@ -256,19 +268,22 @@ void reference(const ConvCase& c, ConvNumbers& n) {
 class CudaConv : public testing::TestWithParam<ConvCase> {};
 
 TEST_P(CudaConv, EqualsFloat64AndItself) {
-  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const ConvCase c = GetParam();
   const int64_t B = c.batch, T = c.time, M = c.channels, K = c.width, before = K - 1;
   const DType real = real_of(c.dtype);
   Random random{std::mt19937_64(11)};
   auto sequence = [&] { return Sequence(c.dtype, B, T, M, c.offset, c.margin); };
   Sequence in = sequence(), y = sequence(), dy = sequence(), dx = sequence();
-  Array weight(real, M * K), bias(real, M), initial(real, B * M * before), final(real, B * M * before);
-  Array dfinal(real, B * M * before), dweight(real, M * K), dbias(real, M), dinitial(real, B * M * before);
+  Array weight(real, M * K), bias(real, M), initial(real, B * M * before),
+      final(real, B * M * before);
+  Array dfinal(real, B * M * before), dweight(real, M * K), dbias(real, M),
+      dinitial(real, B * M * before);
   ConvNumbers x;
   x.x = in.set(random.normal(B * T * M)), x.dy = dy.set(random.normal(B * T * M));
   x.weight = weight.set(random.normal(M * K, 0, 0.5)), x.bias = bias.set(random.normal(M));
-  x.initial = initial.set(random.normal(B * M * before)), x.dfinal = dfinal.set(random.normal(B * M * before));
+  x.initial = initial.set(random.normal(B * M * before)),
+  x.dfinal = dfinal.set(random.normal(B * M * before));
   reference(c, x);
 
   auto maybe = [&](const Array& a) { return c.optional ? a.data() : nullptr; };
@@ -308,13 +323,15 @@ TEST_P(CudaConv, EqualsFloat64AndItself) {
   EXPECT_LE(worst_row(dweight.values(), x.dweight, K), limit) << "dweight";
   if (!c.optional) return;
   EXPECT_LE(worst_row(dbias.values(), x.dbias, M), limit) << "dbias";
-  if (K > 1) EXPECT_LE(worst_row(dinitial.values(), x.dinitial, M * before), limit) << "dinitial_state";
+  if (K > 1)
+    EXPECT_LE(worst_row(dinitial.values(), x.dinitial, M * before), limit) << "dinitial_state";
 }
 
 std::vector<ConvCase> conv_cases() {
   std::vector<ConvCase> cases;
   for (DType dtype : {DType::f32, DType::bf16, DType::f64}) {
-    for (int64_t width = 1; width <= 8; ++width) cases.push_back({dtype, 2, 131, 24, width, width % 2 == 0});
+    for (int64_t width = 1; width <= 8; ++width)
+      cases.push_back({dtype, 2, 131, 24, width, width % 2 == 0});
     for (int64_t time : {1, 2, 3, 63, 64, 65, 67}) cases.push_back({dtype, 2, time, 136, 4});
     cases.push_back({dtype, 2, 66, 24, 4, true, 8, 8});  // rows apart, still aligned
     cases.push_back({dtype, 3, 66, 13, 4, true, 1, 1});

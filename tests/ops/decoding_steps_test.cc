@@ -273,7 +273,7 @@ void expect_right(const Case& c, int64_t time, at::ScalarType dtype, bool mixed,
 }
 
 void expect_all_right(const std::vector<Case>& cases) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;
   for (const Case& c : cases) {
     for (const int64_t time : {1, 2, 3, 8})

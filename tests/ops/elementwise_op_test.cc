@@ -50,7 +50,7 @@ void expect_glu_on(at::Device device) {
 }
 TEST(GluOp, EqualsItsDefinition) { expect_glu_on(at::kCPU); }
 TEST(GluOp, OnCudaEqualsItsDefinition) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_glu_on(at::kCUDA);
 }
 TEST(GluOp, BadArgumentsAreNamed) {
@@ -79,7 +79,7 @@ void expect_squared_relu_on(at::Device device) {
 }
 TEST(ElementwiseSquaredReluOp, EqualsItsReference) { expect_squared_relu_on(at::kCPU); }
 TEST(ElementwiseSquaredReluOp, OnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_squared_relu_on(at::kCUDA);
 }
 TEST(ElementwiseSquaredReluOp, HasTheBitsOfTheComposedOperators) {
@@ -156,7 +156,7 @@ void expect_norms_on(at::Device device) {
 }
 TEST(NormOps, EqualTheirDefinitions) { expect_norms_on(at::kCPU); }
 TEST(NormOps, OnCudaEqualTheirDefinitions) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_norms_on(at::kCUDA);
 }
 TEST(NormOps, ReferencesAreTorchs) {
@@ -223,7 +223,7 @@ void expect_rotary_on(at::Device device) {
 }
 TEST(RotaryQkvOp, EqualsItsDefinition) { expect_rotary_on(at::kCPU); }
 TEST(RotaryQkvOp, OnCudaEqualsItsDefinition) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_rotary_on(at::kCUDA);
 }
 TEST(RotaryQkvOp, BadArgumentsAreNamed) {
@@ -285,7 +285,7 @@ void expect_token_shift_on(at::Device device) {
 }
 TEST(TokenShiftOp, EqualsItsDefinition) { expect_token_shift_on(at::kCPU); }
 TEST(TokenShiftOp, OnCudaEqualsItsDefinition) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_token_shift_on(at::kCUDA);
 }
 TEST(TokenShiftOp, BadArgumentsAreNamed) {

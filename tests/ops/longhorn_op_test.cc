@@ -79,7 +79,7 @@ TEST_P(LonghornForms, OnCudaEqualsItsTwin) {
 }
 
 TEST_P(LonghornForms, OnCudaMayBeCutAnywhere) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   Named there;
   for (const auto& [name, tensor] : random_arguments(2, 101, 24, 16))
     there[name] = tensor.to(at::kCUDA, at::kFloat);

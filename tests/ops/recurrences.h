@@ -96,7 +96,7 @@ inline void expect_equal_to_twin(const Operator& op, const Operator& twin, const
 // The same on a GPU, where there is one, in every precision or in bf16 alone.
 inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twin,
                                          const Named& given, bool only_bf16 = false) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const auto& [dtype, tolerance] :
        {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
     if (only_bf16 && dtype != at::kBFloat16) continue;

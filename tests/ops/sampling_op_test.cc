@@ -61,7 +61,7 @@ TEST(SamplingOp, WrongNumberOfDrawsIsRejected) {
 }
 
 TEST(SamplingOp, OnCudaEqualsTheCpu) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const int64_t size : {1, 5, 1000, 32000, 50257, 151936})
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
       for (int round = 0; round < 6; ++round) {
@@ -76,7 +76,7 @@ TEST(SamplingOp, OnCudaEqualsTheCpu) {
 }
 
 TEST(SamplingOp, InvalidRowOnCudaGivesMinusOne) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   at::Tensor logits = logits_of(3, 32000, at::kFloat);
   logits[0][31999] = NAN;
   logits[1].fill_(INFINITY);

@@ -136,7 +136,7 @@ TEST(SelectiveScanOp, WithTheTokensDecayEqualsItsReference) {
 }
 
 TEST(SelectiveScanOp, WithTheTokensDecayOnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const auto& [time, N] : {std::pair{1, 16}, {131, 16}, {131, 24}, {33, 70}})
     for (const auto& [dtype, real, tolerance] : {std::tuple{at::kDouble, at::kDouble, 1e-12},
                                                  {at::kFloat, at::kFloat, 1e-5},
@@ -169,7 +169,7 @@ TEST(SelectiveScanOp, SingleAndMixedPrecision) {
 }
 
 TEST(SelectiveScanOp, OnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const auto& [groups, N] : {std::pair{1, 16}, {2, 24}})
     for (const auto& [dtype, real, tolerance] : {std::tuple{at::kDouble, at::kDouble, 1e-12},
                                                  {at::kFloat, at::kFloat, 1e-5},

@@ -1,5 +1,6 @@
-// The scan whose decay comes from the token, all three updates, against float64 arithmetic on the CPU. Everything that
-// it writes is poisoned with NaN first, with a margin between rows that has to stay as it is.
+// The scan whose decay comes from the token, all three updates, against float64 arithmetic on the
+// CPU. Everything that it writes is poisoned with NaN first, with a margin between rows that has to
+// stay as it is.
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
@@ -24,7 +25,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
                  : c.update == Update::diagonal ? "diagonal"
                                                 : "exact")
              << " B" << c.batch << " T" << c.time << " D" << c.channels << " N" << c.state_size
-             << (c.optional ? " all" : " bare") << " margin " << c.margin << " offset " << c.offset << " seed 7";
+             << (c.optional ? " all" : " bare") << " margin " << c.margin << " offset " << c.offset
+             << " seed 7";
 }
 
 struct Expected {  // the inputs as the kernel sees them, then what comes out
@@ -45,7 +47,8 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
   auto step_at = [&](int64_t t) -> Step {
     const double raw = e.delta[at(t)] + (c.optional ? e.bias[d] : 0);
     if (c.update == Update::decay && !c.optional) return {raw, 1, 0};
-    if (c.update == Update::decay) return {raw > 20 ? raw : std::log1p(std::exp(raw)), sigmoid(raw), 0};
+    if (c.update == Update::decay)
+      return {raw > 20 ? raw : std::log1p(std::exp(raw)), sigmoid(raw), 0};
     double square = 0;
     for (int64_t n = 0; n < N; ++n) square += e.k[token(t) + n] * e.k[token(t) + n];
     const double beta = sigmoid(raw), held = 1 / (1 + beta * square);
@@ -61,7 +64,8 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
   };
   auto written = [&](int64_t t) {  // x, or for the exact update what S does not say of it yet
     double rest = e.x[at(t)];
-    for (int64_t n = 0; n < N && c.update == Update::exact; ++n) rest -= S[t * N + n] * e.k[token(t) + n];
+    for (int64_t n = 0; n < N && c.update == Update::exact; ++n)
+      rest -= S[t * N + n] * e.k[token(t) + n];
     return rest;
   };
   for (int64_t n = 0; n < N; ++n) S[n] = c.optional ? e.initial[state + n] : 0;
@@ -77,10 +81,12 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
     e.y[at(t)] = c.optional ? y * z * sigmoid(z) : y;
     if (c.optional) e.dz[at(t)] = e.dy[at(t)] * y * sigmoid(z) * (1 + z * (1 - sigmoid(z)));
   }
-  for (int64_t n = 0; n < N; ++n) e.final[state + n] = S[T * N + n], G[n] = c.optional ? e.dfinal[state + n] : 0;
+  for (int64_t n = 0; n < N; ++n)
+    e.final[state + n] = S[T * N + n], G[n] = c.optional ? e.dfinal[state + n] : 0;
   for (int64_t t = T - 1; t >= 0; --t) {
     const Step p = step_at(t);
-    const double rest = written(t), dout = c.optional ? e.dy[at(t)] * e.z[at(t)] * sigmoid(e.z[at(t)]) : e.dy[at(t)];
+    const double rest = written(t),
+                 dout = c.optional ? e.dy[at(t)] * e.z[at(t)] * sigmoid(e.z[at(t)]) : e.dy[at(t)];
     double dwrite = 0, dstep = 0;
     decays(t, p.size);
     for (int64_t n = 0; n < N; ++n) {
@@ -93,7 +99,8 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
       const double k = e.k[token(t) + n], before = S[t * N + n], ddecay = G[n] * before;
       e.dk[token(t) + n] += p.size * rest * G[n];
       if (c.update == Update::decay) {
-        dstep += ddecay * decay[n] * e.rate[token(t) + n], e.drate[token(t) + n] += ddecay * decay[n] * p.size;
+        dstep += ddecay * decay[n] * e.rate[token(t) + n],
+            e.drate[token(t) + n] += ddecay * decay[n] * p.size;
       } else if (c.update == Update::diagonal) {
         dstep -= ddecay * k * k, e.dk[token(t) + n] -= 2 * p.size * k * ddecay;
       } else {
@@ -102,7 +109,8 @@ void channel(const Case& c, Expected& e, int64_t b, int64_t d) {
       G[n] = c.update == Update::exact ? G[n] - p.size * dwrite * k : G[n] * decay[n];
     }
     if (c.update != Update::decay)
-      for (int64_t n = 0; n < N; ++n) e.dk[token(t) + n] -= 2 * e.k[token(t) + n] * dstep * p.size * p.size;
+      for (int64_t n = 0; n < N; ++n)
+        e.dk[token(t) + n] -= 2 * e.k[token(t) + n] * dstep * p.size * p.size;
     e.dx[at(t)] = D * dout + p.size * dwrite, e.ddelta[at(t)] = dstep * p.slope;
     e.dD[d] += dout * e.x[at(t)], e.dbias[d] += e.ddelta[at(t)];
   }
@@ -122,60 +130,69 @@ void reference(const Case& c, Expected& e) {
 class TokenScanCuda : public testing::TestWithParam<Case> {};
 
 TEST_P(TokenScanCuda, EqualsFloat64AndItself) {
-  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c = GetParam();
   const int64_t B = c.batch, T = c.time, M = c.channels, N = c.state_size;
   Random random{std::mt19937_64(7)};
   auto sequence = [&](int64_t width) { return Sequence(c.dtype, B, T, width, c.offset, c.margin); };
   auto floats = [](int64_t size) { return Array(DType::f32, size); };
   auto raw = [](const Array& a) { return static_cast<float*>(a.data()); };
-  Sequence x = sequence(M), delta = sequence(M), k = sequence(N), q = sequence(N), z = sequence(M), y = sequence(M);
+  Sequence x = sequence(M), delta = sequence(M), k = sequence(N), q = sequence(N), z = sequence(M),
+           y = sequence(M);
   Sequence dy = sequence(M), dx = sequence(M), ddelta = sequence(M), dz = sequence(M);
   Sequence rate(DType::f32, B, T, N, c.offset, c.margin);
   Array D = floats(M), bias = floats(M), initial = floats(B * M * N), final = floats(B * M * N),
-        dfinal = floats(B * M * N), dk = floats(B * T * N), dq = floats(B * T * N), drate = floats(B * T * N),
-        dD = floats(M), dbias = floats(M), dinitial = floats(B * M * N);
+        dfinal = floats(B * M * N), dk = floats(B * T * N), dq = floats(B * T * N),
+        drate = floats(B * T * N), dD = floats(M), dbias = floats(M), dinitial = floats(B * M * N);
   Expected e;
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   e.x = x.set(random.normal(B * T * M, 1)), e.k = k.set(random.normal(B * T * N, 0.3, 0.5));
   e.q = q.set(random.normal(B * T * N, 1)), e.rate = rate.set(random.uniform(B * T * N, -3, -0.05));
-  e.delta = delta.set(c.optional || c.update != Update::decay ? random.normal(B * T * M, -1, 1.5)
-                                                              : random.uniform(B * T * M, 0.001, 0.2));
+  e.delta =
+      delta.set(c.optional || c.update != Update::decay ? random.normal(B * T * M, -1, 1.5)
+                                                        : random.uniform(B * T * M, 0.001, 0.2));
   e.z = z.set(random.normal(B * T * M, 1)), e.dy = dy.set(random.normal(B * T * M, 1));
   e.D = D.set(random.normal(M)), e.bias = bias.set(random.normal(M, -1, 1));
-  e.initial = initial.set(random.normal(B * M * N)), e.dfinal = dfinal.set(random.normal(B * M * N));
+  e.initial = initial.set(random.normal(B * M * N)),
+  e.dfinal = dfinal.set(random.normal(B * M * N));
   reference(c, e);
 
   auto maybe = [&](const Sequence& s) { return c.optional ? s.view() : View{}; };
   auto maybe_raw = [&](const Array& a) { return c.optional ? raw(a) : nullptr; };
-  TokenScanForward p{.dtype = c.dtype, .update = c.update, .batch = B, .time = T, .channels = M, .state_size = N};
-  p.delta_softplus = c.optional, p.x = x.view(), p.delta = delta.view(), p.k = k.view(), p.q = q.view();
+  TokenScanForward p{
+      .dtype = c.dtype, .update = c.update, .batch = B, .time = T, .channels = M, .state_size = N};
+  p.delta_softplus = c.optional, p.x = x.view(), p.delta = delta.view(), p.k = k.view(),
+  p.q = q.view();
   if (c.update == Update::decay) p.rate = rate.view();
-  p.z = maybe(z), p.D = maybe_raw(D), p.delta_bias = maybe_raw(bias), p.initial_state = maybe_raw(initial);
+  p.z = maybe(z), p.D = maybe_raw(D), p.delta_bias = maybe_raw(bias),
+  p.initial_state = maybe_raw(initial);
   p.y = y.view(), p.final_state = raw(final), p.chunk_states = nullptr;
   Memory forward_scratch(cuda::workspace_bytes(p));
   Array chunk_states = floats(cuda::chunk_states(p));
   const double limit = tolerance(c.dtype);
   cuda::token_scan(p, forward_scratch.data, nullptr);
   EXPECT_LE(worst_row(y.values(), e.y, M), limit) << "y without chunk_states";
-  must(cudaMemset(y.memory.data, 0xff, y.memory.size)), must(cudaMemset(final.data(), 0xff, final.memory.size));
+  must(cudaMemset(y.memory.data, 0xff, y.memory.size)),
+      must(cudaMemset(final.data(), 0xff, final.memory.size));
   p.chunk_states = raw(chunk_states);
   cuda::token_scan(p, forward_scratch.data, nullptr);
   EXPECT_LE(worst_row(y.values(), e.y, M), limit) << "y";
   EXPECT_LE(worst_row(final.values(), e.final, N), limit) << "final_state";
 
   TokenScanBackward work{.forward = p, .dy = dy.view(), .dfinal_state = maybe_raw(dfinal)};
-  work.dx = dx.view(), work.ddelta = ddelta.view(), work.dz = maybe(dz), work.dk = raw(dk), work.dq = raw(dq);
+  work.dx = dx.view(), work.ddelta = ddelta.view(), work.dz = maybe(dz), work.dk = raw(dk),
+  work.dq = raw(dq);
   work.drate = c.update == Update::decay ? raw(drate) : nullptr;
-  work.dD = maybe_raw(dD), work.ddelta_bias = maybe_raw(dbias), work.dinitial_state = maybe_raw(dinitial);
+  work.dD = maybe_raw(dD), work.ddelta_bias = maybe_raw(dbias),
+  work.dinitial_state = maybe_raw(dinitial);
   Memory scratch(cuda::workspace_bytes(work));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
     cuda::token_scan(work, scratch.data, nullptr);
     must(cudaDeviceSynchronize());
     std::vector<std::vector<unsigned char>> bytes;
-    for (const Sequence* s :
-         std::initializer_list<const Sequence*>{&dx, &ddelta, &dz, &dk, &dq, &drate, &dD, &dbias, &dinitial})
+    for (const Sequence* s : std::initializer_list<const Sequence*>{&dx, &ddelta, &dz, &dk, &dq,
+                                                                    &drate, &dD, &dbias, &dinitial})
       bytes.push_back(s->memory.bytes());
     if (run == 0) first = bytes;
     else EXPECT_EQ(first, bytes) << "two runs differ";
@@ -209,7 +226,8 @@ std::vector<Case> cases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, TokenScanCuda, testing::ValuesIn(cases()));
 
 TEST(TokenScanCudaShapes, SaysWhatItDoesNotTake) {
-  const TokenScanForward large{DType::f32, Update::exact, 1, 1, 1, 65}, wide{DType::f64, Update::exact, 1, 1, 1, 16};
+  const TokenScanForward large{DType::f32, Update::exact, 1, 1, 1, 65},
+      wide{DType::f64, Update::exact, 1, 1, 1, 16};
   EXPECT_THROW(cuda::token_scan(large, nullptr, nullptr), Unsupported);
   EXPECT_THROW(cuda::token_scan(wide, nullptr, nullptr), Unsupported);
 }

@@ -101,7 +101,7 @@ TEST(Top1Certified, FallsBackWhileDecodingToo) {
 }
 
 TEST(Top1Certified, OnCudaTheRestFallsBackToExact) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;
   const Qkv a = random_qkv({.time = 1000, .head_dim = 64}).as(at::kBFloat16, at::kCUDA);
   const auto chosen = [&](const char* selection, bool fall_back) {

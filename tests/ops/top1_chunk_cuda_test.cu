@@ -1,6 +1,7 @@
-// The CUDA kernels of top1_chunk against float64 arithmetic on the CPU. The choice and what follows from it are tested
-// apart: the chunk chosen must score as high as the best one but for rounding; out, logsumexp and the gradients must be
-// those of the choice that was made. Everything written is poisoned with NaN first; errors are those of the worst row.
+// The CUDA kernels of top1_chunk against float64 arithmetic on the CPU. The choice and what follows
+// from it are tested apart: the chunk chosen must score as high as the best one but for rounding;
+// out, logsumexp and the gradients must be those of the choice that was made. Everything written is
+// poisoned with NaN first; errors are those of the worst row.
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
@@ -20,13 +21,14 @@ struct Case {
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << "B" << c.batch << " T" << c.time << " H" << c.heads << "/" << c.kv_heads << " D" << c.head_dim << " C"
-             << c.chunk_size
+  return out << "B" << c.batch << " T" << c.time << " H" << c.heads << "/" << c.kv_heads << " D"
+             << c.head_dim << " C" << c.chunk_size
              << (c.selection == Selection::exact    ? " exact"
                  : c.selection == Selection::approx ? " approx"
                                                     : " shortlist")
-             << " k" << c.top_k << " scale " << c.scale << (c.unit ? " unit" : "") << (c.forced ? " forced" : "")
-             << (c.popular ? " popular" : "") << " margin " << c.margin;
+             << " k" << c.top_k << " scale " << c.scale << (c.unit ? " unit" : "")
+             << (c.forced ? " forced" : "") << (c.popular ? " popular" : "") << " margin "
+             << c.margin;
 }
 
 // Everything in float64; sequences [B, T, heads, D], logsumexp [B, H, T].
@@ -34,11 +36,14 @@ struct Model {
   Case c;
   Numbers q, k, v, dout;
   Numbers out, logsumexp, dq, dk, dv;
-  // The backward reads `out` in bfloat16. Two roundings of it, 2^−9 of a number each, move delta by e ≤ 2^−8 ‖dout‖
-  // ‖out‖, hence dq by s e ‖Σ P k‖ and dk by s Σ P e ‖q‖: more than dq itself where a query reads few keys.
+  // The backward reads `out` in bfloat16. Two roundings of it, 2^−9 of a number each, move delta by
+  // e ≤ 2^−8 ‖dout‖ ‖out‖, hence dq by s e ‖Σ P k‖ and dk by s Σ P e ‖q‖: more than dq itself where
+  // a query reads few keys.
   Numbers dq_slack, dk_slack;  // [B, T, H], [B, T, Hk]
 
-  int64_t query(int64_t b, int64_t t, int64_t h) const { return ((b * c.time + t) * c.heads + h) * c.head_dim; }
+  int64_t query(int64_t b, int64_t t, int64_t h) const {
+    return ((b * c.time + t) * c.heads + h) * c.head_dim;
+  }
   int64_t key(int64_t b, int64_t t, int64_t h) const {
     return ((b * c.time + t) * c.kv_heads + h / (c.heads / c.kv_heads)) * c.head_dim;
   }
@@ -58,7 +63,8 @@ struct Model {
       x[j] = dot(q, query(b, t, h), k, at), mean += x[j] / double(c.chunk_size);
       longest = std::max(longest, length * std::sqrt(dot(k, at, k, at)));
     }
-    // The mean is kept in two bfloat16, to 2^−17 of itself; a product of D terms is summed in float32.
+    // The mean is kept in two bfloat16, to 2^−17 of itself; a product of D terms is summed in
+    // float32.
     if (c.selection == Selection::approx) return {mean, longest * 0x1p-16};
     const double top = *std::max_element(x.begin(), x.end());
     for (double y : x) sum += std::exp(scale() * (y - top));
@@ -66,12 +72,14 @@ struct Model {
   }
 
   // The keys that a query reads under `selected`.
-  std::vector<int64_t> keys(int64_t b, int64_t h, int64_t t, const std::vector<int64_t>& selected) const {
+  std::vector<int64_t> keys(int64_t b, int64_t h, int64_t t,
+                            const std::vector<int64_t>& selected) const {
     std::vector<int64_t> out;
     const int64_t own = t / c.chunk_size;
     for (int64_t r = 0; r < c.top_k; ++r) {
       const int64_t chunk = selected[row(b, h, t) * c.top_k + r];
-      for (int64_t j = 0; j < c.chunk_size && chunk >= 0 && chunk < own; ++j) out.push_back(chunk * c.chunk_size + j);
+      for (int64_t j = 0; j < c.chunk_size && chunk >= 0 && chunk < own; ++j)
+        out.push_back(chunk * c.chunk_size + j);
     }
     for (int64_t j = own * c.chunk_size; j <= t; ++j) out.push_back(j);
     return out;
@@ -89,7 +97,8 @@ struct Model {
     const int64_t i = query(b, t, h), D = c.head_dim;
     Numbers p;
     double top = -INFINITY, sum = 0, delta = 0;
-    for (int64_t j : read) p.push_back(scale() * dot(q, i, k, key(b, j, h))), top = std::max(top, p.back());
+    for (int64_t j : read)
+      p.push_back(scale() * dot(q, i, k, key(b, j, h))), top = std::max(top, p.back());
     for (double& x : p) x = std::exp(x - top), sum += x;
     logsumexp[row(b, h, t)] = top + std::log(sum);
     for (size_t n = 0; n < read.size(); ++n) {
@@ -97,7 +106,8 @@ struct Model {
       for (int64_t d = 0; d < D; ++d) out[i + d] += p[n] * v[key(b, read[n], h) + d];
     }
     for (int64_t d = 0; d < D; ++d) delta += out[i + d] * dout[i + d];
-    const double slack = std::abs(scale()) * 0x1p-8 * std::sqrt(dot(dout, i, dout, i) * dot(out, i, out, i));
+    const double slack =
+        std::abs(scale()) * 0x1p-8 * std::sqrt(dot(dout, i, dout, i) * dot(out, i, out, i));
     Numbers mean(D);
     for (size_t n = 0; n < read.size(); ++n) {
       const int64_t j = key(b, read[n], h);
@@ -117,7 +127,8 @@ struct Model {
       for (int64_t h = 0; h < c.heads; ++h)
         for (int64_t t = 0; t < c.time; ++t, ++all) {
           std::vector<std::pair<double, double>> scores;
-          for (int64_t chunk = 0; chunk < t / c.chunk_size; ++chunk) scores.push_back(score(b, h, t, chunk));
+          for (int64_t chunk = 0; chunk < t / c.chunk_size; ++chunk)
+            scores.push_back(score(b, h, t, chunk));
           for (int64_t r = 0; r < c.top_k; ++r) {
             const int64_t chosen = selected[row(b, h, t) * c.top_k + r];
             const auto best = std::max_element(scores.begin(), scores.end());
@@ -125,7 +136,8 @@ struct Model {
               ASSERT_EQ(chosen, -1) << "rank " << r << " of query " << t;
               continue;
             }
-            ASSERT_TRUE(chosen >= 0 && chosen < int64_t(scores.size())) << chosen << ", query " << t;
+            ASSERT_TRUE(chosen >= 0 && chosen < int64_t(scores.size()))
+                << chosen << ", query " << t;
             ASSERT_GE(scores[chosen].first, best->first - best->second - scores[chosen].second)
                 << "query " << t << " of head " << h << ", rank " << r << ": " << chosen << " for "
                 << best - scores.begin();
@@ -200,20 +212,23 @@ std::vector<int64_t> forced_choices(const Case& c) {
 class Top1ChunkCuda : public testing::TestWithParam<Case> {};
 
 TEST_P(Top1ChunkCuda, EqualsFloat64AndItself) {
-  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c = GetParam();
   Random random{std::mt19937_64(5)};
   Device device(c);
   Model model{c};
-  model.q = device.q.set(directions(random, c, c.heads)), model.k = device.k.set(directions(random, c, c.kv_heads));
+  model.q = device.q.set(directions(random, c, c.heads)),
+  model.k = device.k.set(directions(random, c, c.kv_heads));
   // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
   model.v = device.v.set(random.normal(c.batch * c.time * c.kv_heads * c.head_dim, 0.5));
   model.dout = device.dout.set(random.normal(c.batch * c.time * c.heads * c.head_dim, 0.5));
   if (c.forced)
-    must(cudaMemcpy(device.selected.data, forced_choices(c).data(), device.selected.size, cudaMemcpyHostToDevice));
+    must(cudaMemcpy(device.selected.data, forced_choices(c).data(), device.selected.size,
+                    cudaMemcpyHostToDevice));
 
   const Top1ChunkForward p = device.forward(c, model.scale());
-  const Top1ChunkBackward g{p, device.dout.view(), device.dq.view(), device.dk.view(), device.dv.view()};
+  const Top1ChunkBackward g{p, device.dout.view(), device.dq.view(), device.dk.view(),
+                            device.dv.view()};
   const Memory forward_scratch(cuda::workspace_bytes(p)), scratch(cuda::workspace_bytes(g));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
@@ -221,8 +236,8 @@ TEST_P(Top1ChunkCuda, EqualsFloat64AndItself) {
     cuda::top1_chunk(g, scratch.data, nullptr);
     must(cudaDeviceSynchronize());
     std::vector<std::vector<unsigned char>> bytes{device.selected.bytes()};
-    for (const Sequence* s :
-         {&device.out, &device.dq, &device.dk, &device.dv, static_cast<Sequence*>(&device.logsumexp)})
+    for (const Sequence* s : {&device.out, &device.dq, &device.dk, &device.dv,
+                              static_cast<Sequence*>(&device.logsumexp)})
       bytes.push_back(s->memory.bytes());
     if (run == 0) first = bytes;
     else EXPECT_EQ(first, bytes) << "two runs differ";
@@ -245,7 +260,8 @@ std::vector<Case> cases() {
     for (Selection selection : {approx, exact}) out.push_back({1, time, 2, 2, 64, 64, selection});
   for (int64_t head_dim : {64, 96, 128})
     for (int64_t chunk_size : {64, 128, 256})
-      for (Selection selection : {approx, exact}) out.push_back({2, 901, 2, 1, head_dim, chunk_size, selection});
+      for (Selection selection : {approx, exact})
+        out.push_back({2, 901, 2, 1, head_dim, chunk_size, selection});
   out.push_back({1, 2500, 1, 1, 64, 16, approx});   // 157 chunks: three steps of the selection
   for (int64_t chunk_size : {1, 5, 33, 72, 200}) {  // no tile divides these
     out.push_back({1, 450, 2, 2, 64, chunk_size, approx});
@@ -255,11 +271,13 @@ std::vector<Case> cases() {
     out.push_back({2, 333, 6, 2, 64, 64, selection, 10, true, 1, 8});  // rows apart
     out.push_back({1, 500, 2, 1, 128, 64, selection, 10, true, 3});    // top_k
     out.push_back({1, 700, 2, 2, 64, 64, selection, 100});             // sharp
-    out.push_back({1, 700, 2, 2, 64, 64, selection, 100, false});      // scores beyond 100: a maximum is needed
-    out.push_back({1, 700, 2, 2, 64, 64, selection, -3, false});       // a negative scale
+    out.push_back(
+        {1, 700, 2, 2, 64, 64, selection, 100, false});  // scores beyond 100: a maximum is needed
+    out.push_back({1, 700, 2, 2, 64, 64, selection, -3, false});  // a negative scale
   }
   for (int64_t chunk_size : {64, 128, 256}) {
-    out.push_back({1, 3001, 2, 1, 64, chunk_size, approx, 10, true, 1, 0, true, true});  // lists of several segments
+    out.push_back({1, 3001, 2, 1, 64, chunk_size, approx, 10, true, 1, 0, true,
+                   true});  // lists of several segments
     out.push_back({1, 1501, 2, 2, 128, chunk_size, exact, 10, true, 2, 0, true, true});
   }
   out.push_back({2, 500, 4, 4, 96, 32, approx, 10, true, 2, 16, true});

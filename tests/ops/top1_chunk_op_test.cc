@@ -143,7 +143,7 @@ TEST(Top1ChunkOp, EqualsItsReference) {
 }
 
 TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const std::string& selection : kSelections)
     for (const int64_t top_k : {1, 3})
       for (const auto& [shape, chunk_size] : {std::pair{Shape{.time = 1, .head_dim = 64}, 64},
@@ -276,7 +276,7 @@ void expect_steps(at::Device device) {
 }
 TEST(Top1ChunkOp, StepsEqualTheReference) { expect_steps(at::kCPU); }
 TEST(Top1ChunkOp, StepsOnCudaEqualTheReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_steps(at::kCUDA);
 }
 

@@ -1,7 +1,8 @@
-// The CUDA kernels of top1_element against float64 arithmetic on the CPU. The choice and what follows from it are
-// tested apart: the key chosen must score as high as the best one but for rounding, and out must be its value bit for
-// bit; logsumexp, soft and the gradients must be those of the softmax and of the choice that was made. Everything
-// written is poisoned with NaN first; errors are those of the worst row.
+// The CUDA kernels of top1_element against float64 arithmetic on the CPU. The choice and what
+// follows from it are tested apart: the key chosen must score as high as the best one but for
+// rounding, and out must be its value bit for bit; logsumexp, soft and the gradients must be those
+// of the softmax and of the choice that was made. Everything written is poisoned with NaN first;
+// errors are those of the worst row.
 #include <gtest/gtest.h>
 
 #include "cuda_memory.h"
@@ -19,9 +20,9 @@ struct Case {
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << "B" << c.batch << " T" << c.time << " past " << c.past << " H" << c.heads << "/" << c.kv_heads << " D"
-             << c.head_dim << " scale " << c.scale << (c.unit ? " unit" : "") << (c.equal ? " equal keys" : "")
-             << " margin " << c.margin;
+  return out << "B" << c.batch << " T" << c.time << " past " << c.past << " H" << c.heads << "/"
+             << c.kv_heads << " D" << c.head_dim << " scale " << c.scale << (c.unit ? " unit" : "")
+             << (c.equal ? " equal keys" : "") << " margin " << c.margin;
 }
 
 // Everything in float64; sequences [B, T, heads, D].
@@ -30,12 +31,15 @@ struct Model {
   Numbers q, k, v, dout;
   Numbers logsumexp, soft, dq, dk, dv;  // logsumexp [B, H, T], soft [B, H, T, D]
   // Weights are rounded to bfloat16 in soft, but for the largest, which is 1: soft · dout is off by
-  // e ≤ 2^−8 ‖dout‖ Σ p ‖v‖ over the others, and by float32's rounding. That moves dq by s e ‖Σ p k‖ and dk by
-  // s Σ p e ‖q‖: more than they are themselves where p has one key. P below 2^−126 is 0.
+  // e ≤ 2^−8 ‖dout‖ Σ p ‖v‖ over the others, and by float32's rounding. That moves dq by s e ‖Σ p
+  // k‖ and dk by s Σ p e ‖q‖: more than they are themselves where p has one key. P below 2^−126 is
+  // 0.
   Numbers soft_slack, dq_slack, dk_slack;
 
   double scale() const { return c.unit ? c.scale : c.scale / double(c.head_dim); }
-  int64_t query(int64_t b, int64_t t, int64_t h) const { return ((b * c.time + t) * c.heads + h) * c.head_dim; }
+  int64_t query(int64_t b, int64_t t, int64_t h) const {
+    return ((b * c.time + t) * c.heads + h) * c.head_dim;
+  }
   int64_t key(int64_t b, int64_t j, int64_t h) const {
     return ((b * (c.past + c.time) + j) * c.kv_heads + h / (c.heads / c.kv_heads)) * c.head_dim;
   }
@@ -46,12 +50,14 @@ struct Model {
 
   void run(const std::vector<int64_t>& chosen) {
     const int64_t rows = c.batch * c.heads * c.time;
-    dq.assign(q.size(), 0), dk.assign(k.size(), 0), dv = dk, soft.assign(q.size(), 0), logsumexp.assign(rows, 0);
+    dq.assign(q.size(), 0), dk.assign(k.size(), 0), dv = dk, soft.assign(q.size(), 0),
+                                                    logsumexp.assign(rows, 0);
     soft_slack.assign(rows, 0), dq_slack.assign(rows, 0), dk_slack.assign(k.size() / c.head_dim, 0);
     for (int64_t row = 0; row < rows; ++row) run_query(row, chosen[row]);
   }
   void run_query(int64_t row, int64_t chosen) {
-    const int64_t D = c.head_dim, b = row / c.time / c.heads, h = row / c.time % c.heads, t = row % c.time;
+    const int64_t D = c.head_dim, b = row / c.time / c.heads, h = row / c.time % c.heads,
+                  t = row % c.time;
     const int64_t i = query(b, t, h), keys = c.past + t + 1;
     double* mean = &soft[row * D];
     Numbers p(keys), mean_key(D);
@@ -63,7 +69,8 @@ struct Model {
     const int64_t best = std::max_element(p.begin(), p.end()) - p.begin();
     const double top = p[best], rounding = 0x1p-17 * std::abs(scale()) * length(q, i) * longest;
     ASSERT_TRUE(chosen >= 0 && chosen < keys) << chosen << ", query " << t;
-    ASSERT_GE(p[chosen], top - rounding) << "query " << t << " of head " << h << ": " << chosen << " for " << best;
+    ASSERT_GE(p[chosen], top - rounding)
+        << "query " << t << " of head " << h << ": " << chosen << " for " << best;
     if (c.equal) ASSERT_EQ(chosen, 0);
     for (double& x : p) sum += x = std::exp(x - top);
     logsumexp[row] = top + std::log(sum);
@@ -73,7 +80,8 @@ struct Model {
       for (int64_t d = 0; d < D; ++d) mean[d] += p[j] * v[at + d], mean_key[d] += p[j] * k[at + d];
       lengths += p[j] * length(v, at) * (j == best ? 0x1p-18 : 0x1p-8);
     }
-    for (int64_t d = 0; d < D; ++d) delta += mean[d] * dout[i + d], dv[key(b, chosen, h) + d] += dout[i + d];
+    for (int64_t d = 0; d < D; ++d)
+      delta += mean[d] * dout[i + d], dv[key(b, chosen, h) + d] += dout[i + d];
     const double slack = std::abs(scale()) * length(dout, i) * lengths;
     soft_slack[row] = lengths, dq_slack[i / D] = slack * std::sqrt(dot(mean_key, 0, mean_key, 0));
     for (int64_t j = 0; j < keys; ++j) {
@@ -119,7 +127,8 @@ struct Device {
                          .head_dim = c.head_dim,
                          .scale = scale};
     p.q = q.view(), p.k = k.view(), p.v = v.view(), p.out = out.view();
-    p.logsumexp = logsumexp.data(), p.soft = soft.data(), p.index = static_cast<int64_t*>(index.data);
+    p.logsumexp = logsumexp.data(), p.soft = soft.data(),
+    p.index = static_cast<int64_t*>(index.data);
     return p;
   }
 };
@@ -132,7 +141,8 @@ Numbers directions(Random& random, int64_t rows, const Case& c) {
 void fill(Device& device, Model& model) {
   const Case& c = model.c;
   Random random{std::mt19937_64(5)};
-  const int64_t queries = c.batch * c.time * c.heads, keys = c.batch * (c.past + c.time) * c.kv_heads;
+  const int64_t queries = c.batch * c.time * c.heads,
+                keys = c.batch * (c.past + c.time) * c.kv_heads;
   Numbers k = directions(random, keys, c);
   for (size_t i = 0; c.equal && i < k.size(); ++i) k[i] = k[i % c.head_dim];
   model.q = device.q.set(directions(random, queries, c)), model.k = device.k.set(k);
@@ -146,19 +156,21 @@ void expect_values(const Model& m, const std::vector<int64_t>& index, const Numb
   const Case& c = m.c;
   for (int64_t row = 0; row < int64_t(index.size()); ++row)
     for (int64_t d = 0, b = row / c.time / c.heads, h = row / c.time % c.heads; d < c.head_dim; ++d)
-      ASSERT_EQ(out[m.query(b, row % c.time, h) + d], m.v[m.key(b, index[row], h) + d]) << "query row " << row;
+      ASSERT_EQ(out[m.query(b, row % c.time, h) + d], m.v[m.key(b, index[row], h) + d])
+          << "query row " << row;
 }
 
 class Top1ElementCuda : public testing::TestWithParam<Case> {};
 
 TEST_P(Top1ElementCuda, EqualsFloat64AndItself) {
-  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c = GetParam();
   Device device(c);
   Model model{c};
   fill(device, model);
   const Top1ElementForward p = device.forward(c, model.scale());
-  const Top1ElementBackward g{p, device.dout.view(), device.dq.view(), device.dk.view(), device.dv.view()};
+  const Top1ElementBackward g{p, device.dout.view(), device.dq.view(), device.dk.view(),
+                              device.dv.view()};
   const Memory forward_scratch(cuda::workspace_bytes(p)), scratch(cuda::workspace_bytes(g));
   std::vector<std::vector<unsigned char>> first;
   for (int run = 0; run < 2; ++run) {
@@ -166,8 +178,9 @@ TEST_P(Top1ElementCuda, EqualsFloat64AndItself) {
     cuda::top1_element(g, scratch.data, nullptr);
     must(cudaDeviceSynchronize());
     std::vector<std::vector<unsigned char>> bytes{device.index.bytes()};
-    for (const Sequence* s : {&device.out, &device.dq, &device.dk, &device.dv, static_cast<Sequence*>(&device.soft),
-                              static_cast<Sequence*>(&device.logsumexp)})
+    for (const Sequence* s :
+         {&device.out, &device.dq, &device.dk, &device.dv, static_cast<Sequence*>(&device.soft),
+          static_cast<Sequence*>(&device.logsumexp)})
       bytes.push_back(s->memory.bytes());
     if (run == 0) first = bytes;
     else EXPECT_EQ(first, bytes) << "two runs differ";
@@ -186,7 +199,7 @@ TEST_P(Top1ElementCuda, EqualsFloat64AndItself) {
 
 // Without a gradient nothing but index and out is made: the same.
 TEST_P(Top1ElementCuda, ChoosesTheSameWithoutGradient) {
-  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c = GetParam();
   Device device(c);
   Model model{c};
@@ -227,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Top1ElementCuda, testing::ValuesIn(cases()));
 
 // A query whose scores hold a NaN gives NaN; every other one what it gives without.
 TEST(Top1ElementCudaNan, StaysInItsRow) {
-  if (!gpu_is_seen()) GTEST_SKIP() << "no GPU is seen";
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
   const Case c{1, 300, 0, 1, 1, 64};
   Device device(c);
   Model model{c};
@@ -252,7 +265,8 @@ TEST(Top1ElementCudaNan, StaysInItsRow) {
 }
 
 TEST(Top1ElementCudaShapes, SaysWhatItDoesNotTake) {
-  Top1ElementForward p{.dtype = DType::f32, .batch = 1, .time = 1, .heads = 1, .kv_heads = 1, .head_dim = 64};
+  Top1ElementForward p{
+      .dtype = DType::f32, .batch = 1, .time = 1, .heads = 1, .kv_heads = 1, .head_dim = 64};
   EXPECT_THROW(cuda::top1_element(p, nullptr, nullptr), Unsupported);
   p.dtype = DType::bf16;
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);

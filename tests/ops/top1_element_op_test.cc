@@ -64,7 +64,7 @@ TEST(Top1ElementOp, EqualsItsReference) {
 }
 
 TEST(Top1ElementOp, OnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const PoisonedMemory poisoned;
   for (const Shape& shape : {Shape{}, Shape{.time = 301}, Shape{.time = 31, .past = 70}})
     for (const auto& [dtype, tolerance] :
@@ -82,7 +82,7 @@ TEST(Top1ElementOp, OnCudaEqualsItsReference) {
 // Sequences that are parts of wider rows, and a gradient that is one number everywhere, are read
 // as they lie.
 TEST(Top1ElementOp, OnCudaReadsRowsApart) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const Qkv a =
       random_qkv({.time = 200, .kv_heads = 4, .head_dim = 64}).as(at::kBFloat16, at::kCUDA);
   const at::Tensor fused = at::stack({a.q, a.k, a.v}, 2).detach().requires_grad_();

@@ -130,7 +130,7 @@ TEST(WindowAttentionOp, OtherPrecisionsAndSlices) {
 }
 
 TEST(WindowAttentionOp, OnCudaEqualsItsReference) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(testing::Message() << shape);
     expect_equal_to_reference(run, random_arguments(shape, at::kDouble, at::kCUDA), 1e-12);

@@ -46,9 +46,10 @@ TEST(Lifecycle, BadStartsAreExplained) {
   expect(2, fmt::format("model --port {}", shared_server().port), "Address already in use");
   expect(2, "absent --port 0", "no such model");
   expect(2, "model --port 0 --max-context 10000", "the model reads at most 600 tokens");
-  expect(2, "model --port 70000", "70000");
+  expect(2, "model --port 70000", "not in range 0 to 65535");
   expect(2, "model --port 0 --slots 0", "--slots");
   expect(2, "model --port 0 --host nowhere", "not an IP address");
+  expect(2, "model --port 0 --host 192.0.2.1", "an address of this machine");
   expect(2, "", "MODEL");
 }
 

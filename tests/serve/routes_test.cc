@@ -25,6 +25,21 @@ TEST(Routes, TokenizerRoutesAgree) {
   EXPECT_EQ(models["data"][0]["max_model_len"], kPositions);
 }
 
+TEST(Routes, ModelIsFoundByItsName) {
+  const Server server("--name my/model");
+  for (const std::string name : {"my/model", "my%2Fmodel", "my%2fmodel"}) {
+    const Answer answer = server.get("/v1/models/" + name);
+    EXPECT_EQ(answer.status, 200) << name;
+    EXPECT_EQ(json::parse(answer.body)["id"], "my/model");
+  }
+  for (const std::string name : {"", "my", "my%2Gmodel", "my%2", "%ff"}) {
+    const Answer answer = server.get("/v1/models/" + name);
+    EXPECT_EQ(answer.status, 404) << name;
+    EXPECT_EQ(json::parse(answer.body)["error"]["code"], "model_not_found");
+  }
+  EXPECT_EQ(server.post("/v1/models/my", {}).status, 405);
+}
+
 TEST(Routes, PageNeedsNothingElse) {
   const Answer page = shared_server().get("/");
   EXPECT_EQ(page.status, 200);
