@@ -183,7 +183,11 @@ SlurmLauncher::SlurmLauncher(const StudyOptions& options)
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '_') c = '_';
   tag_ = fmt::format("assay.{}.{}", name, sha256(study_.string()).substr(0, 8));
-  continues_ = variable("SLURM_JOB_NAME") == tag_;
+  // The real path of the study may differ between hosts. A controller job keeps the tag
+  const std::string job_name = variable("SLURM_JOB_NAME");
+  continues_ =
+      job_name.size() == tag_.size() && job_name.starts_with(tag_.substr(0, tag_.size() - 8));
+  if (continues_) tag_ = job_name;
   forget_own_job();
 }
 
@@ -429,7 +433,11 @@ void SlurmLauncher::submit_controller() {
   if (old.empty()) return;
   std::vector<std::string> cancel = {"scancel"};
   cancel.insert(cancel.end(), old.begin(), old.end());
-  ask(cancel);
+  try {
+    ask(cancel);
+  } catch (const Error& error) {  // one controller job too many does no harm
+    progress_.log(error.what());
+  }
 }
 
 void SlurmLauncher::wait_for_controller() {

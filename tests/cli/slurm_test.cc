@@ -285,14 +285,5 @@ TEST_F(StudyThroughRealSlurmSlow, DisturbedStudyEqualsTheLocalOne) {
   EXPECT_EQ(submissions("slurm"), submitted);
 }
 
-TEST_F(StudyThroughRealSlurmSlow, RefusedOptionsAreReportedInTheWordsOfSbatch) {
-  const Outcome refused =
-      run(folder_.path(), command("slurm", "--launcher slurm --sbatch --partition=nope --no-wait"));
-  EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_NE(refused.error.find("invalid partition specified: nope"), std::string::npos)
-      << refused.error;
-  EXPECT_TRUE(queue_is_empty());
-}
-
 }  // namespace
 }  // namespace assay::cli
