@@ -19,7 +19,7 @@ SOURCE = pathlib.Path(__file__).parent.parent / "src"
 TORCH = re.compile(r"(ATen|torch|c10)/")
 RUN_FOLDER = re.compile(
     r'"(config\.toml|run\.json|metrics\.jsonl|checkpoints|step-[^"]*|optimizer\.safetensors|'
-    r'state\.json|end\.json|probes\.json|done\.json|log\.txt)"'
+    r'state\.json|end\.json|probes\.json|done\.json|tasks\.json|tasks\.sqlite|log\.txt)"'
 )
 
 

@@ -189,7 +189,22 @@ struct ConfigNode::Document {
 
 namespace {
 toml::table* as_table(void* table) { return static_cast<toml::table*>(table); }
+std::string toml_key(const std::string& key) {
+  const auto is_bare = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
+  return !key.empty() && std::ranges::all_of(key, is_bare) ? key : toml_string(key);
+}
+// On one line.
 std::string toml_text(const toml::node& node) {
+  std::vector<std::string> parts;
+  if (const toml::array* array = node.as_array()) {
+    for (const toml::node& element : *array) parts.push_back(toml_text(element));
+    return fmt::format("[{}]", join(parts));
+  }
+  if (const toml::table* table = node.as_table()) {
+    for (const auto& [key, value] : *table)
+      parts.push_back(fmt::format("{} = {}", toml_key(std::string(key.str())), toml_text(value)));
+    return fmt::format("{{{}}}", join(parts));
+  }
   if (const auto text = node.value_exact<std::string>()) return toml_string(*text);
   if (const auto value = node.value_exact<double>()) return number(*value);
   std::ostringstream out;
@@ -202,10 +217,6 @@ std::string position(const std::string& source, const toml::source_region& regio
 }
 std::string path_of(const std::string& table, const std::string& key) {
   return table.empty() ? key : table + "." + key;
-}
-std::string toml_key(const std::string& key) {
-  const auto is_bare = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
-  return !key.empty() && std::ranges::all_of(key, is_bare) ? key : toml_string(key);
 }
 }  // namespace
 

@@ -7,7 +7,6 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/model.h"
-#include "data/bytes.h"
 #include "report/heat_map.h"
 #include "report/table.h"
 #include "stats/items.h"
@@ -51,23 +50,11 @@ int64_t parse_length(const std::string& text) {
   return thousands ? value * 1024 : value;
 }
 
-std::string read_haystack(const Options& o) {
+std::string haystack_of(const Options& o) {
   if (o.niah.variant == 1) return "";
   if (o.haystack.empty())
     fail("variants 2 and 3 need a text to hide the needle in: --haystack FILE");
-  const auto source = data::open_bytes(o.haystack);
-  std::string text, block(1 << 20, '\0');
-  while (text.size() < (size_t{64} << 20)) {
-    const size_t count = source->read(block.data(), block.size());
-    if (count == 0) break;
-    text.append(block, 0, count);
-  }
-  if (o.haystack.string().find(".jsonl") == std::string::npos) return text;
-  const Json document =
-      Json::parse(text.substr(0, text.find('\n')), nullptr, /*allow_exceptions=*/false);
-  if (!document.is_object() || !document.contains("text") || !document["text"].is_string())
-    fail("{}:1: not a JSON object with a 'text'", o.haystack.string());
-  return document["text"];
+  return tasks::read_haystack(o.haystack);
 }
 
 Cell answer(const Options& o, const TrainedModel& trained, int64_t length, Progress& progress) {
@@ -164,7 +151,7 @@ void run(Options o) {
     fail("--variant {}: there are 1, 2 and 3", o.niah.variant);
   std::vector<int64_t> lengths;
   for (const std::string& text : o.lengths) lengths.push_back(parse_length(text));
-  o.niah.haystack = read_haystack(o);
+  o.niah.haystack = haystack_of(o);
   report::Table table{
       .id = "niah",
       .title = "S-NIAH",

@@ -8,7 +8,9 @@
 #include "cli/command.h"
 #include "cli/model.h"
 #include "cli/task_files.h"
+#include "cli/task_results.h"
 #include "report/table.h"
+#include "run/folder.h"
 #include "tasks/evaluate.h"
 #include "tasks/metrics.h"
 
@@ -22,9 +24,9 @@ struct Options {
   std::vector<std::string> models, tasks;
   fs::path output, items;
   int64_t few_shot = -1;
-  bool alone = false;
+  bool alone = false, keep = false, dry_run = false;
   std::string prefix = "bos";
-  tasks::EvaluateOptions evaluate;
+  tasks::EvaluateOptions evaluate{.data = "."};
 };
 
 struct Result {
@@ -144,39 +146,136 @@ void write_items(const fs::path& file, const std::vector<Result>& results) {
   out.commit();
 }
 
+TrainedModel open_model(const Options& o, const std::string& name) {
+  ModelOptions options = o.model;
+  options.model = name;
+  return TrainedModel(options);
+}
+
+tasks::Subject subject_of(const Options& o, const TrainedModel& trained) {
+  return {*trained.model, trained.need_tokenizer(), trained.path, sha256_of_file(trained.weights),
+          o.model.precision};
+}
+
+Result evaluate_task(const Options& o, const tasks::Task& task, const tasks::Subject& subject,
+                     tasks::Results& results, Progress& progress) {
+  const auto show = [&](int64_t answered, int64_t all) {
+    progress.show(fmt::format("{}: {}: {}/{} items", subject.name, task.name, answered, all));
+  };
+  Result result{task.name,
+                subject.name,
+                task.metrics,
+                tasks::evaluate(task, subject, o.evaluate, results, show),
+                {}};
+  result.items = results.items(result.ran.key);
+  if (o.evaluate.limit > 0)  // an earlier evaluation may have answered more
+    std::erase_if(result.items,
+                  [&](const tasks::Item& item) { return int64_t(item.index) >= o.evaluate.limit; });
+  if (result.ran.truncated > 0)
+    progress.log(fmt::format(
+        "{}: {}: {} items are longer than the model reads; their first tokens were left out",
+        subject.name, task.name, result.ran.truncated));
+  return result;
+}
+
 std::vector<Result> evaluate_model(const Options& o, const std::string& name,
                                    const std::vector<tasks::Task>& list, tasks::Results& results,
                                    Progress& progress) {
-  ModelOptions options = o.model;
-  options.model = name;
-  const TrainedModel trained(options);
-  const tasks::Subject subject{*trained.model, trained.need_tokenizer(), name,
-                               sha256_of_file(trained.weights), o.model.precision};
+  const TrainedModel trained = open_model(o, name);
+  const tasks::Subject subject = subject_of(o, trained);
+  std::vector<Result> out;
+  for (const tasks::Task& task : list)
+    out.push_back(evaluate_task(o, task, subject, results, progress));
+  return out;
+}
+
+// The same with items and results in the folder of the run. The failure of a task is its result.
+std::vector<Result> evaluate_run(const Options& o, const run::Folder& folder,
+                                 const std::vector<tasks::Task>& list, Progress& progress) {
+  const FolderLock lock(folder.path);
+  const TrainedModel trained = open_model(o, folder.path);
+  const tasks::Subject subject = subject_of(o, trained);
+  tasks::Results stored(folder.task_items());
+  run::TaskResults kept;
+  if (folder.tasks().exists()) kept = folder.tasks().read();
   std::vector<Result> out;
   for (const tasks::Task& task : list) {
-    const auto show = [&](int64_t answered, int64_t all) {
-      progress.show(fmt::format("{}: {}: {}/{} items", name, task.name, answered, all));
-    };
-    Result result{task.name,
-                  name,
-                  task.metrics,
-                  tasks::evaluate(task, subject, o.evaluate, results, show),
-                  {}};
-    result.items = results.items(result.ran.key);
-    if (o.evaluate.limit > 0)  // an earlier evaluation may have answered more
-      std::erase_if(result.items, [&](const tasks::Item& item) {
-        return int64_t(item.index) >= o.evaluate.limit;
-      });
-    if (result.ran.truncated > 0)
-      progress.log(fmt::format(
-          "{}: {}: {} items are longer than the model reads; their first tokens were left out",
-          name, task.name, result.ran.truncated));
-    out.push_back(std::move(result));
+    std::string key;
+    try {
+      key = tasks::question_key(task, subject.tokenizer, o.evaluate);
+      out.push_back(evaluate_task(o, task, subject, stored, progress));
+      put_result(kept.results, result_of(task, key, out.back().items));
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception& error) {
+      progress.log(fmt::format("{}: {} failed: {}", subject.name, task.name, error.what()));
+      put_result(kept.results, {.name = task.name, .key = key, .problem = error.what()});
+    }
+    folder.tasks().write(kept);
   }
   return out;
 }
 
+std::vector<Result> evaluate_runs(const Options& o, const std::vector<tasks::Task>& list) {
+  for (const std::string& name : o.models)
+    if (!run::Folder{name}.outcome().exists())
+      fail("{}: --keep is for finished runs. Nothing was evaluated.", name);
+  std::vector<Result> results;
+  Progress progress;
+  for (const std::string& name : o.models)
+    for (Result& result : evaluate_run(o, {name}, list, progress))
+      results.push_back(std::move(result));
+  return results;
+}
+
+std::vector<Result> evaluate_models(const Options& o, const std::vector<tasks::Task>& list) {
+  tasks::Results stored(o.output);
+  std::vector<Result> results;
+  Progress progress;
+  for (const std::string& name : o.models)
+    for (Result& result : evaluate_model(o, name, list, stored, progress))
+      results.push_back(std::move(result));
+  return results;
+}
+
+// Reads tasks and documents with the tokenizer, and evaluates nothing.
+void show_demands(const Options& o, const std::vector<tasks::Task>& list) {
+  if (o.model.tokenizer.empty())
+    fail("--dry-run needs --tokenizer, a SentencePiece model. Nothing was evaluated.");
+  const data::Tokenizer tokenizer(o.model.tokenizer);
+  run::TaskQuestions found;
+  report::Table table{.id = "tasks",
+                      .title = "Tasks",
+                      .columns = {{"task"},
+                                  {"items", report::Format::text},
+                                  {"longest input, tokens", report::Format::text},
+                                  {"recall task"}}};
+  Progress progress;
+  for (const tasks::Task& task : list) {
+    progress.show(fmt::format("reading {}", task.name));
+    const tasks::Demand demand = tasks::demand_of(task, tokenizer, o.evaluate);
+    found.tasks.push_back({.name = task.name,
+                           .key = tasks::question_key(task, tokenizer, o.evaluate),
+                           .recall = task.config.recall,
+                           .metrics = task.metrics,
+                           .items = demand.items,
+                           .longest = demand.longest,
+                           .least = demand.least});
+    table.rows.push_back({task.name, std::to_string(demand.items), std::to_string(demand.longest),
+                          task.config.recall ? "yes" : "no"});
+  }
+  print(assay::to_json(found), report::to_text(table));
+}
+
+void check_options(const Options& o) {
+  if (!o.dry_run && o.models.empty())
+    fail("MODEL is required, except with --dry-run. Nothing was evaluated.");
+  if (o.keep && !o.output.empty())
+    fail("--keep stores the items in the folder of the run; -o names another file. Give one.");
+}
+
 void run(Options o) {
+  check_options(o);
   o.evaluate.scorer.share = !o.alone;
   o.evaluate.prefix =
       o.prefix == "bos" ? tasks::Encoder::Prefix::bos : tasks::Encoder::Prefix::separator;
@@ -184,15 +283,10 @@ void run(Options o) {
   for (const std::string& name : o.tasks)
     list.push_back(tasks::Task::read(tasks::find_task(name, task_folders()), o.few_shot));
   for (const tasks::Task& task : list)
-    tasks::find_documents(o.evaluate.data, task.config.documents);
-  tasks::Results stored(o.output);
-  std::vector<Result> results;
-  {
-    Progress progress;
-    for (const std::string& name : o.models)
-      for (Result& result : evaluate_model(o, name, list, stored, progress))
-        results.push_back(std::move(result));
-  }
+    if (!task.config.documents.empty())
+      tasks::find_documents(o.evaluate.data, task.config.documents);
+  if (o.dry_run) return show_demands(o, list);
+  const std::vector<Result> results = o.keep ? evaluate_runs(o, list) : evaluate_models(o, list);
   if (!o.items.empty()) write_items(o.items, results);
   Json document = {{"results", Json::array()}, {"differences", differences_json(results)}};
   for (const Result& result : results) document["results"].push_back(to_json(result));
@@ -200,22 +294,27 @@ void run(Options o) {
   if (!document["differences"].empty())
     text += "\n" + report::to_text(differences_table(document["differences"]));
   print(document, text);
+  const size_t failed = list.size() * o.models.size() - results.size();
+  if (failed == 0) return;
+  document_is_printed();
+  fail<Error>("{} evaluations of tasks failed; the same command tries them again.", failed);
 }
 
 void add(CLI::App& eval) {
   auto o = std::make_shared<Options>();
   CLI::App* command = subcommand(
       eval, "tasks", "evaluate few-shot tasks, item by item as lm-evaluation-harness does");
-  command
-      ->add_option("MODEL", o->models, "runs, checkpoints, imported models or Hugging Face folders")
-      ->required();
+  command->add_option("MODEL", o->models,
+                      "runs, checkpoints, imported models or Hugging Face folders");
   command
       ->add_option("--tasks", o->tasks,
                    "names (assay list tasks) or task files, separated by commas")
       ->required()
       ->delimiter(',');
-  command->add_option("--data", o->evaluate.data, "folder of the documents, JSON Lines")
-      ->required();
+  command
+      ->add_option("--data", o->evaluate.data,
+                   "folder of the documents, JSON Lines; default: the working folder")
+      ->capture_default_str();
   command->add_option("-o,--output", o->output,
                       "SQLite file of the items; items that it holds are not evaluated again");
   command->add_option("--items", o->items,
@@ -237,6 +336,12 @@ void add(CLI::App& eval) {
       ->capture_default_str()
       ->check(CLI::IsMember({"bos", "separator"}));
   command->add_flag("--bos", o->evaluate.bos, "every prompt begins with the tokenizer's bos");
+  command->add_flag("--keep", o->keep,
+                    "keep items and results in the folder of each run, where a study finds them; "
+                    "a task that fails does not stop the others");
+  command->add_flag("--dry-run", o->dry_run,
+                    "read tasks and documents, and show how long their inputs are; "
+                    "needs --tokenizer and no MODEL");
   command->add_flag("--alone", o->alone,
                     "do not share states between choices (slower; for comparison of speed)");
   command

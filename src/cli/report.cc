@@ -40,6 +40,7 @@ void run(const Options& options) {
   const report::Written written = report::write_report(study);
   Json document = {
       {"report", written.page.string()}, {"runs", written.runs}, {"verdicts", written.verdicts}};
+  if (!written.tasks.is_null()) document["tasks"] = written.tasks;
   std::string text = written.summary;
   if (!options.records.empty()) {
     const int64_t count = study::write_records(study, options.records, options.reuse);

@@ -21,13 +21,13 @@ struct Options {
 // leaves as state.
 constexpr const char* kLine = "{:<32} {:>10} {:>12} {:>10} {:>10} {:>8} {:>9}\n";
 
-std::string line(const study::PlannedRun& run) {
+std::string line(const study::ExpectedRun& run) {
   const run::Estimate& e = run.estimate;
   return fmt::format(kLine, run.name, Progress::count(double(e.parameters)),
                      report::show(double(e.state_bytes.at_long), report::Format::bytes),
                      Progress::count(double(e.tokens)),
                      fmt::format("{:.2e}", 3 * double(e.tokens) * e.flops_per_token), e.steps,
-                     Progress::duration(e.estimated_seconds));
+                     run.found.empty() ? Progress::duration(e.estimated_seconds) : "done");
 }
 
 void show_dry_run(const study::StudyOptions& options) {
@@ -35,18 +35,44 @@ void show_dry_run(const study::StudyOptions& options) {
       fmt::format(kLine, "run", "parameters", "state, 100k", "tokens", "FLOPs", "steps", "time");
   Json runs = Json::array();
   double seconds = 0;
-  for (const study::PlannedRun& run : study::dry_run(options)) {
+  int64_t done = 0;
+  for (const study::ExpectedRun& run : study::dry_run(options)) {
     text += line(run);
     Json row = to_json(run.estimate);
     row["name"] = run.name;
     row["key"] = run.key;
     row["config"] = run.config.string();
-    seconds += run.estimate.estimated_seconds;
+    row["found"] = run.found;
+    if (run.found.empty()) seconds += run.estimate.estimated_seconds;
+    else ++done;
     runs.push_back(std::move(row));
   }
-  text += fmt::format("{} runs, {} one after another. Nothing was trained.\n", runs.size(),
-                      Progress::duration(seconds));
-  print({{"runs", runs}, {"estimated_seconds", seconds}}, text);
+  text += fmt::format("{} runs, {} of them done; {} for the others, one after another.",
+                      runs.size(), done, Progress::duration(seconds));
+  print({{"runs", runs}, {"done", done}, {"estimated_seconds", seconds}},
+        text + " Nothing was trained.\n");
+}
+
+std::string lines_about(const std::vector<study::Failure>& failures) {
+  std::string text;
+  for (const study::Failure& failure : failures)
+    text +=
+        fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason, failure.log.string());
+  return text;
+}
+
+void fail_study(const study::Outcome& outcome, const std::string& page) {
+  std::string text;
+  if (!outcome.failures.empty())
+    text += fmt::format("{} of {} runs failed; the same command tries them again.",
+                        outcome.failures.size(), outcome.planned) +
+            lines_about(outcome.failures);
+  if (!outcome.task_failures.empty())
+    text += fmt::format("{}{} evaluations of tasks failed; the same command tries them again.",
+                        text.empty() ? "" : "\n  ", outcome.task_failures.size()) +
+            lines_about(outcome.task_failures);
+  if (!page.empty()) text += fmt::format("\n  The report of the other runs: {}", page);
+  throw Error(text);
 }
 
 void run(const Options& options) {
@@ -55,19 +81,13 @@ void run(const Options& options) {
   report::Written written{.verdicts = Json::array()};
   if (outcome.done > 0) written = report::write_report(options.study.study);
   const std::string page = written.page.string();
-  if (!outcome.failures.empty()) {
-    std::string text = fmt::format("{} of {} runs failed; the same command tries them again.",
-                                   outcome.failures.size(), outcome.planned);
-    for (const auto& failure : outcome.failures)
-      text += fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason,
-                          failure.log.string());
-    if (!page.empty()) text += fmt::format("\n  The report of the other runs: {}", page);
-    throw Error(text);
-  }
-  print({{"report", page},
-         {"runs", written.runs},
-         {"done_before", outcome.done_before},
-         {"verdicts", written.verdicts}},
+  if (!outcome.failures.empty() || !outcome.task_failures.empty()) fail_study(outcome, page);
+  Json document = {{"report", page},
+                   {"runs", written.runs},
+                   {"done_before", outcome.done_before},
+                   {"verdicts", written.verdicts}};
+  if (!written.tasks.is_null()) document["tasks"] = written.tasks;
+  print(document,
         fmt::format("{} runs are done ({} were done before, {} of them elsewhere).\n{}Report: {}\n",
                     outcome.done, outcome.done_before, outcome.reused, written.summary, page));
 }

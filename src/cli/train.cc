@@ -44,10 +44,15 @@ train::RunConfig read_config(const Options& options, int64_t ranks) {
   ConfigNode file = ConfigNode::read_file(options.file);
   for (const std::string& assignment : options.set) file.set(assignment);
   // A resumed run keeps its slices, whatever the number of ranks
-  if (options.train.resume && !file.child("train").has("gradient_slices"))
-    if (const auto earlier = train::train_config_of(options.train.run))
-      file.set(
-          fmt::format("train.gradient_slices={}", std::max<int64_t>(1, earlier->gradient_slices)));
+  const auto earlier =
+      options.train.resume ? train::train_config_of(options.train.run) : std::nullopt;
+  const auto keep = [&](const std::string& key, int64_t value) {
+    if (!file.child("train").has(key)) file.set(fmt::format("train.{}={}", key, value));
+  };
+  if (earlier) {
+    keep("gradient_slices", std::max<int64_t>(1, earlier->gradient_slices));
+    keep("context_slices", earlier->context_slices);
+  }
   return train::read_run_config(file, options.train.store, ranks);
 }
 

@@ -169,13 +169,8 @@ void LanguageModel::prepare_inference() {
   if (!head) converted_head_ = embedding.to(compute_dtype);
 }
 
-at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
+at::Tensor LanguageModel::embed(const at::Tensor& tokens, const ModelState& state) const {
   const int64_t time = tokens.size(1);
-  state.layers.resize(layers.size());
-  for (State& layer : state.layers) {
-    layer.last = state.last;
-    layer.positions = state.positions;
-  }
   at::Tensor x = at::embedding(embedding, tokens);
   if (positions.defined() && !state.positions.empty()) {
     const at::Tensor index = at::tensor(state.positions, at::kLong).clamp_min(0);
@@ -187,7 +182,17 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
     x = x + positions.slice(0, state.position, state.position + time);
   }
   x = x.to(compute_dtype == at::kFloat ? embedding.scalar_type() : compute_dtype);
-  if (embedding_norm) x = embedding_norm->forward(x);
+  return embedding_norm ? embedding_norm->forward(x) : x;
+}
+
+at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
+  const int64_t time = tokens.size(1);
+  state.layers.resize(layers.size());
+  for (State& layer : state.layers) {
+    layer.last = state.last;
+    layer.positions = state.positions;
+  }
+  at::Tensor x = embed(tokens, state);
   if (watch) watch(-1, x);
   Handed handed;
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -228,7 +233,12 @@ at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
 at::Tensor LanguageModel::loss(const at::Tensor& tokens) {
   ModelState state{.last = true};
   const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
-  return lm_loss(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten());
+  return loss_of_hidden(h, tokens.slice(1, 1));
+}
+
+at::Tensor LanguageModel::loss_of_hidden(const at::Tensor& hidden,
+                                         const at::Tensor& targets) const {
+  return lm_loss(hidden.flatten(0, 1), head_weight(), targets.flatten());
 }
 
 at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {

@@ -74,6 +74,8 @@ struct Layer : torch::nn::Module {
 struct LanguageModel : Module {
   explicit LanguageModel(ModelSpec spec);
 
+  // tokens [B, T] i64 → [B, T, d_model] in compute_dtype: what the first layer reads.
+  at::Tensor embed(const at::Tensor& tokens, const ModelState& state) const;
   // tokens [B, T] i64 → [B, T, d_model] in compute_dtype, normalised, ready for the head. Reads and
   // advances the state.
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
@@ -82,6 +84,8 @@ struct LanguageModel : Module {
   // Mean of −ln p(tokens[:, 1:]) over a batch [B, T + 1]; scalar. Logits are made a few rows
   // at a time.
   at::Tensor loss(const at::Tensor& tokens);
+  // The same from what hidden() returned, [B, T, d_model], and the next tokens [B, T].
+  at::Tensor loss_of_hidden(const at::Tensor& hidden, const at::Tensor& targets) const;
   at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
 
   std::map<std::string, int> numerics() const;  // {"mixer mamba1": 2}: of mixers above version 1

@@ -9,29 +9,19 @@ namespace {
 
 using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
+thread_local Choices* current = nullptr;  // the backward of a GPU's work is on a thread of its own
+
 // A layer and what its first run remembered.
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Body b) : body(std::move(b)) {}
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, bool repeated);
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, bool again) {
+    const WithChoices scope(choices, again);
+    return body(inputs);
+  }
 
   Body body;
-  std::vector<at::Tensor> remembered;
-  size_t recalled = 0;
-  bool again = false;
+  Choices choices;
 };
-
-thread_local Holder* running = nullptr;  // the backward of a GPU's work is on a thread of its own
-
-std::vector<at::Tensor> Holder::run(const std::vector<at::Tensor>& inputs, bool repeated) {
-  struct Running {
-    Holder* outer;
-    explicit Running(Holder* layer) : outer(std::exchange(running, layer)) {}
-    ~Running() { running = outer; }
-  } const scope(this);
-  again = repeated;
-  recalled = 0;
-  return body(inputs);
-}
 
 struct Recompute : torch::autograd::Function<Recompute> {
   static std::vector<at::Tensor> forward(torch::autograd::AutogradContext* context,
@@ -59,13 +49,19 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
 }  // namespace
 
+WithChoices::WithChoices(Choices& choices, bool again) : outer_(std::exchange(current, &choices)) {
+  choices.again = again;
+  choices.recalled = 0;
+}
+WithChoices::~WithChoices() { current = outer_; }
+
 std::optional<at::Tensor> recalled() {
-  if (!running || !running->again) return {};
-  return running->remembered.at(running->recalled++);
+  if (!current || !current->again) return {};
+  return current->made.at(current->recalled++);
 }
 
 void remember(const at::Tensor& found) {
-  if (running && !running->again) running->remembered.push_back(found.detach());
+  if (current && !current->again) current->made.push_back(found.detach());
 }
 
 at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor&, Handed&)>& layer,

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace assay::nn {
 
@@ -16,6 +17,24 @@ using Handed = std::map<std::string, at::Tensor>;  // what layers hand on to lat
 // and of parameters that need gradients; it may read, add to and replace what is handed on.
 at::Tensor recomputed(const std::function<at::Tensor(const at::Tensor& x, Handed& handed)>& layer,
                       const at::Tensor& x, Handed& handed);
+
+// The choices of the first run of a layer, for the second one.
+struct Choices {
+  std::vector<at::Tensor> made;
+  size_t recalled = 0;
+  bool again = false;
+};
+// While it lives, remember() of this thread adds to `choices`, and in the second run recalled()
+// reads them.
+class WithChoices {
+ public:
+  WithChoices(Choices& choices, bool again);
+  ~WithChoices();
+  WithChoices(const WithChoices&) = delete;
+
+ private:
+  Choices* outer_;
+};
 
 // What the first run of a recomputed layer found without gradients, and the second need not find
 // again (a choice): tensors that the first gave to remember, in their order. Outside recomputed

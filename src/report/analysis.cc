@@ -110,7 +110,8 @@ Setting read_setting(const study::StoredSetting& stored) {
                   .train = stored.train,
                   .test = stored.out_of_domain,
                   .held_out = stored.held_out,
-                  .split = stored.test};
+                  .split = stored.test,
+                  .tasks = stored.tasks.value_or(std::vector<run::TaskQuestion>())};
   setting.mixed = setting.test.empty();
   if (setting.mixed) {
     setting.test = setting.train;
@@ -278,6 +279,7 @@ Study analyse(const fs::path& folder) {
         setting.overlap = store.overlap(row.finished->provenance.data).value_or(study::Overlap{});
     compare_ends(setting);
     if (setting.has_reference()) compare_along_training(setting);
+    setting.task_scores = task_scores(setting);
   }
   return out;
 }

@@ -8,6 +8,7 @@
 
 #include "base/files.h"
 #include "report/ends.h"
+#include "report/task_scores.h"
 #include "report/tuning.h"
 #include "stats/degradation.h"
 #include "study/store.h"
@@ -90,6 +91,8 @@ struct Setting {
   std::vector<Grid> grids;                  // the learning rates that were tried, by model
   study::Overlap overlap;                   // of test and training text
   std::vector<Architecture> architectures;  // the reference first; those with a finished run
+  std::vector<run::TaskQuestion> tasks;     // of the plan
+  std::vector<TaskScores> task_scores;
   const Architecture& reference() const { return architectures.front(); }
   bool has_reference() const { return !architectures.empty() && reference().style == 0; }
   std::string set(const std::string& domain) const { return domain + "." + split; }

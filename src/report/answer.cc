@@ -113,6 +113,26 @@ using Json = nlohmann::json;
 
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json(); }
 
+Json interval_json(const stats::Interval& interval) {
+  return Json::array({finite(interval.low), finite(interval.high)});
+}
+
+Json score_json(const Setting& setting, const TaskScores& row, const Architecture& a,
+                const Score& score) {
+  return {{"setting", setting.name},
+          {"task", row.name},
+          {"metric", row.metric},
+          {"recall", row.recall},
+          {"model", a.name},
+          {"tokens", score.tokens},
+          {"seeds", score.seeds},
+          {"items", score.items},
+          {"value", finite(score.value.estimate)},
+          {"interval", interval_json(score.value)},
+          {"difference", finite(score.difference.estimate)},
+          {"difference_interval", interval_json(score.difference)}};
+}
+
 }  // namespace
 
 std::string question(const Setting& setting) {
@@ -172,7 +192,39 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
   for (const std::string& warning : ladder.warnings) out.push_back(warning);
   if (const std::string text = reference_warning(setting); !text.empty()) out.push_back(text);
   add_missing_runs(out, setting, study);
+  for (const std::string& text : task_cautions(setting)) out.push_back(text);
   return out;
+}
+
+Json tasks(const Study& study) {
+  Json scores = Json::array(), agreement = Json::array(), problems = Json::array();
+  bool has_tasks = false;
+  for (const Setting& setting : study.settings) {
+    has_tasks = has_tasks || !setting.tasks.empty();
+    for (const TaskScores& row : setting.task_scores)
+      for (size_t i = 0; i < row.scores.size(); ++i)
+        if (row.scores[i])
+          scores.push_back(score_json(setting, row, setting.architectures[i], *row.scores[i]));
+    for (const Agreement& found : task_agreements(setting))
+      agreement.push_back({{"setting", setting.name},
+                           {"score", found.name},
+                           {"recall", found.recall},
+                           {"tokens", found.tokens},
+                           {"models", found.points.size()},
+                           {"kendall_tau", finite(found.tau.estimate)},
+                           {"interval", interval_json(found.tau)},
+                           {"text", found.text()}});
+    for (const Architecture& a : setting.architectures)
+      for (const Run* run : a.all_runs())
+        for (const RunTask& task : run_tasks(setting, *run))
+          if (!task.problem.empty())
+            problems.push_back({{"setting", setting.name},
+                                {"run", run->name},
+                                {"task", task.task},
+                                {"reason", task.problem}});
+  }
+  if (!has_tasks) return {};
+  return {{"scores", scores}, {"agreement", agreement}, {"problems", problems}};
 }
 
 Json verdicts(const Study& study) {

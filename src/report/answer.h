@@ -21,4 +21,13 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study);
 // Numbers are null where there are none.
 nlohmann::json verdicts(const Study& study);
 
+// Results of the tasks of the plan; null when it has none. "metric" is "" for a mean over tasks;
+// "difference" is to the reference.
+//   {"scores": [{"setting", "task", "metric", "recall", "model", "tokens", "seeds", "items",
+//                "value", "interval", "difference", "difference_interval"}],
+//    "agreement": [{"setting", "score", "recall", "tokens", "models", "kendall_tau", "interval",
+//                   "text"}],
+//    "problems": [{"setting", "run", "task", "reason"}]}
+nlohmann::json tasks(const Study& study);
+
 }  // namespace assay::report

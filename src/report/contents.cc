@@ -15,6 +15,7 @@ bool is_empty(const Item& item) {
 std::vector<Item> contents(const Setting& s) {
   const std::string ends = "The ends of runs", rates = "Learning rates";
   const std::string training = "Along training", cost = "Speed and memory";
+  const std::string tasks = "Tasks";
   const std::string inside = "What the models do", models = "Models", second = "Secondary measure";
   std::vector<Item> all = {
       {"", verdict_table(s)},
@@ -30,6 +31,10 @@ std::vector<Item> contents(const Setting& s) {
       {ends, prediction_table(s)},
       {ends, ladder_table(s)},
       {ends, overlap_table(s)},
+      {tasks, task_table(s)},
+      {tasks, task_difference_table(s)},
+      {tasks, agreement_plot(s)},
+      {tasks, task_agreement_table(s)},
       {rates, tuning_table(s)},
       {rates, tuning_plots(s)},
       {rates, check_table(s)},
@@ -47,6 +52,7 @@ std::vector<Item> contents(const Setting& s) {
       {"", slice_detail_table(s)},
       {"", evaluation_table(s)},
       {"", entropy_table(s)},
+      {"", task_run_table(s)},
   };
   std::erase_if(all, is_empty);
   return all;

@@ -17,6 +17,8 @@ FigureGroup ladder_plots_by_domain(const Setting& setting);
 FigureGroup domain_forest(const Setting& setting);  // Δ_end by domain
 FigureGroup recall_forest(const Setting& setting);  // its parts on recall targets and on others
 FigureGroup budget_plots(const Setting& setting);   // Δ_end over the budget
+// Score on recall tasks over Δ_end; no figure without recall tasks.
+FigureGroup agreement_plot(const Setting& setting);
 FigureGroup tuning_plots(const Setting& setting);   // held-out loss over the learning rate
 // Losses over training tokens, and along training against each other.
 FigureGroup training_curves(const Setting& setting);

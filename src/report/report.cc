@@ -27,7 +27,7 @@ void write_files(const fs::path& study, const std::vector<Item>& items) {
 }
 
 // The first columns of the table of verdicts, and why verdicts are open.
-std::string summary(const Setting& setting) {
+std::string verdict_summary(const Setting& setting) {
   Table table = verdict_table(setting);
   for (size_t c = 7; c < table.columns.size(); ++c) table.columns[c].shown = false;
   std::string out = setting.name.empty() ? "" : setting.name + "\n";
@@ -39,6 +39,18 @@ std::string summary(const Setting& setting) {
   for (const Architecture& a : setting.architectures)
     if (a.style != 0 && !a.end.reason.empty()) out += fmt::format("{}: {}\n", a.name, a.end.reason);
   return out;
+}
+
+std::string task_summary(const Setting& setting) {
+  if (setting.task_scores.empty()) return "";
+  std::string out = to_text(task_table(setting));
+  for (const Agreement& found : task_agreements(setting))
+    if (found.recall) out += found.text() + "\n";
+  return out;
+}
+
+std::string summary(const Setting& setting) {
+  return verdict_summary(setting) + task_summary(setting);
 }
 
 }  // namespace
@@ -64,6 +76,7 @@ Written write_report(const fs::path& folder) {
   write_table(folder, runs);
   write_file(out.page, page(study, settings, runs));
   out.verdicts = verdicts(study);
+  out.tasks = tasks(study);
   out.runs =
       std::ranges::count_if(study.runs, [](const auto& run) { return run.finished.has_value(); });
   return out;

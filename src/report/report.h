@@ -11,6 +11,7 @@ struct Written {
   fs::path page;            // report.html
   int64_t runs = 0;         // of the plan that are finished
   nlohmann::json verdicts;  // answer.h
+  nlohmann::json tasks;     // answer.h; null when the plan has none
   std::string summary;      // the verdicts as a table of text, and a line for each reason
 };
 

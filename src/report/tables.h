@@ -15,6 +15,11 @@ Table ladder_table(const Setting& setting);      // the rungs of the reference
 Table tuning_table(const Setting& setting);      // every learning rate that was tried
 Table check_table(const Setting& setting);       // verdicts at half and twice the learning rate
 
+Table task_table(const Setting& setting);             // tasks × models
+Table task_difference_table(const Setting& setting);  // to the reference, paired by item
+Table task_agreement_table(const Setting& setting);   // does Δ_end predict the scores?
+Table task_run_table(const Setting& setting);         // every task of every run, for the CSV
+
 Table loss_table(const Setting& setting);         // at the end of training, mean and spread
 Table degradation_table(const Setting& setting);  // the secondary measure, along training
 Table convergence_table(const Setting& setting);

@@ -77,6 +77,7 @@ FinishedRun read_finished(const Folder& folder) {
                   .end = folder.end().read(),
                   .metrics = read_metrics(folder)};
   if (folder.probes().exists()) out.outcome.probes = folder.probes().read();
+  if (folder.tasks().exists()) out.tasks = folder.tasks().read().results;
   return out;
 }
 
@@ -87,6 +88,7 @@ bool is_record(const nlohmann::json& json) {
 RunRecord record_of(const FinishedRun& run) {
   RunRecord out{
       .config = run.config, .provenance = run.provenance, .outcome = run.outcome, .end = run.end};
+  if (!run.tasks.empty()) out.tasks = run.tasks;
   out.provenance.data_folder.reset();  // a path of the machine says nothing to others
   if (out.outcome.probes) round_numbers(*out.outcome.probes, 4);
   for (const TrainingLine& line : run.metrics.training)
@@ -105,7 +107,8 @@ FinishedRun run_of(const RunRecord& record) {
   FinishedRun out{.config = record.config,
                   .provenance = record.provenance,
                   .outcome = record.outcome,
-                  .end = record.end};
+                  .end = record.end,
+                  .tasks = record.tasks.value_or(std::vector<TaskResult>())};
   for (const auto& [step, loss] : record.training)
     out.metrics.training.push_back({.step = step, .loss = loss});
   for (const RunRecord::Evaluation& evaluation : record.evaluations)

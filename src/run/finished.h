@@ -15,6 +15,7 @@ struct FinishedRun {
   Outcome outcome;  // with the probes
   End end;
   Metrics metrics;
+  std::vector<TaskResult> tasks;  // that were evaluated on the final weights
 };
 // BadInput, with file and key, when the folder is not that of a finished run.
 FinishedRun read_finished(const Folder& folder);
@@ -40,8 +41,9 @@ struct RunRecord {
   std::vector<Evaluation> evaluations;
   std::map<std::string, Slices> slices;  // of the last evaluation, by set
   End end;
+  std::optional<std::vector<TaskResult>> tasks;  // absent when none was evaluated
   ASSAY_FIELDS(format, key, name, model, seed, tokens, learning_rate, config, provenance, outcome,
-               training, evaluations, slices, end)
+               training, evaluations, slices, end, tasks)
 };
 
 // Does this JSON say that it is the record of a run?

@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "run/records.h"
+#include "run/tasks.h"
 
 namespace assay::run {
 
@@ -40,6 +41,8 @@ struct Folder {
   RecordFile<End> end() const { return {.path = path / "end.json", .indent = -1}; }
   RecordFile<Probes> probes() const { return {path / "probes.json"}; }
   RecordFile<Outcome> outcome() const { return {path / "done.json"}; }
+  RecordFile<TaskResults> tasks() const { return {.path = path / "tasks.json", .indent = -1}; }
+  fs::path task_items() const { return path / "tasks.sqlite"; }  // answers item by item
   fs::path log() const { return path / "log.txt"; }
   fs::path lock() const { return path / ".lock"; }  // of FolderLock
 

@@ -42,7 +42,8 @@ struct Provenance {
 struct Estimate : Provenance {
   int64_t steps = 0, tokens = 0;
   double learning_rate = 0, estimated_seconds = 0;
-  ASSAY_MORE_FIELDS(Provenance, steps, tokens, learning_rate, estimated_seconds)
+  std::optional<int64_t> longest_input;  // tokens that the model reads at most
+  ASSAY_MORE_FIELDS(Provenance, steps, tokens, learning_rate, estimated_seconds, longest_input)
 };
 
 // Means over queries; real_relation and a mean entropy are NaN where nothing can be said.

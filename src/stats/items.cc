@@ -18,12 +18,16 @@ double normal_quantile(double level) {
   return (low + high) / 2;
 }
 
-Interval share_interval(double successes, double n, double level) {
-  if (n <= 0) return {std::numeric_limits<double>::quiet_NaN(), 0, 1};
-  const double z = normal_quantile(level), p = successes / n, shrink = 1 + z * z / n;
+Interval wilson_interval(double p, double n, double z) {
+  const double shrink = 1 + z * z / n;
   const double centre = (p + z * z / (2 * n)) / shrink;
   const double half = z * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink;
   return {p, std::max(0.0, centre - half), std::min(1.0, centre + half)};
+}
+
+Interval share_interval(double successes, double n, double level) {
+  if (n <= 0) return {std::numeric_limits<double>::quiet_NaN(), 0, 1};
+  return wilson_interval(successes / n, n, normal_quantile(level));
 }
 
 double standard_error(std::span<const double> values) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "stats/contrast.h"
+#include "stats/items.h"
 
 namespace assay::stats {
 namespace {
@@ -111,6 +112,16 @@ double kendall_tau(std::span<const double> x, std::span<const double> y) {
       pairs_y += of_y != 0;
     }
   return concordance / std::sqrt(pairs_x * pairs_y);
+}
+
+Interval kendall_interval(std::span<const double> x, std::span<const double> y, double level) {
+  const double tau = kendall_tau(x, y);
+  const auto n = double(x.size());
+  if (x.size() < kFewestRanks || !std::isfinite(tau)) return {NAN, NAN, NAN};
+  const double most = 1 - 2 / (n * (n - 1));
+  const double middle = std::atanh(std::clamp(tau, -most, most));
+  const double half = normal_quantile(level) * std::sqrt(0.437 / (n - 4));
+  return {tau, std::min(tau, std::tanh(middle - half)), std::max(tau, std::tanh(middle + half))};
 }
 
 }  // namespace assay::stats

@@ -37,5 +37,11 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
 
 // Kendall's rank correlation tau-b of two lists of one length; NaN when one of them is constant.
 double kendall_tau(std::span<const double> x, std::span<const double> y);
+// τ with an interval over the pairs as a sample, by Fisher's transformation with the variance
+// 0.437 / (n − 4) [Fieller, Hartley and Pearson 1957]. In the transformation |τ| is at most
+// 1 − 2 / (n (n − 1)), half a pair from a perfect order. NaN for fewer than kFewestRanks pairs.
+constexpr size_t kFewestRanks = 5;
+Interval kendall_interval(std::span<const double> x, std::span<const double> y,
+                          double level = 0.95);
 
 }  // namespace assay::stats

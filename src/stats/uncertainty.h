@@ -18,8 +18,8 @@ struct Variance {
 };
 
 // One number a run, by architecture: [architecture][seed]. The variance between seeds of one
-// architecture, taken to be
-// equal in all of them:  s² = Σ_a Σ_s (x_as − x̄_a)² / ν,   ν = Σ_a (n_a − 1)
+// architecture, taken to be equal in all of them:
+//   s² = Σ_a Σ_s (x_as − x̄_a)² / ν,   ν = Σ_a (n_a − 1)
 using ByRun = std::vector<std::vector<double>>;
 Variance seed_variance(const ByRun&);
 double mean(std::span<const double>);
@@ -30,7 +30,7 @@ Variance seed_variance_of_difference(const ByRun&);
 // t_i tokens. Its variance over documents, with w_i = t_i / Σ t and residuals u_i = (y_i − ratio ·
 // t_i) / Σ t:
 //   V = Σ u_i² / (1 − 2 w_i + Σ_j w_j²)
-//       unbiased when the losses a token vary equally from document to document
+//       unbiased when the losses per token vary equally from document to document
 //   ν = max(1, 1 / Σ w_i² − 1)               the effective number of documents, less one
 double ratio(std::span<const double> y, std::span<const double> tokens);
 Variance document_variance(std::span<const double> y, std::span<const double> tokens);

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <ranges>
+#include <set>
 #include <sstream>
 
 namespace assay::study {
@@ -177,6 +178,38 @@ Tuning read_tuning(const ConfigNode& root) {
            "tune.tokens must be given: the budget of the tuning runs");
   if (tuning.seeds.empty()) refuse(table.where("seeds"), "tune.seeds is empty");
   return tuning;
+}
+
+// A relative path of the plan: from the working folder, or else from the folder of the plan.
+std::string found_path(const std::string& path, const fs::path& plan) {
+  const fs::path beside = plan.parent_path() / path;
+  std::error_code none;
+  return !fs::exists(path, none) && fs::exists(beside, none) ? beside.string() : path;
+}
+
+TaskPlan read_tasks(const ConfigNode& root, const fs::path& file) {
+  if (!root.is_table("tasks"))
+    refuse(root.where("tasks"),
+           "tasks must be a table, for example tasks = { data = \"FOLDER\", list = [\"piqa\"] }");
+  const ConfigNode table = root.child("tasks");
+  TaskPlan tasks;
+  table.read(tasks);
+  if (tasks.list.empty())
+    refuse(table.where("list"), "tasks.list names no task; `assay list tasks` shows the names");
+  tasks.data = found_path(tasks.data, file);
+  if (!fs::is_directory(tasks.data))
+    refuse(table.where("data"), fmt::format("tasks.data: there is no folder '{}'", tasks.data));
+  if (tasks.limit < 0) refuse(table.where("limit"), "tasks.limit must be 0 or more");
+  if (tasks.max_length < 0) refuse(table.where("max_length"), "tasks.max_length must be 0 or more");
+  std::set<std::string> names;
+  for (std::string& task : tasks.list) {
+    if (!names.insert(fs::path(task).stem()).second)
+      refuse(table.where("list"), fmt::format("two tasks of the list have the name '{}'",
+                                              fs::path(task).stem().string()));
+    if (task.ends_with(".toml")) task = found_path(task, file);
+  }
+  tasks.place = table.where("list");
+  return tasks;
 }
 
 Model read_model(const std::string& name, const ConfigNode& root, const Head& head,
@@ -390,11 +423,15 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
     text += "# --set " + assignment + "\n";
   }
   Head head;
-  root.read(head, {"data", "train", "size", "model", "setting", "ladder", "tune"});
+  root.read(head, {"data", "train", "size", "model", "setting", "ladder", "tune", "tasks"});
   check_head(head, root, file);
-  Plan plan{file.stem().string(), text, head.reference, read_settings(root), {}, {},
-            root.has("ladder")};
+  Plan plan{.name = file.stem().string(),
+            .text = text,
+            .reference = head.reference,
+            .settings = read_settings(root),
+            .has_ladder = root.has("ladder")};
   if (root.has("tune")) plan.tuning = read_tuning(root);
+  if (root.has("tasks")) plan.tasks = read_tasks(root, file);
   for (const std::string& name : head.models)
     plan.models.push_back(read_model(name, root, head, file));
   if (!chosen(root)) check_size(root.child("size"), plan.models);

@@ -3,27 +3,24 @@
 // difference is measured against.
 //
 //   reference = "transformer++"
-//   models    = ["transformer++", "window"]
-//       # presets (models/*.toml), or [model.NAME] tables below
+//   models    = ["transformer++", "window"]    # presets (models/*.toml), or [model.NAME] below
 //   seeds     = [1, 2]
 //   tokens    = [81_920_000, 163_840_000]      # budgets of every model but the reference
-//   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000, 163_840_000], seeds = [1, 2,
-//   3, 4] }
+//   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000], seeds = [1, 2, 3, 4] }
 //   tune      = { learning_rate = [1e-3, 2e-3, 4e-3], tokens = 20_480_000 }
 //   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"],
-//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid", test
-//                 = "test" }
+//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid",
+//                 test = "test" }
 //   train     = { batch = 16, … }              # every key of a run's [train]
+//   # Laid over [model] of every model; a table in it, over the models that have that table:
 //   size      = { d_model = 256, attention = { num_heads = 4 } }
-//       # laid over [model] of every model; a
-//                                              # table in it, over the models that have that table
+//   tasks     = { data = "FOLDER", list = ["piqa", "mine.toml"] }   # on the final weights
 //   [model.twin]                               # laid over its base, after `size`
 //   base   = "transformer++"
 //   seeds  = [11, 12]
 //   tokens = [163_840_000]
-//   train  = { learning_rate = 4e-3 }
-//       # laid over `train`; a learning rate here is not tuned
-//   [setting.long]                             # one or many; each is laid over `data` and `train`
+//   train  = { learning_rate = 4e-3 }          # over `train`; a rate here is not tuned
+//   [setting.long]                             # one or many; each over `data` and `train`
 //   data = { sequence_length = 2048 }
 //
 // Without `tokens` and `ladder`, train.steps or train.tokens is the only budget.
@@ -37,6 +34,7 @@
 #include "base/config.h"
 #include "base/files.h"
 #include "base/record.h"
+#include "run/tasks.h"
 
 namespace assay::study {
 
@@ -82,6 +80,8 @@ struct Setting {
   std::string name;  // "" when the plan has only one
   DataSetting data;
   std::vector<ConfigNode> data_layers, train_layers;  // the plan's, then the setting's
+  // The tasks of the plan, as ask_tasks (tasks.h) finds them
+  std::vector<run::TaskQuestion> tasks = {};
 };
 // `ladder`: the budgets of the reference, each trained through its complete schedule.
 struct Ladder {
@@ -106,6 +106,20 @@ struct Tuning {
     field("check", check);
   }
 };
+// `tasks`: what the final weights of every run are evaluated on, as by `assay eval tasks`.
+struct TaskPlan {
+  std::vector<std::string> list;  // names and task files
+  std::string data = ".";         // folder of the documents
+  int64_t limit = 0;              // documents per task, the first ones; 0: all
+  int64_t max_length = 0;         // tokens read at most; 0: what each model reads
+  std::string place;              // in the plan
+  void fields(auto&& field) {
+    field("list", list);
+    field("data", data);
+    field("limit", limit);
+    field("max_length", max_length);
+  }
+};
 // One run length of a model, in training tokens, and the seeds that are trained for it.
 struct Budget {
   int64_t tokens = 0;  // 0: train.steps or train.tokens decides
@@ -124,6 +138,7 @@ struct Plan {
   std::vector<Setting> settings;
   std::vector<Model> models;
   std::optional<Tuning> tuning;
+  std::optional<TaskPlan> tasks = {};
   bool has_ladder = false;
 };
 

@@ -1,4 +1,6 @@
 // Records of finished runs: Store's part that writes and reads them.
+#include <set>
+
 #include "study/store.h"
 
 namespace assay::study {
@@ -19,7 +21,8 @@ void Store::set_records(const RecordedPlan& plan, const Records& records,
   Transaction transaction(database_);
   database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {to_json<StoredPlan>(plan).dump()});
   database_.execute(
-      "DELETE FROM planned; DELETE FROM metrics; DELETE FROM evaluations; DELETE FROM runs");
+      "DELETE FROM planned; DELETE FROM metrics; DELETE FROM evaluations; "
+      "DELETE FROM task_results; DELETE FROM runs");
   int64_t position = 0;
   for (const StoredRun& run : plan.runs) {
     database_.query(
@@ -38,15 +41,19 @@ void Store::set_records(const RecordedPlan& plan, const Records& records,
       take_record(found->first, found->second, origin);
 }
 
-Records read_records(const fs::path& folder) {
+namespace {
+
+void add_study(const fs::path& folder, Records& out) {
+  Store store(folder, Database::Mode::read);
+  for (const StudyRun& run : store.planned_runs())
+    if (run.finished) out[run.key] = record_of(run);
+}
+
+// `visited`: folders that have been read, because plan.json of one folder can name another.
+void add_folder(const fs::path& folder, std::set<fs::path>& visited, Records& out) {
   if (!fs::is_directory(folder)) fail("{}: is not a folder. Nothing was run.", folder.string());
-  Records out;
-  if (fs::exists(folder / "study.sqlite")) {
-    Store store(folder, Database::Mode::read);
-    for (const StudyRun& run : store.planned_runs())
-      if (run.finished) out[run.key] = record_of(run);
-    return out;
-  }
+  if (!visited.insert(fs::canonical(folder)).second) return;
+  if (fs::exists(folder / "study.sqlite")) return add_study(folder, out);
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".json") continue;
     const Json json = parse_json(read_file(entry.path()), entry.path().string());
@@ -55,6 +62,18 @@ Records read_records(const fs::path& folder) {
     const std::string key = record.key;  // before the move: the right side comes first
     out[key] = std::move(record);
   }
+  const fs::path plan = folder / "plan.json";
+  if (!fs::exists(plan)) return;
+  for (const std::string& other : read_record<RecordedPlan>(plan).records.value_or(Folders{}))
+    add_folder(folder / other, visited, out);
+}
+
+}  // namespace
+
+Records read_records(const fs::path& folder) {
+  Records out;
+  std::set<fs::path> visited;
+  add_folder(folder, visited, out);
   if (out.empty())
     fail(
         "{}: holds no study.sqlite and no record of a run (*.json of the format {}). "

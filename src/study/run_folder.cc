@@ -38,6 +38,8 @@ std::string summary(const run::Folder& folder) {
                      Progress::duration(outcome.seconds));
 }
 
+void wait_until_free(const run::Folder& folder) { lock_when_free(folder.path); }
+
 bool begin_or_resume(const run::Folder& folder) {
   const auto lock = lock_when_free(folder.path);
   if (!folder.checkpoints().empty()) return true;

@@ -19,15 +19,14 @@
 #include "base/progress.h"
 #include "data/overlap.h"
 #include "study/process.h"
+#include "study/reuse.h"
 #include "study/run_folder.h"
+#include "study/tasks.h"
 
 namespace assay::study {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Records by key, with where each was found.
-using Reusable = std::map<std::string, std::pair<run::RunRecord, std::string>>;
 
 struct Running {
   PlannedRun run;
@@ -83,8 +82,8 @@ class Runner {
     if (store_.status(run.key) != status::kDone) {
       if (folder.outcome().exists()) {
         store_.take(run.key, folder);  // it ended while no runner watched
-      } else if (const auto found = reusable_.find(run.key); found != reusable_.end()) {
-        store_.take_record(run.key, found->second.first, found->second.second);
+      } else if (const Reusable::Found* found = reusable_.find(run.key)) {
+        store_.take_record(run.key, found->record, found->folder);
         ++outcome_.reused;
       } else {
         return false;
@@ -229,14 +228,6 @@ class Runner {
   std::string disk_full_;  // the message; "" while there is space
 };
 
-Reusable reusable_runs(const StudyOptions& options) {
-  Reusable out;
-  for (const fs::path& folder : options.reuse)
-    for (auto& [key, record] : read_records(folder))
-      out[key] = {std::move(record), folder.string()};
-  return out;
-}
-
 void add(Outcome& total, const Outcome& part) {
   total.planned += part.planned;
   total.done += part.done;
@@ -281,14 +272,13 @@ std::vector<PlannedRun> distinct(const std::vector<PlannedRun>& runs) {
 }
 
 // The rate with the lowest mean held-out loss, for each model. A rate counts only when all of its
-// runs have ended.
-Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, Store& store) {
+// runs have ended; end_of(run) is absent for a run that has not.
+Rates best_rates(const Plan& plan, const std::vector<PlannedRun>& runs, auto&& end_of) {
   std::map<std::pair<std::string, std::string>, std::map<double, std::vector<double>>> losses;
   for (const PlannedRun& run : runs) {
     const auto setting = std::ranges::find(plan.settings, run.setting, &Setting::name);
-    if (store.status(run.key) == status::kDone)
-      losses[{run.setting, run.model}][run.learning_rate].push_back(
-          held_out_loss(store.finished(run.key).end, *setting));
+    if (const std::optional<run::End> end = end_of(run))
+      losses[{run.setting, run.model}][run.learning_rate].push_back(held_out_loss(*end, *setting));
   }
   Rates best;
   for (const auto& [model, grid] : losses) {
@@ -314,6 +304,45 @@ void drop_tuning_failures(Outcome& outcome, const std::vector<PlannedRun>& runs,
     return run != runs.end() && rates.contains({run->setting, run->model});
   });
 }
+
+// Tells why runs that are to be trained are not those of records that have their names.
+void explain(const Reusable& reusable, std::vector<PlannedRun> runs, auto&& is_done) {
+  std::erase_if(runs, is_done);
+  const std::string text = reusable.explain_missing(runs);
+  if (!text.empty()) Progress().log("--reuse: " + text);
+}
+
+// Results that exist before anything is trained, of this study and of the folders to reuse.
+class Results {
+ public:
+  explicit Results(const StudyOptions& options) : study_(options.study), reusable_(options.reuse) {
+    if (fs::exists(study_ / "study.sqlite")) store_.emplace(study_, Database::Mode::read);
+  }
+  // Where a run's results are; "" for a run that has none.
+  std::string folder(const PlannedRun& run) const {
+    const run::Folder own = run.folder(study_);
+    if (is_stored(run) || own.outcome().exists()) return own.path;
+    const Reusable::Found* found = reusable_.find(run.key);
+    return found ? found->folder : "";
+  }
+  std::optional<run::End> end(const PlannedRun& run) const {
+    if (is_stored(run)) return store_->finished(run.key).end;
+    const run::Folder own = run.folder(study_);
+    if (own.outcome().exists()) return run::read_finished(own).end;
+    const Reusable::Found* found = reusable_.find(run.key);
+    if (!found) return {};
+    return found->record.end;
+  }
+  const Reusable& reusable() const { return reusable_; }
+
+ private:
+  bool is_stored(const PlannedRun& run) const {
+    return store_ && store_->status(run.key) == status::kDone;
+  }
+  fs::path study_;
+  Reusable reusable_;
+  mutable std::optional<Store> store_;  // none before the first run; its queries are not const
+};
 
 // What is new in a study's folder while a plan is checked. A plan that is refused leaves nothing of
 // it behind. Constructed before the folder is made, and destroyed while the folder is still locked.
@@ -369,10 +398,11 @@ class StudyFolder {
 }  // namespace
 
 Outcome run_plan(const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan, options.set);
-  const Reusable reusable = reusable_runs(options);
+  Plan plan = read_plan(options.plan, options.set);
+  const Reusable reusable(options.reuse);
   StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
+  ask_tasks(plan, candidates, options);
   Store store(options.study);
   measure_overlap(candidates, store);
   const auto tuning = tuning_runs(plan, candidates, options.study);
@@ -380,29 +410,46 @@ Outcome run_plan(const StudyOptions& options) {
   folder.keep();
   Outcome outcome;
   Rates rates;
+  const auto is_done = [&](const PlannedRun& run) {
+    return store.status(run.key) == status::kDone;
+  };
   if (!tuning.empty()) {
     store.set_plan(plan, tuning);
+    explain(reusable, distinct(tuning), is_done);
     add(outcome, Runner(options, distinct(tuning), store, reusable).run());
-    rates = best_rates(plan, tuning, store);
+    rates = best_rates(plan, tuning, [&](const PlannedRun& run) -> std::optional<run::End> {
+      if (store.status(run.key) != status::kDone) return {};
+      return store.finished(run.key).end;
+    });
     drop_tuning_failures(outcome, tuning, rates);
   }
   const auto runs = study_runs(plan, candidates, rates, options.study);
   std::vector<PlannedRun> all = tuning;
   all.insert(all.end(), runs.begin(), runs.end());
   store.set_plan(plan, all);
+  explain(reusable, distinct(runs), is_done);
   add(outcome, Runner(options, distinct(runs), store, reusable).run());
+  outcome.task_failures = evaluate_tasks(plan, runs, options, store);
   return outcome;
 }
 
-std::vector<PlannedRun> dry_run(const StudyOptions& options) {
-  const Plan plan = read_plan(options.plan, options.set);
+std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
+  Plan plan = read_plan(options.plan, options.set);
+  const Results results(options);
   StudyFolder folder(options.study);
   const auto candidates = ask_trainer(plan, options);
-  auto runs = tuning_runs(plan, candidates, options.study);
-  Rates rates;
-  for (const PlannedRun& run : runs) rates.try_emplace({run.setting, run.model}, run.learning_rate);
-  const auto study = study_runs(plan, candidates, rates, options.study);
-  runs.insert(runs.end(), study.begin(), study.end());
+  ask_tasks(plan, candidates, options);
+  const auto tuning = tuning_runs(plan, candidates, options.study);
+  Rates rates = best_rates(plan, tuning, [&](const PlannedRun& run) { return results.end(run); });
+  for (const PlannedRun& run : tuning)
+    if (results.folder(run).empty()) rates.erase({run.setting, run.model});
+  for (const PlannedRun& run : tuning)
+    rates.try_emplace({run.setting, run.model}, run.learning_rate);
+  std::vector<ExpectedRun> runs;
+  for (const auto& part : {tuning, study_runs(plan, candidates, rates, options.study)})
+    for (const PlannedRun& run : part) runs.push_back({run, results.folder(run)});
+  explain(results.reusable(), distinct({runs.begin(), runs.end()}),
+          [&](const PlannedRun& run) { return !results.folder(run).empty(); });
   folder.keep();
   return runs;
 }
@@ -439,9 +486,7 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
     fail("{}: holds neither a study (study.sqlite) nor records with their plan.json",
          folder.string());
   const auto plan = read_record<RecordedPlan>(folder / "plan.json");
-  Records records = read_records(folder);
-  if (plan.records)
-    for (const std::string& other : *plan.records) records.merge(read_records(folder / other));
+  const Records records = read_records(folder);
   make_folder(study);
   Store store(study);
   store.set_records(plan, records, folder.string());

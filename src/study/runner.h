@@ -13,7 +13,8 @@ struct Failure {
 struct Outcome {
   // `done` includes those done before; `done_before` includes those reused from other studies.
   int64_t planned = 0, done = 0, done_before = 0, reused = 0;
-  std::vector<Failure> failures;
+  std::vector<Failure> failures;       // of training
+  std::vector<Failure> task_failures;  // of evaluations of tasks
 };
 
 // A run that a signal killed, or made save and leave, is resumed, twice at most. A failed run does
@@ -21,9 +22,13 @@ struct Outcome {
 // another process works on the study.
 Outcome run_plan(const StudyOptions& options);
 
+// A run that run_plan would train, or that has finished.
+struct ExpectedRun : PlannedRun {
+  std::string found;  // folder that holds its results, of this study or to reuse; "" for none
+};
 // What run_plan would do. Makes synthetic data and writes the configurations, trains nothing. The
 // runs of models whose learning rate is still to be tuned have the first rate of the grid.
-std::vector<PlannedRun> dry_run(const StudyOptions& options);
+std::vector<ExpectedRun> dry_run(const StudyOptions& options);
 
 // Writes the records of a study's finished runs and its plan into a folder, from which the study
 // can be reported or its runs reused. Records that a folder of `elsewhere` holds are not written

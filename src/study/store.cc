@@ -14,6 +14,9 @@ CREATE TABLE IF NOT EXISTS planned (
   position INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs(key), name TEXT NOT NULL,
     setting TEXT NOT NULL,
   model TEXT NOT NULL, purpose TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS task_results (
+  run TEXT NOT NULL REFERENCES runs(key), task TEXT NOT NULL, result TEXT NOT NULL,
+    PRIMARY KEY (run, task)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS overlaps (data TEXT PRIMARY KEY, found TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS metrics (
   run TEXT NOT NULL REFERENCES runs(key), step INTEGER NOT NULL, line TEXT NOT NULL,
@@ -36,13 +39,15 @@ StoredPlan stored(const Plan& plan) {
                  .reference = plan.reference,
                  .text = plan.text,
                  .has_ladder = plan.has_ladder};
-  for (const Setting& setting : plan.settings)
+  for (const Setting& setting : plan.settings) {
     out.settings.push_back({.name = setting.name,
                             .train = setting.data.train,
                             .out_of_domain = setting.data.out_of_domain,
                             .held_out = setting.data.held_out,
                             .test = setting.data.test,
                             .sequence_length = setting.data.sequence_length});
+    if (plan.tasks) out.settings.back().tasks = setting.tasks;
+  }
   for (const Model& model : plan.models) out.models.push_back(model.name);
   return out;
 }
@@ -124,7 +129,37 @@ void Store::insert(const std::string& key, const run::FinishedRun& run, const st
       "WHERE key = ?",
       {status::kDone, origin, run.config, text_of(run.provenance), text_of(run.outcome),
        text_of(run.end), key});
+  insert_tasks(key, run.tasks);
   transaction.commit();
+}
+
+void Store::insert_tasks(const std::string& key, const std::vector<run::TaskResult>& results) {
+  database_.query("DELETE FROM task_results WHERE run = ?", {key});
+  for (const run::TaskResult& result : results)
+    database_.query("INSERT OR REPLACE INTO task_results VALUES (?, ?, ?)",
+                    {key, result.name, text_of(result)});
+}
+
+void Store::set_tasks(const std::string& key, const std::vector<run::TaskResult>& results) {
+  Transaction transaction(database_);
+  insert_tasks(key, results);
+  transaction.commit();
+}
+
+std::vector<run::TaskResult> Store::tasks(const std::string& key) {
+  std::vector<run::TaskResult> out;
+  // A study of an earlier version has no such table
+  const std::string exists = "SELECT 1 FROM sqlite_master WHERE name = 'task_results'";
+  if (database_.query(exists).empty()) return out;
+  for (const Json& row : database_.query("SELECT result FROM task_results WHERE run = ?", {key}))
+    out.push_back(parse<run::TaskResult>(row["result"]));
+  return out;
+}
+
+fs::path Store::folder(const std::string& key) {
+  return database_.query("SELECT folder FROM runs WHERE key = ?", {key})
+      .at(0)["folder"]
+      .get<std::string>();
 }
 
 std::optional<Overlap> Store::overlap(const std::string& data) {
@@ -160,7 +195,8 @@ run::FinishedRun Store::finished(const std::string& key) {
   run::FinishedRun out{.config = row["config"],
                        .provenance = parse<run::Provenance>(row["provenance"]),
                        .outcome = parse<run::Outcome>(row["outcome"]),
-                       .end = parse<run::End>(row["end_losses"])};
+                       .end = parse<run::End>(row["end_losses"]),
+                       .tasks = tasks(key)};
   for (const Json& line :
        database_.query("SELECT line FROM metrics WHERE run = ? ORDER BY step", {key}))
     out.metrics.training.push_back(parse<run::TrainingLine>(line["line"]));

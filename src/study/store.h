@@ -67,7 +67,8 @@ struct StoredSetting {
   std::vector<std::string> train, out_of_domain;
   std::string held_out, test;
   int64_t sequence_length = 0;
-  ASSAY_FIELDS(name, train, out_of_domain, held_out, test, sequence_length)
+  std::optional<std::vector<run::TaskQuestion>> tasks;  // absent when the plan has none
+  ASSAY_FIELDS(name, train, out_of_domain, held_out, test, sequence_length, tasks)
 };
 // What the test text shares with the training text, by domain.
 using Overlap = std::vector<data::DomainOverlap>;
@@ -78,17 +79,19 @@ struct StoredPlan {
   std::vector<std::string> models;
   ASSAY_FIELDS(name, reference, text, settings, has_ladder, models)
 };
+using Folders = std::vector<std::string>;
 // plan.json of a folder of records.
 struct RecordedPlan : StoredPlan {
   std::vector<StoredRun> runs;
   std::optional<std::map<std::string, Overlap>> overlaps;  // by fingerprint of the data
   // Other folders of records, relative to this one
-  std::optional<std::vector<std::string>> records;
+  std::optional<Folders> records;
   ASSAY_MORE_FIELDS(StoredPlan, runs, overlaps, records)
 };
 
-// Records of finished runs, by key. Each *.json file of a folder is one record; a folder that holds
-// a study.sqlite gives the finished runs of that study. BadInput when a folder holds neither.
+// Records of finished runs, by key. Each *.json file of a folder is one record, and plan.json names
+// other folders whose records belong to them; a folder that holds a study.sqlite gives the finished
+// runs of that study. BadInput when a folder holds neither.
 using Records = std::map<std::string, run::RunRecord>;
 Records read_records(const fs::path& folder);
 run::RunRecord record_of(const StudyRun& run);  // of a finished run
@@ -107,6 +110,10 @@ class Store {
   void take(const std::string& key, const run::Folder& folder);
   // Takes a finished run of another study. `origin` is recorded: where the record was found.
   void take_record(const std::string& key, const run::RunRecord& record, const std::string& origin);
+  // Results of tasks on the final weights of a run, and the folder of the run in the study.
+  std::vector<run::TaskResult> tasks(const std::string& key);
+  void set_tasks(const std::string& key, const std::vector<run::TaskResult>& results);
+  fs::path folder(const std::string& key);
   // A whole study made of records.
   void set_records(const RecordedPlan& plan, const Records& records, const std::string& origin);
   // Of the data with that fingerprint; none when it was not measured.
@@ -121,6 +128,7 @@ class Store {
 
  private:
   void insert(const std::string& key, const run::FinishedRun& run, const std::string& origin);
+  void insert_tasks(const std::string& key, const std::vector<run::TaskResult>& results);
   template <class T>
   T parse(const std::string& column) const {
     return parse_record<T>(column, source_);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "eval/longest_input.h"
 #include "tasks/matching.h"
 
 namespace assay::tasks {
@@ -13,10 +14,28 @@ constexpr size_t kQuestionsAtOnce = 4096;
 constexpr size_t kStoredAtOnce = 256;
 
 std::string data_hash(const Task& task, const fs::path& data) {
-  std::string both = sha256_of_file(find_documents(data, task.config.documents));
+  std::string both;  // empty when the kind makes its documents from nothing
+  if (!task.config.documents.empty())
+    both = sha256_of_file(find_documents(data, task.config.documents));
   if (task.config.few_shot > 0 && !task.config.few_shot_documents.empty())
     both += sha256_of_file(find_documents(data, task.config.few_shot_documents));
   return both;
+}
+
+std::string settings_of(const EvaluateOptions& options, int64_t longest) {
+  return fmt::format("longest {}, bos {}, prefix {}", longest, options.bos,
+                     options.prefix == Encoder::Prefix::bos);
+}
+
+// An error about a document, with its place.
+template <class Action>
+auto about(const Task& task, const Question& question, Action&& action) {
+  try {
+    return action();
+  } catch (const BadInput& error) {
+    fail("{}: document {} of {}: {}", task.name, question.index + 1, task.config.documents,
+         error.what());
+  }
 }
 
 class Evaluator {
@@ -29,7 +48,8 @@ class Evaluator {
         results_(results),
         encoder_(subject.tokenizer, options.bos, options.prefix),
         scorer_(subject.model, options.scorer),
-        longest_(options.longest > 0 ? options.longest : longest_input(subject.model)) {
+        longest_(options.longest > 0 ? options.longest
+                                     : eval::longest_input(subject.model)) {
     if (subject.tokenizer.vocab_size() > subject.model.spec.config.vocab_size)
       fail("{}: its tokenizer has {} tokens, and the model knows {}", subject.name,
            subject.tokenizer.vocab_size(), subject.model.spec.config.vocab_size);
@@ -40,7 +60,7 @@ class Evaluator {
   }
 
   Ran run(const std::function<void(int64_t, int64_t)>& progress) {
-    const std::vector<Question> all = questions(task_, options_.data, options_.limit);
+    const std::vector<Question> all = questions(task_, options_.data, options_.limit, encoder_);
     const Evaluation evaluation = describe();
     ran_.key = evaluation.key();
     ran_.items = int64_t(all.size());
@@ -70,8 +90,7 @@ class Evaluator {
  private:
   Evaluation describe() const {
     const std::string settings =
-        fmt::format("precision {}, longest {}, bos {}, prefix {}", subject_.precision, longest_,
-                    options_.bos, options_.prefix == Encoder::Prefix::bos);
+        fmt::format("precision {}, {}", subject_.precision, settings_of(options_, longest_));
     return {subject_.name,
             subject_.weights,
             subject_.tokenizer.sha256(),
@@ -81,28 +100,19 @@ class Evaluator {
             task_.definition};
   }
 
-  template <class Action>
-  auto about(const Question& question, Action&& action) const {
-    try {
-      return action();
-    } catch (const BadInput& error) {
-      fail("{}: document {} of {}: {}", task_.name, question.index + 1, task_.config.documents,
-           error.what());
-    }
-  }
-
   void answer(const std::vector<const Question*>& open) {
     std::vector<std::vector<Row>> items;
     std::vector<std::vector<int64_t>> prompts;
     std::vector<int64_t> dropped;
     for (const Question* question : open) {
-      const Asked asked = about(*question, [&] {
+      const Asked asked = about(task_, *question, [&] {
         return task_.kind->ask(question->document, question->before, encoder_);
       });
       int64_t& lost = dropped.emplace_back(0);
       if (asked.prompt)
-        prompts.push_back(about(*question, [&] { return prompt_of(*asked.prompt, lost); }));
-      else items.push_back(about(*question, [&] { return rows_of(asked, lost); }));
+        prompts.push_back(
+            about(task_, *question, [&] { return prompt_of(*asked.prompt, lost); }));
+      else items.push_back(about(task_, *question, [&] { return rows_of(asked, lost); }));
     }
     const auto start = Clock::now();
     const auto finish = [&](size_t i, const Answer& found) {
@@ -188,11 +198,33 @@ class Evaluator {
 
 }  // namespace
 
-int64_t longest_input(const nn::LanguageModel& model) {
-  if (model.positions.defined()) return model.positions.size(0);
-  int64_t longest = model.spec.config.max_positions > 0 ? model.spec.config.max_positions : 2048;
-  for (const auto& layer : model.layers) longest = std::min(longest, layer->mixer->max_time());
-  return longest;
+Demand demand_of(const Task& task, const data::Tokenizer& tokenizer,
+                 const EvaluateOptions& options) {
+  Encoder encoder(tokenizer, options.bos, options.prefix);
+  Demand demand;
+  const auto add = [&](int64_t longest, int64_t least) {
+    demand.longest = std::max(demand.longest, longest);
+    demand.least = std::max(demand.least, least);
+  };
+  for (const Question& question : questions(task, options.data, options.limit, encoder))
+    about(task, question, [&] {
+      const Asked asked = task.kind->ask(question.document, question.before, encoder);
+      const int64_t room = task.kind->generation().max_tokens;
+      if (asked.prompt) add(std::ssize(encoder.encode(*asked.prompt)) + room, room + 1);
+      for (const Asked::Continuation& continuation : asked.continuations) {
+        const Row row = encoder.pair(continuation.context, continuation.text);
+        add(std::ssize(row.tokens) - 1, row.scored);
+      }
+      ++demand.items;
+    });
+  return demand;
+}
+
+std::string question_key(const Task& task, const data::Tokenizer& tokenizer,
+                         const EvaluateOptions& options) {
+  return sha256(Json{task.definition, data_hash(task, options.data), options.limit,
+                     tokenizer.sha256(), settings_of(options, options.longest)}
+                    .dump());
 }
 
 Ran evaluate(const Task& task, const Subject& subject, const EvaluateOptions& options,

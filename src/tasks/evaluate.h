@@ -12,7 +12,7 @@ namespace assay::tasks {
 struct EvaluateOptions {
   fs::path data;
   int64_t limit = 0;    // documents, the first of the file; 0: all
-  int64_t longest = 0;  // tokens read at most; 0: longest_input() of the model
+  int64_t longest = 0;  // tokens read at most; 0: eval::longest_input() of the model
   bool bos = false;
   Encoder::Prefix prefix = Encoder::Prefix::bos;
   ScorerOptions scorer;
@@ -33,9 +33,21 @@ struct Ran {
   double seconds = 0;  // in the model
 };
 
-// Positions of the model, where it has learned ones; else model.max_positions; else 2048, which is
-// also what an exported model says of itself.
-int64_t longest_input(const nn::LanguageModel& model);
+// What a task asks of every model with this tokenizer.
+struct Demand {
+  int64_t items = 0;
+  int64_t longest = 0;  // tokens that the model has to read to see all of the longest item
+  int64_t least = 0;    // tokens that it has to read to answer every item
+};
+// Reads and encodes the documents, so that what is wrong with them is found without a model.
+// BadInput names task and document.
+Demand demand_of(const Task& task, const data::Tokenizer& tokenizer,
+                 const EvaluateOptions& options);
+
+// sha256 of all that decides the items of a task and how they are asked, without the model:
+// definition, documents, their number, tokenizer, longest input, tokens before a text.
+std::string question_key(const Task& task, const data::Tokenizer& tokenizer,
+                         const EvaluateOptions& options);
 
 // Answers what `results` does not hold yet. `progress` is called with answered and all
 // items. BadInput names task and document. Throws Interrupted between batches; what was

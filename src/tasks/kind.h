@@ -22,6 +22,7 @@ struct TaskConfig {
   int64_t few_shot = 0, few_shot_seed = 1234;
   std::string target_delimiter = " ", few_shot_delimiter = "\n\n";
   std::vector<std::string> metrics;
+  bool recall = false;
   std::string about;
   void fields(auto&& field) {
     field("kind", kind, "what is asked and how it is scored");
@@ -37,6 +38,7 @@ struct TaskConfig {
     field("target_delimiter", target_delimiter, "between question and answer");
     field("few_shot_delimiter", few_shot_delimiter, "after an example");
     field("metrics", metrics, "of the kind's metrics, those that are reported; empty: all");
+    field("recall", recall, "the answer is in the prompt; a study compares these tasks with Δ_end");
     field("about", about, "source of the definition");
   }
 };
@@ -83,6 +85,12 @@ class Kind {
   virtual Asked ask(const Json& document, const std::string& before, Encoder& encoder) const = 0;
   virtual Scores score(const Json& document, const Answer& answer) const = 0;
   virtual Generation generation() const { return {}; }
+  // Documents that the kind makes, in the place of those in a file. `source` is the file that the
+  // task names as `documents`; empty for none.
+  virtual bool makes_documents() const { return false; }
+  virtual std::vector<Json> documents(const fs::path& /*source*/, Encoder& /*encoder*/) const {
+    return {};
+  }
   // The document is left out, as the original does.
   virtual bool skipped(const Json& /*document*/) const { return false; }
 };

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/random.h"
+#include "data/bytes.h"
 #include "tasks/matching.h"
 #include "tasks/text.h"
 
@@ -83,6 +84,22 @@ int64_t place_of(const NiahOptions& options, int64_t units, double depth) {
 }
 
 }  // namespace
+
+std::string read_haystack(const fs::path& file) {
+  const auto source = data::open_bytes(file);
+  std::string text, block(1 << 20, '\0');
+  while (text.size() < (size_t{64} << 20)) {
+    const size_t count = source->read(block.data(), block.size());
+    if (count == 0) break;
+    text.append(block, 0, count);
+  }
+  if (file.string().find(".jsonl") == std::string::npos) return text;
+  const Json document =
+      Json::parse(text.substr(0, text.find('\n')), nullptr, /*allow_exceptions=*/false);
+  if (!document.is_object() || !document.contains("text") || !document["text"].is_string())
+    fail("{}:1: not a JSON object with a 'text'", file.string());
+  return document["text"];
+}
 
 std::vector<std::string> sentences(const std::string& text) {
   std::vector<std::string> out;

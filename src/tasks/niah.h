@@ -39,6 +39,10 @@ struct NiahOptions {
   std::string haystack;  // text of variants 2 and 3
 };
 
+// The text of a file, at most 64 MiB of it; of a JSON Lines file, the field "text" of its first
+// document. BadInput when there is none.
+std::string read_haystack(const fs::path& file);
+
 using CountTokens = std::function<int64_t(const std::string& text)>;
 
 // The prompt for a needle at `place` (a line, or a number of sentences before it) of a

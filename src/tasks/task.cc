@@ -10,11 +10,12 @@
 namespace assay::tasks {
 namespace {
 
-void check(const ConfigNode& file, const TaskConfig& config) {
+void check(const ConfigNode& file, const TaskConfig& config, const Kind& kind) {
   const auto need = [&](bool good, const char* field, const char* expected) {
     if (!good) fail("{}: '{}' must be {}. Nothing was run.", file.where(field), field, expected);
   };
-  need(!config.documents.empty(), "documents", "the name of a file of documents");
+  need(!config.documents.empty() || kind.makes_documents(), "documents",
+       "the name of a file of documents");
   need(config.few_shot >= 0, "few_shot", "0 or more");
   need(config.few_shot_seed >= 0, "few_shot_seed", "0 or more");
   need(config.few_shot_sampler == "random" || config.few_shot_sampler == "first",
@@ -42,6 +43,12 @@ std::vector<Json> prepared(const TaskConfig& config, const fs::path& data,
       fail("{}: document {}: {}", find_documents(data, name).string(), i + 1, error.what());
     }
   return documents;
+}
+
+std::vector<Json> scored_documents(const Task& task, const fs::path& data, Encoder& encoder) {
+  const std::string& name = task.config.documents;
+  if (!task.kind->makes_documents()) return prepared(task.config, data, name);
+  return task.kind->documents(name.empty() ? fs::path() : find_documents(data, name), encoder);
 }
 
 // Draws examples for one group of documents.
@@ -119,9 +126,10 @@ Task Task::read(const fs::path& path, int64_t few_shot) {
   for (const Field& field : task.kind->fields()) fields.push_back(field);
   file.read(std::as_const(fields));
   if (few_shot >= 0) task.config.few_shot = few_shot;
-  check(file, task.config);
+  check(file, task.config, *task.kind);
   task.kind->complete(file, task.config);
   task.metrics = metrics_of(file, task.config, *task.kind);
+  std::erase_if(fields, [](const Field& field) { return field.name == "recall"; });
   task.definition = to_toml(fields);
   return task;
 }
@@ -140,13 +148,14 @@ fs::path find_task(const std::string& name, const std::vector<fs::path>& folders
   for (const fs::path& folder : folders)
     if (const fs::path file = folder / (name + ".toml"); fs::exists(file)) return file;
   const std::vector<std::string> names = task_names(folders);
-  fail("there is no task '{}'{}. Give the path of a task file, or one of: {}.", name,
+  fail("there is no task '{}'{}\n  Give the path of a task file, or one of: {}.", name,
        did_you_mean(name, names), join(names));
 }
 
-std::vector<Question> questions(const Task& task, const fs::path& data, int64_t limit) {
+std::vector<Question> questions(const Task& task, const fs::path& data, int64_t limit,
+                                Encoder& encoder) {
   const TaskConfig& config = task.config;
-  const std::vector<Json> scored = prepared(config, data, config.documents);
+  const std::vector<Json> scored = scored_documents(task, data, encoder);
   const bool same =
       config.few_shot_documents.empty() || config.few_shot_documents == config.documents;
   std::vector<Json> others;

@@ -22,7 +22,7 @@ struct Task {
   TaskConfig config;
   std::shared_ptr<Kind> kind;
   std::vector<std::string> metrics;  // that are reported
-  std::string definition;            // every field with its value, as TOML
+  std::string definition;  // every field that decides answers or scores, as TOML
 
   // BadInput with place and nearest name on a wrong field. `few_shot` ≥ 0 replaces the
   // number of examples.
@@ -44,6 +44,7 @@ struct Question {
 // Examples are drawn for every document in turn, as lm-evaluation-harness does: sample(source, k)
 // of one generator per task and group, where the source has other documents; sample(source, k + 1)
 // without the document itself where it is among them.
-std::vector<Question> questions(const Task& task, const fs::path& data, int64_t limit);
+std::vector<Question> questions(const Task& task, const fs::path& data, int64_t limit,
+                                Encoder& encoder);
 
 }  // namespace assay::tasks

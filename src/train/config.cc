@@ -32,8 +32,10 @@ void TrainConfig::complete(const ConfigNode& table, int64_t ranks) {
   if (steps == 0) steps = (tokens + tokens_per_step() - 1) / tokens_per_step();
   tokens = steps * tokens_per_step();
   need(gradient_slices >= 0, "gradient_slices", "0 or more");
-  if (gradient_slices == 0) gradient_slices = ranks;
-  check_shares(batch_size, gradient_slices, ranks);
+  need(context_slices > 0 && sequence_length % context_slices == 0, "context_slices",
+       fmt::format("a divisor of {{table}}.sequence_length = {}", sequence_length));
+  if (gradient_slices == 0) gradient_slices = std::max<int64_t>(1, ranks / context_slices);
+  check_shares(batch_size, gradient_slices, context_slices, ranks);
   const int64_t slice = batch_size / gradient_slices;
   if (micro_batch_size == 0) micro_batch_size = slice;
   need(micro_batch_size > 0 && slice % micro_batch_size == 0, "micro_batch_size",
@@ -69,8 +71,11 @@ void TrainConfig::complete(const ConfigNode& table, int64_t ranks) {
 std::string TrainConfig::toml() const {
   TrainConfig copy = *this;
   Fields fields = fields_of(copy);
-  if (gradient_slices == 1)
-    std::erase_if(fields, [](const Field& field) { return field.name == "gradient_slices"; });
+  const auto omit = [&](const std::string& key) {
+    std::erase_if(fields, [&](const Field& field) { return field.name == key; });
+  };
+  if (gradient_slices == 1) omit("gradient_slices");
+  if (context_slices == 1) omit("context_slices");
   return to_toml(fields);
 }
 

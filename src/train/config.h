@@ -13,6 +13,7 @@ namespace assay::train {
 struct TrainConfig {
   int64_t steps = 0, tokens = 0;
   int64_t batch_size = 8, micro_batch_size = 0, gradient_slices = 0, sequence_length = 256;
+  int64_t context_slices = 1;
   double learning_rate = 1e-3;
   int64_t warmup_steps = 0;
   double warmup_fraction = 0;
@@ -38,6 +39,9 @@ struct TrainConfig {
         "equal parts of a batch whose gradients are summed in a fixed order; "
         "ranks that share them give the same bits; 0: one per rank");
     field("sequence_length", sequence_length, "tokens per sequence");
+    field("context_slices", context_slices,
+          "equal parts of every sequence, one after the other, which ranks can share "
+          "(context parallelism)");
     field("learning_rate", learning_rate, "peak value");
     field("warmup_steps", warmup_steps, "steps of linear warm-up from 0");
     field("warmup_fraction", warmup_fraction,

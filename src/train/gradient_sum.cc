@@ -18,9 +18,12 @@ constexpr int64_t kAlignment = 64;
 
 int64_t aligned(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
 
-bool can_share(int64_t slices, int64_t ranks) {
-  if (slices % ranks != 0) return false;
-  return ranks == 1 || std::has_single_bit(uint64_t(slices / ranks));
+// A rank has whole subtrees, and either slices of one part of the batch or all slices of its parts.
+bool can_share(int64_t gradient_slices, int64_t context_slices, int64_t ranks) {
+  if (gradient_slices * context_slices % ranks != 0) return false;
+  const int64_t each = gradient_slices * context_slices / ranks;
+  if (each % context_slices != 0 && context_slices % each != 0) return false;
+  return ranks == 1 || std::has_single_bit(uint64_t(each));
 }
 
 }  // namespace
@@ -35,20 +38,24 @@ at::Tensor tree_sum(std::vector<at::Tensor> leaves) {
   return leaves.front();
 }
 
-void check_shares(int64_t batch_size, int64_t slices, int64_t ranks) {
-  if (batch_size % slices == 0 && can_share(slices, ranks)) return;
-  std::vector<std::string> possible;
-  for (int64_t number = 1; number <= slices; ++number)
-    if (can_share(slices, number)) possible.push_back(std::to_string(number));
-  if (batch_size % slices != 0)
+void check_shares(int64_t batch_size, int64_t gradient_slices, int64_t context_slices,
+                  int64_t ranks) {
+  if (batch_size % gradient_slices != 0)
     fail(
         "train.batch_size = {} cannot be cut into train.gradient_slices = {} equal slices. "
         "Choose a number that divides it, or another number of ranks. Nothing was changed.",
-        batch_size, slices);
+        batch_size, gradient_slices);
+  if (can_share(gradient_slices, context_slices, ranks)) return;
+  std::vector<std::string> possible;
+  for (int64_t number = 1; number <= gradient_slices * context_slices; ++number)
+    if (can_share(gradient_slices, context_slices, number))
+      possible.push_back(std::to_string(number));
+  const std::string with_context =
+      context_slices == 1 ? "" : fmt::format(" with train.context_slices = {}", context_slices);
   fail(
-      "{} ranks cannot share train.gradient_slices = {}; the possible numbers of ranks are {}. "
+      "{} ranks cannot share train.gradient_slices = {}{}; the possible numbers of ranks are {}. "
       "Nothing was changed.",
-      ranks, slices, join(possible));
+      ranks, gradient_slices, with_context, join(possible));
 }
 
 // Calls `work` after each accumulation into the gradient of a parameter.

@@ -1,7 +1,8 @@
 #pragma once
 // The gradient of a batch, summed in an order that does not depend on the number of ranks.
 //
-// The batch is cut into S slices. Their gradients are the leaves of one binary tree: level by
+// The batch is cut into S slices (with context parallelism, each part of the batch into those of its
+// sequences). Their gradients are the leaves of one binary tree: level by
 // level, neighbours are added, and an odd last one moves up. Rank r of W computes slices r·S/W up
 // to (r+1)·S/W. S/W is a power of two, or W is 1, so each rank computes whole subtrees.
 // Each parameter has an owner: the rank that receives its sums from all ranks, adds them by the
@@ -17,8 +18,10 @@
 namespace assay::train {
 
 at::Tensor tree_sum(std::vector<at::Tensor> leaves);  // at least one
-// BadInput, with the numbers that are possible, unless `ranks` can share the batch.
-void check_shares(int64_t batch_size, int64_t slices, int64_t ranks);
+// BadInput, with the numbers that are possible, unless `ranks` can share the batch. Each of its
+// `gradient_slices` is cut into `context_slices` along the sequence.
+void check_shares(int64_t batch_size, int64_t gradient_slices, int64_t context_slices,
+                  int64_t ranks);
 
 class GradientSum {
  public:

@@ -404,6 +404,22 @@ Ranks::Wait Ranks::exchange(const at::Tensor& out, const at::Tensor& in,
   return [this, work] { guarded([&] { work->wait(); }); };
 }
 
+Ranks::Wait Ranks::send(const at::Tensor& tensor, int64_t rank) {
+  c10::intrusive_ptr<c10d::Work> work;
+  guarded([&] {
+    std::vector<at::Tensor> list = {tensor};
+    work = group_->backend->send(list, int(rank), /*tag=*/0);
+  });
+  return [this, work] { guarded([&] { work->wait(); }); };
+}
+
+void Ranks::receive(at::Tensor tensor, int64_t rank) {
+  guarded([&] {
+    std::vector<at::Tensor> list = {tensor};
+    group_->backend->recv(list, int(rank), /*tag=*/0)->wait();
+  });
+}
+
 at::Tensor Ranks::gather(const at::Tensor& part) {
   std::vector<int64_t> shape = part.sizes().vec();
   shape.insert(shape.begin(), size());

@@ -64,6 +64,10 @@ class Ranks {
   // `counts`: elements. After Wait, work on `out` comes after the exchange.
   Wait exchange(const at::Tensor& out, const at::Tensor& in, std::vector<int64_t> out_counts,
                 std::vector<int64_t> in_counts);
+  // Sends a contiguous tensor to one rank, which receives it into one of the same size. Two ranks
+  // exchange their tensors in the order of these calls. After Wait, its memory can be used again.
+  Wait send(const at::Tensor& tensor, int64_t rank);
+  void receive(at::Tensor tensor, int64_t rank);
   at::Tensor gather(const at::Tensor& part);  // [size, …]: `part` of every rank, in their order
   // Elements that all ranks but one give as zero: the result does not depend on the order.
   void add_disjoint(at::Tensor values);

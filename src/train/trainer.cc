@@ -14,13 +14,14 @@
 #include "data/token_store.h"
 #include "eval/end_losses.h"
 #include "eval/held_out.h"
+#include "eval/longest_input.h"
 #include "eval/probes.h"
 #include "ops/paths.h"
 #include "run/metrics.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
-#include "train/gradient_sum.h"
 #include "train/optimizer.h"
+#include "train/step_gradient.h"
 
 namespace assay::train {
 namespace {
@@ -62,10 +63,8 @@ class Run {
     model->initialise(uint64_t(c.seed));
     model->to(device, model->compute_dtype == at::kDouble ? at::kDouble : at::kFloat);
     if (ranks) ranks->open(device);
-    if (ranks || c.gradient_slices > 1)
-      // A layer that is computed again has a backward pass of its own
-      sum.emplace(model->parameters(), c.gradient_slices, ranks, !c.recompute_activations);
-    optimizer.emplace(*model, c, sum ? &*sum : nullptr);
+    gradient.emplace(*model, sampler, c, device, ranks);
+    optimizer.emplace(*model, c, gradient->sum());
     flops_per_token = model->forward_flops(c.sequence_length);
   }
 
@@ -97,63 +96,6 @@ class Run {
   }
 
   bool writes() const { return !ranks || ranks->first(); }
-
-  // What one step gives, scalars on the device: the mean loss, and with ranks whether one of them
-  // was asked to stop, and rank 0 to save.
-  struct Step {
-    at::Tensor loss, stop, save;
-  };
-  Step summed_gradients(int64_t step, bool stop, bool save) {
-    if (!sum) return {gradients(step, c.batch_size, c.sequence_length)};
-    const int64_t sequences = c.batch_size / c.gradient_slices;
-    std::vector<at::Tensor> losses;
-    for (int64_t slice = sum->begin(); slice < sum->end(); ++slice) {
-      const bool last = slice + 1 == sum->end();
-      const int64_t from = step * c.batch_size + slice * sequences;
-      const at::Tensor loss = backward(read(from, sequences), double(c.gradient_slices), [&] {
-        if (last) sum->start_last();
-      });
-      losses.push_back(loss.to(at::kDouble));
-      if (!last) sum->keep();
-    }
-    sum->finish();
-    if (!ranks) return {tree_sum(losses)};
-    const int64_t slices = int64_t(losses.size());
-    for (const bool asked : {stop, save})
-      losses.push_back(at::full({}, double(asked), losses.front().options()));
-    const at::Tensor all = ranks->gather(at::stack(losses));
-    return {tree_sum(all.slice(1, 0, slices).flatten().unbind()), all.select(1, slices).amax(),
-            all[0][slices + 1]};
-  }
-  // Forward and backward of one step, or of the first `time` tokens of its first sequences; leaves
-  // the gradients. Returns the mean loss, a scalar on the device.
-  at::Tensor gradients(int64_t step, int64_t sequences, int64_t time) {
-    return backward(read(step * sequences, sequences).slice(1, 0, time + 1), 1, [] {});
-  }
-  // Samples `from` and the following ones, on the device.
-  at::Tensor read(int64_t from, int64_t sequences) const {
-    const at::Tensor batch =
-        at::empty({sequences, c.sequence_length + 1},
-                  at::TensorOptions(at::kLong).pinned_memory(device.is_cuda()));
-    for (int64_t i = 0; i < sequences; ++i)
-      sampler.sample(from + i, batch.data_ptr<int64_t>() + i * (c.sequence_length + 1));
-    return batch.to(device, /*non_blocking=*/true);
-  }
-  // The mean loss of `batch` divided by `slices`, and its gradient. Calls `before_last` before the
-  // last backward pass.
-  at::Tensor backward(const at::Tensor& batch, double slices,
-                      const std::function<void()>& before_last) {
-    at::Tensor total = at::zeros({}, at::TensorOptions().device(device).dtype(
-                                         at::promote_types(model->compute_dtype, at::kFloat)));
-    const std::vector<at::Tensor> parts = batch.split(c.micro_batch_size);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const at::Tensor loss = model->loss(parts[i]) / (slices * double(parts.size()));
-      if (i + 1 == parts.size()) before_last();
-      loss.backward();
-      total += loss.detach();
-    }
-    return total;
-  }
 
   // Runs the step's forward again and names the first place that is not finite.
   std::string first_nonfinite(int64_t step) {
@@ -311,7 +253,7 @@ class Run {
   data::TokenStore store;
   data::Sampler sampler;
   std::shared_ptr<nn::LanguageModel> model;
-  std::optional<GradientSum> sum;  // none: one process, one slice
+  std::optional<StepGradient> gradient;
   std::optional<AdamW> optimizer;
   std::optional<run::MetricsWriter> metrics;  // of rank 0
   std::optional<eval::HeldOut> held_out;
@@ -372,7 +314,7 @@ class Saving {
 class StepResult {
  public:
   // `norm` is a scalar on the device, too.
-  StepResult(int64_t step, double rate, const Run::Step& made, const at::Tensor& norm)
+  StepResult(int64_t step, double rate, const StepGradient::Step& made, const at::Tensor& norm)
       : step(step), learning_rate(rate) {
     std::vector<at::Tensor> scalars = {made.loss, norm};
     if (made.stop.defined()) scalars.insert(scalars.end(), {made.stop, made.save});
@@ -445,7 +387,7 @@ run::Outcome train_steps(Run& run) {
     run::TrainingState& s = run.state;
     const int64_t step = s.step;
     const bool rank_saves = run.ranks && run.ranks->first() && saving.ask(step);
-    const Run::Step made = run.summed_gradients(step, interrupted(), rank_saves);
+    const StepGradient::Step made = run.gradient->compute(step, interrupted(), rank_saves);
     const double rate = learning_rate_at(c, step);
     const at::Tensor norm_now = run.optimizer->step(rate, step);
     settle();
@@ -524,7 +466,7 @@ double time_step(Run& run) {
   for (int i = 0; i < 4 && since(begin) < kLongest; ++i) {  // the first warms up
     check_interrupt();
     const Clock::time_point start = Clock::now();
-    run.gradients(0, sequences, time).item<double>();
+    run.gradient->compute_part(0, sequences, time).item<double>();
     run.optimizer->step(0, 0).item<double>();
     fastest = std::min(fastest, since(start));
   }
@@ -668,6 +610,7 @@ run::Estimate describe_run(const RunConfig& config, const TrainOptions& options)
     out.tokens = run.c.tokens;
     out.learning_rate = run.c.learning_rate;
     out.estimated_seconds = seconds * double(run.c.steps);
+    out.longest_input = eval::longest_input(*run.model);
     return out;
   });
 }

@@ -167,6 +167,13 @@ TEST(Config, ValuesThatArePutKnowWhereTheyWereWritten) {
   EXPECT_EQ(root.child("t").where("u"), "b.json: 'y'");
 }
 
+TEST(Config, ArraysOfTablesAreWrittenAsTheyWereRead) {
+  const ConfigNode root = ConfigNode::parse("[[c]]\nx = 1\n[[c]]\nx = 2.5\ny = \"a\"\n", "a.toml");
+  const ConfigNode again = ConfigNode::parse(root.toml("m"), "b.toml").child("m");
+  EXPECT_EQ(again.toml("m"), root.toml("m"));
+  EXPECT_EQ(again.value("c"), root.value("c"));
+}
+
 TEST(Config, ErrorsKeepTheirParts) {
   const ConfigNode root = ConfigNode::parse("[train]\ncuont = 1\n", "m.toml");
   Sample sample;

@@ -40,7 +40,8 @@ struct Tasks : testing::Test {
                  "answer = \"{{a}}\"\nmetrics = [\"acc\", \"acc_norm\"]\n");
   }
   Json json(const std::string& arguments) {
-    const Outcome outcome = run(folder.path(), arguments + " --threads 1 --device cpu --json");
+    const std::string device = arguments.starts_with("run ") ? "--devices cpu" : "--device cpu";
+    const Outcome outcome = run(folder.path(), arguments + " --threads 1 " + device + " --json");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
     return Json::parse(outcome.out);
   }
@@ -70,6 +71,23 @@ TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
   EXPECT_GT(alone["results"][0]["tokens_read"], first["results"][0]["tokens_read"]);
 }
 
+TEST_F(Tasks, DryRunShowsWhatTasksNeed) {
+  const auto ask = [&](const std::string& more) {
+    return json("eval tasks --dry-run --tokenizer t.model --tasks mine.toml --data data" + more)
+        ["tasks"][0];
+  };
+  const Json all = ask("");
+  EXPECT_EQ(all["items"], 8);
+  EXPECT_GT(all["longest"], all["least"]);
+  EXPECT_GT(all["least"], 0);
+  EXPECT_EQ(all["metrics"], Json({"acc", "acc_norm"}));
+  EXPECT_EQ(all["key"], ask("")["key"]);
+  EXPECT_NE(all["key"], ask(" --limit 3")["key"]);
+  const std::string documents = read_file(folder / "data/d.jsonl");
+  folder.write("data/d.jsonl", documents + documents);
+  EXPECT_NE(all["key"], ask("")["key"]) << "other documents";
+}
+
 TEST_F(Tasks, NeedlesAndLongTextsAreMeasured) {
   const Json needles =
       json("eval niah run --lengths 400 --samples 3 --max-tokens 8 --figures figures");
@@ -82,6 +100,66 @@ TEST_F(Tasks, NeedlesAndLongTextsAreMeasured) {
   EXPECT_TRUE(fs::exists(folder / "losses.svg"));
 }
 
+// Tasks are added to a finished study, the command is killed while they are evaluated, and the same
+// command ends with the results of an evaluation that was not killed.
+TEST_F(Tasks, StudyContinuesAKilledEvaluation) {
+  const std::string plan =
+      "reference = \"full\"\nmodels = [\"full\", \"narrow\"]\n"
+      "data = { store = \"store2\", train = [\"web\"], out_of_domain = [], sequence_length = 64 }\n"
+      "train = { steps = 4, batch = 4, learning_rate = 1e-3, warmup_steps = 1 }\n"
+      "size = { d_model = 16, num_layers = 1, attention = { num_heads = 2 } }\n"
+      "[model.full]\nbase = \"transformer++\"\n"
+      "[model.narrow]\nbase = \"transformer++\"\nattention = { window = 8 }\n";
+  folder.write("plan.toml", plan);
+  for (int i = 0; i < 60; ++i)
+    folder.write(fmt::format("parts/web/{}.txt", i),
+                 fmt::format("Text {} says that the garden of house {} is {}.\n", i, i * 7 % 60,
+                             i % 2 ? "blue" : "green"));
+  ASSERT_EQ(run(folder.path(),
+                "data prepare --tokenizer t.model -o store2 parts --domain 'web=parts/web/*' "
+                "--valid-fraction 0.3")
+                .exit_code,
+            0);
+  json("run plan.toml -o study");
+  folder.write("tasks.toml", "tasks = { data = \"data\", list = [\"mine.toml\"] }\n" + plan);
+  const auto kept = [&] {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(folder / "study/runs"))
+      if (fs::exists(entry.path() / "tasks.sqlite")) found.push_back(entry.path());
+    std::ranges::sort(found);
+    return found;
+  };
+  {
+    Process process(folder.path(), "run tasks.toml -o study --threads 1 --devices cpu");
+    wait_until(process, [&] { return !kept().empty(); });
+    process.signal(SIGKILL);
+    process.wait();
+  }
+  const Json again = json("run tasks.toml -o study");
+  EXPECT_EQ(again["done_before"], 2) << "a finished run was trained again";
+  ASSERT_EQ(again["tasks"]["scores"].size(), 4u) << "two models, acc and acc_norm";
+  EXPECT_TRUE(again["tasks"]["problems"].empty());
+  EXPECT_TRUE(again["tasks"]["scores"][3]["difference"].is_number());
+  ASSERT_EQ(kept().size(), 2u);
+  for (const fs::path& run : kept()) {
+    const Json alone = json(fmt::format(
+        "eval tasks {} --tasks mine.toml --data data --prefix separator", run.string()));
+    const Json& metrics = alone["results"][0]["metrics"];
+    const std::string model = run.filename().string().substr(0, run.filename().string().find('.'));
+    for (const Json& score : again["tasks"]["scores"])
+      if (score["model"] == model) {
+        const Json& expected = metrics[score["metric"].get<std::string>()];
+        EXPECT_EQ(score["value"], expected["value"]);
+        EXPECT_NEAR(score["interval"][0], expected["interval"][0], 1e-12);
+      }
+  }
+  const Outcome wrong = run(
+      folder.path(), "run tasks.toml -o other --dry-run --set 'tasks.list=[\"pica\"]'");
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_NE(wrong.error.find("did you mean 'piqa'?"), std::string::npos) << wrong.error;
+  EXPECT_FALSE(fs::exists(folder / "other"));
+}
+
 TEST_F(Tasks, BadInputIsRefused) {
   folder.write("wrong.toml", "kind = \"multiple_choice\"\ndocument = \"d.jsonl\"\n");
   for (const auto& [arguments, part] :
@@ -89,6 +167,9 @@ TEST_F(Tasks, BadInputIsRefused) {
         {"eval tasks run --tasks wrong.toml --data data", "did you mean 'documents'?"},
         {"eval tasks run --tasks piqa --data data", "piqa.validation.jsonl: no such file"},
         {"eval tasks run --tasks mine.toml --data data --max-length 1", "document 1 of d.jsonl"},
+        {"eval tasks --tasks mine.toml --data data", "MODEL is required"},
+        {"eval tasks run --keep -o f --tasks mine.toml --data data", "-o names another file"},
+        {"eval tasks --dry-run --tasks mine.toml --data data", "needs --tokenizer"},
         {"eval niah run --lengths 20", "too short"},
         {"eval niah run --lengths 1x", "is not a number of tokens"},
         {"eval niah run --lengths 1k --variant 2", "--haystack FILE"},

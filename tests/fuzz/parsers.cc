@@ -297,6 +297,14 @@ run::End end() {
           .tokens = 1600,
           .sets = {{"a.test", {.loss = 4.2, .clustered_by = "source", .clusters = clusters}}}};
 }
+run::TaskResults task_results() {
+  return {.results = {{.name = "piqa",
+                       .key = "k",
+                       .items = 6,
+                       .metrics = {{.name = "acc", .bits = "84"},
+                                   {.name = "perplexity", .sums = {{-1, -2}}, .weights = {{3, 3}}}}},
+                      {.name = "race", .key = "k", .problem = "no memory"}}};
+}
 std::string metrics() {
   const run::TrainingLine training{.step = 4, .loss = 4.1, .tokens = 1600, .mfu = 0.5};
   const std::map<std::string, run::Slice> slices = {{run::slice::kOther, {.loss = 4, .tokens = 9}}};
@@ -322,6 +330,7 @@ const std::vector<RunFile>& run_files() {
       {folder.outcome().path, to_json(run::Outcome{.steps = 4, .held_out_loss = 4.2}).dump()},
       {folder.end().path, to_json(end()).dump()},
       {folder.probes().path, to_json(probes()).dump()},
+      {folder.tasks().path, to_json(task_results()).dump()},
       {folder.metrics(), metrics()}};
   return files;
 }
@@ -355,7 +364,12 @@ study::Store& study_of_one_run() {
 
 void read_runs(study::Store& store) {
   for (const study::StudyRun& run : store.planned_runs())
-    if (run.finished) sink = sink + int64_t(to_json(study::record_of(run)).dump().size());
+    if (run.finished) {
+      sink = sink + int64_t(to_json(study::record_of(run)).dump().size());
+      for (const run::TaskResult& result : run.finished->tasks)
+        for (const run::TaskMetric& metric : result.metrics)
+          if (metric.bits) sink = sink + int64_t(run::values_of(*metric.bits, result.items).size());
+    }
 }
 
 void parse_run(const fs::path&, std::string_view input) {
@@ -391,6 +405,7 @@ void parse_record(const fs::path& folder, std::string_view input) {
 std::vector<std::string> recorded_plan_seeds() {
   study::RecordedPlan plan{{.name = "plan", .reference = "full", .models = {"full"}}};
   plan.settings.push_back({.train = {"a"}, .held_out = "valid", .test = "test"});
+  plan.settings.back().tasks = {{.name = "piqa", .key = "k", .metrics = {"acc"}, .items = 6}};
   for (const char* key : {"key", "missing"})
     plan.runs.push_back({.key = key, .name = "full.seed-1", .model = "full", .status = "done"});
   plan.overlaps.emplace()["data"].push_back({.domain = "a", .documents = 8});

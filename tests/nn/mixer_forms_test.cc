@@ -3,48 +3,16 @@
 // piece never sees what comes later.
 #include <torch/torch.h>
 
-#include "testing.h"
+#include "mixer_examples.h"
 
 namespace assay::nn {
 namespace {
 
-constexpr int64_t kBatch = 2, kTime = 97, kModel = 48;  // 97 is prime: no chunk size divides it
+constexpr int64_t kBatch = 2, kModel = 48, kTime = 97;  // 97 is prime: no chunk size divides it
 
-struct Example {
-  std::string name, mixer, table;
-  bool channel;
-  // In float64, every parameter off its starting value, so that no part is without effect.
-  std::shared_ptr<Mixer> make() const {
-    const MixerEntry& entry = (channel ? channel_mixers() : mixers()).at(mixer);
-    const auto made = entry.make(ConfigNode::parse(table), kModel);
-    const at::NoGradGuard no_grad;
-    made->to(at::kDouble);
-    made->initialise(1);
-    at::Generator noise = generator(name);
-    for (at::Tensor& parameter : made->parameters()) {
-      const double size = parameter.dim() > 1 ? 1 / std::sqrt(double(parameter.size(-1))) : 0.3;
-      parameter.add_(at::randn(parameter.sizes(), noise, parameter.options()), size);
-    }
-    return made;
-  }
-};
-
-std::vector<Example> examples() {
-  std::vector<Example> out;
-  for (const bool channel : {false, true}) {
-    const auto& registry = channel ? channel_mixers() : mixers();
-    for (const std::string& name : registry.names()) {
-      int number = 0;
-      for (const std::string& table : registry.at(name).examples)
-        out.push_back({name + "_" + std::to_string(number++), name, table, channel});
-    }
-  }
-  return out;
-}
-
-struct MixerForms : testing::TestWithParam<Example> {
+struct MixerForms : testing::TestWithParam<MixerExample> {
   MixerForms()
-      : mixer(GetParam().make()),
+      : mixer(GetParam().make(kModel)),
         x(at::randn({kBatch, kTime, kModel}, generator("x"), at::kDouble)) {}
   at::Tensor run(int64_t piece, bool steps) {
     State state;
@@ -120,7 +88,7 @@ TEST_P(MixerForms, AttentionWeightsAreADistribution) {
   EXPECT_LE((weights.sum(-1) - 1).abs().max().item<double>(), 1e-12);
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(examples()),
+INSTANTIATE_TEST_SUITE_P(Registry, MixerForms, testing::ValuesIn(mixer_examples()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

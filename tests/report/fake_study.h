@@ -33,6 +33,9 @@ class FakeStudyFolder {
   bool has_sources = true;
   double seed_spread = 0.004;  // standard deviation of the loss out of domain
   int64_t clusters = 40, evaluations = 8;
+  // Tasks of 200 items. A model answers a recall task as well as it is not degraded.
+  std::vector<run::TaskQuestion> tasks;
+  std::string without_weights;          // model whose tasks were not evaluated
   std::map<std::string, int> numerics;  // version of selective_scan of a model; 1 where absent
 
   // Writes the run folders and study.sqlite. Runs of models named in `unfinished` fail.
@@ -44,6 +47,8 @@ class FakeStudyFolder {
     setting.data.out_of_domain = out_of_domain;
     setting.data.sequence_length = 512;
     plan.has_ladder = budgets.size() > 1;
+    if (!tasks.empty()) plan.tasks.emplace();
+    setting.tasks = tasks;
     const ConfigNode nothing = ConfigNode::parse("");
     for (const FakeModel& model : models)
       plan.models.push_back({.name = model.name, .train = nothing});
@@ -144,6 +149,7 @@ class FakeStudyFolder {
                             .tokens_per_second = 532'800 * model.speed,
                             .peak_memory_bytes = 3'221'225'472,
                             .final_loss = 3.3});
+    if (!tasks.empty()) folder.tasks().write(task_results(model, run));
     if (model.name == "mamba1") return;  // runs without probes
     const run::LayerProbe layer{.visibility = 0.9375, .uniformity = 0.5, .real_relation = 0.875};
     folder.probes().write({.layers = {layer, layer},
@@ -151,6 +157,32 @@ class FakeStudyFolder {
                                     .uniformity = 0.5,
                                     .real_relation = 0.875,
                                     .attention_entropy = NAN}});
+  }
+
+  run::TaskResults task_results(const FakeModel& model, const study::PlannedRun& run) const {
+    run::TaskResults out;
+    for (const run::TaskQuestion& task : tasks) {
+      run::TaskResult& result = out.results.emplace_back(
+          run::TaskResult{.name = task.name, .key = task.key, .items = task.items});
+      if (model.name == without_weights) {
+        result.problem = "the final weights of the run are not in this study";
+        continue;
+      }
+      Random of_items(1, task.name), of_run(uint64_t(run.seed), task.name + model.name);
+      const double level = 0.7 - (task.recall ? 2 * model.degradation : 0);
+      std::vector<double> right, logprobs;
+      for (int64_t i = 0; i < task.items; ++i) {
+        right.push_back(0.8 * of_items.uniform() + 0.2 * of_run.uniform() < level);
+        logprobs.push_back(-2 - model.degradation + 0.1 * of_run.normal());
+      }
+      for (const std::string& metric : task.metrics)
+        if (run::is_likelihood(metric))
+          result.metrics.push_back({.name = metric,
+                                    .sums = run::block_sums(logprobs),
+                                    .weights = run::block_sums(std::vector<double>(200, 1))});
+        else result.metrics.push_back({.name = metric, .bits = run::bits_of(right)});
+    }
+    return out;
   }
 
   run::Provenance provenance(const FakeModel& model) const {

@@ -138,18 +138,44 @@ struct SchedulerTest : testing::Test {
     }
     return out;
   }
+  // Whatever is computed at the same time, and whatever is in the cache
+  void expect_equal_answers() const {
+    const SchedulerOptions cached{.slots = 4, .queue = 100, .piece = 16};
+    SchedulerOptions uncached = cached, tight = cached;
+    uncached.cache_bytes = 0;
+    tight.cache_bytes = 300'000;  // a few pages
+    const auto alone = answers(uncached, /*together=*/false);
+    EXPECT_EQ(answers(cached, /*together=*/false), alone);
+    EXPECT_EQ(answers(cached, /*together=*/true), alone);
+    EXPECT_EQ(answers(tight, /*together=*/true), alone);
+  }
   std::shared_ptr<nn::LanguageModel> model;
 };
 
-TEST_F(SchedulerTest, AnswersDoNotDependOnOtherRequestsOrTheCache) {
-  const SchedulerOptions cached{.slots = 4, .queue = 100, .piece = 16};
-  SchedulerOptions uncached = cached, tight = cached;
-  uncached.cache_bytes = 0;
-  tight.cache_bytes = 300'000;  // a few pages
-  const auto alone = answers(uncached, /*together=*/false);
-  EXPECT_EQ(answers(cached, /*together=*/false), alone);
-  EXPECT_EQ(answers(cached, /*together=*/true), alone);
-  EXPECT_EQ(answers(tight, /*together=*/true), alone);
+TEST_F(SchedulerTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equal_answers(); }
+
+// The same on a GPU, in the precision of serving.
+struct SchedulerCudaTest : SchedulerTest {
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    model->to(at::kCUDA);
+    model->compute_dtype = at::kBFloat16;
+    model->prepare_inference();
+  }
+};
+
+TEST_F(SchedulerCudaTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equal_answers(); }
+
+TEST_F(SchedulerCudaTest, PromptScoresAreNearTheModelsLosses) {
+  Running running(*model);
+  const std::vector<int64_t> tokens = prompt(75, "scored");
+  const auto task = std::make_shared<Recorded>(
+      TaskOptions{.prompts = {tokens}, .max_tokens = 0, .score_prompts = true});
+  ASSERT_EQ(running.run(task), "");
+  const at::Tensor whole = at::tensor(tokens, at::kLong).unsqueeze(0).to(at::kCUDA),
+                   losses = model->token_losses(whole).cpu();
+  for (size_t i = 0; i + 1 < tokens.size(); ++i)
+    EXPECT_NEAR(task->prompts[0][i].logprob, -losses[0][int64_t(i)].item<float>(), 0.05) << i;
 }
 
 TEST_F(SchedulerTest, SamplesEqualThoseOfGenerate) {

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 
 #include "base/error.h"
+#include "base/random.h"
 #include "ladder_simulation.h"
 
 namespace assay::stats {
@@ -16,6 +18,35 @@ TEST(KendallTau, OrderIsCompared) {
   EXPECT_EQ(kendall_tau(x, std::vector<double>{2, 4, 6, 8}), 1);
   EXPECT_EQ(kendall_tau(x, std::vector<double>{8, 6, 4, 2}), -1);
   EXPECT_NEAR(kendall_tau(x, std::vector<double>{1, 2, 4, 3}), 4.0 / 6, 1e-12);
+}
+
+TEST(KendallTau, IntervalNeedsFiveValues) {
+  const std::vector<double> four = {1, 2, 3, 4}, five = {1, 2, 3, 4, 5};
+  EXPECT_TRUE(std::isnan(kendall_interval(four, four).estimate));
+  const Interval perfect = kendall_interval(five, five);
+  EXPECT_EQ(perfect.high, 1);
+  EXPECT_NEAR(perfect.low, std::tanh(std::atanh(0.9) - 1.959964 * std::sqrt(0.437)), 1e-6);
+  EXPECT_TRUE(std::isnan(kendall_interval(five, std::vector<double>(5, 1.0)).estimate));
+}
+
+// Pairs of a normal distribution with correlation 0.8, whose τ is 2/π arcsin 0.8.
+TEST(KendallTau, IntervalIsCovered) {
+  const double truth = 2 / std::numbers::pi * std::asin(0.8);
+  for (const size_t models : {5u, 6u, 8u, 13u}) {
+    Random random(3, "tau");
+    int covered = 0;
+    constexpr int kStudies = 2000;
+    for (int study = 0; study < kStudies; ++study) {
+      std::vector<double> x, y;
+      for (size_t i = 0; i < models; ++i) {
+        x.push_back(random.normal());
+        y.push_back(0.8 * x.back() + 0.6 * random.normal());
+      }
+      const Interval found = kendall_interval(x, y);
+      covered += found.low <= truth && truth <= found.high;
+    }
+    EXPECT_GT(covered, 0.92 * kStudies) << models << " models";
+  }
 }
 
 TEST(KendallTau, TiesAreCorrected) {

@@ -14,7 +14,34 @@ namespace assay::study {
 // What the script does is decided by FAKE: "" trains; "kill" leaves a checkpoint and dies by SIGKILL unless resumed;
 // "kill-always"; "terminated" saves and ends with 130 unless resumed; "kill-questions:N" dies by SIGKILL
 // the first N times that it is asked about a model; "full" finds a full disk; "fail" ends with 1 for models named window; "slow" saves and ends with 130 on SIGINT.
+// FAKE_TASKS decides what happens to tasks: "" answers; "kill" dies by SIGKILL after the first task
+// of a run, once; "fail-TASK" gives the task a problem; "slow" ends with 130 on SIGINT. The key of a task ends in FAKE_KEY.
 inline constexpr const char* kTrainer = R"(#!/bin/sh
+if [ "$1" = eval ]; then
+  shift 2; tasks=; limit=0
+  while [ $# -gt 0 ]; do case $1 in
+    --dry-run) dry=1; shift;; --keep|--json) shift;; --tasks) tasks="$tasks $2"; shift 2;; --limit) limit=$2; shift 2;;
+    --*) shift 2;; *) run=$1; shift;; esac; done
+  if [ "$dry" ]; then
+    case "$tasks" in *pica*) echo '{"error": "there is no task '"'pica'"'; did you mean '"'piqa'"'? Nothing was run."}'; exit 2;; esac
+    for t in $tasks; do
+      all="$all${all:+, }{\"name\": \"$t\", \"key\": \"$t $limit $FAKE_KEY\", \"recall\": false, \"metrics\": [\"acc\"], \"items\": 8, \"longest\": 90, \"least\": ${FAKE_LEAST:-5}}"
+    done
+    echo "{\"tasks\": [$all]}"; exit 0
+  fi
+  for t in $tasks; do
+    echo "$(basename $run) $t" >> "$FAKE_LOG.tasks"
+    case "$FAKE_TASKS:$t" in
+      slow:*) trap 'exit 130' INT; i=0; while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
+      "fail-$t:$t") result="\"problem\": \"the text is empty\", \"items\": 0, \"truncated\": 0, \"metrics\": []"; failed=1;;
+      *) result="\"problem\": \"\", \"items\": 8, \"truncated\": 0, \"metrics\": [{\"name\": \"acc\", \"bits\": \"f0\"}]";;
+    esac
+    echo "{\"name\": \"$t\", \"key\": \"$t $limit $FAKE_KEY\", $result}" > "$run/$t.result"
+    cat "$run"/*.result | paste -sd, | sed 's/.*/{"results": [&]}/' > "$run/tasks.json"
+    if [ "$FAKE_TASKS" = kill ] && [ ! -e "$run/killed" ]; then touch "$run/killed"; kill -9 $$; fi
+  done
+  exit ${failed:-0}
+fi
 config=$2; shift 2
 while [ $# -gt 0 ]; do case $1 in
   -o) out=$2; shift 2;; --dry-run) dry=1; shift;; --resume) resume=1; shift;; --set|--data|--device|--threads) shift 2;; *) shift;; esac; done
@@ -34,7 +61,7 @@ if [ "$dry" ]; then
   rate=$(sed -n 's/^learning_rate = //p' "$config")
   tokens=$(sed -n 's/^tokens = //p' "$config")
   tokens=${tokens:-4000}
-  echo "{$(provenance "$identity"), \"tokens\": $tokens, \"steps\": $((tokens / 400)), \"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5}"
+  echo "{$(provenance "$identity"), \"tokens\": $tokens, \"steps\": $((tokens / 400)), \"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5, \"longest_input\": 128}"
   exit 0
 fi
 echo "$out ${resume:-0}" >> "$FAKE_LOG"
@@ -59,6 +86,7 @@ echo "{\"step\": 10, \"tokens\": 4000, \"sets\": {\"known_a.valid\": $(end_set $
 echo '{"step": 10, "tokens": 4000, "train_loss": 4.0, "evaluation": {"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}}' >> "$out/metrics.jsonl"
 cp "$config" "$out/config.toml"
 echo "{$(provenance i)}" > "$out/run.json"
+mkdir -p "$out/checkpoints/step-10"; touch "$out/checkpoints/step-10/model.safetensors"
 echo '{"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0, "peak_memory_bytes": 1, "final_loss": 4.0, "evaluation_and_saving_seconds": 0.5}' > "$out/done.json"
 )";
 
@@ -77,6 +105,8 @@ class FakeStudy : public testing::Test {
                "[model]\nd_model = 8\n[model.attention]\nwindow = 4\n");
     ::setenv("FAKE_LOG", (folder / "starts").c_str(), 1);
     ::setenv("FAKE", "", 1);
+    for (const char* name : {"FAKE_TASKS", "FAKE_KEY"}) ::setenv(name, "", 1);
+    ::unsetenv("FAKE_LEAST");
   }
   void TearDown() override { fs::remove_all(folder); }
 

@@ -7,11 +7,14 @@
 
 #include "base/interrupt.h"
 #include "fake_trainer.h"
+#include "study/reuse.h"
 
 namespace assay::study {
 namespace {
 
 using Runner = FakeStudy;
+
+constexpr const char* kTune = "tune = { learning_rate = [0.001, 0.002, 0.004], tokens = 4000 }\n";
 
 TEST_F(Runner, RunsEveryModelAndSeedOnce) {
   const Outcome first = run_plan(options());
@@ -155,14 +158,32 @@ TEST_F(Runner, DryRunTrainsNothing) {
   EXPECT_FALSE(fs::exists(folder / "study/study.sqlite"));
 }
 
+TEST_F(Runner, DryRunTellsFinishedRunsOfThisStudyAndOfOthers) {
+  const StudyOptions tuned = options(std::string(kPlan) + kTune);
+  run_plan(tuned);
+  StudyOptions wider = tuned;
+  wider.set = {"seeds=[1, 2, 3]"};
+  StudyOptions elsewhere = wider;
+  elsewhere.study = folder / "elsewhere";
+  elsewhere.reuse = {folder / "study"};
+  for (const auto& [options, reuses] : {std::pair{wider, false}, {elsewhere, true}}) {
+    const auto runs = dry_run(options);
+    ASSERT_EQ(runs.size(), 12u);
+    for (const ExpectedRun& run : runs) {
+      const std::string own = run.folder(options.study).path;
+      EXPECT_EQ(run.found, run.seed == 3 ? "" : reuses ? (folder / "study").string() : own);
+      if (run.purpose == purpose::kStudy)
+        EXPECT_EQ(run.learning_rate, 0.002) << "the rate that the finished grid has chosen";
+    }
+  }
+}
+
 TEST_F(Runner, SettingsMultiplyTheRuns) {
   const auto runs = dry_run(
       options(std::string(kPlan) + "[setting.short]\ntrain = { tokens = 400 }\n[setting.long]\n"));
   ASSERT_EQ(runs.size(), 8u);
   EXPECT_NE(read_file(runs[0].config), read_file(runs[4].config));
 }
-
-constexpr const char* kTune = "tune = { learning_rate = [0.001, 0.002, 0.004], tokens = 4000 }\n";
 
 TEST_F(Runner, TuningChoosesTheRateOfTheLowestHeldOutLoss) {
   const Outcome outcome = run_plan(options(std::string(kPlan) + kTune));
@@ -210,6 +231,28 @@ TEST_F(Runner, FinishedRunsOfAnotherFolderAreReused) {
   }
 }
 
+TEST_F(Runner, RecordsOfOtherDataOrNumericsAreExplained) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records");
+  std::vector<PlannedRun> runs;
+  for (const ExpectedRun& run : dry_run(options())) runs.push_back(run);
+  const Reusable reusable({folder / "records"});
+  EXPECT_EQ(reusable.explain_missing(runs), "");
+  runs[0].key = runs[1].key = "other";
+  EXPECT_EQ(reusable.explain_missing(runs),
+            fmt::format("2 of 4 runs have only a record of the same name that is not reused. "
+                        "full.seed-1 of {}: its configuration, learning rate or defaults differ",
+                        (folder / "records").string()));
+  runs[0].estimate.numerics = {{"glu", 2}};
+  EXPECT_NE(reusable.explain_missing(runs).find("glu has numerics version none there and 2 here"),
+            std::string::npos);
+  runs[0].estimate.data = "another fingerprint";
+  EXPECT_NE(reusable.explain_missing(runs).find("fingerprint d, and this store has another "),
+            std::string::npos);
+  for (PlannedRun& run : runs) run.name = "new";
+  EXPECT_EQ(reusable.explain_missing(runs), "");
+}
+
 TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
   run_plan(options());
   write_records(folder / "study", folder / "records");
@@ -237,6 +280,9 @@ TEST_F(Runner, RecordsOfAnotherFolderAreNotWrittenTwice) {
   Store copy(folder / "copy", Database::Mode::read);
   ASSERT_EQ(copy.planned_runs().size(), 6u);
   for (const StudyRun& run : copy.planned_runs()) EXPECT_EQ(run.status, "done") << run.name;
+  wider.study = folder / "again";
+  wider.reuse = {folder / "records/wider"};
+  EXPECT_EQ(run_plan(wider).reused, 6) << "records of the other folder are reused with it";
 }
 
 TEST_F(Runner, FolderWithoutRecordsIsRefusedForReuse) {

@@ -82,7 +82,8 @@ TEST(TaskQuestions, ExamplesNeverHoldTheScoredDocument) {
   const Folder folder;
   write_documents(folder);
   const Task task = Task::read(folder.write("t.toml", kChoice), 4);
-  for (const Question& question : questions(task, folder.path(), 0)) {
+  Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
+  for (const Question& question : questions(task, folder.path(), 0, encoder)) {
     const std::string own = question.document["q"];
     EXPECT_EQ(question.before.find(own), std::string::npos) << question.before;
     EXPECT_EQ(std::ranges::count(question.before, '?'), 4);
@@ -99,12 +100,76 @@ TEST(TaskQuestions, FirstSamplerTakesTheFirstOfTheGroup) {
                        "few_shot_documents = \"dev.jsonl\"\nfew_shot_sampler = \"first\"\ngroup = "
                        "\"subject\"\ndescription = \"About {{subject}}.\\n\\n\"\n"),
       2);
-  const auto all = questions(task, folder.path(), 5);
+  Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
+  const auto all = questions(task, folder.path(), 5, encoder);
   ASSERT_EQ(all.size(), 5u);
   EXPECT_EQ(all[4].before,
             "About even.\n\nQ: Where is number 0?\nA: in the garden\n\nQ: Where is number 2?\nA: "
             "house 2\n\n");
   EXPECT_EQ(all[3].group, "odd");
+}
+
+TEST(TaskQuestions, DemandIsThatOfTheLongestItem) {
+  const Folder folder;
+  write_documents(folder);
+  const Task task = Task::read(folder.write("t.toml", kChoice));
+  EvaluateOptions options{.data = folder.path()};
+  const Demand all = demand_of(task, small_tokenizer(), options);
+  EXPECT_EQ(all.items, 12);
+  options.longest = all.longest;
+  tasks::Results results("");
+  Model model;
+  EXPECT_EQ(evaluate(task, model.subject(), options, results).truncated, 0);
+  options.longest = all.longest - 1;
+  EXPECT_GT(evaluate(task, model.subject(), options, results).truncated, 0);
+  options.longest = all.least;
+  EXPECT_EQ(evaluate(task, model.subject(), options, results).answered, 12);
+  options.longest = all.least - 1;
+  EXPECT_NE(message_of([&] { evaluate(task, model.subject(), options, results); })
+                .find("tokens are to be predicted"),
+            std::string::npos);
+  options.limit = 2;
+  EXPECT_EQ(demand_of(task, small_tokenizer(), options).items, 2);
+}
+
+TEST(TaskQuestions, RecallIsNotPartOfTheKey) {
+  const Folder folder;
+  write_documents(folder);
+  const EvaluateOptions options{.data = folder.path()};
+  const auto key = [&](const std::string& text) {
+    return question_key(Task::read(folder.write("t.toml", text)), small_tokenizer(), options);
+  };
+  EXPECT_EQ(key(kChoice), key(kChoice + "recall = true\n"));
+  EXPECT_TRUE(Task::read(folder / "t.toml").config.recall);
+  EXPECT_NE(key(kChoice), key(kChoice + "few_shot = 1\n"));
+}
+
+TEST(TaskQuestions, NeedlesAreATask) {
+  const Folder folder;
+  const std::string text =
+      "kind = \"niah\"\nlength = 400\nsamples = 6\nmax_tokens = 8\nrecall = true\n";
+  const Task task = Task::read(folder.write("needle.toml", text));
+  const EvaluateOptions options{.data = folder.path()};
+  const Demand demand = demand_of(task, small_tokenizer(), options);
+  EXPECT_EQ(demand.items, 6);
+  EXPECT_LE(demand.longest, 400);
+  EXPECT_GT(demand.longest, 300);
+  EXPECT_EQ(demand.least, 9);
+  Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
+  double depths = 0;
+  for (const Question& question : questions(task, folder.path(), 0, encoder)) {
+    const std::string answer = question.document["answer"];
+    EXPECT_NE(question.document["prompt"].get<std::string>().find(answer), std::string::npos);
+    EXPECT_EQ(task.kind->score(question.document, {{}, "It is " + answer})["metrics"]["contains"],
+              1.0);
+    depths += question.document["depth"].get<double>();
+  }
+  EXPECT_NEAR(depths, 3, 1e-12) << "0, 0.2, …, 1";
+  const auto message = [&](const std::string& more) {
+    return message_of([&] { Task::read(folder.write("needle.toml", text + more)); });
+  };
+  EXPECT_NE(message("variant = 2\n").find("'documents' must be the text"), std::string::npos);
+  EXPECT_NE(message("variant = 4\n").find("'variant' must be 1, 2 or 3"), std::string::npos);
 }
 
 TEST(TaskEncoder, SpacesAtTheEndOfTheContextMoveToTheAnswer) {
@@ -278,7 +343,7 @@ TEST(TaskRetrieval, TheWindowLiesAroundTheAnswer) {
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
   const auto prompt = [&](const std::string& name) {
     const Task task = Task::read(find_task(name, tasks));
-    const auto all = questions(task, folder.path(), 0);
+    const auto all = questions(task, folder.path(), 0, encoder);
     return *task.kind->ask(all.at(0).document, "", encoder).prompt;
   };
   const std::string once = prompt("jrt_swde_once"), twice = prompt("jrt_swde_twice"),
@@ -299,10 +364,10 @@ TEST(TaskRetrieval, ShortAnswersAreLeftOut) {
   folder.write("fda.validation.jsonl", R"({"text": "a b", "key": "k", "value": "value"}
 {"text": "The kind: blue.", "key": "kind", "value": "blue"})");
   const Task task = Task::read(find_task("jrt_fda_once", {ASSAY_SOURCE_DIR "/plans/tasks"}));
-  const auto all = questions(task, folder.path(), 0);
+  Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
+  const auto all = questions(task, folder.path(), 0, encoder);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].index, 1u);
-  Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
   EXPECT_EQ(*task.kind->ask(all[0].document, "", encoder).prompt, "The kind: blue. Kind:");
 }
 

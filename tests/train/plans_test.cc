@@ -8,6 +8,7 @@
 #include "data/folder.h"
 #include "data/prepare.h"
 #include "data/tokenizer.h"
+#include "ops/paths.h"
 #include "study/plan.h"
 #include "study/runner.h"
 #include "train/trainer.h"
@@ -15,8 +16,9 @@
 namespace assay::train {
 namespace {
 
-constexpr int64_t kVocabulary = 300;
+constexpr int64_t kVocabulary = 300, kRecordedVocabulary = 16000;
 const fs::path kPlans = fs::path(ASSAY_SOURCE_DIR) / "plans";
+const fs::path kRecords = fs::path(ASSAY_SOURCE_DIR) / "docs/results/records";
 
 // A store with every domain that a plan names.
 class Plans : public testing::Test {
@@ -76,6 +78,50 @@ TEST_F(Plans, AreAcceptedModelByModel) {
         reads(config.model, model.name);
       }
   }
+}
+
+// The identity that a run of this configuration has on a GPU.
+std::string identity(const RunConfig& config) {
+  std::map<std::string, int64_t> numerics;
+  for (const ops::OpPath& path : ops::op_paths())
+    if (path.device == "cuda" && path.numerics > 0) numerics[path.op] = path.numerics;
+  nn::ModelSpec shallow = config.model;
+  shallow.config.num_layers = int64_t(shallow.config.pattern.size());
+  for (const auto& [part, version] : nn::LanguageModel(shallow).numerics())
+    numerics[part] = version;
+  return sha256(config.identity() + to_json(numerics).dump());
+}
+
+fs::path plan_of_records(const std::string& name) {
+  const fs::path file = name + ".toml";
+  return fs::exists(kPlans / file) ? kPlans / file : kPlans / "ablations" / file;
+}
+
+// A new default or a new operator must not change the identity of earlier runs, or nobody could
+// reuse the records in docs/results.
+TEST_F(Plans, FindTheRecordsOfTheirRuns) {
+  int64_t found = 0;
+  for (const auto& entry : fs::directory_iterator(kRecords)) {
+    const auto recorded = read_record<study::RecordedPlan>(entry.path() / "plan.json");
+    const study::Records records = study::read_records(entry.path());
+    const study::Plan plan = study::read_plan(plan_of_records(entry.path().filename()));
+    std::map<std::string, std::string> identities;
+    for (const study::Model& model : plan.models) {
+      const std::string text =
+          study::compose(model, plan.settings.at(0), {.tokens = 1 << 20}).toml();
+      RunConfig config = read_run_config(ConfigNode::parse(text, model.name), folder_ / "store");
+      config.model.config.vocab_size = kRecordedVocabulary;
+      identities[model.name] = identity(config);
+    }
+    for (const study::StoredRun& run : recorded.runs) {
+      const auto record = records.find(run.key);
+      if (record == records.end()) continue;  // it was not finished
+      EXPECT_EQ(identities.at(run.model), record->second.provenance.identity)
+          << run.name << " of " << entry.path();
+      ++found;
+    }
+  }
+  EXPECT_GT(found, 100);
 }
 
 TEST_F(Plans, DryRunOfARealOne) {

@@ -129,14 +129,25 @@ TEST(GradientSum, SlicesThatComeOneByOneGiveTheTree) {
   }
 }
 
+TEST(GradientSum, RanksShareSlicesOfOneSequenceOrWholeSequences) {
+  // 4 = 2 parts of the batch with 2 slices each
+  for (const int64_t ranks : {1, 2, 4}) EXPECT_NO_THROW(check_shares(4, 2, 2, ranks));
+  for (const int64_t ranks : {1, 3}) EXPECT_NO_THROW(check_shares(4, 1, 3, ranks));
+  // 3 ranks with 2 of 3 slices each: the second one would have the end of one and the begin of
+  // another sequence
+  const std::string message = message_of([] { check_shares(4, 2, 3, 3); });
+  EXPECT_NE(message.find("gradient_slices = 2 with train.context_slices = 3"), std::string::npos);
+  EXPECT_NE(message.find("are 1, 6."), std::string::npos) << message;
+}
+
 TEST(GradientSum, NumbersOfRanksThatCannotShareAreRejected) {
-  EXPECT_NO_THROW(check_shares(12, 12, 3));
-  EXPECT_NO_THROW(check_shares(12, 6, 1));
+  EXPECT_NO_THROW(check_shares(12, 12, 1, 3));
+  EXPECT_NO_THROW(check_shares(12, 6, 1, 1));
   for (const int64_t ranks : {2, 4, 5, 24})
-    EXPECT_NE(message_of([&] { check_shares(12, 12, ranks); }).find("are 1, 3, 6, 12"),
+    EXPECT_NE(message_of([&] { check_shares(12, 12, 1, ranks); }).find("are 1, 3, 6, 12"),
               std::string::npos)
         << ranks;
-  EXPECT_NE(message_of([] { check_shares(12, 5, 5); }).find("train.batch_size = 12"),
+  EXPECT_NE(message_of([] { check_shares(12, 5, 1, 5); }).find("train.batch_size = 12"),
             std::string::npos);
 }
 

@@ -58,6 +58,27 @@ TEST(Trainer, AccumulatedGradientsAreTheWholeBatchs) {
   }
 }
 
+TEST(Trainer, CutSequencesTrainAsWholeOnes) {
+  const Folder folder;
+  synthesize(folder / "store");
+  const std::string settings = "steps = 3\nprecision = 'fp64'\nepsilon = 1e-3\n";
+  const auto run = [&](const std::string& name, const std::string& more) {
+    train(config(folder / "store", settings + more),
+          {.store = folder / "store", .run = folder / name, .device = "cpu"});
+    return weights(folder, name, 3);
+  };
+  const auto whole = run("whole", "");
+  for (const std::string more :
+       {"context_slices = 2\n", "context_slices = 3\ngradient_slices = 2\n",
+        "context_slices = 6\nmicro_batch_size = 2\n",
+        "context_slices = 4\nrecompute_activations = true\n"}) {
+    const auto cut = run(sha256(more), more);
+    for (size_t i = 0; i < whole.size(); ++i)
+      EXPECT_LE(nn::relative_error(cut[i].second, whole[i].second), 1e-10)
+          << whole[i].first << "; " << more;
+  }
+}
+
 TEST(Trainer, RecomputedActivationsGiveTheSameWeights) {
   const Folder folder;
   synthesize(folder / "store");

@@ -50,6 +50,7 @@ at::Tensor sample(const at::Tensor& logits, std::span<const Draw> draws) {
   return on_cpu(logits, draws).to(logits.device());
 }
 
-const bool registered_path = register_kernels(kOp);
+// Training does not draw tokens: it is not part of the identity of a run.
+const bool registered_path = register_kernels(kOp, /*numerics=*/0);
 
 }  // namespace assay::ops

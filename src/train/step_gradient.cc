@@ -1,0 +1,146 @@
+#include "train/step_gradient.h"
+
+#include <torch/torch.h>
+
+namespace assay::train {
+namespace {
+
+// The gradients of the slices of a sequence, each a leaf of the sum, so they are kept apart until
+// all micro-batches have added to them.
+class SliceGradients {
+ public:
+  SliceGradients(std::vector<at::Tensor> parameters, int64_t slices)
+      : parameters_(std::move(parameters)),
+        gradients_(size_t(slices), std::vector<at::Tensor>(parameters_.size())) {}
+  // Takes what backward passes left in the parameters.
+  void take(size_t slice) {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      at::Tensor& gradient = parameters_[i].mutable_grad();
+      if (!gradient.defined()) continue;
+      at::Tensor& sum = gradients_[slice][i];
+      if (sum.defined()) sum.add_(gradient);
+      else sum = gradient;
+      gradient.reset();
+    }
+  }
+  void give_back(size_t slice) {
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      parameters_[i].mutable_grad() = std::move(gradients_[slice][i]);
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::vector<at::Tensor>> gradients_;
+};
+
+}  // namespace
+
+StepGradient::StepGradient(nn::LanguageModel& model, const data::Sampler& sampler,
+                           const TrainConfig& config, c10::Device device, Ranks* ranks)
+    : model_(model), sampler_(sampler), c_(config), device_(device), ranks_(ranks) {
+  const int64_t slices = c_.gradient_slices * c_.context_slices;
+  if (!ranks && slices == 1) return;
+  // Layers that are computed again, or whose sequences are cut, have backward passes of their own
+  const bool overlap = !c_.recompute_activations && c_.context_slices == 1;
+  sum_.emplace(model.parameters(), slices, ranks, overlap);
+  if (ranks) neighbours_.emplace(*ranks, device);
+}
+
+StepGradient::Step StepGradient::compute(int64_t step, bool stop, bool save) {
+  if (!sum_) return {compute_part(step, c_.batch_size, c_.sequence_length)};
+  std::vector<at::Tensor> values = compute_slices(step);
+  sum_->finish();
+  if (!ranks_) return {tree_sum(values)};
+  const int64_t slices = int64_t(values.size());
+  for (const bool asked : {stop, save})
+    values.push_back(at::full({}, double(asked), values.front().options()));
+  const at::Tensor all = ranks_->gather(at::stack(values));
+  return {tree_sum(all.slice(1, 0, slices).flatten().unbind()), all.select(1, slices).amax(),
+          all[0][slices + 1]};
+}
+
+// Forward and backward of the slices of this rank, up to sum_->finish(). Returns their losses.
+std::vector<at::Tensor> StepGradient::compute_slices(int64_t step) {
+  std::vector<at::Tensor> losses;
+  const int64_t context = c_.context_slices;
+  for (int64_t leaf = sum_->begin(); leaf < sum_->end();) {
+    const int64_t part = leaf / context, begin = leaf % context;
+    const int64_t end = std::min(context, begin + sum_->end() - leaf);
+    const at::Tensor tokens = read_part(step, part);
+    const bool last = part * context + end == sum_->end();
+    const std::vector<at::Tensor> of_part =
+        context == 1 ? std::vector<at::Tensor>{whole_sequences(tokens, last)}
+                     : cut_sequences(tokens, {context, begin, end}, last);
+    for (const at::Tensor& loss : of_part) losses.push_back(loss.to(at::kDouble));
+    leaf += end - begin;
+  }
+  return losses;
+}
+
+at::Tensor StepGradient::whole_sequences(const at::Tensor& tokens, bool last) {
+  const at::Tensor loss = backward(tokens, double(c_.gradient_slices), [&] {
+    if (last) sum_->start_last();
+  });
+  if (!last) sum_->keep();
+  return loss;
+}
+
+std::vector<at::Tensor> StepGradient::cut_sequences(const at::Tensor& tokens,
+                                                    nn::ContextSlices context, bool last) {
+  const int64_t here = context.end - context.begin, time = c_.sequence_length / context.count;
+  const auto micro_batches =
+      tokens.narrow(1, context.begin * time, here * time + 1).split(c_.micro_batch_size);
+  const double divisor = double(c_.gradient_slices * context.count) * double(micro_batches.size());
+  SliceGradients gradients(model_.parameters(), here);
+  std::vector<at::Tensor> losses;
+  for (const at::Tensor& micro_batch : micro_batches) {
+    const auto added =
+        nn::sliced_loss(model_, micro_batch, context, neighbours_ ? &*neighbours_ : nullptr,
+                        divisor, [&](size_t slice) { gradients.take(slice); });
+    if (losses.empty()) losses = added;
+    else at::_foreach_add_(losses, added);
+  }
+  for (int64_t i = 0; i < here; ++i) {
+    gradients.give_back(size_t(i));
+    if (last && i + 1 == here) sum_->start_last();
+    else sum_->keep();
+  }
+  return losses;
+}
+
+at::Tensor StepGradient::compute_part(int64_t step, int64_t sequences, int64_t time) {
+  return backward(read(step * sequences, sequences).slice(1, 0, time + 1), 1, [] {});
+}
+
+at::Tensor StepGradient::read_part(int64_t step, int64_t part) const {
+  const int64_t sequences = c_.batch_size / c_.gradient_slices;
+  return read(step * c_.batch_size + part * sequences, sequences);
+}
+
+// Samples `from` and the following ones, on the device.
+at::Tensor StepGradient::read(int64_t from, int64_t sequences) const {
+  const at::Tensor batch = at::empty({sequences, c_.sequence_length + 1},
+                                     at::TensorOptions(at::kLong).pinned_memory(device_.is_cuda()));
+  for (int64_t i = 0; i < sequences; ++i)
+    sampler_.sample(from + i, batch.data_ptr<int64_t>() + i * (c_.sequence_length + 1));
+  return batch.to(device_, /*non_blocking=*/true);
+}
+
+// The mean loss of `batch` divided by `slices`, and its gradient. Calls `before_last` before the
+// last backward pass.
+at::Tensor StepGradient::backward(const at::Tensor& batch, double slices,
+                                  const std::function<void()>& before_last) {
+  at::Tensor total = at::zeros({}, at::TensorOptions().device(device_).dtype(
+                                       at::promote_types(model_.compute_dtype, at::kFloat)));
+  const std::vector<at::Tensor> parts = batch.split(c_.micro_batch_size);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const at::Tensor loss = model_.loss(parts[i]) / (slices * double(parts.size()));
+    if (i + 1 == parts.size()) before_last();
+    loss.backward();
+    total += loss.detach();
+  }
+  return total;
+}
+
+}  // namespace assay::train

@@ -1,0 +1,160 @@
+// The law of mixers across processes: wherever a sequence is cut, and however many ranks compute
+// its slices, output and gradients are those of one process.
+#include "nn/context.h"
+
+#include <torch/torch.h>
+
+#include "mixer_examples.h"
+#include "rank_threads.h"
+#include "train/rank_neighbours.h"
+
+namespace assay::nn {
+namespace {
+
+constexpr int64_t kBatch = 2, kModel = 48, kTime = 64, kSlices = 4;
+
+// Of Σ c ⊙ y.
+struct Results {
+  at::Tensor y, dx;
+  std::vector<std::vector<at::Tensor>> gradients;  // by slice and parameter
+};
+
+// One rank's slices, into `results`.
+void run_slices(Mixer& mixer, ContextSlices slices, Neighbours* neighbours, const at::Tensor& x,
+                const at::Tensor& c, bool recompute, Results& results) {
+  const int64_t time = x.size(1) / slices.count;
+  const auto here = [&](const at::Tensor& all) {
+    std::vector<at::Tensor> parts;
+    for (int64_t s = slices.begin; s < slices.end; ++s)
+      parts.push_back(all.narrow(1, s * time, time));
+    return parts;
+  };
+  const auto put = [&](const at::Tensor& all, const std::vector<at::Tensor>& parts) {
+    for (size_t i = 0; i < parts.size(); ++i) here(all)[i].copy_(parts[i]);
+  };
+  SlicedPass pass(slices, neighbours, recompute);
+  const auto layer = [&](const at::Tensor& h, State& state) { return mixer.forward(h, state); };
+  put(results.y, pass.forward(layer, here(x)));
+  put(results.dx, pass.backward(here(c), [&](size_t i) {
+    for (at::Tensor& parameter : mixer.parameters()) {
+      const at::Tensor& gradient = parameter.grad();
+      results.gradients[size_t(slices.begin) + i].push_back(
+          gradient.defined() ? gradient.clone() : at::zeros_like(parameter));
+      parameter.mutable_grad().reset();
+    }
+  }));
+  if (neighbours) neighbours->finish();
+}
+
+struct ContextLaw : testing::TestWithParam<MixerExample> {
+  static std::map<int64_t, std::unique_ptr<RankThreads>>& ranks_by_number() {
+    static std::map<int64_t, std::unique_ptr<RankThreads>> all;
+    return all;
+  }
+  static RankThreads& ranks(int64_t number) {
+    auto& found = ranks_by_number()[number];
+    if (!found) found = std::make_unique<RankThreads>(number);
+    return *found;
+  }
+  static void TearDownTestSuite() { ranks_by_number().clear(); }
+
+  Results empty() const {
+    return {at::empty_like(x), at::empty_like(x), std::vector<std::vector<at::Tensor>>(kSlices)};
+  }
+  Results of_process(bool recompute) const {
+    const auto mixer = GetParam().make(kModel);
+    Results results = empty();
+    run_slices(*mixer, {kSlices, 0, kSlices}, nullptr, x, c, recompute, results);
+    return results;
+  }
+  Results of_ranks(int64_t number) const {
+    Results results = empty();
+    std::vector<std::shared_ptr<Mixer>> copies;
+    for (int64_t rank = 0; rank < number; ++rank) copies.push_back(GetParam().make(kModel));
+    ranks(number).run([&](train::Ranks& own) {
+      const int64_t each = kSlices / number, begin = own.rank() * each;
+      train::RankNeighbours neighbours(own, at::kCPU);
+      run_slices(*copies[size_t(own.rank())], {kSlices, begin, begin + each}, &neighbours, x, c,
+                 false, results);
+    });
+    return results;
+  }
+  void expect_same_bits(const Results& got, const Results& expected, const std::string& what) {
+    EXPECT_TRUE(at::equal(got.y, expected.y)) << what;
+    EXPECT_TRUE(at::equal(got.dx, expected.dx)) << what;
+    for (size_t s = 0; s < kSlices; ++s)
+      for (size_t i = 0; i < expected.gradients[s].size(); ++i)
+        EXPECT_TRUE(at::equal(got.gradients[s][i], expected.gradients[s][i]))
+            << what << ", slice " << s << ", parameter " << i;
+  }
+  const at::Tensor x = at::randn({kBatch, kTime, kModel}, generator("x"), at::kDouble);
+  const at::Tensor c = at::randn({kBatch, kTime, kModel}, generator("cotangent"), at::kDouble);
+};
+
+TEST_P(ContextLaw, RanksGiveTheResultsOfOneProcess) {
+  const auto mixer = GetParam().make(kModel);
+  const auto parameters = mixer->parameters();
+  const at::Tensor input = x.clone().requires_grad_();
+  std::vector<at::Tensor> inputs = {input};
+  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  State state;
+  state.last = true;
+  const at::Tensor whole = mixer->forward(input, state);
+  const auto expected = torch::autograd::grad({whole}, inputs, {c});
+
+  const Results process = of_process(false);
+  EXPECT_LE(relative_error(process.y, whole), 1e-12) << GetParam().table;
+  EXPECT_LE(relative_error(process.dx, expected[0]), 1e-12) << GetParam().table;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor sum = at::zeros_like(parameters[i]);
+    for (const auto& of_slice : process.gradients) sum = sum + of_slice[i];
+    EXPECT_LE(relative_error(sum, expected[i + 1]), 1e-12)
+        << mixer->named_parameters().keys()[i] << "; " << GetParam().table;
+  }
+  for (const int64_t number : {2, 4})
+    expect_same_bits(of_ranks(number), process, fmt::format("{} ranks", number));
+  expect_same_bits(of_process(true), process, "recomputed");
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, ContextLaw, testing::ValuesIn(mixer_examples()),
+                         [](const auto& info) { return info.param.name; });
+
+// A whole model: embeddings with positions, values that layers hand on, a tied head, the loss.
+TEST(SlicedLoss, ModelHasTheLossAndGradientsOfWholeSequences) {
+  const auto model = random_model(R"(
+    [model]
+    vocab_size = 31
+    d_model = 32
+    num_layers = 4
+    pattern = ["attention", "rwkv7", "mamba2", "rwkv7"]
+    channel_mixer = "rwkv7_channel_mix"
+    positions = "learned"
+    max_positions = 24
+    embedding_norm = true
+    [model.mamba2]
+    state_size = 4
+    head_dim = 8
+    [model.rwkv7]
+    num_heads = 2
+  )");
+  model->compute_dtype = at::kDouble;
+  const at::Tensor tokens = random_tokens(3, 25, 31, "tokens");
+  const auto parameters = model->parameters();
+  const at::Tensor whole = model->loss(tokens);
+  const auto expected = torch::autograd::grad({whole}, parameters);
+  for (const bool recompute : {false, true})
+    for (const int64_t count : {1, 2, 3, 12}) {
+      model->recompute_activations = recompute;
+      const auto losses =
+          sliced_loss(*model, tokens, {count, 0, count}, nullptr, double(count), [](size_t) {});
+      EXPECT_LE(relative_error(at::stack(losses).sum(), whole), 1e-12) << count << " slices";
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_LE(relative_error(parameters[i].grad(), expected[i]), 1e-11)
+            << count << " slices, " << model->named_parameters().keys()[i];
+        at::Tensor(parameters[i]).mutable_grad().reset();
+      }
+    }
+}
+
+}  // namespace
+}  // namespace assay::nn
