@@ -1,11 +1,16 @@
-"""CPU generation compared with `transformers`: a Transformer++ of 10M parameters with the same weights, fp32, same threads.
+"""CPU generation compared with `transformers`: a Transformer++ of 10M parameters with the same
+weights, fp32, same threads.
 
-Usage: cpu_generate.py [--assay build/assay] [--threads 2] [--prompt 128] [--tokens 256] [--repeats 3]. Run it with the
-project's Python (.venv/bin/python), so that both sides use the same torch; it installs `transformers` there when it is
-missing. A rate is that of the tokens beyond the first few: both sides generate twice, few tokens and many, and the times
-are subtracted, so that loading and reading the prompt do not count. Both sides take the most likely token. Prints a table
-and whether both sides generated the same tokens.
+Usage: cpu_generate.py [--assay build/assay] [--threads 2] [--prompt 128] [--tokens 256] [--repeats
+  3]
+
+Run it with the project's Python (.venv/bin/python), so that both sides use the same torch; it
+installs `transformers` there when it is missing. A rate is that of the tokens beyond the first few:
+both sides generate twice, few tokens and many, and the times are subtracted, so that loading and
+reading the prompt do not count. Both sides take the most likely token. Prints a table and whether
+both sides generated the same tokens.
 """
+
 import argparse
 import json
 import pathlib
@@ -23,18 +28,40 @@ FEW = 16
 def make_model(folder, args):
     """A model of two training steps, as a run and in Hugging Face's layout."""
     plan = folder / "model.toml"
-    plan.write_text(cpu_training.PLANS["transformer++"]
-                    + "[train]\nsteps = 2\nbatch_size = 2\nsequence_length = 512\nlearning_rate = 1e-3\neval_tokens = 512\n")
-    commands = [["data", "synth", "-o", folder / "store"],
-                ["train", plan, "--data", folder / "store", "-o", folder / "run", "--device", "cpu"],
-                ["export", folder / "run", "-o", folder / "hf"]]
+    plan.write_text(
+        cpu_training.PLANS["transformer++"]
+        + "[train]\nsteps = 2\nbatch_size = 2\nsequence_length = 512\n"
+        "learning_rate = 1e-3\neval_tokens = 512\n"
+    )
+    commands = [
+        ["data", "synth", "-o", folder / "store"],
+        ["train", plan, "--data", folder / "store", "-o", folder / "run", "--device", "cpu"],
+        ["export", folder / "run", "-o", folder / "hf"],
+    ]
     for command in commands:
         subprocess.run([args.assay, *command], check=True, capture_output=True)
 
 
 def our_tokens(folder, args, prompt, samples, count):
-    command = [args.assay, "generate", "--model", folder / "run", "--device", "cpu", "--threads", str(args.threads), "--json",
-               "--tokens", ",".join(map(str, prompt)), "--temperature", "0", "--samples", str(samples), "--max-tokens", str(count)]
+    command = [
+        args.assay,
+        "generate",
+        "--model",
+        folder / "run",
+        "--device",
+        "cpu",
+        "--threads",
+        str(args.threads),
+        "--json",
+        "--tokens",
+        ",".join(map(str, prompt)),
+        "--temperature",
+        "0",
+        "--samples",
+        str(samples),
+        "--max-tokens",
+        str(count),
+    ]
     start = time.perf_counter()
     out = subprocess.run(command, check=True, capture_output=True).stdout
     return time.perf_counter() - start, json.loads(out)["samples"][0]["tokens"]
@@ -43,9 +70,16 @@ def our_tokens(folder, args, prompt, samples, count):
 def their_tokens(model, prompt, samples, count):
     start = time.perf_counter()
     ids = torch.tensor([prompt] * samples)
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count,
-                         do_sample=False, use_cache=True, pad_token_id=0)
-    return time.perf_counter() - start, out[0, len(prompt):].tolist()
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=0,
+    )
+    return time.perf_counter() - start, out[0, len(prompt) :].tolist()
 
 
 def rate(generate, samples, args):
@@ -66,18 +100,33 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    prompt = torch.randint(2, 256, (args.prompt,), generator=torch.Generator().manual_seed(0)).tolist()
-    print(f"torch {torch.__version__}, transformers {cpu_training.transformers.__version__}, {args.threads} threads, "
-          f"prompt of {args.prompt} tokens, {args.tokens} timed, fp32")
+    prompt = torch.randint(
+        2, 256, (args.prompt,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    print(
+        f"torch {torch.__version__}, transformers {cpu_training.transformers.__version__}, "
+        f"{args.threads} threads, "
+        f"prompt of {args.prompt} tokens, {args.tokens} timed, fp32"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         make_model(folder, args)
-        model = cpu_training.transformers.AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32).eval()
+        model = cpu_training.transformers.AutoModelForCausalLM.from_pretrained(
+            folder / "hf", dtype=torch.float32
+        ).eval()
         for samples in (1, 8):
-            ours, our_text = rate(lambda count: our_tokens(folder, args, prompt, samples, count), samples, args)
-            theirs, their_text = rate(lambda count: their_tokens(model, prompt, samples, count), samples, args)
-            print(f"B {samples:2}   assay {ours:7.0f} tokens/s   transformers {theirs:7.0f} tokens/s   ratio {ours / theirs:.2f}   "
-                  f"{'same tokens' if our_text == their_text else 'OTHER TOKENS'}", flush=True)
+            ours, our_text = rate(
+                lambda count: our_tokens(folder, args, prompt, samples, count), samples, args
+            )
+            theirs, their_text = rate(
+                lambda count: their_tokens(model, prompt, samples, count), samples, args
+            )
+            print(
+                f"B {samples:2}   assay {ours:7.0f} tokens/s   "
+                f"transformers {theirs:7.0f} tokens/s   ratio {ours / theirs:.2f}   "
+                f"{'same tokens' if our_text == their_text else 'OTHER TOKENS'}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

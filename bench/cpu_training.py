@@ -1,10 +1,14 @@
-"""CPU training compared with `transformers`: a Transformer++ and a Mamba-1 of about 10M parameters, T 512, fp32, same threads.
+"""CPU training compared with `transformers`: a Transformer++ and a Mamba-1 of about 10M parameters,
+T 512, fp32, same threads.
 
-Usage: cpu_training.py [--assay build/assay] [--threads 2] [--batch 4] [--steps 12]. Run it with the project's Python
-(.venv/bin/python), so that both sides use the same torch; it installs `transformers` there when it is missing. Prints a
-table: tokens per second of each side, and the ratio. The peer's Mamba takes its path in plain PyTorch, as it does
-wherever its own kernels are not installed: about 20 s a sequence and step, whatever the batch, so it gets one.
+Usage: cpu_training.py [--assay build/assay] [--threads 2] [--batch 4] [--steps 12]
+
+Run it with the project's Python (.venv/bin/python), so that both sides use the same torch; it
+installs `transformers` there when it is missing. Prints a table: tokens per second of each side,
+and the ratio. The peer's Mamba takes its path in plain PyTorch, as it does wherever its own kernels
+are not installed: about 20 s a sequence and step, whatever the batch, so it gets one.
 """
+
 import argparse
 import json
 import pathlib
@@ -47,10 +51,19 @@ channel_mixer = "none"
 
 def peer_model(name):
     if name == "mamba1":
-        config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=12, state_size=16)
+        config = transformers.MambaConfig(
+            vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=12, state_size=16
+        )
     else:
-        config = transformers.LlamaConfig(vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=6, num_attention_heads=5,
-                                          intermediate_size=896, tie_word_embeddings=True, attn_implementation="eager")
+        config = transformers.LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            num_hidden_layers=6,
+            num_attention_heads=5,
+            intermediate_size=896,
+            tie_word_embeddings=True,
+            attn_implementation="eager",
+        )
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
@@ -73,14 +86,35 @@ def peer_rate(name, args):
 
 def our_rate(name, args, folder):
     plan = folder / f"{name}.toml"
-    plan.write_text(PLANS[name] + f"[train]\nsteps = {args.steps}\nbatch_size = {args.batch}\nsequence_length = {TIME}\n"
-                    f"learning_rate = 1e-3\nlog_every = 1\neval_every = {args.steps}\neval_tokens = 512\ncheckpoint_every = {args.steps}\n")
+    plan.write_text(
+        PLANS[name]
+        + f"[train]\nsteps = {args.steps}\nbatch_size = {args.batch}\nsequence_length = {TIME}\n"
+        f"learning_rate = 1e-3\nlog_every = 1\neval_every = {args.steps}\neval_tokens = 512\n"
+        f"checkpoint_every = {args.steps}\n"
+    )
     run = folder / f"run-{name}"
-    subprocess.run([args.assay, "train", plan, "--data", folder / "store", "-o", run, "--threads", str(args.threads), "--device", "cpu"],
-                   check=True, capture_output=True)
+    subprocess.run(
+        [
+            args.assay,
+            "train",
+            plan,
+            "--data",
+            folder / "store",
+            "-o",
+            run,
+            "--threads",
+            str(args.threads),
+            "--device",
+            "cpu",
+        ],
+        check=True,
+        capture_output=True,
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     parameters = json.loads((run / "run.json").read_text())["parameters"]
-    return statistics.median([line["tokens_per_second"] for line in lines if "loss" in line][1:]), parameters
+    return statistics.median(
+        [line["tokens_per_second"] for line in lines if "loss" in line][1:]
+    ), parameters
 
 
 def main():
@@ -91,15 +125,24 @@ def main():
     parser.add_argument("--steps", type=int, default=12)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} threads, B {args.batch}, T {TIME}, fp32")
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{args.threads} threads, B {args.batch}, T {TIME}, fp32"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        subprocess.run([args.assay, "data", "synth", "-o", folder / "store"], check=True, capture_output=True)
+        subprocess.run(
+            [args.assay, "data", "synth", "-o", folder / "store"], check=True, capture_output=True
+        )
         for model in PLANS:
             ours, parameters = our_rate(model, args, folder)
             theirs, their_parameters = peer_rate(model, args)
-            print(f"{model:14} assay {ours:9.0f} tokens/s ({parameters / 1e6:.1f}M)   transformers {theirs:9.0f} tokens/s "
-                  f"({their_parameters / 1e6:.1f}M)   ratio {ours / theirs:.2f}", flush=True)
+            print(
+                f"{model:14} assay {ours:9.0f} tokens/s ({parameters / 1e6:.1f}M)   "
+                f"transformers {theirs:9.0f} tokens/s ({their_parameters / 1e6:.1f}M)   "
+                f"ratio {ours / theirs:.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

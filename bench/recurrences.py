@@ -1,17 +1,23 @@
-"""Recurrent operators on the CPU or a GPU, compared with a loop over time in plain PyTorch, forward and backward.
+"""Recurrent operators on the CPU or a GPU, compared with a loop over time in plain PyTorch, forward
+and backward.
 
-Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--batch 1] [--time 2048] [--repeat 3]
-       [--dtype float32] [--no-loop] [--peers] [--step] [OP …]
-Run it with the project's Python (.venv/bin/python). Layers are those of d_model 768. Both sides are timed in turn, in
-this call; prints the medians in milliseconds and their ratio. On the CPU it is processor time, of one thread by default.
+Usage: recurrences.py [--library build/libassay.so] [--device cpu] [--threads 1] [--batch 1] [--time
+  2048] [--repeat 3] [--dtype float32] [--no-loop] [--peers] [--step] [OP …]
 
---peers times, as well, what `transformers` and flash-linear-attention (fla) have for the same in plain PyTorch, where they
-are installed (`pip install transformers flash-linear-attention`): their chunked forms, which run on a CPU too. They have
-none for gla, rwkv5, rwkv6 and Longhorn, beyond a loop like ours.
+Run it with the project's Python (.venv/bin/python). Layers are those of d_model 768. Both sides are
+timed in turn, in this call; prints the medians in milliseconds and their ratio. On the CPU it is
+processor time, of one thread by default.
 
---step times one decode step instead, after a state, and compares it with the state read and written once at the rate of a large
-copy. The step runs over more layers than a cache holds; on CUDA as a captured graph, so that launches cost nothing.
+--peers times, as well, what `transformers` and flash-linear-attention (fla) have for the same in
+plain PyTorch, where they are installed (`pip install transformers flash-linear-attention`): their
+chunked forms, which run on a CPU too. They have none for gla, rwkv5, rwkv6 and Longhorn, beyond a
+loop like ours.
+
+--step times one decode step instead, after a state, and compares it with the state read and written
+once at the rate of a large copy. The step runs over more layers than a cache holds; on CUDA as a
+captured graph, so that launches cost nothing.
 """
+
 import argparse
 import functools
 import inspect
@@ -127,51 +133,113 @@ def cases(B, T, device):
     delta = [unit(B, T, 8, 96), unit(B, T, 8, 96), normal(B, T, 8, 96)]
     kappa = unit(B, T, 12, 64)
     state = zeros(B, 12, 64, 64)
-    ssd = [normal(B, T, 24, 64), normal(B, T, 24) - 4, decay(24) * 20, normal(B, T, 1, 128), normal(B, T, 1, 128)]
+    ssd = [
+        normal(B, T, 24, 64),
+        normal(B, T, 24) - 4,
+        decay(24) * 20,
+        normal(B, T, 1, 128),
+        normal(B, T, 1, 128),
+    ]
 
     def ssd_loop(x, dt, A, B_, C):
         step = F.softplus(dt)
-        return linear_loop(C.expand(-1, -1, 24, -1), B_.expand(-1, -1, 24, -1), step.unsqueeze(-1) * x,
-                           (step * A).exp().unsqueeze(-1), zeros(B, 24, 128, 64))
+        return linear_loop(
+            C.expand(-1, -1, 24, -1),
+            B_.expand(-1, -1, 24, -1),
+            step.unsqueeze(-1) * x,
+            (step * A).exp().unsqueeze(-1),
+            zeros(B, 24, 128, 64),
+        )
 
     def taylor_loop(q, k, v):
         def features(x):
-            return torch.cat([torch.ones_like(x[..., :1]), x, (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)], -1)
-        weights = torch.cat([torch.ones(1), torch.full((16,), 0.25), torch.full((256,), 0.03125)]).to(device)
-        sums = linear_loop(features(q) * weights, features(k), torch.cat([v, torch.ones_like(v[..., :1])], -1),
-                           torch.ones(B, T, 12, 1, device=device), zeros(B, 12, 273, 65))[0]
+            return torch.cat(
+                [torch.ones_like(x[..., :1]), x, (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2)],
+                -1,
+            )
+
+        weights = torch.cat(
+            [torch.ones(1), torch.full((16,), 0.25), torch.full((256,), 0.03125)]
+        ).to(device)
+        sums = linear_loop(
+            features(q) * weights,
+            features(k),
+            torch.cat([v, torch.ones_like(v[..., :1])], -1),
+            torch.ones(B, T, 12, 1, device=device),
+            zeros(B, 12, 273, 65),
+        )[0]
         return sums[..., :-1] / (sums[..., -1:] + 1e-6), None
 
     channels = [normal(B, T, 1536), normal(B, T, 1536) - 2, normal(B, T, 16), normal(B, T, 16)]
-    steps = [*channels[:2], -torch.rand(1536, 16, device=device) - 0.1, *(x.unsqueeze(2) for x in channels[2:])]
+    steps = [
+        *channels[:2],
+        -torch.rand(1536, 16, device=device) - 0.1,
+        *(x.unsqueeze(2) for x in channels[2:]),
+    ]
     return {
-        "selective_scan": (partial(ops.selective_scan, delta_softplus=True),
-                           lambda *x: scan_loop(*x, zeros(B, 1536, 16)), steps),
-        "linear_attention": (partial(ops.linear_attention, scale=0.125),
-                             lambda *x: linear_loop(*x, torch.ones(B, T, 12, 1, device=device), state, 0.125), qkv),
-        "simple_gla": (partial(ops.simple_gla, scale=0.125),
-                       lambda q, k, v, g: linear_loop(q, k, v, g.exp().unsqueeze(-1), state, 0.125),
-                       qkv + [decay(B, T, 12)]),
+        "selective_scan": (
+            partial(ops.selective_scan, delta_softplus=True),
+            lambda *x: scan_loop(*x, zeros(B, 1536, 16)),
+            steps,
+        ),
+        "linear_attention": (
+            partial(ops.linear_attention, scale=0.125),
+            lambda *x: linear_loop(*x, torch.ones(B, T, 12, 1, device=device), state, 0.125),
+            qkv,
+        ),
+        "simple_gla": (
+            partial(ops.simple_gla, scale=0.125),
+            lambda q, k, v, g: linear_loop(q, k, v, g.exp().unsqueeze(-1), state, 0.125),
+            qkv + [decay(B, T, 12)],
+        ),
         "ssd": (partial(ops.ssd, dt_softplus=True), ssd_loop, ssd),
-        "gla": (partial(ops.gla, scale=0.125), lambda q, k, v, g: linear_loop(q, k, v, g.exp(), state, 0.125),
-                qkv + [decay(B, T, 12, 64)]),
-        "rwkv6": (partial(ops.rwkv6, scale=1.0), lambda *x: rwkv_loop(*x, state),
-                  qkv + [decay(B, T, 12, 64), normal(12, 64)]),
-        "rwkv5": (partial(ops.rwkv5, scale=1.0), lambda *x: rwkv_loop(*x, state),
-                  qkv + [decay(12, 64), normal(12, 64)]),
-        "delta_rule": (partial(ops.delta_rule, scale=0.1),
-                       lambda q, k, v, b: delta_loop(q, k, v, torch.zeros_like(b), b, zeros(B, 8, 96, 96), 0.1),
-                       delta + [torch.rand(B, T, 8, device=device)]),
-        "gated_delta_rule": (partial(ops.gated_delta_rule, scale=0.1),
-                             lambda *x: delta_loop(*x, zeros(B, 8, 96, 96), 0.1),
-                             delta + [decay(B, T, 8), torch.rand(B, T, 8, device=device)]),
-        "rwkv7": (partial(ops.rwkv7, scale=1.0), lambda *x: rwkv7_loop(*x, state),
-                  [qkv[0], decay(B, T, 12, 64), qkv[1], qkv[2], -kappa, kappa * torch.rand_like(kappa)]),
-        "longhorn": (ops.longhorn, lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), False), channels),
-        "longhorn_exact": (partial(ops.longhorn, exact=True),
-                           lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), True), channels),
-        "taylor_exp_attention": (partial(ops.taylor_exp_attention, scale=0.25, normalize=True, eps=1e-6),
-                                 taylor_loop, [normal(B, T, 12, 16), normal(B, T, 12, 16), normal(B, T, 12, 64)]),
+        "gla": (
+            partial(ops.gla, scale=0.125),
+            lambda q, k, v, g: linear_loop(q, k, v, g.exp(), state, 0.125),
+            qkv + [decay(B, T, 12, 64)],
+        ),
+        "rwkv6": (
+            partial(ops.rwkv6, scale=1.0),
+            lambda *x: rwkv_loop(*x, state),
+            qkv + [decay(B, T, 12, 64), normal(12, 64)],
+        ),
+        "rwkv5": (
+            partial(ops.rwkv5, scale=1.0),
+            lambda *x: rwkv_loop(*x, state),
+            qkv + [decay(12, 64), normal(12, 64)],
+        ),
+        "delta_rule": (
+            partial(ops.delta_rule, scale=0.1),
+            lambda q, k, v, b: delta_loop(
+                q, k, v, torch.zeros_like(b), b, zeros(B, 8, 96, 96), 0.1
+            ),
+            delta + [torch.rand(B, T, 8, device=device)],
+        ),
+        "gated_delta_rule": (
+            partial(ops.gated_delta_rule, scale=0.1),
+            lambda *x: delta_loop(*x, zeros(B, 8, 96, 96), 0.1),
+            delta + [decay(B, T, 8), torch.rand(B, T, 8, device=device)],
+        ),
+        "rwkv7": (
+            partial(ops.rwkv7, scale=1.0),
+            lambda *x: rwkv7_loop(*x, state),
+            [qkv[0], decay(B, T, 12, 64), qkv[1], qkv[2], -kappa, kappa * torch.rand_like(kappa)],
+        ),
+        "longhorn": (
+            ops.longhorn,
+            lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), False),
+            channels,
+        ),
+        "longhorn_exact": (
+            partial(ops.longhorn, exact=True),
+            lambda *x: longhorn_loop(*x, zeros(B, 1536, 16), True),
+            channels,
+        ),
+        "taylor_exp_attention": (
+            partial(ops.taylor_exp_attention, scale=0.25, normalize=True, eps=1e-6),
+            taylor_loop,
+            [normal(B, T, 12, 16), normal(B, T, 12, 16), normal(B, T, 12, 64)],
+        ),
     }
 
 
@@ -183,8 +251,13 @@ def peers(B):
     from fla.ops.generalized_delta_rule.dplr.naive import dplr_chunkwise
     from fla.ops.linear_attn.naive import naive_chunk_linear_attn
     from fla.ops.simple_gla.naive import naive_chunk_simple_gla
-    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as dispatched
-    torch_chunk_gated_delta_rule = inspect.unwrap(dispatched)  # with fla installed it would call Triton
+    from transformers.models.qwen3_next.modeling_qwen3_next import (
+        torch_chunk_gated_delta_rule as dispatched,
+    )
+
+    torch_chunk_gated_delta_rule = inspect.unwrap(
+        dispatched
+    )  # with fla installed it would call Triton
 
     def heads_first(function, *sequences, **options):  # theirs are [B, H, T, …]
         out = function(*(x.transpose(1, 2) for x in sequences), **options)
@@ -195,20 +268,32 @@ def peers(B):
 
     def ssd(x, dt, A, B_, C):
         step = F.softplus(dt)
-        return as_tuple(naive_chunk_simple_gla(C.expand(-1, -1, 24, -1), B_.expand(-1, -1, 24, -1),
-                                               step.unsqueeze(-1) * x, step * A, scale=1.0))
+        return as_tuple(
+            naive_chunk_simple_gla(
+                C.expand(-1, -1, 24, -1),
+                B_.expand(-1, -1, 24, -1),
+                step.unsqueeze(-1) * x,
+                step * A,
+                scale=1.0,
+            )
+        )
 
     return {
-        "linear_attention": {"fla": lambda q, k, v: as_tuple(naive_chunk_linear_attn(q, k, v, scale=0.125))},
+        "linear_attention": {
+            "fla": lambda q, k, v: as_tuple(naive_chunk_linear_attn(q, k, v, scale=0.125))
+        },
         "simple_gla": {"fla": lambda *x: as_tuple(naive_chunk_simple_gla(*x, scale=0.125))},
         "ssd": {"fla": ssd},
         "delta_rule": {"fla": lambda *x: heads_first(delta_rule_chunkwise, *x)},
         "gated_delta_rule": {
             "fla": lambda *x: as_tuple(naive_chunk_gated_delta_rule(*x, scale=0.1)),
-            "transformers": lambda *x: as_tuple(torch_chunk_gated_delta_rule(*x))},
+            "transformers": lambda *x: as_tuple(torch_chunk_gated_delta_rule(*x)),
+        },
         "rwkv7": {"fla": lambda r, w, k, v, a, b: heads_first(dplr_chunkwise, r, k, v, a, b, w)},
-        "taylor_exp_attention": {"fla": lambda *x: heads_first(naive_chunk_based, *x),
-                                 "fla, quadratic": lambda *x: heads_first(naive_parallel_based, *x)},
+        "taylor_exp_attention": {
+            "fla": lambda *x: heads_first(naive_chunk_based, *x),
+            "fla, quadratic": lambda *x: heads_first(naive_parallel_based, *x),
+        },
     }
 
 
@@ -231,6 +316,7 @@ def timed(function, tensors, device):
 
 def seconds_of(work, device, repeats, calls=1):
     """Median seconds of a call, of several in a row."""
+
     def clock():
         if device != "cpu":
             torch.cuda.synchronize()
@@ -247,7 +333,7 @@ def seconds_of(work, device, repeats, calls=1):
 
 def rate_of_copy(device):
     """Bytes read plus bytes written a second."""
-    source = torch.ones(2 ** 27 if device == "cpu" else 2 ** 30, dtype=torch.uint8, device=device)
+    source = torch.ones(2**27 if device == "cpu" else 2**30, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)
     return 2 * source.nbytes / seconds_of(lambda: copy.copy_(source), device, repeats=5, calls=10)
 
@@ -265,26 +351,33 @@ def captured(work, device):
 
 def print_steps(args):
     rate = rate_of_copy(args.device)
-    print(f"a decode step, B {args.batch}, {args.device}, {args.dtype}; copy {rate / 1e12:.3f} TB/s; µs per layer: step, state "
-          "read and written, their ratio")
+    print(
+        f"a decode step, B {args.batch}, {args.device}, {args.dtype}; copy {rate / 1e12:.3f} TB/s; "
+        "µs per layer: step, state read and written, their ratio"
+    )
     for name, (operator, _, tensors) in cases(args.batch, 1, args.device).items():
         if args.ops and name not in args.ops:
             continue
         tensors = [x.to(getattr(torch, args.dtype)) for x in tensors]
         with torch.no_grad():
             state = operator(*tensors)[1]
-            layers = max(2, 2 ** 28 // state.nbytes)
+            layers = max(2, 2**28 // state.nbytes)
             states, after = [0.1 * torch.randn_like(state) for _ in range(layers)], []
 
             def work():
                 after[:] = [operator(*tensors, initial_state=state) for state in states]
+
             seconds = seconds_of(captured(work, args.device), args.device, args.repeat) / layers
         floor = 2 * state.nbytes / rate
-        print(f"{name:22} {1e6 * seconds:9.1f} {1e6 * floor:9.1f} {seconds / floor:6.2f}", flush=True)
+        print(
+            f"{name:22} {1e6 * seconds:9.1f} {1e6 * floor:9.1f} {seconds / floor:6.2f}", flush=True
+        )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ops", nargs="*")
     parser.add_argument("--library", default="build/libassay.so")
     parser.add_argument("--device", default="cpu")
@@ -294,7 +387,9 @@ def main():
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16, of all tensors")
     parser.add_argument("--no-loop", action="store_true", help="times the operator alone")
-    parser.add_argument("--peers", action="store_true", help="times plain PyTorch of transformers and fla too")
+    parser.add_argument(
+        "--peers", action="store_true", help="times plain PyTorch of transformers and fla too"
+    )
     parser.add_argument("--step", action="store_true", help="times a decoding step")
     args = parser.parse_args()
     torch.ops.load_library(args.library)
@@ -302,26 +397,39 @@ def main():
     torch.manual_seed(0)
     if args.step:
         return print_steps(args)
-    print(f"B {args.batch} T {args.time}, {args.device}, {args.dtype}, {args.threads} threads, ms: forward + backward (median of {args.repeat})")
+    print(
+        f"B {args.batch} T {args.time}, {args.device}, {args.dtype}, {args.threads} threads, "
+        f"ms: forward + backward (median of {args.repeat})"
+    )
     theirs = peers(args.batch) if args.peers else {}
     for name, (operator, loop, tensors) in cases(args.batch, args.time, args.device).items():
         if args.ops and name not in args.ops:
             continue
         tensors = [x.to(getattr(torch, args.dtype)) for x in tensors]
-        sides = {"operator": operator, **({} if args.no_loop else {"loop": loop}), **theirs.get(name, {})}
+        sides = {
+            "operator": operator,
+            **({} if args.no_loop else {"loop": loop}),
+            **theirs.get(name, {}),
+        }
         runs = {side: [] for side in sides}
         for _ in range(args.repeat):
             for side, function in sides.items():
                 runs[side].append(timed(function, tensors, args.device))
-        medians = {side: [statistics.median(run[i] for run in times) for i in (0, 1)] for side, times in runs.items()}
+        medians = {
+            side: [statistics.median(run[i] for run in times) for i in (0, 1)]
+            for side, times in runs.items()
+        }
         ours, (f, b) = runs["operator"][0][2], medians.pop("operator")
         print(f"{name:22}{f:8.2f} + {b:8.2f}", end="")
         for side, median in medians.items():
             out = runs[side][0][2]
             factor = (out * ours).sum() / (out * out).sum()  # theirs may scale by another constant
             error = (ours - factor * out).norm() / ours.norm()
-            print(f"   {side} {median[0]:.2f} + {median[1]:.2f}, ratio {sum(median) / (f + b):.1f}, difference {error:.0e}",
-                  end="")
+            print(
+                f"   {side} {median[0]:.2f} + {median[1]:.2f}, "
+                f"ratio {sum(median) / (f + b):.1f}, difference {error:.0e}",
+                end="",
+            )
         print(flush=True)
 
 

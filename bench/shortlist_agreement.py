@@ -1,12 +1,18 @@
-"""How often a shortlist holds Exact's choice, on the queries and keys of a trained Top-1 Chunk model.
+"""How often a shortlist holds Exact's choice, on the queries and keys of a trained Top-1 Chunk
+model.
 
-Usage: shortlist_agreement.py RUN TOKENS.bin [--library build/libassay.so] [--time 8192] [--offset 0] [--stride 8]. Run it
-with the project's Python. RUN is a run of `assay train` whose layers are all top1_chunk with unit queries and keys, and
-geglu; TOKENS.bin one of the files of a token store (16-bit). Prints, for each rank and length of the shortlist, the share
-of queries (every `stride`-th behind the first chunk, all heads, all layers) whose exact choice is among those that the
-cheap score ranks first; and the share of choices that bounds certify, had all but the best `m` by bound been left out:
-above, Hoeffding's and Bennett's (with the variance along the query) of a chunk's score; below, the winner's own score.
+Usage: shortlist_agreement.py RUN TOKENS.bin [--library build/libassay.so] [--time 8192] [--offset
+  0] [--stride 8]
+
+Run it with the project's Python. RUN is a run of `assay train` whose layers are all top1_chunk with
+unit queries and keys, and geglu; TOKENS.bin one of the files of a token store (16-bit). Prints, for
+each rank and length of the shortlist, the share of queries (every `stride`-th behind the first
+chunk, all heads, all layers) whose exact choice is among those that the cheap score ranks first;
+and the share of choices that bounds certify, had all but the best `m` by bound been left out:
+above, Hoeffding's and Bennett's (with the variance along the query) of a chunk's score; below, the
+winner's own score.
 """
+
 import argparse
 import json
 import math
@@ -25,37 +31,55 @@ def read_weights(file):
     end = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:end])
     header.pop("__metadata__", None)
-    return {name: torch.frombuffer(bytearray(data[end + x["data_offsets"][0]:end + x["data_offsets"][1]]),
-                                   dtype=torch.float32).view(x["shape"]) for name, x in header.items()}
+    return {
+        name: torch.frombuffer(
+            bytearray(data[end + x["data_offsets"][0] : end + x["data_offsets"][1]]),
+            dtype=torch.float32,
+        ).view(x["shape"])
+        for name, x in header.items()
+    }
 
 
 def rotary(x, base):
     time, size = x.shape[:2][0], x.shape[-1]
-    angle = torch.outer(torch.arange(time, dtype=torch.double),
-                        base ** (-torch.arange(0, size, 2, dtype=torch.double) / size))[:, None]
+    angle = torch.outer(
+        torch.arange(time, dtype=torch.double),
+        base ** (-torch.arange(0, size, 2, dtype=torch.double) / size),
+    )[:, None]
     cos, sin = angle.cos().to(x), angle.sin().to(x)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def queries_and_keys(weights, model, tokens):
-    """[T, H, D] of each layer, and the loss, which says whether this is the model that was trained."""
+    """[T, H, D] of each layer, and the loss, which shows whether the model is the trained one."""
     mixer = model["top1_chunk"]
     heads, unit = mixer["num_heads"], lambda x: x * torch.rsqrt(x.square().sum(-1, True) + 1e-6)
     norm = lambda x, name: F.rms_norm(x, x.shape[-1:], weights[name], model["norm_eps"])
     x, found = weights["embedding"][tokens], []
     for i in range(model["num_layers"]):
         part = f"layers_{i}."
-        projected = F.linear(norm(x, part + "mixer_norm.weight"), weights[part + "mixer.qkv.weight"])
+        projected = F.linear(
+            norm(x, part + "mixer_norm.weight"), weights[part + "mixer.qkv.weight"]
+        )
         q, k, v = projected.unflatten(-1, (3 * heads, -1)).split(heads, 1)
         q = rotary(unit(q) * weights[part + "mixer.scale"][:, None], mixer["rope_base"])
         k = rotary(unit(k), mixer["rope_base"])
-        out = torch.ops.assay.top1_chunk(q[None], k[None], v[None].contiguous(), chunk_size=mixer["chunk_size"],
-                                         scale=1.0, selection="exact")[0][0]
+        out = torch.ops.assay.top1_chunk(
+            q[None],
+            k[None],
+            v[None].contiguous(),
+            chunk_size=mixer["chunk_size"],
+            scale=1.0,
+            selection="exact",
+        )[0][0]
         x = x + F.linear(out.flatten(1), weights[part + "mixer.out_proj.weight"])
-        gate, up = F.linear(norm(x, part + "channel_norm.weight"),
-                            weights[part + "channel_mixer.in_proj.weight"]).chunk(2, -1)
-        x = x + F.linear(F.gelu(gate, approximate="tanh") * up, weights[part + "channel_mixer.out_proj.weight"])
+        gate, up = F.linear(
+            norm(x, part + "channel_norm.weight"), weights[part + "channel_mixer.in_proj.weight"]
+        ).chunk(2, -1)
+        x = x + F.linear(
+            F.gelu(gate, approximate="tanh") * up, weights[part + "channel_mixer.out_proj.weight"]
+        )
         found.append((q, k))
     logits = F.linear(norm(x, "norm.weight"), weights.get("head.weight", weights["embedding"]))
     return found, F.cross_entropy(logits[:-1], tokens[1:]).item()
@@ -66,13 +90,20 @@ def shares_of_layer(q, k, chunk_size, stride):
     time, heads, _ = q.shape
     chunks = time // chunk_size
     t = torch.arange(chunk_size, chunks * chunk_size, stride)
-    queries, keys = q[t].transpose(0, 1), k[:chunks * chunk_size].transpose(0, 1)
+    queries, keys = q[t].transpose(0, 1), k[: chunks * chunk_size].transpose(0, 1)
     none = torch.arange(chunks) >= (t // chunk_size)[:, None]
-    exact = (queries @ keys.mT).unflatten(2, (chunks, chunk_size)).logsumexp(-1).masked_fill(none, -math.inf)
+    exact = (
+        (queries @ keys.mT)
+        .unflatten(2, (chunks, chunk_size))
+        .logsumexp(-1)
+        .masked_fill(none, -math.inf)
+    )
     best = exact.argmax(-1, True)
     shares = {}
     for rank in RANKS:
-        summaries = torch.ops.assay.chunk_summaries(k[None], chunk_size, rank)[0].transpose(0, 1)  # [H, chunks, ., D]
+        summaries = torch.ops.assay.chunk_summaries(k[None], chunk_size, rank)[0].transpose(
+            0, 1
+        )  # [H, chunks, ., D]
         cheap = queries @ summaries[:, :, 0].mT
         for axis in range(rank):
             cheap += 0.5 * (queries @ summaries[:, :, 1 + axis].mT).square()
@@ -82,16 +113,32 @@ def shares_of_layer(q, k, chunk_size, stride):
             shares[f"rank {rank}", length] = (place < length).double().mean(1)
     spread = keys.unflatten(1, (chunks, chunk_size))
     spread = spread - spread.mean(2, True)
-    mean = queries @ torch.ops.assay.chunk_summaries(k[None], chunk_size, 0)[0, :, :, 0].permute(1, 2, 0)
-    reach = spread.norm(dim=-1).amax(-1)[:, None] * queries.norm(dim=-1)[..., None]  # |q·(k − μ)| at most
-    variance = torch.stack([((queries @ c.mT) @ c / chunk_size * queries).sum(-1) for c in spread.unbind(1)], -1)
-    above = {"Hoeffding": mean + math.log(chunk_size) + reach.square() / 2,
-             "Bennett": mean + math.log(chunk_size) + torch.log1p(variance / reach.square() * (reach.exp() - 1 - reach))}
+    mean = queries @ torch.ops.assay.chunk_summaries(k[None], chunk_size, 0)[0, :, :, 0].permute(
+        1, 2, 0
+    )
+    reach = (
+        spread.norm(dim=-1).amax(-1)[:, None] * queries.norm(dim=-1)[..., None]
+    )  # |q·(k − μ)| at most
+    variance = torch.stack(
+        [((queries @ c.mT) @ c / chunk_size * queries).sum(-1) for c in spread.unbind(1)], -1
+    )
+    above = {
+        "Hoeffding": mean + math.log(chunk_size) + reach.square() / 2,
+        "Bennett": mean
+        + math.log(chunk_size)
+        + torch.log1p(variance / reach.square() * (reach.exp() - 1 - reach)),
+    }
     for name, bound in above.items():
-        others = bound.masked_fill(none, -math.inf).scatter(-1, best, -math.inf).sort(-1, descending=True)[0]
+        others = (
+            bound.masked_fill(none, -math.inf)
+            .scatter(-1, best, -math.inf)
+            .sort(-1, descending=True)[0]
+        )
         for length in LENGTHS:
             at = min(length, chunks) - 1
-            shares[f"certified, {name}", length] = (others[..., at:at + 1] <= exact.gather(-1, best)).double().mean((1, 2))
+            shares[f"certified, {name}", length] = (
+                (others[..., at : at + 1] <= exact.gather(-1, best)).double().mean((1, 2))
+            )
     return shares
 
 
@@ -103,23 +150,32 @@ def main():
     parser.add_argument("--time", type=int, default=8192)
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--stride", type=int, default=8)
-    parser.add_argument("--chunk-size", type=int, default=0, help="of the comparison; 0: that of the model")
+    parser.add_argument(
+        "--chunk-size", type=int, default=0, help="of the comparison; 0: that of the model"
+    )
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     model = tomllib.loads((args.run / "config.toml").read_text())["model"]
     steps = sorted((args.run / "checkpoints").glob("step-*"), key=lambda x: int(x.name[5:]))
     weights = read_weights(steps[-1] / "model.safetensors")
-    data = args.tokens.read_bytes()[2 * args.offset:2 * (args.offset + args.time)]
+    data = args.tokens.read_bytes()[2 * args.offset : 2 * (args.offset + args.time)]
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint16).long()
     with torch.no_grad():
         layers, loss = queries_and_keys(weights, model, tokens)
-        found = [shares_of_layer(q, k, args.chunk_size or model["top1_chunk"]["chunk_size"], args.stride)
-                 for q, k in layers]
+        found = [
+            shares_of_layer(q, k, args.chunk_size or model["top1_chunk"]["chunk_size"], args.stride)
+            for q, k in layers
+        ]
     print(f"{steps[-1]}: loss {loss:.4f} on {args.time} tokens; % of queries, all layers and heads")
     print(f"{'':22}" + "".join(f"{length:8}" for length in LENGTHS))
     for kind in dict.fromkeys(kind for kind, _ in found[0]):
-        print(f"{kind:22}" + "".join(f"{100 * torch.cat([x[kind, length] for x in found]).mean():8.2f}"
-                                     for length in LENGTHS))
+        print(
+            f"{kind:22}"
+            + "".join(
+                f"{100 * torch.cat([x[kind, length] for x in found]).mean():8.2f}"
+                for length in LENGTHS
+            )
+        )
 
 
 if __name__ == "__main__":

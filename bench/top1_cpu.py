@@ -1,9 +1,14 @@
-"""Top-1 chunk and element attention on the CPU, compared with torch's causal scaled dot product, forward and backward, fp32.
+"""Top-1 chunk and element attention on the CPU, compared with torch's causal scaled dot product,
+forward and backward, fp32.
 
-Usage: top1_cpu.py [--library build/libassay.so] [--time 16384] [--threads 2] [--repeats 3] [--element]. Run it with the
-project's Python. Unit-length queries and keys, H 8, D 64, chunk 128, scale 8. The sides take turns; each line has the
-fastest of the repeats. Exits with 1 below 10 × (approx) or 1.5 × (exact) at a time of 16384 or more.
+Usage: top1_cpu.py [--library build/libassay.so] [--time 16384] [--threads 2] [--repeats 3]
+  [--element]
+
+Run it with the project's Python. Unit-length queries and keys, H 8, D 64, chunk 128, scale 8. The
+sides take turns; each line has the fastest of the repeats. Exits with 1 below 10 × (approx) or 1.5
+× (exact) at a time of 16384 or more.
 """
+
 import argparse
 import sys
 import time
@@ -16,12 +21,17 @@ FLOOR = {"approx": 10.0, "exact": 1.5}
 
 def sides(element):
     top1_chunk = torch.ops.assay.top1_chunk
-    made = {name: lambda q, k, v, name=name: top1_chunk(q, k, v, chunk_size=CHUNK, scale=SCALE, selection=name)[0]
-            for name in FLOOR}
+    made = {
+        name: lambda q, k, v, name=name: top1_chunk(
+            q, k, v, chunk_size=CHUNK, scale=SCALE, selection=name
+        )[0]
+        for name in FLOOR
+    }
     if element:
         made["element"] = lambda q, k, v: torch.ops.assay.top1_element(q, k, v, scale=SCALE)[0]
     made["torch"] = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=SCALE).transpose(1, 2)
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=SCALE
+    ).transpose(1, 2)
     return made
 
 
@@ -53,11 +63,17 @@ def main():
         for name, call in calls.items():
             took = seconds(call, inputs, weights)
             best[name] = min(best.get(name, took), took, key=sum)
-    print(f"T {args.time}, H {HEADS}, D {HEAD_DIM}, C {CHUNK}, fp32, {args.threads} threads, torch {torch.__version__}")
+    print(
+        f"T {args.time}, H {HEADS}, D {HEAD_DIM}, C {CHUNK}, fp32, {args.threads} threads, "
+        f"torch {torch.__version__}"
+    )
     failed = False
     for name, (forward, backward) in best.items():
         ratio = sum(best["torch"]) / (forward + backward)
-        print(f"{name:8} forward {forward * 1e3:9.1f} ms   backward {backward * 1e3:9.1f} ms   {ratio:6.2f} x torch")
+        print(
+            f"{name:8} forward {forward * 1e3:9.1f} ms   backward {backward * 1e3:9.1f} ms   "
+            f"{ratio:6.2f} x torch"
+        )
         failed |= args.time >= 16384 and ratio < FLOOR.get(name, 0)
     return int(failed)
 

@@ -1,9 +1,14 @@
-"""One decoding step of top-1 chunk attention, compared with torch's scaled dot product over the whole cache.
+"""One decoding step of top-1 chunk attention, compared with torch's scaled dot product over the
+whole cache.
 
-Usage: top1_step.py [--library build/libassay.so] [--device cuda] [--time 50000] [--batch 64] [--threads 2]. Run it with
-the project's Python. H 12, D 64, chunk 128, scale 8; bf16 on CUDA, fp32 on the CPU. Medians; the sides take turns, and so
-do the caches of two layers. On CUDA both steps are a captured graph, so that no side waits for Python.
+Usage: top1_step.py [--library build/libassay.so] [--device cuda] [--time 50000] [--batch 64]
+  [--threads 2]
+
+Run it with the project's Python. H 12, D 64, chunk 128, scale 8; bf16 on CUDA, fp32 on the CPU.
+Medians; the sides take turns, and so do the caches of two layers. On CUDA both steps are a captured
+graph, so that no side waits for Python.
 """
+
 import argparse
 import statistics
 import time
@@ -18,11 +23,16 @@ def layer(args, dtype):
     unit = lambda x: torch.nn.functional.normalize(x, dim=-1)
     shape = (args.batch, args.time, HEADS, HEAD_DIM)
     q = unit(torch.randn(args.batch, 1, HEADS, HEAD_DIM, device=args.device, dtype=dtype))
-    k, v = torch.randn(shape, device=args.device, dtype=dtype), torch.randn(shape, device=args.device, dtype=dtype)
+    k, v = (
+        torch.randn(shape, device=args.device, dtype=dtype),
+        torch.randn(shape, device=args.device, dtype=dtype),
+    )
     k.div_(k.norm(dim=-1, keepdim=True))
     # A sequence of the batch at a time: the axes are computed in fp32, many numbers a key.
-    summaries = {rank: torch.cat([torch.ops.assay.chunk_summaries(row, CHUNK, rank) for row in k.split(1)])
-                 for rank in (0, RANK)}
+    summaries = {
+        rank: torch.cat([torch.ops.assay.chunk_summaries(row, CHUNK, rank) for row in k.split(1)])
+        for rank in (0, RANK)
+    }
     return q, k, v, summaries
 
 
@@ -31,8 +41,18 @@ def top1(selection):
 
     def call(q, k, v, summaries):
         kept = None if selection == "exact" else summaries[rank]
-        return torch.ops.assay.top1_chunk(q, k, v, chunk_size=CHUNK, scale=SCALE, selection=selection,
-                                          shortlist=SHORTLIST, rank=RANK, summaries=kept)[0]
+        return torch.ops.assay.top1_chunk(
+            q,
+            k,
+            v,
+            chunk_size=CHUNK,
+            scale=SCALE,
+            selection=selection,
+            shortlist=SHORTLIST,
+            rank=RANK,
+            summaries=kept,
+        )[0]
+
     return call
 
 
@@ -40,7 +60,9 @@ def full(backend):
     def call(q, k, v, summaries):
         with sdpa_kernel(backend):
             return torch.nn.functional.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=SCALE)
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=SCALE
+            )
+
     return call
 
 
@@ -87,22 +109,32 @@ def main():
     torch.manual_seed(0)
     cuda = args.device.startswith("cuda")
     calls = {name: top1(name) for name in ("approx", "shortlist", "exact")}
-    calls |= {"cuDNN": full(SDPBackend.CUDNN_ATTENTION), "Flash-2": full(SDPBackend.FLASH_ATTENTION)} if cuda else {
-        "torch": full(SDPBackend.FLASH_ATTENTION)}
+    calls |= (
+        {"cuDNN": full(SDPBackend.CUDNN_ATTENTION), "Flash-2": full(SDPBackend.FLASH_ATTENTION)}
+        if cuda
+        else {"torch": full(SDPBackend.FLASH_ATTENTION)}
+    )
     with torch.no_grad():
         layers = [layer(args, torch.bfloat16 if cuda else torch.float32) for _ in range(LAYERS)]
         runs = {}
         for name, call in calls.items():
             try:
-                runs[name] = captured(call, layers) if cuda else [lambda i=i, call=call: call(*i) for i in layers]
+                runs[name] = (
+                    captured(call, layers)
+                    if cuda
+                    else [lambda i=i, call=call: call(*i) for i in layers]
+                )
             except RuntimeError as error:
                 print(f"{name}: {str(error).splitlines()[0]}")
         times = {name: [] for name in runs}
         for _ in range(args.repeats):
             for name, both in runs.items():
                 times[name].append((seconds_cuda if cuda else seconds_cpu)(both))
-    print(f"B {args.batch}, T {args.time}, H {HEADS}, D {HEAD_DIM}, C {CHUNK}, {'bf16' if cuda else 'fp32'}, "
-          f"{args.device}, torch {torch.__version__}: ms per step and layer")
+    print(
+        f"B {args.batch}, T {args.time}, H {HEADS}, D {HEAD_DIM}, C {CHUNK}, "
+        f"{'bf16' if cuda else 'fp32'}, {args.device}, torch {torch.__version__}: "
+        "ms per step and layer"
+    )
     for name, took in times.items():
         print(f"{name:10} {statistics.median(took) * 1e3:9.4f}")
 

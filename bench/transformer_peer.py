@@ -1,9 +1,12 @@
-"""Plain PyTorch, to compare with `assay train` on one GPU: the same Transformer++ (110M with 32k tokens), eager and torch.compile.
+"""Plain PyTorch, to compare with `assay train` on one GPU: the same Transformer++ (110M with 32k
+tokens), eager and torch.compile.
 
-Usage: transformer_peer.py [--compile] [--batch 32] [--time 2048] [--steps 20]. Prints one JSON line with the median
-tokens per second. bf16 autocast, scaled_dot_product_attention, fused AdamW, cross_entropy over whole logits: what a
-careful user writes without custom kernels.
+Usage: transformer_peer.py [--compile] [--batch 32] [--time 2048] [--steps 20]
+
+Prints one JSON line with the median tokens per second. bf16 autocast, scaled_dot_product_attention,
+fused AdamW, cross_entropy over whole logits: what a careful user writes without custom kernels.
 """
+
 import argparse
 import json
 import statistics
@@ -30,7 +33,12 @@ class Block(nn.Module):
 
     def forward(self, x, cos, sin):
         batch, time_, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, time_, 3 * self.heads, -1).transpose(1, 2).chunk(3, dim=1)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(batch, time_, 3 * self.heads, -1)
+            .transpose(1, 2)
+            .chunk(3, dim=1)
+        )
         q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, time_, width))
@@ -67,7 +75,9 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(0)
     model = Model(32000, 768, 12, 12, 2048, args.time).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     step_model = torch.compile(model) if args.compile else model
     rates = []
     for step in range(args.steps):
@@ -83,8 +93,16 @@ def main():
         torch.cuda.synchronize()
         if step >= args.steps // 2:
             rates.append(args.batch * args.time / (time.perf_counter() - start))
-    print(json.dumps({"peer": "torch.compile" if args.compile else "torch eager", "tokens_per_second": statistics.median(rates),
-                      "memory_bytes": torch.cuda.max_memory_allocated(), "torch": torch.__version__}))
+    print(
+        json.dumps(
+            {
+                "peer": "torch.compile" if args.compile else "torch eager",
+                "tokens_per_second": statistics.median(rates),
+                "memory_bytes": torch.cuda.max_memory_allocated(),
+                "torch": torch.__version__,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

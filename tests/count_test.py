@@ -1,4 +1,5 @@
 """tools/count.py finds what it counts, and its check fails above a limit."""
+
 import pathlib
 import sys
 import tempfile
@@ -21,11 +22,21 @@ class Counts(unittest.TestCase):
         self.assertEqual(commas("void f() { x<T>(1), y<T, 2>(3); }"), 1)
 
     def test_other_commas_are_not(self):
-        for code in ("int a = 1, b = 2;", "f(a, b);", "for (int i = 0; i < n; ++i, ++j) f(i);",
-                     "const std::map<int, std::vector<std::pair<int, int>>> a = b(), c = d();",
-                     "T x{1, 2};", "f<A, B>(x);", "g([](int a, int b) { return a + b; });",
-                     "kernel<T><<<blocks, threads, 0, stream>>>(a, b);", "enum class E { a, b };",
-                     "// a, b;\nf();", 'f("a, b;");', "auto [a, b] = f();", "R x, y;"):
+        for code in (
+            "int a = 1, b = 2;",
+            "f(a, b);",
+            "for (int i = 0; i < n; ++i, ++j) f(i);",
+            "const std::map<int, std::vector<std::pair<int, int>>> a = b(), c = d();",
+            "T x{1, 2};",
+            "f<A, B>(x);",
+            "g([](int a, int b) { return a + b; });",
+            "kernel<T><<<blocks, threads, 0, stream>>>(a, b);",
+            "enum class E { a, b };",
+            "// a, b;\nf();",
+            'f("a, b;");',
+            "auto [a, b] = f();",
+            "R x, y;",
+        ):
             self.assertEqual(commas("void f() { " + code + " }"), 0, code)
 
     def test_split_literal_is_found(self):
@@ -38,9 +49,12 @@ class Counts(unittest.TestCase):
             source = pathlib.Path(folder)
             (source / "ops/cuda").mkdir(parents=True)
             (source / "ops/glu").mkdir()
-            (source / "ops/cuda/ptx.cuh").write_text('__device__ inline void f(int) { asm("x;"); }\n')
+            (source / "ops/cuda/ptx.cuh").write_text(
+                '__device__ inline void f(int) { asm("x;"); }\n'
+            )
             (source / "ops/glu/cuda.cu").write_text(
-                '__device__ inline void f(int) { asm("y;"); }\n' + "//" + "-" * 99 + "\n")
+                '__device__ inline void f(int) { asm("y;"); }\n' + "//" + "-" * 99 + "\n"
+            )
             counts = count.count(source)
             self.assertEqual(counts["PTX outside src/ops/cuda"], 1)
             self.assertEqual(counts["library functions defined again"], 1)

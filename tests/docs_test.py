@@ -2,6 +2,7 @@
 
 Usage: docs_test.py PAGE LIBASSAY PROGRAM
 """
+
 import pathlib
 import re
 import sys
@@ -17,7 +18,10 @@ import torch  # noqa: E402
 
 def row(schema):
     """The row of the table for an operator: `name(argument, option=default)` | results |"""
-    arguments = (f"{a.name}={a.default_value!r}" if a.has_default_value() else a.name for a in schema.arguments)
+    arguments = (
+        f"{a.name}={a.default_value!r}" if a.has_default_value() else a.name
+        for a in schema.arguments
+    )
     results = ", ".join(result.name for result in schema.returns)
     return f"| `{schema.name.removeprefix('assay::')}({', '.join(arguments)})` | {results} |"
 

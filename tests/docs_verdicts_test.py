@@ -2,6 +2,7 @@
 
 Usage: docs_verdicts_test.py DOCS
 """
+
 import pathlib
 import sys
 
@@ -14,8 +15,11 @@ VERDICTS = {"reference", "degraded", "better", "equivalent", "not settled", "ope
 
 def verdicts(page, column):
     """{architecture: verdict} of the rows of a page that have a verdict in this column."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (DOCS / page).read_text().splitlines()
-            if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in (DOCS / page).read_text().splitlines()
+        if line.startswith("| ")
+    ]
     return {row[0]: row[column] for row in rows if len(row) > column and row[column] in VERDICTS}
 
 
@@ -23,6 +27,9 @@ measured = verdicts("results/recurrent.md", 1) | verdicts("results/limited_domai
 assert measured.pop(CONTROL, None), f"limited_domain.md has no row '{CONTROL}'"
 expected = measured | IN_TEXT
 found = verdicts("architectures.md", 2)
-wrong = [f"{name}: {found.get(name)} in architectures.md, {expected.get(name, 'open')} in docs/results"
-         for name in sorted(found | expected) if found.get(name) != expected.get(name, "open")]
+wrong = [
+    f"{name}: {found.get(name)} in architectures.md, {expected.get(name, 'open')} in docs/results"
+    for name in sorted(found | expected)
+    if found.get(name) != expected.get(name, "open")
+]
 assert not wrong, "\n".join(wrong)

@@ -7,17 +7,20 @@
 It also fails if a file outside of src/run spells the name of a file of the run folder, and if the
 table of layers in docs/design.md is not what CMakeLists.txt says.
 
-Usage: layering.py LAYERS, a file with one line per layer: its name, then what it may use (CMakeLists.txt
-writes it).
+Usage: layering.py LAYERS, a file with one line per layer: its name, then what it may use
+(CMakeLists.txt writes it).
 """
+
 import pathlib
 import re
 import sys
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src"
 TORCH = re.compile(r"(ATen|torch|c10)/")
-RUN_FOLDER = re.compile(r'"(config\.toml|run\.json|metrics\.jsonl|checkpoints|step-[^"]*|optimizer\.safetensors|'
-                        r'state\.json|end\.json|probes\.json|done\.json|tasks\.json|tasks\.sqlite|log\.txt)"')
+RUN_FOLDER = re.compile(
+    r'"(config\.toml|run\.json|metrics\.jsonl|checkpoints|step-[^"]*|optimizer\.safetensors|'
+    r'state\.json|end\.json|probes\.json|done\.json|tasks\.json|tasks\.sqlite|log\.txt)"'
+)
 
 
 def allowed_layers(listing):
@@ -33,14 +36,18 @@ def private_header(file, header):
     if folders[0] != "ops" or parts[0] != "ops" or len(parts) < 3 or parts[1] == folders[1]:
         return None
     if parts[1] == "cuda":
-        return None if file.suffix in (".cu", ".cuh") else "only CUDA files include the CUDA library"
+        return (
+            None if file.suffix in (".cu", ".cuh") else "only CUDA files include the CUDA library"
+        )
     public = parts[1:] == [parts[1], f"{parts[1]}.h"]
     return None if public else f"it is private to ops/{parts[1]}"
 
 
 def violations(file, allowed):
     layer = file.relative_to(SOURCE).parts[0]
-    is_kernel = file.name.startswith("cpu") or file.name == "kernel.h" or file.suffix in (".cu", ".cuh")
+    is_kernel = (
+        file.name.startswith("cpu") or file.name == "kernel.h" or file.suffix in (".cu", ".cuh")
+    )
     for number, line in enumerate(file.read_text().splitlines(), 1):
         if layer != "run" and (name := RUN_FOLDER.search(line)):
             yield f"{file}:{number}: only src/run names files of the run folder: {name.group()}"
@@ -58,8 +65,11 @@ def violations(file, allowed):
 def wrong_rows(page, allowed):
     """Layers whose row in the table, | layer | content | uses | torch |, differs from `allowed`."""
     rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \| (yes|no) \|$", page, re.M)
-    told = {name: {name, *re.findall("`(\\w+)`", uses)} | ({"torch"} if torch == "yes" else set())
-            for name, uses, torch in rows if name != "cli"}
+    told = {
+        name: {name, *re.findall("`(\\w+)`", uses)} | ({"torch"} if torch == "yes" else set())
+        for name, uses, torch in rows
+        if name != "cli"
+    }
     layers = set(allowed) - {"cli"}
     for name in sorted(layers | set(told)):
         uses = allowed.get(name, set()) & (layers | {"torch"})

@@ -1,9 +1,15 @@
 """The checks of layering.py find what they forbid and nothing else."""
+
 import unittest
 
 import layering
 
-ALLOWED = {"base": {"base"}, "run": {"run"}, "ops": {"ops", "base", "torch"}, "cli": {"cli", "ops", "base", "torch"}}
+ALLOWED = {
+    "base": {"base"},
+    "run": {"run"},
+    "ops": {"ops", "base", "torch"},
+    "cli": {"cli", "ops", "base", "torch"},
+}
 
 
 def found(path, line):

@@ -2,10 +2,11 @@
 """Counts what the style rules forbid in the C++ and CUDA sources of a folder.
 
     tools/count.py [FOLDER]     prints the counts of FOLDER (default: src)
-    tools/count.py --check      compares src with the limits below; fails if a count is above its limit
+    tools/count.py --check      fails if a count of src is above its limit below
 
 A change that lowers a count lowers its limit in LIMITS in the same commit.
 """
+
 import argparse
 import pathlib
 import re
@@ -26,24 +27,35 @@ LIMITS = {
     "lines of src": None,
 }
 
+# The same for bench, tests and tools: lines of C++, CUDA, Python and shell, and literals of C++.
+OTHER_LIMITS = {
+    "bench": {"lines over 100 columns": 0, "split string literals": 0},
+    "tests": {"lines over 100 columns": 34, "split string literals": 28},
+    "tools": {"lines over 100 columns": 0, "split string literals": 0},
+}
+
 TOKEN = re.compile(
-    r'''(?P<comment>//[^\n]*|/\*.*?\*/)
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)
       | (?P<directive>^[ \t]*\#(?:[^\n\\]|\\.|\\\n)*)
       | (?P<raw>R"(?P<mark>[^()\s]*)\(.*?\)(?P=mark)")
       | (?P<string>(?:u8|[uUL])?"(?:[^"\\\n]|\\.)*")
       | (?P<char>'(?:[^'\\\n]|\\.)+')
       | (?P<number>\.?\d(?:[\w.']|[eEpP][+-])*)
       | (?P<word>[A-Za-z_]\w*)
-      | (?P<mark2><<<|>>>|::|->|\+\+|--|&&|\|\||<<=|>>=|<=|>=|==|!=|[-+*/%&|^]=|\S)''',
-    re.S | re.M | re.X)
+      | (?P<mark2><<<|>>>|::|->|\+\+|--|&&|\|\||<<=|>>=|<=|>=|==|!=|[-+*/%&|^]=|\S)""",
+    re.S | re.M | re.X,
+)
 OPEN = {"(": ")", "[": "]", "{": "}", "<<<": ">>>"}  # <<<…>>>: the launch of a kernel
 CLOSE = {closing: opening for opening, closing in OPEN.items()}
 # A statement that begins with one of these is not an expression.
-DECLARES = set("""alignas auto bool case char class const constexpr consteval constinit default double enum
-    explicit extern float friend goto inline int int16_t int32_t int64_t int8_t long mutable namespace
-    operator private protected public register short signed size_t static static_assert struct template
-    thread_local typedef typename uint16_t uint32_t uint64_t uint8_t union unsigned using virtual void
-    volatile __device__ __global__ __host__ __shared__ __constant__ asm""".split())
+DECLARES = set(
+    """alignas auto bool case char class const constexpr consteval constinit default double enum
+    explicit extern float friend goto inline int int16_t int32_t int64_t int8_t long mutable
+    namespace operator private protected public register short signed size_t static static_assert
+    struct template thread_local typedef typename uint16_t uint32_t uint64_t uint8_t union unsigned
+    using virtual void volatile __device__ __global__ __host__ __shared__ __constant__
+    asm""".split()
+)
 CONTROL = {"if", "for", "while", "switch"}
 
 
@@ -77,7 +89,7 @@ def partners(tokens):
 
 
 def body_of_control(tokens, partner, i, end):
-    """The first token of the statement that i begins, past `if (…)`, `for (…)`, `else`, `case x:`, …"""
+    """The first token of the statement of i, past `if (…)`, `for (…)`, `else`, `case x:`, …"""
     while i < end:
         text = tokens[i].text
         if tokens[i].kind == "directive" or text in ("else", "do"):
@@ -93,8 +105,12 @@ def body_of_control(tokens, partner, i, end):
             while i < end and tokens[i].text != ":":
                 i += 1
             i += 1
-        elif tokens[i].kind == "word" and i + 1 < end and tokens[i + 1].text == ":" and text in (
-                "public", "private", "protected"):
+        elif (
+            tokens[i].kind == "word"
+            and i + 1 < end
+            and tokens[i + 1].text == ":"
+            and text in ("public", "private", "protected")
+        ):
             i += 2
         else:
             break
@@ -138,15 +154,18 @@ def is_declaration(tokens, partner, i, end):
 def comma_statements(tokens):
     """(first, last, commas): token indices of every statement that joins expressions with commas.
 
-    `first` is past a control header, `last` is the semicolon. `return a, b;` is one too. The header of a
-    for statement is none.
+    `first` is past a control header, `last` is the semicolon. `return a, b;` is one too. The header
+    of a for statement is none.
     """
     partner, found = partners(tokens), []
     in_for = set()
     for i, token in enumerate(tokens):
         if token.text == "for" and i + 1 in partner:
-            in_for.update(k for k in range(i + 2, partner[i + 1])
-                          if tokens[k].text == ";" and enclosing(tokens, partner, k) == i + 1)
+            in_for.update(
+                k
+                for k in range(i + 2, partner[i + 1])
+                if tokens[k].text == ";" and enclosing(tokens, partner, k) == i + 1
+            )
     for last, token in enumerate(tokens):
         if token.text != ";" or token.kind != "mark2" or last in in_for:
             continue
@@ -193,7 +212,19 @@ def enclosing(tokens, partner, i):
 def continues_past_brace(tokens, i):
     """Whether the } at i belongs to an expression: of a lambda or a braced initialiser."""
     after = tokens[i + 1]
-    return after.kind == "mark2" and after.text in (",", ".", ")", ";", "(", "]", "[", "?", ":", "+", "->")
+    return after.kind == "mark2" and after.text in (
+        ",",
+        ".",
+        ")",
+        ";",
+        "(",
+        "]",
+        "[",
+        "?",
+        ":",
+        "+",
+        "->",
+    )
 
 
 def split_literals(tokens):
@@ -211,13 +242,14 @@ def asm_statements(tokens, text):
     count = 0
     for i, token in enumerate(tokens):
         if token.text == "asm":
-            literal = next((t for t in tokens[i:i + 4] if t.kind == "string"), None)
+            literal = next((t for t in tokens[i : i + 4] if t.kind == "string"), None)
             count += literal is None or literal.text != '""'
     return count
 
 
 FREE_DEVICE_FUNCTION = re.compile(
-    r"^(?:__host__ )?__device__ (?:inline |constexpr )*[\w:<>, ]+?[ &*](\w+)\(", re.M)
+    r"^(?:__host__ )?__device__ (?:inline |constexpr )*[\w:<>, ]+?[ &*](\w+)\(", re.M
+)
 
 
 def sources(folder):
@@ -242,7 +274,8 @@ def count(folder):
             if not in_library:
                 counts["PTX outside src/ops/cuda"] += asm_statements(tokens, text)
                 counts["library functions defined again"] += sum(
-                    name in library for name in FREE_DEVICE_FUNCTION.findall(text))
+                    name in library for name in FREE_DEVICE_FUNCTION.findall(text)
+                )
         else:
             counts["split string literals"] += split_literals(tokens)
         if "ops" in file.relative_to(folder).parts[:1]:
@@ -250,8 +283,36 @@ def count(folder):
     return counts
 
 
-def above_limits(counts):
-    return [name for name, limit in LIMITS.items() if limit is not None and counts[name] > limit]
+def is_script(file):
+    return file.suffix in (".py", ".sh") or (not file.suffix and file.read_bytes()[:2] == b"#!")
+
+
+def count_other(folder):
+    scripts = [file for file in folder.rglob("*") if file.is_file() and is_script(file)]
+    lines = [line for file in sources(folder) + scripts for line in file.read_text().splitlines()]
+    literals = [
+        split_literals(tokens_of(file.read_text()))
+        for file in sources(folder)
+        if file.suffix not in (".cu", ".cuh")
+    ]
+    return {
+        "lines over 100 columns": sum(len(line) > COLUMNS for line in lines),
+        "split string literals": sum(literals),
+    }
+
+
+def above_limits(counts, limits=LIMITS):
+    return [name for name, limit in limits.items() if limit is not None and counts[name] > limit]
+
+
+def others_above_limits():
+    above = []
+    for name, limits in OTHER_LIMITS.items():
+        counts = count_other(ROOT / name)
+        for what, number in counts.items():
+            print(f"{number:6}  {what}, {name} (limit {limits[what]})")
+        above += [f"{what} in {name}" for what in above_limits(counts, limits)]
+    return above
 
 
 def main():
@@ -266,7 +327,9 @@ def main():
         print(f"{number:6}  {name}{limit}")
     if not counts["lines of src"]:
         sys.exit(f"{arguments.folder} has no sources")
-    if arguments.check and above:
+    if arguments.check:
+        above += others_above_limits()
+    if above and arguments.check:
         sys.exit(f"above the limits of tools/count.py: {', '.join(above)}")
 
 

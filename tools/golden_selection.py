@@ -4,9 +4,10 @@
     tools/golden_selection.py FULL              writes tests/golden
     tools/golden_selection.py FULL --check      fails if tests/golden differs from the selection
 
-FULL is the folder of all golden data. The selection has one case of each operator and mixer. A large
-file is cut to its first sequence, its first head or its first layer. Numbers are never changed. A
-gradient that sums over what was cut is left out, and so are the gradients of a model's matrices.
+FULL is the folder of all golden data. The selection has one case of each operator and mixer. A
+large file is cut to its first sequence, its first head or its first layer. Numbers are never
+changed. A gradient that sums over what was cut is left out, and so are the gradients of a model's
+matrices.
 """
 import argparse
 import filecmp
@@ -53,7 +54,8 @@ def read(file):
     tensors = {}
     for name, entry in header.items():
         begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        tensors[name] = numpy.frombuffer(content[begin:end], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        values = numpy.frombuffer(content[begin:end], DTYPES[entry["dtype"]])
+        tensors[name] = values.reshape(entry["shape"])
     return tensors, metadata
 
 
@@ -124,12 +126,15 @@ def taylor_features(tensors):
 
 def reference_of_model(tensors):
     """Losses, the gradients of vectors, and the losses of ten steps of training."""
+    def is_kept(name, tensor):
+        return not name.startswith("grad.") or tensor.squeeze().ndim <= 1
+
     return {name: tensor for name, tensor in tensors.items()
-            if name != "out.logits" and not (name.startswith("grad.") and tensor.squeeze().ndim > 1)}
+            if name != "out.logits" and is_kept(name, tensor)}
 
 
 def first_layer(tensors, metadata):
-    """The weights of the first layer, and what it computes for the beginning of the first sequence."""
+    """The weights of the first layer, and its results for the beginning of the first sequence."""
     kept = {}
     for name, tensor in tensors.items():
         if name.startswith("act.blocks.0."):
@@ -163,7 +168,7 @@ def files_of(folder):
 
 
 def differences(folder, expected):
-    """Files that only one of the folders has, or whose contents differ. README.md is written by hand."""
+    """Files that only one folder has, or whose contents differ. README.md is written by hand."""
     ours, theirs = files_of(folder) - {pathlib.Path("README.md")}, files_of(expected)
     different = {file for file in ours & theirs
                  if not filecmp.cmp(folder / file, expected / file, shallow=False)}

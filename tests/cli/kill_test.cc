@@ -1,5 +1,5 @@
-// Commands that are killed at random moments and given again end in the same bytes as an undisturbed
-// run.
+// Commands that are killed at random moments and given again end in the same bytes as an
+// undisturbed run.
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,8 @@
 """Compares tokenizer.json, as the library `tokenizers` reads it, with ids and texts of Assay.
 
-    tokenizers_check.py FOLDER      reads tokenizer.json and cases.json: a list of {text, ids, decoded}
+tokenizers_check.py FOLDER      reads tokenizer.json and cases.json: a list of {text, ids, decoded}
 """
+
 import json
 import pathlib
 import sys

@@ -1,4 +1,5 @@
-"""Assay's operators as torch sees them: fake tensors, opcheck, torch.compile, torch.export, refused arguments.
+"""Assay's operators as torch sees them: fake tensors, opcheck, torch.compile, torch.export, refused
+arguments.
 
 Usage: python_test.py LIBASSAY PROGRAM
 """
@@ -41,12 +42,36 @@ def calls():
     """Calls of every operator: (name, positional arguments, keyword arguments)."""
     torch.manual_seed(1)
     gate = torch.rand(B, T, H)
-    scan = [numbers(B, T, DM), numbers(B, T, DM), decays(DM, N), numbers(B, T, 2, N), numbers(B, T, 2, N)]
-    by_token = [numbers(B, T, DM), numbers(B, T, DM), decays(B, T, N), numbers(B, T, 1, N), numbers(B, T, 1, N)]
-    ssd = [numbers(B, T, H, V), torch.rand(B, T, H), decays(H), numbers(B, T, 2, N), numbers(B, T, 2, N)]
+    scan = [
+        numbers(B, T, DM),
+        numbers(B, T, DM),
+        decays(DM, N),
+        numbers(B, T, 2, N),
+        numbers(B, T, 2, N),
+    ]
+    by_token = [
+        numbers(B, T, DM),
+        numbers(B, T, DM),
+        decays(B, T, N),
+        numbers(B, T, 1, N),
+        numbers(B, T, 1, N),
+    ]
+    ssd = [
+        numbers(B, T, H, V),
+        torch.rand(B, T, H),
+        decays(H),
+        numbers(B, T, 2, N),
+        numbers(B, T, 2, N),
+    ]
     longhorn = [numbers(B, T, DM), numbers(B, T, DM), numbers(B, T, N), numbers(B, T, N)]
     chosen = torch.zeros(B, H, T, 1, dtype=torch.int64)
-    rwkv7 = [numbers(B, T, H, K), decays(B, T, H, K), *heads()[1:], numbers(B, T, H, K), numbers(B, T, H, K)]
+    rwkv7 = [
+        numbers(B, T, H, K),
+        decays(B, T, H, K),
+        *heads()[1:],
+        numbers(B, T, H, K),
+        numbers(B, T, H, K),
+    ]
     return [
         ("window_attention", [*attention(), 7, 0.3], {}),
         ("window_attention", [*attention(), -1, 0.3], {"alibi_slopes": torch.rand(H)}),
@@ -70,12 +95,20 @@ def calls():
             },
         ),
         ("selective_scan", by_token, {"delta_softplus": True}),
-        ("ssd", ssd, {"D": numbers(H), "z": numbers(B, T, H, V), "initial_state": numbers(B, H, V, N)}),
+        (
+            "ssd",
+            ssd,
+            {"D": numbers(H), "z": numbers(B, T, H, V), "initial_state": numbers(B, H, V, N)},
+        ),
         ("linear_attention", [*heads(), 0.3], {}),
         ("simple_gla", [*heads(), decays(B, T, H), 0.3], {"initial_state": numbers(*STATE)}),
         ("gla", [*heads(), decays(B, T, H, K), 0.3], {"initial_state": numbers(*STATE)}),
         ("delta_rule", [*heads(), gate, 0.3], {}),
-        ("gated_delta_rule", [*heads(), decays(B, T, H), gate, 0.3], {"initial_state": numbers(*STATE)}),
+        (
+            "gated_delta_rule",
+            [*heads(), decays(B, T, H), gate, 0.3],
+            {"initial_state": numbers(*STATE)},
+        ),
         ("rwkv5", [*heads(), decays(H, K), numbers(H, K), 0.3], {}),
         ("rwkv6", [*heads(), decays(B, T, H, K), numbers(H, K), 0.3], {}),
         ("rwkv7", [*rwkv7, 0.3], {}),
@@ -83,7 +116,11 @@ def calls():
         ("longhorn", longhorn, {"exact": True, "z": numbers(B, T, DM)}),
         ("taylor_exp_attention", [*heads(), 0.3, True, 1e-6], {}),
         ("taylor_exp_attention", [*heads(), 0.3, False, 1e-6], {}),
-        ("causal_conv1d", [numbers(B, T, DM), numbers(DM, 4)], {"bias": numbers(DM), "activation": "silu"}),
+        (
+            "causal_conv1d",
+            [numbers(B, T, DM), numbers(DM, 4)],
+            {"bias": numbers(DM), "activation": "silu"},
+        ),
     ]
 
 
@@ -93,7 +130,9 @@ NOT_DIFFERENTIABLE = {"top1_certified", "chunk_summaries"}
 def mapped(function, args, kwargs):
     """The arguments with `function` applied to every tensor."""
     of_one = lambda value: function(value) if isinstance(value, torch.Tensor) else value
-    return [of_one(value) for value in args], {name: of_one(value) for name, value in kwargs.items()}
+    return [of_one(value) for value in args], {
+        name: of_one(value) for name, value in kwargs.items()
+    }
 
 
 def leaf(tensor):
@@ -122,12 +161,16 @@ class Operators(unittest.TestCase):
                 check(name, getattr(OPS, name), args, kwargs)
 
     def test_every_operator_is_called_here(self):
-        names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("assay::")}
+        names = {
+            name for name in torch._C._dispatch_get_all_op_names() if name.startswith("assay::")
+        }
         public = {name.removeprefix("assay::") for name in names if not name.startswith("assay::_")}
         self.assertEqual(public, {name for name, _, _ in calls()})
 
     def test_program_lists_the_operators_of_torch(self):
-        listed = subprocess.run([PROGRAM, "list", "ops", "--json"], capture_output=True, check=True).stdout
+        listed = subprocess.run(
+            [PROGRAM, "list", "ops", "--json"], capture_output=True, check=True
+        ).stdout
         self.assertEqual(sorted(json.loads(listed)), sorted({name for name, _, _ in calls()}))
 
     def test_fake_results_have_the_layout_of_real_ones(self):
@@ -159,7 +202,11 @@ class Operators(unittest.TestCase):
                 return
             mode = FakeTensorMode()
             args, kwargs = mapped(lambda tensor: mode.from_tensor(leaf(tensor)), args, kwargs)
-            leaves = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.requires_grad]
+            leaves = [
+                x
+                for x in [*args, *kwargs.values()]
+                if isinstance(x, torch.Tensor) and x.requires_grad
+            ]
             with mode:
                 gradients = torch.autograd.grad(loss(op(*args, **kwargs)), leaves)
             self.assertEqual([tuple(x.shape) for x in gradients], [tuple(x.shape) for x in leaves])
@@ -181,16 +228,24 @@ class Operators(unittest.TestCase):
             args, kwargs = mapped(leaf, args, kwargs)
             results = call(*args, **kwargs)
             loss(results).backward()
-            tensors = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.requires_grad]
+            tensors = [
+                x
+                for x in [*args, *kwargs.values()]
+                if isinstance(x, torch.Tensor) and x.requires_grad
+            ]
             return [*as_list(results), *[x.grad for x in tensors]]
 
         def check(name, op, args, kwargs):
             if name not in ("gla", "selective_scan", "top1_chunk", "window_attention"):
                 return
             torch._dynamo.reset()
-            compiled = torch.compile(lambda *args, **kwargs: op(*args, **kwargs), fullgraph=True, backend="aot_eager")
+            compiled = torch.compile(
+                lambda *args, **kwargs: op(*args, **kwargs), fullgraph=True, backend="aot_eager"
+            )
             eager = results_and_gradients(op, args, kwargs)
-            for found, expected in zip(results_and_gradients(compiled, args, kwargs), eager, strict=True):
+            for found, expected in zip(
+                results_and_gradients(compiled, args, kwargs), eager, strict=True
+            ):
                 torch.testing.assert_close(found, expected)
 
         self.for_each_call(check)
@@ -198,7 +253,12 @@ class Operators(unittest.TestCase):
     def test_compiled_function_takes_other_lengths(self):
         call = torch.compile(lambda *args: OPS.gla(*args, 0.3), fullgraph=True, backend="aot_eager")
         for time in (33, 40, 41, 57):
-            args = [numbers(B, time, H, K), numbers(B, time, H, K), numbers(B, time, H, V), decays(B, time, H, K)]
+            args = [
+                numbers(B, time, H, K),
+                numbers(B, time, H, K),
+                numbers(B, time, H, V),
+                decays(B, time, H, K),
+            ]
             torch.testing.assert_close(call(*args), OPS.gla(*args, 0.3))
 
     def test_exported_program_gives_the_same_values(self):

@@ -1,4 +1,4 @@
-// Scores over items and seeds: known values, and the coverage that the intervals have in simulation.
+// Scores over items and seeds: known values, and the coverage of the intervals in simulation.
 #include "stats/scores.h"
 
 #include <gtest/gtest.h>

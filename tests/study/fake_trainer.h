@@ -98,9 +98,11 @@ class FakeStudy : public testing::Test {
     make_folder(folder / "models");
     write_file(folder / "trainer", kTrainer);
     fs::permissions(folder / "trainer", fs::perms::owner_all);
-    write_file(folder / "models/full.toml",
-               "[model]\nd_model = 8\npattern = [\"attention\"]\n[model.attention]\nnum_heads = 2\n");
-    write_file(folder / "models/window.toml", "[model]\nd_model = 8\n[model.attention]\nwindow = 4\n");
+    write_file(
+        folder / "models/full.toml",
+        "[model]\nd_model = 8\npattern = [\"attention\"]\n[model.attention]\nnum_heads = 2\n");
+    write_file(folder / "models/window.toml",
+               "[model]\nd_model = 8\n[model.attention]\nwindow = 4\n");
     ::setenv("FAKE_LOG", (folder / "starts").c_str(), 1);
     ::setenv("FAKE", "", 1);
     for (const char* name : {"FAKE_TASKS", "FAKE_KEY"}) ::setenv(name, "", 1);
@@ -117,7 +119,8 @@ train = { tokens = 4000, batch = 4 }
   StudyOptions options(const std::string& plan = kPlan) {
     write_file(folder / "plan.toml", plan);
     StudyOptions out;
-    out.plan = folder / "plan.toml", out.study = folder / "study", out.program = folder / "trainer", out.jobs = 2;
+    out.plan = folder / "plan.toml", out.study = folder / "study", out.program = folder / "trainer",
+    out.jobs = 2;
     return out;
   }
   std::string starts() { return fs::exists(folder / "starts") ? read_file(folder / "starts") : ""; }
