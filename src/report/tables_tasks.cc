@@ -76,7 +76,7 @@ Table task_table(const Setting& setting) {
                  .title = "Tasks on the final weights",
                  .note = "Means over the seeds, at the largest budget that the reference shares. " +
                          about_intervals(setting)},
-                0, Format::loss, &Score::value);
+                0, Format::factor, &Score::value);
 }
 
 Table task_difference_table(const Setting& setting) {

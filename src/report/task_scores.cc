@@ -231,8 +231,9 @@ std::vector<TaskScores> task_scores(const Setting& setting) {
 
 std::string Agreement::text() const {
   if (tokens == 0) return fmt::format("{}: no architecture has a Δ_end and a score.", name);
-  const std::string where = fmt::format("{}, {} architectures at {} tokens", name, points.size(),
-                                        show(double(tokens), Format::tokens));
+  const std::string where =
+      fmt::format("{}, {} architecture{} at {} tokens", name, points.size(),
+                  points.size() == 1 ? "" : "s", show(double(tokens), Format::tokens));
   if (points.size() < stats::kFewestRanks)
     return fmt::format("{}: too few models for a correlation (at least {} are needed).", where,
                        stats::kFewestRanks);
