@@ -40,8 +40,7 @@ struct TrainConfig {
         "ranks that share them give the same bits; 0: one per rank");
     field("sequence_length", sequence_length, "tokens per sequence");
     field("context_slices", context_slices,
-          "equal parts of every sequence, one after the other, which ranks can share "
-          "(context parallelism)");
+          "equal consecutive parts of every sequence; ranks can share them");
     field("learning_rate", learning_rate, "peak value");
     field("warmup_steps", warmup_steps, "steps of linear warm-up from 0");
     field("warmup_fraction", warmup_fraction,
