@@ -135,7 +135,7 @@ void add(CLI::App& app) {
   command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
   command
       ->add_option("--ranks", o->ranks,
-                   "processes on this host that share each batch (data parallelism)")
+                   "processes on this host that share each batch or its sequences")
       ->check(CLI::Range(1, 1024));
   command->add_option("--gpus", o->gpus, "the same with one GPU per process")
       ->check(CLI::Range(1, 1024));

@@ -40,7 +40,7 @@ struct TrainConfig {
         "ranks that share them give the same bits; 0: one per rank");
     field("sequence_length", sequence_length, "tokens per sequence");
     field("context_slices", context_slices,
-          "consecutive parts of a sequence, for ranks to share (context parallelism)");
+          "equal consecutive parts of every sequence; ranks can share them");
     field("learning_rate", learning_rate, "peak value");
     field("warmup_steps", warmup_steps, "steps of linear warm-up from 0");
     field("warmup_fraction", warmup_fraction,

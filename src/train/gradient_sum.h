@@ -1,10 +1,10 @@
 #pragma once
 // The gradient of a batch, summed in an order that does not depend on the number of ranks.
 //
-// The batch is cut into S slices (with context parallelism, each part of the batch into those of
-// its sequences). Their gradients are the leaves of one binary tree: level by level, neighbours are
-// added, and an odd last one moves up. Rank r of W computes slices r·S/W up to (r+1)·S/W. S/W is a
-// power of two, or W is 1, so each rank computes whole subtrees.
+// The batch is cut into S slices: its sequences are divided, and with context parallelism each
+// sequence is cut, too. Their gradients are the leaves of one binary tree: level by level,
+// neighbours are added, and an odd last one moves up. Rank r of W computes slices r·S/W up to
+// (r+1)·S/W. S/W is a power of two, or W is 1, so each rank computes whole subtrees.
 // Each parameter has an owner: the rank that receives its sums from all ranks, adds them by the
 // upper levels of the tree, updates the parameter and sends it to all. So a rank holds optimizer
 // states of its own parameters only.                                     [ZeRO, stage 1 and 2]
