@@ -18,8 +18,8 @@ const std::string kSlices = kSettings + "--set train.gradient_slices=4 ";
 const std::string kContext =
     kSettings +
     "--set train.context_slices=4 --set train.micro_batch_size=2 --set train.sequence_length=32 "
-    "--set model.num_layers=3 --set 'model.pattern=[\"rwkv7\",\"mamba2\",\"rwkv7\"]' "
-    "--set model.rwkv7.num_heads=2 --set model.mamba2.head_dim=16 ";
+    "--set model.num_layers=3 --set 'model.pattern=[\"rwkv7\",\"attention\",\"rwkv7\"]' "
+    "--set model.rwkv7.num_heads=2 ";
 // Does not end before it is stopped. Each of its 3 ranks has a sequence.
 const std::string kLong =
     "--set train.steps=1000000 --set train.checkpoint_every=5 --set train.batch_size=3 ";
