@@ -19,11 +19,11 @@ export CUDACXX := $(NVCC)
 # Too large an allocation is the program's to report, under AddressSanitizer too.
 export ASAN_OPTIONS ?= allocator_may_return_null=1
 
-.PHONY: all setup build demo test fast fuzz test-clients bundle clean help
+.PHONY: all setup build demo test fast fuzz test-slurm test-clients bundle clean help
 all: build
 
 help:
-	@sed -n '1,6p' Makefile; echo "targets: setup build demo test fast fuzz test-clients bundle clean"
+	@sed -n '1,6p' Makefile; echo "targets: setup build demo test fast fuzz test-slurm test-clients bundle clean"
 
 setup: .venv/ready
 
@@ -51,6 +51,14 @@ fast: build
 fuzz:
 	@$(MAKE) --no-print-directory build PRESET=fuzz CUDA=0 TARGET=fuzz_parsers
 	@tools/fuzz build-fuzz $(SECONDS)
+
+# Slurm's packages bring daemons, so `make test` does not install them; it runs these tests where they
+# are installed. The tests start daemons of their own, which end with them.
+test-slurm: build
+	@dpkg -s slurmctld slurmd slurm-client munge >/dev/null 2>&1 || \
+	  $(if $(filter-out root,$(shell whoami)),sudo) apt-get install -y -qq --no-install-recommends \
+	    slurmctld slurmd slurm-client munge >/dev/null
+	@$(BIN)/ctest --test-dir $(BUILD) --output-on-failure -R Slurm
 
 # lm-evaluation-harness and transformers need 770 MB in addition to torch, so `make test` does not
 # install them.
