@@ -47,6 +47,9 @@ void run_slices(Mixer& mixer, ContextSlices slices, Neighbours* neighbours, cons
 }
 
 struct ContextLaw : testing::TestWithParam<MixerExample> {
+  ContextLaw() {
+    for (int64_t rank = 0; rank < kSlices; ++rank) copies.push_back(GetParam().make(kModel));
+  }
   static std::map<int64_t, std::unique_ptr<RankThreads>>& ranks_by_number() {
     static std::map<int64_t, std::unique_ptr<RankThreads>> all;
     return all;
@@ -62,15 +65,12 @@ struct ContextLaw : testing::TestWithParam<MixerExample> {
     return {at::empty_like(x), at::empty_like(x), std::vector<std::vector<at::Tensor>>(kSlices)};
   }
   Results of_process(bool recompute) const {
-    const auto mixer = GetParam().make(kModel);
     Results results = empty();
-    run_slices(*mixer, {kSlices, 0, kSlices}, nullptr, x, c, recompute, results);
+    run_slices(*copies[0], {kSlices, 0, kSlices}, nullptr, x, c, recompute, results);
     return results;
   }
   Results of_ranks(int64_t number) const {
     Results results = empty();
-    std::vector<std::shared_ptr<Mixer>> copies;
-    for (int64_t rank = 0; rank < number; ++rank) copies.push_back(GetParam().make(kModel));
     ranks(number).run([&](train::Ranks& own) {
       const int64_t each = kSlices / number, begin = own.rank() * each;
       train::RankNeighbours neighbours(own, at::kCPU);
@@ -87,12 +87,13 @@ struct ContextLaw : testing::TestWithParam<MixerExample> {
         EXPECT_TRUE(at::equal(got.gradients[s][i], expected.gradients[s][i]))
             << what << ", slice " << s << ", parameter " << i;
   }
+  std::vector<std::shared_ptr<Mixer>> copies;  // of one mixer, for as many ranks
   const at::Tensor x = at::randn({kBatch, kTime, kModel}, generator("x"), at::kDouble);
   const at::Tensor c = at::randn({kBatch, kTime, kModel}, generator("cotangent"), at::kDouble);
 };
 
 TEST_P(ContextLaw, RanksGiveTheResultsOfOneProcess) {
-  const auto mixer = GetParam().make(kModel);
+  const auto mixer = copies[0];
   const auto parameters = mixer->parameters();
   const at::Tensor input = x.clone().requires_grad_();
   std::vector<at::Tensor> inputs = {input};
