@@ -157,7 +157,7 @@ TEST_F(SchedulerTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equa
 // The same on a GPU, in the precision of serving.
 struct SchedulerCudaTest : SchedulerTest {
   void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
     model->to(at::kCUDA);
     model->compute_dtype = at::kBFloat16;
     model->prepare_inference();
