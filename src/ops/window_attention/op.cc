@@ -123,10 +123,36 @@ at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
       q, k, v, {}, {}, time, size, 0.0, /*is_causal=*/true, false, scale, before, after));
 }
 bool fused_serves(const at::Tensor& q, at::ScalarType dtype, const OptionalTensor& slopes) {
-  return dtype == at::kBFloat16 && !slopes && q.size(3) % 8 == 0 && q.size(3) <= 256;
+  const bool constant = !slopes || !slopes->requires_grad() || !at::GradMode::is_enabled();
+  const int64_t columns = q.size(3) + (slopes ? kAlibiColumns : 0);
+  return dtype == at::kBFloat16 && constant && columns % 8 == 0 && columns <= 256;
+}
+at::Tensor fused_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       int64_t window, double scale, const at::Tensor& slopes) {
+  const AlibiInputs in = append_alibi(q, k, v, scale, slopes);
+  return fused(in.q, in.k, in.v, window, scale).narrow(-1, 0, q.size(3));
 }
 
 }  // namespace
+
+AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         double scale, const at::Tensor& slopes) {
+  const at::Tensor factor = slopes.detach() / scale;
+  const at::Tensor high = factor.to(q.scalar_type());
+  const at::Tensor low = (factor - high).to(q.scalar_type());
+  const at::Tensor none = at::zeros_like(high);
+  const at::Tensor of_q = at::stack({high, low, high, low, high, low, none, none}, -1);  // [H, 8]
+  const at::Tensor j = at::arange(k.size(1), k.options().dtype(at::kLong));
+  const at::Tensor ones = j.bitwise_and(0xff), middle = j.bitwise_and(0xff00);
+  const at::Tensor rest = j - ones - middle, zero = at::zeros_like(j);
+  const at::Tensor of_k =
+      at::stack({ones, ones, middle, middle, rest, rest, zero, zero}, -1)  // [S, 8]
+          .to(k.scalar_type());
+  const auto with = [](const at::Tensor& x, const at::Tensor& columns) {
+    return at::cat({x, columns.expand({x.size(0), x.size(1), x.size(2), kAlibiColumns})}, -1);
+  };
+  return {with(q, of_q), with(k, of_k.unsqueeze(1)), at::constant_pad_nd(v, {0, kAlibiColumns})};
+}
 
 at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             int64_t window, double scale, const OptionalTensor& alibi_slopes) {
@@ -138,7 +164,9 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const OptionalTensor slopes = optional(parameter(alibi_slopes, real_dtype(dtype)));
   at::Tensor out;
   if (q.is_cpu()) out = WindowAttention::apply(qs, ks, vs, slopes, window, scale);
-  else if (q.is_cuda() && fused_serves(q, dtype, slopes)) out = fused(qs, ks, vs, window, scale);
+  else if (q.is_cuda() && fused_serves(q, dtype, slopes))
+    out =
+        slopes ? fused_alibi(qs, ks, vs, window, scale, *slopes) : fused(qs, ks, vs, window, scale);
   else out = window_attention_blocked(qs, ks, vs, window, scale, slopes);
   return out.to(q.scalar_type());
 }
@@ -158,8 +186,8 @@ void choose_full_attention(const std::string& kernel) {
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     "torch's FlashAttention-2 (or what its scaled_dot_product_attention prefers, when all "
-    "positions are seen) in bf16 without ALiBi, head_dim a multiple of 8 up to 256; else "
-    "composed from tensor arithmetic in blocks");
+    "positions are seen) in bf16, head_dim a multiple of 8 up to 256 (248 with ALiBi, whose "
+    "slopes have no gradient then); else composed from tensor arithmetic in blocks");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
