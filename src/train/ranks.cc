@@ -140,6 +140,7 @@ struct Ranks::Group {
   std::condition_variable wake;
   bool stopping = false;
   bool over = false;  // the others know that this rank has ended
+  bool on_gpu = false;
 
   explicit Group(const RankPlace& place) : place_(place) {
     // Its warnings are stack traces; what they mean is said by this class
@@ -229,6 +230,8 @@ struct Ranks::Group {
     store->set("met", std::to_string(place_.size));
   }
 
+  void wait_until_all_are_idle();
+
   // The first failure is the cause of the later ones.
   void announce(int code, const std::string& message) {
     store->compareSet(kFailure, "", fmt::format("{} {}", code, message));
@@ -304,8 +307,19 @@ struct Ranks::Group {
 
 Ranks::Ranks(const RankPlace& place) : place_(place), group_(std::make_unique<Group>(place)) {}
 
+// On GPUs an exchange goes on after the call that started it, and it needs the connections of both
+// sides. A rank that ended earlier would leave the kernels of the others waiting for ever.
+void Ranks::Group::wait_until_all_are_idle() {
+#ifdef ASSAY_CUDA
+  if (on_gpu) c10::cuda::device_synchronize();
+#endif
+  store->set(key("idle", place_.rank), std::string("1"));
+  for (int64_t rank = 0; rank < place_.size; ++rank) wait_for(key("idle", rank), kLongestExchange);
+}
+
 Ranks::~Ranks() {
   try {
+    if (group_->backend && !group_->over) group_->wait_until_all_are_idle();
     group_->stop_watching();
     if (!group_->over) group_->say_goodbye(seconds(kSilence));
   } catch (const std::exception&) {  // the store has gone; nobody is left to tell
@@ -361,6 +375,7 @@ void Ranks::open(c10::Device device) {
   guarded([&] {
     if (device.is_cuda()) {
 #ifdef ASSAY_CUDA
+      group_->on_gpu = true;
       c10::cuda::set_device(device.index());
       const auto options = c10d::ProcessGroupNCCL::Options::create();
       options->timeout = kLongestExchange;

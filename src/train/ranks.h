@@ -39,7 +39,7 @@ class Ranks {
   // Meets the other ranks. Error names the ranks that are missing. From here on, a thread ends this
   // process with a message when another rank fails or is lost.
   explicit Ranks(const RankPlace& place);
-  // Rank 0 waits for the others, because it serves the store.
+  // Ends together with the other ranks, when no exchange is under way anywhere.
   ~Ranks();
   Ranks(const Ranks&) = delete;
 

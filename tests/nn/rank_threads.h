@@ -38,9 +38,14 @@ class RankThreads {
     });
   }
   ~RankThreads() {
-    while (!ranks_.empty()) ranks_.pop_back();  // rank 0 waits for the others
+    end_each([](auto& ranks) { ranks.reset(); });
   }
   RankThreads(const RankThreads&) = delete;
+
+  // end(ranks) resets its argument, as each rank in a thread of its own: ranks wait for one another.
+  void end_each(const std::function<void(std::unique_ptr<train::Ranks>&)>& end) {
+    in_threads([&](int64_t rank) { end(ranks_[size_t(rank)]); });
+  }
 
   // body(ranks) as each rank, in a thread of its own. When one fails, all end: the others would
   // wait for it.

@@ -3,9 +3,13 @@
 
 #include <torch/torch.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "data/folder.h"
+#include "nn/rank_threads.h"
 #include "nn/testing.h"
 #include "train/gradient_sum.h"
 
@@ -98,6 +102,23 @@ TEST(SlurmNodeList, FirstHostIsRead) {
   EXPECT_EQ(first_host("node[03-05,08],other"), "node03");
   EXPECT_EQ(first_host("rack1-[7]-a,other[1-2]"), "rack1-7-a");
   EXPECT_EQ(first_host("login,node[1-2]"), "login");
+}
+
+// With NCCL, a rank that ends earlier leaves the kernels of the others waiting.
+TEST(Ranks, OneEndsWhenAllAreIdle) {
+  nn::RankThreads threads(2);
+  std::atomic<bool> first_is_idle = false;
+  std::atomic<bool> second_ended_early = false;
+  threads.end_each([&](std::unique_ptr<Ranks>& ranks) {
+    const bool first = ranks->first();
+    if (first) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      first_is_idle = true;
+    }
+    ranks.reset();
+    if (!first) second_ended_early = !first_is_idle;
+  });
+  EXPECT_FALSE(second_ended_early);
 }
 
 TEST(GradientSum, TreeAddsNeighbours) {
