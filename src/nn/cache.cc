@@ -33,20 +33,29 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
     const auto past = state.find(name);
     return past ? at::cat({*past, x}, 1) : x;
   }
+  if (at::GradMode::is_enabled()) {
+    state.appended.insert(name);
+    at::Tensor& held = state[name];
+    return held = held.defined() ? at::cat({held, x}, 1) : x;
+  }
+  const int64_t length = length_of(state, name);
+  const at::Tensor all = grow(state, name, x, x.size(1));
+  all.slice(1, length).copy_(x);
+  return all;
+}
+
+at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
   state.appended.insert(name);
   at::Tensor& held = state[name];
-  if (at::GradMode::is_enabled()) return held = held.defined() ? at::cat({held, x}, 1) : x;
-  const int64_t length = held.defined() ? held.size(1) : 0, total = length + x.size(1);
-  if (!held.defined() || room(held) < x.size(1)) {
+  const int64_t length = held.defined() ? held.size(1) : 0, total = length + count;
+  if (!held.defined() || room(held) < count) {
     auto sizes = x.sizes().vec();
     sizes[1] = held.defined() ? 2 * total : total;
     const at::Tensor memory = at::empty(sizes, x.options());
     if (held.defined()) first_steps(memory, length).copy_(held);
     held = first_steps(memory, length);
   }
-  held = first_steps(held, total);
-  held.slice(1, length).copy_(x);
-  return held;
+  return held = first_steps(held, total);
 }
 
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {

@@ -14,6 +14,10 @@ namespace assay::nn {
 // unchanged, at the price of a copy.
 at::Tensor append(State& state, const std::string& name, const at::Tensor& x);
 
+// As append without gradients, for a kernel that writes the new steps itself: makes room for
+// `count` steps of the shape and dtype of x and returns all. The new steps are not initialised.
+at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int64_t count);
+
 // As append, but the state keeps the last `count` steps only: a window.
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count);
 

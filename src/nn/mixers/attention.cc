@@ -19,6 +19,7 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
+#include "ops/decode_attention/decode_attention.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
 #include "ops/window_attention/window_attention.h"
 
@@ -173,6 +174,8 @@ struct Attention final : Mixer {
   at::Tensor step(const at::Tensor& x, State& state) override {
     if (state.positions.empty()) return Mixer::step(x, state);
     const auto [q, k, v, softmax_scale] = project(x.unsqueeze(0), state.positions);
+    if (config.window < 0 && ops::decode_attention_serves(q))
+      return out_proj->forward(step_of_rows({q, k, v, softmax_scale}, state).flatten(1));
     at::Tensor out = at::zeros_like(q);
     const auto read = [&, &q = q, &k = k, &v = v, softmax_scale = softmax_scale](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
@@ -180,6 +183,16 @@ struct Attention final : Mixer {
     };
     for_each_row(state, x.device(), read);
     return out_proj->forward(out.flatten(2).squeeze(0));
+  }
+
+  // q, k, v [1, B, heads, D] of one token per row → [B, H, D], by one kernel for all rows.
+  at::Tensor step_of_rows(const Projected& projected, State& state) const {
+    const auto& [q, k, v, softmax_scale] = projected;
+    std::vector<ops::CacheOfRow> caches(state.rows.size());
+    for (size_t b = 0; b < caches.size(); ++b)
+      if (state.positions[b] >= 0)
+        caches[b] = {grow(state.rows[b], "k", k, 1), grow(state.rows[b], "v", v, 1)};
+    return ops::decode_attention(q[0], k[0], v[0], caches, softmax_scale, slopes_or_none());
   }
 
   // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.

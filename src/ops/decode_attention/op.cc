@@ -1,0 +1,95 @@
+// Decode attention: from tensors to the kernel.
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "ops/decode_attention/decode_attention.h"
+#include "ops/decode_attention/kernel.h"
+#include "ops/dispatch.h"
+
+namespace assay::ops {
+namespace {
+
+constexpr const char* kOp = "decode_attention";
+
+void check_cache(const at::Tensor& cache, const char* name, const at::Tensor& k) {
+  TORCH_CHECK_VALUE(cache.dim() == 4 && cache.size(0) == 1 && cache.size(1) > 0, kOp, ": a cache ",
+                    name, " has shape ", cache.sizes(), ", expected [1, S, Hkv, D]");
+  TORCH_CHECK_VALUE(cache.size(2) == k.size(1) && cache.size(3) == k.size(2) &&
+                        cache[0].is_contiguous() && cache.scalar_type() == k.scalar_type() &&
+                        cache.device() == k.device(),
+                    kOp, ": a cache ", name, " does not fit ", name, " of the new token, ",
+                    k.sizes(), ", in shape, order, dtype or device");
+}
+
+DecodeCache cache_of(const CacheOfRow& row, const at::Tensor& k) {
+  if (!row.k.defined()) return {};
+  check_cache(row.k, "k", k);
+  check_cache(row.v, "v", k);
+  TORCH_CHECK_VALUE(row.k.size(1) == row.v.size(1), kOp, ": the caches of a row have ",
+                    row.k.size(1), " keys and ", row.v.size(1), " values");
+  return {data(row.k), data(row.v), row.k.size(1)};
+}
+
+// Heads and their numbers contiguous, rows at any multiple of 16 bytes.
+at::Tensor rows_of(const at::Tensor& x) {
+  const bool aligned = reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0 &&
+                       x.stride(0) * x.element_size() % 16 == 0;
+  const bool rows = x.stride(2) == 1 && x.stride(1) == x.size(2);
+  return rows && aligned ? x : x.contiguous();
+}
+
+}  // namespace
+
+bool decode_attention_serves(const at::Tensor& q) {
+  const bool dtype = q.scalar_type() == at::kBFloat16 || q.scalar_type() == at::kFloat;
+  return kCudaKernels && q.is_cuda() && dtype && q.size(-1) % 8 == 0 && q.size(-1) <= 256 &&
+         !at::GradMode::is_enabled();
+}
+
+at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            std::span<const CacheOfRow> caches, double scale,
+                            const std::optional<at::Tensor>& alibi_slopes) {
+  check_dims(kOp, "q", q, 3, "[B, H, D]");
+  check_dims(kOp, "k", k, 3, "[B, Hkv, D]");
+  check_shape(kOp, "k", k, {q.size(0), k.size(1), q.size(2)}, "[B, Hkv, D]");
+  check_shape(kOp, "v", v, k.sizes(), "[B, Hkv, D]");
+  TORCH_CHECK_VALUE(q.size(1) % k.size(1) == 0, kOp, ": ", k.size(1), " heads of k do not divide ",
+                    q.size(1), " heads of q");
+  TORCH_CHECK_VALUE(int64_t(caches.size()) == q.size(0), kOp, ": ", caches.size(), " caches for ",
+                    q.size(0), " rows of q");
+  TORCH_CHECK_VALUE(decode_attention_serves(q), kOp, ": q must be float32 or bfloat16 on a CUDA ",
+                    "device, with D a multiple of 8 up to 256, and without gradients");
+  for (const at::Tensor& x : {k, v})
+    TORCH_CHECK_VALUE(x.scalar_type() == q.scalar_type() && x.device() == q.device(), kOp,
+                      ": q, k and v must have one dtype and device");
+  if (alibi_slopes) check_shape(kOp, "alibi_slopes", *alibi_slopes, {q.size(1)}, "[H]");
+  const at::Tensor slopes = parameter(alibi_slopes, at::kFloat);
+  const at::Tensor out = at::empty(q.sizes(), q.options());
+  if constexpr (kCudaKernels) {
+    std::vector<DecodeCache> of_rows;
+    for (const CacheOfRow& row : caches) of_rows.push_back(cache_of(row, k));
+    const at::Tensor queries = rows_of(q), keys = rows_of(k), values = rows_of(v);
+    const c10::DeviceGuard guard(q.device());
+    const DecodeAttention args{.dtype = kernel_dtype(q.scalar_type()),
+                               .rows = q.size(0),
+                               .heads = q.size(1),
+                               .kv_heads = k.size(1),
+                               .head_dim = q.size(2),
+                               .scale = scale,
+                               .q = data(queries),
+                               .k = data(keys),
+                               .v = data(values),
+                               .q_stride = queries.stride(0),
+                               .k_stride = keys.stride(0),
+                               .v_stride = values.stride(0),
+                               .alibi_slopes = static_cast<const float*>(data(slopes)),
+                               .caches = of_rows.data(),
+                               .out = data(out)};
+    cuda::decode_attention(args, workspace(cuda::workspace_bytes(args), q.device()).data_ptr(),
+                           current_stream(q.device()));
+  }
+  return out;
+}
+
+}  // namespace assay::ops
