@@ -92,7 +92,9 @@ white-space:normal;align-items:center}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
 h2,h3,p.note{break-after:avoid}tr,p{break-inside:avoid}.scroll{overflow:visible}
 .grid,.grid.pairs{grid-template-columns:1fr 1fr}.grid.large{grid-template-columns:1fr}
-figure>svg{max-height:20cm}table{font-size:7.4pt}th,td{padding:.2em .4em;white-space:normal}
+figure>svg{max-height:20cm}table,.cards th,.cards td,.cards thead th{font-size:7.2pt}
+th,td,.cards th,.cards td{padding:.2em .35em;white-space:normal;min-width:0}
+td.n{white-space:nowrap}tbody th{position:static}.badge{padding:0 .3em;border-width:1px}
 .cards td svg,.cards th svg{max-width:150px;height:auto}thead{display:table-header-group}}
 )";
 
