@@ -156,8 +156,7 @@ std::string html_cell(const Table& table, const std::vector<Cell>& row, size_t c
                               escape(plain_text(column.name)));
   if (column.format == Format::code && whole)
     attributes += fmt::format(" title=\"{}\"", escape(*whole));
-  const std::string content =
-      rich ? rich->html : breakable(html_text(show(row[c], column.format)));
+  const std::string content = rich ? rich->html : breakable(html_text(show(row[c], column.format)));
   const char* tag = first ? "th" : "td";
   return fmt::format("<{}{}>{}</{}>", tag, attributes, content, tag);
 }
