@@ -125,7 +125,7 @@ void add(CLI::App& app) {
   CLI::App* command =
       subcommand(*bench, "attention",
                  "time full, window and Top-1 attention, forward and backward, by sequence length");
-  command->add_option("--lengths", o->bench.lengths, "sequence lengths T")
+  command->add_option("--lengths", o->bench.lengths, "sequence lengths T, separated by commas")
       ->delimiter(',')
       ->capture_default_str()
       ->check(positive_number());

@@ -225,7 +225,8 @@ void add_bench_models(CLI::App& bench) {
       ->capture_default_str()
       ->check(non_negative_number());
   command
-      ->add_option("--state-at", o->bench.state_lengths, "tokens after which the state is counted")
+      ->add_option("--state-at", o->bench.state_lengths,
+                   "tokens after which the state is counted, separated by commas")
       ->delimiter(',')
       ->capture_default_str()
       ->check(positive_number());

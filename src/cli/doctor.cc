@@ -41,7 +41,7 @@ void doctor() {
   std::string text = fmt::format(
       "assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n", version(),
       commit(), train::torch_version(), report["cpu"].get<std::string>(),
-      report["gpus"].empty() ? "none seen; everything runs on the CPU" : report["gpus"].dump(),
+      report["gpus"].empty() ? "none found; everything runs on the CPU" : report["gpus"].dump(),
       report["cuda_kernels"].get<std::string>());
   for (const ops::OpPath& path : ops::op_paths())
     report["operators"].push_back({{"op", path.op}, {"device", path.device}, {"path", path.path}});

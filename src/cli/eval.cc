@@ -74,7 +74,7 @@ void show_losses(const Options& o) {
                                {sets_of(o.split, store, config), config.domains, length, o.tokens});
   const eval::Losses losses = held_out.run(*model.model);
   if (!o.documents.empty()) eval::write_losses(o.documents, losses);
-  std::string text = row("", {"loss", "bits a byte", "tokens", "documents"});
+  std::string text = row("", {"loss", "bits per byte", "tokens", "documents"});
   for (const auto& [name, set] : losses)
     text += row(name, {number(set.total().loss()), number(set.bits_per_byte()),
                        std::to_string(set.total().tokens), std::to_string(set.nll.size())});

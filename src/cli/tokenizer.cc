@@ -121,7 +121,7 @@ void add(CLI::App& app) {
   command->add_option("MODEL", options->model, "SentencePiece model")->required();
   command->callback([=] { encode(*options); });
 
-  command = subcommand(*tokenizer, "decode", "lines of ids on standard input to text");
+  command = subcommand(*tokenizer, "decode", "convert lines of ids on standard input to text");
   command->add_option("MODEL", options->model, "SentencePiece model")->required();
   command->callback([=] { decode(*options); });
 }

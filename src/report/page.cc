@@ -67,7 +67,7 @@ td.long{white-space:normal;min-width:22em;overflow-wrap:anywhere}
 thead th{border-bottom:2px solid var(--ink);vertical-align:bottom;white-space:normal;
   min-width:4.2em}
 tbody th{font-weight:600;position:sticky;left:0;background:var(--paper)}
-td svg,th svg{display:block}.badge svg{display:inline}
+td svg,th svg{display:block}.badge svg{display:inline}tbody wbr{display:none}
 .n{text-align:right}
 a{color:var(--link)}
 details>summary{cursor:pointer;margin:1.2em 0 .2em;font-weight:600}
@@ -80,6 +80,7 @@ svg .faint{stroke:var(--soft)}svg text.faint{stroke:none}svg .band{fill:var(--ba
 constexpr const char* kNarrow = R"(
 @media screen and (max-width:760px){main{padding:6px 12px 40px}h1{font-size:1.35rem}
 tbody th{max-width:42vw;min-width:7em;white-space:normal;overflow-wrap:break-word}
+tbody wbr{display:inline}
 table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 .cards thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
 .cards tr{border:1px solid var(--rule);border-radius:4px;margin:.6em 0;padding:.3em .6em}
@@ -92,7 +93,10 @@ white-space:normal;align-items:center}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
 h2,h3,p.note{break-after:avoid}tr,p{break-inside:avoid}.scroll{overflow:visible}
 .grid,.grid.pairs{grid-template-columns:1fr 1fr}.grid.large{grid-template-columns:1fr}
-figure>svg{max-height:20cm}table{font-size:7.4pt}th,td{padding:.2em .4em;white-space:normal}
+figure>svg{max-height:20cm}table,.cards th,.cards td,.cards thead th{font-size:7.2pt}
+th,td,.cards th,.cards td{padding:.2em .35em;white-space:normal;min-width:0}
+td.n{white-space:nowrap}tbody th{position:static}tbody wbr{display:inline}
+.badge{padding:0 .3em;border-width:1px}
 .cards td svg,.cards th svg{max-width:150px;height:auto}thead{display:table-header-group}}
 )";
 

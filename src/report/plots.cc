@@ -186,7 +186,7 @@ FigureGroup difference_plots(const Setting& setting) {
 FigureGroup entropy_plots(const Setting& setting) {
   FigureGroup group{.title = "Attention entropy",
                     .note =
-                        "Of the softmax weights of queries in the second half of held-out text, "
+                        "Entropy of the softmax weights, for queries in the second half of texts, "
                         "divided by ln of the number of positions that they see: 1 is all "
                         "positions alike, 0 is one position. One line per run; every layer and "
                         "head at every evaluation is in tables/attention-entropy.csv."};

@@ -26,13 +26,6 @@ size_t letters(const std::string& utf8) {
   return size_t(std::ranges::count_if(utf8, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-// Room for the longest label, about 7 pixels per letter.
-double left_margin(const Figure& figure) {
-  size_t longest = 0;
-  for (const auto& [at, text] : figure.y.ticks) longest = std::max(longest, letters(text));
-  return std::max(66.0, 20 + 7.0 * double(longest));
-}
-
 Ticks round_ticks(double low, double high, double wanted) {
   const double rough = (high - low) / wanted;
   const double power = std::pow(10, std::floor(std::log10(rough)));
@@ -86,6 +79,16 @@ class Scale {
   std::pair<double, double> range_;
   double from_, to_;
 };
+
+// Room for the title of the vertical axis and for the longest label, at 8.4 pixels per letter: as
+// wide as a bold letter is in wide fonts.
+double left_margin(const Figure& figure) {
+  size_t longest = 0;
+  for (const auto& [at, text] : Scale(figure, true, 1, 0).ticks())
+    longest = std::max(longest, letters(text));
+  const double title = figure.y.title.empty() ? 4 : 24;
+  return std::max(66.0, title + 8.4 * double(longest) + 8);
+}
 
 std::string css(int style) { return fmt::format("s{}", style % 9); }
 

@@ -133,6 +133,16 @@ std::string to_csv(const Table& table) {
 
 namespace {
 
+// Lets a browser break a name after an underscore, where the style sheet shows <wbr>.
+std::string breakable(const std::string& html) {
+  std::string out;
+  for (const char c : html) {
+    out += c;
+    if (c == '_') out += "<wbr>";
+  }
+  return out;
+}
+
 std::string html_cell(const Table& table, const std::vector<Cell>& row, size_t c, bool first) {
   const Column& column = table.columns[c];
   const auto* whole = std::get_if<std::string>(&row[c]);
@@ -146,7 +156,7 @@ std::string html_cell(const Table& table, const std::vector<Cell>& row, size_t c
                               escape(plain_text(column.name)));
   if (column.format == Format::code && whole)
     attributes += fmt::format(" title=\"{}\"", escape(*whole));
-  const std::string content = rich ? rich->html : html_text(show(row[c], column.format));
+  const std::string content = rich ? rich->html : breakable(html_text(show(row[c], column.format)));
   const char* tag = first ? "th" : "td";
   return fmt::format("<{}{}>{}</{}>", tag, attributes, content, tag);
 }
@@ -165,8 +175,8 @@ std::string to_html(const Table& table) {
     if (!in_page(table, c)) continue;
     const Column& column = table.columns[c];
     out += fmt::format("<th scope=\"col\"{}{}>{}{}</th>", header_role,
-                       column.format > Format::code ? " class=\"n\"" : "", html_text(column.name),
-                       column.markup);
+                       column.format > Format::code ? " class=\"n\"" : "",
+                       breakable(html_text(column.name)), column.markup);
   }
   out += "</tr></thead>\n<tbody>\n";
   for (const auto& row : table.rows) {

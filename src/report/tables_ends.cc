@@ -313,8 +313,8 @@ Table overlap_table(const Setting& setting) {
                   "document. Shared 13-grams: share of the sequences of 13 tokens of the test "
                   "text that occur anywhere in the training text.",
               .columns = {{"domain"},
-                          {"documents"},
-                          {"duplicates", Format::count},
+                          {"documents", Format::tokens},
+                          {"duplicates", Format::tokens},
                           {"shared 13-grams", Format::percent}}};
   for (const auto& row : setting.overlap)
     table.rows.push_back({row.domain, double(row.documents), double(row.duplicates),

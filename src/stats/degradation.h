@@ -23,10 +23,9 @@ namespace assay::stats {
 
 struct Options {
   double level = 0.95;
-  // Evaluations up to here are no part of a curve: 0 leaves out the untrained model, whose
+  // Evaluations up to here are not part of a curve. 0 leaves out the untrained model, whose loss
+  // says nothing about its architecture; the tokens of the warm-up leave that out, too.
   double after_tokens = 0;
-  // loss says nothing of its architecture; the tokens of the warm-up
-  // leave that out, too
 };
 // The architectures of a study from which the variance between seeds is estimated, as one variance
 // common to all. The pair compared is always among them, and may be listed. With two seeds an

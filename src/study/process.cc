@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -73,7 +74,10 @@ pid_t start(const Command& command) {
     ::dup2(output, 1);
     ::dup2(errors, 2);
     ::execv(arguments[0], arguments.data());
-    ::dprintf(2, "%s: cannot be run: %s\n", arguments[0], std::strerror(errno));
+    const char* reason = std::strerror(errno);
+    const bool replaced = std::string_view(arguments[0]).ends_with(" (deleted)");
+    const char* advice = "The program was replaced while it ran. Give the same command again.\n";
+    ::dprintf(2, "%s: cannot be run: %s\n%s", arguments[0], reason, replaced ? advice : "");
     ::_exit(1);
   }
   const int code = errno;

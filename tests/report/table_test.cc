@@ -33,6 +33,13 @@ TEST(Table, HtmlIsEscapedAndRoundedWithoutEmptyColumns) {
   EXPECT_EQ(html.find("empty"), std::string::npos);
 }
 
+TEST(Table, NamesMayBreakAfterAnUnderscore) {
+  Table table = kTable;
+  table.rows = {{std::string("gated_delta"), 1.0, 1.0, std::string()}};
+  EXPECT_NE(to_html(table).find(">gated_<wbr>delta</th>"), std::string::npos);
+  EXPECT_NE(to_csv(table).find("\ngated_delta,"), std::string::npos);
+}
+
 TEST(Table, NumbersHaveUnits) {
   EXPECT_EQ(show(1536.0, Format::bytes), "1.5 KiB");
   EXPECT_EQ(show(12'300'000.0, Format::count), "12.30M");
@@ -64,6 +71,18 @@ TEST(Figure, SvgHasErrorBarsTooltipsAndTheIdentityLine) {
   EXPECT_NE(svg.find("class=\"faint\" x1"), std::string::npos) << "the identity line";
   f.y.range = {100, 101};
   EXPECT_NE(to_svg(f).find("identity: below this range"), std::string::npos);
+}
+
+TEST(Figure, LongRowLabelsAreInsideTheDrawing) {
+  Figure f = figure();
+  f.y.title = "";
+  f.y.ticks = {{1, std::string(30, 'm') + "\t"}, {2, "short"}};
+  const std::string svg = to_svg(f);
+  const std::string end = "\" text-anchor=\"end\" font-weight=\"bold\">mmm";
+  const size_t label = svg.find(end);
+  ASSERT_NE(label, std::string::npos) << svg;
+  const size_t start = svg.rfind("<text x=\"", label) + 9;
+  EXPECT_GE(std::stod(svg.substr(start)), 30 * 8.3) << "the place where the label ends";
 }
 
 TEST(Figure, SubscriptOfDeltaIsDrawn) {
