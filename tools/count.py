@@ -19,7 +19,7 @@ COLUMNS = 100
 LIMITS = {
     "comma statements": 0,
     "lines over 100 columns": 0,
-    "split string literals": 68,
+    "split string literals": 0,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
     "lines of CUDA": 10545,
