@@ -30,7 +30,7 @@ LIMITS = {
 # The same for bench, tests and tools: lines of C++, CUDA, Python and shell, and literals of C++.
 OTHER_LIMITS = {
     "bench": {"lines over 100 columns": 0, "split string literals": 0},
-    "tests": {"lines over 100 columns": 34, "split string literals": 28},
+    "tests": {"lines over 100 columns": 0, "split string literals": 0},
     "tools": {"lines over 100 columns": 0, "split string literals": 0},
 }
 
