@@ -19,7 +19,7 @@ COLUMNS = 100
 LIMITS = {
     "comma statements": 0,
     "lines over 100 columns": 0,
-    "split string literals": 68,
+    "split string literals": 0,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
     "lines of CUDA": 10772,
@@ -30,7 +30,7 @@ LIMITS = {
 # The same for bench, tests and tools: lines of C++, CUDA, Python and shell, and literals of C++.
 OTHER_LIMITS = {
     "bench": {"lines over 100 columns": 0, "split string literals": 0},
-    "tests": {"lines over 100 columns": 34, "split string literals": 28},
+    "tests": {"lines over 100 columns": 0, "split string literals": 0},
     "tools": {"lines over 100 columns": 0, "split string literals": 0},
 }
 

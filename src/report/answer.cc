@@ -151,13 +151,15 @@ std::string question(const Setting& setting) {
 
 std::string legend_of_verdicts(const Setting& setting) {
   return fmt::format(
-      "Δ_end is the {0} at the end of training minus the {0} of the reference when it ends with "
-      "the same {1}, in nats per token. The interval is a 95 % confidence interval that holds "
-      "for all architectures of the table together. Equivalent: all of it is within ±{2:.2f} (the "
-      "shaded band). Otherwise degraded: it is above zero; better: it is below zero; not settled: "
-      "it contains zero, or no comparison is possible. Final loss − reference: difference of the "
-      "{0} at the same number of tokens. Tokens needed: tokens over those with which the reference "
-      "reaches the same {1}; below 1 is faster.",
+      "Δ_end is the {0} at the end of training minus that of the reference, in nats per token. "
+      "The loss of the reference is the one with which it ends at the same {1}. "
+      "The interval is a 95 % confidence interval for all architectures of the table together. "
+      "Equivalent: all of it is within ±{2:.2f} (the shaded band). "
+      "Otherwise degraded: it is above zero; better: it is below zero; "
+      "not settled: it contains zero, or no comparison is possible. "
+      "Final loss − reference: difference of the {0} at the same number of tokens. "
+      "Tokens needed: tokens over those with which the reference reaches the same {1}; "
+      "below 1 is faster.",
       setting.test_name(), setting.pretraining_name(), setting.ladder.margin);
 }
 

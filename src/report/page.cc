@@ -103,11 +103,11 @@ td.n{white-space:nowrap}tbody th{position:static}tbody wbr{display:inline}
 // Colours of the series, from the variables above.
 std::string series_style() {
   std::string out;
-  for (int style = 0; style < 9; ++style)
-    out += fmt::format(
-        "svg .s{0}{{stroke:var(--s{0})}}svg .s{0}.solid{{fill:var(--s{0});stroke:none}}"
-        "svg .s{0}.hollow{{fill:var(--paper)}}",
-        style);
+  for (int style = 0; style < 9; ++style) {
+    out += fmt::format("svg .s{0}{{stroke:var(--s{0})}}", style);
+    out += fmt::format("svg .s{0}.solid{{fill:var(--s{0});stroke:none}}", style);
+    out += fmt::format("svg .s{0}.hollow{{fill:var(--paper)}}", style);
+  }
   return out;
 }
 
@@ -127,11 +127,12 @@ std::string html(const FigureGroup& group) {
                                                    : "";
   std::string out = fmt::format("<h3>{}</h3>\n<p class=\"note\">{}</p>\n<div class=\"grid{}\">\n",
                                 html_text(group.title), html_text(group.note), layout);
-  for (const Figure& figure : group.figures)
-    out += fmt::format(
-        "<figure>{}<figcaption><a href=\"figures/{}.svg\">SVG<span class=\"hidden\"> of {}</span>"
-        "</a></figcaption></figure>\n",
-        to_svg(figure), escape(figure.id), escape(figure.title));
+  for (const Figure& figure : group.figures) {
+    const std::string link =
+        fmt::format("<a href=\"figures/{}.svg\">SVG<span class=\"hidden\"> of {}</span></a>",
+                    escape(figure.id), escape(figure.title));
+    out += fmt::format("<figure>{}<figcaption>{}</figcaption></figure>\n", to_svg(figure), link);
+  }
   return out + "</div>\n";
 }
 

@@ -186,10 +186,11 @@ FigureGroup difference_plots(const Setting& setting) {
 FigureGroup entropy_plots(const Setting& setting) {
   FigureGroup group{.title = "Attention entropy",
                     .note =
-                        "Entropy of the softmax weights, for queries in the second half of texts, "
-                        "divided by ln of the number of positions that they see: 1 is all "
-                        "positions alike, 0 is one position. One line per run; every layer and "
-                        "head at every evaluation is in tables/attention-entropy.csv."};
+                        "The queries are those in the second half of held-out text. "
+                        "The entropy of their softmax weights is divided by its maximum: "
+                        "ln of the number of positions that they see. "
+                        "1 is all positions alike, 0 is one position. One line per run. "
+                        "Every layer and head at every evaluation: tables/attention-entropy.csv."};
   Figure along{.id = figure_id(setting, "attention-entropy"),
                .title = "Mean over layers and heads",
                .x = {.title = "training tokens"},

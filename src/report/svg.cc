@@ -12,6 +12,25 @@ namespace {
 constexpr double kRight = 16, kTop = 36, kBottom = 50, kLegendLine = 20;
 constexpr double kBarWidth = 216, kBarHeight = 26, kBarSide = 12;
 
+// {0} and {1}: size, {2} to {5}: the clipped rectangle, {6}: the drawing, {7}: title,
+// {8}: description, {9}: id
+constexpr const char* kDocument = R"(<svg xmlns="http://www.w3.org/2000/svg"
+  id="{9}" role="img" aria-labelledby="title-{9} desc-{9}" viewBox="0 0 {0} {1}"
+  width="{0}" height="{1}" font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#222">
+<title id="title-{9}">{7}</title>
+<desc id="desc-{9}">{8}</desc>
+<rect class="paper" width="100%" height="100%" fill="#fff"/>
+<clipPath id="clip-{9}">
+<rect x="{2:.1f}" y="{3:.1f}" width="{4:.1f}" height="{5:.1f}"/>
+</clipPath>
+{6}</svg>
+)";
+
+// {0}: width
+constexpr const char* kBarAxis = R"(<svg aria-hidden="true" viewBox="0 0 {0} 16"
+  width="{0}" height="16" font-size="11" font-family="Helvetica, Arial, sans-serif" fill="#222">
+)";
+
 using Ticks = std::vector<std::pair<double, std::string>>;
 
 std::string tick_text(double value, int digits) {
@@ -92,6 +111,20 @@ double left_margin(const Figure& figure) {
 
 std::string css(int style) { return fmt::format("s{}", style % 9); }
 
+std::string line_element(double x1, double y1, double x2, double y2, const std::string& css_class,
+                         const char* paint, double width, const char* more = "") {
+  const std::string ends =
+      fmt::format(R"(x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}")", x1, y1, x2, y2);
+  return fmt::format("<line class=\"{}\" {} stroke=\"{}\" stroke-width=\"{}\"{}/>\n", css_class,
+                     ends, paint, width, more);
+}
+
+std::string band_element(double x, double y, double width, double height) {
+  const std::string place =
+      fmt::format(R"(x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}")", x, y, width, height);
+  return fmt::format("<rect class=\"band\" {} fill=\"#e8eef5\"/>\n", place);
+}
+
 std::string short_number(double value) {
   if (std::abs(value) >= 1e4) return tick_text(value, 0);
   return fmt::format("{:.4g}", value);
@@ -114,16 +147,9 @@ class Drawing {
     for (const Series& series : figure_.series) draw(series);
     body_ += "</g>\n";
     const double height = legend();
-    return fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" id=\"{9}\" role=\"img\" "
-        "aria-labelledby=\"title-{9} desc-{9}\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-        "height=\"{1}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\" "
-        "fill=\"#222\">\n<title id=\"title-{9}\">{7}</title>\n<desc id=\"desc-{9}\">{8}</desc>\n"
-        "<rect class=\"paper\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
-        "<clipPath id=\"clip-{9}\"><rect x=\"{2:.1f}\" y=\"{3:.1f}\" width=\"{4:.1f}\" "
-        "height=\"{5:.1f}\"/></clipPath>\n{6}</svg>\n",
-        figure_.width, height, left_, kTop, right_ - left_, bottom_ - kTop, body_,
-        escape(plain_text(figure_.title)), escape(plain_text(description())), escape(figure_.id));
+    return fmt::format(kDocument, figure_.width, height, left_, kTop, right_ - left_,
+                       bottom_ - kTop, body_, escape(plain_text(figure_.title)),
+                       escape(plain_text(description())), escape(figure_.id));
   }
 
  private:
@@ -142,10 +168,7 @@ class Drawing {
 
   void line(double x1, double y1, double x2, double y2, const char* css_class, const char* paint,
             double width, const char* more = "") {
-    body_ += fmt::format(
-        "<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" "
-        "stroke-width=\"{}\"{}/>\n",
-        css_class, x1, y1, x2, y2, paint, width, more);
+    body_ += line_element(x1, y1, x2, y2, css_class, paint, width, more);
   }
   void label(double x, double y, const char* anchor, const std::string& text,
              const std::string& more = "") {
@@ -197,10 +220,7 @@ class Drawing {
     line(x_(low), y_(low), x_(high), y_(high), "faint", "#777", 1.2, " stroke-dasharray=\"6 4\"");
   }
   void band(double x1, double y1, double x2, double y2) {
-    body_ += fmt::format(
-        "<rect class=\"band\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
-        "fill=\"#e8eef5\"/>\n",
-        x1, y1, x2 - x1, y2 - y1);
+    body_ += band_element(x1, y1, x2 - x1, y2 - y1);
   }
 
   void draw(const Series& series) {
@@ -211,11 +231,11 @@ class Drawing {
       if (std::isfinite(series.x[i]) && std::isfinite(series.y[i]))
         path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x_(series.x[i]),
                             y_(series.y[i]));
-    if (series.line && !path.empty())
-      body_ += fmt::format(
-          "<path class=\"{}\" d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\">"
-          "<title>{}</title></path>\n",
-          css_class, path, paint, escape(series.name));
+    if (series.line && !path.empty()) {
+      body_ += fmt::format(R"(<path class="{}" d="{}" fill="none" stroke="{}" stroke-width="1.5">)",
+                           css_class, path, paint);
+      body_ += fmt::format("<title>{}</title></path>\n", escape(series.name));
+    }
     for (size_t i = 0; i < series.x.size(); ++i) {
       if (!x_.inside(series.x[i]) || !y_.inside(series.y[i])) continue;
       const double x = x_(series.x[i]), y = y_(series.y[i]);
@@ -360,30 +380,24 @@ std::string interval_bar(const stats::Interval& interval, const BarScale& scale,
   const double middle = kBarHeight / 2;
   const auto at = [&](double value) { return bar_place(value, scale); };
   std::string out = fmt::format(
-      "<svg role=\"img\" aria-label=\"{0}\" viewBox=\"0 0 {1} {2}\" width=\"{1}\" height=\"{2}\">"
-      "<title>{0}</title>"
-      "<rect class=\"band\" x=\"{3:.1f}\" y=\"0\" width=\"{4:.1f}\" height=\"{2}\" "
-      "fill=\"#e8eef5\"/>"
-      "<line class=\"frame\" x1=\"{5:.1f}\" y1=\"0\" x2=\"{5:.1f}\" y2=\"{2}\" stroke=\"#444\" "
-      "stroke-width=\"1.4\"/>",
-      escape(tip), kBarWidth, kBarHeight, at(-scale.margin), at(scale.margin) - at(-scale.margin),
-      at(0));
+      R"(<svg role="img" aria-label="{0}" viewBox="0 0 {1} {2}" width="{1}" height="{2}">)",
+      escape(tip), kBarWidth, kBarHeight);
+  out += fmt::format("<title>{}</title>", escape(tip));
+  out += band_element(at(-scale.margin), 0, at(scale.margin) - at(-scale.margin), kBarHeight);
+  out += line_element(at(0), 0, at(0), kBarHeight, "frame", "#444", 1.4);
   if (std::isfinite(interval.low) && std::isfinite(interval.high)) {
-    out += fmt::format(
-        "<path class=\"{0}\" d=\"M{1:.1f} {3}H{2:.1f}M{1:.1f} {4}V{5}M{2:.1f} {4}V{5}\" "
-        "fill=\"none\" stroke=\"{6}\" stroke-width=\"2\"/>",
-        css(style), at(interval.low), at(interval.high), middle, middle - 5, middle + 5,
-        colour(style));
+    const std::string path =
+        fmt::format("M{0:.1f} {2}H{1:.1f}M{0:.1f} {3}V{4}M{1:.1f} {3}V{4}", at(interval.low),
+                    at(interval.high), middle, middle - 5, middle + 5);
+    out += fmt::format(R"(<path class="{}" d="{}" fill="none" stroke="{}" stroke-width="2"/>)",
+                       css(style), path, colour(style));
     out += symbol(style, at(interval.estimate), middle, 5);
   }
   return out + "</svg>";
 }
 
 std::string interval_axis(const BarScale& scale) {
-  std::string out = fmt::format(
-      "<svg aria-hidden=\"true\" viewBox=\"0 0 {0} 16\" width=\"{0}\" height=\"16\" "
-      "font-size=\"11\" font-family=\"Helvetica, Arial, sans-serif\" fill=\"#222\">",
-      kBarWidth);
+  std::string out = fmt::format(kBarAxis, kBarWidth);
   for (const auto& [value, text] : round_ticks(scale.low, scale.high, 6)) {
     const std::string sign = value > 1e-12 ? "+" : "";
     out += fmt::format("<text x=\"{:.1f}\" y=\"12\" text-anchor=\"middle\">{}{}</text>",

@@ -96,13 +96,14 @@ Table degradation_table(const Setting& setting) {
   Table table{.id = id(setting, "degradation"),
               .title = "Secondary: mean difference along training",
               .note =
-                  "Mean, over the range of pre-training loss that both architectures reach "
-                  "along training at the same budget, of (loss of the architecture − loss of "
-                  "the reference). Nats per token; the 95 % interval counts seeds only. This "
-                  "number is biased: the learning rates of the two models differ along the "
-                  "schedule, an architecture that learns faster is compared with a reference "
-                  "that is further along its schedule, and the first half of training "
-                  "dominates the range. It carries no verdict."};
+                  "Mean of a difference: loss of the architecture − loss of the reference. "
+                  "The mean is over the range of pre-training loss that both reach: "
+                  "along training, at the same budget. "
+                  "The unit is nats per token. The 95 % interval counts seeds only. "
+                  "This number is biased and carries no verdict: "
+                  "the learning rates of the two models differ along the schedule; "
+                  "a model that learns faster is compared with a reference later in its schedule; "
+                  "the first half of training dominates the range."};
   table.columns = {
       {"architecture"}, {"at equal"}, {"tokens", Format::tokens}, {"mean", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
@@ -130,9 +131,9 @@ Table convergence_table(const Setting& setting) {
   Table table{.id = id(setting, "convergence"),
               .title = "Speed of convergence along training",
               .note =
-                  "Tokens needed to reach the lowest pre-training loss that every run of both "
-                  "reaches at the same budget, and the ratio to those of the reference. Below "
-                  "1 is faster."};
+                  "Tokens needed to reach a pre-training loss, and the ratio to the reference. "
+                  "The loss is the lowest one that every run of both reaches at the same budget. "
+                  "A ratio below 1 is faster."};
   table.columns = {{"architecture"},
                    {"loss of"},
                    {"loss reached", Format::loss},
@@ -154,11 +155,13 @@ Table slice_table(const Setting& setting) {
   Table table{.id = id(setting, "slices"),
               .title = "Loss by kind of target token",
               .note =
-                  "Test loss at the last evaluation, mean over domains and seeds: the loss of "
-                  "the reference, and the difference of each other architecture to it at the "
-                  "largest budget that both have (at equal tokens, not at equal pre-training "
-                  "loss). Frequent, rare and unseen: in the training text. Repeated bigram: an "
-                  "earlier bigram of the context predicts the target; other: the rest."};
+                  "Test loss at the last evaluation, mean over domains and seeds. "
+                  "The reference has its loss, the others have their difference to it. "
+                  "The difference is that at the largest budget that both have: "
+                  "at equal tokens, not at equal pre-training loss. "
+                  "Frequent, rare and unseen: in the training text. "
+                  "Repeated bigram: an earlier bigram of the context predicts the target; "
+                  "other: the rest."};
   table.columns = {{"slice"}};
   for (const Architecture& a : setting.architectures) {
     const bool is_reference = a.style == 0;
@@ -215,10 +218,11 @@ Table speed_table(const Setting& setting) {
   Table table{.id = id(setting, "speed"),
               .title = "Speed and memory",
               .note =
-                  "Median over the runs of the largest budget. State: the bytes that one "
-                  "sequence keeps from token to token when decoding (for attention, its "
-                  "cache). Runs that shared a machine slowed each other: compare within one "
-                  "study, and use the benchmarks for claims about kernels."};
+                  "Median over the runs of the largest budget. "
+                  "State: the bytes that a sequence keeps from token to token when decoding. "
+                  "For attention, this is its cache. "
+                  "Runs that shared a machine slowed each other: compare within one study. "
+                  "Use the benchmarks for claims about kernels."};
   table.columns = {{"architecture"},
                    {"tokens/s", Format::count},
                    {"training time", Format::seconds},
@@ -246,13 +250,15 @@ Table probe_table(const Setting& setting) {
   Table table{.id = id(setting, "probes"),
               .title = "What the mixers do with earlier positions",
               .note =
-                  "Measured on held-out text at the end of training, mean over layers and "
-                  "queries, median over seeds. Visibility: share of the earlier positions whose "
-                  "input changes the output of a query (by more than a thousandth of the "
-                  "largest change). Real relation: whether that influence goes with the "
-                  "content (1) or stays with the position (0) when neighbours change places. "
-                  "Uniformity: entropy of the influence; 1 is all earlier positions alike, 0 "
-                  "is one position. Best layer: the layer with the highest visibility. "
+                  "Measured on held-out text at the end of training. "
+                  "Mean over layers and queries, median over seeds. "
+                  "Visibility: share of the earlier positions that influence a query. "
+                  "Their input changes its output by more than a thousandth of the largest change. "
+                  "Real relation: what that influence follows when neighbours change places. "
+                  "1 is the content, 0 is the position. "
+                  "Uniformity: entropy of the influence. "
+                  "1 is all earlier positions alike, 0 is one position. "
+                  "Best layer: the layer with the highest visibility. "
                   "Attention entropy: of the softmax weights, where there are any."};
   table.columns = {{"architecture"},
                    {"visibility", Format::loss},

@@ -50,10 +50,10 @@ const char* mark_of(stats::Verdict verdict) {
 
 Rich badge(stats::Verdict verdict) {
   const char* text = word(verdict);
-  return {text, fmt::format("<span class=\"badge {}\"><svg aria-hidden=\"true\" width=\"13\" "
-                            "height=\"13\" viewBox=\"0 0 16 16\"><path fill-rule=\"evenodd\" "
-                            "d=\"{}\"/></svg>{}</span>",
-                            css_of(verdict), mark_of(verdict), text)};
+  const std::string path = fmt::format(R"(<path fill-rule="evenodd" d="{}"/>)", mark_of(verdict));
+  const std::string icon = fmt::format(
+      R"(<svg aria-hidden="true" width="13" height="13" viewBox="0 0 16 16">{}</svg>)", path);
+  return {text, fmt::format(R"(<span class="badge {}">{}{}</span>)", css_of(verdict), icon, text)};
 }
 
 BarScale bar_scale(const Setting& setting) {
@@ -175,8 +175,9 @@ Table budget_table(const Setting& setting) {
   Table table{.id = table_id(setting, "delta-by-budget"),
               .title = "Δ_end by budget",
               .note =
-                  "Each interval has 95 % coverage by itself. The verdict is about the largest "
-                  "budget that the ladder covers and that has no problem."};
+                  "Each interval has 95 % coverage by itself. "
+                  "The verdict is about the largest budget. "
+                  "Budgets that the ladder does not cover or that have a problem do not count."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
                    {"seeds"},
@@ -230,9 +231,9 @@ Table ladder_table(const Setting& setting) {
   Table table{.id = table_id(setting, "ladder"),
               .title = "The ladder of the reference",
               .note =
-                  "The reference, trained to the end at each budget; means over the seeds. The "
-                  "reference is mature when its loss on recall targets falls by at most 0.1 "
-                  "nats from one rung to the next."};
+                  "The reference, trained to the end at each budget; means over the seeds. "
+                  "The loss on recall targets shows whether the reference is mature: "
+                  "it then falls by at most 0.1 nats from one rung to the next."};
   table.columns = {{"tokens", Format::tokens},
                    {"seeds"},
                    {setting.pretraining_name(), Format::loss},
@@ -261,9 +262,10 @@ Table tuning_table(const Setting& setting) {
   Table table{.id = table_id(setting, "learning-rates"),
               .title = "Learning rates that were tried",
               .note =
-                  "Held-out loss of the training domains at the end of a run with the given "
-                  "tokens, mean over seeds. The rate with the lowest loss is used; losses out "
-                  "of domain have no part in the choice."};
+                  "Held-out loss of the training domains at the end of a run, mean over seeds. "
+                  "A run has the given number of tokens. "
+                  "The rate with the lowest loss is used. "
+                  "Losses out of domain have no part in the choice."};
   table.columns = {{"architecture"},    {"tokens", Format::tokens},
                    {"learning rate"},   {"held-out loss", Format::loss},
                    {"runs that ended"}, {"choice"}};
@@ -309,9 +311,9 @@ Table overlap_table(const Setting& setting) {
   Table table{.id = table_id(setting, "overlap"),
               .title = "Does the test text occur in the training text?",
               .note =
-                  "Duplicates: test documents whose tokens are all equal to those of a training "
-                  "document. Shared 13-grams: share of the sequences of 13 tokens of the test "
-                  "text that occur anywhere in the training text.",
+                  "Duplicates: test documents whose tokens equal those of a training document. "
+                  "A 13-gram is a sequence of 13 tokens. "
+                  "Shared 13-grams: share of those in the test text that the training text has.",
               .columns = {{"domain"},
                           {"documents", Format::tokens},
                           {"duplicates", Format::tokens},

@@ -215,16 +215,15 @@ std::string what_settles(const Estimate& e, int64_t seeds, const LadderOptions& 
                       of_documents);
   for (double more = 1; more * double(seeds) <= kMostSeeds; more += 1 / double(seeds))
     if (more > 1 && half_width_with(e, more, 1, options, factor) < wanted)
-      return open + fmt::format(
-                        " About {:.0f} seeds of this model would settle it if the "
-                        "difference stays at {}.",
-                        more * double(seeds), signed_nats(e.value));
+      return fmt::format(
+          "{} About {:.0f} seeds of this model would settle it if the difference stays at {}.",
+          open, more * double(seeds), signed_nats(e.value));
   for (double more = 2; more <= kMostSeeds; ++more)
     if (half_width_with(e, more, more, options, factor) < wanted)
-      return open + fmt::format(
-                        " About {:.0f} times as many seeds of this model and of the "
-                        "reference would settle it if the difference stays at {}.",
-                        more, signed_nats(e.value));
+      return fmt::format(
+          "{} About {:.0f} times as many seeds of this model and of the reference would settle it. "
+          "This holds if the difference stays at {}.",
+          open, more, signed_nats(e.value));
   return open + fmt::format(" No practical number of seeds settles a difference of {}.",
                             signed_nats(e.value));
 }

@@ -48,8 +48,8 @@ TEST(Config, ReadsEveryType) {
 
 TEST(Config, WhatIsWrittenReadsBackTheSame) {
   Sample s = read(
-      "rate = 0.1\nname = \"tab\\t quote\\\" back\\\\ line\\n\"\nwords = ['a\"b', '']\nweights = "
-      "[3.0000000000000004e-5, 1e300]\n");
+      "rate = 0.1\nname = \"tab\\t quote\\\" back\\\\ line\\n\"\nwords = ['a\"b', '']\n"
+      "weights = [3.0000000000000004e-5, 1e300]\n");
   const std::string text = to_toml(fields_of(s));
   Sample again = read(text);
   EXPECT_EQ(to_toml(fields_of(again)), text);

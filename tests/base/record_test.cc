@@ -31,7 +31,8 @@ std::string error_of(const std::string& text) {
 // The JSON of a valid record with one part replaced.
 std::string with(const std::string& from, const std::string& to) {
   std::string text =
-      R"({"good": true, "steps": 3, "name": "a", "sets": {"x.test": {"loss": 1.5, "lines": [[1, 2.5]]}}})";
+      R"({"good": true, "steps": 3, "name": "a",
+          "sets": {"x.test": {"loss": 1.5, "lines": [[1, 2.5]]}}})";
   return text.replace(text.find(from), from.size(), to);
 }
 

@@ -11,11 +11,9 @@ using Json = nlohmann::json;
 
 struct BenchAttention : testing::Test {
   Outcome bench(const std::string& arguments) {
-    return run(
-        folder_.path(),
-        "bench attention --device cpu --threads 1 --heads 2 --head-dim 8 --window 8 --chunk-size 8 "
-        "--seconds 0 " +
-            arguments);
+    const std::string command = "bench attention --device cpu --threads 1 --seconds 0 ";
+    const std::string shape = "--heads 2 --head-dim 8 --window 8 --chunk-size 8 ";
+    return run(folder_.path(), command + shape + arguments);
   }
   Json rows(const std::string& arguments) {
     const Outcome outcome = bench(arguments + " --json");

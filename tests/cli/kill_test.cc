@@ -204,9 +204,9 @@ TEST_F(KillMatrixSlow, KilledTrainingContinuesToTheSameBytes) {
   SCOPED_TRACE(fmt::format("seed {}", seed_));
   synthesize(folder_);
   const auto command = [](const std::string& name) {
-    return train(name,
-                 "--set train.steps=60 --set train.checkpoint_every=2 --set train.eval_every=6 "
-                 "--resume");
+    const std::string steps = "--set train.steps=60 ";
+    const std::string every = "--set train.checkpoint_every=2 --set train.eval_every=6 ";
+    return train(name, steps + every + "--resume");
   };
   ASSERT_EQ(run(folder_.path(), command("whole")).exit_code, 0);
   disturb_until_done("killed", {.least_kills = 4, .most_kills = 25, .longest_wait = 2.5}, command,

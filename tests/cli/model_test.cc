@@ -19,7 +19,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kConfig =
-    R"({"model_type": "llama", "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16})";
+    R"({"model_type": "llama", "vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 16})";
 
 class ModelCommands : public testing::Test {
  protected:

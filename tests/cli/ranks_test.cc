@@ -15,11 +15,11 @@ const std::string kSettings =
     "--set train.steps=50 --set train.checkpoint_every=5 --set train.eval_every=25 ";
 const std::string kSlices = kSettings + "--set train.gradient_slices=4 ";
 // Every sequence is cut. RWKV-7's layers hand values on.
-const std::string kContext =
-    kSettings +
-    "--set train.context_slices=4 --set train.micro_batch_size=2 --set train.sequence_length=32 "
-    "--set model.num_layers=3 --set 'model.pattern=[\"rwkv7\",\"attention\",\"rwkv7\"]' "
-    "--set model.rwkv7.num_heads=2 ";
+const std::string kCuts =
+    "--set train.context_slices=4 --set train.micro_batch_size=2 --set train.sequence_length=32 ";
+const std::string kLayers =
+    R"(--set model.num_layers=3 --set 'model.pattern=["rwkv7","attention","rwkv7"]' )";
+const std::string kContext = kSettings + kCuts + kLayers + "--set model.rwkv7.num_heads=2 ";
 // Does not end before it is stopped. Each of its 3 ranks has a sequence.
 const std::string kLong =
     "--set train.steps=1000000 --set train.checkpoint_every=5 --set train.batch_size=3 ";

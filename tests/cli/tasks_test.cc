@@ -49,8 +49,9 @@ struct Tasks : testing::Test {
 };
 
 TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
-  const std::string command =
-      "eval tasks run run/checkpoints/step-10 --tasks mine.toml --data data -o results.sqlite --items items.jsonl";
+  const std::string evaluate =
+      "eval tasks run run/checkpoints/step-10 --tasks mine.toml --data data";
+  const std::string command = evaluate + " -o results.sqlite --items items.jsonl";
   const Json first = json(command), again = json(command);
   ASSERT_EQ(first["results"].size(), 2u);
   EXPECT_EQ(first["results"][0]["answered_now"], 8);
@@ -115,11 +116,8 @@ TEST_F(Tasks, StudyContinuesAKilledEvaluation) {
     folder.write(fmt::format("parts/web/{}.txt", i),
                  fmt::format("Text {} says that the garden of house {} is {}.\n", i, i * 7 % 60,
                              i % 2 ? "blue" : "green"));
-  ASSERT_EQ(run(folder.path(),
-                "data prepare --tokenizer t.model -o store2 parts --domain 'web=parts/web/*' "
-                "--valid-fraction 0.3")
-                .exit_code,
-            0);
+  const std::string prepare = "data prepare parts --domain 'web=parts/web/*' --valid-fraction 0.3";
+  ASSERT_EQ(run(folder.path(), prepare + " --tokenizer t.model -o store2").exit_code, 0);
   json("run plan.toml -o study");
   folder.write("tasks.toml", "tasks = { data = \"data\", list = [\"mine.toml\"] }\n" + plan);
   const auto kept = [&] {

@@ -37,6 +37,9 @@ std::vector<std::string> texts_of_each_kind() {
   return texts;
 }
 
+const std::string kVerbatim =
+    "--normalization_rule_name=identity --remove_extra_whitespaces=false ";
+
 std::string model_of(const std::string& extra) {
   const Folder folder;
   std::string text;
@@ -65,9 +68,7 @@ TEST(HuggingFaceTokenizer, TokenizersMakesTheSameIdsAndTexts) {
 
 TEST(HuggingFaceTokenizer, ModelWithoutDummyPrefixIsExpressed) {
   const auto tokenizer = Tokenizer::from_contents(
-      model_of("--model_type=bpe --byte_fallback --normalization_rule_name=identity "
-               "--remove_extra_whitespaces=false --add_dummy_prefix=false"),
-      "m");
+      model_of("--model_type=bpe --byte_fallback --add_dummy_prefix=false " + kVerbatim), "m");
   const int result = compare_with_tokenizers(tokenizer, texts_of_each_kind());
   if (result == 77) GTEST_SKIP() << "Python has no tokenizers";
   EXPECT_EQ(result, 0);
@@ -82,13 +83,10 @@ TEST(HuggingFaceTokenizer, ConfigNamesTheSpecialTokens) {
 }
 
 TEST(HuggingFaceTokenizer, InexpressibleModelIsRejectedWithTheReason) {
-  const std::string plain =
-      "--byte_fallback --normalization_rule_name=identity --remove_extra_whitespaces=false ";
+  const std::string plain = "--byte_fallback " + kVerbatim;
   const std::vector<std::pair<std::string, std::string>> models = {
       {"--model_type=unigram " + plain, "it is not BPE"},
-      {"--model_type=bpe --normalization_rule_name=identity --remove_extra_whitespaces=false "
-       "--vocab_size=60",
-       "it has no byte fallback"},
+      {"--model_type=bpe --vocab_size=60 " + kVerbatim, "it has no byte fallback"},
       {"--model_type=bpe --byte_fallback --remove_extra_whitespaces=false", "it normalises text"},
       {"--model_type=bpe --byte_fallback --normalization_rule_name=identity",
        "it removes white space"},

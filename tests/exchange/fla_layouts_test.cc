@@ -231,7 +231,8 @@ TEST_P(FlaLayout, ComputesItsLayersFormulas) {
 }
 
 const std::string kCommon =
-    R"("vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "norm_eps": 1e-6, "tie_word_embeddings": false, )";
+    R"("vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "norm_eps": 1e-6,
+       "tie_word_embeddings": false, )";
 const std::map<std::string, std::vector<int64_t>> kMlp = {
     {"attn_norm.weight", {24}},         {"mlp_norm.weight", {24}},
     {"mlp.gate_proj.weight", {40, 24}}, {"mlp.up_proj.weight", {40, 24}},
@@ -270,7 +271,8 @@ std::vector<std::pair<const char*, Layout>> layouts() {
                   {"attn.o_norm.weight", {12}}})}},
       {"gated_deltanet",
        {R"({"model_type": "gated_deltanet", )" + kCommon +
-            R"("num_heads": 2, "num_v_heads": 4, "head_dim": 3, "expand_v": 2.0, "conv_size": 3, "intermediate_size": 40})",
+            R"("num_heads": 2, "num_v_heads": 4, "head_dim": 3, "expand_v": 2.0, "conv_size": 3,
+               "intermediate_size": 40})",
         gated_deltanet,
         with_mlp({{"attn.q_proj.weight", {6, 24}},
                   {"attn.k_proj.weight", {6, 24}},
@@ -285,8 +287,9 @@ std::vector<std::pair<const char*, Layout>> layouts() {
                   {"attn.dt_bias", {4}},
                   {"attn.o_norm.weight", {6}}})}},
       {"rwkv7",
-       {R"({"model_type": "rwkv7", "vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "head_dim": 8, "decay_low_rank_dim": 5,
-            "gate_low_rank_dim": 7, "a_low_rank_dim": 3, "v_low_rank_dim": 2, "hidden_act": "sqrelu", "norm_eps": 1e-5})",
+       {R"({"model_type": "rwkv7", "vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2,
+            "head_dim": 8, "decay_low_rank_dim": 5, "gate_low_rank_dim": 7, "a_low_rank_dim": 3,
+            "v_low_rank_dim": 2, "hidden_act": "sqrelu", "norm_eps": 1e-5})",
         {},
         {{"attn_norm.weight", {24}},
          {"attn_norm.bias", {24}},

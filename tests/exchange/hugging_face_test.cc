@@ -143,9 +143,10 @@ INSTANTIATE_TEST_SUITE_P(Golden, HuggingFace,
 // ---- What has no golden data: layouts, refusals. ----
 
 const char* const kLlama =
-    R"({"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3,
-  "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 20, "rms_norm_eps": 1.25e-6, "attention_bias": true, "mlp_bias": true,
-  "rope_theta": 500000.0, "tie_word_embeddings": true})";
+    R"({"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2,
+  "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 20,
+  "rms_norm_eps": 1.25e-6, "attention_bias": true, "mlp_bias": true, "rope_theta": 500000.0,
+  "tie_word_embeddings": true})";
 
 struct HuggingFaceFolder : testing::Test {
   HuggingFaceFolder()

@@ -298,12 +298,13 @@ run::End end() {
           .sets = {{"a.test", {.loss = 4.2, .clustered_by = "source", .clusters = clusters}}}};
 }
 run::TaskResults task_results() {
-  return {.results = {{.name = "piqa",
-                       .key = "k",
-                       .items = 6,
-                       .metrics = {{.name = "acc", .bits = "84"},
-                                   {.name = "perplexity", .sums = {{-1, -2}}, .weights = {{3, 3}}}}},
-                      {.name = "race", .key = "k", .problem = "no memory"}}};
+  return {
+      .results = {{.name = "piqa",
+                   .key = "k",
+                   .items = 6,
+                   .metrics = {{.name = "acc", .bits = "84"},
+                               {.name = "perplexity", .sums = {{-1, -2}}, .weights = {{3, 3}}}}},
+                  {.name = "race", .key = "k", .problem = "no memory"}}};
 }
 std::string metrics() {
   const run::TrainingLine training{.step = 4, .loss = 4.1, .tokens = 1600, .mfu = 0.5};

@@ -11,23 +11,19 @@ namespace assay::nn {
 namespace {
 
 const char* const kTied =
-    "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\"]\nchannel_mixer = "
-    "\"geglu\"\n[model.attention]\nnum_heads = 3\n";
+    "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\"]\n"
+    "channel_mixer = \"geglu\"\n[model.attention]\nnum_heads = 3\n";
 const char* const kUntied =
     "[model]\nvocab_size = 50\nd_model = 24\npattern = [\"attention\", \"mamba1\"]\n"
-    "channel_mixer = \"gelu\"\nnorm = "
-    "\"layernorm\"\n"
+    "channel_mixer = \"gelu\"\nnorm = \"layernorm\"\n"
     "positions = \"learned\"\nmax_positions = 40\ntie_embeddings = false\n[model.attention]\n"
-    "num_heads = 3\nwindow = "
-    "5\nbias = true\n[model.gelu]\nbias = true\n";
+    "num_heads = 3\nwindow = 5\nbias = true\n[model.gelu]\nbias = true\n";
 
 // Layers that hand on to later ones: the first and third are RWKV-7's.
 const char* const kHanding =
     "[model]\nvocab_size = 50\nd_model = 24\nnum_layers = 3\npattern = [\"rwkv7\", \"gla\"]\n"
-    "channel_mixer = "
-    "\"rwkv7_channel_mix\"\nnorm = \"layernorm\"\nembedding_norm = true\n[model.rwkv7]\n"
-    "num_heads = 3\n"
-    "[model.gla]\nnum_heads = 2\n";
+    "channel_mixer = \"rwkv7_channel_mix\"\nnorm = \"layernorm\"\nembedding_norm = true\n"
+    "[model.rwkv7]\nnum_heads = 3\n[model.gla]\nnum_heads = 2\n";
 
 struct LanguageModels : testing::TestWithParam<const char*> {
   const at::Tensor tokens = random_tokens(3, 34, 50, "tokens");
@@ -100,8 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied, 
 TEST(AttentionConstants, EndWithTheirTable) {
   const auto model = random_model(
       "[model]\nvocab_size = 50\nd_model = 24\n[model.attention]\nnum_heads = 3\n"
-      "constants = \"keys\"\nmax_positions = "
-      "8\n");
+      "constants = \"keys\"\nmax_positions = 8\n");
   EXPECT_EQ(model->token_losses(random_tokens(1, 9, 50, "tokens")).size(1), 8);
   EXPECT_THROW(model->token_losses(random_tokens(1, 10, 50, "tokens")), BadInput);
   EXPECT_EQ(model->state_bytes(800), 100 * model->state_bytes(8) - 99 * 2 * 8)

@@ -41,8 +41,7 @@ TEST(StartingValues, TheEmbeddingIsAsWideAsItIsTold) {
 TEST(StartingValues, Rwkv7sAreThoseOfItsTrainingCode) {
   const auto model = make_model(
       "[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv7\"]\n"
-      "channel_mixer = "
-      "\"rwkv7_channel_mix\"\n");
+      "channel_mixer = \"rwkv7_channel_mix\"\n");
   model->initialise(1);
   const auto all = model->named_parameters();
   const auto value = [&](const std::string& name, std::vector<int64_t> at) {
@@ -75,8 +74,7 @@ TEST(StartingValues, Rwkv6sAndRwkv5sAreThoseOfTheirTrainingCode) {
   for (const std::string version : {"5", "6"}) {
     const auto model = make_model(fmt::format(
         "[model]\nvocab_size = 8\nd_model = 128\nnum_layers = 3\npattern = [\"rwkv{0}\"]\n"
-        "channel_mixer = "
-        "\"rwkv{0}_channel_mix\"\n",
+        "channel_mixer = \"rwkv{0}_channel_mix\"\n",
         version));
     model->initialise(1);
     const auto all = model->named_parameters();
@@ -102,10 +100,10 @@ TEST(StartingValues, Rwkv6sAndRwkv5sAreThoseOfTheirTrainingCode) {
 // A parameter of layer 1 of a model of `pattern`, d_model 64, four layers, started with seed 1.
 at::Tensor started(const std::string& pattern, const std::string& name,
                    const std::string& table = "", const std::string& channel_mixer = "none") {
-  const auto model = make_model(fmt::format(
-      "[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 4\npattern = [\"{0}\"]\nchannel_mixer = "
-      "\"{1}\"\n[model.{0}]\n{2}",
-      pattern, channel_mixer, table));
+  const auto model = make_model(
+      fmt::format("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 4\npattern = [\"{0}\"]\n"
+                  "channel_mixer = \"{1}\"\n[model.{0}]\n{2}",
+                  pattern, channel_mixer, table));
   model->initialise(1);
   return model->named_parameters()["layers_1.mixer." + name].detach();
 }

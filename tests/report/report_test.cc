@@ -92,9 +92,9 @@ TEST_F(Report, FasterAndDegradedModelShowsBothFacts) {
   ASSERT_EQ(mamba.verdict, Verdict::degraded) << mamba.reason;
   ASSERT_LT(mamba.final_loss, mamba.reference_loss);
   EXPECT_TRUE(contains(facts(study, "mamba1"), "It has the lowest final loss out of domain"));
-  EXPECT_TRUE(contains(facts(study, "mamba1"),
-                       "and is still degraded: its loss there is higher "
-                       "than its held-out loss predicts."));
+  EXPECT_TRUE(
+      contains(facts(study, "mamba1"),
+               "and is still degraded: its loss there is higher than its held-out loss predicts."));
   EXPECT_TRUE(contains(top(html()), "and is still degraded"));
 }
 
@@ -319,8 +319,11 @@ void add_tasks(FakeStudyFolder& fake) {
   fake.models = {{"full"}};
   for (int i = 0; i < 6; ++i) fake.models.push_back({fmt::format("model_{}", i), 0.04 * i, 1.1});
   const auto task = [](const char* name, bool recall, std::vector<std::string> metrics) {
-    return run::TaskQuestion{
-        .name = name, .key = "key of " + std::string(name), .recall = recall, .metrics = metrics, .items = 200};
+    return run::TaskQuestion{.name = name,
+                             .key = "key of " + std::string(name),
+                             .recall = recall,
+                             .metrics = metrics,
+                             .items = 200};
   };
   fake.tasks = {task("fda", true, {"contains"}), task("swde", true, {"contains"}),
                 task("lambada", false, {"acc", "perplexity"})};
@@ -390,8 +393,8 @@ TEST_F(Report, FewModelsHaveNoCorrelation) {
   const Agreement found = task_agreements(study.settings[0])[0];
   EXPECT_TRUE(std::isnan(found.tau.estimate));
   EXPECT_EQ(found.text(),
-            "mean of 2 recall tasks, 3 architectures at 40M tokens: too few models for a "
-            "correlation (at least 5 are needed).");
+            "mean of 2 recall tasks, 3 architectures at 40M tokens: "
+            "too few models for a correlation (at least 5 are needed).");
   EXPECT_TRUE(contains(html(), "too few models for a correlation"));
   EXPECT_TRUE(tasks(study)["agreement"][0]["kendall_tau"].is_null());
 }
@@ -401,9 +404,10 @@ TEST_F(Report, MissingTasksAreNamedByRun) {
   fake.without_weights = "model_2";
   fake.write(folder);
   const std::string page = html();
-  EXPECT_TRUE(contains(page,
-                       "Results of tasks are missing (the final weights of the run are not in "
-                       "this study): model_2.20M.lr-0.001.seed-1, "));
+  EXPECT_TRUE(
+      contains(page,
+               "Results of tasks are missing (the final weights of the run are not in this study): "
+               "model_2.20M.lr-0.001.seed-1, "));
   const nlohmann::json problems = tasks(analyse(folder))["problems"];
   EXPECT_EQ(problems.size(), 8 * 3u);
   EXPECT_EQ(problems[0]["run"], "model_2.20M.lr-0.001.seed-1");
@@ -535,8 +539,8 @@ TEST_F(Report, MissingRunsAreNamed) {
   fake.write(folder, {"mamba1"});
   const std::string page = html();
   EXPECT_TRUE(contains(page,
-                       "Run mamba1.20M.lr-0.001.seed-1 is missing (failed: exit code 1: the "
-                       "loss is NaN at step 3)."));
+                       "Run mamba1.20M.lr-0.001.seed-1 is missing (failed: exit code 1: "
+                       "the loss is NaN at step 3)."));
   EXPECT_TRUE(contains(top(page), "</svg>degraded</span>"));
   EXPECT_FALSE(contains(page, ">mamba1</th>"));
 }
@@ -579,8 +583,8 @@ TEST_F(Report, OtherNumericsVersionsAreNotCompared) {
   fake.write(folder);
   const Study study = analyse(folder);
   EXPECT_EQ(architecture(study, "window").end.reason,
-            "The runs differ in the numerics version of selective_scan (1 and 2). Run the older "
-            "ones again.");
+            "The runs differ in the numerics version of selective_scan (1 and 2). "
+            "Run the older ones again.");
   EXPECT_TRUE(architecture(study, "window").comparisons.empty());
   EXPECT_EQ(architecture(study, "mamba1").end.verdict, Verdict::degraded);
 }

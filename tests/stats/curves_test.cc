@@ -69,8 +69,7 @@ TEST(Curves, ProblemsAreNamed) {
   EXPECT_EQ(range_problem(late, same), "");
   EXPECT_EQ(range_problem(early, late),
             "the curves share no range of pre-training loss: "
-            "every run of the architecture covers 6.000 to 4.500, of the "
-            "reference 4.000 to 3.000");
+            "every run of the architecture covers 6.000 to 4.500, of the reference 4.000 to 3.000");
   EXPECT_NE(range_problem(touching, late).find("less than a tenth"), std::string::npos);
   EXPECT_NE(range_problem(steep, late).find("fewer than two evaluations"), std::string::npos);
 }

@@ -68,9 +68,8 @@ inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies) {
 }
 
 inline void print_coverage_header() {
-  fmt::print(
-      "| setting | bias | largest bias | single % | family % | domain % | trend % | "
-      "recall part % | half-width |\n|---|---|---|---|---|---|---|---|---|\n");
+  fmt::print("| setting | bias | largest bias | single % | family % | domain % |");
+  fmt::print(" trend % | recall part % | half-width |\n|---|---|---|---|---|---|---|---|---|\n");
 }
 
 // `error` is what the number of studies leaves open, in points.

@@ -172,8 +172,8 @@ Compared compare(const std::string& name, const CurveSetting& setting, int studi
 TEST(EstimatorsComparedSlow, MeanOverTheRangeFailsWhereTheEndDoesNot) {
   constexpr int kStudies = 150;
   fmt::print(
-      "| setting | mean over the range: bias | coverage % | end of training: bias | "
-      "coverage % |\n|---|---|---|---|---|\n");
+      "| setting | mean over the range: bias | coverage % | end of training: bias | coverage % |\n"
+      "|---|---|---|---|---|\n");
   CurveSetting usual;
   usual.ends.effect = 0.1;
   usual.ends.growth = 0;

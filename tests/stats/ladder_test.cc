@@ -234,8 +234,8 @@ TEST(Ladder, BudgetsOnBothSidesOfTheMatureSegmentAskForOneBetween) {
   const EndResult x = only(compare_ends(ladder, {both}));
   EXPECT_FALSE(x.judged);
   EXPECT_EQ(x.reason,
-            "At 20M tokens the held-out loss is too high for a comparison (3.600), at 60M tokens "
-            "too low (3.000). Train it with a number of tokens between them.");
+            "At 20M tokens the held-out loss is too high for a comparison (3.600), "
+            "at 60M tokens too low (3.000). Train it with a number of tokens between them.");
 }
 
 TEST(Ladder, ProblemsOfTheLadderAreNamed) {
@@ -249,8 +249,8 @@ TEST(Ladder, ProblemsOfTheLadderAreNamed) {
   auto diverged = straight_ladder();
   diverged[1].runs[0].held_out = kNaN;
   EXPECT_EQ(problem(diverged),
-            "Seed 1 of the reference at 20M tokens ends with a held-out loss of nan; train it "
-            "again or leave it out.");
+            "Seed 1 of the reference at 20M tokens ends with a held-out loss of nan; "
+            "train it again or leave it out.");
   auto rising = straight_ladder();
   rising[3] = budget(80e6, 3.4, 3.9);
   EXPECT_TRUE(contains(problem(rising), "does not fall from 40M tokens (3.300) to 80M tokens"));

@@ -124,7 +124,7 @@ TEST(ScoreCoverage, ScoresAndDifferencesAreCovered) {
                                  {"seeds do not differ", {.seed_spread = 0}},
                                  {"seeds dominate", {.seed_spread = 0.6}},
                                  {"30 items", {.items = 30}},
-                                                            {"rare answers", {.abilities = {-3, -3.3, -3.6, -4}}},
+                                 {"rare answers", {.abilities = {-3, -3.3, -3.6, -4}}},
                                  {"2 models, 2 seeds", {.seeds = 2, .abilities = {0.3, 0}}}};
   for (const auto& [name, simulated] : rows) {
     const auto [scores, differences] = simulated.coverage(400);

@@ -1,6 +1,6 @@
 #pragma once
-// A study's folder, plan and a shell script in the place of the trainer: it obeys the trainer's command line and leaves
-// a run's files, without a model.
+// A study's folder, plan and a shell script in the place of the trainer: it obeys the trainer's
+// command line and leaves a run's files, without a model.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -11,21 +11,39 @@
 
 namespace assay::study {
 
-// What the script does is decided by FAKE: "" trains; "kill" leaves a checkpoint and dies by SIGKILL unless resumed;
-// "kill-always"; "terminated" saves and ends with 130 unless resumed; "kill-questions:N" dies by SIGKILL
-// the first N times that it is asked about a model; "full" finds a full disk; "fail" ends with 1 for models named window; "slow" saves and ends with 130 on SIGINT.
-// FAKE_TASKS decides what happens to tasks: "" answers; "kill" dies by SIGKILL after the first task
-// of a run, once; "fail-TASK" gives the task a problem; "slow" ends with 130 on SIGINT. The key of a task ends in FAKE_KEY.
+// What the script does is decided by FAKE:
+//   ""                trains
+//   kill              leaves a checkpoint and dies by SIGKILL unless resumed
+//   kill-always       does so each time
+//   terminated        saves and ends with 130 unless resumed
+//   kill-questions:N  dies by SIGKILL the first N times that it is asked about a model
+//   full              finds a full disk
+//   fail              ends with 1 for models named window
+//   diverge           ends with 1 at the learning rate 0.004
+//   slow              saves and ends with 130 on SIGINT
+// FAKE_TASKS decides what happens to tasks. The key of a task ends in FAKE_KEY.
+//   ""                answers
+//   kill              dies by SIGKILL after the first task of a run, once
+//   fail-TASK         gives the task a problem
+//   slow              ends with 130 on SIGINT
 inline constexpr const char* kTrainer = R"(#!/bin/sh
 if [ "$1" = eval ]; then
   shift 2; tasks=; limit=0
   while [ $# -gt 0 ]; do case $1 in
-    --dry-run) dry=1; shift;; --keep|--json) shift;; --tasks) tasks="$tasks $2"; shift 2;; --limit) limit=$2; shift 2;;
+    --dry-run) dry=1; shift;;
+    --keep|--json) shift;;
+    --tasks) tasks="$tasks $2"; shift 2;;
+    --limit) limit=$2; shift 2;;
     --*) shift 2;; *) run=$1; shift;; esac; done
   if [ "$dry" ]; then
-    case "$tasks" in *pica*) echo '{"error": "there is no task '"'pica'"'; did you mean '"'piqa'"'? Nothing was run."}'; exit 2;; esac
+    case "$tasks" in *pica*)
+      echo "{\"error\": \"there is no task 'pica'; did you mean 'piqa'? Nothing was run.\"}"
+      exit 2;;
+    esac
     for t in $tasks; do
-      all="$all${all:+, }{\"name\": \"$t\", \"key\": \"$t $limit $FAKE_KEY\", \"recall\": false, \"metrics\": [\"acc\"], \"items\": 8, \"longest\": 90, \"least\": ${FAKE_LEAST:-5}}"
+      question="\"name\": \"$t\", \"key\": \"$t $limit $FAKE_KEY\", \"recall\": false"
+      question="$question, \"metrics\": [\"acc\"], \"items\": 8, \"longest\": 90"
+      all="$all${all:+, }{$question, \"least\": ${FAKE_LEAST:-5}}"
     done
     echo "{\"tasks\": [$all]}"; exit 0
   fi
@@ -33,8 +51,12 @@ if [ "$1" = eval ]; then
     echo "$(basename $run) $t" >> "$FAKE_LOG.tasks"
     case "$FAKE_TASKS:$t" in
       slow:*) trap 'exit 130' INT; i=0; while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
-      "fail-$t:$t") result="\"problem\": \"the text is empty\", \"items\": 0, \"truncated\": 0, \"metrics\": []"; failed=1;;
-      *) result="\"problem\": \"\", \"items\": 8, \"truncated\": 0, \"metrics\": [{\"name\": \"acc\", \"bits\": \"f0\"}]";;
+      "fail-$t:$t")
+        result='"problem": "the text is empty", "items": 0, "truncated": 0, "metrics": []'
+        failed=1;;
+      *)
+        result='"problem": "", "items": 8, "truncated": 0'
+        result="$result, \"metrics\": [{\"name\": \"acc\", \"bits\": \"f0\"}]";;
     esac
     echo "{\"name\": \"$t\", \"key\": \"$t $limit $FAKE_KEY\", $result}" > "$run/$t.result"
     cat "$run"/*.result | paste -sd, | sed 's/.*/{"results": [&]}/' > "$run/tasks.json"
@@ -44,13 +66,24 @@ if [ "$1" = eval ]; then
 fi
 config=$2; shift 2
 while [ $# -gt 0 ]; do case $1 in
-  -o) out=$2; shift 2;; --dry-run) dry=1; shift;; --resume) resume=1; shift;; --set|--data|--device|--threads) shift 2;; *) shift;; esac; done
+  -o) out=$2; shift 2;;
+  --dry-run) dry=1; shift;;
+  --resume) resume=1; shift;;
+  --set|--data|--device|--threads) shift 2;;
+  *) shift;; esac; done
 provenance() {
-  echo "\"parameters\": 1000, \"flops_per_token\": 2000, \"state_bytes\": {\"2048\": 10, \"102400\": 20}, \"device\": \"cpu\", \"torch\": \"2\", \"assay\": \"0\", \"commit\": \"c\", \"paths\": {}, \"numerics\": {}, \"data\": \"d\", \"started\": \"now\", \"key\": \"k\", \"identity\": \"$1\""
+  cat <<END
+"parameters": 1000, "flops_per_token": 2000, "state_bytes": {"2048": 10, "102400": 20},
+"device": "cpu", "torch": "2", "assay": "0", "commit": "c", "paths": {}, "numerics": {},
+"data": "d", "started": "now", "key": "k", "identity": "$1"
+END
 }
 if [ "$dry" ]; then
   if grep -q '^chunk_sise' "$config"; then
-    echo '{"error": "m.toml:9:1: unknown key", "table": "model.attention", "key": "chunk_sise", "problem": "unknown key '"'chunk_sise'"' in {table}; did you mean '"'chunk_size'"'?"}'
+    cat <<END
+{"error": "m.toml:9:1: unknown key", "table": "model.attention", "key": "chunk_sise",
+"problem": "unknown key 'chunk_sise' in {table}; did you mean 'chunk_size'?"}
+END
     exit 2
   fi
   case "$FAKE" in  # the first questions are stopped by a signal
@@ -61,18 +94,25 @@ if [ "$dry" ]; then
   rate=$(sed -n 's/^learning_rate = //p' "$config")
   tokens=$(sed -n 's/^tokens = //p' "$config")
   tokens=${tokens:-4000}
-  echo "{$(provenance "$identity"), \"tokens\": $tokens, \"steps\": $((tokens / 400)), \"learning_rate\": ${rate:-0.001}, \"estimated_seconds\": 1.5, \"longest_input\": 128}"
+  cat <<END
+{$(provenance "$identity"), "tokens": $tokens, "steps": $((tokens / 400)),
+"learning_rate": ${rate:-0.001}, "estimated_seconds": 1.5, "longest_input": 128}
+END
   exit 0
 fi
 echo "$out ${resume:-0}" >> "$FAKE_LOG"
 mkdir -p "$out/evaluations"
-metric() { echo "{\"step\": $1, \"tokens\": $(($1 * 400)), \"loss\": 4.0, \"tokens_per_second\": 100.0}" >> "$out/metrics.jsonl"; }
+metric() {
+  values="\"step\": $1, \"tokens\": $(($1 * 400)), \"loss\": 4.0, \"tokens_per_second\": 100.0"
+  echo "{$values}" >> "$out/metrics.jsonl"
+}
 case "$FAKE:$out:$resume" in
   kill:*:|kill-always:*) mkdir -p "$out/checkpoints/step-5"; metric 5; kill -9 $$;;
   terminated:*:) mkdir -p "$out/checkpoints/step-5"; metric 5; exit 130;;
   full:*) echo "assay: $out: cannot be written: No space left on device" >&2; exit 1;;
   fail:*window*) echo "assay: the loss is NaN at step 3" >&2; exit 1;;
-  slow:*) trap 'mkdir -p "$out/checkpoints/step-5"; exit 130' INT; metric 5; i=0; while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
+  slow:*) trap 'mkdir -p "$out/checkpoints/step-5"; exit 130' INT; metric 5; i=0
+    while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
 esac
 metric 10
 # The held-out loss is lowest at a learning rate of 0.002.
@@ -81,13 +121,27 @@ case "$FAKE:$rate" in
   diverge:0.004) echo "assay: the loss is NaN at step 3" >&2; exit 1;;
 esac
 case "$rate" in 0.002) loss=3.9;; *) loss=4.0;; esac
-end_set() { echo "{\"loss\": $1, \"recall_loss\": 1.0, \"bits_per_byte\": 2.0, \"tokens\": 100, \"documents\": 1, \"clustered_by\": \"document\", \"clusters\": {\"documents\": [1], \"tokens\": [100], \"nll\": [$1], \"recall_tokens\": [10], \"recall_nll\": [1.0]}}"; }
-echo "{\"step\": 10, \"tokens\": 4000, \"sets\": {\"known_a.valid\": $(end_set $loss), \"fresh_a.test\": $(end_set 4.1)}}" > "$out/end.json"
-echo '{"step": 10, "tokens": 4000, "train_loss": 4.0, "evaluation": {"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}}' >> "$out/metrics.jsonl"
+end_set() {
+  cat <<END
+{"loss": $1, "recall_loss": 1.0, "bits_per_byte": 2.0, "tokens": 100, "documents": 1,
+"clustered_by": "document", "clusters": {"documents": [1], "tokens": [100], "nll": [$1],
+"recall_tokens": [10], "recall_nll": [1.0]}}
+END
+}
+cat > "$out/end.json" <<END
+{"step": 10, "tokens": 4000,
+"sets": {"known_a.valid": $(end_set $loss), "fresh_a.test": $(end_set 4.1)}}
+END
+evaluation='{"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}'
+echo "{\"step\": 10, \"tokens\": 4000, \"train_loss\": 4.0, \"evaluation\": $evaluation}" \
+  >> "$out/metrics.jsonl"
 cp "$config" "$out/config.toml"
 echo "{$(provenance i)}" > "$out/run.json"
 mkdir -p "$out/checkpoints/step-10"; touch "$out/checkpoints/step-10/model.safetensors"
-echo '{"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0, "peak_memory_bytes": 1, "final_loss": 4.0, "evaluation_and_saving_seconds": 0.5}' > "$out/done.json"
+cat > "$out/done.json" <<END
+{"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0,
+"peak_memory_bytes": 1, "final_loss": 4.0, "evaluation_and_saving_seconds": 0.5}
+END
 )";
 
 class FakeStudy : public testing::Test {
@@ -110,12 +164,11 @@ class FakeStudy : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder); }
 
-  static constexpr const char* kPlan = R"(reference = "full"
-models = ["full", "window"]
-seeds = [1, 2]
-data = { synthetic = { documents = 4, held_out = 2, document_length = 64 }, train = ["known_a"], out_of_domain = ["fresh_a"], sequence_length = 16 }
-train = { tokens = 4000, batch = 4 }
-)";
+  static constexpr const char* kPlan =
+      "reference = \"full\"\nmodels = [\"full\", \"window\"]\nseeds = [1, 2]\n"
+      "data = { synthetic = { documents = 4, held_out = 2, document_length = 64 }, "
+      "train = [\"known_a\"], out_of_domain = [\"fresh_a\"], sequence_length = 16 }\n"
+      "train = { tokens = 4000, batch = 4 }\n";
   StudyOptions options(const std::string& plan = kPlan) {
     write_file(folder / "plan.toml", plan);
     StudyOptions out;

@@ -208,8 +208,8 @@ TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   const auto plan =
       std::string(kPlan) +
       "size = { d_model = 64, num_layers = 3, attention = { num_heads = 4 }, "
-      "mamba1 = { expand = 3 } "
-      "}\n[model.window]\nseeds = [7]\nattention = { window = 16 }\nmamba1 = { state_size = 4 }\n";
+      "mamba1 = { expand = 3 } }\n"
+      "[model.window]\nseeds = [7]\nattention = { window = 16 }\nmamba1 = { state_size = 4 }\n";
   const auto runs = dry_run(options(plan));
   ASSERT_EQ(runs.size(), 3u);
   EXPECT_EQ(runs[2].name, "window.seed-7");

@@ -17,7 +17,8 @@ const std::string kModel = R"([model]
 vocab_size = 23
 d_model = 16
 num_layers = 9
-pattern = ["attention", "mamba1", "mamba2", "rwkv7", "gated_delta_net", "top1_chunk", "longhorn", "retention", "rwkv6"]
+pattern = ["attention", "mamba1", "mamba2", "rwkv7", "gated_delta_net", "top1_chunk", "longhorn",
+  "retention", "rwkv6"]
 [model.attention]
 num_heads = 2
 [model.mamba2]

@@ -96,9 +96,8 @@ TEST(TaskQuestions, FirstSamplerTakesTheFirstOfTheGroup) {
   folder.write("dev.jsonl", read_file(folder / "d.jsonl"));
   const Task task = Task::read(
       folder.write("t.toml",
-                   kChoice +
-                       "few_shot_documents = \"dev.jsonl\"\nfew_shot_sampler = \"first\"\ngroup = "
-                       "\"subject\"\ndescription = \"About {{subject}}.\\n\\n\"\n"),
+                   kChoice + "few_shot_documents = \"dev.jsonl\"\nfew_shot_sampler = \"first\"\n"
+                             "group = \"subject\"\ndescription = \"About {{subject}}.\\n\\n\"\n"),
       2);
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
   const auto all = questions(task, folder.path(), 5, encoder);

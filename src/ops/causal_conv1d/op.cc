@@ -142,8 +142,8 @@ const bool registered_path = register_kernels(kOp);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
-      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, str activation='none', Tensor? "
-      "initial_state=None) -> (Tensor y, Tensor final_state)",
+      "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, str activation='none', "
+      "Tensor? initial_state=None) -> (Tensor y, Tensor final_state)",
       "y_t = activation(bias + Σ_j weight_j ⊙ x_{t−(K−1)+j}), "
       "depthwise over the last K positions",
       causal_conv1d);

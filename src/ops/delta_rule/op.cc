@@ -81,21 +81,21 @@ const bool registered_paths = register_matrix_state("delta_rule") &&
                               register_matrix_state("rwkv7");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
-                    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, Tensor? "
-                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, "
+                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
                     "S_t = S_{t−1} + k_t β_t (v_t − S_{t−1}ᵀ k_t)ᵀ, out_t = scale · S_tᵀ q_t",
                     delta_rule);
   register_operator(
       m,
-      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, Tensor? "
-      "initial_state=None) -> (Tensor out, Tensor final_state)",
+      "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, float scale, "
+      "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
       "S' = exp(g_t) S_{t−1}, S_t = S' + k_t β_t (v_t − S'ᵀ k_t)ᵀ, "
       "out_t = scale · S_tᵀ q_t",
       gated_delta_rule);
   register_operator(
       m,
-      "rwkv7(Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, float scale, Tensor? "
-      "initial_state=None) -> (Tensor out, Tensor final_state)",
+      "rwkv7(Tensor r, Tensor w, Tensor k, Tensor v, Tensor a, Tensor b, float scale, "
+      "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
       "S_t = diag(exp w_t) S_{t−1} + b_t (S_{t−1}ᵀ a_t)ᵀ + k_t v_tᵀ, "
       "out_t = scale · S_tᵀ r_t",
       rwkv7);

@@ -88,31 +88,29 @@ const bool registered_paths = register_matrix_state("linear_attention", /*cuda_n
                               register_matrix_state("gla") && register_matrix_state("rwkv5") &&
                               register_matrix_state("rwkv6");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(
-      m,
-      "linear_attention(Tensor q, Tensor k, Tensor v, float scale, Tensor? initial_state=None) -> "
-      "(Tensor out, Tensor final_state)",
-      "S_t = S_{t−1} + k_t v_tᵀ, out_t = scale · S_tᵀ q_t", linear_attention);
   register_operator(m,
-                    "simple_gla(Tensor q, Tensor k, Tensor v, Tensor g, float scale, Tensor? "
-                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    "linear_attention(Tensor q, Tensor k, Tensor v, float scale, "
+                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
+                    "S_t = S_{t−1} + k_t v_tᵀ, out_t = scale · S_tᵀ q_t", linear_attention);
+  register_operator(m,
+                    "simple_gla(Tensor q, Tensor k, Tensor v, Tensor g, float scale, "
+                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
                     "S_t = exp(g_t) S_{t−1} + k_t v_tᵀ, out_t = scale · S_tᵀ q_t, "
                     "one decay per head",
                     simple_gla);
-  register_operator(
-      m,
-      "gla(Tensor q, Tensor k, Tensor v, Tensor gk, float scale, Tensor? initial_state=None) -> "
-      "(Tensor out, Tensor final_state)",
-      "S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ, out_t = scale · S_tᵀ q_t", gla);
   register_operator(m,
-                    "rwkv5(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
-                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    "gla(Tensor q, Tensor k, Tensor v, Tensor gk, float scale, "
+                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
+                    "S_t = diag(exp gk_t) S_{t−1} + k_t v_tᵀ, out_t = scale · S_tᵀ q_t", gla);
+  register_operator(m,
+                    "rwkv5(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, "
+                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
                     "S_t = diag(exp w) S_{t−1} + k_t v_tᵀ, "
                     "out_t = scale · (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t",
                     rwkv5);
   register_operator(m,
-                    "rwkv6(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, Tensor? "
-                    "initial_state=None) -> (Tensor out, Tensor final_state)",
+                    "rwkv6(Tensor r, Tensor k, Tensor v, Tensor w, Tensor u, float scale, "
+                    "Tensor? initial_state=None) -> (Tensor out, Tensor final_state)",
                     "S_t = diag(exp w_t) S_{t−1} + k_t v_tᵀ, "
                     "out_t = scale · (S_{t−1} + diag(u) k_t v_tᵀ)ᵀ r_t",
                     rwkv6);

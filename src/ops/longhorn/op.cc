@@ -118,8 +118,8 @@ const bool registered_path = register_paths(
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
-      "longhorn(Tensor x, Tensor dt, Tensor k, Tensor q, Tensor? D=None, Tensor? z=None, Tensor? "
-      "dt_bias=None, bool exact=False, Tensor? initial_state=None) -> (Tensor y, "
+      "longhorn(Tensor x, Tensor dt, Tensor k, Tensor q, Tensor? D=None, Tensor? z=None, "
+      "Tensor? dt_bias=None, bool exact=False, Tensor? initial_state=None) -> (Tensor y, "
       "Tensor final_state)",
       "S_t = (1 − ε_t ⊗ k_t²) ⊙ S_{t−1} + (ε_t ⊙ x_t) ⊗ k_t, ε = β / (1 + β kᵀk), "
       "y_t = S_t q_t + D x_t",

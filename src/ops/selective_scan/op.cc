@@ -242,8 +242,8 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
       "selective_scan(Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D=None, "
-      "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, Tensor? "
-      "initial_state=None) -> (Tensor y, Tensor final_state)",
+      "Tensor? z=None, Tensor? delta_bias=None, bool delta_softplus=False, "
+      "Tensor? initial_state=None) -> (Tensor y, Tensor final_state)",
       "S_t = exp(Δ_t A) ⊙ S_{t−1} + Δ_t u_t ⊗ B_t, "
       "y_t = (S_t C_t + D ⊙ u_t) ⊙ silu(z_t)",
       selective_scan);

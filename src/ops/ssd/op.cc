@@ -96,8 +96,8 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
       "ssd(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, "
-      "Tensor? dt_bias=None, bool dt_softplus=False, Tensor? initial_state=None, int "
-      "chunk_size=64) -> (Tensor y, Tensor final_state)",
+      "Tensor? dt_bias=None, bool dt_softplus=False, Tensor? initial_state=None, "
+      "int chunk_size=64) -> (Tensor y, Tensor final_state)",
       "S_t = exp(Δ_t A) S_{t−1} + Δ_t x_t B_tᵀ, y_t = (S_t C_t + D x_t) ⊙ silu(z_t), "
       "one decay per head",
       ssd);

@@ -76,8 +76,8 @@ at::Tensor top1_certified(const at::Tensor& q, const at::Tensor& k, const at::Te
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
-      "top1_certified(Tensor q, Tensor k, Tensor selected, int chunk_size, float scale, int "
-      "shortlist=16) -> Tensor certified",
+      "top1_certified(Tensor q, Tensor k, Tensor selected, int chunk_size, float scale, "
+      "int shortlist=16) -> Tensor certified",
       "the choices of top1_chunk's shortlist that a bound proves equal to the exact choices",
       top1_certified);
 }

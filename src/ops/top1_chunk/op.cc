@@ -271,20 +271,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     kCudaKernels
-        ? std::string(
-              "cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, a chunk_size "
-              "up to 256 and as many keys as queries; without gradients a query at a time for any "
-              "dtype and past; else ") +
+        ? std::string("cuda kernel sm_90a for bfloat16 and as many keys as queries; "
+                      "it takes a head_dim of 64, 96 or 128 and a chunk_size up to 256; "
+                      "without gradients one query at a time for any dtype and past; else ") +
               kComposed
         : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
-      "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, str "
-      "selection='exact', int top_k=1, Tensor? selected=None, int shortlist=16, int rank=7, "
-      "Tensor? summaries=None, bool fall_back=False) -> (Tensor out, Tensor logsumexp, Tensor "
-      "selected)",
+      "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, "
+      "str selection='exact', int top_k=1, Tensor? selected=None, int shortlist=16, "
+      "int rank=7, Tensor? summaries=None, "
+      "bool fall_back=False) -> (Tensor out, Tensor logsumexp, Tensor selected)",
       "softmax attention over the own chunk and the top_k earlier chunks, by largest score",
       top1_chunk, {"logsumexp"});
 }

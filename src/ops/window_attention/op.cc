@@ -185,17 +185,17 @@ void choose_full_attention(const std::string& kernel) {
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    "torch's FlashAttention-2 (or what its scaled_dot_product_attention prefers, when all "
-    "positions are seen) in bf16, head_dim a multiple of 8 up to 256 (248 with ALiBi, whose "
-    "slopes have no gradient then); else composed from tensor arithmetic in blocks");
+    "in bf16, with a head_dim that is a multiple of 8 up to 256: "
+    "torch's FlashAttention-2 (for all positions, what its scaled_dot_product_attention prefers); "
+    "with ALiBi, this needs a head_dim of up to 248 and slopes without a gradient; "
+    "else composed from tensor arithmetic in blocks");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
-  register_operator(
-      m,
-      "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, Tensor? "
-      "alibi_slopes=None) -> Tensor out",
-      "causal softmax attention over the last `window` positions (−1: all), "
-      "with optional ALiBi",
-      window_attention);
+  register_operator(m,
+                    "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, "
+                    "Tensor? alibi_slopes=None) -> Tensor out",
+                    "causal softmax attention over the last `window` positions (−1: all), "
+                    "with optional ALiBi",
+                    window_attention);
 }
 
 }  // namespace assay::ops
