@@ -2,6 +2,9 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <set>
+
 namespace assay::nn {
 namespace {
 
@@ -22,18 +25,52 @@ void put_row(State& batch, const State& row, int64_t slot, int64_t count) {
 
 }  // namespace
 
-Slots::Slots(LanguageModel& model, int64_t count) : model_(model) {
-  state_.positions.assign(size_t(count), -1);
+Slots::Slots(LanguageModel& model, int64_t count)
+    : Slots(model, Exactly{rows_for(model, count)}) {
+  count_ = count;
+}
+
+Slots::Slots(LanguageModel& model, Exactly number) : model_(model), count_(number.rows) {
+  state_.positions.assign(size_t(number.rows), -1);
   state_.layers.resize(model.layers.size());
   for (size_t i = 0; i < model.layers.size(); ++i)
-    if (model.layers[i]->mixer->caches_per_row()) state_.layers[i].rows.resize(size_t(count));
+    if (model.layers[i]->mixer->caches_per_row())
+      state_.layers[i].rows.resize(size_t(number.rows));
+}
+
+// `count` or a little more. The kernels take rows in blocks of some of these sizes.
+int64_t Slots::rows_for(LanguageModel& model, int64_t count) {
+  if (!model.embedding.is_cpu()) return count;
+  std::set<int64_t> numbers;
+  for (const int64_t block : {1, 4, 6, 8, 12, 16, 24, 32, 48, 96})
+    numbers.insert((count + block - 1) / block * block);
+  for (const int64_t rows : numbers)
+    if (rows_are_alike(model, rows)) return rows;
+  return count;
+}
+
+// Two algorithms often round to the same bits, so one step would not tell.
+bool Slots::rows_are_alike(LanguageModel& model, int64_t rows) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor prompt = at::zeros({1, 1}, at::kLong);
+  ModelState state;
+  model.hidden(prompt, state);
+  Slots slots(model, Exactly{rows});
+  for (int64_t slot = 0; slot < rows; ++slot) slots.put(slot, state);
+  const int64_t steps = std::min<int64_t>(24, model.max_time() - 1);
+  for (int64_t step = 0; step < steps; ++step) {
+    const std::vector<int64_t> tokens(size_t(rows), 7 * step % model.spec.config.vocab_size);
+    const at::Tensor logits = slots.step(tokens);
+    if (!at::equal(logits, logits.slice(0, 0, 1).expand_as(logits))) return false;
+  }
+  return true;
 }
 
 void Slots::put(int64_t slot, const ModelState& state) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     State& layer = state_.layers[i];
-    if (layer.rows.empty()) put_row(layer, state.layers[i], slot, count());
+    if (layer.rows.empty()) put_row(layer, state.layers[i], slot, rows());
     else layer.rows[size_t(slot)] = state.layers[i];
   }
   state_.positions[size_t(slot)] = state.position;
@@ -51,11 +88,11 @@ void Slots::clear(int64_t slot) {
 
 at::Tensor Slots::step(const std::vector<int64_t>& tokens) {
   const at::NoGradGuard no_grad;
-  std::vector<int64_t> read = tokens;
+  std::vector<int64_t> read(size_t(rows()), 0);
   for (int64_t slot = 0; slot < count(); ++slot)
-    if (!used(slot)) read[size_t(slot)] = 0;
+    if (used(slot)) read[size_t(slot)] = tokens[size_t(slot)];
   const at::Tensor column = at::tensor(read, at::kLong).unsqueeze(1).to(model_.embedding.device());
-  return model_.logits(column, state_).squeeze(1);
+  return model_.logits(column, state_).squeeze(1).slice(0, 0, count());
 }
 
 }  // namespace assay::nn

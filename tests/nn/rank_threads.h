@@ -42,7 +42,7 @@ class RankThreads {
   }
   RankThreads(const RankThreads&) = delete;
 
-  // end(ranks) resets its argument, as each rank in a thread of its own: ranks wait for one another.
+  // end(ranks) resets its argument. Each rank has a thread of its own: ranks wait for one another.
   void end_each(const std::function<void(std::unique_ptr<train::Ranks>&)>& end) {
     in_threads([&](int64_t rank) { end(ranks_[size_t(rank)]); });
   }
