@@ -158,6 +158,20 @@ double Ends::recall_loss(size_t group) const {
   return domains > 0 ? sum / domains : std::numeric_limits<double>::quiet_NaN();
 }
 
+double Ends::recall_lead(size_t group) const {
+  double sum = 0;
+  int domains = 0;
+  for (size_t d = 0; d < names_.size(); ++d) {
+    const double recall = total(recall_tokens_[d]);
+    const double others = total(tokens_[d]) - recall;
+    if (!(recall > 0 && others > 0)) continue;
+    const auto& nll = groups_[group].mean[d].nll;
+    sum += total(nll[index(Targets::other)]) / others - total(nll[index(Targets::recall)]) / recall;
+    ++domains;
+  }
+  return domains > 0 ? sum / domains : std::numeric_limits<double>::quiet_NaN();
+}
+
 std::vector<double> Ends::rung_losses(Measure measure) const {
   std::vector<double> losses;
   for (size_t b = 0; b < rungs_; ++b) losses.push_back(loss(b, measure));

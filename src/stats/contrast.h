@@ -63,6 +63,8 @@ class Ends {
   double loss(size_t group, Measure measure = {}) const;
   // Mean over the domains of the loss per recall target; NaN when there are none.
   double recall_loss(size_t group) const;
+  // The mean over domains of the loss per other target minus that per recall target; NaN without.
+  double recall_lead(size_t group) const;
 
   // The difference of a contender's group to the reference's curve at its mean held-out loss.
   Contrast difference(size_t group, Measure measure) const;

@@ -134,9 +134,17 @@ double reference_loss_at(const std::vector<Budget>& ladder, const Ends& ends, do
 
 // What the maturity gate says about held-out loss h; empty when the reference is mature there.
 std::string immaturity(const std::vector<Budget>& ladder, const std::vector<double>& recall,
-                       const RungCurve& curve, double held_out, double limit) {
-  size_t segment = curve.segment(held_out);
+                       const Ends& ends, double held_out, const LadderOptions& options) {
+  const double limit = options.maturity_fall;
+  size_t segment = ends.curve().segment(held_out);
   const size_t last = ladder.size() - 2;
+  // Before it learns to recall, its loss on recall targets need not fall either.
+  if (const double lead = ends.recall_lead(segment + 1); lead < options.recall_lead)
+    return fmt::format(
+        "The reference does not recall yet at this held-out loss ({:.3f}): after {}, "
+        "recall targets are easier for it than others by {:.2f} nats; {:.2f} are needed. "
+        "Train the reference and the contender longer.",
+        held_out, millions(ladder[segment + 1].tokens), lead, options.recall_lead);
   // At a rung the question is whether the reference still learns to recall after it.
   if (segment < last && held_out_span(ladder[segment + 1]).holds(held_out)) ++segment;
   const auto fall = [&](size_t b) { return recall[b] - recall[b + 1]; };
@@ -356,7 +364,7 @@ void describe(const std::vector<Budget>& ladder, const std::vector<double>& reca
       const Estimate delta = ends.estimate(ends.difference(group, average), average);
       budget.delta = interval_of(delta, options.level);
       budget.caveat =
-          immaturity(ladder, recall, ends.curve(), budget.held_out, options.maturity_fall);
+          immaturity(ladder, recall, ends, budget.held_out, options);
       budget.early = !budget.caveat.empty();
       if (budget.caveat.empty())
         budget.caveat = overfitting(ladder, ends, budget.held_out, options.overfit_rise);
@@ -413,7 +421,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   Ends ends(ladder);
   for (size_t b = 0; b < ladder.size(); ++b) result.recall.push_back(ends.recall_loss(b));
   const size_t rungs = ladder.size();
-  result.mature = result.recall[rungs - 2] - result.recall[rungs - 1] <= options.maturity_fall;
+  result.mature = result.recall[rungs - 2] - result.recall[rungs - 1] <= options.maturity_fall &&
+                  !(ends.recall_lead(rungs - 1) < options.recall_lead);
   add_ladder_warnings(ladder, ends, result);
 
   std::vector<Entry> entries;

@@ -45,6 +45,7 @@ struct LadderOptions {
   double level = 0.95;
   double margin = 0.03;        // nats per token; differences within it count as equivalent
   double maturity_fall = 0.1;  // nats per recall target from one rung to the next
+  double recall_lead = 0.2;    // nats by which recall targets must be easier than others
   double overfit_rise = 0.03;  // nats per token out of domain from one rung to the next
 };
 
@@ -85,7 +86,7 @@ struct LadderResult {
   std::vector<std::string> warnings;
   std::vector<EndResult> results;
   double critical = 1;         // half-width of `delta` over half-width of `delta_single`
-  bool mature = false;         // the reference's recall is settled at the last rung
+  bool mature = false;         // the reference recalls, and this is settled at the last rung
   std::vector<double> recall;  // by rung: mean over domains of the loss per recall target
 };
 

@@ -196,6 +196,25 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
   EXPECT_TRUE(contains(only(never).reason, "Train the reference and the contender to about"));
 }
 
+// An untrained reference is equally bad at all targets, and no loss of it falls fast.
+TEST(Ladder, ReferenceThatDoesNotRecallYetGivesNoVerdict) {
+  auto ladder = straight_ladder();
+  for (Budget& rung : ladder)
+    for (End& run : rung.runs)
+      for (auto& [name, losses] : run.domains)
+        for (size_t c = 0; c < losses.nll.size(); ++c)
+          losses.recall_nll[c] = 20 * (losses.nll[c] / 100 - 0.1);
+  for (size_t b = 0; b + 1 < ladder.size(); ++b) ladder[b].runs = ladder.back().runs;
+  for (size_t b = 0; b < ladder.size(); ++b)
+    for (End& run : ladder[b].runs) run.held_out = 4 - 0.03 * double(b);
+  const LadderResult early = compare_ends(ladder, {contender(3.95, 0.3)});
+  EXPECT_FALSE(early.mature);
+  EXPECT_EQ(only(early).verdict, Verdict::not_settled);
+  EXPECT_FALSE(only(early).judged);
+  EXPECT_TRUE(contains(only(early).reason, "does not recall yet at this held-out loss (3.950)"))
+      << only(early).reason;
+}
+
 TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
   auto ladder = straight_ladder();
   ladder.push_back(budget(160e6, 2.9, 3.7));  // out of domain 0.1 above the rung before
