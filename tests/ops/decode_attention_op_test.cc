@@ -85,7 +85,7 @@ TEST(DecodeAttentionOp, OnCudaEqualsAttentionOfEachRow) {
     }
 }
 
-TEST(DecodeAttentionOp, BitsOfARowDoNotDependOnTheOtherRows) {
+TEST(DecodeAttentionOp, OnCudaBitsOfARowDoNotDependOnTheOtherRows) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;
   Step step({12, 12, 64}, at::kBFloat16);
