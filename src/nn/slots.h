@@ -7,7 +7,7 @@
 // element-wise operations choose their algorithm by the number of rows, so a row's bits do not
 // depend on the other rows. On a CPU the last rows of some numbers of rows are computed in another
 // way than the others. There, rows are added that are never used, until copies of one sequence have
-// the same bits in all rows.
+// the same bits in all rows. If no number that is tried gives this, none are added.
 #include <vector>
 
 #include "nn/language_model.h"

@@ -146,30 +146,23 @@ double Ends::loss(size_t group, Measure measure) const {
   return loss(groups_[group].mean, measure);
 }
 
-double Ends::recall_loss(size_t group) const {
+double Ends::loss_per_target(size_t group, Targets targets) const {
   double sum = 0;
   int domains = 0;
   for (size_t d = 0; d < names_.size(); ++d) {
-    const double targets = total(recall_tokens_[d]);
-    if (!(targets > 0)) continue;
-    sum += total(groups_[group].mean[d].nll[index(Targets::recall)]) / targets;
+    const double recall = total(recall_tokens_[d]);
+    const double count = targets == Targets::recall ? recall : total(tokens_[d]) - recall;
+    if (!(count > 0)) continue;
+    sum += total(groups_[group].mean[d].nll[index(targets)]) / count;
     ++domains;
   }
   return domains > 0 ? sum / domains : std::numeric_limits<double>::quiet_NaN();
 }
 
+double Ends::recall_loss(size_t group) const { return loss_per_target(group, Targets::recall); }
+
 double Ends::recall_lead(size_t group) const {
-  double sum = 0;
-  int domains = 0;
-  for (size_t d = 0; d < names_.size(); ++d) {
-    const double recall = total(recall_tokens_[d]);
-    const double others = total(tokens_[d]) - recall;
-    if (!(recall > 0 && others > 0)) continue;
-    const auto& nll = groups_[group].mean[d].nll;
-    sum += total(nll[index(Targets::other)]) / others - total(nll[index(Targets::recall)]) / recall;
-    ++domains;
-  }
-  return domains > 0 ? sum / domains : std::numeric_limits<double>::quiet_NaN();
+  return loss_per_target(group, Targets::other) - recall_loss(group);
 }
 
 std::vector<double> Ends::rung_losses(Measure measure) const {

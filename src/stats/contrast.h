@@ -63,7 +63,7 @@ class Ends {
   double loss(size_t group, Measure measure = {}) const;
   // Mean over the domains of the loss per recall target; NaN when there are none.
   double recall_loss(size_t group) const;
-  // The mean over domains of the loss per other target minus that per recall target; NaN without.
+  // Nats by which recall targets are easier than the others; NaN when there are none of either.
   double recall_lead(size_t group) const;
 
   // The difference of a contender's group to the reference's curve at its mean held-out loss.
@@ -79,6 +79,9 @@ class Ends {
   Variance contender_variance(Measure measure) const;
 
  private:
+  // Mean over the domains that have such targets, recall or other; NaN when none has.
+  double loss_per_target(size_t group, Targets targets) const;
+
   struct Domain {
     std::array<double, 3> loss{};              // by Targets, nats per token of the domain
     std::array<std::vector<double>, 3> nll{};  // by Targets and cluster
