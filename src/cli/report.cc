@@ -31,6 +31,11 @@ void run(const Options& options) {
           options.study.string());
     study::study_of_records(options.study, options.output);
     study = options.output;
+  } else if (!options.output.empty() && !fs::exists(options.study / "study.sqlite")) {
+    fail(
+        "{}: There is no plan.json of records and no study.sqlite in this folder. "
+        "Nothing was written.",
+        options.study.string());
   } else if (!options.output.empty()) {
     fail(
         "{}: -o is for folders of records. The report of a study is written into its own folder. "

@@ -91,8 +91,25 @@ std::string tuning_warning(const Architecture& a, const Setting& setting) {
       a.name);
 }
 
-std::string reference_warning(const Setting& setting) {
-  return setting.has_reference() ? tuning_warning(setting.reference(), setting) : "";
+// Rates of the grid at which a run failed: they had no part in the choice.
+std::string failed_rates(const Architecture& a, const Setting& setting) {
+  const auto grid = std::ranges::find(setting.grids, a.name, &Grid::model);
+  if (grid == setting.grids.end()) return "";
+  std::vector<std::string> rates;
+  for (const Grid::Point& point : grid->points)
+    if (point.done < point.planned) rates.push_back(fmt::format("{:g}", point.learning_rate));
+  if (rates.empty()) return "";
+  return fmt::format(
+      "Warning: Not every run of {} ended at these learning rates of its grid: {}. "
+      "They had no part in the choice.",
+      a.name, join(rates, ", "));
+}
+
+std::vector<std::string> tuning_warnings(const Architecture& a, const Setting& setting) {
+  std::vector<std::string> out;
+  for (const std::string& text : {tuning_warning(a, setting), failed_rates(a, setting)})
+    if (!text.empty()) out.push_back(text);
+  return out;
 }
 
 void add_missing_runs(std::vector<std::string>& out, const Setting& setting, const Study& study) {
@@ -101,6 +118,10 @@ void add_missing_runs(std::vector<std::string>& out, const Setting& setting, con
     if (run.setting != setting.name || run.finished) continue;
     if (run.purpose == study::purpose::kTuning) continue;  // the table of learning rates shows it
     if (++missing > kMostMissing) continue;
+    if (run.status == study::status::kMissing) {
+      out.push_back(fmt::format("Run {} is missing: there is no record of it.", run.name));
+      continue;
+    }
     out.push_back(fmt::format("Run {} is missing ({}{}).", run.name, run.status,
                               run.reason.empty() ? "" : ": " + run.reason));
   }
@@ -169,9 +190,10 @@ std::vector<std::string> sentences(const Architecture& a, const Setting& setting
   const std::string& shared = setting.ladder.problem;
   const bool own = shared.empty() || !a.end.reason.starts_with(shared);
   if (a.end.verdict == Verdict::not_settled && own) out.push_back(a.end.reason);
-  for (const std::string& text : {both_facts(a, setting), largest_domain(a), trend(a), a.end.note,
-                                  at_other_rates(a), tuning_warning(a, setting)})
+  for (const std::string& text :
+       {both_facts(a, setting), largest_domain(a), trend(a), a.end.note, at_other_rates(a)})
     if (!text.empty()) out.push_back(text);
+  for (const std::string& text : tuning_warnings(a, setting)) out.push_back(text);
   for (const std::string& warning : a.warnings) out.push_back("Warning: " + warning);
   return out;
 }
@@ -191,7 +213,9 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
         "The store names no sources of documents, so each document counts as independent: "
         "the intervals hold for these texts only.");
   for (const std::string& warning : ladder.warnings) out.push_back(warning);
-  if (const std::string text = reference_warning(setting); !text.empty()) out.push_back(text);
+  if (setting.has_reference())
+    for (const std::string& text : tuning_warnings(setting.reference(), setting))
+      out.push_back(text);
   add_missing_runs(out, setting, study);
   for (const std::string& text : task_cautions(setting)) out.push_back(text);
   return out;

@@ -199,7 +199,9 @@ FigureGroup recall_forest(const Setting& setting) {
 
 FigureGroup budget_plots(const Setting& setting) {
   FigureGroup group{.title = "Δ_end by budget, as a figure",
-                    .note = "Bars are individual 95 % intervals. The shaded band is the margin."};
+                    .note =
+                        "Bars are individual 95 % intervals. The shaded band is the margin. "
+                        "A point whose row in the table above names a problem has no verdict."};
   Figure figure{.id = figure_id(setting, "delta-by-budget"),
                 .title = "Δ_end over the budget",
                 .x = {.title = "training tokens", .log = true},

@@ -26,16 +26,14 @@ void write_files(const fs::path& study, const std::vector<Item>& items) {
   }
 }
 
-// The first columns of the table of verdicts, and why verdicts are open.
-std::string verdict_summary(const Setting& setting) {
+// The first columns of the table of verdicts, what limits all of them, and why verdicts are open.
+std::string verdict_summary(const Setting& setting, const Study& study) {
   Table table = verdict_table(setting);
   for (size_t c = 7; c < table.columns.size(); ++c) table.columns[c].shown = false;
   std::string out = setting.name.empty() ? "" : setting.name + "\n";
   out += to_text(table);
-  if (!setting.ladder.problem.empty()) {
-    const std::string advice = setting.ladder.advice;
-    return out + setting.ladder.problem + (advice.empty() ? "" : " " + advice) + "\n";
-  }
+  for (const std::string& caution : cautions(setting, study)) out += caution + "\n";
+  if (!setting.ladder.problem.empty()) return out;
   for (const Architecture& a : setting.architectures)
     if (a.style != 0 && !a.end.reason.empty()) out += fmt::format("{}: {}\n", a.name, a.end.reason);
   return out;
@@ -49,8 +47,8 @@ std::string task_summary(const Setting& setting) {
   return out;
 }
 
-std::string summary(const Setting& setting) {
-  return verdict_summary(setting) + task_summary(setting);
+std::string summary(const Setting& setting, const Study& study) {
+  return verdict_summary(setting, study) + task_summary(setting);
 }
 
 }  // namespace
@@ -62,7 +60,7 @@ Written write_report(const fs::path& folder) {
   for (const Setting& setting : study.settings) {
     if (setting.architectures.empty()) continue;
     settings.push_back({&setting, contents(setting)});
-    out.summary += summary(setting);
+    out.summary += summary(setting, study);
   }
   if (settings.empty())
     fail(

@@ -89,7 +89,7 @@ std::vector<Cell> reference_row(const Architecture& a) {
           kNone,
           kNone,
           1.0,
-          double(a.tokens()),
+          kNone,
           tokens_per_second(a),
           state_bytes_at_100k(a)};
 }
@@ -124,8 +124,9 @@ Table verdict_table(const Setting& setting) {
                                          bar_tip(*a, setting));
     table.rows.push_back({a->name, badge(end.verdict), Rich{"", bar}, delta_of(end),
                           end.final_loss - end.reference_loss,
-                          end.has_trend ? end.trend.estimate : kNone, a->tokens_ratio, end.tokens,
-                          tokens_per_second(*a), state_bytes_at_100k(*a)});
+                          end.has_trend ? end.trend.estimate : kNone, a->tokens_ratio,
+                          end.judged ? end.tokens : kNone, tokens_per_second(*a),
+                          state_bytes_at_100k(*a)});
   }
   return table;
 }

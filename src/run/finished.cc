@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+
+#include "base/error.h"
 
 namespace assay::run {
 namespace {
@@ -81,8 +84,16 @@ FinishedRun read_finished(const Folder& folder) {
   return out;
 }
 
-bool is_record(const nlohmann::json& json) {
-  return json.is_object() && json.contains("format") && json["format"] == RunRecord::kFormat;
+bool is_record(const nlohmann::json& json, const std::string& file) {
+  if (!json.is_object() || !json.contains("format") || !json["format"].is_string()) return false;
+  const std::string format = json["format"];
+  if (format == RunRecord::kFormat) return true;
+  if (format.starts_with(RunRecord::kFormats))
+    fail(
+        "{}: The record has the format {}, and this version of Assay reads {}. "
+        "Write it again with `assay report STUDY --records FOLDER`. Nothing was changed.",
+        file, format, RunRecord::kFormat);
+  return false;
 }
 
 RunRecord record_of(const FinishedRun& run) {

@@ -20,8 +20,9 @@ struct FinishedRun {
 // BadInput, with file and key, when the folder is not that of a finished run.
 FinishedRun read_finished(const Folder& folder);
 
-// A few kB of JSON with everything that a report reads, and no weights.
+// About 30 kB of JSON with everything that a report reads, and no weights.
 struct RunRecord {
+  static constexpr const char* kFormats = "assay-run-";  // how the names of all versions begin
   static constexpr const char* kFormat = "assay-run-1";
   struct Evaluation {
     int64_t step = 0, tokens = 0;
@@ -46,8 +47,9 @@ struct RunRecord {
                training, evaluations, slices, end, tasks)
 };
 
-// Does this JSON say that it is the record of a run?
-bool is_record(const nlohmann::json& json);
+// Does this JSON say that it is the record of a run? BadInput, with `file`, when it is a record of
+// another version.
+bool is_record(const nlohmann::json& json, const std::string& file);
 
 // The record of a run, without what the run itself does not know: key, name, model, seed, tokens
 // and learning rate.

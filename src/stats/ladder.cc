@@ -268,18 +268,18 @@ std::string outside_problem(const std::vector<Budget>& ladder, const Ends& ends,
                             double held_out, double overfit_rise) {
   if (held_out > span.high)
     return fmt::format(
-        "The held-out loss {:.3f} is above the ladder's first rung ({:.3f}); "
+        "The held-out loss {:.3f} is above that of every run of the reference ({:.3f} or less); "
         "train longer or add a smaller rung.",
         held_out, span.high);
   if (ends.loss(ladder.size() - 1) - ends.loss(ladder.size() - 2) > overfit_rise)
     return fmt::format(
-        "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}), "
+        "The held-out loss {:.3f} is below that of every run of the reference ({:.3f} or more), "
         "and the reference overfits the training domains before it gets there; "
         "compare at a smaller budget, which ends with a held-out loss of {:.3f} or more, "
         "or train on more text.",
         held_out, span.low, mean_held_out(ladder[ladder.size() - 2]));
   return fmt::format(
-      "The held-out loss {:.3f} is below the ladder's last rung ({:.3f}); "
+      "The held-out loss {:.3f} is below that of every run of the reference ({:.3f} or more); "
       "add a rung of the reference at about {}.",
       held_out, span.low, millions(tokens_to_reach(ladder, held_out)));
 }
@@ -441,8 +441,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   }
   if (ends.contender_groups() > 0 && ends.reference_joins())
     result.warnings.push_back(fmt::format(
-        "Runs of contenders beyond the first seed of each budget: {:.0f}, too few for a variance. "
-        "The variance of the reference's seeds was added. Train two seeds of every model.",
+        "Runs of contenders beyond the first seed of each budget: {:.0f}. A variance needs 3. "
+        "The variance of the reference's seeds was added. Train more seeds of the contenders.",
         ends.contender_freedom()));
 
   Family family;

@@ -57,7 +57,7 @@ void add_folder(const fs::path& folder, std::set<fs::path>& visited, Records& ou
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".json") continue;
     const Json json = parse_json(read_file(entry.path()), entry.path().string());
-    if (!run::is_record(json)) continue;
+    if (!run::is_record(json, entry.path().string())) continue;
     run::RunRecord record = from_json<run::RunRecord>(json, entry.path().string());
     const std::string key = record.key;  // before the move: the right side comes first
     out[key] = std::move(record);

@@ -302,7 +302,7 @@ TEST(Ladder, ContendersWithOneSeedUseTheVarianceOfTheReference) {
   one.budgets[0].runs.resize(1);
   const LadderResult result = compare_ends(straight_ladder(), {one});
   bool warned = false;
-  for (const auto& warning : result.warnings) warned |= contains(warning, "Train two seeds");
+  for (const auto& warning : result.warnings) warned |= contains(warning, "Train more seeds");
   EXPECT_TRUE(warned);
   EXPECT_GT(only(result).seed_error, 0.005);
 }
