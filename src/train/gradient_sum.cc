@@ -84,6 +84,7 @@ GradientSum::GradientSum(std::vector<at::Tensor> parameters, int64_t slices, Ran
   end_ = begin_ + slices / size;
   if (!ranks) return;
   make_buckets();
+  put_parameters_in_rows();
   if (!overlap) return;
   for (size_t i = 0; i < parameters_.size(); ++i)
     hooks_.push_back(std::make_shared<Hook>(parameters_[i], [this, i] {
@@ -121,6 +122,24 @@ void GradientSum::make_buckets() {
     if (elements < kBucketElements && i > 0) continue;
     close(bucket);
     elements = 0;
+  }
+}
+
+// One all-gather of large rows then sends all parameters; a broadcast of each takes longer.
+void GradientSum::put_parameters_in_rows() {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> used(size_t(ranks_->size())), offsets;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    int64_t& end = used[size_t(owner(i))];
+    offsets.push_back(end);
+    end += aligned(parameters_[i].numel());
+  }
+  rows_ = at::zeros({ranks_->size(), std::ranges::max(used)},
+                    parameters_.front().options().requires_grad(false));
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor place = rows_[owner(i)].narrow(0, offsets[i], parameters_[i].numel());
+    place.copy_(parameters_[i].reshape(-1));
+    parameters_[i].set_data(place.view_as(parameters_[i]));
   }
 }
 

@@ -43,6 +43,8 @@ class GradientSum {
   void keep();
   void start_last();
   void finish();
+  // Sends the parameters that this rank owns to the other ranks.
+  void share_parameters() { ranks_->all_gather(rows_); }
 
  private:
   struct Hook;
@@ -58,12 +60,14 @@ class GradientSum {
     Ranks::Wait wait;
   };
   void make_buckets();
+  void put_parameters_in_rows();
   void hand_over(size_t parameter);
   void send(Bucket& bucket);
   void receive(Bucket& bucket);
 
   std::vector<at::Tensor> parameters_;
   Ranks* ranks_;
+  at::Tensor rows_;  // [ranks, elements]: the parameters, those of an owner in its row
   int64_t begin_, end_;
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;                  // in the order in which they are sent

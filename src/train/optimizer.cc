@@ -70,11 +70,9 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
   broken_ = broken_.defined() ? at::maximum(broken_, broken) : broken;
   const at::Tensor scale =
       clip_ > 0 ? at::clamp_min((norm + 1e-6) / clip_, 1) : at::ones_like(norm);
-  std::vector<std::pair<at::Tensor, int64_t>> updated;
   for (Group& group : groups_) {
     std::vector<at::Tensor> parameters, gradients, averages, squares;
     for (size_t i = 0; i < group.parameters.size(); ++i) {
-      updated.emplace_back(group.parameters[i], group.owners[i]);
       if (!own(group, i)) continue;
       parameters.push_back(group.parameters[i]);
       gradients.push_back(group.parameters[i].grad());
@@ -90,7 +88,7 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
                       /*amsgrad=*/false, /*maximize=*/false, scale, broken_);
     for (at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
   }
-  if (sum_ && sum_->ranks()) sum_->ranks()->broadcast(updated);
+  if (sum_ && sum_->ranks()) sum_->share_parameters();
   return norm;
 }
 

@@ -439,11 +439,17 @@ at::Tensor Ranks::gather(const at::Tensor& part) {
   std::vector<int64_t> shape = part.sizes().vec();
   shape.insert(shape.begin(), size());
   at::Tensor out = at::empty(shape, part.options());
-  guarded([&] {
-    at::Tensor to = out.flatten(0, 1), from = part;
-    group_->backend->_allgather_base(to, from)->wait();
-  });
+  out[rank()].copy_(part);
+  all_gather(out);
   return out;
+}
+
+void Ranks::all_gather(at::Tensor rows) {
+  guarded([&] {
+    at::Tensor all = rows.flatten(), own = rows[rank()].flatten();
+    if (!group_->on_gpu) own = own.clone();  // Gloo copies it to its row
+    group_->backend->_allgather_base(all, own)->wait();
+  });
 }
 
 void Ranks::add_disjoint(at::Tensor values) {

@@ -69,6 +69,7 @@ class Ranks {
   Wait send(const at::Tensor& tensor, int64_t rank);
   void receive(at::Tensor tensor, int64_t rank);
   at::Tensor gather(const at::Tensor& part);  // [size, …]: `part` of every rank, in their order
+  void all_gather(at::Tensor rows);           // the same in place: row r is the part of rank r
   // Elements that all ranks but one give as zero: the result does not depend on the order.
   void add_disjoint(at::Tensor values);
   // {tensor, rank that sends it to all}

@@ -150,6 +150,26 @@ TEST(GradientSum, SlicesThatComeOneByOneGiveTheTree) {
   }
 }
 
+// Each rank changes the parameters that it owns; the shapes need padding.
+TEST(GradientSum, OwnersSendTheirParametersToAllRanks) {
+  nn::RankThreads(3).run([](Ranks& ranks) {
+    std::vector<at::Tensor> parameters;
+    for (const int64_t size : {1, 7, 64, 65, 130, 1000})
+      parameters.push_back(at::full({size, 2}, double(size)).requires_grad_());
+    GradientSum sum(parameters, 3, &ranks, false);
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE((parameters[i] == double(parameters[i].size(0))).all().item<bool>());
+      if (sum.owns(i)) parameters[i].mul_(-1).sub_(double(sum.owner(i)));
+    }
+    sum.share_parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const double expected = -double(parameters[i].size(0)) - double(sum.owner(i));
+      EXPECT_TRUE((parameters[i] == expected).all().item<bool>()) << "parameter " << i;
+    }
+  });
+}
+
 TEST(GradientSum, RanksShareSlicesOfOneSequenceOrWholeSequences) {
   // 4 = 2 parts of the batch with 2 slices each
   for (const int64_t ranks : {1, 2, 4}) EXPECT_NO_THROW(check_shares(4, 2, 2, ranks));
