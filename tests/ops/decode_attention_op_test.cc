@@ -98,6 +98,24 @@ TEST(DecodeAttentionOp, OnCudaBitsOfARowDoNotDependOnTheOtherRows) {
   }
 }
 
+// Caches of a batch, with room for more tokens behind each sequence.
+TEST(DecodeAttentionOp, OnCudaRowsOfOneLengthGiveTheSameBits) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
+  const auto random = [&](at::IntArrayRef sizes) { return at::randn(sizes, options); };
+  const at::Tensor q = random({3, 4, 64}), k = random({3, 2, 64}), v = random({3, 2, 64});
+  const at::Tensor keys = random({3, 900, 2, 64}).slice(1, 0, 700),
+                   values = random({3, 900, 2, 64}).slice(1, 0, 700);
+  std::vector<CacheOfRow> rows;
+  for (int64_t b = 0; b < 3; ++b)
+    rows.push_back({keys.slice(0, b, b + 1).clone(), values.slice(0, b, b + 1).clone()});
+  const at::Tensor expected = decode_attention(q, k, v, rows, 0.125);
+  EXPECT_TRUE(at::equal(decode_attention(q, k, v, keys, values, 0.125), expected));
+  EXPECT_TRUE(at::equal(keys.select(1, 699), k));
+  EXPECT_TRUE(at::equal(values.select(1, 699), v));
+}
+
 TEST(DecodeAttentionOp, ServesNoTensorOfTheCpu) {
   const at::NoGradGuard no_grad;
   const at::Tensor q = at::zeros({1, 2, 8});

@@ -197,6 +197,8 @@ struct Attention final : Mixer {
 
   // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
   at::Tensor attend(const Projected& projected, State& state) const {
+    if (projected.q.size(1) == 1 && !state.last && ops::decode_attention_serves(projected.q))
+      return attend_token(projected, state);
     auto [q, k, v, softmax_scale] = projected;
     if (config.window < 0) {
       k = append(state, "k", k);
@@ -206,6 +208,19 @@ struct Attention final : Mixer {
       v = append_last(state, "v", v, config.window - 1);
     }
     return ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none());
+  }
+
+  // The same for one token.
+  at::Tensor attend_token(const Projected& projected, State& state) const {
+    const auto& [q, k, v, softmax_scale] = projected;
+    const auto all = [&](const std::string& name, const at::Tensor& x) {
+      return config.window < 0 ? grow(state, name, x, 1)
+                               : append_last(state, name, x, config.window - 1);
+    };
+    const at::Tensor keys = all("k", k), values = all("v", v);
+    return ops::decode_attention(q.squeeze(1), k.squeeze(1), v.squeeze(1), keys, values,
+                                 softmax_scale, slopes_or_none())
+        .unsqueeze(1);
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {

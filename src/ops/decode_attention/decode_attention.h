@@ -21,6 +21,11 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             std::span<const CacheOfRow> caches, double scale,
                             const std::optional<at::Tensor>& alibi_slopes = {});
 
+// The same for rows of one length: `keys`, `values` [B, S, Hkv, D], contiguous in one sequence.
+at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& keys, const at::Tensor& values, double scale,
+                            const std::optional<at::Tensor>& alibi_slopes = {});
+
 // Whether it serves such queries: float32 or bfloat16 on CUDA, D a multiple of 8 up to 256, and no
 // gradient is wanted.
 bool decode_attention_serves(const at::Tensor& q);
