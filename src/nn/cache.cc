@@ -7,23 +7,39 @@
 namespace assay::nn {
 namespace {
 
-// The first `length` steps of the memory that x begins; no view in the eyes of autograd, so that x
-// is its only owner.
-at::Tensor first_steps(const at::Tensor& x, int64_t length) {
+// `length` steps of the memory of x, from its step `begin`; no view in the eyes of autograd, so
+// that x is its only owner.
+at::Tensor steps(const at::Tensor& x, int64_t begin, int64_t length) {
   const at::AutoDispatchBelowADInplaceOrView plain;
   auto sizes = x.sizes().vec();
   sizes[1] = length;
-  return x.as_strided(sizes, x.strides());
+  return x.as_strided(sizes, x.strides(), x.storage_offset() + begin * x.stride(1));
 }
 
-// Room behind x, in steps, when nobody else holds it: memory of ours begins with x, and one batch
-// entry with its room is a stride.
+// Room behind x, in steps, when nobody else holds it: the memory is ours, and one batch entry with
+// its room is a stride.
 int64_t room(const at::Tensor& x) {
-  if (x.use_count() > 1 || x.storage().use_count() > 1 || x.storage_offset() != 0 ||
-      x.stride(1) <= 0)
-    return 0;
+  if (x.use_count() > 1 || x.storage().use_count() > 1 || x.stride(1) <= 0) return 0;
   const int64_t held = int64_t(x.storage().nbytes()) / x.element_size() / x.stride(1) / x.size(0);
-  return x.stride(0) == held * x.stride(1) ? held - x.size(1) : 0;
+  if (x.stride(0) != held * x.stride(1)) return 0;
+  return held - x.storage_offset() / x.stride(1) - x.size(1);
+}
+
+// Memory for `held` and `more` steps like those of x, which begins with what `held` has.
+at::Tensor moved(const at::Tensor& held, const at::Tensor& x, int64_t more) {
+  const int64_t length = held.defined() ? held.size(1) : 0;
+  auto sizes = x.sizes().vec();
+  sizes[1] = length + more;
+  const at::Tensor memory = at::empty(sizes, x.options());
+  if (length > 0) steps(memory, 0, length).copy_(held);
+  return steps(memory, 0, length);
+}
+
+// The last `count` steps of x or fewer: a part of its memory, or a copy if most of it is dropped.
+at::Tensor last_steps(const at::Tensor& x, int64_t count) {
+  const int64_t kept = std::min(x.size(1), count), dropped = x.size(1) - kept;
+  if (dropped > kept) return x.slice(1, dropped).clone();
+  return at::GradMode::is_enabled() ? x.slice(1, dropped) : steps(x, dropped, kept);
 }
 
 }  // namespace
@@ -48,23 +64,24 @@ at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int6
   state.appended.insert(name);
   at::Tensor& held = state[name];
   const int64_t length = held.defined() ? held.size(1) : 0, total = length + count;
-  if (!held.defined() || room(held) < count) {
-    auto sizes = x.sizes().vec();
-    sizes[1] = held.defined() ? 2 * total : total;
-    const at::Tensor memory = at::empty(sizes, x.options());
-    if (held.defined()) first_steps(memory, length).copy_(held);
-    held = first_steps(memory, length);
-  }
-  return held = first_steps(held, total);
+  if (!held.defined() || room(held) < count)
+    held = moved(held, x, held.defined() ? count + total : count);
+  return held = steps(held, 0, total);
 }
 
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
-  const auto past = state.find(name);
-  const at::Tensor all = past ? at::cat({*past, x}, 1) : x;
-  if (state.last) return all;
-  const int64_t kept = std::min(all.size(1), count), dropped = all.size(1) - kept;
-  const at::Tensor rest = all.slice(1, dropped);
-  state[name] = dropped > kept ? rest.clone() : rest;  // a clone holds these rows alone
+  if (state.last || at::GradMode::is_enabled()) {
+    const auto past = state.find(name);
+    const at::Tensor all = past ? at::cat({*past, x}, 1) : x;
+    if (!state.last) state[name] = last_steps(all, count);
+    return all;
+  }
+  at::Tensor& held = state[name];
+  const int64_t length = held.defined() ? held.size(1) : 0;
+  if (!held.defined() || room(held) < x.size(1)) held = moved(held, x, x.size(1) + count);
+  const at::Tensor all = steps(held, 0, length + x.size(1));
+  all.slice(1, length).copy_(x);
+  held = last_steps(all, count);
   return all;
 }
 

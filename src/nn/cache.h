@@ -18,7 +18,8 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x);
 // `count` steps of the shape and dtype of x and returns all. The new steps are not initialised.
 at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int64_t count);
 
-// As append, but the state keeps the last `count` steps only: a window.
+// As append, but the state keeps the last `count` steps only: a window. Without gradients there is
+// room for `count` more, so the window is copied once in as many tokens.
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count);
 
 // Tokens that the state holds under `name`; 0 when there is nothing.

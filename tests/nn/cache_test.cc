@@ -44,6 +44,33 @@ TEST(Cache, MixersKeepTheirMemoryFromStepToStep) {
   }
 }
 
+// Windows, too: they are copied when their room is used up.
+TEST(Cache, AWindowEqualsConcatenationAndIsSeldomCopied) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = tokens(300);
+  for (const int64_t count : {0, 1, 20}) {
+    State state;
+    append_last(state, "k", x.slice(1, 0, 50), count);
+    EXPECT_LE(state["k"].storage().nbytes(), 2 * size_t(count) * 2 * 12 * 8) << "is a part of all";
+    int copies = 0;
+    at::Tensor snapshot, copied;
+    for (int64_t t = 50; t < 300; ++t) {
+      if (t == 100) {
+        snapshot = state["k"];
+        copied = snapshot.clone();
+      }
+      const void* before = state["k"].storage().data();
+      EXPECT_TRUE(at::equal(append_last(state, "k", x.slice(1, t, t + 1), count),
+                            x.slice(1, t - count, t + 1)))
+          << count << " steps, token " << t;
+      copies += state["k"].storage().data() != before;
+      if (t == 200) EXPECT_TRUE(at::equal(snapshot, copied)) << "is changed by later tokens";
+      if (t == 200) snapshot = at::Tensor();
+    }
+    if (count == 20) EXPECT_LE(copies, 16);  // every 21 tokens, and twice for the copy
+  }
+}
+
 TEST(Cache, ACopyGrowsApart) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = tokens(40);
