@@ -21,10 +21,6 @@ int64_t checked_token(int64_t token) {
   return token;
 }
 
-int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform) {
-  return checked_token(ops::cpu::sample_row(logits, draw_of(sampling, uniform)));
-}
-
 double uniform_at(uint64_t seed, int64_t position) {
   return Random(seed, "generate", uint64_t(position)).uniform();
 }
