@@ -21,10 +21,6 @@ int64_t checked_token(int64_t token) {
   return token;
 }
 
-int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform) {
-  return checked_token(ops::cpu::sample_row(logits, draw_of(sampling, uniform)));
-}
-
 double uniform_at(uint64_t seed, int64_t position) {
   return Random(seed, "generate", uint64_t(position)).uniform();
 }
@@ -49,12 +45,11 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
   at::Tensor next = prompts;
   for (int64_t made = 0; made < max_tokens && std::ranges::find(ended, false) != ended.end();
        ++made) {
-    const at::Tensor last = model.hidden(next, state).slice(1, -1);
-    const at::Tensor logits = at::linear(last, model.head_weight().to(last.scalar_type()));
+    const at::Tensor logits = model.logits_of_hidden(model.hidden(next, state).select(1, -1));
     std::vector<ops::Draw> draws;
     for (int64_t b = 0; b < batch; ++b)
       draws.push_back(draw_of(sampling, uniform_at(seeds[size_t(b)], length + made)));
-    const at::Tensor drawn = ops::sample(logits.squeeze(1), draws);
+    const at::Tensor drawn = ops::sample(logits, draws);
     const at::Tensor tokens = drawn.cpu();
     for (int64_t b = 0; b < batch; ++b) {
       const int64_t token = checked_token(tokens.data_ptr<int64_t>()[b]);

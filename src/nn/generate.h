@@ -10,11 +10,10 @@
 
 namespace assay::nn {
 
+// `uniform` in [0, 1) picks the token.
 ops::Draw draw_of(const Sampling& sampling, double uniform);
 // A token of ops::sample. Error where it is −1: a logit is NaN, or the largest is not finite.
 int64_t checked_token(int64_t token);
-// The token that `uniform` in [0, 1) picks: ops::cpu::sample_row with checked_token.
-int64_t sample(std::span<const float> logits, const Sampling& sampling, double uniform);
 // The number that picks the token at this position of a sequence (the prompt counts).
 double uniform_at(uint64_t seed, int64_t position);
 

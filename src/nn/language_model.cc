@@ -8,6 +8,7 @@
 #include "nn/initial_values.h"
 #include "nn/lm_loss.h"
 #include "nn/recompute.h"
+#include "ops/linear/linear.h"
 
 namespace assay::nn {
 namespace {
@@ -226,8 +227,11 @@ int64_t LanguageModel::max_time() const {
 }
 
 at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
-  const at::Tensor h = hidden(tokens, state);
-  return at::linear(h, head_weight().to(h.scalar_type()));
+  return logits_of_hidden(hidden(tokens, state));
+}
+
+at::Tensor LanguageModel::logits_of_hidden(const at::Tensor& hidden) const {
+  return ops::linear(hidden, head_weight().to(hidden.scalar_type()), {});
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens) {

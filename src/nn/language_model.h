@@ -80,6 +80,8 @@ struct LanguageModel : Module {
   // advances the state.
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
   at::Tensor logits(const at::Tensor& tokens, ModelState& state);  // [B, T, V]
+  // The same from rows of what hidden() returned: [..., d_model] → [..., V].
+  at::Tensor logits_of_hidden(const at::Tensor& hidden) const;
   int64_t max_time() const;  // the longest sequence that it can read
   // Mean of −ln p(tokens[:, 1:]) over a batch [B, T + 1]; scalar. Logits are made a few rows
   // at a time.

@@ -203,12 +203,11 @@ void Scheduler::score_piece(Reading& reading, const at::Tensor& hidden, int64_t 
   const TaskOptions& options = reading.task->options();
   const std::vector<int64_t>& prompt = options.prompts[reading.prompt];
   const int64_t count = std::min(hidden.size(1), int64_t(prompt.size()) - begin - 1);
-  const at::Tensor head = model_.head_weight().to(hidden.scalar_type());
-  const int64_t at_once = std::max<int64_t>(16, (int64_t{1} << 22) / head.size(0));
+  const int64_t at_once = std::max<int64_t>(16, (int64_t{1} << 22) / model_.spec.config.vocab_size);
   std::vector<TokenScore> scores(static_cast<size_t>(count));
   for (int64_t first = 0; first < count; first += at_once) {
     const int64_t rows = std::min(at_once, count - first);
-    const at::Tensor logits = at::linear(hidden[0].slice(0, first, first + rows), head)
+    const at::Tensor logits = model_.logits_of_hidden(hidden[0].slice(0, first, first + rows))
                                   .to(at::kCPU, at::kFloat)
                                   .contiguous();
     const at::Tensor logsumexp = logits.logsumexp(1);
@@ -225,8 +224,8 @@ void Scheduler::score_piece(Reading& reading, const at::Tensor& hidden, int64_t 
 }
 
 void Scheduler::finish_reading(Reading& reading, const at::Tensor& last_hidden) {
-  const at::Tensor head = model_.head_weight().to(last_hidden.scalar_type());
-  reading.last_logits = at::linear(last_hidden[0], head)[0].to(at::kCPU, at::kFloat).contiguous();
+  reading.last_logits =
+      model_.logits_of_hidden(last_hidden[0])[0].to(at::kCPU, at::kFloat).contiguous();
   if (reading.task->options().top)
     reading.logsumexp = reading.last_logits.logsumexp(0).item<float>();
   const bool decodes = reading.task->options().max_tokens > 1;

@@ -75,9 +75,8 @@ double accuracy(nn::LanguageModel& model, const MqarBatch& test, int64_t batch_s
   for (int64_t begin = 0; begin < test.inputs.size(0); begin += batch_size) {
     const Loss found =
         queries(model, rows(test, begin, std::min(begin + batch_size, test.inputs.size(0))));
-    const at::Tensor logits =
-        at::linear(found.hidden, model.head_weight().to(found.hidden.scalar_type()));
-    right += (logits.argmax(1) == found.targets).sum().item<int64_t>();
+    const at::Tensor likeliest = model.logits_of_hidden(found.hidden).argmax(1);
+    right += (likeliest == found.targets).sum().item<int64_t>();
     all += found.targets.numel();
   }
   return double(right) / double(all);

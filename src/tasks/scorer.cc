@@ -42,15 +42,15 @@ struct Predictions {
   std::vector<double> logprobs;
   std::vector<bool> greedy;
 };
-Predictions predict(const at::Tensor& hidden, const at::Tensor& head, const at::Tensor& targets) {
-  const at::Tensor weight = head.to(hidden.scalar_type());
+Predictions predict(const nn::LanguageModel& model, const at::Tensor& hidden,
+                    const at::Tensor& targets) {
   const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
-  const int64_t rows = std::max<int64_t>(16, elements / weight.size(0));
+  const int64_t rows = std::max<int64_t>(16, elements / model.spec.config.vocab_size);
   Predictions out;
   for (int64_t begin = 0; begin < hidden.size(0); begin += rows) {
     const int64_t end = std::min(begin + rows, hidden.size(0));
     const at::Tensor wanted = targets.slice(0, begin, end).unsqueeze(1);
-    const at::Tensor logits = at::linear(hidden.slice(0, begin, end), weight);
+    const at::Tensor logits = model.logits_of_hidden(hidden.slice(0, begin, end));
     const at::Tensor wide = logits.to(at::promote_types(logits.scalar_type(), at::kFloat));
     const at::Tensor logprobs = (wide.gather(1, wanted).squeeze(1) - wide.logsumexp(1))
                                     .to(at::kCPU, at::kDouble)
@@ -104,8 +104,8 @@ std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, s
   state.last = true;
   const at::Tensor hidden = model_.hidden(on_device(tokens), state).flatten(0, 1);
   const Predictions found =
-      predict(hidden.index_select(0, on_device(at::tensor(places, at::kLong))),
-              model_.head_weight(), on_device(at::tensor(targets, at::kLong)));
+      predict(model_, hidden.index_select(0, on_device(at::tensor(places, at::kLong))),
+              on_device(at::tensor(targets, at::kLong)));
   std::vector<Likelihood> out;
   size_t at = 0;
   for (const Row* row : rows) {
@@ -228,11 +228,9 @@ void Scorer::generate(
       check_interrupt();
       tokens_read_ += next.numel();
       tokens_alone_ += next.numel();
-      const at::Tensor last = model_.hidden(on_device(next), state).slice(1, -1).squeeze(1);
-      const at::Tensor likeliest = at::linear(last, model_.head_weight().to(last.scalar_type()))
-                                       .argmax(1)
-                                       .to(at::kCPU)
-                                       .contiguous();
+      const at::Tensor last = model_.hidden(on_device(next), state).select(1, -1);
+      const at::Tensor likeliest =
+          model_.logits_of_hidden(last).argmax(1).to(at::kCPU).contiguous();
       next = at::zeros({int64_t(count), 1}, at::kLong);
       for (size_t b = 0; b < count; ++b) {
         const std::vector<int64_t>& prompt = prompts[order[begin + b]];

@@ -1,7 +1,5 @@
 #include "train/trainer.h"
 
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -12,16 +10,16 @@
 #include "base/version.h"
 #include "data/sampler.h"
 #include "data/token_store.h"
-#include "eval/end_losses.h"
-#include "eval/held_out.h"
 #include "eval/longest_input.h"
-#include "eval/probes.h"
 #include "ops/paths.h"
 #include "run/metrics.h"
 #include "train/checkpoint.h"
 #include "train/device.h"
+#include "train/divergence.h"
 #include "train/optimizer.h"
+#include "train/run_evaluation.h"
 #include "train/step_gradient.h"
+#include "train/step_result.h"
 
 namespace assay::train {
 namespace {
@@ -57,7 +55,8 @@ class Run {
         device(choose_device(ranks ? ranks->device(options.device) : options.device)),
         store(options.store),
         sampler(store, {c.domains, c.weights, c.sequence_length, uint64_t(c.seed), "train"}),
-        model(std::make_shared<nn::LanguageModel>(config.model)) {
+        model(std::make_shared<nn::LanguageModel>(config.model)),
+        divergence(*model, sampler, c, device, folder) {
     model->compute_dtype = compute_dtype(c.precision, device);
     model->recompute_activations = c.recompute_activations;
     model->initialise(uint64_t(c.seed));
@@ -97,146 +96,11 @@ class Run {
 
   bool writes() const { return !ranks || ranks->first(); }
 
-  // Runs the step's forward again and names the first place that is not finite.
-  std::string first_nonfinite(int64_t step) {
-    const at::NoGradGuard no_grad;
-    std::string place;
-    model->watch = [&](int64_t layer, const at::Tensor& x) {
-      if (place.empty() && !at::isfinite(x).all().item<bool>())
-        place = layer < 0
-                    ? "the embedding"
-                    : fmt::format("layer {} ({})", layer,
-                                  config.model.config
-                                      .pattern[size_t(layer) % config.model.config.pattern.size()]);
-    };
-    gradients_watch(step);
-    model->watch = nullptr;
-    for (const auto& item : model->named_parameters())
-      if (!at::isfinite(item.value()).all().item<bool>()) return place + ", weight " + item.key();
-    return place.empty() ? "the gradient" : place;
-  }
-  void gradients_watch(int64_t step) {
-    std::vector<int64_t> tokens(size_t(c.batch_size * (c.sequence_length + 1)));
-    sampler.batch(step, c.batch_size, tokens.data());
-    const at::Tensor batch = at::tensor(tokens).view({c.batch_size, -1}).to(device);
-    for (const at::Tensor& part : batch.split(c.micro_batch_size)) {
-      nn::ModelState state;
-      model->hidden(part.slice(1, 0, -1), state);
-    }
-  }
-
-  // The checkpoint of the step that fails holds the very weights that fail.
-  std::string last_good(int64_t failing_step) const {
-    const auto good = newest_checkpoint(folder, failing_step - 1);
-    return good ? "the last good checkpoint is " + good->path.string()
-                : "there is no checkpoint before it";
-  }
-
-  void check(int64_t step, double loss, double norm) {
-    if (!std::isfinite(loss) || !std::isfinite(norm))
-      fail<Error>(
-          "step {}: loss {}, gradient norm {}; first non-finite value in {}; {}. "
-          "Lower learning_rate, or raise warmup_steps.",
-          step, loss, norm, first_nonfinite(step), last_good(step));
-    if (c.spike > 0 && step > std::max<int64_t>(c.warmup_steps, 50) &&
-        loss > state.mean_loss + c.spike)
-      fail<Error>(
-          "step {}: the loss jumped to {:.3f} from a running mean of {:.3f} (train.spike = {}); "
-          "every value is finite; "
-          "{}.",
-          step, loss, state.mean_loss, c.spike, last_good(step));
-    state.mean_loss = step == 0 ? loss : 0.98 * state.mean_loss + 0.02 * loss;
-  }
-
   // On rank 0. The other ranks wait for it in the next exchange.
   void evaluate() {
-    if (!writes()) {
-      state.evaluation_loss = 0;
-      state.evaluation_steps = 0;
-      return;
-    }
-    const Clock::time_point start = Clock::now();
-    const eval::Losses losses = held_out->run(*model);
-    held_out_loss = loss_on_training_domains(losses);
-    for (const auto& [name, set] : losses)
-      if (!std::isfinite(set.total().nll))
-        fail<Error>(
-            "step {}: held-out loss {} on {}; first non-finite value in {}; {}. "
-            "Lower learning_rate, or raise warmup_steps.",
-            state.step, set.total().nll, name, first_nonfinite(state.step), last_good(state.step));
-    const fs::path file = folder.document_losses(state.step);
-    make_folder(file.parent_path());
-    eval::write_losses(file, losses);
-    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-    run::EvaluationLine line{
-        .step = state.step,
-        .tokens = state.step * c.tokens_per_step(),
-        .evaluation = eval::summary(losses),
-        .held_out_loss = held_out_loss.value_or(kNone),
-        .train_loss =
-            state.evaluation_steps ? state.evaluation_loss / double(state.evaluation_steps) : kNone,
-        .seconds = since(start)};
-    if (const at::Tensor tokens = probe_tokens(1); tokens.defined())
-      if (const auto entropy = eval::attention_entropy(*model, tokens); !entropy.empty())
-        line.attention_entropy = entropy;
-    metrics->write(line);
+    if (writes()) metrics->write(evaluation->evaluate(state));
     state.evaluation_loss = 0;
     state.evaluation_steps = 0;
-  }
-
-  // Mean over the valid splits of the training domains, or over their other sets without these.
-  std::optional<double> loss_on_training_domains(const eval::Losses& losses) const {
-    const auto mean = [&](const std::string& split) -> std::optional<double> {
-      double sum = 0;
-      int64_t count = 0;
-      for (const auto& [name, set] : losses) {
-        const size_t dot = name.rfind('.');
-        if (!std::ranges::count(c.domains, name.substr(0, dot))) continue;
-        if (!split.empty() && name.substr(dot + 1) != split) continue;
-        sum += set.total().loss();
-        ++count;
-      }
-      return count > 0 ? std::optional(sum / double(count)) : std::nullopt;
-    };
-    const std::optional<double> valid = mean("valid");
-    return valid ? valid : mean("");
-  }
-
-  // The losses that architectures are compared by, over more text than the evaluations
-  // along the run.
-  void evaluate_end() {
-    const eval::HeldOut all(store, {c.eval_sets, c.domains, c.sequence_length, c.end_tokens,
-                                    c.micro_batch_size * c.sequence_length});
-    const eval::Losses losses = all.run(*model);
-    held_out_loss = loss_on_training_domains(losses);
-    const run::End end{.step = state.step,
-                       .tokens = state.step * c.tokens_per_step(),
-                       .sets = eval::end_losses(losses, store)};
-    for (const auto& [name, set] : end.sets)
-      if (!std::isfinite(set.loss))
-        fail<Error>(
-            "the loss at the end of the run is not finite on {}; {}. Lower learning_rate, "
-            "or raise warmup_steps.",
-            name, last_good(state.step));
-    folder.end().write(end);
-  }
-
-  // Held-out text of the first set; undefined where there is none that is long enough to ask about.
-  at::Tensor probe_tokens(int64_t sequences) const {
-    if (c.eval_sets.empty()) return {};
-    const at::Tensor tokens = eval::probe_tokens(
-        store, c.eval_sets.front(), std::min(eval::kProbeLength, c.sequence_length), sequences);
-    return tokens.size(1) < eval::kProbeLeast ? at::Tensor() : tokens;
-  }
-
-  // What the mixers learned to do with earlier positions.
-  void write_probes() {
-    const at::Tensor tokens = probe_tokens(4);
-    if (!tokens.defined()) return;
-    run::Probes found = eval::probe(*model, tokens);
-    found.step = state.step;
-    found.set = c.eval_sets.front();
-    folder.probes().write(found);
   }
 
   void save() {
@@ -253,11 +117,11 @@ class Run {
   data::TokenStore store;
   data::Sampler sampler;
   std::shared_ptr<nn::LanguageModel> model;
+  DivergenceCheck divergence;
   std::optional<StepGradient> gradient;
   std::optional<AdamW> optimizer;
   std::optional<run::MetricsWriter> metrics;  // of rank 0
-  std::optional<eval::HeldOut> held_out;
-  std::optional<double> held_out_loss;  // of the last evaluation in this process
+  std::optional<RunEvaluation> evaluation;    // of rank 0
   run::TrainingState state;
   double flops_per_token = 0;
 };
@@ -309,41 +173,6 @@ class Saving {
   Clock::time_point next_ = Clock::now() + std::chrono::seconds(30);
 };
 
-// The loss and the gradient norm of one step. They are read one step later, so that the host
-// prepares the next step while the device works on this one.
-class StepResult {
- public:
-  // `norm` is a scalar on the device, too.
-  StepResult(int64_t step, double rate, const StepGradient::Step& made, const at::Tensor& norm)
-      : step(step), learning_rate(rate) {
-    std::vector<at::Tensor> scalars = {made.loss, norm};
-    if (made.stop.defined()) scalars.insert(scalars.end(), {made.stop, made.save});
-    for (at::Tensor& scalar : scalars) scalar = scalar.to(at::kDouble);
-    const at::Tensor all = at::stack(scalars);
-    values_ = at::empty_like(all, at::TensorOptions(at::kCPU).pinned_memory(all.is_cuda()));
-    values_.copy_(all, /*non_blocking=*/true);
-    if (!all.is_cuda()) return;
-    copied_.emplace(c10::DeviceType::CUDA);
-    copied_->record(c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA)->getStream(all.device()));
-  }
-  struct Values {
-    double loss, norm;  // of the gradient
-    bool stop, save;
-  };
-  Values read() const {  // waits for the step
-    if (copied_) copied_->synchronize();
-    const double* value = values_.data_ptr<double>();
-    const bool flags = values_.numel() > 2;
-    return {value[0], value[1], flags && value[2] > 0, flags && value[3] > 0};
-  }
-  int64_t step;
-  double learning_rate;
-
- private:
-  at::Tensor values_;
-  std::optional<c10::Event> copied_;
-};
-
 run::Outcome train_steps(Run& run) {
   const TrainConfig& c = run.c;
   const double tokens_per_step = double(c.tokens_per_step()),
@@ -373,8 +202,9 @@ run::Outcome train_steps(Run& run) {
     const auto [loss, gradient_norm, stop, save] = pending->read();
     asked_to_stop = asked_to_stop || stop;
     asked_to_save = asked_to_save || save;
-    run.check(pending->step, loss, gradient_norm);
     run::TrainingState& s = run.state;
+    run.divergence.check_step(pending->step, loss, gradient_norm, s.mean_loss);
+    s.mean_loss = pending->step == 0 ? loss : 0.98 * s.mean_loss + 0.02 * loss;
     ++s.interval_steps;
     ++s.evaluation_steps;
     s.interval_loss += loss;
@@ -391,7 +221,7 @@ run::Outcome train_steps(Run& run) {
     const double rate = learning_rate_at(c, step);
     const at::Tensor norm_now = run.optimizer->step(rate, step);
     settle();
-    pending.emplace(step, rate, made, norm_now);
+    pending.emplace(step, made, norm_now);
     ++s.step;
     const bool logs = s.step % c.log_every == 0 || s.step == c.steps;
     const bool evaluates = s.step % c.eval_every == 0 || s.step == c.steps;
@@ -403,8 +233,10 @@ run::Outcome train_steps(Run& run) {
     s.seconds = seconds_before + since(start) - paused;
     const double interval_steps = double(s.interval_steps + (pending ? 1 : 0));
     const double speed = interval_steps * tokens_per_step / std::max(1e-9, since(interval));
-    const std::string shown_loss = run.held_out_loss
-                                       ? fmt::format("held-out loss {:.4f}", *run.held_out_loss)
+    const std::optional<double> held_out_loss =
+        run.evaluation ? run.evaluation->held_out_loss() : std::nullopt;
+    const std::string shown_loss = held_out_loss
+                                       ? fmt::format("held-out loss {:.4f}", *held_out_loss)
                                        : fmt::format("training loss {:.4f}", s.last_loss);
     if (progress)
       progress->show(
@@ -506,52 +338,6 @@ run::Outcome read_outcome(const run::Folder& folder) try {
 
 }  // namespace
 
-std::string RunConfig::toml() const { return model.toml() + "\n[train]\n" + train.toml(); }
-
-std::string RunConfig::identity() const {
-  TrainConfig t = train;
-  t.steps = t.tokens = t.seed = 0;
-  t.learning_rate = 0;
-  if (t.warmup_fraction > 0) t.warmup_steps = 0;
-  t.eval_every = t.eval_tokens = t.checkpoint_every = t.log_every = 0;
-  t.keep_steps.clear();
-  return model.toml() + "\n[train]\n" + t.toml();
-}
-
-RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder, int64_t ranks) {
-  file.read(Fields{}, {"model", "train"});
-  RunConfig config{nn::ModelSpec::read(file.child("model")), {}};
-  const ConfigNode table = file.child("train");
-  table.read(config.train);
-  config.train.complete(table, ranks);
-  const data::TokenStore store(store_folder);
-  nn::ModelConfig& model = config.model.config;
-  if (model.vocab_size == 0) model.vocab_size = store.vocab_size();
-  if (model.vocab_size < store.vocab_size())
-    file.child("model").refuse(
-        "vocab_size", fmt::format("{{table}}.vocab_size = {} is below the store's {} ({})",
-                                  model.vocab_size, store.vocab_size(), store_folder.string()));
-  if (model.positions == "learned" && model.max_positions == 0)
-    model.max_positions = config.train.sequence_length;
-  if (config.train.domains.empty())
-    for (const std::string& domain : store.domains())
-      if (store.has(domain, "train")) config.train.domains.push_back(domain);
-  for (const std::string& domain : config.train.domains) store.documents(domain, "train");
-  if (config.train.eval_sets.empty())
-    config.train.eval_sets = eval::default_sets(store, config.train.domains);
-  for (const std::string& set : config.train.eval_sets)
-    store.documents(set.substr(0, set.rfind('.')), set.substr(set.rfind('.') + 1));
-  // A forward is a third of a step: 3 % of the run's time over its evaluations
-  if (config.train.eval_tokens == 0) {
-    const double evaluations = double(config.train.steps) / double(config.train.eval_every) + 1;
-    const double sets = double(std::max<size_t>(1, config.train.eval_sets.size()));
-    config.train.eval_tokens =
-        std::max<int64_t>(config.train.sequence_length,
-                          int64_t(0.09 * double(config.train.tokens) / evaluations / sets));
-  }
-  return config;
-}
-
 // What must be the same on all ranks before anything is written.
 std::map<std::string, std::string> facts_of(const RunConfig& config, const TrainOptions& options) {
   const run::Folder folder{options.run};
@@ -584,14 +370,12 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
     if (!run.writes()) return train_steps(run);
     write_file(folder.config(), config.toml());
     folder.provenance().write(run.describe());
-    run.held_out.emplace(
-        run.store, eval::HeldOut::Options{c.eval_sets, c.domains, c.sequence_length, c.eval_tokens,
-                                          c.micro_batch_size * c.sequence_length});
+    run.evaluation.emplace(*run.model, run.store, c, run.folder, run.divergence);
     run.metrics.emplace(folder, run.state.step);
     run::Outcome outcome = train_steps(run);
-    run.evaluate_end();
-    run.write_probes();
-    outcome.held_out_loss = run.held_out_loss;
+    run.evaluation->evaluate_end(run.state);
+    run.evaluation->write_probes(run.state);
+    outcome.held_out_loss = run.evaluation->held_out_loss();
     folder.outcome().write(outcome);
     return outcome;
   });

@@ -20,9 +20,26 @@ const char* const kModel =
     "[model]\nvocab_size = 40\nd_model = 24\nnum_layers = 3\npattern = [\"attention\", \"mamba1\", "
     "\"attention\"]\n[model.attention]\nnum_heads = 3\nwindow = 6\n";
 
+// The tokens that generate() draws from these logits, one for each number in [0, 1).
+std::vector<int64_t> draw(const std::vector<float>& logits, const Sampling& sampling,
+                          const std::vector<double>& uniforms) {
+  std::vector<ops::Draw> draws;
+  for (const double uniform : uniforms) draws.push_back(draw_of(sampling, uniform));
+  const at::Tensor rows = at::tensor(logits).expand({int64_t(uniforms.size()), -1});
+  const at::Tensor drawn = ops::sample(rows, draws);
+  std::vector<int64_t> tokens;
+  for (size_t i = 0; i < uniforms.size(); ++i)
+    tokens.push_back(checked_token(drawn.data_ptr<int64_t>()[i]));
+  return tokens;
+}
+
+int64_t draw(const std::vector<float>& logits, const Sampling& sampling, double uniform) {
+  return draw(logits, sampling, std::vector{uniform}).front();
+}
+
 TEST(Sample, ZeroTemperatureTakesTheLikeliest) {
   const std::vector<float> logits = {0, 3, -1, 3, 2};
-  EXPECT_EQ(sample(logits, {.temperature = 0}, 0.99), 1);
+  EXPECT_EQ(draw(logits, {.temperature = 0}, 0.99), 1);
 }
 
 TEST(Sample, DrawsEachTokenWithItsProbability) {
@@ -31,8 +48,10 @@ TEST(Sample, DrawsEachTokenWithItsProbability) {
   const auto shares = [&](const Sampling& sampling) {
     std::vector<double> share(4, 0);
     constexpr int count = 20000;
-    for (int i = 0; i < count; ++i)
-      share[size_t(sample(logits, sampling, (i + 0.5) / count))] += 1.0 / count;
+    std::vector<double> uniforms;
+    for (int i = 0; i < count; ++i) uniforms.push_back((i + 0.5) / count);
+    for (const int64_t token : draw(logits, sampling, uniforms))
+      share[size_t(token)] += 1.0 / count;
     return share;
   };
   const auto expect = [&](const Sampling& sampling, const std::vector<double>& wanted) {
@@ -54,17 +73,17 @@ TEST(Sample, DrawsEachTokenWithItsProbability) {
 }
 
 TEST(Sample, RefusesWhatIsNotANumber) {
-  EXPECT_THROW(sample(std::vector<float>{0, NAN}, {}, 0.5), Error);
-  EXPECT_THROW(sample(std::vector<float>{-INFINITY, -INFINITY}, {}, 0.5), Error);
-  EXPECT_EQ(sample(std::vector<float>{-INFINITY, 0}, {}, 0.0), 1);
+  EXPECT_THROW(draw(std::vector<float>{0, NAN}, {}, 0.5), Error);
+  EXPECT_THROW(draw(std::vector<float>{-INFINITY, -INFINITY}, {}, 0.5), Error);
+  EXPECT_EQ(draw(std::vector<float>{-INFINITY, 0}, {}, 0.0), 1);
   for (const Sampling& wrong :
        {Sampling{.temperature = -1}, Sampling{.temperature = NAN}, Sampling{.top_k = -1},
         Sampling{.top_p = 0}, Sampling{.top_p = 1.5}})
     EXPECT_THROW(check(wrong), BadInput);
 }
 
-// sample() by a full sort of the vocabulary.
-int64_t sample_sorted(const std::vector<float>& logits, const Sampling& s, double uniform) {
+// draw() by a full sort of the vocabulary.
+int64_t draw_sorted(const std::vector<float>& logits, const Sampling& s, double uniform) {
   std::vector<int64_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   const bool cut = s.top_k > 0 || s.top_p < 1;
@@ -103,9 +122,9 @@ TEST(Sample, EqualsSamplingFromAFullSort) {
             Sampling{.top_p = 0.95}, Sampling{.temperature = 2, .top_p = 0.5},
             Sampling{.top_p = 1e-6}, Sampling{.top_p = 0.999999},
             Sampling{.top_k = 40, .top_p = 0.9}, Sampling{.temperature = 1e-3, .top_p = 0.9}})
-        for (int draw = 0; draw < 4; ++draw) {
+        for (int i = 0; i < 4; ++i) {
           const double uniform = random.uniform();
-          EXPECT_EQ(sample(logits, sampling, uniform), sample_sorted(logits, sampling, uniform))
+          EXPECT_EQ(draw(logits, sampling, uniform), draw_sorted(logits, sampling, uniform))
               << "vocabulary " << vocabulary << " spread " << spread << " T "
               << sampling.temperature << " k " << sampling.top_k << " p " << sampling.top_p
               << " uniform " << uniform;

@@ -1,6 +1,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+
 #include "ops/linear/linear.h"
 #include "ops/tensors.h"
 
@@ -31,6 +33,12 @@ at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight,
   return call.call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
+bool needs_gradient(std::initializer_list<at::Tensor> tensors) {
+  if (!at::GradMode::is_enabled()) return false;
+  return std::ranges::any_of(
+      tensors, [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); });
+}
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias) {
@@ -53,6 +61,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!uses_onednn(x) || x.dim() < 2) return at::linear(x, weight, optional(bias));
+  if (!needs_gradient({x, weight, bias}))
+    return onednn_linear(x.contiguous(), weight, optional(bias));
   return LinearFunction::apply(x.contiguous(), weight, optional(bias));
 }
 

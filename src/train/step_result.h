@@ -1,0 +1,29 @@
+#pragma once
+// The loss and the gradient norm of one step. They are read one step later, so that the host
+// prepares the next step while the device works on this one.
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <optional>
+
+#include "train/step_gradient.h"
+
+namespace assay::train {
+
+class StepResult {
+ public:
+  // Starts to copy what `made` holds and `norm`, a scalar on the device, to the host.
+  StepResult(int64_t step, const StepGradient::Step& made, const at::Tensor& norm);
+  struct Values {
+    double loss, norm;  // of the gradient
+    bool stop, save;
+  };
+  Values read() const;  // waits for the step
+  const int64_t step;
+
+ private:
+  at::Tensor values_;
+  std::optional<c10::Event> copied_;
+};
+
+}  // namespace assay::train
