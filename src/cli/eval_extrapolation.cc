@@ -36,9 +36,7 @@ int64_t training_length(const Options& o, const std::string& model) {
 std::vector<eval::PositionBin> measure(const Options& o, const TrainedModel& trained,
                                        const at::Tensor& tokens, int64_t length,
                                        Progress& progress) {
-  const at::Tensor& positions = trained.model->positions;
-  int64_t most = positions.defined() ? positions.size(0) : INT64_MAX;
-  for (const auto& layer : trained.model->layers) most = std::min(most, layer->mixer->max_time());
+  const int64_t most = trained.model->max_time();
   const at::Tensor read =
       tokens.slice(1, 0, std::min<int64_t>(tokens.size(1), most == INT64_MAX ? most : most + 1));
   std::vector<at::Tensor> losses;

@@ -61,10 +61,6 @@ Cell answer(const Options& o, const TrainedModel& trained, int64_t length, Progr
   tasks::NiahOptions niah = o.niah;
   niah.length = length;
   tasks::Encoder encoder(trained.need_tokenizer(), o.bos, tasks::Encoder::Prefix::bos);
-  const at::Tensor& positions = trained.model->positions;
-  if (positions.defined() && length > positions.size(0))
-    fail("{}: {} tokens do not fit the {} positions of the model", trained.path, length,
-         positions.size(0));
   Cell cell{
       length,
       tasks::needle_samples(
@@ -166,15 +162,22 @@ void run(Options o) {
       options.model = o.models[i];
       const TrainedModel trained(options);
       std::vector<Cell> cells;
-      Json cells_json = Json::array();
+      Json cells_json = Json::array(), left_out = Json::array();
       for (const int64_t length : lengths) {
+        if (length > trained.model->max_time()) {
+          progress.log(fmt::format(
+              "{}: {} tokens are left out, because the model can read {} tokens at most",
+              o.models[i], length, trained.model->max_time()));
+          left_out.push_back(length);
+          continue;
+        }
         cells.push_back(answer(o, trained, length, progress));
         cells_json.push_back(to_json(cells.back()));
         table.rows.push_back({o.models[i], std::to_string(length), share(cells.back()),
                               std::to_string(cells.back().found.size())});
       }
       if (!o.figures.empty()) write_figure(o, o.models[i], i, cells);
-      models.push_back({{"model", o.models[i]}, {"cells", cells_json}});
+      models.push_back({{"model", o.models[i]}, {"cells", cells_json}, {"left_out", left_out}});
     }
   }
   print({{"variant", o.niah.variant}, {"models", models}}, report::to_text(table));

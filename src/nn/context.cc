@@ -135,11 +135,14 @@ std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& toke
   }
   for (const auto& layer : model.layers)
     x = pass.forward(
-        [layer](const at::Tensor& h, State& state) { return layer->forward(h, state); }, x);
+        [layer, dtype = model.product_dtype()](const at::Tensor& h, State& state) {
+          return layer->forward(h, state, dtype);
+        },
+        x);
   for (int64_t i = 0; i < here; ++i) {
     const at::Tensor output = leaf(x[size_t(i)]);
     const at::Tensor targets = tokens.narrow(1, i * time + 1, time);
-    const at::Tensor loss = model.loss_of_hidden(model.norm->forward(output), targets) / divisor;
+    const at::Tensor loss = model.loss_of_hidden(model.normalised(output), targets) / divisor;
     loss.backward();
     done(size_t(i));
     losses.push_back(loss.detach());

@@ -81,7 +81,11 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
 
 std::string ModelSpec::toml() const {
   ModelConfig c = config;
-  std::string out = "[model]\n" + to_toml(fields_of(c));
+  Fields fields = fields_of(c);
+  // A key that came later is left out where it has no effect: keys of earlier runs stay the same
+  if (!c.residual_in_fp32)
+    std::erase_if(fields, [](const Field& field) { return field.name == "residual_in_fp32"; });
+  std::string out = "[model]\n" + to_toml(fields);
   for (const std::string& part : parts_of(config))
     out += "\n[model." + part + "]\n" + entry(part).expand(tables.child(part));
   return out;
@@ -124,11 +128,11 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
           .make(spec.tables.child(c.channel_mixer), {c.d_model, index, c.num_layers, index == 0}));
 }
 
-at::Tensor Layer::forward(at::Tensor x, State& state) {
+at::Tensor Layer::forward(at::Tensor x, State& state, at::ScalarType dtype) {
   const bool one_token = x.size(1) == 1 && !x.requires_grad();
-  const at::Tensor h = mixer_norm->forward(x);
+  const at::Tensor h = mixer_norm->forward(x).to(dtype);
   x = x + (one_token ? mixer->step(h.squeeze(1), state).unsqueeze(1) : mixer->forward(h, state));
-  return channel_mixer ? x + channel_mixer->forward(channel_norm->forward(x), state) : x;
+  return channel_mixer ? x + channel_mixer->forward(channel_norm->forward(x).to(dtype), state) : x;
 }
 
 LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
@@ -182,8 +186,17 @@ at::Tensor LanguageModel::embed(const at::Tensor& tokens, const ModelState& stat
            positions.size(0));
     x = x + positions.slice(0, state.position, state.position + time);
   }
-  x = x.to(compute_dtype == at::kFloat ? embedding.scalar_type() : compute_dtype);
+  x = x.to(spec.config.residual_in_fp32 ? at::promote_types(product_dtype(), at::kFloat)
+                                        : product_dtype());
   return embedding_norm ? embedding_norm->forward(x) : x;
+}
+
+at::ScalarType LanguageModel::product_dtype() const {
+  return compute_dtype == at::kFloat ? embedding.scalar_type() : compute_dtype;
+}
+
+at::Tensor LanguageModel::normalised(const at::Tensor& output) const {
+  return norm->forward(output).to(product_dtype());
 }
 
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
@@ -197,10 +210,10 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   if (watch) watch(-1, x);
   Handed handed;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const auto run = [layer = layers[i]](const at::Tensor& input, State& state,
-                                         Handed& from_before) {
+    const auto run = [layer = layers[i], dtype = product_dtype()](
+                         const at::Tensor& input, State& state, Handed& from_before) {
       state.handed.swap(from_before);
-      const at::Tensor output = layer->forward(input, state);
+      const at::Tensor output = layer->forward(input, state, dtype);
       state.handed.swap(from_before);
       return output;
     };
@@ -217,7 +230,7 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   }
   state.position += time;
   for (int64_t& position : state.positions) position += position < 0 ? 0 : time;
-  return norm->forward(x);
+  return normalised(x);
 }
 
 int64_t LanguageModel::max_time() const {

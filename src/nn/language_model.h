@@ -27,6 +27,7 @@ struct ModelConfig {
   std::string positions = "none";
   int64_t max_positions = 0;
   bool tie_embeddings = true;
+  bool residual_in_fp32 = false;
   void fields(auto&& field) {
     field("vocab_size", vocab_size, "0: that of the data");
     field("d_model", d_model, "width of the residual stream");
@@ -40,6 +41,8 @@ struct ModelConfig {
     field("positions", positions, "learned or none (rotary positions belong to attention)");
     field("max_positions", max_positions, "learned positions; 0: the training's sequence_length");
     field("tie_embeddings", tie_embeddings, "the head uses the embedding's weight");
+    field("residual_in_fp32", residual_in_fp32,
+          "with bf16 products: the residual stream is added in fp32, as in mamba's code");
   }
 };
 
@@ -66,7 +69,8 @@ ModelState select_rows(const ModelState& state, const at::Tensor& rows);
 
 struct Layer : torch::nn::Module {
   Layer(const ModelSpec& spec, int64_t index);
-  at::Tensor forward(at::Tensor x, State& state);
+  // x [B, T, d_model]; `dtype`: that of the input of the mixers.
+  at::Tensor forward(at::Tensor x, State& state, at::ScalarType dtype);
   std::shared_ptr<Norm> mixer_norm, channel_norm;
   std::shared_ptr<Mixer> mixer, channel_mixer;  // the last two null with channel_mixer = "none"
 };
@@ -74,11 +78,15 @@ struct Layer : torch::nn::Module {
 struct LanguageModel : Module {
   explicit LanguageModel(ModelSpec spec);
 
-  // tokens [B, T] i64 → [B, T, d_model] in compute_dtype: what the first layer reads.
+  // tokens [B, T] i64 → [B, T, d_model], in float32 with residual_in_fp32, else in compute_dtype:
+  // what the first layer reads.
   at::Tensor embed(const at::Tensor& tokens, const ModelState& state) const;
   // tokens [B, T] i64 → [B, T, d_model] in compute_dtype, normalised, ready for the head. Reads and
   // advances the state.
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
+  // What hidden() makes of the output of the last layer.
+  at::Tensor normalised(const at::Tensor& output) const;
+  at::ScalarType product_dtype() const;  // of the input of mixers and head
   at::Tensor logits(const at::Tensor& tokens, ModelState& state);  // [B, T, V]
   // The same from rows of what hidden() returned: [..., d_model] → [..., V].
   at::Tensor logits_of_hidden(const at::Tensor& hidden) const;

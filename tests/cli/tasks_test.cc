@@ -74,8 +74,8 @@ TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
 
 TEST_F(Tasks, DryRunShowsWhatTasksNeed) {
   const auto ask = [&](const std::string& more) {
-    return json("eval tasks --dry-run --tokenizer t.model --tasks mine.toml --data data" + more)
-        ["tasks"][0];
+    return json("eval tasks --dry-run --tokenizer t.model --tasks mine.toml --data data" +
+                more)["tasks"][0];
   };
   const Json all = ask("");
   EXPECT_EQ(all["items"], 8);
@@ -99,6 +99,20 @@ TEST_F(Tasks, NeedlesAndLongTextsAreMeasured) {
   EXPECT_EQ(losses["models"][0]["training_length"], 64);
   EXPECT_EQ(losses["models"][0]["bins"].back()["last"], 256);
   EXPECT_TRUE(fs::exists(folder / "losses.svg"));
+}
+
+// A model that cannot read a length does not cost the results of the others.
+TEST_F(Tasks, NeedlesBeyondLearnedPositionsAreLeftOut) {
+  const std::string learned =
+      " --set model.positions=learned --set model.max_positions=400 "
+      "--set model.attention.position=none";
+  ASSERT_EQ(run(folder.path(), train("learned") + learned).exit_code, 0);
+  const Json models =
+      json("eval niah learned run --lengths 400,450 --samples 2 --max-tokens 8")["models"];
+  EXPECT_EQ(models[0]["left_out"], Json({450}));
+  EXPECT_EQ(models[0]["cells"].size(), 1u);
+  EXPECT_EQ(models[1]["left_out"], Json::array());
+  EXPECT_EQ(models[1]["cells"].size(), 2u);
 }
 
 // Tasks are added to a finished study, the command is killed while they are evaluated, and the same
@@ -151,8 +165,8 @@ TEST_F(Tasks, StudyContinuesAKilledEvaluation) {
         EXPECT_NEAR(score["interval"][0], expected["interval"][0], 1e-12);
       }
   }
-  const Outcome wrong = run(
-      folder.path(), "run tasks.toml -o other --dry-run --set 'tasks.list=[\"pica\"]'");
+  const Outcome wrong =
+      run(folder.path(), "run tasks.toml -o other --dry-run --set 'tasks.list=[\"pica\"]'");
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_NE(wrong.error.find("did you mean 'piqa'?"), std::string::npos) << wrong.error;
   EXPECT_FALSE(fs::exists(folder / "other"));

@@ -93,6 +93,47 @@ std::string kind(size_t index) {
 INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied, kHanding),
                          [](const auto& info) { return kind(info.index); });
 
+std::shared_ptr<LanguageModel> deep_model(bool residual_in_fp32) {
+  const auto spec = ModelSpec::read(ConfigNode::parse(fmt::format(
+      "vocab_size = 50\nd_model = 32\nnum_layers = 24\nresidual_in_fp32 = {}\n"
+      "pattern = [\"attention\", \"mamba2\"]\n[mamba2]\nhead_dim = 16\nstate_size = 16\n",
+      residual_in_fp32)));
+  auto model = std::make_shared<LanguageModel>(spec);
+  model->initialise(3);
+  return model;
+}
+
+// Sums of 48 branches in bf16 lose digits that sums in float32 keep.
+TEST(ResidualStream, InFloat32IsCloserToFloat64) {
+  const at::Tensor tokens = random_tokens(2, 40, 50, "tokens");
+  const auto exact = deep_model(false);
+  exact->to(at::kDouble);
+  const at::Tensor expected = exact->loss(tokens);
+  const auto wanted = gradients_of(expected, *exact);
+  const auto error = [&](bool residual_in_fp32) {
+    const auto model = deep_model(residual_in_fp32);
+    model->compute_dtype = at::kBFloat16;
+    ModelState state;
+    EXPECT_EQ(model->embed(tokens, state).scalar_type(),
+              residual_in_fp32 ? at::kFloat : at::kBFloat16);
+    EXPECT_EQ(model->hidden(tokens, state).scalar_type(), at::kBFloat16);
+    const auto found = gradients_of(model->loss(tokens), *model);
+    double sum = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) sum += relative_error(found[i], wanted[i]);
+    return sum / double(wanted.size());
+  };
+  EXPECT_LT(error(true), 0.7 * error(false));
+}
+
+// Records of earlier runs keep their keys.
+TEST(ResidualStream, IsNamedInTheConfigurationOnlyInFloat32) {
+  const auto named = [](bool residual_in_fp32) {
+    return deep_model(residual_in_fp32)->spec.toml().find("residual_in_fp32") != std::string::npos;
+  };
+  EXPECT_FALSE(named(false));
+  EXPECT_TRUE(named(true));
+}
+
 TEST(AttentionConstants, EndWithTheirTable) {
   const auto model = random_model(
       "[model]\nvocab_size = 50\nd_model = 24\n[model.attention]\nnum_heads = 3\n"
@@ -161,13 +202,14 @@ TEST(Presets, HaveThePapersSizes) {
 }
 
 TEST(Presets, HaveTheSizesThatTheySay) {
-  const std::map<std::string, double> millions = {
-      {"moba", 110},           {"gla", 110},         {"retnet", 110},
-      {"delta_net", 110},      {"llama", 110},       {"gated_delta_net", 124},
-      {"longhorn", 115},       {"rwkv5", 117},       {"rwkv6", 121},
-      {"rwkv7", 115},          {"based", 121},       {"rwkv7_long", 140},
-      {"attention_long", 134}, {"window_long", 134}, {"mamba2_long", 139},
-      {"nsa", 110}};
+  const std::map<std::string, double> millions = {{"moba", 110},           {"gla", 110},
+                                                  {"retnet", 110},         {"delta_net", 110},
+                                                  {"llama", 110},          {"gated_delta_net", 124},
+                                                  {"longhorn", 115},       {"rwkv5", 117},
+                                                  {"rwkv6", 121},          {"rwkv7", 115},
+                                                  {"based", 121},          {"rwkv7_long", 140},
+                                                  {"attention_long", 134}, {"window_long", 134},
+                                                  {"mamba2_long", 139},    {"nsa", 110}};
   for (const auto& [name, size] : millions) EXPECT_NEAR(preset_size(name) / 1e6, size, 0.6) << name;
 }
 

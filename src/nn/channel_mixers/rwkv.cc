@@ -4,7 +4,8 @@
 //   rwkv5_channel_mix    σ(R x^r) ⊙ W₂ relu(W₁ x^k)²     x^c = x + δ ⊙ (1 − mix_c)
 //   rwkv6_channel_mix    σ(R x^r) ⊙ W₂ relu(W₁ x^k)²     x^c = x + δ ⊙ mix_c
 //   rwkv7_channel_mix    W₂ relu(W₁ x^k)²                x^k = x + δ ⊙ mix_k
-// As RWKV-LM's training code has them, starting values included: W₁ orthogonal, R and W₂ zero.
+// As RWKV-LM's training code has them, starting values included: W₁ orthogonal, R and W₂ zero. The
+// mix of RWKV-5 and RWKV-6 starts as in the code of their papers, before November 2024.
 #include "nn/rwkv.h"
 
 #include <torch/torch.h>
