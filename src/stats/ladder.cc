@@ -132,6 +132,13 @@ double reference_loss_at(const std::vector<Budget>& ladder, const Ends& ends, do
   return kNaN;
 }
 
+// Fall of the loss on recall targets from rung b to the next one, per doubling of the tokens where
+// the rungs are closer than that: additional rungs do not make a reference mature.
+double recall_fall(const std::vector<Budget>& ladder, const std::vector<double>& recall, size_t b) {
+  const double doublings = std::log2(ladder[b + 1].tokens / ladder[b].tokens);
+  return (recall[b] - recall[b + 1]) / std::min(1.0, doublings);
+}
+
 // What the maturity gate says about held-out loss h; empty when the reference is mature there.
 std::string immaturity(const std::vector<Budget>& ladder, const std::vector<double>& recall,
                        const Ends& ends, double held_out, const LadderOptions& options) {
@@ -147,13 +154,15 @@ std::string immaturity(const std::vector<Budget>& ladder, const std::vector<doub
         held_out, millions(ladder[segment + 1].tokens), lead, options.recall_lead);
   // At a rung the question is whether the reference still learns to recall after it.
   if (segment < last && held_out_span(ladder[segment + 1]).holds(held_out)) ++segment;
-  const auto fall = [&](size_t b) { return recall[b] - recall[b + 1]; };
+  const auto fall = [&](size_t b) { return recall_fall(ladder, recall, b); };
   if (!(fall(segment) > limit)) return "";
+  // Budgets are whole steps, so doublings are not exact
+  const bool closer = ladder[segment + 1].tokens < 1.99 * ladder[segment].tokens;
   std::string reason = fmt::format(
       "The reference still learns to recall at this held-out loss ({:.3f}): "
-      "its loss on recall targets falls by {:.2f} nats from {} to {}, and the limit is {:.2f}.",
-      held_out, fall(segment), millions(ladder[segment].tokens),
-      millions(ladder[segment + 1].tokens), limit);
+      "its loss on recall targets falls by {:.2f} nats{} from {} to {}, and the limit is {:.2f}.",
+      held_out, fall(segment), closer ? " per doubling of the tokens" : "",
+      millions(ladder[segment].tokens), millions(ladder[segment + 1].tokens), limit);
   for (size_t b = segment + 1; b <= last; ++b)
     if (!(fall(b) > limit))
       return reason + fmt::format(
@@ -363,8 +372,7 @@ void describe(const std::vector<Budget>& ladder, const std::vector<double>& reca
       const Measure average;
       const Estimate delta = ends.estimate(ends.difference(group, average), average);
       budget.delta = interval_of(delta, options.level);
-      budget.caveat =
-          immaturity(ladder, recall, ends, budget.held_out, options);
+      budget.caveat = immaturity(ladder, recall, ends, budget.held_out, options);
       budget.early = !budget.caveat.empty();
       if (budget.caveat.empty())
         budget.caveat = overfitting(ladder, ends, budget.held_out, options.overfit_rise);
@@ -421,7 +429,7 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   Ends ends(ladder);
   for (size_t b = 0; b < ladder.size(); ++b) result.recall.push_back(ends.recall_loss(b));
   const size_t rungs = ladder.size();
-  result.mature = result.recall[rungs - 2] - result.recall[rungs - 1] <= options.maturity_fall &&
+  result.mature = recall_fall(ladder, result.recall, rungs - 2) <= options.maturity_fall &&
                   !(ends.recall_lead(rungs - 1) < options.recall_lead);
   add_ladder_warnings(ladder, ends, result);
 

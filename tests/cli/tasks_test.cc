@@ -103,10 +103,11 @@ TEST_F(Tasks, NeedlesAndLongTextsAreMeasured) {
 
 // A model that cannot read a length does not cost the results of the others.
 TEST_F(Tasks, NeedlesBeyondLearnedPositionsAreLeftOut) {
-  const std::string learned =
-      " --set model.positions=learned --set model.max_positions=400 "
-      "--set model.attention.position=none";
-  ASSERT_EQ(run(folder.path(), train("learned") + learned).exit_code, 0);
+  std::string command = train("learned");
+  for (const std::string key :
+       {"positions=learned", "max_positions=400", "attention.position=none"})
+    command += " --set model." + key;
+  ASSERT_EQ(run(folder.path(), command).exit_code, 0);
   const Json models =
       json("eval niah learned run --lengths 400,450 --samples 2 --max-tokens 8")["models"];
   EXPECT_EQ(models[0]["left_out"], Json({450}));

@@ -196,6 +196,23 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
   EXPECT_TRUE(contains(only(never).reason, "Train the reference and the contender to about"));
 }
 
+// The same reference is as immature when its last doubling of the tokens is divided.
+TEST(Ladder, AdditionalRungsDoNotMakeAReferenceMature) {
+  auto ladder = straight_ladder();
+  const double tokens[] = {40e6, 53e6, 64e6, 80e6}, recall[] = {2.16, 2.10, 2.05, 2.0};
+  for (size_t b = 0; b < ladder.size(); ++b) {
+    ladder[b].tokens = tokens[b];
+    for (End& run : ladder[b].runs)
+      for (auto& [name, losses] : run.domains)
+        for (double& nll : losses.recall_nll) nll = 20 * recall[b];
+  }
+  const LadderResult result = compare_ends(ladder, {contender(3.2, 0.3)});
+  EXPECT_FALSE(result.mature);
+  EXPECT_EQ(only(result).verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(only(result).reason, "0.16 nats per doubling of the tokens from 64M tokens"))
+      << only(result).reason;
+}
+
 // An untrained reference is equally bad at all targets, and no loss of it falls fast.
 TEST(Ladder, ReferenceThatDoesNotRecallYetGivesNoVerdict) {
   auto ladder = straight_ladder();
@@ -245,8 +262,8 @@ TEST(Ladder, BudgetsOnBothSidesOfTheMatureSegmentAskForOneBetween) {
   auto ladder = straight_ladder();
   const double recall[] = {4, 3, 1.9, 1.85};
   for (size_t b = 0; b < ladder.size(); ++b)
-    ladder[b] = budget(ladder[b].tokens, 4.0 - 0.3 * double(b), 4.5 - 0.3 * double(b), 0.01,
-                       recall[b]);
+    ladder[b] =
+        budget(ladder[b].tokens, 4.0 - 0.3 * double(b), 4.5 - 0.3 * double(b), 0.01, recall[b]);
   ladder.push_back(budget(160e6, 2.9, 3.7));
   Contender both = contender(3.6, 0.2, 0.01, 20e6);
   both.budgets.push_back(budget(60e6, 3.0, 3.6));
