@@ -102,7 +102,8 @@ const std::vector<Shape> kShapes = {
     {101, 101, 3, 3, 17, 1},    {101, 101, 6, 2, 16, 7},        {64, 64, 2, 2, 64, 64},
     {63, 63, 2, 1, 5, 500},     {130, 130, 2, 2, 40, 65, true}, {1, 97, 4, 1, 16, -1},
     {1, 97, 4, 4, 16, 5, true}, {31, 97, 4, 2, 8, -1},          {31, 97, 4, 2, 8, 40, true},
-    {257, 257, 1, 1, 80, 130},  {70, 200, 2, 2, 12, 100},
+    {257, 257, 1, 1, 80, 130},  {70, 200, 2, 2, 12, 100},       {1, 4203, 2, 1, 64, -1, true},
+    {1, 4203, 2, 2, 20, 4150},
 };
 
 TEST(WindowAttentionOp, EqualsItsReference) {
@@ -118,6 +119,11 @@ TEST(WindowAttentionOp, OtherPrecisionsAndSlices) {
   expect_equal_to_reference(run, random_arguments(shape, at::kFloat), 1e-5);
   expect_equal_to_reference(run, random_arguments(shape, at::kBFloat16), 1e-2);
   expect_equal_to_reference(run_blocked, random_arguments(shape, at::kFloat), 1e-5);
+  for (const int64_t head_dim : {24, 64}) {
+    const Shape token{1, 130, 4, 2, head_dim, -1, true};
+    expect_equal_to_reference(run, random_arguments(token, at::kFloat), 1e-5);
+    expect_equal_to_reference(run, random_arguments(token, at::kBFloat16), 1e-2);
+  }
   Arguments a = random_arguments({67, 67, 4, 4, 24, 9});
   const at::Tensor qkv = at::randn({2, 67, 12, 24}, at::kDouble);  // parts of one projection
   const auto parts = qkv.split(4, 2);

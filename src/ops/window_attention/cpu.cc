@@ -1,6 +1,7 @@
 // Window attention on the CPU. A task holds a block of queries, transposed, and meets the keys tile
 // by tile. Scores lie as [keys, queries]: lanes are queries, so maxima and sums over keys need no
-// sums across lanes, and only the queries are ever transposed.
+// sums across lanes, and only the queries are ever transposed. A single query, as in generation, is
+// not worth a tile: there lanes are the numbers of a head.
 //   forward   Sᵀ = K Qᵀ,  m, ℓ by the online softmax,  O += P V
 //   backward  Pᵀ = exp(Sᵀ − logsumexp),  dPᵀ = V dOᵀ,  dSᵀ = Pᵀ ⊙ (dPᵀ − rowsum(dO ⊙ O)),
 //             dV += Pᵀ dO,  dK += scale dSᵀ Q,  dQ += scale dS K
@@ -13,6 +14,7 @@
 //
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "ops/matmul-inl.h"
@@ -204,6 +206,103 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
   for (int64_t i = 0; i < b.rows; ++i) logsumexp[i] = R((s.max[i] + std::log2(s.sum[i])) / kLog2E);
 }
 
+// Rows of one head, `first` and the next three, or the last one again: where they lie if they are
+// whole vectors of R, else copies in `buffer` [4, dim].
+template <class R>
+struct FourRows {
+  const R* row[4];
+  FourRows(const WindowAttentionForward& p, const View& view, const Block& b, int64_t first,
+           int64_t last, int64_t dim, R* buffer) {
+    const auto at = [&](int64_t t) {
+      return element(view, p.dtype, b.batch, std::min(t, last), b.kv_head * p.head_dim);
+    };
+    for (int64_t i = 0; i < 4; ++i) {
+      prefetch_row<0>(at(first + i + kRowsAhead), p.head_dim * int64_t(sizeof(R)));
+      row[i] = reinterpret_cast<const R*>(at(first + i));
+      if (p.dtype != DType::bf16 && dim == p.head_dim) continue;
+      read_row(at(first + i), p.dtype, p.head_dim, dim, buffer + i * dim);
+      row[i] = buffer + i * dim;
+    }
+  }
+  HWY_INLINE Vec<R> load(int64_t i, int64_t d) const { return hn::LoadU(Lanes<R>(), row[i] + d); }
+};
+
+// Scores of keys [key, key + keys) for the query in s.row, which is scaled, into s.p; the largest
+// one, or `most`.
+template <class R>
+HWY_NOINLINE R token_scores(const WindowAttentionForward& p, const Block& b, int64_t key,
+                            int64_t keys, R most, const Scratch<R>& s) {
+  const R slope = p.alibi_slopes ? R(static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E) : R(0);
+  for (int64_t j = 0; j < keys; j += 4) {
+    const FourRows<R> k(p, p.k, b, key + j, key + keys - 1, s.dim, s.k);
+    Vec<R> dots[4] = {set<R>(0), set<R>(0), set<R>(0), set<R>(0)};
+    for (int64_t d = 0; d < s.dim; d += kLanes<R>) {
+      const Vec<R> q = load(s.row + d);
+      for (int64_t i = 0; i < 4; ++i) dots[i] = hn::MulAdd(k.load(i, d), q, dots[i]);
+    }
+    for (int64_t i = 0; i < std::min<int64_t>(4, keys - j); ++i) {
+      s.p[j + i] = sum<R>(dots[i]) - slope * R(b.position - key - j - i);
+      most = std::max(most, s.p[j + i]);
+    }
+  }
+  return most;
+}
+
+// Turns scores into weights 2^(score − most); returns their sum. Zeros follow them up to a multiple
+// of 4 or of a vector.
+template <class R>
+HWY_NOINLINE R token_weights(int64_t keys, R most, R* p) {
+  const Lanes<R> d;
+  std::fill(p + keys, p + std::max(padded<R>(keys), (keys + 3) / 4 * 4), R(0));
+  Vec<R> total = set<R>(0);
+  for (int64_t j = 0; j < keys; j += kLanes<R>) {
+    const Vec<R> weight = hn::IfThenElseZero(hn::FirstN(d, size_t(keys - j)),
+                                             exp2(hn::Sub(load(p + j), set<R>(most))));
+    total = hn::Add(total, weight);
+    store<R>(weight, p + j);
+  }
+  return sum<R>(total);
+}
+
+template <class R>
+HWY_NOINLINE void add_token_values(const WindowAttentionForward& p, const Block& b, int64_t key,
+                                   int64_t keys, const Scratch<R>& s) {
+  for (int64_t j = 0; j < keys; j += 4) {
+    const FourRows<R> v(p, p.v, b, key + j, key + keys - 1, s.dim, s.v);
+    for (int64_t d = 0; d < s.dim; d += kLanes<R>) {
+      Vec<R> out = load(s.out + d);
+      for (int64_t i = 0; i < 4; ++i) out = hn::MulAdd(set<R>(s.p[j + i]), v.load(i, d), out);
+      store<R>(out, s.out + d);
+    }
+  }
+}
+
+// The only query of a head. Keys and values are read once, where they lie.
+template <class R>
+void forward_token(const WindowAttentionForward& p, const Block& b, const Scratch<R>& s) {
+  constexpr int64_t kScores = kBlock * kBlock;  // room in s.p
+  read_row(element(p.q, p.dtype, b.batch, 0, b.head * p.head_dim), p.dtype, p.head_dim, s.dim,
+           s.row);
+  const R scale[1] = {R(p.scale * kLog2E)};
+  scale_rows(1, s.dim, scale, s.row);
+  std::fill(s.out, s.out + s.dim, R(0));
+  R most = std::numeric_limits<R>::lowest() / 2, total = 0;
+  for (int64_t key = b.key_begin; key < b.key_end; key += kScores) {
+    const int64_t keys = std::min(kScores, b.key_end - key);
+    const R before = std::exchange(most, token_scores(p, b, key, keys, most, s));
+    const R rescale[1] = {std::exp2(before - most)};
+    total = total * rescale[0] + token_weights(keys, most, s.p);
+    scale_rows(1, s.dim, rescale, s.out);
+    add_token_values(p, b, key, keys, s);
+  }
+  const R rescale[1] = {1 / total};
+  scale_rows(1, s.dim, rescale, s.out);
+  write_block(p, p.out, b, s.dim, s.out);
+  if (p.logsumexp)
+    static_cast<R*>(p.logsumexp)[b.batch * p.heads + b.head] =
+        R((most + std::log2(total)) / kLog2E);
+}
+
 // What the backward needs of the block's queries. s.max: logsumexp to the base 2; s.sum:
 // rowsum(dO ⊙ O).
 template <class R>
@@ -319,10 +418,12 @@ void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor
   const auto scratch = take_scratches<R>(p, false, slots, carve);
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t slot = begin; slot < end; ++slot)
-      for (int64_t task = slot; task < tasks; task += slots)
-        forward_block(p,
-                      block_at(p, task / blocks / p.heads, task / blocks % p.heads, task % blocks),
-                      scratch[size_t(slot)]);
+      for (int64_t task = slot; task < tasks; task += slots) {
+        const Block b =
+            block_at(p, task / blocks / p.heads, task / blocks % p.heads, task % blocks);
+        if (p.time == 1) forward_token(p, b, scratch[size_t(slot)]);
+        else forward_block(p, b, scratch[size_t(slot)]);
+      }
   });
 }
 
