@@ -315,6 +315,10 @@ std::vector<std::vector<double>> document_link(const std::vector<const Estimate*
 
 void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
                          LadderResult& result) {
+  if (ladder.size() == 2)
+    result.warnings.push_back(
+        "The ladder has two rungs, so the curve between them is a straight line. "
+        "No interval counts the error of this line. Add a rung of the reference.");
   for (size_t b = 0; b < ladder.size(); ++b)
     if (ladder[b].runs.size() < 2)
       result.warnings.push_back(

@@ -157,6 +157,19 @@ TEST(Ladder, ContenderOutsideTheLadderHasNoDifference) {
   EXPECT_TRUE(contains(fast.reason, "320M tokens")) << fast.reason;
 }
 
+TEST(Ladder, OfTwoRungsWarnsThatItsCurveIsALine) {
+  auto ladder = straight_ladder();
+  const auto warns = [&] {
+    const LadderResult result = compare_ends(ladder, {contender(3.2, 0)});
+    return std::ranges::any_of(result.warnings, [](const std::string& warning) {
+      return contains(warning, "a straight line");
+    });
+  };
+  EXPECT_FALSE(warns());
+  ladder.erase(ladder.begin(), ladder.begin() + 2);
+  EXPECT_TRUE(warns());
+}
+
 TEST(Ladder, TwinOfTheLastRungIsInside) {
   const EndResult x = only(compare_ends(straight_ladder(), {contender(3.092, 0)}));
   ASSERT_TRUE(x.has_delta);
