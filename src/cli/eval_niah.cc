@@ -176,10 +176,11 @@ void run(Options o) {
         table.rows.push_back({o.models[i], std::to_string(length), share(cells.back()),
                               std::to_string(cells.back().found.size())});
       }
-      if (!o.figures.empty()) write_figure(o, o.models[i], i, cells);
+      if (!o.figures.empty() && !cells.empty()) write_figure(o, o.models[i], i, cells);
       models.push_back({{"model", o.models[i]}, {"cells", cells_json}, {"left_out", left_out}});
     }
   }
+  if (table.rows.empty()) fail("no model can read any of the lengths; nothing was measured");
   print({{"variant", o.niah.variant}, {"models", models}}, report::to_text(table));
 }
 

@@ -125,7 +125,7 @@ void GradientSum::make_buckets() {
   }
 }
 
-// One all-gather of large rows then sends all parameters; a broadcast of each takes longer.
+// One all-gather of the rows then sends all parameters.
 void GradientSum::put_parameters_in_rows() {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> used(size_t(ranks_->size())), offsets;

@@ -110,7 +110,7 @@ nn::NamedTensors AdamW::all_moments() const {
                         const at::Tensor& moment) {
     const at::Tensor whole =
         own(group, i) ? moment : at::empty_like(moment, group.parameters[i].device());
-    ranks.broadcast({{whole, group.owners[i]}});
+    ranks.broadcast(whole, group.owners[i]);
     if (ranks.first()) out.emplace_back(group.names[i] + suffix, whole.cpu());
   };
   for (const Group& group : groups_)

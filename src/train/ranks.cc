@@ -459,20 +459,12 @@ void Ranks::add_disjoint(at::Tensor values) {
   });
 }
 
-void Ranks::broadcast(const std::vector<std::pair<at::Tensor, int64_t>>& tensors) {
+void Ranks::broadcast(const at::Tensor& tensor, int64_t rank) {
   guarded([&] {
-    const bool at_once = group_->backend->supportsCoalescing();
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
-    if (at_once) group_->backend->startCoalescing();
-    for (const auto& [tensor, root] : tensors) {
-      std::vector<at::Tensor> list = {tensor};
-      c10d::BroadcastOptions options;
-      options.rootRank = root;
-      works.push_back(group_->backend->broadcast(list, options));
-    }
-    if (at_once) works = {group_->backend->endCoalescing()};
-    for (const auto& work : works)
-      if (work) work->wait();
+    std::vector<at::Tensor> list = {tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = rank;
+    group_->backend->broadcast(list, options)->wait();
   });
 }
 

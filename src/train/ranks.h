@@ -72,8 +72,7 @@ class Ranks {
   void all_gather(at::Tensor rows);           // the same in place: row r is the part of rank r
   // Elements that all ranks but one give as zero: the result does not depend on the order.
   void add_disjoint(at::Tensor values);
-  // {tensor, rank that sends it to all}
-  void broadcast(const std::vector<std::pair<at::Tensor, int64_t>>& tensors);
+  void broadcast(const at::Tensor& tensor, int64_t rank);  // which sends it to all
 
  private:
   struct Group;

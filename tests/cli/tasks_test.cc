@@ -114,6 +114,10 @@ TEST_F(Tasks, NeedlesBeyondLearnedPositionsAreLeftOut) {
   EXPECT_EQ(models[0]["cells"].size(), 1u);
   EXPECT_EQ(models[1]["left_out"], Json::array());
   EXPECT_EQ(models[1]["cells"].size(), 2u);
+  const Outcome none =
+      run(folder.path(), "eval niah learned --lengths 450 --figures figures --device cpu");
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.error.find("no model can read any of the lengths"), std::string::npos);
 }
 
 // Tasks are added to a finished study, the command is killed while they are evaluated, and the same

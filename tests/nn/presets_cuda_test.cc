@@ -71,9 +71,9 @@ struct PresetsOnCuda : testing::TestWithParam<std::string> {
 bool selects_one(const std::string& preset) { return preset == "top1_element"; }
 
 // Some queries of Top-1 Chunk select another chunk in bf16 than in float64, and their gradient is
-// that of the other chunk. In bf16 on a CPU the largest error of these presets is 0.14.
+// that of the other chunk. The largest error of these presets is 0.14 on a CPU and 0.15 on CUDA.
 double gradient_limit(const std::string& preset) {
-  return preset.starts_with("top1_chunk") ? 0.25 : 0.1;
+  return preset.starts_with("top1_chunk") ? 0.2 : 0.1;
 }
 
 double median_error(const at::Tensor& y, const at::Tensor& expected) {
