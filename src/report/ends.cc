@@ -234,24 +234,48 @@ void compare_ends(Setting& setting) {
   set_reason(setting, ladder.problem + (ladder.advice.empty() ? "" : " " + ladder.advice));
 }
 
+namespace {
+
+double mean_loss(const stats::Budget& budget) {
+  double sum = 0;
+  for (const stats::End& end : budget.runs) sum += loss_of(end);
+  return sum / double(budget.runs.size());
+}
+// The last rung before the reference overfits: up to it, the loss out of domain falls.
+double last_useful_rung(const std::vector<stats::Budget>& ladder) {
+  size_t last = 0;
+  while (last + 1 < ladder.size() && mean_loss(ladder[last + 1]) < mean_loss(ladder[last])) ++last;
+  return ladder[last].tokens;
+}
+
+}  // namespace
+
 std::vector<Foretold> predictions(const Setting& setting) {
   std::vector<Foretold> out;
   if (!setting.ladder.problem.empty() || setting.ladder.budgets.empty()) return out;
+  const auto predict = [&](const Architecture& a, double tokens, int64_t seeds) {
+    const auto found = stats::predict_ends(
+        setting.ladder.budgets, {{.name = a.name, .budgets = budgets_of(a, setting)}},
+        {.below_tokens = tokens, .target_tokens = tokens, .seeds = seeds});
+    if (!found[0].problem.empty()) return false;
+    out.push_back(
+        {.name = a.name, .from = found[0].largest, .tokens = tokens, .predicted = found[0].delta});
+    return true;
+  };
   for (const Architecture& a : setting.architectures) {
     if (a.style == 0 || !a.comparable) continue;
     const auto judged =
         std::ranges::find(a.end.budgets, a.end.tokens, &stats::BudgetResult::tokens);
     if (judged == a.end.budgets.end() || judged == a.end.budgets.begin()) continue;
     if (!judged->problem.empty() || !judged->caveat.empty()) continue;
-    const auto found = stats::predict_ends(
-        setting.ladder.budgets, {{.name = a.name, .budgets = budgets_of(a, setting)}},
-        {.below_tokens = a.end.tokens, .target_tokens = a.end.tokens, .seeds = judged->seeds});
-    if (!found[0].problem.empty()) continue;
-    out.push_back({.name = a.name,
-                   .from = found[0].largest,
-                   .tokens = a.end.tokens,
-                   .predicted = found[0].delta,
-                   .measured = judged->delta});
+    if (predict(a, judged->tokens, judged->seeds)) out.back().measured = judged->delta;
+  }
+  const double last_rung = last_useful_rung(setting.ladder.budgets);
+  for (const Architecture& a : setting.architectures) {
+    if (a.style == 0 || !a.comparable || a.end.budgets.empty()) continue;
+    const stats::BudgetResult& largest = a.end.budgets.back();
+    if (largest.problem.empty() && 2 * largest.tokens <= last_rung)
+      predict(a, 2 * largest.tokens, largest.seeds);
   }
   return out;
 }

@@ -2,6 +2,7 @@
 // The primary comparison: the ends of runs against the ladder of the reference (stats/ladder.h).
 // In the mixed-domain setting the held-out loss of the comparison is the training loss at the end,
 // and the domains are the held-out sets of the training domains.
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,12 +39,15 @@ struct Foretold {
   std::string name;
   double from = 0, tokens = 0;  // largest budget that was used; the budget that is predicted
   stats::Interval predicted{};  // 90 %
-  stats::Interval measured{};   // 95 %, of this budget alone
+  // 95 %, of this budget alone; absent when it was not trained
+  std::optional<stats::Interval> measured;
   bool inside() const {
-    return predicted.low <= measured.estimate && measured.estimate <= predicted.high;
+    return measured && predicted.low <= measured->estimate && measured->estimate <= predicted.high;
   }
 };
-// Of all architectures with two budgets of which the larger one carries a verdict.
+// For every architecture with two budgets of which the larger one carries a verdict: that budget
+// from the smaller ones. Then for every architecture: twice its largest budget, if the
+// reference does not overfit there.
 std::vector<Foretold> predictions(const Setting& setting);
 
 // Sets setting.ladder, and `end`, `tokens_ratio` and `checks` of every architecture.

@@ -120,8 +120,8 @@ Table verdict_table(const Setting& setting) {
   if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
-    const std::string bar = interval_bar(end.judged ? end.delta : kNoInterval, scale, a->style,
-                                         bar_tip(*a, setting));
+    const std::string bar =
+        interval_bar(end.judged ? end.delta : kNoInterval, scale, a->style, bar_tip(*a, setting));
     table.rows.push_back({a->name, badge(end.verdict), Rich{"", bar}, delta_of(end),
                           end.final_loss - end.reference_loss,
                           end.has_trend ? end.trend.estimate : kNone, a->tokens_ratio,
@@ -200,17 +200,19 @@ Table prediction_table(const Setting& setting) {
   std::vector<double> predicted, measured;
   int64_t inside = 0;
   for (const Foretold& one : found) {
+    if (!one.measured) continue;
     predicted.push_back(one.predicted.estimate);
-    measured.push_back(one.measured.estimate);
+    measured.push_back(one.measured->estimate);
     inside += one.inside();
   }
   std::string note =
-      "What the smaller budgets of an architecture predict for the budget of its verdict: "
-      "their Δ_end, "
-      "or with several budgets the line through them over the logarithm of the tokens. "
-      "The interval is meant to hold 90 % of the later measurements.";
-  note += fmt::format(" {} of {} are inside.", inside, found.size());
-  if (found.size() >= 3)
+      "What the smaller budgets of an architecture predict for the budget of its verdict, and what "
+      "all its budgets predict for twice the largest one: their Δ_end, or with several budgets the "
+      "line through them over the logarithm of the tokens. Budgets without a verdict count only if "
+      "there is none with a verdict. "
+      "The interval is meant to hold 90 % of the later measurements, with as many seeds.";
+  if (!measured.empty()) note += fmt::format(" {} of {} are inside.", inside, measured.size());
+  if (measured.size() >= 3)
     note += fmt::format(" Kendall's τ between prediction and measurement is {:.2f}.",
                         stats::kendall_tau(predicted, measured));
   Table table{.id = table_id(setting, "predictions"),
@@ -223,8 +225,11 @@ Table prediction_table(const Setting& setting) {
                    {"measured Δ_end, 95 %", Format::change},
                    {"inside"}};
   for (const Foretold& one : found)
-    table.rows.push_back(
-        {one.name, one.from, one.tokens, one.predicted, one.measured, one.inside() ? "yes" : "no"});
+    table.rows.push_back({one.name, one.from, one.tokens, one.predicted,
+                          one.measured ? Cell(*one.measured) : Cell(kNone),
+                          !one.measured  ? "not trained"
+                          : one.inside() ? "yes"
+                                         : "no"});
   return table;
 }
 

@@ -104,6 +104,8 @@ TEST_F(ReportPage, TablesHoldTheNumbers) {
   EXPECT_TRUE(contains(csv("delta-by-recall"), "\nwindow,0.1")) << csv("delta-by-recall");
   EXPECT_TRUE(contains(csv("delta-by-budget"), "\nwindow,20000000,4,"));
   EXPECT_TRUE(contains(csv("predictions"), "\nwindow,20000000,40000000,0.1")) << csv("predictions");
+  EXPECT_TRUE(contains(csv("predictions"), "\nwindow,40000000,80000000,0.1")) << csv("predictions");
+  EXPECT_TRUE(contains(csv("predictions"), "not trained")) << csv("predictions");
   EXPECT_TRUE(contains(csv("ladder"), "\n10000000,4,"));
   EXPECT_TRUE(contains(csv("degradation"), "mean,mean low,mean high"));
   EXPECT_TRUE(contains(csv("degradation"), "\nwindow,held-out loss,40000000,"));
