@@ -1,8 +1,8 @@
 """CPU generation compared with `transformers`: a Transformer++ of 10M parameters with the same
-weights, fp32, same threads.
+weights, the same precision and threads.
 
-Usage: cpu_generate.py [--assay build/assay] [--threads 2] [--prompt 128] [--tokens 256] [--repeats
-  3]
+Usage: cpu_generate.py [--assay build/assay] [--threads 2] [--precision fp32|bf16] [--prompt 128]
+  [--tokens 256] [--repeats 3]
 
 Run it with the project's Python (.venv/bin/python), so that both sides use the same torch; it
 installs `transformers` there when it is missing. A rate is that of the tokens beyond the first few:
@@ -23,6 +23,7 @@ import cpu_training  # installs transformers
 import torch
 
 FEW = 16
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make_model(folder, args):
@@ -52,6 +53,8 @@ def our_tokens(folder, args, prompt, samples, count):
         "cpu",
         "--threads",
         str(args.threads),
+        "--precision",
+        args.precision,
         "--json",
         "--tokens",
         ",".join(map(str, prompt)),
@@ -95,6 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--assay", default="build/assay")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=DTYPES, default="fp32")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
@@ -106,13 +110,13 @@ def main():
     print(
         f"torch {torch.__version__}, transformers {cpu_training.transformers.__version__}, "
         f"{args.threads} threads, "
-        f"prompt of {args.prompt} tokens, {args.tokens} timed, fp32"
+        f"prompt of {args.prompt} tokens, {args.tokens} timed, {args.precision}"
     )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         make_model(folder, args)
         model = cpu_training.transformers.AutoModelForCausalLM.from_pretrained(
-            folder / "hf", dtype=torch.float32
+            folder / "hf", dtype=DTYPES[args.precision]
         ).eval()
         for samples in (1, 8):
             ours, our_text = rate(

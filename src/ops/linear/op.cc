@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "ops/linear/kernel.h"
 #include "ops/linear/linear.h"
+#include "ops/parallel.h"
 #include "ops/tensors.h"
 
 namespace assay::ops {
@@ -25,6 +27,17 @@ const auto* onednn() {
 
 bool uses_onednn(const at::Tensor& x) {
   return x.is_cpu() && x.scalar_type() == at::kFloat && onednn();
+}
+
+// Without AVX-512, oneDNN has no products in bfloat16, and those of torch take a multiple of the
+// time of a conversion and a product in float32.
+bool is_faster_in_f32(const at::Tensor& x) {
+  static const bool onednn_has_bf16 = [] {
+    const auto op =
+        c10::Dispatcher::singleton().findSchema({"mkldnn::_is_mkldnn_bf16_supported", ""});
+    return op && op->typed<bool()>().call();
+  }();
+  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && !onednn_has_bf16;
 }
 
 at::Tensor onednn_linear(const at::Tensor& x, const at::Tensor& weight,
@@ -57,9 +70,44 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+// With more rows, a library is faster (README.md next to this file).
+int64_t most_few_rows(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 16 : 8; }
+
+bool serves_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const bool dtype = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  return x.is_cpu() && dtype && x.dim() > 1 && x.numel() > 0 &&
+         x.numel() <= most_few_rows(x.scalar_type()) * x.size(-1) && weight.is_contiguous() &&
+         weight.scalar_type() == x.scalar_type() && !needs_gradient({x, weight, bias});
+}
+
+at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor x = sequence.contiguous(), b = parameter(optional(bias), x.scalar_type());
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = weight.size(0);
+  const at::Tensor y = at::empty(shape, x.options());
+  const LinearFewRows work{.dtype = kernel_dtype(x.scalar_type()),
+                           .rows = x.numel() / x.size(-1),
+                           .in = x.size(-1),
+                           .out = weight.size(0),
+                           .x = data(x),
+                           .weight = data(weight),
+                           .bias = data(b),
+                           .y = data(y)};
+  cpu::linear_few_rows(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(),
+                       at_parallel_for());
+  return y;
+}
+
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  check_dims("linear", "weight", weight, 2, "[N, K]");
+  check_shape("linear", "weight", weight, {weight.size(0), x.size(-1)}, "[N, K]");
+  if (serves_few_rows(x, weight, bias)) return few_rows(x, weight, bias);
+  if (is_faster_in_f32(x))
+    return linear(x.to(at::kFloat), weight.to(at::kFloat),
+                  bias.defined() ? bias.to(at::kFloat) : bias)
+        .to(x.scalar_type());
   if (!uses_onednn(x) || x.dim() < 2) return at::linear(x, weight, optional(bias));
   if (!needs_gradient({x, weight, bias}))
     return onednn_linear(x.contiguous(), weight, optional(bias));
@@ -67,6 +115,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (is_faster_in_f32(a)) return product(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());
   return uses_onednn(a) ? onednn_linear(a, b, {}) : at::mm(a, b.t());
 }
 

@@ -1,0 +1,23 @@
+#pragma once
+// y = x Wᵀ + b for few rows x, as in generation: the time is that of reading W once.
+//   y_{m,n} = b_n + Σ_k x_{m,k} W_{n,k}        summed in f32, in an order that K alone decides
+#include "ops/kernel.h"
+
+namespace assay::ops {
+
+struct LinearFewRows {
+  DType dtype;             // of x, weight, bias and y: f32 or bf16
+  int64_t rows, in, out;   // M, K, N
+  const void *x, *weight;  // in  [M, K], [N, K], contiguous
+  const void* bias;        // in  [N] or null
+  void* y;                 // out [M, N], contiguous
+};
+
+// Highway, run-time dispatch. Outputs go side by side. The bits of a row do not depend on the other
+// rows or on the number of threads. `workspace` is 64-byte aligned.
+namespace cpu {
+size_t workspace_bytes(const LinearFewRows&);
+void linear_few_rows(const LinearFewRows&, void* workspace, const ParallelFor&);
+}  // namespace cpu
+
+}  // namespace assay::ops
