@@ -28,7 +28,6 @@ bool register_kernels(const std::string& op, int numerics) {
       kCudaKernels ? "cuda kernel sm_90a" : std::string(kComposed) + ": built without CUDA",
       numerics, numerics);
 }
-bool register_composed(const std::string& op) { return register_paths(op, kComposed, kComposed); }
 
 std::vector<OpPath> op_paths() {
   std::vector<OpPath> paths;

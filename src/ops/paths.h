@@ -33,10 +33,8 @@ constexpr bool kCudaKernels = false;
 #endif
 
 // For the file that defines an op: `const bool registered = register_kernels("selective_scan");`
-// when it has a kernel for the CPU and one for CUDA; register_composed when it is tensor arithmetic
-// everywhere; register_paths says each itself.
+// when it has a kernel for the CPU and one for CUDA; register_paths names each path.
 bool register_kernels(const std::string& op, int numerics = 1);
-bool register_composed(const std::string& op);
 bool register_paths(const std::string& op, const std::string& cpu, const std::string& cuda,
                     int cuda_numerics = 1, int cpu_numerics = 1);
 std::string cpu_kernel_path();  // "cpu kernel (Highway AVX3)"

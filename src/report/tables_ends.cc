@@ -206,10 +206,10 @@ Table prediction_table(const Setting& setting) {
     inside += one.inside();
   }
   std::string note =
-      "What the smaller budgets of an architecture predict for the budget of its verdict, and what "
-      "all its budgets predict for twice the largest one: their Δ_end, or with several budgets the "
-      "line through them over the logarithm of the tokens. Budgets without a verdict count only if "
-      "there is none with a verdict. "
+      "Smaller budgets of an architecture predict the budget of its verdict. "
+      "All its budgets predict twice the largest one. "
+      "A prediction is Δ_end itself, or with several budgets their line over log tokens. "
+      "Budgets without a verdict count only if there is none with a verdict. "
       "The interval is meant to hold 90 % of the later measurements, with as many seeds.";
   if (!measured.empty()) note += fmt::format(" {} of {} are inside.", inside, measured.size());
   if (measured.size() >= 3)

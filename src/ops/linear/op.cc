@@ -6,6 +6,7 @@
 #include "ops/linear/kernel.h"
 #include "ops/linear/linear.h"
 #include "ops/parallel.h"
+#include "ops/paths.h"
 #include "ops/tensors.h"
 
 namespace assay::ops {
@@ -97,6 +98,12 @@ at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const 
                        at_parallel_for());
   return y;
 }
+
+const bool registered = register_paths(
+    "linear",
+    cpu_kernel_path() + " for few rows without a gradient (float32 to 8, bfloat16 to 16); else " +
+        "oneDNN and BLAS through torch",
+    "torch", /*cuda_numerics=*/0);
 
 }  // namespace
 
