@@ -24,6 +24,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates) {
+  constexpr size_t kLongestName = 64;  // longer ones are no misspelled names
+  if (name.size() > kLongestName) return "";
   const auto nearest = std::min_element(
       candidates.begin(), candidates.end(),
       [&](auto& a, auto& b) { return edit_distance(name, a) < edit_distance(name, b); });

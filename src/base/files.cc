@@ -155,12 +155,32 @@ void catch_truncated_files() {
   ::sigaction(SIGBUS, &action, nullptr);
 }
 
+namespace {
+
+// The file behind a link. A device or a pipe would be replaced by a file.
+fs::path replaceable(const fs::path& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    fail("{}: not a regular file, so no file can be written in its place", path.string());
+  return fs::is_symlink(path, ignored) ? fs::weakly_canonical(path) : path;
+}
+
+}  // namespace
+
+void check_output(const fs::path& file) {
+  const fs::path path = replaceable(file);
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder)) fail("{}: there is no folder {}", file.string(), folder.string());
+  if (::access(folder.c_str(), W_OK | X_OK))
+    fail("{}: cannot be written: {}", file.string(), std::strerror(errno));
+}
+
 AtomicFile::AtomicFile(fs::path path)
-    : path_(std::move(path)), temporary_(random_name(path_)), file_(nullptr) {
+    : path_(replaceable(path)), temporary_(random_name(path_)), file_(nullptr) {
   const int descriptor = open_new_file(temporary_);
-  if (descriptor < 0) system_error("cannot be written", temporary_);
-  file_ = ::fdopen(descriptor, "wb");
-  if (!file_) system_error("cannot be written", temporary_);
+  if (descriptor >= 0) file_ = ::fdopen(descriptor, "wb");
+  if (!file_) system_error("cannot be written", path_);
 }
 
 AtomicFile::~AtomicFile() {

@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 // file is new and has a random name (path + ".tmp" + 16 hexadecimal digits), so two writers on
 // one volume never share it, not even from two containers. It gets this name in commit(), so a
 // process that is killed leaves nothing behind, except on file systems without unnamed files; there
-// the file can be deleted. Throws Error with the path and the system's reason.
+// the file can be deleted. The file behind a symbolic link is replaced, not the link. Throws Error
+// with the path and the system's reason, BadInput if `path` is a folder, a device or a pipe.
 class AtomicFile {
  public:
   explicit AtomicFile(fs::path path);
@@ -32,6 +33,8 @@ class AtomicFile {
 };
 
 void write_file(const fs::path& path, std::string_view text);  // atomically
+// For options that name a file: BadInput if AtomicFile could not write it, before any work is done.
+void check_output(const fs::path& file);
 // Whole; BadInput when it cannot be read
 std::string read_file(const fs::path& path);
 // Makes a folder and its parents; Error with the system's reason.

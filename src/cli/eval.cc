@@ -53,21 +53,11 @@ std::vector<std::string> sets_of(const std::string& split, const data::TokenStor
   return sets;
 }
 
-void check_tokens(const TrainedModel& model, const data::TokenStore& store) {
-  const int64_t vocabulary = model.model->spec.config.vocab_size;
-  if (store.vocab_size() > vocabulary)
-    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(),
-         store.vocab_size(), model.path, vocabulary);
-  if (model.tokenizer_file.empty() || store.tokenizer().sha256.empty()) return;
-  if (sha256_of_file(model.tokenizer_file) != store.tokenizer().sha256)
-    fail("{}: its tokens were made with another tokenizer than that of {} ({})",
-         store.folder().string(), model.path, model.tokenizer_file.string());
-}
-
 void show_losses(const Options& o) {
+  if (!o.documents.empty()) check_output(o.documents);
   const TrainedModel model(o.model);
   const data::TokenStore store(o.data);
-  check_tokens(model, store);
+  model.check_store(store);
   const train::TrainConfig config = trained(o, store);
   const int64_t length = o.length > 0 ? o.length : config.sequence_length;
   const eval::HeldOut held_out(store,
@@ -94,7 +84,7 @@ std::string entropies(const std::vector<double>& heads) {
 void show_probe(const Options& o) {
   const TrainedModel model(o.model);
   const data::TokenStore store(o.data);
-  check_tokens(model, store);
+  model.check_store(store);
   const train::TrainConfig config = trained(o, store);
   const std::string set = o.set.empty() ? sets_of("", store, config).front() : o.set;
   const int64_t length =

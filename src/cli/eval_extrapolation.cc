@@ -50,6 +50,7 @@ std::vector<eval::PositionBin> measure(const Options& o, const TrainedModel& tra
 }
 
 void run(const Options& o) {
+  if (!o.figure.empty()) check_output(o.figure);
   const data::TokenStore store(o.data);
   report::Table table{.id = "extrapolation",
                       .title = "Loss by position",
@@ -68,9 +69,7 @@ void run(const Options& o) {
       ModelOptions options = o.model;
       options.model = name;
       const TrainedModel trained(options);
-      if (store.vocab_size() > trained.model->spec.config.vocab_size)
-        fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(),
-             store.vocab_size(), name, trained.model->spec.config.vocab_size);
+      trained.check_store(store);
       const int64_t length = training_length(o, name);
       const at::Tensor tokens =
           eval::probe_tokens(store, o.set, o.factor * length + 1, o.sequences);

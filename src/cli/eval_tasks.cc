@@ -238,6 +238,15 @@ std::vector<Result> evaluate_models(const Options& o, const std::vector<tasks::T
   return results;
 }
 
+std::vector<Result> evaluate(const Options& o, const std::vector<tasks::Task>& list) try {
+  return o.keep ? evaluate_runs(o, list) : evaluate_models(o, list);
+} catch (const Interrupted&) {
+  if (!o.keep && o.output.empty()) throw;
+  throw Interrupted(
+      fmt::format("interrupted; {} the items answered so far, and the same command continues",
+                  o.keep ? "the folders of the runs have" : o.output.string() + " has"));
+}
+
 // Reads tasks and documents with the tokenizer, and evaluates nothing.
 void show_demands(const Options& o, const std::vector<tasks::Task>& list) {
   if (o.model.tokenizer.empty())
@@ -267,9 +276,18 @@ void show_demands(const Options& o, const std::vector<tasks::Task>& list) {
   print(assay::to_json(found), report::to_text(table));
 }
 
+void check_different(std::vector<std::string> names) {
+  std::ranges::sort(names);
+  const auto twice = std::ranges::adjacent_find(names);
+  if (twice != names.end()) fail("{} is given twice. Nothing was evaluated.", *twice);
+}
+
 void check_options(const Options& o) {
+  check_different(o.models);
+  check_different(o.tasks);
   if (!o.dry_run && o.models.empty())
     fail("MODEL is required, except with --dry-run. Nothing was evaluated.");
+  if (!o.items.empty()) check_output(o.items);
   if (o.keep && !o.output.empty())
     fail("--keep stores the items in the folder of the run; -o names another file. Give one.");
 }
@@ -286,7 +304,7 @@ void run(Options o) {
     if (!task.config.documents.empty())
       tasks::find_documents(o.evaluate.data, task.config.documents);
   if (o.dry_run) return show_demands(o, list);
-  const std::vector<Result> results = o.keep ? evaluate_runs(o, list) : evaluate_models(o, list);
+  const std::vector<Result> results = evaluate(o, list);
   if (!o.items.empty()) write_items(o.items, results);
   Json document = {{"results", Json::array()}, {"differences", differences_json(results)}};
   for (const Result& result : results) document["results"].push_back(to_json(result));

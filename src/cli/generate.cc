@@ -71,6 +71,7 @@ void run(const Options& options) {
   if (options.samples < 1) fail("--samples {}: at least 1 is needed", options.samples);
   if (!options.save_state.empty() && options.samples > 1)
     fail("--save-state keeps one sample, not {}", options.samples);
+  if (!options.save_state.empty()) check_output(options.save_state);
   TrainedModel model(options.model);
   nn::Generation begun = beginning(options, model);
   const std::vector<int64_t> prompt = begun.tokens;

@@ -1,13 +1,16 @@
 // assay list KIND, assay describe KIND NAME
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "cli/command.h"
+#include "cli/task_files.h"
 #include "nn/language_model.h"
 #include "nn/mixer.h"
 #include "ops/paths.h"
 #include "study/plan.h"
+#include "tasks/task.h"
 #include "train/config.h"
 
 namespace assay::cli {
@@ -70,14 +73,37 @@ Listed plans() {
   return files(names, [](const std::string& name) { return study::plan_file(name); });
 }
 
-Listed tasks() {
+tasks::Task read_task(const std::string& name) {
+  return tasks::Task::read(tasks::find_task(name, task_folders()));
+}
+
+Listed task_kinds() {
   Listed listed;
-  for (const std::string& name : study::names_of_plans("tasks")) {
+  const std::vector<std::string> names = study::names_of_plans("tasks");
+  check_found(names, "tasks");
+  for (const std::string& name : names) {
     const ConfigNode task = ConfigNode::read_file(study::plan_file("tasks/" + name));
     std::string kind = task.value("kind");
     std::erase(kind, '"');
     listed.emplace_back(name, kind);
   }
+  return listed;
+}
+
+// The documents that tasks read from the folder of --data, each with these tasks.
+std::map<std::string, std::vector<std::string>> tasks_by_dataset() {
+  std::map<std::string, std::vector<std::string>> found;
+  for (const auto& [name, kind] : task_kinds()) {
+    const tasks::TaskConfig config = read_task(name).config;
+    for (const std::string& documents : {config.documents, config.few_shot_documents})
+      if (!documents.empty()) found[documents].push_back(name);
+  }
+  return found;
+}
+
+Listed datasets() {
+  Listed listed;
+  for (const auto& [name, users] : tasks_by_dataset()) listed.emplace_back(name, join(users));
   return listed;
 }
 
@@ -101,9 +127,10 @@ Listed listed(const std::string& kind) {
   if (kind == "ops") return operators();
   if (kind == "models") return models();
   if (kind == "plans") return plans();
-  if (kind == "tasks") return tasks();
-  const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops",
-                                          "models", "plans",          "tasks"};
+  if (kind == "tasks") return task_kinds();
+  if (kind == "datasets") return datasets();
+  const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops",     "models",
+                                          "plans",  "tasks",          "datasets"};
   fail("unknown kind '{}'{}; there are {}", kind, did_you_mean(kind, kinds), join(kinds));
 }
 
@@ -170,6 +197,27 @@ void describe_plan(const std::string& name) {
         text);
 }
 
+void describe_task(const std::string& name) {
+  const tasks::Task task = read_task(name);
+  const Json document = {{"kind", "task"},
+                         {"name", name},
+                         {"about", task.config.about},
+                         {"metrics", task.metrics},
+                         {"toml", task.definition}};
+  print(document, fmt::format("task {}: {}\n  metrics  {}\n\n{}\n", name, task.config.kind,
+                              join(task.metrics), task.definition));
+}
+
+void describe_dataset(const std::string& name) {
+  const auto all = tasks_by_dataset();
+  const auto found = all.find(name);
+  if (found == all.end())
+    fail("unknown dataset '{}'{}", name, did_you_mean(name, names_of(datasets())));
+  print({{"kind", "dataset"}, {"name", name}, {"tasks", found->second}},
+        fmt::format("dataset {}: JSON Lines in the folder of --data, read by {}\n", name,
+                    join(found->second)));
+}
+
 void describe_fields(const std::string& kind, const std::string& name, const std::string& about,
                      const Fields& fields) {
   Json rows = Json::array();
@@ -195,6 +243,8 @@ void describe(const std::string& kind, const std::string& name) {
   if (kind == "op") return describe_operator(name);
   if (kind == "model") return describe_model(name);
   if (kind == "plan") return describe_plan(name);
+  if (kind == "task") return describe_task(name);
+  if (kind == "dataset") return describe_dataset(name);
   nn::ModelConfig model;
   train::TrainConfig train;
   if (kind == "table" && name == "model")
@@ -202,17 +252,18 @@ void describe(const std::string& kind, const std::string& name) {
   if (kind == "table" && name == "train")
     return describe_fields(kind, name, "how it is trained", fields_of(train));
   fail(
-      "nothing to describe under {} '{}'\n  There are mixer NAME, channel_mixer NAME, op NAME, "
-      "model NAME, plan NAME, "
-      "table model and table train.",
+      "nothing to describe under {} '{}'.\n"
+      "  There are mixer NAME, channel_mixer NAME, op NAME, model NAME, plan NAME, task NAME, "
+      "dataset NAME, table model and table train.",
       kind, name);
 }
 
 void add_list(CLI::App& app) {
   auto kind = std::make_shared<std::string>();
-  CLI::App* command = subcommand(
-      app, "list", "list mixers, channel_mixers, ops, models, plans or tasks, one per line");
-  command->add_option("kind", *kind, "mixers, channel_mixers, ops, models, plans or tasks")
+  CLI::App* command =
+      subcommand(app, "list", "list mixers, channel_mixers, ops, models, plans, tasks or datasets");
+  command
+      ->add_option("kind", *kind, "mixers, channel_mixers, ops, models, plans, tasks or datasets")
       ->required();
   command->callback([kind] { list(*kind); });
 }
@@ -222,7 +273,9 @@ void add_describe(CLI::App& app) {
   CLI::App* command =
       subcommand(app, "describe",
                  "show formula, fields, types and defaults of a part, or the question of a plan");
-  command->add_option("kind", words->first, "mixer, channel_mixer, op, model, plan or table")
+  command
+      ->add_option("kind", words->first,
+                   "mixer, channel_mixer, op, model, plan, task, dataset or table")
       ->required();
   command->add_option("name", words->second, "its name")->required();
   command->callback([words] { describe(words->first, words->second); });

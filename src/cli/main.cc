@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <iostream>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -69,6 +70,15 @@ CLI::Validator number_check(const std::string& name, const std::string& expected
   return CLI::Validator(check, name);
 }
 
+// kFailed when not everything was printed. An earlier flush may have failed, which the last one
+// does not say.
+int end_output() {
+  std::cout.flush();
+  if (std::fflush(stdout) || std::ferror(stdout) || !std::cout)
+    return report(kFailed, "standard output cannot be written");
+  return kDone;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Assay: does this architecture keep the base capabilities of a Transformer?",
                "assay"};
@@ -83,13 +93,16 @@ int run(int argc, char** argv) {
       check_subcommand(*app.get_subcommand(argv[1]), argc > 2 ? argv[2] : "");
     }
     app.parse(argc, argv);
-    return std::fflush(stdout) ? report(kFailed, "standard output cannot be written") : kDone;
+    return end_output();
   } catch (const CLI::ExtrasError& error) {
     return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
                                          hint_for_second_value(argc, argv)));
   } catch (const CLI::ParseError& error) {
     const int code = error.get_exit_code();
-    if (code == 0) return app.exit(error);
+    if (code == 0) {  // --help, --version
+      app.exit(error);
+      return end_output();
+    }
     return report(kBadInput, fmt::format("{} (--help shows the usage)", error.what()));
   } catch (const ConfigError& error) {
     return report(error.exit_code, error.what(),

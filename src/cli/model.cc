@@ -57,6 +57,17 @@ void TrainedModel::check_tokens(const std::vector<int64_t>& tokens) const {
       fail("token {} is outside the model's vocabulary of {}", token, vocabulary);
 }
 
+void TrainedModel::check_store(const data::TokenStore& store) const {
+  const int64_t vocabulary = model->spec.config.vocab_size;
+  if (store.vocab_size() > vocabulary)
+    fail("{}: its vocabulary of {} does not fit {}, which has {}", store.folder().string(),
+         store.vocab_size(), path, vocabulary);
+  if (tokenizer_file.empty() || store.tokenizer().sha256.empty()) return;
+  if (sha256_of_file(tokenizer_file) != store.tokenizer().sha256)
+    fail("{}: its tokens were made with another tokenizer than that of {} ({})",
+         store.folder().string(), path, tokenizer_file.string());
+}
+
 std::vector<int64_t> TrainedModel::encode(const std::string& text) const {
   const std::vector<int32_t> ids = need_tokenizer().encode(text);
   return {ids.begin(), ids.end()};

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/token_store.h"
 #include "data/tokenizer.h"
 #include "nn/language_model.h"
 
@@ -25,6 +26,8 @@ struct TrainedModel {
   const data::Tokenizer& need_tokenizer() const;
   // BadInput when empty or outside the vocabulary
   void check_tokens(const std::vector<int64_t>& tokens) const;
+  // BadInput when the tokens of the store are those of another tokenizer, or outside the vocabulary
+  void check_store(const data::TokenStore& store) const;
   std::vector<int64_t> encode(const std::string& text) const;
   at::Tensor to_device(const at::Tensor& tokens) const;
 

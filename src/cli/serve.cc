@@ -54,7 +54,9 @@ void announce(const Options& options, uint16_t port) {
   std::fflush(stdout);
 }
 
-void run(Options& options) {
+void run(Options& options, bool has_key) {
+  if (has_key && options.service.api_key.empty())
+    fail("--api-key is empty; leave it out to serve without a key");
   if (const char* key = std::getenv("ASSAY_API_KEY"); key && options.service.api_key.empty())
     options.service.api_key = key;
   if (options.name.empty())
@@ -81,7 +83,7 @@ void add(CLI::App& app) {
       ->check(CLI::Range(0, 65535));
   command->add_option("--name", o->name,
                       "name of the model in requests; default: that of its folder");
-  command->add_option(
+  CLI::Option* key = command->add_option(
       "--api-key", s.api_key,
       "key that requests must send; default: the environment variable ASSAY_API_KEY");
   command
@@ -116,7 +118,7 @@ void add(CLI::App& app) {
   command->add_option("--drain", s.drain_seconds, "seconds for open requests after SIGTERM")
       ->capture_default_str()
       ->check(non_negative_number());
-  command->callback([o] { run(*o); });
+  command->callback([o, key] { run(*o, /*has_key=*/key->count() > 0); });
 }
 [[maybe_unused]] const bool registered = commands().add("serve", add);
 

@@ -3,6 +3,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -46,6 +47,13 @@ std::vector<fs::path> input_files(const std::vector<fs::path>& paths) {
     }
     if (!fs::is_regular_file(path)) fail("{}: neither a regular file nor a folder", path.string());
     files.push_back(path);
+  }
+  std::map<fs::path, fs::path> names;  // of each file, which links may name again
+  for (const fs::path& file : files) {
+    const auto [first, is_new] = names.emplace(fs::canonical(file), file);
+    if (!is_new)
+      fail("{}: the same file as {}; its text would count twice", file.string(),
+           first->second.string());
   }
   return files;
 }

@@ -18,12 +18,13 @@ template <class... Args>
   throw ApiError(400, fmt::format(format, std::forward<Args>(args)...), param);
 }
 
-// A value, shortened, for a message.
-std::string shown(const json& value) {
-  std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
+// For a message.
+std::string shortened(const std::string& text) {
   constexpr size_t kLongest = 60;
-  if (text.size() > kLongest) text = valid_utf8(text.substr(0, kLongest)) + "…";
-  return text;
+  return text.size() > kLongest ? valid_utf8(text.substr(0, kLongest)) + "…" : text;
+}
+std::string shown(const json& value) {
+  return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 // The fields of a request. Absent and null are the same.
@@ -74,7 +75,7 @@ class Fields {
   void no_others() const {
     for (const auto& [name, value] : body_.items())
       if (std::ranges::find(known_, name) == known_.end())
-        refuse(name, "unknown field '{}'{}", name, did_you_mean(name, known_));
+        refuse(name, "unknown field '{}'{}", shortened(name), did_you_mean(name, known_));
   }
 
  private:
@@ -189,9 +190,7 @@ std::string error_body(int status, const std::string& message, const std::string
 
 ServedModel::ServedModel(std::string served_name, int64_t tokens,
                          std::optional<data::Tokenizer> text_tokenizer, int64_t context)
-    : name(std::move(served_name)),
-      vocab_size(tokens),
-      tokenizer(std::move(text_tokenizer)) {
+    : name(std::move(served_name)), vocab_size(tokens), tokenizer(std::move(text_tokenizer)) {
   limits.context = context;
   if (!tokenizer) return;
   texts.emplace(*tokenizer);
@@ -230,8 +229,8 @@ int64_t ServedModel::stop_token() const { return tokenizer ? tokenizer->separato
 
 void check_model_name(const std::string& name, const ServedModel& model) {
   if (name == model.name) return;
-  const std::string message =
-      fmt::format("the model '{}' is not served here; this server has '{}'", name, model.name);
+  const std::string message = fmt::format("the model '{}' is not served here; this server has '{}'",
+                                          shortened(name), model.name);
   throw ApiError(404, message, "model", "model_not_found");
 }
 

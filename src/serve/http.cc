@@ -99,7 +99,7 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
   std::string content_type;
   std::deque<std::string> pieces;
   size_t backlog = 0;  // bytes of `pieces`
-  bool streams = false, finished = false;
+  bool streams = false, finished = false, only_head = false;
 };
 
 // What the handlers see. The last owner's end ends the answer.
@@ -292,7 +292,9 @@ asio::awaitable<bool> HttpServer::Parts::answer(beast::tcp_stream& stream,
   const auto reply = [&] {
     return std::make_shared<OwnedReply>(exchange, error_body(500, "the request was not answered"));
   };
-  HttpRequest plain{.method = std::string(request.method_string()),
+  // The answer to HEAD is that to GET without its body.
+  exchange->only_head = request.method() == http::verb::head;
+  HttpRequest plain{.method = exchange->only_head ? "GET" : std::string(request.method_string()),
                     .path = std::string(request.target()),
                     .authorization = std::string(request[http::field::authorization]),
                     .body = request.body()};
@@ -339,7 +341,8 @@ asio::awaitable<bool> HttpServer::Parts::write_answer(beast::tcp_stream& stream,
                         keep_alive, version);
   // A large answer takes its time, so every part of it must progress, and not the whole.
   http::response_serializer<http::string_body> serializer(whole);
-  while (!serializer.is_done()) {
+  serializer.split(exchange.only_head);
+  while (!(exchange.only_head ? serializer.is_header_done() : serializer.is_done())) {
     stream.expires_after(seconds(options.timeout));
     const auto [error, size] = co_await http::async_write_some(stream, serializer, kAwait);
     if (error) co_return false;

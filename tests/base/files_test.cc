@@ -45,6 +45,31 @@ TEST(AtomicFile, FailureNamesThePathAndLeavesNothing) {
   EXPECT_EQ(folder.entries(), 1);
 }
 
+TEST(AtomicFile, ReplacesTheFileBehindALinkAndNoDevice) {
+  const Folder folder;
+  folder.write("file", "old");
+  fs::create_symlink("file", folder / "link");
+  write_file(folder / "link", "new");
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(read_file(folder / "file"), "new");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  for (const fs::path& path : {folder / "pipe", fs::path("/dev/null"), folder.path()})
+    EXPECT_NE(message_of<BadInput>([&] { write_file(path, "text"); }).find("not a regular file"),
+              std::string::npos)
+        << path;
+  EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
+}
+
+TEST(AtomicFile, OutputsAreCheckedBeforeTheWork) {
+  const Folder folder;
+  check_output(folder / "new");
+  EXPECT_EQ(folder.entries(), 0);
+  EXPECT_NE(message_of<BadInput>([&] { check_output(folder / "no" / "a"); }).find("no folder"),
+            std::string::npos);
+  EXPECT_NE(message_of<BadInput>([&] { check_output("/dev/null"); }).find("not a regular file"),
+            std::string::npos);
+}
+
 TEST(AtomicFile, TwoWritersOfOneFileDoNotShareTheTemporaryFile) {
   const Folder folder;
   AtomicFile first(folder / "a"), second(folder / "a");

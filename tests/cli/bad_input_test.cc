@@ -304,8 +304,9 @@ TEST_F(BadInputs, AFullDisk) {
 
 TEST_F(BadInputs, AFullStandardOutput) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
-  check_message(run(folder_.path(), "data info store >/dev/full"), 1,
-                {"standard output cannot be written"});
+  for (const char* arguments : {"data info store", "--help", "run --help"})
+    check_message(run(folder_.path(), fmt::format("{} >/dev/full", arguments)), 1,
+                  {"standard output cannot be written"});
 }
 
 }  // namespace

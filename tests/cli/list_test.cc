@@ -22,7 +22,8 @@ class Lists : public testing::Test {
 };
 
 TEST_F(Lists, EveryNameHasADescription) {
-  for (const char* kind : {"mixers", "channel_mixers", "ops", "models", "plans"}) {
+  for (const char* kind :
+       {"mixers", "channel_mixers", "ops", "models", "plans", "tasks", "datasets"}) {
     const auto names = nlohmann::json::parse(run(fmt::format("list {} --json", kind)).out);
     std::istringstream lines(run(fmt::format("list {}", kind)).out);
     size_t count = 0;
@@ -34,6 +35,13 @@ TEST_F(Lists, EveryNameHasADescription) {
     EXPECT_EQ(count, names.size()) << kind;
     EXPECT_GT(count, 0u) << kind;
   }
+}
+
+TEST_F(Lists, TasksAndDatasetsNameEachOther) {
+  expect("describe task piqa", 0, {"task piqa", "metrics", "kind = \"multiple_choice\""});
+  const std::string first = nlohmann::json::parse(run("list datasets --json").out).at(0);
+  expect("describe dataset " + first, 0, {"dataset " + first, "read by"});
+  expect("describe dataset nothing", 2, {"unknown dataset 'nothing'"});
 }
 
 TEST_F(Lists, DescriptionIsTheFirstSentenceOrFormula) {

@@ -42,6 +42,14 @@ TEST(Reader, DevicesAndPipesAreRejected) {
   EXPECT_MESSAGE(BlockReader{fifo}, "a.jsonl: cannot be read: not a regular file");
 }
 
+TEST(Reader, AFileIsReadOnce) {
+  const Folder folder;
+  const fs::path file = folder.write("a.txt", "text");
+  fs::create_symlink("a.txt", folder / "b.txt");
+  EXPECT_MESSAGE(input_files({file, file}), "a.txt: the same file as");
+  EXPECT_MESSAGE(input_files({folder.path()}), "its text would count twice");
+}
+
 std::string line(const std::string& text, const std::string& set = "RedPajamaC4") {
   return nlohmann::json{{"text", text}, {"meta", {{"redpajama_set_name", set}}}}.dump() + "\n";
 }

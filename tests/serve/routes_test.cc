@@ -129,6 +129,21 @@ TEST(Routes, UnknownPathsMethodsAndModelsAreNamed) {
             std::string::npos);
 }
 
+TEST(Routes, HeadIsAnsweredAsGetWithoutABody) {
+  // Only the head is read, so a body would be taken for the next answer.
+  Client client(shared_server().port);
+  client.send_request("HEAD", "/health");
+  EXPECT_EQ(client.read_head().status, 200);
+  EXPECT_EQ(client.request("GET", "/health").body, "{\"status\":\"ok\"}");
+}
+
+TEST(Routes, LongNamesAreShortenedInMessages) {
+  const std::string name(1 << 20, 'a');
+  const Answer answer = shared_server().post("/v1/completions", {{name, 1}, {"prompt", "a"}});
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_LT(answer.body.size(), 400u);
+}
+
 TEST(Routes, AHundredMegabytesOfJsonAreRefused) {
   std::string body = "{\"prompt\": [1";
   body.reserve(101 << 20);

@@ -172,7 +172,8 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
   const bool listed = selection == "shortlist";
   TORCH_CHECK_VALUE(!listed || shortlist >= top_k, kOp, ": shortlist is ", shortlist,
                     ", expected top_k = ", top_k, " or more");
-  TORCH_CHECK_VALUE(!listed || rank >= 0, kOp, ": rank is ", rank, ", expected 0 or more");
+  TORCH_CHECK_VALUE(!listed || (rank >= 0 && rank <= kLargestRank), kOp, ": rank is ", rank,
+                    ", expected 0 to ", kLargestRank);
   if (summaries) check_summaries(*summaries, k, k.size(1) / chunk_size, listed ? rank : 0);
   if (!selected) return;
   check_shape(kOp, "selected", *selected, {q.size(0), q.size(2), q.size(1), top_k},

@@ -52,7 +52,8 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank
   check_dims(kOp, "k", k, 4, "[B, S, Hk, D]");
   check_like(kOp, "k", k, "k", k);
   TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected 1 or more");
-  TORCH_CHECK_VALUE(rank >= 0, kOp, ": rank is ", rank, ", expected 0 or more");
+  TORCH_CHECK_VALUE(rank >= 0 && rank <= kLargestRank, kOp, ": rank is ", rank, ", expected 0 to ",
+                    kLargestRank);
   const int64_t chunks = k.size(1) / chunk_size;
   if (k.is_meta()) {
     const bool parts = k.scalar_type() == at::kBFloat16;
@@ -78,8 +79,8 @@ at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank
 
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m, "chunk_summaries(Tensor k, int chunk_size, int rank=0) -> Tensor summaries",
-      "mean and low-rank covariance of the keys of each chunk, "
-      "which top1_chunk's shortlist reads",
+                    "mean and low-rank covariance of the keys of each chunk, "
+                    "which top1_chunk's shortlist reads",
                     chunk_summaries);
 }
 

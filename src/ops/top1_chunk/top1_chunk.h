@@ -58,6 +58,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
 // Of bfloat16 keys in bfloat16, [B, …, Hk, 2 + rank, D]: μ less its rounded value, μ rounded, u_1,
 // …, so that a step can leave the first unread.
 at::Tensor chunk_summaries(const at::Tensor& k, int64_t chunk_size, int64_t rank = 0);
+constexpr int64_t kLargestRank = 256;
 
 // Those of bfloat16 keys as those of float32: [B, chunks, Hk, 1 + rank, D].
 at::Tensor joined_summaries(const at::Tensor& parts);
