@@ -99,22 +99,33 @@ const TensorEntry& Safetensors::at(const std::string& name) const {
   fail("{}: no tensor '{}'{}", path_, name, did_you_mean(name, names));
 }
 
-void write_safetensors(const fs::path& file, const std::vector<TensorEntry>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+SafetensorsLayout safetensors_layout(const std::vector<TensorEntry>& tensors,
+                                     const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
+  SafetensorsLayout layout;
   uint64_t end = 0;
   for (const TensorEntry& tensor : tensors) {
-    const uint64_t begin = std::exchange(end, end + tensor.bytes.size());
+    const uint64_t bytes = product(tensor.shape, tensor.name) * dtype_bytes(tensor.dtype);
+    const uint64_t begin = std::exchange(end, end + bytes);
+    layout.offsets.push_back(begin);
     header[tensor.name] = {
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
   }
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t length = text.size();
+  layout.header.assign(reinterpret_cast<const char*>(&length), 8);
+  layout.header += text;
+  for (uint64_t& offset : layout.offsets) offset += layout.header.size();
+  layout.file_size = layout.header.size() + end;
+  return layout;
+}
+
+void write_safetensors(const fs::path& file, const std::vector<TensorEntry>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   AtomicFile out(file);
-  out.write(&length, 8);
-  out.write(text);
+  out.write(safetensors_layout(tensors, metadata).header);
   for (const TensorEntry& tensor : tensors) out.write(tensor.bytes.data(), tensor.bytes.size());
   out.commit();
 }

@@ -44,6 +44,15 @@ class Safetensors {
   std::map<std::string, std::string> metadata_;
 };
 
+// Where the parts of a file with these tensors are, in the order given. Their bytes are not read.
+struct SafetensorsLayout {
+  std::string header;             // all bytes before the data
+  std::vector<uint64_t> offsets;  // in the file, of the data of each tensor
+  uint64_t file_size = 0;
+};
+SafetensorsLayout safetensors_layout(const std::vector<TensorEntry>& tensors,
+                                     const std::map<std::string, std::string>& metadata = {});
+
 // Writes atomically, tensors in the order given.
 void write_safetensors(const fs::path& file, const std::vector<TensorEntry>& tensors,
                        const std::map<std::string, std::string>& metadata = {});

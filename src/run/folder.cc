@@ -38,9 +38,9 @@ Checkpoint Folder::checkpoint(int64_t step) const {
   return {checkpoints_of(path) / step_name(step)};
 }
 
-Checkpoint Folder::unfinished_checkpoint() const { return {checkpoints_of(path) / "writing"}; }
+fs::path Folder::unfinished_checkpoints() const { return checkpoints_of(path) / "writing"; }
 
-Checkpoint Folder::removed_checkpoint() const { return {checkpoints_of(path) / "removing"}; }
+fs::path Folder::removed_checkpoint() const { return checkpoints_of(path) / "removing"; }
 
 std::optional<Folder> enclosing_run(const fs::path& path) {
   const fs::path of_checkpoint = fs::absolute(path / "").parent_path().parent_path().parent_path();

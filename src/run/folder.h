@@ -48,8 +48,8 @@ struct Folder {
 
   std::map<int64_t, Checkpoint> checkpoints() const;  // by step
   Checkpoint checkpoint(int64_t step) const;
-  Checkpoint unfinished_checkpoint() const;  // where one is written before it is renamed
-  Checkpoint removed_checkpoint() const;     // where an old one is moved before it is removed
+  fs::path unfinished_checkpoints() const;  // where one is written before it is renamed
+  fs::path removed_checkpoint() const;      // where an old one is moved before it is removed
 };
 
 // The run that `path` is, or that it is a checkpoint of. None where neither is the case.

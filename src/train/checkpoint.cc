@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <mutex>
+
 #include "nn/tensors.h"
 
 namespace assay::train {
@@ -18,43 +20,141 @@ namespace {
 // process was killed, by the next one; the run is locked, so nobody else uses it.
 class Scratch {
  public:
-  explicit Scratch(run::Checkpoint unfinished) : checkpoint(std::move(unfinished)) {
-    fs::remove_all(checkpoint.path);
-  }
+  explicit Scratch(fs::path folder) : path(std::move(folder)) { fs::remove_all(path); }
   ~Scratch() {
     std::error_code ignored;
-    fs::remove_all(checkpoint.path, ignored);
+    fs::remove_all(path, ignored);
   }
   Scratch(const Scratch&) = delete;
-  const run::Checkpoint checkpoint;
+  const fs::path path;
 };
+
+// A new checkpoint before it has its tensors, made by rank 0. It has a name that no host has seen,
+// so no host mistakes another folder for it, and none finds an older one in the cache of a network
+// file system.
+class Unfinished {
+ public:
+  Unfinished(const run::Folder& run, const run::TrainingState& state,
+             const nn::NamedTensors& weights, const nn::NamedTensors& moments)
+      : scratch_(run.unfinished_checkpoints()), folder_(scratch_.path / "step") {
+    const run::Checkpoint checkpoint{folder_.path()};
+    const nn::SharedTensorFile weights_file(checkpoint.weights(), weights, /*is_new=*/true);
+    const nn::SharedTensorFile moments_file(checkpoint.moments(), moments, /*is_new=*/true);
+    checkpoint.state().write(state);  // syncs the folder
+  }
+  std::string name() const { return folder_.path().filename(); }
+  void publish(const run::Checkpoint& target) const { publish_folder(folder_.path(), target.path); }
+
+ private:
+  Scratch scratch_;
+  TemporaryFolder folder_;
+};
+
+void say_once(const std::string& why) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    fmt::print(stderr, "assay: {}. Rank 0 writes the part of this rank in checkpoints.\n", why);
+  });
+}
+
+// What one rank writes of a checkpoint. All ranks call the same functions in the same order, also
+// after an error: the others wait for this rank until all know of it.
+class Share {
+ public:
+  Share(const AdamW& optimizer, Ranks* ranks)
+      : owners_(optimizer.owners()), ranks_(ranks), rank_(ranks ? ranks->rank() : 0) {}
+  // Writes the tensors that this rank owns. `device`: for those that rank 0 receives.
+  void write(const fs::path& path, const nn::NamedTensors& tensors, c10::Device device);
+  // What went wrong, and on which rank; the same on all ranks. Empty if all is written.
+  std::string problems() const;
+
+ private:
+  std::vector<std::string> gather(const std::string& text) const {
+    return ranks_ ? ranks_->gather_texts(text) : std::vector{text};
+  }
+  // The reason why `work` failed, or "".
+  template <class Work>
+  static std::string attempt(Work&& work) try {
+    work();
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+
+  const std::map<std::string, int64_t> owners_;
+  Ranks* ranks_;
+  int64_t rank_;
+  std::string problem_;
+};
+
+void Share::write(const fs::path& path, const nn::NamedTensors& tensors, c10::Device device) {
+  std::optional<nn::SharedTensorFile> file;
+  const std::string closed = attempt([&] { file.emplace(path, tensors); });
+  const std::vector<std::string> reasons = gather(closed);
+  if (rank_ != 0 && !closed.empty()) say_once(closed);
+  if (rank_ == 0 && problem_.empty()) problem_ = closed;
+  const auto put = [&](size_t i, const at::Tensor& values) {
+    if (problem_.empty()) problem_ = attempt([&] { file->write(i, values); });
+  };
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [name, tensor] = tensors[i];
+    const int64_t owner = owners_.at(name);
+    if (owner == 0 || reasons[size_t(owner)].empty()) {
+      if (rank_ == owner) put(i, tensor);
+    } else if (rank_ == owner) {
+      ranks_->send(tensor.detach(), 0)();
+    } else if (rank_ == 0) {
+      const at::Tensor values = at::empty_like(tensor.detach(), device);
+      ranks_->receive(values, owner);
+      put(i, values);
+    }
+  }
+  if (file && problem_.empty()) problem_ = attempt([&] { file->sync(); });
+}
+
+std::string Share::problems() const {
+  const std::vector<std::string> all = gather(problem_);
+  if (!ranks_) return problem_;
+  std::vector<std::string> out;
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    if (!all[rank].empty()) out.push_back(fmt::format("rank {}: {}", rank, all[rank]));
+  return join(out, "; ");
+}
 
 }  // namespace
 
 void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, const AdamW& optimizer,
-                     const run::TrainingState& state, const Ranks* ranks) {
-  const nn::NamedTensors moments = optimizer.all_moments();
-  if (ranks && !ranks->first()) return;
+                     const run::TrainingState& state, Ranks* ranks) {
+  const bool first = !ranks || ranks->first();
   const run::Checkpoint target = run.checkpoint(state.step);
-  if (fs::exists(target.path)) return;  // the same step of the same run: the same bytes
-  const Scratch scratch(run.unfinished_checkpoint());
-  const run::Checkpoint& unfinished = scratch.checkpoint;
-  make_folder(unfinished.path);
-  nn::save_tensors(unfinished.weights(), nn::named_parameters_of(model));
-  nn::save_tensors(unfinished.moments(), moments);
-  unfinished.state().write(state);
-  publish_folder(unfinished.path, target.path);
+  const nn::NamedTensors weights = nn::named_parameters_of(model), moments = optimizer.moments();
+  // Rank 0 alone looks: other hosts can see an earlier state of the folder
+  std::optional<Unfinished> unfinished;
+  if (first && !fs::exists(target.path)) unfinished.emplace(run, state, weights, moments);
+  std::string name = unfinished ? unfinished->name() : "";
+  if (ranks) name = ranks->gather_texts(name).front();
+  if (name.empty()) return;  // the same step of the same run: the same bytes
+  const run::Checkpoint checkpoint{run.unfinished_checkpoints() / name};
+  const c10::Device device = weights.front().second.device();
+  Share share(optimizer, ranks);
+  share.write(checkpoint.weights(), weights, device);
+  share.write(checkpoint.moments(), moments, device);
+  if (const std::string problems = share.problems(); !problems.empty()) {
+    const std::string message =
+        fmt::format("the checkpoint of step {} was not written: {}. Earlier checkpoints are whole.",
+                    state.step, problems);
+    if (ranks) ranks->fail_together(message);
+    fail<Error>("{}", message);
+  }
+  if (first) unfinished->publish(target);
 }
 
 run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::LanguageModel& model,
                                    AdamW& optimizer) {
-  const auto copy = [](const fs::path& file, nn::NamedTensors target) {
-    nn::copy_tensors(nn::load_tensors(file), std::move(target), file.string());
-  };
   try {
     const run::TrainingState state = checkpoint.state().read();
-    copy(checkpoint.weights(), nn::named_parameters_of(model));
-    copy(checkpoint.moments(), optimizer.moments());
+    nn::copy_file(checkpoint.weights(), nn::named_parameters_of(model));
+    nn::copy_file(checkpoint.moments(), optimizer.moments());
     return state;
   } catch (const BadInput& error) {
     refuse(checkpoint.path, error.what());
@@ -76,12 +176,12 @@ void prune_checkpoints(const run::Folder& run, const std::vector<int64_t>& keep_
     if (is_newest || std::ranges::find(keep_steps, step) != keep_steps.end()) continue;
     // A process that is killed here leaves no part of a checkpoint under its name.
     const Scratch old(run.removed_checkpoint());
-    publish_folder(checkpoint.path, old.checkpoint.path);
+    publish_folder(checkpoint.path, old.path);
   }
 }
 
 void remove_scratch(const run::Folder& run) {
-  const Scratch writing(run.unfinished_checkpoint());
+  const Scratch writing(run.unfinished_checkpoints());
   const Scratch removing(run.removed_checkpoint());
 }
 

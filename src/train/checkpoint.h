@@ -9,9 +9,11 @@
 
 namespace assay::train {
 
-// With `ranks`, all of them call it, and rank 0 writes: the files do not depend on their number.
+// With `ranks`, all of them call it, and each writes the tensors of the parameters that it updates:
+// the files do not depend on their number. A rank that cannot open the files sends its tensors to
+// rank 0, one after the other. An error of one rank ends all, and nothing is left.
 void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, const AdamW& optimizer,
-                     const run::TrainingState& state, const Ranks* ranks = nullptr);
+                     const run::TrainingState& state, Ranks* ranks = nullptr);
 // BadInput when the checkpoint is broken.
 run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::LanguageModel& model,
                                    AdamW& optimizer);

@@ -102,22 +102,12 @@ nn::NamedTensors AdamW::moments() const {
   return out;
 }
 
-nn::NamedTensors AdamW::all_moments() const {
-  if (!sum_ || !sum_->ranks()) return moments();
-  Ranks& ranks = *sum_->ranks();
-  nn::NamedTensors out;
-  const auto send = [&](const Group& group, size_t i, const std::string& suffix,
-                        const at::Tensor& moment) {
-    const at::Tensor whole =
-        own(group, i) ? moment : at::empty_like(moment, group.parameters[i].device());
-    ranks.broadcast(whole, group.owners[i]);
-    if (ranks.first()) out.emplace_back(group.names[i] + suffix, whole.cpu());
-  };
+std::map<std::string, int64_t> AdamW::owners() const {
+  std::map<std::string, int64_t> out;
   for (const Group& group : groups_)
-    for (size_t i = 0; i < group.names.size(); ++i) {
-      send(group, i, ".exp_avg", group.averages[i]);
-      send(group, i, ".exp_avg_sq", group.squares[i]);
-    }
+    for (size_t i = 0; i < group.names.size(); ++i)
+      for (const char* moment : {"", ".exp_avg", ".exp_avg_sq"})
+        out[group.names[i] + moment] = group.owners[i];
   return out;
 }
 

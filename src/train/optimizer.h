@@ -3,6 +3,8 @@
 // model's fp32 parameters.
 #include <ATen/core/Tensor.h>
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "nn/language_model.h"
@@ -24,9 +26,8 @@ class AdamW {
   // "<parameter>.exp_avg", "<parameter>.exp_avg_sq". Those of other ranks are on the meta device:
   // a checkpoint that is copied into them is checked and changes nothing.
   nn::NamedTensors moments() const;
-  // The same with those of other ranks, on the CPU of rank 0. All ranks call it; the others get
-  // nothing from it.
-  nn::NamedTensors all_moments() const;
+  // The rank that updates a parameter, by the names of the parameter and of its moments.
+  std::map<std::string, int64_t> owners() const;
 
  private:
   struct Group {

@@ -459,13 +459,27 @@ void Ranks::add_disjoint(at::Tensor values) {
   });
 }
 
-void Ranks::broadcast(const at::Tensor& tensor, int64_t rank) {
+std::vector<std::string> Ranks::gather_texts(const std::string& text) {
+  const auto text_key = [&](int64_t gather, int64_t rank) {
+    return key(fmt::format("text/{}", gather).c_str(), rank);
+  };
+  c10d::Store& store = *group_->store;
+  std::vector<std::string> keys, texts;
+  for (int64_t other = 0; other < size(); ++other) keys.push_back(text_key(gathers_, other));
   guarded([&] {
-    std::vector<at::Tensor> list = {tensor};
-    c10d::BroadcastOptions options;
-    options.rootRank = rank;
-    group_->backend->broadcast(list, options)->wait();
+    store.set(keys[size_t(rank())], text);
+    for (const std::vector<uint8_t>& bytes : store.multiGet(keys))
+      texts.emplace_back(bytes.begin(), bytes.end());
+    // All ranks have begun this gathering, so they have read the texts of the one before
+    if (gathers_ > 0) store.deleteKey(text_key(gathers_ - 1, rank()));
   });
+  ++gathers_;
+  return texts;
+}
+
+void Ranks::fail_together(const std::string& message) {
+  if (!first()) group_->wait_for(kFailure, std::chrono::duration_cast<seconds>(kLongestExchange));
+  fail<Error>("{}", message);
 }
 
 }  // namespace assay::train

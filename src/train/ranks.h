@@ -72,13 +72,17 @@ class Ranks {
   void all_gather(at::Tensor rows);           // the same in place: row r is the part of rank r
   // Elements that all ranks but one give as zero: the result does not depend on the order.
   void add_disjoint(at::Tensor values);
-  void broadcast(const at::Tensor& tensor, int64_t rank);  // which sends it to all
+  // The text of every rank, in their order. For short texts: they go through the store.
+  std::vector<std::string> gather_texts(const std::string& text);
+  // Ends all ranks: rank 0 throws Error, and the others wait until it ends them.
+  [[noreturn]] void fail_together(const std::string& message);
 
  private:
   struct Group;
   void guarded(const std::function<void()>& work) const;
   RankPlace place_;
   std::unique_ptr<Group> group_;
+  int64_t gathers_ = 0;  // calls of gather_texts
 };
 
 }  // namespace assay::train

@@ -44,6 +44,27 @@ TEST(Safetensors, WhatIsWrittenReadsBack) {
   EXPECT_MESSAGE(in.at("zz"), "no tensor 'zz'; did you mean 'z'?");
 }
 
+TEST(Safetensors, LayoutIsThatOfTheWrittenFile) {
+  const Folder folder;
+  const std::vector<float> a = {1, 2, 3, 4, 5, 6};
+  const std::vector<int64_t> b = {-1, 7};
+  const std::vector<TensorEntry> entries = {{"a", "F32", {2, 3}, std::as_bytes(std::span(a))},
+                                            {"empty", "F32", {0, 5}, {}},
+                                            {"b", "I64", {2}, std::as_bytes(std::span(b))}};
+  write_safetensors(folder / "f", entries, {{"format", "pt"}});
+  std::vector<TensorEntry> without_bytes = entries;
+  for (TensorEntry& entry : without_bytes) entry.bytes = {};
+  const SafetensorsLayout layout = safetensors_layout(without_bytes, {{"format", "pt"}});
+  std::string expected = layout.header;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    EXPECT_EQ(layout.offsets.at(i), expected.size()) << entries[i].name;
+    expected.append(reinterpret_cast<const char*>(entries[i].bytes.data()),
+                    entries[i].bytes.size());
+  }
+  EXPECT_EQ(layout.file_size, expected.size());
+  EXPECT_EQ(read_file(folder / "f"), expected);
+}
+
 TEST(Safetensors, EveryTruncationIsRefused) {
   const Folder folder;
   const std::vector<float> a(4);

@@ -1,5 +1,7 @@
 // Several processes train one model on CPUs: the same bytes for any number of them, and an end
 // without hanging when one is lost or differs.
+#include <sys/resource.h>
+
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -24,12 +26,17 @@ const std::string kContext = kSettings + kCuts + kLayers + "--set model.rwkv7.nu
 const std::string kLong =
     "--set train.steps=1000000 --set train.checkpoint_every=5 --set train.batch_size=3 ";
 
-// What must not depend on the number of ranks: weights, moments, losses by document, metrics
-// without times and memory.
+// What must not depend on the number of ranks: weights, moments, losses by document, states and
+// metrics without times and memory.
 std::map<std::string, std::string> results(const fs::path& run) {
   std::map<std::string, std::string> out;
   for (const auto& [path, hash] : contents(run))
     if (path.ends_with(".safetensors") || path == "config.toml") out[path] = hash;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints")) {
+    json state = json::parse(read_file(entry.path() / "state.json"));
+    state.erase("seconds");
+    out[entry.path().filename()] = state.dump();
+  }
   std::istringstream lines(read_file(run / "metrics.jsonl"));
   for (std::string line; std::getline(lines, line);) {
     json record = json::parse(line);
@@ -60,6 +67,26 @@ pid_t process_of_rank(const Process& launcher, int rank) {
 }
 
 int free_port() { return Port().number; }
+
+// While it lives, processes that are started cannot write past this size of a file.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    handler_ = ::signal(SIGXFSZ, SIG_IGN);  // write() fails instead
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    ::signal(SIGXFSZ, handler_);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int);
+};
 
 class RanksOfOneModel : public testing::Test {
  protected:
@@ -199,6 +226,72 @@ TEST_F(RanksOfOneModel, KilledRankIsNamedAndTwoRanksContinue) {
   const Outcome outcome = run(folder_.path(), train("killed", kSlices + "--resume --ranks 2"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
   expect_same("killed", "alone");
+}
+
+TEST_F(RanksOfOneModel, KilledRankThatWritesLeavesTheEarlierCheckpoints) {
+  const std::string often = kSlices + "--set train.checkpoint_every=1 ";
+  ASSERT_EQ(run(folder_.path(), train("alone", often)).exit_code, 0);
+  const fs::path writing = folder_ / "killed" / "checkpoints" / "writing";
+  {
+    Process process(folder_.path(), train("killed", often + "--ranks 2"));
+    ASSERT_TRUE(wait_until(process, [&] { return has_checkpoint(folder_ / "killed"); }));
+    const pid_t rank = process_of_rank(process, 1);
+    for (bool killed = false; !killed;) {
+      ASSERT_TRUE(wait_until(process, [&] { return fs::exists(writing); }));
+      ::kill(rank, SIGSTOP);
+      sleep_seconds(0.3);
+      killed = fs::exists(writing);  // rank 0 waits for the part of this rank
+      ::kill(rank, killed ? SIGKILL : SIGCONT);
+    }
+    expect_error(process.wait(), 1, {"rank 1 of 2", "killed by signal 9"});
+  }
+  EXPECT_TRUE(has_checkpoint(folder_ / "killed"));
+  const Outcome outcome = run(folder_.path(), train("killed", often + "--resume --ranks 4"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  EXPECT_FALSE(fs::exists(writing));
+  expect_same("killed", "alone");
+}
+
+TEST_F(RanksOfOneModel, RankThatCannotWriteIsNamedAndLeavesTheEarlierCheckpoints) {
+  ASSERT_EQ(run(folder_.path(), train("alone", kSlices)).exit_code, 0);
+  {
+    Process process(folder_.path(), train("limited", kSlices + "--ranks 2"));
+    ASSERT_TRUE(wait_until(process, [&] { return has_checkpoint(folder_ / "limited"); }));
+    process.signal(SIGTERM);
+    expect_error(process.wait(), 130, {"saved in limited"});
+  }
+  const auto before = contents(folder_ / "limited" / "checkpoints");
+  {
+    const int port = free_port();
+    const std::string resumed = train("limited", kSlices + "--resume");
+    Process first = start(0, 2, port, resumed);
+    std::optional<FileSizeLimit> limit(4096);
+    Process second = start(1, 2, port, resumed);
+    limit.reset();
+    const std::vector<std::string> parts = {"the checkpoint of step ", "was not written: rank 1: ",
+                                            "model.safetensors: cannot be written: File too large",
+                                            "Earlier checkpoints are whole."};
+    expect_error(first.wait(), 1, parts);
+    expect_error(second.wait(), 1, parts);
+  }
+  EXPECT_EQ(contents(folder_ / "limited" / "checkpoints"), before);
+  EXPECT_FALSE(fs::exists(folder_ / "limited" / "checkpoints" / "writing"));
+  TearDown();  // one process, without the variables of ranks
+  const Outcome outcome = run(folder_.path(), train("limited", kSlices + "--resume"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.error;
+  expect_same("limited", "alone");
+}
+
+TEST_F(RanksOfOneModel, FullDiskOfRankZeroIsReportedBeforeRanksWrite) {
+  const int port = free_port();
+  std::optional<FileSizeLimit> limit(16 << 10);
+  Process first = start(0, 2, port, train("run", kSlices));
+  limit.reset();
+  Process second = start(1, 2, port, train("run", kSlices));
+  const std::string problem = "model.safetensors: disk space cannot be reserved: File too large";
+  expect_error(first.wait(), 1, {problem});
+  expect_error(second.wait(), 1, {"rank 0 failed", problem});
+  EXPECT_TRUE(fs::is_empty(folder_ / "run" / "checkpoints"));
 }
 
 TEST_F(RanksOfOneModel, RanksOfAnotherLauncherNameTheOneThatIsLostSlow) {

@@ -1,9 +1,11 @@
-// What saving and pruning of checkpoints leave in the folder of a run.
+// What saving and pruning of checkpoints leave in the folder of a run. Ranks that write together
+// write the bytes of one process.
 #include "train/checkpoint.h"
 
 #include <torch/torch.h>
 
 #include "data/folder.h"
+#include "nn/rank_threads.h"
 #include "nn/testing.h"
 
 namespace assay::train {
@@ -28,8 +30,92 @@ struct Checkpoints : testing::Test {
   AdamW optimizer;
 };
 
+// The state of training of one rank. The moments are random numbers that depend on their names.
+struct TrainedRank {
+  explicit TrainedRank(Ranks* ranks)
+      : model(nn::random_model(kModel)),
+        sum(model->parameters(), 4, ranks, /*overlap=*/false),
+        optimizer(*model, TrainConfig{}, &sum) {
+    for (auto& [name, moment] : optimizer.moments())
+      if (!moment.is_meta())
+        moment.copy_(at::randn(moment.sizes(), nn::generator(name), moment.options()));
+  }
+  std::shared_ptr<nn::LanguageModel> model;
+  GradientSum sum;
+  AdamW optimizer;
+};
+
+std::map<std::string, std::string> files_of(const run::Checkpoint& checkpoint) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(checkpoint.path))
+    files[entry.path().filename()] = read_file(entry.path());
+  return files;
+}
+
+// Saves a checkpoint with this number of ranks. Odd ranks use the folder `odd`.
+void save_with_ranks(int64_t size, const run::Folder& run, const run::Folder& odd) {
+  nn::RankThreads(size).run([&](Ranks& ranks) {
+    TrainedRank trained(&ranks);
+    save_checkpoint(ranks.rank() % 2 == 1 ? odd : run, *trained.model, trained.optimizer,
+                    {.step = 7}, &ranks);
+  });
+}
+
+struct CheckpointsOfRanks : testing::Test {
+  CheckpointsOfRanks() {
+    const TrainedRank trained(nullptr);
+    const run::Folder alone{folder / "alone"};
+    save_checkpoint(alone, *trained.model, trained.optimizer, {.step = 7});
+    expected = files_of(alone.checkpoint(7));
+  }
+  void expect_same(const run::Folder& run) const {
+    const auto files = files_of(run.checkpoint(7));
+    EXPECT_EQ(files.size(), 3u);
+    for (const auto& [name, bytes] : expected)
+      EXPECT_TRUE(files.contains(name) && files.at(name) == bytes) << name;
+    EXPECT_FALSE(fs::exists(run.unfinished_checkpoints()));
+  }
+  const data::Folder folder;
+  std::map<std::string, std::string> expected;
+};
+
+TEST_F(CheckpointsOfRanks, HaveTheBytesOfOneProcess) {
+  for (const int64_t size : {1, 2, 4}) {
+    SCOPED_TRACE(fmt::format("{} ranks", size));
+    const run::Folder run{folder / fmt::format("ranks{}", size)};
+    save_with_ranks(size, run, run);
+    expect_same(run);
+  }
+}
+
+TEST_F(CheckpointsOfRanks, RanksThatDoNotSeeTheFolderSendTheirTensors) {
+  for (const int64_t size : {2, 4}) {
+    SCOPED_TRACE(fmt::format("{} ranks", size));
+    const run::Folder run{folder / fmt::format("ranks{}", size)}, odd{folder / "elsewhere"};
+    save_with_ranks(size, run, odd);
+    expect_same(run);
+    EXPECT_FALSE(fs::exists(odd.path));
+  }
+}
+
+// Rank 0 alone decides: the others need not see the checkpoint.
+TEST_F(CheckpointsOfRanks, CheckpointThatExistsIsNotWrittenAgain) {
+  const run::Folder run{folder / "run"};
+  folder.write("run/checkpoints/step-7/state.json", "old");
+  save_with_ranks(2, run, {folder / "elsewhere"});
+  EXPECT_EQ(files_of(run.checkpoint(7)),
+            (std::map<std::string, std::string>{{"state.json", "old"}}));
+}
+
 TEST_F(Checkpoints, FailedSaveLeavesNothing) {
   model->to(at::kComplexDouble);  // safetensors has no such dtype
+  EXPECT_THROW(save(3), Error);
+  EXPECT_TRUE(names().empty());
+}
+
+// The moments, which come after the weights, can be written.
+TEST_F(Checkpoints, WeightsThatCannotBeWrittenLeaveNothing) {
+  model->parameters().front().storage().set_data_ptr_noswap({nullptr, at::kCPU});
   EXPECT_THROW(save(3), Error);
   EXPECT_TRUE(names().empty());
 }
