@@ -75,7 +75,8 @@ class Fields {
   void no_others() const {
     for (const auto& [name, value] : body_.items())
       if (std::ranges::find(known_, name) == known_.end())
-        refuse(name, "unknown field '{}'{}", shortened(name), did_you_mean(name, known_));
+        refuse(shortened(name), "unknown field '{}'{}", shortened(name),
+               did_you_mean(name, known_));
   }
 
  private:
