@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/record.h"
 
 namespace assay::data {
 namespace {
@@ -19,20 +19,6 @@ T load(const std::byte* at) {
 }
 
 fs::path with_suffix(const fs::path& stem, const char* suffix) { return stem.string() + suffix; }
-
-TokenizerInfo read_tokenizer(const nlohmann::json& manifest) {
-  const auto& tokenizer = manifest.at("tokenizer");
-  return {tokenizer.at("kind"), tokenizer.at("sha256"), tokenizer.at("vocab_size"),
-          tokenizer.at("separator")};
-}
-
-// The library's message without its own name: "[json.exception.out_of_range.403] key 'files' not
-// found".
-std::string what_is_wrong(const nlohmann::json::exception& error) {
-  const std::string_view text = error.what();
-  const size_t end = text.find("] ");
-  return std::string(end == std::string_view::npos ? text : text.substr(end + 2));
-}
 
 nlohmann::json read_manifest(const fs::path& folder) {
   const fs::path file = folder / "manifest.json";
@@ -212,25 +198,15 @@ void Documents::verify(int64_t vocabulary) const {
 
 TokenStore::TokenStore(const fs::path& folder) : folder_(folder), manifest_(read_manifest(folder)) {
   const std::string file = (folder / "manifest.json").string();
-  try {
-    tokenizer_ = read_tokenizer(manifest_);
-    for (const auto& entry : manifest_.at("parts")) parts_.push_back(read_part(entry));
-  } catch (const nlohmann::json::exception& error) {
-    fail("{}: {}", file, what_is_wrong(error));
-  }
+  auto manifest = from_json<Manifest>(manifest_, file);
+  tokenizer_ = std::move(manifest.tokenizer);
+  parts_ = std::move(manifest.parts);
   if (vocab_size() < 1 || vocab_size() > kAnyVocabulary)
     fail("{}: vocab_size is {}; 1 … 2^31 was expected", file, vocab_size());
   if (separator() < 0 || separator() >= vocab_size())
     fail("{}: separator is {}; an id of the vocabulary of {} was expected", file, separator(),
          vocab_size());
   for (const Part& part : parts_) open(part);
-}
-
-TokenStore::Part TokenStore::read_part(const nlohmann::json& entry) {
-  Part part{entry.at("domain"), entry.at("split"), entry.at("tokens"), entry.at("documents"), {}};
-  for (const auto& [suffix, file] : entry.at("files").items())
-    part.files[suffix] = {file.at("size").get<int64_t>(), file.at("sha256").get<std::string>()};
-  return part;
 }
 
 void TokenStore::open(const Part& part) {

@@ -96,6 +96,12 @@ struct TokenizerInfo {
   std::string kind;    // "sentencepiece" or "none"
   std::string sha256;  // of the model file, "" for "none"
   int64_t vocab_size = 0, separator = 0;
+  void fields(auto&& field) {
+    field("kind", kind);
+    field("sha256", sha256);
+    field("vocab_size", vocab_size);
+    field("separator", separator);
+  }
 };
 
 class TokenStore {
@@ -126,16 +132,34 @@ class TokenStore {
 
  private:
   struct File {
-    int64_t size;
+    int64_t size = 0;
     std::string sha256;
+    void fields(auto&& field) {
+      field("size", size);
+      field("sha256", sha256);
+    }
   };
   struct Part {
     std::string domain, split;
-    int64_t tokens, documents;
+    int64_t tokens = 0, documents = 0;
     std::map<std::string, File> files;  // by suffix
     std::string stem() const { return domain + "." + split; }
+    void fields(auto&& field) {
+      field("domain", domain);
+      field("split", split);
+      field("tokens", tokens);
+      field("documents", documents);
+      field("files", files);
+    }
   };
-  static Part read_part(const nlohmann::json& entry);
+  struct Manifest {
+    TokenizerInfo tokenizer;
+    std::vector<Part> parts;
+    void fields(auto&& field) {
+      field("tokenizer", tokenizer);
+      field("parts", parts);
+    }
+  };
   void open(const Part& part);
   fs::path folder_;
   nlohmann::json manifest_;
