@@ -119,6 +119,32 @@ template <class R>
 HWY_INLINE R sum(Vec<R> v) {
   return hn::GetLane(hn::SumOfLanes(Lanes<R>(), v));
 }
+// The sums of the lanes with the same place in a block of four.
+template <class D>
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> add_blocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(d) == 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return add_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+// out[i] = the sum of the lanes of v[i], in an order that does not depend on i.
+HWY_INLINE void sums(const Vec<float> (&v)[4], float* out) {
+  const Lanes<float> d;
+  const hn::Repartition<double, Lanes<float>> pairs;
+  const auto add_neighbours = [&](Vec<float> a, Vec<float> b) HWY_ATTR {
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  };
+  const auto ab = hn::BitCast(pairs, add_neighbours(v[0], v[1])),
+             cd = hn::BitCast(pairs, add_neighbours(v[2], v[3]));
+  const Vec<float> of_blocks = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, ab, cd)),
+                                       hn::BitCast(d, hn::InterleaveUpper(pairs, ab, cd)));
+  hn::StoreU(add_blocks(d, of_blocks), hn::FixedTag<float, 4>(), out);
+}
+HWY_INLINE void sums(const Vec<double> (&v)[4], double* out) {
+  for (int i = 0; i < 4; ++i) out[i] = sum<double>(v[i]);
+}
 // out[i] = f(i-th vector) over `size` numbers, a multiple of the lanes.
 template <class R, class F>
 HWY_INLINE void fill(R* out, int64_t size, F f) {

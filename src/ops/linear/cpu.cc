@@ -59,34 +59,48 @@ HWY_INLINE void add(const float* x, int64_t x_row, const W* w, int64_t w_row,
   }
 }
 
-// Outputs [n, n + outputs) of the rows [m, m + rows).
+// The sums over the last numbers, which do not fill a step.
+template <int rows, int outputs, class W>
+HWY_NOINLINE void start(const LinearFewRows& p, const float* x, const W* w,
+                        Sums<rows, outputs>& tile) {
+  const int64_t x_row = padded(p.in), whole = p.in / kStep * kStep;
+  alignas(64) W last[outputs][kStep] = {};
+  for (int i = 0; i < outputs; ++i) std::copy(w + i * p.in + whole, w + (i + 1) * p.in, last[i]);
+  add<0>(x + whole, x_row, last[0], kStep, tile);
+  add<1>(x + whole, x_row, last[0], kStep, tile);
+}
+
+// Outputs [n, n + outputs) of the rows [m, m + rows). No function is called between the first and
+// the last step, so that the sums stay in registers.
 template <int rows, int outputs, class W>
 HWY_INLINE void multiply(const LinearFewRows& p, const float* x, int64_t m, int64_t n) {
-  Sums<rows, outputs> sums;
-  for (auto& row : sums.at)
+  Sums<rows, outputs> tile;
+  for (auto& row : tile.at)
     for (V& v : row) v = hn::Zero(d);
   const int64_t x_row = padded(p.in), whole = p.in / kStep * kStep;
   x += m * x_row;
   const W* w = static_cast<const W*>(p.weight) + n * p.in;
+  if (whole < p.in) start(p, x, w, tile);
+  // Its share of the next outputs, so that memory and arithmetic work at the same time.
+  const int64_t fetch_begin = outputs + m * outputs / p.rows,
+                fetch_end = outputs + (m + rows) * outputs / p.rows;
   for (int64_t k = 0; k < whole; k += kStep) {
-    for (int i = 0; m == 0 && i < outputs; ++i)
-      __builtin_prefetch(w + (outputs + i) * p.in + k);  // of the next step
-    add<0>(x + k, x_row, w + k, p.in, sums);
-    add<1>(x + k, x_row, w + k, p.in, sums);
+    for (int64_t i = fetch_begin; i < fetch_end; ++i)
+      prefetch_row<0>(reinterpret_cast<const std::byte*>(w + i * p.in + k), kStep * sizeof(W));
+    add<0>(x + k, x_row, w + k, p.in, tile);
+    add<1>(x + k, x_row, w + k, p.in, tile);
   }
-  if (whole < p.in) {
-    alignas(64) W last[outputs][kStep] = {};
-    for (int i = 0; i < outputs; ++i) std::copy(w + i * p.in + whole, w + (i + 1) * p.in, last[i]);
-    add<0>(x + whole, x_row, last[0], kStep, sums);
-    add<1>(x + whole, x_row, last[0], kStep, sums);
-  }
+  constexpr DType dtype = sizeof(W) == 2 ? DType::bf16 : DType::f32;
+  float bias[outputs] = {};
+  if (p.bias)
+    read_row(element({const_cast<void*>(p.bias)}, dtype, 0, 0, n), dtype, outputs, outputs, bias);
   for (int i = 0; i < rows; ++i) {
-    float out[outputs], bias[outputs] = {};
-    if (p.bias)
-      read_row(element({const_cast<void*>(p.bias)}, p.dtype, 0, 0, n), p.dtype, outputs, outputs,
-               bias);
-    for (int j = 0; j < outputs; ++j) out[j] = sum<float>(sums.at[i][j]) + bias[j];
-    write_row(out, p.dtype, outputs, element({p.y}, p.dtype, 0, 0, (m + i) * p.out + n));
+    V of_row[kOutputs];
+    for (int j = 0; j < kOutputs; ++j) of_row[j] = j < outputs ? tile.at[i][j] : hn::Zero(d);
+    float out[kOutputs];
+    sums(of_row, out);
+    for (int j = 0; j < outputs; ++j) out[j] += bias[j];
+    write_row(out, dtype, outputs, element({p.y}, dtype, 0, 0, (m + i) * p.out + n));
   }
 }
 template <int outputs, class W>

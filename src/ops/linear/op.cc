@@ -103,7 +103,7 @@ const bool registered = register_paths(
     "linear",
     cpu_kernel_path() + " for few rows without a gradient (float32 to 8, bfloat16 to 16); else " +
         "oneDNN and BLAS through torch",
-    "torch", /*cuda_numerics=*/0);
+    "torch", /*cuda_numerics=*/0, /*cpu_numerics=*/2);
 
 }  // namespace
 

@@ -206,81 +206,97 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
   for (int64_t i = 0; i < b.rows; ++i) logsumexp[i] = R((s.max[i] + std::log2(s.sum[i])) / kLog2E);
 }
 
-// Rows of one head, `first` and the next three, or the last one again: where they lie if they are
-// whole vectors of R, else copies in `buffer` [4, dim].
-template <class R>
+// Rows of one head in memory, with numbers W of which `dim` are in a row. The kernels read `padded`,
+// so shorter rows are copied to the buffer [4, padded] and end with zeros.
+template <class W>
+struct HeadRows {
+  const W* first;
+  int64_t stride, count, dim, padded;
+  W* buffer;
+};
+template <class W, class R>
+HeadRows<W> head_rows(const WindowAttentionForward& p, const View& view, const Block& b,
+                      int64_t key, int64_t keys, int64_t padded, R* buffer) {
+  const std::byte* first = element(view, p.dtype, b.batch, key, b.kv_head * p.head_dim);
+  return {reinterpret_cast<const W*>(first), view.time_stride, keys, p.head_dim, padded,
+          reinterpret_cast<W*>(buffer)};
+}
+// The rows `first` to first + 3, or the last one again.
+template <class W>
 struct FourRows {
-  const R* row[4];
-  FourRows(const WindowAttentionForward& p, const View& view, const Block& b, int64_t first,
-           int64_t last, int64_t dim, R* buffer) {
-    const auto at = [&](int64_t t) {
-      return element(view, p.dtype, b.batch, std::min(t, last), b.kv_head * p.head_dim);
-    };
+  const W* row[4];
+  HWY_INLINE FourRows(const HeadRows<W>& rows, int64_t first) {
     for (int64_t i = 0; i < 4; ++i) {
-      prefetch_row<0>(at(first + i + kRowsAhead), p.head_dim * int64_t(sizeof(R)));
-      row[i] = reinterpret_cast<const R*>(at(first + i));
-      if (p.dtype != DType::bf16 && dim == p.head_dim) continue;
-      read_row(at(first + i), p.dtype, p.head_dim, dim, buffer + i * dim);
-      row[i] = buffer + i * dim;
+      row[i] = rows.first + std::min(first + i, rows.count - 1) * rows.stride;
+      if (rows.dim != rows.padded) copy(rows, i);
     }
   }
-  HWY_INLINE Vec<R> load(int64_t i, int64_t d) const { return hn::LoadU(Lanes<R>(), row[i] + d); }
+  HWY_NOINLINE void copy(const HeadRows<W>& rows, int64_t i) {
+    W* to = rows.buffer + i * rows.padded;
+    std::fill(std::copy(row[i], row[i] + rows.dim, to), to + rows.padded, W(0));
+    row[i] = to;
+  }
 };
+HWY_INLINE Vec<float> read(const float* at) { return hn::LoadU(Lanes<float>(), at); }
+HWY_INLINE Vec<double> read(const double* at) { return hn::LoadU(Lanes<double>(), at); }
+HWY_INLINE Vec<float> read(const uint16_t* bf16) {
+  const Lanes<float> d;
+  const hn::Rebind<uint16_t, Lanes<float>> d16;
+  const hn::RebindToUnsigned<Lanes<float>> d32;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, bf16))));
+}
 
-// Scores of keys [key, key + keys) for the query in s.row, which is scaled, into s.p; the largest
-// one, or `most`.
-template <class R>
-HWY_NOINLINE R token_scores(const WindowAttentionForward& p, const Block& b, int64_t key,
-                            int64_t keys, R most, const Scratch<R>& s) {
-  const R slope = p.alibi_slopes ? R(static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E) : R(0);
-  for (int64_t j = 0; j < keys; j += 4) {
-    const FourRows<R> k(p, p.k, b, key + j, key + keys - 1, s.dim, s.k);
+// Scores of the keys for the query in s.row, which is scaled, into s.p.
+template <class R, class W>
+HWY_NOINLINE void token_scores(const HeadRows<W>& keys, const Scratch<R>& s) {
+  for (int64_t j = 0; j < keys.count; j += 4) {
+    const FourRows<W> k(keys, j);
     Vec<R> dots[4] = {set<R>(0), set<R>(0), set<R>(0), set<R>(0)};
     for (int64_t d = 0; d < s.dim; d += kLanes<R>) {
       const Vec<R> q = load(s.row + d);
-      for (int64_t i = 0; i < 4; ++i) dots[i] = hn::MulAdd(k.load(i, d), q, dots[i]);
+      for (int64_t i = 0; i < 4; ++i) dots[i] = hn::MulAdd(read(k.row[i] + d), q, dots[i]);
     }
-    for (int64_t i = 0; i < std::min<int64_t>(4, keys - j); ++i) {
-      s.p[j + i] = sum<R>(dots[i]) - slope * R(b.position - key - j - i);
-      most = std::max(most, s.p[j + i]);
-    }
+    sums(dots, s.p + j);
   }
-  return most;
 }
 
-// Turns scores into weights 2^(score − most); returns their sum. Zeros follow them up to a multiple
-// of 4 or of a vector.
+// Turns scores into weights 2^(score − most), where `most` is the largest one or its old value;
+// returns their sum. Zeros follow them up to a multiple of 4 or of a vector.
 template <class R>
-HWY_NOINLINE R token_weights(int64_t keys, R most, R* p) {
+HWY_NOINLINE R token_weights(int64_t keys, R* p, R& most) {
   const Lanes<R> d;
+  const auto is_key = [&](int64_t j) HWY_ATTR { return hn::FirstN(d, size_t(keys - j)); };
   std::fill(p + keys, p + std::max(padded<R>(keys), (keys + 3) / 4 * 4), R(0));
-  Vec<R> total = set<R>(0);
+  Vec<R> largest = hn::Set(d, most), total = set<R>(0);
+  for (int64_t j = 0; j < keys; j += kLanes<R>)
+    largest = hn::IfThenElse(is_key(j), hn::Max(largest, load(p + j)), largest);
+  largest = hn::MaxOfLanes(d, largest);
+  most = hn::GetLane(largest);
   for (int64_t j = 0; j < keys; j += kLanes<R>) {
-    const Vec<R> weight = hn::IfThenElseZero(hn::FirstN(d, size_t(keys - j)),
-                                             exp2(hn::Sub(load(p + j), set<R>(most))));
+    const Vec<R> weight = hn::IfThenElseZero(is_key(j), exp2(hn::Sub(load(p + j), largest)));
     total = hn::Add(total, weight);
     store<R>(weight, p + j);
   }
   return sum<R>(total);
 }
 
-template <class R>
-HWY_NOINLINE void add_token_values(const WindowAttentionForward& p, const Block& b, int64_t key,
-                                   int64_t keys, const Scratch<R>& s) {
-  for (int64_t j = 0; j < keys; j += 4) {
-    const FourRows<R> v(p, p.v, b, key + j, key + keys - 1, s.dim, s.v);
+template <class R, class W>
+HWY_NOINLINE void add_token_values(const HeadRows<W>& values, const Scratch<R>& s) {
+  for (int64_t j = 0; j < values.count; j += 4) {
+    const FourRows<W> v(values, j);
     for (int64_t d = 0; d < s.dim; d += kLanes<R>) {
       Vec<R> out = load(s.out + d);
-      for (int64_t i = 0; i < 4; ++i) out = hn::MulAdd(set<R>(s.p[j + i]), v.load(i, d), out);
+      for (int64_t i = 0; i < 4; ++i) out = hn::MulAdd(set<R>(s.p[j + i]), read(v.row[i] + d), out);
       store<R>(out, s.out + d);
     }
   }
 }
 
 // The only query of a head. Keys and values are read once, where they lie.
-template <class R>
+template <class R, class W>
 void forward_token(const WindowAttentionForward& p, const Block& b, const Scratch<R>& s) {
   constexpr int64_t kScores = kBlock * kBlock;  // room in s.p
+  const R slope = p.alibi_slopes ? static_cast<const R*>(p.alibi_slopes)[b.head] * R(kLog2E) : R(0);
   read_row(element(p.q, p.dtype, b.batch, 0, b.head * p.head_dim), p.dtype, p.head_dim, s.dim,
            s.row);
   const R scale[1] = {R(p.scale * kLog2E)};
@@ -289,11 +305,13 @@ void forward_token(const WindowAttentionForward& p, const Block& b, const Scratc
   R most = std::numeric_limits<R>::lowest() / 2, total = 0;
   for (int64_t key = b.key_begin; key < b.key_end; key += kScores) {
     const int64_t keys = std::min(kScores, b.key_end - key);
-    const R before = std::exchange(most, token_scores(p, b, key, keys, most, s));
+    token_scores<R>(head_rows<W>(p, p.k, b, key, keys, s.dim, s.k), s);
+    for (int64_t j = 0; slope != 0 && j < keys; ++j) s.p[j] -= slope * R(b.position - key - j);
+    const R before = most, sum = token_weights(keys, s.p, most);
     const R rescale[1] = {std::exp2(before - most)};
-    total = total * rescale[0] + token_weights(keys, most, s.p);
+    total = total * rescale[0] + sum;
     scale_rows(1, s.dim, rescale, s.out);
-    add_token_values(p, b, key, keys, s);
+    add_token_values<R>(head_rows<W>(p, p.v, b, key, keys, s.dim, s.v), s);
   }
   const R rescale[1] = {1 / total};
   scale_rows(1, s.dim, rescale, s.out);
@@ -301,6 +319,14 @@ void forward_token(const WindowAttentionForward& p, const Block& b, const Scratc
   if (p.logsumexp)
     static_cast<R*>(p.logsumexp)[b.batch * p.heads + b.head] =
         R((most + std::log2(total)) / kLog2E);
+}
+
+void forward_token(const WindowAttentionForward& p, const Block& b, const Scratch<float>& s) {
+  p.dtype == DType::bf16 ? forward_token<float, uint16_t>(p, b, s)
+                         : forward_token<float, float>(p, b, s);
+}
+void forward_token(const WindowAttentionForward& p, const Block& b, const Scratch<double>& s) {
+  forward_token<double, double>(p, b, s);
 }
 
 // What the backward needs of the block's queries. s.max: logsumexp to the base 2; s.sum:
@@ -421,8 +447,9 @@ void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor
       for (int64_t task = slot; task < tasks; task += slots) {
         const Block b =
             block_at(p, task / blocks / p.heads, task / blocks % p.heads, task % blocks);
-        if (p.time == 1) forward_token(p, b, scratch[size_t(slot)]);
-        else forward_block(p, b, scratch[size_t(slot)]);
+        const Scratch<R>& s = scratch[size_t(slot)];
+        if (p.time > 1) forward_block(p, b, s);
+        else forward_token(p, b, s);
       }
   });
 }

@@ -188,7 +188,8 @@ const bool registered_path = register_paths(
     "in bf16, with a head_dim that is a multiple of 8 up to 256: "
     "torch's FlashAttention-2 (for all positions, what its scaled_dot_product_attention prefers); "
     "with ALiBi, this needs a head_dim of up to 248 and slopes without a gradient; "
-    "else composed from tensor arithmetic in blocks");
+    "else composed from tensor arithmetic in blocks",
+    /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
                     "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, "
