@@ -4,7 +4,7 @@
 //
 //   void add(CLI::App& app) {
 //     auto options = std::make_shared<Options>();
-//     CLI::App* command = subcommand(app, "doctor", "what this machine offers");
+//     CLI::App* command = subcommand(app, "doctor", "show CPU, GPU and versions");
 //     command->add_option("--device", options->device, "cpu or cuda");
 //     command->callback([=] { run(*options); });
 //   }

@@ -50,7 +50,7 @@ void doctor() {
 
 void add(CLI::App& app) {
   subcommand(app, "doctor",
-             "show what this machine offers, and the implementation of each operator")
+             "show CPU, GPU and versions of this machine, and the implementation of each operator")
       ->callback(doctor);
 }
 const bool registered = commands().add("doctor", add);

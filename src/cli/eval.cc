@@ -143,7 +143,9 @@ void add(CLI::App& app) {
   probes->add_option("--queries", probe->probe.queries, "query positions per text")
       ->capture_default_str()
       ->check(positive_number());
-  probes->add_option("--cotangents", probe->probe.cotangents, "random directions per query")
+  probes
+      ->add_option("--cotangents", probe->probe.cotangents,
+                   "random directions of the output per query")
       ->capture_default_str()
       ->check(positive_number());
   probes

@@ -72,7 +72,7 @@ void add(CLI::App& app) {
   command
       ->add_option("--reuse", options->reuse,
                    "with --records: folder of records whose runs are not written again; "
-                   "the plan names the folder")
+                   "plan.json names this folder")
       ->needs("--records");
   command->callback([=] { run(*options); });
 }

@@ -174,7 +174,8 @@ void add(CLI::App& app) {
   command->add_option("--sbatch", options->sbatch,
                       "options of sbatch for the runs: --sbatch \"--partition=gpu --gpus=1\"");
   command->add_option("--sbatch-controller", options->sbatch_controller,
-                      "the same for the short jobs that continue the study, if they differ");
+                      "options of sbatch for the controller jobs, which continue the study; "
+                      "default: those of --sbatch");
   command->add_flag("--no-wait", options->no_wait,
                     "end when the jobs are submitted; they do not need this command");
   command->add_flag("--dry-run", options->dry_run,

@@ -25,9 +25,9 @@ struct SyntheticOptions {
   int64_t vocabulary = 256, active = 12, known_sets = 32;
   double zipf = 0.5, known = 0.5, bigram = 0.1;
   void fields(auto&& field) {
-    field("seed", seed, "of all random numbers");
+    field("seed", seed, "seed of all random numbers");
     field("documents", documents, "training documents of each training domain");
-    field("held_out", held_out, "documents in each of valid and test of every domain");
+    field("held_out", held_out, "documents in split valid, and in split test, of each domain");
     field("document_length", document_length, "tokens per document, separator included");
     field("vocabulary", vocabulary, "number of token ids");
     field("active", active, "tokens in the set of a document");

@@ -181,7 +181,7 @@ FigureGroup ablation_plots(const Setting& setting) {
           "A line joins models that differ in no other hyper-parameter of the model; "
           "learning rates may differ, as each is tuned. "
           "Bars of Δ_end are simultaneous 95 % intervals, and 0 is the reference; "
-          "bars of the entropy are the range of the seeds. Numbers are placed by their logarithm. "
+          "bars of the entropy are the range of the seeds. The axis of numbers is logarithmic. "
           "0 (none) and −1 (all) are placed apart."};
   std::vector<std::string> names;
   for (const Architecture& a : setting.architectures)

@@ -158,7 +158,7 @@ FigureGroup training_curves(const Setting& setting) {
   FigureGroup group{.title = "Curves along training",
                     .note =
                         "One line per run, at every budget; a symbol marks its end. "
-                        "The training loss is a local straight-line fit to the training steps. "
+                        "The training loss is smoothed with lines fitted to neighbouring steps. "
                         "Points along a run have different learning rates, "
                         "so they carry no verdict."};
   group.figures.push_back(curve(setting, "curve-training", "Training loss",

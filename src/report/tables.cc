@@ -253,7 +253,7 @@ Table probe_table(const Setting& setting) {
                   "Measured on held-out text at the end of training. "
                   "Mean over layers and queries, median over seeds. "
                   "Visibility: share of the earlier positions that influence a query. "
-                  "Their input changes its output by more than a thousandth of the largest change. "
+                  "Such a position changes the output by over 1/1000 of the largest change. "
                   "Real relation: what that influence follows when neighbours change places. "
                   "1 is the content, 0 is the position. "
                   "Uniformity: entropy of the influence. "

@@ -144,13 +144,12 @@ Ladder read_ladder(const ConfigNode& root) {
   check_budgets(ladder.tokens, table.where("tokens"));
   if (ladder.tokens.size() < 2)
     refuse(table.where("tokens"),
-           "a ladder needs at least two budgets, and three to five are usual, "
-           "each twice the one before: "
-           "other models are compared between them");
+           "a ladder needs at least two budgets, because other models are compared between them. "
+           "Three to five budgets are usual, each twice the one before");
   if (ladder.seeds.size() < 2)
     refuse(table.where("seeds"),
-           "a ladder needs at least two seeds, and four or more are usual: "
-           "without them nothing is known of the reference's own variation");
+           "a ladder needs at least two seeds, which show how much the reference itself varies. "
+           "Four or more are usual");
   for (const int64_t count : ladder.seeds_per_budget)
     if (count < 2)
       refuse(table.where("seeds_per_budget"), "every budget of a ladder needs at least two seeds");

@@ -87,8 +87,10 @@ Choice choose(const std::vector<Domain>& domains, const std::vector<std::string>
     if (testable(domains, choice.train).empty()) choice.train = larger_half(choice.train);
   }
   if (choice.train.empty())
-    fail("{}: no domain has the splits train and valid, which training needs. Nothing was written.",
-         store);
+    fail(
+        "{}: no domain has the splits train and valid, which training needs. "
+        "Prepare a small corpus with a larger --valid-fraction. Nothing was written.",
+        store);
   choice.out_of_domain = testable(domains, choice.train);
   return choice;
 }
