@@ -206,8 +206,8 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
   for (int64_t i = 0; i < b.rows; ++i) logsumexp[i] = R((s.max[i] + std::log2(s.sum[i])) / kLog2E);
 }
 
-// Rows of one head in memory, with numbers W of which `dim` are in a row. The kernels read `padded`,
-// so shorter rows are copied to the buffer [4, padded] and end with zeros.
+// Rows of one head in memory, each of `dim` numbers W. The kernels read `padded` numbers, so
+// shorter rows are copied to the buffer [4, padded] and end with zeros.
 template <class W>
 struct HeadRows {
   const W* first;
