@@ -228,6 +228,8 @@ struct FourRows {
   HWY_INLINE FourRows(const HeadRows<W>& rows, int64_t first) {
     for (int64_t i = 0; i < 4; ++i) {
       row[i] = rows.first + std::min(first + i, rows.count - 1) * rows.stride;
+      prefetch_row<0>(reinterpret_cast<const std::byte*>(row[i] + kRowsAhead * rows.stride),
+                      rows.dim * int64_t(sizeof(W)));
       if (rows.dim != rows.padded) copy(rows, i);
     }
   }
@@ -284,9 +286,11 @@ template <class R, class W>
 HWY_NOINLINE void add_token_values(const HeadRows<W>& values, const Scratch<R>& s) {
   for (int64_t j = 0; j < values.count; j += 4) {
     const FourRows<W> v(values, j);
+    Vec<R> weights[4];
+    for (int64_t i = 0; i < 4; ++i) weights[i] = set<R>(s.p[j + i]);
     for (int64_t d = 0; d < s.dim; d += kLanes<R>) {
       Vec<R> out = load(s.out + d);
-      for (int64_t i = 0; i < 4; ++i) out = hn::MulAdd(set<R>(s.p[j + i]), read(v.row[i] + d), out);
+      for (int64_t i = 0; i < 4; ++i) out = hn::MulAdd(weights[i], read(v.row[i] + d), out);
       store<R>(out, s.out + d);
     }
   }
