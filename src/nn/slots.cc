@@ -8,34 +8,46 @@
 namespace assay::nn {
 namespace {
 
-// Copies the row of each tensor [1, …] into row `slot` of the batch. Scalars count positions, which
-// the batch has in State::positions.
-void put_row(State& batch, const State& row, int64_t slot, int64_t count) {
-  for (const auto& [name, tensor] : row.tensors()) {
-    if (tensor.dim() == 0) continue;
-    at::Tensor& rows = batch[name];
-    if (!rows.defined()) {
-      auto sizes = tensor.sizes().vec();
-      sizes[0] = count;
-      rows = at::zeros(sizes, tensor.options());
-    }
-    rows[slot].copy_(tensor[0]);
+// Copies the row of a tensor [1, …] into row `slot` of the batch. Scalars count positions, which the
+// batch has in State::positions.
+void put_row(State& batch, const std::string& name, const at::Tensor& row, int64_t slot,
+             int64_t count) {
+  if (row.dim() == 0) return;
+  at::Tensor& rows = batch[name];
+  if (!rows.defined()) {
+    auto sizes = row.sizes().vec();
+    sizes[0] = count;
+    rows = at::zeros(sizes, row.options());
   }
+  rows[slot].copy_(row[0]);
+}
+
+// The names of the tensors that the channel mixer of a layer keeps in the state.
+std::set<std::string> names_of_channel_mixer(const LanguageModel& model, const Layer& layer) {
+  std::set<std::string> names;
+  if (!layer.channel_mixer) return names;
+  const at::NoGradGuard no_grad;
+  State state;
+  layer.channel_mixer->forward(at::zeros({1, 1, model.spec.config.d_model},
+                                         model.embedding.options().dtype(model.product_dtype())),
+                               state);
+  for (const auto& [name, tensor] : state.tensors()) names.insert(name);
+  return names;
 }
 
 }  // namespace
 
-Slots::Slots(LanguageModel& model, int64_t count)
-    : Slots(model, Exactly{rows_for(model, count)}) {
+Slots::Slots(LanguageModel& model, int64_t count) : Slots(model, Exactly{rows_for(model, count)}) {
   count_ = count;
 }
 
 Slots::Slots(LanguageModel& model, Exactly number) : model_(model), count_(number.rows) {
   state_.positions.assign(size_t(number.rows), -1);
   state_.layers.resize(model.layers.size());
+  for (const auto& layer : model.layers)
+    of_channel_mixer_.push_back(names_of_channel_mixer(model, *layer));
   for (size_t i = 0; i < model.layers.size(); ++i)
-    if (model.layers[i]->mixer->caches_per_row())
-      state_.layers[i].rows.resize(size_t(number.rows));
+    if (model.layers[i]->mixer->caches_per_row()) state_.layers[i].rows.resize(size_t(number.rows));
 }
 
 // `count` or a little more. The kernels take rows in blocks of some of these sizes.
@@ -70,8 +82,10 @@ void Slots::put(int64_t slot, const ModelState& state) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     State& layer = state_.layers[i];
-    if (layer.rows.empty()) put_row(layer, state.layers[i], slot, rows());
-    else layer.rows[size_t(slot)] = state.layers[i];
+    for (const auto& [name, tensor] : state.layers[i].tensors())
+      if (layer.rows.empty() || of_channel_mixer_[i].contains(name))
+        put_row(layer, name, tensor, slot, rows());
+    if (!layer.rows.empty()) layer.rows[size_t(slot)] = state.layers[i];
   }
   state_.positions[size_t(slot)] = state.position;
 }

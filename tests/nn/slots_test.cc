@@ -14,7 +14,8 @@ struct Example {
   std::string name, toml;
 };
 
-// Every registered form of every mixer, and learned positions.
+// Every registered form of every mixer, every channel mixer after attention and after a recurrence,
+// and learned positions.
 std::vector<Example> examples() {
   std::vector<Example> out;
   const std::string head = "[model]\nvocab_size = 40\nd_model = 48\n";
@@ -27,10 +28,12 @@ std::vector<Example> examples() {
     }
   }
   out.push_back({"learned_positions", head + "positions = \"learned\"\nmax_positions = 90\n"});
-  out.push_back({"rwkv_channel_mixer",
-                 head +
-                     "pattern = [\"rwkv6\"]\nchannel_mixer = \"rwkv6_channel_mix\"\n"
-                     "[model.rwkv6]\nnum_heads = 4\n"});
+  for (const std::string& channel_mixer : channel_mixers().names())
+    for (const std::string mixer : {"attention", "rwkv6"})
+      out.push_back({fmt::format("{}_after_{}", channel_mixer, mixer),
+                     fmt::format("{}pattern = [\"{}\"]\nchannel_mixer = \"{}\"\n"
+                                 "[model.{}]\nnum_heads = 4\n",
+                                 head, mixer, channel_mixer, mixer)});
   return out;
 }
 
