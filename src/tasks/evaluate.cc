@@ -48,8 +48,7 @@ class Evaluator {
         results_(results),
         encoder_(subject.tokenizer, options.bos, options.prefix),
         scorer_(subject.model, options.scorer),
-        longest_(options.longest > 0 ? options.longest
-                                     : eval::longest_input(subject.model)) {
+        longest_(options.longest > 0 ? options.longest : eval::longest_input(subject.model)) {
     if (subject.tokenizer.vocab_size() > subject.model.spec.config.vocab_size)
       fail("{}: its tokenizer has {} tokens, and the model knows {}", subject.name,
            subject.tokenizer.vocab_size(), subject.model.spec.config.vocab_size);
@@ -92,7 +91,7 @@ class Evaluator {
     const std::string settings =
         fmt::format("precision {}, {}", subject_.precision, settings_of(options_, longest_));
     return {subject_.name,
-            subject_.weights,
+            sha256(subject_.model.spec.toml() + subject_.weights),
             subject_.tokenizer.sha256(),
             data_hash(task_, options_.data),
             settings,
@@ -110,8 +109,7 @@ class Evaluator {
       });
       int64_t& lost = dropped.emplace_back(0);
       if (asked.prompt)
-        prompts.push_back(
-            about(task_, *question, [&] { return prompt_of(*asked.prompt, lost); }));
+        prompts.push_back(about(task_, *question, [&] { return prompt_of(*asked.prompt, lost); }));
       else items.push_back(about(task_, *question, [&] { return rows_of(asked, lost); }));
     }
     const auto start = Clock::now();

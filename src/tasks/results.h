@@ -14,7 +14,7 @@ namespace assay::tasks {
 // What decides the answers of a model to a task.
 struct Evaluation {
   std::string model;        // as the user names it
-  std::string weights;      // sha256 of the file of weights
+  std::string weights;      // sha256 of the model's configuration and weights
   std::string tokenizer;    // sha256
   std::string data;         // sha256 of the documents and of the source of examples
   std::string settings;     // precision, longest input, tokens before a text

@@ -35,12 +35,11 @@ void write_documents(const Folder& folder, int count = 12) {
 }
 
 struct Model {
-  Model() {
-    model = nn::random_model(fmt::format(
-        "[model]\nvocab_size = {}\nd_model = 16\nnum_layers = 2\npattern = ['attention', "
-        "'mamba1']\nmax_positions = 128\n"
-        "[model.attention]\nnum_heads = 2\n",
-        small_tokenizer().vocab_size()));
+  explicit Model(const std::string& attention = "[model.attention]\nnum_heads = 2\n") {
+    model =
+        nn::random_model(fmt::format("[model]\nvocab_size = {}\nd_model = 16\nnum_layers = 2\n"
+                                     "pattern = ['attention', 'mamba1']\nmax_positions = 128\n{}",
+                                     small_tokenizer().vocab_size(), attention));
   }
   Subject subject() const { return {*model, small_tokenizer(), "model", "weights", "fp64"}; }
   std::shared_ptr<nn::LanguageModel> model;
@@ -124,8 +123,9 @@ TEST(TaskQuestions, DemandIsThatOfTheLongestItem) {
   options.longest = all.least;
   EXPECT_EQ(evaluate(task, model.subject(), options, results).answered, 12);
   options.longest = all.least - 1;
-  EXPECT_NE(message_of([&] { evaluate(task, model.subject(), options, results); })
-                .find("tokens are to be predicted"),
+  EXPECT_NE(message_of([&] {
+              evaluate(task, model.subject(), options, results);
+            }).find("tokens are to be predicted"),
             std::string::npos);
   options.limit = 2;
   EXPECT_EQ(demand_of(task, small_tokenizer(), options).items, 2);
@@ -269,6 +269,9 @@ TEST(TaskEvaluate, FinishedItemsAreNotAnsweredAgain) {
   EXPECT_EQ(
       evaluate(task, model.subject(), {.data = folder.path(), .longest = 64}, results).answered, 12)
       << "other settings, other results";
+  const Model other("[model.attention]\nnum_heads = 2\nrope_base = 10\n");
+  EXPECT_EQ(evaluate(task, other.subject(), {.data = folder.path()}, results).answered, 12)
+      << "the same file of weights and another configuration";
 }
 
 TEST(TaskEvaluate, ErrorsNameTheDocument) {
