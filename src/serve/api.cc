@@ -176,6 +176,20 @@ void check_lengths(const CompletionRequest& request, const ServedModel& model) {
   }
 }
 
+// The largest answer takes a few hundred megabytes while it is written.
+void check_logprobs(const CompletionRequest& request, const ServedModel& model) {
+  if (!request.logprobs) return;
+  int64_t tokens = 0;
+  for (const auto& prompt : request.prompts)
+    tokens += request.n * (request.max_tokens + (request.echo ? int64_t(prompt.size()) : 0));
+  const int64_t values = tokens * (*request.logprobs + 1);
+  if (values > model.limits.logprob_values)
+    refuse("logprobs",
+           "the answer could have {} log-probabilities; at most {} are allowed. "
+           "Ask for fewer choices, fewer tokens or a smaller 'logprobs'",
+           values, model.limits.logprob_values);
+}
+
 }  // namespace
 
 std::string error_body(int status, const std::string& message, const std::string& param,
@@ -291,6 +305,7 @@ CompletionRequest parse_completion(const json& body, ServedModel& model) {
     refuse("n", "{} prompts with 'n' = {} are {} choices; at most {} are allowed",
            request.prompts.size(), request.n, choices, limits.choices);
   check_lengths(request, model);
+  check_logprobs(request, model);
   return request;
 }
 

@@ -37,6 +37,7 @@ std::string error_body(int status, const std::string& message, const std::string
 struct Limits {
   int64_t context = 0;  // tokens of a prompt and what follows it
   int64_t choices = 2048, samples = 128, stop_strings = 64, stop_bytes = 1024, logprobs = 20;
+  int64_t logprob_values = 1 << 22;  // of an answer, if it has 'max_tokens' tokens
 };
 
 // A loaded model and what requests need of it. The functions are called on one thread.

@@ -15,9 +15,11 @@ uint64_t random_number() {
   return uint64_t(device()) << 32 | device();
 }
 
-std::string event(const json& document) {
-  return "data: " + document.dump(-1, ' ', false, json::error_handler_t::replace) + "\n\n";
+std::string dump(const json& document) {
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);
 }
+
+std::string event(const json& document) { return "data: " + dump(document) + "\n\n"; }
 
 TaskOptions options_of(const CompletionRequest& request, const ServedModel& model) {
   TaskOptions options;
@@ -228,14 +230,18 @@ void Completion::send_event(size_t index) {
   write(event(document));
 }
 
-void Completion::send_whole() {
-  json document = frame();
-  document["choices"] = json::array();
-  for (size_t i = 0; i < choices_.size(); ++i) document["choices"].push_back(choice_json(i));
-  document["usage"] = usage();
-  reply_->send(200, "application/json",
-               document.dump(-1, ' ', false, json::error_handler_t::replace));
+// Each choice becomes text before the next one is made: log-probabilities take much more memory as
+// JSON values.
+void Completion::send_whole() try {
+  std::string body = dump(frame());
+  body.back() = ',';
+  body += "\"choices\":[";
+  for (size_t i = 0; i < choices_.size(); ++i) body += (i > 0 ? "," : "") + dump(choice_json(i));
+  body += "],\"usage\":" + dump(usage()) + "}";
+  reply_->send(200, "application/json", std::move(body));
   surroundings_.answered(200);
+} catch (const std::bad_alloc&) {
+  fail("out of memory");
 }
 
 }  // namespace assay::serve

@@ -62,9 +62,9 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
   }
   void write(std::string piece) override {
     on_connections_thread([piece = std::move(piece)](Exchange& self) mutable {
+      if (self.backlog > self.largest_backlog_) return self.set_gone();
       self.backlog += piece.size();
-      if (self.backlog > self.largest_backlog_) self.set_gone();
-      else self.pieces.push_back(std::move(piece));
+      self.pieces.push_back(std::move(piece));
     });
   }
   void end() override {

@@ -45,6 +45,10 @@ struct HttpTest : testing::Test {
       reply->begin_stream("text/event-stream");
       for (int i = 0; i < 5; ++i) reply->write(fmt::format("piece {}\n", i));
       reply->end();
+    } else if (request.path == "/large") {
+      reply->begin_stream("text/plain");
+      reply->write(std::string(3 << 20, 'x'));
+      reply->end();
     } else if (request.path == "/flood") {
       reply->begin_stream("text/plain");
       flood = std::thread([this, reply] {
@@ -217,6 +221,13 @@ TEST_F(HttpTest, AClientThatReadsTooSlowlyIsDisconnected) {
   flood.join();
   Client other(port());
   EXPECT_EQ(other.request("POST", "/echo", "a").status, 200);
+}
+
+TEST_F(HttpTest, APieceLargerThanTheBacklogIsSent) {
+  start({.largest_backlog = 1 << 20});
+  const Answer answer = Client(port()).request("GET", "/large");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.body, std::string(3 << 20, 'x'));
 }
 
 TEST_F(HttpTest, AWriteThatMakesNoProgressIsGivenUp) {
