@@ -78,7 +78,7 @@ Run read_run(const study::StudyRun& row, const Setting& setting) {
           .end = read_end(row.finished->end, setting)};
   std::vector<TrainingLine> lines;
   for (const run::TrainingLine& line : run.data.metrics.training)
-    lines.push_back({.step = line.step, .loss = line.loss});
+    lines.push_back({.step = line.step, .loss = run::recorded_training_loss(line.loss)});
   for (const run::EvaluationLine& line : run.data.metrics.evaluations)
     run.evaluations.push_back(read_evaluation(line, setting));
   if (run.evaluations.empty())

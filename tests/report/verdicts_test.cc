@@ -95,6 +95,17 @@ TEST_F(ReportVerdicts, MixedDomainComparesHeldOutLossAtEqualTrainingLoss) {
   EXPECT_TRUE(contains(page, "id=\"ladder-c4\""));
 }
 
+TEST_F(ReportVerdicts, RecordsGiveTheDifferencesOfTheStudyInAMixedDomain) {
+  fake.out_of_domain = {};
+  fake.write(folder / "study");
+  study::write_records(folder / "study", folder / "records");
+  study::study_of_records(folder / "records", folder / "copy");
+  const Study study = analyse(folder / "study"), copy = analyse(folder / "copy");
+  const auto delta = [](const Study& of) { return architecture(of, "window").end.delta; };
+  EXPECT_EQ(delta(copy).estimate, delta(study).estimate);
+  EXPECT_EQ(delta(copy).low, delta(study).low);
+}
+
 TEST_F(ReportVerdicts, UnseenTokensThatMakeTheDifferenceAreAWarning) {
   fake.models[1] = {"window", 0, 1, 1.5};
   fake.write(folder);
