@@ -83,13 +83,6 @@ __device__ void pack_operand(uint32_t (&a)[N / 2][4], const float (&c)[N][4]) {
   for (int n = 0; n < N; n += 2) pack_operand(a[n / 2], c[n], c[n + 1]);
 }
 
-// The place of the lane's elements within a C fragment: element e is at row(e), column(e).
-struct Fragment {
-  int row0 = threadIdx.x % 32 / 4, column0 = threadIdx.x % 4 * 2;
-  __device__ int row(int e) const { return row0 + e / 2 * 8; }
-  __device__ int column(int e) const { return column0 + e % 2; }
-};
-
 // Lane q of a quad holds word q of each of four vectors; afterwards it holds vector q. The function
 // is its own inverse.
 __device__ inline void transpose_quad(uint32_t (&w)[4]) {
