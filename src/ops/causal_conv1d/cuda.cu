@@ -275,9 +275,8 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
   check_launch("causal_conv1d forward");
 }
 
-void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream raw_stream) {
+void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stream) {
   const CausalConv1dForward& p = bwd.forward;
-  const auto stream = cuda_stream(raw_stream);
   check(p);
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);

@@ -7,8 +7,6 @@
 namespace assay::ops::cuda {
 namespace {
 
-cudaStream_t on(Stream stream) { return cuda_stream(stream); }
-
 // Of a backward; of a forward with scalar decays only `sums` and `pass`.
 struct Scratch {
   scalar::States states{};  // the states' gradients in `dafter`
@@ -62,28 +60,28 @@ size_t workspace_bytes(const ChunkedBackward& bwd) {
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
   const Scratch s = scratch(p, workspace, false);
   if (is_scalar(p))
-    return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, on(stream));
+    return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, stream);
   const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
-  chunks::prepare(p, tiles, on(stream));
+  chunks::prepare(p, tiles, stream);
   chunks::pass(p,
                {false, tiles, p.v, p.initial_state, static_cast<bf16*>(p.out), p.final_state,
                 tiles.before, tiles.W},
-               s.pass, on(stream));
+               s.pass, stream);
 }
 
 void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const Scratch s = scratch(p, workspace, true);
   if (is_scalar(p)) {
-    scalar::backward(bwd, static_cast<const float*>(p.chunks), s.states, s.pass, on(stream));
-    return scalar::gradients(bwd, s.states, on(stream));
+    scalar::backward(bwd, static_cast<const float*>(p.chunks), s.states, s.pass, stream);
+    return scalar::gradients(bwd, s.states, stream);
   }
   const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
   chunks::pass(p,
                {true, tiles, bwd.dout, bwd.dfinal_state, static_cast<bf16*>(bwd.dv),
                 bwd.dinitial_state, s.states.dafter, s.dW},
-               s.pass, on(stream));
-  chunks::gradients(bwd, tiles, s.states.dafter, s.dW, on(stream));
+               s.pass, stream);
+  chunks::gradients(bwd, tiles, s.states.dafter, s.dW, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -70,7 +70,7 @@ constexpr bool kLow = kRule != Rule::gla;
 template <Rule kRule>
 constexpr bool kWrites = kRule != Rule::delta;
 
-void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream);
+void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 // One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,
 // dinitial_state, the state's gradient after each chunk and dW, from dout and dfinal_state. Few
 // long sequences are cut into segments.
@@ -84,9 +84,9 @@ struct Pass {
   bf16 *states, *W;    // out [count, V, K], [count, 16, V]; null: not kept
 };
 size_t pass_bytes(const ChunkedForward& p);  // of its workspace
-void pass(const ChunkedForward& p, const Pass& pass, void* workspace, cudaStream_t stream);
+void pass(const ChunkedForward& p, const Pass& pass, void* workspace, Stream stream);
 void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, cudaStream_t stream);
+               const bf16* dW, Stream stream);
 
 // f(std::integral_constant<int, K>) for the key dimensions that the kernels serve.
 template <int K>

@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(kK, 384 / kK)
 }  // namespace
 
 void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, cudaStream_t stream) {
+               const bf16* dW, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
   with_case(p, [&](auto which, auto size) {

@@ -314,7 +314,7 @@ struct Plan {
 };
 
 template <Rule kRule, int kK, bool kBackwards>
-void run(const ChunkedForward& p, Plan plan, cudaStream_t stream) {
+void run(const ChunkedForward& p, Plan plan, Stream stream) {
   PassParams& task = plan.task;
   const int64_t heads = p.batch * p.heads * task.segments;
   constexpr size_t bytes = kStages * sizeof(Stage<kRule, kK>);
@@ -335,7 +335,7 @@ void run(const ChunkedForward& p, Plan plan, cudaStream_t stream) {
 
 size_t pass_bytes(const ChunkedForward& p) { return Plan(p, nullptr).bytes; }
 
-void pass(const ChunkedForward& p, const Pass& work, void* workspace, cudaStream_t stream) {
+void pass(const ChunkedForward& p, const Pass& work, void* workspace, Stream stream) {
   Plan plan(p, workspace);
   plan.task.pass = work;
   with_case(p, [&](auto which, auto size) {

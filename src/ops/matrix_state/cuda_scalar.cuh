@@ -37,7 +37,7 @@ struct Segments {
 size_t starts_bytes(const ChunkedForward& p);
 size_t pass_bytes(const ChunkedForward& p);
 void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
-             cudaStream_t stream);
+             Stream stream);
 // Out: dv, dinitial_state, and of every chunk [count, V, K] the state before it and the gradient of
 // the state after it.
 struct States {
@@ -45,8 +45,8 @@ struct States {
   Sums sums;
 };
 void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
-              void* workspace, cudaStream_t stream);
-void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream);
+              void* workspace, Stream stream);
+void gradients(const ChunkedBackward& bwd, const States& states, Stream stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
 
 }  // namespace assay::ops::cuda::scalar

@@ -347,7 +347,7 @@ int64_t sharers(const ChunkedForward& p) {
   return heads;
 }
 
-void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream) {
+void gradients(const ChunkedBackward& bwd, const States& states, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const int64_t heads = sharers(p), blocks = p.batch * chunks_of(p) * (p.heads / heads);
   with_key_dim(p.key_dim, [&](auto size) {

@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <bool kOutputs>
-void launch(const ChunkedForward& p, const PassParams& task, cudaStream_t stream) {
+void launch(const ChunkedForward& p, const PassParams& task, Stream stream) {
   with_key_dim(p.key_dim, [&](auto size) {
     constexpr int kK = size.value;
     const int64_t blocks = p.batch * p.heads * task.segments.count * task.segments.parts;
@@ -377,7 +377,7 @@ struct SegmentWorkspace {
 // Where there are several segments: what each makes of zeros, and from it the states
 // they start from.
 const float* find_starts(const ChunkedForward& p, PassParams task, const float* first,
-                         float* starts, const SegmentWorkspace& scratch, cudaStream_t stream) {
+                         float* starts, const SegmentWorkspace& scratch, Stream stream) {
   if (task.segments.count == 1) return first;
   task.each = true;
   task.out = nullptr;
@@ -391,7 +391,7 @@ const float* find_starts(const ChunkedForward& p, PassParams task, const float* 
   return starts;
 }
 
-void find_sums(const ChunkedForward& p, const Sums& sums, cudaStream_t stream) {
+void find_sums(const ChunkedForward& p, const Sums& sums, Stream stream) {
   const int64_t count = p.batch * chunks_of(p) * p.heads;
   launch_kernel(sums_kernel, unsigned(ceil_div(count, 8)), 256, 0, stream, p, sums);
 }
@@ -420,7 +420,7 @@ size_t starts_bytes(const ChunkedForward& p) {
 size_t pass_bytes(const ChunkedForward& p) { return SegmentWorkspace(p, nullptr).bytes; }
 
 void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
-             cudaStream_t stream) {
+             Stream stream) {
   find_sums(p, sums, stream);
   PassParams task{false, false, p.q, p.k, p.v, sums, Segments(p)};
   task.starts =
@@ -431,7 +431,7 @@ void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* wor
 }
 
 void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
-              void* workspace, cudaStream_t stream) {
+              void* workspace, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const SegmentWorkspace scratch(p, workspace);
   find_sums(p, states.sums, stream);

@@ -87,8 +87,8 @@ struct Token {
 };
 static_assert(sizeof(Token) == Shape<1>::kRow * sizeof(float));
 
-void check(const TokenScanForward& p);                // throws Unsupported
-void pack(const Plan&, float* tokens, cudaStream_t);  // [B, T, lanes] Token
+void check(const TokenScanForward& p);          // throws Unsupported
+void pack(const Plan&, float* tokens, Stream);  // [B, T, lanes] Token
 
 // What a thread owns: kPerLane states of one channel over a chunk, or over the whole sequence. A
 // thread after the last channel is idle: it reads zeros for x, delta, z and dy, so it adds nothing
@@ -273,6 +273,6 @@ __device__ float advance(Eight& S, float step, float x, const Token& token) {
 // `first`, then product · what came before + own end. Backwards, the chunks are met from the last
 // on. `last`: what leaves the last one met. Both [B, Dm, N] or null.
 void carry(const Plan&, float* states, const float* products, const float* first, float* last,
-           bool backwards, cudaStream_t);
+           bool backwards, Stream);
 
 }  // namespace assay::ops::cuda::token

@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(256)
 
 template <int D, int kKeys>
 void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, cudaStream_t stream) {
+                     const Lists& lists, bool local, Stream stream) {
   const unsigned heads = unsigned(bwd.forward.batch * bwd.forward.kv_heads);
   for (int offset = 0; offset < bwd.forward.chunk_size; offset += kKeys) {
     launch_kernel(gradient_kernel<D, kKeys>,
@@ -454,8 +454,7 @@ GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& 
   partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
 }
 
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                cudaStream_t stream) {
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, Stream stream) {
   const unsigned blocks =
       unsigned(ceil_div(bwd.forward.batch * bwd.forward.time * bwd.forward.heads, 64));
   with_head_dim(bwd.forward.head_dim, [&](auto d) {
@@ -464,7 +463,7 @@ void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
   check_launch("top1_chunk: delta");
 }
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, cudaStream_t stream) {
+                     const Lists& lists, bool local, Stream stream) {
   with_shape(bwd.forward, [&](auto d, auto keys) {
     gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
   });

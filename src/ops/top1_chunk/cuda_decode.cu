@@ -466,7 +466,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
 }
 
 template <class T, int D>
-void launch(const Top1ChunkForward& p, cudaStream_t stream) {
+void launch(const Top1ChunkForward& p, Stream stream) {
   const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
   const unsigned blocks = unsigned(p.batch * p.time * p.heads);
   launch_kernel(step_kernel<T, D>, blocks, blocks < 2u * unsigned(sm_count()) ? kMaxThreads : 128,
@@ -488,9 +488,8 @@ const char* why_no_step(const Top1ChunkForward& p) {
              : "takes rows that begin at multiples of 16 bytes";
 }
 
-void top1_chunk_step(const Top1ChunkForward& p, Stream raw_stream) {
+void top1_chunk_step(const Top1ChunkForward& p, Stream stream) {
   check("top1_chunk", why_no_step(p));
-  const auto stream = cuda_stream(raw_stream);
   with_type(p.dtype, [&](auto zero) {
     with_head_dim(p.head_dim, [&](auto d) { top1::launch<decltype(zero), d()>(p, stream); });
   });

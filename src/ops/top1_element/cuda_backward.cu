@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
 
 }  // namespace
 
-void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+void query_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream stream) {
   const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
     using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2>;
@@ -218,7 +218,7 @@ void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStre
   });
   check_launch("top1_element: gradients of queries");
 }
-void key_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+void key_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream stream) {
   const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
     using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2, true>;

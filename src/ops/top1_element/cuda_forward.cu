@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kGroups * 128 + 128, 1)
 }
 
 template <int D, bool kSoft>
-void choose_blocks(const Top1ElementForward& p, const Operands& m, cudaStream_t stream) {
+void choose_blocks(const Top1ElementForward& p, const Operands& m, Stream stream) {
   // as registers allow
   constexpr int kPart = D == 64 && !kSoft ? 128 : 64, kGroups = D > 64 && kSoft ? 2 : 3;
   using Smem = StreamSmem<D, kPart, kGroups, 1, kSoft ? 2 : 1>;
@@ -240,7 +240,7 @@ void choose_blocks(const Top1ElementForward& p, const Operands& m, cudaStream_t 
 
 }  // namespace
 
-void choose(const Top1ElementForward& p, const Operands& m, cudaStream_t stream) {
+void choose(const Top1ElementForward& p, const Operands& m, Stream stream) {
   with_head_dim(p.head_dim, [&](auto d) {
     if (p.soft) choose_blocks<d(), true>(p, m, stream);
     else choose_blocks<d(), false>(p, m, stream);
