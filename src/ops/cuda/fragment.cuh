@@ -62,6 +62,15 @@ __device__ void load_b_kn(uint32_t (&b)[4], Tile tile, int row = 0, int vector =
   ldmatrix_x4_trans(b, tile.address(row + lane % 16, vector + lane / 16));
 }
 
+// f(element e of fragment n, n, e).
+template <int N, class F>
+__device__ void each_element(float (&c)[N][4], F&& f) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) f(c[n][e], n, e);
+}
+
 // Two products with neighbouring columns.
 __device__ inline void mma_m16n16k16(float (&left)[4], float (&right)[4], const uint32_t (&a)[4],
                                      const uint32_t (&b)[4]) {

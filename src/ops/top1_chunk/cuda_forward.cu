@@ -51,11 +51,9 @@ struct Softmax : OnlineSoftmax {
         }
       const int column = key + threadIdx.x % 4 * 2;
       const bool all = key + kKeys <= lowest;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[n][e] = all || column + n * 8 + e % 2 < limit[e / 2] ? s[n][e] * scale : -INFINITY;
+      each_element(s, [&](float& x, int n, int e) {
+        x = all || column + n * 8 + e % 2 < limit[e / 2] ? x * scale : -INFINITY;
+      });
       update(s, o);
       uint32_t p[kKeys / 16][4];
       pack_operand(p, s);

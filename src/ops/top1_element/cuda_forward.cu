@@ -88,11 +88,9 @@ struct Best {
 template <int N>
 __device__ void hide(float (&s)[N][4], int first, const int (&limit)[2]) {
   const int column = first + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      s[n][e] = column + n * 8 + e % 2 < limit[e / 2] ? s[n][e] : -INFINITY;
+  each_element(s, [&](float& x, int n, int e) {
+    x = column + n * 8 + e % 2 < limit[e / 2] ? x : -INFINITY;
+  });
 }
 
 // The value that a query chose, NaN where its scores hold one. By the quad.
@@ -175,12 +173,7 @@ __device__ void choose_rows(const Smem& smem, const Top1ElementForward& p, const
     if constexpr (decltype(weighted)::value) warpgroup_fence_operand(soft);
     if (i > 0) smem.release(before);
     if constexpr (kSoft) {
-      if (risen) {
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) soft[n][e] *= best.shrink[e / 2];
-      }
+      if (risen) each_element(soft, [&](float& x, int, int e) { x *= best.shrink[e / 2]; });
     }
     before = here;
     here = ahead.stage;
