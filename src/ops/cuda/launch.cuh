@@ -97,6 +97,16 @@ inline bool rows_aligned(std::initializer_list<View> views, int64_t element, int
   return true;
 }
 
+// f(std::integral_constant) of the constant that equals `value`.
+template <auto... kConstants, class Value, class F>
+void with_constant(Value value, F&& f) {
+  const auto take = [&](auto constant) {
+    if (value == constant()) f(constant);
+    return value == constant();
+  };
+  if (!(take(std::integral_constant<decltype(kConstants), kConstants>{}) || ...))
+    throw Error("no CUDA kernel was compiled for the constant " + std::to_string(int64_t(value)));
+}
 // run(T{}, elements of a vector): vectors of 16 bytes if `size` and the alignment allow it, else of
 // one element.
 template <class Run>

@@ -55,16 +55,10 @@ struct Plan {
 // f(T{}, the update, the lanes) for what the call needs, the last two as integral constants.
 template <class F>
 void with_shape(const TokenScanForward& p, F&& f) {
-  auto with_lanes = [&](auto type, auto update) {
-    lanes(p) == 2 ? f(type, update, std::integral_constant<int, 2>{})
-                  : f(type, update, std::integral_constant<int, 8>{});
-  };
   auto with_update = [&](auto type) {
-    if (p.update == Update::decay)
-      with_lanes(type, std::integral_constant<Update, Update::decay>{});
-    else if (p.update == Update::diagonal)
-      with_lanes(type, std::integral_constant<Update, Update::diagonal>{});
-    else with_lanes(type, std::integral_constant<Update, Update::exact>{});
+    with_constant<Update::decay, Update::diagonal, Update::exact>(p.update, [&](auto update) {
+      with_constant<2, 8>(lanes(p), [&](auto lanes) { f(type, update, lanes); });
+    });
   };
   p.dtype == DType::bf16 ? with_update(bf16{}) : with_update(float{});
 }

@@ -270,10 +270,8 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& 
                                 const BackwardSmem<D, kKeys>& shared, int first, int stage,
                                 bool add) {
   const int warpgroup = threadIdx.x / 128;
-  if constexpr (kKeys == 128 && D == 64) {
-    query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, warpgroup * 32, add);
-  } else if constexpr (kKeys == 128 && D == 128) {
-    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, warpgroup * 64, add);
+  if constexpr (kKeys == 128 && D != 96) {
+    query_gradients<D, kKeys, D / 2>(bwd, range, shared, first, stage, warpgroup * (D / 2), add);
   } else if constexpr (kKeys == 128) {
     if (warpgroup == 0) query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
     else query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, 64, add);
@@ -439,8 +437,7 @@ void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scra
 template <class F>
 void with_shape(const Top1ChunkForward& p, F&& f) {
   with_head_dim(p.head_dim, [&](auto d) {
-    if (block_keys(p) == 64) f(d, std::integral_constant<int, 64>{});
-    else f(d, std::integral_constant<int, 128>{});
+    with_constant<64, 128>(block_keys(p), [&](auto keys) { f(d, keys); });
   });
 }
 
