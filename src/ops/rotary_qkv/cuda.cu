@@ -98,22 +98,18 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t t
   }
 }
 
-template <class T, int kWidth>
-void launch_rotary(const RotaryQkv& p, Stream stream) {
-  const int64_t tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads),
-                packs = p.head_dim / 2 / kWidth;
-  int group = 1;
-  while (group < packs && group < 32) group *= 2;
-  const auto kernel = p.scale ? rotary_kernel<T, kWidth, true> : rotary_kernel<T, kWidth, false>;
-  launch_threads(kernel, tasks * group, kThreads, stream, p, tasks, group);
-  check_launch("rotary_qkv");
-}
-
 }  // namespace
 
 void rotary_qkv(const RotaryQkv& p, Stream stream) {
-  with_vectors(p.dtype, p.head_dim / 2, {p.qkv, p.q, p.k, p.v, p.normed},
-               [&]<class T>(T, auto width) { launch_rotary<T, width()>(p, stream); });
+  const int64_t half = p.head_dim / 2, tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads);
+  with_vectors(p.dtype, half, {p.qkv, p.q, p.k, p.v, p.normed}, [&]<class T>(T, auto width) {
+    int group = 1;
+    while (group < half / width() && group < 32) group *= 2;
+    const auto kernel =
+        p.scale ? rotary_kernel<T, width(), true> : rotary_kernel<T, width(), false>;
+    launch_threads(kernel, tasks * group, kThreads, stream, p, tasks, group);
+  });
+  check_launch("rotary_qkv");
 }
 
 }  // namespace assay::ops::cuda
