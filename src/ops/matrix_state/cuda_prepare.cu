@@ -8,7 +8,6 @@ namespace assay::ops::cuda::chunks {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kSquare = kSteps + 8;
 
 // A warp's memory. Scores of row t and column j: [t][j], zero where j is later.
 template <int kPerLane>

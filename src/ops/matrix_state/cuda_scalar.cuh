@@ -11,7 +11,7 @@ namespace assay::ops::cuda::scalar {
 using namespace chunks;
 
 constexpr int kChunk = kScalarChunkSteps;
-constexpr int kColumns = 64;  // of the state, at once
+constexpr int kColumns = kMaxColumns;  // of the state, at once
 // row strides with which ldmatrix meets every bank once
 constexpr int kColumnStride = kColumns + 8;
 constexpr int kChunkStride = kChunk + 8;
@@ -24,12 +24,6 @@ inline int64_t chunks_of(const ChunkedForward& p) { return ceil_div(p.time, kChu
 struct Sums {
   // the log₂ decays of its steps up to each, itself included; what scales each k vᵀ
   float *decays, *weights;
-};
-// How the sequences are cut into segments that are walked at once.
-struct Segments {
-  // of a sequence; of a segment but the last; of a block; blocks for all of V
-  int64_t count, chunks, columns, parts;
-  explicit Segments(const ChunkedForward& p);
 };
 
 // Out: out, final_state, and the states before the segments, [B, H, segments, K, V], where
