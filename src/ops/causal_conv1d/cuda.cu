@@ -251,10 +251,6 @@ void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views,
   else if constexpr (kVector > 1) with_width(std::integral_constant<int, 1>{});
 }
 
-unsigned blocks(const CausalConv1dForward& p, int64_t vector, int64_t tile) {
-  return unsigned(ceil_div(p.channels / vector * ceil_div(p.time, tile) * p.batch, kThreads));
-}
-
 }  // namespace
 
 size_t workspace_bytes(const CausalConv1dBackward& bwd) {
@@ -268,16 +264,15 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
     with_shape<T, kForwardBytes>(p, {p.x, p.y}, [&](auto width, auto vector) {
-      launch_kernel(forward_kernel<T, width(), vector()>, blocks(p, vector(), kTile), kThreads, 0,
-                    stream, p);
+      launch_threads(forward_kernel<T, width(), vector()>, p.channels / vector() * rows(p),
+                     kThreads, stream, p);
     });
   });
   check_launch("causal_conv1d forward");
 }
 
-void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream raw_stream) {
+void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stream) {
   const CausalConv1dForward& p = bwd.forward;
-  const auto stream = cuda_stream(raw_stream);
   check(p);
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
@@ -285,8 +280,8 @@ void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream raw_
     WorkspaceArena arena(workspace);
     const BackwardWorkspace<R> scratch(p, arena);
     with_shape<T, kBackwardBytes>(p, {p.x, bwd.dy, bwd.dx}, [&](auto width, auto vector) {
-      launch_kernel(backward_kernel<T, width(), vector()>, blocks(p, vector(), kTile), kThreads, 0,
-                    stream, bwd, scratch.dweight, scratch.dbias);
+      launch_threads(backward_kernel<T, width(), vector()>, p.channels / vector() * rows(p),
+                     kThreads, stream, bwd, scratch.dweight, scratch.dbias);
     });
     check_launch("causal_conv1d backward");
     sum_rows(scratch.dweight, bwd.dweight, rows(p), p.channels * p.width, stream);

@@ -67,23 +67,14 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p)
   }
 }
 
-template <class T, int kWidth>
-void launch_rows(const CrossEntropy& p, cudaStream_t stream) {
-  launch_kernel(cross_entropy_kernel<T, kWidth>, unsigned(p.rows), kThreads, 0, stream, p);
-  check_launch("cross_entropy");
-}
-
 }  // namespace
 
 void cross_entropy(const CrossEntropy& p, Stream stream) {
   if (p.rows == 0) return;
-  with_type(p.dtype, [&](auto x) {
-    using T = decltype(x);
-    constexpr int kWidth = 16 / sizeof(T);
-    const bool wide = p.classes % kWidth == 0 && is_aligned(p.logits, 16);
-    wide ? launch_rows<T, kWidth>(p, cuda_stream(stream))
-         : launch_rows<T, 1>(p, cuda_stream(stream));
+  with_vectors(p.dtype, p.classes, {p.logits}, [&]<class T>(T, auto width) {
+    launch_kernel(cross_entropy_kernel<T, width()>, unsigned(p.rows), kThreads, 0, stream, p);
   });
+  check_launch("cross_entropy");
 }
 
 }  // namespace assay::ops::cuda

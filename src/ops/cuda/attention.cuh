@@ -35,9 +35,7 @@ inline const char* why_not_head_dim(int64_t head_dim) {
 // f(std::integral_constant) for such a head_dim.
 template <class F>
 void with_head_dim(int64_t head_dim, F&& f) {
-  if (head_dim == 64) f(std::integral_constant<int, 64>{});
-  else if (head_dim == 96) f(std::integral_constant<int, 96>{});
-  else f(std::integral_constant<int, 128>{});
+  with_constant<64, 96, 128>(head_dim, f);
 }
 
 }  // namespace assay::ops::cuda

@@ -31,27 +31,13 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   dx[i] = v;
 }
 
-// run(T{}, elements of a vector): 16 bytes if all pointers and the size allow it, else one element.
-template <class Run>
-void with_vectors(DType dtype, int64_t size, std::initializer_list<const void*> pointers,
-                  Run&& run) {
-  with_type(dtype, [&](auto zero) {
-    constexpr int kSize = 16 / sizeof(zero);
-    bool wide = size % kSize == 0;
-    for (const void* pointer : pointers) wide = wide && is_aligned(pointer, 16);
-    wide ? run(zero, std::integral_constant<int, kSize>{})
-         : run(zero, std::integral_constant<int, 1>{});
-  });
-}
-
 template <class F>
 void elementwise(const Elementwise<F>& p, Stream stream) {
   with_vectors(p.dtype, p.size, {p.x, p.y}, [&]<class T>(T, auto size) {
     using V = Vec<T, size()>;
     const int64_t vectors = p.size / size();
-    launch_kernel(elementwise_forward_kernel<F, T, size()>,
-                  unsigned(ceil_div(vectors, kElementwiseThreads)), kElementwiseThreads, 0, stream,
-                  static_cast<const V*>(p.x), static_cast<V*>(p.y), vectors);
+    launch_threads(elementwise_forward_kernel<F, T, size()>, vectors, kElementwiseThreads, stream,
+                   static_cast<const V*>(p.x), static_cast<V*>(p.y), vectors);
   });
   check_launch("element-wise operator");
 }
@@ -61,10 +47,9 @@ void elementwise(const ElementwiseBackward<F>& bwd, Stream stream) {
   with_vectors(p.dtype, p.size, {p.x, bwd.dy, bwd.dx}, [&]<class T>(T, auto size) {
     using V = Vec<T, size()>;
     const int64_t vectors = p.size / size();
-    launch_kernel(elementwise_backward_kernel<F, T, size()>,
-                  unsigned(ceil_div(vectors, kElementwiseThreads)), kElementwiseThreads, 0, stream,
-                  static_cast<const V*>(p.x), static_cast<const V*>(bwd.dy),
-                  static_cast<V*>(bwd.dx), vectors);
+    launch_threads(elementwise_backward_kernel<F, T, size()>, vectors, kElementwiseThreads, stream,
+                   static_cast<const V*>(p.x), static_cast<const V*>(bwd.dy),
+                   static_cast<V*>(bwd.dx), vectors);
   });
   check_launch("gradient of an element-wise operator");
 }

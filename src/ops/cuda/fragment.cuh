@@ -62,6 +62,15 @@ __device__ void load_b_kn(uint32_t (&b)[4], Tile tile, int row = 0, int vector =
   ldmatrix_x4_trans(b, tile.address(row + lane % 16, vector + lane / 16));
 }
 
+// f(element e of fragment n, n, e).
+template <int N, class F>
+__device__ void each_element(float (&c)[N][4], F&& f) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) f(c[n][e], n, e);
+}
+
 // Two products with neighbouring columns.
 __device__ inline void mma_m16n16k16(float (&left)[4], float (&right)[4], const uint32_t (&a)[4],
                                      const uint32_t (&b)[4]) {
@@ -82,13 +91,6 @@ __device__ void pack_operand(uint32_t (&a)[N / 2][4], const float (&c)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; n += 2) pack_operand(a[n / 2], c[n], c[n + 1]);
 }
-
-// The place of the lane's elements within a C fragment: element e is at row(e), column(e).
-struct Fragment {
-  int row0 = threadIdx.x % 32 / 4, column0 = threadIdx.x % 4 * 2;
-  __device__ int row(int e) const { return row0 + e / 2 * 8; }
-  __device__ int column(int e) const { return column0 + e % 2; }
-};
 
 // Lane q of a quad holds word q of each of four vectors; afterwards it holds vector q. The function
 // is its own inverse.

@@ -4,9 +4,8 @@
 
 #include <initializer_list>
 #include <string>
-#include <type_traits>
 
-#include "ops/kernel.h"
+#include "ops/cuda/types.cuh"
 
 namespace assay::ops::cuda {
 
@@ -22,6 +21,8 @@ inline void check(const char* operation, const char* why_not) {
 }
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr size_t kMaxSharedBytes = 227 << 10;  // shared memory of a block on sm_90
 
@@ -40,8 +41,14 @@ void launch_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, s
   allow_shared_memory(kernel, shared_bytes);
   kernel<<<grid, threads, shared_bytes, cuda_stream(stream)>>>(arguments...);
 }
-// The same with programmatic dependent launch: the kernel may start while the one before it ends,
-// so it begins with griddep_launch_dependents() and griddep_wait().
+// A launch with one thread per item, in blocks of `threads`.
+template <class... Parameters, class... Arguments>
+void launch_threads(void (*kernel)(Parameters...), int64_t items, unsigned threads, Stream stream,
+                    const Arguments&... arguments) {
+  launch_kernel(kernel, unsigned(ceil_div(items, threads)), threads, 0, stream, arguments...);
+}
+// launch_kernel() with programmatic dependent launch: the kernel may start while the one before it
+// ends, so it begins with griddep_launch_dependents() and griddep_wait().
 template <class... Parameters, class... Arguments>
 void launch_pdl(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
                 Stream stream, const Arguments&... arguments) {
@@ -70,8 +77,6 @@ inline int sm_count() {
   return found ? count : 132;
 }
 
-__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Bytes of the workspace that Workspace(arguments…, arena) takes.
 template <class Workspace, class... Arguments>
 size_t workspace_size(const Arguments&... arguments) {
@@ -90,6 +95,34 @@ inline bool rows_aligned(std::initializer_list<View> views, int64_t element, int
         x.time_stride * element % bytes)
       return false;
   return true;
+}
+
+// f(std::integral_constant) of the constant that equals `value`.
+template <auto... kConstants, class Value, class F>
+void with_constant(Value value, F&& f) {
+  const auto take = [&](auto constant) {
+    if (value == constant()) f(constant);
+    return value == constant();
+  };
+  if (!(take(std::integral_constant<decltype(kConstants), kConstants>{}) || ...))
+    throw Error("no CUDA kernel was compiled for the constant " + std::to_string(int64_t(value)));
+}
+// run(T{}, elements of a vector): vectors of 16 bytes if `size` and the alignment allow it, else of
+// one element.
+template <class Run>
+void with_vectors(DType dtype, int64_t size, bool aligned, Run&& run) {
+  with_type(dtype, [&](auto zero) {
+    constexpr int kSize = 16 / sizeof(zero);
+    if (aligned && size % kSize == 0) run(zero, std::integral_constant<int, kSize>{});
+    else run(zero, std::integral_constant<int, 1>{});
+  });
+}
+template <class Run>
+void with_vectors(DType dtype, int64_t size, std::initializer_list<const void*> pointers,
+                  Run&& run) {
+  bool aligned = true;
+  for (const void* pointer : pointers) aligned = aligned && is_aligned(pointer, 16);
+  with_vectors(dtype, size, aligned, run);
 }
 
 }  // namespace assay::ops::cuda

@@ -60,10 +60,7 @@ __device__ inline void wgmma_commit_group() {
 // Keeps the compiler from moving uses of sums across a wait.
 template <int N>
 __device__ void warpgroup_fence_operand(float (&c)[N][4]) {
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(c[n][e])::"memory");
+  each_element(c, [](float& x, int, int) { asm volatile("" : "+f"(x)::"memory"); });
 }
 // Waits until at most kPending groups are incomplete; then the sums may be used.
 template <int kPending, class... Sums>

@@ -9,7 +9,7 @@
 // Every key and value is read once per query head: 4 D bytes in bf16 for 4 D FLOPs, so the memory
 // is the limit. A thread has eight loads of 16 bytes in flight.
 #include <algorithm>
-#include <type_traits>
+#include <bit>
 
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/reduce.cuh"
@@ -187,21 +187,12 @@ int64_t most_splits(const DecodeAttention& args) {
 template <class T>
 void launch(const Step& step, unsigned rows, Stream stream) {
   const auto heads = unsigned(step.args.heads);
-  const auto launch_parts = [&](auto lanes) {
-    launch_kernel(part_kernel<T, lanes()>, {unsigned(step.splits), heads, rows}, kThreads, 0,
-                  stream, step);
-  };
-  const int64_t columns = step.args.head_dim / kColumns;
-  if (step.splits == 0) {  // no row is used
-  } else if (columns <= 4) {
-    launch_parts(std::integral_constant<int, 4>());
-  } else if (columns <= 8) {
-    launch_parts(std::integral_constant<int, 8>());
-  } else if (columns <= 16) {
-    launch_parts(std::integral_constant<int, 16>());
-  } else {
-    launch_parts(std::integral_constant<int, 32>());
-  }
+  const auto lanes = std::max(std::bit_ceil(unsigned(step.args.head_dim / kColumns)), 4u);
+  if (step.splits > 0)  // else no row is used
+    with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
+      launch_kernel(part_kernel<T, lanes()>, {unsigned(step.splits), heads, rows}, kThreads, 0,
+                    stream, step);
+    });
   launch_kernel(combine_kernel<T>, {1, heads, rows}, kThreads, 0, stream, step);
   check_launch("decode_attention");
 }

@@ -66,8 +66,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 void glu(const Glu& p, Stream stream) {
   with_vectors(p.dtype, p.width, {p.h, p.y}, [&]<class T>(T, auto size) {
     const int64_t packs = p.rows * p.width / size();
-    launch_kernel(glu_forward<T, size()>, unsigned(ceil_div(packs, kElementwiseThreads)),
-                  kElementwiseThreads, 0, stream, p, packs);
+    launch_threads(glu_forward<T, size()>, packs, kElementwiseThreads, stream, p, packs);
   });
   check_launch("glu");
 }
@@ -76,8 +75,7 @@ void glu(const GluBackward& bwd, Stream stream) {
   const Glu& p = bwd.forward;
   with_vectors(p.dtype, p.width, {p.h, bwd.dy, bwd.dh}, [&]<class T>(T, auto size) {
     const int64_t packs = p.rows * p.width / size();
-    launch_kernel(glu_backward<T, size()>, unsigned(ceil_div(packs, kElementwiseThreads)),
-                  kElementwiseThreads, 0, stream, bwd, packs);
+    launch_threads(glu_backward<T, size()>, packs, kElementwiseThreads, stream, bwd, packs);
   });
   check_launch("glu backward");
 }

@@ -7,29 +7,26 @@
 namespace assay::ops::cuda {
 namespace {
 
-cudaStream_t on(Stream stream) { return cuda_stream(stream); }
-
 // Of a backward; of a forward with scalar decays only `sums` and `pass`.
 struct Scratch {
-  scalar::States states{};  // the states' gradients in `dafter`
-  bf16* dW = nullptr;       // [chunks, 16, V]
-  char* pass = nullptr;
-  size_t bytes;
+  scalar::States states;  // the states' gradients in `dafter`
+  bf16* dW;               // [chunks, 16, V]
+  char* pass;
+  Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena) {
+    const int64_t count = chunk_count(p) * p.heads,
+                  state = backwards ? count * p.value_dim * p.key_dim : 0;
+    const bool by_scalars = is_scalar(p), low = p.rule != Rule::gla;
+    states.sums.decays = arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0);
+    states.sums.weights = arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0);
+    states.before = arena.take<bf16>(by_scalars ? state : 0);
+    states.dafter = arena.take<bf16>(state);
+    dW = arena.take<bf16>(backwards && low ? count * kChunkSteps * p.value_dim : 0);
+    pass = arena.take<char>(by_scalars ? scalar::pass_bytes(p) : chunks::pass_bytes(p));
+  }
 };
-Scratch scratch(const ChunkedForward& p, void* memory, bool backwards) {
-  const int64_t count = chunk_count(p) * p.heads,
-                state = backwards ? count * p.value_dim * p.key_dim : 0;
-  const bool by_scalars = is_scalar(p), low = p.rule != Rule::gla;
-  WorkspaceArena arena(memory);
-  Scratch s;
-  s.states.sums = {arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0),
-                   arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0)};
-  s.states.before = arena.take<bf16>(by_scalars ? state : 0);
-  s.states.dafter = arena.take<bf16>(state);
-  s.dW = arena.take<bf16>(backwards && low ? count * kChunkSteps * p.value_dim : 0);
-  s.pass = arena.take<char>(by_scalars ? scalar::pass_bytes(p) : chunks::pass_bytes(p));
-  s.bytes = arena.used();
-  return s;
+chunks::Prepared prepared(const ChunkedForward& p) {
+  WorkspaceArena arena(p.chunks);
+  return chunks::Prepared(p, arena);
 }
 
 }  // namespace
@@ -52,38 +49,40 @@ int64_t key_gradients(const ChunkedForward& p) {
 }
 
 size_t chunk_bytes(const ChunkedForward& p) {
-  return is_scalar(p) ? scalar::starts_bytes(p) : chunks::Layout(p, nullptr).bytes;
+  return is_scalar(p) ? scalar::starts_bytes(p) : workspace_size<chunks::Prepared>(p);
 }
-size_t workspace_bytes(const ChunkedForward& p) { return scratch(p, nullptr, false).bytes; }
+size_t workspace_bytes(const ChunkedForward& p) { return workspace_size<Scratch>(p, false); }
 size_t workspace_bytes(const ChunkedBackward& bwd) {
-  return scratch(bwd.forward, nullptr, true).bytes;
+  return workspace_size<Scratch>(bwd.forward, true);
 }
 
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
-  const Scratch s = scratch(p, workspace, false);
+  WorkspaceArena arena(workspace);
+  const Scratch s(p, false, arena);
   if (is_scalar(p))
-    return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, on(stream));
-  const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
-  chunks::prepare(p, tiles, on(stream));
+    return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, stream);
+  const chunks::Prepared tiles = prepared(p);
+  chunks::prepare(p, tiles, stream);
   chunks::pass(p,
                {false, tiles, p.v, p.initial_state, static_cast<bf16*>(p.out), p.final_state,
                 tiles.before, tiles.W},
-               s.pass, on(stream));
+               s.pass, stream);
 }
 
 void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   const ChunkedForward& p = bwd.forward;
-  const Scratch s = scratch(p, workspace, true);
+  WorkspaceArena arena(workspace);
+  const Scratch s(p, true, arena);
   if (is_scalar(p)) {
-    scalar::backward(bwd, static_cast<const float*>(p.chunks), s.states, s.pass, on(stream));
-    return scalar::gradients(bwd, s.states, on(stream));
+    scalar::backward(bwd, static_cast<const float*>(p.chunks), s.states, s.pass, stream);
+    return scalar::gradients(bwd, s.states, stream);
   }
-  const chunks::Prepared tiles = chunks::Layout(p, p.chunks).base;
+  const chunks::Prepared tiles = prepared(p);
   chunks::pass(p,
                {true, tiles, bwd.dout, bwd.dfinal_state, static_cast<bf16*>(bwd.dv),
                 bwd.dinitial_state, s.states.dafter, s.dW},
-               s.pass, on(stream));
-  chunks::gradients(bwd, tiles, s.states.dafter, s.dW, on(stream));
+               s.pass, stream);
+  chunks::gradients(bwd, tiles, s.states.dafter, s.dW, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -8,6 +8,7 @@
 namespace assay::ops::cuda::chunks {
 
 constexpr int kSteps = kChunkSteps;  // a chunk is one operand of the tensor cores
+constexpr int kSquare = kSteps + 8;  // row stride with which ldmatrix meets every bank once
 
 // What a chunk of a head is once it is prepared; bf16 but for `decay`. Names as in README.md.
 struct Prepared {
@@ -16,36 +17,30 @@ struct Prepared {
   bf16 *A, *Y, *T, *G;  // [16, 16]
   float* decay;         // [K]      of the whole chunk
   bf16 *before, *W;     // [V, K]   the state before the chunk, transposed; [16, V]
-};
 
-// The tiles of every chunk (b, n, h), n the chunk of a sequence. The memory is `Forward::chunks`.
-struct Layout {
-  int64_t count, K, V;
-  Prepared base{};
-  Layout(const ChunkedForward& p, void* memory)
-      : count(p.batch * ceil_div(p.time, kSteps) * p.heads), K(p.key_dim), V(p.value_dim) {
-    WorkspaceArena arena(memory);
+  Prepared() = default;
+  // The tiles of every chunk (b, n, h), n the chunk of a sequence. The memory is `Forward::chunks`.
+  Prepared(const ChunkedForward& p, WorkspaceArena& arena) {
+    const int64_t count = p.batch * ceil_div(p.time, kSteps) * p.heads;
     const bool low = p.rule != Rule::gla, writes = p.rule != Rule::delta;
     auto vectors = [&](bool present) {
-      return present ? arena.take<bf16>(count * kSteps * K) : nullptr;
+      return present ? arena.take<bf16>(count * kSteps * p.key_dim) : nullptr;
     };
     auto squares = [&](bool present) {
       return present ? arena.take<bf16>(count * kSteps * kSteps) : nullptr;
     };
-    base.P = vectors(true);
-    base.R = vectors(low);
-    base.K = vectors(writes);
-    base.B = vectors(low);
-    base.A = squares(true);
-    base.Y = squares(low);
-    base.T = squares(low);
-    base.G = squares(low);
-    base.decay = arena.take<float>(count * K);
-    base.before = p.keeps ? arena.take<bf16>(count * V * K) : nullptr;
-    base.W = low && p.keeps ? arena.take<bf16>(count * kSteps * V) : nullptr;
-    bytes = arena.used();
+    P = vectors(true);
+    R = vectors(low);
+    K = vectors(writes);
+    B = vectors(low);
+    A = squares(true);
+    Y = squares(low);
+    T = squares(low);
+    G = squares(low);
+    decay = arena.take<float>(count * p.key_dim);
+    before = p.keeps ? arena.take<bf16>(count * p.value_dim * p.key_dim) : nullptr;
+    W = low && p.keeps ? arena.take<bf16>(count * kSteps * p.value_dim) : nullptr;
   }
-  size_t bytes;
 };
 
 // x of step t and head h. Rows past the end of the sequence are not there.
@@ -64,13 +59,21 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
     cp_async_16(to + y * stride + x, y < present ? from + y * from_stride + x : from, y < present);
   }
 }
+constexpr int kMaxColumns = 64;  // of the state, that a block holds
+// How the sequences are cut into segments that are walked at once.
+struct Segments {
+  // of a sequence; of a segment but the last; of a block; blocks for all of V
+  int64_t count, chunks, columns, parts;
+  // For chunks of `steps` steps. The columns of a block divide V and `width`.
+  Segments(const ChunkedForward& p, int64_t steps, int64_t width);
+};
 // What a rule has: a part of low rank, and k vᵀ.
 template <Rule kRule>
 constexpr bool kLow = kRule != Rule::gla;
 template <Rule kRule>
 constexpr bool kWrites = kRule != Rule::delta;
 
-void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream);
+void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 // One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,
 // dinitial_state, the state's gradient after each chunk and dW, from dout and dfinal_state. Few
 // long sequences are cut into segments.
@@ -84,21 +87,16 @@ struct Pass {
   bf16 *states, *W;    // out [count, V, K], [count, 16, V]; null: not kept
 };
 size_t pass_bytes(const ChunkedForward& p);  // of its workspace
-void pass(const ChunkedForward& p, const Pass& pass, void* workspace, cudaStream_t stream);
+void pass(const ChunkedForward& p, const Pass& pass, void* workspace, Stream stream);
 void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, cudaStream_t stream);
+               const bf16* dW, Stream stream);
 
-// f(std::integral_constant<int, K>) for the key dimensions that the kernels serve.
+// f(Size) for the key dimensions that the kernels serve.
 template <int K>
-struct Size {
-  static constexpr int value = K;
-};
+using Size = std::integral_constant<int, K>;
 template <class F>
 void with_key_dim(int64_t K, F&& f) {
-  if (K == 64) f(Size<64>{});
-  else if (K == 96) f(Size<96>{});
-  else if (K == 128) f(Size<128>{});
-  else f(Size<256>{});
+  with_constant<64, 96, 128, 256>(K, f);
 }
 // f(Case, Size) for every key_size(): pairs and bonuses have one key dimension.
 template <Rule kRule_, bool kBonus_>

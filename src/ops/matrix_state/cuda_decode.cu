@@ -122,12 +122,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
 namespace assay::ops::cuda {
 void decode(const ChunkedForward& p, Stream stream) {
   chunks::with_case(p, [&](auto which, auto size) {
-    const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<decltype(size)::value>);
+    const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<size.value>);
     const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
     const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
-    launch_pdl(steps::decode_kernel<decltype(which)::kRule, decltype(which)::kBonus,
-                                    decltype(size)::value>,
-               blocks, unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
+    launch_pdl(steps::decode_kernel<which.kRule, which.kBonus, size.value>, blocks,
+               unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
   });
   check_launch("matrix_state, a few steps");
 }

@@ -8,7 +8,6 @@
 namespace assay::ops::cuda::chunks {
 namespace {
 
-constexpr int kSquare = kSteps + 8;
 constexpr int kSlice = 64;  // columns of the state that are in shared memory at once
 constexpr int kSliceStride = kSlice + 8;
 
@@ -64,9 +63,9 @@ struct Sums {
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int below = 0; below < 2; ++below)
-          *reinterpret_cast<uint32_t*>(s.slice.dU + (lane / 4 + below * 8) * kSliceStride + first +
-                                       half * 8 + lane % 4 * 2) =
-              pack_bf16x2(c[half][2 * below], c[half][2 * below + 1]);
+          store_bf16x2(
+              s.slice.dU + (lane / 4 + below * 8) * kSliceStride + first + half * 8 + lane % 4 * 2,
+              c[half][2 * below], c[half][2 * below + 1]);
     }
   }
 
@@ -112,22 +111,16 @@ struct Sums {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int which = 0; which < kProducts; ++which)
-#pragma unroll
-      for (int n = 0; n < 4; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s.products[which][lane / 4 + e / 2 * 8][warp * 32 + n * 8 + lane % 4 * 2 + e % 2] =
-              products[which][n][e];
+      each_element(products[which], [&](float x, int n, int e) {
+        s.products[which][lane / 4 + e / 2 * 8][warp * 32 + n * 8 + lane % 4 * 2 + e % 2] = x;
+      });
 #pragma unroll
     for (int i = 0; i < kMine; ++i)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          if (const int which = warp + i * S::kWarps; which < kCombinations)
-            reinterpret_cast<float*>(
-                &s.scores[lane / 4 + e / 2 * 8][n * 8 + lane % 4 * 2 + e % 2])[which] =
-                scores[i][n][e];
+      each_element(scores[i], [&](float x, int n, int e) {
+        Score& to = s.scores[lane / 4 + e / 2 * 8][n * 8 + lane % 4 * 2 + e % 2];
+        const int which = warp + i * S::kWarps;
+        if (which < kCombinations) reinterpret_cast<float*>(&to)[which] = x;
+      });
   }
 };
 
@@ -346,7 +339,7 @@ __global__ void __launch_bounds__(kK, 384 / kK)
 }  // namespace
 
 void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, cudaStream_t stream) {
+               const bf16* dW, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
   with_case(p, [&](auto which, auto size) {

@@ -11,14 +11,12 @@ namespace assay::ops::cuda::chunks {
 namespace {
 
 constexpr int kStages = 4;
-constexpr int kSquare = kSteps + 8;  // row strides with which ldmatrix meets every bank once
-constexpr int kMaxColumns = 64;      // of the state, a block
 
-// What the blocks of one launch do: segment by segment of a sequence, `columns` of the state each.
+// What the blocks of one launch do: segment by segment of a sequence, some columns of the state
+// each.
 struct PassParams {
   Pass pass;
-  int64_t segments, chunks;  // of a sequence; of a segment but the last
-  int64_t columns, parts;    // of a block; blocks for all columns of the values
+  Segments segments;
   // in  [B, H, segments, K, V] the state before each segment; null: zeros, and no output
   const float* starts;
   // out a segment's own state [.., K, V], what it makes of the one before it
@@ -53,8 +51,8 @@ struct ChunkPass {
   __device__ int64_t place(int64_t i) const { return kBackwards ? chunks - 1 - i : i; }
   __device__ int64_t index(int64_t i) const { return (batch * chunks + place(i)) * p.heads + head; }
   __device__ int64_t start(int64_t i) const { return place(i) * kSteps; }
-  __device__ int64_t begin() const { return segment * task.chunks; }
-  __device__ int64_t end() const { return min(chunks, begin() + task.chunks); }
+  __device__ int64_t begin() const { return segment * task.segments.chunks; }
+  __device__ int64_t end() const { return min(chunks, begin() + task.segments.chunks); }
 
   __device__ void fetch(Tiles& to, int64_t i) const {
     if (i < end()) {
@@ -78,7 +76,7 @@ struct ChunkPass {
         const bf16* values =
             row<bf16>(task.pass.values, p.heads, batch, start(i), head, p.value_dim) + first;
         copy_tile(to.values, kMaxColumns + 8, values, task.pass.values.rows.time_stride, kSteps,
-                  int(task.columns), int(min(int64_t{kSteps}, p.time - start(i))));
+                  int(task.segments.columns), int(min(int64_t{kSteps}, p.time - start(i))));
       }
       for (int n = threadIdx.x * 4; n < kK; n += blockDim.x * 4)
         cp_async_16(to.decay + n, from.decay + at * kK + n);
@@ -182,18 +180,16 @@ struct ChunkPass {
   template <class F>
   __device__ void each(float (&state)[kK / 8][4], int64_t width, F&& f) const {
     const int lane = threadIdx.x % 32, column = first + threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int k = 0; k < kK / 8; ++k)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int n = k * 8 + lane % 4 * 2 + e % 2, v = column + e / 2 * 8;
-        f(state[k][e], n * width + v, n == v);
-      }
+    each_element(state, [&](float& x, int k, int e) {
+      const int n = k * 8 + lane % 4 * 2 + e % 2, v = column + e / 2 * 8;
+      f(x, n * width + v, n == v);
+    });
   }
 
   __device__ void run(Tiles* stages) const {
     for (int i = 0; i < kStages - 1; ++i) fetch(stages[i], begin() + i);
-    const int64_t of_head = batch * p.heads + head, of_segment = of_head * task.segments + segment;
+    const int64_t of_head = batch * p.heads + head,
+                  of_segment = of_head * task.segments.count + segment;
     float state[kK / 8][4], total[kK / 8][2];
 #pragma unroll
     for (int k = 0; k < kK / 8; ++k) total[k][0] = total[k][1] = 1;
@@ -217,7 +213,7 @@ struct ChunkPass {
         }
     }
     if constexpr (kWithOutputs) {
-      if (segment + 1 < task.segments) return;
+      if (segment + 1 < task.segments.count) return;
       float* to = task.pass.last + of_head * kK * p.value_dim;
       each(state, p.value_dim, [&](float x, int at, bool) { to[at] = x; });
     } else {
@@ -236,10 +232,11 @@ struct ChunkPass {
 template <Rule kRule, int kK, bool kBackwards, bool kWithOutputs>
 __global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p, PassParams task) {
   extern __shared__ __align__(16) char memory[];
-  const int64_t parts = task.parts + (!kWithOutputs && kLow<kRule> ? kK / task.columns : 0);
-  const int64_t part = blockIdx.x % parts, segment = blockIdx.x / parts % task.segments;
-  const int64_t head = blockIdx.x / parts / task.segments;
-  const bool is_turn = part >= task.parts;
+  const int64_t parts =
+      task.segments.parts + (!kWithOutputs && kLow<kRule> ? kK / task.segments.columns : 0);
+  const int64_t part = blockIdx.x % parts, segment = blockIdx.x / parts % task.segments.count;
+  const int64_t head = blockIdx.x / parts / task.segments.count;
+  const bool is_turn = part >= task.segments.parts;
   ChunkPass<kRule, kK, kBackwards, kWithOutputs>{
       p,
       task,
@@ -247,7 +244,7 @@ __global__ void __launch_bounds__(kMaxColumns * 2) pass_kernel(ChunkedForward p,
       head % p.heads,
       segment,
       ceil_div(p.time, kSteps),
-      int((part - (is_turn ? task.parts : 0)) * task.columns),
+      int((part - (is_turn ? task.segments.parts : 0)) * task.segments.columns),
       is_turn}
       .run(reinterpret_cast<Stage<kRule, kK>*>(memory));
 }
@@ -261,7 +258,7 @@ __global__ void __launch_bounds__(256) carry_kernel(PassParams task, float* star
   float *now = state, *next = state + K * 16;
   for (int n = threadIdx.x / 16; n < K; n += 16)
     now[n * 16 + column] = task.pass.first ? task.pass.first[(head * K + n) * V + v] : 0;
-  for (int64_t s = head * task.segments; s < (head + 1) * task.segments; ++s) {
+  for (int64_t s = head * task.segments.count; s < (head + 1) * task.segments.count; ++s) {
     __syncthreads();
     for (int n = threadIdx.x / 16; n < K; n += 16) {
       const int64_t at = (s * K + n) * V + v;
@@ -288,55 +285,58 @@ __global__ void __launch_bounds__(256) carry_kernel(PassParams task, float* star
 
 // How the sequences are cut, and the memory of the segments' states.
 struct Plan {
-  PassParams task{};
-  float* starts = nullptr;
-  size_t bytes;
-  Plan(const ChunkedForward& p, void* memory) {
-    const int64_t heads = p.batch * p.heads, chunks = ceil_div(p.time, kSteps), K = p.key_dim,
-                  V = p.value_dim;
-    task.columns = kMaxColumns;
-    while (V % task.columns || K % task.columns) task.columns -= 16;
-    task.parts = V / task.columns;
-    const int64_t busy = 2 * sm_count();  // two blocks per SM keep the GPU busy
-    const int64_t wanted = ceil_div(busy, heads * task.parts);
-    task.segments =
-        heads * task.parts >= busy / 2 ? 1 : std::max<int64_t>(1, std::min(wanted, chunks / 16));
-    task.chunks = ceil_div(chunks, task.segments);
-    task.segments = ceil_div(chunks, task.chunks);
-    WorkspaceArena arena(memory);
-    const int64_t cut = task.segments > 1 ? heads * task.segments : 0;
+  PassParams task;
+  float* starts;
+  Plan(const ChunkedForward& p, WorkspaceArena& arena)
+      : task{.segments = Segments(p, kSteps, p.key_dim)} {
+    const int64_t count = task.segments.count, cut = count > 1 ? p.batch * p.heads * count : 0,
+                  K = p.key_dim, V = p.value_dim;
     task.local = arena.take<float>(cut * K * V);
     task.turn = arena.take<float>(p.rule == Rule::gla ? 0 : cut * K * K);
     task.total = arena.take<float>(p.rule == Rule::gla ? cut * K : 0);
     starts = arena.take<float>(cut * K * V);
-    bytes = arena.used();
   }
 };
 
 template <Rule kRule, int kK, bool kBackwards>
-void run(const ChunkedForward& p, Plan plan, cudaStream_t stream) {
+void run(const ChunkedForward& p, Plan plan, Stream stream) {
   PassParams& task = plan.task;
-  const int64_t heads = p.batch * p.heads * task.segments;
+  const int64_t heads = p.batch * p.heads * task.segments.count;
   constexpr size_t bytes = kStages * sizeof(Stage<kRule, kK>);
   task.starts = task.pass.first;
-  if (task.segments > 1) {
-    const int64_t parts = task.parts + (kLow<kRule> ? kK / task.columns : 0);
+  if (task.segments.count > 1) {
+    const int64_t parts = task.segments.parts + (kLow<kRule> ? kK / task.segments.columns : 0);
     launch_kernel(pass_kernel<kRule, kK, kBackwards, false>, unsigned(heads * parts),
-                  unsigned(task.columns * 2), bytes, stream, p, task);
+                  unsigned(task.segments.columns * 2), bytes, stream, p, task);
     launch_kernel(carry_kernel<!kLow<kRule>>, unsigned(p.batch * p.heads * (p.value_dim / 16)), 256,
                   size_t(kK) * 32 * sizeof(float), stream, task, plan.starts, kK, int(p.value_dim));
     task.starts = plan.starts;
   }
-  launch_kernel(pass_kernel<kRule, kK, kBackwards, true>, unsigned(heads * task.parts),
-                unsigned(task.columns * 2), bytes, stream, p, task);
+  launch_kernel(pass_kernel<kRule, kK, kBackwards, true>, unsigned(heads * task.segments.parts),
+                unsigned(task.segments.columns * 2), bytes, stream, p, task);
 }
 
 }  // namespace
 
-size_t pass_bytes(const ChunkedForward& p) { return Plan(p, nullptr).bytes; }
+Segments::Segments(const ChunkedForward& p, int64_t steps, int64_t width) {
+  constexpr int64_t kLeastSteps = 256;  // of a segment
+  const int64_t all = ceil_div(p.time, steps);
+  columns = kMaxColumns;
+  while (p.value_dim % columns || width % columns) columns -= 16;
+  parts = p.value_dim / columns;
+  const int64_t blocks = p.batch * p.heads * parts;
+  const int64_t busy = 2 * sm_count();  // two blocks per SM keep the GPU busy
+  const int64_t wanted = std::min(ceil_div(busy, blocks), all * steps / kLeastSteps);
+  count = blocks >= busy / 2 ? 1 : std::max<int64_t>(1, wanted);
+  chunks = ceil_div(all, count);
+  count = ceil_div(all, chunks);
+}
 
-void pass(const ChunkedForward& p, const Pass& work, void* workspace, cudaStream_t stream) {
-  Plan plan(p, workspace);
+size_t pass_bytes(const ChunkedForward& p) { return workspace_size<Plan>(p); }
+
+void pass(const ChunkedForward& p, const Pass& work, void* workspace, Stream stream) {
+  WorkspaceArena arena(workspace);
+  Plan plan(p, arena);
   plan.task.pass = work;
   with_case(p, [&](auto which, auto size) {
     if (work.backwards) run<which.kRule, size.value, true>(p, plan, stream);

@@ -8,7 +8,6 @@ namespace assay::ops::cuda::chunks {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kSquare = kSteps + 8;
 
 // A warp's memory. Scores of row t and column j: [t][j], zero where j is later.
 template <int kPerLane>
@@ -257,7 +256,7 @@ __global__ void __launch_bounds__(32 * kWarps, 3) prepare_kernel(ChunkedForward 
 
 }  // namespace
 
-void prepare(const ChunkedForward& p, const Prepared& tiles, cudaStream_t stream) {
+void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream) {
   const unsigned blocks = unsigned(ceil_div(p.batch * ceil_div(p.time, kSteps) * p.heads, kWarps));
   with_case(p, [&](auto which, auto size) {
     launch_kernel(prepare_kernel<which.kRule, size.value, which.kBonus>, blocks, 32 * kWarps, 0,

@@ -11,7 +11,7 @@ namespace assay::ops::cuda::scalar {
 using namespace chunks;
 
 constexpr int kChunk = kScalarChunkSteps;
-constexpr int kColumns = 64;  // of the state, at once
+constexpr int kColumns = kMaxColumns;  // of the state, at once
 // row strides with which ldmatrix meets every bank once
 constexpr int kColumnStride = kColumns + 8;
 constexpr int kChunkStride = kChunk + 8;
@@ -25,19 +25,13 @@ struct Sums {
   // the log₂ decays of its steps up to each, itself included; what scales each k vᵀ
   float *decays, *weights;
 };
-// How the sequences are cut into segments that are walked at once.
-struct Segments {
-  // of a sequence; of a segment but the last; of a block; blocks for all of V
-  int64_t count, chunks, columns, parts;
-  explicit Segments(const ChunkedForward& p);
-};
 
 // Out: out, final_state, and the states before the segments, [B, H, segments, K, V], where
 // there are several.
 size_t starts_bytes(const ChunkedForward& p);
 size_t pass_bytes(const ChunkedForward& p);
 void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
-             cudaStream_t stream);
+             Stream stream);
 // Out: dv, dinitial_state, and of every chunk [count, V, K] the state before it and the gradient of
 // the state after it.
 struct States {
@@ -45,8 +39,8 @@ struct States {
   Sums sums;
 };
 void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
-              void* workspace, cudaStream_t stream);
-void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream);
+              void* workspace, Stream stream);
+void gradients(const ChunkedBackward& bwd, const States& states, Stream stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
 
 }  // namespace assay::ops::cuda::scalar

@@ -86,10 +86,7 @@ struct Gradients {
       weight[i] = x.weights[row_of(i)];
       read[i] = written[i] = 0;
     }
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) scores[n][e] = 0;
+    each_element(scores, [](float& x, int, int) { x = 0; });
   }
 
   // c [16 rows, 32 columns] += a bᵀ.
@@ -177,8 +174,7 @@ struct Gradients {
             columns[n][e] += product;
           }
         }
-        *reinterpret_cast<uint32_t*>(s.mixed + t * kChunkStride + j) =
-            pack_bf16x2(mixed[0], mixed[1]);
+        store_bf16x2(s.mixed + t * kChunkStride + j, mixed[0], mixed[1]);
       }
     if (!wants()) return;
 #pragma unroll
@@ -274,10 +270,11 @@ struct Gradients {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (row_of(i) < there)
-          *reinterpret_cast<uint32_t*>(
+          store_bf16x2(
               static_cast<bf16*>(to) +
-              ((batch() * p.time + start() + row_of(i)) * shared + first_head / heads) * kK +
-              half * (kK / 2) + n * 8 + lane % 4 * 2) = pack_bf16x2(x[n][2 * i], x[n][2 * i + 1]);
+                  ((batch() * p.time + start() + row_of(i)) * shared + first_head / heads) * kK +
+                  half * (kK / 2) + n * 8 + lane % 4 * 2,
+              x[n][2 * i], x[n][2 * i + 1]);
   }
 
   __device__ void run() {
@@ -347,7 +344,7 @@ int64_t sharers(const ChunkedForward& p) {
   return heads;
 }
 
-void gradients(const ChunkedBackward& bwd, const States& states, cudaStream_t stream) {
+void gradients(const ChunkedBackward& bwd, const States& states, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const int64_t heads = sharers(p), blocks = p.batch * chunks_of(p) * (p.heads / heads);
   with_key_dim(p.key_dim, [&](auto size) {

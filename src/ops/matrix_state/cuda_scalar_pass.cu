@@ -1,8 +1,6 @@
 // The passes over chunks of 64 steps with one decay a step and head. Against time a pass is the
 // same pass: rows in reverse, q and k exchanged, dout for v. A warp has 16 columns of a head's
 // state in registers, transposed.
-#include <algorithm>
-
 #include "ops/cuda/fragment.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_scalar.cuh"
@@ -249,10 +247,7 @@ struct ChunkPass {
   // state ← decay state + what the chunk writes.
   __device__ void update(float (&state)[kK / 8][4], uint32_t (&values)[4][4], const T& t) const {
     const float total = ex2_approx(t.decays[kChunk - 1]);
-#pragma unroll
-    for (int k = 0; k < kK / 8; ++k)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) state[k][e] *= total;
+    each_element(state, [&](float& x, int, int) { x *= total; });
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -275,11 +270,9 @@ struct ChunkPass {
   template <class F>
   __device__ void each(float (&state)[kK / 8][4], F&& f) const {
     const int lane = threadIdx.x % 32, column = first + threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int k = 0; k < kK / 8; ++k)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        f(state[k][e], (k * 8 + lane % 4 * 2 + e % 2) * p.value_dim + column + e / 2 * 8);
+    each_element(state, [&](float& x, int k, int e) {
+      f(x, (k * 8 + lane % 4 * 2 + e % 2) * p.value_dim + column + e / 2 * 8);
+    });
   }
 
   __device__ void run() const {
@@ -351,7 +344,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <bool kOutputs>
-void launch(const ChunkedForward& p, const PassParams& task, cudaStream_t stream) {
+void launch(const ChunkedForward& p, const PassParams& task, Stream stream) {
   with_key_dim(p.key_dim, [&](auto size) {
     constexpr int kK = size.value;
     const int64_t blocks = p.batch * p.heads * task.segments.count * task.segments.parts;
@@ -361,23 +354,22 @@ void launch(const ChunkedForward& p, const PassParams& task, cudaStream_t stream
   check_launch("matrix_state, pass");
 }
 
+Segments segments_of(const ChunkedForward& p) { return Segments(p, kChunk, p.value_dim); }
+
 struct SegmentWorkspace {
   float *local, *total, *starts;
-  size_t bytes;
-  SegmentWorkspace(const ChunkedForward& p, void* memory) {
-    const int64_t cut = Segments(p).count > 1 ? p.batch * p.heads * Segments(p).count : 0;
-    WorkspaceArena arena(memory);
+  SegmentWorkspace(const ChunkedForward& p, WorkspaceArena& arena) {
+    const int64_t count = segments_of(p).count, cut = count > 1 ? p.batch * p.heads * count : 0;
     local = arena.take<float>(cut * p.key_dim * p.value_dim);
     total = arena.take<float>(cut);
     starts = arena.take<float>(cut * p.key_dim * p.value_dim);
-    bytes = arena.used();
   }
 };
 
 // Where there are several segments: what each makes of zeros, and from it the states
 // they start from.
 const float* find_starts(const ChunkedForward& p, PassParams task, const float* first,
-                         float* starts, const SegmentWorkspace& scratch, cudaStream_t stream) {
+                         float* starts, const SegmentWorkspace& scratch, Stream stream) {
   if (task.segments.count == 1) return first;
   task.each = true;
   task.out = nullptr;
@@ -391,55 +383,44 @@ const float* find_starts(const ChunkedForward& p, PassParams task, const float* 
   return starts;
 }
 
-void find_sums(const ChunkedForward& p, const Sums& sums, cudaStream_t stream) {
+void find_sums(const ChunkedForward& p, const Sums& sums, Stream stream) {
   const int64_t count = p.batch * chunks_of(p) * p.heads;
   launch_kernel(sums_kernel, unsigned(ceil_div(count, 8)), 256, 0, stream, p, sums);
 }
 
 }  // namespace
 
-Segments::Segments(const ChunkedForward& p) {
-  const int64_t all = chunks_of(p);
-  columns = kColumns;
-  while (p.value_dim % columns) columns -= 16;
-  parts = p.value_dim / columns;
-  const int64_t blocks = p.batch * p.heads * parts;
-  const int64_t wanted = 2 * sm_count();  // two blocks per SM keep the GPU busy
-  count =
-      blocks >= wanted / 2 ? 1 : std::max<int64_t>(1, std::min(ceil_div(wanted, blocks), all / 4));
-  chunks = ceil_div(all, count);
-  count = ceil_div(all, chunks);
-}
-
 size_t starts_bytes(const ChunkedForward& p) {
-  const int64_t segments = Segments(p).count;
+  const int64_t segments = segments_of(p).count;
   return segments > 1
              ? size_t(p.batch * p.heads * segments * p.key_dim * p.value_dim) * sizeof(float)
              : 0;
 }
-size_t pass_bytes(const ChunkedForward& p) { return SegmentWorkspace(p, nullptr).bytes; }
+size_t pass_bytes(const ChunkedForward& p) { return workspace_size<SegmentWorkspace>(p); }
 
 void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
-             cudaStream_t stream) {
+             Stream stream) {
+  WorkspaceArena arena(workspace);
+  const SegmentWorkspace scratch(p, arena);
   find_sums(p, sums, stream);
-  PassParams task{false, false, p.q, p.k, p.v, sums, Segments(p)};
-  task.starts =
-      find_starts(p, task, p.initial_state, starts, SegmentWorkspace(p, workspace), stream);
+  PassParams task{false, false, p.q, p.k, p.v, sums, segments_of(p)};
+  task.starts = find_starts(p, task, p.initial_state, starts, scratch, stream);
   task.out = static_cast<bf16*>(p.out);
   task.last = p.final_state;
   launch<true>(p, task, stream);
 }
 
 void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
-              void* workspace, cudaStream_t stream) {
+              void* workspace, Stream stream) {
   const ChunkedForward& p = bwd.forward;
-  const SegmentWorkspace scratch(p, workspace);
+  WorkspaceArena arena(workspace);
+  const SegmentWorkspace scratch(p, arena);
   find_sums(p, states.sums, stream);
-  PassParams again{false, false, p.q, p.k, p.v, states.sums, Segments(p)};
+  PassParams again{false, false, p.q, p.k, p.v, states.sums, segments_of(p)};
   again.starts = again.segments.count > 1 ? starts : p.initial_state;
   again.states = states.before;
   launch<false>(p, again, stream);
-  PassParams task{true, false, p.k, p.q, bwd.dout, states.sums, Segments(p)};
+  PassParams task{true, false, p.k, p.q, bwd.dout, states.sums, segments_of(p)};
   task.starts = find_starts(p, task, bwd.dfinal_state, scratch.starts, scratch, stream);
   task.out = static_cast<bf16*>(bwd.dv);
   task.states = states.dafter;

@@ -135,16 +135,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 // pointers allow it.
 template <class F>
 void with_case(const Norm& p, std::initializer_list<const void*> pointers, F&& f) {
-  with_type(p.dtype, [&](auto x) {
-    constexpr int kWidth = 16 / sizeof(x);
-    bool wide = p.width % kWidth == 0;
-    for (const void* pointer : pointers)
-      wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-    const auto with_width = [&](auto width) {
-      p.bias ? f(x, width, std::true_type()) : f(x, width, std::false_type());
-    };
-    wide ? with_width(std::integral_constant<int, kWidth>())
-         : with_width(std::integral_constant<int, 1>());
+  with_vectors(p.dtype, p.width, pointers, [&](auto x, auto width) {
+    p.bias ? f(x, width, std::true_type()) : f(x, width, std::false_type());
   });
 }
 

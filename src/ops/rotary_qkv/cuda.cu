@@ -98,32 +98,18 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t t
   }
 }
 
-template <class T, int kWidth>
-void launch_rotary(const RotaryQkv& p, cudaStream_t stream) {
-  const int64_t tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads),
-                packs = p.head_dim / 2 / kWidth;
-  int group = 1;
-  while (group < packs && group < 32) group *= 2;
-  const auto kernel = p.scale ? rotary_kernel<T, kWidth, true> : rotary_kernel<T, kWidth, false>;
-  launch_kernel(kernel, unsigned(ceil_div(tasks * group, kThreads)), kThreads, 0, stream, p, tasks,
-                group);
-  check_launch("rotary_qkv");
-}
-
 }  // namespace
 
 void rotary_qkv(const RotaryQkv& p, Stream stream) {
-  with_type(p.dtype, [&](auto x) {
-    using T = decltype(x);
-    constexpr int kWidth = 16 / sizeof(T);
-    bool wide = p.head_dim / 2 % kWidth == 0;
-    for (const void* pointer :
-         {static_cast<const void*>(p.qkv), static_cast<const void*>(p.q),
-          static_cast<const void*>(p.k), static_cast<const void*>(p.v), p.normed})
-      wide = wide && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-    wide ? launch_rotary<T, kWidth>(p, cuda_stream(stream))
-         : launch_rotary<T, 1>(p, cuda_stream(stream));
+  const int64_t half = p.head_dim / 2, tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads);
+  with_vectors(p.dtype, half, {p.qkv, p.q, p.k, p.v, p.normed}, [&]<class T>(T, auto width) {
+    int group = 1;
+    while (group < half / width() && group < 32) group *= 2;
+    const auto kernel =
+        p.scale ? rotary_kernel<T, width(), true> : rotary_kernel<T, width(), false>;
+    launch_threads(kernel, tasks * group, kThreads, stream, p, tasks, group);
   });
+  check_launch("rotary_qkv");
 }
 
 }  // namespace assay::ops::cuda

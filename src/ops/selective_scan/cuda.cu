@@ -45,8 +45,7 @@ size_t workspace_bytes(const SelectiveScanBackward& bwd) {
   });
 }
 
-void selective_scan(const SelectiveScanForward& p, void* workspace, Stream raw_stream) {
-  const auto stream = cuda_stream(raw_stream);
+void selective_scan(const SelectiveScanForward& p, void* workspace, Stream stream) {
   check(p);
   check_strides({p.u, p.delta, p.z, p.B, p.C, p.y});
   if (!takes_n16(p))
@@ -55,8 +54,7 @@ void selective_scan(const SelectiveScanForward& p, void* workspace, Stream raw_s
   else n16::forward<float>(p, workspace, stream);
 }
 
-void selective_scan(const SelectiveScanBackward& bwd, void* workspace, Stream raw_stream) {
-  const auto stream = cuda_stream(raw_stream);
+void selective_scan(const SelectiveScanBackward& bwd, void* workspace, Stream stream) {
   check(bwd.forward);
   check_strides({bwd.forward.u, bwd.forward.delta, bwd.forward.z, bwd.forward.B, bwd.forward.C,
                  bwd.dy, bwd.du, bwd.ddelta, bwd.dz});

@@ -208,25 +208,21 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 template <class T>
-void forward(const SelectiveScanForward& p, cudaStream_t stream) {
-  const auto blocks = unsigned(ceil_div(p.batch * p.channels, kWarps));
-  if (p.state_size <= 32) launch_kernel(forward_kernel<T, 1>, blocks, 32 * kWarps, 0, stream, p);
-  else launch_kernel(forward_kernel<T, kMaxPerLane>, blocks, 32 * kWarps, 0, stream, p);
+void forward(const SelectiveScanForward& p, Stream stream) {
+  const auto kernel = p.state_size <= 32 ? forward_kernel<T, 1> : forward_kernel<T, kMaxPerLane>;
+  launch_threads(kernel, p.batch * p.channels * 32, 32 * kWarps, stream, p);
   check_launch("selective_scan forward");
 }
 
 template <class T>
-void backward(const SelectiveScanBackward& bwd, void* workspace, cudaStream_t stream) {
+void backward(const SelectiveScanBackward& bwd, void* workspace, Stream stream) {
   using R = Real<T>;
   const SelectiveScanForward& p = bwd.forward;
   WorkspaceArena arena(workspace);
   const GeneralWorkspace<R> s(p, arena);
-  const auto blocks = unsigned(sharers(p) * p.batch * p.groups);
-  if (p.state_size <= 32)
-    launch_kernel(backward_kernel<T, 1>, blocks, 32 * kWarps, 0, stream, bwd, s, int(sharers(p)));
-  else
-    launch_kernel(backward_kernel<T, kMaxPerLane>, blocks, 32 * kWarps, 0, stream, bwd, s,
-                  int(sharers(p)));
+  const auto kernel = p.state_size <= 32 ? backward_kernel<T, 1> : backward_kernel<T, kMaxPerLane>;
+  launch_kernel(kernel, unsigned(sharers(p) * p.batch * p.groups), 32 * kWarps, 0, stream, bwd, s,
+                int(sharers(p)));
   check_launch("selective_scan backward");
   const int64_t columns = p.batch * p.time * p.groups * p.state_size;
   sum_rows(s.dB, bwd.dB, sharers(p), columns, stream);

@@ -376,32 +376,29 @@ __global__ void __launch_bounds__(kThreads, 3)
   s.dbias[row] = dbias;
 }
 
-inline unsigned carry_blocks(const Plan& a) {
-  return unsigned(ceil_div(a.p.batch * a.p.channels * kStates, 256));
-}
-
 template <class T>
-void forward(const SelectiveScanForward& p, void* workspace, cudaStream_t stream) {
+void forward(const SelectiveScanForward& p, void* workspace, Stream stream) {
   const Plan a(p, sizeof(T), {p.u, p.delta, p.z});
   WorkspaceArena arena(workspace);
   const ForwardWorkspace s(a, arena);
   float* starts = p.chunk_states ? static_cast<float*>(p.chunk_states) : s.starts;
   if (a.chunks > 1)
     launch_kernel(local_states_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts, s.steps);
-  launch_kernel(carry_states_kernel, carry_blocks(a), 256, 0, stream, a, starts, s.steps);
+  launch_threads(carry_states_kernel, p.batch * p.channels * kStates, 256, stream, a, starts,
+                 s.steps);
   launch_kernel(outputs_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts);
   check_launch("selective_scan forward");
 }
 
 template <class T>
-void backward(const SelectiveScanBackward& bwd, void* workspace, cudaStream_t stream) {
+void backward(const SelectiveScanBackward& bwd, void* workspace, Stream stream) {
   const SelectiveScanForward& p = bwd.forward;
   const Plan a(p, sizeof(T), {p.u, p.delta, p.z, bwd.dy});
   WorkspaceArena arena(workspace);
   const BackwardWorkspace s(a, arena);
   launch_kernel(local_gradients_kernel<T>, a.blocks(), kThreads, sizeof(LocalGradientsShared<T>),
                 stream, a, bwd, s);
-  launch_kernel(carry_gradients_kernel, carry_blocks(a), 256, 0, stream, a, bwd, s);
+  launch_threads(carry_gradients_kernel, p.batch * p.channels * kStates, 256, stream, a, bwd, s);
   launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a,
                 bwd, s);
   check_launch("selective_scan backward");

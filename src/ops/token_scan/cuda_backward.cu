@@ -291,8 +291,7 @@ __global__ void __launch_bounds__(256) sum_tiles_kernel(Plan a, const float* sum
 }
 
 template <class T, Update kUpdate, int kLanes>
-void run(const Plan& a, const TokenScanBackward& bwd, const BackwardWorkspace& s,
-         cudaStream_t stream) {
+void run(const Plan& a, const TokenScanBackward& bwd, const BackwardWorkspace& s, Stream stream) {
   constexpr bool kSequential = kUpdate == Update::exact;
   constexpr int kBytes = TileLoader<T, 4, kLanes>::kBytes + Sums<kLanes>::kBytes;
   launch_kernel(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a,
@@ -310,10 +309,9 @@ size_t workspace_bytes(const TokenScanBackward& bwd) {
   return workspace_size<token::BackwardWorkspace>(token::Plan(bwd.forward));
 }
 
-void token_scan(const TokenScanBackward& bwd, void* workspace, Stream raw_stream) {
+void token_scan(const TokenScanBackward& bwd, void* workspace, Stream stream) {
   const TokenScanForward& p = bwd.forward;
   token::check(p);
-  const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
   const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, bwd.dy});
   const token::BackwardWorkspace s(a, arena);
@@ -321,9 +319,9 @@ void token_scan(const TokenScanBackward& bwd, void* workspace, Stream raw_stream
   token::with_shape(p, [&]<class T>(T, auto update, auto lanes) {
     token::run<T, update, lanes>(a, bwd, s, stream);
   });
-  const auto blocks = unsigned(ceil_div(p.batch * p.time * p.state_size, 256));
+  const int64_t numbers = p.batch * p.time * p.state_size;
   for (const auto& [sums, out] : {std::pair{s.dk, bwd.dk}, {s.dq, bwd.dq}, {s.drate, bwd.drate}})
-    if (out) launch_kernel(token::sum_tiles_kernel, blocks, 256, 0, stream, a, sums, out);
+    if (out) launch_threads(token::sum_tiles_kernel, numbers, 256, stream, a, sums, out);
   check_launch("token_scan backward");
   const int64_t rows = p.batch * (p.update == Update::exact ? 1 : a.chunks);
   sum_rows(s.dD, bwd.dD, rows, p.channels, stream);

@@ -156,14 +156,11 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks<kLanes, kFullTile>)
 }
 
 bool in_fours(const TypedView& x, int64_t stride) {
-  return (x.batch_stride | x.time_stride | stride) % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(x.data) % 8 == 0;
+  return (x.batch_stride | x.time_stride | stride) % 4 == 0 && is_aligned(x.data, 8);
 }
 bool whole(const TokenSteps& p) {
-  const bool state =
-      p.state_size % 4 == 0 && reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0;
-  return state && in_fours(p.k, 0) && in_fours(p.q, 0) &&
-         (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
+  return p.state_size % 4 == 0 && is_aligned(p.initial_state, 16) && in_fours(p.k, 0) &&
+         in_fours(p.q, 0) && (p.rate_of_heads || in_fours(p.rate, p.rate_channel_stride));
 }
 
 template <DecayKind kDecayKind, int kLanes, bool kFullTile = true>

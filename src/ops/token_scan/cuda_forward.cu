@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class T, Update kUpdate, int kLanes>
-void run(const Plan& a, const ForwardWorkspace& s, cudaStream_t stream) {
+void run(const Plan& a, const ForwardWorkspace& s, Stream stream) {
   constexpr bool kSequential = kUpdate == Update::exact;
   float* starts = a.p.chunk_states ? a.p.chunk_states : s.starts;
   if constexpr (!kSequential) {
@@ -174,16 +174,15 @@ void run(const Plan& a, const ForwardWorkspace& s, cudaStream_t stream) {
 
 }  // namespace
 
-void pack(const Plan& a, float* tokens, cudaStream_t stream) {
-  const auto blocks = unsigned(ceil_div(a.p.batch * a.p.time * a.states, 256));
-  if (a.p.dtype == DType::bf16) launch_kernel(pack_kernel<bf16>, blocks, 256, 0, stream, a, tokens);
-  else launch_kernel(pack_kernel<float>, blocks, 256, 0, stream, a, tokens);
+void pack(const Plan& a, float* tokens, Stream stream) {
+  const auto kernel = a.p.dtype == DType::bf16 ? pack_kernel<bf16> : pack_kernel<float>;
+  launch_threads(kernel, a.p.batch * a.p.time * a.states, 256, stream, a, tokens);
 }
 
 void carry(const Plan& a, float* states, const float* products, const float* first, float* last,
-           bool backwards, cudaStream_t stream) {
-  const auto blocks = unsigned(ceil_div(a.p.batch * a.p.channels * a.states, 256));
-  launch_kernel(carry_kernel, blocks, 256, 0, stream, a, states, products, first, last, backwards);
+           bool backwards, Stream stream) {
+  launch_threads(carry_kernel, a.p.batch * a.p.channels * a.states, 256, stream, a, states,
+                 products, first, last, backwards);
 }
 
 void check(const TokenScanForward& p) {
@@ -199,9 +198,8 @@ int64_t chunk_states(const TokenScanForward& p) { return token::Plan(p).chunk_nu
 size_t workspace_bytes(const TokenScanForward& p) {
   return workspace_size<token::ForwardWorkspace>(token::Plan(p));
 }
-void token_scan(const TokenScanForward& p, void* workspace, Stream raw_stream) {
+void token_scan(const TokenScanForward& p, void* workspace, Stream stream) {
   token::check(p);
-  const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
   const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z});
   const token::ForwardWorkspace s(a, arena);

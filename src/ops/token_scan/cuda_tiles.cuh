@@ -55,16 +55,10 @@ struct Plan {
 // f(T{}, the update, the lanes) for what the call needs, the last two as integral constants.
 template <class F>
 void with_shape(const TokenScanForward& p, F&& f) {
-  auto with_lanes = [&](auto type, auto update) {
-    lanes(p) == 2 ? f(type, update, std::integral_constant<int, 2>{})
-                  : f(type, update, std::integral_constant<int, 8>{});
-  };
   auto with_update = [&](auto type) {
-    if (p.update == Update::decay)
-      with_lanes(type, std::integral_constant<Update, Update::decay>{});
-    else if (p.update == Update::diagonal)
-      with_lanes(type, std::integral_constant<Update, Update::diagonal>{});
-    else with_lanes(type, std::integral_constant<Update, Update::exact>{});
+    with_constant<Update::decay, Update::diagonal, Update::exact>(p.update, [&](auto update) {
+      with_constant<2, 8>(lanes(p), [&](auto lanes) { f(type, update, lanes); });
+    });
   };
   p.dtype == DType::bf16 ? with_update(bf16{}) : with_update(float{});
 }
@@ -87,8 +81,8 @@ struct Token {
 };
 static_assert(sizeof(Token) == Shape<1>::kRow * sizeof(float));
 
-void check(const TokenScanForward& p);                // throws Unsupported
-void pack(const Plan&, float* tokens, cudaStream_t);  // [B, T, lanes] Token
+void check(const TokenScanForward& p);          // throws Unsupported
+void pack(const Plan&, float* tokens, Stream);  // [B, T, lanes] Token
 
 // What a thread owns: kPerLane states of one channel over a chunk, or over the whole sequence. A
 // thread after the last channel is idle: it reads zeros for x, delta, z and dy, so it adds nothing
@@ -273,6 +267,6 @@ __device__ float advance(Eight& S, float step, float x, const Token& token) {
 // `first`, then product · what came before + own end. Backwards, the chunks are met from the last
 // on. `last`: what leaves the last one met. Both [B, Dm, N] or null.
 void carry(const Plan&, float* states, const float* products, const float* first, float* last,
-           bool backwards, cudaStream_t);
+           bool backwards, Stream);
 
 }  // namespace assay::ops::cuda::token

@@ -143,46 +143,32 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(TokenShiftBackward b
 }
 
 bool aligned(const TokenShift& p, const void* const* more) {
-  const auto fits = [](const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  };
-  bool all = fits(p.x) && fits(p.before);
-  for (int i = 0; i < p.count; ++i) all = all && fits(p.own[i]) && fits(more[i]);
+  bool all = is_aligned(p.x, 16) && is_aligned(p.before, 16);
+  for (int i = 0; i < p.count; ++i)
+    all = all && is_aligned(p.own[i], 16) && is_aligned(more[i], 16);
   return all;
-}
-
-// work(width as a constant): 16 bytes of columns per thread where they fit, else one number.
-template <class F>
-void with_width(const TokenShift& p, const void* const* more, F&& work) {
-  with_type(p.dtype, [&](auto x) {
-    using T = decltype(x);
-    constexpr int kWidth = 16 / sizeof(T);
-    if (p.width % kWidth == 0 && aligned(p, more)) work(x, std::integral_constant<int, kWidth>());
-    else work(x, std::integral_constant<int, 1>());
-  });
 }
 
 }  // namespace
 
 void token_shift(const TokenShift& p, Stream stream) {
-  with_width(p, p.y, [&](auto x, auto width) {
-    const int64_t threads = p.batch * p.time * (p.width / width());
-    launch_kernel(forward_kernel<decltype(x), width()>, unsigned(ceil_div(threads, kThreads)),
-                  kThreads, 0, stream, p);
-    check_launch("token_shift");
+  with_vectors(p.dtype, p.width, aligned(p, p.y), [&]<class T>(T, auto width) {
+    launch_threads(forward_kernel<T, width()>, p.batch * p.time * (p.width / width()), kThreads,
+                   stream, p);
   });
+  check_launch("token_shift");
 }
 
 void token_shift(const TokenShiftBackward& bwd, Stream stream) {
   const TokenShift& p = bwd.forward;
-  with_width(p, bwd.dy, [&](auto x, auto width) {
+  with_vectors(p.dtype, p.width, aligned(p, bwd.dy), [&]<class T>(T, auto width) {
     const int64_t runs = runs_of_sequence(p), threads = p.batch * runs * (p.width / width());
-    const auto kernel = p.own[0]       ? backward_kernel<decltype(x), width(), kMaxShifts, true>
-                        : p.count <= 2 ? backward_kernel<decltype(x), width(), 2, false>
-                                       : backward_kernel<decltype(x), width(), kMaxShifts, false>;
-    launch_kernel(kernel, unsigned(ceil_div(threads, kThreads)), kThreads, 0, stream, bwd, runs);
-    check_launch("token_shift backward");
+    const auto kernel = p.own[0]       ? backward_kernel<T, width(), kMaxShifts, true>
+                        : p.count <= 2 ? backward_kernel<T, width(), 2, false>
+                                       : backward_kernel<T, width(), kMaxShifts, false>;
+    launch_threads(kernel, threads, kThreads, stream, bwd, runs);
   });
+  check_launch("token_shift backward");
 }
 
 }  // namespace assay::ops::cuda

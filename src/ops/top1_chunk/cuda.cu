@@ -51,9 +51,8 @@ size_t workspace_bytes(const Top1ChunkBackward& bwd) {
   return workspace_size<BackwardWorkspace>(bwd);
 }
 
-void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
+void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
-  const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
   const ForwardWorkspace scratch(p, arena);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
@@ -65,11 +64,10 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream raw_stream) {
   local_pass(p, stream);
 }
 
-void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream raw_stream) {
+void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
   const Top1ChunkForward& p = bwd.forward;
   check("top1_chunk", why_unsupported(p));
   check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
-  const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
   const BackwardWorkspace scratch(bwd, arena);
   delta_pass(bwd, scratch.gradients, stream);

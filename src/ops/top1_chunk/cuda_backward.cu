@@ -270,10 +270,8 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& 
                                 const BackwardSmem<D, kKeys>& shared, int first, int stage,
                                 bool add) {
   const int warpgroup = threadIdx.x / 128;
-  if constexpr (kKeys == 128 && D == 64) {
-    query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, warpgroup * 32, add);
-  } else if constexpr (kKeys == 128 && D == 128) {
-    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, warpgroup * 64, add);
+  if constexpr (kKeys == 128 && D != 96) {
+    query_gradients<D, kKeys, D / 2>(bwd, range, shared, first, stage, warpgroup * (D / 2), add);
   } else if constexpr (kKeys == 128) {
     if (warpgroup == 0) query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
     else query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, 64, add);
@@ -422,7 +420,7 @@ __global__ void __launch_bounds__(256)
 
 template <int D, int kKeys>
 void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, cudaStream_t stream) {
+                     const Lists& lists, bool local, Stream stream) {
   const unsigned heads = unsigned(bwd.forward.batch * bwd.forward.kv_heads);
   for (int offset = 0; offset < bwd.forward.chunk_size; offset += kKeys) {
     launch_kernel(gradient_kernel<D, kKeys>,
@@ -439,8 +437,7 @@ void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scra
 template <class F>
 void with_shape(const Top1ChunkForward& p, F&& f) {
   with_head_dim(p.head_dim, [&](auto d) {
-    if (block_keys(p) == 64) f(d, std::integral_constant<int, 64>{});
-    else f(d, std::integral_constant<int, 128>{});
+    with_constant<64, 128>(block_keys(p), [&](auto keys) { f(d, keys); });
   });
 }
 
@@ -454,8 +451,7 @@ GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& 
   partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
 }
 
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                cudaStream_t stream) {
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, Stream stream) {
   const unsigned blocks =
       unsigned(ceil_div(bwd.forward.batch * bwd.forward.time * bwd.forward.heads, 64));
   with_head_dim(bwd.forward.head_dim, [&](auto d) {
@@ -464,7 +460,7 @@ void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
   check_launch("top1_chunk: delta");
 }
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, cudaStream_t stream) {
+                     const Lists& lists, bool local, Stream stream) {
   with_shape(bwd.forward, [&](auto d, auto keys) {
     gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
   });

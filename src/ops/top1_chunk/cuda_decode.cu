@@ -465,14 +465,6 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   if (threadIdx.x == 0) static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
 }
 
-template <class T, int D>
-void launch(const Top1ChunkForward& p, cudaStream_t stream) {
-  const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
-  const unsigned blocks = unsigned(p.batch * p.time * p.heads);
-  launch_kernel(step_kernel<T, D>, blocks, blocks < 2u * unsigned(sm_count()) ? kMaxThreads : 128,
-                bytes, stream, p);
-}
-
 }  // namespace
 }  // namespace top1
 
@@ -488,11 +480,15 @@ const char* why_no_step(const Top1ChunkForward& p) {
              : "takes rows that begin at multiples of 16 bytes";
 }
 
-void top1_chunk_step(const Top1ChunkForward& p, Stream raw_stream) {
+void top1_chunk_step(const Top1ChunkForward& p, Stream stream) {
   check("top1_chunk", why_no_step(p));
-  const auto stream = cuda_stream(raw_stream);
-  with_type(p.dtype, [&](auto zero) {
-    with_head_dim(p.head_dim, [&](auto d) { top1::launch<decltype(zero), d()>(p, stream); });
+  const unsigned blocks = unsigned(p.batch * p.time * p.heads);
+  const unsigned threads = blocks < 2u * unsigned(sm_count()) ? top1::kMaxThreads : 128;
+  with_type(p.dtype, [&]<class T>(T) {
+    const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
+    with_head_dim(p.head_dim, [&](auto d) {
+      launch_kernel(top1::step_kernel<T, d()>, blocks, threads, bytes, stream, p);
+    });
   });
   check_launch("top1_chunk: step");
 }

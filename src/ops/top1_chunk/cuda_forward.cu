@@ -51,11 +51,9 @@ struct Softmax : OnlineSoftmax {
         }
       const int column = key + threadIdx.x % 4 * 2;
       const bool all = key + kKeys <= lowest;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-          s[n][e] = all || column + n * 8 + e % 2 < limit[e / 2] ? s[n][e] * scale : -INFINITY;
+      each_element(s, [&](float& x, int n, int e) {
+        x = all || column + n * 8 + e % 2 < limit[e / 2] ? x * scale : -INFINITY;
+      });
       update(s, o);
       uint32_t p[kKeys / 16][4];
       pack_operand(p, s);
@@ -223,28 +221,22 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
   attend<D>(p, range, padded);
 }
 
-template <int D>
-void remote_blocks(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream) {
-  const unsigned blocks = unsigned(p.batch * p.kv_heads * lists.segments);
-  launch_kernel(remote_kernel<D>, blocks, kWarps * 32, shared_bytes<D>(p), stream, p, lists, rank,
-                padded_chunk(p));
-}
-
-template <int D>
-void local_blocks(const Top1ChunkForward& p, cudaStream_t stream) {
-  const size_t bytes = shared_bytes<D>(p);
-  const dim3 blocks(unsigned(ceil_div(p.time, p.chunk_size)), unsigned(p.batch * p.heads));
-  launch_kernel(local_kernel<D>, blocks, kWarps * 32, bytes, stream, p, padded_chunk(p));
-}
-
 }  // namespace
 
-void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream) {
-  with_head_dim(p.head_dim, [&](auto d) { remote_blocks<d()>(p, lists, rank, stream); });
+void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream) {
+  const unsigned blocks = unsigned(p.batch * p.kv_heads * lists.segments);
+  with_head_dim(p.head_dim, [&](auto d) {
+    launch_kernel(remote_kernel<d()>, blocks, kWarps * 32, shared_bytes<d()>(p), stream, p, lists,
+                  rank, padded_chunk(p));
+  });
   check_launch("top1_chunk: remote pass");
 }
-void local_pass(const Top1ChunkForward& p, cudaStream_t stream) {
-  with_head_dim(p.head_dim, [&](auto d) { local_blocks<d()>(p, stream); });
+void local_pass(const Top1ChunkForward& p, Stream stream) {
+  const dim3 blocks(unsigned(ceil_div(p.time, p.chunk_size)), unsigned(p.batch * p.heads));
+  with_head_dim(p.head_dim, [&](auto d) {
+    launch_kernel(local_kernel<d()>, blocks, kWarps * 32, shared_bytes<d()>(p), stream, p,
+                  padded_chunk(p));
+  });
   check_launch("top1_chunk: local pass");
 }
 

@@ -250,7 +250,7 @@ int place_warps(const Lists& lists) {
 }
 
 template <class Choices>
-void sort(const Choices& choices, unsigned heads, const Lists& lists, cudaStream_t stream) {
+void sort(const Choices& choices, unsigned heads, const Lists& lists, Stream stream) {
   const int warps = place_warps(lists), bytes = int(lists.chunks * sizeof(int));
   const int rows = Choices::kInOrder ? warps : 1;
   const int place_bytes =
@@ -282,12 +282,12 @@ Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int most_runs)
   counts = arena.take<int>(heads * runs * chunks);
 }
 
-void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream) {
+void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream) {
   const QueryChoices choices{p.selected + rank, int(p.top_k), int(p.time), int(p.chunk_size)};
   sort(choices, unsigned(p.batch * p.kv_heads), lists, stream);
 }
 void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
-                cudaStream_t stream) {
+                Stream stream) {
   sort(PairChoices{chunks}, unsigned(p.batch * p.kv_heads), lists, stream);
 }
 

@@ -38,8 +38,8 @@ __device__ inline Segment segment_of(const Lists& lists, int heads, unsigned blo
 // Sorts by the choice of this rank; or pairs [B, H, shortlist, T], by the chunk of each,
 // kNoChunk for none.
 constexpr uint16_t kNoChunk = 0xffff;
-void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);
+void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream);
 void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
-                cudaStream_t stream);
+                Stream stream);
 
 }  // namespace assay::ops::cuda::top1

@@ -176,20 +176,15 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, Shortlist
   }
 }
 
-template <int D>
-void score_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
-                 cudaStream_t stream) {
-  launch_kernel(pair_kernel<D>, unsigned(p.batch * p.kv_heads * scratch.lists.segments),
-                kWarps * 32, pair_bytes<D>(p), stream, p, scratch, Pairs(p), padded_chunk(p));
-}
-
 }  // namespace
 
-void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream) {
+void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream) {
   if (p.time > p.chunk_size)
-    with_head_dim(p.head_dim, [&](auto d) { score_pairs<d()>(p, scratch, stream); });
-  launch_kernel(pick_kernel, unsigned(ceil_div(p.batch * p.heads * p.time, 256)), 256, 0, stream, p,
-                scratch);
+    with_head_dim(p.head_dim, [&](auto d) {
+      launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.lists.segments),
+                    kWarps * 32, pair_bytes<d()>(p), stream, p, scratch, Pairs(p), padded_chunk(p));
+    });
+  launch_threads(pick_kernel, p.batch * p.heads * p.time, 256, stream, p, scratch);
   check_launch("top1_chunk: pairs");
 }
 

@@ -13,7 +13,7 @@ struct SelectWorkspace {
   float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
   SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
-void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream);
+void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
 // The same by shortlist. cuda_shortlist.cu, cuda_pairs.cu
 struct ShortlistWorkspace {
@@ -23,16 +23,15 @@ struct ShortlistWorkspace {
   Lists lists;
   ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
-void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
-                      cudaStream_t stream);
+void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
 // Of the shortlists and of their pairs sorted by chunk.
-void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, cudaStream_t stream);
+void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
 
 // out and logsumexp of what the queries read in the chunk of this rank, joined with the
 // ranks before. cuda_forward.cu
-void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, cudaStream_t stream);
+void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream);
 // The same of each query's own chunk, joined with all ranks: out and logsumexp are final.
-void local_pass(const Top1ChunkForward& p, cudaStream_t stream);
+void local_pass(const Top1ChunkForward& p, Stream stream);
 
 // The gradients. cuda_backward.cu
 struct GradientWorkspace {
@@ -40,10 +39,9 @@ struct GradientWorkspace {
   float* partial;  // [B·Hk, segments beyond a chunk's first, 2, keys of a block, D]: dk, dv
   GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists, WorkspaceArena& arena);
 };
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                cudaStream_t stream);
+void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, Stream stream);
 // Of each query's own chunk (local; writes dq, dk and dv), or of the chunks that lists says
 // (adds to them).
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, cudaStream_t stream);
+                     const Lists& lists, bool local, Stream stream);
 }  // namespace assay::ops::cuda::top1

@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
 }
 
 template <int D>
-void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
+void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
   const int tiles = int(tiles_per_head(p));
   const unsigned blocks = unsigned(ceil_div(p.time, kApproxGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
@@ -272,7 +272,7 @@ void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cu
 }
 
 template <int D, int kKeys>
-void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
+void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
   const int tiles = int(tiles_per_head(p));
   const unsigned blocks = unsigned(ceil_div(p.time, kExactGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
@@ -291,7 +291,7 @@ SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& aren
   previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
 }
 
-void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, cudaStream_t stream) {
+void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
   with_head_dim(p.head_dim, [&](auto d) {
     if (scores_means(p)) approx_blocks<d()>(p, scratch, stream);
     else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);

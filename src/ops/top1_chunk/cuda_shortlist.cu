@@ -379,8 +379,7 @@ Top1ChunkForward pairs_of(Top1ChunkForward p) {
 }
 
 template <int D, int kParts>
-void list_chunks(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
-                 cudaStream_t stream) {
+void list_chunks(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream) {
   const int64_t chunks = ceil_div(p.time, p.chunk_size);
   const int tiles = int(tiles_per_head(p)), bytes = int(padded_chunk(p) * D * sizeof(bf16));
   Keyed keyed{1};
@@ -400,8 +399,7 @@ ShortlistWorkspace::ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena
       scores(arena.take<float>(p.batch * p.heads * p.shortlist * p.time)),
       lists(pairs_of(p), arena, kPairRuns) {}
 
-void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch,
-                      cudaStream_t stream) {
+void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream) {
   with_head_dim(p.head_dim, [&](auto d) {
     if (parts(p) == 4) list_chunks<d(), 4>(p, scratch, stream);
     else list_chunks<d(), 8>(p, scratch, stream);

@@ -30,19 +30,17 @@ size_t workspace_bytes(const Top1ElementBackward& bwd) {
   return workspace_size<BackwardWorkspace>(bwd);
 }
 
-void top1_element(const Top1ElementForward& p, void* workspace, Stream raw_stream) {
+void top1_element(const Top1ElementForward& p, void* workspace, Stream stream) {
   check("top1_element", why_unsupported(p));
-  const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
   const Operands operands(p, arena);
   pack_operands(p, operands, stream);
   choose(p, operands, stream);
 }
 
-void top1_element(const Top1ElementBackward& bwd, void* workspace, Stream raw_stream) {
+void top1_element(const Top1ElementBackward& bwd, void* workspace, Stream stream) {
   check("top1_element", why_unsupported(bwd.forward));
   check("top1_element", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
-  const auto stream = cuda_stream(raw_stream);
   WorkspaceArena arena(workspace);
   const BackwardWorkspace scratch(bwd, arena);
   pack_operands(bwd, scratch.operands, stream);

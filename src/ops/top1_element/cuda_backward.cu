@@ -48,29 +48,22 @@ struct OfColumns {
 // Scores become P.
 template <int N, class Stats>
 __device__ void weigh(float (&s)[N][4], float scale, const Stats& logsumexp) {
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = ex2_approx(fmaf(s[n][e], scale, -logsumexp.at(n, e)));
+  each_element(
+      s, [&](float& x, int n, int e) { x = ex2_approx(fmaf(x, scale, -logsumexp.at(n, e))); });
 }
 // P becomes dS.
 template <int N, class Stats>
 __device__ void differentiate(float (&s)[N][4], const float (&dp)[N][4], const Stats& delta) {
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] *= dp[n][e] - delta.at(n, e);
+  each_element(s, [&](float& x, int n, int e) { x *= dp[n][e] - delta.at(n, e); });
 }
 // Nothing flows between a query and a key after it. A row sees the columns below its limit, or
 // (kAbove) from it on.
 template <bool kAbove, int N>
 __device__ void hide(float (&s)[N][4], const int (&limit)[2]) {
   const int column = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      s[n][e] = (column + n * 8 + e % 2 < limit[e / 2]) != kAbove ? s[n][e] : 0;
+  each_element(s, [&](float& x, int n, int e) {
+    x = (column + n * 8 + e % 2 < limit[e / 2]) != kAbove ? x : 0;
+  });
 }
 
 template <int D>
@@ -208,7 +201,7 @@ __global__ void __launch_bounds__(kGroups<D> * 128 + 128, 1)
 
 }  // namespace
 
-void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+void query_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream stream) {
   const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
     using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2>;
@@ -218,7 +211,7 @@ void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStre
   });
   check_launch("top1_element: gradients of queries");
 }
-void key_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream) {
+void key_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream stream) {
   const Top1ElementForward& p = bwd.forward;
   with_head_dim(p.head_dim, [&](auto d) {
     using Smem = StreamSmem<d(), kPart, kGroups<d()>, 2, 2, true>;

@@ -88,11 +88,9 @@ struct Best {
 template <int N>
 __device__ void hide(float (&s)[N][4], int first, const int (&limit)[2]) {
   const int column = first + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int n = 0; n < N; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      s[n][e] = column + n * 8 + e % 2 < limit[e / 2] ? s[n][e] : -INFINITY;
+  each_element(s, [&](float& x, int n, int e) {
+    x = column + n * 8 + e % 2 < limit[e / 2] ? x : -INFINITY;
+  });
 }
 
 // The value that a query chose, NaN where its scores hold one. By the quad.
@@ -175,12 +173,7 @@ __device__ void choose_rows(const Smem& smem, const Top1ElementForward& p, const
     if constexpr (decltype(weighted)::value) warpgroup_fence_operand(soft);
     if (i > 0) smem.release(before);
     if constexpr (kSoft) {
-      if (risen) {
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) soft[n][e] *= best.shrink[e / 2];
-      }
+      if (risen) each_element(soft, [&](float& x, int, int e) { x *= best.shrink[e / 2]; });
     }
     before = here;
     here = ahead.stage;
@@ -229,7 +222,7 @@ __global__ void __launch_bounds__(kGroups * 128 + 128, 1)
 }
 
 template <int D, bool kSoft>
-void choose_blocks(const Top1ElementForward& p, const Operands& m, cudaStream_t stream) {
+void choose_blocks(const Top1ElementForward& p, const Operands& m, Stream stream) {
   // as registers allow
   constexpr int kPart = D == 64 && !kSoft ? 128 : 64, kGroups = D > 64 && kSoft ? 2 : 3;
   using Smem = StreamSmem<D, kPart, kGroups, 1, kSoft ? 2 : 1>;
@@ -240,7 +233,7 @@ void choose_blocks(const Top1ElementForward& p, const Operands& m, cudaStream_t 
 
 }  // namespace
 
-void choose(const Top1ElementForward& p, const Operands& m, cudaStream_t stream) {
+void choose(const Top1ElementForward& p, const Operands& m, Stream stream) {
   with_head_dim(p.head_dim, [&](auto d) {
     if (p.soft) choose_blocks<d(), true>(p, m, stream);
     else choose_blocks<d(), false>(p, m, stream);

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(256)
 }
 
 void pack_rows(const Top1ElementForward& p, const View& x, int64_t heads, int64_t rows,
-               const Packed& to, cudaStream_t stream, double factor = 1) {
+               const Packed& to, Stream stream, double factor = 1) {
   const dim3 tiles(unsigned(to.rows / 64), unsigned(p.batch * heads));
   with_head_dim(p.head_dim, [&](auto d) {
     launch_kernel(pack_kernel<d()>, tiles, 256, 0, stream, x, int(heads), rows, to, float(factor));
@@ -84,13 +84,13 @@ Operands::Operands(const Top1ElementBackward& b, WorkspaceArena& arena)
   delta = arena.take<float>(p.batch * p.heads * q.rows);
 }
 
-void pack_operands(const Top1ElementForward& p, const Operands& m, cudaStream_t stream) {
+void pack_operands(const Top1ElementForward& p, const Operands& m, Stream stream) {
   pack_rows(p, p.q, p.heads, p.time, m.q, stream, (p.scale > 0) - (p.scale < 0));
   pack_rows(p, p.k, p.kv_heads, p.past + p.time, m.k, stream);
   if (m.v.data) pack_rows(p, p.v, p.kv_heads, p.past + p.time, m.v, stream);
   check_launch("top1_element: operands");
 }
-void pack_operands(const Top1ElementBackward& b, const Operands& m, cudaStream_t stream) {
+void pack_operands(const Top1ElementBackward& b, const Operands& m, Stream stream) {
   const Top1ElementForward& p = b.forward;
   pack_operands(p, m, stream);
   pack_rows(p, b.dout, p.heads, p.time, m.dout, stream);

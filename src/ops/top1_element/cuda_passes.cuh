@@ -34,15 +34,15 @@ inline float exponent_scale(const Top1ElementForward& p) {
 }
 
 // Fills the operands. cuda_pack.cu
-void pack_operands(const Top1ElementForward& p, const Operands& m, cudaStream_t stream);
-void pack_operands(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream);
+void pack_operands(const Top1ElementForward& p, const Operands& m, Stream stream);
+void pack_operands(const Top1ElementBackward& bwd, const Operands& m, Stream stream);
 
 // index and out; logsumexp and soft where they are wanted. cuda_forward.cu
-void choose(const Top1ElementForward& p, const Operands& m, cudaStream_t stream);
+void choose(const Top1ElementForward& p, const Operands& m, Stream stream);
 
 // dq, dk. cuda_backward.cu
-void query_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream);
-void key_gradients(const Top1ElementBackward& bwd, const Operands& m, cudaStream_t stream);
+void query_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream stream);
+void key_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream stream);
 
 // dv: queries sorted by the key that they chose, each key the sum of its queries. cuda_values.cu
 struct Choices {
@@ -55,6 +55,6 @@ struct Choices {
   size_t scratch_bytes;
   Choices(const Top1ElementForward& p, WorkspaceArena& arena);
 };
-void value_gradients(const Top1ElementBackward& bwd, const Choices& choices, cudaStream_t stream);
+void value_gradients(const Top1ElementBackward& bwd, const Choices& choices, Stream stream);
 
 }  // namespace assay::ops::cuda::element

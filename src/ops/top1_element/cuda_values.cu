@@ -12,10 +12,10 @@ int64_t queries_of(const Top1ElementForward& p) { return p.batch * p.heads * p.t
 int64_t keys_of(const Top1ElementForward& p) { return p.batch * p.kv_heads * (p.past + p.time); }
 
 cudaError_t sort(const Top1ElementForward& p, const Choices& c, void* scratch, size_t& bytes,
-                 cudaStream_t stream) {
+                 Stream stream) {
   return cub::DeviceRadixSort::SortPairs(scratch, bytes, c.key, c.sorted_key, c.item, c.sorted_item,
                                          queries_of(p), 0, std::bit_width(uint64_t(keys_of(p))),
-                                         stream);
+                                         cuda_stream(stream));
 }
 
 __global__ void __launch_bounds__(256)
@@ -90,15 +90,15 @@ Choices::Choices(const Top1ElementForward& p, WorkspaceArena& arena) {
   scratch = arena.take<char>(int64_t(scratch_bytes));
 }
 
-void value_gradients(const Top1ElementBackward& bwd, const Choices& c, cudaStream_t stream) {
+void value_gradients(const Top1ElementBackward& bwd, const Choices& c, Stream stream) {
   const Top1ElementForward& p = bwd.forward;
   const int64_t queries = queries_of(p), keys = keys_of(p);
-  launch_kernel(list_kernel, unsigned(ceil_div(queries, 256)), 256, 0, stream, p, c, queries);
+  launch_threads(list_kernel, queries, 256, stream, p, c, queries);
   size_t bytes = c.scratch_bytes;
   if (sort(p, c, c.scratch, bytes, stream) != cudaSuccess) check_launch("top1_element: sort");
   for (uint32_t* bound : {c.begin, c.end})
-    cudaMemsetAsync(bound, 0, size_t(keys) * sizeof(uint32_t), stream);
-  launch_kernel(bounds_kernel, unsigned(ceil_div(queries, 256)), 256, 0, stream, c, queries);
+    cudaMemsetAsync(bound, 0, size_t(keys) * sizeof(uint32_t), cuda_stream(stream));
+  launch_threads(bounds_kernel, queries, 256, stream, c, queries);
   with_head_dim(p.head_dim, [&](auto d) {
     launch_kernel(sum_kernel<d()>, unsigned(ceil_div(keys, 8)), 256, 0, stream, bwd, c, keys);
   });
