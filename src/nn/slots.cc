@@ -8,8 +8,8 @@
 namespace assay::nn {
 namespace {
 
-// Copies the row of a tensor [1, …] into row `slot` of the batch. Scalars count positions, which the
-// batch has in State::positions.
+// Copies the row of a tensor [1, …] into row `slot` of the batch. Scalars count positions, which
+// the batch has in State::positions.
 void put_row(State& batch, const std::string& name, const at::Tensor& row, int64_t slot,
              int64_t count) {
   if (row.dim() == 0) return;

@@ -3,11 +3,12 @@
 // steps of continuous batching.
 //
 // A slot is a row of the batch. The states of recurrences and of channel mixers are rows of one
-// tensor each, and the caches of attention belong to their slots. A step computes all rows, used or not. Products and
-// element-wise operations choose their algorithm by the number of rows, so a row's bits do not
-// depend on the other rows. On a CPU the last rows of some numbers of rows are computed in another
-// way than the others. There, rows are added that are never used, until copies of one sequence have
-// the same bits in all rows. If no number that is tried gives this, none are added.
+// tensor each, and the caches of attention belong to their slots. A step computes all rows, used or
+// not. Products and element-wise operations choose their algorithm by the number of rows, so a
+// row's bits do not depend on the other rows. On a CPU the last rows of some numbers of rows are
+// computed in another way than the others. There, rows are added that are never used, until copies
+// of one sequence have the same bits in all rows. If no number that is tried gives this, none are
+// added.
 #include <set>
 #include <string>
 #include <vector>
