@@ -153,7 +153,7 @@ TrainedModel open_model(const Options& o, const std::string& name) {
 }
 
 tasks::Subject subject_of(const Options& o, const TrainedModel& trained) {
-  return {*trained.model, trained.need_tokenizer(), trained.path, sha256_of_file(trained.weights),
+  return {*trained.model, trained.need_tokenizer(), trained.path, trained.weights_hash(),
           o.model.precision};
 }
 

@@ -74,6 +74,12 @@ std::vector<int64_t> TrainedModel::encode(const std::string& text) const {
 }
 
 at::Tensor TrainedModel::to_device(const at::Tensor& tokens) const {
+std::string TrainedModel::weights_hash() const {
+  std::string hashes;
+  for (const fs::path& file : weights) hashes += sha256_of_file(file);
+  return weights.size() == 1 ? hashes : sha256(hashes);
+}
+
   return tokens.to(model->embedding.device());
 }
 

@@ -197,6 +197,15 @@ TEST(TaskEncoder, TruncationKeepsTheLastTokens) {
 TEST(TaskEncoder, WindowsPredictEveryTokenOnce) {
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::separator);
   const std::string text =
+TEST(TaskEncoder, TokensPastTheVocabularyHaveNoText) {
+  const Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
+  const auto ids = small_tokenizer().encode("blue house");
+  std::vector<int64_t> tokens(ids.begin(), ids.end());
+  tokens.insert(tokens.begin() + 1, small_tokenizer().vocab_size());
+  tokens.push_back(100'000);
+  EXPECT_EQ(encoder.decode(tokens), "blue house");
+}
+
       "The answer to question 12 is number 45. Where is the blue house? It is in the garden.";
   const std::vector<int64_t> ids = encoder.encode(text);
   for (const int64_t longest : {3, 7, 1000}) {
