@@ -53,10 +53,9 @@ class Evaluator {
     if (subject.tokenizer.vocab_size() > subject.model.spec.config.vocab_size)
       fail("{}: its tokenizer has {} tokens, and the model knows {}", subject.name,
            subject.tokenizer.vocab_size(), subject.model.spec.config.vocab_size);
-    const at::Tensor& positions = subject.model.positions;
-    if (positions.defined() && longest_ > positions.size(0))
+    if (longest_ > subject.model.max_time())
       fail("{}: {} tokens do not fit the {} positions of the model", subject.name, longest_,
-           positions.size(0));
+           subject.model.max_time());
   }
 
   Ran run(const std::function<void(int64_t, int64_t)>& progress) {
