@@ -290,6 +290,11 @@ void check_options(const Options& o) {
   if (!o.items.empty()) check_output(o.items);
   if (o.keep && !o.output.empty())
     fail("--keep stores the items in the folder of the run; -o names another file. Give one.");
+  const bool both = !o.items.empty() && !o.output.empty();
+  const auto whole = [](const fs::path& file) { return fs::weakly_canonical(fs::absolute(file)); };
+  if (both && whole(o.items) == whole(o.output))
+    fail("{}: -o and --items name the same file; give two. Nothing was evaluated.",
+         o.items.string());
 }
 
 void run(Options o) {

@@ -80,7 +80,10 @@ class Evaluator {
       }
       store();
     }
-    for (const Item& item : results_.items(ran_.key)) ran_.truncated += item.dropped > 0;
+    std::set<size_t> asked;  // the results may hold items past the limit
+    for (const Question& question : all) asked.insert(question.index);
+    for (const Item& item : results_.items(ran_.key))
+      ran_.truncated += item.dropped > 0 && asked.contains(item.index);
     ran_.tokens_read = scorer_.tokens_read();
     ran_.tokens_alone = scorer_.tokens_alone();
     return ran_;
@@ -209,6 +212,11 @@ Demand demand_of(const Task& task, const data::Tokenizer& tokenizer,
     about(task, question, [&] {
       const Asked asked = task.kind->ask(question.document, question.before, encoder);
       const int64_t room = task.kind->generation().max_tokens;
+      if (asked.rolling) {
+        const int64_t length = std::ssize(encoder.encode(*asked.rolling));
+        if (length == 0) fail("the text is empty");
+        add(length, 1);
+      }
       if (asked.prompt) add(std::ssize(encoder.encode(*asked.prompt)) + room, room + 1);
       for (const Asked::Continuation& continuation : asked.continuations) {
         const Row row = encoder.pair(continuation.context, continuation.text);

@@ -209,6 +209,7 @@ TEST_F(Tasks, BadInputIsRefused) {
         {"eval tasks run --tasks mine.toml --data data --max-length 1", "document 1 of d.jsonl"},
         {"eval tasks --tasks mine.toml --data data", "MODEL is required"},
         {"eval tasks run --keep -o f --tasks mine.toml --data data", "-o names another file"},
+        {"eval tasks run --tasks mine.toml --data data -o f --items ./f", "the same file"},
         {"eval tasks --dry-run --tasks mine.toml --data data", "needs --tokenizer"},
         {"eval niah run --lengths 20", "too short"},
         {"eval niah run --lengths 1x", "is not a number of tokens"},

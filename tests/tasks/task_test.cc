@@ -131,6 +131,18 @@ TEST(TaskQuestions, DemandIsThatOfTheLongestItem) {
   EXPECT_EQ(demand_of(task, small_tokenizer(), options).items, 2);
 }
 
+TEST(TaskQuestions, DemandOfARollingTaskIsItsLongestText) {
+  const Folder folder;
+  const std::string text = "The answer to question 1 is number 3. It is in the garden.";
+  folder.write("d.jsonl",
+               Json{{"t", "blue house"}}.dump() + "\n" + Json{{"t", text}}.dump() + "\n");
+  const Task task = Task::read(
+      folder.write("t.toml", "kind = \"rolling\"\ndocuments = \"d.jsonl\"\ntext = \"{{t}}\"\n"));
+  const Demand demand = demand_of(task, small_tokenizer(), {.data = folder.path()});
+  EXPECT_EQ(demand.longest, std::ssize(small_tokenizer().encode(text)));
+  EXPECT_EQ(demand.least, 1);
+}
+
 TEST(TaskQuestions, RecallIsNotPartOfTheKey) {
   const Folder folder;
   write_documents(folder);
@@ -185,6 +197,15 @@ TEST(TaskEncoder, SpacesAtTheEndOfTheContextMoveToTheAnswer) {
   EXPECT_THROW(encoder.pair("Where is it?", ""), BadInput);
 }
 
+TEST(TaskEncoder, TokensPastTheVocabularyHaveNoText) {
+  const Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
+  const auto ids = small_tokenizer().encode("blue house");
+  std::vector<int64_t> tokens(ids.begin(), ids.end());
+  tokens.insert(tokens.begin() + 1, small_tokenizer().vocab_size());
+  tokens.push_back(100'000);
+  EXPECT_EQ(encoder.decode(tokens), "blue house");
+}
+
 TEST(TaskEncoder, TruncationKeepsTheLastTokens) {
   Row row{{1, 2, 3, 4, 5, 6}, 2};
   EXPECT_EQ(truncate(row, 3), 2);
@@ -197,15 +218,6 @@ TEST(TaskEncoder, TruncationKeepsTheLastTokens) {
 TEST(TaskEncoder, WindowsPredictEveryTokenOnce) {
   Encoder encoder(small_tokenizer(), false, Encoder::Prefix::separator);
   const std::string text =
-TEST(TaskEncoder, TokensPastTheVocabularyHaveNoText) {
-  const Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
-  const auto ids = small_tokenizer().encode("blue house");
-  std::vector<int64_t> tokens(ids.begin(), ids.end());
-  tokens.insert(tokens.begin() + 1, small_tokenizer().vocab_size());
-  tokens.push_back(100'000);
-  EXPECT_EQ(encoder.decode(tokens), "blue house");
-}
-
       "The answer to question 12 is number 45. Where is the blue house? It is in the garden.";
   const std::vector<int64_t> ids = encoder.encode(text);
   for (const int64_t longest : {3, 7, 1000}) {
@@ -278,6 +290,18 @@ TEST(TaskEvaluate, FinishedItemsAreNotAnsweredAgain) {
   EXPECT_EQ(
       evaluate(task, model.subject(), {.data = folder.path(), .longest = 64}, results).answered, 12)
       << "other settings, other results";
+}
+
+TEST(TaskEvaluate, TruncatedItemsPastTheLimitAreNotCounted) {
+  const Folder folder;
+  write_documents(folder);
+  const Model model;
+  const Task task = Task::read(folder.write("t.toml", kChoice));
+  Results results("");
+  EvaluateOptions options{.data = folder.path(), .longest = 8};
+  EXPECT_EQ(evaluate(task, model.subject(), options, results).truncated, 12);
+  options.limit = 5;
+  EXPECT_EQ(evaluate(task, model.subject(), options, results).truncated, 5);
 }
 
 TEST(TaskEvaluate, ErrorsNameTheDocument) {
