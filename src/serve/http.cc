@@ -1,5 +1,7 @@
 #include "serve/http.h"
 
+#include <poll.h>
+
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -311,20 +313,15 @@ asio::awaitable<bool> HttpServer::Parts::answer(beast::tcp_stream& stream,
   co_return answered&& keep_alive;
 }
 
-// Returns when the client has closed its side. A next request that is sent early waits.
+// Returns when the client has closed its side. A next request that is sent early stays unread, so
+// the socket is readable and the end is looked for again and again.
 asio::awaitable<void> HttpServer::Parts::client_closes(tcp::socket& socket) {
   for (;;) {
-    const auto [waited] = co_await socket.async_wait(tcp::socket::wait_read, kAwait);
-    if (waited) co_return;
-    char next = 0;
-    error_code error;
-    socket.non_blocking(true, error);
-    const size_t size = socket.receive(asio::buffer(&next, 1), tcp::socket::message_peek, error);
-    if (error == asio::error::would_block) continue;
-    if (error || size == 0) co_return;
-    asio::steady_timer forever(io, asio::steady_timer::time_point::max());
-    co_await forever.async_wait(kAwait);
-    co_return;
+    const auto [stopped] = co_await socket.async_wait(tcp::socket::wait_read, kAwait);
+    pollfd watched{.fd = socket.native_handle(), .events = POLLRDHUP, .revents = 0};
+    if (stopped || ::poll(&watched, 1, /*timeout=*/0) != 0) co_return;
+    asio::steady_timer pause(io, std::chrono::milliseconds(100));
+    if (const auto [cancelled] = co_await pause.async_wait(kAwait); cancelled) co_return;
   }
 }
 
