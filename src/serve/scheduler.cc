@@ -56,7 +56,8 @@ Scheduler::Scheduler(nn::LanguageModel& model, const SchedulerOptions& options, 
 
 bool Scheduler::submit(TaskPointer task) {
   const std::lock_guard lock(mutex_);
-  if (queued_ >= options_.queue) return false;
+  const int64_t free_places = options_.slots - (places_.use_count() - 1);
+  if (queued_ - free_places >= options_.queue) return false;
   ++queued_;
   metrics_.queued = queued_;
   submitted_.push_back(std::move(task));
@@ -103,7 +104,7 @@ bool Scheduler::take_queued() {
     Queued next = std::move(waiting_.front());
     waiting_.pop_front();
     queued_ -= next.next_prompt == 0;
-    reading_.push_back({.task = next.task, .prompt = next.next_prompt++});
+    reading_.push_back({.task = next.task, .prompt = next.next_prompt++, .place = places_});
     if (next.next_prompt < next.task->options().prompts.size()) waiting_.push_back(std::move(next));
   }
   metrics_.queued = queued_;
@@ -151,9 +152,9 @@ void Scheduler::read_one_piece() {
   const auto begin = Clock::now();
   Reading reading = std::move(reading_.front());
   reading_.pop_front();
-  const auto length = int64_t(reading.task->options().prompts[reading.prompt].size());
+  const int64_t length = tokens_to_read(reading);
   try {
-    read_piece(reading);
+    if (length > 0) read_piece(reading);
     if (reading.position < length) reading_.push_back(std::move(reading));
     else ready_.push_back(std::move(reading));
   } catch (const std::exception& error) {
@@ -166,7 +167,7 @@ void Scheduler::read_one_piece() {
 void Scheduler::read_piece(Reading& reading) {
   const TaskOptions& options = reading.task->options();
   const std::vector<int64_t>& prompt = options.prompts[reading.prompt];
-  const auto length = int64_t(prompt.size());
+  const int64_t length = tokens_to_read(reading);
   at::Tensor hidden;  // [1, T, d_model]
   do {
     const int64_t begin = reading.position, end = std::min(begin + options_.piece, length);
@@ -182,6 +183,12 @@ void Scheduler::read_piece(Reading& reading) {
       reading.page =
           whole && follows ? cache_.add(reading.page, tokens, reading.state, hidden) : nullptr;
     }
+// The last token of a prompt predicts what follows it, so it is not read if nothing follows.
+int64_t Scheduler::tokens_to_read(const Reading& reading) {
+  const TaskOptions& options = reading.task->options();
+  return std::ssize(options.prompts[reading.prompt]) - (options.max_tokens == 0 ? 1 : 0);
+}
+
     reading.position = end;
     metrics_.prompt_tokens += end - begin;
     if (options.score_prompts) score_piece(reading, hidden, begin);
@@ -282,6 +289,7 @@ bool Scheduler::start_sample(Reading& reading) {
   running_[*slot] = std::move(running);
   return true;
 }
+  if (reading.next_sample == options.samples) reading.place.reset();
 
 ops::Draw Scheduler::draw_of(const Running& running) const {
   return nn::draw_of(running.task->options().sampling,
@@ -371,7 +379,8 @@ void Scheduler::decode() {
 }
 
 void Scheduler::update_metrics() {
-  metrics_.reading = int64_t(reading_.size() + ready_.size());
+  metrics_.reading = int64_t(reading_.size());
+  metrics_.ready = int64_t(ready_.size());
   metrics_.decoding = std::ranges::count_if(running_, [](const auto& r) { return r.has_value(); });
   metrics_.cache_bytes = cache_.bytes();
   metrics_.cache_pages = cache_.pages();

@@ -71,7 +71,7 @@ struct SchedulerOptions {
 class Scheduler {
  public:
   Scheduler(nn::LanguageModel& model, const SchedulerOptions& options, Metrics& metrics);
-  // False if the queue is full.
+  // False if the task would have to wait and the queue is full.
   bool submit(TaskPointer task);
   void run();  // until stop(); tasks that are not finished are dropped
   void stop();
@@ -93,6 +93,7 @@ class Scheduler {
     at::Tensor last_logits;  // [V], after the whole prompt
     float logsumexp = 0;
     int64_t next_sample = 0;
+    std::shared_ptr<const void> place;  // see places_
   };
   struct Running {
     TaskPointer task;
@@ -105,6 +106,7 @@ class Scheduler {
     std::string error;
   };
 
+  static int64_t tokens_to_read(const Reading& reading);
   bool take_queued();  // false when there is nothing to do and stop() was called
   void drop_cancelled();
   void read_one_piece();
@@ -136,6 +138,9 @@ class Scheduler {
   std::deque<Queued> waiting_;
 
   mutable std::mutex mutex_;
+  // Shared by the prompts that are being read or wait for a slot, at most one per slot. Any thread
+  // can count them: use_count() is one more.
+  const std::shared_ptr<const void> places_ = std::make_shared<int>();
   std::condition_variable changed_;
   std::deque<TaskPointer> submitted_;
   int64_t queued_ = 0;  // tasks of submitted_ and waiting_ that no prompt was taken from
