@@ -109,15 +109,15 @@ void Completion::end(size_t index, EndReason reason) {
   surroundings_.answered(200);
 }
 
-void Completion::fail(const std::string& message) {
-  const std::string body = error_body(500, message);
+void Completion::fail(int status, const std::string& message) {
+  const std::string body = error_body(status, message);
   if (begun_) {
     write("data: " + body + "\n\n");
     reply_->end();
   } else {
-    reply_->send(500, "application/json", body);
+    reply_->send(status, "application/json", body);
   }
-  surroundings_.answered(500);
+  surroundings_.answered(status);
 }
 
 // A token has a place when its text begins to be released. Tokens past the end that a stop string

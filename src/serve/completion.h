@@ -29,7 +29,7 @@ class Completion final : public Task, public std::enable_shared_from_this<Comple
   void add_prompt_scores(size_t prompt, std::vector<TokenScore> scores) override;
   bool add_token(size_t choice, TokenScore score) override;
   void end(size_t choice, EndReason reason) override;
-  void fail(const std::string& message) override;
+  void fail(int status, const std::string& message) override;
 
  private:
   // A token of an answer, with its place in the text.

@@ -46,11 +46,13 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
   Exchange(asio::io_context& io, size_t largest_backlog)
       : io_(io), largest_backlog_(largest_backlog), changed(io) {}
 
-  void send(int status_code, const std::string& type, std::string body) override {
+  void send(int status_code, const std::string& type, std::string body,
+            const std::string& methods) override {
     ended_ = true;
     on_connections_thread([=, body = std::move(body)](Exchange& self) mutable {
       self.status = status_code;
       self.content_type = type;
+      self.allow = methods;
       self.pieces.push_back(std::move(body));
       self.finished = true;
     });
@@ -98,7 +100,7 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
  public:
   asio::steady_timer changed;  // cancelled when there is something to write
   int status = 0;              // 0: nothing was said yet
-  std::string content_type;
+  std::string content_type, allow;
   std::deque<std::string> pieces;
   size_t backlog = 0;  // bytes of `pieces`
   bool streams = false, finished = false, only_head = false;
@@ -110,10 +112,11 @@ class OwnedReply final : public Reply {
   explicit OwnedReply(std::shared_ptr<Exchange> exchange, std::string error)
       : exchange_(std::move(exchange)), error_(std::move(error)) {}
   ~OwnedReply() override {
-    if (!exchange_->ended()) exchange_->send(500, "application/json", std::move(error_));
+    if (!exchange_->ended()) exchange_->send(500, "application/json", std::move(error_), "");
   }
-  void send(int status, const std::string& type, std::string body) override {
-    exchange_->send(status, type, std::move(body));
+  void send(int status, const std::string& type, std::string body,
+            const std::string& allow) override {
+    exchange_->send(status, type, std::move(body), allow);
   }
   void begin_stream(const std::string& type) override { exchange_->begin_stream(type); }
   void write(std::string piece) override { exchange_->write(std::move(piece)); }
@@ -336,6 +339,7 @@ asio::awaitable<bool> HttpServer::Parts::write_answer(beast::tcp_stream& stream,
   if (exchange.streams) co_return co_await write_stream(stream, exchange, keep_alive, version);
   auto whole = response(exchange.status, exchange.content_type, std::move(exchange.pieces.front()),
                         keep_alive, version);
+  if (!exchange.allow.empty()) whole.set(http::field::allow, exchange.allow);
   // A large answer takes its time, so every part of it must progress, and not the whole.
   http::response_serializer<http::string_body> serializer(whole);
   serializer.split(exchange.only_head);

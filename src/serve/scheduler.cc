@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 #include "ops/parallel.h"
@@ -85,6 +86,7 @@ void Scheduler::run() {
     decode();
     update_metrics();
   }
+  fail_all();
 }
 
 bool Scheduler::take_queued() {
@@ -144,7 +146,25 @@ void Scheduler::drop(const TaskPointer& task) {
 
 void Scheduler::fail(const TaskPointer& task, const std::string& message) {
   drop(task);
-  task->fail(first_line(message));
+  task->fail(500, first_line(message));
+}
+
+void Scheduler::fail_all() {
+  std::set<TaskPointer> tasks;
+  for (const auto& running : running_)
+    if (running) tasks.insert(running->task);
+  for (const Reading& reading : reading_) tasks.insert(reading.task);
+  for (const Reading& reading : ready_) tasks.insert(reading.task);
+  for (const Queued& queued : waiting_) tasks.insert(queued.task);
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.insert(submitted_.begin(), submitted_.end());
+    submitted_.clear();
+  }
+  for (const TaskPointer& task : tasks) {
+    drop(task);
+    task->fail(503, "the server is stopping");
+  }
 }
 
 void Scheduler::read_one_piece() {
@@ -161,6 +181,12 @@ void Scheduler::read_one_piece() {
     fail(reading.task, error.what());
   }
   metrics_.prefill_seconds += seconds_since(begin);
+}
+
+// The last token of a prompt predicts what follows it, so it is not read if nothing follows.
+int64_t Scheduler::tokens_to_read(const Reading& reading) {
+  const TaskOptions& options = reading.task->options();
+  return std::ssize(options.prompts[reading.prompt]) - (options.max_tokens == 0 ? 1 : 0);
 }
 
 // Reads the next piece of the prompt, or takes what it leaves from the cache.
@@ -183,12 +209,6 @@ void Scheduler::read_piece(Reading& reading) {
       reading.page =
           whole && follows ? cache_.add(reading.page, tokens, reading.state, hidden) : nullptr;
     }
-// The last token of a prompt predicts what follows it, so it is not read if nothing follows.
-int64_t Scheduler::tokens_to_read(const Reading& reading) {
-  const TaskOptions& options = reading.task->options();
-  return std::ssize(options.prompts[reading.prompt]) - (options.max_tokens == 0 ? 1 : 0);
-}
-
     reading.position = end;
     metrics_.prompt_tokens += end - begin;
     if (options.score_prompts) score_piece(reading, hidden, begin);
@@ -269,6 +289,7 @@ bool Scheduler::start_sample(Reading& reading) {
   const std::optional<size_t> slot = free_slot();
   if (!slot && options.max_tokens > 1) return false;
   const int64_t sample = reading.next_sample++;
+  if (reading.next_sample == options.samples) reading.place.reset();
   Running running{.task = reading.task,
                   .choice = reading.prompt * size_t(options.samples) + size_t(sample),
                   .prompt_length = reading.position,
@@ -289,7 +310,6 @@ bool Scheduler::start_sample(Reading& reading) {
   running_[*slot] = std::move(running);
   return true;
 }
-  if (reading.next_sample == options.samples) reading.place.reset();
 
 ops::Draw Scheduler::draw_of(const Running& running) const {
   return nn::draw_of(running.task->options().sampling,

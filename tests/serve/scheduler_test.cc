@@ -46,7 +46,7 @@ struct Recorded final : Task {
   void end(size_t, EndReason) override {
     if (++ended == choices.size()) done.set_value("");
   }
-  void fail(const std::string& message) override { done.set_value(message); }
+  void fail(int, const std::string& message) override { done.set_value(message); }
 
   // All that came back, with the bits of the log-probabilities.
   std::string answer() const {
@@ -266,6 +266,20 @@ TEST_F(SchedulerTest, TheLastTokenOfAPromptIsNotReadWhenNothingFollows) {
     EXPECT_EQ(running.run(task), "") << length;
     EXPECT_EQ(std::ssize(task->prompts[0]), length - 1);
   }
+}
+
+TEST_F(SchedulerTest, RequestsThatAreOpenAtTheEndFail) {
+  const TaskOptions o{.prompts = {prompt(5, "a")}, .max_tokens = 100000};
+  std::vector<std::shared_ptr<Recorded>> tasks;
+  {
+    Running running(*model, {.slots = 1, .queue = 2, .piece = 16});
+    for (int i = 0; i < 3; ++i) {
+      tasks.push_back(std::make_shared<Recorded>(o));
+      ASSERT_TRUE(running.scheduler.submit(tasks.back()));
+    }
+    while (running.metrics.decoding == 0) std::this_thread::yield();
+  }
+  for (const auto& task : tasks) EXPECT_EQ(Running::wait(task), "the server is stopping");
 }
 
 TEST_F(SchedulerTest, CancelledRequestsLeaveTheirPlaces) {
