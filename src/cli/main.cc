@@ -163,6 +163,10 @@ CLI::Validator non_negative_number() {
   return number_check("NONNEGATIVE", "zero or a positive number", [](double x) { return x >= 0; });
 }
 
+CLI::Validator in_range(int64_t least, int64_t most) {
+  return CLI::Range(least, most, fmt::format("{} to {}", least, most));
+}
+
 bool json_wanted() { return json_flag; }
 void document_is_printed() { document_printed = true; }
 
