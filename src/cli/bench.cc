@@ -158,7 +158,7 @@ void add(CLI::App& app) {
       ->check(CLI::ExistingFile);
   command->add_option("--svg", o->svg, "write a figure of time over length (SVG) to this file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
-  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
+  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(in_range(0, 4096));
   command->callback([o] { run(*o); });
 }
 const bool registered = commands().add("bench", add);

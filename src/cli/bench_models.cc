@@ -249,7 +249,7 @@ void add_bench_models(CLI::App& bench) {
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");
   command->add_option("--csv", o->csv, "write the table with all digits to this CSV file");
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
-  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
+  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(in_range(0, 4096));
   command->callback([o] { run(*o); });
 }
 

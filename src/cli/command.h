@@ -30,6 +30,7 @@ CLI::App* subcommand(CLI::App& app, const std::string& name, const std::string& 
 // Checks of option values. Their messages say what was expected: "'x' is not a positive number".
 CLI::Validator positive_number();
 CLI::Validator non_negative_number();
+CLI::Validator in_range(int64_t least, int64_t most);
 
 // Words with commas, in lines of at most 100 columns that begin with `indent` spaces.
 std::string wrapped(const std::vector<std::string>& words, size_t indent);

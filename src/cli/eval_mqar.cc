@@ -136,7 +136,7 @@ void add(CLI::App& eval) {
                    "folder of results and figures; finished runs in it are not run again")
       ->required();
   command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
-  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
+  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(in_range(0, 4096));
   command->callback([o] { run(*o); });
 }
 [[maybe_unused]] const bool registered = eval_commands().add("mqar", add);

@@ -153,7 +153,7 @@ TrainedModel open_model(const Options& o, const std::string& name) {
 }
 
 tasks::Subject subject_of(const Options& o, const TrainedModel& trained) {
-  return {*trained.model, trained.need_tokenizer(), trained.path, sha256_of_file(trained.weights),
+  return {*trained.model, trained.need_tokenizer(), trained.path, trained.weights_hash(),
           o.model.precision};
 }
 
@@ -290,6 +290,11 @@ void check_options(const Options& o) {
   if (!o.items.empty()) check_output(o.items);
   if (o.keep && !o.output.empty())
     fail("--keep stores the items in the folder of the run; -o names another file. Give one.");
+  const bool both = !o.items.empty() && !o.output.empty();
+  const auto whole = [](const fs::path& file) { return fs::weakly_canonical(fs::absolute(file)); };
+  if (both && whole(o.items) == whole(o.output))
+    fail("{}: -o and --items name the same file; give two. Nothing was evaluated.",
+         o.items.string());
 }
 
 void run(Options o) {

@@ -45,8 +45,8 @@ void run(const Options& options) {
   exchange::export_model(options.output, opened, settings, options.layout, files.contents);
   const std::string family =
       exchange::hugging_face_config(opened.model->spec, options.layout)["model_type"];
-  const std::string weights = opened.weights.string();
-  std::string text = fmt::format("{}: {} from {}\n", options.output, family, weights);
+  const std::vector<std::string> weights(opened.weights.begin(), opened.weights.end());
+  std::string text = fmt::format("{}: {} from {}\n", options.output, family, join(weights));
   if (!files.reason.empty())
     text += fmt::format("{}; only tokenizer.model was written\n", files.reason);
   print({{"folder", options.output},

@@ -55,13 +55,15 @@ nn::Generation beginning(const Options& options, const TrainedModel& model) {
   return begun;
 }
 
+// Tokens past the tokenizer's vocabulary, which a padded vocabulary of a model has, have no text.
 json describe(const TrainedModel& model, const std::vector<int64_t>& prompt,
               const std::vector<int64_t>& made, uint64_t seed) {
   json sample = {{"seed", seed}, {"tokens", made}};
   if (!model.tokenizer) return sample;
   std::vector<int32_t> all(prompt.begin(), prompt.end());
   all.insert(all.end(), made.begin(), made.end());
-  std::erase(all, int32_t(model.tokenizer->separator()));
+  const int64_t separator = model.tokenizer->separator(), size = model.tokenizer->vocab_size();
+  std::erase_if(all, [&](int32_t token) { return token == separator || token >= size; });
   sample["text"] = model.tokenizer->decode(all);
   return sample;
 }

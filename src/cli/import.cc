@@ -5,6 +5,7 @@
 
 #include "base/progress.h"
 #include "cli/command.h"
+#include "data/tokenizer.h"
 #include "exchange/model_files.h"
 
 namespace assay::cli {
@@ -17,6 +18,7 @@ struct Options {
 void run(const Options& options) {
   exchange::OpenModel opened = exchange::open_model(options.folder);
   if (!options.tokenizer.empty()) opened.tokenizer = options.tokenizer;
+  if (!opened.tokenizer.empty()) data::Tokenizer{opened.tokenizer};  // refuses other files
   exchange::save_model(options.output, opened);
   const int64_t parameters = opened.model->parameter_count();
   print({{"model", options.output},

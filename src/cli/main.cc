@@ -20,11 +20,17 @@ namespace {
 bool json_flag = false;
 bool document_printed = false;
 
+// Text that is not UTF-8, such as the name of a file, has U+FFFD for each wrong byte.
+std::string dump(const nlohmann::json& document, int indent = -1) {
+  return document.dump(indent, ' ', /*ensure_ascii=*/false,
+                       nlohmann::json::error_handler_t::replace);
+}
+
 int report(int code, const std::string& message,
            nlohmann::json document = nlohmann::json::object()) {
   document["error"] = message;
   document["exit_code"] = code;
-  if (json_flag && !document_printed) fmt::print("{}\n", document.dump());
+  if (json_flag && !document_printed) fmt::print("{}\n", dump(document));
   fmt::print(stderr, "assay: {}\n", message);
   return code;
 }
@@ -157,11 +163,15 @@ CLI::Validator non_negative_number() {
   return number_check("NONNEGATIVE", "zero or a positive number", [](double x) { return x >= 0; });
 }
 
+CLI::Validator in_range(int64_t least, int64_t most) {
+  return CLI::Range(least, most, fmt::format("{} to {}", least, most));
+}
+
 bool json_wanted() { return json_flag; }
 void document_is_printed() { document_printed = true; }
 
 void print(const nlohmann::json& document, const std::string& text) {
-  if (json_flag) fmt::print("{}\n", document.dump(2));
+  if (json_flag) fmt::print("{}\n", dump(document, /*indent=*/2));
   else fmt::print("{}", text);
 }
 

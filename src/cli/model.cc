@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include "cli/command.h"
 #include "exchange/model_files.h"
 #include "train/device.h"
 
@@ -23,7 +24,7 @@ void add_device_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--precision", o.precision, "fp32, bf16 or fp64")
       ->capture_default_str()
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
-  command.add_option("--threads", o.threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
+  command.add_option("--threads", o.threads, "CPU threads; 0: all")->check(in_range(0, 4096));
 }
 
 TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
@@ -71,6 +72,12 @@ void TrainedModel::check_store(const data::TokenStore& store) const {
 std::vector<int64_t> TrainedModel::encode(const std::string& text) const {
   const std::vector<int32_t> ids = need_tokenizer().encode(text);
   return {ids.begin(), ids.end()};
+}
+
+std::string TrainedModel::weights_hash() const {
+  std::string hashes;
+  for (const fs::path& file : weights) hashes += sha256_of_file(file);
+  return weights.size() == 1 ? hashes : sha256(hashes);
 }
 
 at::Tensor TrainedModel::to_device(const at::Tensor& tokens) const {

@@ -30,12 +30,13 @@ struct TrainedModel {
   void check_store(const data::TokenStore& store) const;
   std::vector<int64_t> encode(const std::string& text) const;
   at::Tensor to_device(const at::Tensor& tokens) const;
+  std::string weights_hash() const;  // sha256 of the file, or of the hashes of several files
 
   std::shared_ptr<nn::LanguageModel> model;
   std::optional<data::Tokenizer> tokenizer;
   std::string path;
-  fs::path tokenizer_file;  // empty where there is none
-  fs::path weights;         // the file they were read from
+  fs::path tokenizer_file;        // empty where there is none
+  std::vector<fs::path> weights;  // the files they were read from
 };
 
 }  // namespace assay::cli

@@ -157,7 +157,7 @@ void add(CLI::App& app) {
   command
       ->add_option("--jobs", options->study.jobs,
                    "runs at a time (default: one per device; with Slurm: no limit)")
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   command
       ->add_option("--devices", options->study.devices,
                    "cpu, or cuda:0,cuda:1,...: the runs take turns on them")
@@ -165,7 +165,7 @@ void add(CLI::App& app) {
   command
       ->add_option("--threads", options->study.threads,
                    "CPU threads of each run (default: the cores are divided among the runs)")
-      ->check(CLI::Range(1, 4096));
+      ->check(in_range(1, 4096));
   command
       ->add_option("--launcher", options->launcher,
                    "local: processes of this machine; slurm: job arrays")

@@ -76,9 +76,9 @@ void read(Line& line, const std::string& text, const TrainedModel& model) {
   std::vector<int64_t> tokens =
       line.from_text ? tokens_of_text(record["text"], model) : tokens_of_list(record["tokens"]);
   model.check_tokens(tokens);
-  const at::Tensor& positions = model.model->positions;
-  if (positions.defined() && int64_t(tokens.size()) > positions.size(0) + 1)
-    fail("{} tokens are more than the model's {} positions", tokens.size(), positions.size(0));
+  const int64_t longest = model.model->max_time();  // the last token is not read
+  if (int64_t(tokens.size()) - 1 > longest)
+    fail("{} tokens are more than the model's {} positions", tokens.size(), longest);
   line.tokens = std::move(tokens);
 }
 

@@ -80,7 +80,7 @@ void add(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--port", s.http.port, "port; 0 takes a free port and prints it")
       ->capture_default_str()
-      ->check(CLI::Range(0, 65535));
+      ->check(in_range(0, 65535));
   command->add_option("--name", o->name,
                       "name of the model in requests; default: that of its folder");
   CLI::Option* key = command->add_option(
@@ -89,27 +89,27 @@ void add(CLI::App& app) {
   command
       ->add_option("--slots", o->slots,
                    "sequences decoded at the same time; default: 8, on CUDA 64")
-      ->check(CLI::Range(1, 4096));
+      ->check(in_range(1, 4096));
   command->add_option("--queue", s.scheduler.queue, "requests that may wait; more get status 429")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1000000));
+      ->check(in_range(0, 1000000));
   command
       ->add_option(
           "--max-context", o->max_context,
           "tokens of a prompt and its answer; default: what the model reads, at most 32768")
-      ->check(CLI::Range(1, 1 << 30));
+      ->check(in_range(1, 1 << 30));
   command
       ->add_option("--prefill", o->piece,
                    "tokens of a prompt read between two decode steps; default: 128, on CUDA 1024")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(in_range(1, 1 << 20));
   command
       ->add_option("--prefix-cache", o->cache_megabytes,
                    "memory for the states of prompts, in MiB; 0: none")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 20));
+      ->check(in_range(0, 1 << 20));
   command->add_option("--max-body", o->body_megabytes, "largest request, in MiB")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   command
       ->add_option("--timeout", s.http.timeout,
                    "seconds for a request to arrive, and for a client to read its answer")

@@ -132,13 +132,13 @@ void add(CLI::App& app) {
                       "override a value: --set train.steps=100 --set model.d_model=128");
   command->add_option("--device", o->train.device, "auto, cpu, cuda, cuda:N")
       ->capture_default_str();
-  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(CLI::Range(0, 4096));
+  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(in_range(0, 4096));
   command
       ->add_option("--ranks", o->ranks,
                    "processes on this host that share each batch or its sequences")
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   command->add_option("--gpus", o->gpus, "the same with one GPU per process")
-      ->check(CLI::Range(1, 1024));
+      ->check(in_range(1, 1024));
   command->add_flag("--resume", o->train.resume,
                     "continue from the newest checkpoint in the run folder");
   command->add_flag("--dry-run", o->dry_run,

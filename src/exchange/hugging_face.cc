@@ -288,35 +288,38 @@ nlohmann::json read_json(const fs::path& file) {
   return values;
 }
 
-NamedTensors load_shards(const fs::path& index) {
-  std::set<std::string> files;
+std::vector<fs::path> shards(const fs::path& index) {
+  std::set<fs::path> files;
   const nlohmann::json map = read_json(index).value("weight_map", nlohmann::json());
   for (const auto& [name, file] : map.items()) {
     if (!file.is_string() ||
         fs::path(file.get<std::string>()).filename() != file.get<std::string>())
       fail("{}: '{}' is in {}, which is not a file name", index.string(), name, file.dump());
-    files.insert(file.get<std::string>());
+    files.insert(index.parent_path() / file.get<std::string>());
   }
-  NamedTensors tensors;
-  for (const std::string& file : files)
-    for (auto& tensor : load_tensors(index.parent_path() / file))
-      tensors.push_back(std::move(tensor));
-  return tensors;
+  return {files.begin(), files.end()};
 }
 
 NamedTensors load_weights(const fs::path& folder) {
+  NamedTensors tensors;
+  for (const fs::path& file : hugging_face_weights(folder))
+    for (auto& tensor : load_tensors(file)) tensors.push_back(std::move(tensor));
+  return tensors;
+}
+
+}  // namespace
+
+std::vector<fs::path> hugging_face_weights(const fs::path& folder) {
   const fs::path whole = folder / "model.safetensors",
                  index = folder / "model.safetensors.index.json";
-  if (fs::exists(whole)) return load_tensors(whole);
-  if (fs::exists(index)) return load_shards(index);
+  if (fs::exists(whole)) return {whole};
+  if (fs::exists(index)) return shards(index);
   fail(
       "{}: holds neither model.safetensors nor model.safetensors.index.json. "
       "Convert weights in PyTorch's .bin files first. "
       "Nothing was written.",
       folder.string());
 }
-
-}  // namespace
 
 ModelSpec hugging_face_spec(const fs::path& folder) {
   const fs::path file = folder / "config.json";

@@ -25,6 +25,8 @@ nn::NamedTensors from_hugging_face(const nn::ModelSpec& spec, const nn::NamedTen
 nn::NamedTensors to_hugging_face(const nn::ModelSpec& spec, const nn::NamedTensors& ours,
                                  const std::string& layout = "");
 
+// model.safetensors, or the files that model.safetensors.index.json names, by name.
+std::vector<fs::path> hugging_face_weights(const fs::path& folder);
 std::shared_ptr<nn::LanguageModel> read_hugging_face(const fs::path& folder);
 // Writes config.json and model.safetensors. `settings` are laid over config.json (ids
 // of special tokens).

@@ -19,7 +19,7 @@ OpenModel read_model(const fs::path& config, const fs::path& weights) {
   auto model = std::make_shared<LanguageModel>(
       ModelSpec::read(ConfigNode::read_file(config).child("model")));
   copy_tensors(tensors, named_parameters_of(*model), weights.string());
-  return {std::move(model), weights, {}};
+  return {std::move(model), {weights}, {}};
 }
 
 // Next to the model, or in the store that the run was trained on.
@@ -60,7 +60,7 @@ OpenModel open_model(const fs::path& path) {
   const bool has_config = fs::exists(folder.config()), has_weights = fs::exists(here.weights());
   if (has_config && has_weights) return open(folder, here);
   if (fs::exists(path / "config.json"))
-    return {read_hugging_face(path), here.weights(), find_tokenizer(path)};
+    return {read_hugging_face(path), hugging_face_weights(path), find_tokenizer(path)};
   if (has_config) fail("{}: a run without a checkpoint; train it first", path.string());
   if (const auto run = run::enclosing_run(path); run && has_weights) return open(*run, here);
   if (!fs::exists(path)) fail("{}: no such model", path.string());

@@ -10,7 +10,7 @@ namespace assay::exchange {
 
 struct OpenModel {
   std::shared_ptr<nn::LanguageModel> model;  // on the CPU, in fp32
-  fs::path weights;                          // the file they were read from
+  std::vector<fs::path> weights;             // the files they were read from
   // The SentencePiece model that belongs to it; empty when none is found
   fs::path tokenizer;
 };

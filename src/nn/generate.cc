@@ -34,10 +34,9 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
   ModelState fresh;
   ModelState& state = given ? *given : fresh;
   const int64_t batch = prompts.size(0), length = state.position + prompts.size(1);
-  const int64_t longest =
-      model.positions.defined() ? model.positions.size(0) : std::numeric_limits<int64_t>::max();
+  const int64_t longest = model.max_time();
   if (max_tokens < 0) fail("max_tokens = {} must be 0 or more", max_tokens);
-  if (max_tokens > longest - length)
+  if (max_tokens > longest - length + 1)  // the last token is not read
     fail("a prompt of {} tokens and {} to follow do not fit the model's {} positions", length,
          max_tokens, longest);
   std::vector<std::vector<int64_t>> out(batch);

@@ -1,10 +1,13 @@
 #include "ops/register.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "ops/paths.h"
 
@@ -108,13 +111,47 @@ struct TracedOperator : torch::autograd::Function<TracedOperator> {
   }
 };
 
+// With create_graph, torch records a backward pass, but the gradients of an operator are computed
+// without a record. This hook gives them a record that raises when it is differentiated, because a
+// second derivative would be without the part of the operator otherwise.
+class RefuseSecondDerivative : public torch::autograd::FunctionPostHook {
+ public:
+  explicit RefuseSecondDerivative(std::string name) : name_(std::move(name)) {}
+
+  variable_list operator()(const variable_list& gradients, const variable_list&) override {
+    if (!at::GradMode::is_enabled()) return gradients;
+    variable_list recorded;
+    for (const at::Tensor& gradient : gradients)
+      recorded.push_back(gradient.defined() ? gradient.detach().requires_grad_() : gradient);
+    const auto error = std::make_shared<torch::autograd::DelayedError>(
+        name_ + " has no second derivative", int64_t(gradients.size()));
+    return (*error)(std::move(recorded));
+  }
+
+ private:
+  std::string name_;
+};
+
+void refuse_second_derivative(const c10::OperatorHandle& op, const Stack& results) {
+  std::set<torch::autograd::Node*> nodes;
+  for (const c10::IValue& result : results)
+    if (is_tensor(result) && result.toTensor().grad_fn())
+      nodes.insert(result.toTensor().grad_fn().get());
+  for (torch::autograd::Node* node : nodes)
+    node->add_post_hook(std::make_unique<RefuseSecondDerivative>(op.schema().name()));
+}
+
 class AutogradKernel : public c10::OperatorKernel {
  public:
   AutogradKernel(c10::KernelFunction function, std::vector<std::string> constant_results)
       : function_(std::move(function)), constant_results_(std::move(constant_results)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
-    if (!is_traced(keys)) return function_.callBoxed(op, keys, stack);
+    if (!is_traced(keys)) {
+      function_.callBoxed(op, keys, stack);
+      return refuse_second_derivative(
+          op, Stack(stack->end() - std::ptrdiff_t(op.schema().returns().size()), stack->end()));
+    }
     const auto call = c10::make_intrusive<Call>(op, take(stack, op.schema().arguments().size()),
                                                 constant_results_);
     variable_list tensors;

@@ -66,22 +66,25 @@ class Fields {
     if (!value->is_string()) refuse(name, "'{}' is {}; expected a string", name, shown(*value));
     return value->get<std::string>();
   }
-  // A field of OpenAI's that has no effect here may only have the value that asks for none.
+  // A field of OpenAI's that has no effect here may only have the value that asks for none. It is
+  // not suggested in the place of an unknown field.
   void only(const std::string& name, auto&& is_neutral, const std::string& allowed) {
     const json* value = find(name);
+    known_.pop_back();
+    unsupported_.push_back(name);
     if (value && !is_neutral(*value))
       refuse(name, "'{}' is {}; this server supports only {}", name, shown(*value), allowed);
   }
   void no_others() const {
     for (const auto& [name, value] : body_.items())
-      if (std::ranges::find(known_, name) == known_.end())
+      if (!std::ranges::count(known_, name) && !std::ranges::count(unsupported_, name))
         refuse(shortened(name), "unknown field '{}'{}", shortened(name),
                did_you_mean(name, known_));
   }
 
  private:
   const json& body_;
-  std::vector<std::string> known_;
+  std::vector<std::string> known_, unsupported_;
 };
 
 std::vector<int64_t> token_list(const json& list, const std::string& param,
@@ -146,6 +149,14 @@ std::vector<std::string> parse_stop(const json* stop, const ServedModel& model) 
   }
   if (!words.empty()) model.need_tokenizer("stop");
   return words;
+}
+
+void check_sampling(const std::string& param, const nn::Sampling& sampling) {
+  try {
+    nn::check(sampling);
+  } catch (const BadInput& error) {
+    throw ApiError(400, error.what(), param);
+  }
 }
 
 void check_model(Fields& fields, const ServedModel& model) {
@@ -294,11 +305,8 @@ CompletionRequest parse_completion(const json& body, ServedModel& model) {
   refuse_unsupported(fields, request.n);
   const json* prompt = fields.find("prompt");
   fields.no_others();
-  try {
-    nn::check(request.sampling);
-  } catch (const BadInput& error) {
-    throw ApiError(400, error.what());
-  }
+  check_sampling("temperature", {.temperature = request.sampling.temperature});
+  check_sampling("top_p", {.top_p = request.sampling.top_p});
   request.prompts = parse_prompts(prompt, model);
   const int64_t choices = int64_t(request.prompts.size()) * request.n;
   if (choices > limits.choices)

@@ -21,14 +21,17 @@ namespace assay::serve {
 
 // An answer with an HTTP status of 400 and above.
 struct ApiError : std::runtime_error {
-  ApiError(int http_status, const std::string& message, std::string parameter = "",
+  ApiError(int http_status, const std::string& text, std::string parameter = "",
            std::string error_code = "")
-      : std::runtime_error(message),
+      : std::runtime_error(text),
         status(http_status),
+        message(text),
         param(std::move(parameter)),
         code(std::move(error_code)) {}
   int status;
+  std::string message;      // what() ends at U+0000, which a request may hold
   std::string param, code;  // the field of the request; a word for programs; both may be empty
+  std::string allow = "";   // with status 405: the methods of the path
 };
 // {"error": {"message", "type", "param", "code"}}
 std::string error_body(int status, const std::string& message, const std::string& param = "",

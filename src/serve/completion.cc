@@ -77,17 +77,13 @@ void Completion::add_prompt_scores(size_t prompt, std::vector<TokenScore> scores
 bool Completion::add_token(size_t index, TokenScore score) {
   Choice& choice = choices_[index];
   const int64_t token = score.token;
-  Placed placed{.score = std::move(score)};
-  if (choice.stream) {
-    placed.begin = choice.stream->bytes_added();
-    placed.offset = choice.begin + choice.stream->characters_added();
-  }
-  choice.tokens.push_back(std::move(placed));
+  choice.tokens.push_back({.score = std::move(score)});
+  if (choice.stream) choice.text += choice.stream->add(token);
+  place_tokens(choice);
   if (!choice.stream) {
     if (request_.stream) send_event(index);
     return true;
   }
-  choice.text += choice.stream->add(token);
   const bool stopped = choice.stream->stopped();
   if (request_.stream && !stopped && !choice.text.empty()) send_event(index);
   return !stopped;
@@ -97,10 +93,9 @@ void Completion::end(size_t index, EndReason reason) {
   Choice& choice = choices_[index];
   choice.ended = true;
   choice.reason = reason == EndReason::stop ? "stop" : "length";
-  if (choice.stream) {
-    if (!choice.stream->stopped()) choice.text += choice.stream->finish();
-    drop_tokens_after_stop(choice);
-  }
+  if (choice.stream && !choice.stream->stopped()) choice.text += choice.stream->finish();
+  place_tokens(choice);
+  choice.tokens.resize(choice.placed_tokens);
   if (request_.stream) send_event(index);
   if (++ended_ < choices_.size()) return;
   if (!request_.stream)
@@ -116,23 +111,27 @@ void Completion::end(size_t index, EndReason reason) {
   surroundings_.answered(200);
 }
 
-void Completion::fail(const std::string& message) {
-  const std::string body = error_body(500, message);
+void Completion::fail(int status, const std::string& message) {
+  const std::string body = error_body(status, message);
   if (begun_) {
     write("data: " + body + "\n\n");
     reply_->end();
   } else {
-    reply_->send(500, "application/json", body);
+    reply_->send(status, "application/json", body);
   }
-  surroundings_.answered(500);
+  surroundings_.answered(status);
 }
 
-// Tokens whose text begins past the end that a stop string has made. The token that ends a
-// document has no text and stays.
-void Completion::drop_tokens_after_stop(Choice& choice) const {
-  if (!choice.stream->stopped()) return;
-  const size_t end = choice.stream->bytes_released();
-  while (!choice.tokens.empty() && choice.tokens.back().begin >= end) choice.tokens.pop_back();
+// A token has a place when its text begins to be released. Tokens past the end that a stop string
+// has made never have one. The token that ends a document has no text and has a place at the end.
+void Completion::place_tokens(Choice& choice) {
+  if (!choice.stream) {
+    choice.placed_tokens = choice.tokens.size();
+    return;
+  }
+  const std::vector<size_t>& offsets = choice.stream->offsets();
+  for (size_t& i = choice.placed_tokens; i < offsets.size(); ++i)
+    choice.tokens[i].offset = choice.begin + offsets[i];
 }
 
 // The prompt of a choice as part of its answer, with scores where those are wanted.
@@ -145,18 +144,19 @@ Completion::Echo Completion::echo(size_t prompt) const {
     const size_t i = out.tokens.size();
     Placed placed{.score = {.token = token, .logprob = 0, .top = {}}, .scored = i > 0};
     if (i > 0 && i <= prompt_scores_[prompt].size()) placed.score = prompt_scores_[prompt][i - 1];
-    if (stream) placed.offset = stream->characters_added();
     out.tokens.push_back(std::move(placed));
     if (stream) out.text += stream->add(token);
   }
-  if (stream) out.text += stream->finish();
+  if (!stream) return out;
+  out.text += stream->finish();
+  for (size_t i = 0; i < out.tokens.size(); ++i) out.tokens[i].offset = stream->offsets()[i];
   return out;
 }
 
 json Completion::logprobs_json(const std::vector<Placed>& tokens) const {
   json names = json::array(), logprobs = json::array(), top = json::array(),
        offsets = json::array();
-  for (const auto& [score, scored, begin, offset] : tokens) {
+  for (const auto& [score, scored, offset] : tokens) {
     names.push_back(model_->token_name(score.token));
     offsets.push_back(offset);
     logprobs.push_back(scored ? json(score.logprob) : json());
@@ -211,10 +211,10 @@ void Completion::send_event(size_t index) {
   Choice& choice = choices_[index];
   Echo part = request_.echo && !choice.echo_sent ? echo(prompt_of(index)) : Echo();
   choice.echo_sent = true;
-  const size_t first = std::min(choice.sent_tokens, choice.tokens.size());
-  const auto next = choice.tokens.begin() + std::ptrdiff_t(first);
-  part.tokens.insert(part.tokens.end(), next, choice.tokens.end());
-  choice.sent_tokens = choice.tokens.size();
+  const auto next = choice.tokens.begin() + std::ptrdiff_t(choice.sent_tokens),
+             last = choice.tokens.begin() + std::ptrdiff_t(choice.placed_tokens);
+  part.tokens.insert(part.tokens.end(), next, last);
+  choice.sent_tokens = choice.placed_tokens;
   part.text += choice.text;
   choice.text.clear();
   json one = {{"index", index}, {"text", part.text}, {"logprobs", nullptr}};
@@ -222,8 +222,7 @@ void Completion::send_event(size_t index) {
   if (request_.logprobs) one["logprobs"] = logprobs_json(part.tokens);
   if (request_.return_token_ids || !model_->texts) {
     one["token_ids"] = json::array();
-    for (auto token = next; token != choice.tokens.end(); ++token)
-      one["token_ids"].push_back(token->score.token);
+    for (auto token = next; token != last; ++token) one["token_ids"].push_back(token->score.token);
   }
   json document = frame();
   document["choices"] = json::array({one});

@@ -29,14 +29,13 @@ class Completion final : public Task, public std::enable_shared_from_this<Comple
   void add_prompt_scores(size_t prompt, std::vector<TokenScore> scores) override;
   bool add_token(size_t choice, TokenScore score) override;
   void end(size_t choice, EndReason reason) override;
-  void fail(const std::string& message) override;
+  void fail(int status, const std::string& message) override;
 
  private:
   // A token of an answer, with its place in the text.
   struct Placed {
     TokenScore score;
     bool scored = true;  // false for the first token of a prompt
-    size_t begin = 0;    // bytes of the made text before it
     size_t offset = 0;   // characters before it, with an echo
   };
   struct Echo {
@@ -47,8 +46,9 @@ class Completion final : public Task, public std::enable_shared_from_this<Comple
     std::optional<TextStream> stream;
     std::string text;  // released, without an echo; of a stream: and not sent
     std::vector<Placed> tokens;
-    size_t begin = 0;        // characters of the echo
-    size_t sent_tokens = 0;  // of a stream
+    size_t begin = 0;          // characters of the echo
+    size_t placed_tokens = 0;  // whose text has begun to be released
+    size_t sent_tokens = 0;    // of a stream
     bool echo_sent = false;
     bool ended = false;
     const char* reason = "length";
@@ -57,7 +57,7 @@ class Completion final : public Task, public std::enable_shared_from_this<Comple
   size_t prompt_of(size_t choice) const { return choice / size_t(options_.samples); }
   const std::string& bytes_of(int64_t token) const;
   Echo echo(size_t prompt) const;
-  void drop_tokens_after_stop(Choice& choice) const;
+  static void place_tokens(Choice& choice);
   nlohmann::json logprobs_json(const std::vector<Placed>& tokens) const;
   nlohmann::json frame() const;  // the fields that every answer and event has
   nlohmann::json usage() const;

@@ -1,5 +1,7 @@
 #include "serve/http.h"
 
+#include <poll.h>
+
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -44,11 +46,13 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
   Exchange(asio::io_context& io, size_t largest_backlog)
       : io_(io), largest_backlog_(largest_backlog), changed(io) {}
 
-  void send(int status_code, const std::string& type, std::string body) override {
+  void send(int status_code, const std::string& type, std::string body,
+            const std::string& methods) override {
     ended_ = true;
     on_connections_thread([=, body = std::move(body)](Exchange& self) mutable {
       self.status = status_code;
       self.content_type = type;
+      self.allow = methods;
       self.pieces.push_back(std::move(body));
       self.finished = true;
     });
@@ -96,7 +100,7 @@ class Exchange final : public Reply, public std::enable_shared_from_this<Exchang
  public:
   asio::steady_timer changed;  // cancelled when there is something to write
   int status = 0;              // 0: nothing was said yet
-  std::string content_type;
+  std::string content_type, allow;
   std::deque<std::string> pieces;
   size_t backlog = 0;  // bytes of `pieces`
   bool streams = false, finished = false, only_head = false;
@@ -108,10 +112,11 @@ class OwnedReply final : public Reply {
   explicit OwnedReply(std::shared_ptr<Exchange> exchange, std::string error)
       : exchange_(std::move(exchange)), error_(std::move(error)) {}
   ~OwnedReply() override {
-    if (!exchange_->ended()) exchange_->send(500, "application/json", std::move(error_));
+    if (!exchange_->ended()) exchange_->send(500, "application/json", std::move(error_), "");
   }
-  void send(int status, const std::string& type, std::string body) override {
-    exchange_->send(status, type, std::move(body));
+  void send(int status, const std::string& type, std::string body,
+            const std::string& allow) override {
+    exchange_->send(status, type, std::move(body), allow);
   }
   void begin_stream(const std::string& type) override { exchange_->begin_stream(type); }
   void write(std::string piece) override { exchange_->write(std::move(piece)); }
@@ -311,20 +316,15 @@ asio::awaitable<bool> HttpServer::Parts::answer(beast::tcp_stream& stream,
   co_return answered&& keep_alive;
 }
 
-// Returns when the client has closed its side. A next request that is sent early waits.
+// Returns when the client has closed its side. A next request that is sent early stays unread, so
+// the socket is readable and the end is looked for again and again.
 asio::awaitable<void> HttpServer::Parts::client_closes(tcp::socket& socket) {
   for (;;) {
-    const auto [waited] = co_await socket.async_wait(tcp::socket::wait_read, kAwait);
-    if (waited) co_return;
-    char next = 0;
-    error_code error;
-    socket.non_blocking(true, error);
-    const size_t size = socket.receive(asio::buffer(&next, 1), tcp::socket::message_peek, error);
-    if (error == asio::error::would_block) continue;
-    if (error || size == 0) co_return;
-    asio::steady_timer forever(io, asio::steady_timer::time_point::max());
-    co_await forever.async_wait(kAwait);
-    co_return;
+    const auto [stopped] = co_await socket.async_wait(tcp::socket::wait_read, kAwait);
+    pollfd watched{.fd = socket.native_handle(), .events = POLLRDHUP, .revents = 0};
+    if (stopped || ::poll(&watched, 1, /*timeout=*/0) != 0) co_return;
+    asio::steady_timer pause(io, std::chrono::milliseconds(100));
+    if (const auto [cancelled] = co_await pause.async_wait(kAwait); cancelled) co_return;
   }
 }
 
@@ -339,6 +339,7 @@ asio::awaitable<bool> HttpServer::Parts::write_answer(beast::tcp_stream& stream,
   if (exchange.streams) co_return co_await write_stream(stream, exchange, keep_alive, version);
   auto whole = response(exchange.status, exchange.content_type, std::move(exchange.pieces.front()),
                         keep_alive, version);
+  if (!exchange.allow.empty()) whole.set(http::field::allow, exchange.allow);
   // A large answer takes its time, so every part of it must progress, and not the whole.
   http::response_serializer<http::string_body> serializer(whole);
   serializer.split(exchange.only_head);

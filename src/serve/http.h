@@ -21,7 +21,9 @@ struct HttpRequest {
 class Reply {
  public:
   virtual ~Reply() = default;
-  virtual void send(int status, const std::string& content_type, std::string body) = 0;
+  // `allow`: the methods of the path, for status 405.
+  virtual void send(int status, const std::string& content_type, std::string body,
+                    const std::string& allow = "") = 0;
   virtual void begin_stream(const std::string& content_type) = 0;
   virtual void write(std::string piece) = 0;
   virtual void end() = 0;

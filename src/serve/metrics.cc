@@ -27,6 +27,7 @@ std::string Metrics::prometheus() const {
   }
   add("requests_queued", "gauge", "Completion requests that wait for a place.", queued.load());
   add("prompts_reading", "gauge", "Prompts that are being read.", reading.load());
+  add("prompts_ready", "gauge", "Prompts that were read and wait for a slot.", ready.load());
   add("sequences_decoding", "gauge", "Sequences in slots.", decoding.load());
   add("prompt_tokens_total", "counter", "Tokens of prompts, with those from the prefix cache.",
       prompt_tokens.load());

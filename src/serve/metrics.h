@@ -9,7 +9,9 @@
 namespace assay::serve {
 
 struct Metrics {
-  std::atomic<int64_t> queued = 0, reading = 0, decoding = 0;  // requests; prompts; sequences
+  std::atomic<int64_t> queued = 0;              // requests
+  std::atomic<int64_t> reading = 0, ready = 0;  // prompts
+  std::atomic<int64_t> decoding = 0;            // sequences
   std::atomic<int64_t> prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   std::atomic<int64_t> cancelled = 0, decode_steps = 0;
   std::atomic<int64_t> cache_bytes = 0, cache_pages = 0;

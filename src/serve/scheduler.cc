@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <set>
 
 #include "base/error.h"
 #include "ops/parallel.h"
@@ -56,7 +57,8 @@ Scheduler::Scheduler(nn::LanguageModel& model, const SchedulerOptions& options, 
 
 bool Scheduler::submit(TaskPointer task) {
   const std::lock_guard lock(mutex_);
-  if (queued_ >= options_.queue) return false;
+  const int64_t free_places = options_.slots - (places_.use_count() - 1);
+  if (queued_ - free_places >= options_.queue) return false;
   ++queued_;
   metrics_.queued = queued_;
   submitted_.push_back(std::move(task));
@@ -84,6 +86,7 @@ void Scheduler::run() {
     decode();
     update_metrics();
   }
+  fail_all();
 }
 
 bool Scheduler::take_queued() {
@@ -103,7 +106,7 @@ bool Scheduler::take_queued() {
     Queued next = std::move(waiting_.front());
     waiting_.pop_front();
     queued_ -= next.next_prompt == 0;
-    reading_.push_back({.task = next.task, .prompt = next.next_prompt++});
+    reading_.push_back({.task = next.task, .prompt = next.next_prompt++, .place = places_});
     if (next.next_prompt < next.task->options().prompts.size()) waiting_.push_back(std::move(next));
   }
   metrics_.queued = queued_;
@@ -143,7 +146,25 @@ void Scheduler::drop(const TaskPointer& task) {
 
 void Scheduler::fail(const TaskPointer& task, const std::string& message) {
   drop(task);
-  task->fail(first_line(message));
+  task->fail(500, first_line(message));
+}
+
+void Scheduler::fail_all() {
+  std::set<TaskPointer> tasks;
+  for (const auto& running : running_)
+    if (running) tasks.insert(running->task);
+  for (const Reading& reading : reading_) tasks.insert(reading.task);
+  for (const Reading& reading : ready_) tasks.insert(reading.task);
+  for (const Queued& queued : waiting_) tasks.insert(queued.task);
+  {
+    const std::lock_guard lock(mutex_);
+    tasks.insert(submitted_.begin(), submitted_.end());
+    submitted_.clear();
+  }
+  for (const TaskPointer& task : tasks) {
+    drop(task);
+    task->fail(503, "the server is stopping");
+  }
 }
 
 void Scheduler::read_one_piece() {
@@ -151,9 +172,9 @@ void Scheduler::read_one_piece() {
   const auto begin = Clock::now();
   Reading reading = std::move(reading_.front());
   reading_.pop_front();
-  const auto length = int64_t(reading.task->options().prompts[reading.prompt].size());
+  const int64_t length = tokens_to_read(reading);
   try {
-    read_piece(reading);
+    if (length > 0) read_piece(reading);
     if (reading.position < length) reading_.push_back(std::move(reading));
     else ready_.push_back(std::move(reading));
   } catch (const std::exception& error) {
@@ -162,11 +183,17 @@ void Scheduler::read_one_piece() {
   metrics_.prefill_seconds += seconds_since(begin);
 }
 
+// The last token of a prompt predicts what follows it, so it is not read if nothing follows.
+int64_t Scheduler::tokens_to_read(const Reading& reading) {
+  const TaskOptions& options = reading.task->options();
+  return std::ssize(options.prompts[reading.prompt]) - (options.max_tokens == 0 ? 1 : 0);
+}
+
 // Reads the next piece of the prompt, or takes what it leaves from the cache.
 void Scheduler::read_piece(Reading& reading) {
   const TaskOptions& options = reading.task->options();
   const std::vector<int64_t>& prompt = options.prompts[reading.prompt];
-  const auto length = int64_t(prompt.size());
+  const int64_t length = tokens_to_read(reading);
   at::Tensor hidden;  // [1, T, d_model]
   do {
     const int64_t begin = reading.position, end = std::min(begin + options_.piece, length);
@@ -262,6 +289,7 @@ bool Scheduler::start_sample(Reading& reading) {
   const std::optional<size_t> slot = free_slot();
   if (!slot && options.max_tokens > 1) return false;
   const int64_t sample = reading.next_sample++;
+  if (reading.next_sample == options.samples) reading.place.reset();
   Running running{.task = reading.task,
                   .choice = reading.prompt * size_t(options.samples) + size_t(sample),
                   .prompt_length = reading.position,
@@ -371,7 +399,8 @@ void Scheduler::decode() {
 }
 
 void Scheduler::update_metrics() {
-  metrics_.reading = int64_t(reading_.size() + ready_.size());
+  metrics_.reading = int64_t(reading_.size());
+  metrics_.ready = int64_t(ready_.size());
   metrics_.decoding = std::ranges::count_if(running_, [](const auto& r) { return r.has_value(); });
   metrics_.cache_bytes = cache_.bytes();
   metrics_.cache_pages = cache_.pages();

@@ -55,7 +55,7 @@ class Task {
   // False ends the choice with EndReason::stop. The logprob is NaN unless scores are wanted.
   virtual bool add_token(size_t choice, TokenScore score) = 0;
   virtual void end(size_t choice, EndReason reason) = 0;
-  virtual void fail(const std::string& message) = 0;  // nothing follows
+  virtual void fail(int status, const std::string& message) = 0;  // of HTTP; nothing follows
 
   std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
 };
@@ -71,9 +71,9 @@ struct SchedulerOptions {
 class Scheduler {
  public:
   Scheduler(nn::LanguageModel& model, const SchedulerOptions& options, Metrics& metrics);
-  // False if the queue is full.
+  // False if the task would have to wait and the queue is full.
   bool submit(TaskPointer task);
-  void run();  // until stop(); tasks that are not finished are dropped
+  void run();  // until stop(); tasks that are not finished fail with status 503
   void stop();
   bool idle() const;  // no task is queued or worked on
 
@@ -93,6 +93,7 @@ class Scheduler {
     at::Tensor last_logits;  // [V], after the whole prompt
     float logsumexp = 0;
     int64_t next_sample = 0;
+    std::shared_ptr<const void> place;  // see places_
   };
   struct Running {
     TaskPointer task;
@@ -105,6 +106,7 @@ class Scheduler {
     std::string error;
   };
 
+  static int64_t tokens_to_read(const Reading& reading);
   bool take_queued();  // false when there is nothing to do and stop() was called
   void drop_cancelled();
   void read_one_piece();
@@ -124,6 +126,7 @@ class Scheduler {
   bool accept(Running& running, Drawn drawn);  // false: the sequence has ended
   void drop(const TaskPointer& task);          // removes all that belongs to it
   void fail(const TaskPointer& task, const std::string& message);
+  void fail_all();
   void update_metrics();
 
   nn::LanguageModel& model_;
@@ -135,6 +138,9 @@ class Scheduler {
   std::deque<Reading> reading_, ready_;
   std::deque<Queued> waiting_;
 
+  // Shared by the prompts that are being read or wait for a slot, at most one per slot. Any thread
+  // can count them: use_count() is one more.
+  const std::shared_ptr<const void> places_ = std::make_shared<int>();
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<TaskPointer> submitted_;

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -39,11 +41,19 @@ std::string percent_decoded(std::string_view text) {
   return out;
 }
 
+// "Bearer KEY" → KEY; the name of the scheme may be in lower case. "" for another scheme.
+std::string bearer_token(const std::string& authorization) {
+  constexpr std::string_view kScheme = "bearer ";
+  std::string scheme = authorization.substr(0, kScheme.size());
+  std::ranges::transform(scheme, scheme.begin(), [](unsigned char c) { return std::tolower(c); });
+  return scheme == kScheme ? authorization.substr(kScheme.size()) : "";
+}
+
 class Service {
  public:
   explicit Service(const ServiceOptions& options)
       : options_(options),
-        key_hash_(options.api_key.empty() ? "" : sha256("Bearer " + options.api_key)),
+        key_hash_(options.api_key.empty() ? "" : sha256(options.api_key)),
         http_(
             options.http,
             [this](HttpRequest request, std::shared_ptr<Reply> reply) {
@@ -118,7 +128,8 @@ class Service {
     if (scheduler_) scheduler_->stop();
   }
 
-  // Ten times per second: begins and ends the drain.
+  // Ten times per second: begins and ends the drain. When its time is over, open requests are
+  // answered with status 503; clients have one second to read it.
   void tick() {
     if (!interrupted()) return;
     if (!drain_began_) {
@@ -129,10 +140,15 @@ class Service {
       return;
     }
     const double waited = std::chrono::duration<double>(Clock::now() - *drain_began_).count();
-    if (http_.open_requests() > 0 && waited < options_.drain_seconds) return;
-    if (http_.open_requests() > 0)
+    const bool open = http_.open_requests() > 0;
+    if (open && waited < options_.drain_seconds) return;
+    if (open && !cut_off_) {
+      cut_off_ = true;
       fmt::print(stderr, "assay: {} requests were cut off after {} seconds\n",
                  http_.open_requests(), options_.drain_seconds);
+      stop_model();
+    }
+    if (open && waited < options_.drain_seconds + 1) return;
     http_.stop();
   }
 
@@ -144,7 +160,7 @@ class Service {
   void handle(const HttpRequest& request, const std::shared_ptr<Reply>& reply) {
     const auto refuse = [&](const ApiError& error) {
       send(request.path, reply, error.status, kJson,
-           error_body(error.status, error.what(), error.param, error.code));
+           error_body(error.status, error.message, error.param, error.code), error.allow);
     };
     try {
       const Route& route = route_of(request);
@@ -172,9 +188,12 @@ class Service {
       if (request.method == route.method) return route;
       methods = route.method;
     }
-    if (!methods.empty())
-      throw ApiError(405,
-                     fmt::format("{} takes {}, not {}", request.path, methods, request.method));
+    if (!methods.empty()) {
+      ApiError error(405, fmt::format("{} takes {}, not {}", valid_utf8(request.path), methods,
+                                      request.method));
+      error.allow = methods == "GET" ? "GET, HEAD" : methods;
+      throw error;
+    }
     throw ApiError(404,
                    fmt::format("there is no '{}' here{}; there are {}", valid_utf8(request.path),
                                did_you_mean(request.path, paths), join(paths)));
@@ -182,7 +201,7 @@ class Service {
 
   // Hashes are compared, so that the time of the comparison says nothing about the key.
   void check_key(const HttpRequest& request) const {
-    if (key_hash_.empty() || sha256(request.authorization) == key_hash_) return;
+    if (key_hash_.empty() || sha256(bearer_token(request.authorization)) == key_hash_) return;
     throw ApiError(401,
                    request.authorization.empty()
                        ? "an API key is needed: send the header 'Authorization: Bearer KEY'"
@@ -191,9 +210,9 @@ class Service {
   }
 
   void send(const std::string& path, const std::shared_ptr<Reply>& reply, int status,
-            const char* type, std::string body) {
+            const char* type, std::string body, const std::string& allow = "") {
     count(path, status);
-    reply->send(status, type, std::move(body));
+    reply->send(status, type, std::move(body), allow);
   }
   // Paths that do not exist are counted together, because a client could name any number.
   void count(const std::string& path, int status) {
@@ -258,6 +277,7 @@ class Service {
   std::exception_ptr error_;
   std::atomic<bool> draining_ = false;
   std::optional<Clock::time_point> drain_began_;
+  bool cut_off_ = false;
 };
 
 }  // namespace

@@ -30,6 +30,11 @@ int character_at(std::string_view text, size_t i) {
   return size;
 }
 
+// Bytes of the character of valid_utf8(text) that begins at text[i].
+size_t character_size(std::string_view text, size_t i) {
+  return size_t(std::max(1, character_at(text, i)));
+}
+
 // Bytes up to the last character, if that is not complete.
 size_t complete_characters(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back)
@@ -86,7 +91,14 @@ std::string TokenTexts::name(int64_t token) const {
 }
 
 std::string TextStream::release(size_t count) {
-  std::string text = valid_utf8(std::string_view(held_).substr(0, count));
+  const std::string_view bytes = std::string_view(held_).substr(0, count);
+  for (size_t i = 0; i < count; ++characters_) {
+    const size_t begin = released_ + i, end = begin + character_size(bytes, i);
+    while (offsets_.size() < begins_.size() && begins_[offsets_.size()] < end)
+      offsets_.push_back(characters_ + (begins_[offsets_.size()] > begin ? 1 : 0));
+    i = end - released_;
+  }
+  std::string text = valid_utf8(bytes);
   held_.erase(0, count);
   released_ += count;
   return text;
@@ -98,8 +110,8 @@ std::string TextStream::add(int64_t token) {
     if (texts_->drops_first_space() && bytes[0] == ' ') bytes.remove_prefix(1);
     after_text_ = true;
   }
+  begins_.push_back(released_ + held_.size());
   held_ += bytes;
-  characters_ += count_characters(bytes);
   size_t end = std::string::npos, certain = complete_characters(held_);
   for (const std::string& word : stop_) {
     end = std::min(end, held_.find(word));
@@ -112,6 +124,10 @@ std::string TextStream::add(int64_t token) {
   return text;
 }
 
-std::string TextStream::finish() { return release(held_.size()); }
+std::string TextStream::finish() {
+  std::string text = release(held_.size());
+  offsets_.resize(begins_.size(), characters_);
+  return text;
+}
 
 }  // namespace assay::serve

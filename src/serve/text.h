@@ -37,10 +37,10 @@ class TextStream {
   std::string add(int64_t token);  // text that has become certain
   std::string finish();            // the rest, when no token follows
   bool stopped() const { return stopped_; }
-  // Bytes of all tokens so far, past which a stop string may have ended the text.
-  size_t bytes_added() const { return released_ + held_.size(); }
-  size_t bytes_released() const { return released_; }
-  size_t characters_added() const { return characters_; }
+  // Characters that begin in the text before each token. The list ends before the first token that
+  // has no released byte yet; after finish() it has all tokens. Tokens past the end that a stop
+  // string has made never come.
+  const std::vector<size_t>& offsets() const { return offsets_; }
 
  private:
   std::string release(size_t count);
@@ -48,7 +48,8 @@ class TextStream {
   std::vector<std::string> stop_;
   bool after_text_, stopped_ = false;
   std::string held_;
-  size_t released_ = 0, characters_ = 0;
+  std::vector<size_t> begins_, offsets_;  // by token: bytes, characters before it
+  size_t released_ = 0, characters_ = 0;  // bytes, characters
 };
 
 }  // namespace assay::serve

@@ -3,7 +3,9 @@
 #include <sqlite3.h>
 
 #include <cerrno>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "base/error.h"
 
@@ -34,6 +36,20 @@ Json column(sqlite3_stmt* statement, int index) {
   }
 }
 
+constexpr std::chrono::milliseconds kPatience(10'000);  // with other processes
+
+// sqlite3_exec for a change of the journal mode. While another process makes the file, SQLite
+// refuses the change without waiting.
+int execute_patiently(sqlite3* handle, const char* pragma) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  int code = SQLITE_BUSY;
+  while (code == SQLITE_BUSY && std::chrono::steady_clock::now() < end) {
+    code = sqlite3_exec(handle, pragma, nullptr, nullptr, nullptr);
+    if (code == SQLITE_BUSY) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return code;
+}
+
 }  // namespace
 
 Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
@@ -45,9 +61,11 @@ Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
     fail<Error>("{}: {}", path_, reason);
   }
   try {
-    sqlite3_busy_timeout(handle_, 10'000);
-    if (mode == Mode::write) execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL");
-    if (mode == Mode::write_shared) execute("PRAGMA journal_mode = DELETE");
+    sqlite3_busy_timeout(handle_, kPatience.count());
+    const char* journal =
+        mode == Mode::write ? "PRAGMA journal_mode = WAL" : "PRAGMA journal_mode = DELETE";
+    if (mode != Mode::read && execute_patiently(handle_, journal) != SQLITE_OK) raise(journal);
+    if (mode == Mode::write) execute("PRAGMA synchronous = NORMAL");
     if (mode != Mode::read) execute("PRAGMA foreign_keys = ON");
   } catch (...) {
     sqlite3_close(handle_);

@@ -90,7 +90,7 @@ void check_lengths(const Plan& plan, const Candidate& c, Progress& progress) {
     if (task.longest > read)
       progress.log(
           fmt::format("{} reads {} tokens at most, and the longest item of task {} has {}: "
-                      "first tokens of long items are left out",
+                      "first tokens of long items are left out, and long texts are read in windows",
                       model, read, task.name, task.longest));
   }
 }

@@ -68,8 +68,10 @@ std::vector<Row> Encoder::windows(const std::string& text, int64_t longest) {
 
 std::string Encoder::decode(const std::vector<int64_t>& tokens) const {
   std::vector<int32_t> ids;
-  for (const int64_t token : tokens)
-    if (token != separator_ && token != tokenizer_.bos()) ids.push_back(int32_t(token));
+  for (const int64_t token : tokens) {
+    const bool is_text = token != separator_ && token != tokenizer_.bos();
+    if (is_text && token < tokenizer_.vocab_size()) ids.push_back(int32_t(token));
+  }
   return tokenizer_.decode(ids);
 }
 

@@ -52,10 +52,9 @@ class Evaluator {
     if (subject.tokenizer.vocab_size() > subject.model.spec.config.vocab_size)
       fail("{}: its tokenizer has {} tokens, and the model knows {}", subject.name,
            subject.tokenizer.vocab_size(), subject.model.spec.config.vocab_size);
-    const at::Tensor& positions = subject.model.positions;
-    if (positions.defined() && longest_ > positions.size(0))
+    if (longest_ > subject.model.max_time())
       fail("{}: {} tokens do not fit the {} positions of the model", subject.name, longest_,
-           positions.size(0));
+           subject.model.max_time());
   }
 
   Ran run(const std::function<void(int64_t, int64_t)>& progress) {
@@ -80,7 +79,10 @@ class Evaluator {
       }
       store();
     }
-    for (const Item& item : results_.items(ran_.key)) ran_.truncated += item.dropped > 0;
+    std::set<size_t> asked;  // the results may hold items past the limit
+    for (const Question& question : all) asked.insert(question.index);
+    for (const Item& item : results_.items(ran_.key))
+      ran_.truncated += item.dropped > 0 && asked.contains(item.index);
     ran_.tokens_read = scorer_.tokens_read();
     ran_.tokens_alone = scorer_.tokens_alone();
     return ran_;
@@ -208,6 +210,11 @@ Demand demand_of(const Task& task, const data::Tokenizer& tokenizer,
     about(task, question, [&] {
       const Asked asked = task.kind->ask(question.document, question.before, encoder);
       const int64_t room = task.kind->generation().max_tokens;
+      if (asked.rolling) {
+        const int64_t length = std::ssize(encoder.encode(*asked.rolling));
+        if (length == 0) fail("the text is empty");
+        add(length, 1);
+      }
       if (asked.prompt) add(std::ssize(encoder.encode(*asked.prompt)) + room, room + 1);
       for (const Asked::Continuation& continuation : asked.continuations) {
         const Row row = encoder.pair(continuation.context, continuation.text);

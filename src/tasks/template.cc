@@ -433,6 +433,7 @@ size_t end_of_expression(std::string_view source, size_t from) {
 std::string to_text(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
+  if (value.is_null()) return "None";
   return value.dump();
 }
 

@@ -42,6 +42,16 @@ TEST(Json, OneDocumentFromEveryCommand) {
             0);
 }
 
+// U+FFFD stands for a byte that is not UTF-8.
+TEST(Json, NamesThatAreNotUtf8AreReplaced) {
+  const data::Folder folder;
+  synthesize(folder);
+  fs::rename(folder / "store", folder / "store\xff");
+  EXPECT_EQ(document(folder, "data info $(printf 'store\\377')").at("parts").size(), 12u);
+  const json error = document(folder, "data info $(printf 'missing\\377')", 2);
+  EXPECT_NE(error.at("error").get<std::string>().find("missing\uFFFD"), std::string::npos);
+}
+
 TEST(Json, ErrorsAreOneDocumentToo) {
   const data::Folder folder;
   const json error = document(folder, "data info missing", 2);

@@ -27,15 +27,18 @@ class ModelCommands : public testing::Test {
   ModelCommands()
       : folder_(fs::temp_directory_path() / ("assay_cli_model" + std::to_string(::getpid()))) {
     make_folder(folder_ / "hf");
-    write_file(folder_ / "hf" / "config.json", kConfig);
-    write_weights();
+    write_model();
   }
   ~ModelCommands() override { fs::remove_all(folder_); }
 
-  void write_weights() {
+  // In files of at most `per_file` tensors, which an index names; 0: one file without an index.
+  void write_model(int64_t vocabulary = 12, size_t per_file = 0) {
+    json config = json::parse(kConfig);
+    config["vocab_size"] = vocabulary;
+    write_file(folder_ / "hf" / "config.json", config.dump());
     const std::vector<std::pair<std::string, std::vector<int64_t>>> shapes = {
-        {"model.embed_tokens.weight", {12, 8}},
-        {"lm_head.weight", {12, 8}},
+        {"model.embed_tokens.weight", {vocabulary, 8}},
+        {"lm_head.weight", {vocabulary, 8}},
         {"model.norm.weight", {8}},
         {"model.layers.0.input_layernorm.weight", {8}},
         {"model.layers.0.post_attention_layernorm.weight", {8}},
@@ -54,7 +57,18 @@ class ModelCommands : public testing::Test {
       for (float& x : numbers) x = float(random.normal());
       tensors.push_back({name, "F32", shape, std::as_bytes(std::span(numbers))});
     }
-    write_safetensors(folder_ / "hf" / "model.safetensors", tensors);
+    if (per_file == 0) return write_safetensors(folder_ / "hf" / "model.safetensors", tensors);
+    fs::remove(folder_ / "hf" / "model.safetensors");
+    json index;
+    for (size_t begin = 0; begin < tensors.size(); begin += per_file) {
+      const std::string file = fmt::format("part-{:02}.safetensors", begin);
+      const size_t end = std::min(tensors.size(), begin + per_file);
+      const std::vector<TensorEntry> part(tensors.begin() + std::ptrdiff_t(begin),
+                                          tensors.begin() + std::ptrdiff_t(end));
+      for (const TensorEntry& tensor : part) index["weight_map"][tensor.name] = file;
+      write_safetensors(folder_ / "hf" / file, part);
+    }
+    write_file(folder_ / "hf" / "model.safetensors.index.json", index.dump());
   }
 
   // Runs the program in the test's folder and expects its exit code; → standard output.
@@ -126,6 +140,50 @@ TEST_F(ModelCommands, ExportWritesTheTokenizerForTransformers) {
             "</s>");
   EXPECT_EQ(read_file(folder_ / "out" / "tokenizer.model"),
             read_file(folder_ / "hf" / "tokenizer.model"));
+}
+
+TEST_F(ModelCommands, ImportRefusesATokenizerThatCannotBeRead) {
+  write_file(folder_ / "junk.model", "junk");
+  run(2, "import hf -o ours --tokenizer junk.model");
+  expect_error("junk.model: not a SentencePiece model");
+  EXPECT_FALSE(fs::exists(folder_ / "ours"));
+}
+
+TEST_F(ModelCommands, WeightsInSeveralFilesAreEvaluatedAndExported) {
+  fs::copy(golden_folder() / "bpe2000.model", folder_ / "hf" / "tokenizer.model");
+  write_file(folder_ / "d.jsonl", R"({"q": "It is", "c": ["blue", "the garden"], "a": 0})");
+  write_file(folder_ / "mine.toml",
+             "kind = \"multiple_choice\"\ndocuments = \"d.jsonl\"\ntext = \"{{q}}\"\n"
+             "choices = \"{{c}}\"\nanswer = \"{{a}}\"\n");
+  const std::string evaluate = "eval tasks hf --tasks mine.toml -o r.sqlite --device cpu --json";
+  const auto answered = [&] {
+    return json::parse(run(0, evaluate)).at("results").at(0).at("answered_now").get<int>();
+  };
+  write_model(2000, /*per_file=*/5);
+  EXPECT_EQ(answered(), 1);
+  EXPECT_EQ(answered(), 0);
+  EXPECT_EQ(json::parse(run(0, "export hf -o out --json")).at("weights"),
+            json({"hf/part-00.safetensors", "hf/part-05.safetensors", "hf/part-10.safetensors"}));
+  fs::rename(folder_ / "out/model.safetensors", folder_ / "hf/model.safetensors");
+  EXPECT_EQ(answered(), 1) << "other files, other results";
+}
+
+// The model of a padded vocabulary makes tokens that its tokenizer does not know.
+TEST_F(ModelCommands, TokensPastTheTokenizersVocabularyHaveNoText) {
+  fs::copy(golden_folder() / "bpe2000.model", folder_ / "hf" / "tokenizer.model");
+  write_model(8000);
+  const json sample = json::parse(
+      run(0, "generate --model hf --tokens 300,301 --max-tokens 15 --json"))["samples"][0];
+  std::string known = "300 301";
+  int unknown = 0;
+  for (const json& token : sample["tokens"]) {
+    unknown += token >= 2000;
+    if (token < 2000) known += " " + token.dump();
+  }
+  EXPECT_GT(unknown, 0);
+  write_file(folder_ / "ids", known + "\n");
+  EXPECT_EQ(sample["text"].get<std::string>() + "\n",
+            run(0, "tokenizer decode hf/tokenizer.model < ids"));
 }
 
 TEST_F(ModelCommands, ScoreKeepsTheOrderWhateverTheBatch) {

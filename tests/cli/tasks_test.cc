@@ -72,6 +72,29 @@ TEST_F(Tasks, ItemsAreStoredAndModelsCompared) {
   EXPECT_GT(alone["results"][0]["tokens_read"], first["results"][0]["tokens_read"]);
 }
 
+TEST_F(Tasks, ModelsWithKeysPerPositionSayWhatTheyRead) {
+  std::string command = train("keys");
+  for (const std::string key : {"constants=keys", "max_positions=64"})
+    command += " --set model.attention." + key;
+  ASSERT_EQ(run(folder.path(), command).exit_code, 0);
+  const auto line = [](size_t length) {
+    return Json{{"tokens", std::vector<int>(length, 5)}}.dump() + "\n";
+  };
+  folder.write("lines", line(65) + line(66) + line(3));
+  const Outcome scored = run(folder.path(), "score --model keys lines --device cpu --json");
+  EXPECT_EQ(scored.exit_code, 1);
+  const Json records = Json::parse(scored.out);
+  ASSERT_EQ(records.size(), 3u) << scored.error;
+  EXPECT_EQ(records[0]["logprobs"].size(), 65u);
+  EXPECT_EQ(records[1]["error"], "66 tokens are more than the model's 64 positions");
+  EXPECT_EQ(records[2]["logprobs"].size(), 3u);
+  const Outcome evaluated =
+      run(folder.path(), "eval tasks keys --tasks mine.toml --data data --max-length 128");
+  EXPECT_EQ(evaluated.exit_code, 2);
+  EXPECT_NE(evaluated.error.find("128 tokens do not fit the 64 positions"), std::string::npos)
+      << evaluated.error;
+}
+
 TEST_F(Tasks, DryRunShowsWhatTasksNeed) {
   const auto ask = [&](const std::string& more) {
     return json("eval tasks --dry-run --tokenizer t.model --tasks mine.toml --data data" +
@@ -186,6 +209,7 @@ TEST_F(Tasks, BadInputIsRefused) {
         {"eval tasks run --tasks mine.toml --data data --max-length 1", "document 1 of d.jsonl"},
         {"eval tasks --tasks mine.toml --data data", "MODEL is required"},
         {"eval tasks run --keep -o f --tasks mine.toml --data data", "-o names another file"},
+        {"eval tasks run --tasks mine.toml --data data -o f --items ./f", "the same file"},
         {"eval tasks --dry-run --tasks mine.toml --data data", "needs --tokenizer"},
         {"eval niah run --lengths 20", "too short"},
         {"eval niah run --lengths 1x", "is not a number of tokens"},

@@ -154,6 +154,26 @@ TEST(Generate, CachedDecodingEqualsRunningTheWholeSequence) {
   }
 }
 
+// The last token is not read, so it needs no position.
+TEST(Generate, TokensPastTheLastPositionAreRefusedBeforeAnyIsMade) {
+  const std::string learned = "[model]\npositions = \"learned\"\nmax_positions = 64\n";
+  const std::string rest = std::string(kModel).substr(std::string("[model]\n").size());
+  const std::string keys = "constants = \"keys\"\nmax_positions = 64\n";
+  for (const std::string& text : {learned + rest, kModel + keys}) {
+    const auto model = random_model(text);
+    int64_t made = 0;
+    const auto make = [&](int64_t prompt, int64_t count) {
+      made = 0;
+      return generate(*model, random_tokens(1, prompt, 40, "prompt"), count, {},
+                      std::vector<uint64_t>{0}, -1, [&](int64_t number) { made = number; });
+    };
+    EXPECT_EQ(make(3, 62).front().size(), 62u) << text;
+    EXPECT_TRUE(make(65, 0).front().empty()) << text;
+    EXPECT_THROW(make(3, 63), BadInput) << text;
+    EXPECT_EQ(made, 0) << text;
+  }
+}
+
 TEST(PrepareInference, LogitsKeepTheirBits) {
   for (const char* head : {"tie_embeddings = true", "tie_embeddings = false"}) {
     const std::string positions = "[model]\npositions = \"learned\"\nmax_positions = 64\n";
@@ -212,8 +232,8 @@ TEST(Generate, RefusesMoreThanTheModelsPositions) {
       "[model]\nvocab_size = 10\nd_model = 8\npositions = \"learned\"\nmax_positions = 12\n");
   const at::Tensor prompt = random_tokens(1, 5, 10, "positions");
   const std::vector<uint64_t> seed = {0};
-  EXPECT_EQ(generate(*model, prompt, 7, {}, seed)[0].size(), 7u);
-  EXPECT_THROW(generate(*model, prompt, 8, {}, seed), BadInput);
+  EXPECT_EQ(generate(*model, prompt, 8, {}, seed)[0].size(), 8u);
+  EXPECT_THROW(generate(*model, prompt, 9, {}, seed), BadInput);
   EXPECT_THROW(generate(*model, prompt, -1, {}, seed), BadInput);
 }
 

@@ -250,6 +250,23 @@ class Operators(unittest.TestCase):
 
         self.for_each_call(check)
 
+    def test_second_derivative_raises(self):
+        def check(name, op, args, kwargs):
+            if name in NOT_DIFFERENTIABLE:
+                return
+            args, kwargs = mapped(leaf, args, kwargs)
+            leaves = [
+                x
+                for x in [*args, *kwargs.values()]
+                if isinstance(x, torch.Tensor) and x.requires_grad
+            ]
+            gradients = torch.autograd.grad(loss(op(*args, **kwargs)), leaves, create_graph=True)
+            penalty = sum(gradient.square().sum() for gradient in gradients)
+            with self.assertRaisesRegex(RuntimeError, f"assay::{name} has no second derivative"):
+                penalty.backward()
+
+        self.for_each_call(check)
+
     def test_compiled_function_takes_other_lengths(self):
         call = torch.compile(lambda *args: OPS.gla(*args, 0.3), fullgraph=True, backend="aot_eager")
         for time in (33, 40, 41, 57):

@@ -1,6 +1,7 @@
 // POST /v1/completions: fields, texts, probabilities and streams.
 #include <torch/torch.h>
 
+#include "serve/text.h"
 #include "server.h"
 
 namespace assay::serve {
@@ -120,6 +121,29 @@ TEST(Completions, StopStringsEndTheText) {
          events_of(shared_server().post("/v1/completions", stopped).body).events)
       streamed += event["choices"][0]["text"].get<std::string>();
     EXPECT_EQ(streamed, whole.substr(0, whole.find(stop))) << stop;
+  }
+}
+
+// A stop string drops tokens, so a stream may send a token only when its text is certain.
+TEST(Completions, StreamsHaveTheTokensOfTheWholeAnswerWithStopStrings) {
+  json request = {{"prompt", "The"}, {"max_tokens", 60}, {"seed", 9}, {"logprobs", 0}};
+  const std::string text = shared_server().completion(request)["choices"][0]["text"];
+  for (size_t begin = 5; begin + 7 < text.size(); begin += 5) {
+    const std::string stop = text.substr(begin, 7);
+    if (valid_utf8(stop) != stop || stop.find("\uFFFD") != std::string::npos) continue;
+    json stopped = request;
+    stopped["stop"] = stop;
+    const json whole = shared_server().completion(stopped)["choices"][0]["logprobs"];
+    stopped["stream"] = true;
+    const Answer answer = shared_server().post("/v1/completions", stopped);
+    json tokens = json::array(), offsets = json::array();
+    for (const json& event : events_of(answer.body).events) {
+      const json& part = event["choices"][0]["logprobs"];
+      for (const json& token : part["tokens"]) tokens.push_back(token);
+      for (const json& offset : part["text_offset"]) offsets.push_back(offset);
+    }
+    EXPECT_EQ(tokens, whole["tokens"]) << stop;
+    EXPECT_EQ(offsets, whole["text_offset"]) << stop;
   }
 }
 

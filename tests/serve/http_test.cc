@@ -212,6 +212,31 @@ TEST_F(HttpTest, TheHandlerSeesThatAClientHasGone) {
   EXPECT_EQ(other.request("POST", "/echo", "a").status, 200);
 }
 
+TEST_F(HttpTest, TheEndOfAClientIsSeenPastItsNextRequest) {
+  start();
+  auto client = std::make_unique<Client>(port());
+  client->send_request("GET", "/hold");
+  ASSERT_TRUE(wait_for([&] { return requests == 1; }));
+  client->send_request("POST", "/echo", "early");
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  EXPECT_FALSE(held[0]->client_gone());
+  client.reset();
+  EXPECT_TRUE(wait_for([&] { return held[0]->client_gone(); }));
+  EXPECT_TRUE(wait_for([&] { return server->open_requests() == 0; }));
+}
+
+TEST_F(HttpTest, ANextRequestThatIsSentEarlyIsAnswered) {
+  start();
+  Client client(port());
+  client.send_request("GET", "/hold");
+  ASSERT_TRUE(wait_for([&] { return requests == 1; }));
+  client.send_request("POST", "/echo", "early");
+  std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  held[0]->send(200, "text/plain", "first");
+  EXPECT_EQ(client.read_answer().body, "first");
+  EXPECT_EQ(client.read_answer().body, "POST early");
+}
+
 // A client that does not read: first the kernel's buffers fill, then the backlog.
 TEST_F(HttpTest, AClientThatReadsTooSlowlyIsDisconnected) {
   start({.largest_backlog = 1 << 20, .timeout = 60});

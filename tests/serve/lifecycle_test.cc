@@ -80,9 +80,15 @@ TEST(Lifecycle, DrainEndsAtItsLimit) {
         "POST", "/v1/completions",
         json({{"prompt", "a"}, {"max_tokens", 590}, {"n", 100}, {"ignore_eos", true}}).dump());
   }
-  while (server.metric("assay_sequences_decoding") != "1") {
+  while (server.metric("assay_sequences_decoding") != "1" ||
+         server.metric("assay_requests_queued") == "0") {
   }
   server.process().signal(SIGTERM);
+  for (const auto& client : clients) {
+    const Answer answer = client->read_answer();
+    EXPECT_EQ(answer.status, 503);
+    EXPECT_NE(answer.body.find("the server is stopping"), std::string::npos) << answer.body;
+  }
   const cli::Outcome outcome = server.process().wait();
   EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
   EXPECT_NE(outcome.error.find("cut off after 0.3 seconds"), std::string::npos) << outcome.error;

@@ -60,9 +60,9 @@ TEST(Routes, BadRequestsGetOpenAIsErrors) {
       {{{"prompt", "a"}, {"max_tokens", "7"}}, "max_tokens", "integer"},
       {{{"prompt", "a"}, {"max_tokens", 1.5}}, "max_tokens", "integer"},
       {{{"prompt", "a"}, {"max_token", 1}}, "max_token", "did you mean 'max_tokens'"},
-      {{{"prompt", "a"}, {"temperature", -1}}, "", "temperature"},
+      {{{"prompt", "a"}, {"temperature", -1}}, "temperature", "temperature"},
       {{{"prompt", "a"}, {"temperature", "hot"}}, "temperature", "number"},
-      {{{"prompt", "a"}, {"top_p", 0}}, "", "top_p"},
+      {{{"prompt", "a"}, {"top_p", 0}}, "top_p", "top_p"},
       {{{"prompt", "a"}, {"n", 0}}, "n", "1 to 128"},
       {{{"prompt", "a"}, {"n", 1000}}, "n", "1 to 128"},
       {{{"prompt", std::vector<std::string>(100, "a")}, {"n", 100}}, "n", "10000 choices"},
@@ -119,6 +119,21 @@ TEST(Routes, BadRequestsGetOpenAIsErrors) {
   EXPECT_EQ(shared_server().completion(
                 {{"prompt", std::vector<int>(594, 5)}, {"max_tokens", 7}})["usage"]["total_tokens"],
             601);
+  EXPECT_EQ(shared_server().completion(
+                {{"prompt", std::vector<int>(601, 5)}, {"max_tokens", 0}})["usage"]["total_tokens"],
+            601);
+}
+
+TEST(Routes, UnsupportedFieldsAreNotSuggested) {
+  const Answer answer = shared_server().post("/v1/completions", {{"prompt", "a"}, {"sufix", "b"}});
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_EQ(answer.body.find("'suffix'"), std::string::npos) << answer.body;
+}
+
+TEST(Routes, MessagesHoldWhatFollowsANulByte) {
+  const Answer answer =
+      shared_server().post("/v1/completions", {{"prompt", "a"}, {std::string("a\0b", 3), 1}});
+  EXPECT_EQ(json::parse(answer.body)["error"]["message"], std::string("unknown field 'a\0b'", 19));
 }
 
 TEST(Routes, UnknownPathsMethodsAndModelsAreNamed) {
@@ -129,7 +144,10 @@ TEST(Routes, UnknownPathsMethodsAndModelsAreNamed) {
   EXPECT_NE(
       error(shared_server().get("/v1/completion"), 404).find("did you mean '/v1/completions'"),
       std::string::npos);
-  EXPECT_NE(error(shared_server().get("/v1/completions"), 405).find("POST"), std::string::npos);
+  const Answer wrong_method = shared_server().get("/v1/completions");
+  EXPECT_NE(error(wrong_method, 405).find("POST"), std::string::npos);
+  EXPECT_EQ(wrong_method.headers.at("allow"), "POST");
+  EXPECT_EQ(shared_server().post("/health", {}).headers.at("allow"), "GET, HEAD");
   EXPECT_NE(error(shared_server().post("/v1/completions", {{"model", "gpt"}, {"prompt", "a"}}), 404)
                 .find("has 'model'"),
             std::string::npos);
@@ -166,6 +184,8 @@ TEST(Routes, AnApiKeyIsNeeded) {
   const json request = {{"prompt", "a"}, {"max_tokens", 1}};
   EXPECT_EQ(server.post("/v1/completions", request).status, 401);
   EXPECT_EQ(server.post("/v1/completions", request, "Authorization: Bearer wrong\r\n").status, 401);
+  EXPECT_EQ(server.post("/v1/completions", request, "Authorization: Basic secret\r\n").status, 401);
+  EXPECT_EQ(server.get("/metrics", "Authorization: bearer secret\r\n").status, 200);
   EXPECT_EQ(server.get("/metrics").status, 401);
   EXPECT_EQ(server.get("/health").status, 200);
   EXPECT_EQ(server.get("/").status, 200);

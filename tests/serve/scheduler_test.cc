@@ -46,7 +46,7 @@ struct Recorded final : Task {
   void end(size_t, EndReason) override {
     if (++ended == choices.size()) done.set_value("");
   }
-  void fail(const std::string& message) override { done.set_value(message); }
+  void fail(int, const std::string& message) override { done.set_value(message); }
 
   // All that came back, with the bits of the log-probabilities.
   std::string answer() const {
@@ -229,10 +229,57 @@ TEST_F(SchedulerTest, RequestsPastTheQueueAreRefused) {
     tasks.push_back(std::make_shared<Recorded>(o));
     refused += !running.scheduler.submit(tasks.back());
     if (i == 0)
-      while (running.metrics.queued > 0) std::this_thread::yield();
+      while (running.metrics.decoding == 0) std::this_thread::yield();
   }
-  EXPECT_EQ(refused, 3);  // one is worked on, two wait
+  EXPECT_EQ(refused, 2);  // one is decoded, one is read and waits for a slot, two wait
   for (const auto& task : tasks) task->is_cancelled = true;
+}
+
+TEST_F(SchedulerTest, WithoutAQueueRequestsAreTakenWhileAPlaceIsFree) {
+  Running running(*model, {.slots = 1, .queue = 0, .piece = 16});
+  for (int64_t i = 0; i < 50; ++i)
+    EXPECT_EQ(running.run(std::make_shared<Recorded>(
+                  TaskOptions{.prompts = {prompt(20, "a")}, .max_tokens = i % 3})),
+              "");
+  const TaskOptions o{.prompts = {prompt(5, "a")}, .max_tokens = 3000};
+  const auto decoded = std::make_shared<Recorded>(o), read = std::make_shared<Recorded>(o),
+             third = std::make_shared<Recorded>(o);
+  ASSERT_TRUE(running.scheduler.submit(decoded));
+  while (running.metrics.decoding == 0) std::this_thread::yield();
+  EXPECT_TRUE(running.scheduler.submit(read));
+  EXPECT_FALSE(running.scheduler.submit(third));
+  while (running.metrics.ready == 0) std::this_thread::yield();
+  EXPECT_EQ(running.metrics.reading, 0);
+  EXPECT_FALSE(running.scheduler.submit(third));
+  decoded->is_cancelled = read->is_cancelled = true;
+}
+
+// Nothing follows the last token of a prompt with max_tokens 0, so it needs no position.
+TEST_F(SchedulerTest, TheLastTokenOfAPromptIsNotReadWhenNothingFollows) {
+  const std::string learned = "[model]\npositions = \"learned\"\nmax_positions = 32\n";
+  model = nn::random_model(learned + kModel.substr(std::string("[model]\n").size()));
+  model->to(at::kFloat);
+  Running running(*model);
+  for (const int64_t length : {1, 2, 32, 33}) {
+    const auto task = std::make_shared<Recorded>(TaskOptions{
+        .prompts = {prompt(length, "a")}, .max_tokens = 0, .top = 0, .score_prompts = true});
+    EXPECT_EQ(running.run(task), "") << length;
+    EXPECT_EQ(std::ssize(task->prompts[0]), length - 1);
+  }
+}
+
+TEST_F(SchedulerTest, RequestsThatAreOpenAtTheEndFail) {
+  const TaskOptions o{.prompts = {prompt(5, "a")}, .max_tokens = 100000};
+  std::vector<std::shared_ptr<Recorded>> tasks;
+  {
+    Running running(*model, {.slots = 1, .queue = 2, .piece = 16});
+    for (int i = 0; i < 3; ++i) {
+      tasks.push_back(std::make_shared<Recorded>(o));
+      ASSERT_TRUE(running.scheduler.submit(tasks.back()));
+    }
+    while (running.metrics.decoding == 0) std::this_thread::yield();
+  }
+  for (const auto& task : tasks) EXPECT_EQ(Running::wait(task), "the server is stopping");
 }
 
 TEST_F(SchedulerTest, CancelledRequestsLeaveTheirPlaces) {

@@ -98,6 +98,48 @@ TEST(TextStream, TextThatOnlyBeginsAStopStringIsGivenAtTheEnd) {
   EXPECT_FALSE(found.stopped);
 }
 
+// Where the characters of the text of `bytes` begin. A byte that is not valid is one U+FFFD.
+std::vector<size_t> begins_of_characters(const std::string& bytes) {
+  const std::string text = valid_utf8(bytes);
+  std::vector<size_t> begins;
+  size_t byte = 0;
+  for (size_t at = 0, size = 0; at < text.size(); at += size) {
+    begins.push_back(byte);
+    size = 1;
+    while (at + size < text.size() && (text[at + size] & 0xC0) == 0x80) ++size;
+    byte += text.compare(at, size, "\uFFFD") == 0 ? 1 : size;
+  }
+  return begins;
+}
+
+TEST(TextStream, OffsetsAreThoseOfTheFinalText) {
+  Random random(2, "offsets");
+  std::vector<int64_t> parts;  // bytes, letters and a token without text
+  for (const std::string text : {"🙂", "é", "house", "a", " "})
+    for (const int64_t token : encode(text)) parts.push_back(token);
+  parts.push_back(tokenizer().separator());
+  for (int round = 0; round < 300; ++round) {
+    std::vector<int64_t> tokens;
+    std::string bytes;
+    std::vector<size_t> begins;
+    TextStream in(texts(), /*after_text=*/true, {});
+    for (int i = 0; i < 10; ++i) {
+      tokens.push_back(parts[random.below(parts.size())]);
+      begins.push_back(bytes.size());
+      bytes += texts().bytes(tokens.back());
+      in.add(tokens.back());
+      EXPECT_LE(in.offsets().size(), tokens.size());
+    }
+    in.finish();
+    ASSERT_EQ(in.offsets().size(), tokens.size());
+    const std::vector<size_t> characters = begins_of_characters(bytes);
+    for (size_t i = 0; i < tokens.size(); ++i)
+      EXPECT_EQ(in.offsets()[i],
+                std::ranges::lower_bound(characters, begins[i]) - characters.begin())
+          << fmt::format("{}: {}", fmt::join(tokens, " "), i);
+  }
+}
+
 TEST(TokenTexts, NamesAreValidUtf8AndDistinguishBytes) {
   EXPECT_EQ(texts().name(encode("🙂").back()), "bytes:\\x82");
   EXPECT_EQ(texts().name(tokenizer().separator()), "");

@@ -131,6 +131,18 @@ TEST(TaskQuestions, DemandIsThatOfTheLongestItem) {
   EXPECT_EQ(demand_of(task, small_tokenizer(), options).items, 2);
 }
 
+TEST(TaskQuestions, DemandOfARollingTaskIsItsLongestText) {
+  const Folder folder;
+  const std::string text = "The answer to question 1 is number 3. It is in the garden.";
+  folder.write("d.jsonl",
+               Json{{"t", "blue house"}}.dump() + "\n" + Json{{"t", text}}.dump() + "\n");
+  const Task task = Task::read(
+      folder.write("t.toml", "kind = \"rolling\"\ndocuments = \"d.jsonl\"\ntext = \"{{t}}\"\n"));
+  const Demand demand = demand_of(task, small_tokenizer(), {.data = folder.path()});
+  EXPECT_EQ(demand.longest, std::ssize(small_tokenizer().encode(text)));
+  EXPECT_EQ(demand.least, 1);
+}
+
 TEST(TaskQuestions, RecallIsNotPartOfTheKey) {
   const Folder folder;
   write_documents(folder);
@@ -183,6 +195,15 @@ TEST(TaskEncoder, SpacesAtTheEndOfTheContextMoveToTheAnswer) {
   EXPECT_EQ(alone.tokens[0], small_tokenizer().bos());
   EXPECT_EQ(alone.scored, int64_t(alone.tokens.size()) - 1);
   EXPECT_THROW(encoder.pair("Where is it?", ""), BadInput);
+}
+
+TEST(TaskEncoder, TokensPastTheVocabularyHaveNoText) {
+  const Encoder encoder(small_tokenizer(), false, Encoder::Prefix::bos);
+  const auto ids = small_tokenizer().encode("blue house");
+  std::vector<int64_t> tokens(ids.begin(), ids.end());
+  tokens.insert(tokens.begin() + 1, small_tokenizer().vocab_size());
+  tokens.push_back(100'000);
+  EXPECT_EQ(encoder.decode(tokens), "blue house");
 }
 
 TEST(TaskEncoder, TruncationKeepsTheLastTokens) {
@@ -272,6 +293,18 @@ TEST(TaskEvaluate, FinishedItemsAreNotAnsweredAgain) {
   const Model other("[model.attention]\nnum_heads = 2\nrope_base = 10\n");
   EXPECT_EQ(evaluate(task, other.subject(), {.data = folder.path()}, results).answered, 12)
       << "the same file of weights and another configuration";
+}
+
+TEST(TaskEvaluate, TruncatedItemsPastTheLimitAreNotCounted) {
+  const Folder folder;
+  write_documents(folder);
+  const Model model;
+  const Task task = Task::read(folder.write("t.toml", kChoice));
+  Results results("");
+  EvaluateOptions options{.data = folder.path(), .longest = 8};
+  EXPECT_EQ(evaluate(task, model.subject(), options, results).truncated, 12);
+  options.limit = 5;
+  EXPECT_EQ(evaluate(task, model.subject(), options, results).truncated, 5);
 }
 
 TEST(TaskEvaluate, ErrorsNameTheDocument) {

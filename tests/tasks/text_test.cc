@@ -33,11 +33,13 @@ TEST(TaskText, ChangesCaseBeyondAscii) {
 
 const Json kDocument = Json::parse(
     R"({"q": "What_is it?", "choices": {"text": ["x", "y", "z"], "label": ["A", "B", "C"]},
-    "key": "B", "n": 2, "kind": "cause", "list": ["one", "two"], "number": "3"})");
+    "key": "B", "n": 2, "kind": "cause", "list": ["one", "two"], "number": "3",
+    "nothing": null})");
 
 TEST(TaskTemplate, GivesWhatJinjaGives) {
   for (const auto& [source, expected] : std::vector<std::pair<std::string, std::string>>{
            {"Q: {{q}}\nA:", "Q: What_is it?\nA:"},
+           {"{{nothing}} {{q ~ nothing}}", "None What_is it?None"},
            {"{{choices.label.index(key)}}", "1"},
            {"{{ choices['text'][-1] }}{{choices.text[0]}}", "zx"},
            {"{{q.split('_', 1)[0] + '!'}}", "What!"},

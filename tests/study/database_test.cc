@@ -1,0 +1,33 @@
+#include "study/database.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "data/folder.h"
+
+namespace assay::study {
+namespace {
+
+// Connections of one process wait for each other as those of several processes do.
+TEST(Database, NewFileIsOpenedByManyAtOnce) {
+  const data::Folder folder;
+  std::atomic<int> failed = 0;
+  for (int round = 0; round < 40; ++round) {
+    const fs::path file = folder / fmt::format("{}.sqlite", round);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i)
+      threads.emplace_back([&] {
+        try {
+          Database(file, Database::Mode::write).execute("CREATE TABLE IF NOT EXISTS t (x)");
+        } catch (const Error& error) {
+          ++failed;
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_EQ(failed, 0);
+}
+
+}  // namespace
+}  // namespace assay::study
