@@ -240,7 +240,7 @@ void Completion::send_whole() try {
   reply_->send(200, "application/json", std::move(body));
   surroundings_.answered(200);
 } catch (const std::bad_alloc&) {
-  fail("out of memory");
+  fail(500, "out of memory");
 }
 
 }  // namespace assay::serve
