@@ -115,10 +115,11 @@ class Question {
   }
   Question(const Question&) = delete;
   ~Question() {
-    if (child_ != 0) {
-      ::kill(child_, SIGTERM);
-      wait(child_);
-    }
+    if (child_ != 0) try {
+        ::kill(child_, SIGTERM);
+        wait(child_);
+      } catch (const Error&) {  // another error is on its way
+      }
     std::error_code none;
     for (const fs::path& file : {config_, output_, errors_}) fs::remove(file, none);
   }

@@ -7,6 +7,7 @@
 
 #include "base/interrupt.h"
 #include "fake_trainer.h"
+#include "study/process.h"
 #include "study/reuse.h"
 
 namespace assay::study {
@@ -265,6 +266,16 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
               study_of_records(folder / "models", folder / "none");
             }).find("holds neither a study"),
             std::string::npos);
+}
+
+TEST_F(Runner, IgnoredChildSignalOfTheParentDoesNotBlockTheStudy) {
+  ::signal(SIGCHLD, SIG_IGN);
+  EXPECT_EQ(run_plan(options()).done, 4);
+  ::signal(SIGCHLD, SIG_DFL);
+  Ending ending;
+  EXPECT_NE(message([&] { ended(::getpid(), ending); }).find("No child processes"),
+            std::string::npos);
+  EXPECT_NE(message([&] { wait(::getpid()); }).find("No child processes"), std::string::npos);
 }
 
 TEST_F(Runner, RecordsOfAnotherFolderAreNotWrittenTwice) {
