@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <thread>
 
@@ -266,6 +267,36 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
               study_of_records(folder / "models", folder / "none");
             }).find("holds neither a study"),
             std::string::npos);
+}
+
+// Exit code of a process without the rights of root that calls `work`.
+int exit_code_without_rights(auto&& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+    try {
+      ::_exit(work() ? 0 : 1);
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "{}\n", error.what());
+      ::_exit(1);
+    }
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WEXITSTATUS(status);
+}
+
+TEST_F(Runner, StudyThatCannotBeWrittenIsReused) {
+  run_plan(options());
+  const fs::path moved = folder / "a study, 100% done? #1";
+  fs::rename(folder / "study", moved);
+  fs::permissions(folder, fs::perms(0755));
+  fs::permissions(moved, fs::perms(0555));
+  EXPECT_EQ(exit_code_without_rights([&] { return read_records(moved).size() == 4; }), 0);
+  // A log that a killed writer left belongs to the database
+  write_file(moved / "study.sqlite-wal", "");
+  EXPECT_NE(exit_code_without_rights([&] { return read_records(moved).size() == 4; }), 0);
+  fs::permissions(moved, fs::perms(0755));
 }
 
 TEST_F(Runner, IgnoredChildSignalOfTheParentDoesNotBlockTheStudy) {
