@@ -269,6 +269,25 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
             std::string::npos);
 }
 
+TEST_F(Runner, RecordsOfAFolderGoBeforeThoseOfOthers) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records/old");
+  write_records(folder / "study", folder / "records/new");
+  for (const auto& entry : fs::directory_iterator(folder / "records/old")) {
+    std::string text = read_file(entry.path());
+    if (const size_t at = text.find("\"commit\":\"c\""); at != std::string::npos)
+      write_file(entry.path(), text.replace(at, 12, "\"commit\":\"old\""));
+  }
+  // Both folders have all records, and the new one names the old one
+  auto plan = read_record<RecordedPlan>(folder / "records/new/plan.json");
+  plan.records = Folders{"../old"};
+  write_file(folder / "records/new/plan.json", to_json(plan).dump());
+  for (const auto& [key, record] : read_records(folder / "records/new"))
+    EXPECT_EQ(record.provenance.commit, "c") << record.name;
+  for (const auto& [key, record] : read_records(folder / "records/old"))
+    EXPECT_EQ(record.provenance.commit, "old") << record.name;
+}
+
 // Exit code of a process without the rights of root that calls `work`.
 int exit_code_without_rights(auto&& work) {
   const pid_t child = ::fork();
