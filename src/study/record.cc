@@ -18,6 +18,12 @@ run::RunRecord record_of(const StudyRun& run) {
 
 void Store::set_records(const RecordedPlan& plan, const Records& records,
                         const std::string& origin) {
+  // The runs of a study have a folder
+  if (!database_.query("SELECT 1 FROM runs WHERE folder != '' LIMIT 1").empty())
+    fail(
+        "{}: The study was not made from records, and its results would be lost. "
+        "Give another folder. Nothing was changed.",
+        source_);
   Transaction transaction(database_);
   database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {to_json<StoredPlan>(plan).dump()});
   database_.execute(

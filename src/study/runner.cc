@@ -505,7 +505,13 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
          folder.string());
   const auto plan = read_record<RecordedPlan>(folder / "plan.json");
   const Records records = read_records(folder);
+  if (std::error_code none; fs::equivalent(folder, study, none))
+    fail(
+        "{}: The report of a folder of records needs a folder of its own. "
+        "Nothing was changed.",
+        folder.string());
   make_folder(study);
+  const FolderLock lock(study);
   Store store(study);
   store.set_records(plan, records, folder.string());
 }

@@ -115,7 +115,7 @@ class Store {
   std::vector<run::TaskResult> tasks(const std::string& key);
   void set_tasks(const std::string& key, const std::vector<run::TaskResult>& results);
   fs::path folder(const std::string& key);
-  // A whole study made of records.
+  // A whole study made of records. BadInput when it has runs that it trained or reused.
   void set_records(const RecordedPlan& plan, const Records& records, const std::string& origin);
   // Of the data with that fingerprint; none when it was not measured.
   std::optional<Overlap> overlap(const std::string& data);

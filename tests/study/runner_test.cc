@@ -269,6 +269,27 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
             std::string::npos);
 }
 
+TEST_F(Runner, RecordsDoNotReplaceAStudy) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records");
+  StudyOptions other = options();
+  other.study = folder / "other";
+  other.reuse = {folder / "records"};
+  run_plan(other);
+  const auto refused = [&](const fs::path& study) {
+    return message([&] { study_of_records(folder / "records", study); });
+  };
+  for (const char* study : {"study", "other"}) {
+    EXPECT_NE(refused(folder / study).find("was not made from records"), std::string::npos);
+    EXPECT_EQ(Store(folder / study).planned_runs()[3].status, status::kDone) << study;
+  }
+  EXPECT_NE(refused(folder / "records").find("needs a folder of its own"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder / "records/study.sqlite"));
+  for (int times = 0; times < 2; ++times) EXPECT_EQ(refused(folder / "copy"), "no error");
+  const FolderLock lock(folder / "copy");
+  EXPECT_NE(refused(folder / "copy").find("in use by process"), std::string::npos);
+}
+
 TEST_F(Runner, RecordsOfAFolderGoBeforeThoseOfOthers) {
   run_plan(options());
   write_records(folder / "study", folder / "records/old");
