@@ -141,7 +141,8 @@ class Runner {
   }
 
   void conclude(const Running& over, const Ending& ending) {
-    if (ending.code == 0) return finish(over);
+    // A process that is killed at its exit has written all results before
+    if (ending.code == 0 || over.folder.outcome().exists()) return finish(over);
     if (stopping_ && ending.stopped_from_outside())
       return store_.set_status(over.run.key, status::kInterrupted);
     if (ending.stopped_from_outside() && over.restarts < kRestarts) {

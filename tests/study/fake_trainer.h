@@ -15,6 +15,7 @@ namespace assay::study {
 //   ""                trains
 //   kill              leaves a checkpoint and dies by SIGKILL unless resumed
 //   kill-always       does so each time
+//   kill-at-exit      trains, writes everything and dies by SIGKILL
 //   terminated        saves and ends with 130 unless resumed
 //   kill-questions:N  dies by SIGKILL the first N times that it is asked about a model
 //   full              finds a full disk
@@ -142,6 +143,7 @@ cat > "$out/done.json" <<END
 {"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0,
 "peak_memory_bytes": 1, "final_loss": 4.0, "evaluation_and_saving_seconds": 0.5}
 END
+if [ "$FAKE" = kill-at-exit ]; then kill -9 $$; fi
 )";
 
 class FakeStudy : public testing::Test {

@@ -128,6 +128,14 @@ TEST_F(Runner, RefusedPlanLeavesNothingBehind) {
   EXPECT_EQ(read_file(study.study / "configs/mine.toml"), "kept");
 }
 
+TEST_F(Runner, RunThatIsKilledAtItsExitIsDone) {
+  ::setenv("FAKE", "kill-at-exit", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_TRUE(outcome.failures.empty());
+  EXPECT_EQ(outcome.done, 4);
+  EXPECT_EQ(count(starts(), '\n'), 4) << "a complete run was started again";
+}
+
 TEST_F(Runner, OneFailureDoesNotStopTheOthers) {
   ::setenv("FAKE", "fail", 1);
   const Outcome outcome = run_plan(options());
