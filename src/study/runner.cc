@@ -89,7 +89,7 @@ class Runner {
     const run::Folder folder = run.folder(options_.study);
     if (store_.status(run.key) != status::kDone) {
       if (folder.outcome().exists()) {
-        store_.take(run.key, folder);  // it ended while no runner watched
+        store_.take(run, folder);  // it ended while no runner watched
       } else if (const Reusable::Found* found = reusable_.find(run.key)) {
         store_.take_record(run.key, found->record, found->folder);
         ++outcome_.reused;
@@ -122,6 +122,7 @@ class Runner {
     make_folder(folder.path);
     const auto restarts_earlier = launcher_.started_earlier(run);
     if (!restarts_earlier) launcher_.start(run, restarts);
+    store_.set_folder(run);
     store_.set_status(run.key, status::kRunning);
     const double before = tokens_of(run::newest_metrics(folder));
     running_.push_back({std::move(run), folder, restarts_earlier.value_or(restarts), before});
@@ -157,12 +158,11 @@ class Runner {
 
   void finish(const Running& over) {
     try {
-      store_.take(over.run.key, over.folder);
+      store_.take(over.run, over.folder);
     } catch (const DiskFull&) {
       throw;
     } catch (const Error& error) {
-      return give_up(
-          over, fmt::format("it ended well, but its results cannot be read: {}", error.what()));
+      return give_up(over, fmt::format("its results cannot be taken: {}", error.what()));
     }
     ++outcome_.done;
     work_done_ += work(over.run, double(over.run.estimate.tokens) - over.tokens_before);

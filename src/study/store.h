@@ -106,9 +106,11 @@ class Store {
   std::string reason(const std::string& key);  // why a run failed
   void set_status(const std::string& key, const std::string& status,
                   const std::string& reason = "");
-  // Reads a finished run's folder; all of it is stored, or nothing. BadInput when the folder
-  // is not whole.
-  void take(const std::string& key, const run::Folder& folder);
+  // The folder of a run that is about to start: its name may have changed since it was planned.
+  void set_folder(const PlannedRun& run);
+  // Reads a finished run's folder; all of it is stored, or nothing. BadInput when the folder is not
+  // whole, or its data, configuration or length are not those that were planned.
+  void take(const PlannedRun& run, const run::Folder& folder);
   // Takes a finished run of another study. `origin` is recorded: where the record was found.
   void take_record(const std::string& key, const run::RunRecord& record, const std::string& origin);
   // Results of tasks on the final weights of a run, and the folder of the run in the study.

@@ -62,7 +62,7 @@ class FakeStudyFolder {
         continue;
       }
       write_run(run.folder(study), model_of(run), run);
-      store.take(run.key, run.folder(study));
+      store.take(run, run.folder(study));
     }
   }
 
@@ -102,6 +102,8 @@ class FakeStudyFolder {
         .seed = seed,
         .tokens = tokens,
         .learning_rate = rate};
+    run.estimate = {provenance(model)};
+    run.estimate.steps = tokens / (32 * 512);
     run.estimate.tokens = tokens;
     run.config = study / "configs" / (run.name + ".toml");
     write_file(run.config, config(model, run));

@@ -128,6 +128,31 @@ TEST_F(Runner, RefusedPlanLeavesNothingBehind) {
   EXPECT_EQ(read_file(study.study / "configs/mine.toml"), "kept");
 }
 
+TEST_F(Runner, RunOfOtherDataThanPlannedIsNotStored) {
+  ::setenv("FAKE", "other-data", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_EQ(outcome.done, 0);
+  ASSERT_EQ(outcome.failures.size(), 4u);
+  EXPECT_NE(outcome.failures[0].reason.find("other data (fingerprint e, and d was planned)"),
+            std::string::npos)
+      << outcome.failures[0].reason;
+  for (const StudyRun& run : Store(folder / "study").planned_runs()) EXPECT_FALSE(run.finished);
+}
+
+TEST_F(Runner, RunOfAnotherConfigurationOrLengthThanPlannedIsNotStored) {
+  run_plan(options());
+  const auto runs = dry_run(options());
+  Store store(folder / "study");
+  for (const auto change : {+[](PlannedRun& run) { run.estimate.identity = "other"; },
+                            +[](PlannedRun& run) { run.estimate.steps = 11; }}) {
+    PlannedRun run = runs[0];
+    change(run);
+    EXPECT_NE(message([&] { store.take(run, run.folder(folder / "study")); }).find("not those of"),
+              std::string::npos);
+  }
+  store.take(runs[0], runs[0].folder(folder / "study"));
+}
+
 TEST_F(Runner, RunThatIsKilledAtItsExitIsDone) {
   ::setenv("FAKE", "kill-at-exit", 1);
   const Outcome outcome = run_plan(options());
