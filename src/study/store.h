@@ -30,6 +30,7 @@ struct PlannedRun {
   int64_t tokens = 0;        // the budget
   double learning_rate = 0;  // peak
   fs::path config, data;     // MODEL.toml, token store
+  std::string toml;          // what MODEL.toml holds
   // Of `assay train --dry-run`, with tokens, steps and seconds of this run
   run::Estimate estimate;
   run::Folder folder(const fs::path& study) const {

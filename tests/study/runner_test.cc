@@ -128,6 +128,92 @@ TEST_F(Runner, RefusedPlanLeavesNothingBehind) {
   EXPECT_EQ(read_file(study.study / "configs/mine.toml"), "kept");
 }
 
+TEST_F(Runner, RefusedPlanKeepsWhatOthersWrote) {
+  run_plan(options());
+  // The user writes files into the study while the first question is asked
+  const std::string writes = "if [ \"$1\" = train ]; then\n" +
+                             fmt::format(
+                                 "  for file in new.txt configs/new.toml data/new.txt; do\n"
+                                 "    echo kept > {}/$file\n  done\nfi\n",
+                                 (folder / "study").string());
+  std::string script = read_file(folder / "trainer");
+  script.insert(script.find('\n') + 1, writes);
+  write_file(folder / "trainer", script);
+  fs::permissions(folder / "trainer", fs::perms::owner_all);
+  std::string plan = kPlan;
+  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  plan.replace(plan.find("documents = 4"), 13, "documents = 5");
+  EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
+  for (const char* file : {"new.txt", "configs/new.toml", "data/new.txt"})
+    EXPECT_TRUE(fs::exists(folder / "study" / file)) << file;
+  const auto stores = std::distance(fs::directory_iterator(folder / "study/data"), {});
+  EXPECT_EQ(stores, 2) << "the data of the first plan and the file of the user";
+  EXPECT_EQ(run_plan(options()).done_before, 4);
+}
+
+TEST_F(Runner, RefusedPlanLeavesConfigurationsAsTheyAre) {
+  run_plan(options());
+  const fs::path config = folder / "study/configs/full.seed-1.toml";
+  const std::string before = read_file(config);
+  std::string plan = kPlan;
+  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  plan.replace(plan.find("4000"), 4, "8000");
+  EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
+  EXPECT_EQ(read_file(config), before);
+}
+
+TEST_F(Runner, EqualRunsOfATunedPlanAreRefusedBeforeTuning) {
+  std::string plan = std::string(kPlan) + kTune;
+  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
+  EXPECT_EQ(starts(), "");
+}
+
+TEST_F(Runner, BudgetsOfOneRoundedLabelHaveTheirOwnNames) {
+  const std::string plan =
+      std::string(kPlan) + "ladder = { tokens = [2000, 2400, 4000], seeds = [1, 2] }\n";
+  EXPECT_EQ(run_plan(options(plan)).done, 8);
+  std::map<std::string, int64_t> steps;
+  Store store(folder / "study");
+  for (const StudyRun& run : store.planned_runs())
+    if (run.model == "full" && run.seed == 1) steps[run.name] = run.finished->outcome.steps;
+  const std::map<std::string, int64_t> expected = {
+      {"full.2000.seed-1", 5}, {"full.2400.seed-1", 6}, {"full.4k.seed-1", 10}};
+  EXPECT_EQ(steps, expected);
+}
+
+TEST_F(Runner, CheckOfALearningRateIsNotNamedLikeARunOfTheGrid) {
+  std::string plan = std::string(kPlan) + kTune;
+  plan.replace(plan.rfind(" }"), 2, ", check = true }");
+  plan.replace(plan.find("tokens = 4000, batch"), 13, "tokens = 8000");
+  run_plan(options(plan));
+  std::map<std::string, std::string> keys;
+  for (const StudyRun& run : Store(folder / "study").planned_runs())
+    EXPECT_EQ(keys.emplace(run.name, run.key).first->second, run.key) << run.name;
+}
+
+TEST_F(Runner, ModelsWithRunsOfOneNameAreRefused) {
+  std::string plan = kPlan;
+  plan.replace(plan.find("\"window\""), 8, "\"b.c\", \"c\"");
+  const std::string tables =
+      "[model.\"b.c\"]\nbase = \"full\"\nd_model = 16\n"
+      "[model.c]\nbase = \"full\"\nd_model = 32\n"
+      "[setting.a]\n[setting.\"a.b\"]\n";
+  const std::string text = message([&] { run_plan(options(plan + tables)); });
+  for (const char* part : {"model 'b.c' in setting 'a' and of model 'c' in setting 'a.b'",
+                           "would have the same name, a.b.c."})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  // The budget of one model is a part of the name of the other
+  plan = kPlan;
+  plan.replace(plan.find("\"window\""), 8, "\"full.4k\"");
+  const std::string other = message([&] {
+    run_plan(options(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n" +
+                     "[model.\"full.4k\"]\nbase = \"full\"\nd_model = 16\n"));
+  });
+  EXPECT_NE(other.find("would have the same name, full.4k.seed-1."), std::string::npos) << other;
+  EXPECT_EQ(starts(), "");
+}
+
 TEST_F(Runner, RunOfOtherDataThanPlannedIsNotStored) {
   ::setenv("FAKE", "other-data", 1);
   const Outcome outcome = run_plan(options());
