@@ -220,6 +220,16 @@ class Names {
   std::map<std::string, std::string> owners_;
 };
 
+// A budget ends before some of the steps whose checkpoints a larger one keeps.
+void drop_later_keep_steps(ConfigNode& train, int64_t steps) {
+  if (!train.has("keep_steps")) return;
+  std::vector<int64_t> kept;
+  const Field field{"keep_steps", &kept, ""};
+  train.read({field}, train.keys());
+  std::erase_if(kept, [&](int64_t step) { return step > steps; });
+  train.put("keep_steps", field.toml(), train.where("keep_steps"));
+}
+
 // The run of a candidate.
 PlannedRun planned(const Candidate& c, const Variation& variation, const char* why,
                    const std::string& label, const fs::path& study) {
@@ -247,7 +257,9 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n", c.answer.identity,
                                c.answer.data, run.seed, int64_t(steps), run.learning_rate));
   run.config = study / "configs" / (run.name + ".toml");
-  run.toml = compose(*c.model, *c.setting, variation).toml();
+  Composed composed = compose(*c.model, *c.setting, variation);
+  drop_later_keep_steps(composed.train, run.estimate.steps);
+  run.toml = composed.toml();
   return run;
 }
 

@@ -227,7 +227,7 @@ run::Outcome train_steps(Run& run) {
     const bool evaluates = s.step % c.eval_every == 0 || s.step == c.steps;
     // All ranks save and stop after the same step: what one is asked for, all know a step later
     const bool due = run.ranks && saving.by_time() ? asked_to_save : saving.due(s.step);
-    const bool saves = due || s.step == c.steps;
+    const bool saves = due || s.step == c.steps || std::ranges::count(c.keep_steps, s.step) > 0;
     const bool stops = (run.ranks ? asked_to_stop : interrupted()) && s.step < c.steps;
     if (logs || evaluates || saves || stops) settle();
     s.seconds = seconds_before + since(start) - paused;

@@ -183,6 +183,20 @@ TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
   EXPECT_EQ(ConfigNode::read_file(runs[0].config).child("train").value("tokens"), "4000");
 }
 
+TEST_F(FakeStudy, SmallBudgetsKeepNoCheckpointsOfStepsPastTheirEnd) {
+  std::string plan = kPlan;
+  plan.replace(plan.find("batch = 4"), 9, "batch = 4, keep_steps = [5, 10, 15]");
+  const auto runs =
+      dry_run(options(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n"));
+  const auto kept = [&](size_t i) {
+    return ConfigNode::read_file(runs[i].config).child("train").value("keep_steps");
+  };
+  EXPECT_EQ(runs[0].estimate.steps, 10);
+  EXPECT_EQ(kept(0), "[5, 10]");
+  EXPECT_EQ(runs[2].estimate.steps, 20);
+  EXPECT_EQ(kept(2), "[5, 10, 15]");
+}
+
 TEST_F(FakeStudy, EqualRunsOfDifferentPlansHaveEqualKeys) {
   const auto ladder =
       dry_run(options(std::string(kPlan) + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n"));

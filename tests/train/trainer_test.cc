@@ -120,14 +120,27 @@ TEST(Trainer, CheckpointsKeepTheNewestTwoAndThoseNamed) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder / "run" / "checkpoints"))
     names.insert(entry.path().filename());
-  EXPECT_EQ(names, (std::set<std::string>{"step-2", "step-8", "step-9"}));
+  EXPECT_EQ(names, (std::set<std::string>{"step-2", "step-5", "step-8", "step-9"}));
   const run::Folder run{folder / "run"};
   EXPECT_EQ(newest_checkpoint(run)->path, folder / "run" / "checkpoints" / "step-9");
-  EXPECT_EQ(newest_checkpoint(run, 7)->path, folder / "run" / "checkpoints" / "step-2");
+  EXPECT_EQ(newest_checkpoint(run, 7)->path, folder / "run" / "checkpoints" / "step-5");
   EXPECT_FALSE(newest_checkpoint(run, 1));
   EXPECT_FALSE(newest_checkpoint({folder / "nothing"}));
 }
 
+TEST(Trainer, StepToKeepOutsideTheRunIsRefused) {
+  const Folder folder;
+  synthesize(folder / "store");
+  for (const char* step : {"0", "10"})
+    EXPECT_NE(message_of([&] {
+                config(folder / "store", fmt::format("steps = 9\nkeep_steps = [{}]\n", step));
+              }).find("train.keep_steps must be a list of steps from 1 to 9"),
+              std::string::npos)
+        << step;
+}
+
+// Speed and memory of a run that was resumed: the steps before the restart have no time in the
+// process that continues.
 TEST(Trainer, ConfigOfARunReadsBackAsItself) {
   const Folder folder;
   synthesize(folder / "store");
