@@ -11,6 +11,7 @@
 #include "data/synthetic.h"
 #include "nn/tensors.h"
 #include "nn/testing.h"
+#include "run/metrics.h"
 #include "train/checkpoint.h"
 
 namespace assay::train {
@@ -141,6 +142,34 @@ TEST(Trainer, StepToKeepOutsideTheRunIsRefused) {
 
 // Speed and memory of a run that was resumed: the steps before the restart have no time in the
 // process that continues.
+TEST(Trainer, ResumedRunKeepsItsMeasurements) {
+  const Folder folder;
+  synthesize(folder / "store");
+  const RunConfig of_run =
+      config(folder / "store", "steps = 100\ncheckpoint_every = 98\nlog_every = 100\n");
+  const run::Folder run{folder / "run"};
+  const TrainOptions options{
+      .store = folder / "store", .run = run.path, .device = "cpu", .resume = true};
+  const double speed = train(of_run, options).tokens_per_second;
+  EXPECT_GT(speed, 0);
+  const auto line = [&] { return run::read_metrics(run).training.at(0); };
+  fs::remove_all(run.checkpoint(100).path);
+  fs::remove(run.outcome().path);
+  const run::Outcome resumed = train(of_run, options);  // from step 98
+  EXPECT_LT(resumed.tokens_per_second, 10 * speed);
+  EXPECT_EQ(resumed.tokens_per_second, line().tokens_per_second);
+  // At the end: nothing is left to train
+  fs::remove(run.outcome().path);
+  std::string metrics = read_file(run.metrics());
+  const std::string memory = "\"memory_bytes\":";
+  const size_t at = metrics.find(memory) + memory.size();
+  metrics.replace(at, metrics.find_first_of(",}", at) - at, "123456789012345");
+  write_file(run.metrics(), metrics);
+  const run::Outcome ended = train(of_run, options);
+  EXPECT_EQ(ended.tokens_per_second, resumed.tokens_per_second);
+  EXPECT_EQ(ended.peak_memory_bytes, 123456789012345);
+}
+
 TEST(Trainer, ConfigOfARunReadsBackAsItself) {
   const Folder folder;
   synthesize(folder / "store");
