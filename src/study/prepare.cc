@@ -92,11 +92,8 @@ TrainerError complaint(const fs::path& output, const fs::path& errors) {
 // The first run of a model: what the trainer is asked about.
 Variation first_variation(const Plan& plan, const Model& model) {
   const bool tuned = is_tuned(plan, model);
-  const int64_t largest = model.budgets.back().tokens;
   return {.seed = 0,
-          .tokens = largest ? largest
-                    : tuned ? plan.tuning->tokens
-                            : 0,
+          .tokens = model.budgets.back().tokens,
           .learning_rate = tuned ? plan.tuning->learning_rate.front() : 0};
 }
 

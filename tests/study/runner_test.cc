@@ -192,6 +192,15 @@ TEST_F(Runner, CheckOfALearningRateIsNotNamedLikeARunOfTheGrid) {
     EXPECT_EQ(keys.emplace(run.name, run.key).first->second, run.key) << run.name;
 }
 
+TEST_F(Runner, TunedModelIsTrainedForTheBudgetOfTrain) {
+  std::string plan = std::string(kPlan) + kTune;
+  plan.replace(plan.find("tokens = 4000, batch"), 13, "tokens = 8000");
+  EXPECT_EQ(run_plan(options(plan)).done, 10);
+  for (const StudyRun& run : Store(folder / "study").planned_runs())
+    EXPECT_EQ(run.finished->outcome.tokens, run.purpose == purpose::kTuning ? 4000 : 8000)
+        << run.name;
+}
+
 TEST_F(Runner, ModelsWithRunsOfOneNameAreRefused) {
   std::string plan = kPlan;
   plan.replace(plan.find("\"window\""), 8, "\"b.c\", \"c\"");
