@@ -174,6 +174,10 @@ class FakeStudy : public testing::Test {
       "data = { synthetic = { documents = 4, held_out = 2, document_length = 64 }, "
       "train = [\"known_a\"], out_of_domain = [\"fresh_a\"], sequence_length = 16 }\n"
       "train = { tokens = 4000, batch = 4 }\n";
+  static std::string without_tokens() {
+    std::string plan = kPlan;
+    return plan.erase(plan.find("tokens = 4000, "), 15);
+  }
   StudyOptions options(const std::string& plan = kPlan) {
     write_file(folder / "plan.toml", plan);
     StudyOptions out;
