@@ -72,14 +72,20 @@ std::string trend(const Architecture& a) {
   return "";
 }
 
+// Of the checks that carry a verdict. A verdict of "not settled" on both sides says nothing.
 std::string at_other_rates(const Architecture& a) {
-  std::vector<std::string> differing;
-  for (const Check& check : a.checks)
-    if (check.end.verdict != a.end.verdict)
-      differing.push_back(fmt::format("{} at {}", word(check.end.verdict), check.purpose));
-  if (a.checks.empty()) return "";
-  if (differing.empty()) return "The verdict is the same at half and at twice the learning rate.";
-  return fmt::format("The verdict depends on the learning rate: {}.", join(differing, ", "));
+  if (!a.end.judged) return "";
+  std::vector<std::string> same, differing;
+  for (const Check& check : a.checks) {
+    if (!check.end.judged) continue;
+    if (check.end.verdict == a.end.verdict) same.push_back(check.purpose);
+    else differing.push_back(fmt::format("{} at {}", word(check.end.verdict), check.purpose));
+  }
+  if (!differing.empty())
+    return fmt::format("The verdict depends on the learning rate: {}.", join(differing, ", "));
+  if (same.empty() || a.end.verdict == Verdict::not_settled) return "";
+  if (same.size() == 2) return "The verdict is the same at half and at twice the learning rate.";
+  return fmt::format("The verdict is the same at {}.", same.front());
 }
 
 std::string tuning_warning(const Architecture& a, const Setting& setting) {

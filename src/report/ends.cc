@@ -71,6 +71,22 @@ std::string mixed_numerics(const std::vector<const Run*>& runs) {
   return "";
 }
 
+// Why the ends of these runs cannot be compared: other documents were evaluated. Empty when they
+// can.
+std::string other_documents(const std::vector<const Run*>& runs, const Setting& setting) {
+  for (const Run* run : runs)
+    for (const std::string& domain : setting.test) {
+      const run::Clusters& first = set_of(*runs.front(), setting.set(domain)).clusters;
+      const run::Clusters& own = set_of(*run, setting.set(domain)).clusters;
+      if (own.tokens != first.tokens || own.recall_tokens != first.recall_tokens)
+        return fmt::format(
+            "The runs were evaluated on different documents of {} at their end. "
+            "Give all models the same train.end_tokens and run the plan again.",
+            domain);
+    }
+  return "";
+}
+
 // "20_480_000".
 std::string toml_number(int64_t value) {
   std::string digits = std::to_string(value);
@@ -118,18 +134,18 @@ double reference_tokens(const std::vector<stats::Budget>& ladder, double held_ou
   return kNone;
 }
 
-// What does not need the ladder, so that a verdict of "not settled" has numbers next to it.
-void set_final_losses(Architecture& a, const Setting& setting) {
-  stats::EndResult& end = a.end;
-  end.name = a.name;
-  end.tokens = double(a.tokens());
-  end.held_out = mean_over(a.runs(), [&](const Run& run) {
+// What does not need the ladder, so that a verdict of "not settled" has numbers next to it. `runs`
+// have one budget.
+void set_final_losses(stats::EndResult& end, const std::vector<Run>& runs, const Setting& setting) {
+  const int64_t tokens = runs.front().tokens;
+  end.tokens = double(tokens);
+  end.held_out = mean_over(runs, [&](const Run& run) {
     return setting.mixed ? run.end.training_loss : run.end.held_out_loss;
   });
-  end.final_loss = mean_over(a.runs(), [](const Run& run) { return run.end.test_loss; });
+  end.final_loss = mean_over(runs, [](const Run& run) { return run.end.test_loss; });
   end.reference_loss = kNone;
   if (!setting.has_reference()) return;
-  const auto found = setting.reference().budgets.find(a.tokens());
+  const auto found = setting.reference().budgets.find(tokens);
   if (found == setting.reference().budgets.end()) return;
   end.reference_loss = mean_over(found->second, [](const Run& run) { return run.end.test_loss; });
 }
@@ -159,6 +175,7 @@ stats::LadderResult settle(Setting& setting, const Contenders& contenders) {
 void add_checks(Architecture& a, const Setting& setting, Contenders& contenders) {
   for (const auto& [purpose, runs] : a.check_runs) {
     a.checks.push_back({.purpose = purpose, .learning_rate = runs.front().learning_rate});
+    set_final_losses(a.checks.back().end, runs, setting);
     stats::Budget budget{.tokens = double(runs.front().tokens)};
     for (const Run& run : runs) budget.runs.push_back(end_of(run, setting));
     contenders.list.push_back(
@@ -167,8 +184,11 @@ void add_checks(Architecture& a, const Setting& setting, Contenders& contenders)
 }
 
 void set_reason(Setting& setting, const std::string& reason) {
-  for (Architecture& a : setting.architectures)
+  for (Architecture& a : setting.architectures) {
     if (a.style != 0 && a.end.reason.empty()) a.end.reason = reason;
+    for (Check& check : a.checks)
+      if (check.end.reason.empty()) check.end.reason = reason;
+  }
 }
 
 void compare_with_ladder(Setting& setting) {
@@ -180,7 +200,8 @@ void compare_with_ladder(Setting& setting) {
     both.insert(both.end(), own.begin(), own.end());
     a.end.reason = mixed_numerics(both);
     a.comparable = a.end.reason.empty();
-    if (!a.comparable) continue;
+    if (a.comparable) a.end.reason = other_documents(both, setting);
+    if (!a.end.reason.empty()) continue;
     contenders.list.push_back({.name = a.name, .budgets = budgets_of(a, setting)});
     contenders.results.push_back(&a.end);
     add_checks(a, setting, checks);
@@ -205,7 +226,8 @@ void compare_with_ladder(Setting& setting) {
 void compare_ends(Setting& setting) {
   Ladder& ladder = setting.ladder;
   for (Architecture& a : setting.architectures) {
-    set_final_losses(a, setting);
+    a.end.name = a.name;
+    set_final_losses(a.end, a.runs(), setting);
     a.tokens_ratio = kNone;
   }
   if (setting.architectures.empty()) return;
@@ -215,11 +237,12 @@ void compare_ends(Setting& setting) {
   }
   describe_clusters(setting);
   ladder.budgets = budgets_of(setting.reference(), setting);
-  ladder.problem = mixed_numerics(setting.reference().all_runs());
-  if (!ladder.problem.empty()) {
+  const auto reference = setting.reference().all_runs();
+  ladder.problem = mixed_numerics(reference);
+  if (!ladder.problem.empty())
     for (Architecture& a : setting.architectures) a.comparable = false;
-    return set_reason(setting, ladder.problem);
-  }
+  else ladder.problem = other_documents(reference, setting);
+  if (!ladder.problem.empty()) return set_reason(setting, ladder.problem);
   try {
     compare_with_ladder(setting);
   } catch (const BadInput& error) {

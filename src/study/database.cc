@@ -1,6 +1,7 @@
 #include "study/database.h"
 
 #include <sqlite3.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -50,12 +51,25 @@ int execute_patiently(sqlite3* handle, const char* pragma) {
   return code;
 }
 
+// A reader of a database with a write-ahead log makes files next to it. Where this is not possible,
+// and no writer has left a log, SQLite can read the file alone.
+std::string name_for_reading(const fs::path& file) {
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  if (::access(folder.c_str(), W_OK) == 0 || fs::exists(file.string() + "-wal")) return file;
+  std::string uri = "file:";
+  for (const char c : fs::absolute(file).string())
+    uri += c == '%' || c == '?' || c == '#' ? fmt::format("%{:02x}", int(c)) : std::string(1, c);
+  return uri + "?immutable=1";
+}
+
 }  // namespace
 
 Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
+  const bool reads = mode == Mode::read;
   const int flags =
-      mode == Mode::read ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
-  if (sqlite3_open_v2(path_.c_str(), &handle_, flags, nullptr) != SQLITE_OK) {
+      reads ? SQLITE_OPEN_READONLY | SQLITE_OPEN_URI : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+  const std::string name = reads ? name_for_reading(file) : path_;
+  if (sqlite3_open_v2(name.c_str(), &handle_, flags, nullptr) != SQLITE_OK) {
     const std::string reason = sqlite3_errmsg(handle_);
     sqlite3_close(std::exchange(handle_, nullptr));
     fail<Error>("{}: {}", path_, reason);

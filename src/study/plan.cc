@@ -266,6 +266,29 @@ void check_size(const ConfigNode& size, const std::vector<Model>& models) {
            size.where(key), key, did_you_mean(key, tables), join(tables));
 }
 
+// Keys of `train` that other keys of the plan make ineffective.
+void check_train_is_used(const Plan& plan) {
+  const auto has_budgets = [](const Model& model) { return model.budgets.front().tokens > 0; };
+  const auto check_budget = [](const ConfigNode& train, const std::string& who) {
+    for (const char* key : {"steps", "tokens"})
+      if (train.has(key))
+        refuse(train.where(key),
+               fmt::format("'{}' in train has no effect, because {} has budgets in tokens. "
+                           "Remove one of them",
+                           key, who));
+  };
+  for (const Model& model : plan.models)
+    if (has_budgets(model)) check_budget(model.train, fmt::format("model '{}'", model.name));
+  for (const Setting& setting : plan.settings)
+    for (const ConfigNode& train : setting.train_layers) {
+      if (std::ranges::all_of(plan.models, has_budgets)) check_budget(train, "every model");
+      if (plan.tuning && train.has("learning_rate"))
+        refuse(train.where("learning_rate"),
+               "learning_rate in train has no effect, because tune chooses the learning rates. "
+               "Remove it, or give it in [model.NAME] to a model that is not to be tuned");
+    }
+}
+
 // Models were chosen on the command line: what the plan says of others has no meaning then.
 bool chosen(const ConfigNode& root) { return root.where("models").starts_with("--set "); }
 
@@ -283,6 +306,12 @@ void check_setting(const Setting& setting) {
   if (data.sequence_length < 1)
     refuse(place(setting.data_layers, "sequence_length"),
            "data.sequence_length must be given and at least 1");
+  for (const auto& [key, domains] :
+       {std::pair{"train", &data.train}, {"out_of_domain", &data.out_of_domain}})
+    for (const std::string& domain : *domains)
+      if (std::ranges::count(*domains, domain) > 1)
+        refuse(place(setting.data_layers, key),
+               fmt::format("data.{} names the domain '{}' twice", key, domain));
   for (const std::string& domain : data.out_of_domain)
     if (std::ranges::count(data.train, domain))
       refuse(place(setting.data_layers, "out_of_domain"),
@@ -434,6 +463,7 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
   for (const std::string& name : head.models)
     plan.models.push_back(read_model(name, root, head, file));
   if (!chosen(root)) check_size(root.child("size"), plan.models);
+  check_train_is_used(plan);
   return plan;
 }
 

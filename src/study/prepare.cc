@@ -20,14 +20,22 @@
 namespace assay::study {
 namespace {
 
-fs::path synthetic_store(const ConfigNode& layer, const fs::path& study) {
+data::SyntheticOptions synthetic_options(const ConfigNode& layer) {
   data::SyntheticOptions options;
   if (layer.is_table("synthetic")) layer.child("synthetic").read(options);
   else if (layer.value("synthetic") != "true")
     fail("{}: data.synthetic must be true or a table of its options. Nothing was run.",
          layer.where("synthetic"));
-  const fs::path folder =
-      study / "data" / ("synthetic." + sha256(to_toml(fields_of(options))).substr(0, 8));
+  return options;
+}
+
+fs::path synthetic_folder(data::SyntheticOptions options, const fs::path& study) {
+  return study / "data" / ("synthetic." + sha256(to_toml(fields_of(options))).substr(0, 8));
+}
+
+fs::path synthetic_store(const ConfigNode& layer, const fs::path& study) {
+  const data::SyntheticOptions options = synthetic_options(layer);
+  const fs::path folder = synthetic_folder(options, study);
   if (!fs::exists(folder)) {
     make_folder(folder.parent_path());
     data::synthesize(folder, options);
@@ -84,11 +92,8 @@ TrainerError complaint(const fs::path& output, const fs::path& errors) {
 // The first run of a model: what the trainer is asked about.
 Variation first_variation(const Plan& plan, const Model& model) {
   const bool tuned = is_tuned(plan, model);
-  const int64_t largest = model.budgets.back().tokens;
   return {.seed = 0,
-          .tokens = largest ? largest
-                    : tuned ? plan.tuning->tokens
-                            : 0,
+          .tokens = model.budgets.back().tokens,
           .learning_rate = tuned ? plan.tuning->learning_rate.front() : 0};
 }
 
@@ -115,10 +120,11 @@ class Question {
   }
   Question(const Question&) = delete;
   ~Question() {
-    if (child_ != 0) {
-      ::kill(child_, SIGTERM);
-      wait(child_);
-    }
+    if (child_ != 0) try {
+        ::kill(child_, SIGTERM);
+        wait(child_);
+      } catch (const Error&) {  // another error is on its way
+      }
     std::error_code none;
     for (const fs::path& file : {config_, output_, errors_}) fs::remove(file, none);
   }
@@ -173,17 +179,55 @@ class Question {
   pid_t child_ = 0;
 };
 
-void check_distinct(const std::vector<PlannedRun>& runs, const Plan& plan) {
-  std::map<std::string, std::string> names;
-  for (const PlannedRun& run : runs)
-    if (const auto [other, fresh] = names.emplace(run.key, run.name); !fresh)
+// Refuses two runs that are the same. Before tuning, the rates of tuned models are not known: such
+// a model is then compared with other tuned models only, which get the same rate.
+void check_distinct(const std::vector<PlannedRun>& runs, const Plan& plan, bool rates_are_known) {
+  std::map<std::pair<std::string, bool>, std::string> names;  // by key, and whether it is tuned
+  for (const PlannedRun& run : runs) {
+    const auto model = std::ranges::find(plan.models, run.model, &Model::name);
+    const bool tuned = !rates_are_known && is_tuned(plan, *model);
+    if (const auto [other, fresh] = names.emplace(std::pair{run.key, tuned}, run.name); !fresh)
       fail(
           "{}: {} and {} are the same run; give one of them other seeds ([model.{}] seeds = […]). "
           "Nothing was run.",
           plan.name, other->second, run.name, run.model);
+  }
 }
 
-// The run of a candidate; its configuration is written to study/configs.
+// Names of runs and the models that have them. A name with dots can be made in two ways: setting a
+// with model b.c, and setting a.b with model c.
+class Names {
+ public:
+  explicit Names(const Plan& plan) : plan_(plan) {}
+  // BadInput when another model, or the model in another setting, has the name.
+  void add(const std::string& name, const std::string& setting, const std::string& model) {
+    const std::string owner = setting.empty()
+                                  ? fmt::format("model '{}'", model)
+                                  : fmt::format("model '{}' in setting '{}'", model, setting);
+    const auto [other, fresh] = owners_.emplace(name, owner);
+    if (!fresh && other->second != owner)
+      fail(
+          "{}: runs of {} and of {} would have the same name, {}. "
+          "Give a model or a setting another name. Nothing was run.",
+          plan_.name, other->second, owner, name);
+  }
+
+ private:
+  const Plan& plan_;
+  std::map<std::string, std::string> owners_;
+};
+
+// A budget ends before some of the steps whose checkpoints a larger one keeps.
+void drop_later_keep_steps(ConfigNode& train, int64_t steps) {
+  if (!train.has("keep_steps")) return;
+  std::vector<int64_t> kept;
+  const Field field{"keep_steps", &kept, ""};
+  train.read({field}, train.keys());
+  std::erase_if(kept, [&](int64_t step) { return step > steps; });
+  train.put("keep_steps", field.toml(), train.where("keep_steps"));
+}
+
+// The run of a candidate.
 PlannedRun planned(const Candidate& c, const Variation& variation, const char* why,
                    const std::string& label, const fs::path& study) {
   PlannedRun run;
@@ -210,17 +254,57 @@ PlannedRun planned(const Candidate& c, const Variation& variation, const char* w
   run.key = sha256(fmt::format("{}\n{}\nseed {}\nsteps {}\nlearning_rate {}\n", c.answer.identity,
                                c.answer.data, run.seed, int64_t(steps), run.learning_rate));
   run.config = study / "configs" / (run.name + ".toml");
-  write_file(run.config, compose(*c.model, *c.setting, variation).toml());
+  Composed composed = compose(*c.model, *c.setting, variation);
+  drop_later_keep_steps(composed.train, run.estimate.steps);
+  run.toml = composed.toml();
   return run;
 }
 
-// ".82M"; empty for a model whose only budget is that of `train`.
-std::string budget_label(int64_t tokens) {
-  if (tokens == 0) return "";
+std::string rounded_label(int64_t tokens) {
   const double n = double(tokens);
   return n >= 1e9   ? fmt::format(".{:.3g}B", n / 1e9)
          : n >= 1e6 ? fmt::format(".{:.0f}M", n / 1e6)
                     : fmt::format(".{:.0f}k", n / 1e3);
+}
+
+// ".82M"; with all digits where the model has two budgets of the same rounded label. Empty for a
+// model whose only budget is that of `train`.
+std::string budget_label(int64_t tokens, const Model& model) {
+  if (tokens == 0) return "";
+  const std::string label = rounded_label(tokens);
+  const auto same = std::ranges::count(
+      model.budgets, label, [](const Budget& budget) { return rounded_label(budget.tokens); });
+  return same > 1 ? fmt::format(".{}", tokens) : label;
+}
+
+std::string rate_label(double rate) { return fmt::format(".lr-{}", rate); }
+
+// The runs of study_runs, without the check for equal ones.
+std::vector<PlannedRun> all_study_runs(const Plan& plan, const std::vector<Candidate>& candidates,
+                                       const Rates& rates, const fs::path& study) {
+  std::vector<PlannedRun> runs, checks;
+  for (const Candidate& c : candidates) {
+    const bool tuned = is_tuned(plan, *c.model);
+    const auto found = rates.find({c.setting->name, c.model->name});
+    if (tuned && found == rates.end()) continue;
+    const double rate = tuned ? found->second : 0;
+    for (const auto& [tokens, seeds] : c.model->budgets)
+      for (const int64_t seed : seeds)
+        runs.push_back(planned(c, {.seed = seed, .tokens = tokens, .learning_rate = rate},
+                               purpose::kStudy, budget_label(tokens, *c.model), study));
+    if (!tuned || !plan.tuning->check || c.model->name == plan.reference) continue;
+    const Budget& largest = c.model->budgets.back();
+    // A run of the grid has the same name without a budget
+    const std::string budget = largest.tokens > 0 ? budget_label(largest.tokens, *c.model)
+                                                  : rounded_label(c.answer.tokens);
+    for (const auto& [factor, why] : {std::pair{0.5, purpose::kHalf}, {2.0, purpose::kDouble}})
+      for (const int64_t seed : largest.seeds)
+        checks.push_back(
+            planned(c, {.seed = seed, .tokens = largest.tokens, .learning_rate = factor * rate},
+                    why, budget + rate_label(factor * rate), study));
+  }
+  runs.insert(runs.end(), checks.begin(), checks.end());
+  return runs;
 }
 
 }  // namespace
@@ -249,7 +333,19 @@ std::vector<std::string> placement(const StudyOptions& options, size_t slot) {
   return arguments;
 }
 
+std::vector<fs::path> synthetic_stores(const Plan& plan, const fs::path& study) {
+  std::vector<fs::path> folders;
+  for (const Setting& setting : plan.settings)
+    if (const ConfigNode* layer = last_with(setting.data_layers, "synthetic"))
+      folders.push_back(synthetic_folder(synthetic_options(*layer), study));
+  return folders;
+}
+
 std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options) {
+  Names names(plan);
+  for (const Setting& setting : plan.settings)
+    for (const Model& model : plan.models)
+      names.add(prefix(setting) + model.name, setting.name, model.name);
   make_folder(options.study / "configs");
   const size_t jobs = size_t(std::max<int64_t>(1, options.jobs));
   std::vector<Candidate> candidates;
@@ -282,34 +378,38 @@ std::vector<PlannedRun> tuning_runs(const Plan& plan, const std::vector<Candidat
       for (const int64_t seed : plan.tuning->seeds)
         runs.push_back(planned(c,
                                {.seed = seed, .tokens = plan.tuning->tokens, .learning_rate = rate},
-                               purpose::kTuning, fmt::format(".lr-{:g}", rate), study));
+                               purpose::kTuning, rate_label(rate), study));
   }
   return runs;
 }
 
 std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate>& candidates,
                                    const Rates& rates, const fs::path& study) {
-  std::vector<PlannedRun> runs, checks;
-  for (const Candidate& c : candidates) {
-    const bool tuned = is_tuned(plan, *c.model);
-    const auto found = rates.find({c.setting->name, c.model->name});
-    if (tuned && found == rates.end()) continue;
-    const double rate = tuned ? found->second : 0;
-    for (const auto& [tokens, seeds] : c.model->budgets)
-      for (const int64_t seed : seeds)
-        runs.push_back(planned(c, {.seed = seed, .tokens = tokens, .learning_rate = rate},
-                               purpose::kStudy, budget_label(tokens), study));
-    if (!tuned || !plan.tuning->check || c.model->name == plan.reference) continue;
-    const Budget& largest = c.model->budgets.back();
-    for (const auto& [factor, why] : {std::pair{0.5, purpose::kHalf}, {2.0, purpose::kDouble}})
-      for (const int64_t seed : largest.seeds)
-        checks.push_back(planned(
-            c, {.seed = seed, .tokens = largest.tokens, .learning_rate = factor * rate}, why,
-            fmt::format("{}.lr-{:g}", budget_label(largest.tokens), factor * rate), study));
-  }
-  check_distinct(runs, plan);
-  runs.insert(runs.end(), checks.begin(), checks.end());
+  std::vector<PlannedRun> runs = all_study_runs(plan, candidates, rates, study);
+  const auto checks =
+      std::ranges::find_if(runs, [](const auto& run) { return run.purpose != purpose::kStudy; });
+  check_distinct({runs.begin(), checks}, plan, /*rates_are_known=*/true);
   return runs;
+}
+
+void check_runs(const Plan& plan, const std::vector<Candidate>& candidates, const fs::path& study) {
+  Names names(plan);
+  const auto add_names = [&](const std::vector<PlannedRun>& runs) {
+    for (const PlannedRun& run : runs) names.add(run.name, run.setting, run.model);
+  };
+  add_names(tuning_runs(plan, candidates, study));
+  for (const double rate : plan.tuning ? plan.tuning->learning_rate : std::vector<double>{0}) {
+    Rates rates;
+    for (const Candidate& c : candidates) rates[{c.setting->name, c.model->name}] = rate;
+    std::vector<PlannedRun> runs = all_study_runs(plan, candidates, rates, study);
+    add_names(runs);
+    std::erase_if(runs, [](const auto& run) { return run.purpose != purpose::kStudy; });
+    check_distinct(runs, plan, /*rates_are_known=*/!plan.tuning);
+  }
+}
+
+void write_configs(const std::vector<PlannedRun>& runs) {
+  for (const PlannedRun& run : runs) write_file(run.config, run.toml);
 }
 
 }  // namespace assay::study

@@ -38,9 +38,13 @@ struct Candidate {
   run::Estimate answer;  // of `assay train --dry-run`
 };
 
-// Writes study/configs/*.toml, makes synthetic data under study/data, and asks the trainer
-// (--dry-run) about each model of each setting, options.jobs at a time. BadInput, in terms of the
-// plan, when it refuses one; nothing is run then. The candidates point into `plan`.
+// The folders of the synthetic data of a plan, whether they exist or not.
+std::vector<fs::path> synthetic_stores(const Plan& plan, const fs::path& study);
+
+// Makes synthetic data under study/data, and asks the trainer (--dry-run) about each model of each
+// setting, options.jobs at a time. BadInput, in terms of the plan, when it refuses one; nothing is
+// run then. The files of the questions in study/configs are removed. The candidates point into
+// `plan`.
 std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options);
 
 // The learning rate of each model, by setting and model; absent where the grid gave none.
@@ -52,6 +56,12 @@ std::vector<PlannedRun> tuning_runs(const Plan& plan, const std::vector<Candidat
 // that are tuned and have no rate are left out. BadInput when two runs are the same.
 std::vector<PlannedRun> study_runs(const Plan& plan, const std::vector<Candidate>& candidates,
                                    const Rates& rates, const fs::path& study);
+
+// BadInput when two runs of the plan are the same or would have the same name, whatever learning
+// rates the tuning chooses. Writes nothing.
+void check_runs(const Plan& plan, const std::vector<Candidate>& candidates, const fs::path& study);
+// Writes the configurations of the runs to study/configs.
+void write_configs(const std::vector<PlannedRun>& runs);
 
 fs::path trainer(const StudyOptions& options);
 // The trainer's command line for a run, without --resume and placement.

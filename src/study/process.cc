@@ -28,6 +28,10 @@ Ending decode(int status) {
   return ending_of(WEXITSTATUS(status));
 }
 
+[[noreturn]] void fail_waiting(pid_t child) {
+  fail<Error>("the end of process {} cannot be read: {}", child, std::strerror(errno));
+}
+
 // A file without a name.
 class MemoryFile {
  public:
@@ -63,6 +67,9 @@ pid_t start(const Command& command) {
   for (const std::string& argument : command.arguments)
     arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
+  // If the signal is ignored, as a parent of this process may have set, the kernel forgets how
+  // children end.
+  ::signal(SIGCHLD, SIG_DFL);
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) {
     ::setpgid(0, 0);
@@ -91,14 +98,15 @@ pid_t start(const Command& command) {
 bool ended(pid_t child, Ending& ending) {
   int status = 0;
   const pid_t result = ::waitpid(child, &status, WNOHANG);
+  if (result < 0 && errno != EINTR) fail_waiting(child);
   if (result == child) ending = decode(status);
   return result == child;
 }
 
 Ending wait(pid_t child) {
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
+  while (::waitpid(child, &status, 0) < 0)
+    if (errno != EINTR) fail_waiting(child);
   return decode(status);
 }
 

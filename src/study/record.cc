@@ -18,6 +18,12 @@ run::RunRecord record_of(const StudyRun& run) {
 
 void Store::set_records(const RecordedPlan& plan, const Records& records,
                         const std::string& origin) {
+  // The runs of a study have a folder
+  if (!database_.query("SELECT 1 FROM runs WHERE folder != '' LIMIT 1").empty())
+    fail(
+        "{}: The study was not made from records, and its results would be lost. "
+        "Give another folder. Nothing was changed.",
+        source_);
   Transaction transaction(database_);
   database_.query("INSERT OR REPLACE INTO plan VALUES (1, ?)", {to_json<StoredPlan>(plan).dump()});
   database_.execute(
@@ -46,10 +52,11 @@ namespace {
 void add_study(const fs::path& folder, Records& out) {
   Store store(folder, Database::Mode::read);
   for (const StudyRun& run : store.planned_runs())
-    if (run.finished) out[run.key] = record_of(run);
+    if (run.finished) out.try_emplace(run.key, record_of(run));
 }
 
-// `visited`: folders that have been read, because plan.json of one folder can name another.
+// Keeps the records that `out` has: those of a folder go before those of the folders that its
+// plan.json names. `visited`: folders that have been read, because two folders can name each other.
 void add_folder(const fs::path& folder, std::set<fs::path>& visited, Records& out) {
   if (!fs::is_directory(folder)) fail("{}: is not a folder. Nothing was run.", folder.string());
   if (!visited.insert(fs::canonical(folder)).second) return;
@@ -59,8 +66,8 @@ void add_folder(const fs::path& folder, std::set<fs::path>& visited, Records& ou
     const Json json = parse_json(read_file(entry.path()), entry.path().string());
     if (!run::is_record(json, entry.path().string())) continue;
     run::RunRecord record = from_json<run::RunRecord>(json, entry.path().string());
-    const std::string key = record.key;  // before the move: the right side comes first
-    out[key] = std::move(record);
+    const std::string key = record.key;
+    out.try_emplace(key, std::move(record));
   }
   const fs::path plan = folder / "plan.json";
   if (!fs::exists(plan)) return;

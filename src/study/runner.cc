@@ -89,7 +89,7 @@ class Runner {
     const run::Folder folder = run.folder(options_.study);
     if (store_.status(run.key) != status::kDone) {
       if (folder.outcome().exists()) {
-        store_.take(run.key, folder);  // it ended while no runner watched
+        store_.take(run, folder);  // it ended while no runner watched
       } else if (const Reusable::Found* found = reusable_.find(run.key)) {
         store_.take_record(run.key, found->record, found->folder);
         ++outcome_.reused;
@@ -122,6 +122,7 @@ class Runner {
     make_folder(folder.path);
     const auto restarts_earlier = launcher_.started_earlier(run);
     if (!restarts_earlier) launcher_.start(run, restarts);
+    store_.set_folder(run);
     store_.set_status(run.key, status::kRunning);
     const double before = tokens_of(run::newest_metrics(folder));
     running_.push_back({std::move(run), folder, restarts_earlier.value_or(restarts), before});
@@ -141,7 +142,8 @@ class Runner {
   }
 
   void conclude(const Running& over, const Ending& ending) {
-    if (ending.code == 0) return finish(over);
+    // A process that is killed at its exit has written all results before
+    if (ending.code == 0 || over.folder.outcome().exists()) return finish(over);
     if (stopping_ && ending.stopped_from_outside())
       return store_.set_status(over.run.key, status::kInterrupted);
     if (ending.stopped_from_outside() && over.restarts < kRestarts) {
@@ -156,12 +158,11 @@ class Runner {
 
   void finish(const Running& over) {
     try {
-      store_.take(over.run.key, over.folder);
+      store_.take(over.run, over.folder);
     } catch (const DiskFull&) {
       throw;
     } catch (const Error& error) {
-      return give_up(
-          over, fmt::format("it ended well, but its results cannot be read: {}", error.what()));
+      return give_up(over, fmt::format("its results cannot be taken: {}", error.what()));
     }
     ++outcome_.done;
     work_done_ += work(over.run, double(over.run.estimate.tokens) - over.tokens_before);
@@ -346,77 +347,62 @@ class Results {
   mutable std::optional<Store> store_;  // none before the first run; its queries are not const
 };
 
-// What is new in a study's folder while a plan is checked. A plan that is refused leaves nothing of
-// it behind. Constructed before the folder is made, and destroyed while the folder is still locked.
-class NewFiles {
- public:
-  explicit NewFiles(const fs::path& study) : study_(study), before_(entries()) {
-    for (fs::path folder = study; !folder.empty() && !fs::exists(folder);
-         folder = folder.parent_path())
-      made_.push_back(folder);
-  }
-  NewFiles(const NewFiles&) = delete;
-  ~NewFiles() {
-    if (kept_) return;
-    std::error_code none;
-    for (const fs::path& entry : entries())
-      if (!before_.contains(entry)) fs::remove_all(entry, none);
-    // Unless something else is there by now
-    for (const fs::path& folder : made_) fs::remove(folder, none);
-  }
-  void keep() { kept_ = true; }
-
- private:
-  // What the study's folder and the two that a check writes into hold.
-  std::set<fs::path> entries() const {
-    std::set<fs::path> found;
-    std::error_code none;
-    for (const fs::path& folder : {study_, study_ / "configs", study_ / "data"})
-      for (const auto& entry : fs::directory_iterator(folder, none)) found.insert(entry.path());
-    return found;
-  }
-  fs::path study_;
-  std::set<fs::path> before_;
-  std::vector<fs::path> made_;  // the innermost first
-  bool kept_ = false;
-};
-
-// A study's folder while a plan is checked and run.
+// A study's folder, locked. Unless the plan is accepted, what this process made in it is removed,
+// and nothing that others wrote there.
 class StudyFolder {
  public:
   // `waits`: for a process that holds the folder, a minute at most.
-  explicit StudyFolder(const fs::path& study, bool waits = false) {
-    auto files = std::make_unique<NewFiles>(study);
+  StudyFolder(const Plan& plan, const fs::path& study, bool waits = false)
+      : data_(synthetic_stores(plan, study)) {
+    for (fs::path folder = study; !folder.empty() && !fs::exists(folder);
+         folder = folder.parent_path())
+      folders_.push_back(folder);
+    const fs::path lock = run::Folder{study}.lock();
+    const bool is_first = !waits && !fs::exists(lock);
     make_folder(study);
     lock_ = waits ? lock_when_free(study) : std::make_unique<FolderLock>(study);
-    files_ = std::move(files);
+    // The process that held the folder may have made them
+    std::erase_if(data_, [](const fs::path& path) { return fs::exists(path); });
+    if (is_first) data_.push_back(lock);
+    for (const fs::path& folder : {study / "configs", study / "data"})
+      if (!fs::exists(folder)) folders_.insert(folders_.begin(), folder);
   }
-  void keep() { files_->keep(); }  // the plan is accepted
+  StudyFolder(const StudyFolder&) = delete;
+  ~StudyFolder() {
+    if (is_accepted_) return;
+    std::error_code none;
+    for (const fs::path& path : data_) fs::remove_all(path, none);
+    // Unless something else is there by now
+    for (const fs::path& folder : folders_) fs::remove(folder, none);
+  }
+  void keep() { is_accepted_ = true; }
 
  private:
+  std::vector<fs::path> data_, folders_;  // made by this process; the innermost folders first
   std::unique_ptr<FolderLock> lock_;
-  std::unique_ptr<NewFiles> files_;  // destroyed first
+  bool is_accepted_ = false;
 };
 
 // Until the runs are over, or go on without this process.
 Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
   Plan plan = read_plan(options.plan, options.set);
   const Reusable reusable(options.reuse);
-  StudyFolder folder(options.study, launcher.keeps_failures());
+  StudyFolder folder(plan, options.study, launcher.keeps_failures());
   const auto candidates = ask_trainer(plan, options);
   ask_tasks(plan, candidates, options);
+  check_runs(plan, candidates, options.study);
   const bool shared = options.slurm.has_value();
   Store store(options.study, shared ? Database::Mode::write_shared : Database::Mode::write);
+  folder.keep();
   measure_overlap(candidates, store);
   const auto tuning = tuning_runs(plan, candidates, options.study);
-  if (tuning.empty()) study_runs(plan, candidates, {}, options.study);  // refuses equal runs
-  folder.keep();
   Outcome outcome;
   Rates rates;
   const auto is_done = [&](const PlannedRun& run) {
     return store.status(run.key) == status::kDone;
   };
   if (!tuning.empty()) {
+    write_configs(tuning);
     store.set_plan(plan, tuning);
     explain(reusable, distinct(tuning), is_done);
     add(outcome, Runner(options, distinct(tuning), store, reusable, launcher).run());
@@ -430,6 +416,7 @@ Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
   const auto runs = study_runs(plan, candidates, rates, options.study);
   std::vector<PlannedRun> all = tuning;
   all.insert(all.end(), runs.begin(), runs.end());
+  write_configs(runs);
   store.set_plan(plan, all);
   explain(reusable, distinct(runs), is_done);
   add(outcome, Runner(options, distinct(runs), store, reusable, launcher).run());
@@ -454,9 +441,10 @@ Outcome run_plan(const StudyOptions& options) {
 std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   Plan plan = read_plan(options.plan, options.set);
   const Results results(options);
-  StudyFolder folder(options.study);
+  StudyFolder folder(plan, options.study);
   const auto candidates = ask_trainer(plan, options);
   ask_tasks(plan, candidates, options);
+  check_runs(plan, candidates, options.study);
   const auto tuning = tuning_runs(plan, candidates, options.study);
   Rates rates = best_rates(plan, tuning, [&](const PlannedRun& run) { return results.end(run); });
   for (const PlannedRun& run : tuning)
@@ -466,6 +454,7 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   std::vector<ExpectedRun> runs;
   for (const auto& part : {tuning, study_runs(plan, candidates, rates, options.study)})
     for (const PlannedRun& run : part) runs.push_back({run, results.folder(run)});
+  write_configs({runs.begin(), runs.end()});
   explain(results.reusable(), distinct({runs.begin(), runs.end()}),
           [&](const PlannedRun& run) { return !results.folder(run).empty(); });
   folder.keep();
@@ -505,7 +494,13 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
          folder.string());
   const auto plan = read_record<RecordedPlan>(folder / "plan.json");
   const Records records = read_records(folder);
+  if (std::error_code none; fs::equivalent(folder, study, none))
+    fail(
+        "{}: The report of a folder of records needs a folder of its own. "
+        "Nothing was changed.",
+        folder.string());
   make_folder(study);
+  const FolderLock lock(study);
   Store store(study);
   store.set_records(plan, records, folder.string());
 }

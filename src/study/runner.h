@@ -36,7 +36,8 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options);
 // again; plan.json names these folders relative to `folder`. Returns the number of records written.
 int64_t write_records(const fs::path& study, const fs::path& folder,
                       const std::vector<fs::path>& elsewhere = {});
-// Makes a study of such a folder, without runs of its own.
+// Makes a study of such a folder, without runs of its own. BadInput when `study` is the folder of
+// records or a study that was not made from records.
 void study_of_records(const fs::path& folder, const fs::path& study);
 
 }  // namespace assay::study

@@ -68,6 +68,32 @@ void check_version(Database& database, const fs::path& study) {
         kVersion);
 }
 
+// BadInput when a finished run is not the one that was planned: its key would name the results of
+// another run.
+void check_result(const PlannedRun& planned, const run::FinishedRun& found,
+                  const fs::path& folder) {
+  const run::Estimate& plan = planned.estimate;
+  const run::Provenance& done = found.provenance;
+  std::string difference;
+  if (done.data != plan.data)
+    difference = fmt::format(
+        "They come from other data (fingerprint {:.8}, and {:.8} was planned). "
+        "Was the token store changed while the study was run?",
+        done.data, plan.data);
+  else if (done.device == plan.device && done.numerics != plan.numerics)
+    difference =
+        "The numerics versions of the program differ. "
+        "Was the program replaced while the study was run?";
+  else if (found.outcome.steps != plan.steps || found.outcome.tokens != plan.tokens)
+    difference = fmt::format("They end after {} steps and {} tokens; planned were {} and {}.",
+                             found.outcome.steps, found.outcome.tokens, plan.steps, plan.tokens);
+  if (!difference.empty())
+    fail(
+        "{}: The results are not those of the planned run. {} They were not stored. "
+        "Remove the folder, and the same command trains the run again.",
+        folder.string(), difference);
+}
+
 }  // namespace
 
 Store::Store(const fs::path& study, Database::Mode mode)
@@ -107,8 +133,16 @@ void Store::set_status(const std::string& key, const std::string& status,
   database_.query("UPDATE runs SET status = ?, reason = ? WHERE key = ?", {status, reason, key});
 }
 
-void Store::take(const std::string& key, const run::Folder& folder) {
-  insert(key, run::read_finished(folder), "");
+void Store::set_folder(const PlannedRun& run) {
+  database_.query("UPDATE runs SET folder = ? WHERE key = ?",
+                  {run.folder("").path.string(), run.key});
+}
+
+void Store::take(const PlannedRun& run, const run::Folder& folder) {
+  const run::FinishedRun found = run::read_finished(folder);
+  check_result(run, found, folder.path);
+  set_folder(run);
+  insert(run.key, found, "");
 }
 
 void Store::take_record(const std::string& key, const run::RunRecord& record,

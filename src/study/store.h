@@ -30,6 +30,7 @@ struct PlannedRun {
   int64_t tokens = 0;        // the budget
   double learning_rate = 0;  // peak
   fs::path config, data;     // MODEL.toml, token store
+  std::string toml;          // what MODEL.toml holds
   // Of `assay train --dry-run`, with tokens, steps and seconds of this run
   run::Estimate estimate;
   run::Folder folder(const fs::path& study) const {
@@ -106,16 +107,18 @@ class Store {
   std::string reason(const std::string& key);  // why a run failed
   void set_status(const std::string& key, const std::string& status,
                   const std::string& reason = "");
-  // Reads a finished run's folder; all of it is stored, or nothing. BadInput when the folder
-  // is not whole.
-  void take(const std::string& key, const run::Folder& folder);
+  // The folder of a run that is about to start: its name may have changed since it was planned.
+  void set_folder(const PlannedRun& run);
+  // Reads a finished run's folder; all of it is stored, or nothing. BadInput when the folder is not
+  // whole, or its data, configuration or length are not those that were planned.
+  void take(const PlannedRun& run, const run::Folder& folder);
   // Takes a finished run of another study. `origin` is recorded: where the record was found.
   void take_record(const std::string& key, const run::RunRecord& record, const std::string& origin);
   // Results of tasks on the final weights of a run, and the folder of the run in the study.
   std::vector<run::TaskResult> tasks(const std::string& key);
   void set_tasks(const std::string& key, const std::vector<run::TaskResult>& results);
   fs::path folder(const std::string& key);
-  // A whole study made of records.
+  // A whole study made of records. BadInput when it has runs that it trained or reused.
   void set_records(const RecordedPlan& plan, const Records& records, const std::string& origin);
   // Of the data with that fingerprint; none when it was not measured.
   std::optional<Overlap> overlap(const std::string& data);

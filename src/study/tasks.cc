@@ -42,19 +42,27 @@ Ending wait_for(pid_t child) {
   return ending;
 }
 
+// Removes its file at the end of a scope.
+struct TemporaryOutput {
+  fs::path path;
+  ~TemporaryOutput() {
+    std::error_code none;
+    fs::remove(path, none);
+  }
+};
+
 // What `assay eval tasks --dry-run` says of the plan's tasks with a tokenizer.
 Questions questions_of(const Plan& plan, const fs::path& tokenizer, const StudyOptions& options) {
-  const fs::path output = options.study / "configs" / "tasks.question.out";
-  const fs::path errors = options.study / "configs" / "tasks.question.err";
-  for (const fs::path& file : {output, errors}) fs::remove(file);
+  const TemporaryOutput output{options.study / "configs" / "tasks.question.out"};
+  const TemporaryOutput errors{options.study / "configs" / "tasks.question.err"};
+  for (const fs::path& file : {output.path, errors.path}) fs::remove(file);
   std::vector<std::string> arguments = {trainer(options), "eval",        "tasks",  "--dry-run",
                                         "--json",         "--tokenizer", tokenizer};
   for (const std::string& task : plan.tasks->list)
     arguments.insert(arguments.end(), {"--tasks", task});
   std::ranges::copy(task_arguments(*plan.tasks), std::back_inserter(arguments));
-  const Ending ending = wait_for(start({arguments, output, errors}));
-  const std::string text = read_file(output), problem = read_file(errors);
-  for (const fs::path& file : {output, errors}) fs::remove(file);
+  const Ending ending = wait_for(start({arguments, output.path, errors.path}));
+  const std::string text = read_file(output.path), problem = read_file(errors.path);
   if (ending.code == kBadInput) {
     std::string error = parse_record<TrainerError>(text, "the answer about the tasks").error;
     const std::string ending = " Nothing was run.";

@@ -64,6 +64,8 @@ void TrainConfig::complete(const ConfigNode& table, int64_t ranks) {
   need(end_tokens >= 0, "end_tokens", "0 or more");
   need(checkpoint_every >= 0, "checkpoint_every", "0 or more");
   need(log_every >= 0, "log_every", "0 or more");
+  need(std::ranges::all_of(keep_steps, [&](int64_t step) { return 1 <= step && step <= steps; }),
+       "keep_steps", fmt::format("a list of steps from 1 to {}, the last one", steps));
   if (eval_every == 0) eval_every = std::max<int64_t>(1, steps / 20);
   if (log_every == 0) log_every = std::max<int64_t>(1, steps / 200);
 }

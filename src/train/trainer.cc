@@ -182,7 +182,6 @@ run::Outcome train_steps(Run& run) {
   Clock::time_point start = Clock::now(), interval = start;
   // Evaluation and saving do not count as training
   double seconds_before = run.state.seconds, paused = 0;
-  std::vector<double> rates;
   Saving saving(c.checkpoint_every);
   const auto pause = [&](auto&& work) {
     const Clock::time_point from = Clock::now();
@@ -195,6 +194,7 @@ run::Outcome train_steps(Run& run) {
   if (run.state.step == 0) pause([&] { run.evaluate(); });
   std::optional<StepResult> pending;
   double norm = 0;
+  int64_t timed_steps = 0;  // since `interval`; those before a restart have no time here
   bool asked_to_stop = false, asked_to_save = false;
   // Checks the pending step and adds it to the means. Everything that is written needs this first.
   const auto settle = [&] {
@@ -206,6 +206,7 @@ run::Outcome train_steps(Run& run) {
     run.divergence.check_step(pending->step, loss, gradient_norm, s.mean_loss);
     s.mean_loss = pending->step == 0 ? loss : 0.98 * s.mean_loss + 0.02 * loss;
     ++s.interval_steps;
+    ++timed_steps;
     ++s.evaluation_steps;
     s.interval_loss += loss;
     s.evaluation_loss += loss;
@@ -227,12 +228,12 @@ run::Outcome train_steps(Run& run) {
     const bool evaluates = s.step % c.eval_every == 0 || s.step == c.steps;
     // All ranks save and stop after the same step: what one is asked for, all know a step later
     const bool due = run.ranks && saving.by_time() ? asked_to_save : saving.due(s.step);
-    const bool saves = due || s.step == c.steps;
+    const bool saves = due || s.step == c.steps || std::ranges::count(c.keep_steps, s.step) > 0;
     const bool stops = (run.ranks ? asked_to_stop : interrupted()) && s.step < c.steps;
     if (logs || evaluates || saves || stops) settle();
     s.seconds = seconds_before + since(start) - paused;
-    const double interval_steps = double(s.interval_steps + (pending ? 1 : 0));
-    const double speed = interval_steps * tokens_per_step / std::max(1e-9, since(interval));
+    const double speed =
+        double(timed_steps + (pending ? 1 : 0)) * tokens_per_step / std::max(1e-9, since(interval));
     const std::optional<double> held_out_loss =
         run.evaluation ? run.evaluation->held_out_loss() : std::nullopt;
     const std::string shown_loss = held_out_loss
@@ -254,9 +255,9 @@ run::Outcome train_steps(Run& run) {
                                    .seconds = s.seconds,
                                    .memory_bytes = peak_memory_bytes(run.device)};
       if (run.metrics) run.metrics->write(line);
-      rates.push_back(speed);
       s.interval_loss = 0;
       s.interval_steps = 0;
+      timed_steps = 0;
       interval = Clock::now();
     }
     if (evaluates) pause([&] { run.evaluate(); });
@@ -271,14 +272,27 @@ run::Outcome train_steps(Run& run) {
                       run.folder.path.string()));
     }
   }
-  std::ranges::nth_element(rates, rates.begin() + std::ptrdiff_t(rates.size() / 2));
   return {.steps = run.state.step,
           .tokens = run.state.step * c.tokens_per_step(),
           .seconds = run.state.seconds,
-          .tokens_per_second = rates.empty() ? 0.0 : rates[rates.size() / 2],
           .peak_memory_bytes = peak_memory_bytes(run.device),
           .final_loss = run.state.last_loss,
           .evaluation_and_saving_seconds = paused};
+}
+
+// What the lines of metrics.jsonl tell of the whole run: earlier processes may have written most of
+// them.
+void add_measured(run::Outcome& outcome, const std::vector<run::TrainingLine>& lines) {
+  std::vector<double> rates;
+  for (const run::TrainingLine& line : lines) {
+    if (line.tokens_per_second) rates.push_back(*line.tokens_per_second);
+    outcome.peak_memory_bytes =
+        std::max(outcome.peak_memory_bytes, line.memory_bytes.value_or(int64_t{0}));
+  }
+  if (rates.empty()) return;
+  const auto median = rates.begin() + std::ssize(rates) / 2;
+  std::ranges::nth_element(rates, median);
+  outcome.tokens_per_second = *median;
 }
 
 // Seconds of a training step. A part of a step is timed: as many sequences, or as much of one
@@ -373,6 +387,7 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
     run.evaluation.emplace(*run.model, run.store, c, run.folder, run.divergence);
     run.metrics.emplace(folder, run.state.step);
     run::Outcome outcome = train_steps(run);
+    add_measured(outcome, run::read_metrics(folder).training);
     run.evaluation->evaluate_end(run.state);
     run.evaluation->write_probes(run.state);
     outcome.held_out_loss = run.evaluation->held_out_loss();

@@ -343,21 +343,26 @@ std::vector<std::string> run_seeds() {
   return seeds;
 }
 
+study::PlannedRun planned_run() {
+  study::PlannedRun run;
+  run.key = "key";
+  run.name = "full.seed-1";
+  run.model = "full";
+  run.config = scratch() / "study" / "run" / "config.toml";
+  run.estimate.steps = 4;
+  return run;
+}
+
 study::Store& study_of_one_run() {
   static const auto store = [] {
     const fs::path folder = scratch() / "study", run = folder / "run";
     fs::create_directories(run);
     put(run / "config.toml", "[model]\nd_model = 8\n");
     auto made = std::make_unique<study::Store>(folder);
-    study::PlannedRun planned;
-    planned.key = "key";
-    planned.name = "full.seed-1";
-    planned.model = "full";
-    planned.config = run / "config.toml";
     study::Plan plan;
     plan.name = "plan";
     plan.reference = "full";
-    made->set_plan(plan, {planned});
+    made->set_plan(plan, {planned_run()});
     return made;
   }();
   return *store;
@@ -382,7 +387,7 @@ void parse_run(const fs::path&, std::string_view input) {
         input.substr(1));
   const run::Newest newest = run::newest_metrics(folder);
   sink = sink + newest.training.has_value() + int64_t(study::last_line(folder.metrics()).size());
-  store.take("key", folder);
+  store.take(planned_run(), folder);
   sink = sink + int64_t(study::summary(folder).size());
   read_runs(store);
 }

@@ -28,8 +28,10 @@ class FakeStudyFolder {
   std::vector<int64_t> contender_budgets = {20'000'000, 40'000'000};
   std::vector<double> rates;  // of the tuning grid; empty: nothing is tuned
   double best_rate = 2e-3;
-  std::string diverging;  // model whose run at the largest rate fails
-  bool check = false;     // runs at half and twice the learning rate
+  std::string diverging;        // model whose run at the largest rate fails
+  bool check = false;           // runs at half and twice the learning rate
+  std::string failing_purpose;  // of runs that fail
+  std::string few_documents;    // model that is evaluated on half of the documents at its end
   bool has_sources = true;
   double seed_spread = 0.004;  // standard deviation of the loss out of domain
   int64_t clusters = 40, evaluations = 8;
@@ -57,12 +59,12 @@ class FakeStudyFolder {
     store.set_plan(plan, runs_);
     for (const study::PlannedRun& run : runs_) {
       const bool diverges = run.model == diverging && run.learning_rate == rates.back();
-      if (diverges || std::ranges::count(unfinished, run.model)) {
+      if (diverges || run.purpose == failing_purpose || std::ranges::count(unfinished, run.model)) {
         store.set_status(run.key, study::status::kFailed, "exit code 1: the loss is NaN at step 3");
         continue;
       }
       write_run(run.folder(study), model_of(run), run);
-      store.take(run.key, run.folder(study));
+      store.take(run, run.folder(study));
     }
   }
 
@@ -102,6 +104,8 @@ class FakeStudyFolder {
         .seed = seed,
         .tokens = tokens,
         .learning_rate = rate};
+    run.estimate = {provenance(model)};
+    run.estimate.steps = tokens / (32 * 512);
     run.estimate.tokens = tokens;
     run.config = study / "configs" / (run.name + ".toml");
     write_file(run.config, config(model, run));
@@ -234,9 +238,10 @@ class FakeStudyFolder {
     for (const auto& [name, loss] : losses(model, run, double(run.tokens))) {
       run::Clusters by_cluster;
       if (has_sources) by_cluster.names.emplace();
+      const int64_t count = model.name == few_documents ? clusters / 2 : clusters;
       // The deviations of the clusters add up to zero.
-      for (int64_t c = 0; c < clusters; ++c) {
-        const double deviation = 0.2 * (double(c) / double(clusters - 1) - 0.5);
+      for (int64_t c = 0; c < count; ++c) {
+        const double deviation = 0.2 * (double(c) / double(count - 1) - 0.5);
         by_cluster.documents.push_back(3);
         by_cluster.tokens.push_back(1000);
         by_cluster.nll.push_back(1000 * (loss + deviation));

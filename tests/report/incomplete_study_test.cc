@@ -84,6 +84,19 @@ TEST_F(ReportOfIncompleteStudy, OtherNumericsVersionsAreNotCompared) {
   EXPECT_EQ(architecture(study, "mamba1").end.verdict, Verdict::degraded);
 }
 
+TEST_F(ReportOfIncompleteStudy, OtherDocumentsAtTheEndConcernOneModelOnly) {
+  fake.few_documents = "window";
+  fake.write(folder);
+  const Study study = analyse(folder);
+  const Architecture& window = architecture(study, "window");
+  EXPECT_EQ(window.end.verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(window.end.reason, "different documents of arxiv at their end"))
+      << window.end.reason;
+  EXPECT_FALSE(window.comparisons.empty()) << "evaluations along training have the same documents";
+  EXPECT_EQ(architecture(study, "mamba1").end.verdict, Verdict::degraded);
+  EXPECT_FALSE(contains(html(), "No verdict is possible"));
+}
+
 TEST_F(ReportOfIncompleteStudy, FolderWithoutFinishedRunsIsAnError) {
   EXPECT_THROW(write_report(folder), BadInput);
   fake.write(folder, {"full", "window", "twin", "mamba1"});

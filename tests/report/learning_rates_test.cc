@@ -58,5 +58,38 @@ TEST_F(ReportLearningRates, ChecksOfTheLearningRateHaveVerdicts) {
   EXPECT_TRUE(architecture(study, "full").checks.empty());
 }
 
+TEST_F(ReportLearningRates, CheckOutsideTheLadderShowsItsLosses) {
+  fake.rates = {1e-3, 2e-3, 4e-3};
+  fake.check = true;
+  fake.contender_budgets = {20'000'000, 320'000'000};
+  fake.write(folder);
+  const Study study = analyse(folder);
+  const Architecture& window = architecture(study, "window");
+  ASSERT_EQ(window.checks.size(), 2u);
+  for (const Check& check : window.checks) {
+    EXPECT_FALSE(check.end.has_delta);
+    EXPECT_EQ(check.end.tokens, 320e6);
+    EXPECT_GT(check.end.held_out, 3);
+    EXPECT_GT(check.end.final_loss, check.end.held_out);
+  }
+  EXPECT_FALSE(contains(facts(study, "window"), "The verdict is the same"));
+}
+
+TEST_F(ReportLearningRates, ChecksThatAreMissingOrNotSettledAreNotCalledTheSame) {
+  fake.rates = {1e-3, 2e-3, 4e-3};
+  fake.check = true;
+  fake.failing_purpose = study::purpose::kHalf;
+  fake.write(folder);
+  EXPECT_TRUE(contains(facts(analyse(folder), "window"),
+                       "The verdict is the same at twice the learning rate."));
+  fs::remove_all(folder);
+  fake.failing_purpose = "";
+  fake.seed_spread = 0.5;
+  fake.write(folder);
+  const Study study = analyse(folder);
+  EXPECT_EQ(architecture(study, "window").end.verdict, Verdict::not_settled);
+  EXPECT_FALSE(contains(facts(study, "window"), "The verdict is the same"));
+}
+
 }  // namespace
 }  // namespace assay::report

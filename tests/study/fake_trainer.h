@@ -15,12 +15,14 @@ namespace assay::study {
 //   ""                trains
 //   kill              leaves a checkpoint and dies by SIGKILL unless resumed
 //   kill-always       does so each time
+//   kill-at-exit      trains, writes everything and dies by SIGKILL
 //   terminated        saves and ends with 130 unless resumed
 //   kill-questions:N  dies by SIGKILL the first N times that it is asked about a model
 //   full              finds a full disk
 //   fail              ends with 1 for models named window
 //   diverge           ends with 1 at the learning rate 0.004
 //   slow              saves and ends with 130 on SIGINT
+//   other-data        trains, and finds other data than when it was asked
 // FAKE_TASKS decides what happens to tasks. The key of a task ends in FAKE_KEY.
 //   ""                answers
 //   kill              dies by SIGKILL after the first task of a run, once
@@ -75,9 +77,13 @@ provenance() {
   cat <<END
 "parameters": 1000, "flops_per_token": 2000, "state_bytes": {"2048": 10, "102400": 20},
 "device": "cpu", "torch": "2", "assay": "0", "commit": "c", "paths": {}, "numerics": {},
-"data": "d", "started": "now", "key": "k", "identity": "$1"
+"data": "${data:-d}", "started": "now", "key": "k", "identity": "$1"
 END
 }
+identity=$(grep -v -e '^seed' -e '^tokens' -e '^learning_rate' "$config" | cksum)
+tokens=$(sed -n 's/^tokens = //p' "$config")
+steps=$(((${tokens:-4000} + 399) / 400))
+tokens=$((steps * 400))
 if [ "$dry" ]; then
   if grep -q '^chunk_sise' "$config"; then
     cat <<END
@@ -90,17 +96,15 @@ END
     kill-questions:*) echo question >> "$FAKE_LOG.questions"
       if [ $(wc -l < "$FAKE_LOG.questions") -le "${FAKE#*:}" ]; then kill -9 $$; fi;;
   esac
-  identity=$(grep -v -e '^seed' -e '^tokens' -e '^learning_rate' "$config" | cksum)
   rate=$(sed -n 's/^learning_rate = //p' "$config")
-  tokens=$(sed -n 's/^tokens = //p' "$config")
-  tokens=${tokens:-4000}
   cat <<END
-{$(provenance "$identity"), "tokens": $tokens, "steps": $((tokens / 400)),
+{$(provenance "$identity"), "tokens": $tokens, "steps": $steps,
 "learning_rate": ${rate:-0.001}, "estimated_seconds": 1.5, "longest_input": 128}
 END
   exit 0
 fi
 echo "$out ${resume:-0}" >> "$FAKE_LOG"
+if [ "$FAKE" = other-data ]; then data=e; fi
 mkdir -p "$out/evaluations"
 metric() {
   values="\"step\": $1, \"tokens\": $(($1 * 400)), \"loss\": 4.0, \"tokens_per_second\": 100.0"
@@ -114,7 +118,7 @@ case "$FAKE:$out:$resume" in
   slow:*) trap 'mkdir -p "$out/checkpoints/step-5"; exit 130' INT; metric 5; i=0
     while [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done;;
 esac
-metric 10
+metric $steps
 # The held-out loss is lowest at a learning rate of 0.002.
 rate=$(sed -n 's/^learning_rate = //p' "$config")
 case "$FAKE:$rate" in
@@ -129,19 +133,20 @@ end_set() {
 END
 }
 cat > "$out/end.json" <<END
-{"step": 10, "tokens": 4000,
+{"step": $steps, "tokens": $tokens,
 "sets": {"known_a.valid": $(end_set $loss), "fresh_a.test": $(end_set 4.1)}}
 END
 evaluation='{"a.test": {"loss": 4.1, "bits_per_byte": 2.0}}'
-echo "{\"step\": 10, \"tokens\": 4000, \"train_loss\": 4.0, \"evaluation\": $evaluation}" \
-  >> "$out/metrics.jsonl"
+reached="\"step\": $steps, \"tokens\": $tokens, \"train_loss\": 4.0"
+echo "{$reached, \"evaluation\": $evaluation}" >> "$out/metrics.jsonl"
 cp "$config" "$out/config.toml"
-echo "{$(provenance i)}" > "$out/run.json"
-mkdir -p "$out/checkpoints/step-10"; touch "$out/checkpoints/step-10/model.safetensors"
+echo "{$(provenance "$identity")}" > "$out/run.json"
+mkdir -p "$out/checkpoints/step-$steps"; touch "$out/checkpoints/step-$steps/model.safetensors"
 cat > "$out/done.json" <<END
-{"steps": 10, "tokens": 4000, "seconds": 2.0, "tokens_per_second": 100.0,
+{"steps": $steps, "tokens": $tokens, "seconds": 2.0, "tokens_per_second": 100.0,
 "peak_memory_bytes": 1, "final_loss": 4.0, "evaluation_and_saving_seconds": 0.5}
 END
+if [ "$FAKE" = kill-at-exit ]; then kill -9 $$; fi
 )";
 
 class FakeStudy : public testing::Test {
@@ -169,6 +174,10 @@ class FakeStudy : public testing::Test {
       "data = { synthetic = { documents = 4, held_out = 2, document_length = 64 }, "
       "train = [\"known_a\"], out_of_domain = [\"fresh_a\"], sequence_length = 16 }\n"
       "train = { tokens = 4000, batch = 4 }\n";
+  static std::string without_tokens() {
+    std::string plan = kPlan;
+    return plan.erase(plan.find("tokens = 4000, "), 15);
+  }
   StudyOptions options(const std::string& plan = kPlan) {
     write_file(folder / "plan.toml", plan);
     StudyOptions out;

@@ -147,6 +147,28 @@ TEST_F(PlanErrors, SeedsPerBudgetMustFitSeedsAndTokens) {
          {"plan.toml:6:", "every budget of a ladder needs at least two seeds"});
 }
 
+TEST_F(PlanErrors, DomainThatIsNamedTwiceIsRefused) {
+  expect(with("[\"known_a\"]", "[\"known_a\", \"known_a\"]"),
+         {"plan.toml:4:", "data.train names the domain 'known_a' twice. Nothing was run."});
+  expect(with("[\"fresh_a\"]", "[\"fresh_a\", \"fresh_b\", \"fresh_a\"]"),
+         {"plan.toml:4:", "data.out_of_domain names the domain 'fresh_a' twice."});
+}
+
+TEST_F(PlanErrors, KeysOfTrainWithoutEffectAreRefused) {
+  const std::string tune = "tune = { learning_rate = [1e-3, 2e-3], tokens = 4000 }\n";
+  const std::string by_tune = "learning_rate in train has no effect, because tune";
+  expect(with("batch = 4", "batch = 4, learning_rate = 1e-3") + tune, {"plan.toml:5:", by_tune});
+  expect(kPlan + tune + "[setting.x]\ntrain = { learning_rate = 1e-3 }\n",
+         {"plan.toml:8:", by_tune});
+  const std::string budgets = "tokens = [4000, 8000]\n";
+  expect(with("tokens = 4000", "steps = 10") + budgets,
+         {"plan.toml:5:", "'steps' in train has no effect", "every model has budgets in tokens"});
+  expect(kPlan + budgets, {"plan.toml:5:", "'tokens' in train has no effect"});
+  expect(
+      without_tokens() + budgets + "[model.window]\ntrain = { steps = 10 }\n",
+      {"plan.toml:8:", "'steps' in train has no effect", "model 'window' has budgets in tokens"});
+}
+
 TEST_F(PlanErrors, GridOfOneLearningRateIsRefused) {
   const std::string plan = kPlan;
   expect(plan + "tune = { learning_rate = [1e-3], tokens = 4000 }\n",
@@ -159,7 +181,7 @@ TEST_F(PlanErrors, GridOfOneLearningRateIsRefused) {
 
 TEST_F(FakeStudy, SeedsPerBudgetGivesLargeBudgetsFewerSeeds) {
   const auto runs = dry_run(
-      options(std::string(kPlan) +
+      options(without_tokens() +
               "tokens = [4000, 8000]\nseeds_per_budget = [2, 1]\n"
               "ladder = { tokens = [4000, 8000], seeds = [5, 6, 7], seeds_per_budget = [2, 3] }\n"
               "[model.window]\nbase = \"window\"\n"));
@@ -172,7 +194,7 @@ TEST_F(FakeStudy, SeedsPerBudgetGivesLargeBudgetsFewerSeeds) {
 
 TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
   const auto runs =
-      dry_run(options(std::string(kPlan) +
+      dry_run(options(without_tokens() +
                       "tokens = [8000]\nladder = { tokens = [4000, 8000], seeds = [5, 6, 7] }\n"));
   ASSERT_EQ(runs.size(), 8u);
   EXPECT_EQ(runs[0].name, "full.4k.seed-5");
@@ -181,6 +203,19 @@ TEST_F(FakeStudy, LadderGivesTheReferenceItsBudgetsAndSeeds) {
   EXPECT_EQ(runs[7].tokens, 8000);
   EXPECT_EQ(runs[7].estimate.steps, 20);
   EXPECT_EQ(ConfigNode::read_file(runs[0].config).child("train").value("tokens"), "4000");
+}
+
+TEST_F(FakeStudy, SmallBudgetsKeepNoCheckpointsOfStepsPastTheirEnd) {
+  std::string plan = kPlan;
+  plan.replace(plan.find("batch = 4"), 9, "batch = 4, keep_steps = [5, 10, 15]");
+  const auto runs = dry_run(options(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n"));
+  const auto kept = [&](size_t i) {
+    return ConfigNode::read_file(runs[i].config).child("train").value("keep_steps");
+  };
+  EXPECT_EQ(runs[0].estimate.steps, 10);
+  EXPECT_EQ(kept(0), "[5, 10]");
+  EXPECT_EQ(runs[2].estimate.steps, 20);
+  EXPECT_EQ(kept(2), "[5, 10, 15]");
 }
 
 TEST_F(FakeStudy, EqualRunsOfDifferentPlansHaveEqualKeys) {

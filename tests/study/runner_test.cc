@@ -2,11 +2,13 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <thread>
 
 #include "base/interrupt.h"
 #include "fake_trainer.h"
+#include "study/process.h"
 #include "study/reuse.h"
 
 namespace assay::study {
@@ -124,6 +126,134 @@ TEST_F(Runner, RefusedPlanLeavesNothingBehind) {
   std::vector<fs::path> left(fs::recursive_directory_iterator(study.study), {});
   EXPECT_EQ(left.size(), 2u) << "the folder configs and the file mine.toml";
   EXPECT_EQ(read_file(study.study / "configs/mine.toml"), "kept");
+}
+
+TEST_F(Runner, RefusedPlanKeepsWhatOthersWrote) {
+  run_plan(options());
+  // The user writes files into the study while the first question is asked
+  const std::string writes = "if [ \"$1\" = train ]; then\n" +
+                             fmt::format(
+                                 "  for file in new.txt configs/new.toml data/new.txt; do\n"
+                                 "    echo kept > {}/$file\n  done\nfi\n",
+                                 (folder / "study").string());
+  std::string script = read_file(folder / "trainer");
+  script.insert(script.find('\n') + 1, writes);
+  write_file(folder / "trainer", script);
+  fs::permissions(folder / "trainer", fs::perms::owner_all);
+  std::string plan = kPlan;
+  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  plan.replace(plan.find("documents = 4"), 13, "documents = 5");
+  EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
+  for (const char* file : {"new.txt", "configs/new.toml", "data/new.txt"})
+    EXPECT_TRUE(fs::exists(folder / "study" / file)) << file;
+  const auto stores = std::distance(fs::directory_iterator(folder / "study/data"), {});
+  EXPECT_EQ(stores, 2) << "the data of the first plan and the file of the user";
+  EXPECT_EQ(run_plan(options()).done_before, 4);
+}
+
+TEST_F(Runner, RefusedPlanLeavesConfigurationsAsTheyAre) {
+  run_plan(options());
+  const fs::path config = folder / "study/configs/full.seed-1.toml";
+  const std::string before = read_file(config);
+  std::string plan = kPlan;
+  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  plan.replace(plan.find("4000"), 4, "8000");
+  EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
+  EXPECT_EQ(read_file(config), before);
+}
+
+TEST_F(Runner, EqualRunsOfATunedPlanAreRefusedBeforeTuning) {
+  std::string plan = std::string(kPlan) + kTune;
+  plan.replace(plan.find("[1, 2]"), 6, "[1, 1]");
+  EXPECT_NE(message([&] { run_plan(options(plan)); }).find("are the same run"), std::string::npos);
+  EXPECT_EQ(starts(), "");
+}
+
+TEST_F(Runner, BudgetsOfOneRoundedLabelHaveTheirOwnNames) {
+  const std::string plan =
+      std::string(kPlan) + "ladder = { tokens = [2000, 2400, 4000], seeds = [1, 2] }\n";
+  EXPECT_EQ(run_plan(options(plan)).done, 8);
+  std::map<std::string, int64_t> steps;
+  Store store(folder / "study");
+  for (const StudyRun& run : store.planned_runs())
+    if (run.model == "full" && run.seed == 1) steps[run.name] = run.finished->outcome.steps;
+  const std::map<std::string, int64_t> expected = {
+      {"full.2000.seed-1", 5}, {"full.2400.seed-1", 6}, {"full.4k.seed-1", 10}};
+  EXPECT_EQ(steps, expected);
+}
+
+TEST_F(Runner, CheckOfALearningRateIsNotNamedLikeARunOfTheGrid) {
+  std::string plan = std::string(kPlan) + kTune;
+  plan.replace(plan.rfind(" }"), 2, ", check = true }");
+  plan.replace(plan.find("tokens = 4000, batch"), 13, "tokens = 8000");
+  run_plan(options(plan));
+  std::map<std::string, std::string> keys;
+  for (const StudyRun& run : Store(folder / "study").planned_runs())
+    EXPECT_EQ(keys.emplace(run.name, run.key).first->second, run.key) << run.name;
+}
+
+TEST_F(Runner, TunedModelIsTrainedForTheBudgetOfTrain) {
+  std::string plan = std::string(kPlan) + kTune;
+  plan.replace(plan.find("tokens = 4000, batch"), 13, "tokens = 8000");
+  EXPECT_EQ(run_plan(options(plan)).done, 10);
+  for (const StudyRun& run : Store(folder / "study").planned_runs())
+    EXPECT_EQ(run.finished->outcome.tokens, run.purpose == purpose::kTuning ? 4000 : 8000)
+        << run.name;
+}
+
+TEST_F(Runner, ModelsWithRunsOfOneNameAreRefused) {
+  std::string plan = kPlan;
+  plan.replace(plan.find("\"window\""), 8, "\"b.c\", \"c\"");
+  const std::string tables =
+      "[model.\"b.c\"]\nbase = \"full\"\nd_model = 16\n"
+      "[model.c]\nbase = \"full\"\nd_model = 32\n"
+      "[setting.a]\n[setting.\"a.b\"]\n";
+  const std::string text = message([&] { run_plan(options(plan + tables)); });
+  for (const char* part : {"model 'b.c' in setting 'a' and of model 'c' in setting 'a.b'",
+                           "would have the same name, a.b.c."})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  // The budget of one model is a part of the name of the other
+  plan = kPlan;
+  plan.replace(plan.find("\"window\""), 8, "\"full.4k\"");
+  const std::string other = message([&] {
+    run_plan(options(plan + "ladder = { tokens = [4000, 8000], seeds = [1, 2] }\n" +
+                     "[model.\"full.4k\"]\nbase = \"full\"\nd_model = 16\n"));
+  });
+  EXPECT_NE(other.find("would have the same name, full.4k.seed-1."), std::string::npos) << other;
+  EXPECT_EQ(starts(), "");
+}
+
+TEST_F(Runner, RunOfOtherDataThanPlannedIsNotStored) {
+  ::setenv("FAKE", "other-data", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_EQ(outcome.done, 0);
+  ASSERT_EQ(outcome.failures.size(), 4u);
+  EXPECT_NE(outcome.failures[0].reason.find("other data (fingerprint e, and d was planned)"),
+            std::string::npos)
+      << outcome.failures[0].reason;
+  for (const StudyRun& run : Store(folder / "study").planned_runs()) EXPECT_FALSE(run.finished);
+}
+
+TEST_F(Runner, RunOfAnotherConfigurationOrLengthThanPlannedIsNotStored) {
+  run_plan(options());
+  const auto runs = dry_run(options());
+  Store store(folder / "study");
+  for (const auto change : {+[](PlannedRun& run) { run.estimate.identity = "other"; },
+                            +[](PlannedRun& run) { run.estimate.steps = 11; }}) {
+    PlannedRun run = runs[0];
+    change(run);
+    EXPECT_NE(message([&] { store.take(run, run.folder(folder / "study")); }).find("not those of"),
+              std::string::npos);
+  }
+  store.take(runs[0], runs[0].folder(folder / "study"));
+}
+
+TEST_F(Runner, RunThatIsKilledAtItsExitIsDone) {
+  ::setenv("FAKE", "kill-at-exit", 1);
+  const Outcome outcome = run_plan(options());
+  EXPECT_TRUE(outcome.failures.empty());
+  EXPECT_EQ(outcome.done, 4);
+  EXPECT_EQ(count(starts(), '\n'), 4) << "a complete run was started again";
 }
 
 TEST_F(Runner, OneFailureDoesNotStopTheOthers) {
@@ -265,6 +395,86 @@ TEST_F(Runner, StudyIsMadeOfRecordsAlone) {
               study_of_records(folder / "models", folder / "none");
             }).find("holds neither a study"),
             std::string::npos);
+}
+
+TEST_F(Runner, RecordsDoNotReplaceAStudy) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records");
+  StudyOptions other = options();
+  other.study = folder / "other";
+  other.reuse = {folder / "records"};
+  run_plan(other);
+  const auto refused = [&](const fs::path& study) {
+    return message([&] { study_of_records(folder / "records", study); });
+  };
+  for (const char* study : {"study", "other"}) {
+    EXPECT_NE(refused(folder / study).find("was not made from records"), std::string::npos);
+    EXPECT_EQ(Store(folder / study).planned_runs()[3].status, status::kDone) << study;
+  }
+  EXPECT_NE(refused(folder / "records").find("needs a folder of its own"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder / "records/study.sqlite"));
+  for (int times = 0; times < 2; ++times) EXPECT_EQ(refused(folder / "copy"), "no error");
+  const FolderLock lock(folder / "copy");
+  EXPECT_NE(refused(folder / "copy").find("in use by process"), std::string::npos);
+}
+
+TEST_F(Runner, RecordsOfAFolderGoBeforeThoseOfOthers) {
+  run_plan(options());
+  write_records(folder / "study", folder / "records/old");
+  write_records(folder / "study", folder / "records/new");
+  for (const auto& entry : fs::directory_iterator(folder / "records/old")) {
+    std::string text = read_file(entry.path());
+    if (const size_t at = text.find("\"commit\":\"c\""); at != std::string::npos)
+      write_file(entry.path(), text.replace(at, 12, "\"commit\":\"old\""));
+  }
+  // Both folders have all records, and the new one names the old one
+  auto plan = read_record<RecordedPlan>(folder / "records/new/plan.json");
+  plan.records = Folders{"../old"};
+  write_file(folder / "records/new/plan.json", to_json(plan).dump());
+  for (const auto& [key, record] : read_records(folder / "records/new"))
+    EXPECT_EQ(record.provenance.commit, "c") << record.name;
+  for (const auto& [key, record] : read_records(folder / "records/old"))
+    EXPECT_EQ(record.provenance.commit, "old") << record.name;
+}
+
+// Exit code of a process without the rights of root that calls `work`.
+int exit_code_without_rights(auto&& work) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+    try {
+      ::_exit(work() ? 0 : 1);
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "{}\n", error.what());
+      ::_exit(1);
+    }
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WEXITSTATUS(status);
+}
+
+TEST_F(Runner, StudyThatCannotBeWrittenIsReused) {
+  run_plan(options());
+  const fs::path moved = folder / "a study, 100% done? #1";
+  fs::rename(folder / "study", moved);
+  fs::permissions(folder, fs::perms(0755));
+  fs::permissions(moved, fs::perms(0555));
+  EXPECT_EQ(exit_code_without_rights([&] { return read_records(moved).size() == 4; }), 0);
+  // A log that a killed writer left belongs to the database
+  write_file(moved / "study.sqlite-wal", "");
+  EXPECT_NE(exit_code_without_rights([&] { return read_records(moved).size() == 4; }), 0);
+  fs::permissions(moved, fs::perms(0755));
+}
+
+TEST_F(Runner, IgnoredChildSignalOfTheParentDoesNotBlockTheStudy) {
+  ::signal(SIGCHLD, SIG_IGN);
+  EXPECT_EQ(run_plan(options()).done, 4);
+  ::signal(SIGCHLD, SIG_DFL);
+  Ending ending;
+  EXPECT_NE(message([&] { ended(::getpid(), ending); }).find("No child processes"),
+            std::string::npos);
+  EXPECT_NE(message([&] { wait(::getpid()); }).find("No child processes"), std::string::npos);
 }
 
 TEST_F(Runner, RecordsOfAnotherFolderAreNotWrittenTwice) {

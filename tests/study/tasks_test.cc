@@ -64,6 +64,20 @@ TEST_F(StudyTasks, TasksThatAreAddedLaterTrainNothing) {
   EXPECT_EQ(count(starts(), '\n'), 4) << "a finished run was trained again";
 }
 
+TEST_F(StudyTasks, ModelThatWasRenamedBeforeItsRunEndedIsEvaluated) {
+  ::setenv("FAKE", "fail", 1);  // models named window
+  run_plan(with_tasks());
+  ::setenv("FAKE", "", 1);
+  StudyOptions renamed = with_tasks();
+  std::string plan = read_file(renamed.plan);
+  plan.replace(plan.find("\"window\""), 8, "\"narrow\"");
+  write_file(renamed.plan, plan + "[model.narrow]\nbase = \"window\"\n");
+  EXPECT_EQ(run_plan(renamed).done_before, 2);
+  for (const StudyRun& run : runs())
+    for (const run::TaskResult& task : run.finished->tasks) EXPECT_EQ(task.problem, "") << run.name;
+  EXPECT_EQ(count(evaluated(), '\n'), 8) << evaluated();
+}
+
 TEST_F(StudyTasks, ChangedDocumentsOrLimitsAreEvaluatedAgain) {
   run_plan(with_tasks());
   ::setenv("FAKE_KEY", "other documents", 1);

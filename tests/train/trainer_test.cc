@@ -11,6 +11,7 @@
 #include "data/synthetic.h"
 #include "nn/tensors.h"
 #include "nn/testing.h"
+#include "run/metrics.h"
 #include "train/checkpoint.h"
 
 namespace assay::train {
@@ -120,12 +121,53 @@ TEST(Trainer, CheckpointsKeepTheNewestTwoAndThoseNamed) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder / "run" / "checkpoints"))
     names.insert(entry.path().filename());
-  EXPECT_EQ(names, (std::set<std::string>{"step-2", "step-8", "step-9"}));
+  EXPECT_EQ(names, (std::set<std::string>{"step-2", "step-5", "step-8", "step-9"}));
   const run::Folder run{folder / "run"};
   EXPECT_EQ(newest_checkpoint(run)->path, folder / "run" / "checkpoints" / "step-9");
-  EXPECT_EQ(newest_checkpoint(run, 7)->path, folder / "run" / "checkpoints" / "step-2");
+  EXPECT_EQ(newest_checkpoint(run, 7)->path, folder / "run" / "checkpoints" / "step-5");
   EXPECT_FALSE(newest_checkpoint(run, 1));
   EXPECT_FALSE(newest_checkpoint({folder / "nothing"}));
+}
+
+TEST(Trainer, StepToKeepOutsideTheRunIsRefused) {
+  const Folder folder;
+  synthesize(folder / "store");
+  for (const char* step : {"0", "10"})
+    EXPECT_NE(message_of([&] {
+                config(folder / "store", fmt::format("steps = 9\nkeep_steps = [{}]\n", step));
+              }).find("train.keep_steps must be a list of steps from 1 to 9"),
+              std::string::npos)
+        << step;
+}
+
+// Speed and memory of a run that was resumed: the steps before the restart have no time in the
+// process that continues.
+TEST(Trainer, ResumedRunKeepsItsMeasurements) {
+  const Folder folder;
+  synthesize(folder / "store");
+  const RunConfig of_run =
+      config(folder / "store", "steps = 100\ncheckpoint_every = 98\nlog_every = 100\n");
+  const run::Folder run{folder / "run"};
+  const TrainOptions options{
+      .store = folder / "store", .run = run.path, .device = "cpu", .resume = true};
+  const double speed = train(of_run, options).tokens_per_second;
+  EXPECT_GT(speed, 0);
+  const auto line = [&] { return run::read_metrics(run).training.at(0); };
+  fs::remove_all(run.checkpoint(100).path);
+  fs::remove(run.outcome().path);
+  const run::Outcome resumed = train(of_run, options);  // from step 98
+  EXPECT_LT(resumed.tokens_per_second, 10 * speed);
+  EXPECT_EQ(resumed.tokens_per_second, line().tokens_per_second);
+  // At the end: nothing is left to train
+  fs::remove(run.outcome().path);
+  std::string metrics = read_file(run.metrics());
+  const std::string memory = "\"memory_bytes\":";
+  const size_t at = metrics.find(memory) + memory.size();
+  metrics.replace(at, metrics.find_first_of(",}", at) - at, "123456789012345");
+  write_file(run.metrics(), metrics);
+  const run::Outcome ended = train(of_run, options);
+  EXPECT_EQ(ended.tokens_per_second, resumed.tokens_per_second);
+  EXPECT_EQ(ended.peak_memory_bytes, 123456789012345);
 }
 
 TEST(Trainer, ConfigOfARunReadsBackAsItself) {
