@@ -234,11 +234,11 @@ TEST_F(Runner, RunOfOtherDataThanPlannedIsNotStored) {
   for (const StudyRun& run : Store(folder / "study").planned_runs()) EXPECT_FALSE(run.finished);
 }
 
-TEST_F(Runner, RunOfAnotherConfigurationOrLengthThanPlannedIsNotStored) {
+TEST_F(Runner, RunOfOtherNumericsOrLengthThanPlannedIsNotStored) {
   run_plan(options());
   const auto runs = dry_run(options());
   Store store(folder / "study");
-  for (const auto change : {+[](PlannedRun& run) { run.estimate.identity = "other"; },
+  for (const auto change : {+[](PlannedRun& run) { run.estimate.numerics["gla"] = 1000; },
                             +[](PlannedRun& run) { run.estimate.steps = 11; }}) {
     PlannedRun run = runs[0];
     change(run);
