@@ -20,6 +20,10 @@ void catch_interrupts() {
   std::signal(SIGINT, note);
   std::signal(SIGTERM, note);
   std::signal(SIGUSR1, note);
+  sigset_t user_signal;
+  ::sigemptyset(&user_signal);
+  ::sigaddset(&user_signal, SIGUSR1);
+  ::pthread_sigmask(SIG_UNBLOCK, &user_signal, nullptr);  // a parent may have blocked it
 }
 bool interrupted() { return seen; }
 void check_interrupt() {

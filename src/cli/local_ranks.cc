@@ -49,6 +49,8 @@ class LocalRanks {
  public:
   explicit LocalRanks(int64_t count) {
     const Listener listener;
+    for (const char* name : {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"})
+      ::unsetenv(name);  // the ranks are not those of a torchrun that started this process
     ::setenv("WORLD_SIZE", std::to_string(count).c_str(), 1);
     ::setenv("LOCAL_WORLD_SIZE", std::to_string(count).c_str(), 1);
     ::setenv("MASTER_ADDR", "127.0.0.1", 1);

@@ -282,8 +282,30 @@ class Taken {
   std::set<std::string> taken_;
 };
 
+constexpr std::string_view kNotFinite[] = {"-Infinity", "Infinity", "NaN"};
+
+// Python writes numbers that are not finite as bare words, which are not JSON. transformers 5 writes
+// {"__float__": "Infinity"} in the place of Infinity, and so does this function.
+std::string without_bare_words(std::string_view text) {
+  std::string out;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') in_string = !in_string;
+    const auto word = std::ranges::find_if(
+        kNotFinite, [&](std::string_view w) { return text.substr(i).starts_with(w); });
+    if (!in_string && word != std::end(kNotFinite)) {
+      out += fmt::format(R"({{"__float__": "{}"}})", *word);
+      i += word->size() - 1;
+      continue;
+    }
+    out += text[i];
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) out += text[++i];
+  }
+  return out;
+}
+
 nlohmann::json read_json(const fs::path& file) {
-  nlohmann::json values = parse_json(read_file(file), file.string());
+  nlohmann::json values = parse_json(without_bare_words(read_file(file)), file.string());
   if (!values.is_object()) fail("{}: is not a JSON object. Nothing was written.", file.string());
   return values;
 }

@@ -144,7 +144,6 @@ nlohmann::json mamba2_config(const Expanded& m) {
           {"residual_in_fp32", true},
           {"state_size", m.get<int64_t>("mamba2.state_size")},
           {"tie_word_embeddings", m.get<bool>("tie_embeddings")},
-          {"time_step_limit", kNoLimit},
           {"use_bias", false},
           {"use_conv_bias", true}};
 }

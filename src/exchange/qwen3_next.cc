@@ -39,6 +39,8 @@ nlohmann::json config(const Expanded& m) {
   const auto layers = m.get<int64_t>("num_layers");
   if (m.get<double>("gated_delta_net.norm_eps") != m.get<double>("norm_eps"))
     fail("model.gated_delta_net.norm_eps must be model.norm_eps");
+  if (m.get<int64_t>("gated_delta_net.conv_width") == 0)
+    fail("model.gated_delta_net.conv_width must be positive");
   std::vector<int64_t> dense;
   for (int64_t i = 0; i < layers; ++i) dense.push_back(i);
   return {{"architectures", {"Qwen3NextForCausalLM"}},

@@ -70,8 +70,13 @@ pid_t start(const Command& command) {
   // If the signal is ignored, as a parent of this process may have set, the kernel forgets how
   // children end.
   ::signal(SIGCHLD, SIG_DFL);
+  sigset_t user_signal;
+  ::sigemptyset(&user_signal);
+  ::sigaddset(&user_signal, SIGUSR1);
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) {
+    // It waits until the program can save its state; see catch_interrupts()
+    ::sigprocmask(SIG_BLOCK, &user_signal, nullptr);
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(1);

@@ -153,6 +153,8 @@ run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::Langua
                                    AdamW& optimizer) {
   try {
     const run::TrainingState state = checkpoint.state().read();
+    if (checkpoint.path.filename() != fmt::format("step-{}", state.step))
+      fail("state.json is that of step {}", state.step);
     nn::copy_file(checkpoint.weights(), nn::named_parameters_of(model));
     nn::copy_file(checkpoint.moments(), optimizer.moments());
     return state;

@@ -87,9 +87,22 @@ std::string first_host(const std::string& list) {
   if (open == std::string::npos || list.find(',') < open) return list.substr(0, list.find(','));
   const size_t close = list.find(']', open), end = list.find_first_of(",-]", open + 1);
   if (close == std::string::npos) fail("the list of Slurm's nodes '{}' cannot be read", list);
-  const std::string rest = list.substr(close + 1);
   return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
-         rest.substr(0, rest.find(','));
+         first_host(list.substr(close + 1));
+}
+
+int64_t tasks_of_node(const std::string& list, int64_t node) {
+  for (size_t begin = 0; begin < list.size();) {
+    int64_t tasks = 0, nodes = 1;
+    const size_t end = std::min(list.find(',', begin), list.size());
+    const int read =
+        std::sscanf(list.substr(begin, end - begin).c_str(), "%ld(x%ld)", &tasks, &nodes);
+    if (read < 1 || tasks < 1 || nodes < 1) break;
+    if (node < nodes) return tasks;
+    node -= nodes;
+    begin = end + 1;
+  }
+  fail("Slurm's list of tasks per node '{}' cannot be read", list);
 }
 
 RankPlace place_from_environment() {
@@ -107,7 +120,8 @@ RankPlace place_from_environment() {
     place.rank = number("SLURM_PROCID");
     place.size = number("SLURM_STEP_NUM_TASKS");
     place.local_rank = number("SLURM_LOCALID");
-    place.local_size = number_or("SLURM_NTASKS_PER_NODE", 1);
+    if (const auto tasks = variable("SLURM_STEP_TASKS_PER_NODE"))
+      place.local_size = tasks_of_node(*tasks, number_or("SLURM_NODEID", 0));
     place.address = first_host(variable("SLURM_STEP_NODELIST").value_or("127.0.0.1"));
     place.port = 20000 + number_or("SLURM_JOB_ID", 0) % 10000;  // jobs can share a host
   } else if (number_or("OMPI_COMM_WORLD_SIZE", 1) > 1) {

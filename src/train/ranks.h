@@ -30,6 +30,8 @@ struct RankPlace {
 RankPlace place_from_environment();
 // "node03" of "node[03-05,08],other1".
 std::string first_host(const std::string& slurm_node_list);
+// 3 for node 2 of "4(x2),3".
+int64_t tasks_of_node(const std::string& slurm_list, int64_t node);
 
 class Ranks {
  public:

@@ -165,5 +165,19 @@ TEST_F(Resume, WeightsThatOverflowStopWithLayerWeightAndLastGoodCheckpoint) {
     EXPECT_NE(outcome.error.find(part), std::string::npos) << part << "\n" << outcome.error;
 }
 
+TEST_F(Resume, CheckpointOfAnotherStepIsRefused) {
+  const auto steps = checkpoint_steps(folder_ / "whole");
+  const fs::path checkpoints = folder_ / "whole" / "checkpoints";
+  fs::remove(folder_ / "whole" / "done.json");
+  fs::remove_all(checkpoints / fmt::format("step-{}", steps.back()));
+  fs::rename(checkpoints / fmt::format("step-{}", steps.front()),
+             checkpoints / fmt::format("step-{}", steps.back()));
+  const Outcome outcome = run(folder_.path(), train("whole", kSettings + "--resume"));
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.error.find(fmt::format("state.json is that of step {}", steps.front())),
+            std::string::npos)
+      << outcome.error;
+}
+
 }  // namespace
 }  // namespace assay::cli

@@ -321,5 +321,34 @@ TEST_F(HuggingFaceFolder, ModelsWithoutALayoutSayWhy) {
   }
 }
 
+TEST_F(HuggingFaceFolder, DeltaNetWithoutConvolutionHasNoLayout) {
+  const auto model = make_model(
+      "[model]\nvocab_size = 8\nd_model = 8\nnorm = \"zero_centered_rmsnorm\"\n"
+      "pattern = [\"gated_delta_net\"]\nchannel_mixer = \"swiglu\"\n"
+      "[model.gated_delta_net]\nnum_heads = 2\nconv_width = 0\n");
+  try {
+    hugging_face_config(model->spec);
+    FAIL() << "every layout has a convolution";
+  } catch (const BadInput& error) {
+    EXPECT_NE(std::string(error.what()).find("qwen3_next: model.gated_delta_net.conv_width"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+// transformers 4 writes Infinity as Python does, and transformers 5 as an object.
+TEST_F(HuggingFaceFolder, BareInfinityIsRead) {
+  const fs::path golden = golden_folder() / "hf_mamba2";
+  std::string text = read_file(golden / "config.json");
+  const size_t begin = text.rfind('{', text.find("__float__")), end = text.find('}', begin) + 1;
+  text.replace(begin, end - begin, "Infinity");
+  text.insert(1, R"("note": "\\\"Infinity\" and NaN",)");
+  write_file(folder / "config.json", text);
+  EXPECT_EQ(hugging_face_spec(folder).toml(), hugging_face_spec(golden).toml());
+  text.replace(text.rfind("Infinity"), 8, "-Infinity");
+  write_file(folder / "config.json", text);
+  expect_refused("time_step_limit");
+}
+
 }  // namespace
 }  // namespace assay::exchange

@@ -350,6 +350,7 @@ study::PlannedRun planned_run() {
   run.model = "full";
   run.config = scratch() / "study" / "run" / "config.toml";
   run.estimate.steps = 4;
+  run.estimate.numerics = {{"glu", 1}};
   return run;
 }
 
@@ -454,8 +455,10 @@ std::vector<std::string> request_seeds() {
           std::string("\0", 1) + R"({"prompt": [[1, 2], [3]], "stop": "end", "logprobs": null})",
           std::string("\0", 1) + R"({"prompt": ["one", "two", ""]})",
           std::string("\0", 1) + R"({"prompt": [5, 6, 7]})",
-          "\1" R"({"prompt": "a\u65e5\ud83d\ude00", "return_token_strs": true})",
-          "\2" R"({"tokens": [4, 5, 299], "model": "m"})"};
+          "\1"
+          R"({"prompt": "a\u65e5\ud83d\ude00", "return_token_strs": true})",
+          "\2"
+          R"({"tokens": [4, 5, 299], "model": "m"})"};
 }
 
 void parse_request(const fs::path&, std::string_view input) try {

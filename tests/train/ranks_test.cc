@@ -102,6 +102,11 @@ TEST(SlurmNodeList, FirstHostIsRead) {
   EXPECT_EQ(first_host("node[03-05,08],other"), "node03");
   EXPECT_EQ(first_host("rack1-[7]-a,other[1-2]"), "rack1-7-a");
   EXPECT_EQ(first_host("login,node[1-2]"), "login");
+  EXPECT_EQ(first_host("rack[0-1]n[2-3],other"), "rack0n2");
+  const int64_t tasks[] = {4, 4, 3, 1};
+  for (int64_t node = 0; node < 4; ++node) EXPECT_EQ(tasks_of_node("4(x2),3,1", node), tasks[node]);
+  for (const char* wrong : {"", "4", "x", "0", "4,,3"})
+    EXPECT_THROW(tasks_of_node(wrong, 1), BadInput) << wrong;
 }
 
 // With NCCL, a rank that ends earlier leaves the kernels of the others waiting.
