@@ -284,8 +284,8 @@ class Taken {
 
 constexpr std::string_view kNotFinite[] = {"-Infinity", "Infinity", "NaN"};
 
-// Python writes numbers that are not finite as bare words, which are not JSON. transformers 5 writes
-// {"__float__": "Infinity"} in the place of Infinity, and so does this function.
+// Python writes numbers that are not finite as bare words, which are not JSON. transformers 5
+// writes {"__float__": "Infinity"} in the place of Infinity, and so does this function.
 std::string without_bare_words(std::string_view text) {
   std::string out;
   bool in_string = false;

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -113,32 +114,51 @@ struct TracedOperator : torch::autograd::Function<TracedOperator> {
 
 // With create_graph, torch records a backward pass, but the gradients of an operator are computed
 // without a record. This hook gives them a record that raises when it is differentiated, because a
-// second derivative would be without the part of the operator otherwise.
+// second derivative would be without the part of the operator otherwise. The record leads to what
+// the gradients depend on, so torch meets it on the way to any of these tensors.
 class RefuseSecondDerivative : public torch::autograd::FunctionPostHook {
  public:
-  explicit RefuseSecondDerivative(std::string name) : name_(std::move(name)) {}
+  RefuseSecondDerivative(std::string name, torch::autograd::edge_list arguments)
+      : name_(std::move(name)), arguments_(std::move(arguments)) {}
 
-  variable_list operator()(const variable_list& gradients, const variable_list&) override {
+  variable_list operator()(const variable_list& gradients,
+                           const variable_list& of_results) override {
     if (!at::GradMode::is_enabled()) return gradients;
+    torch::autograd::edge_list edges = arguments_;
+    for (const at::Tensor& gradient : of_results)
+      if (gradient.defined() && gradient.requires_grad())
+        edges.push_back(torch::autograd::impl::gradient_edge(gradient));
+    const auto error = std::make_shared<torch::autograd::Error>(name_ + " has no second derivative",
+                                                                std::move(edges));
     variable_list recorded;
-    for (const at::Tensor& gradient : gradients)
-      recorded.push_back(gradient.defined() ? gradient.detach().requires_grad_() : gradient);
-    const auto error = std::make_shared<torch::autograd::DelayedError>(
-        name_ + " has no second derivative", int64_t(gradients.size()));
-    return (*error)(std::move(recorded));
+    for (const at::Tensor& gradient : gradients) {
+      recorded.push_back(gradient.defined() ? gradient.detach() : gradient);
+      if (gradient.defined()) torch::autograd::set_history(recorded.back(), error);
+    }
+    return recorded;
   }
 
  private:
   std::string name_;
+  torch::autograd::edge_list arguments_;
 };
 
-void refuse_second_derivative(const c10::OperatorHandle& op, const Stack& results) {
+torch::autograd::edge_list gradient_edges(const Stack& arguments) {
+  torch::autograd::edge_list edges;
+  for (const c10::IValue& value : arguments)
+    if (is_tensor(value) && value.toTensor().requires_grad())
+      edges.push_back(torch::autograd::impl::gradient_edge(value.toTensor()));
+  return edges;
+}
+
+void refuse_second_derivative(const c10::OperatorHandle& op,
+                              const torch::autograd::edge_list& arguments, const Stack& results) {
   std::set<torch::autograd::Node*> nodes;
   for (const c10::IValue& result : results)
     if (is_tensor(result) && result.toTensor().grad_fn())
       nodes.insert(result.toTensor().grad_fn().get());
   for (torch::autograd::Node* node : nodes)
-    node->add_post_hook(std::make_unique<RefuseSecondDerivative>(op.schema().name()));
+    node->add_post_hook(std::make_unique<RefuseSecondDerivative>(op.schema().name(), arguments));
 }
 
 class AutogradKernel : public c10::OperatorKernel {
@@ -148,9 +168,12 @@ class AutogradKernel : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     if (!is_traced(keys)) {
+      const auto last = [&](const auto& values) {
+        return Stack(stack->end() - std::ptrdiff_t(values.size()), stack->end());
+      };
+      const torch::autograd::edge_list edges = gradient_edges(last(op.schema().arguments()));
       function_.callBoxed(op, keys, stack);
-      return refuse_second_derivative(
-          op, Stack(stack->end() - std::ptrdiff_t(op.schema().returns().size()), stack->end()));
+      return refuse_second_derivative(op, edges, last(op.schema().returns()));
     }
     const auto call = c10::make_intrusive<Call>(op, take(stack, op.schema().arguments().size()),
                                                 constant_results_);

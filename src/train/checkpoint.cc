@@ -153,7 +153,8 @@ run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::Langua
                                    AdamW& optimizer) {
   try {
     const run::TrainingState state = checkpoint.state().read();
-    if (checkpoint.path.filename() != fmt::format("step-{}", state.step))
+    const run::Folder run{checkpoint.path.parent_path().parent_path()};
+    if (run.checkpoint(state.step).path != checkpoint.path)
       fail("state.json is that of step {}", state.step);
     nn::copy_file(checkpoint.weights(), nn::named_parameters_of(model));
     nn::copy_file(checkpoint.moments(), optimizer.moments());

@@ -47,7 +47,8 @@ struct TrainConfig {
           "share of the steps; sets warmup_steps when that is 0");
     field("schedule", schedule,
           "after the warm-up: linear, cosine, wsd (constant, then linear decay) or constant");
-    field("final_learning_rate", final_learning_rate, "after the last step, as a share of the peak");
+    field("final_learning_rate", final_learning_rate,
+          "after the last step, as a share of the peak");
     field("decay_fraction", decay_fraction, "wsd: share of the steps that decay");
     field("beta1", beta1, "AdamW");
     field("beta2", beta2, "AdamW");

@@ -260,9 +260,14 @@ class Operators(unittest.TestCase):
                 for x in [*args, *kwargs.values()]
                 if isinstance(x, torch.Tensor) and x.requires_grad
             ]
-            gradients = torch.autograd.grad(loss(op(*args, **kwargs)), leaves, create_graph=True)
+            value = loss(op(*args, **kwargs)).square()
+            gradients = torch.autograd.grad(value, leaves, create_graph=True)
             penalty = sum(gradient.square().sum() for gradient in gradients)
-            with self.assertRaisesRegex(RuntimeError, f"assay::{name} has no second derivative"):
+            error = f"assay::{name} has no second derivative"
+            for tensor in leaves:
+                with self.assertRaisesRegex(RuntimeError, error):
+                    torch.autograd.grad(penalty, tensor, retain_graph=True, allow_unused=True)
+            with self.assertRaisesRegex(RuntimeError, error):
                 penalty.backward()
 
         self.for_each_call(check)
