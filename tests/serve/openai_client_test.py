@@ -130,7 +130,7 @@ class Answers(unittest.TestCase):
         before = metric(self.server, "assay_requests_cancelled_total")
         stream = self.client.completions.create(model="run", stream=True, **ENDLESS)
         self.assertTrue(next(iter(stream)).choices)
-        self.assertEqual(metric(self.server, "assay_sequences_decoding"), 1)
+        wait_for(lambda: metric(self.server, "assay_sequences_decoding") == 1)
         stream.close()
         wait_for(lambda: metric(self.server, "assay_requests_cancelled_total") == before + 1)
         wait_for(lambda: metric(self.server, "assay_sequences_decoding") == 0)
