@@ -60,7 +60,7 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
   }
 }
 constexpr int kMaxColumns = 64;  // of the state, that a block holds
-// How the sequences are cut into segments that are walked at once.
+// How the sequences are cut into segments, which blocks compute at the same time.
 struct Segments {
   // of a sequence; of a segment but the last; of a block; blocks for all of V
   int64_t count, chunks, columns, parts;

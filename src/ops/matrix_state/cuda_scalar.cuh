@@ -11,7 +11,7 @@ namespace assay::ops::cuda::scalar {
 using namespace chunks;
 
 constexpr int kChunk = kScalarChunkSteps;
-constexpr int kColumns = kMaxColumns;  // of the state, at once
+constexpr int kColumns = kMaxColumns;  // of the state, that a block holds
 // row strides with which ldmatrix meets every bank once
 constexpr int kColumnStride = kColumns + 8;
 constexpr int kChunkStride = kChunk + 8;
