@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -304,9 +305,12 @@ asio::awaitable<bool> HttpServer::Parts::answer(beast::tcp_stream& stream,
                     .authorization = std::string(request[http::field::authorization]),
                     .body = request.body()};
   plain.path = plain.path.substr(0, plain.path.find('?'));
-  asio::post(handlers, [this, plain = std::move(plain), reply = reply()]() mutable {
-    handler(std::move(plain), std::move(reply));
-  });
+  if (std::ranges::count(options.quick_paths, plain.path))
+    handler(std::move(plain), reply());
+  else
+    asio::post(handlers, [this, plain = std::move(plain), reply = reply()]() mutable {
+      handler(std::move(plain), std::move(reply));
+    });
   stream.expires_never();
   const bool keep_alive = request.keep_alive() && !draining;
   const auto done = co_await (write_answer(stream, *exchange, keep_alive, request.version()) ||

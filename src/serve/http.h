@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace assay::serve {
 
@@ -39,11 +40,14 @@ struct HttpOptions {
   int64_t largest_backlog = 4 << 20;  // bytes of a stream that the client has not read yet
   double timeout = 30;       // seconds for a request to arrive, and for a write to progress
   double idle_timeout = 75;  // seconds between two requests on a connection
+  // Requests of these paths never wait for others: their handler must return at once, because it
+  // runs on the thread of the connections.
+  std::vector<std::string> quick_paths;
 };
 
 class HttpServer {
  public:
-  // Called on the handlers' thread, one request at a time.
+  // Called on the handlers' thread, one request at a time; for quick_paths on the connections'.
   using Handler = std::function<void(HttpRequest request, std::shared_ptr<Reply> reply)>;
   // Error bodies for what the server answers by itself: too large, malformed, too many connections.
   using ErrorBody = std::function<std::string(int status, const std::string& message)>;

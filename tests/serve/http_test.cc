@@ -39,6 +39,9 @@ struct HttpTest : testing::Test {
     ++requests;
     if (request.path == "/echo") {
       reply->send(200, "text/plain", request.method + " " + request.body);
+    } else if (request.path == "/block") {
+      wait_for([this] { return is_released.load(); });
+      reply->send(200, "text/plain", "released");
     } else if (request.path == "/hold") {
       held.push_back(reply);
     } else if (request.path == "/stream") {
@@ -72,7 +75,7 @@ struct HttpTest : testing::Test {
   std::thread thread, flood;
   std::vector<std::shared_ptr<Reply>> held;
   std::atomic<int> requests = 0;
-  std::atomic<bool> flood_ended = false;
+  std::atomic<bool> flood_ended = false, is_released = false;
 };
 
 TEST_F(HttpTest, AConnectionServesManyRequests) {
@@ -85,6 +88,17 @@ TEST_F(HttpTest, AConnectionServesManyRequests) {
   }
   EXPECT_EQ(client.request("POST", "/echo", "", "Connection: close\r\n").status, 200);
   EXPECT_TRUE(client.ended());
+}
+
+TEST_F(HttpTest, QuickPathsAreAnsweredWhileAnotherHandlerRuns) {
+  start({.quick_paths = {"/echo"}});
+  Client slow(port());
+  slow.send_request("GET", "/block");
+  ASSERT_TRUE(wait_for([&] { return requests == 1; }));
+  EXPECT_EQ(Client(port()).request("GET", "/echo").status, 200);
+  EXPECT_FALSE(is_released);
+  is_released = true;
+  EXPECT_EQ(slow.read_answer().body, "released");
 }
 
 TEST_F(HttpTest, RequestsSentAtOnceAreAnsweredInOrder) {
