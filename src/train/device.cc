@@ -61,6 +61,10 @@ void use_threads(int threads) {
 }
 
 std::string device_name(c10::Device device) {
+  const auto threads = [] {
+    const int count = at::get_num_threads();
+    return fmt::format("{} thread{}", count, count == 1 ? "" : "s");
+  };
 #ifdef ASSAY_CUDA
   if (device.is_cuda()) return at::cuda::getDeviceProperties(device.index())->name;
 #endif
@@ -68,8 +72,8 @@ std::string device_name(c10::Device device) {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);)
     if (line.starts_with("model name"))
-      return fmt::format("{}, {} threads", line.substr(line.find(':') + 2), at::get_num_threads());
-  return fmt::format("CPU, {} threads", at::get_num_threads());
+      return fmt::format("{}, {}", line.substr(line.find(':') + 2), threads());
+  return "CPU, " + threads();
 }
 
 at::ScalarType compute_dtype(const std::string& precision, c10::Device device) {

@@ -148,6 +148,21 @@ void check_folder(const RunConfig& config, const TrainOptions& options, const ru
         name, options.store.string());
 }
 
+// Refuses to continue with kernels that give other numbers than those of the steps before.
+void check_numerics(const run::Provenance& before, const run::Provenance& now,
+                    const run::Folder& folder) {
+  for (const auto& [part, version] : now.numerics) {
+    const auto started = before.numerics.find(part);
+    if (started == before.numerics.end() || started->second == version) continue;
+    fail(
+        "{}: The run was started with numerics version {} of {} on {}, and the version is {} now on "
+        "{}, so later steps would not be computed as the earlier ones. Nothing was changed. "
+        "Continue it with the same version of Assay and kind of device, or train it again in "
+        "another folder.",
+        folder.path.string(), started->second, part, before.device, version, now.device);
+  }
+}
+
 // When a checkpoint is due. Without a number of steps, the time that the last one took decides: no
 // result depends on it.
 class Saving {
@@ -379,11 +394,18 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
     // Refuses what does not fit, as the next line does, before anything is written
     Run run(config, options);
     const TrainConfig& c = run.c;
-    if (const auto newest = newest_checkpoint(folder))
+    run::Provenance provenance = run.describe();
+    if (const auto newest = newest_checkpoint(folder)) {
+      if (folder.provenance().exists()) {
+        const auto before = folder.provenance().read();
+        check_numerics(before, provenance, folder);
+        provenance.started = before.started;
+      }
       run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
+    }
     if (!run.writes()) return train_steps(run);
     write_file(folder.config(), config.toml());
-    folder.provenance().write(run.describe());
+    folder.provenance().write(provenance);
     run.evaluation.emplace(*run.model, run.store, c, run.folder, run.divergence);
     run.metrics.emplace(folder, run.state.step);
     run::Outcome outcome = train_steps(run);

@@ -170,6 +170,31 @@ TEST(Trainer, ResumedRunKeepsItsMeasurements) {
   EXPECT_EQ(ended.peak_memory_bytes, 123456789012345);
 }
 
+TEST(Trainer, RunOfOtherNumericsIsNotResumed) {
+  const Folder folder;
+  synthesize(folder / "store");
+  const RunConfig of_run = config(folder / "store", "steps = 2\n");
+  const run::Folder run{folder / "run"};
+  const TrainOptions options{
+      .store = folder / "store", .run = run.path, .device = "cpu", .resume = true};
+  train(of_run, options);
+  fs::remove(run.outcome().path);
+  run::Provenance provenance = run.provenance().read();
+  const int64_t linear = provenance.numerics.at("linear");
+  provenance.numerics["linear"] = linear + 1;
+  provenance.started = "earlier";
+  run.provenance().write(provenance);
+  const std::string message = message_of([&] { train(of_run, options); });
+  EXPECT_NE(message.find(fmt::format("started with numerics version {} of linear", linear + 1)),
+            std::string::npos)
+      << message;
+  EXPECT_FALSE(run.outcome().exists());
+  provenance.numerics["linear"] = linear;
+  run.provenance().write(provenance);
+  train(of_run, options);
+  EXPECT_EQ(run.provenance().read().started, "earlier");
+}
+
 TEST(Trainer, ConfigOfARunReadsBackAsItself) {
   const Folder folder;
   synthesize(folder / "store");
