@@ -45,7 +45,7 @@ class Runner {
         begun_(Clock::now()) {
     outcome_.planned = int64_t(runs.size());
     for (PlannedRun& run : runs)
-      if (!done_before(run) && !failed_before(run)) queue_.push_back({std::move(run), 0});
+      if (!ended_before(run)) queue_.push_back({std::move(run), 0});
     for (const auto& [run, restarts] : queue_) work_left_ += work(run, double(run.estimate.tokens));
   }
 
@@ -85,27 +85,24 @@ class Runner {
   }
 
  private:
-  bool done_before(const PlannedRun& run) {
+  // True for a run that has ended: its results are there, or can be reused, or it failed.
+  bool ended_before(const PlannedRun& run) {
     const run::Folder folder = run.folder(options_.study);
-    if (store_.status(run.key) != status::kDone) {
-      if (folder.outcome().exists()) {
-        store_.take(run, folder);  // it ended while no runner watched
-      } else if (const Reusable::Found* found = reusable_.find(run.key)) {
-        store_.take_record(run.key, found->record, found->folder);
-        ++outcome_.reused;
-      } else {
-        return false;
-      }
+    if (store_.status(run.key) == status::kDone) {
+      // Its results are stored
+    } else if (folder.outcome().exists()) {
+      if (!takes(run, folder)) return true;  // it ended while no runner watched
+    } else if (const Reusable::Found* found = reusable_.find(run.key)) {
+      store_.take_record(run.key, found->record, found->folder);
+      ++outcome_.reused;
+    } else if (launcher_.keeps_failures() && store_.status(run.key) == status::kFailed) {
+      outcome_.failures.push_back({run.name, store_.reason(run.key), folder.log()});
+      return true;
+    } else {
+      return false;
     }
     ++outcome_.done;
     ++outcome_.done_before;
-    return true;
-  }
-
-  bool failed_before(const PlannedRun& run) {
-    if (!launcher_.keeps_failures() || store_.status(run.key) != status::kFailed) return false;
-    outcome_.failures.push_back(
-        {run.name, store_.reason(run.key), run.folder(options_.study).log()});
     return true;
   }
 
@@ -153,28 +150,39 @@ class Runner {
     const std::string last = last_line(over.folder.log());
     if (last.find(std::strerror(ENOSPC)) != std::string::npos)
       fail<DiskFull>("{}: the disk is full", over.folder.path.string());
-    give_up(over, fmt::format("{}: {}", ending.text(), last));
+    add_failure(over.run, over.folder, fmt::format("{}: {}", ending.text(), last));
+    drop_work(over);
   }
 
-  void finish(const Running& over) {
+  // False for results that cannot be taken: the run has failed, and the others go on.
+  bool takes(const PlannedRun& run, const run::Folder& folder) {
     try {
-      store_.take(over.run, over.folder);
+      store_.take(run, folder);
+      return true;
     } catch (const DiskFull&) {
       throw;
     } catch (const Error& error) {
-      return give_up(over, fmt::format("its results cannot be taken: {}", error.what()));
+      add_failure(run, folder, fmt::format("its results cannot be taken: {}", error.what()));
+      return false;
     }
+  }
+
+  void finish(const Running& over) {
+    if (!takes(over.run, over.folder)) return drop_work(over);
     ++outcome_.done;
     work_done_ += work(over.run, double(over.run.estimate.tokens) - over.tokens_before);
     progress_.log(fmt::format("{}/{} done: {}, {}", outcome_.done, outcome_.planned, over.run.name,
                               summary(over.folder)));
   }
 
-  void give_up(const Running& over, const std::string& reason) {
-    store_.set_status(over.run.key, status::kFailed, reason);
-    outcome_.failures.push_back({over.run.name, reason, over.folder.log()});
-    work_left_ -= work(over.run, double(over.run.estimate.tokens) - over.tokens_before);
-    progress_.log(fmt::format("failed: {}: {}", over.run.name, reason));
+  void add_failure(const PlannedRun& run, const run::Folder& folder, const std::string& reason) {
+    store_.set_status(run.key, status::kFailed, reason);
+    outcome_.failures.push_back({run.name, reason, folder.log()});
+    progress_.log(fmt::format("failed: {}: {}", run.name, reason));
+  }
+
+  void drop_work(const Running& of) {
+    work_left_ -= work(of.run, double(of.run.estimate.tokens) - of.tokens_before);
   }
 
   void stop(const std::string& why) {
