@@ -273,6 +273,7 @@ Study analyse(const fs::path& folder) {
       if (row.setting == setting.name) rows.push_back(row);
     read_runs(setting, rows);
     order(setting, plan);
+    setting.has_planned_ladder = plan.has_ladder;
     setting.grids = grids(setting, rows);
     for (const study::StudyRun& row : rows)
       if (row.finished && setting.overlap.empty())

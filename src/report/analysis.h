@@ -86,6 +86,7 @@ struct Setting {
   std::vector<std::string> train, test;  // domains; test = train in the mixed-domain setting
   std::string held_out, split;           // split of the training domains; of the test domains
   bool mixed = false;                    // nothing is out of domain
+  bool has_planned_ladder = false;       // the plan has one, whether or not its runs have finished
   std::vector<Kind> kinds;               // of the secondary comparison
   Ladder ladder;
   std::vector<Grid> grids;                  // the learning rates that were tried, by model

@@ -250,9 +250,16 @@ void compare_ends(Setting& setting) {
   }
   if (ladder.problem.empty()) return;
   if (ladder.budgets.size() < 2) {
-    ladder.problem = fmt::format("The reference was trained at one budget ({} tokens) only.",
-                                 show(ladder.budgets[0].tokens, Format::tokens));
-    ladder.advice = ladder_advice(setting);
+    const std::string budget = show(ladder.budgets[0].tokens, Format::tokens);
+    if (setting.has_planned_ladder) {
+      ladder.problem =
+          fmt::format("Of the reference's ladder, one budget ({} tokens) has finished runs.", budget);
+      ladder.advice = "The same `assay run` command trains the runs that are missing.";
+    } else {
+      ladder.problem =
+          fmt::format("The reference was trained at one budget ({} tokens) only.", budget);
+      ladder.advice = ladder_advice(setting);
+    }
   }
   set_reason(setting, ladder.problem + (ladder.advice.empty() ? "" : " " + ladder.advice));
 }

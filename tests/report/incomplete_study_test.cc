@@ -28,6 +28,18 @@ TEST_F(ReportOfIncompleteStudy, MissingLadderIsNotSettledWithAdvice) {
   EXPECT_TRUE(contains(page, "No verdict is possible."));
 }
 
+TEST_F(ReportOfIncompleteStudy, PlannedLadderIsNotAdvised) {
+  fake.budgets = {40'000'000};
+  fake.contender_budgets = {40'000'000};
+  fake.write(folder);
+  study::Database(folder / "study.sqlite", study::Database::Mode::write)
+      .execute("UPDATE plan SET plan = json_set(plan, '$.has_ladder', json('true'))");
+  const Study study = analyse(folder);
+  const std::string& reason = architecture(study, "window").end.reason;
+  EXPECT_TRUE(contains(reason, "Of the reference's ladder, one budget (40M tokens)")) << reason;
+  EXPECT_TRUE(contains(reason, "The same `assay run` command trains")) << reason;
+}
+
 TEST_F(ReportOfIncompleteStudy, JsonWithoutLadderHasNulls) {
   fake.budgets = {20'000'000};
   fake.contender_budgets = {40'000'000};
