@@ -39,7 +39,8 @@ struct ModelConfig {
     field("embedding_norm", embedding_norm, "a norm after the embedding too, as in RWKV");
     field("embedding_std", embedding_std, "standard deviation of the embedding's starting values");
     field("positions", positions, "learned or none (rotary positions belong to attention)");
-    field("max_positions", max_positions, "learned positions; 0: the training's sequence_length; the model reads no longer text");
+    field("max_positions", max_positions,
+          "learned positions; 0: the training's sequence_length; the model reads no longer text");
     field("tie_embeddings", tie_embeddings, "the head uses the embedding's weight");
     field("residual_in_fp32", residual_in_fp32,
           "with bf16 products: the residual stream is added in fp32, as in mamba's code");

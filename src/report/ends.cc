@@ -252,8 +252,8 @@ void compare_ends(Setting& setting) {
   if (ladder.budgets.size() < 2) {
     const std::string budget = show(ladder.budgets[0].tokens, Format::tokens);
     if (setting.has_planned_ladder) {
-      ladder.problem =
-          fmt::format("Of the reference's ladder, one budget ({} tokens) has finished runs.", budget);
+      ladder.problem = fmt::format(
+          "Of the reference's ladder, one budget ({} tokens) has finished runs.", budget);
       ladder.advice = "The same `assay run` command trains the runs that are missing.";
     } else {
       ladder.problem =

@@ -305,8 +305,7 @@ asio::awaitable<bool> HttpServer::Parts::answer(beast::tcp_stream& stream,
                     .authorization = std::string(request[http::field::authorization]),
                     .body = request.body()};
   plain.path = plain.path.substr(0, plain.path.find('?'));
-  if (std::ranges::count(options.quick_paths, plain.path))
-    handler(std::move(plain), reply());
+  if (std::ranges::count(options.quick_paths, plain.path)) handler(std::move(plain), reply());
   else
     asio::post(handlers, [this, plain = std::move(plain), reply = reply()]() mutable {
       handler(std::move(plain), std::move(reply));

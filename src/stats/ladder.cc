@@ -328,8 +328,8 @@ void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
     if (!(ends.loss(b + 1) < ends.loss(b)))
       result.warnings.push_back(fmt::format(
           "The reference's loss out of domain does not fall from {} to {} (from {:.3f} to {:.3f}), "
-          "so more training did not help it there. Comparisons between these two rungs may change "
-          "with more seeds of both.",
+          "so more training did not help it there. "
+          "Comparisons between these two rungs may change with more seeds of both.",
           millions(ladder[b].tokens), millions(ladder[b + 1].tokens), ends.loss(b),
           ends.loss(b + 1)));
   for (size_t d = 0; d < ends.domains().size(); ++d)

@@ -155,10 +155,11 @@ void check_numerics(const run::Provenance& before, const run::Provenance& now,
     const auto started = before.numerics.find(part);
     if (started == before.numerics.end() || started->second == version) continue;
     fail(
-        "{}: The run was started with numerics version {} of {} on {}, and the version is {} now on "
-        "{}, so later steps would not be computed as the earlier ones. Nothing was changed. "
-        "Continue it with the same version of Assay and kind of device, or train it again in "
-        "another folder.",
+        "{}: The run was started with numerics version {} of {} on {}, "
+        "and the version is {} now on {}, "
+        "so later steps would not be computed as the earlier ones. Nothing was changed. "
+        "Continue it with the same version of Assay on the same kind of device, "
+        "or train it again in another folder.",
         folder.path.string(), started->second, part, before.device, version, now.device);
   }
 }
