@@ -116,24 +116,6 @@ void describe_clusters(Setting& setting) {
   }
 }
 
-// Tokens after which the reference ends with this held-out loss, by interpolation of the rungs in
-// log tokens; NaN outside of them.
-double reference_tokens(const std::vector<stats::Budget>& ladder, double held_out) {
-  std::vector<std::pair<double, double>> rungs;  // (held-out loss, log tokens)
-  for (const stats::Budget& budget : ladder) {
-    double sum = 0;
-    for (const stats::End& end : budget.runs) sum += end.held_out;
-    rungs.emplace_back(sum / double(budget.runs.size()), std::log(budget.tokens));
-  }
-  for (size_t b = 0; b + 1 < rungs.size(); ++b) {
-    const auto [high, few] = rungs[b];
-    const auto [low, many] = rungs[b + 1];
-    if (held_out <= high && held_out >= low && high > low)
-      return std::exp(few + (many - few) * (high - held_out) / (high - low));
-  }
-  return kNone;
-}
-
 // What does not need the ladder, so that a verdict of "not settled" has numbers next to it. `runs`
 // have one budget.
 void set_final_losses(stats::EndResult& end, const std::vector<Run>& runs, const Setting& setting) {
@@ -216,7 +198,7 @@ void compare_with_ladder(Setting& setting) {
   for (Architecture& a : setting.architectures) {
     for (Check& check : a.checks) checks.results.push_back(&check.end);
     if (a.style == 0) continue;
-    a.tokens_ratio = a.end.tokens / reference_tokens(setting.ladder.budgets, a.end.held_out);
+    a.tokens_ratio = a.end.tokens / stats::ladder_tokens(setting.ladder.budgets, a.end.held_out);
   }
   if (!checks.list.empty()) settle(setting, checks);
 }
@@ -283,13 +265,21 @@ double last_useful_rung(const std::vector<stats::Budget>& ladder) {
 std::vector<Foretold> predictions(const Setting& setting) {
   std::vector<Foretold> out;
   if (!setting.ladder.problem.empty() || setting.ladder.budgets.empty()) return out;
+  // All contenders, because they share one variance between seeds
+  std::vector<stats::Contender> contenders;
+  for (const Architecture& a : setting.architectures)
+    if (a.style != 0 && a.comparable && !a.end.budgets.empty())
+      contenders.push_back({.name = a.name, .budgets = budgets_of(a, setting)});
+  std::map<std::pair<double, int64_t>, std::vector<stats::Prediction>> found;  // (tokens, seeds)
   const auto predict = [&](const Architecture& a, double tokens, int64_t seeds) {
-    const auto found = stats::predict_ends(
-        setting.ladder.budgets, {{.name = a.name, .budgets = budgets_of(a, setting)}},
-        {.below_tokens = tokens, .target_tokens = tokens, .seeds = seeds});
-    if (!found[0].problem.empty()) return false;
+    auto& all = found[{tokens, seeds}];
+    if (all.empty())
+      all = stats::predict_ends(setting.ladder.budgets, contenders,
+                                {.below_tokens = tokens, .target_tokens = tokens, .seeds = seeds});
+    const auto own = std::ranges::find(all, a.name, &stats::Prediction::name);
+    if (own == all.end() || !own->problem.empty()) return false;
     out.push_back(
-        {.name = a.name, .from = found[0].largest, .tokens = tokens, .predicted = found[0].delta});
+        {.name = a.name, .from = own->largest, .tokens = tokens, .predicted = own->delta});
     return true;
   };
   for (const Architecture& a : setting.architectures) {

@@ -291,7 +291,8 @@ Table check_table(const Setting& setting) {
               .title = "Verdicts at half and at twice the learning rate",
               .note =
                   "Compared with the same ladder. "
-                  "The intervals hold for all rows of this table together (95 %)."};
+                  "The chosen rates have the intervals of the study. "
+                  "Those of the other rates hold for all of them together (95 %)."};
   table.columns = {{"architecture"},
                    {"learning rate"},
                    {"which"},

@@ -171,6 +171,8 @@ std::vector<double> Ends::rung_losses(Measure measure) const {
   return losses;
 }
 
+double Ends::reference_loss(double held_out) const { return curve_->at(held_out, rung_losses({})); }
+
 double Ends::slope_at(double held_out, Measure measure) const {
   return weighted_sum(curve_->read(held_out).slope, rung_losses(measure));
 }
@@ -214,8 +216,9 @@ Variance Ends::contender_variance(Measure measure) const {
 Variance Ends::rung_variance(size_t rung, const Contrast& contrast, Measure measure) const {
   const double on_loss = contrast.on_loss[rung];
   if (seeds(rung) < 2) {
-    const Variance one = residual_variance(0, rungs_, measure);
-    return {one.value * on_loss * on_loss / double(seeds(rung)), one.freedom};
+    const size_t last = reference_joins() ? groups_.size() : rungs_;
+    const Variance one = residual_variance(0, last, measure);
+    return {one.value * on_loss * on_loss, one.freedom};
   }
   std::vector<double> z;
   for (const Run& run : groups_[rung].runs)
@@ -263,16 +266,19 @@ Variance Ends::documents(const Contrast& contrast, Measure measure,
   return {std::max(0.0, all.value - shared), all.freedom};
 }
 
+// The estimators of variance: one per rung, then that of the contenders, then that of rungs with
+// one seed, which is the contenders' if the reference joins their pool.
 Estimate Ends::estimate(const Contrast& contrast, Measure measure) const {
   Estimate estimate;
-  estimate.freedom.assign(rungs_ + 1, 1);
+  estimate.freedom.assign(rungs_ + 2, 1);
   for (size_t b = 0; b < rungs_; ++b) {
     estimate.value += contrast.on_loss[b] * loss(b, measure);
     const Variance variance = rung_variance(b, contrast, measure);
-    estimate.freedom[b] = variance.freedom;
+    const size_t estimator = seeds(b) > 1 ? b : reference_joins() ? rungs_ : rungs_ + 1;
+    estimate.freedom[estimator] = variance.freedom;
     estimate.reference_error += variance.value;
     const double sign = contrast.on_loss[b] < 0 ? -1 : 1;
-    estimate.noise.seeds.push_back({b, b, sign * std::sqrt(variance.value)});
+    estimate.noise.seeds.push_back({b, estimator, sign * std::sqrt(variance.value)});
   }
   const Variance one = contender_variance(measure);
   estimate.freedom[rungs_] = one.freedom;

@@ -61,6 +61,7 @@ class Ends {
 
   double held_out(size_t group) const { return groups_[group].held_out; }
   double loss(size_t group, Measure measure = {}) const;
+  double reference_loss(double held_out) const;  // f(h), mean over the domains
   // Mean over the domains of the loss per recall target; NaN when there are none.
   double recall_loss(size_t group) const;
   // Nats by which recall targets are easier than the others; NaN when there are none of either.

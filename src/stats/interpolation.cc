@@ -110,6 +110,10 @@ std::vector<double> RungCurve::weights(const std::vector<double>& rungs, double 
   return weights;
 }
 
+double RungCurve::at(double held_out, const std::vector<double>& values) const {
+  return weighted_sum(weights(held_out), values);
+}
+
 RungCurve::Reading RungCurve::read(double held_out) const {
   Reading reading{weights(held_out), {}, {}};
   const double step = 1e-5 * (held_out_.front() - held_out_.back());

@@ -28,6 +28,8 @@ class RungCurve {
   RungCurve(std::vector<double> held_out, const std::vector<double>& loss);
 
   std::vector<double> weights(double held_out) const { return weights(held_out_, held_out); }
+  // The curve through `values` of the rungs.
+  double at(double held_out, const std::vector<double>& values) const;
   Reading read(double held_out) const;
   // The segment (b, b + 1) that holds h; beyond the ends the first or the last one.
   size_t segment(double held_out) const { return segment(held_out_, held_out); }

@@ -93,6 +93,13 @@ struct Span {
   bool holds(double x) const { return low <= x && x <= high; }
 };
 
+// The highest held-out loss that is still at rung b: a twentieth of the way to the rung before. A
+// rule by the spread of the rung's runs would be wider for a reference that varies more.
+double highest_at(const std::vector<Budget>& ladder, size_t b) {
+  const double own = mean_held_out(ladder[b]);
+  return b == 0 ? kNaN : own + 0.05 * (mean_held_out(ladder[b - 1]) - own);
+}
+
 Span held_out_span(const Budget& rung) {
   const auto [low, high] = std::ranges::minmax_element(rung.runs, {}, &End::held_out);
   return {low->held_out, high->held_out};
@@ -119,17 +126,30 @@ double tokens_to_reach(const std::vector<Budget>& ladder, double held_out) {
   return top.tokens * std::exp2(std::clamp(std::ceil(missing - 1e-6), 1.0, 20.0));
 }
 
-// Linear between neighbours in log tokens; NaN outside.
+// A loss of the reference's rungs over their log tokens, by the curve of interpolation.h.
+class LossOverTokens {
+ public:
+  LossOverTokens(const std::vector<Budget>& ladder, std::vector<double> losses)
+      : losses_(std::move(losses)), curve_(places(ladder), losses_) {}
+  double operator()(double log_tokens) const { return curve_.at(-log_tokens, losses_); }
+
+ private:
+  // A curve is read over what falls from rung to rung
+  static std::vector<double> places(const std::vector<Budget>& ladder) {
+    std::vector<double> places;
+    for (const Budget& rung : ladder) places.push_back(-std::log(rung.tokens));
+    return places;
+  }
+  std::vector<double> losses_;
+  RungCurve curve_;
+};
+
+// NaN outside of the ladder.
 double reference_loss_at(const std::vector<Budget>& ladder, const Ends& ends, double tokens) {
-  for (size_t b = 0; b < ladder.size(); ++b)
-    if (ladder[b].tokens == tokens) return ends.loss(b);
-  for (size_t b = 0; b + 1 < ladder.size(); ++b)
-    if (ladder[b].tokens < tokens && tokens < ladder[b + 1].tokens) {
-      const double share =
-          std::log(tokens / ladder[b].tokens) / std::log(ladder[b + 1].tokens / ladder[b].tokens);
-      return (1 - share) * ends.loss(b) + share * ends.loss(b + 1);
-    }
-  return kNaN;
+  if (tokens < ladder.front().tokens || tokens > ladder.back().tokens) return kNaN;
+  std::vector<double> losses;
+  for (size_t b = 0; b < ladder.size(); ++b) losses.push_back(ends.loss(b));
+  return LossOverTokens(ladder, losses)(std::log(tokens));
 }
 
 // Fall of the loss on recall targets from rung b to the next one, per doubling of the tokens where
@@ -153,7 +173,7 @@ std::string immaturity(const std::vector<Budget>& ladder, const std::vector<doub
         "Train the reference and the contender longer.",
         held_out, millions(ladder[segment + 1].tokens), lead, options.recall_lead);
   // At a rung the question is whether the reference still learns to recall after it.
-  if (segment < last && held_out_span(ladder[segment + 1]).holds(held_out)) ++segment;
+  if (segment < last && held_out <= highest_at(ladder, segment + 1)) ++segment;
   const auto fall = [&](size_t b) { return recall_fall(ladder, recall, b); };
   if (!(fall(segment) > limit)) return "";
   // Budgets are whole steps, so doublings are not exact
@@ -168,7 +188,7 @@ std::string immaturity(const std::vector<Budget>& ladder, const std::vector<doub
       return reason + fmt::format(
                           " The reference is mature from {} on; "
                           "train the contender until its held-out loss is {:.3f} or less.",
-                          millions(ladder[b].tokens), mean_held_out(ladder[b]));
+                          millions(ladder[b].tokens), highest_at(ladder, b));
   const double before = last > 0 ? fall(last - 1) : 2 * fall(last);
   const double shrink = std::clamp(fall(last) / std::max(before, 1e-9), 0.3, 0.9);
   const double doublings = std::ceil(std::log(limit / fall(last)) / std::log(shrink));
@@ -177,20 +197,34 @@ std::string immaturity(const std::vector<Budget>& ladder, const std::vector<doub
          fmt::format(" Train the reference and the contender to about {}.", millions(tokens));
 }
 
+// Rise of the loss out of domain from its lowest value at an earlier rung to rung b. It counts all
+// rungs between, so additional rungs do not hide it.
+struct Rise {
+  double nats = 0;
+  size_t from = 0;
+};
+Rise rise_until(const Ends& ends, size_t b) {
+  size_t lowest = 0;
+  for (size_t earlier = 1; earlier <= b; ++earlier)
+    if (ends.loss(earlier) < ends.loss(lowest)) lowest = earlier;
+  return {ends.loss(b) - ends.loss(lowest), lowest};
+}
+
 // Why held-out loss h carries no verdict although the reference has learned to recall: its loss out
-// of domain rises there while its held-out loss falls. Empty when it does not.
+// of domain has risen there while its held-out loss fell. Empty when it has not. A third of the
+// limit is allowed at h itself, because a contender seldom ends exactly at a rung.
 std::string overfitting(const std::vector<Budget>& ladder, const Ends& ends, double held_out,
                         double limit) {
-  const size_t segment = ends.curve().segment(held_out);
-  if (held_out_span(ladder[segment]).holds(held_out)) return "";
-  const double rise = ends.loss(segment + 1) - ends.loss(segment);
-  if (!(rise > limit)) return "";
+  const size_t until = ends.curve().segment(held_out) + 1;
+  const Rise rise = rise_until(ends, until);
+  const double here = ends.reference_loss(held_out) - ends.loss(rise.from);
+  if (!(rise.nats > limit) || !(here > limit / 3)) return "";
   return fmt::format(
       "The reference overfits the training domains at this held-out loss ({:.3f}): "
       "its loss out of domain rises by {:.3f} nats from {} to {}. Compare at a smaller budget, "
       "which ends with a held-out loss of {:.3f} or more, or train on more text.",
-      held_out, rise, millions(ladder[segment].tokens), millions(ladder[segment + 1].tokens),
-      mean_held_out(ladder[segment]));
+      held_out, rise.nats, millions(ladder[rise.from].tokens), millions(ladder[until].tokens),
+      mean_held_out(ladder[rise.from]));
 }
 
 Interval interval_of(const Estimate& e, double level, double factor = 1) {
@@ -219,8 +253,8 @@ double half_width_with(const Estimate& e, double own, double other, const Ladder
   return factor * interval(0, planned, e.noise.documents, options.level).high;
 }
 
-std::string what_settles(const Estimate& e, int64_t seeds, const LadderOptions& options,
-                         double factor) {
+std::string what_settles(const Estimate& e, int64_t seeds, double seeds_of_rung,
+                         const LadderOptions& options, double factor) {
   const double wanted = std::max(std::abs(e.value), options.margin - std::abs(e.value));
   const std::string open = fmt::format(
       "The interval reaches across zero and beyond the margin of {:.3g} nats.", options.margin);
@@ -230,19 +264,62 @@ std::string what_settles(const Estimate& e, int64_t seeds, const LadderOptions& 
                       " The documents alone leave an error of {:.3f} nats, "
                       "so more seeds cannot settle it; evaluate on documents from more sources.",
                       of_documents);
-  for (double more = 1; more * double(seeds) <= kMostSeeds; more += 1 / double(seeds))
-    if (more > 1 && half_width_with(e, more, 1, options, factor) < wanted)
-      return fmt::format(
-          "{} About {:.0f} seeds of this model would settle it if the difference stays at {}.",
-          open, more * double(seeds), signed_nats(e.value));
-  for (double more = 2; more <= kMostSeeds; ++more)
-    if (half_width_with(e, more, more, options, factor) < wanted)
-      return fmt::format(
-          "{} About {:.0f} times as many seeds of this model and of the reference would settle it. "
-          "This holds if the difference stays at {}.",
-          open, more, signed_nats(e.value));
+  // The cheapest numbers: those of this model, and those of every rung as a multiple of today's.
+  const double rungs =
+      double(std::ranges::count_if(e.noise.seeds,
+                                   [](const Noise& noise) { return noise.amplitude != 0; }) -
+             1);
+  double fewest = std::numeric_limits<double>::infinity(), own = 0, other = 1;
+  for (double more = 1; more * seeds_of_rung <= kMostSeeds; ++more)
+    for (double wide = double(seeds); wide <= kMostSeeds; ++wide) {
+      const double runs = wide + more * rungs * seeds_of_rung;
+      if (runs >= fewest || (wide == double(seeds) && more == 1)) continue;
+      if (!(half_width_with(e, wide / double(seeds), more, options, factor) < wanted)) continue;
+      fewest = runs;
+      own = wide;
+      other = more;
+    }
+  if (own > 0 && other == 1)
+    return fmt::format(
+        "{} About {:.0f} seeds of this model would settle it if the difference stays at {}.", open,
+        own, signed_nats(e.value));
+  if (own > 0)
+    return fmt::format(
+        "{} About {:.0f} seeds of this model and {:.0f} times as many of the reference as now, "
+        "at every rung, would settle it if the difference stays at {}.",
+        open, own, other, signed_nats(e.value));
   return open + fmt::format(" No practical number of seeds settles a difference of {}.",
                             signed_nats(e.value));
+}
+
+double seeds_per_rung(const std::vector<Budget>& ladder) {
+  size_t runs = 0;
+  for (const Budget& rung : ladder) runs += rung.runs.size();
+  return double(runs) / double(ladder.size());
+}
+
+bool is_copy(const End& a, const End& b) {
+  const auto losses = [](const End& end) {
+    std::vector<std::vector<double>> all = {{end.held_out}};
+    for (const auto& [domain, one] : end.domains) all.push_back(one.nll);
+    return all;
+  };
+  return losses(a) == losses(b);
+}
+
+// Copies of one run are no evidence about the spread of seeds.
+void warn_of_copies(const std::vector<Budget>& budgets, const std::string& name,
+                    LadderResult& result) {
+  for (const Budget& budget : budgets)
+    for (size_t b = 1; b < budget.runs.size(); ++b)
+      for (size_t a = 0; a < b; ++a)
+        if (is_copy(budget.runs[a], budget.runs[b])) {
+          result.warnings.push_back(fmt::format(
+              "Seeds {} and {} of {} at {} have exactly the same losses. "
+              "If they are copies of one run, all intervals are too narrow; remove one of them.",
+              budget.runs[a].seed, budget.runs[b].seed, name, millions(budget.tokens)));
+          return;  // one warning per architecture
+        }
 }
 
 // One contender with its groups among all ends.
@@ -280,13 +357,13 @@ std::string outside_problem(const std::vector<Budget>& ladder, const Ends& ends,
         "The held-out loss {:.3f} is above that of every run of the reference ({:.3f} or less); "
         "train longer or add a smaller rung.",
         held_out, span.high);
-  if (ends.loss(ladder.size() - 1) - ends.loss(ladder.size() - 2) > overfit_rise)
+  if (const Rise rise = rise_until(ends, ladder.size() - 1); rise.nats > overfit_rise)
     return fmt::format(
         "The held-out loss {:.3f} is below that of every run of the reference ({:.3f} or more), "
         "and the reference overfits the training domains before it gets there; "
         "compare at a smaller budget, which ends with a held-out loss of {:.3f} or more, "
         "or train on more text.",
-        held_out, span.low, mean_held_out(ladder[ladder.size() - 2]));
+        held_out, span.low, mean_held_out(ladder[rise.from]));
   return fmt::format(
       "The held-out loss {:.3f} is below that of every run of the reference ({:.3f} or more); "
       "add a rung of the reference at about {}.",
@@ -314,7 +391,7 @@ std::vector<std::vector<double>> document_link(const std::vector<const Estimate*
 }
 
 void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
-                         LadderResult& result) {
+                         const LadderOptions& options, LadderResult& result) {
   if (ladder.size() == 2)
     result.warnings.push_back(
         "The ladder has two rungs, so the curve between them is a straight line. "
@@ -324,14 +401,15 @@ void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
       result.warnings.push_back(
           fmt::format("The rung of {} has one seed; its variance is taken from the other rungs.",
                       millions(ladder[b].tokens)));
-  for (size_t b = 0; b + 1 < ladder.size(); ++b)
-    if (!(ends.loss(b + 1) < ends.loss(b)))
-      result.warnings.push_back(fmt::format(
-          "The reference's loss out of domain does not fall from {} to {} (from {:.3f} to {:.3f}), "
-          "so more training did not help it there. "
-          "Comparisons between these two rungs may change with more seeds of both.",
-          millions(ladder[b].tokens), millions(ladder[b + 1].tokens), ends.loss(b),
-          ends.loss(b + 1)));
+  for (size_t b = 0; b + 1 < ladder.size(); ++b) {
+    if (ends.loss(b + 1) < ends.loss(b)) continue;
+    const bool overfits = rise_until(ends, b + 1).nats > options.overfit_rise;
+    result.warnings.push_back(fmt::format(
+        "The reference's loss out of domain does not fall from {} to {} ({:.3f} to {:.3f}). {}",
+        millions(ladder[b].tokens), millions(ladder[b + 1].tokens), ends.loss(b), ends.loss(b + 1),
+        overfits ? "It overfits the training domains there, so no verdict is given between them."
+                 : "Comparisons between these two rungs may change with more seeds of both."));
+  }
   for (size_t d = 0; d < ends.domains().size(); ++d)
     if (ends.clusters(d) < 2)
       result.warnings.push_back(
@@ -437,7 +515,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   const size_t rungs = ladder.size();
   result.mature = recall_fall(ladder, result.recall, rungs - 2) <= options.maturity_fall &&
                   !(ends.recall_lead(rungs - 1) < options.recall_lead);
-  add_ladder_warnings(ladder, ends, result);
+  add_ladder_warnings(ladder, ends, options, result);
+  warn_of_copies(ladder, "the reference", result);
 
   std::vector<Entry> entries;
   for (const Contender& contender : contenders) {
@@ -450,6 +529,7 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
                      : problem_of(in_order(contender.budgets), "'" + contender.name + "'");
     if (!one.reason.empty()) continue;
     entry.budgets = in_order(contender.budgets);
+    warn_of_copies(entry.budgets, "'" + contender.name + "'", result);
     for (const Budget& budget : entry.budgets)
       entry.groups.push_back(ends.add(budget, contender.name));
   }
@@ -471,7 +551,7 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     family.freedom = estimates.back()->freedom;
   }
   family.document_link = document_link(estimates);
-  result.critical = simultaneous_factor(family, options.level);
+  result.critical = simultaneous_factor(family, options.level, options.draws);
 
   for (size_t a = 0; a < entries.size(); ++a) {
     if (!entries[a].delta) continue;
@@ -481,10 +561,14 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
     one.judged = judged.caveat.empty();
     if (!one.judged) {
       one.reason = why_not_judged(one.budgets);
+    } else if (!(one.delta.high > one.delta.low)) {
+      one.reason =
+          "The seeds do not differ at all, so the error is unknown. Are they copies of one run?";
     } else {
       one.verdict = verdict_of(one.delta, options.margin);
       if (one.verdict == Verdict::not_settled)
-        one.reason = what_settles(*entries[a].delta, judged.seeds, options, result.critical);
+        one.reason = what_settles(*entries[a].delta, judged.seeds, seeds_per_rung(ladder), options,
+                                  result.critical);
     }
     const BudgetResult& largest = one.budgets.back();
     if (entries[a].judged == one.budgets.size() - 1) continue;
@@ -499,9 +583,22 @@ double ladder_loss(const std::vector<Budget>& unordered, double held_out) {
   if (ladder.size() < 2 || !problem_of(ladder).empty()) return kNaN;
   if (!held_out_span(ladder).holds(held_out)) return kNaN;
   const Ends ends(ladder);
+  return ends.reference_loss(held_out);
+}
+
+double ladder_tokens(const std::vector<Budget>& unordered, double held_out) {
+  const std::vector<Budget> ladder = in_order(unordered);
+  if (ladder.size() < 2 || !problem_of(ladder).empty()) return kNaN;
   std::vector<double> losses;
-  for (size_t b = 0; b < ladder.size(); ++b) losses.push_back(ends.loss(b));
-  return weighted_sum(ends.curve().weights(held_out), losses);
+  for (const Budget& rung : ladder) losses.push_back(mean_held_out(rung));
+  if (held_out > losses.front() || held_out < losses.back()) return kNaN;
+  const LossOverTokens loss(ladder, losses);
+  double few = std::log(ladder.front().tokens), many = std::log(ladder.back().tokens);
+  for (int step = 0; step < 60; ++step) {  // to the last bit
+    const double middle = (few + many) / 2;
+    (loss(middle) > held_out ? few : many) = middle;
+  }
+  return std::exp(few);
 }
 
 }  // namespace assay::stats

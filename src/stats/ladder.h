@@ -46,7 +46,8 @@ struct LadderOptions {
   double margin = 0.03;        // nats per token; differences within it count as equivalent
   double maturity_fall = 0.1;  // nats per recall target from one rung to the next
   double recall_lead = 0.2;    // nats by which recall targets must be easier than others
-  double overfit_rise = 0.03;  // nats per token out of domain from one rung to the next
+  double overfit_rise = 0.03;  // nats per token out of domain above the lowest rung before
+  size_t draws = 65'536;       // of the simulation that makes intervals simultaneous
 };
 
 struct BudgetResult {
@@ -75,7 +76,8 @@ struct EndResult {
   bool has_trend = false;
   Interval trend{};  // change of Delta_end per doubling of tokens
   double held_out = 0, final_loss = 0;
-  double reference_loss = 0;  // of the reference at the same tokens; NaN outside the ladder
+  double reference_loss = 0;  // of the reference at the same tokens, between
+                              // rungs interpolated; NaN outside the ladder
   double seed_error = 0, reference_error = 0, document_error = 0;  // standard errors of delta
   double seed_freedom = 0;
   std::vector<BudgetResult> budgets;
@@ -97,5 +99,9 @@ LadderResult compare_ends(const std::vector<Budget>& ladder,
 
 // f(h), mean over the domains. NaN outside the range of the reference's runs, or without a ladder.
 double ladder_loss(const std::vector<Budget>& ladder, double held_out);
+
+// Tokens after which the reference ends with this held-out loss: where the curve through the rungs'
+// held-out losses over log tokens (interpolation.h) has it. NaN outside the means of the rungs.
+double ladder_tokens(const std::vector<Budget>& ladder, double held_out);
 
 }  // namespace assay::stats

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <tuple>
+#include <utility>
 
 #include "base/random.h"
 #include "stats/student.h"
 
 namespace assay::stats {
 namespace {
-
-constexpr size_t kDraws = 4096;
 
 // Quantiles of Student's t from a table over 1 / v, because a quantile is needed for every draw.
 class Quantiles {
@@ -53,25 +53,25 @@ double gamma(Random& random, double shape) {
 
 // Draws are columns of numbers that depend on the column's index only. They are kept, because the
 // same ones serve every call.
-const std::vector<double>& normal_column(size_t column) {
-  static thread_local std::map<size_t, std::vector<double>> columns;
-  auto& draws = columns[column];
-  if (!draws.empty()) return draws;
+const std::vector<double>& normal_column(size_t column, size_t draws) {
+  static thread_local std::map<std::pair<size_t, size_t>, std::vector<double>> columns;
+  auto& values = columns[{column, draws}];
+  if (!values.empty()) return values;
   Random random(1, "simultaneous intervals: normal", column);
-  for (size_t draw = 0; draw < kDraws; ++draw) draws.push_back(random.normal());
-  return draws;
+  for (size_t draw = 0; draw < draws; ++draw) values.push_back(random.normal());
+  return values;
 }
 
 // Estimated over true variance: chi-square over its degrees of freedom.
-const std::vector<double>& relative_variance_column(size_t column, double freedom) {
-  static thread_local std::map<std::pair<size_t, double>, std::vector<double>> columns;
-  if (columns.size() > 256) columns.clear();
-  auto& draws = columns[{column, freedom}];
-  if (!draws.empty()) return draws;
+const std::vector<double>& relative_variance_column(size_t column, double freedom, size_t draws) {
+  static thread_local std::map<std::tuple<size_t, double, size_t>, std::vector<double>> columns;
+  if (columns.size() > 64) columns.clear();
+  auto& values = columns[{column, freedom, draws}];
+  if (!values.empty()) return values;
   Random random(1, "simultaneous intervals: chi-square", column);
-  for (size_t draw = 0; draw < kDraws; ++draw)
-    draws.push_back(2 * gamma(random, freedom / 2) / freedom);
-  return draws;
+  for (size_t draw = 0; draw < draws; ++draw)
+    values.push_back(2 * gamma(random, freedom / 2) / freedom);
+  return values;
 }
 
 // The lower triangle L with L L' = matrix; rows without variance left are zero.
@@ -116,7 +116,7 @@ Variance seed_variance(const Member& member, const std::vector<double>& freedom)
   return sum(parts);
 }
 
-double simultaneous_factor(const Family& family, double level) {
+double simultaneous_factor(const Family& family, double level, size_t draws) {
   const size_t members = family.members.size();
   if (members < 2) return 1;
   size_t sources = 0;
@@ -127,23 +127,23 @@ double simultaneous_factor(const Family& family, double level) {
   using Column = const std::vector<double>*;
   std::vector<Column> noise;
   std::vector<Column> document_noise;
-  for (size_t k = 0; k < sources; ++k) noise.push_back(&normal_column(2 * k));
-  for (size_t a = 0; a < members; ++a) document_noise.push_back(&normal_column(2 * a + 1));
+  for (size_t k = 0; k < sources; ++k) noise.push_back(&normal_column(2 * k, draws));
+  for (size_t a = 0; a < members; ++a) document_noise.push_back(&normal_column(2 * a + 1, draws));
   const size_t estimators = family.freedom.size();
   // The documents are the same for all members, so their variances are wrong together. Their
   // degrees of freedom are rounded, so that the same column serves many calls.
   const double document_freedom = std::round(family.members[0].documents.freedom);
   const std::vector<double> relative_documents =
-      relative_variance_column(0, std::max(1.0, document_freedom));
+      relative_variance_column(0, std::max(1.0, document_freedom), draws);
   const std::vector<std::vector<double>> relative = [&] {
     std::vector<std::vector<double>> columns;
     for (size_t e = 0; e < estimators; ++e)
-      columns.push_back(relative_variance_column(e + 1, family.freedom[e]));
+      columns.push_back(relative_variance_column(e + 1, family.freedom[e], draws));
     return columns;
   }();
   std::vector<double> seeds(estimators);
   std::vector<double> largest;
-  for (size_t draw = 0; draw < kDraws; ++draw) {
+  for (size_t draw = 0; draw < draws; ++draw) {
     double worst = 0;
     for (size_t a = 0; a < members; ++a) {
       const Member& member = family.members[a];
@@ -162,7 +162,7 @@ double simultaneous_factor(const Family& family, double level) {
     }
     largest.push_back(worst);
   }
-  const auto at = largest.begin() + std::ptrdiff_t(level * double(kDraws));
+  const auto at = largest.begin() + std::ptrdiff_t(level * double(draws));
   std::ranges::nth_element(largest, at);
   return std::max(1.0, *at);
 }

@@ -200,8 +200,13 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
       << only(early).reason;
   EXPECT_TRUE(contains(only(early).reason, "mature from 40M tokens on"));
   EXPECT_NEAR(only(early).delta.estimate, 0.3, 1e-9) << "the number is still given";
-  // Within the runs of the third rung the question is what the reference learns after it.
+  // At the third rung the question is what the reference learns after it.
   EXPECT_EQ(only(compare_ends(ladder, {contender(3.305, 0.3)})).verdict, Verdict::degraded);
+  // One slow run of that rung does not make the contender mature.
+  auto spread = ladder;
+  spread[2].runs[0].held_out -= 0.15;
+  spread[2].runs[1].held_out += 0.15;
+  EXPECT_EQ(only(compare_ends(spread, {contender(3.4, 0.3)})).verdict, Verdict::not_settled);
   EXPECT_EQ(only(compare_ends(ladder, {contender(3.2, 0.3)})).verdict, Verdict::degraded);
   ladder.pop_back();
   const LadderResult never = compare_ends(ladder, {contender(3.4, 0.3)});
@@ -224,6 +229,58 @@ TEST(Ladder, AdditionalRungsDoNotMakeAReferenceMature) {
   EXPECT_EQ(only(result).verdict, Verdict::not_settled);
   EXPECT_TRUE(contains(only(result).reason, "0.16 nats per doubling of the tokens from 64M tokens"))
       << only(result).reason;
+}
+
+// The rise is the same when rungs divide it.
+TEST(Ladder, AdditionalRungsDoNotHideOverfitting) {
+  auto ladder = straight_ladder();
+  ladder.push_back(budget(100e6, 3.03, 3.625));
+  ladder.push_back(budget(127e6, 2.96, 3.65));
+  ladder.push_back(budget(160e6, 2.9, 3.675));
+  for (const double h : {3.0, 2.93}) {
+    const EndResult x = only(compare_ends(ladder, {contender(h, 0.3, 0.01, 80e6)}));
+    EXPECT_EQ(x.verdict, Verdict::not_settled) << h;
+    EXPECT_TRUE(contains(x.reason, "from 80M tokens to 1")) << x.reason;
+  }
+}
+
+// A run that is counted twice says nothing about the spread of seeds.
+TEST(Ladder, CopiesOfARunAreACautionAndGiveNoCertainty) {
+  Contender copies = contender(3.3, 0.2);
+  copies.budgets[0].runs[1] = copies.budgets[0].runs[0];
+  copies.budgets[0].runs[1].seed = 2;
+  const LadderResult found = compare_ends(straight_ladder(), {copies});
+  EXPECT_TRUE(std::ranges::any_of(found.warnings, [](const std::string& warning) {
+    return contains(warning, "Seeds 1 and 2 of 'x' at 40M tokens have exactly the same losses");
+  }));
+  auto ladder = straight_ladder();
+  for (Budget& rung : ladder) rung.runs[1] = rung.runs[0];
+  copies.budgets[0].runs = {end(1, 3.3, 4.0)};
+  const EndResult x = only(compare_ends(ladder, {copies}));
+  EXPECT_EQ(x.verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(x.reason, "the error is unknown")) << x.reason;
+}
+
+// Rungs with one seed share one estimated variance, so its degrees of freedom count once.
+TEST(Ladder, RungsWithOneSeedShareTheirDegreesOfFreedom) {
+  auto ladder = straight_ladder();
+  for (const size_t b : {0u, 1u, 2u}) ladder[b].runs.resize(1);
+  const EndResult x = only(compare_ends(ladder, {{"x", {{40e6, {end(1, 3.45, 4.15)}}}}}));
+  EXPECT_NEAR(x.seed_freedom, 1, 0.05);
+}
+
+// The reference's losses at tokens without a rung follow a curve and no chords.
+TEST(Ladder, ReferenceIsReadBetweenRungsInLogTokens) {
+  std::vector<Budget> ladder;
+  const auto loss = [](double tokens) { return 3 + 40 / std::sqrt(tokens / 1e4); };
+  for (const double tokens : {10e6, 20e6, 40e6, 80e6, 160e6})
+    ladder.push_back(budget(tokens, loss(tokens), loss(tokens) + 0.5, 0.0101));
+  for (const double tokens : {28e6, 56e6}) {
+    EXPECT_NEAR(ladder_tokens(ladder, loss(tokens)) / tokens, 1, 0.005);
+    const EndResult x = only(compare_ends(ladder, {contender(loss(tokens), 0.1, 0.0101, tokens)}));
+    EXPECT_NEAR(x.reference_loss, loss(tokens) + 0.5, 0.003);
+  }
+  EXPECT_TRUE(std::isnan(ladder_tokens(ladder, loss(170e6))));
 }
 
 // An untrained reference is equally bad at all targets, and no loss of it falls fast.
@@ -255,7 +312,7 @@ TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
   EXPECT_TRUE(contains(inside.reason, "rises by 0.100 nats from 80M tokens to 160M tokens"))
       << inside.reason;
   EXPECT_TRUE(contains(inside.reason, "held-out loss of 3.100 or more")) << inside.reason;
-  // Within the runs of the rung before, the reference does not overfit yet.
+  // Close to the rung before, the reference does not overfit yet.
   EXPECT_EQ(only(compare_ends(ladder, {contender(3.095, 0.3)})).verdict, Verdict::degraded);
   const EndResult below = only(compare_ends(ladder, {contender(2.8, 0.3)}));
   EXPECT_TRUE(contains(below.reason, "overfits the training domains before it gets there"))

@@ -9,6 +9,8 @@
 namespace assay::stats {
 namespace {
 
+constexpr size_t kDraws = 4096;
+
 // Members with own seeds of variance `own` and a shared reference of variance `shared`.
 Family family(size_t members, double own, double shared, double freedom, double documents = 0,
               double link = 0) {
@@ -25,22 +27,22 @@ Family family(size_t members, double own, double shared, double freedom, double 
 }
 
 TEST(Simultaneous, OneMemberIsNotWidened) {
-  EXPECT_EQ(simultaneous_factor(family(1, 1, 1, 10), 0.95), 1);
+  EXPECT_EQ(simultaneous_factor(family(1, 1, 1, 10), 0.95, kDraws), 1);
 }
 
 TEST(Simultaneous, IndependentMembersGiveTheSidakFactor) {
   const double sidak = student_quantile(std::pow(0.95, 0.1), 1e6) / student_quantile(0.95, 1e6);
-  EXPECT_NEAR(simultaneous_factor(family(10, 1, 0, 1e6), 0.95), sidak, 0.03);
+  EXPECT_NEAR(simultaneous_factor(family(10, 1, 0, 1e6), 0.95, kDraws), sidak, 0.03);
 }
 
 TEST(Simultaneous, EqualSharesGiveDunnettsFactor) {
   // Dunnett's two-sided 95 % point for 4 treatments, correlation 1/2, infinite freedom: 2.44.
-  EXPECT_NEAR(simultaneous_factor(family(4, 1, 1, 1e6), 0.95), 2.44 / 1.96, 0.03);
+  EXPECT_NEAR(simultaneous_factor(family(4, 1, 1, 1e6), 0.95, kDraws), 2.44 / 1.96, 0.03);
 }
 
 TEST(Simultaneous, MembersThatMoveTogetherAreHardlyWidened) {
-  EXPECT_LT(simultaneous_factor(family(10, 1e-6, 1, 1e6), 0.95), 1.03);
-  EXPECT_LT(simultaneous_factor(family(10, 1e-6, 0, 1e6, 1, 0.9999), 0.95), 1.05);
+  EXPECT_LT(simultaneous_factor(family(10, 1e-6, 1, 1e6), 0.95, kDraws), 1.03);
+  EXPECT_LT(simultaneous_factor(family(10, 1e-6, 0, 1e6, 1, 0.9999), 0.95, kDraws), 1.05);
 }
 
 TEST(Simultaneous, SourcesOfOneEstimatorAddUpBeforeSatterthwaite) {
