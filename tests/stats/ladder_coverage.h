@@ -27,7 +27,7 @@ inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies) {
   double trends = 0;
   for (int r = 0; r < studies; ++r) {
     const LadderStudy study(s, uint64_t(r));
-    const LadderResult result = compare_ends(study.ladder, study.contenders);
+    const LadderResult result = compare_ends(study.ladder, study.contenders, {.draws = 4096});
     EXPECT_EQ(result.problem, "") << s.name;
     bool all = true;
     for (int a = 0; a < s.contenders; ++a) {

@@ -155,7 +155,7 @@ Compared compare(const std::string& name, const CurveSetting& setting, int studi
                     {.after_tokens = 0.1 * LadderStudy::tokens_at(s.rungs - 1)},
                     pool_others ? Pool(pool) : Pool());
     EXPECT_EQ(along.problem, "") << name;
-    const EndResult end = compare_ends(study.ladder, study.contenders).results[0];
+    const EndResult end = compare_ends(study.ladder, study.contenders, {.draws = 4096}).results[0];
     EXPECT_TRUE(end.has_delta) << name;
     found.old_bias += (along.average.estimate - truth) / studies;
     found.old_coverage += 100.0 / studies * covers(along.average, truth);

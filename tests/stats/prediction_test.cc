@@ -70,7 +70,7 @@ double predicted(const LadderSetting& s, int studies) {
   for (int r = 0; r < studies; ++r) {
     const LadderStudy study(s, uint64_t(r));
     const auto predictions = predict_ends(study.ladder, study.contenders, last_budget(s));
-    const auto later = compare_ends(study.ladder, study.contenders).results;
+    const auto later = compare_ends(study.ladder, study.contenders, {.draws = 4096}).results;
     for (size_t a = 0; a < predictions.size(); ++a) {
       EXPECT_EQ(predictions[a].problem, "");
       const Interval& delta = predictions[a].delta;
