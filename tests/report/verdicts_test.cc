@@ -66,6 +66,21 @@ TEST_F(ReportVerdicts, FasterModelNeedsFewerTokens) {
   EXPECT_NEAR(architecture(analyse(folder), "window").tokens_ratio, 1 / 1.1, 0.05);
 }
 
+// All architectures of a study share one variance between seeds.
+TEST_F(ReportVerdicts, PredictionsUseTheSeedsOfAllArchitectures) {
+  const auto of_window = [&] {
+    fs::remove_all(folder);
+    fake.write(folder);
+    const auto found = predictions(analyse(folder).settings[0]);
+    return std::ranges::find(found, "window", &Foretold::name)->predicted;
+  };
+  const stats::Interval among_all = of_window();
+  fake.models = {{"full"}, {"window", 0.12, 1.1}};
+  const stats::Interval alone = of_window();
+  EXPECT_NEAR(among_all.estimate, alone.estimate, 1e-12);
+  EXPECT_GT(std::abs(among_all.high - alone.high), 1e-6);
+}
+
 TEST_F(ReportVerdicts, ProfileAveragesToTheSecondaryMeasure) {
   fake.write(folder);
   const Study study = analyse(folder);
