@@ -29,8 +29,12 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::from_contents(std::string contents, const std::string& name) {
   auto model = std::make_unique<Model>();
-  const auto status = model->processor.LoadFromSerializedProto(contents);
-  if (contents.empty() || !status.ok()) fail("{}: not a SentencePiece model", name);
+  bool is_model = false;
+  try {
+    is_model = model->processor.LoadFromSerializedProto(contents).ok() && !contents.empty();
+  } catch (const std::exception&) {  // of its index of pieces, which cannot hold a piece of NULs
+  }
+  if (!is_model) fail("{}: not a SentencePiece model", name);
   model->sha256 = assay::sha256(contents);
   model->contents = std::move(contents);
   return Tokenizer(std::move(model));
