@@ -177,17 +177,24 @@ struct Ranks::Group {
     options.timeout = seconds(Ranks::kMeeting);
     if (options.isServer && place_.listening >= 0) options.masterListenFd = int(place_.listening);
     c10::intrusive_ptr<c10d::Store> tcp;
+    const int level = FLAGS_caffe2_log_level;
+    FLAGS_caffe2_log_level = 3;  // its errors are stack traces, too, and are said below
     try {
       tcp = c10::make_intrusive<c10d::TCPStore>(place_.address, options);
+      FLAGS_caffe2_log_level = level;
     } catch (const std::exception& error) {
-      const std::string text = first_line(error);
+      std::string text = first_line(error);
       if (options.isServer && text.find("EADDRINUSE") != std::string::npos)
         fail(
             "port {} is used by another program, so the ranks cannot meet. "
             "Set MASTER_PORT to a free port. Nothing was changed.",
             place_.port);
-      fail<Error>("rank {} cannot reach rank 0 at {}:{}: {}. Nothing was changed.", place_.rank,
-                  place_.address, place_.port, text);
+      if (text.find("timed out") != std::string::npos)
+        text = fmt::format("nothing answered for {} seconds", Ranks::kMeeting);
+      fail<Error>(
+          "rank {} cannot reach rank 0 at {}:{}: {}. Is rank 0 running, "
+          "and do MASTER_ADDR and MASTER_PORT name its host and port? Nothing was changed.",
+          place_.rank, place_.address, place_.port, text);
     }
     store = c10::make_intrusive<c10d::PrefixStore>("assay" + place_.attempt, tcp);
   }
