@@ -70,6 +70,10 @@ TEST(LadderCoverageBeyondTheDesignSlow, IsWithinStatedLimits) {
   between(91, 99.9, "1 contender, 2 seeds", [](auto& s) { s.contenders = 1; });
   between(91, 99.9, "4 contenders, 1 seed", [](auto& s) { s.seeds = 1; });
   between(90, 99.9, "2 seeds per rung", [](auto& s) { s.rung_seeds = 2; });
+  between(90, 99.9, "2 seeds in one rung, 1 in the others", [](auto& s) {
+    s.rung_seeds = 2;
+    s.runs_lost = true;
+  });
   between(88, 99.9, "2 seeds per rung, no document noise", [](auto& s) {
     without_documents(s);
     s.rung_seeds = 2;

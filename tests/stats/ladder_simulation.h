@@ -15,6 +15,7 @@ namespace assay::stats {
 struct LadderSetting {
   std::string name;
   int rungs = 5, rung_seeds = 4;
+  bool runs_lost = false;  // every rung but the last but one has lost all runs but its first
   int contenders = 4, seeds = 2, budgets = 2;
   double effect = 0.05;        // Delta_end of the first contender at the ladder's last budget
   double growth = 0.02;        // of Delta_end per doubling of tokens
@@ -52,6 +53,7 @@ class LadderStudy {
       ladder.push_back({tokens_at(b), {}});
       for (int seed = 0; seed < s.rung_seeds; ++seed)
         ladder.back().runs.push_back(end(seed, held_out_at(b), spread, 0, {}));
+      if (s.runs_lost && b != s.rungs - 2) ladder.back().runs.resize(1);
     }
     const auto common = draw_differences();
     for (int a = 0; a < s.contenders; ++a) {
