@@ -71,7 +71,7 @@ void merge_into(toml::table& base, const toml::table& over) {
 }
 
 // toml++ recurses along dotted keys without a limit, and its message about a bare key with bytes
-// outside ASCII, which TOML forbids, is hard to read. Both are refused here before toml++ sees them.
+// outside ASCII, which TOML forbids, is hard to read. Both are refused before toml++ sees them.
 class KeyScanner {
  public:
   KeyScanner(std::string_view text, const std::string& source) : text_(text), source_(source) {}
