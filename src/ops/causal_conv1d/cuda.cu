@@ -268,7 +268,6 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
                      kThreads, stream, p);
     });
   });
-  check_launch("causal_conv1d forward");
 }
 
 void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stream) {
@@ -283,7 +282,6 @@ void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stre
       launch_threads(backward_kernel<T, width(), vector()>, p.channels / vector() * rows(p),
                      kThreads, stream, bwd, scratch.dweight, scratch.dbias);
     });
-    check_launch("causal_conv1d backward");
     sum_rows(scratch.dweight, bwd.dweight, rows(p), p.channels * p.width, stream);
     sum_rows(scratch.dbias, bwd.dbias, rows(p), p.channels, stream);
   });

@@ -342,7 +342,6 @@ void pass(const ChunkedForward& p, const Pass& work, void* workspace, Stream str
     if (work.backwards) run<which.kRule, size.value, true>(p, plan, stream);
     else run<which.kRule, size.value, false>(p, plan, stream);
   });
-  check_launch("matrix_state, pass");
 }
 
 }  // namespace assay::ops::cuda::chunks

@@ -351,7 +351,6 @@ void launch(const ChunkedForward& p, const PassParams& task, Stream stream) {
     launch_kernel(pass_kernel<kK, kOutputs>, unsigned(blocks), unsigned(task.segments.columns * 2),
                   sizeof(ScalarPassSmem<kK, kOutputs>), stream, p, task);
   });
-  check_launch("matrix_state, pass");
 }
 
 Segments segments_of(const ChunkedForward& p) { return Segments(p, kChunk, p.value_dim); }

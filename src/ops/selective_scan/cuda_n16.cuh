@@ -387,7 +387,6 @@ void forward(const SelectiveScanForward& p, void* workspace, Stream stream) {
   launch_threads(carry_states_kernel, p.batch * p.channels * kStates, 256, stream, a, starts,
                  s.steps);
   launch_kernel(outputs_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts);
-  check_launch("selective_scan forward");
 }
 
 template <class T>
@@ -401,7 +400,6 @@ void backward(const SelectiveScanBackward& bwd, void* workspace, Stream stream) 
   launch_threads(carry_gradients_kernel, p.batch * p.channels * kStates, 256, stream, a, bwd, s);
   launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a,
                 bwd, s);
-  check_launch("selective_scan backward");
   const int64_t inputs = p.batch * p.time * p.groups * kStates, rows = p.batch * a.chunks;
   sum_rows(s.dB, bwd.dB, a.group_tiles, inputs, stream);
   sum_rows(s.dC, bwd.dC, a.group_tiles, inputs, stream);

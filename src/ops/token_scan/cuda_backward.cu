@@ -322,7 +322,6 @@ void token_scan(const TokenScanBackward& bwd, void* workspace, Stream stream) {
   const int64_t numbers = p.batch * p.time * p.state_size;
   for (const auto& [sums, out] : {std::pair{s.dk, bwd.dk}, {s.dq, bwd.dq}, {s.drate, bwd.drate}})
     if (out) launch_threads(token::sum_tiles_kernel, numbers, 256, stream, a, sums, out);
-  check_launch("token_scan backward");
   const int64_t rows = p.batch * (p.update == Update::exact ? 1 : a.chunks);
   sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
   sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);

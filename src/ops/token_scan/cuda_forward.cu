@@ -206,7 +206,6 @@ void token_scan(const TokenScanForward& p, void* workspace, Stream stream) {
   token::pack(a, s.tokens, stream);
   token::with_shape(
       p, [&]<class T>(T, auto update, auto lanes) { token::run<T, update, lanes>(a, s, stream); });
-  check_launch("token_scan forward");
 }
 
 }  // namespace assay::ops::cuda
