@@ -276,8 +276,7 @@ void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stre
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
     using R = Real<T>;
-    WorkspaceArena arena(workspace);
-    const BackwardWorkspace<R> scratch(p, arena);
+    const auto scratch = workspace_at<BackwardWorkspace<R>>(workspace, p);
     with_shape<T, kBackwardBytes>(p, {p.x, bwd.dy, bwd.dx}, [&](auto width, auto vector) {
       launch_threads(backward_kernel<T, width(), vector()>, p.channels / vector() * rows(p),
                      kThreads, stream, bwd, scratch.dweight, scratch.dbias);

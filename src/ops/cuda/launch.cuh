@@ -99,12 +99,17 @@ inline int sm_count() {
   return found ? count : 132;
 }
 
-// Bytes of the workspace that Workspace(arguments…, arena) takes.
+// Bytes of the workspace that Workspace(arguments…, arena) takes, and the workspace in `memory`.
 template <class Workspace, class... Arguments>
 size_t workspace_size(const Arguments&... arguments) {
   WorkspaceArena arena;
   Workspace(arguments..., arena);
   return arena.used();
+}
+template <class Workspace, class... Arguments>
+Workspace workspace_at(void* memory, const Arguments&... arguments) {
+  WorkspaceArena arena(memory);
+  return Workspace(arguments..., arena);
 }
 
 inline bool is_aligned(const void* pointer, size_t bytes) {

@@ -217,8 +217,7 @@ template <class T>
 void backward(const SelectiveScanBackward& bwd, void* workspace, Stream stream) {
   using R = Real<T>;
   const SelectiveScanForward& p = bwd.forward;
-  WorkspaceArena arena(workspace);
-  const GeneralWorkspace<R> s(p, arena);
+  const auto s = workspace_at<GeneralWorkspace<R>>(workspace, p);
   const auto kernel = p.state_size <= 32 ? backward_kernel<T, 1> : backward_kernel<T, kMaxPerLane>;
   launch_kernel(kernel, unsigned(sharers(p) * p.batch * p.groups), 32 * kWarps, 0, stream, bwd, s,
                 int(sharers(p)));

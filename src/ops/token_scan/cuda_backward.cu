@@ -312,9 +312,8 @@ size_t workspace_bytes(const TokenScanBackward& bwd) {
 void token_scan(const TokenScanBackward& bwd, void* workspace, Stream stream) {
   const TokenScanForward& p = bwd.forward;
   token::check(p);
-  WorkspaceArena arena(workspace);
   const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, bwd.dy});
-  const token::BackwardWorkspace s(a, arena);
+  const auto s = workspace_at<token::BackwardWorkspace>(workspace, a);
   token::pack(a, s.tokens, stream);
   token::with_shape(p, [&]<class T>(T, auto update, auto lanes) {
     token::run<T, update, lanes>(a, bwd, s, stream);

@@ -53,8 +53,7 @@ size_t workspace_bytes(const Top1ChunkBackward& bwd) {
 
 void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
-  WorkspaceArena arena(workspace);
-  const ForwardWorkspace scratch(p, arena);
+  const auto scratch = workspace_at<ForwardWorkspace>(workspace, p);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
   if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
@@ -68,8 +67,7 @@ void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
   const Top1ChunkForward& p = bwd.forward;
   check("top1_chunk", why_unsupported(p));
   check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
-  WorkspaceArena arena(workspace);
-  const BackwardWorkspace scratch(bwd, arena);
+  const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
   delta_pass(bwd, scratch.gradients, stream);
   chunk_gradients(bwd, scratch.gradients, scratch.lists, true, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
