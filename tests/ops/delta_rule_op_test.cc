@@ -134,6 +134,11 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
   }
 }
 
+TEST_P(DeltaRuleOps, OnCudaMisalignedArgumentsGiveTheSameBits) {
+  expect_misaligned_alike_on_cuda(with_scale(GetParam()),
+                                  random_arguments(GetParam(), {2, 70, 2, 64, 32}));
+}
+
 TEST_P(DeltaRuleOps, MayBeCutAnywhere) {
   expect_cut_anywhere(with_scale(GetParam()), random_arguments(GetParam(), {2, 131, 2, 6, 5}),
                       {"q", "k", "v", "g", "beta", "r", "w", "a", "b"}, {1, 63, 64, 65, 130},

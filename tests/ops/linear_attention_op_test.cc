@@ -146,6 +146,15 @@ TEST_P(LinearAttentionOps, OnCudaEqualTheirTwinsOnTensorCores) {
   }
 }
 
+TEST_P(LinearAttentionOps, MisalignedArgumentsGiveTheSameBits) {
+  expect_misaligned_alike(with_scale(GetParam()), random_arguments(GetParam(), {2, 70, 2, 8, 16}));
+}
+TEST_P(LinearAttentionOps, OnCudaMisalignedArgumentsGiveTheSameBits) {
+  for (const int64_t time : {70, 1})
+    expect_misaligned_alike_on_cuda(with_scale(GetParam()),
+                                    random_arguments(GetParam(), {2, time, 2, 64, 32}));
+}
+
 TEST_P(LinearAttentionOps, OnCudaForgetEverythingAtMinusInfinity) {
   const std::string op = GetParam();
   if (op == "linear_attention" || op == "rwkv5")

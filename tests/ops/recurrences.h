@@ -107,6 +107,39 @@ inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twi
   }
 }
 
+// Arguments and gradients of the results that do not begin at multiples of 16 bytes give the bits
+// of those that do.
+inline void expect_misaligned_alike(const Operator& op, const Named& given) {
+  const Named aligned = leaves(given, at::kDouble, true);
+  Named other;
+  for (const auto& [name, tensor] : given)
+    other[name] = misaligned(tensor.detach()).requires_grad_();
+  const Outputs expected = op(aligned), found = op(other);
+  EXPECT_TRUE(at::equal(std::get<0>(found), std::get<0>(expected)));
+  EXPECT_TRUE(at::equal(std::get<1>(found), std::get<1>(expected)));
+  const at::Tensor dy = at::randn_like(std::get<0>(expected)),
+                   dstate = at::randn_like(std::get<1>(expected));
+  const auto gradients = [](const Named& arguments, const Outputs& out, const at::Tensor& dy,
+                            const at::Tensor& dstate) {
+    std::vector<at::Tensor> inputs;
+    for (const auto& [name, tensor] : arguments) inputs.push_back(tensor);
+    return torch::autograd::grad({std::get<0>(out), std::get<1>(out)}, inputs, {dy, dstate});
+  };
+  const auto wanted = gradients(aligned, expected, dy, dstate),
+             got = gradients(other, found, misaligned(dy), misaligned(dstate));
+  for (size_t i = 0; const auto& [name, tensor] : given) {
+    EXPECT_TRUE(at::equal(got[i], wanted[i])) << "gradient of " << name;
+    ++i;
+  }
+}
+inline void expect_misaligned_alike_on_cuda(const Operator& op, const Named& given) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  Named there;
+  for (const auto& [name, tensor] : given)
+    there[name] = tensor.to(at::kCUDA, name == "initial_state" ? at::kFloat : at::kBFloat16);
+  expect_misaligned_alike(op, there);
+}
+
 // The sequences cut in two, the second with the first's state: one output, one set of gradients.
 inline void expect_cut_anywhere(const Operator& op, const Named& given,
                                 const std::set<std::string>& sequences,

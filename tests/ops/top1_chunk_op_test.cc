@@ -157,6 +157,24 @@ TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
                                     at::kCUDA);
 }
 
+// A gradient that begins three numbers into its memory, as a part of a larger one does.
+void expect_misaligned_gradient(at::Device device) {
+  const Qkv a = random_qkv({.time = 130, .head_dim = 64}).as(at::kBFloat16, device);
+  const at::Tensor out = std::get<0>(run(a, {64, 8, "approx"})), dout = at::randn_like(out);
+  const auto gradients = [&](const at::Tensor& of_out) {
+    return torch::autograd::grad({out}, {a.q, a.k, a.v}, {of_out}, /*retain_graph=*/true);
+  };
+  const auto found = gradients(misaligned(dout)), expected = gradients(dout);
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_TRUE(at::equal(found[i], expected[i])) << "gradient of "
+                                                  << "qkv"[i];
+}
+TEST(Top1ChunkOp, MisalignedGradientGivesTheSameBits) { expect_misaligned_gradient(at::kCPU); }
+TEST(Top1ChunkOp, OnCudaMisalignedGradientGivesTheSameBits) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_misaligned_gradient(at::kCUDA);
+}
+
 const std::vector<std::pair<std::string, Options>> kGolden = {
     {"top1_chunk_approx_T101_C16", {16, 10, "approx"}},
     {"top1_chunk_approx_T128_C32", {32, 8, "approx"}},
