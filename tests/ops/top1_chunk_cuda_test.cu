@@ -313,6 +313,12 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
   p.head_dim = 40;
   EXPECT_STREQ(cuda::why_unsupported(p), "takes a head_dim of 64, 96 or 128");
+  p.head_dim = 64;
+  p.batch = 8192;
+  p.heads = p.kv_heads = 8;
+  EXPECT_STREQ(cuda::why_unsupported(p), "takes fewer than 2^16 heads of the batch");
+  p.heads = p.kv_heads = 7;
+  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
 }
 
 }  // namespace

@@ -298,6 +298,24 @@ TEST(Top1ChunkOp, StepsOnCudaEqualTheReference) {
   expect_steps(at::kCUDA);
 }
 
+// Blocks in a grid's second dimension are at most 65,535: more heads are composed from tensor
+// arithmetic, or read by the steps' kernel without gradients.
+TEST(Top1ChunkOp, OnCudaTakesAnyNumberOfHeads) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const Qkv a = random_qkv({.batch = 8192, .time = 2, .heads = 8, .kv_heads = 8, .head_dim = 64})
+                    .as(at::kBFloat16, at::kCUDA);
+  const Options o{1, 8, "approx"};
+  std::vector<at::Tensor> halves;
+  for (const int64_t begin : {0, 4096}) {
+    const auto half = [&](const at::Tensor& x) { return x.slice(0, begin, begin + 4096); };
+    halves.push_back(std::get<0>(run({half(a.q), half(a.k), half(a.v)}, o)));
+  }
+  const at::Tensor expected = at::cat(halves);
+  EXPECT_LE(worst_row_error(std::get<0>(run(a, o)), expected), 2e-2);
+  const at::NoGradGuard no_grad;
+  EXPECT_LE(worst_row_error(std::get<0>(run(a, o)), expected), 2e-2);
+}
+
 TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
   const Qkv a = random_qkv({.time = 150});
   for (const int64_t rank : {0, 3}) {

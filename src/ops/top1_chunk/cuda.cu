@@ -41,6 +41,7 @@ const char* why_unsupported(const Top1ChunkForward& p) {
   const bool listed = p.selection == Selection::shortlist && !p.forced;
   if (listed && (p.shortlist > kMaxShortlist || p.rank > kMaxRank))
     return "takes a shortlist of 32 and a rank of 7 at most";
+  if (p.batch * p.heads >= 1 << 16) return "takes fewer than 2^16 heads of the batch";
   if (p.heads / p.kv_heads * p.time * (listed ? p.shortlist : 1) >= int64_t{1} << 30)
     return "takes fewer than 2^30 queries per key head, times the shortlist";
   return why_unaligned({p.q, p.k, p.v, p.out});
