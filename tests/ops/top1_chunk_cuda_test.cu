@@ -320,6 +320,19 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   p.heads = p.kv_heads = 7;
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
 }
+  p.batch = 1;
+  p.selection = Selection::shortlist;
+  p.shortlist = 32;
+  p.time = 32 * 64 + 63;  // 32 full chunks
+  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
+  p.time = 33 * 64;
+  EXPECT_STREQ(
+      cuda::why_unsupported(p),
+      "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks");
+  p.shortlist = 16;
+  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
+  p.rank = 8;
+  EXPECT_STREQ(cuda::why_unsupported(p), "takes a rank of 7 at most");
 
 }  // namespace
 }  // namespace assay::ops
