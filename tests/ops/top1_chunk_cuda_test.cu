@@ -263,6 +263,7 @@ std::vector<Case> cases() {
       for (Selection selection : {approx, exact})
         out.push_back({2, 901, 2, 1, head_dim, chunk_size, selection});
   out.push_back({1, 2500, 1, 1, 64, 16, approx});   // 157 chunks: three steps of the selection
+  out.push_back({1, 4000, 1, 1, 64, 1, approx});    // more chunks than one step of the sort counts
   for (int64_t chunk_size : {1, 5, 33, 72, 200}) {  // no tile divides these
     out.push_back({1, 450, 2, 2, 64, chunk_size, approx});
     out.push_back({1, 450, 2, 2, 96, chunk_size, exact});
@@ -319,7 +320,6 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   EXPECT_STREQ(cuda::why_unsupported(p), "takes fewer than 2^16 heads of the batch");
   p.heads = p.kv_heads = 7;
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
-}
   p.batch = 1;
   p.selection = Selection::shortlist;
   p.shortlist = 32;
@@ -333,6 +333,7 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
   p.rank = 8;
   EXPECT_STREQ(cuda::why_unsupported(p), "takes a rank of 7 at most");
+}
 
 }  // namespace
 }  // namespace assay::ops
