@@ -81,6 +81,20 @@ at::Tensor parameter(const OptionalTensor& tensor, at::ScalarType dtype) {
   return tensor->to(dtype).contiguous();
 }
 
+at::Tensor aligned(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16
+             ? tensor.clone(at::MemoryFormat::Contiguous)
+             : tensor;
+}
+at::Tensor aligned_rows(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  for (const int64_t i : {0, 1})
+    if (tensor.size(i) > 1 && tensor.stride(i) * tensor.element_size() % 16)
+      return tensor.clone(at::MemoryFormat::Contiguous);
+  return aligned(tensor);
+}
+
 View view(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1)};

@@ -39,6 +39,12 @@ DType kernel_dtype(at::ScalarType sequence);
 at::Tensor sequence(const OptionalTensor& tensor, at::ScalarType dtype);
 at::Tensor parameter(const OptionalTensor& tensor, at::ScalarType dtype);
 
+// For CUDA kernels that read 16 bytes at a time; undefined when absent. A tensor on CUDA is cloned
+// unless its memory begins at a multiple of 16 bytes: contiguous() keeps the address of a part of a
+// larger tensor. aligned_rows(): unless each row of [B, T, …] begins there.
+at::Tensor aligned(const at::Tensor& tensor);
+at::Tensor aligned_rows(const at::Tensor& tensor);
+
 // Between the two ways to say "absent": autograd functions take the first, structs of this folder
 // hold the second.
 inline OptionalTensor optional(const at::Tensor& tensor) {

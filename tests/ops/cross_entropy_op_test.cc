@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/golden.h"
 
 namespace assay::ops {
 namespace {
@@ -52,22 +53,78 @@ TEST(CrossEntropyOp, OnCudaEqualsItsDefinition) {
   expect_right_on(at::kCUDA);
 }
 
-TEST(CrossEntropyOp, ANumberThatIsNoneStaysInItsRow) {
-  const at::Tensor clean = torch::randn({4, 100}), targets = torch::tensor({1, 2, 3, 99});
-  const at::Tensor expected = cross_entropy(clean, targets);
-  at::Tensor logits = clean.clone();
-  logits[2][50] = NAN;
-  const at::Tensor losses = cross_entropy_(logits, targets, 1);
-  EXPECT_TRUE(losses[2].isnan().item<bool>() && logits[2].isnan().any().item<bool>());
-  EXPECT_FALSE(at::cat({logits.slice(0, 0, 2), logits.slice(0, 3)}).isnan().any().item<bool>());
-  EXPECT_TRUE(at::equal(losses[3], expected[3]));
+// Also a NaN that a thread of the GPU reads first, where its largest logit so far is −∞.
+void expect_nan_in_its_row(at::Device device) {
+  const at::Tensor targets = torch::tensor({1, 2, 3, 99}).to(device);
+  for (const int64_t classes : {100, 101})
+    for (const int64_t at : {0, 50, 99}) {
+      SCOPED_TRACE(c10::str("NaN at ", at, " of ", classes));
+      const at::Tensor clean = torch::randn({4, classes}, device);
+      const at::Tensor expected = cross_entropy(clean, targets);
+      at::Tensor logits = clean.clone();
+      logits[2][at] = NAN;
+      const at::Tensor losses = cross_entropy_(logits, targets, 1);
+      EXPECT_TRUE(losses[2].isnan().item<bool>() && logits[2].isnan().any().item<bool>());
+      EXPECT_FALSE(at::cat({logits.slice(0, 0, 2), logits.slice(0, 3)}).isnan().any().item<bool>());
+      EXPECT_TRUE(at::equal(losses[3], expected[3]));
+    }
+}
+TEST(CrossEntropyOp, NanStaysInItsRow) { expect_nan_in_its_row(at::kCPU); }
+TEST(CrossEntropyOp, OnCudaNanStaysInItsRow) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_nan_in_its_row(at::kCUDA);
 }
 
-TEST(CrossEntropyOp, ATargetOutsideMakesItsRowNan) {
-  at::Tensor logits = torch::randn({3, 10});
-  const at::Tensor losses = cross_entropy_(logits, torch::tensor({10, -1, 9}), 1);
+// The last 64 logits are −∞, as of a padded vocabulary; and single ones.
+void expect_masked_logits_right(at::Device device) {
+  for (const int64_t classes : {32064, 32001})
+    for (const auto& [dtype, tolerance] :
+         {std::pair{at::kDouble, 1e-12}, {at::kFloat, 1e-5}, {at::kBFloat16, 1e-2}}) {
+      SCOPED_TRACE(c10::str("V ", classes, " ", dtype, " on ", device));
+      torch::manual_seed(classes);
+      at::Tensor logits = torch::randn({3, classes}, at::kDouble).to(dtype);
+      logits[0].slice(0, classes - 64).fill_(-INFINITY);
+      logits[1].slice(0, 0, 600).fill_(-INFINITY);
+      logits[2][5] = -INFINITY;
+      const at::Tensor targets = torch::tensor({7, 700, 8}), exact = logits.to(at::kDouble);
+      const at::Tensor log_p = exact.log_softmax(1), index = targets.unsqueeze(1);
+      const at::Tensor gradient =
+          log_p.exp().scatter_add(1, index, -at::ones_like(index, log_p.options()));
+      logits = logits.to(device);
+      const at::Tensor losses = cross_entropy_(logits, targets.to(device), 1);
+      EXPECT_LE(worst_row(losses.unsqueeze(0), -log_p.gather(1, index).t()),
+                dtype == at::kDouble ? 1e-13 : 1e-6);
+      EXPECT_LE(worst_row(logits, gradient), tolerance);
+    }
+}
+TEST(CrossEntropyOp, InfiniteLogitsEqualTheDefinition) { expect_masked_logits_right(at::kCPU); }
+TEST(CrossEntropyOp, OnCudaInfiniteLogitsEqualTheDefinition) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_masked_logits_right(at::kCUDA);
+}
+
+TEST(CrossEntropyOp, OnCudaMisalignedLogitsEqualAlignedOnes) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::Tensor targets =
+      torch::randint(1024, {5}, torch::TensorOptions(at::kCUDA).dtype(at::kLong));
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    at::Tensor logits = torch::randn({5, 1024}, at::kCUDA).to(dtype), other = misaligned(logits);
+    const at::Tensor losses = cross_entropy_(logits, targets, 1);
+    EXPECT_LE(worst_row(cross_entropy_(other, targets, 1).unsqueeze(0), losses.unsqueeze(0)), 1e-6);
+    EXPECT_LE(worst_row(other, logits), dtype == at::kFloat ? 1e-5 : 1e-2);
+  }
+}
+
+void expect_nan_for_targets_outside(at::Device device) {
+  at::Tensor logits = torch::randn({3, 10}, device);
+  const at::Tensor losses = cross_entropy_(logits, torch::tensor({10, -1, 9}).to(device), 1);
   EXPECT_TRUE(losses[0].isnan().item<bool>() && losses[1].isnan().item<bool>() &&
               losses[2].isfinite().item<bool>());
+}
+TEST(CrossEntropyOp, ATargetOutsideMakesItsRowNan) { expect_nan_for_targets_outside(at::kCPU); }
+TEST(CrossEntropyOp, OnCudaATargetOutsideMakesItsRowNan) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_nan_for_targets_outside(at::kCUDA);
 }
 
 TEST(CrossEntropyOp, BadArgumentsAreNamed) {

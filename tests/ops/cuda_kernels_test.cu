@@ -341,5 +341,21 @@ std::vector<ConvCase> conv_cases() {
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaConv, testing::ValuesIn(conv_cases()));
 
+// ------------------------------------------------------------------------------------- launches
+
+__global__ void kernel_of_no_block() {}
+
+TEST(CudaLaunch, FailedLaunchNamesItsKernel) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  std::string message = "no error";
+  try {
+    cuda::launch_kernel(kernel_of_no_block, 0, 32, 0, nullptr);
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  EXPECT_NE(message.find("kernel_of_no_block()"), std::string::npos) << message;
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the error stays";
+}
+
 }  // namespace
 }  // namespace assay::ops

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "ops/decode_attention/decode_attention.h"
+#include "ops/golden.h"
 #include "ops/window_attention/window_attention.h"
 
 namespace assay::ops {
@@ -54,8 +55,9 @@ at::Tensor in_double(const at::Tensor& x) { return x.to(at::kCPU, at::kDouble); 
 TEST(DecodeAttentionOp, OnCudaEqualsAttentionOfEachRow) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   const at::NoGradGuard no_grad;
-  for (const Shape& shape : {Shape{12, 12, 64}, Shape{8, 2, 128, true}, Shape{6, 3, 40},
-                             Shape{2, 1, 256}, Shape{5, 5, 8, true}})
+  for (const Shape& shape :
+       {Shape{12, 12, 64}, Shape{8, 2, 128, true}, Shape{6, 3, 40}, Shape{2, 1, 256},
+        Shape{5, 5, 8, true}, Shape{12, 1, 24}, Shape{3, 3, 248}})
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(testing::Message() << shape.heads << " heads of " << shape.head_dim << ", "
                                       << shape.kv_heads << " of k and v, " << dtype);
@@ -114,6 +116,17 @@ TEST(DecodeAttentionOp, OnCudaRowsOfOneLengthGiveTheSameBits) {
   EXPECT_TRUE(at::equal(decode_attention(q, k, v, keys, values, 0.125), expected));
   EXPECT_TRUE(at::equal(keys.select(1, 699), k));
   EXPECT_TRUE(at::equal(values.select(1, 699), v));
+}
+
+TEST(DecodeAttentionOp, OnCudaMisalignedTokensGiveTheSameBitsAndMisalignedCachesAreRejected) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  Step step({4, 2, 64}, at::kBFloat16);
+  const at::Tensor expected = step.run(0.125);
+  for (at::Tensor* x : {&step.q, &step.k, &step.v}) *x = misaligned(*x);
+  EXPECT_TRUE(at::equal(step.run(0.125), expected));
+  step.caches[1].k = misaligned(step.caches[1].k);
+  EXPECT_THROW(step.run(0.125), c10::ValueError);
 }
 
 TEST(DecodeAttentionOp, ServesNoTensorOfTheCpu) {

@@ -123,7 +123,8 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
                              {1, 33, 2, 128, 80},
                              {2, 16, 2, 96, 96},
                              {1, 1, 1, 256, 16},
-                             {1, 520, 2, 64, 32}}) {  // in two segments
+                             {1, 520, 2, 64, 32},  // in two segments
+                             {1, 1100, 2, 256, 32}}) {
     SCOPED_TRACE(shape);
     Named a = random_arguments(GetParam(), shape);
     if (shape.time > 500)  // so that something of the first steps is left
@@ -132,6 +133,17 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
         if (a.contains(name)) a[name] = a[name] * factor;
     expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, /*only_bf16=*/true);
   }
+}
+
+TEST_P(DeltaRuleOps, OnCudaLongSequencesMayBeCut) {
+  expect_long_sequence_cut_on_cuda(with_scale(GetParam()),
+                                   random_arguments(GetParam(), {1, 102437, 2, 64, 64}),
+                                   {"q", "k", "v", "beta", "g", "r", "w", "a", "b"});
+}
+
+TEST_P(DeltaRuleOps, OnCudaMisalignedArgumentsGiveTheSameBits) {
+  expect_misaligned_alike_on_cuda(with_scale(GetParam()),
+                                  random_arguments(GetParam(), {2, 70, 2, 64, 32}));
 }
 
 TEST_P(DeltaRuleOps, MayBeCutAnywhere) {

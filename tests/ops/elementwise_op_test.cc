@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "ops/cross_entropy/cross_entropy.h"
 #include "ops/glu/glu.h"
+#include "ops/golden.h"
 #include "ops/norm/norm.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
 #include "ops/squared_relu/squared_relu.h"
@@ -296,6 +298,71 @@ TEST(TokenShiftOp, BadArgumentsAreNamed) {
   EXPECT_THROW(token_shift(x, torch::zeros({1, 4}), mix), c10::ValueError);
   EXPECT_THROW(token_shift(x, {}, mix, {x}), c10::ValueError);
   EXPECT_THROW(token_shift(x, {}, mix, {x, x[0]}), c10::ValueError);
+}
+
+// Rows past 2^31 numbers give the bits of a call on these rows alone.
+TEST(ElementwiseOps, OnCudaTakeMoreNumbersThan32BitsCount) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
+  at::Tensor x;
+  try {
+    const at::Tensor room = at::empty({int64_t{24} << 30}, options.dtype(at::kByte));
+    x = at::empty({(1 << 19) + 1, 4224}, options).normal_();
+  } catch (const c10::OutOfMemoryError&) {
+    GTEST_SKIP() << "needs 30 GB of free GPU memory";
+  }
+  const auto last = [](const at::Tensor& y) { return y.slice(0, -5).clone(); };
+  const at::Tensor weight = at::rand({4224}, at::kCUDA) + 0.5, rows = last(x);
+  EXPECT_TRUE(at::equal(last(rms_norm(x, weight, 1e-5)), rms_norm(rows, weight, 1e-5)));
+  EXPECT_TRUE(at::equal(last(glu(x, "silu")), glu(rows, "silu")));
+  EXPECT_TRUE(at::equal(last(squared_relu(x)), squared_relu(rows)));
+  const at::Tensor targets = at::arange(x.size(0), options.dtype(at::kLong)).remainder(4224);
+  const at::Tensor losses = cross_entropy_(rows, last(targets), 0.5);
+  EXPECT_TRUE(at::equal(last(cross_entropy_(x, targets, 0.5)), losses));
+  EXPECT_TRUE(at::equal(last(x), rows));
+}
+
+TEST(NormOps, OnCudaGradientOfTooWideRowsIsRejected) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::Tensor x = torch::randn({2, 30000}, at::kCUDA).requires_grad_(),
+                   weight = at::ones({30000}, at::kCUDA), bias = at::zeros({30000}, at::kCUDA);
+  const at::Tensor y = layer_norm(x, weight, bias, 1e-5);
+  std::string message = "no error";
+  try {
+    torch::autograd::grad({y.sum()}, {x});
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  EXPECT_NE(message.find("rows of 30000 numbers have no gradient on CUDA"), std::string::npos)
+      << message;
+}
+
+// Tensors that do not begin at a multiple of 16 bytes are read one number at a time.
+TEST(ElementwiseOps, OnCudaTakeMisalignedTensors) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const auto compare = [](at::IntArrayRef shape, const char* what, const auto& op) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(c10::str(dtype));
+      const at::Tensor x = torch::randn(shape, at::kCUDA).to(dtype).requires_grad_(),
+                       other = misaligned(x.detach()).requires_grad_();
+      const at::Tensor expected = op(x), y = op(other), dy = at::randn_like(expected);
+      expect_rows(y, expected, dtype, what);
+      expect_rows(torch::autograd::grad({y}, {other}, {misaligned(dy)})[0],
+                  torch::autograd::grad({expected}, {x}, {dy})[0], dtype, what);
+    }
+  };
+  const at::Tensor weight = at::rand({64}, at::kCUDA) + 0.5, mix = at::rand({1, 64}, at::kCUDA),
+                   angle = at::rand({67, 32}, at::kCUDA) * 6;
+  compare({3, 67, 64}, "glu", [](const at::Tensor& x) { return glu(x, "silu"); });
+  compare({3, 67, 64}, "squared_relu", [](const at::Tensor& x) { return squared_relu(x); });
+  compare({3, 67, 64}, "rms_norm", [&](const at::Tensor& x) { return rms_norm(x, weight, 1e-5); });
+  compare({3, 67, 64}, "token_shift",
+          [&](const at::Tensor& x) { return token_shift(x, {}, mix)[0]; });
+  compare({3, 67, 6, 64}, "rotary_qkv", [&](const at::Tensor& x) {
+    const auto parts = rotary_qkv(x, 2, angle.cos(), angle.sin());
+    return at::cat({parts[0], parts[1], parts[2]}, 2);
+  });
 }
 
 }  // namespace

@@ -13,6 +13,11 @@ inline std::filesystem::path golden_file(const std::string& name) {
   return golden_folder() / (name + ".safetensors");
 }
 
+// The same numbers, contiguous, three numbers into their memory: not at a multiple of 16 bytes.
+inline at::Tensor misaligned(const at::Tensor& x) {
+  return at::cat({at::zeros({3}, x.options()), x.flatten()}).slice(0, 3).view(x.sizes());
+}
+
 // Every tensor of the file, float64.
 inline std::map<std::string, at::Tensor> read_golden(const std::filesystem::path& file) {
   std::map<std::string, at::Tensor> tensors;

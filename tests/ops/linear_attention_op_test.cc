@@ -136,7 +136,9 @@ TEST_P(LinearAttentionOps, OnCudaEqualTheirTwinsOnTensorCores) {
                              {1, 1, 1, 256, 16},
                              {1, 129, 6, 128, 80, 2, 1, 6},
                              {1, 65, 4, 256, 128, 4, 2, 1},
-                             {1, 520, 2, 64, 32}}) {  // in segments
+                             {1, 520, 2, 64, 32},  // in segments
+                             {1, 520, 2, 128, 32},
+                             {1, 1100, 2, 256, 32}}) {
     SCOPED_TRACE(shape);
     Named a = random_arguments(GetParam(), shape);
     if (shape.time > 500)  // so that something of the first steps is left
@@ -144,6 +146,27 @@ TEST_P(LinearAttentionOps, OnCudaEqualTheirTwinsOnTensorCores) {
         if (a.contains(gate)) a[gate] = a[gate] * 0.05;
     expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, /*only_bf16=*/true);
   }
+}
+
+// Blocks of the gradients take several heads that share q and k if there are many blocks.
+TEST(SimpleGlaOp, OnCudaManyBlocksEqualTheTwin) {
+  expect_equal_to_twin_on_cuda(with_scale("simple_gla"), twin("simple_gla"),
+                               random_arguments("simple_gla", {132, 70, 4, 64, 64, 1, 1, 4}),
+                               /*only_bf16=*/true);
+}
+
+TEST_P(LinearAttentionOps, OnCudaLongSequencesMayBeCut) {
+  expect_long_sequence_cut_on_cuda(
+      with_scale(GetParam()), random_arguments(GetParam(), {1, 102437, 2, 64, 64}), kSequences);
+}
+
+TEST_P(LinearAttentionOps, MisalignedArgumentsGiveTheSameBits) {
+  expect_misaligned_alike(with_scale(GetParam()), random_arguments(GetParam(), {2, 70, 2, 8, 16}));
+}
+TEST_P(LinearAttentionOps, OnCudaMisalignedArgumentsGiveTheSameBits) {
+  for (const int64_t time : {70, 1})
+    expect_misaligned_alike_on_cuda(with_scale(GetParam()),
+                                    random_arguments(GetParam(), {2, time, 2, 64, 32}));
 }
 
 TEST_P(LinearAttentionOps, OnCudaForgetEverythingAtMinusInfinity) {

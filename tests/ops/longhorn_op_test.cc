@@ -102,6 +102,11 @@ TEST_P(LonghornForms, OnCudaMayBeCutAnywhere) {
   }
 }
 
+TEST_P(LonghornForms, OnCudaLongSequencesMayBeCut) {
+  expect_long_sequence_cut_on_cuda(with(GetParam()), random_arguments(1, 102437, 64, 16),
+                                   {"x", "dt", "k", "q", "z"});
+}
+
 TEST_P(LonghornForms, MayBeCutAnywhere) {
   expect_cut_anywhere(with(GetParam()), random_arguments(2, 101, 7, 4), {"x", "dt", "k", "q", "z"},
                       {1, 32, 50, 100}, 1e-12);

@@ -107,6 +107,39 @@ inline void expect_equal_to_twin_on_cuda(const Operator& op, const Operator& twi
   }
 }
 
+// Arguments and gradients of the results that do not begin at multiples of 16 bytes give the bits
+// of those that do.
+inline void expect_misaligned_alike(const Operator& op, const Named& given) {
+  const Named aligned = leaves(given, at::kDouble, true);
+  Named other;
+  for (const auto& [name, tensor] : given)
+    other[name] = misaligned(tensor.detach()).requires_grad_();
+  const Outputs expected = op(aligned), found = op(other);
+  EXPECT_TRUE(at::equal(std::get<0>(found), std::get<0>(expected)));
+  EXPECT_TRUE(at::equal(std::get<1>(found), std::get<1>(expected)));
+  const at::Tensor dy = at::randn_like(std::get<0>(expected)),
+                   dstate = at::randn_like(std::get<1>(expected));
+  const auto gradients = [](const Named& arguments, const Outputs& out, const at::Tensor& dy,
+                            const at::Tensor& dstate) {
+    std::vector<at::Tensor> inputs;
+    for (const auto& [name, tensor] : arguments) inputs.push_back(tensor);
+    return torch::autograd::grad({std::get<0>(out), std::get<1>(out)}, inputs, {dy, dstate});
+  };
+  const auto wanted = gradients(aligned, expected, dy, dstate),
+             got = gradients(other, found, misaligned(dy), misaligned(dstate));
+  for (size_t i = 0; const auto& [name, tensor] : given) {
+    EXPECT_TRUE(at::equal(got[i], wanted[i])) << "gradient of " << name;
+    ++i;
+  }
+}
+inline void expect_misaligned_alike_on_cuda(const Operator& op, const Named& given) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  Named there;
+  for (const auto& [name, tensor] : given)
+    there[name] = tensor.to(at::kCUDA, name == "initial_state" ? at::kFloat : at::kBFloat16);
+  expect_misaligned_alike(op, there);
+}
+
 // The sequences cut in two, the second with the first's state: one output, one set of gradients.
 inline void expect_cut_anywhere(const Operator& op, const Named& given,
                                 const std::set<std::string>& sequences,
@@ -133,6 +166,29 @@ inline void expect_cut_anywhere(const Operator& op, const Named& given,
     EXPECT_LE(worst_row_error(last, std::get<1>(whole)), tolerance);
     expect_close(gradients(arguments, joined, weights, state_weights), expected, tolerance);
   }
+}
+
+// The end of a sequence of 102,400 steps or more in bf16 on a GPU, read at once or in two parts.
+// Tensor cores round the state that they multiply, so outputs differ by roundings of bf16 (2^-8).
+inline void expect_long_sequence_cut_on_cuda(const Operator& op, const Named& given,
+                                             const std::set<std::string>& sequences) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  Named whole, first, second;
+  for (const auto& [name, tensor] : given) {
+    whole[name] = tensor.to(at::kCUDA, name == "initial_state" ? at::kFloat : at::kBFloat16);
+    first[name] = second[name] = whole[name];
+    if (!sequences.contains(name) || tensor.dim() < 3) continue;  // a w [H, K] is constant
+    const int64_t time = tensor.size(1), cut = time / 2 + 19;
+    first[name] = whole[name].narrow(1, 0, cut);
+    second[name] = whole[name].narrow(1, cut, time - cut);
+  }
+  const auto [expected, last] = op(whole);
+  second["initial_state"] = std::get<1>(op(first));
+  const auto [out, end] = op(second);
+  const at::Tensor tail = expected.slice(1, -64);
+  EXPECT_LE(worst_row_error(out.slice(1, -64), tail, mean_row(tail) / 2), 1e-2);
+  EXPECT_LE(worst_row_error(end, last, mean_row(last)), 1e-2);
 }
 
 // A golden file whose in.* are the arguments; `output` names the first output, out.state is the

@@ -75,6 +75,16 @@ TEST(SamplingOp, OnCudaEqualsTheCpu) {
       }
 }
 
+// The weights of as many likeliest tokens as the kernel takes have a sum below 2^64.
+TEST(SamplingOp, OnCudaFlatRowsOfAnySizeEqualTheCpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  for (const int64_t size : {(1 << 24) - 1, 1 << 24}) {
+    const at::Tensor logits = at::zeros({2, size}, at::kBFloat16);
+    const std::vector<Draw> draws = {{.uniform = 0.75}, {.top_p = 0.5, .uniform = 0.5}};
+    EXPECT_TRUE(at::equal(sample(logits.cuda(), draws).cpu(), sample(logits, draws))) << size;
+  }
+}
+
 TEST(SamplingOp, InvalidRowOnCudaGivesMinusOne) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   at::Tensor logits = logits_of(3, 32000, at::kFloat);

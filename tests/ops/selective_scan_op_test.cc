@@ -181,6 +181,25 @@ TEST(SelectiveScanOp, OnCudaEqualsItsReference) {
 }
 
 // B, C as slices of one projection, u and z as halves of another: read where they lie.
+TEST(SelectiveScanOp, OnCudaLongSequencesMayBeCut) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  const int64_t time = 102437, cut = 51237;
+  const Arguments a = random_arguments(1, time, 64, 1, 16, at::kBFloat16, at::kFloat, at::kCUDA);
+  Arguments first = a, second = a;
+  for (const auto part : {&Arguments::u, &Arguments::delta, &Arguments::B, &Arguments::C}) {
+    first.*part = (a.*part).narrow(1, 0, cut);
+    second.*part = (a.*part).narrow(1, cut, time - cut);
+  }
+  first.z = a.z->narrow(1, 0, cut);
+  second.z = a.z->narrow(1, cut, time - cut);
+  const auto [whole, last] = run(a);
+  second.initial_state = std::get<1>(run(first));
+  const auto [rest, end] = run(second);
+  EXPECT_LE(worst_row_error(rest.slice(1, -64), whole.slice(1, -64)), 1e-2);
+  EXPECT_LE(worst_row_error(end, last), 1e-4);
+}
+
 TEST(SelectiveScanOp, ReadsSlices) {
   const int64_t batch = 2, time = 67, channels = 24, N = 16;
   Arguments a = random_arguments(batch, time, channels, 1, N);

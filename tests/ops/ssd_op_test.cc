@@ -77,6 +77,15 @@ TEST(SsdOp, OnCudaTensorCoresEqualItsTwin) {
   }
 }
 
+TEST(SsdOp, OnCudaLongSequencesMayBeCut) {
+  expect_long_sequence_cut_on_cuda(with(true), random_arguments({1, 102437, 2, 1, 64, 64}),
+                                   {"x", "dt", "B", "C", "z"});
+}
+
+TEST(SsdOp, OnCudaMisalignedArgumentsGiveTheSameBits) {
+  expect_misaligned_alike_on_cuda(with(true), random_arguments({2, 67, 4, 2, 64, 128}));
+}
+
 TEST(SsdOp, MayBeCutAnywhere) {
   expect_cut_anywhere(with(true), random_arguments({2, 131, 4, 2, 6, 5}),
                       {"x", "dt", "B", "C", "z"}, {1, 64, 65, 130}, 1e-12);

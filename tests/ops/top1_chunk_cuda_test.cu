@@ -263,6 +263,7 @@ std::vector<Case> cases() {
       for (Selection selection : {approx, exact})
         out.push_back({2, 901, 2, 1, head_dim, chunk_size, selection});
   out.push_back({1, 2500, 1, 1, 64, 16, approx});   // 157 chunks: three steps of the selection
+  out.push_back({1, 4000, 1, 1, 64, 1, approx});    // more chunks than one step of the sort counts
   for (int64_t chunk_size : {1, 5, 33, 72, 200}) {  // no tile divides these
     out.push_back({1, 450, 2, 2, 64, chunk_size, approx});
     out.push_back({1, 450, 2, 2, 96, chunk_size, exact});
@@ -313,6 +314,25 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
   p.head_dim = 40;
   EXPECT_STREQ(cuda::why_unsupported(p), "takes a head_dim of 64, 96 or 128");
+  p.head_dim = 64;
+  p.batch = 8192;
+  p.heads = p.kv_heads = 8;
+  EXPECT_STREQ(cuda::why_unsupported(p), "takes fewer than 2^16 heads of the batch");
+  p.heads = p.kv_heads = 7;
+  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
+  p.batch = 1;
+  p.selection = Selection::shortlist;
+  p.shortlist = 32;
+  p.time = 32 * 64 + 63;  // 32 full chunks
+  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
+  p.time = 33 * 64;
+  EXPECT_STREQ(
+      cuda::why_unsupported(p),
+      "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks");
+  p.shortlist = 16;
+  EXPECT_EQ(cuda::why_unsupported(p), nullptr);
+  p.rank = 8;
+  EXPECT_STREQ(cuda::why_unsupported(p), "takes a rank of 7 at most");
 }
 
 }  // namespace

@@ -96,6 +96,24 @@ TEST(Top1ElementOp, OnCudaReadsRowsApart) {
   EXPECT_TRUE(at::equal(gradient_of(apart, fused).select(2, 2), gradient_of(out, a.v)));
 }
 
+// A gradient that begins three numbers into its memory, as a part of a larger one does.
+void expect_misaligned_gradient(at::Device device) {
+  const Qkv a = random_qkv({.time = 130, .head_dim = 64}).as(at::kBFloat16, device);
+  const at::Tensor out = std::get<0>(top1_element(a.q, a.k, a.v, 8)), dout = at::randn_like(out);
+  const auto gradients = [&](const at::Tensor& of_out) {
+    return torch::autograd::grad({out}, {a.q, a.k, a.v}, {of_out}, /*retain_graph=*/true);
+  };
+  const auto found = gradients(misaligned(dout)), expected = gradients(dout);
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_TRUE(at::equal(found[i], expected[i])) << "gradient of "
+                                                  << "qkv"[i];
+}
+TEST(Top1ElementOp, MisalignedGradientGivesTheSameBits) { expect_misaligned_gradient(at::kCPU); }
+TEST(Top1ElementOp, OnCudaMisalignedGradientGivesTheSameBits) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_misaligned_gradient(at::kCUDA);
+}
+
 // The path of devices without a kernel, here on the CPU.
 TEST(Top1ElementOp, ComposedEqualsItsReference) {
   for (const Shape& shape :

@@ -17,8 +17,8 @@ constexpr int kForwardBytes = 8,
               // of a thread's channels: more would leave fewer threads a register
     kBackwardBytes = 4;
 
-// kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the oldest inputs
-// are then 0.
+// kVector channels from d on, of sequence b. kWidth is p.width: a weight of 0 in front of a shorter
+// filter would make NaN of an earlier ∞.
 template <class T, int kWidth, int kVector>
 struct Channels {
   using R = Real<T>;
@@ -33,10 +33,8 @@ struct Channels {
     for (int v = 0; v < kVector; ++v) {
       bias[v] = p.bias ? static_cast<const R*>(p.bias)[d + v] : R(0);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const int64_t i = j - (kWidth - p.width);
-        weight[j][v] = i >= 0 ? static_cast<const R*>(p.weight)[(d + v) * p.width + i] : R(0);
-      }
+      for (int j = 0; j < kWidth; ++j)
+        weight[j][v] = static_cast<const R*>(p.weight)[(d + v) * kWidth + j];
     }
   }
   __device__ P* at(const View& view, int64_t t) const {
@@ -95,7 +93,7 @@ __device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
 }
 
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
+__global__ void __launch_bounds__(kThreads, kWidth <= 4 ? 6 : 3)
     forward_kernel(CausalConv1dForward p) {
   using R = Real<T>;
   const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
@@ -144,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
 // A tile yields dx of its own steps, for which it needs d pre of K − 1 steps more, and its part of
 // dweight and dbias.
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
+__global__ void __launch_bounds__(kThreads, kWidth <= 4 ? 5 : 2)
     backward_kernel(CausalConv1dBackward bwd, Real<T>* part_dweight, Real<T>* part_dbias) {
   using R = Real<T>;
   const CausalConv1dForward& p = bwd.forward;
@@ -214,9 +212,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
   for (int v = 0; v < kVector; ++v) {
     part_dbias[row + v] = dbias[v];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j)
-      if (j >= kWidth - p.width)
-        part_dweight[(row + v) * p.width + j - (kWidth - p.width)] = dweight[j][v];
+    for (int j = 0; j < kWidth; ++j) part_dweight[(row + v) * kWidth + j] = dweight[j][v];
   }
 }
 
@@ -242,8 +238,7 @@ template <class T, int kBytes, class F>
 void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, F&& f) {
   constexpr int kVector = std::max<int>(1, kBytes / sizeof(T));
   auto with_width = [&](auto vector) {
-    if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector);
-    else f(std::integral_constant<int, 8>{}, vector);
+    with_constant<1, 2, 3, 4, 5, 6, 7, 8>(p.width, [&](auto width) { f(width, vector); });
   };
   if (kVector == 1 ||
       (p.channels % kVector == 0 && rows_aligned(views, sizeof(T), sizeof(T) * kVector)))
@@ -268,7 +263,6 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
                      kThreads, stream, p);
     });
   });
-  check_launch("causal_conv1d forward");
 }
 
 void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stream) {
@@ -277,13 +271,11 @@ void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stre
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
     using R = Real<T>;
-    WorkspaceArena arena(workspace);
-    const BackwardWorkspace<R> scratch(p, arena);
+    const auto scratch = workspace_at<BackwardWorkspace<R>>(workspace, p);
     with_shape<T, kBackwardBytes>(p, {p.x, bwd.dy, bwd.dx}, [&](auto width, auto vector) {
       launch_threads(backward_kernel<T, width(), vector()>, p.channels / vector() * rows(p),
                      kThreads, stream, bwd, scratch.dweight, scratch.dbias);
     });
-    check_launch("causal_conv1d backward");
     sum_rows(scratch.dweight, bwd.dweight, rows(p), p.channels * p.width, stream);
     sum_rows(scratch.dbias, bwd.dbias, rows(p), p.channels, stream);
   });

@@ -15,7 +15,10 @@ struct Running {
   R most = -INFINITY, sum = 0;
   __device__ void add(const Running& other) {
     const R larger = max(most, other.most);
-    if (larger == -INFINITY) return;
+    if (larger == -INFINITY) {
+      sum += other.sum;  // 0, or NaN if a logit is NaN
+      return;
+    }
     sum = sum * exp_intrinsic(most - larger) + other.sum * exp_intrinsic(other.most - larger);
     most = larger;
   }
@@ -50,7 +53,8 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(CrossEntropy p)
     const Packed x = packed[i];
     Running<R> part;
     for (int k = 0; k < kWidth; ++k) part.most = max(part.most, to_compute(x.at[k]));
-    for (int k = 0; k < kWidth; ++k) part.sum += exp_intrinsic(to_compute(x.at[k]) - part.most);
+    const R origin = part.most == -INFINITY ? R(0) : part.most;  // −∞ − −∞ would be NaN
+    for (int k = 0; k < kWidth; ++k) part.sum += exp_intrinsic(to_compute(x.at[k]) - origin);
     mine.add(part);
   }
   const Running<R> all = over_block(mine);
@@ -74,7 +78,6 @@ void cross_entropy(const CrossEntropy& p, Stream stream) {
   with_vectors(p.dtype, p.classes, {p.logits}, [&]<class T>(T, auto width) {
     launch_kernel(cross_entropy_kernel<T, width()>, unsigned(p.rows), kThreads, 0, stream, p);
   });
-  check_launch("cross_entropy");
 }
 
 }  // namespace assay::ops::cuda

@@ -39,7 +39,6 @@ void elementwise(const Elementwise<F>& p, Stream stream) {
     launch_threads(elementwise_forward_kernel<F, T, size()>, vectors, kElementwiseThreads, stream,
                    static_cast<const V*>(p.x), static_cast<V*>(p.y), vectors);
   });
-  check_launch("element-wise operator");
 }
 template <class F>
 void elementwise(const ElementwiseBackward<F>& bwd, Stream stream) {
@@ -51,7 +50,6 @@ void elementwise(const ElementwiseBackward<F>& bwd, Stream stream) {
                    static_cast<const V*>(p.x), static_cast<const V*>(bwd.dy),
                    static_cast<V*>(bwd.dx), vectors);
   });
-  check_launch("gradient of an element-wise operator");
 }
 
 }  // namespace assay::ops::cuda

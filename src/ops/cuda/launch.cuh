@@ -1,7 +1,9 @@
 #pragma once
 // Launches that report their errors, and what a launch asks of the device.
 #include <cuda_runtime.h>
+#include <cxxabi.h>
 
+#include <cstdlib>
 #include <initializer_list>
 #include <string>
 
@@ -9,11 +11,30 @@
 
 namespace assay::ops::cuda {
 
-// fail() is not used because nvcc rejects fmt's compile-time check of its format string.
-inline void check_launch(const char* what) {
+// Throws if `error` is one. fail() is not used because nvcc rejects fmt's compile-time check of its
+// format string.
+inline void check_cuda(const std::string& what, cudaError_t error) {
+  if (error == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // so that no later launch reports it
+  throw Error(what + ": " + cudaGetErrorString(error));
+}
+// The name of a kernel with its template arguments and parameters.
+inline std::string name_of(const void* kernel) {
+  const char* mangled = nullptr;
+  if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || !mangled) {
+    static_cast<void>(cudaGetLastError());
+    return "a CUDA kernel";
+  }
+  int status = 0;
+  char* name = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
+  const std::string text = name ? name : mangled;
+  std::free(name);
+  return text;
+}
+// Throws with the kernel's name if its launch, or a call before it, left an error.
+inline void check_launch(const void* kernel) {
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
-    throw Error(std::string(what) +
-                ": the kernel could not be launched: " + cudaGetErrorString(error));
+    check_cuda(name_of(kernel) + " could not be launched", error);
 }
 // Throws Unsupported if a call has a reason not to be taken.
 inline void check(const char* operation, const char* why_not) {
@@ -30,9 +51,9 @@ constexpr size_t kMaxSharedBytes = 227 << 10;  // shared memory of a block on sm
 template <class... Parameters>
 void allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
   if (bytes == 0) return;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)) !=
-      cudaSuccess)
-    check_launch("dynamic shared memory");
+  // check_launch() reports an error.
+  static_cast<void>(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
 }
 // A launch with any amount of dynamic shared memory.
 template <class... Parameters, class... Arguments>
@@ -40,6 +61,7 @@ void launch_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, s
                    Stream stream, const Arguments&... arguments) {
   allow_shared_memory(kernel, shared_bytes);
   kernel<<<grid, threads, shared_bytes, cuda_stream(stream)>>>(arguments...);
+  check_launch(reinterpret_cast<const void*>(kernel));
 }
 // A launch with one thread per item, in blocks of `threads`.
 template <class... Parameters, class... Arguments>
@@ -63,8 +85,8 @@ void launch_pdl(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size
   config.stream = cuda_stream(stream);
   config.attrs = &pdl;
   config.numAttrs = 1;
-  // check_launch() reports an error.
   static_cast<void>(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
+  check_launch(reinterpret_cast<const void*>(kernel));
 }
 
 // The SMs of the current device; 132, as on an H200, where sizes are asked for without a device.
@@ -77,12 +99,17 @@ inline int sm_count() {
   return found ? count : 132;
 }
 
-// Bytes of the workspace that Workspace(arguments…, arena) takes.
+// Bytes of the workspace that Workspace(arguments…, arena) takes, and the workspace in `memory`.
 template <class Workspace, class... Arguments>
 size_t workspace_size(const Arguments&... arguments) {
   WorkspaceArena arena;
   Workspace(arguments..., arena);
   return arena.used();
+}
+template <class Workspace, class... Arguments>
+Workspace workspace_at(void* memory, const Arguments&... arguments) {
+  WorkspaceArena arena(memory);
+  return Workspace(arguments..., arena);
 }
 
 inline bool is_aligned(const void* pointer, size_t bytes) {

@@ -32,9 +32,10 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
-// Transposes an 8 × 8 matrix of b16 that is spread over the warp as ldmatrix leaves it.
+// Transposes an 8 × 8 matrix of b16 that is spread over the warp as ldmatrix leaves it. volatile,
+// because the whole warp must execute it even where only some lanes use the result.
 __device__ inline void movmatrix_trans(uint32_t& x) {
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
 }
 
 // c [16 × 8] += a [16 × 16] b [16 × 8]; bf16 operands, fp32 sums. The layouts are in fragment.cuh.

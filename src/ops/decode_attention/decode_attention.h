@@ -8,8 +8,9 @@
 
 namespace assay::ops {
 
-// Keys and values that one sequence has read, [1, S, Hkv, D] each, contiguous in one sequence. The
-// last step is that of the new token. Undefined: the row is not used.
+// Keys and values that one sequence has read, [1, S, Hkv, D] each, contiguous in one sequence and
+// beginning at multiples of 16 bytes. The last step is that of the new token. Undefined: the row is
+// not used.
 struct CacheOfRow {
   at::Tensor k, v;
 };
@@ -21,7 +22,7 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             std::span<const CacheOfRow> caches, double scale,
                             const std::optional<at::Tensor>& alibi_slopes = {});
 
-// The same for rows of one length: `keys`, `values` [B, S, Hkv, D], contiguous in one sequence.
+// The same for rows of one length: `keys`, `values` [B, S, Hkv, D], each row as in CacheOfRow.
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& keys, const at::Tensor& values, double scale,
                             const std::optional<at::Tensor>& alibi_slopes = {});

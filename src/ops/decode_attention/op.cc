@@ -22,6 +22,9 @@ void check_cache(const at::Tensor& cache, int64_t rows, const char* name, const 
                         cache.device() == k.device(),
                     kOp, ": a cache ", name, " does not fit ", name, " of the new token, ",
                     k.sizes(), ", in shape, order, dtype or device");
+  TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(cache.data_ptr()) % 16 == 0 &&
+                        (rows == 1 || cache.stride(0) * cache.element_size() % 16 == 0),
+                    kOp, ": a cache ", name, " does not begin at a multiple of 16 bytes");
 }
 
 void check_caches(const at::Tensor& keys, const at::Tensor& values, int64_t rows,
@@ -61,7 +64,7 @@ at::Tensor rows_of(const at::Tensor& x) {
   const bool aligned = reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0 &&
                        x.stride(0) * x.element_size() % 16 == 0;
   const bool rows = x.stride(2) == 1 && x.stride(1) == x.size(2);
-  return rows && aligned ? x : x.contiguous();
+  return rows && aligned ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
 }  // namespace

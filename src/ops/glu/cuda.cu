@@ -68,7 +68,6 @@ void glu(const Glu& p, Stream stream) {
     const int64_t packs = p.rows * p.width / size();
     launch_threads(glu_forward<T, size()>, packs, kElementwiseThreads, stream, p, packs);
   });
-  check_launch("glu");
 }
 
 void glu(const GluBackward& bwd, Stream stream) {
@@ -77,7 +76,6 @@ void glu(const GluBackward& bwd, Stream stream) {
     const int64_t packs = p.rows * p.width / size();
     launch_threads(glu_backward<T, size()>, packs, kElementwiseThreads, stream, bwd, packs);
   });
-  check_launch("glu backward");
 }
 
 }  // namespace assay::ops::cuda

@@ -24,10 +24,6 @@ struct Scratch {
     pass = arena.take<char>(by_scalars ? scalar::pass_bytes(p) : chunks::pass_bytes(p));
   }
 };
-chunks::Prepared prepared(const ChunkedForward& p) {
-  WorkspaceArena arena(p.chunks);
-  return chunks::Prepared(p, arena);
-}
 
 }  // namespace
 
@@ -57,11 +53,10 @@ size_t workspace_bytes(const ChunkedBackward& bwd) {
 }
 
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
-  WorkspaceArena arena(workspace);
-  const Scratch s(p, false, arena);
+  const auto s = workspace_at<Scratch>(workspace, p, false);
   if (is_scalar(p))
     return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, stream);
-  const chunks::Prepared tiles = prepared(p);
+  const auto tiles = workspace_at<chunks::Prepared>(p.chunks, p);
   chunks::prepare(p, tiles, stream);
   chunks::pass(p,
                {false, tiles, p.v, p.initial_state, static_cast<bf16*>(p.out), p.final_state,
@@ -71,13 +66,12 @@ void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
 
 void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   const ChunkedForward& p = bwd.forward;
-  WorkspaceArena arena(workspace);
-  const Scratch s(p, true, arena);
+  const auto s = workspace_at<Scratch>(workspace, p, true);
   if (is_scalar(p)) {
     scalar::backward(bwd, static_cast<const float*>(p.chunks), s.states, s.pass, stream);
     return scalar::gradients(bwd, s.states, stream);
   }
-  const chunks::Prepared tiles = prepared(p);
+  const auto tiles = workspace_at<chunks::Prepared>(p.chunks, p);
   chunks::pass(p,
                {true, tiles, bwd.dout, bwd.dfinal_state, static_cast<bf16*>(bwd.dv),
                 bwd.dinitial_state, s.states.dafter, s.dW},

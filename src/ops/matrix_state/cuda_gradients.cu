@@ -346,7 +346,6 @@ void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* ds
     launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
                   sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, tiles, dstates, dW);
   });
-  check_launch("matrix_state, gradients");
 }
 
 }  // namespace assay::ops::cuda::chunks

@@ -335,14 +335,12 @@ Segments::Segments(const ChunkedForward& p, int64_t steps, int64_t width) {
 size_t pass_bytes(const ChunkedForward& p) { return workspace_size<Plan>(p); }
 
 void pass(const ChunkedForward& p, const Pass& work, void* workspace, Stream stream) {
-  WorkspaceArena arena(workspace);
-  Plan plan(p, arena);
+  auto plan = workspace_at<Plan>(workspace, p);
   plan.task.pass = work;
   with_case(p, [&](auto which, auto size) {
     if (work.backwards) run<which.kRule, size.value, true>(p, plan, stream);
     else run<which.kRule, size.value, false>(p, plan, stream);
   });
-  check_launch("matrix_state, pass");
 }
 
 }  // namespace assay::ops::cuda::chunks

@@ -262,7 +262,6 @@ void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream) {
     launch_kernel(prepare_kernel<which.kRule, size.value, which.kBonus>, blocks, 32 * kWarps, 0,
                   stream, p, tiles);
   });
-  check_launch("matrix_state, prepare");
 }
 
 }  // namespace assay::ops::cuda::chunks

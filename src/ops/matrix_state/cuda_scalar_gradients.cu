@@ -355,7 +355,6 @@ void gradients(const ChunkedBackward& bwd, const States& states, Stream stream) 
                       (one ? (ScalarGradientSmem<kK>::kStages - 1) * sizeof(Item<kK>) : 0),
                   stream, bwd, states, int(heads));
   });
-  check_launch("matrix_state, gradients");
 }
 
 }  // namespace assay::ops::cuda::scalar

@@ -351,7 +351,6 @@ void launch(const ChunkedForward& p, const PassParams& task, Stream stream) {
     launch_kernel(pass_kernel<kK, kOutputs>, unsigned(blocks), unsigned(task.segments.columns * 2),
                   sizeof(ScalarPassSmem<kK, kOutputs>), stream, p, task);
   });
-  check_launch("matrix_state, pass");
 }
 
 Segments segments_of(const ChunkedForward& p) { return Segments(p, kChunk, p.value_dim); }
@@ -400,8 +399,7 @@ size_t pass_bytes(const ChunkedForward& p) { return workspace_size<SegmentWorksp
 
 void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* workspace,
              Stream stream) {
-  WorkspaceArena arena(workspace);
-  const SegmentWorkspace scratch(p, arena);
+  const auto scratch = workspace_at<SegmentWorkspace>(workspace, p);
   find_sums(p, sums, stream);
   PassParams task{false, false, p.q, p.k, p.v, sums, segments_of(p)};
   task.starts = find_starts(p, task, p.initial_state, starts, scratch, stream);
@@ -413,8 +411,7 @@ void forward(const ChunkedForward& p, const Sums& sums, float* starts, void* wor
 void backward(const ChunkedBackward& bwd, const float* starts, const States& states,
               void* workspace, Stream stream) {
   const ChunkedForward& p = bwd.forward;
-  WorkspaceArena arena(workspace);
-  const SegmentWorkspace scratch(p, arena);
+  const auto scratch = workspace_at<SegmentWorkspace>(workspace, p);
   find_sums(p, states.sums, stream);
   PassParams again{false, false, p.q, p.k, p.v, states.sums, segments_of(p)};
   again.starts = again.segments.count > 1 ? starts : p.initial_state;

@@ -115,9 +115,10 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
     };
     const at::Tensor dout =
         gradients[0].defined()
-            ? gradients[0].contiguous()
+            ? aligned(gradients[0].contiguous())
             : at::zeros({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
-    const at::Tensor dfinal = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();
+    const at::Tensor dfinal =
+        gradients[1].defined() ? aligned(gradients[1].contiguous()) : at::Tensor();
     out[kState] = at::empty_like(in[kState]);
     work.dout = heads(dout);
     work.dfinal_state = static_cast<const float*>(data(dfinal));
@@ -146,20 +147,7 @@ struct ByTensorCores : torch::autograd::Function<ByTensorCores> {
 Rule rule_of(const MatrixState& s) {
   return s.beta.defined() ? Rule::delta : s.a.defined() ? Rule::dplr : Rule::gla;
 }
-at::Tensor aligned(const at::Tensor& x) {  // rows of whole 16 bytes
-  auto whole = [&](int64_t i) {
-    return x.size(i) == 1 || x.stride(i) * x.element_size() % 16 == 0;
-  };
-  const bool fits = whole(0) && whole(1) && reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 == 0;
-  return fits ? x : x.clone(at::MemoryFormat::Contiguous);
-}
-at::Tensor whole(const at::Tensor& state) {
-  const at::Tensor x = state.contiguous();
-  return reinterpret_cast<uintptr_t>(x.data_ptr()) % 16 ? x.clone() : x;
-}
-at::Tensor rows(const at::Tensor& x) {
-  return x.defined() ? aligned(sequence(x, at::kBFloat16)) : x;
-}
+at::Tensor rows(const at::Tensor& x) { return aligned_rows(sequence(x, at::kBFloat16)); }
 // Gates and parameters: float32, or bfloat16 as they are where that may be.
 at::ScalarType gate_dtype(const at::Tensor& x, bool may_be_half) {
   return may_be_half && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
@@ -200,11 +188,12 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::
   const auto gate = [](const at::Tensor& x) {
     if (!x.defined()) return x;
     const at::Tensor y = sequence(x, gate_dtype(x, true));
-    return y.size(3) > 1 ? aligned(y) : y;
+    return y.size(3) > 1 ? aligned_rows(y) : y;
   };
   const at::Tensor u = gate(s.u.defined() ? s.u.unsqueeze(0).unsqueeze(0) : s.u);
-  const Inputs in{rows(s.q),    rows(s.k),         rows(s.v), rows(s.a), rows(s.b),
-                  gate(s.beta), gate(s.log_decay), u,         {},        whole(state)};
+  const Inputs in{
+      rows(s.q),    rows(s.k),         rows(s.v), rows(s.a), rows(s.b),
+      gate(s.beta), gate(s.log_decay), u,         {},        aligned(state.contiguous())};
   ChunkedForward p = describe(in, rule_of(s), s.scale);
   const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
   const at::Tensor last = at::empty_like(in[kState]);
@@ -249,7 +238,8 @@ std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const a
                    skip = parameter(optional(s.skip), at::kFloat);
   const variable_list out = ByTensorCores::apply(
       rows(s.q), rows(s.k), rows(s.v), optional(rows(s.a)), optional(rows(s.b)), optional(beta),
-      optional(g), optional(u), optional(skip), whole(state), int64_t(rule_of(s)), s.scale, keeps);
+      optional(g), optional(u), optional(skip), aligned(state.contiguous()), int64_t(rule_of(s)),
+      s.scale, keeps);
   return {out[0], out[1]};
 }
 

@@ -152,7 +152,6 @@ void norm(const Norm& p, Stream stream) {
     launch_kernel(forward_kernel<decltype(x), width(), centred()>,
                   unsigned(ceil_div(num_parts(p), kWarps)), 32 * kWarps, 0, stream, p);
   });
-  check_launch("norm");
 }
 
 void norm(const NormBackward& bwd, void* workspace, Stream stream) {
@@ -171,7 +170,6 @@ void norm(const NormBackward& bwd, void* workspace, Stream stream) {
     const int warps = int(std::min<int64_t>(kWarps, most / bytes));
     launch_kernel(backward_kernel<decltype(x), width(), centred()>, unsigned(num_blocks(p)),
                   32u * unsigned(warps), size_t(warps * bytes), stream, bwd, sums, warps);
-    check_launch("norm backward");
     sum_rows(sums, bwd.dparameters, num_blocks(p), num_parameters(p), stream);
   });
 }

@@ -109,7 +109,6 @@ void rotary_qkv(const RotaryQkv& p, Stream stream) {
         p.scale ? rotary_kernel<T, width(), true> : rotary_kernel<T, width(), false>;
     launch_threads(kernel, tasks * group, kThreads, stream, p, tasks, group);
   });
-  check_launch("rotary_qkv");
 }
 
 }  // namespace assay::ops::cuda

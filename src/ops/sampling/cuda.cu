@@ -205,9 +205,9 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(Sampling p) {
 
 void sample(const Sampling& args, Stream stream) {
   if (args.rows == 0) return;
+  check("sample", args.size > kMaxTokens ? "takes fewer than 2^24 tokens" : nullptr);
   const auto kernel = args.dtype == DType::bf16 ? sample_kernel<bf16> : sample_kernel<float>;
   launch_kernel(kernel, unsigned(args.rows), kThreads, 0, stream, args);
-  check_launch("sample");
 }
 
 }  // namespace assay::ops::cuda

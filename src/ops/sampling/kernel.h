@@ -22,7 +22,7 @@ struct Draw {
 
 struct Sampling {
   DType dtype;         // of logits: f32 or bf16
-  int64_t rows, size;  // size: 1 to 2^31 − 1 tokens
+  int64_t rows, size;  // size: 1 to 2^31 − 1 tokens; on CUDA to kMaxTokens
   const void* logits;  // in  [rows, size], contiguous
   const Draw* draws;   // in  [rows]
   int64_t* tokens;     // out [rows]; −1 where a logit is NaN or the largest one is not finite
@@ -35,7 +35,9 @@ int64_t sample_row(std::span<const float> logits, const Draw& draw);  // as Samp
 // On CUDA a weight is an integer, w_i 2^40 rounded, so that sums do not depend on their order and
 // results repeat bit by bit. A token lighter than 2^−41 of the likeliest one is not drawn.
 namespace cuda {
+// The sum of the weights of more tokens may not fit 64 bits: sample() throws Unsupported.
+constexpr int64_t kMaxTokens = (1 << 24) - 1;
 void sample(const Sampling& args, Stream stream);
-}
+}  // namespace cuda
 
 }  // namespace assay::ops

@@ -29,7 +29,7 @@ at::Tensor sample(const at::Tensor& logits, std::span<const Draw> draws) {
   TORCH_CHECK_VALUE(int64_t(draws.size()) == logits.size(0), kOp, ": ", draws.size(), " draws for ",
                     logits.size(0), " rows of logits");
   if constexpr (kCudaKernels) {
-    if (logits.is_cuda() && logits.size(1) <= INT32_MAX) {
+    if (logits.is_cuda() && logits.size(1) <= cuda::kMaxTokens) {
       const bool half = logits.scalar_type() == at::kBFloat16;
       const at::Tensor rows = logits.to(half ? at::kBFloat16 : at::kFloat).contiguous();
       const at::Tensor host =

@@ -211,19 +211,16 @@ template <class T>
 void forward(const SelectiveScanForward& p, Stream stream) {
   const auto kernel = p.state_size <= 32 ? forward_kernel<T, 1> : forward_kernel<T, kMaxPerLane>;
   launch_threads(kernel, p.batch * p.channels * 32, 32 * kWarps, stream, p);
-  check_launch("selective_scan forward");
 }
 
 template <class T>
 void backward(const SelectiveScanBackward& bwd, void* workspace, Stream stream) {
   using R = Real<T>;
   const SelectiveScanForward& p = bwd.forward;
-  WorkspaceArena arena(workspace);
-  const GeneralWorkspace<R> s(p, arena);
+  const auto s = workspace_at<GeneralWorkspace<R>>(workspace, p);
   const auto kernel = p.state_size <= 32 ? backward_kernel<T, 1> : backward_kernel<T, kMaxPerLane>;
   launch_kernel(kernel, unsigned(sharers(p) * p.batch * p.groups), 32 * kWarps, 0, stream, bwd, s,
                 int(sharers(p)));
-  check_launch("selective_scan backward");
   const int64_t columns = p.batch * p.time * p.groups * p.state_size;
   sum_rows(s.dB, bwd.dB, sharers(p), columns, stream);
   sum_rows(s.dC, bwd.dC, sharers(p), columns, stream);

@@ -379,29 +379,25 @@ __global__ void __launch_bounds__(kThreads, 3)
 template <class T>
 void forward(const SelectiveScanForward& p, void* workspace, Stream stream) {
   const Plan a(p, sizeof(T), {p.u, p.delta, p.z});
-  WorkspaceArena arena(workspace);
-  const ForwardWorkspace s(a, arena);
+  const auto s = workspace_at<ForwardWorkspace>(workspace, a);
   float* starts = p.chunk_states ? static_cast<float*>(p.chunk_states) : s.starts;
   if (a.chunks > 1)
     launch_kernel(local_states_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts, s.steps);
   launch_threads(carry_states_kernel, p.batch * p.channels * kStates, 256, stream, a, starts,
                  s.steps);
   launch_kernel(outputs_kernel<T>, a.blocks(), kThreads, 0, stream, a, starts);
-  check_launch("selective_scan forward");
 }
 
 template <class T>
 void backward(const SelectiveScanBackward& bwd, void* workspace, Stream stream) {
   const SelectiveScanForward& p = bwd.forward;
   const Plan a(p, sizeof(T), {p.u, p.delta, p.z, bwd.dy});
-  WorkspaceArena arena(workspace);
-  const BackwardWorkspace s(a, arena);
+  const auto s = workspace_at<BackwardWorkspace>(workspace, a);
   launch_kernel(local_gradients_kernel<T>, a.blocks(), kThreads, sizeof(LocalGradientsShared<T>),
                 stream, a, bwd, s);
   launch_threads(carry_gradients_kernel, p.batch * p.channels * kStates, 256, stream, a, bwd, s);
   launch_kernel(gradients_kernel<T>, a.blocks(), kThreads, sizeof(GradientsShared<T>), stream, a,
                 bwd, s);
-  check_launch("selective_scan backward");
   const int64_t inputs = p.batch * p.time * p.groups * kStates, rows = p.batch * a.chunks;
   sum_rows(s.dB, bwd.dB, a.group_tiles, inputs, stream);
   sum_rows(s.dC, bwd.dC, a.group_tiles, inputs, stream);

@@ -64,7 +64,6 @@ void taylor_features(const TaylorFeatures& p, void* y, Stream stream) {
     launch_kernel(features_forward<T>, unsigned(ceil_div(p.rows, kRows)), kThreads, 0, stream, p,
                   static_cast<T*>(y), F);
   });
-  check_launch("taylor_exp_attention: features");
 }
 
 void taylor_features(const TaylorFeatures& p, const void* dy, void* dx, Stream stream) {
@@ -73,7 +72,6 @@ void taylor_features(const TaylorFeatures& p, const void* dy, void* dx, Stream s
     launch_kernel(features_backward<T>, unsigned(ceil_div(p.rows, kRows)), kThreads, 0, stream, p,
                   static_cast<const T*>(dy), static_cast<T*>(dx), int(feature_count(p.key_dim)));
   });
-  check_launch("taylor_exp_attention: gradient of features");
 }
 
 }  // namespace assay::ops::cuda

@@ -312,9 +312,8 @@ size_t workspace_bytes(const TokenScanBackward& bwd) {
 void token_scan(const TokenScanBackward& bwd, void* workspace, Stream stream) {
   const TokenScanForward& p = bwd.forward;
   token::check(p);
-  WorkspaceArena arena(workspace);
   const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, bwd.dy});
-  const token::BackwardWorkspace s(a, arena);
+  const auto s = workspace_at<token::BackwardWorkspace>(workspace, a);
   token::pack(a, s.tokens, stream);
   token::with_shape(p, [&]<class T>(T, auto update, auto lanes) {
     token::run<T, update, lanes>(a, bwd, s, stream);
@@ -322,7 +321,6 @@ void token_scan(const TokenScanBackward& bwd, void* workspace, Stream stream) {
   const int64_t numbers = p.batch * p.time * p.state_size;
   for (const auto& [sums, out] : {std::pair{s.dk, bwd.dk}, {s.dq, bwd.dq}, {s.drate, bwd.drate}})
     if (out) launch_threads(token::sum_tiles_kernel, numbers, 256, stream, a, sums, out);
-  check_launch("token_scan backward");
   const int64_t rows = p.batch * (p.update == Update::exact ? 1 : a.chunks);
   sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
   sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);

@@ -200,13 +200,11 @@ size_t workspace_bytes(const TokenScanForward& p) {
 }
 void token_scan(const TokenScanForward& p, void* workspace, Stream stream) {
   token::check(p);
-  WorkspaceArena arena(workspace);
   const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z});
-  const token::ForwardWorkspace s(a, arena);
+  const auto s = workspace_at<token::ForwardWorkspace>(workspace, a);
   token::pack(a, s.tokens, stream);
   token::with_shape(
       p, [&]<class T>(T, auto update, auto lanes) { token::run<T, update, lanes>(a, s, stream); });
-  check_launch("token_scan forward");
 }
 
 }  // namespace assay::ops::cuda

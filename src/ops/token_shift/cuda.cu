@@ -156,7 +156,6 @@ void token_shift(const TokenShift& p, Stream stream) {
     launch_threads(forward_kernel<T, width()>, p.batch * p.time * (p.width / width()), kThreads,
                    stream, p);
   });
-  check_launch("token_shift");
 }
 
 void token_shift(const TokenShiftBackward& bwd, Stream stream) {
@@ -168,7 +167,6 @@ void token_shift(const TokenShiftBackward& bwd, Stream stream) {
                                        : backward_kernel<T, width(), kMaxShifts, false>;
     launch_threads(kernel, threads, kThreads, stream, bwd, runs);
   });
-  check_launch("token_shift backward");
 }
 
 }  // namespace assay::ops::cuda

@@ -11,7 +11,10 @@ using namespace top1;
 
 // the sort counts the chunks in shared memory
 constexpr int64_t kMaxChunk = 256, kMaxChunks = 50000;
-constexpr int64_t kMaxShortlist = 32, kMaxRank = 7;
+constexpr int64_t kMaxRank = 7;
+// A list holds the 8 best of each of four groups: all of 32 chunks. Of more chunks, a longer list
+// than 16 would often lack some of the best.
+constexpr int64_t kMaxShortlist = 16, kListedChunks = 32;
 
 struct ForwardWorkspace {
   Lists lists;
@@ -39,8 +42,11 @@ const char* why_unsupported(const Top1ChunkForward& p) {
   if (p.chunk_size < 1 || p.chunk_size > kMaxChunk) return "takes a chunk_size of 1 to 256";
   if (ceil_div(p.time, p.chunk_size) > kMaxChunks) return "takes 50,000 chunks at most";
   const bool listed = p.selection == Selection::shortlist && !p.forced;
-  if (listed && (p.shortlist > kMaxShortlist || p.rank > kMaxRank))
-    return "takes a shortlist of 32 and a rank of 7 at most";
+  if (listed && p.rank > kMaxRank) return "takes a rank of 7 at most";
+  const bool lists_all = p.time / p.chunk_size <= kListedChunks;
+  if (listed && p.shortlist > (lists_all ? kListedChunks : kMaxShortlist))
+    return "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks";
+  if (p.batch * p.heads >= 1 << 16) return "takes fewer than 2^16 heads of the batch";
   if (p.heads / p.kv_heads * p.time * (listed ? p.shortlist : 1) >= int64_t{1} << 30)
     return "takes fewer than 2^30 queries per key head, times the shortlist";
   return why_unaligned({p.q, p.k, p.v, p.out});
@@ -53,8 +59,7 @@ size_t workspace_bytes(const Top1ChunkBackward& bwd) {
 
 void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
-  WorkspaceArena arena(workspace);
-  const ForwardWorkspace scratch(p, arena);
+  const auto scratch = workspace_at<ForwardWorkspace>(workspace, p);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
   if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
@@ -68,8 +73,7 @@ void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
   const Top1ChunkForward& p = bwd.forward;
   check("top1_chunk", why_unsupported(p));
   check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
-  WorkspaceArena arena(workspace);
-  const BackwardWorkspace scratch(bwd, arena);
+  const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
   delta_pass(bwd, scratch.gradients, stream);
   chunk_gradients(bwd, scratch.gradients, scratch.lists, true, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {

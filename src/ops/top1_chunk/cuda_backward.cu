@@ -457,14 +457,12 @@ void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, 
   with_head_dim(bwd.forward.head_dim, [&](auto d) {
     launch_kernel(delta_kernel<d()>, blocks, 256, 0, stream, bwd, scratch.delta);
   });
-  check_launch("top1_chunk: delta");
 }
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool local, Stream stream) {
   with_shape(bwd.forward, [&](auto d, auto keys) {
     gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
   });
-  check_launch("top1_chunk: gradients");
 }
 
 }  // namespace assay::ops::cuda::top1

@@ -229,7 +229,6 @@ void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, Stream
     launch_kernel(remote_kernel<d()>, blocks, kWarps * 32, shared_bytes<d()>(p), stream, p, lists,
                   rank, padded_chunk(p));
   });
-  check_launch("top1_chunk: remote pass");
 }
 void local_pass(const Top1ChunkForward& p, Stream stream) {
   const dim3 blocks(unsigned(ceil_div(p.time, p.chunk_size)), unsigned(p.batch * p.heads));
@@ -237,7 +236,6 @@ void local_pass(const Top1ChunkForward& p, Stream stream) {
     launch_kernel(local_kernel<d()>, blocks, kWarps * 32, shared_bytes<d()>(p), stream, p,
                   padded_chunk(p));
   });
-  check_launch("top1_chunk: local pass");
 }
 
 }  // namespace assay::ops::cuda::top1

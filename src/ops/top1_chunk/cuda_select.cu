@@ -297,7 +297,6 @@ void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, St
     else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);
     else exact_blocks<d(), 128>(p, scratch, stream);
   });
-  check_launch("top1_chunk: selection");
 }
 
 }  // namespace assay::ops::cuda::top1

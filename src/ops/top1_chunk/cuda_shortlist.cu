@@ -404,7 +404,6 @@ void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scrat
     if (parts(p) == 4) list_chunks<d(), 4>(p, scratch, stream);
     else list_chunks<d(), 8>(p, scratch, stream);
   });
-  check_launch("top1_chunk: shortlist");
   if (p.time > p.chunk_size) sort_pairs(pairs_of(p), scratch.lists, scratch.listed, stream);
   pick_pairs(p, scratch, stream);
 }

@@ -79,10 +79,15 @@ void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor
 // CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same
 // bits every time.
 // `workspace` is 256-byte aligned.
+// The shortlist is the one defined above but for two things, which the step below does not have:
+//   - Of the chunks c with the same ⌊(c mod 8) / 2⌋ only the 8 best can be listed. A list of more
+//     than 8 of more than 32 candidates may lack some of the best and have others in their place.
+//   - Cheap scores that agree in sign, exponent and the upper 23 − b bits of the mantissa are ties,
+//     with b the least number for which 2^b > ⌈T/C⌉.
 namespace cuda {
-const char* why_unsupported(
-    // null: the kernels take it. Else the reason, and they throw Unsupported
-    const Top1ChunkForward&);
+// Null: the kernels take it. Else the reason, and they throw Unsupported. They refuse a shortlist
+// above 16 for more than 32 full chunks, because it would often lack some of the best.
+const char* why_unsupported(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkForward&);
 size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, Stream);

@@ -139,7 +139,7 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
                             .scale = ctx->saved_data["scale"].toDouble(),
                             .selection = Selection::exact};
     const Inputs in{settings, s[0], s[1], s[2], s[5], {}};
-    const at::Tensor dout = sequence(gradients[0], in.q.scalar_type());
+    const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
     const at::Tensor dq = at::empty(in.q.sizes(), in.q.options());
     const at::Tensor dk = at::empty(in.k.sizes(), in.k.options()), dv = at::empty_like(dk);
     launch(Top1ChunkBackward{describe(in, {s[3], s[4], s[5]}), view(dout), view(dq), view(dk),
@@ -277,7 +277,7 @@ const bool registered_path = register_paths(
                       "without gradients one query at a time for any dtype and past; else ") +
               kComposed
         : std::string(kComposed) + ": built without CUDA",
-    /*cuda_numerics=*/2);
+    /*cuda_numerics=*/3);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,

@@ -21,6 +21,9 @@ namespace assay::ops {
 // with a NaN score counts as the best.
 // Few queries of many positions (decoding) read the summaries, or (exact) all keys, and
 // the chunks chosen.
+// On CUDA, lists of many queries at a time may lack some of the `shortlist` best if `shortlist` is
+// above 8 and there are more than 32 candidates; kernel.h says when. Above 16, such calls
+// are composed from tensor arithmetic, or take the steps' kernel if no gradient is wanted.
 // fall_back: with the shortlist, Exact's choice wherever top1_certified does not prove the
 // shortlist's; few queries of many positions take Exact's at once. Costs the shortlist's forward,
 // the proof (which stops a GPU to look at its outcome), Exact's forward unless all is proved, and

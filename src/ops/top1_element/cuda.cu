@@ -32,8 +32,7 @@ size_t workspace_bytes(const Top1ElementBackward& bwd) {
 
 void top1_element(const Top1ElementForward& p, void* workspace, Stream stream) {
   check("top1_element", why_unsupported(p));
-  WorkspaceArena arena(workspace);
-  const Operands operands(p, arena);
+  const auto operands = workspace_at<Operands>(workspace, p);
   pack_operands(p, operands, stream);
   choose(p, operands, stream);
 }
@@ -41,8 +40,7 @@ void top1_element(const Top1ElementForward& p, void* workspace, Stream stream) {
 void top1_element(const Top1ElementBackward& bwd, void* workspace, Stream stream) {
   check("top1_element", why_unsupported(bwd.forward));
   check("top1_element", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
-  WorkspaceArena arena(workspace);
-  const BackwardWorkspace scratch(bwd, arena);
+  const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
   pack_operands(bwd, scratch.operands, stream);
   query_gradients(bwd, scratch.operands, stream);
   key_gradients(bwd, scratch.operands, stream);

@@ -209,7 +209,6 @@ void query_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream s
     launch_kernel(query_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, bwd, m,
                   exponent_scale(p));
   });
-  check_launch("top1_element: gradients of queries");
 }
 void key_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream stream) {
   const Top1ElementForward& p = bwd.forward;
@@ -219,7 +218,6 @@ void key_gradients(const Top1ElementBackward& bwd, const Operands& m, Stream str
     launch_kernel(key_kernel<d()>, blocks, Smem::kThreads, Smem::kBytes, stream, bwd, m,
                   exponent_scale(p));
   });
-  check_launch("top1_element: gradients of keys");
 }
 
 }  // namespace assay::ops::cuda::element

@@ -238,7 +238,6 @@ void choose(const Top1ElementForward& p, const Operands& m, Stream stream) {
     if (p.soft) choose_blocks<d(), true>(p, m, stream);
     else choose_blocks<d(), false>(p, m, stream);
   });
-  check_launch("top1_element: choice");
 }
 
 }  // namespace assay::ops::cuda::element

@@ -88,7 +88,6 @@ void pack_operands(const Top1ElementForward& p, const Operands& m, Stream stream
   pack_rows(p, p.q, p.heads, p.time, m.q, stream, (p.scale > 0) - (p.scale < 0));
   pack_rows(p, p.k, p.kv_heads, p.past + p.time, m.k, stream);
   if (m.v.data) pack_rows(p, p.v, p.kv_heads, p.past + p.time, m.v, stream);
-  check_launch("top1_element: operands");
 }
 void pack_operands(const Top1ElementBackward& b, const Operands& m, Stream stream) {
   const Top1ElementForward& p = b.forward;
@@ -97,7 +96,6 @@ void pack_operands(const Top1ElementBackward& b, const Operands& m, Stream strea
   const dim3 rows(unsigned(m.q.rows / 64), unsigned(p.batch * p.heads));
   with_head_dim(p.head_dim,
                 [&](auto d) { launch_kernel(facts_kernel<d()>, rows, 256, 0, stream, b, m); });
-  check_launch("top1_element: logsumexp and delta");
 }
 
 }  // namespace assay::ops::cuda::element

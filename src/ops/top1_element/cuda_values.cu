@@ -85,8 +85,8 @@ Choices::Choices(const Top1ElementForward& p, WorkspaceArena& arena) {
   begin = arena.take<uint32_t>(keys_of(p));
   end = arena.take<uint32_t>(keys_of(p));
   scratch_bytes = 0;
-  if (sort(p, *this, nullptr, scratch_bytes, nullptr) != cudaSuccess)
-    throw Error("top1_element: the size of the sort's scratch could not be asked for");
+  check_cuda("top1_element: the size of the sort's scratch",
+             sort(p, *this, nullptr, scratch_bytes, nullptr));
   scratch = arena.take<char>(int64_t(scratch_bytes));
 }
 
@@ -95,14 +95,13 @@ void value_gradients(const Top1ElementBackward& bwd, const Choices& c, Stream st
   const int64_t queries = queries_of(p), keys = keys_of(p);
   launch_threads(list_kernel, queries, 256, stream, p, c, queries);
   size_t bytes = c.scratch_bytes;
-  if (sort(p, c, c.scratch, bytes, stream) != cudaSuccess) check_launch("top1_element: sort");
+  check_cuda("top1_element: sort", sort(p, c, c.scratch, bytes, stream));
   for (uint32_t* bound : {c.begin, c.end})
     cudaMemsetAsync(bound, 0, size_t(keys) * sizeof(uint32_t), cuda_stream(stream));
   launch_threads(bounds_kernel, queries, 256, stream, c, queries);
   with_head_dim(p.head_dim, [&](auto d) {
     launch_kernel(sum_kernel<d()>, unsigned(ceil_div(keys, 8)), 256, 0, stream, bwd, c, keys);
   });
-  check_launch("top1_element: gradients of values");
 }
 
 }  // namespace assay::ops::cuda::element

@@ -97,7 +97,7 @@ struct Top1Element : torch::autograd::Function<Top1Element> {
     const variable_list s = ctx->get_saved_variables();
     const Inputs in{s[0], s[1], s[2], ctx->saved_data["scale"].toDouble()};
     const Top1ElementOutputs o{{}, s[3], s[4], s[5]};
-    const at::Tensor dout = sequence(gradients[0], in.q.scalar_type());
+    const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
     if (why_composed(in)) {
       const auto [dq, dk, dv] = top1_element_composed_backward(in.q, in.k, in.v, in.scale, o, dout);
       return {dq, dk, dv, at::Tensor()};
