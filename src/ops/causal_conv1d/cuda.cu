@@ -17,8 +17,8 @@ constexpr int kForwardBytes = 8,
               // of a thread's channels: more would leave fewer threads a register
     kBackwardBytes = 4;
 
-// kVector channels from d on, of sequence b. kWidth is p.width: a weight of 0 in front of a shorter
-// filter would make NaN of an earlier ∞.
+// kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the oldest inputs
+// are then 0.
 template <class T, int kWidth, int kVector>
 struct Channels {
   using R = Real<T>;
@@ -33,8 +33,10 @@ struct Channels {
     for (int v = 0; v < kVector; ++v) {
       bias[v] = p.bias ? static_cast<const R*>(p.bias)[d + v] : R(0);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j)
-        weight[j][v] = static_cast<const R*>(p.weight)[(d + v) * kWidth + j];
+      for (int j = 0; j < kWidth; ++j) {
+        const int64_t i = j - (kWidth - p.width);
+        weight[j][v] = i >= 0 ? static_cast<const R*>(p.weight)[(d + v) * p.width + i] : R(0);
+      }
     }
   }
   __device__ P* at(const View& view, int64_t t) const {
@@ -93,7 +95,7 @@ __device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
 }
 
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads, kWidth <= 4 ? 6 : 3)
+__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
     forward_kernel(CausalConv1dForward p) {
   using R = Real<T>;
   const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 4 ? 6 : 3)
 // A tile yields dx of its own steps, for which it needs d pre of K − 1 steps more, and its part of
 // dweight and dbias.
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads, kWidth <= 4 ? 5 : 2)
+__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
     backward_kernel(CausalConv1dBackward bwd, Real<T>* part_dweight, Real<T>* part_dbias) {
   using R = Real<T>;
   const CausalConv1dForward& p = bwd.forward;
@@ -212,7 +214,9 @@ __global__ void __launch_bounds__(kThreads, kWidth <= 4 ? 5 : 2)
   for (int v = 0; v < kVector; ++v) {
     part_dbias[row + v] = dbias[v];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) part_dweight[(row + v) * kWidth + j] = dweight[j][v];
+    for (int j = 0; j < kWidth; ++j)
+      if (j >= kWidth - p.width)
+        part_dweight[(row + v) * p.width + j - (kWidth - p.width)] = dweight[j][v];
   }
 }
 
@@ -238,7 +242,8 @@ template <class T, int kBytes, class F>
 void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, F&& f) {
   constexpr int kVector = std::max<int>(1, kBytes / sizeof(T));
   auto with_width = [&](auto vector) {
-    with_constant<1, 2, 3, 4, 5, 6, 7, 8>(p.width, [&](auto width) { f(width, vector); });
+    if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector);
+    else f(std::integral_constant<int, 8>{}, vector);
   };
   if (kVector == 1 ||
       (p.channels % kVector == 0 && rows_aligned(views, sizeof(T), sizeof(T) * kVector)))
