@@ -168,6 +168,25 @@ TEST(StateBytes, AreThoseOfARun) {
 
 // A preset's parameters with 32,000 tokens: small models tell what the layers hold.
 double preset_size(const std::string& name) {
+TEST(StateBytes, LongWindowsStopGrowing) {
+  constexpr int64_t position = 8, pair = 2 * 8 * 4;  // a key and a value of 8 numbers
+  for (const int64_t window : {1000, 1024, 1500, 2048, 5000}) {
+    LanguageModel model(ModelSpec::read(ConfigNode::parse(fmt::format(
+        "vocab_size = 10\nd_model = 8\nnum_layers = 2\n[attention]\nnum_heads = 2\nwindow = {}\n",
+        window))));
+    for (const int64_t time : {1, 999, 1499, 2047, 2048, 2600, 4096, 6023, 10'000, 102'400})
+      EXPECT_EQ(model.state_bytes(time), 2 * (std::min(time, window - 1) * pair + position))
+          << "window " << window << ", time " << time;
+  }
+}
+
+TEST(StateBytes, WindowPastTheLongestTextIsCounted) {
+  LanguageModel model(ModelSpec::read(
+      ConfigNode::parse("vocab_size = 10\nd_model = 8\nnum_layers = 1\n[attention]\nnum_heads = 2\n"
+                        "window = 2000\nconstants = 'keys'\nmax_positions = 2047\n")));
+  EXPECT_GT(model.state_bytes(102'400), model.state_bytes(1024));
+}
+
   const ConfigNode model =
       ConfigNode::read_file(fs::path(ASSAY_SOURCE_DIR) / "plans" / "models" / (name + ".toml"))
           .child("model");
