@@ -1,6 +1,10 @@
 // The program: parses the command line, runs one subcommand, turns errors into one message and
 // an exit code.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -27,11 +31,12 @@ std::string dump(const nlohmann::json& document, int indent = -1) {
 }
 
 int report(int code, const std::string& message,
+// Does not throw, whatever the state of the streams.
            nlohmann::json document = nlohmann::json::object()) {
   document["error"] = message;
   document["exit_code"] = code;
-  if (json_flag && !document_printed) fmt::print("{}\n", dump(document));
-  fmt::print(stderr, "assay: {}\n", message);
+  if (json_flag && !document_printed) std::fputs((dump(document) + "\n").c_str(), stdout);
+  std::fputs(fmt::format("assay: {}\n", message).c_str(), stderr);
   return code;
 }
 
@@ -107,6 +112,15 @@ int run(int argc, char** argv) {
     const int code = error.get_exit_code();
     if (code == 0) {  // --help, --version
       app.exit(error);
+// A closed descriptor would be that of the next file that is opened, and what is meant for standard
+// error would be written into it. /dev/null takes its place; writing to standard output fails as
+// before.
+void open_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(descriptor, F_GETFD) == -1 && errno == EBADF)
+      ::open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);
+}
+
       return end_output();
     }
     return report(kBadInput, fmt::format("{} (--help shows the usage)", error.what()));
@@ -161,6 +175,7 @@ CLI::Validator positive_number() {
 }
 CLI::Validator non_negative_number() {
   return number_check("NONNEGATIVE", "zero or a positive number", [](double x) { return x >= 0; });
+  assay::cli::open_standard_descriptors();
 }
 
 CLI::Validator in_range(int64_t least, int64_t most) {
