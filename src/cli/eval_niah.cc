@@ -207,19 +207,19 @@ void add(CLI::App& eval) {
       ->add_option("--samples", o->niah.samples,
                    "needles per length, spread evenly over the depths")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command
       ->add_option("--max-tokens", o->niah.reserved,
                    "tokens of an answer; they are part of the length")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--seed", o->niah.seed, "seed of keys and values")->capture_default_str();
   command->add_option("--figures", o->figures, "folder for a heat map of each model, SVG");
   command
       ->add_option("--batch-tokens", o->batch_tokens,
                    "tokens per batch; lower it if memory runs out")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_flag("--bos", o->bos, "every prompt begins with the tokenizer's bos");
   add_device_options(*command, o->model);
   command->callback([o] { run(*o); });

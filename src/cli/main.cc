@@ -17,6 +17,7 @@
 #include "base/truncated_files.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "cli/options.h"
 
 namespace assay::cli {
 namespace {
@@ -50,28 +51,6 @@ void check_subcommand(CLI::App& command, const std::string& word) {
        word.empty() ? "" : "; there is no '" + word + "'", did_you_mean(word, names));
 }
 
-// An option that is followed by several words would swallow the positional argument after it.
-// Every option takes one value; lists are comma-separated or repeat the option.
-void take_one_value_per_option(CLI::App& command) {
-  const auto is_list = [](const CLI::Option* option) {
-    return option->nonpositional() && option->get_allow_extra_args();
-  };
-  for (CLI::Option* option : command.get_options(is_list))
-    option->expected(1)->take_all()->allow_extra_args(false);
-  const auto any = [](CLI::App*) { return true; };
-  for (CLI::App* sub : command.get_subcommands(any)) take_one_value_per_option(*sub);
-}
-
-// "--set a=1 b=2 MODEL" takes b=2 as MODEL, and then MODEL is not expected.
-std::string hint_for_second_value(int argc, char** argv) {
-  for (int i = 3; i < argc; ++i) {
-    const std::string value = argv[i];
-    if (std::string_view(argv[i - 2]) != "--set" || value.find('=') == std::string::npos) continue;
-    if (!value.starts_with('-')) return "; --set takes one KEY=VALUE: write --set " + value;
-  }
-  return "";
-}
-
 CLI::Validator number_check(const std::string& name, const std::string& expected, auto&& accepts) {
   const auto check = [=](const std::string& text) -> std::string {
     double number = 0;
@@ -97,7 +76,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough(false);
   for (const std::string& name : commands().names()) commands().at(name)(app);
-  take_one_value_per_option(app);
+  check_option_values(app);
   try {
     if (argc > 1 && argv[1][0] != '-') {
       commands().at(argv[1]);  // names the nearest
@@ -106,8 +85,9 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
     return end_output();
   } catch (const CLI::ExtrasError& error) {
-    return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
-                                         hint_for_second_value(argc, argv)));
+    return report(kBadInput,
+                  fmt::format("not expected: {}{} (--help shows the usage)", extra_arguments(app),
+                              hint_for_extra_arguments(app, argc, argv)));
   } catch (const CLI::ParseError& error) {
     const int code = error.get_exit_code();
     if (code == 0) {  // --help, --version
@@ -123,14 +103,15 @@ void open_standard_descriptors() {
 
       return end_output();
     }
-    return report(kBadInput, fmt::format("{} (--help shows the usage)", error.what()));
+    return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
+                                         hint_for_unknown_option(app, argc, argv)));
   } catch (const ConfigError& error) {
     return report(error.exit_code, error.what(),
                   {{"table", error.table}, {"key", error.key}, {"problem", error.problem}});
   } catch (const Error& error) {
     return report(error.exit_code, error.what());
   } catch (const std::bad_alloc&) {
-    return report(kFailed, "out of memory; lower batch_size or sequence_length");
+    return report(kFailed, "out of memory; lower the batch, the lengths or the samples");
   } catch (const std::exception& error) {
     // Torch appends its own stack; the first line says what happened
     const std::string what = error.what();
