@@ -190,7 +190,8 @@ void run(Options o) {
          {"rows", rows}},
         fmt::format("{}, {}, B {}, T {}{}\n{}operators\n{}{}", train::device_name(device), dtype,
                     o.bench.batch, o.bench.time, rows.size() > 1 ? "; × " + reference : "",
-                    report::to_text(table), operators_of(rows), profiles));
+                    report::to_text(table(false)), operators_of(rows), profiles));
+  document_is_printed();
   check_interrupt();
 }
 

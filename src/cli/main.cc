@@ -31,8 +31,8 @@ std::string dump(const nlohmann::json& document, int indent = -1) {
                        nlohmann::json::error_handler_t::replace);
 }
 
-int report(int code, const std::string& message,
 // Does not throw, whatever the state of the streams.
+int report(int code, const std::string& message,
            nlohmann::json document = nlohmann::json::object()) {
   document["error"] = message;
   document["exit_code"] = code;
@@ -75,6 +75,8 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", version());
   app.require_subcommand(1);
   app.fallthrough(false);
+  // An error in the arguments before --json is a document, too
+  for (int i = 1; i < argc; ++i) json_flag = json_flag || std::string_view(argv[i]) == "--json";
   for (const std::string& name : commands().names()) commands().at(name)(app);
   check_option_values(app);
   try {
@@ -92,15 +94,6 @@ int run(int argc, char** argv) {
     const int code = error.get_exit_code();
     if (code == 0) {  // --help, --version
       app.exit(error);
-// A closed descriptor would be that of the next file that is opened, and what is meant for standard
-// error would be written into it. /dev/null takes its place; writing to standard output fails as
-// before.
-void open_standard_descriptors() {
-  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (::fcntl(descriptor, F_GETFD) == -1 && errno == EBADF)
-      ::open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);
-}
-
       return end_output();
     }
     return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
@@ -117,6 +110,15 @@ void open_standard_descriptors() {
     const std::string what = error.what();
     return report(kFailed, what.substr(0, what.find('\n')));
   }
+}
+
+// A closed descriptor would be that of the next file that is opened, and what is meant for standard
+// error would be written into it. /dev/null takes its place; writing to standard output fails as
+// before.
+void open_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(descriptor, F_GETFD) == -1 && errno == EBADF)
+      ::open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 }  // namespace
@@ -156,7 +158,6 @@ CLI::Validator positive_number() {
 }
 CLI::Validator non_negative_number() {
   return number_check("NONNEGATIVE", "zero or a positive number", [](double x) { return x >= 0; });
-  assay::cli::open_standard_descriptors();
 }
 
 CLI::Validator in_range(int64_t least, int64_t most) {
@@ -174,6 +175,7 @@ void print(const nlohmann::json& document, const std::string& text) {
 }  // namespace assay::cli
 
 int main(int argc, char** argv) {
+  assay::cli::open_standard_descriptors();
   assay::catch_interrupts();
   assay::catch_truncated_files();
   return assay::cli::run(argc, argv);
