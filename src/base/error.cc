@@ -7,15 +7,17 @@
 namespace assay {
 namespace {
 
+// Two neighbours that changed places are one error.
 size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
+  std::vector<size_t> before, last, row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
+    before = std::exchange(last, row);
+    row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substitute = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
     }
   }
   return row.back();
@@ -29,9 +31,8 @@ std::string did_you_mean(std::string_view name, std::span<const std::string> can
   const auto nearest = std::min_element(
       candidates.begin(), candidates.end(),
       [&](auto& a, auto& b) { return edit_distance(name, a) < edit_distance(name, b); });
-  if (nearest == candidates.end() ||
-      edit_distance(name, *nearest) > std::max<size_t>(2, name.size() / 3))
-    return "";
+  const size_t most = name.size() < 5 ? 1 : std::max<size_t>(2, name.size() / 3);
+  if (nearest == candidates.end() || edit_distance(name, *nearest) > most) return "";
   return fmt::format("; did you mean '{}'?", *nearest);
 }
 

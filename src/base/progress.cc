@@ -6,6 +6,15 @@
 #include <cstdio>
 
 namespace assay {
+namespace {
+
+// Work goes on when standard error cannot be written, as on a full disk.
+void write(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace
 
 Progress::Progress(double interval)
     : terminal_(::isatty(STDERR_FILENO)), interval_(terminal_ ? 0.1 : interval) {}
@@ -20,13 +29,12 @@ void Progress::show(const std::string& line) {
       std::chrono::duration<double>(now - last_).count() < interval_)
     return;
   last_ = now;
-  fmt::print(stderr, "{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ ? "" : "\n");
-  std::fflush(stderr);
+  write(fmt::format("{}{}{}", terminal_ ? "\r\x1b[K" : "", line, terminal_ ? "" : "\n"));
   drawn_ = terminal_;
 }
 
 void Progress::log(const std::string& line) {
-  fmt::print(stderr, "{}{}\n", drawn_ ? "\r\x1b[K" : "", line);
+  write(fmt::format("{}{}\n", drawn_ ? "\r\x1b[K" : "", line));
   drawn_ = false;
 }
 

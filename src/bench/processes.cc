@@ -14,8 +14,16 @@ namespace {
 
 using Json = nlohmann::json;
 
+fs::path temporary_files() {
+  std::error_code error;
+  const fs::path folder = fs::temp_directory_path(error);
+  if (error)
+    fail("no folder for temporary files: TMPDIR = {}: {}", folder.string(), error.message());
+  return folder;
+}
+
 struct Folder {
-  Folder() : path(fs::temp_directory_path() / fmt::format("assay_bench.{}", ::getpid())) {
+  Folder() : path(temporary_files() / fmt::format("assay_bench.{}", ::getpid())) {
     make_folder(path);
   }
   ~Folder() { fs::remove_all(path); }

@@ -93,6 +93,7 @@ report::Figure figure_of(const Json& rows, const std::string& title) {
 }
 
 void run(const Options& o) {
+  if (!o.svg.empty()) check_output(o.svg);
   train::use_threads(o.threads);
   train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);

@@ -30,8 +30,11 @@ struct Options {
 
 // The [model] of a preset or, when the name ends in .toml, of a file.
 ConfigNode model_table(const std::string& name) {
-  return ConfigNode::read_file(name.ends_with(".toml") ? fs::path(name) : study::preset_file(name))
-      .child("model");
+  const fs::path path = name.ends_with(".toml") ? fs::path(name) : study::preset_file(name);
+  const ConfigNode file = ConfigNode::read_file(path);
+  file.read(Fields{}, {"model", "train"});
+  if (!file.has("model")) fail("{}: there is no table [model]. Nothing was measured.", name);
+  return file.child("model");
 }
 
 Json row_of(const std::string& name, const Options& o, c10::Device device) {
@@ -67,8 +70,8 @@ double state_of(const Json& row, int64_t length) {
 }
 
 // With several models, the figures that a control must match are followed by their ratio to the
-// reference's.
-report::Table table_of(const Json& rows, const Json& reference, const Options& o) {
+// reference's. On a screen these columns are called "×"; in a file every column has its own name.
+report::Table table_of(const Json& rows, const Json& reference, const Options& o, bool for_file) {
   using report::Format;
   report::Table table{"models", "", "", {{"model"}}, {}, true};
   const auto column = [&](const std::string& name, Format format) {
@@ -77,19 +80,19 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
   const bool ratios = rows.size() > 1;
   const auto with_ratio = [&](const std::string& name, Format format) {
     column(name, format);
-    if (ratios) column("×", Format::factor);
+    if (ratios) column(for_file ? name + " ×" : "×", Format::factor);
   };
   with_ratio("parameters", Format::count);
   for (const int64_t length : o.bench.state_lengths)
     with_ratio(fmt::format("state at {}", length), Format::bytes);
-  with_ratio("FLOPs/token", Format::count);
+  with_ratio("forward FLOPs/token", Format::count);
   with_ratio("tokens/s", Format::count);
   column("memory", Format::bytes);
   if (o.bench.decode > 0) {
     column("decoding step, µs", Format::count);
     column("its bytes moved, µs", Format::count);
   }
-  column("", Format::text);
+  column(for_file ? "failure" : "", Format::text);
   for (const Json& row : rows) {
     std::vector<report::Cell> cells = {row["model"].get<std::string>()};
     const auto compared = [&](double mine, double theirs) {
@@ -162,6 +165,7 @@ void run(Options o) {
   if (o.models.empty())
     fail("no presets were found in plans/models; name files: assay bench models my.toml");
   // Before the first is measured
+  if (!o.csv.empty()) check_output(o.csv);
   for (const std::string& model : o.models) nn::ModelSpec::read(model_table(model));
   const std::string reference = reference_of(o);
   if (!std::ranges::count(o.models, reference))
@@ -176,8 +180,8 @@ void run(Options o) {
                                                              o.models, arguments(o));
   const Json& base =
       *std::ranges::find(rows, Json(reference), [](const Json& row) { return row["model"]; });
-  const report::Table table = table_of(rows, base, o);
-  if (!o.csv.empty()) write_file(o.csv, report::to_csv(table));
+  const auto table = [&](bool for_file) { return table_of(rows, base, o, for_file); };
+  if (!o.csv.empty()) write_file(o.csv, report::to_csv(table(true)));
   std::string profiles;
   for (const Json& row : rows)
     if (o.profile > 0 && row.contains("profile")) profiles += profile_of(row, o.profile);
@@ -190,7 +194,8 @@ void run(Options o) {
          {"rows", rows}},
         fmt::format("{}, {}, B {}, T {}{}\n{}operators\n{}{}", train::device_name(device), dtype,
                     o.bench.batch, o.bench.time, rows.size() > 1 ? "; × " + reference : "",
-                    report::to_text(table), operators_of(rows), profiles));
+                    report::to_text(table(false)), operators_of(rows), profiles));
+  document_is_printed();
   check_interrupt();
 }
 

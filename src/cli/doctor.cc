@@ -1,9 +1,11 @@
 // assay doctor
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/build.h"
+#include "base/files.h"
 #include "base/version.h"
 #include "cli/command.h"
 #include "ops/paths.h"
@@ -25,6 +27,17 @@ std::string implementations() {
   return text;
 }
 
+// And what to do about it
+std::string why_no_gpu() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!fs::exists("/dev/nvidiactl"))
+    return "there is no /dev/nvidiactl; "
+           "install the NVIDIA driver, or give the container access to the GPU";
+  if (visible) return fmt::format("CUDA_VISIBLE_DEVICES is '{}'; unset it", visible);
+  return "torch finds none, although /dev/nvidiactl exists; "
+         "try nvidia-smi, and a torch that was built with CUDA";
+}
+
 void doctor() {
   Json report = {{"assay", version()},
                  {"commit", commit()},
@@ -38,13 +51,15 @@ void doctor() {
 #else
   report["cuda_kernels"] = "not compiled: build with `CUDA=1 make` on a machine with nvcc";
 #endif
-  std::string text = fmt::format(
-      "assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n", version(),
-      commit(), train::torch_version(), report["cpu"].get<std::string>(),
-      report["gpus"].empty() ? "none found; everything runs on the CPU" : report["gpus"].dump(),
-      report["cuda_kernels"].get<std::string>());
+  std::string text =
+      fmt::format("assay {} ({}), torch {}\nCPU   {}\nGPU   {}\nCUDA kernels {}\nOperators\n",
+                  version(), commit(), train::torch_version(), report["cpu"].get<std::string>(),
+                  report["gpus"].empty() ? "none found, everything runs on the CPU: " + why_no_gpu()
+                                         : report["gpus"].dump(),
+                  report["cuda_kernels"].get<std::string>());
   for (const ops::OpPath& path : ops::op_paths())
     report["operators"].push_back({{"op", path.op}, {"device", path.device}, {"path", path.path}});
+  if (report["gpus"].empty()) report["why_no_gpu"] = why_no_gpu();
   print(report, text + implementations());
 }
 

@@ -82,6 +82,8 @@ std::string entropies(const std::vector<double>& heads) {
 }
 
 void show_probe(const Options& o) {
+  if (o.probe.threshold < 0 || o.probe.threshold >= 1)
+    fail("--threshold {}: it is a share, from 0 to below 1", o.probe.threshold);
   const TrainedModel model(o.model);
   const data::TokenStore store(o.data);
   model.check_store(store);

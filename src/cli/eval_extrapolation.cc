@@ -120,17 +120,17 @@ void add(CLI::App& eval) {
   command
       ->add_option("--factor", o->factor, "longest position, as a multiple of the training length")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(in_range(1, 1 << 20));
   command
       ->add_option("--train-length", o->training_length,
                    "training length; default: the run's sequence_length")
-      ->check(CLI::PositiveNumber);
+      ->check(in_range(1, 1 << 30));
   command->add_option("--sequences", o->sequences, "number of texts, the longest of the set")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--at-once", o->at_once, "texts in one batch")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--figure", o->figure, "SVG file");
   add_device_options(*command, o->model);
   command->callback([o] { run(*o); });

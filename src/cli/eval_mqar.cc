@@ -89,7 +89,7 @@ void run(const Options& o) {
   database.execute("CREATE TABLE IF NOT EXISTS runs (key TEXT PRIMARY KEY, result TEXT NOT NULL)");
   BestOf best;
   Json all = Json::array();
-  {
+  try {
     Progress progress;
     for (size_t i = 0; i < study.runs.size(); ++i) {
       const tasks::MqarRun& one = study.runs[i];
@@ -102,6 +102,10 @@ void run(const Options& o) {
                      {"pairs", one.data.pairs}});
       all.push_back(result);
     }
+  } catch (const Interrupted&) {
+    fail<Interrupted>(
+        "interrupted; {} has {} of {} runs, and the same command continues with the others",
+        o.output.string(), all.size(), study.runs.size());
   }
   report::Table table{.id = "mqar",
                       .title = "MQAR",

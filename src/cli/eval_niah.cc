@@ -122,6 +122,10 @@ Json to_json(const Cell& cell) {
           {"by_depth", by_depth(cell)}, {"samples", samples}};
 }
 
+fs::path figure_file(const Options& o, size_t index) {
+  return o.figures / fmt::format("niah_{}_{}.svg", o.niah.variant, index + 1);
+}
+
 void write_figure(const Options& o, const std::string& model, size_t index,
                   const std::vector<Cell>& cells) {
   report::HeatMap map{fmt::format("S-NIAH-{}, {}", o.niah.variant, model),
@@ -137,9 +141,7 @@ void write_figure(const Options& o, const std::string& model, size_t index,
     const std::vector<double> column = by_depth(cell);
     for (size_t row = 0; row < kDepths; ++row) map.values[row].push_back(column[row]);
   }
-  make_folder(o.figures);
-  write_file(o.figures / fmt::format("niah_{}_{}.svg", o.niah.variant, index + 1),
-             report::to_svg(map));
+  write_file(figure_file(o, index), report::to_svg(map));
 }
 
 void run(Options o) {
@@ -148,6 +150,10 @@ void run(Options o) {
   std::vector<int64_t> lengths;
   for (const std::string& text : o.lengths) lengths.push_back(parse_length(text));
   o.niah.haystack = haystack_of(o);
+  if (!o.figures.empty()) {
+    make_folder(o.figures);
+    for (size_t i = 0; i < o.models.size(); ++i) check_output(figure_file(o, i));
+  }
   report::Table table{
       .id = "niah",
       .title = "S-NIAH",
@@ -207,19 +213,19 @@ void add(CLI::App& eval) {
       ->add_option("--samples", o->niah.samples,
                    "needles per length, spread evenly over the depths")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command
       ->add_option("--max-tokens", o->niah.reserved,
                    "tokens of an answer; they are part of the length")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_option("--seed", o->niah.seed, "seed of keys and values")->capture_default_str();
   command->add_option("--figures", o->figures, "folder for a heat map of each model, SVG");
   command
       ->add_option("--batch-tokens", o->batch_tokens,
                    "tokens per batch; lower it if memory runs out")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->add_flag("--bos", o->bos, "every prompt begins with the tokenizer's bos");
   add_device_options(*command, o->model);
   command->callback([o] { run(*o); });

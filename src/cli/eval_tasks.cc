@@ -345,15 +345,15 @@ void add(CLI::App& eval) {
   command
       ->add_option("--few-shot", o->few_shot,
                    "examples before each question; default: that of the task")
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   command
       ->add_option("--limit", o->evaluate.limit, "use the first N documents of each task; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative_number());
   command
       ->add_option(
           "--max-length", o->evaluate.longest,
           "longest input; the last tokens are kept; default: the model's max_positions, or 2048")
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command
       ->add_option("--prefix", o->prefix, "token before a text without a context: bos or separator")
       ->capture_default_str()
@@ -371,7 +371,7 @@ void add(CLI::App& eval) {
       ->add_option("--batch-tokens", o->evaluate.scorer.batch_tokens,
                    "tokens per batch; lower it if memory runs out")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   add_device_options(*command, o->model);
   command->callback([o] { run(*o); });
 }

@@ -70,7 +70,6 @@ json describe(const TrainedModel& model, const std::vector<int64_t>& prompt,
 
 void run(const Options& options) {
   nn::check(options.sampling);
-  if (options.samples < 1) fail("--samples {}: at least 1 is needed", options.samples);
   if (!options.save_state.empty() && options.samples > 1)
     fail("--save-state keeps one sample, not {}", options.samples);
   if (!options.save_state.empty()) check_output(options.save_state);
@@ -118,7 +117,8 @@ void add(CLI::App& app) {
   command
       ->add_option("--max-tokens", o->max_tokens,
                    "most tokens per sample; fewer if the model ends the document")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(in_range(0, 1 << 30));
   command->add_option("--temperature", o->sampling.temperature, "0: always the most likely token")
       ->capture_default_str();
   command->add_option("--top-k", o->sampling.top_k, "sample from the k most likely tokens; 0: all")
@@ -130,7 +130,8 @@ void add(CLI::App& app) {
   command->add_option("--seed", o->seed, "the same seed gives the same tokens")
       ->capture_default_str();
   command->add_option("--samples", o->samples, "sample i has the seed --seed + i")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(in_range(1, 1 << 20));
   command->callback([o] { run(*o); });
 }
 [[maybe_unused]] const bool registered = commands().add("generate", add);

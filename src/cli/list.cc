@@ -131,7 +131,7 @@ Listed listed(const std::string& kind) {
   if (kind == "datasets") return datasets();
   const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops",     "models",
                                           "plans",  "tasks",          "datasets"};
-  fail("unknown kind '{}'{}; there are {}", kind, did_you_mean(kind, kinds), join(kinds));
+  fail("unknown kind '{}'{}\n  Kinds: {}.", kind, did_you_mean(kind, kinds), join(kinds));
 }
 
 void list(const std::string& kind) {
@@ -143,11 +143,14 @@ void list(const std::string& kind) {
   print(names, text);
 }
 
-// A preset with every default written out.
+// A preset with every default written out, and its comment.
 void describe_model(const std::string& name) {
-  const ConfigNode model = ConfigNode::read_file(study::preset_file(name)).child("model");
+  const fs::path file = study::preset_file(name);
+  const std::vector<std::string> comment = first_comment(file);
+  const ConfigNode model = ConfigNode::read_file(file).child("model");
   const std::string toml = nn::ModelSpec::read(model).toml();
-  print({{"kind", "model"}, {"name", name}, {"toml", toml}}, toml);
+  print({{"kind", "model"}, {"name", name}, {"about", join(comment, "\n")}, {"toml", toml}},
+        fmt::format("# {}\n{}", join(comment, "\n# "), toml));
 }
 
 void describe_operator(const std::string& name) {
@@ -212,7 +215,8 @@ void describe_dataset(const std::string& name) {
   const auto all = tasks_by_dataset();
   const auto found = all.find(name);
   if (found == all.end())
-    fail("unknown dataset '{}'{}", name, did_you_mean(name, names_of(datasets())));
+    fail("unknown dataset '{}'{}\n  `assay list datasets` lists all.", name,
+         did_you_mean(name, names_of(datasets())));
   print({{"kind", "dataset"}, {"name", name}, {"tasks", found->second}},
         fmt::format("dataset {}: JSON Lines in the folder of --data, read by {}\n", name,
                     join(found->second)));
@@ -251,11 +255,12 @@ void describe(const std::string& kind, const std::string& name) {
     return describe_fields(kind, name, "a language model: a pattern of layers", fields_of(model));
   if (kind == "table" && name == "train")
     return describe_fields(kind, name, "how it is trained", fields_of(train));
-  fail(
-      "nothing to describe under {} '{}'.\n"
-      "  There are mixer NAME, channel_mixer NAME, op NAME, model NAME, plan NAME, task NAME, "
-      "dataset NAME, table model and table train.",
-      kind, name);
+  const std::vector<std::string> kinds = {"mixer", "channel_mixer", "op",      "model",
+                                          "plan",  "task",          "dataset", "table"};
+  if (kind == "table")
+    fail("unknown table '{}'{}\n  Tables: model, train.", name,
+         did_you_mean(name, std::vector<std::string>{"model", "train"}));
+  fail("unknown kind '{}'{}\n  Kinds: {}.", kind, did_you_mean(kind, kinds), join(kinds));
 }
 
 void add_list(CLI::App& app) {

@@ -1,6 +1,10 @@
 // The program: parses the command line, runs one subcommand, turns errors into one message and
 // an exit code.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -13,6 +17,7 @@
 #include "base/truncated_files.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "cli/options.h"
 
 namespace assay::cli {
 namespace {
@@ -26,12 +31,13 @@ std::string dump(const nlohmann::json& document, int indent = -1) {
                        nlohmann::json::error_handler_t::replace);
 }
 
+// Does not throw, whatever the state of the streams.
 int report(int code, const std::string& message,
            nlohmann::json document = nlohmann::json::object()) {
   document["error"] = message;
   document["exit_code"] = code;
-  if (json_flag && !document_printed) fmt::print("{}\n", dump(document));
-  fmt::print(stderr, "assay: {}\n", message);
+  if (json_flag && !document_printed) std::fputs((dump(document) + "\n").c_str(), stdout);
+  std::fputs(fmt::format("assay: {}\n", message).c_str(), stderr);
   return code;
 }
 
@@ -43,28 +49,6 @@ void check_subcommand(CLI::App& command, const std::string& word) {
   if (names.empty() || word.starts_with('-') || std::ranges::count(names, word)) return;
   fail("{} takes one of {}{}{}", command.get_name(), join(names),
        word.empty() ? "" : "; there is no '" + word + "'", did_you_mean(word, names));
-}
-
-// An option that is followed by several words would swallow the positional argument after it.
-// Every option takes one value; lists are comma-separated or repeat the option.
-void take_one_value_per_option(CLI::App& command) {
-  const auto is_list = [](const CLI::Option* option) {
-    return option->nonpositional() && option->get_allow_extra_args();
-  };
-  for (CLI::Option* option : command.get_options(is_list))
-    option->expected(1)->take_all()->allow_extra_args(false);
-  const auto any = [](CLI::App*) { return true; };
-  for (CLI::App* sub : command.get_subcommands(any)) take_one_value_per_option(*sub);
-}
-
-// "--set a=1 b=2 MODEL" takes b=2 as MODEL, and then MODEL is not expected.
-std::string hint_for_second_value(int argc, char** argv) {
-  for (int i = 3; i < argc; ++i) {
-    const std::string value = argv[i];
-    if (std::string_view(argv[i - 2]) != "--set" || value.find('=') == std::string::npos) continue;
-    if (!value.starts_with('-')) return "; --set takes one KEY=VALUE: write --set " + value;
-  }
-  return "";
 }
 
 CLI::Validator number_check(const std::string& name, const std::string& expected, auto&& accepts) {
@@ -91,8 +75,10 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", version());
   app.require_subcommand(1);
   app.fallthrough(false);
+  // An error in the arguments before --json is a document, too
+  for (int i = 1; i < argc; ++i) json_flag = json_flag || std::string_view(argv[i]) == "--json";
   for (const std::string& name : commands().names()) commands().at(name)(app);
-  take_one_value_per_option(app);
+  check_option_values(app);
   try {
     if (argc > 1 && argv[1][0] != '-') {
       commands().at(argv[1]);  // names the nearest
@@ -101,27 +87,38 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
     return end_output();
   } catch (const CLI::ExtrasError& error) {
-    return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
-                                         hint_for_second_value(argc, argv)));
+    return report(kBadInput,
+                  fmt::format("not expected: {}{} (--help shows the usage)", extra_arguments(app),
+                              hint_for_extra_arguments(app, argc, argv)));
   } catch (const CLI::ParseError& error) {
     const int code = error.get_exit_code();
     if (code == 0) {  // --help, --version
       app.exit(error);
       return end_output();
     }
-    return report(kBadInput, fmt::format("{} (--help shows the usage)", error.what()));
+    return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
+                                         hint_for_unknown_option(app, argc, argv)));
   } catch (const ConfigError& error) {
     return report(error.exit_code, error.what(),
                   {{"table", error.table}, {"key", error.key}, {"problem", error.problem}});
   } catch (const Error& error) {
     return report(error.exit_code, error.what());
   } catch (const std::bad_alloc&) {
-    return report(kFailed, "out of memory; lower batch_size or sequence_length");
+    return report(kFailed, "out of memory; lower the batch, the lengths or the samples");
   } catch (const std::exception& error) {
     // Torch appends its own stack; the first line says what happened
     const std::string what = error.what();
     return report(kFailed, what.substr(0, what.find('\n')));
   }
+}
+
+// A closed descriptor would be that of the next file that is opened, and what is meant for standard
+// error would be written into it. /dev/null takes its place; writing to standard output fails as
+// before.
+void open_standard_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(descriptor, F_GETFD) == -1 && errno == EBADF)
+      ::open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 }  // namespace
@@ -178,6 +175,7 @@ void print(const nlohmann::json& document, const std::string& text) {
 }  // namespace assay::cli
 
 int main(int argc, char** argv) {
+  assay::cli::open_standard_descriptors();
   assay::catch_interrupts();
   assay::catch_truncated_files();
   return assay::cli::run(argc, argv);

@@ -28,6 +28,7 @@ void add_device_options(CLI::App& command, ModelOptions& o) {
 }
 
 TrainedModel::TrainedModel(const ModelOptions& o) : path(o.model) {
+  if (path.empty()) fail("the name of the model is empty; expected the folder of one");
   if (o.threads > 0) at::set_num_threads(o.threads);
   train::set_up_torch();
   const c10::Device device = train::choose_device(o.device);

@@ -19,6 +19,7 @@ void write_new_plan(const Options& options) {
   if (!options.output.empty()) {
     if (fs::exists(options.output))
       fail("{}: exists already; choose another file. Nothing was written.", options.output);
+    check_output(options.output);
     write_file(options.output, plan);
     text = fmt::format("{0}: written. Next: assay run {0} -o STUDY --dry-run\n", options.output);
   }

@@ -22,9 +22,9 @@ struct Options {
   bool dry_run = false;
 };
 
-// With the figures that controls are matched by: parameters, and what a sequence of 100k tokens
-// leaves as state.
-constexpr const char* kLine = "{:<32} {:>10} {:>12} {:>10} {:>10} {:>8} {:>9}\n";
+// With the figures that controls are matched by: parameters, and what a sequence of 102,400
+// tokens leaves as state. FLOPs of training are three times those of the forward pass.
+constexpr const char* kLine = "{:<32} {:>10} {:>14} {:>10} {:>14} {:>8} {:>9}\n";
 
 std::string line(const study::ExpectedRun& run) {
   const run::Estimate& e = run.estimate;
@@ -65,8 +65,8 @@ std::string slurm_preview(const study::StudyOptions& options,
 }
 
 void show_dry_run(const study::StudyOptions& options) {
-  std::string text =
-      fmt::format(kLine, "run", "parameters", "state, 100k", "tokens", "FLOPs", "steps", "time");
+  std::string text = fmt::format(kLine, "run", "parameters", "state, 102,400", "tokens",
+                                 "training FLOPs", "steps", "time");
   Json runs = Json::array();
   double seconds = 0;
   int64_t done = 0;

@@ -11,6 +11,7 @@
 #include "base/interrupt.h"
 #include "cli/command.h"
 #include "cli/model.h"
+#include "cli/standard_input.h"
 
 namespace assay::cli {
 namespace {
@@ -203,12 +204,14 @@ class Scoring {
       waiting = 0;
     };
     for (std::string text; std::getline(in, text);) {
+      check_interrupt();
       ++number;
       if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
       lines.push_back(parse(number, text, model_));
       waiting += int64_t(lines.back().tokens.size());
       if (waiting >= 16 * batch_tokens_ || lines.size() >= 4096) flush();
     }
+    check_interrupt();
     if (in.bad()) fail<Error>("{}: reading stopped after line {}", name, number);
     flush();
   }
@@ -235,6 +238,7 @@ void run(const Options& options) {
   if (!options.file.empty() && (!file || fs::is_directory(options.file)))
     fail("{}: cannot be read", options.file);
   Scoring scoring(options);
+  if (options.file.empty()) let_interrupts_end_reading();
   scoring.run(options.file.empty() ? std::cin : file,
               options.file.empty() ? "standard input" : options.file);
 }

@@ -30,7 +30,7 @@ std::unique_ptr<serve::ServedModel> load(const Options& options) {
   auto served = std::make_unique<serve::ServedModel>(
       options.name, opened.model->spec.config.vocab_size, std::move(opened.tokenizer), context);
   served->model = opened.model;
-  fmt::print(stderr, "assay: {} is loaded\n", options.name);
+  std::fputs(fmt::format("assay: {} is loaded\n", options.name).c_str(), stderr);
   return served;
 }
 

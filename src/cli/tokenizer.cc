@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/interrupt.h"
 #include "cli/command.h"
+#include "cli/standard_input.h"
 
 namespace assay::cli {
 namespace {
@@ -55,11 +57,14 @@ void train(const Options& options) {
 // one JSON list.
 void answer_lines(auto&& answer, auto&& as_text) {
   auto answers = nlohmann::json::array();
+  let_interrupts_end_reading();
   for (std::string line; std::getline(std::cin, line);) {
+    check_interrupt();
     auto reply = answer(line);
     if (json_wanted()) answers.push_back(std::move(reply));
     else fmt::print("{}\n", as_text(reply));
   }
+  check_interrupt();
   print(answers, "");
 }
 

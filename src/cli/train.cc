@@ -59,10 +59,10 @@ train::RunConfig read_config(const Options& options, int64_t ranks) {
 void print_estimate(const train::RunConfig& config, const train::TrainOptions& options) {
   const run::Estimate e = train::describe_run(config, options);
   print(to_json(e),
-        fmt::format("{} parameters, {} FLOPs per token, {} steps of {} tokens, about {} on {}\n",
-                    Progress::count(double(e.parameters)), Progress::count(e.flops_per_token),
-                    e.steps, config.train.tokens_per_step(),
-                    Progress::duration(e.estimated_seconds), e.device));
+        fmt::format(
+            "{} parameters, {} forward FLOPs per token, {} steps of {} tokens, about {} on {}\n",
+            Progress::count(double(e.parameters)), Progress::count(e.flops_per_token), e.steps,
+            config.train.tokens_per_step(), Progress::duration(e.estimated_seconds), e.device));
 }
 
 void train_alone(const Options& options, const train::TrainOptions& train_options, int64_t ranks) {

@@ -313,11 +313,16 @@ int64_t LanguageModel::state_bytes(int64_t time) {
     }
     return total;
   };
-  int64_t period = 1024;  // a multiple of the usual chunk sizes
-  for (const auto& layer : layers) period = std::min(period, layer->mixer->max_time() / 2);
-  if (time <= 2 * period || period < 1)
-    return bytes(std::min(time, std::max<int64_t>(1, 2 * period)));
-  const int64_t first = period + time % period, before = bytes(first);
+  int64_t longest = INT64_MAX, filled = 0;  // no window below `time` fills after `filled`
+  for (const auto& layer : layers) {
+    longest = std::min(longest, layer->mixer->max_time());
+    if (layer->mixer->window() < time) filled = std::max(filled, layer->mixer->window());
+  }
+  const int64_t period = std::min<int64_t>(1024, longest / 3);  // a multiple of usual chunk sizes
+  if (period < 1) return bytes(std::min<int64_t>(time, 1));
+  const int64_t start = std::max(period, std::min(filled, longest - 2 * period));
+  if (time <= start + period) return bytes(time);
+  const int64_t first = start + (time - start) % period, before = bytes(first);
   return before + (bytes(first + period) - before) * ((time - first) / period);
 }
 

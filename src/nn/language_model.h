@@ -102,10 +102,10 @@ struct LanguageModel : Module {
   std::map<std::string, int> numerics() const;  // {"mixer mamba1": 2}: of mixers above version 1
   double forward_flops(int64_t time);           // a token, at sequence length `time`
   int64_t parameter_count();
-  // Of one sequence after `time` tokens, counted from the tensors of runs of up to 3,071. Beyond
-  // those a state is taken to grow by as much every 1,024 tokens as it did there, or not at all:
-  // exact for caches of keys, means of chunks that divide 1,024, windows of up to 1,024 positions,
-  // and recurrences. (A window of more positions is counted as if it went on growing.)
+  // Of one sequence after `time` tokens, counted from the tensors of runs that end at most 2,047
+  // tokens after the longest window (or 1,024) is full. Beyond those a state is taken to grow by as
+  // much every 1,024 tokens as it did there, or not at all: exact for caches of keys, windows,
+  // means of chunks that divide 1,024, and recurrences.
   int64_t state_bytes(int64_t time);
   const at::Tensor& head_weight() const;
   // Converts the weights of matrix products to compute_dtype once, so that no step does it again.

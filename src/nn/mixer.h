@@ -67,6 +67,8 @@ struct Mixer : Module {
   virtual double mixing_flops(int64_t time) const = 0;
   // The longest sequence that it can read.
   virtual int64_t max_time() const { return INT64_MAX; }
+  // Positions of a window: a part of the state grows until this many were read. 0: no window.
+  virtual int64_t window() const { return 0; }
   // For probes: softmax weights [B, H, T, T] of a whole sequence x [B, T, d_model]; undefined where
   // there are none.
   virtual at::Tensor attention_weights(const at::Tensor& /*x*/) const { return {}; }

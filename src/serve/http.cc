@@ -216,7 +216,7 @@ asio::awaitable<void> HttpServer::Parts::serve(tcp::socket socket) try {
   }
   stream.socket().shutdown(tcp::socket::shutdown_send, ignored);
 } catch (const std::exception& error) {
-  fmt::print(stderr, "assay: a connection failed: {}\n", error.what());
+  std::fputs(fmt::format("assay: a connection failed: {}\n", error.what()).c_str(), stderr);
 }
 
 // Reads one request and answers it; false: the connection ends.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -25,6 +26,10 @@ constexpr const char* kJson = "application/json";
 
 std::string dump(const json& document) {
   return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void report(const std::string& message) {
+  std::fputs(fmt::format("assay: {}\n", message).c_str(), stderr);
 }
 
 // %2F → /; what is not two hexadecimal digits after a % stays as it is.
@@ -142,7 +147,7 @@ class Service {
       drain_began_ = Clock::now();
       draining_ = true;
       http_.stop_accepting();
-      fmt::print(stderr, "assay: stopping; {} requests are open\n", http_.open_requests());
+      report(fmt::format("stopping; {} requests are open", http_.open_requests()));
       return;
     }
     const double waited = std::chrono::duration<double>(Clock::now() - *drain_began_).count();
@@ -150,8 +155,8 @@ class Service {
     if (open && waited < options_.drain_seconds) return;
     if (open && !cut_off_) {
       cut_off_ = true;
-      fmt::print(stderr, "assay: {} requests were cut off after {} seconds\n",
-                 http_.open_requests(), options_.drain_seconds);
+      report(fmt::format("{} requests were cut off after {} seconds", http_.open_requests(),
+                         options_.drain_seconds));
       stop_model();
     }
     if (open && waited < options_.drain_seconds + 1) return;

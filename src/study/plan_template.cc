@@ -55,6 +55,7 @@ std::vector<Domain> named(const std::vector<std::string>& names, const std::vect
     if (!domain->trainable())
       fail("{}: domain '{}' has no tokens in split {}. Nothing was written.", store, name,
            domain->train > 0 ? "valid" : "train");
+    if (holds(found, name)) fail("--train names the domain '{}' twice. Nothing was written.", name);
     found.push_back(*domain);
   }
   return found;
@@ -84,7 +85,9 @@ Choice choose(const std::vector<Domain>& domains, const std::vector<std::string>
   Choice choice{named(train, domains, store), {}};
   if (train.empty()) {
     std::ranges::copy_if(domains, std::back_inserter(choice.train), &Domain::trainable);
-    if (testable(domains, choice.train).empty()) choice.train = larger_half(choice.train);
+    if (const auto half = larger_half(choice.train);
+        testable(domains, choice.train).empty() && !testable(domains, half).empty())
+      choice.train = half;
   }
   if (choice.train.empty())
     fail(

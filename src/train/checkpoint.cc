@@ -53,7 +53,9 @@ class Unfinished {
 void say_once(const std::string& why) {
   static std::once_flag said;
   std::call_once(said, [&] {
-    fmt::print(stderr, "assay: {}. Rank 0 writes the part of this rank in checkpoints.\n", why);
+    const std::string line =
+        fmt::format("assay: {}. Rank 0 writes the part of this rank in checkpoints.\n", why);
+    std::fputs(line.c_str(), stderr);
   });
 }
 

@@ -34,10 +34,9 @@ struct TrainConfig {
     field("batch_size", batch_size, "sequences per step");
     field("micro_batch_size", micro_batch_size,
           "sequences per forward pass; gradients are summed over a step; 0: those of a slice");
-    field(
-        "gradient_slices", gradient_slices,
-        "equal parts of a batch whose gradients are summed in a fixed order; "
-        "ranks that share them give the same bits; 0: one per rank");
+    field("gradient_slices", gradient_slices,
+          "equal parts of a batch whose gradients are summed in a fixed order; "
+          "ranks that share them give the same bits; 0: one per rank");
     field("sequence_length", sequence_length, "tokens per sequence");
     field("context_slices", context_slices,
           "equal consecutive parts of every sequence; ranks can share them");
@@ -53,7 +52,8 @@ struct TrainConfig {
     field("beta1", beta1, "AdamW");
     field("beta2", beta2, "AdamW");
     field("epsilon", epsilon, "AdamW");
-    field("weight_decay", weight_decay, "decoupled, on weight matrices only");
+    field("weight_decay", weight_decay,
+          "decoupled, on matrices, short convolutions and embeddings");
     field("clip", clip, "largest norm of the gradient; 0: none");
     field("seed", seed, "of weights and data order");
     field("domains", domains, "trained on; empty: all of the store");
@@ -70,7 +70,8 @@ struct TrainConfig {
     field("keep_steps", keep_steps,
           "checkpoints that are never removed; the newest two always stay");
     field("precision", precision,
-          "bf16, fp32, fp64 or auto (bf16 on CUDA, fp32 on CPU); weights and moments stay fp32");
+          "bf16, fp32, fp64 or auto (bf16 on CUDA, fp32 on CPU); weights and moments stay fp32, "
+          "or fp64 with fp64");
     field("recompute_activations", recompute_activations,
           "activation checkpointing: less memory, a third more time");
     field("spike", spike, "nats above the running mean of the loss that stop a run; 0: never");

@@ -261,7 +261,9 @@ struct Ranks::Group {
   // Ends this process because another rank failed; its main thread may wait for an exchange.
   [[noreturn]] void end_process(const std::string& failure) {
     const size_t blank = failure.find(' ');
-    fmt::print(stderr, "assay: rank {} stops: {}\n", place_.rank, failure.substr(blank + 1));
+    const std::string line =
+        fmt::format("assay: rank {} stops: {}\n", place_.rank, failure.substr(blank + 1));
+    std::fputs(line.c_str(), stderr);
     std::fflush(stderr);
     try {
       say_goodbye();

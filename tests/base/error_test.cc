@@ -15,6 +15,9 @@ TEST(DidYouMean, NamesTheNearestAndNothingFarAway) {
   EXPECT_EQ(did_you_mean("num_haeds", names), "; did you mean 'num_heads'?");
   EXPECT_EQ(did_you_mean("temperature", names), "");
   EXPECT_EQ(did_you_mean("x", {}), "");
+  const std::vector<std::string> plans = {"top1", "demo"};
+  EXPECT_EQ(did_you_mean("nope", plans), "") << "half of the letters are others";
+  EXPECT_EQ(did_you_mean("dmeo", plans), "; did you mean 'demo'?") << "two changed places";
 }
 
 TEST(Registry, RefusesUnknownAndRepeatedNames) {

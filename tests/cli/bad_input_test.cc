@@ -309,5 +309,29 @@ TEST_F(BadInputs, AFullStandardOutput) {
                   {"standard output cannot be written"});
 }
 
+TEST_F(BadInputs, AFullStandardErrorStopsNothing) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  const Outcome trained = run(folder_.path(), train("full") + " 2>/dev/full");
+  EXPECT_EQ(trained.exit_code, 0);
+  EXPECT_NE(trained.out.find("20 steps"), std::string::npos) << trained.out;
+  EXPECT_EQ(run(folder_.path(), "data info nope 2>/dev/full").exit_code, 2);
+  EXPECT_EQ(run(folder_.path(), "data nope 2>/dev/full").exit_code, 2);
+}
+
+TEST_F(BadInputs, AClosedDescriptorIsNotThatOfTheNextFile) {
+  EXPECT_EQ(run(folder_.path(), train("closed") + " 2>&-").exit_code, 0);
+  EXPECT_EQ(read_file(folder_ / "closed" / ".lock").find("step"), std::string::npos);
+  folder_.write("text/a/1.txt", "the first domain of a text\n");
+  EXPECT_EQ(
+      run(folder_.path(), "data prepare --tokenizer none -o new --domain 'a=text/a/*' text 2>&-")
+          .exit_code,
+      run(folder_.path(), "data prepare --tokenizer none -o new --domain 'a=text/a/*' text")
+          .exit_code);
+  EXPECT_EQ(run(folder_.path(), "nope 2>&-").exit_code, 2);
+  check_message(run(folder_.path(), "data info store >&-"), 1,
+                {"standard output cannot be written"});
+  EXPECT_EQ(run(folder_.path(), "data info store <&-").exit_code, 0);
+}
+
 }  // namespace
 }  // namespace assay::cli

@@ -1,5 +1,7 @@
 // `assay bench models`: a row a model, from one command; what fails is a row too.
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "cli/program.h"
 
@@ -118,6 +120,13 @@ TEST_F(BenchModels, ComparesWithAReference) {
   EXPECT_EQ(std::ranges::count(csv, '\n'), 3) << csv;
   EXPECT_NE(csv.find("\nscan.toml,"), std::string::npos) << csv;
   EXPECT_NE(csv.find(",1,"), std::string::npos) << csv;
+  std::set<std::string> names;
+  std::istringstream header(csv.substr(0, csv.find('\n')));
+  for (std::string name; std::getline(header, name, ',');) {
+    EXPECT_TRUE(names.insert(name).second) << "'" << name << "' names two columns";
+    EXPECT_NE(name, "");
+  }
+  EXPECT_TRUE(names.contains("failure")) << csv;
 }
 
 TEST_F(BenchModels, TextNamesDtypeAndEachImplementationOnce) {
@@ -136,12 +145,17 @@ TEST_F(BenchModels, OneModelHasNoRatios) {
 }
 
 TEST_F(BenchModels, RefusesBadNamesBeforeTheFirst) {
+  folder_.write("misspelled.toml", "[modle]\nd_model = 3\n");
+  folder_.write("without.toml", "[train]\nsteps = 3\n");
   for (const auto& [arguments, part] : std::vector<std::pair<std::string, std::string>>{
            {"transformr++", "did you mean 'transformer++'?"},
            {"full.toml missing.toml", "missing.toml: cannot be read as a TOML file (no such file)"},
            {"full.toml --reference scan.toml", "'scan.toml' is not among the models"},
            {"full.toml --precision fp8", "--precision"},
-           {"full.toml --time 0", "--time"}}) {
+           {"full.toml --time 0", "--time"},
+           {"misspelled.toml", "misspelled.toml:1:"},
+           {"without.toml", "there is no table [model]"},
+           {"full.toml --csv missing/x.csv", "missing/x.csv: there is no folder missing"}}) {
     const Outcome outcome = bench(arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments << "\n" << outcome.error;
     EXPECT_NE(outcome.error.find(part), std::string::npos) << outcome.error;

@@ -59,5 +59,25 @@ TEST(Json, ErrorsAreOneDocumentToo) {
   EXPECT_NE(error.at("error").get<std::string>().find("missing"), std::string::npos);
 }
 
+TEST(Json, ErrorsInTheArgumentsAreOneDocumentToo) {
+  const data::Folder folder;
+  for (const char* arguments : {"lsit mixers", "data inf store", "eval los", "train x --data",
+                                "data", "eval", "bench", "plan", "tokenizer", "list mixers --nope"})
+    EXPECT_EQ(document(folder, arguments, 2).at("exit_code"), 2) << arguments;
+}
+
+TEST(Json, InterruptedComparisonOfModelsIsOneDocument) {
+  const data::Folder folder;
+  const std::string options =
+      "--steps 1000000 --time 16 --vocab 50 --device cpu --threads 1 --json";
+  Process process(folder.path(), fmt::format("bench models '{0}' '{0}' {1}", kSmoke, options));
+  sleep_seconds(3);
+  process.signal(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.exit_code, 130) << outcome.error;
+  EXPECT_FALSE(json::parse(outcome.out, nullptr, /*allow_exceptions=*/false).is_discarded())
+      << outcome.out;
+}
+
 }  // namespace
 }  // namespace assay::cli

@@ -56,6 +56,18 @@ TEST_F(Lists, DescribeOpShowsSignatureAndImplementations) {
   expect("describe op gal", 2, {"unknown op 'gal'; did you mean 'gla'?"});
 }
 
+TEST_F(Lists, DescribeNamesTheNearestKind) {
+  expect("describe mixers attention", 2, {"unknown kind 'mixers'; did you mean 'mixer'?\n"});
+  expect("describe table modle", 2, {"unknown table 'modle'; did you mean 'model'?"});
+  expect("describe dataset nothing.at.all", 2, {"assay list datasets"});
+  expect("list mixer", 2, {"unknown kind 'mixer'; did you mean 'mixers'?\n  Kinds: mixers, "});
+}
+
+TEST_F(Lists, DescribeModelShowsTheCommentOfThePreset) {
+  expect("describe model moba", 0,
+         {"# MoBA with a top-k of 3", "110M with 32k tokens", "[model]\n"});
+}
+
 TEST_F(Lists, DescribePlanShowsTheQuestionModelsAndDomains) {
   expect("describe plan demo", 0,
          {"Does the measurement work?", "reference      transformer++", "known_a, known_b",
@@ -84,6 +96,11 @@ TEST_F(Lists, DoctorNamesEachImplementationOnce) {
     if (line.starts_with("  cpu ") || line.starts_with("  cuda "))
       EXPECT_EQ(++count[line.substr(8)], 1) << line;
   EXPECT_GT(count.size(), 5u);
+}
+
+TEST_F(Lists, DoctorSaysWhyThereIsNoGpu) {
+  const auto report = nlohmann::json::parse(run("doctor --json").out);
+  EXPECT_EQ(report.contains("why_no_gpu"), report.at("gpus").empty()) << report;
 }
 
 }  // namespace

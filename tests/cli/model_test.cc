@@ -287,7 +287,7 @@ TEST_F(ModelCommands, GenerateRefusesWhatItCannotStartFrom) {
       {"--tokens 1,x", "1,2,3"},
       {"--tokens 1,99", "vocabulary"},
       {"--tokens 1 --top-p 0", "top_p"},
-      {"--tokens 1 --temperature nan", "temperature"},
+      {"--tokens 1 --temperature -1", "temperature"},
       {"--tokens 1 --max-tokens -1", "-1"},
       {"--tokens 1 --samples 0", "samples"},
       {"--tokens 1 --device cuda:99", "cuda:99"}};

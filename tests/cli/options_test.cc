@@ -52,5 +52,55 @@ TEST_F(Options, BadNumberNamesTheExpectation) {
   expect("bench attention --lengths 24,x", 2, "--lengths: 'x' is not a positive number");
 }
 
+// Each of these had another value than it says, or none.
+TEST_F(Options, NumberThatIsNotDecimalOrDoesNotFitIsRefused) {
+  const std::string generate = "generate --model missing ", large = "99999999999999999999";
+  expect(generate + "--max-tokens 010", 2, "--max-tokens: '010' is not an integer from ");
+  expect(generate + "--max-tokens 0x10", 2, "--max-tokens: '0x10' is not an integer from ");
+  expect(generate + "--seed " + large, 2,
+         "--seed: '" + large + "' is not an integer from 0 to 18446744073709551615");
+  expect(generate + "--seed=-1", 2, "--seed: '-1' is not an integer from 0 to ");
+  expect(generate + "--seed -1", 2, "--seed: '-1' is not an integer from 0 to ");
+  expect(generate + "--samples " + large, 2, "--samples");
+  expect(generate + "--temperature ''", 2, "--temperature: '' is not a number");
+  expect(generate + "--temperature 1e999", 2, "--temperature: '1e999' is not a number");
+  expect(generate + "--temperature nan", 2, "--temperature: 'nan' is not a number");
+  expect("bench models --steps 0 --time " + large, 2, "--time: '" + large + "' is not an integer");
+  expect("data synth -o synthetic --documents " + large, 2, "--documents: '" + large + "'");
+  expect("bench attention --lengths 24,030", 2, "--lengths: '030' is not an integer");
+  expect("eval extrapolation missing --data d --set a.b --factor 9223372036854775807", 2,
+         "--factor");
+  EXPECT_FALSE(fs::exists(folder_ / "synthetic"));
+  expect(generate + "--max-tokens 0 --seed 18446744073709551615 --temperature 1e-3", 2,
+         "no such model");
+}
+
+TEST_F(Options, BadNumberOfAnEvaluationNamesTheExpectation) {
+  expect("eval niah m --lengths 1k --samples 0", 2, "--samples: '0' is not a positive number");
+  expect("eval tasks m --tasks piqa --limit=-1", 2,
+         "--limit: '-1' is not zero or a positive number");
+  expect("eval extrapolation m --data d --set a.b --at-once x", 2,
+         "--at-once: 'x' is not a positive number");
+  for (const char* threshold : {"-1", "1"})
+    expect(fmt::format("eval probe m --data d --threshold={}", threshold), 2,
+           fmt::format("--threshold {}: it is a share", threshold));
+  expect("eval probe m --data d --threshold nan", 2, "--threshold: 'nan' is not a number");
+}
+
+TEST_F(Options, EmptyRequiredValueIsRefused) {
+  expect("generate --model ''", 2, "--model: the value is empty");
+  expect("train '" + kSmoke + "' --data store -o ''", 2, "--output: the value is empty");
+}
+
+TEST_F(Options, MisspelledOptionIsNamedWithTheNearest) {
+  expect("train x.toml --data store -o run --resum", 2,
+         "not expected: --resum; there is no option '--resum'; did you mean '--resume'?");
+  expect("train x.toml --dat store -o run", 2,
+         "there is no option '--dat'; did you mean '--data'?");
+  expect("doctor --device cuda", 2, "not expected: --device cuda");
+  expect("run p.toml -o s --launcher slurm --sbatch --partition=gpu --joobs 2", 2,
+         "there is no option '--joobs'; did you mean '--jobs'?");
+}
+
 }  // namespace
 }  // namespace assay::cli

@@ -30,11 +30,13 @@ TEST_F(Plans, NewPlanNeverOverwritesAFile) {
   folder_.write("mine.toml", "kept");
   expect("plan new --data store -o mine.toml", 2, "mine.toml: exists already");
   EXPECT_EQ(read_file(folder_ / "mine.toml"), "kept");
+  expect("plan new --data store -o missing/mine.toml", 2, "there is no folder missing");
 }
 
 TEST_F(Plans, NewPlanTakesTheDomainsToTrainOn) {
   expect("plan new --data store --train known_b", 0, "train           = [\"known_b\"]");
   expect("plan new --data store --train knwn_b", 2, "did you mean 'known_b'?");
+  expect("plan new --data store --train known_a,known_a", 2, "names the domain 'known_a' twice");
   expect("plan new --data missing", 2, "missing");
 }
 

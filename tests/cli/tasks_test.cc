@@ -1,4 +1,6 @@
 // assay eval tasks, niah and extrapolation as a user calls them.
+#include <sys/stat.h>
+
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -122,6 +124,45 @@ TEST_F(Tasks, NeedlesAndLongTextsAreMeasured) {
   EXPECT_EQ(losses["models"][0]["training_length"], 64);
   EXPECT_EQ(losses["models"][0]["bins"].back()["last"], 256);
   EXPECT_TRUE(fs::exists(folder / "losses.svg"));
+}
+
+TEST_F(Tasks, FileThatCannotBeWrittenIsFoundBeforeTheMeasurement) {
+  folder.write("file", "");
+  const Outcome outcome =
+      run(folder.path(), "eval niah missing --lengths 400 --figures file/figures --device cpu");
+  EXPECT_NE(outcome.error.find("file/figures"), std::string::npos) << outcome.error;
+}
+
+TEST_F(Tasks, FirstInterruptEndsAWaitForStandardInput) {
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  const int pipe = ::open((folder / "pipe").c_str(), O_RDWR);  // a writer that writes nothing
+  for (const char* command :
+       {"score --model run --device cpu <pipe", "tokenizer encode t.model <pipe"}) {
+    Process process(folder.path(), command);
+    sleep_seconds(2);
+    process.signal(SIGINT);
+    for (int i = 0; i < 100 && process.running(); ++i) sleep_seconds(0.1);
+    EXPECT_FALSE(process.running()) << command;
+    process.signal(SIGKILL);
+    EXPECT_EQ(process.wait().exit_code, 130) << command;
+  }
+  ::close(pipe);
+}
+
+TEST_F(Tasks, InterruptedRecallStudyNamesWhatIsKept) {
+  folder.write("mqar.toml",
+               "[mqar]\nmodels = [\"attention\"]\nlengths = [16]\npairs = [2]\nwidths = [32]\n"
+               "learning_rates = [3e-3]\nvocab_size = 32\ntrain_examples = 3000\n"
+               "test_examples = 200\nepochs = 100000\nbatch_size = 50\nstop_at = 2.0\n"
+               "[model.attention]\nnum_layers = 1\nattention = { num_heads = 1 }\n");
+  Process process(folder.path(), "eval mqar mqar.toml -o recall --device cpu --threads 1");
+  ASSERT_TRUE(wait_until(process, [&] { return fs::exists(folder / "recall/mqar.sqlite"); }));
+  sleep_seconds(1);
+  process.signal(SIGINT);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.exit_code, 130) << outcome.error;
+  EXPECT_NE(outcome.error.find("interrupted; recall has 0 of 1 runs"), std::string::npos)
+      << outcome.error;
 }
 
 // A model that cannot read a length does not cost the results of the others.

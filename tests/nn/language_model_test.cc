@@ -4,6 +4,8 @@
 
 #include <torch/torch.h>
 
+#include <regex>
+
 #include "nn/tensors.h"
 #include "testing.h"
 
@@ -166,6 +168,25 @@ TEST(StateBytes, AreThoseOfARun) {
     }
 }
 
+TEST(StateBytes, LongWindowsStopGrowing) {
+  constexpr int64_t position = 8, pair = 2 * 8 * 4;  // a key and a value of 8 numbers
+  for (const int64_t window : {1000, 1024, 1500, 2048, 5000}) {
+    LanguageModel model(ModelSpec::read(ConfigNode::parse(fmt::format(
+        "vocab_size = 10\nd_model = 8\nnum_layers = 2\n[attention]\nnum_heads = 2\nwindow = {}\n",
+        window))));
+    for (const int64_t time : {1, 999, 1499, 2047, 2048, 2600, 4096, 6023, 10'000, 102'400})
+      EXPECT_EQ(model.state_bytes(time), 2 * (std::min(time, window - 1) * pair + position))
+          << "window " << window << ", time " << time;
+  }
+}
+
+TEST(StateBytes, WindowPastTheLongestTextIsCounted) {
+  LanguageModel model(ModelSpec::read(
+      ConfigNode::parse("vocab_size = 10\nd_model = 8\nnum_layers = 1\n[attention]\nnum_heads = 2\n"
+                        "window = 2000\nconstants = 'keys'\nmax_positions = 2047\n")));
+  EXPECT_GT(model.state_bytes(102'400), model.state_bytes(1024));
+}
+
 // A preset's parameters with 32,000 tokens: small models tell what the layers hold.
 double preset_size(const std::string& name) {
   const ConfigNode model =
@@ -200,16 +221,23 @@ TEST(Presets, HaveThePapersSizes) {
   }
 }
 
-TEST(Presets, HaveTheSizesThatTheySay) {
-  const std::map<std::string, double> millions = {{"moba", 110},           {"gla", 110},
-                                                  {"retnet", 110},         {"delta_net", 110},
-                                                  {"llama", 110},          {"gated_delta_net", 124},
-                                                  {"longhorn", 115},       {"rwkv5", 117},
-                                                  {"rwkv6", 121},          {"rwkv7", 115},
-                                                  {"based", 121},          {"rwkv7_long", 140},
-                                                  {"attention_long", 134}, {"window_long", 134},
-                                                  {"mamba2_long", 139},    {"nsa", 110}};
-  for (const auto& [name, size] : millions) EXPECT_NEAR(preset_size(name) / 1e6, size, 0.6) << name;
+// "[BC App. A, small: 110M with 32k tokens]" in the first line
+TEST(Presets, HaveTheSizesThatTheirFirstLinesSay) {
+  int presets = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(ASSAY_SOURCE_DIR) / "plans/models")) {
+    const std::string name = entry.path().stem(), text = read_file(entry.path());
+    const std::string line = text.substr(0, text.find('\n'));
+    const std::regex size_of("([0-9.]+)([MB]) with 32k tokens\\]$");
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(line, found, size_of)) << name << ": " << line;
+    // As many digits as the line has
+    const std::string digits = found[1];
+    const double unit = found[2] == "M" ? 1e6 : 1e9;
+    const double rounding = digits.find('.') == std::string::npos ? 0.5 : 0.05;
+    EXPECT_NEAR(preset_size(entry.path().stem()) / unit, std::stod(digits), rounding) << name;
+    ++presets;
+  }
+  EXPECT_GT(presets, 30);
 }
 
 }  // namespace

@@ -73,6 +73,13 @@ TEST_F(PlanTemplate, OneDomainGivesTheMixedDomainSetting) {
   EXPECT_TRUE(found.settings[0].data.out_of_domain.empty());
 }
 
+TEST_F(PlanTemplate, DomainsWithoutTestTextAreAllTrainedOn) {
+  const Plan found =
+      plan(store({{"a.train", 9000}, {"a.valid", 900}, {"c.train", 800}, {"c.valid", 900}}));
+  EXPECT_EQ(found.settings[0].data.train, (Names{"a", "c"}));
+  EXPECT_TRUE(found.settings[0].data.out_of_domain.empty());
+}
+
 TEST_F(PlanTemplate, SequencesFitTheSmallestSet) {
   EXPECT_EQ(plan(store({{"web.train", 9000}, {"web.valid", 130}})).settings[0].data.sequence_length,
             64);

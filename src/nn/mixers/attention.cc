@@ -236,6 +236,7 @@ struct Attention final : Mixer {
            (window - window * (window - 1) / (2.0 * double(time)));
   }
 
+  int64_t window() const override { return std::max<int64_t>(config.window, 0); }
   int64_t max_time() const override { return constant_keys() ? config.max_positions : INT64_MAX; }
 
   // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x

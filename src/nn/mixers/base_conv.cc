@@ -54,7 +54,9 @@ struct BaseConv final : Mixer {
 };
 
 const RegisterMixer<BaseConv> registered(
-    "base_conv", "W_out (silu(conv(u₁)) ⊙ u₂), u₁, u₂ = W_in x [Based, Arora et al. 2024]",
+    "base_conv",
+    "W_out (silu(conv(u₁)) ⊙ u₂), u₁, u₂ = W_in x [Based, Arora et al. 2024]; "
+    "form zoology: conv(x) ⊙ (W x + b) + x",
     {{}, {.expand = 2, .conv_bias = false}, {.form = "zoology", .conv_width = 4}});
 
 }  // namespace

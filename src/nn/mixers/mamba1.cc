@@ -35,7 +35,7 @@ struct Mamba1 final : Mixer {
       field("dt_rank", dt_rank, "rank of the step's projection; 0: d_model / 16, rounded up");
       field("decay", decay,
             "full, one (shared by all channels and states), none, "
-            "or learnable (read from the token)");
+            "or learnable (A_t = −softplus(W_A x_t + b_A))");
     }
   };
 

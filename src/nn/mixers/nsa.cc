@@ -285,6 +285,8 @@ struct NativeSparseAttention final : Mixer {
     return (compressing + heads * width * (6 * scored + 4 * read)) / double(time);
   }
 
+  int64_t window() const override { return config.window; }
+
   Config config;
   Rotary rotary;
   std::shared_ptr<Linear> qkv, block_proj, gate_proj, out_proj;
