@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/interrupt.h"
-#include "data/prepare.h"
+#include "data/reader.h"
 #include "data/store_writer.h"
 #include "data/tokenizer.h"
 
@@ -42,7 +42,8 @@ void adopt(const AdoptOptions& options) {
       check_interrupt();
       const auto tokens = without_separator(documents.document(i), tokenizer.separator());
       const int64_t source = documents.source(i);
-      writer.add(domain_of(file), split_of(file), tokens, int64_t(tokenizer.decode(tokens).size()),
+      writer.add(domain_of(file), split_of({file, file}), tokens,
+                 int64_t(tokenizer.decode(tokens).size()),
                  source < 0 ? "" : documents.source_names()[size_t(source)]);
     }
   }

@@ -52,10 +52,6 @@ struct Output {
   std::vector<std::string> fields_instead;
 };
 
-bool is_split_name(const std::string& word) {
-  return word == "train" || word == "valid" || word == "validation" || word == "test";
-}
-
 // The nearest folder that is not named after a split, as the name of a domain.
 std::string domain_of_folder(const fs::path& file) {
   for (fs::path folder = fs::absolute(file).lexically_normal().parent_path();
@@ -88,10 +84,10 @@ class Preparation {
             {"sentencepiece", tokenizer_.sha256(), tokenizer_.vocab_size(), tokenizer_.separator()},
             options.overwrite) {
     for (const auto& [name, glob] : options.domains) check_part_name("domain", name);
-    for (const fs::path& file : files_) {
+    for (const InputFile& file : files_) {
       splits_.push_back(split_of(file));
-      given_domain_.push_back(domain_by_name(file));
-      total_ += fs::file_size(file);
+      given_domain_.push_back(domain_by_name(file.path));
+      total_ += fs::file_size(file.path);
     }
   }
 
@@ -121,7 +117,7 @@ class Preparation {
   // On the reading thread.
   bool read(Input& in) {
     for (; at_ < files_.size(); ++at_, reader_.reset()) {
-      if (!reader_) reader_.emplace(files_[at_]);
+      if (!reader_) reader_.emplace(files_[at_].path);
       const bool more = reader_->next(in.block);
       consumed_ = finished_files_ + reader_->consumed();
       too_long_[at_] = reader_->too_long();
@@ -228,8 +224,8 @@ class Preparation {
     std::set<std::string> globs;
     for (size_t i = 0; i < files_.size(); ++i)
       if (counts_[i].unknown_domain && counts_[i].documents == 0)
-        globs.insert(fmt::format("--domain '{}={}'", domain_of_folder(files_[i]),
-                                 glob_of_folder(files_[i])));
+        globs.insert(fmt::format("--domain '{}={}'", domain_of_folder(files_[i].path),
+                                 glob_of_folder(files_[i].path)));
     std::vector<std::string> first(
         globs.begin(), std::next(globs.begin(), std::min<std::ptrdiff_t>(8, std::ssize(globs))));
     if (globs.size() > first.size()) first.push_back("…");
@@ -237,12 +233,39 @@ class Preparation {
     return text;
   }
 
+  // A wrong split moves test text into the training text, so a doubtful one is named.
+  void warn_of_splits(std::vector<std::string>& out) const {
+    std::vector<size_t> several, above;
+    for (size_t i = 0; i < files_.size(); ++i) {
+      const auto splits = splits_in(files_[i]);
+      if (std::set(splits.begin(), splits.end()).size() > 1) several.push_back(i);
+      if (splits.empty() && is_below_a_split(files_[i].input)) above.push_back(i);
+    }
+    if (!several.empty())
+      out.push_back(fmt::format(
+          "the paths of {} files name several splits (the first: {}, taken as {}); "
+          "the name of the file counts first, then the outermost folder",
+          several.size(), files_[several.front()].path.string(), splits_[several.front()]));
+    if (!above.empty())
+      out.push_back(
+          fmt::format("{} files are of split train (the first: {}). "
+                      "A folder above the given path is called valid or test. "
+                      "Only the given folder and the folders in it name splits.",
+                      above.size(), files_[above.front()].path.string()));
+  }
+  static bool is_below_a_split(const fs::path& input) {
+    return std::ranges::any_of(input.lexically_normal().parent_path(), [](const fs::path& folder) {
+      return is_split_name(folder.string()) && folder != "train";
+    });
+  }
+
   std::vector<std::string> warnings() const {
     std::vector<std::string> out;
+    warn_of_splits(out);
     std::vector<std::string> unused;
     for (size_t i = 0; i < files_.size(); ++i)
       if (counts_[i].unknown_domain && counts_[i].documents == 0)
-        unused.push_back(files_[i].string());
+        unused.push_back(files_[i].path.string());
     if (!unused.empty())
       out.push_back(fmt::format(
           "{} of {} files were left out because no domain is known for them (the first: {}). {}",
@@ -255,12 +278,12 @@ class Preparation {
                                   given.size(), join(given)));
     for (const auto& [domain, splits] : documents_)
       if (splits.contains("train") && !splits.contains("valid") && options_.valid_fraction > 0)
-        out.push_back(fmt::format(
-            "domain {} has no split valid, from which a study reads its held-out loss: "
-            "by chance none of its {} training documents was chosen; "
-            "--valid-fraction {:.2g} chooses about {}",
-            domain, splits.at("train"), enough(splits.at("train")),
-            std::llround(enough(splits.at("train")) * double(splits.at("train")))));
+        out.push_back(
+            fmt::format("domain {} has no split valid, from which a study reads its held-out loss: "
+                        "by chance none of its {} training documents was chosen; "
+                        "--valid-fraction {:.2g} chooses about {}",
+                        domain, splits.at("train"), enough(splits.at("train")),
+                        std::llround(enough(splits.at("train")) * double(splits.at("train")))));
     return out;
   }
   // The share that gives about ten documents, at most a half.
@@ -270,8 +293,8 @@ class Preparation {
     nlohmann::json sources = nlohmann::json::array();
     ReadCounts all;
     for (size_t i = 0; i < files_.size(); ++i) {
-      nlohmann::json source = {{"file", files_[i].string()},
-                               {"size", int64_t(fs::file_size(files_[i]))},
+      nlohmann::json source = {{"file", files_[i].path.string()},
+                               {"size", int64_t(fs::file_size(files_[i].path))},
                                {"split", splits_[i]}};
       counts_[i].fields([&](const char* name, int64_t count) { source[name] = count; });
       if (const auto left_out = counts_[i].left_out(); !left_out.empty())
@@ -302,7 +325,7 @@ class Preparation {
 
   const PrepareOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  const std::vector<fs::path> files_;
+  const std::vector<InputFile> files_;
   std::vector<std::string> splits_, given_domain_;  // of each file
   std::vector<ReadCounts> counts_;
   std::vector<int64_t> too_long_ = std::vector<int64_t>(files_.size());
@@ -319,20 +342,6 @@ class Preparation {
 };
 
 }  // namespace
-
-std::string split_of(const fs::path& file) {
-  auto known = [](const std::string& word) -> std::string {
-    if (!is_split_name(word)) return "";
-    return word == "validation" ? "valid" : word;
-  };
-  std::string name = file.filename().string() + ".";
-  for (size_t dot; (dot = name.find('.')) != std::string::npos; name.erase(0, dot + 1))
-    if (const auto split = known(name.substr(0, dot)); !split.empty()) return split;
-  for (fs::path folder = file.parent_path(); folder.has_relative_path();
-       folder = folder.parent_path())
-    if (const auto split = known(folder.filename().string()); !split.empty()) return split;
-  return "train";
-}
 
 nlohmann::json prepare(const PrepareOptions& options) {
   if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))

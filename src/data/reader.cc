@@ -21,7 +21,7 @@ bool is_blank(std::string_view text) {
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
-void add_folder(const fs::path& folder, std::vector<fs::path>& files) {
+void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
   std::vector<fs::path> found;
   std::error_code code;
   fs::recursive_directory_iterator walk(folder, code), end;
@@ -32,13 +32,13 @@ void add_folder(const fs::path& folder, std::vector<fs::path>& files) {
   if (code) fail("{}: cannot be searched: {}", folder.string(), code.message());
   if (found.empty()) fail("{}: the folder holds no file", folder.string());
   std::sort(found.begin(), found.end());
-  files.insert(files.end(), found.begin(), found.end());
+  for (const fs::path& file : found) files.push_back({file, folder});
 }
 
 }  // namespace
 
-std::vector<fs::path> input_files(const std::vector<fs::path>& paths) {
-  std::vector<fs::path> files;
+std::vector<InputFile> input_files(const std::vector<fs::path>& paths) {
+  std::vector<InputFile> files;
   for (const fs::path& path : paths) {
     if (!fs::exists(path)) fail("{}: no such file or folder", path.string());
     if (fs::is_directory(path)) {
@@ -46,16 +46,43 @@ std::vector<fs::path> input_files(const std::vector<fs::path>& paths) {
       continue;
     }
     if (!fs::is_regular_file(path)) fail("{}: neither a regular file nor a folder", path.string());
-    files.push_back(path);
+    files.push_back({path, path});
   }
   std::map<fs::path, fs::path> names;  // of each file, which links may name again
-  for (const fs::path& file : files) {
+  for (const auto& [file, input] : files) {
     const auto [first, is_new] = names.emplace(fs::canonical(file), file);
     if (!is_new)
       fail("{}: the same file as {}; its text would count twice", file.string(),
            first->second.string());
   }
   return files;
+}
+
+bool is_split_name(std::string_view word) {
+  return word == "train" || word == "valid" || word == "validation" || word == "test";
+}
+
+std::vector<std::string> splits_in(const InputFile& file) {
+  std::vector<std::string> splits;
+  auto add = [&](const std::string& word) {
+    if (is_split_name(word)) splits.push_back(word == "validation" ? "valid" : word);
+  };
+  const std::string name = file.path.filename().string();
+  for (size_t begin = name.find('.'), end; begin != std::string::npos; begin = end) {
+    end = name.find('.', begin + 1);
+    if (begin > 0 && end != std::string::npos) add(name.substr(begin + 1, end - begin - 1));
+  }
+  const fs::path folder = fs::absolute(file.path).lexically_normal().parent_path();
+  fs::path input = folder;
+  if (file.searched()) input = fs::absolute(file.input / "").lexically_normal().parent_path();
+  add(input.filename().string());
+  for (const fs::path& part : folder.lexically_relative(input)) add(part.string());
+  return splits;
+}
+
+std::string split_of(const InputFile& file) {
+  const auto splits = splits_in(file);
+  return splits.empty() ? "train" : splits.front();
 }
 
 bool is_json_lines(const fs::path& file) {

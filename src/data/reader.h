@@ -14,10 +14,25 @@
 
 namespace assay::data {
 
+struct InputFile {
+  fs::path path;
+  fs::path input;  // the path that was given: `path` itself, or the folder that was searched
+  bool searched() const { return path != input; }
+  bool operator==(const InputFile&) const = default;
+};
 // The files that the paths name; folders are searched (hidden files left out), their files in order
-// of name. BadInput when a path does not exist or is neither a file nor a folder, or when a folder
-// holds no file.
-std::vector<fs::path> input_files(const std::vector<fs::path>& paths);
+// of name. BadInput when a path does not exist, cannot be read or is neither a file nor a folder,
+// when a folder holds no file, or when a file occurs twice (also through a link).
+std::vector<InputFile> input_files(const std::vector<fs::path>& paths);
+
+// The splits that a path names (train, valid, test; "validation" is valid). The first counts:
+//   1. a part of the file name between two dots, as in NAME.SPLIT.EXT;
+//   2. the folders between the input and the file, the outermost first. The input itself counts
+//      if it is a folder; the folder of a file counts if the file itself was given.
+// Folders above the input do not count, so the splits do not depend on where a corpus lies.
+std::vector<std::string> splits_in(const InputFile& file);
+std::string split_of(const InputFile& file);  // the first of splits_in; "train" without one
+bool is_split_name(std::string_view word);
 bool is_json_lines(const fs::path& file);  // by its name; the others are text
 
 struct Block {

@@ -51,7 +51,7 @@ struct TokenizerTraining {
   int64_t seed = 0;                   // of the sample
 };
 // The files of a training. Test text must not shape the tokenizer, so files found by searching a
-// folder are left out when their split is valid or test (split_of in data/prepare.h says so by
+// folder are left out when their split is valid or test (split_of in data/reader.h says so by
 // the name). Files that are named one by one are used, whatever their split.
 struct TrainingFiles {
   std::vector<fs::path> used, left_out;

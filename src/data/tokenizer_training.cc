@@ -6,7 +6,6 @@
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "base/random.h"
-#include "data/prepare.h"
 #include "data/reader.h"
 #include "data/tokenizer.h"
 
@@ -83,18 +82,15 @@ std::unordered_map<std::string, std::string> settings(int64_t vocab_size) {
           {"minloglevel", "2"}};
 }
 
-bool is_held_out(const fs::path& file) { return split_of(file) != "train"; }
-
 }  // namespace
 
 TrainingFiles training_files(const std::vector<fs::path>& inputs) {
   TrainingFiles files;
-  for (const fs::path& input : inputs)
-    for (const fs::path& file : input_files({input})) {
-      const bool held_out = is_held_out(file), searched = fs::is_directory(input);
-      if (held_out && !searched) files.held_out_used.push_back(file);
-      (held_out && searched ? files.left_out : files.used).push_back(file);
-    }
+  for (const InputFile& file : input_files(inputs)) {
+    const bool held_out = split_of(file) != "train";
+    if (held_out && !file.searched()) files.held_out_used.push_back(file.path);
+    (held_out && file.searched() ? files.left_out : files.used).push_back(file.path);
+  }
   if (files.used.empty())
     fail(
         "all {} files are of split valid or test, from which a tokenizer should not learn; "

@@ -314,13 +314,30 @@ TEST(Prepare, ProgressDoesNotClaimZeroTokens) {
   EXPECT_EQ(progress.find(" 0 tokens"), std::string::npos) << progress;
 }
 
-TEST(Prepare, FindsTheSplitInThePath) {
-  EXPECT_EQ(split_of("cc.train.jsonl.zst"), "train");
-  EXPECT_EQ(split_of("/data/cc.test.jsonl"), "test");
-  EXPECT_EQ(split_of("SlimPajama/validation/chunk1/example_holdout_0.jsonl.zst"), "valid");
-  EXPECT_EQ(split_of("test/train/a.jsonl"), "train");
-  EXPECT_EQ(split_of("test/a.valid.jsonl"), "valid");
-  EXPECT_EQ(split_of("contest/attest.jsonl"), "train");
+TEST(Prepare, PathsThatNameSeveralSplitsAreWarnedOf) {
+  const Folder folder;
+  folder.write("in/code/test/a.py", "text");
+  folder.write("in/code/test/train/b.py", "text");
+  auto options = options_for(folder, {folder / "in"});
+  options.domains = {{"code", "*"}};
+  const auto warnings = warnings_of(prepare(options));
+  EXPECT_EQ(TokenStore(folder / "store").splits("code"), std::vector<std::string>{"test"});
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("1 files name several splits"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("train/b.py, taken as test"), std::string::npos) << warnings[0];
+}
+
+TEST(Prepare, SplitAboveTheGivenPathIsWarnedOf) {
+  const Folder folder;
+  folder.write("test/code/a.py", "text");
+  folder.write("test/code/b.test.py", "text");
+  auto options = options_for(folder, {folder / "test/code"});
+  options.domains = {{"code", "*"}};
+  options.valid_fraction = 0;
+  const auto warnings = warnings_of(prepare(options));
+  EXPECT_EQ(TokenStore(folder / "store").documents("code", "train").size(), 1);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("1 files are of split train"), std::string::npos) << warnings[0];
 }
 
 TEST(Prepare, LeavesNothingBehindWhenAFileIsUnreadable) {

@@ -175,12 +175,38 @@ TEST(Reader, FindsFilesInFolders) {
   folder.write("in/.git/x", "");
   folder.write("in/.hidden", "");
   folder.write("one", "");
-  EXPECT_EQ(
-      input_files({folder / "one", folder / "in"}),
-      (std::vector<fs::path>{folder / "one", folder / "in/b/a.txt", folder / "in/b/z.jsonl"}));
+  const fs::path one = folder / "one", in = folder / "in";
+  EXPECT_EQ(input_files({one, in}),
+            (std::vector<InputFile>{{one, one}, {in / "b/a.txt", in}, {in / "b/z.jsonl", in}}));
   EXPECT_MESSAGE(input_files({folder / "two"}), "no such file or folder");
   make_folder(folder / "empty");
   EXPECT_MESSAGE(input_files({folder / "empty"}), "holds no file");
+}
+
+TEST(Reader, SplitIsNamedByTheFileOrTheOutermostFolder) {
+  auto split = [](const fs::path& file, const fs::path& input = "") {
+    return split_of({file, input.empty() ? file : input});
+  };
+  EXPECT_EQ(split("cc.train.jsonl.zst"), "train");
+  EXPECT_EQ(split("/data/cc.test.jsonl"), "test");
+  EXPECT_EQ(split("cc.test.00001.jsonl.zst"), "test");
+  EXPECT_EQ(split("SlimPajama/validation/chunk1/0.jsonl.zst", "SlimPajama"), "valid");
+  EXPECT_EQ(split("SlimPajama/validation/chunk1/0.jsonl.zst", "SlimPajama/validation/"), "valid");
+  EXPECT_EQ(split("code/test/project/train/x.py", "code"), "test");
+  EXPECT_EQ(split("code/test/project/train/a.py", "code/test"), "test");
+  EXPECT_EQ(split("code/train/project/test.py", "code"), "train");
+  EXPECT_EQ(split("code/test/project/train.py", "code"), "test");
+  EXPECT_EQ(split("test/a.valid.jsonl", "test"), "valid");
+  EXPECT_EQ(split("contest/attest.jsonl", "contest"), "train");
+  EXPECT_EQ(split("test/a.jsonl"), "test");
+  for (const char* name : {"test", "test.py", "a.test", ".test.txt"})
+    EXPECT_EQ(split(name), "train") << name;
+}
+
+TEST(Reader, SplitDoesNotDependOnFoldersAboveTheInput) {
+  EXPECT_EQ(split_of({"/home/test/corpus/a.txt", "/home/test/corpus"}), "train");
+  EXPECT_EQ(split_of({"corpus/a.txt", "corpus"}), "train");
+  EXPECT_EQ(split_of({"/home/test/corpus/valid/a.txt", "/home/test/corpus"}), "valid");
 }
 
 TEST(Reader, KnowsJsonLinesByName) {
