@@ -106,12 +106,21 @@ class Preparation {
   }
 
  private:
-  std::string domain_by_name(const fs::path& file) const {
-    for (const auto& [name, glob] : options_.domains)
-      if (!::fnmatch(glob.c_str(), file.c_str(), 0) ||
-          !::fnmatch(glob.c_str(), file.filename().c_str(), 0))
-        return name;
-    return "";
+  // The domain of the first pattern that matches. Counts what each pattern matches and takes.
+  std::string domain_by_name(const fs::path& file) {
+    std::string domain;
+    bool taken = false;
+    for (size_t i = 0; i < options_.domains.size(); ++i) {
+      const auto& [name, glob] = options_.domains[i];
+      if (::fnmatch(glob.c_str(), file.c_str(), 0) &&
+          ::fnmatch(glob.c_str(), file.filename().c_str(), 0))
+        continue;
+      ++patterns_[i].matched;
+      patterns_[i].took = patterns_[i].took || !taken;
+      if (!taken) domain = name;
+      taken = true;
+    }
+    return domain;
   }
 
   // On the reading thread.
@@ -221,13 +230,19 @@ class Preparation {
     else if (!fields_instead_.empty())
       text += fmt::format(", which is missing (there are: {}{})", join(fields_instead_),
                           did_you_mean(field, fields_instead_));
-    std::set<std::string> globs;
-    for (size_t i = 0; i < files_.size(); ++i)
-      if (counts_[i].unknown_domain && counts_[i].documents == 0)
-        globs.insert(fmt::format("--domain '{}={}'", domain_of_folder(files_[i].path),
-                                 glob_of_folder(files_[i].path)));
-    std::vector<std::string> first(
-        globs.begin(), std::next(globs.begin(), std::min<std::ptrdiff_t>(8, std::ssize(globs))));
+    // The pattern of a folder matches the files of the folders in it, too, and the first pattern
+    // counts: so deeper folders come first.
+    std::set<std::pair<std::ptrdiff_t, std::string>> globs;  // minus the depth, option
+    for (size_t i = 0; i < files_.size(); ++i) {
+      if (!counts_[i].unknown_domain || counts_[i].documents) continue;
+      const std::string glob = glob_of_folder(files_[i].path);
+      globs.emplace(-std::ranges::count(glob, '/'),
+                    fmt::format("--domain '{}={}'", domain_of_folder(files_[i].path), glob));
+    }
+    constexpr size_t kMost = 8;
+    std::vector<std::string> first;
+    for (const auto& [depth, option] : globs)
+      if (first.size() < kMost) first.push_back(option);
     if (globs.size() > first.size()) first.push_back("…");
     text += ". Use --field with another field, or name domains after folders: " + join(first, " ");
     return text;
@@ -259,9 +274,24 @@ class Preparation {
     });
   }
 
+  void warn_of_unused_patterns(std::vector<std::string>& out) const {
+    for (size_t i = 0; i < patterns_.size(); ++i) {
+      const auto& [name, glob] = options_.domains[i];
+      if (patterns_[i].matched == 0)
+        out.push_back(fmt::format("--domain '{}={}' matches none of the {} files", name, glob,
+                                  files_.size()));
+      else if (!patterns_[i].took)
+        out.push_back(fmt::format(
+            "--domain '{}={}' took no file: patterns before it took all {} files that it matches. "
+            "The first pattern that matches a file counts, so give this one earlier.",
+            name, glob, patterns_[i].matched));
+    }
+  }
+
   std::vector<std::string> warnings() const {
     std::vector<std::string> out;
     warn_of_splits(out);
+    warn_of_unused_patterns(out);
     std::vector<std::string> unused;
     for (size_t i = 0; i < files_.size(); ++i)
       if (counts_[i].unknown_domain && counts_[i].documents == 0)
@@ -326,6 +356,11 @@ class Preparation {
   const PrepareOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   const std::vector<InputFile> files_;
+  struct Pattern {
+    int64_t matched = 0;  // files
+    bool took = false;    // the domain of a file
+  };
+  std::vector<Pattern> patterns_ = std::vector<Pattern>(options_.domains.size());
   std::vector<std::string> splits_, given_domain_;  // of each file
   std::vector<ReadCounts> counts_;
   std::vector<int64_t> too_long_ = std::vector<int64_t>(files_.size());

@@ -32,9 +32,9 @@ struct PrepareOptions {
 // Writes the store and returns the report that its manifest keeps: "sources" (the input files:
 // counts of each, and what was left out of it), "total", and "warnings" (sentences for the user;
 // absent when there are none): files of which every document was left out, paths with unclear
-// splits, names that became one domain, domains without a valid split. BadInput for wrong options,
-// an unreadable or corrupt file, or no document at all; Interrupted on Ctrl-C. Then nothing is left
-// behind.
+// splits, patterns that took no file, names that became one domain, domains without a valid split.
+// BadInput for wrong options, an unreadable or corrupt file, or no document at all; Interrupted on
+// Ctrl-C. Then nothing is left behind.
 nlohmann::json prepare(const PrepareOptions& options);
 
 }  // namespace assay::data

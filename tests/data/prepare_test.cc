@@ -45,6 +45,10 @@ PrepareOptions options_for(const Folder& folder, std::vector<fs::path> inputs) {
   return {.inputs = std::move(inputs), .store = folder / "store", .tokenizer = tokenizer_file()};
 }
 
+std::vector<std::string> warnings_of(const json& report) {
+  return report.value("warnings", std::vector<std::string>());
+}
+
 TEST(Prepare, WritesEveryDocumentWithItsSeparator) {
   const Folder folder;
   const std::string first = "Hello, world!\n  two  spaces", second = "汉字 and 😀";
@@ -235,6 +239,38 @@ TEST(Prepare, SuggestedDomainsAreAccepted) {
   EXPECT_EQ(TokenStore(folder / "store").documents("poems", "train").size(), 1);
 }
 
+TEST(Prepare, SuggestedDomainsOfNestedFoldersTakeTheirFiles) {
+  const Folder folder;
+  for (const char* name : {"k/code/x.txt", "k/code/python/y.txt", "k/web/z.txt"})
+    folder.write(name, "text");
+  auto options = options_for(folder, {folder / "k"});
+  const std::string message = message_of([&] { prepare(options); });
+  for (size_t begin = 0; (begin = message.find("--domain '", begin)) != std::string::npos;) {
+    begin += std::string("--domain '").size();
+    const size_t equals = message.find('=', begin), end = message.find('\'', begin);
+    options.domains.emplace_back(message.substr(begin, equals - begin),
+                                 message.substr(equals + 1, end - equals - 1));
+  }
+  ASSERT_EQ(options.domains.size(), 3u) << message;
+  options.valid_fraction = 0;
+  EXPECT_TRUE(warnings_of(prepare(options)).empty());
+  EXPECT_EQ(TokenStore(folder / "store").domains(),
+            (std::vector<std::string>{"code", "python", "web"}));
+}
+
+TEST(Prepare, PatternsThatTakeNoFileAreWarnedOf) {
+  const Folder folder;
+  folder.write("in/code/python/a.txt", "text");
+  auto options = options_for(folder, {folder / "in"});
+  options.valid_fraction = 0;
+  options.domains = {{"code", "*/code/*"}, {"python", "*/python/*"}, {"typo", "*/wbe/*"}};
+  const auto warnings = warnings_of(prepare(options));
+  ASSERT_EQ(warnings.size(), 2u);
+  EXPECT_NE(warnings[0].find("'python=*/python/*' took no file"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[1].find("'typo=*/wbe/*' matches none of the 1"), std::string::npos)
+      << warnings[1];
+}
+
 TEST(Prepare, WrongFieldListsTheFieldsThatArePresent) {
   const Folder folder;
   const json line = {{"text", "t"}, {"id", 3}, {"meta", {{"set", "a"}, {"more", {{"site", "b"}}}}}};
@@ -242,10 +278,6 @@ TEST(Prepare, WrongFieldListsTheFieldsThatArePresent) {
   options.field = "meta.sets";
   EXPECT_MESSAGE(prepare(options),
                  "missing (there are: meta.more.site, meta.set; did you mean 'meta.set'?)");
-}
-
-std::vector<std::string> warnings_of(const json& report) {
-  return report.value("warnings", std::vector<std::string>());
 }
 
 TEST(Prepare, FilesWithoutADomainAreWarnedOf) {
