@@ -372,6 +372,14 @@ TEST(Prepare, SplitAboveTheGivenPathIsWarnedOf) {
   EXPECT_NE(warnings[0].find("1 files are of split train"), std::string::npos) << warnings[0];
 }
 
+TEST(Prepare, NameOfAFileNeedNotBeUtf8) {
+  const Folder folder;
+  const fs::path input = folder.write("caf\xe9.jsonl", document("text", "RedPajamaC4"));
+  prepare(options_for(folder, {input}));
+  const std::string file = TokenStore(folder / "store").manifest().at("sources").at(0).at("file");
+  EXPECT_TRUE(file.ends_with("caf\uFFFD.jsonl")) << file;
+}
+
 TEST(Prepare, LeavesNothingBehindWhenAFileIsUnreadable) {
   const Folder folder, out;
   const std::string bytes = zstd(document(prose(1, 3000), "RedPajamaC4"));
