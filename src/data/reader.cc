@@ -1,6 +1,7 @@
 #include "data/reader.h"
 
 #include <simdjson.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
@@ -25,9 +26,10 @@ void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
   std::vector<fs::path> found;
   std::error_code code;
   fs::recursive_directory_iterator walk(folder, code), end;
+  std::error_code none;  // a link to nothing, or to itself, is not a file
   for (; !code && walk != end; walk.increment(code)) {
-    if (is_hidden(walk->path()) && walk->is_directory()) walk.disable_recursion_pending();
-    if (!is_hidden(walk->path()) && walk->is_regular_file()) found.push_back(walk->path());
+    if (is_hidden(walk->path()) && walk->is_directory(none)) walk.disable_recursion_pending();
+    if (!is_hidden(walk->path()) && walk->is_regular_file(none)) found.push_back(walk->path());
   }
   if (code) fail("{}: cannot be searched: {}", folder.string(), code.message());
   if (found.empty()) fail("{}: the folder holds no file", folder.string());
@@ -40,17 +42,34 @@ void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
 std::vector<InputFile> input_files(const std::vector<fs::path>& paths) {
   std::vector<InputFile> files;
   for (const fs::path& path : paths) {
-    if (!fs::exists(path)) fail("{}: no such file or folder", path.string());
-    if (fs::is_directory(path)) {
+    std::error_code code;
+    const fs::file_status status = fs::status(path, code);
+    if (status.type() == fs::file_type::not_found)
+      fail("{}: no such file or folder", path.string());
+    if (status.type() == fs::file_type::none)
+      fail("{}: cannot be read: {}", path.string(), code.message());
+    if (fs::is_directory(status)) {
       add_folder(path, files);
       continue;
     }
-    if (!fs::is_regular_file(path)) fail("{}: neither a regular file nor a folder", path.string());
+    if (!fs::is_regular_file(status))
+      fail("{}: neither a regular file nor a folder", path.string());
     files.push_back({path, path});
   }
-  std::map<fs::path, fs::path> names;  // of each file, which links may name again
+  // Links may name a file again. The canonical name is enough where no hard link exists; numbers of
+  // files are unique on local file systems only.
+  std::map<std::pair<dev_t, ino_t>, fs::path> numbers;
+  std::map<fs::path, fs::path> names;
   for (const auto& [file, input] : files) {
-    const auto [first, is_new] = names.emplace(fs::canonical(file), file);
+    auto [first, is_new] = names.emplace(fs::canonical(file), file);
+    struct stat status;
+    if (is_new && !::stat(file.c_str(), &status) && status.st_nlink > 1) {
+      const auto [same, is_new_number] =
+          numbers.emplace(std::pair(status.st_dev, status.st_ino), file);
+      if (!is_new_number)
+        fail("{}: the same file as {} (a hard link); its text would count twice", file.string(),
+             same->second.string());
+    }
     if (!is_new)
       fail("{}: the same file as {}; its text would count twice", file.string(),
            first->second.string());
@@ -87,11 +106,11 @@ std::string split_of(const InputFile& file) {
 
 bool is_json_lines(const fs::path& file) {
   fs::path name = file.filename();
-  const bool compressed = name.extension() == ".zst" || name.extension() == ".gz";
+  const bool compressed = extension_of(name) == ".zst" || extension_of(name) == ".gz";
   if (compressed) name = name.stem();
-  const auto suffix = name.extension();
-  return suffix == ".jsonl" || suffix == ".json" || suffix == ".ndjson" ||
-         (compressed && suffix != ".txt");
+  const std::string extension = extension_of(name);
+  return extension == ".jsonl" || extension == ".json" || extension == ".ndjson" ||
+         (compressed && (extension.empty() || is_split_name(extension.substr(1))));
 }
 
 ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {

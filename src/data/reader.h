@@ -21,8 +21,9 @@ struct InputFile {
   bool operator==(const InputFile&) const = default;
 };
 // The files that the paths name; folders are searched (hidden files left out), their files in order
-// of name. BadInput when a path does not exist, cannot be read or is neither a file nor a folder,
-// when a folder holds no file, or when a file occurs twice (also through a link).
+// of name. Links in a folder to another folder, or to nothing, are not followed. BadInput when a
+// path does not exist, cannot be read or is neither a file nor a folder, when a folder holds no
+// file, or when a file occurs twice (also through a link, symbolic or hard).
 std::vector<InputFile> input_files(const std::vector<fs::path>& paths);
 
 // The splits that a path names (train, valid, test; "validation" is valid). The first counts:
@@ -33,7 +34,9 @@ std::vector<InputFile> input_files(const std::vector<fs::path>& paths);
 std::vector<std::string> splits_in(const InputFile& file);
 std::string split_of(const InputFile& file);  // the first of splits_in; "train" without one
 bool is_split_name(std::string_view word);
-bool is_json_lines(const fs::path& file);  // by its name; the others are text
+// By the extension, before .zst or .gz and in any case: .jsonl, .json and .ndjson, and a compressed
+// file without another extension (data.zst, data.test.zst). The others are text.
+bool is_json_lines(const fs::path& file);
 
 struct Block {
   std::string text;  // whole lines, or one whole document; room for simdjson's padding is reserved

@@ -48,6 +48,39 @@ TEST(Reader, AFileIsReadOnce) {
   fs::create_symlink("a.txt", folder / "b.txt");
   EXPECT_MESSAGE(input_files({file, file}), "a.txt: the same file as");
   EXPECT_MESSAGE(input_files({folder.path()}), "its text would count twice");
+  fs::remove(folder / "b.txt");
+  fs::create_hard_link(file, folder / "b.txt");
+  EXPECT_MESSAGE(input_files({folder.path()}), "b.txt: the same file as");
+}
+
+TEST(Reader, LinksToFoldersAndToNothingAreNotFollowed) {
+  const Folder folder;
+  const fs::path in = folder / "in", file = folder.write("in/a.txt", "text");
+  folder.write("other/b.txt", "text");
+  fs::create_symlink("loop", in / "loop");
+  fs::create_symlink("nothing", in / "broken");
+  fs::create_symlink("../other", in / "other");
+  EXPECT_EQ(input_files({in}), (std::vector<InputFile>{{file, in}}));
+  EXPECT_MESSAGE(input_files({in / "loop"}), "loop: cannot be read: Too many levels");
+}
+
+TEST(Reader, CompressedFilesWithoutContentsAreCutOff) {
+  const Folder folder;
+  for (const char* name : {"a.jsonl.gz", "a.jsonl.zst"}) {
+    EXPECT_MESSAGE(read_all(folder.write(name, "")), "stream is cut off") << name;
+  }
+}
+
+TEST(Reader, ZeroBytesAfterAGzipMemberAreAccepted) {
+  const Folder folder;
+  const std::string one = gzip("{\"text\": \"one\"}\n"), two = gzip("{\"text\": \"two\"}\n");
+  for (const size_t zeros : {1, 512, 300'000}) {
+    const std::string padding(zeros, '\0');
+    EXPECT_EQ(read_all(folder.write("a.jsonl.gz", one + padding + two + padding)).texts,
+              (std::vector<std::string>{"one", "two"}))
+        << zeros;
+  }
+  EXPECT_MESSAGE(read_all(folder.write("a.jsonl.gz", one + "garbage")), "stream is corrupt");
 }
 
 std::string line(const std::string& text, const std::string& set = "RedPajamaC4") {
@@ -210,10 +243,10 @@ TEST(Reader, SplitDoesNotDependOnFoldersAboveTheInput) {
 }
 
 TEST(Reader, KnowsJsonLinesByName) {
-  for (const char* name :
-       {"a.jsonl", "a.json", "a.jsonl.zst", "a.json.gz", "example_train_0.zst", "a.gz"})
+  for (const char* name : {"a.jsonl", "a.json", "a.jsonl.zst", "a.json.gz", "example_train_0.zst",
+                           "a.gz", "a.test.zst", "UP.JSONL", "UP.JSON.GZ"})
     EXPECT_TRUE(is_json_lines(name)) << name;
-  for (const char* name : {"a.txt", "a.txt.zst", "README.md", "notes"})
+  for (const char* name : {"a.txt", "a.txt.zst", "README.md", "notes", "a.md.gz", "b.py.zst"})
     EXPECT_FALSE(is_json_lines(name)) << name;
 }
 
