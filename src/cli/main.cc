@@ -1,6 +1,7 @@
 // The program: parses the command line, runs one subcommand, turns errors into one message and
 // an exit code.
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -180,5 +181,6 @@ void print(const nlohmann::json& document, const std::string& text) {
 int main(int argc, char** argv) {
   assay::catch_interrupts();
   assay::catch_truncated_files();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of the file size is an error of write() then
   return assay::cli::run(argc, argv);
 }

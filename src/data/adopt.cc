@@ -33,7 +33,7 @@ void adopt(const AdoptOptions& options) {
       options.store,
       {"sentencepiece", tokenizer.sha256(), tokenizer.vocab_size(), tokenizer.separator()},
       options.overwrite);
-  for (const fs::path& file : options.files) {
+  for (const auto& [file, input] : input_files(options.files)) {
     if (file.extension() != ".idx")
       fail("{}: the .idx file of a pair .bin/.idx was expected", file.string());
     const Documents documents(fs::path(file).replace_extension());

@@ -48,8 +48,8 @@ struct Output {
   std::vector<int32_t> tokens;  // of all documents back to back
   ReadCounts counts;
   std::set<std::pair<std::string, std::string>> names;  // domain, what the field said
-  // That the first document without a domain has
-  std::vector<std::string> fields_instead;
+  // That the first document without a domain has, and the first one without a text
+  std::vector<std::string> fields_instead, fields_without_text;
 };
 
 // The nearest folder that is not named after a split, as the name of a domain.
@@ -101,7 +101,7 @@ class Preparation {
          [this](Output& out) { write(out); }, [this] { report_progress(); }},
         threads, kUnderWay);
     pipeline.run();
-    for (size_t i = 0; i < files_.size(); ++i) counts_[i].too_long += too_long_[i];
+    for (size_t i = 0; i < files_.size(); ++i) counts_[i] += reader_counts_[i];
     return finish();
   }
 
@@ -129,7 +129,7 @@ class Preparation {
       if (!reader_) reader_.emplace(files_[at_].path);
       const bool more = reader_->next(in.block);
       consumed_ = finished_files_ + reader_->consumed();
-      too_long_[at_] = reader_->too_long();
+      reader_counts_[at_] = reader_->counts();
       if (more) {
         in.file = at_;
         return true;
@@ -170,12 +170,15 @@ class Preparation {
                                  std::string(document.source), int64_t(state->ids.size()),
                                  int64_t(document.text.size())});
       });
+      out.fields_without_text = state->parser.fields_without_text();
     };
   }
   std::string domain_of(size_t file, const Document& document, Output& out) const {
     if (!given_domain_[file].empty()) return given_domain_[file];
-    if (const auto found = kSetNames.find(document.domain); found != kSetNames.end())
+    if (const auto found = kSetNames.find(document.domain); found != kSetNames.end()) {
+      if (!options_.field.empty()) out.names.emplace(found->second, document.domain);
       return found->second;
+    }
     if (options_.field.empty() || int64_t(document.domain.size()) > kLongestPartName) return "";
     std::string given(document.domain), name = as_part_name(given);
     out.names.emplace(name, std::move(given));
@@ -199,9 +202,11 @@ class Preparation {
       ++counts.documents;
       counts.bytes += document.bytes;
       ++documents_[document.domain][document.split];
+      if (document.split != splits_[out.file]) ++held_out_[document.domain];
     }
     names_.insert(out.names.begin(), out.names.end());
     if (fields_instead_.empty()) fields_instead_ = out.fields_instead;
+    if (fields_without_text_.empty()) fields_without_text_ = out.fields_without_text;
   }
   void report_progress() {
     check_interrupt();
@@ -288,10 +293,27 @@ class Preparation {
     }
   }
 
+  std::string missing_text() const {
+    std::string text = "A JSON document needs a field 'text' that holds a string";
+    if (!fields_without_text_.empty())
+      text += fmt::format(" (strings are in: {})", join(fields_without_text_));
+    return text;
+  }
+  void warn_of_files_without_text(std::vector<std::string>& out) const {
+    std::vector<size_t> files;
+    for (size_t i = 0; i < files_.size(); ++i)
+      if (counts_[i].without_text && counts_[i].documents == 0) files.push_back(i);
+    if (!files.empty())
+      out.push_back(fmt::format("{} of {} files have no document with a text (the first: {}). {}",
+                                files.size(), files_.size(), files_[files.front()].path.string(),
+                                missing_text()));
+  }
+
   std::vector<std::string> warnings() const {
     std::vector<std::string> out;
     warn_of_splits(out);
     warn_of_unused_patterns(out);
+    warn_of_files_without_text(out);
     std::vector<std::string> unused;
     for (size_t i = 0; i < files_.size(); ++i)
       if (counts_[i].unknown_domain && counts_[i].documents == 0)
@@ -314,6 +336,12 @@ class Preparation {
                         "--valid-fraction {:.2g} chooses about {}",
                         domain, splits.at("train"), enough(splits.at("train")),
                         std::llround(enough(splits.at("train")) * double(splits.at("train")))));
+    for (const auto& [domain, count] : held_out_)
+      if (!documents_.at(domain).contains("train"))
+        out.push_back(fmt::format(
+            "domain {} has no split train: by chance all of its {} documents became split valid; "
+            "give more documents or a smaller --valid-fraction",
+            domain, count));
     return out;
   }
   // The share that gives about ten documents, at most a half.
@@ -327,7 +355,7 @@ class Preparation {
                                {"size", int64_t(fs::file_size(files_[i].path))},
                                {"split", splits_[i]}};
       counts_[i].fields([&](const char* name, int64_t count) { source[name] = count; });
-      if (const auto left_out = counts_[i].left_out(); !left_out.empty())
+      if (const auto left_out = counts_[i].left_out(by_word_); !left_out.empty())
         source["left_out"] = left_out;
       sources.push_back(std::move(source));
       all += counts_[i];
@@ -335,11 +363,10 @@ class Preparation {
     if (all.documents == 0)
       fail(
           "no document was found in {} files ({} lines or files were left out: {}); "
-          "nothing was written.{}",
-          files_.size(),
-          all.broken_lines + all.invalid_utf8 + all.empty + all.too_long + all.unknown_domain,
-          all.left_out().empty() ? "none" : all.left_out(),
-          all.unknown_domain ? "\n  " + other_ways() : "");
+          "nothing was written.{}{}",
+          files_.size(), all.all_left_out(), all.all_left_out() ? all.left_out(by_word_) : "none",
+          all.unknown_domain ? "\n  " + other_ways() : "",
+          all.without_text ? "\n  " + missing_text() : "");
     nlohmann::json report = {{"sources", std::move(sources)},
                              {"valid_fraction", options_.valid_fraction}};
     if (auto sentences = warnings(); !sentences.empty()) report["warnings"] = std::move(sentences);
@@ -363,8 +390,9 @@ class Preparation {
   std::vector<Pattern> patterns_ = std::vector<Pattern>(options_.domains.size());
   std::vector<std::string> splits_, given_domain_;  // of each file
   std::vector<ReadCounts> counts_;
-  std::vector<int64_t> too_long_ = std::vector<int64_t>(files_.size());
+  std::vector<ReadCounts> reader_counts_ = std::vector<ReadCounts>(files_.size());
   const Tokenizer tokenizer_;
+  const bool by_word_ = WordEncoder(tokenizer_).by_word();
   StoreWriter writer_;
   Progress progress_;
   size_t at_ = 0, finished_files_ = 0, total_ = 0;
@@ -373,7 +401,8 @@ class Preparation {
   std::atomic<int64_t> tokens_encoded_ = 0, bytes_encoded_ = 0;
   std::map<std::string, std::map<std::string, int64_t>> documents_;  // written, by domain and split
   std::set<std::pair<std::string, std::string>> names_;              // domain, what the field said
-  std::vector<std::string> fields_instead_;
+  std::map<std::string, int64_t> held_out_;  // training documents moved to valid, by domain
+  std::vector<std::string> fields_instead_, fields_without_text_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace assay::data {
 namespace {
@@ -117,6 +118,7 @@ ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {
   documents += other.documents;
   bytes += other.bytes;
   broken_lines += other.broken_lines;
+  without_text += other.without_text;
   invalid_utf8 += other.invalid_utf8;
   empty += other.empty;
   too_long += other.too_long;
@@ -124,15 +126,21 @@ ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {
   return *this;
 }
 
-std::string ReadCounts::left_out() const {
+int64_t ReadCounts::all_left_out() const {
+  return broken_lines + without_text + invalid_utf8 + empty + too_long + unknown_domain;
+}
+
+std::string ReadCounts::left_out(bool by_word) const {
   std::vector<std::string> parts;
   auto part = [&](int64_t count, const char* what) {
     if (count) parts.push_back(fmt::format("{} {}", count, what));
   };
   part(broken_lines, "broken lines");
+  part(without_text, "without a string 'text'");
   part(invalid_utf8, "with invalid UTF-8");
   part(empty, "empty");
-  part(too_long, "too long (32 MiB, or 2 MiB without a space)");
+  part(too_long, by_word ? "too long (32 MiB, or 2 MiB without a space)"
+                         : "too long (2 MiB, because the tokenizer does not encode by words)");
   part(unknown_domain, "of no known domain");
   return join(parts);
 }
@@ -168,9 +176,10 @@ size_t BlockReader::whole() {
 
 // Drops the line or document that begins in rest_.
 void BlockReader::skip() {
-  ++too_long_;
+  ++counts_.too_long;
   size_t newline;
   while ((newline = json_ ? rest_.find('\n') : std::string::npos) == std::string::npos) {
+    check_interrupt();
     rest_.clear();
     if (ended_) return;
     fill();
@@ -182,9 +191,12 @@ void BlockReader::skip() {
 bool BlockReader::next(Block& block) {
   size_t end;
   while ((end = whole()) == 0) {
+    if (rest_.empty() && !json_ && !any_) ++counts_.empty;
+    any_ = true;
     if (rest_.empty()) return false;
     skip();
   }
+  any_ = true;
   block.json = json_;
   block.first_line = line_;
   block.text.clear();
@@ -238,6 +250,7 @@ struct DocumentParser::Parser {
   std::vector<std::string> domain, source;  // the levels of the fields
   simdjson::dom::parser json;
   bool last_is_json = false;
+  std::vector<std::string> fields_without_text;
 };
 
 DocumentParser::DocumentParser(const std::string& domain_field, const std::string& source_field)
@@ -251,6 +264,10 @@ std::vector<std::string> DocumentParser::string_fields() const {
   std::vector<std::string> fields;
   if (parser_->last_is_json) add_string_fields(parser_->json.doc.root(), "", fields);
   return fields;
+}
+
+const std::vector<std::string>& DocumentParser::fields_without_text() const {
+  return parser_->fields_without_text;
 }
 
 std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, ReadCounts& counts) {
@@ -287,8 +304,14 @@ std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t
     ++counts.invalid_utf8;
     return std::nullopt;
   }
-  if (error || root["text"].get_string().get(text)) {
+  if (error || !root.is_object()) {
     ++counts.broken_lines;
+    return std::nullopt;
+  }
+  if (root["text"].get_string().get(text)) {
+    ++counts.without_text;
+    if (parser_->fields_without_text.empty())
+      add_string_fields(root, "", parser_->fields_without_text);
     return std::nullopt;
   }
   if (is_blank(text)) {

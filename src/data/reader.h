@@ -47,18 +47,23 @@ struct Block {
 // What was found, and what was left out and why. Nothing here is fatal.
 struct ReadCounts {
   int64_t documents = 0, bytes = 0;  // bytes: UTF-8 bytes of text
-  int64_t broken_lines = 0, invalid_utf8 = 0, empty = 0, too_long = 0, unknown_domain = 0;
+  int64_t broken_lines = 0, without_text = 0, invalid_utf8 = 0, empty = 0, too_long = 0,
+          unknown_domain = 0;
   void fields(auto&& field) {
     field("documents", documents);
     field("bytes", bytes);
     field("broken_lines", broken_lines);
+    field("without_text", without_text);
     field("invalid_utf8", invalid_utf8);
     field("empty", empty);
     field("too_long", too_long);
     field("unknown_domain", unknown_domain);
   }
   ReadCounts& operator+=(const ReadCounts& other);
-  std::string left_out() const;  // "3 broken lines, 1 empty", "" when nothing was
+  // "3 broken lines, 1 empty", "" when nothing was. `by_word`: whether the tokenizer encodes word
+  // by word (data/word_encoder.h), which decides how long a document may be.
+  std::string left_out(bool by_word = true) const;
+  int64_t all_left_out() const;
 };
 
 // Blocks of one file, in order. Lines and documents of more than 32 MiB are skipped and counted.
@@ -68,7 +73,8 @@ class BlockReader {
   // False at the end. BadInput with file and line when the file is cut off or corrupt
   bool next(Block& block);
   size_t consumed() const { return source_->consumed(); }
-  int64_t too_long() const { return too_long_; }
+  // What the parser does not see: too_long, and a text file without a byte as empty.
+  const ReadCounts& counts() const { return counts_; }
 
  private:
   void fill();
@@ -78,8 +84,9 @@ class BlockReader {
   bool json_;
   std::unique_ptr<ByteSource> source_;
   std::string rest_;  // read and not yet given out
-  int64_t line_ = 1, too_long_ = 0;
-  bool ended_ = false;
+  ReadCounts counts_;
+  int64_t line_ = 1;
+  bool ended_ = false, any_ = false;  // any_: a block or the end was given out
 };
 
 struct Document {
@@ -106,6 +113,8 @@ class DocumentParser {
   // The fields of the current JSON document that hold a short string, with dots between levels,
   // without "text". For messages; at most 20.
   std::vector<std::string> string_fields() const;
+  // Those of the first JSON object without a string "text".
+  const std::vector<std::string>& fields_without_text() const;
 
  private:
   struct Lines {

@@ -324,6 +324,43 @@ TEST(Prepare, DomainsThatBecomeOneAreWarnedOf) {
                 "domain my_blog holds the documents of 2 different names: 'my blog', 'my_blog'"});
 }
 
+TEST(Prepare, SetNameAndItsShortFormAreWarnedOf) {
+  const Folder folder;
+  const std::string text =
+      "{\"text\": \"a\", \"d\": \"RedPajamaC4\"}\n{\"text\": \"b\", \"d\": \"c4\"}\n";
+  auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
+  options.field = "d";
+  EXPECT_EQ(warnings_of(prepare(options)),
+            std::vector<std::string>{
+                "domain c4 holds the documents of 2 different names: 'RedPajamaC4', 'c4'"});
+}
+
+TEST(Prepare, DocumentsWithoutATextAreCountedAndTheirFieldsListed) {
+  const Folder folder;
+  const fs::path good = folder.write("a.test.jsonl", document("text", "RedPajamaC4")),
+                 other = folder.write("b.jsonl", "{\"content\": \"t\", \"id\": \"1\"}\n");
+  EXPECT_MESSAGE(prepare(options_for(folder, {other})), "1 without a string 'text'");
+  EXPECT_MESSAGE(prepare(options_for(folder, {other})), "(strings are in: content, id)");
+  const auto warnings = warnings_of(prepare(options_for(folder, {good, other})));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("1 of 2 files have no document with a text"), std::string::npos)
+      << warnings[0];
+}
+
+TEST(Prepare, EmptyTextFilesAreCounted) {
+  const Folder folder;
+  EXPECT_MESSAGE(prepare(options_for(folder, {folder.write("a.txt", "")})), "left out: 1 empty)");
+}
+
+TEST(Prepare, DomainWhoseDocumentsAllBecomeValidIsWarnedOf) {
+  const Folder folder;
+  auto options = options_for(folder, {folder.write("a.jsonl", document("text", "RedPajamaC4"))});
+  options.valid_fraction = 0.999999;
+  const auto warnings = warnings_of(prepare(options));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("domain c4 has no split train"), std::string::npos) << warnings[0];
+}
+
 TEST(Prepare, OneLineWithALongDomainIsLeftOut) {
   const Folder folder;
   const std::string text = "{\"text\": \"a\", \"d\": \"web\"}\n{\"text\": \"b\", \"d\": \"" +
@@ -459,6 +496,8 @@ TEST(Adopt, GivesTheStoreThatPrepareWrote) {
   wrong.files = {folder / "store/c4.test.bin"};
   wrong.overwrite = true;
   EXPECT_MESSAGE(adopt(wrong), "the .idx file");
+  wrong.files = {options.files[0], options.files[0]};
+  EXPECT_MESSAGE(adopt(wrong), "the same file as");
 }
 
 using Numbers = Pipeline<int, int>;

@@ -29,7 +29,7 @@ Found read_all(const fs::path& file, const std::string& field = "meta.redpajama_
       found.domains.emplace_back(document.domain);
       found.lines.push_back(document.line);
     });
-  found.counts.too_long += reader.too_long();
+  found.counts += reader.counts();
   return found;
 }
 
@@ -158,7 +158,8 @@ TEST(Reader, CountsWhatIsLeftOut) {
   EXPECT_EQ(found.texts, (std::vector<std::string>{"good", "no set", "last"}));
   EXPECT_EQ(found.domains, (std::vector<std::string>{"RedPajamaC4", "", ""}));
   EXPECT_EQ(found.lines, (std::vector<int64_t>{1, 10, 11}));
-  EXPECT_EQ(found.counts.broken_lines, 4);
+  EXPECT_EQ(found.counts.broken_lines, 2);
+  EXPECT_EQ(found.counts.without_text, 2);
   EXPECT_EQ(found.counts.invalid_utf8, 1);
   EXPECT_EQ(found.counts.empty, 2);
 }
@@ -177,7 +178,12 @@ TEST(Reader, TakesATextFileAsADocument) {
   EXPECT_EQ(read_all(folder.write("a.txt", text)).texts, std::vector<std::string>{text});
   EXPECT_EQ(read_all(folder.write("a.txt.zst", zstd(text))).texts, std::vector<std::string>{text});
   EXPECT_EQ(read_all(folder.write("b.txt", "\xff")).counts.invalid_utf8, 1);
-  EXPECT_EQ(read_all(folder.write("c.txt", "")).texts.size(), 0u);
+  for (const char* name : {"c.txt", "d.txt.zst", "e.txt.gz"}) {
+    const std::string contents = name[0] == 'c' ? "" : name[0] == 'd' ? zstd("") : gzip("");
+    const auto found = read_all(folder.write(name, contents));
+    EXPECT_EQ(found.texts.size(), 0u) << name;
+    EXPECT_EQ(found.counts.empty, 1) << name;
+  }
 }
 
 TEST(Reader, SkipsLinesThatMemoryCannotHold) {
