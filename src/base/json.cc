@@ -1,24 +1,78 @@
 #include "base/json.h"
 
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "base/error.h"
 
 namespace assay {
+namespace {
 
-nlohmann::json parse_json(std::string_view text, const std::string& source) {
-  constexpr int kDeepest = 64;
-  const auto check_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kDeepest) fail("{}: JSON with more than {} levels", source, kDeepest);
+using nlohmann::json;
+
+// Builds the value while the text is read. The library's own callback for this costs time quadratic
+// in the length of a list of objects.
+class Builder final : public nlohmann::json_sax<json> {
+ public:
+  explicit Builder(const std::string& source) : source_(source) {}
+  json take() { return std::move(root_); }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t& value) override { return add(std::move(value)); }
+  bool start_object(std::size_t) override { return open(json::object()); }
+  bool start_array(std::size_t) override { return open(json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    member_ = &(*open_.back())[name];
     return true;
-  };
-  try {
-    return nlohmann::json::parse(text, check_depth);
-  } catch (const nlohmann::json::exception& error) {
+  }
+  bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
     // "[json.exception.parse_error.101] parse error at …"
     const std::string_view what = error.what();
-    fail("{}: broken JSON: {}", source, what.substr(what.find("] ") + 2));
+    fail("{}: broken JSON: {}", source_, what.substr(what.find("] ") + 2));
   }
+
+ private:
+  json& place(json&& value) {
+    if (open_.empty()) return root_ = std::move(value);
+    if (open_.back()->is_array()) return open_.back()->emplace_back(std::move(value));
+    return *member_ = std::move(value);
+  }
+  bool add(json value) {
+    place(std::move(value));
+    return true;
+  }
+  bool open(json&& empty) {
+    constexpr size_t kDeepest = 64;
+    if (open_.size() == kDeepest) fail("{}: JSON with more than {} levels", source_, kDeepest);
+    open_.push_back(&place(std::move(empty)));
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const std::string& source_;
+  json root_;
+  // The lists and objects around the next value. A list grows only while it is the innermost one,
+  // so the pointers stay valid.
+  std::vector<json*> open_;
+  json* member_ = nullptr;  // of the innermost object, for the value of its last key
+};
+
+}  // namespace
+
+nlohmann::json parse_json(std::string_view text, const std::string& source) {
+  Builder builder(source);
+  json::sax_parse(text, &builder);
+  return builder.take();
 }
 
 }  // namespace assay

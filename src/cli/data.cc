@@ -82,10 +82,15 @@ void prepare(Options options) {
   const json report = data::prepare(options.prepare);
   json info = describe(data::TokenStore(options.store));
   std::string text = as_table(info);
+  constexpr int64_t kMostLines = 20;
+  int64_t files = 0;
   for (const json& source : report["sources"])
-    if (source.contains("left_out"))
+    if (source.contains("left_out") && ++files <= kMostLines)
       text += fmt::format("{}: left out {}\n", source["file"].get<std::string>(),
                           source["left_out"].get<std::string>());
+  if (files > kMostLines)
+    text += fmt::format("{} more files of which something was left out (manifest.json has all)\n",
+                        files - kMostLines);
   const double seconds = report["total"]["seconds"];
   if (report.contains("warnings"))
     for (const json& warning : report["warnings"])
@@ -137,9 +142,9 @@ void overlap(const Options& options) {
                        {"ngrams", domain.ngrams},
                        {"shared", domain.shared},
                        {"share", domain.ngram_share()}});
-    text += fmt::format("{:<16} {:>12} {:>12} {:>16} {:>16} {:>8.3f}%\n", domain.domain,
+    text += fmt::format("{:<16} {:>12} {:>12} {:>16} {:>16} {:>9}\n", domain.domain,
                         domain.documents, domain.duplicates, domain.ngrams, domain.shared,
-                        100 * domain.ngram_share());
+                        domain.ngrams ? fmt::format("{:.3f}%", 100 * domain.ngram_share()) : "-");
   }
   print({{"train", train.folder().string()},
          {"test", test.folder().string()},

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <iostream>
@@ -178,5 +179,6 @@ int main(int argc, char** argv) {
   assay::cli::open_standard_descriptors();
   assay::catch_interrupts();
   assay::catch_truncated_files();
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of the file size is an error of write() then
   return assay::cli::run(argc, argv);
 }

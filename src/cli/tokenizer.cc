@@ -23,11 +23,11 @@ std::vector<std::string> names_of(const std::vector<fs::path>& files) {
 }
 
 // One line per file, at most 20.
-std::string lines_of(const std::vector<fs::path>& files, const char* what) {
+std::string lines_of(const std::vector<std::string>& files, const char* what) {
   constexpr size_t kMost = 20;
   std::string text;
   for (size_t i = 0; i < std::min(files.size(), kMost); ++i)
-    text += fmt::format("{} {}\n", what, files[i].string());
+    text += fmt::format("{} {}\n", what, files[i]);
   if (files.size() > kMost) text += fmt::format("{} {} more files\n", what, files.size() - kMost);
   return text;
 }
@@ -40,14 +40,28 @@ void train(const Options& options) {
   const data::Tokenizer tokenizer{fs::path(options.model)};
   std::string text = fmt::format("{}: {} pieces, sha256 {}\n", options.model,
                                  tokenizer.vocab_size(), tokenizer.sha256());
-  text += lines_of(files.used, "learned from");
-  text += lines_of(files.left_out, "left out, of split valid or test:");
-  text += lines_of(files.held_out_used,
+  std::vector<std::string> learned, learned_lines, without_text;
+  for (size_t i = 0; i < files.used.size(); ++i) {
+    const std::string file = files.used[i].string(), left_out = files.counts[i].left_out();
+    const std::string line =
+        left_out.empty() ? file : fmt::format("{} (left out: {})", file, left_out);
+    if (files.counts[i].documents == 0) {
+      without_text.push_back(line);
+      continue;
+    }
+    learned.push_back(file);
+    learned_lines.push_back(line);
+  }
+  text += lines_of(learned_lines, "learned from");
+  text += lines_of(names_of(files.left_out), "left out, of split valid or test:");
+  text += lines_of(without_text, "warning: no text was found in");
+  text += lines_of(names_of(files.held_out_used),
                    "warning: the tokenizer learned from a file of split valid or test:");
   print({{"model", options.model},
          {"vocab_size", tokenizer.vocab_size()},
          {"sha256", tokenizer.sha256()},
-         {"files", names_of(files.used)},
+         {"files", learned},
+         {"without_text", without_text},
          {"left_out", names_of(files.left_out)},
          {"held_out_used", names_of(files.held_out_used)}},
         text);

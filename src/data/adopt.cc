@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/interrupt.h"
-#include "data/prepare.h"
+#include "data/reader.h"
 #include "data/store_writer.h"
 #include "data/tokenizer.h"
 
@@ -33,7 +33,7 @@ void adopt(const AdoptOptions& options) {
       options.store,
       {"sentencepiece", tokenizer.sha256(), tokenizer.vocab_size(), tokenizer.separator()},
       options.overwrite);
-  for (const fs::path& file : options.files) {
+  for (const auto& [file, input] : input_files(options.files)) {
     if (file.extension() != ".idx")
       fail("{}: the .idx file of a pair .bin/.idx was expected", file.string());
     const Documents documents(fs::path(file).replace_extension());
@@ -42,7 +42,8 @@ void adopt(const AdoptOptions& options) {
       check_interrupt();
       const auto tokens = without_separator(documents.document(i), tokenizer.separator());
       const int64_t source = documents.source(i);
-      writer.add(domain_of(file), split_of(file), tokens, int64_t(tokenizer.decode(tokens).size()),
+      writer.add(domain_of(file), split_of({file, file}), tokens,
+                 int64_t(tokenizer.decode(tokens).size()),
                  source < 0 ? "" : documents.source_names()[size_t(source)]);
     }
   }

@@ -88,7 +88,7 @@ class ZstdSource final : public Compressed {
 
  private:
   ZSTD_DCtx* context_;
-  bool frame_done_ = true;
+  bool frame_done_ = false;  // a file without a frame is cut off
 };
 
 class GzipSource final : public Compressed {
@@ -103,7 +103,9 @@ class GzipSource final : public Compressed {
         if (member_done_) return 0;
         fail("the gzip stream is cut off");
       }
-      if (member_done_) {
+      if (member_done_) {  // gzip accepts zero bytes after a member
+        while (begin_ < end_ && buffer_[begin_] == 0) ++begin_;
+        if (begin_ == end_) continue;
         inflateReset(&stream_);
         member_done_ = false;
       }
@@ -123,14 +125,22 @@ class GzipSource final : public Compressed {
     member_done_ = status == Z_STREAM_END;
   }
   z_stream stream_{};
-  bool member_done_ = true;
+  bool member_done_ = false;  // a file without a member is cut off
 };
 
 }  // namespace
 
+std::string extension_of(const fs::path& file) {
+  std::string extension = file.extension().string();
+  for (char& c : extension)
+    if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
+  return extension;
+}
+
 std::unique_ptr<ByteSource> open_bytes(const fs::path& file) {
-  if (file.extension() == ".zst") return std::make_unique<ZstdSource>(file);
-  if (file.extension() == ".gz") return std::make_unique<GzipSource>(file);
+  const std::string extension = extension_of(file);
+  if (extension == ".zst") return std::make_unique<ZstdSource>(file);
+  if (extension == ".gz") return std::make_unique<GzipSource>(file);
   return std::make_unique<PlainSource>(file);
 }
 

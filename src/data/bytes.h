@@ -16,8 +16,11 @@ class ByteSource {
   virtual size_t consumed() const = 0;  // bytes of the file so far, as stored
 };
 
-// By the end of the name: .zst (any number of frames, windows up to 2^31), .gz (any number of
-// members), else as it is. BadInput when the file cannot be opened.
+// The extension in small letters: ".gz" of "A.JSONL.GZ".
+std::string extension_of(const fs::path& file);
+// By the end of the name in any case: .zst (any number of frames, windows up to 2^31), .gz (any
+// number of members, zero bytes after the last), else as it is. BadInput when the file cannot be
+// opened.
 std::unique_ptr<ByteSource> open_bytes(const fs::path& file);
 
 }  // namespace assay::data

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <optional>
+#include <span>
 
 #include "base/error.h"
 #include "base/interrupt.h"
@@ -19,22 +20,81 @@ uint64_t mixed(uint64_t x) {  // splitmix64's finaliser
   return x ^ (x >> 31);
 }
 
-// use(hash) for each n-gram of the document, the separator left out. Cyclic
-// polynomials [Cohen 1997].
-void for_each_ngram(const Tokens& tokens, int64_t n, auto&& use) {
-  uint64_t hash = 0;
-  for (int64_t i = 0; i + 1 < tokens.size(); ++i) {
-    hash = std::rotl(hash, 1) ^ mixed(uint64_t(tokens[i]));
-    if (i >= n) hash ^= std::rotl(mixed(uint64_t(tokens[i - n])), int(n % 64));
-    if (i + 1 >= n) use(mixed(hash));
+using Text = std::span<const int64_t>;  // the tokens of a document without the separator
+
+// Cyclic polynomials [Cohen 1997].
+class CyclicHash {
+ public:
+  explicit CyclicHash(int64_t n) : n_(int(n)) {}
+  void add(int64_t token) { hash_ = std::rotl(hash_, 1) ^ mixed(uint64_t(token)); }
+  void remove(int64_t token) { hash_ ^= std::rotl(mixed(uint64_t(token)), n_); }  // after add()
+  uint64_t value() const { return mixed(hash_); }
+
+ private:
+  int n_;
+  uint64_t hash_ = 0;
+};
+
+// Polynomials modulo the prime 2^61 − 1 [Karp, Rabin 1987].
+class PolynomialHash {
+ public:
+  explicit PolynomialHash(int64_t n) {
+    for (int64_t i = 0; i < n; ++i) power_ = times(power_, kBase);
+  }
+  void add(int64_t token) { hash_ = (times(hash_, kBase) + term(token)) % kPrime; }
+  void remove(int64_t token) {  // after add()
+    hash_ = (hash_ + kPrime - times(power_, term(token))) % kPrime;
+  }
+  uint64_t value() const { return mixed(hash_); }
+
+ private:
+  static constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
+  static constexpr uint64_t kBase = 0x15C4DA1B2F0E6A37u;  // any number without a pattern
+  static uint64_t times(uint64_t a, uint64_t b) {
+    const auto product = static_cast<unsigned __int128>(a) * b;
+    const uint64_t sum = (uint64_t(product) & kPrime) + uint64_t(product >> 61);
+    return sum >= kPrime ? sum - kPrime : sum;
+  }
+  static uint64_t term(int64_t token) { return mixed(uint64_t(token)) % kPrime; }
+  uint64_t power_ = 1, hash_ = 0;
+};
+
+template <class Hash>
+void for_each_ngram_by(Text tokens, int64_t n, auto&& use) {
+  Hash hash(n);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    hash.add(tokens[i]);
+    if (int64_t(i) >= n) hash.remove(tokens[i - size_t(n)]);
+    if (int64_t(i) + 1 >= n) use(hash.value());
   }
 }
 
-uint64_t document_hash(const Tokens& tokens) {
-  uint64_t hash = mixed(uint64_t(tokens.size()));
-  for (int64_t i = 0; i + 1 < tokens.size(); ++i) hash = mixed(hash ^ uint64_t(tokens[i]));
+// use(hash) for each n-gram of the document. From 64 tokens on, the rotations of a cyclic
+// polynomial repeat, and runs of equal tokens cancel out.
+void for_each_ngram(Text tokens, int64_t n, auto&& use) {
+  if (n < 64) for_each_ngram_by<CyclicHash>(tokens, n, use);
+  else if (n <= std::ssize(tokens)) for_each_ngram_by<PolynomialHash>(tokens, n, use);
+}
+
+uint64_t document_hash(Text tokens) {
+  uint64_t hash = mixed(uint64_t(tokens.size()) + 1);
+  for (const int64_t token : tokens) hash = mixed(hash ^ uint64_t(token));
   return hash;
 }
+
+// Reads documents one after the other, with a check of every id.
+class DocumentReader {
+ public:
+  Text read(const Documents& documents, int64_t i) {
+    const int64_t size = documents.document(i).size();
+    tokens_.resize(size_t(size));
+    documents.read(documents.begin(i), size, tokens_.data());
+    return Text(tokens_).first(size_t(std::max<int64_t>(size - 1, 0)));
+  }
+
+ private:
+  std::vector<int64_t> tokens_;
+};
 
 // A set of hashes that remembers which of them were met.
 class Watch {
@@ -102,11 +162,12 @@ std::vector<Part> parts_of(const TokenStore& store, const std::string& split,
 // Test documents whose hashes fit in one Watch, from `part`, `document` on.
 std::vector<Range> fill(Watch& watch, const std::vector<Part>& parts, size_t& part,
                         int64_t& document, int64_t n) {
+  DocumentReader reader;
   std::vector<Range> ranges;
   for (; part < parts.size(); ++part, document = 0) {
     const int64_t begin = document, count = parts[part].documents->size();
     for (; document < count && !watch.full(); ++document) {
-      const Tokens tokens = parts[part].documents->document(document);
+      const Text tokens = reader.read(*parts[part].documents, document);
       watch.add(document_hash(tokens));
       for_each_ngram(tokens, n, [&](uint64_t hash) { watch.add(hash); });
     }
@@ -118,13 +179,14 @@ std::vector<Range> fill(Watch& watch, const std::vector<Part>& parts, size_t& pa
 }
 
 void search(Watch& watch, const std::vector<Part>& training, int64_t n, Progress* progress) {
+  DocumentReader reader;
   for (const Part& part : training)
     for (int64_t i = 0; i < part.documents->size(); ++i) {
       check_interrupt();
       if (progress)
         progress->show(fmt::format("overlap: domain {} of {}, document {} of {}", part.domain + 1,
                                    training.size(), i + 1, part.documents->size()));
-      const Tokens tokens = part.documents->document(i);
+      const Text tokens = reader.read(*part.documents, i);
       watch.meet(document_hash(tokens));
       for_each_ngram(tokens, n, [&](uint64_t hash) { watch.meet(hash); });
     }
@@ -132,9 +194,10 @@ void search(Watch& watch, const std::vector<Part>& training, int64_t n, Progress
 
 void count(const Watch& watch, const std::vector<Part>& parts, const std::vector<Range>& ranges,
            int64_t n, std::vector<DomainOverlap>& out) {
+  DocumentReader reader;
   for (const Range& range : ranges)
     for (int64_t i = range.begin; i < range.end; ++i) {
-      const Tokens tokens = parts[range.part].documents->document(i);
+      const Text tokens = reader.read(*parts[range.part].documents, i);
       DomainOverlap& domain = out[parts[range.part].domain];
       ++domain.documents;
       domain.duplicates += watch.was_met(document_hash(tokens));

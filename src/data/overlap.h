@@ -1,7 +1,8 @@
 #pragma once
 // Does the test text occur in the training text? Exact documents (all tokens equal), and n-grams of
 // tokens within a document that occur anywhere in training. Both by 64-bit hashes: of 10⁹ training
-// n-grams a test n-gram is matched by chance with probability 5·10⁻¹¹.
+// n-grams a test n-gram is matched by chance with probability 5·10⁻¹¹. N-grams of 64 tokens and
+// more have hashes of 61 bits, and the probability is 4·10⁻¹⁰.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,8 +29,8 @@ struct DomainOverlap {
 };
 // One entry per domain of `test` that has the test split, against the training split of the
 // domains of `train`. Memory is bounded: test n-grams are taken 16 million at a time. BadInput
-// when the tokenizers differ, a split is nowhere, or a training domain is unknown or has no
-// training split.
+// when the tokenizers differ, a split is nowhere, a training domain is unknown or has no training
+// split, or an id is outside the vocabulary.
 std::vector<DomainOverlap> overlap(const TokenStore& train, const TokenStore& test,
                                    const OverlapOptions& options = {});
 // Of one store, for a study: its test documents against what the study trains on.

@@ -48,13 +48,9 @@ struct Output {
   std::vector<int32_t> tokens;  // of all documents back to back
   ReadCounts counts;
   std::set<std::pair<std::string, std::string>> names;  // domain, what the field said
-  // That the first document without a domain has
-  std::vector<std::string> fields_instead;
+  // That the first document without a domain has, and the first one without a text
+  std::vector<std::string> fields_instead, fields_without_text;
 };
-
-bool is_split_name(const std::string& word) {
-  return word == "train" || word == "valid" || word == "validation" || word == "test";
-}
 
 // The nearest folder that is not named after a split, as the name of a domain.
 std::string domain_of_folder(const fs::path& file) {
@@ -88,10 +84,10 @@ class Preparation {
             {"sentencepiece", tokenizer_.sha256(), tokenizer_.vocab_size(), tokenizer_.separator()},
             options.overwrite) {
     for (const auto& [name, glob] : options.domains) check_part_name("domain", name);
-    for (const fs::path& file : files_) {
+    for (const InputFile& file : files_) {
       splits_.push_back(split_of(file));
-      given_domain_.push_back(domain_by_name(file));
-      total_ += fs::file_size(file);
+      given_domain_.push_back(domain_by_name(file.path));
+      total_ += fs::file_size(file.path);
     }
   }
 
@@ -105,26 +101,35 @@ class Preparation {
          [this](Output& out) { write(out); }, [this] { report_progress(); }},
         threads, kUnderWay);
     pipeline.run();
-    for (size_t i = 0; i < files_.size(); ++i) counts_[i].too_long += too_long_[i];
+    for (size_t i = 0; i < files_.size(); ++i) counts_[i] += reader_counts_[i];
     return finish();
   }
 
  private:
-  std::string domain_by_name(const fs::path& file) const {
-    for (const auto& [name, glob] : options_.domains)
-      if (!::fnmatch(glob.c_str(), file.c_str(), 0) ||
-          !::fnmatch(glob.c_str(), file.filename().c_str(), 0))
-        return name;
-    return "";
+  // The domain of the first pattern that matches. Counts what each pattern matches and takes.
+  std::string domain_by_name(const fs::path& file) {
+    std::string domain;
+    bool taken = false;
+    for (size_t i = 0; i < options_.domains.size(); ++i) {
+      const auto& [name, glob] = options_.domains[i];
+      if (::fnmatch(glob.c_str(), file.c_str(), 0) &&
+          ::fnmatch(glob.c_str(), file.filename().c_str(), 0))
+        continue;
+      ++patterns_[i].matched;
+      patterns_[i].took = patterns_[i].took || !taken;
+      if (!taken) domain = name;
+      taken = true;
+    }
+    return domain;
   }
 
   // On the reading thread.
   bool read(Input& in) {
     for (; at_ < files_.size(); ++at_, reader_.reset()) {
-      if (!reader_) reader_.emplace(files_[at_]);
+      if (!reader_) reader_.emplace(files_[at_].path);
       const bool more = reader_->next(in.block);
       consumed_ = finished_files_ + reader_->consumed();
-      too_long_[at_] = reader_->too_long();
+      reader_counts_[at_] = reader_->counts();
       if (more) {
         in.file = at_;
         return true;
@@ -165,12 +170,15 @@ class Preparation {
                                  std::string(document.source), int64_t(state->ids.size()),
                                  int64_t(document.text.size())});
       });
+      out.fields_without_text = state->parser.fields_without_text();
     };
   }
   std::string domain_of(size_t file, const Document& document, Output& out) const {
     if (!given_domain_[file].empty()) return given_domain_[file];
-    if (const auto found = kSetNames.find(document.domain); found != kSetNames.end())
+    if (const auto found = kSetNames.find(document.domain); found != kSetNames.end()) {
+      if (!options_.field.empty()) out.names.emplace(found->second, document.domain);
       return found->second;
+    }
     if (options_.field.empty() || int64_t(document.domain.size()) > kLongestPartName) return "";
     std::string given(document.domain), name = as_part_name(given);
     out.names.emplace(name, std::move(given));
@@ -194,9 +202,11 @@ class Preparation {
       ++counts.documents;
       counts.bytes += document.bytes;
       ++documents_[document.domain][document.split];
+      if (document.split != splits_[out.file]) ++held_out_[document.domain];
     }
     names_.insert(out.names.begin(), out.names.end());
     if (fields_instead_.empty()) fields_instead_ = out.fields_instead;
+    if (fields_without_text_.empty()) fields_without_text_ = out.fields_without_text;
   }
   void report_progress() {
     check_interrupt();
@@ -225,24 +235,89 @@ class Preparation {
     else if (!fields_instead_.empty())
       text += fmt::format(", which is missing (there are: {}{})", join(fields_instead_),
                           did_you_mean(field, fields_instead_));
-    std::set<std::string> globs;
-    for (size_t i = 0; i < files_.size(); ++i)
-      if (counts_[i].unknown_domain && counts_[i].documents == 0)
-        globs.insert(fmt::format("--domain '{}={}'", domain_of_folder(files_[i]),
-                                 glob_of_folder(files_[i])));
-    std::vector<std::string> first(
-        globs.begin(), std::next(globs.begin(), std::min<std::ptrdiff_t>(8, std::ssize(globs))));
+    // The pattern of a folder matches the files of the folders in it, too, and the first pattern
+    // counts: so deeper folders come first.
+    std::set<std::pair<std::ptrdiff_t, std::string>> globs;  // minus the depth, option
+    for (size_t i = 0; i < files_.size(); ++i) {
+      if (!counts_[i].unknown_domain || counts_[i].documents) continue;
+      const std::string glob = glob_of_folder(files_[i].path);
+      globs.emplace(-std::ranges::count(glob, '/'),
+                    fmt::format("--domain '{}={}'", domain_of_folder(files_[i].path), glob));
+    }
+    constexpr size_t kMost = 8;
+    std::vector<std::string> first;
+    for (const auto& [depth, option] : globs)
+      if (first.size() < kMost) first.push_back(option);
     if (globs.size() > first.size()) first.push_back("…");
     text += ". Use --field with another field, or name domains after folders: " + join(first, " ");
     return text;
   }
 
+  // A wrong split moves test text into the training text, so a doubtful one is named.
+  void warn_of_splits(std::vector<std::string>& out) const {
+    std::vector<size_t> several, above;
+    for (size_t i = 0; i < files_.size(); ++i) {
+      const auto splits = splits_in(files_[i]);
+      if (std::set(splits.begin(), splits.end()).size() > 1) several.push_back(i);
+      if (splits.empty() && is_below_a_split(files_[i].input)) above.push_back(i);
+    }
+    if (!several.empty())
+      out.push_back(fmt::format(
+          "the paths of {} files name several splits (the first: {}, taken as {}); "
+          "the name of the file counts first, then the outermost folder",
+          several.size(), files_[several.front()].path.string(), splits_[several.front()]));
+    if (!above.empty())
+      out.push_back(
+          fmt::format("{} files are of split train (the first: {}). "
+                      "A folder above the given path is called valid or test. "
+                      "Only the given folder and the folders in it name splits.",
+                      above.size(), files_[above.front()].path.string()));
+  }
+  static bool is_below_a_split(const fs::path& input) {
+    return std::ranges::any_of(input.lexically_normal().parent_path(), [](const fs::path& folder) {
+      return is_split_name(folder.string()) && folder != "train";
+    });
+  }
+
+  void warn_of_unused_patterns(std::vector<std::string>& out) const {
+    for (size_t i = 0; i < patterns_.size(); ++i) {
+      const auto& [name, glob] = options_.domains[i];
+      if (patterns_[i].matched == 0)
+        out.push_back(fmt::format("--domain '{}={}' matches none of the {} files", name, glob,
+                                  files_.size()));
+      else if (!patterns_[i].took)
+        out.push_back(fmt::format(
+            "--domain '{}={}' took no file: patterns before it took all {} files that it matches. "
+            "The first pattern that matches a file counts, so give this one earlier.",
+            name, glob, patterns_[i].matched));
+    }
+  }
+
+  std::string missing_text() const {
+    std::string text = "A JSON document needs a field 'text' that holds a string";
+    if (!fields_without_text_.empty())
+      text += fmt::format(" (strings are in: {})", join(fields_without_text_));
+    return text;
+  }
+  void warn_of_files_without_text(std::vector<std::string>& out) const {
+    std::vector<size_t> files;
+    for (size_t i = 0; i < files_.size(); ++i)
+      if (counts_[i].without_text && counts_[i].documents == 0) files.push_back(i);
+    if (!files.empty())
+      out.push_back(fmt::format("{} of {} files have no document with a text (the first: {}). {}",
+                                files.size(), files_.size(), files_[files.front()].path.string(),
+                                missing_text()));
+  }
+
   std::vector<std::string> warnings() const {
     std::vector<std::string> out;
+    warn_of_splits(out);
+    warn_of_unused_patterns(out);
+    warn_of_files_without_text(out);
     std::vector<std::string> unused;
     for (size_t i = 0; i < files_.size(); ++i)
       if (counts_[i].unknown_domain && counts_[i].documents == 0)
-        unused.push_back(files_[i].string());
+        unused.push_back(files_[i].path.string());
     if (!unused.empty())
       out.push_back(fmt::format(
           "{} of {} files were left out because no domain is known for them (the first: {}). {}",
@@ -255,12 +330,18 @@ class Preparation {
                                   given.size(), join(given)));
     for (const auto& [domain, splits] : documents_)
       if (splits.contains("train") && !splits.contains("valid") && options_.valid_fraction > 0)
+        out.push_back(
+            fmt::format("domain {} has no split valid, from which a study reads its held-out loss: "
+                        "by chance none of its {} training documents was chosen; "
+                        "--valid-fraction {:.2g} chooses about {}",
+                        domain, splits.at("train"), enough(splits.at("train")),
+                        std::llround(enough(splits.at("train")) * double(splits.at("train")))));
+    for (const auto& [domain, count] : held_out_)
+      if (!documents_.at(domain).contains("train"))
         out.push_back(fmt::format(
-            "domain {} has no split valid, from which a study reads its held-out loss: "
-            "by chance none of its {} training documents was chosen; "
-            "--valid-fraction {:.2g} chooses about {}",
-            domain, splits.at("train"), enough(splits.at("train")),
-            std::llround(enough(splits.at("train")) * double(splits.at("train")))));
+            "domain {} has no split train: by chance all of its {} documents became split valid; "
+            "give more documents or a smaller --valid-fraction",
+            domain, count));
     return out;
   }
   // The share that gives about ten documents, at most a half.
@@ -270,11 +351,11 @@ class Preparation {
     nlohmann::json sources = nlohmann::json::array();
     ReadCounts all;
     for (size_t i = 0; i < files_.size(); ++i) {
-      nlohmann::json source = {{"file", files_[i].string()},
-                               {"size", int64_t(fs::file_size(files_[i]))},
+      nlohmann::json source = {{"file", files_[i].path.string()},
+                               {"size", int64_t(fs::file_size(files_[i].path))},
                                {"split", splits_[i]}};
       counts_[i].fields([&](const char* name, int64_t count) { source[name] = count; });
-      if (const auto left_out = counts_[i].left_out(); !left_out.empty())
+      if (const auto left_out = counts_[i].left_out(by_word_); !left_out.empty())
         source["left_out"] = left_out;
       sources.push_back(std::move(source));
       all += counts_[i];
@@ -282,11 +363,10 @@ class Preparation {
     if (all.documents == 0)
       fail(
           "no document was found in {} files ({} lines or files were left out: {}); "
-          "nothing was written.{}",
-          files_.size(),
-          all.broken_lines + all.invalid_utf8 + all.empty + all.too_long + all.unknown_domain,
-          all.left_out().empty() ? "none" : all.left_out(),
-          all.unknown_domain ? "\n  " + other_ways() : "");
+          "nothing was written.{}{}",
+          files_.size(), all.all_left_out(), all.all_left_out() ? all.left_out(by_word_) : "none",
+          all.unknown_domain ? "\n  " + other_ways() : "",
+          all.without_text ? "\n  " + missing_text() : "");
     nlohmann::json report = {{"sources", std::move(sources)},
                              {"valid_fraction", options_.valid_fraction}};
     if (auto sentences = warnings(); !sentences.empty()) report["warnings"] = std::move(sentences);
@@ -302,11 +382,17 @@ class Preparation {
 
   const PrepareOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  const std::vector<fs::path> files_;
+  const std::vector<InputFile> files_;
+  struct Pattern {
+    int64_t matched = 0;  // files
+    bool took = false;    // the domain of a file
+  };
+  std::vector<Pattern> patterns_ = std::vector<Pattern>(options_.domains.size());
   std::vector<std::string> splits_, given_domain_;  // of each file
   std::vector<ReadCounts> counts_;
-  std::vector<int64_t> too_long_ = std::vector<int64_t>(files_.size());
+  std::vector<ReadCounts> reader_counts_ = std::vector<ReadCounts>(files_.size());
   const Tokenizer tokenizer_;
+  const bool by_word_ = WordEncoder(tokenizer_).by_word();
   StoreWriter writer_;
   Progress progress_;
   size_t at_ = 0, finished_files_ = 0, total_ = 0;
@@ -315,24 +401,11 @@ class Preparation {
   std::atomic<int64_t> tokens_encoded_ = 0, bytes_encoded_ = 0;
   std::map<std::string, std::map<std::string, int64_t>> documents_;  // written, by domain and split
   std::set<std::pair<std::string, std::string>> names_;              // domain, what the field said
-  std::vector<std::string> fields_instead_;
+  std::map<std::string, int64_t> held_out_;  // training documents moved to valid, by domain
+  std::vector<std::string> fields_instead_, fields_without_text_;
 };
 
 }  // namespace
-
-std::string split_of(const fs::path& file) {
-  auto known = [](const std::string& word) -> std::string {
-    if (!is_split_name(word)) return "";
-    return word == "validation" ? "valid" : word;
-  };
-  std::string name = file.filename().string() + ".";
-  for (size_t dot; (dot = name.find('.')) != std::string::npos; name.erase(0, dot + 1))
-    if (const auto split = known(name.substr(0, dot)); !split.empty()) return split;
-  for (fs::path folder = file.parent_path(); folder.has_relative_path();
-       folder = folder.parent_path())
-    if (const auto split = known(folder.filename().string()); !split.empty()) return split;
-  return "train";
-}
 
 nlohmann::json prepare(const PrepareOptions& options) {
   if (!(options.valid_fraction >= 0 && options.valid_fraction < 1))

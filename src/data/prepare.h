@@ -29,15 +29,12 @@ struct PrepareOptions {
   bool overwrite = false;  // replaces a token store that is there
 };
 
-// The split that a path announces: a part of the file name between dots, else the nearest folder,
-// called train, valid, validation or test; "train" without one.
-std::string split_of(const fs::path& file);
-
 // Writes the store and returns the report that its manifest keeps: "sources" (the input files:
 // counts of each, and what was left out of it), "total", and "warnings" (sentences for the user;
-// absent when there are none): files of which every document was left out, names that became one
-// domain, domains without a valid split. BadInput for wrong options, an unreadable or corrupt
-// file, or no document at all; Interrupted on Ctrl-C. Then nothing is left behind.
+// absent when there are none): files of which every document was left out, paths with unclear
+// splits, patterns that took no file, names that became one domain, domains without a valid split.
+// BadInput for wrong options, an unreadable or corrupt file, or no document at all; Interrupted on
+// Ctrl-C. Then nothing is left behind.
 nlohmann::json prepare(const PrepareOptions& options);
 
 }  // namespace assay::data

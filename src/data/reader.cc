@@ -1,12 +1,14 @@
 #include "data/reader.h"
 
 #include <simdjson.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <map>
 
 #include "base/config.h"
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace assay::data {
 namespace {
@@ -21,36 +23,54 @@ bool is_blank(std::string_view text) {
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
-void add_folder(const fs::path& folder, std::vector<fs::path>& files) {
+void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
   std::vector<fs::path> found;
   std::error_code code;
   fs::recursive_directory_iterator walk(folder, code), end;
+  std::error_code none;  // a link to nothing, or to itself, is not a file
   for (; !code && walk != end; walk.increment(code)) {
-    if (is_hidden(walk->path()) && walk->is_directory()) walk.disable_recursion_pending();
-    if (!is_hidden(walk->path()) && walk->is_regular_file()) found.push_back(walk->path());
+    if (is_hidden(walk->path()) && walk->is_directory(none)) walk.disable_recursion_pending();
+    if (!is_hidden(walk->path()) && walk->is_regular_file(none)) found.push_back(walk->path());
   }
   if (code) fail("{}: cannot be searched: {}", folder.string(), code.message());
   if (found.empty()) fail("{}: the folder holds no file", folder.string());
   std::sort(found.begin(), found.end());
-  files.insert(files.end(), found.begin(), found.end());
+  for (const fs::path& file : found) files.push_back({file, folder});
 }
 
 }  // namespace
 
-std::vector<fs::path> input_files(const std::vector<fs::path>& paths) {
-  std::vector<fs::path> files;
+std::vector<InputFile> input_files(const std::vector<fs::path>& paths) {
+  std::vector<InputFile> files;
   for (const fs::path& path : paths) {
-    if (!fs::exists(path)) fail("{}: no such file or folder", path.string());
-    if (fs::is_directory(path)) {
+    std::error_code code;
+    const fs::file_status status = fs::status(path, code);
+    if (status.type() == fs::file_type::not_found)
+      fail("{}: no such file or folder", path.string());
+    if (status.type() == fs::file_type::none)
+      fail("{}: cannot be read: {}", path.string(), code.message());
+    if (fs::is_directory(status)) {
       add_folder(path, files);
       continue;
     }
-    if (!fs::is_regular_file(path)) fail("{}: neither a regular file nor a folder", path.string());
-    files.push_back(path);
+    if (!fs::is_regular_file(status))
+      fail("{}: neither a regular file nor a folder", path.string());
+    files.push_back({path, path});
   }
-  std::map<fs::path, fs::path> names;  // of each file, which links may name again
-  for (const fs::path& file : files) {
-    const auto [first, is_new] = names.emplace(fs::canonical(file), file);
+  // Links may name a file again. The canonical name is enough where no hard link exists; numbers of
+  // files are unique on local file systems only.
+  std::map<std::pair<dev_t, ino_t>, fs::path> numbers;
+  std::map<fs::path, fs::path> names;
+  for (const auto& [file, input] : files) {
+    auto [first, is_new] = names.emplace(fs::canonical(file), file);
+    struct stat status;
+    if (is_new && !::stat(file.c_str(), &status) && status.st_nlink > 1) {
+      const auto [same, is_new_number] =
+          numbers.emplace(std::pair(status.st_dev, status.st_ino), file);
+      if (!is_new_number)
+        fail("{}: the same file as {} (a hard link); its text would count twice", file.string(),
+             same->second.string());
+    }
     if (!is_new)
       fail("{}: the same file as {}; its text would count twice", file.string(),
            first->second.string());
@@ -58,19 +78,47 @@ std::vector<fs::path> input_files(const std::vector<fs::path>& paths) {
   return files;
 }
 
+bool is_split_name(std::string_view word) {
+  return word == "train" || word == "valid" || word == "validation" || word == "test";
+}
+
+std::vector<std::string> splits_in(const InputFile& file) {
+  std::vector<std::string> splits;
+  auto add = [&](const std::string& word) {
+    if (is_split_name(word)) splits.push_back(word == "validation" ? "valid" : word);
+  };
+  const std::string name = file.path.filename().string();
+  for (size_t begin = name.find('.'), end; begin != std::string::npos; begin = end) {
+    end = name.find('.', begin + 1);
+    if (begin > 0 && end != std::string::npos) add(name.substr(begin + 1, end - begin - 1));
+  }
+  const fs::path folder = fs::absolute(file.path).lexically_normal().parent_path();
+  fs::path input = folder;
+  if (file.searched()) input = fs::absolute(file.input / "").lexically_normal().parent_path();
+  add(input.filename().string());
+  for (const fs::path& part : folder.lexically_relative(input)) add(part.string());
+  return splits;
+}
+
+std::string split_of(const InputFile& file) {
+  const auto splits = splits_in(file);
+  return splits.empty() ? "train" : splits.front();
+}
+
 bool is_json_lines(const fs::path& file) {
   fs::path name = file.filename();
-  const bool compressed = name.extension() == ".zst" || name.extension() == ".gz";
+  const bool compressed = extension_of(name) == ".zst" || extension_of(name) == ".gz";
   if (compressed) name = name.stem();
-  const auto suffix = name.extension();
-  return suffix == ".jsonl" || suffix == ".json" || suffix == ".ndjson" ||
-         (compressed && suffix != ".txt");
+  const std::string extension = extension_of(name);
+  return extension == ".jsonl" || extension == ".json" || extension == ".ndjson" ||
+         (compressed && (extension.empty() || is_split_name(extension.substr(1))));
 }
 
 ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {
   documents += other.documents;
   bytes += other.bytes;
   broken_lines += other.broken_lines;
+  without_text += other.without_text;
   invalid_utf8 += other.invalid_utf8;
   empty += other.empty;
   too_long += other.too_long;
@@ -78,15 +126,21 @@ ReadCounts& ReadCounts::operator+=(const ReadCounts& other) {
   return *this;
 }
 
-std::string ReadCounts::left_out() const {
+int64_t ReadCounts::all_left_out() const {
+  return broken_lines + without_text + invalid_utf8 + empty + too_long + unknown_domain;
+}
+
+std::string ReadCounts::left_out(bool by_word) const {
   std::vector<std::string> parts;
   auto part = [&](int64_t count, const char* what) {
     if (count) parts.push_back(fmt::format("{} {}", count, what));
   };
   part(broken_lines, "broken lines");
+  part(without_text, "without a string 'text'");
   part(invalid_utf8, "with invalid UTF-8");
   part(empty, "empty");
-  part(too_long, "too long (32 MiB, or 2 MiB without a space)");
+  part(too_long, by_word ? "too long (32 MiB, or 2 MiB without a space)"
+                         : "too long (2 MiB, because the tokenizer does not encode by words)");
   part(unknown_domain, "of no known domain");
   return join(parts);
 }
@@ -122,9 +176,10 @@ size_t BlockReader::whole() {
 
 // Drops the line or document that begins in rest_.
 void BlockReader::skip() {
-  ++too_long_;
+  ++counts_.too_long;
   size_t newline;
   while ((newline = json_ ? rest_.find('\n') : std::string::npos) == std::string::npos) {
+    check_interrupt();
     rest_.clear();
     if (ended_) return;
     fill();
@@ -136,9 +191,12 @@ void BlockReader::skip() {
 bool BlockReader::next(Block& block) {
   size_t end;
   while ((end = whole()) == 0) {
+    if (rest_.empty() && !json_ && !any_) ++counts_.empty;
+    any_ = true;
     if (rest_.empty()) return false;
     skip();
   }
+  any_ = true;
   block.json = json_;
   block.first_line = line_;
   block.text.clear();
@@ -192,6 +250,7 @@ struct DocumentParser::Parser {
   std::vector<std::string> domain, source;  // the levels of the fields
   simdjson::dom::parser json;
   bool last_is_json = false;
+  std::vector<std::string> fields_without_text;
 };
 
 DocumentParser::DocumentParser(const std::string& domain_field, const std::string& source_field)
@@ -205,6 +264,10 @@ std::vector<std::string> DocumentParser::string_fields() const {
   std::vector<std::string> fields;
   if (parser_->last_is_json) add_string_fields(parser_->json.doc.root(), "", fields);
   return fields;
+}
+
+const std::vector<std::string>& DocumentParser::fields_without_text() const {
+  return parser_->fields_without_text;
 }
 
 std::optional<Document> DocumentParser::next(const Block& block, Lines& lines, ReadCounts& counts) {
@@ -241,8 +304,14 @@ std::optional<Document> DocumentParser::parse_line(std::string_view line, size_t
     ++counts.invalid_utf8;
     return std::nullopt;
   }
-  if (error || root["text"].get_string().get(text)) {
+  if (error || !root.is_object()) {
     ++counts.broken_lines;
+    return std::nullopt;
+  }
+  if (root["text"].get_string().get(text)) {
+    ++counts.without_text;
+    if (parser_->fields_without_text.empty())
+      add_string_fields(root, "", parser_->fields_without_text);
     return std::nullopt;
   }
   if (is_blank(text)) {

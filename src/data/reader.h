@@ -14,11 +14,29 @@
 
 namespace assay::data {
 
+struct InputFile {
+  fs::path path;
+  fs::path input;  // the path that was given: `path` itself, or the folder that was searched
+  bool searched() const { return path != input; }
+  bool operator==(const InputFile&) const = default;
+};
 // The files that the paths name; folders are searched (hidden files left out), their files in order
-// of name. BadInput when a path does not exist or is neither a file nor a folder, or when a folder
-// holds no file.
-std::vector<fs::path> input_files(const std::vector<fs::path>& paths);
-bool is_json_lines(const fs::path& file);  // by its name; the others are text
+// of name. Links in a folder to another folder, or to nothing, are not followed. BadInput when a
+// path does not exist, cannot be read or is neither a file nor a folder, when a folder holds no
+// file, or when a file occurs twice (also through a link, symbolic or hard).
+std::vector<InputFile> input_files(const std::vector<fs::path>& paths);
+
+// The splits that a path names (train, valid, test; "validation" is valid). The first counts:
+//   1. a part of the file name between two dots, as in NAME.SPLIT.EXT;
+//   2. the folders between the input and the file, the outermost first. The input itself counts
+//      if it is a folder; the folder of a file counts if the file itself was given.
+// Folders above the input do not count, so the splits do not depend on where a corpus lies.
+std::vector<std::string> splits_in(const InputFile& file);
+std::string split_of(const InputFile& file);  // the first of splits_in; "train" without one
+bool is_split_name(std::string_view word);
+// By the extension, before .zst or .gz and in any case: .jsonl, .json and .ndjson, and a compressed
+// file without another extension (data.zst, data.test.zst). The others are text.
+bool is_json_lines(const fs::path& file);
 
 struct Block {
   std::string text;  // whole lines, or one whole document; room for simdjson's padding is reserved
@@ -29,18 +47,23 @@ struct Block {
 // What was found, and what was left out and why. Nothing here is fatal.
 struct ReadCounts {
   int64_t documents = 0, bytes = 0;  // bytes: UTF-8 bytes of text
-  int64_t broken_lines = 0, invalid_utf8 = 0, empty = 0, too_long = 0, unknown_domain = 0;
+  int64_t broken_lines = 0, without_text = 0, invalid_utf8 = 0, empty = 0, too_long = 0,
+          unknown_domain = 0;
   void fields(auto&& field) {
     field("documents", documents);
     field("bytes", bytes);
     field("broken_lines", broken_lines);
+    field("without_text", without_text);
     field("invalid_utf8", invalid_utf8);
     field("empty", empty);
     field("too_long", too_long);
     field("unknown_domain", unknown_domain);
   }
   ReadCounts& operator+=(const ReadCounts& other);
-  std::string left_out() const;  // "3 broken lines, 1 empty", "" when nothing was
+  // "3 broken lines, 1 empty", "" when nothing was. `by_word`: whether the tokenizer encodes word
+  // by word (data/word_encoder.h), which decides how long a document may be.
+  std::string left_out(bool by_word = true) const;
+  int64_t all_left_out() const;
 };
 
 // Blocks of one file, in order. Lines and documents of more than 32 MiB are skipped and counted.
@@ -50,7 +73,8 @@ class BlockReader {
   // False at the end. BadInput with file and line when the file is cut off or corrupt
   bool next(Block& block);
   size_t consumed() const { return source_->consumed(); }
-  int64_t too_long() const { return too_long_; }
+  // What the parser does not see: too_long, and a text file without a byte as empty.
+  const ReadCounts& counts() const { return counts_; }
 
  private:
   void fill();
@@ -60,8 +84,9 @@ class BlockReader {
   bool json_;
   std::unique_ptr<ByteSource> source_;
   std::string rest_;  // read and not yet given out
-  int64_t line_ = 1, too_long_ = 0;
-  bool ended_ = false;
+  ReadCounts counts_;
+  int64_t line_ = 1;
+  bool ended_ = false, any_ = false;  // any_: a block or the end was given out
 };
 
 struct Document {
@@ -88,6 +113,8 @@ class DocumentParser {
   // The fields of the current JSON document that hold a short string, with dots between levels,
   // without "text". For messages; at most 20.
   std::vector<std::string> string_fields() const;
+  // Those of the first JSON object without a string "text".
+  const std::vector<std::string>& fields_without_text() const;
 
  private:
   struct Lines {

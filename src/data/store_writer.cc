@@ -137,6 +137,15 @@ std::string why_to_keep(const fs::path& folder) try {
   return "has a manifest.json that is not a token store's";
 }
 
+// The place behind a symbolic link, also behind one to a place where nothing is yet.
+fs::path behind_links(fs::path path) {
+  constexpr int kMostLinks = 40;
+  std::error_code none;  // no such file is no link
+  for (int i = 0; i < kMostLinks && fs::is_symlink(path, none); ++i)
+    path = path.parent_path() / fs::read_symlink(path);
+  return path;
+}
+
 bool may_be_in_a_name(char c) {
   const auto byte = static_cast<unsigned char>(c);
   return byte >= 0x80 || std::isalnum(byte) || c == '_' || c == '-';
@@ -230,6 +239,7 @@ class StoreWriter::Part {
 StoreWriter::StoreWriter(fs::path folder, TokenizerInfo tokenizer, bool overwrite)
     : folder_(std::move(folder)), overwrite_(overwrite), tokenizer_(std::move(tokenizer)) {
   if (!folder_.has_filename()) folder_ = folder_.parent_path();
+  folder_ = behind_links(folder_);
   check_place();
   temporary_.emplace(folder_);
 }
@@ -290,7 +300,10 @@ nlohmann::json StoreWriter::manifest() {
 }
 
 void StoreWriter::commit() {
-  write_file(temporary_->path() / "manifest.json", manifest().dump(1) + "\n");
+  // The name of an input file need not be UTF-8. It has U+FFFD for each wrong byte then.
+  const std::string text =
+      manifest().dump(1, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+  write_file(temporary_->path() / "manifest.json", text + "\n");
   sync_files(temporary_->path());
   check_place();  // again: writing took time
   if (fs::exists(folder_)) exchange_folders(temporary_->path(), folder_);

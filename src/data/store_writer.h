@@ -27,7 +27,7 @@ void check_part_name(const std::string& kind, const std::string& name);
 class StoreWriter {
  public:
   // BadInput when `folder` exists, unless `overwrite` and it is empty or a token store that holds
-  // no other file.
+  // no other file. A symbolic link is kept, and the store is written behind it.
   StoreWriter(fs::path folder, TokenizerInfo tokenizer, bool overwrite = false);
   ~StoreWriter();
   StoreWriter(const StoreWriter&) = delete;

@@ -221,10 +221,13 @@ void TokenStore::open(const Part& part) {
   if (documents->tokens() != part.tokens || documents->size() != part.documents)
     fail("{}: {} tokens in {} documents, but the manifest says {} in {}", stem.string(),
          documents->tokens(), documents->size(), part.tokens, part.documents);
-  if (documents->has_sources() != part.files.contains("sources"))
-    fail("{}.sources: {}", stem.string(),
-         documents->has_sources() ? "it is not in the manifest"
-                                  : "the manifest has it, but it is missing");
+  const auto check_listed = [&](const char* suffix, bool is_there) {
+    if (is_there != part.files.contains(suffix))
+      fail("{}.{}: {}", stem.string(), suffix,
+           is_there ? "it is not in the manifest" : "the manifest has it, but it is missing");
+  };
+  check_listed("bytes", documents->has_bytes());
+  check_listed("sources", documents->has_sources());
   documents_[part.domain][part.split] = std::move(documents);
 }
 

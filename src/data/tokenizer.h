@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "data/reader.h"
 
 namespace assay::data {
 
@@ -51,18 +52,21 @@ struct TokenizerTraining {
   int64_t seed = 0;                   // of the sample
 };
 // The files of a training. Test text must not shape the tokenizer, so files found by searching a
-// folder are left out when their split is valid or test (split_of in data/prepare.h says so by
+// folder are left out when their split is valid or test (split_of in data/reader.h says so by
 // the name). Files that are named one by one are used, whatever their split.
 struct TrainingFiles {
   std::vector<fs::path> used, left_out;
   std::vector<fs::path> held_out_used;  // those of `used` whose split is valid or test
+  // Filled by train_tokenizer: what was read of each file of `used`, and what was left out
+  std::vector<ReadCounts> counts;
 };
 TrainingFiles training_files(const std::vector<fs::path>& inputs);
 
 // Trains a BPE model (byte fallback, digits split, no normalisation, dummy prefix, white space
 // kept; unk 0, bos 1, eos 2) and writes it atomically. Deterministic. Returns which files it
-// learned from. BadInput when the text is too small for the vocabulary, or every file is of split
-// valid or test.
+// learned from. BadInput when the model cannot be written there, the text is too small for the
+// vocabulary, or every file is of split valid or test. While the library learns, it cannot be
+// stopped; so Ctrl-C ends the process then, with exit code 130.
 TrainingFiles train_tokenizer(const TokenizerTraining& training, const fs::path& model);
 
 }  // namespace assay::data

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <set>
 
 #include "run/folder.h"
 #include "train/gradient_sum.h"
@@ -59,6 +60,8 @@ void TrainConfig::complete(const ConfigNode& table, int64_t ranks) {
   need(weight_decay >= 0, "weight_decay", "0 or more");
   need(clip >= 0, "clip", "0 or more");
   need(spike >= 0, "spike", "0 or more");
+  need(std::set(domains.begin(), domains.end()).size() == domains.size(), "domains",
+       "a list that names no domain twice");
   need(eval_every >= 0, "eval_every", "0 or more");
   need(eval_tokens >= 0, "eval_tokens", "0 or more");
   need(end_tokens >= 0, "end_tokens", "0 or more");

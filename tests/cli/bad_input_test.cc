@@ -98,6 +98,7 @@ TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
            {"train.steps=9223372036854775807", {"train.steps", "below"}},
            {"train.sequence_length=4611686018427387904", {"tokens per step"}},
            {"train.schedule=linaer", {"linaer", "did you mean 'linear'?"}},
+           {"train.domains=[\"known_a\",\"known_a\"]", {"train.domains", "names no domain twice"}},
            {"train.micro_batch_size=3", {"micro_batch_size", "divisor"}},
            {"train.learning_rate=nan", {"learning_rate", "finite"}},
            {"modle.d_model=3", {"modle", "did you mean 'model'?"}},

@@ -6,6 +6,8 @@
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <set>
 
 #include "base/files.h"
 
@@ -27,9 +29,10 @@ class DataCommands : public testing::Test {
   }
   ~DataCommands() override { fs::remove_all(folder_); }
   // Runs the program in the test's folder; standard error goes to the file "error".
-  Result run(const std::string& arguments) {
-    const std::string command =
-        "cd '" + folder_.string() + "' && '" ASSAY_PROGRAM "' " + arguments + " 2>error";
+  Result run(const std::string& arguments) { return run_after("true", arguments); }
+  Result run_after(const std::string& before, const std::string& arguments) {
+    const std::string command = "cd '" + folder_.string() + "' && exec 2>error && " + before +
+                                " && '" ASSAY_PROGRAM "' " + arguments;
     std::FILE* pipe = ::popen(command.c_str(), "r");
     Result result{-1, ""};
     for (int c; (c = std::fgetc(pipe)) != EOF;) result.out += char(c);
@@ -46,6 +49,11 @@ class DataCommands : public testing::Test {
   void write(const std::string& name, std::string_view text) {
     make_folder((folder_ / name).parent_path());
     write_file(folder_ / name, text);
+  }
+  std::set<std::string> files() const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) names.insert(entry.path().filename());
+    return names;
   }
   bool exists(const std::string& name) const { return fs::exists(folder_ / name); }
 
@@ -82,6 +90,45 @@ TEST_F(DataCommands, FromTextToAVerifiedStore) {
   EXPECT_EQ(domains.at(1).at("duplicates"), 1);
   EXPECT_EQ(run("data prepare --tokenizer m.model -o store in").exit_code, 2);
   EXPECT_NE(error().find("--overwrite"), std::string::npos) << error();
+}
+
+TEST_F(DataCommands, FilesWithoutTextAreNotLearnedFrom) {
+  write("a.txt", corpus());
+  write("b.jsonl", "{\"content\": \"text\"}\n");
+  const json report = run_json("tokenizer train a.txt b.jsonl --vocab 320 -o m.model");
+  EXPECT_EQ(report.at("files"), json{"a.txt"});
+  EXPECT_EQ(report.at("without_text"), json{"b.jsonl (left out: 1 without a string 'text')"});
+}
+
+TEST_F(DataCommands, CtrlCWhileATokenizerLearnsLeavesNothing) {
+  std::string text;
+  std::mt19937 random(1);
+  for (int i = 0; i < 4'000'000; ++i) text += i % 9 ? char('a' + random() % 26) : ' ';
+  for (size_t i = 999; i < text.size(); i += 1000) text[i] = '\n';
+  write("a.txt", text);
+  const Result result = run(
+      "tokenizer train a.txt --vocab 60000 -o m.model & sleep 3; kill -INT $!; wait $!; echo $?");
+  EXPECT_EQ(result.out, "130\n");
+  EXPECT_NE(error().find("nothing was left behind"), std::string::npos) << error();
+  EXPECT_FALSE(exists("m.model"));
+}
+
+TEST_F(DataCommands, LimitOfTheFileSizeIsAnError) {
+  write("a.txt", corpus());
+  run_json("tokenizer train a.txt --vocab 320 -o m.model");
+  const Result result =
+      run_after("ulimit -f 4", "data prepare --tokenizer m.model --domain web='*' -o store a.txt");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(error().find("File too large"), std::string::npos) << error();
+  EXPECT_EQ(files(), (std::set<std::string>{"a.txt", "error", "m.model"}));
+}
+
+TEST_F(DataCommands, ShareOfNoNgramsIsNotANumber) {
+  write("a.txt", corpus());
+  run_json("tokenizer train a.txt --vocab 320 -o m.model");
+  write("b.test.txt", "text");
+  run_json("data prepare --tokenizer m.model --domain web='*' -o store a.txt b.test.txt");
+  EXPECT_NE(run("data overlap store").out.find("  -\n"), std::string::npos);
 }
 
 TEST_F(DataCommands, EncodeAndDecodeAreInverse) {

@@ -89,6 +89,34 @@ TEST(Overlap, FindsNgramsOfAnyLength) {
   }
 }
 
+TEST(Overlap, RunsOfDifferentTokensShareNothing) {
+  const Folder folder;
+  auto run = [](std::vector<int32_t> period) {
+    std::vector<int32_t> tokens(400);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = period[i % period.size()];
+    return tokens;
+  };
+  const TokenStore store(store_of(folder / "s", {{"web.train", run({1})},
+                                                 {"web.train", run({2, 3})},
+                                                 {"web.test", run({4})},
+                                                 {"web.test", run({5, 6, 7, 8})}}));
+  for (const int64_t n : {13, 32, 63, 64, 65, 128, 256, 399})
+    EXPECT_EQ(overlap(store, store, {.n = n})[0].shared, 0) << n;
+}
+
+TEST(Overlap, IdsOutsideTheVocabularyAreRejected) {
+  for (const char* damaged : {"web.train.bin", "web.test.bin"}) {
+    const Folder folder;
+    store_of(folder / "s",
+             {{"web.train", random_tokens(1, 50)}, {"web.test", random_tokens(2, 50)}});
+    std::string tokens = read_file((folder / "s") / damaged);
+    tokens[60] = tokens[61] = '\xff';  // 65535 in a vocabulary of 60000
+    folder.write(std::string("s/") + damaged, tokens);
+    const TokenStore store(folder / "s");
+    EXPECT_MESSAGE(overlap(store), "65535") << damaged;
+  }
+}
+
 TEST(Overlap, DoesNotJoinDocuments) {
   const Folder folder;
   const auto a = random_tokens(1, 20);

@@ -45,6 +45,10 @@ PrepareOptions options_for(const Folder& folder, std::vector<fs::path> inputs) {
   return {.inputs = std::move(inputs), .store = folder / "store", .tokenizer = tokenizer_file()};
 }
 
+std::vector<std::string> warnings_of(const json& report) {
+  return report.value("warnings", std::vector<std::string>());
+}
+
 TEST(Prepare, WritesEveryDocumentWithItsSeparator) {
   const Folder folder;
   const std::string first = "Hello, world!\n  two  spaces", second = "汉字 and 😀";
@@ -235,6 +239,38 @@ TEST(Prepare, SuggestedDomainsAreAccepted) {
   EXPECT_EQ(TokenStore(folder / "store").documents("poems", "train").size(), 1);
 }
 
+TEST(Prepare, SuggestedDomainsOfNestedFoldersTakeTheirFiles) {
+  const Folder folder;
+  for (const char* name : {"k/code/x.txt", "k/code/python/y.txt", "k/web/z.txt"})
+    folder.write(name, "text");
+  auto options = options_for(folder, {folder / "k"});
+  const std::string message = message_of([&] { prepare(options); });
+  for (size_t begin = 0; (begin = message.find("--domain '", begin)) != std::string::npos;) {
+    begin += std::string("--domain '").size();
+    const size_t equals = message.find('=', begin), end = message.find('\'', begin);
+    options.domains.emplace_back(message.substr(begin, equals - begin),
+                                 message.substr(equals + 1, end - equals - 1));
+  }
+  ASSERT_EQ(options.domains.size(), 3u) << message;
+  options.valid_fraction = 0;
+  EXPECT_TRUE(warnings_of(prepare(options)).empty());
+  EXPECT_EQ(TokenStore(folder / "store").domains(),
+            (std::vector<std::string>{"code", "python", "web"}));
+}
+
+TEST(Prepare, PatternsThatTakeNoFileAreWarnedOf) {
+  const Folder folder;
+  folder.write("in/code/python/a.txt", "text");
+  auto options = options_for(folder, {folder / "in"});
+  options.valid_fraction = 0;
+  options.domains = {{"code", "*/code/*"}, {"python", "*/python/*"}, {"typo", "*/wbe/*"}};
+  const auto warnings = warnings_of(prepare(options));
+  ASSERT_EQ(warnings.size(), 2u);
+  EXPECT_NE(warnings[0].find("'python=*/python/*' took no file"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[1].find("'typo=*/wbe/*' matches none of the 1"), std::string::npos)
+      << warnings[1];
+}
+
 TEST(Prepare, WrongFieldListsTheFieldsThatArePresent) {
   const Folder folder;
   const json line = {{"text", "t"}, {"id", 3}, {"meta", {{"set", "a"}, {"more", {{"site", "b"}}}}}};
@@ -242,10 +278,6 @@ TEST(Prepare, WrongFieldListsTheFieldsThatArePresent) {
   options.field = "meta.sets";
   EXPECT_MESSAGE(prepare(options),
                  "missing (there are: meta.more.site, meta.set; did you mean 'meta.set'?)");
-}
-
-std::vector<std::string> warnings_of(const json& report) {
-  return report.value("warnings", std::vector<std::string>());
 }
 
 TEST(Prepare, FilesWithoutADomainAreWarnedOf) {
@@ -292,6 +324,43 @@ TEST(Prepare, DomainsThatBecomeOneAreWarnedOf) {
                 "domain my_blog holds the documents of 2 different names: 'my blog', 'my_blog'"});
 }
 
+TEST(Prepare, SetNameAndItsShortFormAreWarnedOf) {
+  const Folder folder;
+  const std::string text =
+      "{\"text\": \"a\", \"d\": \"RedPajamaC4\"}\n{\"text\": \"b\", \"d\": \"c4\"}\n";
+  auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
+  options.field = "d";
+  EXPECT_EQ(warnings_of(prepare(options)),
+            std::vector<std::string>{
+                "domain c4 holds the documents of 2 different names: 'RedPajamaC4', 'c4'"});
+}
+
+TEST(Prepare, DocumentsWithoutATextAreCountedAndTheirFieldsListed) {
+  const Folder folder;
+  const fs::path good = folder.write("a.test.jsonl", document("text", "RedPajamaC4")),
+                 other = folder.write("b.jsonl", "{\"content\": \"t\", \"id\": \"1\"}\n");
+  EXPECT_MESSAGE(prepare(options_for(folder, {other})), "1 without a string 'text'");
+  EXPECT_MESSAGE(prepare(options_for(folder, {other})), "(strings are in: content, id)");
+  const auto warnings = warnings_of(prepare(options_for(folder, {good, other})));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("1 of 2 files have no document with a text"), std::string::npos)
+      << warnings[0];
+}
+
+TEST(Prepare, EmptyTextFilesAreCounted) {
+  const Folder folder;
+  EXPECT_MESSAGE(prepare(options_for(folder, {folder.write("a.txt", "")})), "left out: 1 empty)");
+}
+
+TEST(Prepare, DomainWhoseDocumentsAllBecomeValidIsWarnedOf) {
+  const Folder folder;
+  auto options = options_for(folder, {folder.write("a.jsonl", document("text", "RedPajamaC4"))});
+  options.valid_fraction = 0.999999;
+  const auto warnings = warnings_of(prepare(options));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("domain c4 has no split train"), std::string::npos) << warnings[0];
+}
+
 TEST(Prepare, OneLineWithALongDomainIsLeftOut) {
   const Folder folder;
   const std::string text = "{\"text\": \"a\", \"d\": \"web\"}\n{\"text\": \"b\", \"d\": \"" +
@@ -314,13 +383,38 @@ TEST(Prepare, ProgressDoesNotClaimZeroTokens) {
   EXPECT_EQ(progress.find(" 0 tokens"), std::string::npos) << progress;
 }
 
-TEST(Prepare, FindsTheSplitInThePath) {
-  EXPECT_EQ(split_of("cc.train.jsonl.zst"), "train");
-  EXPECT_EQ(split_of("/data/cc.test.jsonl"), "test");
-  EXPECT_EQ(split_of("SlimPajama/validation/chunk1/example_holdout_0.jsonl.zst"), "valid");
-  EXPECT_EQ(split_of("test/train/a.jsonl"), "train");
-  EXPECT_EQ(split_of("test/a.valid.jsonl"), "valid");
-  EXPECT_EQ(split_of("contest/attest.jsonl"), "train");
+TEST(Prepare, PathsThatNameSeveralSplitsAreWarnedOf) {
+  const Folder folder;
+  folder.write("in/code/test/a.py", "text");
+  folder.write("in/code/test/train/b.py", "text");
+  auto options = options_for(folder, {folder / "in"});
+  options.domains = {{"code", "*"}};
+  const auto warnings = warnings_of(prepare(options));
+  EXPECT_EQ(TokenStore(folder / "store").splits("code"), std::vector<std::string>{"test"});
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("1 files name several splits"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("train/b.py, taken as test"), std::string::npos) << warnings[0];
+}
+
+TEST(Prepare, SplitAboveTheGivenPathIsWarnedOf) {
+  const Folder folder;
+  folder.write("test/code/a.py", "text");
+  folder.write("test/code/b.test.py", "text");
+  auto options = options_for(folder, {folder / "test/code"});
+  options.domains = {{"code", "*"}};
+  options.valid_fraction = 0;
+  const auto warnings = warnings_of(prepare(options));
+  EXPECT_EQ(TokenStore(folder / "store").documents("code", "train").size(), 1);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("1 files are of split train"), std::string::npos) << warnings[0];
+}
+
+TEST(Prepare, NameOfAFileNeedNotBeUtf8) {
+  const Folder folder;
+  const fs::path input = folder.write("caf\xe9.jsonl", document("text", "RedPajamaC4"));
+  prepare(options_for(folder, {input}));
+  const std::string file = TokenStore(folder / "store").manifest().at("sources").at(0).at("file");
+  EXPECT_TRUE(file.ends_with("caf\uFFFD.jsonl")) << file;
 }
 
 TEST(Prepare, LeavesNothingBehindWhenAFileIsUnreadable) {
@@ -402,6 +496,8 @@ TEST(Adopt, GivesTheStoreThatPrepareWrote) {
   wrong.files = {folder / "store/c4.test.bin"};
   wrong.overwrite = true;
   EXPECT_MESSAGE(adopt(wrong), "the .idx file");
+  wrong.files = {options.files[0], options.files[0]};
+  EXPECT_MESSAGE(adopt(wrong), "the same file as");
 }
 
 using Numbers = Pipeline<int, int>;

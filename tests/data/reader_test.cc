@@ -29,7 +29,7 @@ Found read_all(const fs::path& file, const std::string& field = "meta.redpajama_
       found.domains.emplace_back(document.domain);
       found.lines.push_back(document.line);
     });
-  found.counts.too_long += reader.too_long();
+  found.counts += reader.counts();
   return found;
 }
 
@@ -48,6 +48,39 @@ TEST(Reader, AFileIsReadOnce) {
   fs::create_symlink("a.txt", folder / "b.txt");
   EXPECT_MESSAGE(input_files({file, file}), "a.txt: the same file as");
   EXPECT_MESSAGE(input_files({folder.path()}), "its text would count twice");
+  fs::remove(folder / "b.txt");
+  fs::create_hard_link(file, folder / "b.txt");
+  EXPECT_MESSAGE(input_files({folder.path()}), "b.txt: the same file as");
+}
+
+TEST(Reader, LinksToFoldersAndToNothingAreNotFollowed) {
+  const Folder folder;
+  const fs::path in = folder / "in", file = folder.write("in/a.txt", "text");
+  folder.write("other/b.txt", "text");
+  fs::create_symlink("loop", in / "loop");
+  fs::create_symlink("nothing", in / "broken");
+  fs::create_symlink("../other", in / "other");
+  EXPECT_EQ(input_files({in}), (std::vector<InputFile>{{file, in}}));
+  EXPECT_MESSAGE(input_files({in / "loop"}), "loop: cannot be read: Too many levels");
+}
+
+TEST(Reader, CompressedFilesWithoutContentsAreCutOff) {
+  const Folder folder;
+  for (const char* name : {"a.jsonl.gz", "a.jsonl.zst"}) {
+    EXPECT_MESSAGE(read_all(folder.write(name, "")), "stream is cut off") << name;
+  }
+}
+
+TEST(Reader, ZeroBytesAfterAGzipMemberAreAccepted) {
+  const Folder folder;
+  const std::string one = gzip("{\"text\": \"one\"}\n"), two = gzip("{\"text\": \"two\"}\n");
+  for (const size_t zeros : {1, 512, 300'000}) {
+    const std::string padding(zeros, '\0');
+    EXPECT_EQ(read_all(folder.write("a.jsonl.gz", one + padding + two + padding)).texts,
+              (std::vector<std::string>{"one", "two"}))
+        << zeros;
+  }
+  EXPECT_MESSAGE(read_all(folder.write("a.jsonl.gz", one + "garbage")), "stream is corrupt");
 }
 
 std::string line(const std::string& text, const std::string& set = "RedPajamaC4") {
@@ -125,7 +158,8 @@ TEST(Reader, CountsWhatIsLeftOut) {
   EXPECT_EQ(found.texts, (std::vector<std::string>{"good", "no set", "last"}));
   EXPECT_EQ(found.domains, (std::vector<std::string>{"RedPajamaC4", "", ""}));
   EXPECT_EQ(found.lines, (std::vector<int64_t>{1, 10, 11}));
-  EXPECT_EQ(found.counts.broken_lines, 4);
+  EXPECT_EQ(found.counts.broken_lines, 2);
+  EXPECT_EQ(found.counts.without_text, 2);
   EXPECT_EQ(found.counts.invalid_utf8, 1);
   EXPECT_EQ(found.counts.empty, 2);
 }
@@ -144,7 +178,12 @@ TEST(Reader, TakesATextFileAsADocument) {
   EXPECT_EQ(read_all(folder.write("a.txt", text)).texts, std::vector<std::string>{text});
   EXPECT_EQ(read_all(folder.write("a.txt.zst", zstd(text))).texts, std::vector<std::string>{text});
   EXPECT_EQ(read_all(folder.write("b.txt", "\xff")).counts.invalid_utf8, 1);
-  EXPECT_EQ(read_all(folder.write("c.txt", "")).texts.size(), 0u);
+  for (const char* name : {"c.txt", "d.txt.zst", "e.txt.gz"}) {
+    const std::string contents = name[0] == 'c' ? "" : name[0] == 'd' ? zstd("") : gzip("");
+    const auto found = read_all(folder.write(name, contents));
+    EXPECT_EQ(found.texts.size(), 0u) << name;
+    EXPECT_EQ(found.counts.empty, 1) << name;
+  }
 }
 
 TEST(Reader, SkipsLinesThatMemoryCannotHold) {
@@ -175,19 +214,45 @@ TEST(Reader, FindsFilesInFolders) {
   folder.write("in/.git/x", "");
   folder.write("in/.hidden", "");
   folder.write("one", "");
-  EXPECT_EQ(
-      input_files({folder / "one", folder / "in"}),
-      (std::vector<fs::path>{folder / "one", folder / "in/b/a.txt", folder / "in/b/z.jsonl"}));
+  const fs::path one = folder / "one", in = folder / "in";
+  EXPECT_EQ(input_files({one, in}),
+            (std::vector<InputFile>{{one, one}, {in / "b/a.txt", in}, {in / "b/z.jsonl", in}}));
   EXPECT_MESSAGE(input_files({folder / "two"}), "no such file or folder");
   make_folder(folder / "empty");
   EXPECT_MESSAGE(input_files({folder / "empty"}), "holds no file");
 }
 
+TEST(Reader, SplitIsNamedByTheFileOrTheOutermostFolder) {
+  auto split = [](const fs::path& file, const fs::path& input = "") {
+    return split_of({file, input.empty() ? file : input});
+  };
+  EXPECT_EQ(split("cc.train.jsonl.zst"), "train");
+  EXPECT_EQ(split("/data/cc.test.jsonl"), "test");
+  EXPECT_EQ(split("cc.test.00001.jsonl.zst"), "test");
+  EXPECT_EQ(split("SlimPajama/validation/chunk1/0.jsonl.zst", "SlimPajama"), "valid");
+  EXPECT_EQ(split("SlimPajama/validation/chunk1/0.jsonl.zst", "SlimPajama/validation/"), "valid");
+  EXPECT_EQ(split("code/test/project/train/x.py", "code"), "test");
+  EXPECT_EQ(split("code/test/project/train/a.py", "code/test"), "test");
+  EXPECT_EQ(split("code/train/project/test.py", "code"), "train");
+  EXPECT_EQ(split("code/test/project/train.py", "code"), "test");
+  EXPECT_EQ(split("test/a.valid.jsonl", "test"), "valid");
+  EXPECT_EQ(split("contest/attest.jsonl", "contest"), "train");
+  EXPECT_EQ(split("test/a.jsonl"), "test");
+  for (const char* name : {"test", "test.py", "a.test", ".test.txt"})
+    EXPECT_EQ(split(name), "train") << name;
+}
+
+TEST(Reader, SplitDoesNotDependOnFoldersAboveTheInput) {
+  EXPECT_EQ(split_of({"/home/test/corpus/a.txt", "/home/test/corpus"}), "train");
+  EXPECT_EQ(split_of({"corpus/a.txt", "corpus"}), "train");
+  EXPECT_EQ(split_of({"/home/test/corpus/valid/a.txt", "/home/test/corpus"}), "valid");
+}
+
 TEST(Reader, KnowsJsonLinesByName) {
-  for (const char* name :
-       {"a.jsonl", "a.json", "a.jsonl.zst", "a.json.gz", "example_train_0.zst", "a.gz"})
+  for (const char* name : {"a.jsonl", "a.json", "a.jsonl.zst", "a.json.gz", "example_train_0.zst",
+                           "a.gz", "a.test.zst", "UP.JSONL", "UP.JSON.GZ"})
     EXPECT_TRUE(is_json_lines(name)) << name;
-  for (const char* name : {"a.txt", "a.txt.zst", "README.md", "notes"})
+  for (const char* name : {"a.txt", "a.txt.zst", "README.md", "notes", "a.md.gz", "b.py.zst"})
     EXPECT_FALSE(is_json_lines(name)) << name;
 }
 

@@ -53,6 +53,29 @@ TEST(TokenStore, GivesBackWhatWasWritten) {
   EXPECT_EQ(folder.entries(), 1);
 }
 
+TEST(TokenStore, MissingByteCountsAreRejected) {
+  const Folder folder;
+  const fs::path store = small_store(folder);
+  fs::remove(store / "web.train.bytes");
+  EXPECT_MESSAGE(TokenStore{store}, "web.train.bytes: the manifest has it, but it is missing");
+}
+
+TEST(StoreWriter, StoreIsWrittenBehindASymbolicLink) {
+  const Folder folder;
+  const TokenizerInfo tokenizer{"none", "", 300, 0};
+  make_folder(folder / "big");
+  fs::create_symlink("big/store", folder / "link");
+  for (const bool overwrite : {false, true}) {
+    StoreWriter writer(folder / "link", tokenizer, overwrite);
+    writer.add("web", "train", std::vector<int32_t>(overwrite ? 5 : 3, 1), 1);
+    writer.commit();
+    EXPECT_TRUE(fs::is_symlink(folder / "link")) << overwrite;
+    EXPECT_EQ(TokenStore(folder / "big/store").documents("web", "train").tokens(),
+              overwrite ? 6 : 4);
+  }
+  EXPECT_EQ(folder.entries(), 2);
+}
+
 TEST(TokenStore, IsMegatronsLayoutByteByByte) {
   const Folder folder;
   const fs::path store = small_store(folder);

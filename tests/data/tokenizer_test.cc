@@ -114,6 +114,42 @@ TEST(Tokenizer, TrainsOnASample) {
   EXPECT_EQ(Tokenizer(folder / "a.model").vocab_size(), 300);
 }
 
+TEST(Tokenizer, LongLinesAreCut) {
+  const Folder folder;
+  std::string line;
+  while (line.size() < 200'000) line += "sequence models learn ";
+  const fs::path words = folder.write("words.txt", line);
+  train_tokenizer({.inputs = {words}, .vocab_size = 280}, folder / "words.model");
+  EXPECT_LT(Tokenizer(folder / "words.model").encode("sequence models learn").size(), 20u);
+  std::string no_space;
+  while (no_space.size() < 200'000) no_space += "x汉é";
+  const fs::path text = folder.write("long.txt", no_space);
+  train_tokenizer({.inputs = {text}, .vocab_size = 262}, folder / "long.model");
+  EXPECT_LT(Tokenizer(folder / "long.model").encode("x汉éx汉é").size(), 10u);
+}
+
+TEST(Tokenizer, FilesWithoutTextAreCounted) {
+  const Folder folder;
+  const fs::path text = folder.write("a.txt", training_text()),
+                 other = folder.write("b.jsonl", "{\"content\": \"t\"}\n{\"text\": \"\xff\"}\n");
+  const TrainingFiles files =
+      train_tokenizer({.inputs = {text, other}, .vocab_size = 300}, folder / "m");
+  ASSERT_EQ(files.counts.size(), 2u);
+  EXPECT_EQ(files.counts[0].documents, 1);
+  EXPECT_EQ(files.counts[1].documents, 0);
+  EXPECT_EQ(files.counts[1].left_out(), "1 without a string 'text', 1 with invalid UTF-8");
+  EXPECT_MESSAGE(train_tokenizer({.inputs = {other}, .vocab_size = 300}, folder / "m"),
+                 "1 without a string 'text'");
+  EXPECT_MESSAGE(training_files({text, text}), "the same file as");
+}
+
+TEST(Tokenizer, ModelThatCannotBeWrittenIsRefusedBeforeTheWork) {
+  const Folder folder;
+  const TokenizerTraining training{.inputs = {folder / "missing.txt"}, .vocab_size = 300};
+  EXPECT_MESSAGE(train_tokenizer(training, folder / "no/folder/m"), "there is no folder");
+  EXPECT_MESSAGE(train_tokenizer(training, folder.path()), "not a regular file");
+}
+
 TEST(Tokenizer, TestFilesOfAFolderAreLeftOut) {
   const Folder folder;
   const fs::path train = folder.write("in/a.train.txt", training_text());

@@ -1,0 +1,65 @@
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace assay {
+namespace {
+
+using nlohmann::json;
+
+std::string message_of(const std::string& text) {
+  try {
+    parse_json(text, "a.json");
+  } catch (const BadInput& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Json, EveryKindOfValueIsRead) {
+  const std::string text = R"({"null": null, "list": [true, -3, 18446744073709551615, 0.5, "汉"],
+                               "empty": [[], {}], "twice": 1, "twice": {"last": [2]}})";
+  EXPECT_EQ(parse_json(text, ""), json::parse(text));
+  for (const char* scalar : {"null", "-1", "\"x\"", " [1,[2,[3]],{\"a\":[{}]}] "})
+    EXPECT_EQ(parse_json(scalar, ""), json::parse(scalar)) << scalar;
+}
+
+TEST(Json, SixtyFourLevelsAreTheLimit) {
+  auto nested = [](size_t levels) {
+    return std::string(levels, '[') + "1" + std::string(levels, ']');
+  };
+  EXPECT_EQ(parse_json(nested(64), ""), json::parse(nested(64)));
+  EXPECT_EQ(message_of(nested(65)), "a.json: JSON with more than 64 levels");
+  EXPECT_EQ(message_of(std::string(100'000, '[')), "a.json: JSON with more than 64 levels");
+}
+
+TEST(Json, BrokenTextIsNamedWithItsPlace) {
+  for (const char* text : {"", "{", "[1,]", "{\"a\" 1}", "[1] 2", "nul", "\"\xff\"", "1e999"}) {
+    std::string expected;
+    try {
+      (void)json::parse(text);
+    } catch (const json::exception& error) {
+      expected = error.what();
+      expected = "a.json: broken JSON: " + expected.substr(expected.find("] ") + 2);
+    }
+    EXPECT_EQ(message_of(text), expected) << text;
+  }
+}
+
+// A manifest has one object per input file. The time was quadratic in their number.
+TEST(Json, LongListIsReadInLinearTime) {
+  std::string text = "[";
+  for (int i = 0; i < 50'000; ++i) text += R"({"file": "a", "size": 1, "split": "train"},)";
+  text.back() = ']';
+  const std::clock_t start = std::clock();
+  EXPECT_EQ(parse_json(text, "").size(), 50'000u);
+  EXPECT_LT(double(std::clock() - start) / CLOCKS_PER_SEC, 2);  // 0.1 s; quadratic: 5 s
+}
+
+}  // namespace
+}  // namespace assay
