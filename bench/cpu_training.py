@@ -1,7 +1,9 @@
 """CPU training compared with `transformers`: a Transformer++ and a Mamba-1 of about 10M parameters,
-T 512, fp32, same threads.
+T 512, same threads. With --precision bf16 both sides multiply in bf16 and keep fp32 weights
+(`transformers` under torch.autocast).
 
 Usage: cpu_training.py [--assay build/assay] [--threads 2] [--batch 4] [--steps 12]
+                       [--precision fp32] [--models transformer++ mamba1]
 
 Run it with the project's Python (.venv/bin/python), so that both sides use the same torch; it
 installs `transformers` there when it is missing. Prints a table: tokens per second of each side,
@@ -76,7 +78,9 @@ def peer_rate(name, args):
     for _ in range(steps):
         tokens = torch.randint(VOCABULARY, (batch, TIME))
         start = time.perf_counter()
-        model(input_ids=tokens, labels=tokens).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -90,7 +94,7 @@ def our_rate(name, args, folder):
         PLANS[name]
         + f"[train]\nsteps = {args.steps}\nbatch_size = {args.batch}\nsequence_length = {TIME}\n"
         f"learning_rate = 1e-3\nlog_every = 1\neval_every = {args.steps}\neval_tokens = 512\n"
-        f"checkpoint_every = {args.steps}\n"
+        f'checkpoint_every = {args.steps}\nprecision = "{args.precision}"\n'
     )
     run = folder / f"run-{name}"
     subprocess.run(
@@ -123,18 +127,20 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--models", nargs="+", choices=list(PLANS), default=list(PLANS))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"{args.threads} threads, B {args.batch}, T {TIME}, fp32"
+        f"{args.threads} threads, B {args.batch}, T {TIME}, {args.precision}"
     )
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         subprocess.run(
             [args.assay, "data", "synth", "-o", folder / "store"], check=True, capture_output=True
         )
-        for model in PLANS:
+        for model in args.models:
             ours, parameters = our_rate(model, args, folder)
             theirs, their_parameters = peer_rate(model, args)
             print(
