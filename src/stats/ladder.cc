@@ -407,7 +407,7 @@ void add_ladder_warnings(const std::vector<Budget>& ladder, const Ends& ends,
     result.warnings.push_back(fmt::format(
         "The reference's loss out of domain does not fall from {} to {} ({:.3f} to {:.3f}). {}",
         millions(ladder[b].tokens), millions(ladder[b + 1].tokens), ends.loss(b), ends.loss(b + 1),
-        overfits ? "It overfits the training domains there, so no verdict is given between them."
+        overfits ? "It overfits there, so no verdict is given where this loss has begun to rise."
                  : "Comparisons between these two rungs may change with more seeds of both."));
   }
   for (size_t d = 0; d < ends.domains().size(); ++d)
