@@ -75,7 +75,7 @@ ReadCounts add_file(const fs::path& file, Sample& sample) {
   return counts += reader.counts();
 }
 
-// While this object lives, Ctrl-C and SIGTERM end the process at once if they would otherwise be
+// While this object lives, Ctrl-C and SIGTERM end the process directly if they would otherwise be
 // noted for later. For work of a library that cannot be stopped and has written nothing.
 class EndAtOnce {
  public:

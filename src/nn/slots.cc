@@ -61,8 +61,8 @@ int64_t Slots::rows_for(LanguageModel& model, int64_t count) {
   return count;
 }
 
-// Two algorithms often round to the same bits: of exponentials in vectors and one by one, less than
-// one in a hundred differs. So a model with few layers takes more steps.
+// Two algorithms often round to the same bits, such as exponentials in vectors and one by one. So a
+// model with few layers, which computes few of them in a step, takes more steps.
 bool Slots::rows_are_alike(LanguageModel& model, int64_t rows) {
   const at::NoGradGuard no_grad;
   const at::Tensor prompt = at::zeros({1, 1}, at::kLong);

@@ -40,7 +40,7 @@ struct HttpOptions {
   int64_t largest_backlog = 4 << 20;  // bytes of a stream that the client has not read yet
   double timeout = 30;       // seconds for a request to arrive, and for a write to progress
   double idle_timeout = 75;  // seconds between two requests on a connection
-  // Requests of these paths never wait for others: their handler must return at once, because it
+  // Requests of these paths never wait for others: their handler must return soon, because it
   // runs on the thread of the connections.
   std::vector<std::string> quick_paths;
 };

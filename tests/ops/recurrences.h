@@ -168,7 +168,7 @@ inline void expect_cut_anywhere(const Operator& op, const Named& given,
   }
 }
 
-// The end of a sequence of 102,400 steps or more in bf16 on a GPU, read at once or in two parts.
+// The end of a sequence of 102,400 steps or more in bf16 on a GPU, read in one part or in two.
 // Tensor cores round the state that they multiply, so outputs differ by roundings of bf16 (2^-8).
 inline void expect_long_sequence_cut_on_cuda(const Operator& op, const Named& given,
                                              const std::set<std::string>& sequences) {
