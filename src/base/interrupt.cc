@@ -1,29 +1,45 @@
 #include "base/interrupt.h"
 
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 #include "base/error.h"
 
 namespace assay {
 namespace {
 
-volatile std::sig_atomic_t seen = 0;
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+
+std::atomic<bool> seen = false;
+static_assert(std::atomic<bool>::is_always_lock_free);  // a handler may use it
 
 void note(int signal) {
-  seen = 1;
+  seen = true;
   if (signal != SIGUSR1) std::signal(signal, SIG_DFL);
 }
 
 }  // namespace
 
+// The kernel puts the frame of a handler below the stack pointer of the thread that it interrupts.
+// In float32 products of oneDNN 3.10, which torch 2.11 has, the stack pointer is in a buffer on the
+// heap, so a handler would overwrite the heap. A thread that computes nothing runs the handlers.
 void catch_interrupts() {
-  std::signal(SIGINT, note);
-  std::signal(SIGTERM, note);
-  std::signal(SIGUSR1, note);
-  sigset_t user_signal;
-  ::sigemptyset(&user_signal);
-  ::sigaddset(&user_signal, SIGUSR1);
-  ::pthread_sigmask(SIG_UNBLOCK, &user_signal, nullptr);  // a parent may have blocked it
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : kSignals) {
+    ::sigaddset(&signals, signal);
+    struct sigaction action {};
+    action.sa_handler = note;  // no SA_RESTART: read_line() of the commands needs that reads end
+    ::sigaction(signal, &action, nullptr);
+  }
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // later threads inherit it
+  std::thread([signals] {
+    ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    while (true) ::pause();
+  }).detach();
 }
 bool interrupted() { return seen; }
 void check_interrupt() {

@@ -5,8 +5,10 @@
 
 namespace assay {
 
-void catch_interrupts();  // installs the handlers; once, from main
-bool interrupted();       // has one arrived?
-void check_interrupt();   // throws Interrupted when one has, for work that has nothing to save
+// Installs the handlers; once, from main, before other threads start. They run in a thread of their
+// own. All other threads, and programs that this one starts, inherit that the signals are blocked.
+void catch_interrupts();
+bool interrupted();      // has one arrived?
+void check_interrupt();  // throws Interrupted when one has, for work that has nothing to save
 
 }  // namespace assay

@@ -203,7 +203,7 @@ class Scoring {
       lines.clear();
       waiting = 0;
     };
-    for (std::string text; std::getline(in, text);) {
+    for (std::string text; read_line(in, text);) {
       check_interrupt();
       ++number;
       if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
@@ -238,7 +238,6 @@ void run(const Options& options) {
   if (!options.file.empty() && (!file || fs::is_directory(options.file)))
     fail("{}: cannot be read", options.file);
   Scoring scoring(options);
-  if (options.file.empty()) let_interrupts_end_reading();
   scoring.run(options.file.empty() ? std::cin : file,
               options.file.empty() ? "standard input" : options.file);
 }

@@ -6,14 +6,16 @@
 
 namespace assay::cli {
 
-void let_interrupts_end_reading() {
-  for (const int signal : {SIGINT, SIGTERM}) {
-    struct sigaction action {};
-    ::sigaction(signal, nullptr, &action);
-    action.sa_flags &= ~SA_RESTART;
-    ::sigaction(signal, &action, nullptr);
-  }
-  check_interrupt();
+bool read_line(std::istream& in, std::string& line) {
+  sigset_t signals, before;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGINT);
+  ::sigaddset(&signals, SIGTERM);
+  // The system call returns only if a handler runs in the thread that waits
+  ::pthread_sigmask(SIG_UNBLOCK, &signals, &before);
+  const bool read = !interrupted() && std::getline(in, line);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return read;
 }
 
 }  // namespace assay::cli

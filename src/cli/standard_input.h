@@ -1,11 +1,12 @@
 #pragma once
-// For commands that read standard input, which may be a terminal or a pipe that stays open.
+#include <istream>
+#include <string>
 
 namespace assay::cli {
 
-// From now on Ctrl-C and SIGTERM end a read that waits for input, as the end of the input does.
-// The caller then calls check_interrupt(). Without this, the read would be started again. Throws
-// Interrupted when one has arrived before.
-void let_interrupts_end_reading();
+// std::getline for a stream that may be standard input, a terminal or a pipe that stays open.
+// Ctrl-C and SIGTERM end a read that waits, as the end of the input does. The caller then calls
+// check_interrupt().
+bool read_line(std::istream& in, std::string& line);
 
 }  // namespace assay::cli

@@ -71,8 +71,7 @@ void train(const Options& options) {
 // one JSON list.
 void answer_lines(auto&& answer, auto&& as_text) {
   auto answers = nlohmann::json::array();
-  let_interrupts_end_reading();
-  for (std::string line; std::getline(std::cin, line);) {
+  for (std::string line; read_line(std::cin, line);) {
     check_interrupt();
     auto reply = answer(line);
     if (json_wanted()) answers.push_back(std::move(reply));

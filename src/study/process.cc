@@ -70,9 +70,12 @@ pid_t start(const Command& command) {
   // If the signal is ignored, as a parent of this process may have set, the kernel forgets how
   // children end.
   ::signal(SIGCHLD, SIG_DFL);
-  sigset_t user_signal;
+  sigset_t user_signal, ending_signals;
   ::sigemptyset(&user_signal);
   ::sigaddset(&user_signal, SIGUSR1);
+  ::sigemptyset(&ending_signals);
+  ::sigaddset(&ending_signals, SIGINT);
+  ::sigaddset(&ending_signals, SIGTERM);
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) {
     // It waits until the program can save its state; see catch_interrupts()
@@ -82,6 +85,7 @@ pid_t start(const Command& command) {
     if (::getppid() != parent) ::_exit(1);
     ::signal(SIGINT, SIG_DFL);
     ::signal(SIGTERM, SIG_DFL);
+    ::sigprocmask(SIG_UNBLOCK, &ending_signals, nullptr);  // catch_interrupts() blocked them
     ::dup2(::open("/dev/null", O_RDONLY), 0);
     ::dup2(output, 1);
     ::dup2(errors, 2);

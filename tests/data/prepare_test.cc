@@ -459,7 +459,8 @@ TEST(Prepare, CtrlCLeavesNothingBehind) {
   EXPECT_EXIT(
       {
         catch_interrupts();
-        std::raise(SIGINT);
+        ::kill(::getpid(), SIGINT);
+        while (!interrupted()) std::this_thread::yield();
         const auto message = message_of<Interrupted>([&] { prepare(options_for(out, {input})); });
         ::_exit(  // not exit: static folders belong to the parent
             message.find("nothing was left behind") != std::string::npos && out.entries() == 0 ? 0
