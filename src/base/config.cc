@@ -4,6 +4,7 @@
 #include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ranges>
 #include <sstream>
 
@@ -36,21 +37,15 @@ std::string number(double value) {
   return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
+// A whole number is read as a double where one is wanted. Nothing else is converted: value<T>() is
+// undefined for a double that no int64_t can hold.
 template <class T>
 bool assign(const toml::node& node, T& out) {
-  if (const auto value = node.value<T>();
-      value && (node.is_number() || !std::is_arithmetic_v<T> || node.is_boolean())) {
-    if constexpr (std::is_same_v<T, double>) {
-      if (!node.is_number()) return false;
-    } else if constexpr (std::is_same_v<T, int64_t>) {
-      if (!node.is_integer()) return false;
-    } else if constexpr (std::is_same_v<T, bool>) {
-      if (!node.is_boolean()) return false;
-    }
-    out = *value;
-    return true;
-  }
-  return false;
+  std::optional<T> value;
+  if constexpr (!std::is_same_v<T, double>) value = node.value_exact<T>();
+  else if (node.is_number()) value = node.value<double>();
+  if (value) out = std::move(*value);
+  return value.has_value();
 }
 template <class T>
 bool assign(const toml::node& node, std::vector<T>& out) {
