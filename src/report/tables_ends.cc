@@ -316,17 +316,20 @@ Table check_table(const Setting& setting) {
 
 Table overlap_table(const Setting& setting) {
   Table table{.id = table_id(setting, "overlap"),
-              .title = "Does the test text occur in the training text?",
+              .title = "Do the test text and the held-out text occur in the training text?",
               .note =
-                  "Duplicates: test documents whose tokens equal those of a training document. "
+                  "Duplicates: documents whose tokens equal those of a training document. "
                   "A 13-gram is a sequence of 13 tokens. "
-                  "Shared 13-grams: share of those in the test text that the training text has.",
+                  "Shared 13-grams: share of those in the text that the training text has.",
               .columns = {{"domain"},
+                          {"text"},
                           {"documents", Format::tokens},
                           {"duplicates", Format::tokens},
                           {"shared 13-grams", Format::percent}}};
   for (const auto& row : setting.overlap)
-    table.rows.push_back({row.domain, double(row.documents), double(row.duplicates),
+    table.rows.push_back({row.domain,
+                          std::ranges::count(setting.train, row.domain) ? "held-out" : "test",
+                          double(row.documents), double(row.duplicates),
                           row.ngrams > 0 ? 100 * row.ngram_share() : kNone});
   return table;
 }

@@ -255,21 +255,25 @@ double held_out_loss(const run::End& end, const Setting& setting) {
   return sum / double(setting.data.train.size());
 }
 
-// Measures for each setting, once per data, how much of the test text occurs in the training text.
+// Measures for each setting, once per data, how much of the held-out text and of the test text
+// occurs in the training text.
 void measure_overlap(const std::vector<Candidate>& candidates, Store& store) {
   Progress progress;
   for (const Candidate& c : candidates) {
     if (store.overlap(c.answer.data)) continue;
     progress.show("comparing the test text with the training text");
     const DataSetting& setting = c.setting->data;
-    const bool mixed = setting.out_of_domain.empty();
-    Overlap found = data::overlap(data::TokenStore(c.data),
-                                  {.test_split = mixed ? setting.held_out : setting.test,
-                                   .train_domains = setting.train,
-                                   .show_progress = false});
-    const auto& tested = mixed ? setting.train : setting.out_of_domain;
-    std::erase_if(found, [&](const auto& row) { return !std::ranges::count(tested, row.domain); });
-    store.set_overlap(c.answer.data, found);
+    Overlap all;
+    const auto add = [&](const std::string& split, const std::vector<std::string>& domains) {
+      if (domains.empty()) return;
+      const data::OverlapOptions options{
+          .test_split = split, .train_domains = setting.train, .show_progress = false};
+      for (const auto& row : data::overlap(data::TokenStore(c.data), options))
+        if (std::ranges::count(domains, row.domain)) all.push_back(row);
+    };
+    add(setting.test, setting.out_of_domain);
+    add(setting.held_out, setting.train);
+    store.set_overlap(c.answer.data, all);
   }
 }
 

@@ -57,6 +57,17 @@ TEST_F(Runner, StoresWhatRunsLeave) {
             "evaluations/step-10.safetensors");
 }
 
+TEST_F(Runner, ComparesTestTextAndHeldOutTextWithTheTrainingText) {
+  run_plan(options());
+  Store store(folder / "study", Database::Mode::read);
+  const auto overlap = store.overlap(store.planned_runs()[0].finished->provenance.data);
+  ASSERT_TRUE(overlap);
+  using Documents = std::vector<std::pair<std::string, int64_t>>;
+  Documents documents;
+  for (const auto& row : *overlap) documents.emplace_back(row.domain, row.documents);
+  EXPECT_EQ(documents, (Documents{{"fresh_a", 2}, {"known_a", 2}}));
+}
+
 TEST_F(Runner, ResumesARunThatWasKilled) {
   ::setenv("FAKE", "kill", 1);
   const Outcome outcome = run_plan(options());
