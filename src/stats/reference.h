@@ -1,0 +1,62 @@
+#pragma once
+// The ladder of the reference: at which held-out losses a contender can be compared with it, and
+// why not at the others (docs/statistics.md).
+#include <string>
+#include <vector>
+
+#include "stats/contrast.h"
+#include "stats/ladder.h"
+
+namespace assay::stats {
+
+// "82M tokens"
+std::string millions(double tokens);
+std::vector<Budget> in_order(std::vector<Budget> budgets);  // of their tokens
+// What makes the runs unusable; empty when nothing does. `name` in sentences: "the reference".
+std::string problem_of(const std::vector<Budget>& budgets, const std::string& name);
+// The same of a ladder in order, which also needs two rungs, seeds and losses that fall.
+std::string problem_of(const std::vector<Budget>& ladder);
+
+class Reference {
+ public:
+  // A ladder in order without a problem, and its ends. Keeps references to all three.
+  Reference(const std::vector<Budget>& ladder, const Ends& ends, const LadderOptions& options);
+
+  // By rung: mean over domains of the loss per recall target.
+  const std::vector<double>& recall() const { return recall_; }
+  bool mature() const;  // it recalls, and this is settled at the last rung
+  std::vector<std::string> warnings() const;
+  double seeds_per_rung() const;
+  // Out of domain, after these tokens, by the curve over log tokens. NaN outside of the ladder.
+  double loss_after(double tokens) const;
+
+  // Is the held-out loss among those that the reference's runs end with?
+  bool covers(double held_out) const { return low_ <= held_out && held_out <= high_; }
+  bool is_above(double held_out) const { return held_out > high_; }
+  // Why a held-out loss that is not covered cannot be compared, and what to do.
+  std::string outside(double held_out) const;
+  // Why one that is covered carries no verdict; empty when it carries one.
+  std::string immaturity(double held_out) const;
+  std::string overfitting(double held_out) const;
+
+ private:
+  // Rise of the loss out of domain from its lowest value at an earlier rung to rung b. It counts
+  // all rungs between, so additional rungs do not hide it.
+  struct Rise {
+    double nats = 0;
+    size_t from = 0;
+  };
+  Rise rise_until(size_t b) const;
+  double highest_at(size_t b) const;
+  double recall_fall(size_t b) const;
+  double tokens_to_reach(double held_out) const;
+  std::string tokens_of(size_t b) const { return millions(ladder_[b].tokens); }
+
+  const std::vector<Budget>& ladder_;
+  const Ends& ends_;
+  const LadderOptions& options_;
+  std::vector<double> recall_;
+  double low_, high_;  // of the held-out losses of all runs
+};
+
+}  // namespace assay::stats
