@@ -253,7 +253,7 @@ std::string body(const SettingContents& s) {
 }  // namespace
 
 std::string page(const Study& study, const std::vector<SettingContents>& settings,
-                 const Table& runs) {
+                 const std::vector<Table>& provenance) {
   std::string out = fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
@@ -264,8 +264,8 @@ std::string page(const Study& study, const std::vector<SettingContents>& setting
   for (const SettingContents& s : settings) out += opening(s, study);
   out += navigation(settings);
   for (const SettingContents& s : settings) out += body(s);
-  out += "<section aria-labelledby=\"provenance\"><h2 id=\"provenance\">Provenance</h2>\n" +
-         html(runs, true);
+  out += "<section aria-labelledby=\"provenance\"><h2 id=\"provenance\">Provenance</h2>\n";
+  for (const Table& table : provenance) out += html(table, true);
   out += fmt::format("<details><summary>The plan</summary><pre>{}</pre></details></section>\n",
                      escape(study.plan));
   out += fmt::format("<p class=\"note\">Made by Assay {}.</p>\n</main>\n", escape(version()));

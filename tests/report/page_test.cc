@@ -42,6 +42,19 @@ TEST_F(ReportPage, IsSmallForManyModels) {
   EXPECT_LT(html().size(), 1'500'000u);
 }
 
+TEST_F(ReportPage, KernelsAreListedOnceForAllRuns) {
+  fake.numerics["window"] = 2;
+  fake.write(folder);
+  const std::string page = html();
+  size_t count = 0;
+  for (size_t at = page.find("cpu kernel"); at != std::string::npos; ++count)
+    at = page.find("cpu kernel", at + 1);
+  EXPECT_EQ(count, 2u) << "one row per numerics version";
+  EXPECT_TRUE(contains(read_file(folder / "tables/kernels.csv"),
+                       "\nselective_scan,cpu kernel,1,32\nselective_scan,cpu kernel,2,8\n"));
+  EXPECT_TRUE(contains(read_file(folder / "tables/runs.csv"), "selective_scan: cpu kernel"));
+}
+
 TEST_F(ReportPage, NamesAreEscaped) {
   fake.models[1].name = "a<b>&\"c";
   fake.write(folder);
