@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "report_folder.h"
 
 namespace assay::report {
@@ -23,6 +25,16 @@ TEST_F(ReportPlots, MainFigureShowsEveryEndAndTheLadder) {
   EXPECT_EQ(ends.at("full"), 16u);
   EXPECT_EQ(ends.at("window"), 8u);
   EXPECT_EQ(ladder_plots_by_domain(study.settings[0]).figures.size(), 3u);
+}
+
+TEST(ReportFigures, StylesDifferAndOnlyTheReferenceHasItsColourAndShape) {
+  std::set<std::pair<std::string, Shape>> seen;
+  for (int style = 0; style <= 56; ++style) {
+    EXPECT_TRUE(seen.emplace(colour(style), shape(style)).second) << style;
+    if (style == 0) continue;
+    EXPECT_STRNE(colour(style), colour(0)) << style;
+    EXPECT_NE(shape(style), shape(0)) << style;
+  }
 }
 
 TEST_F(ReportPlots, EntropyIsDrawnForModelsWithSoftmaxWeights) {
