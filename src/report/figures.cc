@@ -30,6 +30,7 @@ std::pair<double, double> shown_range(const Figure& figure, bool vertical) {
     low = std::min(low, value);
     high = std::max(high, value);
   };
+  for (const auto& [value, text] : axis.ticks) see(value);
   for (const Series& series : figure.series) {
     for (const double value : vertical ? series.y : series.x) see(value);
     if (vertical != series.upright) continue;

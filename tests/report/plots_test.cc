@@ -37,6 +37,24 @@ TEST(ReportFigures, StylesDifferAndOnlyTheReferenceHasItsColourAndShape) {
   }
 }
 
+TEST_F(ReportPlots, BudgetFigureHasTheTicksOfItsPoints) {
+  fake.write(folder);
+  Study study = analyse(folder);
+  Setting& setting = study.settings[0];
+  for (Architecture& a : setting.architectures)
+    if (a.name != "window" && !a.end.budgets.empty()) a.end.budgets.resize(1);
+  setting.architectures.back().end.budgets[0].tokens = 5e6;
+  const Figure figure = budget_plots(setting).figures.at(0);
+  ASSERT_EQ(figure.series.size(), 1u) << "a model with one budget has no line";
+  EXPECT_EQ(figure.series[0].x, (std::vector<double>{20e6, 40e6})) << "one series is not shifted";
+  ASSERT_EQ(figure.x.ticks.size(), 2u);
+  const auto [low, high] = shown_range(figure, false);
+  for (const auto& [value, text] : figure.x.ticks) {
+    EXPECT_GT(value, low) << text;
+    EXPECT_LT(value, high) << text;
+  }
+}
+
 TEST_F(ReportPlots, EntropyIsDrawnForModelsWithSoftmaxWeights) {
   fake.contender_budgets = {40'000'000};
   fake.write(folder);
