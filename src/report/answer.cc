@@ -180,13 +180,18 @@ std::string legend_of_verdicts(const Setting& setting) {
   return fmt::format(
       "Δ_end is the {0} at the end of training minus that of the reference, in nats per token. "
       "The loss of the reference is the one with which it ends at the same {1}. "
-      "The interval is a 95 % confidence interval for all architectures of the table together. "
-      "Equivalent: all of it is within ±{2:.2f} (the shaded band). "
+      "The 95 % confidence intervals hold for all architectures of the table at once. "
+      "Equivalent: all of the interval is within ±{2:.2f} (the shaded band). "
       "Otherwise degraded: it is above zero; better: it is below zero; "
       "not settled: it contains zero, or no comparison is possible. "
       "Final loss − reference: difference of the {0} at the same number of tokens. "
-      "Tokens needed: tokens over those with which the reference reaches the same {1}; "
-      "below 1 is faster.",
+      "Trend: change of Δ_end when the tokens double; it needs two budgets that can be judged. "
+      "Tokens needed: as a multiple of what the reference needs for the same {1}; "
+      "below 1 is faster. "
+      "Judged at: the largest budget that can be judged. "
+      "Final loss and tokens needed are read at this budget; without a verdict, "
+      "they are read at the largest budget that the ladder covers, or else at the largest budget. "
+      "State: memory that one sequence needs when decoding.",
       setting.test_name(), setting.pretraining_name(), setting.ladder.margin);
 }
 

@@ -61,10 +61,11 @@ double state_bytes_at_100k(const Architecture& a) {
 Table loss_table(const Setting& setting) {
   Table table{.id = id(setting, "losses"),
               .title = "Loss at the end of training",
-              .note =
+              .note = fmt::format(
                   "Nats per token, mean over seeds, at the largest budget of each architecture. "
-                  "The architectures are at different pre-training losses here; "
-                  "Δ_end compares them at equal ones."};
+                  "The architectures differ in their {} here; Δ_end compares them at the same one. "
+                  "Standard deviation and bits per byte are those of the {}.",
+                  setting.pretraining_name(), setting.test_name())};
   if (!setting.mixed)
     table.note +=
         " Held-out: mean over the training domains. Mean: over the out-of-domain test domains.";
@@ -223,7 +224,8 @@ Table speed_table(const Setting& setting) {
                   "Median over the runs of the largest budget. "
                   "State: the bytes that a sequence keeps from token to token when decoding. "
                   "For attention, this is its cache. "
-                  "Runs that shared a machine slowed each other: compare within one study. "
+                  "Runs that shared a machine slowed each other, "
+                  "so a difference in tokens/s need not come from the architectures. "
                   "Use the benchmarks for claims about kernels."};
   table.columns = {{"architecture"},
                    {"tokens/s", Format::count},

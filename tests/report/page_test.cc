@@ -25,6 +25,14 @@ TEST_F(ReportPage, AnswersFirstAndOpensOffline) {
   EXPECT_FALSE(contains(page, "no difference"));
 }
 
+TEST_F(ReportPage, EveryColumnOfTheVerdictsIsExplained) {
+  fake.write(folder);
+  const std::string page = top(html());
+  for (const char* name : {"Final loss − reference: ", "Trend: ", "Tokens needed: ", "Judged at: ",
+                           "State: ", "Equivalent: "})
+    EXPECT_TRUE(contains(page, name)) << name;
+}
+
 TEST_F(ReportPage, LoadsNothingFromOutside) {
   fake.write(folder);
   const std::string page = html();
