@@ -118,6 +118,22 @@ std::vector<std::string> tuning_warnings(const Architecture& a, const Setting& s
   return out;
 }
 
+// Models of the plan that have no row in the tables. That of the reference is a problem of the
+// ladder.
+void add_missing_models(std::vector<std::string>& out, const Setting& setting, const Study& study) {
+  std::vector<std::string> missing;
+  for (const study::StudyRun& run : study.runs) {
+    if (run.setting != setting.name || run.model == study.reference) continue;
+    if (std::ranges::count(setting.architectures, run.model, &Architecture::name)) continue;
+    if (!std::ranges::count(missing, run.model)) missing.push_back(run.model);
+  }
+  if (missing.empty()) return;
+  out.push_back(
+      fmt::format("These models of the plan have no finished run, "
+                  "so the tables and figures of results leave them out: {}.",
+                  join(missing)));
+}
+
 void add_missing_runs(std::vector<std::string>& out, const Setting& setting, const Study& study) {
   size_t missing = 0;
   for (const study::StudyRun& run : study.runs) {
@@ -132,8 +148,10 @@ void add_missing_runs(std::vector<std::string>& out, const Setting& setting, con
                               run.reason.empty() ? "" : ": " + run.reason));
   }
   if (missing > kMostMissing)
-    out.push_back(fmt::format("{} more runs are missing; the table of runs lists them.",
-                              missing - kMostMissing));
+    out.push_back(
+        fmt::format("Runs that are missing in addition to these: {}. "
+                    "The table of runs in the report lists them.",
+                    missing - kMostMissing));
 }
 
 using Json = nlohmann::json;
@@ -227,6 +245,7 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
   if (setting.has_reference())
     for (const std::string& text : tuning_warnings(setting.reference(), setting))
       out.push_back(text);
+  add_missing_models(out, setting, study);
   add_missing_runs(out, setting, study);
   for (const std::string& text : task_cautions(setting)) out.push_back(text);
   return out;

@@ -58,6 +58,7 @@ figure{min-width:0;margin:0;border:1px solid var(--rule);border-radius:4px;paddi
   break-inside:avoid}
 figure>svg{display:block;width:100%;height:auto;max-width:820px;margin:auto}
 figcaption{text-align:right;padding:0 6px}
+.key{white-space:nowrap}
 .scroll{overflow-x:auto;margin:.3em 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.32em .7em;border-bottom:1px solid var(--rule);text-align:left;vertical-align:middle;
@@ -89,6 +90,7 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 .cards td{border:0;padding:.12em 0;display:flex;justify-content:space-between;gap:1em;
   text-align:right;
 white-space:normal;align-items:center}
+.cards td:empty{display:none}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
 h2,h3,p.note{break-after:avoid}tr,p{break-inside:avoid}.scroll{overflow:visible}
@@ -112,12 +114,12 @@ std::string series_style() {
 }
 
 std::string legend(const Setting& setting) {
-  std::string out = "<p class=\"note\">Symbols: ";
+  std::vector<std::string> entries;
   for (const Architecture& a : setting.architectures)
-    out += fmt::format("{}<svg width=\"14\" height=\"14\" aria-hidden=\"true\">{}</svg> {}{}",
-                       a.style == 0 ? "" : ", ", symbol(a.style, 7, 7.5, 5), escape(a.name),
-                       a.style == 0 ? " (reference)" : "");
-  return out + ".</p>\n";
+    entries.push_back(fmt::format(
+        R"(<span class="key"><svg width="14" height="14" aria-hidden="true">{}</svg> {}{}</span>)",
+        symbol(a.style, 7, 7.5, 5), escape(a.name), a.style == 0 ? " (reference)" : ""));
+  return fmt::format("<p class=\"note\">Symbols: {}.</p>\n", join(entries));
 }
 
 std::string html(const FigureGroup& group) {
