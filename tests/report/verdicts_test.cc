@@ -124,8 +124,10 @@ TEST_F(ReportVerdicts, RecordsGiveTheDifferencesOfTheStudyInAMixedDomain) {
 TEST_F(ReportVerdicts, UnseenTokensThatMakeTheDifferenceAreAWarning) {
   fake.models[1] = {"window", 0, 1, 1.5};
   fake.write(folder);
-  EXPECT_TRUE(contains(html(), "tokens that were never seen in training make up"))
+  const std::string page = html();
+  EXPECT_TRUE(contains(page, "tokens that were never seen in training make up"))
       << "0.1 of the tokens are 1.5 nats worse";
+  EXPECT_TRUE(contains(page, " of the difference of +0.")) << "with its sign, as in the tables";
   fs::remove_all(folder);
   fake.models[1] = {"window", 0.12};
   fake.write(folder);
