@@ -99,6 +99,7 @@ figure>svg{max-height:20cm}table,.cards th,.cards td,.cards thead th{font-size:7
 th,td,.cards th,.cards td{padding:.2em .35em;white-space:normal;min-width:0}
 td.n{white-space:nowrap}tbody th{position:static}tbody wbr{display:inline}
 .badge{padding:0 .3em;border-width:1px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere}
 .cards td svg,.cards th svg{max-width:150px;height:auto}thead{display:table-header-group}}
 )";
 
