@@ -66,9 +66,11 @@ std::string largest_domain(const Architecture& a) {
 std::string trend(const Architecture& a) {
   if (!a.end.has_trend || !std::isfinite(a.end.trend.low)) return "";
   if (a.end.trend.low > 0)
-    return fmt::format("Δ_end grows by {} nats per doubling of the tokens.", nats(a.end.trend));
+    return fmt::format("Δ_end grows with more tokens: it changes by {} nats per doubling.",
+                       nats(a.end.trend));
   if (a.end.trend.high < 0)
-    return fmt::format("Δ_end falls by {} nats per doubling of the tokens.", nats(a.end.trend));
+    return fmt::format("Δ_end falls with more tokens: it changes by {} nats per doubling.",
+                       nats(a.end.trend));
   return "";
 }
 
@@ -144,8 +146,10 @@ void add_missing_runs(std::vector<std::string>& out, const Setting& setting, con
       out.push_back(fmt::format("Run {} is missing: there is no record of it.", run.name));
       continue;
     }
+    std::string reason = run.reason;
+    if (reason.ends_with('.')) reason.pop_back();
     out.push_back(fmt::format("Run {} is missing ({}{}).", run.name, run.status,
-                              run.reason.empty() ? "" : ": " + run.reason));
+                              reason.empty() ? "" : ": " + reason));
   }
   if (missing > kMostMissing)
     out.push_back(

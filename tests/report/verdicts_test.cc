@@ -61,6 +61,19 @@ TEST_F(ReportVerdicts, FasterAndDegradedModelShowsBothFacts) {
   EXPECT_TRUE(contains(top(html()), "and is still degraded"));
 }
 
+TEST_F(ReportVerdicts, TrendIsASentenceWithTheSignOfTheTable) {
+  fake.write(folder);
+  Study study = analyse(folder);
+  stats::EndResult& end = study.settings[0].architectures[1].end;
+  end.trend = {-0.011, -0.019, -0.004};
+  const std::string name = end.name;
+  EXPECT_TRUE(contains(facts(study, name),
+                       "Δ_end falls with more tokens: it changes by −0.011 [−0.019, −0.004] nats"))
+      << facts(study, name);
+  end.trend = {0.011, 0.004, 0.019};
+  EXPECT_TRUE(contains(facts(study, name), "Δ_end grows with more tokens: it changes by +0.011"));
+}
+
 TEST_F(ReportVerdicts, FasterModelNeedsFewerTokens) {
   fake.write(folder);
   EXPECT_NEAR(architecture(analyse(folder), "window").tokens_ratio, 1 / 1.1, 0.05);
