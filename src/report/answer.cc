@@ -66,9 +66,11 @@ std::string largest_domain(const Architecture& a) {
 std::string trend(const Architecture& a) {
   if (!a.end.has_trend || !std::isfinite(a.end.trend.low)) return "";
   if (a.end.trend.low > 0)
-    return fmt::format("Δ_end grows by {} nats per doubling of the tokens.", nats(a.end.trend));
+    return fmt::format("Δ_end grows with more tokens: it changes by {} nats per doubling.",
+                       nats(a.end.trend));
   if (a.end.trend.high < 0)
-    return fmt::format("Δ_end falls by {} nats per doubling of the tokens.", nats(a.end.trend));
+    return fmt::format("Δ_end falls with more tokens: it changes by {} nats per doubling.",
+                       nats(a.end.trend));
   return "";
 }
 
@@ -118,6 +120,22 @@ std::vector<std::string> tuning_warnings(const Architecture& a, const Setting& s
   return out;
 }
 
+// Models of the plan that have no row in the tables. That of the reference is a problem of the
+// ladder.
+void add_missing_models(std::vector<std::string>& out, const Setting& setting, const Study& study) {
+  std::vector<std::string> missing;
+  for (const study::StudyRun& run : study.runs) {
+    if (run.setting != setting.name || run.model == study.reference) continue;
+    if (std::ranges::count(setting.architectures, run.model, &Architecture::name)) continue;
+    if (!std::ranges::count(missing, run.model)) missing.push_back(run.model);
+  }
+  if (missing.empty()) return;
+  out.push_back(
+      fmt::format("These models of the plan have no finished run, "
+                  "so the tables and figures of results leave them out: {}.",
+                  join(missing)));
+}
+
 void add_missing_runs(std::vector<std::string>& out, const Setting& setting, const Study& study) {
   size_t missing = 0;
   for (const study::StudyRun& run : study.runs) {
@@ -128,12 +146,16 @@ void add_missing_runs(std::vector<std::string>& out, const Setting& setting, con
       out.push_back(fmt::format("Run {} is missing: there is no record of it.", run.name));
       continue;
     }
+    std::string reason = run.reason;
+    if (reason.ends_with('.')) reason.pop_back();
     out.push_back(fmt::format("Run {} is missing ({}{}).", run.name, run.status,
-                              run.reason.empty() ? "" : ": " + run.reason));
+                              reason.empty() ? "" : ": " + reason));
   }
   if (missing > kMostMissing)
-    out.push_back(fmt::format("{} more runs are missing; the table of runs lists them.",
-                              missing - kMostMissing));
+    out.push_back(
+        fmt::format("Runs that are missing in addition to these: {}. "
+                    "The table of runs in the report lists them.",
+                    missing - kMostMissing));
 }
 
 using Json = nlohmann::json;
@@ -180,13 +202,18 @@ std::string legend_of_verdicts(const Setting& setting) {
   return fmt::format(
       "Δ_end is the {0} at the end of training minus that of the reference, in nats per token. "
       "The loss of the reference is the one with which it ends at the same {1}. "
-      "The interval is a 95 % confidence interval for all architectures of the table together. "
-      "Equivalent: all of it is within ±{2:.2f} (the shaded band). "
+      "The 95 % confidence intervals hold for all architectures of the table at once. "
+      "Equivalent: all of the interval is within ±{2:.2f} (the shaded band). "
       "Otherwise degraded: it is above zero; better: it is below zero; "
       "not settled: it contains zero, or no comparison is possible. "
       "Final loss − reference: difference of the {0} at the same number of tokens. "
-      "Tokens needed: tokens over those with which the reference reaches the same {1}; "
-      "below 1 is faster.",
+      "Trend: change of Δ_end when the tokens double; it needs two budgets that can be judged. "
+      "Tokens needed: as a multiple of what the reference needs for the same {1}; "
+      "below 1 is faster. "
+      "Judged at: the largest budget that can be judged. "
+      "Final loss and tokens needed are read at this budget; without a verdict, "
+      "they are read at the largest budget that the ladder covers, or else at the largest budget. "
+      "State: memory that one sequence needs when decoding.",
       setting.test_name(), setting.pretraining_name(), setting.ladder.margin);
 }
 
@@ -222,6 +249,7 @@ std::vector<std::string> cautions(const Setting& setting, const Study& study) {
   if (setting.has_reference())
     for (const std::string& text : tuning_warnings(setting.reference(), setting))
       out.push_back(text);
+  add_missing_models(out, setting, study);
   add_missing_runs(out, setting, study);
   for (const std::string& text : task_cautions(setting)) out.push_back(text);
   return out;

@@ -15,8 +15,11 @@ constexpr std::array kShapes = {Shape::circle,      Shape::square, Shape::diamon
 
 }  // namespace
 
-const char* colour(int style) { return kColours[size_t(style) % kColours.size()]; }
-Shape shape(int style) { return kShapes[size_t(style) % kShapes.size()]; }
+int palette(int style) { return style == 0 ? 0 : 1 + (style - 1) % int(kColours.size() - 1); }
+const char* colour(int style) { return kColours[size_t(palette(style))]; }
+Shape shape(int style) {
+  return kShapes[style == 0 ? 0 : 1 + size_t(style - 1) % (kShapes.size() - 1)];
+}
 
 std::pair<double, double> shown_range(const Figure& figure, bool vertical) {
   const Axis& axis = vertical ? figure.y : figure.x;
@@ -27,6 +30,7 @@ std::pair<double, double> shown_range(const Figure& figure, bool vertical) {
     low = std::min(low, value);
     high = std::max(high, value);
   };
+  for (const auto& [value, text] : axis.ticks) see(value);
   for (const Series& series : figure.series) {
     for (const double value : vertical ? series.y : series.x) see(value);
     if (vertical != series.upright) continue;

@@ -39,12 +39,15 @@ struct Figure {
   int width = 480, height = 340;  // of the drawing without its legend, in pixels
 };
 
+// Index of a style's colour, from 0 to 8. No other style has the colour or the shape of style 0;
+// styles 1 to 56 differ from each other in at least one of the two.
+int palette(int style);
 // Palette of Okabe and Ito, which colour-blind readers can tell apart
 const char* colour(int style);
 enum class Shape { circle, square, diamond, triangle_up, cross, triangle_down, star, saltire };
 Shape shape(int style);
 
-// The range that the axis shows: its own, else the data's with a margin.
+// The range that the axis shows: its own, else that of the data and ticks with a margin.
 std::pair<double, double> shown_range(const Figure& figure, bool vertical);
 
 }  // namespace assay::report

@@ -58,6 +58,7 @@ figure{min-width:0;margin:0;border:1px solid var(--rule);border-radius:4px;paddi
   break-inside:avoid}
 figure>svg{display:block;width:100%;height:auto;max-width:820px;margin:auto}
 figcaption{text-align:right;padding:0 6px}
+.key{white-space:nowrap}
 .scroll{overflow-x:auto;margin:.3em 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.32em .7em;border-bottom:1px solid var(--rule);text-align:left;vertical-align:middle;
@@ -89,6 +90,7 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 .cards td{border:0;padding:.12em 0;display:flex;justify-content:space-between;gap:1em;
   text-align:right;
 white-space:normal;align-items:center}
+.cards td:empty{display:none}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
 h2,h3,p.note{break-after:avoid}tr,p{break-inside:avoid}.scroll{overflow:visible}
@@ -97,6 +99,7 @@ figure>svg{max-height:20cm}table,.cards th,.cards td,.cards thead th{font-size:7
 th,td,.cards th,.cards td{padding:.2em .35em;white-space:normal;min-width:0}
 td.n{white-space:nowrap}tbody th{position:static}tbody wbr{display:inline}
 .badge{padding:0 .3em;border-width:1px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere}
 .cards td svg,.cards th svg{max-width:150px;height:auto}thead{display:table-header-group}}
 )";
 
@@ -112,12 +115,12 @@ std::string series_style() {
 }
 
 std::string legend(const Setting& setting) {
-  std::string out = "<p class=\"note\">Symbols: ";
+  std::vector<std::string> entries;
   for (const Architecture& a : setting.architectures)
-    out += fmt::format("{}<svg width=\"14\" height=\"14\" aria-hidden=\"true\">{}</svg> {}{}",
-                       a.style == 0 ? "" : ", ", symbol(a.style, 7, 7.5, 5), escape(a.name),
-                       a.style == 0 ? " (reference)" : "");
-  return out + ".</p>\n";
+    entries.push_back(fmt::format(
+        R"(<span class="key"><svg width="14" height="14" aria-hidden="true">{}</svg> {}{}</span>)",
+        symbol(a.style, 7, 7.5, 5), escape(a.name), a.style == 0 ? " (reference)" : ""));
+  return fmt::format("<p class=\"note\">Symbols: {}.</p>\n", join(entries));
 }
 
 std::string html(const FigureGroup& group) {
@@ -253,7 +256,7 @@ std::string body(const SettingContents& s) {
 }  // namespace
 
 std::string page(const Study& study, const std::vector<SettingContents>& settings,
-                 const Table& runs) {
+                 const std::vector<Table>& provenance) {
   std::string out = fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
@@ -264,8 +267,8 @@ std::string page(const Study& study, const std::vector<SettingContents>& setting
   for (const SettingContents& s : settings) out += opening(s, study);
   out += navigation(settings);
   for (const SettingContents& s : settings) out += body(s);
-  out += "<section aria-labelledby=\"provenance\"><h2 id=\"provenance\">Provenance</h2>\n" +
-         html(runs, true);
+  out += "<section aria-labelledby=\"provenance\"><h2 id=\"provenance\">Provenance</h2>\n";
+  for (const Table& table : provenance) out += html(table, true);
   out += fmt::format("<details><summary>The plan</summary><pre>{}</pre></details></section>\n",
                      escape(study.plan));
   out += fmt::format("<p class=\"note\">Made by Assay {}.</p>\n</main>\n", escape(version()));

@@ -10,6 +10,6 @@ struct SettingContents {
   std::vector<Item> items;
 };
 std::string page(const Study& study, const std::vector<SettingContents>& settings,
-                 const Table& runs);
+                 const std::vector<Table>& provenance);
 
 }  // namespace assay::report

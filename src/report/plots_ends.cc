@@ -201,7 +201,9 @@ FigureGroup budget_plots(const Setting& setting) {
   FigureGroup group{.title = "Δ_end by budget, as a figure",
                     .note =
                         "Bars are individual 95 % intervals. The shaded band is the margin. "
-                        "A point whose row in the table above names a problem has no verdict."};
+                        "A point whose row in the table above names a problem has no verdict. "
+                        "Points of one budget are drawn side by side. "
+                        "Architectures with one point are left out."};
   Figure figure{.id = figure_id(setting, "delta-by-budget"),
                 .title = "Δ_end over the budget",
                 .x = {.title = "training tokens", .log = true},
@@ -209,13 +211,18 @@ FigureGroup budget_plots(const Setting& setting) {
                 .horizontal = 0,
                 .band = setting.ladder.margin,
                 .width = 620};
-  const double middle = double(setting.architectures.size()) / 2;
-  for (const Architecture& a : setting.architectures) {
+  const auto has_point = [](const stats::BudgetResult& budget) { return budget.problem.empty(); };
+  std::vector<const Architecture*> drawn;
+  for (const Architecture& a : setting.architectures)
+    if (std::ranges::count_if(a.end.budgets, has_point) > 1) drawn.push_back(&a);
+  for (size_t i = 0; i < drawn.size(); ++i) {
+    const Architecture& a = *drawn[i];
+    // A little to the side, so that error bars do not cover each other.
+    const double shift = std::exp2(0.04 * (double(i) - double(drawn.size() - 1) / 2));
     Series series{.name = a.name, .style = a.style, .marker = 4.5, .upright = true};
     for (const stats::BudgetResult& budget : a.end.budgets) {
-      if (!budget.problem.empty()) continue;
-      // A little to the side, so that error bars do not cover each other.
-      series.x.push_back(budget.tokens * std::exp2(0.04 * (a.style - middle)));
+      if (!has_point(budget)) continue;
+      series.x.push_back(budget.tokens * shift);
       series.y.push_back(budget.delta.estimate);
       series.low.push_back(budget.delta.low);
       series.high.push_back(budget.delta.high);
@@ -227,7 +234,7 @@ FigureGroup budget_plots(const Setting& setting) {
           figure.x.ticks, [&](const auto& entry) { return entry.second == tick; });
       if (!known) figure.x.ticks.emplace_back(budget.tokens, tick);
     }
-    if (series.x.size() > 1) figure.series.push_back(std::move(series));
+    figure.series.push_back(std::move(series));
   }
   if (!figure.series.empty()) group.figures.push_back(std::move(figure));
   return group;

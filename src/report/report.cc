@@ -70,9 +70,9 @@ Written write_report(const fs::path& folder) {
   make_folder(folder / "figures");
   make_folder(folder / "tables");
   for (const SettingContents& s : settings) write_files(folder, s.items);
-  const Table runs = run_table(study);
-  write_table(folder, runs);
-  write_file(out.page, page(study, settings, runs));
+  const std::vector<Table> provenance = {run_table(study), kernel_table(study)};
+  for (const Table& table : provenance) write_table(folder, table);
+  write_file(out.page, page(study, settings, provenance));
   out.verdicts = verdicts(study);
   out.tasks = tasks(study);
   out.runs =

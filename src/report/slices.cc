@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "report/table.h"
+
 namespace assay::report {
 namespace {
 
@@ -121,12 +123,15 @@ std::vector<std::string> slice_warnings(const Architecture& a, const Setting& se
     const std::string set = setting.set(domain);
     const double difference = last_loss(*own, domain) - last_loss(*reference, domain);
     const auto warn = [&](double part, const char* what) {
-      if (std::abs(difference) <= 0.01 || !(part / difference > 0.5)) return;
-      out.push_back(fmt::format(
-          "On {}, {} make up {:.0f} % of the difference of {:+.3f} nats at the last evaluation. "
-          "It may be about formatting and not about capability; "
-          "the table of slices shows the rest.",
-          domain, what, std::min(100.0, 100 * part / difference), difference));
+      const double ratio = part / difference;
+      if (std::abs(difference) <= 0.01 || !(ratio > 0.5)) return;
+      out.push_back(
+          fmt::format("On {}, {} make up {} of the difference of {} nats at the last evaluation. "
+                      "This difference is the one to the reference at equal tokens. "
+                      "It may be about formatting and not about capability; "
+                      "the table of the loss by kind of target token shows the rest.",
+                      domain, what, ratio < 1 ? fmt::format("{:.0f} %", 100 * ratio) : "all",
+                      show(difference, Format::change)));
     };
     const auto change = [&](const char* slice, auto&& get) {
       return mean_of(*own, set, slice, get) - mean_of(*reference, set, slice, get);
@@ -137,7 +142,7 @@ std::vector<std::string> slice_warnings(const Architecture& a, const Setting& se
     });
     const double share = mean_of(*own, set, run::slice::kUnseen, tokens_in) / tokens;
     warn(share * change(run::slice::kUnseen, loss_in), "tokens that were never seen in training");
-    warn(12 * change(run::slice::kAbove12Nats, share_in), "tokens above 12 nats");
+    warn(12 * change(run::slice::kAbove12Nats, share_in), "tokens with a loss above 12 nats");
   }
   return out;
 }

@@ -109,7 +109,7 @@ double left_margin(const Figure& figure) {
   return std::max(66.0, title + 8.4 * double(longest) + 8);
 }
 
-std::string css(int style) { return fmt::format("s{}", style % 9); }
+std::string css(int style) { return fmt::format("s{}", palette(style)); }
 
 std::string line_element(double x1, double y1, double x2, double y2, const std::string& css_class,
                          const char* paint, double width, const char* more = "") {

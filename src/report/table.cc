@@ -150,7 +150,7 @@ std::string html_cell(const Table& table, const std::vector<Cell>& row, size_t c
   std::string attributes;
   if (first) attributes += " scope=\"row\"";
   if (column.format > Format::code) attributes += " class=\"n\"";
-  else if (whole && whole->size() > kLongText) attributes += " class=\"long\"";
+  else if (whole && show(row[c], column.format).size() > kLongText) attributes += " class=\"long\"";
   if (table.cards)
     attributes += fmt::format(" role=\"{}\" data-label=\"{}\"", first ? "rowheader" : "cell",
                               escape(plain_text(column.name)));

@@ -1,7 +1,9 @@
 #include "report/tables.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 #include <regex>
 
 #include "base/error.h"
@@ -59,10 +61,11 @@ double state_bytes_at_100k(const Architecture& a) {
 Table loss_table(const Setting& setting) {
   Table table{.id = id(setting, "losses"),
               .title = "Loss at the end of training",
-              .note =
+              .note = fmt::format(
                   "Nats per token, mean over seeds, at the largest budget of each architecture. "
-                  "The architectures are at different pre-training losses here; "
-                  "Δ_end compares them at equal ones."};
+                  "The architectures differ in their {} here; Δ_end compares them at the same one. "
+                  "Standard deviation and bits per byte are those of the {}.",
+                  setting.pretraining_name(), setting.test_name())};
   if (!setting.mixed)
     table.note +=
         " Held-out: mean over the training domains. Mean: over the out-of-domain test domains.";
@@ -221,7 +224,8 @@ Table speed_table(const Setting& setting) {
                   "Median over the runs of the largest budget. "
                   "State: the bytes that a sequence keeps from token to token when decoding. "
                   "For attention, this is its cache. "
-                  "Runs that shared a machine slowed each other: compare within one study. "
+                  "Runs that shared a machine slowed each other, "
+                  "so a difference in tokens/s need not come from the architectures. "
                   "Use the benchmarks for claims about kernels."};
   table.columns = {{"architecture"},
                    {"tokens/s", Format::count},
@@ -298,6 +302,7 @@ Table run_table(const Study& study) {
                   "the data, the seed, the budget, the learning rate and the numerics versions: "
                   "equal keys are equal runs. Found in: "
                   "where the record of a run that was reused was found. "
+                  "The CSV also has the kernels of every run. "
                   "Losses of every evaluation: tables/evaluations.csv."};
   table.columns = {{"run"},
                    {"purpose"},
@@ -312,8 +317,8 @@ Table run_table(const Study& study) {
                    {"assay"},
                    {"commit", Format::code},
                    {"data", Format::code},
-                   {"kernel paths"},
-                   {"numerics"},
+                   {.name = "kernel paths", .shown = false},
+                   {.name = "numerics", .shown = false},
                    {"started"},
                    {"folder"},
                    {"found in"},
@@ -327,6 +332,26 @@ Table run_table(const Study& study) {
                           p.torch, p.assay, p.commit, p.data, pairs(p.paths), pairs(p.numerics),
                           p.started, run.folder, run.origin, run.reason});
   }
+  return table;
+}
+
+Table kernel_table(const Study& study) {
+  Table table{.id = "kernels",
+              .title = "Kernels that the runs used",
+              .note = "Runs are compared only if their numerics versions are equal.",
+              .columns = {{"operation"}, {"kernel"}, {"numerics version"}, {"runs"}}};
+  std::map<std::array<std::string, 3>, int64_t> runs;  // by operation, kernel and version
+  for (const study::StudyRun& run : study.runs) {
+    if (!run.finished) continue;
+    const run::Provenance& provenance = run.finished->provenance;
+    std::map<std::string, std::pair<std::string, std::string>> operations;  // kernel, version
+    for (const auto& [operation, path] : provenance.paths) operations[operation].first = path;
+    for (const auto& [operation, version] : provenance.numerics)
+      operations[operation].second = std::to_string(version);
+    for (const auto& [operation, used] : operations) ++runs[{operation, used.first, used.second}];
+  }
+  for (const auto& [key, count] : runs)
+    table.rows.push_back({key[0], key[1], key[2], std::to_string(count)});
   return table;
 }
 

@@ -31,6 +31,7 @@ Table probe_table(const Setting& setting);       // what the mixers do with earl
 Table differing_table(const Setting& setting);   // every hyper-parameter in which models differ
 Table common_table(const Setting& setting);      // every other hyper-parameter
 Table run_table(const Study& study);             // the provenance of each number
+Table kernel_table(const Study& study);          // which kernels the runs used, each once
 Table evaluation_table(const Setting& setting);  // every evaluation of every run, for the CSV
 Table entropy_table(const Setting& setting);     // of attention, by layer and head, for the CSV
 

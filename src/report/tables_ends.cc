@@ -177,8 +177,8 @@ Table budget_table(const Setting& setting) {
               .title = "Δ_end by budget",
               .note =
                   "Each interval has 95 % coverage by itself. "
-                  "The verdict is about the largest budget. "
-                  "Budgets that the ladder does not cover or that have a problem do not count."};
+                  "The verdict is about the largest budget without a problem. "
+                  "A budget that the ladder does not cover has no Δ_end."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
                    {"seeds"},
@@ -207,14 +207,17 @@ Table prediction_table(const Setting& setting) {
   }
   std::string note =
       "Smaller budgets of an architecture predict the budget of its verdict. "
-      "All its budgets predict twice the largest one. "
+      "All its budgets predict twice the largest one, "
+      "where the ladder reaches that far and the reference does not overfit. "
       "A prediction is Δ_end itself, or with several budgets their line over log tokens. "
       "Budgets without a verdict count only if there is none with a verdict. "
       "The interval is meant to hold 90 % of the later measurements, with as many seeds.";
-  if (!measured.empty()) note += fmt::format(" {} of {} are inside.", inside, measured.size());
+  if (!measured.empty())
+    note += fmt::format(" Measurements inside: {} of {}.", inside, measured.size());
   if (measured.size() >= 3)
-    note += fmt::format(" Kendall's τ between prediction and measurement is {:.2f}.",
-                        stats::kendall_tau(predicted, measured));
+    note += fmt::format(
+        " Kendall's τ between prediction and measurement is {:.2f}; 1 is the same order.",
+        stats::kendall_tau(predicted, measured));
   Table table{.id = table_id(setting, "predictions"),
               .title = "Δ_end predicted from smaller budgets",
               .note = note};

@@ -263,7 +263,7 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
   }
   if (ends.contender_groups() > 0 && ends.reference_joins())
     result.warnings.push_back(fmt::format(
-        "The contenders have {:.0f} runs in addition to the first seed of each budget. "
+        "Number of runs of the contenders in addition to the first seed of each budget: {:.0f}. "
         "Their variance needs 3 such runs, so the variance of the reference's seeds was added. "
         "Train more seeds of the contenders.",
         ends.contender_freedom()));

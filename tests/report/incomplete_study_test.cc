@@ -59,6 +59,10 @@ TEST_F(ReportOfIncompleteStudy, MissingRunsAreNamed) {
   EXPECT_TRUE(contains(page,
                        "Run mamba1.20M.lr-0.001.seed-1 is missing (failed: exit code 1: "
                        "the loss is NaN at step 3)."));
+  EXPECT_TRUE(contains(top(page),
+                       "These models of the plan have no finished run, "
+                       "so the tables and figures of results leave them out: mamba1."));
+  EXPECT_FALSE(contains(page, "Runs that are missing in addition")) << "four runs are named";
   EXPECT_TRUE(contains(top(page), "</svg>degraded</span>"));
   EXPECT_FALSE(contains(page, ">mamba1</th>"));
 }
@@ -67,7 +71,11 @@ TEST_F(ReportOfIncompleteStudy, MissingReferenceIsNotSettled) {
   fake.write(folder, {"full"});
   EXPECT_EQ(architecture(analyse(folder), "window").end.reason,
             "The reference has no finished run.");
-  EXPECT_TRUE(contains(html(), "The reference has no finished run."));
+  const std::string page = html();
+  EXPECT_TRUE(contains(page, "The reference has no finished run."));
+  EXPECT_FALSE(contains(page, "These models of the plan have no finished run"));
+  EXPECT_TRUE(contains(page, "Runs that are missing in addition to these: 11.")) << "5 of 16 named";
+  EXPECT_TRUE(contains(page, "Symbols: <span")) << "no comma before the first entry";
 }
 
 TEST_F(ReportOfIncompleteStudy, OneSeedEverywhereIsNotSettled) {

@@ -25,6 +25,14 @@ TEST_F(ReportPage, AnswersFirstAndOpensOffline) {
   EXPECT_FALSE(contains(page, "no difference"));
 }
 
+TEST_F(ReportPage, EveryColumnOfTheVerdictsIsExplained) {
+  fake.write(folder);
+  const std::string page = top(html());
+  for (const char* name : {"Final loss − reference: ", "Trend: ", "Tokens needed: ", "Judged at: ",
+                           "State: ", "Equivalent: "})
+    EXPECT_TRUE(contains(page, name)) << name;
+}
+
 TEST_F(ReportPage, LoadsNothingFromOutside) {
   fake.write(folder);
   const std::string page = html();
@@ -40,6 +48,19 @@ TEST_F(ReportPage, IsSmallForManyModels) {
   for (int i = 0; i < 11; ++i) fake.models.push_back({fmt::format("model_{}", i), 0.01 * i});
   fake.write(folder);
   EXPECT_LT(html().size(), 1'500'000u);
+}
+
+TEST_F(ReportPage, KernelsAreListedOnceForAllRuns) {
+  fake.numerics["window"] = 2;
+  fake.write(folder);
+  const std::string page = html();
+  size_t count = 0;
+  for (size_t at = page.find("cpu kernel"); at != std::string::npos; ++count)
+    at = page.find("cpu kernel", at + 1);
+  EXPECT_EQ(count, 2u) << "one row per numerics version";
+  EXPECT_TRUE(contains(read_file(folder / "tables/kernels.csv"),
+                       "\nselective_scan,cpu kernel,1,32\nselective_scan,cpu kernel,2,8\n"));
+  EXPECT_TRUE(contains(read_file(folder / "tables/runs.csv"), "selective_scan: cpu kernel"));
 }
 
 TEST_F(ReportPage, NamesAreEscaped) {

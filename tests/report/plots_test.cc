@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "report_folder.h"
 
 namespace assay::report {
@@ -23,6 +25,34 @@ TEST_F(ReportPlots, MainFigureShowsEveryEndAndTheLadder) {
   EXPECT_EQ(ends.at("full"), 16u);
   EXPECT_EQ(ends.at("window"), 8u);
   EXPECT_EQ(ladder_plots_by_domain(study.settings[0]).figures.size(), 3u);
+}
+
+TEST(ReportFigures, StylesDifferAndOnlyTheReferenceHasItsColourAndShape) {
+  std::set<std::pair<std::string, Shape>> seen;
+  for (int style = 0; style <= 56; ++style) {
+    EXPECT_TRUE(seen.emplace(colour(style), shape(style)).second) << style;
+    if (style == 0) continue;
+    EXPECT_STRNE(colour(style), colour(0)) << style;
+    EXPECT_NE(shape(style), shape(0)) << style;
+  }
+}
+
+TEST_F(ReportPlots, BudgetFigureHasTheTicksOfItsPoints) {
+  fake.write(folder);
+  Study study = analyse(folder);
+  Setting& setting = study.settings[0];
+  for (Architecture& a : setting.architectures)
+    if (a.name != "window" && !a.end.budgets.empty()) a.end.budgets.resize(1);
+  setting.architectures.back().end.budgets[0].tokens = 5e6;
+  const Figure figure = budget_plots(setting).figures.at(0);
+  ASSERT_EQ(figure.series.size(), 1u) << "a model with one budget has no line";
+  EXPECT_EQ(figure.series[0].x, (std::vector<double>{20e6, 40e6})) << "one series is not shifted";
+  ASSERT_EQ(figure.x.ticks.size(), 2u);
+  const auto [low, high] = shown_range(figure, false);
+  for (const auto& [value, text] : figure.x.ticks) {
+    EXPECT_GT(value, low) << text;
+    EXPECT_LT(value, high) << text;
+  }
 }
 
 TEST_F(ReportPlots, EntropyIsDrawnForModelsWithSoftmaxWeights) {

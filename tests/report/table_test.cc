@@ -33,6 +33,16 @@ TEST(Table, HtmlIsEscapedAndRoundedWithoutEmptyColumns) {
   EXPECT_EQ(html.find("empty"), std::string::npos);
 }
 
+TEST(Table, ShortenedIdentifierIsNotALongCell) {
+  const Table table{.id = "t",
+                    .title = "T",
+                    .columns = {{"name"}, {"key", Format::code}, {"reason"}},
+                    .rows = {{std::string("a"), std::string(64, 'f'), std::string(41, 'g')}}};
+  const std::string html = to_html(table);
+  EXPECT_NE(html.find("<td class=\"long\">ggg"), std::string::npos) << html;
+  EXPECT_NE(html.find("<td title=\"fff"), std::string::npos) << html;
+}
+
 TEST(Table, NamesMayBreakAfterAnUnderscore) {
   Table table = kTable;
   table.rows = {{std::string("gated_delta"), 1.0, 1.0, std::string()}};

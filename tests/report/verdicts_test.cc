@@ -61,6 +61,19 @@ TEST_F(ReportVerdicts, FasterAndDegradedModelShowsBothFacts) {
   EXPECT_TRUE(contains(top(html()), "and is still degraded"));
 }
 
+TEST_F(ReportVerdicts, TrendIsASentenceWithTheSignOfTheTable) {
+  fake.write(folder);
+  Study study = analyse(folder);
+  stats::EndResult& end = study.settings[0].architectures[1].end;
+  end.trend = {-0.011, -0.019, -0.004};
+  const std::string name = end.name;
+  EXPECT_TRUE(contains(facts(study, name),
+                       "Δ_end falls with more tokens: it changes by −0.011 [−0.019, −0.004] nats"))
+      << facts(study, name);
+  end.trend = {0.011, 0.004, 0.019};
+  EXPECT_TRUE(contains(facts(study, name), "Δ_end grows with more tokens: it changes by +0.011"));
+}
+
 TEST_F(ReportVerdicts, FasterModelNeedsFewerTokens) {
   fake.write(folder);
   EXPECT_NEAR(architecture(analyse(folder), "window").tokens_ratio, 1 / 1.1, 0.05);
@@ -124,8 +137,10 @@ TEST_F(ReportVerdicts, RecordsGiveTheDifferencesOfTheStudyInAMixedDomain) {
 TEST_F(ReportVerdicts, UnseenTokensThatMakeTheDifferenceAreAWarning) {
   fake.models[1] = {"window", 0, 1, 1.5};
   fake.write(folder);
-  EXPECT_TRUE(contains(html(), "tokens that were never seen in training make up"))
+  const std::string page = html();
+  EXPECT_TRUE(contains(page, "tokens that were never seen in training make up"))
       << "0.1 of the tokens are 1.5 nats worse";
+  EXPECT_TRUE(contains(page, " of the difference of +0.")) << "with its sign, as in the tables";
   fs::remove_all(folder);
   fake.models[1] = {"window", 0.12};
   fake.write(folder);
