@@ -299,8 +299,8 @@ LadderResult compare_ends(const std::vector<Budget>& unordered,
                                   options, result.critical);
     }
     const BudgetResult& largest = one.budgets.back();
-    if (entries[a].judged == one.budgets.size() - 1) continue;
-    one.note = fmt::format("It is compared at {}. At {}: {}", millions(one.tokens),
+    if (!one.judged || entries[a].judged == one.budgets.size() - 1) continue;
+    one.note = fmt::format("It is judged at {} and not at {}. {}", millions(one.tokens),
                            millions(largest.tokens), largest.problem + largest.caveat);
   }
   return result;

@@ -64,7 +64,7 @@ struct EndResult {
   std::string name;
   Verdict verdict = Verdict::not_settled;
   std::string reason;      // what would settle the comparison; empty when it is settled
-  std::string note;        // why a larger budget carries no verdict; empty when none is larger
+  std::string note;        // why a larger budget than that of the verdict carries none; or empty
   bool has_delta = false;  // false: no budget can be compared, and the numbers below are not set
   bool judged = false;     // delta carries a verdict; false with a caveat about its budget
   double tokens = 0;       // the budget that the verdict is about: the largest without a problem or

@@ -143,7 +143,7 @@ TEST(Ladder, FasterContenderIsComparedAtASmallerBudget) {
   EXPECT_EQ(x.budgets[0].problem, "");
   EXPECT_TRUE(contains(x.budgets[1].problem, "add a rung of the reference at about 160M"))
       << x.budgets[1].problem;
-  EXPECT_TRUE(contains(x.note, "It is compared at 40M tokens")) << x.note;
+  EXPECT_TRUE(contains(x.note, "It is judged at 40M tokens")) << x.note;
   EXPECT_FALSE(x.has_trend);
 }
 
@@ -324,7 +324,7 @@ TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
   EXPECT_EQ(only(result).tokens, 40e6);
   EXPECT_EQ(only(result).verdict, Verdict::degraded);
   EXPECT_FALSE(only(result).has_trend) << "the other budget is not comparable";
-  EXPECT_TRUE(contains(only(result).note, "At 80M tokens: The reference overfits"))
+  EXPECT_TRUE(contains(only(result).note, "not at 80M tokens. The reference overfits"))
       << only(result).note;
 }
 
