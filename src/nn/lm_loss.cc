@@ -4,6 +4,7 @@
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
+#include "ops/parallel.h"
 
 namespace assay::nn {
 namespace {
@@ -18,6 +19,20 @@ using torch::autograd::variable_list;
 int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
   return std::max<int64_t>(64, elements / vocabulary);
+}
+
+// sum += x. For bf16 on the CPU, torch would first write a copy of x in float32.
+void add(Tensor& sum, const Tensor& x) {
+  const bool widens = sum.scalar_type() == at::kFloat && x.scalar_type() == at::kBFloat16;
+  if (!sum.is_cpu() || !widens || !sum.is_contiguous() || !x.is_contiguous()) {
+    sum += x;
+    return;
+  }
+  auto* out = sum.data_ptr<float>();
+  const auto* in = x.data_ptr<at::BFloat16>();
+  ops::at_parallel_for()(sum.numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] += float(in[i]);
+  });
 }
 
 struct LmLoss : torch::autograd::Function<LmLoss> {
@@ -43,7 +58,7 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
   // dweight += dlogitsᵀ h, summed in the precision of the master weights.
   static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h) {
     if (dweight.scalar_type() == h.scalar_type()) dweight.addmm_(dlogits.t(), h);
-    else dweight += at::mm(dlogits.t(), h);
+    else add(dweight, at::mm(dlogits.t(), h));
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradient) {
