@@ -43,22 +43,29 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
     Tensor loss =
         at::zeros({}, hidden.options().dtype(at::promote_types(hidden.scalar_type(), at::kFloat)));
     Tensor dhidden = at::empty_like(hidden), dweight = at::zeros_like(master);
+    Tensor product;
     for (int64_t begin = 0; begin < count; begin += rows) {
       const int64_t end = std::min(begin + rows, count);
       const Tensor h = hidden.slice(0, begin, end), logits = ops::product(h, weight);
       loss += ops::cross_entropy_(logits, targets.slice(0, begin, end), 1.0 / double(count)).sum();
       const Tensor& dlogits = logits;  // in their place
       dhidden.slice(0, begin, end).copy_(ops::product(dlogits, weight.t()));
-      accumulate(dweight, dlogits, h);
+      accumulate(dweight, dlogits, h, product);
     }
     context->save_for_backward({dhidden, dweight});
     return loss / double(count);
   }
 
-  // dweight += dlogitsᵀ h, summed in the precision of the master weights.
-  static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h) {
-    if (dweight.scalar_type() == h.scalar_type()) dweight.addmm_(dlogits.t(), h);
-    else add(dweight, at::mm(dlogits.t(), h));
+  // dweight += dlogitsᵀ h, summed in the precision of the master weights. A product of another type
+  // is written to `product`, whose memory serves all parts: the system zeroes large new memory.
+  static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h, Tensor& product) {
+    if (dweight.scalar_type() == h.scalar_type()) {
+      dweight.addmm_(dlogits.t(), h);
+      return;
+    }
+    if (!product.defined()) product = at::empty(dweight.sizes(), h.options());
+    at::mm_out(product, dlogits.t(), h);
+    add(dweight, product);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradient) {
