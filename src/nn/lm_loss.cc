@@ -4,6 +4,7 @@
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
+#include "ops/parallel.h"
 
 namespace assay::nn {
 namespace {
@@ -20,6 +21,20 @@ int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   return std::max<int64_t>(64, elements / vocabulary);
 }
 
+// sum += x. For bf16 on the CPU, torch would first write a copy of x in float32.
+void add(Tensor& sum, const Tensor& x) {
+  const bool widens = sum.scalar_type() == at::kFloat && x.scalar_type() == at::kBFloat16;
+  if (!sum.is_cpu() || !widens || !sum.is_contiguous() || !x.is_contiguous()) {
+    sum += x;
+    return;
+  }
+  auto* out = sum.data_ptr<float>();
+  const auto* in = x.data_ptr<at::BFloat16>();
+  ops::at_parallel_for()(sum.numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] += float(in[i]);
+  });
+}
+
 struct LmLoss : torch::autograd::Function<LmLoss> {
   static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& master,
                         const Tensor& targets) {
@@ -28,22 +43,29 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
     Tensor loss =
         at::zeros({}, hidden.options().dtype(at::promote_types(hidden.scalar_type(), at::kFloat)));
     Tensor dhidden = at::empty_like(hidden), dweight = at::zeros_like(master);
+    Tensor product;
     for (int64_t begin = 0; begin < count; begin += rows) {
       const int64_t end = std::min(begin + rows, count);
       const Tensor h = hidden.slice(0, begin, end), logits = ops::product(h, weight);
       loss += ops::cross_entropy_(logits, targets.slice(0, begin, end), 1.0 / double(count)).sum();
       const Tensor& dlogits = logits;  // in their place
       dhidden.slice(0, begin, end).copy_(ops::product(dlogits, weight.t()));
-      accumulate(dweight, dlogits, h);
+      accumulate(dweight, dlogits, h, product);
     }
     context->save_for_backward({dhidden, dweight});
     return loss / double(count);
   }
 
-  // dweight += dlogitsᵀ h, summed in the precision of the master weights.
-  static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h) {
-    if (dweight.scalar_type() == h.scalar_type()) dweight.addmm_(dlogits.t(), h);
-    else dweight += at::mm(dlogits.t(), h);
+  // dweight += dlogitsᵀ h, summed in the precision of the master weights. A product of another type
+  // is written to `product`, whose memory serves all parts: the system zeroes large new memory.
+  static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h, Tensor& product) {
+    if (dweight.scalar_type() == h.scalar_type()) {
+      dweight.addmm_(dlogits.t(), h);
+      return;
+    }
+    if (!product.defined()) product = at::empty(dweight.sizes(), h.options());
+    at::mm_out(product, dlogits.t(), h);
+    add(dweight, product);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradient) {
