@@ -128,6 +128,8 @@ TEST(TaylorExpOp, NamesTheWrongArgument) {
   }
   EXPECT_THAT(changed("q", [](auto t) { return t.narrow(1, 0, 0); }),
               testing::HasSubstr("q has shape"));
+  for (const double eps : {-1.0, std::nan(""), HUGE_VAL})
+    EXPECT_THAT(message_of(with(1, true, eps), good), testing::HasSubstr("eps is "));
 }
 
 }  // namespace

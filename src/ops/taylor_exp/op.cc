@@ -99,6 +99,8 @@ std::tuple<at::Tensor, at::Tensor> taylor_exp_attention(const at::Tensor& q, con
                                                         bool normalize, double eps,
                                                         const OptionalTensor& initial_state) {
   const HeadShape shape = check_heads(kOp, "q", q, k, v, scale);
+  TORCH_CHECK_VALUE(std::isfinite(eps) && eps >= 0, kOp, ": eps is ", eps,
+                    ", expected a finite number of 0 or more");
   const int64_t F = feature_count(shape.key_dim);
   if (initial_state) {
     check_shape(kOp, "initial_state", *initial_state,
