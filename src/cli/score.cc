@@ -29,8 +29,9 @@ struct Line {
   std::string id = "null";  // as JSON
   std::vector<int64_t> tokens;
   bool from_text = false;
-  std::vector<float> logprobs;  // of all tokens but the first
-  std::string error;            // why the line was not scored
+  std::vector<double> logprobs;  // of all tokens but the first
+  bool in_float64 = false;       // the model computes in it; else logprobs are those of float32
+  std::string error;             // why the line was not scored
 };
 
 constexpr int kDeepest = 16;  // copying and printing deeper JSON could overflow the stack
@@ -100,11 +101,12 @@ void score(const std::vector<Line*>& lines, int64_t length, TrainedModel& model)
     tokens[int64_t(i)]
         .slice(0, 0, int64_t(lines[i]->tokens.size()))
         .copy_(at::tensor(lines[i]->tokens, at::kLong));
-  const at::Tensor losses =
-      model.model->token_losses(model.to_device(tokens)).to(at::kCPU, at::kFloat).contiguous();
+  const at::Tensor computed = model.model->token_losses(model.to_device(tokens));
+  const at::Tensor losses = computed.to(at::kCPU, at::kDouble).contiguous();
   for (size_t i = 0; i < lines.size(); ++i) {
-    const float* row = losses.data_ptr<float>() + int64_t(i) * (length - 1);
+    const double* row = losses.data_ptr<double>() + int64_t(i) * (length - 1);
     for (size_t t = 0; t + 1 < lines[i]->tokens.size(); ++t) lines[i]->logprobs.push_back(-row[t]);
+    lines[i]->in_float64 = computed.scalar_type() == at::kDouble;
   }
 }
 
@@ -127,7 +129,7 @@ void score_all(std::vector<Line>& lines, int64_t batch_tokens, TrainedModel& mod
 }
 
 void check_finite(Line& line) {
-  for (const float logprob : line.logprobs)
+  for (const double logprob : line.logprobs)
     if (!std::isfinite(logprob))
       line.error = fmt::format("the model gives the log-probability {}", logprob);
 }
@@ -142,8 +144,8 @@ std::string as_json(const Line& line) {
                        quoted(line.error));
   double nll = 0;
   std::string out = fmt::format("{{\"id\": {}, \"logprobs\": [null", line.id);
-  for (const float logprob : line.logprobs) {
-    out += fmt::format(", {}", logprob);
+  for (const double logprob : line.logprobs) {
+    out += line.in_float64 ? fmt::format(", {}", logprob) : fmt::format(", {}", float(logprob));
     nll -= logprob;
   }
   out += fmt::format("], \"nll\": {}", nll);

@@ -34,7 +34,12 @@ TEST(Json, OneDocumentFromEveryCommand) {
   EXPECT_EQ(document(folder, train("run")).at("steps"), 20);
   EXPECT_EQ(document(folder, train("run", "--resume")).at("steps"), 20);
   folder.write("lines", "{\"id\": 1, \"tokens\": [1, 2]}\n{\"id\": 2, \"tokens\": [3]}\n");
-  EXPECT_EQ(document(folder, "score --model run lines").size(), 2u);
+  const json scored = document(folder, "score --model run lines");
+  EXPECT_EQ(scored.size(), 2u);
+  const json exact = document(folder, "score --model run --precision fp64 lines");
+  const double narrow = scored[0].at("logprobs")[1], wide = exact[0].at("logprobs")[1];
+  EXPECT_NEAR(wide, narrow, 1e-5);
+  EXPECT_NE(wide, double(float(wide))) << "rounded to float32";
   EXPECT_GT(document(folder, "eval loss run --data store")
                 .at("evaluation")
                 .at("known_a.test")
