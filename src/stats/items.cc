@@ -22,7 +22,8 @@ Interval wilson_interval(double p, double n, double z) {
   const double shrink = 1 + z * z / n;
   const double centre = (p + z * z / (2 * n)) / shrink;
   const double half = z * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / shrink;
-  return {p, std::max(0.0, centre - half), std::min(1.0, centre + half)};
+  // At 0 and 1 rounding would leave a bound that is almost, but not exactly, p
+  return {p, p > 0 ? std::max(0.0, centre - half) : 0, p < 1 ? std::min(1.0, centre + half) : 1};
 }
 
 Interval share_interval(double successes, double n, double level) {

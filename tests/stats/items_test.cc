@@ -16,7 +16,9 @@ TEST(Items, WilsonsIntervalHasItsKnownValues) {
   EXPECT_NEAR(some.low, 0.18119182410108206, 1e-12);
   EXPECT_NEAR(some.high, 0.5671457233147638, 1e-12);
   EXPECT_EQ(none.estimate, 0);
+  EXPECT_EQ(none.low, 0);
   EXPECT_NEAR(none.high, 0.2775327998628892, 1e-12);
+  EXPECT_EQ(share_interval(10, 10, 0.95).high, 1);
 }
 
 TEST(Items, StandardErrorIsThatOfTheSample) {
