@@ -381,6 +381,7 @@ std::map<std::string, std::string> facts_of(const RunConfig& config, const Train
 
 run::Outcome train(const RunConfig& config, const TrainOptions& options) {
   const run::Folder folder{options.run};
+  const bool is_new = !fs::exists(options.run);
   std::optional<FolderLock> lock;
   if (!options.ranks || options.ranks->first()) {
     make_folder(options.run);
@@ -405,11 +406,18 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
       run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
     }
     if (!run.writes()) return train_steps(run);
-    write_file(folder.config(), config.toml());
-    folder.provenance().write(provenance);
-    run.evaluation.emplace(*run.model, run.store, c, run.folder, run.divergence);
-    run.metrics.emplace(folder, run.state.step);
-    run::Outcome outcome = train_steps(run);
+    run::Outcome outcome;
+    try {
+      write_file(folder.config(), config.toml());
+      folder.provenance().write(provenance);
+      run.evaluation.emplace(*run.model, run.store, c, run.folder, run.divergence);
+      run.metrics.emplace(folder, run.state.step);
+      outcome = train_steps(run);
+    } catch (const BadInput&) {
+      // Damaged data is found when it is read. Without a checkpoint, nothing stays of the run.
+      if (is_new && !newest_checkpoint(folder)) fs::remove_all(options.run);
+      throw;
+    }
     add_measured(outcome, run::read_metrics(folder).training);
     run.evaluation->evaluate_end(run.state);
     run.evaluation->write_probes(run.state);

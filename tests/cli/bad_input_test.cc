@@ -175,6 +175,17 @@ TEST_F(BadInputs, TokenizerOfAnotherVocabulary) {
   refuses("score --model run --tokenizer t.model empty", 1, {"empty:1:", "the text is empty"});
 }
 
+TEST_F(BadInputs, DamagedTokensLeaveNoRun) {
+  const fs::path part = folder_ / "store" / "known_a.train.bin";
+  const std::string tokens = read_file(part);
+  write_file(part, std::string(tokens.size(), '\xff'));
+  refuses(train("run"), 2, {"known_a.train.bin", "id 65535", "the file is damaged"});
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  write_file(part, tokens);
+  const Outcome outcome = run(folder_.path(), train("run"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+}
+
 TEST_F(BadInputs, ARunIsNeverOverwritten) {
   const std::string long_run = train(
       "run",
