@@ -9,6 +9,7 @@
 #include "report/analysis.h"
 #include "report/table.h"
 #include "stats/prediction.h"
+#include "stats/reference.h"
 
 namespace assay::report {
 namespace {

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "report/plots.h"
 #include "report/table.h"
+#include "stats/reference.h"
 
 namespace assay::report {
 namespace {

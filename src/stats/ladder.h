@@ -97,11 +97,4 @@ LadderResult compare_ends(const std::vector<Budget>& ladder,
                           const std::vector<Contender>& contenders,
                           const LadderOptions& options = {});
 
-// f(h), mean over the domains. NaN outside the range of the reference's runs, or without a ladder.
-double ladder_loss(const std::vector<Budget>& ladder, double held_out);
-
-// Tokens after which the reference ends with this held-out loss: where the curve through the rungs'
-// held-out losses over log tokens (interpolation.h) has it. NaN outside the means of the rungs.
-double ladder_tokens(const std::vector<Budget>& ladder, double held_out);
-
 }  // namespace assay::stats

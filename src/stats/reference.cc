@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kFewClusters = 5;
+constexpr double kLongestForecast = 4;  // times the tokens of the last rung
 
 // What makes a run unusable; empty when nothing does.
 std::string problem_of(const End& end) {
@@ -234,10 +235,15 @@ std::string Reference::outside(double held_out) const {
         "compare at a smaller budget, which ends with a held-out loss of {:.3f} or more, "
         "or train on more text.",
         held_out, low_, mean_held_out(ladder_[rise.from]));
+  const double tokens = tokens_to_reach(held_out), last = ladder_.back().tokens;
+  const std::string advice =
+      tokens <= kLongestForecast * last
+          ? fmt::format("add a rung of the reference at about {}", millions(tokens))
+          : fmt::format("add rungs of the reference above {}, each twice the one before",
+                        millions(last));
   return fmt::format(
-      "The held-out loss {:.3f} is below that of every run of the reference ({:.3f} or more); "
-      "add a rung of the reference at about {}.",
-      held_out, low_, millions(tokens_to_reach(held_out)));
+      "The held-out loss {:.3f} is below that of every run of the reference ({:.3f} or more); {}.",
+      held_out, low_, advice);
 }
 
 std::vector<std::string> Reference::warnings() const {

@@ -1,6 +1,6 @@
 #pragma once
-// The ladder of the reference: at which held-out losses a contender can be compared with it, and
-// why not at the others (docs/statistics.md).
+// The ladder of the reference: what it ends with, at which held-out losses a contender can be
+// compared with it, and why not at the others (docs/statistics.md). Losses are in nats per token.
 #include <string>
 #include <vector>
 
@@ -8,6 +8,13 @@
 #include "stats/ladder.h"
 
 namespace assay::stats {
+
+// f(h), mean over the domains, in nats per token. NaN outside the range of the reference's runs, or
+// without a ladder.
+double ladder_loss(const std::vector<Budget>& ladder, double held_out);
+// Tokens after which the reference ends with this held-out loss: where the curve through the rungs'
+// held-out losses over log tokens (interpolation.h) has it. NaN outside the means of the rungs.
+double ladder_tokens(const std::vector<Budget>& ladder, double held_out);
 
 // "82M tokens"
 std::string millions(double tokens);

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "curve_study.h"
+#include "stats/reference.h"
 
 namespace assay::stats {
 namespace {

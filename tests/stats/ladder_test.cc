@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "stats/reference.h"
 
 namespace assay::stats {
 namespace {
@@ -145,6 +146,17 @@ TEST(Ladder, FasterContenderIsComparedAtASmallerBudget) {
       << x.budgets[1].problem;
   EXPECT_TRUE(contains(x.note, "It is judged at 40M tokens")) << x.note;
   EXPECT_FALSE(x.has_trend);
+}
+
+// A line through the last two rungs says nothing about tokens that are far beyond them.
+TEST(Ladder, ContenderFarBelowTheLadderGetsNoNumberOfTokens) {
+  Contender one = contender(3.2, 0.2);
+  one.budgets.push_back(budget(80e6, 2.0, 3.0));
+  const EndResult x = only(compare_ends(straight_ladder(), {one}));
+  ASSERT_EQ(x.budgets.size(), 2u);
+  EXPECT_TRUE(contains(x.budgets[1].problem, "add rungs of the reference above "))
+      << x.budgets[1].problem;
+  EXPECT_FALSE(contains(x.budgets[1].problem, "about")) << x.budgets[1].problem;
 }
 
 TEST(Ladder, ContenderOutsideTheLadderHasNoDifference) {
