@@ -414,8 +414,9 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
       run.metrics.emplace(folder, run.state.step);
       outcome = train_steps(run);
     } catch (const BadInput&) {
-      // Damaged data is found when it is read. Without a checkpoint, nothing stays of the run.
-      if (is_new && !newest_checkpoint(folder)) fs::remove_all(options.run);
+      // Damaged data is found when it is read. A run without a checkpoint is removed.
+      std::error_code ignored;
+      if (is_new && !newest_checkpoint(folder)) fs::remove_all(options.run, ignored);
       throw;
     }
     add_measured(outcome, run::read_metrics(folder).training);
