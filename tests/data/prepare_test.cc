@@ -303,34 +303,29 @@ TEST(Prepare, TrainingDomainWithoutAValidSplitIsWarnedOf) {
   EXPECT_TRUE(warnings_of(prepare(options)).empty());
 }
 
-TEST(Prepare, DomainsInOtherScriptsStayApart) {
-  const Folder folder;
-  const std::string text =
-      "{\"text\": \"a\", \"d\": \"日本\"}\n{\"text\": \"b\", \"d\": \"中国\"}\n";
+// Two documents that give these names of domains in the field "d".
+json prepare_named(const Folder& folder, const std::string& first, const std::string& second) {
+  const std::string text = fmt::format(
+      "{{\"text\": \"a\", \"d\": \"{}\"}}\n{{\"text\": \"b\", \"d\": \"{}\"}}\n", first, second);
   auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
   options.field = "d";
-  EXPECT_TRUE(warnings_of(prepare(options)).empty());
+  return prepare(options);
+}
+
+TEST(Prepare, DomainsInOtherScriptsStayApart) {
+  const Folder folder;
+  EXPECT_TRUE(warnings_of(prepare_named(folder, "日本", "中国")).empty());
   EXPECT_EQ(TokenStore(folder / "store").domains(), (std::vector<std::string>{"中国", "日本"}));
 }
 
 TEST(Prepare, DomainsThatBecomeOneAreWarnedOf) {
-  const Folder folder;
-  const std::string text =
-      "{\"text\": \"a\", \"d\": \"my blog\"}\n{\"text\": \"b\", \"d\": \"my_blog\"}\n";
-  auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
-  options.field = "d";
-  EXPECT_EQ(warnings_of(prepare(options)),
+  EXPECT_EQ(warnings_of(prepare_named(Folder(), "my blog", "my_blog")),
             std::vector<std::string>{
                 "domain my_blog holds the documents of 2 different names: 'my blog', 'my_blog'"});
 }
 
 TEST(Prepare, SetNameAndItsShortFormAreWarnedOf) {
-  const Folder folder;
-  const std::string text =
-      "{\"text\": \"a\", \"d\": \"RedPajamaC4\"}\n{\"text\": \"b\", \"d\": \"c4\"}\n";
-  auto options = options_for(folder, {folder.write("a.test.jsonl", text)});
-  options.field = "d";
-  EXPECT_EQ(warnings_of(prepare(options)),
+  EXPECT_EQ(warnings_of(prepare_named(Folder(), "RedPajamaC4", "c4")),
             std::vector<std::string>{
                 "domain c4 holds the documents of 2 different names: 'RedPajamaC4', 'c4'"});
 }
