@@ -202,7 +202,7 @@ std::string legend_of_verdicts(const Setting& setting) {
   return fmt::format(
       "Δ_end is the {0} at the end of training minus that of the reference, in nats per token. "
       "The loss of the reference is the one with which it ends at the same {1}. "
-      "The 95 % confidence intervals hold for all architectures of the table at once. "
+      "The 95 % confidence intervals hold for all architectures of the table together. "
       "Equivalent: all of the interval is within ±{2:.2f} (the shaded band). "
       "Otherwise degraded: it is above zero; better: it is below zero; "
       "not settled: it contains zero, or no comparison is possible. "
