@@ -133,6 +133,9 @@ RankPlace place_from_environment() {
       fail(
           "Open MPI started ranks on several hosts. "
           "Set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR=HOST).");
+  } else if (!variable("RANK") && number_or("WORLD_SIZE", 1) > 1) {
+    fail("WORLD_SIZE = {} is set, but RANK, the number of this process, is not",
+         number("WORLD_SIZE"));
   } else {
     return {};
   }

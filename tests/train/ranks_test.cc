@@ -61,6 +61,14 @@ TEST_F(RankPlaces, OneRankOfTorchrunIsOneProcess) {
   EXPECT_FALSE(place_from_environment().launched);
 }
 
+TEST_F(RankPlaces, NumberOfRanksWithoutTheOwnRankIsAnError) {
+  set({{"WORLD_SIZE", "4"}});
+  EXPECT_EQ(message_of([] { place_from_environment(); }),
+            "WORLD_SIZE = 4 is set, but RANK, the number of this process, is not");
+  set({{"WORLD_SIZE", "1"}});
+  EXPECT_FALSE(place_from_environment().launched);
+}
+
 TEST_F(RankPlaces, SlurmsVariablesAreRead) {
   set({{"SLURM_STEP_NUM_TASKS", "16"},
        {"SLURM_PROCID", "9"},
