@@ -51,6 +51,7 @@ std::vector<Form> forms(const AttentionBench& o, bool cuda) {
   if (cuda) {
     out.push_back({"full cudnn", window(-1), "cudnn"});
     out.push_back({"full flash-2", window(-1), "flash-2"});
+    out.push_back({"window flash-2", window(o.window), "flash-2"});
   }
   return out;
 }

@@ -15,11 +15,11 @@ struct AttentionBench {
   double limit = 10;
 };
 
-// Full attention (as training has it; on CUDA also cuDNN's and FlashAttention-2's, which need not
-// give the same bits twice), window attention, Top-1 Chunk and Top-1 Element, in bf16 on CUDA and
-// fp32 on the CPU; q and k of unit length. Every round times every form once, so that a machine
-// that slows down slows all; medians over rounds, three at least, after one that warms up. Short
-// calls are timed several in a row, so that the host's part of them overlaps.
+// Full attention and window attention (as training has them; on CUDA also cuDNN's and
+// FlashAttention-2's, which need not give the same bits twice), Top-1 Chunk and Top-1 Element, in
+// bf16 on CUDA and fp32 on the CPU; q and k of unit length. Every round times every form once, so
+// that a machine that slows down slows all; medians over rounds, three at least, after one that
+// warms up. Short calls are timed several in a row, so that the host's part of them overlaps.
 // {"dtype", "paths": {op: path}, "rows": [{"time", "form", "forward", "backward"}, …]}
 //     seconds a call
 // A form that fails has "failure" in the place of its times.

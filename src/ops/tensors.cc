@@ -90,7 +90,8 @@ at::Tensor aligned(const at::Tensor& tensor) {
 at::Tensor aligned_rows(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   for (const int64_t i : {0, 1})
-    if (tensor.size(i) > 1 && tensor.stride(i) * tensor.element_size() % 16)
+    if (tensor.size(i) > 1 &&
+        (tensor.stride(i) == 0 || tensor.stride(i) * tensor.element_size() % 16))
       return tensor.clone(at::MemoryFormat::Contiguous);
   return aligned(tensor);
 }

@@ -41,7 +41,7 @@ at::Tensor parameter(const OptionalTensor& tensor, at::ScalarType dtype);
 
 // For CUDA kernels that read 16 bytes at a time; undefined when absent. A tensor on CUDA is cloned
 // unless its memory begins at a multiple of 16 bytes: contiguous() keeps the address of a part of a
-// larger tensor. aligned_rows(): unless each row of [B, T, …] begins there.
+// larger tensor. aligned_rows(): unless each row of [B, T, …] begins there and has its own memory.
 at::Tensor aligned(const at::Tensor& tensor);
 at::Tensor aligned_rows(const at::Tensor& tensor);
 

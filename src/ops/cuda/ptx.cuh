@@ -1,6 +1,8 @@
 #pragma once
 // PTX instructions for sm_90a that CUDA C++ has no function for. Each wrapper has the name of its
 // instruction. wgmma is in wgmma.cuh.
+#include <cuda.h>
+
 #include "ops/cuda/types.cuh"
 
 namespace assay::ops::cuda {
@@ -119,7 +121,17 @@ __device__ inline void cp_async_bulk(void* to, const void* from, uint32_t bytes,
       "l"(from), "r"(bytes), "r"(barrier.address())
       : "memory");
 }
-// The same from shared to global memory. Returns when the copy is complete.
+// Copies a box of a tensor, at these coordinates, innermost first. Positions past the ends of the
+// tensor become zeros.
+__device__ inline void cp_async_bulk_tensor_4d(void* to, const CUtensorMap& from, int x0, int x1,
+                                               int x2, int x3, Mbarrier barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(to)),
+      "l"(&from), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier.address())
+      : "memory");
+}
+// Bulk copy from shared to global memory. Returns when the copy is complete.
 __device__ inline void cp_async_bulk_store(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)

@@ -30,8 +30,9 @@ struct WindowAttentionBackward {
   WindowAttentionForward forward;  // as it was; out and logsumexp are read
   View dout;                       // in  [B, T, H, D]
   View dq;                         // out [B, T, H, D]
-  void *dk, *dv;                   // out [B, S, Hkv, D] real, contiguous
-  void* dalibi_slopes;             // out [H] real or null
+  // out [B, S, Hkv, D], contiguous: real on CPUs, bf16 on CUDA
+  void *dk, *dv;
+  void* dalibi_slopes;  // out [H] real or null
 };
 
 // Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, computed in fp32). Heads
@@ -43,5 +44,17 @@ size_t workspace_bytes(const WindowAttentionBackward&);
 void window_attention(const WindowAttentionForward&, void* workspace, const ParallelFor&);
 void window_attention(const WindowAttentionBackward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
+
+// CUDA, sm_90: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every
+// time. `workspace` is 256-byte aligned.
+namespace cuda {
+// Null: the kernels take it on the current device, but for dalibi_slopes. Else the reason, and they
+// throw Unsupported.
+const char* why_unsupported(const WindowAttentionForward&);
+size_t workspace_bytes(const WindowAttentionForward&);
+size_t workspace_bytes(const WindowAttentionBackward&);
+void window_attention(const WindowAttentionForward&, void* workspace, Stream);
+void window_attention(const WindowAttentionBackward&, void* workspace, Stream);
+}  // namespace cuda
 
 }  // namespace assay::ops

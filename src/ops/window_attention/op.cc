@@ -1,9 +1,10 @@
 // assay::window_attention: checks, the choice of the path, and the autograd function around
-// the CPU kernel.
+// the kernels.
 #include <torch/torch.h>
 
-#include "ops/parallel.h"
-#include "ops/paths.h"
+#include <atomic>
+
+#include "ops/dispatch.h"
 #include "ops/register.h"
 #include "ops/tensors.h"
 #include "ops/window_attention/kernel.h"
@@ -44,9 +45,16 @@ WindowAttentionForward describe(const Inputs& in, const at::Tensor& out,
 }
 
 template <class Work>  // WindowAttentionForward or …Backward
-void launch(const Work& work) {
-  cpu::window_attention(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(),
-                        at_parallel_for());
+void launch(const Work& work, const at::Device& device) {
+  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
+  dispatch(
+      device,
+      [&](const auto& pool) {
+        cpu::window_attention(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
+      },
+      [&](auto stream) {
+        cuda::window_attention(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
+      });
 }
 
 at::TensorOptions real_options(const at::Tensor& q) {
@@ -60,7 +68,7 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
     const Inputs in{q, k, v, or_undefined(slopes), window, scale};
     const at::Tensor out = at::empty(q.sizes(), q.options());
     const at::Tensor logsumexp = at::empty({q.size(0), q.size(2), q.size(1)}, real_options(q));
-    launch(describe(in, out, logsumexp));
+    launch(describe(in, out, logsumexp), q.device());
     ctx->save_for_backward({q, k, v, in.slopes, out, logsumexp});
     ctx->saved_data["window"] = window;
     ctx->saved_data["scale"] = scale;
@@ -75,12 +83,16 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
                     s[3],
                     ctx->saved_data["window"].toInt(),
                     ctx->saved_data["scale"].toDouble()};
-    const at::Tensor dout = sequence(gradients[0], in.q.scalar_type()),
+    const bool cpu = in.q.is_cpu();
+    const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type())),
                      dq = at::empty(in.q.sizes(), in.q.options());
-    const at::Tensor dk = at::empty(in.k.sizes(), real_options(in.q)), dv = at::empty_like(dk);
-    const at::Tensor dslopes = in.slopes.defined() ? at::empty_like(in.slopes) : at::Tensor();
+    const at::Tensor dk = at::empty(in.k.sizes(), cpu ? real_options(in.q) : in.k.options()),
+                     dv = at::empty_like(dk);
+    const at::Tensor dslopes =
+        cpu && in.slopes.defined() ? at::empty_like(in.slopes) : at::Tensor();
     launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), data(dk),
-                                   data(dv), data(dslopes)});
+                                   data(dv), data(dslopes)},
+           in.q.device());
     const auto dtype = in.k.scalar_type();
     return {dq, dk.to(dtype), dv.to(dtype), dslopes, at::Tensor(), at::Tensor()};
   }
@@ -106,6 +118,21 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
   if (slopes) check_like(kOp, "alibi_slopes", *slopes, "q", q);
 }
 
+bool constant(const OptionalTensor& slopes) {
+  return !slopes || !slopes->requires_grad() || !at::GradMode::is_enabled();
+}
+
+std::atomic<bool> own_kernel_chosen = true;  // choose_full_attention()
+bool own_kernel_serves(const Inputs& in) {
+#ifdef ASSAY_CUDA
+  if (!in.q.is_cuda() || !own_kernel_chosen || !constant(optional(in.slopes))) return false;
+  const c10::DeviceGuard guard(in.q.device());
+  return !cuda::why_unsupported(describe(in, {}, {}));
+#else
+  return false;
+#endif
+}
+
 // torch's fused kernels on CUDA: causal without a window through scaled_dot_product_attention,
 // which picks the faster one; else FlashAttention-2, which knows windows and queries at the end
 // of the keys.
@@ -123,9 +150,8 @@ at::Tensor fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
       q, k, v, {}, {}, time, size, 0.0, /*is_causal=*/true, false, scale, before, after));
 }
 bool fused_serves(const at::Tensor& q, at::ScalarType dtype, const OptionalTensor& slopes) {
-  const bool constant = !slopes || !slopes->requires_grad() || !at::GradMode::is_enabled();
   const int64_t columns = q.size(3) + (slopes ? kAlibiColumns : 0);
-  return dtype == at::kBFloat16 && constant && columns % 8 == 0 && columns <= 256;
+  return dtype == at::kBFloat16 && constant(slopes) && columns % 8 == 0 && columns <= 256;
 }
 at::Tensor fused_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        int64_t window, double scale, const at::Tensor& slopes) {
@@ -163,7 +189,8 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const at::Tensor qs = sequence(q, dtype), ks = sequence(k, dtype), vs = sequence(v, dtype);
   const OptionalTensor slopes = optional(parameter(alibi_slopes, real_dtype(dtype)));
   at::Tensor out;
-  if (q.is_cpu()) out = WindowAttention::apply(qs, ks, vs, slopes, window, scale);
+  if (q.is_cpu() || own_kernel_serves({qs, ks, vs, or_undefined(slopes), window, scale}))
+    out = WindowAttention::apply(qs, ks, vs, slopes, window, scale);
   else if (q.is_cuda() && fused_serves(q, dtype, slopes))
     out =
         slopes ? fused_alibi(qs, ks, vs, window, scale, *slopes) : fused(qs, ks, vs, window, scale);
@@ -173,10 +200,11 @@ at::Tensor window_attention(const at::Tensor& q, const at::Tensor& k, const at::
 
 void choose_full_attention(const std::string& kernel) {
   at::Context& context = at::globalContext();
-  const bool any = kernel == "deterministic" || kernel == "torch";
+  const bool deterministic = kernel == "deterministic", any = deterministic || kernel == "torch";
   TORCH_CHECK_VALUE(any || kernel == "cudnn" || kernel == "flash-2", "full attention by '", kernel,
                     "' is unknown; there are deterministic, torch, cudnn, flash-2");
-  context.setDeterministicAlgorithms(kernel == "deterministic", /*warn_only=*/false);
+  own_kernel_chosen = deterministic;
+  context.setDeterministicAlgorithms(deterministic, /*warn_only=*/false);
   context.setSDPUseCuDNN(any || kernel == "cudnn");
   context.setSDPUseFlash(any || kernel == "flash-2");
   context.setSDPUseMemEfficient(any);
@@ -185,10 +213,12 @@ void choose_full_attention(const std::string& kernel) {
 
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
-    "in bf16, with a head_dim that is a multiple of 8 up to 256: "
-    "torch's FlashAttention-2 (for all positions, what its scaled_dot_product_attention prefers); "
-    "with ALiBi, this needs a head_dim of up to 248 and slopes without a gradient; "
-    "else composed from tensor arithmetic in blocks",
+    std::string(kCudaKernels ? "cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; "
+                             : "") +
+        "in bf16, with another head_dim that is a multiple of 8 up to 256: "
+        "torch's FlashAttention-2 (its scaled_dot_product_attention for all positions); "
+        "ALiBi in both needs slopes without a gradient; "
+        "else composed from tensor arithmetic in blocks",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,

@@ -24,7 +24,7 @@ at::Tensor window_attention_reference(const at::Tensor& q, const at::Tensor& k, 
                                       const std::optional<at::Tensor>& alibi_slopes = {});
 
 // The same from tensor arithmetic, a block of queries at a time and computed again in the
-// backward: memory O(T), any device. What CUDA runs where no fused kernel serves. Nothing is
+// backward: memory O(T), any device. What CUDA runs where no kernel serves. Nothing is
 // checked; window is positive.
 at::Tensor window_attention_blocked(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     int64_t window, double scale,
@@ -43,10 +43,11 @@ inline constexpr int64_t kAlibiColumns = 8;  // six are used; kernels want a mul
 AlibiInputs append_alibi(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          double scale, const at::Tensor& slopes);
 
-// Which of torch's kernels serve full attention on CUDA from now on, in the whole process:
-// "deterministic" (torch's choice among those that give the same bits twice, as in training),
-// "torch" (its choice among all), "cudnn" or "flash-2" (that one or an error). Where it is not
-// "deterministic", no other operation of torch is held to it either.
+// Which kernels serve this operator on CUDA from now on, in the whole process: "deterministic"
+// (as in training: the kernels of this folder, and, where they do not serve, torch's choice
+// among those that give the same bits twice), "torch" (torch's choice among all), "cudnn" or
+// "flash-2" (that one of torch or, for full attention, an error). Where it is not "deterministic",
+// no other operation of torch is held to it either.
 void choose_full_attention(const std::string& kernel);
 
 }  // namespace assay::ops

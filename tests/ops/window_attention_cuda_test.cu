@@ -1,0 +1,235 @@
+// The CUDA kernels of window_attention against float64 arithmetic on the CPU. Everything written is
+// poisoned with NaN first; errors are those of the worst row.
+#include <gtest/gtest.h>
+
+#include "cuda_memory.h"
+#include "ops/window_attention/kernel.h"
+
+namespace assay::ops {
+namespace {
+
+struct Case {
+  int64_t batch, time, keys, heads, kv_heads, head_dim, window;
+  bool alibi = false;
+  double scale = 10;  // of queries and keys of length 1
+  int64_t margin = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << "B" << c.batch << " T" << c.time << " of " << c.keys << " H" << c.heads << "/"
+             << c.kv_heads << " D" << c.head_dim << " window " << c.window << " scale " << c.scale
+             << (c.alibi ? " ALiBi" : "") << " margin " << c.margin;
+}
+
+// Everything in float64; sequences [B, T, heads, D].
+struct Model {
+  Case c;
+  Numbers q, k, v, dout, slopes;
+  Numbers logsumexp, out, dq, dk, dv;  // logsumexp [B, H, T]
+  // Weights are rounded to bfloat16: out is off by e ≤ 2^−8 Σ p ‖v‖, and dv by 2^−8 Σ p ‖dout‖.
+  // dout · out with out in bfloat16 is off by ‖dout‖ (e + 2^−8 ‖out‖) ≤ 2^−7 ‖dout‖ Σ p ‖v‖ = f.
+  // That moves dq by s f ‖Σ p k‖ and dk by s Σ p f ‖q‖: more than they are themselves where p has
+  // one key. P below 2^−126 is 0.
+  Numbers out_slack, dq_slack, dk_slack, dv_slack;
+
+  int64_t query(int64_t b, int64_t t, int64_t h) const {
+    return ((b * c.time + t) * c.heads + h) * c.head_dim;
+  }
+  int64_t key(int64_t b, int64_t j, int64_t h) const {
+    return ((b * c.keys + j) * c.kv_heads + h / (c.heads / c.kv_heads)) * c.head_dim;
+  }
+  double dot(const Numbers& x, int64_t i, const Numbers& y, int64_t j) const {
+    return ops::dot(x, i, y, j, c.head_dim);
+  }
+  double length(const Numbers& x, int64_t i) const { return std::sqrt(dot(x, i, x, i)); }
+
+  void run() {
+    const int64_t rows = c.batch * c.heads * c.time, key_rows = int64_t(k.size()) / c.head_dim;
+    out.assign(q.size(), 0), dq = out, dk.assign(k.size(), 0), dv = dk, logsumexp.assign(rows, 0);
+    out_slack.assign(rows, 0), dq_slack = out_slack;
+    dk_slack.assign(key_rows, 0), dv_slack = dk_slack;
+    for (int64_t row = 0; row < rows; ++row) run_query(row);
+  }
+  void run_query(int64_t row) {
+    const int64_t D = c.head_dim, b = row / c.time / c.heads, h = row / c.time % c.heads,
+                  t = row % c.time, i = query(b, t, h), position = t + c.keys - c.time;
+    const int64_t first = std::max<int64_t>(0, position - c.window + 1);
+    Numbers p(position + 1 - first), mean_key(D);
+    double top = -INFINITY, sum = 0, lengths = 0, delta = 0;
+    for (int64_t j = first; j <= position; ++j) {
+      p[j - first] =
+          c.scale * dot(q, i, k, key(b, j, h)) - (c.alibi ? slopes[h] * double(position - j) : 0);
+      top = std::max(top, p[j - first]);
+    }
+    for (double& x : p) sum += x = std::exp(x - top);
+    logsumexp[row] = top + std::log(sum);
+    for (int64_t j = first; j <= position; ++j) {
+      const int64_t at = key(b, j, h);
+      const double weight = p[j - first] /= sum;
+      for (int64_t d = 0; d < D; ++d)
+        out[i + d] += weight * v[at + d], mean_key[d] += weight * k[at + d];
+      lengths += weight * length(v, at);
+    }
+    for (int64_t d = 0; d < D; ++d) delta += out[i + d] * dout[i + d];
+    const double slack = 0x1p-7 * std::abs(c.scale) * length(dout, i) * lengths;
+    out_slack[i / D] = 0x1p-8 * lengths;
+    dq_slack[i / D] = slack * std::sqrt(ops::dot(mean_key, 0, mean_key, 0, D));
+    for (int64_t j = first; j <= position; ++j) {
+      const int64_t at = key(b, j, h);
+      const double weight = p[j - first], ds = c.scale * weight * (dot(dout, i, v, at) - delta);
+      dk_slack[at / D] += (weight * slack + 0x1p-120) * length(q, i);
+      dv_slack[at / D] += (0x1p-8 * weight + 0x1p-120) * length(dout, i);
+      for (int64_t d = 0; d < D; ++d) {
+        dq[i + d] += ds * k[at + d];
+        dk[at + d] += ds * q[i + d];
+        dv[at + d] += weight * dout[i + d];
+      }
+    }
+  }
+};
+
+struct Device {
+  Sequence q, k, v, out, dout, dq;
+  Array dk, dv, logsumexp, slopes;
+  Memory forward_scratch, backward_scratch;
+  static Sequence sequence(const Case& c, int64_t time, int64_t heads) {
+    return Sequence(DType::bf16, c.batch, time, heads * c.head_dim, c.margin, c.margin);
+  }
+  explicit Device(const Case& c)
+      : q(sequence(c, c.time, c.heads)),
+        k(sequence(c, c.keys, c.kv_heads)),
+        v(sequence(c, c.keys, c.kv_heads)),
+        out(sequence(c, c.time, c.heads)),
+        dout(sequence(c, c.time, c.heads)),
+        dq(sequence(c, c.time, c.heads)),
+        dk(DType::bf16, c.batch * c.keys * c.kv_heads * c.head_dim),
+        dv(DType::bf16, c.batch * c.keys * c.kv_heads * c.head_dim),
+        logsumexp(DType::f32, c.batch * c.heads * c.time),
+        slopes(DType::f32, c.heads),
+        forward_scratch(cuda::workspace_bytes(forward(c))),
+        backward_scratch(cuda::workspace_bytes(backward(c))) {}
+  WindowAttentionForward forward(const Case& c) const {
+    WindowAttentionForward p{DType::bf16, c.batch,    c.time,   c.keys,     c.heads,
+                             c.kv_heads,  c.head_dim, c.window, c.scale,    q.view(),
+                             k.view(),    v.view(),   nullptr,  out.view(), logsumexp.data()};
+    if (c.alibi) p.alibi_slopes = slopes.data();
+    return p;
+  }
+  WindowAttentionBackward backward(const Case& c) const {
+    return {forward(c), dout.view(), dq.view(), dk.data(), dv.data(), nullptr};
+  }
+  void run(const Case& c) const {
+    cuda::window_attention(forward(c), forward_scratch.data, nullptr);
+    cuda::window_attention(backward(c), backward_scratch.data, nullptr);
+    must(cudaDeviceSynchronize());
+  }
+  std::vector<std::vector<unsigned char>> bytes() const {
+    std::vector<std::vector<unsigned char>> all;
+    for (const Sequence* s :
+         std::initializer_list<const Sequence*>{&out, &dq, &dk, &dv, &logsumexp})
+      all.push_back(s->memory.bytes());
+    return all;
+  }
+};
+
+void fill(Device& device, Model& model) {
+  const Case& c = model.c;
+  Random random{std::mt19937_64(5)};
+  const int64_t queries = c.batch * c.time * c.heads, keys = c.batch * c.keys * c.kv_heads;
+  const auto directions = [&](int64_t rows) {
+    return unit_rows(random.normal(rows * c.head_dim), c.head_dim);
+  };
+  model.q = device.q.set(directions(queries));
+  model.k = device.k.set(directions(keys));
+  // Means off zero: the relative error of a sum that cancels would say nothing about the kernel.
+  model.v = device.v.set(random.normal(keys * c.head_dim, 0.5));
+  model.dout = device.dout.set(random.normal(queries * c.head_dim, 0.5));
+  Numbers slopes(c.heads);
+  for (int64_t h = 0; h < c.heads; ++h) slopes[h] = std::exp2(-8.0 * (h + 1) / c.heads);
+  model.slopes = device.slopes.set(slopes);
+}
+
+class WindowAttentionCuda : public testing::TestWithParam<Case> {};
+
+TEST_P(WindowAttentionCuda, EqualsFloat64AndItself) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  const Case c = GetParam();
+  Device device(c);
+  Model model{c};
+  fill(device, model);
+  device.run(c);
+  const auto first = device.bytes();
+  device.run(c);
+  EXPECT_EQ(first, device.bytes()) << "two runs differ";
+  model.run();
+  EXPECT_LE(worst_row(device.logsumexp.values(), model.logsumexp, c.time), 1e-5) << "logsumexp";
+  const double limit = tolerance(DType::bf16);
+  EXPECT_LE(worst_beyond(device.out.values(), model.out, model.out_slack), 4e-3) << "out";
+  EXPECT_LE(worst_beyond(device.dq.values(), model.dq, model.dq_slack), limit) << "dq";
+  EXPECT_LE(worst_beyond(device.dk.values(), model.dk, model.dk_slack), limit) << "dk";
+  EXPECT_LE(worst_beyond(device.dv.values(), model.dv, model.dv_slack), 4e-3) << "dv";
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (int64_t time : {1, 63, 64, 65, 127, 200, 1000, 2048})
+    out.push_back({1, time, time, 2, 2, 64, time});
+  for (int64_t head_dim : {64, 96, 128}) {
+    for (int64_t window : {1, 5, 64, 100, 256})
+      for (bool alibi : {false, true}) out.push_back({2, 401, 401, 6, 2, head_dim, window, alibi});
+    for (int64_t keys : {402, 471, 1100}) {
+      out.push_back({2, 401, keys, 6, 2, head_dim, keys});
+      out.push_back({1, 401, keys, 4, 1, head_dim, 130, true});
+    }
+    out.push_back({2, 333, 333, 6, 2, head_dim, 333, true, 10, 8});  // rows apart
+    out.push_back({1, 1, 517, 4, 1, head_dim, 517});                 // one query, as in decoding
+    out.push_back({1, 3, 700, 4, 2, head_dim, 20});                  // keys that no query sees
+    out.push_back({1, 500, 500, 2, 1, head_dim, 500, false, 100});   // sharp
+    out.push_back({1, 500, 500, 2, 2, head_dim, 500, true, -3});     // a negative scale
+    out.push_back({1, 300, 300, 2, 2, head_dim, 300, true, 0});
+  }
+  out.push_back({1, 2500, 2500, 2, 1, 64, 1500});  // more parts than stages
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, WindowAttentionCuda, testing::ValuesIn(cases()));
+
+// A NaN in a key reaches only the queries that see it. One in a value reaches those 64 queries and
+// those 64 values of which one pair sees each other, because a weight of 0 times NaN is NaN.
+TEST(WindowAttentionCudaNan, DoesNotReachQueriesThatDoNotSeeIt) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  for (bool in_key : {true, false}) {
+    const Case c{1, 700, 700, 1, 1, 64, 100};
+    Device device(c);
+    Model model{c};
+    fill(device, model);
+    device.run(c);
+    const Numbers whole = device.out.values(), whole_dq = device.dq.values();
+    constexpr int64_t kPosition = 300;
+    Numbers& spoiled = in_key ? model.k : model.v;
+    for (int64_t d = 0; d < c.head_dim; ++d) spoiled[kPosition * c.head_dim + d] = NAN;
+    if (in_key) device.k.set(spoiled);
+    else device.v.set(spoiled);
+    device.run(c);
+    const Numbers out = device.out.values(), dq = device.dq.values();
+    for (int64_t i = 0; i < int64_t(out.size()); ++i) {
+      const int64_t t = i / c.head_dim;
+      const bool sees = t >= kPosition && t < kPosition + c.window;
+      const bool sees_part =
+          t >= kPosition / 64 * 64 && t / 64 * 64 - c.window + 1 < kPosition / 64 * 64 + 64;
+      if (sees) ASSERT_TRUE(std::isnan(out[i])) << "query " << t;
+      else if (in_key || !sees_part) ASSERT_EQ(out[i], whole[i]) << "query " << t;
+      if (!sees_part) ASSERT_EQ(dq[i], whole_dq[i]) << "query " << t;
+    }
+  }
+}
+
+TEST(WindowAttentionCudaShapes, UnsupportedCallsThrow) {
+  WindowAttentionForward p{DType::f32, 1, 1, 1, 1, 1, 64, 1, 1};
+  EXPECT_THROW(cuda::window_attention(p, nullptr, nullptr), Unsupported);
+  p.dtype = DType::bf16;
+  p.head_dim = 40;
+  EXPECT_STREQ(cuda::why_unsupported(p), "takes a head_dim of 64, 96 or 128");
+}
+
+}  // namespace
+}  // namespace assay::ops
