@@ -99,6 +99,42 @@ struct Steps {
     else if constexpr (kRule == Rule::dplr) return to_compute(raw_a[t].at[i]);
     else return -rate[t] * decay[t][i] * to_compute(raw_b[t].at[i]);
   }
+
+  // f(t, a, q) for all rows, decayed from the start of their kBlock steps: q after its own decay, or
+  // before it with a bonus. Afterwards `product` is the decay of the last block.
+  template <int kBlock, bool kBonus, class F>
+  __device__ void each_row(float (&product)[kPerLane], F&& f) const {
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t) {
+      float rows_a[kPerLane], rows_q[kPerLane];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        if (t % kBlock == 0) product[i] = 1;
+        rows_a[i] = a(t, i) * product[i];
+        if (kBonus) rows_q[i] = q(t, i) * product[i];
+        product[i] *= decay[t][i];
+        if (!kBonus) rows_q[i] = q(t, i) * product[i];
+      }
+      f(t, rows_a, rows_q);
+    }
+  }
+  // f(t, k, b) for all columns, the last one first, decayed to the end of their kBlock steps.
+  template <int kBlock, class F>
+  __device__ void each_column(F&& f) const {
+    float product[kPerLane];
+#pragma unroll
+    for (int t = kSteps - 1; t >= 0; --t) {
+      float columns_k[kPerLane], columns_b[kPerLane];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+        if (t % kBlock == kBlock - 1) product[i] = 1;
+        columns_k[i] = k(t, i) * product[i];
+        columns_b[i] = b(t, i) * product[i];
+        product[i] *= decay[t][i];
+      }
+      f(t, columns_k, columns_b);
+    }
+  }
 };
 
 }  // namespace assay::ops::cuda::chunks

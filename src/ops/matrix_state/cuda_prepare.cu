@@ -33,42 +33,21 @@ __device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
 template <int kHalf, Rule kRule, int kPerLane, bool kBonus>
 __device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
                       float (&sums)[2][4]) {
-  float product[kPerLane], x[kPerLane];
+  using Numbers = const float(&)[kPerLane];
+  float product[kPerLane];
   __syncwarp();
-#pragma unroll
-  for (int t = 0; t < kSteps; ++t) {
+  s.template each_row<kHalf, kBonus>(product, [&](int t, Numbers a, Numbers q) {
     const int row = t / (2 * kHalf) * kHalf + t % kHalf;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (t % kHalf == 0) product[i] = 1;
-      x[i] = s.a(t, i) * product[i];
-    }
-    if (kLow<kRule> && t & kHalf) put(m.rows, 8 + row, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (kBonus) x[i] = s.q(t, i) * product[i];
-      product[i] *= s.decay[t][i];
-      if (!kBonus) x[i] = s.q(t, i) * product[i];
-    }
-    if (t & kHalf) put(m.rows, row, x);
-  }
-#pragma unroll
-  for (int j = kSteps - 1; j >= 0; --j) {
-    if (j & kHalf) continue;
-    const int column = j / (2 * kHalf) * kHalf + j % kHalf;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (j % kHalf == kHalf - 1) product[i] = 1;
-      x[i] = s.k(j, i) * product[i];
-    }
-    if (kWrites<kRule>) put(m.columns, column, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      x[i] = s.b(j, i) * product[i];
-      product[i] *= s.decay[j][i];
-    }
-    if (kLow<kRule>) put(m.columns, 8 + column, x);
-  }
+    if (!(t & kHalf)) return;
+    if (kLow<kRule>) put(m.rows, 8 + row, a);
+    put(m.rows, row, q);
+  });
+  s.template each_column<kHalf>([&](int t, Numbers k, Numbers b) {
+    const int column = t / (2 * kHalf) * kHalf + t % kHalf;
+    if (t & kHalf) return;
+    if (kWrites<kRule>) put(m.columns, column, k);
+    if (kLow<kRule>) put(m.columns, 8 + column, b);
+  });
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < 2 * kPerLane; ++k) {
@@ -171,41 +150,20 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
 template <Rule kRule, int kK, int kPerLane, bool kBonus>
 __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>& s, int n,
                         PrepareSmem<kPerLane>& m, const Prepared& tiles) {
-  float product[kPerLane], x[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) product[i] = 1;
+  using Numbers = const float(&)[kPerLane];
+  float product[kPerLane];
   __syncwarp();
+  s.template each_row<kSteps, kBonus>(product, [&](int t, Numbers a, Numbers q) {
+    if (kLow<kRule>) put(m.rows, t, a);
+    if (kLow<kRule>) put(m.columns, t, q);
+    else c.template store<kPerLane>(tiles.P, t, n, q);
+  });
 #pragma unroll
-  for (int t = 0; t < kSteps; ++t) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) x[i] = s.a(t, i) * product[i];
-    if (kLow<kRule>) put(m.rows, t, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (kBonus) x[i] = s.q(t, i) * product[i];
-      product[i] *= s.decay[t][i];
-      if (!kBonus) x[i] = s.q(t, i) * product[i];
-    }
-    if (kLow<kRule>) put(m.columns, t, x);
-    else c.template store<kPerLane>(tiles.P, t, n, x);
-  }
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    tiles.decay[c.index * kK + n + i] = product[i];
-    product[i] = 1;
-  }
-#pragma unroll
-  for (int j = kSteps - 1; j >= 0; --j) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) x[i] = s.k(j, i) * product[i];
-    if (kWrites<kRule>) c.template store<kPerLane>(tiles.K, j, n, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      x[i] = s.b(j, i) * product[i];
-      product[i] *= s.decay[j][i];
-    }
-    if (kLow<kRule>) c.template store<kPerLane>(tiles.B, j, n, x);
-  }
+  for (int i = 0; i < kPerLane; ++i) tiles.decay[c.index * kK + n + i] = product[i];
+  s.template each_column<kSteps>([&](int t, Numbers k, Numbers b) {
+    if (kWrites<kRule>) c.template store<kPerLane>(tiles.K, t, n, k);
+    if (kLow<kRule>) c.template store<kPerLane>(tiles.B, t, n, b);
+  });
   if constexpr (kLow<kRule>) {
     __syncwarp();
     mix_rows(m);
