@@ -231,7 +231,8 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     input(s.a, p.a);
     input(s.b, p.b);
   }
-  float decay[kSteps][1], rate[kSteps];
+  Vec<float, 1> decay[kSteps];
+  float rate[kSteps];
   c.decays(n, decay);
   if constexpr (kRule == Rule::delta)
 #pragma unroll

@@ -18,12 +18,8 @@ struct PrepareSmem {
 };
 
 template <int kPerLane>
-__device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
-  Vec<bf16, kPerLane> packed;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) packed.at[i] = __float2bfloat16(x[i]);
-  *reinterpret_cast<Vec<bf16, kPerLane>*>(tile + row * PrepareSmem<kPerLane>::kRow +
-                                          threadIdx.x % 32 * kPerLane) = packed;
+__device__ void put(bf16* tile, int row, const Vec<float, kPerLane>& x) {
+  store_bf16(tile + row * PrepareSmem<kPerLane>::kRow + threadIdx.x % 32 * kPerLane, x);
 }
 
 // The steps whose bit kHalf is set, as rows, against those before them in the same 2 kHalf steps,
@@ -33,16 +29,14 @@ __device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
 template <int kHalf, Rule kRule, int kPerLane, bool kBonus>
 __device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
                       float (&sums)[2][4]) {
-  using Numbers = const float(&)[kPerLane];
-  float product[kPerLane];
   __syncwarp();
-  s.template each_row<kHalf, kBonus>(product, [&](int t, Numbers a, Numbers q) {
+  s.template each_row<kHalf, kBonus>([&](int t, const auto& a, const auto& q) {
     const int row = t / (2 * kHalf) * kHalf + t % kHalf;
     if (!(t & kHalf)) return;
     if (kLow<kRule>) put(m.rows, 8 + row, a);
     put(m.rows, row, q);
   });
-  s.template each_column<kHalf>([&](int t, Numbers k, Numbers b) {
+  s.template each_column<kHalf>([&](int t, const auto& k, const auto& b) {
     const int column = t / (2 * kHalf) * kHalf + t % kHalf;
     if (t & kHalf) return;
     if (kWrites<kRule>) put(m.columns, column, k);
@@ -150,19 +144,16 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
 template <Rule kRule, int kK, int kPerLane, bool kBonus>
 __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>& s, int n,
                         PrepareSmem<kPerLane>& m, const Prepared& tiles) {
-  using Numbers = const float(&)[kPerLane];
-  float product[kPerLane];
   __syncwarp();
-  s.template each_row<kSteps, kBonus>(product, [&](int t, Numbers a, Numbers q) {
+  const auto total = s.template each_row<kSteps, kBonus>([&](int t, const auto& a, const auto& q) {
     if (kLow<kRule>) put(m.rows, t, a);
     if (kLow<kRule>) put(m.columns, t, q);
-    else c.template store<kPerLane>(tiles.P, t, n, q);
+    else store_bf16(c.at(tiles.P, t, n), q);
   });
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) tiles.decay[c.index * kK + n + i] = product[i];
-  s.template each_column<kSteps>([&](int t, Numbers k, Numbers b) {
-    if (kWrites<kRule>) c.template store<kPerLane>(tiles.K, t, n, k);
-    if (kLow<kRule>) c.template store<kPerLane>(tiles.B, t, n, b);
+  *reinterpret_cast<Vec<float, kPerLane>*>(tiles.decay + c.index * kK + n) = total;
+  s.template each_column<kSteps>([&](int t, const auto& k, const auto& b) {
+    if (kWrites<kRule>) store_bf16(c.at(tiles.K, t, n), k);
+    if (kLow<kRule>) store_bf16(c.at(tiles.B, t, n), b);
   });
   if constexpr (kLow<kRule>) {
     __syncwarp();
@@ -170,10 +161,9 @@ __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>&
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       const int from = t * m.kRow + threadIdx.x % 32 * kPerLane;
-      const int64_t to = (c.index * kSteps + t) * kK + n;
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles.P + to) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.P, t, n)) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.columns + from);
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles.R + to) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.R, t, n)) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.rows + from);
     }
   }
