@@ -74,6 +74,12 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
     cp_async_16(to + y * stride + x, present ? from + t * from_stride + x : from, present);
   }
 }
+// A C fragment to a tile, from `to` on.
+__device__ inline void store_fragment(bf16* to, int stride, const float (&c)[4]) {
+  to += threadIdx.x % 32 / 4 * stride + threadIdx.x % 4 * 2;
+  store_bf16x2(to, c[0], c[1]);
+  store_bf16x2(to + 8 * stride, c[2], c[3]);
+}
 // `count` numbers, a multiple of 4, by all threads of the block.
 __device__ inline void copy_floats(float* to, const float* from, int count) {
   for (int n = threadIdx.x * 4; n < count; n += blockDim.x * 4) cp_async_16(to + n, from + n);

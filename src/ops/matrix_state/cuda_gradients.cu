@@ -52,20 +52,14 @@ struct Sums {
     uint32_t T[4], G[4], b[4];
     load_a_km(T, PaddedTile<kSquare>{s.T});
     load_a_km(G, PaddedTile<kSquare>{s.G});
-    const int lane = threadIdx.x % 32;
     for (int first = threadIdx.x / 32 * 16; first < columns; first += S::kWarps * 16) {
       float c[2][4] = {};
       load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dW + first});
       mma_m16n16k16(c[0], c[1], T, b);
       load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dout + first});
       mma_m16n16k16(c[0], c[1], G, b);
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int below = 0; below < 2; ++below)
-          store_bf16x2(
-              s.slice.dU + (lane / 4 + below * 8) * kSliceStride + first + half * 8 + lane % 4 * 2,
-              c[half][2 * below], c[half][2 * below + 1]);
+      store_fragment(s.slice.dU + first, kSliceStride, c[0]);
+      store_fragment(s.slice.dU + first + 8, kSliceStride, c[1]);
     }
   }
 
@@ -221,15 +215,15 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   const int n = threadIdx.x;
   const int64_t V = p.value_dim;
 
-  auto input = [&](bf16* to, const HeadView& x) {
-    copy_tile(to, kK, row<bf16>(x, p.heads, c.batch, c.start, c.head, kK), x.rows.time_stride,
-              kSteps, kK, c.steps);
+  auto rows = [&](bf16* to, int stride, const HeadView& x, int64_t dim, int column, int width) {
+    copy_tile(to, stride, row<bf16>(x, p.heads, c.batch, c.start, c.head, dim) + column,
+              x.rows.time_stride, kSteps, width, c.steps);
   };
-  input(s.q, p.q);
-  input(s.k, p.k);
+  rows(s.q, kK, p.q, kK, 0, kK);
+  rows(s.k, kK, p.k, kK, 0, kK);
   if constexpr (kRule == Rule::dplr) {
-    input(s.a, p.a);
-    input(s.b, p.b);
+    rows(s.a, kK, p.a, kK, 0, kK);
+    rows(s.b, kK, p.b, kK, 0, kK);
   }
   Vec<float, 1> decay[kSteps];
   float rate[kSteps];
@@ -246,12 +240,8 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     __syncthreads();
     copy_tile(x.before, S::kRow, tiles.before + state, kK, columns, kK);
     copy_tile(x.dafter, S::kRow, dstates + state, kK, columns, kK);
-    auto values = [&](bf16* to, const HeadView& from) {
-      copy_tile(to, kSliceStride, row<bf16>(from, p.heads, c.batch, c.start, c.head, V) + first,
-                from.rows.time_stride, kSteps, columns, c.steps);
-    };
-    values(x.dout, bwd.dout);
-    values(x.values, p.v);
+    rows(x.dout, kSliceStride, bwd.dout, V, first, columns);
+    rows(x.values, kSliceStride, p.v, V, first, columns);
     if constexpr (kLow<kRule>) {
       copy_tile(x.W, kSliceStride, tiles.W + low, V, kSteps, columns);
       copy_tile(x.dW, kSliceStride, dW + low, V, kSteps, columns);
@@ -283,8 +273,11 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   }
   channel.through_state(s, n, sums.decay);
   const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // of [B, T, H]
-  auto put = [&](void* to, int t, float x) {
-    if (t < c.steps) static_cast<bf16*>(to)[(first + t * p.heads) * kK + n] = __float2bfloat16(x);
+  auto put = [&](void* to, int t, float x, bool as_float = false) {
+    const int64_t at = (first + t * p.heads) * kK + n;
+    if (t >= c.steps) return;
+    if (as_float) static_cast<float*>(to)[at] = x;
+    else static_cast<bf16*>(to)[at] = __float2bfloat16(x);
   };
   const float bonus = kBonus ? c.bonus(n) : 0;
   float du = 0, dkey[kRule == Rule::delta ? kSteps : 1];
@@ -322,12 +315,8 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   const bool by_head = bwd.dlog_decay && p.decay_dim == 1;
   if (bwd.dlog_decay && !by_head)
 #pragma unroll
-    for (int t = 0; t < kSteps; ++t) {
-      if (t >= c.steps) break;
-      const int64_t at = (first + t * p.heads) * kK + n;
-      if (p.decay_dtype == DType::f32) static_cast<float*>(bwd.dlog_decay)[at] = channel.dlog[t];
-      else static_cast<bf16*>(bwd.dlog_decay)[at] = __float2bfloat16(channel.dlog[t]);
-    }
+    for (int t = 0; t < kSteps; ++t)
+      put(bwd.dlog_decay, t, channel.dlog[t], p.decay_dtype == DType::f32);
   if (by_head)
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) v[kSteps + t] = channel.dlog[t];

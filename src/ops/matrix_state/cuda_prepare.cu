@@ -131,10 +131,8 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
       float P[4] = {q.x, q.y, r.x, r.y}, R[4] = {};
       mma_m16n8k16(P, G, b[2 * half], b[2 * half + 1]);
       mma_m16n8k16(R, T, b[2 * half], b[2 * half + 1]);
-      store_bf16x2(m.columns + at, P[0], P[1]);
-      store_bf16x2(m.columns + below, P[2], P[3]);
-      store_bf16x2(m.rows + at, R[0], R[1]);
-      store_bf16x2(m.rows + below, R[2], R[3]);
+      store_fragment(m.columns + k * 16 + half * 8, m.kRow, P);
+      store_fragment(m.rows + k * 16 + half * 8, m.kRow, R);
     }
   }
   __syncwarp();
