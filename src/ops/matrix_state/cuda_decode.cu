@@ -11,13 +11,6 @@ constexpr int kMaxWarps = 4;
 template <int K>
 constexpr int kColumns = K == 256 ? 16 : 32;  // of a warp
 
-// Of all threads with the same columns, every kColumnThreads-th of a warp, for each of them.
-template <int kColumnThreads>
-__device__ inline Vec4 sum_over_rows(Vec4 x) {
-  butterfly_sum<kColumnThreads, 32>(x.at);
-  return x;
-}
-
 template <int kRows>
 __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p, const void* row,
                                   int64_t first) {
@@ -90,7 +83,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
         if constexpr (kBonus) out[n] += query[i] * S[i][n] + bonus[i] * v[n];
       }
     }
-    if constexpr (kRule != Rule::gla) r = sum_over_rows<kColumnThreads>(r);
+    if constexpr (kRule != Rule::gla) butterfly_sum<kColumnThreads, 32>(r.at);
     if constexpr (kRule == Rule::delta)
 #pragma unroll
       for (int n = 0; n < 4; ++n) r[n] += beta * v[n];
@@ -103,7 +96,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
         if constexpr (kRule != Rule::delta) S[i][n] += key[i] * v[n];
         if constexpr (!kBonus) out[n] += query[i] * S[i][n];
       }
-    out = sum_over_rows<kColumnThreads>(out);
+    butterfly_sum<kColumnThreads, 32>(out.at);
     if (lane >= kColumnThreads || !there) continue;
     Vec<bf16, 4> y;
 #pragma unroll
