@@ -52,58 +52,50 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Of a pass over several segments: what each makes of zeros and of the state before it, and the
-// state that it starts from.
-struct SegmentStates {
-  float *local, *turn, *total, *starts;
-  SegmentStates(const ChunkedForward& p, WorkspaceArena& arena) {
-    const int64_t count = Segments(p).count, cut = count > 1 ? p.batch * p.heads * count : 0,
-                  K = p.key_dim, state = cut * K * p.value_dim;
-    local = arena.take<float>(state);
-    turn = arena.take<float>(p.rule == Rule::gla ? 0 : cut * K * K);
-    total = arena.take<float>(p.rule == Rule::gla ? cut * K : 0);
-    starts = arena.take<float>(state);
-  }
-};
-
 struct Scratch {
+  Segments segments;
   Prepared tiles;  // of scalar decays; others keep theirs in ChunkedForward::chunks
-  SegmentStates segments;
+  // Of several segments: what each makes of zeros and of the state before it, and that state.
+  float *local, *turn, *total, *starts;
   bf16 *dstates, *dW;  // of a backward: the states' gradients; [chunks, 16, V]
   Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena)
-      : tiles(is_scalar(p) ? Prepared(p, backwards, arena)
-                           : workspace_at<Prepared>(p.chunks, p, p.keeps)),
-        segments(p, arena) {
-    const int64_t values = backwards ? chunk_count(p) * p.heads * p.value_dim : 0;
+      : segments(p),
+        tiles(is_scalar(p) ? Prepared(p, backwards, arena)
+                           : workspace_at<Prepared>(p.chunks, p, p.keeps)) {
+    const int64_t cut = segments.count > 1 ? p.batch * p.heads * segments.count * p.key_dim : 0,
+                  values = backwards ? chunk_count(p) * p.heads * p.value_dim : 0;
+    const bool low = p.rule != Rule::gla;
+    local = arena.take<float>(cut * p.value_dim);
+    turn = arena.take<float>(low ? cut * p.key_dim : 0);
+    total = arena.take<float>(low ? 0 : cut);
+    starts = arena.take<float>(cut * p.value_dim);
     dstates = arena.take<bf16>(values * p.key_dim);
-    dW = arena.take<bf16>(p.rule == Rule::gla ? 0 : values * kChunkSteps);
+    dW = arena.take<bf16>(low ? values * kChunkSteps : 0);
   }
 };
 
 // A pass from the state `first`, or from zeros. Where there are several segments, a pass over each
 // alone finds the states before them.
-void run(const ChunkedForward& p, Pass task, const float* first, const SegmentStates& states,
-         Stream stream) {
+void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* first, Stream stream) {
   const int64_t K = p.key_dim, V = p.value_dim, heads = p.batch * p.heads;
   const auto launch = is_scalar(p) ? scalar_pass : pass;
   task.starts = first;
-  if (task.segments.count > 1) {
+  if (s.segments.count > 1) {
     Pass alone = task;
     alone.alone = true;
     alone.starts = nullptr;
     alone.out = alone.states = nullptr;
-    alone.last = states.local;
-    alone.turn = states.turn;
-    alone.total = states.total;
+    alone.last = s.local;
+    alone.turn = s.turn;
+    alone.total = s.total;
     launch(p, alone, stream);
     if (p.rule == Rule::gla)
       launch_kernel(carry_diagonal_kernel, dim3(unsigned(ceil_div(K * V, 256)), unsigned(heads)),
-                    256, 0, stream, alone, first, states.starts, int(K * V),
-                    int(is_scalar(p) ? 1 : K));
+                    256, 0, stream, alone, first, s.starts, int(K * V), int(is_scalar(p) ? 1 : K));
     else
       launch_kernel(carry_kernel, unsigned(heads * (V / 16)), 256, size_t(K) * 32 * sizeof(float),
-                    stream, alone, first, states.starts, int(K), int(V));
-    task.starts = states.starts;
+                    stream, alone, first, s.starts, int(K), int(V));
+    task.starts = s.starts;
   }
   launch(p, task, stream);
 }
@@ -160,45 +152,35 @@ size_t workspace_bytes(const ChunkedBackward& bwd) {
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
   using namespace chunks;
   auto s = workspace_at<Scratch>(workspace, p, false);
-  if (is_scalar(p)) s.segments.starts = static_cast<float*>(p.chunks);
+  if (is_scalar(p)) s.starts = static_cast<float*>(p.chunks);
   (is_scalar(p) ? scalar_prepare : prepare)(p, s.tiles, stream);
-  run(p,
-      {.reader = p.q,
-       .writer = p.k,
-       .values = p.v,
-       .tiles = s.tiles,
-       .segments = Segments(p),
-       .out = static_cast<bf16*>(p.out),
-       .states = s.tiles.before,
-       .W = s.tiles.W,
-       .last = p.final_state},
-      p.initial_state, s.segments, stream);
+  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
+  task.out = static_cast<bf16*>(p.out);
+  task.states = s.tiles.before;
+  task.W = s.tiles.W;
+  task.last = p.final_state;
+  run(p, s, task, p.initial_state, stream);
 }
 
 void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   using namespace chunks;
   const ChunkedForward& p = bwd.forward;
   const auto s = workspace_at<Scratch>(workspace, p, true);
-  const Segments segments(p);
-  if (is_scalar(p)) {
+  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
+  if (is_scalar(p)) {  // the states before the chunks again
     scalar_prepare(p, s.tiles, stream);
-    Pass again{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = segments};
-    again.starts = segments.count > 1 ? static_cast<const float*>(p.chunks) : p.initial_state;
-    again.states = s.tiles.before;
-    scalar_pass(p, again, stream);
+    task.starts = s.segments.count > 1 ? static_cast<const float*>(p.chunks) : p.initial_state;
+    task.states = s.tiles.before;
+    scalar_pass(p, task, stream);
   }
-  run(p,
-      {.backwards = true,
-       .reader = p.k,
-       .writer = p.q,
-       .values = bwd.dout,
-       .tiles = s.tiles,
-       .segments = segments,
-       .out = static_cast<bf16*>(bwd.dv),
-       .states = s.dstates,
-       .W = s.dW,
-       .last = bwd.dinitial_state},
-      bwd.dfinal_state, s.segments, stream);
+  task.backwards = true;
+  std::swap(task.reader, task.writer);
+  task.values = bwd.dout;
+  task.out = static_cast<bf16*>(bwd.dv);
+  task.states = s.dstates;
+  task.W = s.dW;
+  task.last = bwd.dinitial_state;
+  run(p, s, task, bwd.dfinal_state, stream);
   (is_scalar(p) ? scalar_gradients : gradients)(bwd, s.tiles, s.dstates, s.dW, stream);
 }
 

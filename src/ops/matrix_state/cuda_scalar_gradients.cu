@@ -139,29 +139,23 @@ struct ScalarGradients {
       rows[i] = early[i] * read[i];
       written[i] *= late[i];
     }
+    each_element(scores, [&](float& score, int n, int e) {
+      const int t = row_of(e / 2), j = half * 32 + n * 8 + lane % 4 * 2 + e % 2;
+      const float d = score, weight = x.gates.weights[j],
+                  between = ex2_approx(x.gates.decays[t] - x.gates.decays[j]) * p.scale;
+      const float y = t >= j ? d * between : 0, product = t >= j ? y * raw[n][e] : 0;
+      score = y * weight;
+      if (t == j) {
+        s.own[t] = product;
+        s.direct[t] = d;
+      } else {
+        rows[e / 2] += product * weight;
+        columns[n][e % 2] += product;
+      }
+    });
 #pragma unroll
     for (int n = 0; n < 4; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int t = row_of(i), j = half * 32 + n * 8 + lane % 4 * 2;
-        float mixed[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float d = scores[n][2 * i + e],
-                      between = ex2_approx(x.gates.decays[t] - x.gates.decays[j + e]) * p.scale;
-          const float y = t >= j + e ? d * between : 0,
-                      product = t >= j + e ? y * raw[n][2 * i + e] : 0;
-          mixed[e] = y * x.gates.weights[j + e];
-          if (t == j + e) {
-            s.own[t] = product;
-            s.direct[t] = d;
-          } else {
-            rows[i] += product * x.gates.weights[j + e];
-            columns[n][e] += product;
-          }
-        }
-        store_bf16x2(s.mixed + t * kScalarSquare + j, mixed[0], mixed[1]);
-      }
+      store_fragment(s.mixed + down * kScalarSquare + half * 32 + n * 8, kScalarSquare, scores[n]);
     if (!wants()) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -99,23 +99,16 @@ struct ScalarPass : Walk {
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
         if (square + i * warps >= kSquares) break;
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-          for (int below = 0; below < 2; ++below) {
-            const int y = down[i] + below * 8 + lane / 4, x = right[i] + half * 8 + lane % 4 * 2;
-            float score[2];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const int late = step(task.backwards ? x + e : y),
-                        early = step(task.backwards ? y : x + e);
-              score[e] = c[i][half][below * 2 + e] *
-                         ex2_approx(t.gates.decays[late] - t.gates.decays[early]) *
-                         t.gates.weights[early] * p.scale;
-              if (y <= x + e) score[e] = y == x + e ? score[e] + skip : 0;
-            }
-            store_bf16x2(s.scores + y * kScalarSquare + x, score[0], score[1]);
-          }
+        each_element(c[i], [&](float& score, int n, int e) {
+          const int y = down[i] + e / 2 * 8 + lane / 4, x = right[i] + n * 8 + lane % 4 * 2 + e % 2;
+          const int late = step(task.backwards ? x : y), early = step(task.backwards ? y : x);
+          score = score * ex2_approx(t.gates.decays[late] - t.gates.decays[early]) *
+                  t.gates.weights[early] * p.scale;
+          if (y <= x) score = y == x ? score + skip : 0;
+        });
+        bf16* to = s.scores + down[i] * kScalarSquare + right[i];
+        store_fragment(to, kScalarSquare, c[i][0]);
+        store_fragment(to + 8, kScalarSquare, c[i][1]);
       }
     }
   }
