@@ -1,8 +1,8 @@
 #pragma once
 // What the kernels over chunks share: what is prepared of each chunk, a pass over them, and tiles
 // of mma.m16n8k16 (bf16 operands, fp32 sums) in shared memory. Derivation: README.md, "On CUDA".
+#include "ops/cuda/fragment.cuh"
 #include "ops/cuda/launch.cuh"
-#include "ops/cuda/ptx.cuh"
 #include "ops/matrix_state/kernel.h"
 
 namespace assay::ops::cuda::chunks {
@@ -72,6 +72,28 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
     const int y = i / (width / 8), x = i % (width / 8) * 8, t = reversed ? rows - 1 - y : y;
     const bool present = t < present_rows && x < present_columns;
     cp_async_16(to + y * stride + x, present ? from + t * from_stride + x : from, present);
+  }
+}
+// c [16, 8 N] += a [16, 16] B from a tile at (row, vector), which stores B as load_b_nk() and
+// load_b_kn() say.
+template <int N, class Tile>
+__device__ void multiply_nk(float (&c)[N][4], const uint32_t (&a)[4], Tile tile, int row = 0,
+                            int vector = 0) {
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    uint32_t b[4];
+    load_b_nk(b, tile, row + n * 8, vector);
+    mma_m16n16k16(c[n], c[n + 1], a, b);
+  }
+}
+template <int N, class Tile>
+__device__ void multiply_kn(float (&c)[N][4], const uint32_t (&a)[4], Tile tile, int row = 0,
+                            int vector = 0) {
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    uint32_t b[4];
+    load_b_kn(b, tile, row, vector + n);
+    mma_m16n16k16(c[n], c[n + 1], a, b);
   }
 }
 // A C fragment to a tile, from `to` on.

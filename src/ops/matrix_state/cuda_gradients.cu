@@ -1,7 +1,6 @@
 // Gradients of the inputs of every chunk, for all chunks at once: from the state before it, the
 // state's gradient after it, and what both passes left. One block per chunk and head, one thread
 // per channel of K.
-#include "ops/cuda/fragment.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"
 
@@ -49,39 +48,34 @@ struct Sums {
 
   // dU = Tᵀ dW + Gᵀ dout: what a step's own value and its row of the low-rank part receive.
   __device__ static void solve(S& s, int columns) {
-    uint32_t T[4], G[4], b[4];
+    uint32_t T[4], G[4];
     load_a_km(T, PaddedTile<kSquare>{s.T});
     load_a_km(G, PaddedTile<kSquare>{s.G});
     for (int first = threadIdx.x / 32 * 16; first < columns; first += S::kWarps * 16) {
       float c[2][4] = {};
-      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dW + first});
-      mma_m16n16k16(c[0], c[1], T, b);
-      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dout + first});
-      mma_m16n16k16(c[0], c[1], G, b);
+      multiply_kn(c, T, PaddedTile<kSliceStride>{s.slice.dW}, 0, first / 8);
+      multiply_kn(c, G, PaddedTile<kSliceStride>{s.slice.dout}, 0, first / 8);
       store_fragment(s.slice.dU + first, kSliceStride, c[0]);
       store_fragment(s.slice.dU + first + 8, kSliceStride, c[1]);
     }
   }
 
-  __device__ void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
-    uint32_t a[4], b[4];
-    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      load_b_kn(b, PaddedTile<S::kRow>{state + v * S::kRow + threadIdx.x / 32 * 32 + half * 16});
-      mma_m16n16k16(c[2 * half], c[2 * half + 1], a, b);
-    }
+  // c += 16 columns of `rows` times the state's, of which this warp has 32.
+  __device__ static void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
+    uint32_t a[4];
+    load_a_mk(a, PaddedTile<kSliceStride>{rows}, 0, v / 8);
+    multiply_kn(c, a, PaddedTile<S::kRow>{state}, v, threadIdx.x / 32 * 4);
   }
   __device__ static void add_scores(float (&c)[2][4], const bf16* rows, const bf16* columns,
                                     int v) {
-    uint32_t a[4], b[4];
-    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
-    load_b_nk(b, PaddedTile<kSliceStride>{columns + v});
-    mma_m16n16k16(c[0], c[1], a, b);
+    uint32_t a[4];
+    load_a_mk(a, PaddedTile<kSliceStride>{rows}, 0, v / 8);
+    multiply_nk(c, a, PaddedTile<kSliceStride>{columns}, 0, v / 8);
   }
 
   __device__ void add(S& s, int columns) {
     auto& x = s.slice;
+#pragma unroll kLow<kRule> ? 2 : 4
     for (int v = 0; v < columns; v += 16) {
       add_product(products[0], x.dout, x.before, v);
       if constexpr (kWrites<kRule>) add_product(products[1], x.values, x.dafter, v);

@@ -47,16 +47,9 @@ struct PreparedPass : Walk {
     copy_floats(to.decay, from.decay + at * kK, kK);
   }
 
-  // c += x times a 16 × 16 tile, or its transpose.
-  template <bool kTransposed>
-  __device__ static void square(float (&c)[2][4], const uint32_t (&x)[4], const bf16* tile) {
-    uint32_t b[4];
-    if constexpr (kTransposed) load_b_nk(b, PaddedTile<kSquare>{tile});
-    else load_b_kn(b, PaddedTile<kSquare>{tile});
-    mma_m16n16k16(c[0], c[1], x, b);
-  }
-
   __device__ void chunk(float (&state)[kK / 8][4], const Stage& t, int64_t i) const {
+    using Tile = PaddedTile<kRow>;
+    using Square = PaddedTile<kSquare>;
     uint32_t before[kK / 16][4], values[4] = {}, low[4];
     pack_operand(before, state);
     if (!is_turn) load_a_km(values, PaddedTile<kColumnStride>{t.values + own});
@@ -64,18 +57,20 @@ struct PreparedPass : Walk {
 
     float W[2][4] = {}, out[2][4] = {};
     if constexpr (kLow<kRule>) {
-      if constexpr (!kBackwards) square<true>(W, values, t.Y);
+      if constexpr (!kBackwards) multiply_nk(W, values, Square{t.Y});
       read_state(W, before, kBackwards ? t.B : t.R);
       pack_operand(low, W[0], W[1]);
     }
     scale_columns(state, t.decay);
-    if constexpr (kBackwards || kWrites<kRule>) write_state(state, values, kBackwards ? t.P : t.K);
-    if constexpr (kLow<kRule>) write_state(state, low, kBackwards ? t.R : t.B);
+    if constexpr (kBackwards || kWrites<kRule>)
+      multiply_kn(state, values, Tile{kBackwards ? t.P : t.K});
+    if constexpr (kLow<kRule>) multiply_kn(state, low, Tile{kBackwards ? t.R : t.B});
 
     if constexpr (!kOutputs) return;
-    square<!kBackwards>(out, values, t.A);
+    if constexpr (kBackwards) multiply_kn(out, values, Square{t.A});
+    else multiply_nk(out, values, Square{t.A});
     if constexpr (!kBackwards || kWrites<kRule>) read_state(out, before, kBackwards ? t.K : t.P);
-    if constexpr (kBackwards && kLow<kRule>) square<false>(out, low, t.Y);
+    if constexpr (kBackwards && kLow<kRule>) multiply_kn(out, low, Square{t.Y});
     store_out(i, false, out);
     if (kLow<kRule> && task.W)
       store_rows(task.W + index(i) * kSteps * p.value_dim, p.value_dim, kSteps, false, W);

@@ -2,7 +2,6 @@
 // What the passes over chunks have in common. A block follows up to 64 columns of a head's state
 // through a segment. A warp has 16 of them in registers, transposed, as the sums of one product
 // and the operand of the next.
-#include "ops/cuda/fragment.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
@@ -122,22 +121,7 @@ __device__ void read_state(float (&c)[N][4], const uint32_t (&state)[kSlices][4]
                            const bf16* tile) {
 #pragma unroll
   for (int k = 0; k < kSlices; ++k)
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-      uint32_t b[4];
-      load_b_nk(b, PaddedTile<kSlices * 16 + 8>{tile}, n * 8, k * 2);
-      mma_m16n16k16(c[n], c[n + 1], state[k], b);
-    }
-}
-// state += x [16 columns, 16 steps] times a tile.
-template <int N>
-__device__ void write_state(float (&state)[N][4], const uint32_t (&x)[4], const bf16* tile) {
-#pragma unroll
-  for (int k = 0; k < N; k += 2) {
-    uint32_t b[4];
-    load_b_kn(b, PaddedTile<N * 8 + 8>{tile}, 0, k);
-    mma_m16n16k16(state[k], state[k + 1], x, b);
-  }
+    multiply_nk(c, state[k], PaddedTile<kSlices * 16 + 8>{tile}, 0, k * 2);
 }
 // Multiplies the columns of c by `factors`.
 template <int N>

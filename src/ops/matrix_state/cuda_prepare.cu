@@ -1,6 +1,5 @@
 // What a chunk of 16 steps does to any state, for all chunks at once: one warp per chunk and head,
 // its lanes along K.
-#include "ops/cuda/fragment.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"
 

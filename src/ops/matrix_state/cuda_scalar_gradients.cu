@@ -75,17 +75,6 @@ struct ScalarGradients {
     each_element(scores, [](float& x, int, int) { x = 0; });
   }
 
-  // c [16 rows, 32 columns] += a bᵀ.
-  template <int kStride>
-  __device__ void multiply(float (&c)[4][4], const uint32_t (&a)[4],
-                           PaddedTile<kStride> columns) const {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      uint32_t b[4];
-      load_b_nk(b, columns, half * 32 + n * 16);
-      mma_m16n16k16(c[2 * n], c[2 * n + 1], a, b);
-    }
-  }
   // Through the state: sum += factor x stateᵀ, and dots += the rows of `other` times x stateᵀ.
   __device__ void through_state(float (&sum)[kK / 16][4], const uint32_t (&x)[4][4],
                                 const bf16* state, const float (&factor)[2], const bf16* other,
@@ -95,11 +84,7 @@ struct ScalarGradients {
       const int column = half * (kK / 2) + pair * 16;
       float c[2][4] = {};
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        uint32_t b[4];
-        load_b_kn(b, PaddedTile<kRow>{state + v * 16 * kRow + column});
-        mma_m16n16k16(c[0], c[1], x[v], b);
-      }
+      for (int v = 0; v < 4; ++v) multiply_kn(c, x[v], PaddedTile<kRow>{state}, v * 16, column / 8);
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -115,9 +100,9 @@ struct ScalarGradients {
     uint32_t dout[4][4], values[4][4];
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      load_a_mk(dout[v], PaddedTile<kColumnStride>{x.dout + down * kColumnStride + v * 16});
-      load_a_mk(values[v], PaddedTile<kColumnStride>{x.values + down * kColumnStride + v * 16});
-      multiply(scores, dout[v], PaddedTile<kColumnStride>{x.values + v * 16});
+      load_a_mk(dout[v], PaddedTile<kColumnStride>{x.dout}, down, v * 2);
+      load_a_mk(values[v], PaddedTile<kColumnStride>{x.values}, down, v * 2);
+      multiply_nk(scores, dout[v], PaddedTile<kColumnStride>{x.values}, half * 32, v * 2);
     }
     through_state(dq, dout, x.before, early, s.q, read);
     const float ends[2]{late[0] * weight[0], late[1] * weight[1]};
@@ -178,24 +163,16 @@ struct ScalarGradients {
   }
   // dq += mixed k, dk += mixedᵀ q.
   __device__ void through_scores() {
-    auto add = [&](float(&sum)[kK / 16][4], const uint32_t(&a)[4], const bf16* rows) {
-#pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        uint32_t b[4];
-        load_b_kn(b, PaddedTile<kRow>{rows + half * (kK / 2) + pair * 16});
-        mma_m16n16k16(sum[2 * pair], sum[2 * pair + 1], a, b);
-      }
-    };
 #pragma unroll
     for (int j = 0; j < kScalarSteps; j += 16) {
       uint32_t a[4];
       if (j <= down) {
-        load_a_mk(a, PaddedTile<kScalarSquare>{s.mixed + down * kScalarSquare + j});
-        add(dq, a, s.k + j * kRow);
+        load_a_mk(a, PaddedTile<kScalarSquare>{s.mixed}, down, j / 8);
+        multiply_kn(dq, a, PaddedTile<kRow>{s.k}, j, half * (kK / 16));
       }
       if (j >= down) {
-        load_a_km(a, PaddedTile<kScalarSquare>{s.mixed + j * kScalarSquare + down});
-        add(dk, a, s.q + j * kRow);
+        load_a_km(a, PaddedTile<kScalarSquare>{s.mixed}, j, down / 8);
+        multiply_kn(dk, a, PaddedTile<kRow>{s.q}, j, half * (kK / 16));
       }
     }
   }
@@ -272,8 +249,8 @@ struct ScalarGradients {
 #pragma unroll
             for (int k = 0; k < kK; k += 16) {
               uint32_t a[4];
-              load_a_mk(a, PaddedTile<kRow>{s.q + down * kRow + k});
-              multiply(raw, a, PaddedTile<kRow>{s.k + k});
+              load_a_mk(a, PaddedTile<kRow>{s.q}, down, k / 8);
+              multiply_nk(raw, a, PaddedTile<kRow>{s.k}, half * 32, k / 8);
             }
           if (i % slices == 0) begin(x);
           add(x);

@@ -91,10 +91,9 @@ struct ScalarPass : Walk {
       for (int k = 0; k < kK; k += 16)
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-          uint32_t a[4], b[4];
-          load_a_mk(a, PaddedTile<kRow>{t.reader + down[i] * kRow + k});
-          load_b_nk(b, PaddedTile<kRow>{t.writer + right[i] * kRow + k});
-          mma_m16n16k16(c[i][0], c[i][1], a, b);
+          uint32_t a[4];
+          load_a_mk(a, PaddedTile<kRow>{t.reader}, down[i], k / 8);
+          multiply_nk(c[i], a, PaddedTile<kRow>{t.writer}, right[i], k / 8);
         }
 #pragma unroll
       for (int i = 0; i < 3; ++i) {
@@ -145,7 +144,7 @@ struct ScalarPass : Walk {
         const float2 x = unpack_bf16x2(values[j][e]);
         values[j][e] = pack_bf16x2(x.x * write.x, x.y * write.y);
       }
-      write_state(state, values[j], t.writer + j * 16 * kRow);
+      multiply_kn(state, values[j], PaddedTile<kRow>{t.writer}, j * 16);
     }
   }
 
