@@ -13,17 +13,17 @@ __global__ void __launch_bounds__(256)
   extern __shared__ float state[];  // [K, 16], two of them
   const int64_t head = blockIdx.x / (V / 16);
   const int column = threadIdx.x % 16, v = blockIdx.x % (V / 16) * 16 + column;
-  float *now = state, *next = state + K * 16;
   for (int n = threadIdx.x / 16; n < K; n += 16)
-    now[n * 16 + column] = first ? first[(head * K + n) * V + v] : 0;
-  const int64_t segments = alone.segments.count;
-  for (int64_t s = head * segments; s < (head + 1) * segments; ++s) {
+    state[n * 16 + column] = first ? first[(head * K + n) * V + v] : 0;
+  for (int64_t i = 0; i < alone.segments.count; ++i) {
+    const int64_t s = head * alone.segments.count + i;
+    float *now = state + i % 2 * K * 16, *next = state + (i + 1) % 2 * K * 16;
     __syncthreads();
     for (int n = threadIdx.x / 16; n < K; n += 16) {
       const int64_t at = (s * K + n) * V + v;
+      const float4* turn = reinterpret_cast<const float4*>(alone.turn + (s * K + n) * K);
       starts[at] = now[n * 16 + column];
       float sum = alone.last[at];
-      const float4* turn = reinterpret_cast<const float4*>(alone.turn + (s * K + n) * K);
 #pragma unroll 8
       for (int m = 0; m < K / 4; ++m) {
         const float4 x = turn[m];
@@ -32,9 +32,6 @@ __global__ void __launch_bounds__(256)
       }
       next[n * 16 + column] = sum;
     }
-    float* other = now;
-    now = next;
-    next = other;
   }
 }
 // The same of diagonal decays, `decays` per segment, with one thread per number of the state.

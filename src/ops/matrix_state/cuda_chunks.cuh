@@ -54,12 +54,14 @@ struct Prepared {
   }
 };
 
-// x of step t and head h. Rows past the end of the sequence are not there.
+// x of step t and head h. Rows past the end of the sequence are not there. The division is one of
+// 32 bits, because one of 64 bits is a call.
 template <class T>
 __device__ inline const T* row(const HeadView& x, int64_t heads, int64_t b, int64_t t, int64_t h,
                                int64_t width) {
+  const unsigned head = unsigned(h) / (unsigned(heads) / unsigned(x.heads));
   return static_cast<const T*>(x.rows.data) + b * x.rows.batch_stride + t * x.rows.time_stride +
-         h / (heads / x.heads) * width;
+         head * width;
 }
 
 constexpr int kAll = 1 << 30;
@@ -70,14 +72,18 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
                                  int present_columns = kAll, bool reversed = false) {
   for (int i = threadIdx.x; i < rows * (width / 8); i += blockDim.x) {
     const int y = i / (width / 8), x = i % (width / 8) * 8, t = reversed ? rows - 1 - y : y;
-    const bool present = t < present_rows && x < present_columns;
+    const bool present = t < present_rows && (present_columns == kAll || x < present_columns);
     cp_async_16(to + y * stride + x, present ? from + t * from_stride + x : from, present);
   }
 }
+// A tile in shared memory that only some kernels have.
+template <bool kPresent, int kSize>
+using Tile = bf16[kPresent ? kSize : 8];
+
 // c [16, 8 N] += a [16, 16] B from a tile at (row, vector), which stores B as load_b_nk() and
 // load_b_kn() say.
-template <int N, class Tile>
-__device__ void multiply_nk(float (&c)[N][4], const uint32_t (&a)[4], Tile tile, int row = 0,
+template <int N, class Operand>
+__device__ void multiply_nk(float (&c)[N][4], const uint32_t (&a)[4], Operand tile, int row = 0,
                             int vector = 0) {
 #pragma unroll
   for (int n = 0; n < N; n += 2) {
@@ -86,8 +92,8 @@ __device__ void multiply_nk(float (&c)[N][4], const uint32_t (&a)[4], Tile tile,
     mma_m16n16k16(c[n], c[n + 1], a, b);
   }
 }
-template <int N, class Tile>
-__device__ void multiply_kn(float (&c)[N][4], const uint32_t (&a)[4], Tile tile, int row = 0,
+template <int N, class Operand>
+__device__ void multiply_kn(float (&c)[N][4], const uint32_t (&a)[4], Operand tile, int row = 0,
                             int vector = 0) {
 #pragma unroll
   for (int n = 0; n < N; n += 2) {
@@ -110,7 +116,7 @@ __device__ inline void copy_floats(float* to, const float* from, int count) {
 // How the sequences are cut into segments, which blocks compute at the same time.
 struct Segments {
   // of a sequence; chunks of a segment but the last; columns of a block; blocks for all of V
-  int64_t count, chunks, columns, parts;
+  int count, chunks, columns, parts;
   explicit Segments(const ChunkedForward& p);
 };
 // One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,

@@ -4,7 +4,7 @@
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
-namespace assay::ops::cuda::steps {
+namespace assay::ops::cuda {
 namespace {
 
 constexpr int kMaxWarps = 4;
@@ -17,11 +17,11 @@ __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p
   if (p.decay_dim > 1) {
     load_vec(decay, row, p.decay_dtype, first);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) decay[i] = expf(decay[i]);
+    for (float& x : decay) x = expf(x);
   } else {
     const float one = row ? expf(load_scalar(row, p.decay_dtype, 0)) : 1.f;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) decay[i] = one;
+    for (float& x : decay) x = one;
   }
 }
 
@@ -110,16 +110,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
 }
 
 }  // namespace
-}  // namespace assay::ops::cuda::steps
 
-namespace assay::ops::cuda {
 void decode(const ChunkedForward& p, Stream stream) {
   chunks::with_case(p, [&](auto which, auto size) {
-    const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<size.value>);
-    const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
+    const int64_t tiles = ceil_div(p.value_dim, kColumns<size.value>);
+    const int64_t parts = ceil_div(tiles, kMaxWarps);
     const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
-    launch_pdl(steps::decode_kernel<which.kRule, which.kBonus, size.value>, blocks,
+    launch_pdl(decode_kernel<which.kRule, which.kBonus, size.value>, blocks,
                unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
   });
 }
+
 }  // namespace assay::ops::cuda

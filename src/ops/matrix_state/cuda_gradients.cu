@@ -7,9 +7,6 @@
 namespace assay::ops::cuda::chunks {
 namespace {
 
-constexpr int kSlice = 64;  // columns of the state that are in shared memory at once
-constexpr int kSliceStride = kSlice + 8;
-
 // Gradients of the scores of step t against step j.
 struct alignas(16) Score {
   float qk, qb, ak, ab;
@@ -19,18 +16,18 @@ template <Rule kRule, int kK>
 struct GradientSmem {
   static constexpr int kRow = kK + 8, kWarps = kK / 32;
   struct Slice {
-    bf16 before[kSlice * kRow], dafter[kSlice * kRow];  // the state and its gradient, transposed
-    bf16 dout[kSteps * kSliceStride], values[kSteps * kSliceStride];
-    bf16 W[kLow<kRule> ? kSteps * kSliceStride : 8], dW[kLow<kRule> ? kSteps * kSliceStride : 8],
-        dU[kLow<kRule> ? kSteps * kSliceStride : 8];
+    bf16 before[kMaxColumns * kRow],
+        dafter[kMaxColumns * kRow];  // the state and its gradient, transposed
+    bf16 dout[kSteps * kColumnStride], values[kSteps * kColumnStride];
+    Tile<kLow<kRule>, kSteps * kColumnStride> W, dW, dU;
   };
   union {
     Slice slice;
     float products[kLow<kRule> ? 4 : 2][kSteps][kK];  // gradients of q̃, k̂, ã, b̂
   };
-  bf16 q[kSteps * kK], k[kSteps * kK], a[kRule == Rule::dplr ? kSteps * kK : 8],
-      b[kRule == Rule::dplr ? kSteps * kK : 8];
-  bf16 T[kLow<kRule> ? kSteps * kSquare : 8], G[kLow<kRule> ? kSteps * kSquare : 8];
+  bf16 q[kSteps * kK], k[kSteps * kK];
+  Tile<kRule == Rule::dplr, kSteps * kK> a, b;
+  Tile<kLow<kRule>, kSteps * kSquare> T, G;
   Score scores[kSteps][kSteps];
   float sums[kWarps][32];
 };
@@ -53,29 +50,29 @@ struct Sums {
     load_a_km(G, PaddedTile<kSquare>{s.G});
     for (int first = threadIdx.x / 32 * 16; first < columns; first += S::kWarps * 16) {
       float c[2][4] = {};
-      multiply_kn(c, T, PaddedTile<kSliceStride>{s.slice.dW}, 0, first / 8);
-      multiply_kn(c, G, PaddedTile<kSliceStride>{s.slice.dout}, 0, first / 8);
-      store_fragment(s.slice.dU + first, kSliceStride, c[0]);
-      store_fragment(s.slice.dU + first + 8, kSliceStride, c[1]);
+      multiply_kn(c, T, PaddedTile<kColumnStride>{s.slice.dW}, 0, first / 8);
+      multiply_kn(c, G, PaddedTile<kColumnStride>{s.slice.dout}, 0, first / 8);
+      store_fragment(s.slice.dU + first, kColumnStride, c[0]);
+      store_fragment(s.slice.dU + first + 8, kColumnStride, c[1]);
     }
   }
 
   // c += 16 columns of `rows` times the state's, of which this warp has 32.
   __device__ static void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
     uint32_t a[4];
-    load_a_mk(a, PaddedTile<kSliceStride>{rows}, 0, v / 8);
+    load_a_mk(a, PaddedTile<kColumnStride>{rows}, 0, v / 8);
     multiply_kn(c, a, PaddedTile<S::kRow>{state}, v, threadIdx.x / 32 * 4);
   }
   __device__ static void add_scores(float (&c)[2][4], const bf16* rows, const bf16* columns,
                                     int v) {
     uint32_t a[4];
-    load_a_mk(a, PaddedTile<kSliceStride>{rows}, 0, v / 8);
-    multiply_nk(c, a, PaddedTile<kSliceStride>{columns}, 0, v / 8);
+    load_a_mk(a, PaddedTile<kColumnStride>{rows}, 0, v / 8);
+    multiply_nk(c, a, PaddedTile<kColumnStride>{columns}, 0, v / 8);
   }
 
   __device__ void add(S& s, int columns) {
     auto& x = s.slice;
-#pragma unroll kLow<kRule> ? 2 : 4
+#pragma unroll kLow < kRule> ? 2 : 4
     for (int v = 0; v < columns; v += 16) {
       add_product(products[0], x.dout, x.before, v);
       if constexpr (kWrites<kRule>) add_product(products[1], x.values, x.dafter, v);
@@ -227,18 +224,18 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     for (int t = 0; t < kSteps; ++t) rate[t] = c.rate(t);
 
   Sums<kRule, kK> sums;
-  for (int first = 0; first < V; first += kSlice) {
-    const int columns = int(min(int64_t{kSlice}, V - first));
+  for (int first = 0; first < V; first += kMaxColumns) {
+    const int columns = int(min(int64_t{kMaxColumns}, V - first));
     auto& x = s.slice;
     const int64_t state = (c.index * V + first) * kK, low = c.index * kSteps * V + first;
     __syncthreads();
     copy_tile(x.before, S::kRow, tiles.before + state, kK, columns, kK);
     copy_tile(x.dafter, S::kRow, dstates + state, kK, columns, kK);
-    rows(x.dout, kSliceStride, bwd.dout, V, first, columns);
-    rows(x.values, kSliceStride, p.v, V, first, columns);
+    rows(x.dout, kColumnStride, bwd.dout, V, first, columns);
+    rows(x.values, kColumnStride, p.v, V, first, columns);
     if constexpr (kLow<kRule>) {
-      copy_tile(x.W, kSliceStride, tiles.W + low, V, kSteps, columns);
-      copy_tile(x.dW, kSliceStride, dW + low, V, kSteps, columns);
+      copy_tile(x.W, kColumnStride, tiles.W + low, V, kSteps, columns);
+      copy_tile(x.dW, kColumnStride, dW + low, V, kSteps, columns);
       const int64_t square = c.index * kSteps * kSteps;
       if (first == 0) copy_tile(s.T, kSquare, tiles.T + square, kSteps, kSteps, kSteps);
       if (first == 0) copy_tile(s.G, kSquare, tiles.G + square, kSteps, kSteps, kSteps);

@@ -13,9 +13,10 @@ struct PreparedPass : Walk {
   static constexpr bool kTurns = !kOutputs && kLow<kRule>, kTotals = !kOutputs && !kLow<kRule>;
   struct Stage {
     bf16 P[kSteps * kRow];
-    bf16 K[kWrites<kRule> ? kSteps * kRow : 8];
-    bf16 R[kLow<kRule> ? kSteps * kRow : 8], B[kLow<kRule> ? kSteps * kRow : 8];
-    bf16 A[kSteps * kSquare], Y[kLow<kRule> ? kSteps * kSquare : 8];
+    Tile<kWrites<kRule>, kSteps * kRow> K;
+    Tile<kLow<kRule>, kSteps * kRow> R, B;
+    bf16 A[kSteps * kSquare];
+    Tile<kLow<kRule>, kSteps * kSquare> Y;
     bf16 values[kSteps * kColumnStride];
     float decay[kK];
   };
@@ -23,7 +24,7 @@ struct PreparedPass : Walk {
     Stage stages[4];
   };
 
-  __device__ void fetch(Stage& to, int64_t i) const {
+  __device__ void fetch(Stage& to, int i) const {
     const int64_t at = index(i);
     const Prepared& from = task.tiles;
     auto vectors = [&](bf16* tile, const bf16* of) {
@@ -43,12 +44,12 @@ struct PreparedPass : Walk {
     if (!is_turn)
       copy_tile(to.values, kColumnStride,
                 row<bf16>(task.values, p.heads, batch, start(i), head, p.value_dim) + first,
-                task.values.rows.time_stride, kSteps, int(task.segments.columns), steps(i));
+                task.values.rows.time_stride, kSteps, task.segments.columns, steps(i));
     copy_floats(to.decay, from.decay + at * kK, kK);
   }
 
-  __device__ void chunk(float (&state)[kK / 8][4], const Stage& t, int64_t i) const {
-    using Tile = PaddedTile<kRow>;
+  __device__ void chunk(float (&state)[kK / 8][4], const Stage& t, int i) const {
+    using Rows = PaddedTile<kRow>;
     using Square = PaddedTile<kSquare>;
     uint32_t before[kK / 16][4], values[4] = {}, low[4];
     pack_operand(before, state);
@@ -63,8 +64,8 @@ struct PreparedPass : Walk {
     }
     scale_columns(state, t.decay);
     if constexpr (kBackwards || kWrites<kRule>)
-      multiply_kn(state, values, Tile{kBackwards ? t.P : t.K});
-    if constexpr (kLow<kRule>) multiply_kn(state, low, Tile{kBackwards ? t.R : t.B});
+      multiply_kn(state, values, Rows{kBackwards ? t.P : t.K});
+    if constexpr (kLow<kRule>) multiply_kn(state, low, Rows{kBackwards ? t.R : t.B});
 
     if constexpr (!kOutputs) return;
     if constexpr (kBackwards) multiply_kn(out, values, Square{t.A});
@@ -81,8 +82,8 @@ struct PreparedPass : Walk {
     load(state, kOutputs ? task.starts : nullptr);
     each_element(total, [](float& x, int, int) { x = 1; });
     with_stages(
-        s.stages, begin(), end(), [&](Stage& to, int64_t i) { fetch(to, i); },
-        [&](const Stage& t, int64_t i) {
+        s.stages, begin(), end(), [&](Stage& to, int i) { fetch(to, i); },
+        [&](const Stage& t, int i) {
           chunk(state, t, i);
           if constexpr (kTotals) scale_columns(total, t.decay);
         });

@@ -9,15 +9,15 @@ namespace assay::ops::cuda::chunks {
 // body(stage, i) for i from `begin` to `end`, each by all threads of the block, with what
 // fetch(stage, i) copies asynchronously. The copies of kStages − 1 later ones are under way.
 template <int kStages, class Stage, class Fetch, class Body>
-__device__ void with_stages(Stage (&stages)[kStages], int64_t begin, int64_t end, Fetch&& fetch,
+__device__ void with_stages(Stage (&stages)[kStages], int begin, int end, Fetch&& fetch,
                             Body&& body) {
-  auto start = [&](int64_t i) {
+  auto start = [&](int i) {
     if (i < end) fetch(stages[(i - begin) % kStages], i);
     cp_async_commit_group();
   };
   constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
   for (int i = 0; i < kAhead; ++i) start(begin + i);
-  for (int64_t i = begin; i < end; ++i) {
+  for (int i = begin; i < end; ++i) {
     cp_async_wait_group<kAhead - 1>();
     __syncthreads();  // the stage has arrived, and the one before it is no longer read
     if (kStages > 1) start(i + kAhead);
@@ -32,30 +32,32 @@ struct Walk {
   const ChunkedForward& p;
   const Pass& task;
   const int size, own = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;  // steps of a chunk
-  int64_t of_segment, of_head, segment, head, batch, chunks;             // chunks of the sequence
-  int first;                                                             // column of the block
-  bool is_turn;  // follows the unit matrix, not the values
+  unsigned of_segment, of_head, segment, head, batch;
+  int chunks, first;  // of the sequence; column of the block
+  bool is_turn;       // follows the unit matrix, not the values
 
   __device__ Walk(const ChunkedForward& parameters, const Pass& pass, int steps, bool turns)
-      : p(parameters), task(pass), size(steps) {
+      : p(parameters), task(pass), size(steps), chunks(int(ceil_div(p.time, steps))) {
     const Segments& s = task.segments;
-    const int64_t parts = s.parts + (turns ? p.key_dim / s.columns : 0), part = blockIdx.x % parts;
+    const unsigned heads = p.heads, parts = s.parts + (turns ? int(p.key_dim) / s.columns : 0);
+    const int part = blockIdx.x % parts;
     of_segment = blockIdx.x / parts;
     of_head = of_segment / s.count;
     segment = of_segment % s.count;
-    head = of_head % p.heads;
-    batch = of_head / p.heads;
-    chunks = ceil_div(p.time, size);
+    head = of_head % heads;
+    batch = of_head / heads;
     is_turn = turns && part >= s.parts;
-    first = int((is_turn ? part - s.parts : part) * s.columns);
+    first = (is_turn ? part - s.parts : part) * s.columns;
   }
 
-  __device__ int64_t place(int64_t i) const { return task.backwards ? chunks - 1 - i : i; }
-  __device__ int64_t index(int64_t i) const { return (batch * chunks + place(i)) * p.heads + head; }
-  __device__ int64_t start(int64_t i) const { return place(i) * size; }
-  __device__ int steps(int64_t i) const { return int(min(int64_t{size}, p.time - start(i))); }
-  __device__ int64_t begin() const { return segment * task.segments.chunks; }
-  __device__ int64_t end() const { return min(chunks, begin() + task.segments.chunks); }
+  __device__ int place(int i) const { return task.backwards ? chunks - 1 - i : i; }
+  __device__ int64_t index(int i) const {
+    return (batch * int64_t{chunks} + place(i)) * p.heads + head;
+  }
+  __device__ int64_t start(int i) const { return int64_t{place(i)} * size; }
+  __device__ int steps(int i) const { return int(min(int64_t{size}, p.time - start(i))); }
+  __device__ int begin() const { return segment * task.segments.chunks; }
+  __device__ int end() const { return min(chunks, begin() + task.segments.chunks); }
 
   // f(the state's numbers of this thread, their place in [K, width], whether it is the diagonal).
   template <int N, class F>
@@ -67,21 +69,21 @@ struct Walk {
   }
   template <int N>
   __device__ void load(float (&state)[N][4], const float* starts) const {
-    const float* from = starts ? starts + of_segment * N * 8 * p.value_dim : nullptr;
+    const float* from = starts ? starts + of_segment * (N * 8 * p.value_dim) : nullptr;
     each(state, p.value_dim,
          [&](float& x, int64_t at, bool unit) { x = from ? from[at] : is_turn && unit; });
   }
   template <int N>
   __device__ void store(float (&state)[N][4]) const {
-    if (!task.last || (!task.alone && segment + 1 < task.segments.count)) return;
+    if (!task.last || (!task.alone && int(segment) + 1 < task.segments.count)) return;
     const int64_t width = is_turn ? N * 8 : p.value_dim;
     float* to =
-        (is_turn ? task.turn : task.last) + (task.alone ? of_segment : of_head) * N * 8 * width;
+        (is_turn ? task.turn : task.last) + (task.alone ? of_segment : of_head) * (N * 8 * width);
     each(state, width, [&](float x, int64_t at, bool) { to[at] = x; });
   }
   // The state before chunk i in bf16.
   template <int N>
-  __device__ void keep(float (&state)[N][4], int64_t i) const {
+  __device__ void keep(float (&state)[N][4], int i) const {
     if (!task.states) return;
     bf16* to = task.states + (index(i) * p.value_dim + first + own + lane / 4) * N * 8;
 #pragma unroll
@@ -109,7 +111,7 @@ struct Walk {
     }
   }
   template <int N>
-  __device__ void store_out(int64_t i, bool reversed, const float (&c)[N][4]) const {
+  __device__ void store_out(int i, bool reversed, const float (&c)[N][4]) const {
     store_rows(task.out + ((batch * p.time + start(i)) * p.heads + head) * p.value_dim,
                p.heads * p.value_dim, steps(i), reversed, c);
   }

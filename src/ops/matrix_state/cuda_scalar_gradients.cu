@@ -33,17 +33,17 @@ struct ScalarGradients {
   int heads;  // of the block
   Smem& s;
   const ChunkedForward& p = g.forward;
-  int64_t chunks = ceil_div(p.time, kScalarSteps), groups = p.heads / heads,
-          index = blockIdx.x / groups, first_head = blockIdx.x % groups * heads;  // b chunks + n
+  unsigned chunks = ceil_div(p.time, kScalarSteps), groups = unsigned(p.heads) / heads,
+           index = blockIdx.x / groups, first_head = blockIdx.x % groups * heads;  // b chunks + n
   int there = int(min(int64_t{kScalarSteps}, p.time - start()));  // steps of the chunk
   int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16, half = threadIdx.x / 128;
   float raw[4][4] = {}, dq[kK / 16][4] = {}, dk[kK / 16][4] = {};  // raw: q kᵀ
   float scores[4][4], read[2], written[2], whole;                  // of a head
   // of the rows lane / 4 and that + 8
-  float early[2], late[2], weight[2];
+  float early[2], late[2];
 
   __device__ int64_t batch() const { return index / chunks; }
-  __device__ int64_t start() const { return index % chunks * kScalarSteps; }
+  __device__ int64_t start() const { return index % chunks * int64_t{kScalarSteps}; }
   __device__ int row_of(int below) const { return down + below * 8 + lane / 4; }
   __device__ bool wants() const { return g.dlog_decay || g.dbeta || g.dskip; }
 
@@ -69,7 +69,6 @@ struct ScalarGradients {
       const float sum = x.gates.decays[row_of(i)];
       early[i] = ex2_approx(sum) * p.scale;
       late[i] = ex2_approx(x.gates.decays[kScalarSteps - 1] - sum);
-      weight[i] = x.gates.weights[row_of(i)];
       read[i] = written[i] = 0;
     }
     each_element(scores, [](float& x, int, int) { x = 0; });
@@ -105,7 +104,7 @@ struct ScalarGradients {
       multiply_nk(scores, dout[v], PaddedTile<kColumnStride>{x.values}, half * 32, v * 2);
     }
     through_state(dq, dout, x.before, early, s.q, read);
-    const float ends[2]{late[0] * weight[0], late[1] * weight[1]};
+    const float ends[2]{late[0] * x.gates.weights[row_of(0)], late[1] * x.gates.weights[row_of(1)]};
     through_state(dk, values, x.dafter, ends, s.k, written);
     if (wants())
       for (int i = threadIdx.x; i < kMaxColumns * (kK / 2); i += blockDim.x) {
@@ -220,21 +219,19 @@ struct ScalarGradients {
   }
 
   __device__ void store(void* to, const float (&x)[kK / 16][4]) const {
-    const int64_t shared = p.heads / heads;
 #pragma unroll
-    for (int n = 0; n < kK / 16; ++n)
+    for (int i = 0; i < 2; ++i) {
+      const int64_t t = batch() * p.time + start() + row_of(i);
+      bf16* row = static_cast<bf16*>(to) + (t * groups + first_head / heads) * kK +
+                  half * (kK / 2) + lane % 4 * 2;
+      if (row_of(i) >= there) continue;
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (row_of(i) < there)
-          store_bf16x2(
-              static_cast<bf16*>(to) +
-                  ((batch() * p.time + start() + row_of(i)) * shared + first_head / heads) * kK +
-                  half * (kK / 2) + n * 8 + lane % 4 * 2,
-              x[n][2 * i], x[n][2 * i + 1]);
+      for (int n = 0; n < kK / 16; ++n) store_bf16x2(row + n * 8, x[n][2 * i], x[n][2 * i + 1]);
+    }
   }
 
   __device__ void run() {
-    const int64_t slices = ceil_div(p.value_dim, kMaxColumns), items = heads * slices;
+    const int slices = int(ceil_div(p.value_dim, kMaxColumns)), items = heads * slices;
     auto fetch_keys = [&](bf16* to, const HeadView& x) {
       copy_tile(to, kRow, row<bf16>(x, p.heads, batch(), start(), first_head, kK),
                 x.rows.time_stride, kScalarSteps, kK, there);
@@ -243,8 +240,8 @@ struct ScalarGradients {
     fetch_keys(s.k, p.k);
     with_stages(
         s.items, 0, items,
-        [&](Item& to, int64_t i) { fetch(to, first_head + i / slices, i % slices * kMaxColumns); },
-        [&](const Item& x, int64_t i) {
+        [&](Item& to, int i) { fetch(to, first_head + i / slices, i % slices * kMaxColumns); },
+        [&](const Item& x, int i) {
           if (i == 0)
 #pragma unroll
             for (int k = 0; k < kK; k += 16) {

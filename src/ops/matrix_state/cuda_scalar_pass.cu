@@ -10,15 +10,14 @@ constexpr int kSquares = 10;  // of 16 × 16, on and below the diagonal of a chu
 
 // One warp per chunk and head, two steps per lane.
 __global__ void __launch_bounds__(256) gates_kernel(ChunkedForward p, ScalarGates* gates) {
-  const int64_t index = blockIdx.x * int64_t{8} + threadIdx.x / 32,
-                chunks = ceil_div(p.time, kScalarSteps);
-  if (index >= p.batch * chunks * p.heads) return;
-  const int64_t h = index % p.heads, n = index / p.heads % chunks, b = index / p.heads / chunks;
-  const int lane = threadIdx.x % 32;
+  const unsigned heads = p.heads, chunks = ceil_div(p.time, kScalarSteps),
+                 index = blockIdx.x * 8 + threadIdx.x / 32, h = index % heads,
+                 n = index / heads % chunks, b = index / heads / chunks, lane = threadIdx.x % 32;
+  if (b >= p.batch) return;
   float decay[2], weight[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int64_t t = n * kScalarSteps + lane * 2 + e;
+    const int64_t t = n * int64_t{kScalarSteps} + lane * 2 + e;
     decay[e] = 0;
     weight[e] = 1;
     if (t >= p.time) continue;
@@ -39,13 +38,13 @@ struct ScalarPass : Walk {
   static constexpr int kChunk = kScalarSteps, kBlocks = kOutputs || kK > 128 ? 2 : 4, kRow = kK + 8;
   static constexpr bool kTurns = false;
   struct Stage {
-    bf16 reader[kOutputs ? kChunk * kRow : 8], writer[kChunk * kRow],
-        values[kChunk * kColumnStride];
+    Tile<kOutputs, kChunk * kRow> reader;
+    bf16 writer[kChunk * kRow], values[kChunk * kColumnStride];
     ScalarGates gates;
   };
   struct Smem {
     Stage stages[kK > 128 ? 1 : 2];  // for two blocks per SM
-    bf16 scores[kOutputs ? kChunk * kScalarSquare : 8];
+    Tile<kOutputs, kChunk * kScalarSquare> scores;
     // what scales a row that reads the state before the chunk, and one written to it
     float read[kChunk], write[kChunk];
   };
@@ -53,14 +52,14 @@ struct ScalarPass : Walk {
   // of the chunk
   __device__ int step(int row) const { return task.backwards ? kChunk - 1 - row : row; }
 
-  __device__ void fetch(Stage& to, int64_t i) const {
+  __device__ void fetch(Stage& to, int i) const {
     auto rows = [&](bf16* tile, int stride, const HeadView& x, int64_t dim, int from, int width) {
       copy_tile(tile, stride, row<bf16>(x, p.heads, batch, start(i), head, dim) + from,
                 x.rows.time_stride, kChunk, width, steps(i), kAll, task.backwards);
     };
     if constexpr (kOutputs) rows(to.reader, kRow, task.reader, kK, 0, kK);
     rows(to.writer, kRow, task.writer, kK, 0, kK);
-    rows(to.values, kColumnStride, task.values, p.value_dim, first, int(task.segments.columns));
+    rows(to.values, kColumnStride, task.values, p.value_dim, first, task.segments.columns);
     copy_floats(to.gates.decays, task.tiles.gates[index(i)].decays, 2 * kChunk);
   }
 
@@ -114,7 +113,7 @@ struct ScalarPass : Walk {
 
   // out [16 columns, 64 rows] = values scores + the state read.
   __device__ void outputs(const float (&state)[kK / 8][4], const uint32_t (&values)[4][4],
-                          const Smem& s, const Stage& t, int64_t i) const {
+                          const Smem& s, const Stage& t, int i) const {
     uint32_t before[kK / 16][4];
     float out[8][4] = {};
     pack_operand(before, state);
@@ -152,8 +151,8 @@ struct ScalarPass : Walk {
     float state[kK / 8][4], total = 0;
     load(state, task.starts);
     with_stages(
-        s.stages, begin(), end(), [&](Stage& to, int64_t i) { fetch(to, i); },
-        [&](const Stage& t, int64_t i) {
+        s.stages, begin(), end(), [&](Stage& to, int i) { fetch(to, i); },
+        [&](const Stage& t, int i) {
           factors(s, t);
           if constexpr (kOutputs) scores(s, t);
           keep(state, i);
