@@ -14,10 +14,10 @@ constexpr int kMaxColumns = kMaxTaylorValue + 1;
 
 __device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& p,
                                      int64_t t, int64_t width, int64_t i) {
-  const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
-  return load_scalar(
-      x.rows.data, dtype,
-      b * x.rows.batch_stride + t * x.rows.time_stride + h / (p.heads / x.heads) * width + i);
+  const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
+  return load_scalar(x.rows.data, dtype,
+                     b * x.rows.batch_stride + t * x.rows.time_stride +
+                         h / (heads / unsigned(x.heads)) * width + i);
 }
 
 // Feature f of the query, with its weight, and of the key, from their numbers.
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
       weights += parts[(g + 1) * columns - 1];
     }
     if (p.normalize) out /= weights + p.eps;
-    const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
+    const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
     const int64_t at = ((b * p.time + t) * p.heads + h) * p.value_dim + column;
     if (p.q_dtype == DType::bf16) static_cast<bf16*>(p.out)[at] = from_compute<bf16>(out);
     else static_cast<float*>(p.out)[at] = out;
