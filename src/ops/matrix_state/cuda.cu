@@ -178,7 +178,7 @@ void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   task.W = s.dW;
   task.last = bwd.dinitial_state;
   run(p, s, task, bwd.dfinal_state, stream);
-  (is_scalar(p) ? scalar_gradients : gradients)(bwd, s.tiles, s.dstates, s.dW, stream);
+  (is_scalar(p) ? scalar_gradients : gradients)(bwd, task, stream);
 }
 
 }  // namespace assay::ops::cuda

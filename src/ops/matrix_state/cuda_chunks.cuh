@@ -137,13 +137,12 @@ struct Pass {
 
 void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void pass(const ChunkedForward& p, const Pass& task, Stream stream);
-void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, Stream stream);
+// From what the backward pass read and kept.
+void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 // The same of scalar decays.
 void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream);
-void scalar_gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-                      const bf16* no_dW, Stream stream);
+void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
 
 // What a rule has: a part of low rank, and k vᵀ.

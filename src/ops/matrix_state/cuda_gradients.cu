@@ -196,8 +196,7 @@ __device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* sec
 }
 
 template <Rule kRule, int kK, bool kBonus>
-__global__ void __launch_bounds__(kK, 384 / kK)
-    gradients_kernel(ChunkedBackward bwd, Prepared tiles, const bf16* dstates, const bf16* dW) {
+__global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward bwd, Pass task) {
   using S = GradientSmem<kRule, kK>;
   extern __shared__ __align__(16) char memory[];
   S& s = *reinterpret_cast<S*>(memory);
@@ -216,6 +215,11 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     rows(s.a, kK, p.a, kK, 0, kK);
     rows(s.b, kK, p.b, kK, 0, kK);
   }
+  if constexpr (kLow<kRule>) {
+    const int64_t square = c.index * kSteps * kSteps;
+    copy_tile(s.T, kSquare, task.tiles.T + square, kSteps, kSteps, kSteps);
+    copy_tile(s.G, kSquare, task.tiles.G + square, kSteps, kSteps, kSteps);
+  }
   Vec<float, 1> decay[kSteps];
   float rate[kSteps];
   c.decays(n, decay);
@@ -229,16 +233,13 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     auto& x = s.slice;
     const int64_t state = (c.index * V + first) * kK, low = c.index * kSteps * V + first;
     __syncthreads();
-    copy_tile(x.before, S::kRow, tiles.before + state, kK, columns, kK);
-    copy_tile(x.dafter, S::kRow, dstates + state, kK, columns, kK);
+    copy_tile(x.before, S::kRow, task.tiles.before + state, kK, columns, kK);
+    copy_tile(x.dafter, S::kRow, task.states + state, kK, columns, kK);
     rows(x.dout, kColumnStride, bwd.dout, V, first, columns);
     rows(x.values, kColumnStride, p.v, V, first, columns);
     if constexpr (kLow<kRule>) {
-      copy_tile(x.W, kColumnStride, tiles.W + low, V, kSteps, columns);
-      copy_tile(x.dW, kColumnStride, dW + low, V, kSteps, columns);
-      const int64_t square = c.index * kSteps * kSteps;
-      if (first == 0) copy_tile(s.T, kSquare, tiles.T + square, kSteps, kSteps, kSteps);
-      if (first == 0) copy_tile(s.G, kSquare, tiles.G + square, kSteps, kSteps, kSteps);
+      copy_tile(x.W, kColumnStride, task.tiles.W + low, V, kSteps, columns);
+      copy_tile(x.dW, kColumnStride, task.W + low, V, kSteps, columns);
     }
     cp_async_commit_group();
     cp_async_wait_group<0>();
@@ -319,13 +320,12 @@ __global__ void __launch_bounds__(kK, 384 / kK)
 
 }  // namespace
 
-void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, Stream stream) {
+void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
   with_case(p, [&](auto which, auto size) {
     launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
-                  sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, tiles, dstates, dW);
+                  sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, task);
   });
 }
 

@@ -28,8 +28,7 @@ struct ScalarGradients {
     Item items[kK <= 128 ? 2 : 1];
   };
   const ChunkedBackward& g;
-  const Prepared& tiles;
-  const bf16* dstates;
+  const Pass& task;
   int heads;  // of the block
   Smem& s;
   const ChunkedForward& p = g.forward;
@@ -50,8 +49,8 @@ struct ScalarGradients {
   __device__ void fetch(Item& to, int64_t head, int64_t first) {
     const int columns = int(min(int64_t{kMaxColumns}, p.value_dim - first));
     const int64_t at = index * p.heads + head, state = (at * p.value_dim + first) * kK;
-    copy_tile(to.before, kRow, tiles.before + state, kK, kMaxColumns, kK, columns);
-    copy_tile(to.dafter, kRow, dstates + state, kK, kMaxColumns, kK, columns);
+    copy_tile(to.before, kRow, task.tiles.before + state, kK, kMaxColumns, kK, columns);
+    copy_tile(to.dafter, kRow, task.states + state, kK, kMaxColumns, kK, columns);
     auto rows = [&](bf16* tile, const HeadView& x) {
       copy_tile(tile, kColumnStride,
                 row<bf16>(x, p.heads, batch(), start(), head, p.value_dim) + first,
@@ -59,7 +58,7 @@ struct ScalarGradients {
     };
     rows(to.dout, g.dout);
     rows(to.values, p.v);
-    copy_floats(to.gates.decays, tiles.gates[at].decays, 2 * kScalarSteps);
+    copy_floats(to.gates.decays, task.tiles.gates[at].decays, 2 * kScalarSteps);
   }
 
   __device__ void begin(const Item& x) {
@@ -264,10 +263,10 @@ struct ScalarGradients {
 
 template <int kK>
 __global__ void __launch_bounds__(32 * kWarps, kK <= 64 ? 2 : 1)
-    scalar_gradients_kernel(ChunkedBackward g, Prepared tiles, const bf16* dstates, int heads) {
+    scalar_gradients_kernel(ChunkedBackward g, Pass task, int heads) {
   using Gradients = ScalarGradients<kK>;
   extern __shared__ __align__(16) char memory[];
-  Gradients{g, tiles, dstates, heads, *reinterpret_cast<typename Gradients::Smem*>(memory)}.run();
+  Gradients{g, task, heads, *reinterpret_cast<typename Gradients::Smem*>(memory)}.run();
 }
 
 }  // namespace
@@ -280,16 +279,14 @@ int64_t sharers(const ChunkedForward& p) {
   return heads;
 }
 
-void scalar_gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-                      const bf16*, Stream stream) {
+void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const int64_t heads = sharers(p), blocks = chunk_count(p) * (p.heads / heads);
   with_key_dim(p.key_dim, [&](auto size) {
     using Smem = typename ScalarGradients<size.value>::Smem;
     const bool one = heads * ceil_div(p.value_dim, kMaxColumns) == 1;  // item, in one stage
     launch_kernel(scalar_gradients_kernel<size.value>, unsigned(blocks), 32 * kWarps,
-                  one ? offsetof(Smem, items[1]) : sizeof(Smem), stream, bwd, tiles, dstates,
-                  int(heads));
+                  one ? offsetof(Smem, items[1]) : sizeof(Smem), stream, bwd, task, int(heads));
   });
 }
 
