@@ -271,8 +271,9 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     if (as_float) static_cast<float*>(to)[at] = x;
     else static_cast<bf16*>(to)[at] = __float2bfloat16(x);
   };
+  const bool by_head = bwd.dlog_decay && p.decay_dim == 1, by_key = bwd.dlog_decay && !by_head;
   const float bonus = kBonus ? c.bonus(n) : 0;
-  float du = 0, dkey[kRule == Rule::delta ? kSteps : 1];
+  float du = 0, v[32] = {};
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
     // delta: its key is b
@@ -281,37 +282,25 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
     float dk = 0, db = 0;
     if constexpr (kWrites<kRule>) dk = s.products[1][j][n];
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
+    // Afterwards nothing more is added to the gradients of step j.
     channel.through_column(s, j, k, b, bonus, dk, db);
+    const float da = channel.da[j];
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
-    if constexpr (kRule == Rule::delta) dkey[j] = db;
-    else put(bwd.dk, j, dk);
-    if constexpr (kRule == Rule::dplr) put(bwd.db, j, db);
-  }
-#pragma unroll
-  for (int t = 0; t < kSteps; ++t) {
-    put(bwd.dq, t, channel.dq[t] * p.scale);
-    if constexpr (kRule == Rule::dplr) put(bwd.da, t, channel.da[t]);
+    if constexpr (kRule == Rule::delta) {  // a = −β decay k
+      dk = db - rate[j] * channel.decay[j] * da;
+      v[j] = -channel.decay[j] * k * da + (n == 0 ? s.scores[j][j].ak : 0);
+      channel.dlog[j] += channel.a[j] * da;
+    }
+    v[kSteps + j] = channel.dlog[j];
+    put(bwd.dq, j, channel.dq[j] * p.scale);
+    put(bwd.dk, j, dk);
+    if constexpr (kRule == Rule::dplr) {
+      put(bwd.da, j, da);
+      put(bwd.db, j, db);
+    }
+    if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], p.decay_dtype == DType::f32);
   }
   if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
-
-  float v[32] = {};
-  if constexpr (kRule == Rule::delta) {  // a = −β decay k
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) {
-      put(bwd.dk, t, dkey[t] - rate[t] * channel.decay[t] * channel.da[t]);
-      v[t] = -channel.decay[t] * to_compute(s.k[t * kK + n]) * channel.da[t] +
-             (n == 0 ? s.scores[t][t].ak : 0);
-      channel.dlog[t] += channel.a[t] * channel.da[t];
-    }
-  }
-  const bool by_head = bwd.dlog_decay && p.decay_dim == 1;
-  if (bwd.dlog_decay && !by_head)
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t)
-      put(bwd.dlog_decay, t, channel.dlog[t], p.decay_dtype == DType::f32);
-  if (by_head)
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) v[kSteps + t] = channel.dlog[t];
   if (kRule == Rule::delta || by_head)
     sum_over_channels(s, v, bwd.dbeta ? bwd.dbeta + first : nullptr,
                       by_head ? static_cast<float*>(bwd.dlog_decay) + first : nullptr, c.steps,
