@@ -19,7 +19,7 @@ constexpr int kScalarSquare = kScalarSteps + 8;
 constexpr float kLogDecayFloor = -160;
 
 // Of the steps of a chunk: log₂ of the decays up to each, itself included; what scales each k vᵀ.
-struct ScalarGates {
+struct alignas(16) ScalarGates {
   float decays[kScalarSteps], weights[kScalarSteps];
 };
 
@@ -111,6 +111,28 @@ __device__ inline void store_fragment(bf16* to, int stride, const float (&c)[4])
 // `count` numbers, a multiple of 4, by all threads of the block.
 __device__ inline void copy_floats(float* to, const float* from, int count) {
   for (int n = threadIdx.x * 4; n < count; n += blockDim.x * 4) cp_async_16(to + n, from + n);
+}
+
+// body(stage, i) for i from `begin` to `end`, each by all threads of the block, with what
+// fetch(stage, i) copies asynchronously. The copies of kStages − 1 later ones are under way.
+template <int kStages, class Stage, class Fetch, class Body>
+__device__ void with_stages(Stage (&stages)[kStages], int begin, int end, Fetch&& fetch,
+                            Body&& body) {
+  auto start = [&](int i) {
+    if (i < end) fetch(stages[(i - begin) % kStages], i);
+    cp_async_commit_group();
+  };
+  constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
+  for (int i = 0; i < kAhead; ++i) start(begin + i);
+  for (int i = begin; i < end; ++i) {
+    cp_async_wait_group<kAhead - 1>();
+    __syncthreads();  // the stage has arrived, and the one before it is no longer read
+    if (kStages > 1) start(i + kAhead);
+    body(stages[(i - begin) % kStages], i);
+    if (kStages > 1) continue;
+    __syncthreads();
+    start(i + 1);
+  }
 }
 
 // How the sequences are cut into segments, which blocks compute at the same time.

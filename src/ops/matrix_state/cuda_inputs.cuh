@@ -1,13 +1,11 @@
 #pragma once
 // The inputs of a chunk of 16 steps of one head, as the passes read them. Steps past the end of a
 // sequence keep the state as it is and read and write nothing.
-#include "ops/cuda/launch.cuh"
-#include "ops/cuda/types.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
 
-// The vector of f(0), …, f(N − 1), and one with numbers of x.
+// The vector of f(0), …, f(N − 1).
 template <int N, class F>
 __device__ auto vec_of(F&& f) {
   Vec<decltype(f(0)), N> x;
@@ -93,14 +91,10 @@ struct Steps {
     for (int t = 0; t < kSteps; ++t) {
       raw_q[t] = c.template vector<kPerLane>(c.p.q, t, n);
       if constexpr (kWrites<kRule>) raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
-      if constexpr (kRule == Rule::delta) {
-        raw_b[t] = c.template vector<kPerLane>(c.p.k, t, n);
-        rate[t] = c.rate(t);
-      }
-      if constexpr (kRule == Rule::dplr) {
-        raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
-        raw_b[t] = c.template vector<kPerLane>(c.p.b, t, n);
-      }
+      if constexpr (kRule == Rule::delta) rate[t] = c.rate(t);
+      if constexpr (kRule == Rule::dplr) raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
+      if constexpr (kLow<kRule>)
+        raw_b[t] = c.template vector<kPerLane>(kRule == Rule::dplr ? c.p.b : c.p.k, t, n);
     }
     c.decays(n, decay);
   }

@@ -4,9 +4,9 @@
 namespace assay::ops::cuda::chunks {
 namespace {
 
-// Forwards: out = A values + P S, W = Y values + R S, S ← decay S + Kᵀ values + Bᵀ W. Backwards: dW
-// = B H, dv = Aᵀ values + K H + Yᵀ dW, H ← decay H + Pᵀ values + Rᵀ dW. Without outputs: the
-// segments alone.
+// Forwards: out = A values + P S, W = Y values + R S, S ← decay S + Kᵀ values + Bᵀ W.
+// Backwards: dW = B H, dv = Aᵀ values + K H + Yᵀ dW, H ← decay H + Pᵀ values + Rᵀ dW.
+// Without outputs: the segments alone.
 template <Rule kRule, int kK, bool kBackwards, bool kOutputs>
 struct PreparedPass : Walk {
   static constexpr int kChunk = kSteps, kBlocks = 1, kRow = kK + 8;
@@ -27,19 +27,16 @@ struct PreparedPass : Walk {
   __device__ void fetch(Stage& to, int i) const {
     const int64_t at = index(i);
     const Prepared& from = task.tiles;
-    auto vectors = [&](bf16* tile, const bf16* of) {
-      copy_tile(tile, kRow, of + at * kSteps * kK, kK, kSteps, kK);
+    auto copy = [&](bf16* tile, int stride, const bf16* of, int width) {
+      copy_tile(tile, stride, of + at * kSteps * width, width, kSteps, width);
     };
-    auto squares = [&](bf16* tile, const bf16* of) {
-      copy_tile(tile, kSquare, of + at * kSteps * kSteps, kSteps, kSteps, kSteps);
-    };
-    if constexpr (kOutputs || kBackwards) vectors(to.P, from.P);
-    if constexpr (kOutputs) squares(to.A, from.A);
-    if constexpr (kWrites<kRule> && (kOutputs || !kBackwards)) vectors(to.K, from.K);
+    if constexpr (kOutputs || kBackwards) copy(to.P, kRow, from.P, kK);
+    if constexpr (kOutputs) copy(to.A, kSquare, from.A, kSteps);
+    if constexpr (kWrites<kRule> && (kOutputs || !kBackwards)) copy(to.K, kRow, from.K, kK);
     if constexpr (kLow<kRule>) {
-      vectors(to.R, from.R);
-      vectors(to.B, from.B);
-      squares(to.Y, from.Y);
+      copy(to.R, kRow, from.R, kK);
+      copy(to.B, kRow, from.B, kK);
+      copy(to.Y, kSquare, from.Y, kSteps);
     }
     if (!is_turn)
       copy_tile(to.values, kColumnStride,

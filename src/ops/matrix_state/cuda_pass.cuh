@@ -6,35 +6,14 @@
 
 namespace assay::ops::cuda::chunks {
 
-// body(stage, i) for i from `begin` to `end`, each by all threads of the block, with what
-// fetch(stage, i) copies asynchronously. The copies of kStages − 1 later ones are under way.
-template <int kStages, class Stage, class Fetch, class Body>
-__device__ void with_stages(Stage (&stages)[kStages], int begin, int end, Fetch&& fetch,
-                            Body&& body) {
-  auto start = [&](int i) {
-    if (i < end) fetch(stages[(i - begin) % kStages], i);
-    cp_async_commit_group();
-  };
-  constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
-  for (int i = 0; i < kAhead; ++i) start(begin + i);
-  for (int i = begin; i < end; ++i) {
-    cp_async_wait_group<kAhead - 1>();
-    __syncthreads();  // the stage has arrived, and the one before it is no longer read
-    if (kStages > 1) start(i + kAhead);
-    body(stages[(i - begin) % kStages], i);
-    if (kStages > 1) continue;
-    __syncthreads();
-    start(i + 1);
-  }
-}
-
 struct Walk {
   const ChunkedForward& p;
   const Pass& task;
-  const int size, own = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;  // steps of a chunk
+  const int size, chunks;  // steps of a chunk; chunks of the sequence
+  const int own = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;  // the warp's first column
   unsigned of_segment, of_head, segment, head, batch;
-  int chunks, first;  // of the sequence; column of the block
-  bool is_turn;       // follows the unit matrix, not the values
+  int first;     // column of the block
+  bool is_turn;  // follows the unit matrix, not the values
 
   __device__ Walk(const ChunkedForward& parameters, const Pass& pass, int steps, bool turns)
       : p(parameters), task(pass), size(steps), chunks(int(ceil_div(p.time, steps))) {

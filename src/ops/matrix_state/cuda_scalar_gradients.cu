@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "ops/cuda/reduce.cuh"
-#include "ops/matrix_state/cuda_pass.cuh"
+#include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
 namespace {
