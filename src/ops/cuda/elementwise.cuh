@@ -9,47 +9,38 @@ namespace assay::ops::cuda {
 
 constexpr int kElementwiseThreads = 256;
 
+// Without dy f(x), with dy the gradient.
 template <class F, class T, int kSize>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    elementwise_forward_kernel(const Vec<T, kSize>* x, Vec<T, kSize>* y, int64_t vectors) {
+    elementwise_kernel(const Vec<T, kSize>* x, const Vec<T, kSize>* dy, Vec<T, kSize>* out,
+                       int64_t vectors) {
   const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
   if (i >= vectors) return;
-  Vec<T, kSize> v = x[i];
-  for (int k = 0; k < kSize; ++k) v[k] = from_compute<T>(F::forward(to_compute(v[k])));
-  y[i] = v;
-}
-template <class F, class T, int kSize>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    elementwise_backward_kernel(const Vec<T, kSize>* x, const Vec<T, kSize>* dy, Vec<T, kSize>* dx,
-                                int64_t vectors) {
-  const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
-  if (i >= vectors) return;
-  Vec<T, kSize> v = x[i];
-  const Vec<T, kSize> d = dy[i];
+  Vec<T, kSize> v = x[i], d;
+  if (dy) d = dy[i];
   for (int k = 0; k < kSize; ++k)
-    v[k] = from_compute<T>(F::backward(to_compute(v[k]), to_compute(d[k])));
-  dx[i] = v;
+    v[k] = from_compute<T>(dy ? F::backward(to_compute(v[k]), to_compute(d[k]))
+                              : F::forward(to_compute(v[k])));
+  out[i] = v;
 }
 
 template <class F>
-void elementwise(const Elementwise<F>& p, Stream stream) {
-  with_vectors(p.dtype, p.size, {p.x, p.y}, [&]<class T>(T, auto size) {
+void elementwise(const Elementwise<F>& p, const void* dy, void* out, Stream stream) {
+  with_vectors(p.dtype, p.size, {p.x, dy, out}, [&]<class T>(T, auto size) {
     using V = Vec<T, size()>;
     const int64_t vectors = p.size / size();
-    launch_threads(elementwise_forward_kernel<F, T, size()>, vectors, kElementwiseThreads, stream,
-                   static_cast<const V*>(p.x), static_cast<V*>(p.y), vectors);
+    launch_threads(elementwise_kernel<F, T, size()>, vectors, kElementwiseThreads, stream,
+                   static_cast<const V*>(p.x), static_cast<const V*>(dy), static_cast<V*>(out),
+                   vectors);
   });
 }
 template <class F>
+void elementwise(const Elementwise<F>& p, Stream stream) {
+  elementwise(p, nullptr, p.y, stream);
+}
+template <class F>
 void elementwise(const ElementwiseBackward<F>& bwd, Stream stream) {
-  const Elementwise<F>& p = bwd.forward;
-  with_vectors(p.dtype, p.size, {p.x, bwd.dy, bwd.dx}, [&]<class T>(T, auto size) {
-    using V = Vec<T, size()>;
-    const int64_t vectors = p.size / size();
-    launch_threads(elementwise_backward_kernel<F, T, size()>, vectors, kElementwiseThreads, stream,
-                   static_cast<const V*>(p.x), static_cast<const V*>(bwd.dy),
-                   static_cast<V*>(bwd.dx), vectors);
-  });
+  elementwise(bwd.forward, bwd.dy, bwd.dx, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -1,31 +1,120 @@
-// The passes over chunks, one after the other.
-#include "ops/cuda/launch.cuh"
-#include "ops/cuda/types.cuh"
+// The kernels over chunks, one after the other.
+#include <algorithm>
+
 #include "ops/matrix_state/cuda_chunks.cuh"
-#include "ops/matrix_state/cuda_scalar.cuh"
 
 namespace assay::ops::cuda {
+namespace chunks {
 namespace {
 
-// Of a backward; of a forward with scalar decays only `sums` and `pass`.
+// The state before each segment: S ← turn S + local. A block has 16 columns of one head's state.
+__global__ void __launch_bounds__(256)
+    carry_kernel(Pass alone, const float* first, float* starts, int K, int V) {
+  extern __shared__ float state[];  // [K, 16], two of them
+  const int64_t head = blockIdx.x / (V / 16);
+  const int column = threadIdx.x % 16, v = blockIdx.x % (V / 16) * 16 + column;
+  for (int n = threadIdx.x / 16; n < K; n += 16)
+    state[n * 16 + column] = first ? first[(head * K + n) * V + v] : 0;
+  for (int64_t i = 0; i < alone.segments.count; ++i) {
+    const int64_t s = head * alone.segments.count + i;
+    float *now = state + i % 2 * K * 16, *next = state + (i + 1) % 2 * K * 16;
+    __syncthreads();
+    for (int n = threadIdx.x / 16; n < K; n += 16) {
+      const int64_t at = (s * K + n) * V + v;
+      const float4* turn = reinterpret_cast<const float4*>(alone.turn + (s * K + n) * K);
+      starts[at] = now[n * 16 + column];
+      float sum = alone.last[at];
+#pragma unroll 8
+      for (int m = 0; m < K / 4; ++m) {
+        const float4 x = turn[m];
+        const float* y = now + m * 64 + column;
+        sum += x.x * y[0] + x.y * y[16] + x.z * y[32] + x.w * y[48];
+      }
+      next[n * 16 + column] = sum;
+    }
+  }
+}
+// The same of diagonal decays, `decays` per segment, with one thread per number of the state.
+__global__ void __launch_bounds__(256)
+    carry_diagonal_kernel(Pass alone, const float* first, float* starts, int size, int decays) {
+  const int at = blockIdx.x * 256 + threadIdx.x, row = at / (size / decays);
+  const int64_t head = blockIdx.y, segments = alone.segments.count;
+  if (at >= size) return;
+  float state = first ? first[head * size + at] : 0;
+#pragma unroll 4
+  for (int64_t s = head * segments; s < (head + 1) * segments; ++s) {
+    const float own = alone.last[s * size + at];
+    starts[s * size + at] = state;
+    state = alone.total[s * decays + row] * state + own;
+  }
+}
+
 struct Scratch {
-  scalar::States states;  // the states' gradients in `dafter`
-  bf16* dW;               // [chunks, 16, V]
-  char* pass;
-  Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena) {
-    const int64_t count = chunk_count(p) * p.heads,
-                  state = backwards ? count * p.value_dim * p.key_dim : 0;
-    const bool by_scalars = is_scalar(p), low = p.rule != Rule::gla;
-    states.sums.decays = arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0);
-    states.sums.weights = arena.take<float>(by_scalars ? count * kScalarChunkSteps : 0);
-    states.before = arena.take<bf16>(by_scalars ? state : 0);
-    states.dafter = arena.take<bf16>(state);
-    dW = arena.take<bf16>(backwards && low ? count * kChunkSteps * p.value_dim : 0);
-    pass = arena.take<char>(by_scalars ? scalar::pass_bytes(p) : chunks::pass_bytes(p));
+  Segments segments;
+  Prepared tiles;  // of scalar decays; others keep theirs in ChunkedForward::chunks
+  // Of several segments: what each makes of zeros and of the state before it, and that state.
+  float *local, *turn, *total, *starts;
+  bf16 *dstates, *dW;  // of a backward: the states' gradients; [chunks, 16, V]
+  Scratch(const ChunkedForward& p, bool backwards, WorkspaceArena& arena)
+      : segments(p),
+        tiles(is_scalar(p) ? Prepared(p, backwards, arena)
+                           : workspace_at<Prepared>(p.chunks, p, p.keeps)) {
+    const int64_t cut = segments.count > 1 ? p.batch * p.heads * segments.count * p.key_dim : 0,
+                  values = backwards ? chunk_count(p) * p.heads * p.value_dim : 0;
+    const bool low = p.rule != Rule::gla;
+    local = arena.take<float>(cut * p.value_dim);
+    turn = arena.take<float>(low ? cut * p.key_dim : 0);
+    total = arena.take<float>(low ? 0 : cut);
+    starts = arena.take<float>(cut * p.value_dim);
+    dstates = arena.take<bf16>(values * p.key_dim);
+    dW = arena.take<bf16>(low ? values * kChunkSteps : 0);
   }
 };
 
+// A pass from the state `first`, or from zeros. Where there are several segments, a pass over each
+// alone finds the states before them.
+void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* first, Stream stream) {
+  const int64_t K = p.key_dim, V = p.value_dim, heads = p.batch * p.heads;
+  const auto launch = is_scalar(p) ? scalar_pass : pass;
+  task.starts = first;
+  if (s.segments.count > 1) {
+    Pass alone = task;
+    alone.alone = true;
+    alone.starts = nullptr;
+    alone.out = alone.states = nullptr;
+    alone.last = s.local;
+    alone.turn = s.turn;
+    alone.total = s.total;
+    launch(p, alone, stream);
+    if (p.rule == Rule::gla)
+      launch_kernel(carry_diagonal_kernel, dim3(unsigned(ceil_div(K * V, 256)), unsigned(heads)),
+                    256, 0, stream, alone, first, s.starts, int(K * V), int(is_scalar(p) ? 1 : K));
+    else
+      launch_kernel(carry_kernel, unsigned(heads * (V / 16)), 256, size_t(K) * 32 * sizeof(float),
+                    stream, alone, first, s.starts, int(K), int(V));
+    task.starts = s.starts;
+  }
+  launch(p, task, stream);
+}
+
 }  // namespace
+
+Segments::Segments(const ChunkedForward& p) {
+  constexpr int64_t kLeastSteps = 256;  // of a segment
+  const int64_t steps = is_scalar(p) ? kScalarChunkSteps : kChunkSteps;
+  const int64_t all = ceil_div(p.time, steps);
+  columns = kMaxColumns;
+  while (p.value_dim % columns || (!is_scalar(p) && p.key_dim % columns)) columns -= 16;
+  parts = p.value_dim / columns;
+  const int64_t blocks = p.batch * p.heads * parts;
+  const int64_t busy = 2 * sm_count();  // two blocks per SM keep the GPU busy
+  const int64_t wanted = std::min(ceil_div(busy, blocks), all * steps / kLeastSteps);
+  count = blocks >= busy / 2 ? 1 : std::max<int64_t>(1, wanted);
+  chunks = ceil_div(all, count);
+  count = ceil_div(all, chunks);
+}
+
+}  // namespace chunks
 
 int64_t key_size(Rule rule, bool bonus, int64_t key_dim) {
   for (const int64_t size : {int64_t{64}, int64_t{96}, int64_t{128}, kLargestKey})
@@ -41,42 +130,55 @@ int64_t chunk_count(const ChunkedForward& p) {
   return p.batch * ceil_div(p.time, is_scalar(p) ? kScalarChunkSteps : kChunkSteps);
 }
 int64_t key_gradients(const ChunkedForward& p) {
-  return is_scalar(p) ? p.heads / scalar::sharers(p) : p.heads;
+  return is_scalar(p) ? p.heads / chunks::sharers(p) : p.heads;
 }
 
+// Of scalar decays, the states before the segments, which are computed again otherwise.
 size_t chunk_bytes(const ChunkedForward& p) {
-  return is_scalar(p) ? scalar::starts_bytes(p) : workspace_size<chunks::Prepared>(p);
+  if (!is_scalar(p)) return workspace_size<chunks::Prepared>(p, p.keeps);
+  const int64_t segments = chunks::Segments(p).count;
+  return segments == 1 ? 0 : sizeof(float) * p.batch * p.heads * segments * p.key_dim * p.value_dim;
 }
-size_t workspace_bytes(const ChunkedForward& p) { return workspace_size<Scratch>(p, false); }
+size_t workspace_bytes(const ChunkedForward& p) {
+  return workspace_size<chunks::Scratch>(p, false);
+}
 size_t workspace_bytes(const ChunkedBackward& bwd) {
-  return workspace_size<Scratch>(bwd.forward, true);
+  return workspace_size<chunks::Scratch>(bwd.forward, true);
 }
 
 void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
-  const auto s = workspace_at<Scratch>(workspace, p, false);
-  if (is_scalar(p))
-    return scalar::forward(p, s.states.sums, static_cast<float*>(p.chunks), s.pass, stream);
-  const auto tiles = workspace_at<chunks::Prepared>(p.chunks, p);
-  chunks::prepare(p, tiles, stream);
-  chunks::pass(p,
-               {false, tiles, p.v, p.initial_state, static_cast<bf16*>(p.out), p.final_state,
-                tiles.before, tiles.W},
-               s.pass, stream);
+  using namespace chunks;
+  auto s = workspace_at<Scratch>(workspace, p, false);
+  if (is_scalar(p)) s.starts = static_cast<float*>(p.chunks);
+  (is_scalar(p) ? scalar_prepare : prepare)(p, s.tiles, stream);
+  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
+  task.out = static_cast<bf16*>(p.out);
+  task.states = s.tiles.before;
+  task.W = s.tiles.W;
+  task.last = p.final_state;
+  run(p, s, task, p.initial_state, stream);
 }
 
 void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
+  using namespace chunks;
   const ChunkedForward& p = bwd.forward;
   const auto s = workspace_at<Scratch>(workspace, p, true);
-  if (is_scalar(p)) {
-    scalar::backward(bwd, static_cast<const float*>(p.chunks), s.states, s.pass, stream);
-    return scalar::gradients(bwd, s.states, stream);
+  Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
+  if (is_scalar(p)) {  // the states before the chunks again
+    scalar_prepare(p, s.tiles, stream);
+    task.starts = s.segments.count > 1 ? static_cast<const float*>(p.chunks) : p.initial_state;
+    task.states = s.tiles.before;
+    scalar_pass(p, task, stream);
   }
-  const auto tiles = workspace_at<chunks::Prepared>(p.chunks, p);
-  chunks::pass(p,
-               {true, tiles, bwd.dout, bwd.dfinal_state, static_cast<bf16*>(bwd.dv),
-                bwd.dinitial_state, s.states.dafter, s.dW},
-               s.pass, stream);
-  chunks::gradients(bwd, tiles, s.states.dafter, s.dW, stream);
+  task.backwards = true;
+  std::swap(task.reader, task.writer);
+  task.values = bwd.dout;
+  task.out = static_cast<bf16*>(bwd.dv);
+  task.states = s.dstates;
+  task.W = s.dW;
+  task.last = bwd.dinitial_state;
+  run(p, s, task, bwd.dfinal_state, stream);
+  (is_scalar(p) ? scalar_gradients : gradients)(bwd, task, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -1,95 +1,177 @@
 #pragma once
-// What the three passes over chunks share: where their products lie, and fragments of mma.m16n8k16
-// (bf16 operands, fp32 sums) from and to tiles in shared memory. Derivation: README.md, "On CUDA".
+// What the kernels over chunks share: what is prepared of each chunk, a pass over them, and tiles
+// of mma.m16n8k16 (bf16 operands, fp32 sums) in shared memory. Derivation: README.md, "On CUDA".
+#include "ops/cuda/fragment.cuh"
 #include "ops/cuda/launch.cuh"
-#include "ops/cuda/ptx.cuh"
 #include "ops/matrix_state/kernel.h"
 
 namespace assay::ops::cuda::chunks {
 
 constexpr int kSteps = kChunkSteps;  // a chunk is one operand of the tensor cores
 constexpr int kSquare = kSteps + 8;  // row stride with which ldmatrix meets every bank once
+constexpr int kMaxColumns = 64;      // of the state, that a block holds
+constexpr int kColumnStride = kMaxColumns + 8;
 
-// What a chunk of a head is once it is prepared; bf16 but for `decay`. Names as in README.md.
+// Chunks whose decays are one number per step and head, or none.
+constexpr int kScalarSteps = kScalarChunkSteps;
+constexpr int kScalarSquare = kScalarSteps + 8;
+// log₂ of a decay that is 0: two to this power is 0 in fp32, and no difference is NaN
+constexpr float kLogDecayFloor = -160;
+
+// Of the steps of a chunk: log₂ of the decays up to each, itself included; what scales each k vᵀ.
+struct alignas(16) ScalarGates {
+  float decays[kScalarSteps], weights[kScalarSteps];
+};
+
+// What is prepared of the chunks of every head, (b, n, h), n the chunk of a sequence. Names as in
+// README.md. What a rule does not have is null. Scalar decays have only `gates` and `before`.
 struct Prepared {
-  // [16, K]  rows that read the state, columns that are written to it; R, B, or K absent: null
-  bf16 *P, *R, *K, *B;
+  bf16 *P, *R, *K, *B;  // [16, K]  rows that read the state, columns that are written to it
   bf16 *A, *Y, *T, *G;  // [16, 16]
   float* decay;         // [K]      of the whole chunk
-  bf16 *before, *W;     // [V, K]   the state before the chunk, transposed; [16, V]
+  ScalarGates* gates;
+  bf16 *before, *W;  // [V, K]   the state before the chunk, transposed; [16, V]
 
-  Prepared() = default;
-  // The tiles of every chunk (b, n, h), n the chunk of a sequence. The memory is `Forward::chunks`.
-  Prepared(const ChunkedForward& p, WorkspaceArena& arena) {
-    const int64_t count = p.batch * ceil_div(p.time, kSteps) * p.heads;
-    const bool low = p.rule != Rule::gla, writes = p.rule != Rule::delta;
-    auto vectors = [&](bool present) {
-      return present ? arena.take<bf16>(count * kSteps * p.key_dim) : nullptr;
+  Prepared(const ChunkedForward& p, bool keeps, WorkspaceArena& arena) {
+    const bool scalar = is_scalar(p), low = p.rule != Rule::gla, writes = p.rule != Rule::delta;
+    const int64_t count = chunk_count(p) * p.heads, vectors = kSteps * p.key_dim,
+                  squares = kSteps * kSteps;
+    auto take = [&](bool present, int64_t size) {
+      return present ? arena.take<bf16>(count * size) : nullptr;
     };
-    auto squares = [&](bool present) {
-      return present ? arena.take<bf16>(count * kSteps * kSteps) : nullptr;
-    };
-    P = vectors(true);
-    R = vectors(low);
-    K = vectors(writes);
-    B = vectors(low);
-    A = squares(true);
-    Y = squares(low);
-    T = squares(low);
-    G = squares(low);
-    decay = arena.take<float>(count * p.key_dim);
-    before = p.keeps ? arena.take<bf16>(count * p.value_dim * p.key_dim) : nullptr;
-    W = low && p.keeps ? arena.take<bf16>(count * kSteps * p.value_dim) : nullptr;
+    P = take(!scalar, vectors);
+    R = take(low, vectors);
+    K = take(!scalar && writes, vectors);
+    B = take(low, vectors);
+    A = take(!scalar, squares);
+    Y = take(low, squares);
+    T = take(low, squares);
+    G = take(low, squares);
+    decay = arena.take<float>(scalar ? 0 : count * p.key_dim);
+    gates = arena.take<ScalarGates>(scalar ? count : 0);
+    before = take(keeps, p.value_dim * p.key_dim);
+    W = take(low && keeps, kSteps * p.value_dim);
   }
 };
 
-// x of step t and head h. Rows past the end of the sequence are not there.
+// x of step t and head h. Rows past the end of the sequence are not there. The division is one of
+// 32 bits, because one of 64 bits is a call.
 template <class T>
 __device__ inline const T* row(const HeadView& x, int64_t heads, int64_t b, int64_t t, int64_t h,
                                int64_t width) {
+  const unsigned head = unsigned(h) / (unsigned(heads) / unsigned(x.heads));
   return static_cast<const T*>(x.rows.data) + b * x.rows.batch_stride + t * x.rows.time_stride +
-         h / (heads / x.heads) * width;
+         head * width;
 }
 
-// rows × width numbers, `width` a multiple of 8, by all threads of the block.
+constexpr int kAll = 1 << 30;
+// rows × width numbers, `width` a multiple of 8, by all threads of the block; zeros where a row or
+// column is not present. With `reversed` the last row comes first.
 __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t from_stride,
-                                 int rows, int width, int present = 1 << 30) {
+                                 int rows, int width, int present_rows = kAll,
+                                 int present_columns = kAll, bool reversed = false) {
   for (int i = threadIdx.x; i < rows * (width / 8); i += blockDim.x) {
-    const int y = i / (width / 8), x = i % (width / 8) * 8;
-    cp_async_16(to + y * stride + x, y < present ? from + y * from_stride + x : from, y < present);
+    const int y = i / (width / 8), x = i % (width / 8) * 8, t = reversed ? rows - 1 - y : y;
+    const bool present = t < present_rows && (present_columns == kAll || x < present_columns);
+    cp_async_16(to + y * stride + x, present ? from + t * from_stride + x : from, present);
   }
 }
-constexpr int kMaxColumns = 64;  // of the state, that a block holds
+// A tile in shared memory that only some kernels have.
+template <bool kPresent, int kSize>
+using Tile = bf16[kPresent ? kSize : 8];
+
+// c [16, 8 N] += a [16, 16] B from a tile at (row, vector), which stores B as load_b_nk() and
+// load_b_kn() say.
+template <int N, class Operand>
+__device__ void multiply_nk(float (&c)[N][4], const uint32_t (&a)[4], Operand tile, int row = 0,
+                            int vector = 0) {
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    uint32_t b[4];
+    load_b_nk(b, tile, row + n * 8, vector);
+    mma_m16n16k16(c[n], c[n + 1], a, b);
+  }
+}
+template <int N, class Operand>
+__device__ void multiply_kn(float (&c)[N][4], const uint32_t (&a)[4], Operand tile, int row = 0,
+                            int vector = 0) {
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    uint32_t b[4];
+    load_b_kn(b, tile, row, vector + n);
+    mma_m16n16k16(c[n], c[n + 1], a, b);
+  }
+}
+// A C fragment to a tile, from `to` on.
+__device__ inline void store_fragment(bf16* to, int stride, const float (&c)[4]) {
+  to += threadIdx.x % 32 / 4 * stride + threadIdx.x % 4 * 2;
+  store_bf16x2(to, c[0], c[1]);
+  store_bf16x2(to + 8 * stride, c[2], c[3]);
+}
+// `count` numbers, a multiple of 4, by all threads of the block.
+__device__ inline void copy_floats(float* to, const float* from, int count) {
+  for (int n = threadIdx.x * 4; n < count; n += blockDim.x * 4) cp_async_16(to + n, from + n);
+}
+
+// body(stage, i) for i from `begin` to `end`, each by all threads of the block, with what
+// fetch(stage, i) copies asynchronously. The copies of kStages − 1 later ones are under way.
+template <int kStages, class Stage, class Fetch, class Body>
+__device__ void with_stages(Stage (&stages)[kStages], int begin, int end, Fetch&& fetch,
+                            Body&& body) {
+  auto start = [&](int i) {
+    if (i < end) fetch(stages[(i - begin) % kStages], i);
+    cp_async_commit_group();
+  };
+  constexpr int kAhead = kStages > 1 ? kStages - 1 : 1;
+  for (int i = 0; i < kAhead; ++i) start(begin + i);
+  for (int i = begin; i < end; ++i) {
+    cp_async_wait_group<kAhead - 1>();
+    __syncthreads();  // the stage has arrived, and the one before it is no longer read
+    if (kStages > 1) start(i + kAhead);
+    body(stages[(i - begin) % kStages], i);
+    if (kStages > 1) continue;
+    __syncthreads();
+    start(i + 1);
+  }
+}
+
 // How the sequences are cut into segments, which blocks compute at the same time.
 struct Segments {
-  // of a sequence; of a segment but the last; of a block; blocks for all of V
-  int64_t count, chunks, columns, parts;
-  // For chunks of `steps` steps. The columns of a block divide V and `width`.
-  Segments(const ChunkedForward& p, int64_t steps, int64_t width);
+  // of a sequence; chunks of a segment but the last; columns of a block; blocks for all of V
+  int count, chunks, columns, parts;
+  explicit Segments(const ChunkedForward& p);
 };
+// One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,
+// dinitial_state, the state's gradient after each chunk and dW, from dout and dfinal_state.
+struct Pass {
+  bool backwards, alone;            // `alone`: every segment from zeros, to its own `last`
+  HeadView reader, writer, values;  // q, k, v; backwards k, q, dout
+  Prepared tiles;
+  Segments segments;
+  const float* starts;  // in  [B, H, segments, K, V] the state before each segment; null: zeros
+  bf16* out;            // out [B, T, H, V]; null: without outputs
+  bf16 *states, *W;     // out [count, V, K], [count, 16, V]; null: not kept
+  float* last;          // out [B, H, K, V], alone [B, H, segments, K, V]; null: not kept
+  // out, alone: what a segment makes of the state before it, [B, H, segments, K, K], or of
+  // diagonal decays [.., K], of scalar ones [..]
+  float *turn, *total;
+};
+
+void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
+void pass(const ChunkedForward& p, const Pass& task, Stream stream);
+// From what the backward pass read and kept.
+void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
+// The same of scalar decays.
+void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
+void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream);
+void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
+int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
+
 // What a rule has: a part of low rank, and k vᵀ.
 template <Rule kRule>
 constexpr bool kLow = kRule != Rule::gla;
 template <Rule kRule>
 constexpr bool kWrites = kRule != Rule::delta;
-
-void prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
-// One pass over the chunks in order of time: out, final_state, `before`, W. Backwards: dv,
-// dinitial_state, the state's gradient after each chunk and dW, from dout and dfinal_state. Few
-// long sequences are cut into segments.
-struct Pass {
-  bool backwards;
-  Prepared tiles;
-  HeadView values;     // in  v, or dout
-  const float* first;  // in  [B, H, K, V] the state to start from, or null for zeros
-  bf16* out;           // out [B, T, H, V]
-  float* last;         // out [B, H, K, V]
-  bf16 *states, *W;    // out [count, V, K], [count, 16, V]; null: not kept
-};
-size_t pass_bytes(const ChunkedForward& p);  // of its workspace
-void pass(const ChunkedForward& p, const Pass& pass, void* workspace, Stream stream);
-void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, Stream stream);
 
 // f(Size) for the key dimensions that the kernels serve.
 template <int K>

@@ -4,19 +4,12 @@
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
-namespace assay::ops::cuda::steps {
+namespace assay::ops::cuda {
 namespace {
 
 constexpr int kMaxWarps = 4;
 template <int K>
 constexpr int kColumns = K == 256 ? 16 : 32;  // of a warp
-
-// Of all threads with the same columns, every kColumnThreads-th of a warp, for each of them.
-template <int kColumnThreads>
-__device__ inline Vec4 sum_over_rows(Vec4 x) {
-  butterfly_sum<kColumnThreads, 32>(x.at);
-  return x;
-}
 
 template <int kRows>
 __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p, const void* row,
@@ -24,11 +17,11 @@ __device__ inline void load_decay(float (&decay)[kRows], const ChunkedForward& p
   if (p.decay_dim > 1) {
     load_vec(decay, row, p.decay_dtype, first);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) decay[i] = expf(decay[i]);
+    for (float& x : decay) x = expf(x);
   } else {
     const float one = row ? expf(load_scalar(row, p.decay_dtype, 0)) : 1.f;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) decay[i] = one;
+    for (float& x : decay) x = one;
   }
 }
 
@@ -90,7 +83,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
         if constexpr (kBonus) out[n] += query[i] * S[i][n] + bonus[i] * v[n];
       }
     }
-    if constexpr (kRule != Rule::gla) r = sum_over_rows<kColumnThreads>(r);
+    if constexpr (kRule != Rule::gla) butterfly_sum<kColumnThreads, 32>(r.at);
     if constexpr (kRule == Rule::delta)
 #pragma unroll
       for (int n = 0; n < 4; ++n) r[n] += beta * v[n];
@@ -103,7 +96,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
         if constexpr (kRule != Rule::delta) S[i][n] += key[i] * v[n];
         if constexpr (!kBonus) out[n] += query[i] * S[i][n];
       }
-    out = sum_over_rows<kColumnThreads>(out);
+    butterfly_sum<kColumnThreads, 32>(out.at);
     if (lane >= kColumnThreads || !there) continue;
     Vec<bf16, 4> y;
 #pragma unroll
@@ -117,16 +110,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
 }
 
 }  // namespace
-}  // namespace assay::ops::cuda::steps
 
-namespace assay::ops::cuda {
 void decode(const ChunkedForward& p, Stream stream) {
   chunks::with_case(p, [&](auto which, auto size) {
-    const int64_t tiles = ceil_div(p.value_dim, steps::kColumns<size.value>);
-    const int64_t parts = ceil_div(tiles, steps::kMaxWarps);
+    const int64_t tiles = ceil_div(p.value_dim, kColumns<size.value>);
+    const int64_t parts = ceil_div(tiles, kMaxWarps);
     const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
-    launch_pdl(steps::decode_kernel<which.kRule, which.kBonus, size.value>, blocks,
+    launch_pdl(decode_kernel<which.kRule, which.kBonus, size.value>, blocks,
                unsigned(ceil_div(tiles, parts)) * 32, 0, stream, p);
   });
 }
+
 }  // namespace assay::ops::cuda

@@ -1,15 +1,11 @@
 // Gradients of the inputs of every chunk, for all chunks at once: from the state before it, the
 // state's gradient after it, and what both passes left. One block per chunk and head, one thread
 // per channel of K.
-#include "ops/cuda/fragment.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"
 
 namespace assay::ops::cuda::chunks {
 namespace {
-
-constexpr int kSlice = 64;  // columns of the state that are in shared memory at once
-constexpr int kSliceStride = kSlice + 8;
 
 // Gradients of the scores of step t against step j.
 struct alignas(16) Score {
@@ -20,18 +16,18 @@ template <Rule kRule, int kK>
 struct GradientSmem {
   static constexpr int kRow = kK + 8, kWarps = kK / 32;
   struct Slice {
-    bf16 before[kSlice * kRow], dafter[kSlice * kRow];  // the state and its gradient, transposed
-    bf16 dout[kSteps * kSliceStride], values[kSteps * kSliceStride];
-    bf16 W[kLow<kRule> ? kSteps * kSliceStride : 8], dW[kLow<kRule> ? kSteps * kSliceStride : 8],
-        dU[kLow<kRule> ? kSteps * kSliceStride : 8];
+    bf16 before[kMaxColumns * kRow],
+        dafter[kMaxColumns * kRow];  // the state and its gradient, transposed
+    bf16 dout[kSteps * kColumnStride], values[kSteps * kColumnStride];
+    Tile<kLow<kRule>, kSteps * kColumnStride> W, dW, dU;
   };
   union {
     Slice slice;
     float products[kLow<kRule> ? 4 : 2][kSteps][kK];  // gradients of q̃, k̂, ã, b̂
   };
-  bf16 q[kSteps * kK], k[kSteps * kK], a[kRule == Rule::dplr ? kSteps * kK : 8],
-      b[kRule == Rule::dplr ? kSteps * kK : 8];
-  bf16 T[kLow<kRule> ? kSteps * kSquare : 8], G[kLow<kRule> ? kSteps * kSquare : 8];
+  bf16 q[kSteps * kK], k[kSteps * kK];
+  Tile<kRule == Rule::dplr, kSteps * kK> a, b;
+  Tile<kLow<kRule>, kSteps * kSquare> T, G;
   Score scores[kSteps][kSteps];
   float sums[kWarps][32];
 };
@@ -49,45 +45,34 @@ struct Sums {
 
   // dU = Tᵀ dW + Gᵀ dout: what a step's own value and its row of the low-rank part receive.
   __device__ static void solve(S& s, int columns) {
-    uint32_t T[4], G[4], b[4];
+    uint32_t T[4], G[4];
     load_a_km(T, PaddedTile<kSquare>{s.T});
     load_a_km(G, PaddedTile<kSquare>{s.G});
-    const int lane = threadIdx.x % 32;
     for (int first = threadIdx.x / 32 * 16; first < columns; first += S::kWarps * 16) {
       float c[2][4] = {};
-      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dW + first});
-      mma_m16n16k16(c[0], c[1], T, b);
-      load_b_kn(b, PaddedTile<kSliceStride>{s.slice.dout + first});
-      mma_m16n16k16(c[0], c[1], G, b);
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int below = 0; below < 2; ++below)
-          store_bf16x2(
-              s.slice.dU + (lane / 4 + below * 8) * kSliceStride + first + half * 8 + lane % 4 * 2,
-              c[half][2 * below], c[half][2 * below + 1]);
+      multiply_kn(c, T, PaddedTile<kColumnStride>{s.slice.dW}, 0, first / 8);
+      multiply_kn(c, G, PaddedTile<kColumnStride>{s.slice.dout}, 0, first / 8);
+      store_fragment(s.slice.dU + first, kColumnStride, c[0]);
+      store_fragment(s.slice.dU + first + 8, kColumnStride, c[1]);
     }
   }
 
-  __device__ void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
-    uint32_t a[4], b[4];
-    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      load_b_kn(b, PaddedTile<S::kRow>{state + v * S::kRow + threadIdx.x / 32 * 32 + half * 16});
-      mma_m16n16k16(c[2 * half], c[2 * half + 1], a, b);
-    }
+  // c += 16 columns of `rows` times the state's, of which this warp has 32.
+  __device__ static void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
+    uint32_t a[4];
+    load_a_mk(a, PaddedTile<kColumnStride>{rows}, 0, v / 8);
+    multiply_kn(c, a, PaddedTile<S::kRow>{state}, v, threadIdx.x / 32 * 4);
   }
   __device__ static void add_scores(float (&c)[2][4], const bf16* rows, const bf16* columns,
                                     int v) {
-    uint32_t a[4], b[4];
-    load_a_mk(a, PaddedTile<kSliceStride>{rows + v});
-    load_b_nk(b, PaddedTile<kSliceStride>{columns + v});
-    mma_m16n16k16(c[0], c[1], a, b);
+    uint32_t a[4];
+    load_a_mk(a, PaddedTile<kColumnStride>{rows}, 0, v / 8);
+    multiply_nk(c, a, PaddedTile<kColumnStride>{columns}, 0, v / 8);
   }
 
   __device__ void add(S& s, int columns) {
     auto& x = s.slice;
+#pragma unroll kLow < kRule> ? 2 : 4
     for (int v = 0; v < columns; v += 16) {
       add_product(products[0], x.dout, x.before, v);
       if constexpr (kWrites<kRule>) add_product(products[1], x.values, x.dafter, v);
@@ -211,8 +196,7 @@ __device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* sec
 }
 
 template <Rule kRule, int kK, bool kBonus>
-__global__ void __launch_bounds__(kK, 384 / kK)
-    gradients_kernel(ChunkedBackward bwd, Prepared tiles, const bf16* dstates, const bf16* dW) {
+__global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward bwd, Pass task) {
   using S = GradientSmem<kRule, kK>;
   extern __shared__ __align__(16) char memory[];
   S& s = *reinterpret_cast<S*>(memory);
@@ -221,42 +205,41 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   const int n = threadIdx.x;
   const int64_t V = p.value_dim;
 
-  auto input = [&](bf16* to, const HeadView& x) {
-    copy_tile(to, kK, row<bf16>(x, p.heads, c.batch, c.start, c.head, kK), x.rows.time_stride,
-              kSteps, kK, c.steps);
+  auto rows = [&](bf16* to, int stride, const HeadView& x, int64_t dim, int column, int width) {
+    copy_tile(to, stride, row<bf16>(x, p.heads, c.batch, c.start, c.head, dim) + column,
+              x.rows.time_stride, kSteps, width, c.steps);
   };
-  input(s.q, p.q);
-  input(s.k, p.k);
+  rows(s.q, kK, p.q, kK, 0, kK);
+  rows(s.k, kK, p.k, kK, 0, kK);
   if constexpr (kRule == Rule::dplr) {
-    input(s.a, p.a);
-    input(s.b, p.b);
+    rows(s.a, kK, p.a, kK, 0, kK);
+    rows(s.b, kK, p.b, kK, 0, kK);
   }
-  float decay[kSteps][1], rate[kSteps];
+  if constexpr (kLow<kRule>) {
+    const int64_t square = c.index * kSteps * kSteps;
+    copy_tile(s.T, kSquare, task.tiles.T + square, kSteps, kSteps, kSteps);
+    copy_tile(s.G, kSquare, task.tiles.G + square, kSteps, kSteps, kSteps);
+  }
+  Vec<float, 1> decay[kSteps];
+  float rate[kSteps];
   c.decays(n, decay);
   if constexpr (kRule == Rule::delta)
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) rate[t] = c.rate(t);
 
   Sums<kRule, kK> sums;
-  for (int first = 0; first < V; first += kSlice) {
-    const int columns = int(min(int64_t{kSlice}, V - first));
+  for (int first = 0; first < V; first += kMaxColumns) {
+    const int columns = int(min(int64_t{kMaxColumns}, V - first));
     auto& x = s.slice;
     const int64_t state = (c.index * V + first) * kK, low = c.index * kSteps * V + first;
     __syncthreads();
-    copy_tile(x.before, S::kRow, tiles.before + state, kK, columns, kK);
-    copy_tile(x.dafter, S::kRow, dstates + state, kK, columns, kK);
-    auto values = [&](bf16* to, const HeadView& from) {
-      copy_tile(to, kSliceStride, row<bf16>(from, p.heads, c.batch, c.start, c.head, V) + first,
-                from.rows.time_stride, kSteps, columns, c.steps);
-    };
-    values(x.dout, bwd.dout);
-    values(x.values, p.v);
+    copy_tile(x.before, S::kRow, task.tiles.before + state, kK, columns, kK);
+    copy_tile(x.dafter, S::kRow, task.states + state, kK, columns, kK);
+    rows(x.dout, kColumnStride, bwd.dout, V, first, columns);
+    rows(x.values, kColumnStride, p.v, V, first, columns);
     if constexpr (kLow<kRule>) {
-      copy_tile(x.W, kSliceStride, tiles.W + low, V, kSteps, columns);
-      copy_tile(x.dW, kSliceStride, dW + low, V, kSteps, columns);
-      const int64_t square = c.index * kSteps * kSteps;
-      if (first == 0) copy_tile(s.T, kSquare, tiles.T + square, kSteps, kSteps, kSteps);
-      if (first == 0) copy_tile(s.G, kSquare, tiles.G + square, kSteps, kSteps, kSteps);
+      copy_tile(x.W, kColumnStride, task.tiles.W + low, V, kSteps, columns);
+      copy_tile(x.dW, kColumnStride, task.W + low, V, kSteps, columns);
     }
     cp_async_commit_group();
     cp_async_wait_group<0>();
@@ -282,11 +265,15 @@ __global__ void __launch_bounds__(kK, 384 / kK)
   }
   channel.through_state(s, n, sums.decay);
   const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // of [B, T, H]
-  auto put = [&](void* to, int t, float x) {
-    if (t < c.steps) static_cast<bf16*>(to)[(first + t * p.heads) * kK + n] = __float2bfloat16(x);
+  auto put = [&](void* to, int t, float x, bool as_float = false) {
+    const int64_t at = (first + t * p.heads) * kK + n;
+    if (t >= c.steps) return;
+    if (as_float) static_cast<float*>(to)[at] = x;
+    else static_cast<bf16*>(to)[at] = __float2bfloat16(x);
   };
+  const bool by_head = bwd.dlog_decay && p.decay_dim == 1, by_key = bwd.dlog_decay && !by_head;
   const float bonus = kBonus ? c.bonus(n) : 0;
-  float du = 0, dkey[kRule == Rule::delta ? kSteps : 1];
+  float du = 0, v[32] = {};
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
     // delta: its key is b
@@ -295,41 +282,25 @@ __global__ void __launch_bounds__(kK, 384 / kK)
     float dk = 0, db = 0;
     if constexpr (kWrites<kRule>) dk = s.products[1][j][n];
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
+    // Afterwards nothing more is added to the gradients of step j.
     channel.through_column(s, j, k, b, bonus, dk, db);
+    const float da = channel.da[j];
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
-    if constexpr (kRule == Rule::delta) dkey[j] = db;
-    else put(bwd.dk, j, dk);
-    if constexpr (kRule == Rule::dplr) put(bwd.db, j, db);
-  }
-#pragma unroll
-  for (int t = 0; t < kSteps; ++t) {
-    put(bwd.dq, t, channel.dq[t] * p.scale);
-    if constexpr (kRule == Rule::dplr) put(bwd.da, t, channel.da[t]);
+    if constexpr (kRule == Rule::delta) {  // a = −β decay k
+      dk = db - rate[j] * channel.decay[j] * da;
+      v[j] = -channel.decay[j] * k * da + (n == 0 ? s.scores[j][j].ak : 0);
+      channel.dlog[j] += channel.a[j] * da;
+    }
+    v[kSteps + j] = channel.dlog[j];
+    put(bwd.dq, j, channel.dq[j] * p.scale);
+    put(bwd.dk, j, dk);
+    if constexpr (kRule == Rule::dplr) {
+      put(bwd.da, j, da);
+      put(bwd.db, j, db);
+    }
+    if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], p.decay_dtype == DType::f32);
   }
   if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
-
-  float v[32] = {};
-  if constexpr (kRule == Rule::delta) {  // a = −β decay k
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) {
-      put(bwd.dk, t, dkey[t] - rate[t] * channel.decay[t] * channel.da[t]);
-      v[t] = -channel.decay[t] * to_compute(s.k[t * kK + n]) * channel.da[t] +
-             (n == 0 ? s.scores[t][t].ak : 0);
-      channel.dlog[t] += channel.a[t] * channel.da[t];
-    }
-  }
-  const bool by_head = bwd.dlog_decay && p.decay_dim == 1;
-  if (bwd.dlog_decay && !by_head)
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) {
-      if (t >= c.steps) break;
-      const int64_t at = (first + t * p.heads) * kK + n;
-      if (p.decay_dtype == DType::f32) static_cast<float*>(bwd.dlog_decay)[at] = channel.dlog[t];
-      else static_cast<bf16*>(bwd.dlog_decay)[at] = __float2bfloat16(channel.dlog[t]);
-    }
-  if (by_head)
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) v[kSteps + t] = channel.dlog[t];
   if (kRule == Rule::delta || by_head)
     sum_over_channels(s, v, bwd.dbeta ? bwd.dbeta + first : nullptr,
                       by_head ? static_cast<float*>(bwd.dlog_decay) + first : nullptr, c.steps,
@@ -338,13 +309,12 @@ __global__ void __launch_bounds__(kK, 384 / kK)
 
 }  // namespace
 
-void gradients(const ChunkedBackward& bwd, const Prepared& tiles, const bf16* dstates,
-               const bf16* dW, Stream stream) {
+void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const unsigned blocks = unsigned(p.batch * ceil_div(p.time, kSteps) * p.heads);
   with_case(p, [&](auto which, auto size) {
     launch_kernel(gradients_kernel<which.kRule, size.value, which.kBonus>, blocks, size.value,
-                  sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, tiles, dstates, dW);
+                  sizeof(GradientSmem<which.kRule, size.value>), stream, bwd, task);
   });
 }
 

@@ -1,11 +1,26 @@
 #pragma once
 // The inputs of a chunk of 16 steps of one head, as the passes read them. Steps past the end of a
 // sequence keep the state as it is and read and write nothing.
-#include "ops/cuda/launch.cuh"
-#include "ops/cuda/types.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
+
+// The vector of f(0), …, f(N − 1).
+template <int N, class F>
+__device__ auto vec_of(F&& f) {
+  Vec<decltype(f(0)), N> x;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = f(i);
+  return x;
+}
+template <int N>
+__device__ Vec<float, N> operator*(const Vec<float, N>& x, const Vec<float, N>& y) {
+  return vec_of<N>([&](int i) { return x[i] * y[i]; });
+}
+template <int N>
+__device__ void store_bf16(bf16* to, const Vec<float, N>& x) {
+  *reinterpret_cast<Vec<bf16, N>*>(to) = vec_of<N>([&](int i) { return __float2bfloat16(x[i]); });
+}
 
 template <Rule kRule, int kK>
 struct Chunk {
@@ -30,18 +45,15 @@ struct Chunk {
   }
   // Decays of the 16 steps.
   template <int kPerLane>
-  __device__ void decays(int n, float (&to)[kSteps][kPerLane]) const {
+  __device__ void decays(int n, Vec<float, kPerLane> (&to)[kSteps]) const {
     auto fill = [&](auto&& log_decay) {
-      float logs[kSteps][kPerLane];
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i)
-          logs[t][i] = log_decay(time(t), p.decay_dim == 1 ? 0 : n + i);
+        to[t] = vec_of<kPerLane>(
+            [&](int i) { return log_decay(time(t), p.decay_dim == 1 ? 0 : n + i); });
 #pragma unroll
       for (int t = 0; t < kSteps; ++t)
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) to[t][i] = t < steps ? __expf(logs[t][i]) : 1;
+        to[t] = vec_of<kPerLane>([&](int i) { return t < steps ? __expf(to[t][i]) : 1; });
     };
     auto at = [&]<class T>(T, int64_t t, int n) {
       return to_compute(row<T>(p.log_decay, p.heads, batch, t, head, p.decay_dim)[n]);
@@ -57,12 +69,9 @@ struct Chunk {
   }
   __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
 
-  template <int kPerLane>
-  __device__ void store(bf16* tiles, int t, int n, const float (&x)[kPerLane]) const {
-    Vec<bf16, kPerLane> to;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) to.at[i] = __float2bfloat16(x[i]);
-    *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles + (index * kSteps + t) * kK + n) = to;
+  // Number n of step t of the tile of this chunk.
+  __device__ bf16* at(bf16* tiles, int t, int n) const {
+    return tiles + (index * kSteps + t) * kK + n;
   }
 };
 
@@ -71,7 +80,9 @@ struct Chunk {
 template <Rule kRule, int kPerLane>
 struct Steps {
   Vec<bf16, kPerLane> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
-  float decay[kSteps][kPerLane], rate[kSteps], scale;
+  using Numbers = Vec<float, kPerLane>;
+  Numbers decay[kSteps];
+  float rate[kSteps], scale;
 
   template <int kK>
   __device__ void load(const Chunk<kRule, kK>& c, int n) {
@@ -80,24 +91,48 @@ struct Steps {
     for (int t = 0; t < kSteps; ++t) {
       raw_q[t] = c.template vector<kPerLane>(c.p.q, t, n);
       if constexpr (kWrites<kRule>) raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
-      if constexpr (kRule == Rule::delta) {
-        raw_b[t] = c.template vector<kPerLane>(c.p.k, t, n);
-        rate[t] = c.rate(t);
-      }
-      if constexpr (kRule == Rule::dplr) {
-        raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
-        raw_b[t] = c.template vector<kPerLane>(c.p.b, t, n);
-      }
+      if constexpr (kRule == Rule::delta) rate[t] = c.rate(t);
+      if constexpr (kRule == Rule::dplr) raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
+      if constexpr (kLow<kRule>)
+        raw_b[t] = c.template vector<kPerLane>(kRule == Rule::dplr ? c.p.b : c.p.k, t, n);
     }
     c.decays(n, decay);
   }
-  __device__ float q(int t, int i) const { return to_compute(raw_q[t].at[i]) * scale; }
-  __device__ float k(int t, int i) const { return kWrites<kRule> ? to_compute(raw_k[t].at[i]) : 0; }
-  __device__ float b(int t, int i) const { return kLow<kRule> ? to_compute(raw_b[t].at[i]) : 0; }
+  __device__ float q(int t, int i) const { return to_compute(raw_q[t][i]) * scale; }
+  __device__ float k(int t, int i) const { return kWrites<kRule> ? to_compute(raw_k[t][i]) : 0; }
+  __device__ float b(int t, int i) const { return kLow<kRule> ? to_compute(raw_b[t][i]) : 0; }
   __device__ float a(int t, int i) const {
     if constexpr (kRule == Rule::gla) return 0;
-    else if constexpr (kRule == Rule::dplr) return to_compute(raw_a[t].at[i]);
-    else return -rate[t] * decay[t][i] * to_compute(raw_b[t].at[i]);
+    else if constexpr (kRule == Rule::dplr) return to_compute(raw_a[t][i]);
+    else return -rate[t] * decay[t][i] * to_compute(raw_b[t][i]);
+  }
+
+  // f(t, a, q) for all rows, decayed from the start of their kBlock steps: q after its own decay,
+  // or before it with a bonus. Returns the decay of the last block.
+  template <int kBlock, bool kBonus, class F>
+  __device__ Numbers each_row(F&& f) const {
+    Numbers before, after;
+#pragma unroll
+    for (int t = 0; t < kSteps; ++t) {
+      before = t % kBlock > 0 ? after : vec_of<kPerLane>([](int) { return 1.f; });
+      after = before * decay[t];
+      const Numbers& of_q = kBonus ? before : after;
+      f(t, vec_of<kPerLane>([&](int i) { return a(t, i) * before[i]; }),
+        vec_of<kPerLane>([&](int i) { return q(t, i) * of_q[i]; }));
+    }
+    return after;
+  }
+  // f(t, k, b) for all columns, the last one first, decayed to the end of their kBlock steps.
+  template <int kBlock, class F>
+  __device__ void each_column(F&& f) const {
+    Numbers product;
+#pragma unroll
+    for (int t = kSteps - 1; t >= 0; --t) {
+      if (t % kBlock == kBlock - 1) product = vec_of<kPerLane>([](int) { return 1.f; });
+      f(t, vec_of<kPerLane>([&](int i) { return k(t, i) * product[i]; }),
+        vec_of<kPerLane>([&](int i) { return b(t, i) * product[i]; }));
+      product = product * decay[t];
+    }
   }
 };
 

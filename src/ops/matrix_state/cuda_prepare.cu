@@ -1,6 +1,5 @@
 // What a chunk of 16 steps does to any state, for all chunks at once: one warp per chunk and head,
 // its lanes along K.
-#include "ops/cuda/fragment.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/matrix_state/cuda_inputs.cuh"
 
@@ -18,12 +17,8 @@ struct PrepareSmem {
 };
 
 template <int kPerLane>
-__device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
-  Vec<bf16, kPerLane> packed;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) packed.at[i] = __float2bfloat16(x[i]);
-  *reinterpret_cast<Vec<bf16, kPerLane>*>(tile + row * PrepareSmem<kPerLane>::kRow +
-                                          threadIdx.x % 32 * kPerLane) = packed;
+__device__ void put(bf16* tile, int row, const Vec<float, kPerLane>& x) {
+  store_bf16(tile + row * PrepareSmem<kPerLane>::kRow + threadIdx.x % 32 * kPerLane, x);
 }
 
 // The steps whose bit kHalf is set, as rows, against those before them in the same 2 kHalf steps,
@@ -33,42 +28,19 @@ __device__ void put(bf16* tile, int row, const float (&x)[kPerLane]) {
 template <int kHalf, Rule kRule, int kPerLane, bool kBonus>
 __device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
                       float (&sums)[2][4]) {
-  float product[kPerLane], x[kPerLane];
   __syncwarp();
-#pragma unroll
-  for (int t = 0; t < kSteps; ++t) {
+  s.template each_row<kHalf, kBonus>([&](int t, const auto& a, const auto& q) {
     const int row = t / (2 * kHalf) * kHalf + t % kHalf;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (t % kHalf == 0) product[i] = 1;
-      x[i] = s.a(t, i) * product[i];
-    }
-    if (kLow<kRule> && t & kHalf) put(m.rows, 8 + row, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (kBonus) x[i] = s.q(t, i) * product[i];
-      product[i] *= s.decay[t][i];
-      if (!kBonus) x[i] = s.q(t, i) * product[i];
-    }
-    if (t & kHalf) put(m.rows, row, x);
-  }
-#pragma unroll
-  for (int j = kSteps - 1; j >= 0; --j) {
-    if (j & kHalf) continue;
-    const int column = j / (2 * kHalf) * kHalf + j % kHalf;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (j % kHalf == kHalf - 1) product[i] = 1;
-      x[i] = s.k(j, i) * product[i];
-    }
-    if (kWrites<kRule>) put(m.columns, column, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      x[i] = s.b(j, i) * product[i];
-      product[i] *= s.decay[j][i];
-    }
-    if (kLow<kRule>) put(m.columns, 8 + column, x);
-  }
+    if (!(t & kHalf)) return;
+    if (kLow<kRule>) put(m.rows, 8 + row, a);
+    put(m.rows, row, q);
+  });
+  s.template each_column<kHalf>([&](int t, const auto& k, const auto& b) {
+    const int column = t / (2 * kHalf) * kHalf + t % kHalf;
+    if (t & kHalf) return;
+    if (kWrites<kRule>) put(m.columns, column, k);
+    if (kLow<kRule>) put(m.columns, 8 + column, b);
+  });
   __syncwarp();
 #pragma unroll
   for (int k = 0; k < 2 * kPerLane; ++k) {
@@ -158,10 +130,8 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
       float P[4] = {q.x, q.y, r.x, r.y}, R[4] = {};
       mma_m16n8k16(P, G, b[2 * half], b[2 * half + 1]);
       mma_m16n8k16(R, T, b[2 * half], b[2 * half + 1]);
-      store_bf16x2(m.columns + at, P[0], P[1]);
-      store_bf16x2(m.columns + below, P[2], P[3]);
-      store_bf16x2(m.rows + at, R[0], R[1]);
-      store_bf16x2(m.rows + below, R[2], R[3]);
+      store_fragment(m.columns + k * 16 + half * 8, m.kRow, P);
+      store_fragment(m.rows + k * 16 + half * 8, m.kRow, R);
     }
   }
   __syncwarp();
@@ -171,51 +141,26 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
 template <Rule kRule, int kK, int kPerLane, bool kBonus>
 __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>& s, int n,
                         PrepareSmem<kPerLane>& m, const Prepared& tiles) {
-  float product[kPerLane], x[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) product[i] = 1;
   __syncwarp();
-#pragma unroll
-  for (int t = 0; t < kSteps; ++t) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) x[i] = s.a(t, i) * product[i];
-    if (kLow<kRule>) put(m.rows, t, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (kBonus) x[i] = s.q(t, i) * product[i];
-      product[i] *= s.decay[t][i];
-      if (!kBonus) x[i] = s.q(t, i) * product[i];
-    }
-    if (kLow<kRule>) put(m.columns, t, x);
-    else c.template store<kPerLane>(tiles.P, t, n, x);
-  }
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    tiles.decay[c.index * kK + n + i] = product[i];
-    product[i] = 1;
-  }
-#pragma unroll
-  for (int j = kSteps - 1; j >= 0; --j) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) x[i] = s.k(j, i) * product[i];
-    if (kWrites<kRule>) c.template store<kPerLane>(tiles.K, j, n, x);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      x[i] = s.b(j, i) * product[i];
-      product[i] *= s.decay[j][i];
-    }
-    if (kLow<kRule>) c.template store<kPerLane>(tiles.B, j, n, x);
-  }
+  const auto total = s.template each_row<kSteps, kBonus>([&](int t, const auto& a, const auto& q) {
+    if (kLow<kRule>) put(m.rows, t, a);
+    if (kLow<kRule>) put(m.columns, t, q);
+    else store_bf16(c.at(tiles.P, t, n), q);
+  });
+  *reinterpret_cast<Vec<float, kPerLane>*>(tiles.decay + c.index * kK + n) = total;
+  s.template each_column<kSteps>([&](int t, const auto& k, const auto& b) {
+    if (kWrites<kRule>) store_bf16(c.at(tiles.K, t, n), k);
+    if (kLow<kRule>) store_bf16(c.at(tiles.B, t, n), b);
+  });
   if constexpr (kLow<kRule>) {
     __syncwarp();
     mix_rows(m);
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       const int from = t * m.kRow + threadIdx.x % 32 * kPerLane;
-      const int64_t to = (c.index * kSteps + t) * kK + n;
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles.P + to) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.P, t, n)) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.columns + from);
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(tiles.R + to) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.R, t, n)) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.rows + from);
     }
   }

@@ -2,104 +2,77 @@
 // One block per chunk and the heads that share q and k, whose gradients are added in its registers.
 #include <numeric>
 
-#include "ops/cuda/fragment.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/matrix_state/cuda_scalar.cuh"
+#include "ops/matrix_state/cuda_chunks.cuh"
 
-namespace assay::ops::cuda::scalar {
+namespace assay::ops::cuda::chunks {
 namespace {
 
 constexpr int kWarps = 8;
 
-// Up to 64 columns of one head, and its decays.
-template <int kK>
-struct Item {
-  static constexpr int kRow = kK + 8;
-  bf16 before[kColumns * kRow], dafter[kColumns * kRow];  // the state and its gradient, transposed
-  bf16 dout[kChunk * kColumnStride], values[kChunk * kColumnStride];
-  float decays[kChunk], weights[kChunk];
-};
-template <int kK>
-struct ScalarGradientSmem {
-  static constexpr int kRow = Item<kK>::kRow, kStages = kK <= 128 ? 2 : 1;
-  // mixed: gradients of q kᵀ
-  bf16 q[kChunk * kRow], k[kChunk * kRow], mixed[kChunk * kChunkStride];
-  float by_row[2][kChunk], by_column[4][kChunk], written[2][kChunk], own[kChunk], direct[kChunk],
-      whole[kWarps];
-  Item<kK> items[kStages];
-};
-
 // A warp has 16 rows, and half of the columns: of the scores 32, of q and k kK / 2.
 template <int kK>
-struct Gradients {
-  using S = ScalarGradientSmem<kK>;
-  static constexpr int kRow = S::kRow, kPairs = kK / 32;
+struct ScalarGradients {
+  static constexpr int kRow = kK + 8, kPairs = kK / 32;
+  // Up to 64 columns of one head: the state and its gradient, transposed.
+  struct Item {
+    bf16 before[kMaxColumns * kRow], dafter[kMaxColumns * kRow];
+    bf16 dout[kScalarSteps * kColumnStride], values[kScalarSteps * kColumnStride];
+    ScalarGates gates;
+  };
+  struct Smem {
+    // mixed: gradients of q kᵀ
+    bf16 q[kScalarSteps * kRow], k[kScalarSteps * kRow], mixed[kScalarSteps * kScalarSquare];
+    float by_row[2][kScalarSteps], by_column[4][kScalarSteps], written[2][kScalarSteps],
+        own[kScalarSteps], direct[kScalarSteps], whole[kWarps];
+    Item items[kK <= 128 ? 2 : 1];
+  };
   const ChunkedBackward& g;
-  const ChunkedForward& p;
-  const States& states;
-  int64_t chunks, index, first_head;  // index: b chunks + n
-  int heads, there;                   // of the block; steps of the chunk
-  S& s;
+  const Pass& task;
+  int heads;  // of the block
+  Smem& s;
+  const ChunkedForward& p = g.forward;
+  unsigned chunks = ceil_div(p.time, kScalarSteps), groups = unsigned(p.heads) / heads,
+           index = blockIdx.x / groups, first_head = blockIdx.x % groups * heads;  // b chunks + n
+  int there = int(min(int64_t{kScalarSteps}, p.time - start()));  // steps of the chunk
   int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16, half = threadIdx.x / 128;
   float raw[4][4] = {}, dq[kK / 16][4] = {}, dk[kK / 16][4] = {};  // raw: q kᵀ
   float scores[4][4], read[2], written[2], whole;                  // of a head
   // of the rows lane / 4 and that + 8
-  float early[2], late[2], weight[2];
+  float early[2], late[2];
 
   __device__ int64_t batch() const { return index / chunks; }
-  __device__ int64_t start() const { return index % chunks * kChunk; }
+  __device__ int64_t start() const { return index % chunks * int64_t{kScalarSteps}; }
   __device__ int row_of(int below) const { return down + below * 8 + lane / 4; }
   __device__ bool wants() const { return g.dlog_decay || g.dbeta || g.dskip; }
 
-  __device__ void fetch_rows(bf16* to, int stride, const HeadView& x, int64_t head, int64_t dim,
-                             int64_t from, int width) {
-    const bf16* rows = row<bf16>(x, p.heads, batch(), start(), head, dim) + from;
-    for (int at = threadIdx.x; at < kChunk * 8; at += blockDim.x) {
-      const int y = at / 8, n = at % 8 * 8;
-      const bool present = y < there && n < width;
-      cp_async_16(to + y * stride + n, present ? rows + y * x.rows.time_stride + n : rows, present);
-    }
-  }
-  __device__ void fetch(Item<kK>& to, int64_t head, int64_t first) {
-    const int columns = int(min(int64_t{kColumns}, p.value_dim - first));
+  __device__ void fetch(Item& to, int64_t head, int64_t first) {
+    const int columns = int(min(int64_t{kMaxColumns}, p.value_dim - first));
     const int64_t at = index * p.heads + head, state = (at * p.value_dim + first) * kK;
-    for (int i = threadIdx.x; i < kColumns * (kK / 8); i += blockDim.x) {
-      const int y = i / (kK / 8), n = i % (kK / 8) * 8;
-      const int64_t from = state + (y < columns ? y * kK + n : 0);
-      cp_async_16(to.before + y * kRow + n, states.before + from, y < columns);
-      cp_async_16(to.dafter + y * kRow + n, states.dafter + from, y < columns);
-    }
-    fetch_rows(to.dout, kColumnStride, g.dout, head, p.value_dim, first, columns);
-    fetch_rows(to.values, kColumnStride, p.v, head, p.value_dim, first, columns);
-    if (const int n = threadIdx.x % 16 * 4; threadIdx.x < 16)
-      cp_async_16(to.decays + n, states.sums.decays + at * kChunk + n);
-    else if (threadIdx.x < 32) cp_async_16(to.weights + n, states.sums.weights + at * kChunk + n);
+    copy_tile(to.before, kRow, task.tiles.before + state, kK, kMaxColumns, kK, columns);
+    copy_tile(to.dafter, kRow, task.states + state, kK, kMaxColumns, kK, columns);
+    auto rows = [&](bf16* tile, const HeadView& x) {
+      copy_tile(tile, kColumnStride,
+                row<bf16>(x, p.heads, batch(), start(), head, p.value_dim) + first,
+                x.rows.time_stride, kScalarSteps, kMaxColumns, there, columns);
+    };
+    rows(to.dout, g.dout);
+    rows(to.values, p.v);
+    copy_floats(to.gates.decays, task.tiles.gates[at].decays, 2 * kScalarSteps);
   }
 
-  __device__ void begin(const Item<kK>& x) {
+  __device__ void begin(const Item& x) {
     whole = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float sum = x.decays[row_of(i)];
+      const float sum = x.gates.decays[row_of(i)];
       early[i] = ex2_approx(sum) * p.scale;
-      late[i] = ex2_approx(x.decays[kChunk - 1] - sum);
-      weight[i] = x.weights[row_of(i)];
+      late[i] = ex2_approx(x.gates.decays[kScalarSteps - 1] - sum);
       read[i] = written[i] = 0;
     }
     each_element(scores, [](float& x, int, int) { x = 0; });
   }
 
-  // c [16 rows, 32 columns] += a bᵀ.
-  template <int kStride>
-  __device__ void multiply(float (&c)[4][4], const uint32_t (&a)[4],
-                           PaddedTile<kStride> columns) const {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      uint32_t b[4];
-      load_b_nk(b, columns, half * 32 + n * 16);
-      mma_m16n16k16(c[2 * n], c[2 * n + 1], a, b);
-    }
-  }
   // Through the state: sum += factor x stateᵀ, and dots += the rows of `other` times x stateᵀ.
   __device__ void through_state(float (&sum)[kK / 16][4], const uint32_t (&x)[4][4],
                                 const bf16* state, const float (&factor)[2], const bf16* other,
@@ -109,11 +82,7 @@ struct Gradients {
       const int column = half * (kK / 2) + pair * 16;
       float c[2][4] = {};
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
-        uint32_t b[4];
-        load_b_kn(b, PaddedTile<kRow>{state + v * 16 * kRow + column});
-        mma_m16n16k16(c[0], c[1], x[v], b);
-      }
+      for (int v = 0; v < 4; ++v) multiply_kn(c, x[v], PaddedTile<kRow>{state}, v * 16, column / 8);
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -125,19 +94,19 @@ struct Gradients {
         }
     }
   }
-  __device__ void add(const Item<kK>& x) {
+  __device__ void add(const Item& x) {
     uint32_t dout[4][4], values[4][4];
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
-      load_a_mk(dout[v], PaddedTile<kColumnStride>{x.dout + down * kColumnStride + v * 16});
-      load_a_mk(values[v], PaddedTile<kColumnStride>{x.values + down * kColumnStride + v * 16});
-      multiply(scores, dout[v], PaddedTile<kColumnStride>{x.values + v * 16});
+      load_a_mk(dout[v], PaddedTile<kColumnStride>{x.dout}, down, v * 2);
+      load_a_mk(values[v], PaddedTile<kColumnStride>{x.values}, down, v * 2);
+      multiply_nk(scores, dout[v], PaddedTile<kColumnStride>{x.values}, half * 32, v * 2);
     }
     through_state(dq, dout, x.before, early, s.q, read);
-    const float ends[2]{late[0] * weight[0], late[1] * weight[1]};
+    const float ends[2]{late[0] * x.gates.weights[row_of(0)], late[1] * x.gates.weights[row_of(1)]};
     through_state(dk, values, x.dafter, ends, s.k, written);
     if (wants())
-      for (int i = threadIdx.x; i < kColumns * (kK / 2); i += blockDim.x) {
+      for (int i = threadIdx.x; i < kMaxColumns * (kK / 2); i += blockDim.x) {
         const int at = i / (kK / 2) * kRow + i % (kK / 2) * 2;
         const float2 a = load_bf16x2(x.before + at), b = load_bf16x2(x.dafter + at);
         whole += a.x * b.x + a.y * b.y;
@@ -146,36 +115,30 @@ struct Gradients {
 
   // From the gradients of the scores to those of q kᵀ, and sums over rows and columns of what
   // each pair contributes.
-  __device__ void mix(const Item<kK>& x) {
+  __device__ void mix(const Item& x) {
     float rows[2], columns[4][2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows[i] = early[i] * read[i];
       written[i] *= late[i];
     }
+    each_element(scores, [&](float& score, int n, int e) {
+      const int t = row_of(e / 2), j = half * 32 + n * 8 + lane % 4 * 2 + e % 2;
+      const float d = score, weight = x.gates.weights[j],
+                  between = ex2_approx(x.gates.decays[t] - x.gates.decays[j]) * p.scale;
+      const float y = t >= j ? d * between : 0, product = t >= j ? y * raw[n][e] : 0;
+      score = y * weight;
+      if (t == j) {
+        s.own[t] = product;
+        s.direct[t] = d;
+      } else {
+        rows[e / 2] += product * weight;
+        columns[n][e % 2] += product;
+      }
+    });
 #pragma unroll
     for (int n = 0; n < 4; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int t = row_of(i), j = half * 32 + n * 8 + lane % 4 * 2;
-        float mixed[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float d = scores[n][2 * i + e],
-                      between = ex2_approx(x.decays[t] - x.decays[j + e]) * p.scale;
-          const float y = t >= j + e ? d * between : 0,
-                      product = t >= j + e ? y * raw[n][2 * i + e] : 0;
-          mixed[e] = y * x.weights[j + e];
-          if (t == j + e) {
-            s.own[t] = product;
-            s.direct[t] = d;
-          } else {
-            rows[i] += product * x.weights[j + e];
-            columns[n][e] += product;
-          }
-        }
-        store_bf16x2(s.mixed + t * kChunkStride + j, mixed[0], mixed[1]);
-      }
+      store_fragment(s.mixed + down * kScalarSquare + half * 32 + n * 8, kScalarSquare, scores[n]);
     if (!wants()) return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -199,23 +162,15 @@ struct Gradients {
   // dq += mixed k, dk += mixedᵀ q.
   __device__ void through_scores() {
 #pragma unroll
-    for (int j = 0; j < kChunk; j += 16) {
-      uint32_t a[4], b[4];
+    for (int j = 0; j < kScalarSteps; j += 16) {
+      uint32_t a[4];
       if (j <= down) {
-        load_a_mk(a, PaddedTile<kChunkStride>{s.mixed + down * kChunkStride + j});
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          load_b_kn(b, PaddedTile<kRow>{s.k + j * kRow + half * (kK / 2) + pair * 16});
-          mma_m16n16k16(dq[2 * pair], dq[2 * pair + 1], a, b);
-        }
+        load_a_mk(a, PaddedTile<kScalarSquare>{s.mixed}, down, j / 8);
+        multiply_kn(dq, a, PaddedTile<kRow>{s.k}, j, half * (kK / 16));
       }
       if (j >= down) {
-        load_a_km(a, PaddedTile<kChunkStride>{s.mixed + j * kChunkStride + down});
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          load_b_kn(b, PaddedTile<kRow>{s.q + j * kRow + half * (kK / 2) + pair * 16});
-          mma_m16n16k16(dk[2 * pair], dk[2 * pair + 1], a, b);
-        }
+        load_a_km(a, PaddedTile<kScalarSquare>{s.mixed}, j, down / 8);
+        multiply_kn(dk, a, PaddedTile<kRow>{s.q}, j, half * (kK / 16));
       }
     }
   }
@@ -223,7 +178,7 @@ struct Gradients {
   // One warp, two steps per lane. The gradient of a log decay is the sum over all that goes from
   // before its step to it or after it: state to state, state to row, column to state and, within
   // the chunk, column to row.
-  __device__ void gates(const Item<kK>& x, int64_t head) const {
+  __device__ void gates(const Item& x, int64_t head) const {
     float falling[2], rising[2], weights[2], direct = 0, through = 0;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -231,28 +186,27 @@ struct Gradients {
       float column = 0;
       for (int i = 0; i < 4; ++i) column += s.by_column[i][t];
       const float state = s.written[0][t] + s.written[1][t];
-      falling[e] = s.by_row[0][t] + s.by_row[1][t] - column * x.weights[t];
-      rising[e] = state * x.weights[t];
+      falling[e] = s.by_row[0][t] + s.by_row[1][t] - column * x.gates.weights[t];
+      rising[e] = state * x.gates.weights[t];
       weights[e] = column + s.own[t] + state;
       direct += s.direct[t];
     }
     for (int i = 0; i < kWarps; ++i) through += s.whole[i];
-    through *= ex2_approx(x.decays[kChunk - 1]);
-    float behind = falling[0] + falling[1], before = rising[0] + rising[1];
+    through *= ex2_approx(x.gates.decays[kScalarSteps - 1]);
+    direct = butterfly<1, 32>(direct, Plus{});
+    // up to the second step
+    const float before = warp_inclusive_scan(rising[0] + rising[1]) - rising[1];
+    float behind = falling[0] + falling[1];
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
-      const float down = __shfl_down_sync(~0u, behind, distance),
-                  up = __shfl_up_sync(~0u, before, distance);
+      const float down = __shfl_down_sync(~0u, behind, distance);
       if (lane + distance < 32) behind += down;
-      if (lane >= distance) before += up;
-      direct += __shfl_xor_sync(~0u, direct, distance);
     }
-    before -= rising[1];  // up to the second step
     const float first = before - rising[0];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int t = lane * 2 + e;
-      const float decay = x.decays[t] - (t > 0 ? x.decays[t - 1] : 0);
+      const float decay = x.gates.decays[t] - (t > 0 ? x.gates.decays[t - 1] : 0);
       const float sum = through + (e == 0 ? behind + first : behind - falling[0] + before);
       const int64_t at = (batch() * p.time + start() + t) * p.heads + head;
       if (t >= there) continue;
@@ -264,56 +218,44 @@ struct Gradients {
   }
 
   __device__ void store(void* to, const float (&x)[kK / 16][4]) const {
-    const int64_t shared = p.heads / heads;
 #pragma unroll
-    for (int n = 0; n < kK / 16; ++n)
+    for (int i = 0; i < 2; ++i) {
+      const int64_t t = batch() * p.time + start() + row_of(i);
+      bf16* row = static_cast<bf16*>(to) + (t * groups + first_head / heads) * kK +
+                  half * (kK / 2) + lane % 4 * 2;
+      if (row_of(i) >= there) continue;
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (row_of(i) < there)
-          store_bf16x2(
-              static_cast<bf16*>(to) +
-                  ((batch() * p.time + start() + row_of(i)) * shared + first_head / heads) * kK +
-                  half * (kK / 2) + n * 8 + lane % 4 * 2,
-              x[n][2 * i], x[n][2 * i + 1]);
+      for (int n = 0; n < kK / 16; ++n) store_bf16x2(row + n * 8, x[n][2 * i], x[n][2 * i + 1]);
+    }
   }
 
   __device__ void run() {
-    const int64_t slices = ceil_div(p.value_dim, kColumns), items = heads * slices;
-    auto fetch_item = [&](int64_t i) {
-      if (i < items) fetch(s.items[i % S::kStages], first_head + i / slices, i % slices * kColumns);
-      cp_async_commit_group();
-    };
+    const int slices = int(ceil_div(p.value_dim, kMaxColumns)), items = heads * slices;
     auto fetch_keys = [&](bf16* to, const HeadView& x) {
       copy_tile(to, kRow, row<bf16>(x, p.heads, batch(), start(), first_head, kK),
-                x.rows.time_stride, kChunk, kK, there);
+                x.rows.time_stride, kScalarSteps, kK, there);
     };
     fetch_keys(s.q, p.q);
     fetch_keys(s.k, p.k);
-    fetch_item(0);
-    for (int64_t i = 0; i < items; ++i) {
-      const Item<kK>& x = s.items[i % S::kStages];
-      cp_async_wait_group<0>();
-      __syncthreads();  // the item has arrived, and the one before it is no longer read
-      if (S::kStages > 1) fetch_item(i + 1);
-      if (i == 0)
+    with_stages(
+        s.items, 0, items,
+        [&](Item& to, int i) { fetch(to, first_head + i / slices, i % slices * kMaxColumns); },
+        [&](const Item& x, int i) {
+          if (i == 0)
 #pragma unroll
-        for (int k = 0; k < kK; k += 16) {
-          uint32_t a[4];
-          load_a_mk(a, PaddedTile<kRow>{s.q + down * kRow + k});
-          multiply(raw, a, PaddedTile<kRow>{s.k + k});
-        }
-      if (i % slices == 0) begin(x);
-      add(x);
-      if (i % slices == slices - 1) {
-        mix(x);
-        __syncthreads();
-        through_scores();
-        if (wants() && threadIdx.x < 32) gates(x, first_head + i / slices);
-      }
-      if (S::kStages > 1) continue;
-      __syncthreads();
-      fetch_item(i + 1);
-    }
+            for (int k = 0; k < kK; k += 16) {
+              uint32_t a[4];
+              load_a_mk(a, PaddedTile<kRow>{s.q}, down, k / 8);
+              multiply_nk(raw, a, PaddedTile<kRow>{s.k}, half * 32, k / 8);
+            }
+          if (i % slices == 0) begin(x);
+          add(x);
+          if (i % slices < slices - 1) return;
+          mix(x);
+          __syncthreads();
+          through_scores();
+          if (wants() && threadIdx.x < 32) gates(x, first_head + i / slices);
+        });
     store(g.dq, dq);
     store(g.dk, dk);
   }
@@ -321,40 +263,31 @@ struct Gradients {
 
 template <int kK>
 __global__ void __launch_bounds__(32 * kWarps, kK <= 64 ? 2 : 1)
-    gradients_kernel(ChunkedBackward g, States states, int heads) {
+    scalar_gradients_kernel(ChunkedBackward g, Pass task, int heads) {
+  using Gradients = ScalarGradients<kK>;
   extern __shared__ __align__(16) char memory[];
-  const ChunkedForward& p = g.forward;
-  const int64_t chunks = ceil_div(p.time, kChunk), groups = p.heads / heads,
-                index = blockIdx.x / groups;
-  const int there = int(min(int64_t{kChunk}, p.time - index % chunks * kChunk));
-  Gradients<kK>{g,      p,     states,
-                chunks, index, int64_t(blockIdx.x % groups) * heads,
-                heads,  there, *reinterpret_cast<ScalarGradientSmem<kK>*>(memory)}
-      .run();
+  Gradients{g, task, heads, *reinterpret_cast<typename Gradients::Smem*>(memory)}.run();
 }
 
 }  // namespace
 
 int64_t sharers(const ChunkedForward& p) {
   const int64_t both = std::gcd(p.heads / p.q.heads, p.heads / p.k.heads),
-                chunks = p.batch * chunks_of(p);
-  const int64_t blocks_wanted = 4 * sm_count();
+                blocks_wanted = 4 * sm_count();
   int64_t heads = both;
-  while (heads > 1 && (both % heads || chunks * (p.heads / heads) < blocks_wanted)) --heads;
+  while (heads > 1 && (both % heads || chunk_count(p) * (p.heads / heads) < blocks_wanted)) --heads;
   return heads;
 }
 
-void gradients(const ChunkedBackward& bwd, const States& states, Stream stream) {
+void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& p = bwd.forward;
-  const int64_t heads = sharers(p), blocks = p.batch * chunks_of(p) * (p.heads / heads);
+  const int64_t heads = sharers(p), blocks = chunk_count(p) * (p.heads / heads);
   with_key_dim(p.key_dim, [&](auto size) {
-    constexpr int kK = size.value;
-    const bool one = heads * ceil_div(p.value_dim, kColumns) == 1;
-    launch_kernel(gradients_kernel<kK>, unsigned(blocks), 32 * kWarps,
-                  sizeof(ScalarGradientSmem<kK>) -
-                      (one ? (ScalarGradientSmem<kK>::kStages - 1) * sizeof(Item<kK>) : 0),
-                  stream, bwd, states, int(heads));
+    using Smem = typename ScalarGradients<size.value>::Smem;
+    const bool one = heads * ceil_div(p.value_dim, kMaxColumns) == 1;  // item, in one stage
+    launch_kernel(scalar_gradients_kernel<size.value>, unsigned(blocks), 32 * kWarps,
+                  one ? offsetof(Smem, items[1]) : sizeof(Smem), stream, bwd, task, int(heads));
   });
 }
 
-}  // namespace assay::ops::cuda::scalar
+}  // namespace assay::ops::cuda::chunks

@@ -6,7 +6,7 @@
 #include "ops/cuda/ptx.cuh"
 #include "ops/taylor_exp/kernel.h"
 
-namespace assay::ops::cuda::taylor {
+namespace assay::ops::cuda {
 namespace {
 
 constexpr int kThreads = 320;  // wanted in a block
@@ -14,10 +14,10 @@ constexpr int kMaxColumns = kMaxTaylorValue + 1;
 
 __device__ inline float load_of_head(const HeadView& x, DType dtype, const TaylorSteps& p,
                                      int64_t t, int64_t width, int64_t i) {
-  const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
-  return load_scalar(
-      x.rows.data, dtype,
-      b * x.rows.batch_stride + t * x.rows.time_stride + h / (p.heads / x.heads) * width + i);
+  const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
+  return load_scalar(x.rows.data, dtype,
+                     b * x.rows.batch_stride + t * x.rows.time_stride +
+                         h / (heads / unsigned(x.heads)) * width + i);
 }
 
 // Feature f of the query, with its weight, and of the key, from their numbers.
@@ -35,37 +35,18 @@ __device__ inline void features(const float* q, const float* k, int K, float sca
   key = k[i] * k[j];
 }
 
-// A head's state in memory: its numbers from `begin` on, and those from `first` to `last` that are
-// whole 16 bytes.
+// The numbers of a head's state, of which those from `first` to `last` are whole 16 bytes in the
+// tensor and, as far beside 16 bytes, in shared memory.
 struct Span {
-  int64_t begin, end, first, last;
-  __device__ Span(int64_t head, int64_t size)
-      : begin(head * size), end(begin + size), first((begin + 3) / 4 * 4), last(end / 4 * 4) {}
+  int size, first, last;
+  __device__ Span(int64_t begin, int count)
+      : size(count), first(-begin & 3), last(first + ((size - first) & ~3)) {}
   __device__ uint32_t bytes() const { return uint32_t((last - first) * sizeof(float)); }
-};
-
-// The state's number i is at `state`[i] in shared memory, as far beside 16 bytes as
-// in the tensor.
-__device__ inline void fetch(float* state, const float* from, const Span& span, Mbarrier barrier) {
-  if (threadIdx.x == 0) {
-    barrier.arrive_expect_tx(span.bytes());
-    cp_async_bulk(state + (span.first - span.begin), from + span.first, span.bytes(), barrier);
+  __device__ void copy_ends(float* to, const float* from) const {
+    const int thread = threadIdx.x, i = thread < first ? thread : last + thread - first;
+    if (i < size) to[i] = from[i];
   }
-  for (int64_t i = span.begin + threadIdx.x; i < span.first; i += blockDim.x)
-    state[i - span.begin] = from[i];
-  for (int64_t i = span.last + threadIdx.x; i < span.end; i += blockDim.x)
-    state[i - span.begin] = from[i];
-}
-__device__ inline void put(float* to, const float* state, const Span& span) {
-  fence_proxy_async();
-  __syncthreads();
-  for (int64_t i = span.begin + threadIdx.x; i < span.first; i += blockDim.x)
-    to[i] = state[i - span.begin];
-  for (int64_t i = span.last + threadIdx.x; i < span.end; i += blockDim.x)
-    to[i] = state[i - span.begin];
-  if (threadIdx.x > 0) return;
-  cp_async_bulk_store(to + span.first, state + (span.first - span.begin), span.bytes());
-}
+};
 
 __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, int groups) {
   __shared__ float q[kMaxTaylorKey], k[kMaxTaylorKey];
@@ -73,8 +54,9 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
   extern __shared__ __align__(16) float memory[];
   const int K = int(p.key_dim), columns = int(p.value_dim) + 1, F = 1 + K + K * (K + 1) / 2;
   const int column = threadIdx.x % columns, group = threadIdx.x / columns;
-  const Span span(blockIdx.x, int64_t{F} * columns);
-  float *state = memory + span.begin % 4, *query = memory + F * columns + 4, *key = query + F,
+  const int64_t begin = blockIdx.x * int64_t{F} * columns;
+  const Span span(begin, F * columns);
+  float *state = memory + begin % 4, *query = memory + F * columns + 4, *key = query + F,
         *parts = key + F;
   const Mbarrier barrier{&word};
   griddep_launch_dependents();
@@ -82,9 +64,16 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
   fence_mbarrier_init();
   __syncthreads();
   griddep_wait();
-  if (p.initial_state) fetch(state, p.initial_state, span, barrier);
-  else
+  if (p.initial_state) {
+    const float* from = p.initial_state + begin;
+    if (threadIdx.x == 0) {
+      barrier.arrive_expect_tx(span.bytes());
+      cp_async_bulk(state + span.first, from + span.first, span.bytes(), barrier);
+    }
+    span.copy_ends(state, from);
+  } else {
     for (int i = threadIdx.x; i < F * columns; i += blockDim.x) state[i] = 0;
+  }
   for (int64_t t = 0; t < p.time; ++t) {
     if (threadIdx.x < K) {
       q[threadIdx.x] = load_of_head(p.q, p.q_dtype, p, t, K, threadIdx.x);
@@ -98,14 +87,14 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
     __syncthreads();
     if (t == 0 && p.initial_state) barrier.wait(0);
     float sum = 0;
-    if (group < groups)
+    if (group < groups) {
 #pragma unroll 8
       for (int f = group; f < F; f += groups) {
-        const float S = state[f * columns + column] + key[f] * value;
+        const float S = state[f * columns + column] += key[f] * value;
         sum += query[f] * S;
-        state[f * columns + column] = S;
       }
-    if (group < groups) parts[threadIdx.x] = sum;
+      parts[threadIdx.x] = sum;
+    }
     __syncthreads();
     if (threadIdx.x >= p.value_dim) continue;
     float out = 0, weights = 0;
@@ -114,24 +103,26 @@ __global__ void __launch_bounds__(kMaxColumns, 3) decode_kernel(TaylorSteps p, i
       weights += parts[(g + 1) * columns - 1];
     }
     if (p.normalize) out /= weights + p.eps;
-    const int64_t b = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
+    const unsigned heads = p.heads, b = blockIdx.x / heads, h = blockIdx.x % heads;
     const int64_t at = ((b * p.time + t) * p.heads + h) * p.value_dim + column;
     if (p.q_dtype == DType::bf16) static_cast<bf16*>(p.out)[at] = from_compute<bf16>(out);
     else static_cast<float*>(p.out)[at] = out;
   }
-  put(p.final_state, state, span);
+  fence_proxy_async();
+  __syncthreads();
+  float* to = p.final_state + begin;
+  span.copy_ends(to, state);
+  if (threadIdx.x == 0) cp_async_bulk_store(to + span.first, state + span.first, span.bytes());
 }
 
 }  // namespace
-}  // namespace assay::ops::cuda::taylor
 
-namespace assay::ops::cuda {
 void decode(const TaylorSteps& p, Stream stream) {
-  const int columns = int(p.value_dim) + 1, groups = std::max(1, taylor::kThreads / columns);
+  const int columns = int(p.value_dim) + 1, groups = std::max(1, kThreads / columns);
   const auto threads = unsigned(ceil_div(groups * columns, 32)) * 32;
-  const int64_t features = 1 + p.key_dim + p.key_dim * (p.key_dim + 1) / 2;
-  const size_t shared = size_t(features * (columns + 2) + 4 + groups * columns) * sizeof(float);
-  launch_pdl(taylor::decode_kernel, unsigned(p.batch * p.heads), threads, shared, stream, p,
-             groups);
+  const size_t shared =
+      size_t(feature_count(p.key_dim) * (columns + 2) + 4 + groups * columns) * sizeof(float);
+  launch_pdl(decode_kernel, unsigned(p.batch * p.heads), threads, shared, stream, p, groups);
 }
+
 }  // namespace assay::ops::cuda
