@@ -69,8 +69,14 @@ std::vector<Linear*> linears_of(const torch::nn::Module& module) {
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return ops::linear(x, weight.to(x.scalar_type()),
-                     bias.defined() ? bias.to(x.scalar_type()) : bias);
+  const at::Tensor w = weight.to(x.scalar_type());
+  return ops::linear(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, w.is_same(weight));
+}
+
+at::Tensor Linear::forward_glu(const at::Tensor& x, std::string_view activation) const {
+  const at::Tensor w = weight.to(x.scalar_type());
+  return ops::linear_glu(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, activation,
+                         w.is_same(weight));
 }
 
 const std::vector<std::string>& Norm::kinds() {
@@ -92,6 +98,17 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
   return bias.defined() ? ops::layer_norm(x, w, bias, eps, groups)
                         : ops::rms_norm(x, w, eps, groups);
 }
+
+at::Tensor Norm::forward(Residual& x) const {
+  if (!x.y.defined()) return forward(x.x);
+  const at::Tensor w = zero_centered ? 1 + weight : weight;
+  const auto bias_or_none = bias.defined() ? std::optional(bias) : std::nullopt;
+  auto [sum, normed] = ops::add_norm(x.x, x.y, w, bias_or_none, eps, groups);
+  x = {sum, {}};
+  return normed;
+}
+
+at::Tensor Residual::sum() const { return y.defined() ? x + y : x; }
 
 LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)
     : down_proj(add_linear("down_proj", in, rank)),

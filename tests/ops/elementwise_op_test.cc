@@ -157,6 +157,45 @@ void expect_norms_on(at::Device device) {
     }
 }
 TEST(NormOps, EqualTheirDefinitions) { expect_norms_on(at::kCPU); }
+// add_norm has the bits of the sum and of its norm, with gradients and without.
+void expect_add_norm_on(at::Device device) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const auto& shape :
+         std::vector<std::vector<int64_t>>{{1, 768}, {64, 1, 768}, {3, 7, 33}, {2, 2048}})
+      for (const bool centred : {false, true}) {
+        SCOPED_TRACE(c10::str(at::IntArrayRef(shape), " ", dtype, " on ", device));
+        torch::manual_seed(shape.back());
+        const auto real =
+            at::TensorOptions().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat);
+        const at::Tensor x = torch::randn(shape).to(device, dtype).requires_grad_(),
+                         y = torch::randn(shape).to(device, dtype).requires_grad_(),
+                         weight = torch::randn({shape.back()}, real).to(device),
+                         bias = torch::randn({shape.back()}, real).to(device);
+        const at::Tensor expected_sum = x + y;
+        const at::Tensor expected = centred ? layer_norm(expected_sum, weight, bias, 1e-5)
+                                            : rms_norm(expected_sum, weight, 1e-5);
+        const auto found = [&] {
+          return add_norm(x, y, weight, centred ? std::optional(bias) : std::nullopt, 1e-5);
+        };
+        {
+          const at::NoGradGuard no_grad;
+          const auto [sum, normed] = found();
+          EXPECT_TRUE(sum.equal(expected_sum));
+          EXPECT_TRUE(normed.equal(expected));
+        }
+        const auto [sum, normed] = found();
+        const at::Tensor dy = torch::randn(shape).to(device, dtype);
+        const auto gradients = torch::autograd::grad({sum, normed}, {x, y}, {dy, dy});
+        const auto wanted = torch::autograd::grad({expected_sum, expected}, {x, y}, {dy, dy});
+        EXPECT_TRUE(gradients[0].equal(wanted[0]));
+        EXPECT_TRUE(gradients[1].equal(wanted[1]));
+      }
+}
+TEST(NormOps, OfASumHasTheBitsOfBothOperators) { expect_add_norm_on(at::kCPU); }
+TEST(NormOps, OnCudaOfASumHasTheBitsOfBothOperators) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_add_norm_on(at::kCUDA);
+}
 TEST(NormOps, OnCudaEqualTheirDefinitions) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_norms_on(at::kCUDA);

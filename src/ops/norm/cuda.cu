@@ -20,24 +20,38 @@ template <class T, int kWidth, bool kCentred>
 __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
+  griddep_launch_dependents();
+  griddep_wait();
   const int lane = threadIdx.x % 32;
   const int64_t part = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32, packs = p.width / kWidth;
   if (part >= p.rows * p.groups) return;
   const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + part * p.width);
+  const auto* added =
+      reinterpret_cast<const Packed*>(static_cast<const T*>(p.added) + part * p.width);
+  auto* sum = reinterpret_cast<Packed*>(static_cast<T*>(p.sum) + part * p.width);
   auto* y = reinterpret_cast<Packed*>(static_cast<T*>(p.y) + part * p.width);
+  const auto at = [&](int64_t i) {
+    Packed some = x[i];
+    if (p.added) {
+      const Packed more = added[i];
+      for (int k = 0; k < kWidth; ++k)
+        some.at[k] = from_compute<T>(to_compute(some.at[k]) + to_compute(more.at[k]));
+    }
+    return some;
+  };
   const int64_t first = part % p.groups * p.width;
   const R *weight = static_cast<const R*>(p.weight) + first,
           *bias = kCentred ? static_cast<const R*>(p.bias) + first : nullptr;
   R mean = 0, squares = 0;
   if (kCentred) {
     for (int64_t i = lane; i < packs; i += 32) {
-      const Packed some = x[i];
+      const Packed some = at(i);
       for (int k = 0; k < kWidth; ++k) mean += to_compute(some.at[k]);
     }
     mean = warp_sum(mean) / R(p.width);
   }
   for (int64_t i = lane; i < packs; i += 32) {
-    const Packed some = x[i];
+    const Packed some = at(i);
     for (int k = 0; k < kWidth; ++k)
       squares += (to_compute(some.at[k]) - mean) * (to_compute(some.at[k]) - mean);
   }
@@ -45,7 +59,8 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   if (lane == 0) static_cast<R*>(p.scale)[part] = scale;
   if (kCentred && lane == 0) static_cast<R*>(p.mean)[part] = mean;
   for (int64_t i = lane; i < packs; i += 32) {
-    Packed some = x[i];
+    Packed some = at(i);
+    if (p.sum) sum[i] = some;
     for (int k = 0; k < kWidth; ++k) {
       const R unit = (to_compute(some.at[k]) - mean) * scale;
       some.at[k] =
@@ -148,9 +163,9 @@ size_t workspace_bytes(const NormBackward& bwd) {
 }
 
 void norm(const Norm& p, Stream stream) {
-  with_case(p, {p.x, p.y}, [&](auto x, auto width, auto centred) {
-    launch_kernel(forward_kernel<decltype(x), width(), centred()>,
-                  unsigned(ceil_div(num_parts(p), kWarps)), 32 * kWarps, 0, stream, p);
+  with_case(p, {p.x, p.y, p.added, p.sum}, [&](auto x, auto width, auto centred) {
+    launch_pdl(forward_kernel<decltype(x), width(), centred()>,
+               unsigned(ceil_div(num_parts(p), kWarps)), 32 * kWarps, 0, stream, p);
   });
 }
 

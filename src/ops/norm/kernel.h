@@ -17,6 +17,9 @@ struct Norm {
   const void* bias;    // in  [groups, width] real; null: root-mean-square
   void* y;             // out [rows, groups, width]; backward: not touched
   void *scale, *mean;  // s, m: out [rows, groups] real; backward: in; mean is null without bias
+  // Forward on CUDA only, null if not wanted: the norm is that of sum = x + added, rounded.
+  const void* added = nullptr;  // in  [rows, groups, width]
+  void* sum = nullptr;          // out [rows, groups, width]
 };
 struct NormBackward {
   Norm forward;

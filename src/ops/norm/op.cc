@@ -50,18 +50,28 @@ void launch(const NormBackward& bwd, const at::Device& device) {
       });
 }
 
+// The norm of x, or of sum = x + added where they are defined.
+Call forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, double eps,
+             int64_t groups, const at::Tensor& y, const at::Tensor& added = {},
+             const at::Tensor& sum = {}) {
+  const at::Tensor scale = at::empty({x.numel() / weight.size(0) * groups}, weight.options());
+  const Call call{
+      x,      weight, or_undefined(bias), scale, bias ? at::empty_like(scale) : at::Tensor(),
+      groups, eps};
+  Norm p = call.kernel();
+  p.y = data(y);
+  p.added = data(added);
+  p.sum = data(sum);
+  launch(p, x.device());
+  return call;
+}
+
 struct NormFunction : torch::autograd::Function<NormFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias, double eps, int64_t groups) {
     const at::Tensor y = at::empty_like(x);
-    const at::Tensor scale = at::empty({x.numel() / weight.size(0) * groups}, weight.options());
-    const Call call{
-        x,      weight, or_undefined(bias), scale, bias ? at::empty_like(scale) : at::Tensor(),
-        groups, eps};
-    Norm p = call.kernel();
-    p.y = data(y);
-    launch(p, x.device());
-    ctx->save_for_backward({x, weight, call.bias, scale, call.mean});
+    const Call call = ops::forward(x, weight, bias, eps, groups, y);
+    ctx->save_for_backward({x, weight, call.bias, call.scale, call.mean});
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["groups"] = groups;
     return y;
@@ -122,6 +132,26 @@ at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::T
   check("layer_norm", x, weight, bias, groups);
   return has_kernel(x) ? normed(x, weight, bias, eps, groups)
                        : layer_norm_reference(x, weight, bias, eps, groups);
+}
+
+std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& y,
+                                           const at::Tensor& weight, const OptionalTensor& bias,
+                                           double eps, int64_t groups) {
+  const char* op = bias ? "layer_norm" : "rms_norm";
+  check(op, x, weight, bias, groups);
+  const auto dtype = x.scalar_type(), real = real_dtype(dtype);
+  const bool one_kernel = kCudaKernels && x.is_cuda() && sequence_dtype({x}) == dtype &&
+                          y.scalar_type() == dtype && y.sizes() == x.sizes() &&
+                          y.device() == x.device() && !at::GradMode::is_enabled();
+  if (!one_kernel) {
+    const at::Tensor sum = x + y;
+    return {sum, bias ? layer_norm(sum, weight, *bias, eps, groups)
+                      : rms_norm(sum, weight, eps, groups)};
+  }
+  const at::Tensor in = parameter(x, dtype), out = at::empty_like(in), sum = at::empty_like(in);
+  forward(in, parameter(weight, real), optional(parameter(bias, real)), eps, groups, out,
+          parameter(y, dtype), sum);
+  return {sum, out};
 }
 
 const bool registered_paths =
