@@ -67,7 +67,8 @@ TEST(LinearOp, ARowOfFewHasTheSameBitsAlone) {
 
 // Shapes of models, and odd ones.
 const std::vector<std::pair<int64_t, int64_t>> kCudaShapes = {
-    {768, 2304}, {2048, 768}, {768, 4096}, {8, 1}, {40, 5}, {1000, 258}, {3080, 34}, {33, 6}};
+    {768, 2304}, {2048, 768}, {768, 4096}, {8, 1},     {40, 5},
+    {1000, 258}, {3080, 34},  {33, 6},     {264, 2054}};
 
 Product on_cuda(const Product& p) {
   return {p.x.to(at::kCUDA), p.weight.to(at::kCUDA), p.bias.to(at::kCUDA)};
@@ -115,7 +116,8 @@ TEST(LinearOp, OnCudaARowOfFewHasTheSameBitsAlone) {
 void expect_glu_of_products_on(at::Device device) {
   const at::NoGradGuard no_grad;
   for (const int64_t rows : {1, 2, 7, 8, 9, 16, 33, 64, 65})
-    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{768, 4096}, {40, 6}, {1000, 260}})
+    for (const auto& [in, out] :
+         {std::pair<int64_t, int64_t>{768, 4096}, {40, 6}, {1000, 260}, {264, 2054}})
       for (const char* activation : {"silu", "gelu"}) {
         const Product p = product_of(rows, in, out, at::kBFloat16);
         const at::Tensor x = p.x.to(device), bias = p.bias.to(device),

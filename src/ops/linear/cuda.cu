@@ -25,29 +25,37 @@ constexpr int kMaxWarps = 16;  // of a block
 // Steps whose operands a lane holds: weights in registers, x in shared memory.
 constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
 
-// 8 kTiles ≥ rows. Gated: rows g of W and rows out / 2 + g make one output.
-template <int kTiles, bool kGated>
-__global__ void __launch_bounds__(32 * kMaxWarps) linear_kernel(LinearFewRows p) {
+// 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g of W and rows out / 2 + g make
+// one output.
+template <int kTiles, bool kGated, int kTall>
+__global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
   constexpr int kDepth = depth(kTiles);
   extern __shared__ uint4 shared[];  // [warps, kDepth, kTiles, lanes] of x
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   auto* const sums = reinterpret_cast<float4*>(shared + warps * kDepth * kTiles * 32);
   const int in = int(p.in), rows = int(p.rows);
   const int64_t width = kGated ? p.out / 2 : p.out;
-  const int64_t tile_row = blockIdx.x * int64_t{kGated ? 8 : 16};
-  const int64_t upper = min(tile_row + lane / 4, width - 1);
-  const int64_t lower = kGated ? upper + width : min(tile_row + lane / 4 + 8, width - 1);
+  constexpr int kOutputs = kGated ? 8 : 16;  // of 16 rows of W
+  const int64_t block_row = blockIdx.x * int64_t{kTall * kOutputs};
   const int first = warp * kStep + lane % 4 * 8, stride = warps * kStep;
-  const bf16* const w_upper = static_cast<const bf16*>(p.weight) + upper * p.in;
-  const bf16* const w_lower = static_cast<const bf16*>(p.weight) + lower * p.in;
   const bf16* const x = static_cast<const bf16*>(p.x) + lane / 4 * p.in;
 
-  uint4 w[kDepth][2];
-  const auto load_weights = [&](uint4(&to)[2], int k) {
-    to[0] = to[1] = {};
-    if (k >= in) return;
-    to[0] = __ldg(reinterpret_cast<const uint4*>(w_upper + k));
-    to[1] = __ldg(reinterpret_cast<const uint4*>(w_lower + k));
+  const bf16* weight[kTall][2];  // the rows of the lane
+#pragma unroll
+  for (int i = 0; i < kTall; ++i) {
+    const int64_t row = block_row + i * kOutputs + lane / 4, upper = min(row, width - 1);
+    const int64_t lower = kGated ? upper + width : min(row + 8, width - 1);
+    weight[i][0] = static_cast<const bf16*>(p.weight) + upper * p.in;
+    weight[i][1] = static_cast<const bf16*>(p.weight) + lower * p.in;
+  }
+  uint4 w[kDepth][kTall][2];
+  const auto load_weights = [&](uint4(&to)[kTall][2], int k) {
+#pragma unroll
+    for (int i = 0; i < 2 * kTall; ++i) {
+      uint4& vector = to[i / 2][i % 2];
+      vector = {};
+      if (k < in) vector = __ldg(reinterpret_cast<const uint4*>(weight[i / 2][i % 2] + k));
+    }
   };
   // A lane reads what it copied itself, so the warps need no barrier.
   const auto x_at = [&](int d, int t) {
@@ -68,19 +76,21 @@ __global__ void __launch_bounds__(32 * kMaxWarps) linear_kernel(LinearFewRows p)
 #pragma unroll
   for (int d = 0; d < kDepth; ++d) copy_x(d, first + d * stride);
 
-  float c[kTiles][4] = {};
+  float c[kTall][kTiles][4] = {};
   for (int start = 0; start < in; start += kDepth * stride) {
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
       const int next = start + first + (d + kDepth) * stride;
-      const uint32_t even[4] = {w[d][0].x, w[d][1].x, w[d][0].y, w[d][1].y};
-      const uint32_t odd[4] = {w[d][0].z, w[d][1].z, w[d][0].w, w[d][1].w};
       cp_async_wait_group<kDepth - 1>();
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const uint4 b = *x_at(d, t);
-        mma_m16n8k16(c[t], even, b.x, b.y);
-        mma_m16n8k16(c[t], odd, b.z, b.w);
+#pragma unroll
+        for (int i = 0; i < kTall; ++i) {
+          const auto& [upper, lower] = w[d][i];
+          mma_m16n8k16(c[i][t], {upper.x, lower.x, upper.y, lower.y}, b.x, b.y);
+          mma_m16n8k16(c[i][t], {upper.z, lower.z, upper.w, lower.w}, b.z, b.w);
+        }
       }
       __syncwarp();  // a place of x is read before it is written again
       load_weights(w[d], next);
@@ -88,19 +98,23 @@ __global__ void __launch_bounds__(32 * kMaxWarps) linear_kernel(LinearFewRows p)
     }
   }
   cp_async_wait_all();
+  constexpr int kFragments = kTall * kTiles;
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t)
-    sums[(warp * kTiles + t) * 32 + lane] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
+  for (int i = 0; i < kFragments; ++i) {
+    const auto& sum = c[i / kTiles][i % kTiles];
+    sums[(warp * kFragments + i) * 32 + lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+  }
   __syncthreads();
 
   // A thread finishes the same element of a fragment that a lane held.
-  for (int i = threadIdx.x; i < kTiles * 32; i += blockDim.x) {
+  for (int i = threadIdx.x; i < kFragments * 32; i += blockDim.x) {
     float4 sum = sums[i];
     for (int other = 1; other < warps; ++other) {
-      const float4 more = sums[other * kTiles * 32 + i];
+      const float4 more = sums[other * kFragments * 32 + i];
       sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
     }
-    const int64_t n = tile_row + i % 32 / 4, m = i / 32 * 8 + i % 4 * 2;
+    const int64_t n = block_row + i / 32 / kTiles * kOutputs + i % 32 / 4;
+    const int64_t m = i / 32 % kTiles * 8 + i % 4 * 2;
     const auto* bias = static_cast<const bf16*>(p.bias);
     const auto store = [&](int64_t row, int64_t column, float y) {
       if (row < p.rows && column < width)
@@ -133,15 +147,20 @@ __global__ void __launch_bounds__(32 * kMaxWarps) linear_kernel(LinearFewRows p)
 
 void linear_few_rows(const LinearFewRows& p, Stream stream) {
   const auto warps = unsigned(std::clamp<int64_t>(ceil_div(p.in, kSteps * kStep), 1, kMaxWarps));
-  const auto blocks = unsigned(p.gated ? ceil_div(p.out / 2, 8) : ceil_div(p.out, 16));
   const auto tiles = std::bit_ceil(unsigned(ceil_div(p.rows, 8)));
-  with_constant<1, 2, 4, 8>(int(tiles), [&](auto tiles) {
-    with_constant<false, true>(p.gated, [&](auto gated) {
-      const auto kernel = linear_kernel<tiles(), gated()>;
-      const size_t shared = warps * (depth(tiles()) + 1) * tiles() * 32 * sizeof(uint4);
-      if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
-      else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
-    });
+  // All blocks read x from the L2 cache, half as often if they are tall.
+  const bool tall = tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2;
+  const auto run = [&](auto tiles, auto gated, auto tall) {
+    const auto kernel = linear_kernel<tiles(), gated(), tall()>;
+    const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
+    const size_t shared = warps * (depth(tiles()) + tall()) * tiles() * 32 * sizeof(uint4);
+    if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
+    else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
+  };
+  with_constant<false, true>(p.gated, [&](auto gated) {
+    if (tall) return run(std::integral_constant<int, 8>{}, gated, std::integral_constant<int, 2>{});
+    with_constant<1, 2, 4, 8>(
+        int(tiles), [&](auto tiles) { run(tiles, gated, std::integral_constant<int, 1>{}); });
   });
 }
 
