@@ -41,6 +41,8 @@ struct Turned {
 // (x·g)/n²), ds = (x·g)/n.
 template <class T, int kWidth, bool kNorm>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t tasks, int group) {
+  griddep_launch_dependents();
+  griddep_wait();
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
   const int64_t half = p.head_dim / 2, all = p.heads + 2 * p.kv_heads,
@@ -107,7 +109,8 @@ void rotary_qkv(const RotaryQkv& p, Stream stream) {
     while (group < half / width() && group < 32) group *= 2;
     const auto kernel =
         p.scale ? rotary_kernel<T, width(), true> : rotary_kernel<T, width(), false>;
-    launch_threads(kernel, tasks * group, kThreads, stream, p, tasks, group);
+    launch_pdl(kernel, unsigned(ceil_div(tasks * group, kThreads)), kThreads, 0, stream, p, tasks,
+               group);
   });
 }
 
