@@ -189,6 +189,12 @@ void expect_add_norm_on(at::Device device) {
         const auto wanted = torch::autograd::grad({expected_sum, expected}, {x, y}, {dy, dy});
         EXPECT_TRUE(gradients[0].equal(wanted[0]));
         EXPECT_TRUE(gradients[1].equal(wanted[1]));
+        EXPECT_TRUE(torch::autograd::grad({found().first}, {x}, {dy})[0].equal(dy)) << "sum alone";
+        EXPECT_TRUE(
+            torch::autograd::grad({found().second}, {x}, {dy})[0].equal(torch::autograd::grad(
+                {centred ? layer_norm(x + y, weight, bias, 1e-5) : rms_norm(x + y, weight, 1e-5)},
+                {x}, {dy})[0]))
+            << "norm alone";
       }
 }
 TEST(NormOps, OfASumHasTheBitsOfBothOperators) { expect_add_norm_on(at::kCPU); }

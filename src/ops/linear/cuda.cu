@@ -25,8 +25,8 @@ constexpr int kMaxWarps = 16;  // of a block
 // Steps whose operands a lane holds: weights in registers, x in shared memory.
 constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
 
-// 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g of W and rows out / 2 + g make
-// one output.
+// 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g and out / 2 + g of W make one
+// output.
 template <int kTiles, bool kGated, int kTall>
 __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
   constexpr int kDepth = depth(kTiles);

@@ -16,6 +16,13 @@ int64_t num_blocks(const Norm& p) {
 }
 int64_t num_parameters(const Norm& p) { return (p.bias ? 2 : 1) * p.groups * p.width; }
 
+template <class T, int kWidth>
+__device__ Vec<T, kWidth> sum_of(Vec<T, kWidth> a, const Vec<T, kWidth>& b) {
+  for (int k = 0; k < kWidth; ++k)
+    a.at[k] = from_compute<T>(to_compute(a.at[k]) + to_compute(b.at[k]));
+  return a;
+}
+
 template <class T, int kWidth, bool kCentred>
 __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   using R = Real<T>;
@@ -30,15 +37,7 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
       reinterpret_cast<const Packed*>(static_cast<const T*>(p.added) + part * p.width);
   auto* sum = reinterpret_cast<Packed*>(static_cast<T*>(p.sum) + part * p.width);
   auto* y = reinterpret_cast<Packed*>(static_cast<T*>(p.y) + part * p.width);
-  const auto at = [&](int64_t i) {
-    Packed some = x[i];
-    if (p.added) {
-      const Packed more = added[i];
-      for (int k = 0; k < kWidth; ++k)
-        some.at[k] = from_compute<T>(to_compute(some.at[k]) + to_compute(more.at[k]));
-    }
-    return some;
-  };
+  const auto at = [&](int64_t i) { return p.added ? sum_of<T, kWidth>(x[i], added[i]) : x[i]; };
   const int64_t first = part % p.groups * p.width;
   const R *weight = static_cast<const R*>(p.weight) + first,
           *bias = kCentred ? static_cast<const R*>(p.bias) + first : nullptr;
@@ -89,6 +88,7 @@ __device__ void backward_part(const NormBackward& bwd, int64_t part, int lane, R
   const int64_t packs = p.width / kWidth, start = part * p.width, first = part % p.groups * packs;
   const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + start);
   const auto* dy = reinterpret_cast<const Packed*>(static_cast<const T*>(bwd.dy) + start);
+  const auto* dsum = reinterpret_cast<const Packed*>(static_cast<const T*>(bwd.dsum) + start);
   auto* dx = reinterpret_cast<Packed*>(static_cast<T*>(bwd.dx) + start);
   const R* weight = static_cast<const R*>(p.weight) + first * kWidth;
   const R scale = static_cast<const R*>(p.scale)[part],
@@ -115,6 +115,7 @@ __device__ void backward_part(const NormBackward& bwd, int64_t part, int lane, R
       a.at[k] = from_compute<T>(
           scale * (to_compute(b.at[k]) * weight[i * kWidth + k] - sum - unit * inner));
     }
+    if (bwd.dsum) a = sum_of(a, dsum[i]);
     dx[i] = a;
   }
 }
@@ -171,7 +172,7 @@ void norm(const Norm& p, Stream stream) {
 
 void norm(const NormBackward& bwd, void* workspace, Stream stream) {
   const Norm& p = bwd.forward;
-  with_case(p, {p.x, bwd.dy, bwd.dx}, [&](auto x, auto width, auto centred) {
+  with_case(p, {p.x, bwd.dy, bwd.dx, bwd.dsum}, [&](auto x, auto width, auto centred) {
     using R = Real<decltype(x)>;
     auto* sums = static_cast<R*>(workspace);
     const int64_t bytes =

@@ -17,7 +17,7 @@ struct Norm {
   const void* bias;    // in  [groups, width] real; null: root-mean-square
   void* y;             // out [rows, groups, width]; backward: not touched
   void *scale, *mean;  // s, m: out [rows, groups] real; backward: in; mean is null without bias
-  // Forward on CUDA only, null if not wanted: the norm is that of sum = x + added, rounded.
+  // CUDA only, null if not wanted: the norm of sum = x + added, rounded. Backward: x is the sum.
   const void* added = nullptr;  // in  [rows, groups, width]
   void* sum = nullptr;          // out [rows, groups, width]
 };
@@ -27,6 +27,7 @@ struct NormBackward {
   void* dx;        // out [rows, groups, width]
   // out [1 or 2, groups, width] real, dweight and dbias; their sums' order depends on `rows` alone
   void* dparameters;
+  const void* dsum = nullptr;  // in  [rows, groups, width], CUDA only: added to dx, both rounded
 };
 
 namespace cpu {

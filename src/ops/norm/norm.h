@@ -14,8 +14,8 @@ namespace assay::ops {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t groups = 1);
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps, int64_t groups = 1);
-// x + y, of one shape and dtype, and its norm: rms_norm, or layer_norm with a bias. One kernel on
-// CUDA if no gradient is needed.
+// x + y and its norm: rms_norm, or layer_norm with a bias. One kernel each way on CUDA if x and y
+// have one shape and dtype; the bits are those of the two operators.
 std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& y,
                                            const at::Tensor& weight,
                                            const std::optional<at::Tensor>& bias, double eps,

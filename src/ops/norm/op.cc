@@ -50,10 +50,11 @@ void launch(const NormBackward& bwd, const at::Device& device) {
       });
 }
 
-// The norm of x, or of sum = x + added where they are defined.
-Call forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, double eps,
-             int64_t groups, const at::Tensor& y, const at::Tensor& added = {},
-             const at::Tensor& sum = {}) {
+// Writes the norm of x to y, or that of sum = x + added where they are defined, and saves what its
+// gradient needs.
+void forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+             const OptionalTensor& bias, double eps, int64_t groups, const at::Tensor& y,
+             const at::Tensor& added = {}, const at::Tensor& sum = {}) {
   const at::Tensor scale = at::empty({x.numel() / weight.size(0) * groups}, weight.options());
   const Call call{
       x,      weight, or_undefined(bias), scale, bias ? at::empty_like(scale) : at::Tensor(),
@@ -63,34 +64,58 @@ Call forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor
   p.added = data(added);
   p.sum = data(sum);
   launch(p, x.device());
-  return call;
+  ctx->save_for_backward({sum.defined() ? sum : x, weight, call.bias, scale, call.mean});
+  ctx->saved_data["eps"] = eps;
+  ctx->saved_data["groups"] = groups;
+}
+
+// Gradients of x, weight and bias; that of x includes dsum if it is defined.
+variable_list backward(AutogradContext* ctx, const at::Tensor& gradient,
+                       const at::Tensor& dsum = {}) {
+  const variable_list s = ctx->get_saved_variables();
+  const Call call{s[0],
+                  s[1],
+                  s[2],
+                  s[3],
+                  s[4],
+                  ctx->saved_data["groups"].toInt(),
+                  ctx->saved_data["eps"].toDouble()};
+  const bool bias = call.bias.defined();
+  const at::Tensor dy = gradient.contiguous(), dx = at::empty_like(call.x);
+  const at::Tensor dparameters = at::empty({1 + bias, call.weight.size(0)}, call.weight.options());
+  launch(NormBackward{call.kernel(), data(dy), data(dx), data(dparameters), data(dsum)},
+         dx.device());
+  return {dx, dparameters[0], bias ? dparameters[1] : at::Tensor()};
 }
 
 struct NormFunction : torch::autograd::Function<NormFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias, double eps, int64_t groups) {
     const at::Tensor y = at::empty_like(x);
-    const Call call = ops::forward(x, weight, bias, eps, groups, y);
-    ctx->save_for_backward({x, weight, call.bias, call.scale, call.mean});
-    ctx->saved_data["eps"] = eps;
-    ctx->saved_data["groups"] = groups;
+    ops::forward(ctx, x, weight, bias, eps, groups, y);
     return y;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const variable_list s = ctx->get_saved_variables();
-    const Call call{s[0],
-                    s[1],
-                    s[2],
-                    s[3],
-                    s[4],
-                    ctx->saved_data["groups"].toInt(),
-                    ctx->saved_data["eps"].toDouble()};
-    const bool bias = call.bias.defined();
-    const at::Tensor dy = gradients[0].contiguous(), dx = at::empty_like(call.x);
-    const at::Tensor dparameters =
-        at::empty({1 + bias, call.weight.size(0)}, call.weight.options());
-    launch(NormBackward{call.kernel(), data(dy), data(dx), data(dparameters)}, dx.device());
-    return {dx, dparameters[0], bias ? dparameters[1] : at::Tensor(), at::Tensor(), at::Tensor()};
+    const variable_list d = ops::backward(ctx, gradients[0]);
+    return {d[0], d[1], d[2], at::Tensor(), at::Tensor()};
+  }
+};
+
+struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& added,
+                               const at::Tensor& weight, const OptionalTensor& bias, double eps,
+                               int64_t groups) {
+    ctx->set_materialize_grads(false);
+    const at::Tensor sum = at::empty_like(x), y = at::empty_like(x);
+    ops::forward(ctx, x, weight, bias, eps, groups, y, added, sum);
+    return {sum, y};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const at::Tensor dsum = gradients[0].defined() ? gradients[0].contiguous() : gradients[0];
+    if (!gradients[1].defined())
+      return {dsum, dsum, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    const variable_list d = ops::backward(ctx, gradients[1], dsum);
+    return {d[0], d[0], d[1], d[2], at::Tensor(), at::Tensor()};
   }
 };
 
@@ -142,16 +167,16 @@ std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor
   const auto dtype = x.scalar_type(), real = real_dtype(dtype);
   const bool one_kernel = kCudaKernels && x.is_cuda() && sequence_dtype({x}) == dtype &&
                           y.scalar_type() == dtype && y.sizes() == x.sizes() &&
-                          y.device() == x.device() && !at::GradMode::is_enabled();
-  if (!one_kernel) {
-    const at::Tensor sum = x + y;
-    return {sum, bias ? layer_norm(sum, weight, *bias, eps, groups)
-                      : rms_norm(sum, weight, eps, groups)};
+                          y.device() == x.device();
+  if (one_kernel) {
+    const variable_list both =
+        AddNormFunction::apply(parameter(x, dtype), parameter(y, dtype), parameter(weight, real),
+                               optional(parameter(bias, real)), eps, groups);
+    return {both[0], both[1]};
   }
-  const at::Tensor in = parameter(x, dtype), out = at::empty_like(in), sum = at::empty_like(in);
-  forward(in, parameter(weight, real), optional(parameter(bias, real)), eps, groups, out,
-          parameter(y, dtype), sum);
-  return {sum, out};
+  const at::Tensor sum = x + y;
+  return {sum,
+          bias ? layer_norm(sum, weight, *bias, eps, groups) : rms_norm(sum, weight, eps, groups)};
 }
 
 const bool registered_paths =
