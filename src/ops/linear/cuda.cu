@@ -25,14 +25,13 @@ constexpr int kMaxWarps = 16;  // of a block
 // Steps whose operands a lane holds: weights in registers, x in shared memory.
 constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
 
-// 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g and out / 2 + g of W make one
+// 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g and out / 2 + g make one
 // output.
 template <int kTiles, bool kGated, int kTall>
 __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
   constexpr int kDepth = depth(kTiles);
-  extern __shared__ uint4 shared[];  // [warps, kDepth, kTiles, lanes] of x
+  extern __shared__ uint4 shared[];  // x [warps, kDepth, kTiles, lanes], then the sums
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  auto* const sums = reinterpret_cast<float4*>(shared + warps * kDepth * kTiles * 32);
   const int in = int(p.in), rows = int(p.rows);
   const int64_t width = kGated ? p.out / 2 : p.out;
   constexpr int kOutputs = kGated ? 8 : 16;  // of 16 rows of W
@@ -98,7 +97,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
     }
   }
   cp_async_wait_all();
-  constexpr int kFragments = kTall * kTiles;
+  __syncthreads();
+  constexpr int kFragments = kTall * kTiles;  // of a warp
+  static_assert(kTall <= kDepth, "the sums take no more shared memory than x");
+  auto* const sums = reinterpret_cast<float4*>(shared);
 #pragma unroll
   for (int i = 0; i < kFragments; ++i) {
     const auto& sum = c[i / kTiles][i % kTiles];
@@ -153,7 +155,7 @@ void linear_few_rows(const LinearFewRows& p, Stream stream) {
   const auto run = [&](auto tiles, auto gated, auto tall) {
     const auto kernel = linear_kernel<tiles(), gated(), tall()>;
     const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
-    const size_t shared = warps * (depth(tiles()) + tall()) * tiles() * 32 * sizeof(uint4);
+    const size_t shared = warps * depth(tiles()) * tiles() * 32 * sizeof(uint4);
     if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
     else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
   };
