@@ -71,6 +71,9 @@ std::vector<Linear*> linears_of(const torch::nn::Module& module);
 struct Norm : Module {
   Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
+  // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
+  at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;
+  at::Tensor gate_then_forward(const at::Tensor& x, const at::Tensor& z) const;
   static const std::vector<std::string>& kinds();
   at::Tensor weight, bias;
   double eps;
