@@ -23,10 +23,12 @@ constexpr int64_t kRowwiseBlock = 64;
 template <class R, class F>
 struct RowwisePart {
   static constexpr int kSums = F::kSums + F::kBackwardSums;
+  static constexpr int kWeights = kAtLeastOne<F::kParameters + F::kStatistics>;
   const Rowwise<F>& p;
   int64_t padded;
   hwy::AlignedFreeUniquePtr<R[]> memory;
   R *in, *parameters, *out, *din, *terms;
+  R statistics[kAtLeastOne<F::kStatistics>];
   explicit RowwisePart(const Rowwise<F>& p)
       : p(p), padded((p.width + kLanes<R> - 1) / kLanes<R> * kLanes<R>) {
     constexpr int kRows = 2 * F::kInputs + F::kParameters + F::kOutputs + kSums;
@@ -43,7 +45,8 @@ struct RowwisePart {
   DType output_dtype(int n) const {
     return n < F::kRealOutputs && p.dtype == DType::bf16 ? DType::f32 : p.dtype;
   }
-  void read_inputs(int64_t row, int64_t group) {
+  void read_inputs(int64_t part) {
+    const int64_t row = part / p.groups, group = part % p.groups;
     for (int n = 0; n < F::kInputs; ++n)
       read_row(at(p.in[n], p.dtype, row * p.row_stride[n] + group * p.width), p.dtype, p.width,
                padded, in + n * padded);
@@ -52,10 +55,13 @@ struct RowwisePart {
       std::copy_n(from, p.width, parameters + n * padded);
       std::fill(parameters + n * padded + p.width, parameters + (n + 1) * padded, R(0));
     }
+    for (int n = 0; n < F::kStatistics; ++n)
+      statistics[n] = static_cast<const R*>(p.statistics[n])[part];
   }
-  void get(int64_t i, R (&x)[F::kInputs], R (&w)[F::kParameters + 1]) const {
+  void get(int64_t i, R (&x)[F::kInputs], R (&w)[kWeights]) const {
     for (int n = 0; n < F::kInputs; ++n) x[n] = in[n * padded + i];
     for (int n = 0; n < F::kParameters; ++n) w[n] = parameters[n * padded + i];
+    for (int n = 0; n < F::kStatistics; ++n) w[F::kParameters + n] = statistics[n];
   }
   void sum_terms(R (&sums)[kSums + 1], int first, int count) const {
     for (int n = first; n < first + count; ++n) {
@@ -72,10 +78,10 @@ void rowwise_forward(const Rowwise<F>& p, const ParallelFor& parallel) {
   parallel(p.rows * p.groups, std::max<int64_t>(1, 16384 / p.width),
            [&](int64_t begin, int64_t end) HWY_ATTR {
              RowwisePart<R, F> r(p);
-             R x[F::kInputs], w[F::kParameters + 1], y[F::kOutputs];
+             R x[F::kInputs], w[RowwisePart<R, F>::kWeights], y[F::kOutputs];
              R sums[RowwisePart<R, F>::kSums + 1], terms[F::kSums + 1];
              for (int64_t part = begin; part < end; ++part) {
-               r.read_inputs(part / p.groups, part % p.groups);
+               r.read_inputs(part);
                if (F::kSums > 0) {
 #pragma clang loop vectorize(assume_safety)
                  for (int64_t i = 0; i < r.padded; ++i) {
@@ -104,13 +110,13 @@ template <class R, class F>
 void rowwise_backward_part(const RowwiseBackward<F>& bwd, int64_t part, RowwisePart<R, F>& r,
                            R* dparameters) {
   const Rowwise<F>& p = bwd.forward;
-  R x[F::kInputs], w[F::kParameters + 1], dy[F::kOutputs], dx[F::kInputs];
+  R x[F::kInputs], w[RowwisePart<R, F>::kWeights], dy[F::kOutputs], dx[F::kInputs];
   R sums[RowwisePart<R, F>::kSums + 1], terms[F::kSums + F::kBackwardSums + 1];
   const auto get_gradients = [&](int64_t i) HWY_ATTR {
     for (int n = 0; n < F::kOutputs; ++n) dy[n] = r.out[n * r.padded + i];
   };
   const int64_t group = part % p.groups;
-  r.read_inputs(part / p.groups, group);
+  r.read_inputs(part);
   for (int n = 0; n < F::kOutputs; ++n)
     read_row(r.at(bwd.dout[n], r.output_dtype(n), part * p.width), r.output_dtype(n), p.width,
              r.padded, r.out + n * r.padded);
@@ -129,12 +135,12 @@ void rowwise_backward_part(const RowwiseBackward<F>& bwd, int64_t part, RowwiseP
   }
 #pragma clang loop vectorize(assume_safety)
   for (int64_t i = 0; i < r.padded; ++i) {
-    R dw[F::kParameters + 1];
+    R dw[RowwisePart<R, F>::kWeights];
     r.get(i, x, w);
     get_gradients(i);
     F::backward(x, w, sums, dy, dx, dw);
     for (int n = 0; n < F::kInputs; ++n) r.din[n * r.padded + i] = dx[n];
-    for (int n = 0; n < F::kParameters; ++n)
+    for (int n = 0; n < kParameterGradients<F>; ++n)
       dparameters[(n * p.groups + group) * r.padded + i] += dw[n];
   }
   for (int n = 0; n < F::kInputs; ++n)
@@ -147,7 +153,7 @@ int64_t rowwise_blocks(const Rowwise<F>& p) {
 }
 template <class R, class F>
 int64_t rowwise_sums(const Rowwise<F>& p) {  // numbers that a block adds up
-  return F::kParameters * p.groups * ((p.width + kLanes<R> - 1) / kLanes<R> * kLanes<R>);
+  return kParameterGradients<F> * p.groups * ((p.width + kLanes<R> - 1) / kLanes<R> * kLanes<R>);
 }
 
 template <class R, class F>
@@ -166,7 +172,7 @@ void rowwise_backward(const RowwiseBackward<F>& bwd, void* workspace, const Para
   });
   for (int64_t block = 1; block < rowwise_blocks(p); ++block)
     for (int64_t i = 0; i < size; ++i) sums[i] += sums[block * size + i];
-  const int64_t rows = F::kParameters * p.groups;
+  const int64_t rows = kParameterGradients<F> * p.groups;
   for (int64_t i = 0; i < rows; ++i)
     std::copy_n(sums + i * (size / rows), p.width, static_cast<R*>(bwd.dparameters) + i * p.width);
 }

@@ -1,9 +1,11 @@
 #pragma once
 // Row-wise operators: element-wise formulas whose elements may also depend on sums over their part
-// of a row, such as a head. An operator is a struct F with the constants
+// of a row, such as a head. An operator is a struct F : RowwiseFormula with the constants
 //   kInputs, kOutputs, kParameters    tensors [rows, groups, width]; parameters [groups, width]
 //   kRealOutputs                      the first of the outputs, which are "real" instead of `dtype`
+//   kStatistics                       tensors [rows, groups] real, which a formula gets after w
 //   kSums, kBackwardSums              sums over a part, for both directions and for the second only
+//   kExtraGradients                   gradients [groups, width] after those of the parameters
 // and functions of one element for R float and double, all ASSAY_FORMULA:
 //   terms(x, w, t)                    t[kSums]: what the element adds to each sum
 //   finish(sum, width, eps)           changes the sums of a part in place, once per part
@@ -26,22 +28,43 @@
 
 namespace assay::ops {
 
+struct RowwiseFormula {
+  static constexpr int kParameters = 0, kRealOutputs = 0, kStatistics = 0;
+  static constexpr int kSums = 0, kBackwardSums = 0, kExtraGradients = 0;
+
+  template <class R>
+  ASSAY_FORMULA void terms(const R*, const R*, R*) {}
+  template <class R>
+  ASSAY_FORMULA void finish(R*, R, R) {}
+  template <class R>
+  ASSAY_FORMULA void backward_terms(const R*, const R*, const R*, R*) {}
+  template <class R>
+  ASSAY_FORMULA void finish_backward(R*, R, R) {}
+};
+template <class F>
+constexpr int kParameterGradients = F::kParameters + F::kExtraGradients;
+// Of an array that may have no element.
+template <int kCount>
+constexpr int kAtLeastOne = kCount > 0 ? kCount : 1;
+
 template <class F>
 struct Rowwise {
   DType dtype;                  // of inputs and outputs. "real": f64 when dtype is f64, else f32
   int64_t rows, groups, width;  // any; a row has groups · width numbers
   double eps;
-  const void* in[F::kInputs];      // in  [rows, groups, width]
-  int64_t row_stride[F::kInputs];  // of in, in elements
-  const void* parameters;          // in  [kParameters, groups, width] real
-  void* out[F::kOutputs];          // out [rows, groups, width]; backward: not touched
+  const void* in[F::kInputs];                           // in  [rows, groups, width]
+  int64_t row_stride[F::kInputs];                       // of in, in elements
+  const void* parameters;                               // in  [kParameters, groups, width] real
+  const void* statistics[kAtLeastOne<F::kStatistics>];  // in  [rows, groups] real
+  void* out[F::kOutputs];  // out [rows, groups, width]; backward: not touched
 };
 template <class F>
 struct RowwiseBackward {
   Rowwise<F> forward;
   const void* dout[F::kOutputs];  // in  [rows, groups, width], dtypes of the outputs
   void* din[F::kInputs];          // out [rows, groups, width]
-  // out [kParameters, groups, width] real; the order of their sums depends on the sizes alone
+  // out [kParameterGradients, groups, width] real; the order of their sums depends on the sizes
+  // and the device
   void* dparameters;
 };
 

@@ -31,8 +31,16 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
 
   static Rowwise<F> describe(const Tensors& saved, double eps, int64_t groups) {
     const at::Tensor& x = saved[0];
-    Rowwise<F> p{
-        kernel_dtype(x.scalar_type()), x.size(0), groups, x.size(1) / groups, eps, {}, {}, {}, {}};
+    Rowwise<F> p{kernel_dtype(x.scalar_type()),
+                 x.size(0),
+                 groups,
+                 x.size(1) / groups,
+                 eps,
+                 {},
+                 {},
+                 {},
+                 {},
+                 {}};
     for (int n = 0; n < F::kInputs; ++n) {
       p.in[n] = data(saved[n]);
       p.row_stride[n] = saved[n].stride(0);
@@ -97,9 +105,8 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
   }
 };
 
-// Whether F has a kernel for inputs like x: on CUDA a part is limited to the threads of a block.
-template <class F>
-bool has_rowwise_kernel(const at::Tensor& x, int64_t groups) {
+// Whether there are kernels for inputs like x: on CUDA a part is limited to the threads of a block.
+inline bool has_rowwise_kernel(const at::Tensor& x, int64_t groups) {
   if (x.numel() == 0) return false;
   const int64_t width = x.size(-1) / groups;
   return x.is_cpu() || (x.is_cuda() && kCudaKernels &&
@@ -117,7 +124,7 @@ torch::autograd::variable_list rowwise(const std::vector<at::Tensor>& inputs,
   const auto wide = dtype == at::kHalf ? at::kFloat : dtype;
   std::vector<at::Tensor> in;
   for (const at::Tensor& x : inputs) in.push_back(rows_of(x.to(wide), groups));
-  if (F::kParameters == 1) in.push_back(parameter(parameters[0], real_dtype(wide)));
+  if (F::kParameters == 1) in.push_back(aligned(parameter(parameters[0], real_dtype(wide))));
   if (F::kParameters > 1) in.push_back(at::stack(parameters).to(real_dtype(wide)));
   auto out = RowwiseFunction<F>::apply(at::TensorList(in), eps, groups);
   for (size_t n = 0; n < out.size(); ++n) {

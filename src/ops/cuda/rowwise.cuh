@@ -36,17 +36,17 @@ __device__ void part_sum(R (&x)[kCount], int threads) {
   }
 }
 
-template <int kCount>
-constexpr int kAtLeastOne = kCount > 0 ? kCount : 1;
-
 // The kSize elements of a thread: vectors of inputs, of parameters, and of outputs or their
 // gradients, the first kRealOutputs of which are real.
 template <class F, class T, int kSize>
 struct RowwiseElements {
   using R = Real<T>;
-  static constexpr int kParameters = kAtLeastOne<F::kParameters>;
+  static constexpr int kWeights = kAtLeastOne<F::kParameters + F::kStatistics>;
+  static constexpr int kGradients = kAtLeastOne<kParameterGradients<F>>;
+  R statistics[kAtLeastOne<F::kStatistics>] = {};
   Vec<T, kSize> in[F::kInputs] = {};
-  Vec<R, kSize> parameters[kParameters] = {}, real[kAtLeastOne<F::kRealOutputs>] = {};
+  Vec<R, kSize> parameters[kAtLeastOne<F::kParameters>] = {},
+                real[kAtLeastOne<F::kRealOutputs>] = {};
   Vec<T, kSize> out[kAtLeastOne<F::kOutputs - F::kRealOutputs>] = {};
 
   // Calls access(a vector, the pointer that belongs to it) for each output.
@@ -64,15 +64,18 @@ struct RowwiseElements {
     for (int n = 0; n < F::kParameters; ++n)
       parameters[n] = *reinterpret_cast<const Vec<R, kSize>*>(from + n * p.groups * p.width);
   }
-  __device__ void load_inputs(const Rowwise<F>& p, int64_t row, int64_t offset) {
+  __device__ void load_inputs(const Rowwise<F>& p, int64_t row, int64_t group, int64_t offset) {
+    for (int n = 0; n < F::kStatistics; ++n)
+      statistics[n] = static_cast<const R*>(p.statistics[n])[row * p.groups + group];
 #pragma unroll
     for (int n = 0; n < F::kInputs; ++n)
       in[n] = *reinterpret_cast<const Vec<T, kSize>*>(static_cast<const T*>(p.in[n]) +
                                                       row * p.row_stride[n] + offset);
   }
-  __device__ void get(int k, R (&x)[F::kInputs], R (&w)[kParameters]) const {
+  __device__ void get(int k, R (&x)[F::kInputs], R (&w)[kWeights]) const {
     for (int n = 0; n < F::kInputs; ++n) x[n] = to_compute(in[n][k]);
     for (int n = 0; n < F::kParameters; ++n) w[n] = parameters[n][k];
+    for (int n = 0; n < F::kStatistics; ++n) w[F::kParameters + n] = statistics[n];
   }
   __device__ void get_outputs(int k, R (&y)[F::kOutputs]) const {
     for (int n = 0; n < F::kOutputs; ++n)
@@ -96,9 +99,9 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
                 group = part % p.groups, first = threadIdx.x % threads * kSize,
                 offset = group * p.width + first;
   E e;
-  R x[F::kInputs], w[E::kParameters], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
+  R x[F::kInputs], w[E::kWeights], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
   if (first < p.width) {
-    e.load_inputs(p, row, offset);
+    e.load_inputs(p, row, group, offset);
     e.load_parameters(p, group, first);
   }
   if constexpr (F::kSums > 0) {
@@ -141,14 +144,14 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   const bool has_elements = first < p.width && step < stride;
   E e;
   if (has_elements) e.load_parameters(p, group, first);
-  R dparameters[E::kParameters][kSize] = {};
+  R dparameters[E::kGradients][kSize] = {};
   // the number of rounds is that of all threads, because they add together
   for (int64_t start = 0; start < p.rows; start += stride) {
     const int64_t row = start + step, at = row * p.groups * p.width + offset;
     const bool active = has_elements && row < p.rows;
-    R x[F::kInputs], w[E::kParameters], dy[F::kOutputs], part[kAtLeastOne<kSums>] = {};
+    R x[F::kInputs], w[E::kWeights], dy[F::kOutputs], part[kAtLeastOne<kSums>] = {};
     if (active) {
-      e.load_inputs(p, row, offset);
+      e.load_inputs(p, row, group, offset);
       e.for_each_output(bwd.dout, [&](auto& vector, auto* from) {
         vector = *reinterpret_cast<const std::decay_t<decltype(vector)>*>(from + at);
       });
@@ -170,12 +173,12 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
     if (!active) continue;
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
-      R dx[F::kInputs], dw[E::kParameters] = {};
+      R dx[F::kInputs], dw[E::kGradients] = {};
       e.get(k, x, w);
       e.get_outputs(k, dy);
       F::backward(x, w, part, dy, dx, dw);
       for (int n = 0; n < F::kInputs; ++n) e.in[n][k] = from_compute<T>(dx[n]);
-      for (int n = 0; n < F::kParameters; ++n) dparameters[n][k] += dw[n];
+      for (int n = 0; n < E::kGradients; ++n) dparameters[n][k] += dw[n];
     }
 #pragma unroll
     for (int n = 0; n < F::kInputs; ++n)
@@ -183,9 +186,10 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   }
   if (!has_elements) return;
 #pragma unroll
-  for (int n = 0; n < F::kParameters; ++n)
+  for (int n = 0; n < kParameterGradients<F>; ++n)
     for (int k = 0; k < kSize; ++k)
-      sums[(step * F::kParameters + n) * p.groups * p.width + offset + k] = dparameters[n][k];
+      sums[(step * kParameterGradients<F> + n) * p.groups * p.width + offset + k] =
+          dparameters[n][k];
 }
 
 // Rows between two rows of one thread: as many as `blocks` blocks per SM take at once.
@@ -212,8 +216,8 @@ size_t workspace_bytes(const RowwiseBackward<F>& bwd) {
                 size = 16 / (p.dtype == DType::bf16 ? 2 : element),
                 vectors = p.width % size ? p.width : p.width / size;
   const RowwiseShape shape = rowwise_shape(vectors);
-  return size_t(rowwise_stride(p, shape, int(2048 / shape.block)) * F::kParameters * p.groups *
-                p.width * element);
+  return size_t(rowwise_stride(p, shape, int(2048 / shape.block)) * kParameterGradients<F> *
+                p.groups * p.width * element);
 }
 
 template <class F>
@@ -241,8 +245,8 @@ void rowwise(const RowwiseBackward<F>& bwd, void* workspace, Stream stream) {
     const int64_t stride = rowwise_stride(p, shape, blocks);
     launch_kernel(kernel, unsigned(ceil_div(stride * p.groups, shape.parts_per_block())),
                   shape.block, 0, stream, bwd, sums, int(shape.threads), stride);
-    if (F::kParameters > 0)
-      sum_rows(sums, bwd.dparameters, stride, F::kParameters * p.groups * p.width, stream);
+    if (kParameterGradients < F >> 0)
+      sum_rows(sums, bwd.dparameters, stride, kParameterGradients<F> * p.groups * p.width, stream);
   });
 }
 

@@ -15,8 +15,8 @@ class Tensor;
 namespace assay::ops {
 
 template <bool kGateFirst>
-struct GatedNorm {
-  static constexpr int kInputs = 2, kOutputs = 1, kRealOutputs = 0, kParameters = 1;
+struct GatedNorm : RowwiseFormula {
+  static constexpr int kInputs = 2, kOutputs = 1, kParameters = 1;
   static constexpr int kSums = 1, kBackwardSums = 1;
 
   template <class R>

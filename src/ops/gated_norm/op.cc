@@ -28,13 +28,13 @@ at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& z, const at::Te
   check_like(kOp, "weight", weight, "x", x);
   TORCH_CHECK_VALUE(groups >= 1 && x.size(-1) % groups == 0, kOp, ": groups = ", groups,
                     " does not divide D = ", x.size(-1));
-  if (!has_rowwise_kernel<NormThenGate>(x, groups))
+  if (!has_rowwise_kernel(x, groups))
     return gated_rms_norm_reference(x, z, weight, eps, gate_first, groups);
   const auto y = gate_first ? rowwise<GateThenNorm>({x, z}, {weight}, eps, groups)
                             : rowwise<NormThenGate>({x, z}, {weight}, eps, groups);
   return y[0].to(x.scalar_type());
 }
 
-const bool registered_gated_norm = register_kernels(kOp);
+const bool registered_gated_norm = register_kernels(kOp, /*numerics=*/0);
 
 }  // namespace assay::ops

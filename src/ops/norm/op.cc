@@ -4,6 +4,7 @@
 #include "ops/dispatch.h"
 #include "ops/norm/kernel.h"
 #include "ops/norm/norm.h"
+#include "ops/rowwise_op.h"
 
 namespace assay::ops {
 namespace {
@@ -68,15 +69,15 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const variable_list s = ctx->get_saved_variables();
-    const Call call{s[0],
-                    s[1],
+    const Call call{aligned(s[0]),
+                    aligned(s[1]),
                     s[2],
                     s[3],
                     s[4],
                     ctx->saved_data["groups"].toInt(),
                     ctx->saved_data["eps"].toDouble()};
     const bool bias = call.bias.defined();
-    const at::Tensor dy = gradients[0].contiguous(), dx = at::empty_like(call.x);
+    const at::Tensor dy = aligned(gradients[0].contiguous()), dx = at::empty_like(call.x);
     const at::Tensor dparameters =
         at::empty({1 + bias, call.weight.size(0)}, call.weight.options());
     launch(NormBackward{call.kernel(), data(dy), data(dx), data(dparameters)}, dx.device());
@@ -99,7 +100,11 @@ void check(const char* op, const at::Tensor& x, const at::Tensor& weight,
                     " does not divide D = ", x.size(-1));
 }
 
-bool has_kernel(const at::Tensor& x) { return x.is_cpu() || (x.is_cuda() && kCudaKernels); }
+// On CUDA the gradient of wide rows has no kernel.
+bool has_kernel(const at::Tensor& x, int64_t groups) {
+  const bool forward = x.is_cpu() || (x.is_cuda() && kCudaKernels);
+  return forward && (!at::GradMode::is_enabled() || has_rowwise_kernel(x, groups));
+}
 
 at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                   double eps, int64_t groups) {
@@ -113,15 +118,15 @@ at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalT
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t groups) {
   check("rms_norm", x, weight, {}, groups);
-  return has_kernel(x) ? normed(x, weight, {}, eps, groups)
-                       : rms_norm_reference(x, weight, eps, groups);
+  return has_kernel(x, groups) ? normed(x, weight, {}, eps, groups)
+                               : rms_norm_reference(x, weight, eps, groups);
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps, int64_t groups) {
   check("layer_norm", x, weight, bias, groups);
-  return has_kernel(x) ? normed(x, weight, bias, eps, groups)
-                       : layer_norm_reference(x, weight, bias, eps, groups);
+  return has_kernel(x, groups) ? normed(x, weight, bias, eps, groups)
+                               : layer_norm_reference(x, weight, bias, eps, groups);
 }
 
 const bool registered_paths =

@@ -12,7 +12,7 @@ constexpr double kRwkv7Eps = 1e-12;
 //   κ = q / max(‖q‖, eps), q = k ⊙ k_k
 // The outputs are ln w, k', −κ and κ ⊙ a. With G the gradient of κ: dq = s (G − s² q Σ(G q)), s = 1
 // / ‖q‖.
-struct Rwkv7Prepare {
+struct Rwkv7Prepare : RowwiseFormula {
   static constexpr int kInputs = 3, kOutputs = 4, kRealOutputs = 1, kParameters = 2;
   static constexpr int kSums = 1, kBackwardSums = 1;
   static constexpr double kDecay = -0.60653065971263342;  // −exp(−½)
@@ -55,22 +55,13 @@ struct Rwkv7Prepare {
 };
 
 // y = v + (v_first − v) ⊙ σ(m)
-struct Rwkv7Values {
-  static constexpr int kInputs = 3, kOutputs = 1, kRealOutputs = 0, kParameters = 0;
-  static constexpr int kSums = 0, kBackwardSums = 0;
+struct Rwkv7Values : RowwiseFormula {
+  static constexpr int kInputs = 3, kOutputs = 1;
 
-  template <class R>
-  ASSAY_FORMULA void terms(const R*, const R*, R*) {}
-  template <class R>
-  ASSAY_FORMULA void finish(R*, R, R) {}
   template <class R>
   ASSAY_FORMULA void forward(const R* x, const R*, const R*, R* y) {
     y[0] = x[0] + (x[1] - x[0]) * formula::sigmoid(x[2]);
   }
-  template <class R>
-  ASSAY_FORMULA void backward_terms(const R*, const R*, const R*, R*) {}
-  template <class R>
-  ASSAY_FORMULA void finish_backward(R*, R, R) {}
   template <class R>
   ASSAY_FORMULA void backward(const R* x, const R*, const R*, const R* dy, R* dx, R*) {
     const R share = formula::sigmoid(x[2]);
@@ -82,16 +73,14 @@ struct Rwkv7Values {
 
 // y = (n + b v) ⊙ g, b = Σ r ⊙ k ⊙ r_k, of the inputs n, r, k, v and g. With c = Σ dy ⊙ g ⊙ v:
 // dr = c k ⊙ r_k, dk = c r ⊙ r_k, dr_k = c r ⊙ k, dv = b dy ⊙ g.
-struct Rwkv7Output {
-  static constexpr int kInputs = 5, kOutputs = 1, kRealOutputs = 0, kParameters = 1;
+struct Rwkv7Output : RowwiseFormula {
+  static constexpr int kInputs = 5, kOutputs = 1, kParameters = 1;
   static constexpr int kSums = 1, kBackwardSums = 1;
 
   template <class R>
   ASSAY_FORMULA void terms(const R* x, const R* w, R* t) {
     t[0] = x[1] * x[2] * w[0];
   }
-  template <class R>
-  ASSAY_FORMULA void finish(R*, R, R) {}
   template <class R>
   ASSAY_FORMULA void forward(const R* x, const R*, const R* sum, R* y) {
     y[0] = (x[0] + sum[0] * x[3]) * x[4];
@@ -100,8 +89,6 @@ struct Rwkv7Output {
   ASSAY_FORMULA void backward_terms(const R* x, const R*, const R* dy, R* t) {
     t[0] = dy[0] * x[4] * x[3];
   }
-  template <class R>
-  ASSAY_FORMULA void finish_backward(R*, R, R) {}
   template <class R>
   ASSAY_FORMULA void backward(const R* x, const R* w, const R* sum, const R* dy, R* dx, R* dw) {
     dx[0] = dy[0] * x[4];

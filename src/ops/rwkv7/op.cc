@@ -33,15 +33,14 @@ void check_all(const char* op, int64_t heads, const std::vector<Named>& sequence
 Rwkv7Prepared rwkv7_prepare(const at::Tensor& d, const at::Tensor& e, const at::Tensor& k,
                             const at::Tensor& k_k, const at::Tensor& k_a, int64_t heads) {
   check_all("rwkv7_prepare", heads, {{"k", k}, {"d", d}, {"e", e}}, {{"k_k", k_k}, {"k_a", k_a}});
-  if (!has_rowwise_kernel<Rwkv7Prepare>(k, heads))
-    return rwkv7_prepare_reference(d, e, k, k_k, k_a, heads);
+  if (!has_rowwise_kernel(k, heads)) return rwkv7_prepare_reference(d, e, k, k_k, k_a, heads);
   const auto out = rowwise<Rwkv7Prepare>({d, e, k}, {k_k, k_a}, kRwkv7Eps, heads);
   return {out[0], out[1], out[2], out[3]};
 }
 
 at::Tensor rwkv7_values(const at::Tensor& v, const at::Tensor& v_first, const at::Tensor& m) {
   check_all("rwkv7_values", 1, {{"v", v}, {"v_first", v_first}, {"m", m}}, {});
-  if (!has_rowwise_kernel<Rwkv7Values>(v, 1)) return rwkv7_values_reference(v, v_first, m);
+  if (!has_rowwise_kernel(v, 1)) return rwkv7_values_reference(v, v_first, m);
   return rowwise<Rwkv7Values>({v, v_first, m}, {}, 0, 1)[0];
 }
 
@@ -50,12 +49,12 @@ at::Tensor rwkv7_output(const at::Tensor& n, const at::Tensor& r, const at::Tens
                         int64_t heads) {
   check_all("rwkv7_output", heads, {{"n", n}, {"r", r}, {"k", k}, {"v", v}, {"g", g}},
             {{"r_k", r_k}});
-  if (!has_rowwise_kernel<Rwkv7Output>(n, heads))
-    return rwkv7_output_reference(n, r, k, v, g, r_k, heads);
+  if (!has_rowwise_kernel(n, heads)) return rwkv7_output_reference(n, r, k, v, g, r_k, heads);
   return rowwise<Rwkv7Output>({n, r, k, v, g}, {r_k}, 0, heads)[0];
 }
 
-const bool registered_rwkv7 = register_kernels("rwkv7_prepare") &&
-                              register_kernels("rwkv7_values") && register_kernels("rwkv7_output");
+const bool registered_rwkv7 = register_kernels("rwkv7_prepare", /*numerics=*/0) &&
+                              register_kernels("rwkv7_values", /*numerics=*/0) &&
+                              register_kernels("rwkv7_output", /*numerics=*/0);
 
 }  // namespace assay::ops

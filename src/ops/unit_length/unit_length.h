@@ -9,8 +9,8 @@ class Tensor;
 
 namespace assay::ops {
 
-struct UnitLength {
-  static constexpr int kInputs = 1, kOutputs = 1, kRealOutputs = 0, kParameters = 0;
+struct UnitLength : RowwiseFormula {
+  static constexpr int kInputs = 1, kOutputs = 1;
   static constexpr int kSums = 1, kBackwardSums = 1;
 
   template <class R>
