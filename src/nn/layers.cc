@@ -8,8 +8,10 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "nn/initial_values.h"
+#include "ops/gated_norm/gated_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
+#include "ops/unit_length/unit_length.h"
 
 namespace assay::nn {
 
@@ -110,6 +112,25 @@ at::Tensor Norm::forward(Residual& x) const {
 
 at::Tensor Residual::sum() const { return y.defined() ? x + y : x; }
 
+namespace {
+
+at::Tensor gated(const Norm& norm, const at::Tensor& x, const at::Tensor& z, bool gate_first) {
+  const int64_t heads = x.size(-1) / norm.weight.size(0);
+  const at::Tensor w = norm.zero_centered ? 1 + norm.weight : norm.weight;
+  return ops::gated_rms_norm(x, z, heads > 1 ? w.repeat(heads) : w, norm.eps, gate_first,
+                             heads * norm.groups);
+}
+
+}  // namespace
+
+at::Tensor Norm::forward_then_gate(const at::Tensor& x, const at::Tensor& z) const {
+  return gated(*this, x, z, /*gate_first=*/false);
+}
+
+at::Tensor Norm::gate_then_forward(const at::Tensor& x, const at::Tensor& z) const {
+  return gated(*this, x, z, /*gate_first=*/true);
+}
+
 LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)
     : down_proj(add_linear("down_proj", in, rank)),
       up_proj(add_linear("up_proj", rank, out, {.bias = with_bias})),
@@ -141,9 +162,7 @@ at::Tensor wide(const at::Tensor& x) {
   return x.to(at::promote_types(x.scalar_type(), at::kFloat));
 }
 
-at::Tensor unit_length(const at::Tensor& x) {
-  return x * at::rsqrt(wide(x).square().sum(-1, true) + 1e-6).to(x.scalar_type());
-}
+at::Tensor unit_length(const at::Tensor& x) { return ops::unit_length(x, 1e-6); }
 
 at::Tensor values_of_positions(const at::Tensor& k) {
   return at::eye(k.size(1), k.options()).unsqueeze(1).expand({k.size(0), -1, k.size(2), -1});

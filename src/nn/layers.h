@@ -81,6 +81,9 @@ struct Norm : Module {
   Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
   at::Tensor forward(Residual& x) const;  // of the sum, which x becomes
+  // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
+  at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;
+  at::Tensor gate_then_forward(const at::Tensor& x, const at::Tensor& z) const;
   static const std::vector<std::string>& kinds();
   at::Tensor weight, bias;
   double eps;

@@ -15,7 +15,7 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, i
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps, int64_t groups = 1);
 // x + y and its norm: rms_norm, or layer_norm with a bias. One kernel each way on CUDA if x and y
-// have one shape and dtype; the bits are those of the two operators.
+// have one shape and dtype. The sum is rounded before the norm; the gradient is rounded once.
 std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& y,
                                            const at::Tensor& weight,
                                            const std::optional<at::Tensor>& bias, double eps,

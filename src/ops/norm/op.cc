@@ -4,6 +4,7 @@
 #include "ops/dispatch.h"
 #include "ops/norm/kernel.h"
 #include "ops/norm/norm.h"
+#include "ops/rowwise_op.h"
 
 namespace assay::ops {
 namespace {
@@ -73,15 +74,15 @@ void forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight
 variable_list backward(AutogradContext* ctx, const at::Tensor& gradient,
                        const at::Tensor& dsum = {}) {
   const variable_list s = ctx->get_saved_variables();
-  const Call call{s[0],
-                  s[1],
+  const Call call{aligned(s[0]),
+                  aligned(s[1]),
                   s[2],
                   s[3],
                   s[4],
                   ctx->saved_data["groups"].toInt(),
                   ctx->saved_data["eps"].toDouble()};
   const bool bias = call.bias.defined();
-  const at::Tensor dy = gradient.contiguous(), dx = at::empty_like(call.x);
+  const at::Tensor dy = aligned(gradient.contiguous()), dx = at::empty_like(call.x);
   const at::Tensor dparameters = at::empty({1 + bias, call.weight.size(0)}, call.weight.options());
   launch(NormBackward{call.kernel(), data(dy), data(dx), data(dparameters), data(dsum)},
          dx.device());
@@ -111,7 +112,8 @@ struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
     return {sum, y};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const at::Tensor dsum = gradients[0].defined() ? gradients[0].contiguous() : gradients[0];
+    const at::Tensor dsum =
+        gradients[0].defined() ? aligned(gradients[0].contiguous()) : gradients[0];
     if (!gradients[1].defined())
       return {dsum, dsum, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     const variable_list d = ops::backward(ctx, gradients[1], dsum);
@@ -134,7 +136,11 @@ void check(const char* op, const at::Tensor& x, const at::Tensor& weight,
                     " does not divide D = ", x.size(-1));
 }
 
-bool has_kernel(const at::Tensor& x) { return x.is_cpu() || (x.is_cuda() && kCudaKernels); }
+// On CUDA the gradient of wide rows has no kernel.
+bool has_kernel(const at::Tensor& x, int64_t groups) {
+  const bool forward = x.is_cpu() || (x.is_cuda() && kCudaKernels);
+  return forward && (!at::GradMode::is_enabled() || has_rowwise_kernel(x, groups));
+}
 
 at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                   double eps, int64_t groups) {
@@ -148,15 +154,15 @@ at::Tensor normed(const at::Tensor& x, const at::Tensor& weight, const OptionalT
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, int64_t groups) {
   check("rms_norm", x, weight, {}, groups);
-  return has_kernel(x) ? normed(x, weight, {}, eps, groups)
-                       : rms_norm_reference(x, weight, eps, groups);
+  return has_kernel(x, groups) ? normed(x, weight, {}, eps, groups)
+                               : rms_norm_reference(x, weight, eps, groups);
 }
 
 at::Tensor layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       double eps, int64_t groups) {
   check("layer_norm", x, weight, bias, groups);
-  return has_kernel(x) ? normed(x, weight, bias, eps, groups)
-                       : layer_norm_reference(x, weight, bias, eps, groups);
+  return has_kernel(x, groups) ? normed(x, weight, bias, eps, groups)
+                               : layer_norm_reference(x, weight, bias, eps, groups);
 }
 
 std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& y,
@@ -165,7 +171,7 @@ std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor
   const char* op = bias ? "layer_norm" : "rms_norm";
   check(op, x, weight, bias, groups);
   const auto dtype = x.scalar_type(), real = real_dtype(dtype);
-  const bool one_kernel = kCudaKernels && x.is_cuda() && sequence_dtype({x}) == dtype &&
+  const bool one_kernel = x.is_cuda() && has_kernel(x, groups) && sequence_dtype({x}) == dtype &&
                           y.scalar_type() == dtype && y.sizes() == x.sizes() &&
                           y.device() == x.device();
   if (one_kernel) {
