@@ -471,22 +471,24 @@ TEST(RotaryQkvOp, OnCudaEqualsItsDefinition) {
 }
 // q and k of a part of wider rows have the bits of a call with values.
 void expect_rotary_qk_on(at::Device device) {
-  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    torch::manual_seed(4);
-    const at::Tensor qkv = torch::randn({2, 67, 7, 16}).to(device, dtype).requires_grad_();
-    const at::Tensor angle =
-        torch::rand({67, 8}).to(device, dtype == at::kDouble ? at::kDouble : at::kFloat) * 6;
-    const auto whole = rotary_qkv(qkv, 2, angle.cos(), angle.sin());
-    const auto parts = rotary_qk(qkv.narrow(2, 0, 5), 2, angle.cos(), angle.sin());
-    for (size_t i = 0; i < 2; ++i) {
-      const at::Tensor dy = torch::randn(parts[i].sizes()).to(device, dtype);
-      EXPECT_TRUE(at::equal(parts[i], whole[i])) << dtype;
-      EXPECT_TRUE(
-          at::equal(torch::autograd::grad({parts[i]}, {qkv}, {dy}, /*retain_graph=*/true)[0],
-                    torch::autograd::grad({whole[i]}, {qkv}, {dy}, /*retain_graph=*/true)[0]))
-          << dtype;
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const int64_t time : {1, 67}) {
+      SCOPED_TRACE(c10::str("T ", time, " ", dtype));
+      torch::manual_seed(4);
+      const auto real = dtype == at::kDouble ? at::kDouble : at::kFloat;
+      const at::Tensor qkv = torch::randn({2, time, 7, 16}).to(device, dtype).requires_grad_();
+      const at::Tensor angle = torch::rand({time, 8}).to(device, real) * 6;
+      const auto whole = rotary_qkv(qkv, 2, angle.cos(), angle.sin());
+      const auto parts = rotary_qk(qkv.narrow(2, 0, 5), 2, angle.cos(), angle.sin());
+      for (size_t i = 0; i < 2; ++i) {
+        const at::Tensor dy = torch::randn(parts[i].sizes()).to(device, dtype);
+        const auto gradient = [&](const at::Tensor& y) {
+          return torch::autograd::grad({y}, {qkv}, {dy}, /*retain_graph=*/true)[0];
+        };
+        EXPECT_TRUE(at::equal(parts[i], whole[i]));
+        EXPECT_TRUE(at::equal(gradient(parts[i]), gradient(whole[i])));
+      }
     }
-  }
 }
 TEST(RotaryQkvOp, WithoutValuesHasTheSameBits) { expect_rotary_qk_on(at::kCPU); }
 TEST(RotaryQkvOp, OnCudaWithoutValuesHasTheSameBits) {

@@ -245,8 +245,7 @@ void rowwise(const RowwiseBackward<F>& bwd, void* workspace, Stream stream) {
     const int64_t stride = rowwise_stride(p, shape, blocks);
     launch_kernel(kernel, unsigned(ceil_div(stride * p.groups, shape.parts_per_block())),
                   shape.block, 0, stream, bwd, sums, int(shape.threads), stride);
-    if (kParameterGradients < F >> 0)
-      sum_rows(sums, bwd.dparameters, stride, kParameterGradients<F> * p.groups * p.width, stream);
+    sum_rows(sums, bwd.dparameters, stride, kParameterGradients<F> * p.groups * p.width, stream);
   });
 }
 

@@ -31,7 +31,7 @@ RotaryQkv describe(const at::Tensor& qkv, const variable_list& parts, const at::
   p.kv_heads = parts[1].size(2);
   p.head_dim = qkv.size(3);
   p.qkv = data(qkv);
-  p.qkv_stride = qkv.stride(1);
+  p.qkv_stride = qkv.stride(p.time > 1 ? 1 : 0);
   p.q = data(parts[0]);
   p.k = data(parts[1]);
   p.v = parts.size() > 2 ? data(parts[2]) : nullptr;
