@@ -84,6 +84,8 @@ struct Norm : Module {
   // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
   at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;
   at::Tensor gate_then_forward(const at::Tensor& x, const at::Tensor& z) const;
+  // Both are root-mean-square norms without a bias; a row may also have several heads [..., heads ·
+  // size] that share the weight.
   static const std::vector<std::string>& kinds();
   at::Tensor weight, bias;
   double eps;

@@ -8,7 +8,7 @@
 #include "ops/golden.h"
 #include "ops/norm/norm.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
-#include "ops/rwkv7/rwkv7.h"
+#include "ops/rwkv7_elements/rwkv7_elements.h"
 #include "ops/squared_relu/squared_relu.h"
 #include "ops/token_shift/token_shift.h"
 #include "ops/unit_length/unit_length.h"

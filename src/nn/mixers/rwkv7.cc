@@ -10,8 +10,6 @@
 // As RWKV-LM's training code (x070) has it, starting values and parameter groups
 // included. Its first layer holds v₀, V₁, V₂ unused; ours does not. v_first goes from
 // layer to layer in State::handed.
-#include "ops/rwkv7/rwkv7.h"
-
 #include <torch/torch.h>
 
 #include <cmath>
@@ -20,6 +18,7 @@
 #include "nn/layers.h"
 #include "nn/rwkv.h"
 #include "ops/delta_rule/delta_rule.h"
+#include "ops/rwkv7_elements/rwkv7_elements.h"
 #include "ops/token_shift/token_shift.h"
 
 namespace assay::nn {
@@ -102,9 +101,9 @@ struct Rwkv7 final : Mixer {
     at::Tensor y;
     std::tie(y, state["S"]) = ops::rwkv7(heads(r), heads(w), heads(k), heads(v),
                                          heads(minus_removed), heads(added), 1, state.find("S"));
-    return out_proj->forward(ops::rwkv7_output(norm->forward(y.flatten(2)), r, k, v,
-                                               gate->forward(mixed[5]), r_k.flatten(),
-                                               config.num_heads));
+    y = norm->forward(y.flatten(2));
+    return out_proj->forward(
+        ops::rwkv7_output(y, r, k, v, gate->forward(mixed[5]), r_k.flatten(), config.num_heads));
   }
 
   // The first such layer's own, handed on; the others' mixed with them.

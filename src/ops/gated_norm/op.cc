@@ -1,4 +1,6 @@
 // Gated root-mean-square norms: checks and the reference implementation.
+#include <torch/torch.h>
+
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/norm/norm.h"
 #include "ops/rowwise_op.h"

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "ops/rwkv7/kernel.h"
-#include "ops/rwkv7/rwkv7.h"
+#include "ops/rwkv7_elements/kernel.h"
+#include "ops/rwkv7_elements/rwkv7_elements.h"
 
 namespace assay::ops {
 namespace {

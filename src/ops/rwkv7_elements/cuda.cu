@@ -1,6 +1,6 @@
 // RWKV-7's element-wise parts on CUDA.
 #include "ops/cuda/rowwise.cuh"
-#include "ops/rwkv7/kernel.h"
+#include "ops/rwkv7_elements/kernel.h"
 
 namespace assay::ops::cuda {
 ASSAY_ROWWISE_CUDA(Rwkv7Prepare)

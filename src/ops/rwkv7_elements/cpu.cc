@@ -1,8 +1,8 @@
 // RWKV-7's element-wise parts on the CPU.
-#include "ops/rwkv7/kernel.h"
+#include "ops/rwkv7_elements/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/rwkv7/cpu.cc"
+#define HWY_TARGET_INCLUDE "ops/rwkv7_elements/cpu.cc"
 #include "ops/highway.h"
 //
 #include "ops/rowwise-inl.h"

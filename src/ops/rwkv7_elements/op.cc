@@ -1,7 +1,7 @@
 // RWKV-7's element-wise parts: checks, and the operators around the kernels.
 #include "ops/rowwise_op.h"
-#include "ops/rwkv7/kernel.h"
-#include "ops/rwkv7/rwkv7.h"
+#include "ops/rwkv7_elements/kernel.h"
+#include "ops/rwkv7_elements/rwkv7_elements.h"
 
 namespace assay::ops {
 namespace {
