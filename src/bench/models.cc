@@ -11,6 +11,7 @@
 #include "bench/profile.h"
 #include "bench/timing.h"
 #include "nn/language_model.h"
+#include "ops/asynchronous.h"
 #include "ops/called.h"
 #include "ops/paths.h"
 #include "ops/window_attention/window_attention.h"
@@ -125,7 +126,7 @@ void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device de
   const double weights =
       double(model.parameter_count()) * double(c10::elementSize(model.compute_dtype));
   const double bytes = weights + bytes_moved(state, step);
-  row["decode"] = {{"seconds", seconds_a_call(device, captured(device, step))},
+  row["decode"] = {{"seconds", seconds_a_call(device, ops::captured(device, step))},
                    {"bytes", bytes},
                    {"bytes_per_second", copy_rate(device)}};
 }
