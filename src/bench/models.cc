@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "bench/profile.h"
 #include "bench/timing.h"
+#include "nn/generate.h"
 #include "nn/language_model.h"
 #include "ops/asynchronous.h"
 #include "ops/called.h"
@@ -112,12 +113,25 @@ double bytes_moved(nn::ModelState& state, auto&& step) {
   return double(bytes);
 }
 
+// Of a token of generate(), sampling included, without the first tokens: they capture the step.
+double seconds_per_token(nn::LanguageModel& model, const at::Tensor& prompts) {
+  constexpr int64_t kTokens = 48, kUntimed = 16;
+  Clock::time_point start;
+  const auto progress = [&](int64_t made) {
+    if (made == kUntimed) start = Clock::now();
+  };
+  const std::vector<uint64_t> seeds(size_t(prompts.size(0)), 0);
+  nn::generate(model, prompts, kTokens, {}, seeds, /*stop=*/-1, progress);
+  return std::chrono::duration<double>(Clock::now() - start).count() / (kTokens - kUntimed);
+}
+
 // A captured step is repeated with the state that it had when it was captured; nothing else uses
 // that memory. Without capture, every call decodes the next token.
 void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   const at::NoGradGuard no_grad;
   const at::Tensor tokens =
       at::randint(model.spec.config.vocab_size, {o.decode, o.time + 1}, at::kLong).to(device);
+  model.prepare_inference();
   nn::ModelState state;
   model.hidden(tokens.slice(1, 0, o.time), state);
   const at::Tensor last = tokens.slice(1, o.time);
@@ -129,6 +143,8 @@ void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device de
   row["decode"] = {{"seconds", seconds_a_call(device, ops::captured(device, step))},
                    {"bytes", bytes},
                    {"bytes_per_second", copy_rate(device)}};
+  state = {};
+  row["decode"]["seconds_per_token"] = seconds_per_token(model, tokens.slice(1, 0, o.time));
 }
 
 void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
