@@ -3,7 +3,9 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <map>
 
 #include "nn/cache.h"
 #include "ops/asynchronous.h"
@@ -195,6 +197,7 @@ DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
   if (state_.device_positions.defined()) {
     const int64_t end = std::ranges::max(positions) + 1;
     if (end > state_.capacity) {
+      logits_ = drawn_ = {};  // in the memory of the graph
       replay_ = nullptr;
       warm_ = false;
       state_.capacity = capacity_for(end);
@@ -218,22 +221,23 @@ DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
 
 // A captured step leaves the new states where the old ones were.
 void Slots::compute() {
-  std::vector<at::Tensor> before, after;
-  if (can_be_captured_)
-    for (const State& layer : state_.layers)
-      for (const auto& [name, tensor] : layer.tensors()) before.push_back(tensor);
+  std::vector<at::Tensor> before;
+  for (const State& layer : state_.layers)
+    for (const auto& [name, tensor] : layer.tensors()) before.push_back(tensor);
   logits_ = model_.logits(tokens_.unsqueeze(1), state_).squeeze(1).slice(0, 0, count());
   drawn_ = ops::sample(logits_, draws_);
   at::Tensor next = tokens_.slice(0, 0, count());
   at::clamp_min_out(next, drawn_, 0);
-  if (before.empty()) return;
+  if (!can_be_captured_) return;
+  std::map<at::ScalarType, std::array<std::vector<at::Tensor>, 2>> copies;  // to, from
   size_t number = 0;
   for (State& layer : state_.layers)
     for (const auto& [name, tensor] : std::map(layer.tensors())) {
-      after.push_back(tensor);
-      layer[name] = before[number++];
+      const at::Tensor& old = layer[name] = before[number++];
+      copies[old.scalar_type()][0].push_back(old);
+      copies[old.scalar_type()][1].push_back(tensor);
     }
-  at::_foreach_copy_(before, after);
+  for (auto& [dtype, both] : copies) at::_foreach_copy_(both[0], both[1]);
 }
 
 ModelState Slots::batch() const {

@@ -46,6 +46,7 @@ class Slots {
  public:
   // The model must outlive it. A slot has memory for `capacity` tokens from the start.
   Slots(LanguageModel& model, int64_t count, int64_t capacity = 0);
+  Slots(const Slots&) = delete;
 
   // Takes the state of one sequence that has read at least one token (a batch of one) into a slot.
   // The next step reads `token` [1] i64, on any device; −1 stands for 0.
@@ -81,6 +82,7 @@ class Slots {
   void compute();
 
   LanguageModel& model_;
+  std::function<void()> replay_;  // destroyed after the tensors in its memory
   ModelState state_;
   std::vector<std::set<std::string>> of_channel_mixer_;  // the names of its tensors, by layer
   int64_t count_;
@@ -91,7 +93,6 @@ class Slots {
   bool can_be_captured_ = false, places_changed_ = false, warm_ = false;
   int64_t least_capacity_ = 0;
   std::vector<int64_t> capacities_;  // of the caches of each row
-  std::function<void()> replay_;
 };
 
 }  // namespace assay::nn

@@ -19,9 +19,12 @@ at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
 
 #ifdef ASSAY_CUDA
 namespace {
-void wait_and_delete(const at::cuda::CUDAGraph* graph) try {
+// A graph may still be running. torch would keep its memory for graphs that do not come.
+void wait_and_delete(at::cuda::CUDAGraph* graph) try {
   torch::cuda::synchronize();
+  const auto pool = graph->pool();
   delete graph;
+  c10::cuda::CUDACachingAllocator::emptyCache(pool);
 } catch (const std::exception&) {  // of an earlier failure of the device
 }
 }  // namespace
@@ -33,7 +36,6 @@ std::function<void()> captured([[maybe_unused]] c10::Device device,
   if (device.is_cuda()) {
     torch::cuda::synchronize(device.index());
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device.index()));
-    // A graph may still be running when the last copy of the function is destroyed.
     const std::shared_ptr<at::cuda::CUDAGraph> graph(new at::cuda::CUDAGraph, wait_and_delete);
     graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
