@@ -197,7 +197,7 @@ DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
   if (state_.device_positions.defined()) {
     const int64_t end = std::ranges::max(positions) + 1;
     if (end > state_.capacity) {
-      logits_ = drawn_ = {};  // in the memory of the graph
+      logits_ = drawn_ = at::Tensor();  // in the memory of the graph
       replay_ = nullptr;
       warm_ = false;
       state_.capacity = capacity_for(end);
