@@ -166,7 +166,7 @@ const at::Tensor& LanguageModel::head_weight() const {
 void LanguageModel::prepare_inference() {
   if (compute_dtype == at::kFloat) return;  // that of the weights
   const at::NoGradGuard no_grad;
-  for (const auto& module : modules())
+  for (const auto& module : modules(/*include_self=*/false))
     if (auto* linear = module->as<Linear>()) {
       linear->weight.set_data(linear->weight.to(compute_dtype));
       if (linear->bias.defined()) linear->bias.set_data(linear->bias.to(compute_dtype));

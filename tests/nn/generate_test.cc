@@ -231,14 +231,17 @@ TEST(Generate, StopsBehindTheStopToken) {
 // token and from a state that was left in between.
 TEST(Generate, OnCudaCapturedStepsDrawTheSameTokens) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  for (const std::string pattern :
-       {"\"attention\"", "\"mamba2\"", "\"rwkv7\"", "\"attention\", \"mamba2\""}) {
+  const std::string attention = "[model.attention]\nnum_heads = 4\n";
+  const std::string mamba2 = "[model.mamba2]\nstate_size = 16\nhead_dim = 16\n";
+  const std::string rwkv7 = "[model.rwkv7]\nnum_heads = 4\n";
+  for (const auto& [pattern, tables] :
+       {std::pair<std::string, std::string>{"\"attention\"", attention},
+        {"\"mamba2\"", mamba2},
+        {"\"rwkv7\"", rwkv7},
+        {"\"attention\", \"mamba2\"", attention + mamba2}}) {
     SCOPED_TRACE(pattern);
-    const auto model =
-        random_model("[model]\nvocab_size = 40\nd_model = 64\npattern = [" + pattern +
-                     "]\n[model.attention]\nnum_heads = 4\n"
-                     "[model.mamba2]\nstate_size = 16\nhead_dim = 16\n"
-                     "[model.rwkv7]\nnum_heads = 4\n");
+    const auto model = random_model("[model]\nvocab_size = 40\nd_model = 64\npattern = [" +
+                                    pattern + "]\n" + tables);
     model->to(at::kCUDA, at::kFloat);
     model->compute_dtype = at::kBFloat16;
     model->prepare_inference();
