@@ -11,7 +11,7 @@ namespace assay::ops {
 struct OpPath {
   std::string op, device;  // "selective_scan", "cuda"
   std::string path;        // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
-  // Raised when an operator's results change: statistics never mix versions.
+  // Raised when an operator's results change by more than rounding: statistics never mix versions.
   // 0: the operator is not part of the identity of a run, because training does not call it or its
   // results have the bits of torch's operators.
   int numerics = 1;
