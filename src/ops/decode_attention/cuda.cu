@@ -1,10 +1,11 @@
-// Decode attention on CUDA. A cluster of eight blocks has one row and head; its blocks have equal
-// parts of the keys. A group of lanes has a key at a time, each lane eight of its numbers, and an
-// online softmax of its own over every n-th key. The blocks send their results to the first one.
+// Decode attention on CUDA. The keys of a row and head are cut into up to eight equal parts of 256
+// keys or more. A cluster of eight blocks has one part per block; where there are many rows and
+// heads, one block has all parts in turn, with the same result. A group of lanes has a key at a
+// time, each lane eight of its numbers, and an online softmax of its own over every n-th key.
 //
 //            keys →  0 … S/8     S/8 … 2S/8         … S − 1
-//   row b, head h  [ block 0 ]  [ block 1 ]   …   [ block 7 ]
-//    + new token        └────────────┴───────────────┘  shared memory of block 0 → out
+//   row b, head h  [ part 0 ]   [ part 1 ]    …    [ part 7 ]
+//    + new token        └────────────┴────────────────┘  shared memory of block 0 → out
 //
 // The grid does not depend on the lengths, which are read from the memory of the device, so a
 // captured launch serves all of them. Every key and value is read once per query head: 4 D bytes in
@@ -19,7 +20,8 @@ namespace assay::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kBlocks = 8;   // of a cluster
+constexpr int kParts = 8;    // of the keys of a row, at most: blocks of a cluster
+constexpr int kKeys = 256;   // of a part, at least
 constexpr int kColumns = 8;  // numbers of a lane
 constexpr int kUnroll = 4;   // keys of a group at a time
 constexpr float kUnitLengthEps = 1e-6f;
@@ -85,7 +87,7 @@ struct Softmax {
 // then of length `norm_scale`.
 template <class T, int kLanes>
 __device__ Packed<T> head_of_token(const DecodeAttention& p, const T* head, int column,
-                                   int64_t position, const float* norm_scale) {
+                                   int position, const float* norm_scale) {
   const bool inside = column < p.head_dim;
   const int half = int(p.head_dim) / 2, other = column < half ? column + half : column - half;
   float x[kColumns];
@@ -99,7 +101,7 @@ __device__ Packed<T> head_of_token(const DecodeAttention& p, const T* head, int 
     factor = rsqrtf(squares + kUnitLengthEps) * (norm_scale ? *norm_scale : 1.f);
   }
   if (p.cos && inside) {
-    const int64_t angle = position * half + min(column, other);
+    const int64_t angle = int64_t(position) * half + min(column, other);
     float y[kColumns], cos[kColumns], sin[kColumns];
     unpack<T>(load_or_zero(head + other, true), y);
     unpack<float>(load_or_zero(p.cos + angle, true), cos);
@@ -122,22 +124,21 @@ __device__ float dot(const float (&query)[kColumns], const Packed<T>& key) {
   return group_reduce<kLanes>(sum, Plus{});
 }
 
-// What a warp or a block has found in its keys.
+// What a warp has found in its keys, or a block in a part of them.
 template <int kWidth>
 struct Part {
   float most, sum, out[kWidth];
 };
-// Number d of the sum of `parts` and, of all of them, the largest score and the sum of weights.
-template <int N, int kWidth>
-__device__ float combine(const Part<kWidth> (&parts)[N], int d, float& most, float& sum) {
+// Number d of the sum of `count` parts and, of all of them, the largest score and the sum of
+// weights.
+template <int kWidth>
+__device__ float combine(const Part<kWidth>* parts, int count, int d, float& most, float& sum) {
   most = -INFINITY;
-#pragma unroll
-  for (int n = 0; n < N; ++n) most = fmaxf(most, parts[n].most);
+  for (int n = 0; n < count; ++n) most = fmaxf(most, parts[n].most);
   const float origin = most == -INFINITY ? 0 : most;
   float out = 0;
   sum = 0;
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
+  for (int n = 0; n < count; ++n) {
     const float weight = exp2f(parts[n].most - origin);
     sum += weight * parts[n].sum;
     out += weight * parts[n].out[d];
@@ -145,21 +146,21 @@ __device__ float combine(const Part<kWidth> (&parts)[N], int d, float& most, flo
   return out;
 }
 
-// kLanes · 8 ≥ D. Grid: blocks, heads and rows in one dimension.
+// kLanes · 8 ≥ D. Grid: blocks of a cluster, heads and rows in one dimension.
 template <class T, int kLanes>
-__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
-    decode_kernel(const __grid_constant__ DecodeAttention p) {
+__global__ void __launch_bounds__(kThreads, 2)
+    decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster) {
   constexpr int kGroups = kThreads / kLanes, kWidth = kLanes * kColumns;
-  constexpr int kTile = kGroups * kUnroll;                 // keys that a block reads at a time
-  __shared__ Part<kWidth> warps[kWarps], blocks[kBlocks];  // `blocks` is used in block 0
+  constexpr int kTile = kGroups * kUnroll;               // keys that a block reads at a time
+  __shared__ Part<kWidth> warps[kWarps], parts[kParts];  // `parts` is used in block 0
   griddep_launch_dependents();
-  __cluster_barrier_arrive_relaxed();  // a block sends its result when all blocks have begun
-  const int block = blockIdx.x % kBlocks, d = threadIdx.x;
+  __cluster_barrier_arrive_relaxed();  // a block sends its results when all blocks have begun
+  const int block = blockIdx.x % cluster, d = threadIdx.x;
   const unsigned heads = unsigned(p.heads), per_kv = heads / unsigned(p.kv_heads);
-  const unsigned head = blockIdx.x / kBlocks % heads, kv = head / per_kv;
-  const int64_t D = p.head_dim, row = blockIdx.x / kBlocks / heads;
-  const int64_t position = p.positions ? p.positions[row] : p.position,
-                last = p.positions ? position : p.length - 1;
+  const unsigned head = blockIdx.x / cluster % heads, kv = head / per_kv;
+  const int64_t D = p.head_dim, row = blockIdx.x / cluster / heads;
+  const int position = int(p.positions ? p.positions[row] : p.position);
+  const int last = p.positions ? position : int(p.length) - 1;
   const int group = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
   T* const keys = (p.positions ? static_cast<T*>(p.row_caches[row][0])
@@ -175,19 +176,20 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, sizeof(T) 
     if (block == 0 && d < D) out[d] = from_compute<T>(0.f);
     return;
   }
-  const int64_t stride = p.kv_heads * D, part = ceil_div(last, kBlocks), begin = block * part,
-                end = min(begin + part, last);
+  const int count = max(min((last + kKeys - 1) / kKeys, kParts), 1);
+  const int length = (last + count - 1) / count;  // of a part
+  const int64_t stride = p.kv_heads * D;
 
   Packed<T> k[kUnroll], v[kUnroll];
-  const auto load = [&](int64_t base) {
+  const auto load = [&](int base, int end) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t j = base + u * kGroups + group;
+      const int j = base + u * kGroups + group;
       k[u] = load_or_zero(keys + j * stride, inside && j < end);
       v[u] = load_or_zero(values + j * stride, inside && j < end);
     }
   };
-  load(begin);
+  load(block * length, block < count ? min((block + 1) * length, last) : 0);
   griddep_wait();  // only the new tokens come from the kernel before this one
   const auto of_token = [&](const void* x, int64_t row_stride, int64_t h) {
     return static_cast<const T*>(x) + row * row_stride + h * D;
@@ -200,73 +202,99 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads, sizeof(T) 
 #pragma unroll
   for (float& x : query) x *= float(p.scale) * kLog2e;
 
-  Softmax softmax;
-  for (int64_t base = begin; base < end; base += kTile) {
-    float scores[kUnroll];
+  for (int part = block; part < count; part += int(cluster)) {
+    Softmax softmax;
+    const int end = min((part + 1) * length, last);
+    for (int base = part * length; base < end; base += kTile) {
+      float scores[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t j = base + u * kGroups + group;
-      const float x = dot<T, kLanes>(query, k[u]) - slope * float(last - j);
-      scores[u] = j < end ? x : -INFINITY;
+      for (int u = 0; u < kUnroll; ++u) {
+        const int j = base + u * kGroups + group;
+        const float x = dot<T, kLanes>(query, k[u]) - slope * float(last - j);
+        scores[u] = j < end ? x : -INFINITY;
+      }
+      softmax.add<T>(scores, v);
+      load(base + kTile, end);
     }
-    softmax.add<T>(scores, v);
-    load(base + kTile);
-  }
-  if (block == 0 && threadIdx.x < 32) {  // the new token is not read from the cache
-    const Packed<T> key =
-        head_of_token<T, kLanes>(p, of_token(p.k, p.k_stride, kv), column, position, nullptr);
-    const Packed<T> value[1] = {load_or_zero(of_token(p.v, p.v_stride, kv) + column, inside)};
-    const float x = dot<T, kLanes>(query, key);
-    const float scores[1] = {group == 0 ? x : -INFINITY};
-    softmax.add<T>(scores, value);
-    if (group == 0 && inside && head % per_kv == 0) {
-      *reinterpret_cast<Packed<T>*>(keys + last * stride) = key;
-      *reinterpret_cast<Packed<T>*>(values + last * stride) = value[0];
+    if (part == 0 && threadIdx.x < 32) {  // the new token is not read from the cache
+      const Packed<T> key =
+          head_of_token<T, kLanes>(p, of_token(p.k, p.k_stride, kv), column, position, nullptr);
+      const Packed<T> value[1] = {load_or_zero(of_token(p.v, p.v_stride, kv) + column, inside)};
+      const float x = dot<T, kLanes>(query, key);
+      const float scores[1] = {group == 0 ? x : -INFINITY};
+      softmax.add<T>(scores, value);
+      if (group == 0 && inside && head % per_kv == 0) {
+        *reinterpret_cast<Packed<T>*>(keys + last * stride) = key;
+        *reinterpret_cast<Packed<T>*>(values + last * stride) = value[0];
+      }
     }
-  }
 
-  softmax.rescale(butterfly<kLanes, 32>(softmax.most, Max{}));
-  softmax.sum = butterfly<kLanes, 32>(softmax.sum, Plus{});
-  butterfly_sum<kLanes, 32>(softmax.out);
-  if (threadIdx.x % 32 < kLanes) {
-    Part<kWidth>& warp = warps[threadIdx.x / 32];
+    softmax.rescale(butterfly<kLanes, 32>(softmax.most, Max{}));
+    softmax.sum = butterfly<kLanes, 32>(softmax.sum, Plus{});
+    butterfly_sum<kLanes, 32>(softmax.out);
+    __syncthreads();  // the part before has been combined
+    if (threadIdx.x % 32 < kLanes) {
+      Part<kWidth>& warp = warps[threadIdx.x / 32];
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) warp.out[column + i] = softmax.out[i];
-    warp.most = softmax.most;
-    warp.sum = softmax.sum;
-  }
-  __syncthreads();
-  float most, sum, x = 0;
-  if (d < kWidth) x = combine(warps, d, most, sum);
-  __cluster_barrier_wait();
-  if (d < kWidth) {
-    auto* const first = static_cast<Part<kWidth>*>(__cluster_map_shared_rank(&blocks[block], 0));
-    first->out[d] = x;
-    if (d == 0) {
-      first->most = most;
-      first->sum = sum;
+      for (int i = 0; i < kColumns; ++i) warp.out[column + i] = softmax.out[i];
+      warp.most = softmax.most;
+      warp.sum = softmax.sum;
     }
+    __syncthreads();
+    if (part == block) __cluster_barrier_wait();
+    if (d < kWidth) {
+      float most, sum;
+      const float x = combine(warps, kWarps, d, most, sum);
+      auto* const first = static_cast<Part<kWidth>*>(__cluster_map_shared_rank(&parts[part], 0));
+      first->out[d] = x;
+      if (d == 0) {
+        first->most = most;
+        first->sum = sum;
+      }
+    }
+    const int next = part + int(cluster);
+    if (next < count) load(next * length, min((next + 1) * length, last));
   }
+  if (block >= count) __cluster_barrier_wait();
   __cluster_barrier_arrive();
   if (block > 0) return;
   __cluster_barrier_wait();
   if (d >= D) return;
-  x = combine(blocks, d, most, sum);
+  float most, sum;
+  const float x = combine(parts, count, d, most, sum);
   out[d] = from_compute<T>(x / sum);
 }
 
+// A cluster of one block per row and head where they fill the device. A part of the keys has the
+// same result in any block.
 template <class T>
 void launch(const DecodeAttention& args, Stream stream) {
   const auto lanes = std::max(std::bit_ceil(unsigned(args.head_dim / kColumns)), 4u);
+  const int64_t clusters = args.heads * args.rows;
+  const unsigned cluster = clusters >= 2 * sm_count() ? 1 : kParts;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = unsigned(cluster * clusters);
+  config.blockDim = kThreads;
+  config.stream = cuda_stream(stream);
+  config.attrs = attributes;
+  config.numAttrs = 2;
   with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
-    launch_pdl(decode_kernel<T, lanes()>, unsigned(kBlocks * args.heads * args.rows), kThreads, 0,
-               stream, args);
+    const auto kernel = decode_kernel<T, lanes()>;
+    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster));
+    check_launch(reinterpret_cast<const void*>(kernel));
   });
 }
 
 }  // namespace
 
 void decode_attention(const DecodeAttention& args, Stream stream) {
+  if (args.rows == 0) return;
   if (args.dtype == DType::bf16) launch<bf16>(args, stream);
   else launch<float>(args, stream);
 }
