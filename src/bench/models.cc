@@ -64,6 +64,16 @@ std::string failure_of(auto&& work) {
   }
 }
 
+Json profile_of(c10::Device device, const std::function<void()>& work) {
+  Json parts = Json::array();
+  for (const TimeSpent& part : profile(device, work))
+    parts.push_back({{"op", part.op},
+                     {"kernel", part.kernel},
+                     {"calls", part.calls},
+                     {"seconds", part.seconds}});
+  return parts;
+}
+
 void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   train::AdamW optimizer(model, {});
   const at::Tensor tokens =
@@ -86,12 +96,7 @@ void time_steps(nn::LanguageModel& model, const ModelBench& o, c10::Device devic
   row["seconds_per_step"] = median;
   row["tokens_per_second"] = double(o.batch * o.time) / median;
   row["peak_memory_bytes"] = train::peak_memory_bytes(device);
-  if (o.profile)
-    for (const TimeSpent& part : profile(device, [&] { work(o.steps + 1); }))
-      row["profile"].push_back({{"op", part.op},
-                                {"kernel", part.kernel},
-                                {"calls", part.calls},
-                                {"seconds", part.seconds}});
+  if (o.profile) row["profile"] = profile_of(device, [&] { work(o.steps + 1); });
 }
 
 std::map<std::pair<size_t, std::string>, at::Tensor> tensors_of(const nn::ModelState& state) {
@@ -129,9 +134,9 @@ double seconds_per_token(nn::LanguageModel& model, const at::Tensor& prompts) {
 // that memory. Without capture, every call decodes the next token.
 void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   const at::NoGradGuard no_grad;
+  model.prepare_inference();
   const at::Tensor tokens =
       at::randint(model.spec.config.vocab_size, {o.decode, o.time + 1}, at::kLong).to(device);
-  model.prepare_inference();
   nn::ModelState state;
   model.hidden(tokens.slice(1, 0, o.time), state);
   const at::Tensor last = tokens.slice(1, o.time);
@@ -143,6 +148,7 @@ void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device de
   row["decode"] = {{"seconds", seconds_a_call(device, ops::captured(device, step))},
                    {"bytes", bytes},
                    {"bytes_per_second", copy_rate(device)}};
+  if (o.profile && o.steps == 0) row["profile"] = profile_of(device, step);
   state = {};
   row["decode"]["seconds_per_token"] = seconds_per_token(model, tokens.slice(1, 0, o.time));
 }

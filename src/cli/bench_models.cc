@@ -250,7 +250,7 @@ void add_bench_models(CLI::App& bench) {
       ->check(CLI::IsMember({"deterministic", "torch", "cudnn", "flash-2"}));
   command
       ->add_option("--profile", o->profile,
-                   "profile one more step and print this many lines per model (all with --json)")
+                   "lines of a profile of one more step, of decoding with --steps 0 (--json: all)")
       ->capture_default_str()
       ->check(non_negative_number());
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");

@@ -142,7 +142,7 @@ std::vector<at::Tensor> sliced_loss(LanguageModel& model, const at::Tensor& toke
   for (int64_t i = 0; i < here; ++i) {
     const at::Tensor output = leaf(x[size_t(i)]);
     const at::Tensor targets = tokens.narrow(1, i * time + 1, time);
-    const at::Tensor loss = model.loss_of_hidden(model.normalised(output), targets) / divisor;
+    const at::Tensor loss = model.loss_of_hidden(model.normalised({output, {}}), targets) / divisor;
     loss.backward();
     done(size_t(i));
     losses.push_back(loss.detach());

@@ -128,11 +128,19 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
           .make(spec.tables.child(c.channel_mixer), {c.d_model, index, c.num_layers, index == 0}));
 }
 
-at::Tensor Layer::forward(at::Tensor x, State& state, at::ScalarType dtype) {
-  const bool one_token = x.size(1) == 1 && !x.requires_grad();
+Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
   const at::Tensor h = mixer_norm->forward(x).to(dtype);
-  x = x + (one_token ? mixer->step(h.squeeze(1), state).unsqueeze(1) : mixer->forward(h, state));
-  return channel_mixer ? x + channel_mixer->forward(channel_norm->forward(x).to(dtype), state) : x;
+  const bool one_token = h.size(1) == 1 && !x.x.requires_grad();
+  x.y = one_token ? mixer->step(h.squeeze(1), state).unsqueeze(1) : mixer->forward(h, state);
+  if (channel_mixer) {
+    const at::Tensor normed = channel_norm->forward(x).to(dtype);
+    x.y = channel_mixer->forward(normed, state);
+  }
+  return x;
+}
+
+at::Tensor Layer::forward(const at::Tensor& x, State& state, at::ScalarType dtype) {
+  return forward(Residual{x, {}}, state, dtype).sum();
 }
 
 LanguageModel::LanguageModel(ModelSpec s) : spec(std::move(s)) {
@@ -176,7 +184,10 @@ void LanguageModel::prepare_inference() {
 
 at::Tensor LanguageModel::embed(const at::Tensor& tokens, const ModelState& state) const {
   const int64_t time = tokens.size(1);
-  at::Tensor x = at::embedding(embedding, tokens);
+  // The rows of the converted table have the bits of converted rows.
+  const bool converted =
+      converted_head_.defined() && !positions.defined() && !spec.config.residual_in_fp32;
+  at::Tensor x = at::embedding(converted ? converted_head_ : embedding, tokens);
   if (positions.defined() && !state.positions.empty()) {
     const at::Tensor index = state.device_positions.defined()
                                  ? state.device_positions
@@ -197,7 +208,7 @@ at::ScalarType LanguageModel::product_dtype() const {
   return compute_dtype == at::kFloat ? embedding.scalar_type() : compute_dtype;
 }
 
-at::Tensor LanguageModel::normalised(const at::Tensor& output) const {
+at::Tensor LanguageModel::normalised(Residual output) const {
   return norm->forward(output).to(product_dtype());
 }
 
@@ -210,27 +221,31 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
     layer.device_positions = state.device_positions;
     layer.capacity = state.capacity;
   }
-  at::Tensor x = embed(tokens, state);
-  if (watch) watch(-1, x);
+  Residual x{embed(tokens, state), {}};
+  if (watch) watch(-1, x.x);
   Handed handed;
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto run = [layer = layers[i], dtype = product_dtype()](
-                         const at::Tensor& input, State& state, Handed& from_before) {
+                         const Residual& input, State& state, Handed& from_before) {
       state.handed.swap(from_before);
-      const at::Tensor output = layer->forward(input, state, dtype);
+      Residual output = layer->forward(input, state, dtype);
       state.handed.swap(from_before);
       return output;
     };
     if (recompute_activations && at::GradMode::is_enabled())
-      x = recomputed(
-          [run](const at::Tensor& input, Handed& h) {
-            State fresh;
-            fresh.last = true;
-            return run(input, fresh, h);
-          },
-          x, handed);
+      x = {recomputed(
+               [run](const at::Tensor& input, Handed& h) {
+                 State fresh;
+                 fresh.last = true;
+                 return run({input, {}}, fresh, h).sum();
+               },
+               x.sum(), handed),
+           {}};
     else x = run(x, state.layers[i], handed);
-    if (watch) watch(int64_t(i), x);
+    if (watch) {
+      x = {x.sum(), {}};
+      watch(int64_t(i), x.x);
+    }
   }
   state.position += time;
   for (int64_t& position : state.positions) position += position < 0 ? 0 : time;
@@ -250,7 +265,8 @@ at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
 }
 
 at::Tensor LanguageModel::logits_of_hidden(const at::Tensor& hidden) const {
-  return ops::linear(hidden, head_weight().to(hidden.scalar_type()), {});
+  const at::Tensor weight = head_weight().to(hidden.scalar_type());
+  return ops::linear(hidden, weight, {}, weight.is_same(head_weight()));
 }
 
 at::Tensor LanguageModel::loss(const at::Tensor& tokens) {

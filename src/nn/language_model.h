@@ -73,7 +73,8 @@ ModelState select_rows(const ModelState& state, const at::Tensor& rows);
 struct Layer : torch::nn::Module {
   Layer(const ModelSpec& spec, int64_t index);
   // x [B, T, d_model]; `dtype`: that of the input of the mixers.
-  at::Tensor forward(at::Tensor x, State& state, at::ScalarType dtype);
+  Residual forward(Residual x, State& state, at::ScalarType dtype);
+  at::Tensor forward(const at::Tensor& x, State& state, at::ScalarType dtype);
   std::shared_ptr<Norm> mixer_norm, channel_norm;
   std::shared_ptr<Mixer> mixer, channel_mixer;  // the last two null with channel_mixer = "none"
 };
@@ -88,7 +89,7 @@ struct LanguageModel : Module {
   // advances the state.
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
   // What hidden() makes of the output of the last layer.
-  at::Tensor normalised(const at::Tensor& output) const;
+  at::Tensor normalised(Residual output) const;
   at::ScalarType product_dtype() const;  // of the input of mixers and head
   at::Tensor logits(const at::Tensor& tokens, ModelState& state);  // [B, T, V]
   // The same from rows of what hidden() returned: [..., d_model] → [..., V].

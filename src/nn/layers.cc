@@ -8,8 +8,10 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "nn/initial_values.h"
+#include "ops/gated_norm/gated_norm.h"
 #include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
+#include "ops/unit_length/unit_length.h"
 
 namespace assay::nn {
 
@@ -69,8 +71,14 @@ std::vector<Linear*> linears_of(const torch::nn::Module& module) {
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return ops::linear(x, weight.to(x.scalar_type()),
-                     bias.defined() ? bias.to(x.scalar_type()) : bias);
+  const at::Tensor w = weight.to(x.scalar_type());
+  return ops::linear(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, w.is_same(weight));
+}
+
+at::Tensor Linear::forward_glu(const at::Tensor& x, std::string_view activation) const {
+  const at::Tensor w = weight.to(x.scalar_type());
+  return ops::linear_glu(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, activation,
+                         w.is_same(weight));
 }
 
 const std::vector<std::string>& Norm::kinds() {
@@ -91,6 +99,36 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
   const at::Tensor w = zero_centered ? 1 + weight : weight;
   return bias.defined() ? ops::layer_norm(x, w, bias, eps, groups)
                         : ops::rms_norm(x, w, eps, groups);
+}
+
+at::Tensor Norm::forward(Residual& x) const {
+  if (!x.y.defined()) return forward(x.x);
+  const at::Tensor w = zero_centered ? 1 + weight : weight;
+  const auto bias_or_none = bias.defined() ? std::optional(bias) : std::nullopt;
+  auto [sum, normed] = ops::add_norm(x.x, x.y, w, bias_or_none, eps, groups);
+  x = {sum, {}};
+  return normed;
+}
+
+at::Tensor Residual::sum() const { return y.defined() ? x + y : x; }
+
+namespace {
+
+at::Tensor gated(const Norm& norm, const at::Tensor& x, const at::Tensor& z, bool gate_first) {
+  const int64_t heads = x.size(-1) / norm.weight.size(0);
+  const at::Tensor w = norm.zero_centered ? 1 + norm.weight : norm.weight;
+  return ops::gated_rms_norm(x, z, heads > 1 ? w.repeat(heads) : w, norm.eps, gate_first,
+                             heads * norm.groups);
+}
+
+}  // namespace
+
+at::Tensor Norm::forward_then_gate(const at::Tensor& x, const at::Tensor& z) const {
+  return gated(*this, x, z, /*gate_first=*/false);
+}
+
+at::Tensor Norm::gate_then_forward(const at::Tensor& x, const at::Tensor& z) const {
+  return gated(*this, x, z, /*gate_first=*/true);
 }
 
 LowRank::LowRank(int64_t in, int64_t rank, int64_t out, bool with_bias, std::string act)
@@ -124,9 +162,7 @@ at::Tensor wide(const at::Tensor& x) {
   return x.to(at::promote_types(x.scalar_type(), at::kFloat));
 }
 
-at::Tensor unit_length(const at::Tensor& x) {
-  return x * at::rsqrt(wide(x).square().sum(-1, true) + 1e-6).to(x.scalar_type());
-}
+at::Tensor unit_length(const at::Tensor& x) { return ops::unit_length(x, 1e-6); }
 
 at::Tensor values_of_positions(const at::Tensor& k) {
   return at::eye(k.size(1), k.options()).unsqueeze(1).expand({k.size(0), -1, k.size(2), -1});

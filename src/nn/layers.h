@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace assay::nn {
@@ -59,10 +60,18 @@ struct LinearOptions {
 struct Linear : Module {
   Linear(int64_t in, int64_t out, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x) const;
+  // glu(forward(x), activation), by one kernel where that is faster (ops/linear/linear.h).
+  at::Tensor forward_glu(const at::Tensor& x, std::string_view activation) const;
   at::Tensor weight, bias;
 };
 // All projections in a module and its parts.
 std::vector<Linear*> linears_of(const torch::nn::Module& module);
+
+// The residual stream after a part of a layer: x + y, or x if y is undefined. The next norm adds.
+struct Residual {
+  at::Tensor x, y;
+  at::Tensor sum() const;
+};
 
 // "rmsnorm": x / sqrt(mean x² + eps) ⊙ weight. "layernorm": (x − mean) / sqrt(var + eps) ⊙ weight +
 // bias. "zero_centered_rmsnorm": as rmsnorm with 1 + weight, so that weight decay pulls towards 1
@@ -71,6 +80,10 @@ std::vector<Linear*> linears_of(const torch::nn::Module& module);
 struct Norm : Module {
   Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
+  at::Tensor forward(Residual& x) const;  // of the sum, which x becomes
+  // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
+  at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;
+  at::Tensor gate_then_forward(const at::Tensor& x, const at::Tensor& z) const;
   static const std::vector<std::string>& kinds();
   at::Tensor weight, bias;
   double eps;

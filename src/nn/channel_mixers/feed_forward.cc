@@ -5,7 +5,6 @@
 
 #include "nn/layers.h"
 #include "nn/mixer.h"
-#include "ops/glu/glu.h"
 
 namespace assay::nn {
 namespace {
@@ -35,9 +34,8 @@ struct FeedForward final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State&) override {
-    const at::Tensor h = in_proj->forward(x);
-    if (!gated) return out_proj->forward(at::gelu(h, "tanh"));
-    return out_proj->forward(ops::glu(h, kind == kGeglu ? "gelu" : "silu"));
+    if (!gated) return out_proj->forward(at::gelu(in_proj->forward(x), "tanh"));
+    return out_proj->forward(in_proj->forward_glu(x, kind == kGeglu ? "gelu" : "silu"));
   }
 
   double mixing_flops(int64_t) const override { return 0; }

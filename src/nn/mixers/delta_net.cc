@@ -14,6 +14,7 @@
 #include "nn/layers.h"
 #include "nn/short_conv.h"
 #include "ops/delta_rule/delta_rule.h"
+#include "ops/unit_length/unit_length.h"
 
 namespace assay::nn {
 namespace {
@@ -56,7 +57,8 @@ struct DeltaNet final : Mixer {
     const auto part = conv->forward(qkv->forward(x), state).split_with_sizes({K, K, V}, -1);
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::delta_rule(unit_length(heads(part[0])), unit_length(heads(part[1])), heads(part[2]),
+        ops::delta_rule(heads(ops::unit_length(part[0], 1e-6, config.num_heads)),
+                        heads(ops::unit_length(part[1], 1e-6, config.num_heads)), heads(part[2]),
                         wide(beta_proj->forward(x)).sigmoid(),
                         std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
     return out_proj->forward(norm->forward(y).flatten(2));

@@ -16,6 +16,7 @@
 #include "nn/layers.h"
 #include "nn/short_conv.h"
 #include "ops/delta_rule/delta_rule.h"
+#include "ops/unit_length/unit_length.h"
 
 namespace assay::nn {
 namespace {
@@ -72,7 +73,7 @@ struct GatedDeltaNet final : Mixer {
     const auto qkv_z = qkvz_proj->forward(x).split_with_sizes({2 * K + V, V}, -1);
     const auto part = conv->forward(qkv_z[0], state).split_with_sizes({K, K, V}, -1);
     const auto keys = [&](const at::Tensor& t) {
-      return unit_length(split_heads(t, config.num_key_heads));
+      return split_heads(ops::unit_length(t, 1e-6, config.num_key_heads), config.num_key_heads);
     };
     const auto ba = wide(ba_proj->forward(x)).chunk(2, -1);
     const at::Tensor g = -A_log.exp() * at::softplus(ba[1] + dt_bias);
@@ -80,7 +81,7 @@ struct GatedDeltaNet final : Mixer {
     std::tie(y, state["S"]) = ops::gated_delta_rule(
         keys(part[0]), keys(part[1]), split_heads(part[2], config.num_heads), g, ba[0].sigmoid(),
         1 / std::sqrt(double(config.head_dim)), state.find("S"));
-    return out_proj->forward(norm->forward(y).flatten(2) * at::silu(qkv_z[1]));
+    return out_proj->forward(norm->forward_then_gate(y.flatten(2), qkv_z[1]));
   }
 
   double mixing_flops(int64_t) const override {

@@ -54,7 +54,7 @@ struct GatedLinearAttention final : Mixer {
     std::tie(y, state["S"]) =
         ops::gla(heads(part[0]), heads(part[1]), heads(part[2]), heads(decay),
                  std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
-    return out_proj->forward(norm->forward(y).flatten(2) * at::silu(part[3]));
+    return out_proj->forward(norm->forward_then_gate(y.flatten(2), part[3]));
   }
 
   double mixing_flops(int64_t) const override {

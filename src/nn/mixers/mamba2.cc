@@ -74,8 +74,8 @@ struct Mamba2 final : Mixer {
     const at::Tensor x = split_heads(xBC[0], num_heads);
     const at::Tensor B = split_heads(xBC[1], config.num_groups),
                      C = split_heads(xBC[2], config.num_groups);
-    const at::Tensor y = recurrence(x, part[2], B, C, state).flatten(2) * at::silu(part[0]);
-    return out_proj->forward(norm ? norm->forward(y) : y);
+    const at::Tensor y = recurrence(x, part[2], B, C, state).flatten(2);
+    return out_proj->forward(norm ? norm->gate_then_forward(y, part[0]) : y * at::silu(part[0]));
   }
 
   at::Tensor recurrence(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& B,

@@ -12,6 +12,7 @@
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "ops/linear_attention/linear_attention.h"
+#include "ops/rotary_qkv/rotary_qkv.h"
 
 namespace assay::nn {
 namespace {
@@ -48,19 +49,28 @@ struct Retention final : Mixer {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
     if (state.positions.empty()) state["position"] = at::full({}, position + x.size(1), at::kLong);
-    const auto part = qkvg_proj->forward(x).split_with_sizes({K, K, V, V}, -1);
-    const auto rotated = [&](const at::Tensor& t) {
-      const at::Tensor heads = split_heads(t, config.num_heads);
-      if (state.positions.empty()) return rotary(heads, position);
-      return rotary(heads.transpose(0, 1), state.positions).transpose(0, 1);
-    };
+    const auto part = qkvg_proj->forward(x).split_with_sizes({2 * K, V, V}, -1);
+    const auto [q, k] = rotated(split_heads(part[0], 2 * config.num_heads), position, state);
     const at::Tensor g =
         log_decay.to(wide(x).scalar_type()).expand({x.size(0), x.size(1), config.num_heads});
     at::Tensor y;
     std::tie(y, state["S"]) =
-        ops::simple_gla(rotated(part[0]), rotated(part[1]), split_heads(part[2], config.num_heads),
-                        g, std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
-    return out_proj->forward(norm->forward(y).flatten(2) * at::silu(part[3]));
+        ops::simple_gla(q, k, split_heads(part[1], config.num_heads), g,
+                        std::sqrt(double(config.num_heads) / double(K)), state.find("S"));
+    return out_proj->forward(norm->forward_then_gate(y.flatten(2), part[2]));
+  }
+
+  // q and k [B, T, H, D] of qk [B, T, 2 H, D]. Rows at positions of their own lie along time.
+  std::array<at::Tensor, 2> rotated(const at::Tensor& qk, int64_t position,
+                                    const State& state) const {
+    const bool own = !state.positions.empty();
+    const at::Tensor rows = own ? qk.transpose(0, 1) : qk;
+    const auto [cos, sin] =
+        own ? rotary.angles(rows, state.positions) : rotary.angles(rows, position);
+    auto parts = ops::rotary_qk(rows, config.num_heads, cos, sin);
+    if (own)
+      for (at::Tensor& part : parts) part = part.transpose(0, 1);
+    return parts;
   }
 
   // The rotary positions come from the host.

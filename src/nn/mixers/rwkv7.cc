@@ -10,6 +10,8 @@
 // As RWKV-LM's training code (x070) has it, starting values and parameter groups
 // included. Its first layer holds v₀, V₁, V₂ unused; ours does not. v_first goes from
 // layer to layer in State::handed.
+#include "ops/rwkv7/rwkv7.h"
+
 #include <torch/torch.h>
 
 #include <cmath>
@@ -93,17 +95,16 @@ struct Rwkv7 final : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto mixed = ops::token_shift(x, rwkv::before(x, state, "shift"), mix);
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const auto like = [&](const at::Tensor& parameter) { return parameter.to(x.scalar_type()); };
-    const at::Tensor r = heads(r_proj->forward(mixed[0])), v = heads(mixed_values(mixed[3], state));
-    const at::Tensor w = -std::exp(-0.5) * wide(decay->forward(mixed[1])).sigmoid();
-    const at::Tensor a = rate->forward(mixed[4]).sigmoid(), k_plain = k_proj->forward(mixed[2]);
-    const at::Tensor removed = unit(heads(k_plain * like(k_k)));
-    const at::Tensor k = heads(k_plain * (1 + (a - 1) * like(k_a)));
+    const at::Tensor r = r_proj->forward(mixed[0]), v = mixed_values(mixed[3], state);
+    const auto [w, k, minus_removed, added] =
+        ops::rwkv7_prepare(decay->forward(mixed[1]), rate->forward(mixed[4]),
+                           k_proj->forward(mixed[2]), k_k, k_a, config.num_heads);
     at::Tensor y;
-    std::tie(y, state["S"]) =
-        ops::rwkv7(r, heads(w), k, v, -removed, removed * heads(a), 1, state.find("S"));
-    y = norm->forward(y.flatten(2)) + ((r * k * like(r_k)).sum(-1, true) * v).flatten(2);
-    return out_proj->forward(y * gate->forward(mixed[5]));
+    std::tie(y, state["S"]) = ops::rwkv7(heads(r), heads(w), heads(k), heads(v),
+                                         heads(minus_removed), heads(added), 1, state.find("S"));
+    return out_proj->forward(ops::rwkv7_output(norm->forward(y.flatten(2)), r, k, v,
+                                               gate->forward(mixed[5]), r_k.flatten(),
+                                               config.num_heads));
   }
 
   // The first such layer's own, handed on; the others' mixed with them.
@@ -113,11 +114,7 @@ struct Rwkv7 final : Mixer {
     const auto first = state.handed.find("rwkv7.v_first");
     if (first == state.handed.end())
       fail<Error>("rwkv7: layer {} was not handed the values of the first such layer", place.layer);
-    return at::lerp(v, first->second, value_mix->forward(x).sigmoid());
-  }
-
-  static at::Tensor unit(const at::Tensor& x) {
-    return x / wide(x).norm(2, -1, true).clamp_min(1e-12).to(x.scalar_type());
+    return ops::rwkv7_values(v, first->second, value_mix->forward(x));
   }
 
   double mixing_flops(int64_t) const override { return 9.0 * double(place.d_model * head_dim); }

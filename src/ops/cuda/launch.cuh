@@ -70,7 +70,7 @@ void launch_threads(void (*kernel)(Parameters...), int64_t items, unsigned threa
   launch_kernel(kernel, unsigned(ceil_div(items, threads)), threads, 0, stream, arguments...);
 }
 // launch_kernel() with programmatic dependent launch: the kernel may start while the one before it
-// ends, so it begins with griddep_launch_dependents() and griddep_wait().
+// ends, so all threads call griddep_wait() before they use memory that another kernel uses.
 template <class... Parameters, class... Arguments>
 void launch_pdl(void (*kernel)(Parameters...), dim3 grid, unsigned threads, size_t shared_bytes,
                 Stream stream, const Arguments&... arguments) {

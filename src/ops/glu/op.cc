@@ -15,7 +15,7 @@ constexpr const char* kOp = "glu";
 
 Glu describe(const at::Tensor& h, bool silu) {
   const int64_t width = h.size(-1) / 2;
-  const double c = silu ? 1 : 2 * std::sqrt(2 / M_PI), a = silu ? 0 : 0.044715;
+  const auto [c, a] = glu_activation(silu ? "silu" : "gelu");
   return {kernel_dtype(h.scalar_type()), h.numel() / (2 * width), width, c, a, data(h), nullptr};
 }
 
@@ -55,11 +55,17 @@ at::Tensor glu_reference(const at::Tensor& h, std::string_view activation) {
   return (activation == "silu" ? at::silu(parts[0]) : at::gelu(parts[0], "tanh")) * parts[1];
 }
 
+GluActivation glu_activation(std::string_view activation) {
+  TORCH_CHECK_VALUE(activation == "silu" || activation == "gelu", kOp, ": activation is '",
+                    activation, "', expected 'silu' or 'gelu'");
+  return activation == "silu" ? GluActivation{1, 0}
+                              : GluActivation{2 * std::sqrt(2 / M_PI), 0.044715};
+}
+
 at::Tensor glu(const at::Tensor& h, std::string_view activation) {
   TORCH_CHECK_VALUE(h.dim() > 0 && h.size(-1) % 2 == 0 && h.numel() > 0, kOp, ": h has shape ",
                     h.sizes(), ", expected [..., 2 F]");
-  TORCH_CHECK_VALUE(activation == "silu" || activation == "gelu", kOp, ": activation is '",
-                    activation, "', expected 'silu' or 'gelu'");
+  glu_activation(activation);
   check_like(kOp, "h", h, "h", h);
   if (!h.is_cpu() && !(h.is_cuda() && kCudaKernels)) return glu_reference(h, activation);
   return GluFunction::apply(parameter(h, sequence_dtype({h})), activation == "silu")

@@ -10,7 +10,11 @@ struct LinearFewRows {
   int64_t rows, in, out;   // M, K, N
   const void *x, *weight;  // in  [M, K], [N, K], contiguous
   const void* bias;        // in  [N] or null
-  void* y;                 // out [M, N], contiguous
+  void* y;                 // out [M, N], contiguous; gated: [M, N / 2]
+  // The rest is of CUDA only.
+  bool gated = false;  // y is act(g) ⊙ u with [g, u] the rows above (ops/glu/kernel.h)
+  double c = 0, a = 0;
+  bool weight_at_rest = false;  // it may be read before earlier kernels end (linear.h)
 };
 
 // Highway, run-time dispatch. Outputs go side by side. The bits of a row do not depend on the other
@@ -19,5 +23,10 @@ namespace cpu {
 size_t workspace_bytes(const LinearFewRows&);
 void linear_few_rows(const LinearFewRows&, void* workspace, const ParallelFor&);
 }  // namespace cpu
+// bf16; M ≤ 64, K a multiple of 8, x and weight 16-byte aligned. The bits of a row depend on that
+// row, W and the bias alone.
+namespace cuda {
+void linear_few_rows(const LinearFewRows&, Stream);
+}  // namespace cuda
 
 }  // namespace assay::ops

@@ -2,12 +2,20 @@
 // Matrix products of layers, differentiable, through the library that is fastest where they run.
 #include <ATen/core/Tensor.h>
 
+#include <string_view>
+
 namespace assay::ops {
 
 // x [..., K], weight [N, K], bias [N] or undefined, all of one dtype → x Wᵀ + b, [..., N].
 // ValueError when shapes do not fit. The path depends on device, dtype and the number of rows of x
-// (README.md next to this file). Everything that the CPU paths do not serve is at::linear.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+// (README.md next to this file). Everything that these paths do not serve is at::linear.
+// weight_at_rest: since a kernel wrote the weight, another one was launched without programmatic
+// dependent launch, as the embedding of a model. CUDA then reads it before earlier kernels end.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  bool weight_at_rest = false);
+// The same followed by glu (ops/glu/glu.h); one kernel where CUDA multiplies few rows.
+at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      std::string_view activation, bool weight_at_rest = false);
 // a [M, K] bᵀ, b [N, K] → [M, N]; no gradient.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 

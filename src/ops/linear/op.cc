@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "ops/dispatch.h"
+#include "ops/glu/glu.h"
 #include "ops/linear/kernel.h"
 #include "ops/linear/linear.h"
 #include "ops/parallel.h"
@@ -81,36 +83,70 @@ bool serves_few_rows(const at::Tensor& x, const at::Tensor& weight, const at::Te
          weight.scalar_type() == x.scalar_type() && !needs_gradient({x, weight, bias});
 }
 
-at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const at::Tensor& bias) {
-  const at::Tensor x = sequence.contiguous(), b = parameter(optional(bias), x.scalar_type());
+// The kernel reads all rows of x for every 16 rows of the weight. With many rows and a large weight
+// this takes longer than the library.
+bool serves_few_rows_on_cuda(const at::Tensor& x, const at::Tensor& weight,
+                             const at::Tensor& bias) {
+  if (!kCudaKernels || !x.is_cuda() || x.scalar_type() != at::kBFloat16 || x.numel() == 0)
+    return false;
+  const int64_t rows = x.numel() / x.size(-1), most = weight.size(0) <= 8192 ? 64 : 16;
+  return rows <= most && x.size(-1) % 8 == 0 && weight.is_contiguous() &&
+         weight.scalar_type() == x.scalar_type() && weight.device() == x.device() &&
+         reinterpret_cast<uintptr_t>(weight.data_ptr()) % 16 == 0 &&
+         !needs_gradient({x, weight, bias});
+}
+
+at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const at::Tensor& bias,
+                    const std::optional<GluActivation>& glu, bool weight_at_rest) {
+  const at::Tensor x = aligned(sequence.contiguous()),
+                   b = parameter(optional(bias), x.scalar_type());
   std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = weight.size(0);
+  shape.back() = weight.size(0) / (glu ? 2 : 1);
   const at::Tensor y = at::empty(shape, x.options());
-  const LinearFewRows work{.dtype = kernel_dtype(x.scalar_type()),
-                           .rows = x.numel() / x.size(-1),
-                           .in = x.size(-1),
-                           .out = weight.size(0),
-                           .x = data(x),
-                           .weight = data(weight),
-                           .bias = data(b),
-                           .y = data(y)};
-  cpu::linear_few_rows(work, workspace(cpu::workspace_bytes(work), at::kCPU).data_ptr(),
-                       at_parallel_for());
+  LinearFewRows work{.dtype = kernel_dtype(x.scalar_type()),
+                     .rows = x.numel() / x.size(-1),
+                     .in = x.size(-1),
+                     .out = weight.size(0),
+                     .x = data(x),
+                     .weight = data(weight),
+                     .bias = data(b),
+                     .y = data(y),
+                     .gated = glu.has_value(),
+                     .weight_at_rest = weight_at_rest};
+  if (glu) {
+    work.c = glu->c;
+    work.a = glu->a;
+  }
+  dispatch(
+      x.device(),
+      [&](const auto& pool) {
+        const size_t bytes = cpu::workspace_bytes(work);
+        cpu::linear_few_rows(work, workspace(bytes, at::kCPU).data_ptr(), pool);
+      },
+      [&](auto stream) { cuda::linear_few_rows(work, stream); });
   return y;
+}
+
+void check(const at::Tensor& x, const at::Tensor& weight) {
+  check_dims("linear", "weight", weight, 2, "[N, K]");
+  check_shape("linear", "weight", weight, {weight.size(0), x.size(-1)}, "[N, K]");
 }
 
 const bool registered = register_paths(
     "linear",
     cpu_kernel_path() + " for few rows without a gradient (float32 to 8, bfloat16 to 16); else " +
         "oneDNN and BLAS through torch",
-    "torch", /*cuda_numerics=*/0, /*cpu_numerics=*/2);
+    "cuda kernel sm_90a for few rows without a gradient (bfloat16, to 64, of large weights to 16); "
+    "else torch",
+    /*cuda_numerics=*/0, /*cpu_numerics=*/2);
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  check_dims("linear", "weight", weight, 2, "[N, K]");
-  check_shape("linear", "weight", weight, {weight.size(0), x.size(-1)}, "[N, K]");
-  if (serves_few_rows(x, weight, bias)) return few_rows(x, weight, bias);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                  bool weight_at_rest) {
+  check(x, weight);
+  if (serves_few_rows(x, weight, bias) || serves_few_rows_on_cuda(x, weight, bias))
+    return few_rows(x, weight, bias, {}, weight_at_rest);
   if (is_faster_in_f32(x))
     return linear(x.to(at::kFloat), weight.to(at::kFloat),
                   bias.defined() ? bias.to(at::kFloat) : bias)
@@ -119,6 +155,14 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   if (!needs_gradient({x, weight, bias}))
     return onednn_linear(x.contiguous(), weight, optional(bias));
   return LinearFunction::apply(x.contiguous(), weight, optional(bias));
+}
+
+at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                      std::string_view activation, bool weight_at_rest) {
+  check(x, weight);
+  if (serves_few_rows_on_cuda(x, weight, bias) && weight.size(0) % 2 == 0)
+    return few_rows(x, weight, bias, glu_activation(activation), weight_at_rest);
+  return glu(linear(x, weight, bias, weight_at_rest), activation);
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {

@@ -21,12 +21,13 @@ struct Head {
   int64_t query;      // its number among the queries' heads; −1 for a key's
 };
 inline Head head_at(const RotaryQkv& p, int64_t position, int64_t head) {
-  const int64_t all = p.heads + 2 * p.kv_heads, D = p.head_dim;
+  const int64_t D = p.head_dim;
   const auto among = [&](void* data, int64_t heads, int64_t h) {
     return element({data, 0, heads * D}, p.dtype, 0, position, h * D);
   };
-  std::byte *packed = among(p.qkv, all, head),
-            *normed = p.backward ? among(const_cast<void*>(p.normed), all, head) : packed;
+  std::byte *packed = element({p.qkv, 0, p.qkv_stride}, p.dtype, 0, position, head * D),
+            *normed =
+                p.backward ? among(const_cast<void*>(p.normed), p.packed_heads(), head) : packed;
   if (!p.scale) normed = nullptr;
   if (head < p.heads) return {packed, among(p.q, p.heads, head), true, normed, head};
   if (head < p.heads + p.kv_heads)
@@ -122,7 +123,7 @@ void read_angles(const RotaryQkv& p, int64_t t, Scratch<R>& s) {
 
 template <class R>
 void over_positions(const RotaryQkv& p, const ParallelFor& parallel) {
-  const int64_t heads = p.heads + 2 * p.kv_heads;
+  const int64_t heads = p.packed_heads();
   parallel(p.batch * p.time, std::max<int64_t>(1, 16384 / (heads * p.head_dim)),
            [&](int64_t begin, int64_t end) HWY_ATTR {
              Scratch<R> s(p.head_dim / 2);

@@ -41,14 +41,17 @@ struct Turned {
 // (x·g)/n²), ds = (x·g)/n.
 template <class T, int kWidth, bool kNorm>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t tasks, int group) {
+  griddep_launch_dependents();
+  griddep_wait();
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
-  const int64_t half = p.head_dim / 2, all = p.heads + 2 * p.kv_heads,
+  const int64_t half = p.head_dim / 2, all = p.packed_heads(),
                 wanted = (blockIdx.x * int64_t{kThreads} + threadIdx.x) / group;
   const int64_t task = min(wanted, tasks - 1), head = task % all, position = task / all,
                 angles = position % p.time * half;
   const int lane = threadIdx.x % group;
-  T *packed = static_cast<T*>(p.qkv) + task * p.head_dim, *single = alone<T>(p, position, head);
+  T *packed = static_cast<T*>(p.qkv) + position * p.qkv_stride + head * p.head_dim,
+    *single = alone<T>(p, position, head);
   const T *from = p.backward ? single : packed,
           *normed = p.backward ? static_cast<const T*>(p.normed) + task * p.head_dim : packed;
   T* to = p.backward ? packed : single;
@@ -101,13 +104,15 @@ __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryQkv p, int64_t t
 }  // namespace
 
 void rotary_qkv(const RotaryQkv& p, Stream stream) {
-  const int64_t half = p.head_dim / 2, tasks = p.batch * p.time * (p.heads + 2 * p.kv_heads);
+  const int64_t half = p.head_dim / 2, tasks = p.batch * p.time * p.packed_heads();
+  // a stride that is a multiple of half a head keeps the alignment
   with_vectors(p.dtype, half, {p.qkv, p.q, p.k, p.v, p.normed}, [&]<class T>(T, auto width) {
     int group = 1;
     while (group < half / width() && group < 32) group *= 2;
     const auto kernel =
         p.scale ? rotary_kernel<T, width(), true> : rotary_kernel<T, width(), false>;
-    launch_threads(kernel, tasks * group, kThreads, stream, p, tasks, group);
+    launch_pdl(kernel, unsigned(ceil_div(tasks * group, kThreads)), kThreads, 0, stream, p, tasks,
+               group);
   });
 }
 

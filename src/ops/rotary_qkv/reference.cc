@@ -7,7 +7,8 @@ namespace assay::ops {
 
 std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv_heads,
                                                const at::Tensor& cos, const at::Tensor& sin,
-                                               const std::optional<at::Tensor>& scale) {
+                                               const std::optional<at::Tensor>& scale,
+                                               bool with_values) {
   const at::Tensor c = cos.unsqueeze(1), s = sin.unsqueeze(1);  // [T, 1, D/2]
   const auto turned = [&](const at::Tensor& x) {
     const auto halves = x.chunk(2, -1);
@@ -16,13 +17,14 @@ std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv
   const auto unit = [](const at::Tensor& x) {
     return x * at::rsqrt(x.square().sum(-1, true) + kUnitLengthEps);
   };
-  const auto parts = qkv.split_with_sizes({qkv.size(2) - 2 * kv_heads, kv_heads, kv_heads}, 2);
+  const int64_t values = with_values ? kv_heads : 0, heads = qkv.size(2) - kv_heads - values;
+  const auto parts = qkv.split_with_sizes({heads, kv_heads, values}, 2);
   at::Tensor q = turned(parts[0]), k = turned(parts[1]);
   if (scale) {
     q = unit(q) * scale->unsqueeze(-1);
     k = unit(k);
   }
-  return {q.to(qkv.scalar_type()), k.to(qkv.scalar_type()), parts[2]};
+  return {q.to(qkv.scalar_type()), k.to(qkv.scalar_type()), with_values ? parts[2] : at::Tensor()};
 }
 
 }  // namespace assay::ops

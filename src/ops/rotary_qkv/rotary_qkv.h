@@ -14,8 +14,13 @@ namespace assay::ops {
 std::array<at::Tensor, 3> rotary_qkv(const at::Tensor& qkv, int64_t kv_heads, const at::Tensor& cos,
                                      const at::Tensor& sin,
                                      const std::optional<at::Tensor>& scale = {});
+// qk [B, T, H + Hk, D] → q [B, T, H, D] and k [B, T, Hk, D], turned.
+std::array<at::Tensor, 2> rotary_qk(const at::Tensor& qk, int64_t kv_heads, const at::Tensor& cos,
+                                    const at::Tensor& sin);
+// With v undefined if qkv has no values.
 std::array<at::Tensor, 3> rotary_qkv_reference(const at::Tensor& qkv, int64_t kv_heads,
                                                const at::Tensor& cos, const at::Tensor& sin,
-                                               const std::optional<at::Tensor>& scale = {});
+                                               const std::optional<at::Tensor>& scale = {},
+                                               bool with_values = true);
 
 }  // namespace assay::ops
