@@ -7,11 +7,11 @@ import urllib.request
 
 
 class Server:
-    """Runs `assay serve MODEL OPTIONS…` on the CPU. `port` 0 takes a free port."""
+    """Runs `assay serve MODEL OPTIONS…` on a device. `port` 0 takes a free port."""
 
-    def __init__(self, assay, model, *options, port=0, wait=True):
+    def __init__(self, assay, model, *options, port=0, wait=True, device="cpu"):
         self.process = subprocess.Popen(
-            [str(assay), "serve", str(model), "--port", str(port), "--device", "cpu", "--json",
+            [str(assay), "serve", str(model), "--port", str(port), "--device", device, "--json",
              *map(str, options)], stdout=subprocess.PIPE, text=True)
         text = ""
         while not text.endswith("}\n"):

@@ -10,7 +10,9 @@
 #include "base/progress.h"
 #include "bench/profile.h"
 #include "bench/timing.h"
+#include "nn/generate.h"
 #include "nn/language_model.h"
+#include "ops/asynchronous.h"
 #include "ops/called.h"
 #include "ops/paths.h"
 #include "ops/window_attention/window_attention.h"
@@ -116,6 +118,18 @@ double bytes_moved(nn::ModelState& state, auto&& step) {
   return double(bytes);
 }
 
+// Of a token of generate(), sampling included, without the first tokens: they capture the step.
+double seconds_per_token(nn::LanguageModel& model, const at::Tensor& prompts) {
+  constexpr int64_t kTokens = 48, kUntimed = 16;
+  Clock::time_point start;
+  const auto progress = [&](int64_t made) {
+    if (made == kUntimed) start = Clock::now();
+  };
+  const std::vector<uint64_t> seeds(size_t(prompts.size(0)), 0);
+  nn::generate(model, prompts, kTokens, {}, seeds, /*stop=*/-1, progress);
+  return std::chrono::duration<double>(Clock::now() - start).count() / (kTokens - kUntimed);
+}
+
 // A captured step is repeated with the state that it had when it was captured; nothing else uses
 // that memory. Without capture, every call decodes the next token.
 void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
@@ -131,10 +145,12 @@ void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device de
   const double weights =
       double(model.parameter_count()) * double(c10::elementSize(model.compute_dtype));
   const double bytes = weights + bytes_moved(state, step);
-  row["decode"] = {{"seconds", seconds_a_call(device, captured(device, step))},
+  row["decode"] = {{"seconds", seconds_a_call(device, ops::captured(device, step))},
                    {"bytes", bytes},
                    {"bytes_per_second", copy_rate(device)}};
   if (o.profile && o.steps == 0) row["profile"] = profile_of(device, step);
+  state = {};
+  row["decode"]["seconds_per_token"] = seconds_per_token(model, tokens.slice(1, 0, o.time));
 }
 
 void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {

@@ -38,8 +38,9 @@ struct ModelBench {
 //                       AdamW) on random tokens; null where not timed, and "failure" says why}
 // With `decode` also "decode", one step of so many sequences after `time` tokens each: {"seconds"
 // (on CUDA of a captured graph), "bytes": the state before it, what it allocated and wrote of it,
-// and the weights in the model's precision, "bytes_per_second" of a large copy}. With `profile`
-// also "profile", of one training step or, without them, one decode step, most time first: [{"op",
+// and the weights in the model's precision, "bytes_per_second" of a large copy, "seconds_per_token"
+// of nn::generate with such prompts, where a token is one per sequence}. With `profile` also
+// "profile", of one training step or, without them, one decode step, most time first: [{"op",
 // "kernel", "calls", "seconds"}, …] (bench/profile.h). Memory that runs out, or a shape that an
 // operator refuses, is a "failure", with what was counted before. BadInput on a model that cannot
 // be read.

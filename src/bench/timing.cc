@@ -4,34 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 #include <vector>
 
-#include "base/build.h"
 #include "train/device.h"
-#ifdef ASSAY_CUDA
-#include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAGuard.h>
-#endif
 
 namespace assay::bench {
-
-std::function<void()> captured([[maybe_unused]] c10::Device device,
-                               const std::function<void()>& work) {
-  work();
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) {
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, device.index()));
-    torch::cuda::synchronize(device.index());
-    const auto graph = std::make_shared<at::cuda::CUDAGraph>();
-    graph->capture_begin();
-    work();
-    graph->capture_end();
-    return [graph] { graph->replay(); };
-  }
-#endif
-  return work;
-}
 
 double seconds_a_call(c10::Device device, const std::function<void()>& call) {
   constexpr int kInARow = 10;

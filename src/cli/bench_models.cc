@@ -91,6 +91,7 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
   if (o.bench.decode > 0) {
     column("decoding step, µs", Format::count);
     column("its bytes moved, µs", Format::count);
+    column("generated token, µs", Format::count);
   }
   column(for_file ? "failure" : "", Format::text);
   for (const Json& row : rows) {
@@ -111,7 +112,8 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
     if (o.bench.decode > 0) {
       const Json decode = row.value("decode", Json::object());
       const auto of = [&](const char* key) { return number(decode.value(key, Json())); };
-      cells.insert(cells.end(), {1e6 * of("seconds"), 1e6 * of("bytes") / of("bytes_per_second")});
+      cells.insert(cells.end(), {1e6 * of("seconds"), 1e6 * of("bytes") / of("bytes_per_second"),
+                                 1e6 * of("seconds_per_token")});
     }
     cells.push_back(row.value("failure", std::string()));
     table.rows.push_back(std::move(cells));

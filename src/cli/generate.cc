@@ -80,6 +80,7 @@ void run(const Options& options) {
   for (int64_t i = 0; i < options.samples; ++i) seeds.push_back(options.seed + uint64_t(i));
   const at::Tensor unread = at::tensor(prompt, at::kLong).slice(0, begun.state.position);
   const at::Tensor prompts = model.to_device(unread.expand({options.samples, -1}));
+  const bool uses_state = !options.state.empty() || !options.save_state.empty();
   Progress progress;
   const auto made = nn::generate(
       *model.model, prompts, options.max_tokens, options.sampling, seeds,
@@ -88,7 +89,7 @@ void run(const Options& options) {
         check_interrupt();
         progress.show(fmt::format("{}/{} tokens", count, options.max_tokens));
       },
-      &begun.state);
+      uses_state ? &begun.state : nullptr);
   json samples = json::array();
   std::string text;
   for (size_t i = 0; i < made.size(); ++i) {

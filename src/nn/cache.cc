@@ -69,6 +69,11 @@ at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int6
   return held = steps(held, 0, total);
 }
 
+at::Tensor reserve(State& state, const std::string& name, int64_t capacity) {
+  at::Tensor& held = state[name];
+  return held = steps(moved(held, held, capacity - held.size(1)), 0, capacity);
+}
+
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
   if (state.last || at::GradMode::is_enabled()) {
     const auto past = state.find(name);

@@ -18,6 +18,10 @@ at::Tensor append(State& state, const std::string& name, const at::Tensor& x);
 // `count` steps of the shape and dtype of x and returns all. The new steps are not initialised.
 at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int64_t count);
 
+// Moves what the state holds under `name` to memory of its own for `capacity` steps, no fewer than
+// it has, and returns all of them. The state then holds all; the new steps are not initialised.
+at::Tensor reserve(State& state, const std::string& name, int64_t capacity);
+
 // As append, but the state keeps the last `count` steps only: a window. Without gradients there is
 // room for `count` more, so the window is copied once in as many tokens.
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count);

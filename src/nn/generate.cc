@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/random.h"
+#include "nn/slots.h"
 
 namespace assay::nn {
 
@@ -25,6 +27,40 @@ double uniform_at(uint64_t seed, int64_t position) {
   return Random(seed, "generate", uint64_t(position)).uniform();
 }
 
+namespace {
+
+// The answers of a batch.
+class Answers {
+ public:
+  Answers(int64_t batch, int64_t stop)
+      : tokens(size_t(batch)), ended_(size_t(batch)), stop_(stop) {}
+  void add(std::span<const int64_t> drawn) {
+    for (size_t b = 0; b < tokens.size(); ++b) {
+      const int64_t token = checked_token(drawn[b]);
+      if (!ended_[b]) tokens[b].push_back(token);
+      ended_[b] = ended_[b] || token == stop_;
+    }
+  }
+  bool all_ended() const { return std::ranges::find(ended_, false) == ended_.end(); }
+  std::vector<std::vector<int64_t>> tokens;
+
+ private:
+  std::vector<bool> ended_;
+  int64_t stop_;
+};
+
+ModelState row_of(const ModelState& state, int64_t b) {
+  ModelState out{.layers = {}, .position = state.position};
+  for (const State& layer : state.layers) {
+    State& row = out.layers.emplace_back();
+    for (const auto& [name, tensor] : layer.tensors())
+      row[name] = tensor.dim() == 0 ? tensor : tensor.slice(0, b, b + 1);
+  }
+  return out;
+}
+
+}  // namespace
+
 std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts,
                                            int64_t max_tokens, const Sampling& sampling,
                                            std::span<const uint64_t> seeds, int64_t stop,
@@ -39,26 +75,48 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
   if (max_tokens > longest - length + 1)  // the last token is not read
     fail("a prompt of {} tokens and {} to follow do not fit the model's {} positions", length,
          max_tokens, longest);
-  std::vector<std::vector<int64_t>> out(batch);
-  std::vector<bool> ended(batch, false);
-  at::Tensor next = prompts;
-  for (int64_t made = 0; made < max_tokens && std::ranges::find(ended, false) != ended.end();
-       ++made) {
-    const at::Tensor logits = model.logits_of_hidden(model.hidden(next, state).select(1, -1));
-    std::vector<ops::Draw> draws;
-    for (int64_t b = 0; b < batch; ++b)
-      draws.push_back(draw_of(sampling, uniform_at(seeds[size_t(b)], length + made)));
-    const at::Tensor drawn = ops::sample(logits, draws);
-    const at::Tensor tokens = drawn.cpu();
-    for (int64_t b = 0; b < batch; ++b) {
-      const int64_t token = checked_token(tokens.data_ptr<int64_t>()[b]);
-      if (!ended[b]) out[b].push_back(token);
-      ended[b] = ended[b] || token == stop;
+  Answers answers(batch, stop);
+  if (max_tokens == 0) return answers.tokens;
+  const auto draws = [&](int64_t made) {
+    std::vector<ops::Draw> out;
+    for (const uint64_t seed : seeds)
+      out.push_back(draw_of(sampling, uniform_at(seed, length + made)));
+    return out;
+  };
+  const auto read = [&](const at::Tensor& tokens, int64_t made) {
+    const at::Tensor hidden = model.hidden(tokens, state).select(1, -1);
+    return ops::sample(model.logits_of_hidden(hidden), draws(made));
+  };
+  const auto accept = [&](std::span<const int64_t> drawn, int64_t made) {
+    answers.add(drawn);
+    if (progress) progress(made);
+  };
+  at::Tensor next = read(prompts, 0);
+  accept(DrawnTokens(next).wait(), 1);
+  if (max_tokens > 1 && !answers.all_ended() && steps_can_be_captured(model)) {
+    Slots slots(model, batch, length + max_tokens - 1);
+    for (int64_t b = 0; b < batch; ++b) slots.put(b, row_of(state, b), next.slice(0, b, b + 1));
+    state = {};
+    // The host reads tokens one step late, so one step may follow the end. It must not be in the
+    // state.
+    const bool ahead = !given || stop < 0;
+    std::optional<DrawnTokens> late;
+    for (int64_t made = 1; made < max_tokens && !answers.all_ended(); ++made) {
+      DrawnTokens drawn = slots.step(draws(made));
+      if (late) accept(late->wait(), made);
+      late.reset();
+      if (ahead) late.emplace(std::move(drawn));
+      else accept(drawn.wait(), made + 1);
     }
-    next = drawn.unsqueeze(1);
-    if (progress) progress(made + 1);
+    if (late && !answers.all_ended()) accept(late->wait(), max_tokens);
+    if (given) *given = slots.batch();
+    return answers.tokens;
   }
-  return out;
+  for (int64_t made = 1; made < max_tokens && !answers.all_ended(); ++made) {
+    next = read(next.unsqueeze(1), made);
+    accept(DrawnTokens(next).wait(), made + 1);
+  }
+  return answers.tokens;
 }
 
 }  // namespace assay::nn

@@ -189,8 +189,10 @@ at::Tensor LanguageModel::embed(const at::Tensor& tokens, const ModelState& stat
       converted_head_.defined() && !positions.defined() && !spec.config.residual_in_fp32;
   at::Tensor x = at::embedding(converted ? converted_head_ : embedding, tokens);
   if (positions.defined() && !state.positions.empty()) {
-    const at::Tensor index = at::tensor(state.positions, at::kLong).clamp_min(0);
-    x = x + positions.index_select(0, index.to(x.device())).unsqueeze(1);
+    const at::Tensor index = state.device_positions.defined()
+                                 ? state.device_positions
+                                 : at::tensor(state.positions, at::kLong).to(x.device());
+    x = x + positions.index_select(0, index.clamp_min(0)).unsqueeze(1);
   } else if (positions.defined()) {
     if (state.position + time > positions.size(0))
       fail("position {} is beyond model.max_positions = {}", state.position + time,
@@ -216,6 +218,8 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   for (State& layer : state.layers) {
     layer.last = state.last;
     layer.positions = state.positions;
+    layer.device_positions = state.device_positions;
+    layer.capacity = state.capacity;
   }
   Residual x{embed(tokens, state), {}};
   if (watch) watch(-1, x.x);
@@ -245,6 +249,8 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   }
   state.position += time;
   for (int64_t& position : state.positions) position += position < 0 ? 0 : time;
+  if (state.device_positions.defined())
+    state.device_positions.add_(state.device_positions.ge(0), time);
   return normalised(x);
 }
 

@@ -61,6 +61,8 @@ struct ModelState {
   int64_t position = 0;
   bool last = false;               // nothing follows: State::last
   std::vector<int64_t> positions;  // of rows at positions of their own: State::positions
+  at::Tensor device_positions;     // on CUDA, of the same rows: State::device_positions
+  int64_t capacity = 0;            // all of these are below it
   int64_t bytes() const;
 };
 // The state of sequence rows[i] of the batch as row i of a new batch; rows [N] i64 on the device of

@@ -221,6 +221,11 @@ std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x,
   return {cos_.index_select(0, index), sin_.index_select(0, index)};
 }
 
+std::pair<at::Tensor, at::Tensor> Rotary::tables(const at::Tensor& x, int64_t end) const {
+  extend(x, end);
+  return {cos_, sin_};
+}
+
 at::Tensor Rotary::operator()(const at::Tensor& x, int64_t offset) const {
   return turned(x, angles(x, offset));
 }

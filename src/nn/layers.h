@@ -134,6 +134,8 @@ class Rotary {
   // The same for one position per entry, [B, D/2] each; of position 0 for unused rows (-1).
   std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x,
                                            std::span<const int64_t> positions) const;
+  // The tables of cos θ and sin θ for `end` positions or more.
+  std::pair<at::Tensor, at::Tensor> tables(const at::Tensor& x, int64_t end) const;
 
  private:
   void extend(const at::Tensor& x, int64_t end) const;  // the tables to `end` positions

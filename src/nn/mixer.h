@@ -43,6 +43,14 @@ class State {
   // one token per step: the number of tokens that each row has read, and -1 for an unused row.
   std::vector<int64_t> positions;
   std::vector<State> rows;  // of such a batch: one state per row, for mixers with caches_per_row()
+  // Of such a batch on CUDA, for steps that are captured in a graph: what a step reads instead of
+  // `positions` and `rows`.
+  at::Tensor device_positions;  // [B] i64
+  int64_t capacity = 0;         // all positions are below it
+  // For mixers with caches_per_row() that can be captured, [B, 2] i64: where the tensors that grow
+  // along time begin, by name. They have room for the new token.
+  at::Tensor caches;
+  std::vector<at::Tensor> read_by_graph;  // other tensors that a captured step reads: kept alive
 
   // The tensors that only grow along time, by nn::append. What they held before stays as it was.
   std::set<std::string> appended;
@@ -62,6 +70,11 @@ struct Mixer : Module {
   // The lengths of its tensors depend on the position, so a batch of sequences at different
   // positions keeps them in State::rows.
   virtual bool caches_per_row() const { return false; }
+  // A step of sequences at positions of their own can be captured in a CUDA graph: it does not wait
+  // for the device, and it reads no positions on the host. `options`: those of its input, on CUDA.
+  virtual bool can_be_captured(const at::TensorOptions& /*options*/) const {
+    return !caches_per_row();
+  }
   // Forward FLOPs per token, mean over a sequence of length `time`, without the Linear modules,
   // which the model counts once per token each.
   virtual double mixing_flops(int64_t time) const = 0;

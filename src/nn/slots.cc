@@ -3,10 +3,17 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <set>
+#include <array>
+#include <bit>
+#include <map>
+
+#include "nn/cache.h"
+#include "ops/asynchronous.h"
 
 namespace assay::nn {
 namespace {
+
+constexpr int64_t kLeastCapacity = 1024;  // of a captured step
 
 // Copies the row of a tensor [1, …] into row `slot` of the batch. Scalars count positions, which
 // the batch has in State::positions.
@@ -22,32 +29,75 @@ void put_row(State& batch, const std::string& name, const at::Tensor& row, int64
   rows[slot].copy_(row[0]);
 }
 
+at::TensorOptions options_of_inputs(const LanguageModel& model) {
+  return model.embedding.options().dtype(model.product_dtype());
+}
+
 // The names of the tensors that the channel mixer of a layer keeps in the state.
 std::set<std::string> names_of_channel_mixer(const LanguageModel& model, const Layer& layer) {
   std::set<std::string> names;
   if (!layer.channel_mixer) return names;
   const at::NoGradGuard no_grad;
   State state;
-  layer.channel_mixer->forward(at::zeros({1, 1, model.spec.config.d_model},
-                                         model.embedding.options().dtype(model.product_dtype())),
-                               state);
+  layer.channel_mixer->forward(
+      at::zeros({1, 1, model.spec.config.d_model}, options_of_inputs(model)), state);
   for (const auto& [name, tensor] : state.tensors()) names.insert(name);
   return names;
 }
 
 }  // namespace
 
-Slots::Slots(LanguageModel& model, int64_t count) : Slots(model, Exactly{rows_for(model, count)}) {
+bool steps_can_be_captured(const LanguageModel& model) {
+  const at::TensorOptions inputs = options_of_inputs(model);
+  return inputs.device().is_cuda() && !model.watch &&
+         std::ranges::all_of(model.layers, [&](const auto& layer) {
+           return layer->mixer->can_be_captured(inputs);
+         });
+}
+
+DrawnTokens::DrawnTokens(const at::Tensor& tokens)
+    : tokens_(tokens.to(at::TensorOptions(at::kCPU), /*non_blocking=*/true)) {
+  if (!tokens.is_cuda()) return;
+  copied_.emplace(tokens.device().type());
+  copied_->record(c10::impl::VirtualGuardImpl(tokens.device().type()).getStream(tokens.device()));
+}
+
+std::span<const int64_t> DrawnTokens::wait() const {
+  if (copied_) copied_->synchronize();
+  return {tokens_.data_ptr<int64_t>(), size_t(tokens_.size(0))};
+}
+
+Slots::Slots(LanguageModel& model, int64_t count, int64_t capacity)
+    : Slots(model, Exactly{rows_for(model, count)}, capacity) {
   count_ = count;
 }
 
-Slots::Slots(LanguageModel& model, Exactly number) : model_(model), count_(number.rows) {
+Slots::Slots(LanguageModel& model, Exactly number, int64_t capacity)
+    : model_(model), count_(number.rows), least_capacity_(capacity) {
   state_.positions.assign(size_t(number.rows), -1);
   state_.layers.resize(model.layers.size());
   for (const auto& layer : model.layers)
     of_channel_mixer_.push_back(names_of_channel_mixer(model, *layer));
   for (size_t i = 0; i < model.layers.size(); ++i)
     if (model.layers[i]->mixer->caches_per_row()) state_.layers[i].rows.resize(size_t(number.rows));
+  tokens_ = at::zeros({number.rows}, model.embedding.options().dtype(at::kLong));
+  if (model.embedding.is_cuda()) use_device_positions();
+}
+
+void Slots::use_device_positions() {
+  const auto integers = tokens_.options();
+  state_.device_positions = at::full({rows()}, -1, integers);
+  state_.capacity = std::max(least_capacity_, kLeastCapacity);
+  capacities_.assign(size_t(rows()), 0);
+  const auto layers = int64_t(model_.layers.size());
+  caches_ = at::zeros({layers, rows(), 2}, integers);
+  places_ = at::zeros({layers, rows(), 2}, at::kLong);
+  can_be_captured_ = steps_can_be_captured(model_);
+  for (int64_t i = 0; i < layers; ++i) {
+    const Mixer& mixer = *model_.layers[size_t(i)]->mixer;
+    if (mixer.caches_per_row() && mixer.can_be_captured(options_of_inputs(model_)))
+      state_.layers[size_t(i)].caches = caches_[i];
+  }
 }
 
 // `count` or a little more. The kernels take rows in blocks of some of these sizes.
@@ -65,23 +115,23 @@ int64_t Slots::rows_for(LanguageModel& model, int64_t count) {
 // model with few layers, which computes few of them in a step, takes more steps.
 bool Slots::rows_are_alike(LanguageModel& model, int64_t rows) {
   const at::NoGradGuard no_grad;
-  const at::Tensor prompt = at::zeros({1, 1}, at::kLong);
+  const at::Tensor prompt = at::zeros({1, 1}, at::kLong), token = prompt[0];
   ModelState state;
   model.hidden(prompt, state);
-  Slots slots(model, Exactly{rows});
-  for (int64_t slot = 0; slot < rows; ++slot) slots.put(slot, state);
+  Slots slots(model, Exactly{rows}, 0);
+  for (int64_t slot = 0; slot < rows; ++slot) slots.put(slot, state, token);
   const int64_t enough = std::max<int64_t>(24, 192 / int64_t(model.layers.size()));
   const int64_t steps = std::min(enough, model.max_time() - 1);
   for (int64_t step = 0; step < steps; ++step) {
     const std::vector<int64_t> tokens(size_t(rows),
                                       (7 * step + step / 5) % model.spec.config.vocab_size);
-    const at::Tensor logits = slots.step(tokens);
+    const at::Tensor& logits = slots.step(tokens);
     if (!at::equal(logits, logits.slice(0, 0, 1).expand_as(logits))) return false;
   }
   return true;
 }
 
-void Slots::put(int64_t slot, const ModelState& state) {
+void Slots::put(int64_t slot, const ModelState& state, const at::Tensor& token) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     State& layer = state_.layers[i];
@@ -91,6 +141,28 @@ void Slots::put(int64_t slot, const ModelState& state) {
     if (!layer.rows.empty()) layer.rows[size_t(slot)] = state.layers[i];
   }
   state_.positions[size_t(slot)] = state.position;
+  tokens_.slice(0, slot, slot + 1).copy_(token.clamp_min(0), /*non_blocking=*/true);
+  if (!state_.device_positions.defined()) return;
+  state_.device_positions[slot].fill_(state.position);
+  capacities_[size_t(slot)] = 0;
+}
+
+int64_t Slots::capacity_for(int64_t tokens) const {
+  return tokens <= least_capacity_ ? least_capacity_ : int64_t(std::bit_ceil(uint64_t(tokens)));
+}
+
+// Memory for `capacity` tokens in the caches of a slot.
+void Slots::reserve(size_t slot, int64_t capacity) {
+  for (size_t i = 0; i < state_.layers.size(); ++i) {
+    if (!has_device_caches(i)) continue;
+    State& row = state_.layers[i].rows[slot];
+    int64_t* place = places_[int64_t(i)][int64_t(slot)].data_ptr<int64_t>();
+    for (const auto& [name, tensor] : std::map(row.tensors()))
+      if (tensor.dim() > 0 && !of_channel_mixer_[i].contains(name))
+        *place++ = reinterpret_cast<int64_t>(nn::reserve(row, name, capacity).data_ptr());
+  }
+  capacities_[slot] = capacity;
+  places_changed_ = true;
 }
 
 // The rows of an unused slot take part in every step, so they go back to zeros.
@@ -101,15 +173,94 @@ void Slots::clear(int64_t slot) {
     if (!layer.rows.empty()) layer.rows[size_t(slot)] = State();
   }
   state_.positions[size_t(slot)] = -1;
+  tokens_[slot].zero_();
+  if (state_.device_positions.defined()) state_.device_positions[slot].fill_(-1);
 }
 
-at::Tensor Slots::step(const std::vector<int64_t>& tokens) {
+const at::Tensor& Slots::step(const std::vector<int64_t>& tokens) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> read(size_t(rows()), 0);
   for (int64_t slot = 0; slot < count(); ++slot)
     if (used(slot)) read[size_t(slot)] = tokens[size_t(slot)];
-  const at::Tensor column = at::tensor(read, at::kLong).unsqueeze(1).to(model_.embedding.device());
-  return model_.logits(column, state_).squeeze(1).slice(0, 0, count());
+  tokens_.copy_(at::tensor(read, at::kLong));
+  step(std::vector<ops::Draw>(size_t(count()), {.temperature = 0}));
+  return logits_;
+}
+
+DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
+  const at::NoGradGuard no_grad;
+  // A captured step reads them where they first were.
+  const at::Tensor new_draws = ops::to_device(ops::tensor_of(draws), tokens_.device());
+  if (!draws_.defined()) draws_ = new_draws;
+  else draws_.copy_(new_draws);
+  std::vector<int64_t> positions = state_.positions;
+  if (state_.device_positions.defined()) {
+    const int64_t end = std::ranges::max(positions) + 1;
+    if (end > state_.capacity) {
+      logits_ = drawn_ = at::Tensor();  // in the memory of the graph
+      replay_ = nullptr;
+      warm_ = false;
+      state_.capacity = capacity_for(end);
+    }
+    for (size_t slot = 0; slot < positions.size(); ++slot)
+      if (positions[slot] >= capacities_[slot]) reserve(slot, capacity_for(positions[slot] + 1));
+    if (places_changed_) caches_.copy_(ops::to_device(places_, tokens_.device()));
+    places_changed_ = false;
+  }
+  if (can_be_captured_ && warm_) {
+    if (!replay_) replay_ = ops::captured(tokens_.device(), [this] { compute(); });
+    replay_();
+  } else {
+    compute();
+    warm_ = true;  // tables and libraries are ready
+  }
+  for (int64_t& position : positions) position += position >= 0;
+  state_.positions = positions;
+  return DrawnTokens(drawn_);
+}
+
+// A captured step leaves the new states where the old ones were.
+void Slots::compute() {
+  std::vector<at::Tensor> before;
+  for (const State& layer : state_.layers)
+    for (const auto& [name, tensor] : layer.tensors()) before.push_back(tensor);
+  logits_ = model_.logits(tokens_.unsqueeze(1), state_).squeeze(1).slice(0, 0, count());
+  drawn_ = ops::sample(logits_, draws_);
+  at::Tensor next = tokens_.slice(0, 0, count());
+  at::clamp_min_out(next, drawn_, 0);
+  if (!can_be_captured_) return;
+  std::map<at::ScalarType, std::array<std::vector<at::Tensor>, 2>> copies;  // to, from
+  size_t number = 0;
+  for (State& layer : state_.layers)
+    for (const auto& [name, tensor] : std::map(layer.tensors())) {
+      const at::Tensor& old = layer[name] = before[number++];
+      copies[old.scalar_type()][0].push_back(old);
+      copies[old.scalar_type()][1].push_back(tensor);
+    }
+  for (auto& [dtype, both] : copies) at::_foreach_copy_(both[0], both[1]);
+}
+
+ModelState Slots::batch() const {
+  ModelState out{.layers = {}, .position = state_.positions[0]};
+  for (size_t i = 0; i < state_.layers.size(); ++i) {
+    State& layer = out.layers.emplace_back();
+    for (const auto& [name, tensor] : state_.layers[i].tensors())
+      layer[name] = tensor.slice(0, 0, count()).clone();
+    if (state_.layers[i].rows.empty()) continue;
+    for (const auto& [name, tensor] : state_.layers[i].rows[0].tensors()) {
+      if (of_channel_mixer_[i].contains(name)) continue;
+      if (tensor.dim() == 0) {
+        layer[name] = at::full({}, out.position, at::kLong);
+        continue;
+      }
+      std::vector<at::Tensor> rows;
+      for (int64_t slot = 0; slot < count(); ++slot)
+        rows.push_back(state_.layers[i].rows[size_t(slot)].find(name)->slice(1, 0, out.position));
+      layer[name] = at::cat(rows);
+      layer.appended.insert(name);
+    }
+  }
+  return out;
 }
 
 }  // namespace assay::nn

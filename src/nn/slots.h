@@ -9,42 +9,90 @@
 // computed in another way than the others. There, rows are added that are never used, until copies
 // of one sequence have the same bits in all rows. If no number that is tried gives this, none are
 // added.
+//
+// On CUDA, where all mixers allow it, a step is a CUDA graph: from the tokens to the logits and the
+// next tokens, which stay on the device. The graph reads lengths and addresses of caches from the
+// memory of the device, and leaves new states in the memory of the old ones. It is captured again
+// when a sequence becomes longer than `capacity`, which then doubles.
+#include <c10/core/Event.h>
+
+#include <functional>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "nn/language_model.h"
+#include "ops/sampling/sampling.h"
 
 namespace assay::nn {
 
+// The tokens that a step draws. They may still be computed.
+class DrawnTokens {
+ public:
+  explicit DrawnTokens(const at::Tensor& tokens);  // [count] i64; begins the copy to the host
+  std::span<const int64_t> wait() const;
+
+ private:
+  at::Tensor tokens_;
+  std::optional<c10::Event> copied_;
+};
+
+// Whether its decode steps are CUDA graphs.
+bool steps_can_be_captured(const LanguageModel& model);
+
 class Slots {
  public:
-  Slots(LanguageModel& model, int64_t count);  // the model must outlive it
+  // The model must outlive it. A slot has memory for `capacity` tokens from the start.
+  Slots(LanguageModel& model, int64_t count, int64_t capacity = 0);
+  Slots(const Slots&) = delete;
 
   // Takes the state of one sequence that has read at least one token (a batch of one) into a slot.
-  void put(int64_t slot, const ModelState& state);
+  // The next step reads `token` [1] i64, on any device; −1 stands for 0.
+  void put(int64_t slot, const ModelState& state, const at::Tensor& token);
   void clear(int64_t slot);
   int64_t count() const { return count_; }
   bool used(int64_t slot) const { return state_.positions[size_t(slot)] >= 0; }
 
-  // Each used slot reads its token; those of unused slots are ignored. Returns the logits of the
-  // next tokens [count, V] in the model's compute dtype, on its device; the rows of unused slots
-  // have no meaning.
-  at::Tensor step(const std::vector<int64_t>& tokens);
+  // Each used slot reads its token and draws the next one with its draw; -1 as in ops::sample.
+  // Asynchronous on CUDA.
+  DrawnTokens step(std::span<const ops::Draw> draws);
+  // Of the last step, [count, V] in the model's compute dtype, on its device; the rows of unused
+  // slots have no meaning. The next step overwrites them.
+  const at::Tensor& logits() const { return logits_; }
+  // Each used slot reads its token; those of unused slots are ignored. → logits()
+  const at::Tensor& step(const std::vector<int64_t>& tokens);
+
+  // The state of the sequences of all slots as one batch. They must all be at one position.
+  ModelState batch() const;
 
  private:
   struct Exactly {
     int64_t rows;
   };
-  Slots(LanguageModel& model, Exactly number);
+  Slots(LanguageModel& model, Exactly number, int64_t capacity);
   int64_t rows() const { return int64_t(state_.positions.size()); }  // count() or more
   static int64_t rows_for(LanguageModel& model, int64_t count);
   static bool rows_are_alike(LanguageModel& model, int64_t rows);
+  void use_device_positions();
+  bool has_device_caches(size_t layer) const { return state_.layers[layer].caches.defined(); }
+  int64_t capacity_for(int64_t tokens) const;
+  void reserve(size_t slot, int64_t capacity);
+  void compute();
 
   LanguageModel& model_;
+  std::function<void()> replay_;  // destroyed after the tensors in its memory
   ModelState state_;
   std::vector<std::set<std::string>> of_channel_mixer_;  // the names of its tensors, by layer
   int64_t count_;
+  at::Tensor tokens_;           // [rows], that the next step reads
+  at::Tensor draws_;            // [count, sizeof(ops::Draw)]
+  at::Tensor drawn_, logits_;   // of the last step
+  at::Tensor caches_, places_;  // [layers, rows, 2]: State::caches of all layers, and on the host
+  bool can_be_captured_ = false, places_changed_ = false, warm_ = false;
+  int64_t least_capacity_ = 0;
+  std::vector<int64_t> capacities_;  // of the caches of each row
 };
 
 }  // namespace assay::nn

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ops/asynchronous.h"
 #include "ops/parallel.h"
 
 namespace assay::serve {
@@ -42,7 +43,7 @@ TokenScore score_of(const at::Tensor& logits, float logsumexp, int64_t token, in
 }
 
 at::Tensor column(const std::vector<int64_t>& tokens, const nn::LanguageModel& model) {
-  return at::tensor(tokens, at::kLong).unsqueeze(0).to(model.embedding.device());
+  return ops::to_device(at::tensor(tokens, at::kLong).unsqueeze(0), model.embedding.device());
 }
 
 }  // namespace
@@ -251,10 +252,11 @@ void Scheduler::score_piece(Reading& reading, const at::Tensor& hidden, int64_t 
 }
 
 void Scheduler::finish_reading(Reading& reading, const at::Tensor& last_hidden) {
-  reading.last_logits =
-      model_.logits_of_hidden(last_hidden[0])[0].to(at::kCPU, at::kFloat).contiguous();
-  if (reading.task->options().top)
-    reading.logsumexp = reading.last_logits.logsumexp(0).item<float>();
+  reading.last_logits = model_.logits_of_hidden(last_hidden[0]);
+  if (reading.task->options().top) {
+    reading.scored = reading.last_logits[0].to(at::kCPU, at::kFloat).contiguous();
+    reading.logsumexp = reading.scored.logsumexp(0).item<float>();
+  }
   const bool decodes = reading.task->options().max_tokens > 1;
   if (decodes && reading.state.position < reading.position)
     reading.state = state_after(reading.page);
@@ -293,27 +295,49 @@ bool Scheduler::start_sample(Reading& reading) {
   Running running{.task = reading.task,
                   .choice = reading.prompt * size_t(options.samples) + size_t(sample),
                   .prompt_length = reading.position,
-                  .seed = options.seed + uint64_t(sample)};
+                  .seed = options.seed + uint64_t(sample),
+                  .id = ++last_id_};
   if (options.max_tokens == 0) {
     reading.task->end(running.choice, EndReason::length);
     return true;
   }
-  metrics_.first_token_seconds += seconds_since(reading.task->submitted);
-  ++metrics_.first_tokens;
   const ops::Draw draw = draw_of(running);
-  const int64_t token = ops::sample(reading.last_logits.unsqueeze(0), {&draw, 1}).item<int64_t>();
-  Drawn drawn = options.top ? scored_token(running, token, reading.last_logits, reading.logsumexp)
-                            : plain_token(token);
-  if (!drawn.error.empty()) throw std::runtime_error(drawn.error);
-  if (!accept(running, std::move(drawn))) return true;
-  slots_.put(int64_t(*slot), reading.state);
-  running_[*slot] = std::move(running);
+  const at::Tensor token = ops::sample(reading.last_logits, std::span(&draw, 1));
+  running.drawn = 1;
+  First first{.running = std::move(running),
+              .token = nn::DrawnTokens(token),
+              .scored = reading.scored,
+              .logsumexp = reading.logsumexp};
+  if (options.max_tokens > 1) {
+    first.slot = slot;
+    running_[*slot] = first.running;
+    slots_.put(int64_t(*slot), reading.state, token);
+  }
+  if (is_ahead()) first_tokens_.push_back(std::move(first));
+  else accept_first(first);
   return true;
+}
+
+// The sample may have been dropped since its token was drawn.
+void Scheduler::accept_first(First& first) {
+  std::optional<Running>* in_slot = first.slot ? &running_[*first.slot] : nullptr;
+  if (in_slot && !(*in_slot && (*in_slot)->id == first.running.id)) return;
+  Running& running = in_slot ? **in_slot : first.running;
+  const TaskPointer task = running.task;
+  metrics_.first_token_seconds += seconds_since(task->submitted);
+  ++metrics_.first_tokens;
+  const int64_t token = first.token.wait()[0];
+  Drawn drawn = task->options().top ? scored_token(running, token, first.scored, first.logsumexp)
+                                    : plain_token(token);
+  if (!drawn.error.empty()) throw std::runtime_error(drawn.error);
+  if (accept(running, std::move(drawn)) || !in_slot) return;
+  in_slot->reset();
+  if (slots_.used(int64_t(*first.slot))) slots_.clear(int64_t(*first.slot));
 }
 
 ops::Draw Scheduler::draw_of(const Running& running) const {
   return nn::draw_of(running.task->options().sampling,
-                     nn::uniform_at(running.seed, running.prompt_length + running.made));
+                     nn::uniform_at(running.seed, running.prompt_length + running.drawn));
 }
 
 Scheduler::Drawn Scheduler::plain_token(int64_t token) try {
@@ -329,24 +353,26 @@ Scheduler::Drawn Scheduler::scored_token(const Running& running, int64_t token,
   return {{}, error.what()};
 }
 
-// The next token of every slot in use. Tokens are drawn on the device of the logits, and only the
-// tokens are copied unless scores are wanted.
-std::vector<Scheduler::Drawn> Scheduler::draw_all(const at::Tensor& logits, bool scores) const {
+// A sequence that ended, or was dropped, may have left its slot since the step was launched.
+bool Scheduler::takes_part(const Step& step, size_t slot) const {
+  return running_[slot] && running_[slot]->id == step.ids[slot];
+}
+
+// The tokens of a step. Logits are copied to the host only if scores are wanted.
+std::vector<Scheduler::Drawn> Scheduler::drawn_by(const Step& step) const {
   std::vector<Drawn> drawn(running_.size());
-  std::vector<ops::Draw> draws(running_.size());
-  for (size_t slot = 0; slot < running_.size(); ++slot)
-    if (const auto& running = running_[slot]) draws[slot] = draw_of(*running);
-  const at::Tensor tokens = ops::sample(logits, draws).cpu();
-  const at::Tensor rows = scores ? logits.to(at::kCPU, at::kFloat).contiguous() : at::Tensor();
-  const at::Tensor logsumexp = scores ? rows.logsumexp(1) : at::Tensor();
+  const std::span<const int64_t> tokens = step.tokens.wait();
+  const at::Tensor rows =
+      step.scores ? slots_.logits().to(at::kCPU, at::kFloat).contiguous() : at::Tensor();
+  const at::Tensor logsumexp = step.scores ? rows.logsumexp(1) : at::Tensor();
   ops::at_parallel_for()(slots_.count(), 1, [&](int64_t from, int64_t to) {
     for (int64_t slot = from; slot < to; ++slot) {
-      const auto& running = running_[size_t(slot)];
-      if (!running) continue;
-      const int64_t token = tokens.data_ptr<int64_t>()[slot];
-      const bool scored = running->task->options().top.has_value();
+      if (!takes_part(step, size_t(slot))) continue;
+      const Running& running = *running_[size_t(slot)];
+      const int64_t token = tokens[size_t(slot)];
+      const bool scored = running.task->options().top.has_value();
       drawn[size_t(slot)] =
-          scored ? scored_token(*running, token, rows[slot], logsumexp.data_ptr<float>()[slot])
+          scored ? scored_token(running, token, rows[slot], logsumexp.data_ptr<float>()[slot])
                  : plain_token(token);
     }
   });
@@ -356,7 +382,6 @@ std::vector<Scheduler::Drawn> Scheduler::draw_all(const at::Tensor& logits, bool
 bool Scheduler::accept(Running& running, Drawn drawn) {
   const TaskOptions& options = running.task->options();
   const int64_t token = drawn.score.token;
-  running.token = token;
   ++running.made;
   ++metrics_.generated_tokens;
   const bool goes_on = running.task->add_token(running.choice, std::move(drawn.score));
@@ -366,36 +391,63 @@ bool Scheduler::accept(Running& running, Drawn drawn) {
   return false;
 }
 
+// The next token of every slot in use.
 void Scheduler::decode() {
-  std::vector<int64_t> tokens(running_.size(), 0);
-  bool any = false, scores = false;
-  for (size_t slot = 0; slot < running_.size(); ++slot) {
-    if (!running_[slot]) continue;
-    any = true;
-    scores = scores || running_[slot]->task->options().top;
-    tokens[slot] = running_[slot]->token;
-  }
-  if (!any) return;
   const auto begin = Clock::now();
-  std::vector<Drawn> drawn(running_.size());
   try {
-    drawn = draw_all(slots_.step(tokens), scores);
+    const std::optional<Step> before = std::exchange(pending_, launch_step());
+    if (before) accept_step(*before);
+    for (First& first : std::exchange(first_tokens_, {})) {
+      try {
+        accept_first(first);
+      } catch (const std::exception& error) {
+        fail(TaskPointer(first.running.task), error.what());
+      }
+    }
+    // Scores need the logits, which the next step overwrites.
+    if (pending_ && (pending_->scores || !is_ahead())) accept_step(*std::exchange(pending_, {}));
   } catch (const std::exception& error) {  // out of memory, for example: nobody's step was made
+    pending_.reset();
+    first_tokens_.clear();
     for (size_t slot = 0; slot < running_.size(); ++slot)
       if (running_[slot]) fail(TaskPointer(running_[slot]->task), error.what());
-    return;
   }
+  metrics_.decode_seconds += seconds_since(begin);
+}
+
+std::optional<Scheduler::Step> Scheduler::launch_step() {
+  std::vector<ops::Draw> draws(running_.size(), {.temperature = 0});
+  std::vector<uint64_t> ids(running_.size(), 0);
+  bool any = false, scores = false;
   for (size_t slot = 0; slot < running_.size(); ++slot) {
-    if (!running_[slot]) continue;
+    if (!running_[slot] || !slots_.used(int64_t(slot))) continue;
+    Running& running = *running_[slot];
+    any = true;
+    scores = scores || running.task->options().top;
+    draws[slot] = draw_of(running);
+    ids[slot] = running.id;
+    ++running.drawn;
+  }
+  if (!any) return {};
+  Step step{.tokens = slots_.step(draws), .ids = std::move(ids), .scores = scores};
+  for (size_t slot = 0; slot < running_.size(); ++slot)
+    if (step.ids[slot] && running_[slot]->drawn == running_[slot]->task->options().max_tokens)
+      slots_.clear(int64_t(slot));  // nothing reads its last token
+  return step;
+}
+
+void Scheduler::accept_step(const Step& step) {
+  std::vector<Drawn> drawn = drawn_by(step);
+  for (size_t slot = 0; slot < running_.size(); ++slot) {
+    if (!takes_part(step, slot)) continue;
     if (!drawn[slot].error.empty()) {
       fail(TaskPointer(running_[slot]->task), drawn[slot].error);
     } else if (!accept(*running_[slot], std::move(drawn[slot]))) {
       running_[slot].reset();
-      slots_.clear(int64_t(slot));
+      if (slots_.used(int64_t(slot))) slots_.clear(int64_t(slot));
     }
   }
   ++metrics_.decode_steps;
-  metrics_.decode_seconds += seconds_since(begin);
 }
 
 void Scheduler::update_metrics() {

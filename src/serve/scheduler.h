@@ -7,6 +7,10 @@
 // Everything below runs on the thread that calls run(); submit() and stop() may be called from any.
 // What a sequence becomes depends on its prompt, its sampling and its seed only: pieces begin at
 // multiples of the piece length, and a decode step always computes all slots (nn/slots.h).
+//
+// On CUDA, a step is launched before the tokens of the step before it are read, so that the device
+// does not wait for the host. A sequence that ends by its tokens has then begun one step too many,
+// whose token is dropped.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -90,16 +94,33 @@ class Scheduler {
     int64_t position = 0;    // tokens read
     nn::ModelState state;    // after `state.position` tokens, which may be less: pages follow
     PagePointer page;        // that ends at `position`, if the cache has one
-    at::Tensor last_logits;  // [V], after the whole prompt
-    float logsumexp = 0;
+    at::Tensor last_logits;  // [1, V], after the whole prompt, on the device of the model
+    at::Tensor scored;       // the same [V] in float32 on the CPU, if scores are wanted
+    float logsumexp = 0;     // of it
     int64_t next_sample = 0;
     std::shared_ptr<const void> place;  // see places_
   };
   struct Running {
     TaskPointer task;
     size_t choice = 0;
-    int64_t token = 0, made = 0, prompt_length = 0;
+    int64_t made = 0, drawn = 0;  // tokens that were accepted, and those of all steps launched
+    int64_t prompt_length = 0;
     uint64_t seed = 0;
+    uint64_t id = 0;  // a slot is used by one after the other
+  };
+  // A decode step that was launched: the ids of the sequences in its slots, 0 for none.
+  struct Step {
+    nn::DrawnTokens tokens;
+    std::vector<uint64_t> ids;
+    bool scores = false;
+  };
+  // The first token of a sample, drawn from the logits of its prompt.
+  struct First {
+    Running running;
+    std::optional<size_t> slot;  // that the sample has taken; none if nothing follows
+    nn::DrawnTokens token;
+    at::Tensor scored;  // as in Reading
+    float logsumexp = 0;
   };
   struct Drawn {
     TokenScore score;
@@ -116,10 +137,15 @@ class Scheduler {
   void finish_reading(Reading& reading, const at::Tensor& last_hidden);
   void start_samples();
   bool start_sample(Reading& reading);  // false: it needs a slot, and none is free
+  void accept_first(First& first);
   std::optional<size_t> free_slot() const;
   void decode();
+  std::optional<Step> launch_step();
+  void accept_step(const Step& step);
   ops::Draw draw_of(const Running& running) const;
-  std::vector<Drawn> draw_all(const at::Tensor& logits, bool scores) const;
+  std::vector<Drawn> drawn_by(const Step& step) const;
+  bool is_ahead() const { return model_.embedding.is_cuda(); }
+  bool takes_part(const Step& step, size_t slot) const;
   static Drawn plain_token(int64_t token);
   static Drawn scored_token(const Running& running, int64_t token, const at::Tensor& row,
                             float logsumexp);
@@ -135,6 +161,9 @@ class Scheduler {
   nn::Slots slots_;
   PrefixCache cache_;
   std::vector<std::optional<Running>> running_;  // by slot
+  std::optional<Step> pending_;                  // not accepted yet
+  std::vector<First> first_tokens_;              // not accepted yet
+  uint64_t last_id_ = 0;
   std::deque<Reading> reading_, ready_;
   std::deque<Queued> waiting_;
 

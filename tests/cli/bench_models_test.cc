@@ -170,6 +170,7 @@ TEST_F(BenchModels, TimesADecodingStepBesideWhatItMoves) {
     EXPECT_EQ(row.at("failure"), "") << row;
     EXPECT_GT(row.at("decode").at("seconds"), 0) << row;
     EXPECT_GT(row.at("decode").at("bytes_per_second"), 1e6) << row;
+    EXPECT_GT(row.at("decode").at("seconds_per_token"), 0) << row;
   }
   EXPECT_NEAR(found[0].at("decode").at("bytes").get<double>(), weights(0) + state(0),
               100);  // a cache stays in its place

@@ -227,6 +227,56 @@ TEST(Generate, StopsBehindTheStopToken) {
   EXPECT_TRUE(generate(*model, prompts, 0, {}, seeds)[0].empty());
 }
 
+// With captured steps, and with `watch`, which prevents them: the same tokens, also after a stop
+// token and from a state that was left in between.
+TEST(Generate, OnCudaCapturedStepsDrawTheSameTokens) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const std::string attention = "[model.attention]\nnum_heads = 4\n";
+  const std::string mamba2 = "[model.mamba2]\nstate_size = 16\nhead_dim = 16\n";
+  const std::string rwkv7 = "[model.rwkv7]\nnum_heads = 4\n";
+  for (const auto& [pattern, tables] :
+       {std::pair<std::string, std::string>{"\"attention\"", attention},
+        {"\"mamba2\"", mamba2},
+        {"\"rwkv7\"", rwkv7},
+        {"\"attention\", \"mamba2\"", attention + mamba2}}) {
+    SCOPED_TRACE(pattern);
+    const auto model = random_model("[model]\nvocab_size = 40\nd_model = 64\npattern = [" +
+                                    pattern + "]\n" + tables);
+    model->to(at::kCUDA, at::kFloat);
+    model->compute_dtype = at::kBFloat16;
+    model->prepare_inference();
+    const at::Tensor prompts = random_tokens(3, 30, 40, "prompts").to(at::kCUDA);
+    const std::vector<uint64_t> seeds = {1, 2, 3};
+    const auto eager = [&](const at::Tensor& tokens, int64_t count, int64_t stop,
+                           ModelState* state) {
+      model->watch = [](int64_t, const at::Tensor&) {};
+      auto out = generate(*model, tokens, count, {.top_p = 0.9}, seeds, stop, {}, state);
+      model->watch = nullptr;
+      return out;
+    };
+    const auto captured = [&](const at::Tensor& tokens, int64_t count, int64_t stop,
+                              ModelState* state) {
+      return generate(*model, tokens, count, {.top_p = 0.9}, seeds, stop, {}, state);
+    };
+    const auto expected = eager(prompts, 100, -1, nullptr);
+    EXPECT_EQ(captured(prompts, 100, -1, nullptr), expected);
+    const int64_t stop = expected[0][50];
+    EXPECT_EQ(captured(prompts, 100, stop, nullptr), eager(prompts, 100, stop, nullptr));
+    // The first 20 tokens, then the others from the state
+    ModelState state;
+    const auto first = captured(prompts, 20, 39, &state);
+    if (first[0].size() < 20) continue;  // all sequences ended
+    ASSERT_EQ(state.position, 49);
+    const at::Tensor last =
+        at::tensor({expected[0][19], expected[1][19], expected[2][19]}, at::kLong)
+            .unsqueeze(1)
+            .to(at::kCUDA);
+    const auto rest = eager(last, 80, -1, &state);
+    for (size_t b = 0; b < 3; ++b)
+      EXPECT_EQ(rest[b], std::vector<int64_t>(expected[b].begin() + 20, expected[b].end())) << b;
+  }
+}
+
 TEST(Generate, RefusesMoreThanTheModelsPositions) {
   const auto model = random_model(
       "[model]\nvocab_size = 10\nd_model = 8\npositions = \"learned\"\nmax_positions = 12\n");

@@ -166,6 +166,43 @@ struct SchedulerCudaTest : SchedulerTest {
 
 TEST_F(SchedulerCudaTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equal_answers(); }
 
+// With mixers whose decode steps are captured.
+struct SchedulerCaptured : SchedulerCudaTest {
+  SchedulerCaptured() {
+    model = nn::random_model(
+        "[model]\nvocab_size = 50\nd_model = 48\nnum_layers = 3\n"
+        "pattern = [\"attention\", \"mamba2\", \"rwkv7\"]\n[model.attention]\nnum_heads = 3\n"
+        "[model.mamba2]\nstate_size = 16\nhead_dim = 16\n[model.rwkv7]\nnum_heads = 4\n");
+    model->to(at::kFloat);
+  }
+};
+
+TEST_F(SchedulerCaptured, OnCudaAnswersDoNotDependOnOtherRequestsOrTheCache) {
+  ASSERT_TRUE(nn::steps_can_be_captured(*model));
+  expect_equal_answers();
+}
+
+// Whether a request wants scores, and so reads each step before the next one.
+TEST_F(SchedulerCaptured, OnCudaTokensDoNotDependOnScores) {
+  const auto tokens = [&](std::optional<int64_t> top) {
+    Running running(*model);
+    TaskOptions o{.prompts = {prompt(37, "a"), prompt(5, "b")},
+                  .samples = 3,
+                  .max_tokens = 40,
+                  .seed = 7,
+                  .top = top};
+    const auto task = std::make_shared<Recorded>(o);
+    EXPECT_EQ(running.run(task), "");
+    std::vector<std::vector<int64_t>> out;
+    for (const auto& choice : task->choices) {
+      out.emplace_back();
+      for (const TokenScore& score : choice) out.back().push_back(score.token);
+    }
+    return out;
+  };
+  EXPECT_EQ(tokens({}), tokens(2));
+}
+
 TEST_F(SchedulerCudaTest, PromptScoresAreNearTheModelsLosses) {
   Running running(*model);
   const std::vector<int64_t> tokens = prompt(75, "scored");

@@ -114,13 +114,11 @@ struct Attention final : Mixer {
   template <class Position>
   Projected project(const at::Tensor& x, const Position& position) const {
     const at::Tensor all = qkv->forward(x).unflatten(-1, {-1, config.head_dim});
-    const double softmax_scale = !config.qk_norm   ? 1 / std::sqrt(double(config.head_dim))
-                                 : scale.defined() ? 1
-                                                   : 1 / config.temperature;
     if (config.position == "rope" && !constant_keys()) {
       const auto [cos, sin] = rotary.angles(x, position);
-      const auto [q, k, v] = ops::rotary_qkv(all, config.num_kv_heads, cos, sin, norm_scale(cos));
-      return {q, k, v, softmax_scale};
+      const auto [q, k, v] =
+          ops::rotary_qkv(all, config.num_kv_heads, cos, sin, norm_scale(cos.options()));
+      return {q, k, v, softmax_scale()};
     }
     const auto projected = all.split_with_sizes(parts, 2);
     at::Tensor q = constant_queries() ? constants(queries, x, position) : projected[0];
@@ -134,12 +132,16 @@ struct Attention final : Mixer {
       k = unit_length(k);
     }
     if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
-    return {q, k, projected[2], softmax_scale};
+    return {q, k, projected[2], softmax_scale()};
+  }
+  double softmax_scale() const {
+    if (!config.qk_norm) return 1 / std::sqrt(double(config.head_dim));
+    return scale.defined() ? 1 : 1 / config.temperature;
   }
   // Of queries of unit length, [H]; none without QK-norm.
-  std::optional<at::Tensor> norm_scale(const at::Tensor& like) const {
+  std::optional<at::Tensor> norm_scale(const at::TensorOptions& options) const {
     if (!config.qk_norm) return {};
-    return scale.defined() ? scale : at::ones({config.num_heads}, like.options());
+    return scale.defined() ? scale : at::ones({config.num_heads}, options);
   }
   at::Tensor constants(const at::Tensor& table, const at::Tensor& x, int64_t position) const {
     const int64_t end = position + x.size(1);
@@ -165,17 +167,28 @@ struct Attention final : Mixer {
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    const Projected projected = project(x, position);
     state["position"] = at::full({}, position + x.size(1), at::kLong);
-    return out_proj->forward(attend(projected, state).flatten(2));
+    if (x.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
+        kernel_makes_queries(x.options()))
+      return out_proj->forward(
+          attend_token(token(x.squeeze(1), position + 1), state, position).flatten(1).unsqueeze(1));
+    return out_proj->forward(attend(project(x, position), state).flatten(2));
   }
 
   bool caches_per_row() const override { return true; }
+  bool can_be_captured(const at::TensorOptions& options) const override {
+    return config.window < 0 && kernel_makes_queries(options);
+  }
   at::Tensor step(const at::Tensor& x, State& state) override {
     if (state.positions.empty()) return Mixer::step(x, state);
+    if (state.caches.defined()) {
+      const auto [q, k, v, options] = token(x, state.capacity);
+      if (options.cos) state.read_by_graph = {*options.cos, *options.sin};
+      const at::Tensor out =
+          ops::decode_attention(q, k, v, state.device_positions, state.caches, options);
+      return out_proj->forward(out.flatten(1));
+    }
     const auto [q, k, v, softmax_scale] = project(x.unsqueeze(0), state.positions);
-    if (config.window < 0 && ops::decode_attention_serves(q))
-      return out_proj->forward(step_of_rows({q, k, v, softmax_scale}, state).flatten(1));
     at::Tensor out = at::zeros_like(q);
     const auto read = [&, &q = q, &k = k, &v = v, softmax_scale = softmax_scale](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
@@ -185,21 +198,48 @@ struct Attention final : Mixer {
     return out_proj->forward(out.flatten(2).squeeze(0));
   }
 
-  // q, k, v [1, B, heads, D] of one token per row → [B, H, D], by one kernel for all rows.
-  at::Tensor step_of_rows(const Projected& projected, State& state) const {
-    const auto& [q, k, v, softmax_scale] = projected;
-    std::vector<ops::CacheOfRow> caches(state.rows.size());
-    for (size_t b = 0; b < caches.size(); ++b)
-      if (state.positions[b] >= 0)
-        caches[b] = {grow(state.rows[b], "k", k, 1), grow(state.rows[b], "v", v, 1)};
-    return ops::decode_attention(q[0], k[0], v[0], caches, softmax_scale, slopes_or_none());
+  // One token per row: q, k, v [B, heads, D], and what decode_attention does with them.
+  struct Token {
+    at::Tensor q, k, v;
+    ops::DecodeOptions options;
+  };
+  // Whether decode_attention takes them from the projection.
+  bool kernel_makes_queries(const at::TensorOptions& options) const {
+    const bool rotates = config.position != "rope" || config.head_dim % 16 == 0;
+    return config.constants == "none" && rotates &&
+           ops::decode_attention_serves(options, config.head_dim);
+  }
+  // x [B, d_model] of tokens at positions below `end`.
+  Token token(const at::Tensor& x, int64_t end) const {
+    const auto heads =
+        qkv->forward(x).unflatten(-1, {-1, config.head_dim}).split_with_sizes(parts, 1);
+    ops::DecodeOptions options{.scale = softmax_scale(),
+                               .norm_scale = norm_scale(x.options().dtype(at::kFloat)),
+                               .alibi_slopes = slopes_or_none()};
+    if (config.position == "rope") std::tie(options.cos, options.sin) = rotary.tables(x, end);
+    return {heads[0], heads[1], heads[2], options};
+  }
+  // The new tokens are at `position`. → [B, H, D]
+  at::Tensor attend_token(const Token& token, State& state, int64_t position) const {
+    const auto all = [&](const std::string& name, const at::Tensor& x) {
+      return config.window < 0 ? grow(state, name, x.unsqueeze(1), 1)
+                               : append_last(state, name, x.unsqueeze(1), config.window - 1);
+    };
+    const at::Tensor keys = all("k", token.k), values = all("v", token.v);
+    return ops::decode_attention(token.q, token.k, token.v, keys, values, position, token.options);
   }
 
   // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
   at::Tensor attend(const Projected& projected, State& state) const {
-    if (projected.q.size(1) == 1 && !state.last && ops::decode_attention_serves(projected.q))
-      return attend_token(projected, state);
     auto [q, k, v, softmax_scale] = projected;
+    if (q.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
+        ops::decode_attention_serves(q.options(), config.head_dim))
+      return attend_token({q.squeeze(1),
+                           k.squeeze(1),
+                           v.squeeze(1),
+                           {.scale = softmax_scale, .alibi_slopes = slopes_or_none()}},
+                          state, 0)
+          .unsqueeze(1);
     if (config.window < 0) {
       k = append(state, "k", k);
       v = append(state, "v", v);
@@ -208,19 +248,6 @@ struct Attention final : Mixer {
       v = append_last(state, "v", v, config.window - 1);
     }
     return ops::window_attention(q, k, v, config.window, softmax_scale, slopes_or_none());
-  }
-
-  // The same for one token.
-  at::Tensor attend_token(const Projected& projected, State& state) const {
-    const auto& [q, k, v, softmax_scale] = projected;
-    const auto all = [&](const std::string& name, const at::Tensor& x) {
-      return config.window < 0 ? grow(state, name, x, 1)
-                               : append_last(state, name, x, config.window - 1);
-    };
-    const at::Tensor keys = all("k", k), values = all("v", v);
-    return ops::decode_attention(q.squeeze(1), k.squeeze(1), v.squeeze(1), keys, values,
-                                 softmax_scale, slopes_or_none())
-        .unsqueeze(1);
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {

@@ -73,6 +73,9 @@ struct Retention final : Mixer {
     return parts;
   }
 
+  // The rotary positions come from the host.
+  bool can_be_captured(const at::TensorOptions&) const override { return false; }
+
   double mixing_flops(int64_t) const override {
     return 5.0 * double(K * V) / double(config.num_heads);
   }

@@ -1,217 +1,302 @@
-// Decode attention on CUDA. A block has 256 neighbouring keys of one row and head. A group of lanes
-// has a key at a time, each lane eight of its numbers, and an online softmax of its own over every
-// n-th key. The blocks of a row are combined by a second kernel, in their order.
+// Decode attention on CUDA. The keys of a row and head are cut into up to eight equal parts of 256
+// keys or more. A cluster of eight blocks has one part per block; where there are many rows and
+// heads, one block has all parts in turn, with the same result. A group of lanes has a key at a
+// time, each lane eight of its numbers, and an online softmax of its own over every n-th key.
 //
-//            keys →  0 … 255      256 … 511     512 … S − 1
-//   row b, head h  [ block 0 ]   [ block 1 ]   [ block 2 + new token ]     part_kernel
-//                        └──────────────┴──────────────┘                   combine_kernel
+//            keys →  0 … S/8     S/8 … 2S/8         … S − 1
+//   row b, head h  [ part 0 ]   [ part 1 ]    …    [ part 7 ]
+//    + new token        └────────────┴────────────────┘  shared memory of block 0 → out
 //
-// Every key and value is read once per query head: 4 D bytes in bf16 for 4 D FLOPs, so the memory
-// is the limit. A thread has eight loads of 16 bytes in flight.
+// The grid does not depend on the lengths, which are read from the memory of the device, so a
+// captured launch serves all of them. Every key and value is read once per query head: 4 D bytes in
+// bf16 for 4 D FLOPs, so the memory is the limit. A thread has eight loads of 16 bytes in flight.
 #include <algorithm>
 #include <bit>
 
-#include "ops/cuda/launch.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/cuda/types.cuh"
 #include "ops/decode_attention/kernel.h"
 
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kKeys = 256;    // of a block
-constexpr int kColumns = 8;   // numbers of a lane
-constexpr int kUnroll = 4;    // keys of a group at a time
-constexpr int kMaxRows = 64;  // of a launch: their caches are its parameters
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kParts = 8;    // of the keys of a row, at most: blocks of a cluster
+constexpr int kKeys = 256;   // of a part, at least
+constexpr int kColumns = 8;  // numbers of a lane
+constexpr int kUnroll = 4;   // keys of a group at a time
+constexpr float kUnitLengthEps = 1e-6f;
 
-struct Step {
-  DecodeAttention args;
-  DecodeCache caches[kMaxRows];
-  int64_t first_row;
-  int64_t splits;  // blocks of the longest row
-  // [B, H, splits, D + 2]: D numbers Σ 2^(score − most) v, most, Σ 2^(score − most)
-  float* parts;
-
-  __device__ float* part(int64_t head, int64_t split) const {
-    const int64_t row = first_row + blockIdx.z;
-    return parts + ((row * args.heads + head) * splits + split) * (args.head_dim + 2);
+// A lane's numbers of one head, as they lie in memory.
+template <class T>
+using Packed = Vec<uint32_t, kColumns * sizeof(T) / 4>;
+template <class T>
+__device__ Packed<T> load_or_zero(const T* from, bool exists) {
+  return exists ? *reinterpret_cast<const Packed<T>*>(from) : Packed<T>{};
+}
+template <class T>
+__device__ void unpack(const Packed<T>& from, float (&x)[kColumns]) {
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    if constexpr (sizeof(T) == 4) x[i] = __uint_as_float(from.at[i]);
+    else x[i] = __uint_as_float(i % 2 ? from.at[i / 2] & 0xffff0000u : from.at[i / 2] << 16);
   }
-};
-
-__device__ inline int64_t splits_of(int64_t length) { return (length + kKeys - 1) / kKeys; }
+}
+template <class T>
+__device__ Packed<T> pack(const float (&x)[kColumns]) {
+  Packed<T> out;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(out) / 4); ++i) {
+    if constexpr (sizeof(T) == 4) out[i] = __float_as_uint(x[i]);
+    else out[i] = pack_bf16x2(x[2 * i], x[2 * i + 1]);
+  }
+  return out;
+}
 
 // Scores are in base 2.
 struct Softmax {
   float most = -INFINITY, sum = 0, out[kColumns] = {};
 
   template <class T, int N>
-  __device__ void add(const float (&scores)[N], const Vec<T, kColumns> (&values)[N]) {
+  __device__ void add(const float (&scores)[N], const Packed<T> (&values)[N]) {
     float top = most;
 #pragma unroll
     for (int n = 0; n < N; ++n) top = fmaxf(top, scores[n]);
-    const float origin = top == -INFINITY ? 0 : top;  // −∞ − −∞ is not a number
-    const float factor = exp2f(most - origin);
+    rescale(top);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float weight = exp2f(scores[n] - origin());
+      sum += weight;
+      float value[kColumns];
+      unpack<T>(values[n], value);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) out[i] += weight * value[i];
+    }
+  }
+  __device__ void rescale(float top) {
+    const float before = most;
     most = top;
+    const float factor = exp2f(before - origin());
     sum *= factor;
 #pragma unroll
     for (float& x : out) x *= factor;
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const float weight = exp2f(scores[n] - origin);
-      sum += weight;
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) out[i] += weight * to_compute(values[n][i]);
-    }
   }
+  __device__ float origin() const { return most == -INFINITY ? 0 : most; }  // −∞ − −∞ is NaN
 };
 
-template <class T>
-__device__ Vec<T, kColumns> load_or_zero(const T* from, bool exists) {
-  Vec<T, kColumns> x;
+// A lane's numbers of a head of the new token, rotated by its position. With QK-norm the head is
+// then of length `norm_scale`.
+template <class T, int kLanes>
+__device__ Packed<T> head_of_token(const DecodeAttention& p, const T* head, int column,
+                                   int position, const float* norm_scale) {
+  const bool inside = column < p.head_dim;
+  const int half = int(p.head_dim) / 2, other = column < half ? column + half : column - half;
+  float x[kColumns];
+  unpack<T>(load_or_zero(head + column, inside), x);
+  float factor = 1;
+  if (p.norm_scale) {
+    float squares = 0;
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) x[i] = from_compute<T>(0.f);
-  if (exists) x = *reinterpret_cast<const Vec<T, kColumns>*>(from);
-  return x;
+    for (int i = 0; i < kColumns; ++i) squares += x[i] * x[i];
+    squares = group_reduce<kLanes>(squares, Plus{});
+    factor = rsqrtf(squares + kUnitLengthEps) * (norm_scale ? *norm_scale : 1.f);
+  }
+  if (p.cos && inside) {
+    const int64_t angle = int64_t(position) * half + min(column, other);
+    float y[kColumns], cos[kColumns], sin[kColumns];
+    unpack<T>(load_or_zero(head + other, true), y);
+    unpack<float>(load_or_zero(p.cos + angle, true), cos);
+    unpack<float>(load_or_zero(p.sin + angle, true), sin);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i)
+      x[i] = x[i] * cos[i] + (column < half ? -y[i] : y[i]) * sin[i];
+  }
+#pragma unroll
+  for (float& number : x) number *= factor;
+  return pack<T>(x);
 }
 
-// The query times scale · log2(e), so that exp2 gives the weights.
 template <class T, int kLanes>
-__device__ float score(const float (&query)[kColumns], const Vec<T, kColumns>& key) {
-  float dot = 0;
+__device__ float dot(const float (&query)[kColumns], const Packed<T>& key) {
+  float x[kColumns], sum = 0;
+  unpack<T>(key, x);
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) dot += query[i] * to_compute(key[i]);
-  return group_reduce<kLanes>(dot, Plus{});
+  for (int i = 0; i < kColumns; ++i) sum += query[i] * x[i];
+  return group_reduce<kLanes>(sum, Plus{});
 }
 
-// kLanes · 8 ≥ D. Grid: splits, heads, rows.
+// What a warp has found in its keys, or a block in a part of them.
+template <int kWidth>
+struct Part {
+  float most, sum, out[kWidth];
+};
+// Number d of the sum of `count` parts and, of all of them, the largest score and the sum of
+// weights.
+template <int kWidth>
+__device__ float combine(const Part<kWidth>* parts, int count, int d, float& most, float& sum) {
+  most = -INFINITY;
+  for (int n = 0; n < count; ++n) most = fmaxf(most, parts[n].most);
+  const float origin = most == -INFINITY ? 0 : most;
+  float out = 0;
+  sum = 0;
+  for (int n = 0; n < count; ++n) {
+    const float weight = exp2f(parts[n].most - origin);
+    sum += weight * parts[n].sum;
+    out += weight * parts[n].out[d];
+  }
+  return out;
+}
+
+// kLanes · 8 ≥ D. Grid: blocks of a cluster, heads and rows in one dimension.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kThreads) part_kernel(const __grid_constant__ Step p) {
-  constexpr int kGroups = kThreads / kLanes;
-  __shared__ float group_out[kGroups][kLanes * kColumns];
-  __shared__ float group_most[kGroups], group_sum[kGroups];
-  const DecodeCache& cache = p.caches[blockIdx.z];
-  const int64_t begin = int64_t(blockIdx.x) * kKeys, last = cache.length - 1;
-  if (begin > last) return;
-  const int64_t D = p.args.head_dim, row = p.first_row + blockIdx.z, head = blockIdx.y;
-  const int64_t per_kv = p.args.heads / p.args.kv_heads, kv = head / per_kv;
+__global__ void __launch_bounds__(kThreads, 2)
+    decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster) {
+  constexpr int kGroups = kThreads / kLanes, kWidth = kLanes * kColumns;
+  constexpr int kTile = kGroups * kUnroll;               // keys that a block reads at a time
+  __shared__ Part<kWidth> warps[kWarps], parts[kParts];  // `parts` is used in block 0
+  griddep_launch_dependents();
+  __cluster_barrier_arrive_relaxed();  // a block sends its results when all blocks have begun
+  const int block = blockIdx.x % cluster, d = threadIdx.x;
+  const unsigned heads = unsigned(p.heads), per_kv = heads / unsigned(p.kv_heads);
+  const unsigned head = blockIdx.x / cluster % heads, kv = head / per_kv;
+  const int64_t D = p.head_dim, row = blockIdx.x / cluster / heads;
+  const int position = int(p.positions ? p.positions[row] : p.position);
+  const int last = p.positions ? position : int(p.length) - 1;
   const int group = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
-  const float slope = p.args.alibi_slopes ? p.args.alibi_slopes[head] * kLog2e : 0.f;
-  const auto of_token = [&](const void* x, int64_t stride, int64_t h) {
-    return static_cast<const T*>(x) + row * stride + h * D + column;
-  };
-  const Vec<T, kColumns> q = load_or_zero(of_token(p.args.q, p.args.q_stride, head), inside);
-  float query[kColumns];
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) query[i] = to_compute(q[i]) * float(p.args.scale) * kLog2e;
+  T* const keys = (p.positions ? static_cast<T*>(p.row_caches[row][0])
+                               : static_cast<T*>(p.keys) + row * p.keys_stride) +
+                  kv * D + column;
+  T* const values = (p.positions ? static_cast<T*>(p.row_caches[row][1])
+                                 : static_cast<T*>(p.values) + row * p.values_stride) +
+                    kv * D + column;
+  __builtin_assume(__isGlobal(keys) && __isGlobal(values));
+  T* const out = static_cast<T*>(p.out) + (row * p.heads + head) * D;
+  if (last < 0) {
+    griddep_wait();
+    if (block == 0 && d < D) out[d] = from_compute<T>(0.f);
+    return;
+  }
+  const int count = max(min((last + kKeys - 1) / kKeys, kParts), 1);
+  const int length = (last + count - 1) / count;  // of a part
+  const int64_t stride = p.kv_heads * D;
 
-  Softmax softmax;
-  T* const keys = static_cast<T*>(cache.k) + kv * D + column;
-  T* const values = static_cast<T*>(cache.v) + kv * D + column;
-  const int64_t stride = p.args.kv_heads * D, end = min(begin + kKeys, last);
-  for (int64_t base = begin; base < end; base += kGroups * kUnroll) {
-    Vec<T, kColumns> k[kUnroll], v[kUnroll];
-    float scores[kUnroll];
+  Packed<T> k[kUnroll], v[kUnroll];
+  const auto load = [&](int base, int end) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t j = base + u * kGroups + group;
+      const int j = base + u * kGroups + group;
       k[u] = load_or_zero(keys + j * stride, inside && j < end);
       v[u] = load_or_zero(values + j * stride, inside && j < end);
     }
+  };
+  load(block * length, block < count ? min((block + 1) * length, last) : 0);
+  griddep_wait();  // only the new tokens come from the kernel before this one
+  const auto of_token = [&](const void* x, int64_t row_stride, int64_t h) {
+    return static_cast<const T*>(x) + row * row_stride + h * D;
+  };
+  const float slope = p.alibi_slopes ? p.alibi_slopes[head] * kLog2e : 0.f;
+  const Packed<T> q = head_of_token<T, kLanes>(p, of_token(p.q, p.q_stride, head), column, position,
+                                               p.norm_scale ? p.norm_scale + head : nullptr);
+  float query[kColumns];  // times scale · log2(e), so that exp2 gives the weights
+  unpack<T>(q, query);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t j = base + u * kGroups + group;
-      const float x = score<T, kLanes>(query, k[u]) - slope * float(last - j);
-      scores[u] = j < end ? x : -INFINITY;
-    }
-    softmax.add(scores, v);
-  }
-  if (last < begin + kKeys) {  // the new token is not read from the cache, which gets it here
-    const Vec<T, kColumns> k = load_or_zero(of_token(p.args.k, p.args.k_stride, kv), inside);
-    const Vec<T, kColumns> v[1] = {load_or_zero(of_token(p.args.v, p.args.v_stride, kv), inside)};
-    const float x = score<T, kLanes>(query, k);
-    const float scores[1] = {group == 0 ? x : -INFINITY};
-    softmax.add(scores, v);
-    if (group == 0 && inside && head % per_kv == 0) {
-      *reinterpret_cast<Vec<T, kColumns>*>(keys + last * stride) = k;
-      *reinterpret_cast<Vec<T, kColumns>*>(values + last * stride) = v[0];
-    }
-  }
+  for (float& x : query) x *= float(p.scale) * kLog2e;
 
+  for (int part = block; part < count; part += int(cluster)) {
+    Softmax softmax;
+    const int end = min((part + 1) * length, last);
+    for (int base = part * length; base < end; base += kTile) {
+      float scores[kUnroll];
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) group_out[group][column + i] = softmax.out[i];
-  if (column == 0) {
-    group_most[group] = softmax.most;
-    group_sum[group] = softmax.sum;
+      for (int u = 0; u < kUnroll; ++u) {
+        const int j = base + u * kGroups + group;
+        const float x = dot<T, kLanes>(query, k[u]) - slope * float(last - j);
+        scores[u] = j < end ? x : -INFINITY;
+      }
+      softmax.add<T>(scores, v);
+      load(base + kTile, end);
+    }
+    if (part == 0 && threadIdx.x < 32) {  // the new token is not read from the cache
+      const Packed<T> key =
+          head_of_token<T, kLanes>(p, of_token(p.k, p.k_stride, kv), column, position, nullptr);
+      const Packed<T> value[1] = {load_or_zero(of_token(p.v, p.v_stride, kv) + column, inside)};
+      const float x = dot<T, kLanes>(query, key);
+      const float scores[1] = {group == 0 ? x : -INFINITY};
+      softmax.add<T>(scores, value);
+      if (group == 0 && inside && head % per_kv == 0) {
+        *reinterpret_cast<Packed<T>*>(keys + last * stride) = key;
+        *reinterpret_cast<Packed<T>*>(values + last * stride) = value[0];
+      }
+    }
+
+    softmax.rescale(butterfly<kLanes, 32>(softmax.most, Max{}));
+    softmax.sum = butterfly<kLanes, 32>(softmax.sum, Plus{});
+    butterfly_sum<kLanes, 32>(softmax.out);
+    __syncthreads();  // the part before has been combined
+    if (threadIdx.x % 32 < kLanes) {
+      Part<kWidth>& warp = warps[threadIdx.x / 32];
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) warp.out[column + i] = softmax.out[i];
+      warp.most = softmax.most;
+      warp.sum = softmax.sum;
+    }
+    __syncthreads();
+    if (part == block) __cluster_barrier_wait();
+    if (d < kWidth) {
+      float most, sum;
+      const float x = combine(warps, kWarps, d, most, sum);
+      auto* const first = static_cast<Part<kWidth>*>(__cluster_map_shared_rank(&parts[part], 0));
+      first->out[d] = x;
+      if (d == 0) {
+        first->most = most;
+        first->sum = sum;
+      }
+    }
+    const int next = part + int(cluster);
+    if (next < count) load(next * length, min((next + 1) * length, last));
   }
-  __syncthreads();
-  float most = -INFINITY, sum = 0;
-  for (int g = 0; g < kGroups; ++g) most = fmaxf(most, group_most[g]);
-  float* const part = p.part(head, blockIdx.x);
-  for (int64_t d = threadIdx.x; d < D; d += kThreads) {
-    float out = 0;
-    for (int g = 0; g < kGroups; ++g) out += exp2f(group_most[g] - most) * group_out[g][d];
-    part[d] = out;
-  }
-  if (threadIdx.x > 0) return;
-  for (int g = 0; g < kGroups; ++g) sum += exp2f(group_most[g] - most) * group_sum[g];
-  part[D] = most;
-  part[D + 1] = sum;
+  if (block >= count) __cluster_barrier_wait();
+  __cluster_barrier_arrive();
+  if (block > 0) return;
+  __cluster_barrier_wait();
+  if (d >= D) return;
+  float most, sum;
+  const float x = combine(parts, count, d, most, sum);
+  out[d] = from_compute<T>(x / sum);
 }
 
-// Grid: 1, heads, rows.
+// A cluster of one block per row and head where they fill the device. A part of the keys has the
+// same result in any block.
 template <class T>
-__global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ Step p) {
-  const int64_t D = p.args.head_dim, row = p.first_row + blockIdx.z, head = blockIdx.y;
-  const int64_t splits = splits_of(p.caches[blockIdx.z].length);
-  float most = -INFINITY, sum = 0;
-  for (int64_t s = 0; s < splits; ++s) most = fmaxf(most, p.part(head, s)[D]);
-  for (int64_t s = 0; s < splits; ++s)
-    sum += exp2f(p.part(head, s)[D] - most) * p.part(head, s)[D + 1];
-  T* const to = static_cast<T*>(p.args.out) + (row * p.args.heads + head) * D;
-  for (int64_t d = threadIdx.x; d < D; d += kThreads) {
-    float out = 0;
-    for (int64_t s = 0; s < splits; ++s)
-      out += exp2f(p.part(head, s)[D] - most) * p.part(head, s)[d];
-    to[d] = from_compute<T>(splits == 0 ? 0.f : out / sum);
-  }
-}
-
-int64_t most_splits(const DecodeAttention& args) {
-  int64_t longest = 0;
-  for (int64_t b = 0; b < args.rows; ++b) longest = std::max(longest, args.caches[b].length);
-  return ceil_div(longest, kKeys);
-}
-
-template <class T>
-void launch(const Step& step, unsigned rows, Stream stream) {
-  const auto heads = unsigned(step.args.heads);
-  const auto lanes = std::max(std::bit_ceil(unsigned(step.args.head_dim / kColumns)), 4u);
-  if (step.splits > 0)  // else no row is used
-    with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
-      launch_kernel(part_kernel<T, lanes()>, {unsigned(step.splits), heads, rows}, kThreads, 0,
-                    stream, step);
-    });
-  launch_kernel(combine_kernel<T>, {1, heads, rows}, kThreads, 0, stream, step);
+void launch(const DecodeAttention& args, Stream stream) {
+  const auto lanes = std::max(std::bit_ceil(unsigned(args.head_dim / kColumns)), 4u);
+  const int64_t clusters = args.heads * args.rows;
+  const unsigned cluster = clusters >= 2 * sm_count() ? 1 : kParts;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = unsigned(cluster * clusters);
+  config.blockDim = kThreads;
+  config.stream = cuda_stream(stream);
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
+    const auto kernel = decode_kernel<T, lanes()>;
+    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster));
+    check_launch(reinterpret_cast<const void*>(kernel));
+  });
 }
 
 }  // namespace
 
-size_t workspace_bytes(const DecodeAttention& args) {
-  const int64_t parts = args.rows * args.heads * most_splits(args);
-  return size_t(parts * (args.head_dim + 2)) * sizeof(float);
-}
-
-void decode_attention(const DecodeAttention& args, void* workspace, Stream stream) {
-  Step step{.args = args, .splits = most_splits(args), .parts = static_cast<float*>(workspace)};
-  for (int64_t first = 0; first < args.rows; first += kMaxRows) {
-    const int64_t rows = std::min<int64_t>(kMaxRows, args.rows - first);
-    step.first_row = first;
-    std::copy_n(args.caches + first, rows, step.caches);
-    if (args.dtype == DType::bf16) launch<bf16>(step, unsigned(rows), stream);
-    else launch<float>(step, unsigned(rows), stream);
-  }
+void decode_attention(const DecodeAttention& args, Stream stream) {
+  if (args.rows == 0) return;
+  if (args.dtype == DType::bf16) launch<bf16>(args, stream);
+  else launch<float>(args, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -4,31 +4,36 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <span>
 
 namespace assay::ops {
 
-// Keys and values that one sequence has read, [1, S, Hkv, D] each, contiguous in one sequence and
-// beginning at multiples of 16 bytes. The last step is that of the new token. Undefined: the row is
-// not used.
-struct CacheOfRow {
-  at::Tensor k, v;
+// What is done with the queries and keys of the new tokens, and with the scores.
+struct DecodeOptions {
+  double scale = 1;  // of scores
+  // cos and sin of rotary positions, [positions, D/2] f32 each. D must be a multiple of 16.
+  std::optional<at::Tensor> cos, sin;
+  std::optional<at::Tensor> norm_scale;    // [H] f32: QK-norm
+  std::optional<at::Tensor> alibi_slopes;  // [H] f32
 };
 
-// q [B, H, D]; k, v [B, Hkv, D] of the new tokens, which are written into the last steps of
-// `caches` (one per row); alibi_slopes [H] f32 or absent → [B, H, D] in the dtype of q. It has no
-// gradient. ValueError when shapes or dtypes do not fit.
+// q [B, H, D]; k, v [B, Hkv, D] of the new tokens, which are written into the caches; positions [B]
+// i64 of the new tokens, −1 for a row that is not used; caches [B, 2] i64: the addresses of the
+// keys and of the values of each row, [> position, Hkv, D] in the dtype of q, contiguous and
+// beginning at multiples of 16 bytes → [B, H, D] in the dtype of q. Positions and addresses are
+// read by the kernel, and are not checked. It has no gradient. ValueError when shapes or dtypes do
+// not fit.
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            std::span<const CacheOfRow> caches, double scale,
-                            const std::optional<at::Tensor>& alibi_slopes = {});
+                            const at::Tensor& positions, const at::Tensor& caches,
+                            const DecodeOptions& options);
 
-// The same for rows of one length: `keys`, `values` [B, S, Hkv, D], each row as in CacheOfRow.
+// The same for rows of one length: keys, values [B, S, Hkv, D], each row contiguous and beginning
+// at a multiple of 16 bytes. Their last step is that of the new token, which is at `position`.
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const at::Tensor& keys, const at::Tensor& values, double scale,
-                            const std::optional<at::Tensor>& alibi_slopes = {});
+                            const at::Tensor& keys, const at::Tensor& values, int64_t position,
+                            const DecodeOptions& options);
 
-// Whether it serves such queries: float32 or bfloat16 on CUDA, D a multiple of 8 up to 256, and no
-// gradient is wanted.
-bool decode_attention_serves(const at::Tensor& q);
+// Whether it serves queries of this dtype and D on the device, where no gradient is wanted: float32
+// or bfloat16 on CUDA, D a multiple of 8 up to 256.
+bool decode_attention_serves(const at::TensorOptions& options, int64_t head_dim);
 
 }  // namespace assay::ops
