@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
                    int(p.time)};
   range.rows = int64_t{head} * lists.items;
   const Segment segment = local ? Segment{number, 0, 0, 1} : segment_of(lists, heads, blockIdx.x);
-  if (segment.chunk < 0 || segment.begin == segment.end) return;
+  if (segment.begin == segment.end) return;
   range.first_key = segment.chunk * int(p.chunk_size) + key_offset;
   const int chunk_end = min(range.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
   range.keys = min(kKeys, chunk_end - range.first_key);
@@ -393,10 +393,10 @@ __global__ void __launch_bounds__(256)
     join_kernel(Top1ChunkBackward bwd, int key_offset, Lists lists, const float* partial) {
   const Top1ChunkForward& p = bwd.forward;
   const int64_t head = blockIdx.y;
-  const int* first = lists.first + head * (lists.chunks + 1) + blockIdx.x;
-  const int count = first[1] - first[0] - 1, keys = min(kKeys, int(p.chunk_size) - key_offset);
-  if (count == 0) return;
-  partial += (head * (lists.segments - lists.chunks) + first[0] - blockIdx.x) * 2 * kKeys * D;
+  const int begin = lists.begin(head, blockIdx.x), end = lists.begin(head, blockIdx.x + 1);
+  const int count = (end - begin - 1) / kSegment, keys = min(kKeys, int(p.chunk_size) - key_offset);
+  if (count <= 0) return;
+  partial += (head * (lists.segments - lists.chunks) + begin / kSegment) * 2 * kKeys * D;
   const int64_t t = blockIdx.x * p.chunk_size + key_offset;
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
     const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);

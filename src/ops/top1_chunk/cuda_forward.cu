@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     remote_kernel(Top1ChunkForward p, Lists lists, int rank, int padded) {
   const int kv_heads = int(p.kv_heads), heads = int(p.batch) * kv_heads, head = blockIdx.x % heads;
   const Segment segment = segment_of(lists, heads, blockIdx.x);
-  if (segment.chunk < 0 || segment.begin == segment.end) return;
+  if (segment.begin == segment.end) return;
   QueryRange range{head / kv_heads, head % kv_heads, int(p.heads) / kv_heads, int(p.time),
                    int(p.chunk_size)};
   range.first_key = segment.chunk * range.chunk;

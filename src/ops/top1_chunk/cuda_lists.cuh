@@ -14,21 +14,29 @@ __device__ inline int valid_choice(int64_t choice, int own) {
 }
 
 constexpr int kSegment = 512;
+// Items that a block of the sort takes: so many queries, or pairs of a query and a chunk.
+constexpr int kQueryRun = 4096, kPairRun = 8192;
 
 // One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
 struct alignas(16) Segment {
-  int chunk, number, begin, end;  // chunk −1: nothing to do
+  int chunk, number, begin, end;
 };
 
 struct Lists {
-  int items, chunks, runs, run_length, segments;  // segments: at most so many per key head
-  int* order;                                     // [B·Hk, items]        item numbers, sorted
-  // [B·Hk, chunks + 1]   where each chunk's list begins in order
-  int* begin;
-  int* first;      // [B·Hk, chunks + 1]   its first segment; every chunk has one at least
-  Segment* table;  // [B·Hk, segments]
-  int* counts;     // [B·Hk, runs, chunks] scratch
-  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int most_runs = 32);
+  int items, chunks, runs, segments;  // segments: of a key head
+  int* order;                         // [B·Hk, items] item numbers, sorted; those of no chunk last
+  Segment* table;                     // [B·Hk, segments]
+  // [B·Hk, chunks + 1, runs] where the items of a run that chose the chunk (the last: none) begin,
+  // in all of order
+  uint32_t* places;
+  void* scratch;
+  size_t scratch_bytes;
+  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int run = kQueryRun);
+
+  // Where a chunk's list begins in the head's part of order.
+  __device__ int begin(int64_t head, int chunk) const {
+    return int(places[(head * (chunks + 1) + chunk) * runs] - uint32_t(head * items));
+  }
 };
 
 __device__ inline Segment segment_of(const Lists& lists, int heads, unsigned block) {

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
   const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size),
             warp = threadIdx.x / 32;
   const Segment segment = lists.table[blockIdx.x];
-  if (segment.chunk < 0 || segment.begin == segment.end) return;
+  if (segment.begin == segment.end) return;
   const SwizzledTile<D> keys{reinterpret_cast<bf16*>(memory)};
   auto queries = [&](int stage) {
     return SwizzledTile<D>{keys.data + (padded + (warp * 2 + stage) * kWarpRows) * D};

@@ -13,7 +13,6 @@ namespace {
 constexpr int kTileRows = 128;  // of a tile of summaries
 constexpr int kGroups = 2;      // warpgroups of queries
 constexpr int kKept = 8;        // best chunks that each of a row's four lanes keeps
-constexpr int kPairRuns = 128;  // of the sort: shortlist times as many items as queries
 
 // A chunk has kParts rows, its mean and axes; rows of eight chunks make kParts n-tiles, so that a
 // lane holds all of a chunk's products.
@@ -397,7 +396,7 @@ ShortlistWorkspace::ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena
     : columns(arena.take<bf16>(p.batch * p.kv_heads * tiles_per_head(p) * kTileRows * p.head_dim)),
       listed(arena.take<uint16_t>(p.batch * p.heads * p.shortlist * p.time)),
       scores(arena.take<float>(p.batch * p.heads * p.shortlist * p.time)),
-      lists(pairs_of(p), arena, kPairRuns) {}
+      lists(pairs_of(p), arena, kPairRun) {}
 
 void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream) {
   with_head_dim(p.head_dim, [&](auto d) {
