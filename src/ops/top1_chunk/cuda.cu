@@ -64,9 +64,9 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);
-    remote_pass(p, scratch.lists, rank, stream);
+    attend(p, scratch.lists, false, rank, stream);
   }
-  local_pass(p, stream);
+  attend(p, scratch.lists, true, int(p.top_k), stream);
 }
 
 void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {

@@ -80,20 +80,6 @@ struct BackwardSmem {
   __device__ RowStats& stats(int stage) const { return two_stats[stage]; }
 };
 
-// The items that a block goes through, and the keys that it holds.
-struct QueryRange {
-  int b, kv, group, time;
-  int first_key, keys;  // keys [first_key, first_key + keys) of the sequence
-  int begin, end;       // item numbers: of `order`, or (local) 0 … group · local_count
-  const int* order;     // null: local
-  int local_begin, local_count;
-  int64_t rows;  // of the key head's first item in logsumexp and delta
-  __device__ int item(int i) const {
-    if (order) return order[i];
-    return group == 1 ? local_begin + i : i / local_count * time + local_begin + i % local_count;
-  }
-};
-
 // 64 queries from `first` on: their rows of q and dout, and their stats. Vec4 lanes a row.
 // `item`: of the lane's rows; then of those 64 further on, which are read here so that no thread
 // waits for them then.
@@ -106,8 +92,7 @@ __device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range,
   for (int i = 0; i < kRowsOf<kKeys>; ++i) {
     const int row = threadIdx.x / 4 + i * kKeys / 2;
     const bool wanted = first + row < range.end;
-    const int g = range.group == 1 ? 0 : item[i] / range.time, t = item[i] - g * range.time,
-              h = range.kv * range.group + g;
+    const auto [t, h] = Query(range, item[i]);
     const bf16 *from_q = head_row<D>(bwd.forward.q, range.b, t, h),
                *from_dout = head_row<D>(bwd.dout, range.b, t, h);
 #pragma unroll
@@ -363,27 +348,15 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
     gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
                     Lists lists, float* partial) {
   const Top1ChunkForward& p = bwd.forward;
-  const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads,
-            number = blockIdx.x / heads;
-  QueryRange range{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads),
-                   int(p.time)};
-  range.rows = int64_t{head} * lists.items;
-  const Segment segment = local ? Segment{number, 0, 0, 1} : segment_of(lists, heads, blockIdx.x);
-  if (segment.begin == segment.end) return;
-  range.first_key = segment.chunk * int(p.chunk_size) + key_offset;
-  const int chunk_end = min(range.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
-  range.keys = min(kKeys, chunk_end - range.first_key);
-  if (range.keys <= 0) return;
-  range.local_begin = range.first_key;
-  range.local_count = chunk_end - range.first_key;
-  range.order = local ? nullptr : lists.order + range.rows;
-  range.begin = segment.begin;
-  range.end = local ? range.group * range.local_count : segment.end;
+  const QueryRange range(p, lists, local, int(p.kv_heads), key_offset, kKeys);
+  if (range.keys == 0) return;
   // Segments beyond a chunk's first are counted from 0 over all chunks.
+  const int heads = int(p.batch * p.kv_heads), number = blockIdx.x / heads,
+            chunk = range.first_key / int(p.chunk_size);
   const int64_t beyond =
-      int64_t{head} * (lists.segments - lists.chunks) + number - segment.chunk - 1;
+      int64_t{blockIdx.x % heads} * (lists.segments - lists.chunks) + number - chunk - 1;
   gradients<D, kKeys>(bwd, range, delta, !local || key_offset > 0, !local,
-                      segment.number > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
+                      range.segment > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
 }
 
 // Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Vec4 numbers

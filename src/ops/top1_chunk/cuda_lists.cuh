@@ -39,9 +39,54 @@ struct Lists {
   }
 };
 
-__device__ inline Segment segment_of(const Lists& lists, int heads, unsigned block) {
-  return lists.table[int64_t{block % heads} * lists.segments + block / heads];
-}
+// What a block of a pass goes through: queries of `group` heads, and keys of one chunk that they
+// read. The queries are a segment of a list or (local) the chunk's own.
+struct QueryRange {
+  int b, kv, head, group, time;  // head: the first
+  int first_key, keys;           // keys [first_key, first_key + keys) of the sequence, or none
+  int begin, end;                // item numbers: of `order`, or (local) 0 … group · own
+  int own;                       // local: queries of a head, which begin at first_key
+  int segment;                   // number of the segment
+  const int* order;              // null: local
+  int64_t rows;                  // [B, H, T] of item 0
+
+  // Block i of the grid: segment, or (local) chunk, ⌊i / n⌋ of part i % n of the heads, of which a
+  // batch has `parts`. Keys of the chunk from `offset` on, so many at most.
+  __device__ QueryRange(const Top1ChunkForward& p, const Lists& lists, bool local, int parts,
+                        int offset, int most_keys)
+      : group(int(p.heads) / parts), time(int(p.time)), first_key(0), keys(0) {
+    const int all = int(p.batch) * parts, part = blockIdx.x % all, number = blockIdx.x / all;
+    b = part / parts;
+    head = part % parts * group;
+    kv = head / int(p.heads / p.kv_heads);
+    rows = int64_t{part} * group * time;
+    order = local ? nullptr : lists.order + rows;
+    const Segment mine =
+        local ? Segment{number, 0, 0, 1} : lists.table[int64_t{part} * lists.segments + number];
+    if (mine.begin == mine.end) return;
+    const int chunk = int(p.chunk_size), chunk_end = min(time, (mine.chunk + 1) * chunk);
+    first_key = mine.chunk * chunk + offset;
+    keys = max(0, min(most_keys, chunk_end - first_key));
+    own = chunk_end - first_key;
+    segment = mine.number;
+    begin = mine.begin;
+    end = local ? group * own : mine.end;
+  }
+  __device__ int item(int i) const {
+    if (order) return order[i];
+    return group == 1 ? first_key + i : i / own * time + first_key + i % own;
+  }
+};
+
+// The query of an item.
+struct Query {
+  int time, head;
+  __device__ Query(const QueryRange& range, int item) : time(item), head(range.head) {
+    if (range.group == 1) return;
+    time = item % range.time;
+    head += item / range.time;
+  }
+};
 
 // Sorts by the choice of this rank; or pairs [B, H, shortlist, T], by the chunk of each,
 // kNoChunk for none.

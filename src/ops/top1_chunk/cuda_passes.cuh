@@ -27,11 +27,9 @@ void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scrat
 // Of the shortlists and of their pairs sorted by chunk.
 void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
 
-// out and logsumexp of what the queries read in the chunk of this rank, joined with the
-// ranks before. cuda_forward.cu
-void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream);
-// The same of each query's own chunk, joined with all ranks: out and logsumexp are final.
-void local_pass(const Top1ChunkForward& p, Stream stream);
+// Attends to each query's own chunk (local), or to those of lists, and joins out and logsumexp with
+// what the first `ranks` choices gave. cuda_forward.cu
+void attend(const Top1ChunkForward& p, const Lists& lists, bool local, int ranks, Stream stream);
 
 // The gradients. cuda_backward.cu
 struct GradientWorkspace {
