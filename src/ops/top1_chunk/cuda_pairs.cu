@@ -71,29 +71,24 @@ __device__ void score_keys(float (&s)[kTiles][kKeys / 8][4], const uint32_t (&q)
     }
 }
 
-// log₂ Σ exp2 of the lane's row over a chunk's keys. Not bounded: with a running maximum, whatever
-// the scores are.
-template <bool kBounded, int D>
-__device__ float2 sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D> keys, int chunk,
-                           float scale) {
-  ChunkSum<kBounded, 0> sum[kTiles];
+// Of the lane's row over a chunk's keys. Plain: the sum itself (ChunkSum).
+template <bool kPlain, int D>
+__device__ float sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D> keys, int chunk,
+                          float scale) {
+  ChunkSum<kPlain> sum[kTiles];
   for (int key = 0; key < chunk; key += kKeys) {
     float s[kTiles][kKeys / 8][4] = {};
     score_keys(s, q, keys, key);
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-      if constexpr (kBounded) sum[tile].add(s[tile], scale);
-      else sum[tile].add(s[tile], scale, chunk - key);
+    for (int tile = 0; tile < kTiles; ++tile) sum[tile].add(s[tile], scale, chunk - key);
   }
-  const float first = sum[0].finish(), second = sum[1].finish(),
-              mine = threadIdx.x & 2 ? second : first;
-  return {kBounded ? __log2f(mine) : mine, mine};
+  const float first = sum[0].finish(), second = sum[1].finish();
+  return threadIdx.x & 2 ? second : first;
 }
 
 // Exact scores of the pairs of a segment: a warp takes kWarpRows at a time, the next on their way.
-// They are summed without a maximum: a sum between 2^−60 and 2^60 says that no score was too large
-// and what was lost too small to count; rows of other sums start again. A row does not depend on
-// its neighbours: the order of pairs does not matter.
+// Rows whose plain sum does not fit start again. A row does not depend on its neighbours: the order
+// of pairs does not matter.
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
     pair_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, Pairs pairs, int padded) {
@@ -134,14 +129,15 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[tile][kk], queries(stage), tile * 16, kk * 2);
-    float2 score{0, 0};
+    float score = 0;
     if (whole) score = sum_keys<true>(q, keys, chunk, scale);
-    const bool fits = score.y > 0x1p-60f && score.y < 0x1p60f;
+    const bool fits = ChunkSum<true>::fits(score);
+    score = __log2f(score);
     if (!__all_sync(~0u, fits)) {
-      const float2 again = sum_keys<false>(q, keys, chunk, scale);
+      const float again = sum_keys<false>(q, keys, chunk, scale);
       if (!fits) score = again;
     }
-    if (first + lane_row() < segment.end) scratch.scores[rows + item] = score.x;
+    if (first + lane_row() < segment.end) scratch.scores[rows + item] = score;
     item = next;
     next = later;
     __syncwarp();

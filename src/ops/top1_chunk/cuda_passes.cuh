@@ -9,7 +9,6 @@ namespace assay::ops::cuda::top1 {
 struct SelectWorkspace {
   // what queries are scored against, in the tiles that the scoring kernel takes: keys or means
   bf16* columns;
-  float* key_norm;  // [B·Hk, chunks]: the longest key
   float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
   SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };

@@ -38,13 +38,15 @@ struct ScoreSmem {
   Pipeline<kStages> pipeline;
   static constexpr size_t bytes(int groups) {
     return (groups * kRows * D + kStages * kTileRows * D) * sizeof(bf16) +
-           Pipeline<kStages>::kBytes + 16;
+           2 * Pipeline<kStages>::kBytes;
   }
-  __device__ explicit ScoreSmem(int groups) {
+  // Turn 1 is a second one of the same block: its barriers are others.
+  __device__ explicit ScoreSmem(int groups, int turn = 0) {
     extern __shared__ __align__(1024) unsigned char memory[];
     queries = reinterpret_cast<bf16*>(memory);
     tiles = queries + groups * kRows * D;
-    pipeline.barriers = reinterpret_cast<uint64_t*>(tiles + kStages * kTileRows * D);
+    pipeline.barriers =
+        reinterpret_cast<uint64_t*>(tiles + kStages * kTileRows * D) + turn * 2 * kStages;
   }
   __device__ WgmmaTile<D, kRows> group() const { return {queries + threadIdx.x / 128 * kRows * D}; }
   __device__ bf16* tile(int stage) const { return tiles + stage * kTileRows * D; }
