@@ -93,70 +93,12 @@ __device__ void each_row(int first, int step, int count, const At& row, const F&
 template <class R>
 struct DecodeSmem {
   R scores[kTile + kMaxKept], part[kMaxWarps], rest[kMaxWarps];
-  int ids[kTile + kMaxKept], part_at[kMaxWarps], kept[kMaxKept];
+  int ids[kTile + kMaxKept], part_id[kMaxWarps], kept[kMaxKept];
 };
 
 template <class R>
 __device__ bool better(R a, int id_a, R b, int id_b) {
   return a > b || (a == b && id_a < id_b);
-}
-
-// The `n` best of the first `count` scores, best first, ties to the lower number: ids to `kept`
-// (−1: none left), and scores and ids to the front.
-template <class R>
-__device__ void keep_best(DecodeSmem<R>& s, int count, int n) {
-  R kept_score = 0;  // of rank threadIdx.x
-  __syncthreads();
-  for (int rank = 0; rank < n; ++rank) {
-    R score = -INFINITY;
-    int id = INT_MAX, at = -1;
-    for (int i = threadIdx.x; i < count; i += blockDim.x)
-      if (better(s.scores[i], s.ids[i], score, id)) {
-        score = s.scores[i];
-        id = s.ids[i];
-        at = i;
-      }
-    for (int step = 16; step > 0; step /= 2) {
-      const R other = __shfl_xor_sync(~0u, score, step);
-      const int other_id = __shfl_xor_sync(~0u, id, step),
-                other_at = __shfl_xor_sync(~0u, at, step);
-      if (better(other, other_id, score, id)) {
-        score = other;
-        id = other_id;
-        at = other_at;
-      }
-    }
-    if (threadIdx.x % 32 == 0) {
-      s.part[threadIdx.x / 32] = score;
-      s.part_at[threadIdx.x / 32] = at;
-    }
-    __syncthreads();
-    score = -INFINITY;
-    id = INT_MAX;
-    at = -1;
-    for (int w = 0; w < blockDim.x / 32; ++w)
-      if (s.part_at[w] >= 0 && better(s.part[w], s.ids[s.part_at[w]], score, id)) {
-        score = s.part[w];
-        at = s.part_at[w];
-        id = s.ids[at];
-      }
-    __syncthreads();
-    if (threadIdx.x == rank) kept_score = score;
-    if (threadIdx.x == 0) {
-      s.kept[rank] = at < 0 ? -1 : id;
-      if (at >= 0) {
-        s.scores[at] = -INFINITY;
-        s.ids[at] = INT_MAX;
-      }
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x < n) {
-    const int id = s.kept[threadIdx.x];
-    s.scores[threadIdx.x] = id < 0 ? R(-INFINITY) : kept_score;
-    s.ids[threadIdx.x] = id < 0 ? INT_MAX : id;
-  }
-  __syncthreads();
 }
 
 template <class R>
@@ -227,37 +169,19 @@ struct Step {
       if (threadIdx.x % 32 == 0) put_score<R>(s, at + i, id(i), all + log2(sum));
     }
   }
-  // The same by mean, the sum of its parts: a group of lanes a chunk.
-  __device__ void score_means(int count, int at, int first) const {
-    const Keys rows(query);
-    const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
-    const int shift = __ffs(groups) - 1;  // a power of two
-    const auto chunk_of = [&](int i) { return (i >> shift) / kParts * groups + group; };
-    R score = 0;
-    each_row<Keys>(
-        group, groups, (count + groups - 1) / groups * groups * kParts,
-        [&](int i) {
-          return summary(first + min(chunk_of(i), count - 1), -((i >> shift) % kParts));
-        },
-        [&](int i, const typename Keys::Row& x) {
-          const bool last = (i >> shift) % kParts == kParts - 1;
-          score += rows.dot(x);
-          if (last && Keys::lane() == 0 && chunk_of(i) < count)
-            put_score<R>(s, at + chunk_of(i), first + chunk_of(i), score);
-          if (last) score = 0;
-        });
-  }
-  __device__ void score_cheaply(int count, int at, int first) const {
-    const Keys rows(query);
-    const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
+  // The same by rows of the summary: both parts of the mean, or (listed) the mean and axes. One
+  // group of lanes per chunk.
+  __device__ void score_by_summary(int count, int at, int first, bool listed) const {
+    const Keys keys(query);
+    const int groups = blockDim.x / Keys::kLanes, rows = listed ? int(p.rank) + 1 : kParts;
     for (int base = 0; base < count; base += groups) {
-      const int i = base + group;
+      const int i = base + threadIdx.x / Keys::kLanes;
       R score = 0;
       each_row<Keys>(
-          0, 1, int(p.rank) + 1, [&](int r) { return summary(first + min(i, count - 1), r); },
+          0, 1, rows, [&](int r) { return summary(first + min(i, count - 1), listed ? r : -r); },
           [&](int r, const typename Keys::Row& x) {
-            const R y = rows.dot(x);
-            if (r <= p.rank) score += r == 0 ? y : R(0.5 * kLn2Double) * y * y;
+            const R y = keys.dot(x);
+            if (r < rows) score += r == 0 || !listed ? y : R(0.5 * kLn2Double) * y * y;
           });
       if (Keys::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
     }
@@ -275,24 +199,46 @@ struct Step {
       }
     }
   };
-  // The best of all warps, in all threads. s.part, … were read before.
+  // The best of all warps, in all threads; groups of kFirst lanes agree. s.part, … were read before.
+  template <int kFirst>
   __device__ Best of_block(Best best) const {
-    for (int step = Keys::kLanes; step < 32; step *= 2) {
+    for (int step = kFirst; step < 32; step *= 2) {
       best.offer(__shfl_xor_sync(~0u, best.score, step), __shfl_xor_sync(~0u, best.id, step));
       best.rest = fmax(best.rest, __shfl_xor_sync(~0u, best.rest, step));
     }
     const int warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
       s.part[warp] = best.score;
-      s.part_at[warp] = best.id;
+      s.part_id[warp] = best.id;
       s.rest[warp] = best.rest;
     }
     __syncthreads();
     for (int w = 0; w < blockDim.x / 32; ++w) {
-      best.offer(s.part[w], s.part_at[w]);
+      best.offer(s.part[w], s.part_id[w]);
       best.rest = fmax(best.rest, s.rest[w]);
     }
     return best;
+  }
+  // The `n` best of the first `count` scores, best first, ties to the lower number: ids to s.kept
+  // (−1: none left), and scores and ids to the front.
+  __device__ void keep_best(int count, int n) const {
+    Best kept, before{INFINITY, 0, -1};  // kept: of rank threadIdx.x
+    for (int rank = 0; rank < n; ++rank) {
+      __syncthreads();
+      Best best;
+      for (int i = threadIdx.x; i < count; i += blockDim.x)
+        if (better(before.score, before.id, s.scores[i], s.ids[i]))
+          best.offer(s.scores[i], s.ids[i]);
+      before = of_block<1>(best);
+      if (threadIdx.x == rank) kept = before;
+    }
+    __syncthreads();
+    if (threadIdx.x < n) {
+      s.kept[threadIdx.x] = kept.id == INT_MAX ? -1 : kept.id;
+      s.scores[threadIdx.x] = kept.score;
+      s.ids[threadIdx.x] = kept.id;
+    }
+    __syncthreads();
   }
   // The best by the high parts of the means of `count` chunks, of which the scores go to s. `rest`
   // is a bound on what the low parts, each 2^−8 of the high one or less, can add: Cauchy and
@@ -310,18 +256,20 @@ struct Step {
           best.offer(score, first + i);
           if (Keys::lane() == 0) put_score<R>(s, i, first + i, score);
         });
-    if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
-    R rest = rows.length() * sqrt(longest) * R(1.01 / 256);
-    rest = group_reduce<Keys::kLanes>(rest, Plus{});
-    best.rest = fmax(best.rest, rest);
-    return of_block(best);
+    if (kParts == 2) {
+      if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
+      const R rest = rows.length() * sqrt(longest) * R(1.01 / 256);
+      best.rest = fmax(best.rest, group_reduce<Keys::kLanes>(rest, Plus{}));
+    }
+    return of_block<Keys::kLanes>(best);
   }
   // The chunk of the largest mean score, to s.kept[0]. Low parts are read only of those that they
   // may make the best.
   __device__ void choose_one_by_mean() const {
     const Keys rows(query);
     const auto whole = [&](int id) {
-      return rows.dot(Keys::load(summary(id, 0))) + rows.dot(Keys::load(summary(id, -1)));
+      const R high = rows.dot(Keys::load(summary(id, 0)));
+      return kParts == 1 ? high : high + rows.dot(Keys::load(summary(id, -1)));
     };
     Best best;
     for (int first = 0; first < own; first += kTile) {
@@ -344,7 +292,7 @@ struct Step {
             again.offer(whole(id), id);
           }
         }
-        best = of_block(again);
+        best = of_block<Keys::kLanes>(again);
       }
       __syncthreads();
     }
@@ -356,18 +304,17 @@ struct Step {
                listed = p.selection == Selection::shortlist;
     const int n = int(listed ? p.shortlist : p.top_k);
     const bool by_mean = p.selection == Selection::approx;
-    if (by_mean && kParts == 2 && n == 1) return choose_one_by_mean();
+    if (by_mean && n == 1) return choose_one_by_mean();
     for (int first = 0; first < own; first += kTile) {
       const int count = min(kTile, own - first), held = first == 0 ? 0 : n;
       if (exact) score_exactly(count, held, [&](int i) { return first + i; });
-      else if (by_mean) score_means(count, held, first);
-      else score_cheaply(count, held, first);
-      keep_best(s, held + count, n);
+      else score_by_summary(count, held, first, listed);
+      keep_best(held + count, n);
     }
     if (!listed) return;
     const int count = min(n, own);
     score_exactly(count, 0, [&](int i) { return s.kept[i]; });
-    keep_best(s, count, int(p.top_k));
+    keep_best(count, int(p.top_k));
   }
 
   // Number i of the keys read is at position:
