@@ -249,24 +249,6 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& 
     }
 }
 
-// Each warpgroup its columns.
-template <int D, int kKeys>
-__device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
-                                const BackwardSmem<D, kKeys>& shared, int first, int stage,
-                                bool add) {
-  const int warpgroup = threadIdx.x / 128;
-  if constexpr (kKeys == 128 && D != 96) {
-    query_gradients<D, kKeys, D / 2>(bwd, range, shared, first, stage, warpgroup * (D / 2), add);
-  } else if constexpr (kKeys == 128) {
-    if (warpgroup == 0) query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
-    else query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, 64, add);
-  } else {
-    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
-    if constexpr (D > 64)
-      query_gradients<D, kKeys, D - 64>(bwd, range, shared, first, stage, 64, add);
-  }
-}
-
 template <int D, int kKeys>
 __device__ void write_rows(const View& to, const QueryRange& range, float (&sum)[D / 8][4],
                            float factor, bool add) {
@@ -329,7 +311,12 @@ __device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
     sums.add(shared, stage, float(bwd.forward.scale) * kLog2e, all);
     fence_proxy_async();
     __syncthreads();
-    query_gradients<D, kKeys>(bwd, range, shared, first, stage, add_dq);
+    // a warpgroup after the other takes so many columns
+    constexpr int kColumns = D == 128 || (D == 64 && kKeys == 64) ? 64 : 32;
+#pragma unroll
+    for (int i = 0; i < D; i += kKeys / 64 * kColumns)
+      if (const int column = i + threadIdx.x / 128 % (kKeys / 64) * kColumns; column < D)
+        query_gradients<D, kKeys, kColumns>(bwd, range, shared, first, stage, column, add_dq);
   }
   const float scale = float(bwd.forward.scale);
   if (partial) {
