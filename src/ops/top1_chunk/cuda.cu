@@ -47,8 +47,8 @@ const char* why_unsupported(const Top1ChunkForward& p) {
   if (listed && p.shortlist > (lists_all ? kListedChunks : kMaxShortlist))
     return "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks";
   if (p.batch * p.heads >= 1 << 16) return "takes fewer than 2^16 heads of the batch";
-  if (p.heads / p.kv_heads * p.time * (listed ? p.shortlist : 1) >= int64_t{1} << 30)
-    return "takes fewer than 2^30 queries per key head, times the shortlist";
+  if (p.heads / p.kv_heads * p.time * (listed ? pair_slots(p) : 1) >= int64_t{1} << 30)
+    return "takes fewer than 2^30 queries per key head, times the padded shortlist";
   return why_unaligned({p.q, p.k, p.v, p.out});
 }
 

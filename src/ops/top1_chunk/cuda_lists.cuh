@@ -88,7 +88,7 @@ struct Query {
   }
 };
 
-// Sorts by the choice of this rank; or pairs [B, H, shortlist, T], by the chunk of each,
+// Sorts by the choice of this rank; or pairs, items of a head, by the chunk of each,
 // kNoChunk for none.
 constexpr uint16_t kNoChunk = 0xffff;
 void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream);

@@ -18,33 +18,16 @@ size_t pair_bytes(const Top1ChunkForward& p) {
   return (padded_chunk(p) + 2 * kWarps * kWarpRows) * D * sizeof(bf16);
 }
 
-// n / d for n < 2^31, 2 ≤ d < 2^31: m = ⌈2^(31 + l) / d⌉ with 2^l ≥ d is off by less than 2^l /
-// 2^(31 + l) of it.
-struct Divider {
-  uint32_t multiplier, shift = 0;
-  explicit Divider(int64_t d) {
-    while (int64_t{2} << shift < d) ++shift;
-    multiplier = uint32_t(ceil_div(int64_t{1} << (32 + shift), d));
-  }
-  __device__ int operator()(int n) const { return int(__umulhi(unsigned(n), multiplier) >> shift); }
-};
-
 // Of a warp's rows a lane looks after one, lane / 4 of the eight in group lane % 4.
 static_assert(kWarpRows == 32);
 __device__ int lane_row() { return threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4; }
 
-// Where things lie in memory: item = (g · shortlist + slot) · T + t.
-struct Pairs {
-  Divider by_time, by_head;
-  explicit Pairs(const Top1ChunkForward& p) : by_time(p.time), by_head(p.time * p.shortlist) {}
-};
-
-// A warp's queries, of which the lane knows the item of its own row.
+// A warp's queries g · T + t, of which the lane knows its own row's.
 template <int D>
-__device__ void fetch_queries(SwizzledTile<D> to, const Top1ChunkForward& p, const Pairs& pairs,
-                              const bf16* head, int item) {
-  const int lane = threadIdx.x % 32, t = item - pairs.by_time(item) * int(p.time);
-  const bf16* mine = head + t * p.q.time_stride + pairs.by_head(item) * D;
+__device__ void fetch_queries(SwizzledTile<D> to, const Top1ChunkForward& p, const bf16* head,
+                              int query) {
+  const int lane = threadIdx.x % 32, time = int(p.time), g = query < time ? 0 : query / time;
+  const bf16* mine = head + (query - g * time) * p.q.time_stride + g * D;
 #pragma unroll
   for (int part = 0; part < 4; ++part) {
     const auto from = reinterpret_cast<const bf16*>(
@@ -91,7 +74,7 @@ __device__ float sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D
 // of pairs does not matter.
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
-    pair_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, Pairs pairs, int padded) {
+    pair_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, int padded, int slot_bits) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Lists& lists = scratch.lists;
   // A head after the other: the queries of one fit into the L2 cache.
@@ -114,12 +97,12 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
   const auto item_of = [&](int first) { return order[min(first + lane_row(), segment.end - 1)]; };
   int item = item_of(first), next = item_of(first + kStep);  // read long before they are needed
   copy_rows(keys, p.k, b, segment.chunk * int64_t{chunk}, kv, chunk, padded);
-  fetch_queries(queries(0), p, pairs, from, item);
+  fetch_queries(queries(0), p, from, item >> slot_bits);
   cp_async_commit_group();
   cp_async_wait_group<0>();
   __syncthreads();
   for (int stage = 0; first < segment.end; first += kStep, stage ^= 1) {
-    if (first + kStep < segment.end) fetch_queries(queries(stage ^ 1), p, pairs, from, next);
+    if (first + kStep < segment.end) fetch_queries(queries(stage ^ 1), p, from, next >> slot_bits);
     const int later = item_of(first + 2 * kStep);
     cp_async_commit_group();
     cp_async_wait_group<1>();
@@ -148,7 +131,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
 __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistWorkspace scratch) {
   const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
   if (row >= p.batch * p.heads * p.time) return;
-  const int64_t first = row / p.time * p.shortlist * p.time + row % p.time;
+  const int64_t first = row * scratch.slots;
   float before = INFINITY;
   int before_chunk = -1;
   for (int rank = 0; rank < p.top_k; ++rank) {
@@ -156,8 +139,8 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, Shortlist
     int best_chunk = -1;
 #pragma unroll 4
     for (int slot = 0; slot < p.shortlist; ++slot) {
-      const int chunk = scratch.listed[first + slot * p.time];
-      float x = chunk == kNoChunk ? -INFINITY : scratch.scores[first + slot * p.time];
+      const int chunk = scratch.listed[first + slot];
+      float x = chunk == kNoChunk ? -INFINITY : scratch.scores[first + slot];
       if (isnan(x)) x = INFINITY;
       const bool left = chunk != kNoChunk && (x < before || (x == before && chunk > before_chunk));
       const bool better = best_chunk < 0 || x > best || (x == best && chunk < best_chunk);
@@ -178,7 +161,8 @@ void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, St
   if (p.time > p.chunk_size)
     with_head_dim(p.head_dim, [&](auto d) {
       launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.lists.segments),
-                    kWarps * 32, pair_bytes<d()>(p), stream, p, scratch, Pairs(p), padded_chunk(p));
+                    kWarps * 32, pair_bytes<d()>(p), stream, p, scratch, padded_chunk(p),
+                    std::countr_zero(unsigned(scratch.slots)));
     });
   launch_threads(pick_kernel, p.batch * p.heads * p.time, 256, stream, p, scratch);
 }

@@ -1,5 +1,8 @@
 #pragma once
 // The steps of a call, in the order in which they are enqueued; each is a file of its own.
+#include <algorithm>
+#include <bit>
+
 #include "ops/cuda/types.cuh"
 #include "ops/top1_chunk/cuda_lists.cuh"
 
@@ -15,10 +18,14 @@ struct SelectWorkspace {
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
 // The same by shortlist. cuda_shortlist.cu, cuda_pairs.cu
+inline int64_t pair_slots(const Top1ChunkForward& p) {
+  return std::bit_ceil(std::max<uint64_t>(p.shortlist, 4));
+}
 struct ShortlistWorkspace {
   bf16* columns;     // summaries in tiles
-  uint16_t* listed;  // [B, H, shortlist, T] chunks, kNoChunk: none
-  float* scores;     // [B, H, shortlist, T] exact scores of these, in base 2
+  int slots;         // of a query: the shortlist, padded to a power of two
+  uint16_t* listed;  // [B, H, T, slots] chunks, kNoChunk: none
+  float* scores;     // [B, H, T, slots] exact scores of these, in base 2
   Lists lists;
   ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };

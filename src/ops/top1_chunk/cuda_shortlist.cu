@@ -1,7 +1,6 @@
 // The choice by shortlist: summaries of the chunks into tiles, each query's best chunks by cheap
 // score, exact scores of these (cuda_pairs.cu), the best of them. Pairs of a query and a listed
-// chunk are sorted by chunk, as queries are for the passes: slot i of head h is a head of its own,
-// [B, H · shortlist, T].
+// chunk are sorted by chunk, as queries are for the passes.
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/wgmma.cuh"
@@ -352,15 +351,18 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
         insert(list[1], found[1]);
       }
     });
-    uint16_t* out = scratch.listed + (mine.rows - mine.first) * p.shortlist + mine.first;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       bitonic_sort_quad(list[i]);
 #pragma unroll
-      for (int n = 0; n < kKept; ++n) {
+      for (int n = 0; n < kKept; n += 4) {
         const int slot = threadIdx.x % 4 * kKept + n;
-        if (slot < p.shortlist && mine.row(i) < mine.count)
-          out[slot * p.time + mine.row(i)] = keyed.chunk(list[i][n]);
+        Vec<uint16_t, 4> four;
+        for (int j = 0; j < 4; ++j)
+          four[j] = slot + j < p.shortlist ? keyed.chunk(list[i][n + j]) : kNoChunk;
+        if (slot < scratch.slots && mine.row(i) < mine.count)
+          *reinterpret_cast<Vec<uint16_t, 4>*>(
+              scratch.listed + (mine.rows + mine.row(i)) * scratch.slots + slot) = four;
       }
     }
   });
@@ -370,10 +372,9 @@ int parts(const Top1ChunkForward& p) { return p.rank <= 3 ? 4 : 8; }
 int64_t tiles_per_head(const Top1ChunkForward& p) {
   return ceil_div(ceil_div(p.time, p.chunk_size), kTileRows / parts(p));
 }
-// Slot i of head h as a head of its own.
+// A pair for a query.
 Top1ChunkForward pairs_of(Top1ChunkForward p) {
-  p.heads *= p.shortlist;
-  p.top_k = 1;
+  p.heads *= pair_slots(p);
   return p;
 }
 
@@ -394,8 +395,9 @@ void list_chunks(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, S
 
 ShortlistWorkspace::ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
     : columns(arena.take<bf16>(p.batch * p.kv_heads * tiles_per_head(p) * kTileRows * p.head_dim)),
-      listed(arena.take<uint16_t>(p.batch * p.heads * p.shortlist * p.time)),
-      scores(arena.take<float>(p.batch * p.heads * p.shortlist * p.time)),
+      slots(int(pair_slots(p))),
+      listed(arena.take<uint16_t>(p.batch * p.heads * p.time * slots)),
+      scores(arena.take<float>(p.batch * p.heads * p.time * slots)),
       lists(pairs_of(p), arena, kPairRun) {}
 
 void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream) {
