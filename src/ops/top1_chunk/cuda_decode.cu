@@ -1,6 +1,8 @@
-// Few queries with a long past: one block per query and head. Scores of all candidates, a tile of
-// chunks at a time, of which the best are kept; then the keys and the values of the chunks read.
+// Few queries with a long past: one block per query and head. Scores of all candidates, of which the
+// best are kept; then the keys and the values of the chunks read.
 // Nothing is read twice but the shortlist's keys.
+#include <algorithm>
+
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
@@ -12,10 +14,10 @@ namespace {
 
 // of a block; fewer where blocks are many
 constexpr int kMaxThreads = 256, kMaxWarps = kMaxThreads / 32;
-// chunks scored before the best of them are found
-constexpr int kTile = 1024;
 constexpr int kMaxKept = 64;     // of top_k and shortlist
 constexpr int kMaxRead = 16384;  // keys of a query
+// of the scores that a block keeps
+constexpr int64_t kMaxScoreBytes = 192 << 10;
 
 // Rows of D numbers of type T, each read by kLanes neighbouring lanes, 16 bytes at a time.
 template <class T, int D>
@@ -92,19 +94,14 @@ __device__ void each_row(int first, int step, int count, const At& row, const F&
 
 template <class R>
 struct DecodeSmem {
-  R scores[kTile + kMaxKept], part[kMaxWarps], rest[kMaxWarps];
-  int ids[kTile + kMaxKept], part_id[kMaxWarps], kept[kMaxKept];
+  R part[kMaxWarps], rest[kMaxWarps];
+  int part_id[kMaxWarps], kept[kMaxKept];
+  int read[kMaxKept + 1];  // chunks
 };
 
 template <class R>
 __device__ bool better(R a, int id_a, R b, int id_b) {
   return a > b || (a == b && id_a < id_b);
-}
-
-template <class R>
-__device__ void put_score(DecodeSmem<R>& s, int at, int id, R score) {
-  s.scores[at] = isnan(score) ? R(INFINITY) : score;
-  s.ids[at] = id;  // NaN counts as the best
 }
 
 // Σ over the block, or the largest; in all threads.
@@ -147,15 +144,24 @@ struct Step {
       prefetch_l2(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
   }
 
-  // Scores of `count` chunks id(i), to the places from `at` on.
-  template <class Id>
-  __device__ void score_exactly(int count, int at, const Id& id) const {
+  // Of the chunks, then of the keys read.
+  __device__ static R* scores() {
+    extern __shared__ double memory[];
+    return reinterpret_cast<R*>(memory);
+  }
+  // NaN counts as the best.
+  __device__ void put_score(int id, R score) const {
+    scores()[id] = isnan(score) ? R(INFINITY) : score;
+  }
+  // Scores of the first `count` chunks, or of those in s.kept.
+  __device__ void score_exactly(int count, bool of_kept) const {
     const Keys keys(query);
     for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
+      const int id = of_kept ? s.kept[i] : i;
       R top = -INFINITY, sum = 0;
       each_row<Keys>(
           Keys::group(), Keys::kGroups, chunk,
-          [&](int j) { return row(p.k, int64_t(id(i)) * chunk + j); },
+          [&](int j) { return row(p.k, int64_t{id} * chunk + j); },
           [&](int j, const typename Keys::Row& x) {
             const R score = keys.dot(x);
             if (j >= chunk) return;
@@ -166,24 +172,24 @@ struct Step {
       const R all = butterfly<Keys::kLanes, 32>(top, Max{});
       sum *= top > -INFINITY ? exp2_any(top - all) : R(sum == sum ? 0 : NAN);
       sum = butterfly<Keys::kLanes, 32>(sum, Plus{});
-      if (threadIdx.x % 32 == 0) put_score<R>(s, at + i, id(i), all + log2(sum));
+      if (threadIdx.x % 32 == 0) put_score(id, all + log2(sum));
     }
   }
-  // The same by rows of the summary: both parts of the mean, or (listed) the mean and axes. One
-  // group of lanes per chunk.
-  __device__ void score_by_summary(int count, int at, int first, bool listed) const {
+  // The same of all by rows of the summary: both parts of the mean, or (listed) the mean and axes.
+  // One group of lanes per chunk.
+  __device__ void score_by_summary(bool listed) const {
     const Keys keys(query);
     const int groups = blockDim.x / Keys::kLanes, rows = listed ? int(p.rank) + 1 : kParts;
-    for (int base = 0; base < count; base += groups) {
+    for (int base = 0; base < own; base += groups) {
       const int i = base + threadIdx.x / Keys::kLanes;
       R score = 0;
       each_row<Keys>(
-          0, 1, rows, [&](int r) { return summary(first + min(i, count - 1), listed ? r : -r); },
+          0, 1, rows, [&](int r) { return summary(min(i, own - 1), listed ? r : -r); },
           [&](int r, const typename Keys::Row& x) {
             const R y = keys.dot(x);
             if (r < rows) score += r == 0 || !listed ? y : R(0.5 * kLn2Double) * y * y;
           });
-      if (Keys::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
+      if (Keys::lane() == 0 && i < own) put_score(i, score);
     }
   }
 
@@ -219,47 +225,45 @@ struct Step {
     }
     return best;
   }
-  // The `n` best of the first `count` scores, best first, ties to the lower number: ids to s.kept
-  // (−1: none left), and scores and ids to the front.
-  __device__ void keep_best(int count, int n) const {
-    Best kept, before{INFINITY, 0, -1};  // kept: of rank threadIdx.x
+  // The `n` best of them, best first, ties to the lower number, to s.kept; −1: none left.
+  __device__ void keep_best(int count, bool of_kept, int n) const {
+    int kept = -1;  // of rank threadIdx.x
+    Best before{INFINITY, 0, -1};
     for (int rank = 0; rank < n; ++rank) {
       __syncthreads();
       Best best;
-      for (int i = threadIdx.x; i < count; i += blockDim.x)
-        if (better(before.score, before.id, s.scores[i], s.ids[i]))
-          best.offer(s.scores[i], s.ids[i]);
+      for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const int id = of_kept ? s.kept[i] : i;
+        if (better(before.score, before.id, scores()[id], id)) best.offer(scores()[id], id);
+      }
       before = of_block<1>(best);
-      if (threadIdx.x == rank) kept = before;
+      if (threadIdx.x == rank && before.id != INT_MAX) kept = before.id;
     }
     __syncthreads();
-    if (threadIdx.x < n) {
-      s.kept[threadIdx.x] = kept.id == INT_MAX ? -1 : kept.id;
-      s.scores[threadIdx.x] = kept.score;
-      s.ids[threadIdx.x] = kept.id;
-    }
+    if (threadIdx.x < n) s.kept[threadIdx.x] = kept;
     __syncthreads();
   }
-  // The best by the high parts of the means of `count` chunks, of which the scores go to s. `rest`
-  // is a bound on what the low parts, each 2^−8 of the high one or less, can add: Cauchy and
-  // Schwarz over each lane's part. What may be needed of the low parts is sent for.
-  __device__ Best best_by_high_parts(int count, int first, Best best) const {
+  // The best by the high parts of the means, of which the scores are kept. `rest` is a bound on what
+  // the low parts, each 2^−8 of the high one or less, can add: Cauchy and Schwarz over each lane's
+  // part. What may be needed of the low parts is sent for.
+  __device__ Best best_by_high_parts() const {
     const Keys rows(query);
+    Best best;
     R longest = 0;
     each_row<Keys>(
-        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, count,
-        [&](int i) { return summary(first + i, 0); },
+        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, own,
+        [&](int i) { return summary(i, 0); },
         [&](int i, const typename Keys::Row& x) {
           const R score = rows.dot(x);
           longest = fmax(longest, Keys::square(x));
-          if (i >= count) return;
-          best.offer(score, first + i);
-          if (Keys::lane() == 0) put_score<R>(s, i, first + i, score);
+          if (i >= own) return;
+          best.offer(score, i);
+          if (Keys::lane() == 0) put_score(i, score);
         });
     if (kParts == 2) {
       if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
-      const R rest = rows.length() * sqrt(longest) * R(1.01 / 256);
-      best.rest = fmax(best.rest, group_reduce<Keys::kLanes>(rest, Plus{}));
+      best.rest = rows.length() * sqrt(longest) * R(1.01 / 256);
+      best.rest = group_reduce<Keys::kLanes>(best.rest, Plus{});
     }
     return of_block<Keys::kLanes>(best);
   }
@@ -271,57 +275,43 @@ struct Step {
       const R high = rows.dot(Keys::load(summary(id, 0)));
       return kParts == 1 ? high : high + rows.dot(Keys::load(summary(id, -1)));
     };
-    Best best;
-    for (int first = 0; first < own; first += kTile) {
-      const int count = min(kTile, own - first);
-      const Best before = best;
-      best = best_by_high_parts(count, first, best);
-      const R least = best.score - 2 * best.rest;
-      const auto near = [&](int i) { return !(s.scores[i] < least) && s.ids[i] != best.id; };
-      bool any = before.id != best.id && !(before.score < least) && before.id != INT_MAX;
-      for (int i = threadIdx.x; i < count; i += blockDim.x) any = any || near(i);
-      if (__syncthreads_or(any)) {
-        Best again;
-        again.rest = best.rest;
-        again.offer(whole(best.id), best.id);
-        if (before.id != INT_MAX) again.offer(whole(before.id), before.id);
-        for (int base = threadIdx.x / 32 * 32; base < count; base += blockDim.x) {
-          const int i = base + threadIdx.x % 32;
-          for (unsigned left = __ballot_sync(~0u, i < count && near(i)); left; left &= left - 1) {
-            const int id = s.ids[base + __ffs(left) - 1];
-            again.offer(whole(id), id);
-          }
+    Best best = best_by_high_parts();
+    const R least = best.score - 2 * best.rest;
+    const auto near = [&](int i) { return i < own && !(scores()[i] < least) && i != best.id; };
+    bool any = false;
+    for (int i = threadIdx.x; i < own; i += blockDim.x) any = any || near(i);
+    if (__syncthreads_or(any)) {
+      Best again;
+      again.offer(whole(best.id), best.id);
+      for (int base = threadIdx.x / 32 * 32; base < own; base += blockDim.x)
+        for (unsigned left = __ballot_sync(~0u, near(base + threadIdx.x % 32)); left;
+             left &= left - 1) {
+          const int id = base + __ffs(left) - 1;
+          again.offer(whole(id), id);
         }
-        best = of_block<Keys::kLanes>(again);
-      }
-      __syncthreads();
+      best = of_block<Keys::kLanes>(again);
     }
-    if (threadIdx.x == 0 && best.id != INT_MAX) s.kept[0] = best.id;
+    if (threadIdx.x == 0) s.kept[0] = best.id;
   }
   // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
     const bool exact = p.selection == Selection::exact,
                listed = p.selection == Selection::shortlist;
-    const int n = int(listed ? p.shortlist : p.top_k);
-    const bool by_mean = p.selection == Selection::approx;
-    if (by_mean && n == 1) return choose_one_by_mean();
-    for (int first = 0; first < own; first += kTile) {
-      const int count = min(kTile, own - first), held = first == 0 ? 0 : n;
-      if (exact) score_exactly(count, held, [&](int i) { return first + i; });
-      else score_by_summary(count, held, first, listed);
-      keep_best(held + count, n);
-    }
+    if (own == 0) return;
+    if (p.selection == Selection::approx && p.top_k == 1) return choose_one_by_mean();
+    if (exact) score_exactly(own, false);
+    else score_by_summary(listed);
+    keep_best(own, false, int(listed ? p.shortlist : p.top_k));
     if (!listed) return;
-    const int count = min(n, own);
-    score_exactly(count, 0, [&](int i) { return s.kept[i]; });
-    keep_best(count, int(p.top_k));
+    const int count = min(int(p.shortlist), own);
+    score_exactly(count, true);
+    keep_best(count, true, int(p.top_k));
   }
 
   // Number i of the keys read is at position:
-  __device__ int64_t position(int i, int before) const {
-    if (i >= before) return int64_t(own) * chunk + (i - before);
+  __device__ int64_t position(int i) const {
     const int number = int((float(i) + 0.5f) * inverse);  // exact for kMaxRead keys
-    return int64_t(s.ids[number] - number) * chunk + i;
+    return int64_t(s.read[number] - number) * chunk + i;
   }
 };
 
@@ -332,12 +322,11 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   using Keys = Rows<T, D>;
   __shared__ DecodeSmem<R> s;
   __shared__ R query[D], gathered[kMaxWarps][D];
-  extern __shared__ double memory[];
-  R* logits = reinterpret_cast<R*>(memory);
+  R* logits = Step<T, D>::scores();
   const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
             b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)),
-            chunk = int(p.chunk_size);
-  const int64_t last = p.past + t, row = (int64_t{b} * heads + h) * p.time + t;
+            chunk = int(p.chunk_size), row = (b * heads + h) * int(p.time) + t;
+  const int64_t last = p.past + t;
   const Step<T, D> step{
       p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
   const R scale = R(p.scale * kLog2eDouble);
@@ -354,24 +343,25 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   __syncthreads();
   if (!p.forced) step.choose();
   __syncthreads();
-  // The chunks that count, without gaps, in s.ids.
+  // The chunks that count, without gaps, and its own.
   int chunks = 0;
   for (int i = 0; i < p.top_k; ++i)
     if (valid_choice(s.kept[i], step.own) >= 0) {
-      if (threadIdx.x == 0) s.ids[chunks] = s.kept[i];
+      if (threadIdx.x == 0) s.read[chunks] = s.kept[i];
       step.send_for(p.v, int64_t(s.kept[i]) * chunk, chunk);
       ++chunks;
     }
   if (!p.forced && threadIdx.x < p.top_k)
     p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
+  if (threadIdx.x == 0) s.read[chunks] = step.own;
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
   __syncthreads();
-  const int before = chunks * chunk, count = before + step.last + 1;
+  const int count = chunks * chunk + step.last + 1;
   const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
   {
     const Keys keys(query);
     each_row<Keys>(
-        group, groups, count, [&](int i) { return step.row(p.k, step.position(i, before)); },
+        group, groups, count, [&](int i) { return step.row(p.k, step.position(i)); },
         [&](int i, const typename Keys::Row& x) {
           const R score = keys.dot(x);
           if (Keys::lane() == 0 && i < count) logits[i] = score;
@@ -386,7 +376,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   sum = reduce(s, sum, Plus{});
   R out[Keys::kEach][Keys::kWidth] = {};
   each_row<Keys>(
-      group, groups, count, [&](int i) { return step.row(p.v, step.position(i, before)); },
+      group, groups, count, [&](int i) { return step.row(p.v, step.position(i)); },
       [&](int i, const typename Keys::Row& x) {
         const R weight = i < count ? logits[i] : R(0);
 #pragma unroll
@@ -415,11 +405,19 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
 }  // namespace
 }  // namespace top1
 
+// Of the scores of all chunks, then of the keys read.
+static size_t score_bytes(const Top1ChunkForward& p) {
+  const int64_t chunks = (p.past + p.time) / p.chunk_size;
+  return size_t(std::max(chunks, (p.top_k + 1) * p.chunk_size)) *
+         (p.dtype == DType::f64 ? sizeof(double) : sizeof(float));
+}
+
 const char* why_no_step(const Top1ChunkForward& p) {
   if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
   if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept)
     return "takes a top_k and a shortlist of 64 at most";
   if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads at most 16,384 keys per query";
+  if (score_bytes(p) > top1::kMaxScoreBytes) return "keeps at most 192 KB of scores per query";
   if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
   const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
   return rows_aligned({p.k, p.v, p.summaries}, element)
@@ -432,9 +430,8 @@ void top1_chunk_step(const Top1ChunkForward& p, Stream stream) {
   const unsigned blocks = unsigned(p.batch * p.time * p.heads);
   const unsigned threads = blocks < 2u * unsigned(sm_count()) ? top1::kMaxThreads : 128;
   with_type(p.dtype, [&]<class T>(T) {
-    const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
     with_head_dim(p.head_dim, [&](auto d) {
-      launch_kernel(top1::step_kernel<T, d()>, blocks, threads, bytes, stream, p);
+      launch_kernel(top1::step_kernel<T, d()>, blocks, threads, score_bytes(p), stream, p);
     });
   });
 }
