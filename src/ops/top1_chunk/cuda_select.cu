@@ -11,26 +11,20 @@
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kMeans = 64;  // chunks of a tile of means
-
 // Keys of a tile: a chunk is one of them, or several of 128.
 int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
 int tiles_per_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, tile_keys(p))); }
-bool scores_means(const Top1ChunkForward& p) { return p.selection == Selection::approx; }
 int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
-int64_t tiles_per_head(const Top1ChunkForward& p) {
-  return scores_means(p) ? ceil_div(all_chunks(p), kMeans) : all_chunks(p) * tiles_per_chunk(p);
-}
 
 // Keys into tiles. One block per chunk.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
-    pack_keys_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
+    pack_keys_kernel(Top1ChunkForward p, bf16* columns, int tiles) {
   const int chunk = int(p.chunk_size), b = blockIdx.y / int(p.kv_heads),
             kv = blockIdx.y % int(p.kv_heads);
   const int64_t first = blockIdx.x * int64_t{chunk};
   if (first + chunk > p.time) return;  // a partial chunk is not a candidate
-  bf16* to = s.columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
+  bf16* to = columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
 #pragma unroll 4
   for (int i = threadIdx.x; i < chunk * (D / 8); i += 256) {
     const int row = i / (D / 8), vector = i % (D / 8);
@@ -38,46 +32,6 @@ __global__ void __launch_bounds__(256)
     *reinterpret_cast<uint4*>(tile.at(row % kKeys, vector)) =
         *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + row, kv) + vector * 8);
   }
-}
-
-// The means of chunks into tiles: 64 of them rounded to bf16, then what rounding left. A
-// block a chunk.
-template <int D>
-__global__ void __launch_bounds__(256)
-    mean_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
-  constexpr int kVectors = D / 8, kStreams = 256 / kVectors;
-  __shared__ float sums[kStreams][D];
-  const int chunk = int(p.chunk_size), vector = threadIdx.x % kVectors,
-            stream = threadIdx.x / kVectors;
-  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
-  const int64_t first = blockIdx.x * int64_t{chunk};
-  if (first + chunk > p.time) return;
-  float sum[8] = {};
-#pragma unroll 4
-  for (int i = stream; i < chunk && stream < kStreams; i += kStreams) {
-    const uint4 x =
-        *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + i, kv) + vector * 8);
-    const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float2 u = unpack_bf16x2(xs[e]);
-      sum[2 * e] += u.x;
-      sum[2 * e + 1] += u.y;
-    }
-  }
-  if (stream < kStreams)
-    for (int e = 0; e < 8; ++e) sums[stream][vector * 8 + e] = sum[e];
-  __syncthreads();
-  if (threadIdx.x >= D) return;
-  float mean = 0;
-  for (int i = 0; i < kStreams; ++i) mean += sums[i][threadIdx.x];
-  mean /= float(chunk);
-  const bf16 high = __float2bfloat16(mean);
-  const WgmmaTile<D, kMeans> tile{s.columns + (blockIdx.y * int64_t{tiles} + blockIdx.x / kMeans) *
-                                                  2 * kMeans * D};
-  bf16* to = tile.at(blockIdx.x % kMeans, threadIdx.x / 8) + threadIdx.x % 8;
-  to[0] = high;
-  to[kMeans * D] = __float2bfloat16(mean - __bfloat162float(high));
 }
 
 // The best candidate so far of each row. After rank 0 only those count that come after (score,
@@ -143,22 +97,22 @@ template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
     approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kApproxGroups * kRows);
-  const ScoreSmem<D, 2 * kMeans> shared(kApproxGroups);
-  const int count = (mine.candidates + kMeans - 1) / kMeans;
+  const ScoreSmem<D, kTileRows> shared(kApproxGroups);
+  const int count = (mine.candidates + Layout<2>::kChunks - 1) / Layout<2>::kChunks;
   const bf16* from =
-      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
+      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
   score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
     Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
-    score_tiles<D, 2 * kMeans, kMeans>(
-        shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
-          const int column = tile * kMeans + first + threadIdx.x % 4 * 2;
+    score_tiles<D, kTileRows, Layout<2>::kChunks>(
+        shared, count, [&](const float(&s)[Layout<2>::kChunks / 16][4], int tile, int first) {
+          const int column = tile * Layout<2>::kChunks + first + threadIdx.x % 4 * 2;
           const auto offer = [&](auto all) {
             constexpr bool kAll = decltype(all)::value;
             best[0].template offer_tile<kFirst, kAll>(s, 0, column);
             best[1].template offer_tile<kFirst, kAll>(s, 1, column);
           };
-          if ((tile + 1) * kMeans <= common) offer(std::true_type{});
+          if ((tile + 1) * Layout<2>::kChunks <= common) offer(std::true_type{});
           else offer(std::false_type{});
         });
 #pragma unroll
@@ -212,40 +166,47 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
     exact<false, D, kKeys>(p, scratch, tiles, mine, rank);
 }
 
-template <int D>
-void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  const int tiles = int(tiles_per_head(p));
-  const unsigned blocks = unsigned(ceil_div(p.time, kApproxGroups * kRows) * p.batch * p.heads);
-  const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  launch_kernel(mean_kernel<D>, chunks, 256, 0, stream, p, scratch, tiles);
+// One launch of a kernel per rank, of so many warpgroups per block.
+template <int D, int kTile, class Kernel>
+void launch_ranks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int groups,
+                  int64_t tiles, const Kernel& kernel, Stream stream) {
+  const unsigned blocks = unsigned(ceil_div(p.time, groups * kRows) * p.batch * p.heads);
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_kernel(rank == 0 ? approx_kernel<D, true> : approx_kernel<D, false>, blocks,
-                  kApproxGroups * 128 + 32, ScoreSmem<D, 2 * kMeans>::bytes(kApproxGroups), stream,
-                  p, scratch, tiles, rank);
+    launch_kernel(kernel(rank), blocks, groups * 128 + 32, ScoreSmem<D, kTile>::bytes(groups),
+                  stream, p, scratch, int(tiles), rank);
 }
 
 template <int D, int kKeys>
 void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  const int tiles = int(tiles_per_head(p));
-  const unsigned blocks = unsigned(ceil_div(p.time, kExactGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch, tiles_per_chunk(p));
-  for (int rank = 0; rank < p.top_k; ++rank)
-    launch_kernel(exact_kernel<D, kKeys>, blocks, kExactGroups * 128 + 32,
-                  ScoreSmem<D, kKeys>::bytes(kExactGroups), stream, p, scratch, tiles, rank);
+  launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch.columns,
+                tiles_per_chunk(p));
+  launch_ranks<D, kKeys>(
+      p, scratch, kExactGroups, all_chunks(p) * tiles_per_chunk(p),
+      [](int) { return exact_kernel<D, kKeys>; }, stream);
 }
 
 }  // namespace
 
 SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) {
-  const int64_t heads = p.batch * p.kv_heads, rows = scores_means(p) ? 2 * kMeans : tile_keys(p);
-  columns = arena.take<bf16>(heads * tiles_per_head(p) * rows * p.head_dim);
+  columns = p.selection == Selection::approx
+                ? take_summaries(p, arena)
+                : arena.take<bf16>(p.batch * p.kv_heads * all_chunks(p) * tiles_per_chunk(p) *
+                                   tile_keys(p) * p.head_dim);
   previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
 }
 
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
+  const bool approx = p.selection == Selection::approx;
+  if (approx) summarise(p, scratch.columns, stream);
   with_head_dim(p.head_dim, [&](auto d) {
-    if (scores_means(p)) approx_blocks<d()>(p, scratch, stream);
+    if (approx)
+      launch_ranks<d(), kTileRows>(
+          p, scratch, kApproxGroups, summary_tiles(p),
+          [&](int rank) {
+            return rank == 0 ? approx_kernel<d(), true> : approx_kernel<d(), false>;
+          },
+          stream);
     else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);
     else exact_blocks<d(), 128>(p, scratch, stream);
   });
