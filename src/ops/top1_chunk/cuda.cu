@@ -62,11 +62,15 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   const auto scratch = workspace_at<ForwardWorkspace>(workspace, p);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
   if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
-  for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
+  const bool chosen = p.time > p.chunk_size;
+  if (chosen)
+    cudaMemsetAsync(p.logsumexp, kNothingRead & 0xff,
+                    size_t(p.batch * p.heads * p.time) * sizeof(float), cuda_stream(stream));
+  for (int rank = 0; rank < p.top_k && chosen; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);
-    attend(p, scratch.lists, false, rank, stream);
+    attend(p, scratch.lists, false, rank > 0, stream);
   }
-  attend(p, scratch.lists, true, int(p.top_k), stream);
+  attend(p, scratch.lists, true, chosen, stream);
 }
 
 void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
@@ -74,7 +78,6 @@ void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
   check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
   const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
-  delta_pass(bwd, scratch.gradients, stream);
   chunk_gradients(bwd, scratch.gradients, scratch.lists, true, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);

@@ -24,17 +24,13 @@ __global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward bwd, float
   const int64_t b = i / (time * heads), t = i / heads % time, h = i % heads;
   float sum = 0;
   if (wanted) {
-    const bf16 *out = head_row<D>(bwd.forward.out, b, t, h), *dout = head_row<D>(bwd.dout, b, t, h);
+    const auto *out = reinterpret_cast<const Vec<bf16, 8>*>(head_row<D>(bwd.forward.out, b, t, h)),
+               *dout = reinterpret_cast<const Vec<bf16, 8>*>(head_row<D>(bwd.dout, b, t, h));
 #pragma unroll
-    for (int j = 0; j < D / 32; ++j) {
-      const uint4 x = reinterpret_cast<const uint4*>(out)[j * 4 + lane],
-                  y = reinterpret_cast<const uint4*>(dout)[j * 4 + lane];
-      const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+    for (int j = lane; j < D / 8; j += 4) {
+      const Vec<bf16, 8> x = out[j], y = dout[j];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 u = unpack_bf16x2(xs[e]), w = unpack_bf16x2(ys[e]);
-        sum += u.x * w.x + u.y * w.y;
-      }
+      for (int e = 0; e < 8; ++e) sum += to_compute(x[e]) * to_compute(y[e]);
     }
   }
   sum = quad_sum(sum);
@@ -378,29 +374,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-template <int D, int kKeys>
-void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, Stream stream) {
-  const unsigned heads = unsigned(bwd.forward.batch * bwd.forward.kv_heads);
-  for (int offset = 0; offset < bwd.forward.chunk_size; offset += kKeys) {
-    launch_kernel(gradient_kernel<D, kKeys>,
-                  heads * unsigned(local ? lists.chunks : lists.segments), kKeys * 2,
-                  BackwardSmem<D, kKeys>::kBytes, stream, bwd, scratch.delta, offset, local, lists,
-                  scratch.partial);
-    if (local) continue;
-    launch_kernel(join_kernel<D, kKeys>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd, offset,
-                  lists, scratch.partial);
-  }
-}
-
-// f(head_dim, keys of a block) as constants.
-template <class F>
-void with_shape(const Top1ChunkForward& p, F&& f) {
-  with_head_dim(p.head_dim, [&](auto d) {
-    with_constant<64, 128>(block_keys(p), [&](auto keys) { f(d, keys); });
-  });
-}
-
 }  // namespace
 
 GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
@@ -411,17 +384,25 @@ GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& 
   partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
 }
 
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, Stream stream) {
-  const unsigned blocks =
-      unsigned(ceil_div(bwd.forward.batch * bwd.forward.time * bwd.forward.heads, 64));
-  with_head_dim(bwd.forward.head_dim, [&](auto d) {
-    launch_kernel(delta_kernel<d()>, blocks, 256, 0, stream, bwd, scratch.delta);
-  });
-}
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool local, Stream stream) {
-  with_shape(bwd.forward, [&](auto d, auto keys) {
-    gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
+  const Top1ChunkForward& p = bwd.forward;
+  const unsigned heads = unsigned(p.batch * p.kv_heads),
+                 blocks = heads * unsigned(local ? lists.chunks : lists.segments);
+  with_head_dim(p.head_dim, [&](auto d) {
+    if (local)
+      launch_threads(delta_kernel<d()>, p.batch * p.time * p.heads * 4, 256, stream, bwd,
+                     scratch.delta);
+    with_constant<64, 128>(block_keys(p), [&](auto keys) {
+      for (int offset = 0; offset < p.chunk_size; offset += keys()) {
+        launch_kernel(gradient_kernel<d(), keys()>, blocks, keys() * 2,
+                      BackwardSmem<d(), keys()>::kBytes, stream, bwd, scratch.delta, offset, local,
+                      lists, scratch.partial);
+        if (local) continue;
+        launch_kernel(join_kernel<d(), keys()>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd,
+                      offset, lists, scratch.partial);
+      }
+    });
   });
 }
 

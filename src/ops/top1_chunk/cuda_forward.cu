@@ -88,7 +88,7 @@ struct Softmax : OnlineSoftmax {
 // A warp's 16 queries from `first` on, to shared memory; `out` on its way.
 template <int D>
 __device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const QueryRange& range,
-                      int first, int ranks) {
+                      int first, bool joins) {
   const int lane = threadIdx.x % 32;
   if (first < range.end) {
 #pragma unroll
@@ -99,25 +99,18 @@ __device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const Query
 #pragma unroll
       for (int vector = lane % 4; vector < D / 8; vector += 4)
         cp_async_16(to.at(row, vector), from + vector * 8, true);
-      if (ranks > 0 && lane % 4 * 64 < D)
+      if (joins && lane % 4 * 64 < D)
         prefetch_l2(head_row<D>(p.out, range.b, query.time, query.head) + lane % 4 * 64);
     }
   }
   cp_async_commit_group();
 }
 
-// Whether one of the ranks [first, end) chose a chunk in this row of `selected`.
-__device__ bool has_choice(const int64_t* selected, int first, int end, int own) {
-  for (int r = first; r < end; ++r)
-    if (valid_choice(selected[r], own) >= 0) return true;
-  return false;
-}
-
-// The queries of lists, or (local) of each chunk itself, which see no later key. `out` may hold what
-// they read by so many ranks.
+// The queries of lists, or (local) of each chunk itself, which see no later key. joins: `out` may hold
+// what they read before.
 template <int D, bool kLocal>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
-    attend_kernel(Top1ChunkForward p, Lists lists, int ranks, int padded) {
+    attend_kernel(Top1ChunkForward p, Lists lists, bool joins, int padded) {
   const QueryRange range(p, lists, kLocal, int(kLocal ? p.heads : p.kv_heads), 0,
                          int(p.chunk_size));
   if (range.keys == 0) return;
@@ -127,26 +120,22 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
   int first = range.begin + warp * kRows;
   copy_rows(shared.k, p.k, range.b, range.first_key, range.kv, range.keys, padded);
   copy_rows(shared.v, p.v, range.b, range.first_key, range.kv, range.keys, padded);
-  fetch<D>(shared.q(0), p, range, first, ranks);
+  fetch<D>(shared.q(0), p, range, first, joins);
   cp_async_wait_group<0>();
   __syncthreads();
   for (int stage = 0; first < range.end; first += kWarps * kRows, stage ^= 1) {
-    fetch<D>(shared.q(stage ^ 1), p, range, first + kWarps * kRows, ranks);
+    fetch<D>(shared.q(stage ^ 1), p, range, first + kWarps * kRows, joins);
     cp_async_wait_group<1>();
     __syncwarp();
-    // Read early, whether it counts or not, so that no thread waits for it.
-    int64_t rows[2];
+    // Read early, so that no thread waits for it.
     int items[2];
-    float before[2] = {};
-    int64_t choice[2] = {-1, -1};
+    float* logsumexp[2];
+    float before[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       items[i] = range.item(min(first + lane / 4 + i * 8, range.end - 1));
-      rows[i] = range.rows + items[i];
-      if (ranks > 0) {
-        before[i] = static_cast<float*>(p.logsumexp)[rows[i]];
-        choice[i] = p.selected[rows[i] * p.top_k];
-      }
+      logsumexp[i] = static_cast<float*>(p.logsumexp) + range.rows + items[i];
+      before[i] = joins ? *logsumexp[i] : __uint_as_float(kNothingRead);
     }
     uint32_t q[D / 16][4];
 #pragma unroll
@@ -159,12 +148,9 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     for (int i = 0; i < 2; ++i) {
       const Query query(range, items[i]);
       const bool wanted = first + lane / 4 + i * 8 < range.end;
-      const int own = query.time / int(p.chunk_size);
-      const bool begun = valid_choice(choice[i], own) >= 0 ||
-                         has_choice(p.selected + rows[i] * p.top_k, 1, ranks, own);
       softmax.finish(i, wanted ? head_row<D>(p.out, range.b, query.time, query.head) : nullptr,
-                     static_cast<float*>(p.logsumexp) + rows[i],
-                     begun ? before[i] * kLog2e : -INFINITY);
+                     logsumexp[i],
+                     __float_as_uint(before[i]) == kNothingRead ? -INFINITY : before[i] * kLog2e);
     }
     __syncwarp();
   }
@@ -172,11 +158,11 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
 
 }  // namespace
 
-void attend(const Top1ChunkForward& p, const Lists& lists, bool local, int ranks, Stream stream) {
+void attend(const Top1ChunkForward& p, const Lists& lists, bool local, bool joins, Stream stream) {
   const int64_t blocks = p.batch * (local ? p.heads * lists.chunks : p.kv_heads * lists.segments);
   with_head_dim(p.head_dim, [&](auto d) {
     launch_kernel(local ? attend_kernel<d(), true> : attend_kernel<d(), false>, unsigned(blocks),
-                  kWarps * 32, shared_bytes<d()>(p), stream, p, lists, ranks, padded_chunk(p));
+                  kWarps * 32, shared_bytes<d()>(p), stream, p, lists, joins, padded_chunk(p));
   });
 }
 

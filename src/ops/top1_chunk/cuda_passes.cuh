@@ -33,9 +33,10 @@ void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scrat
 // Of the shortlists and of their pairs sorted by chunk.
 void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
 
-// Attends to each query's own chunk (local), or to those of lists, and joins out and logsumexp with
-// what the first `ranks` choices gave. cuda_forward.cu
-void attend(const Top1ChunkForward& p, const Lists& lists, bool local, int ranks, Stream stream);
+// Attends to each query's own chunk (local), or to those of lists. joins: together with what `out`
+// and logsumexp hold, but where the bits of logsumexp are kNothingRead. cuda_forward.cu
+constexpr uint32_t kNothingRead = ~0u;
+void attend(const Top1ChunkForward& p, const Lists& lists, bool local, bool joins, Stream stream);
 
 // The gradients. cuda_backward.cu
 struct GradientWorkspace {
@@ -43,8 +44,7 @@ struct GradientWorkspace {
   float* partial;  // [B·Hk, segments beyond a chunk's first, 2, keys of a block, D]: dk, dv
   GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists, WorkspaceArena& arena);
 };
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, Stream stream);
-// Of each query's own chunk (local; writes dq, dk and dv), or of the chunks that lists says
+// Of each query's own chunk (local; writes delta, dq, dk and dv), or of the chunks that lists says
 // (adds to them).
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool local, Stream stream);
