@@ -33,8 +33,10 @@ void summarise(const Top1ChunkForward& p, bf16* columns, Stream stream);
 
 // A block's queries, some of one head; heaviest blocks first.
 struct QueryTile {
-  int b, h, kv, first, count, candidates;  // candidates: chunks before the last query's own
-  int64_t rows;                            // [B, H, T] of the first
+  int b, h, kv, first, count, chunk;
+  int common, candidates;  // chunks before the first query's own, and before the last one's
+  int64_t rows;            // [B, H, T] of the first
+  int64_t kv_head;         // [B, Hk]
   __device__ QueryTile(const Top1ChunkForward& p, int tile_rows) {
     const int heads = int(p.heads), time = int(p.time);
     b = int(blockIdx.x % (p.batch * heads)) / heads;
@@ -44,11 +46,15 @@ struct QueryTile {
               tile = tiles - 1 - int(blockIdx.x / (p.batch * heads));
     first = tile * tile_rows;
     count = min(tile_rows, time - first);
-    candidates = (first + count - 1) / int(p.chunk_size);
+    chunk = int(p.chunk_size);
+    common = first / chunk;
+    candidates = (first + count - 1) / chunk;
+    kv_head = b * p.kv_heads + kv;
     rows = (int64_t{b} * heads + h) * time + first;
   }
   // Row i of the lane, 0 or 1.
   __device__ static int row(int i) { return threadIdx.x / 32 * 16 + i * 8 + threadIdx.x % 32 / 4; }
+  __device__ int own(int i) const { return (first + min(row(i), count - 1)) / chunk; }
 };
 
 // Where things lie: the queries of each warpgroup, the tiles under way, their barriers.
@@ -56,13 +62,16 @@ template <int D, int kTile>
 struct ScoreSmem {
   static constexpr int kStages = 3;
   bf16 *queries, *tiles;
+  const bf16* from;  // what the tiles are copied from
   Pipeline<kStages> pipeline;
   static constexpr size_t bytes(int groups) {
     return (groups * kRows * D + kStages * kTile * D) * sizeof(bf16) +
            2 * Pipeline<kStages>::kBytes;
   }
   // Turn 1 is a second one of the same block: its barriers are others.
-  __device__ explicit ScoreSmem(int groups, int turn = 0) {
+  __device__ ScoreSmem(int groups, const QueryTile& mine, const bf16* columns, int per_head,
+                       int turn = 0)
+      : from(columns + mine.kv_head * per_head * kTile * D) {
     extern __shared__ __align__(1024) unsigned char memory[];
     queries = reinterpret_cast<bf16*>(memory);
     tiles = queries + groups * kRows * D;
@@ -71,15 +80,14 @@ struct ScoreSmem {
   }
   __device__ WgmmaTile<D, kRows> group() const { return {queries + threadIdx.x / 128 * kRows * D}; }
   __device__ bf16* tile(int stage) const { return tiles + stage * kTile * D; }
+  __device__ void produce(int i) const {
+    constexpr int kBytes = kTile * D * sizeof(bf16);
+    const int stage = i % kStages;
+    const Mbarrier full = pipeline.producer_acquire(stage, i / kStages % 2, kBytes);
+    cp_async_bulk(tile(stage), from + int64_t{i} * kTile * D, kBytes, full);
+  }
 };
 
-template <int D, int kTile>
-__device__ void produce_tile(const ScoreSmem<D, kTile>& shared, const bf16* from, int i) {
-  constexpr int kStages = ScoreSmem<D, kTile>::kStages, kBytes = kTile * D * sizeof(bf16);
-  const int stage = i % kStages;
-  const Mbarrier full = shared.pipeline.producer_acquire(stage, i / kStages % 2, kBytes);
-  cp_async_bulk(shared.tile(stage), from + int64_t{i} * kTile * D, kBytes, full);
-}
 // Scores the warpgroup's queries against tile after tile, half a tile at a time: use(scores, tile
 // number, first column). The tensor cores are one half ahead. A tile's column is the sum of
 // kTile / kColumns rows of it.
@@ -110,52 +118,45 @@ __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& 
   // in the midst of that, and wait for the last of them. Past the last tile its left half
   // is computed and discarded.
   const int never = __shfl_sync(~0u, -1, 0);
-  for (int i = 0, stage = 0, phase = 0; i < count; ++i) {
-    issue(right, stage, kHalf);
+  PipelineState<kStages> state;
+  for (int i = 0; i < count; ++i) {
+    issue(right, state.stage, kHalf);
     if (i != never) use(left, i, 0);
     wgmma_wait_group<0>(right);
-    shared.pipeline.consumer_release(stage);
+    shared.pipeline.consumer_release(state.stage);
     if (i + 1 < count) {
-      if (++stage == kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
-      shared.pipeline.full(stage).wait(phase);
+      state.advance();
+      shared.pipeline.consumer_wait(state);
     }
-    issue(left, stage, 0);
+    issue(left, state.stage, 0);
     if (i != never) use(right, i, kHalf);
     wgmma_wait_group<0>(left);
   }
 }
 
-// The queries of a warpgroup to shared memory.
-template <int D>
-__device__ void copy_queries(WgmmaTile<D, kRows> to, const Top1ChunkForward& p,
-                             const QueryTile& mine) {
-  const int first = threadIdx.x / 128 * kRows;
-  for (int i = threadIdx.x % 128; i < kRows * (D / 8); i += 128) {
-    const int row = i / (D / 8), vector = i % (D / 8),
-              t = mine.first + min(first + row, mine.count - 1);
-    cp_async_16(to.at(row, vector), head_row<D>(p.q, mine.b, t, mine.h) + vector * 8, true);
-  }
-  cp_async_commit_group();
-  cp_async_wait_group<0>();
-  fence_proxy_async();
-}
-
+// Copies the queries of each warpgroup to shared memory and calls consume(), while the last warp
+// copies tile after tile.
 template <int D, int kGroups, class Scratch, class Consume>
-__device__ void score_block(Scratch shared, const bf16* from, int count, const Top1ChunkForward& p,
+__device__ void score_block(const Scratch& shared, int count, const Top1ChunkForward& p,
                             const QueryTile& mine, Consume&& consume) {
   if (threadIdx.x == 0) {
     shared.pipeline.init(kGroups * 4);
     fence_mbarrier_init();
   }
   __syncthreads();
-  if (threadIdx.x >= kGroups * 128) {  // the last warp copies tile after tile
-    for (int i = 0; i < count && threadIdx.x % 32 == 0; ++i) produce_tile(shared, from, i);
+  if (threadIdx.x >= kGroups * 128) {
+    for (int i = 0; i < count && threadIdx.x % 32 == 0; ++i) shared.produce(i);
     return;
   }
-  copy_queries<D>(shared.group(), p, mine);
+  const int first = threadIdx.x / 128 * kRows;
+  for (int i = threadIdx.x % 128; i < kRows * (D / 8); i += 128) {
+    const int row = i / (D / 8), vector = i % (D / 8),
+              t = mine.first + min(first + row, mine.count - 1);
+    cp_async_16(shared.group().at(row, vector), head_row<D>(p.q, mine.b, t, mine.h) + vector * 8);
+  }
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
+  fence_proxy_async();
   named_barrier_sync<128>(warpgroup_barrier(threadIdx.x / 128));
   consume();
 }

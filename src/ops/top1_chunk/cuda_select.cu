@@ -42,7 +42,7 @@ struct Best {
   __device__ Best(const Top1ChunkForward& p, const QueryTile& mine, int i, const float* before,
                   int rank) {
     const int row = min(mine.row(i), mine.count - 1);
-    own = (mine.first + row) / int(p.chunk_size);
+    own = mine.own(i);
     chunk = rank < own ? rank : -1;  // for want of a better one: scores may be NaN or −inf
     previous = rank == 0 ? INFINITY : before[mine.rows + row];
     previous_chunk = rank == 0 ? -1 : int(p.selected[(mine.rows + row) * p.top_k + rank - 1]);
@@ -97,22 +97,20 @@ template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
     approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kApproxGroups * kRows);
-  const ScoreSmem<D, kTileRows> shared(kApproxGroups);
-  const int count = (mine.candidates + Layout<2>::kChunks - 1) / Layout<2>::kChunks;
-  const bf16* from =
-      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
-  score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
+  constexpr int kChunks = Layout<2>::kChunks;
+  const ScoreSmem<D, kTileRows> shared(kApproxGroups, mine, scratch.columns, tiles);
+  const int count = (mine.candidates + kChunks - 1) / kChunks;
+  score_block<D, kApproxGroups>(shared, count, p, mine, [&] {
     Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
-    const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
-    score_tiles<D, kTileRows, Layout<2>::kChunks>(
-        shared, count, [&](const float(&s)[Layout<2>::kChunks / 16][4], int tile, int first) {
-          const int column = tile * Layout<2>::kChunks + first + threadIdx.x % 4 * 2;
+    score_tiles<D, kTileRows, kChunks>(
+        shared, count, [&](const float(&s)[kChunks / 16][4], int tile, int first) {
+          const int column = tile * kChunks + first + threadIdx.x % 4 * 2;
           const auto offer = [&](auto all) {
             constexpr bool kAll = decltype(all)::value;
             best[0].template offer_tile<kFirst, kAll>(s, 0, column);
             best[1].template offer_tile<kFirst, kAll>(s, 1, column);
           };
-          if ((tile + 1) * Layout<2>::kChunks <= common) offer(std::true_type{});
+          if ((tile + 1) * kChunks <= mine.common) offer(std::true_type{});
           else offer(std::false_type{});
         });
 #pragma unroll
@@ -128,13 +126,12 @@ __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
 template <bool kPlain, int D, int kKeys>
 __device__ bool exact(const Top1ChunkForward& p, const SelectWorkspace& scratch, int tiles,
                       const QueryTile& mine, int rank) {
-  const ScoreSmem<D, kKeys> shared(kExactGroups, kPlain ? 0 : 1);
+  const ScoreSmem<D, kKeys> shared(kExactGroups, mine, scratch.columns, tiles, kPlain ? 0 : 1);
   const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
   const int count = mine.candidates * steps;
-  const bf16* from = scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kKeys * D;
   Best best(p, mine, row, scratch.previous, rank);
   bool fits = true;
-  score_block<D, kExactGroups>(shared, from, count, p, mine, [&] {
+  score_block<D, kExactGroups>(shared, count, p, mine, [&] {
     // from a lane of its own, so that it is in a register of each lane, not of the warp
     const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, threadIdx.x % 32);
     ChunkSum<kPlain, 3> sum;

@@ -72,97 +72,77 @@ __device__ void bitonic_sort_quad(int (&list)[kKept]) {
   bitonic_merge(list);
 }
 
-// Keys of half a tile's scores, a lane's two rows, to `found`: of chunks from `chunk` on. kAll:
-// each is a candidate.
+// Inserts a tile's scores into the lists of a lane's two rows; the first is of `chunk`. kAll: each
+// is a candidate.
 template <int kParts, bool kAll>
-__device__ void key_scores(int (&found)[2][4], const float (&s)[8][4], const Keyed& keyed,
-                           int chunk, bool second, const int (&own)[2]) {
+__device__ void insert_scores(int (&list)[2][kKept], const float (&s)[kTileRows / 8][4],
+                              const Keyed& keyed, int chunk, const int (&own)[2]) {
 #pragma unroll
-  for (int group = 0; group < 8 / kParts; ++group)
+  for (int group = 0; group < kTileRows / 8 / kParts; group += 2) {
+    int found[2][4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      float x = s[group * kParts][e];
+    for (int i = 0; i < 8; ++i) {
+      const int n = (group + i / 4) * kParts, e = i % 4, c = chunk + (group + i / 4) * 8 + e % 2;
+      float x = s[n][e];
 #pragma unroll
-      for (int part = 1; part < kParts; ++part)
-        x = fmaf(s[group * kParts + part][e], s[group * kParts + part][e], x);
-      const int c = chunk + group * 8 + e % 2, key = keyed.key(x, keyed.code(c));
-      found[e / 2][(kParts == 8 ? second : group) * 2 + e % 2] =
-          kAll || c < own[e / 2] ? key : INT_MIN;
+      for (int part = 1; part < kParts; ++part) x = fmaf(s[n + part][e], s[n + part][e], x);
+      found[e / 2][i / 4 * 2 + e % 2] =
+          kAll || c < own[e / 2] ? keyed.key(x, keyed.code(c)) : INT_MIN;
     }
-}
-
-// Scores the warpgroup's queries against tile after tile: use(scores, tile number, first column),
-// half a tile each time. The queries stay in registers; while one warpgroup waits for its products,
-// others use theirs. A thread brings the tiles in.
-template <int D, class Use>
-__device__ void score_lists(const ScoreSmem<D, kTileRows>& shared, const bf16* from, int count,
-                            Use&& use) {
-  constexpr int kStages = ScoreSmem<D, kTileRows>::kStages, kHalf = kTileRows / 2;
-  using Columns = WgmmaTile<D, kTileRows>;
-  const WgmmaDescriptor tiles = warp_uniform(Columns{shared.tile(0)}.rows());
-  const auto produce = [&](int i) {
-    if (threadIdx.x == 0 && i < count) produce_tile(shared, from, i);
-  };
-  uint32_t q[D / 16][4];
-#pragma unroll
-  for (int k = 0; k < D / 16; ++k)
-    load_a_mk(q[k], shared.group(), threadIdx.x % 128 / 32 * 16, k * 2);
-  produce(0);
-  produce(1);
-  for (int i = 0, stage = 0, phase = 0; i < count; ++i) {
-    produce(i + 2);
-    __syncwarp();
-    shared.pipeline.full(stage).wait(phase);
-    float s[2][kHalf / 8][4];
-    wgmma_fence();
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-        wgmma<kHalf, false>(s[half], q[k],
-                            tiles + stage * (kTileRows * D / 8) + Columns::rows_at(half * kHalf, k),
-                            k > 0);
-    wgmma_commit_group();
-    wgmma_wait_group<0>(s[0], s[1]);
-    shared.pipeline.consumer_release(stage);
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-    use(s[0], i, 0);
-    use(s[1], i, kHalf);
+    insert(list[0], found[0]);
+    insert(list[1], found[1]);
   }
 }
 
+// The queries stay in registers; while one warpgroup waits for its products, others use theirs. A
+// thread brings the tiles in.
 template <int D, int kParts>
 __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
     list_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, int tiles, Keyed keyed) {
-  using L = Layout<kParts>;
+  constexpr int kChunks = Layout<kParts>::kChunks;
+  using Tile = WgmmaTile<D, kTileRows>;
   const QueryTile mine(p, kGroups * kRows);
-  const ScoreSmem<D, kTileRows> shared(kGroups);
-  const int count = (mine.candidates + L::kChunks - 1) / L::kChunks;
-  const bf16* from =
-      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
-  score_block<D, kGroups>(shared, from, count, p, mine, [&] {
-    // found: scores of a tile's halves, until there are four
-    int list[2][kKept], found[2][4], own[2];
-    const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
+  const ScoreSmem<D, kTileRows> shared(kGroups, mine, scratch.columns, tiles);
+  const int count = (mine.candidates + kChunks - 1) / kChunks;
+  score_block<D, kGroups>(shared, count, p, mine, [&] {
+    int list[2][kKept], own[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      own[i] = (mine.first + min(mine.row(i), mine.count - 1)) / int(p.chunk_size);
+      own[i] = mine.own(i);
 #pragma unroll
       for (int n = 0; n < kKept; ++n) list[i][n] = INT_MIN;
     }
-    score_lists<D>(shared, from, count, [&](const float(&s)[8][4], int tile, int first) {
-      const int chunk = tile * L::kChunks + first / kParts + threadIdx.x % 4 * 2;
-      if ((tile + 1) * L::kChunks <= common)
-        key_scores<kParts, true>(found, s, keyed, chunk, first > 0, own);
-      else key_scores<kParts, false>(found, s, keyed, chunk, first > 0, own);
-      if (kParts == 4 || first > 0) {
-        insert(list[0], found[0]);
-        insert(list[1], found[1]);
-      }
-    });
+    const WgmmaDescriptor first = warp_uniform(Tile{shared.tile(0)}.rows());
+    const auto produce = [&](int i) {
+      if (threadIdx.x == 0 && i < count) shared.produce(i);
+    };
+    uint32_t q[D / 16][4];
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k)
+      load_a_mk(q[k], shared.group(), threadIdx.x % 128 / 32 * 16, k * 2);
+    produce(0);
+    produce(1);
+    PipelineState<shared.kStages> state;
+    for (int i = 0; i < count; ++i) {
+      produce(i + 2);
+      __syncwarp();
+      shared.pipeline.consumer_wait(state);
+      const WgmmaDescriptor tile = first + state.stage * (kTileRows * D / 8);
+      float s[kTileRows / 8][4];
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) wgmma<64, false>(s, q[k], tile + Tile::rows_at(0, k), k > 0);
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k)
+        wgmma<64, false, 8>(s, q[k], tile + Tile::rows_at(64, k), k > 0);
+      wgmma_commit_group();
+      wgmma_wait_group<0>(s);
+      shared.pipeline.consumer_release(state.stage);
+      state.advance();
+      const int chunk = i * kChunks + threadIdx.x % 4 * 2;
+      if ((i + 1) * kChunks <= mine.common) insert_scores<kParts, true>(list, s, keyed, chunk, own);
+      else insert_scores<kParts, false>(list, s, keyed, chunk, own);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       bitonic_sort_quad(list[i]);
