@@ -6,7 +6,7 @@
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/top1_chunk/cuda_lists.cuh"
+#include "ops/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda {
 namespace top1 {
@@ -71,25 +71,23 @@ struct Rows {
 
 // f(i, row i) for i = first, first + step, … below `count`, 128 bytes of a lane under way at once;
 // row(i) points to row i. All lanes of a warp go along, with i ≥ count when theirs is done.
-template <class Reader, int kAtOnce, class At, class F>
-__device__ void some_rows(int first, int step, int count, const At& row, const F& f) {
-  typename Reader::Row x[kAtOnce];
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) x[u] = Reader::load(row(min(u * step + first, count - 1)));
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) f(u * step + first, x[u]);
-}
 template <class Reader, class At, class F>
 __device__ void each_row(int first, int step, int count, const At& row, const F& f) {
   constexpr int kAtOnce = Reader::kEach < 4 ? 8 / Reader::kEach : 2;
-  for (int base = 0; base < count;)
-    if (kAtOnce <= 2 || count - base > 2 * step) {
-      some_rows<Reader, kAtOnce>(base + first, step, count, row, f);
-      base += kAtOnce * step;
-    } else {
-      some_rows<Reader, 2>(base + first, step, count, row, f);
-      base += 2 * step;
-    }
+  for (int base = 0; base < count;) {
+    const auto some = [&](auto rows) {
+      constexpr int kRows = decltype(rows)::value;
+      typename Reader::Row x[kRows];
+#pragma unroll
+      for (int u = 0; u < kRows; ++u)
+        x[u] = Reader::load(row(min(base + first + u * step, count - 1)));
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) f(base + first + u * step, x[u]);
+      base += kRows * step;
+    };
+    if (count - base > 2 * step) some(std::integral_constant<int, kAtOnce>{});
+    else some(std::integral_constant<int, 2>{});
+  }
 }
 
 template <class R>
