@@ -58,16 +58,11 @@ struct BackwardSmem {
                                    kKeys * kTile * sizeof(bf16) + 2 * sizeof(RowStats);
   __device__ BackwardSmem() {
     extern __shared__ __align__(1024) unsigned char memory[];
-    bf16* at = reinterpret_cast<bf16*>(memory);
-    auto take = [&](int rows, int width) {
-      at += rows * width;
-      return at - rows * width;
-    };
-    k.data = take(kKeys, D);
-    v.data = take(kKeys, D);
-    ds.data = take(kKeys, kTile);
-    queries = take(4 * kTile, D);
-    two_stats = reinterpret_cast<RowStats*>(at);
+    k.data = reinterpret_cast<bf16*>(memory);
+    v.data = k.data + kKeys * D;
+    ds.data = v.data + kKeys * D;
+    queries = ds.data + kKeys * kTile;
+    two_stats = reinterpret_cast<RowStats*>(queries + 4 * kTile * D);
   }
   __device__ WgmmaTile<D, kTile> q(int stage) const { return {queries + 2 * stage * kTile * D}; }
   __device__ WgmmaTile<D, kTile> dout(int stage) const {

@@ -13,18 +13,7 @@ constexpr int kWarps = 4, kRows = 16, kKeys = 64;
 
 int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, kKeys) * kKeys); }
 
-// Keys and values of a chunk, then two tiles of queries for each warp.
-template <int D>
-struct ForwardSmem {
-  SwizzledTile<D> k, v, first_q;
-  __device__ ForwardSmem(int keys, int warp) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    k.data = reinterpret_cast<bf16*>(memory);
-    v.data = k.data + keys * D;
-    first_q.data = v.data + (keys + warp * 2 * kRows) * D;
-  }
-  __device__ SwizzledTile<D> q(int stage) const { return {first_q.data + stage * kRows * D}; }
-};
+// Of keys and values of a chunk, then two tiles of queries for each warp.
 template <int D>
 size_t shared_bytes(const Top1ChunkForward& p) {
   return 2 * (padded_chunk(p) + kWarps * kRows) * D * sizeof(bf16);
@@ -116,15 +105,19 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
   if (range.keys == 0) return;
   const auto limit_of = [&](int i) { return kLocal ? i + 1 : range.keys; };
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const ForwardSmem<D> shared(padded, warp);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const SwizzledTile<D> k{reinterpret_cast<bf16*>(memory)}, v{k.data + padded * D};
+  const auto queries = [&](int stage) {
+    return SwizzledTile<D>{v.data + (padded + (warp * 2 + stage) * kRows) * D};
+  };
   int first = range.begin + warp * kRows;
-  copy_rows(shared.k, p.k, range.b, range.first_key, range.kv, range.keys, padded);
-  copy_rows(shared.v, p.v, range.b, range.first_key, range.kv, range.keys, padded);
-  fetch<D>(shared.q(0), p, range, first, joins);
+  copy_rows(k, p.k, range.b, range.first_key, range.kv, range.keys, padded);
+  copy_rows(v, p.v, range.b, range.first_key, range.kv, range.keys, padded);
+  fetch<D>(queries(0), p, range, first, joins);
   cp_async_wait_group<0>();
   __syncthreads();
   for (int stage = 0; first < range.end; first += kWarps * kRows, stage ^= 1) {
-    fetch<D>(shared.q(stage ^ 1), p, range, first + kWarps * kRows, joins);
+    fetch<D>(queries(stage ^ 1), p, range, first + kWarps * kRows, joins);
     cp_async_wait_group<1>();
     __syncwarp();
     // Read early, so that no thread waits for it.
@@ -139,11 +132,11 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     }
     uint32_t q[D / 16][4];
 #pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[kk], shared.q(stage), 0, kk * 2);
+    for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[kk], queries(stage), 0, kk * 2);
     Softmax<D> softmax;
     const int limit[2] = {limit_of(first + lane / 4), limit_of(first + lane / 4 + 8)};
-    softmax.attend(q, shared.k, shared.v, limit, limit_of(first),
-                   min(limit_of(first + kRows - 1), range.keys), float(p.scale) * kLog2e);
+    softmax.attend(q, k, v, limit, limit_of(first), min(limit_of(first + kRows - 1), range.keys),
+                   float(p.scale) * kLog2e);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const Query query(range, items[i]);

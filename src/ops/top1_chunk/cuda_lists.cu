@@ -3,7 +3,7 @@
 #include <cub/device/device_scan.cuh>
 
 #include "ops/cuda/launch.cuh"
-#include "ops/top1_chunk/cuda_lists.cuh"
+#include "ops/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {

@@ -1,9 +1,7 @@
 // Exact scores of the pairs of a query and a chunk on its shortlist, which come sorted by chunk, so
 // that a chunk's keys are brought in once a segment; and the best of each query's.
 #include "ops/cuda/attention.cuh"
-#include "ops/cuda/fragment.cuh"
-#include "ops/top1_chunk/cuda_passes.cuh"
-#include "ops/top1_chunk/cuda_sums.cuh"
+#include "ops/top1_chunk/cuda_scores.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {

@@ -6,7 +6,6 @@
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/wgmma.cuh"
 #include "ops/top1_chunk/cuda_scores.cuh"
-#include "ops/top1_chunk/cuda_sums.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
