@@ -54,18 +54,14 @@ struct Rows {
       for (int e = 0; e < kWidth; ++e) sum += q[i][e] * to_compute(x.at[i].at[e]);
     return group_reduce<kLanes>(sum, Plus{});
   }
-  // Of the lane's part.
-  __device__ static R square(const Row& x) {
+  // Σ |q x| of the lane's part.
+  __device__ R bound(const Row& x) const {
     R sum = 0;
+#pragma unroll
     for (int i = 0; i < kEach; ++i)
-      for (int e = 0; e < kWidth; ++e) sum += to_compute(x.at[i].at[e]) * to_compute(x.at[i].at[e]);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sum += fabs(q[i][e] * to_compute(x.at[i].at[e]));
     return sum;
-  }
-  __device__ R length() const {
-    R sum = 0;
-    for (int i = 0; i < kEach; ++i)
-      for (int e = 0; e < kWidth; ++e) sum += q[i][e] * q[i][e];
-    return sqrt(sum);
   }
 };
 
@@ -242,26 +238,25 @@ struct Step {
     __syncthreads();
   }
   // The best by the high parts of the means, of which the scores are kept. `rest` is a bound on what
-  // the low parts, each 2^−8 of the high one or less, can add: Cauchy and Schwarz over each lane's
-  // part. What may be needed of the low parts is sent for.
+  // the low parts, each number 2^−8 of the high one or less, can add. What may be needed of the low
+  // parts is sent for.
   __device__ Best best_by_high_parts() const {
     const Keys rows(query);
     Best best;
-    R longest = 0;
+    R largest = 0;
     each_row<Keys>(
         threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, own,
         [&](int i) { return summary(i, 0); },
         [&](int i, const typename Keys::Row& x) {
           const R score = rows.dot(x);
-          longest = fmax(longest, Keys::square(x));
+          largest = fmax(largest, rows.bound(x));
           if (i >= own) return;
           best.offer(score, i);
           if (Keys::lane() == 0) put_score(i, score);
         });
     if (kParts == 2) {
       if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
-      best.rest = rows.length() * sqrt(longest) * R(1.01 / 256);
-      best.rest = group_reduce<Keys::kLanes>(best.rest, Plus{});
+      best.rest = group_reduce<Keys::kLanes>(largest, Plus{}) * R(1.01 / 256);
     }
     return of_block<Keys::kLanes>(best);
   }
