@@ -110,7 +110,7 @@ struct SelectWorkspace {
 };
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
-// The same by shortlist. cuda_shortlist.cu, cuda_pairs.cu
+// The same by shortlist. cuda_shortlist.cu
 inline int64_t pair_slots(const Top1ChunkForward& p) {
   return std::bit_ceil(std::max<uint64_t>(p.shortlist, 4));
 }
@@ -123,8 +123,6 @@ struct ShortlistWorkspace {
   ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
 void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
-// Of the shortlists and of their pairs sorted by chunk.
-void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
 
 // Attends to each query's own chunk (local), or to those of lists. joins: together with what `out`
 // and logsumexp hold, but where the bits of logsumexp are kNothingRead. cuda_forward.cu
