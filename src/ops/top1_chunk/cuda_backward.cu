@@ -276,12 +276,25 @@ __device__ void prefetch_rows(const View& x, const QueryRange& range) {
     prefetch_l2(head_row<D>(x, range.b, range.first_key + i / kLines, range.kv) + i % kLines * 64);
 }
 
+// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads
+// of its lists.
 template <int D, int kKeys>
-__device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range, const float* delta,
-                          bool add_dq, bool add_dk, float* partial) {
+__global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
+    gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
+                    Lists lists, float* partial) {
+  const Top1ChunkForward& p = bwd.forward;
+  const QueryRange range(p, lists, local, int(p.kv_heads), key_offset, kKeys);
+  if (range.keys == 0) return;
+  // Segments beyond a chunk's first are counted from 0 over all chunks.
+  const int heads = int(p.batch * p.kv_heads), number = blockIdx.x / heads,
+            chunk = range.first_key / int(p.chunk_size);
+  const int64_t beyond =
+      int64_t{blockIdx.x % heads} * (lists.segments - lists.chunks) + number - chunk - 1;
+  partial = range.segment > 0 ? partial + beyond * 2 * kKeys * D : nullptr;
+  const bool add_dq = !local || key_offset > 0, add_dk = !local;
   const BackwardSmem<D, kKeys> shared;
-  copy_rows(shared.k, bwd.forward.k, range.b, range.first_key, range.kv, range.keys, kKeys);
-  copy_rows(shared.v, bwd.forward.v, range.b, range.first_key, range.kv, range.keys, kKeys);
+  copy_rows(shared.k, p.k, range.b, range.first_key, range.kv, range.keys, kKeys);
+  copy_rows(shared.v, p.v, range.b, range.first_key, range.kv, range.keys, kKeys);
   int item[kRowsOf<kKeys>];
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i)
@@ -299,7 +312,7 @@ __device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
     __syncthreads();
     if (first + kTile < range.end)
       fetch<D, kKeys>(bwd, range, shared, delta, first + kTile, stage ^ 1, item, add_dq);
-    sums.add(shared, stage, float(bwd.forward.scale) * kLog2e, all);
+    sums.add(shared, stage, float(p.scale) * kLog2e, all);
     fence_proxy_async();
     __syncthreads();
     // a warpgroup after the other takes so many columns
@@ -309,7 +322,7 @@ __device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
       if (const int column = i + threadIdx.x / 128 % (kKeys / 64) * kColumns; column < D)
         query_gradients<D, kKeys, kColumns>(bwd, range, shared, first, stage, column, add_dq);
   }
-  const float scale = float(bwd.forward.scale);
+  const float scale = float(p.scale);
   if (partial) {
     write_partial<D>(partial, sums.dk, scale);
     write_partial<D>(partial + kKeys * D, sums.dv, 1);
@@ -317,24 +330,6 @@ __device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
     write_rows<D, kKeys>(bwd.dk, range, sums.dk, scale, add_dk);
     write_rows<D, kKeys>(bwd.dv, range, sums.dv, 1, add_dk);
   }
-}
-
-// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads
-// of its lists.
-template <int D, int kKeys>
-__global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
-    gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
-                    Lists lists, float* partial) {
-  const Top1ChunkForward& p = bwd.forward;
-  const QueryRange range(p, lists, local, int(p.kv_heads), key_offset, kKeys);
-  if (range.keys == 0) return;
-  // Segments beyond a chunk's first are counted from 0 over all chunks.
-  const int heads = int(p.batch * p.kv_heads), number = blockIdx.x / heads,
-            chunk = range.first_key / int(p.chunk_size);
-  const int64_t beyond =
-      int64_t{blockIdx.x % heads} * (lists.segments - lists.chunks) + number - chunk - 1;
-  gradients<D, kKeys>(bwd, range, delta, !local || key_offset > 0, !local,
-                      range.segment > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
 }
 
 // Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Vec4 numbers
