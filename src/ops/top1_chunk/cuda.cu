@@ -19,11 +19,8 @@ constexpr int64_t kMaxShortlist = 16, kListedChunks = 32;
 struct ForwardWorkspace {
   Lists lists;
   std::optional<SelectWorkspace> select;
-  std::optional<ShortlistWorkspace> shortlist;
   ForwardWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) : lists(p, arena) {
-    if (p.forced) return;
-    if (p.selection == Selection::shortlist) shortlist.emplace(p, arena);
-    else select.emplace(p, arena);
+    if (!p.forced) select.emplace(p, arena);
   }
 };
 struct BackwardWorkspace {
@@ -61,7 +58,6 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
   const auto scratch = workspace_at<ForwardWorkspace>(workspace, p);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
-  if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
   const bool chosen = p.time > p.chunk_size;
   if (chosen)
     cudaMemsetAsync(p.logsumexp, kNothingRead & 0xff,

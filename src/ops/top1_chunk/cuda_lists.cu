@@ -127,8 +127,8 @@ void sort(const Choices& choices, const Top1ChunkForward& p, const Lists& lists,
 
 }  // namespace
 
-Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int run)
-    : items(int(p.heads / p.kv_heads * p.time)),
+Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run)
+    : items(int(p.heads / p.kv_heads * p.time * each)),
       chunks(int(ceil_div(p.time, p.chunk_size))),
       runs(int(ceil_div(items, run))),
       segments(chunks + items / kSegment),

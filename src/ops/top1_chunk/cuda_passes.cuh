@@ -37,7 +37,8 @@ struct Lists {
   uint32_t* places;
   void* scratch;
   size_t scratch_bytes;
-  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int run = kQueryRun);
+  // Of `each` items per query, sorted in such runs.
+  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each = 1, int run = kQueryRun);
 
   // Where a chunk's list begins in the head's part of order.
   __device__ int begin(int64_t head, int chunk) const {
@@ -101,28 +102,23 @@ void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Strea
 void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
                 Stream stream);
 
-// Chooses: writes selected. cuda_select.cu
-struct SelectWorkspace {
-  // what queries are scored against, in the tiles that the scoring kernel takes: keys or means
-  bf16* columns;
-  float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
-  SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
-};
-void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
-
-// The same by shortlist. cuda_shortlist.cu
-inline int64_t pair_slots(const Top1ChunkForward& p) {
-  return std::bit_ceil(std::max<uint64_t>(p.shortlist, 4));
+// Chooses: writes selected. cuda_select.cu; the shortlist: cuda_shortlist.cu
+inline int pair_slots(const Top1ChunkForward& p) {
+  const bool listed = p.selection == Selection::shortlist;
+  return listed ? int(std::bit_ceil(std::max<uint64_t>(p.shortlist, 4))) : 0;
 }
-struct ShortlistWorkspace {
-  bf16* columns;     // summaries in tiles
+struct SelectWorkspace {
+  // what queries are scored against, in the tiles that the scoring kernel takes: keys or summaries
+  bf16* columns;
+  float* previous;   // [B, H, T] the score of the rank before, when top_k > 1
   int slots;         // of a query: the shortlist, padded to a power of two
   uint16_t* listed;  // [B, H, T, slots] chunks, kNoChunk: none
   float* scores;     // [B, H, T, slots] exact scores of these, in base 2
-  Lists lists;
-  ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
+  Lists pairs;       // of query and chunk, slots for each query
+  SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
-void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
+void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
+void select_shortlist(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
 // Attends to each query's own chunk (local), or to those of lists. joins: together with what `out`
 // and logsumexp hold, but where the bits of logsumexp are kNothingRead. cuda_forward.cu

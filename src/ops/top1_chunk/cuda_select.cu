@@ -128,11 +128,11 @@ __device__ bool exact(const Top1ChunkForward& p, const SelectWorkspace& scratch,
   const ScoreSmem<D, kKeys> shared(kExactGroups, mine, scratch.columns, tiles, kPlain ? 0 : 1);
   const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
   const int count = mine.candidates * steps;
+  // in a register: an instruction has one constant
+  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
   Best best(p, mine, row, scratch.previous, rank);
   bool fits = true;
   score_block<D, kExactGroups>(shared, count, p, mine, [&] {
-    // from a lane of its own, so that it is in a register of each lane, not of the warp
-    const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, threadIdx.x % 32);
     ChunkSum<kPlain, 3> sum;
     int candidate = 0, step = 0;
     score_tiles<D, kKeys, kKeys>(shared, count, [&](float(&s)[kKeys / 16][4], int, int first) {
@@ -184,15 +184,19 @@ void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Str
 
 }  // namespace
 
-SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) {
-  columns = p.selection == Selection::approx
-                ? take_summaries(p, arena)
-                : arena.take<bf16>(p.batch * p.kv_heads * all_chunks(p) * tiles_per_chunk(p) *
-                                   tile_keys(p) * p.head_dim);
-  previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
-}
+SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
+    : columns(p.selection == Selection::exact
+                  ? arena.take<bf16>(p.batch * p.kv_heads * all_chunks(p) * tiles_per_chunk(p) *
+                                     tile_keys(p) * p.head_dim)
+                  : take_summaries(p, arena)),
+      previous(p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr),
+      slots(pair_slots(p)),
+      listed(arena.take<uint16_t>(p.batch * p.heads * p.time * slots)),
+      scores(arena.take<float>(p.batch * p.heads * p.time * slots)),
+      pairs(p, arena, slots, kPairRun) {}
 
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
+  if (p.selection == Selection::shortlist) return select_shortlist(p, scratch, stream);
   const bool approx = p.selection == Selection::approx;
   if (approx) summarise(p, scratch.columns, stream);
   with_head_dim(p.head_dim, [&](auto d) {

@@ -99,7 +99,7 @@ __device__ void insert_scores(int (&list)[2][kKept], const float (&s)[kTileRows 
 // thread brings the tiles in.
 template <int D, int kParts>
 __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
-    list_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, int tiles, Keyed keyed) {
+    list_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, Keyed keyed) {
   constexpr int kChunks = Layout<kParts>::kChunks;
   using Tile = WgmmaTile<D, kTileRows>;
   const QueryTile mine(p, kGroups * kRows);
@@ -161,12 +161,6 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
   });
 }
 
-// A pair for a query.
-Top1ChunkForward pairs_of(Top1ChunkForward p) {
-  p.heads *= pair_slots(p);
-  return p;
-}
-
 // For exact scores a warp takes kTiles tiles of 16 queries at a time, which share what it reads of
 // the keys. kKeys: of one step.
 constexpr int kWarps = 4, kTiles = 2, kWarpRows = 16 * kTiles, kKeys = 32;
@@ -221,9 +215,9 @@ __device__ float sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D
 // of pairs does not matter.
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
-    pair_kernel(Top1ChunkForward p, ShortlistWorkspace scratch, int padded, int slot_bits) {
+    pair_kernel(Top1ChunkForward p, SelectWorkspace scratch, int padded, int slot_bits) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Lists& lists = scratch.lists;
+  const Lists& lists = scratch.pairs;
   // A head after the other: the queries of one fit into the L2 cache.
   const int kv_heads = int(p.kv_heads), head = blockIdx.x / lists.segments;
   const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size),
@@ -275,7 +269,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
 }
 
 // The top_k best of each query's shortlist. One thread per query.
-__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, ShortlistWorkspace scratch) {
+__global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWorkspace scratch) {
   const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
   if (row >= p.batch * p.heads * p.time) return;
   const int64_t first = row * scratch.slots;
@@ -304,26 +298,19 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, Shortlist
 
 }  // namespace
 
-ShortlistWorkspace::ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
-    : columns(take_summaries(p, arena)),
-      slots(int(pair_slots(p))),
-      listed(arena.take<uint16_t>(p.batch * p.heads * p.time * slots)),
-      scores(arena.take<float>(p.batch * p.heads * p.time * slots)),
-      lists(pairs_of(p), arena, kPairRun) {}
-
-void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream) {
+void select_shortlist(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
   summarise(p, scratch.columns, stream);
   Keyed keyed{1};
-  while (keyed.mask < scratch.lists.chunks) keyed.mask = keyed.mask * 2 + 1;
+  while (keyed.mask < scratch.pairs.chunks) keyed.mask = keyed.mask * 2 + 1;
   const int64_t blocks = ceil_div(p.time, kGroups * kRows) * p.batch * p.heads;
   with_head_dim(p.head_dim, [&](auto d) {
     launch_kernel(summary_parts(p) == 4 ? list_kernel<d(), 4> : list_kernel<d(), 8>,
                   unsigned(blocks), kGroups * 128, ScoreSmem<d(), kTileRows>::bytes(kGroups),
                   stream, p, scratch, int(summary_tiles(p)), keyed);
     if (p.time <= p.chunk_size) return;
-    sort_pairs(pairs_of(p), scratch.lists, scratch.listed, stream);
+    sort_pairs(p, scratch.pairs, scratch.listed, stream);
     const size_t bytes = (padded_chunk(p) + 2 * kWarps * kWarpRows) * d() * sizeof(bf16);
-    launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.lists.segments),
+    launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.pairs.segments),
                   kWarps * 32, bytes, stream, p, scratch, padded_chunk(p),
                   std::countr_zero(unsigned(scratch.slots)));
   });
