@@ -1,5 +1,5 @@
-// Few queries with a long past: one block per query and head. Scores of all candidates, of which the
-// best are kept; then the keys and the values of the chunks read.
+// Few queries with a long past: one block per query and head. Scores of all candidates, of which
+// the best are kept; then the keys and the values of the chunks read.
 // Nothing is read twice but the shortlist's keys.
 #include <algorithm>
 
@@ -199,7 +199,7 @@ struct Step {
       }
     }
   };
-  // The best of all warps, in all threads; groups of kFirst lanes agree. s.part, … were read before.
+  // The best of all warps, in all threads; groups of kFirst lanes agree. s.part, … were read.
   template <int kFirst>
   __device__ Best of_block(Best best) const {
     for (int step = kFirst; step < 32; step *= 2) {
@@ -237,9 +237,9 @@ struct Step {
     if (threadIdx.x < n) s.kept[threadIdx.x] = kept;
     __syncthreads();
   }
-  // The best by the high parts of the means, of which the scores are kept. `rest` is a bound on what
-  // the low parts, each number 2^−8 of the high one or less, can add. What may be needed of the low
-  // parts is sent for.
+  // The best by the high parts of the means, of which the scores are kept. `rest` is a bound on
+  // what the low parts, each number 2^−8 of the high one or less, can add. What may be needed of
+  // the low parts is sent for.
   __device__ Best best_by_high_parts() const {
     const Keys rows(query);
     Best best;

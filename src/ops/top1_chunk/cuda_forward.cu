@@ -95,8 +95,8 @@ __device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const Query
   cp_async_commit_group();
 }
 
-// The queries of lists, or (local) of each chunk itself, which see no later key. joins: `out` may hold
-// what they read before.
+// The queries of lists, or (local) of each chunk itself, which see no later key. joins: `out` may
+// hold what they read before.
 template <int D, bool kLocal>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     attend_kernel(Top1ChunkForward p, Lists lists, bool joins, int padded) {

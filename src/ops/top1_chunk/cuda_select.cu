@@ -128,11 +128,11 @@ __device__ bool exact(const Top1ChunkForward& p, const SelectWorkspace& scratch,
   const ScoreSmem<D, kKeys> shared(kExactGroups, mine, scratch.columns, tiles, kPlain ? 0 : 1);
   const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
   const int count = mine.candidates * steps;
-  // in a register: an instruction has one constant
-  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
   Best best(p, mine, row, scratch.previous, rank);
   bool fits = true;
   score_block<D, kExactGroups>(shared, count, p, mine, [&] {
+    // from a lane of its own, so that it is in a register of each lane, not of the warp
+    const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, threadIdx.x % 32);
     ChunkSum<kPlain, 3> sum;
     int candidate = 0, step = 0;
     score_tiles<D, kKeys, kKeys>(shared, count, [&](float(&s)[kKeys / 16][4], int, int first) {
@@ -162,14 +162,14 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
     exact<false, D, kKeys>(p, scratch, tiles, mine, rank);
 }
 
-// One launch of a kernel per rank, of so many warpgroups per block.
+// One launch per rank, of so many warpgroups per block.
 template <int D, int kTile, class Kernel>
 void launch_ranks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int groups,
-                  int64_t tiles, const Kernel& kernel, Stream stream) {
+                  int64_t tiles, Kernel* first, Kernel* later, Stream stream) {
   const unsigned blocks = unsigned(ceil_div(p.time, groups * kRows) * p.batch * p.heads);
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_kernel(kernel(rank), blocks, groups * 128 + 32, ScoreSmem<D, kTile>::bytes(groups),
-                  stream, p, scratch, int(tiles), rank);
+    launch_kernel(rank == 0 ? first : later, blocks, groups * 128 + 32,
+                  ScoreSmem<D, kTile>::bytes(groups), stream, p, scratch, int(tiles), rank);
 }
 
 template <int D, int kKeys>
@@ -177,9 +177,8 @@ void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Str
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
   launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch.columns,
                 tiles_per_chunk(p));
-  launch_ranks<D, kKeys>(
-      p, scratch, kExactGroups, all_chunks(p) * tiles_per_chunk(p),
-      [](int) { return exact_kernel<D, kKeys>; }, stream);
+  launch_ranks<D, kKeys>(p, scratch, kExactGroups, all_chunks(p) * tiles_per_chunk(p),
+                         exact_kernel<D, kKeys>, exact_kernel<D, kKeys>, stream);
 }
 
 }  // namespace
@@ -201,12 +200,8 @@ void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, St
   if (approx) summarise(p, scratch.columns, stream);
   with_head_dim(p.head_dim, [&](auto d) {
     if (approx)
-      launch_ranks<d(), kTileRows>(
-          p, scratch, kApproxGroups, summary_tiles(p),
-          [&](int rank) {
-            return rank == 0 ? approx_kernel<d(), true> : approx_kernel<d(), false>;
-          },
-          stream);
+      launch_ranks<d(), kTileRows>(p, scratch, kApproxGroups, summary_tiles(p),
+                                   approx_kernel<d(), true>, approx_kernel<d(), false>, stream);
     else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);
     else exact_blocks<d(), 128>(p, scratch, stream);
   });
