@@ -110,6 +110,7 @@ inline int pair_slots(const Top1ChunkForward& p) {
 struct SelectWorkspace {
   // what queries are scored against, in the tiles that the scoring kernel takes: keys or summaries
   bf16* columns;
+  float* key_norm;   // [B·Hk, chunks]: the longest key
   float* previous;   // [B, H, T] the score of the rank before, when top_k > 1
   int slots;         // of a query: the shortlist, padded to a power of two
   uint16_t* listed;  // [B, H, T, slots] chunks, kNoChunk: none

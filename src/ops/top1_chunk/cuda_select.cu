@@ -6,6 +6,7 @@
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/wgmma.cuh"
 #include "ops/top1_chunk/cuda_scores.cuh"
+#include "ops/top1_chunk/cuda_sums.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
@@ -15,22 +16,44 @@ int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128;
 int tiles_per_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, tile_keys(p))); }
 int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
 
-// Keys into tiles. One block per chunk.
+__device__ void square_add(float& sum, const uint4& x) {
+  for (uint32_t pair : {x.x, x.y, x.z, x.w}) {
+    const float2 u = unpack_bf16x2(pair);
+    sum += u.x * u.x + u.y * u.y;
+  }
+}
+
+// Keys into tiles, and the longest of each chunk. One block per chunk.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
-    pack_keys_kernel(Top1ChunkForward p, bf16* columns, int tiles) {
-  const int chunk = int(p.chunk_size), b = blockIdx.y / int(p.kv_heads),
-            kv = blockIdx.y % int(p.kv_heads);
+    pack_keys_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
+  constexpr int kVectors = D / 8, kLanes = kVectors <= 8 ? 8 : 16;  // lanes of a row, a power of 2
+  __shared__ float longest[256 / kLanes];
+  const int chunk = int(p.chunk_size), lane = threadIdx.x % kLanes,
+            first_row = threadIdx.x / kLanes;
+  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
   const int64_t first = blockIdx.x * int64_t{chunk};
   if (first + chunk > p.time) return;  // a partial chunk is not a candidate
-  bf16* to = columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
+  bf16* to = s.columns + (blockIdx.y * int64_t{gridDim.x} + blockIdx.x) * tiles * kKeys * D;
+  float longest_here = 0;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < chunk * (D / 8); i += 256) {
-    const int row = i / (D / 8), vector = i % (D / 8);
-    const WgmmaTile<D, kKeys> tile{to + row / kKeys * kKeys * D};
-    *reinterpret_cast<uint4*>(tile.at(row % kKeys, vector)) =
-        *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + row, kv) + vector * 8);
+  for (int row = first_row; row - first_row < chunk; row += 256 / kLanes) {
+    float square = 0;
+    if (lane < kVectors && row < chunk) {
+      const uint4 x =
+          *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + row, kv) + lane * 8);
+      *reinterpret_cast<uint4*>(
+          WgmmaTile<D, kKeys>{to + row / kKeys * kKeys * D}.at(row % kKeys, lane)) = x;
+      square_add(square, x);
+    }
+    for (int step = 1; step < kLanes; step *= 2) square += __shfl_xor_sync(~0u, square, step);
+    longest_here = fmaxf(longest_here, isnan(square) ? INFINITY : square);
   }
+  if (lane == 0) longest[first_row] = longest_here;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (float x : longest) longest_here = fmaxf(longest_here, x);
+  s.key_norm[blockIdx.y * int64_t{gridDim.x} + blockIdx.x] = sqrtf(longest_here) * 1.001f;
 }
 
 // The best candidate so far of each row. After rank 0 only those count that come after (score,
@@ -41,7 +64,7 @@ struct Best {
   __device__ Best(const Top1ChunkForward& p, const QueryTile& mine, int i, const float* before,
                   int rank) {
     const int row = min(mine.row(i), mine.count - 1);
-    own = mine.own(i);
+    own = (mine.first + row) / int(p.chunk_size);
     chunk = rank < own ? rank : -1;  // for want of a better one: scores may be NaN or −inf
     previous = rank == 0 ? INFINITY : before[mine.rows + row];
     previous_chunk = rank == 0 ? -1 : int(p.selected[(mine.rows + row) * p.top_k + rank - 1]);
@@ -90,6 +113,33 @@ struct Best {
   }
 };
 
+// of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+constexpr float kBound = 100;
+// The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
+template <int D>
+__device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* key_norm,
+                             int candidates) {
+  __shared__ float queries[16], keys[16];  // a warp
+  float query = 0, key = 0;
+  for (int j = 0; j < D / 8; ++j)
+    square_add(query, *reinterpret_cast<const uint4*>(q.at(threadIdx.x % kRows, j)));
+  if (isnan(query)) query = INFINITY;
+  for (int c = threadIdx.x % 128; c < candidates; c += 128) key = fmaxf(key, key_norm[c]);
+  for (int step = 16; step > 0; step /= 2) {
+    query = fmaxf(query, __shfl_xor_sync(~0u, query, step));
+    key = fmaxf(key, __shfl_xor_sync(~0u, key, step));
+  }
+  const int warp = threadIdx.x / 32, first = warp / 4 * 4;
+  queries[warp] = query;
+  keys[warp] = key;
+  named_barrier_sync<128>(warpgroup_barrier(warp / 4));
+  for (int i = first; i < first + 4; ++i) {
+    query = fmaxf(query, queries[i]);
+    key = fmaxf(key, keys[i]);
+  }
+  return fabsf(scale) * sqrtf(query) * 1.001f * key;
+}
+
 constexpr int kApproxGroups = 2, kExactGroups = 4;
 
 template <int D, bool kFirst>
@@ -97,9 +147,12 @@ __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
     approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kApproxGroups * kRows);
   constexpr int kChunks = Layout<2>::kChunks;
-  const ScoreSmem<D, kTileRows> shared(kApproxGroups, mine, scratch.columns, tiles);
+  const ScoreSmem<D, kTileRows> shared(kApproxGroups);
   const int count = (mine.candidates + kChunks - 1) / kChunks;
-  score_block<D, kApproxGroups>(shared, count, p, mine, [&] {
+  const bf16* from =
+      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
+  score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
+    const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
     Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
     score_tiles<D, kTileRows, kChunks>(
         shared, count, [&](const float(&s)[kChunks / 16][4], int tile, int first) {
@@ -109,7 +162,7 @@ __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
             best[0].template offer_tile<kFirst, kAll>(s, 0, column);
             best[1].template offer_tile<kFirst, kAll>(s, 1, column);
           };
-          if ((tile + 1) * kChunks <= mine.common) offer(std::true_type{});
+          if ((tile + 1) * kChunks <= common) offer(std::true_type{});
           else offer(std::false_type{});
         });
 #pragma unroll
@@ -121,45 +174,44 @@ __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
   });
 }
 
-// False: a sum did not fit, and nothing was written.
-template <bool kPlain, int D, int kKeys>
-__device__ bool exact(const Top1ChunkForward& p, const SelectWorkspace& scratch, int tiles,
-                      const QueryTile& mine, int rank) {
-  const ScoreSmem<D, kKeys> shared(kExactGroups, mine, scratch.columns, tiles, kPlain ? 0 : 1);
+template <bool kBounded, int D, int kKeys>
+__device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward& p,
+                      const SelectWorkspace& scratch, const QueryTile& mine, int rank) {
   const int chunk = int(p.chunk_size), steps = (chunk + kKeys - 1) / kKeys, row = threadIdx.x % 2;
-  const int count = mine.candidates * steps;
+  // in a register: an instruction has one constant
+  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
   Best best(p, mine, row, scratch.previous, rank);
-  bool fits = true;
-  score_block<D, kExactGroups>(shared, count, p, mine, [&] {
-    // from a lane of its own, so that it is in a register of each lane, not of the warp
-    const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, threadIdx.x % 32);
-    ChunkSum<kPlain, 3> sum;
-    int candidate = 0, step = 0;
-    score_tiles<D, kKeys, kKeys>(shared, count, [&](float(&s)[kKeys / 16][4], int, int first) {
-      sum.add(s, scale, chunk - step * kKeys - first);
-      if (first == 0 || ++step < steps) return;
-      const float score = sum.finish();
-      fits = fits && sum.fits(score);
-      best.offer(score, candidate);
-      sum = {.largest = sum.largest};
-      step = 0;
-      ++candidate;
-    });
-    fits = fits && sum.largest * fabsf(scale) < 120;
-  });
-  if (!__syncthreads_and(fits)) return false;
-  if (threadIdx.x < kExactGroups * 128 && threadIdx.x % 4 < 2)
-    best.write(p, mine, row, scratch.previous, rank);
-  return true;
+  ChunkSum<kBounded> sum;
+  int candidate = 0, step = 0;
+  score_tiles<D, kKeys, kKeys>(shared, mine.candidates * steps,
+                               [&](const float(&s)[kKeys / 16][4], int, int first) {
+                                 if constexpr (kBounded) sum.add(s, scale);
+                                 else sum.add(s, scale, chunk - step * kKeys - first);
+                                 if (first == 0 || ++step < steps) return;
+                                 best.offer(sum.finish(), candidate);
+                                 sum = {};
+                                 step = 0;
+                                 ++candidate;
+                               });
+  if (threadIdx.x % 4 < 2) best.write(p, mine, row, scratch.previous, rank);
 }
 
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
     exact_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kExactGroups * kRows);
-  // plain if every key of a tile counts
-  if (p.chunk_size % kKeys || !exact<true, D, kKeys>(p, scratch, tiles, mine, rank))
-    exact<false, D, kKeys>(p, scratch, tiles, mine, rank);
+  const ScoreSmem<D, kKeys> shared(kExactGroups);
+  const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
+  const int steps = (int(p.chunk_size) + kKeys - 1) / kKeys, count = mine.candidates * steps;
+  score_block<D, kExactGroups>(
+      shared, scratch.columns + head * tiles * kKeys * D, count, p, mine, [&] {
+        const float* norms = scratch.key_norm + head * (tiles / steps);
+        const bool whole = p.chunk_size % kKeys == 0;  // every key of a tile counts
+        if (whole && score_bound<D>(shared.group(), float(p.scale) * kLog2e, norms,
+                                    mine.candidates) <= kBound)
+          exact<true>(shared, p, scratch, mine, rank);
+        else exact<false>(shared, p, scratch, mine, rank);
+      });
 }
 
 // One launch per rank, of so many warpgroups per block.
@@ -175,8 +227,7 @@ void launch_ranks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int
 template <int D, int kKeys>
 void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch.columns,
-                tiles_per_chunk(p));
+  launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch, tiles_per_chunk(p));
   launch_ranks<D, kKeys>(p, scratch, kExactGroups, all_chunks(p) * tiles_per_chunk(p),
                          exact_kernel<D, kKeys>, exact_kernel<D, kKeys>, stream);
 }
@@ -188,6 +239,7 @@ SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& aren
                   ? arena.take<bf16>(p.batch * p.kv_heads * all_chunks(p) * tiles_per_chunk(p) *
                                      tile_keys(p) * p.head_dim)
                   : take_summaries(p, arena)),
+      key_norm(arena.take<float>(p.batch * p.kv_heads * all_chunks(p))),
       previous(p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr),
       slots(pair_slots(p)),
       listed(arena.take<uint16_t>(p.batch * p.heads * p.time * slots)),

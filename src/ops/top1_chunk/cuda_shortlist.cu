@@ -5,6 +5,7 @@
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/wgmma.cuh"
 #include "ops/top1_chunk/cuda_scores.cuh"
+#include "ops/top1_chunk/cuda_sums.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
@@ -103,19 +104,22 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
   constexpr int kChunks = Layout<kParts>::kChunks;
   using Tile = WgmmaTile<D, kTileRows>;
   const QueryTile mine(p, kGroups * kRows);
-  const ScoreSmem<D, kTileRows> shared(kGroups, mine, scratch.columns, tiles);
+  const ScoreSmem<D, kTileRows> shared(kGroups);
+  const bf16* from =
+      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
+  const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
   const int count = (mine.candidates + kChunks - 1) / kChunks;
-  score_block<D, kGroups>(shared, count, p, mine, [&] {
+  score_block<D, kGroups>(shared, from, count, p, mine, [&] {
     int list[2][kKept], own[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      own[i] = mine.own(i);
+      own[i] = (mine.first + min(mine.row(i), mine.count - 1)) / int(p.chunk_size);
 #pragma unroll
       for (int n = 0; n < kKept; ++n) list[i][n] = INT_MIN;
     }
     const WgmmaDescriptor first = warp_uniform(Tile{shared.tile(0)}.rows());
     const auto produce = [&](int i) {
-      if (threadIdx.x == 0 && i < count) shared.produce(i);
+      if (threadIdx.x == 0 && i < count) produce_tile(shared, from, i);
     };
     uint32_t q[D / 16][4];
 #pragma unroll
@@ -141,7 +145,7 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
       shared.pipeline.consumer_release(state.stage);
       state.advance();
       const int chunk = i * kChunks + threadIdx.x % 4 * 2;
-      if ((i + 1) * kChunks <= mine.common) insert_scores<kParts, true>(list, s, keyed, chunk, own);
+      if ((i + 1) * kChunks <= common) insert_scores<kParts, true>(list, s, keyed, chunk, own);
       else insert_scores<kParts, false>(list, s, keyed, chunk, own);
     }
 #pragma unroll
@@ -186,11 +190,11 @@ __device__ void fetch_queries(SwizzledTile<D> to, const Top1ChunkForward& p, con
   }
 }
 
-// Of the lane's row over a chunk's keys. Plain: the sum itself (ChunkSum).
-template <bool kPlain, int D>
+// Of the lane's row over a chunk's keys. Bounded: the sum itself (ChunkSum).
+template <bool kBounded, int D>
 __device__ float sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D> keys, int chunk,
                           float scale) {
-  ChunkSum<kPlain> sum[kTiles];
+  ChunkSum<kBounded, 0> sum[kTiles];
   for (int key = 0; key < chunk; key += kKeys) {
     float s[kTiles][kKeys / 8][4] = {};
 #pragma unroll
@@ -204,15 +208,18 @@ __device__ float sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D
           mma_m16n16k16(s[tile][2 * n], s[tile][2 * n + 1], q[tile][kk], k);
       }
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) sum[tile].add(s[tile], scale, chunk - key);
+    for (int tile = 0; tile < kTiles; ++tile)
+      if constexpr (kBounded) sum[tile].add(s[tile], scale);
+      else sum[tile].add(s[tile], scale, chunk - key);
   }
   const float first = sum[0].finish(), second = sum[1].finish();
   return threadIdx.x & 2 ? second : first;
 }
 
 // Exact scores of the pairs of a segment: a warp takes kWarpRows at a time, the next on their way.
-// Rows whose plain sum does not fit start again. A row does not depend on its neighbours: the order
-// of pairs does not matter.
+// They are summed without a maximum: a sum between 2^−60 and 2^60 says that no score was too large
+// and what was lost too small to count; rows of other sums start again. A row does not depend on
+// its neighbours: the order of pairs does not matter.
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
     pair_kernel(Top1ChunkForward p, SelectWorkspace scratch, int padded, int slot_bits) {
@@ -255,7 +262,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
       for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[tile][kk], queries(stage), tile * 16, kk * 2);
     float score = 0;
     if (whole) score = sum_keys<true>(q, keys, chunk, scale);
-    const bool fits = ChunkSum<true>::fits(score);
+    const bool fits = score > 0x1p-60f && score < 0x1p60f;
     score = __log2f(score);
     if (!__all_sync(~0u, fits)) {
       const float again = sum_keys<false>(q, keys, chunk, scale);
