@@ -333,6 +333,9 @@ TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   EXPECT_EQ(cuda::why_unsupported(p), nullptr);
   p.rank = 8;
   EXPECT_STREQ(cuda::why_unsupported(p), "takes a rank of 7 at most");
+  EXPECT_EQ(cuda::why_no_step(p), nullptr);
+  p.past = 49152 * 64;
+  EXPECT_STREQ(cuda::why_no_step(p), "keeps at most 192 KB of scores per query");
 }
 
 }  // namespace

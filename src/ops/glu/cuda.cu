@@ -15,67 +15,46 @@ struct Gate {
         derivative(sigma + value * (1 - sigma) * c * (1 + 3 * a * x * x)) {}
 };
 
-// `pack` numbers of [rows, width], and where they lie in [rows, 2 width].
-struct Place {
-  int64_t half, gate, up;
-};
-__device__ Place place(int64_t pack, int64_t width) {
-  const int64_t row = pack / width, column = pack % width;  // in packs
-  return {pack, row * 2 * width + column, row * 2 * width + width + column};
-}
-
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kElementwiseThreads) glu_forward(Glu p, int64_t packs) {
+template <class T, int kWidth, bool kBackward>
+__global__ void __launch_bounds__(kElementwiseThreads) glu_kernel(GluBackward bwd, int64_t packs) {
   using Packed = Vec<T, kWidth>;
-  const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
-  if (i >= packs) return;
-  const Place at = place(i, p.width / kWidth);
-  const auto* h = static_cast<const Packed*>(p.h);
-  Packed g = h[at.gate];
-  const Packed u = h[at.up];
-  for (int k = 0; k < kWidth; ++k)
-    g.at[k] =
-        from_compute<T>(Gate<Real<T>>(to_compute(g.at[k]), p.c, p.a).value * to_compute(u.at[k]));
-  static_cast<Packed*>(p.y)[at.half] = g;
-}
-
-template <class T, int kWidth>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    glu_backward(GluBackward bwd, int64_t packs) {
-  using Packed = Vec<T, kWidth>;
+  using R = Real<T>;
   const Glu& p = bwd.forward;
   const int64_t i = blockIdx.x * int64_t{kElementwiseThreads} + threadIdx.x;
   if (i >= packs) return;
-  const Place at = place(i, p.width / kWidth);
-  const auto* h = static_cast<const Packed*>(p.h);
-  Packed g = h[at.gate], u = h[at.up];
-  const Packed dy = static_cast<const Packed*>(bwd.dy)[at.half];
+  const int64_t width = p.width / kWidth, gate = i + i / width * width, up = gate + width;
+  Packed g = static_cast<const Packed*>(p.h)[gate], u = static_cast<const Packed*>(p.h)[up], dy;
+  if constexpr (kBackward) dy = static_cast<const Packed*>(bwd.dy)[i];
   for (int k = 0; k < kWidth; ++k) {
-    const Gate<Real<T>> gate(to_compute(g.at[k]), p.c, p.a);
-    const Real<T> up = to_compute(u.at[k]), d = to_compute(dy.at[k]);
-    g.at[k] = from_compute<T>(d * up * gate.derivative);
-    u.at[k] = from_compute<T>(d * gate.value);
+    const Gate<R> at(to_compute(g[k]), p.c, p.a);
+    const R x = to_compute(u[k]);
+    if constexpr (kBackward) {
+      const R d = to_compute(dy[k]);
+      g[k] = from_compute<T>(d * x * at.derivative);
+      u[k] = from_compute<T>(d * at.value);
+    } else {
+      g[k] = from_compute<T>(at.value * x);
+    }
   }
-  auto* dh = static_cast<Packed*>(bwd.dh);
-  dh[at.gate] = g;
-  dh[at.up] = u;
+  static_cast<Packed*>(kBackward ? bwd.dh : p.y)[kBackward ? gate : i] = g;
+  if constexpr (kBackward) static_cast<Packed*>(bwd.dh)[up] = u;
+}
+
+template <bool kBackward>
+void launch(const GluBackward& bwd, std::initializer_list<const void*> pointers, Stream stream) {
+  const Glu& p = bwd.forward;
+  with_vectors(p.dtype, p.width, pointers, [&]<class T>(T, auto size) {
+    const int64_t packs = p.rows * p.width / size();
+    launch_threads(glu_kernel<T, size(), kBackward>, packs, kElementwiseThreads, stream, bwd,
+                   packs);
+  });
 }
 
 }  // namespace
 
-void glu(const Glu& p, Stream stream) {
-  with_vectors(p.dtype, p.width, {p.h, p.y}, [&]<class T>(T, auto size) {
-    const int64_t packs = p.rows * p.width / size();
-    launch_threads(glu_forward<T, size()>, packs, kElementwiseThreads, stream, p, packs);
-  });
-}
-
+void glu(const Glu& p, Stream stream) { launch<false>({.forward = p}, {p.h, p.y}, stream); }
 void glu(const GluBackward& bwd, Stream stream) {
-  const Glu& p = bwd.forward;
-  with_vectors(p.dtype, p.width, {p.h, bwd.dy, bwd.dh}, [&]<class T>(T, auto size) {
-    const int64_t packs = p.rows * p.width / size();
-    launch_threads(glu_backward<T, size()>, packs, kElementwiseThreads, stream, bwd, packs);
-  });
+  launch<true>(bwd, {bwd.forward.h, bwd.dy, bwd.dh}, stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -1,8 +1,8 @@
 // Sampling on CUDA: one block per row. Prefixes of the order are found by a radix search over the
 // bits of the logits, without sorting: three passes over the row, which lies in the L1 or L2 cache.
-#include "ops/cuda/launch.cuh"
+#include <cub/block/block_scan.cuh>
+
 #include "ops/cuda/reduce.cuh"
-#include "ops/cuda/types.cuh"
 #include "ops/sampling/kernel.h"
 
 namespace assay::ops::cuda {
@@ -22,6 +22,8 @@ struct Amount {
   __device__ Mass of(bool counts) const { return counts ? count : mass; }
 };
 
+using Scan = cub::BlockScan<Amount, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+
 // Unsigned integers in the order of the numbers; −0 counts as 0.
 __device__ uint32_t key_of(float x) {
   const uint32_t bits = __float_as_uint(x + 0.f);
@@ -31,28 +33,12 @@ __device__ uint32_t key_of(float x) {
 struct Shared {
   Mass mass[kBins];
   uint32_t count[kBins];
-  Amount warps[kWarps];
+  Scan::TempStorage scan;
   float most[kWarps];
   Amount before;  // of the bin that was found
   uint32_t bin;
   int token;
 };
-
-// The sum of x over the threads before this one; `all`: over all threads.
-__device__ Amount exclusive_scan(Amount x, Shared& shared, Amount& all) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Amount inclusive = {warp_inclusive_scan(x.mass), warp_inclusive_scan(x.count)};
-  if (lane == 31) shared.warps[warp] = inclusive;
-  __syncthreads();
-  Amount before{};
-  all = {};
-  for (int w = 0; w < kWarps; ++w) {
-    if (w < warp) before = before + shared.warps[w];
-    all = all + shared.warps[w];
-  }
-  __syncthreads();
-  return {before.mass + inclusive.mass - x.mass, before.count + inclusive.count - x.count};
-}
 
 // A place in the order: the tokens with a larger key, and those with this key.
 struct Place {
@@ -94,17 +80,15 @@ struct Row {
       }
       __syncthreads();
       // Thread t has the bins 2047 − 2t and 2046 − 2t, so that the scan is by falling keys.
-      const int upper = kBins - 1 - 2 * int(threadIdx.x), lower = upper - 1;
-      const Amount first = {shared.mass[upper], shared.count[upper]};
-      const Amount second = {shared.mass[lower], shared.count[lower]};
-      Amount all;
-      const Amount before = above + exclusive_scan(first + second, shared, all);
-      const Amount between = before + first, after = between + second;
-      if (before.of(counts) <= target && target < after.of(counts)) {
-        const bool in_first = target < between.of(counts);
-        shared.bin = in_first ? upper : lower;
-        shared.before = in_first ? before : between;
-      }
+      const int last = kBins - 1 - 2 * int(threadIdx.x);
+      Amount bins[2], before[2];
+      for (int i = 0; i < 2; ++i) bins[i] = {shared.mass[last - i], shared.count[last - i]};
+      Scan(shared.scan).ExclusiveScan(bins, before, above, Plus{});
+      for (int i = 0; i < 2; ++i)
+        if (before[i].of(counts) <= target && target < (before[i] + bins[i]).of(counts)) {
+          shared.bin = last - i;
+          shared.before = before[i];
+        }
       __syncthreads();
       above = shared.before;
       prefix = pass == 0 ? shared.bin : prefix << (pass == 2 ? 10 : 11) | shared.bin;
@@ -122,8 +106,9 @@ struct Row {
     const int begin = min(int(threadIdx.x) * per, size), end = min(begin + per, size);
     Amount mine{};
     for (int i = begin; i < end; ++i) mine.mass += amount(at(i));
-    Amount all;
-    Mass running = exclusive_scan(mine, shared, all).mass;
+    Amount before;
+    Scan(shared.scan).ExclusiveScan(mine, before, Amount{}, Plus{});
+    Mass running = before.mass;
     if (running <= target && target < running + mine.mass)
       for (int i = begin; i < end; ++i) {
         running += amount(at(i));
@@ -137,9 +122,10 @@ struct Row {
   }
 
   __device__ Mass total() const {
-    Amount mine{}, all;
+    Amount mine{}, before, all;
     for (int i = threadIdx.x; i < size; i += kThreads) mine.mass += weight(at(i));
-    exclusive_scan(mine, shared, all);
+    Scan(shared.scan).ExclusiveScan(mine, before, Amount{}, Plus{}, all);
+    __syncthreads();
     return all.mass;
   }
 };

@@ -19,11 +19,8 @@ constexpr int64_t kMaxShortlist = 16, kListedChunks = 32;
 struct ForwardWorkspace {
   Lists lists;
   std::optional<SelectWorkspace> select;
-  std::optional<ShortlistWorkspace> shortlist;
   ForwardWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) : lists(p, arena) {
-    if (p.forced) return;
-    if (p.selection == Selection::shortlist) shortlist.emplace(p, arena);
-    else select.emplace(p, arena);
+    if (!p.forced) select.emplace(p, arena);
   }
 };
 struct BackwardWorkspace {
@@ -47,8 +44,8 @@ const char* why_unsupported(const Top1ChunkForward& p) {
   if (listed && p.shortlist > (lists_all ? kListedChunks : kMaxShortlist))
     return "takes a shortlist of 16 at most, or of 32 if there are no more than 32 full chunks";
   if (p.batch * p.heads >= 1 << 16) return "takes fewer than 2^16 heads of the batch";
-  if (p.heads / p.kv_heads * p.time * (listed ? p.shortlist : 1) >= int64_t{1} << 30)
-    return "takes fewer than 2^30 queries per key head, times the shortlist";
+  if (p.heads / p.kv_heads * p.time * (listed ? pair_slots(p) : 1) >= int64_t{1} << 30)
+    return "takes fewer than 2^30 queries per key head, times the padded shortlist";
   return why_unaligned({p.q, p.k, p.v, p.out});
 }
 
@@ -61,12 +58,15 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
   const auto scratch = workspace_at<ForwardWorkspace>(workspace, p);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
-  if (scratch.shortlist) select_shortlist(p, *scratch.shortlist, stream);
-  for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
+  const bool chosen = p.time > p.chunk_size;
+  if (chosen)
+    cudaMemsetAsync(p.logsumexp, kNothingRead & 0xff,
+                    size_t(p.batch * p.heads * p.time) * sizeof(float), cuda_stream(stream));
+  for (int rank = 0; rank < p.top_k && chosen; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);
-    remote_pass(p, scratch.lists, rank, stream);
+    attend(p, scratch.lists, false, rank > 0, stream);
   }
-  local_pass(p, stream);
+  attend(p, scratch.lists, true, chosen, stream);
 }
 
 void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
@@ -74,7 +74,6 @@ void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
   check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
   const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
-  delta_pass(bwd, scratch.gradients, stream);
   chunk_gradients(bwd, scratch.gradients, scratch.lists, true, stream);
   for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
     sort_queries(p, scratch.lists, rank, stream);

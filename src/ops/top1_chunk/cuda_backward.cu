@@ -24,17 +24,13 @@ __global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward bwd, float
   const int64_t b = i / (time * heads), t = i / heads % time, h = i % heads;
   float sum = 0;
   if (wanted) {
-    const bf16 *out = head_row<D>(bwd.forward.out, b, t, h), *dout = head_row<D>(bwd.dout, b, t, h);
+    const auto *out = reinterpret_cast<const Vec<bf16, 8>*>(head_row<D>(bwd.forward.out, b, t, h)),
+               *dout = reinterpret_cast<const Vec<bf16, 8>*>(head_row<D>(bwd.dout, b, t, h));
 #pragma unroll
-    for (int j = 0; j < D / 32; ++j) {
-      const uint4 x = reinterpret_cast<const uint4*>(out)[j * 4 + lane],
-                  y = reinterpret_cast<const uint4*>(dout)[j * 4 + lane];
-      const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+    for (int j = lane; j < D / 8; j += 4) {
+      const Vec<bf16, 8> x = out[j], y = dout[j];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 u = unpack_bf16x2(xs[e]), w = unpack_bf16x2(ys[e]);
-        sum += u.x * w.x + u.y * w.y;
-      }
+      for (int e = 0; e < 8; ++e) sum += to_compute(x[e]) * to_compute(y[e]);
     }
   }
   sum = quad_sum(sum);
@@ -62,36 +58,17 @@ struct BackwardSmem {
                                    kKeys * kTile * sizeof(bf16) + 2 * sizeof(RowStats);
   __device__ BackwardSmem() {
     extern __shared__ __align__(1024) unsigned char memory[];
-    bf16* at = reinterpret_cast<bf16*>(memory);
-    auto take = [&](int rows, int width) {
-      at += rows * width;
-      return at - rows * width;
-    };
-    k.data = take(kKeys, D);
-    v.data = take(kKeys, D);
-    ds.data = take(kKeys, kTile);
-    queries = take(4 * kTile, D);
-    two_stats = reinterpret_cast<RowStats*>(at);
+    k.data = reinterpret_cast<bf16*>(memory);
+    v.data = k.data + kKeys * D;
+    ds.data = v.data + kKeys * D;
+    queries = ds.data + kKeys * kTile;
+    two_stats = reinterpret_cast<RowStats*>(queries + 4 * kTile * D);
   }
   __device__ WgmmaTile<D, kTile> q(int stage) const { return {queries + 2 * stage * kTile * D}; }
   __device__ WgmmaTile<D, kTile> dout(int stage) const {
     return {queries + (2 * stage + 1) * kTile * D};
   }
   __device__ RowStats& stats(int stage) const { return two_stats[stage]; }
-};
-
-// The items that a block goes through, and the keys that it holds.
-struct QueryRange {
-  int b, kv, group, time;
-  int first_key, keys;  // keys [first_key, first_key + keys) of the sequence
-  int begin, end;       // item numbers: of `order`, or (local) 0 … group · local_count
-  const int* order;     // null: local
-  int local_begin, local_count;
-  int64_t rows;  // of the key head's first item in logsumexp and delta
-  __device__ int item(int i) const {
-    if (order) return order[i];
-    return group == 1 ? local_begin + i : i / local_count * time + local_begin + i % local_count;
-  }
 };
 
 // 64 queries from `first` on: their rows of q and dout, and their stats. Vec4 lanes a row.
@@ -106,8 +83,7 @@ __device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range,
   for (int i = 0; i < kRowsOf<kKeys>; ++i) {
     const int row = threadIdx.x / 4 + i * kKeys / 2;
     const bool wanted = first + row < range.end;
-    const int g = range.group == 1 ? 0 : item[i] / range.time, t = item[i] - g * range.time,
-              h = range.kv * range.group + g;
+    const auto [t, h] = Query(range, item[i]);
     const bf16 *from_q = head_row<D>(bwd.forward.q, range.b, t, h),
                *from_dout = head_row<D>(bwd.dout, range.b, t, h);
 #pragma unroll
@@ -264,24 +240,6 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& 
     }
 }
 
-// Each warpgroup its columns.
-template <int D, int kKeys>
-__device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
-                                const BackwardSmem<D, kKeys>& shared, int first, int stage,
-                                bool add) {
-  const int warpgroup = threadIdx.x / 128;
-  if constexpr (kKeys == 128 && D != 96) {
-    query_gradients<D, kKeys, D / 2>(bwd, range, shared, first, stage, warpgroup * (D / 2), add);
-  } else if constexpr (kKeys == 128) {
-    if (warpgroup == 0) query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
-    else query_gradients<D, kKeys, 32>(bwd, range, shared, first, stage, 64, add);
-  } else {
-    query_gradients<D, kKeys, 64>(bwd, range, shared, first, stage, 0, add);
-    if constexpr (D > 64)
-      query_gradients<D, kKeys, D - 64>(bwd, range, shared, first, stage, 64, add);
-  }
-}
-
 template <int D, int kKeys>
 __device__ void write_rows(const View& to, const QueryRange& range, float (&sum)[D / 8][4],
                            float factor, bool add) {
@@ -318,12 +276,25 @@ __device__ void prefetch_rows(const View& x, const QueryRange& range) {
     prefetch_l2(head_row<D>(x, range.b, range.first_key + i / kLines, range.kv) + i % kLines * 64);
 }
 
+// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads
+// of its lists.
 template <int D, int kKeys>
-__device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range, const float* delta,
-                          bool add_dq, bool add_dk, float* partial) {
+__global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
+    gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
+                    Lists lists, float* partial) {
+  const Top1ChunkForward& p = bwd.forward;
+  const QueryRange range(p, lists, local, int(p.kv_heads), key_offset, kKeys);
+  if (range.keys == 0) return;
+  // Segments beyond a chunk's first are counted from 0 over all chunks.
+  const int heads = int(p.batch * p.kv_heads), number = blockIdx.x / heads,
+            chunk = range.first_key / int(p.chunk_size);
+  const int64_t beyond =
+      int64_t{blockIdx.x % heads} * (lists.segments - lists.chunks) + number - chunk - 1;
+  partial = range.segment > 0 ? partial + beyond * 2 * kKeys * D : nullptr;
+  const bool add_dq = !local || key_offset > 0, add_dk = !local;
   const BackwardSmem<D, kKeys> shared;
-  copy_rows(shared.k, bwd.forward.k, range.b, range.first_key, range.kv, range.keys, kKeys);
-  copy_rows(shared.v, bwd.forward.v, range.b, range.first_key, range.kv, range.keys, kKeys);
+  copy_rows(shared.k, p.k, range.b, range.first_key, range.kv, range.keys, kKeys);
+  copy_rows(shared.v, p.v, range.b, range.first_key, range.kv, range.keys, kKeys);
   int item[kRowsOf<kKeys>];
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i)
@@ -341,12 +312,17 @@ __device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
     __syncthreads();
     if (first + kTile < range.end)
       fetch<D, kKeys>(bwd, range, shared, delta, first + kTile, stage ^ 1, item, add_dq);
-    sums.add(shared, stage, float(bwd.forward.scale) * kLog2e, all);
+    sums.add(shared, stage, float(p.scale) * kLog2e, all);
     fence_proxy_async();
     __syncthreads();
-    query_gradients<D, kKeys>(bwd, range, shared, first, stage, add_dq);
+    // a warpgroup after the other takes so many columns
+    constexpr int kColumns = D == 128 || (D == 64 && kKeys == 64) ? 64 : 32;
+#pragma unroll
+    for (int i = 0; i < D; i += kKeys / 64 * kColumns)
+      if (const int column = i + threadIdx.x / 128 % (kKeys / 64) * kColumns; column < D)
+        query_gradients<D, kKeys, kColumns>(bwd, range, shared, first, stage, column, add_dq);
   }
-  const float scale = float(bwd.forward.scale);
+  const float scale = float(p.scale);
   if (partial) {
     write_partial<D>(partial, sums.dk, scale);
     write_partial<D>(partial + kKeys * D, sums.dv, 1);
@@ -356,36 +332,6 @@ __device__ void gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
   }
 }
 
-// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads
-// of its lists.
-template <int D, int kKeys>
-__global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
-    gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
-                    Lists lists, float* partial) {
-  const Top1ChunkForward& p = bwd.forward;
-  const int heads = int(p.batch * p.kv_heads), head = blockIdx.x % heads,
-            number = blockIdx.x / heads;
-  QueryRange range{head / int(p.kv_heads), head % int(p.kv_heads), int(p.heads / p.kv_heads),
-                   int(p.time)};
-  range.rows = int64_t{head} * lists.items;
-  const Segment segment = local ? Segment{number, 0, 0, 1} : segment_of(lists, heads, blockIdx.x);
-  if (segment.chunk < 0 || segment.begin == segment.end) return;
-  range.first_key = segment.chunk * int(p.chunk_size) + key_offset;
-  const int chunk_end = min(range.time, segment.chunk * int(p.chunk_size) + int(p.chunk_size));
-  range.keys = min(kKeys, chunk_end - range.first_key);
-  if (range.keys <= 0) return;
-  range.local_begin = range.first_key;
-  range.local_count = chunk_end - range.first_key;
-  range.order = local ? nullptr : lists.order + range.rows;
-  range.begin = segment.begin;
-  range.end = local ? range.group * range.local_count : segment.end;
-  // Segments beyond a chunk's first are counted from 0 over all chunks.
-  const int64_t beyond =
-      int64_t{head} * (lists.segments - lists.chunks) + number - segment.chunk - 1;
-  gradients<D, kKeys>(bwd, range, delta, !local || key_offset > 0, !local,
-                      segment.number > 0 ? partial + beyond * 2 * kKeys * D : nullptr);
-}
-
 // Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Vec4 numbers
 // a thread at a time.
 template <int D, int kKeys>
@@ -393,10 +339,10 @@ __global__ void __launch_bounds__(256)
     join_kernel(Top1ChunkBackward bwd, int key_offset, Lists lists, const float* partial) {
   const Top1ChunkForward& p = bwd.forward;
   const int64_t head = blockIdx.y;
-  const int* first = lists.first + head * (lists.chunks + 1) + blockIdx.x;
-  const int count = first[1] - first[0] - 1, keys = min(kKeys, int(p.chunk_size) - key_offset);
-  if (count == 0) return;
-  partial += (head * (lists.segments - lists.chunks) + first[0] - blockIdx.x) * 2 * kKeys * D;
+  const int begin = lists.begin(head, blockIdx.x), end = lists.begin(head, blockIdx.x + 1);
+  const int count = (end - begin - 1) / kSegment, keys = min(kKeys, int(p.chunk_size) - key_offset);
+  if (count <= 0) return;
+  partial += (head * (lists.segments - lists.chunks) + begin / kSegment) * 2 * kKeys * D;
   const int64_t t = blockIdx.x * p.chunk_size + key_offset;
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
     const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);
@@ -418,29 +364,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-template <int D, int kKeys>
-void gradient_blocks(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, Stream stream) {
-  const unsigned heads = unsigned(bwd.forward.batch * bwd.forward.kv_heads);
-  for (int offset = 0; offset < bwd.forward.chunk_size; offset += kKeys) {
-    launch_kernel(gradient_kernel<D, kKeys>,
-                  heads * unsigned(local ? lists.chunks : lists.segments), kKeys * 2,
-                  BackwardSmem<D, kKeys>::kBytes, stream, bwd, scratch.delta, offset, local, lists,
-                  scratch.partial);
-    if (local) continue;
-    launch_kernel(join_kernel<D, kKeys>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd, offset,
-                  lists, scratch.partial);
-  }
-}
-
-// f(head_dim, keys of a block) as constants.
-template <class F>
-void with_shape(const Top1ChunkForward& p, F&& f) {
-  with_head_dim(p.head_dim, [&](auto d) {
-    with_constant<64, 128>(block_keys(p), [&](auto keys) { f(d, keys); });
-  });
-}
-
 }  // namespace
 
 GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
@@ -451,17 +374,25 @@ GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& 
   partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
 }
 
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, Stream stream) {
-  const unsigned blocks =
-      unsigned(ceil_div(bwd.forward.batch * bwd.forward.time * bwd.forward.heads, 64));
-  with_head_dim(bwd.forward.head_dim, [&](auto d) {
-    launch_kernel(delta_kernel<d()>, blocks, 256, 0, stream, bwd, scratch.delta);
-  });
-}
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool local, Stream stream) {
-  with_shape(bwd.forward, [&](auto d, auto keys) {
-    gradient_blocks<d(), keys()>(bwd, scratch, lists, local, stream);
+  const Top1ChunkForward& p = bwd.forward;
+  const unsigned heads = unsigned(p.batch * p.kv_heads),
+                 blocks = heads * unsigned(local ? lists.chunks : lists.segments);
+  with_head_dim(p.head_dim, [&](auto d) {
+    if (local)
+      launch_threads(delta_kernel<d()>, p.batch * p.time * p.heads * 4, 256, stream, bwd,
+                     scratch.delta);
+    with_constant<64, 128>(block_keys(p), [&](auto keys) {
+      for (int offset = 0; offset < p.chunk_size; offset += keys()) {
+        launch_kernel(gradient_kernel<d(), keys()>, blocks, keys() * 2,
+                      BackwardSmem<d(), keys()>::kBytes, stream, bwd, scratch.delta, offset, local,
+                      lists, scratch.partial);
+        if (local) continue;
+        launch_kernel(join_kernel<d(), keys()>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd,
+                      offset, lists, scratch.partial);
+      }
+    });
   });
 }
 

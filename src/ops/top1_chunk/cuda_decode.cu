@@ -1,10 +1,12 @@
-// Few queries with a long past: one block per query and head. Scores of all candidates, a tile of
-// chunks at a time, of which the best are kept; then the keys and the values of the chunks read.
+// Few queries with a long past: one block per query and head. Scores of all candidates, of which
+// the best are kept; then the keys and the values of the chunks read.
 // Nothing is read twice but the shortlist's keys.
+#include <algorithm>
+
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/top1_chunk/cuda_lists.cuh"
+#include "ops/top1_chunk/cuda_passes.cuh"
 
 namespace assay::ops::cuda {
 namespace top1 {
@@ -12,10 +14,10 @@ namespace {
 
 // of a block; fewer where blocks are many
 constexpr int kMaxThreads = 256, kMaxWarps = kMaxThreads / 32;
-// chunks scored before the best of them are found
-constexpr int kTile = 1024;
 constexpr int kMaxKept = 64;     // of top_k and shortlist
 constexpr int kMaxRead = 16384;  // keys of a query
+// of the scores that a block keeps
+constexpr int64_t kMaxScoreBytes = 192 << 10;
 
 // Rows of D numbers of type T, each read by kLanes neighbouring lanes, 16 bytes at a time.
 template <class T, int D>
@@ -52,117 +54,48 @@ struct Rows {
       for (int e = 0; e < kWidth; ++e) sum += q[i][e] * to_compute(x.at[i].at[e]);
     return group_reduce<kLanes>(sum, Plus{});
   }
-  // Of the lane's part.
-  __device__ static R square(const Row& x) {
+  // Σ |q x| of the lane's part.
+  __device__ R bound(const Row& x) const {
     R sum = 0;
+#pragma unroll
     for (int i = 0; i < kEach; ++i)
-      for (int e = 0; e < kWidth; ++e) sum += to_compute(x.at[i].at[e]) * to_compute(x.at[i].at[e]);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sum += fabs(q[i][e] * to_compute(x.at[i].at[e]));
     return sum;
-  }
-  __device__ R length() const {
-    R sum = 0;
-    for (int i = 0; i < kEach; ++i)
-      for (int e = 0; e < kWidth; ++e) sum += q[i][e] * q[i][e];
-    return sqrt(sum);
   }
 };
 
 // f(i, row i) for i = first, first + step, … below `count`, 128 bytes of a lane under way at once;
 // row(i) points to row i. All lanes of a warp go along, with i ≥ count when theirs is done.
-template <class Reader, int kAtOnce, class At, class F>
-__device__ void some_rows(int first, int step, int count, const At& row, const F& f) {
-  typename Reader::Row x[kAtOnce];
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) x[u] = Reader::load(row(min(u * step + first, count - 1)));
-#pragma unroll
-  for (int u = 0; u < kAtOnce; ++u) f(u * step + first, x[u]);
-}
 template <class Reader, class At, class F>
 __device__ void each_row(int first, int step, int count, const At& row, const F& f) {
   constexpr int kAtOnce = Reader::kEach < 4 ? 8 / Reader::kEach : 2;
-  for (int base = 0; base < count;)
-    if (kAtOnce <= 2 || count - base > 2 * step) {
-      some_rows<Reader, kAtOnce>(base + first, step, count, row, f);
-      base += kAtOnce * step;
-    } else {
-      some_rows<Reader, 2>(base + first, step, count, row, f);
-      base += 2 * step;
-    }
+  for (int base = 0; base < count;) {
+    const auto some = [&](auto rows) {
+      constexpr int kRows = decltype(rows)::value;
+      typename Reader::Row x[kRows];
+#pragma unroll
+      for (int u = 0; u < kRows; ++u)
+        x[u] = Reader::load(row(min(base + first + u * step, count - 1)));
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) f(base + first + u * step, x[u]);
+      base += kRows * step;
+    };
+    if (count - base > 2 * step) some(std::integral_constant<int, kAtOnce>{});
+    else some(std::integral_constant<int, 2>{});
+  }
 }
 
 template <class R>
 struct DecodeSmem {
-  R scores[kTile + kMaxKept], part[kMaxWarps], rest[kMaxWarps];
-  int ids[kTile + kMaxKept], part_at[kMaxWarps], kept[kMaxKept];
+  R part[kMaxWarps], rest[kMaxWarps];
+  int part_id[kMaxWarps], kept[kMaxKept];
+  int read[kMaxKept + 1];  // chunks
 };
 
 template <class R>
 __device__ bool better(R a, int id_a, R b, int id_b) {
   return a > b || (a == b && id_a < id_b);
-}
-
-// The `n` best of the first `count` scores, best first, ties to the lower number: ids to `kept`
-// (−1: none left), and scores and ids to the front.
-template <class R>
-__device__ void keep_best(DecodeSmem<R>& s, int count, int n) {
-  R kept_score = 0;  // of rank threadIdx.x
-  __syncthreads();
-  for (int rank = 0; rank < n; ++rank) {
-    R score = -INFINITY;
-    int id = INT_MAX, at = -1;
-    for (int i = threadIdx.x; i < count; i += blockDim.x)
-      if (better(s.scores[i], s.ids[i], score, id)) {
-        score = s.scores[i];
-        id = s.ids[i];
-        at = i;
-      }
-    for (int step = 16; step > 0; step /= 2) {
-      const R other = __shfl_xor_sync(~0u, score, step);
-      const int other_id = __shfl_xor_sync(~0u, id, step),
-                other_at = __shfl_xor_sync(~0u, at, step);
-      if (better(other, other_id, score, id)) {
-        score = other;
-        id = other_id;
-        at = other_at;
-      }
-    }
-    if (threadIdx.x % 32 == 0) {
-      s.part[threadIdx.x / 32] = score;
-      s.part_at[threadIdx.x / 32] = at;
-    }
-    __syncthreads();
-    score = -INFINITY;
-    id = INT_MAX;
-    at = -1;
-    for (int w = 0; w < blockDim.x / 32; ++w)
-      if (s.part_at[w] >= 0 && better(s.part[w], s.ids[s.part_at[w]], score, id)) {
-        score = s.part[w];
-        at = s.part_at[w];
-        id = s.ids[at];
-      }
-    __syncthreads();
-    if (threadIdx.x == rank) kept_score = score;
-    if (threadIdx.x == 0) {
-      s.kept[rank] = at < 0 ? -1 : id;
-      if (at >= 0) {
-        s.scores[at] = -INFINITY;
-        s.ids[at] = INT_MAX;
-      }
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x < n) {
-    const int id = s.kept[threadIdx.x];
-    s.scores[threadIdx.x] = id < 0 ? R(-INFINITY) : kept_score;
-    s.ids[threadIdx.x] = id < 0 ? INT_MAX : id;
-  }
-  __syncthreads();
-}
-
-template <class R>
-__device__ void put_score(DecodeSmem<R>& s, int at, int id, R score) {
-  s.scores[at] = isnan(score) ? R(INFINITY) : score;
-  s.ids[at] = id;  // NaN counts as the best
 }
 
 // Σ over the block, or the largest; in all threads.
@@ -205,15 +138,24 @@ struct Step {
       prefetch_l2(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
   }
 
-  // Scores of `count` chunks id(i), to the places from `at` on.
-  template <class Id>
-  __device__ void score_exactly(int count, int at, const Id& id) const {
+  // Of the chunks, then of the keys read.
+  __device__ static R* scores() {
+    extern __shared__ double memory[];
+    return reinterpret_cast<R*>(memory);
+  }
+  // NaN counts as the best.
+  __device__ void put_score(int id, R score) const {
+    scores()[id] = isnan(score) ? R(INFINITY) : score;
+  }
+  // Scores of the first `count` chunks, or of those in s.kept.
+  __device__ void score_exactly(int count, bool of_kept) const {
     const Keys keys(query);
     for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
+      const int id = of_kept ? s.kept[i] : i;
       R top = -INFINITY, sum = 0;
       each_row<Keys>(
           Keys::group(), Keys::kGroups, chunk,
-          [&](int j) { return row(p.k, int64_t(id(i)) * chunk + j); },
+          [&](int j) { return row(p.k, int64_t{id} * chunk + j); },
           [&](int j, const typename Keys::Row& x) {
             const R score = keys.dot(x);
             if (j >= chunk) return;
@@ -224,42 +166,24 @@ struct Step {
       const R all = butterfly<Keys::kLanes, 32>(top, Max{});
       sum *= top > -INFINITY ? exp2_any(top - all) : R(sum == sum ? 0 : NAN);
       sum = butterfly<Keys::kLanes, 32>(sum, Plus{});
-      if (threadIdx.x % 32 == 0) put_score<R>(s, at + i, id(i), all + log2(sum));
+      if (threadIdx.x % 32 == 0) put_score(id, all + log2(sum));
     }
   }
-  // The same by mean, the sum of its parts: a group of lanes a chunk.
-  __device__ void score_means(int count, int at, int first) const {
-    const Keys rows(query);
-    const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
-    const int shift = __ffs(groups) - 1;  // a power of two
-    const auto chunk_of = [&](int i) { return (i >> shift) / kParts * groups + group; };
-    R score = 0;
-    each_row<Keys>(
-        group, groups, (count + groups - 1) / groups * groups * kParts,
-        [&](int i) {
-          return summary(first + min(chunk_of(i), count - 1), -((i >> shift) % kParts));
-        },
-        [&](int i, const typename Keys::Row& x) {
-          const bool last = (i >> shift) % kParts == kParts - 1;
-          score += rows.dot(x);
-          if (last && Keys::lane() == 0 && chunk_of(i) < count)
-            put_score<R>(s, at + chunk_of(i), first + chunk_of(i), score);
-          if (last) score = 0;
-        });
-  }
-  __device__ void score_cheaply(int count, int at, int first) const {
-    const Keys rows(query);
-    const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
-    for (int base = 0; base < count; base += groups) {
-      const int i = base + group;
+  // The same of all by rows of the summary: both parts of the mean, or (listed) the mean and axes.
+  // One group of lanes per chunk.
+  __device__ void score_by_summary(bool listed) const {
+    const Keys keys(query);
+    const int groups = blockDim.x / Keys::kLanes, rows = listed ? int(p.rank) + 1 : kParts;
+    for (int base = 0; base < own; base += groups) {
+      const int i = base + threadIdx.x / Keys::kLanes;
       R score = 0;
       each_row<Keys>(
-          0, 1, int(p.rank) + 1, [&](int r) { return summary(first + min(i, count - 1), r); },
+          0, 1, rows, [&](int r) { return summary(min(i, own - 1), listed ? r : -r); },
           [&](int r, const typename Keys::Row& x) {
-            const R y = rows.dot(x);
-            if (r <= p.rank) score += r == 0 ? y : R(0.5 * kLn2Double) * y * y;
+            const R y = keys.dot(x);
+            if (r < rows) score += r == 0 || !listed ? y : R(0.5 * kLn2Double) * y * y;
           });
-      if (Keys::lane() == 0 && i < count) put_score<R>(s, at + i, first + i, score);
+      if (Keys::lane() == 0 && i < own) put_score(i, score);
     }
   }
 
@@ -275,106 +199,112 @@ struct Step {
       }
     }
   };
-  // The best of all warps, in all threads. s.part, … were read before.
+  // The best of all warps, in all threads; groups of kFirst lanes agree. s.part, … were read.
+  template <int kFirst>
   __device__ Best of_block(Best best) const {
-    for (int step = Keys::kLanes; step < 32; step *= 2) {
+    for (int step = kFirst; step < 32; step *= 2) {
       best.offer(__shfl_xor_sync(~0u, best.score, step), __shfl_xor_sync(~0u, best.id, step));
       best.rest = fmax(best.rest, __shfl_xor_sync(~0u, best.rest, step));
     }
     const int warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
       s.part[warp] = best.score;
-      s.part_at[warp] = best.id;
+      s.part_id[warp] = best.id;
       s.rest[warp] = best.rest;
     }
     __syncthreads();
     for (int w = 0; w < blockDim.x / 32; ++w) {
-      best.offer(s.part[w], s.part_at[w]);
+      best.offer(s.part[w], s.part_id[w]);
       best.rest = fmax(best.rest, s.rest[w]);
     }
     return best;
   }
-  // The best by the high parts of the means of `count` chunks, of which the scores go to s. `rest`
-  // is a bound on what the low parts, each 2^−8 of the high one or less, can add: Cauchy and
-  // Schwarz over each lane's part. What may be needed of the low parts is sent for.
-  __device__ Best best_by_high_parts(int count, int first, Best best) const {
+  // The `n` best of them, best first, ties to the lower number, to s.kept; −1: none left.
+  __device__ void keep_best(int count, bool of_kept, int n) const {
+    int kept = -1;  // of rank threadIdx.x
+    Best before{INFINITY, 0, -1};
+    for (int rank = 0; rank < n; ++rank) {
+      __syncthreads();
+      Best best;
+      for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const int id = of_kept ? s.kept[i] : i;
+        if (better(before.score, before.id, scores()[id], id)) best.offer(scores()[id], id);
+      }
+      before = of_block<1>(best);
+      if (threadIdx.x == rank && before.id != INT_MAX) kept = before.id;
+    }
+    __syncthreads();
+    if (threadIdx.x < n) s.kept[threadIdx.x] = kept;
+    __syncthreads();
+  }
+  // The best by the high parts of the means, of which the scores are kept. `rest` is a bound on
+  // what the low parts, each number 2^−8 of the high one or less, can add. What may be needed of
+  // the low parts is sent for.
+  __device__ Best best_by_high_parts() const {
     const Keys rows(query);
-    R longest = 0;
+    Best best;
+    R largest = 0;
     each_row<Keys>(
-        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, count,
-        [&](int i) { return summary(first + i, 0); },
+        threadIdx.x / Keys::kLanes, blockDim.x / Keys::kLanes, own,
+        [&](int i) { return summary(i, 0); },
         [&](int i, const typename Keys::Row& x) {
           const R score = rows.dot(x);
-          longest = fmax(longest, Keys::square(x));
-          if (i >= count) return;
-          best.offer(score, first + i);
-          if (Keys::lane() == 0) put_score<R>(s, i, first + i, score);
+          largest = fmax(largest, rows.bound(x));
+          if (i >= own) return;
+          best.offer(score, i);
+          if (Keys::lane() == 0) put_score(i, score);
         });
-    if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
-    R rest = rows.length() * sqrt(longest) * R(1.01 / 256);
-    rest = group_reduce<Keys::kLanes>(rest, Plus{});
-    best.rest = fmax(best.rest, rest);
-    return of_block(best);
+    if (kParts == 2) {
+      if (best.id != INT_MAX && Keys::lane() == 0) prefetch_l2(summary(best.id, -1));
+      best.rest = group_reduce<Keys::kLanes>(largest, Plus{}) * R(1.01 / 256);
+    }
+    return of_block<Keys::kLanes>(best);
   }
   // The chunk of the largest mean score, to s.kept[0]. Low parts are read only of those that they
   // may make the best.
   __device__ void choose_one_by_mean() const {
     const Keys rows(query);
     const auto whole = [&](int id) {
-      return rows.dot(Keys::load(summary(id, 0))) + rows.dot(Keys::load(summary(id, -1)));
+      const R high = rows.dot(Keys::load(summary(id, 0)));
+      return kParts == 1 ? high : high + rows.dot(Keys::load(summary(id, -1)));
     };
-    Best best;
-    for (int first = 0; first < own; first += kTile) {
-      const int count = min(kTile, own - first);
-      const Best before = best;
-      best = best_by_high_parts(count, first, best);
-      const R least = best.score - 2 * best.rest;
-      const auto near = [&](int i) { return !(s.scores[i] < least) && s.ids[i] != best.id; };
-      bool any = before.id != best.id && !(before.score < least) && before.id != INT_MAX;
-      for (int i = threadIdx.x; i < count; i += blockDim.x) any = any || near(i);
-      if (__syncthreads_or(any)) {
-        Best again;
-        again.rest = best.rest;
-        again.offer(whole(best.id), best.id);
-        if (before.id != INT_MAX) again.offer(whole(before.id), before.id);
-        for (int base = threadIdx.x / 32 * 32; base < count; base += blockDim.x) {
-          const int i = base + threadIdx.x % 32;
-          for (unsigned left = __ballot_sync(~0u, i < count && near(i)); left; left &= left - 1) {
-            const int id = s.ids[base + __ffs(left) - 1];
-            again.offer(whole(id), id);
-          }
+    Best best = best_by_high_parts();
+    const R least = best.score - 2 * best.rest;
+    const auto near = [&](int i) { return i < own && !(scores()[i] < least) && i != best.id; };
+    bool any = false;
+    for (int i = threadIdx.x; i < own; i += blockDim.x) any = any || near(i);
+    if (__syncthreads_or(any)) {
+      Best again;
+      again.offer(whole(best.id), best.id);
+      for (int base = threadIdx.x / 32 * 32; base < own; base += blockDim.x)
+        for (unsigned left = __ballot_sync(~0u, near(base + threadIdx.x % 32)); left;
+             left &= left - 1) {
+          const int id = base + __ffs(left) - 1;
+          again.offer(whole(id), id);
         }
-        best = of_block(again);
-      }
-      __syncthreads();
+      best = of_block<Keys::kLanes>(again);
     }
-    if (threadIdx.x == 0 && best.id != INT_MAX) s.kept[0] = best.id;
+    if (threadIdx.x == 0) s.kept[0] = best.id;
   }
   // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
     const bool exact = p.selection == Selection::exact,
                listed = p.selection == Selection::shortlist;
-    const int n = int(listed ? p.shortlist : p.top_k);
-    const bool by_mean = p.selection == Selection::approx;
-    if (by_mean && kParts == 2 && n == 1) return choose_one_by_mean();
-    for (int first = 0; first < own; first += kTile) {
-      const int count = min(kTile, own - first), held = first == 0 ? 0 : n;
-      if (exact) score_exactly(count, held, [&](int i) { return first + i; });
-      else if (by_mean) score_means(count, held, first);
-      else score_cheaply(count, held, first);
-      keep_best(s, held + count, n);
-    }
+    if (own == 0) return;
+    if (p.selection == Selection::approx && p.top_k == 1) return choose_one_by_mean();
+    if (exact) score_exactly(own, false);
+    else score_by_summary(listed);
+    keep_best(own, false, int(listed ? p.shortlist : p.top_k));
     if (!listed) return;
-    const int count = min(n, own);
-    score_exactly(count, 0, [&](int i) { return s.kept[i]; });
-    keep_best(s, count, int(p.top_k));
+    const int count = min(int(p.shortlist), own);
+    score_exactly(count, true);
+    keep_best(count, true, int(p.top_k));
   }
 
   // Number i of the keys read is at position:
-  __device__ int64_t position(int i, int before) const {
-    if (i >= before) return int64_t(own) * chunk + (i - before);
+  __device__ int64_t position(int i) const {
     const int number = int((float(i) + 0.5f) * inverse);  // exact for kMaxRead keys
-    return int64_t(s.ids[number] - number) * chunk + i;
+    return int64_t(s.read[number] - number) * chunk + i;
   }
 };
 
@@ -385,12 +315,11 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   using Keys = Rows<T, D>;
   __shared__ DecodeSmem<R> s;
   __shared__ R query[D], gathered[kMaxWarps][D];
-  extern __shared__ double memory[];
-  R* logits = reinterpret_cast<R*>(memory);
+  R* logits = Step<T, D>::scores();
   const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
             b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)),
-            chunk = int(p.chunk_size);
-  const int64_t last = p.past + t, row = (int64_t{b} * heads + h) * p.time + t;
+            chunk = int(p.chunk_size), row = (b * heads + h) * int(p.time) + t;
+  const int64_t last = p.past + t;
   const Step<T, D> step{
       p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
   const R scale = R(p.scale * kLog2eDouble);
@@ -407,24 +336,25 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   __syncthreads();
   if (!p.forced) step.choose();
   __syncthreads();
-  // The chunks that count, without gaps, in s.ids.
+  // The chunks that count, without gaps, and its own.
   int chunks = 0;
   for (int i = 0; i < p.top_k; ++i)
     if (valid_choice(s.kept[i], step.own) >= 0) {
-      if (threadIdx.x == 0) s.ids[chunks] = s.kept[i];
+      if (threadIdx.x == 0) s.read[chunks] = s.kept[i];
       step.send_for(p.v, int64_t(s.kept[i]) * chunk, chunk);
       ++chunks;
     }
   if (!p.forced && threadIdx.x < p.top_k)
     p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
+  if (threadIdx.x == 0) s.read[chunks] = step.own;
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
   __syncthreads();
-  const int before = chunks * chunk, count = before + step.last + 1;
+  const int count = chunks * chunk + step.last + 1;
   const int group = threadIdx.x / Keys::kLanes, groups = blockDim.x / Keys::kLanes;
   {
     const Keys keys(query);
     each_row<Keys>(
-        group, groups, count, [&](int i) { return step.row(p.k, step.position(i, before)); },
+        group, groups, count, [&](int i) { return step.row(p.k, step.position(i)); },
         [&](int i, const typename Keys::Row& x) {
           const R score = keys.dot(x);
           if (Keys::lane() == 0 && i < count) logits[i] = score;
@@ -439,7 +369,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   sum = reduce(s, sum, Plus{});
   R out[Keys::kEach][Keys::kWidth] = {};
   each_row<Keys>(
-      group, groups, count, [&](int i) { return step.row(p.v, step.position(i, before)); },
+      group, groups, count, [&](int i) { return step.row(p.v, step.position(i)); },
       [&](int i, const typename Keys::Row& x) {
         const R weight = i < count ? logits[i] : R(0);
 #pragma unroll
@@ -468,11 +398,19 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
 }  // namespace
 }  // namespace top1
 
+// Of the scores of all chunks, then of the keys read.
+static size_t score_bytes(const Top1ChunkForward& p) {
+  const int64_t chunks = (p.past + p.time) / p.chunk_size;
+  return size_t(std::max(chunks, (p.top_k + 1) * p.chunk_size)) *
+         (p.dtype == DType::f64 ? sizeof(double) : sizeof(float));
+}
+
 const char* why_no_step(const Top1ChunkForward& p) {
   if (const char* why_not = why_not_head_dim(p.head_dim)) return why_not;
   if (p.top_k > top1::kMaxKept || p.shortlist > top1::kMaxKept)
     return "takes a top_k and a shortlist of 64 at most";
   if ((p.top_k + 1) * p.chunk_size > top1::kMaxRead) return "reads at most 16,384 keys per query";
+  if (score_bytes(p) > top1::kMaxScoreBytes) return "keeps at most 192 KB of scores per query";
   if (p.batch * p.time * p.heads >= int64_t{1} << 31) return "takes fewer than 2^31 queries";
   const int64_t element = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
   return rows_aligned({p.k, p.v, p.summaries}, element)
@@ -485,9 +423,8 @@ void top1_chunk_step(const Top1ChunkForward& p, Stream stream) {
   const unsigned blocks = unsigned(p.batch * p.time * p.heads);
   const unsigned threads = blocks < 2u * unsigned(sm_count()) ? top1::kMaxThreads : 128;
   with_type(p.dtype, [&]<class T>(T) {
-    const size_t bytes = size_t((p.top_k + 1) * p.chunk_size) * sizeof(Real<T>);
     with_head_dim(p.head_dim, [&](auto d) {
-      launch_kernel(top1::step_kernel<T, d()>, blocks, threads, bytes, stream, p);
+      launch_kernel(top1::step_kernel<T, d()>, blocks, threads, score_bytes(p), stream, p);
     });
   });
 }

@@ -1,37 +1,130 @@
 #pragma once
 // The steps of a call, in the order in which they are enqueued; each is a file of its own.
+#include <algorithm>
+#include <bit>
+
 #include "ops/cuda/types.cuh"
-#include "ops/top1_chunk/cuda_lists.cuh"
+#include "ops/top1_chunk/kernel.h"
 
 namespace assay::ops::cuda::top1 {
 
-// Chooses: writes selected. cuda_select.cu
+// Queries sorted by the chunk that they chose: a stable counting sort, without atomics that
+// decide an order. cuda_lists.cu
+// The queries of the G heads that share a key head are one sequence of items, item = g·T + t, so
+// that everything below is once per (batch, key head). Each list is cut into segments of at most
+// kSegment items: the work of a block.
+
+// A choice counts if it is an earlier chunk than the query's own; otherwise the result is -1.
+__device__ inline int valid_choice(int64_t choice, int own) {
+  return choice >= 0 && choice < own ? int(choice) : -1;
+}
+
+constexpr int kSegment = 512;
+// Items that a block of the sort takes: so many queries, or pairs of a query and a chunk.
+constexpr int kQueryRun = 4096, kPairRun = 8192;
+
+// One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
+struct alignas(16) Segment {
+  int chunk, number, begin, end;
+};
+
+struct Lists {
+  int items, chunks, runs, segments;  // segments: of a key head
+  int* order;                         // [B·Hk, items] item numbers, sorted; those of no chunk last
+  Segment* table;                     // [B·Hk, segments]
+  // [B·Hk, chunks + 1, runs] where the items of a run that chose the chunk (the last: none) begin,
+  // in all of order
+  uint32_t* places;
+  void* scratch;
+  size_t scratch_bytes;
+  // Of `each` items per query, sorted in such runs.
+  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each = 1, int run = kQueryRun);
+
+  // Where a chunk's list begins in the head's part of order.
+  __device__ int begin(int64_t head, int chunk) const {
+    return int(places[(head * (chunks + 1) + chunk) * runs] - uint32_t(head * items));
+  }
+};
+
+// What a block of a pass goes through: queries of `group` heads, and keys of one chunk that they
+// read. The queries are a segment of a list or (local) the chunk's own.
+struct QueryRange {
+  int b, kv, head, group, time;  // head: the first
+  int first_key, keys;           // keys [first_key, first_key + keys) of the sequence, or none
+  int begin, end;                // item numbers: of `order`, or (local) 0 … group · own
+  int own;                       // local: queries of a head, which begin at first_key
+  int segment;                   // number of the segment
+  const int* order;              // null: local
+  int64_t rows;                  // [B, H, T] of item 0
+
+  // Block i of the grid: segment, or (local) chunk, ⌊i / n⌋ of part i % n of the heads, of which a
+  // batch has `parts`. Keys of the chunk from `offset` on, so many at most.
+  __device__ QueryRange(const Top1ChunkForward& p, const Lists& lists, bool local, int parts,
+                        int offset, int most_keys)
+      : group(int(p.heads) / parts), time(int(p.time)), first_key(0), keys(0) {
+    const int all = int(p.batch) * parts, part = blockIdx.x % all, number = blockIdx.x / all;
+    b = part / parts;
+    head = part % parts * group;
+    kv = head / int(p.heads / p.kv_heads);
+    rows = int64_t{part} * group * time;
+    order = local ? nullptr : lists.order + rows;
+    const Segment mine =
+        local ? Segment{number, 0, 0, 1} : lists.table[int64_t{part} * lists.segments + number];
+    if (mine.begin == mine.end) return;
+    const int chunk = int(p.chunk_size), chunk_end = min(time, (mine.chunk + 1) * chunk);
+    first_key = mine.chunk * chunk + offset;
+    keys = max(0, min(most_keys, chunk_end - first_key));
+    own = chunk_end - first_key;
+    segment = mine.number;
+    begin = mine.begin;
+    end = local ? group * own : mine.end;
+  }
+  __device__ int item(int i) const {
+    if (order) return order[i];
+    return group == 1 ? first_key + i : i / own * time + first_key + i % own;
+  }
+};
+
+// The query of an item.
+struct Query {
+  int time, head;
+  __device__ Query(const QueryRange& range, int item) : time(item), head(range.head) {
+    if (range.group == 1) return;
+    time = item % range.time;
+    head += item / range.time;
+  }
+};
+
+// Sorts by the choice of this rank; or pairs, items of a head, by the chunk of each,
+// kNoChunk for none.
+constexpr uint16_t kNoChunk = 0xffff;
+void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream);
+void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
+                Stream stream);
+
+// Chooses: writes selected. cuda_select.cu; the shortlist: cuda_shortlist.cu
+inline int pair_slots(const Top1ChunkForward& p) {
+  const bool listed = p.selection == Selection::shortlist;
+  return listed ? int(std::bit_ceil(std::max<uint64_t>(p.shortlist, 4))) : 0;
+}
 struct SelectWorkspace {
-  // what queries are scored against, in the tiles that the scoring kernel takes: keys or means
+  // what queries are scored against, in the tiles that the scoring kernel takes: keys or summaries
   bf16* columns;
-  float* key_norm;  // [B·Hk, chunks]: the longest key
-  float* previous;  // [B, H, T] the score of the rank before, when top_k > 1
+  float* key_norm;   // [B·Hk, chunks]: the longest key
+  float* previous;   // [B, H, T] the score of the rank before, when top_k > 1
+  int slots;         // of a query: the shortlist, padded to a power of two
+  uint16_t* listed;  // [B, H, T, slots] chunks, kNoChunk: none
+  float* scores;     // [B, H, T, slots] exact scores of these, in base 2
+  Lists pairs;       // of query and chunk, slots for each query
   SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
 };
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
+void select_shortlist(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
-// The same by shortlist. cuda_shortlist.cu, cuda_pairs.cu
-struct ShortlistWorkspace {
-  bf16* columns;     // summaries in tiles
-  uint16_t* listed;  // [B, H, shortlist, T] chunks, kNoChunk: none
-  float* scores;     // [B, H, shortlist, T] exact scores of these, in base 2
-  Lists lists;
-  ShortlistWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena);
-};
-void select_shortlist(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
-// Of the shortlists and of their pairs sorted by chunk.
-void pick_pairs(const Top1ChunkForward& p, const ShortlistWorkspace& scratch, Stream stream);
-
-// out and logsumexp of what the queries read in the chunk of this rank, joined with the
-// ranks before. cuda_forward.cu
-void remote_pass(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream);
-// The same of each query's own chunk, joined with all ranks: out and logsumexp are final.
-void local_pass(const Top1ChunkForward& p, Stream stream);
+// Attends to each query's own chunk (local), or to those of lists. joins: together with what `out`
+// and logsumexp hold, but where the bits of logsumexp are kNothingRead. cuda_forward.cu
+constexpr uint32_t kNothingRead = ~0u;
+void attend(const Top1ChunkForward& p, const Lists& lists, bool local, bool joins, Stream stream);
 
 // The gradients. cuda_backward.cu
 struct GradientWorkspace {
@@ -39,8 +132,7 @@ struct GradientWorkspace {
   float* partial;  // [B·Hk, segments beyond a chunk's first, 2, keys of a block, D]: dk, dv
   GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists, WorkspaceArena& arena);
 };
-void delta_pass(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch, Stream stream);
-// Of each query's own chunk (local; writes dq, dk and dv), or of the chunks that lists says
+// Of each query's own chunk (local; writes delta, dq, dk and dv), or of the chunks that lists says
 // (adds to them).
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
                      const Lists& lists, bool local, Stream stream);

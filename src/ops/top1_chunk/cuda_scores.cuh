@@ -8,7 +8,28 @@
 
 namespace assay::ops::cuda::top1 {
 
-constexpr int kRows = 64;  // queries of a warpgroup
+constexpr int kRows = 64;       // queries of a warpgroup
+constexpr int kTileRows = 128;  // of a tile of summaries
+
+// A chunk has kParts rows: its mean and what rounding left of it, all first parts of a tile before
+// all second ones; or its mean and axes, where rows of eight chunks make kParts n-tiles, so that a
+// lane holds all of a chunk's products.
+template <int kParts>
+struct Layout {
+  static constexpr int kChunks = kTileRows / kParts, kGroup = kParts == 2 ? kChunks : 8;
+  __device__ static int row(int chunk, int part) {
+    return (chunk % kChunks / kGroup * kParts + part) * kGroup + chunk % kGroup;
+  }
+};
+inline int summary_parts(const Top1ChunkForward& p) {
+  return p.selection == Selection::approx ? 2 : p.rank <= 3 ? 4 : 8;
+}
+inline int64_t summary_tiles(const Top1ChunkForward& p) {
+  return ceil_div(ceil_div(p.time, p.chunk_size), kTileRows / summary_parts(p));
+}
+// Tiles of a key head after those of the one before. cuda_summaries.cu
+bf16* take_summaries(const Top1ChunkForward& p, WorkspaceArena& arena);
+void summarise(const Top1ChunkForward& p, bf16* columns, Stream stream);
 
 // A block's queries, some of one head; heaviest blocks first.
 struct QueryTile {
@@ -31,58 +52,57 @@ struct QueryTile {
 };
 
 // Where things lie: the queries of each warpgroup, the tiles under way, their barriers.
-template <int D, int kTileRows>
+template <int D, int kTile>
 struct ScoreSmem {
   static constexpr int kStages = 3;
   bf16 *queries, *tiles;
   Pipeline<kStages> pipeline;
   static constexpr size_t bytes(int groups) {
-    return (groups * kRows * D + kStages * kTileRows * D) * sizeof(bf16) +
-           Pipeline<kStages>::kBytes + 16;
+    return (groups * kRows * D + kStages * kTile * D) * sizeof(bf16) + Pipeline<kStages>::kBytes +
+           16;
   }
   __device__ explicit ScoreSmem(int groups) {
     extern __shared__ __align__(1024) unsigned char memory[];
     queries = reinterpret_cast<bf16*>(memory);
     tiles = queries + groups * kRows * D;
-    pipeline.barriers = reinterpret_cast<uint64_t*>(tiles + kStages * kTileRows * D);
+    pipeline.barriers = reinterpret_cast<uint64_t*>(tiles + kStages * kTile * D);
   }
   __device__ WgmmaTile<D, kRows> group() const { return {queries + threadIdx.x / 128 * kRows * D}; }
-  __device__ bf16* tile(int stage) const { return tiles + stage * kTileRows * D; }
+  __device__ bf16* tile(int stage) const { return tiles + stage * kTile * D; }
 };
 
 // The producer is the last warp. It copies tile after tile.
-template <int D, int kTileRows>
-__device__ void produce_tile(const ScoreSmem<D, kTileRows>& shared, const bf16* from, int i) {
-  constexpr int kStages = ScoreSmem<D, kTileRows>::kStages, kBytes = kTileRows * D * sizeof(bf16);
+template <int D, int kTile>
+__device__ void produce_tile(const ScoreSmem<D, kTile>& shared, const bf16* from, int i) {
+  constexpr int kStages = ScoreSmem<D, kTile>::kStages, kBytes = kTile * D * sizeof(bf16);
   const int stage = i % kStages;
   const Mbarrier full = shared.pipeline.producer_acquire(stage, i / kStages % 2, kBytes);
-  cp_async_bulk(shared.tile(stage), from + int64_t{i} * kTileRows * D, kBytes, full);
+  cp_async_bulk(shared.tile(stage), from + int64_t{i} * kTile * D, kBytes, full);
 }
-template <int D, int kTileRows>
-__device__ void produce_tiles(const ScoreSmem<D, kTileRows>& shared, const bf16* from, int count) {
+template <int D, int kTile>
+__device__ void produce_tiles(const ScoreSmem<D, kTile>& shared, const bf16* from, int count) {
   if (threadIdx.x % 32) return;
   for (int i = 0; i < count; ++i) produce_tile(shared, from, i);
 }
 
 // Scores the warpgroup's queries against tile after tile, half a tile at a time: use(scores, tile
 // number, first column). The tensor cores are one half ahead. A tile's column is the sum of
-// kTileRows / kColumns rows of it.
-template <int D, int kTileRows, int kColumns, class Use>
-__device__ void score_tiles(const ScoreSmem<D, kTileRows>& shared, int count, Use&& use) {
-  constexpr int kStages = ScoreSmem<D, kTileRows>::kStages, kHalf = kColumns / 2;
-  using Columns = WgmmaTile<D, kColumns>;
+// kTile / kColumns rows of it.
+template <int D, int kTile, int kColumns, class Use>
+__device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& use) {
+  constexpr int kStages = ScoreSmem<D, kTile>::kStages, kHalf = kColumns / 2;
+  using Tile = WgmmaTile<D, kTile>;
   const WgmmaDescriptor q = warp_uniform(shared.group().rows()),
-                        tiles = warp_uniform(Columns{shared.tile(0)}.rows());
+                        tiles = warp_uniform(Tile{shared.tile(0)}.rows());
   auto issue = [&](float(&s)[kHalf / 8][4], int stage, int column) {
-    const WgmmaDescriptor tile = tiles + stage * (kTileRows * D / 8);
+    const WgmmaDescriptor tile = tiles + stage * (kTile * D / 8);
     wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < kTileRows / kColumns; ++part)
+    for (int part = 0; part < kTile / kColumns; ++part)
 #pragma unroll
       for (int k = 0; k < D / 16; ++k)
         wgmma<kHalf, false, false>(s, q + WgmmaTile<D, kRows>::rows_at(0, k),
-                                   tile + part * (kColumns * D / 8) + Columns::rows_at(column, k),
-                                   part + k > 0);
+                                   tile + Tile::rows_at(part * kColumns + column, k), part + k > 0);
     wgmma_commit_group();
   };
   if (count == 0) return;

@@ -11,18 +11,10 @@
 namespace assay::ops::cuda::top1 {
 namespace {
 
-constexpr int kMeans = 64;  // chunks of a tile of means
-// of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
-constexpr float kBound = 100;
-
 // Keys of a tile: a chunk is one of them, or several of 128.
 int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
 int tiles_per_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, tile_keys(p))); }
-bool scores_means(const Top1ChunkForward& p) { return p.selection == Selection::approx; }
 int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
-int64_t tiles_per_head(const Top1ChunkForward& p) {
-  return scores_means(p) ? ceil_div(all_chunks(p), kMeans) : all_chunks(p) * tiles_per_chunk(p);
-}
 
 __device__ void square_add(float& sum, const uint4& x) {
   for (uint32_t pair : {x.x, x.y, x.z, x.w}) {
@@ -62,46 +54,6 @@ __global__ void __launch_bounds__(256)
   if (threadIdx.x > 0) return;
   for (float x : longest) longest_here = fmaxf(longest_here, x);
   s.key_norm[blockIdx.y * int64_t{gridDim.x} + blockIdx.x] = sqrtf(longest_here) * 1.001f;
-}
-
-// The means of chunks into tiles: 64 of them rounded to bf16, then what rounding left. A
-// block a chunk.
-template <int D>
-__global__ void __launch_bounds__(256)
-    mean_kernel(Top1ChunkForward p, SelectWorkspace s, int tiles) {
-  constexpr int kVectors = D / 8, kStreams = 256 / kVectors;
-  __shared__ float sums[kStreams][D];
-  const int chunk = int(p.chunk_size), vector = threadIdx.x % kVectors,
-            stream = threadIdx.x / kVectors;
-  const int b = blockIdx.y / int(p.kv_heads), kv = blockIdx.y % int(p.kv_heads);
-  const int64_t first = blockIdx.x * int64_t{chunk};
-  if (first + chunk > p.time) return;
-  float sum[8] = {};
-#pragma unroll 4
-  for (int i = stream; i < chunk && stream < kStreams; i += kStreams) {
-    const uint4 x =
-        *reinterpret_cast<const uint4*>(head_row<D>(p.k, b, first + i, kv) + vector * 8);
-    const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float2 u = unpack_bf16x2(xs[e]);
-      sum[2 * e] += u.x;
-      sum[2 * e + 1] += u.y;
-    }
-  }
-  if (stream < kStreams)
-    for (int e = 0; e < 8; ++e) sums[stream][vector * 8 + e] = sum[e];
-  __syncthreads();
-  if (threadIdx.x >= D) return;
-  float mean = 0;
-  for (int i = 0; i < kStreams; ++i) mean += sums[i][threadIdx.x];
-  mean /= float(chunk);
-  const bf16 high = __float2bfloat16(mean);
-  const WgmmaTile<D, kMeans> tile{s.columns + (blockIdx.y * int64_t{tiles} + blockIdx.x / kMeans) *
-                                                  2 * kMeans * D};
-  bf16* to = tile.at(blockIdx.x % kMeans, threadIdx.x / 8) + threadIdx.x % 8;
-  to[0] = high;
-  to[kMeans * D] = __float2bfloat16(mean - __bfloat162float(high));
 }
 
 // The best candidate so far of each row. After rank 0 only those count that come after (score,
@@ -161,6 +113,8 @@ struct Best {
   }
 };
 
+// of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+constexpr float kBound = 100;
 // The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
 template <int D>
 __device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* key_norm,
@@ -192,22 +146,23 @@ template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
     approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kApproxGroups * kRows);
-  const ScoreSmem<D, 2 * kMeans> shared(kApproxGroups);
-  const int count = (mine.candidates + kMeans - 1) / kMeans;
+  constexpr int kChunks = Layout<2>::kChunks;
+  const ScoreSmem<D, kTileRows> shared(kApproxGroups);
+  const int count = (mine.candidates + kChunks - 1) / kChunks;
   const bf16* from =
-      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * 2 * kMeans * D;
+      scratch.columns + (int64_t{mine.b} * p.kv_heads + mine.kv) * tiles * kTileRows * D;
   score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
-    Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
-    score_tiles<D, 2 * kMeans, kMeans>(
-        shared, count, [&](const float(&s)[kMeans / 16][4], int tile, int first) {
-          const int column = tile * kMeans + first + threadIdx.x % 4 * 2;
+    Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
+    score_tiles<D, kTileRows, kChunks>(
+        shared, count, [&](const float(&s)[kChunks / 16][4], int tile, int first) {
+          const int column = tile * kChunks + first + threadIdx.x % 4 * 2;
           const auto offer = [&](auto all) {
             constexpr bool kAll = decltype(all)::value;
             best[0].template offer_tile<kFirst, kAll>(s, 0, column);
             best[1].template offer_tile<kFirst, kAll>(s, 1, column);
           };
-          if ((tile + 1) * kMeans <= common) offer(std::true_type{});
+          if ((tile + 1) * kChunks <= common) offer(std::true_type{});
           else offer(std::false_type{});
         });
 #pragma unroll
@@ -259,41 +214,46 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
       });
 }
 
-template <int D>
-void approx_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  const int tiles = int(tiles_per_head(p));
-  const unsigned blocks = unsigned(ceil_div(p.time, kApproxGroups * kRows) * p.batch * p.heads);
-  const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
-  launch_kernel(mean_kernel<D>, chunks, 256, 0, stream, p, scratch, tiles);
+// One launch per rank, of so many warpgroups per block.
+template <int D, int kTile, class Kernel>
+void launch_ranks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int groups,
+                  int64_t tiles, Kernel* first, Kernel* later, Stream stream) {
+  const unsigned blocks = unsigned(ceil_div(p.time, groups * kRows) * p.batch * p.heads);
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_kernel(rank == 0 ? approx_kernel<D, true> : approx_kernel<D, false>, blocks,
-                  kApproxGroups * 128 + 32, ScoreSmem<D, 2 * kMeans>::bytes(kApproxGroups), stream,
-                  p, scratch, tiles, rank);
+    launch_kernel(rank == 0 ? first : later, blocks, groups * 128 + 32,
+                  ScoreSmem<D, kTile>::bytes(groups), stream, p, scratch, int(tiles), rank);
 }
 
 template <int D, int kKeys>
 void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
-  const int tiles = int(tiles_per_head(p));
-  const unsigned blocks = unsigned(ceil_div(p.time, kExactGroups * kRows) * p.batch * p.heads);
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
   launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch, tiles_per_chunk(p));
-  for (int rank = 0; rank < p.top_k; ++rank)
-    launch_kernel(exact_kernel<D, kKeys>, blocks, kExactGroups * 128 + 32,
-                  ScoreSmem<D, kKeys>::bytes(kExactGroups), stream, p, scratch, tiles, rank);
+  launch_ranks<D, kKeys>(p, scratch, kExactGroups, all_chunks(p) * tiles_per_chunk(p),
+                         exact_kernel<D, kKeys>, exact_kernel<D, kKeys>, stream);
 }
 
 }  // namespace
 
-SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) {
-  const int64_t heads = p.batch * p.kv_heads, rows = scores_means(p) ? 2 * kMeans : tile_keys(p);
-  columns = arena.take<bf16>(heads * tiles_per_head(p) * rows * p.head_dim);
-  key_norm = arena.take<float>(heads * all_chunks(p));
-  previous = p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr;
-}
+SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
+    : columns(p.selection == Selection::exact
+                  ? arena.take<bf16>(p.batch * p.kv_heads * all_chunks(p) * tiles_per_chunk(p) *
+                                     tile_keys(p) * p.head_dim)
+                  : take_summaries(p, arena)),
+      key_norm(arena.take<float>(p.batch * p.kv_heads * all_chunks(p))),
+      previous(p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr),
+      slots(pair_slots(p)),
+      listed(arena.take<uint16_t>(p.batch * p.heads * p.time * slots)),
+      scores(arena.take<float>(p.batch * p.heads * p.time * slots)),
+      pairs(p, arena, slots, kPairRun) {}
 
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
+  if (p.selection == Selection::shortlist) return select_shortlist(p, scratch, stream);
+  const bool approx = p.selection == Selection::approx;
+  if (approx) summarise(p, scratch.columns, stream);
   with_head_dim(p.head_dim, [&](auto d) {
-    if (scores_means(p)) approx_blocks<d()>(p, scratch, stream);
+    if (approx)
+      launch_ranks<d(), kTileRows>(p, scratch, kApproxGroups, summary_tiles(p),
+                                   approx_kernel<d(), true>, approx_kernel<d(), false>, stream);
     else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);
     else exact_blocks<d(), 128>(p, scratch, stream);
   });

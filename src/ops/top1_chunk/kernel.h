@@ -93,9 +93,9 @@ size_t workspace_bytes(const Top1ChunkBackward&);
 void top1_chunk(const Top1ChunkForward&, void* workspace, Stream);
 void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
 
-// As cpu::top1_chunk_step; any dtype. One launch, one block per query and head. Approx in
-// bf16 ranks chunks by the sum of both parts of μ, though it reads the small one only where
-// that may decide.
+// As cpu::top1_chunk_step; any dtype. One launch, one block per query and head, which keeps the
+// scores of all chunks in shared memory: of 49,152 at most, in f64 of 24,576. Approx in bf16 ranks
+// chunks by the sum of both parts of μ, though it reads the small one only where that may decide.
 const char* why_no_step(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, Stream);
 }  // namespace cuda
