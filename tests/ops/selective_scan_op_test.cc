@@ -6,6 +6,7 @@
 #include "ops/golden.h"
 #include "ops/paths.h"
 #include "ops/selective_scan/selective_scan.h"
+#include "ops/token_scan/token_scan.h"
 
 namespace assay::ops {
 namespace {
@@ -147,6 +148,25 @@ TEST(SelectiveScanOp, WithTheTokensDecayOnCudaEqualsItsReference) {
       expect_equal_to_reference(a, tolerance, at::randn_like(a.u).to(at::kDouble),
                                 at::randn_like(*a.initial_state).to(at::kDouble));
     }
+}
+
+TEST(SelectiveScanOp, ComposedOfPrefixesEqualsItsReference) {
+  for (const auto& [groups, N] : {std::pair{1, 5}, {2, 70}}) {
+    SCOPED_TRACE(testing::Message() << "G " << groups << " N " << N << " seed 7");
+    const Arguments a = random_arguments(2, 67, 24, groups, N);
+    const auto [y, state] = by_prefixes({Update::decay, a.delta_softplus, a.u, a.delta, a.B, a.C,
+                                         a.A, a.D, a.z, a.delta_bias, a.initial_state});
+    const auto [expected_y, expected_state] = run_reference(a);
+    EXPECT_LE(worst_row_error(y, expected_y), 1e-12);
+    EXPECT_LE(worst_row_error(state, expected_state), 1e-12);
+    const std::vector<at::Tensor> inputs{a.u, a.delta, a.A, a.B, a.C, *a.initial_state};
+    const at::Tensor weights = at::randn_like(a.u);
+    const auto got = torch::autograd::grad({(y * weights).sum() + state.sum()}, inputs);
+    const auto expected =
+        torch::autograd::grad({(expected_y * weights).sum() + expected_state.sum()}, inputs);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      EXPECT_LE(worst_row_error(got[i], expected[i]), 1e-12) << "gradient of input " << i;
+  }
 }
 
 TEST(SelectiveScanOp, OptionalArgumentsMayBeAbsent) {
