@@ -3,9 +3,9 @@
 
 #include <torch/torch.h>
 
-#include "ops/recurrence_reference.h"
-#include "ops/paths.h"
 #include "ops/checkpointed_scan.h"
+#include "ops/paths.h"
+#include "ops/recurrence_reference.h"
 
 namespace assay::ops {
 namespace {
@@ -40,7 +40,7 @@ at::Tensor prefixes(at::Tensor decay, at::Tensor input, const at::Tensor& first)
 
 bool on_token_kernel(const TokenScan& s) {
   return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble &&
-         s.k.size(2) <= kMaxTokenStates;
+         s.k.size(-1) <= kMaxTokenStates;
 }
 
 bool in_few_steps(const TokenScan& s) {
@@ -108,13 +108,15 @@ TokenScanForward describe(const Inputs& in, Update update, bool delta_softplus) 
   p.batch = in[kX].size(0);
   p.time = in[kX].size(1);
   p.channels = in[kX].size(2);
-  p.state_size = in[kK].size(2);
+  p.state_size = in[kK].size(-1);
   p.delta_softplus = delta_softplus;
   p.x = view(in[kX]);
   p.delta = view(in[kDelta]);
   p.k = view(in[kK]);
   p.q = view(in[kQ]);
   p.rate = view(in[kRate]);
+  p.rate_of_channels = in[kRate].defined() && in[kRate].dim() == 2;
+  p.groups = in[kK].dim() == 4 ? in[kK].size(2) : 1;
   p.z = view(in[kZ]);
   p.D = floats(in[kD]);
   p.delta_bias = floats(in[kBias]);
@@ -258,7 +260,8 @@ std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
                   sequence(s.delta, dtype),
                   sequence(s.k, dtype),
                   sequence(s.q, dtype),
-                  sequence(s.rate, at::kFloat),
+                  s.rate.defined() && s.rate.dim() == 2 ? parameter(s.rate, at::kFloat)
+                                                        : sequence(s.rate, at::kFloat),
                   parameter(s.D, at::kFloat),
                   sequence(s.z, dtype),
                   parameter(s.delta_bias, at::kFloat),
