@@ -4,7 +4,7 @@
 // - the B·T·Dm·N exponentials, at the 16 per clock of an SM's special-function units.
 #include "cuda_bench.h"
 #include "ops/causal_conv1d/kernel.h"
-#include "ops/selective_scan/kernel.h"
+#include "ops/token_scan/kernel.h"
 
 namespace {
 
@@ -15,23 +15,23 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
   auto real = [&](int64_t count, float low, float high) {
     return buffers.random<float>(count, low, high);
   };
-  SelectiveScanForward p{.dtype = DType::bf16,
-                         .batch = B,
-                         .time = T,
-                         .channels = M,
-                         .groups = 1,
-                         .state_size = N,
-                         .delta_softplus = true};
-  p.u = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M),
+  TokenScanForward p{.dtype = DType::bf16,
+                     .update = Update::decay,
+                     .batch = B,
+                     .time = T,
+                     .channels = M,
+                     .state_size = N,
+                     .delta_softplus = true,
+                     .rate_of_channels = true};
+  p.x = buffers.sequence(B, T, M), p.delta = buffers.sequence(B, T, M),
   p.z = buffers.sequence(B, T, M);
-  p.B = buffers.sequence(B, T, N), p.C = buffers.sequence(B, T, N), p.y = buffers.sequence(B, T, M);
-  p.A = real(M * N, -16, -0.5f), p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
-  p.final_state = real(B * M * N, 0, 1),
-  p.chunk_states = real(B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N, 0, 1);
-  SelectiveScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
-  q.du = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M),
+  p.k = buffers.sequence(B, T, N), p.q = buffers.sequence(B, T, N), p.y = buffers.sequence(B, T, M);
+  p.rate = {real(M * N, -16, -0.5f)}, p.D = real(M, 0, 1), p.delta_bias = real(M, -6, -3);
+  p.final_state = real(B * M * N, 0, 1), p.chunk_states = real(cuda::chunk_states(p), 0, 1);
+  TokenScanBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
+  q.dx = buffers.sequence(B, T, M), q.ddelta = buffers.sequence(B, T, M),
   q.dz = buffers.sequence(B, T, M);
-  q.dB = real(B * T * N, 0, 1), q.dC = real(B * T * N, 0, 1), q.dA = real(M * N, 0, 1),
+  q.dk = real(B * T * N, 0, 1), q.dq = real(B * T * N, 0, 1), q.drate = real(M * N, 0, 1),
   q.dD = real(M, 0, 1);
   q.ddelta_bias = real(M, 0, 1);
   void *forward = buffers.raw(cuda::workspace_bytes(p)),
@@ -40,16 +40,15 @@ void scan(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t N) {
   std::printf("selective_scan bf16, B %ld, T %ld, Dm %ld, N %ld, chunks of %ld\n", long(B), long(T),
               long(M), long(N), long(cuda::chunk_size(p)));
   std::printf("  MB: workspace %.0f + %.0f, states %.0f\n", cuda::workspace_bytes(p) * 1e-6,
-              cuda::workspace_bytes(q) * 1e-6,
-              B * cuda::ceil_div(T, cuda::chunk_size(p)) * M * N * 4e-6);
+              cuda::workspace_bytes(q) * 1e-6, cuda::chunk_states(p) * 4e-6);
   const double elements = double(B) * T * M, inputs = double(B) * T * N,
                exponentials = elements * N / machine.exponentials_per_ms;
   const double forward_bytes = 8 * elements + 4 * inputs,
                backward_bytes = 14 * elements + 12 * inputs;
-  const double forward_ms = median_ms([&] { cuda::selective_scan(p, forward, nullptr); });
+  const double forward_ms = median_ms([&] { cuda::token_scan(p, forward, nullptr); });
   const double both_ms = median_ms([&] {
-    cuda::selective_scan(p, forward, nullptr);
-    cuda::selective_scan(q, backward, nullptr);
+    cuda::token_scan(p, forward, nullptr);
+    cuda::token_scan(q, backward, nullptr);
   });
   must(cudaDeviceSynchronize());
   row("forward", forward_ms, std::max(exponentials, forward_bytes / machine.bytes_per_ms));

@@ -9,7 +9,8 @@
 //
 // Work is cut into chunks of kChunk steps. The forward stores the state at the start of each chunk;
 // the backward recomputes the states inside a chunk from it, so memory is O(T/kChunk · Dm · N).
-// Derivation, bytes, times: README.md.
+// These are the kernels of the CPU; those of CUDA are in ops/token_scan. Derivation, bytes, times:
+// README.md.
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -53,19 +54,5 @@ size_t workspace_bytes(const SelectiveScanBackward&);
 void selective_scan(const SelectiveScanForward&, void* workspace, const ParallelFor&);
 void selective_scan(const SelectiveScanBackward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
-
-// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every
-// time (no atomics). `workspace` is 256-byte aligned. fp32, fp64, bf16 (fp32 states). Throws Error
-// with CUDA's reason when a launch fails. Throws Unsupported, before any launch, for state_size >
-// 256 or a stride of time over 2^28 numbers.
-namespace cuda {
-int64_t chunk_size(
-    // steps between two stored states, chosen by shape; also for the backward
-    const SelectiveScanForward&);
-size_t workspace_bytes(const SelectiveScanForward&);
-size_t workspace_bytes(const SelectiveScanBackward&);
-void selective_scan(const SelectiveScanForward&, void* workspace, Stream);
-void selective_scan(const SelectiveScanBackward&, void* workspace, Stream);
-}  // namespace cuda
 
 }  // namespace assay::ops

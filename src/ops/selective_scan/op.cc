@@ -1,10 +1,12 @@
 // assay::selective_scan: checks, casts, and the autograd function around the kernels.
 #include <torch/torch.h>
 
-#include "ops/dispatch.h"
+#include "ops/parallel.h"
+#include "ops/paths.h"
 #include "ops/register.h"
 #include "ops/selective_scan/kernel.h"
 #include "ops/selective_scan/selective_scan.h"
+#include "ops/tensors.h"
 #include "ops/token_scan/token_scan.h"
 
 namespace assay::ops {
@@ -39,24 +41,10 @@ SelectiveScanForward describe(const Inputs& in) {
   return p;
 }
 
-int64_t chunk_size([[maybe_unused]] const SelectiveScanForward& p, const at::Device& device) {
-#ifdef ASSAY_CUDA
-  if (device.is_cuda()) return cuda::chunk_size(p);
-#endif
-  return cpu::kChunk;
-}
-
 template <class Work>  // SelectiveScanForward or …Backward
-void launch(const Work& work, const at::Device& device) {
-  const auto scratch = [&](size_t bytes) { return workspace(bytes, device); };
-  dispatch(
-      device,
-      [&](const auto& pool) {
-        cpu::selective_scan(work, scratch(cpu::workspace_bytes(work)).data_ptr(), pool);
-      },
-      [&](auto stream) {
-        cuda::selective_scan(work, scratch(cuda::workspace_bytes(work)).data_ptr(), stream);
-      });
+void launch(const Work& work) {
+  const at::Tensor scratch = workspace(cpu::workspace_bytes(work), at::kCPU);
+  cpu::selective_scan(work, scratch.data_ptr(), at_parallel_for());
 }
 
 struct Outputs {
@@ -69,14 +57,13 @@ Outputs run(const Inputs& in, bool with_gradient) {
   Outputs out{at::empty({p.batch, p.time, p.channels}, in.u.options()),
               at::empty({p.batch, p.channels, p.state_size}, real),
               {}};
-  const int64_t chunk = chunk_size(p, in.u.device());
   if (with_gradient)
-    out.chunk_states =
-        at::empty({p.batch, (p.time + chunk - 1) / chunk, p.channels, p.state_size}, real);
+    out.chunk_states = at::empty(
+        {p.batch, (p.time + cpu::kChunk - 1) / cpu::kChunk, p.channels, p.state_size}, real);
   p.y = view(out.y);
   p.final_state = data(out.final_state);
   p.chunk_states = data(out.chunk_states);
-  launch(p, in.u.device());
+  launch(p);
   return out;
 }
 
@@ -140,7 +127,7 @@ struct SelectiveScan : torch::autograd::Function<SelectiveScan> {
     q.dD = data(dD);
     q.ddelta_bias = data(dbias);
     q.dinitial_state = data(dinitial_state);
-    launch(q, in.u.device());
+    launch(q);
     const auto dtype = in.u.scalar_type();
     return {du, ddelta, dA,    dB.to(dtype),   dC.to(dtype),
             dD, dz,     dbias, dinitial_state, at::Tensor()};
@@ -207,16 +194,11 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(
     return {at::empty(u.sizes(), u.options()),
             at::empty({u.size(0), u.size(2), A.size(-1)}, state)};
   }
-  TokenScan scan{Update::decay, delta_softplus, u, delta, B, C, A, D, z, delta_bias, initial_state};
+  const TokenScan scan{Update::decay, delta_softplus, u, delta, B, C, A, D, z,
+                       delta_bias,    initial_state};
   if (in_few_steps(scan)) return by_token_kernel(scan);
-  if (A.dim() == 3) {
-    scan.k = B.squeeze(2);
-    scan.q = C.squeeze(2);
-    return on_token_kernel(scan) ? by_token_kernel(scan) : by_prefixes(scan);
-  }
-  if (!u.is_cpu() && !(u.is_cuda() && kCudaKernels))
-    return selective_scan_reference(u, delta, A, B, C, D, z, delta_bias, delta_softplus,
-                                    initial_state);
+  if (on_token_kernel(scan)) return by_token_kernel(scan);
+  if (A.dim() == 3 || !u.is_cpu()) return by_prefixes(scan);
   const auto dtype = sequence_dtype({u, delta, B, C, or_undefined(z)}), real = real_dtype(dtype);
   const Inputs in{sequence(u, dtype), sequence(delta, dtype),      parameter(A, real),
                   sequence(B, dtype), sequence(C, dtype),          parameter(D, real),
@@ -235,8 +217,7 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(
 const std::string composed = "composed from tensor arithmetic";
 const bool registered_path =
     register_paths(kOp, cpu_kernel_path() + "; A [B, T, N]: " + composed,
-                   (kCudaKernels ? "cuda kernel sm_90a" : composed + ": built without CUDA") +
-                       "; A [B, T, N]: " + token_kernel_path(composed),
+                   token_kernel_path(kCudaKernels ? composed : composed + ": built without CUDA"),
                    /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(

@@ -1,305 +1,353 @@
 // The backward: states again, with dz, dq and what each chunk's outputs ask of its first state; a
 // scan over the chunks, backwards; then dx, ddelta, dk and drate. The exact update walks the whole
 // sequence in that last pass.
-#include "ops/cuda/math.cuh"
-#include "ops/cuda/reduce.cuh"
-#include "ops/token_scan/cuda_tiles.cuh"
+#include "ops/token_scan/cuda_sums.cuh"
 
 namespace assay::ops::cuda {
 namespace token {
-
 namespace {
 
 struct BackwardWorkspace {
-  float *tokens, *products, *ends;  // packed; decay of each chunk; gradient of the state after it
-  float* subs;                      // [B, ⌈T / kSub⌉, Dm, states] state before each kSub steps
-  float *dk, *dq, *drate;           // [tiles, B, T, states]
-  float *dD, *dbias;                // [B, chunks, Dm]
+  // as in the forward; [B, chunks, Dm, states] gradient of the state after a chunk
+  float *decays, *ends;
+  float* subs;             // [B, chunks · chunk / kSub, states, Dm] state before each kSub steps
+  float *dk, *dq, *drate;  // [tiles, B, T, G, N]; drate of channels: [B, chunks, Dm, N]
+  float *dD, *dbias;       // [B, chunks, Dm]
   BackwardWorkspace(const Plan& a, WorkspaceArena& arena) {
-    const bool exact = a.p.update == Update::exact;
-    const int64_t sums = a.tiles * a.p.batch * a.p.time * a.states, rows = a.p.batch * a.p.channels;
-    tokens = arena.take<float>(a.token_numbers());
-    products = arena.take<float>(exact ? 0 : a.chunk_numbers());
-    ends = arena.take<float>(exact ? 0 : a.chunk_numbers());
-    subs = arena.take<float>(rows * ceil_div(a.p.time, kSub) * a.states);
+    const int64_t rows = a.rows(),
+                  sums = a.tiles * a.p.batch * a.p.time * a.p.groups * a.p.state_size;
+    decays = arena.take<float>(a.decay_numbers());
+    ends = arena.take<float>(a.rule == Rule::exact ? 0 : rows * a.states);
+    subs = arena.take<float>(rows * a.chunk / kSub * a.states);
     dk = arena.take<float>(sums);
     dq = arena.take<float>(sums);
-    drate = arena.take<float>(a.p.update == Update::decay ? sums : 0);
-    dD = arena.take<float>(rows * a.chunks);
-    dbias = arena.take<float>(rows * a.chunks);
+    drate = arena.take<float>(a.rule == Rule::token     ? sums
+                              : a.rule == Rule::channel ? rows * a.p.state_size
+                                                        : 0);
+    dD = arena.take<float>(rows);
+    dbias = arena.take<float>(rows);
   }
-  // This thread's states before step t of its stretch.
-  template <int kLanes>
-  __device__ float* sub(const LaneState<kLanes>& lane, int t) const {
-    return subs + lane.states(ceil_div(lane.a.p.time, int64_t{kSub}), (lane.begin + t) / kSub);
-  }
-};
-
-// Sums over the channels of a block: over a warp by shuffles, each of which halves what a lane
-// still holds; then, tile by tile, over the warps.
-template <int kLanes>
-struct Sums : Shape<kLanes> {
-  static constexpr int kTileSize = kTile * Sums::kStates,
-                       kBytes = kWarps * kTileSize * int(sizeof(float));
-  const LaneState<kLanes>& lane;
-  float* parts;  // [kWarps, kTile, kStates]
-  __device__ Sums(const LaneState<kLanes>& lane, void* parts)
-      : lane(lane), parts(static_cast<float*>(parts)) {}
-
-  template <int kLeft>
-  __device__ static void halve(Eight& x, int mask) {
-    const bool upper = threadIdx.x & mask;
-#pragma unroll
-    for (int n = 0; n < kLeft; ++n) {
-      const float given = upper ? x[n] : x[n + kLeft], kept = upper ? x[n + kLeft] : x[n];
-      x[n] = kept + __shfl_xor_sync(~0u, given, mask);
-    }
-  }
-  // Every lane of the warp calls it, for the same step of the tile.
-  __device__ void add(int step, Eight x) const {
-    static_assert(kLanes == 2 || kLanes == 8);
-    const int in_warp = threadIdx.x % 32, first = in_warp / 16 * 4 + in_warp / 8 % 2 * 2;
-    halve<4>(x, 16);
-    halve<2>(x, 8);
-    float* out =
-        parts + threadIdx.x / 32 * kTileSize + step * Sums::kStates + lane.part * kPerLane + first;
-    if constexpr (kLanes == 8) {
-      out[0] = x[0];
-      out[1] = x[1];
-    } else {
-      halve<1>(x, 4);
-      const float sum = x[0] + __shfl_xor_sync(~0u, x[0], 2);
-      if (in_warp % 4 < 2) out[in_warp / 4 % 2] = sum;
-    }
-  }
-  // Into [tiles, B, T, states]; after a barrier; no thread adds before the next one.
-  __device__ void write(float* sums, int tile) const {
+  // This thread's first state before step t of its stretch; the next is Dm numbers on.
+  template <class T, class Shape>
+  __device__ float* sub(const LaneState<T, Shape>& lane, int t) const {
     const Plan& a = lane.a;
-    const int64_t row = (lane.tile * a.p.batch + lane.b) * a.p.time + lane.begin + tile;
-    for (int i = threadIdx.x; i < min(kTile, lane.steps - tile) * Sums::kStates; i += kThreads) {
-      float sum = 0;
+    const int64_t row = (lane.b * a.chunks * a.chunk + lane.begin + t) / kSub;
+    return subs + (row * Shape::kStates + lane.part * Shape::kPerLane) * a.p.channels + lane.d;
+  }
+  template <class T, class Shape>
+  __device__ typename Shape::State load_sub(const LaneState<T, Shape>& lane, int t) const {
+    typename Shape::State S;
+    const float* from = sub(lane, t);
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += parts[w * kTileSize + i];
-      sums[row * Sums::kStates + i] = sum;
-    }
+    for (int n = 0; n < Shape::kPerLane; ++n) S[n] = lane.live ? from[n * lane.a.p.channels] : 0.f;
+    return S;
+  }
+  // Into L2 the states that the block needs for the tile from step t on: a line of 128
+  // bytes a thread.
+  template <class T, class Shape>
+  __device__ void prefetch(const LaneState<T, Shape>& lane, int t) const {
+    constexpr int kLines = Shape::kWidth / 32;
+    static_assert(kTile / kSub * Shape::kStates * kLines == kThreads);
+    const int line = threadIdx.x % kLines, row = threadIdx.x / kLines;
+    const float* states =
+        subs +
+        ((lane.b * lane.a.chunks * lane.a.chunk + lane.begin + t) / kSub * Shape::kStates + row) *
+            lane.a.p.channels +
+        lane.block;
+    if (line * 32 < lane.width) prefetch_l2(states + line * 32);
   }
 };
 
-template <class T, Update kUpdate, int kLanes>
-__global__ void __launch_bounds__(kThreads)
+// The state again, from each chunk's start, and with it y for dz, and dq. H becomes the gradient of
+// the chunk's first state from the chunk's own outputs: Σ_t P_t q_t dout_t, P_t the product of the
+// decays from the chunk's begin to t.
+template <class T, class Shape>
+struct StatesSmem {
+  typename TileLoader<T, Shape, 4>::LoaderSmem feed;
+  Parts<Shape> parts;
+};
+template <class T, class Shape>
+__global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 5 : 3)
     states_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
-  const LaneState<kLanes> lane(a, false);
+  auto& shared = *reinterpret_cast<StatesSmem<T, Shape>*>(memory);
+  using State = typename Shape::State;
+  const LaneState<T, Shape> lane(a, false);
   const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
-  TileLoader<T, 4, kLanes> feed(lane, views, s.tokens, memory);
-  const Sums<kLanes> sums(lane, memory + TileLoader<T, 4, kLanes>::kBytes);
+  TileLoader<T, Shape, 4> feed(shared.feed, lane, views);
   feed.start(0);
-  T* dz = lane.template at<T>(bwd.dz, 0);
+  const Column<T> dzs = lane.kept_column(bwd.dz);
   const bool gated = a.p.z.data;
-  Eight S = load(a.p.chunk_states + lane.states(a.chunks, lane.chunk)), P, H = {};
+  State S = load<State>(a.p.chunk_states + lane.states(a.chunks, lane.chunk)), P, H = {};
+  float decays = 0;
+  if constexpr (Shape::kRule == Rule::channel) feed.channel_rate = lane.decay_rates();
 #pragma unroll
   for (float& x : P.at) x = 1;
-  if (!lane.live) S = {};
   for (int tile = 0; tile < lane.steps; tile += kTile) {
     feed.finish();
     feed.start(tile + kTile);
-#pragma unroll 4
-    for (int i = 0; i < kTile; ++i) {
-      const bool exists = tile + i < lane.steps;
-      if (i % kSub == 0 && exists && lane.live) store(s.sub(lane, tile + i), S);
-      const float x = feed.get(0, i), dy = exists ? feed.get(3, i) : 0.f;
-      const Token& token = feed.token(i);
-      const float step = step_size<T, kUpdate>(a, feed.get(1, i) + lane.bias, token.square, exists);
-      const SiluGate gate(gated ? feed.get(2, i) : 0.f);
-      const float dout = gated ? dy * gate.value : dy;
-      const Eight query = token.q;
-      if constexpr (kUpdate == Update::exact) {
-        advance_exact<kLanes>(S, step, x, token.k);
-      } else {
-        const Eight k = token.k, rate = token.rate;
+#pragma unroll 1
+    for (int sub = 0; sub < kTile; sub += kSub) {
+      if (lane.live) {
+        float* out = s.sub(lane, tile + sub);
 #pragma unroll
-        for (int n = 0; n < kPerLane; ++n) {
-          const float factor = decay<kUpdate>(step, rate[n]);
-          S[n] = factor * S[n] + step * x * k[n];
-          P[n] *= factor;
-          H[n] += P[n] * (query[n] * dout);
+        for (int n = 0; n < Shape::kPerLane; ++n) out[n * a.p.channels] = S[n];
+      }
+      StepSums<T, Shape> sums;
+#pragma unroll
+      for (int i = 0; i < kSub; ++i) {
+        const bool exists = tile + sub + i < lane.steps;
+        const float step = feed.step_size(sub + i, exists),
+                    dy = exists ? feed.get(3, sub + i) : 0.f;
+        const SiluGate gate(gated ? feed.get(2, sub + i) : 0.f);
+        const float dout = gated ? dy * gate.value : dy, *q = feed.q(sub + i);
+        decays += step;
+        feed.advance(S, sub + i, step, [&](int n, float kept) {
+          if constexpr (Shape::kRule == Rule::exact) return;
+          P[n] *= kept;
+          H[n] += P[n] * (q[n] * dout);
+        });
+        if (gated) {
+          const float y = lane.over_parts(dot(S, q, lane.D * feed.get(0, sub + i)));
+          lane.store(dzs, tile + sub + i, dy * y * gate.slope);
         }
-      }
-      Eight product;
+        State product;
 #pragma unroll
-      for (int n = 0; n < kPerLane; ++n) product[n] = S[n] * dout;
-      sums.add(i, product);
-      if (gated) {
-        const float out = lane.over_parts(dot(S, query)) + lane.D * x;
-        if (lane.first && exists) *dz = from_compute<T>(dy * out * gate.slope);
-        dz += bwd.dz.time_stride;
+        for (int n = 0; n < Shape::kPerLane; ++n) product[n] = S[n] * dout;
+        sums.add(i, product, (i + 1) % sums.kTogether == 0);
       }
+      sums.write(shared.parts, sub);
     }
     __syncthreads();
-    sums.write(s.dq, tile);
+    store_parts(s.dq, shared.parts, lane, tile);
   }
-  if (kUpdate == Update::exact || !lane.live) return;
+  if (Shape::kRule == Rule::exact || !lane.live) return;
   store(s.ends + lane.states(a.chunks, lane.chunk), H);
-  store(s.products + lane.states(a.chunks, lane.chunk), P);
+  if constexpr (Shape::kHasRate) store(s.decays + lane.states(a.chunks, lane.chunk), P);
+  else if (lane.first) s.decays[lane.channels(a.chunks, lane.chunk)] = decays;
 }
 
-// What the loss asks of one step, given G, the gradient of the state after it. G becomes that of
-// the state before it.
-struct Asked {
-  float dx, dstep;
-  Eight dk, drate;
+// The last pass goes backwards through a chunk, or through the whole sequence of the exact update,
+// kSub steps at a time. G is the gradient of the state.
+template <class T, class Shape>
+struct GradientsSmem {
+  static constexpr int kOfChannel = Shape::kRule == Rule::channel ? Shape::kPerLane : 0;
+  typename TileLoader<T, Shape, 4>::LoaderSmem feed;
+  Parts<Shape> dk, drate[Shape::kRule == Rule::token ? 1 : 0];
+  // each thread its column
+  float G[Shape::kRule == Rule::exact ? 0 : Shape::kPerLane][kThreads];
+  float rate[kOfChannel][kThreads], drate_sum[kOfChannel][kThreads];
 };
-template <Update kUpdate, int kLanes>
-__device__ Asked step_back(Eight& G, const Eight& S, float step, float x, float rest,
-                           const Eight& k, const Eight& rate) {
-  Asked out{};
-  float through_write = 0, through_step = 0;
-  if constexpr (kUpdate == Update::exact) {
-    through_write = LaneState<kLanes>::over_parts(dot(G, k));  // the gradient of p (x − S k)
-    out.dstep = through_write * rest;
-    const float held = step * through_write, norm = -2 * out.dstep * step * step;
+// What a thread knows of the kSub steps, and what it finds: G k, summed over the states, and the
+// gradient of the step size.
+struct Steps {
+  float size[kSub], dout[kSub], through_write[kSub] = {}, dsize[kSub] = {};
+};
+
+// Two states at a time: first forwards from the stored state, the decays and what they act on into
+// registers, then back.
+template <class T, class Shape>
+__device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, Shape>& lane,
+                           const TileLoader<T, Shape, 4>& feed, const float* start, int sub,
+                           Steps& steps) {
+  constexpr int kPerLane = Shape::kPerLane, kLanes = Shape::kLanes, kPairs = 8 / kLanes;
+  constexpr bool kOfChannel = Shape::kRule == Rule::channel, kOfToken = Shape::kRule == Rule::token,
+                 kDiagonal = Shape::kRule == Rule::diagonal;
+  const ChannelSums<T, Shape> channels;
+  const int own = threadIdx.x, warp = own / 32;
+  float next_S[2] = {start[0], start[lane.a.p.channels]}, write[kSub];
 #pragma unroll
-    for (int n = 0; n < kPerLane; ++n) {
-      out.dk[n] = step * rest * G[n] - held * S[n] + norm * k[n];
+  for (int i = 0; i < kSub; ++i) write[i] = steps.size[i] * feed.get(0, sub + i);
+    // (kSub steps × 2 states) × kPairs pairs of states × kLanes, spread over the warp
+#pragma unroll 1
+  for (int result = 0; result < kLanes; ++result) {
+    float dk[4] = {}, drate[4] = {};
+#pragma unroll 1
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int first = 2 * (result * kPairs + pair);
+      float decays[kSub][2], held[kSub][2], product[2 * kSub], rate_product[2 * kSub];
+      float G[2], channel_rate[2] = {}, sum[2] = {};
+      const auto rate = [&](int i, int k) {
+        return kOfChannel ? channel_rate[k] : feed.rate(sub + i, first + k);
+      };
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int n = first + k;
+        G[k] = shared.G[n][own];
+        if constexpr (kOfChannel) {
+          channel_rate[k] = shared.rate[n][own];
+          sum[k] = shared.drate_sum[n][own];
+        }
+        float S = next_S[k];
+        next_S[k] = start[(n + 2) % kPerLane * lane.a.p.channels];
+#pragma unroll
+        for (int i = 0; i < kSub; ++i) {
+          decays[i][k] = decay<Shape::kRule>(steps.size[i], rate(i, k));
+          const float kept = decays[i][k] * S;
+          held[i][k] = kDiagonal ? S : kept;
+          S = kept + write[i] * feed.k(sub + i)[n];
+        }
+      }
+#pragma unroll
+      for (int i = kSub - 1; i >= 0; --i) {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const float key = feed.k(sub + i)[first + k];
+          G[k] += steps.dout[i] * feed.q(sub + i)[first + k];
+          const float through = G[k] * held[i][k], drate = through * steps.size[i];
+          steps.through_write[i] += G[k] * key;
+          steps.dsize[i] += through * rate(i, k);
+          product[2 * i + k] = G[k] * write[i] - (kDiagonal ? 2 * key * drate : 0.f);
+          rate_product[2 * i + k] = drate;
+          sum[k] += drate;
+          G[k] *= decays[i][k];
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        shared.G[first + k][own] = G[k];
+        if constexpr (kOfChannel) shared.drate_sum[first + k][own] = sum[k];
+      }
+      channels.add(dk, pair * kLanes, product);
+      if constexpr (kOfToken) channels.add(drate, pair * kLanes, rate_product);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int row = channels.row(k), column = channels.column(k), t = sub + row / 2,
+                n = column % kLanes * kPerLane + 2 * (result * kPairs + column / kLanes) + row % 2;
+      shared.dk[warp][t][n] = dk[k];
+      if constexpr (kOfToken) shared.drate[0][warp][t][n] = drate[k];
+    }
+  }
+  float norm[kSub];  // kᵀk shortens the step: dk += k Σ norm over the channels
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    steps.through_write[i] = lane.over_parts(steps.through_write[i]);
+    steps.dsize[i] = feed.get(0, sub + i) * steps.through_write[i] +
+                     (kDiagonal ? -1.f : kLn2) * lane.over_parts(steps.dsize[i]);
+    norm[i] = lane.part == 0 ? -2 * steps.dsize[i] * steps.size[i] * steps.size[i] : 0.f;
+  }
+  if constexpr (kDiagonal) {
+    butterfly_sum<1, 32>(norm);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kSub; ++i)
+      for (int n = own % 32; n < Shape::kStates; n += 32)
+        shared.dk[warp][sub + i][n] += norm[i] * shared.feed.k[sub + i][n];
+  }
+}
+// The exact update sums over the states of a channel at each step before it goes on, so a thread
+// takes all its states at a time: `next` before the first of the steps, S before each, then G.
+template <class T, class Shape>
+__device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, Shape>& lane,
+                           const TileLoader<T, Shape, 4>& feed, const BackwardWorkspace& s, int t,
+                           int sub, typename Shape::State& next, typename Shape::State& G,
+                           Steps& steps) {
+  typename Shape::State S[kSub];
+  float rest[kSub];
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    S[i] = next;
+    rest[i] = feed.advance(next, sub + i, steps.size[i], [](int, float) {});
+  }
+  if (t > 0) next = s.load_sub(lane, t - kSub);
+  StepSums<T, Shape> sums;
+#pragma unroll
+  for (int i = kSub - 1; i >= 0; --i) {
+    const float *q = feed.q(sub + i), *k = feed.k(sub + i), size = steps.size[i];
+#pragma unroll
+    for (int n = 0; n < Shape::kPerLane; ++n) G[n] += steps.dout[i] * q[n];
+    const float through = lane.over_parts(dot(G, k)), held = size * through;
+    steps.through_write[i] = through;
+    steps.dsize[i] = through * rest[i];
+    typename Shape::State dk;
+#pragma unroll
+    for (int n = 0; n < Shape::kPerLane; ++n) {
+      dk[n] = size * rest[i] * G[n] - held * S[i][n] - 2 * steps.dsize[i] * size * size * k[n];
       G[n] -= held * k[n];
     }
-  } else {
-    Eight factor, through;
-#pragma unroll
-    for (int n = 0; n < kPerLane; ++n) {
-      factor[n] = decay<kUpdate>(step, rate[n]);
-      through[n] = G[n] * S[n];                               // the gradient of the decay
-      if (kUpdate == Update::decay) through[n] *= factor[n];  // of its exponent
-      through_write += G[n] * k[n];
-      through_step += through[n] * rate[n];
-    }
-    through_write = LaneState<kLanes>::over_parts(through_write);
-    through_step = LaneState<kLanes>::over_parts(through_step);
-    out.dstep = x * through_write + (kUpdate == Update::decay ? kLn2 : -1.f) * through_step;
-    const float norm = -2 * out.dstep * step * step;
-#pragma unroll
-    for (int n = 0; n < kPerLane; ++n) {
-      out.dk[n] = step * x * G[n];
-      if (kUpdate == Update::decay) out.drate[n] = through[n] * step;
-      // k² decays, and kᵀk shortens the step
-      else out.dk[n] += k[n] * (norm - 2 * step * through[n]);
-      G[n] *= factor[n];
-    }
+    sums.add(i, dk, i % sums.kTogether == 0);
   }
-  out.dx = step * through_write;
-  return out;
+  sums.write(shared.dk, sub);
 }
 
-template <class T, Update kUpdate, int kLanes>
-__global__ void __launch_bounds__(kThreads, kUpdate == Update::exact ? 2 : 3)
+template <class T, class Shape>
+__global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 2 : 3)
     gradients_kernel(Plan a, TokenScanBackward bwd, BackwardWorkspace s) {
   extern __shared__ __align__(16) char memory[];
-  constexpr bool kSequential = kUpdate == Update::exact;
-  const LaneState<kLanes> lane(a, kSequential);
+  auto& shared = *reinterpret_cast<GradientsSmem<T, Shape>*>(memory);
+  using State = typename Shape::State;
+  constexpr bool kSequential = Shape::kRule == Rule::exact,
+                 kOfChannel = Shape::kRule == Rule::channel;
+  const LaneState<T, Shape> lane(a, kSequential);
   const View views[] = {a.p.x, a.p.delta, a.p.z, bwd.dy};
-  TileLoader<T, 4, kLanes> feed(lane, views, s.tokens, memory);
-  const Sums<kLanes> keys(lane, memory + TileLoader<T, 4, kLanes>::kBytes);
-  const Sums<kLanes> rates(lane,
-                           keys.parts + (kUpdate == Update::decay ? kWarps * keys.kTileSize : 0));
-  const int last = (lane.steps - 1) / kTile * kTile;
+  TileLoader<T, Shape, 4> feed(shared.feed, lane, views);
+  const int last = (lane.steps - 1) / kTile * kTile, own = threadIdx.x;
   feed.start(last);
-  T *dx = lane.template at<T>(bwd.dx, last + kTile - 1),
-    *ddelta = lane.template at<T>(bwd.ddelta, last + kTile - 1);
+  const Column<T> dxs = lane.kept_column(bwd.dx), ddeltas = lane.kept_column(bwd.ddelta);
   const bool gated = a.p.z.data;
   float dD = 0, dbias = 0;
-  Eight G = kSequential ? lane.read_state(bwd.dfinal_state)
-                        : load(s.ends + lane.states(a.chunks, lane.chunk));
-  Eight next = load(s.sub(lane, (lane.steps - 1) / kSub * kSub));
-  if (!lane.live) G = next = {};
+  State G, next, rate;
+  if constexpr (kSequential) {
+    G = lane.read(bwd.dfinal_state, lane.b);
+    next = s.load_sub(lane, (lane.steps - 1) / kSub * kSub);
+  } else {
+    G = load<State>(s.ends + lane.states(a.chunks, lane.chunk));
+  }
+  if (!lane.live) G = {};
+  if constexpr (kOfChannel) rate = lane.decay_rates();
+#pragma unroll
+  for (int n = 0; n < Shape::kPerLane; ++n) {
+    if constexpr (!kSequential) shared.G[n][own] = G[n];
+    if constexpr (kOfChannel) {
+      shared.rate[n][own] = rate[n];
+      shared.drate_sum[n][own] = 0;
+    }
+  }
   for (int tile = last; tile >= 0; tile -= kTile) {
     feed.finish();
-    if (tile > 0) feed.start(tile - kTile);
+    if (tile > 0) {
+      feed.start(tile - kTile);
+      if constexpr (!kSequential) s.prefetch(lane, tile - kTile);
+    }
 #pragma unroll 1
     for (int sub = kTile - kSub; sub >= 0; sub -= kSub) {
-      if (tile + sub >= lane.steps) {
-        dx -= kSub * bwd.dx.time_stride;
-        ddelta -= kSub * bwd.ddelta.time_stride;
-        continue;
-      }
-      Eight S[kSub];  // before each step
-      float step[kSub], dout[kSub], rest[kSub], dxs[kSub], dsteps[kSub];
-      S[0] = next;
+      if (tile + sub >= lane.steps) continue;
+      Steps steps;
 #pragma unroll
       for (int i = 0; i < kSub; ++i) {
         const bool exists = tile + sub + i < lane.steps;
         const float dy = exists ? feed.get(3, sub + i) : 0.f;
-        step[i] = step_size<T, kUpdate>(a, feed.get(1, sub + i) + lane.bias,
-                                        feed.token(sub + i).square, exists);
-        dout[i] = gated ? dy * SiluGate(feed.get(2, sub + i)).value : dy;
+        steps.size[i] = feed.step_size(sub + i, exists);
+        steps.dout[i] = gated ? dy * SiluGate(feed.get(2, sub + i)).value : dy;
+        dD += steps.dout[i] * feed.get(0, sub + i);
       }
+      if constexpr (kSequential) steps_back(shared, lane, feed, s, tile + sub, sub, next, G, steps);
+      else steps_back(shared, lane, feed, s.sub(lane, tile + sub), sub, steps);
 #pragma unroll
       for (int i = 0; i < kSub; ++i) {
-        Eight after = S[i];
-        rest[i] =
-            advance<kUpdate, kLanes>(after, step[i], feed.get(0, sub + i), feed.token(sub + i));
-        if (i + 1 < kSub) S[i + 1] = after;
-      }
-      if (tile + sub > 0) next = lane.live ? load(s.sub(lane, tile + sub - kSub)) : Eight{};
-#pragma unroll
-      for (int i = kSub - 1; i >= 0; --i) {
-        const Token& token = feed.token(sub + i);
-        const Eight query = token.q;
-#pragma unroll
-        for (int n = 0; n < kPerLane; ++n) G[n] += dout[i] * query[n];
-        const Asked asked = step_back<kUpdate, kLanes>(G, S[i], step[i], feed.get(0, sub + i),
-                                                       rest[i], token.k, token.rate);
-        keys.add(sub + i, asked.dk);
-        if constexpr (kUpdate == Update::decay) rates.add(sub + i, asked.drate);
-        dxs[i] = asked.dx;
-        dsteps[i] = asked.dstep;
-      }
-#pragma unroll
-      for (int i = kSub - 1; i >= 0; --i) {
-        const bool exists = tile + sub + i < lane.steps;
-        const float raw = feed.get(1, sub + i) + lane.bias;
-        const float slope = step_slope<T, kUpdate>(a, raw, step[i], feed.token(sub + i).square);
-        const float draw = exists ? dsteps[i] * slope : 0.f;
-        dD += dout[i] * feed.get(0, sub + i);
-        dbias += draw;
-        if (lane.first && exists) {
-          *dx = from_compute<T>(dxs[i] + lane.D * dout[i]);
-          *ddelta = from_compute<T>(draw);
-        }
-        dx -= bwd.dx.time_stride;
-        ddelta -= bwd.ddelta.time_stride;
+        const int t = tile + sub + i;
+        // before the slope, so that the compiler predicates the stores and does not branch
+        lane.store(dxs, t, lane.D * steps.dout[i] + steps.size[i] * steps.through_write[i]);
+        const float draw = steps.dsize[i] * feed.step_slope(sub + i, steps.size[i]);
+        lane.store(ddeltas, t, draw);
+        dbias += t < lane.steps ? draw : 0.f;
       }
     }
     __syncthreads();
-    keys.write(s.dk, tile);
-    if constexpr (kUpdate == Update::decay) rates.write(s.drate, tile);
+    store_parts(s.dk, shared.dk, lane, tile);
+    if constexpr (Shape::kRule == Rule::token) store_parts(s.drate, shared.drate[0], lane, tile);
   }
-  if (kSequential && bwd.dinitial_state) lane.write_state(bwd.dinitial_state, G);
+  if (kSequential && bwd.dinitial_state) lane.write(bwd.dinitial_state, lane.b, G);
+  const int64_t chunks = kSequential ? 1 : a.chunks;
+  if constexpr (kOfChannel) {
+#pragma unroll
+    for (int n = 0; n < Shape::kPerLane; ++n) G[n] = shared.drate_sum[n][own];
+    lane.write(s.drate, lane.b * chunks + lane.chunk, G);
+  }
   if (!lane.first) return;
-  s.dD[lane.channels(kSequential ? 1 : a.chunks, lane.chunk)] = dD;
-  s.dbias[lane.channels(kSequential ? 1 : a.chunks, lane.chunk)] = dbias;
-}
-
-// out[row, n] = Σ_tile sums[tile, row, n], in the order of the tiles, n < N.
-__global__ void __launch_bounds__(256) sum_tiles_kernel(Plan a, const float* sums, float* out) {
-  const int64_t rows = a.p.batch * a.p.time, i = blockIdx.x * int64_t{256} + threadIdx.x;
-  if (i >= rows * a.p.state_size) return;
-  const int64_t row = i / a.p.state_size, n = i % a.p.state_size;
-  float sum = 0;
-#pragma unroll 4
-  for (int64_t tile = 0; tile < a.tiles; ++tile) sum += sums[(tile * rows + row) * a.states + n];
-  out[i] = sum;
-}
-
-template <class T, Update kUpdate, int kLanes>
-void run(const Plan& a, const TokenScanBackward& bwd, const BackwardWorkspace& s, Stream stream) {
-  constexpr bool kSequential = kUpdate == Update::exact;
-  constexpr int kBytes = TileLoader<T, 4, kLanes>::kBytes + Sums<kLanes>::kBytes;
-  launch_kernel(states_kernel<T, kUpdate, kLanes>, a.blocks(false), kThreads, kBytes, stream, a,
-                bwd, s);
-  if (!kSequential)
-    carry(a, s.ends, s.products, bwd.dfinal_state, bwd.dinitial_state, true, stream);
-  launch_kernel(gradients_kernel<T, kUpdate, kLanes>, a.blocks(kSequential), kThreads,
-                kBytes + (kUpdate == Update::decay ? Sums<kLanes>::kBytes : 0), stream, a, bwd, s);
+  s.dD[lane.channels(chunks, lane.chunk)] = dD;
+  s.dbias[lane.channels(chunks, lane.chunk)] = dbias;
 }
 
 }  // namespace
@@ -310,18 +358,25 @@ size_t workspace_bytes(const TokenScanBackward& bwd) {
 }
 
 void token_scan(const TokenScanBackward& bwd, void* workspace, Stream stream) {
+  using namespace token;
   const TokenScanForward& p = bwd.forward;
-  token::check(p);
-  const token::Plan a(p, p.dtype == DType::bf16 ? 2 : 4, {p.x, p.delta, p.z, bwd.dy});
-  const auto s = workspace_at<token::BackwardWorkspace>(workspace, a);
-  token::pack(a, s.tokens, stream);
-  token::with_shape(p, [&]<class T>(T, auto update, auto lanes) {
-    token::run<T, update, lanes>(a, bwd, s, stream);
+  const Plan a(p, {p.x, p.delta, p.z, bwd.dy}, {p.k, p.q, p.rate, bwd.dx, bwd.ddelta, bwd.dz});
+  const auto s = workspace_at<BackwardWorkspace>(workspace, a);
+  const bool exact = a.rule == Rule::exact;
+  with_shape(a, [&]<class T, class Shape>(T, Shape) {
+    launch_kernel(states_kernel<T, Shape>, a.blocks(false), kThreads, sizeof(StatesSmem<T, Shape>),
+                  stream, a, bwd, s);
+    if (!exact) carry(a, s.ends, s.decays, bwd.dfinal_state, bwd.dinitial_state, true, stream);
+    launch_kernel(gradients_kernel<T, Shape>, a.blocks(exact), kThreads,
+                  sizeof(GradientsSmem<T, Shape>), stream, a, bwd, s);
   });
-  const int64_t numbers = p.batch * p.time * p.state_size;
-  for (const auto& [sums, out] : {std::pair{s.dk, bwd.dk}, {s.dq, bwd.dq}, {s.drate, bwd.drate}})
-    if (out) launch_threads(token::sum_tiles_kernel, numbers, 256, stream, a, sums, out);
-  const int64_t rows = p.batch * (p.update == Update::exact ? 1 : a.chunks);
+  const int64_t tokens = p.batch * p.time * p.groups * p.state_size,
+                rows = p.batch * (exact ? 1 : a.chunks);
+  sum_rows(s.dk, bwd.dk, a.tiles, tokens, stream);
+  sum_rows(s.dq, bwd.dq, a.tiles, tokens, stream);
+  if (a.rule == Rule::channel)
+    sum_rows(s.drate, bwd.drate, rows, p.channels * p.state_size, stream);
+  else sum_rows(s.drate, bwd.drate, a.tiles, tokens, stream);
   sum_rows(s.dD, bwd.dD, rows, p.channels, stream);
   sum_rows(s.dbias, bwd.ddelta_bias, rows, p.channels, stream);
 }

@@ -1,11 +1,9 @@
 #pragma once
 // How the kernels cut the work, and how its pieces come into shared memory. A thread holds kPerLane
-// states of a channel, and kLanes threads side by side share the channel. Tokens are packed first:
-// what a thread reads of one lies together, in float32, zeros past the last state, so that
-// nothing below asks where N ends or rows lie.
+// states of a channel in registers; kLanes threads of a warp share a channel. Time is cut into
+// chunks, and each block walks one chunk of its channels tile by tile.
 #include <algorithm>
 #include <initializer_list>
-#include <type_traits>
 
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/math.cuh"
@@ -14,259 +12,351 @@
 
 namespace assay::ops::cuda::token {
 
-constexpr int kPerLane = 8;
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTile = 16;  // steps that a block holds in shared memory, with as many on their way
-constexpr int kSub = 8;    // steps whose states `gradients` holds in registers
+constexpr int kSub = 8;    // steps between two states that the backward stores
 constexpr int64_t kMaxChunk = 512;
+// of time, in elements: in bytes it has to fit 32 bits
+constexpr int64_t kMaxStride = int64_t{1} << 28;
 
-// How wide the kernels are made: 16 states, two threads a channel, or 64 and eight.
-template <int kLanes>
+// Where the decay comes from: a rate of each channel or of each token, or k.
+enum class Rule { channel, token, diagonal, exact };
+inline Rule rule_of(const TokenScanForward& p) {
+  if (p.update == Update::exact) return Rule::exact;
+  if (p.update == Update::diagonal) return Rule::diagonal;
+  return p.rate_of_channels ? Rule::channel : Rule::token;
+}
+
+constexpr int states_per_lane(Rule rule) { return rule == Rule::exact ? 8 : 16; }
+
+// What the kernels are compiled for: a rule, and 16 or 64 states, of which those from N on are 0.
+template <Rule kRule_, int kStates_>
 struct Shape {
-  static constexpr int kStates = kPerLane * kLanes;  // those after N are 0
-  static constexpr int kWidth = kThreads / kLanes;   // channels of a block
-  static constexpr int kRow = kLanes * 28;           // numbers of a packed token
+  static constexpr Rule kRule = kRule_;
+  static constexpr int kStates = kStates_, kPerLane = states_per_lane(kRule),
+                       kLanes = kStates / kPerLane;
+  static constexpr int kWidth = kThreads / kLanes;  // channels of a block
+  static constexpr bool kHasRate = kRule == Rule::token || kRule == Rule::diagonal;
+  static constexpr bool kHasSquare = kRule == Rule::diagonal || kRule == Rule::exact;
+  using State = Vec<float, kPerLane>;
 };
-inline int lanes(const TokenScanForward& p) { return p.state_size <= Shape<2>::kStates ? 2 : 8; }
 
 // The call, and how it is cut.
 struct Plan {
   TokenScanForward p;
-  int states;                    // with those after N
-  int64_t tiles, chunk, chunks;  // blocks side by side; steps of a chunk
-  bool aligned = false;          // every row of a tile can be read 16 bytes at a time
+  Rule rule;
+  int states;                                 // with those after N
+  int64_t group_width, tiles, chunk, chunks;  // channels, blocks of a group; steps of a chunk
+  bool aligned = false;                       // every row of a tile can be read 16 bytes at a time
 
-  explicit Plan(const TokenScanForward& p) : p(p), states(kPerLane * lanes(p)) {
-    tiles = ceil_div(p.channels, kThreads / lanes(p));
+  explicit Plan(const TokenScanForward& p)
+      : p(p),
+        rule(rule_of(p)),
+        states(p.state_size <= 16 ? 16 : kMaxTokenStates),
+        group_width(p.channels / p.groups),
+        tiles(ceil_div(group_width, kThreads * states_per_lane(rule) / states)),
+        chunk(kMaxChunk) {
     // Longer chunks mean fewer states to store and carry; but there must be enough blocks to fill
     // the chip a few times.
-    chunk = kMaxChunk;
-    while (chunk > 32 && p.batch * tiles * ceil_div(p.time, chunk) < 1500) chunk /= 2;
+    while (chunk > 32 && p.batch * p.groups * tiles * ceil_div(p.time, chunk) < 1500) chunk /= 2;
     chunks = ceil_div(p.time, chunk);
   }
-  Plan(const TokenScanForward& p, int64_t element, std::initializer_list<View> read) : Plan(p) {
-    aligned = p.channels * element % 16 == 0 && rows_aligned(read, element);
+  // Throws Unsupported.
+  Plan(const TokenScanForward& p, std::initializer_list<View> read,
+       std::initializer_list<View> others);
+  unsigned blocks(bool whole) const {
+    return unsigned(p.batch * p.groups * tiles * (whole ? 1 : chunks));
   }
-  unsigned blocks(bool whole) const { return unsigned(p.batch * tiles * (whole ? 1 : chunks)); }
-  int64_t chunk_numbers() const { return p.batch * chunks * p.channels * states; }
-  int64_t token_numbers() const { return p.batch * p.time * lanes(p) * Shape<1>::kRow; }
+  int64_t rows() const { return p.batch * chunks * p.channels; }
+  // Numbers of what tells the decay of each chunk: Σ Δ, or the product for every state.
+  int64_t decay_numbers() const {
+    return rule == Rule::exact ? 0 : rows() * (rule == Rule::channel ? 1 : states);
+  }
 };
 
-// f(T{}, the update, the lanes) for what the call needs, the last two as integral constants.
+// f(T{}, Shape) for what the call needs.
 template <class F>
-void with_shape(const TokenScanForward& p, F&& f) {
-  auto with_update = [&](auto type) {
-    with_constant<Update::decay, Update::diagonal, Update::exact>(p.update, [&](auto update) {
-      with_constant<2, 8>(lanes(p), [&](auto lanes) { f(type, update, lanes); });
+void with_shape(const Plan& a, F&& f) {
+  auto with_dtype = [&](auto type) {
+    with_constant<Rule::channel, Rule::token, Rule::diagonal, Rule::exact>(a.rule, [&](auto rule) {
+      with_constant<16, int(kMaxTokenStates)>(
+          a.states, [&](auto states) { f(type, Shape<rule(), states()>{}); });
     });
   };
-  p.dtype == DType::bf16 ? with_update(bf16{}) : with_update(float{});
+  a.p.dtype == DType::bf16 ? with_dtype(bf16{}) : with_dtype(float{});
 }
 
-using Eight = Vec<float, kPerLane>;
-__device__ inline Eight load(const float* in) { return *reinterpret_cast<const Eight*>(in); }
-__device__ inline void store(float* out, const Eight& x) { *reinterpret_cast<Eight*>(out) = x; }
-
-__device__ inline float dot(const Eight& x, const Eight& y) {
-  float sum[2] = {};
-#pragma unroll
-  for (int n = 0; n < kPerLane; ++n) sum[n % 2] += x[n] * y[n];
-  return sum[0] + sum[1];
-}
-
-// What a thread reads of a token.
-struct Token {
-  Eight k, q, rate;         // rate: k² where there is none; times log2 e, for 2^x
-  float square, unused[3];  // kᵀk; 0
+// One column of rows that lie `stride` bytes apart. One multiply-add makes an address.
+template <class T>
+struct Column {
+  char* data;
+  uint32_t stride;
+  __device__ T& operator[](uint32_t t) const {
+    return *reinterpret_cast<T*>(data + uint64_t{t} * stride);
+  }
 };
-static_assert(sizeof(Token) == Shape<1>::kRow * sizeof(float));
-
-void check(const TokenScanForward& p);          // throws Unsupported
-void pack(const Plan&, float* tokens, Stream);  // [B, T, lanes] Token
 
 // What a thread owns: kPerLane states of one channel over a chunk, or over the whole sequence. A
-// thread after the last channel is idle: it reads zeros for x, delta, z and dy, so it adds nothing
-// to a sum over channels, and writes nothing.
-template <int kLanes>
-struct LaneState : Shape<kLanes> {
+// thread after the group's last channel is idle: it reads zeros for x, delta, z and dy, and the
+// parameters of another channel. It adds nothing to a sum over channels, and writes nothing.
+template <class T, class Shape>
+struct LaneState : Shape {
+  using typename Shape::State;
+  static constexpr int kWarpChannels = 32 / Shape::kLanes;
   const Plan& a;
-  int64_t tile, chunk, b, d, begin;
+  int64_t b, group, tile, chunk, block, d, begin;  // `block`: its first channel
   // of the chunk; of the channel's threads; of the block; channels that the block has
   int steps, part, channel, width;
+  int owned;         // steps that this thread writes for its channel: all of them or none
   bool live, first;  // `first`: speaks for the channel
-  float bias, D;
+  float bias, D;     // D: 0 except in the first thread of the channel
 
   __device__ LaneState(const Plan& a, bool whole) : a(a) {
     int64_t i = blockIdx.x;
     tile = i % a.tiles;
     i /= a.tiles;
+    group = i % a.p.groups;
+    i /= a.p.groups;
     chunk = whole ? 0 : i % a.chunks;
     b = whole ? i : i / a.chunks;
-    part = threadIdx.x % kLanes;
-    channel = threadIdx.x / kLanes;
-    width = int(min(a.p.channels - tile * LaneState::kWidth, int64_t{LaneState::kWidth}));
+    part = Shape::kLanes == 1 ? 0 : threadIdx.x % 32 / kWarpChannels;
+    channel = Shape::kLanes == 1 ? threadIdx.x
+                                 : threadIdx.x / 32 * kWarpChannels + threadIdx.x % kWarpChannels;
+    width = int(min(a.group_width - tile * Shape::kWidth, int64_t{Shape::kWidth}));
     live = channel < width;
     first = live && part == 0;
-    d = tile * LaneState::kWidth + (live ? channel : 0);
+    block = group * a.group_width + tile * Shape::kWidth;
+    d = block + (live ? channel : 0);
     begin = chunk * a.chunk;
     steps = int(whole ? a.p.time : min(a.chunk, a.p.time - begin));
+    owned = first ? steps : 0;
     bias = a.p.delta_bias ? a.p.delta_bias[d] : 0.f;
-    D = a.p.D ? a.p.D[d] : 0.f;
+    D = a.p.D && part == 0 ? a.p.D[d] : 0.f;
   }
-  // Of this thread in [B, rows, Dm, states] and of its channel in [B, rows, Dm].
+  template <class U = T>
+  __device__ Column<U> column(const View& v, int64_t i) const {
+    U* data = static_cast<U*>(v.data) + b * v.batch_stride + begin * v.time_stride + i;
+    return {reinterpret_cast<char*>(data), uint32_t(v.time_stride * sizeof(U))};
+  }
+  // To be kept: the compiler would rather work the address out again at every store.
+  __device__ Column<T> kept_column(const View& v) const {
+    Column<T> column = this->column(v, d);
+    asm volatile("" : "+l"(column.data));
+    __builtin_assume(__isGlobal(column.data));
+    return column;
+  }
+  __device__ void store(const Column<T>& out, int t, float x) const {
+    if (t < owned) out[t] = from_compute<T>(x);
+  }
+  // Where its states are in [B, rows, Dm, states], and its channel in [B, rows, Dm].
   __device__ int64_t states(int64_t rows, int64_t row) const {
-    return channels(rows, row) * LaneState::kStates + part * kPerLane;
+    return channels(rows, row) * Shape::kStates + part * Shape::kPerLane;
   }
   __device__ int64_t channels(int64_t rows, int64_t row) const {
     return (b * rows + row) * a.p.channels + d;
   }
-  // From and to a caller's [B, Dm, N].
-  __device__ Eight read_state(const float* in) const {
-    Eight S;
+  // States from and to a caller's [rows, Dm, N], where a null `in` is zeros.
+  __device__ State read(const float* in, int64_t row) const {
+    const float* from = in + outer(row);
+    State x;
 #pragma unroll
-    for (int n = 0; n < kPerLane; ++n)
-      S[n] = in && part * kPerLane + n < a.p.state_size ? in[outer(n)] : 0.f;
-    return S;
+    for (int n = 0; n < Shape::kPerLane; ++n) x[n] = in && has(n) ? from[n] : 0.f;
+    return x;
   }
-  __device__ void write_state(float* out, const Eight& S) const {
+  __device__ void write(float* out, int64_t row, const State& x) const {
+    float* to = out + outer(row);
 #pragma unroll
-    for (int n = 0; n < kPerLane; ++n)
-      if (live && part * kPerLane + n < a.p.state_size) out[outer(n)] = S[n];
+    for (int n = 0; n < Shape::kPerLane; ++n)
+      if (live && has(n)) to[n] = x[n];
   }
-  __device__ int64_t outer(int n) const {
-    return (b * a.p.channels + d) * a.p.state_size + part * kPerLane + n;
+  __device__ bool has(int n) const { return part * Shape::kPerLane + n < a.p.state_size; }
+  __device__ int64_t outer(int64_t row) const {
+    return (row * a.p.channels + d) * a.p.state_size + part * Shape::kPerLane;
   }
-  // Step t of this channel.
-  template <class T>
-  __device__ T* at(const View& v, int t) const {
-    return static_cast<T*>(v.data) + b * v.batch_stride + (begin + t) * v.time_stride + d;
+  // exp(Δ A) = 2^(Δ A log2 e)
+  __device__ State decay_rates() const {
+    State A = read(static_cast<const float*>(a.p.rate.data), 0);
+#pragma unroll
+    for (float& x : A.at) x *= kLog2e;
+    return A;
   }
   // Σ over the channel's threads, for each of them.
-  __device__ static float over_parts(float x) { return butterfly<1, kLanes>(x, Plus{}); }
+  __device__ static float over_parts(float x) { return butterfly<kWarpChannels, 32>(x, Plus{}); }
 };
 
-// Brings tiles of packed tokens and of kCount [B, T, Dm] tensors into shared memory, one tile ahead
-// of the work.
-template <class T, int kCount, int kLanes>
-struct TileLoader : Shape<kLanes> {
-  static constexpr int kPiece = 16 / sizeof(T), kTokens = kTile * TileLoader::kRow,
-                       kTileSize = kTile * TileLoader::kWidth;
-  static constexpr int kBytes = 2 * (kTokens * sizeof(float) + kCount * kTileSize * sizeof(T));
-  const LaneState<kLanes>& lane;
-  const View (&views)[kCount];
-  const float* source;  // packed tokens of the chunk
-  float* tokens;        // [2, kTile, kRow]
-  T* tiles;             // [2, kCount, kTile, kWidth]
-  int here = 1;         // the half that is worked on
-  const Token* token_here = nullptr;
-  const T* tile_here = nullptr;
-
-  __device__ TileLoader(const LaneState<kLanes>& lane, const View (&views)[kCount],
-                        const float* packed, void* shared)
-      : lane(lane),
-        views(views),
-        source(packed + (lane.b * lane.a.p.time + lane.begin) * TileLoader::kRow),
-        tokens(static_cast<float*>(shared)),
-        tiles(reinterpret_cast<T*>(tokens + 2 * kTokens)) {}
-
-  // Sets out for the tile from step t on. No thread may still read the tile before the
-  // present one. Steps after the last hold finite numbers wherever the last step does.
-  __device__ void start(int t) {
-    t = min(t, lane.steps - 1);
-    const int last = (lane.steps - t) * TileLoader::kRow / 4 - 1;
-    const float* from = source + int64_t{t} * TileLoader::kRow;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kTokens / 4; i += kThreads)
-      cp_async_16(tokens + (1 - here) * kTokens + 4 * i, from + 4 * min(i, last));
+template <class State>
+__device__ State load(const float* in) {
+  return *reinterpret_cast<const State*>(in);
+}
+template <class State>
+__device__ void store(float* out, const State& x) {
+  *reinterpret_cast<State*>(out) = x;
+}
+template <class State>
+__device__ float dot(const State& x, const float* y, float first = 0) {
+  float sum[2] = {first, 0};
 #pragma unroll
-    for (int k = 0; k < kCount; ++k)
-      if (views[k].data) copy_rows(tiles + ((1 - here) * kCount + k) * kTileSize, views[k], t);
+  for (int n = 0; n < int(sizeof(State) / sizeof(float)); ++n) sum[n % 2] += x[n] * y[n];
+  return sum[0] + sum[1];
+}
+
+// What a step keeps of a state: 2^(step · rate), or 1 − step · rate with k² as the rate.
+template <Rule kRule>
+__device__ float decay(float step, float rate) {
+  if constexpr (kRule == Rule::exact) return 1;
+  return kRule == Rule::diagonal ? 1 - step * rate : ex2_approx(step * rate);
+}
+
+// Brings tiles of the tokens and of kCount [B, T, Dm] tensors, x and delta first, into shared
+// memory, one tile ahead of the work.
+template <class T, class Shape, int kCount>
+struct TileLoader : Shape {
+  using typename Shape::State;
+  static constexpr int kStates = Shape::kStates, kWidth = Shape::kWidth, kPiece = 16 / sizeof(T),
+                       kPieces = kWidth / kPiece, kRows = kThreads / kPieces;
+  // A warp loads whole tokens: a thread has columns kColumns apart.
+  static constexpr int kColumns = std::min(32, kStates), kTokenParts = kStates / kColumns,
+                       kTokenRows = kThreads / kColumns, kValues = kTile * kStates / kThreads;
+  struct LoaderSmem {
+    alignas(16) T tile[2][kCount][kTile][kWidth];
+    alignas(16) float k[kTile][kStates], q[kTile][kStates];
+    alignas(16) float rate[Shape::kHasRate ? kTile : 1][kStates];
+    float square[kTile];  // kᵀk
+  };
+  LoaderSmem& shared;
+  const LaneState<T, Shape>& lane;
+  const View (&views)[kCount];
+  State channel_rate = {};  // Rule::channel
+  T next_k[kValues], next_q[kValues];
+  float next_rate[kValues];
+  int here = 1;  // the half of shared.tile that is worked on
+
+  __device__ TileLoader(LoaderSmem& shared, const LaneState<T, Shape>& lane,
+                        const View (&views)[kCount])
+      : shared(shared), lane(lane), views(views) {}
+
+  // Sets out for the tile from step t on. The tile before may still be worked on, but not the
+  // one before that.
+  __device__ void start(int t) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (views[i].data) copy(shared.tile[1 - here][i], views[i], t);
     cp_async_commit_group();
+    const int n = threadIdx.x % kColumns;
+    const int N = int(lane.a.p.state_size), first = int(lane.group) * N + n;
+    const Column<T> k = lane.column(lane.a.p.k, first), q = lane.column(lane.a.p.q, first);
+    const Column<float> rate = lane.template column<float>(lane.a.p.rate, n);
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int step = min(t + token_row(i), lane.steps - 1), at = i % kTokenParts * kColumns;
+      const bool there = n + at < N;
+      next_k[i] = there ? (&k[step])[at] : from_compute<T>(0.f);
+      next_q[i] = there ? (&q[step])[at] : from_compute<T>(0.f);
+      if constexpr (Shape::kRule == Rule::token) next_rate[i] = there ? (&rate[step])[at] : 0.f;
+    }
   }
-  // The tile is there, for the whole block, which is done with the one before.
+  // The tile is there, for the whole block. No thread may still read the one before.
   __device__ void finish() {
     here = 1 - here;
-    token_here = reinterpret_cast<const Token*>(tokens + here * kTokens) + lane.part;
-    tile_here = tiles + here * kCount * kTileSize + lane.channel;
+    float square = 0;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const int row = token_row(i), n = threadIdx.x % kColumns + i % kTokenParts * kColumns;
+      const float key = to_compute(next_k[i]);
+      shared.k[row][n] = key;
+      shared.q[row][n] = to_compute(next_q[i]);
+      if constexpr (Shape::kHasRate)
+        shared.rate[row][n] = Shape::kRule == Rule::token ? next_rate[i] * kLog2e : key * key;
+      if constexpr (Shape::kHasSquare) {
+        square = (i % kTokenParts == 0 ? 0 : square) + key * key;
+        if (i % kTokenParts + 1 == kTokenParts)
+          shared.square[row] = group_reduce<kColumns>(square, Plus{});
+      }
+    }
     cp_async_wait_all();
     __syncthreads();
   }
   // The k-th tensor at step i of the tile, in this thread's channel.
   __device__ float get(int k, int i) const {
-    return to_compute(tile_here[(k * kTile + i) * TileLoader::kWidth]);
+    return to_compute(shared.tile[here][k][i][lane.channel]);
   }
-  __device__ const Token& token(int i) const { return token_here[i * kLanes]; }
+  // k and q of step i, in this thread's states, and their rate.
+  __device__ const float* k(int i) const { return &shared.k[i][lane.part * Shape::kPerLane]; }
+  __device__ const float* q(int i) const { return &shared.q[i][lane.part * Shape::kPerLane]; }
+  __device__ float rate(int i, int n) const {
+    if constexpr (Shape::kRule == Rule::channel) return channel_rate[n];
+    if constexpr (Shape::kHasRate) return shared.rate[i][lane.part * Shape::kPerLane + n];
+    return 0;
+  }
+  // Δ or p of step i; where it does not exist 0, and the state stays as it is.
+  __device__ float step_size(int i, bool exists) const {
+    const float raw = get(1, i) + lane.bias;
+    float p = raw;
+    if constexpr (Shape::kHasSquare) {
+      const float beta = sigmoid_approx(raw);
+      p = __fdividef(beta, 1 + beta * shared.square[i]);
+    } else if (lane.a.p.delta_softplus) {
+      p = softplus<T>(raw);
+    }
+    return exists ? p : 0.f;
+  }
+  // The derivative of `step`, the step size, with respect to delta.
+  __device__ float step_slope(int i, float step) const {
+    if constexpr (!Shape::kHasSquare)
+      return lane.a.p.delta_softplus ? softplus_slope<T>(step) : 1.f;
+    const float beta = sigmoid_approx(get(1, i) + lane.bias),
+                held = __fdividef(1.f, 1 + beta * shared.square[i]);
+    return held * held * beta * (1 - beta);
+  }
+  // Step i, where `each`(n, decay) sees the decay of state n before the next one. Returns what was
+  // written: x, or for the exact update x − S k.
+  template <class F>
+  __device__ float advance(State& S, int i, float step, F&& each) const {
+    float x = get(0, i);
+    if constexpr (Shape::kRule == Rule::exact) x -= lane.over_parts(dot(S, k(i)));
+    const float write = step * x;
+#pragma unroll
+    for (int n = 0; n < Shape::kPerLane; ++n) {
+      const float kept = decay<Shape::kRule>(step, rate(i, n));
+      S[n] = kept * S[n] + write * k(i)[n];
+      each(n, kept);
+    }
+    return x;
+  }
 
  private:
-  // Channels after the last are 0.
-  __device__ void copy_rows(T* to, const View& v, int t) const {
-    const T* from =
-        static_cast<const T*>(v.data) + lane.b * v.batch_stride + lane.tile * TileLoader::kWidth;
-    const int64_t begin = lane.begin + t, last = lane.begin + lane.steps - 1;
-    if (lane.a.aligned) copy_pieces<kPiece>(to, from, begin, last, v.time_stride);
-    else copy_pieces<1>(to, from, begin, last, v.time_stride);
+  __device__ static int token_row(int i) {
+    return threadIdx.x / kColumns + i / kTokenParts * kTokenRows;
   }
-  template <int kSize>
-  __device__ void copy_pieces(T* to, const T* from, int64_t begin, int64_t last,
-                              int64_t stride) const {
-#pragma unroll 1
-    for (int i = threadIdx.x * kSize; i < kTileSize; i += kThreads * kSize) {
-      const int row = i / TileLoader::kWidth, column = i % TileLoader::kWidth;
-      const bool there = column < lane.width;
-      const T* at = from + min(begin + row, last) * stride + (there ? column : 0);
-      if constexpr (kSize > 1) cp_async_16(to + i, at, there);
-      else to[i] = there ? *at : from_compute<T>(0.f);
+  // Rows after the last step repeat it; channels after the last are 0.
+  __device__ void copy(T (&to)[kTile][kWidth], const View& v, int t) const {
+    if (lane.a.aligned) {
+      const int i = threadIdx.x % kPieces * kPiece, first = threadIdx.x / kPieces;
+      const bool there = i < lane.width;
+      const Column<T> in = lane.column(v, lane.block + (there ? i : 0));
+#pragma unroll
+      for (int row = 0; row < kTile; row += kRows)
+        if (kRows <= kTile || first < kTile)
+          cp_async_16(&to[row + first][i], &in[min(t + row + first, lane.steps - 1)], there);
+    } else {
+      const int i = threadIdx.x % kWidth, first = threadIdx.x / kWidth;
+      const bool there = i < lane.width;
+      const Column<T> in = lane.column(v, lane.block + (there ? i : 0));
+      T value[kTile / Shape::kLanes];
+#pragma unroll
+      for (int row = 0; row < kTile; row += Shape::kLanes)
+        value[row / Shape::kLanes] = in[min(t + row + first, lane.steps - 1)];
+#pragma unroll
+      for (int row = 0; row < kTile; row += Shape::kLanes)
+        to[row + first][i] = there ? value[row / Shape::kLanes] : from_compute<T>(0.f);
     }
   }
 };
 
-// p where `exists`, else 0: the state stays as it is.
-template <class T, Update kUpdate>
-__device__ float step_size(const Plan& a, float raw, float square, bool exists) {
-  float p = raw;
-  if constexpr (kUpdate == Update::decay) {
-    if (a.p.delta_softplus) p = softplus<T>(raw);
-  } else {
-    const float beta = sigmoid_approx(raw);
-    p = __fdividef(beta, 1 + beta * square);
-  }
-  return exists ? p : 0.f;
-}
-// The derivative of p with respect to `raw`.
-template <class T, Update kUpdate>
-__device__ float step_slope(const Plan& a, float raw, float step, float square) {
-  if constexpr (kUpdate == Update::decay) return a.p.delta_softplus ? softplus_slope<T>(step) : 1.f;
-  const float beta = sigmoid_approx(raw), held = __fdividef(1.f, 1 + beta * square);
-  return held * held * beta * (1 - beta);
-}
-
-template <Update kUpdate>
-__device__ float decay(float step, float rate) {
-  return kUpdate == Update::decay ? ex2_approx(step * rate) : 1 - step * rate;
-}
-
-// x − S k before the step, which comes back.
-template <int kLanes>
-__device__ float advance_exact(Eight& S, float step, float x, const Eight& k) {
-  const float rest = x - LaneState<kLanes>::over_parts(dot(S, k));
-#pragma unroll
-  for (int n = 0; n < kPerLane; ++n) S[n] += step * rest * k[n];
-  return rest;
-}
-// One step of any update; x − S k of the exact one.
-template <Update kUpdate, int kLanes>
-__device__ float advance(Eight& S, float step, float x, const Token& token) {
-  if constexpr (kUpdate == Update::exact) return advance_exact<kLanes>(S, step, x, token.k);
-  const Eight k = token.k, rate = token.rate;
-#pragma unroll
-  for (int n = 0; n < kPerLane; ++n) S[n] = decay<kUpdate>(step, rate[n]) * S[n] + step * x * k[n];
-  return 0;
-}
-
 // Turns the own ends of the chunks, `states`, into what reaches each of them: before the first
-// `first`, then product · what came before + own end. Backwards, the chunks are met from the last
+// `first`, then decay · what came before + own end. Backwards, the chunks are met from the last
 // on. `last`: what leaves the last one met. Both [B, Dm, N] or null.
-void carry(const Plan&, float* states, const float* products, const float* first, float* last,
+void carry(const Plan&, float* states, const float* decays, const float* first, float* last,
            bool backwards, Stream);
 
 }  // namespace assay::ops::cuda::token

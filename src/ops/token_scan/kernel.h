@@ -1,9 +1,10 @@
 #pragma once
-// A scan whose state forgets what the token says: Longhorn, before and after its diagonal
-// approximation, and Mamba-1 with A read from the token. Channels share k, q and rate; each has a
-// step p and a state S [N] of its own.
+// The scans of Mamba-1, with A of the channel or of the token, and of Longhorn, before and after
+// its diagonal approximation. Channels share k and q; each has a step p and a state S [N] of its
+// own.
 //   S_t = keep_t ⊙ S_{t−1} + (p_t ⊙ x_t) ⊗ k_t
-//   Update::decay     p_t = softplus(raw_t) or raw_t        keep_t = exp(p_t ⊗ rate_t)
+//   Update::decay     p_t = softplus(raw_t) or raw_t        keep_t = exp(p_t rate), rate [N] of the
+//                                                           channel or of the token
 //   Update::diagonal  p_t = β_t / (1 + β_t k_tᵀk_t)         keep_t = 1 − p_t ⊗ k_t²
 //   Update::exact    the same p_t; β_t = sigmoid(raw_t)   S_{t−1} k_t is taken from x_t, keep_t = 1
 //   raw_t = delta_t + delta_bias                           S_{−1} = initial_state or 0
@@ -54,9 +55,12 @@ struct TokenScanForward {
   int64_t batch, time, channels, state_size;  // time ≥ 1; 1 ≤ state_size ≤ kMaxTokenStates
   bool delta_softplus;                        // Update::decay
   View x, delta;                              // in  [B, T, Dm]
-  View k, q;                                  // in  [B, T, N]
-  // in  [B, T, N] float, ≤ 0; absent unless Update::decay
+  View k, q;                                  // in  [B, T, groups, N]
+  // in  [B, T, N] or contiguous [Dm, N] float, ≤ 0; absent unless Update::decay
   View rate;
+  bool rate_of_channels = false;  // [Dm, N]
+  // Channel d reads group ⌊d / (Dm / groups)⌋; 1 unless rate_of_channels.
+  int64_t groups = 1;
   View z;                      // in  [B, T, Dm] or absent
   const float* D;              // in  [Dm] or null
   const float* delta_bias;     // in  [Dm] or null
@@ -73,9 +77,10 @@ struct TokenScanBackward {
   View dy;                    // in  [B, T, Dm]
   const float* dfinal_state;  // in  [B, Dm, N] or null
   View dx, ddelta, dz;        // out [B, T, Dm]; dz absent without z
-  float *dk, *dq, *drate;     // out [B, T, N], contiguous; drate null unless Update::decay
-  float *dD, *ddelta_bias;    // out [Dm], summed over batch and time; may be null
-  float* dinitial_state;      // out [B, Dm, N] or null
+  // out as k, q and rate, contiguous; drate null unless Update::decay
+  float *dk, *dq, *drate;
+  float *dD, *ddelta_bias;  // out [Dm], summed over batch and time; may be null
+  float* dinitial_state;    // out [B, Dm, N] or null
 };
 
 // CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every

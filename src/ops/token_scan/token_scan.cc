@@ -3,9 +3,9 @@
 
 #include <torch/torch.h>
 
-#include "ops/recurrence_reference.h"
-#include "ops/paths.h"
 #include "ops/checkpointed_scan.h"
+#include "ops/paths.h"
+#include "ops/recurrence_reference.h"
 
 namespace assay::ops {
 namespace {
@@ -40,7 +40,7 @@ at::Tensor prefixes(at::Tensor decay, at::Tensor input, const at::Tensor& first)
 
 bool on_token_kernel(const TokenScan& s) {
   return kCudaKernels && s.x.is_cuda() && dtype_of(s) != at::kDouble &&
-         s.k.size(2) <= kMaxTokenStates;
+         s.k.size(-1) <= kMaxTokenStates;
 }
 
 bool in_few_steps(const TokenScan& s) {
@@ -58,11 +58,15 @@ std::string token_kernel_path(const std::string& otherwise) {
 
 std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan& s) {
   const auto real = real_dtype(dtype_of(s));
+  const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1, width = s.x.size(2) / groups,
+                N = s.k.size(-1);
+  auto by_group = [&](const at::Tensor& x) { return x.unflatten(2, {groups, width}); };
+  auto of_groups = [](const at::Tensor& x) { return x.dim() == 3 ? x.unsqueeze(2) : x; };
+  // all [B, t, groups, channels of a group, N]
   const Piece piece = [real](const std::vector<at::Tensor>& part, const at::Tensor& state) {
-    const at::Tensor step = part[1],
-                     decay = at::exp(step.unsqueeze(-1) * part[4].to(real).unsqueeze(2));
+    const at::Tensor step = part[1], decay = at::exp(step.unsqueeze(-1) * part[4].to(real));
     const at::Tensor states =
-        prefixes(decay, (step * part[0]).unsqueeze(-1) * part[2].to(real).unsqueeze(2), state);
+        prefixes(decay, (step * part[0]).unsqueeze(-1) * part[2].to(real).unsqueeze(3), state);
     return std::tuple(at::matmul(states, part[3].to(real).unsqueeze(-1)).squeeze(-1),
                       states.select(1, -1));
   };
@@ -71,12 +75,18 @@ std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan& s) {
   at::Tensor step = s.delta.to(real);
   if (s.delta_bias) step = step + s.delta_bias->to(real);
   if (s.delta_softplus) step = at::softplus(step);
-  auto [y, last] = scan_with_recompute(
-      piece, {x, step, s.k, s.q, s.rate},
-      first_state(s.initial_state, {x.size(0), x.size(2), s.k.size(2)}, real, x), x.size(1), 64);
+  const at::Tensor rate = s.rate.dim() == 2 ? s.rate.reshape({1, 1, groups, width, N})
+                                            : s.rate.unsqueeze(2).unsqueeze(2);
+  const at::Tensor first = first_state(s.initial_state, {x.size(0), x.size(2), N}, real, x)
+                               .unflatten(1, {groups, width});
+  auto [sums, last] = scan_with_recompute(
+      piece, {by_group(x), by_group(step), of_groups(s.k), of_groups(s.q), rate}, first, x.size(1),
+      64);
+  at::Tensor y = sums.flatten(2);
   if (s.D) y = y + s.D->to(real) * x;
   if (s.z) y = y * at::silu(s.z->to(real));
-  return {y.to(s.x.scalar_type()), last.contiguous()};  // `last` alone, not as a part of all states
+  // `last` alone, not as a part of all states
+  return {y.to(s.x.scalar_type()), last.flatten(1, 2).contiguous()};
 }
 
 #ifdef ASSAY_CUDA
@@ -98,13 +108,15 @@ TokenScanForward describe(const Inputs& in, Update update, bool delta_softplus) 
   p.batch = in[kX].size(0);
   p.time = in[kX].size(1);
   p.channels = in[kX].size(2);
-  p.state_size = in[kK].size(2);
+  p.state_size = in[kK].size(-1);
   p.delta_softplus = delta_softplus;
   p.x = view(in[kX]);
   p.delta = view(in[kDelta]);
   p.k = view(in[kK]);
   p.q = view(in[kQ]);
   p.rate = view(in[kRate]);
+  p.rate_of_channels = in[kRate].defined() && in[kRate].dim() == 2;
+  p.groups = in[kK].dim() == 4 ? in[kK].size(2) : 1;
   p.z = view(in[kZ]);
   p.D = floats(in[kD]);
   p.delta_bias = floats(in[kBias]);
@@ -248,7 +260,8 @@ std::tuple<at::Tensor, at::Tensor> by_token_kernel(const TokenScan& s) {
                   sequence(s.delta, dtype),
                   sequence(s.k, dtype),
                   sequence(s.q, dtype),
-                  sequence(s.rate, at::kFloat),
+                  s.rate.defined() && s.rate.dim() == 2 ? parameter(s.rate, at::kFloat)
+                                                        : sequence(s.rate, at::kFloat),
                   parameter(s.D, at::kFloat),
                   sequence(s.z, dtype),
                   parameter(s.delta_bias, at::kFloat),

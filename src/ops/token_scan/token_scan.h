@@ -11,11 +11,11 @@
 
 namespace assay::ops {
 
-// As an op has them: x, delta, z [B, T, Dm]; k, q, rate [B, T, N]; D, delta_bias [Dm];
-// initial_state [B, Dm, N]; rate is there in Update::decay alone, whose decay is exp(p ⊗ rate).
-// Shapes are checked by the op.
-// For a few steps rate may be [Dm, N] or, of heads of `head_dim` channels, [H], the decay exp(p ⊙
-// rate), with delta [B, T, H] and D, delta_bias [H]; k and q may be [B, T, G, N].
+// As an op has them: x, delta, z [B, T, Dm]; k, q [B, T, N]; D, delta_bias [Dm]; initial_state
+// [B, Dm, N]. rate is there in Update::decay alone: [B, T, N], or [Dm, N], where k and q may be
+// [B, T, G, N]. Shapes are checked by the op.
+// For a few steps rate may also be [H], of heads of `head_dim` channels, with delta [B, T, H] and
+// D, delta_bias [H].
 struct TokenScan {
   Update update;
   bool delta_softplus = false;
