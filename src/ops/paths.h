@@ -12,8 +12,8 @@ struct OpPath {
   std::string op, device;  // "selective_scan", "cuda"
   std::string path;        // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
   // Raised when an operator's results change by more than rounding: statistics never mix versions.
-  // 0: the operator is not part of the identity of a run, because training does not call it or its
-  // results have the bits of torch's operators.
+  // 0: the operator is not part of the identity of a run, because training does not call it or it
+  // replaced operators of torch with the same results up to rounding.
   int numerics = 1;
 };
 std::vector<OpPath> op_paths();  // by op, then device

@@ -277,7 +277,7 @@ const bool registered_path = register_paths(
                       "without gradients one query at a time for any dtype and past; else ") +
               kComposed
         : std::string(kComposed) + ": built without CUDA",
-    /*cuda_numerics=*/3);
+    /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(
       m,
