@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "bench/timing.h"
+#include "ops/asynchronous.h"
 #include "ops/glu/glu.h"
 #include "ops/linear/linear.h"
 #include "ops/simd_target.h"
@@ -153,7 +153,7 @@ TEST(LinearOp, OnCudaAChainOfProductsWaitsForEach) {
     const at::Tensor expected = chain(false);
     EXPECT_TRUE(chain(true).equal(expected)) << rows << " rows";
     at::Tensor found;
-    const auto replay = bench::captured(at::kCUDA, [&] { found = chain(true); });
+    const auto replay = captured(at::kCUDA, [&] { found = chain(true); });
     for (int i = 0; i < 3; ++i) {
       replay();
       EXPECT_TRUE(found.equal(expected)) << rows << " rows, in a graph";
