@@ -60,15 +60,19 @@ std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan& s) {
   const auto real = real_dtype(dtype_of(s));
   const int64_t groups = s.k.dim() == 4 ? s.k.size(2) : 1, width = s.x.size(2) / groups,
                 N = s.k.size(-1);
-  auto by_group = [&](const at::Tensor& x) { return x.unflatten(2, {groups, width}); };
   auto of_groups = [](const at::Tensor& x) { return x.dim() == 3 ? x.unsqueeze(2) : x; };
-  // all [B, t, groups, channels of a group, N]
-  const Piece piece = [real](const std::vector<at::Tensor>& part, const at::Tensor& state) {
-    const at::Tensor step = part[1], decay = at::exp(step.unsqueeze(-1) * part[4].to(real));
-    const at::Tensor states =
-        prefixes(decay, (step * part[0]).unsqueeze(-1) * part[2].to(real).unsqueeze(3), state);
-    return std::tuple(at::matmul(states, part[3].to(real).unsqueeze(-1)).squeeze(-1),
-                      states.select(1, -1));
+  // Inside, all are [B, t, groups, channels of a group, N].
+  const Piece piece = [=](const std::vector<at::Tensor>& part, const at::Tensor& state) {
+    const auto by_group = [&](const at::Tensor& x, int64_t dim) {
+      return x.unflatten(dim, {groups, width});
+    };
+    const at::Tensor step = by_group(part[1], 2),
+                     decay = at::exp(step.unsqueeze(-1) * part[4].to(real)),
+                     input = (step * by_group(part[0], 2)).unsqueeze(-1) *
+                             part[2].to(real).unsqueeze(3),
+                     states = prefixes(decay, input, by_group(state, 1));
+    return std::tuple(at::matmul(states, part[3].to(real).unsqueeze(-1)).squeeze(-1).flatten(2),
+                      states.select(1, -1).flatten(1, 2));
   };
   // once: the gradients of both its uses are added before they are rounded
   const at::Tensor x = s.x.to(real);
@@ -77,16 +81,13 @@ std::tuple<at::Tensor, at::Tensor> by_prefixes(const TokenScan& s) {
   if (s.delta_softplus) step = at::softplus(step);
   const at::Tensor rate = s.rate.dim() == 2 ? s.rate.reshape({1, 1, groups, width, N})
                                             : s.rate.unsqueeze(2).unsqueeze(2);
-  const at::Tensor first = first_state(s.initial_state, {x.size(0), x.size(2), N}, real, x)
-                               .unflatten(1, {groups, width});
-  auto [sums, last] = scan_with_recompute(
-      piece, {by_group(x), by_group(step), of_groups(s.k), of_groups(s.q), rate}, first, x.size(1),
-      64);
-  at::Tensor y = sums.flatten(2);
+  auto [y, last] = scan_with_recompute(
+      piece, {x, step, of_groups(s.k), of_groups(s.q), rate},
+      first_state(s.initial_state, {x.size(0), x.size(2), N}, real, x), x.size(1), 64);
   if (s.D) y = y + s.D->to(real) * x;
   if (s.z) y = y * at::silu(s.z->to(real));
   // `last` alone, not as a part of all states
-  return {y.to(s.x.scalar_type()), last.flatten(1, 2).contiguous()};
+  return {y.to(s.x.scalar_type()), last.contiguous()};
 }
 
 #ifdef ASSAY_CUDA
