@@ -122,7 +122,7 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
   uint32_t weights[kPart / 16][4], weights2[kPart / 16][4];
   int before = 0, part = seen.begin, head = 0;
   smem.skip(ring, seen.begin - all.begin);
-  // dS Y₁ of a part is made with dP of the next one, or, where registers are few, at once.
+  // dS Y₁ of a part is made with dP of the next one, or, where registers are few, in its own.
   constexpr bool kAtOnce = kValues && D > 64;
   auto turn = [&](auto first) {
     constexpr bool kPending = !decltype(first)::value && !kAtOnce;

@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
           dparameters[n][k];
 }
 
-// Rows between two rows of one thread: as many as `blocks` blocks per SM take at once.
+// Rows between two rows of one thread: as many as `blocks` blocks per SM take together.
 template <class F>
 int64_t rowwise_stride(const Rowwise<F>& p, RowwiseShape shape, int blocks) {
   return std::clamp<int64_t>(blocks * sm_count() * shape.parts_per_block() / p.groups, 1, p.rows);
@@ -239,7 +239,7 @@ void rowwise(const RowwiseBackward<F>& bwd, void* workspace, Stream stream) {
     auto* sums = static_cast<Real<T>*>(workspace);
     const RowwiseShape shape = rowwise_shape(p.width / size());
     const auto kernel = rowwise_backward_kernel<F, T, size()>;
-    int blocks = 0;  // that an SM holds at once
+    int blocks = 0;  // that an SM holds together
     check_cuda("rowwise",
                cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(shape.block), 0));
     const int64_t stride = rowwise_stride(p, shape, blocks);
