@@ -10,7 +10,7 @@
 
 namespace assay::ops {
 
-// Elements that a thread of a CUDA kernel reads at once from rows of `width` numbers.
+// Elements that a thread of a CUDA kernel reads with one load from rows of `width` numbers.
 inline int64_t rowwise_vector(const at::Tensor& x, int64_t width) {
   const int64_t size = 16 / x.element_size();
   return width % size ? 1 : size;

@@ -123,9 +123,9 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
   int before = 0, part = seen.begin, head = 0;
   smem.skip(ring, seen.begin - all.begin);
   // dS Y₁ of a part is made with dP of the next one, or, where registers are few, in its own.
-  constexpr bool kAtOnce = kValues && D > 64;
+  constexpr bool kSamePart = kValues && D > 64;
   auto turn = [&](auto first) {
-    constexpr bool kPending = !decltype(first)::value && !kAtOnce;
+    constexpr bool kPending = !decltype(first)::value && !kSamePart;
     smem.ring().consumer_wait(ring);
     wgmma_fence();
     scores<D, kPart>(s, own, advance_descriptor(rows, stage_at(ring.stage)));
@@ -135,9 +135,9 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     scores<D, kPart>(dp, own2, advance_descriptor(rows, stage_at(ring.stage) + kSecond));
     wgmma_commit_group();
     // on their way while products are made
-    if constexpr (kKeys && !kAtOnce) logsumexp.load(smem.stats(ring.stage, 0));
+    if constexpr (kKeys && !kSamePart) logsumexp.load(smem.stats(ring.stage, 0));
     wgmma_wait_group<1>(s);
-    if constexpr (kAtOnce) logsumexp.load(smem.stats(ring.stage, 0));
+    if constexpr (kSamePart) logsumexp.load(smem.stats(ring.stage, 0));
     if constexpr (kAlibi) {
       const Alibi alibi =
           Alibi::of<kKeys>(p.shape, kKeys ? mine.h * heads + head : mine.h, row, part * kPart);
@@ -164,7 +164,7 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
     differentiate(s, dp, delta);
     if (!kKeys && cut) hide();
     pack_operand(weights, s);
-    if constexpr (kAtOnce) {
+    if constexpr (kSamePart) {
       wgmma_fence();
       accumulate<D, kPart>(sum, weights, advance_descriptor(columns, stage_at(ring.stage)));
       wgmma_commit_group();
@@ -178,9 +178,9 @@ __device__ void sum_parts(float (&sum)[D / 8][4], float (&values)[D / 8][4], con
       smem.skip(ring, all.end - seen.end + seen.begin - all.begin);
     }
   };
-  if constexpr (!kAtOnce) turn(std::true_type{});
-  for (int i = kAtOnce ? 0 : 1; i < heads * seen.count(); ++i) turn(std::false_type{});
-  if constexpr (!kAtOnce) {
+  if constexpr (!kSamePart) turn(std::true_type{});
+  for (int i = kSamePart ? 0 : 1; i < heads * seen.count(); ++i) turn(std::false_type{});
+  if constexpr (!kSamePart) {
     wgmma_fence();
     accumulate<D, kPart>(sum, weights, advance_descriptor(columns, stage_at(before)));
     wgmma_commit_group();

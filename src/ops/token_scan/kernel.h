@@ -83,7 +83,7 @@ struct TokenScanBackward {
   float* dinitial_state;    // out [B, Dm, N] or null
 };
 
-// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every
+// CUDA, sm_90a: enqueues on `stream` and returns, allocates nothing, gives the same bits every
 // time (no atomics). `workspace` and chunk_states are 256-byte aligned. Throws Error with CUDA's
 // reason when a launch fails, Unsupported, before any launch, for float64 or a larger state.
 namespace cuda {

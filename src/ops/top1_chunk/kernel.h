@@ -76,7 +76,7 @@ size_t step_workspace_bytes(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 
-// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same
+// CUDA, sm_90a: enqueues on `stream` and returns, allocates nothing, gives the same
 // bits every time.
 // `workspace` is 256-byte aligned.
 // The shortlist is the one defined above but for two things, which the step below does not have:

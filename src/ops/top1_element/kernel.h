@@ -44,7 +44,7 @@ void top1_element(const Top1ElementForward&, void* workspace, const ParallelFor&
 void top1_element(const Top1ElementBackward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 
-// CUDA, sm_90a: enqueues on `stream`, returns at once, allocates nothing, gives the same
+// CUDA, sm_90a: enqueues on `stream` and returns, allocates nothing, gives the same
 // bits every time.
 // `workspace` is 256-byte aligned.
 namespace cuda {

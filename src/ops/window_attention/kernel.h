@@ -45,7 +45,7 @@ void window_attention(const WindowAttentionForward&, void* workspace, const Para
 void window_attention(const WindowAttentionBackward&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 
-// CUDA, sm_90: enqueues on `stream`, returns at once, allocates nothing, gives the same bits every
+// CUDA, sm_90: enqueues on `stream` and returns, allocates nothing, gives the same bits every
 // time. `workspace` is 256-byte aligned.
 namespace cuda {
 // Null: the kernels take it on the current device, but for dalibi_slopes. Else the reason, and they
