@@ -1,5 +1,5 @@
-// Norms on CUDA: one warp per part of a row, read again from the L1 cache. The backward pass is
-// row-wise.
+// Norms on CUDA: one warp per part of a row, read again from the L1 cache; of few parts, one block
+// per part, which is kept in registers. The backward pass is row-wise.
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/rowwise.cuh"
 #include "ops/norm/kernel.h"
@@ -8,6 +8,8 @@ namespace assay::ops::cuda {
 namespace {
 
 constexpr int kWarps = 8;
+constexpr int kMaxPacks = 512;          // of a part that a block keeps
+constexpr int64_t kFewParts = 2 * 132;  // fewer warps would not fill the device
 
 int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
 
@@ -64,6 +66,65 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
   }
 }
 
+// The sum over the threads of a block, in all of them.
+template <class R>
+__device__ R block_sum(R x) {
+  __shared__ R sums[32];
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+  __syncthreads();
+  R sum = sums[0];
+  for (int warp = 1; warp < blockDim.x / 32; ++warp) sum += sums[warp];
+  return sum;
+}
+
+// One block per part, one thread per pack: every thread waits for memory once.
+template <class T, int kWidth, bool kCentred>
+__global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm p) {
+  using R = Real<T>;
+  using Packed = Vec<T, kWidth>;
+  const int64_t part = blockIdx.x, column = threadIdx.x * int64_t{kWidth};
+  const int64_t element = part * p.width + column;
+  const bool inside = column < p.width;
+  const R* const weight = static_cast<const R*>(p.weight) + part % p.groups * p.width + column;
+  const R* const bias = static_cast<const R*>(p.bias) + part % p.groups * p.width + column;
+  if (inside) prefetch_l2(weight);
+  if (inside && kCentred) prefetch_l2(bias);
+  griddep_launch_dependents();
+  griddep_wait();
+  R x[kWidth] = {}, w[kWidth] = {}, b[kWidth] = {};
+  if (inside) {
+    const auto at = [&](const void* from) {
+      return *reinterpret_cast<const Packed*>(static_cast<const T*>(from) + element);
+    };
+    Packed sum = at(p.x), added{};
+    if (p.added) added = at(p.added);
+    for (int k = 0; k < kWidth; ++k) {
+      w[k] = weight[k];
+      if (kCentred) b[k] = bias[k];
+      if (p.added) sum.at[k] = from_compute<T>(to_compute(sum.at[k]) + to_compute(added.at[k]));
+      x[k] = to_compute(sum.at[k]);
+    }
+    if (p.sum) *reinterpret_cast<Packed*>(static_cast<T*>(p.sum) + element) = sum;
+  }
+  R mean = 0, squares = 0;
+  if (kCentred) {
+    for (int k = 0; k < kWidth; ++k) mean += x[k];
+    mean = block_sum(mean) / R(p.width);
+  }
+  for (int k = 0; k < kWidth; ++k)
+    if (inside) squares += (x[k] - mean) * (x[k] - mean);
+  const R scale = rsqrt(block_sum(squares) / R(p.width) + R(p.eps));
+  if (threadIdx.x == 0) static_cast<R*>(p.scale)[part] = scale;
+  if (kCentred && threadIdx.x == 0) static_cast<R*>(p.mean)[part] = mean;
+  if (!inside) return;
+  Packed y;
+  for (int k = 0; k < kWidth; ++k)
+    y.at[k] = from_compute<T>((x[k] - mean) * scale * w[k] + (kCentred ? b[k] : R(0)));
+  *reinterpret_cast<Packed*>(static_cast<T*>(p.y) + element) = y;
+}
+
 // f(a number of T, a pack's width as a constant, is it layer norm): 16 bytes where rows and
 // pointers allow it.
 template <class F>
@@ -101,6 +162,10 @@ size_t workspace_bytes(const NormBackward& bwd) {
 
 void norm(const Norm& p, Stream stream) {
   with_case(p, {p.x, p.y, p.added, p.sum}, [&](auto x, auto width, auto centred) {
+    const int64_t packs = ceil_div(p.width, width());
+    if (num_parts(p) <= kFewParts && packs <= kMaxPacks)
+      return launch_pdl(few_parts_kernel<decltype(x), width(), centred()>, unsigned(num_parts(p)),
+                        unsigned(ceil_div(packs, 32) * 32), 0, stream, p);
     launch_pdl(forward_kernel<decltype(x), width(), centred()>,
                unsigned(ceil_div(num_parts(p), kWarps)), 32 * kWarps, 0, stream, p);
   });
