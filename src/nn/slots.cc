@@ -145,6 +145,7 @@ void Slots::put(int64_t slot, const ModelState& state, const at::Tensor& token) 
   tokens_.slice(0, slot, slot + 1).copy_(token.clamp_min(0), /*non_blocking=*/true);
   if (!state_.device_positions.defined()) return;
   state_.device_positions[slot].fill_(state.position);
+  capacities_[size_t(slot)] = 0;
   reserve(size_t(slot), capacity_for(state.position + 1));
 }
 
