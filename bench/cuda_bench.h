@@ -1,10 +1,11 @@
 #pragma once
-// What the benchmarks of CUDA kernels share: random data, medians of event timings, what the
-// machine can do.
+// What the benchmarks of CUDA kernels share: random data, medians of event timings, and the limits
+// of the machine.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <vector>
 
@@ -76,9 +77,20 @@ inline double median_ms(const std::function<void()>& call) {
   return times[15];
 }
 
+// What the GPU can do. The program ends with a message if there is none.
 struct Machine {
   double bytes_per_ms, exponentials_per_ms, bf16_flops_per_ms;  // the last two by the clock
+  // The longest of the times that memory, tensor cores and special-function units need.
+  double floor_ms(double bytes, double flops = 0, double exponentials = 0) const {
+    return std::max(
+        {bytes / bytes_per_ms, flops / bf16_flops_per_ms, exponentials / exponentials_per_ms});
+  }
   Machine() {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+      std::puts("no CUDA device found: nothing was timed");
+      std::exit(0);
+    }
     cudaDeviceProp p;
     int clock_khz = 0;
     must(cudaGetDeviceProperties(&p, 0));

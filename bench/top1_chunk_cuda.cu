@@ -70,12 +70,9 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
   const double scored =
       selection == Selection::exact ? pairs * C : double(B) * H * T * p.shortlist * C;
   const double scores = scored + (selection == Selection::exact ? 0 : pairs * (1 + p.rank));
-  auto floor = [&](double bytes, double flops, double exponentials) {
-    return std::max({bytes / machine.bytes_per_ms, flops / machine.bf16_flops_per_ms,
-                     exponentials / machine.exponentials_per_ms});
-  };
-  const double forward_floor = floor(8 * numbers, (4 * read + 2 * scores) * D, read + scored);
-  const double backward_floor = floor(16 * numbers, 10 * read * D, read);
+  const double forward_floor =
+      machine.floor_ms(8 * numbers, (4 * read + 2 * scores) * D, read + scored);
+  const double backward_floor = machine.floor_ms(16 * numbers, 10 * read * D, read);
   const double forward_ms = median_ms([&] { cuda::top1_chunk(p, forward, nullptr); });
   p.forced = true;
   const double forced_ms = median_ms([&] { cuda::top1_chunk(p, forward, nullptr); });
@@ -85,7 +82,7 @@ void attention(const Machine& machine, Selection selection, int64_t B, int64_t T
     cuda::top1_chunk(q, backward, nullptr);
   });
   must(cudaDeviceSynchronize());
-  row("forward, selection given", forced_ms, floor(8 * numbers, 4 * read * D, read));
+  row("forward, selection given", forced_ms, machine.floor_ms(8 * numbers, 4 * read * D, read));
   row("forward", forward_ms, forward_floor);
   row("forward + backward", both_ms, forward_floor + backward_floor);
 }
@@ -151,9 +148,6 @@ void step(const Machine& machine, Selection selection, int64_t B, int64_t T, int
 
 // Arguments: [approx|exact|shortlist|short|step …]; all by default.
 int main(int argc, char** argv) {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
-    return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   auto wanted = [&](const char* name) {
     return argc < 2 ||

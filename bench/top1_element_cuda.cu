@@ -36,9 +36,7 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
               cuda::workspace_bytes(q) * 1e-6);
   const double scores = 0.5 * B * H * T * double(T), numbers = double(B) * T * (H + Hk) * D;
   const auto floor = [&](double bytes, int products, int exponentials) {
-    return std::max({bytes / machine.bytes_per_ms,
-                     products * 2 * scores * D / machine.bf16_flops_per_ms,
-                     exponentials * scores / machine.exponentials_per_ms});
+    return machine.floor_ms(bytes, products * 2 * scores * D, exponentials * scores);
   };
   const double forward_floor = floor(6 * numbers, 2, 1), backward_floor = floor(10 * numbers, 4, 1);
   Top1ElementForward choice = p;
@@ -57,9 +55,6 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
 }  // namespace
 
 int main() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
-    return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   attention(machine, 1, 102400, 12, 12, 64);
   attention(machine, 16, 2048, 12, 12, 64);

@@ -28,9 +28,7 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
   const double W = double(p.window), scores = double(B) * H * (W * T - W * (W - 1) / 2);
   const double numbers = double(B) * T * (H + Hkv) * D;
   const auto floor = [&](double bytes, int products) {
-    return std::max({bytes / machine.bytes_per_ms,
-                     products * 2 * scores * D / machine.bf16_flops_per_ms,
-                     scores / machine.exponentials_per_ms});
+    return machine.floor_ms(bytes, products * 2 * scores * D, scores);
   };
   const double forward_ms = median_ms([&] { cuda::window_attention(p, forward, nullptr); });
   const double backward_ms = median_ms([&] { cuda::window_attention(g, backward, nullptr); });
@@ -44,9 +42,6 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
 }  // namespace
 
 int main() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
-    return std::puts("no CUDA device found: nothing was timed"), 0;
   const Machine machine;
   constexpr int64_t kAll = int64_t{1} << 40;
   attention(machine, 32, 2048, 12, 12, 64, kAll);

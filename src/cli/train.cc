@@ -5,6 +5,7 @@
 #include "base/progress.h"
 #include "cli/command.h"
 #include "cli/local_ranks.h"
+#include "study/plan.h"
 #include "train/device.h"
 #include "train/trainer.h"
 
@@ -41,6 +42,10 @@ int64_t ranks_to_start(const Options& options, const train::RankPlace& place) {
 }
 
 train::RunConfig read_config(const Options& options, int64_t ranks) {
+  const auto presets = study::names_of_plans("models");
+  if (!fs::exists(options.file) && std::ranges::find(presets, options.file) != presets.end())
+    fail("{}: no such file; the preset of this name is {}. Nothing was changed.", options.file,
+         study::preset_file(options.file).lexically_normal().string());
   ConfigNode file = ConfigNode::read_file(options.file);
   for (const std::string& assignment : options.set) file.set(assignment);
   // A resumed run keeps its slices, whatever the number of ranks

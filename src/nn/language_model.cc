@@ -107,6 +107,21 @@ ModelState select_rows(const ModelState& state, const at::Tensor& rows) {
   return out;
 }
 
+namespace {
+// The part `name` of the model. An error about its values names the place of its table.
+std::shared_ptr<Mixer> make_part(const Registry<MixerEntry>& registry, const ModelSpec& spec,
+                                 const std::string& name, const Place& place) {
+  try {
+    return registry.at(name).make(spec.tables.child(name), place);
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const BadInput& error) {
+    const std::string problem = error.what();  // "attention: num_heads = 5 must …"
+    spec.tables.refuse(name, (problem.starts_with(name) ? "{table}." : "{table}: ") + problem);
+  }
+}
+}  // namespace
+
 Layer::Layer(const ModelSpec& spec, int64_t index) {
   const ModelConfig& c = spec.config;
   const auto name = [&](int64_t i) -> const std::string& {
@@ -116,16 +131,13 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
   for (int64_t i = 0; i < index; ++i) first = first && name(i) != name(index);
   mixer_norm = register_module("mixer_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
   const Place place(c.d_model, index, c.num_layers, first, c.channel_mixer == "none" ? 1 : 2);
-  mixer = register_module("mixer",
-                          mixers().at(name(index)).make(spec.tables.child(name(index)), place));
+  mixer = register_module("mixer", make_part(mixers(), spec, name(index), place));
   if (c.channel_mixer == "none") return;
   channel_norm =
       register_module("channel_norm", std::make_shared<Norm>(c.norm, c.d_model, c.norm_eps));
-  channel_mixer = register_module(
-      "channel_mixer",
-      channel_mixers()
-          .at(c.channel_mixer)
-          .make(spec.tables.child(c.channel_mixer), {c.d_model, index, c.num_layers, index == 0}));
+  channel_mixer =
+      register_module("channel_mixer", make_part(channel_mixers(), spec, c.channel_mixer,
+                                                 {c.d_model, index, c.num_layers, index == 0}));
 }
 
 Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {

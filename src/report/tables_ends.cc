@@ -23,16 +23,7 @@ std::vector<const Architecture*> contenders(const Setting& setting) {
 }
 
 const char* css_of(stats::Verdict verdict) {
-  switch (verdict) {
-    case stats::Verdict::degraded:
-      return "degraded";
-    case stats::Verdict::better:
-      return "better";
-    case stats::Verdict::equivalent:
-      return "equivalent";
-    default:
-      return "open";
-  }
+  return verdict == stats::Verdict::not_settled ? "open" : word(verdict);
 }
 // A mark of its own for each verdict, so that colour is not the only sign.
 const char* mark_of(stats::Verdict verdict) {

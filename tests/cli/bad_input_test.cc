@@ -89,6 +89,12 @@ TEST_F(BadInputs, SettingsWithPlaceAndNearestName) {
           {"bad.toml:3:", "unknown key 'num_layer'", "did you mean 'num_layers'?"});
   refuses("train type.toml --data store -o run", 2, {"type.toml:2:", "d_model", "integer"});
   refuses("train mixer.toml --data store -o run", 2, {"atention", "did you mean 'attention'?"});
+  folder_.write("heads.toml", "[model]\nd_model = 32\n[model.attention]\nnum_heads = 5\n");
+  refuses(
+      "train heads.toml --data store -o run --set train.steps=1", 2,
+      {"heads.toml:3:1: model.attention: num_heads = 5 must be positive and divide d_model = 32"});
+  refuses("train transformer++ --data store -o run", 2,
+          {"transformer++: no such file", "plans/models/transformer++.toml"});
   for (const auto& [set, parts] : std::vector<std::pair<std::string, std::vector<std::string>>>{
            {"train.stepz=3", {"--set train.stepz=3", "did you mean 'steps'?"}},
            {"train.steps", {"--set train.steps", "KEY=VALUE"}},
