@@ -34,13 +34,11 @@ struct BackwardWorkspace {
     const int64_t row = (lane.b * a.chunks * a.chunk + lane.begin + t) / kSub;
     return subs + (row * Shape::kStates + lane.part * Shape::kPerLane) * a.p.channels + lane.d;
   }
-  template <class T, class Shape>
-  __device__ typename Shape::State load_sub(const LaneState<T, Shape>& lane, int t) const {
-    typename Shape::State S;
+  template <int kCount, class T, class Shape>
+  __device__ void load_sub(Vec<float, kCount>& S, const LaneState<T, Shape>& lane, int t) const {
     const float* from = sub(lane, t);
 #pragma unroll
-    for (int n = 0; n < Shape::kPerLane; ++n) S[n] = lane.live ? from[n * lane.a.p.channels] : 0.f;
-    return S;
+    for (int n = 0; n < kCount; ++n) S[n] = lane.live ? from[n * lane.a.p.channels] : 0.f;
   }
   // Into L2 the states that the block needs for the tile from step t on: a line of 128
   // bytes a thread.
@@ -99,21 +97,20 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 5 : 3)
         const bool exists = tile + sub + i < lane.steps;
         const float step = feed.step_size(sub + i, exists),
                     dy = exists ? feed.get(3, sub + i) : 0.f;
-        const SiluGate gate(gated ? feed.get(2, sub + i) : 0.f);
+        const SiluGate gate(feed.get(2, sub + i));
         const float dout = gated ? dy * gate.value : dy, *q = feed.q(sub + i);
         decays += step;
+        float y = lane.D * feed.get(0, sub + i);
+        State product;
         feed.advance(S, sub + i, step, [&](int n, float kept) {
+          y += S[n] * q[n];
+          product[n] = S[n] * dout;
           if constexpr (Shape::kRule == Rule::exact) return;
           P[n] *= kept;
           H[n] += P[n] * (q[n] * dout);
         });
-        if (gated) {
-          const float y = lane.over_parts(dot(S, q, lane.D * feed.get(0, sub + i)));
-          lane.store(dzs, tile + sub + i, dy * y * gate.slope);
-        }
-        State product;
-#pragma unroll
-        for (int n = 0; n < Shape::kPerLane; ++n) product[n] = S[n] * dout;
+        y = lane.over_parts(y);
+        if (gated) lane.store(dzs, tile + sub + i, dy * y * gate.slope);
         sums.add(i, product, (i + 1) % sums.kTogether == 0);
       }
       sums.write(shared.parts, sub);
@@ -148,14 +145,15 @@ struct Steps {
 // registers, then back.
 template <class T, class Shape>
 __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, Shape>& lane,
-                           const TileLoader<T, Shape, 4>& feed, const float* start, int sub,
-                           Steps& steps) {
+                           const TileLoader<T, Shape, 4>& feed, const BackwardWorkspace& s, int t,
+                           int sub, Vec<float, 2>& next, Steps& steps) {
   constexpr int kPerLane = Shape::kPerLane, kLanes = Shape::kLanes, kPairs = 8 / kLanes;
   constexpr bool kOfChannel = Shape::kRule == Rule::channel, kOfToken = Shape::kRule == Rule::token,
                  kDiagonal = Shape::kRule == Rule::diagonal;
   const ChannelSums<T, Shape> channels;
   const int own = threadIdx.x, warp = own / 32;
-  float next_S[2] = {start[0], start[lane.a.p.channels]}, write[kSub];
+  const float* start = s.sub(lane, t);
+  float write[kSub];
 #pragma unroll
   for (int i = 0; i < kSub; ++i) write[i] = steps.size[i] * feed.get(0, sub + i);
     // (kSub steps × 2 states) × kPairs pairs of states × kLanes, spread over the warp
@@ -178,8 +176,8 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
           channel_rate[k] = shared.rate[n][own];
           sum[k] = shared.drate_sum[n][own];
         }
-        float S = next_S[k];
-        next_S[k] = start[(n + 2) % kPerLane * lane.a.p.channels];
+        float S = next[k];
+        next[k] = start[(n + 2) % kPerLane * lane.a.p.channels];
 #pragma unroll
         for (int i = 0; i < kSub; ++i) {
           decays[i][k] = decay<Shape::kRule>(steps.size[i], rate(i, k));
@@ -219,6 +217,7 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
       if constexpr (kOfToken) shared.drate[0][warp][t][n] = drate[k];
     }
   }
+  if (t > 0) s.load_sub(next, lane, t - kSub);
   float norm[kSub];  // kᵀk shortens the step: dk += k Σ norm over the channels
 #pragma unroll
   for (int i = 0; i < kSub; ++i) {
@@ -250,7 +249,7 @@ __device__ void steps_back(GradientsSmem<T, Shape>& shared, const LaneState<T, S
     S[i] = next;
     rest[i] = feed.advance(next, sub + i, steps.size[i], [](int, float) {});
   }
-  if (t > 0) next = s.load_sub(lane, t - kSub);
+  if (t > 0) s.load_sub(next, lane, t - kSub);
   StepSums<T, Shape> sums;
 #pragma unroll
   for (int i = kSub - 1; i >= 0; --i) {
@@ -287,13 +286,12 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 2 : 3)
   const Column<T> dxs = lane.kept_column(bwd.dx), ddeltas = lane.kept_column(bwd.ddelta);
   const bool gated = a.p.z.data;
   float dD = 0, dbias = 0;
-  State G, next, rate;
-  if constexpr (kSequential) {
-    G = lane.read(bwd.dfinal_state, lane.b);
-    next = s.load_sub(lane, (lane.steps - 1) / kSub * kSub);
-  } else {
-    G = load<State>(s.ends + lane.states(a.chunks, lane.chunk));
-  }
+  State G, rate;
+  constexpr int kNext = kSequential ? Shape::kPerLane : 2;
+  Vec<float, kNext> next;
+  s.load_sub(next, lane, (lane.steps - 1) / kSub * kSub);
+  if constexpr (kSequential) G = lane.read(bwd.dfinal_state, lane.b);
+  else G = load<State>(s.ends + lane.states(a.chunks, lane.chunk));
   if (!lane.live) G = {};
   if constexpr (kOfChannel) rate = lane.decay_rates();
 #pragma unroll
@@ -319,11 +317,12 @@ __global__ void __launch_bounds__(kThreads, Shape::kRule == Rule::exact ? 2 : 3)
         const bool exists = tile + sub + i < lane.steps;
         const float dy = exists ? feed.get(3, sub + i) : 0.f;
         steps.size[i] = feed.step_size(sub + i, exists);
-        steps.dout[i] = gated ? dy * SiluGate(feed.get(2, sub + i)).value : dy;
+        const float gate = SiluGate(feed.get(2, sub + i)).value;
+        steps.dout[i] = gated ? dy * gate : dy;
         dD += steps.dout[i] * feed.get(0, sub + i);
       }
       if constexpr (kSequential) steps_back(shared, lane, feed, s, tile + sub, sub, next, G, steps);
-      else steps_back(shared, lane, feed, s.sub(lane, tile + sub), sub, steps);
+      else steps_back(shared, lane, feed, s, tile + sub, sub, next, steps);
 #pragma unroll
       for (int i = 0; i < kSub; ++i) {
         const int t = tile + sub + i;

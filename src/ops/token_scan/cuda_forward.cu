@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, float* starts
       const float step = feed.step_size(i, tile + i < lane.steps);
       feed.advance(S, i, step, [](int, float) {});
       const float y = lane.over_parts(dot(S, feed.q(i), lane.D * feed.get(0, i)));
-      lane.store(ys, tile + i, y * (gated ? SiluGate(feed.get(2, i)).value : 1.f));
+      const float gate = SiluGate(feed.get(2, i)).value;
+      lane.store(ys, tile + i, gated ? y * gate : y);
     }
     __syncthreads();
   }
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) outputs_kernel(Plan a, float* starts
 }
 
 // A thread is a state here.
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 4)
     carry_kernel(Plan a, float* states, const float* decays, const float* first, float* last,
                  bool backwards) {
   constexpr int kAhead = 8;
@@ -96,25 +97,33 @@ __global__ void __launch_bounds__(256)
   const float A = by_channel && inside
                       ? static_cast<const float*>(a.p.rate.data)[d * a.p.state_size + n] * kLog2e
                       : 0.f;
+  // of the channel in the first chunk that is met, and the way to the next one
+  const int64_t row = (b * a.chunks + (backwards ? a.chunks - 1 : 0)) * a.p.channels + d,
+                row_stride = backwards ? -a.p.channels : a.p.channels,
+                state_stride = row_stride * a.states,
+                decay_stride = by_channel ? row_stride : state_stride;
+  float* to = states + row * a.states + n;
+  const float *from = to, *decay = decays + (by_channel ? row : row * a.states + n);
   float carried = first && inside ? first[outer] : 0.f;
-  for (int64_t c = 0; c < a.chunks; c += kAhead) {
-    float own[kAhead], kept[kAhead];
-    // of the chunk's channel
-    auto row = [&](int k) {
-      return (b * a.chunks + (backwards ? a.chunks - 1 - c - k : c + k)) * a.p.channels + d;
-    };
+  for (int chunks = int(a.chunks); chunks > 0; chunks -= kAhead) {
+    // A chunk after the last adds 0 to what is carried, and keeps all of it.
+    float own[kAhead] = {}, kept[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k)
-      if (c + k < a.chunks) {
-        own[k] = states[row(k) * a.states + n];
-        kept[k] = by_channel ? ex2_approx(A * decays[row(k)]) : decays[row(k) * a.states + n];
+    for (int k = 0; k < kAhead; ++k) {
+      kept[k] = by_channel ? 0 : 1;
+      if (k < chunks) {
+        own[k] = *from;
+        kept[k] = *decay;
       }
+      from += state_stride;
+      decay += decay_stride;
+    }
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k)
-      if (c + k < a.chunks) {
-        states[row(k) * a.states + n] = carried;
-        carried = kept[k] * carried + own[k];
-      }
+    for (int k = 0; k < kAhead; ++k) {
+      if (k < chunks) *to = carried;
+      to += state_stride;
+      carried = (by_channel ? ex2_approx(A * kept[k]) : kept[k]) * carried + own[k];
+    }
   }
   if (last && inside) last[outer] = carried;
 }

@@ -112,13 +112,13 @@ struct LaneState : Shape {
   float bias, D;     // D: 0 except in the first thread of the channel
 
   __device__ LaneState(const Plan& a, bool whole) : a(a) {
-    int64_t i = blockIdx.x;
-    tile = i % a.tiles;
-    i /= a.tiles;
-    group = i % a.p.groups;
-    i /= a.p.groups;
-    chunk = whole ? 0 : i % a.chunks;
-    b = whole ? i : i / a.chunks;
+    unsigned i = blockIdx.x;  // Divisions of 64 bits take five times as long.
+    tile = i % unsigned(a.tiles);
+    i /= unsigned(a.tiles);
+    group = i % unsigned(a.p.groups);
+    i /= unsigned(a.p.groups);
+    chunk = whole ? 0 : i % unsigned(a.chunks);
+    b = whole ? i : i / unsigned(a.chunks);
     part = Shape::kLanes == 1 ? 0 : threadIdx.x % 32 / kWarpChannels;
     channel = Shape::kLanes == 1 ? threadIdx.x
                                  : threadIdx.x / 32 * kWarpChannels + threadIdx.x % kWarpChannels;
@@ -217,11 +217,13 @@ struct TileLoader : Shape {
   // A warp loads whole tokens: a thread has columns kColumns apart.
   static constexpr int kColumns = std::min(32, kStates), kTokenParts = kStates / kColumns,
                        kTokenRows = kThreads / kColumns, kValues = kTile * kStates / kThreads;
+  static constexpr bool kReadsQ = kCount > 2;  // the states of a chunk alone do not need it
   struct LoaderSmem {
     alignas(16) T tile[2][kCount][kTile][kWidth];
     alignas(16) float k[kTile][kStates], q[kTile][kStates];
     alignas(16) float rate[Shape::kHasRate ? kTile : 1][kStates];
-    float square[kTile];  // kᵀk
+    float square[kTile];     // kᵀk
+    char* base[kCount + 2];  // of each tensor, k and q: 64-bit products are many instructions
   };
   LoaderSmem& shared;
   const LaneState<T, Shape>& lane;
@@ -233,26 +235,33 @@ struct TileLoader : Shape {
 
   __device__ TileLoader(LoaderSmem& shared, const LaneState<T, Shape>& lane,
                         const View (&views)[kCount])
-      : shared(shared), lane(lane), views(views) {}
+      : shared(shared), lane(lane), views(views) {
+    if (threadIdx.x == 0) {
+      const int64_t first = lane.group * lane.a.p.state_size;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) shared.base[i] = lane.column(views[i], lane.block).data;
+      shared.base[kCount] = lane.column(lane.a.p.k, first).data;
+      shared.base[kCount + 1] = lane.column(lane.a.p.q, first).data;
+    }
+    __syncthreads();
+  }
 
   // Sets out for the tile from step t on. The tile before may still be worked on, but not the
   // one before that.
   __device__ void start(int t) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      if (views[i].data) copy(shared.tile[1 - here][i], views[i], t);
+      if (views[i].data) copy(shared.tile[1 - here][i], base(i, views[i]), t);
     cp_async_commit_group();
-    const int n = threadIdx.x % kColumns;
-    const int N = int(lane.a.p.state_size), first = int(lane.group) * N + n;
-    const Column<T> k = lane.column(lane.a.p.k, first), q = lane.column(lane.a.p.q, first);
-    const Column<float> rate = lane.template column<float>(lane.a.p.rate, n);
+    const Column<T> k = base(kCount, lane.a.p.k), q = base(kCount + 1, lane.a.p.q);
+    const Column<float> rate = lane.template column<float>(lane.a.p.rate, 0);
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      const int step = min(t + token_row(i), lane.steps - 1), at = i % kTokenParts * kColumns;
-      const bool there = n + at < N;
-      next_k[i] = there ? (&k[step])[at] : from_compute<T>(0.f);
-      next_q[i] = there ? (&q[step])[at] : from_compute<T>(0.f);
-      if constexpr (Shape::kRule == Rule::token) next_rate[i] = there ? (&rate[step])[at] : 0.f;
+      const int step = min(t + token_row(i), lane.steps - 1),
+                n = min(token_column(i), int(lane.a.p.state_size) - 1);
+      next_k[i] = (&k[step])[n];
+      if constexpr (kReadsQ) next_q[i] = (&q[step])[n];
+      if constexpr (Shape::kRule == Rule::token) next_rate[i] = (&rate[step])[n];
     }
   }
   // The tile is there, for the whole block. No thread may still read the one before.
@@ -261,12 +270,14 @@ struct TileLoader : Shape {
     float square = 0;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      const int row = token_row(i), n = threadIdx.x % kColumns + i % kTokenParts * kColumns;
-      const float key = to_compute(next_k[i]);
+      const int row = token_row(i), n = token_column(i);
+      const bool there = n < lane.a.p.state_size;
+      const float key = there ? to_compute(next_k[i]) : 0.f;
       shared.k[row][n] = key;
-      shared.q[row][n] = to_compute(next_q[i]);
-      if constexpr (Shape::kHasRate)
-        shared.rate[row][n] = Shape::kRule == Rule::token ? next_rate[i] * kLog2e : key * key;
+      if constexpr (kReadsQ) shared.q[row][n] = there ? to_compute(next_q[i]) : 0.f;
+      if constexpr (Shape::kRule == Rule::token)
+        shared.rate[row][n] = there ? next_rate[i] * kLog2e : 0.f;
+      if constexpr (Shape::kRule == Rule::diagonal) shared.rate[row][n] = key * key;
       if constexpr (Shape::kHasSquare) {
         square = (i % kTokenParts == 0 ? 0 : square) + key * key;
         if (i % kTokenParts + 1 == kTokenParts)
@@ -295,15 +306,16 @@ struct TileLoader : Shape {
     if constexpr (Shape::kHasSquare) {
       const float beta = sigmoid_approx(raw);
       p = __fdividef(beta, 1 + beta * shared.square[i]);
-    } else if (lane.a.p.delta_softplus) {
-      p = softplus<T>(raw);
+    } else {
+      const float soft = softplus<T>(raw);  // computed always: a branch splits the schedule
+      p = lane.a.p.delta_softplus ? soft : raw;
     }
     return exists ? p : 0.f;
   }
   // The derivative of `step`, the step size, with respect to delta.
   __device__ float step_slope(int i, float step) const {
-    if constexpr (!Shape::kHasSquare)
-      return lane.a.p.delta_softplus ? softplus_slope<T>(step) : 1.f;
+    const float slope = Shape::kHasSquare ? 0 : softplus_slope<T>(step);
+    if constexpr (!Shape::kHasSquare) return lane.a.p.delta_softplus ? slope : 1.f;
     const float beta = sigmoid_approx(get(1, i) + lane.bias),
                 held = __fdividef(1.f, 1 + beta * shared.square[i]);
     return held * held * beta * (1 - beta);
@@ -328,12 +340,20 @@ struct TileLoader : Shape {
   __device__ static int token_row(int i) {
     return threadIdx.x / kColumns + i / kTokenParts * kTokenRows;
   }
+  __device__ static int token_column(int i) {
+    return threadIdx.x % kColumns + i % kTokenParts * kColumns;
+  }
+  __device__ Column<T> base(int i, const View& v) const {
+    char* data = shared.base[i];
+    __builtin_assume(__isGlobal(data));
+    return {data, uint32_t(v.time_stride * sizeof(T))};
+  }
   // Rows after the last step repeat it; channels after the last are 0.
-  __device__ void copy(T (&to)[kTile][kWidth], const View& v, int t) const {
+  __device__ void copy(T (&to)[kTile][kWidth], Column<T> in, int t) const {
     if (lane.a.aligned) {
       const int i = threadIdx.x % kPieces * kPiece, first = threadIdx.x / kPieces;
       const bool there = i < lane.width;
-      const Column<T> in = lane.column(v, lane.block + (there ? i : 0));
+      in.data += (there ? i : 0) * sizeof(T);
 #pragma unroll
       for (int row = 0; row < kTile; row += kRows)
         if (kRows <= kTile || first < kTile)
@@ -341,7 +361,7 @@ struct TileLoader : Shape {
     } else {
       const int i = threadIdx.x % kWidth, first = threadIdx.x / kWidth;
       const bool there = i < lane.width;
-      const Column<T> in = lane.column(v, lane.block + (there ? i : 0));
+      in.data += (there ? i : 0) * sizeof(T);
       T value[kTile / Shape::kLanes];
 #pragma unroll
       for (int row = 0; row < kTile; row += Shape::kLanes)
