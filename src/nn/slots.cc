@@ -224,6 +224,7 @@ void Slots::compute() {
   std::vector<at::Tensor> before;
   for (const State& layer : state_.layers)
     for (const auto& [name, tensor] : layer.tensors()) before.push_back(tensor);
+  const ops::StatesInPlace in_place;
   logits_ = model_.logits(tokens_.unsqueeze(1), state_).squeeze(1).slice(0, 0, count());
   drawn_ = ops::sample(logits_, draws_);
   at::Tensor next = tokens_.slice(0, 0, count());
@@ -234,6 +235,7 @@ void Slots::compute() {
   for (State& layer : state_.layers)
     for (const auto& [name, tensor] : std::map(layer.tensors())) {
       const at::Tensor& old = layer[name] = before[number++];
+      if (tensor.data_ptr() == old.data_ptr()) continue;
       copies[old.scalar_type()][0].push_back(old);
       copies[old.scalar_type()][1].push_back(tensor);
     }
