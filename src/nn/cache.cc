@@ -102,6 +102,12 @@ void for_each_row(const State& state, const c10::Device& device,
   else part(0, count);
 }
 
+at::Tensor once_for_steps(State& state, const std::function<at::Tensor()>& make) {
+  if (!state.device_positions.defined()) return make();
+  if (state.read_by_graph.empty()) state.read_by_graph = {make()};
+  return state.read_by_graph[0];
+}
+
 int64_t length_of(const State& state, const std::string& name) {
   const auto held = state.find(name);
   return held ? held->size(1) : 0;

@@ -29,6 +29,9 @@ at::Tensor append_last(State& state, const std::string& name, const at::Tensor& 
 // Tokens that the state holds under `name`; 0 when there is nothing.
 int64_t length_of(const State& state, const std::string& name);
 
+// make(), of parameters alone. The steps of a batch of nn/slots.h on CUDA compute it once.
+at::Tensor once_for_steps(State& state, const std::function<at::Tensor()>& make);
+
 // body(b) for each used row b of a batch of State::rows, on the CPU side by side: a step reads the
 // caches of each row with calls of their own, which are too small to be divided among threads.
 void for_each_row(const State& state, const c10::Device& device,
