@@ -190,9 +190,9 @@ const at::Tensor& Slots::step(const std::vector<int64_t>& tokens) {
 DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
   const at::NoGradGuard no_grad;
   // A captured step reads them where they first were.
-  const at::Tensor new_draws = ops::to_device(ops::tensor_of(draws), tokens_.device());
-  if (!draws_.defined()) draws_ = new_draws;
-  else draws_.copy_(new_draws);
+  const at::Tensor new_draws = ops::tensor_of(draws);
+  if (!draws_.defined()) draws_ = ops::to_device(new_draws, tokens_.device());
+  else draws_.copy_(draws_.is_cuda() ? new_draws.pin_memory() : new_draws, /*non_blocking=*/true);
   std::vector<int64_t> positions = state_.positions;
   if (state_.device_positions.defined()) {
     const int64_t end = std::ranges::max(positions) + 1;
