@@ -42,6 +42,11 @@ at::Tensor last_steps(const at::Tensor& x, int64_t count) {
   return at::GradMode::is_enabled() ? x.slice(1, dropped) : steps(x, dropped, kept);
 }
 
+// Places in a ring of `size` steps of the last `count` steps before `end`.
+at::Tensor ring_places(const at::Tensor& x, int64_t end, int64_t count, int64_t size) {
+  return at::arange(end - count, end, x.options().dtype(at::kLong)).remainder(size);
+}
+
 }  // namespace
 
 at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
@@ -72,6 +77,16 @@ at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int6
 at::Tensor reserve(State& state, const std::string& name, int64_t capacity) {
   at::Tensor& held = state[name];
   return held = steps(moved(held, held, capacity - held.size(1)), 0, capacity);
+}
+
+at::Tensor to_ring(const at::Tensor& x, int64_t end, int64_t size) {
+  auto sizes = x.sizes().vec();
+  sizes[1] = size;
+  return at::empty(sizes, x.options()).index_copy_(1, ring_places(x, end, x.size(1), size), x);
+}
+
+at::Tensor from_ring(const at::Tensor& ring, int64_t end, int64_t count) {
+  return ring.index_select(1, ring_places(ring, end, count, ring.size(1)));
 }
 
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {

@@ -22,6 +22,11 @@ at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int6
 // it has, and returns all of them. The state then holds all; the new steps are not initialised.
 at::Tensor reserve(State& state, const std::string& name, int64_t capacity);
 
+// The steps of x, the last of which is step `end` − 1 of a sequence, in memory for `size` steps:
+// step j at j mod `size`. The rest is not initialised. And back: the last `count` steps.
+at::Tensor to_ring(const at::Tensor& x, int64_t end, int64_t size);
+at::Tensor from_ring(const at::Tensor& ring, int64_t end, int64_t count);
+
 // As append, but the state keeps the last `count` steps only: a window. Without gradients there is
 // room for `count` more, so the window is copied once in as many tokens.
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count);

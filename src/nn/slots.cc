@@ -9,6 +9,7 @@
 
 #include "nn/cache.h"
 #include "ops/asynchronous.h"
+#include "ops/decode_attention/decode_attention.h"
 
 namespace assay::nn {
 namespace {
@@ -153,13 +154,20 @@ int64_t Slots::capacity_for(int64_t tokens) const {
 
 // Memory for `capacity` tokens in the caches of a slot.
 void Slots::reserve(size_t slot, int64_t capacity) {
+  const auto cache_of = [&](State& row, const std::string& name, int64_t window) {
+    if (window == 0) return nn::reserve(row, name, capacity);
+    if (capacities_[slot] == 0)
+      row[name] = to_ring(row[name], state_.positions[slot], ops::ring_size(window));
+    return row[name];
+  };
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     if (!has_device_caches(i)) continue;
     State& row = state_.layers[i].rows[slot];
+    const int64_t window = model_.layers[i]->mixer->window();
     int64_t* place = places_[int64_t(i)][int64_t(slot)].data_ptr<int64_t>();
     for (const auto& [name, tensor] : std::map(row.tensors()))
       if (tensor.dim() > 0 && !of_channel_mixer_[i].contains(name))
-        *place++ = reinterpret_cast<int64_t>(nn::reserve(row, name, capacity).data_ptr());
+        *place++ = reinterpret_cast<int64_t>(cache_of(row, name, window).data_ptr());
   }
   capacities_[slot] = capacity;
   places_changed_ = true;
@@ -255,11 +263,16 @@ ModelState Slots::batch() const {
         layer[name] = at::full({}, out.position, at::kLong);
         continue;
       }
+      const int64_t window = model_.layers[i]->mixer->window();
       std::vector<at::Tensor> rows;
-      for (int64_t slot = 0; slot < count(); ++slot)
-        rows.push_back(state_.layers[i].rows[size_t(slot)].find(name)->slice(1, 0, out.position));
+      for (int64_t slot = 0; slot < count(); ++slot) {
+        const at::Tensor cache = *state_.layers[i].rows[size_t(slot)].find(name);
+        rows.push_back(window == 0
+                           ? cache.slice(1, 0, out.position)
+                           : from_ring(cache, out.position, std::min(out.position, window - 1)));
+      }
       layer[name] = at::cat(rows);
-      layer.appended.insert(name);
+      if (window == 0) layer.appended.insert(name);
     }
   }
   return out;

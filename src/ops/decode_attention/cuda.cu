@@ -14,6 +14,7 @@
 // SM with three blocks has up to 192 KB in flight.
 #include <algorithm>
 #include <bit>
+#include <climits>
 
 #include "ops/cuda/reduce.cuh"
 #include "ops/decode_attention/kernel.h"
@@ -159,8 +160,8 @@ __device__ float combine(const Part<kWidth>* parts, int count, int d, float& mos
 
 // kLanes · 8 ≥ D. Grid: blocks of a cluster, heads and rows in one dimension.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kThreads, 3)
-    decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
+    decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster, int ring_mask) {
   constexpr int kGroups = kThreads / kLanes, kWidth = kLanes * kColumns;
   constexpr int kTile = kGroups * kUnroll;               // keys that a block reads at a time
   __shared__ Part<kWidth> warps[kWarps], parts[kParts];  // `parts` is used in block 0
@@ -171,7 +172,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   const unsigned head = blockIdx.x / cluster % heads, kv = head / per_kv;
   const int64_t D = p.head_dim, row = blockIdx.x / cluster / heads;
   const int position = int(p.positions ? p.positions[row] : p.position);
-  const int last = p.positions ? position : int(p.length) - 1;
+  // Keys are numbered from the first one that the query sees. The new one is number `last`.
+  const int skipped = p.window > 0 ? max(position + 1 - int(p.window), 0) : 0;
+  const int last = p.positions ? position - skipped : int(p.length) - 1;
   const int group = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
   T* const keys = (p.positions ? static_cast<T*>(p.row_caches[row][0])
@@ -190,6 +193,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const int count = max(min((last + kKeys - 1) / kKeys, kParts), 1);
   const int length = (last + count - 1) / count;  // of a part
   const int64_t stride = p.kv_heads * D;
+  const auto place_of = [&](int j) { return ((skipped + j) & ring_mask) * stride; };
 
   extern __shared__ uint4 ring[];  // [kDepth, kUnroll, keys and values, threads] of Packed<T>
   const auto place = [&](int slot, int u, int is_value) {
@@ -210,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, 3)
       for (int u = 0; u < kUnroll; ++u) {
         const int j = next + u * kGroups + group;
         const bool exists = inside && j < next_end;
-        const int64_t offset = exists ? j * stride : 0;
+        const int64_t offset = exists ? place_of(j) : 0;
         copy(place(slot, u, 0), keys + offset, exists);
         copy(place(slot, u, 1), values + offset, exists);
       }
@@ -273,8 +277,8 @@ __global__ void __launch_bounds__(kThreads, 3)
       const float scores[1] = {group == 0 ? x : -INFINITY};
       softmax.add<T>(scores, value);
       if (group == 0 && inside && head % per_kv == 0) {
-        *reinterpret_cast<Packed<T>*>(keys + last * stride) = token[1];
-        *reinterpret_cast<Packed<T>*>(values + last * stride) = value[0];
+        *reinterpret_cast<Packed<T>*>(keys + place_of(last)) = token[1];
+        *reinterpret_cast<Packed<T>*>(values + place_of(last)) = value[0];
       }
     }
 
@@ -318,6 +322,7 @@ template <class T>
 void launch(const DecodeAttention& args, Stream stream) {
   const auto lanes = std::max(std::bit_ceil(unsigned(args.head_dim / kColumns)), 4u);
   constexpr size_t kRing = kDepth<T> * kUnroll * 2 * kThreads * sizeof(Packed<T>);
+  const int ring_mask = args.window > 0 ? int(std::bit_ceil(unsigned(args.window))) - 1 : INT_MAX;
   const int64_t clusters = args.heads * args.rows;
   const unsigned cluster = clusters >= 2 * sm_count() ? 1 : kParts;
   cudaLaunchAttribute attributes[2] = {};
@@ -336,7 +341,7 @@ void launch(const DecodeAttention& args, Stream stream) {
   with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
     const auto kernel = decode_kernel<T, lanes()>;
     allow_shared_memory(kernel, kRing);
-    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster));
+    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster, ring_mask));
     check_launch(reinterpret_cast<const void*>(kernel));
   });
 }
