@@ -42,6 +42,11 @@ at::Tensor last_steps(const at::Tensor& x, int64_t count) {
   return at::GradMode::is_enabled() ? x.slice(1, dropped) : steps(x, dropped, kept);
 }
 
+// Places in a ring of `size` steps of the last `count` steps before `end`.
+at::Tensor ring_places(const at::Tensor& x, int64_t end, int64_t count, int64_t size) {
+  return at::arange(end - count, end, x.options().dtype(at::kLong)).remainder(size);
+}
+
 }  // namespace
 
 at::Tensor append(State& state, const std::string& name, const at::Tensor& x) {
@@ -81,6 +86,16 @@ at::Tensor with_room(const at::Tensor& x, int64_t batch, int64_t capacity) {
   return steps(at::empty(sizes, x.options()), 0, x.size(1));
 }
 
+at::Tensor to_ring(const at::Tensor& x, int64_t end, int64_t size) {
+  auto sizes = x.sizes().vec();
+  sizes[1] = size;
+  return at::empty(sizes, x.options()).index_copy_(1, ring_places(x, end, x.size(1), size), x);
+}
+
+at::Tensor from_ring(const at::Tensor& ring, int64_t end, int64_t count) {
+  return ring.index_select(1, ring_places(ring, end, count, ring.size(1)));
+}
+
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
   if (state.last || at::GradMode::is_enabled()) {
     const auto past = state.find(name);
@@ -107,6 +122,12 @@ void for_each_row(const State& state, const c10::Device& device,
   const auto count = int64_t(state.positions.size());
   if (device.is_cpu()) ops::at_parallel_for()(count, 1, part);
   else part(0, count);
+}
+
+at::Tensor once_for_steps(State& state, const std::function<at::Tensor()>& make) {
+  if (!state.device_positions.defined()) return make();
+  if (state.read_by_graph.empty()) state.read_by_graph = {make()};
+  return state.read_by_graph[0];
 }
 
 int64_t length_of(const State& state, const std::string& name) {

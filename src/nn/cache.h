@@ -26,12 +26,20 @@ at::Tensor reserve(State& state, const std::string& name, int64_t capacity);
 // initialised; append() uses the others.
 at::Tensor with_room(const at::Tensor& x, int64_t batch, int64_t capacity);
 
+// The steps of x, the last of which is step `end` − 1 of a sequence, in memory for `size` steps:
+// step j at j mod `size`. The rest is not initialised. And back: the last `count` steps.
+at::Tensor to_ring(const at::Tensor& x, int64_t end, int64_t size);
+at::Tensor from_ring(const at::Tensor& ring, int64_t end, int64_t count);
+
 // As append, but the state keeps the last `count` steps only: a window. Without gradients there is
 // room for `count` more, so the window is copied once in as many tokens.
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count);
 
 // Tokens that the state holds under `name`; 0 when there is nothing.
 int64_t length_of(const State& state, const std::string& name);
+
+// make(), of parameters alone. The steps of a batch of nn/slots.h on CUDA compute it once.
+at::Tensor once_for_steps(State& state, const std::function<at::Tensor()>& make);
 
 // body(b) for each used row b of a batch of State::rows, on the CPU side by side: a step reads the
 // caches of each row with calls of their own, which are too small to be divided among threads.

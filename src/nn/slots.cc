@@ -9,6 +9,7 @@
 
 #include "nn/cache.h"
 #include "ops/asynchronous.h"
+#include "ops/decode_attention/decode_attention.h"
 
 namespace assay::nn {
 namespace {
@@ -174,13 +175,20 @@ at::Tensor Slots::with_memory(size_t layer, size_t slot, const std::string& name
 
 // Memory for `capacity` tokens in the caches of a slot.
 void Slots::reserve(size_t slot, int64_t capacity) {
+  const auto cache_of = [&](size_t layer, State& row, const std::string& name, int64_t window) {
+    if (window == 0) return with_memory(layer, slot, name, capacity);
+    if (capacities_[slot] == 0)
+      row[name] = to_ring(row[name], state_.positions[slot], ops::ring_size(window));
+    return row[name];
+  };
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     if (!has_device_caches(i)) continue;
     State& row = state_.layers[i].rows[slot];
+    const int64_t window = model_.layers[i]->mixer->window();
     int64_t* place = places_[int64_t(i)][int64_t(slot)].data_ptr<int64_t>();
     for (const auto& [name, tensor] : std::map(row.tensors()))
       if (tensor.dim() > 0 && !of_channel_mixer_[i].contains(name))
-        *place++ = reinterpret_cast<int64_t>(with_memory(i, slot, name, capacity).data_ptr());
+        *place++ = reinterpret_cast<int64_t>(cache_of(i, row, name, window).data_ptr());
   }
   capacities_[slot] = capacity;
   places_changed_ = true;
@@ -211,9 +219,9 @@ const at::Tensor& Slots::step(const std::vector<int64_t>& tokens) {
 DrawnTokens Slots::step(std::span<const ops::Draw> draws) {
   const at::NoGradGuard no_grad;
   // A captured step reads them where they first were.
-  const at::Tensor new_draws = ops::to_device(ops::tensor_of(draws), tokens_.device());
-  if (!draws_.defined()) draws_ = new_draws;
-  else draws_.copy_(new_draws);
+  const at::Tensor new_draws = ops::tensor_of(draws);
+  if (!draws_.defined()) draws_ = ops::to_device(new_draws, tokens_.device());
+  else draws_.copy_(draws_.is_cuda() ? new_draws.pin_memory() : new_draws, /*non_blocking=*/true);
   std::vector<int64_t> positions = state_.positions;
   if (state_.device_positions.defined()) {
     const int64_t end = std::ranges::max(positions) + 1;
@@ -245,6 +253,7 @@ void Slots::compute() {
   std::vector<at::Tensor> before;
   for (const State& layer : state_.layers)
     for (const auto& [name, tensor] : layer.tensors()) before.push_back(tensor);
+  const ops::StatesInPlace in_place;
   logits_ = model_.logits(tokens_.unsqueeze(1), state_).squeeze(1).slice(0, 0, count());
   drawn_ = ops::sample(logits_, draws_);
   at::Tensor next = tokens_.slice(0, 0, count());
@@ -255,6 +264,7 @@ void Slots::compute() {
   for (State& layer : state_.layers)
     for (const auto& [name, tensor] : std::map(layer.tensors())) {
       const at::Tensor& old = layer[name] = before[number++];
+      if (tensor.data_ptr() == old.data_ptr()) continue;
       copies[old.scalar_type()][0].push_back(old);
       copies[old.scalar_type()][1].push_back(tensor);
     }
@@ -274,11 +284,16 @@ ModelState Slots::batch() const {
         layer[name] = at::full({}, out.position, at::kLong);
         continue;
       }
+      const int64_t window = model_.layers[i]->mixer->window();
       std::vector<at::Tensor> rows;
-      for (int64_t slot = 0; slot < count(); ++slot)
-        rows.push_back(state_.layers[i].rows[size_t(slot)].find(name)->slice(1, 0, out.position));
+      for (int64_t slot = 0; slot < count(); ++slot) {
+        const at::Tensor cache = *state_.layers[i].rows[size_t(slot)].find(name);
+        rows.push_back(window == 0
+                           ? cache.slice(1, 0, out.position)
+                           : from_ring(cache, out.position, std::min(out.position, window - 1)));
+      }
       layer[name] = at::cat(rows);
-      layer.appended.insert(name);
+      if (window == 0) layer.appended.insert(name);
     }
   }
   return out;

@@ -11,6 +11,15 @@
 #endif
 
 namespace assay::ops {
+namespace {
+thread_local int states_in_place = 0;
+}  // namespace
+
+StatesInPlace::StatesInPlace() { ++states_in_place; }
+StatesInPlace::~StatesInPlace() { --states_in_place; }
+at::Tensor next_state(const at::Tensor& state) {
+  return states_in_place > 0 ? state : at::empty_like(state);
+}
 
 at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
   if (!device.is_cuda()) return tensor.to(device);

@@ -15,4 +15,15 @@ at::Tensor to_device(const at::Tensor& tensor, c10::Device device);
 // device; all that it reads must stay where it is. Without CUDA: `work` itself.
 std::function<void()> captured(c10::Device device, const std::function<void()>& work);
 
+// While one exists in a thread, decode steps of recurrences on CUDA may write the new state where
+// the old one was, which they then return.
+class StatesInPlace {
+ public:
+  StatesInPlace();
+  ~StatesInPlace();
+  StatesInPlace(const StatesInPlace&) = delete;
+};
+// Memory for the state that follows `state` (contiguous): its own, or new memory.
+at::Tensor next_state(const at::Tensor& state);
+
 }  // namespace assay::ops

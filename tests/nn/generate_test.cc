@@ -263,6 +263,7 @@ TEST(Generate, OnCudaCapturedStepsDrawTheSameTokens) {
        {std::pair<std::string, std::string>{"\"attention\"", attention},
         {"\"mamba2\"", mamba2},
         {"\"rwkv7\"", rwkv7},
+        {"\"attention\"", attention + "window = 9\n"},
         {"\"attention\", \"mamba2\"", attention + mamba2}}) {
     SCOPED_TRACE(pattern);
     const auto model = random_model("[model]\nvocab_size = 40\nd_model = 64\npattern = [" +

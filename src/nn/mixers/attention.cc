@@ -177,12 +177,13 @@ struct Attention final : Mixer {
 
   bool caches_per_row() const override { return true; }
   bool can_be_captured(const at::TensorOptions& options) const override {
-    return config.window < 0 && kernel_makes_queries(options);
+    return kernel_makes_queries(options);
   }
   at::Tensor step(const at::Tensor& x, State& state) override {
     if (state.positions.empty()) return Mixer::step(x, state);
     if (state.caches.defined()) {
-      const auto [q, k, v, options] = token(x, state.capacity);
+      auto [q, k, v, options] = token(x, state.capacity);
+      options.window = window();
       if (options.cos) state.read_by_graph = {*options.cos, *options.sin};
       const at::Tensor out =
           ops::decode_attention(q, k, v, state.device_positions, state.caches, options);

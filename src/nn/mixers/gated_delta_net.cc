@@ -12,6 +12,7 @@
 
 #include <cmath>
 
+#include "nn/cache.h"
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
@@ -76,7 +77,8 @@ struct GatedDeltaNet final : Mixer {
       return split_heads(ops::unit_length(t, 1e-6, config.num_key_heads), config.num_key_heads);
     };
     const auto ba = wide(ba_proj->forward(x)).chunk(2, -1);
-    const at::Tensor g = -A_log.exp() * at::softplus(ba[1] + dt_bias);
+    const at::Tensor A = once_for_steps(state, [this] { return -A_log.exp(); });
+    const at::Tensor g = A * at::softplus(ba[1] + dt_bias);
     at::Tensor y;
     std::tie(y, state["S"]) = ops::gated_delta_rule(
         keys(part[0]), keys(part[1]), split_heads(part[2], config.num_heads), g, ba[0].sigmoid(),

@@ -15,6 +15,7 @@
 
 #include <cmath>
 
+#include "nn/cache.h"
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
@@ -71,8 +72,9 @@ struct Mamba1 final : Mixer {
     const at::Tensor dt = dt_proj->forward(part[0]);
     at::Tensor y;
     if (config.decay == "full" || config.decay == "learnable") {
-      const at::Tensor A =
-          config.decay == "full" ? -A_log.exp() : -at::softplus(wide(part[3]) + A_bias);
+      const at::Tensor A = config.decay == "full"
+                               ? once_for_steps(state, [this] { return -A_log.exp(); })
+                               : -at::softplus(wide(part[3]) + A_bias);
       std::tie(y, state["ssm"]) =
           ops::selective_scan(x, dt, A, part[1].unsqueeze(2), part[2].unsqueeze(2), D, xz[1],
                               dt_bias, /*delta_softplus=*/true, state.find("ssm"));

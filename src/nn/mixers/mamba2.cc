@@ -11,6 +11,7 @@
 // norm before W_out.
 #include <torch/torch.h>
 
+#include "nn/cache.h"
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
@@ -82,8 +83,9 @@ struct Mamba2 final : Mixer {
                         const at::Tensor& C, State& state) const {
     at::Tensor y;
     if (config.decay == "full") {
-      std::tie(y, state["S"]) = ops::ssd(x, dt, -A_log.exp(), B, C, D, {}, dt_bias,
-                                         /*dt_softplus=*/true, state.find("S"));
+      std::tie(y, state["S"]) = ops::ssd(
+          x, dt, once_for_steps(state, [this] { return -A_log.exp(); }), B, C, D, {}, dt_bias,
+          /*dt_softplus=*/true, state.find("S"));
       return y;
     }
     const at::Tensor delta = at::softplus(wide(dt) + dt_bias),

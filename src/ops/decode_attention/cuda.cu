@@ -14,6 +14,7 @@
 // SM with three blocks has up to 192 KB in flight.
 #include <algorithm>
 #include <bit>
+#include <climits>
 
 #include "ops/cuda/reduce.cuh"
 #include "ops/decode_attention/kernel.h"
@@ -87,36 +88,43 @@ struct Softmax {
   __device__ float origin() const { return most == -INFINITY ? 0 : most; }  // −∞ − −∞ is NaN
 };
 
-// A lane's numbers of a head of the new token, rotated by its position. With QK-norm the head is
-// then of length `norm_scale`.
+// A lane's numbers of two heads of the new token, rotated by its position. With QK-norm the heads
+// are then of these lengths.
 template <class T, int kLanes>
-__device__ Packed<T> head_of_token(const DecodeAttention& p, const T* head, int column,
-                                   int position, const float* norm_scale) {
-  const bool inside = column < p.head_dim;
+__device__ void heads_of_token(const DecodeAttention& p, const T* const (&heads)[2],
+                               const float (&lengths)[2], int column, int position,
+                               Packed<T> (&out)[2]) {
+  const bool inside = column < p.head_dim, rotates = p.cos && inside;
   const int half = int(p.head_dim) / 2, other = column < half ? column + half : column - half;
-  float x[kColumns];
-  unpack<T>(load_or_zero(head + column, inside), x);
-  float factor = 1;
-  if (p.norm_scale) {
-    float squares = 0;
+  const int64_t angle = int64_t(position) * half + min(column, other);
+  Packed<T> own[2], others[2];
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) squares += x[i] * x[i];
-    squares = group_reduce<kLanes>(squares, Plus{});
-    factor = rsqrtf(squares + kUnitLengthEps) * (norm_scale ? *norm_scale : 1.f);
+  for (int n = 0; n < 2; ++n) {
+    own[n] = load_or_zero(heads[n] + column, inside);
+    others[n] = load_or_zero(heads[n] + other, rotates);
   }
-  if (p.cos && inside) {
-    const int64_t angle = int64_t(position) * half + min(column, other);
-    float y[kColumns], cos[kColumns], sin[kColumns];
-    unpack<T>(load_or_zero(head + other, true), y);
-    unpack<float>(load_or_zero(p.cos + angle, true), cos);
-    unpack<float>(load_or_zero(p.sin + angle, true), sin);
+  float cos[kColumns], sin[kColumns];
+  unpack<float>(load_or_zero(p.cos + angle, rotates), cos);
+  unpack<float>(load_or_zero(p.sin + angle, rotates), sin);
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i)
-      x[i] = x[i] * cos[i] + (column < half ? -y[i] : y[i]) * sin[i];
+  for (int n = 0; n < 2; ++n) {
+    float x[kColumns], y[kColumns], factor = 1;
+    unpack<T>(own[n], x);
+    unpack<T>(others[n], y);
+    if (p.norm_scale) {
+      float squares = 0;
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) squares += x[i] * x[i];
+      squares = group_reduce<kLanes>(squares, Plus{});
+      factor = rsqrtf(squares + kUnitLengthEps) * lengths[n];
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      if (rotates) x[i] = x[i] * cos[i] + (column < half ? -y[i] : y[i]) * sin[i];
+      x[i] *= factor;
+    }
+    out[n] = pack<T>(x);
   }
-#pragma unroll
-  for (float& number : x) number *= factor;
-  return pack<T>(x);
 }
 
 template <class T, int kLanes>
@@ -152,8 +160,8 @@ __device__ float combine(const Part<kWidth>* parts, int count, int d, float& mos
 
 // kLanes · 8 ≥ D. Grid: blocks of a cluster, heads and rows in one dimension.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kThreads, 3)
-    decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
+    decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster, int ring_mask) {
   constexpr int kGroups = kThreads / kLanes, kWidth = kLanes * kColumns;
   constexpr int kTile = kGroups * kUnroll;               // keys that a block reads at a time
   __shared__ Part<kWidth> warps[kWarps], parts[kParts];  // `parts` is used in block 0
@@ -164,7 +172,9 @@ __global__ void __launch_bounds__(kThreads, 3)
   const unsigned head = blockIdx.x / cluster % heads, kv = head / per_kv;
   const int64_t D = p.head_dim, row = blockIdx.x / cluster / heads;
   const int position = int(p.positions ? p.positions[row] : p.position);
-  const int last = p.positions ? position : int(p.length) - 1;
+  // Keys are numbered from the first one that the query sees. The new one is number `last`.
+  const int skipped = p.window > 0 ? max(position + 1 - int(p.window), 0) : 0;
+  const int last = p.positions ? position - skipped : int(p.length) - 1;
   const int group = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kColumns;
   const bool inside = column < D;
   T* const keys = (p.positions ? static_cast<T*>(p.row_caches[row][0])
@@ -183,6 +193,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const int count = max(min((last + kKeys - 1) / kKeys, kParts), 1);
   const int length = (last + count - 1) / count;  // of a part
   const int64_t stride = p.kv_heads * D;
+  const auto place_of = [&](int j) { return ((skipped + j) & ring_mask) * stride; };
 
   extern __shared__ uint4 ring[];  // [kDepth, kUnroll, keys and values, threads] of Packed<T>
   const auto place = [&](int slot, int u, int is_value) {
@@ -203,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, 3)
       for (int u = 0; u < kUnroll; ++u) {
         const int j = next + u * kGroups + group;
         const bool exists = inside && j < next_end;
-        const int64_t offset = exists ? j * stride : 0;
+        const int64_t offset = exists ? place_of(j) : 0;
         copy(place(slot, u, 0), keys + offset, exists);
         copy(place(slot, u, 1), values + offset, exists);
       }
@@ -217,15 +228,23 @@ __global__ void __launch_bounds__(kThreads, 3)
   };
 #pragma unroll
   for (int slot = 0; slot < kDepth<T>; ++slot) request(slot);
+  if (p.cos && inside) {
+    const int64_t half = D / 2, angle = position * half + column % half;
+    prefetch_l2(p.cos + angle);
+    prefetch_l2(p.sin + angle);
+  }
   griddep_wait();  // only the new tokens come from the kernel before this one
   const auto of_token = [&](const void* x, int64_t row_stride, int64_t h) {
     return static_cast<const T*>(x) + row * row_stride + h * D;
   };
   const float slope = p.alibi_slopes ? p.alibi_slopes[head] * kLog2e : 0.f;
-  const Packed<T> q = head_of_token<T, kLanes>(p, of_token(p.q, p.q_stride, head), column, position,
-                                               p.norm_scale ? p.norm_scale + head : nullptr);
+  const Packed<T> value[1] = {load_or_zero(of_token(p.v, p.v_stride, kv) + column, inside)};
+  Packed<T> token[2];  // the query and the key
+  heads_of_token<T, kLanes>(p, {of_token(p.q, p.q_stride, head), of_token(p.k, p.k_stride, kv)},
+                            {p.norm_scale ? p.norm_scale[head] : 1.f, 1.f}, column, position,
+                            token);
   float query[kColumns];  // times scale · log2(e), so that exp2 gives the weights
-  unpack<T>(q, query);
+  unpack<T>(token[0], query);
 #pragma unroll
   for (float& x : query) x *= float(p.scale) * kLog2e;
 
@@ -254,15 +273,12 @@ __global__ void __launch_bounds__(kThreads, 3)
       softmax.add<T>(scores, v);
     }
     if (part == 0 && threadIdx.x < 32) {  // the new token is not read from the cache
-      const Packed<T> key =
-          head_of_token<T, kLanes>(p, of_token(p.k, p.k_stride, kv), column, position, nullptr);
-      const Packed<T> value[1] = {load_or_zero(of_token(p.v, p.v_stride, kv) + column, inside)};
-      const float x = dot<T, kLanes>(query, key);
+      const float x = dot<T, kLanes>(query, token[1]);
       const float scores[1] = {group == 0 ? x : -INFINITY};
       softmax.add<T>(scores, value);
       if (group == 0 && inside && head % per_kv == 0) {
-        *reinterpret_cast<Packed<T>*>(keys + last * stride) = key;
-        *reinterpret_cast<Packed<T>*>(values + last * stride) = value[0];
+        *reinterpret_cast<Packed<T>*>(keys + place_of(last)) = token[1];
+        *reinterpret_cast<Packed<T>*>(values + place_of(last)) = value[0];
       }
     }
 
@@ -306,6 +322,7 @@ template <class T>
 void launch(const DecodeAttention& args, Stream stream) {
   const auto lanes = std::max(std::bit_ceil(unsigned(args.head_dim / kColumns)), 4u);
   constexpr size_t kRing = kDepth<T> * kUnroll * 2 * kThreads * sizeof(Packed<T>);
+  const int ring_mask = args.window > 0 ? int(std::bit_ceil(unsigned(args.window))) - 1 : INT_MAX;
   const int64_t clusters = args.heads * args.rows;
   const unsigned cluster = clusters >= 2 * sm_count() ? 1 : kParts;
   cudaLaunchAttribute attributes[2] = {};
@@ -324,7 +341,7 @@ void launch(const DecodeAttention& args, Stream stream) {
   with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
     const auto kernel = decode_kernel<T, lanes()>;
     allow_shared_memory(kernel, kRing);
-    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster));
+    static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster, ring_mask));
     check_launch(reinterpret_cast<const void*>(kernel));
   });
 }

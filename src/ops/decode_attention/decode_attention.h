@@ -14,14 +14,16 @@ struct DecodeOptions {
   std::optional<at::Tensor> cos, sin;
   std::optional<at::Tensor> norm_scale;    // [H] f32: QK-norm
   std::optional<at::Tensor> alibi_slopes;  // [H] f32
+  int64_t window = 0;  // for rows at positions of their own: tokens that a query sees; 0: all
 };
 
 // q [B, H, D]; k, v [B, Hkv, D] of the new tokens, which are written into the caches; positions [B]
 // i64 of the new tokens, −1 for a row that is not used; caches [B, 2] i64: the addresses of the
 // keys and of the values of each row, [> position, Hkv, D] in the dtype of q, contiguous and
-// beginning at multiples of 16 bytes → [B, H, D] in the dtype of q. Positions and addresses are
-// read by the kernel, and are not checked. It has no gradient. ValueError when shapes or dtypes do
-// not fit.
+// beginning at multiples of 16 bytes → [B, H, D] in the dtype of q. With a window the caches are
+// [ring_size(window), Hkv, D], and token j is at j mod ring_size(window). Positions and addresses
+// are read by the kernel, and are not checked. It has no gradient. ValueError when shapes or dtypes
+// do not fit.
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& positions, const at::Tensor& caches,
                             const DecodeOptions& options);
@@ -31,6 +33,8 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::
 at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& keys, const at::Tensor& values, int64_t position,
                             const DecodeOptions& options);
+
+int64_t ring_size(int64_t window);  // the least power of two that is `window` or more
 
 // Whether it serves queries of this dtype and D on the device, where no gradient is wanted: float32
 // or bfloat16 on CUDA, D a multiple of 8 up to 256.

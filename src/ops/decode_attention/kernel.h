@@ -6,12 +6,14 @@
 //   k_j, v_j        of token j, in the caches of row b; those of token S_b − 1 are written there
 //   score_{b,h,j} = scale · q_{b,h}·k_j − slope_h · (S_b − 1 − j)      without slopes: slope_h = 0
 //   out_{b,h}     = Σ_{j < S_b} softmax_j(score_{b,h,j}) v_j           0 for a row that is not used
+//   With a window W, j ≥ S_b − W only.
 // Head h reads head ⌊h Hkv/H⌋ of the caches.      [Vaswani 2017, eq. 1; keys in parts: Dao 2023]
 #include "ops/kernel.h"
 
 namespace assay::ops {
 
-// A cache of a row is [≥ S_b, Hkv, D], contiguous and aligned to 16 bytes.
+// A cache of a row is [≥ S_b, Hkv, D], contiguous and aligned to 16 bytes; with a window
+// [R, Hkv, D], R the least power of two that is W or more, and token j is at j mod R.
 struct DecodeAttention {
   DType dtype;                              // of q, k, v, the caches and out: f32 or bf16
   int64_t rows, heads, kv_heads, head_dim;  // B, H, Hkv, D; D: a multiple of 8 up to 256
@@ -26,6 +28,7 @@ struct DecodeAttention {
   // not used; and the addresses of the caches of keys and of values.
   const int64_t* positions;      // in  [B] or null
   void* const (*row_caches)[2];  // in  [B, 2]
+  int64_t window;                // W, or 0: none
   // Else: rows of one S and one position of the new token.
   void *keys, *values;                 // in, out: of row 0
   int64_t keys_stride, values_stride;  // from row to row, in elements

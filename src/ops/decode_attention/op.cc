@@ -1,6 +1,8 @@
 // Decode attention: from tensors to the kernel.
 #include <torch/torch.h>
 
+#include <bit>
+
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/kernel.h"
 #include "ops/dispatch.h"
@@ -95,6 +97,8 @@ at::Tensor launch([[maybe_unused]] DecodeAttention args, const at::Tensor& q,
 
 }  // namespace
 
+int64_t ring_size(int64_t window) { return int64_t(std::bit_ceil(uint64_t(window))); }
+
 bool decode_attention_serves(const at::TensorOptions& options, int64_t head_dim) {
   const auto dtype = options.dtype().toScalarType();
   return kCudaKernels && options.device().is_cuda() &&
@@ -111,6 +115,7 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k, const at::
     TORCH_CHECK_VALUE(x.scalar_type() == at::kLong && x.device() == q.device() && x.is_contiguous(),
                       kOp, ": positions and caches must be contiguous int64 on the device of q");
   DecodeAttention args{};
+  args.window = options.window;
   args.positions = static_cast<const int64_t*>(data(positions));
   args.row_caches = static_cast<void* const(*)[2]>(data(caches));
   return launch(args, q, k, v, options);

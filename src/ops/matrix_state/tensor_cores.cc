@@ -1,6 +1,7 @@
 // The recurrence on tensor cores as an autograd function.
 #include <torch/torch.h>
 
+#include "ops/asynchronous.h"
 #include "ops/matrix_state/matrix_state.h"
 #include "ops/paths.h"
 
@@ -196,7 +197,7 @@ std::tuple<at::Tensor, at::Tensor> by_few_steps(const MatrixState& s, const at::
       gate(s.beta), gate(s.log_decay), u,         {},        aligned(state.contiguous())};
   ChunkedForward p = describe(in, rule_of(s), s.scale);
   const at::Tensor out = at::empty({p.batch, p.time, p.heads, p.value_dim}, in[kQ].options());
-  const at::Tensor last = at::empty_like(in[kState]);
+  const at::Tensor last = next_state(in[kState]);
   p.out = data(out);
   p.final_state = static_cast<float*>(data(last));
   cuda::decode(p, current_stream(state.device()));

@@ -55,6 +55,22 @@ struct Row {
   Shared& shared;
 
   __device__ float at(int i) const { return to_compute(logits[i]); }
+  // f(a logit) of all of them, divided among the threads, 16 bytes at a time where it is possible.
+  template <class F>
+  __device__ void each(const F& f) const {
+    constexpr int kWide = 16 / sizeof(T);
+    if (size % kWide > 0 || reinterpret_cast<uintptr_t>(logits) % 16 > 0) {
+      for (int i = threadIdx.x; i < size; i += kThreads) f(at(i));
+      return;
+    }
+    const auto* vectors = reinterpret_cast<const Vec<T, kWide>*>(logits);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < size / kWide; i += kThreads) {
+      const Vec<T, kWide> some = vectors[i];
+#pragma unroll
+      for (int k = 0; k < kWide; ++k) f(to_compute(some.at[k]));
+    }
+  }
   __device__ Mass weight(float x) const { return __float2ull_rn(expf((x - most) * factor) * kOne); }
 
   // The key at which the running count or mass, by falling keys, first exceeds `target`. The total
@@ -70,14 +86,13 @@ struct Row {
         shared.count[b] = 0;
       }
       __syncthreads();
-      for (int i = threadIdx.x; i < size; i += kThreads) {
-        const float x = at(i);
+      each([&](float x) {
         const uint32_t key = key_of(x);
-        if (pass > 0 && key >> known != prefix) continue;
+        if (pass > 0 && key >> known != prefix) return;
         const uint32_t bin = key >> shift & mask;
         atomicAdd(&shared.mass[bin], weight(x));
         atomicAdd(&shared.count[bin], 1u);
-      }
+      });
       __syncthreads();
       // Thread t has the bins 2047 − 2t and 2046 − 2t, so that the scan is by falling keys.
       const int last = kBins - 1 - 2 * int(threadIdx.x);
@@ -98,32 +113,42 @@ struct Row {
     return {prefix, above, weight(__uint_as_float(bits))};
   }
 
-  // The first token, by id, at which the running sum of amount(logit) exceeds `target`. Every
-  // thread has a run of neighbouring ids.
+  // The first token, by id, at which the running sum of amount(logit) exceeds `target`. Every warp
+  // has a run of neighbouring ids. Of the run that holds the token, every lane has a run.
   template <class F>
   __device__ int reach_by_id(Mass target, F amount) const {
-    const int per = (size + kThreads - 1) / kThreads;
-    const int begin = min(int(threadIdx.x) * per, size), end = min(begin + per, size);
-    Amount mine{};
-    for (int i = begin; i < end; ++i) mine.mass += amount(at(i));
-    Amount before;
-    Scan(shared.scan).ExclusiveScan(mine, before, Amount{}, Plus{});
-    Mass running = before.mass;
-    if (running <= target && target < running + mine.mass)
-      for (int i = begin; i < end; ++i) {
-        running += amount(at(i));
-        if (running > target) {
-          shared.token = i;
-          break;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int per_warp = (size + kWarps - 1) / kWarps, per_lane = (per_warp + 31) / 32;
+    const int end = min((warp + 1) * per_warp, size);
+    Mass mine = 0;
+#pragma unroll 8
+    for (int i = warp * per_warp + lane; i < end; i += 32) mine += amount(at(i));
+    const Mass of_warp = warp_sum(mine);
+    if (lane == 0) shared.mass[warp] = of_warp;
+    __syncthreads();
+    const Mass before = warp_sum(lane < warp ? shared.mass[lane] : Mass(0));
+    if (before <= target && target < before + of_warp) {
+      const int begin = warp * per_warp + lane * per_lane, stop = min(begin + per_lane, end);
+      mine = 0;
+#pragma unroll 8
+      for (int i = begin; i < stop; ++i) mine += amount(at(i));
+      Mass running = before + warp_inclusive_scan(mine) - mine;
+      if (running <= target && target < running + mine)
+        for (int i = begin; i < stop; ++i) {
+          running += amount(at(i));
+          if (running > target) {
+            shared.token = i;
+            break;
+          }
         }
-      }
+    }
     __syncthreads();
     return shared.token;
   }
 
   __device__ Mass total() const {
     Amount mine{}, before, all;
-    for (int i = threadIdx.x; i < size; i += kThreads) mine.mass += weight(at(i));
+    each([&](float x) { mine.mass += weight(x); });
     Scan(shared.scan).ExclusiveScan(mine, before, Amount{}, Plus{}, all);
     __syncthreads();
     return all.mass;
@@ -168,11 +193,11 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(Sampling p) {
   const Draw draw = p.draws[blockIdx.x];
   float most = -INFINITY;
   bool is_nan = false;
-  for (int i = threadIdx.x; i < int(p.size); i += kThreads) {
-    const float x = to_compute(logits[i]);
+  Row<T> row{logits, int(p.size), 0, 0, shared};
+  row.each([&](float x) {
     is_nan = is_nan || isnan(x);
     most = fmaxf(most, x);
-  }
+  });
   is_nan = __syncthreads_or(is_nan);
   most = group_reduce<32>(most, Max{});
   if (threadIdx.x % 32 == 0) shared.most[threadIdx.x / 32] = most;
@@ -181,8 +206,9 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(Sampling p) {
   int token = -1;
   if (!is_nan && isfinite(most)) {
     // Bounded, so that a weight of the likeliest token is never exp(0 · ∞).
-    const float factor = float(fmin(1 / draw.temperature, 1e30));
-    token = drawn(Row<T>{logits, int(p.size), most, factor, shared}, draw);
+    row.factor = float(fmin(1 / draw.temperature, 1e30));
+    row.most = most;
+    token = drawn(row, draw);
   }
   if (threadIdx.x == 0) p.tokens[blockIdx.x] = token;
 }

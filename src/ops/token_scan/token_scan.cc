@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "ops/asynchronous.h"
 #include "ops/checkpointed_scan.h"
 #include "ops/paths.h"
 #include "ops/recurrence_reference.h"
@@ -245,7 +246,9 @@ std::tuple<at::Tensor, at::Tensor> decode(const TokenScan& s) {
   p.initial_state = floats(first);
   const at::Tensor y = at::empty(s.x.sizes(), s.x.options().dtype(read_as(s.x)));
   const at::Tensor last =
-      at::empty({p.batch, p.channels, p.state_size}, s.x.options().dtype(at::kFloat));
+      first.defined()
+          ? next_state(first).view({p.batch, p.channels, p.state_size})
+          : at::empty({p.batch, p.channels, p.state_size}, s.x.options().dtype(at::kFloat));
   p.y = {view(y), p.x.dtype};
   p.final_state = written(last);
   cuda::decode(p, current_stream(s.x.device()));
