@@ -15,12 +15,13 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 // Rows of logits at a time: enough to keep the matrix unit busy, few enough to stay in cache (CPU)
-// or spare memory (GPU). All parts but the last have as many rows.
+// or spare memory (GPU). On a GPU the parts are equal: a short last one would leave SMs idle.
 int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
-  const int64_t most = std::max<int64_t>(64, elements / vocabulary), count = hidden.size(0),
-                parts = std::max<int64_t>(1, (count + most - 1) / most);
-  return std::max<int64_t>(1, (count + parts - 1) / parts);
+  const int64_t most = std::max<int64_t>(64, elements / vocabulary), count = hidden.size(0);
+  if (!hidden.is_cuda() || count == 0) return most;
+  const int64_t parts = (count + most - 1) / most;
+  return (count + parts - 1) / parts;
 }
 
 // sum += x. For bf16 on the CPU, torch would first write a copy of x in float32.
