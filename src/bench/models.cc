@@ -29,7 +29,8 @@ nn::ModelSpec complete(const ConfigNode& model, const ModelBench& o) {
   nn::ModelSpec spec = nn::ModelSpec::read(model);
   if (spec.config.vocab_size == 0) spec.config.vocab_size = o.vocabulary;
   if (spec.config.positions == "learned" && spec.config.max_positions == 0)
-    spec.config.max_positions = o.time + (o.decode > 0 ? 64 : 0);
+    spec.config.max_positions =
+        o.prompt > 0 ? o.prompt + o.generate : o.time + (o.decode > 0 ? 64 : 0);
   return spec;
 }
 
@@ -153,6 +154,32 @@ void time_decoding(nn::LanguageModel& model, const ModelBench& o, c10::Device de
   row["decode"]["seconds_per_token"] = seconds_per_token(model, tokens.slice(1, 0, o.time));
 }
 
+// The first call reads one of the prompts: it makes tables of positions and loads kernels.
+void time_generation(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
+  model.prepare_inference();
+  const at::Tensor prompts =
+      at::randint(model.spec.config.vocab_size, {o.decode, o.prompt}, at::kLong).to(device);
+  const std::vector<uint64_t> seeds(size_t(o.decode), 0);
+  nn::generate(model, prompts.slice(0, 0, 1), 2, {}, std::span(seeds).first(1));
+  Progress shown;
+  Clock::time_point start = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  double prompt_seconds = 0;
+  const auto progress = [&](int64_t made) {
+    check_interrupt();
+    if (made == 1) prompt_seconds = seconds();
+    shown.show(fmt::format("token {}/{}", made, o.generate));
+  };
+  nn::generate(model, prompts, o.generate, {}, seeds, /*stop=*/-1, progress);
+  const double total = seconds(), rest = total - prompt_seconds;
+  row["generation"] = {{"prompt_seconds", prompt_seconds},
+                       {"prompt_tokens_per_second", double(o.decode * o.prompt) / prompt_seconds},
+                       {"seconds", rest},
+                       {"tokens_per_second", double(o.decode * (o.generate - 1)) / rest},
+                       {"total_seconds", total}};
+  row["peak_memory_bytes"] = train::peak_memory_bytes(device);
+}
+
 void count(nn::LanguageModel& model, const ModelBench& o, c10::Device device, Json& row) {
   const ops::CalledOps called;
   row["parameters"] = model.parameter_count();
@@ -189,7 +216,8 @@ Json bench_model(const ConfigNode& table, const ModelBench& o, c10::Device devic
     count(model, o, device, row);
     if (!untimed.empty()) fail<Error>("{}", untimed);
     if (o.steps > 0) time_steps(model, o, device, row);
-    if (o.decode > 0) time_decoding(model, o, device, row);
+    if (o.prompt > 0) time_generation(model, o, device, row);
+    else if (o.decode > 0) time_decoding(model, o, device, row);
   });
   return row;
 }

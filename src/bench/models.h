@@ -16,6 +16,9 @@ struct ModelBench {
   int64_t steps = 3;  // timed, after one that warms up; 0: none
   // Sequences of a decoding step that is timed; 0: none
   int64_t decode = 0;
+  // Tokens of prompts that so many sequences read, and tokens that they then generate; prompt 0:
+  // none. This takes the place of the decoding step.
+  int64_t prompt = 0, generate = 5000;
   int64_t largest = 200'000'000;                         // parameters of a model that is timed
   std::vector<int64_t> state_lengths = {2048, 100'000};  // tokens
   std::string precision = "auto";
@@ -39,7 +42,10 @@ struct ModelBench {
 // With `decode` also "decode", one step of so many sequences after `time` tokens each: {"seconds"
 // (on CUDA of a captured graph), "bytes": the state before it, what it allocated and wrote of it,
 // and the weights in the model's precision, "bytes_per_second" of a large copy, "seconds_per_token"
-// of nn::generate with such prompts, where a token is one per sequence}. With `profile` also
+// of nn::generate with such prompts, where a token is one per sequence}. With `prompt` instead
+// "generation", of one call of nn::generate after a shorter one that warms up: {"prompt_seconds",
+// "seconds" of the tokens after the first one, "prompt_tokens_per_second", "tokens_per_second",
+// "total_seconds"}, and "peak_memory_bytes" of it. With `profile` also
 // "profile", of one training step or, without them, one decode step, most time first: [{"op",
 // "kernel", "calls", "seconds"}, …] (bench/profile.h). Memory that runs out, or a shape that an
 // operator refuses, is a "failure", with what was counted before. BadInput on a model that cannot

@@ -58,6 +58,8 @@ std::vector<std::string> arguments(const Options& o) {
   add("--state-at", fmt::format("{}", fmt::join(o.bench.state_lengths, ",")));
   add("--full-attention", o.bench.full_attention);
   add("--decode", o.bench.decode);
+  add("--prompt", o.bench.prompt);
+  add("--generate", o.bench.generate);
   if (o.bench.recompute_activations) out.push_back("--recompute");
   if (o.profile > 0) add("--profile", o.profile);
   return out;
@@ -88,7 +90,13 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
   with_ratio("forward FLOPs/token", Format::count);
   with_ratio("tokens/s", Format::count);
   column("memory", Format::bytes);
-  if (o.bench.decode > 0) {
+  if (o.bench.prompt > 0) {
+    column("prompts, s", Format::factor);
+    column("prompt tokens/s", Format::count);
+    column("generation, s", Format::factor);
+    column("generated tokens/s", Format::count);
+    column("both, s", Format::factor);
+  } else if (o.bench.decode > 0) {
     column("decoding step, µs", Format::count);
     column("its bytes moved, µs", Format::count);
     column("generated token, µs", Format::count);
@@ -109,7 +117,12 @@ report::Table table_of(const Json& rows, const Json& reference, const Options& o
     field("flops_per_token");
     field("tokens_per_second");
     cells.push_back(number(row.value("peak_memory_bytes", Json())));
-    if (o.bench.decode > 0) {
+    if (o.bench.prompt > 0) {
+      const Json generation = row.value("generation", Json::object());
+      for (const char* key : {"prompt_seconds", "prompt_tokens_per_second", "seconds",
+                              "tokens_per_second", "total_seconds"})
+        cells.push_back(number(generation.value(key, Json())));
+    } else if (o.bench.decode > 0) {
       const Json decode = row.value("decode", Json::object());
       const auto of = [&](const char* key) { return number(decode.value(key, Json())); };
       cells.insert(cells.end(), {1e6 * of("seconds"), 1e6 * of("bytes") / of("bytes_per_second"),
@@ -166,6 +179,8 @@ void run(Options o) {
   if (o.models.empty()) o.models = study::names_of_plans("models");
   if (o.models.empty())
     fail("no presets were found in plans/models; name files: assay bench models my.toml");
+  if (o.bench.prompt > 0 && o.bench.decode == 0)
+    fail("--prompt needs --decode, the number of sequences that read one. Nothing was measured.");
   // Before the first is measured
   if (!o.csv.empty()) check_output(o.csv);
   for (const std::string& model : o.models) nn::ModelSpec::read(model_table(model));
@@ -231,6 +246,16 @@ void add_bench_models(CLI::App& bench) {
                    "batch size of a decode step that is also timed; 0: none")
       ->capture_default_str()
       ->check(non_negative_number());
+  command
+      ->add_option("--prompt", o->bench.prompt,
+                   "tokens of prompts that --decode sequences read, then generate; 0: none")
+      ->capture_default_str()
+      ->check(non_negative_number());
+  command
+      ->add_option("--generate", o->bench.generate,
+                   "with --prompt: tokens that each sequence generates")
+      ->capture_default_str()
+      ->check(in_range(2, 1 << 30));
   command
       ->add_option("--state-at", o->bench.state_lengths,
                    "tokens after which the state is counted, separated by commas")

@@ -30,17 +30,17 @@ using BestOf = std::map<std::tuple<int64_t, int64_t, std::string, int64_t>,
                         Best>;  // length, pairs, model, width
 
 // What decides the result of a run.
-std::string key_of(const tasks::MqarRun& run, const tasks::MqarPlan& plan) {
+std::string key_of(const tasks::MqarRun& run, const tasks::MqarPlan& plan, c10::Device device) {
   return sha256(Json{run.toml, run.data.length, run.data.pairs, run.data.power,
                      run.data.random_non_queries, run.learning_rate, plan.train_examples,
                      plan.test_examples, plan.epochs, plan.batch_size, plan.seed, plan.weight_decay,
-                     plan.stop_at}
+                     plan.stop_at, c10::toString(train::compute_dtype(plan.precision, device))}
                     .dump());
 }
 
 Json result_of(study::Database& database, const tasks::MqarStudy& study, const tasks::MqarRun& run,
                size_t number, c10::Device device, Progress& progress) {
-  const std::string key = key_of(run, study.plan);
+  const std::string key = key_of(run, study.plan, device);
   const auto stored = database.query("SELECT result FROM runs WHERE key = ?", {key});
   if (!stored.empty()) return Json::parse(stored[0]["result"].get<std::string>());
   const auto show = [&](int64_t epoch, double accuracy) {
@@ -93,8 +93,9 @@ void run(const Options& o) {
     Progress progress;
     for (size_t i = 0; i < study.runs.size(); ++i) {
       const tasks::MqarRun& one = study.runs[i];
-      Json result = result_of(database, study, one, i + 1, device, progress);
       Best& entry = best[{one.data.length, one.data.pairs, one.model, one.width}];
+      if (entry.run && entry.result["accuracy"] >= study.plan.stop_at) continue;
+      Json result = result_of(database, study, one, i + 1, device, progress);
       if (!entry.run || result["accuracy"] > entry.result["accuracy"]) entry = {&one, result};
       result.update({{"model", one.model},
                      {"width", one.width},

@@ -1,4 +1,6 @@
 // assay list KIND, assay describe KIND NAME
+#include <torch/torch.h>
+
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -143,14 +145,56 @@ void list(const std::string& kind) {
   print(names, text);
 }
 
-// A preset with every default written out, and its comment.
+// The shapes of weights and of states that follow from the fields, such as the width of a head, of
+// each mixer that the model has. Read from layers that are built, and from a run of one token.
+Json derived_shapes(nn::ModelSpec spec) {
+  nn::ModelConfig& config = spec.config;
+  config.vocab_size = 1;
+  config.max_positions = 1;
+  // The first layer of a pattern may lack parts of the later ones.
+  config.num_layers = std::min(config.num_layers, int64_t(config.pattern.size()) + 1);
+  nn::LanguageModel model(spec);
+  const at::NoGradGuard no_grad;
+  nn::ModelState state;
+  model.hidden(at::zeros({1, 1}, at::kLong), state);
+  Json parts = Json::array();
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    Json weights = Json::object(), states = Json::object();
+    for (const auto& parameter : model.layers[i]->named_parameters())
+      weights[parameter.key()] = parameter.value().sizes().vec();
+    for (const auto& [key, tensor] : state.layers[i].tensors()) states[key] = tensor.sizes().vec();
+    const std::string& mixer = config.pattern[i % config.pattern.size()];
+    const Json part = {{"mixer", mixer}, {"layer", i}, {"weights", weights}, {"state", states}};
+    const auto alike = [&](const Json& other) {
+      return other["mixer"] == mixer && other["weights"] == weights && other["state"] == states;
+    };
+    if (std::ranges::none_of(parts, alike)) parts.push_back(part);
+  }
+  return parts;
+}
+
+// A preset with every default written out, its comment, and what follows from the fields. The text
+// is TOML.
 void describe_model(const std::string& name) {
   const fs::path file = study::preset_file(name);
   const std::vector<std::string> comment = first_comment(file);
-  const ConfigNode model = ConfigNode::read_file(file).child("model");
-  const std::string toml = nn::ModelSpec::read(model).toml();
-  print({{"kind", "model"}, {"name", name}, {"about", join(comment, "\n")}, {"toml", toml}},
-        fmt::format("# {}\n{}", join(comment, "\n# "), toml));
+  const nn::ModelSpec spec = nn::ModelSpec::read(ConfigNode::read_file(file).child("model"));
+  const Json parts = derived_shapes(spec);
+  std::string text = fmt::format("# {}\n{}", join(comment, "\n# "), spec.toml());
+  for (const Json& part : parts) {
+    text += fmt::format("\n# Shapes in layer {} ({}):\n", part["layer"].get<int64_t>(),
+                        part["mixer"].get<std::string>());
+    for (const auto& [key, shape] : part["weights"].items())
+      text += fmt::format("#   {:<40} {}\n", key, shape.dump());
+    for (const auto& [key, shape] : part["state"].items())
+      text += fmt::format("#   {:<40} {}\n", "state after one token: " + key, shape.dump());
+  }
+  print({{"kind", "model"},
+         {"name", name},
+         {"about", join(comment, "\n")},
+         {"toml", spec.toml()},
+         {"shapes", parts}},
+        text);
 }
 
 void describe_operator(const std::string& name) {

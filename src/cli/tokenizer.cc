@@ -16,6 +16,7 @@ struct Options {
   std::vector<std::string> files;
   std::string model;
   int64_t vocab_size = 0, max_sentences = 1'000'000;
+  bool overwrite = false;
 };
 
 std::vector<std::string> names_of(const std::vector<fs::path>& files) {
@@ -33,6 +34,9 @@ std::string lines_of(const std::vector<std::string>& files, const char* what) {
 }
 
 void train(const Options& options) {
+  if (fs::exists(options.model) && !options.overwrite)
+    fail("{}: exists; nothing was changed. Choose another place or give --overwrite.",
+         options.model);
   const data::TokenizerTraining training{.inputs = {options.files.begin(), options.files.end()},
                                          .vocab_size = options.vocab_size,
                                          .max_sentences = options.max_sentences};
@@ -132,6 +136,7 @@ void add(CLI::App& app) {
       ->add_option("--max-sentences", options->max_sentences,
                    "lines of text to learn from, sampled evenly")
       ->capture_default_str();
+  command->add_flag("--overwrite", options->overwrite, "replace an existing file");
   command->callback([=] { train(*options); });
 
   command =

@@ -118,7 +118,7 @@ struct Requirement {
 struct Family {
   // Of all names but the head's; files of the bare model leave it out
   std::string prefix;
-  std::vector<std::string> left_out;   // endings of tensors that hold no parameters
+  std::vector<std::string> left_out;   // regular expressions: ends of names of unused tensors
   std::vector<Requirement> requires_;  // what a model must be to have this layout
   // [model] and its tables; BadInput for what is not understood
   std::vector<Value> (*values)(const Settings&);

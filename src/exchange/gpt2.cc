@@ -69,7 +69,7 @@ std::vector<Rule> rules(const Expanded& m) {
 }
 
 const bool registered = families().add("gpt2", {.prefix = "transformer.",
-                                                .left_out = {".attn.bias", ".attn.masked_bias"},
+                                                .left_out = {R"(\.attn\.(bias|masked_bias))"},
                                                 .requires_ = {{"pattern", {"[\"attention\"]"}},
                                                               {"channel_mixer", {"\"gelu\""}},
                                                               {"norm", {"\"layernorm\""}},

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <regex>
 #include <set>
 
 #include "base/json.h"
@@ -198,15 +199,16 @@ int64_t total_share(const Rule& rule) {
   return total;
 }
 
-// Their tensors by the names of the whole model, without what holds no parameters.
+// Their tensors by the names of the whole model, without those that no model uses.
 std::map<std::string, at::Tensor> whole_names(const Family& family, const NamedTensors& theirs,
                                               const std::string& where) {
   const bool bare = std::ranges::none_of(
       theirs, [&](const auto& t) { return t.first.starts_with(family.prefix); });
   std::map<std::string, at::Tensor> found;
   for (const auto& [name, tensor] : theirs) {
-    if (std::ranges::any_of(family.left_out,
-                            [&](const auto& ending) { return name.ends_with(ending); }))
+    if (std::ranges::any_of(family.left_out, [&](const std::string& ending) {
+          return std::regex_search(name, std::regex("(" + ending + ")$"));
+        }))
       continue;
     const std::string whole = bare && name != "lm_head.weight" ? family.prefix + name : name;
     if (!found.emplace(whole, tensor).second) fail("{}: tensor '{}' occurs twice", where, whole);

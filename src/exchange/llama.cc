@@ -98,7 +98,7 @@ std::vector<Rule> rules(const Expanded& m) {
 
 const bool registered =
     families().add("llama", {.prefix = "model.",
-                             .left_out = {"rotary_emb.inv_freq"},
+                             .left_out = {R"(rotary_emb\.inv_freq)"},
                              .requires_ = {{"pattern", {"[\"attention\"]"}},
                                            {"channel_mixer", {"\"swiglu\"", "\"geglu\""}},
                                            {"norm", {"\"rmsnorm\""}},

@@ -266,28 +266,30 @@ using Values = std::vector<Value> (*)(const Settings&);
 using Config = nlohmann::json (*)(const Expanded&);
 using Rules = std::vector<Rule> (*)(const Expanded&);
 
-bool add_lm(const char* name, const char* mixer, const char* channel_mixer,
-            std::vector<std::string> left_out, Values values, Config config, Rules rules) {
+// RWKV-LM's training code gives block 0 alone the norm ln0. Its demos give one to each block, and
+// use that of block 0 only. Block 0 of x070 holds v0, v1 and v2 unused.
+const std::vector<std::string> kUnused = {R"(^blocks\.[1-9][0-9]*\.ln0\.(weight|bias))",
+                                          R"(^blocks\.0\.att\.v[012])"};
+
+bool add_lm(const char* name, const char* mixer, const char* channel_mixer, Values values,
+            Config config, Rules rules) {
   auto required = requirements(mixer, channel_mixer);
   required.push_back({"tie_embeddings", {"false"}});
-  return families().add(name,
-                        {"", std::move(left_out), std::move(required), values, config, rules});
+  return families().add(name, {"", kUnused, std::move(required), values, config, rules});
 }
 
 const bool lm_x052 = add_lm(
-    "rwkv_lm_x052", "rwkv5", "rwkv5_channel_mix", {},
+    "rwkv_lm_x052", "rwkv5", "rwkv5_channel_mix",
     [](const Settings& s) { return lm_values(s, "rwkv5", "rwkv5_channel_mix"); },
     [](const Expanded& m) { return lm_config(m, "rwkv5", "rwkv5_channel_mix", 1e-5); },
     [](const Expanded& m) { return lm_rules(m, x052); });
 const bool lm_x060 = add_lm(
-    "rwkv_lm_x060", "rwkv6", "rwkv6_channel_mix", {},
+    "rwkv_lm_x060", "rwkv6", "rwkv6_channel_mix",
     [](const Settings& s) { return lm_values(s, "rwkv6", "rwkv6_channel_mix"); },
     [](const Expanded& m) { return lm_config(m, "rwkv6", "rwkv6_channel_mix", 64e-5); },
     [](const Expanded& m) { return lm_rules(m, x060); });
-// Its first layer holds v₀, V₁, V₂ unused.
-const bool lm_x070 = add_lm("rwkv_lm_x070", "rwkv7", "rwkv7_channel_mix",
-                            {"blocks.0.att.v0", "blocks.0.att.v1", "blocks.0.att.v2"}, x070_values,
-                            x070_config, [](const Expanded& m) { return lm_rules(m, x070); });
+const bool lm_x070 = add_lm("rwkv_lm_x070", "rwkv7", "rwkv7_channel_mix", x070_values, x070_config,
+                            [](const Expanded& m) { return lm_rules(m, x070); });
 
 }  // namespace
 }  // namespace assay::exchange

@@ -74,6 +74,13 @@ at::Tensor reserve(State& state, const std::string& name, int64_t capacity) {
   return held = steps(moved(held, held, capacity - held.size(1)), 0, capacity);
 }
 
+at::Tensor with_room(const at::Tensor& x, int64_t batch, int64_t capacity) {
+  auto sizes = x.sizes().vec();
+  sizes[0] = batch;
+  sizes[1] = capacity;
+  return steps(at::empty(sizes, x.options()), 0, x.size(1));
+}
+
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count) {
   if (state.last || at::GradMode::is_enabled()) {
     const auto past = state.find(name);

@@ -22,6 +22,10 @@ at::Tensor grow(State& state, const std::string& name, const at::Tensor& x, int6
 // it has, and returns all of them. The state then holds all; the new steps are not initialised.
 at::Tensor reserve(State& state, const std::string& name, int64_t capacity);
 
+// Memory for `capacity` steps like those of x [B, T, …] in `batch` sequences. It shows T steps, not
+// initialised; append() uses the others.
+at::Tensor with_room(const at::Tensor& x, int64_t batch, int64_t capacity);
+
 // As append, but the state keeps the last `count` steps only: a window. Without gradients there is
 // room for `count` more, so the window is copied once in as many tokens.
 at::Tensor append_last(State& state, const std::string& name, const at::Tensor& x, int64_t count);

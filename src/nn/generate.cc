@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/random.h"
+#include "nn/cache.h"
 #include "nn/slots.h"
 
 namespace assay::nn {
@@ -28,6 +29,10 @@ double uniform_at(uint64_t seed, int64_t position) {
 }
 
 namespace {
+
+// Tokens of prompts that are read at once. More of them are read a few sequences at a time, which
+// bounds the memory of a batch of long prompts.
+constexpr int64_t kTokensAtOnce = 1 << 16;
 
 // The answers of a batch.
 class Answers {
@@ -59,6 +64,28 @@ ModelState row_of(const ModelState& state, int64_t b) {
   return out;
 }
 
+// Puts the state of a few sequences into rows `first`, … of the state of `count` sequences. What
+// grows by every token has memory for `capacity` tokens there.
+void put_rows(ModelState& batch, const ModelState& rows, int64_t first, int64_t count,
+              int64_t capacity) {
+  batch.position = rows.position;
+  batch.layers.resize(rows.layers.size());
+  for (size_t i = 0; i < rows.layers.size(); ++i) {
+    State& layer = batch.layers[i];
+    layer.appended = rows.layers[i].appended;
+    for (const auto& [name, tensor] : rows.layers[i].tensors()) {
+      at::Tensor& all = layer[name];
+      if (tensor.dim() == 0) {
+        all = tensor;
+        continue;
+      }
+      const bool grows = layer.appended.contains(name) && tensor.size(1) == rows.position;
+      if (!all.defined()) all = with_room(tensor, count, grows ? capacity : tensor.size(1));
+      all.narrow(0, first, tensor.size(0)).copy_(tensor);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts,
@@ -83,37 +110,55 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
       out.push_back(draw_of(sampling, uniform_at(seed, length + made)));
     return out;
   };
-  const auto read = [&](const at::Tensor& tokens, int64_t made) {
-    const at::Tensor hidden = model.hidden(tokens, state).select(1, -1);
-    return ops::sample(model.logits_of_hidden(hidden), draws(made));
+  const auto read = [&](const at::Tensor& tokens, ModelState& of_tokens,
+                        std::span<const ops::Draw> drawn) {
+    const at::Tensor hidden = model.hidden(tokens, of_tokens).select(1, -1);
+    return ops::sample(model.logits_of_hidden(hidden), drawn);
   };
   const auto accept = [&](std::span<const int64_t> drawn, int64_t made) {
     answers.add(drawn);
     if (progress) progress(made);
   };
-  at::Tensor next = read(prompts, 0);
+  std::optional<Slots> slots;
+  if (max_tokens > 1 && steps_can_be_captured(model))
+    slots.emplace(model, batch, length + max_tokens - 1);
+  const int64_t at_once =
+      state.position > 0 ? batch : std::max<int64_t>(1, kTokensAtOnce / prompts.size(1));
+  const std::vector<ops::Draw> first_draws = draws(0);
+  at::Tensor next = at::empty({batch}, prompts.options());
+  for (int64_t first = 0; first < batch; first += at_once) {
+    const int64_t count = std::min(at_once, batch - first);
+    ModelState few;
+    ModelState& of_rows = count == batch ? state : few;
+    next.narrow(0, first, count)
+        .copy_(read(prompts.narrow(0, first, count), of_rows,
+                    std::span(first_draws).subspan(size_t(first), size_t(count))));
+    if (slots)
+      for (int64_t b = 0; b < count; ++b)
+        slots->put(first + b, row_of(of_rows, b), next.narrow(0, first + b, 1));
+    else if (count < batch && (max_tokens > 1 || given))
+      put_rows(state, few, first, batch, length + std::min(length, max_tokens));
+  }
   accept(DrawnTokens(next).wait(), 1);
-  if (max_tokens > 1 && !answers.all_ended() && steps_can_be_captured(model)) {
-    Slots slots(model, batch, length + max_tokens - 1);
-    for (int64_t b = 0; b < batch; ++b) slots.put(b, row_of(state, b), next.slice(0, b, b + 1));
+  if (slots) {
     state = {};
     // The host reads tokens one step late, so one step may follow the end. It must not be in the
     // state.
     const bool ahead = !given || stop < 0;
     std::optional<DrawnTokens> late;
     for (int64_t made = 1; made < max_tokens && !answers.all_ended(); ++made) {
-      DrawnTokens drawn = slots.step(draws(made));
+      DrawnTokens drawn = slots->step(draws(made));
       if (late) accept(late->wait(), made);
       late.reset();
       if (ahead) late.emplace(std::move(drawn));
       else accept(drawn.wait(), made + 1);
     }
     if (late && !answers.all_ended()) accept(late->wait(), max_tokens);
-    if (given) *given = slots.batch();
+    if (given) *given = slots->batch();
     return answers.tokens;
   }
   for (int64_t made = 1; made < max_tokens && !answers.all_ended(); ++made) {
-    next = read(next.unsqueeze(1), made);
+    next = read(next.unsqueeze(1), state, draws(made));
     accept(DrawnTokens(next).wait(), made + 1);
   }
   return answers.tokens;

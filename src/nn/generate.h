@@ -21,7 +21,9 @@ double uniform_at(uint64_t seed, int64_t position);
 // `stop` (−1: none). What row b becomes depends on its prompt and seeds[b] only, not on the rest of
 // the batch (up to the rounding of the logits). `progress` is called with the number of tokens made
 // so far. `state`, where given, is what the prompts follow, and is left behind all that was read:
-// everything but the last token made. Cut anywhere, the draws are the same.
+// everything but the last token made. Cut anywhere, the draws are the same. Prompts of more than
+// 65,536 tokens in total are read a few sequences at a time, unless a state that is not fresh is
+// given.
 std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tensor& prompts,
                                            int64_t max_tokens, const Sampling& sampling,
                                            std::span<const uint64_t> seeds, int64_t stop = -1,

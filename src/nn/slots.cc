@@ -76,6 +76,7 @@ Slots::Slots(LanguageModel& model, Exactly number, int64_t capacity)
     : model_(model), count_(number.rows), least_capacity_(capacity) {
   state_.positions.assign(size_t(number.rows), -1);
   state_.layers.resize(model.layers.size());
+  memory_.resize(model.layers.size());
   for (const auto& layer : model.layers)
     of_channel_mixer_.push_back(names_of_channel_mixer(model, *layer));
   for (size_t i = 0; i < model.layers.size(); ++i)
@@ -145,10 +146,30 @@ void Slots::put(int64_t slot, const ModelState& state, const at::Tensor& token) 
   if (!state_.device_positions.defined()) return;
   state_.device_positions[slot].fill_(state.position);
   capacities_[size_t(slot)] = 0;
+  reserve(size_t(slot), capacity_for(state.position + 1));
 }
 
 int64_t Slots::capacity_for(int64_t tokens) const {
   return tokens <= least_capacity_ ? least_capacity_ : int64_t(std::bit_ceil(uint64_t(tokens)));
+}
+
+// Gives a cache of a slot memory for `capacity` tokens. The least capacity of all slots is one
+// block per cache, so that reading a prompt does not leave gaps between the caches of slots.
+at::Tensor Slots::with_memory(size_t layer, size_t slot, const std::string& name,
+                              int64_t capacity) {
+  State& row = state_.layers[layer].rows[slot];
+  if (capacity != least_capacity_) return nn::reserve(row, name, capacity);
+  const at::Tensor held = *row.find(name);
+  at::Tensor& memory = memory_[layer][name];
+  if (!memory.defined()) {
+    auto sizes = held.sizes().vec();
+    sizes[0] = rows();
+    sizes[1] = capacity;
+    memory = at::empty(sizes, held.options());
+  }
+  const at::Tensor own = memory.narrow(0, int64_t(slot), 1);
+  own.narrow(1, 0, held.size(1)).copy_(held);
+  return row[name] = own;
 }
 
 // Memory for `capacity` tokens in the caches of a slot.
@@ -159,7 +180,7 @@ void Slots::reserve(size_t slot, int64_t capacity) {
     int64_t* place = places_[int64_t(i)][int64_t(slot)].data_ptr<int64_t>();
     for (const auto& [name, tensor] : std::map(row.tensors()))
       if (tensor.dim() > 0 && !of_channel_mixer_[i].contains(name))
-        *place++ = reinterpret_cast<int64_t>(nn::reserve(row, name, capacity).data_ptr());
+        *place++ = reinterpret_cast<int64_t>(with_memory(i, slot, name, capacity).data_ptr());
   }
   capacities_[slot] = capacity;
   places_changed_ = true;

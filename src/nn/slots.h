@@ -17,6 +17,7 @@
 #include <c10/core/Event.h>
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -33,6 +34,7 @@ class DrawnTokens {
  public:
   explicit DrawnTokens(const at::Tensor& tokens);  // [count] i64; begins the copy to the host
   std::span<const int64_t> wait() const;
+  bool ready() const { return !copied_ || copied_->query(); }  // wait() returns at once
 
  private:
   at::Tensor tokens_;
@@ -79,6 +81,7 @@ class Slots {
   bool has_device_caches(size_t layer) const { return state_.layers[layer].caches.defined(); }
   int64_t capacity_for(int64_t tokens) const;
   void reserve(size_t slot, int64_t capacity);
+  at::Tensor with_memory(size_t layer, size_t slot, const std::string& name, int64_t capacity);
   void compute();
 
   LanguageModel& model_;
@@ -93,6 +96,8 @@ class Slots {
   bool can_be_captured_ = false, places_changed_ = false, warm_ = false;
   int64_t least_capacity_ = 0;
   std::vector<int64_t> capacities_;  // of the caches of each row
+  // By layer: the memory of caches for `least_capacity_` tokens, [rows, least_capacity_, …]
+  std::vector<std::map<std::string, at::Tensor>> memory_;
 };
 
 }  // namespace assay::nn

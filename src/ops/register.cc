@@ -200,8 +200,14 @@ class MetaKernel : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     const at::NoGradGuard no_grad;
     const size_t first = stack->size() - op.schema().arguments().size();
-    for (size_t i = first; i < stack->size(); ++i)
-      if (is_tensor((*stack)[i])) (*stack)[i] = stand_in((*stack)[i].toTensor());
+    for (size_t i = first; i < stack->size(); ++i) {
+      if (!is_tensor((*stack)[i])) continue;
+      const at::Tensor tensor = (*stack)[i].toTensor();
+      TORCH_CHECK_VALUE(tensor.is_meta(), op.schema().name(), ": ",
+                        op.schema().arguments()[i - first].name(), " is on ", tensor.device(),
+                        ", but another argument is on meta");
+      (*stack)[i] = stand_in(tensor);
+    }
     function_.callBoxed(op, keys, stack);
   }
 

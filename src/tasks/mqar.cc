@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "nn/lm_loss.h"
 #include "train/config.h"
+#include "train/device.h"
 #include "train/optimizer.h"
 
 namespace assay::tasks {
@@ -148,6 +149,10 @@ MqarStudy MqarStudy::read(const fs::path& file) {
         "{}: examples, epochs and batch_size must be positive, and models, "
         "widths and learning_rates not empty. Nothing was run.",
         file.string());
+  const std::vector<std::string> precisions = {"auto", "bf16", "fp32", "fp64"};
+  if (std::ranges::find(precisions, plan.precision) == precisions.end())
+    fail("{}: precision must be one of {}. Nothing was run.", table.where("precision"),
+         fmt::join(precisions, ", "));
   for (const std::string& name : plan.models) {
     if (!models.has(name)) {
       const std::vector<std::string> names = models.keys();
@@ -174,6 +179,7 @@ MqarResult train_mqar(const MqarRun& run, const MqarPlan& plan, c10::Device devi
   nn::LanguageModel model(nn::ModelSpec::read(ConfigNode::parse(run.toml).child("model")));
   model.initialise(uint64_t(plan.seed));
   model.to(device);
+  model.compute_dtype = train::compute_dtype(plan.precision, device);
   const auto on_device = [&](MqarBatch batch) {
     return MqarBatch{batch.inputs.to(device), batch.labels.to(device)};
   };

@@ -44,13 +44,15 @@ struct MqarPlan {
   int64_t vocab_size = 8192, train_examples = 100'000, test_examples = 3'000, epochs = 64,
           batch_size = 256, seed = 0;
   double power = 0.01, weight_decay = 0.1, stop_at = 0.99;
+  std::string precision = "auto";
   bool random_non_queries = false;
   void fields(auto&& field) {
     field("models", models, "tables [model.NAME] of this file");
     field("lengths", lengths, "tokens of an example");
     field("pairs", pairs, "pairs of key and value, one number for each length");
     field("widths", widths, "d_model");
-    field("learning_rates", learning_rates, "each is tried; the best accuracy counts");
+    field("learning_rates", learning_rates,
+          "tried in this order until one reaches stop_at; the best accuracy counts");
     field("vocab_size", vocab_size, "the first half are keys, the second half values");
     field("train_examples", train_examples, "fixed, read in the same order in every epoch");
     field("test_examples", test_examples, "of another seed");
@@ -60,6 +62,7 @@ struct MqarPlan {
     field("power", power, "a of the weights of slots; 1: all alike");
     field("weight_decay", weight_decay, "AdamW");
     field("stop_at", stop_at, "accuracy after which training ends");
+    field("precision", precision, "auto (bf16 on CUDA, else fp32), bf16, fp32 or fp64");
     field("random_non_queries", random_non_queries, "random tokens where nothing is asked");
   }
 };

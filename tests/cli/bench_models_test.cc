@@ -153,6 +153,7 @@ TEST_F(BenchModels, RefusesBadNamesBeforeTheFirst) {
            {"full.toml --reference scan.toml", "'scan.toml' is not among the models"},
            {"full.toml --precision fp8", "--precision"},
            {"full.toml --time 0", "--time"},
+           {"full.toml --prompt 8", "--prompt needs --decode"},
            {"misspelled.toml", "misspelled.toml:1:"},
            {"without.toml", "there is no table [model]"},
            {"full.toml --csv missing/x.csv", "missing/x.csv: there is no folder missing"}}) {
@@ -176,6 +177,23 @@ TEST_F(BenchModels, TimesADecodingStepBesideWhatItMoves) {
               100);  // a cache stays in its place
   EXPECT_NEAR(found[1].at("decode").at("bytes").get<double>(), weights(1) + 2 * state(1),
               100);  // a recurrent state does not
+}
+
+TEST_F(BenchModels, TimesPromptsAndGeneration) {
+  const json found =
+      rows("full.toml window.toml scan.toml --steps 0 --decode 3 --prompt 40 --generate 9");
+  for (const json& row : found) {
+    EXPECT_EQ(row.at("failure"), "") << row;
+    const json& part = row.at("generation");
+    const double prompt = part.at("prompt_seconds"), rest = part.at("seconds");
+    EXPECT_GT(prompt, 0) << row;
+    EXPECT_GT(rest, 0) << row;
+    EXPECT_NEAR(part.at("total_seconds").get<double>(), prompt + rest, 1e-9) << row;
+    EXPECT_NEAR(part.at("prompt_tokens_per_second").get<double>() * prompt, 3 * 40, 1e-6) << row;
+    EXPECT_NEAR(part.at("tokens_per_second").get<double>() * rest, 3 * 8, 1e-6) << row;
+    EXPECT_GT(row.at("peak_memory_bytes"), 0) << row;
+    EXPECT_FALSE(row.contains("decode")) << row;
+  }
 }
 
 }  // namespace

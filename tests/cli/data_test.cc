@@ -45,7 +45,8 @@ class DataCommands : public testing::Test {
     EXPECT_EQ(result.exit_code, 0) << arguments << "\n" << error();
     return json::parse(result.out, nullptr, false);
   }
-  std::string error() { return read_file(folder_ / "error"); }
+  std::string read(const std::string& name) { return read_file(folder_ / name); }
+  std::string error() { return read("error"); }
   void write(const std::string& name, std::string_view text) {
     make_folder((folder_ / name).parent_path());
     write_file(folder_ / name, text);
@@ -111,6 +112,16 @@ TEST_F(DataCommands, CtrlCWhileATokenizerLearnsLeavesNothing) {
   EXPECT_EQ(result.out, "130\n");
   EXPECT_NE(error().find("nothing was left behind"), std::string::npos) << error();
   EXPECT_FALSE(exists("m.model"));
+}
+
+TEST_F(DataCommands, ExistingTokenizerIsReplacedOnlyWithOverwrite) {
+  write("a.txt", corpus());
+  write("m.model", "a file of the user");
+  EXPECT_EQ(run("tokenizer train a.txt --vocab 320 -o m.model").exit_code, 2);
+  EXPECT_NE(error().find("m.model: exists; nothing was changed"), std::string::npos) << error();
+  EXPECT_EQ(read("m.model"), "a file of the user");
+  EXPECT_EQ(run_json("tokenizer train a.txt --vocab 320 -o m.model --overwrite").at("vocab_size"),
+            320);
 }
 
 TEST_F(DataCommands, LimitOfTheFileSizeIsAnError) {

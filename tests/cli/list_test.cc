@@ -68,6 +68,12 @@ TEST_F(Lists, DescribeModelShowsTheCommentOfThePreset) {
          {"# MoBA with a top-k of 3", "110M with 32k tokens", "[model]\n"});
 }
 
+TEST_F(Lists, DescribeModelShowsTheShapesThatFollow) {
+  expect("describe model moba", 0,
+         {"# Shapes in layer 0 (top1_chunk):", "#   mixer.out_proj.weight",
+          "#   state after one token: k "});
+}
+
 TEST_F(Lists, DescribePlanShowsTheQuestionModelsAndDomains) {
   expect("describe plan demo", 0,
          {"Does the measurement work?", "reference      transformer++", "known_a, known_b",

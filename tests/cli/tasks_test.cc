@@ -165,6 +165,25 @@ TEST_F(Tasks, InterruptedRecallStudyNamesWhatIsKept) {
       << outcome.error;
 }
 
+// A learning rate that reaches stop_at ends the search of one model, width and length.
+TEST_F(Tasks, MqarTriesLearningRatesUntilOneIsGoodEnough) {
+  const auto plan = [](const std::string& stop_at) {
+    return "[mqar]\nmodels = [\"attention\"]\nlengths = [16]\npairs = [2]\nwidths = [32]\n"
+           "learning_rates = [3e-3, 1e-2, 2e-2]\nvocab_size = 32\ntrain_examples = 50\n"
+           "test_examples = 20\nepochs = 1\nbatch_size = 50\nstop_at = " +
+           stop_at + "\n[model.attention]\nnum_layers = 1\nattention = { num_heads = 1 }\n";
+  };
+  folder.write("all.toml", plan("1.1"));
+  folder.write("first.toml", plan("0.0"));
+  folder.write("wrong.toml", plan("0.0\nprecision = \"half\""));
+  EXPECT_EQ(json("eval mqar all.toml -o all")["runs"].size(), 3u);
+  EXPECT_EQ(json("eval mqar first.toml -o first")["runs"].size(), 1u);
+  const Outcome outcome = run(folder.path(), "eval mqar wrong.toml -o wrong");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.error.find("precision must be one of auto, bf16"), std::string::npos)
+      << outcome.error;
+}
+
 // A model that cannot read a length does not cost the results of the others.
 TEST_F(Tasks, NeedlesBeyondLearnedPositionsAreLeftOut) {
   std::string command = train("learned");

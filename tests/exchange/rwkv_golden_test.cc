@@ -34,13 +34,10 @@ struct RwkvGolden : testing::TestWithParam<std::pair<const char*, const char*>> 
         out[key.starts_with("lora_") ? "d_" + key.substr(5) + "_lora" : key] = std::stoll(value);
     return out;
   }
-  // RWKV-LM's demo gives each block a first norm and uses that of block 0 only.
   NamedTensors starting_with(const std::string& prefix) const {
     NamedTensors out;
     for (const auto& [name, tensor] : golden)
-      if (name.starts_with(prefix) &&
-          (name.find(".ln0.") == std::string::npos || name.find("blocks.0.") != std::string::npos))
-        out.emplace_back(name.substr(prefix.size()), tensor);
+      if (name.starts_with(prefix)) out.emplace_back(name.substr(prefix.size()), tensor);
     return out;
   }
   std::shared_ptr<LanguageModel> model(at::ScalarType dtype) const {
@@ -137,7 +134,9 @@ TEST_P(RwkvGolden, ExportsWhatItImported) {
   for (auto& [name, tensor] : load_tensors(out / "model.safetensors")) written[name] = tensor;
   size_t unread = 0;
   for (const auto& [name, tensor] : starting_with("param.")) {
-    if (name.starts_with("blocks.0.att.v") && name.size() == std::string("blocks.0.att.v0").size())
+    const bool of_later_block = name.find(".ln0.") != std::string::npos && !written.contains(name);
+    if (of_later_block || (name.starts_with("blocks.0.att.v") &&
+                           name.size() == std::string("blocks.0.att.v0").size()))
       ++unread;
     else EXPECT_TRUE(written.contains(name) && at::equal(written[name], tensor)) << name;
   }
@@ -146,6 +145,24 @@ TEST_P(RwkvGolden, ExportsWhatItImported) {
   for (const auto& [key, value] : config().items())
     EXPECT_EQ(settings.value(key, nlohmann::json()), value) << key;
   EXPECT_EQ(hugging_face_spec(out).toml(), hugging_face_spec(folder).toml());
+}
+
+// RWKV-LM's demos give each block a first norm and use that of block 0 only.
+TEST_P(RwkvGolden, FirstNormOfLaterBlocksIsLeftOut) {
+  NamedTensors tensors = starting_with("param.");
+  const auto m = model(at::kFloat);
+  std::erase_if(tensors, [](const auto& t) { return t.first.find("blocks.1.ln0.") == 0; });
+  const at::Tensor norm = at::full({m->spec.config.d_model}, NAN);
+  for (const char* name : {"blocks.1.ln0.weight", "blocks.1.ln0.bias"})
+    tensors.emplace_back(name, norm);
+  save_tensors(folder / "model.safetensors", tensors);
+  const auto with_norm = model(at::kFloat);
+  for (const auto& parameter : m->named_parameters())
+    EXPECT_TRUE(at::equal(parameter.value(), with_norm->named_parameters()[parameter.key()]))
+        << parameter.key();
+  tensors.emplace_back("blocks.0.att.vx", norm);
+  save_tensors(folder / "model.safetensors", tensors);
+  EXPECT_THROW(model(at::kFloat), BadInput);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RwkvGolden,

@@ -212,6 +212,31 @@ TEST(Generate, DependsOnPromptAndSeedAlone) {
             std::vector<int64_t>(together[0].begin(), together[0].begin() + 12));
 }
 
+// 40 prompts of 2,000 tokens are read in two parts of 32 and 8 sequences.
+TEST(Generate, LongPromptsOfManySequencesAreReadInParts) {
+  const auto model = random_model(
+      "[model]\nvocab_size = 40\nd_model = 8\nnum_layers = 3\n"
+      "pattern = [\"top1_chunk\", \"mamba1\", \"attention\"]\n[model.attention]\nnum_heads = 1\n"
+      "window = 6\n[model.top1_chunk]\nnum_heads = 1\nchunk_size = 7\nselection = \"approx\"\n");
+  const at::Tensor prompts = random_tokens(40, 2000, 40, "prompts");
+  const std::vector<uint64_t> seeds(40, 3);
+  ModelState state;
+  const auto first = generate(*model, prompts, 9, {}, seeds, -1, {}, &state);
+  EXPECT_EQ(state.position, 2008);
+  for (const int64_t b : {0, 31, 32, 39}) {
+    ModelState alone;
+    const at::Tensor prompt = prompts.slice(0, b, b + 1);
+    EXPECT_EQ(generate(*model, prompt, 9, {}, std::vector<uint64_t>{3}, -1, {}, &alone).front(),
+              first[size_t(b)])
+        << "row " << b;
+    for (size_t i = 0; i < state.layers.size(); ++i)
+      for (const auto& [name, tensor] : alone.layers[i].tensors())
+        if (tensor.dim() > 0)
+          EXPECT_LE(relative_error(state.layers[i].find(name)->slice(0, b, b + 1), tensor), 1e-12)
+              << "row " << b << " layer " << i << " " << name;
+  }
+}
+
 TEST(Generate, StopsBehindTheStopToken) {
   const auto model = random_model(kModel);
   const at::Tensor prompts = random_tokens(2, 4, 40, "stop");

@@ -308,6 +308,18 @@ class Operators(unittest.TestCase):
 
         self.for_each_call(check)
 
+    def test_meta_tensor_among_others_is_refused(self):
+        def check(name, op, args, kwargs):
+            names = [argument.name for argument in op.default._schema.arguments]
+            tensors = [i for i, value in enumerate(args) if isinstance(value, torch.Tensor)]
+            for i in tensors if len(tensors) > 1 else []:
+                mixed = [*args[:i], args[i].to("meta"), *args[i + 1 :]]
+                named = names[tensors[1 if i == tensors[0] else 0]]
+                with self.assertRaisesRegex(ValueError, f"{name}: {named} is on cpu"):
+                    op(*mixed, **kwargs)
+
+        self.for_each_call(check)
+
     def test_wrong_shape_of_a_fake_tensor_is_refused_by_name(self):
         with FakeTensorMode():
             q, k, v = torch.empty(B, T, H, K), torch.empty(B, T, H, K + 1), torch.empty(B, T, H, V)

@@ -9,7 +9,9 @@
 //
 // The grid does not depend on the lengths, which are read from the memory of the device, so a
 // captured launch serves all of them. Every key and value is read once per query head: 4 D bytes in
-// bf16 for 4 D FLOPs, so the memory is the limit. A thread has eight loads of 16 bytes in flight.
+// bf16 for 4 D FLOPs, so the memory is the limit. A thread has 256 bytes of keys and values in
+// flight, in a ring in shared memory that no other thread uses, also from one part to the next: an
+// SM with three blocks has up to 192 KB in flight.
 #include <algorithm>
 #include <bit>
 
@@ -23,7 +25,9 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kParts = 8;    // of the keys of a row, at most: blocks of a cluster
 constexpr int kKeys = 256;   // of a part, at least
 constexpr int kColumns = 8;  // numbers of a lane
-constexpr int kUnroll = 4;   // keys of a group at a time
+constexpr int kUnroll = 4;   // keys of a group at a time: a tile
+template <class T>
+constexpr int kDepth = 4 / sizeof(T);  // tiles that are in flight
 constexpr float kUnitLengthEps = 1e-6f;
 
 // A lane's numbers of one head, as they lie in memory.
@@ -148,7 +152,7 @@ __device__ float combine(const Part<kWidth>* parts, int count, int d, float& mos
 
 // kLanes · 8 ≥ D. Grid: blocks of a cluster, heads and rows in one dimension.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 3)
     decode_kernel(const __grid_constant__ DecodeAttention p, unsigned cluster) {
   constexpr int kGroups = kThreads / kLanes, kWidth = kLanes * kColumns;
   constexpr int kTile = kGroups * kUnroll;               // keys that a block reads at a time
@@ -180,16 +184,39 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int length = (last + count - 1) / count;  // of a part
   const int64_t stride = p.kv_heads * D;
 
-  Packed<T> k[kUnroll], v[kUnroll];
-  const auto load = [&](int base, int end) {
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int j = base + u * kGroups + group;
-      k[u] = load_or_zero(keys + j * stride, inside && j < end);
-      v[u] = load_or_zero(values + j * stride, inside && j < end);
-    }
+  extern __shared__ uint4 ring[];  // [kDepth, kUnroll, keys and values, threads] of Packed<T>
+  const auto place = [&](int slot, int u, int is_value) {
+    const int i = ((slot * kUnroll + u) * 2 + is_value) * kThreads + int(threadIdx.x);
+    return reinterpret_cast<Packed<T>*>(ring) + i;
   };
-  load(block * length, block < count ? min((block + 1) * length, last) : 0);
+  const auto copy = [](Packed<T>* to, const T* from, bool exists) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Packed<T>) / 16); ++i)
+      cp_async_16(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(from) + i,
+                  exists);
+  };
+  const auto end_of = [&](int part) { return part < count ? min((part + 1) * length, last) : 0; };
+  int next_part = block, next = block * length, next_end = end_of(block);  // tile to request
+  const auto request = [&](int slot) {
+    if (next < next_end) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int j = next + u * kGroups + group;
+        const bool exists = inside && j < next_end;
+        const int64_t offset = exists ? j * stride : 0;
+        copy(place(slot, u, 0), keys + offset, exists);
+        copy(place(slot, u, 1), values + offset, exists);
+      }
+      next += kTile;
+    }
+    cp_async_commit_group();
+    if (next < next_end) return;
+    next_part += int(cluster);
+    next = next_part * length;
+    next_end = end_of(next_part);
+  };
+#pragma unroll
+  for (int slot = 0; slot < kDepth<T>; ++slot) request(slot);
   griddep_wait();  // only the new tokens come from the kernel before this one
   const auto of_token = [&](const void* x, int64_t row_stride, int64_t h) {
     return static_cast<const T*>(x) + row * row_stride + h * D;
@@ -202,10 +229,21 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
   for (float& x : query) x *= float(p.scale) * kLog2e;
 
+  int slot = 0;
   for (int part = block; part < count; part += int(cluster)) {
     Softmax softmax;
-    const int end = min((part + 1) * length, last);
+    const int end = end_of(part);
     for (int base = part * length; base < end; base += kTile) {
+      cp_async_wait_group<kDepth<T> - 1>();
+      Packed<T> k[kUnroll], v[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        k[u] = *place(slot, u, 0);
+        v[u] = *place(slot, u, 1);
+      }
+      __syncwarp();  // a place is read before it is written again
+      request(slot);
+      slot = (slot + 1) % kDepth<T>;
       float scores[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -214,7 +252,6 @@ __global__ void __launch_bounds__(kThreads, 2)
         scores[u] = j < end ? x : -INFINITY;
       }
       softmax.add<T>(scores, v);
-      load(base + kTile, end);
     }
     if (part == 0 && threadIdx.x < 32) {  // the new token is not read from the cache
       const Packed<T> key =
@@ -252,8 +289,6 @@ __global__ void __launch_bounds__(kThreads, 2)
         first->sum = sum;
       }
     }
-    const int next = part + int(cluster);
-    if (next < count) load(next * length, min((next + 1) * length, last));
   }
   if (block >= count) __cluster_barrier_wait();
   __cluster_barrier_arrive();
@@ -270,6 +305,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <class T>
 void launch(const DecodeAttention& args, Stream stream) {
   const auto lanes = std::max(std::bit_ceil(unsigned(args.head_dim / kColumns)), 4u);
+  constexpr size_t kRing = kDepth<T> * kUnroll * 2 * kThreads * sizeof(Packed<T>);
   const int64_t clusters = args.heads * args.rows;
   const unsigned cluster = clusters >= 2 * sm_count() ? 1 : kParts;
   cudaLaunchAttribute attributes[2] = {};
@@ -281,11 +317,13 @@ void launch(const DecodeAttention& args, Stream stream) {
   cudaLaunchConfig_t config{};
   config.gridDim = unsigned(cluster * clusters);
   config.blockDim = kThreads;
+  config.dynamicSmemBytes = kRing;
   config.stream = cuda_stream(stream);
   config.attrs = attributes;
   config.numAttrs = 2;
   with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
     const auto kernel = decode_kernel<T, lanes()>;
+    allow_shared_memory(kernel, kRing);
     static_cast<void>(cudaLaunchKernelEx(&config, kernel, args, cluster));
     check_launch(reinterpret_cast<const void*>(kernel));
   });

@@ -1,4 +1,5 @@
-// Norms on CUDA: up to 32 lanes per part of a row. The backward pass is row-wise.
+// Norms on CUDA: up to 32 lanes per part of a row; of few parts, one block per part. The backward
+// pass is row-wise.
 #include <bit>
 
 #include "ops/cuda/math.cuh"
@@ -9,6 +10,10 @@ namespace assay::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMaxPacks = 512;          // of a part that a block keeps
+constexpr int64_t kFewParts = 2 * 132;  // fewer warps would not fill the device
+
+int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
 
 // A part of a row belongs to `lanes` lanes with kPacks packs each, which stay in registers; with
 // kPacks = 0 it is longer, and the lanes read it again.
@@ -74,6 +79,65 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Norm p, int lanes) {
   });
 }
 
+// The sum over the threads of a block, in all of them.
+template <class R>
+__device__ R block_sum(R x) {
+  __shared__ R sums[32];
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
+  __syncthreads();
+  R sum = sums[0];
+  for (int warp = 1; warp < blockDim.x / 32; ++warp) sum += sums[warp];
+  return sum;
+}
+
+// One block per part, one thread per pack: every thread waits for memory once.
+template <class T, int kWidth, bool kCentred>
+__global__ void __launch_bounds__(kMaxPacks) few_parts_kernel(Norm p) {
+  using R = Real<T>;
+  using Packed = Vec<T, kWidth>;
+  const int64_t part = blockIdx.x, column = threadIdx.x * int64_t{kWidth};
+  const int64_t element = part * p.width + column;
+  const bool inside = column < p.width;
+  const R* const weight = static_cast<const R*>(p.weight) + part % p.groups * p.width + column;
+  const R* const bias = static_cast<const R*>(p.bias) + part % p.groups * p.width + column;
+  if (inside) prefetch_l2(weight);
+  if (inside && kCentred) prefetch_l2(bias);
+  griddep_launch_dependents();
+  griddep_wait();
+  R x[kWidth] = {}, w[kWidth] = {}, b[kWidth] = {};
+  if (inside) {
+    const auto at = [&](const void* from) {
+      return *reinterpret_cast<const Packed*>(static_cast<const T*>(from) + element);
+    };
+    Packed sum = at(p.x), added{};
+    if (p.added) added = at(p.added);
+    for (int k = 0; k < kWidth; ++k) {
+      w[k] = weight[k];
+      if (kCentred) b[k] = bias[k];
+      if (p.added) sum.at[k] = from_compute<T>(to_compute(sum.at[k]) + to_compute(added.at[k]));
+      x[k] = to_compute(sum.at[k]);
+    }
+    if (p.sum) *reinterpret_cast<Packed*>(static_cast<T*>(p.sum) + element) = sum;
+  }
+  R mean = 0, squares = 0;
+  if (kCentred) {
+    for (int k = 0; k < kWidth; ++k) mean += x[k];
+    mean = block_sum(mean) / R(p.width);
+  }
+  for (int k = 0; k < kWidth; ++k)
+    if (inside) squares += (x[k] - mean) * (x[k] - mean);
+  const R scale = rsqrt(block_sum(squares) / R(p.width) + R(p.eps));
+  if (threadIdx.x == 0) static_cast<R*>(p.scale)[part] = scale;
+  if (kCentred && threadIdx.x == 0) static_cast<R*>(p.mean)[part] = mean;
+  if (!inside) return;
+  Packed y;
+  for (int k = 0; k < kWidth; ++k)
+    y.at[k] = from_compute<T>((x[k] - mean) * scale * w[k] + (kCentred ? b[k] : R(0)));
+  *reinterpret_cast<Packed*>(static_cast<T*>(p.y) + element) = y;
+}
+
 // f(a number of T, a pack's width as a constant, is it layer norm): 16 bytes where rows and
 // pointers allow it.
 template <class F>
@@ -113,13 +177,15 @@ size_t workspace_bytes(const NormBackward& bwd) {
 void norm(const Norm& p, Stream stream) {
   with_case(p, {p.x, p.y, p.added, p.sum, p.weight, p.bias}, [&](auto x, auto width, auto centred) {
     const int64_t packs = p.width / width();
+    if (num_parts(p) <= kFewParts && packs <= kMaxPacks)
+      return launch_pdl(few_parts_kernel<decltype(x), width(), centred()>, unsigned(num_parts(p)),
+                        unsigned(ceil_div(packs, 32) * 32), 0, stream, p);
     const int lanes = int(std::bit_ceil(uint64_t(std::min<int64_t>(packs, 32))));
     const int64_t per_lane = ceil_div(packs, lanes);
     const int kept = per_lane > 8 ? 0 : int(std::bit_ceil(uint64_t(per_lane)));
     with_constant<0, 1, 2, 4, 8>(kept, [&](auto count) {
       launch_pdl(forward_kernel<decltype(x), width(), centred(), count()>,
-                 unsigned(ceil_div(p.rows * p.groups, kThreads / lanes)), kThreads, 0, stream, p,
-                 lanes);
+                 unsigned(ceil_div(num_parts(p), kThreads / lanes)), kThreads, 0, stream, p, lanes);
     });
   });
 }
