@@ -61,7 +61,7 @@ void conv(const Machine& machine, int64_t B, int64_t T, int64_t M, int64_t K) {
   p.x = buffers.sequence(B, T, M), p.y = buffers.sequence(B, T, M);
   p.weight = buffers.random<float>(M * K, -1, 1), p.bias = buffers.random<float>(M, -1, 1);
   p.final_state = buffers.random<float>(B * M * K, -1, 1);
-  CausalConv1dBackward q{.forward = p, .dy = buffers.sequence(B, T, M)};
+  CausalConv1dBackward q{.forward = p, .dy = {buffers.sequence(B, T, M)}};
   q.dx = buffers.sequence(B, T, M), q.dweight = buffers.random<float>(M * K, -1, 1),
   q.dbias = buffers.random<float>(M, -1, 1);
   void* workspace = buffers.raw(cuda::workspace_bytes(q));

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "nn/initial_values.h"
 #include "ops/gated_norm/gated_norm.h"
+#include "ops/glu/glu.h"
 #include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
 #include "ops/unit_length/unit_length.h"
@@ -70,12 +71,23 @@ std::vector<Linear*> linears_of(const torch::nn::Module& module) {
   return found;
 }
 
+namespace {
+
+bool is_trained_in_bf16(const at::Tensor& weight, const at::Tensor& x) {
+  return at::GradMode::is_enabled() && weight.requires_grad() && weight.is_cuda() && x.dim() > 1 &&
+         x.numel() > 0 && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kFloat;
+}
+
+}  // namespace
+
 at::Tensor Linear::forward(const at::Tensor& x) const {
+  if (is_trained_in_bf16(weight, x)) return ops::linear_of_master(x, weight, bias);
   const at::Tensor w = weight.to(x.scalar_type());
   return ops::linear(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, w.is_same(weight));
 }
 
 at::Tensor Linear::forward_glu(const at::Tensor& x, std::string_view activation) const {
+  if (is_trained_in_bf16(weight, x)) return ops::glu(forward(x), activation);
   const at::Tensor w = weight.to(x.scalar_type());
   return ops::linear_glu(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, activation,
                          w.is_same(weight));

@@ -15,10 +15,13 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 // Rows of logits at a time: enough to keep the matrix unit busy, few enough to stay in cache (CPU)
-// or spare memory (GPU).
+// or spare memory (GPU). On a GPU the parts are equal: a short last one would leave SMs idle.
 int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   const int64_t elements = hidden.is_cuda() ? int64_t{1} << 28 : int64_t{1} << 22;
-  return std::max<int64_t>(64, elements / vocabulary);
+  const int64_t most = std::max<int64_t>(64, elements / vocabulary), count = hidden.size(0);
+  if (!hidden.is_cuda() || count == 0) return most;
+  const int64_t parts = (count + most - 1) / most;
+  return (count + parts - 1) / parts;
 }
 
 // sum += x. For bf16 on the CPU, torch would first write a copy of x in float32.
@@ -49,18 +52,25 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
       const Tensor h = hidden.slice(0, begin, end), logits = ops::product(h, weight);
       loss += ops::cross_entropy_(logits, targets.slice(0, begin, end), 1.0 / double(count)).sum();
       const Tensor& dlogits = logits;  // in their place
-      dhidden.slice(0, begin, end).copy_(ops::product(dlogits, weight.t()));
+      Tensor dh = dhidden.slice(0, begin, end);
+      if (dh.is_cuda()) at::mm_out(dh, dlogits, weight);
+      else dh.copy_(ops::product(dlogits, weight.t()));
       accumulate(dweight, dlogits, h, product);
     }
     context->save_for_backward({dhidden, dweight});
     return loss / double(count);
   }
 
-  // dweight += dlogitsᵀ h, summed in the precision of the master weights. A product of another type
-  // is written to `product`, whose memory serves all parts: the system zeroes large new memory.
+  // dweight += dlogitsᵀ h, summed in the precision of the master weights, which the products of
+  // CUDA write. Else a product of another type is written to `product`, whose memory serves all
+  // parts: the system zeroes large new memory.
   static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h, Tensor& product) {
     if (dweight.scalar_type() == h.scalar_type()) {
       dweight.addmm_(dlogits.t(), h);
+      return;
+    }
+    if (h.is_cuda() && h.scalar_type() == at::kBFloat16 && dweight.scalar_type() == at::kFloat) {
+      at::addmm_out(dweight, dweight, dlogits.t(), h, at::kFloat);
       return;
     }
     if (!product.defined()) product = at::empty(dweight.sizes(), h.options());

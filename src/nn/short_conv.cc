@@ -24,12 +24,18 @@ ShortConv::ShortConv(int64_t channels, int64_t width, bool with_bias, std::strin
         add_parameter("bias", torch::zeros({channels}), {.start = start > 0 ? constant(0) : unit});
 }
 
-at::Tensor ShortConv::forward(const at::Tensor& x, State& state) const {
-  if (!weight.defined()) return activation == "silu" ? at::silu(x) : x;
+std::vector<at::Tensor> ShortConv::forward(const at::Tensor& x, State& state,
+                                           at::IntArrayRef parts) const {
+  if (!weight.defined())
+    return (activation == "silu" ? at::silu(x) : x).split_with_sizes(parts, -1);
   const auto b = bias.defined() ? std::optional(bias) : std::nullopt;
-  auto [y, last] = ops::causal_conv1d(x, weight, b, activation, state.find("conv"));
+  auto [y, last] = ops::causal_conv1d_parts(x, weight, b, activation, state.find("conv"), parts);
   state["conv"] = last;
   return y;
+}
+
+at::Tensor ShortConv::forward(const at::Tensor& x, State& state) const {
+  return forward(x, state, x.sizes().slice(2))[0];
 }
 
 }  // namespace assay::nn

@@ -144,7 +144,8 @@ void rowwise_backward_part(const RowwiseBackward<F>& bwd, int64_t part, RowwiseP
       dparameters[(n * p.groups + group) * r.padded + i] += dw[n];
   }
   for (int n = 0; n < F::kInputs; ++n)
-    write_row(r.din + n * r.padded, p.dtype, p.width, r.at(bwd.din[n], p.dtype, part * p.width));
+    write_row(r.din + n * r.padded, p.dtype, p.width,
+              r.at(bwd.din[n], p.dtype, part / p.groups * bwd.din_stride[n] + group * p.width));
 }
 
 template <class F>

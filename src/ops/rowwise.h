@@ -21,6 +21,7 @@
 #include "ops/kernel.h"
 
 #ifdef __CUDACC__
+#include "ops/cuda/math.cuh"
 #define ASSAY_FORMULA __host__ __device__ __forceinline__ static
 #else
 #define ASSAY_FORMULA __attribute__((always_inline)) static inline
@@ -61,8 +62,9 @@ struct Rowwise {
 template <class F>
 struct RowwiseBackward {
   Rowwise<F> forward;
-  const void* dout[F::kOutputs];  // in  [rows, groups, width], dtypes of the outputs
-  void* din[F::kInputs];          // out [rows, groups, width]
+  const void* dout[F::kOutputs];   // in  [rows, groups, width], dtypes of the outputs
+  void* din[F::kInputs];           // out [rows, groups, width]
+  int64_t din_stride[F::kInputs];  // of rows of din, in elements
   // out [kParameterGradients, groups, width] real; the order of their sums depends on the sizes
   // and the device
   void* dparameters;
@@ -132,7 +134,7 @@ ASSAY_FORMULA double rsqrt(double x) { return 1 / std::sqrt(x); }
 template <class R>
 ASSAY_FORMULA R sigmoid(R x) {
 #ifdef __CUDA_ARCH__
-  if constexpr (sizeof(R) == 4) return __fdividef(1.f, 1.f + exp(-x));
+  if constexpr (sizeof(R) == 4) return cuda::sigmoid_approx(x);
 #endif
   return 1 / (1 + exp(-x));
 }

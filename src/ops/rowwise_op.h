@@ -7,6 +7,7 @@
 
 #include "ops/dispatch.h"
 #include "ops/rowwise.h"
+#include "ops/split.h"
 
 namespace assay::ops {
 
@@ -78,6 +79,7 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
         describe(saved, ctx->saved_data["eps"].toDouble(), ctx->saved_data["groups"].toInt()),
         {},
         {},
+        {},
         nullptr};
     Tensors dout, din;
     for (int n = 0; n < F::kOutputs; ++n) {
@@ -85,8 +87,9 @@ struct RowwiseFunction : torch::autograd::Function<RowwiseFunction<F>> {
       bwd.dout[n] = data(dout[n]);
     }
     for (int n = 0; n < F::kInputs; ++n) {
-      din.push_back(at::empty(saved[0].sizes(), saved[0].options()));
+      din.push_back(gradient_memory(saved[n]));
       bwd.din[n] = data(din[n]);
+      bwd.din_stride[n] = din[n].stride(0);
     }
     if (F::kParameters > 0) din.push_back(at::empty_like(saved[F::kInputs]));
     bwd.dparameters = F::kParameters > 0 ? data(din.back()) : nullptr;

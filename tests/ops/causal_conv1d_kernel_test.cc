@@ -98,7 +98,7 @@ Tensors kernel(const Shape& s, Tensors& x, DType dtype, int threads = 2) {
   p.final_state = fresh("final_state", real, states);
   cpu::causal_conv1d(p, pool(threads));
   CausalConv1dBackward q{p};
-  q.dy = rows(in.at("dy").data());
+  q.dy[0] = rows(in.at("dy").data());
   q.dfinal_state = in.at("dfinal_state").data();
   q.dx = rows(fresh("dx", dtype, x["x"].size()));
   q.dweight = fresh("dweight", real, x["weight"].size());

@@ -71,6 +71,33 @@ void expect_equal_to_reference(const Arguments& a, double tolerance) {
   }
 }
 
+// The parts of y, whose gradients come from different memory, are those of the whole.
+void expect_parts(at::ScalarType dtype, at::Device device) {
+  for (const std::vector<int64_t>& sizes :
+       {std::vector<int64_t>{24}, {16, 8}, {8, 4, 12}, {3, 2, 19}, {8, 4, 4, 8}}) {
+    SCOPED_TRACE(testing::Message() << "parts " << sizes << " on " << device);
+    const Arguments a = random_arguments(2, 67, 24, 4, dtype, at::kFloat, device);
+    const auto [parts, last] =
+        causal_conv1d_parts(a.x, a.weight, a.bias, a.activation, a.initial_state, sizes);
+    const auto [y, whole_last] = run(a);
+    EXPECT_TRUE(at::cat(parts, -1).equal(y));
+    EXPECT_TRUE(last.equal(whole_last));
+    const at::Tensor dy = at::randn_like(y);
+    const auto expected = torch::autograd::grad({y}, a.tensors(), {dy});
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& part : dy.split_with_sizes(sizes, -1))
+      gradients.push_back(part.contiguous());
+    const auto actual = torch::autograd::grad(parts, a.tensors(), gradients);
+    for (size_t i = 0; i < actual.size(); ++i) EXPECT_TRUE(actual[i].equal(expected[i])) << i;
+  }
+}
+TEST(CausalConv1dOp, PartsEqualTheWhole) { expect_parts(at::kFloat, at::kCPU); }
+TEST(CausalConv1dOp, OnCudaPartsEqualTheWhole) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_parts(at::kFloat, at::kCUDA);
+  expect_parts(at::kBFloat16, at::kCUDA);
+}
+
 TEST(CausalConv1dOp, EqualsItsReference) {
   for (const auto& [time, channels, width] :
        {std::tuple{1, 12, 4}, {65, 20, 3}, {67, 24, 4}, {3, 70, 8}, {40, 5, 32}}) {

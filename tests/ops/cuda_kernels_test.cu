@@ -304,7 +304,7 @@ TEST_P(CudaConv, EqualsFloat64AndItself) {
   if (K > 1) EXPECT_LE(worst_row(final.values(), x.final, M * before), limit) << "final_state";
 
   const CausalConv1dBackward q{.forward = p,
-                               .dy = dy.view(),
+                               .dy = {dy.view()},
                                .dfinal_state = maybe(dfinal),
                                .dx = dx.view(),
                                .dweight = dweight.data(),

@@ -54,7 +54,7 @@ struct DeltaNet final : Mixer {
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const auto part = conv->forward(qkv->forward(x), state).split_with_sizes({K, K, V}, -1);
+    const auto part = conv->forward(qkv->forward(x), state, {K, K, V});
     at::Tensor y;
     std::tie(y, state["S"]) =
         ops::delta_rule(heads(ops::unit_length(part[0], 1e-6, config.num_heads)),

@@ -17,6 +17,7 @@
 #include "nn/layers.h"
 #include "nn/short_conv.h"
 #include "ops/delta_rule/delta_rule.h"
+#include "ops/split.h"
 #include "ops/unit_length/unit_length.h"
 
 namespace assay::nn {
@@ -71,8 +72,8 @@ struct GatedDeltaNet final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
-    const auto qkv_z = qkvz_proj->forward(x).split_with_sizes({2 * K + V, V}, -1);
-    const auto part = conv->forward(qkv_z[0], state).split_with_sizes({K, K, V}, -1);
+    const auto qkv_z = ops::split(qkvz_proj->forward(x), {2 * K + V, V});
+    const auto part = conv->forward(qkv_z[0], state, {K, K, V});
     const auto keys = [&](const at::Tensor& t) {
       return split_heads(ops::unit_length(t, 1e-6, config.num_key_heads), config.num_key_heads);
     };

@@ -12,6 +12,7 @@
 #include "nn/layers.h"
 #include "nn/mixer.h"
 #include "ops/linear_attention/linear_attention.h"
+#include "ops/split.h"
 
 namespace assay::nn {
 namespace {
@@ -48,7 +49,7 @@ struct GatedLinearAttention final : Mixer {
 
   at::Tensor forward(const at::Tensor& x, State& state) override {
     const auto heads = [&](const at::Tensor& t) { return split_heads(t, config.num_heads); };
-    const auto part = qkvg_proj->forward(x).split_with_sizes({K, K, V, V}, -1);
+    const auto part = ops::split(qkvg_proj->forward(x), {K, K, V, V});
     const at::Tensor decay = at::log_sigmoid(wide(gk->forward(x))) / config.gate_normalizer;
     at::Tensor y;
     std::tie(y, state["S"]) =

@@ -17,6 +17,7 @@
 #include "nn/initial_values.h"
 #include "nn/layers.h"
 #include "nn/short_conv.h"
+#include "ops/split.h"
 
 namespace assay::nn {
 namespace {
@@ -53,7 +54,7 @@ struct Longhorn final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
-    const auto xz = in_proj->forward(h).chunk(2, -1);
+    const auto xz = ops::split(in_proj->forward(h), {inner, inner});
     const at::Tensor x = conv->forward(xz[0], state);
     const auto part = x_proj->forward(x).split_with_sizes(
         {config.dt_rank, config.state_size, config.state_size}, -1);

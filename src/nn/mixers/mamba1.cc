@@ -21,6 +21,7 @@
 #include "nn/short_conv.h"
 #include "ops/linear_attention/linear_attention.h"
 #include "ops/selective_scan/selective_scan.h"
+#include "ops/split.h"
 
 namespace assay::nn {
 namespace {
@@ -66,7 +67,7 @@ struct Mamba1 final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
-    const auto xz = in_proj->forward(h).chunk(2, -1);
+    const auto xz = ops::split(in_proj->forward(h), {inner, inner});
     const at::Tensor x = conv->forward(xz[0], state);
     const auto part = x_proj->forward(x).split_with_sizes(parts, -1);
     const at::Tensor dt = dt_proj->forward(part[0]);

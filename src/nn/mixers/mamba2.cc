@@ -16,6 +16,7 @@
 #include "nn/layers.h"
 #include "nn/short_conv.h"
 #include "ops/linear_attention/linear_attention.h"
+#include "ops/split.h"
 #include "ops/ssd/ssd.h"
 
 namespace assay::nn {
@@ -69,9 +70,8 @@ struct Mamba2 final : Mixer {
   }
 
   at::Tensor forward(const at::Tensor& h, State& state) override {
-    const auto part =
-        in_proj->forward(h).split_with_sizes({inner, inner + 2 * groups, num_heads}, -1);
-    const auto xBC = conv->forward(part[1], state).split_with_sizes({inner, groups, groups}, -1);
+    const auto part = ops::split(in_proj->forward(h), {inner, inner + 2 * groups, num_heads});
+    const auto xBC = conv->forward(part[1], state, {inner, groups, groups});
     const at::Tensor x = split_heads(xBC[0], num_heads);
     const at::Tensor B = split_heads(xBC[1], config.num_groups),
                      C = split_heads(xBC[2], config.num_groups);

@@ -13,6 +13,7 @@
 #include "nn/mixer.h"
 #include "ops/linear_attention/linear_attention.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/split.h"
 
 namespace assay::nn {
 namespace {
@@ -49,7 +50,7 @@ struct Retention final : Mixer {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
     if (state.positions.empty()) state["position"] = at::full({}, position + x.size(1), at::kLong);
-    const auto part = qkvg_proj->forward(x).split_with_sizes({2 * K, V, V}, -1);
+    const auto part = ops::split(qkvg_proj->forward(x), {2 * K, V, V});
     const auto [q, k] = rotated(split_heads(part[0], 2 * config.num_heads), position, state);
     const at::Tensor g =
         log_decay.to(wide(x).scalar_type()).expand({x.size(0), x.size(1), config.num_heads});

@@ -177,7 +177,7 @@ template <class R>
 void pre_gradient(const CausalConv1dBackward& bwd, const Tile& tile, int64_t t0, int64_t steps,
                   Scratch<R>& s) {
   R* dpre = s.dpre + (bwd.forward.width - 1) * kTile<R>;
-  read_rows(bwd.forward, bwd.dy, tile, t0, steps, dpre);
+  read_rows(bwd.forward, bwd.dy[0], tile, t0, steps, dpre);
   if (bwd.forward.silu)
     fill(dpre, steps * kTile<R>, [&](int64_t i) HWY_ATTR {
       const Vec<R> pre = load(s.out + i);

@@ -17,64 +17,22 @@ constexpr int kForwardBytes = 8,
               // of a thread's channels: more would leave fewer threads a register
     kBackwardBytes = 4;
 
-// kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the oldest inputs
-// are then 0.
-template <class T, int kWidth, int kVector>
-struct Channels {
-  using R = Real<T>;
-  using P = Vec<T, kVector>;
-  const CausalConv1dForward& p;
-  int64_t b, d, begin;
-  int last;  // step of the sequence, counted from the tile's begin; no more than two tiles on
-  R weight[kWidth][kVector], bias[kVector];
-
-  __device__ Channels(const CausalConv1dForward& p, int64_t b, int64_t d, int64_t begin)
-      : p(p), b(b), d(d), begin(begin), last(int(min(p.time - 1 - begin, int64_t{2 * kTile}))) {
-    for (int v = 0; v < kVector; ++v) {
-      bias[v] = p.bias ? static_cast<const R*>(p.bias)[d + v] : R(0);
+// The steps of a sequence tensor from `begin` on, kVector channels from d on.
+template <class T, int kVector>
+struct Steps {
+  char* data;
+  int stride;  // in bytes; with_shape() refuses longer ones
+  __device__ Steps(const View& view, int64_t b, int64_t begin, int64_t d)
+      : data(static_cast<char*>(view.data) +
+             int64_t{sizeof(T)} * (b * view.batch_stride + begin * view.time_stride + d)),
+        stride(int(view.time_stride * int64_t{sizeof(T)})) {}
+  __device__ Vec<T, kVector>& operator[](int t) const {
+    return *reinterpret_cast<Vec<T, kVector>*>(data + int64_t{t} * stride);
+  }
+  // kAhead steps from t on; steps after the last repeat it.
+  __device__ void fetch(Vec<T, kVector> (&out)[kAhead], int t, int last) const {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const int64_t i = j - (kWidth - p.width);
-        weight[j][v] = i >= 0 ? static_cast<const R*>(p.weight)[(d + v) * p.width + i] : R(0);
-      }
-    }
-  }
-  __device__ P* at(const View& view, int64_t t) const {
-    return reinterpret_cast<P*>(static_cast<T*>(view.data) + b * view.batch_stride +
-                                t * view.time_stride + d);
-  }
-  // kAhead steps from begin + t on; steps after the last repeat it.
-  __device__ void fetch(P (&out)[kAhead], const View& view, int t) const {
-    const P* from = at(view, begin);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) out[i] = from[min(t + i, last) * (view.time_stride / kVector)];
-  }
-  __device__ void store(const View& view, int64_t t, const R (&in)[kVector]) const {
-    P pack;
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) pack.at[v] = from_compute<T>(in[v]);
-    *at(view, t) = pack;
-  }
-  // Index in a [B, Dm, K − 1] state of what channel d + v held at time t, t counted from
-  // the state's end.
-  __device__ int64_t state(int v, int64_t t) const {
-    return (b * p.channels + d + v) * (p.width - 1) + p.width - 1 + t;
-  }
-  // x, also before the sequence.
-  __device__ void input(R (&out)[kVector], int64_t t) const {
-    const P pack = t >= 0 ? *at(p.x, t) : P{};
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      out[v] = to_compute(pack.at[v]);
-      if (t < 0 && t > -p.width && p.initial_state)
-        out[v] = static_cast<const R*>(p.initial_state)[state(v, t)];
-    }
-  }
-  __device__ R convolve(const R (&x)[kWidth][kVector], int v) const {
-    R sum = bias[v];
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sum += weight[j][v] * x[j][v];
-    return sum;
+    for (int i = 0; i < kAhead; ++i) out[i] = (*this)[min(t + i, last)];
   }
 };
 
@@ -82,6 +40,13 @@ template <class T, int kVector>
 __device__ void unpack(Real<T> (&out)[kVector], const Vec<T, kVector>& pack) {
 #pragma unroll
   for (int v = 0; v < kVector; ++v) out[v] = to_compute(pack.at[v]);
+}
+template <class T, int kVector>
+__device__ void store(Vec<T, kVector>& to, const Real<T> (&in)[kVector]) {
+  Vec<T, kVector> pack;
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) pack.at[v] = from_compute<T>(in[v]);
+  to = pack;
 }
 
 template <int kWidth, int kVector, class R>
@@ -94,89 +59,147 @@ __device__ void push(R (&window)[kWidth][kVector], const R (&x)[kVector]) {
   }
 }
 
+// A thread's tile: kVector channels from d on, of sequence b. kWidth ≥ p.width: the weights of the
+// oldest inputs are then 0.
 template <class T, int kWidth, int kVector>
-__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
-    forward_kernel(CausalConv1dForward p) {
+struct Tile {
   using R = Real<T>;
-  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
-  const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
-  if (job >= vectors * tiles * p.batch) return;
-  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector,
-                                       tile * kTile);
-  const int64_t begin = tile * kTile;
-  const int steps = int(min(int64_t{kTile}, p.time - begin));
+  const CausalConv1dForward& p;
+  int64_t index, d, b, begin;
+  int steps, last;  // of the tile; last step of the sequence from begin, or a later one of interest
+  R weight[kWidth][kVector], bias[kVector];
 
-  Vec<T, kVector> next[kAhead];
-  c.fetch(next, p.x, 0);
-  R window[kWidth][kVector] = {};
+  __device__ Tile(const CausalConv1dForward& p, int64_t job)
+      : p(p),
+        index(job / (p.channels / kVector)),
+        d(job % (p.channels / kVector) * kVector),
+        b(index / ceil_div(p.time, kTile)),
+        begin(index % ceil_div(p.time, kTile) * kTile),
+        steps(int(min(int64_t{kTile}, p.time - begin))),
+        last(int(min(p.time - 1 - begin, int64_t{2 * kTile}))) {
+    for (int v = 0; v < kVector; ++v) {
+      bias[v] = p.bias ? static_cast<const R*>(p.bias)[d + v] : R(0);
 #pragma unroll
-  for (int i = 1 - kWidth; i < 0; ++i) {
-    R x[kVector];
-    c.input(x, begin + i);
-    push(window, x);
+      for (int j = 0; j < kWidth; ++j) {
+        const int64_t i = j - (kWidth - p.width);
+        weight[j][v] = i >= 0 ? static_cast<const R*>(p.weight)[(d + v) * p.width + i] : R(0);
+      }
+    }
   }
+  __device__ Steps<T, kVector> in(const View& view) const { return {view, b, begin, d}; }
+  // Index in a [B, Dm, K − 1] state of what channel d + v held at time t, t counted from
+  // the state's end.
+  __device__ int64_t state(int v, int64_t t) const {
+    return (b * p.channels + d + v) * (p.width - 1) + p.width - 1 + t;
+  }
+  // x, also before the sequence.
+  __device__ void input(R (&out)[kVector], int t) const {
+    const bool inside = begin + t >= 0;
+    const Vec<T, kVector> pack = inside ? in(p.x)[t] : Vec<T, kVector>{};
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      out[v] = to_compute(pack.at[v]);
+      if (!inside && begin + t > -p.width && p.initial_state)
+        out[v] = static_cast<const R*>(p.initial_state)[state(v, begin + t)];
+    }
+  }
+  // The K − 1 inputs before the tile.
+  __device__ void fill(R (&window)[kWidth][kVector]) const {
+#pragma unroll
+    for (int i = 1 - kWidth; i < 0; ++i) {
+      R x[kVector];
+      input(x, i);
+      push(window, x);
+    }
+  }
+  __device__ R convolve(const R (&x)[kWidth][kVector], int v) const {
+    R sum = bias[v];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum += weight[j][v] * x[j][v];
+    return sum;
+  }
+};
+
+template <class T, int kWidth, int kVector, bool kSilu>
+__global__ void __launch_bounds__(kThreads, kWidth == 4 ? 6 : 3)
+    forward_kernel(CausalConv1dForward p, int64_t jobs) {
+  using R = Real<T>;
+  const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (job >= jobs) return;
+  const Tile<T, kWidth, kVector> tile(p, job);
+  const Steps<T, kVector> of_x = tile.in(p.x), of_y = tile.in(p.y);
+  Vec<T, kVector> next[kAhead];
+  of_x.fetch(next, 0, tile.last);
+  R window[kWidth][kVector] = {};
+  tile.fill(window);
 #pragma unroll 1
-  for (int t = 0; t < steps; t += kAhead) {
+  for (int t = 0; t < tile.steps; t += kAhead) {
     R x[kAhead][kVector];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) unpack(x[i], next[i]);
-    c.fetch(next, p.x, t + kAhead);
+    of_x.fetch(next, t + kAhead, tile.last);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       push(window, x[i]);
       R y[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
-        y[v] = c.convolve(window, v);
-        if (p.silu) y[v] *= sigmoid_fast(y[v]);
+        y[v] = tile.convolve(window, v);
+        if (kSilu) y[v] *= sigmoid_fast(y[v]);
       }
-      if (t + i < steps) c.store(p.y, begin + t + i, y);
+      if (t + i < tile.steps) store(of_y[t + i], y);
     }
   }
-  if (begin + steps < p.time) return;
+  if (tile.begin + tile.steps < p.time) return;
   for (int64_t t = -(p.width - 1); t < 0; ++t) {
     R x[kVector];
-    c.input(x, p.time + t);
-    for (int v = 0; v < kVector; ++v) static_cast<R*>(p.final_state)[c.state(v, t)] = x[v];
+    tile.input(x, tile.steps + int(t));
+    for (int v = 0; v < kVector; ++v) static_cast<R*>(p.final_state)[tile.state(v, t)] = x[v];
   }
 }
 
+// The part of dy with channel d, moved so that d is the offset in its rows.
+template <class T>
+__device__ View part_of(const CausalConv1dBackward& bwd, int64_t d) {
+  View part = bwd.dy[0];
+#pragma unroll
+  for (int i = 1; i < kConvParts; ++i) {
+    if (!bwd.dy[i].data || d < bwd.first[i]) continue;
+    part = bwd.dy[i];
+    part.data = static_cast<T*>(part.data) - bwd.first[i];
+  }
+  return part;
+}
+
 // A tile yields dx of its own steps, for which it needs d pre of K − 1 steps more, and its part of
-// dweight and dbias.
-template <class T, int kWidth, int kVector>
+// dweight and dbias. Only rounds at the edges of a tile test each step.
+template <class T, int kWidth, int kVector, bool kSilu>
 __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
-    backward_kernel(CausalConv1dBackward bwd, Real<T>* part_dweight, Real<T>* part_dbias) {
+    backward_kernel(const __grid_constant__ CausalConv1dBackward bwd, Real<T>* part_dweight,
+                    Real<T>* part_dbias, int64_t jobs) {
   using R = Real<T>;
   const CausalConv1dForward& p = bwd.forward;
-  const int64_t vectors = p.channels / kVector, tiles = ceil_div(p.time, kTile);
-  const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x, tile = job / vectors % tiles;
-  if (job >= vectors * tiles * p.batch) return;
-  const Channels<T, kWidth, kVector> c(p, job / vectors / tiles, job % vectors * kVector,
-                                       tile * kTile);
-  const int64_t begin = tile * kTile;
-  const int steps = int(min(int64_t{kTile}, p.time - begin));
-
+  const int64_t job = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (job >= jobs) return;
+  const Tile<T, kWidth, kVector> tile(p, job);
+  const Steps<T, kVector> of_x = tile.in(p.x), of_dy = tile.in(part_of<T>(bwd, tile.d)),
+                          of_dx = tile.in(bwd.dx);
   R window[kWidth][kVector] = {}, dpre[kWidth][kVector] = {}, dweight[kWidth][kVector] = {},
     dbias[kVector] = {};
   Vec<T, kVector> next_x[kAhead], next_dy[kAhead];
-  c.fetch(next_x, p.x, 0);
-  c.fetch(next_dy, bwd.dy, 0);
-#pragma unroll
-  for (int i = 1 - kWidth; i < 0; ++i) {
-    R x[kVector];
-    c.input(x, begin + i);
-    push(window, x);
-  }
-#pragma unroll 1
-  for (int first = 0; first < steps + kWidth - 1; first += kAhead) {
+  of_x.fetch(next_x, 0, tile.last);
+  of_dy.fetch(next_dy, 0, tile.last);
+  tile.fill(window);
+  const auto round = [&](int first, auto edge) {
+    constexpr bool kEdge = decltype(edge)::value;
     R x[kAhead][kVector], dy[kAhead][kVector];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       unpack(x[i], next_x[i]);
       unpack(dy[i], next_dy[i]);
     }
-    c.fetch(next_x, p.x, first + kAhead);
-    c.fetch(next_dy, bwd.dy, first + kAhead);
+    of_x.fetch(next_x, first + kAhead, tile.last);
+    of_dy.fetch(next_dy, first + kAhead, tile.last);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       // steps of pre and of dx, counted from begin
@@ -185,32 +208,40 @@ __global__ void __launch_bounds__(kThreads, kWidth == 4 ? 5 : 2)
       R d[kVector], dx[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
-        d[v] = t <= c.last ? dy[i][v] : R(0);
-        if (p.silu) {
-          const R pre = c.convolve(window, v), gate = sigmoid_fast(pre);
+        d[v] = !kEdge || t <= tile.last ? dy[i][v] : R(0);
+        if (kSilu) {
+          const R pre = tile.convolve(window, v), gate = sigmoid_fast(pre);
           d[v] *= gate * (1 + pre * (1 - gate));
         }
-        const R own = t < steps ? d[v] : R(0);
+        const R own = !kEdge || t < tile.steps ? d[v] : R(0);
         dbias[v] += own;
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) dweight[j][v] += own * window[j][v];
       }
       push(dpre, d);
-      if (before >= steps || (before < 0 && (begin > 0 || before <= -p.width))) continue;
-      const int64_t s = begin + before;
+      if (kEdge && (before >= tile.steps || (before < 0 && (tile.begin > 0 || before <= -p.width))))
+        continue;
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         dx[v] = 0;
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) dx[v] += c.weight[j][v] * dpre[kWidth - 1 - j][v];
-        if (bwd.dfinal_state && s - p.time > -p.width)
-          dx[v] += static_cast<const R*>(bwd.dfinal_state)[c.state(v, s - p.time)];
-        if (s < 0 && bwd.dinitial_state) static_cast<R*>(bwd.dinitial_state)[c.state(v, s)] = dx[v];
+        for (int j = 0; j < kWidth; ++j) dx[v] += tile.weight[j][v] * dpre[kWidth - 1 - j][v];
+        const int64_t s = tile.begin + before;
+        if (kEdge && bwd.dfinal_state && s - p.time > -p.width)
+          dx[v] += static_cast<const R*>(bwd.dfinal_state)[tile.state(v, s - p.time)];
+        if (kEdge && s < 0 && bwd.dinitial_state)
+          static_cast<R*>(bwd.dinitial_state)[tile.state(v, s)] = dx[v];
       }
-      if (s >= 0) c.store(bwd.dx, s, dx);
+      if (!kEdge || before >= 0) store(of_dx[before], dx);
     }
+  };
+#pragma unroll 1
+  for (int first = 0; first < tile.steps + kWidth - 1; first += kAhead) {
+    // Then no step of the round is near the last ones of the sequence either
+    if (first >= kWidth && first + kAhead <= tile.steps) round(first, std::false_type());
+    else round(first, std::true_type());
   }
-  const int64_t row = (c.b * tiles + tile) * p.channels + c.d;
+  const int64_t row = tile.index * p.channels + tile.d;
   for (int v = 0; v < kVector; ++v) {
     part_dbias[row + v] = dbias[v];
 #pragma unroll
@@ -236,17 +267,23 @@ void check(const CausalConv1dForward& p) {
                       std::to_string(p.width));
 }
 
-// f(an integral constant of kWidth, one of kVector): kVector elements are `bytes` wide where that
-// is aligned, else 1.
+// f(integral constants of kWidth, kVector and kSilu): kVector elements are `bytes` wide where that
+// is aligned and no part of dy ends between them (`together`), else 1.
 template <class T, int kBytes, class F>
-void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, F&& f) {
+void with_shape(const CausalConv1dForward& p, std::initializer_list<View> views, bool together,
+                F&& f) {
   constexpr int kVector = std::max<int>(1, kBytes / sizeof(T));
+  for (const View& view : views)
+    if (view.time_stride > INT32_MAX / int64_t{sizeof(T)})
+      throw Unsupported("causal_conv1d on CUDA takes steps of less than 2^31 bytes");
   auto with_width = [&](auto vector) {
-    if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector);
-    else f(std::integral_constant<int, 8>{}, vector);
+    with_constant<false, true>(p.silu, [&](auto silu) {
+      if (p.width <= 4) f(std::integral_constant<int, 4>{}, vector, silu);
+      else f(std::integral_constant<int, 8>{}, vector, silu);
+    });
   };
-  if (kVector == 1 ||
-      (p.channels % kVector == 0 && rows_aligned(views, sizeof(T), sizeof(T) * kVector)))
+  if (kVector == 1 || (together && p.channels % kVector == 0 &&
+                       rows_aligned(views, sizeof(T), sizeof(T) * kVector)))
     with_width(std::integral_constant<int, kVector>{});
   else if constexpr (kVector > 1) with_width(std::integral_constant<int, 1>{});
 }
@@ -263,9 +300,9 @@ void causal_conv1d(const CausalConv1dForward& p, Stream stream) {
   check(p);
   with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
-    with_shape<T, kForwardBytes>(p, {p.x, p.y}, [&](auto width, auto vector) {
-      launch_threads(forward_kernel<T, width(), vector()>, p.channels / vector() * rows(p),
-                     kThreads, stream, p);
+    with_shape<T, kForwardBytes>(p, {p.x, p.y}, true, [&](auto width, auto vector, auto silu) {
+      const int64_t jobs = p.channels / vector() * rows(p);
+      launch_threads(forward_kernel<T, width(), vector(), silu()>, jobs, kThreads, stream, p, jobs);
     });
   });
 }
@@ -277,10 +314,15 @@ void causal_conv1d(const CausalConv1dBackward& bwd, void* workspace, Stream stre
     using T = decltype(type);
     using R = Real<T>;
     const auto scratch = workspace_at<BackwardWorkspace<R>>(workspace, p);
-    with_shape<T, kBackwardBytes>(p, {p.x, bwd.dy, bwd.dx}, [&](auto width, auto vector) {
-      launch_threads(backward_kernel<T, width(), vector()>, p.channels / vector() * rows(p),
-                     kThreads, stream, bwd, scratch.dweight, scratch.dbias);
-    });
+    const bool together = bwd.first[1] % kBackwardBytes == 0 && bwd.first[2] % kBackwardBytes == 0;
+    const View& dy = bwd.dy[0];
+    const auto more = [&](int i) { return bwd.dy[i].data ? bwd.dy[i] : dy; };
+    with_shape<T, kBackwardBytes>(
+        p, {p.x, dy, more(1), more(2), bwd.dx}, together, [&](auto width, auto vector, auto silu) {
+          const int64_t jobs = p.channels / vector() * rows(p);
+          launch_threads(backward_kernel<T, width(), vector(), silu()>, jobs, kThreads, stream, bwd,
+                         scratch.dweight, scratch.dbias, jobs);
+        });
     sum_rows(scratch.dweight, bwd.dweight, rows(p), p.channels * p.width, stream);
     sum_rows(scratch.dbias, bwd.dbias, rows(p), p.channels, stream);
   });

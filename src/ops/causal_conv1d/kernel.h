@@ -19,11 +19,15 @@ struct CausalConv1dForward {
   void* final_state;          // out [B, Dm, K−1] real
 };
 
+constexpr int kConvParts = 3;
 struct CausalConv1dBackward {
   CausalConv1dForward forward;  // inputs as they were; y and final_state are not touched
-  View dy;                      // in  [B, T, Dm]
-  const void* dfinal_state;     // in  [B, Dm, K−1] real or null
-  View dx;                      // out [B, T, Dm]
+  // in [B, T, Dm]; on CUDA it may be in up to kConvParts tensors of some of the channels each, of
+  // which tensor i begins with channel first[i]; the last ones may be absent
+  View dy[kConvParts];
+  int64_t first[kConvParts];
+  const void* dfinal_state;  // in  [B, Dm, K−1] real or null
+  View dx;                   // out [B, T, Dm]
   // out [Dm, K], [Dm] real, summed over batch and time; dbias may be null
   void *dweight, *dbias;
   void* dinitial_state;  // out [B, Dm, K−1] real or null

@@ -5,6 +5,7 @@
 #include "ops/causal_conv1d/kernel.h"
 #include "ops/dispatch.h"
 #include "ops/register.h"
+#include "ops/split.h"
 
 namespace assay::ops {
 namespace {
@@ -55,7 +56,7 @@ using torch::autograd::variable_list;
 struct CausalConv1d : torch::autograd::Function<CausalConv1d> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                                const OptionalTensor& bias, const OptionalTensor& initial_state,
-                               bool silu) {
+                               bool silu, at::IntArrayRef parts) {
     const Inputs in{x, weight, or_undefined(bias), or_undefined(initial_state), silu};
     CausalConv1dForward p = describe(in);
     const at::Tensor y = at::empty({p.batch, p.time, p.channels}, x.options());
@@ -66,7 +67,23 @@ struct CausalConv1d : torch::autograd::Function<CausalConv1d> {
     ctx->save_for_backward({x, weight, in.bias, in.initial_state});
     ctx->saved_data["silu"] = silu;
     ctx->set_materialize_grads(false);
-    return {y, final_state};
+    const at::AutoDispatchBelowADInplaceOrView no_views;
+    variable_list out = parts.size() > 1 ? y.split_with_sizes(parts, -1) : variable_list{y};
+    ctx->saved_data["parts"] = parts.vec();
+    out.push_back(final_state);
+    return out;
+  }
+
+  // Gradients of the parts of y, which the kernel of CUDA reads as they are.
+  static variable_list gradients_of_parts(const variable_list& gradients,
+                                          const std::vector<int64_t>& parts, const at::Tensor& x) {
+    variable_list dy;
+    for (size_t i = 0; i < parts.size(); ++i)
+      dy.push_back(gradients[i].defined()
+                       ? sequence(gradients[i], x.scalar_type())
+                       : at::zeros({x.size(0), x.size(1), parts[i]}, x.options()));
+    const bool joined = dy.size() > 1 && (x.is_cpu() || dy.size() > kConvParts);
+    return joined ? variable_list{at::cat(dy, -1)} : dy;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
@@ -75,24 +92,24 @@ struct CausalConv1d : torch::autograd::Function<CausalConv1d> {
     auto like = [](const at::Tensor& t) {
       return t.defined() ? at::empty(t.sizes(), t.options()) : at::Tensor();
     };
-    auto dense = [](const at::Tensor& gradient) {
-      return gradient.defined() ? gradient.contiguous() : gradient;
-    };
-    const at::Tensor dy = gradients[0].defined()
-                              ? dense(gradients[0])
-                              : at::zeros_like(in.x, at::MemoryFormat::Contiguous);
-    const at::Tensor dfinal_state = dense(gradients[1]);
-    const at::Tensor dx = like(in.x), dweight = like(in.weight), dbias = like(in.bias),
+    const variable_list dy =
+        gradients_of_parts(gradients, ctx->saved_data["parts"].toIntVector(), in.x);
+    const at::Tensor& dlast = gradients.back();
+    const at::Tensor dfinal_state = dlast.defined() ? dlast.contiguous() : dlast;
+    const at::Tensor dx = gradient_memory(in.x), dweight = like(in.weight), dbias = like(in.bias),
                      dstate = like(in.initial_state);
     CausalConv1dBackward q{describe(in)};
-    q.dy = view(dy);
+    for (size_t i = 0; i < dy.size(); ++i) {
+      q.dy[i] = view(dy[i]);
+      if (i > 0) q.first[i] = q.first[i - 1] + dy[i - 1].size(2);
+    }
     q.dfinal_state = data(dfinal_state);
     q.dx = view(dx);
     q.dweight = data(dweight);
     q.dbias = data(dbias);
     q.dinitial_state = data(dstate);
     launch(q, in.x.device());
-    return {dx, dweight, dbias, dstate, at::Tensor()};
+    return {dx, dweight, dbias, dstate, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -119,23 +136,36 @@ void check(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& 
 
 }  // namespace
 
+std::pair<std::vector<at::Tensor>, at::Tensor> causal_conv1d_parts(
+    const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+    std::string_view activation, const OptionalTensor& initial_state, at::IntArrayRef parts) {
+  check(x, weight, bias, activation, initial_state);
+  if (x.is_meta()) {
+    const at::ScalarType real = real_dtype(sequence_dtype({x}));
+    return {at::empty(x.sizes(), x.options()).split_with_sizes(parts, -1),
+            at::empty({x.size(0), x.size(2), weight.size(1) - 1}, x.options().dtype(real))};
+  }
+  if (!x.is_cpu() && !(x.is_cuda() && kCudaKernels)) {
+    const auto [y, last] = causal_conv1d_reference(x, weight, bias, activation, initial_state);
+    return {y.split_with_sizes(parts, -1), last};
+  }
+  const auto dtype = sequence_dtype({x}), real = real_dtype(dtype);
+  variable_list out = CausalConv1d::apply(
+      sequence(x, dtype), parameter(weight, real), optional(parameter(bias, real)),
+      optional(parameter(initial_state, real)), activation == "silu", parts);
+  const at::Tensor last = out.back();
+  out.pop_back();
+  for (at::Tensor& part : out) part = part.to(x.scalar_type());
+  return {std::move(out), last};
+}
+
 std::tuple<at::Tensor, at::Tensor> causal_conv1d(const at::Tensor& x, const at::Tensor& weight,
                                                  const OptionalTensor& bias,
                                                  std::string_view activation,
                                                  const OptionalTensor& initial_state) {
-  check(x, weight, bias, activation, initial_state);
-  if (x.is_meta()) {
-    const at::ScalarType real = real_dtype(sequence_dtype({x}));
-    return {at::empty(x.sizes(), x.options()),
-            at::empty({x.size(0), x.size(2), weight.size(1) - 1}, x.options().dtype(real))};
-  }
-  if (!x.is_cpu() && !(x.is_cuda() && kCudaKernels))
-    return causal_conv1d_reference(x, weight, bias, activation, initial_state);
-  const auto dtype = sequence_dtype({x}), real = real_dtype(dtype);
-  const auto out = CausalConv1d::apply(
-      sequence(x, dtype), parameter(weight, real), optional(parameter(bias, real)),
-      optional(parameter(initial_state, real)), activation == "silu");
-  return {out[0].to(x.scalar_type()), out[1]};
+  const auto [y, last] =
+      causal_conv1d_parts(x, weight, bias, activation, initial_state, x.sizes().slice(x.dim() - 1));
+  return {y[0], last};
 }
 
 const bool registered_path = register_kernels(kOp);

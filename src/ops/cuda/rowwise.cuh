@@ -19,6 +19,12 @@ inline RowwiseShape rowwise_shape(int64_t vectors) {
   return {threads, threads > 32 ? threads : 256u};
 }
 
+// a / b of numbers that are not negative, in 32 bits where they fit: a division in 64 bits takes
+// about 100 instructions.
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 ? a / b : int64_t{uint32_t(a) / uint32_t(b)};
+}
+
 // The sums of x over the `threads` threads of a part.
 template <int kCount, class R>
 __device__ void part_sum(R (&x)[kCount], int threads) {
@@ -94,9 +100,10 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
     rowwise_forward_kernel(const __grid_constant__ Rowwise<F> p, int threads) {
   using R = Real<T>;
   using E = RowwiseElements<F, T, kSize>;
-  const int64_t wanted = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / threads;
-  const int64_t part = min(wanted, p.rows * p.groups - 1), row = part / p.groups,
-                group = part % p.groups, first = threadIdx.x % threads * kSize,
+  const int64_t wanted =
+      blockIdx.x * int64_t(blockDim.x / unsigned(threads)) + threadIdx.x / unsigned(threads);
+  const int64_t part = min(wanted, p.rows * p.groups - 1), row = quotient(part, p.groups),
+                group = part - row * p.groups, first = threadIdx.x % unsigned(threads) * kSize,
                 offset = group * p.width + first;
   E e;
   R x[F::kInputs], w[E::kWeights], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
@@ -182,7 +189,8 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
     }
 #pragma unroll
     for (int n = 0; n < F::kInputs; ++n)
-      *reinterpret_cast<Vec<T, kSize>*>(static_cast<T*>(bwd.din[n]) + at) = e.in[n];
+      *reinterpret_cast<Vec<T, kSize>*>(static_cast<T*>(bwd.din[n]) + row * bwd.din_stride[n] +
+                                        offset) = e.in[n];
   }
   if (!has_elements) return;
 #pragma unroll
@@ -235,6 +243,8 @@ void rowwise(const RowwiseBackward<F>& bwd, void* workspace, Stream stream) {
   const Rowwise<F>& p = bwd.forward;
   bool aligned = rowwise_aligned(p);
   for (const void* dout : bwd.dout) aligned = aligned && is_aligned(dout, 16);
+  // gradient_memory() has the strides of the inputs or is contiguous
+  for (const void* din : bwd.din) aligned = aligned && is_aligned(din, 16);
   with_vectors(p.dtype, p.width, aligned, [&]<class T>(T, auto size) {
     auto* sums = static_cast<Real<T>*>(workspace);
     const RowwiseShape shape = rowwise_shape(p.width / size());

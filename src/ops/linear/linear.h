@@ -13,7 +13,10 @@ namespace assay::ops {
 // dependent launch, as the embedding of a model. CUDA then reads it before earlier kernels end.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   bool weight_at_rest = false);
-// The same followed by glu (ops/glu/glu.h); one kernel where CUDA multiplies few rows.
+// The same for x in bfloat16 on CUDA with weight and bias in float32. Their gradients leave the
+// products in float32.
+at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+// linear() followed by glu (ops/glu/glu.h); one kernel where CUDA multiplies few rows.
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       std::string_view activation, bool weight_at_rest = false);
 // a [M, K] bᵀ, b [N, K] → [M, N]; no gradient.

@@ -73,6 +73,24 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+struct MasterLinear : torch::autograd::Function<MasterLinear> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& master,
+                            const OptionalTensor& bias) {
+    const at::Tensor weight = master.to(x.scalar_type());
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["bias"] = bias.has_value();
+    return at::linear(x, weight, bias ? OptionalTensor(bias->to(x.scalar_type())) : bias);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1];
+    const at::Tensor dy = gradients[0].flatten(0, -2);
+    return {ctx->needs_input_grad(0) ? at::mm(dy, weight).view(x.sizes()) : at::Tensor(),
+            at::mm(dy.t(), x.flatten(0, -2), at::kFloat),
+            ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
+  }
+};
+
 // With more rows, a library is faster (README.md next to this file).
 int64_t most_few_rows(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 16 : 8; }
 
@@ -155,6 +173,11 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   if (!needs_gradient({x, weight, bias}))
     return onednn_linear(x.contiguous(), weight, optional(bias));
   return LinearFunction::apply(x.contiguous(), weight, optional(bias));
+}
+
+at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  check(x, weight);
+  return MasterLinear::apply(x, weight, optional(bias));
 }
 
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

@@ -1,5 +1,7 @@
-// Norms on CUDA: one warp per part of a row, read again from the L1 cache; of few parts, one block
-// per part, which is kept in registers. The backward pass is row-wise.
+// Norms on CUDA: up to 32 lanes per part of a row; of few parts, one block per part. The backward
+// pass is row-wise.
+#include <bit>
+
 #include "ops/cuda/math.cuh"
 #include "ops/cuda/rowwise.cuh"
 #include "ops/norm/kernel.h"
@@ -7,21 +9,25 @@
 namespace assay::ops::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kThreads = 256;
 constexpr int kMaxPacks = 512;          // of a part that a block keeps
 constexpr int64_t kFewParts = 2 * 132;  // fewer warps would not fill the device
 
 int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
 
-template <class T, int kWidth, bool kCentred>
-__global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
+// A part of a row belongs to `lanes` lanes with kPacks packs each, which stay in registers; with
+// kPacks = 0 it is longer, and the lanes read it again.
+template <class T, int kWidth, bool kCentred, int kPacks>
+__global__ void __launch_bounds__(kThreads) forward_kernel(Norm p, int lanes) {
   using R = Real<T>;
   using Packed = Vec<T, kWidth>;
+  using Weights = Vec<R, kWidth>;
   griddep_launch_dependents();
   griddep_wait();
-  const int lane = threadIdx.x % 32;
-  const int64_t part = blockIdx.x * int64_t{kWarps} + threadIdx.x / 32, packs = p.width / kWidth;
-  if (part >= p.rows * p.groups) return;
+  const int64_t wanted = blockIdx.x * int64_t(kThreads / lanes) + threadIdx.x / unsigned(lanes);
+  const int64_t part = min(wanted, p.rows * p.groups - 1), packs = p.width / kWidth,
+                group = part - quotient(part, p.groups) * p.groups;
+  const int lane = threadIdx.x & (lanes - 1);
   const auto* x = reinterpret_cast<const Packed*>(static_cast<const T*>(p.x) + part * p.width);
   const auto* added =
       reinterpret_cast<const Packed*>(static_cast<const T*>(p.added) + part * p.width);
@@ -35,35 +41,42 @@ __global__ void __launch_bounds__(32 * kWarps) forward_kernel(Norm p) {
       some.at[k] = from_compute<T>(to_compute(some.at[k]) + to_compute(more.at[k]));
     return some;
   };
-  const int64_t first = part % p.groups * p.width;
-  const R *weight = static_cast<const R*>(p.weight) + first,
-          *bias = kCentred ? static_cast<const R*>(p.bias) + first : nullptr;
+  Packed kept[kPacks > 0 ? kPacks : 1];
+#pragma unroll
+  for (int j = 0; j < kPacks; ++j)
+    if (lane + j * lanes < packs) kept[j] = at(lane + j * lanes);
+  // f(index of a pack, the pack)
+  const auto each_pack = [&](auto&& f) {
+#pragma unroll
+    for (int j = 0; j < kPacks; ++j)
+      if (lane + j * lanes < packs) f(lane + j * lanes, kept[j]);
+    if (kPacks == 0)
+      for (int64_t i = lane; i < packs; i += lanes) f(i, at(i));
+  };
   R mean = 0, squares = 0;
   if (kCentred) {
-    for (int64_t i = lane; i < packs; i += 32) {
-      const Packed some = at(i);
+    each_pack([&](int64_t, const Packed& some) {
       for (int k = 0; k < kWidth; ++k) mean += to_compute(some.at[k]);
-    }
-    mean = warp_sum(mean) / R(p.width);
+    });
+    mean = group_sum(mean, lanes) / R(p.width);
   }
-  for (int64_t i = lane; i < packs; i += 32) {
-    const Packed some = at(i);
+  each_pack([&](int64_t, const Packed& some) {
     for (int k = 0; k < kWidth; ++k)
       squares += (to_compute(some.at[k]) - mean) * (to_compute(some.at[k]) - mean);
-  }
-  const R scale = rsqrt(warp_sum(squares) / R(p.width) + R(p.eps));
+  });
+  const R scale = rsqrt(group_sum(squares, lanes) / R(p.width) + R(p.eps));
+  if (part < wanted) return;
   if (lane == 0) static_cast<R*>(p.scale)[part] = scale;
   if (kCentred && lane == 0) static_cast<R*>(p.mean)[part] = mean;
-  for (int64_t i = lane; i < packs; i += 32) {
-    Packed some = at(i);
+  const auto *weight = reinterpret_cast<const Weights*>(p.weight) + group * packs,
+             *bias = reinterpret_cast<const Weights*>(p.bias) + group * packs;
+  each_pack([&](int64_t i, Packed some) {
     if (p.sum) sum[i] = some;
-    for (int k = 0; k < kWidth; ++k) {
-      const R unit = (to_compute(some.at[k]) - mean) * scale;
-      some.at[k] =
-          from_compute<T>(unit * weight[i * kWidth + k] + (kCentred ? bias[i * kWidth + k] : R(0)));
-    }
+    const Weights w = weight[i], b = kCentred ? bias[i] : Weights{};
+    for (int k = 0; k < kWidth; ++k)
+      some.at[k] = from_compute<T>((to_compute(some.at[k]) - mean) * scale * w.at[k] + b.at[k]);
     y[i] = some;
-  }
+  });
 }
 
 // The sum over the threads of a block, in all of them.
@@ -141,6 +154,7 @@ RowwiseBackward<NormGradient<kCentred, kSum>> gradient(const NormBackward& bwd) 
       {p.dtype, p.rows, p.groups, p.width, p.eps, {p.x}, {p.groups * p.width}, p.weight, {p.scale}},
       {bwd.dy},
       {bwd.dx},
+      {p.groups * p.width},
       bwd.dparameters};
   if constexpr (kCentred) out.forward.statistics[1] = p.mean;
   if constexpr (kSum) out.dout[1] = bwd.dsum;
@@ -161,13 +175,18 @@ size_t workspace_bytes(const NormBackward& bwd) {
 }
 
 void norm(const Norm& p, Stream stream) {
-  with_case(p, {p.x, p.y, p.added, p.sum}, [&](auto x, auto width, auto centred) {
-    const int64_t packs = ceil_div(p.width, width());
+  with_case(p, {p.x, p.y, p.added, p.sum, p.weight, p.bias}, [&](auto x, auto width, auto centred) {
+    const int64_t packs = p.width / width();
     if (num_parts(p) <= kFewParts && packs <= kMaxPacks)
       return launch_pdl(few_parts_kernel<decltype(x), width(), centred()>, unsigned(num_parts(p)),
                         unsigned(ceil_div(packs, 32) * 32), 0, stream, p);
-    launch_pdl(forward_kernel<decltype(x), width(), centred()>,
-               unsigned(ceil_div(num_parts(p), kWarps)), 32 * kWarps, 0, stream, p);
+    const int lanes = int(std::bit_ceil(uint64_t(std::min<int64_t>(packs, 32))));
+    const int64_t per_lane = ceil_div(packs, lanes);
+    const int kept = per_lane > 8 ? 0 : int(std::bit_ceil(uint64_t(per_lane)));
+    with_constant<0, 1, 2, 4, 8>(kept, [&](auto count) {
+      launch_pdl(forward_kernel<decltype(x), width(), centred(), count()>,
+                 unsigned(ceil_div(num_parts(p), kThreads / lanes)), kThreads, 0, stream, p, lanes);
+    });
   });
 }
 

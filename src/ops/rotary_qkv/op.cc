@@ -4,6 +4,7 @@
 #include "ops/dispatch.h"
 #include "ops/rotary_qkv/kernel.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/split.h"
 
 namespace assay::ops {
 namespace {
@@ -52,7 +53,8 @@ struct RotaryQkvFunction : torch::autograd::Function<RotaryQkvFunction> {
     variable_list parts = {part(heads), part(kv_heads)};
     if (with_values) parts.push_back(part(kv_heads));
     launch(describe(qkv, parts, cos, sin, or_undefined(scale)), qkv.device());
-    ctx->save_for_backward({cos, sin, or_undefined(scale), scale ? qkv : at::Tensor()});
+    ctx->save_for_backward(
+        {cos, sin, or_undefined(scale), scale || !with_values ? qkv : at::Tensor()});
     return parts;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
@@ -63,10 +65,12 @@ struct RotaryQkvFunction : torch::autograd::Function<RotaryQkvFunction> {
     const at::Tensor& q = parts[0];
     const int64_t kv_heads = (int64_t(parts.size()) - 1) * parts[1].size(2);
     const at::Tensor dqkv =
-        at::empty({q.size(0), q.size(1), q.size(2) + kv_heads, q.size(3)}, q.options());
+        qkv.defined()
+            ? gradient_memory(qkv)
+            : at::empty({q.size(0), q.size(1), q.size(2) + kv_heads, q.size(3)}, q.options());
     RotaryQkv p = describe(dqkv, parts, saved[0], saved[1], scale);
     p.backward = true;
-    p.normed = data(qkv);
+    if (scale.defined()) p.normed = data(qkv);
     at::Tensor dscale;
     if (scale.defined()) {
       dscale = at::empty({q.size(0), q.size(1), q.size(2)}, scale.options());

@@ -7,6 +7,7 @@
 #include "ops/checkpointed_scan.h"
 #include "ops/paths.h"
 #include "ops/recurrence_reference.h"
+#include "ops/split.h"
 
 namespace assay::ops {
 namespace {
@@ -178,8 +179,8 @@ struct ByTokenKernel : torch::autograd::Function<ByTokenKernel> {
     work.forward.chunk_states = written(saved[kInputs]);
     for (int i = 0; i < kInputs; ++i)
       if (in[i].defined())  // sums over channels, batch or time in float32
-        out[i] = at::empty(in[i].sizes(), i == kK || i == kQ ? in[i].options().dtype(at::kFloat)
-                                                             : in[i].options());
+        out[i] = i == kK || i == kQ ? at::empty(in[i].sizes(), in[i].options().dtype(at::kFloat))
+                                    : gradient_memory(in[i]);
     const at::Tensor dy = gradients[0].defined() ? gradients[0].contiguous()
                                                  : at::zeros(in[kX].sizes(), in[kX].options());
     const at::Tensor dlast = gradients[1].defined() ? gradients[1].contiguous() : at::Tensor();

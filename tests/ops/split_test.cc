@@ -1,0 +1,81 @@
+// Parts of a tensor whose gradients share one tensor: gradients written in place, copied ones, and
+// both, against split_with_sizes().
+#include "ops/split.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+
+#include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/gated_norm/gated_norm.h"
+#include "ops/unit_length/unit_length.h"
+
+namespace assay::ops {
+namespace {
+
+using Parts = std::vector<at::Tensor>;
+using Use = std::function<at::Tensor(const Parts&)>;
+
+at::Tensor gradient(const at::Tensor& values, bool packed, const Use& use) {
+  const at::Tensor x = values.detach().requires_grad_();
+  // as the output of a layer, so that x is not a leaf
+  const at::Tensor y = x * 2;
+  const Parts parts = packed ? ops::split(y, {16, 24, 8}) : y.split_with_sizes({16, 24, 8}, -1);
+  const at::Tensor out = use(parts);
+  const at::Tensor first = torch::autograd::grad({out.sum()}, {x}, {}, /*retain_graph=*/true)[0];
+  const at::Tensor second = torch::autograd::grad({out.sum()}, {x})[0];
+  EXPECT_TRUE(first.equal(second));
+  return first;
+}
+
+void expect_same(at::Device device) {
+  torch::manual_seed(5);
+  const at::Tensor values = torch::randn({2, 7, 48}).to(device), z = torch::randn({2, 7, 16}),
+                   w = torch::randn({24, 3}).to(device), one = torch::ones({16}).to(device);
+  const at::Tensor gate = z.to(device);
+  const Use in_place = [&](const Parts& p) {
+    const at::Tensor conv = std::get<0>(causal_conv1d(p[1], w, {}, "silu"));
+    return at::cat({gated_rms_norm(gate, p[0], one, 1e-5, true), conv, unit_length(p[2], 1e-6)}, -1)
+        .square();
+  };
+  const Use copied = [&](const Parts& p) {
+    return at::cat({p[0].sin(), unit_length(p[1], 1e-6), p[2].exp()}, -1).square();
+  };
+  const Use used_twice = [&](const Parts& p) {
+    return unit_length(p[1], 1e-6).square() * unit_length(p[1], 1e-3) + p[0].sum() + p[2].sum();
+  };
+  const Use unused_part = [&](const Parts& p) { return unit_length(p[2], 1e-6).exp(); };
+  const Use of_a_slice = [&](const Parts& p) {
+    return unit_length(p[1].slice(-1, 0, 8), 1e-6) +
+           unit_length(p[1].slice(-1, 16, 24), 1e-6).exp();
+  };
+  const Use by_heads = [&](const Parts& p) {
+    return unit_length(p[1].unflatten(-1, {3, 8}), 1e-6).exp();
+  };
+  int i = 0;
+  for (const Use& use : {in_place, copied, used_twice, unused_part, of_a_slice, by_heads}) {
+    SCOPED_TRACE(testing::Message() << "use " << i++ << " on " << device);
+    EXPECT_TRUE(gradient(values, true, use).equal(gradient(values, false, use)));
+  }
+}
+
+TEST(Split, GradientsEqualThoseOfViews) { expect_same(at::kCPU); }
+TEST(Split, OnCudaGradientsEqualThoseOfViews) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_same(at::kCUDA);
+}
+
+TEST(Split, TheFirstOperatorWritesInPlace) {
+  const at::Tensor x = torch::randn({3, 10}).requires_grad_(), y = x * 2;
+  const Parts parts = ops::split(y, {4, 6});
+  const at::Tensor first = gradient_memory(parts[1]), second = gradient_memory(parts[1]);
+  EXPECT_EQ(first.strides(), at::IntArrayRef({10, 1}));
+  EXPECT_EQ(first.storage_offset(), 4);
+  EXPECT_EQ(second.strides(), at::IntArrayRef({6, 1}));
+  EXPECT_EQ(gradient_memory(parts[0]).data_ptr(), first.storage().data());
+  EXPECT_EQ(gradient_memory(x).strides(), x.strides());
+}
+
+}  // namespace
+}  // namespace assay::ops
