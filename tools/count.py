@@ -22,7 +22,11 @@ LIMITS = {
     "split string literals": 0,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
-    "lines of CUDA": 10156,
+<<<<<<< HEAD
+    "lines of CUDA": ,
+=======
+    "lines of CUDA": ,
+>>>>>>> hhh_decode
     "lines of src/ops": None,
     "lines of src": None,
 }

@@ -22,10 +22,14 @@ constexpr int kStep = 32;      // numbers of k that a warp takes at a time
 constexpr int kSteps = 4;      // that a warp takes, if they are not too many warps
 constexpr int kMaxWarps = 16;  // of a block
 
-// 8 kTiles ≥ rows; a block has kTall times 16 rows of W. A lane holds the operands of kDepth steps:
-// weights in registers, x in shared memory. Gated: rows g and out / 2 + g make one output.
-template <int kTiles, bool kGated, int kTall, int kDepth>
+// Steps whose operands a lane holds: weights in registers, x in shared memory.
+constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
+
+// 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g and out / 2 + g make one
+// output.
+template <int kTiles, bool kGated, int kTall>
 __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
+  constexpr int kDepth = depth(kTiles);
   extern __shared__ uint4 shared[];  // x [warps, kDepth, kTiles, lanes], then the sums
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int in = int(p.in), rows = int(p.rows);
@@ -148,25 +152,17 @@ void linear_few_rows(const LinearFewRows& p, Stream stream) {
   const auto tiles = std::bit_ceil(unsigned(ceil_div(p.rows, 8)));
   // All blocks read x from the L2 cache, half as often if they are tall.
   const bool tall = tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2;
-  const auto run = [&](auto tiles, auto gated, auto tall, auto depth) {
-    const auto kernel = linear_kernel<tiles(), gated(), tall(), depth()>;
+  const auto run = [&](auto tiles, auto gated, auto tall) {
+    const auto kernel = linear_kernel<tiles(), gated(), tall()>;
     const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
-    const size_t shared = warps * depth() * tiles() * 32 * sizeof(uint4);
+    const size_t shared = warps * depth(tiles()) * tiles() * 32 * sizeof(uint4);
     if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
     else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
   };
-  // All steps of many rows of x and many warps do not fit into shared memory.
-  const bool whole = tiles < 8 || warps <= kMaxWarps / 2;
   with_constant<false, true>(p.gated, [&](auto gated) {
-    with_constant<1, 2, 4, 8>(int(tiles), [&](auto tiles) {
-      constexpr std::integral_constant<int, 1> kOne;
-      constexpr std::integral_constant<int, kSteps> kWhole;
-      if constexpr (tiles() == 8) {
-        if (tall) return run(tiles, gated, std::integral_constant<int, 2>{}, kWhole);
-        if (!whole) return run(tiles, gated, kOne, std::integral_constant<int, kSteps / 2>{});
-      }
-      run(tiles, gated, kOne, kWhole);
-    });
+    if (tall) return run(std::integral_constant<int, 8>{}, gated, std::integral_constant<int, 2>{});
+    with_constant<1, 2, 4, 8>(
+        int(tiles), [&](auto tiles) { run(tiles, gated, std::integral_constant<int, 1>{}); });
   });
 }
 
