@@ -22,11 +22,7 @@ LIMITS = {
     "split string literals": 0,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
-<<<<<<< HEAD
-    "lines of CUDA": ,
-=======
-    "lines of CUDA": ,
->>>>>>> hhh_decode
+    "lines of CUDA": 10152,
     "lines of src/ops": None,
     "lines of src": None,
 }
