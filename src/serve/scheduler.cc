@@ -84,8 +84,7 @@ void Scheduler::run() {
     drop_cancelled();
     read_one_piece();
     start_samples();
-    if (is_ahead() && pending_ && !reading_.empty()) decode_if_complete();
-    else decode();
+    decode();
     update_metrics();
   }
   fail_all();
@@ -95,7 +94,7 @@ bool Scheduler::take_queued() {
   std::unique_lock lock(mutex_);
   const auto has_work = [&] {
     const bool in_slot = std::ranges::any_of(running_, [](const auto& r) { return r.has_value(); });
-    return in_slot || pending_ || !reading_.empty() || !ready_.empty() || !waiting_.empty();
+    return in_slot || !reading_.empty() || !ready_.empty() || !waiting_.empty();
   };
   working_ = has_work();
   changed_.wait(lock, [&] { return stopping_ || working_ || !submitted_.empty(); });
@@ -141,9 +140,6 @@ void Scheduler::drop(const TaskPointer& task) {
   std::erase_if(reading_, same);
   std::erase_if(ready_, same);
   if (being_read_ == task) being_read_.reset();
-  const auto is_first = [&](const First& first) { return first.running.task == task; };
-  std::erase_if(first_tokens_, is_first);
-  if (pending_) std::erase_if(pending_->first_tokens, is_first);
   const std::lock_guard lock(mutex_);
   for (const Queued& queued : waiting_) queued_ -= same(queued) && queued.next_prompt == 0;
   std::erase_if(waiting_, same);
@@ -159,8 +155,6 @@ void Scheduler::fail_all() {
   std::set<TaskPointer> tasks;
   for (const auto& running : running_)
     if (running) tasks.insert(running->task);
-  if (pending_)
-    for (const First& first : pending_->first_tokens) tasks.insert(first.running.task);
   for (const Reading& reading : reading_) tasks.insert(reading.task);
   for (const Reading& reading : ready_) tasks.insert(reading.task);
   for (const Queued& queued : waiting_) tasks.insert(queued.task);
@@ -183,7 +177,7 @@ void Scheduler::read_one_piece() {
   const int64_t length = tokens_to_read(reading);
   const double decode_seconds = metrics_.decode_seconds;
   being_read_ = reading.task;
-  if (is_ahead()) model_.after_layer = [this] { decode_if_complete(); };
+  if (is_ahead()) model_.after_layer = [this] { decode_between_layers(); };
   try {
     if (length > 0) read_piece(reading);
     if (!being_read_) reading = {};
@@ -197,8 +191,8 @@ void Scheduler::read_one_piece() {
   metrics_.prefill_seconds += seconds_since(begin) - (metrics_.decode_seconds - decode_seconds);
 }
 
-// Also while the layers of a piece are launched. A step is captured by launching layers, too.
-void Scheduler::decode_if_complete() {
+// While the layers of a piece are launched. A step is captured by launching layers, too.
+void Scheduler::decode_between_layers() {
   if (decoding_ || !pending_ || !pending_->tokens.ready()) return;
   decoding_ = true;
   decode();
@@ -416,37 +410,24 @@ bool Scheduler::accept(Running& running, Drawn drawn) {
 void Scheduler::decode() {
   const auto begin = Clock::now();
   try {
-    std::optional<Step> before = std::exchange(pending_, launch_step());
-    std::vector<First>& first_tokens = pending_ ? pending_->first_tokens : first_tokens_;
-    if (before) accept_first_tokens(std::move(before->first_tokens));
+    const std::optional<Step> before = std::exchange(pending_, launch_step());
     if (before) accept_step(*before);
-    // While prompts wait, the host does not wait for the tokens that were drawn last.
-    if (!pending_ || reading_.empty()) accept_first_tokens(std::exchange(first_tokens, {}));
-    // Scores need the logits, which the next step overwrites.
-    if (pending_ && (pending_->scores || !is_ahead())) {
-      accept_first_tokens(std::exchange(pending_->first_tokens, {}));
-      accept_step(*std::exchange(pending_, {}));
+    for (First& first : std::exchange(first_tokens_, {})) {
+      try {
+        accept_first(first);
+      } catch (const std::exception& error) {
+        fail(TaskPointer(first.running.task), error.what());
+      }
     }
+    // Scores need the logits, which the next step overwrites.
+    if (pending_ && (pending_->scores || !is_ahead())) accept_step(*std::exchange(pending_, {}));
   } catch (const std::exception& error) {  // out of memory, for example: nobody's step was made
-    std::vector<First> lost = std::exchange(first_tokens_, {});
-    if (pending_) std::ranges::move(pending_->first_tokens, std::back_inserter(lost));
     pending_.reset();
-    for (const First& first : lost)
-      if (!first.slot) fail(first.running.task, error.what());
+    first_tokens_.clear();
     for (size_t slot = 0; slot < running_.size(); ++slot)
       if (running_[slot]) fail(TaskPointer(running_[slot]->task), error.what());
   }
   metrics_.decode_seconds += seconds_since(begin);
-}
-
-void Scheduler::accept_first_tokens(std::vector<First> first_tokens) {
-  for (First& first : first_tokens) {
-    try {
-      accept_first(first);
-    } catch (const std::exception& error) {
-      fail(TaskPointer(first.running.task), error.what());
-    }
-  }
 }
 
 std::optional<Scheduler::Step> Scheduler::launch_step() {
@@ -464,7 +445,6 @@ std::optional<Scheduler::Step> Scheduler::launch_step() {
   }
   if (!any) return {};
   Step step{.tokens = slots_.step(draws), .ids = std::move(ids), .scores = scores};
-  step.first_tokens = std::exchange(first_tokens_, {});
   for (size_t slot = 0; slot < running_.size(); ++slot)
     if (step.ids[slot] && running_[slot]->drawn == running_[slot]->task->options().max_tokens)
       slots_.clear(int64_t(slot));  // nothing reads its last token

@@ -12,7 +12,7 @@
 // does not wait for the host. A sequence that ends by its tokens has then begun one step too many,
 // whose token is dropped. The host takes longer to launch a piece of a prompt than the device takes
 // to compute a step. So a step that is complete while a piece is launched is followed by the next
-// step after the layer that is being launched. While prompts wait, the host waits for no step.
+// step after the layer that is being launched.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -110,6 +110,12 @@ class Scheduler {
     uint64_t seed = 0;
     uint64_t id = 0;  // a slot is used by one after the other
   };
+  // A decode step that was launched: the ids of the sequences in its slots, 0 for none.
+  struct Step {
+    nn::DrawnTokens tokens;
+    std::vector<uint64_t> ids;
+    bool scores = false;
+  };
   // The first token of a sample, drawn from the logits of its prompt.
   struct First {
     Running running;
@@ -117,14 +123,6 @@ class Scheduler {
     nn::DrawnTokens token;
     at::Tensor scored;  // as in Reading
     float logsumexp = 0;
-  };
-  // A decode step that was launched: the ids of the sequences in its slots, 0 for none, and the
-  // first tokens that were drawn before it and are not accepted yet.
-  struct Step {
-    nn::DrawnTokens tokens;
-    std::vector<uint64_t> ids;
-    bool scores = false;
-    std::vector<First> first_tokens = {};
   };
   struct Drawn {
     TokenScore score;
@@ -135,7 +133,7 @@ class Scheduler {
   bool take_queued();  // false when there is nothing to do and stop() was called
   void drop_cancelled();
   void read_one_piece();
-  void decode_if_complete();
+  void decode_between_layers();
   void read_piece(Reading& reading);
   void compute_piece(Reading& reading, const std::vector<int64_t>& tokens, at::Tensor& hidden);
   void score_piece(Reading& reading, const at::Tensor& hidden, int64_t begin);
@@ -143,7 +141,6 @@ class Scheduler {
   void start_samples();
   bool start_sample(Reading& reading);  // false: it needs a slot, and none is free
   void accept_first(First& first);
-  void accept_first_tokens(std::vector<First> first_tokens);
   std::optional<size_t> free_slot() const;
   void decode();
   std::optional<Step> launch_step();
@@ -168,7 +165,7 @@ class Scheduler {
   PrefixCache cache_;
   std::vector<std::optional<Running>> running_;  // by slot
   std::optional<Step> pending_;                  // not accepted yet
-  std::vector<First> first_tokens_;              // drawn since the last step was launched
+  std::vector<First> first_tokens_;              // not accepted yet
   uint64_t last_id_ = 0;
   std::deque<Reading> reading_, ready_;
   TaskPointer being_read_;  // of the piece that is being read; null if the task was dropped since
