@@ -30,9 +30,9 @@ double uniform_at(uint64_t seed, int64_t position) {
 
 namespace {
 
-// Tokens of prompts that are read at once. More of them are read a few sequences at a time, which
-// bounds the memory of a batch of long prompts.
-constexpr int64_t kTokensAtOnce = 1 << 16;
+// Tokens of a piece of a batch of prompts, at least one sequence, so that the memory that reading
+// needs does not grow with the batch.
+constexpr int64_t kPieceTokens = 1 << 16;
 
 // The answers of a batch.
 class Answers {
@@ -122,12 +122,12 @@ std::vector<std::vector<int64_t>> generate(LanguageModel& model, const at::Tenso
   std::optional<Slots> slots;
   if (max_tokens > 1 && steps_can_be_captured(model))
     slots.emplace(model, batch, length + max_tokens - 1);
-  const int64_t at_once =
-      state.position > 0 ? batch : std::max<int64_t>(1, kTokensAtOnce / prompts.size(1));
+  const int64_t piece =
+      state.position > 0 ? batch : std::max<int64_t>(1, kPieceTokens / prompts.size(1));
   const std::vector<ops::Draw> first_draws = draws(0);
   at::Tensor next = at::empty({batch}, prompts.options());
-  for (int64_t first = 0; first < batch; first += at_once) {
-    const int64_t count = std::min(at_once, batch - first);
+  for (int64_t first = 0; first < batch; first += piece) {
+    const int64_t count = std::min(piece, batch - first);
     ModelState few;
     ModelState& of_rows = count == batch ? state : few;
     next.narrow(0, first, count)

@@ -258,7 +258,6 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
       x = {x.sum(), {}};
       watch(int64_t(i), x.x);
     }
-    if (after_layer) after_layer();
   }
   state.position += time;
   for (int64_t& position : state.positions) position += position < 0 ? 0 : time;

@@ -122,10 +122,6 @@ struct LanguageModel : Module {
   // leave the finite.
   std::function<void(int64_t layer, const at::Tensor& output)> watch;
 
-  // Called after each layer. On CUDA the layers before it may still be computed, so that a caller
-  // can launch other work before that of the next layer. It may call hidden() with other states.
-  std::function<void()> after_layer;
-
   at::Tensor embedding, positions;  // [V, d_model]; [max_positions, d_model]
   std::vector<std::shared_ptr<Layer>> layers;
   std::shared_ptr<Norm> embedding_norm, norm;  // the first null when not configured

@@ -34,7 +34,6 @@ class DrawnTokens {
  public:
   explicit DrawnTokens(const at::Tensor& tokens);  // [count] i64; begins the copy to the host
   std::span<const int64_t> wait() const;
-  bool ready() const { return !copied_ || copied_->query(); }  // wait() returns at once
 
  private:
   at::Tensor tokens_;

@@ -139,7 +139,6 @@ void Scheduler::drop(const TaskPointer& task) {
   const auto same = [&](const auto& entry) { return entry.task == task; };
   std::erase_if(reading_, same);
   std::erase_if(ready_, same);
-  if (being_read_ == task) being_read_.reset();
   const std::lock_guard lock(mutex_);
   for (const Queued& queued : waiting_) queued_ -= same(queued) && queued.next_prompt == 0;
   std::erase_if(waiting_, same);
@@ -175,28 +174,14 @@ void Scheduler::read_one_piece() {
   Reading reading = std::move(reading_.front());
   reading_.pop_front();
   const int64_t length = tokens_to_read(reading);
-  const double decode_seconds = metrics_.decode_seconds;
-  being_read_ = reading.task;
-  if (is_ahead()) model_.after_layer = [this] { decode_between_layers(); };
   try {
     if (length > 0) read_piece(reading);
-    if (!being_read_) reading = {};
-    else if (reading.position < length) reading_.push_back(std::move(reading));
+    if (reading.position < length) reading_.push_back(std::move(reading));
     else ready_.push_back(std::move(reading));
   } catch (const std::exception& error) {
-    if (being_read_) fail(reading.task, error.what());
+    fail(reading.task, error.what());
   }
-  model_.after_layer = nullptr;
-  being_read_.reset();
-  metrics_.prefill_seconds += seconds_since(begin) - (metrics_.decode_seconds - decode_seconds);
-}
-
-// While the layers of a piece are launched. A step is captured by launching layers, too.
-void Scheduler::decode_between_layers() {
-  if (decoding_ || !pending_ || !pending_->tokens.ready()) return;
-  decoding_ = true;
-  decode();
-  decoding_ = false;
+  metrics_.prefill_seconds += seconds_since(begin);
 }
 
 // The last token of a prompt predicts what follows it, so it is not read if nothing follows.
@@ -423,7 +408,8 @@ void Scheduler::decode() {
     if (pending_ && (pending_->scores || !is_ahead())) accept_step(*std::exchange(pending_, {}));
   } catch (const std::exception& error) {  // out of memory, for example: nobody's step was made
     pending_.reset();
-    first_tokens_.clear();
+    for (const First& first : std::exchange(first_tokens_, {}))
+      if (!first.slot) fail(TaskPointer(first.running.task), error.what());
     for (size_t slot = 0; slot < running_.size(); ++slot)
       if (running_[slot]) fail(TaskPointer(running_[slot]->task), error.what());
   }

@@ -10,9 +10,7 @@
 //
 // On CUDA, a step is launched before the tokens of the step before it are read, so that the device
 // does not wait for the host. A sequence that ends by its tokens has then begun one step too many,
-// whose token is dropped. The host takes longer to launch a piece of a prompt than the device takes
-// to compute a step. So a step that is complete while a piece is launched is followed by the next
-// step after the layer that is being launched.
+// whose token is dropped.
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -133,7 +131,6 @@ class Scheduler {
   bool take_queued();  // false when there is nothing to do and stop() was called
   void drop_cancelled();
   void read_one_piece();
-  void decode_between_layers();
   void read_piece(Reading& reading);
   void compute_piece(Reading& reading, const std::vector<int64_t>& tokens, at::Tensor& hidden);
   void score_piece(Reading& reading, const at::Tensor& hidden, int64_t begin);
@@ -168,8 +165,6 @@ class Scheduler {
   std::vector<First> first_tokens_;              // not accepted yet
   uint64_t last_id_ = 0;
   std::deque<Reading> reading_, ready_;
-  TaskPointer being_read_;  // of the piece that is being read; null if the task was dropped since
-  bool decoding_ = false;
   std::deque<Queued> waiting_;
 
   // Shared by the prompts that are being read or wait for a slot, at most one per slot. Any thread
