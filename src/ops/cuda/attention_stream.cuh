@@ -70,7 +70,7 @@ struct StreamSmem {
 
   __device__ void init() const {
     if (threadIdx.x == 0) {
-      ring().init(kGroups * 4);
+      ring().init(kGroups * 128);
       own_ready().init(1);
       fence_mbarrier_init();
     }
@@ -96,12 +96,13 @@ struct StreamSmem {
         cp_async_bulk(stats(state.stage, which), stats_of(i, which), kStatsBytes, full);
     }
   }
-  // The warp has read the stage.
+  // The thread has read the stage. Statistics were read by ordinary loads, which the fence orders
+  // before the next copy.
   __device__ void release(int stage) const {
-    __syncwarp();
+    if constexpr (kHasStats) fence_proxy_async();
     ring().consumer_release(stage);
   }
-  // The warp passes over `count` parts that it does not read.
+  // The thread passes over `count` parts that it does not read.
   __device__ void skip(PipelineState<kStages>& state, int count) const {
 #pragma unroll 1
     for (int i = 0; i < count; ++i, state.advance()) {

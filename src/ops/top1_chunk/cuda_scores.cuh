@@ -152,7 +152,7 @@ template <int D, int kGroups, class Scratch, class Consume>
 __device__ void score_block(Scratch shared, const bf16* from, int count, const Top1ChunkForward& p,
                             const QueryTile& mine, Consume&& consume) {
   if (threadIdx.x == 0) {
-    shared.pipeline.init(kGroups * 4);
+    shared.pipeline.init(kGroups * 128);
     fence_mbarrier_init();
   }
   __syncthreads();
