@@ -40,6 +40,7 @@ void set_defaults_of_device(Options& options) {
                     (options.model.device != "auto" || torch::cuda::is_available());
   options.service.scheduler.slots = options.slots > 0 ? options.slots : cuda ? 64 : 8;
   options.service.scheduler.piece = options.piece > 0 ? options.piece : cuda ? 1024 : 128;
+  options.service.scheduler.batch_tokens = cuda ? 512 : 0;
   options.service.scheduler.cache_bytes = options.cache_megabytes << 20;
   options.service.http.largest_body = options.body_megabytes << 20;
 }
@@ -100,7 +101,7 @@ void add(CLI::App& app) {
       ->check(in_range(1, 1 << 30));
   command
       ->add_option("--prefill", o->piece,
-                   "tokens of a prompt read between two decode steps; default: 128, on CUDA 1024")
+                   "tokens of prompts read between two decode steps; default: 128, on CUDA 1024")
       ->check(in_range(1, 1 << 20));
   command
       ->add_option("--prefix-cache", o->cache_megabytes,

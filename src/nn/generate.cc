@@ -54,16 +54,6 @@ class Answers {
   int64_t stop_;
 };
 
-ModelState row_of(const ModelState& state, int64_t b) {
-  ModelState out{.layers = {}, .position = state.position};
-  for (const State& layer : state.layers) {
-    State& row = out.layers.emplace_back();
-    for (const auto& [name, tensor] : layer.tensors())
-      row[name] = tensor.dim() == 0 ? tensor : tensor.slice(0, b, b + 1);
-  }
-  return out;
-}
-
 // Puts the state of a few sequences into rows `first`, … of the state of `count` sequences. What
 // grows by every token has memory for `capacity` tokens there.
 void put_rows(ModelState& batch, const ModelState& rows, int64_t first, int64_t count,

@@ -107,6 +107,16 @@ ModelState select_rows(const ModelState& state, const at::Tensor& rows) {
   return out;
 }
 
+ModelState row_of(const ModelState& state, int64_t b) {
+  ModelState out{.layers = {}, .position = state.position};
+  for (const State& layer : state.layers) {
+    State& row = out.layers.emplace_back();
+    for (const auto& [name, tensor] : layer.tensors())
+      row[name] = tensor.dim() == 0 ? tensor : tensor.slice(0, b, b + 1);
+  }
+  return out;
+}
+
 namespace {
 // The part `name` of the model. An error about its values names the place of its table.
 std::shared_ptr<Mixer> make_part(const Registry<MixerEntry>& registry, const ModelSpec& spec,

@@ -69,6 +69,8 @@ struct ModelState {
 // the state. A row may be taken several times, so that several texts go on from one context. A
 // fresh state stays fresh.
 ModelState select_rows(const ModelState& state, const at::Tensor& rows);
+// The state of sequence b of the batch, in the memory of the batch.
+ModelState row_of(const ModelState& state, int64_t b);
 
 struct Layer : torch::nn::Module {
   Layer(const ModelSpec& spec, int64_t index);

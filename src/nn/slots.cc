@@ -155,9 +155,10 @@ int64_t Slots::capacity_for(int64_t tokens) const {
 }
 
 // Gives a cache of a slot memory for `capacity` tokens. The least capacity of all slots is one
-// block per cache, so that reading a prompt does not leave gaps between the caches of slots.
-at::Tensor Slots::with_memory(size_t layer, size_t slot, const std::string& name,
-                              int64_t capacity) {
+// block per cache, so that reading a prompt does not leave gaps between the caches of slots. What
+// the cache holds is added to `copies`.
+at::Tensor Slots::with_memory(size_t layer, size_t slot, const std::string& name, int64_t capacity,
+                              Copies& copies) {
   State& row = state_.layers[layer].rows[slot];
   if (capacity != least_capacity_) return nn::reserve(row, name, capacity);
   const at::Tensor held = *row.find(name);
@@ -169,14 +170,16 @@ at::Tensor Slots::with_memory(size_t layer, size_t slot, const std::string& name
     memory = at::empty(sizes, held.options());
   }
   const at::Tensor own = memory.narrow(0, int64_t(slot), 1);
-  own.narrow(1, 0, held.size(1)).copy_(held);
+  copies.to.push_back(own.narrow(1, 0, held.size(1)));
+  copies.from.push_back(held);
   return row[name] = own;
 }
 
 // Memory for `capacity` tokens in the caches of a slot.
 void Slots::reserve(size_t slot, int64_t capacity) {
+  Copies copies;
   const auto cache_of = [&](size_t layer, State& row, const std::string& name, int64_t window) {
-    if (window == 0) return with_memory(layer, slot, name, capacity);
+    if (window == 0) return with_memory(layer, slot, name, capacity, copies);
     if (capacities_[slot] == 0)
       row[name] = to_ring(row[name], state_.positions[slot], ops::ring_size(window));
     return row[name];
@@ -185,11 +188,12 @@ void Slots::reserve(size_t slot, int64_t capacity) {
     if (!has_device_caches(i)) continue;
     State& row = state_.layers[i].rows[slot];
     const int64_t window = model_.layers[i]->mixer->window();
-    int64_t* place = places_[int64_t(i)][int64_t(slot)].data_ptr<int64_t>();
+    int64_t* place = places_.data_ptr<int64_t>() + (int64_t(i) * rows() + int64_t(slot)) * 2;
     for (const auto& [name, tensor] : std::map(row.tensors()))
       if (tensor.dim() > 0 && !of_channel_mixer_[i].contains(name))
         *place++ = reinterpret_cast<int64_t>(cache_of(i, row, name, window).data_ptr());
   }
+  if (!copies.to.empty()) at::_foreach_copy_(copies.to, copies.from);
   capacities_[slot] = capacity;
   places_changed_ = true;
 }

@@ -72,6 +72,9 @@ class Slots {
   struct Exactly {
     int64_t rows;
   };
+  struct Copies {
+    std::vector<at::Tensor> to, from;
+  };
   Slots(LanguageModel& model, Exactly number, int64_t capacity);
   int64_t rows() const { return int64_t(state_.positions.size()); }  // count() or more
   static int64_t rows_for(LanguageModel& model, int64_t count);
@@ -80,7 +83,8 @@ class Slots {
   bool has_device_caches(size_t layer) const { return state_.layers[layer].caches.defined(); }
   int64_t capacity_for(int64_t tokens) const;
   void reserve(size_t slot, int64_t capacity);
-  at::Tensor with_memory(size_t layer, size_t slot, const std::string& name, int64_t capacity);
+  at::Tensor with_memory(size_t layer, size_t slot, const std::string& name, int64_t capacity,
+                         Copies& copies);
   void compute();
 
   LanguageModel& model_;

@@ -42,9 +42,15 @@ TokenScore score_of(const at::Tensor& logits, float logsumexp, int64_t token, in
   return {token, logprob, likeliest(logits, logsumexp, top)};
 }
 
-at::Tensor column(const std::vector<int64_t>& tokens, const nn::LanguageModel& model) {
-  return ops::to_device(at::tensor(tokens, at::kLong).unsqueeze(0), model.embedding.device());
+at::Tensor on_device(const std::vector<int64_t>& tokens, int64_t rows,
+                     const nn::LanguageModel& model) {
+  return ops::to_device(at::tensor(tokens, at::kLong).view({rows, -1}), model.embedding.device());
 }
+
+// A shorter piece takes about as long as one of this many tokens.
+constexpr int64_t kShortPiece = 64;
+// Of a slot on CUDA, from the start.
+constexpr int64_t kSlotTokens = 1024;
 
 }  // namespace
 
@@ -52,7 +58,7 @@ Scheduler::Scheduler(nn::LanguageModel& model, const SchedulerOptions& options, 
     : model_(model),
       options_(options),
       metrics_(metrics),
-      slots_(model, options.slots),
+      slots_(model, options.slots, std::min(kSlotTokens, model.max_time())),
       cache_(options.cache_bytes),
       running_(size_t(options.slots)) {}
 
@@ -82,7 +88,7 @@ void Scheduler::run() {
   const at::NoGradGuard no_grad;
   while (take_queued()) {
     drop_cancelled();
-    read_one_piece();
+    read_prompts();
     start_samples();
     decode();
     update_metrics();
@@ -168,20 +174,88 @@ void Scheduler::fail_all() {
   }
 }
 
-void Scheduler::read_one_piece() {
+// Pieces of options_.piece tokens in total, or one.
+void Scheduler::read_prompts() {
   if (reading_.empty()) return;
   const auto begin = Clock::now();
-  Reading reading = std::move(reading_.front());
-  reading_.pop_front();
-  const int64_t length = tokens_to_read(reading);
-  try {
-    if (length > 0) read_piece(reading);
-    if (reading.position < length) reading_.push_back(std::move(reading));
-    else ready_.push_back(std::move(reading));
-  } catch (const std::exception& error) {
-    fail(reading.task, error.what());
-  }
+  int64_t left = options_.piece;
+  do {
+    const int64_t rows = rows_for(reading_.front());
+    std::vector<Reading> batch = take_batch(size_t(rows));
+    left -= rows * std::max(next_tokens(batch[0]), kShortPiece / rows);
+    read_batch(batch, rows);
+    for (Reading& reading : batch) {
+      if (!reading.task) continue;  // it has failed
+      const bool whole = reading.position >= tokens_to_read(reading);
+      (whole ? ready_ : reading_).push_back(std::move(reading));
+    }
+  } while (!reading_.empty() && next_tokens(reading_.front()) <= left);
   metrics_.prefill_seconds += seconds_since(begin);
+}
+
+int64_t Scheduler::next_tokens(const Reading& reading) const {
+  return std::min(options_.piece, tokens_to_read(reading) - reading.position);
+}
+
+// Of the batch in which the next piece is read. It depends on the prompt alone.
+int64_t Scheduler::rows_for(const Reading& reading) const {
+  const int64_t length = tokens_to_read(reading);
+  if (length == 0 || length >= options_.piece) return 1;
+  return std::clamp<int64_t>(options_.batch_tokens / length, 1, options_.slots);
+}
+
+// The prompt whose turn it is, and up to rows − 1 others that are read in the same batch.
+std::vector<Scheduler::Reading> Scheduler::take_batch(size_t rows) {
+  const int64_t length = tokens_to_read(reading_.front());
+  std::vector<Reading> batch;
+  std::deque<Reading> others;
+  for (Reading& reading : reading_) {
+    const bool joins = batch.empty() || tokens_to_read(reading) == length;
+    if (joins && batch.size() < rows) batch.push_back(std::move(reading));
+    else others.push_back(std::move(reading));
+  }
+  reading_ = std::move(others);
+  return batch;
+}
+
+// Reads the next piece of a prompt, or whole prompts of the same length. Those whose task fails
+// have no task afterwards.
+void Scheduler::read_batch(std::vector<Reading>& batch, int64_t rows) {
+  const auto attempt = [&](const Reading& reading, auto&& work) {
+    const TaskPointer task = reading.task;
+    try {
+      if (task) work();
+    } catch (const std::exception& error) {
+      for (Reading& other : batch)
+        if (other.task == task) other.task = nullptr;
+      fail(task, error.what());
+    }
+  };
+  if (rows == 1) return attempt(batch[0], [&] { read_piece(batch[0]); });
+  const int64_t length = tokens_to_read(batch[0]);
+  std::vector<int64_t> tokens;
+  for (const Reading& reading : batch) {
+    const std::vector<int64_t>& prompt = reading.task->options().prompts[reading.prompt];
+    tokens.insert(tokens.end(), prompt.begin(), prompt.begin() + length);
+  }
+  tokens.resize(size_t(rows * length), 0);
+  nn::ModelState state;
+  at::Tensor hidden, logits;  // [rows, T, d_model], [rows, V]
+  for (size_t i = 0; i < batch.size(); ++i)
+    attempt(batch[i], [&] {
+      if (!logits.defined()) {
+        state = {};
+        hidden = model_.hidden(on_device(tokens, rows, model_), state);
+        logits = model_.logits_of_hidden(hidden.select(1, -1));
+      }
+      Reading& reading = batch[i];
+      reading.state = nn::row_of(state, int64_t(i));
+      reading.position = length;
+      metrics_.prompt_tokens += length;
+      const TaskOptions& options = reading.task->options();
+      if (options.score_prompts) score_piece(reading, hidden.narrow(0, int64_t(i), 1), 0);
+      if (options.max_tokens > 0) finish_reading(reading, logits.narrow(0, int64_t(i), 1));
+    });
 }
 
 // The last token of a prompt predicts what follows it, so it is not read if nothing follows.
@@ -195,6 +269,7 @@ void Scheduler::read_piece(Reading& reading) {
   const TaskOptions& options = reading.task->options();
   const std::vector<int64_t>& prompt = options.prompts[reading.prompt];
   const int64_t length = tokens_to_read(reading);
+  if (length == 0) return;
   at::Tensor hidden;  // [1, T, d_model]
   do {
     const int64_t begin = reading.position, end = std::min(begin + options_.piece, length);
@@ -216,14 +291,16 @@ void Scheduler::read_piece(Reading& reading) {
     // Pages cost nothing unless their tokens are scored, so the next piece follows at once.
     if (!page || options.score_prompts) break;
   } while (reading.position < length);
-  if (reading.position == length && options.max_tokens > 0)
-    finish_reading(reading, hidden.slice(1, -1));
+  if (reading.position < length || options.max_tokens == 0) return;
+  if (options.max_tokens > 1 && reading.state.position < length)
+    reading.state = state_after(reading.page);
+  finish_reading(reading, model_.logits_of_hidden(hidden.select(1, -1)));
 }
 
 void Scheduler::compute_piece(Reading& reading, const std::vector<int64_t>& tokens,
                               at::Tensor& hidden) {
   if (reading.state.position < reading.position) reading.state = state_after(reading.page);
-  hidden = model_.hidden(column(tokens, model_), reading.state);
+  hidden = model_.hidden(on_device(tokens, 1, model_), reading.state);
 }
 
 // The tokens that the piece from `begin` on predicts: those after its own.
@@ -251,15 +328,12 @@ void Scheduler::score_piece(Reading& reading, const at::Tensor& hidden, int64_t 
   if (count > 0) reading.task->add_prompt_scores(reading.prompt, std::move(scores));
 }
 
-void Scheduler::finish_reading(Reading& reading, const at::Tensor& last_hidden) {
-  reading.last_logits = model_.logits_of_hidden(last_hidden[0]);
-  if (reading.task->options().top) {
-    reading.scored = reading.last_logits[0].to(at::kCPU, at::kFloat).contiguous();
-    reading.logsumexp = reading.scored.logsumexp(0).item<float>();
-  }
-  const bool decodes = reading.task->options().max_tokens > 1;
-  if (decodes && reading.state.position < reading.position)
-    reading.state = state_after(reading.page);
+// `logits` [1, V] are those after the last token of the prompt.
+void Scheduler::finish_reading(Reading& reading, const at::Tensor& logits) {
+  reading.last_logits = logits;
+  if (!reading.task->options().top) return;
+  reading.scored = logits[0].to(at::kCPU, at::kFloat).contiguous();
+  reading.logsumexp = reading.scored.logsumexp(0).item<float>();
 }
 
 void Scheduler::start_samples() {

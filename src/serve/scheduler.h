@@ -2,11 +2,12 @@
 // Continuous batching: prompts are read in pieces between the decode steps of the sequences that
 // are in slots.
 //
-//   submit() → queue → reading (one piece per turn) → ready → slot (one token per step)
+//   submit() → queue → reading (a few pieces per turn) → ready → slot (one token per step)
 //
 // Everything below runs on the thread that calls run(); submit() and stop() may be called from any.
 // What a sequence becomes depends on its prompt, its sampling and its seed only: pieces begin at
-// multiples of the piece length, and a decode step always computes all slots (nn/slots.h).
+// multiples of the piece length, short prompts are read in batches whose number of rows follows from
+// their length, and a decode step always computes all slots (nn/slots.h).
 //
 // On CUDA, a step is launched before the tokens of the step before it are read, so that the device
 // does not wait for the host. A sequence that ends by its tokens has then begun one step too many,
@@ -68,7 +69,10 @@ using TaskPointer = std::shared_ptr<Task>;
 struct SchedulerOptions {
   int64_t slots = 8;
   int64_t queue = 64;   // requests that wait; more are refused
-  int64_t piece = 128;  // tokens of a prompt that are read between two decode steps
+  int64_t piece = 128;  // tokens of prompts that are read between two decode steps
+  // Prompts of the same length L are read in batches of batch_tokens / L rows, used or not, if they
+  // have one piece. Without the batches, the time of short prompts on a GPU is that of launches.
+  int64_t batch_tokens = 0;
   int64_t cache_bytes = 256 << 20;
 };
 
@@ -130,11 +134,15 @@ class Scheduler {
   static int64_t tokens_to_read(const Reading& reading);
   bool take_queued();  // false when there is nothing to do and stop() was called
   void drop_cancelled();
-  void read_one_piece();
+  void read_prompts();
+  int64_t next_tokens(const Reading& reading) const;
+  int64_t rows_for(const Reading& reading) const;
+  std::vector<Reading> take_batch(size_t rows);
+  void read_batch(std::vector<Reading>& batch, int64_t rows);
   void read_piece(Reading& reading);
   void compute_piece(Reading& reading, const std::vector<int64_t>& tokens, at::Tensor& hidden);
   void score_piece(Reading& reading, const at::Tensor& hidden, int64_t begin);
-  void finish_reading(Reading& reading, const at::Tensor& last_hidden);
+  void finish_reading(Reading& reading, const at::Tensor& logits);
   void start_samples();
   bool start_sample(Reading& reading);  // false: it needs a slot, and none is free
   void accept_first(First& first);

@@ -149,10 +149,50 @@ struct SchedulerTest : testing::Test {
     EXPECT_EQ(answers(cached, /*together=*/true), alone);
     EXPECT_EQ(answers(tight, /*together=*/true), alone);
   }
+  // Eight requests with prompts of two lengths, so that prompts are read in batches.
+  std::vector<std::shared_ptr<Recorded>> answers_in_batches(bool together) const {
+    Running running(*model, {.slots = 4, .queue = 100, .piece = 32, .batch_tokens = 64});
+    std::vector<std::shared_ptr<Recorded>> tasks;
+    for (int64_t i = 0; i < 8; ++i) {
+      TaskOptions o{.samples = 1 + i % 2, .max_tokens = i == 3 ? 0 : 9, .seed = uint64_t(i)};
+      o.prompts = {prompt(17, fmt::format("a {}", i)), prompt(30 - i % 2, fmt::format("b {}", i))};
+      o.top = 1;
+      o.score_prompts = i % 3 == 0;
+      tasks.push_back(std::make_shared<Recorded>(o));
+      EXPECT_TRUE(running.scheduler.submit(tasks.back()));
+      if (!together) EXPECT_EQ(Running::wait(tasks.back()), "") << i;
+    }
+    for (const auto& task : tasks)
+      if (together) EXPECT_EQ(Running::wait(task), "");
+    return tasks;
+  }
   std::shared_ptr<nn::LanguageModel> model;
 };
 
 TEST_F(SchedulerTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equal_answers(); }
+
+// On a CPU the rows of a batch may be rounded in different ways.
+TEST_F(SchedulerTest, PromptsThatAreReadTogetherHaveTheSameAnswers) {
+  const auto alone = answers_in_batches(false), together = answers_in_batches(true);
+  const auto expect_near = [](const std::vector<TokenScore>& a, const std::vector<TokenScore>& b) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].token, b[i].token);
+      EXPECT_NEAR(a[i].logprob, b[i].logprob, 1e-5);
+    }
+  };
+  for (size_t i = 0; i < alone.size(); ++i) {
+    SCOPED_TRACE(i);
+    for (size_t p = 0; p < 2; ++p) expect_near(alone[i]->prompts[p], together[i]->prompts[p]);
+    for (size_t c = 0; c < alone[i]->choices.size(); ++c)
+      expect_near(alone[i]->choices[c], together[i]->choices[c]);
+  }
+  const std::vector<int64_t>& tokens = alone[3]->task_options.prompts[0];
+  const at::Tensor losses = model->token_losses(at::tensor(tokens, at::kLong).unsqueeze(0));
+  ASSERT_EQ(alone[3]->prompts[0].size(), 16u);
+  for (size_t i = 0; i < 16; ++i)
+    EXPECT_NEAR(alone[3]->prompts[0][i].logprob, -losses[0][int64_t(i)].item<float>(), 1e-4) << i;
+}
 
 // The same on a GPU, in the precision of serving.
 struct SchedulerCudaTest : SchedulerTest {
@@ -165,6 +205,12 @@ struct SchedulerCudaTest : SchedulerTest {
 };
 
 TEST_F(SchedulerCudaTest, AnswersDoNotDependOnOtherRequestsOrTheCache) { expect_equal_answers(); }
+
+TEST_F(SchedulerCudaTest, PromptsThatAreReadTogetherHaveTheSameAnswers) {
+  const auto alone = answers_in_batches(false), together = answers_in_batches(true);
+  for (size_t i = 0; i < alone.size(); ++i)
+    EXPECT_EQ(alone[i]->answer(), together[i]->answer()) << i;
+}
 
 // With mixers whose decode steps are captured.
 struct SchedulerCaptured : SchedulerCudaTest {
