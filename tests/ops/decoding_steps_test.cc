@@ -147,6 +147,7 @@ std::vector<Case> with_channels() {
                             {5, 41, 16},
                             {2, 70, 3},
                             {1, 33, 8},
+                            {2, 48, 24},
                             {2, 64, 30},
                             {2, 72, 64},
                             {2, 40, 128},
@@ -191,7 +192,8 @@ std::vector<Case> with_channels() {
                             find(a, "dt_bias"), exact, find(a, "initial_state"));
           });
   }
-  for (const Channels& s : {Channels{3, 192, 128, 1, 64}, {2, 96, 64, 3, 32}, {5, 60, 24, 1, 12}})
+  for (const Channels& s : {Channels{3, 192, 128, 1, 64}, {2, 96, 64, 3, 32}, {5, 60, 24, 1, 12},
+                            {2, 24, 8, 1, 12}, {2, 24, 16, 1, 12}, {2, 24, 30, 1, 12}})
     add(
         "ssd", s,
         [=](int64_t T) -> Named {

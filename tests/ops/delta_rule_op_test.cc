@@ -122,6 +122,8 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
                              {1, 70, 4, 64, 64, shared},
                              {1, 33, 2, 128, 80},
                              {2, 16, 2, 96, 96},
+                             {1, 90, 2, 96, 96},
+                             {1, 129, 2, 128, 80},
                              {1, 1, 1, 256, 16},
                              {1, 520, 2, 64, 32},  // in two segments
                              {1, 1100, 2, 256, 32}}) {

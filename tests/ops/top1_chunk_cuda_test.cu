@@ -296,6 +296,11 @@ std::vector<Case> cases() {
   listed({1, 500, 2, 1, 128, 64, approx, 10, true, 3}, 7, 8);
   listed({1, 700, 2, 2, 64, 64, approx, 100, false}, 7, 12);
   listed({1, 700, 2, 2, 64, 64, approx, -3, false}, 7, 12);
+  for (int64_t chunk_size : {64, 128})
+    out.push_back({1, 1501, 2, 2, 96, chunk_size, approx, 10, true, 1, 0, true, true});
+  out.push_back({1, 200, 2, 1, 96, 64, approx});
+  out.push_back({1, 300, 2, 1, 128, 128, approx});
+  for (int64_t rank : {3, 7}) listed({1, 200, 2, 1, 96, 64}, rank, 8);
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, Top1ChunkCuda, testing::ValuesIn(cases()));

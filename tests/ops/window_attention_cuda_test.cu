@@ -189,6 +189,7 @@ std::vector<Case> cases() {
     out.push_back({1, 300, 300, 2, 2, head_dim, 300, true, 0});
   }
   out.push_back({1, 2500, 2500, 2, 1, 64, 1500});  // more parts than stages
+  for (int64_t head_dim : {96, 128}) out.push_back({1, 65, 65, 2, 2, head_dim, 65});
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, WindowAttentionCuda, testing::ValuesIn(cases()));

@@ -245,7 +245,7 @@ TEST(TaskEvaluate, ScoresAreThoseOfTheDefinition) {
   double right = 0;
   for (const Item& item : results.items(ran.key)) {
     std::vector<double> scores, by_character;
-    for (const std::string choice :
+    for (const std::string& choice :
          {std::string("in the garden"), std::string("blue"), fmt::format("house {}", item.index)}) {
       const Row row =
           encoder.pair(fmt::format("Q: Where is number {}?\nA:", item.index), " " + choice);
