@@ -5,6 +5,7 @@
 #include "ops/asynchronous.h"
 #include "ops/glu/glu.h"
 #include "ops/linear/linear.h"
+#include "ops/norm/norm.h"
 #include "ops/simd_target.h"
 
 namespace assay::ops {
@@ -135,6 +136,182 @@ TEST(LinearOp, WithGluEqualsTheTwoOperators) { expect_glu_of_products_on(at::kCP
 TEST(LinearOp, OnCudaWithGluEqualsTheTwoOperators) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_glu_of_products_on(at::kCUDA);
+}
+
+// Arguments of norm_linear.
+struct NormedProduct {
+  at::Tensor x, y, norm_weight, weight, bias;
+  std::pair<at::Tensor, at::Tensor> operator()(const char* activation, bool at_rest = false) const {
+    return norm_linear(x, y, norm_weight, 1e-5, weight, bias, activation, at_rest);
+  }
+  // The same by two operators.
+  std::pair<at::Tensor, at::Tensor> separately(const std::string& activation) const {
+    const auto [sum, normed] = y.defined() ? add_norm(x, y, norm_weight, std::nullopt, 1e-5)
+                                           : std::pair(x, rms_norm(x, norm_weight, 1e-5));
+    return {sum, activation.empty() ? ops::linear(normed, weight, bias)
+                                    : linear_glu(normed, weight, bias, activation)};
+  }
+  NormedProduct rows(int64_t first, int64_t count) const {
+    NormedProduct out = *this;
+    out.x = x.narrow(0, first, count);
+    if (y.defined()) out.y = y.narrow(0, first, count);
+    return out;
+  }
+};
+NormedProduct normed_product_of(int64_t rows, int64_t in, int64_t out, at::ScalarType dtype,
+                                at::Device device) {
+  torch::manual_seed(rows * in + out);
+  const auto real = dtype == at::kDouble ? dtype : at::kFloat;
+  const auto random = [&](at::IntArrayRef shape, at::ScalarType type) {
+    return torch::randn(shape, at::TensorOptions(device).dtype(real)).to(type);
+  };
+  return {random({rows, in}, dtype), random({rows, in}, dtype), random({in}, real),
+          random({out, in}, dtype), random({out}, dtype)};
+}
+void expect_same(const std::pair<at::Tensor, at::Tensor>& found,
+                 const std::pair<at::Tensor, at::Tensor>& expected, const std::string& what) {
+  EXPECT_TRUE(found.first.equal(expected.first)) << "sum of " << what;
+  EXPECT_TRUE(found.second.equal(expected.second)) << "product of " << what;
+}
+
+TEST(LinearOp, WithNormHasTheBitsOfBothOperators) {
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    for (const char* activation : {"", "silu"}) {
+      NormedProduct p = normed_product_of(3, 72, 10, dtype, at::kCPU);
+      expect_same(p(activation), p.separately(activation), c10::str(dtype, activation));
+      p.y = at::Tensor();
+      expect_same(p(activation), p.separately(activation), c10::str(dtype, activation, " alone"));
+    }
+}
+
+// Sizes of each path: one or two rows, up to 16, and those that take two kernels. The widths give
+// even and odd numbers of warps and parts, and steps past the end of a row.
+TEST(LinearOp, OnCudaWithNormHasTheBitsOfBothOperators) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  for (const int64_t rows : {1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 64})
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{768, 2304},
+                                  {768, 4096},
+                                  {2048, 768},
+                                  {64, 128},
+                                  {8, 2},
+                                  {40, 6},
+                                  {264, 2054},
+                                  {320, 960},
+                                  {640, 98},
+                                  {1000, 258},
+                                  {1288, 34},
+                                  {1912, 18},
+                                  {2056, 34},
+                                  {33, 6},
+                                  {768, 32000}})
+      for (const char* activation : {"", "silu", "gelu"}) {
+        NormedProduct p = normed_product_of(rows, in, out, at::kBFloat16, at::kCUDA);
+        const std::string what = c10::str(rows, " rows, ", p.weight.sizes(), ' ', activation);
+        const auto expected = p.separately(activation);
+        ASSERT_TRUE(expected.second.isfinite().all().item<bool>()) << what;
+        for (const bool at_rest : {false, true}) {
+          poison(rows, in);
+          poison(rows, *activation ? out / 2 : out);
+          expect_same(p(activation, at_rest), expected, what);
+        }
+        p.y = at::Tensor();
+        p.bias = at::Tensor();
+        expect_same(p(activation), p.separately(activation), what + " of x alone");
+      }
+}
+
+// The normalised rows are rounded to bfloat16, as the result is.
+TEST(LinearOp, OnCudaWithNormEqualsFloat64) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  for (const int64_t rows : {1, 2, 7, 16, 33})
+    for (const auto& [in, out] :
+         {std::pair<int64_t, int64_t>{768, 2304}, {2048, 768}, {64, 128}, {1000, 258}}) {
+      const NormedProduct p = normed_product_of(rows, in, out, at::kBFloat16, at::kCUDA);
+      const at::Tensor exact_sum = p.x.to(at::kDouble) + p.y.to(at::kDouble);
+      const auto [sum, found] = p("");
+      EXPECT_TRUE(sum.equal(exact_sum.to(at::kFloat).to(at::kBFloat16)));
+      const at::Tensor normed =
+          rms_norm_reference(sum.to(at::kDouble), p.norm_weight.to(at::kDouble), 1e-5);
+      const at::Tensor exact = at::linear(normed, p.weight.to(at::kDouble), p.bias.to(at::kDouble));
+      const at::Tensor error = (found.to(at::kDouble) - exact).norm(2, -1) / exact.norm(2, -1);
+      EXPECT_LE(error.max().item<double>(), 6e-3) << rows << " rows, " << p.weight.sizes();
+    }
+}
+
+TEST(LinearOp, OnCudaWithNormARowHasTheSameBitsAlone) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  for (const auto& [in, out] :
+       {std::pair<int64_t, int64_t>{768, 2304}, {2048, 768}, {64, 128}, {320, 960}, {1000, 258}})
+    for (const char* activation : {"", "silu"}) {
+      const NormedProduct p = normed_product_of(64, in, out, at::kBFloat16, at::kCUDA);
+      const std::string what = c10::str(p.weight.sizes(), ' ', activation);
+      const auto all = p(activation);
+      const auto part = [](const auto& both, int64_t first, int64_t count) {
+        return std::pair(both.first.narrow(0, first, count), both.second.narrow(0, first, count));
+      };
+      for (const int64_t count : {1, 2, 3, 8, 9, 16, 17, 33})
+        expect_same(p.rows(20, count)(activation), part(all, 20, count),
+                    c10::str(count, " rows, ", what));
+      p.x[21].fill_(NAN);
+      const auto others = p.rows(16, 16)(activation);
+      EXPECT_TRUE(others.second[5].isnan().all().item<bool>()) << what;
+      expect_same(part(others, 0, 5), part(all, 16, 5), "rows before NaN, " + what);
+      expect_same(part(others, 6, 10), part(all, 22, 10), "rows after NaN, " + what);
+    }
+}
+
+TEST(LinearOp, OnCudaWithNormMisalignedOrOddArgumentsTakeBothOperators) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  const NormedProduct p = normed_product_of(2, 64, 32, at::kBFloat16, at::kCUDA);
+  const auto shifted = [](const at::Tensor& tensor) {  // by one element
+    return at::cat({tensor.flatten().narrow(0, 0, 1), tensor.flatten()})
+        .narrow(0, 1, tensor.numel())
+        .view(tensor.sizes());
+  };
+  for (const auto member : {&NormedProduct::x, &NormedProduct::y, &NormedProduct::norm_weight,
+                            &NormedProduct::weight}) {
+    NormedProduct other = p;
+    other.*member = shifted(p.*member);
+    expect_same(other(""), other.separately(""), "a misaligned argument");
+  }
+  NormedProduct other = p;
+  other.y = p.y.narrow(0, 0, 1);
+  expect_same(other(""), other.separately(""), "y of one row");
+}
+
+// Each kernel may start before the one before it ends, which writes what it reads.
+TEST(LinearOp, OnCudaAChainOfProductsWithNormsWaitsForEach) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const at::NoGradGuard no_grad;
+  for (const int64_t rows : {1, 9, 16}) {
+    const NormedProduct p = normed_product_of(rows, 768, 2048, at::kBFloat16, at::kCUDA);
+    const at::Tensor up = p.weight / 28,
+                     down = torch::randn({768, 1024}, at::kCUDA).to(at::kBFloat16) / 32;
+    const auto chain = [&](bool at_rest, bool separately) {
+      at::Tensor x = p.x, y = p.y;
+      for (int i = 0; i < 50; ++i) {
+        const NormedProduct layer{x, y, p.norm_weight, up, {}};
+        const auto [sum, h] = separately ? layer.separately("silu") : layer("silu", at_rest);
+        x = sum;
+        y = ops::linear(h, down, {}, at_rest);
+      }
+      return at::cat({x, y});
+    };
+    const at::Tensor expected = chain(false, true);
+    EXPECT_TRUE(expected.isfinite().all().item<bool>());
+    EXPECT_TRUE(chain(true, false).equal(expected)) << rows << " rows";
+    at::Tensor found;
+    const auto replay = captured(at::kCUDA, [&] { found = chain(true, false); });
+    for (int i = 0; i < 3; ++i) {
+      replay();
+      EXPECT_TRUE(found.equal(expected)) << rows << " rows, in a graph";
+    }
+  }
 }
 
 // Each product may start before the one before it ends. Memory of results is used again.

@@ -7,12 +7,13 @@
 //
 // A lane reads the same k of W and of x, so which k a product takes for which of its 16 columns
 // does not matter: both operands are read in vectors of 16 bytes. The first weights are requested
-// before the kernel waits for the one before it.
+// before the kernel waits for the one before it. If the rows are first normalised, each block
+// normalises all of them.
 #include <algorithm>
 #include <bit>
 
-#include "ops/cuda/launch.cuh"
 #include "ops/cuda/math.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/linear/kernel.h"
 
 namespace assay::ops::cuda {
@@ -21,16 +22,100 @@ namespace {
 constexpr int kStep = 32;      // numbers of k that a warp takes at a time
 constexpr int kSteps = 4;      // that a warp takes, if they are not too many warps
 constexpr int kMaxWarps = 16;  // of a block
+constexpr int kMaxParts = 8;   // of 256 numbers of a row that is normalised
+template <int n>
+constexpr std::integral_constant<int, n> kConstant{};
 
 // Steps whose operands a lane holds: weights in registers, x in shared memory.
 constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
 
+// The norm of up to 8 kTiles rows, in the order of sums of the norm's own kernel for few parts
+// (ops/norm/cuda.cu): 8 numbers of k in a lane, 32 lanes, then the parts of 256 numbers. Two
+// neighbouring warps have a part, and every second row each; the last of an odd number of warps has
+// all rows of its part. kBatch rows of a warp are in flight. `shared` gets the normalised rows as
+// the product reads them, [steps, kTiles, lanes], with zeros past k.
+template <int kTiles, int kBatch>
+__device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const float (&weight)[8],
+                                               uint4* shared) {
+  static_assert(depth(kTiles) == kSteps, "a warp takes all of its steps at once");
+  __shared__ float squares[8 * kTiles][kMaxParts];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const int in = int(p.in), rows = int(p.rows), part = warp / 2, parts = (warps + 1) / 2;
+  const int column = (part * 32 + lane) * 8, apart = min(2, warps - 2 * part);
+  const auto vector_of = [&](const void* matrix, int row) {
+    return reinterpret_cast<const uint4*>(static_cast<const bf16*>(matrix) + row * in + column);
+  };
+  const auto place = [&](int row) {
+    return shared + (column / kStep * kTiles + row / 8) * 32 + row % 8 * 4 + lane % 4;
+  };
+  // f(i, row) of the rows of a batch.
+  const auto each_row = [&](int first, auto&& f) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+      if (first + i * apart < rows) f(i, first + i * apart);
+  };
+  for (int first = warp % 2; first < rows; first += kBatch * apart) {
+    uint4 x[kBatch] = {}, added[kBatch] = {};
+    float sums[kBatch] = {};
+    each_row(first, [&](int i, int row) {
+      if (column < in) x[i] = *vector_of(p.x, row);
+      if (column < in && p.added) added[i] = *vector_of(p.added, row);
+    });
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const auto add = [&](uint32_t& to, uint32_t more) {
+        const float2 a = unpack_bf16x2(to), b = unpack_bf16x2(more);
+        to = pack_bf16x2(a.x + b.x, a.y + b.y);
+        const float2 sum = unpack_bf16x2(to);
+        sums[i] += sum.x * sum.x;
+        sums[i] += sum.y * sum.y;
+      };
+      add(x[i].x, added[i].x);
+      add(x[i].y, added[i].y);
+      add(x[i].z, added[i].z);
+      add(x[i].w, added[i].w);
+    }
+    each_row(first, [&](int i, int row) {
+      if (column < warps * kSteps * kStep) *place(row) = x[i];
+      if (column < in && p.sum && blockIdx.x == 0)
+        *const_cast<uint4*>(vector_of(p.sum, row)) = x[i];
+    });
+    const float sum = transposed_sum<32, kBatch>(sums);
+    const int row = first + lane * kBatch / 32 * apart;
+    if (lane % (32 / kBatch) == 0 && row < rows) squares[row][part] = sum;
+  }
+  __syncthreads();
+  for (int first = warp % 2; first < rows; first += kBatch * apart) {
+    uint4 x[kBatch];
+    float scale[kBatch];
+    each_row(first, [&](int i, int row) {
+      float sum = squares[row][0];
+#pragma unroll
+      for (int other = 1; other < kMaxParts; ++other)
+        if (other < parts) sum += squares[row][other];
+      scale[i] = rsqrt(sum / float(in) + float(p.eps));
+      if (column < in) x[i] = *place(row);
+    });
+    each_row(first, [&](int i, int row) {
+      const auto scaled = [&](uint32_t pair, int k) {
+        const float2 x = unpack_bf16x2(pair);
+        return pack_bf16x2(x.x * scale[i] * weight[k], x.y * scale[i] * weight[k + 1]);
+      };
+      if (column < in)
+        *place(row) = {scaled(x[i].x, 0), scaled(x[i].y, 2), scaled(x[i].z, 4), scaled(x[i].w, 6)};
+    });
+  }
+  __syncthreads();
+}
+
 // 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g and out / 2 + g make one
-// output.
-template <int kTiles, bool kGated, int kTall>
+// output. kNormBatch > 0: the rows are normalised, so many of a warp at a time; all of k is in
+// shared memory.
+template <int kTiles, bool kGated, int kTall, int kNormBatch>
 __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
   constexpr int kDepth = depth(kTiles);
-  extern __shared__ uint4 shared[];  // x [warps, kDepth, kTiles, lanes], then the sums
+  constexpr bool kNormed = kNormBatch > 0;
+  extern __shared__ uint4 shared[];  // x [kDepth, warps, kTiles, lanes], then the sums
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int in = int(p.in), rows = int(p.rows);
   const int64_t width = kGated ? p.out / 2 : p.out;
@@ -58,7 +143,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
   };
   // A lane reads what it copied itself, so the warps need no barrier.
   const auto x_at = [&](int d, int t) {
-    return shared + ((warp * kDepth + d) * kTiles + t) * 32 + lane;
+    return shared + ((d * warps + warp) * kTiles + t) * 32 + lane;
   };
   const auto copy_x = [&](int d, int k) {
 #pragma unroll
@@ -70,17 +155,26 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
   };
 #pragma unroll
   for (int d = 0; d < kDepth; ++d) load_weights(w[d], first + d * stride);
+  [[maybe_unused]] float norm_weight[8] = {};
+  if constexpr (kNormed) {
+    const int column = (warp / 2 * 32 + lane) * 8;
+    if (column < in) load_vec(norm_weight, p.norm_weight, DType::f32, column);
+  }
   griddep_launch_dependents();
   griddep_wait();
+  if constexpr (kNormed) {
+    normalise_rows<kTiles, kNormBatch>(p, norm_weight, shared);
+  } else {
 #pragma unroll
-  for (int d = 0; d < kDepth; ++d) copy_x(d, first + d * stride);
+    for (int d = 0; d < kDepth; ++d) copy_x(d, first + d * stride);
+  }
 
   float c[kTall][kTiles][4] = {};
-  for (int start = 0; start < in; start += kDepth * stride) {
+  for (int start = 0; start < (kNormed ? 1 : in); start += kDepth * stride) {
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
       const int next = start + first + (d + kDepth) * stride;
-      cp_async_wait_group<kDepth - 1>();
+      if (!kNormed) cp_async_wait_group<kDepth - 1>();
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const uint4 b = *x_at(d, t);
@@ -91,6 +185,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
           mma_m16n8k16(c[i][t], {upper.z, lower.z, upper.w, lower.w}, b.z, b.w);
         }
       }
+      if (kNormed) continue;
       __syncwarp();  // a place of x is read before it is written again
       load_weights(w[d], next);
       copy_x(d, next);
@@ -150,20 +245,27 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
 void linear_few_rows(const LinearFewRows& p, Stream stream) {
   const auto warps = unsigned(std::clamp<int64_t>(ceil_div(p.in, kSteps * kStep), 1, kMaxWarps));
   const auto tiles = std::bit_ceil(unsigned(ceil_div(p.rows, 8)));
-  // All blocks read x from the L2 cache, half as often if they are tall.
-  const bool tall = tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2;
-  const auto run = [&](auto tiles, auto gated, auto tall) {
-    const auto kernel = linear_kernel<tiles(), gated(), tall()>;
-    const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
-    const size_t shared = warps * depth(tiles()) * tiles() * 32 * sizeof(uint4);
-    if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
-    else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
+  const auto run = [&](auto tiles, auto tall, auto norm_batch) {
+    with_constant<false, true>(p.gated, [&](auto gated) {
+      const auto kernel = linear_kernel<tiles(), gated(), tall(), norm_batch()>;
+      const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
+      const size_t shared = warps * depth(tiles()) * tiles() * 32 * sizeof(uint4);
+      if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
+      else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
+    });
   };
-  with_constant<false, true>(p.gated, [&](auto gated) {
-    if (tall) return run(std::integral_constant<int, 8>{}, gated, std::integral_constant<int, 2>{});
-    with_constant<1, 2, 4, 8>(
-        int(tiles), [&](auto tiles) { run(tiles, gated, std::integral_constant<int, 1>{}); });
-  });
+  if (p.norm_weight) {
+    check("linear", p.rows > 16 || p.in > kMaxParts * 256
+                        ? "normalises up to 16 rows of up to 2048 numbers"
+                        : nullptr);
+    if (p.rows <= 2) return run(kConstant<1>, kConstant<1>, kConstant<1>);
+    return run(kConstant<2>, kConstant<1>, kConstant<4>);
+  }
+  // All blocks read x from the L2 cache, half as often if they are tall.
+  if (tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2)
+    return run(kConstant<8>, kConstant<2>, kConstant<0>);
+  with_constant<1, 2, 4, 8>(int(tiles),
+                            [&](auto tiles) { run(tiles, kConstant<1>, kConstant<0>); });
 }
 
 }  // namespace assay::ops::cuda

@@ -1,6 +1,9 @@
 #pragma once
 // y = x Wᵀ + b for few rows x, as in generation: the time is that of reading W once.
 //   y_{m,n} = b_n + Σ_k x_{m,k} W_{n,k}        summed in f32, in an order that K alone decides
+// On CUDA also of the root-mean-square norm (ops/norm/kernel.h) of rows, with the bits of the two
+// operators:
+//   s = x + added, rounded        y = norm(s) Wᵀ + b
 #include "ops/kernel.h"
 
 namespace assay::ops {
@@ -15,6 +18,11 @@ struct LinearFewRows {
   bool gated = false;  // y is act(g) ⊙ u with [g, u] the rows above (ops/glu/kernel.h)
   double c = 0, a = 0;
   bool weight_at_rest = false;  // it may be read before earlier kernels end (linear.h)
+  // The norm, if its weight is not null; the weight is at rest as W is.
+  const float* norm_weight = nullptr;  // in  [K]
+  double eps = 0;
+  const void* added = nullptr;  // in  [M, K] or null
+  void* sum = nullptr;          // out [M, K], s, or null
 };
 
 // Highway, run-time dispatch. Outputs go side by side. The bits of a row do not depend on the other
@@ -24,7 +32,7 @@ size_t workspace_bytes(const LinearFewRows&);
 void linear_few_rows(const LinearFewRows&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 // bf16; M ≤ 64, K a multiple of 8, x and weight 16-byte aligned. The bits of a row depend on that
-// row, W and the bias alone.
+// row, W and the bias alone. With a norm: M ≤ 16, K ≤ 2048, and its tensors are aligned too.
 namespace cuda {
 void linear_few_rows(const LinearFewRows&, Stream);
 }  // namespace cuda

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string_view>
+#include <utility>
 
 namespace assay::ops {
 
@@ -19,6 +20,15 @@ at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const
 // linear() followed by glu (ops/glu/glu.h); one kernel where CUDA multiplies few rows.
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       std::string_view activation, bool weight_at_rest = false);
+// The residual stream x [..., K] and the output y of a part of a layer, or undefined → x + y, and
+// the product of its root-mean-square norm: add_norm or rms_norm (ops/norm/norm.h), then linear, or
+// linear_glu unless the activation is empty. One kernel with the same bits for some sizes on CUDA
+// (README.md). weight_at_rest is said of both weights.
+std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& y,
+                                              const at::Tensor& norm_weight, double eps,
+                                              const at::Tensor& weight, const at::Tensor& bias,
+                                              std::string_view activation = {},
+                                              bool weight_at_rest = false);
 // a [M, K] bᵀ, b [N, K] → [M, N]; no gradient.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 

@@ -7,6 +7,7 @@
 #include "ops/glu/glu.h"
 #include "ops/linear/kernel.h"
 #include "ops/linear/linear.h"
+#include "ops/norm/norm.h"
 #include "ops/parallel.h"
 #include "ops/paths.h"
 #include "ops/tensors.h"
@@ -114,8 +115,29 @@ bool serves_few_rows_on_cuda(const at::Tensor& x, const at::Tensor& weight,
          !needs_gradient({x, weight, bias});
 }
 
+// Whether the kernel also normalises x + y. Each of its blocks normalises all rows, so with more
+// rows or a larger weight a kernel of the norm alone is faster.
+bool serves_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& norm_weight,
+                 const at::Tensor& weight, const at::Tensor& bias) {
+  const auto vectors = [&](const at::Tensor& tensor, at::ScalarType dtype) {
+    return tensor.scalar_type() == dtype && tensor.device() == x.device() &&
+           tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
+  };
+  if (!serves_few_rows_on_cuda(x, weight, bias) || needs_gradient({y, norm_weight})) return false;
+  const int64_t rows = x.numel() / x.size(-1);
+  return rows <= 16 && x.size(-1) <= 2048 && rows * weight.numel() <= int64_t{1} << 26 &&
+         vectors(x, at::kBFloat16) && vectors(norm_weight, at::kFloat) &&
+         (!y.defined() || (vectors(y, at::kBFloat16) && y.sizes() == x.sizes()));
+}
+
+// The rows are those of the norm of x + added, if its weight is defined; sum gets x + added.
+struct NormOfRows {
+  at::Tensor weight, added, sum;
+  double eps = 0;
+};
 at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const at::Tensor& bias,
-                    const std::optional<GluActivation>& glu, bool weight_at_rest) {
+                    const std::optional<GluActivation>& glu, bool weight_at_rest,
+                    const NormOfRows& norm = {}) {
   const at::Tensor x = aligned(sequence.contiguous()),
                    b = parameter(optional(bias), x.scalar_type());
   std::vector<int64_t> shape = x.sizes().vec();
@@ -130,7 +152,11 @@ at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const 
                      .bias = data(b),
                      .y = data(y),
                      .gated = glu.has_value(),
-                     .weight_at_rest = weight_at_rest};
+                     .weight_at_rest = weight_at_rest,
+                     .norm_weight = static_cast<const float*>(data(norm.weight)),
+                     .eps = norm.eps,
+                     .added = data(norm.added),
+                     .sum = data(norm.sum)};
   if (glu) {
     work.c = glu->c;
     work.a = glu->a;
@@ -186,6 +212,25 @@ at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::T
   if (serves_few_rows_on_cuda(x, weight, bias) && weight.size(0) % 2 == 0)
     return few_rows(x, weight, bias, glu_activation(activation), weight_at_rest);
   return glu(linear(x, weight, bias, weight_at_rest), activation);
+}
+
+std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Tensor& y,
+                                              const at::Tensor& norm_weight, double eps,
+                                              const at::Tensor& weight, const at::Tensor& bias,
+                                              std::string_view activation, bool weight_at_rest) {
+  check(x, weight);
+  const bool gated = !activation.empty();
+  if (serves_norm(x, y, norm_weight, weight, bias) && !(gated && weight.size(0) % 2)) {
+    check_shape("rms_norm", "weight", norm_weight, {x.size(-1)}, "[D]");
+    const NormOfRows norm{norm_weight, y, y.defined() ? at::empty_like(x) : y, eps};
+    const auto glu = gated ? std::optional(glu_activation(activation)) : std::nullopt;
+    const at::Tensor out = few_rows(x, weight, bias, glu, weight_at_rest, norm);
+    return {y.defined() ? norm.sum : x, out};
+  }
+  const auto [sum, normed] = y.defined() ? add_norm(x, y, norm_weight, std::nullopt, eps)
+                                         : std::pair(x, rms_norm(x, norm_weight, eps));
+  return {sum, gated ? linear_glu(normed, weight, bias, activation, weight_at_rest)
+                     : linear(normed, weight, bias, weight_at_rest)};
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
