@@ -151,13 +151,17 @@ Layer::Layer(const ModelSpec& spec, int64_t index) {
 }
 
 Residual Layer::forward(Residual x, State& state, at::ScalarType dtype) {
-  const at::Tensor h = mixer_norm->forward(x).to(dtype);
-  const bool one_token = h.size(1) == 1 && !x.x.requires_grad();
-  x.y = one_token ? mixer->step(h.squeeze(1), state).unsqueeze(1) : mixer->forward(h, state);
-  if (channel_mixer) {
-    const at::Tensor normed = channel_norm->forward(x).to(dtype);
-    x.y = channel_mixer->forward(normed, state);
-  }
+  const bool one_token = x.x.size(1) == 1 && !x.x.requires_grad();
+  const auto output_of = [&](Mixer& part, const Norm& norm) {
+    if (auto* projected = dynamic_cast<ProjectedMixer*>(&part); projected && one_token) {
+      const at::Tensor h = norm.forward_projected(x, projected->input_projection(), dtype);
+      return projected->mix_step(h.squeeze(1), state).unsqueeze(1);
+    }
+    const at::Tensor h = norm.forward(x).to(dtype);
+    return one_token ? part.step(h.squeeze(1), state).unsqueeze(1) : part.forward(h, state);
+  };
+  x.y = output_of(*mixer, *mixer_norm);
+  if (channel_mixer) x.y = output_of(*channel_mixer, *channel_norm);
   return x;
 }
 
@@ -235,6 +239,10 @@ at::Tensor LanguageModel::normalised(Residual output) const {
 }
 
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
+  return normalised(residual(tokens, state));
+}
+
+Residual LanguageModel::residual(const at::Tensor& tokens, ModelState& state) {
   const int64_t time = tokens.size(1);
   state.layers.resize(layers.size());
   for (State& layer : state.layers) {
@@ -273,7 +281,7 @@ at::Tensor LanguageModel::hidden(const at::Tensor& tokens, ModelState& state) {
   for (int64_t& position : state.positions) position += position < 0 ? 0 : time;
   if (state.device_positions.defined())
     state.device_positions.add_(state.device_positions.ge(0), time);
-  return normalised(x);
+  return x;
 }
 
 int64_t LanguageModel::max_time() const {
@@ -283,7 +291,9 @@ int64_t LanguageModel::max_time() const {
 }
 
 at::Tensor LanguageModel::logits(const at::Tensor& tokens, ModelState& state) {
-  return logits_of_hidden(hidden(tokens, state));
+  if (at::GradMode::is_enabled()) return logits_of_hidden(hidden(tokens, state));
+  Residual x = residual(tokens, state);
+  return norm->forward_projected(x, {head_weight()}, product_dtype());
 }
 
 at::Tensor LanguageModel::logits_of_hidden(const at::Tensor& hidden) const {

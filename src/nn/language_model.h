@@ -87,8 +87,9 @@ struct LanguageModel : Module {
   // tokens [B, T] i64 → [B, T, d_model], in float32 with residual_in_fp32, else in compute_dtype:
   // what the first layer reads.
   at::Tensor embed(const at::Tensor& tokens, const ModelState& state) const;
-  // tokens [B, T] i64 → [B, T, d_model] in compute_dtype, normalised, ready for the head. Reads and
-  // advances the state.
+  // What the last layer leaves of tokens [B, T] i64. Reads and advances the state.
+  Residual residual(const at::Tensor& tokens, ModelState& state);
+  // The same in compute_dtype, normalised, ready for the head: [B, T, d_model].
   at::Tensor hidden(const at::Tensor& tokens, ModelState& state);
   // What hidden() makes of the output of the last layer.
   at::Tensor normalised(Residual output) const;

@@ -80,18 +80,22 @@ bool is_trained_in_bf16(const at::Tensor& weight, const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor Linear::forward(const at::Tensor& x) const {
-  if (is_trained_in_bf16(weight, x)) return ops::linear_of_master(x, weight, bias);
+at::Tensor Projection::operator()(const at::Tensor& x) const {
+  if (is_trained_in_bf16(weight, x)) {
+    const at::Tensor y = ops::linear_of_master(x, weight, bias);
+    return activation.empty() ? y : ops::glu(y, activation);
+  }
   const at::Tensor w = weight.to(x.scalar_type());
-  return ops::linear(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, w.is_same(weight));
+  const at::Tensor b = bias.defined() ? bias.to(x.scalar_type()) : bias;
+  return activation.empty() ? ops::linear(x, w, b, w.is_same(weight))
+                            : ops::linear_glu(x, w, b, activation, w.is_same(weight));
 }
 
-at::Tensor Linear::forward_glu(const at::Tensor& x, std::string_view activation) const {
-  if (is_trained_in_bf16(weight, x)) return ops::glu(forward(x), activation);
-  const at::Tensor w = weight.to(x.scalar_type());
-  return ops::linear_glu(x, w, bias.defined() ? bias.to(x.scalar_type()) : bias, activation,
-                         w.is_same(weight));
+Projection Linear::projection(std::string_view activation) const {
+  return {weight, bias, activation};
 }
+
+at::Tensor Linear::forward(const at::Tensor& x) const { return projection()(x); }
 
 const std::vector<std::string>& Norm::kinds() {
   static const std::vector<std::string> names = {"rmsnorm", "layernorm", "zero_centered_rmsnorm"};
@@ -120,6 +124,17 @@ at::Tensor Norm::forward(Residual& x) const {
   auto [sum, normed] = ops::add_norm(x.x, x.y, w, bias_or_none, eps, groups);
   x = {sum, {}};
   return normed;
+}
+
+at::Tensor Norm::forward_projected(Residual& x, const Projection& to, at::ScalarType dtype) const {
+  const bool plain = !bias.defined() && groups == 1 && !zero_centered;
+  if (!plain || at::GradMode::is_enabled() || x.x.scalar_type() != dtype)
+    return to(forward(x).to(dtype));
+  const at::Tensor w = to.weight.to(dtype), b = to.bias.defined() ? to.bias.to(dtype) : to.bias;
+  auto [sum, projected] =
+      ops::norm_linear(x.x, x.y, weight, eps, w, b, to.activation, w.is_same(to.weight));
+  x = {sum, {}};
+  return projected;
 }
 
 at::Tensor Residual::sum() const { return y.defined() ? x + y : x; }

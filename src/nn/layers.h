@@ -56,12 +56,19 @@ struct LinearOptions {
   bool weight_decay = true;  // of the weight
 };
 
-// y = x Wᵀ + b; weight [out, in], bias [out] or absent. The model counts the FLOPs of every Linear.
+// y = x Wᵀ + b, followed by glu(y, activation) unless the activation is empty; weight [out, in],
+// bias [out] or absent.
+struct Projection {
+  at::Tensor weight, bias = {};
+  std::string_view activation = {};
+  at::Tensor operator()(const at::Tensor& x) const;
+};
+
+// y = x Wᵀ + b. The model counts the FLOPs of every Linear.
 struct Linear : Module {
   Linear(int64_t in, int64_t out, LinearOptions options = {});
   at::Tensor forward(const at::Tensor& x) const;
-  // glu(forward(x), activation), by one kernel where that is faster (ops/linear/linear.h).
-  at::Tensor forward_glu(const at::Tensor& x, std::string_view activation) const;
+  Projection projection(std::string_view activation = {}) const;
   at::Tensor weight, bias;
 };
 // All projections in a module and its parts.
@@ -81,6 +88,8 @@ struct Norm : Module {
   Norm(const std::string& kind, int64_t size, double eps, int64_t groups = 1);
   at::Tensor forward(const at::Tensor& x) const;
   at::Tensor forward(Residual& x) const;  // of the sum, which x becomes
+  // to(forward(x)) in `dtype`, by one kernel for some sizes (norm_linear of ops/linear/linear.h).
+  at::Tensor forward_projected(Residual& x, const Projection& to, at::ScalarType dtype) const;
   // forward(x) ⊙ silu(z), or forward(x ⊙ silu(z)). z has the shape of x.
   at::Tensor forward_then_gate(const at::Tensor& x, const at::Tensor& z) const;
   at::Tensor gate_then_forward(const at::Tensor& x, const at::Tensor& z) const;

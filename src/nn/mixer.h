@@ -90,6 +90,23 @@ struct Mixer : Module {
   virtual int numerics() const { return 1; }
 };
 
+// A mixer that reads x through one projection alone. A decode step normalises x within the kernel
+// of this projection.
+struct ProjectedMixer : Mixer {
+  virtual Projection input_projection() const = 0;
+  // The rest of forward() and of step(): of the projected x, [B, T, N] and [B, N].
+  virtual at::Tensor mix(const at::Tensor& projected, State& state) = 0;
+  virtual at::Tensor mix_step(const at::Tensor& projected, State& state) {
+    return mix(projected.unsqueeze(1), state).squeeze(1);
+  }
+  at::Tensor forward(const at::Tensor& x, State& state) final {
+    return mix(input_projection()(x), state);
+  }
+  at::Tensor step(const at::Tensor& x, State& state) final {
+    return mix_step(input_projection()(x), state);
+  }
+};
+
 // Where a mixer stands in its model, for those whose starting values or parts depend on it; the
 // others take d_model.
 struct Place {

@@ -124,6 +124,10 @@ const std::vector<Example>& cuda_examples() {
       {"transformer", toml("\"attention\"", "[model.attention]\nnum_heads = 4\nnum_kv_heads = 2")},
       {"qk_norm", toml("\"attention\"", "[model.attention]\nnum_heads = 2\nqk_norm = true")},
       {"alibi", toml("\"attention\"", "[model.attention]\nnum_heads = 8\nposition = \"alibi\"")},
+      {"wide", "[model]\nvocab_size = 40\nd_model = 320\nchannel_mixer = \"swiglu\"\n"},
+      {"layernorm", toml("\"attention\"", "norm = \"layernorm\"")},
+      {"zero_centered", toml("\"attention\"", "norm = \"zero_centered_rmsnorm\"")},
+      {"plain_gelu", toml("\"attention\"", "channel_mixer = \"gelu\"\n[model.gelu]\nbias = true")},
       {"learned", toml("\"attention\"",
                        "positions = \"learned\"\nmax_positions = 1100\n"
                        "[model.attention]\nposition = \"none\"")},

@@ -12,7 +12,7 @@ namespace {
 enum Kind { kGelu, kGeglu, kSwiglu };
 
 template <Kind kind>
-struct FeedForward final : Mixer {
+struct FeedForward final : ProjectedMixer {
   static constexpr bool gated = kind != kGelu;
   struct Config {
     int64_t d_ff = 0;
@@ -33,9 +33,11 @@ struct FeedForward final : Mixer {
     out_proj = add_linear("out_proj", hidden, d_model, {.role = Role::output, .bias = c.bias});
   }
 
-  at::Tensor forward(const at::Tensor& x, State&) override {
-    if (!gated) return out_proj->forward(at::gelu(in_proj->forward(x), "tanh"));
-    return out_proj->forward(in_proj->forward_glu(x, kind == kGeglu ? "gelu" : "silu"));
+  Projection input_projection() const override {
+    return in_proj->projection(!gated ? "" : kind == kGeglu ? "gelu" : "silu");
+  }
+  at::Tensor mix(const at::Tensor& hidden, State&) override {
+    return out_proj->forward(gated ? hidden : at::gelu(hidden, "tanh"));
   }
 
   double mixing_flops(int64_t) const override { return 0; }

@@ -26,7 +26,7 @@
 namespace assay::nn {
 namespace {
 
-struct Attention final : Mixer {
+struct Attention final : ProjectedMixer {
   struct Config {
     int64_t num_heads = 4, num_kv_heads = 0, head_dim = 0, window = -1;
     std::string position = "rope";
@@ -105,24 +105,25 @@ struct Attention final : Mixer {
   bool constant_keys() const { return config.constants != "none"; }
   bool constant_queries() const { return config.constants == "queries_and_keys"; }
 
-  // Queries, keys and values as attention takes them, and the scale of its scores. `position` is
-  // that of the first token of x, or a list with one position per token of x [1, B, d_model].
-  struct Projected {
+  // Queries, keys and values as attention takes them, and the scale of its scores, from the
+  // projected x. `position` is that of the first token, or a list with one position per token of
+  // projected [1, B, N].
+  struct Placed {
     at::Tensor q, k, v;  // [B, T, H or Hkv, D]
     double softmax_scale;
   };
   template <class Position>
-  Projected project(const at::Tensor& x, const Position& position) const {
-    const at::Tensor all = qkv->forward(x).unflatten(-1, {-1, config.head_dim});
+  Placed placed(const at::Tensor& projected, const Position& position) const {
+    const at::Tensor all = projected.unflatten(-1, {-1, config.head_dim});
     if (config.position == "rope" && !constant_keys()) {
-      const auto [cos, sin] = rotary.angles(x, position);
+      const auto [cos, sin] = rotary.angles(projected, position);
       const auto [q, k, v] =
           ops::rotary_qkv(all, config.num_kv_heads, cos, sin, norm_scale(cos.options()));
       return {q, k, v, softmax_scale()};
     }
-    const auto projected = all.split_with_sizes(parts, 2);
-    at::Tensor q = constant_queries() ? constants(queries, x, position) : projected[0];
-    at::Tensor k = constant_keys() ? constants(keys, x, position) : projected[1];
+    const auto heads = all.split_with_sizes(parts, 2);
+    at::Tensor q = constant_queries() ? constants(queries, projected, position) : heads[0];
+    at::Tensor k = constant_keys() ? constants(keys, projected, position) : heads[1];
     if (config.position == "rope") {
       q = rotary(q, position);
       k = rotary(k, position);
@@ -132,7 +133,7 @@ struct Attention final : Mixer {
       k = unit_length(k);
     }
     if (scale.defined()) q = q * scale.to(q.scalar_type()).unsqueeze(-1);
-    return {q, k, projected[2], softmax_scale()};
+    return {q, k, heads[2], softmax_scale()};
   }
   double softmax_scale() const {
     if (!config.qk_norm) return 1 / std::sqrt(double(config.head_dim));
@@ -164,38 +165,41 @@ struct Attention final : Mixer {
     return slopes.defined() ? std::optional(slopes) : std::nullopt;
   }
 
-  at::Tensor forward(const at::Tensor& x, State& state) override {
+  Projection input_projection() const override { return qkv->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    state["position"] = at::full({}, position + x.size(1), at::kLong);
-    if (x.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
-        kernel_makes_queries(x.options()))
+    state["position"] = at::full({}, position + projected.size(1), at::kLong);
+    if (projected.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
+        kernel_makes_queries(projected.options()))
       return out_proj->forward(
-          attend_token(token(x.squeeze(1), position + 1), state, position).flatten(1).unsqueeze(1));
-    return out_proj->forward(attend(project(x, position), state).flatten(2));
+          attend_token(token(projected.squeeze(1), position + 1), state, position)
+              .flatten(1)
+              .unsqueeze(1));
+    return out_proj->forward(attend(placed(projected, position), state).flatten(2));
   }
 
   bool caches_per_row() const override { return true; }
   bool can_be_captured(const at::TensorOptions& options) const override {
     return kernel_makes_queries(options);
   }
-  at::Tensor step(const at::Tensor& x, State& state) override {
-    if (state.positions.empty()) return Mixer::step(x, state);
+  at::Tensor mix_step(const at::Tensor& projected, State& state) override {
+    if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
     if (state.caches.defined()) {
-      auto [q, k, v, options] = token(x, state.capacity);
+      auto [q, k, v, options] = token(projected, state.capacity);
       options.window = window();
       if (options.cos) state.read_by_graph = {*options.cos, *options.sin};
       const at::Tensor out =
           ops::decode_attention(q, k, v, state.device_positions, state.caches, options);
       return out_proj->forward(out.flatten(1));
     }
-    const auto [q, k, v, softmax_scale] = project(x.unsqueeze(0), state.positions);
+    const auto [q, k, v, softmax_scale] = placed(projected.unsqueeze(0), state.positions);
     at::Tensor out = at::zeros_like(q);
     const auto read = [&, &q = q, &k = k, &v = v, softmax_scale = softmax_scale](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
       row(out).copy_(attend({row(q), row(k), row(v), softmax_scale}, state.rows[size_t(b)]));
     };
-    for_each_row(state, x.device(), read);
+    for_each_row(state, projected.device(), read);
     return out_proj->forward(out.flatten(2).squeeze(0));
   }
 
@@ -210,14 +214,14 @@ struct Attention final : Mixer {
     return config.constants == "none" && rotates &&
            ops::decode_attention_serves(options, config.head_dim);
   }
-  // x [B, d_model] of tokens at positions below `end`.
-  Token token(const at::Tensor& x, int64_t end) const {
-    const auto heads =
-        qkv->forward(x).unflatten(-1, {-1, config.head_dim}).split_with_sizes(parts, 1);
+  // projected [B, N] of tokens at positions below `end`.
+  Token token(const at::Tensor& projected, int64_t end) const {
+    const auto heads = projected.unflatten(-1, {-1, config.head_dim}).split_with_sizes(parts, 1);
     ops::DecodeOptions options{.scale = softmax_scale(),
-                               .norm_scale = norm_scale(x.options().dtype(at::kFloat)),
+                               .norm_scale = norm_scale(projected.options().dtype(at::kFloat)),
                                .alibi_slopes = slopes_or_none()};
-    if (config.position == "rope") std::tie(options.cos, options.sin) = rotary.tables(x, end);
+    if (config.position == "rope")
+      std::tie(options.cos, options.sin) = rotary.tables(projected, end);
     return {heads[0], heads[1], heads[2], options};
   }
   // The new tokens are at `position`. → [B, H, D]
@@ -231,8 +235,8 @@ struct Attention final : Mixer {
   }
 
   // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
-  at::Tensor attend(const Projected& projected, State& state) const {
-    auto [q, k, v, softmax_scale] = projected;
+  at::Tensor attend(const Placed& heads, State& state) const {
+    auto [q, k, v, softmax_scale] = heads;
     if (q.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
         ops::decode_attention_serves(q.options(), config.head_dim))
       return attend_token({q.squeeze(1),
@@ -252,7 +256,7 @@ struct Attention final : Mixer {
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
-    const auto [q, k, v, softmax_scale] = project(x, int64_t{0});
+    const auto [q, k, v, softmax_scale] = placed(qkv->forward(x), int64_t{0});
     return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
                                            softmax_scale, slopes_or_none())
         .transpose(1, 2);

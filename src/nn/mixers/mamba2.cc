@@ -22,7 +22,7 @@
 namespace assay::nn {
 namespace {
 
-struct Mamba2 final : Mixer {
+struct Mamba2 final : ProjectedMixer {
   struct Config {
     int64_t state_size = 128, expand = 2, head_dim = 64, num_groups = 1, conv_width = 4;
     std::string decay = "full";
@@ -69,8 +69,9 @@ struct Mamba2 final : Mixer {
                             {.start = log_of_uniform(1, 16)});
   }
 
-  at::Tensor forward(const at::Tensor& h, State& state) override {
-    const auto part = ops::split(in_proj->forward(h), {inner, inner + 2 * groups, num_heads});
+  Projection input_projection() const override { return in_proj->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
+    const auto part = ops::split(projected, {inner, inner + 2 * groups, num_heads});
     const auto xBC = conv->forward(part[1], state, {inner, groups, groups});
     const at::Tensor x = split_heads(xBC[0], num_heads);
     const at::Tensor B = split_heads(xBC[1], config.num_groups),

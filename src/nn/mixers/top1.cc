@@ -45,7 +45,7 @@ struct HeadsConfig {
 };
 
 // The projections of both mixers, and their past keys and values.
-struct Top1 : Mixer {
+struct Top1 : ProjectedMixer {
   Top1(const char* name, HeadsConfig& c, int64_t d_model)
       : heads(expanded(name, c, d_model)), rotary(c.head_dim, c.rope_base) {
     const int64_t inner = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
@@ -73,8 +73,8 @@ struct Top1 : Mixer {
     at::Tensor q, k, v;  // [B, T, H, D]; [B, S, Hk, D] with the past in front
     double softmax_scale;
   };
-  Projected project(const at::Tensor& x, State& state) const {
-    return with_past(placed(x, length_of(state, "k")), state);
+  Projected place_with_past(const at::Tensor& projected, State& state) const {
+    return with_past(placed(projected, length_of(state, "k")), state);
   }
   Projected with_past(const std::array<at::Tensor, 3>& qkv, State& state) const {
     const auto& [q, k, v] = qkv;
@@ -82,37 +82,39 @@ struct Top1 : Mixer {
             heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
   }
 
-  at::Tensor forward(const at::Tensor& x, State& state) override {
-    return out_proj->forward(read(project(x, state), state).flatten(2));
+  Projection input_projection() const override { return qkv->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
+    return out_proj->forward(read(place_with_past(projected, state), state).flatten(2));
   }
   bool caches_per_row() const override { return true; }
-  at::Tensor step(const at::Tensor& x, State& state) override {
-    if (state.positions.empty()) return Mixer::step(x, state);
-    const auto qkv = placed(x.unsqueeze(0), state.positions);
-    at::Tensor out = at::zeros_like(qkv[0]);
-    for_each_row(state, x.device(), [&](int64_t b) {
+  at::Tensor mix_step(const at::Tensor& projected, State& state) override {
+    if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
+    const auto new_rows = placed(projected.unsqueeze(0), state.positions);
+    at::Tensor out = at::zeros_like(new_rows[0]);
+    for_each_row(state, projected.device(), [&](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
       State& own = state.rows[size_t(b)];
-      row(out).copy_(read(with_past({row(qkv[0]), row(qkv[1]), row(qkv[2])}, own), own));
+      row(out).copy_(
+          read(with_past({row(new_rows[0]), row(new_rows[1]), row(new_rows[2])}, own), own));
     });
     return out_proj->forward(out.flatten(2).squeeze(0));
   }
   virtual at::Tensor read(const Projected& projected, State& state) = 0;  // → [B, T, H, D]
-  // Queries, keys and values with norm, scale and rotation. `position` is that of the first token
-  // of x, or a list with one position per token of x [1, B, d_model].
+  // Queries, keys and values with norm, scale and rotation, from the projected x. `position` is
+  // that of the first token, or a list with one position per token of projected [1, B, N].
   template <class Position>
-  std::array<at::Tensor, 3> placed(const at::Tensor& x, const Position& position) const {
+  std::array<at::Tensor, 3> placed(const at::Tensor& projected, const Position& position) const {
     const int64_t kv_heads = heads.num_kv_heads;
-    const at::Tensor all = split_heads(qkv->forward(x), heads.num_heads + 2 * kv_heads);
+    const at::Tensor all = split_heads(projected, heads.num_heads + 2 * kv_heads);
     if (heads.position == "rope") {
-      const auto [cos, sin] = rotary.angles(x, position);
+      const auto [cos, sin] = rotary.angles(projected, position);
       return ops::rotary_qkv(all, kv_heads, cos, sin,
                              heads.qk_norm ? std::optional(scale) : std::nullopt);
     }
     const auto parts = all.split_with_sizes({heads.num_heads, kv_heads, kv_heads}, 2);
     if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
-    return {unit_length(parts[0]) * scale.to(x.scalar_type()).unsqueeze(-1), unit_length(parts[1]),
-            parts[2]};
+    return {unit_length(parts[0]) * scale.to(all.scalar_type()).unsqueeze(-1),
+            unit_length(parts[1]), parts[2]};
   }
 
   HeadsConfig heads;
@@ -133,7 +135,7 @@ struct Top1Element final : Top1 {
   // Of the one position that is read
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v, softmax_scale] = project(x, none);
+    const auto [q, k, v, softmax_scale] = place_with_past(qkv->forward(x), none);
     return std::get<0>(ops::top1_element_reference(q, k, values_of_positions(k), softmax_scale))
         .transpose(1, 2);
   }
@@ -185,7 +187,7 @@ struct Top1Chunk final : Top1 {
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
     State none;
-    const auto [q, k, v, softmax_scale] = project(x, none);
+    const auto [q, k, v, softmax_scale] = place_with_past(qkv->forward(x), none);
     const auto out =
         ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, softmax_scale,
                                   config.fall_back ? "exact" : config.selection, config.top_k, {},
