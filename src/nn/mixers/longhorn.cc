@@ -22,7 +22,7 @@
 namespace assay::nn {
 namespace {
 
-struct Longhorn final : Mixer {
+struct Longhorn final : ProjectedMixer {
   struct Config {
     int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
     bool scalar_beta = false, exact = false;
@@ -53,8 +53,9 @@ struct Longhorn final : Mixer {
     D = add_parameter("D", torch::ones({inner}));
   }
 
-  at::Tensor forward(const at::Tensor& h, State& state) override {
-    const auto xz = ops::split(in_proj->forward(h), {inner, inner});
+  Projection input_projection() const override { return in_proj->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
+    const auto xz = ops::split(projected, {inner, inner});
     const at::Tensor x = conv->forward(xz[0], state);
     const auto part = x_proj->forward(x).split_with_sizes(
         {config.dt_rank, config.state_size, config.state_size}, -1);

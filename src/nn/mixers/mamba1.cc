@@ -26,7 +26,7 @@
 namespace assay::nn {
 namespace {
 
-struct Mamba1 final : Mixer {
+struct Mamba1 final : ProjectedMixer {
   struct Config {
     int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
     std::string decay = "full";
@@ -66,8 +66,9 @@ struct Mamba1 final : Mixer {
       A_bias = add_parameter("A_bias", count + at::log(-at::expm1(-count)));
   }
 
-  at::Tensor forward(const at::Tensor& h, State& state) override {
-    const auto xz = ops::split(in_proj->forward(h), {inner, inner});
+  Projection input_projection() const override { return in_proj->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
+    const auto xz = ops::split(projected, {inner, inner});
     const at::Tensor x = conv->forward(xz[0], state);
     const auto part = x_proj->forward(x).split_with_sizes(parts, -1);
     const at::Tensor dt = dt_proj->forward(part[0]);

@@ -18,7 +18,7 @@
 namespace assay::nn {
 namespace {
 
-struct Retention final : Mixer {
+struct Retention final : ProjectedMixer {
   struct Config {
     int64_t num_heads = 4;
     double expand_v = 2, rope_base = 10000, norm_eps = 1e-5;
@@ -46,14 +46,16 @@ struct Retention final : Mixer {
                                 at::log1p(-at::exp2(-5 - at::arange(c.num_heads, at::kDouble))));
   }
 
-  at::Tensor forward(const at::Tensor& x, State& state) override {
+  Projection input_projection() const override { return qkvg_proj->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
-    if (state.positions.empty()) state["position"] = at::full({}, position + x.size(1), at::kLong);
-    const auto part = ops::split(qkvg_proj->forward(x), {2 * K, V, V});
+    if (state.positions.empty())
+      state["position"] = at::full({}, position + projected.size(1), at::kLong);
+    const auto part = ops::split(projected, {2 * K, V, V});
     const auto [q, k] = rotated(split_heads(part[0], 2 * config.num_heads), position, state);
-    const at::Tensor g =
-        log_decay.to(wide(x).scalar_type()).expand({x.size(0), x.size(1), config.num_heads});
+    const at::Tensor g = log_decay.to(at::promote_types(projected.scalar_type(), at::kFloat))
+                             .expand({projected.size(0), projected.size(1), config.num_heads});
     at::Tensor y;
     std::tie(y, state["S"]) =
         ops::simple_gla(q, k, split_heads(part[1], config.num_heads), g,

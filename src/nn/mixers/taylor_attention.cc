@@ -15,7 +15,7 @@
 namespace assay::nn {
 namespace {
 
-struct TaylorAttention final : Mixer {
+struct TaylorAttention final : ProjectedMixer {
   struct Config {
     int64_t num_heads = 4, feature_dim = 16;
     double eps = 1e-12;
@@ -35,8 +35,9 @@ struct TaylorAttention final : Mixer {
     out_proj = add_linear("out_proj", V, d_model, {.role = Role::output});
   }
 
-  at::Tensor forward(const at::Tensor& x, State& state) override {
-    const auto part = qkv->forward(x).split_with_sizes({K, K, V}, -1);
+  Projection input_projection() const override { return qkv->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
+    const auto part = projected.split_with_sizes({K, K, V}, -1);
     const auto heads = [&](int64_t i) { return split_heads(part[i], config.num_heads); };
     at::Tensor y;
     std::tie(y, state["S"]) = ops::taylor_exp_attention(
