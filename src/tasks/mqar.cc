@@ -58,29 +58,38 @@ std::vector<int64_t> draw_slots(Random& random, const std::vector<double>& weigh
 struct Loss {
   at::Tensor hidden, targets;  // of the queries
 };
-Loss queries(nn::LanguageModel& model, const MqarBatch& batch) {
+// Examples on a device. The places of the queries are found once, because a search on a GPU would
+// make every step wait for it.
+struct Examples {
+  at::Tensor inputs;           // [N, L]
+  at::Tensor places, targets;  // [N, n]: positions of the queries, and their values
+};
+Examples on_device(const MqarBatch& batch, c10::Device device) {
+  const int64_t count = batch.inputs.size(0);
+  const at::Tensor places =
+      (batch.labels != kNoLabel).nonzero().select(1, 1).view({count, -1}).contiguous();
+  return {batch.inputs.to(device), places.to(device), batch.labels.gather(1, places).to(device)};
+}
+
+// Of the examples [begin, end).
+Loss queries(nn::LanguageModel& model, const Examples& all, int64_t begin, int64_t end) {
   nn::ModelState state{.last = true};
-  const at::Tensor hidden = model.hidden(batch.inputs, state).flatten(0, 1),
-                   labels = batch.labels.flatten();
-  const at::Tensor places = (labels != kNoLabel).nonzero().squeeze(1);
-  return {hidden.index_select(0, places), labels.index_select(0, places)};
+  const at::Tensor hidden = model.hidden(all.inputs.slice(0, begin, end), state);
+  const at::Tensor rows = at::arange(end - begin, all.places.options()).unsqueeze(1);
+  const at::Tensor places = all.places.slice(0, begin, end) + rows * hidden.size(1);
+  return {hidden.flatten(0, 1).index_select(0, places.flatten()),
+          all.targets.slice(0, begin, end).flatten()};
 }
 
-MqarBatch rows(const MqarBatch& all, int64_t begin, int64_t end) {
-  return {all.inputs.slice(0, begin, end), all.labels.slice(0, begin, end)};
-}
-
-double accuracy(nn::LanguageModel& model, const MqarBatch& test, int64_t batch_size) {
+double accuracy(nn::LanguageModel& model, const Examples& test, int64_t batch_size) {
   const at::NoGradGuard no_grad;
-  int64_t right = 0, all = 0;
-  for (int64_t begin = 0; begin < test.inputs.size(0); begin += batch_size) {
-    const Loss found =
-        queries(model, rows(test, begin, std::min(begin + batch_size, test.inputs.size(0))));
-    const at::Tensor likeliest = model.logits_of_hidden(found.hidden).argmax(1);
-    right += (likeliest == found.targets).sum().item<int64_t>();
-    all += found.targets.numel();
+  const int64_t count = test.inputs.size(0);
+  at::Tensor right = at::zeros({}, test.inputs.options());
+  for (int64_t begin = 0; begin < count; begin += batch_size) {
+    const Loss found = queries(model, test, begin, std::min(begin + batch_size, count));
+    right += (model.logits_of_hidden(found.hidden).argmax(1) == found.targets).sum();
   }
-  return double(right) / double(all);
+  return double(right.item<int64_t>()) / double(test.targets.numel());
 }
 
 ConfigNode configuration(const ConfigNode& table, int64_t width, const MqarData& data,
@@ -180,12 +189,12 @@ MqarResult train_mqar(const MqarRun& run, const MqarPlan& plan, c10::Device devi
   model.initialise(uint64_t(plan.seed));
   model.to(device);
   model.compute_dtype = train::compute_dtype(plan.precision, device);
-  const auto on_device = [&](MqarBatch batch) {
-    return MqarBatch{batch.inputs.to(device), batch.labels.to(device)};
-  };
   const uint64_t seed = uint64_t(plan.seed) * 2;
-  const MqarBatch train = on_device(mqar_examples(run.data, seed, 0, plan.train_examples));
-  const MqarBatch test = on_device(mqar_examples(run.data, seed + 1, 0, plan.test_examples));
+  const auto examples = [&](uint64_t of, int64_t count) {
+    return on_device(mqar_examples(run.data, of, 0, count), device);
+  };
+  const Examples train = examples(seed, plan.train_examples),
+                 test = examples(seed + 1, plan.test_examples);
   const int64_t steps_per_epoch = (plan.train_examples + plan.batch_size - 1) / plan.batch_size;
   train::TrainConfig config;
   config.steps = plan.epochs * steps_per_epoch;
@@ -200,8 +209,8 @@ MqarResult train_mqar(const MqarRun& run, const MqarPlan& plan, c10::Device devi
   for (int64_t epoch = 0; epoch < plan.epochs && result.accuracy < plan.stop_at; ++epoch) {
     for (int64_t begin = 0; begin < plan.train_examples; begin += plan.batch_size, ++step) {
       check_interrupt();
-      const Loss found = queries(
-          model, rows(train, begin, std::min(begin + plan.batch_size, plan.train_examples)));
+      const int64_t end = std::min(begin + plan.batch_size, plan.train_examples);
+      const Loss found = queries(model, train, begin, end);
       nn::lm_loss(found.hidden, model.head_weight(), found.targets).backward();
       optimizer.step(train::learning_rate_at(config, step), step);
     }
