@@ -6,8 +6,8 @@
 //
 // Everything below runs on the thread that calls run(); submit() and stop() may be called from any.
 // What a sequence becomes depends on its prompt, its sampling and its seed only: pieces begin at
-// multiples of the piece length, short prompts are read in batches whose number of rows follows from
-// their length, and a decode step always computes all slots (nn/slots.h).
+// multiples of the piece length, short prompts are read in batches whose number of rows follows
+// from their length, and a decode step always computes all slots (nn/slots.h).
 //
 // On CUDA, a step is launched before the tokens of the step before it are read, so that the device
 // does not wait for the host. A sequence that ends by its tokens has then begun one step too many,

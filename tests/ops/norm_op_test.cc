@@ -52,7 +52,7 @@ void expect_norms_on(at::Device device) {
       expect_norm({2, 130, 192}, 3, layer, dtype, device);
       expect_norm({3, 67, 35}, 5, layer, dtype, device);
       expect_norm({7, 640}, 2, layer, dtype, device);
-      // so many rows that a block of the CUDA kernel has several, with one to eight vectors per lane
+      // so many rows that a block of the CUDA kernel has several; one to eight vectors per lane
       for (const int64_t width : {33, 101, 128, 203, 256, 512, 1280})
         expect_norm({300, width}, 1, layer, dtype, device);
     }

@@ -22,23 +22,19 @@ namespace {
 constexpr int kStep = 32;      // numbers of k that a warp takes at a time
 constexpr int kSteps = 4;      // that a warp takes, if they are not too many warps
 constexpr int kMaxWarps = 16;  // of a block
-constexpr int kMaxParts = 8;   // of 256 numbers of a row that is normalised
-template <int n>
-constexpr std::integral_constant<int, n> kConstant{};
+constexpr int kNormedRows = 2, kMaxParts = 8;  // of 256 numbers, of rows that are normalised
 
 // Steps whose operands a lane holds: weights in registers, x in shared memory.
 constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
 
-// The norm of up to 8 kTiles rows, in the order of sums of the norm's own kernel for few parts
+// The norm of one or two rows, in the order of sums of the norm's own kernel for few parts
 // (ops/norm/cuda.cu): 8 numbers of k in a lane, 32 lanes, then the parts of 256 numbers. Two
-// neighbouring warps have a part, and every second row each; the last of an odd number of warps has
-// all rows of its part. kBatch rows of a warp are in flight. `shared` gets the normalised rows as
-// the product reads them, [steps, kTiles, lanes], with zeros past k.
-template <int kTiles, int kBatch>
+// neighbouring warps have a part, and a row each; the last of an odd number of warps has both rows
+// of its part. `shared` gets the normalised rows as the product reads them, [steps, lanes], with
+// zeros past k.
 __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const float (&weight)[8],
                                                uint4* shared) {
-  static_assert(depth(kTiles) == kSteps, "a warp takes all of its steps at once");
-  __shared__ float squares[8 * kTiles][kMaxParts];
+  __shared__ float squares[kNormedRows][kMaxParts];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int in = int(p.in), rows = int(p.rows), part = warp / 2, parts = (warps + 1) / 2;
   const int column = (part * 32 + lane) * 8, apart = min(2, warps - 2 * part);
@@ -46,76 +42,54 @@ __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const flo
     return reinterpret_cast<const uint4*>(static_cast<const bf16*>(matrix) + row * in + column);
   };
   const auto place = [&](int row) {
-    return shared + (column / kStep * kTiles + row / 8) * 32 + row % 8 * 4 + lane % 4;
+    return shared + column / kStep * 32 + row * 4 + lane % 4;
   };
-  // f(i, row) of the rows of a batch.
-  const auto each_row = [&](int first, auto&& f) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      if (first + i * apart < rows) f(i, first + i * apart);
-  };
-  for (int first = warp % 2; first < rows; first += kBatch * apart) {
-    uint4 x[kBatch] = {}, added[kBatch] = {};
-    float sums[kBatch] = {};
-    each_row(first, [&](int i, int row) {
-      if (column < in) x[i] = *vector_of(p.x, row);
-      if (column < in && p.added) added[i] = *vector_of(p.added, row);
-    });
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const auto add = [&](uint32_t& to, uint32_t more) {
-        const float2 a = unpack_bf16x2(to), b = unpack_bf16x2(more);
-        to = pack_bf16x2(a.x + b.x, a.y + b.y);
-        const float2 sum = unpack_bf16x2(to);
-        sums[i] += sum.x * sum.x;
-        sums[i] += sum.y * sum.y;
-      };
-      add(x[i].x, added[i].x);
-      add(x[i].y, added[i].y);
-      add(x[i].z, added[i].z);
-      add(x[i].w, added[i].w);
-    }
-    each_row(first, [&](int i, int row) {
-      if (column < warps * kSteps * kStep) *place(row) = x[i];
-      if (column < in && p.sum && blockIdx.x == 0)
-        *const_cast<uint4*>(vector_of(p.sum, row)) = x[i];
-    });
-    const float sum = transposed_sum<32, kBatch>(sums);
-    const int row = first + lane * kBatch / 32 * apart;
-    if (lane % (32 / kBatch) == 0 && row < rows) squares[row][part] = sum;
+  for (int row = warp % 2; row < rows; row += apart) {
+    uint4 x = {}, added = {};
+    if (column < in) x = *vector_of(p.x, row);
+    if (column < in && p.added) added = *vector_of(p.added, row);
+    float sum = 0;
+    const auto add = [&](uint32_t& to, uint32_t more) {
+      const float2 a = unpack_bf16x2(to), b = unpack_bf16x2(more);
+      to = pack_bf16x2(a.x + b.x, a.y + b.y);
+      const float2 rounded = unpack_bf16x2(to);
+      sum += rounded.x * rounded.x;
+      sum += rounded.y * rounded.y;
+    };
+    add(x.x, added.x);
+    add(x.y, added.y);
+    add(x.z, added.z);
+    add(x.w, added.w);
+    if (column < warps * kSteps * kStep) *place(row) = x;
+    if (column < in && p.sum && blockIdx.x == 0) *const_cast<uint4*>(vector_of(p.sum, row)) = x;
+    sum = group_reduce<32>(sum, Plus{});
+    if (lane == 0) squares[row][part] = sum;
   }
   __syncthreads();
-  for (int first = warp % 2; first < rows; first += kBatch * apart) {
-    uint4 x[kBatch];
-    float scale[kBatch];
-    each_row(first, [&](int i, int row) {
-      float sum = squares[row][0];
+  for (int row = warp % 2; row < rows; row += apart) {
+    float sum = squares[row][0];
 #pragma unroll
-      for (int other = 1; other < kMaxParts; ++other)
-        if (other < parts) sum += squares[row][other];
-      scale[i] = rsqrt(sum / float(in) + float(p.eps));
-      if (column < in) x[i] = *place(row);
-    });
-    each_row(first, [&](int i, int row) {
-      const auto scaled = [&](uint32_t pair, int k) {
-        const float2 x = unpack_bf16x2(pair);
-        return pack_bf16x2(x.x * scale[i] * weight[k], x.y * scale[i] * weight[k + 1]);
-      };
-      if (column < in)
-        *place(row) = {scaled(x[i].x, 0), scaled(x[i].y, 2), scaled(x[i].z, 4), scaled(x[i].w, 6)};
-    });
+    for (int other = 1; other < kMaxParts; ++other)
+      if (other < parts) sum += squares[row][other];
+    const float scale = rsqrt(sum / float(in) + float(p.eps));
+    const auto scaled = [&](uint32_t pair, int k) {
+      const float2 x = unpack_bf16x2(pair);
+      return pack_bf16x2(x.x * scale * weight[k], x.y * scale * weight[k + 1]);
+    };
+    if (column >= in) continue;
+    const uint4 x = *place(row);
+    *place(row) = {scaled(x.x, 0), scaled(x.y, 2), scaled(x.z, 4), scaled(x.w, 6)};
   }
   __syncthreads();
 }
 
 // 8 kTiles ≥ rows; a block has kTall times 16 rows of W. Gated: rows g and out / 2 + g make one
-// output. kNormBatch > 0: the rows are normalised, so many of a warp at a time; all of k is in
-// shared memory.
-template <int kTiles, bool kGated, int kTall, int kNormBatch>
+// output. Normed: the rows are normalised, and all of k is in shared memory.
+template <int kTiles, bool kGated, int kTall, bool kNormed>
 __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
   constexpr int kDepth = depth(kTiles);
-  constexpr bool kNormed = kNormBatch > 0;
-  extern __shared__ uint4 shared[];  // x [kDepth, warps, kTiles, lanes], then the sums
+  static_assert(!kNormed || (kTiles == 1 && kDepth == kSteps), "a warp takes all steps at once");
+  extern __shared__ uint4 shared[];  // x, then the sums
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int in = int(p.in), rows = int(p.rows);
   const int64_t width = kGated ? p.out / 2 : p.out;
@@ -141,9 +115,11 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
       if (k < in) vector = __ldg(reinterpret_cast<const uint4*>(weight[i / 2][i % 2] + k));
     }
   };
-  // A lane reads what it copied itself, so the warps need no barrier.
+  // [warps, kDepth, kTiles, lanes]: a lane reads what it copied itself, so the warps need no
+  // barrier. Normalised rows are in the order of k: [kDepth, warps, lanes].
   const auto x_at = [&](int d, int t) {
-    return shared + ((d * warps + warp) * kTiles + t) * 32 + lane;
+    if constexpr (kNormed) return shared + (d * warps + warp) * 32 + lane;
+    else return shared + ((warp * kDepth + d) * kTiles + t) * 32 + lane;
   };
   const auto copy_x = [&](int d, int k) {
 #pragma unroll
@@ -163,7 +139,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
   griddep_launch_dependents();
   griddep_wait();
   if constexpr (kNormed) {
-    normalise_rows<kTiles, kNormBatch>(p, norm_weight, shared);
+    normalise_rows(p, norm_weight, shared);
   } else {
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) copy_x(d, first + d * stride);
@@ -245,27 +221,27 @@ __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFe
 void linear_few_rows(const LinearFewRows& p, Stream stream) {
   const auto warps = unsigned(std::clamp<int64_t>(ceil_div(p.in, kSteps * kStep), 1, kMaxWarps));
   const auto tiles = std::bit_ceil(unsigned(ceil_div(p.rows, 8)));
-  const auto run = [&](auto tiles, auto tall, auto norm_batch) {
-    with_constant<false, true>(p.gated, [&](auto gated) {
-      const auto kernel = linear_kernel<tiles(), gated(), tall(), norm_batch()>;
-      const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
-      const size_t shared = warps * depth(tiles()) * tiles() * 32 * sizeof(uint4);
-      if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
-      else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
-    });
-  };
-  if (p.norm_weight) {
-    check("linear", p.rows > 16 || p.in > kMaxParts * 256
-                        ? "normalises up to 16 rows of up to 2048 numbers"
-                        : nullptr);
-    if (p.rows <= 2) return run(kConstant<1>, kConstant<1>, kConstant<1>);
-    return run(kConstant<2>, kConstant<1>, kConstant<4>);
-  }
   // All blocks read x from the L2 cache, half as often if they are tall.
-  if (tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2)
-    return run(kConstant<8>, kConstant<2>, kConstant<0>);
-  with_constant<1, 2, 4, 8>(int(tiles),
-                            [&](auto tiles) { run(tiles, kConstant<1>, kConstant<0>); });
+  const bool tall = tiles == 8 && p.out >= 2048 && warps <= kMaxWarps / 2;
+  const bool takes_norm = p.rows <= kNormedRows && p.in <= kMaxParts * 256;
+  check("linear", p.norm_weight && !takes_norm ? "normalises 1 or 2 rows of up to 2048 numbers"
+                                               : nullptr);
+  const auto run = [&](auto tiles, auto gated, auto tall, auto normed) {
+    const auto kernel = linear_kernel<tiles(), gated(), tall(), normed()>;
+    const auto blocks = unsigned(ceil_div(p.out, tall() * 16));
+    const size_t shared = warps * depth(tiles()) * tiles() * 32 * sizeof(uint4);
+    if (p.weight_at_rest) launch_pdl(kernel, blocks, 32 * warps, shared, stream, p);
+    else launch_kernel(kernel, blocks, 32 * warps, shared, stream, p);
+  };
+  constexpr std::integral_constant<int, 1> one;
+  with_constant<false, true>(p.gated, [&](auto gated) {
+    if (p.norm_weight) return run(one, gated, one, std::true_type{});
+    if (tall)
+      return run(std::integral_constant<int, 8>{}, gated, std::integral_constant<int, 2>{},
+                 std::false_type{});
+    with_constant<1, 2, 4, 8>(int(tiles),
+                              [&](auto tiles) { run(tiles, gated, one, std::false_type{}); });
+  });
 }
 
 }  // namespace assay::ops::cuda

@@ -32,7 +32,7 @@ size_t workspace_bytes(const LinearFewRows&);
 void linear_few_rows(const LinearFewRows&, void* workspace, const ParallelFor&);
 }  // namespace cpu
 // bf16; M ≤ 64, K a multiple of 8, x and weight 16-byte aligned. The bits of a row depend on that
-// row, W and the bias alone. With a norm: M ≤ 16, K ≤ 2048, and its tensors are aligned too.
+// row, W and the bias alone. With a norm: M ≤ 2, K ≤ 2048, and its tensors are aligned too.
 namespace cuda {
 void linear_few_rows(const LinearFewRows&, Stream);
 }  // namespace cuda

@@ -116,7 +116,7 @@ bool serves_few_rows_on_cuda(const at::Tensor& x, const at::Tensor& weight,
 }
 
 // Whether the kernel also normalises x + y. Each of its blocks normalises all rows, so with more
-// rows or a larger weight a kernel of the norm alone is faster.
+// rows a kernel of the norm alone is faster.
 bool serves_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& norm_weight,
                  const at::Tensor& weight, const at::Tensor& bias) {
   const auto vectors = [&](const at::Tensor& tensor, at::ScalarType dtype) {
@@ -125,7 +125,7 @@ bool serves_norm(const at::Tensor& x, const at::Tensor& y, const at::Tensor& nor
   };
   if (!serves_few_rows_on_cuda(x, weight, bias) || needs_gradient({y, norm_weight})) return false;
   const int64_t rows = x.numel() / x.size(-1);
-  return rows <= 16 && x.size(-1) <= 2048 && rows * weight.numel() <= int64_t{1} << 26 &&
+  return rows <= 2 && x.size(-1) <= 2048 && rows * weight.numel() <= int64_t{1} << 26 &&
          vectors(x, at::kBFloat16) && vectors(norm_weight, at::kFloat) &&
          (!y.defined() || (vectors(y, at::kBFloat16) && y.sizes() == x.sizes()));
 }
