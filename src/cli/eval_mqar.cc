@@ -1,14 +1,11 @@
 // assay eval mqar PLAN.toml -o DIR
-#include <torch/torch.h>
-
 #include <nlohmann/json.hpp>
 
 #include "base/progress.h"
 #include "cli/command.h"
 #include "report/svg.h"
 #include "report/table.h"
-#include "study/database.h"
-#include "tasks/mqar.h"
+#include "tasks/mqar_runner.h"
 #include "train/device.h"
 
 namespace assay::cli {
@@ -17,9 +14,8 @@ namespace {
 using Json = nlohmann::json;
 
 struct Options {
-  fs::path plan, output;
-  std::string device = "auto";
-  int threads = 0;
+  study::StudyOptions study;
+  std::optional<size_t> run;
 };
 
 struct Best {
@@ -29,35 +25,35 @@ struct Best {
 using BestOf = std::map<std::tuple<int64_t, int64_t, std::string, int64_t>,
                         Best>;  // length, pairs, model, width
 
-// What decides the result of a run.
-std::string key_of(const tasks::MqarRun& run, const tasks::MqarPlan& plan, c10::Device device) {
-  return sha256(Json{run.toml, run.data.length, run.data.pairs, run.data.power,
-                     run.data.random_non_queries, run.learning_rate, plan.train_examples,
-                     plan.test_examples, plan.epochs, plan.batch_size, plan.seed, plan.weight_decay,
-                     plan.stop_at, c10::toString(train::compute_dtype(plan.precision, device))}
-                    .dump());
-}
-
-Json result_of(study::Database& database, const tasks::MqarStudy& study, const tasks::MqarRun& run,
-               size_t number, c10::Device device, Progress& progress) {
-  const std::string key = key_of(run, study.plan, device);
-  const auto stored = database.query("SELECT result FROM runs WHERE key = ?", {key});
-  if (!stored.empty()) return Json::parse(stored[0]["result"].get<std::string>());
+// One run of the plan, as a process of run_mqar.
+void train_one(const Options& o, const tasks::MqarStudy& study) {
+  if (*o.run >= study.runs.size())
+    fail("--run {}: the plan has {} runs, numbered from 0", *o.run, study.runs.size());
+  const tasks::MqarRun& run = study.runs[*o.run];
+  train::use_threads(int(o.study.threads));
+  train::set_up_torch();
+  const c10::Device device =
+      train::choose_device(o.study.devices.empty() ? "auto" : o.study.devices.front());
+  Progress progress(/*interval=*/0);
+  Json accuracies = Json::array();
   const auto show = [&](int64_t epoch, double accuracy) {
+    accuracies.push_back(accuracy);
     progress.show(fmt::format(
-        "run {}/{}: {} width {} length {} learning rate {}: epoch {}/{}, accuracy {:.3f}", number,
-        study.runs.size(), run.model, run.width, run.data.length, run.learning_rate, epoch,
-        study.plan.epochs, accuracy));
+        "{}, width {}, length {}, learning rate {}: epoch {}/{}, accuracy {:.3f}", run.model,
+        run.width, run.data.length, run.learning_rate, epoch, study.plan.epochs, accuracy));
   };
   const tasks::MqarResult found = tasks::train_mqar(run, study.plan, device, show);
-  const Json result = {{"accuracy", found.accuracy},       {"epochs", found.epochs},
-                       {"state_bytes", found.state_bytes}, {"parameters", found.parameters},
-                       {"seconds", found.seconds},         {"learning_rate", run.learning_rate}};
-  database.query("INSERT INTO runs VALUES (?, ?)", {key, result.dump()});
-  return result;
+  const Json result = {{"accuracy", found.accuracy},
+                       {"accuracies", accuracies},
+                       {"epochs", found.epochs},
+                       {"state_bytes", found.state_bytes},
+                       {"seconds", found.seconds},
+                       {"parameters", found.parameters},
+                       {"learning_rate", run.learning_rate}};
+  print(result, result.dump() + "\n");
 }
 
-void write_figures(const Options& o, const BestOf& best) {
+void write_figures(const fs::path& folder, const BestOf& best) {
   std::map<std::pair<int64_t, int64_t>, report::Figure> figures;
   for (const auto& [place, found] : best) {
     const auto& [length, pairs, model, width] = place;
@@ -75,38 +71,43 @@ void write_figures(const Options& o, const BestOf& best) {
     series->y.push_back(found.result["accuracy"]);
   }
   for (const auto& [place, figure] : figures)
-    write_file(o.output / (figure.id + ".svg"), report::to_svg(figure));
+    write_file(folder / (figure.id + ".svg"), report::to_svg(figure));
+}
+
+void fail_unless_complete(const tasks::MqarOutcome& outcome, const fs::path& folder,
+                          size_t planned) {
+  if (outcome.interrupted)
+    fail<Interrupted>(
+        "interrupted; {} has {} of {} runs, and the same command continues with the others",
+        folder.string(), outcome.results.size(), planned);
+  if (outcome.failures.empty()) return;
+  std::string text = fmt::format("{} of {} runs failed; the same command tries them again.",
+                                 outcome.failures.size(), planned);
+  for (const study::Failure& failure : outcome.failures)
+    text +=
+        fmt::format("\n  {}: {}\n    log: {}", failure.name, failure.reason, failure.log.string());
+  throw Error(text);
 }
 
 void run(const Options& o) {
-  const tasks::MqarStudy study = tasks::MqarStudy::read(o.plan);
-  if (o.threads > 0) at::set_num_threads(o.threads);
-  train::set_up_torch();
-  const c10::Device device = train::choose_device(o.device);
-  make_folder(o.output);
-  const FolderLock lock(o.output);
-  study::Database database(o.output / "mqar.sqlite", study::Database::Mode::write);
-  database.execute("CREATE TABLE IF NOT EXISTS runs (key TEXT PRIMARY KEY, result TEXT NOT NULL)");
+  const tasks::MqarStudy study = tasks::MqarStudy::read(o.study.plan);
+  if (o.run) return train_one(o, study);
+  const fs::path& folder = o.study.study;
+  make_folder(folder);
+  const FolderLock lock(folder);
+  const tasks::MqarOutcome outcome = tasks::run_mqar(study, o.study);
   BestOf best;
   Json all = Json::array();
-  try {
-    Progress progress;
-    for (size_t i = 0; i < study.runs.size(); ++i) {
-      const tasks::MqarRun& one = study.runs[i];
-      Best& entry = best[{one.data.length, one.data.pairs, one.model, one.width}];
-      if (entry.run && entry.result["accuracy"] >= study.plan.stop_at) continue;
-      Json result = result_of(database, study, one, i + 1, device, progress);
-      if (!entry.run || result["accuracy"] > entry.result["accuracy"]) entry = {&one, result};
-      result.update({{"model", one.model},
-                     {"width", one.width},
-                     {"length", one.data.length},
-                     {"pairs", one.data.pairs}});
-      all.push_back(result);
-    }
-  } catch (const Interrupted&) {
-    fail<Interrupted>(
-        "interrupted; {} has {} of {} runs, and the same command continues with the others",
-        o.output.string(), all.size(), study.runs.size());
+  for (const auto& [number, found] : outcome.results) {
+    const tasks::MqarRun& one = study.runs[number];
+    Best& entry = best[{one.data.length, one.data.pairs, one.model, one.width}];
+    if (!entry.run || found["accuracy"] > entry.result["accuracy"]) entry = {&one, found};
+    Json result = found;
+    result.update({{"model", one.model},
+                   {"width", one.width},
+                   {"length", one.data.length},
+                   {"pairs", one.data.pairs}});
+    all.push_back(result);
   }
   report::Table table{.id = "mqar",
                       .title = "MQAR",
@@ -123,9 +124,10 @@ void run(const Options& o) {
         {std::to_string(std::get<0>(place)), std::to_string(std::get<1>(place)), std::get<2>(place),
          std::to_string(std::get<3>(place)), found.result["state_bytes"].get<double>(),
          found.result["accuracy"].get<double>(), found.result["learning_rate"].get<double>()});
-  write_figures(o, best);
-  write_file(o.output / "mqar.csv", report::to_csv(table));
-  print({{"runs", all}, {"folder", o.output.string()}}, report::to_text(table));
+  write_figures(folder, best);
+  write_file(folder / "mqar.csv", report::to_csv(table));
+  fail_unless_complete(outcome, folder, study.runs.size());
+  print({{"runs", all}, {"folder", folder.string()}}, report::to_text(table));
 }
 
 void add(CLI::App& eval) {
@@ -133,16 +135,34 @@ void add(CLI::App& eval) {
   CLI::App* command = subcommand(
       eval, "mqar", "train small models of every architecture on associative recall (MQAR)");
   command
-      ->add_option("PLAN", o->plan,
+      ->add_option("PLAN", o->study.plan,
                    "TOML with [mqar] and [model.NAME], such as plans/mqar/small.toml")
       ->required();
   command
-      ->add_option("-o,--output", o->output,
+      ->add_option("-o,--output", o->study.study,
                    "folder of results and figures; finished runs in it are not run again")
       ->required();
-  command->add_option("--device", o->device, "auto, cpu, cuda, cuda:N")->capture_default_str();
-  command->add_option("--threads", o->threads, "CPU threads; 0: all")->check(in_range(0, 4096));
-  command->callback([o] { run(*o); });
+  command
+      ->add_option("--jobs", o->study.jobs,
+                   "runs at a time, each a process (default: one per device)")
+      ->check(in_range(1, 1024));
+  command
+      ->add_option("--device,--devices", o->study.devices,
+                   "cpu, or cuda:0,cuda:1,...: the runs take turns on them; "
+                   "default: cuda:0 if there is a GPU, else cpu")
+      ->delimiter(',');
+  command
+      ->add_option("--threads", o->study.threads,
+                   "CPU threads of each run (default: the cores are divided among the runs)")
+      ->check(in_range(1, 4096));
+  command->add_option("--run", o->run,
+                      "train only this run of the plan (the first is 0), print its result, "
+                      "and store nothing; the command starts its own processes in this way");
+  command->callback([=] {
+    if (command->count("--jobs") == 0)
+      o->study.jobs = std::max<int64_t>(1, int64_t(o->study.devices.size()));
+    run(*o);
+  });
 }
 [[maybe_unused]] const bool registered = eval_commands().add("mqar", add);
 

@@ -61,23 +61,23 @@ struct Loss {
 // Examples on a device. The places of the queries are found once, because a search on a GPU would
 // make every step wait for it.
 struct Examples {
-  at::Tensor inputs;           // [N, L]
-  at::Tensor places, targets;  // [N, n]: positions of the queries, and their values
+  at::Tensor inputs;   // [N, L]
+  at::Tensor places;   // [N, n]: of the queries, in the rows of their batch [batch_size · L]
+  at::Tensor targets;  // [N, n]: their values
 };
-Examples on_device(const MqarBatch& batch, c10::Device device) {
-  const int64_t count = batch.inputs.size(0);
-  const at::Tensor places =
-      (batch.labels != kNoLabel).nonzero().select(1, 1).view({count, -1}).contiguous();
-  return {batch.inputs.to(device), places.to(device), batch.labels.gather(1, places).to(device)};
+Examples on_device(const MqarBatch& batch, int64_t batch_size, c10::Device device) {
+  const int64_t count = batch.inputs.size(0), length = batch.inputs.size(1);
+  const at::Tensor positions = (batch.labels != kNoLabel).nonzero().select(1, 1).view({count, -1});
+  const at::Tensor rows = at::arange(count, at::kLong).remainder(batch_size).unsqueeze(1);
+  return {batch.inputs.to(device), (rows * length + positions).to(device),
+          batch.labels.gather(1, positions).to(device)};
 }
 
-// Of the examples [begin, end).
+// Of the examples [begin, end), a batch or its first rows.
 Loss queries(nn::LanguageModel& model, const Examples& all, int64_t begin, int64_t end) {
   nn::ModelState state{.last = true};
-  const at::Tensor hidden = model.hidden(all.inputs.slice(0, begin, end), state);
-  const at::Tensor rows = at::arange(end - begin, all.places.options()).unsqueeze(1);
-  const at::Tensor places = all.places.slice(0, begin, end) + rows * hidden.size(1);
-  return {hidden.flatten(0, 1).index_select(0, places.flatten()),
+  const at::Tensor hidden = model.hidden(all.inputs.slice(0, begin, end), state).flatten(0, 1);
+  return {hidden.index_select(0, all.places.slice(0, begin, end).flatten()),
           all.targets.slice(0, begin, end).flatten()};
 }
 
@@ -191,7 +191,7 @@ MqarResult train_mqar(const MqarRun& run, const MqarPlan& plan, c10::Device devi
   model.compute_dtype = train::compute_dtype(plan.precision, device);
   const uint64_t seed = uint64_t(plan.seed) * 2;
   const auto examples = [&](uint64_t of, int64_t count) {
-    return on_device(mqar_examples(run.data, of, 0, count), device);
+    return on_device(mqar_examples(run.data, of, 0, count), plan.batch_size, device);
   };
   const Examples train = examples(seed, plan.train_examples),
                  test = examples(seed + 1, plan.test_examples);

@@ -163,6 +163,7 @@ TEST_F(Tasks, InterruptedRecallStudyNamesWhatIsKept) {
   EXPECT_EQ(outcome.exit_code, 130) << outcome.error;
   EXPECT_NE(outcome.error.find("interrupted; recall has 0 of 1 runs"), std::string::npos)
       << outcome.error;
+  EXPECT_TRUE(fs::exists(folder / "recall/mqar.csv")) << "the table of the runs that are done";
 }
 
 // A learning rate that reaches stop_at ends the search of one model, width and length.
@@ -182,6 +183,48 @@ TEST_F(Tasks, MqarTriesLearningRatesUntilOneIsGoodEnough) {
   EXPECT_EQ(outcome.exit_code, 2);
   EXPECT_NE(outcome.error.find("precision must be one of auto, bf16"), std::string::npos)
       << outcome.error;
+}
+
+// Two models, one of which cannot be built, at two learning rates.
+std::string plan_of_recall(const std::string& heads_of_second) {
+  return "[mqar]\nlengths = [16]\npairs = [2]\nwidths = [32]\nlearning_rates = [3e-3, 1e-2]\n"
+         "vocab_size = 32\ntrain_examples = 1000\ntest_examples = 100\nepochs = 3\n"
+         "batch_size = 50\nstop_at = 1.1\nmodels = [\"first\", \"second\"]\n"
+         "[model.first]\nattention = { num_heads = 1 }\n"
+         "[model.second]\nattention = { num_heads = " +
+         heads_of_second + " }\n";
+}
+
+TEST_F(Tasks, ParallelRecallStudyThatIsKilledEndsInTheSameResults) {
+  folder.write("recall.toml", plan_of_recall("2"));
+  const auto results = [&](const std::string& arguments) {
+    Json runs = json("eval mqar recall.toml " + arguments)["runs"];
+    for (Json& one : runs) one.erase("seconds");
+    return runs;
+  };
+  const Json whole = results("-o whole --jobs 1");
+  EXPECT_EQ(whole.size(), 4u);
+  {
+    Process process(folder.path(), "eval mqar recall.toml -o killed --jobs 2 --devices cpu,cpu");
+    ASSERT_TRUE(wait_until(process, [&] { return fs::exists(folder / "killed/logs"); }));
+    sleep_seconds(1);
+    process.signal(SIGKILL);
+    process.wait();
+  }
+  EXPECT_EQ(results("-o killed --jobs 2"), whole);
+  EXPECT_EQ(results("-o killed --jobs 2"), whole);
+}
+
+TEST_F(Tasks, FailedRecallRunIsNamedAndDoesNotCostTheOthers) {
+  folder.write("recall.toml", plan_of_recall("5"));
+  const Outcome outcome =
+      run(folder.path(), "eval mqar recall.toml -o recall --jobs 2 --device cpu --threads 1");
+  EXPECT_EQ(outcome.exit_code, 1);
+  for (const std::string part :
+       {"1 of 4 runs failed; the same command tries them again.",
+        "second, width 32, length 16, learning rate 0.003:", "num_heads = 5", "log: recall/logs/"})
+    EXPECT_NE(outcome.error.find(part), std::string::npos) << part << ": " << outcome.error;
+  EXPECT_NE(read_file(folder / "recall/mqar.csv").find("first"), std::string::npos);
 }
 
 // A model that cannot read a length does not cost the results of the others.
@@ -262,6 +305,7 @@ TEST_F(Tasks, StudyContinuesAKilledEvaluation) {
 
 TEST_F(Tasks, BadInputIsRefused) {
   folder.write("wrong.toml", "kind = \"multiple_choice\"\ndocument = \"d.jsonl\"\n");
+  folder.write("recall.toml", plan_of_recall("2"));
   for (const auto& [arguments, part] :
        {std::pair{"eval tasks run --tasks pica --data data", "did you mean 'piqa'?"},
         {"eval tasks run --tasks wrong.toml --data data", "did you mean 'documents'?"},
@@ -274,7 +318,9 @@ TEST_F(Tasks, BadInputIsRefused) {
         {"eval niah run --lengths 20", "too short"},
         {"eval niah run --lengths 1x", "is not a number of tokens"},
         {"eval niah run --lengths 1k --variant 2", "--haystack FILE"},
-        {"eval mqar wrong.toml -o out", "wrong.toml:2:12: unknown key 'document'"}}) {
+        {"eval mqar wrong.toml -o out", "wrong.toml:2:12: unknown key 'document'"},
+        {"eval mqar recall.toml -o out --run 4", "the plan has 4 runs, numbered from 0"},
+        {"eval mqar recall.toml -o out --device cpu,gpu", "device 'gpu' is unknown"}}) {
     const Outcome outcome = run(folder.path(), arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
     EXPECT_NE(outcome.error.find(part), std::string::npos) << arguments << ": " << outcome.error;
