@@ -187,8 +187,8 @@ MqarResult train_mqar(const MqarRun& run, const MqarPlan& plan, c10::Device devi
   const auto start = std::chrono::steady_clock::now();
   nn::LanguageModel model(nn::ModelSpec::read(ConfigNode::parse(run.toml).child("model")));
   model.initialise(uint64_t(plan.seed));
-  model.to(device);
   model.compute_dtype = train::compute_dtype(plan.precision, device);
+  model.to(device, model.compute_dtype == at::kDouble ? at::kDouble : at::kFloat);
   const uint64_t seed = uint64_t(plan.seed) * 2;
   const auto examples = [&](uint64_t of, int64_t count) {
     return on_device(mqar_examples(run.data, of, 0, count), plan.batch_size, device);

@@ -211,6 +211,13 @@ attention = { num_heads = 1, window = 1 }
   EXPECT_GT(recalls.state_bytes, 0);
   EXPECT_LT(train_mqar(study.runs[1], study.plan, at::kCPU).accuracy, 0.5)
       << "a window of one position sees no pair";
+  for (const char* precision : {"bf16", "fp64"}) {
+    MqarPlan plan = study.plan;
+    plan.precision = precision;
+    plan.train_examples = 100;
+    plan.epochs = 1;
+    EXPECT_EQ(train_mqar(study.runs[0], plan, at::kCPU).epochs, 1) << precision;
+  }
 }
 
 TEST(TaskMqar, WrongPlansAreRefused) {
