@@ -231,7 +231,7 @@ TEST(TaskMqar, WrongPlansAreRefused) {
       message("[mqar]\nmodels = [\"atention\"]\n[model.attention]\npattern = [\"attention\"]\n")
           .find("did you mean"),
       std::string::npos);
-  for (const char* plan : {"small", "zoology"})
+  for (const char* plan : {"small", "no_convolution", "one_gpu", "zoology"})
     EXPECT_NO_THROW(
         MqarStudy::read(fs::path(ASSAY_SOURCE_DIR) / "plans/mqar" / (std::string(plan) + ".toml")))
         << plan;
