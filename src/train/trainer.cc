@@ -406,6 +406,8 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
       run.state = load_checkpoint(*newest, *run.model, *run.optimizer);
     }
     if (!run.writes()) return train_steps(run);
+    // A process may have been killed between its last checkpoint and this.
+    prune_checkpoints(folder, c.keep_steps);
     run::Outcome outcome;
     try {
       write_file(folder.config(), config.toml());

@@ -216,6 +216,22 @@ TEST_F(PrepareKillMatrixSlow, OldStoreStaysWholeUntilItIsReplaced) {
   expect_same(folder_ / "old", folder_ / "whole");
 }
 
+// The process is killed after it saved the last checkpoint, and before it removes an older one.
+TEST_F(KillMatrixSlow, CheckpointThatWasNotPrunedIsRemovedByTheNextProcess) {
+  synthesize(folder_);
+  const auto command = [](const std::string& name) {
+    return train(name, "--set train.steps=12 --set train.checkpoint_every=2 --resume");
+  };
+  ASSERT_EQ(run(folder_.path(), command("whole")).exit_code, 0);
+  fs::copy(folder_ / "whole", folder_ / "killed", fs::copy_options::recursive);
+  fs::remove(folder_ / "killed" / "done.json");
+  const fs::path checkpoints = folder_ / "killed" / "checkpoints";
+  fs::copy(checkpoints / "step-10", checkpoints / "step-8", fs::copy_options::recursive);
+  const Outcome resumed = run(folder_.path(), command("killed"));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.error;
+  expect_same(folder_ / "killed", folder_ / "whole");
+}
+
 TEST_F(KillMatrixSlow, KilledTrainingContinuesToTheSameBytes) {
   SCOPED_TRACE(fmt::format("seed {}", seed_));
   synthesize(folder_);
