@@ -22,7 +22,7 @@ namespace {
 constexpr int kStep = 32;      // numbers of k that a warp takes at a time
 constexpr int kSteps = 4;      // that a warp takes, if they are not too many warps
 constexpr int kMaxWarps = 16;  // of a block
-constexpr int kNormedRows = 2, kMaxParts = 8;  // of 256 numbers, of rows that are normalised
+constexpr int kNormedRows = 2, kMaxParts = 8;  // rows that are normalised; their parts of 256
 
 // Steps whose operands a lane holds: weights in registers, x in shared memory.
 constexpr __host__ __device__ int depth(int tiles) { return tiles < 8 ? kSteps : kSteps / 2; }
@@ -88,7 +88,7 @@ __device__ __forceinline__ void normalise_rows(const LinearFewRows& p, const flo
 template <int kTiles, bool kGated, int kTall, bool kNormed>
 __global__ void __launch_bounds__(32 * kMaxWarps / kTall) linear_kernel(LinearFewRows p) {
   constexpr int kDepth = depth(kTiles);
-  static_assert(!kNormed || (kTiles == 1 && kDepth == kSteps), "a warp takes all steps at once");
+  static_assert(!kNormed || (kTiles == 1 && kDepth == kSteps), "a warp takes all in one turn");
   extern __shared__ uint4 shared[];  // x, then the sums
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const int in = int(p.in), rows = int(p.rows);
