@@ -116,6 +116,16 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwins) {
                                random_arguments(GetParam(), {2, 131, 2, 16, 20}));
 }
 
+void expect_twin_on_tensor_cores(const std::string& op, const Shape& shape) {
+  SCOPED_TRACE(shape);
+  Named a = random_arguments(op, shape);
+  if (shape.time > 500)  // so that something of the first steps is left
+    for (const auto& [name, factor] :
+         {std::pair{"g", 0.05}, {"w", 0.05}, {"beta", 0.1}, {"b", 0.1}})
+      if (a.contains(name)) a[name] = a[name] * factor;
+  expect_equal_to_twin_on_cuda(with_scale(op), twin(op), a, /*only_bf16=*/true);
+}
+
 TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
   const int64_t shared = GetParam() == std::string("rwkv7") ? 4 : 2;
   for (const Shape& shape : {Shape{2, 50, 2, 64, 32},
@@ -124,17 +134,16 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
                              {2, 16, 2, 96, 96},
                              {1, 90, 2, 96, 96},
                              {1, 129, 2, 128, 80},
-                             {1, 1, 1, 256, 16},
-                             {1, 520, 2, 64, 32},  // in two segments
-                             {1, 1100, 2, 256, 32}}) {
-    SCOPED_TRACE(shape);
-    Named a = random_arguments(GetParam(), shape);
-    if (shape.time > 500)  // so that something of the first steps is left
-      for (const auto& [name, factor] :
-           {std::pair{"g", 0.05}, {"w", 0.05}, {"beta", 0.1}, {"b", 0.1}})
-        if (a.contains(name)) a[name] = a[name] * factor;
-    expect_equal_to_twin_on_cuda(with_scale(GetParam()), twin(GetParam()), a, /*only_bf16=*/true);
-  }
+                             {1, 1, 1, 256, 16}})
+    expect_twin_on_tensor_cores(GetParam(), shape);
+}
+
+TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsInTwoSegments) {
+  expect_twin_on_tensor_cores(GetParam(), {1, 520, 2, 64, 32});
+}
+
+TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsInSegmentsOfWideStates) {
+  expect_twin_on_tensor_cores(GetParam(), {1, 1100, 2, 256, 32});
 }
 
 TEST_P(DeltaRuleOps, OnCudaLongSequencesMayBeCut) {

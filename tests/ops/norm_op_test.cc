@@ -40,24 +40,30 @@ void expect_norm(at::IntArrayRef shape, int64_t groups, bool layer, at::ScalarTy
   for (size_t i = 0; i < found.size(); ++i)
     expect_rows(found[i], wanted[i], i == 0 ? dtype : real, names[i]);
 }
-void expect_norms_on(at::Device device) {
-  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
-    for (const bool layer : {false, true}) {
-      expect_norm({5}, 1, layer, dtype, device);
-      expect_norm({2, 65, 24}, 1, layer, dtype, device);
-      expect_norm({1, 130, 77}, 1, layer, dtype, device);
-      expect_norm({9000, 768}, 1, layer, dtype, device);
-      expect_norm({3, 9001}, 1, layer, dtype, device);
-      expect_norm({900, 4096}, 1, layer, dtype, device);
-      expect_norm({2, 130, 192}, 3, layer, dtype, device);
-      expect_norm({3, 67, 35}, 5, layer, dtype, device);
-      expect_norm({7, 640}, 2, layer, dtype, device);
-      // so many rows that a block of the CUDA kernel has several; one to eight vectors per lane
-      for (const int64_t width : {33, 101, 128, 203, 256, 512, 1280})
-        expect_norm({300, width}, 1, layer, dtype, device);
-    }
+void expect_norms_on(at::Device device, at::ScalarType dtype) {
+  for (const bool layer : {false, true}) {
+    expect_norm({5}, 1, layer, dtype, device);
+    expect_norm({2, 65, 24}, 1, layer, dtype, device);
+    expect_norm({1, 130, 77}, 1, layer, dtype, device);
+    expect_norm({9000, 768}, 1, layer, dtype, device);
+    expect_norm({3, 9001}, 1, layer, dtype, device);
+    expect_norm({900, 4096}, 1, layer, dtype, device);
+    expect_norm({2, 130, 192}, 3, layer, dtype, device);
+    expect_norm({3, 67, 35}, 5, layer, dtype, device);
+    expect_norm({7, 640}, 2, layer, dtype, device);
+    // so many rows that a block of the CUDA kernel has several; one to eight vectors per lane
+    for (const int64_t width : {33, 101, 128, 203, 256, 512, 1280})
+      expect_norm({300, width}, 1, layer, dtype, device);
+  }
 }
-TEST(NormOps, EqualTheirDefinitions) { expect_norms_on(at::kCPU); }
+class NormsOfType : public testing::TestWithParam<at::ScalarType> {};
+INSTANTIATE_TEST_SUITE_P(, NormsOfType, testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
+                         [](const auto& info) { return c10::toString(info.param); });
+TEST_P(NormsOfType, EqualTheirDefinitions) { expect_norms_on(at::kCPU, GetParam()); }
+TEST_P(NormsOfType, OnCudaEqualTheirDefinitions) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  expect_norms_on(at::kCUDA, GetParam());
+}
 // add_norm has the bits of the sum and of its norm. Its gradient is rounded once.
 void expect_add_norm_on(at::Device device) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
@@ -104,10 +110,6 @@ TEST(NormOps, OfASumHasTheBitsOfBothOperators) { expect_add_norm_on(at::kCPU); }
 TEST(NormOps, OnCudaOfASumHasTheBitsOfBothOperators) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_add_norm_on(at::kCUDA);
-}
-TEST(NormOps, OnCudaEqualTheirDefinitions) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  expect_norms_on(at::kCUDA);
 }
 TEST(NormOps, ReferencesAreTorchs) {
   const at::Tensor x = torch::randn({3, 7, 12}, at::kDouble), w = torch::randn({12}, at::kDouble),
@@ -201,56 +203,78 @@ void expect_rowwise_on(at::Device device, int sequences, int parameters, F f, Re
           c, sequences, parameters, [&](const Tensors& in) { return f(in, c.groups); },
           [&](const Tensors& in) { return reference(in, c.groups); }, dtype, device);
 }
-void expect_rowwise_ops_on(at::Device device) {
-  for (const bool gate_first : {false, true})
-    expect_rowwise_on(
-        device, 2, 1,
-        [&](const Tensors& in, int64_t groups) -> Tensors {
-          return {gated_rms_norm(in[0], in[1], in[2], 1e-3, gate_first, groups)};
-        },
-        [&](const Tensors& in, int64_t groups) -> Tensors {
-          return {gated_rms_norm_reference(in[0], in[1], in[2], 1e-3, gate_first, groups)};
-        });
+Tensors list_of(const Rwkv7Prepared& p) { return {p.log_decay, p.k, p.minus_removed, p.added}; }
+void expect_gated_norm_on(at::Device device, bool gate_first) {
   expect_rowwise_on(
-      device, 1, 0,
-      [](const Tensors& in, int64_t groups) -> Tensors {
-        return {unit_length(in[0], 1e-6, groups)};
+      device, 2, 1,
+      [&](const Tensors& in, int64_t groups) -> Tensors {
+        return {gated_rms_norm(in[0], in[1], in[2], 1e-3, gate_first, groups)};
       },
-      [](const Tensors& in, int64_t groups) -> Tensors {
-        return {unit_length_reference(in[0], 1e-6, groups)};
-      });
-  const auto list = [](const Rwkv7Prepared& p) -> Tensors {
-    return {p.log_decay, p.k, p.minus_removed, p.added};
-  };
-  expect_rowwise_on(
-      device, 3, 2,
-      [&](const Tensors& in, int64_t heads) {
-        return list(rwkv7_prepare(in[0], in[1], in[2], in[3], in[4], heads));
-      },
-      [&](const Tensors& in, int64_t heads) {
-        return list(rwkv7_prepare_reference(in[0], in[1], in[2], in[3], in[4], heads));
-      });
-  expect_rowwise_on(
-      device, 3, 0,
-      [](const Tensors& in, int64_t) -> Tensors { return {rwkv7_values(in[0], in[1], in[2])}; },
-      [](const Tensors& in, int64_t) -> Tensors {
-        return {rwkv7_values_reference(in[0], in[1], in[2])};
-      });
-  expect_rowwise_on(
-      device, 5, 1,
-      [](const Tensors& in, int64_t heads) -> Tensors {
-        return {rwkv7_output(in[0], in[1], in[2], in[3], in[4], in[5], heads)};
-      },
-      [](const Tensors& in, int64_t heads) -> Tensors {
-        return {rwkv7_output_reference(in[0], in[1], in[2], in[3], in[4], in[5], heads)};
+      [&](const Tensors& in, int64_t groups) -> Tensors {
+        return {gated_rms_norm_reference(in[0], in[1], in[2], 1e-3, gate_first, groups)};
       });
 }
-TEST(RowwiseOps, EqualTheirDefinitions) { expect_rowwise_ops_on(at::kCPU); }
-TEST(RowwiseOps, OnCudaEqualTheirDefinitions) {
+struct RowwiseOp {
+  const char* name;
+  void (*expect_on)(at::Device);
+};
+const RowwiseOp kRowwiseOps[] = {
+    {"gate_after_norm", [](at::Device device) { expect_gated_norm_on(device, false); }},
+    {"gate_before_norm", [](at::Device device) { expect_gated_norm_on(device, true); }},
+    {"unit_length",
+     [](at::Device device) {
+       expect_rowwise_on(
+           device, 1, 0,
+           [](const Tensors& in, int64_t groups) -> Tensors {
+             return {unit_length(in[0], 1e-6, groups)};
+           },
+           [](const Tensors& in, int64_t groups) -> Tensors {
+             return {unit_length_reference(in[0], 1e-6, groups)};
+           });
+     }},
+    {"rwkv7_prepare",
+     [](at::Device device) {
+       expect_rowwise_on(
+           device, 3, 2,
+           [](const Tensors& in, int64_t heads) {
+             return list_of(rwkv7_prepare(in[0], in[1], in[2], in[3], in[4], heads));
+           },
+           [](const Tensors& in, int64_t heads) {
+             return list_of(rwkv7_prepare_reference(in[0], in[1], in[2], in[3], in[4], heads));
+           });
+     }},
+    {"rwkv7_values",
+     [](at::Device device) {
+       expect_rowwise_on(
+           device, 3, 0,
+           [](const Tensors& in, int64_t) -> Tensors {
+             return {rwkv7_values(in[0], in[1], in[2])};
+           },
+           [](const Tensors& in, int64_t) -> Tensors {
+             return {rwkv7_values_reference(in[0], in[1], in[2])};
+           });
+     }},
+    {"rwkv7_output",
+     [](at::Device device) {
+       expect_rowwise_on(
+           device, 5, 1,
+           [](const Tensors& in, int64_t heads) -> Tensors {
+             return {rwkv7_output(in[0], in[1], in[2], in[3], in[4], in[5], heads)};
+           },
+           [](const Tensors& in, int64_t heads) -> Tensors {
+             return {rwkv7_output_reference(in[0], in[1], in[2], in[3], in[4], in[5], heads)};
+           });
+     }},
+};
+class RowwiseOps : public testing::TestWithParam<RowwiseOp> {};
+INSTANTIATE_TEST_SUITE_P(, RowwiseOps, testing::ValuesIn(kRowwiseOps),
+                         [](const auto& info) { return info.param.name; });
+TEST_P(RowwiseOps, EqualTheirDefinitions) { GetParam().expect_on(at::kCPU); }
+TEST_P(RowwiseOps, OnCudaEqualTheirDefinitions) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  expect_rowwise_ops_on(at::kCUDA);
+  GetParam().expect_on(at::kCUDA);
 }
-TEST(RowwiseOps, GradientsEqualFiniteDifferences) {
+TEST(RowwiseOp, GradientsEqualFiniteDifferences) {
   torch::manual_seed(3);
   const auto check = [](const char* what, Tensors in, const auto& f) {
     for (at::Tensor& x : in) x = x.to(at::kDouble).requires_grad_();
@@ -285,7 +309,7 @@ TEST(RowwiseOps, GradientsEqualFiniteDifferences) {
     return rwkv7_output(in[0], in[1], in[2], in[3], in[4], in[5], 2);
   });
 }
-TEST(RowwiseOps, BadArgumentsAreNamed) {
+TEST(RowwiseOp, BadArgumentsAreNamed) {
   const at::Tensor x = torch::randn({3, 6}), w = torch::ones({6});
   EXPECT_THROW(gated_rms_norm(x, x.slice(0, 1), w, 1e-5, true), c10::ValueError);
   EXPECT_THROW(gated_rms_norm(x, x, torch::ones({4}), 1e-5, true), c10::ValueError);
@@ -297,7 +321,7 @@ TEST(RowwiseOps, BadArgumentsAreNamed) {
   EXPECT_THROW(rwkv7_values(x, x, x[0]), c10::ValueError);
   EXPECT_THROW(rwkv7_output(x, x, x, x, x.slice(1, 1), w, 2), c10::ValueError);
 }
-TEST(RowwiseOps, ZerosOfUnitLengthHaveFiniteGradients) {
+TEST(RowwiseOp, ZerosOfUnitLengthHaveFiniteGradients) {
   const at::Tensor zeros = torch::zeros({2, 8}), ones = torch::ones({8});
   const at::Tensor x = zeros.clone().requires_grad_(), k = zeros.clone().requires_grad_();
   const at::Tensor y = unit_length(x, 1e-6);

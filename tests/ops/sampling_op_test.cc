@@ -60,19 +60,22 @@ TEST(SamplingOp, WrongNumberOfDrawsIsRejected) {
   EXPECT_THROW(sample(torch::zeros({5}), draws), c10::ValueError);
 }
 
-TEST(SamplingOp, OnCudaEqualsTheCpu) {
+class SamplingOpOfSize : public testing::TestWithParam<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(, SamplingOpOfSize, testing::Values(1, 5, 1000, 32000, 50257, 151936),
+                         testing::PrintToStringParamName());
+
+TEST_P(SamplingOpOfSize, OnCudaEqualsTheCpu) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
-  for (const int64_t size : {1, 5, 1000, 32000, 50257, 151936})
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
-      for (int round = 0; round < 6; ++round) {
-        const at::Tensor logits = logits_of(64, size, dtype);
-        const std::vector<Draw> draws = draws_of(64, round);
-        const at::Tensor expected = sample(logits, draws);
-        const at::Tensor tokens = sample(logits.cuda(), draws);
-        EXPECT_TRUE(at::equal(sample(logits.cuda(), draws), tokens)) << "not repeatable";
-        const int64_t different = (tokens.cpu() != expected).sum().item<int64_t>();
-        EXPECT_EQ(different, 0) << size << " tokens, " << dtype << ", round " << round;
-      }
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (int round = 0; round < 6; ++round) {
+      const at::Tensor logits = logits_of(64, GetParam(), dtype);
+      const std::vector<Draw> draws = draws_of(64, round);
+      const at::Tensor expected = sample(logits, draws);
+      const at::Tensor tokens = sample(logits.cuda(), draws);
+      EXPECT_TRUE(at::equal(sample(logits.cuda(), draws), tokens)) << "not repeatable";
+      const int64_t different = (tokens.cpu() != expected).sum().item<int64_t>();
+      EXPECT_EQ(different, 0) << dtype << ", round " << round;
+    }
 }
 
 // The weights of as many likeliest tokens as the kernel takes have a sum below 2^64.
