@@ -286,15 +286,20 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWor
     float best = -INFINITY;
     int best_chunk = -1;
 #pragma unroll 4
-    for (int slot = 0; slot < p.shortlist; ++slot) {
-      const int chunk = scratch.listed[first + slot];
-      float x = chunk == kNoChunk ? -INFINITY : scratch.scores[first + slot];
-      if (isnan(x)) x = INFINITY;
-      const bool left = chunk != kNoChunk && (x < before || (x == before && chunk > before_chunk));
-      const bool better = best_chunk < 0 || x > best || (x == best && chunk < best_chunk);
-      if (left && better) {
-        best = x;
-        best_chunk = chunk;
+    for (int slot = 0; slot < p.shortlist; slot += 4) {  // slots past the shortlist hold kNoChunk
+      const auto chunks = *reinterpret_cast<const Vec<uint16_t, 4>*>(scratch.listed + first + slot);
+      const auto scores = load_float4(scratch.scores + first + slot);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int chunk = chunks[i];
+        const float x = chunk == kNoChunk ? -INFINITY : isnan(scores[i]) ? INFINITY : scores[i];
+        const bool left =
+            chunk != kNoChunk && (x < before || (x == before && chunk > before_chunk));
+        const bool better = best_chunk < 0 || x > best || (x == best && chunk < best_chunk);
+        if (left && better) {
+          best = x;
+          best_chunk = chunk;
+        }
       }
     }
     p.selected[row * p.top_k + rank] = best_chunk;
