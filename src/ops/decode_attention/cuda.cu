@@ -329,15 +329,13 @@ void launch(const DecodeAttention& args, Stream stream) {
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = cluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = unsigned(cluster * clusters);
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = kRing;
-  config.stream = cuda_stream(stream);
-  config.attrs = attributes;
-  config.numAttrs = 2;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
+  const cudaLaunchConfig_t config{.gridDim = unsigned(cluster * clusters),
+                                  .blockDim = kThreads,
+                                  .dynamicSmemBytes = kRing,
+                                  .stream = cuda_stream(stream),
+                                  .attrs = attributes,
+                                  .numAttrs = cluster > 1 ? 2u : 1u};
   with_constant<4, 8, 16, 32>(int(lanes), [&](auto lanes) {
     const auto kernel = decode_kernel<T, lanes()>;
     allow_shared_memory(kernel, kRing);

@@ -289,17 +289,14 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWor
     for (int slot = 0; slot < p.shortlist; slot += 4) {  // slots past the shortlist hold kNoChunk
       const auto chunks = *reinterpret_cast<const Vec<uint16_t, 4>*>(scratch.listed + first + slot);
       const auto scores = load_float4(scratch.scores + first + slot);
-#pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int chunk = chunks[i];
-        const float x = chunk == kNoChunk ? -INFINITY : isnan(scores[i]) ? INFINITY : scores[i];
-        const bool left =
-            chunk != kNoChunk && (x < before || (x == before && chunk > before_chunk));
+        const float x = isnan(scores[i]) ? INFINITY : scores[i];
+        const bool left = x < before || (x == before && chunk > before_chunk);
         const bool better = best_chunk < 0 || x > best || (x == best && chunk < best_chunk);
-        if (left && better) {
-          best = x;
-          best_chunk = chunk;
-        }
+        if (chunk == kNoChunk || !left || !better) continue;
+        best = x;
+        best_chunk = chunk;
       }
     }
     p.selected[row * p.top_k + rank] = best_chunk;
