@@ -47,10 +47,12 @@ __device__ void part_sum(R (&x)[kCount], int threads, int round) {
 template <class F, class T, int kSize>
 struct RowwiseElements {
   using R = Real<T>;
+  static constexpr int kNumbers = F::kInputs + F::kKept;
   static constexpr int kWeights = kAtLeastOne<F::kParameters + F::kStatistics>;
   static constexpr int kGradients = kAtLeastOne<kParameterGradients<F>>;
   R statistics[kAtLeastOne<F::kStatistics>] = {};
   Vec<T, kSize> in[F::kInputs] = {};
+  R kept[kAtLeastOne<F::kKept>][kSize];
   Vec<R, kSize> parameters[kAtLeastOne<F::kParameters>] = {},
                 real[kAtLeastOne<F::kRealOutputs>] = {};
   Vec<T, kSize> out[kAtLeastOne<F::kOutputs - F::kRealOutputs>] = {};
@@ -78,14 +80,21 @@ struct RowwiseElements {
       in[n] = *reinterpret_cast<const Vec<T, kSize>*>(static_cast<const T*>(p.in[n]) +
                                                       row * p.row_stride[n] + offset);
   }
-  __device__ void take_row(const RowwiseElements& from) {  // and not the parameters
+  __device__ void take_inputs(const RowwiseElements& from) {
     for (int n = 0; n < F::kStatistics; ++n) statistics[n] = from.statistics[n];
     for (int n = 0; n < F::kInputs; ++n) in[n] = from.in[n];
-    for (int n = 0; n < F::kRealOutputs; ++n) real[n] = from.real[n];
-    for (int n = 0; n < F::kOutputs - F::kRealOutputs; ++n) out[n] = from.out[n];
   }
-  __device__ void get(int k, R (&x)[F::kInputs], R (&w)[kWeights]) const {
+  __device__ void keep() {
+    for (int k = 0; k < kSize && F::kKept > 0; ++k) {
+      R x[kNumbers], w[kWeights];
+      get(k, x, w);
+      F::keep(x, w, x + F::kInputs);
+      for (int n = 0; n < F::kKept; ++n) kept[n][k] = x[F::kInputs + n];
+    }
+  }
+  __device__ void get(int k, R (&x)[kNumbers], R (&w)[kWeights]) const {
     for (int n = 0; n < F::kInputs; ++n) x[n] = to_compute(in[n][k]);
+    for (int n = 0; n < F::kKept; ++n) x[F::kInputs + n] = kept[n][k];
     for (int n = 0; n < F::kParameters; ++n) w[n] = parameters[n][k];
     for (int n = 0; n < F::kStatistics; ++n) w[F::kParameters + n] = statistics[n];
   }
@@ -120,9 +129,10 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   if (F::kPrefetch) load(ahead, step);
   for (int round = 0; round == 0 || (F::kPrefetch && round * stride < p.rows); ++round) {
     const int64_t row = round * stride + step;
-    if (F::kPrefetch) e.take_row(ahead);
+    if (F::kPrefetch) e.take_inputs(ahead);
     load(F::kPrefetch ? ahead : e, F::kPrefetch ? row + stride : row);
-    R x[F::kInputs], w[E::kWeights], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
+    e.keep();
+    R x[E::kNumbers], w[E::kWeights], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
     if constexpr (F::kSums > 0) {
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
@@ -148,7 +158,7 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   }
 }
 
-// As forward. The threads sum the gradients of parameters in registers; sums[step] gets them.
+// The threads of a part sum the gradients of parameters in registers; sums[step] gets them.
 template <class F, class T, int kSize>
 __global__ void __launch_bounds__(kMaxRowwiseThreads)
     rowwise_backward_kernel(const __grid_constant__ RowwiseBackward<F> bwd, Real<T>* sums,
@@ -161,24 +171,20 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
                 step = worker / p.groups, group = worker % p.groups,
                 first = threadIdx.x % threads * kSize, offset = group * p.width + first;
   const bool has_elements = first < p.width && step < stride;
-  E e, ahead;
-  const auto load = [&](E& to, int64_t row) {
-    if (!has_elements || row >= p.rows) return;
-    to.load_inputs(p, row, group, offset);
-    const int64_t at = row * p.groups * p.width + offset;
-    to.for_each_output(bwd.dout, [&](auto& vector, auto* from) {
-      vector = *reinterpret_cast<const std::decay_t<decltype(vector)>*>(from + at);
-    });
-  };
+  E e;
   if (has_elements) e.load_parameters(p, group, first);
-  if (F::kPrefetch) load(ahead, step);
   R dparameters[E::kGradients][kSize] = {};
   for (int round = 0; round * stride < p.rows; ++round) {
-    const int64_t row = round * stride + step;
+    const int64_t row = round * stride + step, at = row * p.groups * p.width + offset;
     const bool active = has_elements && row < p.rows;
-    if (F::kPrefetch) e.take_row(ahead);
-    load(F::kPrefetch ? ahead : e, F::kPrefetch ? row + stride : row);
-    R x[F::kInputs], w[E::kWeights], dy[F::kOutputs], part[kAtLeastOne<kSums>] = {};
+    if (active) {
+      e.load_inputs(p, row, group, offset);
+      e.for_each_output(bwd.dout, [&](auto& vector, auto* from) {
+        vector = *reinterpret_cast<const std::decay_t<decltype(vector)>*>(from + at);
+      });
+    }
+    e.keep();
+    R x[E::kNumbers], w[E::kWeights], dy[F::kOutputs], part[kAtLeastOne<kSums>] = {};
     if constexpr (kSums > 0) {
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
