@@ -165,6 +165,9 @@ void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream);
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
+// The same of Rule::delta with one decay per step and head, or none.
+void delta_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
+void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
 
 // What a rule has: a part of low rank, and k vᵀ.
