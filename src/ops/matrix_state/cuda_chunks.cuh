@@ -30,7 +30,9 @@ struct Prepared {
   bf16 *A, *Y, *T, *G;  // [16, 16]
   float* decay;         // [K]      of the whole chunk
   ScalarGates* gates;
-  bf16 *before, *W;  // [V, K]   the state before the chunk, transposed; [16, V]
+  // [V, K], the state before the chunk, transposed, of Rule::delta in the order of cuda_delta.cu;
+  // [16, V]
+  bf16 *before, *W;
 
   Prepared(const ChunkedForward& p, bool keeps, WorkspaceArena& arena) {
     const bool scalar = is_scalar(p), low = p.rule != Rule::gla, writes = p.rule != Rule::delta;

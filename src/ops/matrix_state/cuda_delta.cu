@@ -198,15 +198,15 @@ __global__ void __launch_bounds__(32 * kPrepareWarps)
 // Z = dU Sᵀ, H the state's gradient, E_tj the decay between steps, and
 // M_tj = s E_tj (dout Wᵀ)_tj, t ≥ j, and N_tj = −β_t E_tj (dU Wᵀ)_tj, t > j:
 //   dq = diag(s early) X + M K      dk = −diag(β early) Z + diag(late) W Hᵀ + (N + Nᵀ) K + Mᵀ Q
+// S and H, transposed, are kept as squares [V / 16, K / 16, 16 × 16], each as the operand A of a
+// warp. A lane reads its part of a square at once, and nothing of it goes through shared memory.
 template <int kK>
 struct DeltaGradients {
-  // fewer columns of the state at once at K = 96, for five blocks per SM
-  static constexpr int kWarps = kK / 32, kRow = kK + 8, kColumns = kK == 96 ? 48 : kMaxColumns,
-                       kStride = kColumns + 8;
+  static constexpr int kWarps = kK / 32, kRow = kK + 8, kColumns = 128, kStride = kColumns + 8;
   struct Smem {
     bf16 q[kSteps * kRow], k[kSteps * kRow], T[kSteps * kSquare], G[kSteps * kSquare];
     bf16 M[kSteps * kSquare], N[kSteps * kSquare];
-    bf16 before[kColumns * kRow], dafter[kColumns * kRow];  // S and H, transposed
+    // up to kColumns of V
     bf16 dout[kSteps * kStride], values[kSteps * kStride], W[kSteps * kStride],
         dW[kSteps * kStride], dU[kSteps * kStride];
     DeltaGates gates;
@@ -214,6 +214,10 @@ struct DeltaGradients {
     float direct[kWarps][kSteps], dots[3][kWarps][kSteps], whole[kWarps];
     // Σ_j and Σ_t of M_tj q_t k_j and N_tj k_t k_j, t > j; the rows of N without −β_t
     float rows[2][kSteps], columns[2][kSteps];
+  };
+  // 16 rows of S and H, transposed, and the warp's 32 columns.
+  struct States {
+    uint4 S[2], H[2];
   };
   const ChunkedBackward& g;
   const Pass& task;
@@ -228,14 +232,28 @@ struct DeltaGradients {
               x.rows.time_stride, kSteps, width, c.steps);
   }
   __device__ void fetch(int first, int columns) {
-    const int64_t V = c.p.value_dim, state = (c.index * V + first) * kK,
-                  low = c.index * kSteps * V + first;
-    copy_tile(s.before, kRow, task.tiles.before + state, kK, columns, kK);
-    copy_tile(s.dafter, kRow, task.states + state, kK, columns, kK);
+    const int64_t V = c.p.value_dim, low = c.index * kSteps * V + first;
     rows(s.dout, kStride, g.dout, V, first, columns);
     rows(s.values, kStride, c.p.v, V, first, columns);
     copy_tile(s.W, kStride, task.tiles.W + low, V, kSteps, columns);
     copy_tile(s.dW, kStride, task.W + low, V, kSteps, columns);
+  }
+  __device__ void load(States& to, int64_t v) const {
+    const int64_t at = (c.index * c.p.value_dim + v) * kK + warp * 512 + lane * 8;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      to.S[n] = *reinterpret_cast<const uint4*>(task.tiles.before + at + n * 256);
+      to.H[n] = *reinterpret_cast<const uint4*>(task.states + at + n * 256);
+    }
+  }
+  // A square transposed, the operand B of a product with rows of V.
+  __device__ static void transpose(uint32_t (&b)[4], const uint4& square) {
+    b[0] = square.x;
+    b[1] = square.y;
+    b[2] = square.z;
+    b[3] = square.w;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) movmatrix_trans(b[e]);
   }
 
   // dU = Tᵀ dW + Gᵀ dout.
@@ -262,20 +280,23 @@ struct DeltaGradients {
       sums[half] += x[2 * half] * y.x + x[2 * half + 1] * y.y;
     }
   }
-  __device__ void add(int columns) {
+  // Columns [first, first + columns) of V; `states` holds the first 16 rows of S and H.
+  __device__ void add(int first, int columns, States& states) {
 #pragma unroll 1
     for (int v = 0; v < columns; v += 16) {
+      const States now = states;
+      if (v + 16 < columns) load(states, first + v + 16);
       uint32_t dout[4], dU[4], W[4], S[4], H[4];
       load_a_mk(dout, PaddedTile<kStride>{s.dout}, 0, v / 8);
       load_a_mk(dU, PaddedTile<kStride>{s.dU}, 0, v / 8);
       load_a_mk(W, PaddedTile<kStride>{s.W}, 0, v / 8);
 #pragma unroll
-      for (int n = 0; n < 4; n += 2) {
-        load_b_kn(S, PaddedTile<kRow>{s.before}, v, warp * 4 + n);
-        load_b_kn(H, PaddedTile<kRow>{s.dafter}, v, warp * 4 + n);
-        mma_m16n16k16(of_q[n], of_q[n + 1], dout, S);
-        mma_m16n16k16(of_a[n], of_a[n + 1], dU, S);
-        mma_m16n16k16(of_b[n], of_b[n + 1], W, H);
+      for (int n = 0; n < 2; ++n) {
+        transpose(S, now.S[n]);
+        transpose(H, now.H[n]);
+        mma_m16n16k16(of_q[2 * n], of_q[2 * n + 1], dout, S);
+        mma_m16n16k16(of_a[2 * n], of_a[2 * n + 1], dU, S);
+        mma_m16n16k16(of_b[2 * n], of_b[2 * n + 1], W, H);
         if (!g.dlog_decay) continue;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -404,11 +425,13 @@ struct DeltaGradients {
       __syncthreads();
       fetch(first, columns);
       cp_async_commit_group();
+      States states;
+      load(states, first);
       cp_async_wait_group<0>();
       __syncthreads();
       solve(columns);
       __syncthreads();
-      add(columns);
+      add(first, columns, states);
     }
     if (warp < 2) mix();
     through_state();

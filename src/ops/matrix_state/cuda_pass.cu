@@ -45,13 +45,23 @@ struct PreparedPass : Walk {
     copy_floats(to.decay, from.decay + at * kK, kK);
   }
 
+  // As keep(), in the order of cuda_delta.cu: 16 × 16 numbers at a time as the warp holds them.
+  __device__ void keep_operand(const uint32_t (&state)[kK / 16][4], int i) const {
+    if (!task.states) return;
+    bf16* to = task.states + (index(i) * p.value_dim + first + own) * kK + lane * 8;
+#pragma unroll
+    for (int k = 0; k < kK / 16; ++k)
+      *reinterpret_cast<uint4*>(to + k * 256) = {state[k][0], state[k][1], state[k][2],
+                                                 state[k][3]};
+  }
   __device__ void chunk(float (&state)[kK / 8][4], const Stage& t, int i) const {
     using Rows = PaddedTile<kRow>;
     using Square = PaddedTile<kSquare>;
     uint32_t before[kK / 16][4], values[4] = {}, low[4];
     pack_operand(before, state);
     if (!is_turn) load_a_km(values, PaddedTile<kColumnStride>{t.values + own});
-    if constexpr (kOutputs) keep(state, i);
+    if constexpr (kOutputs && kRule == Rule::delta) keep_operand(before, i);
+    else if constexpr (kOutputs) keep(state, i);
 
     float W[2][4] = {}, out[2][4] = {};
     if constexpr (kLow<kRule>) {
