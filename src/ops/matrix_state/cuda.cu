@@ -86,9 +86,6 @@ struct Scratch {
   }
 };
 
-// The (gated) delta rule as its operators call it.
-bool has_one_decay(const ChunkedForward& p) { return p.rule == Rule::delta && p.decay_dim <= 1; }
-
 // A pass from the state `first`, or from zeros. Where there are several segments, a pass over each
 // alone finds the states before them.
 void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* first, Stream stream) {
@@ -169,7 +166,8 @@ void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
   using namespace chunks;
   auto s = workspace_at<Scratch>(workspace, p, false);
   if (is_scalar(p)) s.starts = static_cast<float*>(p.chunks);
-  (is_scalar(p) ? scalar_prepare : has_one_decay(p) ? delta_prepare : prepare)(p, s.tiles, stream);
+  const auto launch = p.rule == Rule::delta ? delta_prepare : prepare;
+  (is_scalar(p) ? scalar_prepare : launch)(p, s.tiles, stream);
   Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
   task.out = static_cast<bf16*>(p.out);
   task.states = s.tiles.before;
@@ -197,7 +195,7 @@ void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   task.W = s.dW;
   task.last = bwd.dinitial_state;
   run(p, s, task, bwd.dfinal_state, stream);
-  const auto launch = has_one_decay(p) ? delta_gradients : gradients;
+  const auto launch = p.rule == Rule::delta ? delta_gradients : gradients;
   (is_scalar(p) ? scalar_gradients : launch)(bwd, task, stream);
 }
 

@@ -167,7 +167,7 @@ void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream);
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
-// The same of Rule::delta with one decay per step and head, or none.
+// The same of Rule::delta, with one decay per step and head, or none.
 void delta_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
@@ -185,7 +185,8 @@ template <class F>
 void with_key_dim(int64_t K, F&& f) {
   with_constant<64, 96, 128, 256>(K, f);
 }
-// f(Case, Size) for every key_size(): pairs and bonuses have one key dimension.
+// f(Case, Size) for every key_size(): pairs and bonuses have one key dimension. Rule::delta has
+// kernels of its own but for the pass.
 template <Rule kRule_, bool kBonus_>
 struct Case {
   static constexpr Rule kRule = kRule_;
@@ -193,11 +194,9 @@ struct Case {
 };
 template <class F>
 void with_case(const ChunkedForward& p, F&& f) {
-  auto all = [&](auto which) { with_key_dim(p.key_dim, [&](auto size) { f(which, size); }); };
-  if (p.rule == Rule::delta) all(Case<Rule::delta, false>{});
-  else if (p.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
+  if (p.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
   else if (p.u) f(Case<Rule::gla, true>{}, Size<64>{});
-  else all(Case<Rule::gla, false>{});
+  else with_key_dim(p.key_dim, [&](auto size) { f(Case<Rule::gla, false>{}, size); });
 }
 
 }  // namespace assay::ops::cuda::chunks

@@ -19,14 +19,17 @@ struct alignas(16) DeltaGates {
   template <int kK>
   __device__ void load(const DeltaChunk<kK>& c) {
     const int lane = threadIdx.x % 32;
-    float decay = 0;
-    if (lane < c.steps && c.p.log_decay.rows.data)
-      decay = row<float>(c.p.log_decay, c.p.heads, c.batch, c.start + lane, c.head, 1)[0] * kLog2e;
+    float decay = 0, rate = 0;
+    const auto at = [&](const HeadView& x) {
+      return row<float>(x, c.p.heads, c.batch, c.start + lane, c.head, 1)[0];
+    };
+    if (lane < c.steps) rate = at(c.p.beta);
+    if (lane < c.steps && c.p.log_decay.rows.data) decay = at(c.p.log_decay) * kLog2e;
     if (decay < kLogDecayFloor) decay = kLogDecayFloor;  // NaN stays
     const float sum = warp_inclusive_scan(decay);
     if (lane >= kSteps) return;
     decays[lane] = sum;
-    rates[lane] = c.rate(lane);
+    rates[lane] = rate;
   }
   // From the start of the chunk up to a step, from there to its end, and from step j to step t.
   __device__ float early(int t) const { return ex2_approx(decays[t]); }

@@ -26,10 +26,10 @@ struct GradientSmem {
     float products[kLow<kRule> ? 4 : 2][kSteps][kK];  // gradients of q̃, k̂, ã, b̂
   };
   bf16 q[kSteps * kK], k[kSteps * kK];
-  Tile<kRule == Rule::dplr, kSteps * kK> a, b;
+  Tile<kLow<kRule>, kSteps * kK> a, b;
   Tile<kLow<kRule>, kSteps * kSquare> T, G;
   Score scores[kSteps][kSteps];
-  float sums[kWarps][32];
+  float sums[kWarps][kSteps];
 };
 
 // What a warp sums over the slices of V: its share of the products' columns, and of the gradients
@@ -75,7 +75,7 @@ struct Sums {
 #pragma unroll kLow < kRule> ? 2 : 4
     for (int v = 0; v < columns; v += 16) {
       add_product(products[0], x.dout, x.before, v);
-      if constexpr (kWrites<kRule>) add_product(products[1], x.values, x.dafter, v);
+      add_product(products[1], x.values, x.dafter, v);
       if constexpr (kLow<kRule>) {
         add_product(products[2], x.dU, x.before, v);
         add_product(products[3], x.W, x.dafter, v);
@@ -145,54 +145,49 @@ struct Channel {
     ks[j] = k;
     bs[j] = b;
     const Score own = s.scores[j][j];
-    if (kWrites<kRule>) dq[j] += own.qk * k * (kBonus ? bonus : 1);
+    dq[j] += own.qk * k * (kBonus ? bonus : 1);
     if (kLow<kRule>) dq[j] += own.qb * b;
 #pragma unroll
     for (int t = j + 1; t < kSteps; ++t) {
       const Score x = s.scores[t][j];
-      if (kRule == Rule::dplr) da[t] += x.ak * ks[t - 1];
       if (kLow<kRule>) {
+        da[t] += x.ak * ks[t - 1];
         da[t] += x.ab * bs[t - 1];
         bs[t] = bs[t - 1] * decay[t];
         dq[t] += x.qb * bs[t];
       }
-      if (kWrites<kRule>) {
-        ks[t] = ks[t - 1] * decay[t];
-        dq[t] += x.qk * ks[kBonus ? t - 1 : t];
-      }
+      ks[t] = ks[t - 1] * decay[t];
+      dq[t] += x.qk * ks[kBonus ? t - 1 : t];
     }
 #pragma unroll
     for (int t = kSteps - 1; t > j; --t) {
       const Score x = s.scores[t][j];
-      if (kWrites<kRule>) {
-        if (!kBonus) dk += x.qk * q[t];
-        dlog[t] += ks[t] * dk;
-        dk *= decay[t];
-        if (kBonus) dk += x.qk * q[t];
-        if (kRule == Rule::dplr) dk += x.ak * a[t];
-      }
+      if (!kBonus) dk += x.qk * q[t];
+      dlog[t] += ks[t] * dk;
+      dk *= decay[t];
+      if (kBonus) dk += x.qk * q[t];
+      if (kLow<kRule>) dk += x.ak * a[t];
       if (kLow<kRule>) {
         db += x.qb * q[t];
         dlog[t] += bs[t] * db;
         db = db * decay[t] + x.ab * a[t];
       }
     }
-    if (kWrites<kRule>) dk += own.qk * q[j] * (kBonus ? bonus : 1);
+    dk += own.qk * q[j] * (kBonus ? bonus : 1);
     if (kLow<kRule>) db += own.qb * q[j];
   }
 };
 
-// Numbers of each step summed over the channels: to `first` and `second` [B, T, H].
+// Numbers of each step summed over the channels: to [B, T, H].
 template <class S>
-__device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* second, int steps,
-                                  int64_t stride) {
-  s.sums[threadIdx.x / 32][threadIdx.x % 32] = transposed_sum<32>(v);
+__device__ void sum_over_channels(S& s, float (&v)[kSteps], float* to, int steps, int64_t stride) {
+  const float own = transposed_sum<32>(v);  // of step lane / 2
+  if (threadIdx.x % 2 == 0) s.sums[threadIdx.x / 32][threadIdx.x % 32 / 2] = own;
   __syncthreads();
-  if (threadIdx.x >= 32) return;
+  if (int(threadIdx.x) >= steps) return;
   float sum = 0;
   for (int warp = 0; warp < S::kWarps; ++warp) sum += s.sums[warp][threadIdx.x];
-  const int t = threadIdx.x % 16;
-  if (float* to = threadIdx.x < 16 ? first : second; to && t < steps) to[t * stride] = sum;
+  to[threadIdx.x * stride] = sum;
 }
 
 template <Rule kRule, int kK, bool kBonus>
@@ -211,21 +206,15 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   };
   rows(s.q, kK, p.q, kK, 0, kK);
   rows(s.k, kK, p.k, kK, 0, kK);
-  if constexpr (kRule == Rule::dplr) {
+  if constexpr (kLow<kRule>) {
     rows(s.a, kK, p.a, kK, 0, kK);
     rows(s.b, kK, p.b, kK, 0, kK);
-  }
-  if constexpr (kLow<kRule>) {
     const int64_t square = c.index * kSteps * kSteps;
     copy_tile(s.T, kSquare, task.tiles.T + square, kSteps, kSteps, kSteps);
     copy_tile(s.G, kSquare, task.tiles.G + square, kSteps, kSteps, kSteps);
   }
   Vec<float, 1> decay[kSteps];
-  float rate[kSteps];
   c.decays(n, decay);
-  if constexpr (kRule == Rule::delta)
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) rate[t] = c.rate(t);
 
   Sums<kRule, kK> sums;
   for (int first = 0; first < V; first += kMaxColumns) {
@@ -259,9 +248,7 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   for (int t = 0; t < kSteps; ++t) {
     channel.q[t] = to_compute(s.q[t * kK + n]) * p.scale;
     channel.decay[t] = decay[t][0];
-    if constexpr (kRule == Rule::dplr) channel.a[t] = to_compute(s.a[t * kK + n]);
-    if constexpr (kRule == Rule::delta)
-      channel.a[t] = -rate[t] * decay[t][0] * to_compute(s.k[t * kK + n]);
+    if constexpr (kLow<kRule>) channel.a[t] = to_compute(s.a[t * kK + n]);
   }
   channel.through_state(s, n, sums.decay);
   const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // of [B, T, H]
@@ -273,37 +260,26 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   };
   const bool by_head = bwd.dlog_decay && p.decay_dim == 1, by_key = bwd.dlog_decay && !by_head;
   const float bonus = kBonus ? c.bonus(n) : 0;
-  float du = 0, v[32] = {};
+  float du = 0;
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
-    // delta: its key is b
-    const float k = to_compute(s.k[j * kK + n]),
-                b = kRule == Rule::dplr ? to_compute(s.b[j * kK + n]) : k;
-    float dk = 0, db = 0;
-    if constexpr (kWrites<kRule>) dk = s.products[1][j][n];
+    const float k = to_compute(s.k[j * kK + n]), b = kLow<kRule> ? to_compute(s.b[j * kK + n]) : 0;
+    float dk = s.products[1][j][n], db = 0;
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
     // Afterwards nothing more is added to the gradients of step j.
     channel.through_column(s, j, k, b, bonus, dk, db);
-    const float da = channel.da[j];
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
-    if constexpr (kRule == Rule::delta) {  // a = −β decay k
-      dk = db - rate[j] * channel.decay[j] * da;
-      v[j] = -channel.decay[j] * k * da + (n == 0 ? s.scores[j][j].ak : 0);
-      channel.dlog[j] += channel.a[j] * da;
-    }
-    v[kSteps + j] = channel.dlog[j];
     put(bwd.dq, j, channel.dq[j] * p.scale);
     put(bwd.dk, j, dk);
-    if constexpr (kRule == Rule::dplr) {
-      put(bwd.da, j, da);
+    if constexpr (kLow<kRule>) {
+      put(bwd.da, j, channel.da[j]);
       put(bwd.db, j, db);
     }
     if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], p.decay_dtype == DType::f32);
   }
   if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
-  if (kRule == Rule::delta || by_head)
-    sum_over_channels(s, v, bwd.dbeta ? bwd.dbeta + first : nullptr,
-                      by_head ? static_cast<float*>(bwd.dlog_decay) + first : nullptr, c.steps,
+  if (by_head)
+    sum_over_channels(s, channel.dlog, static_cast<float*>(bwd.dlog_decay) + first, c.steps,
                       p.heads);
 }
 

@@ -62,11 +62,6 @@ struct Chunk {
     else if (p.decay_dtype == DType::f32) fill([&](int64_t t, int n) { return at(float{}, t, n); });
     else fill([&](int64_t t, int n) { return at(bf16{}, t, n); });
   }
-  // The delta rule's β.
-  __device__ float rate(int t) const {
-    const float x = row<float>(p.beta, p.heads, batch, time(t), head, 1)[0];
-    return t < steps ? x : 0;
-  }
   __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
 
   // Number n of step t of the tile of this chunk.
@@ -75,14 +70,13 @@ struct Chunk {
   }
 };
 
-// The 16 steps of kPerLane neighbouring channels. The delta rule's key is its b, and its a is −β
-// decay k: it reads the state after the decay.
+// The 16 steps of kPerLane neighbouring channels.
 template <Rule kRule, int kPerLane>
 struct Steps {
   Vec<bf16, kPerLane> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
   using Numbers = Vec<float, kPerLane>;
   Numbers decay[kSteps];
-  float rate[kSteps], scale;
+  float scale;
 
   template <int kK>
   __device__ void load(const Chunk<kRule, kK>& c, int n) {
@@ -90,22 +84,16 @@ struct Steps {
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       raw_q[t] = c.template vector<kPerLane>(c.p.q, t, n);
-      if constexpr (kWrites<kRule>) raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
-      if constexpr (kRule == Rule::delta) rate[t] = c.rate(t);
-      if constexpr (kRule == Rule::dplr) raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
-      if constexpr (kLow<kRule>)
-        raw_b[t] = c.template vector<kPerLane>(kRule == Rule::dplr ? c.p.b : c.p.k, t, n);
+      raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
+      if constexpr (kLow<kRule>) raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
+      if constexpr (kLow<kRule>) raw_b[t] = c.template vector<kPerLane>(c.p.b, t, n);
     }
     c.decays(n, decay);
   }
   __device__ float q(int t, int i) const { return to_compute(raw_q[t][i]) * scale; }
-  __device__ float k(int t, int i) const { return kWrites<kRule> ? to_compute(raw_k[t][i]) : 0; }
+  __device__ float k(int t, int i) const { return to_compute(raw_k[t][i]); }
   __device__ float b(int t, int i) const { return kLow<kRule> ? to_compute(raw_b[t][i]) : 0; }
-  __device__ float a(int t, int i) const {
-    if constexpr (kRule == Rule::gla) return 0;
-    else if constexpr (kRule == Rule::dplr) return to_compute(raw_a[t][i]);
-    else return -rate[t] * decay[t][i] * to_compute(raw_b[t][i]);
-  }
+  __device__ float a(int t, int i) const { return kLow<kRule> ? to_compute(raw_a[t][i]) : 0; }
 
   // f(t, a, q) for all rows, decayed from the start of their kBlock steps: q after its own decay,
   // or before it with a bonus. Returns the decay of the last block.

@@ -105,14 +105,16 @@ struct PreparedPass : Walk {
 }  // namespace
 
 void pass(const ChunkedForward& p, const Pass& task, Stream stream) {
-  with_case(p, [&](auto which, auto size) {
+  const auto launch = [&](auto which, auto size) {
     with_constant<false, true>(task.backwards, [&](auto backwards) {
       with_constant<false, true>(task.out != nullptr, [&](auto outputs) {
         launch_pass<PreparedPass<which.kRule, size.value, backwards.value, outputs.value>>(p, task,
                                                                                            stream);
       });
     });
-  });
+  };
+  if (p.rule != Rule::delta) with_case(p, launch);
+  else with_key_dim(p.key_dim, [&](auto size) { launch(Case<Rule::delta, false>{}, size); });
 }
 
 }  // namespace assay::ops::cuda::chunks
