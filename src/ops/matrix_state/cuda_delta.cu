@@ -69,8 +69,9 @@ struct DeltaPrepare {
     DeltaGates gates;
   };
   const DeltaChunk<kK> c;
-  const Prepared& tiles;
+  const Prepared& prepared;
   Smem& s;
+  ChunkTiles<Rule::delta, kK>& to{prepared.at<Rule::delta, kK>(c.index)};
   int lane = threadIdx.x % 32;
 
   __device__ void fetch(bf16* to, const HeadView& x) const {
@@ -114,8 +115,8 @@ struct DeltaPrepare {
       s.A[(i + odd) * kSquare + column] = __float2bfloat16(z * rate);
     }
   }
-  __device__ void store_square(bf16* to, const bf16* from) const {
-    *reinterpret_cast<uint4*>(to + c.index * kSteps * kSteps + lane * 8) =
+  __device__ void store_square(bf16* to, int stride, const bf16* from) const {
+    *reinterpret_cast<uint4*>(to + lane / 2 * stride + lane % 2 * 8) =
         *reinterpret_cast<const uint4*>(from + lane / 2 * kSquare + lane % 2 * 8);
   }
   // A square as an operand whose columns are multiplied by −β and the decay up to their step.
@@ -157,15 +158,15 @@ struct DeltaPrepare {
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int t = late_step(half * 2);
-        store_row32(c.at(tiles.P, t, n), P, half, 1);
-        store_row32(c.at(tiles.R, t, n), R, half, 1);
-        store_row32(c.at(tiles.B, t, n), B, half, s.gates.late(t));
+        const int t = late_step(half * 2), at = t * kRow + n;
+        store_row32(to.P + at, P, half, 1);
+        store_row32(to.R + at, R, half, 1);
+        store_row32(to.B + at, B, half, s.gates.late(t));
       }
     }
     const float total = s.gates.early(kSteps - 1);
     for (int n = lane * 4; n < kK; n += 128)
-      *reinterpret_cast<float4*>(tiles.decay + c.index * kK + n) = {total, total, total, total};
+      *reinterpret_cast<float4*>(to.decay + n) = {total, total, total, total};
   }
 
   __device__ void run() const {
@@ -179,10 +180,11 @@ struct DeltaPrepare {
     __syncwarp();
     squares();
     __syncwarp();
-    store_square(tiles.T, s.T);
-    store_square(tiles.Y, s.Y);
-    store_square(tiles.G, s.G);
-    store_square(tiles.A, s.A);
+    const int64_t square = c.index * kSteps * kSteps;
+    store_square(prepared.T + square, kSteps, s.T);
+    store_square(prepared.G + square, kSteps, s.G);
+    store_square(to.Y, kSquare, s.Y);
+    store_square(to.A, kSquare, s.A);
     vectors();
   }
 };

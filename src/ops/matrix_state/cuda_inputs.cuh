@@ -63,11 +63,6 @@ struct Chunk {
     else fill([&](int64_t t, int n) { return at(bf16{}, t, n); });
   }
   __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
-
-  // Number n of step t of the tile of this chunk.
-  __device__ bf16* at(bf16* tiles, int t, int n) const {
-    return tiles + (index * kSteps + t) * kK + n;
-  }
 };
 
 // The 16 steps of kPerLane neighbouring channels.

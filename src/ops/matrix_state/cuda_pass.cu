@@ -9,40 +9,37 @@ namespace {
 // Without outputs: the segments alone.
 template <Rule kRule, int kK, bool kBackwards, bool kOutputs>
 struct PreparedPass : Walk {
+  using Tiles = ChunkTiles<kRule, kK>;
   static constexpr int kChunk = kSteps, kBlocks = 1, kRow = kK + 8;
   static constexpr bool kTurns = !kOutputs && kLow<kRule>, kTotals = !kOutputs && !kLow<kRule>;
-  struct Stage {
-    bf16 P[kSteps * kRow];
-    Tile<kWrites<kRule>, kSteps * kRow> K;
-    Tile<kLow<kRule>, kSteps * kRow> R, B;
-    bf16 A[kSteps * kSquare];
-    Tile<kLow<kRule>, kSteps * kSquare> Y;
+  struct Stage : Tiles {
     bf16 values[kSteps * kColumnStride];
-    float decay[kK];
   };
   struct Smem {
     Stage stages[4];
   };
 
+  // The vector of the values that this thread copies: there are as many as threads.
+  const int vectors = task.segments.columns / 8, y = threadIdx.x / vectors,
+            x = threadIdx.x % vectors * 8;
+  const bf16* values = row<bf16>(task.values, p.heads, batch, y, head, p.value_dim) + first + x;
+
+  // Without outputs neither A is read nor, forwards, P or, backwards, K.
   __device__ void fetch(Stage& to, int i) const {
-    const int64_t at = index(i);
-    const Prepared& from = task.tiles;
-    auto copy = [&](bf16* tile, int stride, const bf16* of, int width) {
-      copy_tile(tile, stride, of + at * kSteps * width, width, kSteps, width);
-    };
-    if constexpr (kOutputs || kBackwards) copy(to.P, kRow, from.P, kK);
-    if constexpr (kOutputs) copy(to.A, kSquare, from.A, kSteps);
-    if constexpr (kWrites<kRule> && (kOutputs || !kBackwards)) copy(to.K, kRow, from.K, kK);
-    if constexpr (kLow<kRule>) {
-      copy(to.R, kRow, from.R, kK);
-      copy(to.B, kRow, from.B, kK);
-      copy(to.Y, kSquare, from.Y, kSteps);
-    }
+    constexpr int kBegin = kOutputs     ? 0
+                           : kBackwards ? offsetof(Tiles, R)
+                                        : offsetof(Tiles, K),
+                  kEnd = kOutputs || kBackwards ? sizeof(Tiles) : offsetof(Tiles, P);
+    const char* from = reinterpret_cast<const char*>(&task.tiles.at<kRule, kK>(index(i)));
+    char* tiles = reinterpret_cast<char*>(static_cast<Tiles*>(&to));
+#pragma unroll 4
+    for (int at = kBegin + threadIdx.x * 16; at < kEnd; at += blockDim.x * 16)
+      cp_async_16(tiles + at, from + at);
+    const bool present = y < steps(i);
     if (!is_turn)
-      copy_tile(to.values, kColumnStride,
-                row<bf16>(task.values, p.heads, batch, start(i), head, p.value_dim) + first,
-                task.values.rows.time_stride, kSteps, task.segments.columns, steps(i));
-    copy_floats(to.decay, from.decay + at * kK, kK);
+      cp_async_16(to.values + y * kColumnStride + x,
+                  present ? values + start(i) * task.values.rows.time_stride : task.tiles.W,
+                  present);
   }
 
   // As keep(), in the order of cuda_delta.cu: 16 × 16 numbers at a time as the warp holds them.
@@ -105,16 +102,14 @@ struct PreparedPass : Walk {
 }  // namespace
 
 void pass(const ChunkedForward& p, const Pass& task, Stream stream) {
-  const auto launch = [&](auto which, auto size) {
+  with_rule(p, [&](auto which, auto size) {
     with_constant<false, true>(task.backwards, [&](auto backwards) {
       with_constant<false, true>(task.out != nullptr, [&](auto outputs) {
         launch_pass<PreparedPass<which.kRule, size.value, backwards.value, outputs.value>>(p, task,
                                                                                            stream);
       });
     });
-  };
-  if (p.rule != Rule::delta) with_case(p, launch);
-  else with_key_dim(p.key_dim, [&](auto size) { launch(Case<Rule::delta, false>{}, size); });
+  });
 }
 
 }  // namespace assay::ops::cuda::chunks

@@ -87,6 +87,7 @@ __device__ void squares(const Chunk<kRule, kK>& c, PrepareSmem<kPerLane>& m,
                         const Prepared& tiles) {
   const int column = threadIdx.x % 16;
   const bool right = threadIdx.x % 32 >= 16;
+  auto& to = tiles.at<kRule, kK>(c.index);
   float x[kSteps];
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
@@ -99,15 +100,15 @@ __device__ void squares(const Chunk<kRule, kK>& c, PrepareSmem<kPerLane>& m,
       for (int j = 0; j < t; ++j) x[t] += m.ab[t][j] * x[j];
 #pragma unroll
       for (int j = 0; j <= t; ++j) z += m.qb[t][j] * x[j];
-      (right ? tiles.T : tiles.Y)[(c.index * kSteps + t) * kSteps + column] =
-          __float2bfloat16(x[t]);
-      if (right) {
+      if (!right) to.Y[t * kSquare + column] = __float2bfloat16(x[t]);
+      else {
+        tiles.T[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(x[t]);
+        tiles.G[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(z);
         m.T[t * kSquare + column] = __float2bfloat16(x[t]);
         m.G[t * kSquare + column] = __float2bfloat16(z);
       }
     }
-    if (!right || kLow<kRule>)
-      (right ? tiles.G : tiles.A)[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(z);
+    if (!right) to.A[t * kSquare + column] = __float2bfloat16(z);
   }
 }
 
@@ -140,16 +141,17 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
 template <Rule kRule, int kK, int kPerLane, bool kBonus>
 __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>& s, int n,
                         PrepareSmem<kPerLane>& m, const Prepared& tiles) {
+  auto& to = tiles.at<kRule, kK>(c.index);
   __syncwarp();
   const auto total = s.template each_row<kSteps, kBonus>([&](int t, const auto& a, const auto& q) {
     if (kLow<kRule>) put(m.rows, t, a);
     if (kLow<kRule>) put(m.columns, t, q);
-    else store_bf16(c.at(tiles.P, t, n), q);
+    else store_bf16(to.P + t * to.kRow + n, q);
   });
-  *reinterpret_cast<Vec<float, kPerLane>*>(tiles.decay + c.index * kK + n) = total;
+  *reinterpret_cast<Vec<float, kPerLane>*>(to.decay + n) = total;
   s.template each_column<kSteps>([&](int t, const auto& k, const auto& b) {
-    store_bf16(c.at(tiles.K, t, n), k);
-    if (kLow<kRule>) store_bf16(c.at(tiles.B, t, n), b);
+    store_bf16(to.K + t * to.kRow + n, k);
+    if (kLow<kRule>) store_bf16(to.B + t * to.kRow + n, b);
   });
   if constexpr (kLow<kRule>) {
     __syncwarp();
@@ -157,9 +159,9 @@ __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>&
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       const int from = t * m.kRow + threadIdx.x % 32 * kPerLane;
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.P, t, n)) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(to.P + t * to.kRow + n) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.columns + from);
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.R, t, n)) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(to.R + t * to.kRow + n) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.rows + from);
     }
   }
