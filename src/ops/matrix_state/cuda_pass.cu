@@ -10,13 +10,14 @@ namespace {
 template <Rule kRule, int kK, bool kBackwards, bool kOutputs>
 struct PreparedPass : Walk {
   using Tiles = ChunkTiles<kRule, kK>;
-  static constexpr int kChunk = kSteps, kBlocks = 1, kRow = kK + 8;
+  static constexpr int kChunk = kSteps, kBlocks = 1, kRow = kK + 8, kStages = 4;
   static constexpr bool kTurns = !kOutputs && kLow<kRule>, kTotals = !kOutputs && !kLow<kRule>;
   struct Stage : Tiles {
     bf16 values[kSteps * kColumnStride];
+    alignas(16) uint64_t full;  // mbarrier: the tiles have arrived
   };
   struct Smem {
-    Stage stages[4];
+    Stage stages[kStages];
   };
 
   // The vector of the values that this thread copies: there are as many as threads.
@@ -24,22 +25,26 @@ struct PreparedPass : Walk {
             x = threadIdx.x % vectors * 8;
   const bf16* values = row<bf16>(task.values, p.heads, batch, y, head, p.value_dim) + first + x;
 
-  // Without outputs neither A is read nor, forwards, P or, backwards, K.
+  // The copy engine copies the tiles. Without outputs neither A is read nor, forwards, P or,
+  // backwards, K.
   __device__ void fetch(Stage& to, int i) const {
     constexpr int kBegin = kOutputs     ? 0
                            : kBackwards ? offsetof(Tiles, R)
                                         : offsetof(Tiles, K),
-                  kEnd = kOutputs || kBackwards ? sizeof(Tiles) : offsetof(Tiles, P);
-    const char* from = reinterpret_cast<const char*>(&task.tiles.at<kRule, kK>(index(i)));
-    char* tiles = reinterpret_cast<char*>(static_cast<Tiles*>(&to));
-#pragma unroll 4
-    for (int at = kBegin + threadIdx.x * 16; at < kEnd; at += blockDim.x * 16)
-      cp_async_16(tiles + at, from + at);
-    const bool present = y < steps(i);
-    if (!is_turn)
-      cp_async_16(to.values + y * kColumnStride + x,
-                  present ? values + start(i) * task.values.rows.time_stride : task.tiles.W,
-                  present);
+                  kBytes = (kOutputs || kBackwards ? sizeof(Tiles) : offsetof(Tiles, P)) - kBegin;
+    if (threadIdx.x == 0) {
+      const Tiles& from = task.tiles.at<kRule, kK>(index(i));
+      const Mbarrier full{&to.full};
+      full.arrive_expect_tx(kBytes);
+      cp_async_bulk(reinterpret_cast<char*>(static_cast<Tiles*>(&to)) + kBegin,
+                    reinterpret_cast<const char*>(&from) + kBegin, kBytes, full);
+    }
+    if (is_turn) return;
+    const bool present = start(i) + y < p.time;
+    cp_async_16(to.values + y * kColumnStride + x,
+                present ? values + start(i) * task.values.rows.time_stride
+                        : static_cast<const bf16*>(task.tiles.tiles),
+                present);
   }
 
   // As keep(), in the order of cuda_delta.cu: 16 × 16 numbers at a time as the warp holds them.
@@ -83,11 +88,17 @@ struct PreparedPass : Walk {
 
   __device__ void run(Smem& s) const {
     float state[kK / 8][4], total[kK / 8][4];
+    if (threadIdx.x == 0) {
+      for (Stage& stage : s.stages) Mbarrier{&stage.full}.init(1);
+      fence_mbarrier_init();
+    }
+    __syncthreads();
     load(state, kOutputs ? task.starts : nullptr);
     each_element(total, [](float& x, int, int) { x = 1; });
     with_stages(
         s.stages, begin(), end(), [&](Stage& to, int i) { fetch(to, i); },
-        [&](const Stage& t, int i) {
+        [&](Stage& t, int i) {
+          Mbarrier{&t.full}.wait((i - begin()) / kStages % 2);
           chunk(state, t, i);
           if constexpr (kTotals) scale_columns(total, t.decay);
         });
