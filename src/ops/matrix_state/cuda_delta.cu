@@ -229,19 +229,41 @@ struct DeltaGradients {
   const DeltaChunk<kK> c;
   Smem& s;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float of_q[4][4] = {}, of_a[4][4] = {}, of_b[4][4] = {};  // X, Z, W Hᵀ
-  float scores[2][4] = {}, direct[2] = {}, whole = 0;       // whole: Σ S ⊙ H
+  float of_q[4][4] = {}, of_a[4][4] = {}, of_b[4][4] = {};       // X, Z, W Hᵀ
+  float scores[2][4] = {}, products[2][4] = {}, direct[2] = {};  // products: S Hᵀ
 
-  __device__ void rows(bf16* to, int stride, const HeadView& x, int dim, int first, int width) {
-    copy_tile(to, stride, row<bf16>(x, c.p.heads, c.batch, c.start, c.head, dim) + first,
-              x.rows.time_stride, kSteps, width, c.steps);
+  // The rows of q and k, T and G.
+  __device__ void fetch_keys() const {
+    const HeadView &q = c.p.q, &k = c.p.k;
+    const bf16 *of_q = row<bf16>(q, c.p.heads, c.batch, c.start, c.head, kK),
+               *of_k = row<bf16>(k, c.p.heads, c.batch, c.start, c.head, kK);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // as many vectors as twice the threads
+      const int at = threadIdx.x + i * kK, t = at / (kK / 8), x = at % (kK / 8) * 8;
+      const int64_t there = t < c.steps ? t : 0;
+      cp_async_16(s.q + t * kRow + x, of_q + there * q.rows.time_stride + x, t < c.steps);
+      cp_async_16(s.k + t * kRow + x, of_k + there * k.rows.time_stride + x, t < c.steps);
+    }
+    const int64_t square = c.index * kSteps * kSteps + lane * 8;
+    const int at = lane / 2 * kSquare + lane % 2 * 8;
+    if (warp == 0) cp_async_16(s.T + at, task.tiles.T + square);
+    if (warp == 1) cp_async_16(s.G + at, task.tiles.G + square);
   }
-  __device__ void fetch(int first, int columns) {
-    const int64_t V = c.p.value_dim, low = c.index * kSteps * V + first;
-    rows(s.dout, kStride, g.dout, V, first, columns);
-    rows(s.values, kStride, c.p.v, V, first, columns);
-    copy_tile(s.W, kStride, task.tiles.W + low, V, kSteps, columns);
-    copy_tile(s.dW, kStride, task.W + low, V, kSteps, columns);
+  // 16 neighbouring threads have a row of up to kColumns.
+  __device__ void fetch(int first, int columns) const {
+    const int x = threadIdx.x % (kColumns / 8) * 8;
+    if (x >= columns) return;
+    const int64_t V = c.p.value_dim, low = c.index * kSteps * V + first + x;
+    const bf16 *dout = row<bf16>(g.dout, c.p.heads, c.batch, c.start, c.head, V) + first + x,
+               *values = row<bf16>(c.p.v, c.p.heads, c.batch, c.start, c.head, V) + first + x;
+    for (int t = threadIdx.x / (kColumns / 8); t < kSteps; t += kK / (kColumns / 8)) {
+      const int to = t * kStride + x;
+      const int64_t there = t < c.steps ? t : 0;
+      cp_async_16(s.dout + to, dout + there * g.dout.rows.time_stride, t < c.steps);
+      cp_async_16(s.values + to, values + there * c.p.v.rows.time_stride, t < c.steps);
+      cp_async_16(s.W + to, task.tiles.W + low + t * V);
+      cp_async_16(s.dW + to, task.W + low + t * V);
+    }
   }
   __device__ void load(States& to, int64_t v) const {
     const int64_t at = (c.index * c.p.value_dim + v) * kK + warp * 512 + lane * 8;
@@ -303,11 +325,9 @@ struct DeltaGradients {
         mma_m16n16k16(of_a[2 * n], of_a[2 * n + 1], dU, S);
         mma_m16n16k16(of_b[2 * n], of_b[2 * n + 1], W, H);
         if (!g.dlog_decay) continue;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float2 x = unpack_bf16x2(S[e]), y = unpack_bf16x2(H[e]);
-          whole += x.x * y.x + x.y * y.y;
-        }
+        const uint32_t rows[4] = {now.S[n].x, now.S[n].y, now.S[n].z, now.S[n].w};
+        mma_m16n8k16(products[0], rows, now.H[n].x, now.H[n].z);
+        mma_m16n8k16(products[1], rows, now.H[n].y, now.H[n].w);
       }
       if (warp == 0) multiply_nk(scores, dout, PaddedTile<kStride>{s.W}, 0, v / 8);
       if (warp == 1) multiply_nk(scores, dU, PaddedTile<kStride>{s.W}, 0, v / 8);
@@ -355,6 +375,12 @@ struct DeltaGradients {
         for (int half = 0; half < 2; ++half)
           (i == 0 ? s.direct : s.dots[i - 1])[warp][lane / 4 + half * 8] = dots[i][half];
     }
+    float whole = 0;  // Σ S ⊙ H
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (lane / 4 == lane % 4 * 2 + e) whole += products[half][half * 2 + e];
     whole = butterfly<1, 32>(whole, Plus{});
     if (lane == 0) s.whole[warp] = whole;
     each_element(of_q, [&](float& x, int n, int e) {
@@ -419,11 +445,7 @@ struct DeltaGradients {
   }
 
   __device__ void run() {
-    rows(s.q, kRow, c.p.q, kK, 0, kK);
-    rows(s.k, kRow, c.p.k, kK, 0, kK);
-    const int64_t square = c.index * kSteps * kSteps;
-    copy_tile(s.T, kSquare, task.tiles.T + square, kSteps, kSteps, kSteps);
-    copy_tile(s.G, kSquare, task.tiles.G + square, kSteps, kSteps, kSteps);
+    fetch_keys();
     if (warp == 0) s.gates.load(c);
     for (int first = 0; first < c.p.value_dim; first += kColumns) {
       const int columns = int(min(int64_t{kColumns}, c.p.value_dim - first));
