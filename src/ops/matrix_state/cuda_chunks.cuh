@@ -79,8 +79,7 @@ struct Prepared {
   void* tiles;  // ChunkTiles
   bf16 *T, *G;  // [16, 16]
   ScalarGates* gates;
-  // [V, K], the state before the chunk, transposed, of Rule::delta in the order of cuda_delta.cu;
-  // [16, V]
+  // [V, K], the state before the chunk, transposed, of 16 steps in the order of States; [16, V]
   bf16 *before, *W;
 
   Prepared(const ChunkedForward& p, bool keeps, WorkspaceArena& arena) {

@@ -203,8 +203,6 @@ __global__ void __launch_bounds__(32 * kPrepareWarps)
 // Z = dU Sᵀ, H the state's gradient, E_tj the decay between steps, and
 // M_tj = s E_tj (dout Wᵀ)_tj, t ≥ j, and N_tj = −β_t E_tj (dU Wᵀ)_tj, t > j:
 //   dq = diag(s early) X + M K      dk = −diag(β early) Z + diag(late) W Hᵀ + (N + Nᵀ) K + Mᵀ Q
-// S and H, transposed, are kept as squares [V / 16, K / 16, 16 × 16], each as the operand A of a
-// warp. A lane reads its part of a square at once, and nothing of it goes through shared memory.
 template <int kK>
 struct DeltaGradients {
   static constexpr int kWarps = kK / 32, kRow = kK + 8, kColumns = 128, kStride = kColumns + 8;
@@ -219,10 +217,6 @@ struct DeltaGradients {
     float direct[kWarps][kSteps], dots[3][kWarps][kSteps], whole[kWarps];
     // Σ_j and Σ_t of M_tj q_t k_j and N_tj k_t k_j, t > j; the rows of N without −β_t
     float rows[2][kSteps], columns[2][kSteps];
-  };
-  // 16 rows of S and H, transposed, and the warp's 32 columns.
-  struct States {
-    uint4 S[2], H[2];
   };
   const ChunkedBackward& g;
   const Pass& task;
@@ -265,24 +259,6 @@ struct DeltaGradients {
       cp_async_16(s.dW + to, task.W + low + t * V);
     }
   }
-  __device__ void load(States& to, int64_t v) const {
-    const int64_t at = (c.index * c.p.value_dim + v) * kK + warp * 512 + lane * 8;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      to.S[n] = *reinterpret_cast<const uint4*>(task.tiles.before + at + n * 256);
-      to.H[n] = *reinterpret_cast<const uint4*>(task.states + at + n * 256);
-    }
-  }
-  // A square transposed, the operand B of a product with rows of V.
-  __device__ static void transpose(uint32_t (&b)[4], const uint4& square) {
-    b[0] = square.x;
-    b[1] = square.y;
-    b[2] = square.z;
-    b[3] = square.w;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) movmatrix_trans(b[e]);
-  }
-
   // dU = Tᵀ dW + Gᵀ dout.
   __device__ void solve(int columns) {
     uint32_t T[4], G[4];
@@ -307,27 +283,28 @@ struct DeltaGradients {
       sums[half] += x[2 * half] * y.x + x[2 * half + 1] * y.y;
     }
   }
-  // Columns [first, first + columns) of V; `states` holds the first 16 rows of S and H.
-  __device__ void add(int first, int columns, States& states) {
+  // `columns` of V; `states` holds the first 16 of S and H, which begin at row `state` of all.
+  __device__ void add(int64_t state, int columns, States& states) {
 #pragma unroll 1
     for (int v = 0; v < columns; v += 16) {
       const States now = states;
-      if (v + 16 < columns) load(states, first + v + 16);
+      if (v + 16 < columns) states.load<kK>(task, state + v + 16);
       uint32_t dout[4], dU[4], W[4], S[4], H[4];
       load_a_mk(dout, PaddedTile<kStride>{s.dout}, 0, v / 8);
       load_a_mk(dU, PaddedTile<kStride>{s.dU}, 0, v / 8);
       load_a_mk(W, PaddedTile<kStride>{s.W}, 0, v / 8);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        transpose(S, now.S[n]);
-        transpose(H, now.H[n]);
+        transpose_square(S, now.before[n]);
+        transpose_square(H, now.dafter[n]);
         mma_m16n16k16(of_q[2 * n], of_q[2 * n + 1], dout, S);
         mma_m16n16k16(of_a[2 * n], of_a[2 * n + 1], dU, S);
         mma_m16n16k16(of_b[2 * n], of_b[2 * n + 1], W, H);
         if (!g.dlog_decay) continue;
-        const uint32_t rows[4] = {now.S[n].x, now.S[n].y, now.S[n].z, now.S[n].w};
-        mma_m16n8k16(products[0], rows, now.H[n].x, now.H[n].z);
-        mma_m16n8k16(products[1], rows, now.H[n].y, now.H[n].w);
+        const uint4 &x = now.before[n], &y = now.dafter[n];
+        const uint32_t rows[4] = {x.x, x.y, x.z, x.w};
+        mma_m16n8k16(products[0], rows, y.x, y.z);
+        mma_m16n8k16(products[1], rows, y.y, y.w);
       }
       if (warp == 0) multiply_nk(scores, dout, PaddedTile<kStride>{s.W}, 0, v / 8);
       if (warp == 1) multiply_nk(scores, dU, PaddedTile<kStride>{s.W}, 0, v / 8);
@@ -453,12 +430,13 @@ struct DeltaGradients {
       fetch(first, columns);
       cp_async_commit_group();
       States states;
-      load(states, first);
+      const int64_t state = c.index * c.p.value_dim + first;
+      states.load<kK>(task, state);
       cp_async_wait_group<0>();
       __syncthreads();
       solve(columns);
       __syncthreads();
-      add(first, columns, states);
+      add(state, columns, states);
     }
     if (warp < 2) mix();
     through_state();

@@ -65,6 +65,33 @@ struct Chunk {
   __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
 };
 
+// 16 rows of the transposed state before a chunk and of its gradient after it, and the 32 columns of
+// a warp. Both are kept as squares [V / 16, K / 16, 16 × 16], each as the operand A of a warp: a
+// lane reads its part of a square at once, and nothing of it goes through shared memory.
+struct States {
+  uint4 before[2], dafter[2];
+
+  // From row `row` of all chunks' states on.
+  template <int kK>
+  __device__ void load(const Pass& task, int64_t row) {
+    const int64_t at = row * kK + threadIdx.x / 32 * 512 + threadIdx.x % 32 * 8;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      before[n] = *reinterpret_cast<const uint4*>(task.tiles.before + at + n * 256);
+      dafter[n] = *reinterpret_cast<const uint4*>(task.states + at + n * 256);
+    }
+  }
+};
+// A square transposed, the operand B of a product with rows of V.
+__device__ inline void transpose_square(uint32_t (&b)[4], const uint4& square) {
+  b[0] = square.x;
+  b[1] = square.y;
+  b[2] = square.z;
+  b[3] = square.w;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) movmatrix_trans(b[e]);
+}
+
 // The 16 steps of kPerLane neighbouring channels.
 template <Rule kRule, int kPerLane>
 struct Steps {

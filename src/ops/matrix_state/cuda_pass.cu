@@ -47,7 +47,8 @@ struct PreparedPass : Walk {
                 present);
   }
 
-  // As keep(), in the order of cuda_delta.cu: 16 × 16 numbers at a time as the warp holds them.
+  // The state before chunk i as the gradients read it: 16 × 16 numbers at a time, as the warp holds
+  // them.
   __device__ void keep_operand(const uint32_t (&state)[kK / 16][4], int i) const {
     if (!task.states) return;
     bf16* to = task.states + (index(i) * p.value_dim + first + own) * kK + lane * 8;
@@ -62,8 +63,7 @@ struct PreparedPass : Walk {
     uint32_t before[kK / 16][4], values[4] = {}, low[4];
     pack_operand(before, state);
     if (!is_turn) load_a_km(values, PaddedTile<kColumnStride>{t.values + own});
-    if constexpr (kOutputs && kRule == Rule::delta) keep_operand(before, i);
-    else if constexpr (kOutputs) keep(state, i);
+    if constexpr (kOutputs) keep_operand(before, i);
 
     float W[2][4] = {}, out[2][4] = {};
     if constexpr (kLow<kRule>) {
