@@ -65,9 +65,9 @@ struct Chunk {
   __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
 };
 
-// 16 rows of the transposed state before a chunk and of its gradient after it, and the 32 columns of
-// a warp. Both are kept as squares [V / 16, K / 16, 16 × 16], each as the operand A of a warp: a
-// lane reads its part of a square at once, and nothing of it goes through shared memory.
+// 16 rows of the transposed state before a chunk and of its gradient after it, of 32 columns: those
+// of a warp. Both are kept as squares [V / 16, K / 16, 16 × 16], each as the operand A of a warp.
+// A lane reads its part of a square at once, and nothing of it goes through shared memory.
 struct States {
   uint4 before[2], dafter[2];
 
