@@ -133,6 +133,7 @@ TEST_P(DeltaRuleOps, OnCudaEqualTheirTwinsOnTensorCores) {
                              {1, 33, 2, 128, 80},
                              {2, 16, 2, 96, 96},
                              {1, 90, 2, 96, 96},
+                             {1, 40, 2, 64, 192},
                              {1, 129, 2, 128, 80},
                              {1, 1, 1, 256, 16}})
     expect_twin_on_tensor_cores(GetParam(), shape);

@@ -7,32 +7,47 @@ namespace assay::ops::cuda {
 namespace chunks {
 namespace {
 
-// The state before each segment: S ← turn S + local. A block has 16 columns of one head's state.
+// 16 rows of what a segment makes of a state before it and, in a block's columns, of zeros.
+struct CarryStage {
+  float turn[16 * kLargestKey], local[16 * 16];
+};
+struct CarrySmem {
+  CarryStage stages[8];
+  float states[2][16][kLargestKey + 4];  // transposed
+};
+// The state before each segment: S ← turn S + local. A block has 16 columns of one head's state;
+// a thread, one number of 16 rows at a time, whose inputs were asked for seven such rows earlier.
 __global__ void __launch_bounds__(256)
     carry_kernel(Pass alone, const float* first, float* starts, int K, int V) {
-  extern __shared__ float state[];  // [K, 16], two of them
+  extern __shared__ __align__(16) char memory[];
+  CarrySmem& m = *reinterpret_cast<CarrySmem*>(memory);
   const int64_t head = blockIdx.x / (V / 16);
-  const int column = threadIdx.x % 16, v = blockIdx.x % (V / 16) * 16 + column;
-  for (int n = threadIdx.x / 16; n < K; n += 16)
-    state[n * 16 + column] = first ? first[(head * K + n) * V + v] : 0;
-  for (int64_t i = 0; i < alone.segments.count; ++i) {
-    const int64_t s = head * alone.segments.count + i;
-    float *now = state + i % 2 * K * 16, *next = state + (i + 1) % 2 * K * 16;
-    __syncthreads();
-    for (int n = threadIdx.x / 16; n < K; n += 16) {
-      const int64_t at = (s * K + n) * V + v;
-      const float4* turn = reinterpret_cast<const float4*>(alone.turn + (s * K + n) * K);
-      starts[at] = now[n * 16 + column];
-      float sum = alone.last[at];
+  const int own = blockIdx.x % (V / 16) * 16, column = threadIdx.x % 16, y = threadIdx.x / 16;
+  for (int n = y; n < K; n += 16)
+    m.states[0][column][n] = first ? first[(head * K + n) * V + own + column] : 0;
+  const int parts = K / 16, segments = alone.segments.count;
+  const int64_t above = head * segments * K;  // rows of the heads before
+  with_stages(
+      m.stages, 0, segments * parts,
+      [&](CarryStage& to, int i) {
+        copy_floats(to.turn, alone.turn + (above + i * 16) * K, 16 * K);
+        const int row = threadIdx.x / 4, x = threadIdx.x % 4 * 4;
+        if (row < 16)
+          cp_async_16(to.local + row * 16 + x, alone.last + (above + i * 16 + row) * V + own + x);
+      },
+      [&](const CarryStage& from, int i) {
+        const int n = i % parts * 16 + y, odd = i / parts % 2;
+        const float* state = m.states[odd][column];
+        float4 sum{from.local[threadIdx.x], 0, 0, 0};
 #pragma unroll 8
-      for (int m = 0; m < K / 4; ++m) {
-        const float4 x = turn[m];
-        const float* y = now + m * 64 + column;
-        sum += x.x * y[0] + x.y * y[16] + x.z * y[32] + x.w * y[48];
-      }
-      next[n * 16 + column] = sum;
-    }
-  }
+        for (int k = 0; k < K; k += 4) {
+          const float4 a = *reinterpret_cast<const float4*>(from.turn + y * K + k),
+                       x = *reinterpret_cast<const float4*>(state + k);
+          sum = {sum.x + a.x * x.x, sum.y + a.y * x.y, sum.z + a.z * x.z, sum.w + a.w * x.w};
+        }
+        starts[(above + i * 16 + y) * V + own + column] = state[n];
+        m.states[1 - odd][column][n] = (sum.x + sum.y) + (sum.z + sum.w);
+      });
 }
 // The same of diagonal decays, `decays` per segment, with one thread per number of the state.
 __global__ void __launch_bounds__(256)
@@ -90,8 +105,8 @@ void run(const ChunkedForward& p, const Scratch& s, Pass task, const float* firs
       launch_kernel(carry_diagonal_kernel, dim3(unsigned(ceil_div(K * V, 256)), unsigned(heads)),
                     256, 0, stream, alone, first, s.starts, int(K * V), int(is_scalar(p) ? 1 : K));
     else
-      launch_kernel(carry_kernel, unsigned(heads * (V / 16)), 256, size_t(K) * 32 * sizeof(float),
-                    stream, alone, first, s.starts, int(K), int(V));
+      launch_kernel(carry_kernel, unsigned(heads * (V / 16)), 256, sizeof(CarrySmem), stream, alone,
+                    first, s.starts, int(K), int(V));
     task.starts = s.starts;
   }
   launch(p, task, stream);
@@ -107,9 +122,10 @@ Segments::Segments(const ChunkedForward& p) {
   while (p.value_dim % columns || (!is_scalar(p) && p.key_dim % columns)) columns -= 16;
   parts = p.value_dim / columns;
   const int64_t blocks = p.batch * p.heads * parts;
-  const int64_t busy = 2 * sm_count();  // two blocks per SM keep the GPU busy
-  const int64_t wanted = std::min(ceil_div(busy, blocks), all * steps / kLeastSteps);
-  count = blocks >= busy / 2 ? 1 : std::max<int64_t>(1, wanted);
+  // As many blocks as the SMs hold at once: one more would take as long as all of them.
+  const int64_t resident = sm_count() * (is_scalar(p) || p.key_dim > 96 ? 2 : 4);
+  const int64_t wanted = std::min(resident / blocks, all * steps / kLeastSteps);
+  count = blocks >= sm_count() ? 1 : std::max<int64_t>(1, wanted);
   chunks = ceil_div(all, count);
   count = ceil_div(all, chunks);
 }
@@ -150,7 +166,8 @@ void matrix_state(const ChunkedForward& p, void* workspace, Stream stream) {
   using namespace chunks;
   auto s = workspace_at<Scratch>(workspace, p, false);
   if (is_scalar(p)) s.starts = static_cast<float*>(p.chunks);
-  (is_scalar(p) ? scalar_prepare : prepare)(p, s.tiles, stream);
+  const auto launch = p.rule == Rule::delta ? delta_prepare : prepare;
+  (is_scalar(p) ? scalar_prepare : launch)(p, s.tiles, stream);
   Pass task{.reader = p.q, .writer = p.k, .values = p.v, .tiles = s.tiles, .segments = s.segments};
   task.out = static_cast<bf16*>(p.out);
   task.states = s.tiles.before;
@@ -178,7 +195,8 @@ void matrix_state(const ChunkedBackward& bwd, void* workspace, Stream stream) {
   task.W = s.dW;
   task.last = bwd.dinitial_state;
   run(p, s, task, bwd.dfinal_state, stream);
-  (is_scalar(p) ? scalar_gradients : gradients)(bwd, task, stream);
+  const auto launch = p.rule == Rule::delta ? delta_gradients : gradients;
+  (is_scalar(p) ? scalar_gradients : launch)(bwd, task, stream);
 }
 
 }  // namespace assay::ops::cuda

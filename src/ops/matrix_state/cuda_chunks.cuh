@@ -23,34 +23,85 @@ struct alignas(16) ScalarGates {
   float decays[kScalarSteps], weights[kScalarSteps];
 };
 
-// What is prepared of the chunks of every head, (b, n, h), n the chunk of a sequence. Names as in
-// README.md. What a rule does not have is null. Scalar decays have only `gates` and `before`.
+// A tile in shared memory that only some kernels have.
+template <bool kPresent, int kSize>
+using Tile = bf16[kPresent ? kSize : 8];
+
+// What a rule has: a part of low rank, and k vᵀ.
+template <Rule kRule>
+constexpr bool kLow = kRule != Rule::gla;
+template <Rule kRule>
+constexpr bool kWrites = kRule != Rule::delta;
+
+// f(Size) for the key dimensions that the kernels serve.
+template <int K>
+using Size = std::integral_constant<int, K>;
+template <class F>
+void with_key_dim(int64_t K, F&& f) {
+  with_constant<64, 96, 128, 256>(K, f);
+}
+// f(Case, Size) for every key_size(): pairs and bonuses have one key dimension. Rule::delta has
+// kernels of its own but for the pass.
+template <Rule kRule_, bool kBonus_>
+struct Case {
+  static constexpr Rule kRule = kRule_;
+  static constexpr bool kBonus = kBonus_;
+};
+template <class F>
+void with_case(const ChunkedForward& p, F&& f) {
+  if (p.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
+  else if (p.u) f(Case<Rule::gla, true>{}, Size<64>{});
+  else with_key_dim(p.key_dim, [&](auto size) { f(Case<Rule::gla, false>{}, size); });
+}
+// The same for Rule::delta too.
+template <class F>
+void with_rule(const ChunkedForward& p, F&& f) {
+  if (p.rule != Rule::delta) with_case(p, f);
+  else with_key_dim(p.key_dim, [&](auto size) { f(Case<Rule::delta, false>{}, size); });
+}
+
+// What the passes read of a chunk of 16 steps of one head, as they have it in shared memory; names
+// as in README.md. Each of them reads one contiguous part.
+template <Rule kRule, int kK>
+struct alignas(16) ChunkTiles {
+  static constexpr int kRow = kK + 8;
+  bf16 A[kSteps * kSquare];
+  Tile<kWrites<kRule>, kSteps * kRow> K;
+  Tile<kLow<kRule>, kSteps * kRow> R, B;
+  Tile<kLow<kRule>, kSteps * kSquare> Y;
+  float decay[kK];  // of the whole chunk
+  bf16 P[kSteps * kRow];
+};
+
+// What is prepared of the chunks of every head, (b, n, h), n the chunk of a sequence. What a rule
+// does not have is null. Scalar decays have only `gates` and `before`.
 struct Prepared {
-  bf16 *P, *R, *K, *B;  // [16, K]  rows that read the state, columns that are written to it
-  bf16 *A, *Y, *T, *G;  // [16, 16]
-  float* decay;         // [K]      of the whole chunk
+  void* tiles;  // ChunkTiles
+  bf16 *T, *G;  // [16, 16]
   ScalarGates* gates;
-  bf16 *before, *W;  // [V, K]   the state before the chunk, transposed; [16, V]
+  // [V, K], the state before the chunk, transposed, of 16 steps in the order of States; [16, V]
+  bf16 *before, *W;
 
   Prepared(const ChunkedForward& p, bool keeps, WorkspaceArena& arena) {
-    const bool scalar = is_scalar(p), low = p.rule != Rule::gla, writes = p.rule != Rule::delta;
-    const int64_t count = chunk_count(p) * p.heads, vectors = kSteps * p.key_dim,
-                  squares = kSteps * kSteps;
+    const bool scalar = is_scalar(p), low = p.rule != Rule::gla;
+    const int64_t count = chunk_count(p) * p.heads, square = kSteps * kSteps;
+    int64_t bytes = 0;
+    if (!scalar)
+      with_rule(
+          p, [&](auto which, auto size) { bytes = sizeof(ChunkTiles<which.kRule, size.value>); });
     auto take = [&](bool present, int64_t size) {
       return present ? arena.take<bf16>(count * size) : nullptr;
     };
-    P = take(!scalar, vectors);
-    R = take(low, vectors);
-    K = take(!scalar && writes, vectors);
-    B = take(low, vectors);
-    A = take(!scalar, squares);
-    Y = take(low, squares);
-    T = take(low, squares);
-    G = take(low, squares);
-    decay = arena.take<float>(scalar ? 0 : count * p.key_dim);
+    tiles = arena.take<char>(count * bytes);
+    T = take(low, square);
+    G = take(low, square);
     gates = arena.take<ScalarGates>(scalar ? count : 0);
     before = take(keeps, p.value_dim * p.key_dim);
     W = take(low && keeps, kSteps * p.value_dim);
+  }
+  template <Rule kRule, int kK>
+  __device__ ChunkTiles<kRule, kK>& at(int64_t index) const {
+    return static_cast<ChunkTiles<kRule, kK>*>(tiles)[index];
   }
 };
 
@@ -76,9 +127,6 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
     cp_async_16(to + y * stride + x, present ? from + t * from_stride + x : from, present);
   }
 }
-// A tile in shared memory that only some kernels have.
-template <bool kPresent, int kSize>
-using Tile = bf16[kPresent ? kSize : 8];
 
 // c [16, 8 N] += a [16, 16] B from a tile at (row, vector), which stores B as load_b_nk() and
 // load_b_kn() say.
@@ -165,34 +213,9 @@ void gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream);
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
+// The same of Rule::delta, with one decay per step and head, or none.
+void delta_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
+void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
 int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
-
-// What a rule has: a part of low rank, and k vᵀ.
-template <Rule kRule>
-constexpr bool kLow = kRule != Rule::gla;
-template <Rule kRule>
-constexpr bool kWrites = kRule != Rule::delta;
-
-// f(Size) for the key dimensions that the kernels serve.
-template <int K>
-using Size = std::integral_constant<int, K>;
-template <class F>
-void with_key_dim(int64_t K, F&& f) {
-  with_constant<64, 96, 128, 256>(K, f);
-}
-// f(Case, Size) for every key_size(): pairs and bonuses have one key dimension.
-template <Rule kRule_, bool kBonus_>
-struct Case {
-  static constexpr Rule kRule = kRule_;
-  static constexpr bool kBonus = kBonus_;
-};
-template <class F>
-void with_case(const ChunkedForward& p, F&& f) {
-  auto all = [&](auto which) { with_key_dim(p.key_dim, [&](auto size) { f(which, size); }); };
-  if (p.rule == Rule::delta) all(Case<Rule::delta, false>{});
-  else if (p.rule == Rule::dplr) f(Case<Rule::dplr, false>{}, Size<64>{});
-  else if (p.u) f(Case<Rule::gla, true>{}, Size<64>{});
-  else all(Case<Rule::gla, false>{});
-}
 
 }  // namespace assay::ops::cuda::chunks

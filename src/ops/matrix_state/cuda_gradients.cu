@@ -14,10 +14,8 @@ struct alignas(16) Score {
 
 template <Rule kRule, int kK>
 struct GradientSmem {
-  static constexpr int kRow = kK + 8, kWarps = kK / 32;
+  static constexpr int kWarps = kK / 32;
   struct Slice {
-    bf16 before[kMaxColumns * kRow],
-        dafter[kMaxColumns * kRow];  // the state and its gradient, transposed
     bf16 dout[kSteps * kColumnStride], values[kSteps * kColumnStride];
     Tile<kLow<kRule>, kSteps * kColumnStride> W, dW, dU;
   };
@@ -26,10 +24,10 @@ struct GradientSmem {
     float products[kLow<kRule> ? 4 : 2][kSteps][kK];  // gradients of q̃, k̂, ã, b̂
   };
   bf16 q[kSteps * kK], k[kSteps * kK];
-  Tile<kRule == Rule::dplr, kSteps * kK> a, b;
+  Tile<kLow<kRule>, kSteps * kK> a, b;
   Tile<kLow<kRule>, kSteps * kSquare> T, G;
   Score scores[kSteps][kSteps];
-  float sums[kWarps][32];
+  float sums[kWarps][kSteps], decays[kK];  // decays: Σ_v S ⊙ dS'
 };
 
 // What a warp sums over the slices of V: its share of the products' columns, and of the gradients
@@ -41,7 +39,7 @@ struct Sums {
   static constexpr int kMine = (kCombinations + S::kWarps - 1) / S::kWarps;
   float products[kProducts][4][4] = {};  // 32 columns of each
   float scores[kMine][2][4] = {};
-  float decay = 0;  // Σ_v S ⊙ dS'
+  float decays[2][2] = {};  // of columns lane / 4 + 16 n + 8 i
 
   // dU = Tᵀ dW + Gᵀ dout: what a step's own value and its row of the low-rank part receive.
   __device__ static void solve(S& s, int columns) {
@@ -57,12 +55,6 @@ struct Sums {
     }
   }
 
-  // c += 16 columns of `rows` times the state's, of which this warp has 32.
-  __device__ static void add_product(float (&c)[4][4], const bf16* rows, const bf16* state, int v) {
-    uint32_t a[4];
-    load_a_mk(a, PaddedTile<kColumnStride>{rows}, 0, v / 8);
-    multiply_kn(c, a, PaddedTile<S::kRow>{state}, v, threadIdx.x / 32 * 4);
-  }
   __device__ static void add_scores(float (&c)[2][4], const bf16* rows, const bf16* columns,
                                     int v) {
     uint32_t a[4];
@@ -70,15 +62,36 @@ struct Sums {
     multiply_nk(c, a, PaddedTile<kColumnStride>{columns}, 0, v / 8);
   }
 
-  __device__ void add(S& s, int columns) {
+  // c += rows of a times the state, of which this warp has 32 columns.
+  __device__ static void add_product(float (&c)[4][4], int n, const bf16* rows, int v,
+                                     const uint32_t (&state)[4]) {
+    uint32_t a[4];
+    load_a_mk(a, PaddedTile<kColumnStride>{rows}, 0, v / 8);
+    mma_m16n16k16(c[2 * n], c[2 * n + 1], a, state);
+  }
+  // `columns` of V; `states` holds the first 16 of S and dS', which begin at row `state` of all.
+  __device__ void add(S& s, const Pass& task, int64_t state, int columns, States& states) {
     auto& x = s.slice;
-#pragma unroll kLow < kRule> ? 2 : 4
+#pragma unroll 1
     for (int v = 0; v < columns; v += 16) {
-      add_product(products[0], x.dout, x.before, v);
-      if constexpr (kWrites<kRule>) add_product(products[1], x.values, x.dafter, v);
-      if constexpr (kLow<kRule>) {
-        add_product(products[2], x.dU, x.before, v);
-        add_product(products[3], x.W, x.dafter, v);
+      const States now = states;
+      if (v + 16 < columns) states.load<S::kWarps * 32>(task, state + v + 16);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        uint32_t before[4], dafter[4];
+        transpose_square(before, now.before[n]);
+        transpose_square(dafter, now.dafter[n]);
+        add_product(products[0], n, x.dout, v, before);
+        add_product(products[1], n, x.values, v, dafter);
+        if constexpr (kLow<kRule>) {
+          add_product(products[2], n, x.dU, v, before);
+          add_product(products[3], n, x.W, v, dafter);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float2 a = unpack_bf16x2(before[e]), b = unpack_bf16x2(dafter[e]);
+          decays[n][e / 2] += a.x * b.x + a.y * b.y;
+        }
       }
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {  // qk, qb, ak, ab
@@ -87,13 +100,17 @@ struct Sums {
           add_scores(scores[i], which < 2 ? x.dout : x.dU, which % 2 == 0 ? x.values : x.W, v);
       }
     }
-    for (int v = 0; v < columns; ++v)
-      decay += to_compute(x.before[v * S::kRow + threadIdx.x]) *
-               to_compute(x.dafter[v * S::kRow + threadIdx.x]);
   }
 
   __device__ void store(S& s) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float sum = quad_sum(decays[n][i]);
+        if (lane % 4 == 0) s.decays[warp * 32 + n * 16 + i * 8 + lane / 4] = sum;
+      }
 #pragma unroll
     for (int which = 0; which < kProducts; ++which)
       each_element(products[which], [&](float x, int n, int e) {
@@ -145,54 +162,49 @@ struct Channel {
     ks[j] = k;
     bs[j] = b;
     const Score own = s.scores[j][j];
-    if (kWrites<kRule>) dq[j] += own.qk * k * (kBonus ? bonus : 1);
+    dq[j] += own.qk * k * (kBonus ? bonus : 1);
     if (kLow<kRule>) dq[j] += own.qb * b;
 #pragma unroll
     for (int t = j + 1; t < kSteps; ++t) {
       const Score x = s.scores[t][j];
-      if (kRule == Rule::dplr) da[t] += x.ak * ks[t - 1];
       if (kLow<kRule>) {
+        da[t] += x.ak * ks[t - 1];
         da[t] += x.ab * bs[t - 1];
         bs[t] = bs[t - 1] * decay[t];
         dq[t] += x.qb * bs[t];
       }
-      if (kWrites<kRule>) {
-        ks[t] = ks[t - 1] * decay[t];
-        dq[t] += x.qk * ks[kBonus ? t - 1 : t];
-      }
+      ks[t] = ks[t - 1] * decay[t];
+      dq[t] += x.qk * ks[kBonus ? t - 1 : t];
     }
 #pragma unroll
     for (int t = kSteps - 1; t > j; --t) {
       const Score x = s.scores[t][j];
-      if (kWrites<kRule>) {
-        if (!kBonus) dk += x.qk * q[t];
-        dlog[t] += ks[t] * dk;
-        dk *= decay[t];
-        if (kBonus) dk += x.qk * q[t];
-        if (kRule == Rule::dplr) dk += x.ak * a[t];
-      }
+      if (!kBonus) dk += x.qk * q[t];
+      dlog[t] += ks[t] * dk;
+      dk *= decay[t];
+      if (kBonus) dk += x.qk * q[t];
+      if (kLow<kRule>) dk += x.ak * a[t];
       if (kLow<kRule>) {
         db += x.qb * q[t];
         dlog[t] += bs[t] * db;
         db = db * decay[t] + x.ab * a[t];
       }
     }
-    if (kWrites<kRule>) dk += own.qk * q[j] * (kBonus ? bonus : 1);
+    dk += own.qk * q[j] * (kBonus ? bonus : 1);
     if (kLow<kRule>) db += own.qb * q[j];
   }
 };
 
-// Numbers of each step summed over the channels: to `first` and `second` [B, T, H].
+// Numbers of each step summed over the channels: to [B, T, H].
 template <class S>
-__device__ void sum_over_channels(S& s, float (&v)[32], float* first, float* second, int steps,
-                                  int64_t stride) {
-  s.sums[threadIdx.x / 32][threadIdx.x % 32] = transposed_sum<32>(v);
+__device__ void sum_over_channels(S& s, float (&v)[kSteps], float* to, int steps, int64_t stride) {
+  const float own = transposed_sum<32>(v);  // of step lane / 2
+  if (threadIdx.x % 2 == 0) s.sums[threadIdx.x / 32][threadIdx.x % 32 / 2] = own;
   __syncthreads();
-  if (threadIdx.x >= 32) return;
+  if (int(threadIdx.x) >= steps) return;
   float sum = 0;
   for (int warp = 0; warp < S::kWarps; ++warp) sum += s.sums[warp][threadIdx.x];
-  const int t = threadIdx.x % 16;
-  if (float* to = threadIdx.x < 16 ? first : second; to && t < steps) to[t * stride] = sum;
+  to[threadIdx.x * stride] = sum;
 }
 
 template <Rule kRule, int kK, bool kBonus>
@@ -211,30 +223,22 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   };
   rows(s.q, kK, p.q, kK, 0, kK);
   rows(s.k, kK, p.k, kK, 0, kK);
-  if constexpr (kRule == Rule::dplr) {
+  if constexpr (kLow<kRule>) {
     rows(s.a, kK, p.a, kK, 0, kK);
     rows(s.b, kK, p.b, kK, 0, kK);
-  }
-  if constexpr (kLow<kRule>) {
     const int64_t square = c.index * kSteps * kSteps;
     copy_tile(s.T, kSquare, task.tiles.T + square, kSteps, kSteps, kSteps);
     copy_tile(s.G, kSquare, task.tiles.G + square, kSteps, kSteps, kSteps);
   }
   Vec<float, 1> decay[kSteps];
-  float rate[kSteps];
   c.decays(n, decay);
-  if constexpr (kRule == Rule::delta)
-#pragma unroll
-    for (int t = 0; t < kSteps; ++t) rate[t] = c.rate(t);
 
   Sums<kRule, kK> sums;
   for (int first = 0; first < V; first += kMaxColumns) {
     const int columns = int(min(int64_t{kMaxColumns}, V - first));
     auto& x = s.slice;
-    const int64_t state = (c.index * V + first) * kK, low = c.index * kSteps * V + first;
+    const int64_t state = c.index * V + first, low = c.index * kSteps * V + first;
     __syncthreads();
-    copy_tile(x.before, S::kRow, task.tiles.before + state, kK, columns, kK);
-    copy_tile(x.dafter, S::kRow, task.states + state, kK, columns, kK);
     rows(x.dout, kColumnStride, bwd.dout, V, first, columns);
     rows(x.values, kColumnStride, p.v, V, first, columns);
     if constexpr (kLow<kRule>) {
@@ -242,13 +246,15 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
       copy_tile(x.dW, kColumnStride, task.W + low, V, kSteps, columns);
     }
     cp_async_commit_group();
+    States states;
+    states.load<kK>(task, state);
     cp_async_wait_group<0>();
     __syncthreads();
     if constexpr (kLow<kRule>) {
       sums.solve(s, columns);
       __syncthreads();
     }
-    sums.add(s, columns);
+    sums.add(s, task, state, columns, states);
   }
   __syncthreads();  // the products take the slices' place
   sums.store(s);
@@ -259,11 +265,9 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   for (int t = 0; t < kSteps; ++t) {
     channel.q[t] = to_compute(s.q[t * kK + n]) * p.scale;
     channel.decay[t] = decay[t][0];
-    if constexpr (kRule == Rule::dplr) channel.a[t] = to_compute(s.a[t * kK + n]);
-    if constexpr (kRule == Rule::delta)
-      channel.a[t] = -rate[t] * decay[t][0] * to_compute(s.k[t * kK + n]);
+    if constexpr (kLow<kRule>) channel.a[t] = to_compute(s.a[t * kK + n]);
   }
-  channel.through_state(s, n, sums.decay);
+  channel.through_state(s, n, s.decays[n]);
   const int64_t first = (c.batch * p.time + c.start) * p.heads + c.head;  // of [B, T, H]
   auto put = [&](void* to, int t, float x, bool as_float = false) {
     const int64_t at = (first + t * p.heads) * kK + n;
@@ -273,37 +277,26 @@ __global__ void __launch_bounds__(kK, 384 / kK) gradients_kernel(ChunkedBackward
   };
   const bool by_head = bwd.dlog_decay && p.decay_dim == 1, by_key = bwd.dlog_decay && !by_head;
   const float bonus = kBonus ? c.bonus(n) : 0;
-  float du = 0, v[32] = {};
+  float du = 0;
 #pragma unroll
   for (int j = 0; j < kSteps; ++j) {
-    // delta: its key is b
-    const float k = to_compute(s.k[j * kK + n]),
-                b = kRule == Rule::dplr ? to_compute(s.b[j * kK + n]) : k;
-    float dk = 0, db = 0;
-    if constexpr (kWrites<kRule>) dk = s.products[1][j][n];
+    const float k = to_compute(s.k[j * kK + n]), b = kLow<kRule> ? to_compute(s.b[j * kK + n]) : 0;
+    float dk = s.products[1][j][n], db = 0;
     if constexpr (kLow<kRule>) db = s.products[3][j][n];
     // Afterwards nothing more is added to the gradients of step j.
     channel.through_column(s, j, k, b, bonus, dk, db);
-    const float da = channel.da[j];
     if constexpr (kBonus) du += s.scores[j][j].qk * channel.q[j] * k;
-    if constexpr (kRule == Rule::delta) {  // a = −β decay k
-      dk = db - rate[j] * channel.decay[j] * da;
-      v[j] = -channel.decay[j] * k * da + (n == 0 ? s.scores[j][j].ak : 0);
-      channel.dlog[j] += channel.a[j] * da;
-    }
-    v[kSteps + j] = channel.dlog[j];
     put(bwd.dq, j, channel.dq[j] * p.scale);
     put(bwd.dk, j, dk);
-    if constexpr (kRule == Rule::dplr) {
-      put(bwd.da, j, da);
+    if constexpr (kLow<kRule>) {
+      put(bwd.da, j, channel.da[j]);
       put(bwd.db, j, db);
     }
     if (by_key) put(bwd.dlog_decay, j, channel.dlog[j], p.decay_dtype == DType::f32);
   }
   if constexpr (kBonus) bwd.du[c.index * kK + n] = du;
-  if (kRule == Rule::delta || by_head)
-    sum_over_channels(s, v, bwd.dbeta ? bwd.dbeta + first : nullptr,
-                      by_head ? static_cast<float*>(bwd.dlog_decay) + first : nullptr, c.steps,
+  if (by_head)
+    sum_over_channels(s, channel.dlog, static_cast<float*>(bwd.dlog_decay) + first, c.steps,
                       p.heads);
 }
 

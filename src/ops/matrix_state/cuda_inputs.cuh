@@ -62,27 +62,43 @@ struct Chunk {
     else if (p.decay_dtype == DType::f32) fill([&](int64_t t, int n) { return at(float{}, t, n); });
     else fill([&](int64_t t, int n) { return at(bf16{}, t, n); });
   }
-  // The delta rule's β.
-  __device__ float rate(int t) const {
-    const float x = row<float>(p.beta, p.heads, batch, time(t), head, 1)[0];
-    return t < steps ? x : 0;
-  }
   __device__ float bonus(int n) const { return static_cast<const float*>(p.u)[head * kK + n]; }
-
-  // Number n of step t of the tile of this chunk.
-  __device__ bf16* at(bf16* tiles, int t, int n) const {
-    return tiles + (index * kSteps + t) * kK + n;
-  }
 };
 
-// The 16 steps of kPerLane neighbouring channels. The delta rule's key is its b, and its a is −β
-// decay k: it reads the state after the decay.
+// 16 rows of the transposed state before a chunk and of its gradient after it, of 32 columns: those
+// of a warp. Both are kept as squares [V / 16, K / 16, 16 × 16], each as the operand A of a warp.
+// A lane reads its part of a square at once, and nothing of it goes through shared memory.
+struct States {
+  uint4 before[2], dafter[2];
+
+  // From row `row` of all chunks' states on.
+  template <int kK>
+  __device__ void load(const Pass& task, int64_t row) {
+    const int64_t at = row * kK + threadIdx.x / 32 * 512 + threadIdx.x % 32 * 8;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      before[n] = *reinterpret_cast<const uint4*>(task.tiles.before + at + n * 256);
+      dafter[n] = *reinterpret_cast<const uint4*>(task.states + at + n * 256);
+    }
+  }
+};
+// A square transposed, the operand B of a product with rows of V.
+__device__ inline void transpose_square(uint32_t (&b)[4], const uint4& square) {
+  b[0] = square.x;
+  b[1] = square.y;
+  b[2] = square.z;
+  b[3] = square.w;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) movmatrix_trans(b[e]);
+}
+
+// The 16 steps of kPerLane neighbouring channels.
 template <Rule kRule, int kPerLane>
 struct Steps {
   Vec<bf16, kPerLane> raw_q[kSteps], raw_k[kSteps], raw_a[kSteps], raw_b[kSteps];
   using Numbers = Vec<float, kPerLane>;
   Numbers decay[kSteps];
-  float rate[kSteps], scale;
+  float scale;
 
   template <int kK>
   __device__ void load(const Chunk<kRule, kK>& c, int n) {
@@ -90,22 +106,16 @@ struct Steps {
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       raw_q[t] = c.template vector<kPerLane>(c.p.q, t, n);
-      if constexpr (kWrites<kRule>) raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
-      if constexpr (kRule == Rule::delta) rate[t] = c.rate(t);
-      if constexpr (kRule == Rule::dplr) raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
-      if constexpr (kLow<kRule>)
-        raw_b[t] = c.template vector<kPerLane>(kRule == Rule::dplr ? c.p.b : c.p.k, t, n);
+      raw_k[t] = c.template vector<kPerLane>(c.p.k, t, n);
+      if constexpr (kLow<kRule>) raw_a[t] = c.template vector<kPerLane>(c.p.a, t, n);
+      if constexpr (kLow<kRule>) raw_b[t] = c.template vector<kPerLane>(c.p.b, t, n);
     }
     c.decays(n, decay);
   }
   __device__ float q(int t, int i) const { return to_compute(raw_q[t][i]) * scale; }
-  __device__ float k(int t, int i) const { return kWrites<kRule> ? to_compute(raw_k[t][i]) : 0; }
+  __device__ float k(int t, int i) const { return to_compute(raw_k[t][i]); }
   __device__ float b(int t, int i) const { return kLow<kRule> ? to_compute(raw_b[t][i]) : 0; }
-  __device__ float a(int t, int i) const {
-    if constexpr (kRule == Rule::gla) return 0;
-    else if constexpr (kRule == Rule::dplr) return to_compute(raw_a[t][i]);
-    else return -rate[t] * decay[t][i] * to_compute(raw_b[t][i]);
-  }
+  __device__ float a(int t, int i) const { return kLow<kRule> ? to_compute(raw_a[t][i]) : 0; }
 
   // f(t, a, q) for all rows, decayed from the start of their kBlock steps: q after its own decay,
   // or before it with a bonus. Returns the decay of the last block.

@@ -38,7 +38,7 @@ __device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
   s.template each_column<kHalf>([&](int t, const auto& k, const auto& b) {
     const int column = t / (2 * kHalf) * kHalf + t % kHalf;
     if (t & kHalf) return;
-    if (kWrites<kRule>) put(m.columns, column, k);
+    put(m.columns, column, k);
     if (kLow<kRule>) put(m.columns, 8 + column, b);
   });
   __syncwarp();
@@ -47,7 +47,7 @@ __device__ void level(const Steps<kRule, kPerLane>& s, PrepareSmem<kPerLane>& m,
     uint32_t a[4], b[4];
     load_a_mk(a, PaddedTile<PrepareSmem<kPerLane>::kRow>{m.rows + k * 16});
     load_b_nk(b, PaddedTile<PrepareSmem<kPerLane>::kRow>{m.columns + k * 16});
-    if (kWrites<kRule>) mma_m16n8k16(sums[0], a, b[0], b[1]);
+    mma_m16n8k16(sums[0], a, b[0], b[1]);
     if (kLow<kRule>) mma_m16n8k16(sums[1], a, b[2], b[3]);
   }
 }
@@ -58,9 +58,9 @@ __device__ void store_level(const float (&sums)[2][4], PrepareSmem<kPerLane>& m)
   for (int e = 0; e < 2; ++e) {
     const int c = lane % 4 * 2 + e, j = c / kHalf * 2 * kHalf + c % kHalf;
     if (r / kHalf != c / kHalf) continue;
-    if (kWrites<kRule>) m.qk[t][j] = sums[0][e];
-    if (kRule == Rule::dplr) m.ak[t][j] = sums[0][2 + e];
+    m.qk[t][j] = sums[0][e];
     if (kLow<kRule>) {
+      m.ak[t][j] = sums[0][2 + e];
       m.qb[t][j] = sums[1][e];
       m.ab[t][j] = sums[1][2 + e];
     }
@@ -75,7 +75,7 @@ __device__ float own_scores(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLa
   for (int t = 0; t < kSteps; ++t)
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      if (kWrites<kRule>) v[t] += s.q(t, i) * s.k(t, i) * (kBonus ? c.bonus(n + i) : 1);
+      v[t] += s.q(t, i) * s.k(t, i) * (kBonus ? c.bonus(n + i) : 1);
       if (kLow<kRule>) v[kSteps + t] += s.q(t, i) * s.b(t, i);
     }
   return transposed_sum<32>(v);
@@ -87,28 +87,28 @@ __device__ void squares(const Chunk<kRule, kK>& c, PrepareSmem<kPerLane>& m,
                         const Prepared& tiles) {
   const int column = threadIdx.x % 16;
   const bool right = threadIdx.x % 32 >= 16;
+  auto& to = tiles.at<kRule, kK>(c.index);
   float x[kSteps];
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
     float z = 0;
-    if (kWrites<kRule> && !right && t >= column) z = m.qk[t][column];
+    if (!right && t >= column) z = m.qk[t][column];
     if constexpr (kLow<kRule>) {
       if (right) x[t] = t == column;
-      else if constexpr (kRule == Rule::delta) x[t] = t == column ? c.rate(t) : 0;
       else x[t] = t > column ? m.ak[t][column] : 0;
 #pragma unroll
       for (int j = 0; j < t; ++j) x[t] += m.ab[t][j] * x[j];
 #pragma unroll
       for (int j = 0; j <= t; ++j) z += m.qb[t][j] * x[j];
-      (right ? tiles.T : tiles.Y)[(c.index * kSteps + t) * kSteps + column] =
-          __float2bfloat16(x[t]);
-      if (right) {
+      if (!right) to.Y[t * kSquare + column] = __float2bfloat16(x[t]);
+      else {
+        tiles.T[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(x[t]);
+        tiles.G[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(z);
         m.T[t * kSquare + column] = __float2bfloat16(x[t]);
         m.G[t * kSquare + column] = __float2bfloat16(z);
       }
     }
-    if (!right || kLow<kRule>)
-      (right ? tiles.G : tiles.A)[(c.index * kSteps + t) * kSteps + column] = __float2bfloat16(z);
+    if (!right) to.A[t * kSquare + column] = __float2bfloat16(z);
   }
 }
 
@@ -141,16 +141,17 @@ __device__ void mix_rows(PrepareSmem<kPerLane>& m) {
 template <Rule kRule, int kK, int kPerLane, bool kBonus>
 __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>& s, int n,
                         PrepareSmem<kPerLane>& m, const Prepared& tiles) {
+  auto& to = tiles.at<kRule, kK>(c.index);
   __syncwarp();
   const auto total = s.template each_row<kSteps, kBonus>([&](int t, const auto& a, const auto& q) {
     if (kLow<kRule>) put(m.rows, t, a);
     if (kLow<kRule>) put(m.columns, t, q);
-    else store_bf16(c.at(tiles.P, t, n), q);
+    else store_bf16(to.P + t * to.kRow + n, q);
   });
-  *reinterpret_cast<Vec<float, kPerLane>*>(tiles.decay + c.index * kK + n) = total;
+  *reinterpret_cast<Vec<float, kPerLane>*>(to.decay + n) = total;
   s.template each_column<kSteps>([&](int t, const auto& k, const auto& b) {
-    if (kWrites<kRule>) store_bf16(c.at(tiles.K, t, n), k);
-    if (kLow<kRule>) store_bf16(c.at(tiles.B, t, n), b);
+    store_bf16(to.K + t * to.kRow + n, k);
+    if (kLow<kRule>) store_bf16(to.B + t * to.kRow + n, b);
   });
   if constexpr (kLow<kRule>) {
     __syncwarp();
@@ -158,9 +159,9 @@ __device__ void vectors(const Chunk<kRule, kK>& c, const Steps<kRule, kPerLane>&
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       const int from = t * m.kRow + threadIdx.x % 32 * kPerLane;
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.P, t, n)) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(to.P + t * to.kRow + n) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.columns + from);
-      *reinterpret_cast<Vec<bf16, kPerLane>*>(c.at(tiles.R, t, n)) =
+      *reinterpret_cast<Vec<bf16, kPerLane>*>(to.R + t * to.kRow + n) =
           *reinterpret_cast<Vec<bf16, kPerLane>*>(m.rows + from);
     }
   }

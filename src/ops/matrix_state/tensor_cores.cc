@@ -216,6 +216,7 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   const bool fits = key_dim == state.size(2) && state.size(3) % 16 == 0;
   if (!fits && rule_of(s) != Rule::gla && !is_few(s, state)) return false;
   if (s.decay.defined() || s.c.defined() || s.e.defined()) return false;
+  if (s.beta.defined() && s.log_decay.defined() && s.log_decay.size(3) > 1) return false;
   if (s.rate.defined() || s.skip.defined())
     return s.transition == Transition::diagonal && !s.beta.defined() && !s.u.defined() &&
            s.log_decay.defined() && s.log_decay.size(3) == 1;
