@@ -58,11 +58,10 @@ struct RowwisePart {
     for (int n = 0; n < F::kStatistics; ++n)
       statistics[n] = static_cast<const R*>(p.statistics[n])[part];
   }
-  void get(int64_t i, R (&x)[F::kInputs + F::kKept], R (&w)[kWeights]) const {
+  void get(int64_t i, R (&x)[F::kInputs], R (&w)[kWeights]) const {
     for (int n = 0; n < F::kInputs; ++n) x[n] = in[n * padded + i];
     for (int n = 0; n < F::kParameters; ++n) w[n] = parameters[n * padded + i];
     for (int n = 0; n < F::kStatistics; ++n) w[F::kParameters + n] = statistics[n];
-    F::keep(x, w, x + F::kInputs);
   }
   void sum_terms(R (&sums)[kSums + 1], int first, int count) const {
     for (int n = first; n < first + count; ++n) {
@@ -79,7 +78,7 @@ void rowwise_forward(const Rowwise<F>& p, const ParallelFor& parallel) {
   parallel(p.rows * p.groups, std::max<int64_t>(1, 16384 / p.width),
            [&](int64_t begin, int64_t end) HWY_ATTR {
              RowwisePart<R, F> r(p);
-             R x[F::kInputs + F::kKept], w[RowwisePart<R, F>::kWeights], y[F::kOutputs];
+             R x[F::kInputs], w[RowwisePart<R, F>::kWeights], y[F::kOutputs];
              R sums[RowwisePart<R, F>::kSums + 1], terms[F::kSums + 1];
              for (int64_t part = begin; part < end; ++part) {
                r.read_inputs(part);
@@ -111,7 +110,7 @@ template <class R, class F>
 void rowwise_backward_part(const RowwiseBackward<F>& bwd, int64_t part, RowwisePart<R, F>& r,
                            R* dparameters) {
   const Rowwise<F>& p = bwd.forward;
-  R x[F::kInputs + F::kKept], w[RowwisePart<R, F>::kWeights], dy[F::kOutputs], dx[F::kInputs];
+  R x[F::kInputs], w[RowwisePart<R, F>::kWeights], dy[F::kOutputs], dx[F::kInputs];
   R sums[RowwisePart<R, F>::kSums + 1], terms[F::kSums + F::kBackwardSums + 1];
   const auto get_gradients = [&](int64_t i) HWY_ATTR {
     for (int n = 0; n < F::kOutputs; ++n) dy[n] = r.out[n * r.padded + i];

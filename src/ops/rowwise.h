@@ -6,12 +6,7 @@
 //   kStatistics                       tensors [rows, groups] real, which a formula gets after w
 //   kSums, kBackwardSums              sums over a part, for both directions and for the second only
 //   kExtraGradients                   gradients [groups, width] after those of the parameters
-//   kKept                             numbers of an element that follow its inputs in x, because
-//                                     sums and outputs need them; CUDA keeps them in between
-//   kPrefetch                         in the forward pass on CUDA, the next row is on its way while
-//                                     a row is worked on: for sums over long parts
 // and functions of one element for R float and double, all ASSAY_FORMULA:
-//   keep(x, w, kept)                  kept[kKept]
 //   terms(x, w, t)                    t[kSums]: what the element adds to each sum
 //   finish(sum, width, eps)           changes the sums of a part in place, once per part
 //   forward(x, w, sum, y)
@@ -36,11 +31,7 @@ namespace assay::ops {
 struct RowwiseFormula {
   static constexpr int kParameters = 0, kRealOutputs = 0, kStatistics = 0;
   static constexpr int kSums = 0, kBackwardSums = 0, kExtraGradients = 0;
-  static constexpr int kKept = 0;
-  static constexpr bool kPrefetch = false;
 
-  template <class R>
-  ASSAY_FORMULA void keep(const R*, const R*, R*) {}
   template <class R>
   ASSAY_FORMULA void terms(const R*, const R*, R*) {}
   template <class R>

@@ -25,20 +25,20 @@ __device__ inline int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 ? a / b : int64_t{uint32_t(a) / uint32_t(b)};
 }
 
-// The sums of x over the `threads` threads of a part, of which this is number `round`.
+// The sums of x over the `threads` threads of a part.
 template <int kCount, class R>
-__device__ void part_sum(R (&x)[kCount], int threads, int round) {
+__device__ void part_sum(R (&x)[kCount], int threads) {
   for (int n = 0; n < kCount; ++n) x[n] = group_sum(x[n], min(threads, 32));
   if (threads <= 32) return;
-  // Two rounds have two places, so that one barrier per round suffices.
-  __shared__ R warps[2][kCount][32];
-  auto& sums = warps[round % 2];
+  __shared__ R warps[kCount][32];
+  const int warp = threadIdx.x / 32;
+  __syncthreads();  // the sums of the part before have been read
   if (threadIdx.x % 32 == 0)
-    for (int n = 0; n < kCount; ++n) sums[n][threadIdx.x / 32] = x[n];
+    for (int n = 0; n < kCount; ++n) warps[n][warp] = x[n];
   __syncthreads();
   for (int n = 0; n < kCount; ++n) {
     x[n] = 0;
-    for (int w = 0; w < threads / 32; ++w) x[n] += sums[n][w];
+    for (int w = 0; w < threads / 32; ++w) x[n] += warps[n][w];
   }
 }
 
@@ -47,12 +47,10 @@ __device__ void part_sum(R (&x)[kCount], int threads, int round) {
 template <class F, class T, int kSize>
 struct RowwiseElements {
   using R = Real<T>;
-  static constexpr int kNumbers = F::kInputs + F::kKept;
   static constexpr int kWeights = kAtLeastOne<F::kParameters + F::kStatistics>;
   static constexpr int kGradients = kAtLeastOne<kParameterGradients<F>>;
   R statistics[kAtLeastOne<F::kStatistics>] = {};
   Vec<T, kSize> in[F::kInputs] = {};
-  R kept[kAtLeastOne<F::kKept>][kSize];
   Vec<R, kSize> parameters[kAtLeastOne<F::kParameters>] = {},
                 real[kAtLeastOne<F::kRealOutputs>] = {};
   Vec<T, kSize> out[kAtLeastOne<F::kOutputs - F::kRealOutputs>] = {};
@@ -80,21 +78,8 @@ struct RowwiseElements {
       in[n] = *reinterpret_cast<const Vec<T, kSize>*>(static_cast<const T*>(p.in[n]) +
                                                       row * p.row_stride[n] + offset);
   }
-  __device__ void take_inputs(const RowwiseElements& from) {
-    for (int n = 0; n < F::kStatistics; ++n) statistics[n] = from.statistics[n];
-    for (int n = 0; n < F::kInputs; ++n) in[n] = from.in[n];
-  }
-  __device__ void keep() {
-    for (int k = 0; k < kSize && F::kKept > 0; ++k) {
-      R x[kNumbers], w[kWeights];
-      get(k, x, w);
-      F::keep(x, w, x + F::kInputs);
-      for (int n = 0; n < F::kKept; ++n) kept[n][k] = x[F::kInputs + n];
-    }
-  }
-  __device__ void get(int k, R (&x)[kNumbers], R (&w)[kWeights]) const {
+  __device__ void get(int k, R (&x)[F::kInputs], R (&w)[kWeights]) const {
     for (int n = 0; n < F::kInputs; ++n) x[n] = to_compute(in[n][k]);
-    for (int n = 0; n < F::kKept; ++n) x[F::kInputs + n] = kept[n][k];
     for (int n = 0; n < F::kParameters; ++n) w[n] = parameters[n][k];
     for (int n = 0; n < F::kStatistics; ++n) w[F::kParameters + n] = statistics[n];
   }
@@ -110,55 +95,48 @@ struct RowwiseElements {
   }
 };
 
-// The threads of a part keep its group: they work on the rows step, step + stride, …, or on one row
-// without prefetch. All threads of a block have equally many rounds, because they add together.
 template <class F, class T, int kSize>
 __global__ void __launch_bounds__(kMaxRowwiseThreads)
-    rowwise_forward_kernel(const __grid_constant__ Rowwise<F> p, int threads, int64_t stride) {
+    rowwise_forward_kernel(const __grid_constant__ Rowwise<F> p, int threads) {
   using R = Real<T>;
   using E = RowwiseElements<F, T, kSize>;
-  const int64_t worker = (blockIdx.x * int64_t{blockDim.x} + threadIdx.x) / unsigned(threads),
-                step = quotient(worker, p.groups), group = worker - step * p.groups,
-                first = threadIdx.x % unsigned(threads) * kSize, offset = group * p.width + first;
-  const bool has_elements = first < p.width && step < stride;
-  E e, ahead;
-  const auto load = [&](E& to, int64_t row) {
-    if (has_elements && row < p.rows) to.load_inputs(p, row, group, offset);
-  };
-  if (has_elements) e.load_parameters(p, group, first);
-  if (F::kPrefetch) load(ahead, step);
-  for (int round = 0; round == 0 || (F::kPrefetch && round * stride < p.rows); ++round) {
-    const int64_t row = round * stride + step;
-    if (F::kPrefetch) e.take_inputs(ahead);
-    load(F::kPrefetch ? ahead : e, F::kPrefetch ? row + stride : row);
-    e.keep();
-    R x[E::kNumbers], w[E::kWeights], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
-    if constexpr (F::kSums > 0) {
-#pragma unroll
-      for (int k = 0; k < kSize; ++k) {
-        R terms[F::kSums];
-        e.get(k, x, w);
-        F::terms(x, w, terms);
-        for (int n = 0; n < F::kSums; ++n) sums[n] += terms[n];
-      }
-      part_sum(sums, threads, round);
-      F::finish(sums, R(p.width), R(p.eps));
-    }
-    if (!has_elements || row >= p.rows) continue;
+  const int64_t wanted =
+      blockIdx.x * int64_t(blockDim.x / unsigned(threads)) + threadIdx.x / unsigned(threads);
+  const int64_t part = min(wanted, p.rows * p.groups - 1), row = quotient(part, p.groups),
+                group = part - row * p.groups, first = threadIdx.x % unsigned(threads) * kSize,
+                offset = group * p.width + first;
+  E e;
+  R x[F::kInputs], w[E::kWeights], y[F::kOutputs], sums[kAtLeastOne<F::kSums>] = {};
+  if (first < p.width) {
+    e.load_inputs(p, row, group, offset);
+    e.load_parameters(p, group, first);
+  }
+  if constexpr (F::kSums > 0) {
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
+      R terms[F::kSums];
       e.get(k, x, w);
-      F::forward(x, w, sums, y);
-      e.set_outputs(k, y);
+      F::terms(x, w, terms);
+      for (int n = 0; n < F::kSums; ++n) sums[n] += terms[n];
     }
-    const int64_t to = row * p.groups * p.width + offset;
-    e.for_each_output(p.out, [&](auto& vector, auto* out) {
-      *reinterpret_cast<std::decay_t<decltype(vector)>*>(out + to) = vector;
-    });
+    part_sum(sums, threads);
+    F::finish(sums, R(p.width), R(p.eps));
   }
+#pragma unroll
+  for (int k = 0; k < kSize; ++k) {
+    e.get(k, x, w);
+    F::forward(x, w, sums, y);
+    e.set_outputs(k, y);
+  }
+  if (part < wanted || first >= p.width) return;
+  const int64_t to = row * p.groups * p.width + offset;
+  e.for_each_output(p.out, [&](auto& vector, auto* out) {
+    *reinterpret_cast<std::decay_t<decltype(vector)>*>(out + to) = vector;
+  });
 }
 
-// The threads of a part sum the gradients of parameters in registers; sums[step] gets them.
+// The threads of a part keep its group, so they sum the gradients of parameters in registers: over
+// the rows step, step + stride, …; sums[step] gets them.
 template <class F, class T, int kSize>
 __global__ void __launch_bounds__(kMaxRowwiseThreads)
     rowwise_backward_kernel(const __grid_constant__ RowwiseBackward<F> bwd, Real<T>* sums,
@@ -174,17 +152,17 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
   E e;
   if (has_elements) e.load_parameters(p, group, first);
   R dparameters[E::kGradients][kSize] = {};
-  for (int round = 0; round * stride < p.rows; ++round) {
-    const int64_t row = round * stride + step, at = row * p.groups * p.width + offset;
+  // the number of rounds is that of all threads, because they add together
+  for (int64_t start = 0; start < p.rows; start += stride) {
+    const int64_t row = start + step, at = row * p.groups * p.width + offset;
     const bool active = has_elements && row < p.rows;
+    R x[F::kInputs], w[E::kWeights], dy[F::kOutputs], part[kAtLeastOne<kSums>] = {};
     if (active) {
       e.load_inputs(p, row, group, offset);
       e.for_each_output(bwd.dout, [&](auto& vector, auto* from) {
         vector = *reinterpret_cast<const std::decay_t<decltype(vector)>*>(from + at);
       });
     }
-    e.keep();
-    R x[E::kNumbers], w[E::kWeights], dy[F::kOutputs], part[kAtLeastOne<kSums>] = {};
     if constexpr (kSums > 0) {
 #pragma unroll
       for (int k = 0; k < kSize; ++k) {
@@ -195,7 +173,7 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
         F::backward_terms(x, w, dy, terms + F::kSums);
         for (int n = 0; n < kSums; ++n) part[n] += active ? terms[n] : R(0);
       }
-      part_sum(part, threads, round);
+      part_sum(part, threads);
       F::finish(part, R(p.width), R(p.eps));
       F::finish_backward(part, R(p.width), R(p.eps));
     }
@@ -250,23 +228,13 @@ size_t workspace_bytes(const RowwiseBackward<F>& bwd) {
                 p.groups * p.width * element);
 }
 
-// How many blocks of a kernel an SM holds together.
-inline int blocks_per_sm(auto kernel, RowwiseShape shape) {
-  int blocks = 0;
-  check_cuda("rowwise",
-             cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(shape.block), 0));
-  return blocks;
-}
-
 template <class F>
 void rowwise(const Rowwise<F>& p, Stream stream) {
   with_vectors(p.dtype, p.width, rowwise_aligned(p), [&]<class T>(T, auto size) {
     const RowwiseShape shape = rowwise_shape(p.width / size());
-    const auto kernel = rowwise_forward_kernel<F, T, size()>;
-    const int64_t stride =
-        F::kPrefetch ? rowwise_stride(p, shape, blocks_per_sm(kernel, shape)) : p.rows;
-    launch_kernel(kernel, unsigned(ceil_div(stride * p.groups, shape.parts_per_block())),
-                  shape.block, 0, stream, p, int(shape.threads), stride);
+    launch_kernel(rowwise_forward_kernel<F, T, size()>,
+                  unsigned(ceil_div(p.rows * p.groups, shape.parts_per_block())), shape.block, 0,
+                  stream, p, int(shape.threads));
   });
 }
 
@@ -281,7 +249,10 @@ void rowwise(const RowwiseBackward<F>& bwd, void* workspace, Stream stream) {
     auto* sums = static_cast<Real<T>*>(workspace);
     const RowwiseShape shape = rowwise_shape(p.width / size());
     const auto kernel = rowwise_backward_kernel<F, T, size()>;
-    const int64_t stride = rowwise_stride(p, shape, blocks_per_sm(kernel, shape));
+    int blocks = 0;  // that an SM holds together
+    check_cuda("rowwise",
+               cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(shape.block), 0));
+    const int64_t stride = rowwise_stride(p, shape, blocks);
     launch_kernel(kernel, unsigned(ceil_div(stride * p.groups, shape.parts_per_block())),
                   shape.block, 0, stream, bwd, sums, int(shape.threads), stride);
     sum_rows(sums, bwd.dparameters, stride, kParameterGradients<F> * p.groups * p.width, stream);

@@ -298,8 +298,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
     if (d < kWidth) {
       float most, sum;
       const float x = combine(warps, kWarps, d, most, sum);
-      Part<kWidth>* first = &parts[part];
-      if (cluster > 1) first = static_cast<Part<kWidth>*>(__cluster_map_shared_rank(first, 0));
+      auto* const first = static_cast<Part<kWidth>*>(__cluster_map_shared_rank(&parts[part], 0));
       first->out[d] = x;
       if (d == 0) {
         first->most = most;

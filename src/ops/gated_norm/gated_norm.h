@@ -18,21 +18,19 @@ template <bool kGateFirst>
 struct GatedNorm : RowwiseFormula {
   static constexpr int kInputs = 2, kOutputs = 1, kParameters = 1;
   static constexpr int kSums = 1, kBackwardSums = 1;
-  static constexpr bool kPrefetch = true;
-
-  static constexpr int kKept = 1;  // sigmoid(z)
 
   template <class R>
-  ASSAY_FORMULA void keep(const R* x, const R*, R* kept) {
-    kept[0] = formula::sigmoid(x[1]);
-  }
+  struct Gate {
+    R value, slope;
+  };
   template <class R>
-  ASSAY_FORMULA R gate(const R* x) {
-    return x[1] * x[2];
+  ASSAY_FORMULA Gate<R> gate(R z) {
+    const R sigmoid = formula::sigmoid(z);
+    return {z * sigmoid, sigmoid + z * sigmoid * (1 - sigmoid)};
   }
   template <class R>
   ASSAY_FORMULA R normed(const R* x) {
-    return kGateFirst ? x[0] * gate(x) : x[0];
+    return kGateFirst ? x[0] * gate(x[1]).value : x[0];
   }
   template <class R>
   ASSAY_FORMULA void terms(const R* x, const R*, R* t) {
@@ -45,11 +43,11 @@ struct GatedNorm : RowwiseFormula {
   template <class R>
   ASSAY_FORMULA void forward(const R* x, const R* w, const R* sum, R* y) {
     const R unit = normed(x) * sum[0] * w[0];
-    y[0] = kGateFirst ? unit : unit * gate(x);
+    y[0] = kGateFirst ? unit : unit * gate(x[1]).value;
   }
   template <class R>
   ASSAY_FORMULA void backward_terms(const R* x, const R* w, const R* dy, R* t) {
-    t[0] = dy[0] * w[0] * x[0] * gate(x);  // of both orders
+    t[0] = dy[0] * w[0] * x[0] * gate(x[1]).value;  // of both orders
   }
   template <class R>
   ASSAY_FORMULA void finish_backward(R* sum, R width, R) {
@@ -57,11 +55,11 @@ struct GatedNorm : RowwiseFormula {
   }
   template <class R>
   ASSAY_FORMULA void backward(const R* x, const R* w, const R* sum, const R* dy, R* dx, R* dw) {
-    const R g = gate(x), slope = x[2] + g * (1 - x[2]), u = normed(x);
-    const R dunit = kGateFirst ? dy[0] : dy[0] * g;
+    const Gate<R> g = gate(x[1]);
+    const R u = normed(x), dunit = kGateFirst ? dy[0] : dy[0] * g.value;
     const R du = sum[0] * w[0] * dunit - u * sum[1];
-    dx[0] = kGateFirst ? du * g : du;
-    dx[1] = slope * (kGateFirst ? du * x[0] : dy[0] * u * sum[0] * w[0]);
+    dx[0] = kGateFirst ? du * g.value : du;
+    dx[1] = g.slope * (kGateFirst ? du * x[0] : dy[0] * u * sum[0] * w[0]);
     dw[0] = dunit * u * sum[0];
   }
 };

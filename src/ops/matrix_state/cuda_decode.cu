@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, min_blocks(K)) decode_kernel(C
 }  // namespace
 
 void decode(const ChunkedForward& p, Stream stream) {
-  chunks::with_case(p, [&](auto which, auto size) {
+  chunks::with_rule(p, [&](auto which, auto size) {
     const int64_t tiles = ceil_div(p.value_dim, kColumns<size.value>);
     const int64_t parts = ceil_div(tiles, kMaxWarps);
     const dim3 blocks(unsigned(p.batch * p.heads), unsigned(parts));
