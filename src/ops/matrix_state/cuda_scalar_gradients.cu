@@ -56,10 +56,10 @@ struct ScalarGradients {
   __device__ void fetch(Item& to, int64_t head, int64_t first) {
     const int columns = int(min(int64_t{kMaxColumns}, p.value_dim - first));
     const int64_t at = index * p.heads + head, state = (at * p.value_dim + first) * kK;
-    copy_rows<kK, 32 * kWarps>(to.before, task.tiles.before + state, kK, columns);
-    copy_rows<kK, 32 * kWarps>(to.dafter, task.states + state, kK, columns);
+    copy_chunk_rows<kK, 32 * kWarps>(to.before, task.tiles.before + state, kK, columns);
+    copy_chunk_rows<kK, 32 * kWarps>(to.dafter, task.states + state, kK, columns);
     auto rows = [&](bf16* tile, const HeadView& x) {
-      copy_rows<kMaxColumns, 32 * kWarps>(
+      copy_chunk_rows<kMaxColumns, 32 * kWarps>(
           tile, row<bf16>(x, p.heads, batch(), start(), head, p.value_dim) + first,
           x.rows.time_stride, there, columns);
     };
@@ -252,8 +252,8 @@ struct ScalarGradients {
   __device__ void run() {
     const int slices = int(ceil_div(p.value_dim, kMaxColumns)), items = heads * slices;
     auto fetch_keys = [&](bf16* to, const HeadView& x) {
-      copy_rows<kK, 32 * kWarps>(to, row<bf16>(x, p.heads, batch(), start(), first_head, kK),
-                                 x.rows.time_stride, there);
+      copy_chunk_rows<kK, 32 * kWarps>(to, row<bf16>(x, p.heads, batch(), start(), first_head, kK),
+                                       x.rows.time_stride, there);
     };
     fetch_keys(s.q, p.q);
     fetch_keys(s.k, p.k);
