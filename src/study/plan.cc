@@ -398,7 +398,9 @@ std::vector<fs::path> plan_folders() {
 
 fs::path plan_file(const fs::path& name) {
   std::error_code none;
-  if (fs::exists(name, none) || name.has_extension()) return name;
+  // A folder is not a plan: `assay run demo -o demo` must find the plan again.
+  const bool is_file = fs::exists(name, none) && !fs::is_directory(name, none);
+  if (is_file || name.has_extension()) return name;
   for (const fs::path& folder : plan_folders())
     if (const fs::path file = (folder / name).string() + ".toml"; fs::exists(file, none))
       return file;

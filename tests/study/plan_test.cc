@@ -74,6 +74,9 @@ TEST(PlanFile, NameOfAPlanIsResolved) {
   EXPECT_TRUE(plan_file("pocket").string().ends_with("/pocket.toml"));
   EXPECT_TRUE(fs::exists(plan_file("ablations/chunks")));
   EXPECT_EQ(plan_file("mine.toml").string(), "mine.toml");
+  const bool made = fs::create_directory("pocket");  // as an output folder of that name
+  EXPECT_TRUE(plan_file("pocket").string().ends_with("/pocket.toml"));
+  if (made) fs::remove("pocket");
   EXPECT_NE(
       message([] { plan_file("poket"); }).find("unknown plan 'poket'; did you mean 'pocket'?"),
       std::string::npos);
