@@ -99,6 +99,22 @@ const TensorEntry& Safetensors::at(const std::string& name) const {
   fail("{}: no tensor '{}'{}", path_, name, did_you_mean(name, names));
 }
 
+std::string safetensors_checksum(std::string_view header, std::string_view tensors) {
+  return sha256(sha256(header) + std::string(tensors));
+}
+
+std::string Safetensors::checksum() const {
+  size_t data_bytes = 0;
+  std::string digests;
+  for (const TensorEntry& tensor : tensors_) {
+    data_bytes += tensor.bytes.size();
+    digests += sha256(tensor.bytes);
+  }
+  const auto bytes = file_.bytes();
+  return safetensors_checksum(
+      {reinterpret_cast<const char*>(bytes.data()), bytes.size() - data_bytes}, digests);
+}
+
 SafetensorsLayout safetensors_layout(const std::vector<TensorEntry>& tensors,
                                      const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();

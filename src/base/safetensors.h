@@ -35,6 +35,7 @@ class Safetensors {
     return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  std::string checksum() const;  // safetensors_checksum of the file
 
  private:
   std::string path_;
@@ -52,6 +53,10 @@ struct SafetensorsLayout {
 };
 SafetensorsLayout safetensors_layout(const std::vector<TensorEntry>& tensors,
                                      const std::map<std::string, std::string>& metadata = {});
+
+// 64 hexadecimal digits, which every byte of a file decides. Processes that write a file together
+// each know the sha256 of their tensors; `tensors` has those of all, joined in the order of the file.
+std::string safetensors_checksum(std::string_view header, std::string_view tensors);
 
 // Writes atomically, tensors in the order given.
 void write_safetensors(const fs::path& file, const std::vector<TensorEntry>& tensors,

@@ -63,6 +63,10 @@ void show_losses(const Options& o) {
   const eval::HeldOut held_out(store,
                                {sets_of(o.split, store, config), config.domains, length, o.tokens});
   const eval::Losses losses = held_out.run(*model.model);
+  for (const auto& [name, set] : losses)
+    if (set.total().tokens > 0 && !std::isfinite(set.total().loss()))
+      fail<Error>("{}: the loss of {} is {}. Nothing was written.", o.model.model, name,
+                  set.total().loss());
   if (!o.documents.empty()) eval::write_losses(o.documents, losses);
   std::string text = row("", {"loss", "bits per byte", "tokens", "documents"});
   for (const auto& [name, set] : losses)

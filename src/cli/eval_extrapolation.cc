@@ -81,6 +81,9 @@ void run(const Options& o) {
       Json bins = Json::array();
       for (const eval::PositionBin& bin : measure(o, trained, tokens, length, progress)) {
         const stats::Interval loss = stats::mean_interval(bin.losses, 0.95);
+        if (!std::isfinite(loss.estimate))
+          fail<Error>("{}: the loss at positions {} to {} is {}. Nothing was written.", name,
+                      bin.first, bin.last - 1, loss.estimate);
         const double middle = double(bin.first + bin.last) / 2 / double(length);
         bins.push_back({{"first", bin.first},
                         {"last", bin.last},

@@ -75,11 +75,17 @@ void train(const Options& options) {
 // one JSON list.
 void answer_lines(auto&& answer, auto&& as_text) {
   auto answers = nlohmann::json::array();
+  int64_t number = 0;
   for (std::string line; read_line(std::cin, line);) {
+    ++number;
     check_interrupt();
-    auto reply = answer(line);
-    if (json_wanted()) answers.push_back(std::move(reply));
-    else fmt::print("{}\n", as_text(reply));
+    try {
+      auto reply = answer(line);
+      if (json_wanted()) answers.push_back(std::move(reply));
+      else fmt::print("{}\n", as_text(reply));
+    } catch (const BadInput& error) {
+      fail("line {}: {}", number, error.what());
+    }
   }
   check_interrupt();
   print(answers, "");

@@ -1,6 +1,7 @@
 #include "data/bytes.h"
 
 #include <fcntl.h>
+#include <simdjson.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -143,5 +144,7 @@ std::unique_ptr<ByteSource> open_bytes(const fs::path& file) {
   if (extension == ".gz") return std::make_unique<GzipSource>(file);
   return std::make_unique<PlainSource>(file);
 }
+
+bool is_utf8(std::string_view text) { return simdjson::validate_utf8(text); }
 
 }  // namespace assay::data

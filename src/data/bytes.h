@@ -2,6 +2,7 @@
 // The bytes of a file, decompressed as they are read.
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include "base/files.h"
 
@@ -22,5 +23,7 @@ std::string extension_of(const fs::path& file);
 // number of members, zero bytes after the last), else as it is. BadInput when the file cannot be
 // opened.
 std::unique_ptr<ByteSource> open_bytes(const fs::path& file);
+
+bool is_utf8(std::string_view text);
 
 }  // namespace assay::data

@@ -3,6 +3,7 @@
 #include <sentencepiece_processor.h>
 
 #include "base/error.h"
+#include "data/bytes.h"
 
 namespace assay::data {
 
@@ -41,6 +42,7 @@ Tokenizer Tokenizer::from_contents(std::string contents, const std::string& name
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  if (!is_utf8(text)) fail("the text is not valid UTF-8");
   std::vector<int> ids;
   const auto status = model_->processor.Encode(text, &ids);
   if (!status.ok())

@@ -19,8 +19,8 @@ class Tokenizer {
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
 
-  // Ids without bos and eos. The text is UTF-8 and may hold U+0000; "<s>" in it is
-  // ordinary text. Thread-safe.
+  // Ids without bos and eos. The text may hold U+0000; "<s>" in it is ordinary text. BadInput if
+  // it is not UTF-8. Thread-safe.
   std::vector<int32_t> encode(std::string_view text) const;
   // BadInput for an id outside the vocabulary
   std::string decode(std::span<const int32_t> ids) const;

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -13,6 +14,17 @@ namespace assay::exchange {
 using namespace nn;
 
 namespace {
+
+// BadInput if a value is NaN or infinite: every result would be so, too.
+void check_finite(const fs::path& path, const nn::LanguageModel& model) {
+  for (const auto& [name, tensor] : named_parameters_of(model)) {
+    if (tensor.numel() == 0) continue;
+    const auto [least, most] = at::aminmax(tensor.detach());
+    if (!std::isfinite(least.item<double>()) || !std::isfinite(most.item<double>()))
+      fail("{}: the tensor '{}' holds values that are NaN or infinite ({} of {})", path.string(),
+           name, tensor.numel() - at::isfinite(tensor).sum().item<int64_t>(), tensor.numel());
+  }
+}
 
 OpenModel read_model(const fs::path& config, const fs::path& weights) {
   const NamedTensors tensors = load_tensors(weights);
@@ -46,8 +58,11 @@ void write_new(fs::path folder, const fs::path& tokenizer,
 
 }  // namespace
 
-OpenModel open_model(const fs::path& path) {
+namespace {
+
+OpenModel open_unchecked(const fs::path& path) {
   const auto open = [](const run::Folder& home, const run::Checkpoint& weights) {
+    weights.check_weights();
     OpenModel opened = read_model(home.config(), weights.weights());
     opened.tokenizer = find_tokenizer(home.path);
     return opened;
@@ -69,6 +84,14 @@ OpenModel open_model(const fs::path& path) {
       "an imported model (config.toml, model.safetensors) or a Hugging Face folder (config.json, "
       "model.safetensors)",
       path.string());
+}
+
+}  // namespace
+
+OpenModel open_model(const fs::path& path) {
+  OpenModel opened = open_unchecked(path);
+  check_finite(path, *opened.model);
+  return opened;
 }
 
 void save_model(const fs::path& folder, const OpenModel& opened) {

@@ -15,7 +15,8 @@ struct OpenModel {
   fs::path tokenizer;
 };
 // `path`: a run (its newest checkpoint), RUN/checkpoints/step-N, an imported model, or a Hugging
-// Face folder. BadInput says what was looked for.
+// Face folder. BadInput says what was looked for, and which file is damaged or which tensor is not
+// finite.
 OpenModel open_model(const fs::path& path);
 
 // Writes an imported model, {config.toml, model.safetensors, tokenizer.model if there is one}, or a

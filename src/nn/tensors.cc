@@ -94,9 +94,10 @@ SharedTensorFile::SharedTensorFile(const fs::path& file, const NamedTensors& ten
   if (is_new) file_.write(0, std::as_bytes(std::span(layout_.header)));
 }
 
-void SharedTensorFile::write(size_t index, const at::Tensor& values) {
+std::string SharedTensorFile::write(size_t index, const at::Tensor& values) {
   const at::Tensor host = on_host(values);
   file_.write(layout_.offsets.at(index), bytes_of(host));
+  return sha256(bytes_of(host));
 }
 
 NamedTensors load_tensors(const fs::path& file) {

@@ -26,7 +26,12 @@ class SharedTensorFile {
  public:
   // `is_new`: makes the file with its header. The others open it after that.
   SharedTensorFile(const fs::path& file, const NamedTensors& tensors, bool is_new = false);
-  void write(size_t index, const at::Tensor& values);  // those of tensors[index]
+  // Writes those of tensors[index]; returns the sha256 of their bytes.
+  std::string write(size_t index, const at::Tensor& values);
+  // safetensors_checksum with the sha256 of all tensors
+  std::string checksum(std::string_view tensors) const {
+    return safetensors_checksum(layout_.header, tensors);
+  }
   void sync() { file_.sync(); }
 
  private:

@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "base/safetensors.h"
+
 namespace assay::run {
 namespace {
 
@@ -20,7 +22,20 @@ std::optional<int64_t> step_of(const std::string& name) {
   return is_number ? std::optional(step) : std::nullopt;
 }
 
+void check(const fs::path& file, const std::optional<std::string>& checksum) {
+  if (checksum && *checksum != Safetensors(file).checksum())
+    fail("{}: the file is damaged: its bytes are not those that were written", file.string());
+}
+
 }  // namespace
+
+void Checkpoint::check_weights() const {
+  if (state().exists()) check(weights(), state().read().weights_checksum);
+}
+
+void Checkpoint::check_moments() const {
+  if (state().exists()) check(moments(), state().read().moments_checksum);
+}
 
 fs::path Folder::document_losses(int64_t step) const {
   return path / "evaluations" / (step_name(step) + ".safetensors");

@@ -28,6 +28,9 @@ struct Checkpoint {
   fs::path weights() const { return path / "model.safetensors"; }
   fs::path moments() const { return path / "optimizer.safetensors"; }
   RecordFile<TrainingState> state() const { return {path / "state.json"}; }
+  // BadInput if the file is not as it was written, as far as state.json knows its checksum.
+  void check_weights() const;
+  void check_moments() const;
 };
 
 struct Folder {

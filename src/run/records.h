@@ -182,8 +182,10 @@ struct TrainingState {
   double last_loss = 0;  // of the last step
   double mean_loss = 0;  // running mean that a spike is measured against
   double seconds = 0;    // of training, across restarts
+  // safetensors_checksum of the two files; absent in older checkpoints
+  std::optional<std::string> weights_checksum, moments_checksum;
   ASSAY_FIELDS(step, interval_loss, interval_steps, evaluation_loss, evaluation_steps, last_loss,
-               mean_loss, seconds)
+               mean_loss, seconds, weights_checksum, moments_checksum)
 };
 
 }  // namespace assay::run

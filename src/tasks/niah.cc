@@ -87,12 +87,15 @@ int64_t place_of(const NiahOptions& options, int64_t units, double depth) {
 
 std::string read_haystack(const fs::path& file) {
   const auto source = data::open_bytes(file);
+  constexpr size_t kMost = size_t{64} << 20;
   std::string text, block(1 << 20, '\0');
-  while (text.size() < (size_t{64} << 20)) {
+  while (text.size() < kMost) {
     const size_t count = source->read(block.data(), block.size());
     if (count == 0) break;
     text.append(block, 0, count);
   }
+  if (text.size() >= kMost) text.erase(text.find_last_of(" \n") + 1);  // the last word can be cut
+  if (!data::is_utf8(text)) fail("{}: the text is not valid UTF-8", file.string());
   if (file.string().find(".jsonl") == std::string::npos) return text;
   const Json document =
       Json::parse(text.substr(0, text.find('\n')), nullptr, /*allow_exceptions=*/false);

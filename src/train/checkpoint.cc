@@ -34,16 +34,18 @@ class Scratch {
 // file system.
 class Unfinished {
  public:
-  Unfinished(const run::Folder& run, const run::TrainingState& state,
-             const nn::NamedTensors& weights, const nn::NamedTensors& moments)
+  Unfinished(const run::Folder& run, const nn::NamedTensors& weights,
+             const nn::NamedTensors& moments)
       : scratch_(run.unfinished_checkpoints()), folder_(scratch_.path / "step") {
     const run::Checkpoint checkpoint{folder_.path()};
     const nn::SharedTensorFile weights_file(checkpoint.weights(), weights, /*is_new=*/true);
     const nn::SharedTensorFile moments_file(checkpoint.moments(), moments, /*is_new=*/true);
-    checkpoint.state().write(state);  // syncs the folder
   }
   std::string name() const { return folder_.path().filename(); }
-  void publish(const run::Checkpoint& target) const { publish_folder(folder_.path(), target.path); }
+  void publish(const run::Checkpoint& target, const run::TrainingState& state) const {
+    run::Checkpoint{folder_.path()}.state().write(state);  // syncs the folder
+    publish_folder(folder_.path(), target.path);
+  }
 
  private:
   Scratch scratch_;
@@ -59,14 +61,33 @@ void say_once(const std::string& why) {
   });
 }
 
+// sha256 of each tensor of a file, joined. Spaces are in the place of those that are not known.
+class Digests {
+ public:
+  explicit Digests(size_t tensors) : text_(tensors * kDigits, ' ') {}
+  void set(size_t tensor, const std::string& digest) {
+    text_.replace(tensor * kDigits, kDigits, digest);
+  }
+  void add(const std::string& other) {
+    for (size_t i = 0; i < text_.size(); ++i)
+      if (text_[i] == ' ') text_[i] = other[i];
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  static constexpr size_t kDigits = 64;
+  std::string text_;
+};
+
 // What one rank writes of a checkpoint. All ranks call the same functions in the same order, also
 // after an error: the others wait for this rank until all know of it.
 class Share {
  public:
   Share(const AdamW& optimizer, Ranks* ranks)
       : owners_(optimizer.owners()), ranks_(ranks), rank_(ranks ? ranks->rank() : 0) {}
-  // Writes the tensors that this rank owns. `device`: for those that rank 0 receives.
-  void write(const fs::path& path, const nn::NamedTensors& tensors, c10::Device device);
+  // Writes the tensors that this rank owns. `device`: for those that rank 0 receives. On rank 0,
+  // returns the checksum of the file, if all is written.
+  std::string write(const fs::path& path, const nn::NamedTensors& tensors, c10::Device device);
   // What went wrong, and on which rank; the same on all ranks. Empty if all is written.
   std::string problems() const;
 
@@ -89,14 +110,16 @@ class Share {
   std::string problem_;
 };
 
-void Share::write(const fs::path& path, const nn::NamedTensors& tensors, c10::Device device) {
+std::string Share::write(const fs::path& path, const nn::NamedTensors& tensors,
+                         c10::Device device) {
   std::optional<nn::SharedTensorFile> file;
   const std::string closed = attempt([&] { file.emplace(path, tensors); });
   const std::vector<std::string> reasons = gather(closed);
   if (rank_ != 0 && !closed.empty()) say_once(closed);
   if (rank_ == 0 && problem_.empty()) problem_ = closed;
+  Digests digests(tensors.size());
   const auto put = [&](size_t i, const at::Tensor& values) {
-    if (problem_.empty()) problem_ = attempt([&] { file->write(i, values); });
+    if (problem_.empty()) problem_ = attempt([&] { digests.set(i, file->write(i, values)); });
   };
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [name, tensor] = tensors[i];
@@ -112,6 +135,8 @@ void Share::write(const fs::path& path, const nn::NamedTensors& tensors, c10::De
     }
   }
   if (file && problem_.empty()) problem_ = attempt([&] { file->sync(); });
+  for (const std::string& text : gather(digests.text())) digests.add(text);
+  return file ? file->checksum(digests.text()) : "";
 }
 
 std::string Share::problems() const {
@@ -132,15 +157,16 @@ void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, con
   const nn::NamedTensors weights = nn::named_parameters_of(model), moments = optimizer.moments();
   // Rank 0 alone looks: other hosts can see an earlier state of the folder
   std::optional<Unfinished> unfinished;
-  if (first && !fs::exists(target.path)) unfinished.emplace(run, state, weights, moments);
+  if (first && !fs::exists(target.path)) unfinished.emplace(run, weights, moments);
   std::string name = unfinished ? unfinished->name() : "";
   if (ranks) name = ranks->gather_texts(name).front();
   if (name.empty()) return;  // the same step of the same run: the same bytes
   const run::Checkpoint checkpoint{run.unfinished_checkpoints() / name};
   const c10::Device device = weights.front().second.device();
   Share share(optimizer, ranks);
-  share.write(checkpoint.weights(), weights, device);
-  share.write(checkpoint.moments(), moments, device);
+  run::TrainingState written = state;
+  written.weights_checksum = share.write(checkpoint.weights(), weights, device);
+  written.moments_checksum = share.write(checkpoint.moments(), moments, device);
   if (const std::string problems = share.problems(); !problems.empty()) {
     const std::string message =
         fmt::format("the checkpoint of step {} was not written: {}. Earlier checkpoints are whole.",
@@ -148,7 +174,7 @@ void save_checkpoint(const run::Folder& run, const nn::LanguageModel& model, con
     if (ranks) ranks->fail_together(message);
     fail<Error>("{}", message);
   }
-  if (first) unfinished->publish(target);
+  if (first) unfinished->publish(target, written);
 }
 
 run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::LanguageModel& model,
@@ -158,6 +184,8 @@ run::TrainingState load_checkpoint(const run::Checkpoint& checkpoint, nn::Langua
     const run::Folder run{checkpoint.path.parent_path().parent_path()};
     if (run.checkpoint(state.step).path != checkpoint.path)
       fail("state.json is that of step {}", state.step);
+    checkpoint.check_weights();
+    checkpoint.check_moments();
     nn::copy_file(checkpoint.weights(), nn::named_parameters_of(model));
     nn::copy_file(checkpoint.moments(), optimizer.moments());
     return state;

@@ -148,6 +148,9 @@ TEST_F(DataCommands, EncodeAndDecodeAreInverse) {
   EXPECT_EQ(run("tokenizer encode m.model < a.txt > ids").exit_code, 0);
   EXPECT_EQ(run("tokenizer decode m.model < ids").out, corpus());
   EXPECT_EQ(run("tokenizer decode m.model < a.txt").exit_code, 2);
+  write("wrong.txt", "a\na\xffz\n");
+  EXPECT_EQ(run("tokenizer encode m.model < wrong.txt").exit_code, 2);
+  EXPECT_NE(error().find("line 2: the text is not valid UTF-8"), std::string::npos) << error();
 }
 
 TEST_F(DataCommands, Synth) {

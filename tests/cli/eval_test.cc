@@ -49,6 +49,36 @@ TEST_F(Eval, ProbeIsWhatTheTrainerWrote) {
       << "an earlier checkpoint";
 }
 
+// The last bytes of the file are those of a weight.
+void damage_weights(const fs::path& file, const std::string& last_bytes) {
+  const std::string bytes = read_file(file);
+  write_file(file, bytes.substr(0, bytes.size() - last_bytes.size()) + last_bytes);
+}
+
+TEST_F(Eval, DamagedWeightsAreRejected) {
+  damage_weights(folder / "run/checkpoints/step-20/model.safetensors", "damaged!");
+  for (const char* command : {"eval loss run --data store", "export run -o out",
+                              "eval extrapolation run --data store --set web.test"}) {
+    const Outcome outcome = run(folder.path(), command);
+    EXPECT_EQ(outcome.exit_code, 2) << command;
+    EXPECT_NE(outcome.error.find("the file is damaged"), std::string::npos) << outcome.error;
+  }
+}
+
+TEST_F(Eval, WeightsThatAreNotFiniteAreRejected) {
+  ASSERT_EQ(run(folder.path(), "import run -o model").exit_code, 0);
+  const std::string not_a_number = "\xff\xff\xff\x7f";
+  damage_weights(folder / "model/model.safetensors", not_a_number);
+  for (const char* command : {"eval loss model --data store", "export model -o out",
+                              "generate --model model --prompt a",
+                              "eval extrapolation model --data store --set web.test"}) {
+    const Outcome outcome = run(folder.path(), command);
+    EXPECT_EQ(outcome.exit_code, 2) << command;
+    EXPECT_NE(outcome.error.find("holds values that are NaN or infinite (1 of"), std::string::npos)
+        << outcome.error;
+  }
+}
+
 TEST_F(Eval, WrongNamesAreRefused) {
   for (const auto& [arguments, part] :
        {std::pair{"eval loss run --data store --split nope", "no domain has a split 'nope'"},

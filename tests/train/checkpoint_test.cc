@@ -120,6 +120,35 @@ TEST_F(Checkpoints, WeightsThatCannotBeWrittenLeaveNothing) {
   EXPECT_TRUE(names().empty());
 }
 
+// Changes the lowest bit of the byte in the middle, which belongs to a tensor.
+void damage(const fs::path& file) {
+  std::string bytes = read_file(file);
+  bytes[bytes.size() / 2] ^= 1;
+  write_file(file, bytes);
+}
+
+TEST_F(Checkpoints, ChangedBitIsNoticed) {
+  save(3);
+  const run::Checkpoint checkpoint = run.checkpoint(3);
+  EXPECT_EQ(load_checkpoint(checkpoint, *model, optimizer).step, 3);
+  for (const fs::path& file : {checkpoint.weights(), checkpoint.moments()}) {
+    damage(file);
+    const std::string message =
+        data::message_of([&] { load_checkpoint(checkpoint, *model, optimizer); });
+    EXPECT_NE(message.find(file.string() + ": the file is damaged"), std::string::npos) << message;
+    damage(file);  // restores it
+  }
+  EXPECT_EQ(load_checkpoint(checkpoint, *model, optimizer).step, 3);
+}
+
+// An older version wrote none.
+TEST_F(Checkpoints, CheckpointWithoutChecksumsIsRead) {
+  save(3);
+  const run::Checkpoint checkpoint = run.checkpoint(3);
+  checkpoint.state().write({.step = 3});
+  EXPECT_EQ(load_checkpoint(checkpoint, *model, optimizer).step, 3);
+}
+
 TEST_F(Checkpoints, PruningKeepsTheNewestTwoAndThoseOfKeepSteps) {
   for (const int64_t step : {1, 2, 3, 4}) save(step);
   prune_checkpoints(run, {1});
