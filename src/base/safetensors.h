@@ -55,7 +55,7 @@ SafetensorsLayout safetensors_layout(const std::vector<TensorEntry>& tensors,
                                      const std::map<std::string, std::string>& metadata = {});
 
 // 64 hexadecimal digits, which every byte of a file decides. Processes that write a file together
-// each know the sha256 of their tensors; `tensors` has those of all, joined in the order of the file.
+// each know the sha256 of their tensors; `tensors` has those of all, joined in the file's order.
 std::string safetensors_checksum(std::string_view header, std::string_view tensors);
 
 // Writes atomically, tensors in the order given.

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "nn/initial_values.h"
+#include "nn/mixer.h"
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/glu/glu.h"
 #include "ops/linear/linear.h"
@@ -246,6 +247,19 @@ std::pair<at::Tensor, at::Tensor> Rotary::angles(const at::Tensor& x,
   extend(x, std::ranges::max(positions) + 1);
   const at::Tensor index = at::tensor(positions, at::kLong).clamp_min(0).to(x.device());
   return {cos_.index_select(0, index), sin_.index_select(0, index)};
+}
+
+std::pair<at::Tensor, at::Tensor> Rotary::angles_of_step(const at::Tensor& x, State& state) const {
+  extend(x, state.capacity);
+  state.read_by_graph = {cos_, sin_};
+  const std::string name = fmt::format("rotary angles {} {}", head_dim_, base_);
+  at::Tensor &cos = state.handed[name + " cos"], &sin = state.handed[name + " sin"];
+  if (!cos.defined()) {
+    const at::Tensor index = state.device_positions.clamp_min(0);
+    cos = cos_.index_select(0, index);
+    sin = sin_.index_select(0, index);
+  }
+  return {cos, sin};
 }
 
 std::pair<at::Tensor, at::Tensor> Rotary::tables(const at::Tensor& x, int64_t end) const {

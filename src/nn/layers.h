@@ -131,6 +131,8 @@ int64_t head_width(const char* mixer, int64_t width, int64_t num_heads);
 // Rotary position embedding on the two halves of a head. [RoFormer, eq. 34]
 //   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ),  θ = position · base^(−2i/D)
 // x [B, T, H, D]; the first of the T positions is `offset`.
+class State;  // nn/mixer.h
+
 class Rotary {
  public:
   Rotary(int64_t head_dim, double base) : head_dim_(head_dim), base_(base) {}
@@ -143,6 +145,9 @@ class Rotary {
   // The same for one position per entry, [B, D/2] each; of position 0 for unused rows (-1).
   std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x,
                                            std::span<const int64_t> positions) const;
+  // The same for the rows of a step on CUDA, without waiting for it. Layers with the same angles
+  // share them, by State::handed; the tables are kept alive for a captured step.
+  std::pair<at::Tensor, at::Tensor> angles_of_step(const at::Tensor& x, State& state) const;
   // The tables of cos θ and sin θ for `end` positions or more.
   std::pair<at::Tensor, at::Tensor> tables(const at::Tensor& x, int64_t end) const;
 

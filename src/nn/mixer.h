@@ -47,8 +47,8 @@ class State {
   // `positions` and `rows`.
   at::Tensor device_positions;  // [B] i64
   int64_t capacity = 0;         // all positions are below it
-  // For mixers with caches_per_row() that can be captured, [B, 2] i64: where the tensors that grow
-  // along time begin, by name. They have room for the new token.
+  // For mixers with caches_per_row() that can be captured, [B, n] i64: where the n tensors of
+  // Mixer::caches() begin. They have room for the new token.
   at::Tensor caches;
   std::vector<at::Tensor> read_by_graph;  // other tensors that a captured step reads: kept alive
 
@@ -75,6 +75,14 @@ struct Mixer : Module {
   virtual bool can_be_captured(const at::TensorOptions& /*options*/) const {
     return !caches_per_row();
   }
+  // Of mixers with caches_per_row() that can be captured: the tensors of a row that grow along time.
+  struct Cache {
+    std::string name;
+    int64_t tokens = 1;  // for which it has one step
+  };
+  virtual std::vector<Cache> caches() const { return {{"k"}, {"v"}}; }
+  // Adds, without steps, those of them that a row lacks because it has read too few tokens.
+  virtual void add_missing_caches(State& /*row*/) const {}
   // Forward FLOPs per token, mean over a sequence of length `time`, without the Linear modules,
   // which the model counts once per token each.
   virtual double mixing_flops(int64_t time) const = 0;

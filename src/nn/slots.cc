@@ -91,15 +91,22 @@ void Slots::use_device_positions() {
   state_.device_positions = at::full({rows()}, -1, integers);
   state_.capacity = std::max(least_capacity_, kLeastCapacity);
   capacities_.assign(size_t(rows()), 0);
-  const auto layers = int64_t(model_.layers.size());
-  caches_ = at::zeros({layers, rows(), 2}, integers);
-  places_ = at::zeros({layers, rows(), 2}, at::kLong);
   can_be_captured_ = steps_can_be_captured(model_);
-  for (int64_t i = 0; i < layers; ++i) {
-    const Mixer& mixer = *model_.layers[size_t(i)]->mixer;
-    if (mixer.caches_per_row() && mixer.can_be_captured(options_of_inputs(model_)))
-      state_.layers[size_t(i)].caches = caches_[i];
+  std::vector<int64_t> numbers;  // of caches of each layer
+  int64_t places = 0;
+  for (const auto& layer : model_.layers) {
+    const bool has_caches = layer->mixer->caches_per_row() &&
+                            layer->mixer->can_be_captured(options_of_inputs(model_));
+    numbers.push_back(has_caches ? std::ssize(layer->mixer->caches()) : 0);
+    first_place_.push_back(places);
+    places += rows() * numbers.back();
   }
+  caches_ = at::zeros({places}, integers);
+  places_ = at::zeros({places}, at::kLong);
+  for (size_t i = 0; i < numbers.size(); ++i)
+    if (numbers[i] > 0)
+      state_.layers[i].caches =
+          caches_.narrow(0, first_place_[i], rows() * numbers[i]).view({rows(), numbers[i]});
 }
 
 // `count` or a little more. The kernels take rows in blocks of some of these sizes.
@@ -157,41 +164,44 @@ int64_t Slots::capacity_for(int64_t tokens) const {
 // Gives a cache of a slot memory for `capacity` tokens. The least capacity of all slots is one
 // block per cache, so that reading a prompt does not leave gaps between the caches of slots. What
 // the cache holds is added to `copies`.
-at::Tensor Slots::with_memory(size_t layer, size_t slot, const std::string& name, int64_t capacity,
-                              Copies& copies) {
+at::Tensor Slots::with_memory(size_t layer, size_t slot, const Mixer::Cache& cache,
+                              int64_t capacity, Copies& copies) {
   State& row = state_.layers[layer].rows[slot];
-  if (capacity != least_capacity_) return nn::reserve(row, name, capacity);
-  const at::Tensor held = *row.find(name);
-  at::Tensor& memory = memory_[layer][name];
+  const int64_t steps = capacity / cache.tokens;
+  if (capacity != least_capacity_) return nn::reserve(row, cache.name, steps);
+  const at::Tensor held = *row.find(cache.name);
+  at::Tensor& memory = memory_[layer][cache.name];
   if (!memory.defined()) {
     auto sizes = held.sizes().vec();
     sizes[0] = rows();
-    sizes[1] = capacity;
+    sizes[1] = steps;
     memory = at::empty(sizes, held.options());
   }
   const at::Tensor own = memory.narrow(0, int64_t(slot), 1);
   copies.to.push_back(own.narrow(1, 0, held.size(1)));
   copies.from.push_back(held);
-  return row[name] = own;
+  return row[cache.name] = own;
 }
 
 // Memory for `capacity` tokens in the caches of a slot.
 void Slots::reserve(size_t slot, int64_t capacity) {
   Copies copies;
-  const auto cache_of = [&](size_t layer, State& row, const std::string& name, int64_t window) {
-    if (window == 0) return with_memory(layer, slot, name, capacity, copies);
+  const auto memory_of = [&](size_t layer, State& row, const Mixer::Cache& cache, int64_t window) {
+    if (window == 0) return with_memory(layer, slot, cache, capacity, copies);
     if (capacities_[slot] == 0)
-      row[name] = to_ring(row[name], state_.positions[slot], ops::ring_size(window));
-    return row[name];
+      row[cache.name] = to_ring(row[cache.name], state_.positions[slot], ops::ring_size(window));
+    return row[cache.name];
   };
   for (size_t i = 0; i < state_.layers.size(); ++i) {
     if (!has_device_caches(i)) continue;
     State& row = state_.layers[i].rows[slot];
-    const int64_t window = model_.layers[i]->mixer->window();
-    int64_t* place = places_.data_ptr<int64_t>() + (int64_t(i) * rows() + int64_t(slot)) * 2;
-    for (const auto& [name, tensor] : std::map(row.tensors()))
-      if (tensor.dim() > 0 && !of_channel_mixer_[i].contains(name))
-        *place++ = reinterpret_cast<int64_t>(cache_of(i, row, name, window).data_ptr());
+    const Mixer& mixer = *model_.layers[i]->mixer;
+    mixer.add_missing_caches(row);
+    const std::vector<Mixer::Cache> caches = mixer.caches();
+    int64_t* place =
+        places_.data_ptr<int64_t>() + first_place_[i] + int64_t(slot) * std::ssize(caches);
+    for (const Mixer::Cache& cache : caches)
+      *place++ = reinterpret_cast<int64_t>(memory_of(i, row, cache, mixer.window()).data_ptr());
   }
   if (!copies.to.empty()) at::_foreach_copy_(copies.to, copies.from);
   capacities_[slot] = capacity;
@@ -282,18 +292,23 @@ ModelState Slots::batch() const {
     for (const auto& [name, tensor] : state_.layers[i].tensors())
       layer[name] = tensor.slice(0, 0, count()).clone();
     if (state_.layers[i].rows.empty()) continue;
+    const Mixer& mixer = *model_.layers[i]->mixer;
+    std::map<std::string, int64_t> tokens;  // for which a tensor has one step
+    for (const Mixer::Cache& cache : mixer.caches()) tokens[cache.name] = cache.tokens;
     for (const auto& [name, tensor] : state_.layers[i].rows[0].tensors()) {
       if (of_channel_mixer_[i].contains(name)) continue;
       if (tensor.dim() == 0) {
         layer[name] = at::full({}, out.position, at::kLong);
         continue;
       }
-      const int64_t window = model_.layers[i]->mixer->window();
+      const int64_t window = mixer.window(),
+                    steps = out.position / (tokens.contains(name) ? tokens[name] : 1);
+      if (steps == 0) continue;
       std::vector<at::Tensor> rows;
       for (int64_t slot = 0; slot < count(); ++slot) {
         const at::Tensor cache = *state_.layers[i].rows[size_t(slot)].find(name);
         rows.push_back(window == 0
-                           ? cache.slice(1, 0, out.position)
+                           ? cache.slice(1, 0, steps)
                            : from_ring(cache, out.position, std::min(out.position, window - 1)));
       }
       layer[name] = at::cat(rows);

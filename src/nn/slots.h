@@ -83,7 +83,7 @@ class Slots {
   bool has_device_caches(size_t layer) const { return state_.layers[layer].caches.defined(); }
   int64_t capacity_for(int64_t tokens) const;
   void reserve(size_t slot, int64_t capacity);
-  at::Tensor with_memory(size_t layer, size_t slot, const std::string& name, int64_t capacity,
+  at::Tensor with_memory(size_t layer, size_t slot, const Mixer::Cache& cache, int64_t capacity,
                          Copies& copies);
   void compute();
 
@@ -95,7 +95,8 @@ class Slots {
   at::Tensor tokens_;           // [rows], that the next step reads
   at::Tensor draws_;            // [count, sizeof(ops::Draw)]
   at::Tensor drawn_, logits_;   // of the last step
-  at::Tensor caches_, places_;  // [layers, rows, 2]: State::caches of all layers, and on the host
+  at::Tensor caches_, places_;  // State::caches of all layers, one after the other; on the host
+  std::vector<int64_t> first_place_;  // of each layer in these
   bool can_be_captured_ = false, places_changed_ = false, warm_ = false;
   int64_t least_capacity_ = 0;
   std::vector<int64_t> capacities_;  // of the caches of each row

@@ -137,7 +137,17 @@ const std::vector<Example>& cuda_examples() {
       {"hybrid", toml("\"attention\", \"mamba2\", \"gla\"",
                       "[model.mamba2]\nstate_size = 16\nhead_dim = 16")},
       {"window", toml("\"attention\"", "[model.attention]\nwindow = 9")},
-      {"with_top1", toml("\"attention\", \"top1_chunk\"", "[model.top1_chunk]\nchunk_size = 16")},
+      {"retention", toml("\"retention\"", "[model.retention]\nnum_heads = 2")},
+      {"top1_exact", toml("\"top1_chunk\"", "[model.top1_chunk]\nchunk_size = 16\nhead_dim = 64")},
+      {"top1_approx", toml("\"top1_chunk\"",
+                           "[model.top1_chunk]\nchunk_size = 16\nselection = \"approx\"\n"
+                           "head_dim = 64\nnum_heads = 2\nnum_kv_heads = 1")},
+      {"hybrid_top1", toml("\"attention\", \"top1_chunk\", \"mamba2\"",
+                           "[model.top1_chunk]\nchunk_size = 128\nselection = \"approx\"\n"
+                           "head_dim = 64\nposition = \"none\"\ntop_k = 2\n"
+                           "[model.mamba2]\nstate_size = 16\nhead_dim = 16")},
+      {"with_shortlist", toml("\"attention\", \"top1_chunk\"",
+                              "[model.top1_chunk]\nchunk_size = 16\nselection = \"shortlist\"")},
   };
   return examples;
 }
@@ -185,7 +195,7 @@ TEST_P(SlotsCuda, CapturedStepsGiveTheBitsOfStepsWithoutGraphs) {
     slots.put(row, one, any_token());
   }
   const std::vector<at::Tensor> expected = logits_without_slots(tokens, kPrompt);
-  const bool same_kernels = GetParam().name != "with_top1";
+  const bool same_kernels = GetParam().name != "with_shortlist";
   for (int64_t t = kPrompt; t < tokens.size(1); ++t) {
     const at::Tensor column = tokens.select(1, t).cpu();
     const int64_t* next = column.data_ptr<int64_t>();

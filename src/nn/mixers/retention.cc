@@ -64,20 +64,17 @@ struct Retention final : ProjectedMixer {
   }
 
   // q and k [B, T, H, D] of qk [B, T, 2 H, D]. Rows at positions of their own lie along time.
-  std::array<at::Tensor, 2> rotated(const at::Tensor& qk, int64_t position,
-                                    const State& state) const {
+  std::array<at::Tensor, 2> rotated(const at::Tensor& qk, int64_t position, State& state) const {
     const bool own = !state.positions.empty();
     const at::Tensor rows = own ? qk.transpose(0, 1) : qk;
-    const auto [cos, sin] =
-        own ? rotary.angles(rows, state.positions) : rotary.angles(rows, position);
+    const auto [cos, sin] = state.device_positions.defined() ? rotary.angles_of_step(rows, state)
+                            : own ? rotary.angles(rows, state.positions)
+                                  : rotary.angles(rows, position);
     auto parts = ops::rotary_qk(rows, config.num_heads, cos, sin);
     if (own)
       for (at::Tensor& part : parts) part = part.transpose(0, 1);
     return parts;
   }
-
-  // The rotary positions come from the host.
-  bool can_be_captured(const at::TensorOptions&) const override { return false; }
 
   double mixing_flops(int64_t) const override {
     return 5.0 * double(K * V) / double(config.num_heads);

@@ -74,12 +74,15 @@ struct Top1 : ProjectedMixer {
     double softmax_scale;
   };
   Projected place_with_past(const at::Tensor& projected, State& state) const {
-    return with_past(placed(projected, length_of(state, "k")), state);
+    const int64_t position = length_of(state, "k");
+    return with_past(placed(projected, position), state);
   }
   Projected with_past(const std::array<at::Tensor, 3>& qkv, State& state) const {
     const auto& [q, k, v] = qkv;
-    return {q, append(state, "k", k), append(state, "v", v),
-            heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
+    return with_scale({q, append(state, "k", k), append(state, "v", v)});
+  }
+  Projected with_scale(const std::array<at::Tensor, 3>& qkv) const {
+    return {qkv[0], qkv[1], qkv[2], heads.qk_norm ? 1 : 1 / std::sqrt(double(heads.head_dim))};
   }
 
   Projection input_projection() const override { return qkv->projection(); }
@@ -87,9 +90,14 @@ struct Top1 : ProjectedMixer {
     return out_proj->forward(read(place_with_past(projected, state), state).flatten(2));
   }
   bool caches_per_row() const override { return true; }
+  // Only if it has decode().
+  bool can_be_captured(const at::TensorOptions&) const override { return false; }
   at::Tensor mix_step(const at::Tensor& projected, State& state) override {
     if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
-    const auto new_rows = placed(projected.unsqueeze(0), state.positions);
+    const at::Tensor along_time = projected.unsqueeze(0);
+    if (state.caches.defined())
+      return out_proj->forward(decode(with_scale(placed(along_time, state)), state));
+    const auto new_rows = placed(along_time, state.positions);
     at::Tensor out = at::zeros_like(new_rows[0]);
     for_each_row(state, projected.device(), [&](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
@@ -100,14 +108,24 @@ struct Top1 : ProjectedMixer {
     return out_proj->forward(out.flatten(2).squeeze(0));
   }
   virtual at::Tensor read(const Projected& projected, State& state) = 0;  // → [B, T, H, D]
-  // Queries, keys and values with norm, scale and rotation, from the projected x. `position` is
-  // that of the first token, or a list with one position per token of projected [1, B, N].
+  // The same for the new tokens [1, B, heads, D] of a step with State::caches → [B, H D]
+  virtual at::Tensor decode(const Projected&, State&) { fail<Error>("top1: no decode()"); }
+  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, State& state) const {
+    return rotary.angles_of_step(x, state);
+  }
   template <class Position>
-  std::array<at::Tensor, 3> placed(const at::Tensor& projected, const Position& position) const {
+  std::pair<at::Tensor, at::Tensor> angles(const at::Tensor& x, const Position& position) const {
+    return rotary.angles(x, position);
+  }
+  // Queries, keys and values with norm, scale and rotation, from the projected x. `place` is the
+  // position of the first token, a list with one position per token of projected [1, B, N], or the
+  // state of a batch whose positions are on the device.
+  template <class Place>
+  std::array<at::Tensor, 3> placed(const at::Tensor& projected, Place& place) const {
     const int64_t kv_heads = heads.num_kv_heads;
     const at::Tensor all = split_heads(projected, heads.num_heads + 2 * kv_heads);
     if (heads.position == "rope") {
-      const auto [cos, sin] = rotary.angles(projected, position);
+      const auto [cos, sin] = angles(projected, place);
       return ops::rotary_qkv(all, kv_heads, cos, sin,
                              heads.qk_norm ? std::optional(scale) : std::nullopt);
     }
@@ -147,6 +165,7 @@ struct Top1Element final : Top1 {
 };
 
 struct Top1Chunk final : Top1 {
+  static constexpr const char* kSummaries = "chunk_summaries";
   struct Config : HeadsConfig {
     int64_t chunk_size = 128, top_k = 1, shortlist = 16, rank = 7;
     std::string selection = "exact";
@@ -197,16 +216,36 @@ struct Top1Chunk final : Top1 {
 
   int64_t rank() const { return config.selection == "shortlist" ? config.rank : 0; }
 
+  bool can_be_captured(const at::TensorOptions& options) const override {
+    return ops::top1_chunk_decode_serves(options, heads.head_dim, config.chunk_size,
+                                         config.selection, config.top_k);
+  }
+  std::vector<Cache> caches() const override {
+    std::vector<Cache> all = Top1::caches();
+    if (config.selection == "approx") all.push_back({kSummaries, config.chunk_size});
+    return all;
+  }
+  void add_missing_caches(State& row) const override {
+    if (config.selection == "approx" && !row.find(kSummaries))
+      row[kSummaries] = ops::chunk_summaries(row["k"].slice(1, 0, 0), config.chunk_size);
+  }
+  at::Tensor decode(const Projected& projected, State& state) override {
+    const auto& [q, k, v, softmax_scale] = projected;
+    return ops::top1_chunk_decode(q[0], k[0], v[0], state.device_positions, state.caches,
+                                  config.chunk_size, softmax_scale, config.selection, config.top_k,
+                                  state.capacity)
+        .flatten(1);
+  }
+
   // Of the chunks full so far, those that this piece filled joining the state; none where nobody
   // reads them later.
   std::optional<at::Tensor> summaries(const at::Tensor& k, State& state) const {
-    const std::string name = "chunk_summaries";
-    const int64_t known = length_of(state, name), full = k.size(1) / config.chunk_size;
+    const int64_t known = length_of(state, kSummaries), full = k.size(1) / config.chunk_size;
     if (config.selection == "exact" || at::GradMode::is_enabled() || (state.last && known == 0))
       return {};
-    if (full == known) return state.find(name);
+    if (full == known) return state.find(kSummaries);
     return append(
-        state, name,
+        state, kSummaries,
         ops::chunk_summaries(k.slice(1, known * config.chunk_size), config.chunk_size, rank()));
   }
 

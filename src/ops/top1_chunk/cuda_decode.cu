@@ -118,24 +118,26 @@ struct Step {
   const Top1ChunkForward& p;
   DecodeSmem<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
-  int b, kv, chunk, own, last;
+  // Of the block's row and head of keys. They begin at step 0.
+  T *keys, *values, *summaries;
+  int chunk, own, last;
   float inverse;  // of chunk
 
-  __device__ const T* row(const View& x, int64_t time) const {
-    return static_cast<const T*>(x.data) + b * x.batch_stride + time * x.time_stride + kv * D;
-  }
+  __device__ T* key(int64_t time) const { return keys + time * p.k.time_stride; }
+  __device__ T* value(int64_t time) const { return values + time * p.v.time_stride; }
   // Row i of a chunk's summary; −1: what rounding left of row 0.
-  __device__ const T* summary(int64_t c, int i) const {
-    return static_cast<const T*>(p.summaries.data) + b * p.summaries.batch_stride +
-           c * p.summaries.time_stride + (kv * (kParts + p.rank) + kParts - 1 + i) * D;
+  __device__ T* summary(int64_t c, int i) const {
+    return summaries + c * p.summaries.time_stride + (kParts - 1 + i) * D;
   }
 
-  // Rows [first, first + count) of x go to the L2 cache, so that no thread has to wait
-  // for them long.
-  __device__ void send_for(const View& x, int64_t first, int count) const {
+  // Steps [first, first + count) of the keys or values go to the L2 cache, so that no thread has to
+  // wait for them long.
+  __device__ void send_for(T* (Step::*at)(int64_t) const, int64_t first, int count) const {
     constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
-    for (int i = threadIdx.x; i < count * kLines; i += blockDim.x)
-      prefetch_l2(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
+    for (int i = threadIdx.x; i < count * kLines; i += blockDim.x) {
+      const T* step = (this->*at)(first + i / kLines);
+      prefetch_l2(reinterpret_cast<const char*>(step) + i % kLines * 128);
+    }
   }
 
   // Of the chunks, then of the keys read.
@@ -155,7 +157,7 @@ struct Step {
       R top = -INFINITY, sum = 0;
       each_row<Keys>(
           Keys::group(), Keys::kGroups, chunk,
-          [&](int j) { return row(p.k, int64_t{id} * chunk + j); },
+          [&](int j) { return key(int64_t{id} * chunk + j); },
           [&](int j, const typename Keys::Row& x) {
             const R score = keys.dot(x);
             if (j >= chunk) return;
@@ -301,6 +303,27 @@ struct Step {
     keep_best(count, true, int(p.top_k));
   }
 
+  // The summary of the own chunk, which is full: its mean, in the caches.
+  __device__ void summarise(R (*partial)[D]) const {
+    const int groups = blockDim.x / D, group = threadIdx.x / D, d = threadIdx.x % D;
+    __syncthreads();
+    if (group < groups) {
+      R sum = 0;
+#pragma unroll 8
+      for (int j = group; j < chunk; j += groups)
+        sum += to_compute(key(int64_t{own} * chunk + j)[d]);
+      partial[group][d] = sum;
+    }
+    __syncthreads();
+    if (group > 0) return;
+    R mean = 0;
+    for (int g = 0; g < groups; ++g) mean += partial[g][d];
+    mean /= R(chunk);
+    const T high = from_compute<T>(mean);
+    summary(own, 0)[d] = high;
+    if (kParts == 2) summary(own, -1)[d] = from_compute<T>(mean - to_compute(high));
+  }
+
   // Number i of the keys read is at position:
   __device__ int64_t position(int i) const {
     const int number = int((float(i) + 0.5f) * inverse);  // exact for kMaxRead keys
@@ -319,18 +342,47 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
             b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)),
             chunk = int(p.chunk_size), row = (b * heads + h) * int(p.time) + t;
-  const int64_t last = p.past + t;
-  const Step<T, D> step{
-      p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
+  const int64_t last = p.positions ? p.positions[b] : p.past + t;
+  T* out_row =
+      static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
+  if (last < 0) {
+    if (threadIdx.x < D) out_row[threadIdx.x] = from_compute<T>(R(0));
+    return;
+  }
   const R scale = R(p.scale * kLog2eDouble);
   const bool by_mean = p.selection == Selection::approx && !p.forced;
+  // Head `kv` of the block's row, with so many numbers of a head.
+  const auto cache = [&](int number, const View& x, int64_t numbers) {
+    T* begin = p.caches ? static_cast<T*>(p.caches[b * (by_mean ? 3 : 2) + number])
+                        : static_cast<T*>(x.data) + b * x.batch_stride;
+    return begin + kv * numbers;
+  };
+  using S = Step<T, D>;
+  const S step{p,
+               s,
+               query,
+               cache(0, p.k, D),
+               cache(1, p.v, D),
+               p.caches && !by_mean ? nullptr : cache(2, p.summaries, (S::kParts + p.rank) * D),
+               chunk,
+               int(last / chunk),
+               int(last % chunk),
+               1 / float(chunk)};
+  // Heads with the same keys write the same.
+  if (p.caches && threadIdx.x < D) {
+    const auto of_token = [&](const View& x) {
+      return static_cast<const T*>(x.data)[b * x.batch_stride + kv * D + threadIdx.x];
+    };
+    step.key(last)[threadIdx.x] = of_token(p.new_k);
+    step.value(last)[threadIdx.x] = of_token(p.new_v);
+  }
   if (threadIdx.x < D) {
     const T* q =
         static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
     query[threadIdx.x] = to_compute(q[threadIdx.x]) * (by_mean ? R(1) : scale);
   }
-  step.send_for(p.k, last / chunk * chunk, step.last + 1);
-  step.send_for(p.v, last / chunk * chunk, step.last + 1);
+  step.send_for(&S::key, last / chunk * chunk, step.last + 1);
+  step.send_for(&S::value, last / chunk * chunk, step.last + 1);
   if (threadIdx.x < p.top_k)
     s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
   __syncthreads();
@@ -341,10 +393,10 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   for (int i = 0; i < p.top_k; ++i)
     if (valid_choice(s.kept[i], step.own) >= 0) {
       if (threadIdx.x == 0) s.read[chunks] = s.kept[i];
-      step.send_for(p.v, int64_t(s.kept[i]) * chunk, chunk);
+      step.send_for(&S::value, int64_t(s.kept[i]) * chunk, chunk);
       ++chunks;
     }
-  if (!p.forced && threadIdx.x < p.top_k)
+  if (!p.forced && !p.caches && threadIdx.x < p.top_k)
     p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
   if (threadIdx.x == 0) s.read[chunks] = step.own;
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
@@ -354,7 +406,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   {
     const Keys keys(query);
     each_row<Keys>(
-        group, groups, count, [&](int i) { return step.row(p.k, step.position(i)); },
+        group, groups, count, [&](int i) { return step.key(step.position(i)); },
         [&](int i, const typename Keys::Row& x) {
           const R score = keys.dot(x);
           if (Keys::lane() == 0 && i < count) logits[i] = score;
@@ -369,7 +421,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   sum = reduce(s, sum, Plus{});
   R out[Keys::kEach][Keys::kWidth] = {};
   each_row<Keys>(
-      group, groups, count, [&](int i) { return step.row(p.v, step.position(i)); },
+      group, groups, count, [&](int i) { return step.value(step.position(i)); },
       [&](int i, const typename Keys::Row& x) {
         const R weight = i < count ? logits[i] : R(0);
 #pragma unroll
@@ -389,8 +441,12 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   if (threadIdx.x < D) {
     R total = 0;
     for (int w = 0; w < blockDim.x / 32; ++w) total += gathered[w][threadIdx.x];
-    T* to = static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
-    to[threadIdx.x] = from_compute<T>(total / sum);
+    out_row[threadIdx.x] = from_compute<T>(total / sum);
+  }
+  if (p.caches) {
+    if (by_mean && step.last + 1 == chunk && h % (heads / int(p.kv_heads)) == 0)
+      step.summarise(gathered);
+    return;
   }
   if (threadIdx.x == 0) static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
 }

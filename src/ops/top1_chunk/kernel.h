@@ -51,6 +51,13 @@ struct Top1ChunkForward {
   // u_c,rank. bf16: all in bf16, [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c
   // before the rounded one.
   View summaries;
+  // Of cuda::top1_chunk_step for sequences at positions of their own, which each have caches of
+  // their own. time is 1, all positions are `past` at most, and the data of k, v and summaries are
+  // null; their strides are those of the caches.
+  const int64_t* positions = nullptr;  // in [B] of the new tokens; −1: the row is not used
+  // in [B, 2], for approx [B, 3]: the addresses of the keys, values and summaries of each row
+  void* const* caches = nullptr;
+  View new_k, new_v;  // in [B, 1, Hk, D]: of the new tokens
 };
 
 struct Top1ChunkBackward {
@@ -96,6 +103,9 @@ void top1_chunk(const Top1ChunkBackward&, void* workspace, Stream);
 // As cpu::top1_chunk_step; any dtype. One launch, one block per query and head, which keeps the
 // scores of all chunks in shared memory: of 49,152 at most, in f64 of 24,576. Approx in bf16 ranks
 // chunks by the sum of both parts of μ, though it reads the small one only where that may decide.
+// With `caches` it writes the keys and values of the new tokens there, and the summaries of chunks
+// that these complete. Then logsumexp and selected are not written, and the selection is exact or
+// approx.
 const char* why_no_step(const Top1ChunkForward&);
 void top1_chunk_step(const Top1ChunkForward&, Stream);
 }  // namespace cuda

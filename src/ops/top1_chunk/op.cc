@@ -269,6 +269,96 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
   return {out[0].to(q.scalar_type()), out[1], out[2]};
 }
 
+namespace {
+
+constexpr const char* kDecode = "top1_chunk_decode";
+
+// Of rows of caches like those of a contiguous k [B, S, Hk, D].
+Top1ChunkForward describe_decode(at::ScalarType dtype, at::IntArrayRef heads, int64_t head_dim,
+                                 int64_t chunk_size, std::string_view selection, int64_t top_k,
+                                 int64_t capacity) {
+  Top1ChunkForward p{};
+  p.dtype = kernel_dtype(dtype);
+  p.batch = p.time = 1;
+  p.heads = heads[0];
+  p.kv_heads = heads[1];
+  p.head_dim = head_dim;
+  p.chunk_size = chunk_size;
+  p.top_k = top_k;
+  p.selection = selection_named(selection);
+  p.past = capacity - 1;
+  p.k.time_stride = p.v.time_stride = p.kv_heads * head_dim;
+  p.summaries.time_stride = p.k.time_stride * (dtype == at::kBFloat16 ? 2 : 1);
+  return p;
+}
+
+void check_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const at::Tensor& positions, const at::Tensor& caches, std::string_view selection,
+                  int64_t chunk_size, int64_t top_k) {
+  check_dims(kDecode, "q", q, 3, "[B, H, D]");
+  check_dims(kDecode, "k", k, 3, "[B, Hk, D]");
+  check_shape(kDecode, "k", k, {q.size(0), k.size(1), q.size(2)}, "[B, Hk, D]");
+  check_shape(kDecode, "v", v, k.sizes(), "[B, Hk, D]");
+  TORCH_CHECK_VALUE(q.size(1) % k.size(1) == 0, kDecode, ": ", k.size(1),
+                    " heads of k do not divide ", q.size(1), " heads of q");
+  for (const at::Tensor& x : {k, v})
+    TORCH_CHECK_VALUE(x.scalar_type() == q.scalar_type() && x.device() == q.device(), kDecode,
+                      ": q, k and v must have one dtype and device");
+  TORCH_CHECK_VALUE(
+      top1_chunk_decode_serves(q.options(), q.size(2), chunk_size, selection, top_k) &&
+          !at::GradMode::is_enabled(),
+      kDecode,
+      ": it takes float32 or bfloat16 on CUDA without gradients, a head_dim of 64, 96 or 128, "
+      "exact or approx, and a chunk_size and top_k that its kernel allows");
+  check_shape(kDecode, "positions", positions, {q.size(0)}, "[B]");
+  const bool approx = selection == "approx";
+  check_shape(kDecode, "caches", caches, {q.size(0), approx ? 3 : 2}, approx ? "[B, 3]" : "[B, 2]");
+  for (const at::Tensor& x : {positions, caches})
+    TORCH_CHECK_VALUE(x.scalar_type() == at::kLong && x.device() == q.device() && x.is_contiguous(),
+                      kDecode, ": positions and caches must be contiguous int64 on q's device");
+}
+
+}  // namespace
+
+bool top1_chunk_decode_serves([[maybe_unused]] const at::TensorOptions& options,
+                              [[maybe_unused]] int64_t head_dim,
+                              [[maybe_unused]] int64_t chunk_size,
+                              [[maybe_unused]] std::string_view selection,
+                              [[maybe_unused]] int64_t top_k) {
+#ifdef ASSAY_CUDA
+  constexpr int64_t kCapacity = 1 << 18;
+  const auto dtype = options.dtype().toScalarType();
+  return options.device().is_cuda() && (dtype == at::kBFloat16 || dtype == at::kFloat) &&
+         (selection == "exact" || selection == "approx") && chunk_size >= 1 && top_k >= 1 &&
+         !cuda::why_no_step(
+             describe_decode(dtype, {1, 1}, head_dim, chunk_size, selection, top_k, kCapacity));
+#else
+  return false;
+#endif
+}
+
+at::Tensor top1_chunk_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const at::Tensor& positions, const at::Tensor& caches,
+                             int64_t chunk_size, double scale, std::string_view selection,
+                             int64_t top_k, int64_t capacity) {
+  check_decode(q, k, v, positions, caches, selection, chunk_size, top_k);
+  Top1ChunkForward p = describe_decode(q.scalar_type(), {q.size(1), k.size(1)}, q.size(2),
+                                       chunk_size, selection, top_k, capacity);
+  const at::Tensor out = at::empty(q.sizes(), q.options());
+  const auto rows = [](const at::Tensor& x) { return aligned_rows(x.unsqueeze(1)); };
+  const at::Tensor queries = rows(q), keys = rows(k), values = rows(v), outputs = out.unsqueeze(1);
+  p.batch = q.size(0);
+  p.scale = scale;
+  p.q = view(queries);
+  p.new_k = view(keys);
+  p.new_v = view(values);
+  p.out = view(outputs);
+  p.positions = static_cast<const int64_t*>(data(positions));
+  p.caches = static_cast<void* const*>(data(caches));
+  launch_step(p, q.device());
+  return out;
+}
+
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     kCudaKernels

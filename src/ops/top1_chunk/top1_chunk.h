@@ -34,6 +34,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
     const std::optional<at::Tensor>& summaries = {}, bool fall_back = false);
 
+// One decode step of sequences at positions of their own, on CUDA without gradients. q [B, H, D],
+// k, v [B, Hk, D] of the new tokens, in bfloat16 or float32; positions [B] int64 of the new tokens,
+// −1 for a row that is not used (its output is 0); caches [B, 2] int64, for "approx" [B, 3]: the
+// addresses of the keys and values of each row, [> position, Hk, D], and of its chunk_summaries,
+// [≥ (position + 1) / chunk_size, Hk, 1 (bfloat16: 2), D], each contiguous and beginning at a
+// multiple of 16 bytes. It writes k and v there, and the summary of a chunk that they complete. All
+// positions are below `capacity`. Positions and addresses are read by the kernel, and are not
+// checked. selection: "exact" or "approx". Returns [B, H, D] in the dtype of q. ValueError when a
+// shape, dtype or value does not fit.
+at::Tensor top1_chunk_decode(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const at::Tensor& positions, const at::Tensor& caches,
+                             int64_t chunk_size, double scale, std::string_view selection,
+                             int64_t top_k, int64_t capacity);
+// Whether it serves such inputs, for a capacity of 2^18 at least.
+bool top1_chunk_decode_serves(const at::TensorOptions& options, int64_t head_dim,
+                              int64_t chunk_size, std::string_view selection, int64_t top_k);
+
 // Of each query, whether its choice `selected` [B, H, T, top_k] by a shortlist of this length is
 // certain to be Exact's, bool [B, H, T]:
 //   it has no more than `shortlist` candidates, or no chunk c that was not chosen can score above
