@@ -350,7 +350,7 @@ int64_t LanguageModel::state_bytes(int64_t time) {
     Handed handed;
     std::map<std::string, int64_t> known;  // layers of one mixer are configured alike
     const at::Tensor x =
-        at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(compute_dtype));
+        at::zeros({1, length, spec.config.d_model}, embedding.options().dtype(product_dtype()));
     for (size_t i = 0; i < layers.size(); ++i) {
       const auto [entry, fresh] =
           known.emplace(spec.config.pattern[i % spec.config.pattern.size()], 0);

@@ -105,10 +105,12 @@ class Evaluator {
     std::vector<std::vector<Row>> items;
     std::vector<std::vector<int64_t>> prompts;
     std::vector<int64_t> dropped;
+    bool rolling = false;  // the same for all questions of a task
     for (const Question* question : open) {
       const Asked asked = about(task_, *question, [&] {
         return task_.kind->ask(question->document, question->before, encoder_);
       });
+      rolling = asked.rolling.has_value();
       int64_t& lost = dropped.emplace_back(0);
       if (asked.prompt)
         prompts.push_back(about(task_, *question, [&] { return prompt_of(*asked.prompt, lost); }));
@@ -125,13 +127,9 @@ class Evaluator {
     if (!prompts.empty()) generate(prompts, finish);
     if (!items.empty())
       scorer_.score(items, [&](size_t i, std::vector<Likelihood> found) {
-        finish(i, {rolling(open[i]) ? std::vector{sum(found)} : std::move(found), ""});
+        finish(i, {rolling ? std::vector{sum(found)} : std::move(found), ""});
       });
     ran_.seconds += std::chrono::duration<double>(Clock::now() - start).count();
-  }
-
-  bool rolling(const Question* question) {
-    return task_.kind->ask(question->document, question->before, encoder_).rolling.has_value();
   }
 
   static Likelihood sum(const std::vector<Likelihood>& parts) {

@@ -31,6 +31,8 @@ size_t shared(const std::vector<Row>& rows) {
   return cut;
 }
 
+constexpr int64_t kShort = 64;  // tokens
+
 size_t longest(const std::vector<Row>& rows) {
   size_t length = 0;
   for (const Row& row : rows) length = std::max(length, row.tokens.size());
@@ -68,6 +70,51 @@ at::Tensor repeated(int64_t count) { return at::zeros({count}, at::kLong); }
 
 }  // namespace
 
+Scorer::Scorer(nn::LanguageModel& model, const ScorerOptions& options)
+    : model_(model), options_(options) {
+  const bool cuda = model.embedding.is_cuda();
+  if (options_.batch_tokens == 0) options_.batch_tokens = cuda ? 65'536 : 8192;
+  most_state_bytes_ = double(int64_t{cuda ? 16 : 4} << 30);
+  const at::NoGradGuard no_grad;
+  nn::ModelState state;
+  model.hidden(on_device(at::zeros({1, std::min(kShort, model.max_time())}, at::kLong)), state);
+  for (const nn::State& layer : state.layers) short_state_bytes_ += double(layer.bytes());
+}
+
+bool Scorer::same_input(const Row& a, const Row& b) const {
+  return options_.share && a.scored == b.scored &&
+         std::equal(a.tokens.begin(), a.tokens.end() - 1, b.tokens.begin(), b.tokens.end() - 1);
+}
+
+size_t Scorer::inputs(const std::vector<Row>& item) const {
+  size_t count = 1;
+  for (size_t r = 1; r < item.size(); ++r) count += !same_input(item[r - 1], item[r]);
+  return count;
+}
+
+// The state of a recurrence has one size, and that of attention grows with the tokens.
+double Scorer::state_bytes(size_t sequences, size_t cut) const {
+  if (cut == 0) return 0;
+  return double(sequences) * short_state_bytes_ * std::max(1.0, double(cut) / double(kShort));
+}
+
+Scorer::Batch Scorer::batch_of(const std::vector<std::vector<Row>>& items,
+                               std::span<const size_t> chosen) const {
+  Batch batch;
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const std::vector<Row>& item = items[chosen[i]];
+    batch.firsts.push_back(&item[0]);
+    for (size_t r = 0; r < item.size(); ++r) {
+      if (r == 0 || !same_input(item[r - 1], item[r])) {
+        batch.inputs.push_back(&item[r]);
+        batch.owners.push_back(int64_t(i));
+      }
+      batch.rows.emplace_back(&item[r], batch.inputs.size() - 1);
+    }
+  }
+  return batch;
+}
+
 nn::ModelState Scorer::read_shared(const std::vector<const Row*>& firsts, size_t begin, size_t cut,
                                    const nn::ModelState& before) {
   const auto batch = int64_t(firsts.size()), length = int64_t(cut - begin);
@@ -82,24 +129,26 @@ nn::ModelState Scorer::read_shared(const std::vector<const Row*>& firsts, size_t
   return state;
 }
 
-std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, size_t cut,
-                                          nn::ModelState state) {
+std::vector<Likelihood> Scorer::read_rows(const Batch& batch, size_t cut, nn::ModelState state) {
   size_t length = 0;
-  for (const Row* row : rows) length = std::max(length, row->tokens.size() - 1 - cut);
+  for (const Row* row : batch.inputs) length = std::max(length, row->tokens.size() - 1 - cut);
   const auto width = int64_t(length);
-  const at::Tensor tokens = at::zeros({int64_t(rows.size()), width}, at::kLong);
-  std::vector<int64_t> places, targets;
-  for (size_t r = 0; r < rows.size(); ++r) {
-    const std::vector<int64_t>& row = rows[r]->tokens;
-    const size_t count = row.size() - 1 - cut, first = row.size() - size_t(rows[r]->scored);
+  const at::Tensor tokens = at::zeros({int64_t(batch.inputs.size()), width}, at::kLong);
+  for (size_t n = 0; n < batch.inputs.size(); ++n) {
+    const std::vector<int64_t>& row = batch.inputs[n]->tokens;
+    const size_t count = row.size() - 1 - cut;
     std::copy_n(row.begin() + std::ptrdiff_t(cut), count,
-                tokens.data_ptr<int64_t>() + int64_t(r) * width);
-    for (size_t i = first; i < row.size(); ++i) {
-      places.push_back(int64_t(r) * width + int64_t(i - 1 - cut));
-      targets.push_back(row[i]);
-    }
+                tokens.data_ptr<int64_t>() + int64_t(n) * width);
     tokens_read_ += int64_t(count);
-    tokens_alone_ += int64_t(row.size()) - 1;
+  }
+  std::vector<int64_t> places, targets;
+  for (const auto& [row, input] : batch.rows) {
+    const size_t size = row->tokens.size();
+    for (size_t i = size - size_t(row->scored); i < size; ++i) {
+      places.push_back(int64_t(input) * width + int64_t(i - 1 - cut));
+      targets.push_back(row->tokens[i]);
+    }
+    tokens_alone_ += int64_t(size) - 1;
   }
   state.last = true;
   const at::Tensor hidden = model_.hidden(on_device(tokens), state).flatten(0, 1);
@@ -108,7 +157,7 @@ std::vector<Likelihood> Scorer::read_rows(const std::vector<const Row*>& rows, s
               on_device(at::tensor(targets, at::kLong)));
   std::vector<Likelihood> out;
   size_t at = 0;
-  for (const Row* row : rows) {
+  for (const auto& [row, input] : batch.rows) {
     Likelihood& likelihood = out.emplace_back();
     for (int64_t i = 0; i < row->scored; ++i, ++at) {
       likelihood.logprob += found.logprobs[at];
@@ -128,7 +177,10 @@ void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector
   std::vector<size_t> cuts(items.size(), prefix);
   if (options_.share)
     for (const size_t i : group)
-      if (items[i].size() > 1) cuts[i] = std::max(prefix, shared(items[i]));
+      if (inputs(items[i]) > 1) cuts[i] = std::max(prefix, shared(items[i]));
+  // Sequences with a shorter cut read some tokens of the longer ones again; batches that are
+  // few tokens apart are read together, on CUDA more of them, where a batch costs more than tokens.
+  const size_t near = model_.embedding.is_cuda() ? 64 : 16;
   std::ranges::stable_sort(group, std::greater{},
                            [&](size_t i) { return std::pair(cuts[i], longest(items[i])); });
   for (size_t begin = 0; begin < group.size();) {
@@ -138,29 +190,21 @@ void Scorer::score_group(const std::vector<std::vector<Row>>& items, std::vector
     for (; end < group.size(); ++end) {
       const std::vector<Row>& item = items[group[end]];
       const size_t lower = cuts[group[end]], longer = std::max(length, longest(item)),
-                   count = rows + item.size();
-      const bool far = largest_cut - lower > std::max<size_t>(16, largest_cut / 8);
+                   count = rows + inputs(item);
+      const bool far = largest_cut - lower > std::max(near, largest_cut / 8);
       if (end > begin && (far || count * (longer - lower) > size_t(options_.batch_tokens) ||
-                          (end - begin + 1) * lower > 4 * size_t(options_.batch_tokens)))
+                          state_bytes(count, largest_cut) > most_state_bytes_))
         break;
       cut = lower;
       rows = count;
       length = longer;
     }
-    std::vector<const Row*> firsts, all;
-    std::vector<int64_t> owners;
-    for (size_t i = begin; i < end; ++i) {
-      firsts.push_back(&items[group[i]][0]);
-      for (const Row& row : items[group[i]]) {
-        all.push_back(&row);
-        owners.push_back(int64_t(i - begin));
-      }
-    }
+    const Batch batch = batch_of(items, std::span(group).subspan(begin, end - begin));
     const nn::ModelState state =
-        cut > prefix ? read_shared(firsts, prefix, cut, begun) : nn::ModelState(begun);
-    const at::Tensor from =
-        cut > prefix ? at::tensor(owners, at::kLong) : repeated(int64_t(owners.size()));
-    std::vector<Likelihood> found = read_rows(all, cut, nn::select_rows(state, on_device(from)));
+        cut > prefix ? read_shared(batch.firsts, prefix, cut, begun) : nn::ModelState(begun);
+    const at::Tensor from = cut > prefix ? at::tensor(batch.owners, at::kLong)
+                                         : repeated(int64_t(batch.owners.size()));
+    std::vector<Likelihood> found = read_rows(batch, cut, nn::select_rows(state, on_device(from)));
     for (size_t i = begin, at = 0; i < end; ++i) {
       const size_t count = items[group[i]].size();
       done(group[i],
@@ -189,11 +233,12 @@ void Scorer::score(const std::vector<std::vector<Row>>& items, const Done& done)
       if (both < kLeastPrefix || 2 * both < prefix) break;
       prefix = both;
     }
-    if (end - begin == 1) alone.push_back(order[begin]);
-    else
-      score_group(items,
-                  {order.begin() + std::ptrdiff_t(begin), order.begin() + std::ptrdiff_t(end)},
-                  prefix, done);
+    const std::span<const size_t> group(order.begin() + std::ptrdiff_t(begin), end - begin);
+    // On CUDA a batch costs as much as some thousands of tokens
+    const size_t least_saved = model_.embedding.is_cuda() ? 8192 : 1;
+    if ((group.size() - 1) * prefix >= least_saved)
+      score_group(items, {group.begin(), group.end()}, prefix, done);
+    else alone.insert(alone.end(), group.begin(), group.end());
     begin = end;
   }
   if (!alone.empty()) score_group(items, alone, 0, done);

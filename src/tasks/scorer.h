@@ -13,6 +13,9 @@
 //   their rows:
 //       read the rest, zero-padded at the end (one sequence per row); logits where needed only
 //
+// The last token of a row is predicted and not read. Rows that differ in it alone (the choices A,
+// B, C and D) are one sequence.
+//
 // Items of one batch have similar lengths, since the cut is at the same position in all of them.
 #include <functional>
 #include <span>
@@ -25,14 +28,13 @@
 namespace assay::tasks {
 
 struct ScorerOptions {
-  int64_t batch_tokens = 8192;  // read at once, padding included
+  int64_t batch_tokens = 0;  // read at once, padding included; 0: 65,536 on CUDA, else 8,192
   bool share = true;            // false: every row is read from its first token
 };
 
 class Scorer {
  public:
-  Scorer(nn::LanguageModel& model, const ScorerOptions& options)
-      : model_(model), options_(options) {}
+  Scorer(nn::LanguageModel& model, const ScorerOptions& options);
 
   // items[i]: the rows of one item, none of them longer than the model reads. done(i, likelihoods
   // of its rows) is called once for each item, in any order; between batches.
@@ -52,8 +54,19 @@ class Scorer {
  private:
   void score_group(const std::vector<std::vector<Row>>& items, std::vector<size_t> group,
                    size_t prefix, const Done& done);
-  std::vector<Likelihood> read_rows(const std::vector<const Row*>& rows, size_t cut,
-                                    nn::ModelState state);
+  // Rows and what the model reads for them.
+  struct Batch {
+    std::vector<const Row*> firsts;  // of each item
+    std::vector<const Row*> inputs;  // a row of each sequence
+    std::vector<int64_t> owners;     // the item of each sequence
+    std::vector<std::pair<const Row*, size_t>> rows;  // each with the number of its sequence
+  };
+  Batch batch_of(const std::vector<std::vector<Row>>& items, std::span<const size_t> chosen) const;
+  size_t inputs(const std::vector<Row>& item) const;
+  bool same_input(const Row& a, const Row& b) const;
+  // Of `sequences` with a state after `cut` tokens.
+  double state_bytes(size_t sequences, size_t cut) const;
+  std::vector<Likelihood> read_rows(const Batch& batch, size_t cut, nn::ModelState state);
   nn::ModelState read_shared(const std::vector<const Row*>& firsts, size_t begin, size_t cut,
                              const nn::ModelState& before);
   at::Tensor on_device(const at::Tensor& tokens) const {
@@ -62,6 +75,7 @@ class Scorer {
 
   nn::LanguageModel& model_;
   ScorerOptions options_;
+  double most_state_bytes_ = 0, short_state_bytes_ = 0;  // of one sequence of kShort tokens
   int64_t tokens_read_ = 0, tokens_alone_ = 0;
 };
 

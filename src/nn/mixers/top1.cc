@@ -227,7 +227,8 @@ struct Top1Chunk final : Top1 {
   }
   void add_missing_caches(State& row) const override {
     if (config.selection == "approx" && !row.find(kSummaries))
-      row[kSummaries] = ops::chunk_summaries(row["k"].slice(1, 0, 0), config.chunk_size);
+      row[kSummaries] =
+          ops::chunk_summaries(row["k"].slice(1, 0, 1), config.chunk_size).slice(1, 0, 0);
   }
   at::Tensor decode(const Projected& projected, State& state) override {
     const auto& [q, k, v, softmax_scale] = projected;

@@ -110,7 +110,8 @@ __device__ R reduce(DecodeSmem<R>& s, R x, const F& f) {
   return x;
 }
 
-template <class T, int D>
+// kOwnCaches: each row is at a position of its own and has caches of its own.
+template <class T, int D, bool kOwnCaches>
 struct Step {
   using R = Real<T>;
   using Keys = Rows<T, D>;
@@ -118,26 +119,38 @@ struct Step {
   const Top1ChunkForward& p;
   DecodeSmem<R>& s;
   const R* query;  // [D] in shared memory, times scale · log₂e; approx: times nothing
-  // Of the block's row and head of keys. They begin at step 0.
-  T *keys, *values, *summaries;
-  int chunk, own, last;
+  int b, kv, chunk, own, last;
   float inverse;  // of chunk
+  void* caches[3] = {};  // of the block's row
 
-  __device__ T* key(int64_t time) const { return keys + time * p.k.time_stride; }
-  __device__ T* value(int64_t time) const { return values + time * p.v.time_stride; }
+  __device__ void load_caches() {
+    const int count = p.selection == Selection::approx ? 3 : 2;
+#pragma unroll
+    for (int i = 0; i < 3; ++i)
+      if (i < count) caches[i] = p.caches[b * count + i];
+  }
+  __device__ View cache(int number, const View& x) const {
+    if constexpr (!kOwnCaches) return x;
+    return {caches[number], 0, x.time_stride};
+  }
+  __device__ View k() const { return cache(0, p.k); }
+  __device__ View v() const { return cache(1, p.v); }
+  __device__ T* row(const View& x, int64_t time) const {
+    return static_cast<T*>(x.data) + b * x.batch_stride + time * x.time_stride + kv * D;
+  }
   // Row i of a chunk's summary; −1: what rounding left of row 0.
   __device__ T* summary(int64_t c, int i) const {
-    return summaries + c * p.summaries.time_stride + (kParts - 1 + i) * D;
+    const View summaries = cache(2, p.summaries);
+    return static_cast<T*>(summaries.data) + b * summaries.batch_stride +
+           c * summaries.time_stride + (kv * (kParts + p.rank) + kParts - 1 + i) * D;
   }
 
-  // Steps [first, first + count) of the keys or values go to the L2 cache, so that no thread has to
-  // wait for them long.
-  __device__ void send_for(T* (Step::*at)(int64_t) const, int64_t first, int count) const {
+  // Rows [first, first + count) of x go to the L2 cache, so that no thread has to wait
+  // for them long.
+  __device__ void send_for(const View& x, int64_t first, int count) const {
     constexpr int kLines = D * sizeof(T) / 128 + (D * sizeof(T) % 128 != 0);
-    for (int i = threadIdx.x; i < count * kLines; i += blockDim.x) {
-      const T* step = (this->*at)(first + i / kLines);
-      prefetch_l2(reinterpret_cast<const char*>(step) + i % kLines * 128);
-    }
+    for (int i = threadIdx.x; i < count * kLines; i += blockDim.x)
+      prefetch_l2(reinterpret_cast<const char*>(row(x, first + i / kLines)) + i % kLines * 128);
   }
 
   // Of the chunks, then of the keys read.
@@ -157,7 +170,7 @@ struct Step {
       R top = -INFINITY, sum = 0;
       each_row<Keys>(
           Keys::group(), Keys::kGroups, chunk,
-          [&](int j) { return key(int64_t{id} * chunk + j); },
+          [&](int j) { return row(k(), int64_t{id} * chunk + j); },
           [&](int j, const typename Keys::Row& x) {
             const R score = keys.dot(x);
             if (j >= chunk) return;
@@ -311,7 +324,7 @@ struct Step {
       R sum = 0;
 #pragma unroll 8
       for (int j = group; j < chunk; j += groups)
-        sum += to_compute(key(int64_t{own} * chunk + j)[d]);
+        sum += to_compute(row(k(), int64_t{own} * chunk + j)[d]);
       partial[group][d] = sum;
     }
     __syncthreads();
@@ -331,58 +344,42 @@ struct Step {
   }
 };
 
-template <class T, int D>
+template <class T, int D, bool kOwnCaches>
 __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
     step_kernel(Top1ChunkForward p) {
   using R = Real<T>;
   using Keys = Rows<T, D>;
   __shared__ DecodeSmem<R> s;
   __shared__ R query[D], gathered[kMaxWarps][D];
-  R* logits = Step<T, D>::scores();
+  R* logits = Step<T, D, kOwnCaches>::scores();
   const int heads = int(p.heads), h = blockIdx.x % heads, t = blockIdx.x / heads % int(p.time),
             b = blockIdx.x / heads / int(p.time), kv = h / (heads / int(p.kv_heads)),
             chunk = int(p.chunk_size), row = (b * heads + h) * int(p.time) + t;
-  const int64_t last = p.positions ? p.positions[b] : p.past + t;
-  T* out_row =
-      static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
-  if (last < 0) {
-    if (threadIdx.x < D) out_row[threadIdx.x] = from_compute<T>(R(0));
-    return;
-  }
+  const int64_t last = kOwnCaches ? p.positions[b] : p.past + t;
   const R scale = R(p.scale * kLog2eDouble);
   const bool by_mean = p.selection == Selection::approx && !p.forced;
-  // Head `kv` of the block's row, with so many numbers of a head.
-  const auto cache = [&](int number, const View& x, int64_t numbers) {
-    T* begin = p.caches ? static_cast<T*>(p.caches[b * (by_mean ? 3 : 2) + number])
-                        : static_cast<T*>(x.data) + b * x.batch_stride;
-    return begin + kv * numbers;
+  const auto out_row = [&] {
+    return static_cast<T*>(p.out.data) + b * p.out.batch_stride + t * p.out.time_stride + h * D;
   };
-  using S = Step<T, D>;
-  const S step{p,
-               s,
-               query,
-               cache(0, p.k, D),
-               cache(1, p.v, D),
-               p.caches && !by_mean ? nullptr : cache(2, p.summaries, (S::kParts + p.rank) * D),
-               chunk,
-               int(last / chunk),
-               int(last % chunk),
-               1 / float(chunk)};
+  if (kOwnCaches && last < 0) {
+    if (threadIdx.x < D) out_row()[threadIdx.x] = from_compute<T>(R(0));
+    return;
+  }
+  Step<T, D, kOwnCaches> step{
+      p, s, query, b, kv, chunk, int(last / chunk), int(last % chunk), 1 / float(chunk)};
+  if constexpr (kOwnCaches) step.load_caches();
   // Heads with the same keys write the same.
-  if (p.caches && threadIdx.x < D) {
-    const auto of_token = [&](const View& x) {
-      return static_cast<const T*>(x.data)[b * x.batch_stride + kv * D + threadIdx.x];
-    };
-    step.key(last)[threadIdx.x] = of_token(p.new_k);
-    step.value(last)[threadIdx.x] = of_token(p.new_v);
+  if (kOwnCaches && threadIdx.x < D) {
+    step.row(step.k(), last)[threadIdx.x] = step.row(p.new_k, 0)[threadIdx.x];
+    step.row(step.v(), last)[threadIdx.x] = step.row(p.new_v, 0)[threadIdx.x];
   }
   if (threadIdx.x < D) {
     const T* q =
         static_cast<const T*>(p.q.data) + b * p.q.batch_stride + t * p.q.time_stride + h * D;
     query[threadIdx.x] = to_compute(q[threadIdx.x]) * (by_mean ? R(1) : scale);
   }
-  step.send_for(&S::key, last / chunk * chunk, step.last + 1);
-  step.send_for(&S::value, last / chunk * chunk, step.last + 1);
+  step.send_for(step.k(), last / chunk * chunk, step.last + 1);
+  step.send_for(step.v(), last / chunk * chunk, step.last + 1);
   if (threadIdx.x < p.top_k)
     s.kept[threadIdx.x] = p.forced ? int(p.selected[row * p.top_k + threadIdx.x]) : -1;
   __syncthreads();
@@ -393,10 +390,10 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   for (int i = 0; i < p.top_k; ++i)
     if (valid_choice(s.kept[i], step.own) >= 0) {
       if (threadIdx.x == 0) s.read[chunks] = s.kept[i];
-      step.send_for(&S::value, int64_t(s.kept[i]) * chunk, chunk);
+      step.send_for(step.v(), int64_t(s.kept[i]) * chunk, chunk);
       ++chunks;
     }
-  if (!p.forced && !p.caches && threadIdx.x < p.top_k)
+  if (!p.forced && !kOwnCaches && threadIdx.x < p.top_k)
     p.selected[row * p.top_k + threadIdx.x] = s.kept[threadIdx.x];
   if (threadIdx.x == 0) s.read[chunks] = step.own;
   if (by_mean && threadIdx.x < D) query[threadIdx.x] *= scale;
@@ -406,7 +403,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   {
     const Keys keys(query);
     each_row<Keys>(
-        group, groups, count, [&](int i) { return step.key(step.position(i)); },
+        group, groups, count, [&](int i) { return step.row(step.k(), step.position(i)); },
         [&](int i, const typename Keys::Row& x) {
           const R score = keys.dot(x);
           if (Keys::lane() == 0 && i < count) logits[i] = score;
@@ -421,7 +418,7 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   sum = reduce(s, sum, Plus{});
   R out[Keys::kEach][Keys::kWidth] = {};
   each_row<Keys>(
-      group, groups, count, [&](int i) { return step.value(step.position(i)); },
+      group, groups, count, [&](int i) { return step.row(step.v(), step.position(i)); },
       [&](int i, const typename Keys::Row& x) {
         const R weight = i < count ? logits[i] : R(0);
 #pragma unroll
@@ -441,14 +438,14 @@ __global__ void __launch_bounds__(kMaxThreads, sizeof(T) == 2 ? 3 : 1)
   if (threadIdx.x < D) {
     R total = 0;
     for (int w = 0; w < blockDim.x / 32; ++w) total += gathered[w][threadIdx.x];
-    out_row[threadIdx.x] = from_compute<T>(total / sum);
+    out_row()[threadIdx.x] = from_compute<T>(total / sum);
   }
-  if (p.caches) {
+  if constexpr (kOwnCaches) {
     if (by_mean && step.last + 1 == chunk && h % (heads / int(p.kv_heads)) == 0)
       step.summarise(gathered);
-    return;
+  } else if (threadIdx.x == 0) {
+    static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
   }
-  if (threadIdx.x == 0) static_cast<R*>(p.logsumexp)[row] = (top + log2(sum)) * R(kLn2Double);
 }
 
 }  // namespace
@@ -480,7 +477,11 @@ void top1_chunk_step(const Top1ChunkForward& p, Stream stream) {
   const unsigned threads = blocks < 2u * unsigned(sm_count()) ? top1::kMaxThreads : 128;
   with_type(p.dtype, [&]<class T>(T) {
     with_head_dim(p.head_dim, [&](auto d) {
-      launch_kernel(top1::step_kernel<T, d()>, blocks, threads, score_bytes(p), stream, p);
+      const auto launch = [&](auto kernel) {
+        launch_kernel(kernel, blocks, threads, score_bytes(p), stream, p);
+      };
+      if (!p.caches) return launch(top1::step_kernel<T, d(), false>);
+      if constexpr (sizeof(T) <= 4) launch(top1::step_kernel<T, d(), true>);
     });
   });
 }
