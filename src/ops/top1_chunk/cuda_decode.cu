@@ -131,6 +131,7 @@ struct Step {
   }
   __device__ View cache(int number, const View& x) const {
     if constexpr (!kOwnCaches) return x;
+    __builtin_assume(__isGlobal(caches[number]));  // else its loads are those of generic addresses
     return {caches[number], 0, x.time_stride};
   }
   __device__ View k() const { return cache(0, p.k); }
