@@ -260,8 +260,10 @@ void ConfigNode::set(std::string_view assignment) {
   toml::table parsed;
   try {
     parsed = parse_toml(fmt::format("{} = {}", key, value), source);
-  } catch (const std::runtime_error&) {  // a bare word is a string
-    try {
+  } catch (const std::runtime_error& broken) {
+    if (value.find_first_of("[{\"'") == 0)
+      fail("--set {}: the value is not TOML: {}", assignment, broken.what());
+    try {  // a bare word is a string
       parsed = parse_toml(fmt::format("{} = {}", key, toml_string(value)), source);
     } catch (const toml::parse_error& error) {
       fail("--set {}: {}", assignment, error.description());

@@ -36,6 +36,10 @@ std::string did_you_mean(std::string_view name, std::span<const std::string> can
   return fmt::format("; did you mean '{}'?", *nearest);
 }
 
+std::string counted(int64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string join(std::span<const std::string> words, std::string_view separator) {
   return fmt::format("{}", fmt::join(words.begin(), words.end(), separator));
 }

@@ -40,6 +40,8 @@ template <class E = BadInput, class... Args>
 // "; did you mean 'chunk_size'?" for the candidate nearest to `name` by edit distance, "" when
 // none is near.
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);
+// "1 text", "2 texts"
+std::string counted(int64_t count, std::string_view noun);
 std::string join(std::span<const std::string> words, std::string_view separator = ", ");
 
 }  // namespace assay

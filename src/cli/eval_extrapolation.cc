@@ -49,6 +49,17 @@ std::vector<eval::PositionBin> measure(const Options& o, const TrainedModel& tra
   return eval::bin_positions(at::cat(losses), length);
 }
 
+// How many texts were read, and why there are fewer, or shorter ones, than were asked for.
+std::string describe_texts(const Options& o, const std::string& model, const at::Tensor& tokens,
+                           int64_t wanted) {
+  std::string text = fmt::format("{}: read the first {} tokens of {} of {}.", model, tokens.size(1),
+                                 counted(tokens.size(0), "text"), o.set);
+  if (tokens.size(0) < o.sequences || tokens.size(1) < wanted)
+    text += fmt::format(" Wanted were {} tokens of {}.", wanted, counted(o.sequences, "text"));
+  if (tokens.size(0) == 1) text += " One text gives no interval.";
+  return text + "\n";
+}
+
 void run(const Options& o) {
   if (!o.figure.empty()) check_output(o.figure);
   const data::TokenStore store(o.data);
@@ -63,6 +74,7 @@ void run(const Options& o) {
   figure.x = {.title = "position / training length", .log = true};
   figure.y = {.title = "nats per token"};
   Json models = Json::array();
+  std::string texts;
   {
     Progress progress;
     for (const std::string& name : o.models) {
@@ -77,6 +89,7 @@ void run(const Options& o) {
         progress.log(fmt::format(
             "{}: the texts have {} tokens, no more than the training; nothing is extrapolated",
             o.set, tokens.size(1)));
+      texts += describe_texts(o, name, tokens, o.factor * length + 1);
       report::Series series{.name = name, .style = int(figure.series.size())};
       Json bins = Json::array();
       for (const eval::PositionBin& bin : measure(o, trained, tokens, length, progress)) {
@@ -108,7 +121,7 @@ void run(const Options& o) {
   }
   figure.vertical = 1;
   if (!o.figure.empty()) write_file(o.figure, report::to_svg(figure));
-  print({{"set", o.set}, {"models", models}}, report::to_text(table));
+  print({{"set", o.set}, {"models", models}}, report::to_text(table) + texts);
 }
 
 void add(CLI::App& eval) {

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/progress.h"
 #include "cli/command.h"
 #include "study/plan_template.h"
 
@@ -14,7 +15,8 @@ struct Options {
 };
 
 void write_new_plan(const Options& options) {
-  const std::string plan = study::plan_template(data::TokenStore(options.data), options.train);
+  const data::TokenStore store(options.data);
+  const std::string plan = study::plan_template(store, options.train);
   std::string text = plan;
   if (!options.output.empty()) {
     if (fs::exists(options.output))
@@ -23,6 +25,13 @@ void write_new_plan(const Options& options) {
     write_file(options.output, plan);
     text = fmt::format("{0}: written. Next: assay run {0} -o STUDY --dry-run\n", options.output);
   }
+  if (options.train.empty())
+    for (const std::string& domain : study::domains_without_valid(store))
+      Progress().log(
+          fmt::format("warning: domain '{}' has training text but no split valid. "
+                      "The plan does not train on it. "
+                      "Prepare the store again with a larger --valid-fraction.",
+                      domain));
   print({{"plan", plan}, {"file", options.output}}, text);
 }
 

@@ -75,8 +75,10 @@ MetricsWriter::MetricsWriter(const Folder& folder, int64_t step) : path_(folder.
   std::string kept;
   if (step > 0 && fs::exists(path_))
     for (const std::string& text : split_lines(read_file(path_)))
-      if (const auto line = try_parse_line(text); line && step_of(*line) <= step)
+      if (const auto line = try_parse_line(text); line && step_of(*line) <= step) {
         kept += text + "\n";
+        if (std::holds_alternative<TrainingLine>(*line)) last_step_ = step_of(*line);
+      }
   write_file(path_, kept);
   file_ = std::fopen(path_.c_str(), "a");
   if (!file_) fail<Error>("{}: cannot be written", path_.string());

@@ -30,12 +30,15 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   void write(const TrainingLine& line) { write_line(to_json(line).dump()); }
   void write(const EvaluationLine& line) { write_line(to_json(line).dump()); }
+  // The step of the last training line that was kept; 0 for none.
+  int64_t last_step() const { return last_step_; }
   // Writes the lines to the disk: a checkpoint must not outlive those before it.
   void sync();
 
  private:
   void write_line(const std::string& text);
   fs::path path_;
+  int64_t last_step_ = 0;
   std::FILE* file_;
 };
 

@@ -64,7 +64,8 @@ std::string name_for_reading(const fs::path& file) {
 
 }  // namespace
 
-Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
+Database::Database(const fs::path& file, Mode mode, std::string if_damaged)
+    : path_(file.string()), if_damaged_(std::move(if_damaged)) {
   const bool reads = mode == Mode::read;
   const int flags =
       reads ? SQLITE_OPEN_READONLY | SQLITE_OPEN_URI : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
@@ -89,9 +90,15 @@ Database::Database(const fs::path& file, Mode mode) : path_(file.string()) {
 
 Database::~Database() { sqlite3_close(handle_); }
 
+void Database::refuse() const {
+  fail("{}: The file is damaged, or it is not a database of Assay. Nothing was changed. {}", path_,
+       if_damaged_);
+}
+
 void Database::raise(const std::string& sql) const {
-  const int reason = sqlite3_system_errno(handle_);
-  if (sqlite3_errcode(handle_) == SQLITE_FULL || reason == ENOSPC || reason == EDQUOT)
+  const int code = sqlite3_errcode(handle_), reason = sqlite3_system_errno(handle_);
+  if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) refuse();
+  if (code == SQLITE_FULL || reason == ENOSPC || reason == EDQUOT)
     fail<DiskFull>("{}: the disk is full", path_);
   fail<Error>("{}: {} (in: {})", path_, sqlite3_errmsg(handle_), sql.substr(0, 80));
 }

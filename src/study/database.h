@@ -24,7 +24,9 @@ class Database {
   // `write` makes the file when it is absent and uses a write-ahead log, so that readers never wait
   // for the writer. Such a log needs memory that reader and writer share; `write_shared` does
   // without it, for readers on other hosts of a shared file system.
-  Database(const fs::path& file, Mode mode);
+  // `if_damaged`: what the user can do when the file is cut off or is not a database.
+  Database(const fs::path& file, Mode mode,
+           std::string if_damaged = "Give another file, or remove this one.");
   ~Database();
   Database(const Database&) = delete;
 
@@ -32,10 +34,12 @@ class Database {
   // One statement, `values` bound to its ?s in order (null, number, text; true and false are 1 and
   // 0). Each row an object.
   std::vector<Json> query(const std::string& sql, const std::vector<Json>& values = {});
+  // Throws BadInput: the file is damaged.
+  [[noreturn]] void refuse() const;
 
  private:
   [[noreturn]] void raise(const std::string& sql) const;
-  std::string path_;
+  std::string path_, if_damaged_;
   sqlite3* handle_ = nullptr;
 };
 

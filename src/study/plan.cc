@@ -108,7 +108,10 @@ void check_train(const ConfigNode& train) {
              fmt::format("'{}' in train is decided by the plan's seeds and data", key));
 }
 
-void check_budgets(const std::vector<int64_t>& tokens, const std::string& where) {
+void check_budgets(const std::vector<int64_t>& tokens, const ConfigNode& table) {
+  const std::string where = table.where("tokens");
+  if (table.has("tokens") && tokens.empty())
+    refuse(where, "tokens is empty; give at least one training budget, or remove the key");
   for (const int64_t budget : tokens)
     if (budget < 1)
       refuse(where,
@@ -141,7 +144,7 @@ Ladder read_ladder(const ConfigNode& root) {
   const ConfigNode table = root.child("ladder");
   Ladder ladder;
   table.read(ladder);
-  check_budgets(ladder.tokens, table.where("tokens"));
+  check_budgets(ladder.tokens, table);
   if (ladder.tokens.size() < 2)
     refuse(table.where("tokens"),
            "a ladder needs at least two budgets, because other models are compared between them. "
@@ -235,7 +238,7 @@ Model read_model(const std::string& name, const ConfigNode& root, const Head& he
       ConfigNode::read_file(preset_file(mine.base, where, file, tables.keys())).child("model");
   const ConfigNode size = root.child("size");
   if (mine.seeds.empty()) refuse(own.where("seeds"), "seeds is empty");
-  check_budgets(mine.tokens, own.has("tokens") ? own.where("tokens") : root.where("tokens"));
+  check_budgets(mine.tokens, own.has("tokens") ? own : on_ladder ? root.child("ladder") : root);
   const ConfigNode counts = own.has("seeds_per_budget") ? own
                             : on_ladder                 ? root.child("ladder")
                                                         : root;
@@ -472,13 +475,11 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
 Composed compose(const Model& model, const Setting& setting, const Variation& variation) {
   std::vector<ConfigNode> train = train_layers(model, setting);
   train.push_back(decided(setting.data, variation));
-  Composed out{model.name, ConfigNode::merged(model.layers), ConfigNode::merged(train)};
+  Composed out{model.name, model.layers, ConfigNode::merged(model.layers),
+               ConfigNode::merged(train)};
   for (const std::string& key : model.absent) out.model.erase(key);
   for (const char* key : {"base", "seeds", "tokens", "seeds_per_budget", "train"})
     out.model.erase(key);
-  if (out.train.has("batch") && out.train.has("batch_size"))
-    refuse(out.train.where("batch"), "batch and batch_size in train are the same; give one");
-  out.train.rename("batch", "batch_size");
   // A budget of the variation replaces the one that `train` gives.
   if (variation.tokens > 0) out.train.erase("steps");
   return out;
@@ -494,8 +495,14 @@ std::string Composed::translate(const TrainerError& error) const {
   const std::string inner = error.table->substr(dot);  // ".attention" of "model.attention"
   const bool in_train = error.table->substr(0, dot) == "train";
   const std::string path = inner.empty() ? *error.key : inner.substr(1) + "." + *error.key;
-  return describe_problem((in_train ? train : model).where(path), *error.problem,
-                          in_train ? *error.table : "model." + name + inner, "Nothing was run.");
+  std::string where = (in_train ? train : model).where(path);
+  // A preset fits together. A table of it that does not fit d_model was made wrong by the layer
+  // that changed d_model.
+  const bool of_width = !in_train && error.problem->find("d_model") != std::string::npos;
+  if (of_width && last_with(layers, "d_model") > last_with(layers, path))
+    where = model.where("d_model");
+  return describe_problem(where, *error.problem, in_train ? *error.table : "model." + name + inner,
+                          "Nothing was run.");
 }
 
 double learning_rate_of(const Model& model, const Setting& setting) {

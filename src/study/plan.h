@@ -69,7 +69,8 @@ struct TrainerError {
 // The configuration of a run, composed of layers. Its values know where in the plan they are
 // written.
 struct Composed {
-  std::string name;  // of the model
+  std::string name;                // of the model
+  std::vector<ConfigNode> layers;  // of `model`, the later over the earlier
   ConfigNode model, train;
   std::string toml() const;  // MODEL.toml
   // An error of the trainer about it, told in terms of the plan.

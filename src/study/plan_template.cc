@@ -132,16 +132,20 @@ std::string list_of(const std::vector<Domain>& domains) {
   return "[" + join(quoted) + "]";
 }
 
+const char* use_of(const Domain& domain, const Choice& choice) {
+  if (holds(choice.train, domain.name)) return "trained on";
+  if (holds(choice.out_of_domain, domain.name)) return "out of domain";
+  if (domain.train > 0 && domain.valid == 0)
+    return "none (no split valid; see --valid-fraction of assay data prepare)";
+  return "none (no split test)";
+}
+
 std::string table_of(const std::vector<Domain>& domains, const Choice& choice) {
   std::string text = fmt::format("#   {:<16} {:>13} {:>13} {:>13}  {}\n", "domain", "train",
                                  "valid", "test", "use");
   for (const Domain& domain : domains) {
-    const char* use = holds(choice.train, domain.name)           ? "trained on"
-                      : holds(choice.out_of_domain, domain.name) ? "out of domain"
-                      : domain.test > 0                          ? "none"
-                                                                 : "none (no split test)";
     text += fmt::format("#   {:<16} {:>13} {:>13} {:>13}  {}\n", domain.name, number(domain.train),
-                        number(domain.valid), number(domain.test), use);
+                        number(domain.valid), number(domain.test), use_of(domain, choice));
   }
   return text;
 }
@@ -197,6 +201,13 @@ num_layers = {mamba_layers}    # a Mamba layer has no feed-forward: two make one
 )";
 
 }  // namespace
+
+std::vector<std::string> domains_without_valid(const data::TokenStore& store) {
+  std::vector<std::string> names;
+  for (const Domain& domain : domains_of(store))
+    if (domain.train > 0 && domain.valid == 0) names.push_back(domain.name);
+  return names;
+}
 
 std::string plan_template(const data::TokenStore& store, const std::vector<std::string>& train) {
   constexpr int64_t kFewest = 819'200, kMost = 163'840'000, kBatch = 16;

@@ -16,5 +16,7 @@ namespace assay::study {
 // BadInput when no domain can be trained on, or when one in `train` cannot.
 std::string plan_template(const data::TokenStore& store,
                           const std::vector<std::string>& train = {});
+// Domains with training text that cannot be trained on, because they have no held-out text.
+std::vector<std::string> domains_without_valid(const data::TokenStore& store);
 
 }  // namespace assay::study

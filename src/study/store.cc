@@ -56,9 +56,14 @@ std::string text_of(const auto& record) { return to_json(record).dump(); }
 
 constexpr int64_t kVersion = 2;
 
-// BadInput for a study.sqlite that another version of Assay wrote.
-void check_version(Database& database, const fs::path& study) {
+constexpr const char* kIfDamaged =
+    "Remove study.sqlite and repeat the command that wrote it. Finished runs are kept.";
+
+// BadInput for a study.sqlite that another version of Assay wrote, and for an empty one that is to
+// be read.
+void check_version(Database& database, const fs::path& study, Database::Mode mode) {
   const bool fresh = database.query("SELECT 1 FROM sqlite_master WHERE name = 'runs'").empty();
+  if (fresh && mode == Database::Mode::read) database.refuse();
   const int64_t version = database.query("PRAGMA user_version")[0]["user_version"];
   if (!fresh && version != kVersion)
     fail(
@@ -97,8 +102,8 @@ void check_result(const PlannedRun& planned, const run::FinishedRun& found,
 }  // namespace
 
 Store::Store(const fs::path& study, Database::Mode mode)
-    : source_((study / "study.sqlite").string()), database_(study / "study.sqlite", mode) {
-  check_version(database_, study);
+    : source_((study / "study.sqlite").string()), database_(study / "study.sqlite", mode, kIfDamaged) {
+  check_version(database_, study, mode);
   if (mode != Database::Mode::read) database_.execute(kSchema);
 }
 

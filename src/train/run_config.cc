@@ -22,8 +22,11 @@ std::string RunConfig::identity() const {
 RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder, int64_t ranks) {
   file.read(Fields{}, {"model", "train"});
   RunConfig config{nn::ModelSpec::read(file.child("model")), {}};
-  const ConfigNode table = file.child("train");
-  table.read(config.train);
+  ConfigNode table = file.child("train");
+  if (table.has("batch") && table.has("batch_size"))
+    table.refuse("batch", "batch and batch_size in {table} are the same; give one");
+  table.rename("batch", "batch_size");
+  table.read(config.train, {"batch"});
   config.train.complete(table, ranks);
   const data::TokenStore store(store_folder);
   nn::ModelConfig& model = config.model.config;

@@ -164,6 +164,16 @@ void check_numerics(const run::Provenance& before, const run::Provenance& now,
   }
 }
 
+// metrics.jsonl may be cut off: a checkpoint holds no lines of it.
+void warn_of_missing_metrics(const Run& run) {
+  const int64_t step = run.state.step, last = run.metrics->last_step();
+  if (last < step / run.c.log_every * run.c.log_every)
+    Progress().log(
+        fmt::format("warning: {}: the lines of steps {} to {} are missing. "
+                    "Training continues from the checkpoint, and the curves have a gap.",
+                    run.folder.metrics().string(), last + 1, step));
+}
+
 // When a checkpoint is due. Without a number of steps, the time that the last one took decides: no
 // result depends on it.
 class Saving {
@@ -359,6 +369,25 @@ auto with_memory_advice(const TrainConfig& c, Work&& work) {
   }
 }
 
+// Removes a run folder that this process made if an error leaves nothing but the lock in it.
+class NewFolder {
+ public:
+  explicit NewFolder(const fs::path& folder) : folder_(folder), is_new_(!fs::exists(folder)) {}
+  ~NewFolder() {
+    std::error_code ignored;
+    const auto is_lock = [](const auto& entry) { return entry.path().filename() == ".lock"; };
+    if (is_new_ && std::uncaught_exceptions() > exceptions_ &&
+        std::all_of(fs::directory_iterator(folder_, ignored), {}, is_lock))
+      fs::remove_all(folder_, ignored);
+  }
+  bool is_new() const { return is_new_; }
+
+ private:
+  const fs::path folder_;
+  const bool is_new_;
+  const int exceptions_ = std::uncaught_exceptions();
+};
+
 run::Outcome read_outcome(const run::Folder& folder) try {
   return folder.outcome().read();
 } catch (const BadInput& error) {
@@ -381,9 +410,10 @@ std::map<std::string, std::string> facts_of(const RunConfig& config, const Train
 
 run::Outcome train(const RunConfig& config, const TrainOptions& options) {
   const run::Folder folder{options.run};
-  const bool is_new = !fs::exists(options.run);
+  std::optional<NewFolder> new_folder;
   std::optional<FolderLock> lock;
   if (!options.ranks || options.ranks->first()) {
+    new_folder.emplace(options.run);
     make_folder(options.run);
     lock.emplace(options.run);
     check_folder(config, options, folder);
@@ -414,11 +444,12 @@ run::Outcome train(const RunConfig& config, const TrainOptions& options) {
       folder.provenance().write(provenance);
       run.evaluation.emplace(*run.model, run.store, c, run.folder, run.divergence);
       run.metrics.emplace(folder, run.state.step);
+      warn_of_missing_metrics(run);
       outcome = train_steps(run);
     } catch (const BadInput&) {
       // Damaged data is found when it is read. A run without a checkpoint is removed.
       std::error_code ignored;
-      if (is_new && !newest_checkpoint(folder)) fs::remove_all(options.run, ignored);
+      if (new_folder->is_new() && !newest_checkpoint(folder)) fs::remove_all(options.run, ignored);
       throw;
     }
     add_measured(outcome, run::read_metrics(folder).training);

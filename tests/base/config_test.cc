@@ -130,6 +130,8 @@ TEST(Config, AssignmentsOverrideAndErrorsNameThem) {
   EXPECT_EQ(s.words, std::vector<std::string>{"p"});
   root.set("train.cuont=6");
   EXPECT_MESSAGE(root.child("train").read(s), "--set train.cuont=6: unknown key 'cuont'");
+  for (const char* value : {"[1", "{a = 1", "'a", "\"a"})
+    EXPECT_MESSAGE(root.set(std::string("seeds=") + value), "the value is not TOML: ");
   for (const char* assignment : {"train.steps", "=3", "", "a b = 3", "a..b=3"})
     EXPECT_MESSAGE(root.set(assignment), std::string("--set ") + assignment);
 }

@@ -1,4 +1,6 @@
 // Plans on the command line: `assay plan new`, and plans by name.
+#include <nlohmann/json.hpp>
+
 #include "base/config.h"
 #include "cli/program.h"
 
@@ -40,10 +42,43 @@ TEST_F(Plans, NewPlanTakesTheDomainsToTrainOn) {
   expect("plan new --data missing", 2, "missing");
 }
 
+TEST_F(Plans, NewPlanWarnsOfATrainingDomainWithoutHeldOutText) {
+  auto manifest = nlohmann::json::parse(read_file(folder_ / "store" / "manifest.json"));
+  std::erase_if(manifest["parts"].get_ref<nlohmann::json::array_t&>(), [](const auto& part) {
+    return part["domain"] == "known_b" && part["split"] == "valid";
+  });
+  write_file(folder_ / "store" / "manifest.json", manifest.dump());
+  const std::string warning = "warning: domain 'known_b' has training text but no split valid";
+  expect("plan new --data store -o mine.toml", 0, warning);
+  expect("plan new --data store", 0, "--valid-fraction");
+  const Outcome chosen = run(folder_.path(), "plan new --data store --train known_a");
+  EXPECT_EQ(chosen.error, "");
+}
+
 TEST_F(Plans, NameOfAPlanIsEnough) {
   expect("run pocket -o study --data store --dry-run", 2, "pocket.toml:");
   EXPECT_FALSE(fs::exists(folder_ / "study"));
   expect("run poket -o study --data store --dry-run", 2, "did you mean 'pocket'?");
+}
+
+TEST_F(Plans, ErrorsNameTheLineThatIsWrong) {
+  const auto refuses = [&](const std::string& line, const std::vector<std::string>& parts) {
+    folder_.write("plan.toml",
+                  "reference = \"smoke\"\nmodels = [\"smoke\"]\n"
+                  "data = { train = [\"known_a\"], sequence_length = 64 }\n" +
+                      line + "\n");
+    for (const std::string& part : parts)
+      expect("run plan.toml -o study --data store --dry-run", 2, part);
+  };
+  refuses("size = { d_model = 33 }\ntrain = { steps = 2 }",
+          {"plan.toml:4:20: model.smoke.attention: num_heads = 2 must", "divide d_model = 33"});
+  refuses("size = { attention = { num_heads = 5 } }\ntrain = { steps = 2 }",
+          {"plan.toml:4:22: model.smoke.attention: num_heads = 5"});
+  refuses("tokens = []", {"plan.toml:4:10: tokens is empty"});
+  refuses("[model.smoke]\ntokens = []", {"plan.toml:5:10: tokens is empty"});
+  refuses("train = { btach = 8, steps = 2 }",
+          {"plan.toml:4:19: unknown key 'btach' in train; did you mean 'batch'?"});
+  refuses("train = { batch = 8, batch_size = 8 }", {"plan.toml:4:19: batch and batch_size"});
 }
 
 }  // namespace

@@ -328,7 +328,7 @@ TEST_F(RanksOfOneModel, DifferentConfigurationIsRejectedByRankZero) {
       first.wait(), 2,
       {"rank 1 has another configuration: seed = 1 instead of seed = 0", "Nothing was changed"});
   EXPECT_EQ(second.wait().exit_code, 2);
-  EXPECT_FALSE(fs::exists(folder_ / "run" / "config.toml"));
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 
 TEST_F(RanksOfOneModel, DifferentDataAreRejectedByRankZero) {

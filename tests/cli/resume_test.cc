@@ -124,6 +124,19 @@ TEST_F(Resume, KilledAfterTheLastStep) {
   finish("late");
 }
 
+TEST_F(Resume, MissingMetricsAreNamed) {
+  fs::copy(folder_ / "whole", folder_ / "cut", fs::copy_options::recursive);
+  fs::remove(folder_ / "cut" / "done.json");
+  const std::string resume = train("cut", kSettings + "--resume");
+  EXPECT_EQ(run(folder_.path(), resume).error.find("are missing"), std::string::npos);
+  fs::remove(folder_ / "cut" / "done.json");
+  fs::resize_file(folder_ / "cut" / "metrics.jsonl", 100);
+  const Outcome outcome = run(folder_.path(), resume);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
+  EXPECT_NE(outcome.error.find("cut/metrics.jsonl: the lines of steps 1 to "), std::string::npos)
+      << outcome.error;
+}
+
 TEST_F(Resume, AnAbsurdLearningRateStopsWithStepAndLayer) {
   const Outcome outcome =
       run(folder_.path(),

@@ -29,5 +29,20 @@ TEST(Database, NewFileIsOpenedByManyAtOnce) {
   EXPECT_EQ(failed, 0);
 }
 
+TEST(Database, OtherFileIsRefusedWithoutTheTextsOfSqlite) {
+  const data::Folder folder;
+  const fs::path file = folder.write("results.sqlite", "hi\n");
+  try {
+    Database(file, Database::Mode::write);
+    FAIL() << "the file was accepted";
+  } catch (const BadInput& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("it is not a database of Assay"), std::string::npos) << text;
+    EXPECT_NE(text.find("Give another file, or remove this one."), std::string::npos) << text;
+    EXPECT_EQ(text.find("PRAGMA"), std::string::npos) << text;
+  }
+  EXPECT_EQ(read_file(file), "hi\n");
+}
+
 }  // namespace
 }  // namespace assay::study

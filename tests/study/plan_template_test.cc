@@ -100,6 +100,23 @@ TEST_F(PlanTemplate, BudgetsGrowWithTheTrainingText) {
   EXPECT_EQ(small.models[1].budgets[0].tokens, small.models[0].budgets[1].tokens);
 }
 
+TEST_F(PlanTemplate, TableSaysWhichSplitADomainLacks) {
+  const auto some = store({{"web.train", 9000},
+                           {"web.valid", 900},
+                           {"news.train", 800},
+                           {"code.valid", 900},
+                           {"math.train", 900},
+                           {"math.test", 900}});
+  const std::string text = plan_template(some);
+  const auto use = [&](const std::string& domain) {
+    const size_t line = text.find("#   " + domain);
+    return text.substr(line, text.find('\n', line) - line);
+  };
+  EXPECT_NE(use("news").find("none (no split valid;"), std::string::npos) << use("news");
+  EXPECT_NE(use("code").find("none (no split test)"), std::string::npos) << use("code");
+  EXPECT_EQ(domains_without_valid(some), (Names{"math", "news"}));
+}
+
 TEST_F(PlanTemplate, DomainsThatCannotBeTrainedOnAreRefused) {
   const auto some =
       store({{"web.train", 9000}, {"web.valid", 900}, {"code.test", 900}, {"news.train", 900}});

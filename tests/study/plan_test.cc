@@ -239,7 +239,7 @@ TEST_F(FakeStudy, TrainKeysOfAModelLieOverThePlans) {
   EXPECT_EQ(runs[0].name, "full.lr-0.001.seed-1");
   EXPECT_EQ(runs[5].model, "window");
   EXPECT_EQ(runs[5].learning_rate, 5e-3);
-  EXPECT_EQ(ConfigNode::read_file(runs[5].config).child("train").value("batch_size"), "8");
+  EXPECT_EQ(ConfigNode::read_file(runs[5].config).child("train").value("batch"), "8");
 }
 
 TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
@@ -259,7 +259,7 @@ TEST_F(FakeStudy, ComposesPresetSizeAndOverrides) {
   EXPECT_FALSE(ConfigNode::read_file(runs[0].config).child("model").has("mamba1"))
       << "a table of size is for the models that have it";
   EXPECT_FALSE(config.child("model").has("seeds"));
-  EXPECT_EQ(config.child("train").value("batch_size"), "4");
+  EXPECT_EQ(config.child("train").value("batch"), "4");
   EXPECT_EQ(config.child("train").value("seed"), "7");
   EXPECT_EQ(config.child("train").value("domains"), "[\"known_a\"]") << read_file(runs[2].config);
 }

@@ -39,6 +39,22 @@ TEST_F(Runner, RunsOnlyWhatAnEditedPlanAdds) {
   EXPECT_EQ(Store(folder / "study").planned_runs().size(), 6u);
 }
 
+TEST_F(Runner, DamagedDatabaseIsWrittenAgainFromTheRuns) {
+  run_plan(options());
+  const fs::path file = folder / "study/study.sqlite";
+  for (const uint64_t size : {5000, 10, 0}) {
+    fs::resize_file(file, size);
+    const std::string text =
+        message([&] { Store(folder / "study", Database::Mode::read).planned_runs(); });
+    EXPECT_NE(text.find("study.sqlite: The file is damaged"), std::string::npos) << text;
+    EXPECT_NE(text.find("Remove study.sqlite"), std::string::npos) << text;
+    EXPECT_EQ(text.find("SELECT"), std::string::npos) << text;
+  }
+  fs::remove(file);
+  EXPECT_EQ(run_plan(options()).done, 4);
+  EXPECT_EQ(count(starts(), '\n'), 4) << "a finished run was repeated";
+}
+
 TEST_F(Runner, StoresWhatRunsLeave) {
   run_plan(options());
   Store store(folder / "study", Database::Mode::read);
