@@ -55,7 +55,7 @@ std::string describe_texts(const Options& o, const std::string& model, const at:
   std::string text = fmt::format("{}: read the first {} tokens of {} of {}.", model, tokens.size(1),
                                  counted(tokens.size(0), "text"), o.set);
   if (tokens.size(0) < o.sequences || tokens.size(1) < wanted)
-    text += fmt::format(" Wanted were {} tokens of {}.", wanted, counted(o.sequences, "text"));
+    text += fmt::format(" {} tokens of {} were asked for.", wanted, counted(o.sequences, "text"));
   if (tokens.size(0) == 1) text += " One text gives no interval.";
   return text + "\n";
 }
