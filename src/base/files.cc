@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -220,11 +221,24 @@ std::string read_file(const fs::path& path) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
+namespace {
+// A wrong place for a folder is bad input; a full disk, for example, is not.
+[[noreturn]] void refuse_folder(const fs::path& path, int reason) {
+  constexpr std::array kWrongPlace = {ENOTDIR, EEXIST, ENOENT, EACCES,      EPERM,
+                                      EROFS,   ELOOP,  EINVAL, ENAMETOOLONG};
+  const bool wrong_place = std::ranges::count(kWrongPlace, reason) > 0;
+  throw Error(
+      fmt::format("{}: the folder cannot be made: {}. Nothing was written.{}", path.string(),
+                  std::strerror(reason), wrong_place ? " Give another folder." : ""),
+      wrong_place ? kBadInput : kFailed);
+}
+}  // namespace
+
 void make_folder(const fs::path& path) {
   std::error_code code;
   fs::create_directories(path, code);
-  if (code || !fs::is_directory(path))
-    fail<Error>("{}: folder cannot be made: {}", path.string(), code.message());
+  if (!code && !fs::is_directory(path)) code = std::make_error_code(std::errc::not_a_directory);
+  if (code) refuse_folder(path, code.value());
 }
 
 void publish_folder(const fs::path& temporary, const fs::path& path) {
@@ -252,7 +266,7 @@ TemporaryFolder::TemporaryFolder(const fs::path& path) {
   remove_abandoned_folders(path);
   for (;;) {
     path_ = random_name(path);
-    if (::mkdir(path_.c_str(), 0777)) system_error("folder cannot be made", path_);
+    if (::mkdir(path_.c_str(), 0777)) refuse_folder(path, errno);
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (descriptor_ >= 0) ::flock(descriptor_, LOCK_EX);
     if (descriptor_ >= 0 && is_at(path_, descriptor_)) return;

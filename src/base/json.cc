@@ -10,6 +10,18 @@ namespace {
 
 using nlohmann::json;
 
+// The library quotes all that it read of a string, which may be most of the file. Keeps the end.
+std::string with_short_quotation(std::string_view what) {
+  constexpr std::string_view kRead = "last read: '";
+  constexpr size_t kLongest = 80;
+  const size_t begin = what.find(kRead), end = what.rfind('\'');
+  if (begin == std::string_view::npos || end < begin + kRead.size() + kLongest)
+    return std::string(what);
+  size_t kept = end - kLongest;
+  while (kept < end && (what[kept] & 0xC0) == 0x80) ++kept;  // a part of a character
+  return fmt::format("{}…{}", what.substr(0, begin + kRead.size()), what.substr(kept));
+}
+
 // Builds the value while the text is read. The library's own callback for this costs time quadratic
 // in the length of a list of objects.
 class Builder final : public nlohmann::json_sax<json> {
@@ -35,7 +47,7 @@ class Builder final : public nlohmann::json_sax<json> {
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
     // "[json.exception.parse_error.101] parse error at …"
     const std::string_view what = error.what();
-    fail("{}: broken JSON: {}", source_, what.substr(what.find("] ") + 2));
+    fail("{}: broken JSON: {}", source_, with_short_quotation(what.substr(what.find("] ") + 2)));
   }
 
  private:

@@ -45,7 +45,12 @@ Json paths_of(const std::set<std::string>& operators, c10::Device device) {
 std::string memory_ran_out(const std::string& why) {
   const std::string what = why.substr(0, why.find('\n'));
   for (const char* sign : {"not enough memory", "can't allocate memory", "out of memory"})
-    if (what.find(sign) != std::string::npos) return "out of memory: " + what;
+    if (what.find(sign) != std::string::npos) {
+      constexpr std::string_view kAllocator = "DefaultCPUAllocator: ";  // after a place in torch
+      const size_t found = what.find(kAllocator);
+      return "out of memory: " +
+             (found == std::string::npos ? what : what.substr(found + kAllocator.size()));
+    }
   return what;
 }
 

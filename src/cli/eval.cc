@@ -98,8 +98,8 @@ void show_probe(const Options& o) {
   const at::Tensor tokens = eval::probe_tokens(store, set, length, o.sequences);
   run::Probes found = eval::probe(*model.model, tokens, o.probe);
   found.set = set;
-  std::string text =
-      fmt::format("{} texts of {}, {} tokens each\n", tokens.size(0), set, tokens.size(1));
+  std::string text = fmt::format("{} of {}, {} tokens each\n", counted(tokens.size(0), "text"), set,
+                                 tokens.size(1));
   text += row("layer", {"visibility", "uniformity", "real relation", "attention entropy, by head"});
   for (const run::LayerProbe& layer : found.layers)
     text += row(fmt::format("{} {}", layer.layer, layer.mixer),

@@ -56,7 +56,9 @@ void check_found(const std::vector<std::string>& names, const std::string& what)
   if (!names.empty()) return;
   std::vector<std::string> folders;
   for (const fs::path& folder : study::plan_folders())
-    folders.push_back(fs::absolute(folder).lexically_normal().string());
+    if (const std::string path = fs::absolute(folder).lexically_normal().string();
+        !std::ranges::count(folders, path))
+      folders.push_back(path);
   fail<Error>("no {} were found\n  Folders searched: {}. Copy plans/ of Assay to one of them.",
               what, join(folders));
 }
@@ -76,6 +78,7 @@ Listed plans() {
 }
 
 tasks::Task read_task(const std::string& name) {
+  if (!name.ends_with(".toml")) check_found(study::names_of_plans("tasks"), "tasks");
   return tasks::Task::read(tasks::find_task(name, task_folders()));
 }
 
@@ -105,6 +108,7 @@ std::map<std::string, std::vector<std::string>> tasks_by_dataset() {
 
 Listed datasets() {
   Listed listed;
+  check_found(study::names_of_plans("tasks"), "datasets");
   for (const auto& [name, users] : tasks_by_dataset()) listed.emplace_back(name, join(users));
   return listed;
 }

@@ -192,8 +192,9 @@ class Scoring {
     }
     records.end();
     if (failed_ > 0)
-      fail<Error>("{} of {} lines were not scored; the first is {}:{}: {}", failed_,
-                  records.count(), name, first_failed_.number, first_failed_.error);
+      fail<Error>("{} of {} could not be scored; the first is {}:{}: {}", failed_,
+                  counted(int64_t(records.count()), "line"), name, first_failed_.number,
+                  first_failed_.error);
   }
 
  private:

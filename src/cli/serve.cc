@@ -6,6 +6,7 @@
 
 #include "cli/command.h"
 #include "cli/model.h"
+#include "exchange/model_files.h"
 #include "serve/service.h"
 
 namespace assay::cli {
@@ -62,6 +63,8 @@ void run(Options& options, bool has_key) {
     options.service.api_key = key;
   if (options.name.empty())
     options.name = fs::absolute(options.model.model + "/").parent_path().filename();
+  // Before the port is opened; the rest of the model is checked while it is loaded
+  if (!fs::exists(options.model.model)) exchange::open_model(options.model.model);
   set_defaults_of_device(options);
   serve::run_service(
       options.service, [&] { return load(options); },

@@ -211,8 +211,8 @@ class Preparation {
   void report_progress() {
     check_interrupt();
     if (tokens_encoded_ == 0) {
-      progress_.show(
-          fmt::format("prepare: reading {} files, {:.1f} MB", files_.size(), double(total_) / 1e6));
+      progress_.show(fmt::format("prepare: reading {}, {:.1f} MB",
+                                 counted(int64_t(files_.size()), "file"), double(total_) / 1e6));
       return;
     }
     const double seconds =
@@ -361,12 +361,11 @@ class Preparation {
       all += counts_[i];
     }
     if (all.documents == 0)
-      fail(
-          "no document was found in {} files ({} lines or files were left out: {}); "
-          "nothing was written.{}{}",
-          files_.size(), all.all_left_out(), all.all_left_out() ? all.left_out(by_word_) : "none",
-          all.unknown_domain ? "\n  " + other_ways() : "",
-          all.without_text ? "\n  " + missing_text() : "");
+      fail("no document was found in {} (left out: {}); nothing was written.{}{}",
+           counted(int64_t(files_.size()), "file"),
+           all.all_left_out() ? all.left_out(by_word_) : "none",
+           all.unknown_domain ? "\n  " + other_ways() : "",
+           all.without_text ? "\n  " + missing_text() : "");
     nlohmann::json report = {{"sources", std::move(sources)},
                              {"valid_fraction", options_.valid_fraction}};
     if (auto sentences = warnings(); !sentences.empty()) report["warnings"] = std::move(sentences);

@@ -134,6 +134,24 @@ std::unordered_map<std::string, std::string> settings(int64_t vocab_size) {
           {"minloglevel", "2"}};
 }
 
+// The number that follows `mark` in the text; "" without one.
+std::string number_after(const std::string& text, const std::string& mark) {
+  const size_t found = text.find(mark);
+  if (found == std::string::npos) return "";
+  const size_t begin = found + mark.size();
+  return text.substr(begin, text.find_first_not_of("0123456789", begin) - begin);
+}
+
+// Why SentencePiece refuses the size of the vocabulary. Its own text names options that
+// `assay tokenizer train` does not have.
+std::string reason_of(const std::string& message) {
+  const std::string text = without_source_position(message);
+  const std::string least = number_after(text, " vs "), most = number_after(text, "value <= ");
+  if (!least.empty()) return fmt::format("its characters need at least {} tokens", least);
+  if (!most.empty()) return fmt::format("the text gives at most {} tokens", most);
+  return text.substr(0, text.find_last_not_of('.') + 1);
+}
+
 }  // namespace
 
 TrainingFiles training_files(const std::vector<fs::path>& inputs) {
@@ -167,8 +185,8 @@ TrainingFiles train_tokenizer(const TokenizerTraining& training, const fs::path&
   if (sample.lines().empty()) {
     ReadCounts all;
     for (const ReadCounts& counts : files.counts) all += counts;
-    fail("no text was found in {} files ({} lines or files were left out: {}); nothing was written",
-         files.used.size(), all.all_left_out(), all.all_left_out() ? all.left_out() : "none");
+    fail("no text was found in {} (left out: {}); nothing was written",
+         counted(int64_t(files.used.size()), "file"), all.all_left_out() ? all.left_out() : "none");
   }
   progress.show(fmt::format("tokenizer train: {} sentences", sample.lines().size()));
   Lines lines(sample.lines());
@@ -180,8 +198,9 @@ TrainingFiles train_tokenizer(const TokenizerTraining& training, const fs::path&
                                                       &contents);
   }();
   if (!status.ok())
-    fail("a vocabulary of {} cannot be learned from {} sentences: {}; nothing was written",
-         training.vocab_size, sample.lines().size(), without_source_position(status.message()));
+    fail("a vocabulary of {} cannot be learned from {}: {}. Nothing was written.",
+         training.vocab_size, counted(int64_t(sample.lines().size()), "sentence"),
+         reason_of(status.message()));
   check_interrupt();
   write_file(model, contents);
   return files;

@@ -73,7 +73,7 @@ class Fields {
     known_.pop_back();
     unsupported_.push_back(name);
     if (value && !is_neutral(*value))
-      refuse(name, "'{}' is {}; this server supports only {}", name, shown(*value), allowed);
+      refuse(name, "'{}' = {} is not supported; {}", name, shown(*value), allowed);
   }
   void no_others() const {
     for (const auto& [name, value] : body_.items())
@@ -166,12 +166,12 @@ void check_model(Fields& fields, const ServedModel& model) {
 void refuse_unsupported(Fields& fields, int64_t n) {
   const auto zero = [](const json& value) { return value.is_number() && value.get<double>() == 0; };
   const auto empty = [](const json& value) { return value.empty() || value == ""; };
-  fields.only("frequency_penalty", zero, "0");
-  fields.only("presence_penalty", zero, "0");
-  fields.only("logit_bias", empty, "no biases");
-  fields.only("suffix", empty, "no suffix");
+  fields.only("frequency_penalty", zero, "leave it out, or give 0");
+  fields.only("presence_penalty", zero, "leave it out, or give 0");
+  fields.only("logit_bias", empty, "leave it out");
+  fields.only("suffix", empty, "leave it out");
   fields.only(
-      "best_of", [n](const json& value) { return value == n; }, "the value of 'n'");
+      "best_of", [n](const json& value) { return value == n; }, "give the value of 'n'");
   fields.string("user");
 }
 
@@ -247,8 +247,11 @@ void ServedModel::check_token(int64_t token, const std::string& param) const {
            vocab_size);
 }
 
-std::string ServedModel::token_name(int64_t token) const {
-  return texts ? texts->name(token) : fmt::format("token_id:{}", token);
+std::string ServedModel::token_name(int64_t token, bool begins_text) const {
+  if (!texts) return fmt::format("token_id:{}", token);
+  std::string name = texts->name(token);
+  if (begins_text && texts->drops_first_space() && name.starts_with(' ')) name.erase(0, 1);
+  return name;
 }
 
 int64_t ServedModel::stop_token() const { return tokenizer ? tokenizer->separator() : -1; }
@@ -270,7 +273,9 @@ json parse_body(const std::string& body) {
   try {
     parsed = json::parse(body, check_depth);
   } catch (const json::exception& error) {
-    throw ApiError(400, fmt::format("the body is not JSON: {}", valid_utf8(error.what())));
+    // "[json.exception.parse_error.101] parse error at …"
+    const std::string what = valid_utf8(error.what());
+    throw ApiError(400, "the body is not JSON: " + what.substr(what.find("] ") + 2));
   }
   if (!parsed.is_object()) throw ApiError(400, "the body is not a JSON object");
   return parsed;

@@ -51,7 +51,8 @@ class ServedModel {
   std::vector<int64_t> encode(const std::string& text, const std::string& param);
   void check_token(int64_t token, const std::string& param) const;
   const data::Tokenizer& need_tokenizer(const std::string& param) const;
-  std::string token_name(int64_t token) const;  // "token_id:7" without a tokenizer
+  // "token_id:7" without a tokenizer. `begins_text`: without the space that SentencePiece adds.
+  std::string token_name(int64_t token, bool begins_text = false) const;
   int64_t stop_token() const;                   // the separator; -1 without a tokenizer
 
   std::string name;

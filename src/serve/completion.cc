@@ -77,7 +77,8 @@ void Completion::add_prompt_scores(size_t prompt, std::vector<TokenScore> scores
 bool Completion::add_token(size_t index, TokenScore score) {
   Choice& choice = choices_[index];
   const int64_t token = score.token;
-  choice.tokens.push_back({.score = std::move(score)});
+  choice.tokens.push_back(
+      {.score = std::move(score), .begins_text = choice.stream && !choice.stream->after_text()});
   if (choice.stream) choice.text += choice.stream->add(token);
   place_tokens(choice);
   if (!choice.stream) {
@@ -142,7 +143,9 @@ Completion::Echo Completion::echo(size_t prompt) const {
     stream.emplace(*model_->texts, /*after_text=*/false, std::vector<std::string>());
   for (const int64_t token : request_.prompts[prompt]) {
     const size_t i = out.tokens.size();
-    Placed placed{.score = {.token = token, .logprob = 0, .top = {}}, .scored = i > 0};
+    Placed placed{.score = {.token = token, .logprob = 0, .top = {}},
+                  .scored = i > 0,
+                  .begins_text = stream && !stream->after_text()};
     if (i > 0 && i <= prompt_scores_[prompt].size()) placed.score = prompt_scores_[prompt][i - 1];
     out.tokens.push_back(std::move(placed));
     if (stream) out.text += stream->add(token);
@@ -156,8 +159,8 @@ Completion::Echo Completion::echo(size_t prompt) const {
 json Completion::logprobs_json(const std::vector<Placed>& tokens) const {
   json names = json::array(), logprobs = json::array(), top = json::array(),
        offsets = json::array();
-  for (const auto& [score, scored, offset] : tokens) {
-    names.push_back(model_->token_name(score.token));
+  for (const auto& [score, scored, begins_text, offset] : tokens) {
+    names.push_back(model_->token_name(score.token, begins_text));
     offsets.push_back(offset);
     logprobs.push_back(scored ? json(score.logprob) : json());
     top.push_back(nullptr);
@@ -165,7 +168,7 @@ json Completion::logprobs_json(const std::vector<Placed>& tokens) const {
     // Several tokens may have one name; the likeliest has it, or else the token itself.
     json likeliest = {{names.back().get<std::string>(), score.logprob}};
     for (const auto& [token, logprob] : score.top) {
-      json& place = likeliest[model_->token_name(token)];
+      json& place = likeliest[model_->token_name(token, begins_text)];
       if (place.is_null() || place.get<float>() < logprob) place = logprob;
     }
     top.back() = std::move(likeliest);

@@ -35,8 +35,9 @@ class Completion final : public Task, public std::enable_shared_from_this<Comple
   // A token of an answer, with its place in the text.
   struct Placed {
     TokenScore score;
-    bool scored = true;  // false for the first token of a prompt
-    size_t offset = 0;   // characters before it, with an echo
+    bool scored = true;        // false for the first token of a prompt
+    bool begins_text = false;  // no token before it has text
+    size_t offset = 0;         // characters before it, with an echo
   };
   struct Echo {
     std::string text;

@@ -147,7 +147,8 @@ class Service {
       drain_began_ = Clock::now();
       draining_ = true;
       http_.stop_accepting();
-      report(fmt::format("stopping; {} requests are open", http_.open_requests()));
+      report(fmt::format("stopping; waiting for {}",
+                         counted(int64_t(http_.open_requests()), "open request")));
       return;
     }
     const double waited = std::chrono::duration<double>(Clock::now() - *drain_began_).count();
@@ -205,9 +206,9 @@ class Service {
       error.allow = methods == "GET" ? "GET, HEAD" : methods;
       throw error;
     }
-    throw ApiError(404,
-                   fmt::format("there is no '{}' here{}; there are {}", valid_utf8(request.path),
-                               did_you_mean(request.path, paths), join(paths)));
+    const std::string nearest = did_you_mean(request.path, paths);
+    throw ApiError(404, fmt::format("there is no '{}'{} The paths are {}", valid_utf8(request.path),
+                                    nearest.empty() ? "." : nearest, join(paths)));
   }
 
   // Hashes are compared, so that the time of the comparison says nothing about the key.

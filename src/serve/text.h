@@ -37,6 +37,7 @@ class TextStream {
   std::string add(int64_t token);  // text that has become certain
   std::string finish();            // the rest, when no token follows
   bool stopped() const { return stopped_; }
+  bool after_text() const { return after_text_; }
   // Characters that begin in the text before each token. The list ends before the first token that
   // has no released byte yet; after finish() it has all tokens. Tokens past the end that a stop
   // string has made never come.

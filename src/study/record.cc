@@ -55,6 +55,15 @@ void add_study(const fs::path& folder, Records& out) {
     if (run.finished) out.try_emplace(run.key, record_of(run));
 }
 
+Json read_json_of_record(const fs::path& file) try {
+  return parse_json(read_file(file), file.string());
+} catch (const BadInput& error) {
+  fail(
+      "{}\n  `assay report STUDY --records FOLDER` writes the records of a study again. "
+      "Nothing was changed.",
+      error.what());
+}
+
 // Keeps the records that `out` has: those of a folder go before those of the folders that its
 // plan.json names. `visited`: folders that have been read, because two folders can name each other.
 void add_folder(const fs::path& folder, std::set<fs::path>& visited, Records& out) {
@@ -63,7 +72,7 @@ void add_folder(const fs::path& folder, std::set<fs::path>& visited, Records& ou
   if (fs::exists(folder / "study.sqlite")) return add_study(folder, out);
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".json") continue;
-    const Json json = parse_json(read_file(entry.path()), entry.path().string());
+    const Json json = read_json_of_record(entry.path());
     if (!run::is_record(json, entry.path().string())) continue;
     run::RunRecord record = from_json<run::RunRecord>(json, entry.path().string());
     const std::string key = record.key;

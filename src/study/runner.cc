@@ -188,7 +188,7 @@ class Runner {
   void stop(const std::string& why) {
     stopping_ = true;
     if (!launcher_.is_detached())
-      progress_.log(fmt::format("{}; {} runs are saving", why, running_.size()));
+      progress_.log(fmt::format("{}; saving {}", why, counted(int64_t(running_.size()), "run")));
     launcher_.stop();
   }
 

@@ -102,7 +102,8 @@ void check_result(const PlannedRun& planned, const run::FinishedRun& found,
 }  // namespace
 
 Store::Store(const fs::path& study, Database::Mode mode)
-    : source_((study / "study.sqlite").string()), database_(study / "study.sqlite", mode, kIfDamaged) {
+    : source_((study / "study.sqlite").string()),
+      database_(study / "study.sqlite", mode, kIfDamaged) {
   check_version(database_, study, mode);
   if (mode != Database::Mode::read) database_.execute(kSchema);
 }

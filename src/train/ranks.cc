@@ -1,5 +1,6 @@
 #include "train/ranks.h"
 
+#include <netdb.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -172,6 +173,16 @@ struct Ranks::Group {
     thread = std::thread([this] { watch(); });
   }
 
+  // Rank 0 runs on this host. The name of a host that has not started may be unknown for a while,
+  // so the other ranks wait for it.
+  void check_address() const {
+    addrinfo* found = nullptr;
+    const int code = ::getaddrinfo(place_.address.c_str(), nullptr, nullptr, &found);
+    if (code == 0) return ::freeaddrinfo(found);
+    fail("MASTER_ADDR = '{}': the host is unknown ({}). Nothing was changed.", place_.address,
+         ::gai_strerror(code));
+  }
+
   void connect() {
     c10d::TCPStoreOptions options;
     options.port = uint16_t(place_.port);
@@ -179,6 +190,7 @@ struct Ranks::Group {
     options.waitWorkers = false;
     options.timeout = seconds(Ranks::kMeeting);
     if (options.isServer && place_.listening >= 0) options.masterListenFd = int(place_.listening);
+    if (place_.rank == 0) check_address();
     c10::intrusive_ptr<c10d::Store> tcp;
     const int level = FLAGS_caffe2_log_level;
     FLAGS_caffe2_log_level = 3;  // its errors are stack traces, too, and are said below

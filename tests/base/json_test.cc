@@ -61,5 +61,17 @@ TEST(Json, LongListIsReadInLinearTime) {
   EXPECT_LT(double(std::clock() - start) / CLOCKS_PER_SEC, 2);  // 0.1 s; quadratic: 5 s
 }
 
+TEST(Json, QuotationInAnErrorIsShort) {
+  std::string message;
+  try {
+    parse_json("{\"losses\": \"" + std::string(5000, '0') + "é", "record.json");
+  } catch (const BadInput& error) {
+    message = error.what();
+  }
+  EXPECT_TRUE(message.starts_with("record.json: broken JSON: parse error at line 1")) << message;
+  EXPECT_NE(message.find("last read: '…0"), std::string::npos) << message;
+  EXPECT_LT(message.size(), 300u);
+}
+
 }  // namespace
 }  // namespace assay

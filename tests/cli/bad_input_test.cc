@@ -280,9 +280,10 @@ TEST_F(BadInputs, DomainWithoutASplitIsNotSuggestedForItself) {
 
 TEST_F(BadInputs, AFileInPlaceOfAFolder) {
   folder_.write("file", "kept");
-  refuses("train '" + kSmoke + "' --data store -o file", 1, {"file", "Not a directory"});
-  refuses("train '" + kSmoke + "' --data store -o file/run", 1, {"file/run", "Not a directory"});
-  refuses("data synth -o file/store --documents 5 --held-out 2", 1, {"file"});
+  refuses("train '" + kSmoke + "' --data store -o file", 2, {"file", "Not a directory"});
+  refuses("train '" + kSmoke + "' --data store -o file/run", 2,
+          {"file/run", "Not a directory. Nothing was written. Give another folder."});
+  refuses("data synth -o file/store --documents 5 --held-out 2", 2, {"file"});
   refuses("data synth -o store --documents 5 --held-out 2", 2, {"store", "--overwrite"});
 }
 
@@ -293,9 +294,9 @@ TEST_F(BadInputs, AReadOnlyFolder) {
   if (root ? std::system(("chattr +i '" + path + "' 2>/dev/null").c_str())
            : ::chmod(path.c_str(), 0555))
     GTEST_SKIP() << "the superuser writes everywhere and chattr +i does not work on " << path;
-  refuses("train '" + kSmoke + "' --data store -o locked/run", 1, {"locked/run"});
+  refuses("train '" + kSmoke + "' --data store -o locked/run", 2, {"locked/run"});
   refuses("train '" + kSmoke + "' --data store -o locked", 1, {"locked"});
-  refuses("data synth -o locked/store --documents 5 --held-out 2", 1, {"locked/store"});
+  refuses("data synth -o locked/store --documents 5 --held-out 2", 2, {"locked/store"});
   EXPECT_EQ(root ? std::system(("chattr -i '" + path + "'").c_str()) : ::chmod(path.c_str(), 0755),
             0);
 }

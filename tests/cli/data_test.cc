@@ -101,6 +101,19 @@ TEST_F(DataCommands, FilesWithoutTextAreNotLearnedFrom) {
   EXPECT_EQ(report.at("without_text"), json{"b.jsonl (left out: 1 without a string 'text')"});
 }
 
+TEST_F(DataCommands, VocabularyThatDoesNotFitNamesTheLimit) {
+  write("a.txt", corpus());
+  for (const auto& [size, words] : {std::pair{"260", "need at least "}, {"100000", "at most "}}) {
+    EXPECT_EQ(run(fmt::format("tokenizer train a.txt --vocab {} -o t.model", size)).exit_code, 2);
+    EXPECT_NE(error().find(words), std::string::npos) << error();
+    EXPECT_EQ(error().find("character_coverage"), std::string::npos) << error();
+  }
+  write("empty.txt", "");
+  run("tokenizer train empty.txt --vocab 320 -o t.model");
+  EXPECT_NE(error().find("no text was found in 1 file (left out: 1 empty)"), std::string::npos)
+      << error();
+}
+
 TEST_F(DataCommands, CtrlCWhileATokenizerLearnsLeavesNothing) {
   std::string text;
   std::mt19937 random(1);

@@ -85,13 +85,19 @@ TEST_F(Lists, CopyWithoutPresetsFailsAndNamesTheFolders) {
   fs::create_symlink(fs::path(ASSAY_PROGRAM).parent_path() / "libassay.so",
                      folder_ / "libassay.so");
   fs::copy_file(ASSAY_PROGRAM, folder_ / "assay");
-  for (const char* kind : {"models", "plans"}) {
+  for (const auto& [arguments, what] : {std::pair{"list models", "presets"},
+                                        {"list plans", "plans"},
+                                        {"list tasks", "tasks"},
+                                        {"list datasets", "datasets"},
+                                        {"describe task mqar", "tasks"}}) {
     const std::string command =
-        fmt::format("cd '{}' && ./assay list {} >out 2>error", folder_.path().string(), kind);
-    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << kind;
-    const std::string error = read_file(folder_ / "error");
-    EXPECT_NE(error.find("Folders searched: " + (folder_ / "plans").string()), std::string::npos)
-        << error;
+        fmt::format("cd '{}' && ./assay {} >out 2>error", folder_.path().string(), arguments);
+    EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << arguments;
+    const std::string error = read_file(folder_ / "error"),
+                      found = fmt::format("no {} were found\n  Folders searched: ", what),
+                      plans = (folder_ / "plans").string();
+    EXPECT_NE(error.find(found + plans), std::string::npos) << error;
+    EXPECT_EQ(error.find(plans + ", " + plans), std::string::npos) << error;
   }
 }
 

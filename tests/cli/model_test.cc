@@ -223,7 +223,7 @@ TEST_F(ModelCommands, LinesAfterABrokenLineAreScored) {
     EXPECT_EQ(found[1].at("line"), 3);
     EXPECT_TRUE(found[1].contains("error"));
     EXPECT_EQ(found[2].at("logprobs"), found[0].at("logprobs"));
-    expect_error("1 of 3 lines were not scored; the first is lines:3: ");
+    expect_error("1 of 3 lines could not be scored; the first is lines:3: ");
   }
   run(2, "score --model hf absent");
   run(2, "score --model absent lines");

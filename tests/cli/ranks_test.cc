@@ -402,6 +402,10 @@ TEST_F(RanksOfOneModel, WrongVariablesOfTheEnvironmentAreNamed) {
   ::setenv("WORLD_SIZE", "2", 1);
   expect_error(run(folder_.path(), train("run", kSlices)), 2, {"MASTER_PORT = 'many'"});
   ::setenv("MASTER_PORT", "29500", 1);
+  ::setenv("MASTER_ADDR", "nohost.invalid", 1);
+  expect_error(run(folder_.path(), train("run", kSlices)), 2,
+               {"MASTER_ADDR = 'nohost.invalid': the host is unknown"});
+  ::unsetenv("MASTER_ADDR");
   ::setenv("RANK", "2", 1);
   expect_error(run(folder_.path(), train("run", kSlices)), 2, {"rank 2", "among 2 ranks"});
 }

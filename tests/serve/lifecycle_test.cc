@@ -42,9 +42,10 @@ TEST(Lifecycle, BadStartsAreExplained) {
     const cli::Outcome outcome = cli::run(folder().path(), "serve " + arguments);
     EXPECT_EQ(outcome.exit_code, code) << arguments << outcome.error;
     EXPECT_NE(outcome.error.find(words), std::string::npos) << outcome.error;
+    return outcome.out;
   };
   expect(2, fmt::format("model --port {}", shared_server().port), "Address already in use");
-  expect(2, "absent --port 0", "no such model");
+  EXPECT_EQ(expect(2, "absent --port 0", "no such model"), "") << "the port was opened";
   expect(2, "model --port 0 --max-context 10000", "the model reads at most 600 tokens");
   expect(2, "model --port 70000", "not in range 0 to 65535");
   expect(2, "model --port 0 --slots 0", "--slots");
@@ -67,7 +68,7 @@ TEST(Lifecycle, SigtermFinishesOpenRequests) {
   EXPECT_TRUE(events_of(body).done);
   const cli::Outcome outcome = server.process().wait();
   EXPECT_EQ(outcome.exit_code, 0) << outcome.error;
-  EXPECT_NE(outcome.error.find("1 requests are open"), std::string::npos) << outcome.error;
+  EXPECT_NE(outcome.error.find("waiting for 1 open request"), std::string::npos) << outcome.error;
   EXPECT_FALSE(Client(server.port).connected());
 }
 

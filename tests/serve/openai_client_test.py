@@ -106,7 +106,7 @@ class Answers(unittest.TestCase):
                                logprobs=2).choices[0]
         self.assertEqual(choice.text, "The server reads prompts.")
         scores = choice.logprobs
-        self.assertEqual("".join(scores.tokens), " The server reads prompts.")
+        self.assertEqual("".join(scores.tokens), "The server reads prompts.")
         self.assertIsNone(scores.token_logprobs[0])
         self.assertTrue(all(value < 0 for value in scores.token_logprobs[1:]))
         self.assertTrue(all(2 <= len(top) <= 3 for top in scores.top_logprobs[1:]))

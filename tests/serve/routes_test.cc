@@ -78,8 +78,8 @@ TEST(Routes, BadRequestsGetOpenAIsErrors) {
       {{{"prompt", "a"}, {"stop", {"a", 3}}}, "stop", "3"},
       {{{"prompt", "a"}, {"stop", ""}}, "stop", "0 bytes"},
       {{{"prompt", "a"}, {"stop", std::string(5000, 'x')}}, "stop", "5000 bytes"},
-      {{{"prompt", "a"}, {"best_of", 4}}, "best_of", "supports only"},
-      {{{"prompt", "a"}, {"suffix", "b"}}, "suffix", "supports only"},
+      {{{"prompt", "a"}, {"best_of", 4}}, "best_of", "'best_of' = 4 is not supported"},
+      {{{"prompt", "a"}, {"suffix", "b"}}, "suffix", "is not supported; leave it out"},
       {{{"prompt", "a"}, {"stream_options", {{"include_usage", true}}}},
        "stream_options",
        "stream"},
@@ -144,6 +144,12 @@ TEST(Routes, UnknownPathsMethodsAndModelsAreNamed) {
   EXPECT_NE(
       error(shared_server().get("/v1/completion"), 404).find("did you mean '/v1/completions'"),
       std::string::npos);
+  EXPECT_NE(error(shared_server().get("/nothing"), 404).find("there is no '/nothing'. The paths"),
+            std::string::npos);
+  const Answer broken =
+      Client(shared_server().port).request("POST", "/v1/completions", "{\"prompt\": ");
+  EXPECT_NE(error(broken, 400).find("the body is not JSON: parse error at line 1"),
+            std::string::npos);
   const Answer wrong_method = shared_server().get("/v1/completions");
   EXPECT_NE(error(wrong_method, 405).find("POST"), std::string::npos);
   EXPECT_EQ(wrong_method.headers.at("allow"), "POST");
