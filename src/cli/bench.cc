@@ -52,8 +52,8 @@ void join_rows(Json& ours, const Json& theirs) {
 }
 
 std::string text_of(const Json& rows) {
-  std::string text = fmt::format("{:>8}  {:<22} {:>12} {:>12} {:>14}\n", "T", "", "forward ms",
-                                 "backward ms", "full / this");
+  std::string text = fmt::format("{:>8}  {:<22} {:>12} {:>12} {:>20}\n", "T", "", "forward ms",
+                                 "backward ms", "speed-up over full");
   std::map<int64_t, double> full;  // the fastest of them
   for (const Json& row : rows)
     if (row["form"].get<std::string>().starts_with("full") && !row.contains("failure")) {
@@ -70,7 +70,7 @@ std::string text_of(const Json& rows) {
     }
     const auto best = full.find(row["time"]);
     text +=
-        fmt::format("{:>12.3f} {:>12.3f} {:>14}\n", 1e3 * row["forward"].get<double>(),
+        fmt::format("{:>12.3f} {:>12.3f} {:>20}\n", 1e3 * row["forward"].get<double>(),
                     1e3 * row["backward"].get<double>(),
                     best == full.end() ? "–" : fmt::format("{:.2f}", best->second / total(row)));
   }

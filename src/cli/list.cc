@@ -82,23 +82,16 @@ tasks::Task read_task(const std::string& name) {
   return tasks::Task::read(tasks::find_task(name, task_folders()));
 }
 
-Listed task_kinds() {
-  Listed listed;
+Listed all_tasks() {
   const std::vector<std::string> names = study::names_of_plans("tasks");
   check_found(names, "tasks");
-  for (const std::string& name : names) {
-    const ConfigNode task = ConfigNode::read_file(study::plan_file("tasks/" + name));
-    std::string kind = task.value("kind");
-    std::erase(kind, '"');
-    listed.emplace_back(name, kind);
-  }
-  return listed;
+  return files(names, [](const std::string& name) { return study::plan_file("tasks/" + name); });
 }
 
 // The documents that tasks read from the folder of --data, each with these tasks.
 std::map<std::string, std::vector<std::string>> tasks_by_dataset() {
   std::map<std::string, std::vector<std::string>> found;
-  for (const auto& [name, kind] : task_kinds()) {
+  for (const auto& [name, about] : all_tasks()) {
     const tasks::TaskConfig config = read_task(name).config;
     for (const std::string& documents : {config.documents, config.few_shot_documents})
       if (!documents.empty()) found[documents].push_back(name);
@@ -133,7 +126,7 @@ Listed listed(const std::string& kind) {
   if (kind == "ops") return operators();
   if (kind == "models") return models();
   if (kind == "plans") return plans();
-  if (kind == "tasks") return task_kinds();
+  if (kind == "tasks") return all_tasks();
   if (kind == "datasets") return datasets();
   const std::vector<std::string> kinds = {"mixers", "channel_mixers", "ops",     "models",
                                           "plans",  "tasks",          "datasets"};
@@ -248,6 +241,15 @@ void describe_plan(const std::string& name) {
         text);
 }
 
+// The lines of a TOML text whose values are not empty.
+std::string without_empty_values(const std::string& toml) {
+  std::string text;
+  std::istringstream lines(toml);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.ends_with("= \"\"") && !line.ends_with("= []")) text += line + "\n";
+  return text;
+}
+
 void describe_task(const std::string& name) {
   const tasks::Task task = read_task(name);
   const Json document = {{"kind", "task"},
@@ -255,8 +257,8 @@ void describe_task(const std::string& name) {
                          {"about", task.config.about},
                          {"metrics", task.metrics},
                          {"toml", task.definition}};
-  print(document, fmt::format("task {}: {}\n  metrics  {}\n\n{}\n", name, task.config.kind,
-                              join(task.metrics), task.definition));
+  print(document, fmt::format("task {}: {}\n  metrics  {}\n\n{}", name, task.config.kind,
+                              join(task.metrics), without_empty_values(task.definition)));
 }
 
 void describe_dataset(const std::string& name) {

@@ -88,17 +88,20 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
     return end_output();
   } catch (const CLI::ExtrasError& error) {
-    return report(kBadInput,
-                  fmt::format("not expected: {}{} (--help shows the usage)", extra_arguments(app),
-                              hint_for_extra_arguments(app, argc, argv)));
+    std::string problem = unknown_option(app, argc, argv);
+    if (problem.empty())
+      problem = fmt::format("not expected: {}{}", extra_arguments(app),
+                            hint_for_extra_arguments(argc, argv));
+    return report(kBadInput, problem + " (--help shows the usage)");
   } catch (const CLI::ParseError& error) {
     const int code = error.get_exit_code();
     if (code == 0) {  // --help, --version
       app.exit(error);
       return end_output();
     }
-    return report(kBadInput, fmt::format("{}{} (--help shows the usage)", error.what(),
-                                         hint_for_unknown_option(app, argc, argv)));
+    const std::string unknown = unknown_option(app, argc, argv);
+    return report(kBadInput, fmt::format("{} (--help shows the usage)",
+                                         unknown.empty() ? error.what() : unknown));
   } catch (const ConfigError& error) {
     return report(error.exit_code, error.what(),
                   {{"table", error.table}, {"key", error.key}, {"problem", error.problem}});

@@ -69,7 +69,7 @@ void check_option_values(CLI::App& command) {
     check_option_values(*sub);
 }
 
-std::string hint_for_unknown_option(const CLI::App& app, int argc, char** argv) {
+std::string unknown_option(const CLI::App& app, int argc, char** argv) {
   std::vector<std::string> names;
   std::vector<std::string> with_value;
   for (const CLI::Option* option : parsed_command(app).get_options())
@@ -82,20 +82,20 @@ std::string hint_for_unknown_option(const CLI::App& app, int argc, char** argv) 
     if (word == "--") return "";
     if (!word.starts_with("--")) continue;
     if (!std::ranges::count(names, name))
-      return fmt::format("; there is no option '{}'{}", name, did_you_mean(name, names));
+      return fmt::format("unknown option '{}'{}", name, did_you_mean(name, names));
     if (name == word && std::ranges::count(with_value, name)) ++i;
   }
   return "";
 }
 
 // "--set a=1 b=2 MODEL" takes b=2 as MODEL, and then MODEL is not expected.
-std::string hint_for_extra_arguments(const CLI::App& app, int argc, char** argv) {
+std::string hint_for_extra_arguments(int argc, char** argv) {
   for (int i = 3; i < argc; ++i) {
     const std::string value = argv[i];
     if (std::string_view(argv[i - 2]) != "--set" || value.find('=') == std::string::npos) continue;
     if (!value.starts_with('-')) return "; --set takes one KEY=VALUE: write --set " + value;
   }
-  return hint_for_unknown_option(app, argc, argv);
+  return "";
 }
 
 std::string extra_arguments(const CLI::App& app) {

@@ -10,10 +10,10 @@ namespace assay::cli {
 // repeat the option. A number is decimal, finite and fits its type. A required value is not empty.
 void check_option_values(CLI::App& command);
 
-// "; did you mean '--resume'?" about arguments that `app` did not expect.
-std::string hint_for_extra_arguments(const CLI::App& app, int argc, char** argv);
-// "; there is no option '--dat'; did you mean '--data'?" for the first unknown option, or "".
-std::string hint_for_unknown_option(const CLI::App& app, int argc, char** argv);
+// "unknown option '--dat'; did you mean '--data'?" about the first one, or "".
+std::string unknown_option(const CLI::App& app, int argc, char** argv);
+// How to write two values of --set, which the command did not expect; or "".
+std::string hint_for_extra_arguments(int argc, char** argv);
 // What `app` did not expect, in the order of the command line.
 std::string extra_arguments(const CLI::App& app);
 

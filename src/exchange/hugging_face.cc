@@ -109,7 +109,7 @@ std::vector<std::string> families_of(const ModelSpec& spec, const std::string& a
     reasons += fmt::format("\n  {}: {}", name, reason);
   }
   if (fitting.empty())
-    fail("no Hugging Face layout that is known here fits this model:{}\nNothing was written.",
+    fail("no known Hugging Face layout fits this model:{}\nNothing was written.",
          reasons);
   return fitting;
 }

@@ -27,7 +27,7 @@ struct Longhorn final : ProjectedMixer {
     int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
     bool scalar_beta = false, exact = false;
     void fields(auto&& field) {
-      field("state_size", state_size, "N, states a channel");
+      field("state_size", state_size, "N, states per channel");
       field("expand", expand, "inner channels over d_model");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("dt_rank", dt_rank, "rank of the projection to β; 0: d_model / 16, rounded up");

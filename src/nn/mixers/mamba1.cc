@@ -31,7 +31,7 @@ struct Mamba1 final : ProjectedMixer {
     int64_t state_size = 16, expand = 2, conv_width = 4, dt_rank = 0;
     std::string decay = "full";
     void fields(auto&& field) {
-      field("state_size", state_size, "N, states a channel");
+      field("state_size", state_size, "N, states per channel");
       field("expand", expand, "inner channels over d_model");
       field("conv_width", conv_width, "taps of the convolution; 0: none");
       field("dt_rank", dt_rank, "rank of the step's projection; 0: d_model / 16, rounded up");

@@ -29,7 +29,7 @@ struct Mamba2 final : ProjectedMixer {
     bool norm = true;
     double norm_eps = 1e-5;
     void fields(auto&& field) {
-      field("state_size", state_size, "N, states a channel");
+      field("state_size", state_size, "N, states per channel");
       field("expand", expand, "inner channels over d_model");
       field("head_dim", head_dim, "channels per head; divides expand · d_model");
       field("num_groups", num_groups, "groups of heads that share B and C; divides the heads");

@@ -76,9 +76,10 @@ std::tuple<at::Tensor, at::Tensor> rwkv7(const at::Tensor& r, const at::Tensor& 
   return {out.to(r.scalar_type()), last};
 }
 
-const bool registered_paths = register_matrix_state("delta_rule") &&
-                              register_matrix_state("gated_delta_rule") &&
-                              register_matrix_state("rwkv7");
+constexpr const char* kKeySizes = "of 64, 96, 128 and 256";
+const bool registered_paths = register_matrix_state("delta_rule", 2, 1, kKeySizes) &&
+                              register_matrix_state("gated_delta_rule", 2, 1, kKeySizes) &&
+                              register_matrix_state("rwkv7", 2, 1, "of 64");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
                     "delta_rule(Tensor q, Tensor k, Tensor v, Tensor beta, float scale, "

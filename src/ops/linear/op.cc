@@ -178,9 +178,9 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
 
 const bool registered = register_paths(
     "linear",
-    cpu_kernel_path() + " for few rows without a gradient (float32 to 8, bfloat16 to 16); else " +
-        "oneDNN and BLAS through torch",
-    "cuda kernel sm_90a for few rows without a gradient (bfloat16, to 64, of large weights to 16); "
+    cpu_kernel_path() +
+        " without a gradient for up to 8 rows in float32 and 16 in bfloat16; else torch",
+    "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, 16 of large weights; "
     "else torch",
     /*cuda_numerics=*/0, /*cpu_numerics=*/2);
 

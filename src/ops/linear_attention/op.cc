@@ -85,8 +85,9 @@ OutputAndState rwkv6(const at::Tensor& r, const at::Tensor& k, const at::Tensor&
 
 const bool registered_paths = register_matrix_state("linear_attention", /*cuda_numerics=*/3) &&
                               register_matrix_state("simple_gla", /*cuda_numerics=*/3) &&
-                              register_matrix_state("gla") && register_matrix_state("rwkv5") &&
-                              register_matrix_state("rwkv6");
+                              register_matrix_state("gla") &&
+                              register_matrix_state("rwkv5", 2, 1, "up to 64") &&
+                              register_matrix_state("rwkv6", 2, 1, "up to 64");
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
                     "linear_attention(Tensor q, Tensor k, Tensor v, float scale, "

@@ -57,7 +57,8 @@ HeadView heads(const at::Tensor& x);  // [B, T, G, D]; absent when undefined
 // sum of theirs.
 at::Tensor sum_of_sharers(const at::Tensor& gradient, const at::Tensor& input);
 // The paths that recurrence() takes.
-bool register_matrix_state(const std::string& op, int cuda_numerics = 2, int cpu_numerics = 1);
+bool register_matrix_state(const std::string& op, int cuda_numerics = 2, int cpu_numerics = 1,
+                           const std::string& key_sizes = "up to 256");
 
 // The kernels of kernel.h, "On CUDA": bf16 sequences, float32 state; sizes between theirs are
 // filled up with zeros (of delta rules for the few steps of decoding only).

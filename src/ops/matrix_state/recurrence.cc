@@ -237,13 +237,13 @@ std::tuple<at::Tensor, at::Tensor> recurrence(const Prepare& prepare,
   return scan_with_recompute(piece, arguments, initial_state, time, segment_length(initial_state));
 }
 
-bool register_matrix_state(const std::string& op, int cuda_numerics, int cpu_numerics) {
+bool register_matrix_state(const std::string& op, int cuda_numerics, int cpu_numerics,
+                           const std::string& key_sizes) {
   const std::string composed = "composed of batched products";
   const std::string kernel =
-      "tensor cores sm_90a (bf16; key sizes up to 256, of rwkv5 and 6 up to 64; 64, 96, 128, "
-      "256 of delta rules, 64 of rwkv7), else ";
-  return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel + composed : composed,
-                        cuda_numerics, cpu_numerics);
+      fmt::format("cuda kernel sm_90a for bfloat16 and key sizes {}; else {}", key_sizes, composed);
+  return register_paths(op, cpu_kernel_path(), kCudaKernels ? kernel : composed, cuda_numerics,
+                        cpu_numerics);
 }
 
 }  // namespace assay::ops

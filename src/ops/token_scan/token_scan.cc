@@ -53,8 +53,8 @@ bool in_few_steps(const TokenScan& s) {
 }
 
 std::string token_kernel_path(const std::string& otherwise) {
-  return kCudaKernels ? "cuda kernel sm_90a (float32, bfloat16; N to " +
-                            std::to_string(kMaxTokenStates) + "), else " + otherwise
+  return kCudaKernels ? "cuda kernel sm_90a for float32 and bfloat16 and a state_size up to " +
+                            std::to_string(kMaxTokenStates) + "; else " + otherwise
                       : otherwise;
 }
 

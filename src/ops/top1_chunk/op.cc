@@ -362,9 +362,9 @@ at::Tensor top1_chunk_decode(const at::Tensor& q, const at::Tensor& k, const at:
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     kCudaKernels
-        ? std::string("cuda kernel sm_90a for bfloat16 and as many keys as queries; "
-                      "it takes a head_dim of 64, 96 or 128 and a chunk_size up to 256; "
-                      "without gradients one query at a time for any dtype and past; else ") +
+        ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128 and a "
+                      "chunk_size up to 256, without earlier keys; "
+                      "cuda kernel sm_90a of decode steps for such a head_dim; else ") +
               kComposed
         : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kOp = "top1_element";
 constexpr const char* kComposed =
-    "composed from tensor arithmetic, in blocks of queries: O(T) memory";
+    "composed from tensor arithmetic in O(T) memory";
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;

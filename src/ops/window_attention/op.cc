@@ -215,10 +215,8 @@ const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     std::string(kCudaKernels ? "cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; "
                              : "") +
-        "in bf16, with another head_dim that is a multiple of 8 up to 256: "
-        "torch's FlashAttention-2 (its scaled_dot_product_attention for all positions); "
-        "ALiBi in both needs slopes without a gradient; "
-        "else composed from tensor arithmetic in blocks",
+        "torch's FlashAttention-2 for bfloat16 and another multiple of 8 up to 256; "
+        "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
