@@ -224,7 +224,8 @@ void add_bench_models(CLI::App& bench) {
       bench, "models",
       "compare models: parameters, state, FLOPs, training speed and operator implementations");
   command->add_option("MODEL", o->models,
-                      "presets (assay list models) or files (mine.toml); default: all presets, which takes minutes");
+                      "presets (assay list models) or files (mine.toml); "
+                      "default: all presets, which takes minutes");
   command->add_option(
       "--reference", o->reference,
       "model that the × columns compare with; default: transformer++, else the first");

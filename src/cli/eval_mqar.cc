@@ -156,8 +156,8 @@ void add(CLI::App& eval) {
                    "CPU threads of each run (default: the cores are divided among the runs)")
       ->check(in_range(1, 4096));
   command->add_option("--run", o->run,
-                      "internal: train only this run of the plan (the first is 0), print its "
-                      "result, and store nothing");
+                      "internal: train only this run of the plan (the first is 0), "
+                      "print its result, and store nothing");
   command->callback([=] {
     if (command->count("--jobs") == 0)
       o->study.jobs = std::max<int64_t>(1, int64_t(o->study.devices.size()));

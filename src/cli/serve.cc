@@ -41,7 +41,7 @@ void set_defaults_of_device(Options& options) {
                     (options.model.device != "auto" || torch::cuda::is_available());
   options.service.scheduler.slots = options.slots > 0 ? options.slots : cuda ? 64 : 8;
   options.service.scheduler.piece = options.piece > 0 ? options.piece : cuda ? 1024 : 128;
-  options.service.scheduler.batch_tokens = cuda ? 1024 : 0;
+  options.service.scheduler.batch_tokens = cuda ? 512 : 0;
   options.service.scheduler.cache_bytes = options.cache_megabytes << 20;
   options.service.http.largest_body = options.body_megabytes << 20;
 }

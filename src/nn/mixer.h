@@ -75,7 +75,7 @@ struct Mixer : Module {
   virtual bool can_be_captured(const at::TensorOptions& /*options*/) const {
     return !caches_per_row();
   }
-  // Of mixers with caches_per_row() that can be captured: the tensors of a row that grow along time.
+  // Of mixers with caches_per_row() that can be captured: tensors of a row that grow along time.
   struct Cache {
     std::string name;
     int64_t tokens = 1;  // for which it has one step

@@ -369,7 +369,8 @@ TEST(SelectiveScanOp, SaysWhichPathItTakes) {
   EXPECT_THAT(paths["selective_scan cpu"], testing::StartsWith("cpu kernel (Highway "));
   EXPECT_THAT(
       paths["selective_scan cuda"],
-      testing::AnyOf(testing::StartsWith("cuda kernel sm_90a for float32 and bfloat16 and a state_size up to 64; else"),
+      testing::AnyOf(testing::StartsWith(
+                         "cuda kernel sm_90a for float32 and bfloat16 and a state_size up to 64;"),
                      testing::HasSubstr("built without CUDA")));
 }
 

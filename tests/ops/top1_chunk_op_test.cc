@@ -349,6 +349,93 @@ TEST(Top1ChunkOp, OnCudaTakesAnyNumberOfHeads) {
   EXPECT_LE(worst_row_error(std::get<0>(run(a, o)), expected), 2e-2);
 }
 
+// Each row has caches of its own, in which NaN stands where it has read nothing. A length counts
+// the new token; the row with 0 is not used.
+void expect_rows_decode_alone(at::ScalarType dtype, const std::string& selection) {
+  constexpr int64_t kChunk = 16, kCapacity = 256, kHeads = 4, kKvHeads = 2, kWidth = 64;
+  const std::vector<int64_t> lengths = {1, 16, 17, 64, 0, 200, 256};
+  const auto rows = int64_t(lengths.size());
+  const bool approx = selection == "approx";
+  const auto options = at::TensorOptions().dtype(dtype).device(at::kCUDA);
+  const auto random = [&](at::IntArrayRef sizes) {
+    const at::Tensor x = at::randn(sizes, options.dtype(at::kFloat));
+    return (x / x.norm(2, -1, true)).to(dtype);
+  };
+  const at::NoGradGuard no_grad;
+  at::manual_seed(1);
+  const at::Tensor q = random({rows, kHeads, kWidth}),
+                   all_k = random({rows, kCapacity, kKvHeads, kWidth}),
+                   all_v = random({rows, kCapacity, kKvHeads, kWidth});
+  std::vector<at::Tensor> caches, new_k, new_v;
+  std::vector<int64_t> positions, addresses;
+  for (int64_t b = 0; b < rows; ++b) {
+    const int64_t past = std::max<int64_t>(lengths[size_t(b)] - 1, 0);
+    positions.push_back(lengths[size_t(b)] - 1);
+    new_k.push_back(all_k[b][past]);
+    new_v.push_back(all_v[b][past]);
+    const at::Tensor known =
+        chunk_summaries(all_k.slice(0, b, b + 1).slice(1, 0, past + 1), kChunk)[0].slice(
+            0, 0, past / kChunk);
+    for (const at::Tensor& held : {all_k[b].slice(0, 0, past), all_v[b].slice(0, 0, past), known}) {
+      if (!approx && held.is_same(known)) continue;
+      auto sizes = held.sizes().vec();
+      sizes[0] = held.is_same(known) ? kCapacity / kChunk : kCapacity;
+      caches.push_back(at::full(sizes, NAN, options));
+      caches.back().slice(0, 0, held.size(0)).copy_(held);
+      addresses.push_back(reinterpret_cast<int64_t>(caches.back().data_ptr()));
+    }
+  }
+  const int64_t each = approx ? 3 : 2;
+  const auto on_cuda = [](const std::vector<int64_t>& x) { return at::tensor(x).to(at::kCUDA); };
+  const auto decode = [&] {
+    return top1_chunk_decode(q, at::stack(new_k), at::stack(new_v), on_cuda(positions),
+                             on_cuda(addresses).view({rows, each}), kChunk, 8, selection, 2,
+                             kCapacity);
+  };
+  const at::Tensor out = decode();
+  EXPECT_TRUE(at::equal(out, decode()));
+  for (int64_t b = 0; b < rows; ++b) {
+    const int64_t length = lengths[size_t(b)];
+    SCOPED_TRACE("length " + std::to_string(length));
+    if (length == 0) {
+      EXPECT_EQ(out[b].abs().max().item<double>(), 0);
+      continue;
+    }
+    const at::Tensor k = all_k.slice(0, b, b + 1).slice(1, 0, length);
+    const Qkv alone{q[b].unsqueeze(0).unsqueeze(0), k,
+                    all_v.slice(0, b, b + 1).slice(1, 0, length)};
+    EXPECT_TRUE(at::equal(out[b], std::get<0>(run(alone, {kChunk, 8, selection, 2}))[0][0]));
+    EXPECT_TRUE(at::equal(caches[size_t(each * b)].slice(0, 0, length), k[0]));
+    if (!approx || length % kChunk) continue;
+    const auto joined = [](const at::Tensor& x) { return x.to(at::kDouble).sum(-2); };
+    const at::Tensor made = joined(caches[size_t(each * b + 2)][length / kChunk - 1]);
+    const at::Tensor expected = joined(chunk_summaries(k, kChunk)[0][-1]);
+    EXPECT_LE((made - expected).abs().max().item<double>(), 2e-6);
+  }
+}
+
+TEST(Top1ChunkDecode, OnCudaRowsHaveTheBitsOfSequencesAlone) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat})
+    for (const char* selection : {"exact", "approx"}) expect_rows_decode_alone(dtype, selection);
+}
+
+TEST(Top1ChunkDecode, NamesTheWrongArgument) {
+  using testing::HasSubstr;
+  const at::Tensor q = at::zeros({2, 4, 64}), k = at::zeros({2, 2, 64}),
+                   positions = at::zeros({2}, at::kLong), caches = at::zeros({2, 2}, at::kLong);
+  const auto decode = [&](const at::Tensor& keys, const at::Tensor& values) {
+    return error_of([&] {
+      top1_chunk_decode(q, keys, values, positions, caches, 16, 1, "exact", 1, 64);
+    });
+  };
+  EXPECT_THAT(decode(k.slice(0, 0, 1), k), HasSubstr("k has shape [1, 2, 64]"));
+  EXPECT_THAT(decode(k, k.slice(2, 0, 8)), HasSubstr("v has shape [2, 2, 8]"));
+  EXPECT_THAT(decode(at::zeros({2, 3, 64}), at::zeros({2, 3, 64})),
+              HasSubstr("3 heads of k do not divide 4 heads of q"));
+  EXPECT_THAT(decode(k, k), HasSubstr("it takes float32 or bfloat16 on CUDA"));
+}
+
 TEST(Top1ChunkOp, AShortlistOfAllChunksIsExact) {
   const Qkv a = random_qkv({.time = 150});
   for (const int64_t rank : {0, 3}) {

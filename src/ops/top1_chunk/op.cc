@@ -362,8 +362,8 @@ at::Tensor top1_chunk_decode(const at::Tensor& q, const at::Tensor& k, const at:
 const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     kCudaKernels
-        ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128 and a "
-                      "chunk_size up to 256, without earlier keys; "
+        ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, "
+                      "a chunk_size up to 256, and no earlier keys; "
                       "cuda kernel sm_90a of decode steps for such a head_dim; else ") +
               kComposed
         : std::string(kComposed) + ": built without CUDA",
