@@ -29,25 +29,10 @@ std::vector<std::string> names_of(const Listed& listed) {
   return names;
 }
 
-// The comment at the beginning of a TOML file, by lines.
-std::vector<std::string> first_comment(const fs::path& file) {
-  std::vector<std::string> lines;
-  std::istringstream text(read_file(file));
-  for (std::string line; std::getline(text, line) && line.starts_with('#');)
-    lines.push_back(line.substr(std::min(line.find_first_not_of("# "), line.size())));
-  return lines;
-}
-
-std::string first_sentence(const std::string& text) {
-  for (size_t at = 0; (at = text.find_first_of(".?", at)) != std::string::npos; ++at)
-    if (at + 1 == text.size() || text[at + 1] == ' ') return text.substr(0, at + 1);
-  return text;
-}
-
 Listed files(const std::vector<std::string>& names, fs::path (*file_of)(const std::string&)) {
   Listed listed;
   for (const std::string& name : names)
-    listed.emplace_back(name, first_sentence(join(first_comment(file_of(name)), " ")));
+    listed.emplace_back(name, study::opening_sentence(read_file(file_of(name))));
   return listed;
 }
 
@@ -174,7 +159,7 @@ Json derived_shapes(nn::ModelSpec spec) {
 // is TOML.
 void describe_model(const std::string& name) {
   const fs::path file = study::preset_file(name);
-  const std::vector<std::string> comment = first_comment(file);
+  const std::vector<std::string> comment = study::first_comment(read_file(file));
   const nn::ModelSpec spec = nn::ModelSpec::read(ConfigNode::read_file(file).child("model"));
   const Json parts = derived_shapes(spec);
   std::string text = fmt::format("# {}\n{}", join(comment, "\n# "), spec.toml());
@@ -220,7 +205,7 @@ void describe_plan(const std::string& name) {
   for (const study::Model& model : plan.models) models.push_back(model.name);
   for (const study::Setting& setting : plan.settings)
     if (!setting.name.empty()) settings.push_back(setting.name);
-  const std::vector<std::string> comment = first_comment(file);
+  const std::vector<std::string> comment = study::first_comment(read_file(file));
   const study::DataSetting& data = plan.settings.front().data;
   std::string text = fmt::format("plan {} ({})\n  {}\n\n", name, file.lexically_normal().string(),
                                  join(comment, "\n  "));

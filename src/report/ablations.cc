@@ -178,11 +178,12 @@ FigureGroup ablation_plots(const Setting& setting) {
   FigureGroup group{
       .title = "One hyper-parameter at a time",
       .note =
-          "A line joins models that differ in no other hyper-parameter of the model; "
-          "learning rates may differ, as each is tuned. "
-          "Bars of Δ_end are simultaneous 95 % intervals, and 0 is the reference; "
-          "bars of the entropy are the range of the seeds. The axis of numbers is logarithmic. "
-          "0 (none) and −1 (all) are placed apart."};
+          "A line joins models that differ in no other hyper-parameter of the model. "
+          "If learning rates are tuned, they may differ. "
+          "Bars of Δ_end are simultaneous 95 % intervals, and 0 is the reference. "
+          "Bars of the entropy are the range of the seeds. "
+          "The horizontal axis is logarithmic. "
+          "The values 0 (none) and −1 (all positions) have places of their own at its ends."};
   std::vector<std::string> names;
   for (const Architecture& a : setting.architectures)
     for (const auto& [name, value] : of_model(a))

@@ -198,23 +198,36 @@ std::string question(const Setting& setting) {
       join(setting.train), join(setting.test), setting.split);
 }
 
-std::string legend_of_verdicts(const Setting& setting) {
-  return fmt::format(
-      "Δ_end is the {0} at the end of training minus that of the reference, in nats per token. "
-      "The loss of the reference is the one with which it ends at the same {1}. "
-      "The 95 % confidence intervals hold for all architectures of the table together. "
-      "Equivalent: all of the interval is within ±{2:.2f} (the shaded band). "
-      "Otherwise degraded: it is above zero; better: it is below zero; "
-      "not settled: it contains zero, or no comparison is possible. "
-      "Final loss − reference: difference of the {0} at the same number of tokens. "
-      "Trend: change of Δ_end when the tokens double; it needs two budgets that can be judged. "
-      "Tokens needed: as a multiple of what the reference needs for the same {1}; "
-      "below 1 is faster. "
-      "Judged at: the largest budget that can be judged. "
-      "Final loss and tokens needed are read at this budget; without a verdict, "
-      "they are read at the largest budget that the ladder covers, or else at the largest budget. "
-      "State: memory that one sequence needs when decoding.",
-      setting.test_name(), setting.pretraining_name(), setting.ladder.margin);
+std::vector<std::string> legend_of_verdicts(const Setting& setting) {
+  const std::string loss(setting.test_name()), equal(setting.pretraining_name());
+  return {
+      fmt::format("The verdict is equivalent if all of the interval is within ±{:.2f}, "
+                  "the shaded band. "
+                  "Otherwise it is degraded if the interval is above zero, "
+                  "better if it is below zero, "
+                  "and not settled if it contains zero or no comparison is possible.",
+                  setting.ladder.margin),
+      fmt::format("Δ_end is the {0} at the end of training, "
+                  "minus the {0} with which the reference ends at the same {1}. "
+                  "The unit is nats per token. "
+                  "The 95 % confidence intervals hold for all architectures of the table together.",
+                  loss, equal),
+      fmt::format("Final loss − reference is the difference of the {} at the same number of tokens.",
+                  loss),
+      "Trend is the change of Δ_end when the tokens double. "
+      "It needs two budgets that can be judged.",
+      fmt::format("Tokens needed is a multiple: the tokens of the architecture, "
+                  "divided by those with which the reference reaches the same {}. "
+                  "A value below 1 means that the architecture learns faster.",
+                  equal),
+      "Judged at is the largest budget that can be judged. "
+      "Final loss and tokens needed are read at this budget. "
+      "Without a verdict, they are read at the largest budget that the ladder covers, "
+      "or else at the largest budget.",
+      "Tokens/s is the speed of these runs. "
+      "Runs that shared a machine slowed each other, "
+      "so a difference need not come from the architectures.",
+      "State is the memory that one sequence needs when decoding."};
 }
 
 std::vector<std::string> sentences(const Architecture& a, const Setting& setting) {

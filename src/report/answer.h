@@ -9,7 +9,7 @@ namespace assay::report {
 // What a setting measures: "Trained on cc, c4; tested on …".
 std::string question(const Setting& setting);
 // What the verdicts of a setting mean, and what an interval holds.
-std::string legend_of_verdicts(const Setting& setting);
+std::vector<std::string> legend_of_verdicts(const Setting& setting);  // an entry per column
 // Why it is not settled, facts next to the verdict, where the difference is largest, warnings.
 std::vector<std::string> sentences(const Architecture& architecture, const Setting& setting);
 // What limits every number of the setting: no ladder, few sources, runs that are missing.

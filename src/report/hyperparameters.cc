@@ -57,12 +57,19 @@ Hyperparameters hyperparameters(const Architecture& architecture) {
   return out;
 }
 
+// What numbers stand for that are no sizes.
+constexpr const char* kCodes =
+    "A window of −1 is all positions. "
+    "0 of another size (head_dim, num_kv_heads, d_ff, max_positions, temperature) "
+    "stands for the default of the field, which `assay describe mixer` explains.";
+
 Table differing_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-differing"),
               "Hyper-parameters in which the models differ",
               "A difference other than the sequence mixer (block, norm, width, parameters, "
               "state) may explain a result. A matched control is a [model.NAME] table in the plan. "
-              "Seeds: those of the largest budget.",
+              "The seeds are those of the largest budget. " +
+                  std::string(kCodes),
               {{"hyper-parameter"}},
               {}};
   const Configurations all(setting);
@@ -89,7 +96,7 @@ Table differing_table(const Setting& setting) {
 Table common_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-common"),
               "Hyper-parameters that all models share",
-              "",
+              kCodes,
               {{"hyper-parameter"}, {"value"}},
               {}};
   const Configurations all(setting);

@@ -6,6 +6,7 @@
 #include "base/version.h"
 #include "report/answer.h"
 #include "report/svg.h"
+#include "study/plan.h"
 
 namespace assay::report {
 namespace {
@@ -15,18 +16,18 @@ constexpr const char* kStyle = R"(
 --band:#dfe7f1;--link:#0059a0;--s0:#222;--s1:#0072B2;--s2:#D55E00;--s3:#009E73;--s4:#b0558a;
 --s5:#9a7000;
 --s6:#2a85c0;--s7:#7A5195;--s8:#6f6f6f;--degraded:#a84300;--better:#005c94;--equivalent:#5b3f8f;
---open:#555}
+--open:#555;--edge:#0006}
 @media(prefers-color-scheme:dark){:root{--paper:#16181b;--ink:#e8e8e8;--soft:#b0b4b8;--rule:#3a3e43;
 --panel:#202327;--band:#2b3644;--link:#7cb8ec;--s0:#eee;--s1:#4aa8e8;--s2:#f08a3c;--s3:#3cc79c;
 --s4:#dc90b8;
 --s5:#d9ab3c;--s6:#8acbf5;--s7:#b794cf;--s8:#a8a8a8;--degraded:#f3985a;--better:#6cb9f0;
 --equivalent:#c0a6ee;
---open:#b5b5b5}}
+--open:#b5b5b5;--edge:#fff7}}
 @media print{:root{color-scheme:light;--paper:#fff;--ink:#000;--soft:#333;--rule:#bbb;--panel:#fff;
 --band:#e4eaf2;--link:#000;--s0:#222;--s1:#0072B2;--s2:#D55E00;--s3:#009E73;--s4:#b0558a;
 --s5:#9a7000;
 --s6:#2a85c0;--s7:#7A5195;--s8:#6f6f6f;--degraded:#a84300;--better:#005c94;--equivalent:#5b3f8f;
---open:#444}}
+--open:#444;--edge:#fff}}
 *{box-sizing:border-box}
 body{margin:0;font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;
 color:var(--ink);background:var(--paper)}
@@ -58,8 +59,13 @@ figure{min-width:0;margin:0;border:1px solid var(--rule);border-radius:4px;paddi
   break-inside:avoid}
 figure>svg{display:block;width:100%;height:auto;max-width:820px;margin:auto}
 figcaption{text-align:right;padding:0 6px}
+ul.note{margin:.4em 0 .7em;padding-left:1.2em;max-width:95ch}ul.note li{margin:.15em 0}
 .key{white-space:nowrap}
-.scroll{overflow-x:auto;margin:.3em 0}
+.scroll{overflow-x:auto;margin:.3em 0;background:
+linear-gradient(90deg,var(--paper) 60%,transparent) 0 0/32px 100% no-repeat local,
+linear-gradient(270deg,var(--paper) 60%,transparent) 100% 0/32px 100% no-repeat local,
+linear-gradient(90deg,var(--edge),transparent) 0 0/14px 100% no-repeat scroll,
+linear-gradient(270deg,var(--edge),transparent) 100% 0/14px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.32em .7em;border-bottom:1px solid var(--rule);text-align:left;vertical-align:middle;
 white-space:nowrap}
@@ -68,7 +74,7 @@ td.long{white-space:normal;min-width:22em;overflow-wrap:anywhere}
 thead th{border-bottom:2px solid var(--ink);vertical-align:bottom;white-space:normal;
   min-width:4.2em}
 tbody th{font-weight:600;position:sticky;left:0;background:var(--paper)}
-td svg,th svg{display:block}.badge svg{display:inline}tbody wbr{display:none}
+td svg,th svg{display:block}.badge svg{display:inline}thead wbr,tbody wbr{display:none}
 .n{text-align:right}
 a{color:var(--link)}
 details>summary{cursor:pointer;margin:1.2em 0 .2em;font-weight:600}
@@ -90,10 +96,13 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
 .cards td{border:0;padding:.12em 0;display:flex;justify-content:space-between;gap:1em;
   text-align:right;
 white-space:normal;align-items:center}
-.cards td:empty{display:none}
+.cards td:empty,.cards td.drawing{display:none}
+figure{overflow-x:auto}figure>svg{min-width:calc(var(--width)*.9)}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
-h2,h3,p.note{break-after:avoid}tr,p{break-inside:avoid}.scroll{overflow:visible}
+h2,h3,p.note{break-after:avoid}tr,p,li,.item{break-inside:avoid}.scroll{overflow:visible}
+details::details-content{content-visibility:visible}details>summary{list-style:none;break-after:avoid}
+.scroll{background:none}
 .grid,.grid.pairs{grid-template-columns:1fr 1fr}.grid.large{grid-template-columns:1fr}
 figure>svg{max-height:20cm}table,.cards th,.cards td,.cards thead th{font-size:7.2pt}
 th,td,.cards th,.cards td{padding:.2em .35em;white-space:normal;min-width:0}
@@ -134,7 +143,9 @@ std::string html(const FigureGroup& group) {
     const std::string link =
         fmt::format("<a href=\"figures/{}.svg\">SVG<span class=\"hidden\"> of {}</span></a>",
                     escape(figure.id), escape(figure.title));
-    out += fmt::format("<figure>{}<figcaption>{}</figcaption></figure>\n", to_svg(figure), link);
+    out += fmt::format(
+        "<figure style=\"--width:{}px\">{}<figcaption>{}</figcaption></figure>\n", figure.width,
+        to_svg(figure), link);
   }
   return out + "</div>\n";
 }
@@ -151,7 +162,8 @@ std::string html(const Table& table, bool folded) {
   if (folded)
     return fmt::format("<details><summary>{}</summary>\n{}{}</details>\n", html_text(table.title),
                        note, to_html(table));
-  return fmt::format("<h3>{}</h3>\n{}{}", html_text(table.title), note, to_html(table));
+  return fmt::format("<div class=\"item\"><h3>{}</h3>\n{}{}</div>\n", html_text(table.title), note,
+                     to_html(table));
 }
 
 std::string html(const Item& item) {
@@ -208,9 +220,11 @@ std::string opening(const SettingContents& s, const Study& study) {
     if (const auto* table = std::get_if<Table>(&item.content);
         table && item.section.empty() && table->shown)
       out += to_html(*table);
-  out += fmt::format("<p class=\"note\">{} {}</p>\n", html_text(legend_of_verdicts(setting)),
-                     fmt::format("<a href=\"tables/{}verdicts.csv\">CSV</a>",
-                                 setting.name.empty() ? "" : escape(setting.name) + "-"));
+  out += "<ul class=\"note\">\n";
+  for (const std::string& entry : legend_of_verdicts(setting))
+    out += fmt::format("<li>{}</li>\n", html_text(entry));
+  out += fmt::format("<li>The table as <a href=\"tables/{}verdicts.csv\">CSV</a>.</li>\n</ul>\n",
+                     setting.name.empty() ? "" : escape(setting.name) + "-");
   std::string warnings;
   for (const std::string& caution : cautions(setting, study))
     warnings += fmt::format("<p>{}</p>", html_text(caution));
@@ -264,6 +278,8 @@ std::string page(const Study& study, const std::vector<SettingContents>& setting
       "<a class=\"skip\" href=\"#main\">Skip to the verdicts</a>\n"
       "<main id=\"main\">\n<h1>Study {0}</h1>\n",
       escape(study.name), kStyle, series_style(), kNarrow);
+  if (const std::string asked = study::opening_sentence(study.plan); !asked.empty())
+    out += fmt::format("<p>{}</p>\n", html_text(asked));
   for (const SettingContents& s : settings) out += opening(s, study);
   out += navigation(settings);
   for (const SettingContents& s : settings) out += body(s);

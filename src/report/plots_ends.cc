@@ -140,20 +140,23 @@ std::string figure_id(const Setting& setting, const std::string& name) {
 }
 
 FigureGroup ladder_plot(const Setting& setting) {
+  std::string note = fmt::format(
+      "Each symbol is the end of one run. "
+      "The black curve shows what the reference has at each {}, interpolated between its budgets. "
+      "Δ_end is the vertical distance to the curve; above it is worse.",
+      setting.pretraining_name());
+  if (std::ranges::any_of(setting.architectures,
+                          [](const Architecture& a) { return a.style && a.budgets.size() > 1; }))
+    note += " Thin lines join the means of the budgets of an architecture.";
+  note += " If the line on which both losses are equal crosses the figure, it is dashed.";
   return {.title = "The ends of runs against the ladder of the reference",
-          .note = fmt::format(
-              "Each symbol is the end of one run; "
-              "the black curve is what the reference has at each {}, read between its rungs. "
-              "Δ_end is the vertical distance to the curve: above it is worse. "
-              "Thin lines join the means of the budgets of an architecture. Dashed: the identity, "
-              "where both losses are equal.",
-              setting.pretraining_name()),
+          .note = note,
           .figures = {ladder_figure(setting, "")},
           .large = true};
 }
 
 FigureGroup ladder_plots_by_domain(const Setting& setting) {
-  FigureGroup group{.title = "The same by domain", .note = "Symbols, curve and lines as above."};
+  FigureGroup group{.title = "The same by domain", .note = "Symbols, curve and lines are those of the figure above."};
   if (setting.test.size() < 2) return group;
   for (const std::string& domain : setting.test)
     group.figures.push_back(ladder_figure(setting, domain));
@@ -243,7 +246,7 @@ FigureGroup budget_plots(const Setting& setting) {
 
 FigureGroup tuning_plots(const Setting& setting) {
   FigureGroup group{.title = "Held-out loss over the learning rate",
-                    .note = "The chosen rate is a filled symbol, the others are outlines."};
+                    .note = "The chosen rate has a filled symbol. The other rates have outlines."};
   Figure figure{.id = figure_id(setting, "learning-rates"),
                 .title = "Choice of the learning rate",
                 .x = {.title = "peak learning rate", .log = true},

@@ -39,7 +39,20 @@ double mean_of(const std::vector<Run>& runs, const std::string& set, const std::
 }
 double loss_in(const run::Slice& slice) { return slice.loss; }
 double tokens_in(const run::Slice& slice) { return double(slice.tokens); }
-double share_in(const run::Slice& slice) { return slice.share; }
+
+// Mean over the runs with slices, in which a slice without tokens is absent.
+double share_above(const std::vector<Run>& runs, const std::string& set) {
+  double sum = 0;
+  int64_t count = 0;
+  for (const Run& run : runs) {
+    const run::EvaluatedSet* found = last_set(run, set);
+    if (!found || !found->slices) continue;
+    const run::Slice* above = last_slice(run, set, run::slice::kAbove12Nats);
+    sum += above ? above->share : 0;
+    ++count;
+  }
+  return count ? sum / double(count) : kNone;
+}
 
 template <class Get>
 double mean_over_domains(const Setting& setting, Get&& get) {
@@ -110,9 +123,8 @@ double slice_loss(const std::vector<Run>& runs, const Setting& setting, const st
 }
 
 double share_above_12_nats(const std::vector<Run>& runs, const Setting& setting) {
-  return mean_over_domains(setting, [&](const std::string& set) {
-    return 100 * mean_of(runs, set, run::slice::kAbove12Nats, share_in);
-  });
+  return mean_over_domains(setting,
+                           [&](const std::string& set) { return 100 * share_above(runs, set); });
 }
 
 std::vector<std::string> slice_warnings(const Architecture& a, const Setting& setting) {
@@ -142,7 +154,8 @@ std::vector<std::string> slice_warnings(const Architecture& a, const Setting& se
     });
     const double share = mean_of(*own, set, run::slice::kUnseen, tokens_in) / tokens;
     warn(share * change(run::slice::kUnseen, loss_in), "tokens that were never seen in training");
-    warn(12 * change(run::slice::kAbove12Nats, share_in), "tokens with a loss above 12 nats");
+    warn(12 * (share_above(*own, set) - share_above(*reference, set)),
+         "tokens with a loss above 12 nats");
   }
   return out;
 }

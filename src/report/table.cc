@@ -151,9 +151,10 @@ std::string html_cell(const Table& table, const std::vector<Cell>& row, size_t c
   if (first) attributes += " scope=\"row\"";
   if (column.format > Format::code) attributes += " class=\"n\"";
   else if (whole && show(row[c], column.format).size() > kLongText) attributes += " class=\"long\"";
+  else if (!column.filed && column.markup.size() > 0) attributes += " class=\"drawing\"";
   if (table.cards)
     attributes += fmt::format(" role=\"{}\" data-label=\"{}\"", first ? "rowheader" : "cell",
-                              escape(plain_text(column.name)));
+                              escape(column.name));
   if (column.format == Format::code && whole)
     attributes += fmt::format(" title=\"{}\"", escape(*whole));
   const std::string content = rich ? rich->html : breakable(html_text(show(row[c], column.format)));

@@ -62,16 +62,18 @@ Table loss_table(const Setting& setting) {
   Table table{.id = id(setting, "losses"),
               .title = "Loss at the end of training",
               .note = fmt::format(
-                  "Nats per token, mean over seeds, at the largest budget of each architecture. "
+                  "The losses are in nats per token, "
+                  "as means over the seeds of the largest budget of each architecture. "
                   "The architectures differ in their {} here; Δ_end compares them at the same one. "
                   "Standard deviation and bits per byte are those of the {}.",
                   setting.pretraining_name(), setting.test_name())};
   if (!setting.mixed)
     table.note +=
-        " Held-out: mean over the training domains. Mean: over the out-of-domain test domains.";
+        " The column held-out is a mean over the training domains, "
+        "and the column mean is one over the out-of-domain test domains.";
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
-                   {"seeds"},
+                   {"seeds", Format::count},
                    {"training", Format::loss},
                    {"held-out", Format::loss}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::loss});
@@ -99,9 +101,10 @@ Table degradation_table(const Setting& setting) {
   Table table{.id = id(setting, "degradation"),
               .title = "Secondary: mean difference along training",
               .note =
-                  "Mean of a difference: loss of the architecture − loss of the reference. "
-                  "The mean is over the range of pre-training loss that both reach: "
-                  "along training, at the same budget. "
+                  "The table shows the mean of the difference "
+                  "(loss of the architecture minus loss of the reference). "
+                  "The mean is over the range of pre-training loss that both reach along training, "
+                  "at the same budget. "
                   "The unit is nats per token. The 95 % interval counts seeds only. "
                   "This number is biased and carries no verdict: "
                   "the learning rates of the two models differ along the schedule; "
@@ -134,9 +137,10 @@ Table convergence_table(const Setting& setting) {
   Table table{.id = id(setting, "convergence"),
               .title = "Speed of convergence along training",
               .note =
-                  "Tokens needed to reach a pre-training loss, and the ratio to the reference. "
+                  "The table shows the tokens needed to reach a pre-training loss, "
+                  "and their ratio to those of the reference. "
                   "The loss is the lowest one that every run of both reaches at the same budget. "
-                  "A ratio below 1 is faster."};
+                  "A ratio below 1 means that the architecture learns faster."};
   table.columns = {{"architecture"},
                    {"loss of"},
                    {"loss reached", Format::loss},
@@ -158,13 +162,12 @@ Table slice_table(const Setting& setting) {
   Table table{.id = id(setting, "slices"),
               .title = "Loss by kind of target token",
               .note =
-                  "Test loss at the last evaluation, mean over domains and seeds. "
-                  "The reference has its loss, the others have their difference to it. "
-                  "The difference is that at the largest budget that both have: "
+                  "The losses are those of the last evaluation, as means over domains and seeds. "
+                  "The column of the reference shows its loss. "
+                  "The other columns show the difference to it, at the largest budget of both: "
                   "at equal tokens, not at equal pre-training loss. "
-                  "Frequent, rare and unseen: in the training text. "
-                  "Repeated bigram: an earlier bigram of the context predicts the target; "
-                  "other: the rest."};
+                  "Targets are frequent, rare or unseen in the training text. "
+                  "A repeated bigram of the context predicts a target, or it is another one."};
   table.columns = {{"slice"}};
   for (const Architecture& a : setting.architectures) {
     const bool is_reference = a.style == 0;
@@ -186,6 +189,15 @@ Table slice_table(const Setting& setting) {
   };
   for (const std::string& slice : slice_names(setting))
     add(words(slice), [&](const auto& runs) { return slice_loss(runs, setting, slice); });
+  std::vector<std::string> without;
+  for (const Architecture& a : setting.architectures)
+    if (a.style != 0 && setting.has_reference() &&
+        !runs_of_equal_budget(a, setting.reference()).first)
+      without.push_back(a.name);
+  if (!without.empty())
+    table.note += fmt::format(
+        " No difference is shown for {}, because there is no budget that the reference has, too.",
+        join(without));
   if (!table.rows.empty())
     add("share above 12 nats, %",
         [&](const auto& runs) { return share_above_12_nats(runs, setting); });
@@ -221,8 +233,8 @@ Table speed_table(const Setting& setting) {
   Table table{.id = id(setting, "speed"),
               .title = "Speed and memory",
               .note =
-                  "Median over the runs of the largest budget. "
-                  "State: the bytes that a sequence keeps from token to token when decoding. "
+                  "The values are medians over the runs of the largest budget. "
+                  "The state is what a sequence keeps from token to token when decoding. "
                   "For attention, this is its cache. "
                   "Runs that shared a machine slowed each other, "
                   "so a difference in tokens/s need not come from the architectures. "
@@ -255,15 +267,15 @@ Table probe_table(const Setting& setting) {
               .title = "What the mixers do with earlier positions",
               .note =
                   "Measured on held-out text at the end of training. "
-                  "Mean over layers and queries, median over seeds. "
-                  "Visibility: share of the earlier positions that influence a query. "
+                  "The values are means over layers and queries, and medians over seeds. "
+                  "Visibility is the share of the earlier positions that influence a query. "
                   "Such a position changes the output by over 1/1000 of the largest change. "
-                  "Real relation: what that influence follows when neighbours change places. "
-                  "1 is the content, 0 is the position. "
-                  "Uniformity: entropy of the influence. "
-                  "1 is all earlier positions alike, 0 is one position. "
-                  "Best layer: the layer with the highest visibility. "
-                  "Attention entropy: of the softmax weights, where there are any."};
+                  "The best layer is the one with the highest visibility. "
+                  "Real relation says whether the influence follows the content (1) "
+                  "or the position (0) when two neighbours are exchanged. "
+                  "Uniformity is the entropy of the influence: "
+                  "1 if all earlier positions count alike, 0 if one position counts. "
+                  "Attention entropy is that of the softmax weights, where there are any."};
   table.columns = {{"architecture"},
                    {"visibility", Format::loss},
                    {"best layer", Format::loss},

@@ -151,8 +151,9 @@ Table recall_table(const Setting& setting) {
               .title = "Recall targets and other targets",
               .note =
                   "Recall targets are tokens that a repeated bigram of the context predicts. "
-                  "The two parts add up to Δ_end: each is the difference summed over its targets, "
-                  "per token of all targets. Each interval has 95 % coverage by itself."};
+                  "The two parts add up to Δ_end: each part is the sum of the differences "
+                  "over its targets, divided by the number of all targets. "
+                  "Each interval has 95 % coverage by itself."};
   table.columns = {{"architecture"},
                    {"Δ_end", Format::change},
                    {"part on recall targets", Format::change},
@@ -172,7 +173,7 @@ Table budget_table(const Setting& setting) {
                   "A budget that the ladder does not cover has no Δ_end."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
-                   {"seeds"},
+                   {"seeds", Format::count},
                    {setting.pretraining_name(), Format::loss},
                    {setting.test_name(), Format::loss},
                    {"Δ_end", Format::change},
@@ -200,11 +201,12 @@ Table prediction_table(const Setting& setting) {
       "Smaller budgets of an architecture predict the budget of its verdict. "
       "All its budgets predict twice the largest one, "
       "where the ladder reaches that far and the reference does not overfit. "
-      "A prediction is Δ_end itself, or with several budgets their line over log tokens. "
-      "Budgets without a verdict count only if there is none with a verdict. "
+      "From one smaller budget, the prediction is its Δ_end. "
+      "From several, it is the regression line of Δ_end over log tokens. "
+      "Budgets without a verdict are used only if no budget has one. "
       "The interval is meant to hold 90 % of the later measurements, with as many seeds.";
   if (!measured.empty())
-    note += fmt::format(" Measurements inside: {} of {}.", inside, measured.size());
+    note += fmt::format(" Of {} measurements, {} are in the interval.", measured.size(), inside);
   if (measured.size() >= 3)
     note += fmt::format(
         " Kendall's τ between prediction and measurement is {:.2f}; 1 is the same order.",
@@ -217,11 +219,11 @@ Table prediction_table(const Setting& setting) {
                    {"for", Format::tokens},
                    {"predicted Δ_end, 90 %", Format::change},
                    {"measured Δ_end, 95 %", Format::change},
-                   {"inside"}};
+                   {"measured value in the interval"}};
   for (const Foretold& one : found)
     table.rows.push_back({one.name, one.from, one.tokens, one.predicted,
                           one.measured ? Cell(*one.measured) : Cell(kNone),
-                          !one.measured  ? "not trained"
+                          !one.measured  ? "not measured"
                           : one.inside() ? "yes"
                                          : "no"});
   return table;
@@ -231,11 +233,12 @@ Table ladder_table(const Setting& setting) {
   Table table{.id = table_id(setting, "ladder"),
               .title = "The ladder of the reference",
               .note =
-                  "The reference, trained to the end at each budget; means over the seeds. "
+                  "The reference was trained to the end at each budget. "
+                  "The losses are means over the seeds. "
                   "The loss on recall targets shows whether the reference is mature: "
-                  "it then falls by at most 0.1 nats from one rung to the next."};
+                  "it then falls by at most 0.1 nats from one budget to the next."};
   table.columns = {{"tokens", Format::tokens},
-                   {"seeds"},
+                   {"seeds", Format::count},
                    {setting.pretraining_name(), Format::loss},
                    {setting.test_name(), Format::loss}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::loss});
@@ -262,7 +265,8 @@ Table tuning_table(const Setting& setting) {
   Table table{.id = table_id(setting, "learning-rates"),
               .title = "Learning rates that were tried",
               .note =
-                  "Held-out loss of the training domains at the end of a run, mean over seeds. "
+                  "The table shows the held-out loss of the training domains at the end of a run, "
+                  "as a mean over seeds. "
                   "A run has the given number of tokens. "
                   "The rate with the lowest loss is used. "
                   "Losses out of domain have no part in the choice."};
@@ -284,7 +288,7 @@ Table check_table(const Setting& setting) {
   Table table{.id = table_id(setting, "learning-rate-checks"),
               .title = "Verdicts at half and at twice the learning rate",
               .note =
-                  "Compared with the same ladder. "
+                  "All rates are compared with the same ladder. "
                   "The chosen rates have the intervals of the study. "
                   "Those of the other rates hold for all of them together (95 %)."};
   table.columns = {{"architecture"},
@@ -312,9 +316,9 @@ Table overlap_table(const Setting& setting) {
   Table table{.id = table_id(setting, "overlap"),
               .title = "Do the test text and the held-out text occur in the training text?",
               .note =
-                  "Duplicates: documents whose tokens equal those of a training document. "
+                  "Duplicates are documents whose tokens equal those of a training document. "
                   "A 13-gram is a sequence of 13 tokens. "
-                  "Shared 13-grams: share of those in the text that the training text has.",
+                  "The last column is the share of the 13-grams that the training text has, too.",
               .columns = {{"domain"},
                           {"text"},
                           {"documents", Format::tokens},

@@ -443,6 +443,24 @@ const ConfigNode* last_with(const std::vector<ConfigNode>& layers, const std::st
   return last == layers.rend() ? nullptr : &*last;
 }
 
+std::vector<std::string> first_comment(const std::string& toml) {
+  std::vector<std::string> lines;
+  std::istringstream text(toml);
+  for (std::string line; std::getline(text, line) && line.starts_with('#');)
+    lines.push_back(line.substr(std::min(line.find_first_not_of("# "), line.size())));
+  return lines;
+}
+
+std::string first_sentence(const std::string& text) {
+  for (size_t at = 0; (at = text.find_first_of(".?", at)) != std::string::npos; ++at)
+    if (at + 1 == text.size() || text[at + 1] == ' ') return text.substr(0, at + 1);
+  return text;
+}
+
+std::string opening_sentence(const std::string& toml) {
+  return first_sentence(join(first_comment(toml), " "));
+}
+
 Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments) {
   if (looks_like_yaml(file))
     fail(

@@ -38,6 +38,12 @@
 
 namespace assay::study {
 
+// The comment at the beginning of a TOML text, by lines, and the first sentence of a text.
+std::vector<std::string> first_comment(const std::string& toml);
+std::string first_sentence(const std::string& text);
+// The first sentence of that comment: the question of a plan. "" without a comment.
+std::string opening_sentence(const std::string& toml);
+
 struct DataSetting {
   std::string store;                              // folder; "" when given by --data or synthetic
   std::vector<std::string> train, out_of_domain;  // domains

@@ -28,8 +28,8 @@ TEST_F(ReportPage, AnswersFirstAndOpensOffline) {
 TEST_F(ReportPage, EveryColumnOfTheVerdictsIsExplained) {
   fake.write(folder);
   const std::string page = top(html());
-  for (const char* name : {"Final loss − reference: ", "Trend: ", "Tokens needed: ", "Judged at: ",
-                           "State: ", "Equivalent: "})
+  for (const char* name : {"The verdict is", "Final loss − reference is", "Trend is",
+                           "Tokens needed is", "Judged at is", "Tokens/s is", "State is"})
     EXPECT_TRUE(contains(page, name)) << name;
 }
 
@@ -126,7 +126,7 @@ TEST_F(ReportPage, TablesHoldTheNumbers) {
   EXPECT_TRUE(contains(csv("delta-by-budget"), "\nwindow,20000000,4,"));
   EXPECT_TRUE(contains(csv("predictions"), "\nwindow,20000000,40000000,0.1")) << csv("predictions");
   EXPECT_TRUE(contains(csv("predictions"), "\nwindow,40000000,80000000,0.1")) << csv("predictions");
-  EXPECT_TRUE(contains(csv("predictions"), "not trained")) << csv("predictions");
+  EXPECT_TRUE(contains(csv("predictions"), "not measured")) << csv("predictions");
   EXPECT_TRUE(contains(csv("ladder"), "\n10000000,4,"));
   EXPECT_TRUE(contains(csv("degradation"), "mean,mean low,mean high"));
   EXPECT_TRUE(contains(csv("degradation"), "\nwindow,held-out loss,40000000,"));
