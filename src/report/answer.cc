@@ -212,8 +212,8 @@ std::vector<std::string> legend_of_verdicts(const Setting& setting) {
                   "The unit is nats per token. "
                   "The 95 % confidence intervals hold for all architectures of the table together.",
                   loss, equal),
-      fmt::format("Final loss − reference is the difference of the {} at the same number of tokens.",
-                  loss),
+      fmt::format(
+          "Final loss − reference is the difference of the {} at the same number of tokens.", loss),
       "Trend is the change of Δ_end when the tokens double. "
       "It needs two budgets that can be judged.",
       fmt::format("Tokens needed is a multiple: the tokens of the architecture, "

@@ -101,7 +101,8 @@ figure{overflow-x:auto}figure>svg{min-width:calc(var(--width)*.9)}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
 h2,h3,p.note{break-after:avoid}tr,p,li,.item{break-inside:avoid}.scroll{overflow:visible}
-details::details-content{content-visibility:visible}details>summary{list-style:none;break-after:avoid}
+details::details-content{content-visibility:visible}
+details>summary{list-style:none;break-after:avoid}
 .scroll{background:none}
 .grid,.grid.pairs{grid-template-columns:1fr 1fr}.grid.large{grid-template-columns:1fr}
 figure>svg{max-height:20cm}table,.cards th,.cards td,.cards thead th{font-size:7.2pt}

@@ -156,7 +156,8 @@ FigureGroup ladder_plot(const Setting& setting) {
 }
 
 FigureGroup ladder_plots_by_domain(const Setting& setting) {
-  FigureGroup group{.title = "The same by domain", .note = "Symbols, curve and lines are those of the figure above."};
+  FigureGroup group{.title = "The same by domain",
+                    .note = "Symbols, curve and lines are those of the figure above."};
   if (setting.test.size() < 2) return group;
   for (const std::string& domain : setting.test)
     group.figures.push_back(ladder_figure(setting, domain));

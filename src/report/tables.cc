@@ -101,8 +101,7 @@ Table degradation_table(const Setting& setting) {
   Table table{.id = id(setting, "degradation"),
               .title = "Secondary: mean difference along training",
               .note =
-                  "The table shows the mean of the difference "
-                  "(loss of the architecture minus loss of the reference). "
+                  "The difference is the loss of the architecture minus that of the reference. "
                   "The mean is over the range of pre-training loss that both reach along training, "
                   "at the same budget. "
                   "The unit is nats per token. The 95 % interval counts seeds only. "
@@ -271,8 +270,8 @@ Table probe_table(const Setting& setting) {
                   "Visibility is the share of the earlier positions that influence a query. "
                   "Such a position changes the output by over 1/1000 of the largest change. "
                   "The best layer is the one with the highest visibility. "
-                  "Real relation says whether the influence follows the content (1) "
-                  "or the position (0) when two neighbours are exchanged. "
+                  "Real relation says what the influence follows when neighbours are exchanged: "
+                  "the content (1) or the position (0). "
                   "Uniformity is the entropy of the influence: "
                   "1 if all earlier positions count alike, 0 if one position counts. "
                   "Attention entropy is that of the softmax weights, where there are any."};

@@ -151,8 +151,8 @@ Table recall_table(const Setting& setting) {
               .title = "Recall targets and other targets",
               .note =
                   "Recall targets are tokens that a repeated bigram of the context predicts. "
-                  "The two parts add up to Δ_end: each part is the sum of the differences "
-                  "over its targets, divided by the number of all targets. "
+                  "The two parts add up to Δ_end. "
+                  "Each part is the sum of its differences, divided by the number of all targets. "
                   "Each interval has 95 % coverage by itself."};
   table.columns = {{"architecture"},
                    {"Δ_end", Format::change},
