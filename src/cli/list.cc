@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "cli/command.h"
@@ -12,6 +13,7 @@
 #include "nn/mixer.h"
 #include "ops/paths.h"
 #include "study/plan.h"
+#include "tasks/kind.h"
 #include "tasks/task.h"
 #include "train/config.h"
 
@@ -226,12 +228,19 @@ void describe_plan(const std::string& name) {
         text);
 }
 
-// The lines of a TOML text whose values are not empty.
-std::string without_empty_values(const std::string& toml) {
+// The definition of a task without the fields that are empty by default.
+std::string without_empty_defaults(const tasks::Task& task) {
+  tasks::TaskConfig config;
+  Fields fields = fields_of(config);
+  const auto kind = tasks::kinds().at(task.config.kind).make();
+  for (const Field& field : kind->fields()) fields.push_back(field);
+  std::set<std::string> empty;
+  std::istringstream defaults(to_toml(fields)), lines(task.definition);
+  for (std::string line; std::getline(defaults, line);)
+    if (line.ends_with("= \"\"") || line.ends_with("= []")) empty.insert(line);
   std::string text;
-  std::istringstream lines(toml);
   for (std::string line; std::getline(lines, line);)
-    if (!line.ends_with("= \"\"") && !line.ends_with("= []")) text += line + "\n";
+    if (!empty.contains(line)) text += line + "\n";
   return text;
 }
 
@@ -243,7 +252,7 @@ void describe_task(const std::string& name) {
                          {"metrics", task.metrics},
                          {"toml", task.definition}};
   print(document, fmt::format("task {}: {}\n  metrics  {}\n\n{}", name, task.config.kind,
-                              join(task.metrics), without_empty_values(task.definition)));
+                              join(task.metrics), without_empty_defaults(task)));
 }
 
 void describe_dataset(const std::string& name) {

@@ -60,8 +60,8 @@ Hyperparameters hyperparameters(const Architecture& architecture) {
 // What numbers stand for that are no sizes.
 constexpr const char* kCodes =
     "A window of −1 is all positions. "
-    "Other fields, such as head_dim and d_ff, are 0 if they have their default, "
-    "which `assay describe mixer` explains.";
+    "A head_dim, num_kv_heads, d_ff, max_positions or temperature of 0 stands for its default, "
+    "which depends on the model. Other zeros are values.";
 
 Table differing_table(const Setting& setting) {
   Table table{id(setting, "hyperparameters-differing"),

@@ -97,7 +97,7 @@ table.cards,.cards tbody,.cards tr,.cards th,.cards td{display:block}
   text-align:right;
 white-space:normal;align-items:center}
 .cards td:empty,.cards td.drawing{display:none}
-figure{overflow-x:auto}figure>svg{min-width:calc(var(--width)*.9)}
+figure{overflow-x:auto}figure>svg{min-width:var(--width)}
 .cards td::before{content:attr(data-label);color:var(--soft);text-align:left;flex:1 1 9em}}
 @media print{main{max-width:none;padding:0}body{font-size:10.5pt}nav,.skip,figcaption{display:none}
 h2,h3,p.note{break-after:avoid}tr,p,li,.item{break-inside:avoid}.scroll{overflow:visible}

@@ -148,7 +148,6 @@ FigureGroup ladder_plot(const Setting& setting) {
   if (std::ranges::any_of(setting.architectures,
                           [](const Architecture& a) { return a.style && a.budgets.size() > 1; }))
     note += " Thin lines join the means of the budgets of an architecture.";
-  note += " If the line on which both losses are equal crosses the figure, it is dashed.";
   return {.title = "The ends of runs against the ladder of the reference",
           .note = note,
           .figures = {ladder_figure(setting, "")},

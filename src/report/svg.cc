@@ -218,6 +218,8 @@ class Drawing {
       return;
     }
     line(x_(low), y_(low), x_(high), y_(high), "faint", "#777", 1.2, " stroke-dasharray=\"6 4\"");
+    label(right_ - 6, bottom_ - 8, "end", "dashed: both losses are equal",
+          " class=\"faint\" fill=\"#666\" font-size=\"11\"");
   }
   void band(double x1, double y1, double x2, double y2) {
     body_ += band_element(x1, y1, x2 - x1, y2 - y1);

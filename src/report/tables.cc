@@ -166,7 +166,8 @@ Table slice_table(const Setting& setting) {
                   "The other columns show the difference to it, at the largest budget of both: "
                   "at equal tokens, not at equal pre-training loss. "
                   "Targets are frequent, rare or unseen in the training text. "
-                  "A repeated bigram of the context predicts a target, or it is another one."};
+                  "A target is a repeated bigram if an earlier bigram of the context predicts it. "
+                  "All others are in the row other."};
   table.columns = {{"slice"}};
   for (const Architecture& a : setting.architectures) {
     const bool is_reference = a.style == 0;

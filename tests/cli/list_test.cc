@@ -44,6 +44,14 @@ TEST_F(Lists, TasksAndDatasetsNameEachOther) {
   expect("describe dataset nothing", 2, {"unknown dataset 'nothing'"});
 }
 
+TEST_F(Lists, TaskIsDescribedWithoutFieldsThatAreEmptyByDefault) {
+  EXPECT_EQ(run("describe task piqa").out.find("few_shot_documents"), std::string::npos);
+  folder_.write("mine.toml",
+                "kind = \"multiple_choice\"\ndocuments = \"d.jsonl\"\ntarget_delimiter = \"\"\n"
+                "text = \"{{q}}\"\nchoices = \"{{c}}\"\nanswer = \"{{a}}\"\n");
+  expect("describe task mine.toml", 0, {"target_delimiter = \"\""});
+}
+
 TEST_F(Lists, DescriptionIsTheFirstSentenceOrFormula) {
   expect("list plans", 0,
          {"limited_domain ", "Which architectures keep the base capabilities of Transformer++?\n"});

@@ -43,7 +43,9 @@ class FakeStudyFolder {
   // Writes the run folders and study.sqlite. Runs of models named in `unfinished` fail.
   void write(const fs::path& study, const std::vector<std::string>& unfinished = {}) {
     make_folder(study / "configs");
-    study::Plan plan{.name = "fake", .text = "reference = \"full\"\n", .reference = "full"};
+    study::Plan plan{.name = "fake",
+                     .text = "# Is this a study? It is made up.\nreference = \"full\"\n",
+                     .reference = "full"};
     study::Setting& setting = plan.settings.emplace_back();
     setting.data.train = train;
     setting.data.out_of_domain = out_of_domain;

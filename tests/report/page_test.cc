@@ -33,6 +33,21 @@ TEST_F(ReportPage, EveryColumnOfTheVerdictsIsExplained) {
     EXPECT_TRUE(contains(page, name)) << name;
 }
 
+TEST_F(ReportPage, QuestionOfThePlanIsUnderTheTitle) {
+  fake.write(folder);
+  EXPECT_TRUE(contains(html(), "<h1>Study fake</h1>\n<p>Is this a study?</p>"));
+}
+
+TEST_F(ReportPage, PrintShowsWhatIsFolded) {
+  fake.write(folder);
+  EXPECT_TRUE(contains(html(), "details::details-content{content-visibility:visible}"));
+}
+
+TEST_F(ReportPage, NumbersOfSeedsAreAlignedAsNumbers) {
+  fake.write(folder);
+  EXPECT_TRUE(contains(html(), "<th scope=\"col\" class=\"n\">seeds</th>"));
+}
+
 TEST_F(ReportPage, LoadsNothingFromOutside) {
   fake.write(folder);
   const std::string page = html();
