@@ -249,7 +249,7 @@ void add_bench_models(CLI::App& bench) {
       ->check(non_negative_number());
   command
       ->add_option("--prompt", o->bench.prompt,
-                   "tokens of prompts that --decode sequences read, then generate; 0: none")
+                   "with --decode: tokens of the prompt that each sequence reads; 0: none")
       ->capture_default_str()
       ->check(non_negative_number());
   command
@@ -276,7 +276,7 @@ void add_bench_models(CLI::App& bench) {
       ->check(CLI::IsMember({"deterministic", "torch", "cudnn", "flash-2"}));
   command
       ->add_option("--profile", o->profile,
-                   "lines of a profile of one more step, of decoding with --steps 0 (--json: all)")
+                   "lines of a profile of one more training step; with --steps 0: of a decode step")
       ->capture_default_str()
       ->check(non_negative_number());
   command->add_flag("--recompute", o->bench.recompute_activations, "activation checkpointing");

@@ -24,7 +24,10 @@ std::optional<int64_t> step_of(const std::string& name) {
 
 void check(const fs::path& file, const std::optional<std::string>& checksum) {
   if (checksum && *checksum != Safetensors(file).checksum())
-    fail("{}: the file is damaged: its bytes are not those that were written", file.string());
+    fail(
+        "{}: the file is damaged: its bytes are not those that were written. "
+        "An earlier checkpoint of the run can be used in its place.",
+        file.string());
 }
 
 }  // namespace

@@ -180,8 +180,8 @@ const bool registered = register_paths(
     "linear",
     cpu_kernel_path() +
         " without a gradient for up to 8 rows in float32 and 16 in bfloat16; else torch",
-    "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, 16 of large weights; "
-    "else torch",
+    "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, "
+    "16 if the weight has more than 8,192 rows; else torch",
     /*cuda_numerics=*/0, /*cpu_numerics=*/2);
 
 }  // namespace

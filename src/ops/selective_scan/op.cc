@@ -216,7 +216,7 @@ std::tuple<at::Tensor, at::Tensor> selective_scan(
 
 const std::string composed = "composed from tensor arithmetic";
 const bool registered_path =
-    register_paths(kOp, cpu_kernel_path() + "; with an A per token " + composed,
+    register_paths(kOp, cpu_kernel_path() + "; if A depends on the token, " + composed,
                    token_kernel_path(kCudaKernels ? composed : composed + ": built without CUDA"),
                    /*cuda_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
