@@ -364,7 +364,8 @@ const bool registered_path = register_paths(
     kCudaKernels
         ? std::string("cuda kernel sm_90a for bfloat16, a head_dim of 64, 96 or 128, "
                       "a chunk_size up to 256, and no earlier keys; "
-                      "cuda kernel sm_90a of decode steps for such a head_dim; else ") +
+                      "without gradients, a kernel of decode steps for such a head_dim, "
+                      "any dtype and earlier keys; else ") +
               kComposed
         : std::string(kComposed) + ": built without CUDA",
     /*cuda_numerics=*/2);

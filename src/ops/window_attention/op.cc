@@ -215,7 +215,7 @@ const bool registered_path = register_paths(
     kOp, cpu_kernel_path(),
     std::string(kCudaKernels ? "cuda kernel sm_90a for bfloat16 and a head_dim of 64, 96 or 128; "
                              : "") +
-        "torch's FlashAttention-2 for bfloat16 and another multiple of 8 up to 256; "
+        "torch's FlashAttention-2 for bfloat16 and a head_dim that 8 divides, up to 256; "
         "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic",
     /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
