@@ -282,6 +282,9 @@ std::vector<Case> cases() {
     out.push_back({1, 1501, 2, 2, 128, chunk_size, exact, 10, true, 2, 0, true, true});
   }
   out.push_back({2, 500, 4, 4, 96, 32, approx, 10, true, 2, 16, true});
+  // more blocks than run at the same time, most of which wait for others
+  for (bool popular : {false, true})
+    out.push_back({2, 8192, 2, 2, 64, 32, approx, 10, true, 1, 0, true, popular});
   const auto listed = [&](Case c, int64_t rank, int64_t size = 32) {
     c.selection = shortlist, c.shortlist = size, c.rank = rank;
     out.push_back(c);

@@ -74,10 +74,10 @@ void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {
   check("top1_chunk", why_unsupported(p));
   check("top1_chunk", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
   const auto scratch = workspace_at<BackwardWorkspace>(workspace, bwd);
-  chunk_gradients(bwd, scratch.gradients, scratch.lists, true, stream);
-  for (int rank = 0; rank < p.top_k && p.time > p.chunk_size; ++rank) {
-    sort_queries(p, scratch.lists, rank, stream);
-    chunk_gradients(bwd, scratch.gradients, scratch.lists, false, stream);
+  const bool chosen = p.time > p.chunk_size;
+  for (int rank = 0; rank == 0 || (rank < p.top_k && chosen); ++rank) {
+    if (chosen) sort_queries(p, scratch.lists, rank, stream);
+    chunk_gradients(bwd, scratch.gradients, scratch.lists, /*own=*/rank == 0, chosen, stream);
   }
 }
 

@@ -1,7 +1,15 @@
 // The gradients: a block holds up to 128 keys and values of a chunk and streams the queries that
-// read them, the list of those that chose the chunk or its own. A warp owns 16 keys; with keys as
-// rows, the exponentials come out of the tensor cores as the operands of dv and dk. dS goes through
-// shared memory once, for dq.
+// read them: first the chunk's own, then those that chose the chunk. A warp owns 16 keys; with keys
+// as rows, the exponentials come out of the tensor cores as the operands of dv and dk. dS goes
+// through shared memory once, for dq.
+//
+// dq of a query has two writers: the block of its own chunk writes, then the block of the chosen
+// chunk adds. A chosen chunk is earlier, so blocks go from the last chunk to the first: every block
+// waits only for blocks of lower numbers, which are on the device already, because the device
+// starts blocks in the order of their numbers (CUB's scan relies on this, too). And no block waits
+// before its own queries are done.
+#include <cuda/atomic>
+
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/wgmma.cuh"
@@ -15,37 +23,32 @@ constexpr int kTile = 64, kPart = 32;
 
 int block_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
 
-// delta = dout · out. One quad of lanes per row.
-template <int D>
-__global__ void __launch_bounds__(256) delta_kernel(Top1ChunkBackward bwd, float* delta) {
-  const int heads = int(bwd.forward.heads), lane = threadIdx.x % 4;
-  const int64_t i = (blockIdx.x * int64_t{256} + threadIdx.x) / 4, time = bwd.forward.time;
-  const bool wanted = i < bwd.forward.batch * time * heads;
-  const int64_t b = i / (time * heads), t = i / heads % time, h = i % heads;
-  float sum = 0;
-  if (wanted) {
-    const auto *out = reinterpret_cast<const Vec<bf16, 8>*>(head_row<D>(bwd.forward.out, b, t, h)),
-               *dout = reinterpret_cast<const Vec<bf16, 8>*>(head_row<D>(bwd.dout, b, t, h));
-#pragma unroll
-    for (int j = lane; j < D / 8; j += 4) {
-      const Vec<bf16, 8> x = out[j], y = dout[j];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum += to_compute(x[e]) * to_compute(y[e]);
-    }
-  }
-  sum = quad_sum(sum);
-  if (wanted && lane == 0) delta[(b * heads + h) * time + t] = sum;
-}
-
 template <int kKeys>
 constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetches its part of
 
-// What a query brings in addition to its rows; zeros where there is none, which then
-// adds nothing. `limit`:
-// it reads the block's keys [0, limit).
+// What a query brings in addition to its rows; zeros where there is none, which then adds nothing,
+// and a time of -1. `limit`: it reads the block's keys [0, limit).
 struct RowStats {
   float logsumexp[kTile], delta[kTile];
   int limit[kTile], time[kTile], head[kTile];
+};
+
+// The queries that a block takes next: `first` and after of `range`, its chunk's own and then those
+// of a list.
+struct Position {
+  QueryRange range;
+  int first, list_begin, list_end;
+  // From a tile to the one after it.
+  __device__ void advance(const Lists& lists) {
+    first += kTile;
+    if (first < range.end || range.order || list_begin == list_end) return;
+    range.order = lists.order + range.row(0);
+    first = list_begin;
+    range.end = list_end;
+  }
+  __device__ bool at_end() const { return first >= range.end; }
+  // The item of the tile's query `row`, or the last one.
+  __device__ int item(int row) const { return range.item(min(first + row, range.end - 1)); }
 };
 
 template <int D, int kKeys>
@@ -53,8 +56,10 @@ struct BackwardSmem {
   WgmmaTile<D, kKeys> k, v;
   WgmmaTile<kTile, kKeys> ds;  // [keys, queries]
   bf16* queries;               // rows of q, then of dout, of two stages
+  // Rows of out. A thread reads only what it copied, before it copies the next.
+  WgmmaTile<D, kTile> out;
   RowStats* two_stats;
-  static constexpr size_t kBytes = (2 * kKeys + 4 * kTile) * D * sizeof(bf16) +
+  static constexpr size_t kBytes = (2 * kKeys + 5 * kTile) * D * sizeof(bf16) +
                                    kKeys * kTile * sizeof(bf16) + 2 * sizeof(RowStats);
   __device__ BackwardSmem() {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -62,7 +67,8 @@ struct BackwardSmem {
     v.data = k.data + kKeys * D;
     ds.data = v.data + kKeys * D;
     queries = ds.data + kKeys * kTile;
-    two_stats = reinterpret_cast<RowStats*>(queries + 4 * kTile * D);
+    out.data = queries + 4 * kTile * D;
+    two_stats = reinterpret_cast<RowStats*>(out.data + kTile * D);
   }
   __device__ WgmmaTile<D, kTile> q(int stage) const { return {queries + 2 * stage * kTile * D}; }
   __device__ WgmmaTile<D, kTile> dout(int stage) const {
@@ -71,41 +77,68 @@ struct BackwardSmem {
   __device__ RowStats& stats(int stage) const { return two_stats[stage]; }
 };
 
-// 64 queries from `first` on: their rows of q and dout, and their stats. Vec4 lanes a row.
-// `item`: of the lane's rows; then of those 64 further on, which are read here so that no thread
+// The tile's row that the thread's quad copies, one of kRowsOf.
+template <int kKeys>
+__device__ int row_of(int i) {
+  return threadIdx.x / 4 + i * kKeys / 2;
+}
+
+// 64 queries: their rows of q, dout and out, and their stats but delta. Goes on to the next tile.
+// `item`: of the quad's rows; then of those of the next tile, which are read here so that no thread
 // waits for them then.
 template <int D, int kKeys>
-__device__ void fetch(const Top1ChunkBackward& bwd, const QueryRange& range,
-                      const BackwardSmem<D, kKeys>& shared, const float* delta, int first,
-                      int stage, int (&item)[kRowsOf<kKeys>], bool add_dq) {
+__device__ void fetch(const Top1ChunkBackward& bwd, const Lists& lists, Position& at,
+                      const BackwardSmem<D, kKeys>& shared, int stage, int (&item)[kRowsOf<kKeys>],
+                      bool add_own) {
+  const QueryRange& range = at.range;
   const int lane = threadIdx.x % 4;
+  RowStats& stats = shared.stats(stage);
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i) {
-    const int row = threadIdx.x / 4 + i * kKeys / 2;
-    const bool wanted = first + row < range.end;
+    const int row = row_of<kKeys>(i);
+    const bool wanted = at.first + row < range.end;
     const auto [t, h] = Query(range, item[i]);
     const bf16 *from_q = head_row<D>(bwd.forward.q, range.b, t, h),
-               *from_dout = head_row<D>(bwd.dout, range.b, t, h);
+               *from_dout = head_row<D>(bwd.dout, range.b, t, h),
+               *from_out = head_row<D>(bwd.forward.out, range.b, t, h);
 #pragma unroll
     for (int vector = lane; vector < D / 8; vector += 4) {
       cp_async_16(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
       cp_async_16(shared.dout(stage).at(row, vector), from_dout + vector * 8, wanted);
+      cp_async_16(shared.out.at(row, vector), from_out + vector * 8, wanted);
     }
-    RowStats& stats = shared.stats(stage);
-    const int64_t at = range.rows + item[i];
     if (lane == 0)
-      cp_async_4(stats.logsumexp + row, static_cast<const float*>(bwd.forward.logsumexp) + at,
-                 wanted);
-    if (lane == 1) cp_async_4(stats.delta + row, delta + at, wanted);
+      cp_async_4(stats.logsumexp + row,
+                 static_cast<const float*>(bwd.forward.logsumexp) + range.row(item[i]), wanted);
+    if (lane == 1) stats.head[row] = h;
     if (lane == 2) stats.limit[row] = range.order ? range.keys : t - range.first_key + 1;
-    if (lane == 3) {
-      stats.time[row] = t;
-      stats.head[row] = h;
-    }
-    if (add_dq && lane * 64 < D) prefetch_l2(head_row<D>(bwd.dq, range.b, t, h) + lane * 64);
-    item[i] = range.item(min(first + kTile + row, range.end - 1));
+    if (lane == 3) stats.time[row] = wanted ? t : -1;
+    if ((range.order || add_own) && lane * 64 < D)
+      prefetch_l2(head_row<D>(bwd.dq, range.b, t, h) + lane * 64);
   }
   cp_async_commit_group();
+  at.advance(lists);
+#pragma unroll
+  for (int i = 0; i < kRowsOf<kKeys>; ++i) item[i] = at.item(row_of<kKeys>(i));
+}
+
+// delta = dout · out of the rows that the quad has copied.
+template <int D, int kKeys>
+__device__ void compute_delta(const BackwardSmem<D, kKeys>& shared, int stage) {
+#pragma unroll
+  for (int i = 0; i < kRowsOf<kKeys>; ++i) {
+    const int row = row_of<kKeys>(i);
+    float sum = 0;
+#pragma unroll
+    for (int vector = threadIdx.x % 4; vector < D / 8; vector += 4) {
+      const auto x = *reinterpret_cast<const Vec<bf16, 8>*>(shared.out.at(row, vector)),
+                 y = *reinterpret_cast<const Vec<bf16, 8>*>(shared.dout(stage).at(row, vector));
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum += to_compute(x[e]) * to_compute(y[e]);
+    }
+    sum = quad_sum(sum);
+    if (threadIdx.x % 4 == 0) shared.stats(stage).delta[row] = sum;
+  }
 }
 
 // Sums of a warpgroup's 64 keys.
@@ -204,18 +237,18 @@ struct KeyGradients {
 // dq [queries, kColumns from `column` on] of a tile: dSᵀ · K. Adds to what is there, or writes.
 // Ends all products.
 template <int D, int kKeys, int kColumns>
-__device__ void query_gradients(const Top1ChunkBackward& bwd, const QueryRange& range,
-                                const BackwardSmem<D, kKeys>& shared, int first, int stage,
-                                int column, bool add) {
+__device__ void query_gradients(const Top1ChunkBackward& bwd, int batch,
+                                const BackwardSmem<D, kKeys>& shared, int stage, int column,
+                                bool add) {
   const RowStats& stats = shared.stats(stage);
   bf16* rows[2];
   uint4 before[2][kColumns / 32];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    rows[half] = first + i < range.end
-                     ? head_row<D>(bwd.dq, range.b, stats.time[i], stats.head[i]) + column
-                     : nullptr;
+    rows[half] = stats.time[i] < 0
+                     ? nullptr
+                     : head_row<D>(bwd.dq, batch, stats.time[i], stats.head[i]) + column;
 #pragma unroll
     for (int d = 0; d < kColumns / 32; ++d)
       before[half][d] = load_row32(add && rows[half] ? rows[half] + d * 32 : nullptr);
@@ -268,51 +301,67 @@ __device__ void write_partial(float* to, const float (&sum)[D / 8][4], float fac
           make_float2(sum[d][2 * half] * factor, sum[d][2 * half + 1] * factor);
 }
 
-// The rows of the block's keys, on their way to the L2 cache.
-template <int D>
-__device__ void prefetch_rows(const View& x, const QueryRange& range) {
-  constexpr int kLines = (D + 63) / 64;
-  for (int i = threadIdx.x; i < range.keys * kLines; i += blockDim.x)
-    prefetch_l2(head_row<D>(x, range.b, range.first_key + i / kLines, range.kv) + i % kLines * 64);
+// A number that blocks share.
+using Shared = ::cuda::atomic_ref<int, ::cuda::thread_scope_device>;
+
+// Waits until the own chunks of the list's queries have written dq. By all threads; a barrier must
+// follow before other threads use this. finished: of the head's chunks.
+__device__ inline void wait_for_own(const Position& at, int chunk_size, int* finished, int keys) {
+  for (int i = at.list_begin + int(threadIdx.x); i < at.list_end; i += blockDim.x) {
+    int& chunk = finished[Query(at.range, at.range.item(i)).time / chunk_size];
+    while (Shared(chunk).load(::cuda::memory_order_acquire) < keys) __nanosleep(50);
+  }
 }
 
-// Local: block i goes through chunk i / heads of key head i % heads; else through segment i / heads
-// of its lists.
+// Block i is of head i % heads. With n = i / heads: of the last chunk but n, its own queries (own)
+// and the first segment of its list (chosen); after all chunks, of a later segment.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
-    gradient_kernel(Top1ChunkBackward bwd, const float* delta, int key_offset, bool local,
-                    Lists lists, float* partial) {
+    gradient_kernel(Top1ChunkBackward bwd, int key_offset, bool own, bool chosen, Lists lists,
+                    float* partial, int* finished) {
   const Top1ChunkForward& p = bwd.forward;
-  const QueryRange range(p, lists, local, int(p.kv_heads), key_offset, kKeys);
-  if (range.keys == 0) return;
-  // Segments beyond a chunk's first are counted from 0 over all chunks.
-  const int heads = int(p.batch * p.kv_heads), number = blockIdx.x / heads,
-            chunk = range.first_key / int(p.chunk_size);
-  const int64_t beyond =
-      int64_t{blockIdx.x % heads} * (lists.segments - lists.chunks) + number - chunk - 1;
-  partial = range.segment > 0 ? partial + beyond * 2 * kKeys * D : nullptr;
-  const bool add_dq = !local || key_offset > 0, add_dk = !local;
+  const int n = blockIdx.x / int(p.batch * p.kv_heads);
+  const bool later = n >= lists.chunks, reads_own = own && !later;
+  const int number = later ? n : lists.chunks - 1 - n;
+  Position at{QueryRange(p, lists, reads_own, int(p.kv_heads), number, key_offset, kKeys)};
+  const QueryRange& range = at.range;
+  finished += int64_t{range.part} * lists.chunks;
+  const int end_keys = key_offset + kKeys;
+  const auto finish_own = [&] {
+    if (threadIdx.x == 0) Shared(finished[number]).store(end_keys, ::cuda::memory_order_release);
+  };
+  if (range.keys == 0) {
+    if (reads_own) finish_own();
+    return;
+  }
+  const auto tiles_of = [](int begin, int end) { return (end - begin + kTile - 1) / kTile; };
+  const int own_tiles = reads_own ? tiles_of(range.begin, range.end) : 0;
+  at.first = at.list_begin = range.begin;
+  at.list_end = range.end;
+  if (reads_own) {
+    const Segment* list = lists.table + int64_t{range.part} * lists.segments + number;
+    at.list_begin = chosen ? list->begin : 0;
+    at.list_end = chosen ? list->end : 0;
+  }
+  const int tiles = own_tiles + tiles_of(at.list_begin, at.list_end);
   const BackwardSmem<D, kKeys> shared;
   copy_rows(shared.k, p.k, range.b, range.first_key, range.kv, range.keys, kKeys);
   copy_rows(shared.v, p.v, range.b, range.first_key, range.kv, range.keys, kKeys);
   int item[kRowsOf<kKeys>];
 #pragma unroll
-  for (int i = 0; i < kRowsOf<kKeys>; ++i)
-    item[i] = range.item(min(range.begin + int(threadIdx.x) / 4 + i * kKeys / 2, range.end - 1));
-  fetch<D, kKeys>(bwd, range, shared, delta, range.begin, 0, item, add_dq);
-  if (add_dk && !partial) {
-    prefetch_rows<D>(bwd.dk, range);
-    prefetch_rows<D>(bwd.dv, range);
-  }
+  for (int i = 0; i < kRowsOf<kKeys>; ++i) item[i] = at.item(row_of<kKeys>(i));
+  fetch<D, kKeys>(bwd, lists, at, shared, 0, item, key_offset > 0);
   KeyGradients<D, kKeys> sums;
-  const bool all = range.order && range.keys == kKeys;
-  for (int first = range.begin, stage = 0; first < range.end; first += kTile, stage ^= 1) {
+  for (int tile = 0, stage = 0; tile < tiles; ++tile, stage ^= 1) {
+    const bool listed = tile >= own_tiles;
     cp_async_wait_group<0>();
+    compute_delta(shared, stage);
     fence_proxy_async();
     __syncthreads();
-    if (first + kTile < range.end)
-      fetch<D, kKeys>(bwd, range, shared, delta, first + kTile, stage ^ 1, item, add_dq);
-    sums.add(shared, stage, float(p.scale) * kLog2e, all);
+    if (!at.at_end()) fetch<D, kKeys>(bwd, lists, at, shared, stage ^ 1, item, key_offset > 0);
+    if (reads_own && tile == own_tiles) finish_own();
+    sums.add(shared, stage, float(p.scale) * kLog2e, listed && range.keys == kKeys);
+    if (own && tile == own_tiles) wait_for_own(at, int(p.chunk_size), finished, end_keys);
     fence_proxy_async();
     __syncthreads();
     // a warpgroup after the other takes so many columns
@@ -320,15 +369,22 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
 #pragma unroll
     for (int i = 0; i < D; i += kKeys / 64 * kColumns)
       if (const int column = i + threadIdx.x / 128 % (kKeys / 64) * kColumns; column < D)
-        query_gradients<D, kKeys, kColumns>(bwd, range, shared, first, stage, column, add_dq);
+        query_gradients<D, kKeys, kColumns>(bwd, range.b, shared, stage, column,
+                                            listed || key_offset > 0);
+  }
+  if (tiles == own_tiles) {
+    __syncthreads();
+    finish_own();
   }
   const float scale = float(p.scale);
-  if (partial) {
+  if (later) {
+    const int64_t all = lists.segments - lists.chunks;
+    partial += (range.part * all + n - lists.chunks) * 2 * kKeys * D;
     write_partial<D>(partial, sums.dk, scale);
     write_partial<D>(partial + kKeys * D, sums.dv, 1);
   } else {
-    write_rows<D, kKeys>(bwd.dk, range, sums.dk, scale, add_dk);
-    write_rows<D, kKeys>(bwd.dv, range, sums.dv, 1, add_dk);
+    write_rows<D, kKeys>(bwd.dk, range, sums.dk, scale, !own);
+    write_rows<D, kKeys>(bwd.dv, range, sums.dv, 1, !own);
   }
 }
 
@@ -369,26 +425,26 @@ __global__ void __launch_bounds__(256)
 GradientWorkspace::GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists,
                                      WorkspaceArena& arena) {
   const Top1ChunkForward& p = bwd.forward;
-  delta = arena.take<float>(p.batch * p.heads * p.time);
-  const int64_t segments = p.batch * p.kv_heads * (lists.segments - lists.chunks);
-  partial = arena.take<float>(segments * 2 * block_keys(p) * p.head_dim);
+  const int64_t heads = p.batch * p.kv_heads, later = heads * (lists.segments - lists.chunks);
+  partial = arena.take<float>(later * 2 * block_keys(p) * p.head_dim);
+  finished = arena.take<int>(heads * lists.chunks);
 }
 
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, Stream stream) {
+                     const Lists& lists, bool own, bool chosen, Stream stream) {
   const Top1ChunkForward& p = bwd.forward;
   const unsigned heads = unsigned(p.batch * p.kv_heads),
-                 blocks = heads * unsigned(local ? lists.chunks : lists.segments);
+                 blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
+  if (own)
+    cudaMemsetAsync(scratch.finished, 0, size_t(heads) * lists.chunks * sizeof(int),
+                    cuda_stream(stream));
   with_head_dim(p.head_dim, [&](auto d) {
-    if (local)
-      launch_threads(delta_kernel<d()>, p.batch * p.time * p.heads * 4, 256, stream, bwd,
-                     scratch.delta);
     with_constant<64, 128>(block_keys(p), [&](auto keys) {
       for (int offset = 0; offset < p.chunk_size; offset += keys()) {
         launch_kernel(gradient_kernel<d(), keys()>, blocks, keys() * 2,
-                      BackwardSmem<d(), keys()>::kBytes, stream, bwd, scratch.delta, offset, local,
-                      lists, scratch.partial);
-        if (local) continue;
+                      BackwardSmem<d(), keys()>::kBytes, stream, bwd, offset, own, chosen, lists,
+                      scratch.partial, scratch.finished);
+        if (!chosen) continue;
         launch_kernel(join_kernel<d(), keys()>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd,
                       offset, lists, scratch.partial);
       }

@@ -100,7 +100,8 @@ __device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const Query
 template <int D, bool kLocal>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     attend_kernel(Top1ChunkForward p, Lists lists, bool joins, int padded) {
-  const QueryRange range(p, lists, kLocal, int(kLocal ? p.heads : p.kv_heads), 0,
+  const int parts = int(kLocal ? p.heads : p.kv_heads);
+  const QueryRange range(p, lists, kLocal, parts, blockIdx.x / (int(p.batch) * parts), 0,
                          int(p.chunk_size));
   if (range.keys == 0) return;
   const auto limit_of = [&](int i) { return kLocal ? i + 1 : range.keys; };
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       items[i] = range.item(min(first + lane / 4 + i * 8, range.end - 1));
-      logsumexp[i] = static_cast<float*>(p.logsumexp) + range.rows + items[i];
+      logsumexp[i] = static_cast<float*>(p.logsumexp) + range.row(items[i]);
       before[i] = joins ? *logsumexp[i] : __uint_as_float(kNothingRead);
     }
     uint32_t q[D / 16][4];

@@ -49,16 +49,20 @@ __global__ void __launch_bounds__(kThreads) count_kernel(Choices choices, Lists 
     lists.places[(head * (none + 1) + c) * lists.runs + run] = counters[c];
 }
 
-// Cuts the lists of a head into segments. Numbers chunk + ⌊begin / kSegment⌋ and after are a
-// chunk's: as many as it needs, or more, so that no other list has to be known.
+// Cuts the lists of a head into segments. Later ones of a chunk are numbers ⌊begin / kSegment⌋ and
+// after of the later ones: as many as it needs, or more, so that no other list has to be known.
 __device__ void cut(const Lists& lists, int64_t head) {
+  Segment* first = lists.table + head * lists.segments;
+  Segment* later = first + lists.chunks;
   for (int c = blockIdx.x * kThreads + threadIdx.x; c <= lists.chunks; c += gridDim.x * kThreads) {
     const bool none = c == lists.chunks;
     const int begin = lists.begin(head, c), end = none ? begin : lists.begin(head, c + 1);
-    const int first = c + begin / kSegment;
-    for (int s = first; s < (none ? lists.segments : c + 1 + end / kSegment); ++s) {
-      const int from = min(end, begin + (s - first) * kSegment);
-      lists.table[head * lists.segments + s] = {c, s - first, from, min(end, from + kSegment)};
+    if (!none) first[c] = {c, 0, begin, min(end, begin + kSegment)};
+    const int begin_later = begin / kSegment;
+    const int end_later = none ? lists.segments - lists.chunks : end / kSegment;
+    for (int i = begin_later; i < end_later; ++i) {
+      const int number = i - begin_later + 1, from = min(end, begin + number * kSegment);
+      later[i] = {c, number, from, min(end, from + kSegment)};
     }
   }
 }

@@ -31,7 +31,9 @@ struct alignas(16) Segment {
 struct Lists {
   int items, chunks, runs, segments;  // segments: of a key head
   int* order;                         // [B·Hk, items] item numbers, sorted; those of no chunk last
-  Segment* table;                     // [B·Hk, segments]
+  // [B·Hk, segments] the first segment of each chunk, then later segments: of any chunk, by chunk
+  // and number, with empty ones among them
+  Segment* table;
   // [B·Hk, chunks + 1, runs] where the items of a run that chose the chunk (the last: none) begin,
   // in all of order
   uint32_t* places;
@@ -49,25 +51,23 @@ struct Lists {
 // What a block of a pass goes through: queries of `group` heads, and keys of one chunk that they
 // read. The queries are a segment of a list or (local) the chunk's own.
 struct QueryRange {
-  int b, kv, head, group, time;  // head: the first
+  int part, b, kv, head, group, time;  // head: the first
   int first_key, keys;           // keys [first_key, first_key + keys) of the sequence, or none
   int begin, end;                // item numbers: of `order`, or (local) 0 … group · own
   int own;                       // local: queries of a head, which begin at first_key
   int segment;                   // number of the segment
   const int* order;              // null: local
-  int64_t rows;                  // [B, H, T] of item 0
 
-  // Block i of the grid: segment, or (local) chunk, ⌊i / n⌋ of part i % n of the heads, of which a
-  // batch has `parts`. Keys of the chunk from `offset` on, so many at most.
+  // Of part blockIdx.x % n of the heads, of which a batch has `parts`: the segment of this number,
+  // or (local) chunk `number`. Keys of the chunk from `offset` on, so many at most.
   __device__ QueryRange(const Top1ChunkForward& p, const Lists& lists, bool local, int parts,
-                        int offset, int most_keys)
+                        int number, int offset, int most_keys)
       : group(int(p.heads) / parts), time(int(p.time)), first_key(0), keys(0) {
-    const int all = int(p.batch) * parts, part = blockIdx.x % all, number = blockIdx.x / all;
+    part = blockIdx.x % (int(p.batch) * parts);
     b = part / parts;
     head = part % parts * group;
     kv = head / int(p.heads / p.kv_heads);
-    rows = int64_t{part} * group * time;
-    order = local ? nullptr : lists.order + rows;
+    order = local ? nullptr : lists.order + row(0);
     const Segment mine =
         local ? Segment{number, 0, 0, 1} : lists.table[int64_t{part} * lists.segments + number];
     if (mine.begin == mine.end) return;
@@ -79,6 +79,8 @@ struct QueryRange {
     begin = mine.begin;
     end = local ? group * own : mine.end;
   }
+  // Of an item in [B, H, T].
+  __device__ int64_t row(int item) const { return int64_t{part} * group * time + item; }
   __device__ int item(int i) const {
     if (order) return order[i];
     return group == 1 ? first_key + i : i / own * time + first_key + i % own;
@@ -128,12 +130,12 @@ void attend(const Top1ChunkForward& p, const Lists& lists, bool local, bool join
 
 // The gradients. cuda_backward.cu
 struct GradientWorkspace {
-  float* delta;    // [B, H, T] dout · out
-  float* partial;  // [B·Hk, segments beyond a chunk's first, 2, keys of a block, D]: dk, dv
+  float* partial;  // [B·Hk, later segments, 2, keys of a block, D]: dk, dv
+  int* finished;   // [B·Hk, chunks] keys of the chunk that its own queries have read
   GradientWorkspace(const Top1ChunkBackward& bwd, const Lists& lists, WorkspaceArena& arena);
 };
-// Of each query's own chunk (local; writes delta, dq, dk and dv), or of the chunks that lists says
-// (adds to them).
+// Of the chunks that lists says (chosen). own: also of each query's own chunk; writes dq, dk and dv
+// instead of adding to them.
 void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scratch,
-                     const Lists& lists, bool local, Stream stream);
+                     const Lists& lists, bool own, bool chosen, Stream stream);
 }  // namespace assay::ops::cuda::top1
