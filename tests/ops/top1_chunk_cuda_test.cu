@@ -4,6 +4,8 @@
 // poisoned with NaN first; errors are those of the worst row.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "cuda_memory.h"
 #include "ops/top1_chunk/kernel.h"
 
@@ -285,6 +287,9 @@ std::vector<Case> cases() {
   // more blocks than run at the same time, most of which wait for others
   for (bool popular : {false, true})
     out.push_back({2, 8192, 2, 2, 64, 32, approx, 10, true, 1, 0, true, popular});
+  // from 256 chunks on, cheap scores come first
+  for (double scale : {-10., 60.}) out.push_back({1, 16500, 1, 1, 64, 64, exact, scale});
+  out.push_back({1, 16500, 1, 1, 64, 64, exact, 100, false});  // scores beyond 100
   const auto listed = [&](Case c, int64_t rank, int64_t size = 32) {
     c.selection = shortlist, c.shortlist = size, c.rank = rank;
     out.push_back(c);
@@ -307,6 +312,55 @@ std::vector<Case> cases() {
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, Top1ChunkCuda, testing::ValuesIn(cases()));
+
+// All keys of a chunk are the same multiple of one direction, so the order of the chunks is known.
+// Queries have different lengths, so that scores lie everywhere between two powers of two.
+void settle_near_ties(int64_t head_dim, int64_t chunk_size,
+                      const std::function<double(int64_t)>& key_of_chunk, bool some_are_zero) {
+  const Case c{1, chunk_size * 263, 1, 1, head_dim, chunk_size, Selection::exact, 2};
+  Device device(c);
+  Numbers q(size_t(c.time * head_dim)), k = q;
+  for (int64_t t = 0; t < c.time; ++t) {
+    q[t * head_dim] = some_are_zero && t % 500 == 0 ? 0 : 0.5 + 2 * double(t) / double(c.time);
+    k[t * head_dim] = key_of_chunk(t / chunk_size);
+  }
+  q = device.q.set(q);
+  k = device.k.set(k);
+  device.v.set(k);
+  const Top1ChunkForward p = device.forward(c, c.scale);
+  const Memory scratch(cuda::workspace_bytes(p));
+  cuda::top1_chunk(p, scratch.data, nullptr);
+  must(cudaDeviceSynchronize());
+  const std::vector<int64_t> selected = device.choices();
+  for (int64_t t = 0; t < c.time; ++t) {
+    const auto score = [&](int64_t chunk) {
+      return q[t * head_dim] * k[chunk * chunk_size * head_dim];
+    };
+    int64_t best = t < chunk_size ? -1 : 0;
+    for (int64_t chunk = 1; chunk < t / chunk_size; ++chunk)
+      if (score(chunk) > score(best)) best = chunk;
+    ASSERT_EQ(selected[size_t(t)], best)
+        << "query " << t << ", D " << head_dim << ", C " << chunk_size;
+  }
+}
+
+TEST(Top1ChunkCudaNearTies, ExactFindsTheBestOfChunksCloserThanTheErrorOfCheapScores) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  // 263 neighbouring bfloat16 numbers in a mixed order
+  const auto key = [](int64_t chunk) {
+    const int64_t i = chunk * 97 % 263;
+    return std::ldexp(1 - double(i % 128 + 1) / 256, -int(i / 128));
+  };
+  for (int64_t head_dim : {64, 96, 128})
+    for (int64_t chunk_size : {64, 128, 256}) settle_near_ties(head_dim, chunk_size, key, false);
+}
+TEST(Top1ChunkCudaNearTies, ExactTakesTheFirstOfManyEqualChunks) {
+  if (!gpu_is_seen()) GTEST_SKIP() << "no CUDA device found";
+  settle_near_ties(
+      64, 64, [](int64_t chunk) { return 0.5 + double(chunk % 2) / 256; }, false);
+  settle_near_ties(
+      128, 128, [](int64_t) { return 0.5; }, true);
+}
 
 TEST(Top1ChunkCudaShapes, SaysWhatItDoesNotTake) {
   Top1ChunkForward p{.dtype = DType::f32,

@@ -52,11 +52,11 @@ struct Lists {
 // read. The queries are a segment of a list or (local) the chunk's own.
 struct QueryRange {
   int part, b, kv, head, group, time;  // head: the first
-  int first_key, keys;           // keys [first_key, first_key + keys) of the sequence, or none
-  int begin, end;                // item numbers: of `order`, or (local) 0 … group · own
-  int own;                       // local: queries of a head, which begin at first_key
-  int segment;                   // number of the segment
-  const int* order;              // null: local
+  int first_key, keys;  // keys [first_key, first_key + keys) of the sequence, or none
+  int begin, end;       // item numbers: of `order`, or (local) 0 … group · own
+  int own;              // local: queries of a head, which begin at first_key
+  int segment;          // number of the segment
+  const int* order;     // null: local
 
   // Of part blockIdx.x % n of the heads, of which a batch has `parts`: the segment of this number,
   // or (local) chunk `number`. Keys of the chunk from `offset` on, so many at most.
@@ -104,16 +104,33 @@ void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Strea
 void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
                 Stream stream);
 
-// Chooses: writes selected. cuda_select.cu; the shortlist: cuda_shortlist.cu
+// Keys of a tile of Exact: a chunk is one of them, or several of 128.
+inline int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
+inline int tiles_per_chunk(const Top1ChunkForward& p) {
+  return int(ceil_div(p.chunk_size, tile_keys(p)));
+}
+inline int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
+
+// Exact scores cheaply first where that saves time, and lists so many chunks of a query at most.
+constexpr int kFilterSlots = 16, kFilterChunks = 256;
+inline bool filters_chunks(const Top1ChunkForward& p) {
+  return p.selection == Selection::exact && p.top_k == 1 && p.chunk_size % tile_keys(p) == 0 &&
+         all_chunks(p) >= kFilterChunks &&
+         p.heads / p.kv_heads * p.time * kFilterSlots < int64_t{1} << 30;
+}
 inline int pair_slots(const Top1ChunkForward& p) {
+  if (p.selection == Selection::exact) return filters_chunks(p) ? kFilterSlots : 0;
   const bool listed = p.selection == Selection::shortlist;
   return listed ? int(std::bit_ceil(std::max<uint64_t>(p.shortlist, 4))) : 0;
 }
+
+// Chooses: writes selected. cuda_select.cu; the shortlist: cuda_shortlist.cu
 struct SelectWorkspace {
   // what queries are scored against, in the tiles that the scoring kernel takes: keys or summaries
   bf16* columns;
   float* key_norm;   // [B·Hk, chunks]: the longest key
   float* previous;   // [B, H, T] the score of the rank before, when top_k > 1
+  int* again;        // by block of Exact: whether all its queries are scored exactly; or null
   int slots;         // of a query: the shortlist, padded to a power of two
   uint16_t* listed;  // [B, H, T, slots] chunks, kNoChunk: none
   float* scores;     // [B, H, T, slots] exact scores of these, in base 2
@@ -122,6 +139,11 @@ struct SelectWorkspace {
 };
 void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 void select_shortlist(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
+// Lists the chunks that Exact may choose, and chooses where that is one. cuda_filter.cu
+void filter_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int64_t tiles,
+                   Stream stream);
+// Chooses the best of those listed by their exact scores. cuda_shortlist.cu
+void choose_listed(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
 // Attends to each query's own chunk (local), or to those of lists. joins: together with what `out`
 // and logsumexp hold, but where the bits of logsumexp are kNothingRead. cuda_forward.cu

@@ -31,6 +31,11 @@ inline int64_t summary_tiles(const Top1ChunkForward& p) {
 bf16* take_summaries(const Top1ChunkForward& p, WorkspaceArena& arena);
 void summarise(const Top1ChunkForward& p, bf16* columns, Stream stream);
 
+constexpr int kExactGroups = 4;  // warpgroups of a block that chooses exactly
+inline int64_t query_blocks(const Top1ChunkForward& p, int groups) {
+  return ceil_div(p.time, groups * kRows) * p.batch * p.heads;
+}
+
 // A block's queries, some of one head; heaviest blocks first.
 struct QueryTile {
   int b, h, kv, first, count, candidates;  // candidates: chunks before the last query's own
@@ -133,6 +138,17 @@ __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& 
   }
 }
 
+// Releases the tiles without scoring them.
+template <int D, int kTile>
+__device__ void skip_tiles(const ScoreSmem<D, kTile>& shared, int count) {
+  PipelineState<ScoreSmem<D, kTile>::kStages> state;
+  for (int i = 0; i < count; ++i) {
+    shared.pipeline.consumer_wait(state);
+    shared.pipeline.consumer_release(state.stage);
+    state.advance();
+  }
+}
+
 // The queries of a warpgroup to shared memory.
 template <int D>
 __device__ void copy_queries(WgmmaTile<D, kRows> to, const Top1ChunkForward& p,
@@ -146,6 +162,40 @@ __device__ void copy_queries(WgmmaTile<D, kRows> to, const Top1ChunkForward& p,
   cp_async_commit_group();
   cp_async_wait_group<0>();
   fence_proxy_async();
+}
+
+__device__ inline void square_add(float& sum, const uint4& x) {
+  for (uint32_t pair : {x.x, x.y, x.z, x.w}) {
+    const float2 u = unpack_bf16x2(pair);
+    sum += u.x * u.x + u.y * u.y;
+  }
+}
+
+// of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
+constexpr float kBound = 100;
+// The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
+template <int D>
+__device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* key_norm,
+                             int candidates) {
+  __shared__ float queries[16], keys[16];  // a warp
+  float query = 0, key = 0;
+  for (int j = 0; j < D / 8; ++j)
+    square_add(query, *reinterpret_cast<const uint4*>(q.at(threadIdx.x % kRows, j)));
+  if (isnan(query)) query = INFINITY;
+  for (int c = threadIdx.x % 128; c < candidates; c += 128) key = fmaxf(key, key_norm[c]);
+  for (int step = 16; step > 0; step /= 2) {
+    query = fmaxf(query, __shfl_xor_sync(~0u, query, step));
+    key = fmaxf(key, __shfl_xor_sync(~0u, key, step));
+  }
+  const int warp = threadIdx.x / 32, first = warp / 4 * 4;
+  queries[warp] = query;
+  keys[warp] = key;
+  named_barrier_sync<128>(warpgroup_barrier(warp / 4));
+  for (int i = first; i < first + 4; ++i) {
+    query = fmaxf(query, queries[i]);
+    key = fmaxf(key, keys[i]);
+  }
+  return fabsf(scale) * sqrtf(query) * 1.001f * key;
 }
 
 template <int D, int kGroups, class Scratch, class Consume>

@@ -11,18 +11,6 @@
 namespace assay::ops::cuda::top1 {
 namespace {
 
-// Keys of a tile: a chunk is one of them, or several of 128.
-int tile_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
-int tiles_per_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, tile_keys(p))); }
-int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
-
-__device__ void square_add(float& sum, const uint4& x) {
-  for (uint32_t pair : {x.x, x.y, x.z, x.w}) {
-    const float2 u = unpack_bf16x2(pair);
-    sum += u.x * u.x + u.y * u.y;
-  }
-}
-
 // Keys into tiles, and the longest of each chunk. One block per chunk.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
@@ -113,34 +101,7 @@ struct Best {
   }
 };
 
-// of a score in base 2: 2^(100 + log₂ 256) is finite, 2^−100 a normal number
-constexpr float kBound = 100;
-// The largest |scale · q·k| in base 2 that a warpgroup can meet, by Cauchy and Schwarz.
-template <int D>
-__device__ float score_bound(WgmmaTile<D, kRows> q, float scale, const float* key_norm,
-                             int candidates) {
-  __shared__ float queries[16], keys[16];  // a warp
-  float query = 0, key = 0;
-  for (int j = 0; j < D / 8; ++j)
-    square_add(query, *reinterpret_cast<const uint4*>(q.at(threadIdx.x % kRows, j)));
-  if (isnan(query)) query = INFINITY;
-  for (int c = threadIdx.x % 128; c < candidates; c += 128) key = fmaxf(key, key_norm[c]);
-  for (int step = 16; step > 0; step /= 2) {
-    query = fmaxf(query, __shfl_xor_sync(~0u, query, step));
-    key = fmaxf(key, __shfl_xor_sync(~0u, key, step));
-  }
-  const int warp = threadIdx.x / 32, first = warp / 4 * 4;
-  queries[warp] = query;
-  keys[warp] = key;
-  named_barrier_sync<128>(warpgroup_barrier(warp / 4));
-  for (int i = first; i < first + 4; ++i) {
-    query = fmaxf(query, queries[i]);
-    key = fmaxf(key, keys[i]);
-  }
-  return fabsf(scale) * sqrtf(query) * 1.001f * key;
-}
-
-constexpr int kApproxGroups = 2, kExactGroups = 4;
+constexpr int kApproxGroups = 2;
 
 template <int D, bool kFirst>
 __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
@@ -199,6 +160,7 @@ __device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward&
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
     exact_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
+  if (scratch.again && !scratch.again[blockIdx.x]) return;
   const QueryTile mine(p, kExactGroups * kRows);
   const ScoreSmem<D, kKeys> shared(kExactGroups);
   const int64_t head = int64_t{mine.b} * p.kv_heads + mine.kv;
@@ -218,16 +180,20 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
 template <int D, int kTile, class Kernel>
 void launch_ranks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int groups,
                   int64_t tiles, Kernel* first, Kernel* later, Stream stream) {
-  const unsigned blocks = unsigned(ceil_div(p.time, groups * kRows) * p.batch * p.heads);
+  const unsigned blocks = unsigned(query_blocks(p, groups));
   for (int rank = 0; rank < p.top_k; ++rank)
     launch_kernel(rank == 0 ? first : later, blocks, groups * 128 + 32,
                   ScoreSmem<D, kTile>::bytes(groups), stream, p, scratch, int(tiles), rank);
 }
 
 template <int D, int kKeys>
-void exact_blocks(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
+void choose_exactly(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
   const dim3 chunks(unsigned(all_chunks(p)), unsigned(p.batch * p.kv_heads));
   launch_kernel(pack_keys_kernel<D, kKeys>, chunks, 256, 0, stream, p, scratch, tiles_per_chunk(p));
+  if (scratch.again) {
+    filter_chunks(p, scratch, all_chunks(p) * tiles_per_chunk(p), stream);
+    choose_listed(p, scratch, stream);
+  }
   launch_ranks<D, kKeys>(p, scratch, kExactGroups, all_chunks(p) * tiles_per_chunk(p),
                          exact_kernel<D, kKeys>, exact_kernel<D, kKeys>, stream);
 }
@@ -241,6 +207,7 @@ SelectWorkspace::SelectWorkspace(const Top1ChunkForward& p, WorkspaceArena& aren
                   : take_summaries(p, arena)),
       key_norm(arena.take<float>(p.batch * p.kv_heads * all_chunks(p))),
       previous(p.top_k > 1 ? arena.take<float>(p.batch * p.heads * p.time) : nullptr),
+      again(filters_chunks(p) ? arena.take<int>(query_blocks(p, kExactGroups)) : nullptr),
       slots(pair_slots(p)),
       listed(arena.take<uint16_t>(p.batch * p.heads * p.time * slots)),
       scores(arena.take<float>(p.batch * p.heads * p.time * slots)),
@@ -254,8 +221,8 @@ void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, St
     if (approx)
       launch_ranks<d(), kTileRows>(p, scratch, kApproxGroups, summary_tiles(p),
                                    approx_kernel<d(), true>, approx_kernel<d(), false>, stream);
-    else if (tile_keys(p) == 64) exact_blocks<d(), 64>(p, scratch, stream);
-    else exact_blocks<d(), 128>(p, scratch, stream);
+    else if (tile_keys(p) == 64) choose_exactly<d(), 64>(p, scratch, stream);
+    else choose_exactly<d(), 128>(p, scratch, stream);
   });
 }
 

@@ -275,7 +275,8 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
   }
 }
 
-// The top_k best of each query's shortlist. One thread per query.
+// The top_k best of each query's list. Exact keeps the choice of a query whose list is empty. One
+// thread per query.
 __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWorkspace scratch) {
   const int64_t row = blockIdx.x * int64_t{256} + threadIdx.x;
   if (row >= p.batch * p.heads * p.time) return;
@@ -286,7 +287,7 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWor
     float best = -INFINITY;
     int best_chunk = -1;
 #pragma unroll 4
-    for (int slot = 0; slot < p.shortlist; slot += 4) {  // slots past the shortlist hold kNoChunk
+    for (int slot = 0; slot < scratch.slots; slot += 4) {
       const auto chunks = *reinterpret_cast<const Vec<uint16_t, 4>*>(scratch.listed + first + slot);
       const auto scores = load_float4(scratch.scores + first + slot);
       for (int i = 0; i < 4; ++i) {
@@ -299,6 +300,7 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWor
         best_chunk = chunk;
       }
     }
+    if (best_chunk < 0 && p.selection == Selection::exact) return;
     p.selected[row * p.top_k + rank] = best_chunk;
     before = best;
     before_chunk = best_chunk < 0 ? INT_MAX : best_chunk;
@@ -307,23 +309,30 @@ __global__ void __launch_bounds__(256) pick_kernel(Top1ChunkForward p, SelectWor
 
 }  // namespace
 
+void choose_listed(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
+  if (p.time > p.chunk_size) {
+    sort_pairs(p, scratch.pairs, scratch.listed, stream);
+    with_head_dim(p.head_dim, [&](auto d) {
+      const size_t bytes = (padded_chunk(p) + 2 * kWarps * kWarpRows) * d() * sizeof(bf16);
+      launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.pairs.segments),
+                    kWarps * 32, bytes, stream, p, scratch, padded_chunk(p),
+                    std::countr_zero(unsigned(scratch.slots)));
+    });
+  }
+  launch_threads(pick_kernel, p.batch * p.heads * p.time, 256, stream, p, scratch);
+}
+
 void select_shortlist(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream) {
   summarise(p, scratch.columns, stream);
   Keyed keyed{1};
   while (keyed.mask < scratch.pairs.chunks) keyed.mask = keyed.mask * 2 + 1;
-  const int64_t blocks = ceil_div(p.time, kGroups * kRows) * p.batch * p.heads;
   with_head_dim(p.head_dim, [&](auto d) {
     launch_kernel(summary_parts(p) == 4 ? list_kernel<d(), 4> : list_kernel<d(), 8>,
-                  unsigned(blocks), kGroups * 128, ScoreSmem<d(), kTileRows>::bytes(kGroups),
-                  stream, p, scratch, int(summary_tiles(p)), keyed);
-    if (p.time <= p.chunk_size) return;
-    sort_pairs(p, scratch.pairs, scratch.listed, stream);
-    const size_t bytes = (padded_chunk(p) + 2 * kWarps * kWarpRows) * d() * sizeof(bf16);
-    launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.pairs.segments),
-                  kWarps * 32, bytes, stream, p, scratch, padded_chunk(p),
-                  std::countr_zero(unsigned(scratch.slots)));
+                  unsigned(query_blocks(p, kGroups)), kGroups * 128,
+                  ScoreSmem<d(), kTileRows>::bytes(kGroups), stream, p, scratch,
+                  int(summary_tiles(p)), keyed);
   });
-  launch_threads(pick_kernel, p.batch * p.heads * p.time, 256, stream, p, scratch);
+  choose_listed(p, scratch, stream);
 }
 
 }  // namespace assay::ops::cuda::top1
