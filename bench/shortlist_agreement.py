@@ -10,7 +10,9 @@ each rank and length of the shortlist, the share of queries (every `stride`-th b
 chunk, all heads, all layers) whose exact choice is among those that the cheap score ranks first;
 and the share of choices that bounds certify, had all but the best `m` by bound been left out:
 above, Hoeffding's and Bennett's (with the variance along the query) of a chunk's score; below, the
-winner's own score.
+winner's own score. A second table is about lists of at most `--shortlist` chunks that a margin
+shortens, for each rank and margin: the share of queries whose exact choice is listed, and the mean
+number of chunks listed.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import torch
 
 F = torch.nn.functional
 LENGTHS, RANKS = (1, 2, 4, 8, 12, 16, 24, 32), (0, 1, 3, 7)
+MARGINS = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, math.inf)
 
 
 def read_weights(file):
@@ -85,8 +88,8 @@ def queries_and_keys(weights, model, tokens):
     return found, F.cross_entropy(logits[:-1], tokens[1:]).item()
 
 
-def shares_of_layer(q, k, chunk_size, stride):
-    """{(kind, length): shares by head}."""
+def shares_of_layer(q, k, chunk_size, stride, shortlist):
+    """{(kind, length): shares by head}, and the same for {(kind, margin): …} of shortened lists."""
     time, heads, _ = q.shape
     chunks = time // chunk_size
     t = torch.arange(chunk_size, chunks * chunk_size, stride)
@@ -99,7 +102,7 @@ def shares_of_layer(q, k, chunk_size, stride):
         .masked_fill(none, -math.inf)
     )
     best = exact.argmax(-1, True)
-    shares = {}
+    shares, shortened = {}, {}
     for rank in RANKS:
         summaries = torch.ops.assay.chunk_summaries(k[None], chunk_size, rank)[0].transpose(
             0, 1
@@ -111,6 +114,14 @@ def shares_of_layer(q, k, chunk_size, stride):
         place = (cheap > cheap.gather(-1, best)).sum(-1)
         for length in LENGTHS:
             shares[f"rank {rank}", length] = (place < length).double().mean(1)
+        below = cheap.amax(-1, True) - cheap.topk(min(shortlist, chunks), -1)[0]
+        best_below = cheap.amax(-1) - cheap.gather(-1, best)[..., 0]
+        candidates = t // chunk_size
+        for margin in MARGINS:
+            holds = (place < shortlist) & (best_below <= margin)
+            count = torch.minimum((below <= margin).sum(-1), candidates)
+            shortened[f"rank {rank}, % listed", margin] = 100 * holds.double().mean(1)
+            shortened[f"rank {rank}, chunks", margin] = count.double().mean(1)
     spread = keys.unflatten(1, (chunks, chunk_size))
     spread = spread - spread.mean(2, True)
     mean = queries @ torch.ops.assay.chunk_summaries(k[None], chunk_size, 0)[0, :, :, 0].permute(
@@ -139,7 +150,15 @@ def shares_of_layer(q, k, chunk_size, stride):
             shares[f"certified, {name}", length] = (
                 (others[..., at : at + 1] <= exact.gather(-1, best)).double().mean((1, 2))
             )
-    return shares
+    return shares, shortened
+
+
+def print_table(columns, layers, factor=1):
+    """Means over layers and heads: one line per kind, one number per column."""
+    print(f"{'':22}" + "".join(f"{column:8}" for column in columns))
+    for kind in dict.fromkeys(kind for kind, _ in layers[0]):
+        means = [torch.cat([x[kind, column] for x in layers]).mean() for column in columns]
+        print(f"{kind:22}" + "".join(f"{factor * mean:8.2f}" for mean in means))
 
 
 def main():
@@ -153,6 +172,9 @@ def main():
     parser.add_argument(
         "--chunk-size", type=int, default=0, help="of the comparison; 0: that of the model"
     )
+    parser.add_argument(
+        "--shortlist", type=int, default=16, help="length of the lists that a margin shortens"
+    )
     args = parser.parse_args()
     torch.ops.load_library(args.library)
     model = tomllib.loads((args.run / "config.toml").read_text())["model"]
@@ -162,20 +184,14 @@ def main():
     tokens = torch.frombuffer(bytearray(data), dtype=torch.uint16).long()
     with torch.no_grad():
         layers, loss = queries_and_keys(weights, model, tokens)
+        chunk_size = args.chunk_size or model["top1_chunk"]["chunk_size"]
         found = [
-            shares_of_layer(q, k, args.chunk_size or model["top1_chunk"]["chunk_size"], args.stride)
-            for q, k in layers
+            shares_of_layer(q, k, chunk_size, args.stride, args.shortlist) for q, k in layers
         ]
     print(f"{steps[-1]}: loss {loss:.4f} on {args.time} tokens; % of queries, all layers and heads")
-    print(f"{'':22}" + "".join(f"{length:8}" for length in LENGTHS))
-    for kind in dict.fromkeys(kind for kind, _ in found[0]):
-        print(
-            f"{kind:22}"
-            + "".join(
-                f"{100 * torch.cat([x[kind, length] for x in found]).mean():8.2f}"
-                for length in LENGTHS
-            )
-        )
+    print_table(LENGTHS, [shares for shares, _ in found], factor=100)
+    print(f"lists of at most {args.shortlist} chunks, by margin (nats)")
+    print_table(MARGINS, [shortened for _, shortened in found])
 
 
 if __name__ == "__main__":
