@@ -388,18 +388,20 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
   }
 }
 
-// Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Vec4 numbers
-// a thread at a time.
+// Adds the partial sums of a chunk's later segments to its dk and dv, in their order. Blocks of a
+// chunk's first later segment do, Vec4 numbers a thread at a time.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(256)
     join_kernel(Top1ChunkBackward bwd, int key_offset, Lists lists, const float* partial) {
   const Top1ChunkForward& p = bwd.forward;
   const int64_t head = blockIdx.y;
-  const int begin = lists.begin(head, blockIdx.x), end = lists.begin(head, blockIdx.x + 1);
-  const int count = (end - begin - 1) / kSegment, keys = min(kKeys, int(p.chunk_size) - key_offset);
-  if (count <= 0) return;
-  partial += (head * (lists.segments - lists.chunks) + begin / kSegment) * 2 * kKeys * D;
-  const int64_t t = blockIdx.x * p.chunk_size + key_offset;
+  const Segment second = lists.table[head * lists.segments + lists.chunks + blockIdx.x];
+  if (second.number != 1 || second.begin == second.end) return;
+  const int rest = lists.begin(head, second.chunk + 1) - second.begin;
+  const int count = (rest + kSegment - 1) / kSegment,
+            keys = min(kKeys, int(p.chunk_size) - key_offset);
+  partial += (head * (lists.segments - lists.chunks) + blockIdx.x) * 2 * kKeys * D;
+  const int64_t t = second.chunk * p.chunk_size + key_offset;
   for (int i = blockIdx.z * 256 + threadIdx.x; i < 2 * keys * D / 4; i += 256 * gridDim.z) {
     const int key = i / (D / 4) % keys, column = i % (D / 4) * 4, which = i / (keys * D / 4);
     bf16* to = head_row<D>(which ? bwd.dv : bwd.dk, head / p.kv_heads, t + key, head % p.kv_heads) +
@@ -444,9 +446,9 @@ void chunk_gradients(const Top1ChunkBackward& bwd, const GradientWorkspace& scra
         launch_kernel(gradient_kernel<d(), keys()>, blocks, keys() * 2,
                       BackwardSmem<d(), keys()>::kBytes, stream, bwd, offset, own, chosen, lists,
                       scratch.partial, scratch.finished);
-        if (!chosen) continue;
-        launch_kernel(join_kernel<d(), keys()>, dim3(lists.chunks, heads, 4), 256, 0, stream, bwd,
-                      offset, lists, scratch.partial);
+        if (!chosen || lists.segments == lists.chunks) continue;
+        launch_kernel(join_kernel<d(), keys()>, dim3(lists.segments - lists.chunks, heads, 4), 256,
+                      0, stream, bwd, offset, lists, scratch.partial);
       }
     });
   });
