@@ -20,8 +20,10 @@ __device__ inline int valid_choice(int64_t choice, int own) {
 }
 
 constexpr int kSegment = 512;
-// Items that a block of the sort takes: so many queries, or pairs of a query and a chunk.
-constexpr int kQueryRun = 4096, kPairRun = 8192;
+// Items that a block of the sort takes: so many queries, or pairs of a query and a chunk. With 12
+// heads of 102,400 queries, all blocks of 5120 run at the same time (two per SM); those of 4096 do
+// not.
+constexpr int kQueryRun = 5120, kPairRun = 8192;
 
 // One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
 struct alignas(16) Segment {
