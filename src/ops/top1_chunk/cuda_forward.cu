@@ -101,6 +101,7 @@ template <int D, bool kLocal>
 __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
     attend_kernel(Top1ChunkForward p, Lists lists, bool joins, int padded) {
   const int parts = int(kLocal ? p.heads : p.kv_heads);
+  if (!kLocal) griddep_launch_dependents();
   const QueryRange range(p, lists, kLocal, parts, blockIdx.x / (int(p.batch) * parts), 0,
                          int(p.chunk_size));
   if (range.keys == 0) return;
@@ -115,6 +116,7 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
   copy_rows(k, p.k, range.b, range.first_key, range.kv, range.keys, padded);
   copy_rows(v, p.v, range.b, range.first_key, range.kv, range.keys, padded);
   fetch<D>(queries(0), p, range, first, joins);
+  if (kLocal) griddep_wait();  // for `out` and logsumexp
   cp_async_wait_group<0>();
   __syncthreads();
   for (int stage = 0; first < range.end; first += kWarps * kRows, stage ^= 1) {
@@ -155,8 +157,15 @@ __global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
 void attend(const Top1ChunkForward& p, const Lists& lists, bool local, bool joins, Stream stream) {
   const int64_t blocks = p.batch * (local ? p.heads * lists.chunks : p.kv_heads * lists.segments);
   with_head_dim(p.head_dim, [&](auto d) {
-    launch_kernel(local ? attend_kernel<d(), true> : attend_kernel<d(), false>, unsigned(blocks),
-                  kWarps * 32, shared_bytes<d()>(p), stream, p, lists, joins, padded_chunk(p));
+    const unsigned grid = unsigned(blocks), threads = kWarps * 32;
+    const size_t bytes = shared_bytes<d()>(p);
+    // The remote pass is the kernel before: the keys, values and queries were there when it began.
+    if (local && joins)
+      launch_pdl(attend_kernel<d(), true>, grid, threads, bytes, stream, p, lists, joins,
+                 padded_chunk(p));
+    else
+      launch_kernel(local ? attend_kernel<d(), true> : attend_kernel<d(), false>, grid, threads,
+                    bytes, stream, p, lists, joins, padded_chunk(p));
   });
 }
 
