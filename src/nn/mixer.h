@@ -158,7 +158,10 @@ struct RegisterMixer {
     };
     entry.expand = [](const ConfigNode& table) {
       Config config = read(table);
-      return to_toml(fields_of(config));
+      Fields fields = fields_of(config);
+      if constexpr (requires { config.omits(""); })
+        std::erase_if(fields, [&](const Field& field) { return config.omits(field.name); });
+      return to_toml(fields);
     };
     entry.about = std::move(about);
     for (Config& config : tested_as) entry.examples.push_back(to_toml(fields_of(config)));

@@ -29,6 +29,8 @@ const Wrong kWrong[] = {
     {"top1_chunk", "selection = \"shortlist\"\nshortlist = 1\ntop_k = 2", "shortlist = 1"},
     {"top1_chunk", "selection = \"shortlist\"\nrank = -1", "rank = -1"},
     {"top1_chunk", "fall_back = true", "fall_back needs selection = 'shortlist'"},
+    {"top1_chunk", "selection = \"shortlist\"\nmargin = -0.5", "margin = -0.5"},
+    {"top1_chunk", "margin = 0.5", "margin needs selection = 'shortlist'"},
     {"nsa", "num_kv_heads = 3", "num_kv_heads = 3"},
     {"nsa", "head_dim = 7", "head_dim = 7"},
     {"nsa", "compress_stride = 12", "compress_stride = 12"},

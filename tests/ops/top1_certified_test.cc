@@ -89,6 +89,17 @@ TEST(Top1Certified, TheRestFallsBackToExact) {
                          std::get<2>(run(random_qkv({.time = 150}), 8, "exact", 1))));
 }
 
+// With a margin, a list may lack candidates though they are fewer than the shortlist.
+TEST(Top1Certified, WhatAMarginLeavesOutFallsBackToExact) {
+  const Qkv a = random_qkv({.time = 60});
+  const auto choice = [&](const std::string& selection, bool fall_back) {
+    return std::get<2>(top1_chunk(a.q, a.k, a.v, kChunk, 8, selection, 1, {}, /*shortlist=*/4,
+                                  /*rank=*/0, {}, fall_back, /*margin=*/1e-9));
+  };
+  EXPECT_TRUE(at::equal(choice("shortlist", true), choice("exact", false)));
+  EXPECT_FALSE(at::equal(choice("shortlist", false), choice("exact", false)));
+}
+
 TEST(Top1Certified, FallsBackWhileDecodingToo) {
   const at::NoGradGuard no_grad;
   for (const int64_t time : {1, 5, 40}) {

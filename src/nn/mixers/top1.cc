@@ -170,6 +170,9 @@ struct Top1Chunk final : Top1 {
     int64_t chunk_size = 128, top_k = 1, shortlist = 16, rank = 7;
     std::string selection = "exact";
     bool fall_back = false;
+    double margin = 0;
+    // This key came later: identities of earlier runs stay the same.
+    bool omits(std::string_view key) const { return key == "margin" && margin == 0; }
     void fields(auto&& field) {
       HeadsConfig::fields(field);
       field("chunk_size", chunk_size, "positions of a chunk");
@@ -181,6 +184,8 @@ struct Top1Chunk final : Top1 {
       field("rank", rank, "of the shortlist: axes of a chunk's keys in the cheap score");
       field("fall_back", fall_back,
             "of the shortlist: exact scores of all where no bound proves the choice");
+      field("margin", margin,
+            "of the shortlist: how far below the best a listed cheap score may be; 0: no limit");
     }
   };
 
@@ -190,6 +195,9 @@ struct Top1Chunk final : Top1 {
     if (c.shortlist < c.top_k)
       fail("top1_chunk: shortlist = {} must be top_k = {} or more", c.shortlist, c.top_k);
     if (c.rank < 0) fail("top1_chunk: rank = {} must not be negative", c.rank);
+    if (!(c.margin >= 0)) fail("top1_chunk: margin = {} must not be negative", c.margin);
+    if (c.margin > 0 && c.selection != "shortlist")
+      fail("top1_chunk: margin needs selection = 'shortlist'");
     one_of("top1_chunk", "selection", c.selection, {"exact", "approx", "shortlist"});
     if (c.fall_back && c.selection != "shortlist")
       fail("top1_chunk: fall_back needs selection = 'shortlist'");
@@ -199,7 +207,7 @@ struct Top1Chunk final : Top1 {
     const auto& [q, k, v, softmax_scale] = projected;
     const auto [out, logsumexp, chosen] = ops::top1_chunk(
         q, k, v, config.chunk_size, softmax_scale, config.selection, config.top_k, recalled(),
-        config.shortlist, config.rank, summaries(k, state), config.fall_back);
+        config.shortlist, config.rank, summaries(k, state), config.fall_back, config.margin);
     remember(chosen);
     return out;
   }
@@ -210,7 +218,7 @@ struct Top1Chunk final : Top1 {
     const auto out =
         ops::top1_chunk_reference(q, k, values_of_positions(k), config.chunk_size, softmax_scale,
                                   config.fall_back ? "exact" : config.selection, config.top_k, {},
-                                  config.shortlist, config.rank);
+                                  config.shortlist, config.rank, {}, config.margin);
     return std::get<0>(out).transpose(1, 2);
   }
 
@@ -251,7 +259,7 @@ struct Top1Chunk final : Top1 {
   }
 
   // Keys read a query, and what choosing costs: an exact score reads a candidate's keys, a cheap
-  // one its summary.
+  // one its summary. Chunks that the margin leaves out are counted: how many depends on the data.
   double mixing_flops(int64_t time) const override {
     double read = 0, scored = 0;
     for (int64_t begin = 0; begin < time; begin += config.chunk_size) {
@@ -290,6 +298,10 @@ Top1Chunk::Config chunk_example(int64_t chunk_size, std::string selection, int64
   }  // some candidates are not on it
   return c;
 }
+Top1Chunk::Config with_margin(Top1Chunk::Config c) {
+  c.margin = 0.5;
+  return c;
+}
 Top1Chunk::Config falling_back(Top1Chunk::Config c) {
   c.fall_back = true;
   return c;
@@ -304,6 +316,7 @@ const RegisterMixer<Top1Chunk> chunk(
      chunk_example(7, "exact", 2, {.position = "none", .bias = true}),
      chunk_example(8, "shortlist", 2, {.num_heads = 6, .num_kv_heads = 3}),
      falling_back(chunk_example(8, "shortlist", 1)),
+     with_margin(chunk_example(8, "shortlist", 1)),
      // MoBA with top-k 4
      chunk_example(10, "approx", 3, {.num_heads = 6, .num_kv_heads = 3, .qk_norm = false})});
 

@@ -78,6 +78,16 @@ HWY_INLINE void consider(R score, int64_t chunk, int64_t known, int64_t top_k, R
   selected[at] = chunk;
 }
 
+// How many of a query's `count` best cheap scores, best first and in powers of two, are within the
+// margin.
+template <class R>
+HWY_INLINE int64_t within_margin(const Problem<R>& p, const R* cheap, int64_t count) {
+  if (p.margin <= 0) return count;
+  const R margin = R(p.margin * kLog2E);
+  while (count > p.top_k && cheap[count - 1] < cheap[p.top_k - 1] - margin) --count;
+  return count;
+}
+
 // log₂ Σ_j 2^x_j of `count` numbers, which are overwritten.
 template <class R>
 HWY_INLINE R logsumexp2(R* row, int64_t count) {

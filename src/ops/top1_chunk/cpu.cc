@@ -119,7 +119,7 @@ void pack_summaries(const Problem<R>& p, const Memory<R>& m, const ParallelFor& 
   });
 }
 
-// The shortlists of queries [first, first + rows) of s.q, in rising order, to s.listed.
+// The shortlists of queries [first, first + rows) of s.q, in rising order and then −1, to s.listed.
 template <class R>
 void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, int64_t first,
                  int64_t rows, int64_t b, int64_t h, int64_t chunk) {
@@ -141,7 +141,9 @@ void list_chunks(const Problem<R>& p, const Memory<R>& m, const Scratch<R>& s, i
     int64_t* listed = s.listed + (first + i) * p.shortlist;
     for (int64_t c = 0; c < chunk; ++c)
       consider(s.scores[i * stride + c], c, c, p.shortlist, s.cheap, listed);
-    std::sort(listed, listed + std::min(chunk, p.shortlist));
+    const int64_t count = within_margin(p, s.cheap, std::min(chunk, p.shortlist));
+    std::sort(listed, listed + count);
+    std::fill(listed + count, listed + p.shortlist, int64_t{-1});
   }
 }
 

@@ -73,7 +73,7 @@ struct Step {
   void choose_listed(int64_t* selected) const {
     for (int64_t c = 0; c < own; ++c)
       consider(second_order(c), c, c, p.shortlist, s.cheap, s.listed);
-    const int64_t count = std::min(own, p.shortlist);
+    const int64_t count = within_margin(p, s.cheap, std::min(own, p.shortlist));
     std::sort(s.listed, s.listed + count);
     for (int64_t i = 0; i < count; ++i)
       consider(exact(s.listed[i]), s.listed[i], i, p.top_k, s.best, selected);

@@ -302,6 +302,16 @@ struct Step {
     }
     if (threadIdx.x == 0) s.kept[0] = best.id;
   }
+  // How many of the `count` best of s.kept are within the margin.
+  __device__ int within_margin(int count) const {
+    if (p.margin <= 0) return count;
+    const int top_k = int(p.top_k);
+    const R margin = R(p.margin * kLog2eDouble);
+    const auto score = [&](int rank) { return scores()[s.kept[rank]]; };
+    while (count > top_k && score(count - 1) < score(top_k - 1) - margin) --count;
+    __syncthreads();  // after it, warps write scores
+    return count;
+  }
   // The chunks read in addition to its own, to s.kept.
   __device__ void choose() const {
     const bool exact = p.selection == Selection::exact,
@@ -312,7 +322,7 @@ struct Step {
     else score_by_summary(listed);
     keep_best(own, false, int(listed ? p.shortlist : p.top_k));
     if (!listed) return;
-    const int count = min(int(p.shortlist), own);
+    const int count = within_margin(min(int(p.shortlist), own));
     score_exactly(count, true);
     keep_best(count, true, int(p.top_k));
   }

@@ -25,6 +25,11 @@ struct Keyed {
   __device__ uint16_t chunk(int key) const {
     return key == INT_MIN ? kNoChunk : uint16_t(~key & mask);
   }
+  // The score without the bits that the chunk took; NaN of INT_MIN.
+  __device__ float score(int key) const {
+    const int bits = key & ~mask;
+    return __int_as_float(bits ^ (bits >> 31 & INT_MAX));
+  }
 };
 
 // The larger of the two first.
@@ -72,6 +77,19 @@ __device__ void bitonic_sort_quad(int (&list)[kKept]) {
   select_half(list, 3, true, lane < 2);
   select_half(list, 1, false, lane % 2 == 0);
   bitonic_merge(list);
+}
+
+// The score below which the margin ends the list of a row, whose lists are sorted in its quad; NaN,
+// which no score is below, where the row has fewer than top_k chunks.
+__device__ float lowest_listed(const int (&list)[kKept], const Keyed& keyed, int top_k,
+                               float margin) {
+  int worst = INT_MAX;  // of the top_k best
+#pragma unroll
+  for (int n = 0; n < kKept; ++n)
+    worst = min(worst, threadIdx.x % 4 * kKept + n < top_k ? list[n] : INT_MAX);
+  worst = min(worst, __shfl_xor_sync(~0u, worst, 1));
+  worst = min(worst, __shfl_xor_sync(~0u, worst, 2));
+  return keyed.score(worst) - margin;
 }
 
 // Inserts a tile's scores into the lists of a lane's two rows; the first is of `chunk`. kAll: each
@@ -151,12 +169,17 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       bitonic_sort_quad(list[i]);
+      float lowest = -INFINITY;
+      if (p.margin > 0) lowest = lowest_listed(list[i], keyed, int(p.top_k), float(p.margin));
 #pragma unroll
       for (int n = 0; n < kKept; n += 4) {
         const int slot = threadIdx.x % 4 * kKept + n;
         Vec<uint16_t, 4> four;
-        for (int j = 0; j < 4; ++j)
-          four[j] = slot + j < p.shortlist ? keyed.chunk(list[i][n + j]) : kNoChunk;
+        for (int j = 0; j < 4; ++j) {
+          const int key = list[i][n + j];
+          const bool listed = slot + j < p.shortlist && !(keyed.score(key) < lowest);
+          four[j] = listed ? keyed.chunk(key) : kNoChunk;
+        }
         if (slot < scratch.slots && mine.row(i) < mine.count)
           *reinterpret_cast<Vec<uint16_t, 4>*>(
               scratch.listed + (mine.rows + mine.row(i)) * scratch.slots + slot) = four;

@@ -4,8 +4,9 @@
 //   candidates of t: the chunks c < ⌊t/C⌋, all of them full
 //   score(t, c)   = log Σ_{j in chunk c} exp(s·q_t·k_j)              (Selection::exact)
 //                   q_t · mean_{j in chunk c} k_j                    (Selection::approx)
-//                   the exact one of the `shortlist` candidates of largest cheap score
-//                                                                    (Selection::shortlist)
+//                   the exact one of the `shortlist` candidates of largest cheap score, with a
+//                   margin > 0 only of those whose cheap score is at most that much below the
+//                   cheap score of rank top_k                        (Selection::shortlist)
 //   cheap(t, c)   = s·q_t·μ_c + ½ s² Σ_i (q_t·u_ci)², to second order log mean exp: μ_c the mean of
 //                   the chunk's keys, Σ_i u_ci u_ciᵀ a lower bound of rank `rank` of their
 //                   covariance (README.md)
@@ -46,7 +47,9 @@ struct Top1ChunkForward {
   int64_t* selected;
   // positions of k, v before the first query: they have past + T, and query t is at past + t
   int64_t past = 0;
-  int64_t shortlist = 0, rank = 0;  // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0
+  // of Selection::shortlist; shortlist ≥ 1, rank ≥ 0, margin ≥ 0 (0: none)
+  int64_t shortlist = 0, rank = 0;
+  double margin = 0;
   // Read where a function says so: in [B, full chunks, Hk, 1 + rank, D] real: μ_c, u_c1 …
   // u_c,rank. bf16: all in bf16, [B, full chunks, Hk, 2 + rank, D], what rounding leaves of μ_c
   // before the rounded one.
@@ -90,7 +93,7 @@ void top1_chunk_step(const Top1ChunkForward&, void* workspace, const ParallelFor
 //   - Of the chunks c with the same ⌊(c mod 8) / 2⌋ only the 8 best can be listed. A list of more
 //     than 8 of more than 32 candidates may lack some of the best and have others in their place.
 //   - Cheap scores that agree in sign, exponent and the upper 23 − b bits of the mantissa are ties,
-//     with b the least number for which 2^b > ⌈T/C⌉.
+//     with b the least number for which 2^b > ⌈T/C⌉. The margin is measured between such scores.
 namespace cuda {
 // Null: the kernels take it. Else the reason, and they throw Unsupported. They refuse a shortlist
 // above 16 for more than 32 full chunks, because it would often lack some of the best.

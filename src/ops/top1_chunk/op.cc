@@ -23,7 +23,7 @@ enum class Path { kernel, step, composed };
 
 struct Settings {
   int64_t chunk_size, top_k, shortlist, rank;
-  double scale;
+  double scale, margin;
   Selection selection;
   Path path = Path::kernel;
 };
@@ -56,6 +56,7 @@ Top1ChunkForward describe(const Inputs& in, const Outputs& outputs) {
   const int64_t chunks = std::max<int64_t>(1, in.k.size(1) / in.chunk_size);
   p.shortlist = in.selection == Selection::shortlist ? std::min(in.shortlist, chunks) : 0;
   p.rank = in.selection == Selection::shortlist ? in.rank : 0;
+  p.margin = in.selection == Selection::shortlist ? in.margin : 0;
   p.forced = in.selected.defined();
   p.summaries = view(in.summaries);
   p.q = view(in.q);
@@ -137,6 +138,7 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
                             .shortlist = 0,
                             .rank = 0,
                             .scale = ctx->saved_data["scale"].toDouble(),
+                            .margin = 0,
                             .selection = Selection::exact};
     const Inputs in{settings, s[0], s[1], s[2], s[5], {}};
     const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
@@ -162,7 +164,7 @@ void check_summaries(const at::Tensor& summaries, const at::Tensor& k, int64_t c
 
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size,
            double scale, std::string_view selection, int64_t top_k, const OptionalTensor& selected,
-           int64_t shortlist, int64_t rank, const OptionalTensor& summaries) {
+           int64_t shortlist, int64_t rank, const OptionalTensor& summaries, double margin) {
   check_attention(kOp, q, k, v);
   TORCH_CHECK_VALUE(chunk_size >= 1, kOp, ": chunk_size is ", chunk_size, ", expected 1 or more");
   TORCH_CHECK_VALUE(std::isfinite(scale), kOp, ": scale is ", scale, ", expected a finite number");
@@ -174,6 +176,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_
                     ", expected top_k = ", top_k, " or more");
   TORCH_CHECK_VALUE(!listed || (rank >= 0 && rank <= kLargestRank), kOp, ": rank is ", rank,
                     ", expected 0 to ", kLargestRank);
+  TORCH_CHECK_VALUE(!listed || margin >= 0, kOp, ": margin is ", margin, ", expected 0 or more");
   if (summaries) check_summaries(*summaries, k, k.size(1) / chunk_size, listed ? rank : 0);
   if (!selected) return;
   check_shape(kOp, "selected", *selected, {q.size(0), q.size(2), q.size(1), top_k},
@@ -214,11 +217,13 @@ at::Tensor certain_choice(const at::Tensor& q, const at::Tensor& k, const at::Te
   const at::NoGradGuard no_grad;
   const auto choice = [&](std::string_view selection, const OptionalTensor& kept) {
     return std::get<2>(top1_chunk(q, k, v, s.chunk_size, s.scale, selection, s.top_k, {},
-                                  s.shortlist, s.rank, kept));
+                                  s.shortlist, s.rank, kept, /*fall_back=*/false, s.margin));
   };
   if (q.size(1) < k.size(1) && q.size(1) <= kFewQueries) return choice("exact", {});
   const at::Tensor listed = choice("shortlist", summaries);
-  const at::Tensor proved = top1_certified(q, k, listed, s.chunk_size, s.scale, s.shortlist);
+  // With a margin, a list need not hold all candidates even if they are few.
+  const int64_t all_listed = s.margin > 0 ? s.top_k : s.shortlist;
+  const at::Tensor proved = top1_certified(q, k, listed, s.chunk_size, s.scale, all_listed);
   return proved.all().item<bool>() ? listed
                                    : at::where(proved.unsqueeze(-1), listed, choice("exact", {}));
 }
@@ -228,8 +233,8 @@ at::Tensor certain_choice(const at::Tensor& q, const at::Tensor& k, const at::Te
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist,
-    int64_t rank, const OptionalTensor& summaries, bool fall_back) {
-  check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries);
+    int64_t rank, const OptionalTensor& summaries, bool fall_back, double margin) {
+  check(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist, rank, summaries, margin);
   if (q.is_meta()) {
     const int64_t batch = q.size(0), time = q.size(1), heads = q.size(2);
     const at::ScalarType real = real_dtype(sequence_dtype({q, k, v}));
@@ -239,10 +244,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
   }
   const bool gradients =
       at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
-  Inputs in{
-      {chunk_size, top_k, shortlist, rank, scale, selection_named(selection)}, q, k, v, {}, {}};
+  const Settings settings{
+      chunk_size, top_k, shortlist, rank, scale, margin, selection_named(selection)};
+  Inputs in{settings, q, k, v, {}, {}};
   if (fall_back && !selected && in.selection == Selection::shortlist &&
-      k.size(1) / chunk_size > shortlist)
+      (margin > 0 || k.size(1) / chunk_size > shortlist))
     return top1_chunk(q, k, v, chunk_size, scale, "exact", top_k,
                       certain_choice(q, k, v, in, summaries));
   auto dtype = sequence_dtype({q, k, v});
@@ -257,7 +263,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
   if (path == Path::composed) {
     TORCH_WARN_ONCE(kOp, " is ", kComposed, ": the kernel for ", q.device(), " ", reason);
     return top1_chunk_reference(q, k, v, chunk_size, scale, selection, top_k, selected, shortlist,
-                                rank, summaries);
+                                rank, summaries, margin);
   }
   in.path = path;
   if (!selected && reads_summaries(in))
@@ -375,7 +381,7 @@ TORCH_LIBRARY_FRAGMENT(assay, m) {
       "top1_chunk(Tensor q, Tensor k, Tensor v, int chunk_size, float scale, "
       "str selection='exact', int top_k=1, Tensor? selected=None, int shortlist=16, "
       "int rank=7, Tensor? summaries=None, "
-      "bool fall_back=False) -> (Tensor out, Tensor logsumexp, Tensor selected)",
+      "bool fall_back=False, float margin=0.) -> (Tensor out, Tensor logsumexp, Tensor selected)",
       "softmax attention over the own chunk and the top_k earlier chunks, by largest score",
       top1_chunk, {"logsumexp"});
 }

@@ -12,7 +12,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 struct Choice {
   std::string_view selection;
   int64_t chunk_size, top_k, shortlist;
-  double scale;
+  double scale, margin;
 };
 
 // Scores of the full chunks, [B, H, T, chunks], from logits [B, H, T, S].
@@ -30,11 +30,22 @@ at::Tensor second_order(const at::Tensor& q, const at::Tensor& summaries, double
   const at::Tensor along = at::einsum("bhtd,bhcrd->bhtcr", {q, summaries.slice(3, 1)});
   return scale * first_order(q, summaries) + 0.5 * scale * scale * along.square().sum(-1);
 }
-// The chunks by falling score, those at or after `own` [T, 1] last.
-at::Tensor ranked(const at::Tensor& score, const at::Tensor& own) {
+// Scores by falling score and their chunks, those at or after `own` [T, 1] last and as −∞.
+std::tuple<at::Tensor, at::Tensor> ranked(const at::Tensor& score, const at::Tensor& own) {
   const at::Tensor candidates =
       score.masked_fill(at::arange(score.size(-1), own.options()) >= own, -kInfinity);
-  return std::get<1>(candidates.sort(/*stable=*/true, -1, /*descending=*/true));
+  return candidates.sort(/*stable=*/true, -1, /*descending=*/true);
+}
+// 1 for the chunks whose exact score counts, else 0; as cheap [B, H, T, chunks].
+at::Tensor listed_chunks(const at::Tensor& cheap, const at::Tensor& own, const Choice& c) {
+  const auto [scores, chunks] = ranked(cheap, own);
+  const at::Tensor best = scores.slice(-1, 0, c.shortlist);
+  at::Tensor listed = at::ones_like(best);
+  if (c.margin > 0 && best.size(-1) > 0) {
+    const int64_t kept = std::min(c.top_k, best.size(-1));
+    listed.masked_fill_(best < best.slice(-1, kept - 1, kept) - c.margin, 0);
+  }
+  return at::zeros_like(cheap).scatter(-1, chunks.slice(-1, 0, c.shortlist), listed);
 }
 
 // The top_k best of the chunks before the own one, [B, H, T, top_k].
@@ -43,11 +54,10 @@ at::Tensor choose(const at::Tensor& q, const at::Tensor& summaries, const at::Te
   const at::NoGradGuard no_grad;
   at::Tensor score = c.selection == "approx" ? first_order(q, summaries) : exact_scores(logits, c);
   if (c.selection == "shortlist") {
-    const at::Tensor listed =
-        ranked(second_order(q, summaries, c.scale), own).slice(-1, 0, c.shortlist);
-    score = score.masked_fill(at::zeros_like(score).scatter(-1, listed, 1) == 0, -kInfinity);
+    const at::Tensor listed = listed_chunks(second_order(q, summaries, c.scale), own, c);
+    score = score.masked_fill(listed == 0, -kInfinity);
   }
-  const at::Tensor best = ranked(score, own).slice(-1, 0, c.top_k);
+  const at::Tensor best = std::get<1>(ranked(score, own)).slice(-1, 0, c.top_k);
   const at::Tensor padded = at::constant_pad_nd(best, {0, c.top_k - best.size(-1)}, -1);
   return padded.masked_fill(at::arange(c.top_k, own.options()) >= own, -1);
 }
@@ -57,7 +67,7 @@ at::Tensor choose(const at::Tensor& q, const at::Tensor& summaries, const at::Te
 std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection, int64_t top_k, const OptionalTensor& selected, int64_t shortlist,
-    int64_t rank, const OptionalTensor& summaries) {
+    int64_t rank, const OptionalTensor& summaries, double margin) {
   const auto real = real_dtype(sequence_dtype({q, k, v}));
   const int64_t time = q.size(1), size = k.size(1), group = q.size(2) / k.size(2);
   const auto heads_first = [&](const at::Tensor& x) { return x.to(real).transpose(1, 2); };
@@ -69,7 +79,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
                    own = chunk.slice(0, size - time).unsqueeze(1);
 
   const at::Tensor logits = scale * queries.matmul(keys.mT());
-  const Choice choice{selection, chunk_size, top_k, shortlist, scale};
+  const Choice choice{selection, chunk_size, top_k, shortlist, scale, margin};
   const auto chosen = [&] {
     if (selection == "exact") return choose(queries, {}, logits, own, choice);
     const at::Tensor kept =

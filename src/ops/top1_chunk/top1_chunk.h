@@ -11,14 +11,15 @@ namespace assay::ops {
 // q [B, T, H, D]; k, v [B, S, Hk, D], S ≥ T: the queries are the last T of S positions, and chunk c
 // holds positions [c·chunk_size, (c + 1)·chunk_size) whatever T is, so a sequence may be cut
 // anywhere. Hk divides H. selection: "exact", "approx" or "shortlist", which scores `shortlist` ≥
-// top_k chunks exactly, those that chunk_summaries of this rank propose. selected [B, H, T, top_k]
-// int64 forces the choice; what is no candidate of its query counts as −1. summaries:
-// chunk_summaries(k, chunk_size, rank) (rank 0 but for the shortlist), by a caller who keeps them;
-// or more chunks of it. Returns out [B, T, H, D] in the dtype of q, logsumexp [B, H, T] in float32
-// (float64 when anything of q, k, v is) and the choice [B, H, T, top_k] int64, best first, −1 for
-// none. Gradients for q, k, v through out alone. float64, float32, bfloat16. ValueError naming the
-// argument when a shape, dtype or value does not fit. NaN in a query gives a row of NaN; a chunk
-// with a NaN score counts as the best.
+// top_k chunks exactly, those that chunk_summaries of this rank propose; with margin > 0 only those
+// whose cheap score is at most `margin` (nats) below the cheap score of rank top_k. selected
+// [B, H, T, top_k] int64 forces the choice; what is no candidate of its query counts as −1.
+// summaries: chunk_summaries(k, chunk_size, rank) (rank 0 but for the shortlist), by a caller who
+// keeps them; or more chunks of it. Returns out [B, T, H, D] in the dtype of q, logsumexp
+// [B, H, T] in float32 (float64 when anything of q, k, v is) and the choice [B, H, T, top_k] int64,
+// best first, −1 for none. Gradients for q, k, v through out alone. float64, float32, bfloat16.
+// ValueError naming the argument when a shape, dtype or value does not fit. NaN in a query gives a
+// row of NaN; a chunk with a NaN score counts as the best.
 // Few queries of many positions (decoding) read the summaries, or (exact) all keys, and
 // the chunks chosen.
 // On CUDA, lists of many queries at a time may lack some of the `shortlist` best if `shortlist` is
@@ -32,7 +33,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection = "exact", int64_t top_k = 1,
     const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
-    const std::optional<at::Tensor>& summaries = {}, bool fall_back = false);
+    const std::optional<at::Tensor>& summaries = {}, bool fall_back = false, double margin = 0);
 
 // One decode step of sequences at positions of their own, on CUDA without gradients. q [B, H, D],
 // k, v [B, Hk, D] of the new tokens, in bfloat16 or float32; positions [B] int64 of the new tokens,
@@ -68,7 +69,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> top1_chunk_reference(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t chunk_size, double scale,
     std::string_view selection = "exact", int64_t top_k = 1,
     const std::optional<at::Tensor>& selected = {}, int64_t shortlist = 16, int64_t rank = 7,
-    const std::optional<at::Tensor>& summaries = {});
+    const std::optional<at::Tensor>& summaries = {}, double margin = 0);
 
 // Of each full chunk of k [B, S, Hk, D] its mean μ and `rank` axes u_i: [B, ⌊S / chunk_size⌋, Hk, 1
 // + rank, D] in float32 (float64 for float64), no gradient. With A = mean (k − μ)(k − μ)ᵀ, x_i = k
