@@ -19,6 +19,10 @@ struct Left {
   int64_t row, column;
 };
 
+// The sums of a tile, with its vectors of B and one number of A, fill the vector registers: 32 with
+// AVX-512, else 16.
+constexpr int kProductRows = 6, kProductVectors = HWY_MAX_BYTES == 64 ? 4 : 2;
+
 // C[m, n] = Σ_k A[m, k] B[k, n], or C + that; kRows × kVectors vectors of C stay in registers.
 template <int kRows, int kVectors, class R>
 HWY_INLINE void matmul_tile(int64_t depth, Left<R> a, const R* b, int64_t b_row, R* c,
@@ -39,17 +43,26 @@ HWY_INLINE void matmul_tile(int64_t depth, Left<R> a, const R* b, int64_t b_row,
     for (int v = 0; v < kVectors; ++v) store<R>(sum[m][v], c + m * c_row + v * kLanes<R>);
 }
 
-template <int kVectors, class R>
-HWY_INLINE void matmul_columns(int64_t rows, int64_t depth, Left<R> a, const R* b, int64_t b_row,
-                               R* c, int64_t c_row, bool add) {
-  constexpr int kRows = 4;
-  int64_t m = 0;
+// The rows from `m` on, as many tiles of kRows as fit, then tiles of fewer rows.
+template <int kRows, int kVectors, class R>
+HWY_INLINE void matmul_columns(int64_t m, int64_t rows, int64_t depth, Left<R> a, const R* b,
+                               int64_t b_row, R* c, int64_t c_row, bool add) {
   for (; m + kRows <= rows; m += kRows)
     matmul_tile<kRows, kVectors>(depth, {a.data + m * a.row, a.row, a.column}, b, b_row,
                                  c + m * c_row, c_row, add);
-  for (; m < rows; ++m)
-    matmul_tile<1, kVectors>(depth, {a.data + m * a.row, a.row, a.column}, b, b_row, c + m * c_row,
-                             c_row, add);
+  constexpr int kFewer = kRows > 4 ? 4 : kRows / 2;
+  if constexpr (kRows > 1)
+    matmul_columns<kFewer, kVectors>(m, rows, depth, a, b, b_row, c, c_row, add);
+}
+
+// The columns from `n` on in tiles of kVectors vectors, then in tiles of fewer.
+template <int kVectors, class R>
+HWY_INLINE void matmul_from(int64_t n, int64_t rows, int64_t columns, int64_t depth, Left<R> a,
+                            const R* b, int64_t b_row, R* c, int64_t c_row, bool add) {
+  for (; n + kVectors * kLanes<R> <= columns; n += kVectors * kLanes<R>)
+    matmul_columns<kProductRows, kVectors>(0, rows, depth, a, b + n, b_row, c + n, c_row, add);
+  if constexpr (kVectors > 1)
+    matmul_from<kVectors / 2>(n, rows, columns, depth, a, b, b_row, c, c_row, add);
 }
 
 // C [rows, columns] = A B, or C + A B with `add`. Columns are a multiple of the lanes; rows of B
@@ -57,11 +70,7 @@ HWY_INLINE void matmul_columns(int64_t rows, int64_t depth, Left<R> a, const R* 
 template <class R>
 HWY_NOINLINE void matmul(int64_t rows, int64_t columns, int64_t depth, Left<R> a, const R* b,
                          int64_t b_row, R* c, int64_t c_row, bool add) {
-  int64_t n = 0;
-  for (; n + 2 * kLanes<R> <= columns; n += 2 * kLanes<R>)
-    matmul_columns<2>(rows, depth, a, b + n, b_row, c + n, c_row, add);
-  for (; n < columns; n += kLanes<R>)
-    matmul_columns<1>(rows, depth, a, b + n, b_row, c + n, c_row, add);
+  matmul_from<kProductVectors>(0, rows, columns, depth, a, b, b_row, c, c_row, add);
 }
 
 }  // namespace assay::ops::HWY_NAMESPACE

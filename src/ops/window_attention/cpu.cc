@@ -24,6 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
 namespace {                     // other operators have tiles and scratch of their own
 constexpr int64_t kBlock = 64;  // queries of a block, and keys of a tile
+constexpr int64_t kGroup = 16;  // of them, where a tile has pairs that are not seen
 // scratch areas; tasks are dealt to them in turn, long and short ones alike
 constexpr int64_t kSlots = 64;
 
@@ -91,11 +92,16 @@ void read_block(const WindowAttentionForward& p, const View& view, int64_t batch
     read_row(element(view, p.dtype, batch, first + i, head * p.head_dim), p.dtype, p.head_dim, dim,
              to + i * dim);
 }
+// Keys or values of a tile as the left side of a product: in place, or a copy of bf16 numbers.
 template <class R>
-void read_tile(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
-               const Scratch<R>& s) {
-  read_block(p, p.k, b.batch, b.kv_head, key, keys, s.dim, s.k);
-  read_block(p, p.v, b.batch, b.kv_head, key, keys, s.dim, s.v);
+Left<R> left_of_tile(const WindowAttentionForward& p, const View& view, const Block& b, int64_t key,
+                     int64_t keys, int64_t dim, R* copy) {
+  if (p.dtype != DType::bf16)
+    return {
+        reinterpret_cast<const R*>(element(view, p.dtype, b.batch, key, b.kv_head * p.head_dim)),
+        view.time_stride, 1};
+  read_block(p, view, b.batch, b.kv_head, key, keys, dim, copy);
+  return {copy, dim, 1};
 }
 // Of the block's queries: rows past the last hold zeros, so that they change no sum.
 template <class R>
@@ -128,11 +134,53 @@ HWY_INLINE void for_each_key(const WindowAttentionForward& p, const Block& b, in
   }
 }
 
+// Whether each query of the block is at or after each key of the tile.
+bool is_before(const Block& b, int64_t key, int64_t keys) { return key + keys - 1 <= b.position; }
+
+// f(j, count, first) for groups of keys [j, j + count) of the tile: queries before `first`, which
+// is a multiple of the lanes, see none of them.
+template <class F>
+HWY_INLINE void for_key_groups(const Block& b, int64_t key, int64_t keys, F f) {
+  if (is_before(b, key, keys)) return f(0, keys, 0);
+  for (int64_t j = 0; j < keys; j += kGroup)
+    f(j, std::min(kGroup, keys - j),
+      std::clamp<int64_t>(key + j - b.position, 0, b.rows - 1) / kGroup * kGroup);
+}
+// f(i, count, seen) for groups of queries [i, i + count) of the block: they see at most the first
+// `seen` keys of the tile.
+template <class F>
+HWY_INLINE void for_query_groups(const Block& b, int64_t key, int64_t keys, F f) {
+  if (is_before(b, key, keys)) return f(0, b.rows, keys);
+  for (int64_t i = 0; i < b.rows; i += kGroup) {
+    const int64_t count = std::min(kGroup, b.rows - i);
+    f(i, count, std::clamp<int64_t>(b.position + i + count - key, 0, keys));
+  }
+}
+
+// to [keys, width] = left · columns, where a query sees a key; elsewhere some numbers are not
+// written.
+template <class R>
+void multiply_columns(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
+                      int64_t width, Left<R> left, const R* columns, R* to) {
+  for_key_groups(b, key, keys, [&](int64_t j, int64_t count, int64_t first) HWY_ATTR {
+    matmul<R>(count, width - first, p.head_dim, {left.data + j * left.row, left.row, left.column},
+              columns + first, kBlock, to + j * kBlock + first, kBlock, false);
+  });
+}
+// to [rows, dim] += the product of `weights` [keys, rows], transposed, and `right` [keys, dim].
+template <class R>
+void add_of_keys(const Block& b, int64_t key, int64_t keys, const R* weights, const R* right,
+                 int64_t dim, R* to) {
+  for_query_groups(b, key, keys, [&](int64_t i, int64_t count, int64_t seen) HWY_ATTR {
+    matmul<R>(count, dim, seen, {weights + i, 1, kBlock}, right, dim, to + i * dim, dim, true);
+  });
+}
+
 // Scores of a tile to the base 2, [keys, width], masked ones left as they come.
 template <class R>
 HWY_NOINLINE void scores(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
-                         int64_t width, const Scratch<R>& s) {
-  matmul<R>(keys, width, p.head_dim, {s.k, s.dim, 1}, s.q_columns, kBlock, s.p, kBlock, false);
+                         int64_t width, Left<R> k, const Scratch<R>& s) {
+  multiply_columns(p, b, key, keys, width, k, s.q_columns, s.p);
   const Vec<R> scale = set<R>(p.scale * kLog2E);
   const Vec<R> slope =
       set<R>(p.alibi_slopes ? static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E : 0);
@@ -192,11 +240,11 @@ void forward_block(const WindowAttentionForward& p, const Block& b, const Scratc
   std::fill(s.sum, s.sum + kBlock, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
     const int64_t keys = std::min(kBlock, b.key_end - key);
-    read_tile(p, b, key, keys, s);
-    scores(p, b, key, keys, width, s);
+    scores(p, b, key, keys, width, left_of_tile(p, p.k, b, key, keys, s.dim, s.k), s);
     online_softmax(p, b, key, keys, width, s);
     scale_rows(b.rows, s.dim, s.rescale, s.out);
-    matmul<R>(b.rows, s.dim, keys, {s.p, 1, kBlock}, s.v, s.dim, s.out, s.dim, true);
+    read_block(p, p.v, b.batch, b.kv_head, key, keys, s.dim, s.v);
+    add_of_keys(b, key, keys, s.p, s.v, s.dim, s.out);
   }
   for (int64_t i = 0; i < b.rows; ++i) s.rescale[i] = 1 / s.sum[i];
   scale_rows(b.rows, s.dim, s.rescale, s.out);
@@ -358,8 +406,8 @@ void read_queries(const WindowAttentionBackward& bwd, const Block& b, const Scra
 // nothing is seen.
 template <class R>
 HWY_NOINLINE void score_gradients(const WindowAttentionForward& p, const Block& b, int64_t key,
-                                  int64_t keys, int64_t width, const Scratch<R>& s) {
-  matmul<R>(keys, width, p.head_dim, {s.v, s.dim, 1}, s.dout_columns, kBlock, s.ds, kBlock, false);
+                                  int64_t keys, int64_t width, Left<R> v, const Scratch<R>& s) {
+  multiply_columns(p, b, key, keys, width, v, s.dout_columns, s.ds);
   for (int64_t j = 0; j < keys; ++j)
     for (int64_t i = 0; i < width; i += kLanes<R>) {
       const int64_t at = j * kBlock + i;
@@ -385,17 +433,21 @@ double slope_gradient(const Block& b, int64_t key, int64_t keys, const R* ds) {
   return sum;
 }
 
-// Adds factor · left · right, [keys, rows] · [rows, D], to the rows of a contiguous gradient [B,
-// S, Hkv, D].
+// Adds left · right, [keys, rows] · [rows, D], to the rows of a contiguous gradient [B, S, Hkv, D].
 template <class R>
 void add_product(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
-                 const R* left, const R* right, double factor, const Scratch<R>& s, void* to) {
-  matmul<R>(keys, s.dim, b.rows, {left, kBlock, 1}, right, s.dim, s.product, s.dim, false);
-  for (int64_t j = 0; j < keys; ++j) {
-    R* row =
-        static_cast<R*>(to) + ((b.batch * p.keys + key + j) * p.kv_heads + b.kv_head) * p.head_dim;
-    for (int64_t d = 0; d < p.head_dim; ++d) row[d] += R(factor) * s.product[j * s.dim + d];
-  }
+                 const R* left, const R* right, const Scratch<R>& s, void* to) {
+  const int64_t stride = p.kv_heads * p.head_dim;
+  R* rows = static_cast<R*>(to) + (b.batch * p.keys + key) * stride + b.kv_head * p.head_dim;
+  const bool in_place =
+      s.dim == p.head_dim && reinterpret_cast<uintptr_t>(to) % (kLanes<R> * sizeof(R)) == 0;
+  for_key_groups(b, key, keys, [&](int64_t j, int64_t count, int64_t first) HWY_ATTR {
+    matmul<R>(count, s.dim, b.rows - first, {left + j * kBlock + first, kBlock, 1},
+              right + first * s.dim, s.dim, in_place ? rows + j * stride : s.product + j * s.dim,
+              in_place ? stride : s.dim, in_place);
+  });
+  for (int64_t j = 0; !in_place && j < keys; ++j)
+    for (int64_t d = 0; d < p.head_dim; ++d) rows[j * stride + d] += s.product[j * s.dim + d];
 }
 
 // → the gradient of the slope.
@@ -408,13 +460,13 @@ double backward_block(const WindowAttentionBackward& bwd, const Block& b, const 
   std::fill(s.dq, s.dq + kBlock * s.dim, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
     const int64_t keys = std::min(kBlock, b.key_end - key);
-    read_tile(p, b, key, keys, s);
-    scores(p, b, key, keys, width, s);
-    score_gradients(p, b, key, keys, width, s);
+    read_block(p, p.k, b.batch, b.kv_head, key, keys, s.dim, s.k);
+    scores(p, b, key, keys, width, {s.k, s.dim, 1}, s);
+    score_gradients(p, b, key, keys, width, left_of_tile(p, p.v, b, key, keys, s.dim, s.v), s);
     if (bwd.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
-    add_product(p, b, key, keys, s.p, s.dout, 1, s, bwd.dv);
-    add_product(p, b, key, keys, s.ds, s.q, p.scale, s, bwd.dk);
-    matmul<R>(b.rows, s.dim, keys, {s.ds, 1, kBlock}, s.k, s.dim, s.dq, s.dim, true);
+    add_product(p, b, key, keys, s.p, s.dout, s, bwd.dv);
+    add_product(p, b, key, keys, s.ds, s.q, s, bwd.dk);
+    add_of_keys(b, key, keys, s.ds, s.k, s.dim, s.dq);
   }
   std::fill(s.rescale, s.rescale + kBlock, R(p.scale));
   scale_rows(b.rows, s.dim, s.rescale, s.dq);
@@ -427,17 +479,19 @@ template <class R>
 void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv_head,
                    const Scratch<R>& s, double* dslopes) {
   const WindowAttentionForward& p = bwd.forward;
+  const auto row_of = [&](void* gradient, int64_t key) {
+    return static_cast<R*>(gradient) + ((batch * p.keys + key) * p.kv_heads + kv_head) * p.head_dim;
+  };
   for (void* gradient : {bwd.dk, bwd.dv})
-    for (int64_t j = 0; j < p.keys; ++j)
-      std::fill_n(
-          static_cast<R*>(gradient) + ((batch * p.keys + j) * p.kv_heads + kv_head) * p.head_dim,
-          p.head_dim, R(0));
+    for (int64_t j = 0; j < p.keys; ++j) std::fill_n(row_of(gradient, j), p.head_dim, R(0));
   const int64_t group = p.heads / p.kv_heads;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     dslopes[head] = 0;
     for (int64_t i = 0; i < num_blocks(p); ++i)
       dslopes[head] += backward_block(bwd, block_at(p, batch, head, i), s);
   }
+  for (int64_t j = 0; j < p.keys; ++j)
+    for (int64_t d = 0; d < p.head_dim; ++d) row_of(bwd.dk, j)[d] *= R(p.scale);
 }
 
 template <class R>
