@@ -65,10 +65,8 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
   // CUDA write. Else a product of another type is written to `product`, whose memory serves all
   // parts: the system zeroes large new memory.
   static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h, Tensor& product) {
-    if (dweight.scalar_type() == h.scalar_type()) {
-      dweight.addmm_(dlogits.t(), h);
-      return;
-    }
+    if (dweight.scalar_type() == h.scalar_type())
+      return ops::weight_gradient(dlogits, h, dweight, /*add=*/true);
     if (h.is_cuda() && h.scalar_type() == at::kBFloat16 && dweight.scalar_type() == at::kFloat) {
       at::addmm_out(dweight, dweight, dlogits.t(), h, at::kFloat);
       return;

@@ -52,6 +52,47 @@ TEST(LinearOp, EqualsFloat64OnEveryInstructionSet) {
   }
 }
 
+// With more rows than a stretch of the kernel, and sizes that its panels do not divide.
+TEST(LinearOp, WeightGradientEqualsFloat64OnEveryInstructionSet) {
+  const at::NoGradGuard no_grad;
+  for (const int64_t target : targets()) {
+    const SimdTarget only(target);
+    for (const int64_t rows : {1, 7, 384, 400, 800})
+      for (const auto& [in, out] :
+           {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 6}, {33, 13}, {390, 100}, {320, 61}})
+        for (const bool add : {false, true}) {
+          const at::Tensor x = product_of(rows, in, 1, at::kFloat).x,
+                           dy = product_of(rows, out, 2, at::kFloat).x;
+          const at::Tensor before = product_of(1, in, out, at::kFloat).weight;
+          // its rows do not begin on a vector
+          at::Tensor found = at::full({out * in + 1}, NAN).slice(0, 1).view({out, in});
+          if (add) found.copy_(before);
+          ops::weight_gradient(dy, x, found, add);
+          const at::Tensor exact = dy.to(at::kDouble).t().mm(x.to(at::kDouble)) +
+                                   (add ? before.to(at::kDouble) : at::zeros({}));
+          const at::Tensor summed = dy.abs().t().mm(x.abs()) + before.abs();  // without signs
+          const at::Tensor error = (found - exact).norm(2, -1) / summed.norm(2, -1);
+          EXPECT_LE(error.max().item<double>(), 1e-6)
+              << rows << " rows, " << in << " by " << out << (add ? ", added" : "");
+        }
+  }
+}
+
+TEST(LinearOp, WeightGradientHasTheSameBitsForAnyNumberOfThreads) {
+  const auto gradient = [](int threads) {
+    at::set_num_threads(threads);
+    Product p = product_of(500, 320, 200, at::kFloat);
+    p.weight.requires_grad_();
+    const at::Tensor y = ops::linear(p.x, p.weight, p.bias);
+    return torch::autograd::grad({y}, {p.weight}, {at::sin(y.detach())})[0];
+  };
+  const int threads = at::get_num_threads();
+  const at::Tensor expected = gradient(1);
+  for (const int other : {2, 3, 5, 64})
+    EXPECT_TRUE(expected.equal(gradient(other))) << other << " threads";
+  at::set_num_threads(threads);
+}
+
 TEST(LinearOp, ARowOfFewHasTheSameBitsAlone) {
   const at::NoGradGuard no_grad;
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {

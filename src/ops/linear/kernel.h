@@ -25,9 +25,21 @@ struct LinearFewRows {
   void* sum = nullptr;          // out [M, K], s, or null
 };
 
-// Highway, run-time dispatch. Outputs go side by side. The bits of a row do not depend on the other
-// rows or on the number of threads. `workspace` is 64-byte aligned.
+// dW = dyᵀ x, or dW + dyᵀ x with `add`, for many rows in f32. The sum of an element goes from the
+// first row to the last one, so its bits do not depend on the number of tasks or threads.
+struct LinearWeightGradient {
+  int64_t rows, in, out;  // M, K, N
+  const float *dy, *x;    // in  [M, N], [M, K], contiguous
+  float* dweight;         // out [N, K], contiguous
+  bool add;
+  int64_t tasks;  // parts of the rows of dW; usually the number of threads
+};
+
+// Highway, run-time dispatch. Outputs go side by side. The bits of a row of x Wᵀ do not depend on
+// the other rows or on the number of threads. `workspace` is 64-byte aligned.
 namespace cpu {
+size_t workspace_bytes(const LinearWeightGradient&);
+void linear_weight_gradient(const LinearWeightGradient&, void* workspace, const ParallelFor&);
 size_t workspace_bytes(const LinearFewRows&);
 void linear_few_rows(const LinearFewRows&, void* workspace, const ParallelFor&);
 }  // namespace cpu

@@ -31,5 +31,8 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
                                               bool weight_at_rest = false);
 // a [M, K] bᵀ, b [N, K] → [M, N]; no gradient.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
+// dweight [N, K] ← dyᵀ x, or dweight + dyᵀ x with `add`; dy [M, N], x [M, K], of one dtype. The
+// path is that of the gradient of linear().
+void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dweight, bool add);
 
 }  // namespace assay::ops

@@ -56,6 +56,12 @@ bool needs_gradient(std::initializer_list<at::Tensor> tensors) {
       tensors, [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); });
 }
 
+at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x) {
+  at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, x.options());
+  ops::weight_gradient(dy, x, dweight, /*add=*/false);
+  return dweight;
+}
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias) {
@@ -70,7 +76,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const at::Tensor rows = dy.flatten(0, -2);
     const at::Tensor dx =
         ctx->needs_input_grad(0) ? onednn_linear(dy, weight.t(), {}) : at::Tensor();
-    return {dx, at::mm(rows.t(), x), ctx->saved_data["bias"].toBool() ? rows.sum(0) : at::Tensor()};
+    return {dx, weight_gradient(rows, x),
+            ctx->saved_data["bias"].toBool() ? rows.sum(0) : at::Tensor()};
   }
 };
 
@@ -176,13 +183,14 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
   check_shape("linear", "weight", weight, {weight.size(0), x.size(-1)}, "[N, K]");
 }
 
-const bool registered = register_paths(
-    "linear",
-    cpu_kernel_path() +
-        " without a gradient for up to 8 rows in float32 and 16 in bfloat16; else torch",
-    "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, "
-    "16 if the weight has more than 8,192 rows; else torch",
-    /*cuda_numerics=*/0, /*cpu_numerics=*/2);
+const bool registered =
+    register_paths("linear",
+                   cpu_kernel_path() +
+                       " without a gradient for up to 8 rows in float32 and 16 in bfloat16; "
+                       "and gradients of weights in float32; else torch",
+                   "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, "
+                   "16 if the weight has more than 8,192 rows; else torch",
+                   /*cuda_numerics=*/0, /*cpu_numerics=*/2);
 
 }  // namespace
 
@@ -231,6 +239,26 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
                                          : std::pair(x, rms_norm(x, norm_weight, eps));
   return {sum, gated ? linear_glu(normed, weight, bias, activation, weight_at_rest)
                      : linear(normed, weight, bias, weight_at_rest)};
+}
+
+void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dweight, bool add) {
+  const bool kernel = x.is_cpu() && x.scalar_type() == at::kFloat && dweight.numel() > 0 &&
+                      x.size(0) > 0 && dy.is_contiguous() && x.is_contiguous() &&
+                      dweight.is_contiguous();
+  if (!kernel) {
+    at::addmm_out(dweight, dweight, dy.t(), x, add ? 1 : 0);
+    return;
+  }
+  const LinearWeightGradient work{.rows = x.size(0),
+                                  .in = x.size(1),
+                                  .out = dy.size(1),
+                                  .dy = static_cast<const float*>(data(dy)),
+                                  .x = static_cast<const float*>(data(x)),
+                                  .dweight = static_cast<float*>(data(dweight)),
+                                  .add = add,
+                                  .tasks = at::get_num_threads()};
+  const size_t bytes = cpu::workspace_bytes(work);
+  cpu::linear_weight_gradient(work, workspace(bytes, at::kCPU).data_ptr(), at_parallel_for());
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {

@@ -217,7 +217,7 @@ const bool registered_path = register_paths(
                              : "") +
         "torch's FlashAttention-2 for bfloat16 and a head_dim that 8 divides, up to 256; "
         "else, and if ALiBi's slopes have a gradient, composed from tensor arithmetic",
-    /*cuda_numerics=*/1, /*cpu_numerics=*/3);
+    /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 TORCH_LIBRARY_FRAGMENT(assay, m) {
   register_operator(m,
                     "window_attention(Tensor q, Tensor k, Tensor v, int window, float scale, "
