@@ -6,6 +6,7 @@
 //   kStatistics                       tensors [rows, groups] real, which a formula gets after w
 //   kSums, kBackwardSums              sums over a part, for both directions and for the second only
 //   kExtraGradients                   gradients [groups, width] after those of the parameters
+//   kLongParts                        parts are often longer than 512 bytes: more kernels for CUDA
 // and functions of one element for R float and double, all ASSAY_FORMULA:
 //   terms(x, w, t)                    t[kSums]: what the element adds to each sum
 //   finish(sum, width, eps)           changes the sums of a part in place, once per part
@@ -28,9 +29,16 @@
 
 namespace assay::ops {
 
+#ifdef __CUDACC__
+namespace cuda {
+__device__ inline float sigmoid_approx(float x);  // in cuda/math.cuh
+}
+#endif
+
 struct RowwiseFormula {
   static constexpr int kParameters = 0, kRealOutputs = 0, kStatistics = 0;
   static constexpr int kSums = 0, kBackwardSums = 0, kExtraGradients = 0;
+  static constexpr bool kLongParts = false;
 
   template <class R>
   ASSAY_FORMULA void terms(const R*, const R*, R*) {}
@@ -133,7 +141,7 @@ ASSAY_FORMULA double rsqrt(double x) { return 1 / std::sqrt(x); }
 template <class R>
 ASSAY_FORMULA R sigmoid(R x) {
 #ifdef __CUDA_ARCH__
-  if constexpr (sizeof(R) == 4) return __fdividef(1.f, 1.f + exp(-x));
+  if constexpr (sizeof(R) == 4) return cuda::sigmoid_approx(x);
 #endif
   return 1 / (1 + exp(-x));
 }

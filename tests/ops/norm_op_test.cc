@@ -54,6 +54,11 @@ void expect_norms_on(at::Device device, at::ScalarType dtype) {
     // so many rows that a block of the CUDA kernel has several; one to eight vectors per lane
     for (const int64_t width : {33, 101, 128, 203, 256, 512, 1280})
       expect_norm({300, width}, 1, layer, dtype, device);
+    // the borders of the numbers of vectors per lane in the gradient, 16 bytes of f32 or bf16 each
+    for (const int64_t width : {132, 196, 264, 384, 388, 392, 768, 776, 1536, 1544, 2048})
+      expect_norm({301, width}, 1, layer, dtype, device);
+    expect_norm({2500, 528}, 2, layer, dtype, device);
+    expect_norm({2500, 776}, 1, layer, dtype, device);
   }
 }
 class NormsOfType : public testing::TestWithParam<at::ScalarType> {};
@@ -195,24 +200,33 @@ const std::vector<RowsCase> kRowsCases = {{{5}, 1},         {{2, 65, 24}, 1},   
                                           {{2, 1, 256}, 2}, {{2, 130, 192}, 3}, {{3, 67, 35}, 5},
                                           {{7, 640}, 2},    {{1100, 768}, 12},  {{700, 1536}, 4},
                                           {{700, 1536}, 1}, {{3, 4608}, 1}};
+// The borders of the numbers of lanes and of vectors per lane, 16 bytes of f32 or bf16 each, in a
+// part; so many rows that the threads of the CUDA kernels have one or several.
+const std::vector<RowsCase> kLongRowsCases = {{{301, 132}, 1},  {{301, 196}, 1},  {{301, 264}, 1},
+                                              {{301, 384}, 1},  {{301, 388}, 1},  {{301, 392}, 1},
+                                              {{301, 768}, 1},  {{301, 776}, 1},  {{301, 1544}, 1},
+                                              {{301, 2048}, 1}, {{2500, 528}, 2}, {{2500, 776}, 1}};
 template <class F, class Reference>
-void expect_rowwise_on(at::Device device, int sequences, int parameters, F f, Reference reference) {
+void expect_rowwise_on(at::Device device, int sequences, int parameters, F f, Reference reference,
+                       const std::vector<RowsCase>& cases = kRowsCases) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
-    for (const RowsCase& c : kRowsCases)
+    for (const RowsCase& c : cases)
       expect_rowwise(
           c, sequences, parameters, [&](const Tensors& in) { return f(in, c.groups); },
           [&](const Tensors& in) { return reference(in, c.groups); }, dtype, device);
 }
 Tensors list_of(const Rwkv7Prepared& p) { return {p.log_decay, p.k, p.minus_removed, p.added}; }
 void expect_gated_norm_on(at::Device device, bool gate_first) {
-  expect_rowwise_on(
-      device, 2, 1,
-      [&](const Tensors& in, int64_t groups) -> Tensors {
-        return {gated_rms_norm(in[0], in[1], in[2], 1e-3, gate_first, groups)};
-      },
-      [&](const Tensors& in, int64_t groups) -> Tensors {
-        return {gated_rms_norm_reference(in[0], in[1], in[2], 1e-3, gate_first, groups)};
-      });
+  for (const auto& cases : {kRowsCases, kLongRowsCases})
+    expect_rowwise_on(
+        device, 2, 1,
+        [&](const Tensors& in, int64_t groups) -> Tensors {
+          return {gated_rms_norm(in[0], in[1], in[2], 1e-3, gate_first, groups)};
+        },
+        [&](const Tensors& in, int64_t groups) -> Tensors {
+          return {gated_rms_norm_reference(in[0], in[1], in[2], 1e-3, gate_first, groups)};
+        },
+        cases);
 }
 struct RowwiseOp {
   const char* name;

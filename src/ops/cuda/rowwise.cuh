@@ -1,7 +1,9 @@
 #pragma once
-// Row-wise operators on CUDA: each thread has 16 bytes of a part of a row. A part of up to 32
-// vectors belongs to lanes of one warp, a longer one to a block. cuda.cu of an operator
-// instantiates the three functions for its struct.
+// Row-wise operators on CUDA. A thread has a vector of 16 bytes of a part of a row: a part of up to
+// 32 vectors belongs to lanes of one warp, a longer one to a block. Of operators with kLongParts,
+// parts of 33 to 192 vectors belong to lanes of one warp too, with several vectors per lane.
+// cuda.cu of an operator instantiates the three functions for its struct.
+#include "ops/cuda/math.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/rowwise.h"
 
@@ -200,6 +202,209 @@ __global__ void __launch_bounds__(kMaxRowwiseThreads)
           dparameters[n][k];
 }
 
+// Parts of 33 to 192 vectors: lane l of the 16 or 32 lanes of a part has its vectors l, l + lanes,
+// …, up to kVectors. A thread copies its vectors of the next row to shared memory while it works on
+// a row, so that reads from memory do not stop, although the registers allow few threads. A thread
+// reads only what it copied, so warps do not wait for each other.
+// A block keeps its group. It has the rows start, …, start + slots − 1, one per slot of `lanes`
+// threads, then those `stride` further, and so on.
+constexpr int64_t kFewParts = 2 * 132;  // forward, fewer warps would not fill the device
+constexpr int kWarpPartThreads = 128;   // of a block
+constexpr int kWarpPartBlocks = 8;      // of an SM, at most
+
+template <class F, class T, int kSize, int kVectors, bool kBackward>
+struct WarpPart {
+  static_assert(F::kRealOutputs == 0);
+  using R = Real<T>;
+  using E = RowwiseElements<F, T, kSize>;
+  static constexpr int kTensors = F::kInputs + (kBackward ? F::kOutputs : 0);
+  static constexpr size_t kBytes = 2 * kTensors * kVectors * kWarpPartThreads * sizeof(uint4);
+  const Rowwise<F>& p;
+  const void* const* dout;
+  const int lanes, lane, slots, slot, width;
+  const int64_t block, group;
+  R statistics[kAtLeastOne<F::kStatistics>], next_statistics[kAtLeastOne<F::kStatistics>];
+
+  __device__ WarpPart(const Rowwise<F>& p, const void* const* dout, int lanes)
+      : p(p),
+        dout(dout),
+        lanes(lanes),
+        lane(int(threadIdx.x) & (lanes - 1)),
+        slots(kWarpPartThreads / lanes),
+        slot(int(threadIdx.x) / lanes),
+        width(int(p.width)),
+        block(quotient(blockIdx.x, p.groups)),
+        group(blockIdx.x - block * p.groups) {}
+  // Where in shared memory this thread has its vector j of tensor n of the row of a stage.
+  __device__ Vec<T, kSize>* vector(int stage, int n, int j) const {
+    extern __shared__ __align__(16) unsigned char stages[];
+    return reinterpret_cast<Vec<T, kSize>*>(stages) +
+           ((stage * kTensors + n) * kVectors + j) * kWarpPartThreads + threadIdx.x;
+  }
+  // f(j, first number of vector j, is it in the part); past the end it is the last vector.
+  template <class Use>
+  __device__ void each(Use&& f) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int column = (lane + j * lanes) * kSize;
+      f(j, min(column, width - kSize), column < width);
+    }
+  }
+  __device__ void fetch(int stage, int64_t start) {
+    const int64_t row = min(start + slot, p.rows - 1), part = row * p.groups + group;
+    each([&](int j, int column, bool) {
+#pragma unroll
+      for (int n = 0; n < F::kInputs; ++n)
+        cp_async_16(vector(stage, n, j), static_cast<const T*>(p.in[n]) + row * p.row_stride[n] +
+                                             group * width + column);
+#pragma unroll
+      for (int n = F::kInputs; n < kTensors; ++n)
+        cp_async_16(vector(stage, n, j),
+                    static_cast<const T*>(dout[n - F::kInputs]) + part * width + column);
+    });
+    for (int n = 0; n < F::kStatistics; ++n)
+      next_statistics[n] = static_cast<const R*>(p.statistics[n])[part];
+  }
+  // f(stage, row). In the last round some rows are past the end, because lanes add together.
+  template <class Work>
+  __device__ void each_row(int64_t stride, Work&& f) {
+    int64_t start = block * slots;
+    if (start < p.rows) fetch(0, start);
+    cp_async_commit_group();
+    for (int stage = 0; start < p.rows; stage ^= 1) {
+      for (int n = 0; n < F::kStatistics; ++n) statistics[n] = next_statistics[n];
+      if (start + stride < p.rows) fetch(stage ^ 1, start + stride);
+      cp_async_commit_group();
+      cp_async_wait_group<1>();
+      f(stage, start + slot);
+      asm volatile("" ::: "memory");  // nothing is read from the stage after this
+      start += stride;
+    }
+    cp_async_wait_all();
+  }
+  __device__ E elements(int stage, int j, int column) const {
+    E e;
+#pragma unroll
+    for (int n = 0; n < F::kInputs; ++n) e.in[n] = *vector(stage, n, j);
+#pragma unroll
+    for (int n = F::kInputs; n < kTensors; ++n) e.out[n - F::kInputs] = *vector(stage, n, j);
+    for (int n = 0; n < F::kStatistics; ++n) e.statistics[n] = statistics[n];
+    e.load_parameters(p, group, column);
+    return e;
+  }
+  // The sums over the part of the terms that add(x, w, dy, terms) has for each number.
+  template <int kCount, class Add>
+  __device__ void sum(int stage, R (&sums)[kCount], Add&& add) const {
+    each([&](int j, int column, bool inside) {
+      const E e = elements(stage, j, column);
+      R x[F::kInputs], w[E::kWeights], dy[F::kOutputs], of_vector[kCount] = {};
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        R terms[kCount];
+        e.get(k, x, w);
+        e.get_outputs(k, dy);
+        add(x, w, dy, terms);
+        for (int n = 0; n < kCount; ++n) of_vector[n] += terms[n];
+      }
+      for (int n = 0; n < kCount; ++n) sums[n] += inside ? of_vector[n] : R(0);
+    });
+    for (int n = 0; n < kCount; ++n) sums[n] = group_sum(sums[n], lanes);
+    asm volatile("" ::: "memory");  // shared memory keeps the vectors, not registers
+  }
+};
+
+template <class F, class T, int kSize, int kVectors>
+__global__ void __launch_bounds__(kWarpPartThreads)
+    warp_part_forward_kernel(const __grid_constant__ Rowwise<F> p, int lanes, int64_t stride) {
+  using R = Real<T>;
+  using Part = WarpPart<F, T, kSize, kVectors, false>;
+  Part part(p, nullptr, lanes);
+  part.each_row(stride, [&](int stage, int64_t row) {
+    R sums[kAtLeastOne<F::kSums>] = {};
+    part.sum(stage, sums, [](const R* x, const R* w, const R*, R* t) { F::terms(x, w, t); });
+    F::finish(sums, R(p.width), R(p.eps));
+    part.each([&](int j, int column, bool inside) {
+      auto e = part.elements(stage, j, column);
+      R x[F::kInputs], w[Part::E::kWeights], y[F::kOutputs];
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        e.get(k, x, w);
+        F::forward(x, w, sums, y);
+        e.set_outputs(k, y);
+      }
+      if (!inside || row >= p.rows) return;
+      e.for_each_output(p.out, [&](auto& vector, auto* out) {
+        *reinterpret_cast<std::decay_t<decltype(vector)>*>(
+            out + (row * p.groups + part.group) * p.width + column) = vector;
+      });
+    });
+  });
+}
+
+// sums[block of the group] gets the gradients of parameters, which the slots of a block add one
+// after another.
+template <class F, class T, int kSize, int kVectors>
+__global__ void __launch_bounds__(kWarpPartThreads, kVectors > 3 ? 3 : 4)
+    warp_part_backward_kernel(const __grid_constant__ RowwiseBackward<F> bwd, Real<T>* sums,
+                              int lanes, int64_t stride) {
+  using R = Real<T>;
+  using Part = WarpPart<F, T, kSize, kVectors, true>;
+  constexpr int kGradients = Part::E::kGradients;
+  constexpr int kSums = F::kSums + F::kBackwardSums;
+  const Rowwise<F>& p = bwd.forward;
+  Part part(p, bwd.dout, lanes);
+  R dparameters[kVectors][kGradients][kSize] = {};
+  part.each_row(stride, [&](int stage, int64_t row) {
+    R of_part[kSums] = {};
+    part.sum(stage, of_part, [](const R* x, const R* w, const R* dy, R* t) {
+      F::terms(x, w, t);
+      F::backward_terms(x, w, dy, t + F::kSums);
+    });
+    F::finish(of_part, R(p.width), R(p.eps));
+    F::finish_backward(of_part, R(p.width), R(p.eps));
+    if (row >= p.rows) return;
+    part.each([&](int j, int column, bool inside) {
+      auto e = part.elements(stage, j, column);
+      R x[F::kInputs], w[Part::E::kWeights], dy[F::kOutputs];
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) {
+        R dx[F::kInputs], dw[kGradients] = {};
+        e.get(k, x, w);
+        e.get_outputs(k, dy);
+        F::backward(x, w, of_part, dy, dx, dw);
+        for (int n = 0; n < F::kInputs; ++n) e.in[n][k] = from_compute<T>(dx[n]);
+        for (int n = 0; n < kGradients; ++n) dparameters[j][n][k] += dw[n];
+      }
+      if (!inside) return;
+#pragma unroll
+      for (int n = 0; n < F::kInputs; ++n)
+        *reinterpret_cast<Vec<T, kSize>*>(static_cast<T*>(bwd.din[n]) + row * bwd.din_stride[n] +
+                                          part.group * p.width + column) = e.in[n];
+    });
+  });
+  if constexpr (kParameterGradients<F> > 0) {
+    static_assert(kVectors * kGradients * kSize * 32 * sizeof(R) <= Part::kBytes);
+    R* added = reinterpret_cast<R*>(part.vector(0, 0, 0) - threadIdx.x);
+    __syncthreads();  // all warps have read their vectors
+    for (int turn = 0; turn < part.slots; ++turn) {
+      if (turn == part.slot)
+        part.each([&](int j, int column, bool inside) {
+#pragma unroll
+          for (int n = 0; n < kGradients; ++n)
+#pragma unroll
+            for (int k = 0; k < kSize; ++k) {
+              R& sum = added[((j * kGradients + n) * kSize + k) * 32 + part.lane];
+              sum = turn > 0 ? sum + dparameters[j][n][k] : dparameters[j][n][k];
+              if (turn + 1 == part.slots && inside)
+                sums[((part.block * kGradients + n) * p.groups + part.group) * p.width + column +
+                     k] = sum;
+            }
+        });
+      __syncthreads();
+    }
+  }
+}
+
 // Rows between two rows of one thread: as many as `blocks` blocks per SM take together.
 template <class F>
 int64_t rowwise_stride(const Rowwise<F>& p, RowwiseShape shape, int blocks) {
@@ -216,6 +421,52 @@ bool rowwise_aligned(const Rowwise<F>& p) {
   return aligned;
 }
 
+// Blocks of `threads` threads that an SM holds together.
+template <class... Parameters>
+int resident_blocks(void (*kernel)(Parameters...), unsigned threads, size_t shared_bytes = 0) {
+  int blocks = 0;
+  allow_shared_memory(kernel, shared_bytes);
+  check_cuda("rowwise", cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(threads),
+                                                                      shared_bytes));
+  return blocks;
+}
+
+// Blocks per group, as many as `blocks` blocks per SM.
+template <class F>
+int64_t warp_part_blocks(const Rowwise<F>& p, int lanes, int blocks) {
+  return std::clamp<int64_t>(std::min(blocks, kWarpPartBlocks) * sm_count() / p.groups, 1,
+                             ceil_div(p.rows, kWarpPartThreads / lanes));
+}
+// f(kVectors as a constant, launch) if parts of `width` numbers belong to lanes of warps; launch(
+// kernel, bytes, its first arguments…) returns the blocks per group. Returns whether it does.
+template <class T, int kSize, class F, class Run>
+bool with_warp_parts(const Rowwise<F>& p, Stream stream, Run&& f) {
+  const int64_t vectors = p.width / kSize;
+  if constexpr (F::kLongParts && kSize > 1 && sizeof(T) < 8) {
+    if (vectors <= 32 || vectors > 192) return false;
+    const int lanes = vectors > 48 ? 32 : 16;
+    const auto launch = [&](auto kernel, size_t bytes, const auto&... arguments) {
+      const int64_t blocks =
+          warp_part_blocks(p, lanes, resident_blocks(kernel, kWarpPartThreads, bytes));
+      launch_kernel(kernel, unsigned(blocks * p.groups), kWarpPartThreads, bytes, stream,
+                    arguments..., lanes, blocks * (kWarpPartThreads / lanes));
+      return blocks;
+    };
+    with_constant<3, 6>(vectors > 96 ? 6 : 3, [&](auto count) { f(count, launch); });
+    return true;
+  }
+  return false;
+}
+
+template <class F>
+bool rowwise_aligned(const RowwiseBackward<F>& bwd) {
+  bool aligned = rowwise_aligned(bwd.forward);
+  for (const void* dout : bwd.dout) aligned = aligned && is_aligned(dout, 16);
+  // gradient_memory() has the strides of the inputs or is contiguous
+  for (const void* din : bwd.din) aligned = aligned && is_aligned(din, 16);
+  return aligned;
+}
+
 template <class F>
 size_t workspace_bytes(const RowwiseBackward<F>& bwd) {
   // single elements, which misaligned tensors take, need no more threads than 16 bytes do
@@ -224,38 +475,45 @@ size_t workspace_bytes(const RowwiseBackward<F>& bwd) {
                 size = 16 / (p.dtype == DType::bf16 ? 2 : element),
                 vectors = p.width % size ? p.width : p.width / size;
   const RowwiseShape shape = rowwise_shape(vectors);
-  return size_t(rowwise_stride(p, shape, int(2048 / shape.block)) * kParameterGradients<F> *
-                p.groups * p.width * element);
+  const int64_t sums = std::max(rowwise_stride(p, shape, int(2048 / shape.block)),
+                                F::kLongParts ? warp_part_blocks(p, 32, kWarpPartBlocks) : 0);
+  return size_t(sums * kParameterGradients<F> * p.groups * p.width * element);
 }
 
 template <class F>
 void rowwise(const Rowwise<F>& p, Stream stream) {
   with_vectors(p.dtype, p.width, rowwise_aligned(p), [&]<class T>(T, auto size) {
+    const int64_t parts = p.rows * p.groups;
+    const auto in_warps = [&](auto count, auto launch) {
+      launch(warp_part_forward_kernel<F, T, size(), count()>,
+             WarpPart<F, T, size(), count(), false>::kBytes, p);
+    };
+    if (parts > kFewParts && with_warp_parts<T, size()>(p, stream, in_warps)) return;
     const RowwiseShape shape = rowwise_shape(p.width / size());
     launch_kernel(rowwise_forward_kernel<F, T, size()>,
-                  unsigned(ceil_div(p.rows * p.groups, shape.parts_per_block())), shape.block, 0,
-                  stream, p, int(shape.threads));
+                  unsigned(ceil_div(parts, shape.parts_per_block())), shape.block, 0, stream, p,
+                  int(shape.threads));
   });
 }
 
 template <class F>
 void rowwise(const RowwiseBackward<F>& bwd, void* workspace, Stream stream) {
   const Rowwise<F>& p = bwd.forward;
-  bool aligned = rowwise_aligned(p);
-  for (const void* dout : bwd.dout) aligned = aligned && is_aligned(dout, 16);
-  // gradient_memory() has the strides of the inputs or is contiguous
-  for (const void* din : bwd.din) aligned = aligned && is_aligned(din, 16);
-  with_vectors(p.dtype, p.width, aligned, [&]<class T>(T, auto size) {
+  with_vectors(p.dtype, p.width, rowwise_aligned(bwd), [&]<class T>(T, auto size) {
     auto* sums = static_cast<Real<T>*>(workspace);
+    const int64_t columns = kParameterGradients<F> * p.groups * p.width;
+    const auto in_warps = [&](auto count, auto launch) {
+      const int64_t blocks = launch(warp_part_backward_kernel<F, T, size(), count()>,
+                                    WarpPart<F, T, size(), count(), true>::kBytes, bwd, sums);
+      sum_rows(sums, bwd.dparameters, blocks, columns, stream);
+    };
+    if (with_warp_parts<T, size()>(p, stream, in_warps)) return;
     const RowwiseShape shape = rowwise_shape(p.width / size());
     const auto kernel = rowwise_backward_kernel<F, T, size()>;
-    int blocks = 0;  // that an SM holds together
-    check_cuda("rowwise",
-               cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, int(shape.block), 0));
-    const int64_t stride = rowwise_stride(p, shape, blocks);
+    const int64_t stride = rowwise_stride(p, shape, resident_blocks(kernel, shape.block));
     launch_kernel(kernel, unsigned(ceil_div(stride * p.groups, shape.parts_per_block())),
                   shape.block, 0, stream, bwd, sums, int(shape.threads), stride);
-    sum_rows(sums, bwd.dparameters, stride, kParameterGradients<F> * p.groups * p.width, stream);
+    sum_rows(sums, bwd.dparameters, stride, columns, stream);
   });
 }
 

@@ -18,6 +18,7 @@ template <bool kGateFirst>
 struct GatedNorm : RowwiseFormula {
   static constexpr int kInputs = 2, kOutputs = 1, kParameters = 1;
   static constexpr int kSums = 1, kBackwardSums = 1;
+  static constexpr bool kLongParts = true;
 
   template <class R>
   struct Gate {

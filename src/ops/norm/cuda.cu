@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMaxPacks = 512;          // of a part that a block keeps
-constexpr int64_t kFewParts = 2 * 132;  // fewer warps would not fill the device
 
 int64_t num_parts(const Norm& p) { return p.rows * p.groups; }
 

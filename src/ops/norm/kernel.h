@@ -36,6 +36,7 @@ struct NormGradient : RowwiseFormula {
   static constexpr int kInputs = 1, kOutputs = 1 + kSum, kParameters = 1,
                        kStatistics = 1 + kCentred;
   static constexpr int kBackwardSums = 1 + kCentred, kExtraGradients = kCentred;
+  static constexpr bool kLongParts = true;
 
   template <class R>
   ASSAY_FORMULA R unit(const R* x, const R* w) {
