@@ -54,6 +54,7 @@ void expect_norms_on(at::Device device, at::ScalarType dtype) {
     // so many rows that a block of the CUDA kernel has several; one to eight vectors per lane
     for (const int64_t width : {33, 101, 128, 203, 256, 512, 1280})
       expect_norm({300, width}, 1, layer, dtype, device);
+    if (device.is_cpu()) continue;
     // the borders of the numbers of vectors per lane in the gradient, 16 bytes of f32 or bf16 each
     for (const int64_t width : {132, 196, 264, 384, 388, 392, 768, 776, 1536, 1544, 2048})
       expect_norm({301, width}, 1, layer, dtype, device);
@@ -217,7 +218,8 @@ void expect_rowwise_on(at::Device device, int sequences, int parameters, F f, Re
 }
 Tensors list_of(const Rwkv7Prepared& p) { return {p.log_decay, p.k, p.minus_removed, p.added}; }
 void expect_gated_norm_on(at::Device device, bool gate_first) {
-  for (const auto& cases : {kRowsCases, kLongRowsCases})
+  for (const auto& cases :
+       {kRowsCases, device.is_cuda() ? kLongRowsCases : std::vector<RowsCase>()})
     expect_rowwise_on(
         device, 2, 1,
         [&](const Tensors& in, int64_t groups) -> Tensors {

@@ -21,8 +21,9 @@ __device__ R sigmoid(R x) {
   return 1 / (1 + exp_intrinsic(-x));
 }
 __device__ inline double sigmoid_fast(double x) { return sigmoid(x); }
-__device__ inline float sigmoid_fast(float x) { return __fdividef(1.f, 1.f + exp_intrinsic(-x)); }
+// exp_approx(x) differs from exp_intrinsic(x) only where both are less than 2^-126.
 __device__ inline float sigmoid_approx(float x) { return __fdividef(1.f, 1.f + exp_approx(-x)); }
+__device__ inline float sigmoid_fast(float x) { return sigmoid_approx(x); }
 
 // silu(z) and its derivative.
 struct SiluGate {
