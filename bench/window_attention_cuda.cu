@@ -20,7 +20,7 @@ void attention(const Machine& machine, int64_t B, int64_t T, int64_t H, int64_t 
   WindowAttentionForward p{DType::bf16, B, T, T, H, Hkv, D, std::min(window, T), 10 / double(D)};
   p.q = queries(), p.k = keys(), p.v = keys(), p.out = queries();
   p.logsumexp = buffers.raw(B * H * T * 4);
-  const WindowAttentionBackward g{p, queries(), queries(), keys().data, keys().data, nullptr};
+  const WindowAttentionBackward g{p, queries(), queries(), keys(), keys(), nullptr};
   void *forward = buffers.raw(cuda::workspace_bytes(p)),
        *backward = buffers.raw(cuda::workspace_bytes(g));
   std::printf("window_attention bf16, B %ld, T %ld, H %ld / %ld, D %ld, window %ld\n", long(B),

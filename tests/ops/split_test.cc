@@ -9,7 +9,10 @@
 
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/gated_norm/gated_norm.h"
+#include "ops/top1_chunk/top1_chunk.h"
+#include "ops/top1_element/top1_element.h"
 #include "ops/unit_length/unit_length.h"
+#include "ops/window_attention/window_attention.h"
 
 namespace assay::ops {
 namespace {
@@ -64,6 +67,46 @@ TEST(Split, GradientsEqualThoseOfViews) { expect_same(at::kCPU); }
 TEST(Split, OnCudaGradientsEqualThoseOfViews) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
   expect_same(at::kCUDA);
+}
+
+// Attention writes the gradients of q, k and v, parts of a projection, as those of tensors of their
+// own.
+void expect_same_of_attention(at::Device device, at::ScalarType dtype) {
+  torch::manual_seed(6);
+  const at::Tensor values = torch::randn({2, 70, 4 * 64}).to(device, dtype),
+                   dy = torch::randn({2, 70, 2, 64}).to(device, dtype);
+  const auto gradient = [&](bool packed, const Use& attention) {
+    const at::Tensor x = values.detach().requires_grad_(), y = x * 1;
+    const std::vector<int64_t> sizes = {128, 64, 64};
+    Parts parts = packed ? ops::split(y, sizes) : y.split_with_sizes(sizes, -1);
+    for (at::Tensor& part : parts) part = part.unflatten(-1, {-1, 64});
+    return torch::autograd::grad({attention(parts)}, {x}, {dy})[0];
+  };
+  const Use uses[] = {
+      [](const Parts& p) { return window_attention(p[0], p[1], p[2], -1, 0.125, {}); },
+      [](const Parts& p) {
+        return std::get<0>(top1_chunk(p[0], p[1], p[2], 16, 0.125, "exact", 1));
+      },
+      [](const Parts& p) { return std::get<0>(top1_element(p[0], p[1], p[2], 0.125)); }};
+  for (int i = 0; i < 3; ++i) {
+    SCOPED_TRACE(testing::Message() << "use " << i << " on " << device << " in " << dtype);
+    EXPECT_TRUE(gradient(true, uses[i]).equal(gradient(false, uses[i])));
+  }
+}
+TEST(Split, GradientsOfAttentionEqualThoseOfViews) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16})
+    expect_same_of_attention(at::kCPU, dtype);
+}
+TEST(Split, OnCudaGradientsOfAttentionEqualThoseOfViews) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) expect_same_of_attention(at::kCUDA, dtype);
+}
+
+// A kernel finds its part aligned only if the gradient of the part is too.
+TEST(Split, TensorAtAMisalignedAddressHasNoSharedGradient) {
+  const at::Tensor x = torch::randn({25}).slice(0, 1).view({3, 8}).requires_grad_();
+  const Parts parts = ops::split(x, {4, 4});
+  EXPECT_EQ(gradient_memory(parts[1]).strides(), at::IntArrayRef({4, 1}));
 }
 
 TEST(Split, TheFirstOperatorWritesInPlace) {

@@ -89,8 +89,8 @@ struct Model {
 };
 
 struct Device {
-  Sequence q, k, v, out, dout, dq;
-  Array dk, dv, logsumexp, slopes;
+  Sequence q, k, v, out, dout, dq, dk, dv;
+  Array logsumexp, slopes;
   Memory forward_scratch, backward_scratch;
   static Sequence sequence(const Case& c, int64_t time, int64_t heads) {
     return Sequence(DType::bf16, c.batch, time, heads * c.head_dim, c.margin, c.margin);
@@ -102,8 +102,8 @@ struct Device {
         out(sequence(c, c.time, c.heads)),
         dout(sequence(c, c.time, c.heads)),
         dq(sequence(c, c.time, c.heads)),
-        dk(DType::bf16, c.batch * c.keys * c.kv_heads * c.head_dim),
-        dv(DType::bf16, c.batch * c.keys * c.kv_heads * c.head_dim),
+        dk(sequence(c, c.keys, c.kv_heads)),
+        dv(sequence(c, c.keys, c.kv_heads)),
         logsumexp(DType::f32, c.batch * c.heads * c.time),
         slopes(DType::f32, c.heads),
         forward_scratch(cuda::workspace_bytes(forward(c))),
@@ -116,7 +116,7 @@ struct Device {
     return p;
   }
   WindowAttentionBackward backward(const Case& c) const {
-    return {forward(c), dout.view(), dq.view(), dk.data(), dv.data(), nullptr};
+    return {forward(c), dout.view(), dq.view(), dk.view(), dv.view(), nullptr};
   }
   void run(const Case& c) const {
     cuda::window_attention(forward(c), forward_scratch.data, nullptr);

@@ -266,7 +266,7 @@ Kernel run_kernel(const Arguments& a, const at::Tensor& dout, int threads) {
   Workspace forward(cpu::workspace_bytes(p));
   cpu::window_attention(p, forward.data(), pool(threads));
   const WindowAttentionBackward q{
-      p, view(dout), view(r.dq), r.dk.data_ptr(), r.dv.data_ptr(), r.dslopes.data_ptr()};
+      p, view(dout), view(r.dq), view(r.dk), view(r.dv), r.dslopes.data_ptr()};
   Workspace backward(cpu::workspace_bytes(q));
   cpu::window_attention(q, backward.data(), pool(threads));
   return r;

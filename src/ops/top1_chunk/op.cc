@@ -4,6 +4,7 @@
 
 #include "ops/dispatch.h"
 #include "ops/register.h"
+#include "ops/split.h"
 #include "ops/top1_chunk/kernel.h"
 #include "ops/top1_chunk/top1_chunk.h"
 
@@ -142,8 +143,8 @@ struct Top1Chunk : torch::autograd::Function<Top1Chunk> {
                             .selection = Selection::exact};
     const Inputs in{settings, s[0], s[1], s[2], s[5], {}};
     const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type()));
-    const at::Tensor dq = at::empty(in.q.sizes(), in.q.options());
-    const at::Tensor dk = at::empty(in.k.sizes(), in.k.options()), dv = at::empty_like(dk);
+    const at::Tensor dq = gradient_memory(in.q), dk = gradient_memory(in.k),
+                     dv = gradient_memory(in.v);
     launch(Top1ChunkBackward{describe(in, {s[3], s[4], s[5]}), view(dout), view(dq), view(dk),
                              view(dv)},
            in.q.device());

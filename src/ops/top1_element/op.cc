@@ -4,6 +4,7 @@
 
 #include "ops/dispatch.h"
 #include "ops/register.h"
+#include "ops/split.h"
 #include "ops/top1_element/composed.h"
 #include "ops/top1_element/kernel.h"
 #include "ops/top1_element/top1_element.h"
@@ -102,8 +103,8 @@ struct Top1Element : torch::autograd::Function<Top1Element> {
       const auto [dq, dk, dv] = top1_element_composed_backward(in.q, in.k, in.v, in.scale, o, dout);
       return {dq, dk, dv, at::Tensor()};
     }
-    const at::Tensor dq = at::empty(in.q.sizes(), in.q.options());
-    const at::Tensor dk = at::empty(in.k.sizes(), in.k.options()), dv = at::empty_like(dk);
+    const at::Tensor dq = gradient_memory(in.q), dk = gradient_memory(in.k),
+                     dv = gradient_memory(in.v);
     launch(Top1ElementBackward{describe(in, o), view(dout), view(dq), view(dk), view(dv)},
            in.q.device());
     return {dq, dk, dv, at::Tensor()};

@@ -464,8 +464,8 @@ double backward_block(const WindowAttentionBackward& bwd, const Block& b, const 
     scores(p, b, key, keys, width, {s.k, s.dim, 1}, s);
     score_gradients(p, b, key, keys, width, left_of_tile(p, p.v, b, key, keys, s.dim, s.v), s);
     if (bwd.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
-    add_product(p, b, key, keys, s.p, s.dout, s, bwd.dv);
-    add_product(p, b, key, keys, s.ds, s.q, s, bwd.dk);
+    add_product(p, b, key, keys, s.p, s.dout, s, bwd.dv.data);
+    add_product(p, b, key, keys, s.ds, s.q, s, bwd.dk.data);
     add_of_keys(b, key, keys, s.ds, s.k, s.dim, s.dq);
   }
   std::fill(s.rescale, s.rescale + kBlock, R(p.scale));
@@ -482,7 +482,7 @@ void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv
   const auto row_of = [&](void* gradient, int64_t key) {
     return static_cast<R*>(gradient) + ((batch * p.keys + key) * p.kv_heads + kv_head) * p.head_dim;
   };
-  for (void* gradient : {bwd.dk, bwd.dv})
+  for (void* gradient : {bwd.dk.data, bwd.dv.data})
     for (int64_t j = 0; j < p.keys; ++j) std::fill_n(row_of(gradient, j), p.head_dim, R(0));
   const int64_t group = p.heads / p.kv_heads;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -491,7 +491,7 @@ void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv
       dslopes[head] += backward_block(bwd, block_at(p, batch, head, i), s);
   }
   for (int64_t j = 0; j < p.keys; ++j)
-    for (int64_t d = 0; d < p.head_dim; ++d) row_of(bwd.dk, j)[d] *= R(p.scale);
+    for (int64_t d = 0; d < p.head_dim; ++d) row_of(bwd.dk.data, j)[d] *= R(p.scale);
 }
 
 template <class R>

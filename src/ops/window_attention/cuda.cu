@@ -47,15 +47,12 @@ void window_attention(const WindowAttentionForward& p, void* workspace, Stream s
 void window_attention(const WindowAttentionBackward& bwd, void* workspace, Stream stream) {
   const WindowAttentionForward& p = bwd.forward;
   check("window_attention", why_unsupported(p));
-  check("window_attention", why_unaligned({bwd.dout, bwd.dq}));
+  check("window_attention", why_unaligned({bwd.dout, bwd.dq, bwd.dk, bwd.dv}));
   check("window_attention", bwd.dalibi_slopes ? "makes no gradient of ALiBi's slopes" : nullptr);
   const Attention a = attention_of(p);
-  const int64_t width = p.kv_heads * p.head_dim;
-  const auto keys = [&](void* data) { return View{data, p.keys * width, width}; };
-  attention_backward(a,
-                     {bwd.dout, static_cast<const float*>(p.logsumexp), p.out, nullptr, bwd.dq,
-                      keys(bwd.dk), keys(bwd.dv)},
-                     workspace_at<AttentionWorkspace>(workspace, a, true), stream);
+  attention_backward(
+      a, {bwd.dout, static_cast<const float*>(p.logsumexp), p.out, nullptr, bwd.dq, bwd.dk, bwd.dv},
+      workspace_at<AttentionWorkspace>(workspace, a, true), stream);
 }
 
 }  // namespace assay::ops::cuda

@@ -30,9 +30,8 @@ struct WindowAttentionBackward {
   WindowAttentionForward forward;  // as it was; out and logsumexp are read
   View dout;                       // in  [B, T, H, D]
   View dq;                         // out [B, T, H, D]
-  // out [B, S, Hkv, D], contiguous: real on CPUs, bf16 on CUDA
-  void *dk, *dv;
-  void* dalibi_slopes;  // out [H] real or null
+  View dk, dv;                     // out [B, S, Hkv, D]; on CPUs real and contiguous
+  void* dalibi_slopes;             // out [H] real or null
 };
 
 // Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, computed in fp32). Heads

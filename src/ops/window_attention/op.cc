@@ -6,6 +6,7 @@
 
 #include "ops/dispatch.h"
 #include "ops/register.h"
+#include "ops/split.h"
 #include "ops/tensors.h"
 #include "ops/window_attention/kernel.h"
 #include "ops/window_attention/window_attention.h"
@@ -85,13 +86,15 @@ struct WindowAttention : torch::autograd::Function<WindowAttention> {
                     ctx->saved_data["scale"].toDouble()};
     const bool cpu = in.q.is_cpu();
     const at::Tensor dout = aligned_rows(sequence(gradients[0], in.q.scalar_type())),
-                     dq = at::empty(in.q.sizes(), in.q.options());
-    const at::Tensor dk = at::empty(in.k.sizes(), cpu ? real_options(in.q) : in.k.options()),
-                     dv = at::empty_like(dk);
+                     dq = gradient_memory(in.q);
+    const auto of_keys = [&](const at::Tensor& x) {
+      return cpu ? at::empty(x.sizes(), real_options(x)) : gradient_memory(x);
+    };
+    const at::Tensor dk = of_keys(in.k), dv = of_keys(in.v);
     const at::Tensor dslopes =
         cpu && in.slopes.defined() ? at::empty_like(in.slopes) : at::Tensor();
-    launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), data(dk),
-                                   data(dv), data(dslopes)},
+    launch(WindowAttentionBackward{describe(in, s[4], s[5]), view(dout), view(dq), view(dk),
+                                   view(dv), data(dslopes)},
            in.q.device());
     const auto dtype = in.k.scalar_type();
     return {dq, dk.to(dtype), dv.to(dtype), dslopes, at::Tensor(), at::Tensor()};
