@@ -61,6 +61,30 @@ TEST_P(MixerForms, HaveOneGradient) {
   }
 }
 
+// The gradient of the projection of queries, keys and values is that of the function: a difference
+// quotient along a random direction. A step so small changes no choice.
+TEST_P(MixerForms, GradientOfTheProjectionIsTheSlope) {
+  const auto parameters = mixer->named_parameters();
+  const at::Tensor* weight = parameters.find("qkv.weight");
+  // Top-1 Element's gradient is that of a softmax, not of what it computes.
+  if (!weight || GetParam().mixer == "top1_element") return;
+  const at::Tensor c = at::randn(x.sizes(), generator("cotangent"), at::kDouble),
+                   direction = at::randn(weight->sizes(), generator("direction"), at::kDouble);
+  const auto loss = [&] { return (c * run(kTime, false)).sum(); };
+  const double slope =
+      (torch::autograd::grad({loss()}, {*weight})[0] * direction).sum().item<double>();
+  const at::NoGradGuard no_grad;
+  const auto moved = [&](double step) {
+    weight->add_(direction, step);
+    const double value = loss().item<double>();
+    weight->sub_(direction, step);
+    return value;
+  };
+  constexpr double kStep = 1e-6;
+  const double quotient = (moved(kStep) - moved(-kStep)) / (2 * kStep);
+  EXPECT_NEAR(quotient, slope, 1e-5 * std::abs(slope) + 1e-4) << GetParam().table;
+}
+
 // In bf16 the median position counts: where a mixer selects, rounding may change a choice.
 TEST_P(MixerForms, ComputeInTheDtypeOfTheirInput) {
   const at::NoGradGuard no_grad;

@@ -61,10 +61,9 @@ TEST(Recompute, Top1ChoosesOnce) {
   EXPECT_EQ(runs, 2);
 }
 
-TEST(Recompute, GradientsStayWhatTheyAre) {
-  const auto model = random_model(
-      "[model]\nvocab_size = 17\nd_model = 16\nnum_layers = 2\npattern = ['top1_chunk']\n"
-      "[model.top1_chunk]\nnum_heads = 2\nchunk_size = 4\nselection = 'exact'\n");
+void expect_equal_gradients(const std::string& layers) {
+  const auto model =
+      random_model("[model]\nvocab_size = 17\nd_model = 16\nnum_layers = 2\n" + layers);
   const at::Tensor tokens = random_tokens(2, 33, 17, "tokens");
   const auto gradients = [&] {
     model->zero_grad();
@@ -77,6 +76,15 @@ TEST(Recompute, GradientsStayWhatTheyAre) {
   model->recompute_activations = true;
   const auto found = gradients();
   for (size_t i = 0; i < kept.size(); ++i) EXPECT_LE(relative_error(found[i], kept[i]), 1e-13) << i;
+}
+TEST(Recompute, GradientsStayWhatTheyAre) {
+  expect_equal_gradients(
+      "pattern = ['top1_chunk']\n"
+      "[model.top1_chunk]\nnum_heads = 2\nchunk_size = 4\nselection = 'exact'\n");
+}
+// Attention rotates its queries and keys where the projection wrote them.
+TEST(Recompute, GradientsOfRotationsInPlaceStayWhatTheyAre) {
+  expect_equal_gradients("pattern = ['attention']\n[model.attention]\nnum_heads = 2\n");
 }
 
 }  // namespace

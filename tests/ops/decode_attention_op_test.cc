@@ -66,14 +66,16 @@ struct Step {
 
   // q, k and v [1, 1, heads, D] of a row, rotated and divided by their length, in float64.
   std::array<at::Tensor, 3> new_token(int64_t b) const {
-    at::Tensor all = in_double(at::cat({q[b], k[b], v[b]})).unsqueeze(0).unsqueeze(0);
+    const auto row = [](const at::Tensor& x) { return in_double(x).unsqueeze(0).unsqueeze(0); };
     const int64_t position = kPositions[size_t(b)];
     const at::Tensor none = at::zeros({1, q.size(2) / 2}, at::kDouble);
     const auto angle = [&](const std::optional<at::Tensor>& table, const at::Tensor& otherwise) {
       return table ? in_double(table->slice(0, position, position + 1)) : otherwise;
     };
-    return rotary_qkv_reference(all, k.size(1), angle(options.cos, none + 1),
-                                angle(options.sin, none), in_double(options.norm_scale));
+    const auto [turned, key] =
+        rotary_qk_reference(row(at::cat({q[b], k[b]})), k.size(1), angle(options.cos, none + 1),
+                            angle(options.sin, none), in_double(options.norm_scale));
+    return {turned, key, row(v[b])};
   }
 };
 

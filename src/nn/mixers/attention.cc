@@ -114,14 +114,13 @@ struct Attention final : ProjectedMixer {
   };
   template <class Position>
   Placed placed(const at::Tensor& projected, const Position& position) const {
-    const at::Tensor all = projected.unflatten(-1, {-1, config.head_dim});
     if (config.position == "rope" && !constant_keys()) {
       const auto [cos, sin] = rotary.angles(projected, position);
-      const auto [q, k, v] =
-          ops::rotary_qkv(all, config.num_kv_heads, cos, sin, norm_scale(cos.options()));
+      const auto [q, k, v] = ops::rotary_qkv_(projected, config.num_heads, config.num_kv_heads, cos,
+                                              sin, norm_scale(cos.options()));
       return {q, k, v, softmax_scale()};
     }
-    const auto heads = all.split_with_sizes(parts, 2);
+    const auto heads = projected.unflatten(-1, {-1, config.head_dim}).split_with_sizes(parts, 2);
     at::Tensor q = constant_queries() ? constants(queries, projected, position) : heads[0];
     at::Tensor k = constant_keys() ? constants(keys, projected, position) : heads[1];
     if (config.position == "rope") {

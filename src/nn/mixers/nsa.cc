@@ -26,6 +26,7 @@
 #include "nn/mixer.h"
 #include "nn/recompute.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/split.h"
 #include "ops/top1_chunk/top1_chunk.h"
 #include "ops/window_attention/window_attention.h"
 
@@ -118,13 +119,15 @@ struct NativeSparseAttention final : Mixer {
   template <class Position>
   Projected project(const at::Tensor& x, const Position& position) const {
     const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads;
-    const at::Tensor all = split_heads(qkv->forward(x), heads + 4 * kv_heads);
+    const auto part = ops::split(qkv->forward(x), {(heads + 2 * kv_heads) * config.head_dim,
+                                                   2 * kv_heads * config.head_dim});
+    const at::Tensor qk = split_heads(part[0], heads + 2 * kv_heads);
     const auto [cos, sin] = rotary.angles(x, position);
-    const auto [turned, k, v] = ops::rotary_qkv(all, 2 * kv_heads, cos, sin);
-    return {all.narrow(2, 0, heads),
+    const auto [turned, k] = ops::rotary_qk(qk, 2 * kv_heads, cos, sin);
+    return {qk.narrow(2, 0, heads),
             turned,
             k,
-            v,
+            split_heads(part[1], 2 * kv_heads),
             split_heads(block_proj->forward(x), 2 * kv_heads),
             at::sigmoid(split_heads(gate_proj->forward(x), heads))};
   }

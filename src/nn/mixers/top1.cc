@@ -123,12 +123,12 @@ struct Top1 : ProjectedMixer {
   template <class Place>
   std::array<at::Tensor, 3> placed(const at::Tensor& projected, Place& place) const {
     const int64_t kv_heads = heads.num_kv_heads;
-    const at::Tensor all = split_heads(projected, heads.num_heads + 2 * kv_heads);
     if (heads.position == "rope") {
       const auto [cos, sin] = angles(projected, place);
-      return ops::rotary_qkv(all, kv_heads, cos, sin,
-                             heads.qk_norm ? std::optional(scale) : std::nullopt);
+      return ops::rotary_qkv_(projected, heads.num_heads, kv_heads, cos, sin,
+                              heads.qk_norm ? std::optional(scale) : std::nullopt);
     }
+    const at::Tensor all = split_heads(projected, heads.num_heads + 2 * kv_heads);
     const auto parts = all.split_with_sizes({heads.num_heads, kv_heads, kv_heads}, 2);
     if (!heads.qk_norm) return {parts[0], parts[1], parts[2]};
     return {unit_length(parts[0]) * scale.to(all.scalar_type()).unsqueeze(-1),

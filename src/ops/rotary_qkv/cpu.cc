@@ -1,4 +1,4 @@
-// Rotary queries, keys and values on the CPU: a task takes positions, a head at a time.
+// Rotary queries and keys on the CPU: a task takes positions, a head at a time.
 #include "ops/rotary_qkv/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,24 +15,17 @@ namespace assay::ops::HWY_NAMESPACE {
 namespace {
 
 struct Head {
-  std::byte *packed, *alone;  // in qkv; in q, k or v
-  bool turned;
-  std::byte* normed;  // with QK-norm: in the qkv of the forward
-  int64_t query;      // its number among the queries' heads; −1 for a key's
+  std::byte *packed, *alone;  // in qk; in q or k
+  std::byte* normed;          // with QK-norm: in the qk of the forward
+  int64_t query;              // its number among the queries' heads; −1 for a key's
 };
-inline Head head_at(const RotaryQkv& p, int64_t position, int64_t head) {
-  const int64_t D = p.head_dim;
-  const auto among = [&](void* data, int64_t heads, int64_t h) {
-    return element({data, 0, heads * D}, p.dtype, 0, position, h * D);
+inline Head head_at(const RotaryQk& p, int64_t b, int64_t t, int64_t head) {
+  const auto in = [&](const View& view, int64_t h) {
+    return element(view, p.dtype, b, t, h * p.head_dim);
   };
-  std::byte *packed = element({p.qkv, 0, p.qkv_stride}, p.dtype, 0, position, head * D),
-            *normed =
-                p.backward ? among(const_cast<void*>(p.normed), p.packed_heads(), head) : packed;
-  if (!p.scale) normed = nullptr;
-  if (head < p.heads) return {packed, among(p.q, p.heads, head), true, normed, head};
-  if (head < p.heads + p.kv_heads)
-    return {packed, among(p.k, p.kv_heads, head - p.heads), true, normed, -1};
-  return {packed, among(p.v, p.kv_heads, head - p.heads - p.kv_heads), false, nullptr, -1};
+  std::byte* normed = p.scale ? in(p.backward ? p.normed : p.qk, head) : nullptr;
+  if (head < p.heads) return {in(p.qk, head), in(p.q, head), normed, head};
+  return {in(p.qk, head), in(p.k, head - p.heads), normed, -1};
 }
 
 // The halves of a head, of what it was before QK-norm, and the angles of its position, each padded
@@ -68,7 +61,7 @@ R product(const Scratch<R>& s, const R* a, const R* b, const R* c, const R* d) {
 // With x the head, g its gradient turned back, n = √(Σ x² + ε) and s the scale: x ← s x / n, or dx
 // = s/n (g − x (x·g)/n²) and ds = (x·g)/n.
 template <class R>
-void norm(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s) {
+void norm(const RotaryQk& p, const Head& head, int64_t position, Scratch<R>& s) {
   const bool query = head.query >= 0;
   const R *x = s.normed_first, *y = s.normed_second;
   const R inverse = 1 / std::sqrt(product(s, x, x, y, y) + R(kUnitLengthEps));
@@ -88,11 +81,10 @@ void norm(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s)
 }
 
 template <class R>
-void turn(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s) {
+void turn(const RotaryQk& p, const Head& head, int64_t position, Scratch<R>& s) {
   std::byte *from = p.backward ? head.alone : head.packed,
             *to = p.backward ? head.packed : head.alone;
   const int64_t bytes = s.half * (p.dtype == DType::bf16 ? 2 : int64_t{sizeof(R)});
-  if (!head.turned) return void(std::memcpy(to, from, size_t(2 * bytes)));
   read_row(from, p.dtype, s.half, s.padded, s.first);
   read_row(from + bytes, p.dtype, s.half, s.padded, s.second);
   for (int64_t i = 0; i < s.padded; i += kLanes<R>) {
@@ -111,7 +103,7 @@ void turn(const RotaryQkv& p, const Head& head, int64_t position, Scratch<R>& s)
 }
 
 template <class R>
-void read_angles(const RotaryQkv& p, int64_t t, Scratch<R>& s) {
+void read_angles(const RotaryQk& p, int64_t t, Scratch<R>& s) {
   const R *cos = static_cast<const R*>(p.cos) + t * s.half,
           *sin = static_cast<const R*>(p.sin) + t * s.half;
   const R sign = p.backward ? R(-1) : R(1);
@@ -122,20 +114,21 @@ void read_angles(const RotaryQkv& p, int64_t t, Scratch<R>& s) {
 }
 
 template <class R>
-void over_positions(const RotaryQkv& p, const ParallelFor& parallel) {
-  const int64_t heads = p.packed_heads();
+void over_positions(const RotaryQk& p, const ParallelFor& parallel) {
+  const int64_t heads = p.heads + p.kv_heads;
   parallel(p.batch * p.time, std::max<int64_t>(1, 16384 / (heads * p.head_dim)),
            [&](int64_t begin, int64_t end) HWY_ATTR {
              Scratch<R> s(p.head_dim / 2);
              for (int64_t position = begin; position < end; ++position) {
-               read_angles(p, position % p.time, s);
+               const int64_t b = position / p.time, t = position % p.time;
+               read_angles(p, t, s);
                for (int64_t head = 0; head < heads; ++head)
-                 turn(p, head_at(p, position, head), position, s);
+                 turn(p, head_at(p, b, t, head), position, s);
              }
            });
 }
 
-void turn_all(const RotaryQkv& p, const ParallelFor& parallel) {
+void turn_all(const RotaryQk& p, const ParallelFor& parallel) {
   p.dtype == DType::f64 ? over_positions<double>(p, parallel) : over_positions<float>(p, parallel);
 }
 
@@ -145,6 +138,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace assay::ops::cpu {
-ASSAY_CPU_KERNEL(rotary_qkv, turn_all, RotaryQkv)
+ASSAY_CPU_KERNEL(rotary_qk, turn_all, RotaryQk)
 }  // namespace assay::ops::cpu
 #endif
