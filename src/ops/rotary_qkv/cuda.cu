@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       if (first + j >= all) break;
-      T* to = kBackward ? row(p.qk, first + j) : alone(first + j);
+      // by vectors, or the compiler stores the numbers of the second half one by one
+      Packed* to = reinterpret_cast<Packed*>(kBackward ? row(p.qk, first + j) : alone(first + j));
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
         R out[2];
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, 4)
           x[j][h][k] = from_compute<T>(kNorm ? out[h] * scale[j] : out[h]);
         }
       }
-      for (int h = 0; h < 2; ++h) *reinterpret_cast<Packed*>(to + h * half + i) = x[j][h];
+      for (int h = 0; h < 2; ++h) to[(h * half + i) / kWidth] = x[j][h];
     }
   }
 }
