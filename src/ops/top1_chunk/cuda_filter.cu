@@ -2,11 +2,10 @@
 // over the keys of each chunk, and lists the chunks that may be the best. Where more than one may
 // be, the pairs of query and chunk get exact scores as those of the shortlist do.
 //
-// The special-function unit takes a part of the exponentials. The cheap exponential of x is 2^x
-// with a mantissa that is linear between powers of two: between 2^x and 1.0615 2^x. It needs three
-// instructions of the float pipe: the bits of such a number are 2^23 (x + 127), and an addition
-// leaves 2^10 (x + 127) in the low bits of a float. A sum of both kinds has a lower and an upper
-// bound. Integer instructions and products of mma.sync are slow while wgmma is busy.
+// The special-function unit computes every other exponential. The others are cheap: 2^x with a
+// mantissa that is linear between powers of two, which is between 2^x and 1.0615 2^x. The bits of
+// such a number are 2^23 (x + 127), and an addition leaves 2^10 (x + 127) in the low bits of a
+// float. So a sum of both kinds has a lower and an upper bound.
 #include "ops/cuda/attention.cuh"
 #include "ops/cuda/wgmma.cuh"
 #include "ops/top1_chunk/cuda_scores.cuh"
@@ -24,7 +23,7 @@ constexpr float kLow = 1 / 1.0621f, kHigh = 1.0006f, kSlack = 1.0003f;
 struct SumBounds {
   float exact[2] = {}, cheap[2] = {};  // of a lane's two rows
 
-  // Adds those of a lane's scores, every other one exact. `shift`: 2^13.
+  // Adds the exponentials of a lane's scores, every other one exact. `shift`: 2^13.
   template <int N>
   __device__ void add(const float (&s)[N][4], float scale, uint32_t shift) {
     constexpr float kRound = 12288 + 127;  // a float from 2^13 on has a last place of 2^-10
@@ -49,7 +48,7 @@ struct SumBounds {
 };
 
 // The chunks that may be the best of a row, in shared memory: upper bounds and numbers. One lane of
-// a row has candidates.
+// a row offers candidates, so that a list has one writer.
 struct Kept {
   static constexpr int kStride = kGroups * kRows, kCapacity = 31;
   struct alignas(8) Entry {
@@ -62,7 +61,7 @@ struct Kept {
 
   __device__ int count() const { return next / kStride; }
   __device__ Entry& operator[](int i) const { return entries[i * kStride + next % kStride]; }
-  // Without a branch: each would delay the whole warpgroup, of whose rows one mostly has a new
+  // Without a branch, which would delay the whole warpgroup: one of its 64 rows often has a new
   // chunk.
   __device__ void offer(float2 bounds, int chunk, bool candidate) {
     const bool wanted = candidate && bounds.y >= best;

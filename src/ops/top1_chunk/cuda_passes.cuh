@@ -113,7 +113,8 @@ inline int tiles_per_chunk(const Top1ChunkForward& p) {
 }
 inline int64_t all_chunks(const Top1ChunkForward& p) { return ceil_div(p.time, p.chunk_size); }
 
-// Exact scores cheaply first where that saves time, and lists so many chunks of a query at most.
+// Whether Exact bounds the scores of all chunks first (cuda_filter.cu): from kFilterChunks chunks
+// on. A query then keeps at most kFilterSlots chunks, or its block scores all chunks exactly.
 constexpr int kFilterSlots = 16, kFilterChunks = 256;
 inline bool filters_chunks(const Top1ChunkForward& p) {
   return p.selection == Selection::exact && p.top_k == 1 && p.chunk_size % tile_keys(p) == 0 &&
