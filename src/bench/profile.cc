@@ -37,11 +37,11 @@ std::unique_ptr<torch::autograd::profiler::ProfilerResult> recorded(
 
 class Sums {
  public:
-  void add(const std::string& op, const std::string& kernel, double seconds) {
+  void add(const std::string& op, const std::string& kernel, double seconds, int64_t calls = 1) {
     TimeSpent& row = rows_[{op, kernel}];
     row.op = op;
     row.kernel = kernel;
-    ++row.calls;
+    row.calls += calls;
     row.seconds += seconds;
   }
   std::vector<TimeSpent> sorted() const {
@@ -64,6 +64,22 @@ std::string shortened(std::string name) {
 
 double seconds_of(const KinetoEvent& event) { return 1e-9 * double(event.durationNs()); }
 
+// Gaps between kernels, in which none runs, and their seconds.
+std::pair<int64_t, double> idle(const std::vector<KinetoEvent>& events) {
+  std::vector<std::pair<int64_t, int64_t>> spans;  // nanoseconds
+  for (const KinetoEvent& event : events)
+    if (event.deviceType() == c10::DeviceType::CUDA)
+      spans.emplace_back(event.startNs(), event.endNs());
+  std::ranges::sort(spans);
+  int64_t gaps = 0, nanoseconds = 0;
+  for (int64_t end = spans.empty() ? 0 : spans[0].first; const auto& [from, to] : spans) {
+    gaps += from > end;
+    nanoseconds += std::max<int64_t>(from - end, 0);
+    end = std::max(end, to);
+  }
+  return {gaps, 1e-9 * double(nanoseconds)};
+}
+
 std::vector<TimeSpent> kernels(const std::vector<KinetoEvent>& events) {
   std::map<uint64_t, std::string> operators;  // by correlation
   for (const KinetoEvent& event : events)
@@ -76,6 +92,7 @@ std::vector<TimeSpent> kernels(const std::vector<KinetoEvent>& events) {
     sums.add(op == operators.end() ? "" : shortened(op->second), shortened(event.name()),
              seconds_of(event));
   }
+  if (const auto [gaps, seconds] = idle(events); gaps > 0) sums.add("", kIdle, seconds, gaps);
   return sums.sorted();
 }
 

@@ -8,9 +8,11 @@
 
 namespace assay::bench {
 
-// On CUDA a kernel and torch's operator that launched it, if one did. On the CPU an operator alone,
+// On CUDA a kernel and torch's operator that launched it, if one did. Kernels that overlap count in
+// full, and the time between kernels, in which none runs, is one row. On the CPU an operator alone,
 // without the time of those that it calls; what is outside of them, this project's operators
 // forward, is one row.
+constexpr const char* kIdle = "no kernel";
 constexpr const char* kOutside = "outside torch's operators";
 struct TimeSpent {
   std::string op, kernel;
