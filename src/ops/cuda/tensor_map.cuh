@@ -39,4 +39,22 @@ inline CUtensorMap rows_map(const View& x, int64_t batch, int64_t time, int64_t 
   return map;
 }
 
+// Stores a box of a tensor from shared memory, at these coordinates, innermost first.
+__device__ inline void cp_async_bulk_tensor_4d_store(const CUtensorMap& to, const void* from,
+                                                     int x0, int x1, int x2, int x3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::
+          "l"(&to),
+      "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+      : "memory");
+}
+// The stores of this thread so far are one group.
+__device__ inline void cp_async_bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all groups have read shared memory, which may then be used again.
+__device__ inline void cp_async_bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 }  // namespace assay::ops::cuda

@@ -123,7 +123,7 @@ Segments::Segments(const ChunkedForward& p) {
   parts = p.value_dim / columns;
   const int64_t blocks = p.batch * p.heads * parts;
   // As many blocks as the SMs hold at once: one more would take as long as all of them.
-  const int64_t resident = sm_count() * (is_scalar(p) || p.key_dim > 96 ? 2 : 4);
+  const int64_t resident = sm_count() * (is_scalar(p) ? units_of_sm(p) : p.key_dim > 96 ? 2 : 4);
   const int64_t wanted = std::min(resident / blocks, all * steps / kLeastSteps);
   count = blocks >= sm_count() ? 1 : std::max<int64_t>(1, wanted);
   chunks = ceil_div(all, count);
@@ -137,8 +137,9 @@ int64_t key_size(Rule rule, bool bonus, int64_t key_dim) {
     if (key_dim <= size) return size == 64 || !(bonus || rule == Rule::dplr) ? size : 0;
   return 0;
 }
-int64_t value_size(int64_t value_dim, bool decode) {
-  const int64_t step = decode || value_dim <= 64 || value_dim % 48 == 0 ? 16 : 64;
+int64_t value_size(int64_t value_dim, bool decode, bool scalar) {
+  const bool any = decode || (!scalar && (value_dim <= 64 || value_dim % 48 == 0));
+  const int64_t step = any ? 16 : chunks::kMaxColumns;
   return ceil_div(value_dim, step) * step;
 }
 bool is_scalar(const ChunkedForward& p) { return p.rule == Rule::gla && p.decay_dim <= 1 && !p.u; }

@@ -117,18 +117,18 @@ __device__ inline const T* row(const HeadView& x, int64_t heads, int64_t b, int6
 
 constexpr int kAll = 1 << 30;
 // rows × width numbers, `width` a multiple of 8, by all threads of the block; zeros where a row or
-// column is not present. With `reversed` the last row comes first.
+// column is not present.
 __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t from_stride,
                                  int rows, int width, int present_rows = kAll,
-                                 int present_columns = kAll, bool reversed = false) {
+                                 int present_columns = kAll) {
   for (int i = threadIdx.x; i < rows * (width / 8); i += blockDim.x) {
-    const int y = i / (width / 8), x = i % (width / 8) * 8, t = reversed ? rows - 1 - y : y;
-    const bool present = t < present_rows && (present_columns == kAll || x < present_columns);
-    cp_async_16(to + y * stride + x, present ? from + t * from_stride + x : from, present);
+    const int y = i / (width / 8), x = i % (width / 8) * 8;
+    const bool present = y < present_rows && (present_columns == kAll || x < present_columns);
+    cp_async_16(to + y * stride + x, present ? from + y * from_stride + x : from, present);
   }
 }
-// The same of the 64 rows of a chunk, by kThreads threads to rows that are 8 numbers longer.
-// Without branches, and with offsets of 32 bits, it takes a third of the instructions.
+// The 64 rows of a chunk to rows that are 8 numbers longer, by kThreads threads; zeros where a row
+// or column is not present. There are no branches, and offsets have 32 bits.
 template <int kWidth, int kThreads>
 __device__ void copy_chunk_rows(bf16* to, const bf16* from, int64_t from_stride, int present_rows,
                                 int present_columns = kWidth) {
@@ -230,6 +230,9 @@ void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream strea
 // The same of Rule::delta, with one decay per step and head, or none.
 void delta_prepare(const ChunkedForward& p, const Prepared& tiles, Stream stream);
 void delta_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream);
-int64_t sharers(const ChunkedForward& p);  // heads whose gradients of q and k are one sum
+int64_t common_sharers(const ChunkedForward& p);  // heads that share both q and k
+int64_t sharers(const ChunkedForward& p);         // those whose gradients of q and k are one sum
+// Blocks' shares of 64 columns of one head's state that an SM holds at the same time.
+int units_of_sm(const ChunkedForward& p);
 
 }  // namespace assay::ops::cuda::chunks

@@ -81,9 +81,9 @@ struct PreparedPass : Walk {
     else multiply_nk(out, values, Square{t.A});
     if constexpr (!kBackwards || kWrites<kRule>) read_state(out, before, kBackwards ? t.K : t.P);
     if constexpr (kBackwards && kLow<kRule>) multiply_kn(out, low, Square{t.Y});
-    store_out(i, false, out);
+    store_out(i, out);
     if (kLow<kRule> && task.W)
-      store_rows(task.W + index(i) * kSteps * p.value_dim, p.value_dim, kSteps, false, W);
+      store_rows(task.W + index(i) * kSteps * p.value_dim, p.value_dim, kSteps, W);
   }
 
   __device__ void run(Smem& s) const {

@@ -10,17 +10,20 @@ struct Walk {
   const ChunkedForward& p;
   const Pass& task;
   const int size, chunks;  // steps of a chunk; chunks of the sequence
-  const int own = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;  // the warp's first column
+  // the warp's first column
+  const int own = threadIdx.x % 128 / 32 * 16, lane = threadIdx.x % 32;
   unsigned of_segment, of_head, segment, head, batch;
   int first;     // column of the block
   bool is_turn;  // follows the unit matrix, not the values
 
-  __device__ Walk(const ChunkedForward& parameters, const Pass& pass, int steps, bool turns)
+  // block: its place among all parts of all heads' segments.
+  __device__ Walk(const ChunkedForward& parameters, const Pass& pass, int steps, bool turns,
+                  unsigned block = blockIdx.x)
       : p(parameters), task(pass), size(steps), chunks(int(ceil_div(p.time, steps))) {
     const Segments& s = task.segments;
     const unsigned heads = p.heads, parts = s.parts + (turns ? int(p.key_dim) / s.columns : 0);
-    const int part = blockIdx.x % parts;
-    of_segment = blockIdx.x / parts;
+    const int part = block % parts;
+    of_segment = block / parts;
     of_head = of_segment / s.count;
     segment = of_segment % s.count;
     head = of_head % heads;
@@ -60,22 +63,10 @@ struct Walk {
         (is_turn ? task.turn : task.last) + (task.alone ? of_segment : of_head) * (N * 8 * width);
     each(state, width, [&](float x, int64_t at, bool) { to[at] = x; });
   }
-  // The state before chunk i in bf16.
+  // [16 columns, 8 N steps] to the warp's columns of rows `stride` apart, of which `present`
+  // are there. Lanes of a quad have 32 neighbouring bytes of a row.
   template <int N>
-  __device__ void keep(float (&state)[N][4], int i) const {
-    if (!task.states) return;
-    bf16* to = task.states + (index(i) * p.value_dim + first + own + lane / 4) * N * 8;
-#pragma unroll
-    for (int k = 0; k < N / 4; ++k)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        store_row32(to + half * 64 * N + k * 32, columns32(state, k), half, 1);
-  }
-  // [16 columns, 8 N steps] to the warp's columns of rows `stride` apart, in reverse if
-  // `reversed`, of which `present` are there. Lanes of a quad have 32 neighbouring bytes of a row.
-  template <int N>
-  __device__ void store_rows(bf16* to, int64_t stride, int present, bool reversed,
-                             const float (&c)[N][4]) const {
+  __device__ void store_rows(bf16* to, int64_t stride, int present, const float (&c)[N][4]) const {
     const bool odd = lane % 2;
     to += first + own + odd * 8 + (lane & 2) * 2;
 #pragma unroll
@@ -84,15 +75,15 @@ struct Walk {
       movmatrix_trans(low);
       movmatrix_trans(high);
       const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-      const int y = n * 8 + lane / 4, t = reversed ? N * 8 - 1 - y : y;
+      const int t = n * 8 + lane / 4;
       if (t < present)
         *reinterpret_cast<uint2*>(to + t * stride) = odd ? uint2{other, high} : uint2{low, other};
     }
   }
   template <int N>
-  __device__ void store_out(int i, bool reversed, const float (&c)[N][4]) const {
+  __device__ void store_out(int i, const float (&c)[N][4]) const {
     store_rows(task.out + ((batch * p.time + start(i)) * p.heads + head) * p.value_dim,
-               p.heads * p.value_dim, steps(i), reversed, c);
+               p.heads * p.value_dim, steps(i), c);
   }
 };
 

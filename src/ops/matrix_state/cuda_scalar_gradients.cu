@@ -293,9 +293,11 @@ __global__ void __launch_bounds__(32 * kWarps, kK <= 64 ? 2 : 1)
 
 }  // namespace
 
+int64_t common_sharers(const ChunkedForward& p) {
+  return std::gcd(p.heads / p.q.heads, p.heads / p.k.heads);
+}
 int64_t sharers(const ChunkedForward& p) {
-  const int64_t both = std::gcd(p.heads / p.q.heads, p.heads / p.k.heads),
-                blocks_wanted = 4 * sm_count();
+  const int64_t both = common_sharers(p), blocks_wanted = 4 * sm_count();
   int64_t heads = both;
   while (heads > 1 && (both % heads || chunk_count(p) * (p.heads / heads) < blocks_wanted)) --heads;
   return heads;

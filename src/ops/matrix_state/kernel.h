@@ -108,11 +108,11 @@ struct ChunkedBackward {
 namespace cuda {
 constexpr int kChunkSteps = 16, kScalarChunkSteps = 64;
 // The kernels' key sizes are 64, 96, 128 and 256, with u or a pair of low rank 64: the least that
-// holds key_dim, or 0. Their value sizes are multiples of 16; blocks of whole sequences take 48 or
-// 64 columns of more than 64 well.
+// holds key_dim, or 0. Their value sizes are multiples of 16, and for whole sequences of 64 where
+// decays are scalar; of other rules blocks take 48 or 64 columns of more than 64 well.
 constexpr int64_t kLargestKey = 256;
 int64_t key_size(Rule rule, bool bonus, int64_t key_dim);
-int64_t value_size(int64_t value_dim, bool decode);
+int64_t value_size(int64_t value_dim, bool decode, bool scalar);
 // One decay a step and head, or none, and nothing of low rank: chunks of 64 steps that
 // need no preparation.
 bool is_scalar(const ChunkedForward&);

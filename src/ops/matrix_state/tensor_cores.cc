@@ -154,6 +154,11 @@ at::ScalarType gate_dtype(const at::Tensor& x, bool may_be_half) {
   return may_be_half && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
 }
 
+bool has_scalar_decays(const MatrixState& s) {
+  return rule_of(s) == Rule::gla && !s.u.defined() &&
+         (!s.log_decay.defined() || s.log_decay.size(3) == 1);
+}
+
 bool wants_gradient(const MatrixState& s, const at::Tensor& state) {
   bool wants = false;
   for (const at::Tensor* x :
@@ -228,7 +233,7 @@ bool on_tensor_cores(const MatrixState& s, const at::Tensor& state) {
 std::tuple<at::Tensor, at::Tensor> by_tensor_cores(const MatrixState& s, const at::Tensor& state) {
   const bool keeps = wants_gradient(s, state), few = is_few(s, state);
   const int64_t key_dim = cuda::key_size(rule_of(s), s.u.defined(), state.size(2));
-  const int64_t value_dim = cuda::value_size(state.size(3), few);
+  const int64_t value_dim = cuda::value_size(state.size(3), few, has_scalar_decays(s));
   if (key_dim != state.size(2) || value_dim != state.size(3))
     return by_larger_sizes(s, state, key_dim, value_dim);
   if (few) return by_few_steps(s, state);
