@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "ops/adamw/adamw.h"
+
 namespace assay::train {
 
 AdamW::AdamW(nn::LanguageModel& model, const TrainConfig& c, GradientSum* sum)
@@ -71,22 +73,22 @@ at::Tensor AdamW::step(double learning_rate, int64_t step) {
   const at::Tensor scale =
       clip_ > 0 ? at::clamp_min((norm + 1e-6) / clip_, 1) : at::ones_like(norm);
   for (Group& group : groups_) {
-    std::vector<at::Tensor> parameters, gradients, averages, squares;
+    ops::AdamWTensors tensors;
     for (size_t i = 0; i < group.parameters.size(); ++i) {
       if (!own(group, i)) continue;
-      parameters.push_back(group.parameters[i]);
-      gradients.push_back(group.parameters[i].grad());
-      averages.push_back(group.averages[i]);
-      squares.push_back(group.squares[i]);
+      tensors.parameters.push_back(group.parameters[i]);
+      tensors.gradients.push_back(group.parameters[i].grad());
+      tensors.averages.push_back(group.averages[i]);
+      tensors.squares.push_back(group.squares[i]);
     }
-    if (parameters.empty()) continue;
-    const std::vector<at::Tensor> steps(parameters.size(),
-                                        at::full({}, double(step + 1), norm.options()));
-    at::_fused_adamw_(parameters, gradients, averages, squares, {}, steps,
-                      group.learning_rate * learning_rate, beta1_, beta2_, group.weight_decay,
-                      epsilon_,
-                      /*amsgrad=*/false, /*maximize=*/false, scale, broken_);
-    for (at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+    const ops::AdamWSettings settings{group.learning_rate * learning_rate,
+                                      beta1_,
+                                      beta2_,
+                                      group.weight_decay,
+                                      epsilon_,
+                                      step + 1};
+    ops::adamw_(tensors, settings, scale, broken_);
+    for (at::Tensor& parameter : tensors.parameters) parameter.mutable_grad().reset();
   }
   if (sum_ && sum_->ranks()) sum_->share_parameters();
   return norm;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "nn/testing.h"
+#include "ops/adamw/adamw.h"
 
 namespace assay::train {
 namespace {
@@ -40,7 +41,8 @@ bool decays(const std::string& name, const at::Tensor& parameter) {
 }
 
 at::Tensor gradient(const at::Tensor& like, const std::string& name, int64_t step) {
-  return at::randn(like.sizes(), nn::generator(fmt::format("{} {}", name, step)), like.options());
+  return at::randn(like.sizes(), nn::generator(fmt::format("{} {}", name, step)), at::kDouble)
+      .to(like.options());
 }
 double norm_of(nn::LanguageModel& model, int64_t step) {
   double squares = 0;
@@ -126,6 +128,152 @@ TEST(AdamW, DecaysMatricesAndEmbeddingsOnly) {
               1e-14)
         << item.key();
   }
+}
+
+// Sizes around those of vectors and of the parts that a block updates, and more tensors than one
+// launch takes.
+const std::vector<int64_t> kSizes = [] {
+  std::vector<int64_t> sizes(520, 3);
+  for (const int64_t size : {0, 1, 4, 5, 4097, 16384, 16385, 1 << 20}) sizes.push_back(size);
+  return sizes;
+}();
+
+// Random float32 tensors on CUDA. Some begin 4 bytes past a multiple of 16.
+std::vector<at::Tensor> tensors_on_cuda(const std::string& name, size_t misaligned_every) {
+  std::vector<at::Tensor> out;
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    const int64_t skip = i % misaligned_every == 0 ? 1 : 0;
+    const at::Generator noise = nn::generator(fmt::format("{} {}", name, i));
+    out.push_back(at::randn({kSizes[i] + skip}, noise, at::kFloat).to(at::kCUDA).slice(0, skip));
+  }
+  return out;
+}
+std::vector<at::Tensor> zeros_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& tensor : tensors) out.push_back(at::zeros_like(tensor));
+  return out;
+}
+ops::AdamWTensors adamw_tensors() {
+  const auto parameters = tensors_on_cuda("parameters", 3);
+  return {parameters, tensors_on_cuda("gradients", 4), zeros_of(parameters), zeros_of(parameters)};
+}
+at::Tensor cuda_scalar(double value) { return at::full({}, value, at::device(at::kCUDA)); }
+
+// The factors of the moments are numbers of float32, so that the kernel rounds results only.
+ops::AdamWSettings adamw_settings(double weight_decay, int64_t step) {
+  return {0.01 / double(step), 0.875, 0.9375, weight_decay, 1e-6, step};
+}
+void step_in_float64(at::Tensor& x, at::Tensor& m, at::Tensor& v, const at::Tensor& g,
+                     const ops::AdamWSettings& s) {
+  const double time = double(s.step);
+  m = s.beta1 * m + (1 - s.beta1) * g;
+  v = s.beta2 * v + (1 - s.beta2) * g * g;
+  const at::Tensor m_hat = m / (1 - std::pow(s.beta1, time)),
+                   v_hat = v / (1 - std::pow(s.beta2, time));
+  x = x - s.learning_rate * s.weight_decay * x -
+      s.learning_rate * m_hat / (v_hat.sqrt() + s.epsilon);
+}
+void expect_within(const at::Tensor& found, const at::Tensor& expected, double error, size_t i) {
+  if (expected.numel() == 0) return;
+  EXPECT_LE((found - expected).abs().max().item<double>(), error) << "tensor " << i;
+}
+
+void expect_kernel_right(double weight_decay, double scale) {
+  SCOPED_TRACE(fmt::format("weight decay {}, scale {}", weight_decay, scale));
+  const ops::AdamWTensors t = adamw_tensors(), again = adamw_tensors();
+  std::vector<at::Tensor> x, m, v;
+  for (const at::Tensor& parameter : t.parameters) {
+    x.push_back(parameter.to(at::kDouble));
+    m.push_back(at::zeros_like(x.back()));
+    v.push_back(at::zeros_like(x.back()));
+  }
+  for (int64_t step = 1; step <= 4; ++step) {
+    const auto settings = adamw_settings(weight_decay, step);
+    ops::adamw_(t, settings, cuda_scalar(scale), cuda_scalar(0));
+    ops::adamw_(again, settings, cuda_scalar(scale), cuda_scalar(0));
+    for (size_t i = 0; i < x.size(); ++i) {
+      step_in_float64(x[i], m[i], v[i], t.gradients[i].to(at::kDouble) / scale, settings);
+      t.gradients[i].mul_(-0.5);
+      again.gradients[i].mul_(-0.5);
+    }
+  }
+  for (size_t i = 0; i < x.size(); ++i) {
+    expect_within(t.parameters[i], x[i], 4e-6, i);
+    expect_within(t.averages[i], m[i], 2e-6, i);
+    expect_within(t.squares[i], v[i], 1e-5, i);
+    EXPECT_TRUE(at::equal(t.parameters[i], again.parameters[i])) << "tensor " << i;
+    EXPECT_TRUE(at::equal(t.averages[i], again.averages[i])) << "tensor " << i;
+    EXPECT_TRUE(at::equal(t.squares[i], again.squares[i])) << "tensor " << i;
+  }
+}
+
+TEST(AdamW, OnCudaIsTheFormulaForAnySizeAndAddress) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  for (const double weight_decay : {0.0, 0.3})
+    for (const double scale : {1.0, 3.7}) expect_kernel_right(weight_decay, scale);
+}
+
+TEST(AdamW, OnCudaEqualsTheOneOfTorch) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const ops::AdamWTensors t = adamw_tensors(), torchs = adamw_tensors();
+  const at::Tensor scale = cuda_scalar(1.5), broken = cuda_scalar(0);
+  for (int64_t step = 1; step <= 3; ++step) {
+    const std::vector<at::Tensor> steps(kSizes.size(), cuda_scalar(double(step)));
+    ops::adamw_(t, {0.01, 0.9, 0.95, 0.1, 1e-8, step}, scale, broken);
+    at::_fused_adamw_(torchs.parameters, torchs.gradients, torchs.averages, torchs.squares, {},
+                      steps, 0.01, 0.9, 0.95, 0.1, 1e-8, /*amsgrad=*/false, /*maximize=*/false,
+                      scale, broken);
+    for (const at::Tensor& gradient : torchs.gradients) gradient.mul_(1.5);  // it divides them
+  }
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    expect_within(t.parameters[i], torchs.parameters[i], 2e-6, i);
+    expect_within(t.averages[i], torchs.averages[i], 1e-6, i);
+    expect_within(t.squares[i], torchs.squares[i], 1e-6, i);
+  }
+}
+
+TEST(AdamW, OnCudaABrokenStepChangesNothing) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const ops::AdamWTensors t = adamw_tensors(), before = adamw_tensors();
+  for (const at::Tensor& gradient : t.gradients) gradient.fill_(NAN);
+  ops::adamw_(t, adamw_settings(0.3, 1), cuda_scalar(NAN), cuda_scalar(1));
+  for (size_t i = 0; i < kSizes.size(); ++i) {
+    EXPECT_TRUE(at::equal(t.parameters[i], before.parameters[i])) << "tensor " << i;
+    EXPECT_TRUE(at::equal(t.averages[i], before.averages[i])) << "tensor " << i;
+    EXPECT_TRUE(at::equal(t.squares[i], before.squares[i])) << "tensor " << i;
+  }
+}
+
+TEST(AdamW, OnCudaChangesTheVersionsOfWhatItWrites) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const ops::AdamWTensors t = adamw_tensors();
+  const auto version = t.parameters.back()._version(), moment = t.squares.back()._version();
+  ops::adamw_(t, adamw_settings(0.3, 1), cuda_scalar(1), cuda_scalar(0));
+  EXPECT_GT(t.parameters.back()._version(), version);
+  EXPECT_GT(t.squares.back()._version(), moment);
+}
+
+// The norm of the gradients, the clip and the groups with it.
+TEST(AdamW, OnCudaEqualsTheCpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  const auto model = nn::random_model(kModel), on_cuda = nn::random_model(kModel);
+  on_cuda->to(at::kCUDA, at::kFloat);
+  TrainConfig c;
+  c.clip = 0.5;
+  c.weight_decay = 0.3;
+  AdamW optimizer(*model, c), other(*on_cuda, c);
+  for (int64_t step = 0; step < 3; ++step) {
+    set_gradients(*model, step);
+    set_gradients(*on_cuda, step);
+    if (step == 2) on_cuda->parameters()[3].mutable_grad().flatten()[1] = NAN;
+    if (step < 2) optimizer.step(0.1, step);
+    other.step(0.1, step);
+  }
+  const auto expected = model->named_parameters();
+  for (const auto& item : on_cuda->named_parameters())
+    EXPECT_LE(nn::relative_error(item.value().to(at::kCPU, at::kDouble), expected[item.key()]),
+              1e-5)
+        << item.key();
 }
 
 }  // namespace

@@ -1,0 +1,25 @@
+#pragma once
+// AdamW with decoupled weight decay in place [Loshchilov & Hutter 2019, Alg. 2].
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace assay::ops {
+
+struct AdamWTensors {
+  std::vector<at::Tensor> parameters, gradients, averages, squares;  // as many of each
+};
+struct AdamWSettings {
+  double learning_rate, beta1, beta2, weight_decay, epsilon;
+  int64_t step;  // from 1
+};
+
+// With g = gradient / scale:
+//   m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
+//   x ← x − η λ x − η (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)
+// `scale` and `broken` are float32 scalars on the device of the tensors. If `broken` is 1, no
+// parameter and no moment changes. Gradients are undefined after the call.
+void adamw_(const AdamWTensors& tensors, const AdamWSettings& settings, const at::Tensor& scale,
+            const at::Tensor& broken);
+
+}  // namespace assay::ops
