@@ -15,7 +15,6 @@ constexpr int kThreads = 512;
 struct QueryChoices {
   // of equal choice the earlier item first: sums over a list have an order
   static constexpr bool kInOrder = true;
-  static constexpr int kRun = kQueryRun;
   const int64_t* selected;
   int top_k, time, chunk_size;
   __device__ unsigned operator()(int64_t head_items, int item) const {
@@ -25,7 +24,6 @@ struct QueryChoices {
 };
 struct PairChoices {
   static constexpr bool kInOrder = false;
-  static constexpr int kRun = kPairRun;
   const uint16_t* chunks;
   __device__ unsigned operator()(int64_t head_items, int item) const {
     return chunks[head_items + item];
@@ -33,16 +31,16 @@ struct PairChoices {
 };
 
 // How many items of a run chose each chunk. One block per run.
-template <class Choices>
+template <class Choices, int kRun>
 __global__ void __launch_bounds__(kThreads) count_kernel(Choices choices, Lists lists) {
   extern __shared__ unsigned counters[];
-  const int run = blockIdx.x, end = min(lists.items, (run + 1) * Choices::kRun);
+  const int run = blockIdx.x, end = min(lists.items, (run + 1) * kRun);
   const unsigned none = lists.chunks;
   const int64_t head = blockIdx.y;
   for (int c = threadIdx.x; c <= none; c += kThreads) counters[c] = 0;
   __syncthreads();
 #pragma unroll 8
-  for (int item = run * Choices::kRun + threadIdx.x; item < end; item += kThreads)
+  for (int item = run * kRun + threadIdx.x; item < end; item += kThreads)
     atomicAdd(counters + min(choices(head * lists.items, item), none), 1);
   __syncthreads();
   for (int c = threadIdx.x; c <= none; c += kThreads)
@@ -68,22 +66,22 @@ __device__ void cut(const Lists& lists, int64_t head) {
 }
 
 // Sorts a run, 5 bits at a time.
-template <class Choices>
-using Sort = cub::BlockRadixSort<uint32_t, kThreads, Choices::kRun / kThreads, cub::NullType, 5,
+template <int kRun>
+using Sort = cub::BlockRadixSort<uint32_t, kThreads, kRun / kThreads, cub::NullType, 5,
                                  /*MEMOIZE_OUTER_SCAN=*/false>;
 
 // Each item to its place: after those of lower chunks, of earlier runs, and of the same
 // run before it. One block per run, which is sorted in shared memory first, so that neighbours
 // are written together.
-template <class Choices>
+template <class Choices, int kRun>
 __global__ void __launch_bounds__(kThreads, 2)
     place_kernel(Choices choices, Lists lists, int chunk_bits) {
-  constexpr int kEach = Choices::kRun / kThreads;
-  using Storage = typename Sort<Choices>::TempStorage;
+  constexpr int kEach = kRun / kThreads;
+  using Storage = typename Sort<kRun>::TempStorage;
   extern __shared__ __align__(16) unsigned char memory[];
   uint32_t* sorted = reinterpret_cast<uint32_t*>(memory);
   uint16_t* first = reinterpret_cast<uint16_t*>(memory + sizeof(Storage));
-  const int begin = blockIdx.x * Choices::kRun, count = min(Choices::kRun, lists.items - begin);
+  const int begin = blockIdx.x * kRun, count = min(kRun, lists.items - begin);
   const unsigned none = lists.chunks;
   const int64_t head = blockIdx.y, head_items = head * lists.items;
   uint32_t key[kEach];  // chunk << 16 | number in the run
@@ -92,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int i = Choices::kInOrder ? threadIdx.x * kEach + k : k * kThreads + threadIdx.x;
     key[k] = i < count ? min(choices(head_items, begin + i), none) << 16 | i : ~0u;
   }
-  Sort<Choices>(*reinterpret_cast<Storage*>(memory)).SortBlockedToStriped(key, 16, 16 + chunk_bits);
+  Sort<kRun>(*reinterpret_cast<Storage*>(memory)).SortBlockedToStriped(key, 16, 16 + chunk_bits);
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < kEach; ++k) sorted[k * kThreads + threadIdx.x] = key[k];
@@ -116,24 +114,33 @@ cudaError_t scan(const Lists& lists, int64_t heads, size_t& bytes, Stream stream
                                        cuda_stream(stream));
 }
 
-template <class Choices>
+template <int kRun, class Choices>
 void sort(const Choices& choices, const Top1ChunkForward& p, const Lists& lists, Stream stream) {
   const int64_t heads = p.batch * p.kv_heads, chunks = lists.chunks + 1;
   const dim3 runs(lists.runs, unsigned(heads));
-  launch_kernel(count_kernel<Choices>, runs, kThreads, chunks * sizeof(unsigned), stream, choices,
-                lists);
+  launch_kernel(count_kernel<Choices, kRun>, runs, kThreads, chunks * sizeof(unsigned), stream,
+                choices, lists);
   size_t bytes = lists.scratch_bytes;
   check_cuda("top1_chunk: scan", scan(lists, heads, bytes, stream));
-  launch_kernel(place_kernel<Choices>, runs, kThreads,
-                sizeof(typename Sort<Choices>::TempStorage) + chunks * sizeof(uint16_t), stream,
+  launch_kernel(place_kernel<Choices, kRun>, runs, kThreads,
+                sizeof(typename Sort<kRun>::TempStorage) + chunks * sizeof(uint16_t), stream,
                 choices, lists, int(std::bit_width(uint64_t(chunks))));
 }
 
 }  // namespace
 
-Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run)
+int query_run(const Top1ChunkForward& p) {
+  const int64_t heads = p.batch * p.kv_heads, items = p.heads / p.kv_heads * p.time;
+  const auto time = [&](int64_t run) {
+    return run * ceil_div(heads * ceil_div(items, run), 2 * sm_count());
+  };
+  return time(kShortQueryRun) < time(kQueryRun) ? kShortQueryRun : kQueryRun;
+}
+
+Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run_items)
     : items(int(p.heads / p.kv_heads * p.time * each)),
       chunks(int(ceil_div(p.time, p.chunk_size))),
+      run(run_items),
       runs(int(ceil_div(items, run))),
       segments(chunks + items / kSegment),
       scratch(nullptr),
@@ -148,12 +155,13 @@ Lists::Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run
 }
 
 void sort_queries(const Top1ChunkForward& p, const Lists& lists, int rank, Stream stream) {
-  sort(QueryChoices{p.selected + rank, int(p.top_k), int(p.time), int(p.chunk_size)}, p, lists,
-       stream);
+  const QueryChoices choices{p.selected + rank, int(p.top_k), int(p.time), int(p.chunk_size)};
+  with_constant<kShortQueryRun, kQueryRun>(
+      lists.run, [&](auto run) { sort<run.value>(choices, p, lists, stream); });
 }
 void sort_pairs(const Top1ChunkForward& p, const Lists& lists, const uint16_t* chunks,
                 Stream stream) {
-  sort(PairChoices{chunks}, p, lists, stream);
+  sort<kPairRun>(PairChoices{chunks}, p, lists, stream);
 }
 
 }  // namespace assay::ops::cuda::top1

@@ -20,10 +20,11 @@ __device__ inline int valid_choice(int64_t choice, int own) {
 }
 
 constexpr int kSegment = 512;
-// Items that a block of the sort takes: so many queries, or pairs of a query and a chunk. With 12
-// heads of 102,400 queries, all blocks of 5120 run at the same time (two per SM); those of 4096 do
-// not.
-constexpr int kQueryRun = 5120, kPairRun = 8192;
+// Items that a block of the sort takes: so many queries, of which the one is chosen that takes less
+// time (query_run()), or pairs of a query and a chunk. With 12 heads of 102,400 queries, all blocks
+// of 5120 run at the same time (two per SM); those of 4096 do not.
+constexpr int kShortQueryRun = 2048, kQueryRun = 5120, kPairRun = 8192;
+int query_run(const Top1ChunkForward& p);
 
 // One block's part of a list: items order[begin … end) of a chunk; number 0, 1, … within the chunk.
 struct alignas(16) Segment {
@@ -31,8 +32,8 @@ struct alignas(16) Segment {
 };
 
 struct Lists {
-  int items, chunks, runs, segments;  // segments: of a key head
-  int* order;                         // [B·Hk, items] item numbers, sorted; those of no chunk last
+  int items, chunks, run, runs, segments;  // run: items of one; segments: of a key head
+  int* order;  // [B·Hk, items] item numbers, sorted; those of no chunk last
   // [B·Hk, segments] the first segment of each chunk, then later segments: of any chunk, by chunk
   // and number, with empty ones among them
   Segment* table;
@@ -42,7 +43,9 @@ struct Lists {
   void* scratch;
   size_t scratch_bytes;
   // Of `each` items per query, sorted in such runs.
-  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each = 1, int run = kQueryRun);
+  Lists(const Top1ChunkForward& p, WorkspaceArena& arena, int each, int run);
+  // Of queries.
+  Lists(const Top1ChunkForward& p, WorkspaceArena& arena) : Lists(p, arena, 1, query_run(p)) {}
 
   // Where a chunk's list begins in the head's part of order.
   __device__ int begin(int64_t head, int chunk) const {
