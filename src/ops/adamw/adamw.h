@@ -19,6 +19,8 @@ struct AdamWSettings {
 //   x ← x − η λ x − η (m / (1 − β₁ᵗ)) / (√(v / (1 − β₂ᵗ)) + ε)
 // `scale` and `broken` are float32 scalars on the device of the tensors. If `broken` is 1, no
 // parameter and no moment changes. Gradients are undefined after the call.
+// The tensors of an index have one shape, and all are on one device. Throws ValueError if their
+// sizes differ. float32 tensors on CUDA take a kernel of this project, and others torch's.
 void adamw_(const AdamWTensors& tensors, const AdamWSettings& settings, const at::Tensor& scale,
             const at::Tensor& broken);
 
