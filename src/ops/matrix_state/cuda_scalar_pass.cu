@@ -56,6 +56,9 @@ struct Units {
     return min(of_block, group - int(blockIdx.x % blocks()) * of_block);
   }
 };
+constexpr int blocks_of_sm(int of_block, int64_t key_dim) {
+  return of_block > 1 ? 1 : key_dim == 64 ? 3 : 2;
+}
 struct Maps {
   CUtensorMap reader, writer, values, states;
 };
@@ -65,7 +68,7 @@ struct Maps {
 template <int kK, int kUnits, bool kBackwards, bool kOutputs>
 struct ScalarPass : Walk {
   static constexpr int kChunk = kScalarSteps, kThreads = (kUnits + 1) * 128;
-  static constexpr int kBlocks = kUnits > 1 ? 1 : kK == 64 ? 3 : 2;  // of an SM
+  static constexpr int kBlocks = blocks_of_sm(kUnits, kK);
   // Registers of a thread of a unit, and of the warpgroup that copies: all that an SM has.
   static constexpr int kAlone = kK == 64 ? 136 : 224, kTogether = kUnits == 3 ? 160 : 240;
   static constexpr int kRegisters = kUnits > 1 ? kTogether : kAlone,
@@ -314,7 +317,7 @@ void scalar_prepare(const ChunkedForward& p, const Prepared& tiles, Stream strea
 }
 int units_of_sm(const ChunkedForward& p) {
   const int of_block = Units(p).of_block;
-  return of_block > 1 ? of_block : p.key_dim == 64 ? 3 : 2;
+  return of_block * blocks_of_sm(of_block, p.key_dim);
 }
 void scalar_pass(const ChunkedForward& p, const Pass& task, Stream stream) {
   const auto map = [&](const HeadView& x, int64_t width) {
