@@ -161,6 +161,27 @@ TEST(Top1ChunkOp, OnCudaEqualsItsReference) {
                                     at::kCUDA);
 }
 
+// Kernels leave out the maximum of a softmax where a row's sum allows it.
+TEST(Top1ChunkOp, OnCudaRowsDoNotDependOnLargeScoresOfTheirNeighbours) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device found";
+  for (const std::string& selection : kSelections) {
+    SCOPED_TRACE(selection);
+    const Qkv a = random_qkv({.time = 300, .head_dim = 64}).as(at::kBFloat16, at::kCUDA);
+    Qkv b = a;
+    b.q = a.q.detach().clone();
+    b.q.slice(1, 1, {}, 2) *= 64;
+    const Options options{64, 8, selection};
+    const auto [out, logsumexp, selected] = run(a, options);
+    const auto [large, large_logsumexp, large_selected] = run(b, options);
+    EXPECT_GT(large_logsumexp.max().item<double>(), 88);  // e^88.7 is not a float
+    EXPECT_FALSE(large.isnan().any().item<bool>());
+    const auto even = [](const at::Tensor& x, int dim) { return x.slice(dim, 0, {}, 2); };
+    EXPECT_TRUE(at::equal(even(out, 1), even(large, 1)));
+    EXPECT_TRUE(at::equal(even(logsumexp, 2), even(large_logsumexp, 2)));
+    EXPECT_TRUE(at::equal(even(selected, 2), even(large_selected, 2)));
+  }
+}
+
 // A gradient that begins three numbers into its memory, as a part of a larger one does.
 void expect_misaligned_gradient(at::Device device) {
   const Qkv a = random_qkv({.time = 130, .head_dim = 64}).as(at::kBFloat16, device);

@@ -62,6 +62,13 @@ __device__ void load_b_kn(uint32_t (&b)[4], Tile tile, int row = 0, int vector =
   ldmatrix_x4_trans(b, tile.address(row + lane % 16, vector + lane / 16));
 }
 
+// An A operand to 16 rows of a tile that stores rows of A.
+template <class Tile>
+__device__ void store_a_mk(Tile tile, int row, int vector, const uint32_t (&a)[4]) {
+  const int lane = threadIdx.x % 32;
+  stmatrix_x4(tile.address(row + lane % 16, vector + lane / 16), a);
+}
+
 // f(element e of fragment n, n, e).
 template <int N, class F>
 __device__ void each_element(float (&c)[N][4], F&& f) {
@@ -92,6 +99,59 @@ __device__ void pack_operand(uint32_t (&a)[N / 2][4], const float (&c)[N][4]) {
   for (int n = 0; n < N; n += 2) pack_operand(a[n / 2], c[n], c[n + 1]);
 }
 
+// A warp's 16 rows of sums, N fragments, to a tile from (row, vector) on, as bf16.
+template <int N, class Tile>
+__device__ void store_sums(Tile tile, int row, int vector, const float (&c)[N][4]) {
+  static_assert(N * 8 <= Tile::kWidth);
+#pragma unroll
+  for (int n = 0; n < N; n += 2) {
+    uint32_t a[4];
+    pack_operand(a, c[n], c[n + 1]);
+    store_a_mk(tile, row, vector + n, a);
+  }
+}
+
+// The same, and then from the tile to global memory, 16 bytes per lane. rows: where columns of the
+// lane's rows begin, lane / 4 and + 8; a null row is not written.
+template <int N, class Tile>
+__device__ void store_rows(Tile tile, int row, int vector, const float (&c)[N][4],
+                           bf16* const (&rows)[2]) {
+  store_sums(tile, row, vector, c);
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (rows[half])
+#pragma unroll
+      for (int i = lane % 4; i < N; i += 4)
+        *reinterpret_cast<uint4*>(rows[half] + i * 8) =
+            *reinterpret_cast<const uint4*>(tile.at(row + half * 8 + lane / 4, vector + i));
+}
+// The lane's part of such rows; of a null row, zeros.
+template <int N>
+__device__ void load_rows(uint32_t (&c)[2][N], bf16* const (&rows)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      c[half][n] =
+          rows[half] ? *reinterpret_cast<const uint32_t*>(rows[half] + n * 8 + threadIdx.x % 4 * 2)
+                     : 0;
+}
+// c = c · factor + rows · row_factor, where rows are as load_rows leaves them.
+template <int N>
+__device__ void add_rows(float (&c)[N][4], const uint32_t (&rows)[2][N], const float (&factor)[2],
+                         const float (&row_factor)[2]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 x = unpack_bf16x2(rows[half][n]);
+      c[n][2 * half] = c[n][2 * half] * factor[half] + x.x * row_factor[half];
+      c[n][2 * half + 1] = c[n][2 * half + 1] * factor[half] + x.y * row_factor[half];
+    }
+}
+
 // Lane q of a quad holds word q of each of four vectors; afterwards it holds vector q. The function
 // is its own inverse.
 __device__ inline void transpose_quad(uint32_t (&w)[4]) {
@@ -119,9 +179,8 @@ __device__ const float (&columns32(const float (&c)[N][4], int i))[4][4] {
   return *reinterpret_cast<const float(*)[4][4]>(&c[4 * i]);
 }
 
-// One row of four C fragments, 32 columns, to and from global memory with 16 bytes per lane.
-// `half` selects row lane / 4 (0) or row lane / 4 + 8 (1). A null row is not written, and is
-// read as zeros.
+// One row of four C fragments, 32 columns, to global memory with 16 bytes per lane. `half` selects
+// row lane / 4 (0) or row lane / 4 + 8 (1). A null row is not written.
 __device__ inline void store_row32(bf16* row, const float (&c)[4][4], int half, float factor) {
   uint32_t w[4];
 #pragma unroll
@@ -130,21 +189,6 @@ __device__ inline void store_row32(bf16* row, const float (&c)[4][4], int half, 
   transpose_quad(w);
   if (row)
     *reinterpret_cast<uint4*>(row + threadIdx.x % 4 * 8) = make_uint4(w[0], w[1], w[2], w[3]);
-}
-__device__ inline uint4 load_row32(const bf16* row) {
-  return row ? *reinterpret_cast<const uint4*>(row + threadIdx.x % 4 * 8) : make_uint4(0, 0, 0, 0);
-}
-// c = c · factor + row · row_factor, with the lane's part of a row as load_row32 returns it.
-__device__ inline void add_row32(float (&c)[4][4], const uint4& row, int half, float factor,
-                                 float row_factor) {
-  uint32_t w[4] = {row.x, row.y, row.z, row.w};
-  transpose_quad(w);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 x = unpack_bf16x2(w[i]);
-    c[i][2 * half] = c[i][2 * half] * factor + x.x * row_factor;
-    c[i][2 * half + 1] = c[i][2 * half + 1] * factor + x.y * row_factor;
-  }
 }
 
 }  // namespace assay::ops::cuda

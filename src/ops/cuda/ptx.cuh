@@ -34,6 +34,11 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
+__device__ inline void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 // Transposes an 8 × 8 matrix of b16 that is spread over the warp as ldmatrix leaves it. volatile,
 // because the whole warp must execute it even where only some lanes use the result.
 __device__ inline void movmatrix_trans(uint32_t& x) {

@@ -48,22 +48,6 @@ struct WgmmaTile {
   }
 };
 
-// A warp stores 16 rows of sums, from `row` on, as bf16.
-template <int N, int D, int kRows>
-__device__ void store_sums(WgmmaTile<D, kRows> to, int row, const float (&c)[N][4]) {
-  static_assert(N * 8 == D && kRows % 16 == 0);
-  const int lane = threadIdx.x % 32;
-  row += lane % 16;
-#pragma unroll
-  for (int n = 0; n < N; n += 2)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     to.address(row, n + lane / 16)),
-                 "r"(pack_bf16x2(c[n][0], c[n][1])), "r"(pack_bf16x2(c[n][2], c[n][3])),
-                 "r"(pack_bf16x2(c[n + 1][0], c[n + 1][1])),
-                 "r"(pack_bf16x2(c[n + 1][2], c[n + 1][3]))
-                 : "memory");
-}
-
 // Lets the compiler know that all lanes of the warp have the same descriptor.
 __device__ inline WgmmaDescriptor warp_uniform(WgmmaDescriptor x) {
   return {__shfl_sync(~0u, x.low, 0), x.high};

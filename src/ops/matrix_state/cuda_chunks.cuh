@@ -127,20 +127,6 @@ __device__ inline void copy_tile(bf16* to, int stride, const bf16* from, int64_t
     cp_async_16(to + y * stride + x, present ? from + y * from_stride + x : from, present);
   }
 }
-// The 64 rows of a chunk to rows that are 8 numbers longer, by kThreads threads; zeros where a row
-// or column is not present. There are no branches, and offsets have 32 bits.
-template <int kWidth, int kThreads>
-__device__ void copy_chunk_rows(bf16* to, const bf16* from, int64_t from_stride, int present_rows,
-                                int present_columns = kWidth) {
-  constexpr unsigned kVectors = kWidth / 8, kRows = 64;
-  const unsigned stride = unsigned(from_stride);
-#pragma unroll
-  for (unsigned n = 0; n < kRows * kVectors / kThreads; ++n) {
-    const unsigned i = threadIdx.x + n * kThreads, y = i / kVectors, x = i % kVectors * 8;
-    const bool present = int(y) < present_rows && int(x) < present_columns;
-    cp_async_16(to + y * (kWidth + 8) + x, from + (present ? y * stride + x : 0), present);
-  }
-}
 
 // c [16, 8 N] += a [16, 16] B from a tile at (row, vector), which stores B as load_b_nk() and
 // load_b_kn() say.

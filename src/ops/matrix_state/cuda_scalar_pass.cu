@@ -178,7 +178,7 @@ struct ScalarPass : Walk {
     const int y = threadIdx.x % 128;
     if (y == 0) cp_async_bulk_wait_group_read();
     named_barrier_sync<128>(barrier);  // the one before was read
-    if (kOutputs || task.states) store_sums(before, own, state);
+    if (kOutputs || task.states) store_sums(before, own, 0, state);
     if (y < kChunk) s.write[unit][y] = factors(gates, y).y;
     fence_proxy_async();
     named_barrier_sync<128>(barrier);

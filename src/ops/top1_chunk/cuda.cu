@@ -18,8 +18,10 @@ constexpr int64_t kMaxShortlist = 16, kListedChunks = 32;
 
 struct ForwardWorkspace {
   Lists lists;
+  int* finished;  // of attend()
   std::optional<SelectWorkspace> select;
-  ForwardWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena) : lists(p, arena) {
+  ForwardWorkspace(const Top1ChunkForward& p, WorkspaceArena& arena)
+      : lists(p, arena), finished(arena.take<int>(p.batch * p.kv_heads * lists.chunks)) {
     if (!p.forced) select.emplace(p, arena);
   }
 };
@@ -59,14 +61,10 @@ void top1_chunk(const Top1ChunkForward& p, void* workspace, Stream stream) {
   const auto scratch = workspace_at<ForwardWorkspace>(workspace, p);
   if (scratch.select) select_chunks(p, *scratch.select, stream);
   const bool chosen = p.time > p.chunk_size;
-  if (chosen)
-    cudaMemsetAsync(p.logsumexp, kNothingRead & 0xff,
-                    size_t(p.batch * p.heads * p.time) * sizeof(float), cuda_stream(stream));
-  for (int rank = 0; rank < p.top_k && chosen; ++rank) {
-    sort_queries(p, scratch.lists, rank, stream);
-    attend(p, scratch.lists, false, rank > 0, stream);
+  for (int rank = 0; rank == 0 || (rank < p.top_k && chosen); ++rank) {
+    if (chosen) sort_queries(p, scratch.lists, rank, stream);
+    attend(p, scratch.lists, /*own=*/rank == 0, chosen, scratch.finished, stream);
   }
-  attend(p, scratch.lists, true, chosen, stream);
 }
 
 void top1_chunk(const Top1ChunkBackward& bwd, void* workspace, Stream stream) {

@@ -2,24 +2,14 @@
 // read them: first the chunk's own, then those that chose the chunk. A warp owns 16 keys; with keys
 // as rows, the exponentials come out of the tensor cores as the operands of dv and dk. dS goes
 // through shared memory once, for dq.
-//
-// dq of a query has two writers: the block of its own chunk writes, then the block of the chosen
-// chunk adds. A chosen chunk is earlier, so blocks go from the last chunk to the first: every block
-// waits only for blocks of lower numbers, which are on the device already, because the device
-// starts blocks in the order of their numbers (CUB's scan relies on this, too). And no block waits
-// before its own queries are done.
-#include <cuda/atomic>
-
-#include "ops/cuda/attention.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/wgmma.cuh"
-#include "ops/top1_chunk/cuda_passes.cuh"
+#include "ops/top1_chunk/cuda_queries.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-// queries of a step, and of the part of it that is in registers at a time
-constexpr int kTile = 64, kPart = 32;
+constexpr int kPart = 32;  // queries of a tile whose scores are in registers at a time
 
 int block_keys(const Top1ChunkForward& p) { return p.chunk_size <= 64 ? 64 : 128; }
 
@@ -29,26 +19,8 @@ constexpr int kRowsOf = 2 * kTile / kKeys;  // rows of a tile that a thread fetc
 // What a query brings in addition to its rows; zeros where there is none, which then adds nothing,
 // and a time of -1. `limit`: it reads the block's keys [0, limit).
 struct RowStats {
-  float logsumexp[kTile], delta[kTile];
+  float shift[kTile], delta[kTile];  // shift: −logsumexp in base 2
   int limit[kTile], time[kTile], head[kTile];
-};
-
-// The queries that a block takes next: `first` and after of `range`, its chunk's own and then those
-// of a list.
-struct Position {
-  QueryRange range;
-  int first, list_begin, list_end;
-  // From a tile to the one after it.
-  __device__ void advance(const Lists& lists) {
-    first += kTile;
-    if (first < range.end || range.order || list_begin == list_end) return;
-    range.order = lists.order + range.row(0);
-    first = list_begin;
-    range.end = list_end;
-  }
-  __device__ bool at_end() const { return first >= range.end; }
-  // The item of the tile's query `row`, or the last one.
-  __device__ int item(int row) const { return range.item(min(first + row, range.end - 1)); }
 };
 
 template <int D, int kKeys>
@@ -83,24 +55,23 @@ __device__ int row_of(int i) {
   return threadIdx.x / 4 + i * kKeys / 2;
 }
 
-// 64 queries: their rows of q, dout and out, and their stats but delta. Goes on to the next tile.
-// `item`: of the quad's rows; then of those of the next tile, which are read here so that no thread
-// waits for them then.
+// A tile's rows of q, dout and out, and its stats but delta. `item`: of the quad's rows; then of
+// those of the next tile, which are read here so that no thread waits for them then.
 template <int D, int kKeys>
-__device__ void fetch(const Top1ChunkBackward& bwd, const Lists& lists, Position& at,
+__device__ void fetch(const Top1ChunkBackward& bwd, const QueryTiles& all, int tile,
                       const BackwardSmem<D, kKeys>& shared, int stage, int (&item)[kRowsOf<kKeys>],
                       bool add_own) {
-  const QueryRange& range = at.range;
   const int lane = threadIdx.x % 4;
+  const bool listed = all.listed(tile);
   RowStats& stats = shared.stats(stage);
 #pragma unroll
   for (int i = 0; i < kRowsOf<kKeys>; ++i) {
     const int row = row_of<kKeys>(i);
-    const bool wanted = at.first + row < range.end;
-    const auto [t, h] = Query(range, item[i]);
-    const bf16 *from_q = head_row<D>(bwd.forward.q, range.b, t, h),
-               *from_dout = head_row<D>(bwd.dout, range.b, t, h),
-               *from_out = head_row<D>(bwd.forward.out, range.b, t, h);
+    const bool wanted = all.first(tile) + row < all.end(tile);
+    const auto [t, h] = Query(all, item[i]);
+    const bf16 *from_q = head_row<D>(bwd.forward.q, all.b, t, h),
+               *from_dout = head_row<D>(bwd.dout, all.b, t, h),
+               *from_out = head_row<D>(bwd.forward.out, all.b, t, h);
 #pragma unroll
     for (int vector = lane; vector < D / 8; vector += 4) {
       cp_async_16(shared.q(stage).at(row, vector), from_q + vector * 8, wanted);
@@ -108,21 +79,21 @@ __device__ void fetch(const Top1ChunkBackward& bwd, const Lists& lists, Position
       cp_async_16(shared.out.at(row, vector), from_out + vector * 8, wanted);
     }
     if (lane == 0)
-      cp_async_4(stats.logsumexp + row,
-                 static_cast<const float*>(bwd.forward.logsumexp) + range.row(item[i]), wanted);
+      cp_async_4(stats.shift + row,
+                 static_cast<const float*>(bwd.forward.logsumexp) + all.row(item[i]), wanted);
     if (lane == 1) stats.head[row] = h;
-    if (lane == 2) stats.limit[row] = range.order ? range.keys : t - range.first_key + 1;
+    if (lane == 2) stats.limit[row] = listed ? all.keys : t - all.first_key + 1;
     if (lane == 3) stats.time[row] = wanted ? t : -1;
-    if ((range.order || add_own) && lane * 64 < D)
-      prefetch_l2(head_row<D>(bwd.dq, range.b, t, h) + lane * 64);
+    if ((listed || add_own) && lane * 64 < D)
+      prefetch_l2(head_row<D>(bwd.dq, all.b, t, h) + lane * 64);
   }
   cp_async_commit_group();
-  at.advance(lists);
+  if (tile + 1 == all.tiles) return;
 #pragma unroll
-  for (int i = 0; i < kRowsOf<kKeys>; ++i) item[i] = at.item(row_of<kKeys>(i));
+  for (int i = 0; i < kRowsOf<kKeys>; ++i) item[i] = all.item(tile + 1, row_of<kKeys>(i));
 }
 
-// delta = dout · out of the rows that the quad has copied.
+// delta = dout · out of the rows that the quad has copied. The copied logsumexp becomes the shift.
 template <int D, int kKeys>
 __device__ void compute_delta(const BackwardSmem<D, kKeys>& shared, int stage) {
 #pragma unroll
@@ -137,7 +108,9 @@ __device__ void compute_delta(const BackwardSmem<D, kKeys>& shared, int stage) {
       for (int e = 0; e < 8; ++e) sum += to_compute(x[e]) * to_compute(y[e]);
     }
     sum = quad_sum(sum);
-    if (threadIdx.x % 4 == 0) shared.stats(stage).delta[row] = sum;
+    if (threadIdx.x % 4 > 0) continue;
+    shared.stats(stage).delta[row] = sum;
+    shared.stats(stage).shift[row] *= -kLog2e;
   }
 }
 
@@ -148,7 +121,7 @@ struct KeyGradients {
 
   // Adds a tile of queries, a part at a time. Leaves dS in shared memory.
   __device__ void add(const BackwardSmem<D, kKeys>& shared, int stage, float scale, bool all) {
-#pragma unroll 1
+#pragma unroll
     for (int part = 0; part < kTile; part += kPart) {
       float p[kPart / 8][4], ds[kPart / 8][4];
       uint32_t weights[kPart / 16][4], gradients[kPart / 16][4];
@@ -163,7 +136,9 @@ struct KeyGradients {
       score_gradients(ds, p, shared.stats(stage), part);
       pack_operand(weights, p);
       pack_operand(gradients, ds);
-      store(shared.ds, gradients, part);
+#pragma unroll
+      for (int n = 0; n < kPart / 16; ++n)
+        store_a_mk(shared.ds, threadIdx.x / 32 * 16, part / 8 + 2 * n, gradients[n]);
       wgmma_fence();
       accumulate(dv, weights, shared.dout(stage), part);
       accumulate(dk, gradients, shared.q(stage), part);
@@ -188,10 +163,10 @@ struct KeyGradients {
               query = part + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kPart / 8; ++n) {
-      const float2 logsumexp = *reinterpret_cast<const float2*>(stats.logsumexp + query + n * 8);
+      const float2 shift = *reinterpret_cast<const float2*>(stats.shift + query + n * 8);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        s[n][e] = ex2_approx(fmaf(s[n][e], scale, -kLog2e * (e % 2 ? logsumexp.y : logsumexp.x)));
+        s[n][e] = ex2_approx(fmaf(s[n][e], scale, e % 2 ? shift.y : shift.x));
     }
     if (all) return;
 #pragma unroll
@@ -213,16 +188,6 @@ struct KeyGradients {
       for (int e = 0; e < 4; ++e) s[n][e] = p[n][e] * (s[n][e] - (e % 2 ? delta.y : delta.x));
     }
   }
-  static __device__ void store(WgmmaTile<kTile, kKeys> ds, const uint32_t (&a)[kPart / 16][4],
-                               int part) {
-    const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int n = 0; n < kPart / 8; ++n)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        reinterpret_cast<uint32_t*>(ds.at(key + half * 8, part / 8 + n))[lane % 4] =
-            a[n / 2][n % 2 * 2 + half];
-  }
   // sum [keys, D] += weights [keys, queries] · rows
   static __device__ void accumulate(float (&sum)[D / 8][4],
                                     const uint32_t (&weights)[kPart / 16][4],
@@ -241,18 +206,17 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, int batch,
                                 const BackwardSmem<D, kKeys>& shared, int stage, int column,
                                 bool add) {
   const RowStats& stats = shared.stats(stage);
+  const int warp_row = threadIdx.x % 128 / 32 * 16;
   bf16* rows[2];
-  uint4 before[2][kColumns / 32];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int i = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
+    const int i = warp_row + threadIdx.x % 32 / 4 + half * 8;
     rows[half] = stats.time[i] < 0
                      ? nullptr
                      : head_row<D>(bwd.dq, batch, stats.time[i], stats.head[i]) + column;
-#pragma unroll
-    for (int d = 0; d < kColumns / 32; ++d)
-      before[half][d] = load_row32(add && rows[half] ? rows[half] + d * 32 : nullptr);
   }
+  uint32_t before[2][kColumns / 8] = {};
+  if (add) load_rows(before, rows);
   float dq[kColumns / 8][4];
   const WgmmaDescriptor a = warp_uniform(shared.ds.columns());
   const WgmmaDescriptor b =
@@ -264,30 +228,26 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, int batch,
                                 b + WgmmaTile<D, kKeys>::columns_at(0, k), k > 0);
   wgmma_commit_group();
   wgmma_wait_group<0>(dq);
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int d = 0; d < kColumns / 32; ++d) {
-      add_row32(columns32(dq, d), before[half][d], half, float(bwd.forward.scale), 1);
-      store_row32(rows[half] ? rows[half] + d * 32 : nullptr, columns32(dq, d), half, 1);
-    }
+  const float scale = float(bwd.forward.scale);
+  add_rows(dq, before, {scale, scale}, {1, 1});
+  store_rows(shared.q(stage), warp_row, column / 8, dq, rows);  // whose queries have been used
 }
 
+// Through a tile that nobody reads any more.
 template <int D, int kKeys>
-__device__ void write_rows(const View& to, const QueryRange& range, float (&sum)[D / 8][4],
-                           float factor, bool add) {
+__device__ void write_rows(WgmmaTile<D, kKeys> tile, const View& to, const QueryTiles& all,
+                           float (&sum)[D / 8][4], float factor, bool add) {
+  const int warp_row = threadIdx.x / 32 * 16;
+  bf16* rows[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int key = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-    bf16* row =
-        key < range.keys ? head_row<D>(to, range.b, range.first_key + key, range.kv) : nullptr;
-#pragma unroll
-    for (int d = 0; d < D / 32; ++d) {
-      add_row32(columns32(sum, d), load_row32(add && row ? row + d * 32 : nullptr), half, factor,
-                1);
-      store_row32(row ? row + d * 32 : nullptr, columns32(sum, d), half, 1);
-    }
+    const int key = warp_row + threadIdx.x % 32 / 4 + half * 8;
+    rows[half] = key < all.keys ? head_row<D>(to, all.b, all.first_key + key, all.kv) : nullptr;
   }
+  uint32_t before[2][D / 8] = {};
+  if (add) load_rows(before, rows);
+  add_rows(sum, before, {factor, factor}, {1, 1});
+  store_rows(tile, warp_row, 0, sum, rows);
 }
 
 template <int D>
@@ -301,67 +261,38 @@ __device__ void write_partial(float* to, const float (&sum)[D / 8][4], float fac
           make_float2(sum[d][2 * half] * factor, sum[d][2 * half + 1] * factor);
 }
 
-// A number that blocks share.
-using Shared = ::cuda::atomic_ref<int, ::cuda::thread_scope_device>;
-
-// Waits until the own chunks of the list's queries have written dq. By all threads; a barrier must
-// follow before other threads use this. finished: of the head's chunks.
-__device__ inline void wait_for_own(const Position& at, int chunk_size, int* finished, int keys) {
-  for (int i = at.list_begin + int(threadIdx.x); i < at.list_end; i += blockDim.x) {
-    int& chunk = finished[Query(at.range, at.range.item(i)).time / chunk_size];
-    while (Shared(chunk).load(::cuda::memory_order_acquire) < keys) __nanosleep(50);
-  }
-}
-
-// Block i is of head i % heads. With n = i / heads: of the last chunk but n, its own queries (own)
-// and the first segment of its list (chosen); after all chunks, of a later segment.
+// Blocks as QueryTiles says.
 template <int D, int kKeys>
 __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
     gradient_kernel(Top1ChunkBackward bwd, int key_offset, bool own, bool chosen, Lists lists,
                     float* partial, int* finished) {
   const Top1ChunkForward& p = bwd.forward;
-  const int n = blockIdx.x / int(p.batch * p.kv_heads);
-  const bool later = n >= lists.chunks, reads_own = own && !later;
-  const int number = later ? n : lists.chunks - 1 - n;
-  Position at{QueryRange(p, lists, reads_own, int(p.kv_heads), number, key_offset, kKeys)};
-  const QueryRange& range = at.range;
-  finished += int64_t{range.part} * lists.chunks;
+  const QueryTiles all(p, lists, own, chosen, key_offset, kKeys);
+  const OwnQueries own_queries(lists, all.part, finished);
   const int end_keys = key_offset + kKeys;
   const auto finish_own = [&] {
-    if (threadIdx.x == 0) Shared(finished[number]).store(end_keys, ::cuda::memory_order_release);
+    if (own && !all.later && threadIdx.x == 0) own_queries.finish(all.number, end_keys);
   };
-  if (range.keys == 0) {
-    if (reads_own) finish_own();
-    return;
-  }
-  const auto tiles_of = [](int begin, int end) { return (end - begin + kTile - 1) / kTile; };
-  const int own_tiles = reads_own ? tiles_of(range.begin, range.end) : 0;
-  at.first = at.list_begin = range.begin;
-  at.list_end = range.end;
-  if (reads_own) {
-    const Segment* list = lists.table + int64_t{range.part} * lists.segments + number;
-    at.list_begin = chosen ? list->begin : 0;
-    at.list_end = chosen ? list->end : 0;
-  }
-  const int tiles = own_tiles + tiles_of(at.list_begin, at.list_end);
+  if (all.keys == 0) return finish_own();
   const BackwardSmem<D, kKeys> shared;
-  copy_rows(shared.k, p.k, range.b, range.first_key, range.kv, range.keys, kKeys);
-  copy_rows(shared.v, p.v, range.b, range.first_key, range.kv, range.keys, kKeys);
+  copy_rows(shared.k, p.k, all.b, all.first_key, all.kv, all.keys, kKeys);
+  copy_rows(shared.v, p.v, all.b, all.first_key, all.kv, all.keys, kKeys);
   int item[kRowsOf<kKeys>];
 #pragma unroll
-  for (int i = 0; i < kRowsOf<kKeys>; ++i) item[i] = at.item(row_of<kKeys>(i));
-  fetch<D, kKeys>(bwd, lists, at, shared, 0, item, key_offset > 0);
+  for (int i = 0; i < kRowsOf<kKeys>; ++i) item[i] = all.item(0, row_of<kKeys>(i));
+  fetch<D, kKeys>(bwd, all, 0, shared, 0, item, key_offset > 0);
   KeyGradients<D, kKeys> sums;
-  for (int tile = 0, stage = 0; tile < tiles; ++tile, stage ^= 1) {
-    const bool listed = tile >= own_tiles;
+  for (int tile = 0, stage = 0; tile < all.tiles; ++tile, stage ^= 1) {
+    const bool listed = all.listed(tile);
     cp_async_wait_group<0>();
     compute_delta(shared, stage);
     fence_proxy_async();
     __syncthreads();
-    if (!at.at_end()) fetch<D, kKeys>(bwd, lists, at, shared, stage ^ 1, item, key_offset > 0);
-    if (reads_own && tile == own_tiles) finish_own();
-    sums.add(shared, stage, float(p.scale) * kLog2e, listed && range.keys == kKeys);
-    if (own && tile == own_tiles) wait_for_own(at, int(p.chunk_size), finished, end_keys);
+    if (tile + 1 < all.tiles)
+      fetch<D, kKeys>(bwd, all, tile + 1, shared, stage ^ 1, item, key_offset > 0);
+    if (tile == all.own_tiles) finish_own();
+    sums.add(shared, stage, float(p.scale) * kLog2e, listed && all.keys == kKeys);
+    if (own && tile == all.own_tiles) own_queries.wait_for(all, int(p.chunk_size), end_keys);
     fence_proxy_async();
     __syncthreads();
     // a warpgroup after the other takes so many columns
@@ -369,22 +300,20 @@ __global__ void __launch_bounds__(kKeys * 2, D == 64 ? 256 / kKeys : 1)
 #pragma unroll
     for (int i = 0; i < D; i += kKeys / 64 * kColumns)
       if (const int column = i + threadIdx.x / 128 % (kKeys / 64) * kColumns; column < D)
-        query_gradients<D, kKeys, kColumns>(bwd, range.b, shared, stage, column,
+        query_gradients<D, kKeys, kColumns>(bwd, all.b, shared, stage, column,
                                             listed || key_offset > 0);
   }
-  if (tiles == own_tiles) {
-    __syncthreads();
-    finish_own();
-  }
+  __syncthreads();
+  if (all.tiles == all.own_tiles) finish_own();
   const float scale = float(p.scale);
-  if (later) {
-    const int64_t all = lists.segments - lists.chunks;
-    partial += (range.part * all + n - lists.chunks) * 2 * kKeys * D;
+  if (all.later) {
+    const int64_t segments = lists.segments - lists.chunks;
+    partial += (all.part * segments + all.number - lists.chunks) * 2 * kKeys * D;
     write_partial<D>(partial, sums.dk, scale);
     write_partial<D>(partial + kKeys * D, sums.dv, 1);
   } else {
-    write_rows<D, kKeys>(bwd.dk, range, sums.dk, scale, !own);
-    write_rows<D, kKeys>(bwd.dv, range, sums.dv, 1, !own);
+    write_rows<D, kKeys>(shared.k, bwd.dk, all, sums.dk, scale, !own);
+    write_rows<D, kKeys>(shared.v, bwd.dv, all, sums.dv, 1, !own);
   }
 }
 

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads + 32, 1)
       step = 0;
       ++chunk;
     };
-    if (bounded) score_tiles<D, kKeys, kKeys>(stages, count, add);
+    if (bounded) score_tiles<D, kKeys>(stages, count, add);
     else skip_tiles(stages, count);
     kept.drop();
     if (kept.count() > kFilterSlots) again = true;

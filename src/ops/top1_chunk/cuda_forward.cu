@@ -1,171 +1,161 @@
-// The two passes of the forward: remote, one block per segment of a chunk's list of queries; local,
-// a block a chunk's own queries. A warp goes through 16 queries at a time; the chunk's keys and
-// values lie in shared memory.
-#include "ops/cuda/attention.cuh"
-#include "ops/cuda/softmax.cuh"
-#include "ops/top1_chunk/cuda_passes.cuh"
+// The forward pass: a block holds the keys and values of a chunk in shared memory and goes through
+// the queries that read them, a tile at a time.
+#include "ops/top1_chunk/cuda_queries.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
 
-// of a block, queries of a warp, keys of one step of the softmax
-constexpr int kWarps = 4, kRows = 16, kKeys = 64;
-
-int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, kKeys) * kKeys); }
-
-// Of keys and values of a chunk, then two tiles of queries for each warp.
-template <int D>
-size_t shared_bytes(const Top1ChunkForward& p) {
-  return 2 * (padded_chunk(p) + kWarps * kRows) * D * sizeof(bf16);
-}
-
-// What 16 queries have read so far: out = o / row_sum, logsumexp = row_max + log₂ row_sum (base 2).
-template <int D>
-struct Softmax : OnlineSoftmax {
-  float o[D / 8][4] = {};
-
-  // Attends to keys [0, highest) of the tile; row i of the lane to [0, limit[i]), with lowest ≤
-  // limit[i] ≤ highest.
-  __device__ void attend(const uint32_t (&q)[D / 16][4], SwizzledTile<D> k, SwizzledTile<D> v,
-                         const int (&limit)[2], int lowest, int highest, float scale) {
-    for (int key = 0; key < highest; key += kKeys) {
-      float s[kKeys / 8][4] = {};
-#pragma unroll
-      for (int kk = 0; kk < D / 16; ++kk)
-#pragma unroll
-        for (int n = 0; n < kKeys / 16; ++n) {
-          uint32_t b[4];
-          load_b_nk(b, k, key + n * 16, kk * 2);
-          mma_m16n16k16(s[2 * n], s[2 * n + 1], q[kk], b);
-        }
-      const int column = key + threadIdx.x % 4 * 2;
-      const bool all = key + kKeys <= lowest;
-      each_element(s, [&](float& x, int n, int e) {
-        x = all || column + n * 8 + e % 2 < limit[e / 2] ? x * scale : -INFINITY;
-      });
-      update(s, o);
-      uint32_t p[kKeys / 16][4];
-      pack_operand(p, s);
-#pragma unroll
-      for (int n = 0; n < kKeys / 16; ++n)
-#pragma unroll
-        for (int d = 0; d < D / 16; ++d) {
-          uint32_t b[4];
-          load_b_kn(b, v, key + n * 16, d * 2);
-          mma_m16n16k16(o[2 * d], o[2 * d + 1], p[n], b);
-        }
-    }
-  }
-
-  // Row i joined with what `out` holds of it, whose logsumexp is `before` (base 2; −inf: nothing),
-  // and written there; null: no such query.
-  __device__ void finish(int i, bf16* out, float* logsumexp, float before) {
-    const float sum = quad_sum(row_sum[i]);
-    const float top = fmaxf(row_max[i], before), share = ex2_approx(before - top),
-                mine = ex2_approx(row_max[i] - top);
-    const float total = sum * mine + share;
-#pragma unroll
-    for (int d = 0; d < D / 32; ++d) {
-      add_row32(columns32(o, d), load_row32(out && before > -INFINITY ? out + d * 32 : nullptr), i,
-                mine, share);
-      store_row32(out ? out + d * 32 : nullptr, columns32(o, d), i, 1 / total);
-    }
-    if (out && threadIdx.x % 4 == 0) *logsumexp = (top + log2f(total)) * kLn2;
+// The items of a lane's two rows of a tile.
+struct LaneItems {
+  int of[2];
+  __device__ void read(const QueryTiles& all, int tile) {
+    if (tile >= all.tiles) return;
+    for (int i = 0; i < 2; ++i) of[i] = all.item(tile, lane_row(i));
   }
 };
 
-// A warp's 16 queries from `first` on, to shared memory; `out` on its way.
+// Rows of q of a tile, to shared memory; `out` on its way if they join it.
 template <int D>
-__device__ void fetch(SwizzledTile<D> to, const Top1ChunkForward& p, const QueryRange& range,
-                      int first, bool joins) {
-  const int lane = threadIdx.x % 32;
-  if (first < range.end) {
+__device__ void fetch(WgmmaTile<D, kTile> to, const Top1ChunkForward& p, const QueryTiles& all,
+                      const LaneItems& items, bool joins) {
+  const int lane = threadIdx.x % 4;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = half * 8 + lane / 4;
-      const Query query(range, range.item(min(first + row, range.end - 1)));
-      const bf16* from = head_row<D>(p.q, range.b, query.time, query.head);
-#pragma unroll
-      for (int vector = lane % 4; vector < D / 8; vector += 4)
-        cp_async_16(to.at(row, vector), from + vector * 8, true);
-      if (joins && lane % 4 * 64 < D)
-        prefetch_l2(head_row<D>(p.out, range.b, query.time, query.head) + lane % 4 * 64);
-    }
+  for (int i = 0; i < 2; ++i) {
+    const Query query(all, items.of[i]);
+    copy_query(to, lane_row(i), head_row<D>(p.q, all.b, query.time, query.head));
+    if (joins && lane * 64 < D)
+      prefetch_l2(head_row<D>(p.out, all.b, query.time, query.head) + lane * 64);
   }
   cp_async_commit_group();
 }
 
-// The queries of lists, or (local) of each chunk itself, which see no later key. joins: `out` may
-// hold what they read before.
-template <int D, bool kLocal>
-__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 3 : 2)
-    attend_kernel(Top1ChunkForward p, Lists lists, bool joins, int padded) {
-  const int parts = int(kLocal ? p.heads : p.kv_heads);
-  if (!kLocal) griddep_launch_dependents();
-  const QueryRange range(p, lists, kLocal, parts, blockIdx.x / (int(p.batch) * parts), 0,
-                         int(p.chunk_size));
-  if (range.keys == 0) return;
-  const auto limit_of = [&](int i) { return kLocal ? i + 1 : range.keys; };
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  extern __shared__ __align__(1024) unsigned char memory[];
-  const SwizzledTile<D> k{reinterpret_cast<bf16*>(memory)}, v{k.data + padded * D};
-  const auto queries = [&](int stage) {
-    return SwizzledTile<D>{v.data + (padded + (warp * 2 + stage) * kRows) * D};
+__device__ inline Limits limits_of(const QueryTiles& all, int tile, const LaneItems& items) {
+  const int keys = all.keys;
+  if (all.listed(tile)) return {{keys, keys}, keys, keys};
+  const auto limit = [&](int i) { return Query(all, items.of[i]).time - all.first_key + 1; };
+  const int begin = all.first(tile) % all.own;
+  if (begin + kTile > all.own) return {{limit(0), limit(1)}, 1, keys};  // queries of another head
+  return {{limit(0), limit(1)}, begin + 1, begin + kTile};
+}
+
+// What the lane's two rows have read: out = o / weight, logsumexp = offset + log₂ sum (base 2).
+// weight: the sum of the weights as bf16, as products take them; in two columns.
+template <int D>
+struct RowOutputs {
+  float o[D / 8][4], weight[4], sum[2];
+
+  __device__ void attend(const ChunkSmem<D, 2>& shared, int stage, const Limits& limits,
+                         float scale, const float (&offset)[2]) {
+    each_element(o, [](float& x, int, int) { x = 0; });
+    for (float& x : weight) x = 0;
+    sum[0] = sum[1] = 0;
+    each_product(shared, stage, limits, [&](float(&s)[kKeys / 8][4], int key) {
+      exponentials(s, sum, key, limits, scale, offset);
+      uint32_t weights[kKeys / 16][4];
+      pack_operand(weights, s);
+      const WgmmaDescriptor v = warp_uniform(shared.values(key).columns());
+      wgmma_fence();
+      wgmma_rows<D>(o, weights, [&](int column, int k) {
+        return v + WgmmaTile<D, kTile>::columns_at(column, k);
+      });
+      wgmma_commit_group();
+      constexpr uint32_t kOnes = 0x3f803f80;
+#pragma unroll
+      for (const auto& operand : weights) mma_m16n8k16(weight, operand, kOnes, kOnes);
+      wgmma_wait_group<0>(o);
+    });
+    for (float& x : sum) x = quad_sum(x);
+  }
+};
+
+// Blocks as QueryTiles says. own: a launch that reads the own chunks, too; others add to what
+// earlier launches have written.
+template <int D>
+__global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
+    attend_kernel(Top1ChunkForward p, Lists lists, bool own, bool chosen, int* finished,
+                  int padded) {
+  const QueryTiles all(p, lists, own, chosen, 0, int(p.chunk_size));
+  if (all.keys == 0) return;
+  const OwnQueries own_queries(lists, all.part, finished);
+  const auto finish_own = [&] {
+    if (own && !all.later && threadIdx.x == 0) own_queries.finish(all.number, 1);
   };
-  int first = range.begin + warp * kRows;
-  copy_rows(k, p.k, range.b, range.first_key, range.kv, range.keys, padded);
-  copy_rows(v, p.v, range.b, range.first_key, range.kv, range.keys, padded);
-  fetch<D>(queries(0), p, range, first, joins);
-  if (kLocal) griddep_wait();  // for `out` and logsumexp
-  cp_async_wait_group<0>();
-  __syncthreads();
-  for (int stage = 0; first < range.end; first += kWarps * kRows, stage ^= 1) {
-    fetch<D>(queries(stage ^ 1), p, range, first + kWarps * kRows, joins);
-    cp_async_wait_group<1>();
-    __syncwarp();
-    // Read early, so that no thread waits for it.
-    int items[2];
+  const ChunkSmem<D, 2> shared(padded);
+  const float scale = float(p.scale) * kLog2e;
+  LaneItems items, next, after;  // read two tiles ahead, so that no thread waits for them
+  items.read(all, 0);
+  next.read(all, 1);
+  shared.copy(shared.keys(0), p.k, all.b, all.first_key, all.kv, all.keys);
+  shared.copy(shared.values(0), p.v, all.b, all.first_key, all.kv, all.keys);
+  fetch<D>(shared.queries(0), p, all, items, !own);
+  for (int tile = 0, stage = 0; tile < all.tiles; ++tile, stage ^= 1) {
+    const bool joins = !own || all.listed(tile);
+    cp_async_wait_group<0>();
+    fence_proxy_async();
+    __syncthreads();
+    if (tile + 1 < all.tiles)
+      fetch<D>(shared.queries(stage ^ 1), p, all, next, !own || all.listed(tile + 1));
+    after.read(all, tile + 2);
+    if (own && tile == all.own_tiles) {
+      finish_own();
+      own_queries.wait_for(all, int(p.chunk_size), 1);
+      __syncthreads();
+    }
     float* logsumexp[2];
-    float before[2];
+    bf16* out[2];
+    float before[2];  // read early, so that no thread waits for it
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      items[i] = range.item(min(first + lane / 4 + i * 8, range.end - 1));
-      logsumexp[i] = static_cast<float*>(p.logsumexp) + range.row(items[i]);
-      before[i] = joins ? *logsumexp[i] : __uint_as_float(kNothingRead);
+      const Query query(all, items.of[i]);
+      out[i] = head_row<D>(p.out, all.b, query.time, query.head);
+      logsumexp[i] = static_cast<float*>(p.logsumexp) + all.row(items.of[i]);
+      before[i] = joins ? *logsumexp[i] * kLog2e : -INFINITY;
     }
-    uint32_t q[D / 16][4];
-#pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[kk], queries(stage), 0, kk * 2);
-    Softmax<D> softmax;
-    const int limit[2] = {limit_of(first + lane / 4), limit_of(first + lane / 4 + 8)};
-    softmax.attend(q, k, v, limit, limit_of(first), min(limit_of(first + kRows - 1), range.keys),
-                   float(p.scale) * kLog2e);
+    const Limits limits = limits_of(all, tile, items);
+    RowOutputs<D> result;
+    float offset[2] = {0, 0};
+    result.attend(shared, stage, limits, scale, offset);
+    if (find_offsets(offset, result.sum, shared, stage, limits, scale)) {
+      result.attend(shared, stage, limits, scale, offset);
+      __syncthreads();
+    }
+    uint32_t old[2][D / 8] = {};
+    if (joins) load_rows(old, out);
+    float factor[2], old_factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const Query query(range, items[i]);
-      const bool wanted = first + lane / 4 + i * 8 < range.end;
-      softmax.finish(i, wanted ? head_row<D>(p.out, range.b, query.time, query.head) : nullptr,
-                     logsumexp[i],
-                     __float_as_uint(before[i]) == kNothingRead ? -INFINITY : before[i] * kLog2e);
+      const float top = fmaxf(offset[i], before[i]), share = ex2_approx(before[i] - top),
+                  mine = result.sum[i] * ex2_approx(offset[i] - top), total = mine + share;
+      factor[i] = mine / (total * result.weight[2 * i]);
+      old_factor[i] = share / total;
+      const bool wanted = all.first(tile) + lane_row(i) < all.end(tile);
+      if (!wanted) out[i] = nullptr;
+      if (wanted && threadIdx.x % 4 == 0) *logsumexp[i] = (top + log2f(total)) * kLn2;
     }
-    __syncwarp();
+    add_rows(result.o, old, factor, old_factor);
+    // the tile's queries have been used
+    store_rows(shared.queries(stage), threadIdx.x / 32 * 16, 0, result.o, out);
+    items = next;
+    next = after;
+  }
+  if (all.tiles == all.own_tiles) {
+    __syncthreads();
+    finish_own();
   }
 }
 
 }  // namespace
 
-void attend(const Top1ChunkForward& p, const Lists& lists, bool local, bool joins, Stream stream) {
-  const int64_t blocks = p.batch * (local ? p.heads * lists.chunks : p.kv_heads * lists.segments);
+void attend(const Top1ChunkForward& p, const Lists& lists, bool own, bool chosen, int* finished,
+            Stream stream) {
+  const unsigned heads = unsigned(p.batch * p.kv_heads),
+                 blocks = heads * unsigned(chosen ? lists.segments : lists.chunks);
+  if (own)
+    cudaMemsetAsync(finished, 0, size_t(heads) * lists.chunks * sizeof(int), cuda_stream(stream));
+  const int padded = padded_chunk(p);
   with_head_dim(p.head_dim, [&](auto d) {
-    const unsigned grid = unsigned(blocks), threads = kWarps * 32;
-    const size_t bytes = shared_bytes<d()>(p);
-    // The remote pass is the kernel before: the keys, values and queries were there when it began.
-    if (local && joins)
-      launch_pdl(attend_kernel<d(), true>, grid, threads, bytes, stream, p, lists, joins,
-                 padded_chunk(p));
-    else
-      launch_kernel(local ? attend_kernel<d(), true> : attend_kernel<d(), false>, grid, threads,
-                    bytes, stream, p, lists, joins, padded_chunk(p));
+    launch_kernel(attend_kernel<d()>, blocks, kThreads, ChunkSmem<d(), 2>::bytes(padded), stream, p,
+                  lists, own, chosen, finished, padded);
   });
 }
 

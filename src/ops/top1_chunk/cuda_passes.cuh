@@ -53,55 +53,6 @@ struct Lists {
   }
 };
 
-// What a block of a pass goes through: queries of `group` heads, and keys of one chunk that they
-// read. The queries are a segment of a list or (local) the chunk's own.
-struct QueryRange {
-  int part, b, kv, head, group, time;  // head: the first
-  int first_key, keys;  // keys [first_key, first_key + keys) of the sequence, or none
-  int begin, end;       // item numbers: of `order`, or (local) 0 … group · own
-  int own;              // local: queries of a head, which begin at first_key
-  int segment;          // number of the segment
-  const int* order;     // null: local
-
-  // Of part blockIdx.x % n of the heads, of which a batch has `parts`: the segment of this number,
-  // or (local) chunk `number`. Keys of the chunk from `offset` on, so many at most.
-  __device__ QueryRange(const Top1ChunkForward& p, const Lists& lists, bool local, int parts,
-                        int number, int offset, int most_keys)
-      : group(int(p.heads) / parts), time(int(p.time)), first_key(0), keys(0) {
-    part = blockIdx.x % (int(p.batch) * parts);
-    b = part / parts;
-    head = part % parts * group;
-    kv = head / int(p.heads / p.kv_heads);
-    order = local ? nullptr : lists.order + row(0);
-    const Segment mine =
-        local ? Segment{number, 0, 0, 1} : lists.table[int64_t{part} * lists.segments + number];
-    if (mine.begin == mine.end) return;
-    const int chunk = int(p.chunk_size), chunk_end = min(time, (mine.chunk + 1) * chunk);
-    first_key = mine.chunk * chunk + offset;
-    keys = max(0, min(most_keys, chunk_end - first_key));
-    own = chunk_end - first_key;
-    segment = mine.number;
-    begin = mine.begin;
-    end = local ? group * own : mine.end;
-  }
-  // Of an item in [B, H, T].
-  __device__ int64_t row(int item) const { return int64_t{part} * group * time + item; }
-  __device__ int item(int i) const {
-    if (order) return order[i];
-    return group == 1 ? first_key + i : i / own * time + first_key + i % own;
-  }
-};
-
-// The query of an item.
-struct Query {
-  int time, head;
-  __device__ Query(const QueryRange& range, int item) : time(item), head(range.head) {
-    if (range.group == 1) return;
-    time = item % range.time;
-    head += item / range.time;
-  }
-};
-
 // Sorts by the choice of this rank; or pairs, items of a head, by the chunk of each,
 // kNoChunk for none.
 constexpr uint16_t kNoChunk = 0xffff;
@@ -151,10 +102,10 @@ void filter_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, in
 // Chooses the best of those listed by their exact scores. cuda_shortlist.cu
 void choose_listed(const Top1ChunkForward& p, const SelectWorkspace& scratch, Stream stream);
 
-// Attends to each query's own chunk (local), or to those of lists. joins: together with what `out`
-// and logsumexp hold, but where the bits of logsumexp are kNothingRead. cuda_forward.cu
-constexpr uint32_t kNothingRead = ~0u;
-void attend(const Top1ChunkForward& p, const Lists& lists, bool local, bool joins, Stream stream);
+// Attends to each query's own chunk (own) and to those of lists (chosen). Without `own`, the
+// results join what `out` and logsumexp hold. finished: [B·Hk, chunks], scratch. cuda_forward.cu
+void attend(const Top1ChunkForward& p, const Lists& lists, bool own, bool chosen, int* finished,
+            Stream stream);
 
 // The gradients. cuda_backward.cu
 struct GradientWorkspace {

@@ -91,11 +91,10 @@ __device__ void produce_tiles(const ScoreSmem<D, kTile>& shared, const bf16* fro
 }
 
 // Scores the warpgroup's queries against tile after tile, half a tile at a time: use(scores, tile
-// number, first column). The tensor cores are one half ahead. A tile's column is the sum of
-// kTile / kColumns rows of it.
-template <int D, int kTile, int kColumns, class Use>
+// number, first column). The tensor cores are one half ahead.
+template <int D, int kTile, class Use>
 __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& use) {
-  constexpr int kStages = ScoreSmem<D, kTile>::kStages, kHalf = kColumns / 2;
+  constexpr int kStages = ScoreSmem<D, kTile>::kStages, kHalf = kTile / 2;
   using Tile = WgmmaTile<D, kTile>;
   const WgmmaDescriptor q = warp_uniform(shared.group().rows()),
                         tiles = warp_uniform(Tile{shared.tile(0)}.rows());
@@ -103,11 +102,9 @@ __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& 
     const WgmmaDescriptor tile = tiles + stage * (kTile * D / 8);
     wgmma_fence();
 #pragma unroll
-    for (int part = 0; part < kTile / kColumns; ++part)
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-        wgmma<kHalf, false, false>(s, q + WgmmaTile<D, kRows>::rows_at(0, k),
-                                   tile + Tile::rows_at(part * kColumns + column, k), part + k > 0);
+    for (int k = 0; k < D / 16; ++k)
+      wgmma<kHalf, false, false>(s, q + WgmmaTile<D, kRows>::rows_at(0, k),
+                                 tile + Tile::rows_at(column, k), k > 0);
     wgmma_commit_group();
   };
   if (count == 0) return;
@@ -135,6 +132,46 @@ __device__ void score_tiles(const ScoreSmem<D, kTile>& shared, int count, Use&& 
     issue(left, stage, 0);
     if (i != never) use(right, i, kHalf);
     wgmma_wait_group<0>(left);
+  }
+}
+
+// The same with the queries in registers, a whole tile at a time: use(scores, tile number). A
+// tile's column is the sum of kTile / kColumns rows of it. While a warpgroup waits for its
+// products, others use theirs. A thread brings the tiles in, not a warp of its own: by all threads
+// of the block, which are warpgroups of queries.
+template <int D, int kTile, int kColumns, class Use>
+__device__ void score_whole_tiles(const ScoreSmem<D, kTile>& shared, const bf16* from, int count,
+                                  Use&& use) {
+  using Tile = WgmmaTile<D, kTile>;
+  static_assert(kTile == 128 && (kColumns == 64 || kColumns == 128));
+  const WgmmaDescriptor first = warp_uniform(Tile{shared.tile(0)}.rows());
+  const auto produce = [&](int i) {
+    if (threadIdx.x == 0 && i < count) produce_tile(shared, from, i);
+  };
+  uint32_t q[D / 16][4];
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k)
+    load_a_mk(q[k], shared.group(), threadIdx.x % 128 / 32 * 16, k * 2);
+  for (int i = 0; i < shared.kStages - 1; ++i) produce(i);
+  PipelineState<shared.kStages> state;
+  for (int i = 0; i < count; ++i) {
+    produce(i + shared.kStages - 1);
+    __syncwarp();
+    shared.pipeline.consumer_wait(state);
+    const WgmmaDescriptor tile = first + state.stage * (kTile * D / 8);
+    float s[kColumns / 8][4];
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) wgmma<64, false>(s, q[k], tile + Tile::rows_at(0, k), k > 0);
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k)
+      wgmma<64, false, kColumns / 8 - 8>(s, q[k], tile + Tile::rows_at(64, k),
+                                         kColumns == 64 || k > 0);
+    wgmma_commit_group();
+    wgmma_wait_group<0>(s);
+    shared.pipeline.consumer_release(state.stage);
+    state.advance();
+    use(s, i);
   }
 }
 

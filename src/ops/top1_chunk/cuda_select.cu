@@ -104,7 +104,7 @@ struct Best {
 constexpr int kApproxGroups = 2;
 
 template <int D, bool kFirst>
-__global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
+__global__ void __launch_bounds__(kApproxGroups * 128, D == 64 ? 3 : 1)
     approx_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, int rank) {
   const QueryTile mine(p, kApproxGroups * kRows);
   constexpr int kChunks = Layout<2>::kChunks;
@@ -115,9 +115,9 @@ __global__ void __launch_bounds__(kApproxGroups * 128 + 32, D == 64 ? 3 : 2)
   score_block<D, kApproxGroups>(shared, from, count, p, mine, [&] {
     const int common = mine.first / int(p.chunk_size);  // these are every query's candidates
     Best best[2] = {{p, mine, 0, scratch.previous, rank}, {p, mine, 1, scratch.previous, rank}};
-    score_tiles<D, kTileRows, kChunks>(
-        shared, count, [&](const float(&s)[kChunks / 16][4], int tile, int first) {
-          const int column = tile * kChunks + first + threadIdx.x % 4 * 2;
+    score_whole_tiles<D, kTileRows, kChunks>(
+        shared, from, count, [&](const float(&s)[kChunks / 8][4], int tile) {
+          const int column = tile * kChunks + threadIdx.x % 4 * 2;
           const auto offer = [&](auto all) {
             constexpr bool kAll = decltype(all)::value;
             best[0].template offer_tile<kFirst, kAll>(s, 0, column);
@@ -144,16 +144,16 @@ __device__ void exact(const ScoreSmem<D, kKeys>& shared, const Top1ChunkForward&
   Best best(p, mine, row, scratch.previous, rank);
   ChunkSum<kBounded> sum;
   int candidate = 0, step = 0;
-  score_tiles<D, kKeys, kKeys>(shared, mine.candidates * steps,
-                               [&](const float(&s)[kKeys / 16][4], int, int first) {
-                                 if constexpr (kBounded) sum.add(s, scale);
-                                 else sum.add(s, scale, chunk - step * kKeys - first);
-                                 if (first == 0 || ++step < steps) return;
-                                 best.offer(sum.finish(), candidate);
-                                 sum = {};
-                                 step = 0;
-                                 ++candidate;
-                               });
+  score_tiles<D, kKeys>(shared, mine.candidates * steps,
+                        [&](const float(&s)[kKeys / 16][4], int, int first) {
+                          if constexpr (kBounded) sum.add(s, scale);
+                          else sum.add(s, scale, chunk - step * kKeys - first);
+                          if (first == 0 || ++step < steps) return;
+                          best.offer(sum.finish(), candidate);
+                          sum = {};
+                          step = 0;
+                          ++candidate;
+                        });
   if (threadIdx.x % 4 < 2) best.write(p, mine, row, scratch.previous, rank);
 }
 
@@ -176,14 +176,14 @@ __global__ void __launch_bounds__(kExactGroups * 128 + 32, 1)
       });
 }
 
-// One launch per rank, of so many warpgroups per block.
+// One launch per rank, of so many warpgroups of queries per block and so many threads.
 template <int D, int kTile, class Kernel>
 void launch_ranks(const Top1ChunkForward& p, const SelectWorkspace& scratch, int groups,
-                  int64_t tiles, Kernel* first, Kernel* later, Stream stream) {
+                  int threads, int64_t tiles, Kernel* first, Kernel* later, Stream stream) {
   const unsigned blocks = unsigned(query_blocks(p, groups));
   for (int rank = 0; rank < p.top_k; ++rank)
-    launch_kernel(rank == 0 ? first : later, blocks, groups * 128 + 32,
-                  ScoreSmem<D, kTile>::bytes(groups), stream, p, scratch, int(tiles), rank);
+    launch_kernel(rank == 0 ? first : later, blocks, threads, ScoreSmem<D, kTile>::bytes(groups),
+                  stream, p, scratch, int(tiles), rank);
 }
 
 template <int D, int kKeys>
@@ -194,8 +194,9 @@ void choose_exactly(const Top1ChunkForward& p, const SelectWorkspace& scratch, S
     filter_chunks(p, scratch, all_chunks(p) * tiles_per_chunk(p), stream);
     choose_listed(p, scratch, stream);
   }
-  launch_ranks<D, kKeys>(p, scratch, kExactGroups, all_chunks(p) * tiles_per_chunk(p),
-                         exact_kernel<D, kKeys>, exact_kernel<D, kKeys>, stream);
+  launch_ranks<D, kKeys>(p, scratch, kExactGroups, kExactGroups * 128 + 32,
+                         all_chunks(p) * tiles_per_chunk(p), exact_kernel<D, kKeys>,
+                         exact_kernel<D, kKeys>, stream);
 }
 
 }  // namespace
@@ -219,7 +220,7 @@ void select_chunks(const Top1ChunkForward& p, const SelectWorkspace& scratch, St
   if (approx) summarise(p, scratch.columns, stream);
   with_head_dim(p.head_dim, [&](auto d) {
     if (approx)
-      launch_ranks<d(), kTileRows>(p, scratch, kApproxGroups, summary_tiles(p),
+      launch_ranks<d(), kTileRows>(p, scratch, kApproxGroups, kApproxGroups * 128, summary_tiles(p),
                                    approx_kernel<d(), true>, approx_kernel<d(), false>, stream);
     else if (tile_keys(p) == 64) choose_exactly<d(), 64>(p, scratch, stream);
     else choose_exactly<d(), 128>(p, scratch, stream);

@@ -1,11 +1,8 @@
 // The choice by shortlist: each query's best chunks by cheap score, exact scores of these, the best
 // of them. Pairs of a query and a listed chunk are sorted by chunk, as queries are for the passes,
 // so that a chunk's keys are brought in once per segment.
-#include "ops/cuda/attention.cuh"
-#include "ops/cuda/reduce.cuh"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/top1_chunk/cuda_chunk.cuh"
 #include "ops/top1_chunk/cuda_scores.cuh"
-#include "ops/top1_chunk/cuda_sums.cuh"
 
 namespace assay::ops::cuda::top1 {
 namespace {
@@ -114,13 +111,10 @@ __device__ void insert_scores(int (&list)[2][kKept], const float (&s)[kTileRows 
   }
 }
 
-// The queries stay in registers; while one warpgroup waits for its products, others use theirs. A
-// thread brings the tiles in.
 template <int D, int kParts>
 __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
     list_kernel(Top1ChunkForward p, SelectWorkspace scratch, int tiles, Keyed keyed) {
   constexpr int kChunks = Layout<kParts>::kChunks;
-  using Tile = WgmmaTile<D, kTileRows>;
   const QueryTile mine(p, kGroups * kRows);
   const ScoreSmem<D, kTileRows> shared(kGroups);
   const bf16* from =
@@ -135,37 +129,13 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
 #pragma unroll
       for (int n = 0; n < kKept; ++n) list[i][n] = INT_MIN;
     }
-    const WgmmaDescriptor first = warp_uniform(Tile{shared.tile(0)}.rows());
-    const auto produce = [&](int i) {
-      if (threadIdx.x == 0 && i < count) produce_tile(shared, from, i);
-    };
-    uint32_t q[D / 16][4];
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k)
-      load_a_mk(q[k], shared.group(), threadIdx.x % 128 / 32 * 16, k * 2);
-    produce(0);
-    produce(1);
-    PipelineState<shared.kStages> state;
-    for (int i = 0; i < count; ++i) {
-      produce(i + 2);
-      __syncwarp();
-      shared.pipeline.consumer_wait(state);
-      const WgmmaDescriptor tile = first + state.stage * (kTileRows * D / 8);
-      float s[kTileRows / 8][4];
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k) wgmma<64, false>(s, q[k], tile + Tile::rows_at(0, k), k > 0);
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k)
-        wgmma<64, false, 8>(s, q[k], tile + Tile::rows_at(64, k), k > 0);
-      wgmma_commit_group();
-      wgmma_wait_group<0>(s);
-      shared.pipeline.consumer_release(state.stage);
-      state.advance();
-      const int chunk = i * kChunks + threadIdx.x % 4 * 2;
-      if ((i + 1) * kChunks <= common) insert_scores<kParts, true>(list, s, keyed, chunk, own);
-      else insert_scores<kParts, false>(list, s, keyed, chunk, own);
-    }
+    score_whole_tiles<D, kTileRows, kTileRows>(
+        shared, from, count, [&](const float(&s)[kTileRows / 8][4], int tile) {
+          const int chunk = tile * kChunks + threadIdx.x % 4 * 2;
+          if ((tile + 1) * kChunks <= common)
+            insert_scores<kParts, true>(list, s, keyed, chunk, own);
+          else insert_scores<kParts, false>(list, s, keyed, chunk, own);
+        });
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       bitonic_sort_quad(list[i]);
@@ -188,113 +158,64 @@ __global__ void __launch_bounds__(kGroups * 128, D == 128 ? 1 : 2)
   });
 }
 
-// For exact scores a warp takes kTiles tiles of 16 queries at a time, which share what it reads of
-// the keys. kKeys: of one step.
-constexpr int kWarps = 4, kTiles = 2, kWarpRows = 16 * kTiles, kKeys = 32;
-
-int padded_chunk(const Top1ChunkForward& p) { return int(ceil_div(p.chunk_size, kKeys) * kKeys); }
-// Of a warp's rows a lane looks after one, lane / 4 of the eight in group lane % 4.
-static_assert(kWarpRows == 32);
-__device__ int lane_row() { return threadIdx.x % 4 * 8 + threadIdx.x % 32 / 4; }
-
-// A warp's queries g · T + t, of which the lane knows its own row's.
+// Exact scores of the pairs of a segment. A row does not depend on its neighbours: the order of
+// pairs does not matter.
 template <int D>
-__device__ void fetch_queries(SwizzledTile<D> to, const Top1ChunkForward& p, const bf16* head,
-                              int query) {
-  const int lane = threadIdx.x % 32, time = int(p.time), g = query < time ? 0 : query / time;
-  const bf16* mine = head + (query - g * time) * p.q.time_stride + g * D;
-#pragma unroll
-  for (int part = 0; part < 4; ++part) {
-    const auto from = reinterpret_cast<const bf16*>(
-        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), lane / 4 * 4 + part));
-#pragma unroll
-    for (int vector = lane % 4; vector < D / 8; vector += 4)
-      cp_async_16(to.at(part * 8 + lane / 4, vector), from + vector * 8, true);
-  }
-}
-
-// Of the lane's row over a chunk's keys. Bounded: the sum itself (ChunkSum).
-template <bool kBounded, int D>
-__device__ float sum_keys(const uint32_t (&q)[kTiles][D / 16][4], SwizzledTile<D> keys, int chunk,
-                          float scale) {
-  ChunkSum<kBounded, 0> sum[kTiles];
-  for (int key = 0; key < chunk; key += kKeys) {
-    float s[kTiles][kKeys / 8][4] = {};
-#pragma unroll
-    for (int kk = 0; kk < D / 16; ++kk)
-#pragma unroll
-      for (int n = 0; n < kKeys / 16; ++n) {
-        uint32_t k[4];
-        load_b_nk(k, keys, key + n * 16, kk * 2);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile)
-          mma_m16n16k16(s[tile][2 * n], s[tile][2 * n + 1], q[tile][kk], k);
-      }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-      if constexpr (kBounded) sum[tile].add(s[tile], scale);
-      else sum[tile].add(s[tile], scale, chunk - key);
-  }
-  const float first = sum[0].finish(), second = sum[1].finish();
-  return threadIdx.x & 2 ? second : first;
-}
-
-// Exact scores of the pairs of a segment: a warp takes kWarpRows at a time, the next on their way.
-// They are summed without a maximum: a sum between 2^−60 and 2^60 says that no score was too large
-// and what was lost too small to count; rows of other sums start again. A row does not depend on
-// its neighbours: the order of pairs does not matter.
-template <int D>
-__global__ void __launch_bounds__(kWarps * 32, D == 64 ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, D == 64 ? 6 : 3)
     pair_kernel(Top1ChunkForward p, SelectWorkspace scratch, int padded, int slot_bits) {
-  extern __shared__ __align__(1024) unsigned char memory[];
   const Lists& lists = scratch.pairs;
   // A head after the other: the queries of one fit into the L2 cache.
-  const int kv_heads = int(p.kv_heads), head = blockIdx.x / lists.segments;
-  const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size),
-            warp = threadIdx.x / 32;
+  const int kv_heads = int(p.kv_heads), head = blockIdx.x / lists.segments, time = int(p.time);
+  const int b = head / kv_heads, kv = head % kv_heads, chunk = int(p.chunk_size);
   const Segment segment = lists.table[blockIdx.x];
   if (segment.begin == segment.end) return;
-  const SwizzledTile<D> keys{reinterpret_cast<bf16*>(memory)};
-  auto queries = [&](int stage) {
-    return SwizzledTile<D>{keys.data + (padded + (warp * 2 + stage) * kWarpRows) * D};
-  };
+  const ChunkSmem<D, 1> shared(padded);
   const int64_t rows = int64_t{head} * lists.items;
   const int* order = lists.order + rows;
   const bf16* from = head_row<D>(p.q, b, 0, kv * int(p.heads / p.kv_heads));
-  const float scale = __shfl_sync(~0u, float(p.scale) * kLog2e, 0);
-  const bool whole = chunk % kKeys == 0;
-  constexpr int kStep = kWarps * kWarpRows;
-  int first = segment.begin + warp * kWarpRows;
-  const auto item_of = [&](int first) { return order[min(first + lane_row(), segment.end - 1)]; };
-  int item = item_of(first), next = item_of(first + kStep);  // read long before they are needed
-  copy_rows(keys, p.k, b, segment.chunk * int64_t{chunk}, kv, chunk, padded);
-  fetch_queries(queries(0), p, from, item >> slot_bits);
-  cp_async_commit_group();
-  cp_async_wait_group<0>();
-  __syncthreads();
-  for (int stage = 0; first < segment.end; first += kStep, stage ^= 1) {
-    if (first + kStep < segment.end) fetch_queries(queries(stage ^ 1), p, from, next >> slot_bits);
-    const int later = item_of(first + 2 * kStep);
-    cp_async_commit_group();
-    cp_async_wait_group<1>();
-    __syncwarp();
-    uint32_t q[kTiles][D / 16][4];
+  const float scale = float(p.scale) * kLog2e;
+  const Limits limits{{chunk, chunk}, chunk, chunk};
+  const auto read_items = [&](int(&item)[2], int first) {
+    for (int i = 0; i < 2; ++i) item[i] = order[min(first + lane_row(i), segment.end - 1)];
+  };
+  const auto fetch = [&](int stage, const int(&item)[2]) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
-#pragma unroll
-      for (int kk = 0; kk < D / 16; ++kk) load_a_mk(q[tile][kk], queries(stage), tile * 16, kk * 2);
-    float score = 0;
-    if (whole) score = sum_keys<true>(q, keys, chunk, scale);
-    const bool fits = score > 0x1p-60f && score < 0x1p60f;
-    score = __log2f(score);
-    if (!__all_sync(~0u, fits)) {
-      const float again = sum_keys<false>(q, keys, chunk, scale);
-      if (!fits) score = again;
+    for (int i = 0; i < 2; ++i) {
+      const int query = item[i] >> slot_bits, g = query < time ? 0 : query / time;
+      copy_query(shared.queries(stage), lane_row(i),
+                 from + (query - g * time) * p.q.time_stride + g * D);
     }
-    if (first + lane_row() < segment.end) scratch.scores[rows + item] = score;
-    item = next;
-    next = later;
-    __syncwarp();
+    cp_async_commit_group();
+  };
+  int item[2], next[2];  // read long before they are needed
+  read_items(item, segment.begin);
+  read_items(next, segment.begin + kTile);
+  shared.copy(shared.keys(0), p.k, b, segment.chunk * chunk, kv, chunk);
+  fetch(0, item);
+  for (int first = segment.begin, stage = 0; first < segment.end; first += kTile, stage ^= 1) {
+    cp_async_wait_group<0>();
+    fence_proxy_async();
+    __syncthreads();
+    int later[2];
+    if (first + kTile < segment.end) fetch(stage ^ 1, next);
+    read_items(later, first + 2 * kTile);
+    float sum[2], offset[2] = {0, 0};
+    const auto add = [&] {
+      sum[0] = sum[1] = 0;
+      each_product(shared, stage, limits, [&](float(&s)[kKeys / 8][4], int key) {
+        exponentials(s, sum, key, limits, scale, offset);
+      });
+      for (float& x : sum) x = quad_sum(x);
+    };
+    add();
+    if (find_offsets(offset, sum, shared, stage, limits, scale)) add();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (threadIdx.x % 4 == i && first + lane_row(i) < segment.end)
+        scratch.scores[rows + item[i]] = offset[i] + __log2f(sum[i]);
+      item[i] = next[i];
+      next[i] = later[i];
+    }
   }
 }
 
@@ -336,10 +257,9 @@ void choose_listed(const Top1ChunkForward& p, const SelectWorkspace& scratch, St
   if (p.time > p.chunk_size) {
     sort_pairs(p, scratch.pairs, scratch.listed, stream);
     with_head_dim(p.head_dim, [&](auto d) {
-      const size_t bytes = (padded_chunk(p) + 2 * kWarps * kWarpRows) * d() * sizeof(bf16);
       launch_kernel(pair_kernel<d()>, unsigned(p.batch * p.kv_heads * scratch.pairs.segments),
-                    kWarps * 32, bytes, stream, p, scratch, padded_chunk(p),
-                    std::countr_zero(unsigned(scratch.slots)));
+                    kThreads, ChunkSmem<d(), 1>::bytes(padded_chunk(p)), stream, p, scratch,
+                    padded_chunk(p), std::countr_zero(unsigned(scratch.slots)));
     });
   }
   launch_threads(pick_kernel, p.batch * p.heads * p.time, 256, stream, p, scratch);

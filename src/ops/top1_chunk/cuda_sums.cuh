@@ -1,7 +1,6 @@
 #pragma once
+// Sums of exponentials over a chunk's keys, of scores that lie as products leave them.
 #include "ops/cuda/reduce.cuh"
-// Sums of exponentials over a chunk's keys, of scores that lie as products leave them: what the
-// exact choice and the pairs of the shortlist share.
 
 namespace assay::ops::cuda::top1 {
 
@@ -19,9 +18,10 @@ __device__ inline float exp2_by_polynomial(float s, float scale) {
 
 // Σ exp2(scale · q·k) of a chunk's keys, for a lane's two rows and its own columns. Bounded: no
 // score can overflow and no sum vanish, so that the maximum need not be known; else the sum is
-// relative to 2^top. kPolynomials: of 32 exponentials so many are taken by polynomial, if bounded.
-template <bool kBounded, int kPolynomials = 3>
+// relative to 2^top.
+template <bool kBounded>
 struct ChunkSum {
+  static constexpr int kPolynomials = 3;  // of 32 exponentials, if bounded, so many by polynomial
   float sum[2][2] = {}, top[2] = {-INFINITY, -INFINITY};
   // Bounded: a tile all of whose columns count.
   template <int N>
