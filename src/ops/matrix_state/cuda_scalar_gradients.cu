@@ -1,38 +1,57 @@
 // Gradients of q, k, the decays and the weights of every chunk of 64 steps, for all chunks at once.
-// One block per chunk and the heads that share q and k, whose gradients are added in its registers.
+// One block per chunk and the heads that share q and k, whose gradients are added in registers. A
+// warpgroup has the gradient of q, another that of k:
+//   gradient = factor · X Sᵀ + mixed · other,
+// where (own, other, X, Y, S) are (q, k, dout, v, the state before the chunk) for q and (k, q, v,
+// dout, the state's gradient after the chunk) for k, and `mixed` comes from X Yᵀ, own · otherᵀ and
+// the gates. A thread of a third warpgroup brings the heads in.
 #include <numeric>
 
+#include "ops/cuda/pipeline.cuh"
 #include "ops/cuda/reduce.cuh"
+#include "ops/cuda/tensor_map.cuh"
 #include "ops/matrix_state/cuda_chunks.cuh"
 
 namespace assay::ops::cuda::chunks {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kThreads = 256;  // of the two warpgroups with gradients
+// Registers of their threads, and of the warpgroup that copies.
+constexpr int kRegisters = 240, kCopyRegisters = 24;
 
-// A warp has 16 rows, and half of the columns: of the scores 32, of q and k kK / 2.
+struct GradientMaps {
+  CUtensorMap q, k, dout, v, before, states;
+};
+
 template <int kK>
 struct ScalarGradients {
-  static constexpr int kRow = kK + 8, kPairs = kK / 32;
+  using KeyTile = WgmmaTile<kK, kScalarSteps>;
+  using ValueTile = WgmmaTile<kMaxColumns, kScalarSteps>;
+  static_assert(kMaxColumns == kScalarSteps);
+  using Ring = Pipeline<2>;
+  static constexpr int kPiece = kPanel<kK>;  // columns of a product
   // Heads whose gates wait until every warp has one: `gates` is a chain of latencies.
-  static constexpr int kDeferred = kK > 64 ? kWarps : 1;
-  // Up to 64 columns of one head: the state and its gradient, transposed.
+  static constexpr int kDeferred = kK == 64 || kK == 256 ? 1 : 8;
+  static constexpr bool kKeepsRaw = kK <= 128;  // as registers allow; else once per head
+  // Up to 64 columns of one head.
   struct Item {
-    bf16 before[kMaxColumns * kRow], dafter[kMaxColumns * kRow];
-    bf16 dout[kScalarSteps * kColumnStride], values[kScalarSteps * kColumnStride];
-    ScalarGates gates;
+    bf16 states[2][kMaxColumns * kK];            // the state and its gradient, transposed
+    bf16 values[2][kScalarSteps * kMaxColumns];  // dout and v
   };
   // Of a head, over rows and columns of what each pair of steps contributes.
   struct Sums {
-    float by_row[2][kScalarSteps], by_column[4][kScalarSteps], written[2][kScalarSteps],
-        own[kScalarSteps], direct[kScalarSteps], whole[kWarps];
+    float by_row[kScalarSteps], by_column[kScalarSteps], written[kScalarSteps], own[kScalarSteps],
+        direct[kScalarSteps], whole[8];
     ScalarGates gates;
   };
   struct Smem {
-    // mixed: gradients of q kᵀ
-    bf16 q[kScalarSteps * kRow], k[kScalarSteps * kRow], mixed[kScalarSteps * kScalarSquare];
+    Item items[2];
+    bf16 keys[2][kScalarSteps * kK];  // q and k
+    ScalarGates gates[2];             // of the items
     Sums sums[kDeferred];
-    Item items[kK <= 128 ? 2 : 1];
+    uint64_t barriers[5];  // the last: of q and k
+    __device__ Ring ring() { return {barriers}; }
+    __device__ Mbarrier keys_ready() { return {barriers + 4}; }
   };
   const ChunkedBackward& g;
   const Pass& task;
@@ -41,177 +60,230 @@ struct ScalarGradients {
   const ChunkedForward& p = g.forward;
   unsigned chunks = ceil_div(p.time, kScalarSteps), groups = unsigned(p.heads) / heads,
            index = blockIdx.x / groups, first_head = blockIdx.x % groups * heads;  // b chunks + n
-  int there = int(min(int64_t{kScalarSteps}, p.time - start()));  // steps of the chunk
-  int lane = threadIdx.x % 32, down = threadIdx.x / 32 % 4 * 16, half = threadIdx.x / 128;
-  float raw[4][4] = {}, dq[kK / 16][4] = {}, dk[kK / 16][4] = {};  // raw: q kᵀ
-  float scores[4][4], read[2], written[2], whole;                  // of a head
-  // of the rows lane / 4 and that + 8
-  float early[2], late[2];
+  int there = int(min(int64_t{kScalarSteps}, p.time - start())),  // steps of the chunk
+      slices = int(ceil_div(p.value_dim, kMaxColumns));           // of a head's values
+  // side: 0 of q, 1 of k; down: the first of the warp's 16 rows
+  int lane = threadIdx.x % 32, side = __shfl_sync(~0u, int(threadIdx.x / 128), 0),
+      down = threadIdx.x / 32 % 4 * 16;
+  float sum[kK / 8][4] = {}, raw[kScalarSteps / 8][4];                     // raw: own · otherᵀ
+  float scores[kScalarSteps / 8][4], dots[2], factor[2], reach[2], whole;  // of a head
 
   __device__ int64_t batch() const { return index / chunks; }
   __device__ int64_t start() const { return index % chunks * int64_t{kScalarSteps}; }
   __device__ int row_of(int below) const { return down + below * 8 + lane / 4; }
+  __device__ int items() const { return heads * slices; }
   __device__ bool wants() const { return g.dlog_decay || g.dbeta || g.dskip; }
+  __device__ KeyTile keys(int which) const { return {s.keys[which]}; }
+  static __device__ KeyTile state(Item& x, int which) { return {x.states[which]}; }
+  static __device__ ValueTile values(Item& x, int which) { return {x.values[which]}; }
 
-  __device__ void fetch(Item& to, int64_t head, int64_t first) {
-    const int columns = int(min(int64_t{kMaxColumns}, p.value_dim - first));
-    const int64_t at = index * p.heads + head, state = (at * p.value_dim + first) * kK;
-    copy_chunk_rows<kK, 32 * kWarps>(to.before, task.tiles.before + state, kK, columns);
-    copy_chunk_rows<kK, 32 * kWarps>(to.dafter, task.states + state, kK, columns);
-    auto rows = [&](bf16* tile, const HeadView& x) {
-      copy_chunk_rows<kMaxColumns, 32 * kWarps>(
-          tile, row<bf16>(x, p.heads, batch(), start(), head, p.value_dim) + first,
-          x.rows.time_stride, there, columns);
+  // By one thread: q and k, and then the heads, up to 64 columns at a time.
+  __device__ void copy(const GradientMaps& maps) {
+    const int sequence = int(batch()), t = int(start());
+    const auto tile = [&](bf16* to, int width, const CUtensorMap& map, int column, int head,
+                          int row, int b, Mbarrier full) {
+      for (int x = 0; x < width; x += kPiece)
+        cp_async_bulk_tensor_4d(to + x * kScalarSteps, map, column + x, head, row, b, full);
     };
-    rows(to.dout, g.dout);
-    rows(to.values, p.v);
-    copy_floats(to.gates.decays, task.tiles.gates[at].decays, 2 * kScalarSteps);
+    const auto head_of = [&](const HeadView& x, int head) {
+      return head / (int(p.heads) / int(x.heads));
+    };
+    s.keys_ready().arrive_expect_tx(sizeof(s.keys));
+    tile(s.keys[0], kK, maps.q, 0, head_of(p.q, first_head), t, sequence, s.keys_ready());
+    tile(s.keys[1], kK, maps.k, 0, head_of(p.k, first_head), t, sequence, s.keys_ready());
+    typename Ring::State state;
+#pragma unroll 1
+    for (int i = 0; i < items(); ++i, state.advance()) {
+      Item& to = s.items[state.stage];
+      const Mbarrier full =
+          s.ring().producer_acquire(state.stage, state.phase, sizeof(Item) + sizeof(ScalarGates));
+      const int head = int(first_head) + i / slices, column = i % slices * kMaxColumns,
+                at = int(index) * int(p.heads) + head, row = at * int(p.value_dim) + column;
+      tile(to.states[0], kK, maps.before, 0, 0, row, 0, full);
+      tile(to.states[1], kK, maps.states, 0, 0, row, 0, full);
+      cp_async_bulk_tensor_4d(to.values[0], maps.dout, column, head_of(g.dout, head), t, sequence,
+                              full);
+      cp_async_bulk_tensor_4d(to.values[1], maps.v, column, head_of(p.v, head), t, sequence, full);
+      cp_async_bulk(&s.gates[state.stage], task.tiles.gates + at, sizeof(ScalarGates), full);
+    }
   }
 
-  __device__ void begin(const Item& x) {
+  // What goes from a row to the state or from the state to a row.
+  __device__ void begin(const ScalarGates& gates) {
     whole = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float sum = x.gates.decays[row_of(i)];
-      early[i] = ex2_approx(sum) * p.scale;
-      late[i] = ex2_approx(x.gates.decays[kScalarSteps - 1] - sum);
-      read[i] = written[i] = 0;
+      const float decay = gates.decays[row_of(i)];
+      reach[i] = side == 0 ? ex2_approx(decay) * p.scale
+                           : ex2_approx(gates.decays[kScalarSteps - 1] - decay);
+      factor[i] = side == 0 ? reach[i] : reach[i] * gates.weights[row_of(i)];
+      dots[i] = 0;
     }
-    each_element(scores, [](float& x, int, int) { x = 0; });
   }
-
-  // Through the state: sum += factor x stateᵀ, and dots += the rows of `other` times x stateᵀ.
-  __device__ void through_state(float (&sum)[kK / 16][4], const uint32_t (&x)[4][4],
-                                const bf16* state, const float (&factor)[2], const bf16* other,
-                                float (&dots)[2]) const {
+  // c += a bᵀ over the columns of two tiles.
+  template <class Tile>
+  static __device__ void multiply_rows(float (&c)[kScalarSteps / 8][4], Tile a, Tile b, bool keep) {
+    const WgmmaDescriptor from_a = warp_uniform(a.rows()), from_b = warp_uniform(b.rows());
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int column = half * (kK / 2) + pair * 16;
-      float c[2][4] = {};
+    for (int k = 0; k < Tile::kWidth / 16; ++k)
+      wgmma<kScalarSteps, false, false>(c, from_a + Tile::rows_at(0, k),
+                                        from_b + Tile::rows_at(0, k), keep || k > 0);
+  }
+  // Adds up to 64 columns of the values; `first`, of a head. By products with them, the gradient
+  // that comes through the state, and dots += its rows times those of q or k.
+  __device__ void add(Item& x, bool first) {
+    const WgmmaDescriptor a = warp_uniform(values(x, side).rows()),
+                          b = warp_uniform(state(x, side).columns());
+    wgmma_fence();
+    multiply_rows(scores, values(x, side), values(x, 1 - side), !first);
 #pragma unroll
-      for (int v = 0; v < 4; ++v) multiply_kn(c, x[v], PaddedTile<kRow>{state}, v * 16, column / 8);
+    for (int piece = 0; piece < kK; piece += kPiece) {
+      float c[kPiece / 8][4];
+      wgmma_fence();
 #pragma unroll
-      for (int n = 0; n < 2; ++n)
+      for (int k = 0; k < kMaxColumns / 16; ++k)
+        wgmma<kPiece, false, true>(c, a + ValueTile::rows_at(0, k),
+                                   b + KeyTile::columns_at(piece, k), k > 0);
+      wgmma_commit_group();
+      if (piece == 0 && wants()) whole += inner_product(x);
+      wgmma_wait_group<0>(c, scores);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float2 y = load_bf16x2(other + row_of(i) * kRow + column + n * 8 + lane % 4 * 2);
-          dots[i] += c[n][2 * i] * y.x + c[n][2 * i + 1] * y.y;
-          sum[2 * pair + n][2 * i] += factor[i] * c[n][2 * i];
-          sum[2 * pair + n][2 * i + 1] += factor[i] * c[n][2 * i + 1];
+      for (int n = 0; n < kPiece / 8; n += 2) {
+        uint32_t own[4];
+        load_a_mk(own, keys(side), down, piece / 8 + n);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 y = unpack_bf16x2(own[i]);
+          float(&from)[4] = c[n + i / 2];
+          float(&to)[4] = sum[piece / 8 + n + i / 2];
+          const int row = i % 2;
+          dots[row] += from[2 * row] * y.x + from[2 * row + 1] * y.y;
+          to[2 * row] += factor[row] * from[2 * row];
+          to[2 * row + 1] += factor[row] * from[2 * row + 1];
         }
+      }
     }
-  }
-  __device__ void add(const Item& x) {
-    uint32_t dout[4][4], values[4][4];
-#pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      load_a_mk(dout[v], PaddedTile<kColumnStride>{x.dout}, down, v * 2);
-      load_a_mk(values[v], PaddedTile<kColumnStride>{x.values}, down, v * 2);
-      multiply_nk(scores, dout[v], PaddedTile<kColumnStride>{x.values}, half * 32, v * 2);
-    }
-    through_state(dq, dout, x.before, early, s.q, read);
-    const float ends[2]{late[0] * x.gates.weights[row_of(0)], late[1] * x.gates.weights[row_of(1)]};
-    through_state(dk, values, x.dafter, ends, s.k, written);
-    if (wants()) whole += inner_product(x);
   }
   // The part of this thread in ⟨state, gradient⟩: the diagonal of 16 rows of one times those of the
   // other, which takes a tenth of the instructions of fp32 arithmetic.
-  __device__ float inner_product(const Item& x) const {
+  __device__ float inner_product(Item& x) const {
     float c[2][4] = {};
 #pragma unroll
-    for (int k = 0; k < kPairs; ++k) {
+    for (int k = 0; k < kK / 32; ++k) {
       uint32_t a[4];
-      const int vector = half * (kK / 16) + k * 2;
-      load_a_mk(a, PaddedTile<kRow>{x.before}, down, vector);
-      multiply_nk(c, a, PaddedTile<kRow>{x.dafter}, down, vector);
+      const int vector = side * (kK / 16) + k * 2;
+      load_a_mk(a, state(x, 0), down, vector);
+      multiply_nk(c, a, state(x, 1), down, vector);
     }
     const int below = lane / 4 - lane % 4 * 2;
     return below == 0 ? c[0][0] + c[1][2] : below == 1 ? c[0][1] + c[1][3] : 0;
   }
 
-  // From the gradients of the scores to those of q kᵀ, and sums over rows and columns of what
-  // each pair contributes.
-  __device__ void mix(const Item& x, Sums& sum) {
-    float rows[2], columns[4][2] = {};
+  // From the gradients of the scores to those of q kᵀ, and sums over rows of what each pair
+  // contributes. Rows are the steps that read, or (kSide 1) those that write.
+  template <int kSide>
+  __device__ void mix(const ScalarGates& gates, Sums& to) {
+    float rows[2] = {0, 0}, decay[2], weight[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      rows[i] = early[i] * read[i];
-      written[i] *= late[i];
+      decay[i] = gates.decays[row_of(i)];
+      weight[i] = gates.weights[row_of(i)];
     }
-    each_element(scores, [&](float& score, int n, int e) {
-      const int t = row_of(e / 2), j = half * 32 + n * 8 + lane % 4 * 2 + e % 2;
-      const float d = score, weight = x.gates.weights[j],
-                  between = ex2_approx(x.gates.decays[t] - x.gates.decays[j]) * p.scale;
-      const float y = t >= j ? d * between : 0, product = t >= j ? y * raw[n][e] : 0;
-      score = y * weight;
-      if (t == j) {
-        sum.own[t] = product;
-        sum.direct[t] = d;
-      } else {
-        rows[e / 2] += product * weight;
-        columns[n][e % 2] += product;
-      }
-    });
+    const int first = down / 8;  // the warp's rows are columns of n-tiles first and first + 1
 #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      store_fragment(s.mixed + down * kScalarSquare + half * 32 + n * 8, kScalarSquare, scores[n]);
+    for (int n = 0; n < kScalarSteps / 8; ++n) {
+      float(&d)[4] = scores[n];
+      if (kSide == 0 ? n > first + 1 : n < first) {
+        for (float& y : d) y = 0;
+        continue;
+      }
+      const int column = n * 8 + lane % 4 * 2;
+      const auto of_columns = [&](const float* of) {
+        return *reinterpret_cast<const float2*>(of + column);
+      };
+      const float2 decays = of_columns(gates.decays);
+      float2 scale{float(p.scale), float(p.scale)};
+      if (kSide == 0) {
+        const float2 weights = of_columns(gates.weights);
+        scale = {scale.x * weights.x, scale.y * weights.y};
+      }
+      const bool diagonal = n / 2 == first / 2;
+      if (kSide == 0 && diagonal)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (column + e % 2 == row_of(e / 2)) {
+            to.own[row_of(e / 2)] = d[e] * float(p.scale) * raw[n][e];
+            to.direct[row_of(e / 2)] = d[e];
+          }
+      float before[4];  // of steps before one another, not of a step with itself
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float theirs = e % 2 ? decays.y : decays.x,
+                    apart = kSide == 0 ? decay[e / 2] - theirs : theirs - decay[e / 2];
+        before[e] = d[e] *= ex2_approx(apart) * (e % 2 ? scale.y : scale.x);
+      }
+      if (diagonal)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int ahead =
+              kSide == 0 ? row_of(e / 2) - column - e % 2 : column + e % 2 - row_of(e / 2);
+          d[e] = ahead >= 0 ? d[e] : 0;
+          before[e] = ahead > 0 ? before[e] : 0;
+        }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        rows[e / 2] += before[e] * raw[n][e];
+        if (kSide == 1) d[e] *= weight[e / 2];
+      }
+    }
     if (!wants()) return;
-    if (threadIdx.x < kScalarSteps) {
-      sum.gates.decays[threadIdx.x] = x.gates.decays[threadIdx.x];
-      sum.gates.weights[threadIdx.x] = x.gates.weights[threadIdx.x];
+    if (kSide == 0 && threadIdx.x < kScalarSteps) {
+      to.gates.decays[threadIdx.x] = gates.decays[threadIdx.x];
+      to.gates.weights[threadIdx.x] = gates.weights[threadIdx.x];
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sums[2] = {rows[i], written[i]};
+      float sums[2] = {rows[i], dots[i] * reach[i]};
       butterfly_sum<1, 4>(sums);
-      if (lane % 4 == 0) {
-        sum.by_row[half][row_of(i)] = sums[0];
-        sum.written[half][row_of(i)] = sums[1];
+      if (lane % 4 > 0) continue;
+      if (kSide == 0) {
+        to.by_row[row_of(i)] = sums[0] + sums[1];
+      } else {
+        to.by_column[row_of(i)] = sums[0];
+        to.written[row_of(i)] = sums[1];
       }
     }
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        columns[n][e] = butterfly<4, 32>(columns[n][e], Plus{});
-        if (lane < 4) sum.by_column[down / 16][half * 32 + n * 8 + lane * 2 + e] = columns[n][e];
-      }
     whole = butterfly<1, 32>(whole, Plus{});
-    if (lane == 0) sum.whole[threadIdx.x / 32] = whole;
+    if (lane == 0) to.whole[threadIdx.x / 32] = whole;
   }
-  // dq += mixed k, dk += mixedᵀ q.
+  // sum += mixed · other, where `scores` have become `mixed`.
   __device__ void through_scores() {
-#pragma unroll
-    for (int j = 0; j < kScalarSteps; j += 16) {
-      uint32_t a[4];
-      if (j <= down) {
-        load_a_mk(a, PaddedTile<kScalarSquare>{s.mixed}, down, j / 8);
-        multiply_kn(dq, a, PaddedTile<kRow>{s.k}, j, half * (kK / 16));
-      }
-      if (j >= down) {
-        load_a_km(a, PaddedTile<kScalarSquare>{s.mixed}, j, down / 8);
-        multiply_kn(dk, a, PaddedTile<kRow>{s.q}, j, half * (kK / 16));
-      }
-    }
+    uint32_t mixed[kScalarSteps / 16][4];
+    pack_operand(mixed, scores);
+    const WgmmaDescriptor b = warp_uniform(keys(1 - side).columns());
+    warpgroup_fence_operand(sum);
+    wgmma_fence();
+    wgmma_rows<kK>(sum, mixed,
+                   [&](int column, int k) { return b + KeyTile::columns_at(column, k); });
+    wgmma_commit_group();
+    wgmma_wait_group<0>(sum);
   }
 
   // One warp, two steps per lane. The gradient of a log decay is the sum over all that goes from
   // before its step to it or after it: state to state, state to row, column to state and, within
   // the chunk, column to row.
-  __device__ void gates(const Sums& x, int64_t head) const {
+  __device__ void put_gates(const Sums& x, int64_t head) const {
     float falling[2], rising[2], weights[2], direct = 0, through = 0;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int t = lane * 2 + e;
-      float column = 0;
-      for (int i = 0; i < 4; ++i) column += x.by_column[i][t];
-      const float state = x.written[0][t] + x.written[1][t];
-      falling[e] = x.by_row[0][t] + x.by_row[1][t] - column * x.gates.weights[t];
+      const float column = x.by_column[t], state = x.written[t];
+      falling[e] = x.by_row[t] - column * x.gates.weights[t];
       rising[e] = state * x.gates.weights[t];
       weights[e] = column + x.own[t] + state;
       direct += x.direct[t];
     }
-    for (int i = 0; i < kWarps; ++i) through += x.whole[i];
+    for (int i = 0; i < kThreads / 32; ++i) through += x.whole[i];
     through *= ex2_approx(x.gates.decays[kScalarSteps - 1]);
     direct = butterfly<1, 32>(direct, Plus{});
     // up to the second step
@@ -237,58 +309,75 @@ struct ScalarGradients {
     if (g.dskip && lane == 0) g.dskip[index * p.heads + head] = direct;
   }
 
-  __device__ void store(void* to, const float (&x)[kK / 16][4]) const {
+  __device__ void store() const {
+    void* to = side == 0 ? g.dq : g.dk;
+    bf16* rows[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t t = batch() * p.time + start() + row_of(i);
-      bf16* row = static_cast<bf16*>(to) + (t * groups + first_head / heads) * kK +
-                  half * (kK / 2) + lane % 4 * 2;
-      if (row_of(i) >= there) continue;
-#pragma unroll
-      for (int n = 0; n < kK / 16; ++n) store_bf16x2(row + n * 8, x[n][2 * i], x[n][2 * i + 1]);
+      rows[i] = row_of(i) < there ? static_cast<bf16*>(to) + (t * groups + first_head / heads) * kK
+                                  : nullptr;
     }
+    store_rows(keys(side), down, 0, sum, rows);
   }
 
   __device__ void run() {
-    const int slices = int(ceil_div(p.value_dim, kMaxColumns)), items = heads * slices;
-    auto fetch_keys = [&](bf16* to, const HeadView& x) {
-      copy_chunk_rows<kK, 32 * kWarps>(to, row<bf16>(x, p.heads, batch(), start(), first_head, kK),
-                                       x.rows.time_stride, there);
-    };
-    fetch_keys(s.q, p.q);
-    fetch_keys(s.k, p.k);
-    with_stages(
-        s.items, 0, items,
-        [&](Item& to, int i) { fetch(to, first_head + i / slices, i % slices * kMaxColumns); },
-        [&](const Item& x, int i) {
-          if (i == 0)
-#pragma unroll
-            for (int k = 0; k < kK; k += 16) {
-              uint32_t a[4];
-              load_a_mk(a, PaddedTile<kRow>{s.q}, down, k / 8);
-              multiply_nk(raw, a, PaddedTile<kRow>{s.k}, half * 32, k / 8);
-            }
-          if (i % slices == 0) begin(x);
-          add(x);
-          if (i % slices < slices - 1) return;
-          const int head = i / slices, place = head % kDeferred, warp = threadIdx.x / 32;
-          mix(x, s.sums[place]);
-          __syncthreads();
-          through_scores();
-          if (!wants() || (place < kDeferred - 1 && head < heads - 1)) return;
-          if (warp <= place) gates(s.sums[warp], first_head + head - place + warp);
-        });
-    store(g.dq, dq);
-    store(g.dk, dk);
+    const NamedBarrier both = warpgroup_barrier(2);
+    typename Ring::State now;
+    s.keys_ready().wait(0);
+    for (int i = 0; i < items(); ++i, now.advance()) {
+      s.ring().consumer_wait(now);
+      Item& x = s.items[now.stage];
+      const ScalarGates& gates = s.gates[now.stage];
+      if (i % slices == 0) begin(gates);
+      add(x, i % slices == 0);
+      const int head = i / slices, place = head % kDeferred, warp = threadIdx.x / 32;
+      const bool last = i % slices == slices - 1;
+      if (last) {
+        if (!kKeepsRaw || head == 0) {
+          wgmma_fence();
+          multiply_rows(raw, keys(side), keys(1 - side), false);
+          wgmma_commit_group();
+          wgmma_wait_group<0>(raw);
+        }
+        if (side == 0) mix<0>(gates, s.sums[place]);
+        else mix<1>(gates, s.sums[place]);
+      }
+      fence_proxy_async();  // the reads of the stage before its next copy
+      s.ring().consumer_release(now.stage);
+      if (!last) continue;
+      through_scores();
+      if (!wants() || (place < kDeferred - 1 && head < heads - 1)) continue;
+      named_barrier_sync<kThreads>(both);
+      if (warp <= place) put_gates(s.sums[warp], first_head + head - place + warp);
+      named_barrier_sync<kThreads>(both);
+    }
+    named_barrier_sync<kThreads>(both);
+    store();
   }
 };
 
 template <int kK>
-__global__ void __launch_bounds__(32 * kWarps, kK <= 64 ? 2 : 1)
-    scalar_gradients_kernel(ChunkedBackward g, Pass task, int heads) {
+__global__ void __launch_bounds__(kThreads + 128, 1)
+    scalar_gradients_kernel(ChunkedBackward g, Pass task, int heads,
+                            const __grid_constant__ GradientMaps maps) {
   using Gradients = ScalarGradients<kK>;
-  extern __shared__ __align__(16) char memory[];
-  Gradients{g, task, heads, *reinterpret_cast<typename Gradients::Smem*>(memory)}.run();
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<typename Gradients::Smem*>(memory);
+  if (threadIdx.x == 0) {
+    s.ring().init(kThreads);
+    s.keys_ready().init(1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x >= kThreads) {
+    setmaxnreg_dec<kCopyRegisters>();
+    Gradients gradients{g, task, heads, s};
+    if (threadIdx.x == kThreads) gradients.copy(maps);
+  } else {
+    setmaxnreg_inc<kRegisters>();
+    Gradients{g, task, heads, s}.run();
+  }
 }
 
 }  // namespace
@@ -306,11 +395,19 @@ int64_t sharers(const ChunkedForward& p) {
 void scalar_gradients(const ChunkedBackward& bwd, const Pass& task, Stream stream) {
   const ChunkedForward& p = bwd.forward;
   const int64_t heads = sharers(p), blocks = chunk_count(p) * (p.heads / heads);
+  const auto map = [&](const HeadView& x, int64_t width) {
+    return rows_map(x.rows, p.batch, p.time, x.heads, width);
+  };
+  const auto states = [&](bf16* x) {
+    return rows_map({x, 0, p.key_dim}, 1, chunk_count(p) * p.heads * p.value_dim, 1, p.key_dim);
+  };
+  const GradientMaps maps{map(p.q, p.key_dim),        map(p.k, p.key_dim),
+                          map(bwd.dout, p.value_dim), map(p.v, p.value_dim),
+                          states(task.tiles.before),  states(task.states)};
   with_key_dim(p.key_dim, [&](auto size) {
-    using Smem = typename ScalarGradients<size.value>::Smem;
-    const bool one = heads * ceil_div(p.value_dim, kMaxColumns) == 1;  // item, in one stage
-    launch_kernel(scalar_gradients_kernel<size.value>, unsigned(blocks), 32 * kWarps,
-                  one ? offsetof(Smem, items[1]) : sizeof(Smem), stream, bwd, task, int(heads));
+    launch_kernel(scalar_gradients_kernel<size.value>, unsigned(blocks), kThreads + 128,
+                  sizeof(typename ScalarGradients<size.value>::Smem), stream, bwd, task, int(heads),
+                  maps);
   });
 }
 
