@@ -75,7 +75,7 @@ std::vector<Linear*> linears_of(const torch::nn::Module& module) {
 namespace {
 
 bool is_trained_in_bf16(const at::Tensor& weight, const at::Tensor& x) {
-  return at::GradMode::is_enabled() && weight.requires_grad() && weight.is_cuda() && x.dim() > 1 &&
+  return at::GradMode::is_enabled() && weight.requires_grad() && x.dim() > 1 &&
          x.numel() > 0 && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kFloat;
 }
 

@@ -4,7 +4,6 @@
 
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
-#include "ops/parallel.h"
 
 namespace assay::nn {
 namespace {
@@ -24,20 +23,6 @@ int64_t rows_at_once(const Tensor& hidden, int64_t vocabulary) {
   return (count + parts - 1) / parts;
 }
 
-// sum += x. For bf16 on the CPU, torch would first write a copy of x in float32.
-void add(Tensor& sum, const Tensor& x) {
-  const bool widens = sum.scalar_type() == at::kFloat && x.scalar_type() == at::kBFloat16;
-  if (!sum.is_cpu() || !widens || !sum.is_contiguous() || !x.is_contiguous()) {
-    sum += x;
-    return;
-  }
-  auto* out = sum.data_ptr<float>();
-  const auto* in = x.data_ptr<at::BFloat16>();
-  ops::at_parallel_for()(sum.numel(), at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) out[i] += float(in[i]);
-  });
-}
-
 struct LmLoss : torch::autograd::Function<LmLoss> {
   static Tensor forward(AutogradContext* context, const Tensor& hidden, const Tensor& master,
                         const Tensor& targets) {
@@ -45,8 +30,7 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
     const int64_t count = hidden.size(0), rows = rows_at_once(hidden, weight.size(0));
     Tensor loss =
         at::zeros({}, hidden.options().dtype(at::promote_types(hidden.scalar_type(), at::kFloat)));
-    Tensor dhidden = at::empty_like(hidden), dweight = at::zeros_like(master);
-    Tensor product;
+    Tensor dhidden = at::empty_like(hidden), dweight = at::zeros(master.sizes(), master.options());
     for (int64_t begin = 0; begin < count; begin += rows) {
       const int64_t end = std::min(begin + rows, count);
       const Tensor h = hidden.slice(0, begin, end), logits = ops::product(h, weight);
@@ -55,25 +39,10 @@ struct LmLoss : torch::autograd::Function<LmLoss> {
       Tensor dh = dhidden.slice(0, begin, end);
       if (dh.is_cuda()) at::mm_out(dh, dlogits, weight);
       else dh.copy_(ops::product(dlogits, weight.t()));
-      accumulate(dweight, dlogits, h, product);
+      ops::weight_gradient(dlogits, h, dweight, /*add=*/true);
     }
     context->save_for_backward({dhidden, dweight});
     return loss / double(count);
-  }
-
-  // dweight += dlogitsᵀ h, summed in the precision of the master weights, which the products of
-  // CUDA write. Else a product of another type is written to `product`, whose memory serves all
-  // parts: the system zeroes large new memory.
-  static void accumulate(Tensor& dweight, const Tensor& dlogits, const Tensor& h, Tensor& product) {
-    if (dweight.scalar_type() == h.scalar_type())
-      return ops::weight_gradient(dlogits, h, dweight, /*add=*/true);
-    if (h.is_cuda() && h.scalar_type() == at::kBFloat16 && dweight.scalar_type() == at::kFloat) {
-      at::addmm_out(dweight, dweight, dlogits.t(), h, at::kFloat);
-      return;
-    }
-    if (!product.defined()) product = at::empty(dweight.sizes(), h.options());
-    at::mm_out(product, dlogits.t(), h);
-    add(dweight, product);
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradient) {

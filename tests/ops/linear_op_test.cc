@@ -52,6 +52,66 @@ TEST(LinearOp, EqualsFloat64OnEveryInstructionSet) {
   }
 }
 
+// With as many rows as the kernel for many rows takes, sizes that its panels do not divide, one
+// stretch of k and several, and an odd size, which the kernel does not take in bfloat16.
+TEST(LinearOp, OfManyRowsAndItsGradientEqualFloat64OnEveryInstructionSet) {
+  for (const int64_t target : targets()) {
+    const SimdTarget only(target);
+    for (const auto dtype : {at::kFloat, at::kBFloat16})
+      for (const int64_t rows : {256, 261})
+        for (const auto& [in, out] :
+             {std::pair<int64_t, int64_t>{64, 32}, {390, 101}, {1000, 70}, {33, 900}}) {
+          Product p = product_of(rows, in, out, dtype);
+          p.x.requires_grad_();
+          const at::Tensor y = ops::linear(p.x, p.weight, p.bias);
+          expect_equals_float64(y.detach(), p, true);
+          const at::Tensor dy = product_of(rows, out, 2, dtype).x;
+          const at::Tensor dx = torch::autograd::grad({y}, {p.x}, {dy})[0];
+          expect_equals_float64(dx, {dy, p.weight.t(), {}}, false);
+        }
+  }
+}
+
+TEST(LinearOp, ManyRowsHaveTheSameBitsForAnyNumberOfThreadsAndOtherRows) {
+  const at::NoGradGuard no_grad;
+  const int threads = at::get_num_threads();
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const Product p = product_of(700, 800, 200, dtype);
+    at::set_num_threads(1);
+    const at::Tensor expected = ops::linear(p.x, p.weight, p.bias);
+    for (const int other : {2, 3, 64}) {
+      at::set_num_threads(other);
+      EXPECT_TRUE(expected.equal(ops::linear(p.x, p.weight, p.bias))) << other << " threads";
+    }
+    const at::Tensor part = ops::linear(p.x.narrow(0, 13, 300), p.weight, p.bias);
+    EXPECT_TRUE(part.equal(expected.narrow(0, 13, 300))) << dtype;
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(LinearOp, WeightGradientOfBfloat16InFloat32EqualsFloat64OnEveryInstructionSet) {
+  const at::NoGradGuard no_grad;
+  for (const int64_t target : targets()) {
+    const SimdTarget only(target);
+    for (const int64_t rows : {1, 7, 771, 800})
+      for (const auto& [in, out] : {std::pair<int64_t, int64_t>{1, 1}, {33, 13}, {320, 61}})
+        for (const bool add : {false, true}) {
+          const at::Tensor x = product_of(rows, in, 1, at::kBFloat16).x,
+                           dy = product_of(rows, out, 2, at::kBFloat16).x;
+          const at::Tensor before = product_of(1, in, out, at::kFloat).weight;
+          at::Tensor found = add ? before.clone() : at::full({out, in}, NAN);
+          ops::weight_gradient(dy, x, found, add);
+          const at::Tensor exact = dy.to(at::kDouble).t().mm(x.to(at::kDouble)) +
+                                   (add ? before.to(at::kDouble) : at::zeros({}));
+          const at::Tensor summed =
+              dy.abs().t().to(at::kFloat).mm(x.abs().to(at::kFloat)) + before.abs();
+          const at::Tensor error = (found - exact).norm(2, -1) / summed.norm(2, -1);
+          EXPECT_LE(error.max().item<double>(), 1e-6)
+              << rows << " rows, " << in << " by " << out << (add ? ", added" : "");
+        }
+  }
+}
+
 // With more rows than a stretch of the kernel, and sizes that its panels do not divide.
 TEST(LinearOp, WeightGradientEqualsFloat64OnEveryInstructionSet) {
   const at::NoGradGuard no_grad;

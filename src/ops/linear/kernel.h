@@ -25,21 +25,26 @@ struct LinearFewRows {
   void* sum = nullptr;          // out [M, K], s, or null
 };
 
-// dW = dyᵀ x, or dW + dyᵀ x with `add`, for many rows in f32. The sum of an element goes from the
-// first row to the last one, so its bits do not depend on the number of tasks or threads.
-struct LinearWeightGradient {
-  int64_t rows, in, out;  // M, K, N
-  const float *dy, *x;    // in  [M, N], [M, K], contiguous
-  float* dweight;         // out [N, K], contiguous
-  bool add;
-  int64_t tasks;  // parts of the rows of dW; usually the number of threads
+// C = A B, or C + A B with `add`, for many rows, summed in f32. The sum of an element goes from the
+// first k to the last one, so its bits do not depend on the number of tasks or threads. In bf16, of
+// two neighbouring k the second one is first; with AVX-512 BF16, denormal numbers count as 0.
+struct MatrixProduct {
+  DType dtype;                      // of A and B: f32 or bf16
+  int64_t rows, columns, depth;     // M, N, K; for bf16, K is even unless only A is transposed
+  const void *a, *b;                // in  [M, K], [K, N], contiguous; bf16: 4-byte aligned
+  bool a_transposed, b_transposed;  // A lies as [K, M]; B lies as [N, K]
+  DType c_dtype;                    // f32 or that of A and B
+  void* c;                          // out [M, N], contiguous
+  bool add;                         // for C in f32
+  const float* bias;                // in  [N] or null: C = bias + A B, not with `add`
+  int64_t tasks;                    // parts of the rows of C; usually the number of threads
 };
 
 // Highway, run-time dispatch. Outputs go side by side. The bits of a row of x Wᵀ do not depend on
 // the other rows or on the number of threads. `workspace` is 64-byte aligned.
 namespace cpu {
-size_t workspace_bytes(const LinearWeightGradient&);
-void linear_weight_gradient(const LinearWeightGradient&, void* workspace, const ParallelFor&);
+size_t workspace_bytes(const MatrixProduct&);
+void matrix_product(const MatrixProduct&, void* workspace, const ParallelFor&);
 size_t workspace_bytes(const LinearFewRows&);
 void linear_few_rows(const LinearFewRows&, void* workspace, const ParallelFor&);
 }  // namespace cpu

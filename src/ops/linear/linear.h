@@ -14,8 +14,8 @@ namespace assay::ops {
 // dependent launch, as the embedding of a model. CUDA then reads it before earlier kernels end.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   bool weight_at_rest = false);
-// The same for x in bfloat16 on CUDA with weight and bias in float32. Their gradients leave the
-// products in float32.
+// The same for x in bfloat16 with weight and bias in float32. Their gradients leave the products in
+// float32, where a kernel of the device serves them.
 at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 // linear() followed by glu (ops/glu/glu.h); one kernel where CUDA multiplies few rows.
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
@@ -29,10 +29,10 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
                                               const at::Tensor& weight, const at::Tensor& bias,
                                               std::string_view activation = {},
                                               bool weight_at_rest = false);
-// a [M, K] bᵀ, b [N, K] → [M, N]; no gradient.
+// a [..., K] bᵀ, b [N, K] → [..., N]; no gradient.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
-// dweight [N, K] ← dyᵀ x, or dweight + dyᵀ x with `add`; dy [M, N], x [M, K], of one dtype. The
-// path is that of the gradient of linear().
+// dweight [N, K] ← dyᵀ x, or dweight + dyᵀ x with `add`; dy [M, N], x [M, K], of one dtype, which
+// dweight has too, or float32. The path is that of the gradient of linear().
 void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dweight, bool add);
 
 }  // namespace assay::ops

@@ -56,8 +56,59 @@ bool needs_gradient(std::initializer_list<at::Tensor> tensors) {
       tensors, [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); });
 }
 
-at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x) {
-  at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, x.options());
+// With fewer rows, a library is faster, because the kernel copies the weight first.
+constexpr int64_t kManyRows = 256;
+
+// The kernel reads two numbers in bfloat16 at a time. With AMX, oneDNN is faster.
+bool has_words(const at::Tensor& matrix) {
+  static const bool amx = __builtin_cpu_supports("amx-bf16");
+  if (matrix.scalar_type() == at::kFloat) return true;
+  return matrix.scalar_type() == at::kBFloat16 && !amx &&
+         reinterpret_cast<uintptr_t>(matrix.data_ptr()) % 4 == 0;
+}
+bool is_matrix(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() && tensor.numel() > 0 && has_words(tensor);
+}
+// Whether the kernel serves product(a, b). `a` may have any number of dimensions.
+bool serves_many_rows(const at::Tensor& a, const at::Tensor& b) {
+  const bool matrices =
+      is_matrix(a) && (is_matrix(b) || is_matrix(b.t())) && a.scalar_type() == b.scalar_type();
+  return matrices && a.numel() >= kManyRows * a.size(-1) &&
+         (a.scalar_type() == at::kFloat || a.size(-1) % 2 == 0);
+}
+
+void multiply(MatrixProduct work, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+  work.dtype = kernel_dtype(a.scalar_type());
+  work.a = data(a);
+  work.b = data(b);
+  work.c_dtype = kernel_dtype(c.scalar_type());
+  work.c = data(c);
+  work.tasks = at::get_num_threads();
+  const size_t bytes = cpu::workspace_bytes(work);
+  cpu::matrix_product(work, workspace(bytes, at::kCPU).data_ptr(), at_parallel_for());
+}
+
+// a bᵀ + bias by the kernel, [..., N].
+at::Tensor many_rows(const at::Tensor& a, const at::Tensor& b, const OptionalTensor& bias = {}) {
+  std::vector<int64_t> shape = a.sizes().vec();
+  shape.back() = b.size(0);
+  const at::Tensor c = at::empty(shape, a.options()), wide = parameter(bias, at::kFloat);
+  const MatrixProduct work{.rows = a.numel() / a.size(-1),
+                           .columns = b.size(0),
+                           .depth = a.size(-1),
+                           .b_transposed = b.is_contiguous(),
+                           .bias = static_cast<const float*>(data(wide))};
+  multiply(work, a, b, c);
+  return c;
+}
+
+// x Wᵀ + b of many rows by the kernel or by oneDNN.
+at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  return serves_many_rows(x, weight) ? many_rows(x, weight, bias) : onednn_linear(x, weight, bias);
+}
+
+at::Tensor weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::ScalarType dtype) {
+  at::Tensor dweight = at::empty({dy.size(1), x.size(1)}, x.options().dtype(dtype));
   ops::weight_gradient(dy, x, dweight, /*add=*/false);
   return dweight;
 }
@@ -67,16 +118,15 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
                             const OptionalTensor& bias) {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["bias"] = bias.has_value();
-    return onednn_linear(x, weight, bias);
+    return ops::forward(x, weight, bias);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor& weight = saved[1];
     const at::Tensor x = saved[0].flatten(0, -2), dy = gradients[0].contiguous();
     const at::Tensor rows = dy.flatten(0, -2);
-    const at::Tensor dx =
-        ctx->needs_input_grad(0) ? onednn_linear(dy, weight.t(), {}) : at::Tensor();
-    return {dx, weight_gradient(rows, x),
+    const at::Tensor dx = ctx->needs_input_grad(0) ? product(dy, weight.t()) : at::Tensor();
+    return {dx, weight_gradient(rows, x, x.scalar_type()),
             ctx->saved_data["bias"].toBool() ? rows.sum(0) : at::Tensor()};
   }
 };
@@ -87,14 +137,17 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
     const at::Tensor weight = master.to(x.scalar_type());
     ctx->save_for_backward({x, weight});
     ctx->saved_data["bias"] = bias.has_value();
-    return at::linear(x, weight, bias ? OptionalTensor(bias->to(x.scalar_type())) : bias);
+    const auto narrow = bias ? OptionalTensor(bias->to(x.scalar_type())) : bias;
+    return serves_many_rows(x, weight) ? ops::forward(x, weight, narrow)
+                                       : at::linear(x, weight, narrow);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
-    const at::Tensor dy = gradients[0].flatten(0, -2);
-    return {ctx->needs_input_grad(0) ? at::mm(dy, weight).view(x.sizes()) : at::Tensor(),
-            at::mm(dy.t(), x.flatten(0, -2), at::kFloat),
+    at::Tensor dy = gradients[0].flatten(0, -2);
+    if (dy.is_cpu()) dy = dy.contiguous();
+    return {ctx->needs_input_grad(0) ? product(dy, weight.t()).view(x.sizes()) : at::Tensor(),
+            weight_gradient(dy, x.flatten(0, -2), at::kFloat),
             ctx->saved_data["bias"].toBool() ? dy.sum(0, false, at::kFloat) : at::Tensor()};
   }
 };
@@ -187,7 +240,7 @@ const bool registered =
     register_paths("linear",
                    cpu_kernel_path() +
                        " without a gradient for up to 8 rows in float32 and 16 in bfloat16; "
-                       "and gradients of weights in float32; else torch",
+                       "and from 256 rows on, and gradients of weights; else torch",
                    "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, "
                    "16 if the weight has more than 8,192 rows; else torch",
                    /*cuda_numerics=*/0, /*cpu_numerics=*/2);
@@ -199,13 +252,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   check(x, weight);
   if (serves_few_rows(x, weight, bias) || serves_few_rows_on_cuda(x, weight, bias))
     return few_rows(x, weight, bias, {}, weight_at_rest);
-  if (is_faster_in_f32(x))
+  const bool many = x.is_cpu() && x.dim() > 1 && serves_many_rows(x.contiguous(), weight);
+  if (!many && is_faster_in_f32(x))
     return linear(x.to(at::kFloat), weight.to(at::kFloat),
                   bias.defined() ? bias.to(at::kFloat) : bias)
         .to(x.scalar_type());
-  if (!uses_onednn(x) || x.dim() < 2) return at::linear(x, weight, optional(bias));
-  if (!needs_gradient({x, weight, bias}))
-    return onednn_linear(x.contiguous(), weight, optional(bias));
+  if (!many && (!uses_onednn(x) || x.dim() < 2)) return at::linear(x, weight, optional(bias));
+  if (!needs_gradient({x, weight, bias})) return forward(x.contiguous(), weight, optional(bias));
   return LinearFunction::apply(x.contiguous(), weight, optional(bias));
 }
 
@@ -242,28 +295,33 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
 }
 
 void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dweight, bool add) {
-  const bool kernel = x.is_cpu() && x.scalar_type() == at::kFloat && dweight.numel() > 0 &&
-                      x.size(0) > 0 && dy.is_contiguous() && x.is_contiguous() &&
-                      dweight.is_contiguous();
-  if (!kernel) {
+  const auto dtype = dweight.scalar_type();
+  const bool kernel = is_matrix(dy) && is_matrix(x) && dweight.numel() > 0 &&
+                      dweight.is_contiguous() &&
+                      (dtype == at::kFloat || (dtype == x.scalar_type() && !add));
+  if (kernel) {
+    const MatrixProduct work{.rows = dy.size(1),
+                             .columns = x.size(1),
+                             .depth = x.size(0),
+                             .a_transposed = true,
+                             .add = add};
+    multiply(work, dy, x, dweight);
+  } else if (dtype == x.scalar_type()) {
     at::addmm_out(dweight, dweight, dy.t(), x, add ? 1 : 0);
-    return;
+  } else if (x.is_cuda()) {
+    if (add) at::addmm_out(dweight, dweight, dy.t(), x, dtype);
+    else at::mm_out(dweight, dy.t(), x, dtype);
+  } else {
+    const at::Tensor narrow = at::mm(dy.t(), x);
+    if (add) dweight.add_(narrow);
+    else dweight.copy_(narrow);
   }
-  const LinearWeightGradient work{.rows = x.size(0),
-                                  .in = x.size(1),
-                                  .out = dy.size(1),
-                                  .dy = static_cast<const float*>(data(dy)),
-                                  .x = static_cast<const float*>(data(x)),
-                                  .dweight = static_cast<float*>(data(dweight)),
-                                  .add = add,
-                                  .tasks = at::get_num_threads()};
-  const size_t bytes = cpu::workspace_bytes(work);
-  cpu::linear_weight_gradient(work, workspace(bytes, at::kCPU).data_ptr(), at_parallel_for());
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  if (serves_many_rows(a, b)) return many_rows(a, b);
   if (is_faster_in_f32(a)) return product(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());
-  return uses_onednn(a) ? onednn_linear(a, b, {}) : at::mm(a, b.t());
+  return uses_onednn(a) ? onednn_linear(a, b, {}) : at::matmul(a, b.t());
 }
 
 }  // namespace assay::ops
