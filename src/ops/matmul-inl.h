@@ -12,6 +12,43 @@
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
 
+// What the words of a product are, and how it adds the product of two of them to a sum. A word is
+// one number, ...
+template <class R>
+struct OfNumbers {
+  using Number = R;
+  static constexpr int64_t kPerWord = 1;
+  static HWY_INLINE Vec<R> add(Vec<R> a, Vec<R> b, Vec<R> sum) { return hn::MulAdd(a, b, sum); }
+};
+// ... or two numbers in bfloat16. The second product is added first, as the instruction below does.
+struct OfBf16 {
+  using Number = uint16_t;
+  static constexpr int64_t kPerWord = 2;
+  static HWY_INLINE Vec<float> add(Vec<float> a, Vec<float> b, Vec<float> sum) {
+    return hn::MulAdd(first(a), first(b), hn::MulAdd(second(a), second(b), sum));
+  }
+  static HWY_INLINE Vec<float> first(Vec<float> words) {
+    const hn::RebindToUnsigned<Lanes<float>> bits;
+    return hn::BitCast(Lanes<float>(), hn::ShiftLeft<16>(hn::BitCast(bits, words)));
+  }
+  static HWY_INLINE Vec<float> second(Vec<float> words) {
+    const hn::RebindToUnsigned<Lanes<float>> bits;
+    return hn::BitCast(Lanes<float>(),
+                       hn::And(hn::BitCast(bits, words), hn::Set(bits, 0xFFFF0000u)));
+  }
+};
+#if HWY_TARGET == HWY_AVX3
+// The same with AVX-512 BF16, for which this version of Highway has no function. The instruction
+// takes denormal numbers for 0.
+struct OfBf16Pairs : OfBf16 {
+  static HWY_INLINE Vec<float> add(Vec<float> a, Vec<float> b, Vec<float> sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+    return sum;
+  }
+};
+inline bool has_bf16_products() { return __builtin_cpu_supports("avx512bf16"); }
+#endif
+
 // A matrix as the left side of a product: element (m, k) lies at data[m · row + k · column].
 template <class R>
 struct Left {
@@ -24,7 +61,8 @@ struct Left {
 constexpr int kProductRows = 6, kProductVectors = HWY_MAX_BYTES == 64 ? 4 : 2;
 
 // C[m, n] = Σ_k A[m, k] B[k, n], or C + that; kRows × kVectors vectors of C stay in registers.
-template <int kRows, int kVectors, class R>
+// Elements of A and B are words of the kind.
+template <class Kind, int kRows, int kVectors, class R>
 HWY_INLINE void matmul_tile(int64_t depth, Left<R> a, const R* b, int64_t b_row, R* c,
                             int64_t c_row, bool add) {
   Vec<R> sum[kRows][kVectors];
@@ -36,7 +74,7 @@ HWY_INLINE void matmul_tile(int64_t depth, Left<R> a, const R* b, int64_t b_row,
     for (int v = 0; v < kVectors; ++v) right[v] = load(b + k * b_row + v * kLanes<R>);
     for (int m = 0; m < kRows; ++m) {
       const Vec<R> left = hn::Set(Lanes<R>(), a.data[m * a.row + k * a.column]);
-      for (int v = 0; v < kVectors; ++v) sum[m][v] = hn::MulAdd(left, right[v], sum[m][v]);
+      for (int v = 0; v < kVectors; ++v) sum[m][v] = Kind::add(left, right[v], sum[m][v]);
     }
   }
   for (int m = 0; m < kRows; ++m)
@@ -44,33 +82,34 @@ HWY_INLINE void matmul_tile(int64_t depth, Left<R> a, const R* b, int64_t b_row,
 }
 
 // The rows from `m` on, as many tiles of kRows as fit, then tiles of fewer rows.
-template <int kRows, int kVectors, class R>
+template <class Kind, int kRows, int kVectors, class R>
 HWY_INLINE void matmul_columns(int64_t m, int64_t rows, int64_t depth, Left<R> a, const R* b,
                                int64_t b_row, R* c, int64_t c_row, bool add) {
   for (; m + kRows <= rows; m += kRows)
-    matmul_tile<kRows, kVectors>(depth, {a.data + m * a.row, a.row, a.column}, b, b_row,
-                                 c + m * c_row, c_row, add);
+    matmul_tile<Kind, kRows, kVectors>(depth, {a.data + m * a.row, a.row, a.column}, b, b_row,
+                                       c + m * c_row, c_row, add);
   constexpr int kFewer = kRows > 4 ? 4 : kRows / 2;
   if constexpr (kRows > 1)
-    matmul_columns<kFewer, kVectors>(m, rows, depth, a, b, b_row, c, c_row, add);
+    matmul_columns<Kind, kFewer, kVectors>(m, rows, depth, a, b, b_row, c, c_row, add);
 }
 
 // The columns from `n` on in tiles of kVectors vectors, then in tiles of fewer.
-template <int kVectors, class R>
+template <class Kind, int kVectors, class R>
 HWY_INLINE void matmul_from(int64_t n, int64_t rows, int64_t columns, int64_t depth, Left<R> a,
                             const R* b, int64_t b_row, R* c, int64_t c_row, bool add) {
   for (; n + kVectors * kLanes<R> <= columns; n += kVectors * kLanes<R>)
-    matmul_columns<kProductRows, kVectors>(0, rows, depth, a, b + n, b_row, c + n, c_row, add);
+    matmul_columns<Kind, kProductRows, kVectors>(0, rows, depth, a, b + n, b_row, c + n, c_row,
+                                                 add);
   if constexpr (kVectors > 1)
-    matmul_from<kVectors / 2>(n, rows, columns, depth, a, b, b_row, c, c_row, add);
+    matmul_from<Kind, kVectors / 2>(n, rows, columns, depth, a, b, b_row, c, c_row, add);
 }
 
 // C [rows, columns] = A B, or C + A B with `add`. Columns are a multiple of the lanes; rows of B
 // and C begin on a vector. The order of summation depends on nothing but `depth`.
-template <class R>
+template <class R, class Kind = OfNumbers<R>>
 HWY_NOINLINE void matmul(int64_t rows, int64_t columns, int64_t depth, Left<R> a, const R* b,
                          int64_t b_row, R* c, int64_t c_row, bool add) {
-  matmul_from<kProductVectors>(0, rows, columns, depth, a, b, b_row, c, c_row, add);
+  matmul_from<Kind, kProductVectors>(0, rows, columns, depth, a, b, b_row, c, c_row, add);
 }
 
 }  // namespace assay::ops::HWY_NAMESPACE

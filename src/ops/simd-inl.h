@@ -181,16 +181,18 @@ inline uint16_t round_to_bf16(float x) {  // to nearest, ties to even
   if (x != x) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
-// The same for a vector.
-HWY_INLINE void store_as_bf16(Vec<float> x, uint16_t* out) {
+// The same for vectors; the bits are the lower half of each lane.
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<Lanes<float>>> bf16_bits(Vec<float> x) {
   const hn::RebindToUnsigned<Lanes<float>> d32;
-  const hn::Rebind<uint16_t, Lanes<float>> d16;
   const auto bits = hn::BitCast(d32, x), upper = hn::ShiftRight<16>(bits);
   const auto odd = hn::And(upper, hn::Set(d32, 1u));
   const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::Set(d32, 0x7FFFu), odd)));
   const auto nan = hn::Or(upper, hn::Set(d32, 0x40u));
-  const auto is_nan = hn::RebindMask(d32, hn::IsNaN(x));
-  hn::StoreU(hn::TruncateTo(d16, hn::IfThenElse(is_nan, nan, rounded)), d16, out);
+  return hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(x)), nan, rounded);
+}
+HWY_INLINE void store_as_bf16(Vec<float> x, uint16_t* out) {
+  const hn::Rebind<uint16_t, Lanes<float>> d16;
+  hn::StoreU(hn::TruncateTo(d16, bf16_bits(x)), d16, out);
 }
 template <class R>
 void write_row(const R* row, DType dtype, int64_t n, std::byte* out) {

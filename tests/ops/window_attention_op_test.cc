@@ -114,6 +114,16 @@ TEST(WindowAttentionOp, EqualsItsReference) {
   }
 }
 
+TEST(WindowAttentionOp, InBfloat16EqualsItsReferenceOnEveryInstructionSet) {
+  for (const int64_t target : targets()) {
+    const SimdTarget only(target);
+    for (const Shape& shape : kShapes) {
+      SCOPED_TRACE(testing::Message() << shape << ' ' << hwy::TargetName(target));
+      expect_equal_to_reference(run, random_arguments(shape, at::kBFloat16), 2e-2);
+    }
+  }
+}
+
 TEST(WindowAttentionOp, OtherPrecisionsAndSlices) {
   const Shape shape{101, 130, 4, 2, 24, 33, true};
   expect_equal_to_reference(run, random_arguments(shape, at::kFloat), 1e-5);

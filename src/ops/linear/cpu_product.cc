@@ -14,6 +14,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ops/matmul-inl.h"
 #include "ops/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,39 +28,6 @@ constexpr int64_t kRows = HWY_MAX_BYTES == 64 ? 8 : 6, kVectors = 2;
 constexpr int64_t kPanel = kVectors * kLanes<float>;
 constexpr int64_t kStretch = 384, kBlock = 8 * kRows;
 constexpr int64_t kProductsPerTask = 1 << 20;  // fewer are not worth a thread
-
-// One number of A and of B per word.
-struct OfFloat {
-  using Number = float;
-  static constexpr int64_t kPerWord = 1;
-  static HWY_INLINE V add(V a, V b, V sum) { return hn::MulAdd(a, b, sum); }
-};
-// Two numbers per word; the second product is added first, as the instruction does.
-struct OfBf16 {
-  using Number = uint16_t;
-  static constexpr int64_t kPerWord = 2;
-  static HWY_INLINE V add(V a, V b, V sum) {
-    return hn::MulAdd(first(a), first(b), hn::MulAdd(second(a), second(b), sum));
-  }
-  static HWY_INLINE V first(V words) {
-    const hn::RebindToUnsigned<Lanes<float>> bits;
-    return hn::BitCast(d, hn::ShiftLeft<16>(hn::BitCast(bits, words)));
-  }
-  static HWY_INLINE V second(V words) {
-    const hn::RebindToUnsigned<Lanes<float>> bits;
-    return hn::BitCast(d, hn::And(hn::BitCast(bits, words), hn::Set(bits, 0xFFFF0000u)));
-  }
-};
-#if HWY_TARGET == HWY_AVX3
-// The same with AVX-512 BF16, for which this version of Highway has no function. The instruction
-// takes denormal numbers for 0.
-struct OfBf16Pairs : OfBf16 {
-  static HWY_INLINE V add(V a, V b, V sum) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
-    return sum;
-  }
-};
-#endif
 
 template <class Kind>
 struct Product {
@@ -370,12 +338,12 @@ void multiply(const MatrixProduct& p, void* workspace, const ParallelFor& parall
 }
 
 size_t product_bytes(const MatrixProduct& p) {
-  return p.dtype == DType::bf16 ? bytes<OfBf16>(p) : bytes<OfFloat>(p);
+  return p.dtype == DType::bf16 ? bytes<OfBf16>(p) : bytes<OfNumbers<float>>(p);
 }
 void product(const MatrixProduct& p, void* workspace, const ParallelFor& parallel) {
-  if (p.dtype != DType::bf16) return multiply<OfFloat>(p, workspace, parallel);
+  if (p.dtype != DType::bf16) return multiply<OfNumbers<float>>(p, workspace, parallel);
 #if HWY_TARGET == HWY_AVX3
-  if (__builtin_cpu_supports("avx512bf16")) return multiply<OfBf16Pairs>(p, workspace, parallel);
+  if (has_bf16_products()) return multiply<OfBf16Pairs>(p, workspace, parallel);
 #endif
   multiply<OfBf16>(p, workspace, parallel);
 }

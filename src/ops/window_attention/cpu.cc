@@ -61,6 +61,9 @@ struct Scratch {
   R *k, *v, *product;           // [kBlock, dim]
   // [kBlock keys, kBlock queries]: scores, then weights; their gradients
   R *p, *ds;
+  // Words of two numbers in bfloat16: of neighbouring queries, [kBlock keys, kBlock / 2]; of
+  // neighbouring keys, [kBlock / 2, kBlock queries].
+  R *p_of_queries, *ds_of_queries, *of_keys;
   R *max, *sum, *rescale;  // [kBlock]
   R* row;                  // [dim]
 };
@@ -73,6 +76,8 @@ Scratch<R> take_scratch(const WindowAttentionForward& p, bool backward, Workspac
   for (R** rows : {&s.q, &s.dout, &s.dq, &s.product})
     if (backward) *rows = carve.take<R>(kBlock * s.dim);
   for (R** scores : {&s.p, &s.ds}) *scores = carve.take<R>(kBlock * kBlock);
+  for (R** words : {&s.p_of_queries, &s.ds_of_queries, &s.of_keys})
+    if (p.dtype == DType::bf16) *words = carve.take<R>(kBlock * kBlock / 2);
   for (R** row : {&s.max, &s.sum, &s.rescale}) *row = carve.take<R>(kBlock);
   s.row = carve.take<R>(s.dim);
   return s;
@@ -85,33 +90,62 @@ std::vector<Scratch<R>> take_scratches(const WindowAttentionForward& p, bool bac
   return out;
 }
 
-template <class R>
+// Words of row `first` and of the next one, which is zero if it is not below `end`.
+[[maybe_unused]] inline void read_pair_of_rows(const WindowAttentionForward& p, const View& view,
+                                               int64_t batch, int64_t head, int64_t first,
+                                               int64_t end, float* to) {
+  const hn::Rebind<uint16_t, Lanes<float>> d16;
+  const hn::RebindToUnsigned<Lanes<float>> d32;
+  const auto row = [&](int64_t i) {
+    return reinterpret_cast<const uint16_t*>(element(view, p.dtype, batch, i, head * p.head_dim));
+  };
+  const uint16_t *a = row(first), *b = first + 1 < end ? row(first + 1) : nullptr;
+  int64_t i = 0;
+  for (; i + kLanes<float> <= p.head_dim; i += kLanes<float>) {
+    const auto low = hn::PromoteTo(d32, hn::LoadU(d16, a + i));
+    const auto high = b ? hn::PromoteTo(d32, hn::LoadU(d16, b + i)) : hn::Zero(d32);
+    store<float>(hn::BitCast(Lanes<float>(), hn::Or(low, hn::ShiftLeft<16>(high))), to + i);
+  }
+  for (; i < p.head_dim; ++i)
+    to[i] = std::bit_cast<float>(a[i] | uint32_t{b ? b[i] : uint16_t{0}} << 16);
+}
+// Rows of the right side of a product whose depth they are: numbers, or words of two rows.
+template <class Kind, class R>
 void read_block(const WindowAttentionForward& p, const View& view, int64_t batch, int64_t head,
                 int64_t first, int64_t rows, int64_t dim, R* to) {
+  if constexpr (Kind::kPerWord == 2) {
+    for (int64_t i = 0; i < rows; i += 2, to += dim) {
+      std::fill(to + p.head_dim, to + dim, R(0));
+      read_pair_of_rows(p, view, batch, head, first + i, first + rows, to);
+    }
+    return;
+  }
   for (int64_t i = 0; i < rows; ++i)
     read_row(element(view, p.dtype, batch, first + i, head * p.head_dim), p.dtype, p.head_dim, dim,
              to + i * dim);
 }
 // Keys or values of a tile as the left side of a product: in place, or a copy of bf16 numbers.
-template <class R>
+template <class Kind, class R>
 Left<R> left_of_tile(const WindowAttentionForward& p, const View& view, const Block& b, int64_t key,
                      int64_t keys, int64_t dim, R* copy) {
-  if (p.dtype != DType::bf16)
+  if (p.dtype != DType::bf16 || Kind::kPerWord == 2)
     return {
         reinterpret_cast<const R*>(element(view, p.dtype, b.batch, key, b.kv_head * p.head_dim)),
-        view.time_stride, 1};
-  read_block(p, view, b.batch, b.kv_head, key, keys, dim, copy);
+        view.time_stride / Kind::kPerWord, 1};
+  read_block<Kind>(p, view, b.batch, b.kv_head, key, keys, dim, copy);
   return {copy, dim, 1};
 }
 // Of the block's queries: rows past the last hold zeros, so that they change no sum.
-template <class R>
+template <class Kind, class R>
 void read_columns(const WindowAttentionForward& p, const View& view, const Block& b, R* row,
                   R* columns) {
-  std::fill(columns, columns + p.head_dim * kBlock, R(0));
+  const int64_t words = p.head_dim / Kind::kPerWord;
+  std::fill(columns, columns + words * kBlock, R(0));
   for (int64_t i = 0; i < b.rows; ++i) {
-    read_row(element(view, p.dtype, b.batch, b.first + i, b.head * p.head_dim), p.dtype, p.head_dim,
-             p.head_dim, row);
-    for (int64_t d = 0; d < p.head_dim; ++d) columns[d * kBlock + i] = row[d];
+    const std::byte* from = element(view, p.dtype, b.batch, b.first + i, b.head * p.head_dim);
+    if (Kind::kPerWord == 2) std::memcpy(row, from, size_t(2 * p.head_dim));
+    else read_row(from, p.dtype, p.head_dim, p.head_dim, row);
+    for (int64_t d = 0; d < words; ++d) columns[d * kBlock + i] = row[d];
   }
 }
 template <class R>
@@ -159,28 +193,32 @@ HWY_INLINE void for_query_groups(const Block& b, int64_t key, int64_t keys, F f)
 
 // to [keys, width] = left · columns, where a query sees a key; elsewhere some numbers are not
 // written.
-template <class R>
+template <class Kind, class R>
 void multiply_columns(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
                       int64_t width, Left<R> left, const R* columns, R* to) {
   for_key_groups(b, key, keys, [&](int64_t j, int64_t count, int64_t first) HWY_ATTR {
-    matmul<R>(count, width - first, p.head_dim, {left.data + j * left.row, left.row, left.column},
-              columns + first, kBlock, to + j * kBlock + first, kBlock, false);
+    matmul<R, Kind>(count, width - first, p.head_dim / Kind::kPerWord,
+                    {left.data + j * left.row, left.row, left.column}, columns + first, kBlock,
+                    to + j * kBlock + first, kBlock, false);
   });
 }
 // to [rows, dim] += the product of `weights` [keys, rows], transposed, and `right` [keys, dim].
-template <class R>
+// Both are in words of neighbouring keys. The weight of a key past those that a query sees is 0.
+template <class Kind, class R>
 void add_of_keys(const Block& b, int64_t key, int64_t keys, const R* weights, const R* right,
                  int64_t dim, R* to) {
   for_query_groups(b, key, keys, [&](int64_t i, int64_t count, int64_t seen) HWY_ATTR {
-    matmul<R>(count, dim, seen, {weights + i, 1, kBlock}, right, dim, to + i * dim, dim, true);
+    const int64_t words = (seen + Kind::kPerWord - 1) / Kind::kPerWord;
+    matmul<R, Kind>(count, dim, words, {weights + i, 1, kBlock}, right, dim, to + i * dim, dim,
+                    true);
   });
 }
 
 // Scores of a tile to the base 2, [keys, width], masked ones left as they come.
-template <class R>
+template <class Kind, class R>
 HWY_NOINLINE void scores(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
                          int64_t width, Left<R> k, const Scratch<R>& s) {
-  multiply_columns(p, b, key, keys, width, k, s.q_columns, s.p);
+  multiply_columns<Kind>(p, b, key, keys, width, k, s.q_columns, s.p);
   const Vec<R> scale = set<R>(p.scale * kLog2E);
   const Vec<R> slope =
       set<R>(p.alibi_slopes ? static_cast<const R*>(p.alibi_slopes)[b.head] * kLog2E : 0);
@@ -222,6 +260,28 @@ HWY_NOINLINE void online_softmax(const WindowAttentionForward& p, const Block& b
   }
 }
 
+// x [keys, width] rounded to bfloat16, as words of neighbouring keys; a key past the last is 0.
+[[maybe_unused]] inline void round_pairs_of_keys(int64_t keys, int64_t width, const float* x,
+                                                 float* words) {
+  const hn::RebindToUnsigned<Lanes<float>> d32;
+  for (int64_t j = 0; j < keys; j += 2)
+    for (int64_t i = 0; i < width; i += kLanes<float>) {
+      const float* at = x + j * kBlock + i;
+      const auto low = bf16_bits(load(at));
+      const auto high = j + 1 < keys ? bf16_bits(load(at + kBlock)) : hn::Zero(d32);
+      store<float>(hn::BitCast(Lanes<float>(), hn::Or(low, hn::ShiftLeft<16>(high))),
+                   words + j / 2 * kBlock + i);
+    }
+}
+// The same as words of neighbouring queries.
+[[maybe_unused]] inline void round_pairs_of_queries(int64_t keys, int64_t width, const float* x,
+                                                    float* words) {
+  for (int64_t j = 0; j < keys; ++j)
+    for (int64_t i = 0; i < width; i += kLanes<float>)
+      store_as_bf16(load(x + j * kBlock + i),
+                    reinterpret_cast<uint16_t*>(words + j * kBlock / 2) + i);
+}
+
 template <class R>
 HWY_NOINLINE void scale_rows(int64_t rows, int64_t dim, const R* factors, R* to) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -231,20 +291,21 @@ HWY_NOINLINE void scale_rows(int64_t rows, int64_t dim, const R* factors, R* to)
   }
 }
 
-template <class R>
+template <class Kind, class R>
 void forward_block(const WindowAttentionForward& p, const Block& b, const Scratch<R>& s) {
   const int64_t width = padded<R>(b.rows);
-  read_columns(p, p.q, b, s.row, s.q_columns);
+  read_columns<Kind>(p, p.q, b, s.row, s.q_columns);
   std::fill(s.out, s.out + kBlock * s.dim, R(0));
   std::fill(s.max, s.max + kBlock, std::numeric_limits<R>::lowest() / 2);
   std::fill(s.sum, s.sum + kBlock, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
     const int64_t keys = std::min(kBlock, b.key_end - key);
-    scores(p, b, key, keys, width, left_of_tile(p, p.k, b, key, keys, s.dim, s.k), s);
+    scores<Kind>(p, b, key, keys, width, left_of_tile<Kind>(p, p.k, b, key, keys, s.dim, s.k), s);
     online_softmax(p, b, key, keys, width, s);
     scale_rows(b.rows, s.dim, s.rescale, s.out);
-    read_block(p, p.v, b.batch, b.kv_head, key, keys, s.dim, s.v);
-    add_of_keys(b, key, keys, s.p, s.v, s.dim, s.out);
+    read_block<Kind>(p, p.v, b.batch, b.kv_head, key, keys, s.dim, s.v);
+    if constexpr (Kind::kPerWord == 2) round_pairs_of_keys(keys, width, s.p, s.of_keys);
+    add_of_keys<Kind>(b, key, keys, Kind::kPerWord == 2 ? s.of_keys : s.p, s.v, s.dim, s.out);
   }
   for (int64_t i = 0; i < b.rows; ++i) s.rescale[i] = 1 / s.sum[i];
   scale_rows(b.rows, s.dim, s.rescale, s.out);
@@ -383,14 +444,13 @@ void forward_token(const WindowAttentionForward& p, const Block& b, const Scratc
 
 // What the backward needs of the block's queries. s.max: logsumexp to the base 2; s.sum:
 // rowsum(dO ⊙ O).
-template <class R>
+template <class Kind, class R>
 void read_queries(const WindowAttentionBackward& bwd, const Block& b, const Scratch<R>& s) {
   const WindowAttentionForward& p = bwd.forward;
-  read_columns(p, p.q, b, s.row, s.q_columns);
-  read_columns(p, bwd.dout, b, s.row, s.dout_columns);
-  read_block(p, p.q, b.batch, b.head, b.first, b.rows, s.dim, s.q);
-  read_block(p, bwd.dout, b.batch, b.head, b.first, b.rows, s.dim, s.dout);
-  read_block(p, p.out, b.batch, b.head, b.first, b.rows, s.dim, s.out);
+  read_columns<Kind>(p, p.q, b, s.row, s.q_columns);
+  read_columns<Kind>(p, bwd.dout, b, s.row, s.dout_columns);
+  read_block<OfNumbers<R>>(p, bwd.dout, b.batch, b.head, b.first, b.rows, s.dim, s.dout);
+  read_block<OfNumbers<R>>(p, p.out, b.batch, b.head, b.first, b.rows, s.dim, s.out);
   const R* logsumexp =
       static_cast<const R*>(p.logsumexp) + (b.batch * p.heads + b.head) * p.time + b.first;
   std::fill(s.max, s.max + kBlock, R(0));
@@ -400,14 +460,17 @@ void read_queries(const WindowAttentionBackward& bwd, const Block& b, const Scra
     for (int64_t d = 0; d < p.head_dim; ++d)
       s.sum[i] += s.dout[i * s.dim + d] * s.out[i * s.dim + d];
   }
+  read_block<Kind>(p, p.q, b.batch, b.head, b.first, b.rows, s.dim, s.q);
+  if (Kind::kPerWord == 2)
+    read_block<Kind>(p, bwd.dout, b.batch, b.head, b.first, b.rows, s.dim, s.dout);
 }
 
 // Weights and the gradients of the scores of a tile, [keys, width]; both zero where
 // nothing is seen.
-template <class R>
+template <class Kind, class R>
 HWY_NOINLINE void score_gradients(const WindowAttentionForward& p, const Block& b, int64_t key,
                                   int64_t keys, int64_t width, Left<R> v, const Scratch<R>& s) {
-  multiply_columns(p, b, key, keys, width, v, s.dout_columns, s.ds);
+  multiply_columns<Kind>(p, b, key, keys, width, v, s.dout_columns, s.ds);
   for (int64_t j = 0; j < keys; ++j)
     for (int64_t i = 0; i < width; i += kLanes<R>) {
       const int64_t at = j * kBlock + i;
@@ -433,8 +496,9 @@ double slope_gradient(const Block& b, int64_t key, int64_t keys, const R* ds) {
   return sum;
 }
 
-// Adds left · right, [keys, rows] · [rows, D], to the rows of a contiguous gradient [B, S, Hkv, D].
-template <class R>
+// Adds left · right, [keys, rows] · [rows, D], to the rows of a contiguous gradient [B, S, Hkv, D];
+// both are in words of neighbouring queries.
+template <class Kind, class R>
 void add_product(const WindowAttentionForward& p, const Block& b, int64_t key, int64_t keys,
                  const R* left, const R* right, const Scratch<R>& s, void* to) {
   const int64_t stride = p.kv_heads * p.head_dim;
@@ -442,31 +506,44 @@ void add_product(const WindowAttentionForward& p, const Block& b, int64_t key, i
   const bool in_place =
       s.dim == p.head_dim && reinterpret_cast<uintptr_t>(to) % (kLanes<R> * sizeof(R)) == 0;
   for_key_groups(b, key, keys, [&](int64_t j, int64_t count, int64_t first) HWY_ATTR {
-    matmul<R>(count, s.dim, b.rows - first, {left + j * kBlock + first, kBlock, 1},
-              right + first * s.dim, s.dim, in_place ? rows + j * stride : s.product + j * s.dim,
-              in_place ? stride : s.dim, in_place);
+    constexpr int64_t kPer = Kind::kPerWord, kRow = kBlock / kPer;
+    matmul<R, Kind>(count, s.dim, (b.rows - first + kPer - 1) / kPer,
+                    {left + j * kRow + first / kPer, kRow, 1}, right + first / kPer * s.dim, s.dim,
+                    in_place ? rows + j * stride : s.product + j * s.dim, in_place ? stride : s.dim,
+                    in_place);
   });
   for (int64_t j = 0; !in_place && j < keys; ++j)
     for (int64_t d = 0; d < p.head_dim; ++d) rows[j * stride + d] += s.product[j * s.dim + d];
 }
 
 // → the gradient of the slope.
-template <class R>
+template <class Kind, class R>
 double backward_block(const WindowAttentionBackward& bwd, const Block& b, const Scratch<R>& s) {
   const WindowAttentionForward& p = bwd.forward;
   const int64_t width = padded<R>(b.rows);
   double dslope = 0;
-  read_queries(bwd, b, s);
+  constexpr bool pairs = Kind::kPerWord == 2;
+  const R *p_of_queries = pairs ? s.p_of_queries : s.p,
+          *ds_of_queries = pairs ? s.ds_of_queries : s.ds, *ds_of_keys = pairs ? s.of_keys : s.ds;
+  read_queries<Kind>(bwd, b, s);
   std::fill(s.dq, s.dq + kBlock * s.dim, R(0));
   for (int64_t key = b.key_begin; key < b.key_end; key += kBlock) {
     const int64_t keys = std::min(kBlock, b.key_end - key);
-    read_block(p, p.k, b.batch, b.kv_head, key, keys, s.dim, s.k);
-    scores(p, b, key, keys, width, {s.k, s.dim, 1}, s);
-    score_gradients(p, b, key, keys, width, left_of_tile(p, p.v, b, key, keys, s.dim, s.v), s);
+    read_block<Kind>(p, p.k, b.batch, b.kv_head, key, keys, s.dim, s.k);
+    const Left<R> k =
+        pairs ? left_of_tile<Kind>(p, p.k, b, key, keys, s.dim, s.k) : Left<R>{s.k, s.dim, 1};
+    scores<Kind>(p, b, key, keys, width, k, s);
+    score_gradients<Kind>(p, b, key, keys, width,
+                          left_of_tile<Kind>(p, p.v, b, key, keys, s.dim, s.v), s);
+    if constexpr (pairs) {
+      round_pairs_of_queries(keys, width, s.p, s.p_of_queries);
+      round_pairs_of_queries(keys, width, s.ds, s.ds_of_queries);
+      round_pairs_of_keys(keys, width, s.ds, s.of_keys);
+    }
     if (bwd.dalibi_slopes) dslope += slope_gradient(b, key, keys, s.ds);
-    add_product(p, b, key, keys, s.p, s.dout, s, bwd.dv.data);
-    add_product(p, b, key, keys, s.ds, s.q, s, bwd.dk.data);
-    add_of_keys(b, key, keys, s.ds, s.k, s.dim, s.dq);
+    add_product<Kind>(p, b, key, keys, p_of_queries, s.dout, s, bwd.dv.data);
+    add_product<Kind>(p, b, key, keys, ds_of_queries, s.q, s, bwd.dk.data);
+    add_of_keys<Kind>(b, key, keys, ds_of_keys, s.k, s.dim, s.dq);
   }
   std::fill(s.rescale, s.rescale + kBlock, R(p.scale));
   scale_rows(b.rows, s.dim, s.rescale, s.dq);
@@ -475,7 +552,7 @@ double backward_block(const WindowAttentionBackward& bwd, const Block& b, const 
 }
 
 // Every query that reads one head of k and v; `dslopes` [H] of this sequence.
-template <class R>
+template <class Kind, class R>
 void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv_head,
                    const Scratch<R>& s, double* dslopes) {
   const WindowAttentionForward& p = bwd.forward;
@@ -488,13 +565,13 @@ void backward_head(const WindowAttentionBackward& bwd, int64_t batch, int64_t kv
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     dslopes[head] = 0;
     for (int64_t i = 0; i < num_blocks(p); ++i)
-      dslopes[head] += backward_block(bwd, block_at(p, batch, head, i), s);
+      dslopes[head] += backward_block<Kind>(bwd, block_at(p, batch, head, i), s);
   }
   for (int64_t j = 0; j < p.keys; ++j)
     for (int64_t d = 0; d < p.head_dim; ++d) row_of(bwd.dk.data, j)[d] *= R(p.scale);
 }
 
-template <class R>
+template <class Kind, class R>
 void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor& parallel) {
   const int64_t blocks = num_blocks(p), tasks = p.batch * p.heads * blocks,
                 slots = std::min(tasks, kSlots);
@@ -506,13 +583,13 @@ void forward(const WindowAttentionForward& p, void* workspace, const ParallelFor
         const Block b =
             block_at(p, task / blocks / p.heads, task / blocks % p.heads, task % blocks);
         const Scratch<R>& s = scratch[size_t(slot)];
-        if (p.time > 1) forward_block(p, b, s);
+        if (p.time > 1) forward_block<Kind>(p, b, s);
         else forward_token(p, b, s);
       }
   });
 }
 
-template <class R>
+template <class Kind, class R>
 void backward(const WindowAttentionBackward& bwd, void* workspace, const ParallelFor& parallel) {
   const WindowAttentionForward& p = bwd.forward;
   const int64_t tasks = p.batch * p.kv_heads, slots = std::min(tasks, kSlots);
@@ -522,8 +599,8 @@ void backward(const WindowAttentionBackward& bwd, void* workspace, const Paralle
   parallel(slots, 1, [&](int64_t begin, int64_t end) HWY_ATTR {
     for (int64_t slot = begin; slot < end; ++slot)
       for (int64_t task = slot; task < tasks; task += slots)
-        backward_head(bwd, task / p.kv_heads, task % p.kv_heads, scratch[size_t(slot)],
-                      dslopes + task / p.kv_heads * p.heads);
+        backward_head<Kind>(bwd, task / p.kv_heads, task % p.kv_heads, scratch[size_t(slot)],
+                            dslopes + task / p.kv_heads * p.heads);
   });
   for (int64_t head = 0; bwd.dalibi_slopes && head < p.heads; ++head) {
     double sum = 0;
@@ -544,15 +621,33 @@ size_t bytes(const WindowAttentionForward& p, bool backward) {
 size_t attention_bytes(const WindowAttentionForward& p, bool backward) {
   return p.dtype == DType::f64 ? bytes<double>(p, backward) : bytes<float>(p, backward);
 }
+// f(kind, number) with the words and the numbers of the arithmetic. Products of pairs in bfloat16
+// read words of 4 bytes where they are, and round weights and gradients of scores to bfloat16.
+template <class F>
+void with_kind_of(const WindowAttentionForward& p, std::initializer_list<View> read, F f) {
+  if (p.dtype == DType::f64) return f(OfNumbers<double>(), double());
+#if HWY_TARGET == HWY_AVX3
+  const bool whole_words = p.head_dim % 2 == 0 && std::ranges::all_of(read, [](const View& view) {
+                             return view.time_stride % 2 == 0 && view.batch_stride % 2 == 0 &&
+                                    reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
+                           });
+  if (p.dtype == DType::bf16 && whole_words && has_bf16_products())
+    return f(OfBf16Pairs(), float());
+#endif
+  f(OfNumbers<float>(), float());
+}
 void attention_forward(const WindowAttentionForward& p, void* workspace,
                        const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? forward<double>(p, workspace, parallel)
-                        : forward<float>(p, workspace, parallel);
+  with_kind_of(p, {p.q, p.k, p.v}, [&](auto kind, auto number) {
+    forward<decltype(kind), decltype(number)>(p, workspace, parallel);
+  });
 }
 void attention_backward(const WindowAttentionBackward& bwd, void* workspace,
                         const ParallelFor& parallel) {
-  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, workspace, parallel)
-                                  : backward<float>(bwd, workspace, parallel);
+  const WindowAttentionForward& p = bwd.forward;
+  with_kind_of(p, {p.q, p.k, p.v, bwd.dout}, [&](auto kind, auto number) {
+    backward<decltype(kind), decltype(number)>(bwd, workspace, parallel);
+  });
 }
 
 }  // namespace
