@@ -194,6 +194,19 @@ HWY_INLINE void store_as_bf16(Vec<float> x, uint16_t* out) {
   const hn::Rebind<uint16_t, Lanes<float>> d16;
   hn::StoreU(hn::TruncateTo(d16, bf16_bits(x)), d16, out);
 }
+// Numbers where they are in memory, from and to vectors of the arithmetic.
+HWY_INLINE Vec<float> load_wide(const float* at) { return hn::LoadU(Lanes<float>(), at); }
+HWY_INLINE Vec<double> load_wide(const double* at) { return hn::LoadU(Lanes<double>(), at); }
+HWY_INLINE Vec<float> load_wide(const uint16_t* bf16) {
+  const Lanes<float> d;
+  const hn::Rebind<uint16_t, Lanes<float>> d16;
+  const hn::RebindToUnsigned<Lanes<float>> d32;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, bf16))));
+}
+HWY_INLINE void store_narrow(Vec<float> x, float* at) { hn::StoreU(x, Lanes<float>(), at); }
+HWY_INLINE void store_narrow(Vec<double> x, double* at) { hn::StoreU(x, Lanes<double>(), at); }
+HWY_INLINE void store_narrow(Vec<float> x, uint16_t* bf16) { store_as_bf16(x, bf16); }
+
 template <class R>
 void write_row(const R* row, DType dtype, int64_t n, std::byte* out) {
   if (dtype == DType::bf16) {

@@ -1,17 +1,17 @@
-// The gated linear unit on the CPU: a task takes rows, a few hundred numbers of each at a time.
+// The gated linear unit on the CPU: a task takes rows, a vector at a time.
 #include "ops/glu/kernel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/glu/cpu.cc"
 #include "ops/highway.h"
 //
+#include <array>
+
 #include "ops/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
 namespace {
-
-constexpr int64_t kStretch = 256;
 
 // x, σ(c (x + a x³)) and what the sigmoid's argument changes by, divided by c.
 template <class R>
@@ -24,68 +24,80 @@ struct Gate {
   }
 };
 
-// Half a row at a time in R, so that every dtype shares the arithmetic.
-template <class R>
-struct Stretch {
-  alignas(64) R gate[kStretch], up[kStretch], y[kStretch];
+// A row of inputs and of outputs, and f of their vectors. What is left of the row at the end goes
+// through a buffer.
+template <int inputs, int outputs, class W, class F>
+HWY_INLINE void over_row(int64_t width, const std::array<const W*, inputs>& in,
+                         const std::array<W*, outputs>& out, F f) {
+  constexpr int64_t kVector = sizeof(W) == 8 ? kLanes<double> : kLanes<float>;
+  int64_t i = 0;
+  for (; i + kVector <= width; i += kVector) {
+    const auto results = f([&](int n) HWY_ATTR { return load_wide(in[n] + i); });
+    for (int n = 0; n < outputs; ++n) store_narrow(results.at[n], out[n] + i);
+  }
+  if (i == width) return;
+  W buffers[inputs][kVector] = {}, last[kVector];
+  for (int n = 0; n < inputs; ++n) std::copy(in[n] + i, in[n] + width, buffers[n]);
+  const auto results = f([&](int n) HWY_ATTR { return load_wide(buffers[n]); });
+  for (int n = 0; n < outputs; ++n) {
+    store_narrow(results.at[n], last);
+    std::copy_n(last, width - i, out[n] + i);
+  }
+}
+
+template <class R, int count>
+struct Results {
+  Vec<R> at[count];
 };
 
-template <class R, class Body>
+template <class Body>
 void over_rows(const Glu& p, const ParallelFor& parallel, Body&& body) {
   parallel(p.rows, std::max<int64_t>(1, 16384 / p.width), [&](int64_t begin, int64_t end) HWY_ATTR {
-    Stretch<R> s;
-    for (int64_t row = begin; row < end; ++row)
-      for (int64_t first = 0; first < p.width; first += kStretch)
-        body(s, row, first, std::min(kStretch, p.width - first));
+    for (int64_t row = begin; row < end; ++row) body(row);
   });
 }
-std::byte* at(const void* data, const Glu& p, int64_t row_width, int64_t row, int64_t offset) {
-  return element({const_cast<void*>(data), 0, row_width}, p.dtype, 0, row, offset);
-}
-template <class R>
-void read_halves(const Glu& p, int64_t row, int64_t first, int64_t size, Stretch<R>& s) {
-  read_row(at(p.h, p, 2 * p.width, row, first), p.dtype, size, kStretch, s.gate);
-  read_row(at(p.h, p, 2 * p.width, row, p.width + first), p.dtype, size, kStretch, s.up);
-}
 
-template <class R>
+template <class R, class W>
 void forward(const Glu& p, const ParallelFor& parallel) {
-  over_rows<R>(p, parallel, [&](Stretch<R>& s, int64_t row, int64_t first, int64_t size) HWY_ATTR {
-    read_halves(p, row, first, size, s);
-    fill<R>(s.y, kStretch, [&](int64_t i) HWY_ATTR {
-      const Vec<R> x = load(s.gate + i);
-      return hn::Mul(hn::Mul(x, Gate<R>(x, p.c, p.a).sigma), load(s.up + i));
-    });
-    write_row(s.y, p.dtype, size, at(p.y, p, p.width, row, first));
+  over_rows(p, parallel, [&](int64_t row) HWY_ATTR {
+    const W* h = static_cast<const W*>(p.h) + 2 * row * p.width;
+    over_row<2, 1, W>(p.width, {h, h + p.width}, {static_cast<W*>(p.y) + row * p.width},
+                      [&](auto in) HWY_ATTR {
+                        const Vec<R> x = in(0), y = hn::Mul(x, Gate<R>(x, p.c, p.a).sigma);
+                        return Results<R, 1>{{hn::Mul(y, in(1))}};
+                      });
   });
 }
 
-template <class R>
+template <class R, class W>
 void backward(const GluBackward& bwd, const ParallelFor& parallel) {
   const Glu& p = bwd.forward;
-  over_rows<R>(p, parallel, [&](Stretch<R>& s, int64_t row, int64_t first, int64_t size) HWY_ATTR {
-    read_halves(p, row, first, size, s);
-    read_row(at(bwd.dy, p, p.width, row, first), p.dtype, size, kStretch, s.y);
-    for (int64_t i = 0; i < kStretch; i += kLanes<R>) {
-      const Vec<R> x = load(s.gate + i), dy = load(s.y + i);
+  over_rows(p, parallel, [&](int64_t row) HWY_ATTR {
+    const W *h = static_cast<const W*>(p.h) + 2 * row * p.width,
+            *dy = static_cast<const W*>(bwd.dy) + row * p.width;
+    W* dh = static_cast<W*>(bwd.dh) + 2 * row * p.width;
+    over_row<3, 2, W>(p.width, {h, h + p.width, dy}, {dh, dh + p.width}, [&](auto in) HWY_ATTR {
+      const Vec<R> x = in(0), dy = in(2);
       const Gate<R> g(x, p.c, p.a);
       const Vec<R> inner =
           hn::Mul(hn::Mul(x, set<R>(p.c)), hn::Mul(hn::Sub(set<R>(1), g.sigma), g.slope));
       const Vec<R> derivative = hn::MulAdd(g.sigma, inner, g.sigma);
-      store<R>(hn::Mul(hn::Mul(dy, load(s.up + i)), derivative), s.gate + i);
-      store<R>(hn::Mul(dy, hn::Mul(x, g.sigma)), s.up + i);
-    }
-    write_row(s.gate, p.dtype, size, at(bwd.dh, p, 2 * p.width, row, first));
-    write_row(s.up, p.dtype, size, at(bwd.dh, p, 2 * p.width, row, p.width + first));
+      return Results<R, 2>{
+          {hn::Mul(hn::Mul(dy, in(1)), derivative), hn::Mul(dy, hn::Mul(x, g.sigma))}};
+    });
   });
 }
 
 void glu_forward(const Glu& p, const ParallelFor& parallel) {
-  p.dtype == DType::f64 ? forward<double>(p, parallel) : forward<float>(p, parallel);
+  p.dtype == DType::f64   ? forward<double, double>(p, parallel)
+  : p.dtype == DType::f32 ? forward<float, float>(p, parallel)
+                          : forward<float, uint16_t>(p, parallel);
 }
 void glu_backward(const GluBackward& bwd, const ParallelFor& parallel) {
-  bwd.forward.dtype == DType::f64 ? backward<double>(bwd, parallel)
-                                  : backward<float>(bwd, parallel);
+  const DType dtype = bwd.forward.dtype;
+  dtype == DType::f64   ? backward<double, double>(bwd, parallel)
+  : dtype == DType::f32 ? backward<float, float>(bwd, parallel)
+                        : backward<float, uint16_t>(bwd, parallel);
 }
 
 }  // namespace

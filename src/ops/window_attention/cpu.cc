@@ -348,15 +348,6 @@ struct FourRows {
     row[i] = to;
   }
 };
-HWY_INLINE Vec<float> read(const float* at) { return hn::LoadU(Lanes<float>(), at); }
-HWY_INLINE Vec<double> read(const double* at) { return hn::LoadU(Lanes<double>(), at); }
-HWY_INLINE Vec<float> read(const uint16_t* bf16) {
-  const Lanes<float> d;
-  const hn::Rebind<uint16_t, Lanes<float>> d16;
-  const hn::RebindToUnsigned<Lanes<float>> d32;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, bf16))));
-}
-
 // Scores of the keys for the query in s.row, which is scaled, into s.p.
 template <class R, class W>
 HWY_NOINLINE void token_scores(const HeadRows<W>& keys, const Scratch<R>& s) {
@@ -365,7 +356,7 @@ HWY_NOINLINE void token_scores(const HeadRows<W>& keys, const Scratch<R>& s) {
     Vec<R> dots[4] = {set<R>(0), set<R>(0), set<R>(0), set<R>(0)};
     for (int64_t d = 0; d < s.dim; d += kLanes<R>) {
       const Vec<R> q = load(s.row + d);
-      for (int64_t i = 0; i < 4; ++i) dots[i] = hn::MulAdd(read(k.row[i] + d), q, dots[i]);
+      for (int64_t i = 0; i < 4; ++i) dots[i] = hn::MulAdd(load_wide(k.row[i] + d), q, dots[i]);
     }
     sums(dots, s.p + j);
   }
@@ -399,7 +390,7 @@ HWY_NOINLINE void add_token_values(const HeadRows<W>& values, const Scratch<R>& 
     for (int64_t i = 0; i < 4; ++i) weights[i] = set<R>(s.p[j + i]);
     for (int64_t d = 0; d < s.dim; d += kLanes<R>) {
       Vec<R> out = load(s.out + d);
-      for (int64_t i = 0; i < 4; ++i) out = hn::MulAdd(weights[i], read(v.row[i] + d), out);
+      for (int64_t i = 0; i < 4; ++i) out = hn::MulAdd(weights[i], load_wide(v.row[i] + d), out);
       store<R>(out, s.out + d);
     }
   }
