@@ -138,8 +138,10 @@ struct MasterLinear : torch::autograd::Function<MasterLinear> {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["bias"] = bias.has_value();
     const auto narrow = bias ? OptionalTensor(bias->to(x.scalar_type())) : bias;
-    return serves_many_rows(x, weight) ? ops::forward(x, weight, narrow)
-                                       : at::linear(x, weight, narrow);
+    if (serves_many_rows(x, weight)) return many_rows(x, weight, narrow);
+    if (!is_faster_in_f32(x)) return at::linear(x, weight, narrow);
+    const at::Tensor y = product(x, weight);
+    return narrow ? y.add_(*narrow) : y;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
@@ -264,7 +266,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 
 at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   check(x, weight);
-  return MasterLinear::apply(x, weight, optional(bias));
+  return MasterLinear::apply(x.is_cpu() ? x.contiguous() : x, weight, optional(bias));
 }
 
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
