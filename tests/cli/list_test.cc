@@ -90,20 +90,22 @@ TEST_F(Lists, DescribePlanShowsTheQuestionModelsAndDomains) {
 }
 
 TEST_F(Lists, CopyWithoutPresetsFailsAndNamesTheFolders) {
-  fs::create_symlink(fs::path(ASSAY_PROGRAM).parent_path() / "libassay.so",
-                     folder_ / "libassay.so");
-  fs::copy_file(ASSAY_PROGRAM, folder_ / "assay");
+  // The folder above the program is searched too.
+  const fs::path folder = folder_ / "program";
+  fs::create_directory(folder);
+  fs::create_symlink(fs::path(ASSAY_PROGRAM).parent_path() / "libassay.so", folder / "libassay.so");
+  fs::copy_file(ASSAY_PROGRAM, folder / "assay");
   for (const auto& [arguments, what] : {std::pair{"list models", "presets"},
                                         {"list plans", "plans"},
                                         {"list tasks", "tasks"},
                                         {"list datasets", "datasets"},
                                         {"describe task mqar", "tasks"}}) {
     const std::string command =
-        fmt::format("cd '{}' && ./assay {} >out 2>error", folder_.path().string(), arguments);
+        fmt::format("cd '{}' && ./assay {} >out 2>error", folder.string(), arguments);
     EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1) << arguments;
-    const std::string error = read_file(folder_ / "error"),
+    const std::string error = read_file(folder / "error"),
                       found = fmt::format("no {} were found\n  Folders searched: ", what),
-                      plans = (folder_ / "plans").string();
+                      plans = (folder / "plans").string();
     EXPECT_NE(error.find(found + plans), std::string::npos) << error;
     EXPECT_EQ(error.find(plans + ", " + plans), std::string::npos) << error;
   }

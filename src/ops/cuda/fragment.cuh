@@ -114,8 +114,8 @@ __device__ void store_sums(Tile tile, int row, int vector, const float (&c)[N][4
 // The same, and then from the tile to global memory, 16 bytes per lane. rows: where columns of the
 // lane's rows begin, lane / 4 and + 8; a null row is not written.
 template <int N, class Tile>
-__device__ void store_rows(Tile tile, int row, int vector, const float (&c)[N][4],
-                           bf16* const (&rows)[2]) {
+__device__ void store_lane_rows(Tile tile, int row, int vector, const float (&c)[N][4],
+                                bf16* const (&rows)[2]) {
   store_sums(tile, row, vector, c);
   __syncwarp();
   const int lane = threadIdx.x % 32;
@@ -129,7 +129,7 @@ __device__ void store_rows(Tile tile, int row, int vector, const float (&c)[N][4
 }
 // The lane's part of such rows; of a null row, zeros.
 template <int N>
-__device__ void load_rows(uint32_t (&c)[2][N], bf16* const (&rows)[2]) {
+__device__ void load_lane_rows(uint32_t (&c)[2][N], bf16* const (&rows)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -138,10 +138,10 @@ __device__ void load_rows(uint32_t (&c)[2][N], bf16* const (&rows)[2]) {
           rows[half] ? *reinterpret_cast<const uint32_t*>(rows[half] + n * 8 + threadIdx.x % 4 * 2)
                      : 0;
 }
-// c = c · factor + rows · row_factor, where rows are as load_rows leaves them.
+// c = c · factor + rows · row_factor, where rows are as load_lane_rows leaves them.
 template <int N>
-__device__ void add_rows(float (&c)[N][4], const uint32_t (&rows)[2][N], const float (&factor)[2],
-                         const float (&row_factor)[2]) {
+__device__ void add_lane_rows(float (&c)[N][4], const uint32_t (&rows)[2][N],
+                              const float (&factor)[2], const float (&row_factor)[2]) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll

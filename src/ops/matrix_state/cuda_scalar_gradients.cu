@@ -318,7 +318,7 @@ struct ScalarGradients {
       rows[i] = row_of(i) < there ? static_cast<bf16*>(to) + (t * groups + first_head / heads) * kK
                                   : nullptr;
     }
-    store_rows(keys(side), down, 0, sum, rows);
+    store_lane_rows(keys(side), down, 0, sum, rows);
   }
 
   __device__ void run() {

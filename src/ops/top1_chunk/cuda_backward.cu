@@ -216,7 +216,7 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, int batch,
                      : head_row<D>(bwd.dq, batch, stats.time[i], stats.head[i]) + column;
   }
   uint32_t before[2][kColumns / 8] = {};
-  if (add) load_rows(before, rows);
+  if (add) load_lane_rows(before, rows);
   float dq[kColumns / 8][4];
   const WgmmaDescriptor a = warp_uniform(shared.ds.columns());
   const WgmmaDescriptor b =
@@ -229,8 +229,8 @@ __device__ void query_gradients(const Top1ChunkBackward& bwd, int batch,
   wgmma_commit_group();
   wgmma_wait_group<0>(dq);
   const float scale = float(bwd.forward.scale);
-  add_rows(dq, before, {scale, scale}, {1, 1});
-  store_rows(shared.q(stage), warp_row, column / 8, dq, rows);  // whose queries have been used
+  add_lane_rows(dq, before, {scale, scale}, {1, 1});
+  store_lane_rows(shared.q(stage), warp_row, column / 8, dq, rows);  // whose queries have been used
 }
 
 // Through a tile that nobody reads any more.
@@ -245,9 +245,9 @@ __device__ void write_rows(WgmmaTile<D, kKeys> tile, const View& to, const Query
     rows[half] = key < all.keys ? head_row<D>(to, all.b, all.first_key + key, all.kv) : nullptr;
   }
   uint32_t before[2][D / 8] = {};
-  if (add) load_rows(before, rows);
-  add_rows(sum, before, {factor, factor}, {1, 1});
-  store_rows(tile, warp_row, 0, sum, rows);
+  if (add) load_lane_rows(before, rows);
+  add_lane_rows(sum, before, {factor, factor}, {1, 1});
+  store_lane_rows(tile, warp_row, 0, sum, rows);
 }
 
 template <int D>

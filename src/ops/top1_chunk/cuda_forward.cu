@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
       __syncthreads();
     }
     uint32_t old[2][D / 8] = {};
-    if (joins) load_rows(old, out);
+    if (joins) load_lane_rows(old, out);
     float factor[2], old_factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 4 : 2)
       if (!wanted) out[i] = nullptr;
       if (wanted && threadIdx.x % 4 == 0) *logsumexp[i] = (top + log2f(total)) * kLn2;
     }
-    add_rows(result.o, old, factor, old_factor);
+    add_lane_rows(result.o, old, factor, old_factor);
     // the tile's queries have been used
-    store_rows(shared.queries(stage), threadIdx.x / 32 * 16, 0, result.o, out);
+    store_lane_rows(shared.queries(stage), threadIdx.x / 32 * 16, 0, result.o, out);
     items = next;
     next = after;
   }
