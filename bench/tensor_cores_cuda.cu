@@ -1,7 +1,7 @@
 // Do other instructions take time away from the tensor cores? In each SM, two warpgroups multiply
 // (wgmma) and two repeat one instruction, first each pair alone and then both. `share` is the time
-// that the instructions add to the products, relative to their own time alone: 0 if they hide
-// behind the products, 1 if the two exclude each other.
+// that the instructions add to the products, relative to their own time alone: 0 if they overlap
+// with the products, 1 if the two exclude each other.
 #include "cuda_bench.h"
 #include "ops/cuda/wgmma.cuh"
 

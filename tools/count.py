@@ -22,7 +22,7 @@ LIMITS = {
     "split string literals": 0,
     "PTX outside src/ops/cuda": 0,
     "library functions defined again": 0,
-    "lines of CUDA": 11902,
+    "lines of CUDA": 11904,
     "lines of src/ops": None,
     "lines of src": None,
 }

@@ -12,15 +12,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace assay::ops::HWY_NAMESPACE {
 
-// What the words of a product are, and how it adds the product of two of them to a sum. A word is
-// one number, ...
+// What the words of a product are, and how it adds the product of two of them to a sum.
+// Words of one number.
 template <class R>
 struct OfNumbers {
   using Number = R;
   static constexpr int64_t kPerWord = 1;
   static HWY_INLINE Vec<R> add(Vec<R> a, Vec<R> b, Vec<R> sum) { return hn::MulAdd(a, b, sum); }
 };
-// ... or two numbers in bfloat16. The second product is added first, as the instruction below does.
+// Words of two bfloat16 numbers. The second product is added first, as vdpbf16ps does.
 struct OfBf16 {
   using Number = uint16_t;
   static constexpr int64_t kPerWord = 2;
@@ -37,7 +37,7 @@ struct OfBf16 {
                        hn::And(hn::BitCast(bits, words), hn::Set(bits, 0xFFFF0000u)));
   }
 };
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
 // The same with AVX-512 BF16, for which this version of Highway has no function. The instruction
 // takes denormal numbers for 0.
 struct OfBf16Pairs : OfBf16 {

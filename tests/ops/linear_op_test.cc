@@ -478,6 +478,13 @@ TEST(LinearOp, ReadsSequencesAndViews) {
   EXPECT_TRUE(at::allclose(y, ops::linear(p.x, transposed, p.bias), 1e-5, 1e-4));
   EXPECT_EQ(ops::linear(torch::empty({0, 64}), p.weight, p.bias).sizes(), at::IntArrayRef({0, 40}));
   EXPECT_THROW(ops::linear(p.x, torch::randn({40, 63}), {}), c10::ValueError);
+  for (const int64_t rows : {4, 300}) {
+    const at::Tensor x = torch::randn({rows, 64}), weight = torch::randn({40, 64});
+    EXPECT_THROW(ops::linear(x, weight, torch::randn({39})), c10::ValueError) << rows;
+    EXPECT_THROW(ops::product(x, torch::randn({40, 63})), c10::Error) << rows;
+    at::Tensor dweight = torch::zeros({40, 64});
+    EXPECT_THROW(ops::weight_gradient(torch::randn({rows + 1, 40}), x, dweight, false), c10::Error);
+  }
 }
 
 TEST(LinearOp, HasTheGradientsOfTheDefinition) {

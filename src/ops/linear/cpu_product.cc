@@ -1,7 +1,7 @@
 // C = A B for many rows on the CPU. B is copied into panels in the order in which the tiles of the
 // product read it, and A too where it is transposed; all tasks share the panels of B. A task has a
 // part of the rows of C. It takes a block of them and a stretch of k at a time, and keeps their
-// sums in memory of its own, in the L2 cache, until the last stretch.
+// sums in memory of its own until the last stretch: 256 N bytes, in the L2 cache for usual layers.
 //   panels of B  [stretch][N / kPanel][k][kPanel]      of A  [block / kRows][k][kRows]
 // All arithmetic is on words of 4 bytes: one number in float32, or two of neighbouring k in
 // bfloat16. "Depth" counts words.
@@ -342,7 +342,7 @@ size_t product_bytes(const MatrixProduct& p) {
 }
 void product(const MatrixProduct& p, void* workspace, const ParallelFor& parallel) {
   if (p.dtype != DType::bf16) return multiply<OfNumbers<float>>(p, workspace, parallel);
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
   if (has_bf16_products()) return multiply<OfBf16Pairs>(p, workspace, parallel);
 #endif
   multiply<OfBf16>(p, workspace, parallel);

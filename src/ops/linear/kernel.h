@@ -40,8 +40,8 @@ struct MatrixProduct {
   int64_t tasks;                    // parts of the rows of C; usually the number of threads
 };
 
-// Highway, run-time dispatch. Outputs go side by side. The bits of a row of x Wᵀ do not depend on
-// the other rows or on the number of threads. `workspace` is 64-byte aligned.
+// Highway, run-time dispatch. Tasks compute different outputs in parallel. The bits of a row of
+// x Wᵀ do not depend on the other rows or on the number of threads. `workspace` is 64-byte aligned.
 namespace cpu {
 size_t workspace_bytes(const MatrixProduct&);
 void matrix_product(const MatrixProduct&, void* workspace, const ParallelFor&);

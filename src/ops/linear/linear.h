@@ -29,7 +29,7 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
                                               const at::Tensor& weight, const at::Tensor& bias,
                                               std::string_view activation = {},
                                               bool weight_at_rest = false);
-// a [..., K] bᵀ, b [N, K] → [..., N]; no gradient.
+// a [..., K] bᵀ, b [N, K] → [..., N]; no gradient. ValueError when shapes do not fit.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b);
 // dweight [N, K] ← dyᵀ x, or dweight + dyᵀ x with `add`; dy [M, N], x [M, K], of one dtype, which
 // dweight has too, or float32. The path is that of the gradient of linear().

@@ -59,21 +59,25 @@ bool needs_gradient(std::initializer_list<at::Tensor> tensors) {
 // With fewer rows, a library is faster, because the kernel copies the weight first.
 constexpr int64_t kManyRows = 256;
 
-// The kernel reads two numbers in bfloat16 at a time. With AMX, oneDNN is faster.
+// The kernel reads two numbers in bfloat16 at a time.
 bool has_words(const at::Tensor& matrix) {
-  static const bool amx = __builtin_cpu_supports("amx-bf16");
   if (matrix.scalar_type() == at::kFloat) return true;
-  return matrix.scalar_type() == at::kBFloat16 && !amx &&
+  return matrix.scalar_type() == at::kBFloat16 &&
          reinterpret_cast<uintptr_t>(matrix.data_ptr()) % 4 == 0;
+}
+// Results in bfloat16 on a CPU with AMX, for which oneDNN has kernels and this file has none.
+bool has_amx(at::ScalarType result) {
+  static const bool amx = __builtin_cpu_supports("amx-bf16");
+  return amx && result == at::kBFloat16;
 }
 bool is_matrix(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_contiguous() && tensor.numel() > 0 && has_words(tensor);
 }
 // Whether the kernel serves product(a, b). `a` may have any number of dimensions.
 bool serves_many_rows(const at::Tensor& a, const at::Tensor& b) {
-  const bool matrices =
-      is_matrix(a) && (is_matrix(b) || is_matrix(b.t())) && a.scalar_type() == b.scalar_type();
-  return matrices && a.numel() >= kManyRows * a.size(-1) &&
+  const bool fits = b.dim() == 2 && a.size(-1) == b.size(1) && a.scalar_type() == b.scalar_type();
+  return fits && is_matrix(a) && (is_matrix(b) || is_matrix(b.t())) && !has_amx(a.scalar_type()) &&
+         a.numel() >= kManyRows * a.size(-1) &&
          (a.scalar_type() == at::kFloat || a.size(-1) % 2 == 0);
 }
 
@@ -233,16 +237,18 @@ at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const 
   return y;
 }
 
-void check(const at::Tensor& x, const at::Tensor& weight) {
+void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   check_dims("linear", "weight", weight, 2, "[N, K]");
   check_shape("linear", "weight", weight, {weight.size(0), x.size(-1)}, "[N, K]");
+  if (bias.defined()) check_shape("linear", "bias", bias, {weight.size(0)}, "[N]");
 }
 
 const bool registered =
     register_paths("linear",
                    cpu_kernel_path() +
-                       " without a gradient for up to 8 rows in float32 and 16 in bfloat16; "
-                       "and from 256 rows on, and gradients of weights; else torch",
+                       " for up to 8 rows in float32 and 16 in bfloat16 without a gradient, "
+                       "for 256 rows or more, and for gradients of weights; "
+                       "else torch (also bfloat16 with AMX)",
                    "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, "
                    "16 if the weight has more than 8,192 rows; else torch",
                    /*cuda_numerics=*/0, /*cpu_numerics=*/2);
@@ -251,7 +257,7 @@ const bool registered =
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                   bool weight_at_rest) {
-  check(x, weight);
+  check(x, weight, bias);
   if (serves_few_rows(x, weight, bias) || serves_few_rows_on_cuda(x, weight, bias))
     return few_rows(x, weight, bias, {}, weight_at_rest);
   const bool many = x.is_cpu() && x.dim() > 1 && serves_many_rows(x.contiguous(), weight);
@@ -265,13 +271,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 }
 
 at::Tensor linear_of_master(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  check(x, weight);
+  check(x, weight, bias);
   return MasterLinear::apply(x.is_cpu() ? x.contiguous() : x, weight, optional(bias));
 }
 
 at::Tensor linear_glu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                       std::string_view activation, bool weight_at_rest) {
-  check(x, weight);
+  check(x, weight, bias);
   if (serves_few_rows_on_cuda(x, weight, bias) && weight.size(0) % 2 == 0)
     return few_rows(x, weight, bias, glu_activation(activation), weight_at_rest);
   return glu(linear(x, weight, bias, weight_at_rest), activation);
@@ -281,7 +287,7 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
                                               const at::Tensor& norm_weight, double eps,
                                               const at::Tensor& weight, const at::Tensor& bias,
                                               std::string_view activation, bool weight_at_rest) {
-  check(x, weight);
+  check(x, weight, bias);
   const bool gated = !activation.empty();
   if (serves_norm(x, y, norm_weight, weight, bias) && !(gated && weight.size(0) % 2)) {
     check_shape("rms_norm", "weight", norm_weight, {x.size(-1)}, "[D]");
@@ -298,8 +304,11 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
 
 void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dweight, bool add) {
   const auto dtype = dweight.scalar_type();
-  const bool kernel = is_matrix(dy) && is_matrix(x) && dweight.numel() > 0 &&
-                      dweight.is_contiguous() &&
+  const bool fits = dy.dim() == 2 && x.dim() == 2 && dy.size(0) == x.size(0) &&
+                    dy.scalar_type() == x.scalar_type() &&
+                    dweight.sizes() == at::IntArrayRef({dy.size(1), x.size(1)});
+  const bool kernel = fits && is_matrix(dy) && is_matrix(x) && dweight.numel() > 0 &&
+                      dweight.is_contiguous() && !has_amx(dtype) &&
                       (dtype == at::kFloat || (dtype == x.scalar_type() && !add));
   if (kernel) {
     const MatrixProduct work{.rows = dy.size(1),
@@ -321,6 +330,7 @@ void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dwei
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  check_shape("product", "b", b, {b.size(0), a.size(-1)}, "[N, K]");
   if (serves_many_rows(a, b)) return many_rows(a, b);
   if (is_faster_in_f32(a)) return product(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());
   return uses_onednn(a) ? onednn_linear(a, b, {}) : at::matmul(a, b.t());

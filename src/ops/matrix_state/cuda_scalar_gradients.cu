@@ -30,7 +30,8 @@ struct ScalarGradients {
   static_assert(kMaxColumns == kScalarSteps);
   using Ring = Pipeline<2>;
   static constexpr int kPiece = kPanel<kK>;  // columns of a product
-  // Heads whose gates wait until every warp has one: `gates` is a chain of latencies.
+  // Heads that put_gates() serves in one turn, each by a warp, because it is a chain of latencies.
+  // At K 256 shared memory has no room for more than one.
   static constexpr int kDeferred = kK == 64 || kK == 256 ? 1 : 8;
   static constexpr bool kKeepsRaw = kK <= 128;  // as registers allow; else once per head
   // Up to 64 columns of one head.

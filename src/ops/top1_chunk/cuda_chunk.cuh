@@ -38,7 +38,7 @@ struct ChunkSmem {
   __device__ Tile values(int first) const { return keys(padded + first); }
   __device__ Tile queries(int stage) const { return keys(kOperands * padded + stage * kTile); }
 
-  // Sends for rows [first, first + count) of a head, and zeros after them: keys or values.
+  // Starts copies of rows [first, first + count) of a head, keys or values, and of zeros after.
   __device__ void copy(Tile to, const View& x, int b, int first, int head, int count) const {
     for (int row = 0; row < padded; row += kKeys)
       copy_rows(Tile{to.data + row * D}, x, b, first + row, head, max(0, min(kKeys, count - row)),
@@ -51,7 +51,7 @@ __device__ inline int lane_row(int i) {
   return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i * 8;
 }
 
-// Sends for a row of queries, by the quad that has it.
+// Starts the copy of a row of queries, by the quad that has it.
 template <int D>
 __device__ void copy_query(WgmmaTile<D, kTile> to, int row, const bf16* from) {
 #pragma unroll
@@ -65,7 +65,7 @@ struct Limits {
   int limit[2], lowest, highest;
 };
 
-// Numbers of keys that a row does not read become x.
+// Sets the elements of keys that a row does not read to x.
 __device__ inline void hide(float (&s)[kKeys / 8][4], int first_key, const Limits& limits,
                             float x) {
   if (first_key + kKeys <= limits.lowest) return;

@@ -12,7 +12,7 @@ namespace assay::ops::cuda::top1 {
 // decide an order. cuda_lists.cu
 // The queries of the G heads that share a key head are one sequence of items, item = g·T + t, so
 // that everything below is once per (batch, key head). Each list is cut into segments of at most
-// kSegment items: the work of a block.
+// kSegment items: what a block reads of a list.
 
 // A choice counts if it is an earlier chunk than the query's own; otherwise the result is -1.
 __device__ inline int valid_choice(int64_t choice, int own) {

@@ -13,14 +13,14 @@ namespace assay::ops::cuda::top1 {
 struct QueryTiles {
   int part, b, kv, head, group, time;  // part: of the key heads of the batch; head: first of group
   bool later;                          // a later segment
-  int number;                          // of it, or of the chunk
+  int number;                          // of that segment, or of the chunk
   int first_key, keys = 0;             // [first_key, first_key + keys) of the sequence, or none
   int own;                             // queries of a head that are the chunk's, from first_key on
   int own_tiles = 0, tiles;            // those of own queries come first
   int list_begin, list_end;            // the segment
   const int* order;
 
-  // Keys of the chunk from `offset` on, so many at most.
+  // At most `most_keys` keys of the chunk, from `offset` on.
   __device__ QueryTiles(const Top1ChunkForward& p, const Lists& lists, bool reads_own, bool chosen,
                         int offset, int most_keys)
       : group(int(p.heads / p.kv_heads)), time(int(p.time)) {

@@ -76,7 +76,8 @@ struct ScoreSmem {
   __device__ bf16* tile(int stage) const { return tiles + stage * kTile * D; }
 };
 
-// The producer is the last warp. It copies tile after tile.
+// One thread copies tile after tile: the first of a producer warp (score_tiles), or of the block
+// (score_whole_tiles).
 template <int D, int kTile>
 __device__ void produce_tile(const ScoreSmem<D, kTile>& shared, const bf16* from, int i) {
   constexpr int kStages = ScoreSmem<D, kTile>::kStages, kBytes = kTile * D * sizeof(bf16);

@@ -617,7 +617,7 @@ size_t attention_bytes(const WindowAttentionForward& p, bool backward) {
 template <class F>
 void with_kind_of(const WindowAttentionForward& p, std::initializer_list<View> read, F f) {
   if (p.dtype == DType::f64) return f(OfNumbers<double>(), double());
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
   const bool whole_words = p.head_dim % 2 == 0 && std::ranges::all_of(read, [](const View& view) {
                              return view.time_stride % 2 == 0 && view.batch_stride % 2 == 0 &&
                                     reinterpret_cast<uintptr_t>(view.data) % 4 == 0;

@@ -34,7 +34,7 @@ struct WindowAttentionBackward {
   void* dalibi_slopes;             // out [H] real or null
 };
 
-// Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, computed in fp32). Heads
+// Highway, run-time dispatch, fp32 and fp64 (bf16 is read and written, and sums are fp32). Heads
 // and blocks of queries go side by side forward, heads of k backward; one writer a row.
 // `workspace` is 64-byte aligned.
 namespace cpu {
