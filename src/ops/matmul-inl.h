@@ -25,16 +25,7 @@ struct OfBf16 {
   using Number = uint16_t;
   static constexpr int64_t kPerWord = 2;
   static HWY_INLINE Vec<float> add(Vec<float> a, Vec<float> b, Vec<float> sum) {
-    return hn::MulAdd(first(a), first(b), hn::MulAdd(second(a), second(b), sum));
-  }
-  static HWY_INLINE Vec<float> first(Vec<float> words) {
-    const hn::RebindToUnsigned<Lanes<float>> bits;
-    return hn::BitCast(Lanes<float>(), hn::ShiftLeft<16>(hn::BitCast(bits, words)));
-  }
-  static HWY_INLINE Vec<float> second(Vec<float> words) {
-    const hn::RebindToUnsigned<Lanes<float>> bits;
-    return hn::BitCast(Lanes<float>(),
-                       hn::And(hn::BitCast(bits, words), hn::Set(bits, 0xFFFF0000u)));
+    return hn::MulAdd(lower_bf16(a), lower_bf16(b), hn::MulAdd(upper_bf16(a), upper_bf16(b), sum));
   }
 };
 #if HWY_TARGET <= HWY_AVX3

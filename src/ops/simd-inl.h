@@ -194,6 +194,15 @@ HWY_INLINE void store_as_bf16(Vec<float> x, uint16_t* out) {
   const hn::Rebind<uint16_t, Lanes<float>> d16;
   hn::StoreU(hn::TruncateTo(d16, bf16_bits(x)), d16, out);
 }
+// The numbers in the lower and in the upper halves of words of two bfloat16 numbers.
+HWY_INLINE Vec<float> lower_bf16(Vec<float> words) {
+  const hn::RebindToUnsigned<Lanes<float>> d32;
+  return hn::BitCast(Lanes<float>(), hn::ShiftLeft<16>(hn::BitCast(d32, words)));
+}
+HWY_INLINE Vec<float> upper_bf16(Vec<float> words) {
+  const hn::RebindToUnsigned<Lanes<float>> d32;
+  return hn::BitCast(Lanes<float>(), hn::And(hn::BitCast(d32, words), hn::Set(d32, 0xFFFF0000u)));
+}
 // Numbers where they are in memory, from and to vectors of the arithmetic.
 HWY_INLINE Vec<float> load_wide(const float* at) { return hn::LoadU(Lanes<float>(), at); }
 HWY_INLINE Vec<double> load_wide(const double* at) { return hn::LoadU(Lanes<double>(), at); }

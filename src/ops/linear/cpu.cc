@@ -27,9 +27,8 @@ HWY_INLINE V read(const float* at) {
 template <int half>
 HWY_INLINE V read(const uint16_t* at) {
   const hn::Repartition<uint16_t, Lanes<float>> d16;
-  const hn::Repartition<uint32_t, Lanes<float>> d32;
-  const auto both = hn::BitCast(d32, hn::LoadU(d16, at));
-  return hn::BitCast(d, half ? hn::And(both, hn::Set(d32, 0xFFFF0000u)) : hn::ShiftLeft<16>(both));
+  const V words = hn::BitCast(d, hn::LoadU(d16, at));
+  return half ? upper_bf16(words) : lower_bf16(words);
 }
 // A row of x, with the numbers of each step in the order of read(), and zeros at the end.
 template <class W>
