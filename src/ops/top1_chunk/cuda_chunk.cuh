@@ -3,7 +3,7 @@
 // a listed chunk share.
 //
 // While a warp does float32 arithmetic, the tensor cores of its part of the SM wait
-// (docs/lab/top1_chunk.md). So a score takes few instructions: it becomes 2^score, and no maximum
+// (docs/lab/README.md). So a score takes few instructions: it becomes 2^score, and no maximum
 // is subtracted. A row's sum says whether that was right: between 2^−60 and 2^60, no score was too
 // large and what was lost is too small to matter. Rows with another sum are computed again,
 // relative to their maximum.
