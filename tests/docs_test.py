@@ -1,4 +1,5 @@
-"""Runs the Python blocks of docs/api.md as one program and compares its table with the operators.
+"""Runs the Python blocks of docs/operators.md as one program, and compares its table of signatures
+with the operators.
 
 Usage: docs_test.py PAGE LIBASSAY PROGRAM
 """

@@ -25,7 +25,7 @@ std::string block(const std::string& language) {
 }
 
 TEST(Example, IsRegisteredAndShort) {
-  EXPECT_EQ(mixers().at("gated_convolution").examples.size(), 2u) << "MixerForms runs these";
+  EXPECT_EQ(mixers().at("decay_attention").examples.size(), 2u) << "MixerForms runs these";
   EXPECT_LT(std::ranges::count(block("cpp"), '\n'), 60);
 }
 
@@ -57,7 +57,7 @@ TEST(Example, TrainsAndIsScored) {
 // its tokens, one by one.
 TEST(Example, DecodesAsItScores) {
   const auto model =
-      random_model("[model]\nvocab_size = 40\nd_model = 24\npattern = ['gated_convolution']\n");
+      random_model("[model]\nvocab_size = 40\nd_model = 24\npattern = ['decay_attention']\n");
   const at::NoGradGuard no_grad;
   const at::Tensor tokens = random_tokens(1, 21, 40, "example");
   ModelState state;
