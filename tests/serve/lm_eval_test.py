@@ -23,7 +23,7 @@ if not (ROOT / ".venv-clients" / "ready").exists():
 
 
 def sentences():
-    text = "\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    text = "\n".join(page.read_text() for page in sorted((ROOT / "docs").rglob("*.md")))
     return [line for line in text.splitlines() if re.fullmatch(r"[A-Z][\w ,'-]{50,150}\.", line)]
 
 
