@@ -6,6 +6,7 @@
 //     int64_t num_heads = 4;
 //     void fields(auto&& field) { field("num_heads", num_heads, "divides d_model"); }
 //   };
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -52,7 +53,19 @@ Fields fields_of(Config& config) {
   return fields;
 }
 
-std::string to_toml(const Fields& fields);  // one "name = value" line a field
+// Those whose values are not the defaults.
+template <class Config>
+Fields changed_fields(Config& config) {
+  Config defaults;
+  const Fields before = fields_of(defaults);
+  Fields changed;
+  for (Field& field : fields_of(config))
+    if (field.toml() != std::ranges::find(before, field.name, &Field::name)->toml())
+      changed.push_back(std::move(field));
+  return changed;
+}
+
+std::string to_toml(const Fields& fields);  // one "name = value" line per field
 
 // A table of a TOML file that knows its place in it. Copies share one document.
 class ConfigNode {

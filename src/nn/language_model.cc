@@ -8,6 +8,7 @@
 #include "nn/initial_values.h"
 #include "nn/lm_loss.h"
 #include "nn/recompute.h"
+#include "ops/called.h"
 #include "ops/linear/linear.h"
 
 namespace assay::nn {
@@ -46,7 +47,7 @@ void check_known(const Registry<MixerEntry>& registry, const std::string& name,
   }
 }
 
-std::vector<std::string> parts_of(const ModelConfig& config) {
+std::vector<std::string> names_of_parts(const ModelConfig& config) {
   std::vector<std::string> parts;
   for (const std::string& name : config.pattern)
     if (std::ranges::find(parts, name) == parts.end()) parts.push_back(name);
@@ -69,7 +70,7 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
   for (const std::string& name : spec.config.pattern) check_known(mixers(), name, model, "pattern");
   if (spec.config.channel_mixer != "none")
     check_known(channel_mixers(), spec.config.channel_mixer, model, "channel_mixer");
-  const auto parts = parts_of(spec.config);
+  const auto parts = names_of_parts(spec.config);
   for (const std::string& table : tables)
     if (model.has(table) && std::ranges::find(parts, table) == parts.end())
       model.refuse(table, fmt::format("a table for '{}', which is not a part of this model ({})",
@@ -81,14 +82,35 @@ ModelSpec ModelSpec::read(const ConfigNode& model) {
 
 std::string ModelSpec::toml() const {
   ModelConfig c = config;
-  Fields fields = fields_of(c);
-  // A key that came later is left out where it has no effect: keys of earlier runs stay the same
-  if (!c.residual_in_fp32)
-    std::erase_if(fields, [](const Field& field) { return field.name == "residual_in_fp32"; });
-  std::string out = "[model]\n" + to_toml(fields);
-  for (const std::string& part : parts_of(config))
+  std::string out = "[model]\n" + to_toml(fields_of(c));
+  for (const std::string& part : names_of_parts(config))
     out += "\n[model." + part + "]\n" + entry(part).expand(tables.child(part));
   return out;
+}
+
+std::string ModelSpec::identity() const {
+  ModelConfig c = config;
+  std::string out = "[model]\n" + to_toml(changed_fields(c));
+  for (const std::string& part : names_of_parts(config))
+    out += "\n[model." + part + "]\n" + entry(part).changed(tables.child(part));
+  return out;
+}
+
+Parts parts_of(ModelSpec spec) {
+  ModelConfig& c = spec.config;
+  c.vocab_size = 8;
+  c.num_layers = std::min<int64_t>(c.num_layers, int64_t(c.pattern.size()));
+  c.max_positions = std::min<int64_t>(c.max_positions, 8);
+  LanguageModel model(std::move(spec));
+  Parts parts;
+  for (size_t i = 0; i < model.layers.size(); ++i)
+    if (const int version = model.layers[i]->mixer->numerics(); version > 1)
+      parts.mixers["mixer " + model.spec.config.pattern[i]] = version;
+  const at::AutoGradMode gradients(true);
+  const ops::CalledOps called;
+  model.loss(at::zeros({1, 5}, at::kLong)).backward();
+  parts.operators = called.names;
+  return parts;
 }
 
 int64_t ModelState::bytes() const {
@@ -318,14 +340,6 @@ at::Tensor LanguageModel::token_losses(const at::Tensor& tokens) {
   const at::Tensor h = hidden(tokens.slice(1, 0, -1), state);
   return lm_token_losses(h.flatten(0, 1), head_weight(), tokens.slice(1, 1).flatten())
       .view({tokens.size(0), -1});
-}
-
-std::map<std::string, int> LanguageModel::numerics() const {
-  std::map<std::string, int> versions;
-  for (size_t i = 0; i < layers.size(); ++i)
-    if (const int version = layers[i]->mixer->numerics(); version > 1)
-      versions["mixer " + spec.config.pattern[i % spec.config.pattern.size()]] = version;
-  return versions;
 }
 
 double LanguageModel::forward_flops(int64_t time) {

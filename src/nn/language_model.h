@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,9 @@ struct ModelSpec {
   ConfigNode tables;
   static ModelSpec read(const ConfigNode& model);  // BadInput on unknown names, keys, types
   std::string toml() const;                        // [model] and its tables, every default expanded
+  // The part of toml() that makes the model differ from one with all defaults. A change of a default
+  // therefore needs a new numerics version of the mixer, or of the model.
+  std::string identity() const;
 };
 
 struct ModelState {
@@ -105,8 +109,7 @@ struct LanguageModel : Module {
   at::Tensor loss_of_hidden(const at::Tensor& hidden, const at::Tensor& targets) const;
   at::Tensor token_losses(const at::Tensor& tokens);  // [B, T] f32, no gradient
 
-  std::map<std::string, int> numerics() const;  // {"mixer mamba1": 2}: of mixers above version 1
-  double forward_flops(int64_t time);           // a token, at sequence length `time`
+  double forward_flops(int64_t time);  // per token, at sequence length `time`
   int64_t parameter_count();
   // Of one sequence after `time` tokens, counted from the tensors of runs that end at most 2,047
   // tokens after the longest window (or 1,024) is full. Beyond those a state is taken to grow by as
@@ -133,5 +136,13 @@ struct LanguageModel : Module {
  private:
   at::Tensor converted_head_;  // of prepare_inference(), when tied
 };
+
+// The parts whose numerics versions decide what a step of training computes.
+struct Parts {
+  std::set<std::string> operators;         // ops/paths.h; without the optimizer's
+  std::map<std::string, int64_t> mixers;   // {"mixer mamba1": 2}: those above version 1
+};
+// Runs one step of a model of one period of the pattern on the CPU.
+Parts parts_of(ModelSpec spec);
 
 }  // namespace assay::nn

@@ -132,10 +132,11 @@ struct Place {
 
 struct MixerEntry {
   std::shared_ptr<Mixer> (*make)(const ConfigNode& table, const Place& place);
-  Fields (*fields)();                        // with the defaults; for `assay describe`
-  std::string (*expand)(const ConfigNode&);  // the table with every default written out, as TOML
-  std::string about;                         // formula and source
-  std::vector<std::string> examples;         // the small configs it is tested as, as TOML
+  Fields (*fields)();                         // with the defaults; for `assay describe`
+  std::string (*expand)(const ConfigNode&);   // the table with every default written out, as TOML
+  std::string (*changed)(const ConfigNode&);  // the values of the table that are not the defaults
+  std::string about;                          // formula and source
+  std::vector<std::string> examples;          // the small configs it is tested as, as TOML
 };
 Registry<MixerEntry>& mixers();          // sequence mixers, one file each in mixers/
 Registry<MixerEntry>& channel_mixers();  // feed-forward layers, in channel_mixers/
@@ -158,10 +159,11 @@ struct RegisterMixer {
     };
     entry.expand = [](const ConfigNode& table) {
       Config config = read(table);
-      Fields fields = fields_of(config);
-      if constexpr (requires { config.omits(""); })
-        std::erase_if(fields, [&](const Field& field) { return config.omits(field.name); });
-      return to_toml(fields);
+      return to_toml(fields_of(config));
+    };
+    entry.changed = [](const ConfigNode& table) {
+      Config config = read(table);
+      return to_toml(changed_fields(config));
     };
     entry.about = std::move(about);
     for (Config& config : tested_as) entry.examples.push_back(to_toml(fields_of(config)));

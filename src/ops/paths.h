@@ -11,9 +11,9 @@ namespace assay::ops {
 struct OpPath {
   std::string op, device;  // "selective_scan", "cuda"
   std::string path;        // "cuda kernel sm_90a" | "composed from tensor arithmetic: …"
-  // Raised when an operator's results change by more than rounding: statistics never mix versions.
-  // 0: the operator is not part of the identity of a run, because training does not call it or it
-  // replaced operators of torch with the same results up to rounding.
+  // Raised when the results of the operator change by more than rounding: statistics never mix
+  // versions. The identity of a run has the versions above 1 of the operators that it calls, so an
+  // operator that is new, or that replaces others with equal results, changes no identity.
   int numerics = 1;
 };
 std::vector<OpPath> op_paths();  // by op, then device

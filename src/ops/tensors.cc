@@ -13,6 +13,10 @@ thread_local CalledOps* recorder = nullptr;
 CalledOps::CalledOps() { recorder = this; }
 CalledOps::~CalledOps() { recorder = nullptr; }
 
+void record_call(const char* op) {
+  if (recorder) recorder->names.insert(op);
+}
+
 void check_dims(const char* op, const char* argument, const at::Tensor& tensor, int64_t dims,
                 const char* meaning) {
   TORCH_CHECK_VALUE(tensor.dim() == dims && tensor.numel() > 0, op, ": ", argument, " has shape ",
@@ -27,7 +31,7 @@ void check_shape(const char* op, const char* argument, const at::Tensor& tensor,
 
 void check_like(const char* op, const char* argument, const at::Tensor& tensor,
                 const char* like_name, const at::Tensor& like) {
-  if (recorder) recorder->names.insert(op);
+  record_call(op);
   TORCH_CHECK_VALUE(at::isFloatingType(tensor.scalar_type()), op, ": ", argument, " holds ",
                     tensor.scalar_type(), ", expected floating-point numbers");
   TORCH_CHECK_VALUE(tensor.device() == like.device(), op, ": ", argument, " is on ",

@@ -23,6 +23,9 @@ struct StateBytes {
   }
 };
 
+// Versions by operator ("rwkv7") or mixer ("mixer mamba1"), of those that a run calls.
+using Numerics = std::map<std::string, int64_t>;
+
 // run.json
 struct Provenance {
   int64_t parameters = 0;
@@ -30,12 +33,13 @@ struct Provenance {
   StateBytes state_bytes;
   std::string device, torch, assay, commit;
   std::map<std::string, std::string> paths;  // implementation, by operator
-  std::map<std::string, int64_t> numerics;   // version, by operator or part of the model
+  Numerics numerics;
   std::string data;                          // fingerprint
+  std::optional<int64_t> train_tokens;       // in the training text of the run's domains
   std::optional<std::string> data_folder;    // absent in the record of a run
   std::string started, identity, key;
   ASSAY_FIELDS(parameters, flops_per_token, state_bytes, device, torch, assay, commit, paths,
-               numerics, data, data_folder, started, identity, key)
+               numerics, data, train_tokens, data_folder, started, identity, key)
 };
 
 // What `assay train --dry-run --json` prints.
@@ -85,9 +89,14 @@ struct Outcome {
 // One element per source or document.
 struct Clusters {
   std::optional<std::vector<std::string>> names;  // absent when clustered by document
-  std::vector<int64_t> documents, tokens, recall_tokens;
-  std::vector<double> nll, recall_nll;  // nats, summed
-  ASSAY_FIELDS(names, documents, tokens, recall_tokens, nll, recall_nll)
+  std::vector<int64_t> documents;
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> recall_tokens;
+  std::vector<double> nll;         // nats, summed
+  std::vector<double> recall_nll;  // the part of nll on recall targets
+  // Sum of min(loss, ln V + 3), V: size of the vocabulary. Absent in records of earlier versions.
+  std::optional<std::vector<double>> bounded_nll;
+  ASSAY_FIELDS(names, documents, tokens, recall_tokens, nll, recall_nll, bounded_nll)
 };
 struct EndSet {
   static constexpr const char *kBySource = "source", *kByDocument = "document";

@@ -12,9 +12,8 @@ std::string difference(const run::Provenance& record, const run::Provenance& pla
                        record.data, planned.data);
   for (const auto& [part, version] : planned.numerics) {
     const auto other = record.numerics.find(part);
-    if (other != record.numerics.end() && other->second == version) continue;
-    const std::string there =
-        other == record.numerics.end() ? "none" : std::to_string(other->second);
+    const int64_t there = other == record.numerics.end() ? 1 : other->second;
+    if (there == version) continue;
     return fmt::format(
         "{} has numerics version {} there and {} here (another device or version of Assay)", part,
         there, version);

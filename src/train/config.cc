@@ -75,13 +75,7 @@ void TrainConfig::complete(const ConfigNode& table, int64_t ranks) {
 
 std::string TrainConfig::toml() const {
   TrainConfig copy = *this;
-  Fields fields = fields_of(copy);
-  const auto omit = [&](const std::string& key) {
-    std::erase_if(fields, [&](const Field& field) { return field.name == key; });
-  };
-  if (gradient_slices == 1) omit("gradient_slices");
-  if (context_slices == 1) omit("context_slices");
-  return to_toml(fields);
+  return to_toml(fields_of(copy));
 }
 
 std::optional<TrainConfig> train_config_of(const std::filesystem::path& model) {

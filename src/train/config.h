@@ -80,7 +80,6 @@ struct TrainConfig {
   // Checks ranges and fills what follows from the rest (steps, intervals). BadInput names the key
   // and its place.
   void complete(const ConfigNode& table, int64_t ranks = 1);
-  // Without a key that came later, where it has no effect: keys of earlier runs stay the same.
   std::string toml() const;
   int64_t warmup_steps_of_fraction() const { return int64_t(warmup_fraction * double(steps)); }
   int64_t tokens_per_step() const { return batch_size * sequence_length; }

@@ -3,20 +3,39 @@
 #include <torch/torch.h>
 
 #include "data/token_store.h"
+#include "base/record.h"
 #include "eval/held_out.h"
+#include "ops/paths.h"
 
 namespace assay::train {
 
 std::string RunConfig::toml() const { return model.toml() + "\n[train]\n" + train.toml(); }
 
-std::string RunConfig::identity() const {
+std::string RunConfig::identity(const run::Numerics& numerics) const {
   TrainConfig t = train;
   t.steps = t.tokens = t.seed = 0;
   t.learning_rate = 0;
   if (t.warmup_fraction > 0) t.warmup_steps = 0;
   t.eval_every = t.eval_tokens = t.checkpoint_every = t.log_every = 0;
   t.keep_steps.clear();
-  return model.toml() + "\n[train]\n" + t.toml();
+  // Sizes that follow from others are 0, as in a file that leaves them out
+  if (t.micro_batch_size == t.batch_size / t.gradient_slices) t.micro_batch_size = 0;
+  if (t.gradient_slices == 1) t.gradient_slices = 0;
+  run::Numerics later;
+  for (const auto& [part, version] : numerics)
+    if (version != 1) later[part] = version;
+  return model.identity() + "\n[train]\n" + to_toml(changed_fields(t)) + "\n" +
+         to_json(later).dump();
+}
+
+run::Numerics numerics_of(const RunConfig& config, const std::string& device) {
+  nn::Parts parts = nn::parts_of(config.model);
+  parts.operators.insert("adamw");
+  run::Numerics versions = parts.mixers;
+  for (const ops::OpPath& path : ops::op_paths())
+    if (path.device == device && parts.operators.contains(path.op))
+      versions[path.op] = path.numerics;
+  return versions;
 }
 
 RunConfig read_run_config(const ConfigNode& file, const fs::path& store_folder, int64_t ranks) {

@@ -68,15 +68,16 @@ class Run {
   }
 
   run::Provenance describe() const {
+    const std::string device_type = device.is_cuda() ? "cuda" : "cpu";
+    const run::Numerics numerics = numerics_of(config, device_type);
     std::map<std::string, std::string> paths;
-    std::map<std::string, int64_t> numerics;
     for (const ops::OpPath& path : ops::op_paths())
-      if (path.device == (device.is_cuda() ? "cuda" : "cpu")) {
-        paths[path.op] = path.path;
-        if (path.numerics > 0) numerics[path.op] = path.numerics;
-      }
-    for (const auto& [part, version] : model->numerics()) numerics[part] = version;
-    const std::string data = data_of(store, c), versions = to_json(numerics).dump();
+      if (path.device == device_type && numerics.contains(path.op)) paths[path.op] = path.path;
+    int64_t train_tokens = 0;
+    for (const std::string& domain : c.domains)
+      train_tokens += store.documents(domain, "train").tokens();
+    const std::string data = data_of(store, c);
+    const std::string identity = config.identity(numerics);
     return {.parameters = model->parameter_count(),
             .flops_per_token = flops_per_token,
             .state_bytes = {.at_short = model->state_bytes(run::StateBytes::kShort),
@@ -88,10 +89,11 @@ class Run {
             .paths = paths,
             .numerics = numerics,
             .data = data,
+            .train_tokens = train_tokens,
             .data_folder = fs::absolute(store.folder()).string(),
             .started = now_utc(),
-            .identity = sha256(config.identity() + versions),
-            .key = sha256(config.toml() + data + versions)};
+            .identity = sha256(identity),
+            .key = sha256(identity + config.toml() + data)};
   }
 
   bool writes() const { return !ranks || ranks->first(); }
@@ -135,7 +137,10 @@ void check_folder(const RunConfig& config, const TrainOptions& options, const ru
         "{}: holds a run already; give --resume to continue it, or choose another folder. "
         "Nothing was changed.",
         name);
-  if (read_file(folder.config()) != config.toml())
+  const RunConfig before =
+      read_run_config(ConfigNode::read_file(folder.config()), options.store,
+                      options.ranks ? options.ranks->size() : 1);
+  if (before.toml() != config.toml())
     fail(
         "{}: holds a run of another configuration (see config.toml there); nothing was changed. "
         "Choose another folder, or give the same settings.",

@@ -401,7 +401,7 @@ TEST_F(Runner, RecordsOfOtherDataOrNumericsAreExplained) {
                         "full.seed-1 of {}: its configuration, learning rate or defaults differ",
                         (folder / "records").string()));
   runs[0].estimate.numerics = {{"glu", 2}};
-  EXPECT_NE(reusable.explain_missing(runs).find("glu has numerics version none there and 2 here"),
+  EXPECT_NE(reusable.explain_missing(runs).find("glu has numerics version 1 there and 2 here"),
             std::string::npos);
   runs[0].estimate.data = "another fingerprint";
   EXPECT_NE(reusable.explain_missing(runs).find("fingerprint d, and this store has another "),

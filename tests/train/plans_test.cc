@@ -8,6 +8,7 @@
 #include "data/folder.h"
 #include "data/prepare.h"
 #include "data/tokenizer.h"
+#include "ops/called.h"
 #include "ops/paths.h"
 #include "study/plan.h"
 #include "study/runner.h"
@@ -80,24 +81,12 @@ TEST_F(Plans, AreAcceptedModelByModel) {
   }
 }
 
-// The identity that a run of this configuration has on a GPU.
-std::string identity(const RunConfig& config) {
-  std::map<std::string, int64_t> numerics;
-  for (const ops::OpPath& path : ops::op_paths())
-    if (path.device == "cuda" && path.numerics > 0) numerics[path.op] = path.numerics;
-  nn::ModelSpec shallow = config.model;
-  shallow.config.num_layers = int64_t(shallow.config.pattern.size());
-  for (const auto& [part, version] : nn::LanguageModel(shallow).numerics())
-    numerics[part] = version;
-  return sha256(config.identity() + to_json(numerics).dump());
-}
-
 fs::path plan_of_records(const std::string& name) {
   const fs::path file = name + ".toml";
   return fs::exists(kPlans / file) ? kPlans / file : kPlans / "ablations" / file;
 }
 
-// A new default or a new operator must not change the identity of earlier runs, or nobody could
+// A new key or a new operator must not change the identity of earlier runs. Otherwise nobody could
 // reuse the records in docs/results.
 TEST_F(Plans, FindTheRecordsOfTheirRuns) {
   int64_t found = 0;
@@ -111,7 +100,7 @@ TEST_F(Plans, FindTheRecordsOfTheirRuns) {
           study::compose(model, plan.settings.at(0), {.tokens = 1 << 20}).toml();
       RunConfig config = read_run_config(ConfigNode::parse(text, model.name), folder_ / "store");
       config.model.config.vocab_size = kRecordedVocabulary;
-      identities[model.name] = identity(config);
+      identities[model.name] = sha256(config.identity(numerics_of(config, "cuda")));
     }
     for (const study::StoredRun& run : recorded.runs) {
       const auto record = records.find(run.key);
@@ -122,6 +111,84 @@ TEST_F(Plans, FindTheRecordsOfTheirRuns) {
     }
   }
   EXPECT_GT(found, 100);
+}
+
+// A run of one layer and five tokens finds the operators of a longer model and sequence.
+std::set<std::string> operators_of_a_step(const nn::ModelSpec& spec) {
+  nn::LanguageModel model(spec);
+  const ops::CalledOps called;
+  model.loss(at::zeros({1, 301}, at::kLong)).backward();
+  return called.names;
+}
+
+nn::ModelSpec small_model(const std::string& part, bool is_mixer, const std::string& example) {
+  const std::string pattern = is_mixer ? part : "attention";
+  const std::string channel_mixer = is_mixer ? "swiglu" : part;
+  const std::string text = fmt::format(
+      "[model]\nvocab_size = 8\nd_model = 48\nnum_layers = 3\npattern = [\"{}\"]\n"
+      "channel_mixer = \"{}\"\n[model.{}]\n{}",
+      pattern, channel_mixer, part, example);
+  return nn::ModelSpec::read(ConfigNode::parse(text).child("model"));
+}
+
+// By operator, the models that call it: each mixer and channel mixer as it is tested.
+std::map<std::string, std::set<std::string>> callers() {
+  std::map<std::string, std::set<std::string>> callers;
+  for (const bool is_mixer : {true, false}) {
+    const auto& registry = is_mixer ? nn::mixers() : nn::channel_mixers();
+    for (const std::string& part : registry.names())
+      for (const std::string& example : registry.at(part).examples) {
+        const nn::ModelSpec spec = small_model(part, is_mixer, example);
+        const std::set<std::string> called = operators_of_a_step(spec);
+        EXPECT_EQ(nn::parts_of(spec).operators, called) << spec.toml();
+        for (const std::string& op : called) callers[op].insert(part + "\n" + example);
+      }
+  }
+  return callers;
+}
+
+TEST(Identity, ChangesForExactlyTheModelsThatCallAnOperator) {
+  const auto callers_of = callers();
+  std::set<std::string> unused;
+  for (const ops::OpPath& path : ops::op_paths()) {
+    if (path.op == "adamw" || path.device != "cuda") continue;
+    const auto found = callers_of.find(path.op);
+    if (found == callers_of.end()) unused.insert(path.op);
+    for (const bool is_mixer : {true, false}) {
+      const auto& registry = is_mixer ? nn::mixers() : nn::channel_mixers();
+      for (const std::string& part : registry.names())
+        for (const std::string& example : registry.at(part).examples) {
+          const RunConfig config{small_model(part, is_mixer, example), {.gradient_slices = 1}};
+          run::Numerics numerics = numerics_of(config, "cuda");
+          const std::string before = config.identity(numerics);
+          const bool calls =
+              found != callers_of.end() && found->second.contains(part + "\n" + example);
+          EXPECT_EQ(numerics.contains(path.op), calls) << path.op << " in " << part;
+          if (calls) ++numerics[path.op];
+          EXPECT_EQ(config.identity(numerics) != before, calls) << path.op << " in " << part;
+        }
+    }
+  }
+  EXPECT_EQ(unused, (std::set<std::string>{"decode_attention", "sampling"}))
+      << "Training calls all other operators. Does a new one call record_call()?";
+}
+
+TEST(Identity, DoesNotContainDefaults) {
+  const auto identity = [](const std::string& text) {
+    const ConfigNode file = ConfigNode::parse(text);
+    RunConfig config{nn::ModelSpec::read(file.child("model")), {}};
+    file.child("train").read(config.train);
+    config.train.complete(file.child("train"));
+    return config.identity({{"glu", 1}, {"rwkv7", 2}});
+  };
+  const std::string train = "[train]\nsteps = 10\nbatch_size = 4\n";
+  const std::string model = "[model]\npattern = [\"mamba1\"]\n";
+  EXPECT_EQ(identity(model + train), identity(model + "residual_in_fp32 = false\n" + train +
+                                              "clip = 1.0\nmicro_batch_size = 4\nseed = 3\n"));
+  EXPECT_NE(identity(model + train), identity(model + "residual_in_fp32 = true\n" + train));
+  EXPECT_NE(identity(model + train), identity(model + train + "clip = 2.0\n"));
+  EXPECT_EQ(identity(model + train).find("glu"), std::string::npos);
+  EXPECT_NE(identity(model + train).find("\"rwkv7\":2"), std::string::npos);
 }
 
 TEST_F(Plans, DryRunOfARealOne) {

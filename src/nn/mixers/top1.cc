@@ -171,8 +171,6 @@ struct Top1Chunk final : Top1 {
     std::string selection = "exact";
     bool fall_back = false;
     double margin = 0;
-    // This key came later: identities of earlier runs stay the same.
-    bool omits(std::string_view key) const { return key == "margin" && margin == 0; }
     void fields(auto&& field) {
       HeadsConfig::fields(field);
       field("chunk_size", chunk_size, "positions of a chunk");

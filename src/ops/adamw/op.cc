@@ -6,6 +6,7 @@
 
 #include "ops/adamw/adamw.h"
 #include "ops/adamw/kernel.h"
+#include "ops/called.h"
 #include "ops/dispatch.h"
 
 namespace assay::ops {
@@ -56,14 +57,15 @@ void from_kernel(const AdamWTensors& t, const AdamWSettings& s, const at::Tensor
     for (const at::Tensor& tensor : *written) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-const bool registered = register_paths("adamw", "torch's fused AdamW",
-                                       "cuda kernel sm_90a for float32, else torch's fused AdamW",
-                                       /*cuda_numerics=*/0, /*cpu_numerics=*/0);
+const bool registered =
+    register_paths("adamw", "torch's fused AdamW",
+                   "cuda kernel sm_90a for float32, else torch's fused AdamW");
 
 }  // namespace
 
 void adamw_(const AdamWTensors& t, const AdamWSettings& s, const at::Tensor& scale,
             const at::Tensor& broken) {
+  record_call("adamw");
   if (t.parameters.empty()) return;
   if (has_kernel(t)) return from_kernel(t, s, scale, broken);
   const std::vector<at::Tensor> steps(t.parameters.size(),

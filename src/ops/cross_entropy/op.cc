@@ -1,6 +1,7 @@
 // assay's cross-entropy: from tensors to the kernels.
 #include <torch/torch.h>
 
+#include "ops/called.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/cross_entropy/kernel.h"
 #include "ops/dispatch.h"
@@ -11,6 +12,7 @@ namespace {
 constexpr const char* kOp = "cross_entropy";
 
 void check(const at::Tensor& logits, const at::Tensor& targets) {
+  record_call(kOp);
   check_dims(kOp, "logits", logits, 2, "[N, V]");
   check_shape(kOp, "targets", targets, {logits.size(0)}, "[N]");
   TORCH_CHECK_VALUE(logits.is_contiguous(), kOp, ": logits must be contiguous");

@@ -3,6 +3,7 @@
 
 #include <bit>
 
+#include "ops/called.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/kernel.h"
 #include "ops/dispatch.h"
@@ -38,6 +39,7 @@ at::Tensor rows_of(const at::Tensor& x) {
 
 void check_tokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const DecodeOptions& options) {
+  record_call(kOp);
   check_dims(kOp, "q", q, 3, "[B, H, D]");
   check_dims(kOp, "k", k, 3, "[B, Hkv, D]");
   check_shape(kOp, "k", k, {q.size(0), k.size(1), q.size(2)}, "[B, Hkv, D]");

@@ -37,6 +37,6 @@ at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& z, const at::Te
   return y[0].to(x.scalar_type());
 }
 
-const bool registered_gated_norm = register_kernels(kOp, /*numerics=*/0);
+const bool registered_gated_norm = register_kernels(kOp);
 
 }  // namespace assay::ops

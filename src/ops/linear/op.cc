@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/called.h"
 #include "ops/dispatch.h"
 #include "ops/glu/glu.h"
 #include "ops/linear/kernel.h"
@@ -238,6 +239,7 @@ at::Tensor few_rows(const at::Tensor& sequence, const at::Tensor& weight, const 
 }
 
 void check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  record_call("linear");
   check_dims("linear", "weight", weight, 2, "[N, K]");
   check_shape("linear", "weight", weight, {weight.size(0), x.size(-1)}, "[N, K]");
   if (bias.defined()) check_shape("linear", "bias", bias, {weight.size(0)}, "[N]");
@@ -251,7 +253,7 @@ const bool registered =
                        "else torch (also bfloat16 with AMX)",
                    "cuda kernel sm_90a without a gradient for up to 64 rows in bfloat16, "
                    "16 if the weight has more than 8,192 rows; else torch",
-                   /*cuda_numerics=*/0, /*cpu_numerics=*/2);
+                   /*cuda_numerics=*/1, /*cpu_numerics=*/2);
 
 }  // namespace
 
@@ -303,6 +305,7 @@ std::pair<at::Tensor, at::Tensor> norm_linear(const at::Tensor& x, const at::Ten
 }
 
 void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dweight, bool add) {
+  record_call("linear");
   const auto dtype = dweight.scalar_type();
   const bool fits = dy.dim() == 2 && x.dim() == 2 && dy.size(0) == x.size(0) &&
                     dy.scalar_type() == x.scalar_type() &&
@@ -330,6 +333,7 @@ void weight_gradient(const at::Tensor& dy, const at::Tensor& x, at::Tensor& dwei
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
+  record_call("linear");
   check_shape("product", "b", b, {b.size(0), a.size(-1)}, "[N, K]");
   if (serves_many_rows(a, b)) return many_rows(a, b);
   if (is_faster_in_f32(a)) return product(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());

@@ -53,8 +53,8 @@ at::Tensor rwkv7_output(const at::Tensor& n, const at::Tensor& r, const at::Tens
   return rowwise<Rwkv7Output>({n, r, k, v, g}, {r_k}, 0, heads)[0];
 }
 
-const bool registered_rwkv7 = register_kernels("rwkv7_prepare", /*numerics=*/0) &&
-                              register_kernels("rwkv7_values", /*numerics=*/0) &&
-                              register_kernels("rwkv7_output", /*numerics=*/0);
+const bool registered_rwkv7 = register_kernels("rwkv7_prepare") &&
+                              register_kernels("rwkv7_values") &&
+                              register_kernels("rwkv7_output");
 
 }  // namespace assay::ops

@@ -64,6 +64,6 @@ at::Tensor sample(const at::Tensor& logits, const at::Tensor& draws) {
 }
 
 // Training does not draw tokens: it is not part of the identity of a run.
-const bool registered_path = register_kernels(kOp, /*numerics=*/0);
+const bool registered_path = register_kernels(kOp);
 
 }  // namespace assay::ops

@@ -9,6 +9,6 @@ at::Tensor squared_relu(const at::Tensor& x) {
   return elementwise<SquaredRelu>("squared_relu", x, squared_relu_reference);
 }
 
-const bool registered_squared_relu = register_kernels("squared_relu", 0);
+const bool registered_squared_relu = register_kernels("squared_relu");
 
 }  // namespace assay::ops

@@ -18,6 +18,6 @@ at::Tensor unit_length(const at::Tensor& x, double eps, int64_t groups) {
   return rowwise<UnitLength>({x}, {}, eps, groups)[0];
 }
 
-const bool registered_unit_length = register_kernels("unit_length", /*numerics=*/0);
+const bool registered_unit_length = register_kernels("unit_length");
 
 }  // namespace assay::ops
