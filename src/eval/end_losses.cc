@@ -13,11 +13,13 @@ size_t add_cluster(Clusters& clusters) {
   clusters.recall_tokens.push_back(0);
   clusters.nll.push_back(0);
   clusters.recall_nll.push_back(0);
+  clusters.bounded_nll->push_back(0);
   return clusters.documents.size() - 1;
 }
 
 Clusters clusters_of(const SetLosses& set, const data::Documents& documents) {
   Clusters out;
+  out.bounded_nll.emplace();
   std::map<int64_t, size_t> of_source;
   if (documents.has_sources()) out.names.emplace();
   for (size_t i = 0; i < set.documents.size(); ++i) {
@@ -38,6 +40,7 @@ Clusters clusters_of(const SetLosses& set, const data::Documents& documents) {
     out.nll[cluster] += set.nll[i];
     out.recall_tokens[cluster] += set.recall_tokens[i];
     out.recall_nll[cluster] += set.recall_nll[i];
+    (*out.bounded_nll)[cluster] += set.bounded_nll[i];
   }
   return out;
 }
@@ -64,6 +67,7 @@ std::map<std::string, run::EndSet> end_losses(const Losses& losses, const data::
     }
     clusters.nll = rounded(std::move(clusters.nll));
     clusters.recall_nll = rounded(std::move(clusters.recall_nll));
+    clusters.bounded_nll = rounded(std::move(*clusters.bounded_nll));
     out[name] = {
         .loss = total.loss(),
         .recall_loss = recall.loss(),

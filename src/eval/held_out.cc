@@ -63,7 +63,8 @@ double SetLosses::bits_per_byte() const {
 }
 
 HeldOut::HeldOut(const data::TokenStore& store, const Options& options)
-    : tokens_at_once_(options.tokens_at_once) {
+    : tokens_at_once_(options.tokens_at_once),
+      largest_loss_(std::log(double(store.vocab_size())) + kBound) {
   const auto classes = frequency_classes(store, options.train_domains);
   for (const std::string& name : options.sets) {
     const auto [domain, split] = domain_and_split(name);
@@ -125,7 +126,8 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
                 .bytes = set.document_bytes,
                 .documents = set.documents,
                 .recall_nll = std::vector<double>(documents),
-                .recall_tokens = std::vector<int64_t>(documents)};
+                .recall_tokens = std::vector<int64_t>(documents),
+                .bounded_nll = std::vector<double>(documents)};
   for (size_t first = 0; first < set.rows.size();) {
     const int64_t length = set.rows[first].length;
     const size_t count =
@@ -144,6 +146,7 @@ SetLosses HeldOut::run(nn::LanguageModel& model, const Set& set) const {
       for (int64_t i = 0; i < row.length; ++i) {
         const size_t target = size_t(row.begin + 1 + i);
         out.nll[size_t(row.document)] += loss[i];
+        out.bounded_nll[size_t(row.document)] += std::min(loss[i], largest_loss_);
         ++out.tokens[size_t(row.document)];
         const auto add = [&](int slice) {
           out.slices[size_t(slice)].nll += loss[i];

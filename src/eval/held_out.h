@@ -26,6 +26,10 @@ namespace assay::eval {
 
 inline constexpr const auto& kSlices = run::slice::kAll;
 
+// Nats above the loss of a uniform guess at which the bounded loss of a token ends: few tokens with a
+// very large loss otherwise carry a tenth of the loss out of domain and most of its noise.
+inline constexpr double kBound = 3;
+
 // "arxiv.test" → arxiv, test. BadInput without a dot.
 std::pair<std::string, std::string> domain_and_split(const std::string& set);
 
@@ -42,6 +46,7 @@ struct SetLosses {
   std::vector<int64_t> documents;      // index of the document in its split of the store
   std::vector<double> recall_nll;      // the part of nll on recall targets (slice repeated_bigram)
   std::vector<int64_t> recall_tokens;  // the part of tokens that are recall targets
+  std::vector<double> bounded_nll;     // the same as nll, of min(loss, ln V + kBound) per token
   std::array<Sum, kSlices.size()> slices{};
   Sum total() const;
   double bits_per_byte() const;  // 0 when the store has no byte counts
@@ -77,6 +82,7 @@ class HeldOut {
   SetLosses run(nn::LanguageModel& model, const Set& set) const;
   std::vector<Set> sets_;
   int64_t tokens_at_once_;
+  double largest_loss_;  // of the bounded loss
 };
 
 run::EvaluatedSets summary(const Losses& losses);
