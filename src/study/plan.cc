@@ -310,7 +310,9 @@ void check_setting(const Setting& setting) {
     refuse(place(setting.data_layers, "sequence_length"),
            "data.sequence_length must be given and at least 1");
   for (const auto& [key, domains] :
-       {std::pair{"train", &data.train}, {"out_of_domain", &data.out_of_domain}})
+       {std::pair{"train", &data.train},
+        {"out_of_domain", &data.out_of_domain},
+        {"further", &data.further}})
     for (const std::string& domain : *domains)
       if (std::ranges::count(*domains, domain) > 1)
         refuse(place(setting.data_layers, key),
@@ -319,6 +321,10 @@ void check_setting(const Setting& setting) {
     if (std::ranges::count(data.train, domain))
       refuse(place(setting.data_layers, "out_of_domain"),
              fmt::format("'{}' is both trained on and out of domain", domain));
+  for (const std::string& domain : data.further)
+    if (std::ranges::count(data.train, domain) || std::ranges::count(data.out_of_domain, domain))
+      refuse(place(setting.data_layers, "further"),
+             fmt::format("'{}' is in data.train or data.out_of_domain, too", domain));
   for (const ConfigNode& layer : setting.train_layers) check_train(layer);
 }
 
@@ -375,7 +381,8 @@ void check_head(const Head& head, const ConfigNode& root, const fs::path& file) 
 ConfigNode decided(const DataSetting& data, Variation variation) {
   std::vector<std::string> domains = data.train, sets;
   for (const std::string& domain : data.train) sets.push_back(domain + "." + data.held_out);
-  for (const std::string& domain : data.out_of_domain) sets.push_back(domain + "." + data.test);
+  for (const auto* domains : {&data.out_of_domain, &data.further})
+    for (const std::string& domain : *domains) sets.push_back(domain + "." + data.test);
   int64_t length = data.sequence_length;
   Fields fields = {{"seed", &variation.seed, ""},
                    {"sequence_length", &length, ""},

@@ -9,8 +9,8 @@
 //   ladder    = { tokens = [20_480_000, 40_960_000, 81_920_000], seeds = [1, 2, 3, 4] }
 //   tune      = { learning_rate = [1e-3, 2e-3, 4e-3], tokens = 20_480_000 }
 //   data      = { store = "FOLDER" | synthetic = { documents = 4000 }, train = ["cc", "c4"],
-//                 out_of_domain = ["arxiv"], sequence_length = 512, held_out = "valid",
-//                 test = "test" }
+//                 out_of_domain = ["arxiv"], further = ["verse"], sequence_length = 512,
+//                 held_out = "valid", test = "test" }
 //   train     = { batch = 16, … }              # every key of a run's [train]
 //   # Laid over [model] of every model; a table in it, over the models that have that table:
 //   size      = { d_model = 256, attention = { num_heads = 4 } }
@@ -46,7 +46,9 @@ std::string opening_sentence(const std::string& toml);
 
 struct DataSetting {
   std::string store;                              // folder; "" when given by --data or synthetic
-  std::vector<std::string> train, out_of_domain;  // domains
+  std::vector<std::string> train;          // domains
+  std::vector<std::string> out_of_domain;  // domains whose mean loss is compared
+  std::vector<std::string> further;        // more unseen domains; each is compared, too
   int64_t sequence_length = 0;
   // Split of the training domains: held-out text of what was trained on
   std::string held_out = "valid";
@@ -55,6 +57,7 @@ struct DataSetting {
     field("store", store);
     field("train", train);
     field("out_of_domain", out_of_domain);
+    field("further", further);
     field("sequence_length", sequence_length);
     field("held_out", held_out);
     field("test", test);

@@ -73,6 +73,8 @@ void check_domains(const Setting& setting, const data::TokenStore& store) {
   }
   for (const std::string& domain : setting.data.out_of_domain)
     check("out_of_domain", domain, setting.data.test);
+  for (const std::string& domain : setting.data.further)
+    check("further", domain, setting.data.test);
 }
 
 std::string prefix(const Setting& setting) {
@@ -367,6 +369,28 @@ std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options
   }
   while (!asked.empty()) collect();
   return candidates;
+}
+
+std::vector<std::string> repetition(const std::vector<Candidate>& candidates) {
+  std::map<std::string, std::pair<double, std::string>> most;  // epochs and run, by setting
+  for (const Candidate& c : candidates) {
+    if (!c.answer.train_tokens) continue;
+    const int64_t longest = c.model->budgets.back().tokens;
+    const double tokens = double(longest > 0 ? longest : c.answer.tokens);
+    const double epochs = tokens / double(*c.answer.train_tokens);
+    auto& [largest, model] = most[c.setting->name];
+    if (epochs <= largest) continue;
+    largest = epochs;
+    model = fmt::format("{} with {:.3g}M tokens", c.model->name, tokens / 1e6);
+  }
+  std::vector<std::string> warnings;
+  for (const auto& [setting, longest] : most)
+    if (longest.first > kMostEpochs)
+      warnings.push_back(fmt::format(
+          "{}{} reads its training text {:.1f} times. Repeated text biases the comparison at equal "
+          "held-out loss; train at most {:.1f} epochs, or prepare more text.",
+          setting.empty() ? "" : setting + ": ", longest.second, longest.first, kMostEpochs));
+  return warnings;
 }
 
 std::vector<PlannedRun> tuning_runs(const Plan& plan, const std::vector<Candidate>& candidates,

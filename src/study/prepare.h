@@ -47,6 +47,11 @@ std::vector<fs::path> synthetic_stores(const Plan& plan, const fs::path& study);
 // `plan`.
 std::vector<Candidate> ask_trainer(const Plan& plan, const StudyOptions& options);
 
+// More epochs of the training text bias the comparison at equal held-out loss (docs/statistics.md).
+inline constexpr double kMostEpochs = 1.5;
+// A sentence for each setting in which the longest run reads its text more often than that.
+std::vector<std::string> repetition(const std::vector<Candidate>& candidates);
+
 // The learning rate of each model, by setting and model; absent where the grid gave none.
 using Rates = std::map<std::pair<std::string, std::string>, double>;
 // The runs that choose learning rates; empty without `tune`.

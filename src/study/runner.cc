@@ -272,6 +272,7 @@ void measure_overlap(const std::vector<Candidate>& candidates, Store& store) {
         if (std::ranges::count(domains, row.domain)) all.push_back(row);
     };
     add(setting.test, setting.out_of_domain);
+    add(setting.test, setting.further);
     add(setting.held_out, setting.train);
     store.set_overlap(c.answer.data, all);
   }
@@ -401,6 +402,7 @@ Outcome run_plan_with(Launcher& launcher, const StudyOptions& options) {
   const Reusable reusable(options.reuse);
   StudyFolder folder(plan, options.study, launcher.keeps_failures());
   const auto candidates = ask_trainer(plan, options);
+  for (const std::string& warning : repetition(candidates)) Progress().log("warning: " + warning);
   ask_tasks(plan, candidates, options);
   check_runs(plan, candidates, options.study);
   const bool shared = options.slurm.has_value();
@@ -455,6 +457,7 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options) {
   const Results results(options);
   StudyFolder folder(plan, options.study);
   const auto candidates = ask_trainer(plan, options);
+  for (const std::string& warning : repetition(candidates)) Progress().log("warning: " + warning);
   ask_tasks(plan, candidates, options);
   check_runs(plan, candidates, options.study);
   const auto tuning = tuning_runs(plan, candidates, options.study);
@@ -500,6 +503,14 @@ int64_t write_records(const fs::path& study, const fs::path& folder,
   return int64_t(written.size());
 }
 
+void study_of_records(const RecordedPlan& plan, const Records& records, const std::string& origin,
+                      const fs::path& study) {
+  make_folder(study);
+  const FolderLock lock(study);
+  Store store(study);
+  store.set_records(plan, records, origin);
+}
+
 void study_of_records(const fs::path& folder, const fs::path& study) {
   if (!fs::exists(folder / "plan.json"))
     fail("{}: holds neither a study (study.sqlite) nor records with their plan.json",
@@ -511,10 +522,7 @@ void study_of_records(const fs::path& folder, const fs::path& study) {
         "{}: The report of a folder of records needs a folder of its own. "
         "Nothing was changed.",
         folder.string());
-  make_folder(study);
-  const FolderLock lock(study);
-  Store store(study);
-  store.set_records(plan, records, folder.string());
+  study_of_records(plan, records, folder.string(), study);
 }
 
 }  // namespace assay::study

@@ -36,6 +36,10 @@ std::vector<ExpectedRun> dry_run(const StudyOptions& options);
 // again; plan.json names these folders relative to `folder`. Returns the number of records written.
 int64_t write_records(const fs::path& study, const fs::path& folder,
                       const std::vector<fs::path>& elsewhere = {});
+// A study without runs of its own, from records. BadInput when `study` is a study that was not made
+// from records.
+void study_of_records(const RecordedPlan& plan, const Records& records, const std::string& origin,
+                      const fs::path& study);
 // Makes a study of such a folder, without runs of its own. BadInput when `study` is the folder of
 // records or a study that was not made from records.
 void study_of_records(const fs::path& folder, const fs::path& study);

@@ -43,9 +43,11 @@ StoredPlan stored(const Plan& plan) {
     out.settings.push_back({.name = setting.name,
                             .train = setting.data.train,
                             .out_of_domain = setting.data.out_of_domain,
+                            .further = {},
                             .held_out = setting.data.held_out,
                             .test = setting.data.test,
                             .sequence_length = setting.data.sequence_length});
+    if (!setting.data.further.empty()) out.settings.back().further = setting.data.further;
     if (plan.tasks) out.settings.back().tasks = setting.tasks;
   }
   for (const Model& model : plan.models) out.models.push_back(model.name);

@@ -65,11 +65,14 @@ struct StudyRun : StoredRun {
 
 struct StoredSetting {
   std::string name;
-  std::vector<std::string> train, out_of_domain;
-  std::string held_out, test;
+  std::vector<std::string> train;
+  std::vector<std::string> out_of_domain;
+  std::optional<std::vector<std::string>> further;  // absent when the plan names none
+  std::string held_out;
+  std::string test;
   int64_t sequence_length = 0;
   std::optional<std::vector<run::TaskQuestion>> tasks;  // absent when the plan has none
-  ASSAY_FIELDS(name, train, out_of_domain, held_out, test, sequence_length, tasks)
+  ASSAY_FIELDS(name, train, out_of_domain, further, held_out, test, sequence_length, tasks)
 };
 // What the test text shares with the training text, by domain.
 using Overlap = std::vector<data::DomainOverlap>;
