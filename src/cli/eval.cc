@@ -1,4 +1,4 @@
-// assay eval loss RUN --data STORE, assay eval probe RUN --data STORE
+// assay eval loss RUN --data STORE, assay eval probe RUN --data STORE, assay losses MODEL --data STORE
 #include <torch/torch.h>
 
 #include <nlohmann/json.hpp>
@@ -18,6 +18,9 @@ using Json = nlohmann::json;
 struct Options {
   ModelOptions model;
   std::string data, split, set, documents;
+  std::string name, output;    // of `assay losses`
+  int64_t trained_tokens = 0;  // the same
+  int64_t seed = -1;           // the same
   int64_t length = 0, tokens = 0, sequences = 4;
   eval::ProbeOptions probe;
 };
@@ -77,6 +80,68 @@ void show_losses(const Options& o) {
          {"sequence_length", length},
          {"evaluation", to_json(eval::summary(losses))}},
         text);
+}
+
+// The run line of a file of losses (study/losses.h).
+Json run_line(const Options& o, const TrainedModel& model, const data::TokenStore& store,
+              const train::TrainConfig& config) {
+  int64_t train_tokens = 0;
+  for (const std::string& domain : config.domains)
+    train_tokens += store.documents(domain, "train").tokens();
+  Json line = {{"model", o.name.empty() ? fs::path(o.model.model).filename().string() : o.name},
+               {"seed", o.seed >= 0 ? o.seed : config.seed},
+               {"tokens", o.trained_tokens > 0 ? o.trained_tokens : config.tokens},
+               {"parameters", model.model->parameter_count()},
+               {"tokenizer", store.tokenizer().sha256}};
+  if (line["tokens"].get<int64_t>() <= 0)
+    fail("{}: The model does not say how many tokens it was trained on; give --tokens N. "
+         "Nothing was written.",
+         o.model.model);
+  if (train_tokens > 0)
+    line["epochs"] = line["tokens"].get<double>() / double(train_tokens);
+  return {{"run", line}};
+}
+
+std::string document_lines(const std::string& set, const eval::SetLosses& losses,
+                           const data::TokenStore& store) {
+  const auto [domain, split] = eval::domain_and_split(set);
+  const data::Documents& documents = store.documents(domain, split);
+  std::string out;
+  for (size_t i = 0; i < losses.nll.size(); ++i) {
+    Json line = {{"role", split == "test" ? "out_of_domain" : "held_out"},
+                 {"domain", domain},
+                 {"document", std::to_string(losses.documents[i])},
+                 {"nats", losses.nll[i]},
+                 {"tokens", losses.tokens[i]},
+                 {"recall_nats", losses.recall_nll[i]},
+                 {"recall_tokens", losses.recall_tokens[i]}};
+    if (losses.bytes[i] > 0) line["bytes"] = losses.bytes[i];
+    const int64_t source =
+        documents.has_sources() ? documents.source(losses.documents[i]) : int64_t{-1};
+    if (source >= 0) line["source"] = documents.source_names().at(size_t(source));
+    out += line.dump() + "\n";
+  }
+  return out;
+}
+
+void write_judged_losses(const Options& o) {
+  check_output(o.output);
+  const TrainedModel model(o.model);
+  const data::TokenStore store(o.data);
+  model.check_store(store);
+  const train::TrainConfig config = trained(o, store);
+  std::string text = run_line(o, model, store, config).dump() + "\n";
+  const int64_t length = o.length > 0 ? o.length : config.sequence_length;
+  const eval::HeldOut held_out(store, {sets_of("", store, config), config.domains, length, 0});
+  const eval::Losses losses = held_out.run(*model.model);
+  int64_t documents = 0;
+  for (const auto& [set, of_set] : losses) {
+    text += document_lines(set, of_set, store);
+    documents += int64_t(of_set.nll.size());
+  }
+  write_file(o.output, text);
+  print({{"losses", o.output}, {"documents", documents}},
+        fmt::format("Losses of {} documents: {}\n", documents, o.output));
 }
 
 std::string entropies(const std::vector<double>& heads) {
@@ -161,7 +226,24 @@ void add(CLI::App& app) {
   probes->callback([probe] { show_probe(*probe); });
   for (const std::string& name : eval_commands().names()) eval_commands().at(name)(*command);
 }
-const bool registered = commands().add("eval", add);
+void add_losses(CLI::App& app) {
+  auto o = std::make_shared<Options>();
+  CLI::App* command = subcommand(
+      app, "losses", "write the losses of a model on a store, for `assay judge` (JSON Lines)");
+  add_common(*command, *o);
+  command->add_option("-o,--output", o->output, "file of losses")->required();
+  command->add_option("--name", o->name, "name of the model; default: that of its folder");
+  command->add_option("--tokens", o->trained_tokens, "training tokens; default: those of the run")
+      ->check(positive_number());
+  command->add_option("--seed", o->seed, "default: that of the run")->check(non_negative_number());
+  command->footer(
+      "Examples:\n"
+      "  assay losses study/runs/window.82M.seed-1.0a1b2c3d --data store -o window.jsonl --name window\n"
+      "  assay losses exported/ --data store --tokens 300000000000 -o pythia.jsonl\n");
+  command->callback([o] { write_judged_losses(*o); });
+}
+
+const bool registered = commands().add("eval", add) && commands().add("losses", add_losses);
 
 }  // namespace
 }  // namespace assay::cli

@@ -1,0 +1,404 @@
+#include "study/losses.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <numbers>
+#include <optional>
+#include <set>
+
+#include "base/files.h"
+
+namespace assay::study {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+struct RunLine {
+  std::string model;
+  int64_t tokens = 0;
+  std::optional<int64_t> seed;
+  std::optional<double> epochs;
+  std::optional<double> parameters;
+  std::optional<std::string> tokenizer;
+  std::optional<double> training_loss;
+  ASSAY_FIELDS(model, tokens, seed, epochs, parameters, tokenizer, training_loss)
+};
+
+// Sums over the documents of one source.
+struct Cluster {
+  int64_t documents = 0;
+  double nats = 0;
+  double tokens = 0;
+  double bytes = 0;
+  double recall_nats = 0;
+  double recall_tokens = 0;
+};
+// By "web.valid" or "code.test", then by source.
+using Sets = std::map<std::string, std::map<std::string, Cluster>>;
+
+struct ForeignRun {
+  RunLine about;
+  std::string place;  // "losses.jsonl:1"
+  Sets sets;
+  bool has_tokens = true;
+  bool has_bytes = true;
+  bool has_sources = true;
+  bool has_recall = true;
+};
+
+const char* kHeldOut = "held_out";
+const char* kOutOfDomain = "out_of_domain";
+
+// The first of these keys that the line has, as a text.
+std::optional<std::string> text_of(const Json& line, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
+    const auto found = line.find(key);
+    if (found == line.end() || found->is_null()) continue;
+    return found->is_string() ? found->get<std::string>() : found->dump();
+  }
+  return std::nullopt;
+}
+
+std::optional<double> number_of(const Json& line, const char* key, const std::string& place) {
+  const auto found = line.find(key);
+  if (found == line.end() || found->is_null()) return std::nullopt;
+  if (!found->is_number() || !std::isfinite(found->get<double>()))
+    fail("{}: '{}' must be a finite number. Nothing was written.", place, key);
+  return found->get<double>();
+}
+
+// The log-likelihood of a sample of lm-evaluation-harness: filtered_resps = [[-512.3]] or [-512.3].
+std::optional<double> sample_nats(const Json& line) {
+  const auto found = line.find("filtered_resps");
+  if (found == line.end()) return std::nullopt;
+  const Json* value = &*found;
+  while (value->is_array() && !value->empty()) value = &value->front();
+  if (!value->is_number()) return std::nullopt;
+  return -value->get<double>();
+}
+
+// Bytes of the text of such a sample.
+std::optional<double> sample_bytes(const Json& line) {
+  const auto found = line.find("target");
+  if (found == line.end() || !found->is_string()) return std::nullopt;
+  return double(found->get_ref<const std::string&>().size());
+}
+
+double nats_of(const Json& line, std::optional<double> tokens, std::optional<double> bytes,
+               const std::string& place) {
+  if (const auto nats = number_of(line, "nats", place)) return *nats;
+  if (const auto loss = number_of(line, "loss", place); loss && tokens) return *loss * *tokens;
+  if (const auto bits = number_of(line, "bits_per_byte", place); bits && bytes)
+    return *bits * *bytes * std::numbers::ln2;
+  if (const auto nats = sample_nats(line)) return *nats;
+  fail(
+      "{}: The line has no loss. Give nats, or loss with tokens, or bits_per_byte with bytes. "
+      "Nothing was written.",
+      place);
+}
+
+// The set of a line: "web.valid" or "code.test".
+std::string set_of(const Json& line, const Json& defaults, const std::string& place) {
+  const auto text = [&](std::initializer_list<const char*> keys) {
+    const auto own = text_of(line, keys);
+    return own ? own : text_of(defaults, keys);
+  };
+  const auto role = text({"role"});
+  if (!role || (*role != kHeldOut && *role != kOutOfDomain))
+    fail("{}: 'role' is {}; expected \"{}\" or \"{}\". Nothing was written.", place,
+         role ? '"' + *role + '"' : "missing", kHeldOut, kOutOfDomain);
+  const auto domain = text({"domain", "corpus_id", "task"});
+  if (!domain || domain->empty())
+    fail("{}: 'domain' is missing: the name of the kind of text. Nothing was written.", place);
+  return *domain + (*role == kHeldOut ? ".valid" : ".test");
+}
+
+void add_document(ForeignRun& run, const Json& line, const Json& defaults,
+                  const std::string& place) {
+  const auto tokens = number_of(line, "tokens", place);
+  auto bytes = number_of(line, "bytes", place);
+  if (!bytes) bytes = sample_bytes(line);
+  for (const auto& [key, value] : {std::pair("tokens", tokens), {"bytes", bytes}})
+    if (value && !(*value > 0))
+      fail("{}: '{}' must be positive. Nothing was written.", place, key);
+  if (!tokens && !bytes)
+    fail("{}: The line has neither tokens nor bytes. Nothing was written.", place);
+  const auto recall_nats = number_of(line, "recall_nats", place);
+  const auto recall_tokens = number_of(line, "recall_tokens", place);
+  const auto source = text_of(line, {"source"});
+  const auto document = text_of(line, {"document", "doc_id"});
+  if (!source && !document)
+    fail("{}: The line has neither source nor document, so it cannot be paired. "
+         "Nothing was written.",
+         place);
+  run.has_tokens = run.has_tokens && tokens;
+  run.has_bytes = run.has_bytes && bytes;
+  run.has_sources = run.has_sources && source;
+  run.has_recall = run.has_recall && recall_nats && recall_tokens;
+  Cluster& cluster = run.sets[set_of(line, defaults, place)][source ? *source : "#" + *document];
+  ++cluster.documents;
+  cluster.nats += nats_of(line, tokens, bytes, place);
+  cluster.tokens += tokens.value_or(0);
+  cluster.bytes += bytes.value_or(0);
+  cluster.recall_nats += recall_nats.value_or(0);
+  cluster.recall_tokens += recall_tokens.value_or(0);
+}
+
+std::vector<ForeignRun> read_runs(const fs::path& file) {
+  std::ifstream in(file);
+  if (!in) fail("{}: The file cannot be read. Nothing was written.", file.string());
+  std::vector<ForeignRun> runs;
+  Json defaults;
+  std::string text;
+  for (int64_t number = 1; std::getline(in, text); ++number) {
+    if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const std::string place = fmt::format("{}:{}", file.string(), number);
+    const Json line = parse_json(text, place);
+    if (!line.is_object()) fail("{}: expected a JSON object. Nothing was written.", place);
+    if (line.contains("run")) {
+      ForeignRun& run = runs.emplace_back();
+      run.about = from_json<RunLine>(line["run"], place);
+      run.place = place;
+      if (run.about.model.empty() || run.about.tokens <= 0)
+        fail("{}: A run needs a model and its training tokens. Nothing was written.", place);
+      defaults = line;
+    } else if (runs.empty()) {
+      fail(
+          "{}: The first line must be about the run, for example "
+          "{{\"run\": {{\"model\": \"mine\", \"seed\": 1, \"tokens\": 81920000}}}}. "
+          "Nothing was written.",
+          place);
+    } else {
+      add_document(runs.back(), line, defaults, place);
+    }
+  }
+  if (runs.empty()) fail("{}: The file is empty. Nothing was written.", file.string());
+  return runs;
+}
+
+// Names the first source that one of the runs has and the other has not.
+void check_documents(const ForeignRun& first, const ForeignRun& run) {
+  const auto missing = [](const Sets& from, const Sets& in, const std::string& place) {
+    for (const auto& [set, sources] : from) {
+      const auto found = in.find(set);
+      if (found == in.end()) fail("{}: The run has no losses of {}. Nothing was written.", place, set);
+      for (const auto& [source, cluster] : sources) {
+        const auto other = found->second.find(source);
+        if (other == found->second.end() || other->second.documents != cluster.documents)
+          fail(
+              "{}: The run has {} of the source or document '{}' of {}, and another run has {}. "
+              "All runs must be evaluated on the same documents. Nothing was written.",
+              place,
+              counted(other == found->second.end() ? 0 : other->second.documents, "document"),
+              source, set, cluster.documents);
+      }
+    }
+  };
+  missing(first.sets, run.sets, run.place);
+  missing(run.sets, first.sets, first.place);
+}
+
+// Do all of the runs have the property?
+bool all(const std::vector<ForeignRun>& runs, bool ForeignRun::*property) {
+  return std::ranges::all_of(runs, [&](const ForeignRun& run) { return run.*property; });
+}
+
+bool per_byte(const std::vector<ForeignRun>& runs) {
+  std::set<std::optional<std::string>> tokenizers;
+  for (const ForeignRun& run : runs) tokenizers.insert(run.about.tokenizer);
+  const bool same = tokenizers.size() == 1;
+  if (same && all(runs, &ForeignRun::has_tokens)) return false;
+  if (all(runs, &ForeignRun::has_bytes)) return true;
+  fail(
+      "{}: {}, so the losses must be compared per byte, and not every line has bytes. "
+      "Nothing was written.",
+      runs.front().place, same ? "Not every line has tokens" : "The runs have different tokenizers");
+}
+
+run::EndSet end_set(const std::map<std::string, Cluster>& sources, bool by_byte, bool sourced,
+                    bool recall) {
+  run::EndSet out{.clustered_by = sourced ? run::EndSet::kBySource : run::EndSet::kByDocument};
+  if (sourced) out.clusters.names.emplace();
+  double nats = 0;
+  double units = 0;
+  double bytes = 0;
+  double recall_nats = 0;
+  double recall_tokens = 0;
+  for (const auto& [name, cluster] : sources) {
+    const double size = by_byte ? cluster.bytes : cluster.tokens;
+    if (sourced) out.clusters.names->push_back(name);
+    out.clusters.documents.push_back(cluster.documents);
+    out.clusters.tokens.push_back(int64_t(size));
+    out.clusters.nll.push_back(cluster.nats);
+    out.clusters.recall_tokens.push_back(recall ? int64_t(cluster.recall_tokens) : 0);
+    out.clusters.recall_nll.push_back(recall ? cluster.recall_nats : 0);
+    out.documents += cluster.documents;
+    nats += cluster.nats;
+    units += size;
+    bytes += cluster.bytes;
+    recall_nats += cluster.recall_nats;
+    recall_tokens += cluster.recall_tokens;
+  }
+  out.tokens = int64_t(units);
+  out.loss = nats / units;
+  out.recall_loss = recall && recall_tokens > 0 ? recall_nats / recall_tokens : kNone;
+  out.bits_per_byte = bytes > 0 ? nats / bytes / std::numbers::ln2 : 0;
+  return out;
+}
+
+// Pairs of runs need the same number of tokens, or bytes, in each source.
+void check_sizes(const std::map<std::string, run::EndSet>& first,
+                 const std::map<std::string, run::EndSet>& own, const std::string& unit,
+                 const std::string& place) {
+  for (const auto& [set, end] : own) {
+    const run::Clusters& expected = first.at(set).clusters;
+    if (end.clusters.tokens == expected.tokens && end.clusters.recall_tokens == expected.recall_tokens)
+      continue;
+    fail(
+        "{}: The sources of {} have another number of {}s or of recall tokens than in the first "
+        "run. All runs must be evaluated on the same text with the same context. "
+        "Nothing was written.",
+        place, set, unit);
+  }
+}
+
+std::string name_of(const RunLine& about) {
+  return fmt::format("{}.{:.0f}M.seed-{}", about.model, double(about.tokens) / 1e6,
+                     about.seed.value_or(0));
+}
+
+// The record of the run. `data` stands for the documents, which are those of all runs.
+run::RunRecord record_of(const ForeignRun& run, bool by_byte, bool sourced, bool recall,
+                         const std::string& data) {
+  const RunLine& about = run.about;
+  run::RunRecord out;
+  out.name = name_of(about);
+  out.model = about.model;
+  out.seed = about.seed.value_or(0);
+  out.tokens = about.tokens;
+  out.config = fmt::format("[model]\npattern = [{}]\n[train]\n", Json(about.model).dump());
+  out.provenance.parameters = int64_t(about.parameters.value_or(0));
+  out.provenance.device = "trained elsewhere";
+  out.provenance.data = data;
+  if (about.epochs && *about.epochs > 0)
+    out.provenance.train_tokens = int64_t(double(about.tokens) / *about.epochs);
+  out.outcome.steps = 1;
+  out.outcome.tokens = about.tokens;
+  out.outcome.final_loss = about.training_loss.value_or(kNone);
+  out.end.step = 1;
+  out.end.tokens = about.tokens;
+  for (const auto& [set, sources] : run.sets)
+    out.end.sets[set] = end_set(sources, by_byte, sourced, recall);
+  if (about.training_loss) out.training.emplace_back(1, *about.training_loss);
+  run::RunRecord::Evaluation& last = out.evaluations.emplace_back();
+  last.step = 1;
+  last.tokens = about.tokens;
+  for (const auto& [set, end] : out.end.sets) last.losses[set] = end.loss;
+  out.key = sha256(fmt::format("{} {} {} {}", about.model, out.seed, about.tokens, data));
+  return out;
+}
+
+StoredSetting setting_of(const Sets& sets) {
+  StoredSetting setting{.held_out = "valid", .test = "test"};
+  for (const auto& [set, sources] : sets) {
+    const std::string domain = set.substr(0, set.rfind('.'));
+    (set.ends_with(".valid") ? setting.train : setting.out_of_domain).push_back(domain);
+  }
+  return setting;
+}
+
+void check_roles(const ForeignRun& run) {
+  const StoredSetting setting = setting_of(run.sets);
+  if (setting.train.empty())
+    fail("{}: The run has no line with the role \"{}\". Nothing was written.", run.place, kHeldOut);
+  if (setting.out_of_domain.empty())
+    fail("{}: The run has no line with the role \"{}\". Nothing was written.", run.place,
+         kOutOfDomain);
+}
+
+std::vector<std::string> models_of(const std::vector<ForeignRun>& runs,
+                                   const std::string& reference) {
+  std::vector<std::string> models;
+  for (const ForeignRun& run : runs)
+    if (std::ranges::find(models, run.about.model) == models.end())
+      models.push_back(run.about.model);
+  const auto found = std::ranges::find(models, reference);
+  if (found == models.end())
+    fail("--reference {}: No run has this model{}. The models are: {}. Nothing was written.",
+         reference, did_you_mean(reference, models), join(models));
+  std::rotate(models.begin(), found, found + 1);
+  return models;
+}
+
+std::vector<std::string> notes_of(const std::vector<ForeignRun>& runs, bool by_byte) {
+  std::vector<std::string> notes;
+  if (by_byte) notes.push_back("The losses are compared in nats per byte.");
+  if (!all(runs, &ForeignRun::has_recall))
+    notes.push_back(
+        "Not every line has recall_nats and recall_tokens, so the recall of the models and the "
+        "maturity of the reference are not checked.");
+  if (!all(runs, &ForeignRun::has_sources))
+    notes.push_back(
+        "Not every line names a source, so documents count as independent, "
+        "and the intervals hold for these texts only.");
+  const auto no_epochs = [](const ForeignRun& run) { return !run.about.epochs; };
+  if (std::ranges::any_of(runs, no_epochs))
+    notes.push_back(
+        "Not every run says its epochs, so it is not checked whether repeated text biases the "
+        "comparison.");
+  return notes;
+}
+
+}  // namespace
+
+ForeignLosses read_losses(const std::vector<fs::path>& files, const std::string& reference) {
+  std::vector<ForeignRun> runs;
+  for (const fs::path& file : files)
+    for (ForeignRun& run : read_runs(file)) runs.push_back(std::move(run));
+  ForeignLosses out;
+  out.plan.models = models_of(runs, reference);
+  for (const ForeignRun& run : runs) {
+    check_roles(run);
+    check_documents(runs.front(), run);
+  }
+  const bool by_byte = per_byte(runs);
+  const bool sourced = all(runs, &ForeignRun::has_sources);
+  const bool recall = !by_byte && all(runs, &ForeignRun::has_recall);
+  out.unit = by_byte ? "byte" : "token";
+  out.notes = notes_of(runs, by_byte);
+  out.plan.name = files.front().stem().string();
+  out.plan.reference = reference;
+  out.plan.has_ladder = true;
+  out.plan.settings = {setting_of(runs.front().sets)};
+  std::string documents;
+  for (const auto& [set, sources] : runs.front().sets)
+    for (const auto& [source, cluster] : sources) documents += set + "\n" + source + "\n";
+  const std::string data = sha256(documents);
+  std::map<std::string, run::EndSet> first;
+  for (const ForeignRun& run : runs) {
+    run::RunRecord record = record_of(run, by_byte, sourced, recall, data);
+    if (first.empty()) first = record.end.sets;
+    check_sizes(first, record.end.sets, out.unit, run.place);
+    if (out.records.contains(record.key))
+      fail("{}: Seed {} of {} with {} tokens occurs twice. Nothing was written.", run.place,
+           record.seed, record.model, record.tokens);
+    out.plan.runs.push_back({.key = record.key,
+                             .name = record.name,
+                             .setting = "",
+                             .model = record.model,
+                             .purpose = purpose::kStudy,
+                             .seed = record.seed,
+                             .tokens = record.tokens,
+                             .learning_rate = 0,
+                             .status = status::kDone,
+                             .reason = ""});
+    out.records.emplace(record.key, std::move(record));
+  }
+  return out;
+}
+
+}  // namespace assay::study

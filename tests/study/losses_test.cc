@@ -1,0 +1,124 @@
+// Files of losses that other programs wrote.
+#include "study/losses.h"
+
+#include <cmath>
+
+#include "data/folder.h"
+
+namespace assay::study {
+namespace {
+
+std::string run_line(const std::string& model, int64_t seed = 1, int64_t tokens = 1000,
+                     const std::string& more = "") {
+  return fmt::format(R"({{"run": {{"model": "{}", "seed": {}, "tokens": {}{}}}}})", model, seed,
+                     tokens, more) +
+         "\n";
+}
+
+std::string line(const std::string& role, const std::string& domain, const std::string& source,
+                 double nats) {
+  return fmt::format(
+      R"({{"role": "{}", "domain": "{}", "source": "{}", "document": "1", "nats": {}, "tokens": 10, )"
+      R"("bytes": 40, "recall_nats": 2.5, "recall_tokens": 4}})",
+      role, domain, source, nats) +
+         "\n";
+}
+
+const std::string kDocuments = line("held_out", "web", "a.org", 30) +
+                               line("held_out", "web", "a.org", 32) +
+                               line("out_of_domain", "code", "b", 50);
+
+class Losses : public testing::Test {
+ protected:
+  ForeignLosses read(const std::string& text, const std::string& reference = "base") {
+    folder_.write("losses.jsonl", text);
+    return read_losses({folder_ / "losses.jsonl"}, reference);
+  }
+  data::Folder folder_;
+};
+
+TEST_F(Losses, DocumentsOfOneSourceAreSummed) {
+  const ForeignLosses found = read(run_line("base") + kDocuments);
+  ASSERT_EQ(found.records.size(), 1u);
+  const run::RunRecord& record = found.records.begin()->second;
+  const run::EndSet& web = record.end.sets.at("web.valid");
+  EXPECT_EQ(web.clusters.names, std::vector<std::string>{"a.org"});
+  EXPECT_EQ(web.clusters.nll, std::vector<double>{62});
+  EXPECT_EQ(web.clusters.tokens, std::vector<int64_t>{20});
+  EXPECT_EQ(web.clusters.recall_tokens, std::vector<int64_t>{8});
+  EXPECT_DOUBLE_EQ(web.loss, 3.1);
+  EXPECT_DOUBLE_EQ(web.recall_loss, 5.0 / 8);
+  EXPECT_DOUBLE_EQ(record.end.sets.at("code.test").loss, 5);
+  EXPECT_EQ(found.plan.settings.at(0).train, std::vector<std::string>{"web"});
+  EXPECT_EQ(found.plan.settings.at(0).out_of_domain, std::vector<std::string>{"code"});
+  EXPECT_EQ(found.unit, "token");
+}
+
+TEST_F(Losses, OtherTokenizersAreComparedPerByte) {
+  const ForeignLosses found =
+      read(run_line("base", 1, 1000, R"(, "tokenizer": "x")") + kDocuments +
+           run_line("mine", 1, 1000, R"(, "tokenizer": "y")") + kDocuments);
+  EXPECT_EQ(found.unit, "byte");
+  for (const auto& [key, record] : found.records)
+    EXPECT_DOUBLE_EQ(record.end.sets.at("web.valid").loss, 62.0 / 80);
+}
+
+TEST_F(Losses, NamesOfOtherProgramsAreUnderstood) {
+  const std::string header =
+      R"({"run": {"model": "base", "tokens": 1000}, "role": "out_of_domain", "domain": "wiki"})"
+      "\n";
+  const ForeignLosses found = read(
+      header + R"({"doc_id": 3, "loss": 2.5, "tokens": 10, "corpus_id": "ignored", "domain": "wiki"})"
+               "\n"
+               R"({"doc_id": 4, "bits_per_byte": 1.5, "bytes": 40, "tokens": 10})"
+               "\n"
+               R"({"doc_id": 5, "filtered_resps": [[-12.5]], "target": "abcde", "tokens": 10})"
+               "\n" +
+      line("held_out", "web", "a", 30));
+  const run::Clusters& wiki = found.records.begin()->second.end.sets.at("wiki.test").clusters;
+  ASSERT_EQ(wiki.nll.size(), 3u);
+  EXPECT_DOUBLE_EQ(wiki.nll[0], 25);
+  EXPECT_NEAR(wiki.nll[1], 60 * std::log(2), 1e-12);
+  EXPECT_DOUBLE_EQ(wiki.nll[2], 12.5);
+  EXPECT_FALSE(wiki.names) << "not every line names a source";
+}
+
+TEST_F(Losses, MissingPartsAreSaid) {
+  const auto notes = read(run_line("base") +
+                          R"({"role": "held_out", "domain": "web", "document": "1", "nats": 3, )"
+                          R"("tokens": 1})"
+                          "\n" +
+                          R"({"role": "out_of_domain", "domain": "code", "document": "1", )"
+                          R"("nats": 3, "tokens": 1})"
+                          "\n")
+                         .notes;
+  ASSERT_EQ(notes.size(), 3u);
+  EXPECT_NE(notes[0].find("maturity of the reference are not checked"), std::string::npos);
+  EXPECT_NE(notes[1].find("documents count as independent"), std::string::npos);
+  EXPECT_NE(notes[2].find("epochs"), std::string::npos);
+}
+
+TEST_F(Losses, BadFilesAreRejectedWithTheirLine) {
+  const std::string run = run_line("base");
+  EXPECT_MESSAGE(read(kDocuments), "losses.jsonl:1: The first line must be about the run");
+  EXPECT_MESSAGE(read(""), "The file is empty");
+  EXPECT_MESSAGE(read(run + "{]"), "losses.jsonl:2");
+  EXPECT_MESSAGE(read(run + R"({"role": "test", "domain": "a", "document": "1", "nats": 1, "tokens": 1})"),
+                 "'role' is \"test\"; expected \"held_out\" or \"out_of_domain\"");
+  EXPECT_MESSAGE(read(run + R"({"role": "held_out", "domain": "a", "document": "1", "tokens": 1})"),
+                 "The line has no loss");
+  EXPECT_MESSAGE(read(run + R"({"role": "held_out", "domain": "a", "nats": 1, "tokens": 1})"),
+                 "neither source nor document");
+  EXPECT_MESSAGE(
+      read(run + R"({"role": "held_out", "domain": "a", "document": "1", "nats": null, "tokens": 0})"),
+      "'tokens' must be positive");
+  EXPECT_MESSAGE(read(run + line("held_out", "web", "a", 1)), "\"out_of_domain\"");
+  EXPECT_MESSAGE(read(run + kDocuments + run + kDocuments), "occurs twice");
+  EXPECT_MESSAGE(read(run + kDocuments, "bose"), "did you mean 'base'?");
+  EXPECT_MESSAGE(read(run + kDocuments + run_line("mine") + line("held_out", "web", "a.org", 1) +
+                      line("out_of_domain", "code", "b", 1)),
+                 "must be evaluated on the same documents");
+}
+
+}  // namespace
+}  // namespace assay::study
