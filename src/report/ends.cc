@@ -334,6 +334,8 @@ const char* word(stats::Verdict verdict) {
       return "better";
     case stats::Verdict::equivalent:
       return "equivalent";
+    case stats::Verdict::not_worse:
+      return "not worse";
     default:
       return "not settled";
   }

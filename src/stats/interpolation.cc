@@ -114,19 +114,31 @@ double RungCurve::at(double held_out, const std::vector<double>& values) const {
   return weighted_sum(weights(held_out), values);
 }
 
-RungCurve::Reading RungCurve::read(double held_out) const {
-  Reading reading{weights(held_out), {}, {}};
-  const double step = 1e-5 * (held_out_.front() - held_out_.back());
-  reading.slope = difference_quotient(weights(held_out + step), weights(held_out - step), step);
+std::vector<std::vector<double>> RungCurve::by_rung(
+    const std::function<std::vector<double>(const std::vector<double>&)>& weights) const {
+  std::vector<std::vector<double>> derivatives;
   for (size_t b = 0; b < held_out_.size(); ++b) {
     auto high = held_out_;
     auto low = held_out_;
-    high[b] += step;
-    low[b] -= step;
-    reading.by_rung.push_back(
-        difference_quotient(weights(high, held_out), weights(low, held_out), step));
+    high[b] += step();
+    low[b] -= step();
+    derivatives.push_back(difference_quotient(weights(high), weights(low), step()));
   }
-  return reading;
+  return derivatives;
+}
+
+RungCurve::Reading RungCurve::read(double held_out) const {
+  return {weights(held_out),
+          difference_quotient(weights(held_out + step()), weights(held_out - step()), step()),
+          by_rung([&](const std::vector<double>& rungs) { return weights(rungs, held_out); })};
+}
+
+RungCurve::RungSlope RungCurve::rung_slope(size_t rung, bool before, bool after) const {
+  const auto slope = [&](const std::vector<double>& rungs) {
+    if (before && after) return parabola_weights(rungs, rung);
+    return secant_weights(rungs, after ? rung : rung - 1);
+  };
+  return {slope(held_out_), by_rung(slope)};
 }
 
 }  // namespace assay::stats

@@ -8,6 +8,7 @@
 // The limits are chosen once, from the mean over the domains. The weights are therefore the same
 // for all domains, targets and documents, and every difference adds up exactly over its parts.
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 namespace assay::stats {
@@ -24,6 +25,13 @@ class RungCurve {
     std::vector<std::vector<double>> by_rung;  // [b][k] = dw_k / dH_b
   };
 
+  // The slope at a rung: of the parabola through the rung and its neighbours if both segments next
+  // to it are used, or of the line through one segment. A sum over the rungs with `weights`.
+  struct RungSlope {
+    std::vector<double> weights;
+    std::vector<std::vector<double>> by_rung;  // [b][k] = d weights_k / dH_b
+  };
+
   // held_out falls strictly from rung to rung; there are at least two rungs.
   RungCurve(std::vector<double> held_out, const std::vector<double>& loss);
 
@@ -31,11 +39,19 @@ class RungCurve {
   // The curve through `values` of the rungs.
   double at(double held_out, const std::vector<double>& values) const;
   Reading read(double held_out) const;
+  // At least one of the two segments is used, and it exists.
+  RungSlope rung_slope(size_t rung, bool before, bool after) const;
+  // Of the line through the rungs `segment` and `segment` + 1.
+  std::vector<double> secant(size_t segment) const { return secant_weights(held_out_, segment); }
   // The segment (b, b + 1) that holds h; beyond the ends the first or the last one.
   size_t segment(double held_out) const { return segment(held_out_, held_out); }
 
  private:
   static size_t segment(const std::vector<double>& rungs, double held_out);
+  // [b][k]: derivative by H_b of weight k, which is a function of all H.
+  std::vector<std::vector<double>> by_rung(
+      const std::function<std::vector<double>(const std::vector<double>&)>& weights) const;
+  double step() const { return 1e-5 * (held_out_.front() - held_out_.back()); }
   std::vector<double> weights(const std::vector<double>& rungs, double held_out) const;
   std::vector<double> slope_weights(const std::vector<double>& rungs, size_t rung) const;
   std::vector<double> parabola_weights(const std::vector<double>& rungs, size_t rung) const;

@@ -1,14 +1,28 @@
 #pragma once
-// Degradation of base capability at the end of training, against a ladder of references.  [BC 2]
-//   Delta_end(a) = o(a) - f(h(a))
-// h: held-out loss on the training domains, o: loss out of domain, both at the end of a run that
-// was trained through its complete schedule. f(h): out-of-domain loss that the reference ends with
-// when it ends with held-out loss h. The reference is trained at several budgets with several
-// seeds; f is read between these rungs (interpolation.h) and never extrapolated.
-// Intervals count the seeds of both sides, with separate variances, and the documents, which are
-// the same in every run and come in clusters of one source. The interval `delta` holds for all
-// contenders of one call together. Derivation and simulated coverage: docs/statistics.md.
+// Three numbers about an architecture a, from the ends of runs that were trained through their
+// complete schedule, against a ladder of the reference: several budgets, several seeds each. [BC 2]
+//   Delta_end = o(a) - f(h(a))                        equal held-out loss
+//   E         = (o(a) - O_B) - s_B (h(a) - H_B)       equal tokens
+//   R         = (r(a) - r_B) - t_B (h(a) - H_B)       equal tokens, recall in domain
+// h: held-out loss of the training domains; o: loss out of domain; r: mean over the training
+// domains of the held-out loss per recall target. Capitals: the reference at the rung B with the
+// tokens of a. All are means over the seeds, in nats.
+// f(h): out-of-domain loss that the reference ends with when it ends with held-out loss h, read
+// between the rungs (interpolation.h) and never extrapolated.
+// s_B, t_B: slope of the reference's o and r over its h at rung B: of the parabola through B and
+// its neighbours if both segments next to B are usable, or of the one usable segment. A segment
+// is usable if the reference is mature between its rungs and, for s_B, does not overfit or memorise.
+// E and R of an architecture are means over its budgets, weighted by their runs.
+//
+// Intervals count the seeds of both sides, the documents (the same in every run, in clusters of one
+// source), those of the held-out text as well, and for E and R a model error of the slope with the
+// standard deviation |s - slope of the adjacent segment| / 2 (the largest), or |s| / 2 if there is
+// no other segment. Every rung has its own variance between seeds. Contenders share one, pooled
+// over their usable budgets and over LadderOptions::variances. The intervals `delta` and
+// EqualTokens::value hold for all contenders of one call together, each number by itself.
+// Derivation and simulated coverage: docs/statistics.md.
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,7 +31,11 @@
 
 namespace assay::stats {
 
-enum class Verdict { degraded, better, equivalent, not_settled };
+// The conditions are in verdict.h. not_worse: the upper end of the interval is below the margin.
+enum class Verdict { degraded, better, equivalent, not_worse, not_settled };
+
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+constexpr Interval kNoEstimate{kUnknown, kUnknown, kUnknown};
 
 // Losses of one domain at the end of a run, by cluster. A cluster is the source of a document;
 // without sources each document is its own cluster. Every run has the same clusters in the same
@@ -26,28 +44,54 @@ enum class Verdict { degraded, better, equivalent, not_settled };
 struct EndLosses {
   std::vector<double> nll, recall_nll;        // nats, summed over targets
   std::vector<double> tokens, recall_tokens;  // number of targets
+  std::vector<double> bounded_nll;  // each target's loss capped at log V + 3; may be empty in every
+                                    // run
 };
 struct End {
   int64_t seed = 0;
   double held_out = 0;  // nats per token, mean over the training domains
   std::map<std::string, EndLosses> domains;
+  std::map<std::string, EndLosses> held_out_domains;  // of `held_out`; may be empty in every run
+  double training_loss = kUnknown;                    // mean over the last 5 % of the steps
 };
 struct Budget {
   double tokens = 0;
-  std::vector<End> runs;  // trained through the complete schedule
+  std::vector<End> runs;     // trained through the complete schedule
+  double epochs = kUnknown;  // training tokens over unique training tokens
 };
 struct Contender {
   std::string name;
   std::vector<Budget> budgets;
 };
 
+// Sample variances of runs' residuals along the reference's line, from one budget of a model.
+// Measures: "all", "recall", "other", "bounded", "domain:NAME" (along the curve); these with the
+// prefix "equal_tokens:", and "equal_tokens" for all targets (along the tangent);
+// "recall_in_domain" and "recall_in_domain:NAME".
+struct SeedVariance {
+  std::string study, model;
+  double tokens = 0;
+  int64_t seeds = 0;
+  std::map<std::string, double> variance;  // nats squared, by measure
+};
+
 struct LadderOptions {
   double level = 0.95;
-  double margin = 0.03;        // nats per token; differences within it count as equivalent
-  double maturity_fall = 0.1;  // nats per recall target from one rung to the next
-  double recall_lead = 0.2;    // nats by which recall targets must be easier than others
-  double overfit_rise = 0.03;  // nats per token out of domain above the lowest rung before
-  size_t draws = 65'536;       // of the simulation that makes intervals simultaneous
+  double margin = 0.03;         // nats per token; differences within it count as equivalent
+  double maturity_fall = 0.1;   // nats per recall target from one rung to the next
+  double recall_lead = 0.2;     // nats by which recall targets must be easier than others
+  double overfit_rise = 0.03;   // nats per token out of domain above the lowest rung before
+  size_t draws = 65'536;        // of the simulation that makes intervals simultaneous
+  double recall_margin = 0.05;  // nats per recall target: spread of R over variants of attention
+                                // in the records of the 34M studies is 0.02 to 0.04
+  double epochs_ratio = 1.25;   // repetition costs 0.109 (± 0.011) nats per doubling of epochs in
+                                // these records, so this factor is worth about the margin
+  double memorising_gap = 0.1;  // nats of held-out over training loss: 0.03 at 2 epochs, 0.14 at 4
+  double epochs_tolerance = 0.05;  // budgets whose epochs differ by this share are repeated equally
+  double tokens_tolerance =
+      0.01;  // share by which equal tokens may differ: budgets are whole steps
+  std::vector<SeedVariance> variances;  // of other studies with the same size of model
+  std::string study;                    // rows of this study's own models are not counted twice
 };
 
 struct BudgetResult {
@@ -58,21 +102,45 @@ struct BudgetResult {
   bool early = false;  // of a problem or caveat: the held-out loss is too high for a comparison
   Interval delta{};    // of this budget alone
   int64_t seeds = 0;
+  double epochs = kUnknown, reference_epochs = kUnknown;  // the reference where it has this h
+  std::string no_equal_tokens;                            // why E has no number; empty otherwise
+  std::string no_recall;                                  // why R has none
+  double slope = kUnknown;                                // s_B
+  Interval equal_tokens = kNoEstimate, recall = kNoEstimate;  // of this budget alone
+};
+
+// E or R of one architecture.
+struct EqualTokens {
+  std::string problem;  // why there is no number; empty when there is one
+  Verdict verdict = Verdict::not_settled;
+  std::string reason;                       // what would settle it; empty when it is settled
+  Interval value = kNoEstimate;             // simultaneous over all contenders of the call
+  Interval single = kNoEstimate;            // and all below: alone
+  Interval over_domains = kNoEstimate;      // see EndResult
+  std::map<std::string, Interval> domains;  // R: training domains
+  Interval recall_part = kNoEstimate, other_part = kNoEstimate;  // of E
+  double seed_error = 0, reference_error = 0, document_error = 0, slope_error = 0;
+  double seed_freedom = 0;
+  int64_t runs = 0;
 };
 
 struct EndResult {
   std::string name;
   Verdict verdict = Verdict::not_settled;
+  std::string judged_by;   // "delta_end", "equal_tokens", or empty
   std::string reason;      // what would settle the comparison; empty when it is settled
   std::string note;        // why a larger budget than that of the verdict carries none; or empty
   bool has_delta = false;  // false: no budget can be compared, and the numbers below are not set
   bool judged = false;     // delta carries a verdict; false with a caveat about its budget
-  double tokens = 0;       // the budget that the verdict is about: the largest without a problem or
-                           // a caveat, or else the largest without a problem
+  std::string not_judged;  // why it carries none; empty otherwise
+  double tokens = 0;       // the budget of delta: the largest of the least repeated ones without a
+                           // problem or a caveat, or else the largest without a problem
   Interval delta{};        // simultaneous over all contenders of the call
   Interval delta_single{};
   std::map<std::string, Interval> domains;  // each alone: exploratory
   Interval recall_part{}, other_part{};     // of delta, on recall targets and on the others
+  Interval over_domains = kNoEstimate;      // of delta, with the domains as a sample; NaN if one
+  Interval bounded = kNoEstimate;           // delta of the bounded loss, alone; NaN if none
   bool has_trend = false;
   Interval trend{};  // change of Delta_end per doubling of tokens
   double held_out = 0, final_loss = 0;
@@ -80,6 +148,9 @@ struct EndResult {
                               // rungs interpolated; NaN outside the ladder
   double seed_error = 0, reference_error = 0, document_error = 0;  // standard errors of delta
   double seed_freedom = 0;
+  double epochs = kUnknown, reference_epochs = kUnknown;  // at the budget of delta
+  EqualTokens equal_tokens, recall;                       // E and R
+  std::string agreement;  // how Delta_end and E disagree; empty otherwise
   std::vector<BudgetResult> budgets;
 };
 
@@ -87,7 +158,8 @@ struct LadderResult {
   std::string problem;  // why nothing can be compared; empty otherwise
   std::vector<std::string> warnings;
   std::vector<EndResult> results;
-  double critical = 1;         // half-width of `delta` over half-width of `delta_single`
+  double critical = 1;  // half-width of `delta` over half-width of `delta_single`
+  double critical_equal_tokens = 1, critical_recall = 1;  // the same of E and R
   bool mature = false;         // the reference recalls, and this is settled at the last rung
   std::vector<double> recall;  // by rung: mean over domains of the loss per recall target
 };
@@ -96,5 +168,11 @@ struct LadderResult {
 LadderResult compare_ends(const std::vector<Budget>& ladder,
                           const std::vector<Contender>& contenders,
                           const LadderOptions& options = {});
+
+// The rows that these contenders give to a table: one for each budget with two or more seeds at
+// which the contender can be compared. Empty if nothing can be compared.
+std::vector<SeedVariance> seed_variances(const std::vector<Budget>& ladder,
+                                         const std::vector<Contender>& contenders,
+                                         const LadderOptions& options = {});
 
 }  // namespace assay::stats

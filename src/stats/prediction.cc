@@ -29,10 +29,14 @@ Prediction predict(const Ends& ends, const std::vector<Contrast>& differences,
     weights.push_back(1 / double(x.size()) +
                       (x.size() > 1 ? ahead * (value - centre) / squares : 0));
   const Estimate past = ends.estimate(combine(differences, weights), {});
+  if (!past.known)
+    return {.problem =
+                "No model has two seeds at a smaller budget, so the error is unknown. "
+                "Train a second seed of one model or name a table of variances."};
 
   // The future run has new seeds; the reference's error there is taken to be that of the last one.
   Estimate future = ends.estimate(differences.back(), {});
-  const Variance one = ends.contender_variance({});
+  const Variance one = ends.contender_variance({}, Line::curve);
   future.noise.seeds.back().amplitude = std::sqrt(one.value / double(options.seeds));
   Member both = past.noise;
   both.seeds.insert(both.seeds.end(), future.noise.seeds.begin(), future.noise.seeds.end());
@@ -55,12 +59,15 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
     fail("target_tokens is {}; expected a number above zero", options.target_tokens);
   const std::vector<Contender> small = below(contenders, options.below_tokens);
   // For the problems and caveats of the budgets; its intervals are not read.
-  const LadderResult measured = compare_ends(ladder, small, {.level = options.level, .draws = 1});
+  LadderOptions limits = options.limits;
+  limits.draws = 1;
+  const LadderResult measured = compare_ends(ladder, small, limits);
   std::vector<Prediction> predictions;
   for (const EndResult& result : measured.results) {
     predictions.push_back(
         {.name = result.name, .problem = measured.problem, .target_tokens = options.target_tokens});
-    if (measured.problem.empty() && !result.has_delta) predictions.back().problem = result.reason;
+    if (measured.problem.empty() && !result.has_delta)
+      predictions.back().problem = result.not_judged;
   }
   if (!measured.problem.empty()) {
     for (const Contender& contender : contenders)
@@ -72,6 +79,7 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
   std::vector<Budget> rungs = ladder;
   std::ranges::sort(rungs, {}, &Budget::tokens);
   Ends ends(rungs);
+  ends.set_table(rows_of_others(limits, small));
   std::vector<std::vector<size_t>> groups(small.size());
   std::vector<std::vector<double>> tokens(small.size());
   for (size_t a = 0; a < small.size(); ++a) {
@@ -84,6 +92,7 @@ std::vector<Prediction> predict_ends(const std::vector<Budget>& ladder,
       const size_t group = ends.add(budgets[j], small[a].name);
       if (!results[j].problem.empty() || (any_usable && !results[j].caveat.empty())) continue;
       groups[a].push_back(group);
+      ends.set_usable(group);
       tokens[a].push_back(budgets[j].tokens);
     }
   }

@@ -18,7 +18,8 @@ struct PredictionOptions {
   double below_tokens = 0;   // only the contenders' budgets below this are used
   double target_tokens = 0;  // the budget that is predicted
   double level = 0.9;
-  int64_t seeds = 2;  // of the run that is predicted
+  int64_t seeds = 2;       // of the run that is predicted
+  LadderOptions limits{};  // for the caveats, and the table of variances; its level is not used
 };
 
 struct Prediction {

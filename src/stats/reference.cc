@@ -17,10 +17,11 @@ constexpr double kLongestForecast = 4;  // times the tokens of the last rung
 // What makes a run unusable; empty when nothing does.
 std::string problem_of(const End& end) {
   if (!std::isfinite(end.held_out)) return fmt::format("a held-out loss of {}", end.held_out);
-  for (const auto& [domain, losses] : end.domains)
-    for (const auto* values : {&losses.nll, &losses.recall_nll})
-      for (const double nll : *values)
-        if (!std::isfinite(nll)) return fmt::format("a loss of {} on domain '{}'", nll, domain);
+  for (const auto* domains : {&end.domains, &end.held_out_domains})
+    for (const auto& [domain, losses] : *domains)
+      for (const auto* values : {&losses.nll, &losses.recall_nll, &losses.bounded_nll})
+        for (const double nll : *values)
+          if (!std::isfinite(nll)) return fmt::format("a loss of {} on domain '{}'", nll, domain);
   return "";
 }
 
@@ -41,6 +42,12 @@ std::pair<double, double> held_out_range(const std::vector<Budget>& ladder) {
   return {low, high};
 }
 
+double mean_training_loss(const Budget& budget) {
+  double sum = 0;
+  for (const End& end : budget.runs) sum += end.training_loss;
+  return sum / double(budget.runs.size());
+}
+
 // A loss of the reference's rungs over their log tokens, by the curve of interpolation.h.
 class LossOverTokens {
  public:
@@ -58,6 +65,20 @@ class LossOverTokens {
   std::vector<double> losses_;
   RungCurve curve_;
 };
+
+// Log tokens after which the reference ends with this held-out loss. Past the rungs the curve is a
+// straight line, and at most a doubling is read from it.
+double log_tokens_at(const std::vector<Budget>& ladder, double held_out) {
+  std::vector<double> losses;
+  for (const Budget& rung : ladder) losses.push_back(mean_held_out(rung));
+  const LossOverTokens loss(ladder, losses);
+  double few = std::log(ladder.front().tokens / 2), many = std::log(ladder.back().tokens * 2);
+  for (int step = 0; step < 60; ++step) {  // to the last bit
+    const double middle = (few + many) / 2;
+    (loss(middle) > held_out ? few : many) = middle;
+  }
+  return few;
+}
 
 }  // namespace
 
@@ -222,6 +243,115 @@ std::string Reference::overfitting(double held_out) const {
       mean_held_out(ladder_[rise.from]));
 }
 
+double Reference::memorised(size_t b) const {
+  return mean_held_out(ladder_[b]) - mean_training_loss(ladder_[b]);
+}
+
+// Less than one epoch is no repetition.
+bool Reference::differ(double epochs, double others) const {
+  const double ratio = std::max(1.0, epochs) / std::max(1.0, others);
+  return std::max(ratio, 1 / ratio) > options_.epochs_ratio;
+}
+
+double Reference::epochs_at(double held_out) const {
+  const double at = log_tokens_at(ladder_, held_out);
+  size_t b = 0;
+  while (b + 2 < ladder_.size() && at > std::log(ladder_[b + 1].tokens)) ++b;
+  const double first = std::log(ladder_[b].tokens);
+  const double share = (at - first) / (std::log(ladder_[b + 1].tokens) - first);
+  return std::exp((1 - share) * std::log(ladder_[b].epochs) +
+                  share * std::log(ladder_[b + 1].epochs));
+}
+
+// A training loss that is not known is taken for a memorised text.
+std::string Reference::repetition(double held_out, double epochs) const {
+  const double own = epochs_at(held_out);
+  const size_t later = ends_.curve().segment(held_out) + 1;
+  const double gap = memorised(later);
+  if (std::isnan(epochs) || std::isnan(own)) return "";
+  if (!differ(epochs, own) || gap <= options_.memorising_gap) return "";
+  return fmt::format(
+      "At this held-out loss ({:.3f}) the contender has read its text {:.1f} times, "
+      "the reference {:.1f} times. They may differ by a factor of {:.2f}, "
+      "because the reference memorises its text: {} Train on more text.",
+      held_out, epochs, own, options_.epochs_ratio, gap_text(later));
+}
+
+std::string Reference::gap_text(size_t b) const {
+  return fmt::format(
+      "after {}, its held-out loss is {:.2f} nats above its training loss, "
+      "and the limit is {:.2f}.",
+      tokens_of(b), memorised(b), options_.memorising_gap);
+}
+
+std::optional<size_t> Reference::rung_at(double tokens) const {
+  for (size_t b = 0; b < ladder_.size(); ++b)
+    if (std::abs(tokens / ladder_[b].tokens - 1) <= options_.tokens_tolerance) return b;
+  return std::nullopt;
+}
+
+std::string Reference::immature_segment(size_t b) const {
+  const std::string from_to = fmt::format("from {} to {}", tokens_of(b), tokens_of(b + 1));
+  if (const double lead = ends_.recall_lead(b + 1); lead < options_.recall_lead)
+    return fmt::format("It does not recall yet after {}: the lead is {:.2f} of {:.2f} nats.",
+                       tokens_of(b + 1), lead, options_.recall_lead);
+  if (!(recall_fall(b) > options_.maturity_fall)) return "";
+  return fmt::format(
+      "It learns to recall {}: this loss falls by {:.3f} nats, and the limit is {:.3f}.", from_to,
+      recall_fall(b), options_.maturity_fall);
+}
+
+std::string Reference::repeated_segment(size_t b, Line line) const {
+  if (line == Line::recall_tangent) return "";
+  const std::string from_to = fmt::format("from {} to {}", tokens_of(b), tokens_of(b + 1));
+  const double rise = rise_until(b + 1).nats;
+  if (rise > options_.overfit_rise && ends_.loss(b + 1) > ends_.loss(b))
+    return fmt::format(
+        "It overfits {}: its loss out of domain rises by {:.3f} nats, and the limit is {:.3f}.",
+        from_to, rise, options_.overfit_rise);
+  const double first = ladder_[b].epochs, second = ladder_[b + 1].epochs;
+  const double gap = memorised(b + 1);
+  if (std::isnan(first) || std::isnan(second) || !differ(first, second)) return "";
+  if (gap <= options_.memorising_gap) return "";
+  return fmt::format("It memorises {} ({:.1f} to {:.1f} epochs): {}", from_to, first, second,
+                     gap_text(b + 1));
+}
+
+// Slopes of repeated text show what repetition costs, so they are not used for the change of the
+// slope either. Those of an immature reference are.
+std::optional<Tangent> Reference::tangent(size_t rung, Line line) const {
+  const size_t segments = ladder_.size() - 1;
+  const auto usable = [&](size_t b) {
+    return b < segments && immature_segment(b).empty() && repeated_segment(b, line).empty();
+  };
+  Tangent tangent{
+      .rung = rung, .before = rung > 0 && usable(rung - 1), .after = usable(rung), .others = {}};
+  if (!tangent.before && !tangent.after) return std::nullopt;
+  const size_t used = tangent.after ? rung : rung - 1;
+  const bool both = tangent.before && tangent.after;
+  for (const size_t b : {both ? rung - 1 : used - 1, both ? rung : used + 1})  // may wrap
+    if (b < segments && repeated_segment(b, line).empty()) tangent.others.push_back(b);
+  return tangent;
+}
+
+std::string Reference::no_tangent(size_t rung, Line line) const {
+  std::string text =
+      fmt::format("The slope of the reference's curve is unknown at {}.", tokens_of(rung));
+  for (size_t b = rung > 0 ? rung - 1 : 0; b <= rung && b + 1 < ladder_.size(); ++b)
+    text +=
+        " " + immature_segment(b) + (immature_segment(b).empty() ? repeated_segment(b, line) : "");
+  return text + " Add a rung of the reference, on text that is read once.";
+}
+
+std::string Reference::unequal_epochs(size_t rung, double epochs) const {
+  const double own = ladder_[rung].epochs;
+  if (std::isnan(epochs) || std::isnan(own) || !differ(epochs, own)) return "";
+  return fmt::format(
+      "After {} the contender has read its text {:.1f} times and the reference {:.1f} times. "
+      "Train both on the same text.",
+      tokens_of(rung), epochs, own);
+}
+
 std::string Reference::outside(double held_out) const {
   if (is_above(held_out))
     return fmt::format(
@@ -266,22 +396,26 @@ std::vector<std::string> Reference::warnings() const {
         overfits ? "It overfits there, so no verdict is given where this loss has begun to rise."
                  : "Comparisons between these two rungs may change with more seeds of both."));
   }
-  for (size_t d = 0; d < ends_.domains().size(); ++d)
-    if (ends_.clusters(d) < 2)
-      out.push_back(
-          fmt::format("The domain '{}' has one source; the intervals hold for these texts only.",
-                      ends_.domains()[d]));
-    else if (ends_.clusters(d) < kFewClusters)
-      out.push_back(fmt::format(
-          "The domain '{}' has only {} sources; the intervals hold for these texts only.",
-          ends_.domains()[d], ends_.clusters(d)));
-  for (const double loss : recall_)
-    if (std::isnan(loss)) {
-      out.push_back(
-          "The runs have no recall targets, so it is unknown whether the reference is mature.");
-      break;
-    }
+  warn_of_texts(out);
   return out;
+}
+
+void Reference::warn_of_texts(std::vector<std::string>& out) const {
+  for (const Text text : {Text::test, Text::held_out})
+    for (size_t d = 0; d < ends_.domains(text).size(); ++d)
+      if (const size_t clusters = ends_.clusters(text, d); clusters < kFewClusters)
+        out.push_back(fmt::format(
+            "The {}domain '{}' has {}; the intervals hold for these texts only.",
+            text == Text::held_out ? "held-out text of the " : "", ends_.domains(text)[d],
+            clusters < 2 ? "one source" : fmt::format("only {} sources", clusters)));
+  if (ends_.domains().size() < 2)
+    out.push_back(
+        "The runs have one domain, so no interval treats the domains as a sample. "
+        "Evaluate on more unseen domains.");
+  if (std::ranges::any_of(recall_, [](double loss) { return std::isnan(loss); }))
+    out.push_back(
+        "The runs have no recall targets, so it is unknown whether the reference is mature. "
+        "Maturity is not checked.");
 }
 
 double ladder_loss(const std::vector<Budget>& unordered, double held_out) {
@@ -299,13 +433,7 @@ double ladder_tokens(const std::vector<Budget>& unordered, double held_out) {
   std::vector<double> losses;
   for (const Budget& rung : ladder) losses.push_back(mean_held_out(rung));
   if (held_out > losses.front() || held_out < losses.back()) return kNaN;
-  const LossOverTokens loss(ladder, losses);
-  double few = std::log(ladder.front().tokens), many = std::log(ladder.back().tokens);
-  for (int step = 0; step < 60; ++step) {  // to the last bit
-    const double middle = (few + many) / 2;
-    (loss(middle) > held_out ? few : many) = middle;
-  }
-  return std::exp(few);
+  return std::exp(log_tokens_at(ladder, held_out));
 }
 
 }  // namespace assay::stats

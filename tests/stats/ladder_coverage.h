@@ -4,79 +4,157 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "ladder_simulation.h"
 
 namespace assay::stats {
 
-struct LadderCoverage {
-  double bias = 0;        // of Delta_end, mean over the contenders, nats per token
+// One of the three numbers over all studies. Shares are in per cent.
+struct NumberCoverage {
+  double bias = 0;        // mean over the contenders, nats
   double worst_bias = 0;  // the largest of one contender, in absolute value
-  double single = 0, family = 0, domain = 0, trend = 0, recall = 0;  // per cent
-  double half_width = 0;
-  double outside = 0;  // per cent of the contenders
+  double single = 0, family = 0, half_width = 0;
+  double given = 0;  // share of the contenders that have the number
 };
+
+struct LadderCoverage {
+  NumberCoverage delta, equal_tokens, recall;
+  double domain = 0, trend = 0, recall_part = 0, over_domains = 0;
+};
+
+// Options of one simulated study, for example a table of variances.
+using StudyOptions = std::function<LadderOptions(const LadderStudy&, uint64_t replication)>;
 
 inline bool covers(const Interval& x, double truth) { return x.low <= truth && truth <= x.high; }
 
-inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies) {
+// Adds up one number.
+class Tally {
+ public:
+  explicit Tally(int contenders) : errors_(size_t(contenders)), counts_(size_t(contenders)) {}
+
+  void add(size_t contender, const Interval& family, const Interval& single, double truth) {
+    errors_[contender] += single.estimate - truth;
+    counts_[contender] += 1;
+    singles_ += covers(single, truth);
+    half_widths_ += (single.high - single.low) / 2;
+    all_ = all_ && covers(family, truth);
+  }
+  void end_study() {
+    families_ += all_;
+    studies_ += 1;
+    all_ = true;
+  }
+  NumberCoverage coverage() const {
+    NumberCoverage found;
+    double all = 0;
+    for (const double count : counts_) all += count;
+    for (size_t a = 0; a < errors_.size(); ++a) {
+      const double bias = errors_[a] / std::max(1.0, counts_[a]);
+      found.bias += bias / double(errors_.size());
+      found.worst_bias = std::max(found.worst_bias, std::abs(bias));
+    }
+    found.single = 100 * singles_ / std::max(1.0, all);
+    found.half_width = half_widths_ / std::max(1.0, all);
+    found.family = 100 * families_ / studies_;
+    found.given = 100 * all / studies_ / double(errors_.size());
+    return found;
+  }
+
+ private:
+  std::vector<double> errors_, counts_;
+  double singles_ = 0, families_ = 0, studies_ = 0, half_widths_ = 0;
+  bool all_ = true;
+};
+
+inline double rung_of(double tokens) { return std::log2(tokens / LadderStudy::tokens_at(0)); }
+
+inline void print(const std::string& name, const LadderCoverage& x) {
+  fmt::print("| {} ", name);
+  for (const NumberCoverage& one : {x.delta, x.equal_tokens, x.recall})
+    fmt::print("| {:+.4f} | {:.1f} | {:.1f} | {:.3f} ", one.bias, one.single, one.family,
+               one.half_width);
+  fmt::print("| {:.1f} | {:.1f} | {:.1f} | {:.1f} | {:.0f} |\n", x.domain, x.trend, x.recall_part,
+             x.over_domains, x.delta.given);
+  std::fflush(stdout);
+}
+
+inline void print_coverage_header() {
+  fmt::print("| setting | Δ bias | single % | family % | half-width ");
+  fmt::print("| E bias | single % | family % | half-width ");
+  fmt::print("| R bias | single % | family % | half-width ");
+  fmt::print("| domain % | trend % | recall part % | domains as a sample % | Δ given % |\n|");
+  for (int column = 0; column < 18; ++column) fmt::print("---|");
+  fmt::print("\n");
+}
+
+inline LadderCoverage ladder_coverage(const LadderSetting& s, int studies,
+                                      const StudyOptions& options = {}) {
+  Tally delta(s.contenders), equal_tokens(s.contenders), recall(s.contenders);
   LadderCoverage found;
-  std::vector<double> errors(size_t(s.contenders));
-  std::vector<double> counts(size_t(s.contenders));
   double intervals = 0;
   double trends = 0;
   for (int r = 0; r < studies; ++r) {
     const LadderStudy study(s, uint64_t(r));
-    const LadderResult result = compare_ends(study.ladder, study.contenders, {.draws = 4096});
+    LadderOptions own = options ? options(study, uint64_t(r)) : LadderOptions{};
+    own.draws = 4096;
+    const LadderResult result = compare_ends(study.ladder, study.contenders, own);
     EXPECT_EQ(result.problem, "") << s.name;
-    bool all = true;
     for (int a = 0; a < s.contenders; ++a) {
       const EndResult& one = result.results[size_t(a)];
-      found.outside += 100.0 / studies / s.contenders * !one.has_delta;
-      if (!one.has_delta) continue;
-      const double rung = std::log2(one.tokens / LadderStudy::tokens_at(0));
-      const double truth = LadderStudy::effect_at(s, a, rung);
-      errors[size_t(a)] += one.delta.estimate - truth;
-      counts[size_t(a)] += 1;
+      const double shift = study.domain_shifts[size_t(a)];
+      double e = 0, e_budgets = 0, recall_loss = 0, recall_budgets = 0;
+      for (const BudgetResult& budget : one.budgets) {
+        const double rung = rung_of(budget.tokens);
+        e += budget.no_equal_tokens.empty() ? LadderStudy::equal_tokens_of(s, a, rung) : 0;
+        e_budgets += budget.no_equal_tokens.empty();
+        recall_loss += budget.no_recall.empty() ? LadderStudy::recall_of(s, a, rung) : 0;
+        recall_budgets += budget.no_recall.empty();
+      }
+      if (one.equal_tokens.problem.empty())
+        equal_tokens.add(size_t(a), one.equal_tokens.value, one.equal_tokens.single,
+                         e / e_budgets + shift);
+      if (one.recall.problem.empty())
+        recall.add(size_t(a), one.recall.value, one.recall.single, recall_loss / recall_budgets);
+      if (!one.judged) continue;
+      const double effect = LadderStudy::effect_at(s, a, rung_of(one.tokens));
+      delta.add(size_t(a), one.delta, one.delta_single, effect + shift);
       intervals += 1;
-      found.single += covers(one.delta_single, truth);
-      found.domain += covers(one.domains.at("domain 0"), truth * LadderStudy::domain_factor(s, 0));
-      found.recall += covers(one.recall_part, truth / 2);
-      found.half_width += (one.delta_single.high - one.delta_single.low) / 2;
-      all = all && covers(one.delta, truth);
-      if (!one.has_trend) continue;
-      trends += 1;
-      found.trend += covers(one.trend, s.growth);
+      found.domain += covers(one.domains.at("domain 0"), effect * LadderStudy::domain_factor(s, 0));
+      found.recall_part += covers(one.recall_part, effect / 2);
+      found.over_domains += covers(one.over_domains, effect);
+      trends += one.has_trend;
+      found.trend += one.has_trend && covers(one.trend, s.growth);
     }
-    found.family += 100.0 / studies * all;
+    for (Tally* tally : {&delta, &equal_tokens, &recall}) tally->end_study();
   }
-  found.single *= 100 / intervals;
-  found.domain *= 100 / intervals;
-  found.recall *= 100 / intervals;
-  found.half_width /= intervals;
+  found.delta = delta.coverage();
+  found.equal_tokens = equal_tokens.coverage();
+  found.recall = recall.coverage();
+  for (double* share : {&found.domain, &found.recall_part, &found.over_domains})
+    *share *= 100 / std::max(1.0, intervals);
   found.trend *= 100 / std::max(1.0, trends);
-  for (size_t a = 0; a < errors.size(); ++a) {
-    const double bias = errors[a] / counts[a];
-    found.bias += bias / s.contenders;
-    found.worst_bias = std::max(found.worst_bias, std::abs(bias));
-  }
-  fmt::print("| {} | {:+.4f} | {:.4f} | {:.1f} | {:.1f} | {:.1f} | {:.1f} | {:.1f} | {:.3f} |\n",
-             s.name, found.bias, found.worst_bias, found.single, found.family, found.domain,
-             found.trend, found.recall, found.half_width);
-  std::fflush(stdout);
+  print(s.name, found);
   return found;
 }
 
-inline void print_coverage_header() {
-  fmt::print("| setting | bias | largest bias | single % | family % | domain % |");
-  fmt::print(" trend % | recall part % | half-width |\n|---|---|---|---|---|---|---|---|---|\n");
+// `error` is what the number of studies leaves open, in points.
+inline void expect_nominal(const NumberCoverage& x, double error, const std::string& name) {
+  EXPECT_LT(x.worst_bias, 0.005) << name;
+  for (const double share : {x.single, x.family}) {
+    EXPECT_GE(share, 93 - error) << name;
+    EXPECT_LE(share, 97 + error) << name;
+  }
 }
 
-// `error` is what the number of studies leaves open, in points.
-inline void expect_nominal_ends(const LadderSetting& s, int studies, double error) {
-  const LadderCoverage found = ladder_coverage(s, studies);
-  EXPECT_LT(found.worst_bias, 0.005) << s.name;
-  for (const double share : {found.single, found.family, found.domain, found.trend, found.recall}) {
+inline void expect_nominal_ends(const LadderSetting& s, int studies, double error,
+                                const StudyOptions& options = {}) {
+  const LadderCoverage found = ladder_coverage(s, studies, options);
+  expect_nominal(found.delta, error, s.name + ": delta");
+  expect_nominal(found.equal_tokens, error, s.name + ": equal tokens");
+  expect_nominal(found.recall, error, s.name + ": recall");
+  for (const double share : {found.domain, found.trend, found.recall_part}) {
+    if (s.budgets < 2 && share == found.trend) continue;
     EXPECT_GE(share, 93 - error) << s.name;
     EXPECT_LE(share, 97 + error) << s.name;
   }

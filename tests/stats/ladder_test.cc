@@ -2,66 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <functional>
-#include <limits>
 
-#include "base/error.h"
+#include "ladder_examples.h"
 #include "stats/reference.h"
 
 namespace assay::stats {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-// A run whose four clusters of 100 targets have the given loss, 20 of them recall targets.
-End end(int64_t seed, double held_out, double loss, double recall = 2) {
-  EndLosses losses;
-  for (const double shift : {-0.02, 0.01, 0.03, -0.02}) {
-    losses.tokens.push_back(100);
-    losses.recall_tokens.push_back(20);
-    losses.nll.push_back(100 * (loss + shift));
-    losses.recall_nll.push_back(20 * recall);
-  }
-  return {seed, held_out, {{"arxiv", losses}, {"github", losses}}};
-}
-
-// Two seeds around (held_out, loss).
-Budget budget(double tokens, double held_out, double loss, double spread = 0.01,
-              double recall = 2) {
-  return {tokens,
-          {end(1, held_out - 0.01, loss - 0.01 + spread, recall),
-           end(2, held_out + 0.01, loss + 0.01 - spread, recall)}};
-}
-
-// f(h) = h + 0.5, so that every difference is known by hand.
-std::vector<Budget> straight_ladder(double spread = 0.01) {
-  return {budget(10e6, 4.0, 4.5, spread), budget(20e6, 3.6, 4.1, spread),
-          budget(40e6, 3.3, 3.8, spread), budget(80e6, 3.1, 3.6, spread)};
-}
-
-Contender contender(double held_out, double delta, double spread = 0.01, double tokens = 40e6) {
-  return {"x", {budget(tokens, held_out, held_out + 0.5 + delta, spread)}};
-}
-
-EndResult only(const LadderResult& result) {
-  EXPECT_EQ(result.problem, "");
-  EXPECT_EQ(result.results.size(), 1u);
-  return result.results.at(0);
-}
-
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const BadInput& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(Ladder, StraightReferenceIsReadExactly) {
   for (const double h : {4.0, 3.9, 3.45, 3.3, 3.15, 3.1})
@@ -160,11 +108,11 @@ TEST(Ladder, ContenderFarBelowTheLadderGetsNoNumberOfTokens) {
 }
 
 TEST(Ladder, ContenderOutsideTheLadderHasNoDifference) {
-  const EndResult slow = only(compare_ends(straight_ladder(), {contender(4.2, 0)}));
+  const EndResult slow = only(compare_ends(straight_ladder(), {contender(4.2, 0, 0.01, 45e6)}));
   EXPECT_FALSE(slow.has_delta);
   EXPECT_EQ(slow.verdict, Verdict::not_settled);
   EXPECT_TRUE(contains(slow.reason, "train longer or add a smaller rung")) << slow.reason;
-  const EndResult fast = only(compare_ends(straight_ladder(), {contender(2.8, 0)}));
+  const EndResult fast = only(compare_ends(straight_ladder(), {contender(2.8, 0, 0.01, 45e6)}));
   EXPECT_FALSE(fast.has_delta);
   EXPECT_TRUE(contains(fast.reason, "320M tokens")) << fast.reason;
 }
@@ -204,7 +152,7 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
     for (End& run : ladder[b].runs)
       for (auto& [name, losses] : run.domains)
         for (double& nll : losses.recall_nll) nll = 20 * recall[b];
-  const LadderResult early = compare_ends(ladder, {contender(3.5, 0.3)});
+  const LadderResult early = compare_ends(ladder, {contender(3.5, 0.3, 0.01, 45e6)});
   EXPECT_TRUE(early.mature);
   EXPECT_NEAR(early.recall.at(1), 3, 1e-12);
   EXPECT_EQ(only(early).verdict, Verdict::not_settled);
@@ -218,10 +166,11 @@ TEST(Ladder, ImmatureReferenceGivesNoVerdict) {
   auto spread = ladder;
   spread[2].runs[0].held_out -= 0.15;
   spread[2].runs[1].held_out += 0.15;
-  EXPECT_EQ(only(compare_ends(spread, {contender(3.4, 0.3)})).verdict, Verdict::not_settled);
+  EXPECT_EQ(only(compare_ends(spread, {contender(3.4, 0.3, 0.01, 45e6)})).verdict,
+            Verdict::not_settled);
   EXPECT_EQ(only(compare_ends(ladder, {contender(3.2, 0.3)})).verdict, Verdict::degraded);
   ladder.pop_back();
-  const LadderResult never = compare_ends(ladder, {contender(3.4, 0.3)});
+  const LadderResult never = compare_ends(ladder, {contender(3.4, 0.3, 0.01, 45e6)});
   EXPECT_FALSE(never.mature);
   EXPECT_TRUE(contains(only(never).reason, "Train the reference and the contender to about"));
 }
@@ -250,7 +199,7 @@ TEST(Ladder, AdditionalRungsDoNotHideOverfitting) {
   ladder.push_back(budget(127e6, 2.96, 3.65));
   ladder.push_back(budget(160e6, 2.9, 3.675));
   for (const double h : {3.0, 2.93}) {
-    const EndResult x = only(compare_ends(ladder, {contender(h, 0.3, 0.01, 80e6)}));
+    const EndResult x = only(compare_ends(ladder, {contender(h, 0.3, 0.01, 90e6)}));
     EXPECT_EQ(x.verdict, Verdict::not_settled) << h;
     EXPECT_TRUE(contains(x.reason, "from 80M tokens to 1")) << x.reason;
   }
@@ -277,8 +226,10 @@ TEST(Ladder, CopiesOfARunAreACautionAndGiveNoCertainty) {
 TEST(Ladder, RungsWithOneSeedShareTheirDegreesOfFreedom) {
   auto ladder = straight_ladder();
   for (const size_t b : {0u, 1u, 2u}) ladder[b].runs.resize(1);
-  const EndResult x = only(compare_ends(ladder, {{"x", {{40e6, {end(1, 3.45, 4.15)}}}}}));
-  EXPECT_NEAR(x.seed_freedom, 1, 0.05);
+  const SeedVariance steady{.study = "a", .model = "y", .seeds = 100, .variance = {{"all", 1e-8}}};
+  const LadderResult found =
+      compare_ends(ladder, {{"x", {{40e6, {end(1, 3.45, 4.15)}}}}}, {.variances = {steady}});
+  EXPECT_NEAR(only(found).seed_freedom, 1, 0.05);
 }
 
 // The reference's losses at tokens without a rung follow a curve and no chords.
@@ -317,7 +268,7 @@ TEST(Ladder, ReferenceThatDoesNotRecallYetGivesNoVerdict) {
 TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
   auto ladder = straight_ladder();
   ladder.push_back(budget(160e6, 2.9, 3.7));  // out of domain 0.1 above the rung before
-  const EndResult inside = only(compare_ends(ladder, {contender(3.0, 0.3, 0.01, 80e6)}));
+  const EndResult inside = only(compare_ends(ladder, {contender(3.0, 0.3, 0.01, 90e6)}));
   EXPECT_EQ(inside.verdict, Verdict::not_settled);
   EXPECT_FALSE(inside.judged);
   EXPECT_TRUE(std::isfinite(inside.budgets.at(0).delta.estimate)) << "the number is still given";
@@ -326,7 +277,7 @@ TEST(Ladder, OverfittedReferenceGivesNoVerdict) {
   EXPECT_TRUE(contains(inside.reason, "held-out loss of 3.100 or more")) << inside.reason;
   // Close to the rung before, the reference does not overfit yet.
   EXPECT_EQ(only(compare_ends(ladder, {contender(3.095, 0.3)})).verdict, Verdict::degraded);
-  const EndResult below = only(compare_ends(ladder, {contender(2.8, 0.3)}));
+  const EndResult below = only(compare_ends(ladder, {contender(2.8, 0.3, 0.01, 45e6)}));
   EXPECT_TRUE(contains(below.reason, "overfits the training domains before it gets there"))
       << below.reason;
   // A smaller budget of the contender that ends before the rise is judged instead.
@@ -396,14 +347,16 @@ TEST(Ladder, RungWithOneSeedBorrowsTheVarianceAndWarns) {
   EXPECT_GT(only(result).reference_error, 0.005);
 }
 
-TEST(Ladder, ContendersWithOneSeedUseTheVarianceOfTheReference) {
+TEST(Ladder, ContendersWithOneSeedHaveNoIntervalWithoutATable) {
   Contender one = contender(3.3, 0.2);
   one.budgets[0].runs.resize(1);
-  const LadderResult result = compare_ends(straight_ladder(), {one});
-  bool warned = false;
-  for (const auto& warning : result.warnings) warned |= contains(warning, "Train more seeds");
-  EXPECT_TRUE(warned);
-  EXPECT_GT(only(result).seed_error, 0.005);
+  const EndResult x = only(compare_ends(straight_ladder(), {one}));
+  EXPECT_NEAR(x.delta.estimate, 0.2, 0.02);
+  EXPECT_TRUE(std::isnan(x.delta.low));
+  EXPECT_TRUE(std::isnan(x.equal_tokens.value.high));
+  EXPECT_FALSE(x.judged);
+  EXPECT_EQ(x.verdict, Verdict::not_settled);
+  EXPECT_TRUE(contains(x.reason, "second seed of one model or name a table")) << x.reason;
 }
 
 TEST(Ladder, OtherClustersAreRefused) {
