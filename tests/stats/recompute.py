@@ -1,0 +1,718 @@
+"""Delta_end, E and R of a study from its records: a second implementation, in numpy.
+
+It follows the formulas of docs/statistics.md and of the headers in src/stats, and shares no code
+with src/stats. The reference's epochs at a held-out loss are read from straight lines here.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+
+import numpy as np
+
+TEST, HELD_OUT = "test", "held_out"
+CURVE, TANGENT, RECALL_TANGENT = "curve", "tangent", "recall tangent"  # of Delta_end, E and R
+RUNGS, CONTENDERS, SLOPE = -1, -2, -3  # estimators of variance; 0, 1, ... are single rungs
+LEVEL = 0.95
+MATURITY_FALL = 0.1
+RECALL_LEAD = 0.2
+OVERFIT_RISE = 0.03
+EPOCHS_RATIO = 1.25
+MEMORISING_GAP = 0.1
+EPOCHS_TOLERANCE = 0.05
+TOKENS_TOLERANCE = 0.01
+
+
+# ---- Student's t, for any degrees of freedom
+
+NODES = np.polynomial.legendre.leggauss(200)
+
+
+@functools.cache
+def t_quantile(freedom, level=LEVEL):
+    """t with P(|T| <= t) = level. With T = sqrt(v) tan(a), the density of a is ~ cos(a)^(v - 1)."""
+    if not freedom < 1e7:
+        freedom = 1e7
+    nodes, weights = NODES
+    half = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    scale = 2 * math.exp(half) / math.sqrt(math.pi)
+
+    def inside(t):
+        end = math.atan(t / math.sqrt(freedom))
+        angles = end * (nodes + 1) / 2
+        return scale * end / 2 * np.sum(weights * np.cos(angles) ** (freedom - 1))
+
+    low, high = 0.0, 1.0
+    while inside(high) < level:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < level else (low, middle)
+    return (low + high) / 2
+
+
+@functools.cache
+def table_of_t():
+    """log t is smooth in 1 / v."""
+    inverse = np.linspace(1e-6, 1.0, 300)
+    return inverse, np.log([t_quantile(1 / x) for x in inverse])
+
+
+def t_quantiles(freedom):
+    """The same of an array."""
+    return np.exp(np.interp(1 / np.maximum(freedom, 1.0), *table_of_t()))
+
+
+def reach(by_estimator, freedom, documents, document_freedom):
+    """t_v sqrt(S + D); of numbers or arrays."""
+    seeds = sum(by_estimator.values())
+    total = seeds + documents
+    # (S / V) / v_S with Satterthwaite's v_S = S^2 / sum(S_e^2 / v_e)
+    inverse = sum(s**2 / freedom[e] for e, s in by_estimator.items()) / (seeds * total)
+    inverse += (documents / total) ** 2 / document_freedom
+    return t_quantiles(1 / inverse) * np.sqrt(total)
+
+
+# ---- Records
+
+
+def read_records(folder, visited=None):
+    """{key: record} of a folder and of those that its plan.json names."""
+    visited = set() if visited is None else visited
+    folder = pathlib.Path(folder).resolve()
+    if folder in visited:
+        return {}
+    visited.add(folder)
+    plan = json.loads((folder / "plan.json").read_text())
+    records = {}
+    for file in sorted(folder.glob("*.json")):
+        record = json.loads(file.read_text())
+        if file.name == "plan.json" or not record.get("format", "").startswith("assay-run-"):
+            continue
+        for name, losses in record["end"]["sets"].items():
+            if "tokens" not in losses["clusters"]:
+                losses["clusters"] |= plan["sources"][name]
+        records.setdefault(record["key"], record)
+    for other in plan.get("records", []):
+        records = read_records(folder / other, visited) | records
+    return records
+
+
+@dataclasses.dataclass
+class Group:
+    """The runs of one model with one budget. losses[text, targets]: by domain, [run, cluster]."""
+
+    model: str
+    tokens: float
+    epochs: float
+    held_out: np.ndarray
+    training_loss: np.ndarray
+    losses: dict
+    tangents: dict = None  # by line
+    usable: bool = False
+
+    @property
+    def seeds(self):
+        return len(self.held_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """Targets "all", "recall", "other" or "bounded" of these domains (indices) of a text."""
+
+    text: str
+    targets: str
+    domains: tuple
+    name: str  # in a table of variances
+
+
+@dataclasses.dataclass
+class Contrast:
+    value: float
+    on_loss: np.ndarray  # by group
+    on_held_out: np.ndarray
+    slope_error: float = 0.0
+
+
+@dataclasses.dataclass
+class Estimate:
+    value: float
+    seeds: list  # of (source, estimator, signed standard deviation)
+    freedom: dict  # by estimator
+    residuals: dict  # of the runs of a rung, by source
+    documents: float  # variance
+    document_freedom: float
+    influence: np.ndarray  # of all clusters of all domains
+    held_out_documents: float  # the part of `documents` from held-out text
+    held_out_freedom: float
+
+    def by_estimator(self):
+        """{estimator: variance}: what is estimated together adds up first."""
+        of = {}
+        for _, estimator, deviation in self.seeds:
+            of[estimator] = of.get(estimator, 0.0) + deviation**2
+        return of
+
+    def half_width(self):
+        return float(
+            reach(self.by_estimator(), self.freedom, self.documents, self.document_freedom)
+        )
+
+    def interval(self, factor=1.0):
+        half = factor * self.half_width()
+        return self.value, self.value - half, self.value + half
+
+
+# ---- The curve through the rungs: rows of weights of the rungs
+
+
+def unit(count, rung):
+    return np.eye(count)[rung]
+
+
+def secant(held_out, b):
+    """Slope of the line through the rungs b and b + 1."""
+    count = len(held_out)
+    return (unit(count, b) - unit(count, b + 1)) / (held_out[b] - held_out[b + 1])
+
+
+def parabola(held_out, b):
+    """Slope at the rung b of the parabola through it and its neighbours, or the nearest three."""
+    count = len(held_out)
+    first = min(max(b - 1, 0), count - 3)
+    x = held_out[first : first + 3] - held_out[b]
+    out = np.zeros(count)
+    out[first : first + 3] = np.linalg.inv(np.stack([x**0, x, x**2]).T)[1]
+    return out
+
+
+class Curve:
+    def __init__(self, held_out, loss):
+        self.held_out = held_out
+        self.count = len(held_out)
+        self.kinds = [self.kind(b, loss) for b in range(self.count)]
+
+    def beside(self, b):
+        return [s for s in (b - 1, b) if 0 <= s < self.count - 1]
+
+    def kind(self, b, loss):
+        """(how the slope at the rung is obtained, of which segment)"""
+        if self.count == 2:
+            return "secant", 0
+        steepness = {s: secant(self.held_out, s) @ loss for s in self.beside(b)}
+        smaller = min(steepness, key=steepness.get)
+        slope = parabola(self.held_out, b) @ loss
+        if slope <= 0 or steepness[smaller] <= 0:
+            return "zero", 0
+        return ("limited", smaller) if slope > 3 * steepness[smaller] else ("parabola", 0)
+
+    def slope(self, held_out, b):
+        kind, segment = self.kinds[b]
+        if kind == "zero":
+            return np.zeros(self.count)
+        if kind == "parabola":
+            return parabola(held_out, b)
+        return (3 if kind == "limited" else 1) * secant(held_out, segment)
+
+    def segment(self, h):
+        return int(np.clip(np.sum(self.held_out > h) - 1, 0, self.count - 2))
+
+    def weights(self, h, held_out=None):
+        held_out = self.held_out if held_out is None else held_out
+        b = self.segment(h)
+        t = (h - held_out[b]) / (held_out[b + 1] - held_out[b])
+        if t < 0 or t > 1:
+            end = b if t < 0 else b + 1
+            return unit(self.count, end) + (h - held_out[end]) * self.slope(held_out, end)
+        width = held_out[b + 1] - held_out[b]
+        return (
+            (1 + 2 * t) * (1 - t) ** 2 * unit(self.count, b)
+            + t**2 * (3 - 2 * t) * unit(self.count, b + 1)
+            + t * (1 - t) ** 2 * width * self.slope(held_out, b)
+            + t**2 * (t - 1) * width * self.slope(held_out, b + 1)
+        )
+
+    def derivative_by_h(self, h):
+        step = 1e-6 * (self.held_out[0] - self.held_out[-1])
+        return (self.weights(h + step) - self.weights(h - step)) / (2 * step)
+
+    def derivative_by_rungs(self, weights):
+        """[b, k] = d weights_k / dH_b, of a function of all H."""
+        step = 1e-6 * (self.held_out[0] - self.held_out[-1])
+        rows = []
+        for b in range(self.count):
+            move = step * unit(self.count, b)
+            rows.append((weights(self.held_out + move) - weights(self.held_out - move)) / 2 / step)
+        return np.array(rows)
+
+
+# ---- Documents
+
+
+def influence(losses, targets):
+    """Of every cluster on sum(losses) / sum(targets): its squares add up to the variance.
+    losses: [..., cluster]"""
+    share = targets / targets.sum()
+    ratio = losses.sum(-1, keepdims=True) / targets.sum()
+    correction = 1 - 2 * share + np.sum(share**2)
+    residual = (losses - ratio * targets) / targets.sum()
+    return np.where(correction > 0, residual / np.sqrt(np.maximum(correction, 1e-300)), 0.0)
+
+
+def document_freedom(targets):
+    share = targets / targets.sum()
+    return np.sum(share**1.5) ** 2 / np.sum(share**3) - 1
+
+
+def sum_of_variances(variances):
+    """Of (variance, degrees of freedom), by Satterthwaite."""
+    total = sum(v for v, _ in variances)
+    squares = sum(v**2 / f for v, f in variances)
+    return total, total**2 / squares if squares > 0 else 1.0
+
+
+# ---- A study
+
+
+def differ(epochs, others):
+    """Less than one epoch is no repetition; False where epochs are unknown."""
+    ratio = max(1.0, epochs) / max(1.0, others)
+    known = math.isfinite(epochs) and math.isfinite(others)
+    return known and max(ratio, 1 / ratio) > EPOCHS_RATIO
+
+
+def line_of(measure):
+    return RECALL_TANGENT if measure.text == HELD_OUT else TANGENT
+
+
+class Study:
+    """groups: of the reference in order of tokens, then of the contenders. targets[text, "all" or
+    "recall"]: by domain, [cluster]. domains[text]: names."""
+
+    def __init__(self, domains, targets, groups, rungs, table):
+        self.domains = domains
+        self.targets = targets
+        self.groups = groups
+        self.rungs = rungs
+        self.table = table
+        self.models = {}
+        for index, group in enumerate(groups[rungs:], rungs):
+            self.models.setdefault(group.model, []).append(index)
+        self.all = self.measure(TEST, "all")
+        self.held_out = np.array([g.held_out.mean() for g in groups])
+        self.curve = Curve(self.held_out[:rungs], self.means(self.all)[:rungs])
+        self.examine()
+
+    def measure(self, text, targets, domain=None):
+        names = self.domains[text]
+        chosen = tuple(range(len(names))) if domain is None else (names.index(domain),)
+        name = targets if domain is None else f"domain:{domain}"
+        if text == HELD_OUT:
+            name = "recall_in_domain" + ("" if domain is None else f":{domain}")
+        return Measure(text, targets, chosen, name)
+
+    def denominators(self, measure):
+        own = measure.text == HELD_OUT and measure.targets == "recall"
+        return self.targets[measure.text, "recall" if own else "all"]
+
+    @functools.cache
+    def by_run(self, index, measure):
+        of_domain = self.groups[index].losses[measure.text, measure.targets]
+        targets = self.denominators(measure)
+        return np.mean([of_domain[d].sum(-1) / targets[d].sum() for d in measure.domains], axis=0)
+
+    @functools.cache
+    def means(self, measure):
+        return np.array([self.by_run(i, measure).mean() for i in range(len(self.groups))])
+
+    # ---- The reference
+
+    def examine(self):
+        """Where the reference allows a comparison."""
+        rungs = self.groups[: self.rungs]
+        recall = []
+        lead = []
+        for group in rungs:
+            per_target, other = [], []
+            for d, tokens in enumerate(self.targets[TEST, "all"]):
+                of_recall = self.targets[TEST, "recall"][d].sum()
+                losses = group.losses[TEST, "recall"][d].sum(-1).mean()
+                per_target.append(losses / of_recall)
+                rest = group.losses[TEST, "other"][d].sum(-1).mean()
+                other.append(rest / (tokens.sum() - of_recall))
+            recall.append(np.mean(per_target))
+            lead.append(np.mean(other) - np.mean(per_target))
+        doublings = [math.log2(b.tokens / a.tokens) for a, b in zip(rungs, rungs[1:])]
+        falls = [(a - b) / min(1, n) for a, b, n in zip(recall, recall[1:], doublings)]
+        loss = self.means(self.all)[: self.rungs]
+        gap = [g.held_out.mean() - g.training_loss.mean() for g in rungs]
+        self.lead = lead
+        self.falls = falls
+        self.lowest = np.minimum.accumulate(loss)
+        self.rise = [loss[b + 1] - self.lowest[b + 1] for b in range(self.rungs - 1)]
+        self.memorises = [not gap[b + 1] <= MEMORISING_GAP for b in range(self.rungs - 1)]
+        self.repeated = [
+            (self.rise[b] > OVERFIT_RISE and loss[b + 1] > loss[b])
+            or (self.memorises[b] and differ(rungs[b].epochs, rungs[b + 1].epochs))
+            for b in range(self.rungs - 1)
+        ]
+        every = np.concatenate([g.held_out for g in rungs])
+        self.low = every.min()
+        self.high = every.max()
+        for group in self.groups[self.rungs :]:
+            h = group.held_out.mean()
+            group.inside = bool(self.low <= h <= self.high)
+            group.caveat = self.caveat(group) if group.inside else "outside"
+            group.usable = group.inside and not group.caveat
+            group.tangents = {line: self.tangent(group, line) for line in (TANGENT, RECALL_TANGENT)}
+
+    def caveat(self, group):
+        h = group.held_out.mean()
+        b = self.curve.segment(h)
+        means = self.curve.held_out
+        next_segment = b
+        for rung in range(1, self.rungs - 1):
+            if 0 <= h - means[rung] <= 0.05 * (means[rung - 1] - means[rung]):
+                next_segment = rung
+        # The lead is read at the later rung around h, the fall after a rung that h is at.
+        if self.lead[b + 1] < RECALL_LEAD or self.falls[next_segment] > MATURITY_FALL:
+            return "immature"
+        f = self.curve.weights(h) @ self.means(self.all)[: self.rungs]
+        if self.rise[b] > OVERFIT_RISE and f - self.lowest[b + 1] > OVERFIT_RISE / 3:
+            return "overfits"
+        if self.memorises[b] and differ(group.epochs, self.epochs_at(h)):
+            return "repeated"
+        return ""
+
+    def epochs_at(self, h):
+        """Of the reference where it ends with h, interpolated in log tokens."""
+        logs = np.log([g.epochs for g in self.groups[: self.rungs]])
+        return math.exp(np.interp(-h, -self.curve.held_out, logs))
+
+    def tangent(self, group, line):
+        """(rung, weights of the slope as a function of H, other segments), or None."""
+        # The recall loss in domain does not depend on repetition.
+        repeated = self.repeated if line == TANGENT else [False] * (self.rungs - 1)
+        for b, rung in enumerate(self.groups[: self.rungs]):
+            if abs(group.tokens / rung.tokens - 1) > TOKENS_TOLERANCE:
+                continue
+            if differ(group.epochs, rung.epochs):
+                return None
+            mature = [self.falls[s] <= MATURITY_FALL for s in range(self.rungs - 1)]
+            recalls = [self.lead[s + 1] >= RECALL_LEAD for s in range(self.rungs - 1)]
+            used = [
+                s for s in self.curve.beside(b) if mature[s] and recalls[s] and not repeated[s]
+            ]
+            if not used:
+                return None
+            near = used if len(used) == 2 else [used[0] - 1, used[0] + 1]
+            # Slopes of an immature reference show how much the slope changes, too.
+            others = [s for s in near if 0 <= s < self.rungs - 1 and not repeated[s]]
+            if len(used) == 2:
+                return b, lambda held_out: parabola(held_out, b), others
+            return b, lambda held_out: secant(held_out, used[0]), others
+        return None
+
+    # ---- Contrasts of one group
+
+    @functools.cache
+    def difference(self, index, measure):
+        """Delta_end: to the curve at equal held-out loss."""
+        h = self.held_out[index]
+        means = self.means(measure)
+        of_rungs = means[: self.rungs]
+        weights = self.curve.weights(h)
+        on_loss = unit(len(self.groups), index)
+        on_loss[: self.rungs] -= weights
+        on_held_out = np.zeros(len(self.groups))
+        on_held_out[index] = -self.curve.derivative_by_h(h) @ of_rungs
+        moved = self.curve.derivative_by_rungs(lambda held_out: self.curve.weights(h, held_out))
+        on_held_out[: self.rungs] -= moved @ of_rungs
+        return Contrast(means[index] - weights @ of_rungs, on_loss, on_held_out)
+
+    @functools.cache
+    def equal_tokens(self, index, measure):
+        """E or R: to the tangent at the rung with the same tokens."""
+        b, slope_weights, others = self.groups[index].tangents[line_of(measure)]
+        means = self.means(measure)
+        of_rungs = means[: self.rungs]
+        weights = slope_weights(self.curve.held_out)
+        slope = weights @ of_rungs
+        distance = self.held_out[index] - self.held_out[b]
+        on_loss = unit(len(self.groups), index) - unit(len(self.groups), b)
+        on_loss[: self.rungs] -= distance * weights
+        on_held_out = -slope * (unit(len(self.groups), index) - unit(len(self.groups), b))
+        on_held_out[: self.rungs] -= (
+            distance * self.curve.derivative_by_rungs(slope_weights) @ of_rungs
+        )
+        steps = [abs(slope - secant(self.curve.held_out, s) @ of_rungs) for s in others]
+        error = max(steps) / 2 if steps else abs(slope) / 2
+        value = means[index] - means[b] - slope * distance
+        return Contrast(value, on_loss, on_held_out, error * distance)
+
+    # ---- Variances
+
+    def residuals(self, index, contrast, measure):
+        group = self.groups[index]
+        z = contrast.on_loss[index] * self.by_run(index, measure)
+        z = z + contrast.on_held_out[index] * group.held_out
+        return z - z.mean()
+
+    @functools.cache
+    def pool(self, line):
+        contenders = range(self.rungs, len(self.groups))
+        if line != CURVE:
+            return [i for i in contenders if self.groups[i].tangents[line]]
+        usable = [i for i in contenders if self.groups[i].usable]
+        if self.table or any(self.groups[i].seeds > 1 for i in usable):
+            return usable
+        return list(contenders)
+
+    @functools.cache
+    def contender_variance(self, measure, line):
+        """Of the residual of one run, with its degrees of freedom."""
+        squares = 0.0
+        freedom = 0
+        for index in self.pool(line):
+            made = self.difference if line == CURVE else self.equal_tokens
+            contrast = made(index, measure)
+            squares += np.sum(self.residuals(index, contrast, measure) ** 2)
+            freedom += self.groups[index].seeds - 1
+        key = measure.name
+        if line == TANGENT and measure.text == TEST:
+            key = "equal_tokens" if key == "all" else f"equal_tokens:{key}"
+        for row in self.table:
+            if key in row["variance"]:
+                squares += row["variance"][key] * (row["seeds"] - 1)
+                freedom += row["seeds"] - 1
+        return (squares / freedom if freedom else math.nan), max(1, freedom)
+
+    def along_curve(self, rung, measure):
+        """Residuals of a rung's runs along the curve."""
+        slope = self.curve.derivative_by_h(self.held_out[rung]) @ self.means(measure)[: self.rungs]
+        z = self.by_run(rung, measure) - slope * self.groups[rung].held_out
+        return z - z.mean()
+
+    def estimate(self, contrast, measure, line):
+        seeds = []
+        freedom = {SLOPE: 1e9}  # taken as known
+        residuals = {}
+        for b, rung in enumerate(self.groups[: self.rungs]):
+            residuals[b] = self.residuals(b, contrast, measure)
+            if rung.seeds > 1:
+                freedom[b] = rung.seeds - 1
+                variance = np.sum(residuals[b] ** 2) / freedom[b]
+                seeds.append((b, b, math.sqrt(variance / rung.seeds)))
+                continue
+            squares = [np.sum(self.along_curve(k, measure) ** 2) for k in range(self.rungs)]
+            freedom[RUNGS] = sum(g.seeds - 1 for g in self.groups[: self.rungs])
+            variance = sum(squares) / freedom[RUNGS]
+            seeds.append((b, RUNGS, contrast.on_loss[b] * math.sqrt(variance)))
+        variance, freedom[CONTENDERS] = self.contender_variance(measure, line)
+        for index in range(self.rungs, len(self.groups)):
+            weight = contrast.on_loss[index]
+            if weight:
+                deviation = weight * math.sqrt(variance / self.groups[index].seeds)
+                seeds.append((index, CONTENDERS, deviation))
+        if contrast.slope_error:
+            seeds.append((SLOPE, SLOPE, contrast.slope_error))
+        documents = self.documents(contrast, measure, line)
+        return Estimate(contrast.value, seeds, freedom, residuals, *documents)
+
+    def documents(self, contrast, measure, line):
+        """Variance and degrees of freedom of the documents, influence of every cluster, and the
+        variance and degrees of freedom of the held-out text alone."""
+        variances = []
+        held_out = []
+        influences = []
+        luck = 0.0
+        for text, d in [(t, d) for t in (TEST, HELD_OUT) for d in range(len(self.domains[t]))]:
+            total = 0.0
+            for index, weights in enumerate(zip(contrast.on_loss, contrast.on_held_out)):
+                if any(weights):
+                    total = total + self.cluster_influence(index, weights, measure, text, d)
+                    luck += self.luck(index, weights, measure, line, text, d)
+            freedom = max(1.0, document_freedom(self.targets[text, "all"][d]))
+            variances.append((np.sum(total**2), freedom))
+            held_out += variances[-1:] if text == HELD_OUT else []
+            influences.append(total)
+        everything, freedom = sum_of_variances(variances)
+        variance = max(0.0, everything - luck)
+        return variance, freedom, np.concatenate(influences), *sum_of_variances(held_out)
+
+    def cluster_influence(self, index, weights, measure, text, d, deviations=False):
+        """Of the means of a group's runs, or of the runs' deviations from them."""
+        counted = text == measure.text and d in measure.domains
+        outcome = weights[0] * counted / len(measure.domains)
+        axis = weights[1] * (text == HELD_OUT) / len(self.domains[text])
+        out = np.zeros(len(self.targets[text, "all"][d]))
+        for weight, targets, counts in (
+            (outcome, measure.targets, self.denominators(measure)),
+            (axis, "all", self.targets[text, "all"]),
+        ):
+            if weight:
+                losses = self.groups[index].losses[text, targets][d]
+                mean = losses.mean(0)
+                out = out + weight * influence(losses - mean if deviations else mean, counts[d])
+        return out
+
+    def luck(self, index, weights, measure, line, text, d):
+        """What the runs' own noise on documents adds. It is part of the seeds' variance already, so
+        it is pooled over the same groups as that variance."""
+        seeds = self.groups[index].seeds
+        alike = [index] if seeds > 1 else range(self.rungs)
+        alike = self.pool(line) if index >= self.rungs else alike
+        squares = 0.0
+        for k in alike:
+            squares += np.sum(self.cluster_influence(k, weights, measure, text, d, True) ** 2)
+        freedom = sum(self.groups[k].seeds - 1 for k in alike)
+        return squares / freedom / seeds if freedom else 0.0
+
+    # ---- The three numbers
+
+    def delta(self, index, measure=None):
+        measure = measure or self.all
+        return self.estimate(self.difference(index, measure), measure, CURVE)
+
+    def number(self, indices, measure):
+        """E or R over these budgets, weighted by their runs."""
+        seeds = [self.groups[i].seeds for i in indices]
+        fields = [dataclasses.astuple(self.equal_tokens(i, measure)) for i in indices]
+        means = [sum(n * x for n, x in zip(seeds, field)) / sum(seeds) for field in zip(*fields)]
+        return self.estimate(Contrast(*means), measure, line_of(measure))
+
+    def over_domains(self, of_measure):
+        """The interval of the mean with the domains as a sample; of_measure gives estimates."""
+        mean = of_measure(self.all)
+        domains = self.domains[TEST]
+        if len(domains) < 2:
+            return None
+        values = [of_measure(self.measure(TEST, "all", d)).value for d in domains]
+        drawn = np.var(values, ddof=1) / len(values)
+        held_out = mean.held_out_documents, mean.held_out_freedom
+        total, freedom = sum_of_variances([(drawn, len(values) - 1), held_out])
+        half = reach(mean.by_estimator(), mean.freedom, total, freedom)
+        return mean.value, mean.value - half, mean.value + half
+
+    def judged(self, model):
+        """The budget of Delta_end: the largest of the least repeated ones without a problem."""
+        inside = [i for i in self.models[model] if self.groups[i].inside]
+        usable = [i for i in inside if self.groups[i].usable]
+        if usable and all(math.isfinite(self.groups[i].epochs) for i in usable):
+            least = min(max(1.0, self.groups[i].epochs) for i in usable)
+            limit = least * (1 + EPOCHS_TOLERANCE)
+            usable = [i for i in usable if max(1.0, self.groups[i].epochs) <= limit]
+        return (usable or inside or [None])[-1]
+
+    def with_tangent(self, model, measure):
+        return [i for i in self.models[model] if self.groups[i].tangents[line_of(measure)]]
+
+
+def simultaneous_factor(estimates, draws=200_000, seed=1):
+    """Half-width with which all intervals hold together, over that of one interval alone."""
+    estimates = [e for e in estimates if not math.isnan(e.half_width())]
+    if len(estimates) < 2:
+        return 1.0
+    random = np.random.default_rng(seed)
+    freedom = {k: v for e in estimates for k, v in e.freedom.items()}
+    relative = {k: random.chisquare(v, draws) / v for k, v in freedom.items()}
+    normal = {s: random.standard_normal(draws) for e in estimates for s, _, _ in e.seeds}
+    # Seeds of a rung move its members as their residuals are correlated.
+    by_run = {
+        rung: random.standard_normal((draws, len(residuals)))
+        for rung, residuals in estimates[0].residuals.items()
+    }
+    rows = np.stack([e.influence for e in estimates])
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    values, vectors = np.linalg.eigh(rows @ rows.T)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    text = root @ random.standard_normal((len(estimates), draws))
+    of_text = estimates[0].document_freedom
+    relative_text = random.chisquare(of_text, draws) / of_text
+    largest = np.zeros(draws)
+    for a, e in enumerate(estimates):
+        error = math.sqrt(e.documents) * text[a]
+        for source, _, deviation in e.seeds:
+            residuals = e.residuals.get(source, np.zeros(1))
+            length = np.linalg.norm(residuals)
+            same = by_run[source] @ residuals / length if length > 0 else normal[source]
+            error = error + deviation * same
+        drawn = {k: v * relative[k] for k, v in e.by_estimator().items()}
+        half = reach(drawn, e.freedom, e.documents * relative_text, e.document_freedom)
+        largest = np.maximum(largest, np.abs(error) / half)
+    return max(1.0, float(np.quantile(largest, LEVEL)))
+
+
+# ---- Studies from records
+
+
+def comparable(runs):
+    """The same data, and the same version of the numerics of every operator."""
+    versions = {}
+    for run in runs:
+        for item in [("data", run["provenance"]["data"]), *run["provenance"]["numerics"].items()]:
+            versions.setdefault(item[0], set()).add(item[1])
+    return all(len(found) == 1 for found in versions.values())
+
+
+def read_group(model, tokens, runs, sets, targets):
+    losses = {}
+    for text, names in sets.items():
+        clusters = [[r["end"]["sets"][s]["clusters"] for r in runs] for s in names]
+        for kind, key in (("all", "nll"), ("recall", "recall_nll"), ("bounded", "bounded_nll")):
+            if all(key in c for of_set in clusters for c in of_set):
+                losses[text, kind] = [np.array([c[key] for c in of_set]) for of_set in clusters]
+        pairs = zip(losses[text, "all"], losses[text, "recall"])
+        losses[text, "other"] = [everything - recall for everything, recall in pairs]
+    pairs = zip(losses[HELD_OUT, "all"], targets[HELD_OUT, "all"])
+    of_domains = [nll.sum(-1) / tokens_.sum() for nll, tokens_ in pairs]
+    unique = runs[0]["provenance"].get("train_tokens")
+    return Group(
+        model=model,
+        tokens=tokens,
+        epochs=tokens / unique if unique else math.nan,
+        held_out=np.mean(of_domains, axis=0),
+        training_loss=np.array([last_training_loss(r) for r in runs]),
+        losses=losses,
+    )
+
+
+def last_training_loss(record):
+    lines = [loss for step, loss in record["training"] if step > 0.95 * record["outcome"]["steps"]]
+    return np.mean(lines)
+
+
+def read_study(folder):
+    plan = json.loads((pathlib.Path(folder) / "plan.json").read_text())
+    setting = plan["settings"][0]
+    domains = {TEST: setting["out_of_domain"], HELD_OUT: setting["train"]}
+    split = {TEST: setting["test"], HELD_OUT: setting["held_out"]}
+    sets = {text: [f"{d}.{split[text]}" for d in names] for text, names in domains.items()}
+    records = read_records(folder)
+    runs = {}  # by model, tokens and key; a run can serve two purposes
+    for run in plan["runs"]:
+        if run["purpose"] == "study" and run["key"] in records:
+            budgets = runs.setdefault(run["model"], {})
+            budgets.setdefault(run["tokens"], {})[run["key"]] = records[run["key"]]
+    all_of = {m: [r for b in budgets.values() for r in b.values()] for m, budgets in runs.items()}
+    reference = all_of[plan["reference"]]
+    targets = {}
+    for text, names in sets.items():
+        for kind, key in (("all", "tokens"), ("recall", "recall_tokens")):
+            clusters = [reference[0]["end"]["sets"][s]["clusters"][key] for s in names]
+            targets[text, kind] = [np.array(numbers, float) for numbers in clusters]
+    groups = []
+    for model in sorted(runs, key=plan["models"].index):
+        if comparable(reference + all_of[model]):
+            for tokens, of_budget in sorted(runs[model].items()):
+                own = list(of_budget.values())
+                groups.append(read_group(model, tokens, own, sets, targets))
+    groups.sort(key=lambda group: group.model != plan["reference"])
+    table = [
+        row
+        for row in plan.get("variances") or []
+        if row["seeds"] > 1 and (row["study"] != plan["name"] or row["model"] not in runs)
+    ]
+    return Study(domains, targets, groups, len(runs[plan["reference"]]), table)
