@@ -132,7 +132,7 @@ double simultaneous_factor(const Family& family, double level, size_t draws) {
   const size_t estimators = family.freedom.size();
   // The documents are the same for all members, so their variances are wrong together. Their
   // degrees of freedom are rounded, so that the same column serves many calls.
-  const double document_freedom = std::round(family.members[0].documents.freedom);
+  const double document_freedom = std::round(8 * family.members[0].documents.freedom) / 8;
   const std::vector<double> relative_documents =
       relative_variance_column(0, std::max(1.0, document_freedom), draws);
   const std::vector<std::vector<double>> relative = [&] {
