@@ -11,7 +11,8 @@
 // between the rungs (interpolation.h) and never extrapolated.
 // s_B, t_B: slope of the reference's o and r over its h at rung B: of the parabola through B and
 // its neighbours if both segments next to B are usable, or of the one usable segment. A segment
-// is usable if the reference is mature between its rungs and, for s_B, does not overfit or memorise.
+// is usable if the reference is mature between its rungs and, for s_B, does not overfit or
+// memorise there.
 // E and R of an architecture are means over its budgets, weighted by their runs.
 //
 // Intervals count the seeds of both sides, the documents (the same in every run, in clusters of one
@@ -78,7 +79,9 @@ struct SeedVariance {
 struct LadderOptions {
   double level = 0.95;
   double margin = 0.03;         // nats per token; differences within it count as equivalent
-  double maturity_fall = 0.1;   // nats per recall target from one rung to the next
+  // Nats by which the loss per recall target may fall more than that on other targets, from one
+  // rung to the next: any value from 0.01 to 0.16 tells mature from immature rungs in the records.
+  double maturity_fall = 0.1;
   double recall_lead = 0.2;     // nats by which recall targets must be easier than others
   double overfit_rise = 0.03;   // nats per token out of domain above the lowest rung before
   size_t draws = 65'536;        // of the simulation that makes intervals simultaneous

@@ -54,7 +54,7 @@ class Reference {
   // The rung with these tokens, if there is one.
   std::optional<size_t> rung_at(double tokens) const;
   // The reference's line at a rung, from the segments next to it that have no problem. Repetition
-  // is no problem of the recall loss in domain: it changes it by 0.008 (± 0.008) nats per doubling.
+  // is no problem of the recall loss in domain, which changes by 0.008 (± 0.008) per doubling.
   std::optional<Tangent> tangent(size_t rung, Line line) const;
   // Why a rung has no tangent.
   std::string no_tangent(size_t rung, Line line) const;
