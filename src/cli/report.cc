@@ -12,7 +12,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct Options {
-  fs::path study, output, records;
+  fs::path study, output, records, variances;
   std::vector<fs::path> reuse;
 };
 
@@ -52,6 +52,11 @@ void run(const Options& options) {
     document["records"] = options.records.string();
     text += fmt::format("Records of {} runs: {}\n", count, options.records.string());
   }
+  if (!options.variances.empty()) {
+    const int64_t rows = report::write_variances(study, options.variances);
+    document["variances"] = options.variances.string();
+    text += fmt::format("Variances of {} budgets: {}\n", rows, options.variances.string());
+  }
   text += fmt::format("Report: {}\n", written.page.string());
   print(document, text);
 }
@@ -74,6 +79,9 @@ void add(CLI::App& app) {
                    "with --records: folder of records whose runs are not written again; "
                    "plan.json names this folder")
       ->needs("--records");
+  command->add_option("--variances", options->variances,
+                      "also write the variances between seeds to this table (JSON), "
+                      "which a plan can name; rows of other studies in it are kept");
   command->callback([=] { run(*options); });
 }
 

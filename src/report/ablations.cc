@@ -159,7 +159,7 @@ void add_figures(FigureGroup& group, const Setting& setting, const std::string& 
                     .x = x,
                     .y = {.title = "Δ_end, nats per token (up: worse)", .least = kLeastDifference},
                     .horizontal = 0,
-                    .band = setting.ladder.margin};
+                    .band = setting.ladder.options.margin};
   Figure sharpness{.id = file + "-entropy",
                    .title = "Attention entropy over " + shown,
                    .x = x,

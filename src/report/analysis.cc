@@ -109,6 +109,7 @@ Setting read_setting(const study::StoredSetting& stored) {
   Setting setting{.name = stored.name,
                   .train = stored.train,
                   .test = stored.out_of_domain,
+                  .further = stored.further.value_or(std::vector<std::string>()),
                   .held_out = stored.held_out,
                   .split = stored.test,
                   .tasks = stored.tasks.value_or(std::vector<run::TaskQuestion>())};
@@ -274,6 +275,13 @@ Study analyse(const fs::path& folder) {
     read_runs(setting, rows);
     order(setting, plan);
     setting.has_planned_ladder = plan.has_ladder;
+    setting.ladder.options.study = plan.name;
+    for (const study::VarianceRow& row : plan.variances.value_or(std::vector<study::VarianceRow>()))
+      setting.ladder.options.variances.push_back({.study = row.study,
+                                                  .model = row.model,
+                                                  .tokens = row.tokens,
+                                                  .seeds = row.seeds,
+                                                  .variance = row.variance});
     setting.grids = grids(setting, rows);
     for (const study::StudyRun& row : rows)
       if (row.finished && setting.overlap.empty())

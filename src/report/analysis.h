@@ -69,6 +69,7 @@ struct Architecture {
   std::map<int64_t, std::vector<Run>> budgets;  // runs with the purpose "study", by tokens
   bool comparable = true;   // false: other data or numerics versions than the reference
   stats::EndResult end;     // the primary comparison; not set for the reference
+  stats::EndResult wide;    // the same with the further unseen domains; set if there are any
   double tokens_ratio = 0;  // tokens over those of the reference at equal held-out loss, or NaN
   std::map<std::string, std::vector<Run>> check_runs;  // by purpose: at other learning rates
   std::vector<Check> checks;                           // the primary comparison of check_runs
@@ -84,6 +85,7 @@ struct Architecture {
 struct Setting {
   std::string name;                      // "" when the study has one
   std::vector<std::string> train, test;  // domains; test = train in the mixed-domain setting
+  std::vector<std::string> further;      // more unseen domains
   std::string held_out, split;           // split of the training domains; of the test domains
   bool mixed = false;                    // nothing is out of domain
   bool has_planned_ladder = false;       // the plan has one, whether or not its runs have finished
@@ -97,6 +99,13 @@ struct Setting {
   const Architecture& reference() const { return architectures.front(); }
   bool has_reference() const { return !architectures.empty() && reference().style == 0; }
   std::string set(const std::string& domain) const { return domain + "." + split; }
+  std::string held_out_set(const std::string& domain) const { return domain + "." + held_out; }
+  // `test` and `further`
+  std::vector<std::string> unseen() const {
+    std::vector<std::string> all = test;
+    all.insert(all.end(), further.begin(), further.end());
+    return all;
+  }
   // What the two losses of a comparison are called.
   const char* pretraining_name() const { return mixed ? "training loss" : "held-out loss"; }
   const char* test_name() const { return mixed ? "held-out loss" : "loss out of domain"; }

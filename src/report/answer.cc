@@ -43,7 +43,7 @@ std::string both_facts(const Architecture& a, const Setting& setting) {
         "It has a higher final loss {} at {} tokens ({} nats against the reference), "
         "and is still better: its loss there is lower than its {} predicts.",
         where, tokens, nats(difference), setting.pretraining_name());
-  if (a.end.verdict == Verdict::equivalent && std::abs(difference) > setting.ladder.margin)
+  if (a.end.verdict == Verdict::equivalent && std::abs(difference) > setting.ladder.options.margin)
     return fmt::format(
         "Its final loss {} at {} tokens is {} than that of the reference ({} nats), "
         "and it is still equivalent: it learned {} from the same tokens, "
@@ -51,6 +51,31 @@ std::string both_facts(const Architecture& a, const Setting& setting) {
         where, tokens, difference > 0 ? "higher" : "lower", nats(difference),
         difference > 0 ? "less" : "more", setting.pretraining_name());
   return "";
+}
+
+// "0.13 higher"
+std::string higher_or_lower(double value) {
+  return fmt::format("{:.2f} nats {}", std::abs(value), value < 0 ? "lower" : "higher");
+}
+
+// The answer for a reader in a hurry.
+std::string in_one_sentence(const Architecture& a, const Setting& setting) {
+  const stats::EndResult& end = a.end;
+  const bool by_delta = end.judged_by == "delta_end";
+  const stats::Interval& number = by_delta ? end.delta : end.equal_tokens.value;
+  if (end.judged_by.empty() || !std::isfinite(number.estimate)) return "";
+  std::string out = fmt::format("{} its {} is {} than that of the reference",
+                                by_delta ? fmt::format("At equal {},", setting.pretraining_name())
+                                         : "After equal tokens,",
+                                setting.test_name(), higher_or_lower(number.estimate));
+  const stats::Interval& recall = end.recall.value;
+  if (!end.recall.problem.empty() || !std::isfinite(recall.estimate)) return out + ".";
+  const stats::Verdict verdict = end.recall.verdict;
+  if (verdict == Verdict::degraded || verdict == Verdict::better)
+    return out + fmt::format(", and on recall targets in domain its loss is {}.",
+                             higher_or_lower(recall.estimate));
+  if (verdict == Verdict::not_settled) return out + "; its recall in domain is not settled.";
+  return out + "; it recalls in domain as well as the reference.";
 }
 
 std::string largest_domain(const Architecture& a) {
@@ -166,6 +191,13 @@ Json interval_json(const stats::Interval& interval) {
   return Json::array({finite(interval.low), finite(interval.high)});
 }
 
+Json number_json(const stats::EqualTokens& number) {
+  return {{"value", finite(number.value.estimate)},
+          {"interval", interval_json(number.value)},
+          {"verdict", word(number.verdict)},
+          {"problem", number.problem}};
+}
+
 Json score_json(const Setting& setting, const TaskScores& row, const Architecture& a,
                 const Score& score) {
   return {{"setting", setting.name},
@@ -199,28 +231,39 @@ std::string question(const Setting& setting) {
 }
 
 std::vector<std::string> legend_of_verdicts(const Setting& setting) {
-  const std::string loss(setting.test_name()), equal(setting.pretraining_name());
+  const std::string loss(setting.test_name());
+  const std::string equal(setting.pretraining_name());
+  const stats::LadderOptions& limits = setting.ladder.options;
   return {
-      fmt::format("The verdict is equivalent if all of the interval is within ±{:.2f}, "
-                  "the shaded band. "
-                  "Otherwise it is degraded if the interval is above zero, "
-                  "better if it is below zero, "
-                  "and not settled if it contains zero or no comparison is possible.",
-                  setting.ladder.margin),
-      fmt::format("Δ_end is the {0} at the end of training, "
-                  "minus the {0} with which the reference ends at the same {1}. "
-                  "The unit is nats per token. "
-                  "The 95 % confidence intervals hold for all architectures of the table together.",
+      fmt::format("The verdict is equivalent if all of the interval is within ±{0:.2f}, "
+                  "the shaded band. Otherwise it is degraded if the interval is above zero, "
+                  "better if it is below zero, not worse if it ends below +{0:.2f}, "
+                  "and not settled in all other cases. "
+                  "It is about Δ_end where this number can be judged, and else about E.",
+                  limits.margin),
+      fmt::format("Δ_end compares at equal {1}: the {0} at the end of training, "
+                  "minus the {0} with which the reference ends at the same {1}.",
                   loss, equal),
-      fmt::format(
-          "Final loss − reference is the difference of the {} at the same number of tokens.", loss),
-      "Trend is the change of Δ_end when the tokens double. "
-      "It needs two budgets that can be judged.",
+      fmt::format("E compares at equal tokens: the difference of the {0}, minus the part that "
+                  "follows from the difference of the {1}.",
+                  loss, equal),
+      fmt::format("R is recall in domain: the same for the held-out loss on tokens that a repeated "
+                  "bigram of the context predicts. Differences below {:.2f} carry no verdict.",
+                  limits.recall_margin),
+      "The unit is nats per token, of R nats per recall target. Right is worse. "
+      "The 95 % confidence intervals hold for all architectures of the table together. "
+      "A hollow symbol carries no verdict.",
+      "Epochs is how often the training text was read: by the architecture, "
+      "and by the reference where it has the same held-out loss.",
       fmt::format("Tokens needed is a multiple: the tokens of the architecture, "
                   "divided by those with which the reference reaches the same {}. "
                   "A value below 1 means that the architecture learns faster.",
                   equal),
-      "Judged at is the largest budget that can be judged. "
+      fmt::format(
+          "Final loss − reference is the difference of the {} at the same number of tokens.", loss),
+      "Trend is the change of Δ_end when the tokens double. "
+      "It needs two budgets that can be judged.",
+      "Judged at is the budget of Δ_end: the largest of those that repeat their text least. "
       "Final loss and tokens needed are read at this budget. "
       "Without a verdict, they are read at the largest budget that the ladder covers, "
       "or else at the largest budget.",
@@ -235,7 +278,9 @@ std::vector<std::string> sentences(const Architecture& a, const Setting& setting
   // What holds for every architecture is among the cautions of the setting.
   const std::string& shared = setting.ladder.problem;
   const bool own = shared.empty() || !a.end.reason.starts_with(shared);
+  if (const std::string answer = in_one_sentence(a, setting); !answer.empty()) out.push_back(answer);
   if (a.end.verdict == Verdict::not_settled && own) out.push_back(a.end.reason);
+  if (!a.end.agreement.empty()) out.push_back(a.end.agreement);
   for (const std::string& text :
        {both_facts(a, setting), largest_domain(a), trend(a), a.end.note, at_other_rates(a)})
     if (!text.empty()) out.push_back(text);
@@ -310,12 +355,16 @@ Json verdicts(const Study& study) {
                      {"model", a.name},
                      {"verdict", word(end.verdict)},
                      {"delta_end", has ? finite(end.delta.estimate) : Json()},
-                     {"interval", has ? Json{finite(end.delta.low), finite(end.delta.high)}
-                                      : Json{Json(), Json()}},
+                     {"interval", has ? interval_json(end.delta) : Json{Json(), Json()}},
+                     {"judged_by", end.judged_by},
+                     {"equal_tokens", number_json(end.equal_tokens)},
+                     {"recall", number_json(end.recall)},
+                     {"epochs", Json::array({finite(end.epochs), finite(end.reference_epochs)})},
                      {"final_loss", finite(end.final_loss)},
                      {"reference_loss", finite(end.reference_loss)},
                      {"trend", end.has_trend ? finite(end.trend.estimate) : Json()},
                      {"tokens", finite(end.tokens)},
+                     {"agreement", end.agreement},
                      {"note", end.note},
                      {"reason", end.reason}});
     }

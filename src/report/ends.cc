@@ -33,23 +33,36 @@ stats::EndLosses losses_of(const run::Clusters& clusters) {
   return {.nll = clusters.nll,
           .recall_nll = clusters.recall_nll,
           .tokens = numbers(clusters.tokens),
-          .recall_tokens = numbers(clusters.recall_tokens)};
+          .recall_tokens = numbers(clusters.recall_tokens),
+          .bounded_nll = clusters.bounded_nll.value_or(std::vector<double>())};
 }
 
-stats::End end_of(const Run& run, const Setting& setting) {
+// With the losses of `domains`, which are unseen ones.
+stats::End end_of(const Run& run, const Setting& setting, const std::vector<std::string>& domains) {
   const double held_out = setting.mixed ? run.end.training_loss : run.end.held_out_loss;
-  stats::End end{.seed = run.seed, .held_out = held_out};
-  for (const std::string& domain : setting.test)
+  stats::End end{.seed = run.seed, .held_out = held_out, .training_loss = run.end.training_loss};
+  for (const std::string& domain : domains)
     end.domains[domain] = losses_of(set_of(run, setting.set(domain)).clusters);
+  if (setting.mixed) return end;
+  for (const std::string& domain : setting.train)
+    end.held_out_domains[domain] = losses_of(set_of(run, setting.held_out_set(domain)).clusters);
   return end;
 }
 
-std::vector<stats::Budget> budgets_of(const Architecture& a, const Setting& setting) {
+stats::Budget budget_of(const std::vector<Run>& runs, const Setting& setting,
+                        const std::vector<std::string>& domains) {
+  const double tokens = double(runs.front().tokens);
+  stats::Budget budget{.tokens = tokens};
+  for (const Run& run : runs) budget.runs.push_back(end_of(run, setting, domains));
+  if (const auto unique = runs.front().data.provenance.train_tokens)
+    budget.epochs = tokens / double(*unique);
+  return budget;
+}
+
+std::vector<stats::Budget> budgets_of(const Architecture& a, const Setting& setting,
+                                      const std::vector<std::string>& domains) {
   std::vector<stats::Budget> out;
-  for (const auto& [tokens, runs] : a.budgets) {
-    stats::Budget& budget = out.emplace_back(stats::Budget{.tokens = double(tokens)});
-    for (const Run& run : runs) budget.runs.push_back(end_of(run, setting));
-  }
+  for (const auto& [tokens, runs] : a.budgets) out.push_back(budget_of(runs, setting, domains));
   return out;
 }
 
@@ -75,15 +88,19 @@ std::string mixed_numerics(const std::vector<const Run*>& runs) {
 // Why the ends of these runs cannot be compared: other documents were evaluated. Empty when they
 // can.
 std::string other_documents(const std::vector<const Run*>& runs, const Setting& setting) {
+  std::vector<std::string> sets;
+  for (const std::string& domain : setting.unseen()) sets.push_back(setting.set(domain));
+  if (!setting.mixed)
+    for (const std::string& domain : setting.train) sets.push_back(setting.held_out_set(domain));
   for (const Run* run : runs)
-    for (const std::string& domain : setting.test) {
-      const run::Clusters& first = set_of(*runs.front(), setting.set(domain)).clusters;
-      const run::Clusters& own = set_of(*run, setting.set(domain)).clusters;
+    for (const std::string& set : sets) {
+      const run::Clusters& first = set_of(*runs.front(), set).clusters;
+      const run::Clusters& own = set_of(*run, set).clusters;
       if (own.tokens != first.tokens || own.recall_tokens != first.recall_tokens)
         return fmt::format(
             "The runs were evaluated on different documents of {} at their end. "
             "Give all models the same train.end_tokens and run the plan again.",
-            domain);
+            set);
     }
   return "";
 }
@@ -139,8 +156,8 @@ struct Contenders {
 };
 
 stats::LadderResult settle(Setting& setting, const Contenders& contenders) {
-  stats::LadderResult found = stats::compare_ends(setting.ladder.budgets, contenders.list,
-                                                  {.margin = setting.ladder.margin});
+  stats::LadderResult found =
+      stats::compare_ends(setting.ladder.budgets, contenders.list, setting.ladder.options);
   for (size_t i = 0; i < found.results.size(); ++i) {
     stats::EndResult& to = *contenders.results[i];
     const stats::EndResult before = to;
@@ -159,10 +176,8 @@ void add_checks(Architecture& a, const Setting& setting, Contenders& contenders)
   for (const auto& [purpose, runs] : a.check_runs) {
     a.checks.push_back({.purpose = purpose, .learning_rate = runs.front().learning_rate});
     set_final_losses(a.checks.back().end, runs, setting);
-    stats::Budget budget{.tokens = double(runs.front().tokens)};
-    for (const Run& run : runs) budget.runs.push_back(end_of(run, setting));
-    contenders.list.push_back(
-        {.name = fmt::format("{} at {}", a.name, purpose), .budgets = {budget}});
+    contenders.list.push_back({.name = fmt::format("{} at {}", a.name, purpose),
+                               .budgets = {budget_of(runs, setting, setting.test)}});
   }
 }
 
@@ -172,6 +187,21 @@ void set_reason(Setting& setting, const std::string& reason) {
     for (Check& check : a.checks)
       if (check.end.reason.empty()) check.end.reason = reason;
   }
+}
+
+// The comparison with the further unseen domains included.
+void compare_on_all_domains(Setting& setting) {
+  const std::vector<std::string> domains = setting.unseen();
+  Contenders contenders;
+  for (Architecture& a : setting.architectures) {
+    if (a.style == 0 || !a.comparable) continue;
+    contenders.list.push_back({.name = a.name, .budgets = budgets_of(a, setting, domains)});
+    contenders.results.push_back(&a.wide);
+  }
+  const auto ladder = budgets_of(setting.reference(), setting, domains);
+  const stats::LadderResult found =
+      stats::compare_ends(ladder, contenders.list, setting.ladder.options);
+  for (size_t i = 0; i < found.results.size(); ++i) *contenders.results[i] = found.results[i];
 }
 
 void compare_with_ladder(Setting& setting) {
@@ -185,7 +215,7 @@ void compare_with_ladder(Setting& setting) {
     a.comparable = a.end.reason.empty();
     if (a.comparable) a.end.reason = other_documents(both, setting);
     if (!a.end.reason.empty()) continue;
-    contenders.list.push_back({.name = a.name, .budgets = budgets_of(a, setting)});
+    contenders.list.push_back({.name = a.name, .budgets = budgets_of(a, setting, setting.test)});
     contenders.results.push_back(&a.end);
     add_checks(a, setting, checks);
   }
@@ -202,6 +232,7 @@ void compare_with_ladder(Setting& setting) {
     a.tokens_ratio = a.end.tokens / stats::ladder_tokens(setting.ladder.budgets, a.end.held_out);
   }
   if (!checks.list.empty()) settle(setting, checks);
+  if (!setting.further.empty()) compare_on_all_domains(setting);
 }
 
 }  // namespace
@@ -219,7 +250,7 @@ void compare_ends(Setting& setting) {
     return set_reason(setting, ladder.problem);
   }
   describe_clusters(setting);
-  ladder.budgets = budgets_of(setting.reference(), setting);
+  ladder.budgets = budgets_of(setting.reference(), setting, setting.test);
   const auto reference = setting.reference().all_runs();
   ladder.problem = mixed_numerics(reference);
   if (!ladder.problem.empty())
@@ -247,6 +278,23 @@ void compare_ends(Setting& setting) {
   set_reason(setting, ladder.problem + (ladder.advice.empty() ? "" : " " + ladder.advice));
 }
 
+std::vector<study::VarianceRow> seed_variances(const Setting& setting) {
+  if (!setting.ladder.problem.empty()) return {};
+  std::vector<stats::Contender> contenders;
+  for (const Architecture& a : setting.architectures)
+    if (a.style != 0 && a.comparable)
+      contenders.push_back({.name = a.name, .budgets = budgets_of(a, setting, setting.test)});
+  std::vector<study::VarianceRow> rows;
+  for (const stats::SeedVariance& row :
+       stats::seed_variances(setting.ladder.budgets, contenders, setting.ladder.options))
+    rows.push_back({.study = row.study,
+                    .model = row.model,
+                    .tokens = row.tokens,
+                    .seeds = row.seeds,
+                    .variance = row.variance});
+  return rows;
+}
+
 namespace {
 
 double mean_loss(const stats::Budget& budget) {
@@ -270,7 +318,7 @@ std::vector<Foretold> predictions(const Setting& setting) {
   std::vector<stats::Contender> contenders;
   for (const Architecture& a : setting.architectures)
     if (a.style != 0 && a.comparable && !a.end.budgets.empty())
-      contenders.push_back({.name = a.name, .budgets = budgets_of(a, setting)});
+      contenders.push_back({.name = a.name, .budgets = budgets_of(a, setting, setting.test)});
   std::map<std::pair<double, int64_t>, std::vector<stats::Prediction>> found;  // (tokens, seeds)
   const auto predict = [&](const Architecture& a, double tokens, int64_t seeds) {
     auto& all = found[{tokens, seeds}];

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "stats/ladder.h"
+#include "study/plan.h"
 
 namespace assay::report {
 
@@ -20,7 +21,7 @@ struct Ladder {
   std::string advice;   // what to add to the plan where there is a problem
   std::vector<std::string> warnings;
   double critical = 1;  // see stats::LadderResult
-  double margin = stats::LadderOptions{}.margin;
+  stats::LadderOptions options;  // limits of the verdicts
   bool mature = false;
   bool clustered_by_source = false;                      // false: by document
   std::vector<double> recall;                            // by rung
@@ -50,8 +51,11 @@ struct Foretold {
 // reference does not overfit there.
 std::vector<Foretold> predictions(const Setting& setting);
 
-// Sets setting.ladder, and `end`, `tokens_ratio` and `checks` of every architecture.
+// Sets setting.ladder, and `end`, `wide`, `tokens_ratio` and `checks` of every architecture.
 void compare_ends(Setting& setting);
+
+// The variances between the seeds of its architectures, at the budgets that can be compared.
+std::vector<study::VarianceRow> seed_variances(const Setting& setting);
 
 // One domain of a ladder.
 std::vector<stats::Budget> only_domain(const std::vector<stats::Budget>& budgets,
@@ -59,6 +63,7 @@ std::vector<stats::Budget> only_domain(const std::vector<stats::Budget>& budgets
 // Loss of a run's end: one domain, or the mean over the domains when `domain` is empty.
 double loss_of(const stats::End& end, const std::string& domain = "");
 
-const char* word(stats::Verdict verdict);  // "degraded", "better", "equivalent", "not settled"
+// "degraded", "better", "equivalent", "not worse", "not settled"
+const char* word(stats::Verdict verdict);
 
 }  // namespace assay::report

@@ -51,7 +51,7 @@ overflow-wrap:anywhere;border-left:5px solid var(--open);list-style:none}
 border:2px solid currentColor;border-radius:4px;padding:.05em .5em}
 .badge svg{fill:currentColor;flex:none}
 .degraded{color:var(--degraded)}.better{color:var(--better)}.equivalent{color:var(--equivalent)}
-.open{color:var(--open);border-style:dashed}
+.notworse{color:var(--equivalent);border-style:dotted}.open{color:var(--open);border-style:dashed}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,360px),1fr));gap:14px}
 .grid.pairs{grid-template-columns:repeat(auto-fit,minmax(min(100%,460px),1fr))}
 .grid.large{grid-template-columns:1fr}

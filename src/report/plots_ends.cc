@@ -122,7 +122,7 @@ Figure forest(const Setting& setting, const std::string& id, const std::string& 
           .title = title,
           .x = {.title = "Δ_end, nats per token (right: worse)"},
           .vertical = 0,
-          .band = setting.ladder.margin,
+          .band = setting.ladder.options.margin,
           .width = 620};
 }
 
@@ -213,7 +213,7 @@ FigureGroup budget_plots(const Setting& setting) {
                 .x = {.title = "training tokens", .log = true},
                 .y = {.title = "Δ_end, nats per token (up: worse)"},
                 .horizontal = 0,
-                .band = setting.ladder.margin,
+                .band = setting.ladder.options.margin,
                 .width = 620};
   const auto has_point = [](const stats::BudgetResult& budget) { return budget.problem.empty(); };
   std::vector<const Architecture*> drawn;

@@ -39,7 +39,7 @@ FigureGroup agreement_plot(const Setting& setting) {
                 .x = {.title = "Δ_end, nats per token (right: worse)"},
                 .y = {.title = "score, " + recall.name},
                 .vertical = 0,
-                .band = setting.ladder.margin,
+                .band = setting.ladder.options.margin,
                 .width = 620};
   if (recall.reference) {
     figure.series.push_back(point(setting.reference().name, 0, 0, *recall.reference));

@@ -29,7 +29,7 @@ void write_files(const fs::path& study, const std::vector<Item>& items) {
 // The first columns of the table of verdicts, what limits all of them, and why verdicts are open.
 std::string verdict_summary(const Setting& setting, const Study& study) {
   Table table = verdict_table(setting);
-  for (size_t c = 7; c < table.columns.size(); ++c) table.columns[c].shown = false;
+  for (size_t c = 8; c < table.columns.size(); ++c) table.columns[c].shown = false;
   std::string out = setting.name.empty() ? "" : setting.name + "\n";
   out += to_text(table);
   for (const std::string& caution : cautions(setting, study)) out += caution + "\n";
@@ -52,6 +52,21 @@ std::string summary(const Setting& setting, const Study& study) {
 }
 
 }  // namespace
+
+int64_t write_variances(const fs::path& folder, const fs::path& file) {
+  const Study study = analyse(folder);
+  study::VarianceTable table;
+  if (fs::exists(file)) table = read_record<study::VarianceTable>(file);
+  std::erase_if(table.rows, [&](const auto& row) { return row.study == study.name; });
+  int64_t written = 0;
+  for (const Setting& setting : study.settings)
+    for (study::VarianceRow& row : seed_variances(setting)) {
+      table.rows.push_back(std::move(row));
+      ++written;
+    }
+  write_file(file, to_json(table).dump(1) + "\n");
+  return written;
+}
 
 Written write_report(const fs::path& folder) {
   const Study study = analyse(folder);

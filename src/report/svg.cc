@@ -10,7 +10,10 @@ namespace assay::report {
 namespace {
 
 constexpr double kRight = 16, kTop = 36, kBottom = 50, kLegendLine = 20;
-constexpr double kBarWidth = 216, kBarHeight = 26, kBarSide = 12;
+constexpr double kBarWidth = 250;
+constexpr double kBarRow = 18;    // height
+constexpr double kBarLabel = 22;  // width of the labels
+constexpr double kBarSide = 12;
 
 // {0} and {1}: size, {2} to {5}: the clipped rectangle, {6}: the drawing, {7}: title,
 // {8}: description, {9}: id
@@ -300,7 +303,8 @@ std::string replace_all(std::string text, const std::string& from, const std::st
 
 double bar_place(double value, const BarScale& scale) {
   const double share = (value - scale.low) / (scale.high - scale.low);
-  return kBarSide + std::clamp(share, 0.0, 1.0) * (kBarWidth - 2 * kBarSide);
+  const double width = kBarWidth - kBarLabel - 2 * kBarSide;
+  return kBarLabel + kBarSide + std::clamp(share, 0.0, 1.0) * width;
 }
 
 std::vector<std::pair<double, double>> outline(Shape shape) {
@@ -377,24 +381,30 @@ std::string symbol(int style, double x, double y, double r, bool hollow, const s
                      tip.empty() ? "" : "</polygon>\n");
 }
 
-std::string interval_bar(const stats::Interval& interval, const BarScale& scale, int style,
-                         const std::string& tip) {
-  const double middle = kBarHeight / 2;
+std::string interval_bars(const std::vector<BarRow>& rows, const BarScale& scale, int style,
+                          const std::string& tip) {
+  const double height = kBarRow * double(rows.size());
   const auto at = [&](double value) { return bar_place(value, scale); };
   std::string out = fmt::format(
-      R"(<svg role="img" aria-label="{0}" viewBox="0 0 {1} {2}" width="{1}" height="{2}">)",
-      escape(tip), kBarWidth, kBarHeight);
+      R"(<svg role="img" aria-label="{0}" viewBox="0 0 {1} {2}" width="{1}" height="{2}" {3}>)",
+      escape(tip), kBarWidth, height, R"(font-size="11" fill="#222")");
   out += fmt::format("<title>{}</title>", escape(tip));
-  out += band_element(at(-scale.margin), 0, at(scale.margin) - at(-scale.margin), kBarHeight);
-  out += line_element(at(0), 0, at(0), kBarHeight, "frame", "#444", 1.4);
-  if (std::isfinite(interval.low) && std::isfinite(interval.high)) {
-    const std::string path =
-        fmt::format("M{0:.1f} {2}H{1:.1f}M{0:.1f} {3}V{4}M{1:.1f} {3}V{4}", at(interval.low),
-                    at(interval.high), middle, middle - 5, middle + 5);
-    out += fmt::format(R"(<path class="{}" d="{}" fill="none" stroke="{}" stroke-width="2"/>)",
-                       css(style), path, colour(style));
-    out += symbol(style, at(interval.estimate), middle, 5);
+  double top = 0;
+  for (const BarRow& row : rows) {
+    const double middle = top + kBarRow / 2;
+    out += band_element(at(-row.margin), top, at(row.margin) - at(-row.margin), kBarRow);
+    out += fmt::format("<text x=\"2\" y=\"{:.1f}\">{}</text>", middle + 4, escape(row.label));
+    if (std::isfinite(row.interval.low) && std::isfinite(row.interval.high)) {
+      const std::string path =
+          fmt::format("M{0:.1f} {2}H{1:.1f}M{0:.1f} {3}V{4}M{1:.1f} {3}V{4}", at(row.interval.low),
+                      at(row.interval.high), middle, middle - 4, middle + 4);
+      out += fmt::format(R"(<path class="{}" d="{}" fill="none" stroke="{}" stroke-width="2"/>)",
+                         css(style), path, colour(style));
+      out += symbol(style, at(row.interval.estimate), middle, 4.5, row.hollow);
+    }
+    top += kBarRow;
   }
+  out += line_element(at(0), 0, at(0), height, "frame", "#444", 1.4);
   return out + "</svg>";
 }
 

@@ -3,6 +3,8 @@
 // give it light colours, and the classes let the style sheet of the page replace them.
 //   paper, frame, grid, ink, faint, band    background, axes, grid lines, text, guides, margin
 //   s0, s1, …, s8                           colours of the series
+#include <vector>
+
 #include "report/figures.h"
 #include "stats/uncertainty.h"
 
@@ -19,13 +21,20 @@ std::string svg_text(const std::string& text);
 std::string symbol(int style, double x, double y, double radius, bool hollow = false,
                    const std::string& tip = "");
 
-// A row of the table of verdicts: an interval on a scale that all rows share.
+// The axis that all rows of the table of verdicts share.
 struct BarScale {
-  double low = 0, high = 0;  // of the axis
-  double margin = 0;         // half-width of the band around zero
+  double low = 0;
+  double high = 0;
 };
-std::string interval_bar(const stats::Interval& interval, const BarScale& scale, int style,
-                         const std::string& tip);
+struct BarRow {
+  std::string label;
+  stats::Interval interval;  // NaN: nothing is drawn
+  double margin = 0;         // half-width of the band around zero
+  bool hollow = false;       // the interval carries no verdict
+};
+// Intervals one below the other.
+std::string interval_bars(const std::vector<BarRow>& rows, const BarScale& scale, int style,
+                          const std::string& tip);
 std::string interval_axis(const BarScale& scale);  // tick labels above such rows
 
 }  // namespace assay::report

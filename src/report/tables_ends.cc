@@ -23,7 +23,8 @@ std::vector<const Architecture*> contenders(const Setting& setting) {
 }
 
 const char* css_of(stats::Verdict verdict) {
-  return verdict == stats::Verdict::not_settled ? "open" : word(verdict);
+  if (verdict == stats::Verdict::not_settled) return "open";
+  return verdict == stats::Verdict::not_worse ? "notworse" : word(verdict);
 }
 // A mark of its own for each verdict, so that colour is not the only sign.
 const char* mark_of(stats::Verdict verdict) {
@@ -34,6 +35,8 @@ const char* mark_of(stats::Verdict verdict) {
       return "M8 14L1 2H15Z";  // triangle that points down: a lower loss
     case stats::Verdict::equivalent:
       return "M2 4H14V7H2ZM2 9H14V12H2Z";  // equals sign
+    case stats::Verdict::not_worse:
+      return "M1 2L15 6V8L1 12V9.5L10 7L1 4.5ZM2 13H14V15H2Z";  // greater-or-equal sign
     default:
       return "M8 1A7 7 0 1 0 8 15A7 7 0 1 0 8 1ZM8 4A4 4 0 1 1 8 12A4 4 0 1 1 8 4Z";  // ring
   }
@@ -47,17 +50,26 @@ Rich badge(stats::Verdict verdict) {
   return {text, fmt::format(R"(<span class="badge {}">{}{}</span>)", css_of(verdict), icon, text)};
 }
 
+// The three numbers of an architecture, of which the first can be missing or carry no verdict.
+std::vector<BarRow> bar_rows(const Architecture& a, const Setting& setting) {
+  const stats::LadderOptions& limits = setting.ladder.options;
+  const stats::EndResult& end = a.end;
+  return {{"Δ", end.has_delta ? end.delta : kNoInterval, limits.margin, !end.judged},
+          {"E", end.equal_tokens.value, limits.margin},
+          {"R", end.recall.value, limits.recall_margin}};
+}
+
 BarScale bar_scale(const Setting& setting) {
-  BarScale scale{.low = -3 * setting.ladder.margin,
-                 .high = 3 * setting.ladder.margin,
-                 .margin = setting.ladder.margin};
-  for (const Architecture* a : contenders(setting)) {
-    if (!a->end.judged) continue;
-    // An interval of a few seeds may be much wider than all estimates; its bar is cut there.
-    const double most = 4 * std::abs(a->end.delta.estimate) + 4 * setting.ladder.margin;
-    scale.low = std::min(scale.low, std::max(a->end.delta.low, -most));
-    scale.high = std::max(scale.high, std::min(a->end.delta.high, most));
-  }
+  const double margin = setting.ladder.options.margin;
+  BarScale scale{.low = -3 * margin, .high = 3 * margin};
+  for (const Architecture* a : contenders(setting))
+    for (const BarRow& row : bar_rows(*a, setting)) {
+      if (!std::isfinite(row.interval.low)) continue;
+      // An interval of a few seeds may be much wider than all estimates; its bar is cut there.
+      const double most = 4 * std::abs(row.interval.estimate) + 4 * margin;
+      scale.low = std::min(scale.low, std::max(row.interval.low, -most));
+      scale.high = std::max(scale.high, std::min(row.interval.high, most));
+    }
   const double side = 0.06 * (scale.high - scale.low);
   scale.low -= side;
   scale.high += side;
@@ -65,24 +77,66 @@ BarScale bar_scale(const Setting& setting) {
 }
 
 std::string bar_tip(const Architecture& a, const Setting& setting) {
-  if (!a.end.judged) return a.name + ": no comparison is possible";
-  return fmt::format("{}: {} nats per token; the margin is ±{:.2f}", a.name,
-                     show(a.end.delta, Format::change), setting.ladder.margin);
+  std::string tip = a.name + ", nats";
+  for (const BarRow& row : bar_rows(a, setting))
+    tip += fmt::format("; {}: {}", row.label,
+                       std::isfinite(row.interval.estimate) ? show(row.interval, Format::change)
+                                                            : "no comparison is possible");
+  return tip;
 }
 
 Cell delta_of(const stats::EndResult& end) { return end.judged ? Cell(end.delta) : Cell(kNone); }
 
+// "0.5 / 0.7": of the architecture, and of the reference where it has the same held-out loss.
+std::string epochs(const stats::EndResult& end) {
+  if (!std::isfinite(end.epochs)) return "";
+  const std::string own = fmt::format("{:.2g}", end.epochs);
+  return std::isfinite(end.reference_epochs) ? fmt::format("{} / {:.2g}", own, end.reference_epochs)
+                                             : own;
+}
+
 std::vector<Cell> reference_row(const Architecture& a) {
-  return {a.name,
-          "reference",
-          "",
-          kNone,
-          kNone,
-          kNone,
-          1.0,
-          kNone,
-          tokens_per_second(a),
-          state_bytes_at_100k(a)};
+  return {a.name, "reference", "",    kNone, kNone, kNone, "",
+          1.0,    kNone,       kNone, kNone, tokens_per_second(a), state_bytes_at_100k(a)};
+}
+
+// The smallest and the largest budget at which E and R can be read.
+struct EarlyAndLate {
+  const Architecture* architecture;
+  const stats::BudgetResult* early;
+  const stats::BudgetResult* late;
+};
+
+std::vector<EarlyAndLate> early_and_late(const Setting& setting) {
+  std::vector<EarlyAndLate> out;
+  for (const Architecture* a : contenders(setting)) {
+    std::vector<const stats::BudgetResult*> usable;
+    for (const stats::BudgetResult& budget : a->end.budgets)
+      if (std::isfinite(budget.equal_tokens.estimate)) usable.push_back(&budget);
+    if (usable.size() > 1) out.push_back({a, usable.front(), usable.back()});
+  }
+  return out;
+}
+
+// "Of E, Kendall's τ is 0.91, and 0 of 12 architectures change their sign."
+std::string agreement_of(const std::vector<EarlyAndLate>& pairs, const char* name,
+                         stats::Interval stats::BudgetResult::*number) {
+  std::vector<double> early;
+  std::vector<double> late;
+  int64_t contradictions = 0;
+  for (const EarlyAndLate& pair : pairs) {
+    const stats::Interval& first = pair.early->*number;
+    const stats::Interval& last = pair.late->*number;
+    if (!std::isfinite(first.estimate) || !std::isfinite(last.estimate)) continue;
+    early.push_back(first.estimate);
+    late.push_back(last.estimate);
+    contradictions += (first.low > 0 && last.high < 0) || (first.high < 0 && last.low > 0);
+  }
+  if (early.size() < 3) return "";
+  return fmt::format(
+      " {}: Kendall's τ between the two budgets is {:.2f}; "
+      "intervals on opposite sides of zero: {} of {}.",
+      name, stats::kendall_tau(early, late), contradictions, early.size());
 }
 
 std::string rate(double learning_rate) { return fmt::format("{:g}", learning_rate); }
@@ -96,28 +150,97 @@ std::string table_id(const Setting& setting, const std::string& name) {
 Table verdict_table(const Setting& setting) {
   Table table{.id = table_id(setting, "verdicts"), .title = "Verdicts", .cards = true};
   const BarScale scale = bar_scale(setting);
-  const std::string difference = "final loss − reference";
   table.columns = {
       {"architecture"},
       {"verdict"},
-      {.name = "Δ_end, nats per token", .filed = false, .markup = "<br>" + interval_axis(scale)},
-      {"Δ_end with 95 % interval", Format::change},
-      {difference, Format::change},
-      {"trend per doubling", Format::change},
+      {.name = "nats; right: worse", .filed = false, .markup = "<br>" + interval_axis(scale)},
+      {"Δ_end, equal loss", Format::change},
+      {"E, equal tokens", Format::change},
+      {"R, recall in domain", Format::change},
+      {"epochs, own / reference"},
       {"tokens needed, ×", Format::ratio},
+      {"final loss − reference", Format::change},
+      {"trend per doubling", Format::change},
       {"judged at, tokens", Format::tokens},
       {"tokens/s", Format::count},
       {"state at 102,400 tokens", Format::bytes}};
   if (setting.has_reference()) table.rows.push_back(reference_row(setting.reference()));
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
-    const std::string bar =
-        interval_bar(end.judged ? end.delta : kNoInterval, scale, a->style, bar_tip(*a, setting));
-    table.rows.push_back({a->name, badge(end.verdict), Rich{"", bar}, delta_of(end),
+    const std::string bars =
+        interval_bars(bar_rows(*a, setting), scale, a->style, bar_tip(*a, setting));
+    table.rows.push_back({a->name, badge(end.verdict), Rich{"", bars}, delta_of(end),
+                          end.equal_tokens.value, end.recall.value, epochs(end), a->tokens_ratio,
                           end.final_loss - end.reference_loss,
-                          end.has_trend ? end.trend.estimate : kNone, a->tokens_ratio,
+                          end.has_trend ? end.trend.estimate : kNone,
                           end.judged ? end.tokens : kNone, tokens_per_second(*a),
                           state_bytes_at_100k(*a)});
+  }
+  return table;
+}
+
+Table equal_tokens_table(const Setting& setting) {
+  const stats::LadderOptions& limits = setting.ladder.options;
+  Table table{.id = table_id(setting, "equal-tokens"),
+              .title = "E and R by budget",
+              .note = fmt::format(
+                  "E compares the {0} and R the loss on recall targets in domain after the same "
+                  "tokens, corrected for the difference of the {1} with the slope of the reference "
+                  "at this budget. Each interval has 95 % coverage by itself. "
+                  "Differences of R below {2} carry no verdict.",
+                  setting.test_name(), setting.pretraining_name(), limits.recall_margin)};
+  table.columns = {{"architecture"},
+                   {"tokens", Format::tokens},
+                   {"seeds", Format::count},
+                   {"epochs", Format::ratio},
+                   {"E", Format::change},
+                   {"R", Format::change},
+                   {"slope", Format::ratio},
+                   {"problem"}};
+  for (const Architecture* a : contenders(setting))
+    for (const stats::BudgetResult& budget : a->end.budgets)
+      table.rows.push_back({a->name, budget.tokens, std::to_string(budget.seeds), budget.epochs,
+                            budget.equal_tokens, budget.recall, budget.slope,
+                            budget.no_equal_tokens});
+  return table;
+}
+
+Table early_table(const Setting& setting) {
+  const std::vector<EarlyAndLate> pairs = early_and_late(setting);
+  Table table{.id = table_id(setting, "early"),
+              .title = "Is the early answer that of longer runs?",
+              .note = "E and R at the smallest and at the largest budget that has a mature rung of "
+                      "the reference. Each interval has 95 % coverage by itself." +
+                      agreement_of(pairs, "E", &stats::BudgetResult::equal_tokens) +
+                      agreement_of(pairs, "R", &stats::BudgetResult::recall)};
+  table.columns = {{"architecture"},         {"early, tokens", Format::tokens},
+                   {"late, tokens", Format::tokens}, {"E, early", Format::change},
+                   {"E, late", Format::change},      {"R, early", Format::change},
+                   {"R, late", Format::change}};
+  for (const EarlyAndLate& pair : pairs)
+    table.rows.push_back({pair.architecture->name, pair.early->tokens, pair.late->tokens,
+                          pair.early->equal_tokens, pair.late->equal_tokens, pair.early->recall,
+                          pair.late->recall});
+  return table;
+}
+
+Table wide_table(const Setting& setting) {
+  Table table{.id = table_id(setting, "all-domains"),
+              .title = "All unseen domains",
+              .note =
+                  "E by domain, and its mean over all unseen domains. "
+                  "\"As a sample\" is the interval for the mean over domains of this kind: "
+                  "it counts that other domains could have been chosen. "
+                  "Each interval has 95 % coverage by itself."};
+  if (setting.further.empty()) return table;
+  table.columns = {{"architecture"}, {"mean", Format::change}, {"as a sample", Format::change}};
+  for (const std::string& domain : setting.unseen()) table.columns.push_back({domain, Format::change});
+  for (const Architecture* a : contenders(setting)) {
+    const stats::EqualTokens& wide = a->wide.equal_tokens;
+    if (!wide.problem.empty() || wide.domains.empty()) continue;
+    std::vector<Cell> row = {a->name, wide.single, wide.over_domains};
+    for (const std::string& domain : setting.unseen()) row.push_back(wide.domains.at(domain));
+    table.rows.push_back(std::move(row));
   }
   return table;
 }
@@ -128,16 +251,21 @@ Table domain_table(const Setting& setting) {
               .note =
                   "Exploratory: each interval has 95 % coverage by itself, "
                   "and no correction is made for looking at several domains. "
-                  "The mean has the simultaneous interval of the verdict."};
-  table.columns = {
-      {"architecture"}, {"judged at, tokens", Format::tokens}, {"mean", Format::change}};
+                  "The mean has the simultaneous interval of the verdict. "
+                  "Domains as a sample: the interval counts that other domains could have been "
+                  "chosen. Bounded loss: each token counts at most ln V + 3 nats."};
+  table.columns = {{"architecture"},
+                   {"judged at, tokens", Format::tokens},
+                   {"mean", Format::change},
+                   {"domains as a sample", Format::change},
+                   {"bounded loss", Format::change}};
   for (const std::string& domain : setting.test) table.columns.push_back({domain, Format::change});
   for (const char* error : {"error of its seeds", "error of the reference", "error of documents"})
     table.columns.push_back({error, Format::loss, false});
   for (const Architecture* a : contenders(setting)) {
     const stats::EndResult& end = a->end;
     if (!end.judged) continue;
-    std::vector<Cell> row = {a->name, end.tokens, end.delta};
+    std::vector<Cell> row = {a->name, end.tokens, end.delta, end.over_domains, end.bounded};
     for (const std::string& domain : setting.test) row.push_back(end.domains.at(domain));
     for (const double error : {end.seed_error, end.reference_error, end.document_error})
       row.push_back(error);
@@ -169,7 +297,8 @@ Table budget_table(const Setting& setting) {
               .title = "Δ_end by budget",
               .note =
                   "Each interval has 95 % coverage by itself. "
-                  "The verdict is about the largest budget without a problem. "
+                  "The verdict is about the largest budget without a problem "
+                  "among those that repeat their text least. "
                   "A budget that the ladder does not cover has no Δ_end."};
   table.columns = {{"architecture"},
                    {"tokens", Format::tokens},
@@ -232,12 +361,15 @@ Table prediction_table(const Setting& setting) {
 Table ladder_table(const Setting& setting) {
   Table table{.id = table_id(setting, "ladder"),
               .title = "The ladder of the reference",
-              .note =
+              .note = fmt::format(
                   "The reference was trained to the end at each budget. "
                   "The losses are means over the seeds. "
                   "The loss on recall targets shows whether the reference is mature: "
-                  "it then falls by at most 0.1 nats from one budget to the next."};
+                  "it then falls by at most {:.2g} nats more than the loss on other targets, "
+                  "from one budget to the next.",
+                  setting.ladder.options.maturity_fall)};
   table.columns = {{"tokens", Format::tokens},
+                   {"epochs", Format::ratio},
                    {"seeds", Format::count},
                    {setting.pretraining_name(), Format::loss},
                    {setting.test_name(), Format::loss}};
@@ -250,7 +382,7 @@ Table ladder_table(const Setting& setting) {
       for (const stats::End& end : budget.runs) sum += get(end);
       return sum / double(budget.runs.size());
     };
-    std::vector<Cell> row = {budget.tokens, std::to_string(budget.runs.size()),
+    std::vector<Cell> row = {budget.tokens, budget.epochs, std::to_string(budget.runs.size()),
                              mean([](const stats::End& end) { return end.held_out; }),
                              mean([](const stats::End& end) { return loss_of(end); })};
     for (const std::string& domain : setting.test)

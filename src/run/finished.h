@@ -20,10 +20,10 @@ struct FinishedRun {
 // BadInput, with file and key, when the folder is not that of a finished run.
 FinishedRun read_finished(const Folder& folder);
 
-// About 30 kB of JSON with everything that a report reads, and no weights.
+// About 20 kB of JSON with everything that a report reads, and no weights.
 struct RunRecord {
   static constexpr const char* kFormats = "assay-run-";  // how the names of all versions begin
-  static constexpr const char* kFormat = "assay-run-1";
+  static constexpr const char* kFormat = "assay-run-2";
   struct Evaluation {
     int64_t step = 0, tokens = 0;
     std::map<std::string, double> losses;  // by set

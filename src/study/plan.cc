@@ -14,8 +14,10 @@ struct Head {
   std::string reference;
   std::vector<std::string> models;
   std::vector<int64_t> seeds = {1}, tokens, seeds_per_budget;
+  std::string variances;
   void fields(auto&& field) {
     field("reference", reference);
+    field("variances", variances);
     field("models", models);
     field("seeds", seeds);
     field("tokens", tokens);
@@ -400,6 +402,19 @@ std::vector<ConfigNode> train_layers(const Model& model, const Setting& setting)
   return layers;
 }
 
+// The table that the plan names, relative to its own folder.
+std::vector<VarianceRow> read_variances(const Head& head, const ConfigNode& root,
+                                        const fs::path& file) {
+  if (head.variances.empty()) return {};
+  const fs::path table = file.parent_path() / head.variances;
+  if (!fs::exists(table))
+    refuse(root.where("variances"),
+           fmt::format("variances: there is no file '{}'; `assay report STUDY --variances FILE` "
+                       "writes one",
+                       table.string()));
+  return read_record<VarianceTable>(table).rows;
+}
+
 }  // namespace
 
 std::vector<fs::path> plan_folders() {
@@ -490,6 +505,7 @@ Plan read_plan(const fs::path& file, const std::vector<std::string>& assignments
             .has_ladder = root.has("ladder")};
   if (root.has("tune")) plan.tuning = read_tuning(root);
   if (root.has("tasks")) plan.tasks = read_tasks(root, file);
+  plan.variances = read_variances(head, root, file);
   for (const std::string& name : head.models)
     plan.models.push_back(read_model(name, root, head, file));
   if (!chosen(root)) check_size(root.child("size"), plan.models);

@@ -15,6 +15,7 @@
 //   # Laid over [model] of every model; a table in it, over the models that have that table:
 //   size      = { d_model = 256, attention = { num_heads = 4 } }
 //   tasks     = { data = "FOLDER", list = ["piqa", "mine.toml"] }   # on the final weights
+//   variances = "variances.json"               # between seeds, of other studies (`assay report`)
 //   [model.twin]                               # laid over its base, after `size`
 //   base   = "transformer++"
 //   seeds  = [11, 12]
@@ -27,6 +28,7 @@
 // With an empty out_of_domain (the mixed-domain setting) models are compared on held-out text of
 // the training domains.
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -143,6 +145,20 @@ struct Model {
   // Tables of `size` that the model does not have, and of its base that it left
   std::vector<std::string> absent;
 };
+// Variances between the seeds of a model in another study (stats::SeedVariance).
+struct VarianceRow {
+  std::string study;
+  std::string model;
+  double tokens = 0;
+  int64_t seeds = 0;
+  std::map<std::string, double> variance;  // by measure
+  ASSAY_FIELDS(study, model, tokens, seeds, variance)
+};
+// A file of them.
+struct VarianceTable {
+  std::vector<VarianceRow> rows;
+  ASSAY_FIELDS(rows)
+};
 struct Plan {
   std::string name, text, reference;
   std::vector<Setting> settings;
@@ -150,6 +166,7 @@ struct Plan {
   std::optional<Tuning> tuning;
   std::optional<TaskPlan> tasks = {};
   bool has_ladder = false;
+  std::vector<VarianceRow> variances = {};
 };
 
 // What differs between the runs of one model in one setting.

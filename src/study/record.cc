@@ -16,6 +16,28 @@ run::RunRecord record_of(const StudyRun& run) {
   return out;
 }
 
+SourcesBySet sources_of(const run::End& end) {
+  SourcesBySet out;
+  for (const auto& [set, losses] : end.sets)
+    out[set] = {.names = losses.clusters.names,
+                .documents = losses.clusters.documents,
+                .tokens = losses.clusters.tokens,
+                .recall_tokens = losses.clusters.recall_tokens};
+  return out;
+}
+
+nlohmann::json to_compact_json(const run::RunRecord& record, const SourcesBySet& sources) {
+  nlohmann::json out = to_json(record);
+  for (const auto& [set, own] : sources_of(record.end)) {
+    const auto shared = sources.find(set);
+    const nlohmann::json own_json = to_json(own);
+    if (shared == sources.end() || to_json(shared->second) != own_json) continue;
+    nlohmann::json& clusters = out["end"]["sets"][set]["clusters"];
+    for (const auto& [key, value] : own_json.items()) clusters.erase(key);
+  }
+  return out;
+}
+
 void Store::set_records(const RecordedPlan& plan, const Records& records,
                         const std::string& origin) {
   // The runs of a study have a folder
@@ -49,6 +71,16 @@ void Store::set_records(const RecordedPlan& plan, const Records& records,
 
 namespace {
 
+// Puts back what to_compact_json() left out.
+void expand(nlohmann::json& record, const SourcesBySet& sources) {
+  if (!record.contains("end") || !record["end"].contains("sets")) return;
+  for (auto& [set, losses] : record["end"]["sets"].items()) {
+    const auto shared = sources.find(set);
+    if (shared == sources.end() || losses["clusters"].contains("tokens")) continue;
+    losses["clusters"].update(to_json(shared->second));
+  }
+}
+
 void add_study(const fs::path& folder, Records& out) {
   Store store(folder, Database::Mode::read);
   for (const StudyRun& run : store.planned_runs())
@@ -70,17 +102,19 @@ void add_folder(const fs::path& folder, std::set<fs::path>& visited, Records& ou
   if (!fs::is_directory(folder)) fail("{}: is not a folder. Nothing was run.", folder.string());
   if (!visited.insert(fs::canonical(folder)).second) return;
   if (fs::exists(folder / "study.sqlite")) return add_study(folder, out);
+  const fs::path plan_file = folder / "plan.json";
+  RecordedPlan plan;
+  if (fs::exists(plan_file)) plan = read_record<RecordedPlan>(plan_file);
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() != ".json") continue;
-    const Json json = read_json_of_record(entry.path());
+    if (entry.path().extension() != ".json" || entry.path() == plan_file) continue;
+    Json json = read_json_of_record(entry.path());
     if (!run::is_record(json, entry.path().string())) continue;
+    expand(json, plan.sources.value_or(SourcesBySet()));
     run::RunRecord record = from_json<run::RunRecord>(json, entry.path().string());
     const std::string key = record.key;
     out.try_emplace(key, std::move(record));
   }
-  const fs::path plan = folder / "plan.json";
-  if (!fs::exists(plan)) return;
-  for (const std::string& other : read_record<RecordedPlan>(plan).records.value_or(Folders{}))
+  for (const std::string& other : plan.records.value_or(Folders{}))
     add_folder(folder / other, visited, out);
 }
 

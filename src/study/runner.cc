@@ -271,8 +271,9 @@ void measure_overlap(const std::vector<Candidate>& candidates, Store& store) {
       for (const auto& row : data::overlap(data::TokenStore(c.data), options))
         if (std::ranges::count(domains, row.domain)) all.push_back(row);
     };
-    add(setting.test, setting.out_of_domain);
-    add(setting.test, setting.further);
+    std::vector<std::string> unseen = setting.out_of_domain;
+    unseen.insert(unseen.end(), setting.further.begin(), setting.further.end());
+    add(setting.test, unseen);
     add(setting.held_out, setting.train);
     store.set_overlap(c.answer.data, all);
   }
@@ -496,10 +497,12 @@ int64_t write_records(const fs::path& study, const fs::path& folder,
       (*plan.overlaps)[data] = *overlap;
     }
     if (known.contains(run.key) || !written.insert(run.key).second) continue;
+    const run::RunRecord record = record_of(run);
+    if (!plan.sources) plan.sources = sources_of(record.end);
     write_file(folder / fmt::format("{}.{}.json", run.name, run.key.substr(0, 8)),
-               to_json(record_of(run)).dump() + "\n");
+               to_compact_json(record, *plan.sources).dump() + "\n");
   }
-  write_file(folder / "plan.json", to_json(plan).dump(1) + "\n");
+  write_file(folder / "plan.json", to_json(plan).dump() + "\n");
   return int64_t(written.size());
 }
 

@@ -51,6 +51,7 @@ StoredPlan stored(const Plan& plan) {
     if (plan.tasks) out.settings.back().tasks = setting.tasks;
   }
   for (const Model& model : plan.models) out.models.push_back(model.name);
+  if (!plan.variances.empty()) out.variances = plan.variances;
   return out;
 }
 

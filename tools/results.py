@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/results from the committed records, so that no figure is copied by hand.
+
+Usage: tools/results.py ASSAY [--check] [PAGE.md ...]
+
+A table of a page is between two comments. The first one names a folder of docs/results/records, a
+table of its report (tables/NAME.csv) and the columns that are shown:
+
+    <!-- table fresh_text verdicts: architecture | verdict | Δ_end, equal loss | R, recall in domain -->
+    ...
+    <!-- end of table -->
+
+A column that the report has with "low" and "high" is shown as an interval. --check changes nothing
+and fails when a page differs from its records.
+"""
+
+import argparse
+import csv
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+TABLE = re.compile(
+    r"<!-- table (?P<records>\S+) (?P<name>\S+): (?P<columns>.*?) -->\n.*?<!-- end of table -->",
+    re.DOTALL,
+)
+
+
+def signed(value):
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def tokens(value):
+    return f"{value / 1e6:.0f}M" if value >= 1e6 else f"{value:.0f}"
+
+
+def number(name, text):
+    """A cell of the report as the page shows it."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    if "tokens" in name and value >= 1000:
+        return tokens(value)
+    if name in {"seeds", "runs", "documents"}:
+        return text
+    if name.startswith(("tokens needed", "epochs", "slope")):
+        return f"{value:.2f}"
+    return signed(value) if "−" in name or "trend" in name else f"{value:.3f}"
+
+
+def cell(row, name):
+    if f"{name} low" not in row:
+        return number(name, row[name]) or "–"
+    if not row[name]:
+        return "–"
+    estimate, low, high = (float(row[key]) for key in (name, f"{name} low", f"{name} high"))
+    return f"{signed(estimate)} [{signed(low)}, {signed(high)}]"
+
+
+class Reports:
+    """Tables of the reports of folders of records, each made once."""
+
+    def __init__(self, program, folder):
+        self.program = program
+        self.folder = pathlib.Path(folder)
+
+    def rows(self, records, name):
+        report = self.folder / records
+        if not report.exists():
+            subprocess.run(
+                [self.program, "report", RESULTS / "records" / records, "-o", report],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+        with open(report / "tables" / f"{name}.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+
+def table(reports, match):
+    columns = [column.strip() for column in match["columns"].split("|")]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in reports.rows(match["records"], match["name"]):
+        unknown = [column for column in columns if column not in row]
+        if unknown:
+            sys.exit(f"{match['records']}/{match['name']}.csv has no column {unknown}: {list(row)}")
+        lines.append("| " + " | ".join(cell(row, column) for column in columns) + " |")
+    head = match[0].split("\n", 1)[0]
+    return "\n".join([head, *lines, "<!-- end of table -->"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("program", help="the program assay")
+    parser.add_argument("pages", nargs="*", type=pathlib.Path, help="default: all of docs/results")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail on a difference")
+    options = parser.parse_args()
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        reports = Reports(options.program, folder)
+        for page in options.pages or sorted(RESULTS.glob("*.md")):
+            text = page.read_text()
+            new = TABLE.sub(lambda match: table(reports, match), text)
+            if new == text:
+                continue
+            wrong.append(str(page))
+            if not options.check:
+                page.write_text(new)
+    print("\n".join(f"{'differs from its records' if options.check else 'written'}: {page}" for page in wrong))
+    sys.exit(1 if options.check and wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
