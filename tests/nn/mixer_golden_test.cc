@@ -81,6 +81,30 @@ const std::map<std::string, std::vector<std::string>> kBaseConv = {
     {"out_proj.weight", {"out_proj.weight"}},
     {"out_proj.bias", {"out_proj.bias"}}};
 
+using Names = std::map<std::string, std::vector<std::string>>;
+Names with(Names names, const Names& others) {
+  names.insert(others.begin(), others.end());
+  return names;
+}
+
+// Layers of flash-linear-attention with delta rules.
+Names delta_layer(std::vector<std::string> in_proj, const Names& others) {
+  return with({{"in_proj.weight", std::move(in_proj)},
+               {"conv.weight", {"q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"}},
+               {"norm.weight", {"o_norm.weight"}},
+               {"out_proj.weight", {"o_proj.weight"}},
+               {"A_log", {"A_log"}},
+               {"dt_bias", {"dt_bias"}}},
+              others);
+}
+const Names kLowRankGates = {{"decay_proj.weight", {"f_proj.1.weight"}},
+                             {"gate_proj.weight", {"g_proj.1.weight"}},
+                             {"gate_proj.bias", {"g_proj.1.bias"}}};
+const Names kKda = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weight",
+                                "f_proj.0.weight", "g_proj.0.weight", "b_proj.weight"},
+                               kLowRankGates);
+const std::map<std::string, std::string> kMatrixState = {{"S", "out.state"}};
+
 INSTANTIATE_TEST_SUITE_P(
     Blocks, MixerGolden,
     testing::Values(
@@ -111,7 +135,10 @@ INSTANTIATE_TEST_SUITE_P(
               "num_heads = 2\nfeature_dim = 8",
               {{"qkv.weight", {"proj_q.weight", "proj_k.weight", "proj_v.weight"}},
                {"out_proj.weight", {"out_proj.weight"}}},
-              {}}),
+              {}},
+        Block{"kda_layer_T65", "kda", "num_heads = 2\nhead_dim = 12", kKda, kMatrixState},
+        Block{"kda_layer_T65_bounded", "kda", "num_heads = 3\ngate_bound = -5", kKda,
+              kMatrixState}),
     [](const auto& info) { return info.param.file; });
 
 }  // namespace

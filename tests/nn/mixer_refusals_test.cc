@@ -50,6 +50,8 @@ const Wrong kWrong[] = {
     {"delta_net", "num_heads = 7", "num_heads = 7"},
     {"gated_delta_net", "num_heads = 7", "num_heads = 7"},
     {"gated_delta_net", "num_heads = 4\nnum_key_heads = 3", "num_key_heads = 3"},
+    {"kda", "num_heads = 7", "num_heads = 7"},
+    {"kda", "gate_bound = 5.0", "gate_bound = 5"},
     {"taylor_attention", "num_heads = 7", "num_heads = 7"},
     {"rwkv5", "num_heads = 7", "num_heads = 7"},
     {"rwkv6", "num_heads = 7", "num_heads = 7"},
@@ -72,7 +74,7 @@ TEST(MixerRefusals, NameTheFieldAndItsValue) {
 // A width that no kernel serves, in every mixer with a convolution.
 TEST(MixerRefusals, ConvolutionsOfUpToEightTaps) {
   for (const char* mixer :
-       {"mamba1", "mamba2", "longhorn", "delta_net", "gated_delta_net", "base_conv"})
+       {"mamba1", "mamba2", "longhorn", "delta_net", "gated_delta_net", "kda", "base_conv"})
     for (const int width : {-1, 9}) try {
         mixers().at(mixer).make(ConfigNode::parse(fmt::format("conv_width = {}", width)), 64);
         ADD_FAILURE() << mixer << " was accepted with conv_width = " << width;
