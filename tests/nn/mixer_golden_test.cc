@@ -103,6 +103,15 @@ const Names kLowRankGates = {{"decay_proj.weight", {"f_proj.1.weight"}},
 const Names kKda = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weight",
                                 "f_proj.0.weight", "g_proj.0.weight", "b_proj.weight"},
                                kLowRankGates);
+const Names kGdn2 = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weight", "b_proj.weight",
+                                 "w_proj.weight", "f_proj.0.weight", "g_proj.0.weight"},
+                                kLowRankGates);
+const Names kComba = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weight",
+                                  "g_proj.weight", "b_proj.weight", "a_proj.weight"},
+                                 {{"feedback", {"decay"}}, {"D", {"D"}}});
+const Names kDeltaProduct = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weight",
+                                         "g_proj.weight", "b_proj.weight", "a_proj.weight"},
+                                        {});
 const std::map<std::string, std::string> kMatrixState = {{"S", "out.state"}};
 
 INSTANTIATE_TEST_SUITE_P(
@@ -137,8 +146,15 @@ INSTANTIATE_TEST_SUITE_P(
                {"out_proj.weight", {"out_proj.weight"}}},
               {}},
         Block{"kda_layer_T65", "kda", "num_heads = 2\nhead_dim = 12", kKda, kMatrixState},
-        Block{"kda_layer_T65_bounded", "kda", "num_heads = 3\ngate_bound = -5", kKda,
-              kMatrixState}),
+        Block{"kda_layer_T65_bounded", "kda", "num_heads = 3\ngate_bound = -5", kKda, kMatrixState},
+        Block{"gdn2_layer_T65", "gdn2", "num_heads = 2\nhead_dim = 12", kGdn2, kMatrixState},
+        Block{"comba_layer_T65", "comba", "num_heads = 2\nhead_dim = 8", kComba, kMatrixState},
+        Block{"gated_delta_product_layer_T65_n2", "gated_delta_product",
+              "num_heads = 2\nhead_dim = 8\nvalue_head_dim = 12", kDeltaProduct, kMatrixState},
+        Block{"gated_delta_product_layer_T65_n3", "gated_delta_product",
+              "num_steps = 3\nnum_heads = 2\nnum_key_heads = 1\nhead_dim = 8\n"
+              "value_head_dim = 8\nnegative_eigenvalues = false",
+              kDeltaProduct, kMatrixState}),
     [](const auto& info) { return info.param.file; });
 
 }  // namespace

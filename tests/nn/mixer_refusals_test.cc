@@ -52,6 +52,11 @@ const Wrong kWrong[] = {
     {"gated_delta_net", "num_heads = 4\nnum_key_heads = 3", "num_key_heads = 3"},
     {"kda", "num_heads = 7", "num_heads = 7"},
     {"kda", "gate_bound = 5.0", "gate_bound = 5"},
+    {"gdn2", "num_heads = 7", "num_heads = 7"},
+    {"comba", "num_heads = 7", "num_heads = 7"},
+    {"gated_delta_product", "num_heads = 7", "num_heads = 7"},
+    {"gated_delta_product", "num_steps = 0", "num_steps = 0"},
+    {"gated_delta_product", "num_heads = 4\nnum_key_heads = 3", "num_key_heads = 3"},
     {"taylor_attention", "num_heads = 7", "num_heads = 7"},
     {"rwkv5", "num_heads = 7", "num_heads = 7"},
     {"rwkv6", "num_heads = 7", "num_heads = 7"},
@@ -73,8 +78,8 @@ TEST(MixerRefusals, NameTheFieldAndItsValue) {
 
 // A width that no kernel serves, in every mixer with a convolution.
 TEST(MixerRefusals, ConvolutionsOfUpToEightTaps) {
-  for (const char* mixer :
-       {"mamba1", "mamba2", "longhorn", "delta_net", "gated_delta_net", "kda", "base_conv"})
+  for (const char* mixer : {"mamba1", "mamba2", "longhorn", "delta_net", "gated_delta_net",
+                            "gated_delta_product", "kda", "gdn2", "comba", "base_conv"})
     for (const int width : {-1, 9}) try {
         mixers().at(mixer).make(ConfigNode::parse(fmt::format("conv_width = {}", width)), 64);
         ADD_FAILURE() << mixer << " was accepted with conv_width = " << width;
