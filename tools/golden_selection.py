@@ -29,7 +29,8 @@ STEPS = 16           # time steps of a case without gradients
 
 COPIED = ["mqar_L64_kv4.safetensors", "ruler_niah_single_noise_512.jsonl", "bpe2000.model",
           "bpe2000.cases.json", "selective_scan_T65_groups.safetensors",
-          "kda_layer_T65_bounded.safetensors", "gated_delta_product_layer_T65_n3.safetensors"]
+          "kda_layer_T65_bounded.safetensors", "gated_delta_product_layer_T65_n3.safetensors",
+          "mamba3_layer_T65_outnorm.safetensors"]
 
 # Files whose tensors are [batch, time, head, ...]: the first sequence and the first head.
 FIRST_HEAD = ["delta_rule_T65", "gated_delta_rule_T65", "gla_T65", "simple_gla_T65",
@@ -41,7 +42,7 @@ PER_HEAD = {"u", "A", "D", "dt_bias", "gamma"}                       # [head, ..
 # Files whose tensors are [batch, ...], apart from SHARED ones: the first sequence.
 FIRST_SEQUENCE = ["longhorn_exact_T65", "longhorn_block_T65", "base_conv_T64_expand4",
                   "zoology_base_conv_T65", "based_linear_attention_T65", "kda_layer_T65",
-                  "gdn2_layer_T65", "comba_layer_T65"]
+                  "gdn2_layer_T65", "comba_layer_T65", "mamba3_layer_T65"]
 SHARED = PER_HEAD | {"delta_bias"}  # one tensor for all sequences
 
 MODELS = ["hf_llama_mha", "hf_mamba", "hf_mamba2", "hf_gated_deltanet"]

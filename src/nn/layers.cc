@@ -12,6 +12,7 @@
 #include "ops/gated_norm/gated_norm.h"
 #include "ops/glu/glu.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_attention/linear_attention.h"
 #include "ops/norm/norm.h"
 #include "ops/unit_length/unit_length.h"
 
@@ -207,6 +208,14 @@ int64_t head_width(const char* mixer, int64_t width, int64_t num_heads) {
         "or what expand makes of it)",
         mixer, num_heads, width);
   return width / num_heads;
+}
+
+// Linear attention whose queries and keys are 1. cumsum of torch is not deterministic on CUDA.
+at::Tensor running_sum(const at::Tensor& x, State& state, const std::string& name) {
+  const at::Tensor one = at::ones({1, 1, 1, 1}, x.options()).expand({x.size(0), x.size(1), 1, 1});
+  at::Tensor sums;
+  std::tie(sums, state[name]) = ops::linear_attention(one, one, x, 1, state.find(name));
+  return sums;
 }
 
 namespace {

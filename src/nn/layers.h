@@ -128,11 +128,15 @@ at::Tensor split_heads(const at::Tensor& x, int64_t num_heads);  // [B, T, H·D]
 // a positive width.
 int64_t head_width(const char* mixer, int64_t width, int64_t num_heads);
 
+class State;  // nn/mixer.h
+
+// The sums of x [B, T, H, D] (fp32 or fp64) along time, in the same shape. They continue those of
+// the pieces before, whose last one is state[name] [B, H, 1, D], and replace it.
+at::Tensor running_sum(const at::Tensor& x, State& state, const std::string& name);
+
 // Rotary position embedding on the two halves of a head. [RoFormer, eq. 34]
 //   (x₁, x₂) ← (x₁ cos θ − x₂ sin θ, x₂ cos θ + x₁ sin θ),  θ = position · base^(−2i/D)
 // x [B, T, H, D]; the first of the T positions is `offset`.
-class State;  // nn/mixer.h
-
 class Rotary {
  public:
   Rotary(int64_t head_dim, double base) : head_dim_(head_dim), base_(base) {}

@@ -112,6 +112,14 @@ const Names kComba = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weig
 const Names kDeltaProduct = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weight",
                                          "g_proj.weight", "b_proj.weight", "a_proj.weight"},
                                         {});
+const Names kMamba3 = {{"in_proj.weight", {"in_proj.weight"}},
+                       {"out_proj.weight", {"out_proj.weight"}},
+                       {"B_norm.weight", {"B_norm.weight"}},
+                       {"C_norm.weight", {"C_norm.weight"}},
+                       {"B_bias", {"B_bias"}},
+                       {"C_bias", {"C_bias"}},
+                       {"dt_bias", {"dt_bias"}},
+                       {"D", {"D"}}};
 const std::map<std::string, std::string> kMatrixState = {{"S", "out.state"}};
 
 INSTANTIATE_TEST_SUITE_P(
@@ -154,7 +162,18 @@ INSTANTIATE_TEST_SUITE_P(
         Block{"gated_delta_product_layer_T65_n3", "gated_delta_product",
               "num_steps = 3\nnum_heads = 2\nnum_key_heads = 1\nhead_dim = 8\n"
               "value_head_dim = 8\nnegative_eigenvalues = false",
-              kDeltaProduct, kMatrixState}),
+              kDeltaProduct, kMatrixState},
+        Block{"mamba3_layer_T65", "mamba3", "state_size = 8\nhead_dim = 12", kMamba3, {}},
+        Block{"mamba3_layer_T65_fla",
+              "mamba3",
+              "state_size = 8\nhead_dim = 12\ndecay = \"softplus\"",
+              kMamba3,
+              {}},
+        Block{"mamba3_layer_T65_outnorm",
+              "mamba3",
+              "state_size = 8\nhead_dim = 12\nnum_groups = 2\nrotary_fraction = 1\nnorm = true",
+              with(kMamba3, {{"norm.weight", {"norm.weight"}}}),
+              {}}),
     [](const auto& info) { return info.param.file; });
 
 }  // namespace

@@ -1,0 +1,150 @@
+// Mamba-3's mixer (one input and output per head): a state space whose input is integrated with
+// the trapezoidal rule, and whose state rotates. [Mamba-3 2026, arXiv 2603.15569]
+//   z, x, B, C, δ, a, l, o = W_in h     Δ = softplus(δ + b)     A = −h(a)     λ = σ(l)
+//   θ_t = θ_{t−1} + Δ_t π tanh(o_t)     B, C ← R(θ) (RMSNorm_group(B or C) + bias_head)
+//   S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t B_{t−1} x_{t−1}ᵀ + λ_t Δ_t B_t x_tᵀ     α = exp(Δ A)
+//   y_t = S_tᵀ C_t + D x_t     out = W_out (y ⊙ silu(z)),  or of RMSNorm_head(y) ⊙ silu(z)
+// R turns the pairs of channels (2i, 2i + 1). h(a) = 1 + a for a ≥ 0, 1 / (1 − a) below, and at
+// least 1e-4, as in state-spaces/mamba since June 2026; earlier softplus(a): decay = "softplus".
+// Starting values as there: D = 1, biases 1, softplus(b) log-uniform in [0.001, 0.1], the matrices
+// as in mamba2.
+//
+// Computed as one simple_gla: step s also writes (1 − λ_{s+1}) Δ_{s+1} B_s x_sᵀ of step s + 1, and
+// this is subtracted from its output. The last step of a piece leaves it to the next piece.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "nn/initial_values.h"
+#include "nn/layers.h"
+#include "nn/mixer.h"
+#include "ops/linear_attention/linear_attention.h"
+#include "ops/split.h"
+
+namespace assay::nn {
+namespace {
+
+struct Mamba3 final : ProjectedMixer {
+  struct Config {
+    int64_t state_size = 128, expand = 2, head_dim = 64, num_groups = 1;
+    double rotary_fraction = 0.5, norm_eps = 1e-5;
+    std::string decay = "heavy_tail";
+    bool norm = false;
+    void fields(auto&& field) {
+      field("state_size", state_size, "N, states per channel");
+      field("expand", expand, "inner channels over d_model");
+      field("head_dim", head_dim, "channels per head; divides expand · d_model");
+      field("num_groups", num_groups, "groups of heads that share B and C; divides the heads");
+      field("rotary_fraction", rotary_fraction, "of the N states that rotate");
+      field("norm_eps", norm_eps, "of the norms");
+      field("decay", decay, "heavy_tail or softplus: the function h");
+      field("norm", norm, "a norm of each head before the gate");
+    }
+  };
+
+  Mamba3(const Config& c, const Place& p)
+      : config(c),
+        inner(c.expand * p.d_model),
+        groups(c.num_groups * c.state_size),
+        pairs(int64_t(double(c.state_size) * c.rotary_fraction) / 2) {
+    if (c.head_dim < 1 || inner < 1 || inner % c.head_dim)
+      fail("mamba3: head_dim = {} must divide expand · d_model = {}", c.head_dim, inner);
+    num_heads = inner / c.head_dim;
+    if (c.num_groups < 1 || num_heads % c.num_groups)
+      fail("mamba3: num_groups = {} must divide the {} heads", c.num_groups, num_heads);
+    if (!(c.rotary_fraction <= 1) || pairs < 1)
+      fail("mamba3: rotary_fraction = {} of state_size = {} must be a pair of states or more",
+           c.rotary_fraction, c.state_size);
+    one_of("mamba3", "decay", c.decay, {"heavy_tail", "softplus"});
+    in_proj = add_linear("in_proj", p.d_model, 2 * inner + 2 * groups + 3 * num_heads + pairs,
+                         {.start = uniform_by_width()});
+    out_proj =
+        add_linear("out_proj", inner, p.d_model, {.role = Role::output, .start = mamba_output(p)});
+    const auto rms = [&](const char* name, int64_t size, int64_t parts) {
+      return register_module(name, std::make_shared<Norm>("rmsnorm", size, c.norm_eps, parts));
+    };
+    B_norm = rms("B_norm", c.state_size, 1);
+    C_norm = rms("C_norm", c.state_size, 1);
+    if (c.norm) norm = rms("norm", inner, num_heads);
+    B_bias = add_parameter("B_bias", torch::ones({num_heads, c.state_size}));
+    C_bias = add_parameter("C_bias", torch::ones({num_heads, c.state_size}));
+    dt_bias = add_parameter("dt_bias", torch::zeros({num_heads}), {.start = log_uniform_steps()});
+    D = add_parameter("D", torch::ones({num_heads}));
+  }
+
+  Projection input_projection() const override { return in_proj->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
+    const auto part = ops::split(projected, {inner, inner, groups, groups, 3 * num_heads, pairs});
+    const auto gates = wide(part[4]).chunk(3, -1);
+    const at::Tensor x = split_heads(part[1], num_heads), delta = at::softplus(gates[0] + dt_bias),
+                     present = gates[2].sigmoid() * delta, past = delta - present;
+    const at::Tensor turns = (wide(part[5]).tanh() * std::numbers::pi).unsqueeze(2);
+    const at::Tensor angle = running_sum(delta.unsqueeze(-1) * turns, state, "angle");
+    state["angle"] = at::remainder(state["angle"], 2 * std::numbers::pi);
+    const at::Tensor B = turned(*B_norm, part[2], B_bias, angle),
+                     C = turned(*C_norm, part[3], C_bias, angle);
+    const at::Tensor later = at::constant_pad_nd(past.slice(1, 1), {0, 0, 0, 1});
+    std::optional<at::Tensor> first = state.find("S");
+    if (first)
+      *first = *first + wide(*state.find("B")).unsqueeze(-1) *
+                            (*state.find("x") * past.select(1, 0).unsqueeze(-1)).unsqueeze(-2);
+    at::Tensor y;
+    std::tie(y, state["S"]) =
+        ops::simple_gla(C, B, scaled(x, present + later), delta * rates(gates[1]), 1, first);
+    state["B"] = B.select(1, -1).clone();
+    state["x"] = x.select(1, -1).clone();
+    y = (y + scaled(x, D - later * wide((B * C).sum(-1)))).flatten(2);
+    return out_proj->forward(norm ? norm->forward_then_gate(y, part[0]) : y * at::silu(part[0]));
+  }
+
+  // x [B, T, H, P] ⊙ factor [B, T, H], in the dtype of x
+  static at::Tensor scaled(const at::Tensor& x, const at::Tensor& factor) {
+    return x * factor.to(x.scalar_type()).unsqueeze(-1);
+  }
+  at::Tensor rates(const at::Tensor& a) const {
+    const at::Tensor h =
+        config.decay == "softplus" ? at::softplus(a) : (1 + at::relu(a)) / (1 + at::relu(-a));
+    return -h.clamp_min(1e-4);
+  }
+  // [B, T, G · N] → R(angle) (norm(x) + bias) [B, T, H, N]
+  at::Tensor turned(const Norm& norm_of_group, const at::Tensor& x, const at::Tensor& bias,
+                    const at::Tensor& angle) const {
+    const auto dtype = x.scalar_type();
+    const at::Tensor normed = norm_of_group.forward(split_heads(x, config.num_groups));
+    const at::Tensor heads =
+        (normed.unsqueeze(3) + bias.to(dtype).unflatten(0, {config.num_groups, -1})).flatten(2, 3);
+    const auto pair = heads.narrow(-1, 0, 2 * pairs).unflatten(-1, {pairs, 2}).unbind(-1);
+    const at::Tensor cos = angle.cos().to(dtype), sin = angle.sin().to(dtype);
+    const at::Tensor both =
+        at::stack({pair[0] * cos - pair[1] * sin, pair[0] * sin + pair[1] * cos}, -1).flatten(-2);
+    return at::cat({both, heads.slice(-1, 2 * pairs)}, -1);
+  }
+
+  double mixing_flops(int64_t) const override {
+    return double(inner) * double(5 * config.state_size) +
+           double(num_heads) * double(2 * config.state_size + 12 * pairs);
+  }
+
+  Config config;
+  int64_t inner, groups, pairs, num_heads;  // `groups`: channels of B, and of C
+  std::shared_ptr<Linear> in_proj, out_proj;
+  std::shared_ptr<Norm> B_norm, C_norm, norm;  // the last null unless configured
+  at::Tensor B_bias, C_bias, dt_bias, D;
+};
+
+const RegisterMixer<Mamba3> registered(
+    "mamba3",
+    "S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t B_{t−1} x_{t−1}ᵀ + λ_t Δ_t B_t x_tᵀ, y_t = S_tᵀ C_t + "
+    "D x_t, B and C rotated, gated by silu(z_t) [Mamba-3 2026]",
+    {{.state_size = 16, .head_dim = 16},
+     {.state_size = 6,
+      .expand = 1,
+      .head_dim = 8,
+      .num_groups = 3,
+      .rotary_fraction = 1,
+      .norm = true},
+     {.state_size = 9, .head_dim = 24, .num_groups = 2, .decay = "softplus"}});
+
+}  // namespace
+}  // namespace assay::nn
