@@ -112,6 +112,9 @@ const Names kComba = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weig
 const Names kDeltaProduct = delta_layer({"q_proj.weight", "k_proj.weight", "v_proj.weight",
                                          "g_proj.weight", "b_proj.weight", "a_proj.weight"},
                                         {});
+const Names kLfm2 = {{"conv.weight", {"conv.weight"}},
+                     {"in_proj.weight", {"in_proj.weight"}},
+                     {"out_proj.weight", {"out_proj.weight"}}};
 const Names kMamba3 = {{"in_proj.weight", {"in_proj.weight"}},
                        {"out_proj.weight", {"out_proj.weight"}},
                        {"B_norm.weight", {"B_norm.weight"}},
@@ -163,6 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
               "num_steps = 3\nnum_heads = 2\nnum_key_heads = 1\nhead_dim = 8\n"
               "value_head_dim = 8\nnegative_eigenvalues = false",
               kDeltaProduct, kMatrixState},
+        Block{"lfm2_conv_layer_T65", "base_conv", "form = \"lfm2\"\nconv_bias = false", kLfm2, {}},
         Block{"mamba3_layer_T65", "mamba3", "state_size = 8\nhead_dim = 12", kMamba3, {}},
         Block{"mamba3_layer_T65_fla",
               "mamba3",

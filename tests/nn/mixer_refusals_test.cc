@@ -62,6 +62,7 @@ const Wrong kWrong[] = {
     {"mamba3", "head_dim = 16\nrotary_fraction = 1.5", "rotary_fraction = 1.5"},
     {"mamba3", "head_dim = 16\nstate_size = 2", "state_size = 2"},
     {"mamba3", "head_dim = 16\ndecay = \"relu\"", "decay = 'relu'"},
+    {"base_conv", "form = \"lfm3\"", "form = 'lfm3'"},
     {"taylor_attention", "num_heads = 7", "num_heads = 7"},
     {"rwkv5", "num_heads = 7", "num_heads = 7"},
     {"rwkv6", "num_heads = 7", "num_heads = 7"},
