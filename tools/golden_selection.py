@@ -42,7 +42,8 @@ PER_HEAD = {"u", "A", "D", "dt_bias", "gamma"}                       # [head, ..
 # Files whose tensors are [batch, ...], apart from SHARED ones: the first sequence.
 FIRST_SEQUENCE = ["longhorn_exact_T65", "longhorn_block_T65", "base_conv_T64_expand4",
                   "zoology_base_conv_T65", "based_linear_attention_T65", "kda_layer_T65",
-                  "gdn2_layer_T65", "comba_layer_T65", "lfm2_conv_layer_T65", "mamba3_layer_T65"]
+                  "gdn2_layer_T65", "comba_layer_T65", "lfm2_conv_layer_T65", "mamba3_layer_T65",
+                  "forgetting_attn_layer_T65_gated"]
 SHARED = PER_HEAD | {"delta_bias"}  # one tensor for all sequences
 
 MODELS = ["hf_llama_mha", "hf_mamba", "hf_mamba2", "hf_gated_deltanet"]

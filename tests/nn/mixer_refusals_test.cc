@@ -62,6 +62,8 @@ const Wrong kWrong[] = {
     {"mamba3", "head_dim = 16\nrotary_fraction = 1.5", "rotary_fraction = 1.5"},
     {"mamba3", "head_dim = 16\nstate_size = 2", "state_size = 2"},
     {"mamba3", "head_dim = 16\ndecay = \"relu\"", "decay = 'relu'"},
+    {"forgetting_attention", "num_heads = 7", "num_heads = 7"},
+    {"forgetting_attention", "num_kv_heads = 3", "num_kv_heads = 3"},
     {"base_conv", "form = \"lfm3\"", "form = 'lfm3'"},
     {"taylor_attention", "num_heads = 7", "num_heads = 7"},
     {"rwkv5", "num_heads = 7", "num_heads = 7"},

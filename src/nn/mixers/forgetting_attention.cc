@@ -1,0 +1,150 @@
+// Forgetting attention: softmax attention whose scores decay with a gate per head and token.
+// [Lin et al. 2025, arXiv 2503.02130, eq. 4]
+//   q, k, v, f = W x     c_t = Σ_{s ≤ t} ln σ(f_s + b)     o_i = Σ_{j ≤ i} p_ij v_j
+//   p_i = softmax_j(q_i·k_j / √D + c_i − c_j)     out = W_o o,  or W_o (o ⊙ σ(W_g x))
+// As flash-linear-attention has it: no positions; qk_norm is a root-mean-square norm per head with
+// a weight per channel. c_i does not change the softmax of row i, so this is plain attention with
+// more channels: −c_j √D in the keys, 1 in the queries. In bf16 it is the sum of three numbers.
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "nn/cache.h"
+#include "nn/layers.h"
+#include "nn/mixer.h"
+#include "ops/split.h"
+#include "ops/window_attention/window_attention.h"
+
+namespace assay::nn {
+namespace {
+
+struct ForgettingAttention final : ProjectedMixer {
+  struct Config {
+    int64_t num_heads = 4, num_kv_heads = 0, head_dim = 0;
+    bool qk_norm = false, output_gate = false;
+    double norm_eps = 1e-5;
+    void fields(auto&& field) {
+      field("num_heads", num_heads, "query heads, each with a gate");
+      field("num_kv_heads", num_kv_heads, "key and value heads; divides num_heads; 0: num_heads");
+      field("head_dim", head_dim, "0: d_model / num_heads");
+      field("qk_norm", qk_norm, "a norm of each head of queries and keys");
+      field("output_gate", output_gate, "the output is multiplied by σ(W_g x)");
+      field("norm_eps", norm_eps, "of qk_norm");
+    }
+  };
+
+  static Config expanded(Config c, int64_t d_model) {
+    if (c.num_kv_heads == 0) c.num_kv_heads = c.num_heads;
+    if (c.head_dim <= 0) c.head_dim = head_width("forgetting_attention", d_model, c.num_heads);
+    if (c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads)
+      fail("forgetting_attention: num_kv_heads = {} must divide num_heads = {}", c.num_kv_heads,
+           c.num_heads);
+    return c;
+  }
+
+  ForgettingAttention(const Config& c, int64_t d_model)
+      : config(expanded(c, d_model)),
+        sharers(config.num_heads / config.num_kv_heads),
+        columns((3 * sharers + 7) / 8 * 8) {
+    const int64_t H = config.num_heads, Hk = config.num_kv_heads, D = config.head_dim;
+    parts = {H * D, Hk * D, Hk * D, H};
+    if (config.output_gate) parts.push_back(H * D);
+    in_proj = add_linear("in_proj", d_model, c10::sum_integers(parts));
+    out_proj = add_linear("out_proj", H * D, d_model, {.role = Role::output});
+    const auto norm = [&](const char* name, int64_t heads) {
+      return register_module(name,
+                             std::make_shared<Norm>("rmsnorm", heads * D, config.norm_eps, heads));
+    };
+    if (config.qk_norm) q_norm = norm("q_norm", H);
+    if (config.qk_norm) k_norm = norm("k_norm", Hk);
+    forget_bias = add_parameter("forget_bias", torch::zeros({H}));
+    // Which of the columns of its key head a query head reads.
+    own_columns = register_buffer(
+        "own_columns",
+        at::constant_pad_nd(at::eye(sharers).repeat({Hk, 3}), {0, columns - 3 * sharers}));
+  }
+
+  double scale() const { return 1 / std::sqrt(double(config.head_dim)); }
+
+  // q, v [B, T, ·, D + columns], k [B, T, Hk, D] and ln σ(f + b) [B, T, H]
+  struct Heads {
+    at::Tensor q, k, v, log_forget;
+  };
+  Heads heads_of(const std::vector<at::Tensor>& part) const {
+    const auto heads = [&](const at::Tensor& x, const std::shared_ptr<Norm>& norm) {
+      return (norm ? norm->forward(x) : x).unflatten(-1, {-1, config.head_dim});
+    };
+    const at::Tensor q = heads(part[0], q_norm), k = heads(part[1], k_norm);
+    const at::Tensor of_q =
+        own_columns.to(q.scalar_type()).expand({q.size(0), q.size(1), config.num_heads, columns});
+    return {at::cat({q, of_q}, -1), k, at::constant_pad_nd(heads(part[2], nullptr), {0, columns}),
+            at::log_sigmoid(wide(part[3]) + forget_bias)};
+  }
+  // k with its columns: x = −c √D as the sum of three numbers of the dtype of k.
+  at::Tensor with_sums(const at::Tensor& k, const at::Tensor& log_forget, State& state) const {
+    const at::Tensor sums = running_sum(log_forget.unsqueeze(-1), state, "c");
+    const at::Tensor x = sums.flatten(2).unflatten(2, {-1, sharers}) / -scale();
+    const at::Tensor high = x.to(k.scalar_type()), rest = x.detach() - high.detach();
+    const at::Tensor middle = rest.to(k.scalar_type()), low = (rest - middle).to(k.scalar_type());
+    return at::constant_pad_nd(at::cat({k, high, middle, low}, -1), {0, columns - 3 * sharers});
+  }
+
+  // [B, T, H, D]; puts the past of the state before k and v, and what was read into the state.
+  at::Tensor attend(const Heads& heads, State& state) const {
+    const at::Tensor k = append(state, "k", with_sums(heads.k, heads.log_forget, state));
+    const at::Tensor v = append(state, "v", heads.v);
+    return ops::window_attention(heads.q, k, v, -1, scale()).narrow(-1, 0, config.head_dim);
+  }
+  Projection input_projection() const override { return in_proj->projection(); }
+  at::Tensor mix(const at::Tensor& projected, State& state) override {
+    const auto part = ops::split(projected, parts);
+    return output(attend(heads_of(part), state).flatten(2), part);
+  }
+
+  at::Tensor output(const at::Tensor& y, const std::vector<at::Tensor>& part) const {
+    return out_proj->forward(config.output_gate ? y * part[4].sigmoid() : y);
+  }
+
+  bool caches_per_row() const override { return true; }
+  bool can_be_captured(const at::TensorOptions&) const override { return false; }
+  at::Tensor mix_step(const at::Tensor& projected, State& state) override {
+    if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
+    const auto part = ops::split(projected.unsqueeze(0), parts);  // rows lie along time
+    const Heads heads = heads_of(part);
+    at::Tensor out = at::zeros_like(heads.q.narrow(-1, 0, config.head_dim));
+    for_each_row(state, projected.device(), [&](int64_t b) {
+      const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
+      row(out).copy_(attend({row(heads.q), row(heads.k), row(heads.v), row(heads.log_forget)},
+                            state.rows[size_t(b)]));
+    });
+    return output(out.flatten(2), part).squeeze(0);
+  }
+
+  at::Tensor attention_weights(const at::Tensor& x) const override {
+    const Heads heads = heads_of(ops::split(in_proj->forward(x), parts));
+    State none;
+    const at::Tensor k = with_sums(heads.k, heads.log_forget, none), v = values_of_positions(k);
+    return ops::window_attention_reference(heads.q, k, v, -1, scale()).transpose(1, 2);
+  }
+
+  double mixing_flops(int64_t time) const override {
+    return 2.0 * double(config.num_heads * config.head_dim) * double(time + 1);
+  }
+
+  Config config;
+  int64_t sharers, columns;  // query heads per key head; channels in addition to D
+  std::vector<int64_t> parts;
+  std::shared_ptr<Linear> in_proj, out_proj;
+  std::shared_ptr<Norm> q_norm, k_norm;  // null without qk_norm
+  at::Tensor forget_bias, own_columns;
+};
+
+const RegisterMixer<ForgettingAttention> registered(
+    "forgetting_attention",
+    "out_i = Σ_j softmax_j(q_i·k_j/√D + c_i − c_j) v_j over j ≤ i, c = Σ ln σ(f) [Lin et al. 2025]",
+    {{},
+     {.num_heads = 6, .num_kv_heads = 2, .head_dim = 5, .output_gate = true},
+     {.num_heads = 8, .qk_norm = true}});
+
+}  // namespace
+}  // namespace assay::nn
