@@ -159,6 +159,25 @@ TEST(StartingValues, ScaleOfUnitQueriesStartsWhereToldAndLearnsFaster) {
   }
 }
 
+TEST(StartingValues, DecaysOfTheDeltaFamilyStartAsInTheirLayers) {
+  for (const auto& [mixer, least] : {std::pair("kda", 1.0), {"gdn2", 1.0}, {"comba", 0.0}}) {
+    const at::Tensor rate = started(mixer, "A_log", "num_heads = 16").exp(),
+                     step = at::softplus(started(mixer, "dt_bias", "num_heads = 16"));
+    EXPECT_GE(rate.min().item<double>(), least * (1 - 1e-6)) << mixer;
+    EXPECT_LE(rate.max().item<double>(), 16 * (1 + 1e-6)) << mixer;
+    EXPECT_GT(rate.max().item<double>(), 8) << mixer;
+    EXPECT_GE(step.min().item<double>(), 0.001 * (1 - 1e-4)) << mixer;
+    EXPECT_LE(step.max().item<double>(), 0.1 * (1 + 1e-4)) << mixer;
+  }
+  EXPECT_EQ(started("kda", "A_log", "gate_bound = -5").abs().max().item<double>(), 0);
+  const auto treatments =
+      make_model("[model]\nvocab_size = 8\nd_model = 64\nnum_layers = 1\npattern = [\"kda\"]\n")
+          ->treatments();
+  for (const char* name : {"A_log", "dt_bias", "gate_proj.bias"})
+    EXPECT_FALSE(treatments.at(std::string("layers_0.mixer.") + name).weight_decay) << name;
+  EXPECT_TRUE(treatments.at("layers_0.mixer.in_proj.weight").weight_decay);
+}
+
 TEST(StartingValues, ParameterWithoutTreatmentIsRefused) {
   struct Forgetful : Module {
     Forgetful() { register_parameter("weight", torch::zeros({2})); }
