@@ -106,6 +106,8 @@ const bool registered =
                                            {"positions", {"\"none\""}},
                                            {"attention.window", {"-1"}},
                                            {"attention.position", {"\"rope\""}},
+                                           {"attention.rotary_fraction", {"1.0"}},
+                                           {"attention.gate", {"\"none\""}},
                                            {"attention.qk_norm", {"false"}},
                                            {"attention.constants", {"\"none\""}}},
                              .values = values,

@@ -15,6 +15,8 @@ const Wrong kWrong[] = {
     {"attention", "num_heads = 7", "num_heads = 7"},
     {"attention", "num_heads = 4\nnum_kv_heads = 3", "num_kv_heads = 3"},
     {"attention", "window = 0", "window = 0"},
+    {"attention", "gate = \"channel\"", "gate = 'channel'"},
+    {"attention", "rotary_fraction = 0.0", "rotary_fraction = 0"},
     {"attention", "temperature = 0.5", "temperature = 0.5"},
     {"attention", "constants = \"key\"", "constants = 'key'"},
     {"attention", "qk_norm = true\ninitial_scale = 0.0", "initial_scale = 0"},

@@ -11,6 +11,9 @@
 // and k [Qwen3, Gemma 3].
 // Constants: k_j, or q_j and k_j, is a trained vector of position j and head, whatever stands
 // there: no relation between contents is left. [BC §3; Synthesizer, Tay 2021: random, factorised]
+// Gate: W_o (attention(q, k, v) ⊙ σ(W_g x)), one gate per channel or per head. [Qiu et al. 2025]
+// Its rows are the last ones of `qkv`. With rotary_fraction < 1, the first channels of a head are
+// turned, with the frequencies of a head of that size. [GPT-NeoX; Qwen3-Next]
 #include <torch/torch.h>
 
 #include <cmath>
@@ -21,6 +24,7 @@
 #include "nn/mixer.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/rotary_qkv/rotary_qkv.h"
+#include "ops/split.h"
 #include "ops/window_attention/window_attention.h"
 
 namespace assay::nn {
@@ -30,7 +34,8 @@ struct Attention final : ProjectedMixer {
   struct Config {
     int64_t num_heads = 4, num_kv_heads = 0, head_dim = 0, window = -1;
     std::string position = "rope";
-    double rope_base = 10000;
+    double rope_base = 10000, rotary_fraction = 1;
+    std::string gate = "none";
     bool qk_norm = false, bias = false;
     double initial_scale = 20, scale_learning_rate = 40, temperature = 0;
     std::string constants = "none";
@@ -42,6 +47,8 @@ struct Attention final : ProjectedMixer {
       field("window", window, "positions seen, the own one included; -1: all");
       field("position", position, "rope, alibi or none");
       field("rope_base", rope_base, "base of the rotary frequencies");
+      field("rotary_fraction", rotary_fraction, "of the channels of a head that rope turns");
+      field("gate", gate, "none, element or head: what one gate of the output multiplies");
       field("qk_norm", qk_norm, "unit-length queries and keys, a learned scale per head");
       field("initial_scale", initial_scale, "with qk_norm: where the learned scale starts");
       field("scale_learning_rate", scale_learning_rate,
@@ -57,10 +64,14 @@ struct Attention final : ProjectedMixer {
   };
 
   Attention(Config c, int64_t d_model)
-      : config(expanded(c, d_model)), rotary(config.head_dim, config.rope_base) {
+      : config(expanded(c, d_model)),
+        rotary_dim(int64_t(config.rotary_fraction * double(config.head_dim)) / 2 * 2),
+        rotary(rotary_dim, config.rope_base) {
     const int64_t heads = config.num_heads, kv_heads = config.num_kv_heads, D = config.head_dim;
     parts = {constant_queries() ? 0 : heads, constant_keys() ? 0 : kv_heads, kv_heads};
-    qkv = add_linear("qkv", d_model, (parts[0] + parts[1] + parts[2]) * D, {.bias = config.bias});
+    columns = {(parts[0] + parts[1] + parts[2]) * D};
+    if (config.gate != "none") columns.push_back(config.gate == "head" ? heads : heads * D);
+    qkv = add_linear("qkv", d_model, c10::sum_integers(columns), {.bias = config.bias});
     out_proj =
         add_linear("out_proj", heads * D, d_model, {.role = Role::output, .bias = config.bias});
     const Treatment of_constants{.start = normal(kMatrixDeviation * std::sqrt(double(d_model)))};
@@ -89,6 +100,9 @@ struct Attention final : ProjectedMixer {
     if (c.window == 0 || c.window < -1)
       fail("attention: window = {} must be positive, or -1 for all positions", c.window);
     one_of("attention", "position", c.position, {"rope", "alibi", "none"});
+    one_of("attention", "gate", c.gate, {"none", "element", "head"});
+    if (!(c.rotary_fraction > 0 && c.rotary_fraction <= 1))
+      fail("attention: rotary_fraction = {} must be positive and at most 1", c.rotary_fraction);
     one_of("attention", "constants", c.constants, {"none", "keys", "queries_and_keys"});
     check_scale("attention", c.initial_scale, c.scale_learning_rate);
     if (!(c.temperature >= 0) || std::isinf(c.temperature))
@@ -105,16 +119,39 @@ struct Attention final : ProjectedMixer {
   bool constant_keys() const { return config.constants != "none"; }
   bool constant_queries() const { return config.constants == "queries_and_keys"; }
 
+  // The projected x in its two parts: queries, keys and values, and the gate, if there is one.
+  std::vector<at::Tensor> without_gate(const at::Tensor& projected) const {
+    return config.gate == "none" ? std::vector{projected} : ops::split(projected, columns);
+  }
+  // Of the output y [..., H D] of attention.
+  at::Tensor output(const at::Tensor& y, const std::vector<at::Tensor>& part) const {
+    if (config.gate == "none") return out_proj->forward(y);
+    const at::Tensor gate = part[1].sigmoid();
+    return out_proj->forward(
+        config.gate == "element"
+            ? y * gate
+            : (y.unflatten(-1, {-1, config.head_dim}) * gate.unsqueeze(-1)).flatten(-2));
+  }
+
+  bool turns_whole_heads() const {
+    return config.position == "rope" && rotary_dim == config.head_dim;
+  }
+  template <class Position>
+  at::Tensor turned(const at::Tensor& x, const Position& position) const {
+    if (turns_whole_heads()) return rotary(x, position);
+    return at::cat({rotary(x.narrow(-1, 0, rotary_dim), position), x.slice(-1, rotary_dim)}, -1);
+  }
+
   // Queries, keys and values as attention takes them, and the scale of its scores, from the
-  // projected x. `position` is that of the first token, or a list with one position per token of
-  // projected [1, B, N].
+  // projected x without the gate. `position` is that of the first token, or a list with one
+  // position per token of projected [1, B, N].
   struct Placed {
     at::Tensor q, k, v;  // [B, T, H or Hkv, D]
     double softmax_scale;
   };
   template <class Position>
   Placed placed(const at::Tensor& projected, const Position& position) const {
-    if (config.position == "rope" && !constant_keys()) {
+    if (turns_whole_heads() && !constant_keys()) {
       const auto [cos, sin] = rotary.angles(projected, position);
       const auto [q, k, v] = ops::rotary_qkv_(projected, config.num_heads, config.num_kv_heads, cos,
                                               sin, norm_scale(cos.options()));
@@ -124,8 +161,8 @@ struct Attention final : ProjectedMixer {
     at::Tensor q = constant_queries() ? constants(queries, projected, position) : heads[0];
     at::Tensor k = constant_keys() ? constants(keys, projected, position) : heads[1];
     if (config.position == "rope") {
-      q = rotary(q, position);
-      k = rotary(k, position);
+      q = turned(q, position);
+      k = turned(k, position);
     }
     if (config.qk_norm) {
       q = unit_length(q);
@@ -169,13 +206,14 @@ struct Attention final : ProjectedMixer {
     const int64_t position =
         state.find("position").value_or(at::zeros({}, at::kLong)).item<int64_t>();
     state["position"] = at::full({}, position + projected.size(1), at::kLong);
+    const auto part = without_gate(projected);
     if (projected.size(1) == 1 && !state.last && !at::GradMode::is_enabled() &&
         kernel_makes_queries(projected.options()))
-      return out_proj->forward(
-          attend_token(token(projected.squeeze(1), position + 1), state, position)
-              .flatten(1)
-              .unsqueeze(1));
-    return out_proj->forward(attend(placed(projected, position), state).flatten(2));
+      return output(attend_token(token(part[0].squeeze(1), position + 1), state, position)
+                        .flatten(1)
+                        .unsqueeze(1),
+                    part);
+    return output(attend(placed(part[0], position), state).flatten(2), part);
   }
 
   bool caches_per_row() const override { return true; }
@@ -185,21 +223,23 @@ struct Attention final : ProjectedMixer {
   at::Tensor mix_step(const at::Tensor& projected, State& state) override {
     if (state.positions.empty()) return ProjectedMixer::mix_step(projected, state);
     if (state.caches.defined()) {
-      auto [q, k, v, options] = token(projected, state.capacity);
+      const auto part = without_gate(projected);
+      auto [q, k, v, options] = token(part[0], state.capacity);
       options.window = window();
       if (options.cos) state.read_by_graph = {*options.cos, *options.sin};
       const at::Tensor out =
           ops::decode_attention(q, k, v, state.device_positions, state.caches, options);
-      return out_proj->forward(out.flatten(1));
+      return output(out.flatten(1), part);
     }
-    const auto [q, k, v, softmax_scale] = placed(projected.unsqueeze(0), state.positions);
+    const auto part = without_gate(projected.unsqueeze(0));
+    const auto [q, k, v, softmax_scale] = placed(part[0], state.positions);
     at::Tensor out = at::zeros_like(q);
     const auto read = [&, &q = q, &k = k, &v = v, softmax_scale = softmax_scale](int64_t b) {
       const auto row = [b](const at::Tensor& t) { return t.slice(1, b, b + 1); };
       row(out).copy_(attend({row(q), row(k), row(v), softmax_scale}, state.rows[size_t(b)]));
     };
     for_each_row(state, projected.device(), read);
-    return out_proj->forward(out.flatten(2).squeeze(0));
+    return output(out.flatten(2), part).squeeze(0);
   }
 
   // One token per row: q, k, v [B, heads, D], and what decode_attention does with them.
@@ -209,7 +249,8 @@ struct Attention final : ProjectedMixer {
   };
   // Whether decode_attention takes them from the projection.
   bool kernel_makes_queries(const at::TensorOptions& options) const {
-    const bool rotates = config.position != "rope" || config.head_dim % 16 == 0;
+    const bool rotates =
+        config.position != "rope" || (turns_whole_heads() && config.head_dim % 16 == 0);
     return config.constants == "none" && rotates &&
            ops::decode_attention_serves(options, config.head_dim);
   }
@@ -255,7 +296,7 @@ struct Attention final : ProjectedMixer {
   }
 
   at::Tensor attention_weights(const at::Tensor& x) const override {
-    const auto [q, k, v, softmax_scale] = placed(qkv->forward(x), int64_t{0});
+    const auto [q, k, v, softmax_scale] = placed(without_gate(qkv->forward(x))[0], int64_t{0});
     return ops::window_attention_reference(q, k, values_of_positions(k), config.window,
                                            softmax_scale, slopes_or_none())
         .transpose(1, 2);
@@ -273,8 +314,10 @@ struct Attention final : ProjectedMixer {
   // Constants begin as large as the projections that they replace: W x with W from N(0, 0.02) and x
   // of unit size.
   Config config;
+  int64_t rotary_dim;  // channels of a head that rope turns
   Rotary rotary;
-  std::vector<int64_t> parts;  // heads of q, k, v that are projected
+  std::vector<int64_t> parts;    // heads of q, k, v that are projected
+  std::vector<int64_t> columns;  // that `qkv` makes: of queries, keys and values, and of the gate
   std::shared_ptr<Linear> qkv, out_proj;
   at::Tensor scale, queries, keys, slopes;  // undefined when not configured
 };
@@ -290,6 +333,8 @@ const RegisterMixer<Attention> registered(
      {.qk_norm = true, .bias = true},
      {.num_heads = 6, .num_kv_heads = 3, .window = 30, .position = "alibi"},
      {.qk_norm = true, .temperature = 0.1},
+     {.num_heads = 6, .num_kv_heads = 2, .gate = "element"},
+     {.window = 9, .rotary_fraction = 0.5, .gate = "head", .qk_norm = true},
      {.constants = "keys", .max_positions = 100},
      {.num_kv_heads = 2,
       .position = "none",
