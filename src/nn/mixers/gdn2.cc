@@ -103,8 +103,8 @@ struct GatedDeltaNet2 final : ProjectedMixer {
 
 const RegisterMixer<GatedDeltaNet2> registered(
     "gdn2",
-    "S' = diag(exp g_t) S_{t−1}, S_t = S' + k_t (w_t ⊙ v_t − S'ᵀ (b_t ⊙ k_t))ᵀ, y_t = S_tᵀ q_t / "
-    "√K, gated by σ(z_t) [arXiv 2605.22791]",
+    "S' = diag(exp g_t) S_{t−1}, S_t = S' + k_t (w_t ⊙ v_t − S'ᵀ (b_t ⊙ k_t))ᵀ, "
+    "y_t = S_tᵀ q_t / √K, gated by σ(z_t) [arXiv 2605.22791]",
     {{},
      {.num_heads = 3, .head_dim = 5, .value_head_dim = 7, .gate_rank = 2, .conv_width = 2},
      {.num_heads = 2, .conv_width = 0, .negative_eigenvalues = true}});

@@ -135,8 +135,8 @@ struct Mamba3 final : ProjectedMixer {
 
 const RegisterMixer<Mamba3> registered(
     "mamba3",
-    "S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t B_{t−1} x_{t−1}ᵀ + λ_t Δ_t B_t x_tᵀ, y_t = S_tᵀ C_t + "
-    "D x_t, B and C rotated, gated by silu(z_t) [Mamba-3 2026]",
+    "S_t = α_t S_{t−1} + (1 − λ_t) Δ_t α_t B_{t−1} x_{t−1}ᵀ + λ_t Δ_t B_t x_tᵀ, "
+    "y_t = S_tᵀ C_t + D x_t, B and C rotated, gated by silu(z_t) [Mamba-3 2026]",
     {{.state_size = 16, .head_dim = 16},
      {.state_size = 6,
       .expand = 1,
