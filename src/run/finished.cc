@@ -27,12 +27,6 @@ void round_numbers(Probes& probes, int decimals) {
   std::ranges::for_each(probes.layers, round_probe);
   round_probe(probes.mean);
 }
-// Sums of 1e3 to 1e6 nats.
-void round_numbers(Clusters& clusters) {
-  round_numbers(clusters.nll, 2);
-  round_numbers(clusters.recall_nll, 2);
-  if (clusters.bounded_nll) round_numbers(*clusters.bounded_nll, 2);
-}
 double rounded(double value, int decimals) {
   round_numbers(value, decimals);
   return value;
@@ -110,7 +104,6 @@ RunRecord record_of(const FinishedRun& run) {
   if (!run.tasks.empty()) out.tasks = run.tasks;
   out.provenance.data_folder.reset();  // a path of the machine says nothing to others
   if (out.outcome.probes) round_numbers(*out.outcome.probes, 4);
-  for (auto& [name, set] : out.end.sets) round_numbers(set.clusters);
   for (const TrainingLine& line : run.metrics.training)
     out.training.emplace_back(line.step, recorded_training_loss(line.loss));
   for (const EvaluationLine& line : run.metrics.evaluations)

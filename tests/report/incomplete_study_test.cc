@@ -110,7 +110,7 @@ TEST_F(ReportOfIncompleteStudy, OtherDocumentsAtTheEndConcernOneModelOnly) {
   const Study study = analyse(folder);
   const Architecture& window = architecture(study, "window");
   EXPECT_EQ(window.end.verdict, Verdict::not_settled);
-  EXPECT_TRUE(contains(window.end.reason, "different documents of arxiv at their end"))
+  EXPECT_TRUE(contains(window.end.reason, "different documents of arxiv.test at their end"))
       << window.end.reason;
   EXPECT_FALSE(window.comparisons.empty()) << "evaluations along training have the same documents";
   EXPECT_EQ(architecture(study, "mamba1").end.verdict, Verdict::degraded);

@@ -8,6 +8,8 @@
 namespace assay::study {
 namespace {
 
+using data::message_of;
+
 std::string run_line(const std::string& model, int64_t seed = 1, int64_t tokens = 1000,
                      const std::string& more = "") {
   return fmt::format(R"({{"run": {{"model": "{}", "seed": {}, "tokens": {}{}}}}})", model, seed,
