@@ -143,6 +143,27 @@ class RefuseSecondDerivative : public torch::autograd::FunctionPostHook {
   torch::autograd::edge_list arguments_;
 };
 
+// torch.autograd.grad(is_grads_batched=True) and what is made of it pass a batch of gradients at
+// once, which has no memory that a kernel could read.
+class RefuseBatchedGradients : public torch::autograd::FunctionPreHook {
+ public:
+  explicit RefuseBatchedGradients(std::string name) : name_(std::move(name)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    for (const at::Tensor& gradient : gradients)
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !gradient.defined() ||
+              !gradient.key_set().has_any(c10::DispatchKeySet(
+                  {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched})),
+          name_,
+          " cannot compute the gradients of several vectors at once (is_grads_batched, vectorize); "
+          "ask for one vector at a time");
+    return gradients;
+  }
+
+ private:
+  std::string name_;
+};
+
 torch::autograd::edge_list gradient_edges(const Stack& arguments) {
   torch::autograd::edge_list edges;
   for (const c10::IValue& value : arguments)
@@ -151,14 +172,34 @@ torch::autograd::edge_list gradient_edges(const Stack& arguments) {
   return edges;
 }
 
-void refuse_second_derivative(const c10::OperatorHandle& op,
-                              const torch::autograd::edge_list& arguments, const Stack& results) {
+void refuse_in_backward(const c10::OperatorHandle& op, const torch::autograd::edge_list& arguments,
+                        const Stack& results) {
   std::set<torch::autograd::Node*> nodes;
   for (const c10::IValue& result : results)
     if (is_tensor(result) && result.toTensor().grad_fn())
       nodes.insert(result.toTensor().grad_fn().get());
-  for (torch::autograd::Node* node : nodes)
+  for (torch::autograd::Node* node : nodes) {
     node->add_post_hook(std::make_unique<RefuseSecondDerivative>(op.schema().name(), arguments));
+    node->add_pre_hook(std::make_unique<RefuseBatchedGradients>(op.schema().name()));
+  }
+}
+
+// Kernels read memory. So a tensor whose sign is a bit of torch, or which has no memory because it
+// is zero, is written out first. Nothing would carry a forward-mode derivative to the results, so
+// it is refused: torch takes results without one for constants.
+void prepare_arguments(const c10::OperatorHandle& op, Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& value = (*stack)[stack->size() - count + i];
+    if (!is_tensor(value)) continue;
+    const at::Tensor& tensor = value.toTensor();
+    TORCH_CHECK_NOT_IMPLEMENTED(!tensor._fw_grad(/*level=*/0).defined(), op.schema().name(),
+                                " has no forward-mode derivative (",
+                                op.schema().arguments()[i].name(),
+                                " has a tangent); use reverse mode (backward, autograd.grad)");
+    if (tensor.is_neg()) value = tensor.resolve_neg();
+    else if (tensor._is_zerotensor()) value = at::zeros(tensor.sizes(), tensor.options()) + tensor;
+  }
 }
 
 class AutogradKernel : public c10::OperatorKernel {
@@ -168,12 +209,13 @@ class AutogradKernel : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
     if (!is_traced(keys)) {
+      prepare_arguments(op, stack);
       const auto last = [&](const auto& values) {
         return Stack(stack->end() - std::ptrdiff_t(values.size()), stack->end());
       };
       const torch::autograd::edge_list edges = gradient_edges(last(op.schema().arguments()));
       function_.callBoxed(op, keys, stack);
-      return refuse_second_derivative(op, edges, last(op.schema().returns()));
+      return refuse_in_backward(op, edges, last(op.schema().returns()));
     }
     const auto call = c10::make_intrusive<Call>(op, take(stack, op.schema().arguments().size()),
                                                 constant_results_);

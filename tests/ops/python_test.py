@@ -10,6 +10,7 @@ import sys
 import unittest
 
 import torch
+from torch.autograd import forward_ad
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 LIBRARY, PROGRAM = sys.argv[1:3]
@@ -269,6 +270,60 @@ class Operators(unittest.TestCase):
                     torch.autograd.grad(penalty, tensor, retain_graph=True, allow_unused=True)
             with self.assertRaisesRegex(RuntimeError, error):
                 penalty.backward()
+
+        self.for_each_call(check)
+
+    def test_forward_mode_raises(self):
+        def check(name, op, args, kwargs):
+            i = next(i for i, x in enumerate(args) if torch.is_tensor(x) and x.is_floating_point())
+            call = lambda x: op(*args[:i], x, *args[i + 1 :], **kwargs)
+            error = f"assay::{name} has no forward-mode derivative"
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(args[i], torch.ones_like(args[i]))
+                for tensor in (dual, dual.clone().requires_grad_()):
+                    with self.assertRaisesRegex(NotImplementedError, error):
+                        call(tensor)
+            with self.assertRaisesRegex(NotImplementedError, error):
+                torch.func.jvp(call, (args[i],), (args[i],))
+
+        self.for_each_call(check)
+
+    def test_batched_gradients_are_refused_by_name(self):
+        def check(name, op, args, kwargs):
+            if name in NOT_DIFFERENTIABLE:
+                return
+            x = leaf(args[0])
+            result = as_list(op(x, *args[1:], **kwargs))[0]
+            several = torch.ones(3, *result.shape)
+            error = f"assay::{name} cannot compute the gradients of several vectors at once"
+            with self.assertRaisesRegex(NotImplementedError, error):
+                torch.autograd.grad(result, x, several, is_grads_batched=True)
+
+        self.for_each_call(check)
+
+    def test_negative_views_are_read_with_their_sign(self):
+        def check(name, op, args, kwargs):
+            expected = as_list(op(*args, **kwargs))
+            # The same numbers, which torch keeps with the other sign
+            negative = lambda x: torch._neg_view(-x) if x.is_floating_point() else x
+            found = as_list(op(*mapped(negative, args, {})[0], **mapped(negative, [], kwargs)[1]))
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+        self.for_each_call(check)
+
+    def test_zero_tensors_of_torch_are_read_as_zeros(self):
+        def check(name, op, args, kwargs):
+            for i, x in enumerate(args):
+                if not torch.is_tensor(x) or not x.is_floating_point():
+                    continue
+                zero = torch._efficientzerotensor(x.shape)
+                for a, b in zip(
+                    as_list(op(*args[:i], zero, *args[i + 1 :], **kwargs)),
+                    as_list(op(*args[:i], torch.zeros(x.shape), *args[i + 1 :], **kwargs)),
+                    strict=True,
+                ):
+                    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
         self.for_each_call(check)
 
